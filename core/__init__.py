@@ -1,0 +1,1 @@
+"""Ground floor: errors, the config base, shared nouns, ranks, tracking. Imports nothing of ours."""

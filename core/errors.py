@@ -1,0 +1,47 @@
+"""The one exception that users see: what was found, where, and what to do about it.
+
+Everything a user can cause (a recipe, a data file, a checkpoint) raises `UserError`; the command
+line prints it without a traceback and exits with 2. Programmers' mistakes stay assertions.
+"""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Iterable
+
+
+class UserError(Exception):
+    """A mistake outside the code, told so that the reader can mend it.
+
+    Args:
+        problem: what was found and what was expected.
+        where: file, key or record that it was found in.
+        cure: what to do.
+    """
+
+    def __init__(self, problem: str, *, where: str | None = None, cure: str | None = None):
+        self.problem, self.where, self.cure = problem, where, cure
+        lines = [problem]
+        if where:
+            lines.append(f"  where: {where}")
+        if cure:
+            lines.append(f"  cure:  {cure}")
+        super().__init__("\n".join(lines))
+
+
+class TrainingError(UserError):
+    """A run that had to stop to lose nothing: loss that is not finite, a skipped step, ..."""
+
+
+def nearest(name: str, known: Iterable[str], count: int = 3) -> list[str]:
+    """The known names most like `name`, best first (empty where nothing is alike)."""
+    return difflib.get_close_matches(name, list(known), n=count, cutoff=0.4)
+
+
+def did_you_mean(name: str, known: Iterable[str]) -> str:
+    """A cure that names the nearest known names, or all of them where none is near."""
+    known = list(known)
+    close = nearest(name, known)
+    if close:
+        return "did you mean " + " or ".join(repr(n) for n in close) + "?"
+    return "known names: " + (", ".join(sorted(known)) or "none")

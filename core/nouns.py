@@ -1,0 +1,66 @@
+"""The nouns that all parts share: a batch of tokens and the target's states for it.
+
+Letters: B rows, T tokens, I images, C channels, S side in pixels, D width, P positions held.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, fields, replace
+
+import torch
+from torch import Tensor
+
+TEXT, IMAGE, VIDEO = 0, 1, 2
+
+
+@dataclass(frozen=True)
+class Batch:
+    """One micro-batch, right padded. Masks are True where the entry counts.
+
+    A batch always carries at least one image so that every rank runs the vision tower in every step
+    (ranks that differ in modality hang in ZeRO's collectives); `num_dummy_images` of them, the last
+    ones, belong to no row and must enter the graph with weight zero.
+    """
+
+    ids: Tensor  # [B,T] int64; an image is a run of the image token's id
+    attention_mask: Tensor  # [B,T] bool
+    loss_mask: Tensor  # [B,T] bool: this token is supervised (as a label, before the shift)
+    modality: Tensor  # [B,T] int8: TEXT, IMAGE or VIDEO
+    positions: Tensor  # [1|3,B,T] int64
+    pixels: Tensor | None  # [I,C,S,S] float32: images in row order, dummies last
+    sample_ids: tuple[str, ...]  # B names of records, for error messages
+    num_dummy_images: int = 0
+    rows: Tensor | None = None  # [B] int8: 0 conditional, 1 unconditional; None where nothing is guided
+
+    def to(self, device: torch.device | str) -> Batch:
+        moved = {f.name: v.to(device) for f in fields(self) if isinstance(v := getattr(self, f.name), Tensor)}
+        return replace(self, **moved)
+
+    @property
+    def num_supervised(self) -> int:
+        """Labels that a causal model is trained on: the first position has nothing before it."""
+        return int(self.loss_mask[:, 1:].sum())
+
+
+@dataclass(frozen=True)
+class TargetStates:
+    """Hidden states of the frozen target for a batch, at the positions that were asked for."""
+
+    feature: Tensor | None  # [P,D] post-final-norm state that feeds the LM head
+    feature_index: Tensor | None  # [P,2] (row, position) of each feature
+    middle: dict[int, Tensor]  # layer -> [P',D] state after that many decoder layers
+    middle_index: Tensor | None  # [P',2]
+
+
+@dataclass(frozen=True)
+class Request:
+    """What a decoder is asked to continue: a rendered prompt with its image runs expanded."""
+
+    ids: Tensor  # [T] int64
+    modality: Tensor  # [T] int8
+    pixels: Tensor | None  # [I,C,S,S] float32, in prompt order
+    name: str = ""
+
+    def to(self, device: torch.device | str) -> Request:
+        pixels = None if self.pixels is None else self.pixels.to(device)
+        return replace(self, ids=self.ids.to(device), modality=self.modality.to(device), pixels=pixels)

@@ -1,0 +1,1 @@
+"""From files to batches: records, conversations, images, order, collation, the shapes world."""

@@ -1,0 +1,1 @@
+"""What is computed: targets, drafters, and the tensors of a decoding cycle."""

@@ -1,0 +1,1 @@
+"""Tensors of one decoding cycle: trees, caches, rows and the warping of distributions."""

@@ -1,0 +1,1 @@
+"""What we train: one file per method holds its config, its loss and its proposal."""

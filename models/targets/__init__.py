@@ -1,0 +1,1 @@
+"""Adapters: one interface over the frozen models whose output must not change."""

@@ -1,0 +1,1 @@
+"""From a recipe to its results: stages, the training loop, the DeepSpeed engine, checkpoints."""
