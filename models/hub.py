@@ -1,0 +1,102 @@
+"""Where model configs and weights come from: a Hub id, a local directory, or an inline config.
+
+Configs of the published models that recipes name are pinned as JSON in `configs/`, so that a recipe
+can be checked at full size without a network; once weights are loaded, their own config wins.
+"""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import torch
+from transformers import AutoConfig, AutoModel, AutoModelForCausalLM, PreTrainedConfig, PreTrainedModel
+
+from ..core.errors import UserError, did_you_mean
+
+PINNED = Path(__file__).parent / "configs"
+
+# What a model may be named by: a Hub id, a directory, or the config itself (tiny models that a recipe spells out).
+ModelSource = str | dict[str, Any]
+
+
+def pinned_config(source: str) -> dict[str, Any] | None:
+    """The pinned config of a published model, by the last part of its Hub id, or None."""
+    path = PINNED / f"{source.rstrip('/').split('/')[-1].lower()}.json"
+    return json.loads(path.read_text()) if path.is_file() else None
+
+
+def read_config(source: ModelSource, *, key: str, revision: str | None = None, network: bool = True) -> PreTrainedConfig:
+    """The config of a model.
+
+    Args:
+        key: the recipe's key, for error messages.
+        network: False reads pinned configs and local directories only (`dry_run`).
+    """
+    if isinstance(source, dict):
+        return _from_dict(source, key)
+    if Path(source).is_dir():
+        return AutoConfig.from_pretrained(source)
+    if not network:
+        values = pinned_config(source)
+        if values is None:
+            known = sorted(p.stem for p in PINNED.glob("*.json"))
+            raise UserError(
+                f"{key}: no pinned config for {source!r}, and a dry run uses no network",
+                cure=f"name a local directory, or one of the pinned models ({did_you_mean(source.split('/')[-1], known)})",
+            )
+        return _from_dict(values, key)
+    try:
+        return AutoConfig.from_pretrained(source, revision=revision)
+    except (OSError, ValueError) as error:
+        raise UserError(f"{key}: cannot read the config of {source!r}: {_first_line(error)}", cure=_CURE) from error
+
+
+def _from_dict(values: dict[str, Any], key: str) -> PreTrainedConfig:
+    values = dict(values)
+    model_type = values.pop("model_type", None)
+    if model_type is None:
+        raise UserError(f"{key}: an inline config needs model_type", cure="add model_type: llama or clip_vision_model")
+    try:
+        return AutoConfig.for_model(model_type, **values)
+    except ValueError as error:
+        raise UserError(f"{key}: {_first_line(error)}", cure="use a model_type that transformers knows") from error
+
+
+def load_language_model(source: ModelSource, config: PreTrainedConfig, *, key: str, revision: str | None) -> PreTrainedModel:
+    """A causal language model in float32: pretrained where `source` names one, random where it is a config."""
+    if isinstance(source, dict):
+        return AutoModelForCausalLM.from_config(config, dtype=torch.float32)
+    return _load(AutoModelForCausalLM, source, key=key, revision=revision)
+
+
+def load_vision_tower(source: ModelSource, config: PreTrainedConfig, *, key: str, revision: str | None) -> PreTrainedModel:
+    """A vision tower in float32. A config of both CLIP towers is read for its vision half."""
+    if isinstance(source, dict):
+        return AutoModel.from_config(config, dtype=torch.float32)
+    if config.model_type == "clip_vision_model":
+        from transformers import CLIPVisionModel
+
+        return _load(CLIPVisionModel, source, key=key, revision=revision)
+    return _load(AutoModel, source, key=key, revision=revision)
+
+
+def vision_half(config: PreTrainedConfig) -> PreTrainedConfig:
+    """CLIP's Hub config holds a text and a vision half; a LLaVA needs the latter."""
+    return config.vision_config if hasattr(config, "vision_config") else config
+
+
+def _load(cls: type, source: str, *, key: str, revision: str | None) -> PreTrainedModel:
+    try:
+        # safetensors where the repository has them; transformers reads older files with weights_only, which runs no code.
+        return cls.from_pretrained(source, revision=revision, dtype=torch.float32, weights_only=True)
+    except (OSError, ValueError) as error:
+        raise UserError(f"{key}: cannot load {source!r}: {_first_line(error)}", cure=_CURE) from error
+
+
+def _first_line(error: Exception) -> str:
+    return (str(error).strip().splitlines() or [type(error).__name__])[0]
+
+
+_CURE = "check the name and the network, or download it once and give the local directory"

@@ -1,0 +1,189 @@
+"""LLaVA as something to train: its parts, its loss, how it is assembled and saved.
+
+The drafters of the `lvlm` track and the demo's tiny target are the same class (TABED, appendix H.1:
+drafts are LLaVA-1.5 with a small language model), so they share one training forward.
+Letters: B rows, T tokens, I images, D width, V vocabulary, S supervised tokens.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+from transformers import LlavaConfig, LlavaForConditionalGeneration, PreTrainedConfig, PreTrainedModel
+
+from ..core.loss import StepLoss
+from ..core.nouns import IMAGE, Batch
+
+Part = Literal["vision_tower", "projector", "language_model"]
+PARTS: tuple[Part, ...] = ("vision_tower", "projector", "language_model")
+
+
+@dataclass(frozen=True)
+class TokenIds:
+    """The ids that a model must share with its target (a published draft's own are not to be trusted)."""
+
+    vocab_size: int
+    image: int
+    bos: int
+    eos: int
+    pad: int
+
+
+def llava_config(
+    text: PreTrainedConfig,
+    vision: PreTrainedConfig,
+    ids: TokenIds,
+    *,
+    vision_feature_layer: int = -2,
+    vision_feature_select_strategy: str = "default",
+) -> LlavaConfig:
+    """Join two configs into a LLaVA-1.5 (projector: linear, exact GELU, linear; features of layer -2 without CLS)."""
+    text.vocab_size = ids.vocab_size
+    text.bos_token_id, text.eos_token_id, text.pad_token_id = ids.bos, ids.eos, ids.pad
+    patches = (vision.image_size // vision.patch_size) ** 2
+    cls = 0 if vision_feature_select_strategy == "default" else 1
+    return LlavaConfig(
+        text_config=text.to_dict(),
+        vision_config=vision.to_dict(),
+        image_token_index=ids.image,
+        pad_token_id=ids.pad,
+        bos_token_id=ids.bos,
+        eos_token_id=ids.eos,
+        projector_hidden_act="gelu",
+        vision_feature_layer=vision_feature_layer,
+        vision_feature_select_strategy=vision_feature_select_strategy,
+        image_seq_length=patches + cls,
+        tie_word_embeddings=bool(getattr(text, "tie_word_embeddings", False)),
+    )
+
+
+def assemble(
+    config: LlavaConfig,
+    *,
+    language_model: PreTrainedModel | None = None,
+    vision_tower: nn.Module | None = None,
+    generator: torch.Generator | None = None,
+) -> LlavaForConditionalGeneration:
+    """A float32 LLaVA whose halves are taken over where given; a vocabulary that grows gets rows near the mean.
+
+    Args:
+        language_model: a causal language model of the config's shape, with at most the config's vocabulary.
+        vision_tower: a tower of the config's shape.
+        generator: draws the new vocabulary rows.
+    """
+    model = LlavaForConditionalGeneration(config).float()
+    if language_model is not None:
+        if language_model.get_input_embeddings().weight.shape[0] < config.text_config.vocab_size:
+            grow_vocabulary(language_model, config.text_config.vocab_size, generator)
+        model.model.language_model.load_state_dict(language_model.model.state_dict())
+        model.lm_head.load_state_dict(language_model.lm_head.state_dict())
+    if vision_tower is not None:
+        model.model.vision_tower.load_state_dict(vision_tower.state_dict())
+    return model
+
+
+@torch.no_grad()
+def grow_vocabulary(model: PreTrainedModel, vocab_size: int, generator: torch.Generator | None) -> None:
+    """Add rows drawn from N(mean, 1e-5 cov) of the old ones, as the targets' own conversion to 32064 rows did.
+
+    Embedding and head are resized in place. A draw from that Gaussian is the mean plus a random
+    combination of the centred rows, which needs no Cholesky factor.
+    """
+    tied = model.get_input_embeddings().weight is model.get_output_embeddings().weight
+    tables = [model.get_input_embeddings()] + ([] if tied else [model.get_output_embeddings()])
+    old_size = tables[0].weight.shape[0]
+    fresh = [_rows_near_mean(table.weight, vocab_size - old_size, generator) for table in tables]
+    model.resize_token_embeddings(vocab_size, mean_resizing=False)
+    resized = [model.get_input_embeddings()] + ([] if tied else [model.get_output_embeddings()])
+    for table, rows in zip(resized, fresh, strict=True):
+        table.weight[old_size:] = rows
+
+
+def _rows_near_mean(weight: Tensor, count: int, generator: torch.Generator | None) -> Tensor:
+    mean = weight.mean(0)
+    mix = torch.randn(count, weight.shape[0], generator=generator)
+    return mean + (1e-5 / weight.shape[0]) ** 0.5 * mix @ (weight - mean)
+
+
+class LlavaTraining(nn.Module):
+    """The training forward over a `LlavaForConditionalGeneration`.
+
+    `forward(batch)` is what the engine calls, so that ZeRO-3 gathers weights by module call; nothing
+    reads a weight outside its own module. The vision tower runs without gradients where it is frozen.
+    """
+
+    def __init__(self, llava: LlavaForConditionalGeneration, trainable: Sequence[Part], *, gradient_checkpointing: bool):
+        super().__init__()
+        self.llava = llava
+        self.trains_vision = "vision_tower" in trainable
+        for part, module in _modules(llava).items():
+            module.requires_grad_(part in trainable)
+        if llava.config.text_config.tie_word_embeddings:
+            llava.tie_weights()
+        if gradient_checkpointing:
+            llava.model.language_model.gradient_checkpointing_enable({"use_reentrant": False})
+
+    def parts(self) -> dict[str, list[tuple[str, nn.Parameter]]]:
+        """Trainable parameters by part, for the optimizer's groups."""
+        found: dict[str, list[tuple[str, nn.Parameter]]] = {}
+        seen: set[int] = set()
+        for part, module in _modules(self.llava).items():
+            named = [(f"{part}.{n}", p) for n, p in module.named_parameters() if p.requires_grad and id(p) not in seen]
+            seen.update(id(p) for _, p in named)
+            if named:
+                found[part] = named
+        return found
+
+    def forward(self, batch: Batch) -> StepLoss:
+        """Next-token cross-entropy summed over the supervised tokens, and how many of them were right."""
+        hidden = self.hidden_states(batch)  # [B,T,D]
+        keep = batch.loss_mask[:, 1:]
+        labels = batch.ids[:, 1:][keep]  # [S]
+        # The head runs on supervised positions only: at 32064 rows it is most of a small draft's cost.
+        logits = self.llava.lm_head(hidden[:, :-1][keep]).float()  # [S,V]
+        loss = F.cross_entropy(logits, labels, reduction="sum")
+        right = (logits.argmax(-1) == labels).sum()
+        return StepLoss(loss, keep.sum(), {"right": right})
+
+    def hidden_states(self, batch: Batch) -> Tensor:
+        """Final states [B,T,D] of the language model, its feature: the LM head is still to come."""
+        core = self.llava.model
+        embeds = core.get_input_embeddings()(batch.ids)
+        if batch.pixels is not None:
+            with torch.set_grad_enabled(self.trains_vision and torch.is_grad_enabled()):
+                vision = self.selected_features(batch.pixels)
+            features = core.multi_modal_projector(vision)  # [I,P,D]
+            real = features[: features.shape[0] - batch.num_dummy_images].flatten(0, 1).to(embeds.dtype)
+            embeds = embeds.masked_scatter((batch.modality == IMAGE).unsqueeze(-1), real)
+            # A dummy image keeps the projector in every rank's graph and changes nothing.
+            embeds = embeds + 0.0 * features[features.shape[0] - batch.num_dummy_images :].sum().to(embeds.dtype)
+        output = core.language_model(
+            inputs_embeds=embeds,
+            attention_mask=batch.attention_mask.long(),
+            position_ids=batch.positions[0],
+            use_cache=False,
+        )
+        return output.last_hidden_state
+
+    def selected_features(self, pixels: Tensor) -> Tensor:
+        """The tower's states that the projector reads, [I,P,C]: layer -2 without CLS in LLaVA-1.5."""
+        config = self.llava.config
+        tower = self.llava.model.vision_tower
+        states = tower(pixels.to(next(tower.parameters()).dtype), output_hidden_states=True).hidden_states
+        chosen = states[config.vision_feature_layer]
+        return chosen[:, 1:] if config.vision_feature_select_strategy == "default" else chosen
+
+
+def _modules(llava: LlavaForConditionalGeneration) -> dict[Part, nn.Module]:
+    core = llava.model
+    return {
+        "vision_tower": core.vision_tower,
+        "projector": core.multi_modal_projector,
+        # The LM head belongs to the language model.
+        "language_model": nn.ModuleList([core.language_model, llava.lm_head]),
+    }
