@@ -1,0 +1,158 @@
+"""What is asked about scenes and what is true: one function per kind of scenario.
+
+The kinds follow the benchmarks of the papers (TABED, appendix I): captions, questions with reasons,
+probes, words in pictures, several pictures, stories, and text without a picture. Each function maps
+a seeded generator to one record's text and the scenes that go with it.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from .scene import COLORS, Object, Scene, sample_scene
+
+Turns = list[tuple[str, str]]  # (question, answer)
+
+WORDS = ("bird", "boat", "fish", "moon", "tree", "rain", "snow", "lamp", "ship", "goat", "wolf", "gold")
+NUMBERS = ("zero", "one", "two", "three", "four", "five", "six")
+FACTS = (
+    ("How many sides does a square have?", "A square has four sides, and all four sides have the same length."),
+    ("How many sides does a triangle have?", "A triangle has three sides, and the three sides meet in three corners."),
+    ("Does a circle have corners?", "No, a circle has no corners, because it is round on every side."),
+    ("How many points does the star have?", "The star has five points, and each point looks the same as the others."),
+    ("What is the board of a scene?", "The board has three rows and three columns, so there are nine places on it."),
+    ("What is a diamond?", "A diamond is a square that stands on one of its corners."),
+    ("What is a cross?", "A cross is made of two bars that meet in the middle."),
+    ("Which color is the background?", "The background of every scene is gray, so that each object can be seen."),
+)
+
+
+@dataclass(frozen=True)
+class Scenario:
+    turns: Turns
+    scenes: tuple[Scene, ...] = ()
+    extra: dict[str, Any] = field(default_factory=dict)  # answer keys for scoring
+
+
+def caption(rng: random.Random) -> Scenario:
+    scene = sample_scene(rng, rng.randint(1, 3))
+    return Scenario([("Describe the picture.", describe(scene))], (scene,))
+
+
+def attribute(rng: random.Random) -> Scenario:
+    scene = sample_scene(rng, rng.randint(2, 3))
+    turn, answer = _attribute_turn(rng, scene)
+    return Scenario([turn], (scene,), {"answer": answer, "num_objects": len(scene.objects)})
+
+
+def conversation(rng: random.Random) -> Scenario:
+    """Several questions about one picture, each about another object."""
+    scene = sample_scene(rng, rng.randint(2, 3))
+    objects = rng.sample(scene.objects, len(scene.objects))
+    turns = [_attribute_turn(rng, scene, item)[0] for item in objects]
+    return Scenario(turns, (scene,))
+
+
+def probe(rng: random.Random) -> Scenario:
+    scene = sample_scene(rng, rng.randint(2, 3))
+    item = rng.choice(scene.objects)
+    if rng.random() < 0.5:
+        return Scenario([(f"Is there a {item.name}?", f"Yes, there is a {item.name} at the {item.place}.")], (scene,))
+    color = rng.choice([c for c in sorted(COLORS) if c != item.color])
+    answer = f"No, the {item.shape} is {item.color} and it is at the {item.place}."
+    return Scenario([(f"Is there a {color} {item.shape}?", answer)], (scene,))
+
+
+def count(rng: random.Random) -> Scenario:
+    scene = sample_scene(rng, rng.randint(1, 4))
+    names = _listing([o.name for o in scene.objects])
+    noun = "object" if len(scene.objects) == 1 else "objects"
+    verb = "is" if len(scene.objects) == 1 else "are"
+    answer = f"There {verb} {NUMBERS[len(scene.objects)]} {noun} in the picture: {names}."
+    return Scenario([("How many objects are in the picture?", answer)], (scene,))
+
+
+def place(rng: random.Random) -> Scenario:
+    scene = sample_scene(rng, rng.randint(2, 3))
+    item = rng.choice(scene.objects)
+    answer = f"The {item.shape} is at the {item.place} of the board and its color is {item.color}."
+    return Scenario([(f"Where is the {item.shape}?", answer)], (scene,))
+
+
+def word(rng: random.Random) -> Scenario:
+    text = rng.choice(WORDS)
+    answer = f"The word in the picture is {text}, and it is written in black letters."
+    return Scenario([("Which word is written in the picture?", answer)], (Scene((), text),))
+
+
+def difference(rng: random.Random) -> Scenario:
+    first, second, item, color = _recolored(rng)
+    answer = f"The {item.shape} is {item.color} in the first picture and {color} in the second picture."
+    return Scenario([("What is the difference between the two pictures?", answer)], (first, second))
+
+
+def edit(rng: random.Random) -> Scenario:
+    first, second, item, color = _recolored(rng)
+    question = "Which edit turns the first picture into the second picture?"
+    return Scenario([(question, f"Change the color of the {item.shape} from {item.color} to {color}.")], (first, second))
+
+
+def story(rng: random.Random) -> Scenario:
+    """Five pictures in which one object walks over the board."""
+    scene = sample_scene(rng, 1)
+    item = scene.objects[0]
+    row = rng.randrange(3)
+    steps = [replace(item, row=row, column=column) for column in (0, 1, 2, 1, 0)]
+    question = "Tell the story of the five pictures."
+    answer = (
+        f"The {item.name} starts at the {steps[0].place}, walks to the {steps[2].place}, "
+        f"and then it walks back to the {steps[4].place}."
+    )
+    return Scenario([(question, answer)], tuple(Scene((step,)) for step in steps))
+
+
+def sums(rng: random.Random) -> Scenario:
+    a, b = rng.randint(0, 3), rng.randint(0, 3)
+    question = f"What is {NUMBERS[a]} plus {NUMBERS[b]}?"
+    return Scenario([(question, f"If you add {NUMBERS[a]} and {NUMBERS[b]}, the sum is {NUMBERS[a + b]}.")])
+
+
+def fact(rng: random.Random) -> Scenario:
+    return Scenario([rng.choice(FACTS)])
+
+
+KINDS: dict[str, Callable[[random.Random], Scenario]] = {
+    f.__name__: f
+    for f in (caption, attribute, conversation, probe, count, place, word, difference, edit, story, sums, fact)
+}
+TEXT_ONLY = frozenset({"sums", "fact"})
+
+
+def describe(scene: Scene) -> str:
+    parts = [f"a {o.name} at the {o.place}" for o in scene.objects]
+    return f"The picture shows {_listing(parts)}."
+
+
+def _attribute_turn(rng: random.Random, scene: Scene, item: Object | None = None) -> tuple[tuple[str, str], str]:
+    item = item or rng.choice(scene.objects)
+    if rng.random() < 0.75:
+        answer = f"The {item.shape} is {item.color}, because the object at the {item.place} is a {item.name}."
+        return (f"What color is the {item.shape}?", answer), item.color
+    answer = f"The object is a {item.shape}, because there is a {item.name} at the {item.place}."
+    return (f"What is at the {item.place}?", answer), item.shape
+
+
+def _recolored(rng: random.Random) -> tuple[Scene, Scene, Object, str]:
+    scene = sample_scene(rng, 2)
+    index = rng.randrange(2)
+    item = scene.objects[index]
+    color = rng.choice([c for c in sorted(COLORS) if c != item.color])
+    objects = tuple(replace(o, color=color) if i == index else o for i, o in enumerate(scene.objects))
+    return scene, Scene(objects), item, color
+
+
+def _listing(parts: list[str]) -> str:
+    return parts[0] if len(parts) == 1 else ", ".join(parts[:-1]) + " and " + parts[-1]
