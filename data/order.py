@@ -1,0 +1,74 @@
+"""In which order samples are trained on: a pure function of (seed, epoch, lengths, batch size).
+
+Grouping follows LLaVA's `group_by_modality_length`: a global batch holds pictures or text only, and
+inside it rows are dealt longest first so that ranks carry like loads. The order does not depend on
+the number of ranks; a rank takes every `world_size`-th of the dealt rows.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+
+def epoch_order(lengths: np.ndarray, *, seed: int, epoch: int, batch_size: int, grouped: bool) -> np.ndarray:
+    """Sample indices [n] int64 in training order.
+
+    Args:
+        lengths: words per sample, negative for text-only ones.
+        batch_size: global batch; with `grouped`, batches of one modality come whole and the rest last.
+    """
+    rng = np.random.default_rng([seed, epoch])
+    if not grouped:
+        return rng.permutation(len(lengths)).astype(np.int64)
+    images, texts = (rng.permutation(part) for part in (np.flatnonzero(lengths > 0), np.flatnonzero(lengths <= 0)))
+    shuffled = rng.permutation(num_full_megabatches(len(images), len(texts), batch_size))
+    return arrange(np.abs(lengths), images, texts, shuffled, megabatch=batch_size, num_bins=1)
+
+
+def num_full_megabatches(num_images: int, num_texts: int, megabatch: int) -> int:
+    """Megabatches of one modality; the last of each modality, full or not, goes to the mixed tail."""
+    return sum(max(-(-n // megabatch) - 1, 0) for n in (num_images, num_texts))
+
+
+def arrange(
+    lengths: np.ndarray,
+    images: np.ndarray,
+    texts: np.ndarray,
+    megabatch_order: np.ndarray,
+    *,
+    megabatch: int,
+    num_bins: int,
+) -> np.ndarray:
+    """LLaVA's grouping with its random draws given: shuffled indices by modality and an order of megabatches.
+
+    Args:
+        lengths: words per sample, positive.
+        megabatch_order: permutation of the `num_full_megabatches`; unused where one modality stands alone,
+            whose megabatches keep their order and whose last one is dealt like the others.
+        num_bins: parts of equal size that a megabatch is dealt into (ranks times accumulation).
+    """
+    dealt = [
+        [deal(s[i : i + megabatch], lengths, num_bins) for i in range(0, len(s), megabatch)] for s in (images, texts)
+    ]
+    if not all(dealt):
+        return np.concatenate([*dealt[0], *dealt[1], np.empty(0, dtype=np.int64)]).astype(np.int64)
+    full = [*dealt[0][:-1], *dealt[1][:-1]]
+    tail = np.sort(np.concatenate([dealt[0][-1], dealt[1][-1]]))
+    return np.concatenate([*(full[i] for i in megabatch_order), tail]).astype(np.int64)
+
+
+def deal(indices: np.ndarray, lengths: np.ndarray, num_bins: int) -> np.ndarray:
+    """Deal one megabatch longest first, each to the bin with the smallest sum that has room; bins follow each other."""
+    ranked = sorted(indices.tolist(), key=lambda i: lengths[i], reverse=True)
+    if len(ranked) % num_bins:
+        return np.array([i for b in range(num_bins) for i in ranked[b::num_bins]], dtype=np.int64)
+    room = len(ranked) // num_bins
+    bins: list[list[int]] = [[] for _ in range(num_bins)]
+    sums = [0.0] * num_bins
+    for index in ranked:
+        smallest = sums.index(min(sums))
+        bins[smallest].append(index)
+        sums[smallest] += int(lengths[index])
+        if len(bins[smallest]) == room:
+            sums[smallest] = float("inf")
+    return np.array([i for b in bins for i in b], dtype=np.int64)
