@@ -1,0 +1,141 @@
+"""Optimizer steps of micro-batches, a pure function of (seed, epoch, global sample index).
+
+Nothing of the loader needs saving: step and seed say which samples come next, on any rank, so a
+resumed run reads none of the data that it has already seen.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import signal
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Protocol
+
+import numpy as np
+import torch
+
+from ..core.nouns import Batch
+from .collate import Sample, collate, empty_sample
+from .order import epoch_order
+
+
+class Samples(Protocol):
+    """What the loader reads from."""
+
+    lengths: np.ndarray
+
+    def __len__(self) -> int: ...
+    def __getitem__(self, index: int) -> Sample: ...
+
+
+@dataclass(frozen=True)
+class StepBatches:
+    """What one rank computes in one optimizer step."""
+
+    step: int
+    epoch: int
+    micro: list[Batch]
+
+
+@dataclass(frozen=True)
+class Loader:
+    """Iterates optimizer steps from `start_step` on.
+
+    Args:
+        batch_size: rows of one optimizer step over all ranks.
+        micro_batch_size: rows of one forward on one rank.
+        grouped: batches of one modality (LLaVA's `group_by_modality_length`).
+        total_steps: stop there; the data is gone through as often as that takes.
+        num_workers: reading processes; 0 reads in this one.
+    """
+
+    samples: Samples
+    seed: int
+    batch_size: int
+    micro_batch_size: int
+    total_steps: int
+    pad_id: int
+    image_size: int
+    grouped: bool = False
+    rank: int = 0
+    world_size: int = 1
+    start_step: int = 0
+    num_workers: int = 0
+
+    @property
+    def steps_per_epoch(self) -> int:
+        """The last partial batch counts."""
+        return steps_per_epoch(len(self.samples), self.batch_size)
+
+    @property
+    def accumulation(self) -> int:
+        """Micro-batches of a step on each rank: the same number on all of them."""
+        return -(-self.batch_size // (self.micro_batch_size * self.world_size))
+
+    def __len__(self) -> int:
+        return self.total_steps - self.start_step
+
+    def __iter__(self) -> Iterator[StepBatches]:
+        loader = torch.utils.data.DataLoader(
+            _Steps(self),
+            batch_size=None,
+            sampler=range(self.start_step, self.total_steps),
+            num_workers=self.num_workers,
+            worker_init_fn=_quiet_worker,
+            # Reading draws nothing at random; a fixed generator keeps workers from touching the global one.
+            generator=torch.Generator().manual_seed(self.seed),
+        )
+        yield from loader
+
+
+class _Steps(torch.utils.data.Dataset):
+    def __init__(self, loader: Loader):
+        self.loader = loader
+        self._epoch, self._order = -1, np.empty(0, dtype=np.int64)
+
+    def __getitem__(self, step: int) -> StepBatches:
+        loader = self.loader
+        epoch, step_in_epoch = divmod(step, loader.steps_per_epoch)
+        if epoch != self._epoch:
+            self._epoch = epoch
+            self._order = epoch_order(
+                loader.samples.lengths,
+                seed=loader.seed,
+                epoch=epoch,
+                batch_size=loader.batch_size,
+                grouped=loader.grouped,
+            )
+        rows = self._order[step_in_epoch * loader.batch_size : (step_in_epoch + 1) * loader.batch_size]
+        mine = [loader.samples[int(i)] for i in rows[loader.rank :: loader.world_size]]
+        size = loader.micro_batch_size
+        micro = [
+            collate(
+                mine[i * size : (i + 1) * size] or [empty_sample(loader.pad_id)],
+                pad_id=loader.pad_id,
+                image_size=loader.image_size,
+            )
+            for i in range(loader.accumulation)
+        ]
+        return StepBatches(step, epoch, micro)
+
+
+def steps_per_epoch(num_samples: int, batch_size: int) -> int:
+    """Optimizer steps that go through the data once, the last partial batch kept."""
+    return -(-num_samples // batch_size)
+
+
+def _quiet_worker(worker: int) -> None:
+    """Launchers signal the whole process tree: workers outlive the signal so that the step in hand can be saved.
+
+    They die with their parent instead (Linux), so that a killed rank leaves none behind.
+    """
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    torch.set_num_threads(1)
+    parent = os.getppid()
+    if os.uname().sysname == "Linux":
+        ctypes.CDLL(None).prctl(1, signal.SIGKILL)  # PR_SET_PDEATHSIG
+        if os.getppid() != parent:
+            os._exit(1)

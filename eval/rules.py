@@ -1,0 +1,130 @@
+"""Acceptance rules: pure functions of a tree, the target's distributions and uniform draws.
+
+`p` is the target's, `q` the drafter's probability (LANTERN writes them the other way round).
+Letters: N nodes without the root, V vocabulary.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+import torch
+from torch import Tensor
+
+from ..models.decoding.tree import ROOT, Tree
+from ..models.targets.base import TargetStep
+
+
+@dataclass(frozen=True)
+class Verified:
+    """The outcome of a cycle."""
+
+    path: tuple[int, ...]  # accepted nodes from the root down
+    tokens: tuple[int, ...]  # their tokens
+    bonus: int  # the token after them, the target's own
+    target_probs: Tensor  # [len(path)+1,V] p at the root and along the path
+    step: TargetStep | None = None  # what the target computed at the root and along the path
+    tree: Tree | None = None
+
+    @property
+    def num_accepted(self) -> int:
+        return len(self.path)
+
+
+class Rule(Protocol):
+    """`uniforms` holds at least `num_nodes + 1` draws from [0,1); they are used from the front."""
+
+    name: str
+
+    def __call__(self, tree: Tree, p: Tensor, uniforms: Sequence[float]) -> Verified: ...
+
+
+class Greedy:
+    """Accept a node whose token is the target's most likely one. Exact for greedy decoding."""
+
+    name = "greedy"
+
+    def __call__(self, tree: Tree, p: Tensor, uniforms: Sequence[float] = ()) -> Verified:
+        """`p` [N+1,V], row 0 at the root: probabilities or scores, only their largest entry counts."""
+        best = p.argmax(-1)
+        joined = torch.cat([best, tree.tokens.to(best)]).tolist()  # the cycle's one synchronisation
+        best_ids, tokens = joined[: tree.num_nodes + 1], joined[tree.num_nodes + 1 :]
+        path: list[int] = []
+        node = ROOT
+        while True:
+            match = [child for child in tree.children.get(node, ()) if tokens[child] == best_ids[node + 1]]
+            if not match:
+                break
+            node = match[0]
+            path.append(node)
+        return Verified(tuple(path), tuple(tokens[n] for n in path), best_ids[node + 1], _along(p, path))
+
+
+class Sampling:
+    """Speculative sampling over a tree: what comes out is distributed as the target, whatever was proposed.
+
+    Siblings are tried in the order in which they were drawn. A child sampled from q is accepted with
+    probability min(1, p/q); on rejection p becomes the normalised positive part of p - q, and the child
+    leaves q, which is how the next one was drawn (without replacement). A deterministic child is a
+    point mass: accepted with probability p, and removed from p otherwise.
+    """
+
+    name = "sampling"
+
+    def __call__(self, tree: Tree, p: Tensor, uniforms: Sequence[float]) -> Verified:
+        draws = iter(uniforms)
+        tokens = tree.tokens.tolist()
+        path: list[int] = []
+        node = ROOT
+        while True:
+            rest = p[node + 1]
+            q: Tensor | None = None
+            accepted = None
+            for child in tree.children.get(node, ()):
+                token = tokens[child]
+                if tree.draft_probs is None:
+                    chance = rest[token]
+                else:
+                    q = tree.draft_probs[tree.parent_rows[child]] if q is None else q
+                    chance = rest[token] / q[token]
+                if float(next(draws)) < float(chance):
+                    accepted = child
+                    break
+                rest = _without(rest, token) if q is None else _positive(rest - q, rest)
+                if q is not None:
+                    q = _without(q, token)
+            if accepted is None:
+                bonus = inverse_cdf(rest, float(next(draws)))
+                return Verified(tuple(path), tuple(tokens[n] for n in path), bonus, _along(p, path))
+            node = accepted
+            path.append(node)
+
+
+def inverse_cdf(probs: Tensor, uniform: float) -> int:
+    """The token that a uniform draw falls on; one without probability is never returned."""
+    cumulative = probs.double().cumsum(-1)
+    target = uniform * float(cumulative[-1])
+    index = int(torch.searchsorted(cumulative, torch.tensor(target, dtype=torch.float64, device=probs.device), right=True))
+    return min(index, int(probs.nonzero()[-1]))
+
+
+def _without(probs: Tensor, token: int) -> Tensor:
+    left = probs.clone()
+    left[token] = 0.0
+    return _positive(left, left)
+
+
+def _positive(values: Tensor, fallback: Tensor) -> Tensor:
+    """The positive part, normalised. Nothing is left only where a rejection had probability zero."""
+    positive = values.clamp(min=0.0)
+    total = positive.sum()
+    return positive / total if float(total) > 0 else fallback
+
+
+def _along(p: Tensor, path: Sequence[int]) -> Tensor:
+    return p[[0, *(node + 1 for node in path)]]
+
+
+RULES: dict[str, Rule] = {"greedy": Greedy(), "sampling": Sampling()}

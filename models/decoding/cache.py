@@ -1,0 +1,85 @@
+"""A preallocated key-value cache whose length belongs to the caller.
+
+Verifying a tree writes its nodes behind the committed tokens; `commit` keeps the accepted path and
+rolling back is forgetting a length. transformers' models use it through its own layer interface.
+Letters: R rows, H heads, L capacity, D head width.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+from transformers.cache_utils import Cache as TransformersCache
+from transformers.cache_utils import CacheLayerMixin
+
+
+class _Layer(CacheLayerMixin):
+    """Keys and values [R,H,L,D] of one layer, written at `length`."""
+
+    is_croppable = True
+
+    def __init__(self, capacity: int):
+        super().__init__()
+        self.capacity = capacity
+        self.length = 0
+
+    def lazy_initialization(self, key_states: Tensor, value_states: Tensor) -> None:
+        rows, heads, _, width = key_states.shape
+        self.keys = key_states.new_empty(rows, heads, self.capacity, width)
+        self.values = value_states.new_empty(rows, heads, self.capacity, value_states.shape[-1])
+        self.is_initialized = True
+
+    def update(self, key_states: Tensor, value_states: Tensor, *args: object, **kwargs: object) -> tuple[Tensor, Tensor]:
+        if not self.is_initialized:
+            self.lazy_initialization(key_states, value_states)
+        assert self.keys is not None and self.values is not None
+        end = self.length + key_states.shape[2]
+        assert end <= self.capacity, f"cache of {self.capacity} positions asked to hold {end}"
+        self.keys[:, :, self.length : end] = key_states
+        self.values[:, :, self.length : end] = value_states
+        return self.keys[:, :, :end], self.values[:, :, :end]
+
+    def get_mask_sizes(self, query_length: int) -> tuple[int, int]:
+        return self.length + int(query_length), 0
+
+    def get_seq_length(self) -> int:
+        return self.length
+
+    def get_max_length(self) -> int:
+        return self.capacity
+
+    def get_max_cache_shape(self) -> int:  # the name before transformers 5.20
+        return self.capacity
+
+
+class Cache(TransformersCache):
+    """One cache class for every model. A forward writes behind `length` and does not move it."""
+
+    def __init__(self, num_layers: int, capacity: int):
+        super().__init__(layers=[_Layer(capacity) for _ in range(num_layers)])
+        self.capacity = capacity
+
+    @property
+    def length(self) -> int:
+        """Positions that are committed."""
+        return self.layers[0].length
+
+    def advance(self, count: int) -> None:
+        """Commit the first `count` positions that the last forward wrote."""
+        self.crop_to(self.length + count)
+
+    def crop_to(self, length: int) -> None:
+        for layer in self.layers:
+            layer.length = length
+
+    def commit(self, written: Sequence[int]) -> None:
+        """Keep the positions `written` (counted from `length`) of what the last forwards wrote, in that order."""
+        if list(written) != list(range(len(written))):
+            start = self.length
+            index = torch.tensor([start + w for w in written], device=self.layers[0].keys.device)
+            for layer in self.layers:
+                layer.keys[:, :, start : start + len(written)] = layer.keys[:, :, index]
+                layer.values[:, :, start : start + len(written)] = layer.values[:, :, index]
+        self.advance(len(written))

@@ -1,0 +1,95 @@
+"""A cycle's proposal: a tree of drafted tokens under the last committed one. A chain is the trivial tree.
+
+Letters: N nodes without the root, P parents whose children were drawn, V vocabulary.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cached_property
+
+import torch
+from torch import Tensor
+
+ROOT = -1
+
+
+@dataclass(frozen=True)
+class Tree:
+    """Parents stand before their children; siblings stand in the order in which they were drawn.
+
+    `slots` says which expansion of the drafter a node was (-1: it was proposed but never expanded), so
+    that the drafter can keep its own cache of an accepted path. `draft_probs` holds the full
+    distributions that children were *sampled* from, one row for each parent; it is None where
+    proposals are deterministic.
+    """
+
+    tokens: Tensor  # [N] int64
+    parents: tuple[int, ...]  # N, ROOT for children of the root
+    slots: tuple[int, ...]  # N
+    draft_probs: Tensor | None = None  # [P,V]
+    parent_rows: tuple[int, ...] = ()  # N: row of draft_probs that a node was drawn from
+
+    @property
+    def num_nodes(self) -> int:
+        return len(self.parents)
+
+    @cached_property
+    def depths(self) -> tuple[int, ...]:
+        """Depth of each node; the root has 0, its children 1."""
+        depths: list[int] = []
+        for parent in self.parents:
+            depths.append(1 if parent == ROOT else depths[parent] + 1)
+        return tuple(depths)
+
+    @property
+    def num_levels(self) -> int:
+        return max(self.depths, default=0)
+
+    @property
+    def width(self) -> int:
+        """Nodes of the widest level."""
+        return max((self.depths.count(d) for d in set(self.depths)), default=0)
+
+    @property
+    def is_chain(self) -> bool:
+        return all(parent == index - 1 for index, parent in enumerate(self.parents))
+
+    @cached_property
+    def children(self) -> dict[int, list[int]]:
+        """Node (or ROOT) -> its children in draw order."""
+        found: dict[int, list[int]] = {}
+        for node, parent in enumerate(self.parents):
+            found.setdefault(parent, []).append(node)
+        return found
+
+    def ancestor_mask(self, device: torch.device | str = "cpu") -> Tensor:
+        """[N+1,N+1] bool, root first: row i sees itself and its ancestors."""
+        return ancestor_mask(self.parents).to(device)
+
+
+def ancestor_mask(parents: tuple[int, ...]) -> Tensor:
+    """[N+1,N+1] bool for parents given as node indices; row and column 0 are the root."""
+    size = len(parents) + 1
+    if all(parent == index - 1 for index, parent in enumerate(parents)):
+        return torch.ones(size, size, dtype=torch.bool).tril()
+    mask = torch.zeros(size, size, dtype=torch.bool)
+    mask[0, 0] = True
+    for node, parent in enumerate(parents):
+        mask[node + 1] = mask[parent + 1]
+        mask[node + 1, node + 1] = True
+    return mask
+
+
+def chain(tokens: Tensor, draft_probs: Tensor | None = None, *, num_expanded: int | None = None) -> Tree:
+    """The chain of `tokens` [N]; the first `num_expanded` nodes were expanded by the drafter (default all but the last)."""
+    n = len(tokens)
+    expanded = n - 1 if num_expanded is None else num_expanded
+    slots = tuple(i if i < expanded else -1 for i in range(n))
+    rows = tuple(range(n)) if draft_probs is not None else ()
+    return Tree(tokens, tuple(range(-1, n - 1)), slots, draft_probs, rows)
+
+
+def no_tree(device: torch.device | str = "cpu") -> Tree:
+    """Nothing proposed: one cycle is then a step of plain decoding."""
+    return Tree(torch.empty(0, dtype=torch.int64, device=device), (), ())

@@ -1,0 +1,62 @@
+"""What a target offers the decoding loop, whatever model it is.
+
+Letters: N nodes without the root, R rows (2 under guidance), D width, V vocabulary.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+from torch import Tensor
+
+from ...core.nouns import Request
+from ..decoding.tree import Tree
+
+
+@dataclass(frozen=True)
+class Taps:
+    """What a drafter wants to see of its target; the target serves no more than that."""
+
+    layers: tuple[int, ...] = ()  # states after so many decoder layers, 0 is the embedding
+    feature: bool = False  # the post-final-norm state that feeds the LM head
+    prefill_attention: tuple[int, ...] = ()  # layers whose attention over the prompt is wanted (SpecVLM)
+
+
+@dataclass(frozen=True)
+class TargetStep:
+    """A target pass over N positions: guided, unwarped scores and the taps."""
+
+    logits: Tensor  # [N,V] float32
+    feature: Tensor | None = None  # [R,N,D]
+    layers: dict[int, Tensor] = field(default_factory=dict)  # layer -> [R,N,D]
+    attention: dict[int, Tensor] = field(default_factory=dict)  # layer -> [R,heads,T,T], of the prefill only
+
+    def along(self, rows: Sequence[int]) -> TargetStep:
+        """The step at the chosen positions (row 0 is the root)."""
+        index = list(rows)
+        return TargetStep(
+            self.logits[index],
+            None if self.feature is None else self.feature[:, index],
+            {layer: states[:, index] for layer, states in self.layers.items()},
+            {},
+        )
+
+
+class Target(Protocol):
+    """Frozen. `session` is the target's own state of one request; the loop passes it back unread."""
+
+    vocab_size: int
+
+    def prefill(self, request: Request, taps: Taps, *, capacity: int) -> tuple[Any, TargetStep]:
+        """Run the prompt; scores are those of its last position, taps those of all of it."""
+        ...
+
+    def verify(self, session: Any, root: int, tree: Tree) -> TargetStep:
+        """One pass over the root (the last committed token) and the tree; row 0 is the root."""
+        ...
+
+    def commit(self, session: Any, path: Sequence[int]) -> None:
+        """Keep the root and the nodes of `path` of the last verification."""
+        ...

@@ -1,0 +1,112 @@
+"""The loop never changes the target's output, and a copy of the target is accepted whole."""
+
+import pytest
+import torch
+from draftsmith.eval.loop import Decoding, generate
+from draftsmith.eval.policies import Chain, Draw, Static
+from draftsmith.eval.rules import Greedy
+from draftsmith.models.decoding.warp import Warp
+from tiny import EOS, llava, proposal, reference, request, self_draft, target
+
+TREE = [(0,), (1,), (2,), (0, 0), (0, 1), (1, 0), (0, 0, 0), (0, 0, 1), (0, 1, 0)]
+
+
+def greedy(policy, max_new_tokens=24, eos=(EOS,)) -> Decoding:
+    return Decoding(policy, Greedy(), Draw("top-k"), Warp(), max_new_tokens, eos)
+
+
+@pytest.fixture(scope="module")
+def models():
+    return llava(0), llava(1, width=16, layers=1)
+
+
+@pytest.mark.parametrize("images", [0, 1, 3])
+@pytest.mark.parametrize("mode", ["M", "T"])
+@pytest.mark.parametrize("policy", [Chain(1), Chain(4), Static(TREE)], ids=["chain1", "chain4", "static"])
+def test_greedy_output_is_the_targets_own(models, policy, mode, images):
+    big, small = models
+    for seed in range(3):
+        asked = request(seed, images)
+        expected = reference(big, asked, 24)
+        plain = generate(target(big), None, asked, greedy(policy))
+        drafted = generate(target(big), proposal(small, mode), asked, greedy(policy))
+        assert plain.tokens == expected
+        assert drafted.tokens == expected
+
+
+@pytest.mark.parametrize(("mode", "images"), [("M", 0), ("M", 1), ("M", 2), ("T", 0)])
+def test_a_copy_of_the_target_is_accepted_whole(models, mode, images):
+    big, _ = models
+    drafted = accepted = 0
+    for seed in range(4):
+        result = generate(target(big), self_draft(big, mode), request(seed, images), greedy(Chain(5), eos=()))
+        for cycle in result.cycles:
+            assert cycle.num_accepted == cycle.num_drafted
+            drafted, accepted = drafted + cycle.num_drafted, accepted + cycle.num_accepted
+    assert drafted == accepted > 40
+
+
+def test_a_blind_copy_is_rejected_somewhere(models):
+    """Guards the test above: if pictures did not matter, it would pass for a blind draft too."""
+    big, _ = models
+    cycles = [
+        cycle
+        for seed in range(4)
+        for cycle in generate(target(big), self_draft(big, "T"), request(seed, 1), greedy(Chain(5), eos=())).cycles
+    ]
+    assert any(cycle.num_accepted < cycle.num_drafted for cycle in cycles)
+    assert any(cycle.num_accepted > 0 for cycle in cycles)
+
+
+def test_end_token_inside_a_block_and_length_limits(models):
+    big, _ = models
+    asked = request(1, 1)
+    free = reference_without_end(big, asked)
+    for place in range(1, 12):
+        eos = free[place]
+        first = free.index(eos)
+        result = generate(target(big), self_draft(big), asked, greedy(Chain(4), eos=(eos,)))
+        assert result.tokens == free[: first + 1]
+        assert result.stop == "eos"
+    for limit in range(1, 12):
+        result = generate(target(big), self_draft(big), asked, greedy(Chain(4), limit, eos=()))
+        assert result.tokens == free[:limit]
+        assert result.stop == "length"
+        assert sum(c.num_emitted for c in result.cycles) == limit - 1
+
+
+def reference_without_end(model, asked):
+    return generate(target(model), None, asked, greedy(Chain(1), 24, eos=())).tokens
+
+
+def test_tree_verification_equals_one_path_at_a_time(models):
+    """Scores of a tree's nodes are those of plain passes along each path, also after a commit."""
+    big, small = models
+    asked = request(3, 1)
+    drafter, model = proposal(small), target(big)
+    from draftsmith.models.targets.base import Taps
+
+    session, step = model.prefill(asked, Taps(feature=True), capacity=40)
+    first = int(step.logits.argmax())
+    drafter.start(asked, step, Warp(), capacity=40)
+    drafter.begin(first)
+    committed = [first]
+    for _ in range(3):
+        tree = Static(TREE).grow(drafter.root(), drafter.expand, Draw("top-k"), max_levels=3)
+        step = model.verify(session, committed[-1], tree)
+        for node in range(tree.num_nodes):
+            path, walk = [], node
+            while walk != -1:
+                path.insert(0, walk)
+                walk = tree.parents[walk]
+            ids = [*asked.ids.tolist(), *committed, *(int(tree.tokens[n]) for n in path)]
+            with torch.no_grad():
+                expected = big(input_ids=torch.tensor([ids]), pixel_values=asked.pixels).logits[0, -1]
+            finite = step.logits[node + 1].isfinite()
+            assert torch.allclose(step.logits[node + 1][finite], expected[finite], atol=2e-5)
+        verified = Greedy()(tree, step.logits)
+        from dataclasses import replace
+
+        model.commit(session, verified.path)
+        drafter.accept(replace(verified, tree=tree))
+        committed += [*verified.tokens, verified.bonus]

@@ -1,0 +1,65 @@
+"""Tiny random models for the decoding tests; real classes, no mocks of our own code."""
+
+import copy
+
+import torch
+from draftsmith.core.nouns import IMAGE, TEXT, Request
+from draftsmith.models.decoding.decoder import CachedDecoder
+from draftsmith.models.drafters.independent import IndependentProposal
+from draftsmith.models.llava import TokenIds, assemble, llava_config
+from draftsmith.models.targets.llava import LlavaTarget
+from transformers import CLIPVisionConfig, LlamaConfig
+
+VOCAB, TOKENS, IMAGE_ID, EOS = 64, 60, 59, 2  # rows 60 to 63 have no token
+PATCHES = 4
+
+
+def llava(seed: int, width: int = 32, layers: int = 2):
+    torch.manual_seed(seed)
+    text = LlamaConfig(
+        hidden_size=width, intermediate_size=2 * width, num_hidden_layers=layers, num_attention_heads=2,
+        num_key_value_heads=1, vocab_size=VOCAB, max_position_embeddings=256, initializer_range=0.25,
+    )  # fmt: skip
+    vision = CLIPVisionConfig(
+        hidden_size=16, intermediate_size=32, num_hidden_layers=2, num_attention_heads=2, image_size=16, patch_size=8
+    )
+    model = assemble(llava_config(text, vision, TokenIds(VOCAB, IMAGE_ID, 1, EOS, 3))).eval()
+    # Random towers say little: louder pictures make blindness visible.
+    model.model.multi_modal_projector.linear_2.weight.data *= 40
+    return model
+
+
+def target(model) -> LlavaTarget:
+    return LlavaTarget(model, num_token_ids=TOKENS, image_token_id=IMAGE_ID)
+
+
+def proposal(model, mode: str = "M") -> IndependentProposal:
+    decoder = CachedDecoder(model, num_token_ids=TOKENS, never=(IMAGE_ID,))
+    return IndependentProposal(decoder, mode, newline_id=5)
+
+
+def self_draft(model, mode: str = "M") -> IndependentProposal:
+    return proposal(copy.deepcopy(model), mode)
+
+
+def request(seed: int, images: int = 1, words: int = 6) -> Request:
+    generator = torch.Generator().manual_seed(seed)
+    ids, modality = [1], [TEXT]
+    for _ in range(images):
+        ids += [7] + [IMAGE_ID] * PATCHES
+        modality += [TEXT] + [IMAGE] * PATCHES
+    text = torch.randint(6, 58, (words,), generator=generator).tolist()
+    pixels = torch.randn(images, 3, 16, 16, generator=generator) if images else None
+    ids, modality = ids + text, modality + [TEXT] * words
+    return Request(torch.tensor(ids), torch.tensor(modality, dtype=torch.int8), pixels, f"r{seed}")
+
+
+def reference(model, asked: Request, max_new_tokens: int) -> list[int]:
+    """Greedy continuation by transformers' own loop, with the same ids kept out."""
+    suppress = [IMAGE_ID, *range(TOKENS, VOCAB)]
+    pictures = {} if asked.pixels is None else {"pixel_values": asked.pixels}
+    output = model.generate(
+        **pictures, input_ids=asked.ids[None], attention_mask=torch.ones_like(asked.ids[None]),
+        max_new_tokens=max_new_tokens, do_sample=False, suppress_tokens=suppress, eos_token_id=EOS, pad_token_id=3,
+    )  # fmt: skip
+    return output[0, len(asked.ids) :].tolist()
