@@ -1,0 +1,191 @@
+"""Checkpoints that are whole or not there: written aside, hashed, renamed; the newest good one is used.
+
+DeepSpeed writes in place and saves neither random states nor the place in the data; here its files go
+into a folder that gets its name only when a manifest of sizes and SHA-256 stands in it.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import random
+import shutil
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from pydantic import Field
+
+from ..core import ranks
+from ..core.errors import UserError
+from ..core.section import Section
+from .engine import Engine
+
+MANIFEST = "manifest.json"
+
+
+class CheckpointConfig(Section):
+    """When to save. The last step of a stage is always saved as weights."""
+
+    # Optimizer steps between checkpoints; null: only when the run is asked to stop.
+    every: int | None = Field(500, ge=1)
+    # How many to keep.
+    keep: int = Field(2, ge=1)
+
+
+@dataclass(frozen=True)
+class Found:
+    """A checkpoint that verified, and notes on newer ones that did not."""
+
+    path: Path
+    step: int
+    notes: tuple[str, ...]
+
+
+def save(engine: Engine, folder: Path, *, step: int, fingerprint: str, keep: int) -> Path:
+    """Save after `step` optimizer steps (all ranks call). Returns the checkpoint's folder."""
+    final = folder / f"step-{step:08d}"
+    aside = folder / f".{final.name}.partial"
+    if ranks.is_main():
+        shutil.rmtree(aside, ignore_errors=True)
+        aside.mkdir(parents=True)
+    ranks.barrier()
+    state = {"step": step, "fingerprint": fingerprint, "world_size": ranks.world_size()}
+    engine.save(aside, state)
+    # DeepSpeed keeps one client state for all ranks, so each rank's random state is a file of its own.
+    torch.save(_random_state(), aside / f"random-{ranks.rank():05d}.pt")
+    ranks.barrier()
+    if ranks.is_main():
+        _publish(aside, final, state)
+        _rotate(folder, keep)
+    ranks.barrier()
+    return final
+
+
+def find(folder: Path, *, fingerprint: str) -> Found | None:
+    """The newest checkpoint whose files match their manifest; rank 0 looks, all ranks agree.
+
+    Raises:
+        UserError: the good one belongs to another recipe or another number of ranks.
+    """
+    found: Found | UserError | None = None
+    if ranks.is_main():
+        try:
+            found = _newest_good(folder, fingerprint)
+        except UserError as error:
+            found = error
+    found = ranks.agree(found)
+    if isinstance(found, UserError):
+        raise found
+    return found
+
+
+def load(engine: Engine, found: Found) -> None:
+    """Restore weights, optimizer, schedule and this rank's random states."""
+    engine.load(found.path)
+    _restore_random_state(torch.load(found.path / f"random-{ranks.rank():05d}.pt", weights_only=True))
+
+
+def verify(path: Path) -> str | None:
+    """What is wrong with a checkpoint's files, or None."""
+    try:
+        manifest = json.loads((path / MANIFEST).read_text())
+    except (OSError, ValueError):
+        return f"{path.name}: {MANIFEST} is missing or not readable"
+    for name, entry in manifest["files"].items():
+        file = path / name
+        if not file.is_file():
+            return f"{path.name}: {name} is missing"
+        if file.stat().st_size != entry["bytes"]:
+            return f"{path.name}: {name} has {file.stat().st_size} bytes, not {entry['bytes']}"
+        if _sha256(file) != entry["sha256"]:
+            return f"{path.name}: {name} was changed after it was written"
+    return None
+
+
+def _newest_good(folder: Path, fingerprint: str) -> Found | None:
+    notes: list[str] = []
+    for path in sorted(folder.glob("step-*"), reverse=True):
+        problem = verify(path)
+        if problem:
+            notes.append(problem)
+            continue
+        state = json.loads((path / MANIFEST).read_text())["state"]
+        if state["fingerprint"] != fingerprint:
+            raise UserError(
+                "the checkpoint was made by another recipe or from other data",
+                where=str(path),
+                cure="restore the recipe, or start the stage again with restart=STAGE",
+            )
+        if state["world_size"] != ranks.world_size():
+            raise UserError(
+                f"the checkpoint was made by {state['world_size']} ranks, and this run has {ranks.world_size()}: "
+                "optimizer states are shared out by rank, and the sums would round differently",
+                where=str(path),
+                cure=f"resume with {state['world_size']} ranks, or start again with restart=STAGE",
+            )
+        return Found(path, state["step"], tuple(notes))
+    if notes:
+        raise UserError(
+            "no usable checkpoint: " + "; ".join(notes),
+            where=str(folder),
+            cure="remove the folder or start the stage again with restart=STAGE",
+        )
+    return None
+
+
+def _publish(aside: Path, final: Path, state: dict[str, Any]) -> None:
+    files = {}
+    for path in sorted(p for p in aside.rglob("*") if p.is_file()):
+        _fsync(path)
+        files[str(path.relative_to(aside))] = {"bytes": path.stat().st_size, "sha256": _sha256(path)}
+    manifest = aside / MANIFEST
+    manifest.write_text(json.dumps({"state": state, "files": files}, indent=1))
+    _fsync(manifest)
+    _fsync(aside)
+    shutil.rmtree(final, ignore_errors=True)  # the same step saved before: only after its twin is whole
+    os.replace(aside, final)
+    _fsync(final.parent)
+
+
+def _rotate(folder: Path, keep: int) -> None:
+    for path in sorted(folder.glob("step-*"))[:-keep]:
+        shutil.rmtree(path)
+
+
+def _random_state() -> dict[str, Any]:
+    """Plain tensors and numbers only, so that it loads with weights_only."""
+    version, words, gauss = random.getstate()
+    kind, keys, position, has_gauss, cached = np.random.get_state(legacy=True)
+    return {
+        "torch": torch.get_rng_state(),
+        "cuda": torch.cuda.get_rng_state() if torch.cuda.is_available() else None,
+        "python": (version, list(words), gauss),
+        "numpy": (kind, torch.from_numpy(np.asarray(keys).astype(np.int64)), position, has_gauss, cached),
+    }
+
+
+def _restore_random_state(state: dict[str, Any]) -> None:
+    torch.set_rng_state(state["torch"])
+    if state["cuda"] is not None:
+        torch.cuda.set_rng_state(state["cuda"])
+    version, words, gauss = state["python"]
+    random.setstate((version, tuple(words), gauss))
+    kind, keys, position, has_gauss, cached = state["numpy"]
+    np.random.set_state((kind, keys.numpy().astype(np.uint32), position, has_gauss, cached))
+
+
+def _sha256(path: Path) -> str:
+    with open(path, "rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def _fsync(path: Path) -> None:
+    handle = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)

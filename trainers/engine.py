@@ -1,0 +1,175 @@
+"""The only door to DeepSpeed: process group, engine, and how a sum of losses becomes the right gradient.
+
+DeepSpeed is called directly: behind other trainers it quietly becomes DDP on a CPU, while its own
+engine trains with ZeRO 0 to 3 on gloo. Optimizers are torch's.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import socket
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, Literal
+
+import torch
+from torch import nn
+
+from ..core.errors import UserError
+from ..core.section import Section
+
+
+class EngineConfig(Section):
+    """How weights and optimizer states lie on the ranks."""
+
+    # 0 keeps everything on each rank (best for drafts under 1B); 1 and 2 share optimizer states and gradients;
+    # 3 shares the weights too.
+    zero_stage: Literal[0, 1, 2, 3] = 0
+    # bf16 keeps float32 master weights; fp16 needs a GPU.
+    precision: Literal["fp32", "bf16", "fp16"] = "fp32"
+
+
+def check_engine(config: EngineConfig) -> None:
+    """Refuse what this machine cannot run, before anything is built."""
+    if config.precision == "fp16" and not torch.cuda.is_available():
+        raise UserError("engine.precision: fp16 does not run on a CPU", cure="use fp32 or bf16, or a machine with CUDA")
+
+
+def init_distributed() -> None:
+    """Join the process group; without a launcher this process is the only rank."""
+    # DeepSpeed's loggers write to the console at import; the run has its own progress line.
+    logging.getLogger("DeepSpeed").setLevel(logging.ERROR)
+    import deepspeed
+    from deepspeed import ops
+
+    if torch.distributed.is_initialized():
+        return
+    for name, value in {"RANK": "0", "LOCAL_RANK": "0", "WORLD_SIZE": "1", "MASTER_ADDR": "127.0.0.1"}.items():
+        os.environ.setdefault(name, value)
+    if "MASTER_PORT" not in os.environ:
+        os.environ["MASTER_PORT"] = str(_free_port())
+    # The shared-memory collective is compiled on first use: 40 s and a compiler, for nothing on a CPU test.
+    ops.__compatible_ops__["deepspeed_shm_comm"] = False
+    deepspeed.init_distributed(dist_backend="nccl" if torch.cuda.is_available() else "gloo", verbose=False)
+
+
+def _free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return probe.getsockname()[1]
+
+
+class Engine:
+    """A module under DeepSpeed.
+
+    Args:
+        multiplier: step -> factor on the groups' learning rates.
+        accumulation: forwards of an optimizer step on each rank.
+    """
+
+    def __init__(
+        self,
+        module: nn.Module,
+        optimizer: torch.optim.Optimizer,
+        multiplier: Callable[[int], float],
+        config: EngineConfig,
+        *,
+        micro_batch_size: int,
+        accumulation: int,
+        clip_norm: float | None,
+    ):
+        import deepspeed
+
+        scheduler = torch.optim.lr_scheduler.LambdaLR(optimizer, multiplier)
+        self._engine, self._optimizer, _, _ = deepspeed.initialize(
+            model=module,
+            optimizer=optimizer,
+            lr_scheduler=scheduler,
+            dist_init_required=False,
+            config={
+                "train_micro_batch_size_per_gpu": micro_batch_size,
+                "gradient_accumulation_steps": accumulation,
+                "gradient_clipping": clip_norm or 0.0,
+                "zero_optimization": {"stage": config.zero_stage},
+                "zero_allow_untested_optimizer": True,
+                "zero_force_ds_cpu_optimizer": False,
+                "bf16": {"enabled": config.precision == "bf16"},
+                "fp16": {"enabled": config.precision == "fp16"},
+                "steps_per_print": 10**12,
+            },
+        )
+        self.config, self.accumulation = config, accumulation
+        self._finite = torch.ones((), device=self.device)
+        for parameter in module.parameters():
+            if parameter.requires_grad:
+                parameter.register_hook(self._watch)
+
+    @property
+    def device(self) -> torch.device:
+        return self._engine.device
+
+    @property
+    def module(self) -> nn.Module:
+        return self._engine.module
+
+    @property
+    def gradients_are_finite(self) -> torch.Tensor:
+        """Scalar 1 or 0: whether all of this rank's gradients since the last step were finite.
+
+        Checked here because with an infinite gradient ZeRO-0 in float32 writes it into the weights,
+        and ZeRO 1 to 3 and bf16 skip the step without a word (both measured).
+        """
+        return self._finite
+
+    def _watch(self, gradient: torch.Tensor) -> None:
+        # A sum is finite only if its terms are (an overflow of finite terms is caught as well, and is as bad).
+        self._finite = self._finite * gradient.detach().float().sum().isfinite()
+
+    def __call__(self, *inputs: Any) -> Any:
+        return self._engine(*inputs)
+
+    def backward(self, loss_sum: torch.Tensor, tokens: float) -> None:
+        """Add the gradient of loss_sum / tokens, where `tokens` counts the whole global batch.
+
+        DeepSpeed averages over ranks and accumulation; the factors here undo both.
+        """
+        world = torch.distributed.get_world_size()
+        self._engine.backward(loss_sum * (world * self.accumulation / tokens))
+
+    def step(self) -> None:
+        """Called after each micro-batch's backward; updates after the last one."""
+        self._engine.step()
+
+    def end_step(self) -> None:
+        self._finite = torch.ones((), device=self.device)
+
+    @property
+    def num_updates(self) -> int:
+        return self._engine.global_steps
+
+    @property
+    def num_skipped(self) -> int:
+        return self._engine.skipped_steps
+
+    def rates(self) -> list[float]:
+        return [group["lr"] for group in self._engine.optimizer.param_groups]
+
+    def save(self, folder: Path, client_state: dict[str, Any]) -> None:
+        """Write every rank's part under `folder` (all ranks call); frozen weights stay out."""
+        self._engine.save_checkpoint(
+            str(folder), tag="engine", client_state=client_state, save_latest=False, exclude_frozen_parameters=True
+        )
+
+    def load(self, folder: Path) -> dict[str, Any]:
+        """Read what `save` wrote. Only for checkpoints whose manifest was verified: DeepSpeed unpickles."""
+        path, client_state = self._engine.load_checkpoint(str(folder), tag="engine", load_module_strict=False)
+        assert path is not None, f"DeepSpeed found no checkpoint in {folder}"
+        return client_state
+
+    def full_weights(self) -> Any:
+        """Context in which rank 0 sees whole float32 parameters, whatever the stage."""
+        import deepspeed
+
+        parameters = list(self.module.parameters())
+        return deepspeed.zero.GatheredParameters(parameters, modifier_rank=None, enabled=self.config.zero_stage == 3)

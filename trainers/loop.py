@@ -1,0 +1,214 @@
+"""The training loop: it knows no method, only batches, a module that returns a loss, and an engine.
+
+One all-reduce per optimizer step carries the supervised tokens of the *next* step, the stop flag and
+whether every gradient of this step is finite; it stands before the update, and nothing else waits.
+"""
+
+from __future__ import annotations
+
+import signal
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from ..core import ranks
+from ..core.errors import TrainingError
+from ..data.loader import Loader, StepBatches
+from . import checkpoint
+from .checkpoint import CheckpointConfig
+from .engine import Engine
+
+Log = Callable[[dict[str, float], int], None]
+
+
+class Stopped(Exception):
+    """The run was asked to stop, and has saved a checkpoint."""
+
+    def __init__(self, step: int):
+        self.step = step
+        super().__init__(f"stopped after step {step}")
+
+
+@dataclass(frozen=True)
+class Schedule:
+    """What happens when, in optimizer steps."""
+
+    total_steps: int
+    checkpoints: CheckpointConfig
+    log_every: int = 10
+    validate_every: int | None = None
+
+
+@dataclass
+class _Sums:
+    """Sums on the device since the last log: reading them is the only wait."""
+
+    loss: torch.Tensor
+    tokens: float = 0.0
+    metrics: dict[str, torch.Tensor] = field(default_factory=dict)
+
+    def add(self, loss: torch.Tensor, metrics: dict[str, torch.Tensor]) -> None:
+        self.loss = self.loss + loss.detach()
+        for name, value in metrics.items():
+            self.metrics[name] = self.metrics.get(name, torch.zeros_like(self.loss)) + value.detach()
+
+
+def train(
+    engine: Engine,
+    make_loader: Callable[[int], Loader],
+    schedule: Schedule,
+    *,
+    folder: Path,
+    fingerprint: str,
+    log: Log,
+    say: Callable[[str], None],
+    validate: Callable[[], dict[str, float]] | None = None,
+) -> None:
+    """Train to `schedule.total_steps`, resuming from the newest good checkpoint under `folder`.
+
+    Args:
+        make_loader: first step -> loader of this rank.
+
+    Raises:
+        TrainingError: a loss or gradient that is not finite, a step without supervised tokens, a skipped step.
+        Stopped: SIGTERM or SIGINT; the state is saved.
+    """
+    found = checkpoint.find(folder, fingerprint=fingerprint)
+    step = 0
+    if found is not None:
+        checkpoint.load(engine, found)
+        step = found.step
+        for note in found.notes:
+            say(f"refused checkpoint {note}")
+        say(f"resuming from {found.path} (step {step})")
+    with _StopFlag() as stop:
+        _steps(engine, make_loader(step), schedule, step, stop, folder, fingerprint, log, validate)
+
+
+def _steps(
+    engine: Engine,
+    loader: Loader,
+    schedule: Schedule,
+    step: int,
+    stop: _StopFlag,
+    folder: Path,
+    fingerprint: str,
+    log: Log,
+    validate: Callable[[], dict[str, float]] | None,
+) -> None:
+    batches = _ahead(iter(loader))
+    skipped = engine.num_skipped
+    sums = _Sums(torch.zeros((), device=engine.device))
+    clock, samples = time.perf_counter(), 0
+    tokens = None
+    for current, following in batches:
+        if tokens is None:
+            tokens = _all_reduce(engine, _num_supervised(current))[0]
+        if tokens == 0:
+            raise TrainingError(
+                f"step {step}: no supervised token in the whole batch", where=_names(current),
+                cure="look at these records' answers; over-long or unreadable ones supervise nothing",
+            )  # fmt: skip
+        loss_is_finite = _forward_backward(engine, current, tokens, sums)
+        finite = loss_is_finite * engine.gradients_are_finite
+        next_tokens, stops, broken = _all_reduce(
+            engine, _num_supervised(following) if following else 0, float(stop.raised), 1.0 - float(finite)
+        )
+        if broken:
+            raise TrainingError(
+                f"step {step}: a loss or gradient is not finite; the weights are those before this step",
+                where=_names(current) if not finite else "records of another rank",
+                cure="look at these records, lower optim.lr, or set optim.clip_norm",
+            )
+        engine.step()
+        engine.end_step()
+        if engine.num_skipped != skipped:
+            raise TrainingError(f"step {step}: the engine skipped the update", cure="use precision: bf16 or fp32")
+        step += 1
+        sums.tokens += tokens
+        samples += loader.batch_size
+        tokens = next_tokens
+        last = step == schedule.total_steps
+        if step % schedule.log_every == 0 or last:
+            _report(engine, sums, samples, time.perf_counter() - clock, step, log)
+            sums = _Sums(torch.zeros((), device=engine.device))
+            clock, samples = time.perf_counter(), 0
+        if validate and schedule.validate_every and (step % schedule.validate_every == 0 or last):
+            log(validate(), step)
+        every = schedule.checkpoints.every
+        if stops or (every and step % every == 0 and not last):
+            checkpoint.save(engine, folder, step=step, fingerprint=fingerprint, keep=schedule.checkpoints.keep)
+        if stops and not last:
+            raise Stopped(step)
+
+
+def _forward_backward(engine: Engine, batches: StepBatches, tokens: float, sums: _Sums) -> torch.Tensor:
+    """One optimizer step's forwards and backwards; returns 1 where every loss was finite."""
+    finite = torch.ones((), device=engine.device)
+    for number, batch in enumerate(batches.micro):
+        if number:
+            engine.step()  # not at the boundary yet: DeepSpeed only counts the micro-batch
+        loss = engine(batch.to(engine.device))
+        finite = finite * loss.loss_sum.detach().isfinite()
+        engine.backward(loss.loss_sum, tokens)
+        sums.add(loss.loss_sum, loss.metrics)
+    return finite
+
+
+def _ahead(steps: Iterator[StepBatches]) -> Iterator[tuple[StepBatches, StepBatches | None]]:
+    """Each step with the one after it, whose tokens must be counted before it begins."""
+    current = next(steps, None)
+    while current is not None:
+        following = next(steps, None)
+        yield current, following
+        current = following
+
+
+def _num_supervised(batches: StepBatches) -> int:
+    return sum(batch.num_supervised for batch in batches.micro)
+
+
+def _all_reduce(engine: Engine, *values: float) -> list[float]:
+    total = torch.tensor(values, dtype=torch.float64 if engine.device.type == "cpu" else torch.float32)
+    total = total.to(engine.device)
+    dist.all_reduce(total)
+    return total.tolist()
+
+
+def _report(engine: Engine, sums: _Sums, samples: int, seconds: float, step: int, log: Log) -> None:
+    names = sorted(sums.metrics)
+    values = torch.stack([sums.loss, *(sums.metrics[n].to(sums.loss) for n in names)]).double()
+    dist.all_reduce(values)
+    loss, *rest = (values / sums.tokens).tolist()
+    shown: dict[str, Any] = {"loss": loss, **dict(zip(names, rest, strict=True)), "lr": engine.rates()[0]}
+    shown |= {"samples_per_s": samples / seconds, "tokens_per_s": sums.tokens / seconds}
+    if ranks.is_main():
+        log(shown, step)
+
+
+def _names(batches: StepBatches) -> str:
+    names = [name for batch in batches.micro for name in batch.sample_ids]
+    return ", ".join(names[:16]) + (f" and {len(names) - 16} more" if len(names) > 16 else "")
+
+
+class _StopFlag:
+    """SIGTERM and SIGINT ask for a checkpoint and an end at the next step."""
+
+    def __init__(self) -> None:
+        self.raised = False
+
+    def __enter__(self) -> _StopFlag:
+        self._before = {s: signal.signal(s, self._raise) for s in (signal.SIGTERM, signal.SIGINT)}
+        return self
+
+    def _raise(self, number: int, frame: object) -> None:
+        self.raised = True
+
+    def __exit__(self, *exception: object) -> None:
+        for number, handler in self._before.items():
+            signal.signal(number, handler)

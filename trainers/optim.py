@@ -1,0 +1,75 @@
+"""Optimizer settings of a training stage: AdamW, its parameter groups and its learning-rate schedule."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Literal
+
+import torch
+from pydantic import Field, model_validator
+from torch import nn
+
+from ..core.section import Section
+
+Parts = Mapping[str, Sequence[tuple[str, nn.Parameter]]]
+
+
+class OptimConfig(Section):
+    """AdamW. The defaults are those of LLaVA-1.5's scripts (TABED, table 7)."""
+
+    lr: float = Field(gt=0)
+    # Learning rate of single parts (vision_tower, projector, language_model) where it is another one.
+    lr_by_part: dict[str, float] = Field(default_factory=dict)
+    betas: tuple[float, float] = (0.9, 0.999)
+    eps: float = Field(1e-8, gt=0)
+    weight_decay: float = Field(0.0, ge=0)
+    schedule: Literal["cosine", "linear", "constant"] = "cosine"
+    # Share of all steps, or their number, in which the rate rises from 0.
+    warmup_ratio: float = Field(0.0, ge=0, lt=1)
+    warmup_steps: int = Field(0, ge=0)
+    # Where the schedule ends, as a share of lr.
+    final_ratio: float = Field(0.0, ge=0, le=1)
+    # Global gradient norm that updates are cut to; null: no clipping (LLaVA-1.5's scripts set none).
+    clip_norm: float | None = Field(None, gt=0)
+
+    @model_validator(mode="after")
+    def _one_warmup(self) -> OptimConfig:
+        if self.warmup_ratio and self.warmup_steps:
+            raise ValueError("give warmup_ratio or warmup_steps, not both")
+        return self
+
+
+def parameter_groups(parts: Parts, config: OptimConfig) -> list[dict[str, Any]]:
+    """One group per part and kind; norms and biases (vectors) are not decayed."""
+    groups = []
+    for part, named in parts.items():
+        lr = config.lr_by_part.get(part, config.lr)
+        for decays in (True, False):
+            params = [p for _, p in named if (p.dim() >= 2) == decays]
+            if params:
+                decay = config.weight_decay if decays else 0.0
+                groups.append({"params": params, "lr": lr, "weight_decay": decay, "part": part})
+    return groups
+
+
+def build_optimizer(parts: Parts, config: OptimConfig) -> torch.optim.AdamW:
+    groups = parameter_groups(parts, config)
+    fused = all(p.is_cuda for g in groups for p in g["params"])
+    return torch.optim.AdamW(groups, lr=config.lr, betas=config.betas, eps=config.eps, fused=fused)
+
+
+def rate_multiplier(config: OptimConfig, total_steps: int) -> Callable[[int], float]:
+    """Step (from 0) -> factor on every group's learning rate."""
+    warmup = config.warmup_steps or math.ceil(config.warmup_ratio * total_steps)
+
+    def multiplier(step: int) -> float:
+        if step < warmup:
+            return step / warmup
+        if config.schedule == "constant":
+            return 1.0
+        done = min((step - warmup) / max(1, total_steps - warmup), 1.0)
+        shape = 0.5 * (1 + math.cos(math.pi * done)) if config.schedule == "cosine" else 1.0 - done
+        return config.final_ratio + (1 - config.final_ratio) * shape
+
+    return multiplier
