@@ -132,8 +132,9 @@ TEXT_ONLY = frozenset({"sums", "fact"})
 
 
 def describe(scene: Scene) -> str:
-    parts = [f"a {o.name} at the {o.place}" for o in scene.objects]
-    return f"The picture shows {_listing(parts)}."
+    """Place first: a reader (and a small model) can then look there and say what it sees."""
+    parts = [f"at the {o.place} there is a {o.name}" for o in scene.objects]
+    return _listing(parts).capitalize() + "."
 
 
 def _attribute_turn(rng: random.Random, scene: Scene, item: Object | None = None) -> tuple[tuple[str, str], str]:

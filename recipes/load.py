@@ -1,0 +1,263 @@
+"""From text to a checked recipe: OmegaConf makes a tree of YAML and `key=value`, pydantic makes sense of it.
+
+The only door to OmegaConf. Everything a user can get wrong ends as a `UserError` that names the
+file, the key and the cure, before anything is allocated or written.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Generic, TypeVar, get_args, get_origin
+
+import yaml
+from omegaconf import OmegaConf
+from omegaconf.errors import OmegaConfBaseException
+from pydantic import ValidationError
+
+from ..core.errors import UserError, did_you_mean, nearest
+from ..core.section import Section
+
+R = TypeVar("R", bound=Section)
+
+FOLDER = Path(__file__).parent
+RUN_OPTIONS = ("recipe", "stages", "restart", "dry_run")
+# Kinds that the plan names and no track has brought yet.
+FUTURE_KINDS = ("regenerate", "encode", "cache", "publish")
+
+
+@dataclass(frozen=True)
+class Options:
+    """What to do with a recipe; not part of it."""
+
+    stages: tuple[str, ...] | None = None
+    restart: str | None = None
+    dry_run: bool = False
+
+
+@dataclass(frozen=True)
+class Loaded(Generic[R]):
+    """A checked recipe, the tree it came from, its file, and the run's options."""
+
+    recipe: R
+    tree: dict[str, Any]
+    path: Path
+    options: Options
+
+
+def load(arguments: list[str], schema: type[R]) -> Loaded[R]:
+    """Read `recipe=NAME key=value ...`."""
+    pairs = [_pair(argument) for argument in arguments]
+    names = [value for key, value in pairs if key == "recipe"]
+    if len(names) != 1:
+        raise UserError("give one recipe", cure="recipe=NAME, one of: " + ", ".join(sorted(recipe_names())))
+    path = find_recipe(names[0])
+    tree = _with_base(path)
+    options, overrides = _options(pairs, tree)
+    for key, value in overrides:
+        _override(tree, key, value)
+    _check_kinds(tree, path)
+    try:
+        recipe = schema.model_validate(tree)
+    except ValidationError as error:
+        raise _readable(error, path, schema) from error
+    return Loaded(recipe, tree, path, options)
+
+
+def recipe_names() -> dict[str, Path]:
+    """Recipes that ship with the project: name -> file. `demo/lvlm` keeps its folder, others go by their stem."""
+    found = {}
+    for path in sorted(FOLDER.rglob("*.yaml")):
+        relative = path.relative_to(FOLDER).with_suffix("")
+        found[str(relative) if relative.parts[0] == "demo" else relative.name] = path
+    return found
+
+
+def find_recipe(name: str) -> Path:
+    """A shipped name, a name with its folder, or a path."""
+    known = recipe_names()
+    for path in (known.get(name), FOLDER / f"{name}.yaml", Path(name)):
+        if path is not None and path.is_file():
+            return path
+    raise UserError(f"no recipe {name!r}", where=str(FOLDER), cure=did_you_mean(name, known))
+
+
+def _pair(argument: str) -> tuple[str, str]:
+    key, sign, value = argument.partition("=")
+    if not sign or not key:
+        raise UserError(f"{argument!r} is not key=value", cure=f"write {argument.lstrip('-')}=VALUE, without blanks")
+    return key.lstrip("-"), value
+
+
+def _with_base(path: Path) -> dict[str, Any]:
+    tree = _read(path)
+    base = tree.pop("extends", None)
+    if base is None:
+        return tree
+    base_path = path.parent / f"{base}.yaml"
+    base_tree = _read(base_path if base_path.is_file() else find_recipe(base))
+    if "extends" in base_tree:
+        raise UserError(f"{base!r} extends another recipe itself", where=f"{path}, key extends", cure="extend one level")
+    return _merge(base_tree, tree)
+
+
+def _read(path: Path) -> dict[str, Any]:
+    try:
+        yaml.load(path.read_text(), Loader=_StrictLoader)  # duplicate keys: OmegaConf would take the last
+        tree = OmegaConf.to_container(OmegaConf.load(path), resolve=True)
+    except (yaml.YAMLError, OmegaConfBaseException, OSError, UnicodeDecodeError) as error:
+        raise UserError(f"not a readable recipe: {error}", where=str(path), cure="mend the YAML") from error
+    if not isinstance(tree, dict):
+        raise UserError("a recipe is a mapping", where=str(path), cure="see recipes/demo/lvlm.yaml")
+    return tree  # type: ignore[return-value]
+
+
+class _StrictLoader(yaml.SafeLoader):
+    """Refuses a key that stands twice (two stages with one name)."""
+
+    def construct_mapping(self, node: Any, deep: bool = False) -> dict[Any, Any]:
+        seen = set()
+        for key_node, _ in node.value:
+            key = self.construct_object(key_node, deep=True)
+            if key in seen:
+                raise UserError(
+                    f"{key!r} stands twice",
+                    where=f"{key_node.start_mark.name}, line {key_node.start_mark.line + 1}",
+                    cure="give each stage (and key) a name of its own",
+                )
+            seen.add(key)
+        return super().construct_mapping(node, deep)
+
+
+def _merge(base: dict[str, Any], top: dict[str, Any]) -> dict[str, Any]:
+    """`top` over `base`; a section whose kind changes starts afresh, so that the old kind's keys go."""
+    merged = dict(base)
+    for key, value in top.items():
+        old = merged.get(key)
+        if isinstance(old, dict) and isinstance(value, dict):
+            changed = "kind" in value and "kind" in old and value["kind"] != old["kind"]
+            merged[key] = value if changed else _merge(old, value)
+        else:
+            merged[key] = value
+    return merged
+
+
+def _options(pairs: list[tuple[str, str]], tree: dict[str, Any]) -> tuple[Options, list[tuple[str, Any]]]:
+    values: dict[str, Any] = {}
+    overrides = []
+    for key, text in pairs:
+        value = _value(key, text)
+        if key in RUN_OPTIONS:
+            values[key] = value
+        else:
+            overrides.append((key, value))
+    known = list((tree.get("stages") or {}).keys())
+    stages = values.get("stages")
+    if stages is not None:
+        stages = tuple(str(s) for s in (stages if isinstance(stages, list) else [stages]))
+        for stage in stages:
+            _known_stage(stage, known, "stages")
+    restart = values.get("restart")
+    if restart is not None:
+        _known_stage(str(restart), known, "restart")
+    dry_run = values.get("dry_run", False)
+    if not isinstance(dry_run, bool):
+        raise UserError(f"dry_run={dry_run!r} is neither true nor false", cure="dry_run=true")
+    return Options(stages, restart, dry_run), overrides
+
+
+def _known_stage(stage: str, known: list[str], option: str) -> None:
+    if stage not in known:
+        raise UserError(f"{option} names {stage!r}, which is no stage of this recipe", cure=did_you_mean(stage, known))
+
+
+def _value(key: str, text: str) -> Any:
+    try:
+        return OmegaConf.to_container(OmegaConf.from_dotlist([f"value={text}"]))["value"]  # type: ignore[index,call-overload]
+    except (yaml.YAMLError, OmegaConfBaseException) as error:
+        raise UserError(f"cannot read the value of {key}={text}", cure="quote it as YAML would want it") from error
+
+
+def _override(tree: dict[str, Any], key: str, value: Any) -> None:
+    *path, last = key.split(".")
+    section: Any = tree
+    for part in path:
+        if not isinstance(section.get(part), dict):
+            section[part] = {}
+        section = section[part]
+    if last == "kind" and section.get("kind") not in (None, value):
+        section.clear()
+    section[last] = _merge(section[last], value) if isinstance(section.get(last), dict) and isinstance(value, dict) else value
+
+
+def _check_kinds(tree: dict[str, Any], path: Path) -> None:
+    """Kinds of later tracks are refused as such, not as typing mistakes."""
+    for name, stage in (tree.get("stages") or {}).items():
+        kind = stage.get("kind") if isinstance(stage, dict) else None
+        if kind in FUTURE_KINDS:
+            raise UserError(
+                f"stage {name!r}: kind {kind!r} does not exist yet",
+                where=f"{path}, key stages.{name}.kind",
+                cure="leave the stage out; this version has the kinds generate, train and evaluate",
+            )
+
+
+def _readable(error: ValidationError, path: Path, schema: type[Section]) -> UserError:
+    lines, cures = [], []
+    for problem in error.errors():
+        places = [str(p) for p in problem["loc"]]
+        key = ".".join(_walk(schema, places)[0])
+        kind, message = problem["type"], problem["msg"]
+        if kind == "extra_forbidden":
+            known = sorted({name for model in _walk(schema, places[:-1])[1] for name in _names(model)})
+            close = nearest(places[-1], known)
+            lines.append(f"unknown key {key}")
+            cures.append(f"{key}: did you mean {close[0]}?" if close else f"{key}: keys here are {', '.join(known)}")
+        elif kind == "missing":
+            lines.append(f"{key} is missing")
+        elif kind == "union_tag_invalid":
+            tags = problem["ctx"]["expected_tags"]
+            lines.append(f"{key}.kind: {problem['ctx']['tag']!r} is no kind; kinds are {tags}")
+        else:
+            lines.append(f"{key}: {message[0].lower()}{message[1:]} (found {problem['input']!r})")
+    return UserError("; ".join(lines), where=str(path), cure="; ".join(cures) or "mend the key, or see the recipe's header")
+
+
+def _walk(schema: type[Section], places: list[str]) -> tuple[list[str], list[type[Section]]]:
+    """Follow pydantic's place in a schema: the keys that the user wrote, and the sections reached.
+
+    Tagged unions put the kind into the place, and a mapping's keys (stage names) are no field.
+    """
+    kept: list[str] = []
+    models: list[type[Section]] = [schema]
+    free_name = False
+    for place in places:
+        if free_name:
+            kept.append(place)
+            free_name = False
+            continue
+        tagged = [m for m in models if _tag(m) == place]
+        if tagged and not any(place in _names(m) for m in models):
+            models = tagged
+            continue
+        kept.append(place)
+        fields = [f for m in models for n, f in m.model_fields.items() if place in (n, f.alias)]
+        free_name = any(get_origin(f.annotation) is dict for f in fields)
+        models = [inner for f in fields for inner in _sections(f.annotation)] or models
+    return kept, models
+
+
+def _tag(model: type[Section]) -> str | None:
+    kind = model.model_fields.get("kind")
+    values = get_args(kind.annotation) if kind else ()
+    return values[0] if values else None
+
+
+def _names(model: type[Section]) -> set[str]:
+    return {field.alias or name for name, field in model.model_fields.items()}
+
+
+def _sections(annotation: Any) -> list[type[Section]]:
+    if isinstance(annotation, type) and issubclass(annotation, Section):
+        return [annotation]
+    return [found for part in get_args(annotation) for found in _sections(part)]

@@ -1,0 +1,54 @@
+"""Stage kind `generate`: write the shapes world and the tokenizer and processor that belong to it."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Literal
+
+from pydantic import Field
+
+from ...core import ranks
+from ...core.section import Section
+from ...data.conversations import SYSTEM
+from ...data.processor import build_processor
+from ...data.shapes.tokenizer import train_tokenizer
+from ...data.shapes.write import write_world
+from ..context import Context
+
+
+class GenerateStage(Section):
+    kind: Literal["generate"]
+    # Side of the pictures in pixels, and of a vision patch: a patch should hold one of the board's nine places.
+    image_size: int = Field(48, ge=24)
+    patch_size: int = Field(16, ge=4)
+    vocab_size: int = Field(640, ge=400)
+    # split -> kind of scenario -> number of records.
+    splits: dict[str, dict[str, int]]
+
+    def makes(self) -> set[str]:
+        return {"data", "processor"}
+
+    def needs(self) -> dict[str, str | None]:
+        return {}
+
+
+def run(stage: GenerateStage, context: Context) -> None:
+    """Rank 0 writes; the tokenizer is trained on the text of the first split."""
+    if ranks.is_main():
+        world = context.folder / "world"
+        manifest = write_world(world, seed=context.seed, image_size=stage.image_size, splits=stage.splits)
+        first = next(iter(stage.splits))
+        tokenizer = train_tokenizer(_texts(world / f"{first}.json"), stage.vocab_size)
+        build_processor(tokenizer, image_size=stage.image_size, patch_size=stage.patch_size).save(context.folder)
+        total = sum(sum(counts.values()) for counts in manifest["splits"].values())
+        context.say(f"wrote {total} records in {len(stage.splits)} splits, {len(tokenizer)} token ids")
+    ranks.barrier()
+
+
+def _texts(path: Path) -> list[str]:
+    texts = [SYSTEM, "USER: ASSISTANT:", "\n"]
+    for record in json.loads(path.read_text()):
+        for question, answer in zip(record["conversations"][::2], record["conversations"][1::2], strict=True):
+            texts.append(f"USER: {question['value'].replace('<image>', '')} ASSISTANT: {answer['value']}")
+    return texts
