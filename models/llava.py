@@ -148,7 +148,7 @@ class LlavaTraining(nn.Module):
         logits = self.llava.lm_head(hidden[:, :-1][keep]).float()  # [S,V]
         loss = F.cross_entropy(logits, labels, reduction="sum")
         right = (logits.argmax(-1) == labels).sum()
-        return StepLoss(loss, keep.sum(), {"right": right})
+        return StepLoss(loss, keep.sum(), {"accuracy": right})
 
     def hidden_states(self, batch: Batch) -> Tensor:
         """Final states [B,T,D] of the language model, its feature: the LM head is still to come."""

@@ -66,6 +66,7 @@ def train(
     folder: Path,
     fingerprint: str,
     log: Log,
+    rewind: Callable[[int], None],
     say: Callable[[str], None],
     validate: Callable[[], dict[str, float]] | None = None,
 ) -> None:
@@ -73,6 +74,7 @@ def train(
 
     Args:
         make_loader: first step -> loader of this rank.
+        rewind: told the step that training starts from, so that later lines of an earlier try go.
 
     Raises:
         TrainingError: a loss or gradient that is not finite, a step without supervised tokens, a skipped step.
@@ -86,6 +88,7 @@ def train(
         for note in found.notes:
             say(f"refused checkpoint {note}")
         say(f"resuming from {found.path} (step {step})")
+    rewind(step)
     with _StopFlag() as stop:
         _steps(engine, make_loader(step), schedule, step, stop, folder, fingerprint, log, validate)
 

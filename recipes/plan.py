@@ -1,0 +1,84 @@
+"""From a recipe to a plan: which stage makes what each one needs, and what makes a result stale."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from pathlib import Path
+from typing import Any
+
+from ..core.errors import UserError, did_you_mean
+from ..data.records import file_identity
+from ..trainers.run import Planned
+from .schema import Recipe
+
+
+def plan(recipe: Recipe, path: Path) -> list[Planned]:
+    """Wire the stages. Raises `UserError` where one needs a thing that no earlier stage makes."""
+    planned: list[Planned] = []
+    for name, stage in recipe.stages.items():
+        inputs: dict[str, str] = {}
+        for thing, wanted in stage.needs().items():
+            maker = _maker(planned, thing, wanted, name, recipe, path)
+            if maker is not None:
+                inputs[thing] = maker
+        # A drafter that is trained goes on from the latest stage that trained it, where there is one.
+        if "drafter" in stage.makes() or "target" in stage.makes():
+            (thing,) = stage.makes()
+            earlier = [p.name for p in planned if thing in p.stage.makes()]
+            if earlier:
+                inputs.setdefault(thing, earlier[-1])
+        planned.append(Planned(name, stage, inputs, _fingerprint(recipe, stage, inputs, planned)))
+    return planned
+
+
+def _maker(
+    earlier: list[Planned], thing: str, wanted: str | None, name: str, recipe: Recipe, path: Path
+) -> str | None:
+    where = f"{path}, key stages.{name}"
+    makers = [p.name for p in earlier if thing in p.stage.makes()]
+    if wanted is not None:
+        if wanted in makers:
+            return wanted
+        names = [p.name for p in earlier]
+        if wanted in names:
+            raise UserError(f"stage {name!r} takes its {thing} from {wanted!r}, which makes none", where=where,
+                            cure=did_you_mean(wanted, makers))  # fmt: skip
+        raise UserError(f"stage {name!r} takes its {thing} from {wanted!r}, which is no earlier stage", where=where,
+                        cure=did_you_mean(wanted, makers or names))  # fmt: skip
+    if makers:
+        return makers[-1]
+    if thing in ("target", "processor") and recipe.target.path is not None:
+        return None
+    raise UserError(
+        f"stage {name!r} needs a {thing} and no earlier stage makes one",
+        where=where,
+        cure="put the stage that makes it before this one" + (", or give target.path" if thing != "drafter" else ""),
+    )
+
+
+def _fingerprint(recipe: Recipe, stage: Any, inputs: dict[str, str], earlier: list[Planned]) -> str:
+    """Of all that a stage's result depends on: not tracking, places, or the number of ranks."""
+    section = stage.model_dump(mode="json")
+    for harmless in ("log_every", "num_workers", "checkpoints", "expected"):
+        section.pop(harmless, None)
+    by_name = {p.name: p.fingerprint for p in earlier}
+    parts = {
+        "stage": section,
+        "inputs": {thing: by_name[maker] for thing, maker in inputs.items()},
+        "seed": recipe.seed,
+        "target": recipe.target.model_dump(mode="json", exclude={"device_map"}),
+        "drafter": recipe.drafter.model_dump(mode="json") if recipe.drafter else None,
+        "engine": recipe.engine.model_dump(mode="json"),
+        "data": _data_identity(section),
+    }
+    return hashlib.sha256(json.dumps(parts, sort_keys=True).encode()).hexdigest()
+
+
+def _data_identity(section: dict[str, Any]) -> list[str]:
+    """Content of the files on disk that a stage reads; what another stage wrote is covered by its fingerprint."""
+    data = section.get("data")
+    if not data or data.get("from_stage") is not None:
+        return []
+    names = [data["path"]] if isinstance(data["path"], str) else data["path"]
+    return [file_identity(Path(name)) if Path(name).is_file() else "absent" for name in names]

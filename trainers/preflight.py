@@ -1,0 +1,93 @@
+"""Looked at before step 0: one rendered sample with what is supervised, and the checks that fail silently later."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import torch
+
+from ..core import ranks
+from ..core.errors import UserError
+from ..data.collate import Sample, collate
+from ..data.dataset import ConversationDataset
+from ..data.processor import Processor
+from ..models.llava import LlavaTraining
+
+_LOOKED_AT = 64  # samples that token counts are estimated from
+
+
+def preflight(
+    dataset: ConversationDataset,
+    module: LlavaTraining,
+    processor: Processor,
+    *,
+    folder: Path,
+    say: Callable[[str], None],
+) -> None:
+    """Print a sample and counts (rank 0). Raises `UserError` where the data does not fit the model."""
+    if not ranks.is_main():
+        return
+    count = min(_LOOKED_AT, len(dataset))
+    samples = [dataset[i * len(dataset) // count] for i in range(count)]
+    _check_image_tokens(module, processor)
+    _check_head(module, samples[0], processor)
+    tokens = sum(len(s.ids) for s in samples)
+    supervised = sum(sum(s.loss_mask) for s in samples)
+    images = sum(len(s.pixels) for s in samples if s.pixels is not None)
+    scale = len(dataset) / count
+    estimated = "" if count == len(dataset) else f" (from {count} samples)"
+    say(
+        f"{len(dataset)} samples, {tokens * scale:.0f} tokens, {supervised * scale:.0f} supervised, "
+        f"{images * scale:.0f} images{estimated}"
+    )
+    shown = render(samples[0], processor)
+    (folder / "sample.txt").write_text(shown + "\n")
+    say(f"first sample, supervised text in [[ ]]:\n  {shown}")
+
+
+def render(sample: Sample, processor: Processor) -> str:
+    """A sample as text; supervised spans in double brackets, a picture as <image x N>."""
+    text, place, tokenizer = "", 0, processor.tokenizer
+    while place < len(sample.ids):
+        end = place
+        is_image = sample.ids[place] == processor.image_token_id
+        while (
+            end < len(sample.ids)
+            and sample.loss_mask[end] == sample.loss_mask[place]
+            and (sample.ids[end] == processor.image_token_id) == is_image
+        ):
+            end += 1
+        if is_image:
+            text += f"<image x {end - place}>"
+        else:
+            run = tokenizer.decode(sample.ids[place:end], clean_up_tokenization_spaces=False)
+            text += f"[[{run}]]" if sample.loss_mask[place] else run
+        place = end
+    return text.replace("\n", "\\n")
+
+
+def _check_image_tokens(module: LlavaTraining, processor: Processor) -> None:
+    size = processor.image_size
+    with torch.no_grad():
+        count = module.selected_features(torch.zeros(1, 3, size, size)).shape[1]
+    if count != processor.num_image_tokens:
+        raise UserError(
+            f"the processor writes {processor.num_image_tokens} tokens for a picture and the vision tower gives {count}",
+            cure="use the processor of this tower: patch_size and crop_size must be the tower's",
+        )
+
+
+def _check_head(module: LlavaTraining, sample: Sample, processor: Processor) -> None:
+    """Our states through the LM head must be the scores of the model's own forward."""
+    batch = collate([sample], pad_id=processor.pad_id, image_size=processor.image_size)
+    with torch.no_grad():
+        ours = module.llava.lm_head(module.hidden_states(batch))
+        pixels = {} if sample.pixels is None else {"pixel_values": sample.pixels}
+        theirs = module.llava(input_ids=batch.ids, attention_mask=batch.attention_mask.long(), **pixels).logits
+    gap = float((ours - theirs).abs().max())
+    if gap > 1e-3:
+        raise UserError(
+            f"lm_head(feature) differs from the model's scores by {gap:.2g}",
+            cure="report this with the model's name: its class computes something beyond the head",
+        )

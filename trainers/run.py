@@ -1,0 +1,117 @@
+"""Run a recipe: its stages in order, each in a folder of its own, each once for the same inputs."""
+
+from __future__ import annotations
+
+import json
+import os
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from ..core import ranks
+from ..core.errors import UserError
+from .context import Context
+from .stages import evaluate, generate, train
+
+RUNNERS: dict[str, Callable[[Any, Context], None]] = {
+    "generate": generate.run,
+    "train": train.run,
+    "evaluate": evaluate.run,
+}
+DONE = "done.json"
+
+
+@dataclass(frozen=True)
+class Planned:
+    """A stage with the stages that make what it needs."""
+
+    name: str
+    stage: Any
+    inputs: dict[str, str]  # thing -> name of the stage that made it
+    fingerprint: str
+
+
+def run_stages(
+    plan: Sequence[Planned],
+    make_context: Callable[[Planned, Path, Mapping[str, Path]], Context],
+    *,
+    output: Path,
+    chosen: Sequence[str] | None,
+    restart: str | None,
+    say: Callable[[str], None],
+) -> None:
+    """Run the planned stages; a finished one with the same inputs is passed over.
+
+    Raises:
+        UserError: a finished stage whose inputs changed, or one whose inputs were never made.
+    """
+    if restart is not None:
+        _set_aside(plan, restart, output, say)
+    for planned in plan:
+        if chosen is not None and planned.name not in chosen:
+            continue
+        folder = output / planned.name
+        done = _done(folder)
+        if done is not None and done["fingerprint"] == planned.fingerprint:
+            say(f"stage {planned.name}: finished before, same inputs")
+            continue
+        _refuse_other(folder, planned)
+        for thing, maker in planned.inputs.items():
+            if _done(output / maker) is None:
+                raise UserError(
+                    f"stage {planned.name} needs the {thing} of stage {maker}, which has not finished",
+                    where=str(output / maker),
+                    cure=f"run it first: stages=[{maker},{planned.name}]",
+                )
+        say(f"stage {planned.name}")
+        if ranks.is_main():
+            folder.mkdir(parents=True, exist_ok=True)
+            (folder / "fingerprint.json").write_text(json.dumps({"fingerprint": planned.fingerprint}))
+        ranks.barrier()
+        start = time.monotonic()
+        inputs = {thing: output / maker for thing, maker in planned.inputs.items()}
+        RUNNERS[planned.stage.kind](planned.stage, make_context(planned, folder, inputs))
+        ranks.barrier()
+        if ranks.is_main():
+            _finish(folder, planned.fingerprint, time.monotonic() - start)
+        ranks.barrier()
+
+
+def _done(folder: Path) -> dict[str, Any] | None:
+    path = folder / DONE
+    return json.loads(path.read_text()) if path.is_file() else None
+
+
+def _refuse_other(folder: Path, planned: Planned) -> None:
+    path = folder / "fingerprint.json"
+    if path.is_file() and json.loads(path.read_text())["fingerprint"] != planned.fingerprint:
+        raise UserError(
+            f"stage {planned.name} was run (or begun) with other settings, data or earlier stages",
+            where=str(folder),
+            cure=f"restart={planned.name} runs it again (the old folder is kept aside), or choose another output",
+        )
+
+
+def _set_aside(plan: Sequence[Planned], restart: str, output: Path, say: Callable[[str], None]) -> None:
+    """Rename the folders of a stage and of all stages that build on it; nothing is deleted."""
+    stale = {restart}
+    for planned in plan:
+        if stale & set(planned.inputs.values()):
+            stale.add(planned.name)
+    for name in sorted(stale):
+        folder = output / name
+        if ranks.is_main() and folder.exists():
+            number = 1
+            while (kept := output / f"{name}.before-{number}").exists():
+                number += 1
+            os.replace(folder, kept)
+            say(f"stage {name}: old results kept in {kept}")
+    ranks.barrier()
+
+
+def _finish(folder: Path, fingerprint: str, seconds: float) -> None:
+    aside = folder / f".{DONE}"
+    aside.write_text(json.dumps({"fingerprint": fingerprint, "seconds": round(seconds, 1)}))
+    os.replace(aside, folder / DONE)

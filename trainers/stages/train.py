@@ -1,0 +1,230 @@
+"""Stage kind `train`: train a drafter, or the demo's target, on conversations. One path for both."""
+
+from __future__ import annotations
+
+import functools
+import random
+from pathlib import Path
+from typing import Any, Literal
+
+import numpy as np
+import torch
+from pydantic import Field, model_validator
+
+from ...core import ranks
+from ...core.errors import UserError
+from ...core.section import Section
+from ...core.tracking import Tracker
+from ...data.conversations import PromptFormat
+from ...data.dataset import ConversationData, ConversationDataset
+from ...data.loader import Loader, steps_per_epoch
+from ...data.processor import Processor
+from ...models.drafters.lvlm import build_drafter, load_drafter, save_llava
+from ...models.llava import LlavaTraining, Part
+from ...models.targets.load import build_target, load_llava, target_config
+from ..checkpoint import CheckpointConfig
+from ..context import Context
+from ..engine import Engine, init_distributed
+from ..loop import Schedule, train
+from ..optim import OptimConfig, build_optimizer, rate_multiplier
+from ..preflight import preflight
+from ..progress import Progress
+
+
+class Expected(Section):
+    """What data that is not on disk is declared to hold; measurements take its place when it is there."""
+
+    samples: int = Field(ge=1)
+    text_tokens: int | None = Field(None, ge=0)
+    visual_tokens: int | None = Field(None, ge=0)
+
+
+class TrainStage(Section):
+    kind: Literal["train"]
+    # Whose weights are trained; everything else is frozen.
+    model: Literal["drafter", "target"] = "drafter"
+    # The stage whose weights this one starts from; null: the latest that made this model.
+    from_stage: str | None = Field(None, alias="from")
+    trainable: list[Part]
+    format: PromptFormat = PromptFormat()
+    data: ConversationData
+    epochs: int | None = Field(None, ge=1)
+    # Optimizer steps; in place of epochs.
+    steps: int | None = Field(None, ge=1)
+    # Rows of an optimizer step over all ranks, and of one forward on one rank.
+    batch_size: int = Field(ge=1)
+    micro_batch_size: int | None = Field(None, ge=1)
+    # Batches of one modality (LLaVA's finetuning): faster, and ranks stay even.
+    group_by_modality: bool = False
+    optim: OptimConfig
+    gradient_checkpointing: bool = False
+    checkpoints: CheckpointConfig = CheckpointConfig()
+    num_workers: int = Field(0, ge=0)
+    log_every: int = Field(10, ge=1)
+    expected: Expected | None = None
+
+    @model_validator(mode="after")
+    def _one_length(self) -> TrainStage:
+        if (self.epochs is None) == (self.steps is None):
+            raise ValueError("give epochs or steps")
+        if self.micro_batch_size is not None and self.micro_batch_size > self.batch_size:
+            raise ValueError("micro_batch_size is larger than batch_size")
+        unknown = set(self.optim.lr_by_part) - set(self.trainable)
+        if unknown:
+            raise ValueError(f"optim.lr_by_part names {sorted(unknown)}, which trainable does not")
+        return self
+
+    def makes(self) -> set[str]:
+        return {self.model}
+
+    def needs(self) -> dict[str, str | None]:
+        wanted: dict[str, str | None] = {"processor": None}
+        if self.data.from_stage is not None:
+            wanted["data"] = self.data.from_stage
+        if self.model == "drafter":
+            wanted["target"] = None
+        if self.from_stage is not None:
+            wanted[self.model] = self.from_stage
+        return wanted
+
+    def num_steps(self, num_samples: int) -> int:
+        """Optimizer steps, the last partial batch of each epoch kept."""
+        return self.steps or steps_per_epoch(num_samples, self.batch_size) * (self.epochs or 0)
+
+
+def run(stage: TrainStage, context: Context) -> None:
+    init_distributed()
+    _seed(context.seed)
+    processor = context.processor()
+    dataset = ConversationDataset(
+        stage.data,
+        stage.format,
+        processor,
+        files=data_files(stage.data, context),
+        skipped_log=context.folder / "skipped.jsonl",
+        cache=context.folder / "cache",
+    )
+    llava = _start_weights(stage, context, processor)
+    check_positions(llava.config, stage)
+    module = LlavaTraining(llava, stage.trainable, gradient_checkpointing=stage.gradient_checkpointing)
+    total = stage.num_steps(len(dataset))
+    micro = stage.micro_batch_size or -(-stage.batch_size // ranks.world_size())
+    preflight(dataset, module, processor, folder=context.folder, say=context.say)
+    make_loader = functools.partial(_loader, stage, dataset, processor, context.seed, total, micro)
+    optimizer = build_optimizer(module.parts(), stage.optim)
+    engine = Engine(
+        module,
+        optimizer,
+        rate_multiplier(stage.optim, total),
+        context.engine,
+        micro_batch_size=micro,
+        accumulation=make_loader(0).accumulation,
+        clip_norm=stage.optim.clip_norm,
+    )
+    tracker = Tracker(context.tracking, context.folder, name=context.name, recipe=context.recipe, say=context.say)
+    with Progress(context.name, total) as progress:
+
+        def log(values: dict[str, float], step: int) -> None:
+            tracker.log(values, step)
+            progress.update(values, step)
+
+        train(
+            engine,
+            make_loader,
+            Schedule(total, stage.checkpoints, log_every=stage.log_every),
+            folder=context.folder / "checkpoints",
+            fingerprint=context.fingerprint,
+            log=log,
+            rewind=tracker.rewind,
+            say=context.say,
+        )
+    tracker.finish()
+    _save(stage, context, engine, processor, total)
+
+
+def data_files(data: ConversationData, context: Context) -> list[Path]:
+    """Files on disk, or splits of the world that an earlier stage wrote."""
+    names = [data.path] if isinstance(data.path, str) else data.path
+    if data.from_stage is None:
+        return [Path(name) for name in names]
+    return [context.inputs["data"] / "world" / f"{name}.json" for name in names]
+
+
+def check_positions(config: Any, stage: TrainStage) -> None:
+    """Samples longer than the language model has positions would be learned wrong, silently."""
+    positions = config.text_config.max_position_embeddings
+    if stage.data.max_length > positions:
+        raise UserError(
+            f"data.max_length is {stage.data.max_length} and the language model has {positions} positions",
+            cure=f"set data.max_length to {positions} or less, or use a model with more positions",
+        )
+
+
+def _start_weights(stage: TrainStage, context: Context, processor: Processor) -> Any:
+    """The model as this stage finds it: an earlier stage's result, or assembled from the recipe."""
+    made = context.inputs.get(stage.model)
+    if made is not None:
+        if stage.model == "drafter":
+            return load_drafter(made, tokenizer_hash=processor.tokenizer_hash, dtype=torch.float32)
+        return load_llava(made, revision=None, dtype=torch.float32, key="target")
+    if stage.model == "target":
+        return build_target(context.target, context.token_ids(processor, len(processor.tokenizer)))
+    assert context.drafter is not None
+    if context.drafter.vision_tower == "target":
+        target: Any = load_llava(context.target_source(), revision=None, dtype=torch.float32, key="target.path")
+    elif (folder := context.inputs.get("target")) is not None:
+        target = load_llava(folder, revision=None, dtype=torch.float32, key="target").config
+    else:
+        target = target_config(context.target, None, network=True)
+    ids = context.token_ids(processor, getattr(target, "config", target).text_config.vocab_size)
+    return build_drafter(context.drafter, target, ids, seed=context.seed)
+
+
+def _loader(
+    stage: TrainStage,
+    dataset: ConversationDataset,
+    processor: Processor,
+    seed: int,
+    total: int,
+    micro: int,
+    start_step: int,
+) -> Loader:
+    return Loader(
+        dataset,
+        seed=seed,
+        batch_size=stage.batch_size,
+        micro_batch_size=micro,
+        total_steps=total,
+        pad_id=processor.pad_id,
+        image_size=processor.image_size,
+        grouped=stage.group_by_modality,
+        rank=ranks.rank(),
+        world_size=ranks.world_size(),
+        start_step=start_step,
+        num_workers=stage.num_workers,
+    )
+
+
+def _save(stage: TrainStage, context: Context, engine: Engine, processor: Processor, total: int) -> None:
+    """The result: a directory that transformers loads, written by rank 0."""
+    manifest = {
+        "model": stage.model,
+        "target": str(context.target.path or "inline"),
+        "tokenizer_hash": processor.tokenizer_hash,
+        "format": stage.format.model_dump(),
+        "training": {"stage": context.name, "steps": total, "seed": context.seed, "fingerprint": context.fingerprint},
+        "command": context.command,
+    }
+    with engine.full_weights():
+        if ranks.is_main():
+            module = engine.module
+            assert isinstance(module, LlavaTraining)
+            save_llava(module.llava, context.folder, manifest)
+            processor.save(context.folder)
+    ranks.barrier()
+
+
+def _seed(seed: int) -> None:
+    random.seed(seed)
+    np.random.seed(seed)  # noqa: NPY002: libraries that draw from the global state
+    torch.manual_seed(seed)
