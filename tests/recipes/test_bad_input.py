@@ -1,0 +1,83 @@
+"""Every mistake in a recipe ends with one readable message, exit code 2, and nothing written."""
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from draftsmith.core.errors import UserError
+from draftsmith.recipes.cli import main
+from draftsmith.recipes.load import load
+from draftsmith.recipes.plan import plan
+from draftsmith.recipes.schema import Recipe
+
+ROOT = Path(__file__).resolve().parents[2]
+BAD = {
+    "unknown recipe": (["recipe=llava15-69m"], "llava15-68m"),
+    "unknown key": (["recipe=llava15-68m", "stages.pretrain.optim.lrr=1"], "did you mean lr?"),
+    "unknown top key": (["recipe=llava15-68m", "traget=1"], "did you mean target?"),
+    "wrong type": (["recipe=llava15-68m", "stages.pretrain.batch_size=many"], "stages.pretrain.batch_size"),
+    "out of range": (["recipe=llava15-68m", "stages.pretrain.optim.lr=-1"], "greater than 0"),
+    "bare word": (["recipe=llava15-68m", "fast"], "'fast' is not key=value"),
+    "no recipe": (["output=x"], "give one recipe"),
+    "unknown stage": (["recipe=llava15-68m", "stages=[pretrian]"], "pretrain"),
+    "unknown restart": (["recipe=llava15-68m", "restart=finetone"], "finetune"),
+    "future kind": (["recipe=llava15-68m", "stages.pretrain.kind=regenerate"], "does not exist yet"),
+    "unknown kind": (["recipe=llava15-68m", "stages.pretrain.kind=trian"], "kinds are"),
+    "needs earlier": (["recipe=demo/lvlm", "stages.target.data.from=evaluate"], "no earlier stage"),
+    "makes no data": (["recipe=demo/lvlm", "stages.language.data.from=target"], "makes none"),
+    "rule at temperature": (["recipe=llava15-68m", "stages.evaluate.temperature=1.0"], "rule: greedy"),
+    "draw at zero": (["recipe=llava15-68m", "stages.evaluate.draw=sample"], "draw: sample at temperature 0"),
+    "fp16 on a CPU": (["recipe=llava15-68m", "engine.precision=fp16"], "fp16"),
+    "dry_run value": (["recipe=llava15-68m", "dry_run=maybe"], "neither true nor false"),
+}
+
+
+@pytest.mark.parametrize("name", BAD)
+def test_mistakes_are_told_and_nothing_is_written(name, tmp_path, capsys, monkeypatch):
+    import torch
+
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    monkeypatch.chdir(tmp_path)
+    arguments, expected = BAD[name]
+    assert main(arguments) == 2
+    message = capsys.readouterr().err
+    assert expected in message
+    assert "Traceback" not in message
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_two_stages_with_one_name(tmp_path):
+    path = tmp_path / "twice.yaml"
+    path.write_text("target: {}\nstages:\n  a: {kind: train}\n  a: {kind: train}\noutput: x\n")
+    with pytest.raises(UserError, match="'a' stands twice"):
+        load([f"recipe={path}"], Recipe)
+
+
+def test_extends_goes_one_level_and_kind_changes_drop_old_keys():
+    loaded = load(["recipe=llava15-160m"], Recipe)
+    assert loaded.recipe.drafter.language_model == "JackFram/llama-160m"
+    assert loaded.recipe.drafter.vision_tower == "openai/clip-vit-large-patch14-336"
+    changed = load(["recipe=demo/lvlm", "stages.world.splits.train.caption=7"], Recipe)
+    assert changed.recipe.stages["world"].splits["train"]["caption"] == 7
+
+
+def test_fingerprints_cover_what_changes_results_and_nothing_else():
+    def prints(*overrides):
+        loaded = load(["recipe=demo/lvlm", *overrides], Recipe)
+        return {p.name: p.fingerprint for p in plan(loaded.recipe, loaded.path)}
+
+    base = prints()
+    assert prints("output=elsewhere", "stages.target.log_every=3", "stages.target.num_workers=2") == base
+    changed = prints("stages.pretrain.optim.lr=0.5")
+    assert {n for n in base if changed[n] != base[n]} == {"pretrain", "finetune", "evaluate"}
+    assert all(changed != base[name] for name, changed in prints("seed=1").items())
+
+
+@pytest.mark.parametrize("launcher", [["trains/train.py"], ["-m", "deepspeed.launcher.runner", "--num_accelerators", "2", "trains/train.py"]])
+def test_through_the_real_launchers(launcher, tmp_path):
+    command = [sys.executable, *launcher, "recipe=demo/lvlm", "sede=1", f"output={tmp_path / 'run'}"]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=120, check=False)
+    assert done.returncode == 2
+    assert (done.stdout + done.stderr).count("did you mean seed?") == 1
+    assert not (tmp_path / "run").exists()

@@ -1,0 +1,56 @@
+"""Every demo recipe runs end to end with a few steps; once through the real launcher with two ranks and ZeRO-2."""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[2]
+FEW = [
+    "stages.world.splits.train={caption: 20, attribute: 20, conversation: 20, place: 4, probe: 4, count: 4, word: 4, "
+    "difference: 4, edit: 4, story: 4, sums: 4, fact: 4}",
+    "stages.world.splits.align.caption=20",
+    "stages.world.splits.seen={attribute: 2, place: 1, count: 1, probe: 1}",
+    "stages.world.splits.text={sums: 2, fact: 1}",
+    "stages.world.splits.binding.attribute=6",
+    "stages.target.steps=4",
+    "stages.language.steps=2",
+    "stages.finetune.steps=3",
+    "stages.evaluate.max_new_tokens=12",
+]
+
+
+def launch(output: Path, *more: str, ranks: int = 0) -> subprocess.CompletedProcess:
+    launcher = ["-m", "deepspeed.launcher.runner", "--num_accelerators", str(ranks)] if ranks else []
+    command = [sys.executable, *launcher, "trains/train.py", "recipe=demo/lvlm", f"output={output}", *FEW, *more]
+    environment = os.environ | {"OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1"}
+    return subprocess.run(
+        command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=300, check=False
+    )
+
+
+def test_two_ranks_with_zero2_from_files_to_report(tmp_path):
+    done = launch(tmp_path / "run", "engine.zero_stage=2", ranks=2)
+    assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-3000:]
+    report = json.loads((tmp_path / "run" / "evaluate" / "report.json").read_text())
+    for modes in report["tables"].values():
+        for table in modes.values():
+            assert table["identical"] == table["requests"] > 0
+    for name in ("report.md", "acceptance.png", "speedup.png"):
+        assert (tmp_path / "run" / "evaluate" / name).stat().st_size > 200
+    # The draft loads in plain transformers.
+    from transformers import AutoProcessor, LlavaForConditionalGeneration
+
+    folder = tmp_path / "run" / "finetune"
+    model = LlavaForConditionalGeneration.from_pretrained(folder)
+    processor = AutoProcessor.from_pretrained(folder)
+    assert type(processor).__name__ == "LlavaProcessor"
+    assert model.config.text_config.vocab_size >= len(processor.tokenizer)
+
+    again = launch(tmp_path / "run", "engine.zero_stage=2", ranks=2)
+    assert again.returncode == 0
+    assert again.stdout.count("finished before") == 6
+    refused = launch(tmp_path / "run", "engine.zero_stage=2", "stages.finetune.optim.lr=0.1")
+    assert refused.returncode == 2
+    assert "restart=finetune" in refused.stderr
