@@ -56,6 +56,14 @@ def conversation(rng: random.Random) -> Scenario:
     return Scenario(turns, (scene,))
 
 
+def colors(rng: random.Random) -> Scenario:
+    """The colours of all objects in an order that the picture does not give: each must be looked up by its shape."""
+    scene = sample_scene(rng, rng.randint(2, 3))
+    objects = rng.sample(scene.objects, len(scene.objects))
+    answer = _listing([f"{o.shape} {o.color}" for o in objects]).capitalize() + "."
+    return Scenario([("Which color does each object have?", answer)], (scene,))
+
+
 def probe(rng: random.Random) -> Scenario:
     scene = sample_scene(rng, rng.randint(2, 3))
     item = rng.choice(scene.objects)
@@ -126,7 +134,7 @@ def fact(rng: random.Random) -> Scenario:
 
 KINDS: dict[str, Callable[[random.Random], Scenario]] = {
     f.__name__: f
-    for f in (caption, attribute, conversation, probe, count, place, word, difference, edit, story, sums, fact)
+    for f in (caption, attribute, conversation, colors, probe, count, place, word, difference, edit, story, sums, fact)
 }
 TEXT_ONLY = frozenset({"sums", "fact"})
 
