@@ -9,7 +9,9 @@ from typing import Any
 HIDDEN = "<hidden>"
 _SECRET_NAME = re.compile(r"(token|secret|password|passwd|api_?key|credential)s?$", re.IGNORECASE)
 _SECRET_ENV = re.compile(r"(TOKEN|SECRET|PASSWORD|PASSWD|API_?KEY|CREDENTIALS?)", re.IGNORECASE)
-_SHAPES = re.compile(r"\bhf_[A-Za-z0-9]{8,}|\b(?:wandb_v1_)?[0-9a-f]{40}\b|\bsk-[A-Za-z0-9_-]{16,}|(?<=://)[^/\s:@]+:[^/\s@]+(?=@)")
+_SHAPES = re.compile(
+    r"\bhf_[A-Za-z0-9]{8,}|\b(?:wandb_v1_)?[0-9a-f]{40}\b|\bsk-[A-Za-z0-9_-]{16,}|(?<=://)[^/\s:@]+:[^/\s@]+(?=@)"
+)
 # Names that end like a secret and hold none.
 _HARMLESS = {"image_token", "eos_token", "bos_token", "pad_token", "unk_token"}
 

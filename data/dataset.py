@@ -155,7 +155,10 @@ class ConversationDataset:
 
     def identity(self) -> str:
         """Hash of what the samples are made from, for a stage's fingerprint."""
-        parts = [file_identity(f.path) for f in self.records] + [self.config.model_dump_json(), self.form.model_dump_json()]
+        parts = [file_identity(f.path) for f in self.records] + [
+            self.config.model_dump_json(),
+            self.form.model_dump_json(),
+        ]
         return hashlib.sha256("/".join(parts).encode()).hexdigest()
 
     def _pixels(self, record: dict[str, Any], file: int) -> torch.Tensor | None:

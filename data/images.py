@@ -25,7 +25,9 @@ def load_image(path: Path) -> Image.Image:
         with Image.open(path) as image:
             return image.convert("RGB")
     except FileNotFoundError as error:
-        raise UserError("missing image", where=str(path), cure="check the `images` folder of the data section") from error
+        raise UserError(
+            "missing image", where=str(path), cure="check the `images` folder of the data section"
+        ) from error
     except (OSError, SyntaxError, ValueError, Image.DecompressionBombError) as error:
         raise UserError(f"corrupt image: {error}", where=str(path), cure="replace or remove the file") from error
 

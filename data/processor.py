@@ -17,12 +17,9 @@ from transformers import AutoTokenizer, LlavaProcessor, PreTrainedTokenizerFast
 
 from ..core.errors import UserError
 
-# The PIL backend: no torchvision on the main path, and the two backends differ in the last bits.
-CLIP_MEAN = (0.48145466, 0.4578275, 0.40821073)
-CLIP_STD = (0.26862954, 0.26130258, 0.27577711)
-
 
 def _image_processor_class() -> Any:
+    """The PIL backend: no torchvision on the main path, and the two backends differ in the last bits."""
     return getattr(transformers, "CLIPImageProcessorPil", None) or transformers.CLIPImageProcessor
 
 
@@ -69,11 +66,18 @@ def tokenizer_hash(tokenizer: PreTrainedTokenizerFast) -> str:
     return hashlib.sha256(json.dumps(definition, sort_keys=True).encode()).hexdigest()
 
 
-def build_processor(tokenizer: PreTrainedTokenizerFast, *, image_size: int, patch_size: int) -> Processor:
-    """A processor for a model that the project makes itself (CLIP's mean and deviation)."""
+def build_processor(
+    tokenizer: PreTrainedTokenizerFast,
+    *,
+    image_size: int,
+    patch_size: int,
+    image_mean: tuple[float, float, float],
+    image_std: tuple[float, float, float],
+) -> Processor:
+    """A processor for a model that the project makes itself; mean and deviation per channel of pixels in [0, 1]."""
     side = {"height": image_size, "width": image_size}
     images = _image_processor_class()(
-        size={"shortest_edge": image_size}, crop_size=side, image_mean=CLIP_MEAN, image_std=CLIP_STD
+        size={"shortest_edge": image_size}, crop_size=side, image_mean=image_mean, image_std=image_std
     )
     return _processor(tokenizer, images, patch_size=patch_size, where="build_processor")
 
@@ -87,7 +91,9 @@ def load_processor(source: str | Path, *, revision: str | None = None) -> Proces
         patch_size = _processor_value(source, revision, "patch_size")
     except (OSError, ValueError) as error:
         first = (str(error).strip().splitlines() or [type(error).__name__])[0]
-        raise UserError(f"cannot load {key}: {first}", cure="check the name and the network, or give a directory") from error
+        raise UserError(
+            f"cannot load {key}: {first}", cure="check the name and the network, or give a directory"
+        ) from error
     # Old processor files lack the patch size; every CLIP-L/14 LLaVA has 14.
     return _processor(tokenizer, images, patch_size=patch_size or 14, where=key)
 
@@ -111,7 +117,9 @@ def _processor(tokenizer: Any, images: Any, *, patch_size: int, where: str) -> P
     ids = {name: getattr(tokenizer, f"{name}_token_id") for name in ("bos", "eos", "pad")}
     missing = [name for name, value in ids.items() if value is None]
     if missing:
-        raise UserError(f"{where}: the tokenizer has no {', '.join(missing)} token", cure="use the files of a LLaVA target")
+        raise UserError(
+            f"{where}: the tokenizer has no {', '.join(missing)} token", cure="use the files of a LLaVA target"
+        )
     crop = images.crop_size
     return Processor(
         tokenizer=tokenizer,

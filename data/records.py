@@ -199,7 +199,5 @@ def _keep(found: RecordFile, kept: Path) -> None:
     extra = {"problems": found.problems, "id_kinds": found.id_kinds, "duplicate_ids": found.duplicate_ids}
     kept.parent.mkdir(parents=True, exist_ok=True)
     aside = kept.with_name(f"{kept.stem}.{os.getpid()}.tmp.npz")
-    np.savez(
-        aside, offsets=found.offsets, sizes=found.sizes, lengths=found.lengths, extra=np.array(json.dumps(extra))
-    )
+    np.savez(aside, offsets=found.offsets, sizes=found.sizes, lengths=found.lengths, extra=np.array(json.dumps(extra)))
     os.replace(aside, kept)

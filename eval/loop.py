@@ -65,7 +65,11 @@ class Decoding:
 
 @torch.inference_mode()
 def generate(
-    target: Target, drafter: Drafter | None, request: Request, decoding: Decoding, generator: torch.Generator | None = None
+    target: Target,
+    drafter: Drafter | None,
+    request: Request,
+    decoding: Decoding,
+    generator: torch.Generator | None = None,
 ) -> Generation:
     """Continue `request` until an end token (which is kept) or `max_new_tokens`.
 

@@ -97,7 +97,9 @@ def by_depth(rows: Sequence[Row], gamma: int) -> list[dict[str, float]]:
     return found
 
 
-def bootstrap(parts: Sequence[float], wholes: Sequence[float], *, draws: int = 1000, seed: int = 0) -> tuple[float, float]:
+def bootstrap(
+    parts: Sequence[float], wholes: Sequence[float], *, draws: int = 1000, seed: int = 0
+) -> tuple[float, float]:
     """95% interval of sum(parts) / sum(wholes) over resampled requests."""
     rng, n = random.Random(seed), len(parts)
     values = []
@@ -108,7 +110,9 @@ def bootstrap(parts: Sequence[float], wholes: Sequence[float], *, draws: int = 1
     return _interval(values)
 
 
-def paired_difference(first: Sequence[Row], second: Sequence[Row], *, draws: int = 1000, seed: int = 0) -> dict[str, Any]:
+def paired_difference(
+    first: Sequence[Row], second: Sequence[Row], *, draws: int = 1000, seed: int = 0
+) -> dict[str, Any]:
     """tau of `first` minus tau of `second` on the same requests, with a paired 95% bootstrap interval."""
     other = {r["request"]: r for r in second}
     pairs = [(r, other[r["request"]]) for r in sorted(first, key=lambda r: r["request"]) if r["request"] in other]

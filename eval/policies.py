@@ -99,7 +99,9 @@ class Static:
         known = set(self.choices)
         for path in self.choices:
             if path[:-1] and path[:-1] not in known:
-                raise UserError(f"choice {list(path)} has no parent {list(path[:-1])}", cure="list every prefix of a path")
+                raise UserError(
+                    f"choice {list(path)} has no parent {list(path[:-1])}", cure="list every prefix of a path"
+                )
             if path[-1] and (*path[:-1], path[-1] - 1) not in known:
                 raise UserError(f"choice {list(path)} skips a sibling", cure="ranks under a node count up from 0")
         self.num_levels, self.max_nodes = len(self.choices[-1]), len(self.choices)

@@ -41,8 +41,9 @@ def markdown(report: dict[str, Any]) -> str:
         ["benchmark", "mode", "n", "tau [95%]", "tau per request", "accepted/cycle", "T_q/T_p", "expected", "DSR [IQR]",
          "ESR [IQR]", "prefill", "identical"],
         [
-            [b, m, str(t["requests"]), f"{t['tau']:.2f} [{_range(t['tau_interval'])}]", f"{t['tau_mean_of_requests']:.2f}",
-             f"{t['num_accepted']:.2f}", f"{t['T_q_over_T_p']:.2f}", f"{t['expected_speedup']:.2f}x",
+            [b, m, str(t["requests"]), f"{t['tau']:.2f} [{_range(t['tau_interval'])}]",
+             f"{t['tau_mean_of_requests']:.2f}", f"{t['num_accepted']:.2f}", f"{t['T_q_over_T_p']:.2f}",
+             f"{t['expected_speedup']:.2f}x",
              f"{t['DSR']:.2f}x [{_range(t['DSR_spread'])}]", f"{t['ESR']:.2f}x [{_range(t['ESR_spread'])}]",
              f"{t['prefill_share']:.0%}", f"{t['identical']}/{t['requests']}"]
             for b, m, t in tables
@@ -80,7 +81,9 @@ def findings(report: dict[str, Any]) -> list[str]:
         else:
             lines.append("- Outputs are identical to plain decoding, every token of every request.")
     if fastest[2]["DSR"] > 1:
-        lines.append(f"- Best measured speedup of decoding: {fastest[2]['DSR']:.2f}x ({fastest[0]}, mode {fastest[1]}).")
+        lines.append(
+            f"- Best measured speedup of decoding: {fastest[2]['DSR']:.2f}x ({fastest[0]}, mode {fastest[1]})."
+        )
     else:
         t = best[2]
         lines.append(

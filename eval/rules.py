@@ -106,7 +106,9 @@ def inverse_cdf(probs: Tensor, uniform: float) -> int:
     """The token that a uniform draw falls on; one without probability is never returned."""
     cumulative = probs.double().cumsum(-1)
     target = uniform * float(cumulative[-1])
-    index = int(torch.searchsorted(cumulative, torch.tensor(target, dtype=torch.float64, device=probs.device), right=True))
+    index = int(
+        torch.searchsorted(cumulative, torch.tensor(target, dtype=torch.float64, device=probs.device), right=True)
+    )
     return min(index, int(probs.nonzero()[-1]))
 
 

@@ -27,7 +27,9 @@ def pinned_config(source: str) -> dict[str, Any] | None:
     return json.loads(path.read_text()) if path.is_file() else None
 
 
-def read_config(source: ModelSource, *, key: str, revision: str | None = None, network: bool = True) -> PreTrainedConfig:
+def read_config(
+    source: ModelSource, *, key: str, revision: str | None = None, network: bool = True
+) -> PreTrainedConfig:
     """The config of a model.
 
     Args:
@@ -44,7 +46,7 @@ def read_config(source: ModelSource, *, key: str, revision: str | None = None, n
             known = sorted(p.stem for p in PINNED.glob("*.json"))
             raise UserError(
                 f"{key}: no pinned config for {source!r}, and a dry run uses no network",
-                cure=f"name a local directory, or one of the pinned models ({did_you_mean(source.split('/')[-1], known)})",
+                cure="name a local directory, or a pinned model: " + did_you_mean(source.split("/")[-1], known),
             )
         return _from_dict(values, key)
     try:
@@ -64,14 +66,18 @@ def _from_dict(values: dict[str, Any], key: str) -> PreTrainedConfig:
         raise UserError(f"{key}: {_first_line(error)}", cure="use a model_type that transformers knows") from error
 
 
-def load_language_model(source: ModelSource, config: PreTrainedConfig, *, key: str, revision: str | None) -> PreTrainedModel:
+def load_language_model(
+    source: ModelSource, config: PreTrainedConfig, *, key: str, revision: str | None
+) -> PreTrainedModel:
     """A causal language model in float32: pretrained where `source` names one, random where it is a config."""
     if isinstance(source, dict):
         return AutoModelForCausalLM.from_config(config, dtype=torch.float32)
     return _load(AutoModelForCausalLM, source, key=key, revision=revision)
 
 
-def load_vision_tower(source: ModelSource, config: PreTrainedConfig, *, key: str, revision: str | None) -> PreTrainedModel:
+def load_vision_tower(
+    source: ModelSource, config: PreTrainedConfig, *, key: str, revision: str | None
+) -> PreTrainedModel:
     """A vision tower in float32. A config of both CLIP towers is read for its vision half."""
     if isinstance(source, dict):
         return AutoModel.from_config(config, dtype=torch.float32)
@@ -89,7 +95,7 @@ def vision_half(config: PreTrainedConfig) -> PreTrainedConfig:
 
 def _load(cls: type, source: str, *, key: str, revision: str | None) -> PreTrainedModel:
     try:
-        # safetensors where the repository has them; transformers reads older files with weights_only, which runs no code.
+        # safetensors where the repository has them; older files are read with weights_only, which runs no code.
         return cls.from_pretrained(source, revision=revision, dtype=torch.float32, weights_only=True)
     except (OSError, ValueError) as error:
         raise UserError(f"{key}: cannot load {source!r}: {_first_line(error)}", cure=_CURE) from error

@@ -117,7 +117,9 @@ class LlavaTraining(nn.Module):
     reads a weight outside its own module. The vision tower runs without gradients where it is frozen.
     """
 
-    def __init__(self, llava: LlavaForConditionalGeneration, trainable: Sequence[Part], *, gradient_checkpointing: bool):
+    def __init__(
+        self, llava: LlavaForConditionalGeneration, trainable: Sequence[Part], *, gradient_checkpointing: bool
+    ):
         super().__init__()
         self.llava = llava
         self.trains_vision = "vision_tower" in trainable

@@ -39,7 +39,11 @@ def say(text: str) -> None:
 
 
 def usage() -> str:
-    lines = ["usage: draftsmith recipe=NAME [key=value ...] [stages=[a,b]] [restart=STAGE] [dry_run=true]", "", "recipes:"]
+    lines = [
+        "usage: draftsmith recipe=NAME [key=value ...] [stages=[a,b]] [restart=STAGE] [dry_run=true]",
+        "",
+        "recipes:",
+    ]
     for name, path in recipe_names().items():
         header = path.read_text().splitlines()[0].lstrip("# ")
         lines.append(f"  {name:<24} {header}")

@@ -97,7 +97,9 @@ def _with_base(path: Path) -> dict[str, Any]:
     base_path = path.parent / f"{base}.yaml"
     base_tree = _read(base_path if base_path.is_file() else find_recipe(base))
     if "extends" in base_tree:
-        raise UserError(f"{base!r} extends another recipe itself", where=f"{path}, key extends", cure="extend one level")
+        raise UserError(
+            f"{base!r} extends another recipe itself", where=f"{path}, key extends", cure="extend one level"
+        )
     return _merge(base_tree, tree)
 
 
@@ -187,7 +189,9 @@ def _override(tree: dict[str, Any], key: str, value: Any) -> None:
         section = section[part]
     if last == "kind" and section.get("kind") not in (None, value):
         section.clear()
-    section[last] = _merge(section[last], value) if isinstance(section.get(last), dict) and isinstance(value, dict) else value
+    section[last] = (
+        _merge(section[last], value) if isinstance(section.get(last), dict) and isinstance(value, dict) else value
+    )
 
 
 def _check_kinds(tree: dict[str, Any], path: Path) -> None:
@@ -220,7 +224,9 @@ def _readable(error: ValidationError, path: Path, schema: type[Section]) -> User
             lines.append(f"{key}.kind: {problem['ctx']['tag']!r} is no kind; kinds are {tags}")
         else:
             lines.append(f"{key}: {message[0].lower()}{message[1:]} (found {problem['input']!r})")
-    return UserError("; ".join(lines), where=str(path), cure="; ".join(cures) or "mend the key, or see the recipe's header")
+    return UserError(
+        "; ".join(lines), where=str(path), cure="; ".join(cures) or "mend the key, or see the recipe's header"
+    )
 
 
 def _walk(schema: type[Section], places: list[str]) -> tuple[list[str], list[type[Section]]]:

@@ -32,9 +32,7 @@ def plan(recipe: Recipe, path: Path) -> list[Planned]:
     return planned
 
 
-def _maker(
-    earlier: list[Planned], thing: str, wanted: str | None, name: str, recipe: Recipe, path: Path
-) -> str | None:
+def _maker(earlier: list[Planned], thing: str, wanted: str | None, name: str, recipe: Recipe, path: Path) -> str | None:
     where = f"{path}, key stages.{name}"
     makers = [p.name for p in earlier if thing in p.stage.makes()]
     if wanted is not None:

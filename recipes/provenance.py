@@ -8,14 +8,27 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any
 
-PACKAGES = ("torch", "deepspeed", "transformers", "peft", "accelerate", "datasets", "tokenizers", "safetensors", "numpy")
+PACKAGES = (
+    "torch",
+    "deepspeed",
+    "transformers",
+    "peft",
+    "accelerate",
+    "datasets",
+    "tokenizers",
+    "safetensors",
+    "numpy",
+)
 
 
 def versions() -> dict[str, Any]:
     return {
         "python": platform.python_version(),
         "packages": {name: _version(name) for name in PACKAGES},
-        "git": {"commit": _git("rev-parse", "HEAD"), "changed_files": len((_git("status", "--porcelain") or "").splitlines())},
+        "git": {
+            "commit": _git("rev-parse", "HEAD"),
+            "changed_files": len((_git("status", "--porcelain") or "").splitlines()),
+        },
     }
 
 
@@ -30,7 +43,9 @@ def _git(*arguments: str) -> str | None:
     """Output of git in this checkout; None for an installed wheel."""
     folder = Path(__file__).resolve().parents[1]
     try:
-        done = subprocess.run(["git", "-C", str(folder), *arguments], capture_output=True, text=True, timeout=10, check=False)
+        done = subprocess.run(
+            ["git", "-C", str(folder), *arguments], capture_output=True, text=True, timeout=10, check=False
+        )
     except (OSError, subprocess.TimeoutExpired):
         return None
     return done.stdout.strip() if done.returncode == 0 else None

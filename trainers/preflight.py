@@ -73,7 +73,7 @@ def _check_image_tokens(module: LlavaTraining, processor: Processor) -> None:
         count = module.selected_features(torch.zeros(1, 3, size, size)).shape[1]
     if count != processor.num_image_tokens:
         raise UserError(
-            f"the processor writes {processor.num_image_tokens} tokens for a picture and the vision tower gives {count}",
+            f"the processor writes {processor.num_image_tokens} tokens for a picture, the vision tower gives {count}",
             cure="use the processor of this tower: patch_size and crop_size must be the tower's",
         )
 

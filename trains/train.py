@@ -8,5 +8,8 @@ from draftsmith.recipes.cli import main
 
 here, found = Path(__file__).resolve().parents[1], Path(draftsmith.__file__).resolve().parent
 if here != found:
-    sys.exit(f"error: this checkout is {here}, but the environment imports draftsmith from {found}\n  cure: pip install -e {here}")
+    sys.exit(
+        f"error: this checkout is {here}, but the environment imports draftsmith from {found}\n"
+        f"  cure: pip install -e {here}"
+    )
 sys.exit(main())

@@ -26,7 +26,7 @@ FACTS = (
     ("What is the board of a scene?", "The board has three rows and three columns, so there are nine places on it."),
     ("What is a diamond?", "A diamond is a square that stands on one of its corners."),
     ("What is a cross?", "A cross is made of two bars that meet in the middle."),
-    ("Which color is the background?", "The background of every scene is gray, so that each object can be seen."),
+    ("Which color is the background?", "The background of every scene is white, so that each object can be seen."),
 )
 
 
@@ -40,6 +40,12 @@ class Scenario:
 def caption(rng: random.Random) -> Scenario:
     scene = sample_scene(rng, rng.randint(1, 3))
     return Scenario([("Describe the picture.", describe(scene))], (scene,))
+
+
+def name(rng: random.Random) -> Scenario:
+    """One object alone: the easiest lesson in what colours and shapes look like."""
+    scene = sample_scene(rng, 1)
+    return Scenario([("What is in the picture?", f"A {scene.objects[0].name}.")], (scene,))
 
 
 def attribute(rng: random.Random) -> Scenario:
@@ -105,7 +111,9 @@ def difference(rng: random.Random) -> Scenario:
 def edit(rng: random.Random) -> Scenario:
     first, second, item, color = _recolored(rng)
     question = "Which edit turns the first picture into the second picture?"
-    return Scenario([(question, f"Change the color of the {item.shape} from {item.color} to {color}.")], (first, second))
+    return Scenario(
+        [(question, f"Change the color of the {item.shape} from {item.color} to {color}.")], (first, second)
+    )
 
 
 def story(rng: random.Random) -> Scenario:
@@ -134,7 +142,22 @@ def fact(rng: random.Random) -> Scenario:
 
 KINDS: dict[str, Callable[[random.Random], Scenario]] = {
     f.__name__: f
-    for f in (caption, attribute, conversation, colors, probe, count, place, word, difference, edit, story, sums, fact)
+    for f in (
+        name,
+        caption,
+        attribute,
+        conversation,
+        colors,
+        probe,
+        count,
+        place,
+        word,
+        difference,
+        edit,
+        story,
+        sums,
+        fact,
+    )
 }
 TEXT_ONLY = frozenset({"sums", "fact"})
 

@@ -82,7 +82,7 @@ def ancestor_mask(parents: tuple[int, ...]) -> Tensor:
 
 
 def chain(tokens: Tensor, draft_probs: Tensor | None = None, *, num_expanded: int | None = None) -> Tree:
-    """The chain of `tokens` [N]; the first `num_expanded` nodes were expanded by the drafter (default all but the last)."""
+    """The chain of `tokens` [N], of which the drafter expanded the first `num_expanded` (default all but the last)."""
     n = len(tokens)
     expanded = n - 1 if num_expanded is None else num_expanded
     slots = tuple(i if i < expanded else -1 for i in range(n))

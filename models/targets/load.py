@@ -66,9 +66,7 @@ def load_target(
 ) -> LlavaTarget:
     """A frozen target from `source` (a trained stage's folder, or `config.path`)."""
     dtype = getattr(torch, config.dtype)
-    model = load_llava(
-        source, revision=config.revision, dtype=dtype, device_map=config.device_map, key="target.path"
-    )
+    model = load_llava(source, revision=config.revision, dtype=dtype, device_map=config.device_map, key="target.path")
     if config.device_map is None:
         model.to(device)
     return LlavaTarget(model, num_token_ids=config.num_token_ids or num_token_ids, image_token_id=image_token_id)
@@ -83,4 +81,6 @@ def load_llava(
         )
     except (OSError, ValueError) as error:
         first = (str(error).strip().splitlines() or [type(error).__name__])[0]
-        raise UserError(f"{key}: cannot load {str(source)!r}: {first}", cure="check the name and the network") from error
+        raise UserError(
+            f"{key}: cannot load {str(source)!r}: {first}", cure="check the name and the network"
+        ) from error

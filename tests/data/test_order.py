@@ -8,7 +8,9 @@ import pytest
 import torch
 from draftsmith.data.order import arrange, epoch_order, num_full_megabatches
 
-CASES = json.loads((Path(__file__).parent / "vectors" / "lvlm" / "sampler.json").read_text())["group_by_modality_length"]
+CASES = json.loads((Path(__file__).parent / "vectors" / "lvlm" / "sampler.json").read_text())[
+    "group_by_modality_length"
+]
 
 
 @pytest.mark.parametrize("case", CASES, ids=lambda c: str(c["torch_seed"]))

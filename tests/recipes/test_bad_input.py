@@ -74,7 +74,9 @@ def test_fingerprints_cover_what_changes_results_and_nothing_else():
     assert all(changed != base[name] for name, changed in prints("seed=1").items())
 
 
-@pytest.mark.parametrize("launcher", [["trains/train.py"], ["-m", "deepspeed.launcher.runner", "--num_accelerators", "2", "trains/train.py"]])
+@pytest.mark.parametrize(
+    "launcher", [["trains/train.py"], ["-m", "deepspeed.launcher.runner", "--num_accelerators", "2", "trains/train.py"]]
+)
 def test_through_the_real_launchers(launcher, tmp_path):
     command = [sys.executable, *launcher, "recipe=demo/lvlm", "sede=1", f"output={tmp_path / 'run'}"]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=120, check=False)

@@ -25,9 +25,7 @@ def launch(output: Path, *more: str, ranks: int = 0) -> subprocess.CompletedProc
     launcher = ["-m", "deepspeed.launcher.runner", "--num_accelerators", str(ranks)] if ranks else []
     command = [sys.executable, *launcher, "trains/train.py", "recipe=demo/lvlm", f"output={output}", *FEW, *more]
     environment = os.environ | {"OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1"}
-    return subprocess.run(
-        command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=300, check=False
-    )
+    return subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=300, check=False)
 
 
 def test_two_ranks_with_zero2_from_files_to_report(tmp_path):

@@ -88,9 +88,7 @@ def run(stage: EvaluateStage, context: Context) -> None:
         context.inputs["drafter"], tokenizer_hash=processor.tokenizer_hash, dtype=target.decoder.model.dtype
     ).to(device)
     drafters = {
-        mode: proposal(
-            model, mode, num_token_ids=num_token_ids, image_token_id=image, newline_id=processor.newline_id
-        )
+        mode: proposal(model, mode, num_token_ids=num_token_ids, image_token_id=image, newline_id=processor.newline_id)
         for mode in stage.modes
     }
     results: report.Results = {}
@@ -109,7 +107,9 @@ def run(stage: EvaluateStage, context: Context) -> None:
     ranks.barrier()
 
 
-def _dataset(data: ConversationData, stage: EvaluateStage, context: Context, processor: Processor) -> ConversationDataset:
+def _dataset(
+    data: ConversationData, stage: EvaluateStage, context: Context, processor: Processor
+) -> ConversationDataset:
     return ConversationDataset(
         data,
         stage.format,

@@ -12,6 +12,7 @@ from ...core import ranks
 from ...core.section import Section
 from ...data.conversations import SYSTEM
 from ...data.processor import build_processor
+from ...data.shapes.scene import IMAGE_MEAN, IMAGE_STD
 from ...data.shapes.tokenizer import train_tokenizer
 from ...data.shapes.write import write_world
 from ..context import Context
@@ -40,7 +41,14 @@ def run(stage: GenerateStage, context: Context) -> None:
         manifest = write_world(world, seed=context.seed, image_size=stage.image_size, splits=stage.splits)
         first = next(iter(stage.splits))
         tokenizer = train_tokenizer(_texts(world / f"{first}.json"), stage.vocab_size)
-        build_processor(tokenizer, image_size=stage.image_size, patch_size=stage.patch_size).save(context.folder)
+        processor = build_processor(
+            tokenizer,
+            image_size=stage.image_size,
+            patch_size=stage.patch_size,
+            image_mean=IMAGE_MEAN,
+            image_std=IMAGE_STD,
+        )
+        processor.save(context.folder)
         total = sum(sum(counts.values()) for counts in manifest["splits"].values())
         context.say(f"wrote {total} records in {len(stage.splits)} splits, {len(tokenizer)} token ids")
     ranks.barrier()
