@@ -70,9 +70,12 @@ def _run(arguments: list[str]) -> int:
         return 0
     from ..trainers.context import Context
     from ..trainers.engine import init_distributed
+    from ..trainers.guard import RunLock, end_with_launcher
 
     init_distributed()
+    end_with_launcher()
     output = Path(recipe.output)
+    RunLock(output, say=say)
     command = redact("trains/train.py " + shlex.join(arguments))
     _write_provenance(loaded, output, command)
 
