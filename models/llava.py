@@ -18,6 +18,7 @@ from transformers import LlavaConfig, LlavaForConditionalGeneration, PreTrainedC
 
 from ..core.loss import StepLoss
 from ..core.nouns import IMAGE, Batch
+from .lora import LoraConfig, add_adapters
 
 Part = Literal["vision_tower", "projector", "language_model"]
 PARTS: tuple[Part, ...] = ("vision_tower", "projector", "language_model")
@@ -118,13 +119,21 @@ class LlavaTraining(nn.Module):
     """
 
     def __init__(
-        self, llava: LlavaForConditionalGeneration, trainable: Sequence[Part], *, gradient_checkpointing: bool
+        self,
+        llava: LlavaForConditionalGeneration,
+        trainable: Sequence[Part],
+        *,
+        gradient_checkpointing: bool,
+        lora: LoraConfig | None = None,
     ):
         super().__init__()
         self.llava = llava
         self.trains_vision = "vision_tower" in trainable
         for part, module in _modules(llava).items():
             module.requires_grad_(part in trainable)
+        if lora is not None:
+            llava.lm_head.requires_grad_(False)
+            add_adapters(llava.model.language_model, lora)
         if llava.config.text_config.tie_word_embeddings:
             llava.tie_weights()
         if gradient_checkpointing:
@@ -141,16 +150,23 @@ class LlavaTraining(nn.Module):
                 found[part] = named
         return found
 
-    def forward(self, batch: Batch) -> StepLoss:
-        """Next-token cross-entropy summed over the supervised tokens, and how many of them were right."""
+    def forward(self, batch: Batch, target_choice: Tensor | None = None) -> StepLoss:
+        """Next-token cross-entropy summed over the supervised tokens, and how many of them were right.
+
+        Args:
+            target_choice: [S] the target's most likely tokens; how often they are also ours is "agreement".
+        """
         hidden = self.hidden_states(batch)  # [B,T,D]
         keep = batch.loss_mask[:, 1:]
         labels = batch.ids[:, 1:][keep]  # [S]
         # The head runs on supervised positions only: at 32064 rows it is most of a small draft's cost.
         logits = self.llava.lm_head(hidden[:, :-1][keep]).float()  # [S,V]
         loss = F.cross_entropy(logits, labels, reduction="sum")
-        right = (logits.argmax(-1) == labels).sum()
-        return StepLoss(loss, keep.sum(), {"accuracy": right})
+        choice = logits.argmax(-1)
+        metrics = {"accuracy": (choice == labels).sum()}
+        if target_choice is not None:
+            metrics["agreement"] = (choice == target_choice).sum()
+        return StepLoss(loss, keep.sum(), metrics)
 
     def hidden_states(self, batch: Batch) -> Tensor:
         """Final states [B,T,D] of the language model, its feature: the LM head is still to come."""

@@ -30,6 +30,12 @@ def main(arguments: list[str] | None = None) -> int:
         if ranks.is_main():
             print(redact(f"error: {error}"), file=sys.stderr, flush=True)
         return 2
+    except RuntimeError as error:
+        # A peer that stopped with a message of its own closes the connection: not worth a traceback from every rank.
+        if ranks.is_main() or "closed by peer" not in str(error):
+            raise
+        print(f"rank {ranks.rank()}: ends because another rank has ended", file=sys.stderr, flush=True)
+        return 1
 
 
 def say(text: str) -> None:

@@ -71,6 +71,15 @@ def parameter_counts(config: LlavaConfig) -> dict[str, int]:
     return {name: len_parameters(modules) for name, modules in parts.items()}
 
 
+def trainable_counts(stage: TrainStage, config: LlavaConfig) -> dict[str, int]:
+    """Parameters that a stage trains, by part; with LoRA the adapters'."""
+    with torch.device("meta"):
+        module = LlavaTraining(
+            LlavaForConditionalGeneration(config), stage.trainable, gradient_checkpointing=False, lora=stage.lora
+        )
+    return {part: sum(p.numel() for _, p in named) for part, named in module.parts().items()}
+
+
 def len_parameters(modules: Sequence[torch.nn.Module]) -> int:
     """Distinct parameters: a tied head counts once."""
     return sum(p.numel() for p in {id(p): p for m in modules for p in m.parameters()}.values())
@@ -84,7 +93,7 @@ def _parameters(config: LlavaConfig) -> list[str]:
 
 def _training(stage: TrainStage, config: LlavaConfig, recipe: Recipe, generated: int | None) -> list[str]:
     counts = parameter_counts(config)
-    trained = {part: counts[part] for part in stage.trainable}
+    trained = trainable_counts(stage, config)
     samples, how = _samples(stage, generated)
     lines = [f"  trains {', '.join(f'{p} {n:,}' for p, n in trained.items())}; {sum(trained.values()):,} in all"]
     if samples is None:

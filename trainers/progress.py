@@ -35,6 +35,9 @@ class Progress:
             self._bar.stop()
 
     def update(self, values: dict[str, float], step: int) -> None:
+        if "val_loss" in values:
+            self._say_validation(values, step)
+            return
         note = " ".join(
             (
                 f"loss {values['loss']:.4f}",
@@ -51,6 +54,11 @@ class Progress:
         elif time.monotonic() - self._printed > 10 or step == self.total:
             self._printed = time.monotonic()
             print(f"{self.name} {step}/{self.total} {note}", flush=True)
+
+    def _say_validation(self, values: dict[str, float], step: int) -> None:
+        if ranks.is_main():
+            found = " ".join(f"{name.removeprefix('val_')} {value:.4f}" for name, value in values.items())
+            self._bar.console.print(f"{self.name} {step}/{self.total} validation: {found}", highlight=False)
 
 
 def _memory_gib() -> float:

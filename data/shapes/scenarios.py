@@ -136,6 +136,11 @@ def sums(rng: random.Random) -> Scenario:
     return Scenario([(question, f"If you add {NUMBERS[a]} and {NUMBERS[b]}, the sum is {NUMBERS[a + b]}.")])
 
 
+def aside(rng: random.Random) -> Scenario:
+    """A question that the picture beside it does not help with."""
+    return replace(rng.choice((sums, fact))(rng), scenes=(sample_scene(rng, rng.randint(1, 3)),))
+
+
 def fact(rng: random.Random) -> Scenario:
     return Scenario([rng.choice(FACTS)])
 
@@ -157,9 +162,10 @@ KINDS: dict[str, Callable[[random.Random], Scenario]] = {
         story,
         sums,
         fact,
+        aside,
     )
 }
-TEXT_ONLY = frozenset({"sums", "fact"})
+TEXT_ONLY = frozenset({"sums", "fact", "aside"})  # answers that no picture changes
 
 
 def describe(scene: Scene) -> str:

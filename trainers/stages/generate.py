@@ -6,12 +6,14 @@ import json
 from pathlib import Path
 from typing import Literal
 
-from pydantic import Field
+from pydantic import Field, model_validator
 
 from ...core import ranks
+from ...core.errors import did_you_mean
 from ...core.section import Section
 from ...data.conversations import SYSTEM
 from ...data.processor import build_processor
+from ...data.shapes.scenarios import KINDS
 from ...data.shapes.scene import IMAGE_MEAN, IMAGE_STD
 from ...data.shapes.tokenizer import train_tokenizer
 from ...data.shapes.write import write_world
@@ -26,6 +28,16 @@ class GenerateStage(Section):
     vocab_size: int = Field(640, ge=400)
     # split -> kind of scenario -> number of records.
     splits: dict[str, dict[str, int]]
+
+    @model_validator(mode="after")
+    def _known(self) -> GenerateStage:
+        for split, counts in self.splits.items():
+            for kind, count in counts.items():
+                if kind not in KINDS:
+                    raise ValueError(f"splits.{split} names scenario {kind!r}; {did_you_mean(kind, KINDS)}")
+                if count < 0:
+                    raise ValueError(f"splits.{split}.{kind} is {count}, below 0")
+        return self
 
     def makes(self) -> set[str]:
         return {"data", "processor"}

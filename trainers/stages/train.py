@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import random
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Literal
 
@@ -21,6 +22,7 @@ from ...data.loader import Loader, steps_per_epoch
 from ...data.processor import Processor
 from ...models.drafters.lvlm import build_drafter, load_drafter, save_llava
 from ...models.llava import LlavaTraining, Part
+from ...models.lora import LoraConfig, merge_adapters
 from ...models.targets.load import build_target, load_llava, target_config
 from ..checkpoint import CheckpointConfig
 from ..context import Context
@@ -29,6 +31,7 @@ from ..loop import Schedule, train
 from ..optim import OptimConfig, build_optimizer, rate_multiplier
 from ..preflight import preflight
 from ..progress import Progress
+from ..validate import ValidationConfig, validate
 
 
 class Expected(Section):
@@ -58,6 +61,9 @@ class TrainStage(Section):
     group_by_modality: bool = False
     optim: OptimConfig
     gradient_checkpointing: bool = False
+    # Train low-rank adapters in place of the language model's own weights.
+    lora: LoraConfig | None = None
+    validation: ValidationConfig | None = None
     checkpoints: CheckpointConfig = CheckpointConfig()
     num_workers: int = Field(0, ge=0)
     log_every: int = Field(10, ge=1)
@@ -69,6 +75,8 @@ class TrainStage(Section):
             raise ValueError("give epochs or steps")
         if self.micro_batch_size is not None and self.micro_batch_size > self.batch_size:
             raise ValueError("micro_batch_size is larger than batch_size")
+        if self.lora is not None and "language_model" not in self.trainable:
+            raise ValueError("lora is given, and trainable does not name language_model")
         unknown = set(self.optim.lr_by_part) - set(self.trainable)
         if unknown:
             raise ValueError(f"optim.lr_by_part names {sorted(unknown)}, which trainable does not")
@@ -81,6 +89,8 @@ class TrainStage(Section):
         wanted: dict[str, str | None] = {"processor": None}
         if self.data.from_stage is not None:
             wanted["data"] = self.data.from_stage
+        if self.validation is not None and self.validation.data.from_stage not in (None, self.data.from_stage):
+            raise ValueError("validation.data and data come from two stages")
         if self.model == "drafter":
             wanted["target"] = None
         if self.from_stage is not None:
@@ -106,7 +116,7 @@ def run(stage: TrainStage, context: Context) -> None:
     )
     llava = _start_weights(stage, context, processor)
     check_positions(llava.config, stage)
-    module = LlavaTraining(llava, stage.trainable, gradient_checkpointing=stage.gradient_checkpointing)
+    module = LlavaTraining(llava, stage.trainable, gradient_checkpointing=stage.gradient_checkpointing, lora=stage.lora)
     total = stage.num_steps(len(dataset))
     micro = stage.micro_batch_size or -(-stage.batch_size // ranks.world_size())
     preflight(dataset, module, processor, folder=context.folder, say=context.say)
@@ -131,15 +141,65 @@ def run(stage: TrainStage, context: Context) -> None:
         train(
             engine,
             make_loader,
-            Schedule(total, stage.checkpoints, log_every=stage.log_every),
+            Schedule(
+                total,
+                stage.checkpoints,
+                log_every=stage.log_every,
+                validate_every=stage.validation.every if stage.validation else None,
+            ),
             folder=context.folder / "checkpoints",
             fingerprint=context.fingerprint,
             log=log,
             rewind=tracker.rewind,
             say=context.say,
+            validate=_validation(stage, context, engine, processor),
         )
     tracker.finish()
     _save(stage, context, engine, processor, total)
+
+
+def _validation(
+    stage: TrainStage, context: Context, engine: Engine, processor: Processor
+) -> Callable[[], dict[str, float]] | None:
+    """What the loop calls to score held-out records; the frozen target is loaded once, and only here."""
+    settings = stage.validation
+    if settings is None:
+        return None
+    dataset = ConversationDataset(
+        settings.data,
+        stage.format,
+        processor,
+        files=data_files(settings.data, context),
+        skipped_log=context.folder / "skipped-validation.jsonl",
+        cache=context.folder / "cache",
+    )
+    target: Any = None
+    if stage.model == "drafter" and settings.against_target:
+        config = context.target
+        source = context.target_source()
+        target = load_llava(
+            source,
+            revision=config.revision,
+            dtype=getattr(torch, config.dtype),
+            device_map=config.device_map,
+            key="target.path",
+        )
+        target.requires_grad_(False).eval()
+        if config.device_map is None:
+            target.to(engine.device)
+    batch_size = settings.micro_batch_size * ranks.world_size()
+    loader = Loader(
+        dataset,
+        seed=0,
+        batch_size=batch_size,
+        micro_batch_size=settings.micro_batch_size,
+        total_steps=steps_per_epoch(len(dataset), batch_size),
+        pad_id=processor.pad_id,
+        image_size=processor.image_size,
+        rank=ranks.rank(),
+        world_size=ranks.world_size(),
+    )
+    return functools.partial(validate, engine, loader, target)
 
 
 def data_files(data: ConversationData, context: Context) -> list[Path]:
@@ -219,6 +279,7 @@ def _save(stage: TrainStage, context: Context, engine: Engine, processor: Proces
         if ranks.is_main():
             module = engine.module
             assert isinstance(module, LlavaTraining)
+            merge_adapters(module.llava)
             save_llava(module.llava, context.folder, manifest)
             processor.save(context.folder)
     ranks.barrier()
@@ -226,5 +287,5 @@ def _save(stage: TrainStage, context: Context, engine: Engine, processor: Proces
 
 def _seed(seed: int) -> None:
     random.seed(seed)
-    np.random.seed(seed)  # noqa: NPY002: libraries that draw from the global state
+    np.random.seed(seed)  # noqa: NPY002 libraries that draw from the global state
     torch.manual_seed(seed)

@@ -1,0 +1,66 @@
+"""Validation while a drafter trains: its loss, and how often its next token is the target's.
+
+The share of positions where draft and target agree is what greedy decoding will accept at depth one;
+the loss against the record's own answer says less about that.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+import torch
+import torch.distributed as dist
+from pydantic import Field
+from torch import Tensor, nn
+
+from ..core.nouns import Batch
+from ..core.section import Section
+from ..data.dataset import ConversationData
+from ..data.loader import StepBatches
+from .engine import Engine
+
+
+class ValidationConfig(Section):
+    """Held-out records that are scored every so many optimizer steps, and after the last one."""
+
+    data: ConversationData
+    every: int = Field(ge=1)
+    # Rows of one forward on one rank.
+    micro_batch_size: int = Field(8, ge=1)
+    # Also run the frozen target on them (a drafter's stage): `val_agreement`.
+    against_target: bool = True
+
+
+def validate(engine: Engine, steps: Iterable[StepBatches], target: nn.Module | None) -> dict[str, float]:
+    """`val_loss`, `val_accuracy` and, with a target, `val_agreement`: means over supervised tokens of all ranks.
+
+    Args:
+        target: the frozen LLaVA; its most likely token at every supervised position is what is agreed with.
+    """
+    sums = torch.zeros(4, dtype=torch.float64, device=engine.device)  # loss, right, agreed, tokens
+    engine.module.eval()
+    with torch.no_grad():
+        for step in steps:
+            for batch in step.micro:
+                batch = batch.to(engine.device)
+                choice = None if target is None else target_choice(target, batch)
+                loss = engine(batch, choice)
+                agreed = loss.metrics.get("agreement", torch.zeros_like(loss.loss_sum))
+                values = [loss.loss_sum, loss.metrics["accuracy"], agreed, loss.num_tokens]
+                sums += torch.stack([value.double() for value in values])
+    engine.module.train()
+    dist.all_reduce(sums)
+    loss_sum, right, agreed_sum, tokens = sums.tolist()
+    found = {"val_loss": loss_sum / tokens, "val_accuracy": right / tokens}
+    return found if target is None else found | {"val_agreement": agreed_sum / tokens}
+
+
+def target_choice(target: nn.Module, batch: Batch) -> Tensor:
+    """[S] the target's most likely token at each supervised position, given the record's own words before it."""
+    pictures = {}
+    if batch.pixels is not None and (real := len(batch.pixels) - batch.num_dummy_images):
+        pictures = {"pixel_values": batch.pixels[:real].to(next(target.parameters()).dtype)}
+    logits = target(
+        input_ids=batch.ids, attention_mask=batch.attention_mask.long(), position_ids=batch.positions[0], **pictures
+    ).logits
+    return logits[:, :-1][batch.loss_mask[:, 1:].to(logits.device)].argmax(-1).to(batch.ids.device)
