@@ -1,0 +1,119 @@
+"""Killed anywhere, by any signal, started again with the same command: the losses are those of a run left alone."""
+
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import psutil
+import pytest
+
+ROOT = Path(__file__).resolve().parents[2]
+STEPS = 40
+SETTINGS = [
+    "stages=[world,target]",
+    "stages.world.splits.train={attribute: 60, conversation: 20, fact: 10}",
+    "stages.world.splits.align.caption=1",
+    "stages.world.splits.seen={attribute: 1}",
+    "stages.world.splits.text={fact: 1}",
+    "stages.world.splits.binding.attribute=1",
+    "stages.world.splits.held_out={attribute: 1}",
+    f"stages.target.steps={STEPS}",
+    "stages.target.batch_size=8",
+    "stages.target.log_every=1",
+    "stages.target.checkpoints.every=3",
+    "engine.zero_stage=1",
+]
+
+
+def start(output: Path) -> subprocess.Popen:
+    command = [sys.executable, "-m", "deepspeed.launcher.runner", "--num_accelerators", "2", "trains/train.py"]
+    return subprocess.Popen(
+        [*command, "recipe=demo/lvlm", f"output={output}", *SETTINGS],
+        cwd=ROOT,
+        env=os.environ | {"OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1"},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+    )
+
+
+def finish(output: Path) -> str:
+    process = start(output)
+    text, _ = process.communicate(timeout=240)
+    assert process.returncode == 0, text[-3000:]
+    return text
+
+
+def losses(output: Path) -> dict[int, float]:
+    path = output / "target" / "metrics.jsonl"
+    lines = path.read_text().splitlines() if path.is_file() else []
+    rows = [json.loads(line) for line in lines if line.endswith("}")]
+    assert len({r["step"] for r in rows}) == len(rows), "a step stands twice"
+    return {r["step"]: r["loss"] for r in rows}
+
+
+def victim(runner: subprocess.Popen, receiver: str) -> int:
+    """The process that gets the signal: the runner, the launcher under it, or rank 1 under that."""
+    if receiver == "runner":
+        return runner.pid
+    (launcher,) = psutil.Process(runner.pid).children()
+    return launcher.pid if receiver == "launcher" else max(child.pid for child in launcher.children())
+
+
+@pytest.fixture(scope="module")
+def alone(tmp_path_factory) -> Path:
+    """A run that nobody disturbs."""
+    output = tmp_path_factory.mktemp("alone") / "run"
+    finish(output)
+    assert sorted(losses(output)) == list(range(1, STEPS + 1))
+    return output
+
+
+EVERY = [(s, r) for s in (signal.SIGTERM, signal.SIGKILL) for r in ("runner", "launcher", "rank")]
+SOME = [(signal.SIGTERM, "runner"), (signal.SIGKILL, "rank")]
+
+
+@pytest.mark.parametrize(
+    ("number", "receiver"),
+    [pytest.param(*case, marks=() if case in SOME else pytest.mark.slow) for case in EVERY],
+    ids=lambda value: getattr(value, "name", value),
+)
+def test_two_ranks_resume_bit_equal(alone, tmp_path, number, receiver):
+    output = tmp_path / "run"
+    shutil.copytree(alone / "world", output / "world")
+    runner = start(output)
+    deadline = time.monotonic() + 120
+    while len(losses(output)) < 8:
+        assert time.monotonic() < deadline and runner.poll() is None, runner.stdout.read()[-3000:]
+        time.sleep(0.02)
+    os.kill(victim(runner, receiver), number)
+    # The same command at once: it waits for ranks that are still alive, and never writes beside them.
+    text = finish(output)
+    runner.communicate(timeout=120)
+    assert "resuming from" in text
+    assert losses(output) == losses(alone)
+    for name in ("model.safetensors",):
+        assert (output / "target" / name).read_bytes() == (alone / "target" / name).read_bytes()
+
+
+def test_the_same_command_twice_never_writes_twice(tmp_path):
+    from draftsmith.core.errors import UserError
+    from draftsmith.trainers.guard import RunLock
+
+    first = RunLock(tmp_path, say=print)
+    with pytest.raises(UserError, match=f"another run is writing here .process {os.getpid()}"):
+        RunLock(tmp_path, say=print, patience_s=0.3)
+    # An earlier run with more ranks counts too.
+    first.release()
+    import fcntl
+
+    with open(tmp_path / ".locks" / "rank-00001", "w") as other:
+        fcntl.flock(other, fcntl.LOCK_EX)
+        with pytest.raises(UserError, match="another run"):
+            RunLock(tmp_path, say=print, patience_s=0.3)
+    RunLock(tmp_path, say=print, patience_s=0.3).release()
