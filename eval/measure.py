@@ -17,11 +17,16 @@ from .loop import Generation
 Row = dict[str, Any]
 
 
-def measure_request(name: str, plain: Sequence[Generation], drafted: Sequence[Generation]) -> Row:
-    """One request, decoded a few times plainly and with a drafter; times are medians over the repeats."""
+def measure_request(name: str, drafter: str, plain: Sequence[Generation], drafted: Sequence[Generation]) -> Row:
+    """One request, decoded a few times plainly and with a drafter; times are medians over the repeats.
+
+    Args:
+        drafter: the stage that trained it.
+    """
     first, cycles = drafted[0], drafted[0].cycles
     return {
         "request": name,
+        "drafter": drafter,
         "identical": all(g.tokens == plain[0].tokens for g in (*plain, *drafted)),
         "tokens": first.tokens,
         "plain_tokens": len(plain[0].tokens),
@@ -43,7 +48,7 @@ def measure_request(name: str, plain: Sequence[Generation], drafted: Sequence[Ge
 
 def summarize(rows: Sequence[Row], *, gamma: int) -> dict[str, Any]:
     """The table of one benchmark and mode. `rows` may come from any number of ranks, in any order."""
-    rows = sorted(rows, key=lambda r: r["request"])
+    rows = sorted(rows, key=_key)
     emitted, cycles = sum(r["emitted"] for r in rows), sum(r["cycles"] for r in rows)
     drafted, accepted = sum(sum(r["drafted"]) for r in rows), sum(sum(r["accepted"]) for r in rows)
     tau = emitted / cycles if cycles else 1.0
@@ -114,17 +119,34 @@ def paired_difference(
     first: Sequence[Row], second: Sequence[Row], *, draws: int = 1000, seed: int = 0
 ) -> dict[str, Any]:
     """tau of `first` minus tau of `second` on the same requests, with a paired 95% bootstrap interval."""
-    other = {r["request"]: r for r in second}
-    pairs = [(r, other[r["request"]]) for r in sorted(first, key=lambda r: r["request"]) if r["request"] in other]
+    other = {_key(r): r for r in second}
+    pairs = [(r, other[_key(r)]) for r in sorted(first, key=_key) if _key(r) in other]
     rng, n = random.Random(seed), len(pairs)
     values = []
     for _ in range(draws if n else 0):
         picks = [pairs[rng.randrange(n)] for _ in range(n)]
         values.append(_tau(a for a, _ in picks) - _tau(b for _, b in picks))
     low, high = _interval(values)
-    verdict = "above 0" if low > 0 else "below 0" if high < 0 else "includes 0"
     difference = _tau(a for a, _ in pairs) - _tau(b for _, b in pairs)
-    return {"difference": difference, "interval": (low, high), "verdict": verdict, "requests": n}
+    return {"difference": difference, "interval": (low, high), "verdict": _verdict(low, high), "requests": n}
+
+
+def difference_by_drafter(first: Sequence[Row], second: Sequence[Row]) -> dict[str, Any] | None:
+    """The same difference for each drafter, with Student's 95% interval over drafters (seeds); None for one drafter."""
+    names = sorted({r["drafter"] for r in first})
+    if len(names) < 2:
+        return None
+    each = {
+        n: _tau(r for r in first if r["drafter"] == n) - _tau(r for r in second if r["drafter"] == n) for n in names
+    }
+    mean, spread = statistics.fmean(each.values()), statistics.stdev(each.values())
+    half = _STUDENT_975.get(len(names), 1.96) * spread / len(names) ** 0.5
+    low, high = mean - half, mean + half
+    return {"each": each, "mean": mean, "interval": (low, high), "verdict": _verdict(low, high)}
+
+
+# 97.5% points of Student's t for 2 to 10 values (1 to 9 degrees of freedom).
+_STUDENT_975 = {2: 12.706, 3: 4.303, 4: 3.182, 5: 2.776, 6: 2.571, 7: 2.447, 8: 2.365, 9: 2.306, 10: 2.262}
 
 
 def quartiles(values: Sequence[float]) -> tuple[float, float]:
@@ -132,6 +154,14 @@ def quartiles(values: Sequence[float]) -> tuple[float, float]:
         return (values[0], values[0]) if values else (0.0, 0.0)
     low, _, high = statistics.quantiles(values, n=4, method="inclusive")
     return low, high
+
+
+def _key(row: Row) -> tuple[str, str]:
+    return row["drafter"], row["request"]
+
+
+def _verdict(low: float, high: float) -> str:
+    return "above 0" if low > 0 else "below 0" if high < 0 else "includes 0"
 
 
 def _tau(rows: Any) -> float:

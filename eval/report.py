@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from . import plots
-from .measure import Row, paired_difference, summarize
+from .measure import Row, difference_by_drafter, paired_difference, summarize
 
 Results = dict[str, dict[str, list[Row]]]  # benchmark -> mode -> rows
 
@@ -22,7 +22,15 @@ def build(results: Results, *, gamma: int, about: dict[str, Any], binding: dict[
     """
     tables = {b: {m: summarize(rows, gamma=gamma) for m, rows in modes.items()} for b, modes in results.items()}
     differences = {b: paired_difference(m["M"], m["T"]) for b, m in results.items() if "M" in m and "T" in m}
-    return {"about": about, "gamma": gamma, "tables": tables, "M_minus_T": differences, "binding": binding}
+    seeds = {b: difference_by_drafter(m["M"], m["T"]) for b, m in results.items() if "M" in m and "T" in m}
+    return {
+        "about": about,
+        "gamma": gamma,
+        "tables": tables,
+        "M_minus_T": differences,
+        "M_minus_T_by_drafter": {b: s for b, s in seeds.items() if s},
+        "binding": binding,
+    }
 
 
 def write(folder: Path, report: dict[str, Any]) -> None:
@@ -95,6 +103,12 @@ def findings(report: dict[str, Any]) -> list[str]:
         lines.append(
             f"- {benchmark}: tau with the picture minus without is {d['difference']:+.3f}, 95% interval "
             f"[{_range(d['interval'])}] ({d['verdict']}; {d['requests']} requests)."
+        )
+    for benchmark, d in report["M_minus_T_by_drafter"].items():
+        each = ", ".join(f"{name} {value:+.3f}" for name, value in d["each"].items())
+        lines.append(
+            f"- {benchmark}, over {len(d['each'])} drafters: {d['mean']:+.3f}, 95% interval "
+            f"[{_range(d['interval'])}] ({d['verdict']}; {each})."
         )
     binding = report["binding"]
     if binding:

@@ -120,6 +120,8 @@ class _StrictLoader(yaml.SafeLoader):
     def construct_mapping(self, node: Any, deep: bool = False) -> dict[Any, Any]:
         seen = set()
         for key_node, _ in node.value:
+            if key_node.tag == "tag:yaml.org,2002:merge":
+                continue  # `<<: *anchor`: keys beside it win, by YAML's own rule
             key = self.construct_object(key_node, deep=True)
             if key in seen:
                 raise UserError(

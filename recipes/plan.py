@@ -10,6 +10,7 @@ from typing import Any
 from ..core.errors import UserError, did_you_mean
 from ..data.records import file_identity
 from ..trainers.run import Planned
+from ..trainers.stages.train import SCRATCH
 from .schema import Recipe
 
 
@@ -19,11 +20,12 @@ def plan(recipe: Recipe, path: Path) -> list[Planned]:
     for name, stage in recipe.stages.items():
         inputs: dict[str, str] = {}
         for thing, wanted in stage.needs().items():
-            maker = _maker(planned, thing, wanted, name, recipe, path)
+            # "drafter/finetune": one of several things of a kind.
+            maker = _maker(planned, thing.split("/")[0], wanted, name, recipe, path)
             if maker is not None:
                 inputs[thing] = maker
         # A drafter that is trained goes on from the latest stage that trained it, where there is one.
-        if "drafter" in stage.makes() or "target" in stage.makes():
+        if stage.kind == "train" and stage.from_stage != SCRATCH:
             (thing,) = stage.makes()
             earlier = [p.name for p in planned if thing in p.stage.makes()]
             if earlier:

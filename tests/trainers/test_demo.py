@@ -22,11 +22,36 @@ FEW = [
 ]
 
 
-def launch(output: Path, *more: str, ranks: int = 0) -> subprocess.CompletedProcess:
+def launch(output: Path, *more: str, ranks: int = 0, recipe: str = "demo/lvlm") -> subprocess.CompletedProcess:
     launcher = ["-m", "deepspeed.launcher.runner", "--num_accelerators", str(ranks)] if ranks else []
-    command = [sys.executable, *launcher, "trains/train.py", "recipe=demo/lvlm", f"output={output}", *FEW, *more]
+    command = [sys.executable, *launcher, "trains/train.py", f"recipe={recipe}", f"output={output}", *FEW, *more]
     environment = os.environ | {"OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1"}
     return subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=300, check=False)
+
+
+def untimed(report: dict) -> dict:
+    """What of a report does not depend on the clock."""
+    timed = ("T_", "DSR", "ESR", "expected", "prefill")
+    tables = {
+        f"{benchmark} {mode}": {k: v for k, v in table.items() if not k.startswith(timed)}
+        for benchmark, modes in report["tables"].items()
+        for mode, table in modes.items()
+    }
+    return {"tables": tables, "difference": report["M_minus_T"], "binding": report["binding"]}
+
+
+def test_three_seeds_of_one_draft(tmp_path):
+    few = [f"stages.{name}_{seed}.steps=2" for name in ("language", "finetune") for seed in (1, 2)]
+    done = launch(tmp_path / "run", *few, "stages.seeds.max_new_tokens=8", recipe="demo/lvlm-seeds")
+    assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-3000:]
+    report = json.loads((tmp_path / "run" / "seeds" / "report.json").read_text())
+    each = report["M_minus_T_by_drafter"]["pictures"]["each"]
+    assert sorted(each) == ["finetune", "finetune_1", "finetune_2"]
+    assert report["tables"]["pictures"]["M"]["requests"] == 3 * 5
+    manifests = [json.loads((tmp_path / "run" / name / "draftsmith.json").read_text()) for name in each]
+    assert [m["training"]["seed"] for m in manifests] == [0, 1, 2]
+    weights = [(tmp_path / "run" / name / "model.safetensors").read_bytes() for name in each]
+    assert len(set(weights)) == 3
 
 
 def test_two_ranks_with_zero2_from_files_to_report(tmp_path):
@@ -46,6 +71,12 @@ def test_two_ranks_with_zero2_from_files_to_report(tmp_path):
     processor = AutoProcessor.from_pretrained(folder)
     assert type(processor).__name__ == "LlavaProcessor"
     assert model.config.text_config.vocab_size >= len(processor.tokenizer)
+
+    # Two ranks share out the requests; one rank alone comes to the same report.
+    alone = launch(tmp_path / "run", "engine.zero_stage=2", "stages=[evaluate]", "restart=evaluate")
+    assert alone.returncode == 0, alone.stdout[-3000:] + alone.stderr[-3000:]
+    other = json.loads((tmp_path / "run" / "evaluate" / "report.json").read_text())
+    assert untimed(report) == untimed(other)
 
     again = launch(tmp_path / "run", "engine.zero_stage=2", ranks=2)
     assert again.returncode == 0

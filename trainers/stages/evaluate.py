@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import functools
 import platform
 import time
+from pathlib import Path
 from typing import Any, Literal
 
 import torch
@@ -43,6 +45,8 @@ class Binding(Section):
 
 class EvaluateStage(Section):
     kind: Literal["evaluate"]
+    # Stages whose drafters are measured, all on the same requests (seeds of one training, say); null: the latest.
+    from_stages: list[str] | None = Field(None, alias="from", min_length=1)
     format: PromptFormat = PromptFormat()
     benchmarks: list[Benchmark] = Field(min_length=1)
     modes: list[Mode] = Field(["M", "T"], min_length=1)
@@ -73,7 +77,8 @@ class EvaluateStage(Section):
     def needs(self) -> dict[str, str | None]:
         data = [b.data for b in self.benchmarks] + ([self.binding.data] if self.binding else [])
         made = {d.from_stage for d in data} - {None}
-        wanted: dict[str, str | None] = {"processor": None, "target": None, "drafter": None}
+        wanted: dict[str, str | None] = {"processor": None, "target": None}
+        wanted |= {f"drafter/{name}": name for name in self.from_stages} if self.from_stages else {"drafter": None}
         return wanted | ({"data": made.pop()} if made else {})
 
 
@@ -84,11 +89,11 @@ def run(stage: EvaluateStage, context: Context) -> None:
     target = load_target(
         context.target, context.target_source(), num_token_ids=num_token_ids, image_token_id=image, device=device
     )
-    model = load_drafter(
-        context.inputs["drafter"], tokenizer_hash=processor.tokenizer_hash, dtype=target.decoder.model.dtype
-    ).to(device)
     drafters = {
-        mode: proposal(model, mode, num_token_ids=num_token_ids, image_token_id=image, newline_id=processor.newline_id)
+        (folder.name, mode): proposal(
+            model, mode, num_token_ids=num_token_ids, image_token_id=image, newline_id=processor.newline_id
+        )
+        for folder, model in _drafters(context, processor, target.decoder.model.dtype, device)
         for mode in stage.modes
     }
     results: report.Results = {}
@@ -101,10 +106,19 @@ def run(stage: EvaluateStage, context: Context) -> None:
     binding = _binding(stage, context, target, processor) if stage.binding else None
     if ranks.is_main():
         about = _about(stage, context, device)
-        report.write(context.folder, report.build(results, gamma=stage.gamma, about=about, binding=binding))
-        context.say("\n".join(report.findings(report.build(results, gamma=stage.gamma, about=about, binding=binding))))
+        built = report.build(results, gamma=stage.gamma, about=about, binding=binding)
+        report.write(context.folder, built)
+        context.say("\n".join(report.findings(built)))
         context.say(f"report: {context.folder / 'report.md'}")
     ranks.barrier()
+
+
+def _drafters(
+    context: Context, processor: Processor, dtype: torch.dtype, device: torch.device
+) -> list[tuple[Path, Any]]:
+    folders = [folder for thing, folder in context.inputs.items() if thing.split("/")[0] == "drafter"]
+    load = functools.partial(load_drafter, tokenizer_hash=processor.tokenizer_hash, dtype=dtype)
+    return [(folder, load(folder).to(device)) for folder in folders]
 
 
 def _dataset(
@@ -125,26 +139,26 @@ def _decode_all(
     context: Context,
     dataset: ConversationDataset,
     target: Any,
-    drafters: dict[Mode, Any],
+    drafters: dict[tuple[str, Mode], Any],
     processor: Processor,
 ) -> dict[str, list[dict[str, Any]]]:
     """This rank's share of the requests, each decoded plainly and in every mode, one after the other."""
     decoding = _decoding(stage, processor)
     mine = range(ranks.rank(), len(dataset), ranks.world_size())
-    rows: dict[str, list[dict[str, Any]]] = {mode: [] for mode in drafters}
+    rows: dict[str, list[dict[str, Any]]] = {mode: [] for mode in stage.modes}
     for index in [*mine][: stage.warmup]:
         asked, _ = dataset.request(index)
         for drafter in (None, *drafters.values()):
             generate(target, drafter, asked, decoding, _generator(context.seed, index))
     for index in mine:
         asked, _ = dataset.request(index)
-        plain, drafted = [], {mode: [] for mode in drafters}
+        plain, drafted = [], {key: [] for key in drafters}
         for _ in range(stage.repeats):  # interleaved, so that a slow minute hits all alike
             plain.append(generate(target, None, asked, decoding, _generator(context.seed, index)))
-            for mode, drafter in drafters.items():
-                drafted[mode].append(generate(target, drafter, asked, decoding, _generator(context.seed, index)))
-        for mode in drafters:
-            rows[mode].append(measure_request(asked.name, plain, drafted[mode]))
+            for key, drafter in drafters.items():
+                drafted[key].append(generate(target, drafter, asked, decoding, _generator(context.seed, index)))
+        for name, mode in drafters:
+            rows[mode].append(measure_request(asked.name, name, plain, drafted[name, mode]))
     return rows
 
 

@@ -33,6 +33,8 @@ from ..preflight import preflight
 from ..progress import Progress
 from ..validate import ValidationConfig, validate
 
+SCRATCH = "scratch"
+
 
 class Expected(Section):
     """What data that is not on disk is declared to hold; measurements take its place when it is there."""
@@ -46,8 +48,10 @@ class TrainStage(Section):
     kind: Literal["train"]
     # Whose weights are trained; everything else is frozen.
     model: Literal["drafter", "target"] = "drafter"
-    # The stage whose weights this one starts from; null: the latest that made this model.
+    # The stage whose weights this one starts from; null: the latest that made this model; scratch: none of them.
     from_stage: str | None = Field(None, alias="from")
+    # Of initial weights and data order; null: the recipe's.
+    seed: int | None = Field(None, ge=0)
     trainable: list[Part]
     format: PromptFormat = PromptFormat()
     data: ConversationData
@@ -93,7 +97,7 @@ class TrainStage(Section):
             raise ValueError("validation.data and data come from two stages")
         if self.model == "drafter":
             wanted["target"] = None
-        if self.from_stage is not None:
+        if self.from_stage not in (None, SCRATCH):
             wanted[self.model] = self.from_stage
         return wanted
 
@@ -104,7 +108,8 @@ class TrainStage(Section):
 
 def run(stage: TrainStage, context: Context) -> None:
     init_distributed()
-    _seed(context.seed)
+    seed = context.seed if stage.seed is None else stage.seed
+    _seed(seed)
     processor = context.processor()
     dataset = ConversationDataset(
         stage.data,
@@ -114,13 +119,13 @@ def run(stage: TrainStage, context: Context) -> None:
         skipped_log=context.folder / "skipped.jsonl",
         cache=context.folder / "cache",
     )
-    llava = _start_weights(stage, context, processor)
+    llava = _start_weights(stage, context, processor, seed)
     check_positions(llava.config, stage)
     module = LlavaTraining(llava, stage.trainable, gradient_checkpointing=stage.gradient_checkpointing, lora=stage.lora)
     total = stage.num_steps(len(dataset))
     micro = stage.micro_batch_size or -(-stage.batch_size // ranks.world_size())
     preflight(dataset, module, processor, folder=context.folder, say=context.say)
-    make_loader = functools.partial(_loader, stage, dataset, processor, context.seed, total, micro)
+    make_loader = functools.partial(_loader, stage, dataset, processor, seed, total, micro)
     optimizer = build_optimizer(module.parts(), stage.optim)
     engine = Engine(
         module,
@@ -155,7 +160,7 @@ def run(stage: TrainStage, context: Context) -> None:
             validate=_validation(stage, context, engine, processor),
         )
     tracker.finish()
-    _save(stage, context, engine, processor, total)
+    _save(stage, context, engine, processor, total, seed)
 
 
 def _validation(
@@ -220,7 +225,7 @@ def check_positions(config: Any, stage: TrainStage) -> None:
         )
 
 
-def _start_weights(stage: TrainStage, context: Context, processor: Processor) -> Any:
+def _start_weights(stage: TrainStage, context: Context, processor: Processor, seed: int) -> Any:
     """The model as this stage finds it: an earlier stage's result, or assembled from the recipe."""
     made = context.inputs.get(stage.model)
     if made is not None:
@@ -237,7 +242,7 @@ def _start_weights(stage: TrainStage, context: Context, processor: Processor) ->
     else:
         target = target_config(context.target, None, network=True)
     ids = context.token_ids(processor, getattr(target, "config", target).text_config.vocab_size)
-    return build_drafter(context.drafter, target, ids, seed=context.seed)
+    return build_drafter(context.drafter, target, ids, seed=seed)
 
 
 def _loader(
@@ -265,14 +270,14 @@ def _loader(
     )
 
 
-def _save(stage: TrainStage, context: Context, engine: Engine, processor: Processor, total: int) -> None:
+def _save(stage: TrainStage, context: Context, engine: Engine, processor: Processor, total: int, seed: int) -> None:
     """The result: a directory that transformers loads, written by rank 0."""
     manifest = {
         "model": stage.model,
         "target": str(context.target.path or "inline"),
         "tokenizer_hash": processor.tokenizer_hash,
         "format": stage.format.model_dump(),
-        "training": {"stage": context.name, "steps": total, "seed": context.seed, "fingerprint": context.fingerprint},
+        "training": {"stage": context.name, "steps": total, "seed": seed, "fingerprint": context.fingerprint},
         "command": context.command,
     }
     with engine.full_weights():
@@ -287,5 +292,5 @@ def _save(stage: TrainStage, context: Context, engine: Engine, processor: Proces
 
 def _seed(seed: int) -> None:
     random.seed(seed)
-    np.random.seed(seed)  # noqa: NPY002 libraries that draw from the global state
+    np.random.seed(seed)
     torch.manual_seed(seed)
