@@ -7,7 +7,7 @@ Letters: R rows, N new positions, D width, V vocabulary, P past positions.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -95,21 +95,65 @@ class CachedDecoder:
             full[..., total - mask.shape[-1] :] = mask if mask.dim() == 2 else mask.unsqueeze(1)
         elif count > 1:
             full[..., cache.length :].tril_()
-        output = self.language_model(
-            inputs_embeds=embeds,
-            attention_mask=full,
-            position_ids=positions,
-            past_key_values=cache,
-            use_cache=True,
-            output_hidden_states=bool(layers),
-            output_attentions=bool(attention),
-        )
-        return DecoderStates(
-            output.last_hidden_state,
-            {layer: output.hidden_states[layer] for layer in layers},
-            {layer: output.attentions[layer] for layer in attention},
-        )
+        with _Tapped(self.language_model, layers, attention) as tapped:
+            output = self.language_model(
+                inputs_embeds=embeds,
+                # Eager attention, the only one that returns its weights, adds the mask to the scores.
+                attention_mask=_additive(full, embeds.dtype) if attention else full,
+                position_ids=positions,
+                past_key_values=cache,
+                use_cache=True,
+            )
+        if 0 in layers:
+            tapped.states[0] = embeds
+        return DecoderStates(output.last_hidden_state, tapped.states, tapped.weights)
 
     def logits(self, feature: Tensor) -> Tensor:
         """Scores [...,V] float32 with minus infinity where no token may come."""
         return self.model.lm_head(feature).float().masked_fill_(self._banned, float("-inf"))
+
+
+def _additive(mask: Tensor, dtype: torch.dtype) -> Tensor:
+    return torch.zeros(mask.shape, dtype=dtype, device=mask.device).masked_fill_(~mask, torch.finfo(dtype).min)
+
+
+class _Tapped:
+    """Keeps states and attention weights of the named layers of one forward, and of no other layer.
+
+    Weights are wanted for a prompt only; for that one pass the model computes attention eagerly.
+    """
+
+    def __init__(self, model: nn.Module, layers: Sequence[int], attention: Sequence[int]):
+        self.model, self.layers, self.attention = model, layers, attention
+        self.states: dict[int, Tensor] = {}
+        self.weights: dict[int, Tensor] = {}
+
+    def __enter__(self) -> _Tapped:
+        self._hooks = []
+        for layer in self.layers:
+            if layer > 0:
+                self._hooks.append(self.model.layers[layer - 1].register_forward_hook(self._keep_state(layer)))
+        for layer in self.attention:
+            self._hooks.append(self.model.layers[layer].self_attn.register_forward_hook(self._keep_weights(layer)))
+        self._before = self.model.config._attn_implementation
+        if self.attention:
+            self.model.set_attn_implementation("eager")
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        for hook in self._hooks:
+            hook.remove()
+        if self.attention:
+            self.model.set_attn_implementation(self._before)
+
+    def _keep_state(self, layer: int) -> Callable[..., None]:
+        def keep(module: nn.Module, inputs: object, output: Tensor | tuple[Tensor, ...]) -> None:
+            self.states[layer] = output if isinstance(output, Tensor) else output[0]
+
+        return keep
+
+    def _keep_weights(self, layer: int) -> Callable[..., None]:
+        def keep(module: nn.Module, inputs: object, output: tuple[Tensor, Tensor]) -> None:
+            self.weights[layer] = output[1]
+
+        return keep
