@@ -67,8 +67,8 @@ class Sampling:
 
     Siblings are tried in the order in which they were drawn. A child sampled from q is accepted with
     probability min(1, p/q); on rejection p becomes the normalised positive part of p - q, and the child
-    leaves q, which is how the next one was drawn (without replacement). A deterministic child is a
-    point mass: accepted with probability p, and removed from p otherwise.
+    leaves q, which is how the next one was drawn (without replacement). A deterministic child, or one
+    that q gives nothing, is a point mass: accepted with probability p, and removed from p otherwise.
     """
 
     name = "sampling"
@@ -84,17 +84,18 @@ class Sampling:
             accepted = None
             for child in tree.children.get(node, ()):
                 token = tokens[child]
-                if tree.draft_probs is None:
-                    chance = rest[token]
-                else:
-                    q = tree.draft_probs[tree.parent_rows[child]] if q is None else q
-                    chance = rest[token] / q[token]
-                if float(next(draws)) < float(chance):
+                if tree.draft_probs is not None and q is None:
+                    q = tree.draft_probs[tree.parent_rows[child]]
+                # A truncated q can have fewer tokens than the shape has children: the others fill places undrawn.
+                mass = 0.0 if q is None else float(q[token])
+                chance = float(rest[token]) / (mass or 1.0)
+                if float(next(draws)) < chance:
                     accepted = child
                     break
-                rest = _without(rest, token) if q is None else _positive(rest - q, rest)
-                if q is not None:
-                    q = _without(q, token)
+                if q is None or mass == 0.0:
+                    rest = _without(rest, token)
+                else:
+                    rest, q = _positive(rest - q, rest), _without(q, token)
             if accepted is None:
                 bonus = inverse_cdf(rest, float(next(draws)))
                 return Verified(tuple(path), tuple(tokens[n] for n in path), bonus, _along(p, path))

@@ -47,7 +47,7 @@ class Found:
 
 def save(engine: Engine, folder: Path, *, step: int, fingerprint: str, keep: int) -> Path:
     """Save after `step` optimizer steps (all ranks call). Returns the checkpoint's folder."""
-    final = folder / f"step-{step:08d}"
+    final = folder / _name(step)
     aside = folder / f".{final.name}.partial"
     if ranks.is_main():
         shutil.rmtree(aside, ignore_errors=True)
@@ -60,7 +60,7 @@ def save(engine: Engine, folder: Path, *, step: int, fingerprint: str, keep: int
     ranks.barrier()
     if ranks.is_main():
         _publish(aside, final, state)
-        _rotate(folder, keep)
+        _rotate(final, keep)
     ranks.barrier()
     return final
 
@@ -93,9 +93,15 @@ def verify(path: Path) -> str | None:
     """What is wrong with a checkpoint's files, or None."""
     try:
         manifest = json.loads((path / MANIFEST).read_text())
-    except (OSError, ValueError):
+        files, step = manifest["files"], int(manifest["state"]["step"])
+    except (OSError, ValueError, KeyError, TypeError):
         return f"{path.name}: {MANIFEST} is missing or not readable"
-    for name, entry in manifest["files"].items():
+    if path.name != _name(step):
+        return f"{path.name}: {MANIFEST} says step {step}"
+    for file in path.rglob("*.pt"):  # what would be unpickled
+        if str(file.relative_to(path)) not in files:
+            return f"{path.name}: {MANIFEST} does not list {file.relative_to(path)}"
+    for name, entry in files.items():
         file = path / name
         if not file.is_file():
             return f"{path.name}: {name} is missing"
@@ -151,9 +157,15 @@ def _publish(aside: Path, final: Path, state: dict[str, Any]) -> None:
     _fsync(final.parent)
 
 
-def _rotate(folder: Path, keep: int) -> None:
-    for path in sorted(folder.glob("step-*"))[:-keep]:
+def _rotate(newest: Path, keep: int) -> None:
+    # Those after it were refused when this try began: counting them would delete good ones in their favour.
+    older = sorted(path for path in newest.parent.glob("step-*") if path.name <= newest.name)
+    for path in older[:-keep]:
         shutil.rmtree(path)
+
+
+def _name(step: int) -> str:
+    return f"step-{step:08d}"
 
 
 def _random_state() -> dict[str, Any]:

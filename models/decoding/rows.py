@@ -56,6 +56,8 @@ def guide(scale: float, inner: Reduce | None = None) -> Reduce:
     def reduce(scores: Tensor) -> Tensor:
         cond, uncond = scores.chunk(2)
         guided = uncond + scale * (cond - uncond)
+        # Ids that must not come have minus infinity on both sides, and their difference is not a number.
+        guided = guided.masked_fill(cond.isneginf() | uncond.isneginf(), float("-inf"))
         return (inner or first_row)(guided)
 
     return reduce

@@ -2,17 +2,19 @@
 
 The enumeration calls the real rule. A rule looks at uniforms one at a time, so its outcomes are
 the leaves of a tree of intervals: each uniform is moved through the breakpoints where the outcome changes.
+Wrong rules go through the same checks, which must find them.
 """
 
 import itertools
 from collections import Counter, defaultdict
+from dataclasses import replace
 
 import pytest
 import torch
 from draftsmith.core.errors import UserError
 from draftsmith.eval.loop import Decoding, generate
 from draftsmith.eval.policies import Chain, Draw, Static, check_combination
-from draftsmith.eval.rules import Greedy, Sampling, Verified, inverse_cdf
+from draftsmith.eval.rules import Greedy, Sampling, inverse_cdf
 from draftsmith.models.decoding.tree import ROOT, Tree
 from draftsmith.models.decoding.warp import Warp
 from tiny import EOS, IMAGE_ID, TOKENS, llava, proposal, request, target
@@ -22,16 +24,23 @@ FORK = [(0,), (1,), (0, 0)]
 BUSH = [(0,), (1,), (0, 0), (0, 1), (1, 0)]
 
 
-def distributions(seed: int, vocab: int):
-    """p and q after every prefix of up to two tokens; some q are zero where p is not, and the other way round."""
+def distributions(seed: int, vocab: int, kind: str = "wide"):
+    """p and q after every prefix of up to two tokens.
+
+    "wide" ones are positive everywhere. "narrow" ones are what top-k and top-p leave: p has zeros, and q holds one or
+    two tokens, fewer than some shapes have children.
+    """
     generator = torch.Generator().manual_seed(seed)
 
-    def one():
+    def one(most: int):
         values = torch.rand(vocab, generator=generator, dtype=torch.float64) ** 2
+        if kind == "narrow":
+            kept = int(torch.randint(1, most + 1, (), generator=generator))
+            values[torch.randperm(vocab, generator=generator)[kept:]] = 0
         return values / values.sum()
 
     prefixes = [p for length in range(3) for p in itertools.product(range(vocab), repeat=length)]
-    return {p: one() for p in prefixes}, {p: one() for p in prefixes}
+    return {p: one(vocab) for p in prefixes}, {p: one(2) for p in prefixes}
 
 
 def trees(shape, q, draw: str):
@@ -51,11 +60,14 @@ def trees(shape, q, draw: str):
         else:
             choices = []
             for order in itertools.permutations(range(len(chances)), len(siblings)):
-                chance, left = 1.0, 1.0
-                for token in order:
-                    chance *= float(chances[token]) / left
-                    left -= float(chances[token])
-                choices.append((order, chance))
+                chance, left = 1.0, chances.clone()
+                for place, token in enumerate(order):
+                    # Once q is exhausted any other token may fill the place.
+                    exhausted = not left.any()
+                    chance *= 1 / (len(left) - place) if exhausted else float(left[token] / left.sum())
+                    left[token] = 0
+                if chance:
+                    choices.append((order, chance))
         for order, chance in choices:
             added = dict(zip(siblings, order, strict=True))
             yield from grow([*done, *siblings], {**tokens, **added}, weight * chance)
@@ -77,47 +89,50 @@ def trees(shape, q, draw: str):
 
 def outcomes(rule, tree, p):
     """(emitted tokens, probability) of a rule over all uniforms, by splitting each at the points where it decides."""
-    size = tree.num_nodes + 1
 
-    def key(uniforms):
-        verified = rule(tree, p, uniforms)
-        return (verified.path, verified.bonus)
+    def run(uniforms):
+        """The outcome, and how many uniforms it took; those after the given ones are 1/2."""
+        taken = 0
+
+        def tape():
+            nonlocal taken
+            for value in itertools.chain(uniforms, itertools.repeat(0.5)):
+                taken += 1
+                yield value
+
+        verified = rule(tree, p, tape())
+        assert taken <= tree.num_nodes + 1
+        return (verified.path, verified.tokens, verified.bonus), taken
 
     def split(prefix, weight):
-        if len(prefix) == size:
-            verified = rule(tree, p, prefix)
-            yield (*verified.tokens, verified.bonus), weight
+        (_, tokens, bonus), taken = run(prefix)
+        if taken <= len(prefix):
+            yield (*tokens, bonus), weight
             return
-        # The outcome as a function of this uniform, with the later ones at a few fixed places, has few jumps.
-        rest = [[v] * (size - len(prefix) - 1) for v in (0.0, 0.3, 0.7, 1 - 1e-12)]
-
-        def signature(value):
-            return tuple(key([*prefix, value, *tail]) for tail in rest)
-
-        cuts = [0.0, *sorted(jumps(signature, 0.0, 1 - 1e-12)), 1.0]
+        # Accepting a node puts it on the path whatever comes later, so that one tail shows every decision.
+        cuts = [0.0, *sorted(jumps(lambda value: run([*prefix, value])[0], 0.0, 1 - 1e-12)), 1.0]
         for low, high in itertools.pairwise(cuts):
-            if high - low > 1e-13:
+            if high - low > 1e-12:
                 yield from split([*prefix, (low + high) / 2], weight * (high - low))
 
     yield from split([], 1.0)
 
 
-def jumps(function, low, high, grid=48):
+def jumps(function, low, high, grid=6):
     """Places where a step function of [low, high] changes, by bisection from a grid."""
     points = [low + (high - low) * i / grid for i in range(grid + 1)]
     values = [function(x) for x in points]
-    for (a, fa), (b, fb) in itertools.pairwise(zip(points, values, strict=True)):
-        stack = [(a, fa, b, fb)]
-        while stack:
-            a, fa, b, fb = stack.pop()
-            if fa == fb:
-                continue
-            if b - a < 1e-13:
-                yield b
-                continue
-            middle = (a + b) / 2
-            fm = function(middle)
-            stack += [(a, fa, middle, fm), (middle, fm, b, fb)]
+    stack = [(a, fa, b, fb) for (a, fa), (b, fb) in itertools.pairwise(zip(points, values, strict=True))]
+    while stack:
+        a, fa, b, fb = stack.pop()
+        if fa == fb:
+            continue
+        if b - a < 1e-12:
+            yield b
+            continue
+        middle = (a + b) / 2
+        fm = function(middle)
+        stack += [(a, fa, middle, fm), (middle, fm, b, fb)]
 
 
 def emitted_distribution(rule, shape, draw, p, q, vocab):
@@ -140,57 +155,120 @@ def wanted(p, vocab):
 class NoResidual:
     """A wrong rule: after a rejection it draws from p itself."""
 
-    name = "wrong"
+    def __call__(self, tree, p, uniforms):
+        taken = []
+        right = Sampling()(tree, p, (taken.append(u) or u for u in uniforms))
+        return replace(right, bonus=inverse_cdf(p[right.path[-1] + 1 if right.path else 0], taken[-1]))
+
+
+class AnotherQ:
+    """A wrong rule: it takes proposals for samples of a flat q, whatever they were drawn from."""
 
     def __call__(self, tree, p, uniforms):
-        right = Sampling()(tree, p, uniforms)
-        row = p[(right.path[-1] + 1) if right.path else 0]
-        return Verified(right.path, right.tokens, inverse_cdf(row, float(uniforms[-1])), right.target_probs)
+        flat = torch.full((1, p.shape[-1]), 1 / p.shape[-1], dtype=p.dtype)
+        return Sampling()(replace(tree, draft_probs=flat, parent_rows=(0,) * tree.num_nodes), p, uniforms)
+
+
+class WithReplacement:
+    """A wrong rule: a rejected sibling does not leave q, as if the next one had been drawn afresh."""
+
+    def __call__(self, tree, p, uniforms):
+        draws = iter(uniforms)
+        node, path = ROOT, []
+        while True:
+            rest = p[node + 1]
+            for child in tree.children.get(node, ()):
+                q, token = tree.draft_probs[tree.parent_rows[child]], tree.tokens[child]
+                if next(draws) < rest[token] / q[token]:
+                    node = child
+                    path.append(child)
+                    break
+                rest = (rest - q).clamp(min=0)
+                rest = rest / rest.sum()
+            else:
+                bonus = inverse_cdf(rest, next(draws))
+                return replace(
+                    Greedy()(tree, p), path=tuple(path), tokens=tuple(tree.tokens[path].tolist()), bonus=bonus
+                )
 
 
 @pytest.mark.parametrize("draw", ["top-k", "sample"])
 @pytest.mark.parametrize(
-    "shape", [CHAIN, FORK, pytest.param(BUSH, marks=pytest.mark.slow)], ids=["chain", "fork", "bush"]
+    ("shape", "vocab"),
+    [(CHAIN, 4), (FORK, 4), pytest.param(BUSH, 3, marks=pytest.mark.slow)],
+    ids=["chain", "fork", "bush"],
 )
-def test_enumerated(shape, draw):
-    p, q = distributions(0, 3)
-    found = emitted_distribution(Sampling(), shape, draw, p, q, 3)
-    assert torch.allclose(found.sum(), torch.tensor(1.0, dtype=torch.float64))
-    assert (found - wanted(p, 3)).abs().max() < 1e-9
+@pytest.mark.parametrize("kind", ["wide", "narrow"])
+def test_enumerated(shape, vocab, kind, draw):
+    for seed in (0,) if kind == "wide" else (1, 2, 3):
+        p, q = distributions(seed, vocab, kind)
+        found = emitted_distribution(Sampling(), shape, draw, p, q, vocab)
+        assert float(found.sum()) == pytest.approx(1, abs=1e-9)
+        assert (found - wanted(p, vocab)).abs().max() < 1e-9
 
 
-def test_the_enumeration_finds_a_wrong_rule():
+def test_a_sibling_that_q_gives_nothing_is_a_point_mass():
+    """q holds one token and the shape wants three: the fillers are no draws, and dividing by their q would take them."""
+    p = torch.tensor([0.2, 0.5, 0.3], dtype=torch.float64).expand(4, 3)
+    q = torch.tensor([[1.0, 0.0, 0.0]], dtype=torch.float64)
+    tree = Tree(torch.tensor([0, 1, 2]), (ROOT,) * 3, (-1,) * 3, q, (0,) * 3)
+    found = torch.zeros(3, dtype=torch.float64)
+    for tokens, chance in outcomes(Sampling(), tree, p):
+        found[tokens[0]] += chance
+    assert torch.allclose(found, p[0], atol=1e-9)
+
+
+@pytest.mark.parametrize(
+    ("rule", "shape", "draw"),
+    [
+        (NoResidual(), CHAIN, "sample"),
+        (NoResidual(), FORK, "top-k"),
+        (AnotherQ(), CHAIN, "top-k"),
+        (AnotherQ(), FORK, "sample"),
+        (WithReplacement(), FORK, "sample"),
+    ],
+    ids=lambda value: type(value).__name__ if callable(value) else None,
+)
+def test_the_enumeration_finds_a_wrong_rule(rule, shape, draw):
     p, q = distributions(0, 3)
-    found = emitted_distribution(NoResidual(), CHAIN, "sample", p, q, 3)
-    assert (found - wanted(p, 3)).abs().sum() / 2 > 0.02
+    found = emitted_distribution(rule, shape, draw, p, q, 3)
+    assert float(found.sum()) == pytest.approx(1, abs=1e-9)
+    assert (found - wanted(p, 3)).abs().sum() / 2 > 0.01
 
 
 def draws(rule, policy, draw, p, q, count, seed=0):
-    """First two emitted tokens of `count` cycles. Drafter and target are tables."""
+    """First two emitted tokens of `count` cycles [V,V]. Drafter and target are tables, with one row for each prefix."""
     generator = torch.Generator().manual_seed(seed)
-    drawing = Draw(draw, generator)
+    drawing, vocab = Draw(draw, generator), len(p[()])
+    p_rows, q_rows = torch.stack([*p.values()]), torch.stack([*q.values()])  # prefixes in order of length, then tokens
+
+    def after(row: int, token: int) -> int:
+        return row * vocab + token + 1
+
+    def propose():
+        slots: list[int] = []
+
+        def expand(parents, tokens):
+            before = [slots[i] if i != ROOT else 0 for i in parents]
+            slots.extend(map(after, before, tokens.tolist()))
+            return q_rows[slots[len(slots) - len(parents) :]]
+
+        tree = policy.grow(q_rows[0], expand, drawing, max_levels=2)
+        rows = [0]
+        for parent, token in zip(tree.parents, tree.tokens.tolist(), strict=True):
+            rows.append(after(rows[parent + 1], token))
+        return tree, p_rows[rows]
+
+    uniforms = torch.rand(count, policy.max_nodes + 2, generator=generator, dtype=torch.float64).tolist()
+    fixed = None if drawing.sampled else propose()
     seen: Counter = Counter()
     accepted = drafted = 0
-    vocab = len(p[()])
-    for _ in range(count):
-        slots: list[tuple[int, ...]] = []
-
-        def expand(parents, tokens, slots=slots):
-            before = [slots[i] if i != ROOT else () for i in parents]
-            new = [(*b, int(t)) for b, t in zip(before, tokens, strict=True)]
-            slots += new
-            return torch.stack([q[n] for n in new])
-
-        tree = policy.grow(q[()], expand, drawing, max_levels=2)
-        paths: list[tuple[int, ...]] = []
-        for node, parent in enumerate(tree.parents):
-            paths.append((*(paths[parent] if parent != ROOT else ()), int(tree.tokens[node])))
-        rows = torch.stack([p[()], *(p[path] for path in paths)])
-        uniforms = torch.rand(tree.num_nodes + 2, generator=generator, dtype=torch.float64).tolist()
-        verified = rule(tree, rows, uniforms[:-1])
+    for row in uniforms:
+        tree, probs = fixed or propose()
+        verified = rule(tree, probs, row[:-1])
         tokens = [*verified.tokens, verified.bonus]
         if len(tokens) == 1:
-            tokens.append(inverse_cdf(p[(tokens[0],)], uniforms[-1]))
+            tokens.append(inverse_cdf(p_rows[after(0, tokens[0])], row[-1]))
         seen[tokens[0], tokens[1]] += 1
         accepted, drafted = accepted + verified.num_accepted, drafted + tree.num_levels
     assert 0 < accepted < drafted
@@ -214,10 +292,19 @@ def test_twenty_thousand_draws(policy, draw):
     assert chi_square(seen, 20_000 * wanted(p, 5)) < 1
 
 
-def test_the_draws_find_a_wrong_rule():
+@pytest.mark.parametrize(
+    ("rule", "policy", "draw"),
+    [
+        (NoResidual(), Chain(2), "sample"),
+        (AnotherQ(), Static(BUSH), "top-k"),
+        (WithReplacement(), Static(BUSH), "sample"),
+    ],
+    ids=["no-residual", "another-q", "with-replacement"],
+)
+def test_the_draws_find_a_wrong_rule(rule, policy, draw):
     p, q = distributions(7, 5)
-    seen = draws(NoResidual(), Chain(2), "sample", p, q, 4000)
-    assert chi_square(seen, 4000 * wanted(p, 5)) > 3
+    seen = draws(rule, policy, draw, p, q, 4000)
+    assert chi_square(seen, 4000 * wanted(p, 5)) > 2
 
 
 @pytest.mark.slow

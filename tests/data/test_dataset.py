@@ -1,0 +1,272 @@
+"""Broken data is refused or listed by name, never replaced; good data is the same in every file format."""
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from draftsmith.core.errors import UserError
+from draftsmith.data import records
+from draftsmith.data.conversations import PromptFormat
+
+BROKEN = 2  # place of the broken record among five
+
+
+def turns(question: str, answer: str) -> list[dict]:
+    return [{"from": "human", "value": question}, {"from": "gpt", "value": answer}]
+
+
+def record(number: int, **changes) -> dict:
+    conversation = turns("<image>\nWhich picture?", f"It is picture {number}.")
+    return {"id": f"r{number}", "image": f"images/{number}.png", "conversations": conversation} | changes
+
+
+def write(path: Path, rows: list) -> Path:
+    """A JSON list, or JSONL where the name says so."""
+    lines = "".join(json.dumps(row) + "\n" for row in rows)
+    path.write_text(lines if path.suffix == ".jsonl" else json.dumps(rows))
+    return path
+
+
+def five(folder: Path, broken) -> Path:
+    """Records 0 to 4 with `broken` in the place of number 2."""
+    return write(folder / "data.json", [broken if n == BROKEN else record(n) for n in range(5)])
+
+
+def lessons(dataset, processor) -> dict[str, tuple[str, float]]:
+    """name -> (supervised text, first pixel) of the samples that supervise anything."""
+    found = {}
+    for index in range(len(dataset)):
+        sample = dataset[index]
+        taught = [i for i, m in zip(sample.ids, sample.loss_mask, strict=True) if m]
+        if taught:
+            pixel = round(float(sample.pixels[0, 0, 12, 12]), 3) if sample.pixels is not None else 0.0
+            found[sample.sample_id] = (processor.tokenizer.decode(taught, skip_special_tokens=True).strip(), pixel)
+        else:
+            assert sample.pixels is None and len(set(sample.ids)) == 1, "an unusable record keeps no content"
+    return found
+
+
+def log(folder: Path) -> list[dict]:
+    path = folder / "run" / "skipped.jsonl"
+    return [json.loads(line) for line in path.read_text().splitlines()] if path.is_file() else []
+
+
+# name -> (broken record, what the reason must say)
+PROBLEMS = {
+    "over-length": (record(2, conversations=turns("<image>\nWhich?", "It is " * 100)), "ids, more than max_length 64"),
+    "empty answer": (record(2, conversations=turns("<image>\nWhich?", " ")), "empty answer"),
+    "no answer": (record(2, conversations=turns("<image>\nWhich?", "")[:1]), "no answer to train on"),
+    "missing image": (record(2, image="images/none.png"), "missing image"),
+    "corrupt image": (record(2, image="data.json"), "corrupt image"),
+    "image is a folder": (record(2, image="images"), "corrupt image"),
+    "image is a number": (record(2, image=2), "image is neither a path nor a list of paths"),
+    "no mark": (record(2, conversations=turns("Which picture?", "Two.")), "0 <image> marks for 1 images"),
+    "two marks": (record(2, conversations=turns("<image><image>\nWhich?", "Two.")), "2 <image> marks for 1 images"),
+    "mark without image": (record(2, image=None), "1 <image> marks for 0 images"),
+    "unknown role": (record(2, conversations=[{"from": "system", "value": "<image>"}]), "unknown role 'system'"),
+    "turn is a text": (record(2, conversations=["<image>"]), "unknown role None"),
+    "value is a number": (record(2, conversations=[{"from": "human", "value": 2}]), "a turn without text"),
+    "roles in a row": (record(2, conversations=turns("<image>", "a") + turns("b", "c")[1:]), "do not alternate"),
+    "no conversations": ({"id": "r2", "image": "images/2.png"}, "no conversations"),
+    "not an object": (["r2"], "not an object"),
+}
+
+
+@pytest.mark.parametrize("name", PROBLEMS)
+def test_strict_names_file_record_and_cure(folder, open_data, name):
+    broken, reason = PROBLEMS[name]
+    path = five(folder, broken)
+    with pytest.raises(UserError) as caught:
+        dataset = open_data(path, max_length=64)
+        for index in range(len(dataset)):
+            dataset[index]
+    text = str(caught.value)
+    assert reason in text
+    assert f"{path}, record {BROKEN}" in text
+    assert ("'r2'" in text) == isinstance(broken, dict)
+    assert caught.value.cure and f"cure:  {caught.value.cure}" in text
+    assert not log(folder)
+
+
+@pytest.mark.parametrize("name", PROBLEMS)
+def test_skip_lists_the_record_and_yields_the_good_ones(folder, open_data, processor, name):
+    broken, reason = PROBLEMS[name]
+    whole = lessons(open_data(five(folder, record(BROKEN))), processor)
+    assert len(set(whole.values())) == 5, "five pictures and answers to tell apart"
+    dataset = open_data(five(folder, broken), max_length=64, on_error="skip")
+    found = lessons(dataset, processor)
+    del whole[f"data.json[{BROKEN}]"]
+    assert found == whole
+    (entry,) = log(folder)
+    assert (entry["file"], entry["record"]) == (str(folder / "data.json"), BROKEN)
+    assert entry["id"] == ("r2" if isinstance(broken, dict) else None)
+    assert reason in entry["reason"]
+
+
+def test_a_skipped_record_is_listed_once(folder, open_data):
+    """Whatever the number of epochs, and when the stage is started again."""
+    rows = [record(n) for n in range(5)]
+    rows[1]["conversations"][1]["value"] = ""  # seen when the file is opened
+    rows[3]["image"] = "images/none.png"  # seen when it is read
+    path = write(folder / "data.json", rows)
+    for _ in range(2):
+        dataset = open_data(path, on_error="skip")
+        for _ in range(2):
+            samples = [dataset[i] for i in range(len(dataset))]
+        assert [s.sample_id for s in samples] == [f"data.json[{n}]" for n in (0, 2, 3, 4)]
+        assert [any(s.loss_mask) for s in samples] == [True, True, False, True]
+    assert sorted(entry["record"] for entry in log(folder)) == [1, 3]
+
+
+IDS = {
+    "duplicated": ([5, 6, 7, 6, 5], "2 records repeat", "record 3 (id 6) repeats record 1"),
+    "mixed": ([5, 6, "7", 8, "9"], "ids of different types: int, str", "record 0 (id 5) and record 2 (id '7')"),
+}
+
+
+@pytest.mark.parametrize("name", IDS)
+def test_ids_that_cannot_tell_records_apart(folder, open_data, processor, name):
+    """`skip` leaves none of them out: it goes by places, so no record is taken for another."""
+    ids, problem, where = IDS[name]
+    path = write(folder / "data.json", [record(n, id=i) for n, i in enumerate(ids)])
+    for _ in range(2):  # from the file, and from the cached index
+        with pytest.raises(UserError) as caught:
+            open_data(path)
+        assert problem in str(caught.value) and where in str(caught.value) and str(path) in str(caught.value)
+        assert caught.value.cure
+    found = lessons(open_data(path, on_error="skip"), processor)
+    assert [answer for answer, _ in found.values()] == [f"It is picture {n}." for n in range(5)]
+    assert not log(folder)
+
+
+def test_records_without_ids_are_no_duplicates(folder, open_data):
+    rows = [{k: v for k, v in record(n).items() if k != "id"} for n in range(5)]
+    assert len(open_data(write(folder / "data.jsonl", rows))) == 5
+
+
+ROWS = [
+    record(0),
+    record(1, conversations=turns("<image>\nWhich — “é” 日本?", 'It is\n"picture" 1 \\ 日.')),
+    {"id": "text", "conversations": turns("Which?", "None, {}, [] and ]}.")},
+    record(3, image=["images/3.png", "images/4.png"], conversations=turns("<image>\n<image>\nWhich?", "Both.")),
+    record(5),
+]
+WRITINGS = {
+    "compact": lambda rows: json.dumps(rows, separators=(",", ":")),
+    "indented": lambda rows: json.dumps(rows, indent=2),
+    "unicode": lambda rows: json.dumps(rows, ensure_ascii=False),
+    "crlf": lambda rows: "\r\n" + json.dumps(rows, indent=1).replace("\n", "\r\n") + "\r\n",
+    "lines.jsonl": lambda rows: "".join(json.dumps(r) + "\n" for r in rows),
+    "gaps.jsonl": lambda rows: "\n".join(json.dumps(r, ensure_ascii=False) + "\r\n" for r in rows).rstrip(),
+    "lines.json": lambda rows: "".join(json.dumps(r) + "\n" for r in rows),
+}
+
+
+@pytest.mark.parametrize("chunk", [None, 400])
+@pytest.mark.parametrize("writing", WRITINGS)
+def test_every_writing_gives_the_same_samples(folder, open_data, monkeypatch, writing, chunk):
+    """Also where a file is read in many small chunks."""
+    form = PromptFormat(system="", image_rule="verbatim")
+    expected = open_data(write(folder / "plain.json", ROWS), form=form)
+    if chunk:
+        monkeypatch.setattr(records, "_CHUNK", chunk)
+    path = folder / f"other{Path(writing).suffix or '.json'}"
+    path.write_bytes(WRITINGS[writing](ROWS).encode())
+    found = open_data(path, form=form)
+    assert len(found) == len(expected) == 5
+    assert found.lengths.tolist() == expected.lengths.tolist()
+    for index in range(5):
+        a, b = expected[index], found[index]
+        assert (a.ids, a.loss_mask, a.modality) == (b.ids, b.loss_mask, b.modality)
+        assert (a.pixels is None) == (b.pixels is None)
+        assert a.pixels is None or torch.equal(a.pixels, b.pixels)
+
+
+@pytest.mark.parametrize("suffix", [".json", ".jsonl"])
+def test_an_index_made_in_parallel_equals_one_made_in_order(folder, monkeypatch, suffix):
+    """With texts that look like the place between two records, and every kind of id."""
+    rows = [record(n, note='}, {"id": "', id=n % 70 if n % 9 else str(n)) for n in range(200)]
+    rows[77]["conversations"] = [{"id": "deceit", "from": "human", "value": "a"}, {"id": "deceit", "from": "nobody"}]
+    rows[150]["conversations"][1]["value"] = "日本 \u3000 wide"
+    rows[199]["image"] = None
+    path = write(folder / f"data{suffix}", rows)
+    monkeypatch.setattr(records, "_CHUNK", 1 << 20)
+    slow = records.open_records(path, folder / "slow")
+    used = []
+    scan = records._scan_pieces
+    monkeypatch.setattr(records, "_scan_pieces", lambda *a: used.append(scan(*a)) or used[-1])
+    monkeypatch.setattr(records, "_CHUNK", 2000)
+    monkeypatch.setattr(records, "_num_processes", lambda: 2)
+    fast = records.open_records(path, folder / "fast")
+    assert used[0] is not None and len(used[0]) > 10, "it was cut into pieces"
+    for name in ("offsets", "sizes", "lengths"):
+        assert np.array_equal(getattr(slow, name), getattr(fast, name))
+    assert (slow.problems, slow.id_kinds, slow.duplicate_ids) == (fast.problems, fast.id_kinds, fast.duplicate_ids)
+    assert sorted(slow.problems) == [77, 199] and slow.duplicate_ids and len(slow.id_kinds) == 2
+    assert fast.read(150) == rows[150]
+
+
+def test_an_unchanged_file_is_indexed_once(folder, open_data, monkeypatch):
+    path = five(folder, record(BROKEN))
+    first = open_data(path)
+    index = records._index
+    monkeypatch.setattr(records, "_index", lambda path: pytest.fail("indexed again"))
+    assert open_data(path).lengths.tolist() == first.lengths.tolist()
+    monkeypatch.setattr(records, "_index", index)
+    five(folder, record(BROKEN, conversations=turns("<image>\nWhich of the six?", "Two.")))
+    assert open_data(path).lengths.tolist() != first.lengths.tolist()
+
+
+BAD_FILES = {
+    "cut off in a record": ("data.json", json.dumps(ROWS)[:-40], "record 4"),
+    "cut off between records": ("data.json", json.dumps(ROWS)[:-1], "record 5"),
+    "broken in the middle": ("data.json", json.dumps(ROWS).replace('"text"', "text"), "record 2"),
+    "an object": ("data.json", json.dumps({"data": ROWS}, indent=1), "JSON list"),
+    "prose": ("data.json", "no data here", "JSON list"),
+    "empty": ("data.json", "", "no records"),
+    "empty list": ("data.json", "[]", "no records"),
+    "broken line": ("data.jsonl", "".join(json.dumps(r) + "\n" for r in ROWS[:2]) + '{"id": ', "line 3"),
+    "latin-1": ("data.json", json.dumps(ROWS, ensure_ascii=False).encode("utf-16"), "not UTF-8"),
+}
+
+
+@pytest.mark.parametrize("name", BAD_FILES)
+@pytest.mark.parametrize("on_error", ["strict", "skip"])
+def test_a_file_that_is_no_list_of_records(folder, open_data, name, on_error):
+    file, content, says = BAD_FILES[name]
+    path = folder / file
+    path.write_bytes(content.encode() if isinstance(content, str) else content)
+    with pytest.raises(UserError) as caught:
+        open_data(path, on_error=on_error)
+    assert str(path) in str(caught.value) and says in str(caught.value) and caught.value.cure
+    assert not (folder / "run" / "cache").exists(), "nothing of a broken file is kept"
+
+
+def test_a_missing_file_is_named(folder, open_data):
+    with pytest.raises(UserError, match=r"data file not found\n.*none\.json\n.*`path`"):
+        open_data(folder / "none.json")
+
+
+def test_identity_covers_content_settings_and_format(folder, open_data):
+    path = five(folder, record(BROKEN))
+    first = open_data(path).identity()
+    assert open_data(path).identity() == first
+    others = [
+        open_data(path, images=str(folder)).identity(),
+        open_data(path, aspect="square").identity(),
+        open_data(path, form=PromptFormat()).identity(),
+    ]
+    five(folder, record(BROKEN, image="images/5.png"))
+    others.append(open_data(path).identity())
+    assert len({first, *others}) == 5
+
+
+def test_images_folder_max_samples_and_several_files(folder, open_data, processor):
+    (folder / "images").rename(folder / "pictures")
+    flat = [record(n, image=f"{n}.png") for n in range(5)]
+    paths = [write(folder / "a.json", flat[:2]), write(folder / "b.jsonl", flat[2:])]
+    dataset = open_data(*paths, images=str(folder / "pictures"), max_samples=4)
+    assert list(lessons(dataset, processor)) == ["a.json[0]", "a.json[1]", "b.jsonl[0]", "b.jsonl[1]"]
+    assert dataset.record(2) == flat[2]

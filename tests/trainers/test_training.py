@@ -1,0 +1,226 @@
+"""What one optimizer step computes, and what stops it."""
+
+import copy
+import math
+
+import pytest
+import torch
+from draftsmith.core.errors import TrainingError, UserError
+from draftsmith.core.loss import StepLoss
+from draftsmith.models.llava import LlavaTraining
+from draftsmith.models.lora import LoraConfig, merge_adapters
+from draftsmith.trainers import loop
+from draftsmith.trainers.engine import Engine, EngineConfig, check_engine
+from draftsmith.trainers.optim import OptimConfig, parameter_groups, rate_multiplier
+from draftsmith.trainers.validate import target_choice, validate
+from tiny import llava
+from training import BATCH, Samples, engine, loader, module, run
+
+PLAIN = OptimConfig(lr=1e-2, schedule="constant")
+
+
+def test_the_loss_is_a_mean_over_supervised_tokens_of_the_whole_batch(tmp_path):
+    """However the batch is cut into micro-batches; a mean of their means would differ."""
+    results = [
+        run(tmp_path / str(micro), steps=3, micro=micro, model=module(noisy=False), optim=PLAIN) for micro in (4, 2, 1)
+    ]
+    reference = module(noisy=False)
+    (step,) = loader(Samples(), 1, micro=BATCH)
+    (batch,) = step.micro
+    expected = reference(batch)
+    mean = expected.loss_sum.item() / expected.num_tokens.item()
+    for losses, weights, _ in results:
+        assert math.isclose(losses[1], mean, rel_tol=1e-5)
+        assert losses == pytest.approx(results[0][0], rel=1e-3)
+        for name, value in results[0][1].items():
+            if "k_proj.bias" not in name:  # its gradient is zero, and Adam makes steps of rounding
+                assert (weights[name] - value).abs().mean() < 1e-4, name
+    cut = [reference(b) for b in next(iter(loader(Samples(), 1, micro=1))).micro]
+    assert abs(sum(c.loss_sum.item() / c.num_tokens.item() for c in cut) / len(cut) - mean) > 1e-3
+
+
+@pytest.mark.parametrize("zero", [0, 2])
+def test_a_step_is_adamw_with_clipping(zero, tmp_path):
+    """Against torch's own optimizer and clipping on the same gradient."""
+    reference = module(noisy=False)
+    (step,) = loader(Samples(), 1, micro=BATCH)
+    loss = reference(step.micro[0])
+    (loss.loss_sum / loss.num_tokens).backward()
+    norm = torch.nn.utils.clip_grad_norm_(reference.parameters(), 0.1)
+    assert norm > 0.2
+    torch.optim.AdamW((p for p in reference.parameters() if p.grad is not None), lr=1e-2, weight_decay=0.0).step()
+    optim = OptimConfig(lr=1e-2, schedule="constant", clip_norm=0.1, eps=1e-8)
+    _, found, _ = run(tmp_path, steps=1, zero=zero, micro=4, model=module(noisy=False), optim=optim)
+    before = dict(module(noisy=False).named_parameters())
+    moved = 0
+    for name, value in reference.named_parameters():
+        # Adam divides by the gradient's size: entries near zero are rounding's.
+        assert (found[name] - value).abs().mean() < 2e-4, name
+        moved += int(not torch.equal(found[name], before[name]))
+    assert moved > 20
+
+
+def test_groups_have_their_own_rates():
+    parts = module().parts()
+    config = OptimConfig(lr=1e-3, lr_by_part={"projector": 5e-3}, weight_decay=0.1)
+    groups = parameter_groups(parts, config)
+    rates = {g["part"]: g["lr"] for g in groups}
+    assert rates == {"vision_tower": 1e-3, "projector": 5e-3, "language_model": 1e-3}
+    for group in groups:
+        assert all((p.dim() >= 2) == (group["weight_decay"] > 0) for p in group["params"])
+    assert sum(len(g["params"]) for g in groups) == sum(len(named) for named in parts.values())
+
+
+@pytest.mark.parametrize(
+    ("settings", "expected"),
+    [
+        ({"schedule": "cosine", "warmup_steps": 2}, [0, 0.5, 1, 0.853553, 0.5, 0.146447, 0]),
+        ({"schedule": "linear", "warmup_ratio": 1 / 3}, [0, 0.5, 1, 0.75, 0.5, 0.25, 0]),
+        ({"schedule": "constant"}, [1] * 7),
+        ({"schedule": "cosine", "final_ratio": 0.1}, [1, 0.939711, 0.775, 0.55, 0.325, 0.160289, 0.1]),
+    ],
+)
+def test_schedules(settings, expected):
+    multiplier = rate_multiplier(OptimConfig(lr=1.0, **settings), 6)
+    assert [multiplier(s) for s in range(7)] == pytest.approx(expected, abs=1e-5)
+
+
+@pytest.mark.parametrize("zero", [0, 1, 2, 3])
+def test_a_loss_that_is_not_finite_stops_before_the_update(zero, tmp_path):
+    """With the records named. ZeRO-0 would write it into the weights, the others would skip without a word."""
+    broken = 4
+    order = [name for s in loader(Samples(), 3) for b in s.micro for name in b.sample_ids]
+    before = order.index(f"record-{broken}") // BATCH
+    model = module(noisy=False)
+    with pytest.raises(TrainingError, match=f"step {before}: a loss or gradient is not finite") as error:
+        run(tmp_path, steps=3, zero=zero, samples=Samples(broken=broken), model=model, optim=PLAIN)
+    assert f"record-{broken}" in error.value.where
+    if zero < 3:
+        assert all(p.isfinite().all() for p in model.parameters())
+
+
+def test_a_gradient_alone_that_is_not_finite_stops_too(tmp_path):
+    class Explodes(LlavaTraining):
+        def forward(self, batch, target_choice=None):
+            loss = super().forward(batch)
+            # sqrt at zero: a finite value with an infinite slope.
+            return StepLoss(loss.loss_sum + (loss.loss_sum * 0).sqrt(), loss.num_tokens, loss.metrics)
+
+    model = Explodes(llava(0, width=16, layers=1), ("projector",), gradient_checkpointing=False)
+    with pytest.raises(TrainingError, match="gradient is not finite"):
+        run(tmp_path, steps=2, model=model, optim=PLAIN)
+    assert all(p.isfinite().all() for p in model.parameters())
+
+
+def test_a_batch_without_supervised_tokens_is_an_error(tmp_path):
+    class Silent(Samples):
+        def __getitem__(self, index):
+            sample = super().__getitem__(index)
+            sample.loss_mask[:] = [False] * len(sample.ids)
+            return sample
+
+    with pytest.raises(TrainingError, match="no supervised token in the whole batch") as error:
+        run(tmp_path, steps=2, samples=Silent())
+    assert "record-" in error.value.where
+
+
+def test_an_unexpected_skipped_step_raises(tmp_path, monkeypatch):
+    monkeypatch.setattr(Engine, "num_skipped", property(lambda self: self.num_updates))
+    with pytest.raises(TrainingError, match="the engine skipped the update"):
+        run(tmp_path, steps=2)
+
+
+def test_bf16_learns(tmp_path):
+    losses, _, _ = run(
+        tmp_path, steps=30, precision="bf16", model=module(noisy=False), optim=OptimConfig(lr=1e-2, warmup_steps=3)
+    )
+    assert losses[30] < 0.7 * losses[1]
+
+
+def test_fp16_is_refused_where_it_does_not_run():
+    if torch.cuda.is_available():
+        check_engine(EngineConfig(precision="fp16"))
+    else:
+        with pytest.raises(UserError, match="fp16 does not run on a CPU"):
+            check_engine(EngineConfig(precision="fp16"))
+
+
+@pytest.mark.parametrize("zero", [0, 3])
+def test_frozen_parts_do_not_change(zero, tmp_path):
+    model = module(parts=("projector",), noisy=False)
+    before = {n: p.detach().clone() for n, p in model.named_parameters()}
+    _, after, _ = run(tmp_path, steps=3, zero=zero, model=model, optim=OptimConfig(lr=1e-2, weight_decay=0.1))
+    changed = {name.split(".")[2] for name in before if not torch.equal(before[name], after[name])}
+    assert changed == {"multi_modal_projector"}
+
+
+def test_gradient_checkpointing_changes_nothing_but_memory(tmp_path):
+    first, _, _ = run(tmp_path / "a", steps=3, model=module(noisy=False))
+    second, _, _ = run(tmp_path / "b", steps=3, model=module(noisy=False, gradient_checkpointing=True))
+    assert first == pytest.approx(second, rel=1e-6)
+
+
+def test_lora_trains_adapters_and_merges_them(tmp_path):
+    llava_model = llava(0, width=16, layers=1)
+    before = copy.deepcopy(llava_model)
+    model = LlavaTraining(
+        llava_model, ("projector", "language_model"), gradient_checkpointing=False, lora=LoraConfig(rank=2, alpha=8)
+    )
+    names = [name for name, _ in model.parts()["language_model"]]
+    assert names and all("lora_" in name for name in names)
+    run(tmp_path, steps=4, model=model, optim=OptimConfig(lr=5e-2))
+    (step,) = loader(Samples(), 1, micro=BATCH)
+    with torch.no_grad():
+        adapted = model.eval().hidden_states(step.micro[0])
+    merge_adapters(llava_model)
+    assert llava_model.state_dict().keys() == before.state_dict().keys()
+    with torch.no_grad():
+        merged = model.hidden_states(step.micro[0])
+    assert torch.allclose(adapted, merged, atol=1e-5)
+    changed = {n for n, p in llava_model.named_parameters() if not torch.equal(p, dict(before.named_parameters())[n])}
+    assert any("q_proj" in n for n in changed)
+    assert not any(part in n for n in changed for part in ("embed_tokens", "lm_head", "vision_tower", "norm"))
+
+
+def test_lora_names_a_layer_that_is_not_there():
+    with pytest.raises(UserError, match="name no layer") as error:
+        LlavaTraining(llava(0), ("language_model",), gradient_checkpointing=False, lora=LoraConfig(layers=("query",)))
+    assert "q_proj" in error.value.cure
+
+
+def test_validation_counts_agreement_with_the_target():
+    """Against the model's own forward; a copy of the target agrees everywhere, and nothing of training moves."""
+    target = llava(0, width=16, layers=1).eval()
+    model = module(noisy=False)
+    built = engine(model, PLAIN, steps=1, micro=2, accumulation=2)
+    steps = loader(Samples(), 3)
+    before = torch.get_rng_state()
+    same = validate(built, steps, target)
+    assert same["val_agreement"] == 1.0
+    assert torch.equal(torch.get_rng_state(), before)
+    assert model.training
+    other = llava(5, width=16, layers=1).eval()
+    found = validate(built, steps, other)
+    assert found["val_loss"] == pytest.approx(same["val_loss"])
+    agreed = tokens = loss = 0.0
+    for step in steps:
+        for batch in step.micro:
+            with torch.no_grad():
+                logits = target.lm_head(model.hidden_states(batch))[:, :-1][batch.loss_mask[:, 1:]]
+            labels = batch.ids[:, 1:][batch.loss_mask[:, 1:]]
+            agreed += float((logits.argmax(-1) == target_choice(other, batch)).sum())
+            loss += float(torch.nn.functional.cross_entropy(logits, labels, reduction="sum"))
+            tokens += len(labels)
+    assert found["val_agreement"] == pytest.approx(agreed / tokens)
+    assert 0 < found["val_agreement"] < 0.9
+    assert found["val_loss"] == pytest.approx(loss / tokens, rel=1e-5)
+    assert "val_agreement" not in validate(built, steps, None)
+
+
+def test_only_one_wait_in_a_step(tmp_path, monkeypatch):
+    """One all-reduce for each optimizer step: next step's tokens, the stop flag, and what was finite."""
+    calls = []
+    before = loop._all_reduce
+    monkeypatch.setattr(loop, "_all_reduce", lambda *a: calls.append(len(a)) or before(*a))
+    run(tmp_path, steps=5)
+    assert len(calls) == 1 + 5  # and one before the first step
