@@ -189,12 +189,29 @@ class LlavaTraining(nn.Module):
         return output.last_hidden_state
 
     def selected_features(self, pixels: Tensor) -> Tensor:
-        """The tower's states that the projector reads, [I,P,C]: layer -2 without CLS in LLaVA-1.5."""
-        config = self.llava.config
-        tower = self.llava.model.vision_tower
-        states = tower(pixels.to(next(tower.parameters()).dtype), output_hidden_states=True).hidden_states
-        chosen = states[config.vision_feature_layer]
-        return chosen[:, 1:] if config.vision_feature_select_strategy == "default" else chosen
+        """The tower's states that the projector reads, [I,P,C]."""
+        return selected_features(self.llava, pixels)
+
+
+def selected_features(llava: LlavaForConditionalGeneration, pixels: Tensor) -> Tensor:
+    """States [I,P,C] of the tower's chosen layer for pixels [I,3,S,S]: layer -2 without CLS in LLaVA-1.5."""
+    config, tower = llava.config, llava.model.vision_tower
+    states = tower(pixels.to(next(tower.parameters()).dtype), output_hidden_states=True).hidden_states
+    chosen = states[config.vision_feature_layer]
+    return chosen[:, 1:] if config.vision_feature_select_strategy == "default" else chosen
+
+
+def pool_features(features: Tensor, pool: int) -> Tensor:
+    """Mean over `pool` x `pool` patches, [I,P,C] -> [I,P/pool^2,C].
+
+    TABED's mode P (section 3.2) pools the *selected* features; after the projector's GELU it would be something else.
+    """
+    if pool == 1:
+        return features
+    side = int(features.shape[1] ** 0.5)
+    assert side * side == features.shape[1] and side % pool == 0, f"{features.shape[1]} patches in {pool} x {pool}"
+    grid = features.transpose(1, 2).unflatten(2, (side, side))
+    return F.avg_pool2d(grid, pool).flatten(2).transpose(1, 2)
 
 
 def _modules(llava: LlavaForConditionalGeneration) -> dict[Part, nn.Module]:

@@ -14,6 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from ...core.nouns import IMAGE
+from ..llava import pool_features, selected_features
 from .cache import Cache
 
 
@@ -59,15 +60,19 @@ class CachedDecoder:
     def new_cache(self, capacity: int) -> Cache:
         return Cache(self.num_layers, capacity)
 
-    def embed(self, ids: Tensor, modality: Tensor | None = None, pixels: Tensor | None = None) -> Tensor:
-        """Embeddings [R,N,D] of ids [R,N]; runs of image tokens are replaced by projected features of `pixels`."""
+    def embed(
+        self, ids: Tensor, modality: Tensor | None = None, pixels: Tensor | None = None, *, pool: int = 1
+    ) -> Tensor:
+        """Embeddings [R,N,D] of ids [R,N]; runs of image tokens are replaced by projected features of `pixels`.
+
+        Args:
+            pool: patches of `pool` x `pool` become one feature before the projector; runs are as much shorter.
+        """
         embeds = self.language_model.get_input_embeddings()(ids)
         if pixels is not None:
             assert modality is not None
-            dtype = next(self.core.vision_tower.parameters()).dtype
-            features = self.core.get_image_features(pixel_values=pixels.to(dtype), return_dict=True).pooler_output
-            joined = torch.cat(list(features)).to(embeds)
-            embeds = embeds.masked_scatter((modality == IMAGE).unsqueeze(-1), joined)
+            features = self.core.multi_modal_projector(pool_features(selected_features(self.model, pixels), pool))
+            embeds = embeds.masked_scatter((modality == IMAGE).unsqueeze(-1), features.flatten(0, 1).to(embeds))
         return embeds
 
     def forward(

@@ -1,7 +1,7 @@
-"""Drafting with a model of its own: a draft LVLM that sees the pictures (M) or reads text only (T).
+"""Drafting with a model of its own: a draft LVLM that sees the pictures (M, P) or reads text only (T).
 
-TABED, section 3: M is the draft on the whole prompt; in T each picture's run of ids becomes one
-newline. Letters: N tokens, F nodes, V vocabulary, S slots.
+TABED, section 3: M is the draft on the whole prompt; in P pictures are pooled 2 x 2 before the projector
+and take a quarter of the tokens; in T each picture's run of ids becomes one newline. Letters: N tokens, F nodes, V vocabulary, S slots.
 """
 
 from __future__ import annotations
@@ -19,7 +19,8 @@ from ..decoding.tree import ROOT
 from ..decoding.warp import Warp
 from ..targets.base import Taps, TargetStep
 
-Mode = Literal["M", "T"]
+Mode = Literal["M", "P", "T"]
+_POOL = {"M": 1, "P": 2, "T": 1}
 
 
 class IndependentProposal:
@@ -42,14 +43,16 @@ class IndependentProposal:
         length = len(request.ids)
         self._warp = warp
         self._cache = self.decoder.new_cache(length + capacity)
-        embeds = self.decoder.embed(request.ids[None], request.modality[None], request.pixels)
+        embeds = self.decoder.embed(request.ids[None], request.modality[None], request.pixels, pool=_POOL[self.mode])
         self.decoder.forward(embeds, self._cache, torch.arange(length, device=self.decoder.device)[None])
         self._cache.advance(length)
         self._forget_slots()
 
     def view(self, request: Request) -> Request:
         """The request as this mode sees it."""
-        return request if self.mode == "M" else without_pictures(request, self.newline_id)
+        if self.mode == "T":
+            return without_pictures(request, self.newline_id)
+        return with_shorter_pictures(request, _POOL[self.mode])
 
     def begin(self, first: int) -> None:
         self._pending = [first]
@@ -111,17 +114,27 @@ def without_pictures(request: Request, newline_id: int) -> Request:
     """Mode T: each picture's run of ids becomes one newline, and the pixels go."""
     if request.pixels is None:
         return request
-    run = len(request.ids[request.modality == IMAGE]) // len(request.pixels)
-    ids: list[int] = []
-    position = 0
-    values, modality = request.ids.tolist(), request.modality.tolist()
-    while position < len(values):
-        if modality[position] == IMAGE:
-            # Every picture has as many tokens, so two adjacent ones are two runs.
-            ids.append(newline_id)
-            position += run
-        else:
-            ids.append(values[position])
-            position += 1
-    kept = torch.tensor(ids)
-    return Request(kept, torch.zeros(len(kept), dtype=torch.int8), None, request.name)
+    # Every picture has as many tokens, so two adjacent ones are two runs: the first of each becomes the newline.
+    kept = _thinned(request, _run(request))
+    ids = request.ids[kept].masked_fill(request.modality[kept] == IMAGE, newline_id)
+    return Request(ids, torch.zeros(len(ids), dtype=torch.int8), None, request.name)
+
+
+def with_shorter_pictures(request: Request, pool: int) -> Request:
+    """Mode P: each picture's run keeps one id in `pool` x `pool`; the pixels stay."""
+    if request.pixels is None or pool == 1:
+        return request
+    kept = _thinned(request, pool * pool)
+    return Request(request.ids[kept], request.modality[kept], request.pixels, request.name)
+
+
+def _run(request: Request) -> int:
+    assert request.pixels is not None
+    return int((request.modality == IMAGE).sum()) // len(request.pixels)
+
+
+def _thinned(request: Request, every: int) -> Tensor:
+    """[T] bool: all text, and one image token of each `every` (runs are multiples of it)."""
+    image = request.modality == IMAGE
+    count = image.cumsum(0) - 1
+    return ~image | (count % every == 0)

@@ -22,7 +22,6 @@ from ..targets.load import load_llava
 from .independent import IndependentProposal, Mode
 
 MANIFEST = "draftsmith.json"
-MODES: tuple[Mode, ...] = ("M", "T")
 
 
 class LvlmConfig(Section):

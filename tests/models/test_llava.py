@@ -1,0 +1,165 @@
+"""LLaVA as we assemble, train, decode and save it: the recorded numbers of the published class, and its parts."""
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from draftsmith.core.errors import UserError
+from draftsmith.core.nouns import Batch
+from draftsmith.models.decoding.decoder import CachedDecoder
+from draftsmith.models.drafters.independent import with_shorter_pictures, without_pictures
+from draftsmith.models.drafters.lvlm import LvlmConfig, build_drafter, load_drafter, save_llava
+from draftsmith.models.llava import (
+    PARTS,
+    LlavaTraining,
+    TokenIds,
+    assemble,
+    grow_vocabulary,
+    llava_config,
+    pool_features,
+    selected_features,
+)
+from tiny import IMAGE_ID, VOCAB, llava, request
+from transformers import CLIPVisionConfig, CLIPVisionModel, LlamaConfig, LlamaForCausalLM, LlavaForConditionalGeneration
+
+VECTORS = np.load(Path(__file__).parents[1] / "data" / "vectors" / "lvlm" / "llava_logits.npz", allow_pickle=False)
+
+
+def tensor(name: str) -> torch.Tensor:
+    return torch.from_numpy(VECTORS[name])
+
+
+@pytest.fixture(scope="module")
+def recorded():
+    """The model of the vectors, in float64."""
+    sizes = json.loads(str(VECTORS["config_json"]))
+    text, vision = sizes["text"], sizes["vision"]
+    language = LlamaConfig(
+        hidden_size=text["hidden"], intermediate_size=text["intermediate"], num_hidden_layers=text["layers"],
+        num_attention_heads=text["heads"], num_key_value_heads=text["kv_heads"], rms_norm_eps=text["rms_norm_eps"],
+        vocab_size=text["vocab"], max_position_embeddings=128,
+    )  # fmt: skip
+    tower = CLIPVisionConfig(
+        hidden_size=vision["hidden"], intermediate_size=vision["intermediate"], num_hidden_layers=vision["layers"],
+        num_attention_heads=vision["heads"], image_size=vision["image"], patch_size=vision["patch"],
+        layer_norm_eps=vision["layer_norm_eps"], hidden_act=vision["act"],
+    )  # fmt: skip
+    ids = TokenIds(text["vocab"], sizes["image_token_id"], 1, 2, 0)
+    model = assemble(llava_config(language, tower, ids, vision_feature_layer=vision["feature_layer"]))
+    weights = {n.removeprefix("w."): torch.from_numpy(VECTORS[n]) for n in VECTORS.files if n.startswith("w.")}
+    assert weights.keys() == model.state_dict().keys()
+    model.load_state_dict(weights)
+    return model.double().eval()
+
+
+def batch(prefix: str = "") -> Batch:
+    ids, mask = tensor(f"{prefix}input_ids"), tensor(f"{prefix}attention_mask").bool()
+    modality = (ids == 90).to(torch.int8)
+    positions = torch.arange(ids.shape[1]).expand(1, *ids.shape)
+    return Batch(ids, mask, tensor(f"{prefix}labels") != -100, modality, positions, tensor("pixel_values"), ("a", "b"))
+
+
+def test_recorded_logits_features_and_loss(recorded):
+    data = batch()
+    training = LlavaTraining(recorded, PARTS, gradient_checkpointing=False).eval()
+    with torch.no_grad():
+        selected = training.selected_features(data.pixels)
+        projected = recorded.model.multi_modal_projector(selected)
+        logits = recorded.lm_head(training.hidden_states(data))
+        loss = training(data)
+    assert (selected - tensor("image_features_selected")).abs().max() < 1e-6
+    assert (projected - tensor("image_features_projected")).abs().max() < 1e-6
+    real = data.attention_mask
+    assert (logits - tensor("logits"))[real].abs().max() < 3e-4
+    assert int(loss.num_tokens) == int(VECTORS["n_supervised"])
+    assert float(loss.loss_sum / loss.num_tokens) == pytest.approx(float(VECTORS["loss"]), abs=1e-5)
+
+
+@pytest.mark.parametrize("prefix", ["", "pooled_"])
+def test_recorded_logits_through_the_cached_decoder(recorded, prefix):
+    """Row by row, pictures pooled 2 x 2 before the projector in the pooled variant."""
+    data, decoder = batch(prefix), CachedDecoder(recorded, num_token_ids=96)
+    for row, length in enumerate(data.attention_mask.sum(1).tolist()):
+        ids, modality = data.ids[row : row + 1, :length], data.modality[row : row + 1, :length]
+        with torch.no_grad():
+            embeds = decoder.embed(ids, modality, data.pixels[row : row + 1], pool=2 if prefix else 1)
+            states = decoder.forward(embeds, decoder.new_cache(length), torch.arange(length)[None])
+            logits = recorded.lm_head(states.feature)[0]
+        assert (logits - tensor(f"{prefix}logits")[row, :length]).abs().max() < 3e-4
+
+
+def test_pooling_stands_before_the_projector(recorded):
+    with torch.no_grad():
+        pooled = pool_features(selected_features(recorded, tensor("pixel_values")), 2)
+        projected = recorded.model.multi_modal_projector(pooled)
+    assert (pooled - tensor("pooled_features")).abs().max() < 1e-6
+    assert (projected - tensor("pooled_projected")).abs().max() < 1e-6
+    assert (projected - tensor("projected_then_pooled")).abs().max() > 1
+
+
+def test_views_of_a_request():
+    """M's prompt holds each picture's run, P's a quarter of it, T's one newline for each, adjacent ones too."""
+    asked = request(0, images=2, words=3)
+    joined = type(asked)(
+        torch.cat([asked.ids[:6], asked.ids[7:]]), torch.cat([asked.modality[:6], asked.modality[7:]]), asked.pixels
+    )
+    assert joined.ids[2:10].tolist() == [IMAGE_ID] * 8
+    blind, pooled = without_pictures(joined, 5), with_shorter_pictures(joined, 2)
+    assert blind.ids.tolist() == [1, 7, 5, 5, *joined.ids[-3:].tolist()]
+    assert blind.pixels is None and not blind.modality.any()
+    assert pooled.ids.tolist() == [1, 7, IMAGE_ID, IMAGE_ID, *joined.ids[-3:].tolist()]
+    assert pooled.pixels is joined.pixels
+
+
+def test_a_vocabulary_grows_near_the_mean():
+    torch.manual_seed(0)
+    model = LlamaForCausalLM(LlamaConfig(hidden_size=16, intermediate_size=16, num_hidden_layers=1,
+                                         num_attention_heads=2, vocab_size=40))  # fmt: skip
+    before = model.get_input_embeddings().weight.detach().clone()
+    grow_vocabulary(model, VOCAB, torch.Generator().manual_seed(0))
+    after = model.get_input_embeddings().weight
+    assert torch.equal(after[:40], before)
+    assert after.shape == (VOCAB, 16) and model.lm_head.weight.shape == (VOCAB, 16)
+    gap = (after[40:] - before.mean(0)).norm(dim=1)
+    assert (gap > 0).all() and (gap < 0.1 * before.std() * 4).all()
+
+
+def test_a_draft_from_published_halves(tmp_path):
+    """Weights come over from directories; the vocabulary becomes the target's; plain transformers loads the result."""
+    torch.manual_seed(3)
+    text = LlamaConfig(hidden_size=16, intermediate_size=16, num_hidden_layers=1, num_attention_heads=2, vocab_size=40)
+    language = LlamaForCausalLM(text)
+    language.save_pretrained(tmp_path / "language")
+    target = llava(0)
+    tower = CLIPVisionModel(target.config.vision_config)
+    tower.save_pretrained(tmp_path / "tower")
+    config = LvlmConfig(
+        kind="lvlm", language_model=str(tmp_path / "language"), vision_tower=str(tmp_path / "tower")
+    )  # fmt: skip
+    draft = build_drafter(config, target, TokenIds(VOCAB, IMAGE_ID, 1, 2, 3), seed=0)
+    assert draft.config.text_config.vocab_size == VOCAB
+    ours = draft.model.language_model.embed_tokens.weight
+    assert torch.equal(ours[:40], language.get_input_embeddings().weight)
+    copied = draft.model.vision_tower.state_dict()
+    assert all(torch.equal(copied[name], value) for name, value in tower.state_dict().items())
+    save_llava(draft, tmp_path / "draft", {"tokenizer_hash": "h"})
+    again = LlavaForConditionalGeneration.from_pretrained(tmp_path / "draft")
+    asked = request(1, 1)
+    with torch.no_grad():
+        pair = [m.eval()(input_ids=asked.ids[None], pixel_values=asked.pixels).logits for m in (draft, again)]
+    assert torch.equal(*pair)
+    load_drafter(tmp_path / "draft", tokenizer_hash="h", dtype=torch.float32)
+    with pytest.raises(UserError, match="another tokenizer"):
+        load_drafter(tmp_path / "draft", tokenizer_hash="other", dtype=torch.float32)
+
+
+def test_a_tower_of_another_resolution_is_refused():
+    other = {"model_type": "clip_vision_model", "hidden_size": 16, "intermediate_size": 16, "num_hidden_layers": 1,
+             "num_attention_heads": 2, "image_size": 32, "patch_size": 8}  # fmt: skip
+    text = {"model_type": "llama", "hidden_size": 16, "intermediate_size": 16, "num_hidden_layers": 1,
+            "num_attention_heads": 2}  # fmt: skip
+    config = LvlmConfig(kind="lvlm", language_model=text, vision_tower=other)
+    with pytest.raises(UserError, match="32 pixels in patches of 8, the target's 16 in patches of 8"):
+        build_drafter(config, llava(0), TokenIds(VOCAB, IMAGE_ID, 1, 2, 3), seed=0)
