@@ -47,11 +47,14 @@ def init_distributed() -> None:
         return
     for name, value in {"RANK": "0", "LOCAL_RANK": "0", "WORLD_SIZE": "1", "MASTER_ADDR": "127.0.0.1"}.items():
         os.environ.setdefault(name, value)
-    if "MASTER_PORT" not in os.environ:
+    chosen = "MASTER_PORT" not in os.environ
+    if chosen:
         os.environ["MASTER_PORT"] = str(_free_port())
     # The shared-memory collective is compiled on first use: 40 s and a compiler, for nothing on a CPU test.
     ops.__compatible_ops__["deepspeed_shm_comm"] = False
     deepspeed.init_distributed(dist_backend="nccl" if torch.cuda.is_available() else "gloo", verbose=False)
+    if chosen:
+        del os.environ["MASTER_PORT"]  # taken: a process that is started from this one needs another
 
 
 def _free_port() -> int:
@@ -99,6 +102,8 @@ class Engine:
                 "steps_per_print": 10**12,
             },
         )
+        # Loaded weights come in evaluation mode: no dropout, and gradient checkpointing silently off.
+        self._engine.train()
         self.config, self.accumulation = config, accumulation
         self._finite = torch.ones((), device=self.device)
         for parameter in module.parameters():

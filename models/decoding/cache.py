@@ -7,7 +7,8 @@ Letters: R rows, H heads, L capacity, D head width.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 
 import torch
 from torch import Tensor
@@ -24,11 +25,13 @@ class _Layer(CacheLayerMixin):
         super().__init__()
         self.capacity = capacity
         self.length = 0
+        self.places: Tensor | None = None  # [N] int64 on the device: write there and hand over everything
 
     def lazy_initialization(self, key_states: Tensor, value_states: Tensor) -> None:
         rows, heads, _, width = key_states.shape
-        self.keys = key_states.new_empty(rows, heads, self.capacity, width)
-        self.values = value_states.new_empty(rows, heads, self.capacity, value_states.shape[-1])
+        # Zeros: places that were never written are masked, and a mask does not hide a NaN.
+        self.keys = key_states.new_zeros(rows, heads, self.capacity, width)
+        self.values = value_states.new_zeros(rows, heads, self.capacity, value_states.shape[-1])
         self.is_initialized = True
 
     def update(
@@ -37,6 +40,10 @@ class _Layer(CacheLayerMixin):
         if not self.is_initialized:
             self.lazy_initialization(key_states, value_states)
         assert self.keys is not None and self.values is not None
+        if self.places is not None:
+            self.keys.index_copy_(2, self.places, key_states)
+            self.values.index_copy_(2, self.places, value_states)
+            return self.keys, self.values
         end = self.length + key_states.shape[2]
         assert end <= self.capacity, f"cache of {self.capacity} positions asked to hold {end}"
         self.keys[:, :, self.length : end] = key_states
@@ -75,6 +82,17 @@ class Cache(TransformersCache):
     def crop_to(self, length: int) -> None:
         for layer in self.layers:
             layer.length = length
+
+    @contextmanager
+    def written_at(self, places: Tensor) -> Iterator[None]:
+        """Inside, forwards write at `places` [N] (int64, on the device) and see the whole capacity: a graph's way."""
+        for layer in self.layers:
+            layer.places = places
+        try:
+            yield
+        finally:
+            for layer in self.layers:
+                layer.places = None
 
     def commit(self, written: Sequence[int]) -> None:
         """Keep the positions `written` (counted from `length`) of what the last forwards wrote, in that order."""

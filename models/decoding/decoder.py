@@ -57,6 +57,10 @@ class CachedDecoder:
     def reads_images(self) -> bool:
         return hasattr(self.core, "multi_modal_projector")
 
+    @property
+    def _eager(self) -> bool:
+        return self.language_model.config._attn_implementation == "eager"
+
     def new_cache(self, capacity: int) -> Cache:
         return Cache(self.num_layers, capacity)
 
@@ -104,7 +108,7 @@ class CachedDecoder:
             output = self.language_model(
                 inputs_embeds=embeds,
                 # Eager attention, the only one that returns its weights, adds the mask to the scores.
-                attention_mask=_additive(full, embeds.dtype) if attention else full,
+                attention_mask=_additive(full, embeds.dtype) if attention or self._eager else full,
                 position_ids=positions,
                 past_key_values=cache,
                 use_cache=True,

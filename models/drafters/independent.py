@@ -1,7 +1,8 @@
 """Drafting with a model of its own: a draft LVLM that sees the pictures (M, P) or reads text only (T).
 
 TABED, section 3: M is the draft on the whole prompt; in P pictures are pooled 2 x 2 before the projector
-and take a quarter of the tokens; in T each picture's run of ids becomes one newline. Letters: N tokens, F nodes, V vocabulary, S slots.
+and take a quarter of the tokens; in T each picture's run of ids becomes one newline.
+Letters: N tokens, F nodes, V vocabulary, S slots.
 """
 
 from __future__ import annotations
@@ -31,7 +32,7 @@ class IndependentProposal:
     """
 
     taps = Taps()
-    max_levels = None
+    max_levels: int | None = None
 
     def __init__(self, decoder: CachedDecoder, mode: Mode, *, newline_id: int):
         self.decoder, self.mode, self.newline_id = decoder, mode, newline_id
@@ -42,11 +43,14 @@ class IndependentProposal:
         request = self.view(request).to(self.decoder.device)
         length = len(request.ids)
         self._warp = warp
-        self._cache = self.decoder.new_cache(length + capacity)
+        self._cache = self._new_cache(length + capacity)
         embeds = self.decoder.embed(request.ids[None], request.modality[None], request.pixels, pool=_POOL[self.mode])
         self.decoder.forward(embeds, self._cache, torch.arange(length, device=self.decoder.device)[None])
         self._cache.advance(length)
         self._forget_slots()
+
+    def _new_cache(self, capacity: int) -> Cache:
+        return self.decoder.new_cache(capacity)
 
     def view(self, request: Request) -> Request:
         """The request as this mode sees it."""

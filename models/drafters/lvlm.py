@@ -19,6 +19,7 @@ from ..decoding.decoder import CachedDecoder
 from ..hub import ModelSource, load_language_model, load_vision_tower, read_config, vision_half
 from ..llava import TokenIds, assemble, llava_config
 from ..targets.load import load_llava
+from .graph import GraphedChain
 from .independent import IndependentProposal, Mode
 
 MANIFEST = "draftsmith.json"
@@ -95,7 +96,22 @@ def load_drafter(folder: Path, *, tokenizer_hash: str, dtype: torch.dtype) -> Ll
 
 
 def proposal(
-    model: LlavaForConditionalGeneration, mode: Mode, *, num_token_ids: int, image_token_id: int, newline_id: int
+    model: LlavaForConditionalGeneration,
+    mode: Mode,
+    *,
+    num_token_ids: int,
+    image_token_id: int,
+    newline_id: int,
+    chain: int | None = None,
+    capacity: int = 0,
 ) -> IndependentProposal:
+    """The draft as the decoding loop calls it.
+
+    Args:
+        chain: drafted tokens, where a cycle's proposal is the likeliest chain; on CUDA it is then one graph.
+        capacity: positions that a request may take; for the graph.
+    """
     decoder = CachedDecoder(model, num_token_ids=num_token_ids, never=(image_token_id,))
+    if chain is not None and decoder.device.type == "cuda":
+        return GraphedChain(decoder, mode, newline_id=newline_id, gamma=chain, capacity=capacity)
     return IndependentProposal(decoder, mode, newline_id=newline_id)

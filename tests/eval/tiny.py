@@ -29,6 +29,14 @@ def llava(seed: int, width: int = 32, layers: int = 2):
     return model
 
 
+def near(model):
+    """A draft that agrees with the target now and then: a copy with noise on its head."""
+    model = copy.deepcopy(model)
+    generator = torch.Generator().manual_seed(1)
+    model.lm_head.weight.data += 0.12 * torch.randn(model.lm_head.weight.shape, generator=generator)
+    return model
+
+
 def target(model) -> LlavaTarget:
     return LlavaTarget(model, num_token_ids=TOKENS, image_token_id=IMAGE_ID)
 

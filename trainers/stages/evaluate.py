@@ -71,6 +71,11 @@ class EvaluateStage(Section):
         )
         return self
 
+    @property
+    def capacity(self) -> int:
+        """Positions that a request may take: the longest prompt, what is emitted, and a cycle's tree behind it."""
+        return max(b.data.max_length for b in self.benchmarks) + self.max_new_tokens + self.gamma + 2
+
     def makes(self) -> set[str]:
         return {"report"}
 
@@ -91,7 +96,13 @@ def run(stage: EvaluateStage, context: Context) -> None:
     )
     drafters = {
         (folder.name, mode): proposal(
-            model, mode, num_token_ids=num_token_ids, image_token_id=image, newline_id=processor.newline_id
+            model,
+            mode,
+            num_token_ids=num_token_ids,
+            image_token_id=image,
+            newline_id=processor.newline_id,
+            chain=stage.gamma if stage.draw == "top-k" else None,
+            capacity=stage.capacity,
         )
         for folder, model in _drafters(context, processor, target.decoder.model.dtype, device)
         for mode in stage.modes

@@ -1,0 +1,67 @@
+"""The captured chain's function, without a capture here, proposes what the ordinary draft proposes."""
+
+import pytest
+import torch
+from draftsmith.eval.loop import Decoding, generate
+from draftsmith.eval.policies import Chain, Draw
+from draftsmith.eval.rules import Greedy, Sampling
+from draftsmith.models.decoding.decoder import CachedDecoder
+from draftsmith.models.decoding.warp import Warp
+from draftsmith.models.drafters.graph import GraphedChain
+from tiny import IMAGE_ID, TOKENS, llava, near, proposal, request, target
+
+
+def graphed(model, mode, gamma, device="cpu"):
+    decoder = CachedDecoder(model.to(device), num_token_ids=TOKENS, never=(IMAGE_ID,))
+    return GraphedChain(decoder, mode, newline_id=5, gamma=gamma, capacity=96)
+
+
+def cycles(big, drafter, asked, warp, rule, seed=0):
+    decoding = Decoding(Chain(4), rule, Draw("top-k"), warp, 30, ())
+    result = generate(big, drafter, asked, decoding, torch.Generator().manual_seed(seed))
+    return result.tokens, [(c.num_drafted, c.num_accepted) for c in result.cycles]
+
+
+@pytest.mark.parametrize("mode", ["M", "P", "T"])
+@pytest.mark.parametrize(("warp", "rule"), [(Warp(), Greedy()), (Warp(1.0, top_k=20), Sampling())])
+def test_it_proposes_what_the_ordinary_draft_proposes(mode, warp, rule):
+    big = llava(0)
+    draft = near(big)
+    chain = graphed(draft, mode, 4)
+    accepted = 0
+    for seed in range(4):  # the buffers are used again from request to request
+        asked = request(seed, images=seed % 3)
+        found = cycles(target(big), chain, asked, warp, rule)
+        assert found == cycles(target(big), proposal(draft, mode), asked, warp, rule)
+        accepted += sum(a for _, a in found[1])
+    assert accepted > 0
+
+
+def test_a_copy_is_accepted_whole():
+    big = llava(0)
+    _, found = cycles(target(big), graphed(llava(0), "M", 4), request(1, 2), Warp(), Greedy())
+    assert all(drafted == accepted for drafted, accepted in found)
+
+
+def test_it_does_not_branch():
+    chain = graphed(llava(0), "M", 4)
+    chain.start(request(0, 1), None, Warp(), capacity=20)
+    chain.begin(7)
+    first = chain.root().argmax()[None]
+    chain.expand([-1], first)
+    with pytest.raises(AssertionError, match="cannot branch"):
+        chain.expand([-1], first)
+
+
+@pytest.mark.gpu
+def test_captured():
+    """On CUDA the same through replayed graphs."""
+    big = llava(0).cuda()
+    draft = near(big)
+    chain = graphed(draft, "M", 4, "cuda")
+    for seed in range(4):
+        asked = request(seed, images=1)
+        assert cycles(target(big), chain, asked, Warp(), Greedy()) == cycles(
+            target(big), proposal(draft), asked, Warp(), Greedy()
+        )
+    assert len(chain._graphs) == 2
