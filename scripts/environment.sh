@@ -16,6 +16,4 @@ if [ ! -f "$stamp" ] || [ "$(cat "$stamp")" != "$wanted" ]; then
 fi
 export PATH="$PWD/$venv/bin:$PATH"
 case "$venv" in /*) export PATH="$venv/bin:$PATH" ;; esac
-# Ranks x threads must not exceed the cores: two spinning thread pools on two cores run a hundred times slower.
-export OMP_NUM_THREADS=${OMP_NUM_THREADS:-$(python -c 'import os; print(len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count())')}
 export TOKENIZERS_PARALLELISM=false HF_HUB_DISABLE_TELEMETRY=1

@@ -3,7 +3,10 @@
 import sys
 from pathlib import Path
 
-import draftsmith
+try:
+    import draftsmith
+except ModuleNotFoundError:
+    sys.exit("error: draftsmith is not installed in this environment\n  cure: pip install -c constraints.txt -e .")
 from draftsmith.recipes.cli import main
 
 here, found = Path(__file__).resolve().parents[1], Path(draftsmith.__file__).resolve().parent

@@ -11,7 +11,7 @@ FEW = [
     "stages.world.splits.train={caption: 20, attribute: 20, conversation: 20, place: 4, probe: 4, count: 4, word: 4, "
     "difference: 4, edit: 4, story: 4, sums: 4, fact: 4, aside: 2}",
     "stages.world.splits.align.caption=20",
-    "stages.world.splits.seen={attribute: 2, place: 1, count: 1, probe: 1}",
+    "stages.world.splits.seen={attribute: 1, conversation: 1, place: 1, difference: 1, probe: 1}",
     "stages.world.splits.text={sums: 2, fact: 1}",
     "stages.world.splits.held_out={attribute: 5}",
     "stages.world.splits.binding.attribute=6",
