@@ -6,6 +6,7 @@ Letters: B rows, T tokens, I images, C channels, S side in pixels, D width, P po
 from __future__ import annotations
 
 from dataclasses import dataclass, fields, replace
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -33,7 +34,9 @@ class Batch:
     rows: Tensor | None = None  # [B] int8: 0 conditional, 1 unconditional; None where nothing is guided
 
     def to(self, device: torch.device | str) -> Batch:
-        moved = {f.name: v.to(device) for f in fields(self) if isinstance(v := getattr(self, f.name), Tensor)}
+        moved: dict[str, Any] = {
+            f.name: v.to(device) for f in fields(self) if isinstance(v := getattr(self, f.name), Tensor)
+        }
         return replace(self, **moved)
 
     @property

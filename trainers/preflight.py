@@ -61,7 +61,7 @@ def render(sample: Sample, processor: Processor) -> str:
         if is_image:
             text += f"<image x {end - place}>"
         else:
-            run = tokenizer.decode(sample.ids[place:end], clean_up_tokenization_spaces=False)
+            run = str(tokenizer.decode(sample.ids[place:end], clean_up_tokenization_spaces=False))
             text += f"[[{run}]]" if sample.loss_mask[place] else run
         place = end
     return text.replace("\n", "\\n")

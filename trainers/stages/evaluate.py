@@ -17,7 +17,7 @@ from ...data.conversations import PromptFormat
 from ...data.dataset import ConversationData, ConversationDataset
 from ...data.processor import Processor
 from ...eval import report
-from ...eval.loop import Decoding, generate
+from ...eval.loop import Decoding, Generation, generate
 from ...eval.measure import measure_request
 from ...eval.policies import Chain, Draw, check_combination
 from ...eval.rules import RULES
@@ -163,7 +163,8 @@ def _decode_all(
             generate(target, drafter, asked, decoding, _generator(context.seed, index))
     for index in mine:
         asked, _ = dataset.request(index)
-        plain, drafted = [], {key: [] for key in drafters}
+        plain: list[Generation] = []
+        drafted: dict[tuple[str, Mode], list[Generation]] = {key: [] for key in drafters}
         for _ in range(stage.repeats):  # interleaved, so that a slow minute hits all alike
             plain.append(generate(target, None, asked, decoding, _generator(context.seed, index)))
             for key, drafter in drafters.items():
