@@ -80,6 +80,7 @@ def summarize(rows: Sequence[Row], *, gamma: int) -> dict[str, Any]:
         "identical": sum(r["identical"] for r in rows),
         "first_different": next((r["request"] for r in rows if not r["identical"]), None),
         "rejected_somewhere": accepted < drafted,
+        "beyond_positions": sum(r.get("beyond_positions", False) for r in rows),
     }
 
 

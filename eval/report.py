@@ -116,6 +116,12 @@ def findings(report: dict[str, Any]) -> list[str]:
             f"- The target names the right attribute in {binding['accuracy']:.1%} of {binding['questions']} held-out "
             f"questions with the picture and in {binding['blind_accuracy']:.1%} without it."
         )
+    for b, m, t in tables:
+        if t["beyond_positions"]:
+            lines.append(
+                f"- **{t['beyond_positions']} of {t['requests']} requests of {b} go beyond the draft's positions** "
+                f"in mode {m}: it was not trained there. Modes T and P are shorter."
+            )
     vacuous = [f"{b} {m}" for b, m, t in tables if not t["num_accepted"] or not t["rejected_somewhere"]]
     if vacuous:
         lines.append(f"- Nothing accepted, or nothing rejected, in: {', '.join(vacuous)}.")

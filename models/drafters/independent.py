@@ -58,6 +58,10 @@ class IndependentProposal:
             return without_pictures(request, self.newline_id)
         return with_shorter_pictures(request, _POOL[self.mode])
 
+    def last_position(self, request: Request, max_new_tokens: int) -> int:
+        """How far the positions go; past those that the draft has it proposes noise (TABED: M on five pictures)."""
+        return len(self.view(request).ids) + max_new_tokens
+
     def begin(self, first: int) -> None:
         self._pending = [first]
 

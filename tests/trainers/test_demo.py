@@ -8,12 +8,12 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[2]
 FEW = [
-    "stages.world.splits.train={caption: 20, attribute: 20, conversation: 20, place: 4, probe: 4, count: 4, word: 4, "
+    "stages.world.splits.train={name: 4, colors: 4, caption: 20, attribute: 20, conversation: 20, place: 4, probe: 4, count: 4, word: 4, "
     "difference: 4, edit: 4, story: 4, sums: 4, fact: 4, aside: 2}",
     "stages.world.splits.align.caption=20",
-    "stages.world.splits.seen={attribute: 1, conversation: 1, place: 1, difference: 1, probe: 1}",
-    "stages.world.splits.text={sums: 2, fact: 1}",
-    "stages.world.splits.held_out={attribute: 5}",
+    "stages.world.splits.seen={attribute: 1, conversation: 1, place: 1, difference: 1, probe: 1, count: 1}",
+    "stages.world.splits.text={sums: 2, fact: 1, aside: 1}",
+    "stages.world.splits.held_out={attribute: 5, caption: 2, conversation: 2}",
     "stages.world.splits.binding.attribute=6",
     "stages.target.steps=4",
     "stages.language.steps=2",
@@ -47,7 +47,7 @@ def test_three_seeds_of_one_draft(tmp_path):
     report = json.loads((tmp_path / "run" / "seeds" / "report.json").read_text())
     each = report["M_minus_T_by_drafter"]["pictures"]["each"]
     assert sorted(each) == ["finetune", "finetune_1", "finetune_2"]
-    assert report["tables"]["pictures"]["M"]["requests"] == 3 * 5
+    assert report["tables"]["pictures"]["M"]["requests"] == 3 * 6
     manifests = [json.loads((tmp_path / "run" / name / "draftsmith.json").read_text()) for name in each]
     assert [m["training"]["seed"] for m in manifests] == [0, 1, 2]
     weights = [(tmp_path / "run" / name / "model.safetensors").read_bytes() for name in each]

@@ -169,8 +169,10 @@ def _decode_all(
             plain.append(generate(target, None, asked, decoding, _generator(context.seed, index)))
             for key, drafter in drafters.items():
                 drafted[key].append(generate(target, drafter, asked, decoding, _generator(context.seed, index)))
-        for name, mode in drafters:
-            rows[mode].append(measure_request(asked.name, name, plain, drafted[name, mode]))
+        for (name, mode), drafter in drafters.items():
+            row = measure_request(asked.name, name, plain, drafted[name, mode])
+            row["beyond_positions"] = drafter.last_position(asked, stage.max_new_tokens) > drafter.decoder.max_positions
+            rows[mode].append(row)
     return rows
 
 
