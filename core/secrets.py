@@ -7,13 +7,19 @@ import re
 from typing import Any
 
 HIDDEN = "<hidden>"
-_SECRET_NAME = re.compile(r"(token|secret|password|passwd|api_?key|credential)s?$", re.IGNORECASE)
+_NAME = r"(?:token|secret|password|passwd|api_?key|credential)s?"
+_SECRET_NAME = re.compile(_NAME + "$", re.IGNORECASE)
 _SECRET_ENV = re.compile(r"(TOKEN|SECRET|PASSWORD|PASSWD|API_?KEY|CREDENTIALS?)", re.IGNORECASE)
+# A secret's name inside a value: `{api_key: abc}`, and not `{max_new_tokens: 40}`.
+_INNER_NAME = re.compile(rf"(?!tokens?\s*:\s*[\d.]+\s*[,}}]){_NAME}['\"]?\s*:", re.IGNORECASE)
 _SHAPES = re.compile(
-    r"\bhf_[A-Za-z0-9]{8,}|\b(?:wandb_v1_)?[0-9a-f]{40}\b|\bsk-[A-Za-z0-9_-]{16,}|(?<=://)[^/\s:@]+:[^/\s@]+(?=@)"
+    r"(?<![A-Za-z0-9])(?:hf_[A-Za-z0-9]{8,}|gh[a-z]_[A-Za-z0-9]{16,}|wandb_v\d+_\w{16,}|[0-9a-f]{40}(?![A-Za-z0-9])|sk-[\w-]{16,})"
+    r"|(?<=://)[^/\s]+(?=@)"  # user and password of an address
 )
 # Names that end like a secret and hold none.
 _HARMLESS = {"image_token", "eos_token", "bos_token", "pad_token", "unk_token"}
+# A commit looks like an old wandb key: 40 hexadecimal digits.
+_COMMIT_NAMES, _COMMIT = {"commit", "revision"}, re.compile(r"[0-9a-f]{40}")
 
 
 def redact(text: str) -> str:
@@ -24,14 +30,40 @@ def redact(text: str) -> str:
     return _SHAPES.sub(HIDDEN, text)
 
 
+def redact_argument(argument: str) -> str:
+    """`key=value` of a command line; the whole value is hidden where it, or a key inside it, is a secret's."""
+    key, sign, value = argument.partition("=")
+    hides = _INNER_NAME.search(value) or _is_secret(key.split(".")[-1], value)
+    return f"{redact(key)}={HIDDEN}" if sign and hides else f"{redact(key)}{sign}{_redact_named(key, value)}"
+
+
 def redact_tree(value: Any, name: str = "") -> Any:
     """A nested structure with secret values hidden, by their key's name or their look."""
     if isinstance(value, dict):
-        return {k: redact_tree(v, str(k)) for k, v in value.items()}
+        inherits = _is_secret(name, "")
+        return {_redact_key(k): redact_tree(v, name if inherits else str(k)) for k, v in value.items()}
     if isinstance(value, list | tuple):
         return [redact_tree(v, name) for v in value]
-    if isinstance(value, str):
-        if _SECRET_NAME.search(name) and name not in _HARMLESS:
-            return HIDDEN
-        return redact(value)
-    return value
+    if value is None or isinstance(value, bool):
+        return value
+    if _is_secret(name, str(value)):
+        return HIDDEN
+    return _redact_named(name, value) if isinstance(value, str) else value
+
+
+def _is_secret(name: str, value: str) -> bool:
+    """Whether a value under this name is to be hidden. A number of tokens is none: `max_new_tokens: 40`."""
+    if name in _HARMLESS or not _SECRET_NAME.search(name):
+        return False
+    is_count = value.replace(".", "", 1).isdigit() and name.lower().endswith(("token", "tokens"))
+    return not is_count
+
+
+def _redact_key(key: Any) -> Any:
+    return redact(key) if isinstance(key, str) else key
+
+
+def _redact_named(name: str, value: str) -> str:
+    if name.split(".")[-1] in _COMMIT_NAMES and _COMMIT.fullmatch(value):
+        return value
+    return redact(value)

@@ -61,14 +61,17 @@ class Tracker:
     def rewind(self, step: int) -> None:
         """Drop lines after `step`: a resumed run writes them again, and each step stands once."""
         if ranks.is_main() and self.path.is_file():
-            kept = [line for line in self.path.read_text().splitlines() if _step(line) <= step]
-            aside = self.path.with_suffix(".partial")
-            aside.write_text("".join(line + "\n" for line in kept))
-            os.replace(aside, self.path)
+            self._attempt(lambda: self._keep_until(step))
 
     def finish(self) -> None:
         if self._run is not None:
             self._attempt(self._run.finish)
+
+    def _keep_until(self, step: int) -> None:
+        kept = [line for line in self.path.read_text().splitlines() if _step(line) <= step]
+        aside = self.path.with_suffix(".partial")
+        aside.write_text("".join(line + "\n" for line in kept))
+        os.replace(aside, self.path)
 
     def _append(self, line: str) -> None:
         with open(self.path, "a") as file:
@@ -89,7 +92,8 @@ class Tracker:
             name=name,
             dir=str(folder),
             config=redact_tree(recipe),
-            settings=wandb.Settings(silent=True),
+            # Its metadata holds the command line as it was typed, its console log whatever a library prints.
+            settings=wandb.Settings(silent=True, console="off", x_disable_meta=True),
         )
 
     def _attempt(self, action: Callable[[], Any]) -> None:

@@ -75,7 +75,8 @@ def generate(
 
     Args:
         drafter: None decodes plainly.
-        generator: draws the uniforms of the rule and the bonus tokens, on the CPU; needed above temperature 0.
+        generator: draws the uniforms of the rule and the bonus tokens and seeds sampled draws, on the CPU; needed
+            above temperature 0.
     """
     clock = _Clock(target)
     start = clock.now()
@@ -89,9 +90,10 @@ def generate(
     if drafter is not None:
         drafter.start(request, step, warp, capacity=capacity)
         drafter.begin(token)
+        decoding.policy.start()
     draft_prefill_s = clock.now() - draft_start
 
-    tokens, cycles = [token], []
+    tokens, cycles, draw = [token], [], decoding.draw
     while tokens[-1] not in decoding.eos_ids and len(tokens) < limit:
         begin = clock.now()
         tree = no_tree()
@@ -100,7 +102,9 @@ def generate(
             levels = min(limit - len(tokens) - 1, drafter.max_levels or limit)
             if levels > 0:
                 expand = _truncating(drafter, warp)
-                tree = decoding.policy.grow(warp.truncate(drafter.root()), expand, decoding.draw, max_levels=levels)
+                root = warp.truncate(drafter.root())
+                draw = draw.seeded(generator, root.device)
+                tree = decoding.policy.grow(root, expand, draw, max_levels=levels)
             else:
                 drafter.root()
         drafted = clock.now()

@@ -8,7 +8,7 @@ Letters: F nodes expanded at once, V vocabulary.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal, Protocol
 
 import torch
@@ -39,12 +39,23 @@ class Draw:
             return q.argmax(-1, keepdim=True) if count == 1 else q.topk(count, dim=-1).indices
         return torch.multinomial(q, count, replacement=False, generator=self.generator)
 
+    def seeded(self, generator: torch.Generator | None, device: torch.device) -> Draw:
+        """With a generator of its own, where q is, that follows from the request's on the CPU."""
+        if not self.sampled or self.generator is not None:
+            return self
+        seed = int(torch.randint(2**62, (), generator=generator))
+        return replace(self, generator=torch.Generator(device).manual_seed(seed))
+
 
 class TreePolicy(Protocol):
     name: str
     prunes_by_token: bool  # drops drawn nodes by their scores: not exact with sampled draws
     num_levels: int
     max_nodes: int
+
+    def start(self) -> None:
+        """A request begins. What was learned from the last one goes: a report must not depend on their order."""
+        ...
 
     def grow(self, root: Tensor, expand: Expand, draw: Draw, *, max_levels: int) -> Tree:
         """A tree under the root, whose distribution is `root` [V], at most `max_levels` deep."""
@@ -63,6 +74,9 @@ class Chain:
 
     def __init__(self, gamma: int):
         self.num_levels = self.max_nodes = gamma
+
+    def start(self) -> None:
+        return None
 
     def grow(self, root: Tensor, expand: Expand, draw: Draw, *, max_levels: int) -> Tree:
         levels = min(self.num_levels, max_levels)
@@ -105,6 +119,9 @@ class Static:
             if path[-1] and (*path[:-1], path[-1] - 1) not in known:
                 raise UserError(f"choice {list(path)} skips a sibling", cure="ranks under a node count up from 0")
         self.num_levels, self.max_nodes = len(self.choices[-1]), len(self.choices)
+
+    def start(self) -> None:
+        return None
 
     def grow(self, root: Tensor, expand: Expand, draw: Draw, *, max_levels: int) -> Tree:
         index: dict[tuple[int, ...], int] = {(): ROOT}

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import shlex
 import sys
+import traceback
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -12,12 +13,12 @@ import yaml
 
 from ..core import ranks
 from ..core.errors import UserError
-from ..core.secrets import redact, redact_tree
+from ..core.secrets import redact, redact_argument, redact_tree
 from .load import Loaded, load, recipe_names
 
 
 def main(arguments: list[str] | None = None) -> int:
-    """Run a recipe. Returns the exit code: 0, 2 for a user's mistake, 143 when asked to stop and saved."""
+    """Run a recipe. Returns the exit code: 0, 1 on a crash, 2 on a user's mistake, 143 when asked to stop and saved."""
     arguments = list(sys.argv[1:] if arguments is None else arguments)
     # The launcher puts its rank before the user's arguments; it also sets LOCAL_RANK, which is read instead.
     arguments = [a for a in arguments if not a.startswith(("--local_rank", "--local-rank"))]
@@ -27,14 +28,17 @@ def main(arguments: list[str] | None = None) -> int:
     try:
         return _run(arguments)
     except UserError as error:
-        if ranks.is_main():
+        # Before the group exists a rank other than 0 may be the only one to know.
+        if ranks.is_main() or type(error).__name__ == "AnotherRun":
             print(redact(f"error: {error}"), file=sys.stderr, flush=True)
         return 2
-    except RuntimeError as error:
+    except Exception as error:
         # A peer that stopped with a message of its own closes the connection: not worth a traceback from every rank.
-        if ranks.is_main() or "closed by peer" not in str(error):
-            raise
-        print(f"rank {ranks.rank()}: ends because another rank has ended", file=sys.stderr, flush=True)
+        if isinstance(error, RuntimeError) and "closed by peer" in str(error) and not ranks.is_main():
+            print(f"rank {ranks.rank()}: ends because another rank has ended", file=sys.stderr, flush=True)
+        else:
+            # Printed here and not by Python: messages of libraries hold addresses and keys.
+            print(redact(traceback.format_exc()), file=sys.stderr, flush=True)
         return 1
 
 
@@ -78,11 +82,11 @@ def _run(arguments: list[str]) -> int:
     from ..trainers.engine import init_distributed
     from ..trainers.guard import RunLock, end_with_launcher
 
-    init_distributed()
     end_with_launcher()
     output = Path(recipe.output)
     RunLock(output, say=say)
-    command = redact("trains/train.py " + shlex.join(arguments))
+    init_distributed()
+    command = "trains/train.py " + shlex.join(redact_argument(a) for a in arguments)
     _write_provenance(loaded, output, command)
 
     def make_context(stage: Planned, folder: Path, inputs: Mapping[str, Path]) -> Context:
@@ -120,4 +124,4 @@ def _write_provenance(loaded: Loaded, output: Path, command: str) -> None:
     output.mkdir(parents=True, exist_ok=True)
     (output / "recipe.yaml").write_text(yaml.safe_dump(redact_tree(loaded.tree), sort_keys=False))
     about = {"command": command, "recipe": str(loaded.path.name), "pid": os.getpid(), **versions()}
-    (output / "run.yaml").write_text(yaml.safe_dump(redact_tree(about), sort_keys=False))
+    (output / "run.yaml").write_text(yaml.safe_dump(about, sort_keys=False))

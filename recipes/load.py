@@ -16,6 +16,7 @@ from omegaconf.errors import OmegaConfBaseException
 from pydantic import ValidationError
 
 from ..core.errors import UserError, did_you_mean, nearest
+from ..core.secrets import redact_argument, redact_tree
 from ..core.section import Section
 
 R = TypeVar("R", bound=Section)
@@ -179,7 +180,9 @@ def _value(key: str, text: str) -> Any:
     try:
         return OmegaConf.to_container(OmegaConf.from_dotlist([f"value={text}"]))["value"]  # type: ignore[index,call-overload]
     except (yaml.YAMLError, OmegaConfBaseException) as error:
-        raise UserError(f"cannot read the value of {key}={text}", cure="quote it as YAML would want it") from error
+        raise UserError(
+            f"cannot read the value of {redact_argument(f'{key}={text}')}", cure="quote it as YAML would want it"
+        ) from error
 
 
 def _override(tree: dict[str, Any], key: str, value: Any) -> None:
@@ -225,7 +228,7 @@ def _readable(error: ValidationError, path: Path, schema: type[Section]) -> User
             tags = problem["ctx"]["expected_tags"]
             lines.append(f"{key}.kind: {problem['ctx']['tag']!r} is no kind; kinds are {tags}")
         else:
-            lines.append(f"{key}: {message[0].lower()}{message[1:]} (found {problem['input']!r})")
+            lines.append(f"{key}: {message[0].lower()}{message[1:]} (found {redact_tree(problem['input'])!r})")
     return UserError(
         "; ".join(lines), where=str(path), cure="; ".join(cures) or "mend the key, or see the recipe's header"
     )

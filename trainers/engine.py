@@ -114,6 +114,7 @@ class Engine:
         # Loaded weights come in evaluation mode: no dropout, and gradient checkpointing silently off.
         self._engine.train()
         self.config, self.accumulation = config, accumulation
+        self._terms = accumulation * torch.distributed.get_world_size()
         self._finite = torch.ones((), device=self.device)
         for parameter in module.parameters():
             if parameter.requires_grad:
@@ -137,8 +138,9 @@ class Engine:
         return self._finite
 
     def _watch(self, gradient: torch.Tensor) -> None:
-        # A sum is finite only if its terms are (an overflow of finite terms is caught as well, and is as bad).
-        self._finite = self._finite * gradient.detach().float().sum().isfinite()
+        # Finite only if every entry is, and the sum over micro-batches and ranks that is still to come as well.
+        size = torch.linalg.vector_norm(gradient.detach(), ord=1, dtype=torch.float32) * self._terms
+        self._finite = self._finite * size.isfinite()
 
     def __call__(self, *inputs: Any) -> Any:
         return self._engine(*inputs)

@@ -24,8 +24,15 @@ _PATIENCE_S = 90.0  # an earlier run that was told to stop writes its checkpoint
 _GRACE_S = 60.0
 
 
+class AnotherRun(UserError):
+    """A live rank of another run holds the directory; told by whichever rank finds it."""
+
+
 class RunLock:
-    """Held by every rank until its process ends, however it ends: the kernel lets go of the file."""
+    """Held by every rank until its process ends, however it ends: the kernel lets go of the file.
+
+    Taken before the process group: an earlier run that is still saving holds the group's port as well.
+    """
 
     def __init__(self, output: Path, *, say: Callable[[str], None], patience_s: float = _PATIENCE_S):
         folder = output / _LOCKS
@@ -34,11 +41,10 @@ class RunLock:
         holder = self._take(self._handle, patience_s, say)
         if holder is None and ranks.is_main():
             holder = self._others(folder, patience_s, say)
-        holders = [h for h in ranks.gather(holder) if h]
-        if holders:
+        if holder is not None:
             os.close(self._handle)
-            raise UserError(
-                f"another run is writing here (process {', '.join(sorted(set(holders)))})",
+            raise AnotherRun(
+                f"another run is writing here (process {holder})",
                 where=str(output),
                 cure="wait until it has ended or end it, or choose another output",
             )

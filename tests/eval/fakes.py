@@ -41,10 +41,8 @@ class RowsModel:
         return self.decoder.forward(embeds, self.cache, self.rows.positions(offset), full).feature
 
     def reduced(self, feature):
-        """[R,N,D] -> [N,V]; ids that must not come stay out of every row."""
-        scores = self.decoder.logits(feature)
-        banned = scores[0].isneginf()
-        return self.rows.reduce(scores.masked_fill(banned, -1e9)).masked_fill(banned, float("-inf"))
+        """[R,N,D] -> [N,V]."""
+        return self.rows.reduce(self.decoder.logits(feature))
 
 
 def picture(request):
@@ -145,16 +143,16 @@ class Wrapped:
 class ReadsFeatures(Wrapped):
     """A head: wants the target's states of what was accepted."""
 
-    taps = Taps(layers=(1,), feature=True)
+    taps = Taps(layers=(0, 1, 2), feature=True)
 
     def start(self, request, prefill, warp, *, capacity):
         super().start(request, prefill, warp, capacity=capacity)
-        self.features, self.middle = [prefill.feature], [prefill.layers[1]]
+        self.features, self.layers = [prefill.feature], [prefill.layers]
 
     def accept(self, verified):
         super().accept(verified)
         self.features.append(verified.step.feature)
-        self.middle.append(verified.step.layers[1])
+        self.layers.append(verified.step.layers)
 
 
 class ReadsAttention(Wrapped):
@@ -217,20 +215,32 @@ class ReadsHistory(Chain):
 
     def __init__(self, gamma):
         super().__init__(gamma)
-        self.lengths, self.last = [], 0
+        self.lengths, self.accepted = [], []  # one list for each request
+        self.last = 0
+
+    def start(self):
+        self.lengths.append([])
+        self.accepted.append([])
+        self.last = 0
 
     def grow(self, root, expand, draw, *, max_levels):
         levels = min(self.last + 1, max_levels)
-        self.lengths.append(levels)
+        self.lengths[-1].append(levels)
         return super().grow(root, expand, draw, max_levels=levels)
 
     def observe(self, verified):
         self.last = verified.num_accepted
+        self.accepted[-1].append(self.last)
 
 
 def states(model, asked, tokens):
-    """(feature, state after layer 1) of a fresh pass over prompt and tokens."""
+    """(feature, {layer: state}) of a fresh pass over prompt and tokens; layer 0 is the embedding."""
     ids = torch.cat([asked.ids, torch.tensor(tokens)])
+    found, hooks = {}, []
+    for number, layer in enumerate(model.model.language_model.layers):
+        hooks.append(layer.register_forward_hook(lambda _, ins, out, n=number: found.update({n: ins[0], n + 1: out})))
     with torch.no_grad():
-        out = model.model(input_ids=ids[None], pixel_values=asked.pixels, output_hidden_states=True)
-    return out.last_hidden_state[0], out.hidden_states[1][0]
+        out = model.model(input_ids=ids[None], pixel_values=asked.pixels)
+    for hook in hooks:
+        hook.remove()
+    return out.last_hidden_state[0], {n: state[0] for n, state in found.items()}

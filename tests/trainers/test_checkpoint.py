@@ -1,13 +1,23 @@
 """A checkpoint is whole or it is not used, and which one is used is said."""
 
+import hashlib
 import json
+import os
+import pickle
+import random
+import shutil
 
+import numpy as np
 import pytest
 import torch
 from draftsmith.core.errors import UserError
 from draftsmith.trainers import checkpoint
-from draftsmith.trainers.engine import Engine
-from training import run
+from draftsmith.trainers.engine import Engine, EngineConfig, init_distributed
+from training import module, run
+
+
+class Died(Exception):
+    pass
 
 
 @pytest.fixture
@@ -111,3 +121,155 @@ def test_a_save_that_is_cut_off_leaves_the_old_one(saved, monkeypatch):
 def test_random_states_come_back_without_pickle(saved):
     state = torch.load(saved / "step-00000006" / "random-00000.pt", weights_only=True)
     assert {"torch", "python", "numpy"} <= state.keys()
+
+
+def edit_manifest(path, change):
+    manifest = json.loads((path / checkpoint.MANIFEST).read_text())
+    change(manifest)
+    (path / checkpoint.MANIFEST).write_text(json.dumps(manifest))
+
+
+RANDOM = "random-00000.pt"
+
+
+@pytest.mark.parametrize(
+    ("harm", "reason"),
+    [
+        (lambda path: (path / checkpoint.MANIFEST).write_text("{}"), "manifest.json is missing or not readable"),
+        (lambda path: (path / checkpoint.MANIFEST).write_text("[]"), "manifest.json is missing or not readable"),
+        (lambda path: (path / checkpoint.MANIFEST).write_bytes(b"\xff"), "manifest.json is missing or not readable"),
+        (lambda path: edit_manifest(path, lambda m: m["state"].update(step=7)), "manifest.json says step 7"),
+        (lambda path: edit_manifest(path, lambda m: m["files"].pop(RANDOM)), f"manifest.json does not list {RANDOM}"),
+        (lambda path: edit_manifest(path, lambda m: m["files"][RANDOM].update(sha256="0")), f"{RANDOM} was changed"),
+    ],
+    ids=["empty", "list", "binary", "other step", "file left out", "other hash"],
+)
+def test_a_harmed_manifest_is_refused(saved, harm, reason):
+    harm(saved / "step-00000006")
+    found = checkpoint.find(saved, fingerprint="f")
+    assert found.step == 4
+    assert [note.startswith(f"step-00000006: {reason}") for note in found.notes] == [True]
+
+
+def test_refused_checkpoints_do_not_push_out_the_one_just_saved(saved):
+    """They are newer by name, and rotation goes by name."""
+    for step in (4, 6):
+        (saved / f"step-{step:08d}" / RANDOM).unlink()
+
+    def die(step):
+        if step == 4:
+            raise Died
+
+    with pytest.raises(Died):
+        run(saved, steps=7, every=3, keep=1, log=die)
+    found = checkpoint.find(saved, fingerprint="f")
+    assert found.step == 3 and [note[:13] for note in found.notes] == ["step-00000006", "step-00000004"]
+    losses, _, told = run(saved, steps=7, every=3, keep=1)
+    assert sorted(losses) == [4, 5, 6, 7] and len(told) == 3
+    assert [path.name for path in saved.iterdir()] == ["step-00000006"]
+    assert checkpoint.find(saved, fingerprint="f").notes == ()
+
+
+def test_a_save_that_dies_at_any_write_leaves_one_that_verifies(tmp_path, monkeypatch):
+    """At the first, second, ... time that something is brought to disk, and at the renaming."""
+    linear = torch.nn.Linear(2, 2)
+    init_distributed()
+    built = Engine(
+        linear, torch.optim.SGD(linear.parameters(), lr=1.0), lambda step: 1.0, EngineConfig(), micro_batch_size=1,
+        accumulation=1, clip_norm=None,
+    )  # fmt: skip
+    checkpoint.save(built, tmp_path, step=2, fingerprint="f", keep=5)
+
+    def die_at(count):
+        calls = iter(range(1, 100))
+
+        def wrap(real):
+            def call(*arguments):
+                if next(calls) == count:
+                    raise Died
+                return real(*arguments)
+
+            return call
+
+        return wrap
+
+    survivors = []
+    for count in range(1, 20):
+        with monkeypatch.context() as patch:
+            dies = die_at(count)
+            patch.setattr(os, "fsync", dies(os.fsync))
+            patch.setattr(os, "replace", dies(os.replace))
+            try:
+                checkpoint.save(built, tmp_path, step=4, fingerprint="f", keep=5)
+                break
+            except Died:
+                found = checkpoint.find(tmp_path, fingerprint="f")
+                assert found.notes == ()
+                survivors.append(found.step)
+                shutil.rmtree(tmp_path / "step-00000004", ignore_errors=True)
+    # Two files, the manifest, the folder, the renaming; then it counts, though its parent is not brought to disk yet.
+    assert survivors == [2, 2, 2, 2, 2, 4]
+
+
+class Trap:
+    """Unpickling it makes a folder."""
+
+    def __init__(self, folder):
+        self.folder = str(folder)
+
+    def __reduce__(self):
+        return os.mkdir, (self.folder,)
+
+
+def test_a_trap_in_a_checkpoint_is_not_sprung(tmp_path):
+    """Every file that is read back, replaced by one that acts when it is unpickled."""
+    run(tmp_path / "c", steps=4, zero=2, every=1, keep=3)
+    sprung, newest = tmp_path / "sprung", tmp_path / "c" / "step-00000003"
+    files = list(newest.rglob("*.pt"))
+    assert len(files) == 3  # weights, the optimizer's part, random states
+    for file in files:
+        torch.save(Trap(sprung), file)
+        torch.load(file, weights_only=False)
+        sprung.rmdir()  # it would have worked
+    losses, _, _ = run(tmp_path / "c", steps=4, zero=2, every=1, keep=3)
+    assert sorted(losses) == [3, 4]
+    assert not sprung.exists()
+    # Random states are data even where the manifest was made to fit.
+    path = tmp_path / "c" / "step-00000003" / RANDOM
+    torch.save(Trap(sprung), path)
+    entry = {"bytes": path.stat().st_size, "sha256": hashlib.sha256(path.read_bytes()).hexdigest()}
+    edit_manifest(path.parent, lambda manifest: manifest["files"].update({RANDOM: entry}))
+    with pytest.raises(pickle.UnpicklingError):
+        run(tmp_path / "c", steps=4, zero=2, every=1, keep=3)
+    assert not sprung.exists()
+
+
+def test_every_random_state_comes_back(saved):
+    """torch, numpy and Python, with the second half of a Gaussian pair that each keeps in store."""
+
+    def draws():
+        return torch.rand(3).tolist(), torch.randn(3).tolist(), random.random(), random.gauss(0, 1), np.random.normal()
+
+    draws()
+    linear = torch.nn.Linear(2, 2)
+    built = Engine(
+        linear, torch.optim.SGD(linear.parameters(), lr=1.0), lambda step: 1.0, EngineConfig(), micro_batch_size=1,
+        accumulation=1, clip_norm=None,
+    )  # fmt: skip
+    checkpoint.save(built, saved / "own", step=1, fingerprint="f", keep=1)
+    expected = draws()
+    assert draws() != expected
+    checkpoint.load(built, checkpoint.find(saved / "own", fingerprint="f"))
+    assert draws() == expected
+
+
+def test_frozen_weights_stay_out(tmp_path):
+    with pytest.raises(Died):
+        run(tmp_path, steps=3, every=1, model=module(parts=("projector",)), log=interrupt_after_two)
+    written = torch.load(next(tmp_path.rglob("mp_rank_00_model_states.pt")), weights_only=False)["module"]
+    assert written and all("multi_modal_projector" in name for name in written)
+
+
+def interrupt_after_two(step):
+    if step == 2:
+        raise Died

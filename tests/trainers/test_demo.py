@@ -6,6 +6,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+from training import free_port
+
 ROOT = Path(__file__).resolve().parents[2]
 FEW = [
     "stages.world.splits.train={name: 4, colors: 4, caption: 20, attribute: 20, conversation: 20, place: 4, probe: 4, count: 4, word: 4, "
@@ -23,7 +25,11 @@ FEW = [
 
 
 def launch(output: Path, *more: str, ranks: int = 0, recipe: str = "demo/lvlm") -> subprocess.CompletedProcess:
-    launcher = ["-m", "deepspeed.launcher.runner", "--num_accelerators", str(ranks)] if ranks else []
+    launcher = (
+        ["-m", "deepspeed.launcher.runner", "--num_accelerators", str(ranks), "--master_port", free_port()]
+        if ranks
+        else []
+    )
     command = [sys.executable, *launcher, "trains/train.py", f"recipe={recipe}", f"output={output}", *FEW, *more]
     environment = os.environ | {"OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1"}
     return subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=300, check=False)

@@ -11,6 +11,7 @@ from pathlib import Path
 
 import psutil
 import pytest
+from training import free_port
 
 ROOT = Path(__file__).resolve().parents[2]
 STEPS = 40
@@ -31,8 +32,12 @@ SETTINGS = [
 ]
 
 
+PORT = free_port()  # one for all: the second run must not trip over the port of the first
+
+
 def start(output: Path) -> subprocess.Popen:
-    command = [sys.executable, "-m", "deepspeed.launcher.runner", "--num_accelerators", "2", "trains/train.py"]
+    launcher = ["-m", "deepspeed.launcher.runner", "--num_accelerators", "2", "--master_port", PORT]
+    command = [sys.executable, *launcher, "trains/train.py"]
     return subprocess.Popen(
         [*command, "recipe=demo/lvlm", f"output={output}", *SETTINGS],
         cwd=ROOT,

@@ -1,12 +1,17 @@
 """Stopped or killed at any step, one rank comes back to the same losses and weights, bit for bit."""
 
+import functools
+import json
 import os
 import signal
 
 import pytest
 import torch
-from draftsmith.trainers.loop import Stopped
-from training import run
+from draftsmith.core.tracking import Tracker, TrackingConfig
+from draftsmith.trainers.checkpoint import CheckpointConfig
+from draftsmith.trainers.loop import Schedule, Stopped, train
+from draftsmith.trainers.optim import OptimConfig
+from training import Samples, engine, loader, module, run
 
 STEPS = 8  # three to an epoch, so that stops fall inside, at and after epoch borders
 
@@ -70,3 +75,71 @@ def test_asked_to_stop_before_the_last_step_it_finishes(alone, tmp_path):
         tmp_path, steps=STEPS, zero=zero, log=lambda s: s == STEPS - 1 and os.kill(os.getpid(), signal.SIGTERM)
     )
     assert seen == losses and equal(found, weights)
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_asked_to_stop_before_the_first_step_it_does_one(alone, tmp_path, number):
+    """Whichever signal it is, and with the handlers as they were afterwards."""
+    zero, losses, weights = alone
+
+    class Interrupting(Samples):
+        asked = False
+
+        def __getitem__(self, index):
+            if not self.asked:
+                self.asked = True
+                os.kill(os.getpid(), number)
+            return super().__getitem__(index)
+
+    handler = signal.getsignal(number)
+    with pytest.raises(Stopped) as stopped:
+        run(tmp_path, steps=STEPS, zero=zero, samples=Interrupting())
+    assert stopped.value.step == 1
+    assert signal.getsignal(number) is handler
+    seen, found, _ = run(tmp_path, steps=STEPS, zero=zero)
+    assert seen == {step: loss for step, loss in losses.items() if step > 1}
+    assert equal(found, weights)
+
+
+@pytest.mark.parametrize("zero", [0, 2])
+def test_bf16_comes_back_bit_equal(zero, tmp_path):
+    """The float32 master weights are in the checkpoint: the bfloat16 ones alone would have lost digits."""
+    settings = {"steps": STEPS, "zero": zero, "precision": "bf16"}
+    losses, weights, _ = run(tmp_path / "alone", **settings)
+    with pytest.raises(Stopped):
+        run(tmp_path / "c", log=lambda step: step == 4 and os.kill(os.getpid(), signal.SIGTERM), **settings)
+    seen, found, _ = run(tmp_path / "c", **settings)
+    assert seen == {step: loss for step, loss in losses.items() if step > 5}
+    assert equal(found, weights)
+
+
+def test_each_step_stands_once_in_the_metrics(tmp_path):
+    """The real tracker with the real loop: what is computed again is written again, in place of the first time."""
+
+    def once(die_after):
+        tracker = Tracker(TrackingConfig(), tmp_path, name="x", recipe={}, say=pytest.fail)
+
+        def log(values, step):
+            tracker.log(values, step)
+            if step == die_after:
+                raise Died
+
+        model, optim = module(), OptimConfig(lr=1e-2)
+        torch.manual_seed(0)
+        train(
+            engine(model, optim, steps=STEPS),
+            functools.partial(loader, Samples(), STEPS),
+            Schedule(STEPS, CheckpointConfig(every=3, keep=1), log_every=1),
+            folder=tmp_path / "c",
+            fingerprint="f",
+            log=log,
+            rewind=tracker.rewind,
+            say=lambda line: None,
+        )
+
+    for die_after in (2, 5, 7):  # before the first checkpoint, between two, after the last
+        with pytest.raises(Died):
+            once(die_after)
+    once(None)
+    lines = (tmp_path / "metrics.jsonl").read_text().splitlines()
+    assert [json.loads(line)["step"] for line in lines] == list(range(1, STEPS + 1))

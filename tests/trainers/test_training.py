@@ -2,19 +2,27 @@
 
 import copy
 import math
+import os
+import socket
+import subprocess
+import sys
+from pathlib import Path
 
 import pytest
 import torch
 from draftsmith.core.errors import TrainingError, UserError
 from draftsmith.core.loss import StepLoss
-from draftsmith.models.llava import LlavaTraining
+from draftsmith.models.llava import PARTS, LlavaTraining
 from draftsmith.models.lora import LoraConfig, merge_adapters
 from draftsmith.trainers import loop
-from draftsmith.trainers.engine import Engine, EngineConfig, check_engine
+from draftsmith.trainers.checkpoint import CheckpointConfig
+from draftsmith.trainers.engine import Engine, EngineConfig, check_engine, init_distributed
 from draftsmith.trainers.optim import OptimConfig, parameter_groups, rate_multiplier
 from draftsmith.trainers.validate import target_choice, validate
 from tiny import llava
+from torch import nn
 from training import BATCH, Samples, engine, loader, module, run
+from training import weights as weights_of
 
 PLAIN = OptimConfig(lr=1e-2, schedule="constant")
 
@@ -224,3 +232,218 @@ def test_only_one_wait_in_a_step(tmp_path, monkeypatch):
     monkeypatch.setattr(loop, "_all_reduce", lambda *a: calls.append(len(a)) or before(*a))
     run(tmp_path, steps=5)
     assert len(calls) == 1 + 5  # and one before the first step
+
+
+@pytest.mark.parametrize(("zero", "precision"), [(0, "fp32"), (2, "fp32"), (3, "fp32"), (0, "bf16"), (2, "bf16")])
+def test_before_a_broken_step_the_weights_are_those_of_the_step_before(zero, precision, tmp_path):
+    """Bit for bit, wherever the engine keeps them."""
+    order = [name for s in loader(Samples(), 3) for b in s.micro for name in b.sample_ids]
+    broken = int(order[2 * BATCH].removeprefix("record-"))  # the first record of step 2 (from 0), not earlier
+    assert broken % 3, "a record with a picture"
+    settings = {"zero": zero, "precision": precision, "optim": PLAIN}
+    kept: list[dict] = []
+
+    class Watched(LlavaTraining):
+        built = None
+
+        def forward(self, batch, target_choice=None):
+            if any(f"record-{broken}" == name for name in batch.sample_ids):
+                kept.append({name: p.detach().clone() for name, p in self.named_parameters()})
+            return super().forward(batch)
+
+    model = Watched(llava(0, width=16, layers=1).train(), PARTS, gradient_checkpointing=False)
+    with pytest.raises(TrainingError, match="step 2: a loss or gradient is not finite"):
+        run(tmp_path / "a", steps=3, samples=Samples(broken=broken), model=model, **settings)
+    assert len(kept) == 1
+    after = {name: p.detach() for name, p in model.named_parameters()}
+    whole = [name for name, value in after.items() if value.numel()]
+    assert all(torch.equal(after[name], kept[0][name]) for name in whole)
+    if zero == 3:  # each rank holds its part outside the parameter
+        parts = torch.cat([p.ds_tensor.flatten().float() for p in model.parameters()])
+        assert parts.isfinite().all()
+    else:
+        assert len(whole) == len(after)
+        start = dict(llava(0, width=16, layers=1).named_parameters())
+        assert any(not torch.equal(after[f"llava.{name}"].float(), value) for name, value in start.items())
+
+
+class Huge(nn.Module):
+    """A gradient that is finite in each micro-batch, and infinite as their sum."""
+
+    def __init__(self):
+        super().__init__()
+        self.weight = nn.Parameter(torch.zeros(4))
+
+    def forward(self, batch):
+        tokens = sum(b.num_supervised for b in next(iter(loader(Samples(), 1))).micro)
+        value = (self.weight[0] * 1e20) * (2e18 * tokens)
+        return StepLoss(value, batch.loss_mask[:, 1:].sum())
+
+    def parts(self):
+        return {"projector": [("weight", self.weight)]}
+
+
+@pytest.mark.parametrize("zero", [0, 2])
+def test_gradients_that_overflow_when_they_are_added_stop_too(zero, tmp_path):
+    """ZeRO-0 would write them into the weights and say nothing until the next step, if there is one."""
+    model = Huge()
+    with pytest.raises(TrainingError, match="step 0: a loss or gradient is not finite"):
+        run(tmp_path, steps=1, zero=zero, model=model, optim=PLAIN)
+    assert torch.equal(model.weight, torch.zeros(4))
+
+
+@pytest.mark.parametrize("zero", [0, 2, 3])
+@pytest.mark.parametrize("micro", [1, 2])
+def test_accumulated_gradients_are_those_of_the_whole_batch(zero, micro, tmp_path):
+    """Plain gradient descent with rate 1 moves each weight by its gradient: no optimizer hides a wrong factor."""
+    reference = module(noisy=False)
+    (step,) = loader(Samples(), 1, micro=BATCH)
+    loss = reference(step.micro[0])
+    (loss.loss_sum / loss.num_tokens).backward()
+    init_distributed()
+    model = module(noisy=False)
+    before = {name: p.detach().clone() for name, p in model.named_parameters()}
+    optimizer = torch.optim.SGD((p for p in model.parameters() if p.requires_grad), lr=1.0)
+    config = EngineConfig(zero_stage=zero)
+    built = Engine(
+        model, optimizer, lambda step: 1.0, config, micro_batch_size=micro, accumulation=BATCH // micro, clip_norm=None
+    )
+    plain_train(built, tmp_path, micro=micro, steps=1)
+    after = weights_of(built)
+    moved = 0
+    for name, parameter in reference.named_parameters():
+        gradient = torch.zeros_like(parameter) if parameter.grad is None else parameter.grad
+        assert torch.allclose(before[name] - after[name], gradient, atol=2e-6, rtol=1e-4), name
+        moved += int(gradient.abs().max() > 1e-3)
+    assert moved > 10
+
+
+def plain_train(built, folder, *, micro, steps):
+    loop.train(
+        built,
+        lambda start: loader(Samples(), steps, start, micro=micro),
+        loop.Schedule(steps, CheckpointConfig(every=None), log_every=1),
+        folder=folder,
+        fingerprint="f",
+        log=lambda values, step: None,
+        rewind=lambda step: None,
+        say=lambda line: None,
+    )
+
+
+@pytest.mark.parametrize("zero", [0, 2])
+def test_each_part_moves_by_its_own_rate(zero, tmp_path):
+    """Adam's first step is the rate in size, whatever the gradient."""
+    optim = OptimConfig(lr=1e-3, lr_by_part={"projector": 4e-3}, schedule="constant", eps=1e-30)
+    before = {name: p.detach() for name, p in module(noisy=False).named_parameters()}
+    _, after, _ = run(tmp_path, steps=1, zero=zero, model=module(noisy=False), optim=optim)
+    for part, rate in (("multi_modal_projector", 4e-3), ("language_model", 1e-3), ("vision_tower", 1e-3)):
+        moves = [float((after[n] - before[n]).abs().max()) for n in before if part in n and n.endswith("proj.weight")]
+        moves += [float((after[n] - before[n]).abs().max()) for n in before if part in n and "linear_" in n]
+        assert moves and max(moves) == pytest.approx(rate, rel=1e-3), part
+
+
+def test_the_rate_that_is_used_follows_the_schedule(tmp_path):
+    """The first of two warm-up steps has rate 0 and moves nothing, the second has half the rate."""
+    optim = OptimConfig(lr=1e-2, warmup_steps=2, schedule="linear", eps=1e-30)
+    before = dict(module(noisy=False).named_parameters())
+    seen: list[dict] = []
+    model = module(noisy=False)
+
+    def log(step):
+        seen.append({n: p.detach().clone() for n, p in model.named_parameters()})
+
+    run(tmp_path, steps=2, model=model, optim=optim, log=log)
+    name = "llava.lm_head.weight"
+    assert torch.equal(seen[0][name], before[name])
+    assert float((seen[1][name] - seen[0][name]).abs().max()) == pytest.approx(0.5e-2, rel=0.05)
+
+
+@pytest.mark.parametrize("zero", [0, 2, 3])
+def test_loaded_weights_are_trained_in_training_mode(zero, tmp_path):
+    """`from_pretrained` gives evaluation mode: dropout would be off until the first validation turned it on."""
+    first, _, _ = run(tmp_path / "a", steps=2, zero=zero, model=module())
+    second, _, _ = run(tmp_path / "b", steps=2, zero=zero, model=module().eval())
+    quiet, _, _ = run(tmp_path / "c", steps=2, zero=zero, model=module(noisy=False))
+    assert first == second
+    assert all(first[step] != quiet[step] for step in first)
+
+
+def test_gradient_checkpointing_computes_layers_again(tmp_path):
+    """Also for loaded weights; transformers leaves it out, silently, in evaluation mode."""
+    counts = {}
+    for checkpointing in (False, True):
+        model = module(noisy=False, gradient_checkpointing=checkpointing).eval()
+        calls = []
+        model.llava.model.language_model.layers[0].mlp.register_forward_pre_hook(
+            lambda *_, calls=calls: calls.append(1)
+        )
+        run(tmp_path / str(checkpointing), steps=2, model=model, optim=PLAIN)
+        counts[checkpointing] = len(calls)
+    assert counts == {False: 2 * 2, True: 2 * 2 * 2}  # steps times micro-batches, twice
+
+
+TWO_RANKS = """
+import sys
+sys.path[:0] = {paths!r}
+import torch
+from pathlib import Path
+from draftsmith.core import ranks
+from training import engine, module, weights, Samples
+from draftsmith.data.loader import Loader
+from draftsmith.trainers import loop
+from draftsmith.trainers.checkpoint import CheckpointConfig
+from draftsmith.trainers.engine import init_distributed
+from draftsmith.trainers.optim import OptimConfig
+
+init_distributed()
+for zero in (0, 2, 3):
+    built = engine(module(noisy=False), OptimConfig(lr=1.0, eps=10.0), steps=3, zero=zero, micro=1)
+    losses = {{}}
+    loop.train(
+        built,
+        lambda start: Loader(
+            Samples(), seed=0, batch_size=4, micro_batch_size=1, total_steps=3, pad_id=3, image_size=16,
+            rank=ranks.rank(), world_size=ranks.world_size(), start_step=start,
+        ),
+        loop.Schedule(3, CheckpointConfig(every=None), log_every=1),
+        folder=Path("none"), fingerprint="f", log=lambda values, step: losses.update({{step: values["loss"]}}),
+        rewind=lambda step: None, say=print,
+    )
+    found = weights(built)
+    if ranks.is_main():
+        torch.save((losses, found), f"zero{{zero}}.pt")
+"""
+
+
+def test_two_ranks_compute_what_one_does(tmp_path):
+    """Losses and weights after three steps, the last one of half a batch.
+
+    With so large an eps Adam moves weights by their gradients; a small one would hide a wrong factor.
+    """
+    script = TWO_RANKS.format(paths=[str(Path(__file__).parent), str(Path(__file__).parents[1] / "eval")])
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = str(probe.getsockname()[1])
+    shared = {"WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port, "OMP_NUM_THREADS": "1"}
+    processes = [
+        subprocess.Popen(
+            [sys.executable, "-c", script],
+            cwd=tmp_path,
+            env=os.environ | shared | {"RANK": str(rank), "LOCAL_RANK": str(rank)},
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+        )
+        for rank in range(2)
+    ]
+    for process in processes:
+        text, _ = process.communicate(timeout=120)
+        assert process.returncode == 0, text[-3000:]
+    optim = OptimConfig(lr=1.0, eps=10.0)
+    losses, expected, _ = run(tmp_path / "one", steps=3, model=module(noisy=False), optim=optim)
+    for zero in (0, 2, 3):
+        found_losses, found = torch.load(tmp_path / f"zero{zero}.pt", weights_only=True)
+        assert found_losses == pytest.approx(losses, rel=1e-5), zero
+        for name, value in expected.items():
+            assert torch.allclose(found[name], value, atol=1e-5), (zero, name)

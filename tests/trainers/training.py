@@ -1,6 +1,7 @@
 """A training run small enough to be repeated for every step that it could be stopped at."""
 
 import functools
+import socket
 from collections.abc import Callable
 from pathlib import Path
 
@@ -116,3 +117,10 @@ def run(
         say=told.append,
     )
     return losses, weights(built), told
+
+
+def free_port() -> str:
+    """For the launcher: its default port may be another run's on the same machine."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return str(probe.getsockname()[1])
