@@ -75,10 +75,15 @@ def _fingerprint(recipe: Recipe, stage: Any, inputs: dict[str, str], earlier: li
     return hashlib.sha256(json.dumps(parts, sort_keys=True).encode()).hexdigest()
 
 
-def _data_identity(section: dict[str, Any]) -> list[str]:
+def _data_identity(section: Any) -> list[str]:
     """Content of the files on disk that a stage reads; what another stage wrote is covered by its fingerprint."""
-    data = section.get("data")
-    if not data or data.get("from_stage") is not None:
+    if isinstance(section, list):
+        return [identity for item in section for identity in _data_identity(item)]
+    if not isinstance(section, dict):
         return []
-    names = [data["path"]] if isinstance(data["path"], str) else data["path"]
-    return [file_identity(Path(name)) if Path(name).is_file() else "absent" for name in names]
+    if "path" in section and "from_stage" in section:
+        if section["from_stage"] is not None:
+            return []
+        names = [section["path"]] if isinstance(section["path"], str) else section["path"]
+        return [file_identity(Path(name)) if Path(name).is_file() else "absent" for name in names]
+    return [identity for value in section.values() for identity in _data_identity(value)]

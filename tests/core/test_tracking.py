@@ -247,6 +247,8 @@ def written(path: Path, patience_s: float = 20.0) -> tuple[dict, list[dict]]:
             record = wandb_internal_pb2.Record()
             record.ParseFromString(data)
             kinds.setdefault(record.WhichOneof("record_type"), []).append(record)
+    found = {kind: len(records) for kind, records in kinds.items()}
+    assert found["run"] == 1, found
     config = {item.key: json.loads(item.value_json) for record in kinds["run"] for item in record.run.config.update}
     history = []
     for record in kinds["history"]:

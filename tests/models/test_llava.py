@@ -21,6 +21,8 @@ from draftsmith.models.llava import (
     pool_features,
     selected_features,
 )
+from draftsmith.models.targets.base import Taps
+from draftsmith.models.targets.load import LlavaTargetConfig, load_target
 from tiny import IMAGE_ID, VOCAB, llava, request
 from transformers import CLIPVisionConfig, CLIPVisionModel, LlamaConfig, LlamaForCausalLM, LlavaForConditionalGeneration
 
@@ -163,3 +165,17 @@ def test_a_tower_of_another_resolution_is_refused():
     config = LvlmConfig(kind="lvlm", language_model=text, vision_tower=other)
     with pytest.raises(UserError, match="32 pixels in patches of 8, the target's 16 in patches of 8"):
         build_drafter(config, llava(0), TokenIds(VOCAB, IMAGE_ID, 1, 2, 3), seed=0)
+
+
+def test_a_device_map_places_the_target_and_changes_nothing(tmp_path):
+    """Through accelerate, as for targets larger than one device; here all of it comes to lie on the CPU."""
+    save_llava(llava(0), tmp_path / "target", {})
+    asked, steps = request(0, 2), []
+    for device_map in (None, "auto"):
+        config = LlavaTargetConfig(kind="llava", path=str(tmp_path / "target"), device_map=device_map)
+        loaded = load_target(
+            config, tmp_path / "target", num_token_ids=60, image_token_id=IMAGE_ID, device=torch.device("cpu")
+        )
+        steps.append(loaded.prefill(asked, Taps(layers=(1,)), capacity=4)[1])
+    assert torch.equal(steps[0].logits, steps[1].logits)
+    assert torch.equal(steps[0].layers[1], steps[1].layers[1])

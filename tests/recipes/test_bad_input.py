@@ -26,6 +26,8 @@ BAD = {
     "unknown kind": (["recipe=llava15-68m", "stages.pretrain.kind=trian"], "kinds are"),
     "needs earlier": (["recipe=demo/lvlm", "stages.target.data.from=evaluate"], "no earlier stage"),
     "makes no data": (["recipe=demo/lvlm", "stages.language.data.from=target"], "makes none"),
+    "unknown scenario": (["recipe=demo/lvlm", "stages.world.splits.train.captoin=1"], "did you mean 'caption'"),
+    "lora without its part": (["recipe=llava15-68m", "stages.pretrain.lora={rank: 4}"], "does not name language_model"),
     "rule at temperature": (["recipe=llava15-68m", "stages.evaluate.temperature=1.0"], "rule: greedy"),
     "draw at zero": (["recipe=llava15-68m", "stages.evaluate.draw=sample"], "draw: sample at temperature 0"),
     "fp16 on a CPU": (["recipe=llava15-68m", "engine.precision=fp16"], "fp16"),
@@ -72,6 +74,36 @@ def test_fingerprints_cover_what_changes_results_and_nothing_else():
     changed = prints("stages.pretrain.optim.lr=0.5")
     assert {n for n in base if changed[n] != base[n]} == {"pretrain", "finetune", "evaluate"}
     assert all(changed != base[name] for name, changed in prints("seed=1").items())
+
+
+def test_fingerprints_cover_the_files_that_a_stage_reads(tmp_path):
+    """Wherever in the section they are named: training data, benchmarks, validation."""
+    files = {name: tmp_path / f"{name}.json" for name in ("finetune", "bench", "val")}
+    for path in files.values():
+        path.write_text("[]")
+
+    def prints():
+        loaded = load(
+            [
+                "recipe=llava15-68m",
+                f"stages.finetune.data.path={files['finetune']}",
+                f"stages.finetune.validation={{data: {{path: {files['val']}}}, every: 5}}",
+                f"stages.evaluate.benchmarks=[{{name: b, data: {{path: {files['bench']}}}}}]",
+            ],
+            Recipe,
+        )
+        return {p.name: p.fingerprint for p in plan(loaded.recipe, loaded.path)}
+
+    base = prints()
+    for name, stages in {
+        "bench": {"evaluate"},
+        "val": {"finetune", "evaluate"},
+        "finetune": {"finetune", "evaluate"},
+    }.items():
+        before = prints()
+        files[name].write_text("[{}]")
+        after = prints()
+        assert {n for n in base if after[n] != before[n]} == stages
 
 
 @pytest.mark.parametrize(
