@@ -9,7 +9,7 @@ from draftsmith.recipes.cli import main
     [
         ("llava15-68m", ["68,128,512", "1,377,792", "7,063,427,072", "steps 5,198", "steps 2,181"]),
         ("llava15-160m", ["162,515,712", "1,377,792", "steps 5,198"]),
-        ("demo/lvlm", ["19700 records", "steps 1,500"]),
+        ("demo/lvlm", ["19700 records", "steps 800"]),
     ],
 )
 def test_counts(recipe, expected, capsys, tmp_path, monkeypatch):
