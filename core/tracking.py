@@ -77,7 +77,7 @@ class Tracker:
         with open(self.path, "a") as file:
             file.write(line)
 
-    def _mode(self, config: WandbConfig) -> str:
+    def _mode(self, config: WandbConfig) -> Any:
         if config.mode is not None:
             return config.mode
         return os.environ.get("WANDB_MODE") or ("online" if os.environ.get("WANDB_API_KEY") else "offline")

@@ -142,7 +142,10 @@ def encode(
     rendered = render(turns, form, has_image=num_images > 0, open_ended=open_ended)
     marks = rendered.text.count(IMAGE_MARK)
     if marks != num_images:
-        raise UserError(f"{marks} <image> marks for {num_images} images", cure="write one <image> mark for each image")
+        cure = "write one <image> mark for each image"
+        if form.image_rule == "llava15" and num_images > 1:
+            cure += ", and set image_rule: next in the stage's format (llava15 keeps one mark of a turn)"
+        raise UserError(f"{marks} <image> marks for {num_images} images", cure=cure)
     pieces = _official_pieces if form.image_join == "official" else _hf_pieces
     ids, loss_mask, modality = [processor.bos_id], [False], [TEXT]
     for token, start, end in pieces(rendered.text, processor):

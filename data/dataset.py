@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import fcntl
 import hashlib
 import json
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, Literal
 
@@ -63,43 +65,44 @@ class ConversationDataset:
         cache: Path,
     ):
         self.config, self.form, self.processor, self.skipped_log = config, form, processor, skipped_log
+        self._listed: set[str] = set()  # lines of the log up to `_log_read`
+        self._log_read = 0
         self.records: list[RecordFile] = [open_records(path, cache) for path in files]
         self.places = self._usable()
-        self.lengths = np.array([self.records[f].lengths[i] for f, i in self.places.tolist()], dtype=np.int32)
+        self.lengths = np.empty(len(self.places), dtype=np.int32)
+        for number, file in enumerate(self.records):
+            mine = self.places[:, 0] == number
+            self.lengths[mine] = file.lengths[self.places[mine, 1]]
 
     def _usable(self) -> np.ndarray:
         """[n,2] (file, record) of the records that can be used."""
         strict = self.config.on_error == "strict"
         notes, places = [], []
         for number, file in enumerate(self.records):
-            if strict and len(file.id_kinds) > 1:
-                raise UserError(
-                    f"ids of different types: {', '.join(file.id_kinds)}",
-                    where=f"{file.path}, key id",
-                    cure="write all ids as strings, or set on_error: skip (records are then told apart by their place)",
-                )
-            if strict and file.duplicate_ids:
-                raise UserError(
-                    f"{file.duplicate_ids} records repeat the id of an earlier one",
-                    where=f"{file.path}, key id",
-                    cure="make ids unique, or set on_error: skip (records are then told apart by their place)",
-                )
-            for index in range(len(file)):
-                problem = file.problems.get(index)
-                if problem and strict:
+            for index, problem in file.problems.items():
+                if strict:
                     raise self._unusable(file, index, problem)
-                if problem:
-                    notes.append(self._note(file, index, problem))
-                else:
-                    places.append((number, index))
+                notes.append(self._note(file, index, problem))
+            for problem, place in _id_problems(file):
+                if strict:
+                    cure = "mend the ids, or set on_error: skip (records are then told apart by their place)"
+                    raise UserError(problem, where=f"{file.path}, {place}", cure=cure)
+                reason = f"{problem}, {place}: all are kept and told apart by their place"
+                notes.append({"file": str(file.path), "record": None, "id": None, "reason": reason})
+            good = np.ones(len(file), dtype=bool)
+            good[list(file.problems)] = False
+            indices = np.flatnonzero(good)
+            places.append(np.stack([np.full_like(indices, number), indices], axis=1))
+        found = np.concatenate(places)
         if self.config.kinds is not None:
             wanted = set(self.config.kinds)
-            places = [(f, i) for f, i in places if self.records[f].read(i).get("kind") in wanted]
-        places = places[: self.config.max_samples]
+            kept = [self.records[f].read(i).get("kind") in wanted for f, i in found.tolist()]
+            found = found[np.array(kept, dtype=bool)]
+        found = found[: self.config.max_samples]
         self._log_skipped(notes)
-        if not places:
+        if not len(found):
             raise UserError("no usable records", where=", ".join(str(f.path) for f in self.records), cure="see above")
-        return np.array(places, dtype=np.int64)
+        return found
 
     def __len__(self) -> int:
         return len(self.places)
@@ -169,18 +172,47 @@ class ConversationDataset:
         return pixels([load_image(folder / name) for name in names], self.processor, self.config.aspect)
 
     def _unusable(self, file: RecordFile, index: int, problem: str, cause: UserError | None = None) -> UserError:
-        name = file.read(index).get("id") if index < len(file) else None
-        where = f"{file.path}, record {index} (id {name!r})"
+        where = f"{file.path}, {_name(file, index)}"
         if cause is not None and cause.where:
             where += f", {cause.where}"
         cure = (cause and cause.cure) or "mend or remove the record, or set on_error: skip to leave such records out"
         return UserError(problem, where=where, cure=cure)
 
     def _note(self, file: RecordFile, index: int, problem: str) -> dict[str, Any]:
-        return {"file": str(file.path), "record": index, "id": file.read(index).get("id"), "reason": problem}
+        return {"file": str(file.path), "record": index, "id": _id(file, index), "reason": problem}
 
     def _log_skipped(self, notes: list[dict[str, Any]]) -> None:
-        if notes and self.skipped_log is not None:
-            self.skipped_log.parent.mkdir(parents=True, exist_ok=True)
-            with open(self.skipped_log, "a") as log:
-                log.writelines(json.dumps(note) + "\n" for note in notes)
+        """List each record once, whichever of the ranks, workers, epochs and starts of a stage comes upon it."""
+        if not notes or self.skipped_log is None:
+            return
+        self.skipped_log.parent.mkdir(parents=True, exist_ok=True)
+        with open(self.skipped_log, "a+") as log:
+            fcntl.flock(log, fcntl.LOCK_EX)
+            log.seek(self._log_read)
+            self._listed.update(log.readlines())
+            fresh = [line for note in notes if (line := json.dumps(note) + "\n") not in self._listed]
+            log.writelines(fresh)
+            self._listed.update(fresh)
+            self._log_read = log.tell()
+
+
+def _id(file: RecordFile, index: int) -> Any:
+    record = file.read(index)
+    return record.get("id") if isinstance(record, dict) else None
+
+
+def _name(file: RecordFile, index: int) -> str:
+    return f"record {index} (id {_id(file, index)!r})"
+
+
+def _id_problems(file: RecordFile) -> Iterator[tuple[str, str]]:
+    """(problem, place) where ids do not tell the records of a file apart."""
+    if len(file.id_kinds) > 1:
+        first = " and ".join(_name(file, index) for index in sorted(file.id_kinds.values()))
+        yield f"ids of different types: {', '.join(file.id_kinds)}", first
+    if file.first_duplicate:
+        index, earlier = file.first_duplicate
+        yield (
+            f"{file.duplicate_ids} records repeat the id of an earlier one",
+            f"{_name(file, index)} repeats record {earlier}",
+        )

@@ -6,9 +6,6 @@ resumed run reads none of the data that it has already seen.
 
 from __future__ import annotations
 
-import ctypes
-import os
-import signal
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Protocol
@@ -16,9 +13,11 @@ from typing import Protocol
 import numpy as np
 import torch
 
+from ..core.errors import UserError
 from ..core.nouns import Batch
 from .collate import Sample, collate, empty_sample
 from .order import epoch_order
+from .workers import kill_at_exit, quiet_worker
 
 
 class Samples(Protocol):
@@ -83,11 +82,17 @@ class Loader:
             batch_size=None,
             sampler=range(self.start_step, self.total_steps),
             num_workers=self.num_workers,
-            worker_init_fn=_quiet_worker,
+            worker_init_fn=quiet_worker,
             # Reading draws nothing at random; a fixed generator keeps workers from touching the global one.
             generator=torch.Generator().manual_seed(self.seed),
         )
-        yield from loader
+        found = iter(loader)
+        if self.num_workers:
+            kill_at_exit()
+        for step in found:
+            if isinstance(step, UserError):
+                raise step
+            yield step
 
 
 class _Steps(torch.utils.data.Dataset):
@@ -95,7 +100,14 @@ class _Steps(torch.utils.data.Dataset):
         self.loader = loader
         self._epoch, self._order = -1, np.empty(0, dtype=np.int64)
 
-    def __getitem__(self, step: int) -> StepBatches:
+    def __getitem__(self, step: int) -> StepBatches | UserError:
+        """The error is handed over as it is: raised in a worker, it would reach the user as a traceback in a text."""
+        try:
+            return self._step(step)
+        except UserError as error:
+            return error
+
+    def _step(self, step: int) -> StepBatches:
         loader = self.loader
         epoch, step_in_epoch = divmod(step, loader.steps_per_epoch)
         if epoch != self._epoch:
@@ -124,18 +136,3 @@ class _Steps(torch.utils.data.Dataset):
 def steps_per_epoch(num_samples: int, batch_size: int) -> int:
     """Optimizer steps that go through the data once, the last partial batch kept."""
     return -(-num_samples // batch_size)
-
-
-def _quiet_worker(worker: int) -> None:
-    """Launchers signal the whole process tree: workers outlive the signal so that the step in hand can be saved.
-
-    They die with their parent instead (Linux), so that a killed rank leaves none behind.
-    """
-    signal.signal(signal.SIGTERM, signal.SIG_IGN)
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
-    torch.set_num_threads(1)
-    parent = os.getppid()
-    if os.uname().sysname == "Linux":
-        ctypes.CDLL(None).prctl(1, signal.SIGKILL)  # PR_SET_PDEATHSIG
-        if os.getppid() != parent:
-            os._exit(1)

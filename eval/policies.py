@@ -128,7 +128,8 @@ class Static:
         parents: list[int] = []
         slots: list[int] = []
         tokens: list[Tensor] = []
-        probs, rows = [], []
+        probs: list[Tensor] = []
+        rows: list[int] = []
         frontier: list[tuple[int, ...]] = [()]
         q, num_slots = root[None], 0
         for level in range(1, min(self.num_levels, max_levels) + 1):

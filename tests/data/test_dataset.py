@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 import torch
 from draftsmith.core.errors import UserError
-from draftsmith.data import records
+from draftsmith.data import records, scan
 from draftsmith.data.conversations import PromptFormat
 
 BROKEN = 2  # place of the broken record among five
@@ -48,6 +48,12 @@ def lessons(dataset, processor) -> dict[str, tuple[str, float]]:
     return found
 
 
+def read_all(open_data, path: Path) -> None:
+    dataset = open_data(path, max_length=64)
+    for index in range(len(dataset)):
+        dataset[index]
+
+
 def log(folder: Path) -> list[dict]:
     path = folder / "run" / "skipped.jsonl"
     return [json.loads(line) for line in path.read_text().splitlines()] if path.is_file() else []
@@ -64,6 +70,10 @@ PROBLEMS = {
     "image is a number": (record(2, image=2), "image is neither a path nor a list of paths"),
     "no mark": (record(2, conversations=turns("Which picture?", "Two.")), "0 <image> marks for 1 images"),
     "two marks": (record(2, conversations=turns("<image><image>\nWhich?", "Two.")), "2 <image> marks for 1 images"),
+    "two marks of which llava15 keeps one": (
+        record(2, image=["images/2.png"] * 2, conversations=turns("<image><image>\nWhich?", "Two.")),
+        "1 <image> marks for 2 images",
+    ),
     "mark without image": (record(2, image=None), "1 <image> marks for 0 images"),
     "unknown role": (record(2, conversations=[{"from": "system", "value": "<image>"}]), "unknown role 'system'"),
     "turn is a text": (record(2, conversations=["<image>"]), "unknown role None"),
@@ -79,14 +89,13 @@ def test_strict_names_file_record_and_cure(folder, open_data, name):
     broken, reason = PROBLEMS[name]
     path = five(folder, broken)
     with pytest.raises(UserError) as caught:
-        dataset = open_data(path, max_length=64)
-        for index in range(len(dataset)):
-            dataset[index]
+        read_all(open_data, path)
     text = str(caught.value)
     assert reason in text
     assert f"{path}, record {BROKEN}" in text
     assert ("'r2'" in text) == isinstance(broken, dict)
     assert caught.value.cure and f"cure:  {caught.value.cure}" in text
+    assert ("image_rule: next" in text) == (name == "two marks of which llava15 keeps one")
     assert not log(folder)
 
 
@@ -128,7 +137,7 @@ IDS = {
 
 @pytest.mark.parametrize("name", IDS)
 def test_ids_that_cannot_tell_records_apart(folder, open_data, processor, name):
-    """`skip` leaves none of them out: it goes by places, so no record is taken for another."""
+    """`skip` says so and leaves none of them out: it goes by places, so no record is taken for another."""
     ids, problem, where = IDS[name]
     path = write(folder / "data.json", [record(n, id=i) for n, i in enumerate(ids)])
     for _ in range(2):  # from the file, and from the cached index
@@ -136,9 +145,12 @@ def test_ids_that_cannot_tell_records_apart(folder, open_data, processor, name):
             open_data(path)
         assert problem in str(caught.value) and where in str(caught.value) and str(path) in str(caught.value)
         assert caught.value.cure
+    assert not log(folder)
     found = lessons(open_data(path, on_error="skip"), processor)
     assert [answer for answer, _ in found.values()] == [f"It is picture {n}." for n in range(5)]
-    assert not log(folder)
+    (entry,) = log(folder)
+    assert entry["record"] is None and problem in entry["reason"] and where in entry["reason"]
+    assert "all are kept" in entry["reason"]
 
 
 def test_records_without_ids_are_no_duplicates(folder, open_data):
@@ -171,7 +183,7 @@ def test_every_writing_gives_the_same_samples(folder, open_data, monkeypatch, wr
     form = PromptFormat(system="", image_rule="verbatim")
     expected = open_data(write(folder / "plain.json", ROWS), form=form)
     if chunk:
-        monkeypatch.setattr(records, "_CHUNK", chunk)
+        monkeypatch.setattr(scan, "CHUNK", chunk)
     path = folder / f"other{Path(writing).suffix or '.json'}"
     path.write_bytes(WRITINGS[writing](ROWS).encode())
     found = open_data(path, form=form)
@@ -184,28 +196,44 @@ def test_every_writing_gives_the_same_samples(folder, open_data, monkeypatch, wr
         assert a.pixels is None or torch.equal(a.pixels, b.pixels)
 
 
-@pytest.mark.parametrize("suffix", [".json", ".jsonl"])
-def test_an_index_made_in_parallel_equals_one_made_in_order(folder, monkeypatch, suffix):
-    """With texts that look like the place between two records, and every kind of id."""
+NESTED = [{"id": n} for n in range(200)]  # looks like the place between two records, and is longer than a piece
+
+
+@pytest.mark.parametrize(("suffix", "nested"), [(".json", False), (".jsonl", False), (".json", True), (".jsonl", True)])
+def test_an_index_made_in_parallel_equals_one_made_in_order(folder, monkeypatch, suffix, nested):
     rows = [record(n, note='}, {"id": "', id=n % 70 if n % 9 else str(n)) for n in range(200)]
     rows[77]["conversations"] = [{"id": "deceit", "from": "human", "value": "a"}, {"id": "deceit", "from": "nobody"}]
     rows[150]["conversations"][1]["value"] = "日本 \u3000 wide"
+    rows[160]["nested"] = NESTED if nested else []
     rows[199]["image"] = None
     path = write(folder / f"data{suffix}", rows)
-    monkeypatch.setattr(records, "_CHUNK", 1 << 20)
     slow = records.open_records(path, folder / "slow")
     used = []
-    scan = records._scan_pieces
-    monkeypatch.setattr(records, "_scan_pieces", lambda *a: used.append(scan(*a)) or used[-1])
-    monkeypatch.setattr(records, "_CHUNK", 2000)
-    monkeypatch.setattr(records, "_num_processes", lambda: 2)
+    scan_pieces = records._scan_pieces
+    monkeypatch.setattr(records, "_scan_pieces", lambda path: used.append(scan_pieces(path)) or used[-1])
+    monkeypatch.setattr(scan, "CHUNK", 2000)
+    monkeypatch.setattr(records, "num_processes", lambda: 2)
     fast = records.open_records(path, folder / "fast")
-    assert used[0] is not None and len(used[0]) > 10, "it was cut into pieces"
+    if nested and suffix == ".json":
+        assert used == [None], "a wrong cut is noticed"
+    else:
+        assert len(used[0]) > 10, "it was cut into pieces"
     for name in ("offsets", "sizes", "lengths"):
         assert np.array_equal(getattr(slow, name), getattr(fast, name))
-    assert (slow.problems, slow.id_kinds, slow.duplicate_ids) == (fast.problems, fast.id_kinds, fast.duplicate_ids)
-    assert sorted(slow.problems) == [77, 199] and slow.duplicate_ids and len(slow.id_kinds) == 2
-    assert fast.read(150) == rows[150]
+    for name in ("problems", "id_kinds", "duplicate_ids", "first_duplicate"):
+        assert getattr(slow, name) == getattr(fast, name)
+    assert sorted(slow.problems) == [77, 199] and slow.first_duplicate == (70, 0) and len(slow.id_kinds) == 2
+    assert [fast.read(n) for n in (0, 150, 199)] == [rows[n] for n in (0, 150, 199)]
+
+
+@pytest.mark.parametrize("suffix", [".json", ".jsonl"])
+def test_a_large_broken_file_is_refused_alike(folder, monkeypatch, suffix):
+    monkeypatch.setattr(scan, "CHUNK", 2000)
+    monkeypatch.setattr(records, "num_processes", lambda: 2)
+    path = write(folder / f"data{suffix}", [record(n) for n in range(200)])
+    path.write_text(path.read_text().replace('"r120"', "r120"))
+    with pytest.raises(UserError, match=r"not valid JSON[\s\S]*(record 120|line 121)\n"):
+        records.open_records(path, folder / "cache")
 
 
 def test_an_unchanged_file_is_indexed_once(folder, open_data, monkeypatch):
@@ -228,7 +256,7 @@ BAD_FILES = {
     "empty": ("data.json", "", "no records"),
     "empty list": ("data.json", "[]", "no records"),
     "broken line": ("data.jsonl", "".join(json.dumps(r) + "\n" for r in ROWS[:2]) + '{"id": ', "line 3"),
-    "latin-1": ("data.json", json.dumps(ROWS, ensure_ascii=False).encode("utf-16"), "not UTF-8"),
+    "latin-1": ("data.json", json.dumps(ROWS, ensure_ascii=False).encode().replace("é".encode(), b"\xe9"), "not UTF-8"),
 }
 
 
@@ -241,7 +269,7 @@ def test_a_file_that_is_no_list_of_records(folder, open_data, name, on_error):
     with pytest.raises(UserError) as caught:
         open_data(path, on_error=on_error)
     assert str(path) in str(caught.value) and says in str(caught.value) and caught.value.cure
-    assert not (folder / "run" / "cache").exists(), "nothing of a broken file is kept"
+    assert not list(folder.rglob("*.npz")), "nothing of a broken file is kept"
 
 
 def test_a_missing_file_is_named(folder, open_data):

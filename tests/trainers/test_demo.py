@@ -10,7 +10,8 @@ from training import free_port
 
 ROOT = Path(__file__).resolve().parents[2]
 FEW = [
-    "stages.world.splits.train={name: 4, colors: 4, caption: 20, attribute: 20, conversation: 20, place: 4, probe: 4, count: 4, word: 4, "
+    "stages.world.splits.train={name: 4, colors: 4, caption: 20, attribute: 20, "
+    "conversation: 20, place: 4, probe: 4, count: 4, word: 4, "
     "difference: 4, edit: 4, story: 4, sums: 4, fact: 4, aside: 2}",
     "stages.world.splits.align.caption=20",
     "stages.world.splits.seen={attribute: 1, conversation: 1, place: 1, difference: 1, probe: 1, count: 1}",

@@ -17,7 +17,8 @@ ROOT = Path(__file__).resolve().parents[2]
 STEPS = 40
 SETTINGS = [
     "stages=[world,target]",
-    "stages.world.splits.train={name: 2, colors: 2, caption: 2, attribute: 60, conversation: 20, place: 2, probe: 2, count: 2, word: 2, "
+    "stages.world.splits.train={name: 2, colors: 2, caption: 2, attribute: 60, "
+    "conversation: 20, place: 2, probe: 2, count: 2, word: 2, "
     "difference: 2, edit: 2, story: 2, sums: 2, fact: 10, aside: 2}",
     "stages.world.splits.align.caption=1",
     "stages.world.splits.seen={attribute: 1, conversation: 1, place: 1, count: 1, probe: 1, difference: 1}",

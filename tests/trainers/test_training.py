@@ -3,7 +3,6 @@
 import copy
 import math
 import os
-import socket
 import subprocess
 import sys
 from pathlib import Path
@@ -21,7 +20,7 @@ from draftsmith.trainers.optim import OptimConfig, parameter_groups, rate_multip
 from draftsmith.trainers.validate import target_choice, validate
 from tiny import llava
 from torch import nn
-from training import BATCH, Samples, engine, loader, module, run
+from training import BATCH, Samples, engine, free_port, loader, module, run
 from training import weights as weights_of
 
 PLAIN = OptimConfig(lr=1e-2, schedule="constant")
@@ -422,10 +421,7 @@ def test_two_ranks_compute_what_one_does(tmp_path):
     With so large an eps Adam moves weights by their gradients; a small one would hide a wrong factor.
     """
     script = TWO_RANKS.format(paths=[str(Path(__file__).parent), str(Path(__file__).parents[1] / "eval")])
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = str(probe.getsockname()[1])
-    shared = {"WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port, "OMP_NUM_THREADS": "1"}
+    shared = {"WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": free_port(), "OMP_NUM_THREADS": "1"}
     processes = [
         subprocess.Popen(
             [sys.executable, "-c", script],

@@ -1,0 +1,122 @@
+"""Large JSON lists and JSONL, record by record: from end to end, or in pieces that several processes take.
+
+A cut between two pieces is a guess. It is right if every piece holds whole records up to its very
+end, which is checked; a file that is cut wrongly, or broken, is read from end to end.
+"""
+
+from __future__ import annotations
+
+import io
+import json
+import mmap
+import re
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from ..core.errors import UserError
+
+CHUNK = 16 << 20  # read at a time, and the size of a piece
+LONGEST = 64 << 20  # characters of a record: one that goes on for longer is broken
+_GAP = re.compile(r"[\s,]*")
+_LIST = re.compile(rb"(?:\xef\xbb\xbf)?\s*\[")
+_FIRST_KEY = re.compile(rb'\s*\{\s*("[^"\\]*"\s*:)')
+
+Entry = tuple[int, int, Any]  # first byte, bytes, value
+
+
+def entries(path: Path) -> Iterator[Entry]:
+    """Every record. Raises `UserError`, naming the place, where the file is neither a JSON list nor JSONL."""
+    start = _list_start(path)
+    with open(path, "rb") as file:
+        file.seek(start or 0)
+        if start is None:
+            yield from _lines(path, file, 0)
+            return
+        try:
+            yield from _list(path, "", io.TextIOWrapper(file, encoding="utf-8", newline=""), start)
+        except UnicodeDecodeError as error:
+            raise UserError(f"not UTF-8: {error}", where=str(path), cure="convert the file to UTF-8") from error
+
+
+def piece(path: Path, start: int, stop: int) -> Iterator[Entry]:
+    """The records in bytes `start` to `stop`. Raises `ValueError` or `UserError` where those are not whole records."""
+    with open(path, "rb") as file:
+        file.seek(start)
+        data = file.read(stop - start)
+    if _list_start(path) is None:
+        yield from _lines(path, io.BytesIO(data), start)
+        return
+    last = stop == path.stat().st_size
+    end = start
+    for entry in _list(path, data.decode() + ("" if last else "]"), io.StringIO(), start):
+        end = entry[0] + entry[1]
+        yield entry
+    if not last and data[end - start :].strip(b" \t\r\n,"):
+        raise ValueError("the piece ends within a record")
+
+
+def cuts(path: Path) -> list[int]:
+    """First bytes of the pieces, and the end of the file."""
+    start, size = _list_start(path), path.stat().st_size
+    with open(path, "rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as data:
+        if start is None:
+            between = re.compile(rb"\n")
+        elif key := _FIRST_KEY.match(data, start):
+            # Between two records: a brace, a comma, and a brace before the key that the first record begins with.
+            between = re.compile(rb"\}\s*,\s*(?=\{\s*" + re.escape(key[1]) + rb")")
+        else:
+            return [start, size]
+        found = [start or 0]
+        while match := between.search(data, found[-1] + CHUNK):
+            if match.end() == size:
+                break
+            found.append(match.end())
+    return [*found, size]
+
+
+def _list_start(path: Path) -> int | None:
+    """The byte after the bracket of a JSON list; None: JSONL."""
+    with open(path, "rb") as file:
+        bracket = _LIST.match(file.read(4096))
+    return bracket.end() if bracket and path.suffix != ".jsonl" else None
+
+
+def _lines(path: Path, file: Any, offset: int) -> Iterator[Entry]:
+    for number, line in enumerate(file, 1):
+        if line.strip():
+            try:
+                yield offset, len(line), json.loads(line)
+            except ValueError as error:
+                raise _broken(path, f"line {number}", error) from error
+        offset += len(line)
+
+
+def _list(path: Path, text: str, file: Any, offset: int) -> Iterator[Entry]:
+    """Decode what follows a list's bracket, first `text` and then `file`, holding one chunk at a time."""
+    decoder = json.JSONDecoder()
+    position, count = 0, 0
+    while True:
+        gap = _GAP.match(text, position)
+        assert gap is not None
+        offset += gap.end() - position  # blanks and commas are one byte each
+        position = gap.end()
+        if position < len(text) and text[position] == "]":
+            return
+        try:
+            value, end = decoder.raw_decode(text, position)
+        except ValueError as error:
+            more = file.read(CHUNK)
+            if not more or len(text) - position > LONGEST:
+                raise _broken(path, f"record {count}", error) from error
+            text, position = text[position:] + more, 0
+            continue
+        record = text[position:end]
+        size = len(record) if record.isascii() else len(record.encode())
+        yield offset, size, value
+        offset, position, count = offset + size, end, count + 1
+
+
+def _broken(path: Path, place: str, error: Exception) -> UserError:
+    cure = "repair the file or convert it again: a JSON list, or JSONL with one record in each line"
+    return UserError(f"not valid JSON: {error}", where=f"{path}, {place}", cure=cure)

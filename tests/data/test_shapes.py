@@ -1,0 +1,328 @@
+"""The shapes world: a function of its seed, true in every sentence, and drawn as it is described."""
+
+import itertools
+import json
+import math
+import random
+import re
+from pathlib import Path
+
+import pytest
+from draftsmith.data.conversations import PromptFormat
+from draftsmith.data.shapes.scenarios import FACTS, KINDS, NUMBERS, TEXT_ONLY, WORDS, Scenario
+from draftsmith.data.shapes.scene import BACKGROUND, COLORS, COLUMNS, ROWS, SHAPES, Object, Scene, draw, sample_scene
+from draftsmith.data.shapes.write import sample, write_world
+from PIL import Image, ImageChops
+
+SIZE, CELL = 48, 16
+ALL = dict.fromkeys(KINDS, 6)
+PLACE = f"(?P<place>(?:{'|'.join(ROWS)}) (?:{'|'.join(COLUMNS)}))"
+COLOR, SHAPE = f"(?:{'|'.join(COLORS)})", f"(?:{'|'.join(SHAPES)})"
+
+
+@pytest.fixture(scope="module")
+def world(tmp_path_factory) -> Path:
+    folder = tmp_path_factory.mktemp("shapes") / "world"
+    write_world(folder, seed=5, image_size=SIZE, splits={"train": ALL, "test": ALL})
+    return folder
+
+
+def content(folder: Path) -> dict[str, bytes]:
+    return {str(p.relative_to(folder)): p.read_bytes() for p in sorted(folder.rglob("*")) if p.is_file()}
+
+
+def test_the_world_is_a_function_of_its_seed(world, tmp_path):
+    """To the last byte, in any process: the seed is a string, whose hash Python draws anew each time."""
+    splits = {"train": ALL, "test": ALL}
+    assert write_world(tmp_path / "same", seed=5, image_size=SIZE, splits=splits)["sha256"]
+    assert content(tmp_path / "same") == content(world)
+    write_world(tmp_path / "other", seed=6, image_size=SIZE, splits=splits)
+    assert read(tmp_path / "other", "train") != read(world, "train")
+    # Pinned: whatever changes these lines changes every world that was ever made from a seed.
+    assert sample(0, "train", "name", 0).turns == [("What is in the picture?", "A pink cross.")]
+
+
+def read(folder: Path, split: str) -> list[dict]:
+    return json.loads((folder / f"{split}.json").read_text())
+
+
+def test_a_record_depends_on_no_other(world, tmp_path):
+    """More of one kind, none of another, another order of kinds and splits: the rest stays."""
+    counts = {kind: 9 if kind == "caption" else 2 for kind in reversed(KINDS) if kind != "probe"}
+    write_world(tmp_path / "other", seed=5, image_size=SIZE, splits={"test": {"name": 1}, "train": counts})
+    ours = {r["id"]: r for r in read(world, "train")}
+    theirs = {r["id"]: r for r in read(tmp_path / "other", "train")}
+    shared = ours.keys() & theirs.keys()
+    assert len(shared) == 6 + 2 * (len(KINDS) - 2)
+    for name in shared:
+        assert ours[name] == theirs[name]
+        for image in pictures(ours[name]):
+            assert (world / image).read_bytes() == (tmp_path / "other" / image).read_bytes()
+
+
+def test_splits_share_no_scenes_by_construction():
+    """Scenes of the same number in two splits are as unlike as any two; chance alone repeats the small ones."""
+    for kind in ("caption", "attribute", "colors", "count", "difference", "place"):
+        a, b = ([sample(5, split, kind, n).scenes for n in range(200)] for split in ("train", "test"))
+        assert sum(x == y for x, y in zip(a, b, strict=True)) <= 4
+        assert len(set(a)) > 100, "the world does not repeat itself either"
+    large = [sample(5, split, "colors", n).scenes for split in ("train", "test") for n in range(300)]
+    threes = [scenes for scenes in large if len(scenes[0].objects) == 3]
+    assert len(threes) > 200 and len(set(threes)) == len(threes)
+
+
+def test_colours_are_drawn_independently_of_shapes_and_places():
+    """Without the picture no answer is guessed better than one in `len(COLORS)`."""
+    rng, seen = random.Random(0), {}
+    for _ in range(4000):
+        for item in sample_scene(rng, 3).objects:
+            for key in (item.shape, item.place):
+                seen.setdefault(key, []).append(item.color)
+    for colors in seen.values():
+        most = max(colors.count(color) for color in COLORS)
+        assert most / len(colors) < 1 / len(COLORS) + 4 * (0.11 / len(colors)) ** 0.5
+
+
+def pictures(record: dict) -> list[str]:
+    image = record.get("image", [])
+    return [image] if isinstance(image, str) else image
+
+
+def seen(image: Image.Image) -> dict[str, str]:
+    """place -> colour, from the pixel in the middle of each place."""
+    names = {rgb: name for name, rgb in COLORS.items()}
+    found = {}
+    for row, down in enumerate(ROWS):
+        for column, across in enumerate(COLUMNS):
+            pixel = image.getpixel((column * CELL + CELL // 2, row * CELL + CELL // 2))
+            if pixel != BACKGROUND:
+                found[f"{down} {across}"] = names[pixel]
+    return found
+
+
+def recognised(image: Image.Image) -> list[tuple[str, str, str]]:
+    """(place, colour, shape): the shape is the one whose drawing in that place and colour is what stands there."""
+    found = []
+    for place, color in seen(image).items():
+        row, column = ROWS.index(place.split()[0]), COLUMNS.index(place.split()[1])
+        # Smoothing lets a neighbour reach less than two pixels into a place.
+        box = (column * CELL + 2, row * CELL + 2, (column + 1) * CELL - 2, (row + 1) * CELL - 2)
+        for shape in SHAPES:
+            alone = draw(Scene((Object(shape, color, row, column),)), SIZE)
+            if ImageChops.difference(alone.crop(box), image.crop(box)).getbbox() is None:
+                found.append((place, color, shape))
+    return found
+
+
+@pytest.mark.parametrize("shape", SHAPES)
+def test_shapes_are_told_apart(shape):
+    """Each is drawn in its place alone, around the middle, in its colour, and unlike every other."""
+    image = draw(Scene((Object(shape, "green", 1, 2),)), SIZE)
+    assert recognised(image) == [("middle right", "green", shape)]
+    left, top, right, bottom = ImageChops.difference(image, Image.new("RGB", image.size, BACKGROUND)).getbbox()
+    assert 2 * CELL <= left < right <= 3 * CELL and CELL <= top < bottom <= 2 * CELL
+    assert right - left > 10 and bottom - top > 10
+
+
+def listed(text: str) -> list[str]:
+    return re.split(", | and ", text)
+
+
+def check_name(scenario: Scenario, objects) -> None:
+    ((_, color, shape),) = objects[0]
+    assert scenario.turns == [("What is in the picture?", f"A {color} {shape}.")]
+
+
+def check_caption(scenario: Scenario, objects) -> None:
+    found = re.findall(rf"at the {PLACE} there is a ({COLOR}) ({SHAPE})", scenario.turns[0][1].lower())
+    assert found == objects[0], "in reading order"
+
+
+def check_turn(question: str, answer: str, objects) -> str:
+    """An attribute question; returns the one word that is asked for."""
+    place, color, shape = re.fullmatch(rf".*the object at the {PLACE} is a ({COLOR}) ({SHAPE})\.", answer).groups() \
+        if "object at" in answer else (None, None, None)  # fmt: skip
+    if place is None:
+        color, shape, place = re.fullmatch(rf".*there is a ({COLOR}) ({SHAPE}) at the {PLACE}\.", answer).groups()
+        assert question == f"What is at the {place}?" and answer.startswith(f"The object is a {shape},")
+        word = shape
+    else:
+        assert question == f"What color is the {shape}?" and answer.startswith(f"The {shape} is {color},")
+        word = color
+    assert (place, color, shape) in objects
+    return word
+
+
+def check_attribute(scenario: Scenario, objects) -> None:
+    assert scenario.extra["answer"] == check_turn(*scenario.turns[0], objects[0])
+    assert scenario.extra["num_objects"] == len(objects[0])
+
+
+def check_conversation(scenario: Scenario, objects) -> None:
+    assert len(scenario.turns) == len(objects[0])
+    for question, answer in scenario.turns:
+        check_turn(question, answer, objects[0])
+    asked = {tuple(re.findall(rf"({COLOR}) ({SHAPE})", answer)[-1]) for _, answer in scenario.turns}
+    assert asked == {(color, shape) for _, color, shape in objects[0]}, "each turn is about another object"
+
+
+def check_colors(scenario: Scenario, objects) -> None:
+    answer = scenario.turns[0][1].rstrip(".").lower()
+    assert sorted(listed(answer)) == sorted(f"{shape} {color}" for _, color, shape in objects[0])
+
+
+def check_probe(scenario: Scenario, objects) -> None:
+    (question, answer), names = scenario.turns[0], {f"{c} {s}": p for p, c, s in objects[0]}
+    asked = re.fullmatch(rf"Is there a ({COLOR} {SHAPE})\?", question)[1]
+    if answer.startswith("Yes"):
+        assert answer == f"Yes, there is a {asked} at the {names[asked]}."
+    else:
+        assert asked not in names
+        shape, color, place = re.fullmatch(
+            rf"No, the ({SHAPE}) is ({COLOR}) and it is at the {PLACE}\.", answer
+        ).groups()
+        assert (place, color, shape) in objects[0] and asked.endswith(shape)
+
+
+def check_count(scenario: Scenario, objects) -> None:
+    answer = scenario.turns[0][1]
+    number, names = re.fullmatch(r"There (?:is|are) (\w+) objects? in the picture: (.*)\.", answer).groups()
+    assert NUMBERS.index(number) == len(objects[0]) and ("are" in answer.split()) == (len(objects[0]) > 1)
+    assert listed(names) == [f"{color} {shape}" for _, color, shape in objects[0]]
+
+
+def check_place(scenario: Scenario, objects) -> None:
+    question, answer = scenario.turns[0]
+    shape, place, color = re.fullmatch(
+        rf"The ({SHAPE}) is at the {PLACE} of the board and its color is ({COLOR})\.", answer
+    ).groups()
+    assert (place, color, shape) in objects[0] and question == f"Where is the {shape}?"
+
+
+def check_difference(scenario: Scenario, objects) -> None:
+    pattern = rf"The ({SHAPE}) is ({COLOR}) in the first picture and ({COLOR}) in the second picture\."
+    check_recoloured(*re.fullmatch(pattern, scenario.turns[0][1]).groups(), objects)
+
+
+def check_edit(scenario: Scenario, objects) -> None:
+    pattern = rf"Change the color of the ({SHAPE}) from ({COLOR}) to ({COLOR})\."
+    check_recoloured(*re.fullmatch(pattern, scenario.turns[0][1]).groups(), objects)
+
+
+def check_recoloured(shape: str, before: str, after: str, objects) -> None:
+    first, second = (set(o) for o in objects)
+    ((place, color, _),) = first - second
+    assert (color, second - first, before != after) == (before, {(place, after, shape)}, True)
+    assert (place, before, shape) in first
+
+
+def check_story(scenario: Scenario, objects) -> None:
+    pattern = rf"The ({COLOR}) ({SHAPE}) starts at the (.*), walks to the (.*), and then it walks back to the (.*)\."
+    color, shape, *stations = re.fullmatch(pattern, scenario.turns[0][1]).groups()
+    assert all(len(o) == 1 and o[0][1:] == (color, shape) for o in objects) and len(objects) == 5
+    assert stations == [objects[0][0][0], objects[2][0][0], objects[4][0][0]]
+    columns = [COLUMNS.index(o[0][0].split()[1]) for o in objects]
+    assert all(abs(a - b) == 1 for a, b in itertools.pairwise(columns)), "one place at a time"
+
+
+def check_word(scenario: Scenario, objects) -> None:
+    assert scenario.scenes[0].word in WORDS and not scenario.scenes[0].objects
+    assert f"is {scenario.scenes[0].word}," in scenario.turns[0][1]
+
+
+def check_sums(scenario: Scenario, objects) -> None:
+    a, b = re.fullmatch(r"What is (\w+) plus (\w+)\?", scenario.turns[0][0]).groups()
+    words = re.findall("|".join(NUMBERS), scenario.turns[0][1])
+    assert words == [a, b, NUMBERS[NUMBERS.index(a) + NUMBERS.index(b)]]
+
+
+def check_fact(scenario: Scenario, objects) -> None:
+    assert scenario.turns[0] in FACTS
+
+
+def check_aside(scenario: Scenario, objects) -> None:
+    (check_sums if "plus" in scenario.turns[0][0] else check_fact)(scenario, objects)
+    assert 1 <= len(objects[0]) <= 3
+
+
+CHECKS = {name.removeprefix("check_"): f for name, f in globals().items() if name.startswith("check_")}
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_every_answer_is_true_of_the_pictures(kind):
+    """Read back from the pixels alone: where something stands, its colour, its shape."""
+    questions = set()
+    for index in range(40):
+        scenario = sample(11, "train", kind, index)
+        images = [draw(scene, SIZE) for scene in scenario.scenes]
+        objects = [] if kind == "word" else [recognised(image) for image in images]
+        for scene, found in zip(scenario.scenes, objects, strict=bool(objects)):
+            assert found == [(o.place, o.color, o.shape) for o in scene.objects]
+        CHECKS[kind](scenario, objects)
+        questions.add(scenario.turns[0])
+    assert len(questions) > 3, "no kind says the same again and again"
+
+
+def test_facts_are_true_of_the_drawings():
+    """Those that speak of how the world is drawn."""
+    facts = dict(FACTS)
+    assert "white" in facts["Which color is the background?"] and BACKGROUND == (255, 255, 255)
+    assert "three rows and three columns" in facts["What is the board of a scene?"] and len(ROWS) == len(COLUMNS) == 3
+    assert "five points" in facts["How many points does the star have?"]
+    star = draw(Scene((Object("star", "black", 0, 0),)), 480).convert("L").crop((0, 0, 160, 160))
+    center = (80, 84)
+    ring = [
+        star.getpixel((center[0] + round(62 * math.sin(a)), center[1] - round(62 * math.cos(a)))) < 128
+        for a in (math.tau * step / 720 for step in range(720))
+    ]
+    assert sum(now and not before for before, now in zip(ring, ring[1:] + ring[:1], strict=True)) == 5
+
+
+def test_words_are_legible_and_differ():
+    """Drawn in black on white, each unlike the others, and wide enough to be read."""
+    drawn = {word: draw(Scene((), word), SIZE) for word in WORDS}
+    assert len({image.tobytes() for image in drawn.values()}) == len(WORDS)
+    for image in drawn.values():
+        left, top, right, bottom = ImageChops.difference(image, Image.new("RGB", image.size, BACKGROUND)).getbbox()
+        assert right - left > 30 and bottom - top > 8
+        assert image.getextrema()[0][0] < 40
+
+
+def test_records_load_in_strict_mode(world, open_data):
+    """The world's files are real data: the reader of LLaVA JSON finds nothing to complain about."""
+    records = read(world, "train")
+    form = PromptFormat(system="", image_rule="verbatim")
+    dataset = open_data(world / "train.json", form=form, aspect="square", max_length=1024)
+    assert len(dataset) == len(records) == 6 * len(KINDS)
+    for index, record in enumerate(records):
+        sample = dataset[index]
+        assert any(sample.loss_mask)
+        assert (0 if sample.pixels is None else len(sample.pixels)) == len(pictures(record))
+        assert record["id"].startswith(f"train-{record['kind']}-")
+        assert record["picture_dependent"] == (record["kind"] not in TEXT_ONLY)
+    attributes = open_data(world / "train.json", aspect="square", kinds=["attribute", "fact"], max_length=1024)
+    assert {attributes.record(i)["kind"] for i in range(len(attributes))} == {"attribute", "fact"}
+
+
+def test_the_pictures_on_disk_are_those_of_the_scenes(world):
+    for record in read(world, "train"):
+        _, kind, number = record["id"].split("-")
+        scenario = sample(5, "train", kind, int(number))
+        assert [a for turn in scenario.turns for a in turn[1:]] == [t["value"] for t in record["conversations"][1::2]]
+        for path, scene in zip(pictures(record), scenario.scenes, strict=True):
+            assert Image.open(world / path).tobytes() == draw(scene, SIZE).tobytes()
+
+
+def test_an_interrupted_write_is_never_taken_for_a_whole_one(tmp_path, monkeypatch):
+    from draftsmith.data.shapes import write
+
+    def full(*arguments):
+        raise OSError("disk full")
+
+    monkeypatch.setattr(write, "draw", full)
+    with pytest.raises(OSError, match="disk full"):
+        write_world(tmp_path / "world", seed=0, image_size=SIZE, splits={"train": {"name": 1}})
+    assert not (tmp_path / "world").exists()
+    monkeypatch.undo()
+    write_world(tmp_path / "world", seed=0, image_size=SIZE, splits={"train": {"name": 1}})
+    assert sorted(p.name for p in tmp_path.iterdir()) == ["world"]
