@@ -184,7 +184,7 @@ class Engine:
         return client_state
 
     def full_weights(self) -> Any:
-        """Context in which rank 0 sees whole float32 parameters, whatever the stage."""
+        """Context in which rank 0 sees whole parameters, in the precision that forwards use, whatever the stage."""
         import deepspeed
 
         parameters = list(self.module.parameters())

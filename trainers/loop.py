@@ -131,7 +131,9 @@ def _steps(
         engine.step()
         engine.end_step()
         if engine.num_skipped != skipped:
-            raise TrainingError(f"step {step}: the engine skipped the update", cure="use precision: bf16 or fp32")
+            raise TrainingError(
+                f"step {step}: the engine skipped the update", cure="with fp16 use bf16 or fp32; else report it"
+            )
         step += 1
         sums.tokens += tokens
         samples += loader.batch_size
