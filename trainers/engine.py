@@ -116,8 +116,10 @@ class Engine:
         self.config, self.accumulation = config, accumulation
         self._terms = accumulation * torch.distributed.get_world_size()
         self._finite = torch.ones((), device=self.device)
+        # fp16 looks for its loss scale by trying: an overflow there is expected, skipped and tried again smaller.
+        self.expects_skips = config.precision == "fp16"
         for parameter in module.parameters():
-            if parameter.requires_grad:
+            if parameter.requires_grad and not self.expects_skips:
                 parameter.register_hook(self._watch)
 
     @property
@@ -130,7 +132,7 @@ class Engine:
 
     @property
     def gradients_are_finite(self) -> torch.Tensor:
-        """Scalar 1 or 0: whether all of this rank's gradients since the last step were finite.
+        """Scalar 1 or 0: whether all of this rank's gradients since the last step were finite (under fp16 always 1).
 
         Checked here because with an infinite gradient ZeRO-0 in float32 writes it into the weights,
         and ZeRO 1 to 3 and bf16 skip the step without a word (both measured).
