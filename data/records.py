@@ -37,8 +37,8 @@ class RecordFile:
     sizes: np.ndarray  # [n] int32 bytes
     lengths: np.ndarray  # [n] int32 words over all turns, negative for text-only records
     problems: dict[int, str]  # record -> what is wrong with it
-    id_kinds: dict[str, int]  # type of `id` -> the first record that has such a one
-    duplicate_ids: int  # records whose id an earlier record has
+    id_kinds: dict[str, int]  # type of a usable record's `id` -> the first record that has such a one
+    duplicate_ids: int  # usable records whose id an earlier one has
     first_duplicate: tuple[int, int] | None  # the first of them, and that earlier record
 
     def __len__(self) -> int:
@@ -157,7 +157,7 @@ class _Part:
     lengths: np.ndarray
     problems: dict[int, str]
     id_kinds: dict[str, int]
-    id_hashes: np.ndarray  # [n] int64, 0 where there is no id
+    id_hashes: np.ndarray  # [n] int64, 0 where there is no id or the record is unusable
 
 
 def _index(path: Path) -> RecordFile:
@@ -213,12 +213,12 @@ def _scan(entries: Iterable[scan.Entry]) -> _Part:
         if problem:
             problems[number] = problem
             lengths.append(0)
-        else:
-            words = num_words(" ".join([turn["value"] for turn in record["conversations"]]))
-            lengths.append(words if num_images(record) else -words)
-        name = record.get("id") if isinstance(record, dict) else None
-        if isinstance(record, dict):
-            kinds.setdefault(type(name).__name__, number)
+            hashes.append(0)
+            continue
+        words = num_words(" ".join([turn["value"] for turn in record["conversations"]]))
+        lengths.append(words if num_images(record) else -words)
+        name = record.get("id")
+        kinds.setdefault(type(name).__name__, number)
         # Python's own hash differs from process to process, but not between forked ones.
         hashes.append(0 if name is None else hash(str(name)))
     return _Part(

@@ -47,13 +47,9 @@ def piece(path: Path, start: int, stop: int) -> Iterator[Entry]:
     if _list_start(path) is None:
         yield from _lines(path, io.BytesIO(data), start)
         return
-    last = stop == path.stat().st_size
-    end = start
-    for entry in _list(path, data.decode() + ("" if last else "]"), io.StringIO(), start):
-        end = entry[0] + entry[1]
-        yield entry
-    if not last and data[end - start :].strip(b" \t\r\n,"):
-        raise ValueError("the piece ends within a record")
+    # The piece's own end stands for the list's: it must come after a whole record, and nothing after it.
+    text = data.decode() + ("" if stop == path.stat().st_size else "]")
+    yield from _list(path, text, io.StringIO(), start)
 
 
 def cuts(path: Path) -> list[int]:
@@ -102,6 +98,8 @@ def _list(path: Path, text: str, file: Any, offset: int) -> Iterator[Entry]:
         offset += gap.end() - position  # blanks and commas are one byte each
         position = gap.end()
         if position < len(text) and text[position] == "]":
+            if (text[position + 1 :] + file.read(CHUNK)).strip():
+                raise _broken(path, f"record {count}", "more follows the end of the list")
             return
         try:
             value, end = decoder.raw_decode(text, position)
@@ -117,6 +115,6 @@ def _list(path: Path, text: str, file: Any, offset: int) -> Iterator[Entry]:
         offset, position, count = offset + size, end, count + 1
 
 
-def _broken(path: Path, place: str, error: Exception) -> UserError:
+def _broken(path: Path, place: str, error: Exception | str) -> UserError:
     cure = "repair the file or convert it again: a JSON list, or JSONL with one record in each line"
     return UserError(f"not valid JSON: {error}", where=f"{path}, {place}", cure=cure)

@@ -205,7 +205,7 @@ def test_an_index_made_in_parallel_equals_one_made_in_order(folder, monkeypatch,
     rows[77]["conversations"] = [{"id": "deceit", "from": "human", "value": "a"}, {"id": "deceit", "from": "nobody"}]
     rows[150]["conversations"][1]["value"] = "日本 \u3000 wide"
     rows[160]["nested"] = NESTED if nested else []
-    rows[199]["image"] = None
+    rows[199]["image"] = None  # unusable: its id is free to be anything
     path = write(folder / f"data{suffix}", rows)
     slow = records.open_records(path, folder / "slow")
     used = []
@@ -226,13 +226,21 @@ def test_an_index_made_in_parallel_equals_one_made_in_order(folder, monkeypatch,
     assert [fast.read(n) for n in (0, 150, 199)] == [rows[n] for n in (0, 150, 199)]
 
 
-@pytest.mark.parametrize("suffix", [".json", ".jsonl"])
-def test_a_large_broken_file_is_refused_alike(folder, monkeypatch, suffix):
+DAMAGES = {
+    "data.json": lambda text: text.replace('"r120"', "r120"),
+    "data.jsonl": lambda text: text.replace('"r120"', "r120"),
+    "two_lists.json": lambda text: text.replace(', {"id": "r120"', '] [{"id": "r120"'),
+    "cut_off.json": lambda text: text[: text.index('"r121"')],
+}
+
+
+@pytest.mark.parametrize("name", DAMAGES)
+def test_a_large_broken_file_is_refused_alike(folder, monkeypatch, name):
     monkeypatch.setattr(scan, "CHUNK", 2000)
     monkeypatch.setattr(records, "num_processes", lambda: 2)
-    path = write(folder / f"data{suffix}", [record(n) for n in range(200)])
-    path.write_text(path.read_text().replace('"r120"', "r120"))
-    with pytest.raises(UserError, match=r"not valid JSON[\s\S]*(record 120|line 121)\n"):
+    path = write(folder / name, [record(n) for n in range(200)])
+    path.write_text(DAMAGES[name](path.read_text()))
+    with pytest.raises(UserError, match=r"not valid JSON[\s\S]*(record 12[01]|line 121)\n"):
         records.open_records(path, folder / "cache")
 
 
@@ -251,6 +259,7 @@ BAD_FILES = {
     "cut off in a record": ("data.json", json.dumps(ROWS)[:-40], "record 4"),
     "cut off between records": ("data.json", json.dumps(ROWS)[:-1], "record 5"),
     "broken in the middle": ("data.json", json.dumps(ROWS).replace('"text"', "text"), "record 2"),
+    "two lists": ("data.json", json.dumps(ROWS[:2]) + "\n" + json.dumps(ROWS[2:]), "record 2"),
     "an object": ("data.json", json.dumps({"data": ROWS}, indent=1), "JSON list"),
     "prose": ("data.json", "no data here", "JSON list"),
     "empty": ("data.json", "", "no records"),
