@@ -11,7 +11,7 @@ import torch
 from transformers import LlavaConfig, LlavaForConditionalGeneration
 
 from ..core import ranks
-from ..data.records import open_records
+from ..data.records import RecordFile, open_records
 from ..models.drafters.lvlm import drafter_config
 from ..models.llava import LlavaTraining, TokenIds
 from ..models.targets.load import target_config
@@ -94,7 +94,8 @@ def _parameters(config: LlavaConfig) -> list[str]:
 def _training(stage: TrainStage, config: LlavaConfig, recipe: Recipe, generated: int | None) -> list[str]:
     counts = parameter_counts(config)
     trained = trainable_counts(stage, config)
-    samples, how = _samples(stage, generated)
+    files = _files(stage) if generated is None else []
+    samples, how = _samples(stage, generated, files)
     lines = [f"  trains {', '.join(f'{p} {n:,}' for p, n in trained.items())}; {sum(trained.values()):,} in all"]
     if samples is None:
         lines.append("  samples unknown: the data is not on disk and the recipe declares none (expected.samples)")
@@ -107,9 +108,7 @@ def _training(stage: TrainStage, config: LlavaConfig, recipe: Recipe, generated:
     patches = (config.vision_config.image_size // config.vision_config.patch_size) ** 2
     rows = f"{steps * stage.batch_size:,}" if steps else "?"
     lines.append(f"  at most {rows} rows of up to {stage.data.max_length:,} ids, {patches} of them for each picture")
-    if stage.expected and stage.expected.text_tokens is not None:
-        visual = stage.expected.visual_tokens or 0
-        lines.append(f"  tokens {stage.expected.text_tokens:,} text, {visual:,} visual (declared)")
+    lines += _tokens(stage, files, patches)
     memory = memory_bytes(sum(counts.values()), sum(trained.values()), recipe)
     activations = activation_bytes(stage, config)
     lines.append(
@@ -144,18 +143,37 @@ def activation_bytes(stage: TrainStage, config: LlavaConfig) -> float:
     return positions * text.hidden_size * 34 * layers + positions * text.vocab_size * 8 / 4
 
 
-def _samples(stage: TrainStage, generated: int | None) -> tuple[int | None, str]:
+def _files(stage: TrainStage) -> list[RecordFile]:
+    """The stage's data, indexed, where all of it is on disk."""
+    names = [stage.data.path] if isinstance(stage.data.path, str) else stage.data.path
+    if not all(Path(name).is_file() for name in names):
+        return []
+    with tempfile.TemporaryDirectory() as cache:
+        return [open_records(Path(name), Path(cache)) for name in names]
+
+
+def _samples(stage: TrainStage, generated: int | None, files: Sequence[RecordFile]) -> tuple[int | None, str]:
     if generated is not None:
         return generated, "the world's"
-    names = [stage.data.path] if isinstance(stage.data.path, str) else stage.data.path
-    if all(Path(name).is_file() for name in names):
-        with tempfile.TemporaryDirectory() as cache:
-            files = [open_records(Path(name), Path(cache)) for name in names]
+    if files:
         usable = sum(len(f) - len(f.problems) for f in files)
         return min(usable, stage.data.max_samples or usable), "measured"
     if stage.expected is not None:
         return stage.expected.samples, "declared"
     return None, ""
+
+
+def _tokens(stage: TrainStage, files: Sequence[RecordFile], patches: int) -> list[str]:
+    """Text and visual tokens of one epoch; words are counted where the data is there, for a tokenizer is not."""
+    if files:
+        words = sum(int(abs(f.lengths).sum()) for f in files)
+        pictured = sum(int((f.lengths > 0).sum()) for f in files)
+        return [f"  an epoch has {words:,} words of text and {pictured * patches:,} visual tokens (measured)"]
+    if stage.expected is None:
+        return []
+    text, visual = stage.expected.text_tokens, stage.expected.visual_tokens
+    named = [f"{n:,} {kind}" for n, kind in ((text, "text"), (visual, "visual")) if n is not None]
+    return [f"  an epoch has {' and '.join(named)} tokens (declared)"] if named else []
 
 
 def _generated(plan: Planned, planned: Sequence[Planned]) -> int | None:

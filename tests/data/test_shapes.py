@@ -52,9 +52,9 @@ def test_a_record_depends_on_no_other(world, tmp_path):
     write_world(tmp_path / "other", seed=5, image_size=SIZE, splits={"test": {"name": 1}, "train": counts})
     ours = {r["id"]: r for r in read(world, "train")}
     theirs = {r["id"]: r for r in read(tmp_path / "other", "train")}
-    shared = ours.keys() & theirs.keys()
-    assert len(shared) == 6 + 2 * (len(KINDS) - 2)
-    for name in shared:
+    both = ours.keys() & theirs.keys()
+    assert len(both) == 6 + 2 * (len(KINDS) - 2)
+    for name in both:
         assert ours[name] == theirs[name]
         for image in pictures(ours[name]):
             assert (world / image).read_bytes() == (tmp_path / "other" / image).read_bytes()

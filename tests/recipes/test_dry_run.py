@@ -1,5 +1,7 @@
 """Full-size recipes load, validate and count right without a network."""
 
+import json
+
 import pytest
 from draftsmith.recipes.cli import main
 
@@ -7,7 +9,10 @@ from draftsmith.recipes.cli import main
 @pytest.mark.parametrize(
     ("recipe", "expected"),
     [
-        ("llava15-68m", ["68,128,512", "1,377,792", "7,063,427,072", "steps 5,198", "steps 2,181"]),
+        (
+            "llava15-68m",
+            ["68,128,512", "1,377,792", "7,063,427,072", "steps 5,198", "steps 2,181", "321,481,728 visual"],
+        ),
         ("llava15-160m", ["162,515,712", "1,377,792", "steps 5,198"]),
         ("demo/lvlm", ["19700 records", "steps 800"]),
     ],
@@ -19,3 +24,18 @@ def test_counts(recipe, expected, capsys, tmp_path, monkeypatch):
     for number in expected:
         assert number in shown
     assert list(tmp_path.iterdir()) == []
+
+
+def test_data_on_disk_replaces_what_was_declared(capsys, tmp_path):
+    def record(picture):
+        turns = [{"from": "human", "value": f"{'<image> ' * picture}what is it"}, {"from": "gpt", "value": "a cat"}]
+        return {"id": str(picture), "conversations": turns} | ({"image": "a.png"} if picture else {})
+
+    path = tmp_path / "data.json"
+    path.write_text(json.dumps([record(True), record(False), record(True)]))
+    assert main(["recipe=llava15-68m", "dry_run=true", f"stages.finetune.data.path={path}"]) == 0
+    shown = capsys.readouterr().out
+    assert "samples 3 (measured)" in shown
+    assert "an epoch has 17 words of text and 1,152 visual tokens (measured)" in shown
+    assert "steps 1 at batch 128" in shown
+    assert sorted(tmp_path.iterdir()) == [path]
