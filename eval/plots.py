@@ -8,7 +8,7 @@ from typing import Any
 import matplotlib
 
 matplotlib.use("Agg")
-from matplotlib import pyplot as plt  # noqa: E402 - the backend must be chosen first
+from matplotlib import pyplot as plt
 
 COLORS = ("#2a6fbb", "#d9822b", "#3f9b5f", "#8e5aa8")
 

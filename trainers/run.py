@@ -53,22 +53,17 @@ def run_stages(
         if chosen is not None and planned.name not in chosen:
             continue
         folder = output / planned.name
-        done = _done(folder)
-        if done is not None and done["fingerprint"] == planned.fingerprint:
+        # Rank 0 looks and all ranks agree: what it writes next, another rank might read half of.
+        state = ranks.agree(_state(planned, output) if ranks.is_main() else None)
+        if isinstance(state, UserError):
+            raise state
+        if state == "finished":
             say(f"stage {planned.name}: finished before, same inputs")
             continue
-        _refuse_other(folder, planned)
-        for thing, maker in planned.inputs.items():
-            if _done(output / maker) is None:
-                raise UserError(
-                    f"stage {planned.name} needs the {thing} of stage {maker}, which has not finished",
-                    where=str(output / maker),
-                    cure=f"run it first: stages=[{maker},{planned.name}]",
-                )
         say(f"stage {planned.name}")
         if ranks.is_main():
             folder.mkdir(parents=True, exist_ok=True)
-            (folder / "fingerprint.json").write_text(json.dumps({"fingerprint": planned.fingerprint}))
+            _write(folder / "fingerprint.json", {"fingerprint": planned.fingerprint})
         ranks.barrier()
         start = time.monotonic()
         inputs = {thing: output / maker for thing, maker in planned.inputs.items()}
@@ -77,6 +72,26 @@ def run_stages(
         if ranks.is_main():
             _finish(folder, planned.fingerprint, time.monotonic() - start)
         ranks.barrier()
+
+
+def _state(planned: Planned, output: Path) -> str | UserError:
+    """Whether a stage has finished or is to be run, or why it cannot be."""
+    folder = output / planned.name
+    done = _done(folder)
+    if done is not None and done["fingerprint"] == planned.fingerprint:
+        return "finished"
+    try:
+        _refuse_other(folder, planned)
+    except UserError as error:
+        return error
+    for thing, maker in planned.inputs.items():
+        if _done(output / maker) is None:
+            return UserError(
+                f"stage {planned.name} needs the {thing} of stage {maker}, which has not finished",
+                where=str(output / maker),
+                cure=f"run it first: stages=[{maker},{planned.name}]",
+            )
+    return "to run"
 
 
 def _done(folder: Path) -> dict[str, Any] | None:
@@ -112,6 +127,11 @@ def _set_aside(plan: Sequence[Planned], restart: str, output: Path, say: Callabl
 
 
 def _finish(folder: Path, fingerprint: str, seconds: float) -> None:
-    aside = folder / f".{DONE}"
-    aside.write_text(json.dumps({"fingerprint": fingerprint, "seconds": round(seconds, 1)}))
-    os.replace(aside, folder / DONE)
+    _write(folder / DONE, {"fingerprint": fingerprint, "seconds": round(seconds, 1)})
+
+
+def _write(path: Path, value: dict[str, Any]) -> None:
+    """Whole or not at all: a run may be killed here too."""
+    aside = path.with_name(f".{path.name}")
+    aside.write_text(json.dumps(value))
+    os.replace(aside, path)
