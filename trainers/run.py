@@ -72,6 +72,8 @@ def run_stages(
         if ranks.is_main():
             _finish(folder, planned.fingerprint, time.monotonic() - start)
         ranks.barrier()
+    # A rank that leaves while another still reads what it sent looks like a crash.
+    ranks.barrier()
 
 
 def _state(planned: Planned, output: Path) -> str | UserError:
