@@ -1,4 +1,4 @@
-"""The nouns that all parts share: a batch of tokens and the target's states for it.
+"""The nouns that all parts share: a batch of tokens, the target's states for it, and what a decoder is asked.
 
 Letters: B rows, T tokens, I images, C channels, S side in pixels, D width, P positions held.
 """
@@ -67,3 +67,19 @@ class Request:
     def to(self, device: torch.device | str) -> Request:
         pixels = None if self.pixels is None else self.pixels.to(device)
         return replace(self, ids=self.ids.to(device), modality=self.modality.to(device), pixels=pixels)
+
+
+@dataclass(frozen=True)
+class ImageRequest:
+    """What an image generator is asked for.
+
+    `condition` is the target family's own: a class label (int64, no dimension), text features [n,D] float32 without
+    padding, or the ids [n] int64 of a text prompt without its special tokens.
+    """
+
+    condition: Tensor
+    caption: str = ""
+    name: str = ""
+
+    def to(self, device: torch.device | str) -> ImageRequest:
+        return replace(self, condition=self.condition.to(device))

@@ -14,7 +14,7 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from ..core.nouns import Request
+from ..core.nouns import ImageRequest, Request
 from ..models.decoding.tree import no_tree
 from ..models.decoding.warp import Warp
 from ..models.drafters.base import Drafter
@@ -67,7 +67,7 @@ class Decoding:
 def generate(
     target: Target,
     drafter: Drafter | None,
-    request: Request,
+    request: Request | ImageRequest,
     decoding: Decoding,
     generator: torch.Generator | None = None,
 ) -> Generation:

@@ -6,7 +6,7 @@ they nest. Letters: R rows, F nodes, V vocabulary.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -71,3 +71,30 @@ def mix(weights: Tensor, temperature: float) -> Reduce:
         return torch.einsum("r,rfv->fv", weights.to(probs), probs).log()
 
     return reduce
+
+
+@dataclass(frozen=True)
+class Guidance:
+    """Classifier-free guidance of an image generator, the same for target and drafter.
+
+    With `interval` >= 0 only the first tokens are guided: token t uses the conditional scores alone as soon as
+    t - 1 > interval (LlamaGen's `cfg_interval`, whose loop starts at the second image token). -1 guides always.
+    """
+
+    scale: float = 1.0
+    interval: int = -1
+
+    @property
+    def num_rows(self) -> int:
+        """LlamaGen runs one row where guidance would change nothing."""
+        return 2 if self.scale > 1.0 else 1
+
+    def __call__(self, scores: Tensor, steps: Sequence[int]) -> Tensor:
+        """[R,F,V] -> [F,V]; node f scores image token number `steps[f]` (from 0)."""
+        if scores.shape[0] == 1:
+            return scores[0]
+        guided = guide(self.scale)(scores)
+        if self.interval < 0:
+            return guided
+        alone = torch.tensor([step - 1 > self.interval for step in steps], device=scores.device)
+        return torch.where(alone[:, None], scores[0], guided)

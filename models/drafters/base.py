@@ -7,7 +7,6 @@ from typing import Any, Protocol
 
 from torch import Tensor
 
-from ...core.nouns import Request
 from ..decoding.warp import Warp
 from ..targets.base import Taps, TargetStep
 
@@ -18,7 +17,7 @@ class Drafter(Protocol):
     taps: Taps
     max_levels: int | None  # levels that it can propose; None: any
 
-    def start(self, request: Request, prefill: TargetStep, warp: Warp, *, capacity: int) -> None:
+    def start(self, request: Any, prefill: TargetStep, warp: Warp, *, capacity: int) -> None:
         """Begin a request whose prompt the target has run; at most `capacity` tokens follow."""
         ...
 

@@ -11,7 +11,7 @@ from typing import Any, Protocol
 
 from torch import Tensor
 
-from ...core.nouns import Request
+from ..decoding.rows import Guidance
 from ..decoding.tree import Tree
 
 
@@ -25,6 +25,19 @@ class Taps:
 
 
 @dataclass(frozen=True)
+class Prompt:
+    """The prompt as the target ran it, for heads that read its states: R rows (conditional, unconditional), T places.
+
+    Where guidance pads a row, its padding stands on the left; condition slots that hold no token have id 0.
+    """
+
+    ids: Tensor  # [R,T] int64
+    mask: Tensor  # [R,T] bool: places that later ones may attend to
+    positions: Tensor  # [R,T] int64
+    guidance: Guidance
+
+
+@dataclass(frozen=True)
 class TargetStep:
     """A target pass over N positions: guided, unwarped scores and the taps."""
 
@@ -32,6 +45,7 @@ class TargetStep:
     feature: Tensor | None = None  # [R,N,D]
     layers: dict[int, Tensor] = field(default_factory=dict)  # layer -> [R,N,D]
     attention: dict[int, Tensor] = field(default_factory=dict)  # layer -> [R,heads,T,T], of the prefill only
+    prompt: Prompt | None = None  # of the prefill only, where rows are guided
 
     def along(self, rows: Sequence[int]) -> TargetStep:
         """The step at the chosen positions (row 0 is the root)."""
@@ -49,8 +63,8 @@ class Target(Protocol):
 
     vocab_size: int
 
-    def prefill(self, request: Request, taps: Taps, *, capacity: int) -> tuple[Any, TargetStep]:
-        """Run the prompt; scores are those of its last position, taps those of all of it."""
+    def prefill(self, request: Any, taps: Taps, *, capacity: int) -> tuple[Any, TargetStep]:
+        """Run the prompt (a `Request` or an `ImageRequest`); scores are those of its last position, taps of all of it."""
         ...
 
     def verify(self, session: Any, root: int, tree: Tree) -> TargetStep:

@@ -1,0 +1,1 @@
+"""LlamaGen as our own module: the transformer, the VQ tokenizer, caption features and file formats."""

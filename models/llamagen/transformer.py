@@ -1,0 +1,311 @@
+"""LlamaGen's decoder: condition vectors, then image codes in raster order (Sun et al. 2024; class- and text-conditional).
+
+Parameters carry the official names, so that the published files load as they are. What a reader would not expect: the
+rotary table is zero in cosine *and* sine at condition positions, so their queries and keys vanish.
+Letters: R rows, N new positions, C condition slots, T = C + n places, n image codes, D width, H heads, E head width,
+V codes, K places seen.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+import torch
+from pydantic import Field, model_validator
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from ...core.section import Section
+from ..decoding.cache import Cache
+
+# name -> (layers, heads, width): the published sizes.
+SIZES: dict[str, tuple[int, int, int]] = {
+    "B": (12, 12, 768),
+    "L": (24, 16, 1024),
+    "XL": (36, 20, 1280),
+    "XXL": (48, 24, 1536),
+    "XXXL": (48, 40, 2560),
+    "1B": (22, 32, 2048),
+    "3B": (24, 32, 3200),
+    "7B": (32, 32, 4096),
+}
+
+
+class LlamaGenConfig(Section):
+    """The shape of a LlamaGen. `size` names a published one; tiny ones give their numbers."""
+
+    num_layers: int = Field(ge=1)
+    num_heads: int = Field(ge=1)
+    dim: int = Field(ge=4)
+    # Null: two thirds of 4 x dim, up to the next multiple of 256, as published.
+    ffn_hidden: int | None = Field(None, ge=1)
+    vocab_size: int = Field(16384, ge=2)
+    # Codes along one side of the image: 16 for 256 pixels, 24 for 384, 32 for 512.
+    grid: int = Field(16, ge=1)
+    # What the image is asked for by: one class label, or a caption's features.
+    condition: Literal["class", "text"] = "text"
+    num_classes: int = Field(1000, ge=1)
+    caption_dim: int = Field(2048, ge=1)
+    # Places that a caption takes; a class takes one.
+    caption_slots: int = Field(120, ge=1)
+    norm_eps: float = 1e-5
+    rope_base: float = 10000.0
+    # Training only: of embedded tokens, of residual branches and of the feed-forward (the published recipe has 0.1).
+    dropout: float = Field(0.1, ge=0, lt=1)
+
+    @model_validator(mode="after")
+    def _even(self) -> LlamaGenConfig:
+        if self.dim % self.num_heads or (self.dim // self.num_heads) % 4:
+            raise ValueError("dim / num_heads must be a multiple of 4: the rotary table has pairs for rows and columns")
+        return self
+
+    @property
+    def num_slots(self) -> int:
+        return 1 if self.condition == "class" else self.caption_slots
+
+    @property
+    def num_codes(self) -> int:
+        """Tokens of an image."""
+        return self.grid * self.grid
+
+    @property
+    def head_dim(self) -> int:
+        return self.dim // self.num_heads
+
+    @property
+    def hidden(self) -> int:
+        return self.ffn_hidden or -(-int(2 * 4 * self.dim / 3) // 256) * 256
+
+
+def published(size: str, **values: Any) -> LlamaGenConfig:
+    """The config of a published size (a key of `SIZES`)."""
+    layers, heads, dim = SIZES[size]
+    return LlamaGenConfig(num_layers=layers, num_heads=heads, dim=dim, **values)
+
+
+@dataclass(frozen=True)
+class LlamaGenStates:
+    """What a forward leaves."""
+
+    feature: Tensor  # [R,N,D] after the final norm; `output` makes scores of it
+    layers: dict[int, Tensor] = field(default_factory=dict)  # layer -> [R,N,D]
+
+
+class LlamaGen(nn.Module):
+    """The whole model. `decode` is the cached forward of the loop, `features` the teacher-forced one."""
+
+    def __init__(self, config: LlamaGenConfig):
+        super().__init__()
+        self.config = config
+        self.tok_embeddings = nn.Embedding(config.vocab_size, config.dim)
+        self.cls_embedding: LabelEmbedding | CaptionEmbedding = (
+            LabelEmbedding(config) if config.condition == "class" else CaptionEmbedding(config)
+        )
+        self.layers = nn.ModuleList(Block(config) for _ in range(config.num_layers))
+        self.norm = RMSNorm(config.dim, config.norm_eps)
+        self.output = nn.Linear(config.dim, config.vocab_size, bias=False)
+        # No buffer: it stays float32 when the weights become bfloat16.
+        self._rope = rope_table(config.grid, config.head_dim, config.rope_base, zeros_before=config.num_slots)
+
+    def reset_parameters(self, generator: torch.Generator | None = None) -> None:
+        """Random weights as published: N(0, 0.02), the output matrix zero, norms one."""
+        for name, parameter in self.named_parameters():
+            if parameter.dim() == 1:
+                nn.init.ones_(parameter)
+            elif name == "output.weight":
+                nn.init.zeros_(parameter)
+            else:
+                nn.init.normal_(parameter, std=0.02, generator=generator)
+        if isinstance(self.cls_embedding, CaptionEmbedding):
+            nn.init.normal_(self.cls_embedding.uncond_embedding, std=self.config.caption_dim**-0.5, generator=generator)
+
+    def rope(self, device: torch.device) -> Tensor:
+        """The rotary table [C+n+10,E/2,2] float32."""
+        if self._rope.device != device:
+            self._rope = self._rope.to(device)
+        return self._rope
+
+    def decode(
+        self,
+        embeds: Tensor,
+        cache: Cache | None,
+        positions: Tensor,
+        mask: Tensor,
+        *,
+        layers: Sequence[int] = (),
+    ) -> LlamaGenStates:
+        """Run N new positions [R,N,D] behind the cache's committed ones (the caller commits).
+
+        Args:
+            positions: [N] or [R,N] int64, counted over condition slots and codes.
+            mask: [N,K], [R,N,K] bool over past and new places; True is seen.
+        """
+        rope = self.rope(embeds.device)[positions]  # [N,E/2,2] or [R,N,E/2,2]
+        seen = mask if mask.dim() == 2 else mask.unsqueeze(1)
+        found = {0: embeds} if 0 in layers else {}
+        states = embeds
+        for number, block in enumerate(self.layers):
+            states = block(states, rope, seen, cache, number)
+            if number + 1 in layers:
+                found[number + 1] = states
+        return LlamaGenStates(self.norm(states), found)
+
+    def features(self, condition: Tensor, codes: Tensor, slot_mask: Tensor | None = None) -> Tensor:
+        """Final states [B,C+n,D] of whole sequences.
+
+        Args:
+            condition: [B,C,D] embedded slots.
+            codes: [B,n] int64.
+            slot_mask: [B,C] bool: condition slots that are seen. A slot always sees itself.
+        """
+        embeds = torch.cat([condition, self.tok_embeddings(codes)], dim=1)
+        states = F.dropout(embeds, self.config.dropout, self.training)
+        length = embeds.shape[1]
+        positions = torch.arange(length, device=embeds.device)
+        return self.decode(states, None, positions, sequence_mask(length, slot_mask, embeds.device)).feature
+
+
+def sequence_mask(length: int, slot_mask: Tensor | None, device: torch.device) -> Tensor:
+    """[T,T] or [B,T,T] bool: causal, without the padded condition slots, but with the diagonal."""
+    causal = torch.ones(length, length, dtype=torch.bool, device=device).tril()
+    if slot_mask is None:
+        return causal
+    seen = F.pad(slot_mask, (0, length - slot_mask.shape[1]), value=True)
+    return (causal & seen[:, None]) | torch.eye(length, dtype=torch.bool, device=device)
+
+
+class LabelEmbedding(nn.Module):
+    """A class label's vector; the last row is the unconditional class."""
+
+    def __init__(self, config: LlamaGenConfig):
+        super().__init__()
+        self.embedding_table = nn.Embedding(config.num_classes + 1, config.dim)
+        self.num_classes = config.num_classes
+
+    def forward(self, labels: Tensor, uncond: Tensor) -> Tensor:
+        """labels [B], uncond [B] bool -> [B,1,D]."""
+        return self.embedding_table(torch.where(uncond, self.num_classes, labels))[:, None]
+
+
+class CaptionEmbedding(nn.Module):
+    """A caption's features, projected slot by slot; the unconditional features go through the same projection.
+
+    They are a buffer: drawn once, never trained, and saved with the weights.
+    """
+
+    uncond_embedding: Tensor
+
+    def __init__(self, config: LlamaGenConfig):
+        super().__init__()
+        self.register_buffer("uncond_embedding", torch.zeros(config.caption_slots, config.caption_dim))
+        self.cap_proj = CaptionProjection(config)
+
+    def forward(self, features: Tensor, uncond: Tensor) -> Tensor:
+        """features [B,C,F] left padded with zeros, uncond [B] bool -> [B,C,D]."""
+        chosen = torch.where(uncond[:, None, None], self.uncond_embedding.to(features.dtype), features)
+        return self.cap_proj(chosen)
+
+
+class CaptionProjection(nn.Module):
+    def __init__(self, config: LlamaGenConfig):
+        super().__init__()
+        self.fc1 = nn.Linear(config.caption_dim, config.dim, bias=False)
+        self.fc2 = nn.Linear(config.dim, config.dim, bias=False)
+
+    def forward(self, features: Tensor) -> Tensor:
+        return self.fc2(F.gelu(self.fc1(features), approximate="tanh"))
+
+
+def pad_left(features: Sequence[Tensor], slots: int) -> tuple[Tensor, Tensor]:
+    """Unpadded caption features, each [n,F], to [B,C,F] with zeros in front, and their mask [B,C] bool.
+
+    Features beyond `slots` are cut, as the text encoder's own truncation does.
+    """
+    cut = [f[:slots] for f in features]
+    padded = torch.stack([F.pad(f, (0, 0, slots - len(f), 0)) for f in cut])
+    places = torch.arange(slots)
+    mask = torch.stack([places >= slots - len(f) for f in cut])
+    return padded, mask.to(padded.device)
+
+
+class Block(nn.Module):
+    def __init__(self, config: LlamaGenConfig):
+        super().__init__()
+        self.attention = Attention(config)
+        self.feed_forward = FeedForward(config)
+        self.attention_norm = RMSNorm(config.dim, config.norm_eps)
+        self.ffn_norm = RMSNorm(config.dim, config.norm_eps)
+        self.dropout = config.dropout
+
+    def forward(self, states: Tensor, rope: Tensor, mask: Tensor, cache: Cache | None, layer: int) -> Tensor:
+        mixed = self.attention(self.attention_norm(states), rope, mask, cache, layer)
+        states = states + F.dropout(mixed, self.dropout, self.training)
+        return states + F.dropout(self.feed_forward(self.ffn_norm(states)), self.dropout, self.training)
+
+
+class Attention(nn.Module):
+    def __init__(self, config: LlamaGenConfig):
+        super().__init__()
+        self.num_heads, self.head_dim = config.num_heads, config.head_dim
+        self.wqkv = nn.Linear(config.dim, 3 * config.dim, bias=False)
+        self.wo = nn.Linear(config.dim, config.dim, bias=False)
+
+    def forward(self, states: Tensor, rope: Tensor, mask: Tensor, cache: Cache | None, layer: int) -> Tensor:
+        rows, count, width = states.shape
+        q, k, v = self.wqkv(states).view(rows, count, 3, self.num_heads, self.head_dim).unbind(2)  # [R,N,H,E]
+        q, k, v = rotate_pairs(q, rope).transpose(1, 2), rotate_pairs(k, rope).transpose(1, 2), v.transpose(1, 2)
+        if cache is not None:
+            k, v = cache.layers[layer].update(k, v)
+        mixed = F.scaled_dot_product_attention(q, k, v, attn_mask=mask)
+        return self.wo(mixed.transpose(1, 2).reshape(rows, count, width))
+
+
+class FeedForward(nn.Module):
+    def __init__(self, config: LlamaGenConfig):
+        super().__init__()
+        self.w1 = nn.Linear(config.dim, config.hidden, bias=False)
+        self.w3 = nn.Linear(config.dim, config.hidden, bias=False)
+        self.w2 = nn.Linear(config.hidden, config.dim, bias=False)
+
+    def forward(self, states: Tensor) -> Tensor:
+        return self.w2(F.silu(self.w1(states)) * self.w3(states))
+
+
+class RMSNorm(nn.Module):
+    """Normalised in float32, cast back, then scaled: the order of the published code."""
+
+    def __init__(self, dim: int, eps: float):
+        super().__init__()
+        self.weight = nn.Parameter(torch.ones(dim))
+        self.eps = eps
+
+    def forward(self, states: Tensor) -> Tensor:
+        wide = states.float()
+        return (wide * torch.rsqrt(wide.pow(2).mean(-1, keepdim=True) + self.eps)).to(states) * self.weight
+
+
+def rope_table(grid: int, head_dim: int, base: float, *, zeros_before: int, zeros_behind: int = 10) -> Tensor:
+    """Cosines and sines [zeros_before + grid^2 + zeros_behind, head_dim/2, 2] float32; half of the pairs turn with the
+    row, half with the column.
+
+    Rows of condition positions are zero in both, as published: an identity rotation there is another model.
+    """
+    half = head_dim // 2
+    frequencies = 1.0 / base ** (torch.arange(0, half, 2)[: half // 2].float() / half)
+    angles = torch.arange(grid).float()[:, None] * frequencies  # [grid, half/2]
+    by_row = angles[:, None].expand(grid, grid, -1)
+    by_column = angles[None].expand(grid, grid, -1)
+    cells = torch.cat([by_row, by_column], dim=-1).flatten(0, 1)
+    table = torch.stack([cells.cos(), cells.sin()], dim=-1)
+    return F.pad(table, (0, 0, 0, 0, zeros_before, zeros_behind))
+
+
+def rotate_pairs(states: Tensor, rope: Tensor) -> Tensor:
+    """Turn neighbouring pairs of [R,N,H,E] by `rope` [N,E/2,2] or [R,N,E/2,2]."""
+    pairs = states.float().unflatten(-1, (-1, 2))
+    cos, sin = rope[..., None, :, 0], rope[..., None, :, 1]
+    even, odd = pairs[..., 0], pairs[..., 1]
+    turned = torch.stack([even * cos - odd * sin, odd * cos + even * sin], dim=-1)
+    return turned.flatten(-2).to(states)
