@@ -46,6 +46,35 @@ class Batch:
 
 
 @dataclass(frozen=True)
+class CodeBatch:
+    """A micro-batch of images as codes, with what each was asked for.
+
+    `uncond` says which rows lose their condition in this epoch (condition dropout); a row that is not `real` fills
+    a rank's place and supervises nothing.
+    """
+
+    codes: Tensor  # [B,n] int64
+    conditions: tuple[Tensor, ...]  # B: a label [], caption features [t,F] or text ids [t]
+    uncond: Tensor  # [B] bool
+    real: Tensor  # [B] bool
+    sample_ids: tuple[str, ...]
+    supervised_per_row: int
+
+    def to(self, device: torch.device | str) -> CodeBatch:
+        return replace(
+            self,
+            codes=self.codes.to(device),
+            conditions=tuple(c.to(device) for c in self.conditions),
+            uncond=self.uncond.to(device),
+            real=self.real.to(device),
+        )
+
+    @property
+    def num_supervised(self) -> int:
+        return int(self.real.sum()) * self.supervised_per_row
+
+
+@dataclass(frozen=True)
 class TargetStates:
     """Hidden states of the frozen target for a batch, at the positions that were asked for."""
 

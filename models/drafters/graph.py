@@ -16,6 +16,7 @@ from torch import Tensor
 from ...core.nouns import Request
 from ..decoding.cache import Cache
 from ..decoding.decoder import CachedDecoder
+from ..decoding.slots import Slots
 from ..decoding.tree import ROOT
 from ..decoding.warp import Warp
 from ..targets.base import TargetStep
@@ -65,16 +66,15 @@ class GraphedChain(IndependentProposal):
         else:
             self._chain(count)
         self._cache.advance(count)
-        self._forget_slots()
+        self._slots = Slots()
         return self._probs[0]
 
     @torch.inference_mode()
     def expand(self, parents: Sequence[int], tokens: Tensor) -> Tensor:
         """q [1,V] of the next level. `tokens` is the likeliest one of the level before, which the chain has run."""
-        first = len(self._parents)
+        first = len(self._slots)
         assert list(parents) == [first - 1 if first else ROOT], "a captured chain cannot branch"
-        self._parents += parents
-        self._depths.append(first + 1)
+        self._slots.take(parents)
         return self._probs[first + 1 : first + 2]
 
     def _replay(self, count: int) -> None:

@@ -16,7 +16,7 @@ from torch import Tensor
 from ...core.nouns import IMAGE, Request
 from ..decoding.cache import Cache
 from ..decoding.decoder import CachedDecoder
-from ..decoding.tree import ROOT
+from ..decoding.slots import Slots
 from ..decoding.warp import Warp
 from ..targets.base import Taps, TargetStep
 
@@ -47,7 +47,7 @@ class IndependentProposal:
         embeds = self.decoder.embed(request.ids[None], request.modality[None], request.pixels, pool=_POOL[self.mode])
         self.decoder.forward(embeds, self._cache, torch.arange(length, device=self.decoder.device)[None])
         self._cache.advance(length)
-        self._forget_slots()
+        self._slots = Slots()
 
     def _new_cache(self, capacity: int) -> Cache:
         return self.decoder.new_cache(capacity)
@@ -74,18 +74,16 @@ class IndependentProposal:
         positions = torch.arange(past, past + ids.shape[1], device=ids.device)[None]
         states = self.decoder.forward(self.decoder.embed(ids), self._cache, positions)
         self._cache.advance(ids.shape[1])
-        self._forget_slots()
+        self._slots = Slots()
         return self._warp.heat(self.decoder.logits(states.feature[0, -1]))
 
     @torch.inference_mode()
     def expand(self, parents: Sequence[int], tokens: Tensor) -> Tensor:
         assert self._cache is not None
-        past, first, device = self._cache.length, len(self._parents), self.decoder.device
-        self._parents += parents
-        self._depths += [1 if p == ROOT else self._depths[p] + 1 for p in parents]
-        positions = torch.tensor([[past + depth - 1 for depth in self._depths[first:]]], device=device)
-        follows = len(parents) == 1 and parents[0] == first - 1 and self._depths[-1] == first + 1
-        mask = None if follows else self._ancestors(first).to(device)
+        past, first, device = self._cache.length, len(self._slots), self.decoder.device
+        depths = self._slots.take(parents)
+        positions = torch.tensor([[past + depth - 1 for depth in depths]], device=device)
+        mask = None if self._slots.extends_chain(len(parents)) else self._slots.ancestors(first).to(device)
         # Slots are written behind each other: the cache's length stands at them only while they run.
         self._cache.crop_to(past + first)
         states = self.decoder.forward(self.decoder.embed(tokens[None].to(device)), self._cache, positions, mask)
@@ -102,20 +100,7 @@ class IndependentProposal:
             kept.append(slot)
         self._cache.commit(kept)
         self._pending = [*verified.tokens[len(kept) :], verified.bonus]
-        self._forget_slots()
-
-    def _forget_slots(self) -> None:
-        self._parents: list[int] = []
-        self._depths: list[int] = []
-
-    def _ancestors(self, first: int) -> Tensor:
-        """[F,S] bool: which slots each of the slots from `first` on sees (itself and its ancestors)."""
-        mask = torch.zeros(len(self._parents) - first, len(self._parents), dtype=torch.bool)
-        for row, slot in enumerate(range(first, len(self._parents))):
-            while slot != ROOT:
-                mask[row, slot] = True
-                slot = self._parents[slot]
-        return mask
+        self._slots = Slots()
 
 
 def without_pictures(request: Request, newline_id: int) -> Request:

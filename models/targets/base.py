@@ -58,13 +58,24 @@ class TargetStep:
         )
 
 
+@dataclass(frozen=True)
+class TargetSequence:
+    """A teacher-forced pass over whole sequences, all of which end with n generated tokens: what a head learns from."""
+
+    ids: Tensor  # [B,T] int64, as in `Prompt`
+    feature: Tensor  # [B,T,D]
+    mask: Tensor  # [B,T] bool
+    positions: Tensor  # [B,T] int64
+    num_generated: int
+
+
 class Target(Protocol):
     """Frozen. `session` is the target's own state of one request; the loop passes it back unread."""
 
     vocab_size: int
 
     def prefill(self, request: Any, taps: Taps, *, capacity: int) -> tuple[Any, TargetStep]:
-        """Run the prompt (a `Request` or an `ImageRequest`); scores are those of its last position, taps of all of it."""
+        """Run the prompt (a `Request` or an `ImageRequest`); scores are those of its end, taps of all of it."""
         ...
 
     def verify(self, session: Any, root: int, tree: Tree) -> TargetStep:

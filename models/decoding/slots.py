@@ -1,0 +1,44 @@
+"""Slots: the drafter's own numbering of the nodes that it has run in this cycle, and what each of them sees.
+
+Letters: F new slots, S slots.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from .tree import ROOT
+
+
+class Slots:
+    """Parents and depths of the slots of one cycle; a drafter that commits or starts a cycle takes new ones."""
+
+    def __init__(self) -> None:
+        self.parents: list[int] = []
+        self.depths: list[int] = []
+
+    def __len__(self) -> int:
+        return len(self.parents)
+
+    def take(self, parents: Sequence[int]) -> list[int]:
+        """Give each of `parents` (slots or ROOT) a child in the next slots; returns the children's depths (root 0)."""
+        depths = [1 if p == ROOT else self.depths[p] + 1 for p in parents]
+        self.parents += parents
+        self.depths += depths
+        return depths
+
+    def extends_chain(self, count: int) -> bool:
+        """Whether the last `count` slots are one slot behind a chain of all others: it sees all of them."""
+        return count == 1 and self.parents[-1] == len(self) - 2 and self.depths[-1] == len(self)
+
+    def ancestors(self, first: int) -> Tensor:
+        """[F,S] bool: which slots each of the slots from `first` on sees (itself and its ancestors)."""
+        mask = torch.zeros(len(self) - first, len(self), dtype=torch.bool)
+        for row, slot in enumerate(range(first, len(self))):
+            while slot != ROOT:
+                mask[row, slot] = True
+                slot = self.parents[slot]
+        return mask

@@ -1,0 +1,126 @@
+"""LlamaGen as a target: conditional and unconditional rows in one batch, guided before anything is warped.
+
+Letters: R rows (1, or 2 under guidance), N nodes with the root, C condition slots, n image codes, D width, V codes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from ...core.nouns import CodeBatch, ImageRequest
+from ..decoding.cache import Cache
+from ..decoding.rows import Guidance
+from ..decoding.tree import Tree
+from ..llamagen.transformer import LlamaGen, pad_left, sequence_mask
+from .base import Prompt, Taps, TargetSequence, TargetStep
+
+
+@dataclass
+class LlamaGenSession:
+    cache: Cache
+    taps: Taps
+    slot_mask: Tensor | None  # [C] bool: the same for both rows
+
+
+class LlamaGenTarget:
+    """Frozen. A request's `condition` is a class label or a caption's features [n,F]."""
+
+    def __init__(self, model: LlamaGen, guidance: Guidance):
+        self.model = model.eval().requires_grad_(False)
+        self.guidance = guidance
+        self.vocab_size = model.config.vocab_size
+        self.num_codes = model.config.num_codes
+        self.grid = model.config.grid
+
+    @property
+    def device(self) -> torch.device:
+        return self.model.tok_embeddings.weight.device
+
+    @property
+    def embedding(self) -> Tensor:
+        """[V,D] what a token enters as: a head starts from the same rows."""
+        return self.model.tok_embeddings.weight
+
+    def scores(self, feature: Tensor) -> Tensor:
+        """[...,D] -> [...,V] float32, each row's own."""
+        return self.model.output(feature).float()
+
+    def guided(self, feature: Tensor, steps: Sequence[int]) -> Tensor:
+        """[R,N,D] -> [N,V]: what is decoded from. Node i scores image code number `steps[i]`."""
+        return self.guidance(self.scores(feature), steps)
+
+    def codes(self, tokens: Sequence[int]) -> Tensor:
+        """Emitted tokens as codes of the image tokenizer."""
+        return torch.tensor(tokens)
+
+    @torch.inference_mode()
+    def prefill(self, request: ImageRequest, taps: Taps, *, capacity: int) -> tuple[LlamaGenSession, TargetStep]:
+        embeds, slot_mask = self._condition(request.to(self.device))
+        rows, slots, _ = embeds.shape
+        cache = Cache(self.model.config.num_layers, slots + capacity)
+        positions = torch.arange(slots, device=self.device)
+        mask = sequence_mask(slots, None if slot_mask is None else slot_mask[None], self.device)
+        states = self.model.decode(embeds, cache, positions, mask, layers=taps.layers)
+        cache.advance(slots)
+        seen = torch.ones(slots, dtype=torch.bool, device=self.device) if slot_mask is None else slot_mask
+        prompt = Prompt(
+            torch.zeros(rows, slots, dtype=torch.int64, device=self.device),
+            seen.expand(rows, slots),
+            positions.expand(rows, slots),
+            self.guidance,
+        )
+        logits = self.guided(states.feature[:, -1:], [0])
+        feature = states.feature if taps.feature else None
+        return LlamaGenSession(cache, taps, slot_mask), TargetStep(logits, feature, states.layers, {}, prompt)
+
+    @torch.inference_mode()
+    def verify(self, session: LlamaGenSession, root: int, tree: Tree) -> TargetStep:
+        device, past = self.device, session.cache.length
+        ids = torch.cat([torch.tensor([root], device=device), tree.tokens.to(device)])
+        depths = [0, *tree.depths]
+        embeds = self.model.tok_embeddings(ids).expand(self.guidance.num_rows, -1, -1)
+        positions = torch.tensor([past + depth for depth in depths], device=device)
+        mask = torch.ones(len(ids), past + len(ids), dtype=torch.bool, device=device)
+        mask[:, past:] = tree.ancestor_mask(device)
+        if session.slot_mask is not None:
+            mask[:, : len(session.slot_mask)] = session.slot_mask
+        states = self.model.decode(embeds, session.cache, positions, mask, layers=session.taps.layers)
+        first = past - self.model.config.num_slots + 1  # the code after the root
+        logits = self.guided(states.feature, [first + depth for depth in depths])
+        return TargetStep(logits, states.feature if session.taps.feature else None, states.layers)
+
+    def commit(self, session: LlamaGenSession, path: Sequence[int]) -> None:
+        session.cache.commit([0, *(node + 1 for node in path)])
+
+    @torch.no_grad()
+    def sequence(self, batch: CodeBatch, uncond: Tensor) -> TargetSequence:
+        """States of `batch`'s images, rows marked in `uncond` [B] without their condition.
+
+        The unconditional rows keep the caption's mask, as in training and in sampling.
+        """
+        config = self.model.config
+        if config.condition == "class":
+            embeds, slot_mask = self.model.cls_embedding(torch.stack(batch.conditions), uncond), None
+        else:
+            features, slot_mask = pad_left([c.to(self.embedding.dtype) for c in batch.conditions], config.num_slots)
+            embeds = self.model.cls_embedding(features, uncond)
+        feature = self.model.features(embeds, batch.codes, slot_mask)
+        ids = F.pad(batch.codes, (config.num_slots, 0))
+        seen = torch.ones_like(ids, dtype=torch.bool)
+        if slot_mask is not None:
+            seen[:, : config.num_slots] = slot_mask
+        positions = torch.arange(ids.shape[1], device=ids.device).expand_as(ids)
+        return TargetSequence(ids, feature, seen, positions, batch.codes.shape[1])
+
+    def _condition(self, request: ImageRequest) -> tuple[Tensor, Tensor | None]:
+        """Embedded slots [R,C,D] and the caption's mask [C] (None for a class): the same for both rows."""
+        uncond = torch.arange(self.guidance.num_rows, device=self.device) == 1
+        if self.model.config.condition == "class":
+            return self.model.cls_embedding(request.condition.expand(len(uncond)), uncond), None
+        features, mask = pad_left([request.condition.to(self.embedding.dtype)], self.model.config.num_slots)
+        return self.model.cls_embedding(features.expand(len(uncond), -1, -1), uncond), mask[0]
