@@ -75,6 +75,24 @@ class CodeBatch:
 
 
 @dataclass(frozen=True)
+class PictureBatch:
+    """A micro-batch of pictures, for models that read pixels alone; a row that is not `real` supervises nothing."""
+
+    pixels: Tensor  # [B,3,S,S] uint8
+    labels: Tensor  # [B,L] int64, what is known of each picture
+    real: Tensor  # [B] bool
+    sample_ids: tuple[str, ...]
+
+    def to(self, device: torch.device | str) -> PictureBatch:
+        moved = {name: getattr(self, name).to(device) for name in ("pixels", "labels", "real")}
+        return replace(self, **moved)
+
+    @property
+    def num_supervised(self) -> int:
+        return int(self.real.sum())
+
+
+@dataclass(frozen=True)
 class TargetStates:
     """Hidden states of the frozen target for a batch, at the positions that were asked for."""
 

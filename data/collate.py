@@ -49,3 +49,14 @@ def collate(samples: Sequence[Sample], *, pad_id: int, image_size: int) -> Batch
     positions = torch.arange(length).expand(1, rows, length)
     names = tuple(s.sample_id for s in samples)
     return Batch(ids, attention_mask, loss_mask, modality, positions, pictures, names, dummy)
+
+
+@dataclass(frozen=True)
+class ConversationCollate:
+    """`collate` as the loader calls it; nothing is drawn at random."""
+
+    pad_id: int
+    image_size: int
+
+    def __call__(self, samples: Sequence[Sample], *, epoch: int) -> Batch:
+        return collate(samples or [empty_sample(self.pad_id)], pad_id=self.pad_id, image_size=self.image_size)

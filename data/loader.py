@@ -6,16 +6,14 @@ resumed run reads none of the data that it has already seen.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Any, Protocol
 
 import numpy as np
 import torch
 
 from ..core.errors import UserError
-from ..core.nouns import Batch
-from .collate import Sample, collate, empty_sample
 from .order import epoch_order
 from .workers import kill_at_exit, quiet_worker
 
@@ -26,16 +24,25 @@ class Samples(Protocol):
     lengths: np.ndarray
 
     def __len__(self) -> int: ...
-    def __getitem__(self, index: int) -> Sample: ...
+    def __getitem__(self, index: int) -> Any: ...
+
+
+class Collate(Protocol):
+    """Makes a micro-batch; of no samples, one that supervises nothing (a rank that the last batch leaves without).
+
+    What is drawn at random for a sample is drawn here, from its name and the epoch.
+    """
+
+    def __call__(self, samples: Sequence[Any], *, epoch: int) -> Any: ...
 
 
 @dataclass(frozen=True)
 class StepBatches:
-    """What one rank computes in one optimizer step."""
+    """What one rank computes in one optimizer step: micro-batches (`Batch`, `CodeBatch`, ...)."""
 
     step: int
     epoch: int
-    micro: list[Batch]
+    micro: list[Any]
 
 
 @dataclass(frozen=True)
@@ -55,8 +62,7 @@ class Loader:
     batch_size: int
     micro_batch_size: int
     total_steps: int
-    pad_id: int
-    image_size: int
+    collate: Collate
     grouped: bool = False
     rank: int = 0
     world_size: int = 1
@@ -122,14 +128,7 @@ class _Steps(torch.utils.data.Dataset):
         rows = self._order[step_in_epoch * loader.batch_size : (step_in_epoch + 1) * loader.batch_size]
         mine = [loader.samples[int(i)] for i in rows[loader.rank :: loader.world_size]]
         size = loader.micro_batch_size
-        micro = [
-            collate(
-                mine[i * size : (i + 1) * size] or [empty_sample(loader.pad_id)],
-                pad_id=loader.pad_id,
-                image_size=loader.image_size,
-            )
-            for i in range(loader.accumulation)
-        ]
+        micro = [loader.collate(mine[i * size : (i + 1) * size], epoch=epoch) for i in range(loader.accumulation)]
         return StepBatches(step, epoch, micro)
 
 

@@ -9,8 +9,8 @@ from typing import Any
 
 from ..core.errors import UserError, did_you_mean
 from ..data.records import file_identity
+from ..trainers.fit import SCRATCH
 from ..trainers.run import Planned
-from ..trainers.stages.train import SCRATCH
 from .schema import Recipe
 
 
@@ -48,7 +48,7 @@ def _maker(earlier: list[Planned], thing: str, wanted: str | None, name: str, re
                         cure=did_you_mean(wanted, makers or names))  # fmt: skip
     if makers:
         return makers[-1]
-    if thing in ("target", "processor") and recipe.target.path is not None:
+    if thing in recipe.target.provides():
         return None
     raise UserError(
         f"stage {name!r} needs a {thing} and no earlier stage makes one",

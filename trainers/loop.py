@@ -68,7 +68,7 @@ def train(
     log: Log,
     rewind: Callable[[int], None],
     say: Callable[[str], None],
-    validate: Callable[[], dict[str, float]] | None = None,
+    validate: Callable[[int], dict[str, float]] | None = None,
 ) -> None:
     """Train to `schedule.total_steps`, resuming from the newest good checkpoint under `folder`.
 
@@ -102,7 +102,7 @@ def _steps(
     folder: Path,
     fingerprint: str,
     log: Log,
-    validate: Callable[[], dict[str, float]] | None,
+    validate: Callable[[int], dict[str, float]] | None,
 ) -> None:
     batches = _ahead(iter(loader))
     skipped = engine.num_skipped
@@ -142,7 +142,7 @@ def _steps(
             sums = _Sums(torch.zeros((), device=engine.device))
             clock, samples = time.perf_counter(), 0
         if validate and schedule.validate_every and (step % schedule.validate_every == 0 or last):
-            log(validate(), step)
+            log(validate(step), step)
         every = schedule.checkpoints.every
         if stops or (every and step % every == 0 and not last):
             checkpoint.save(engine, folder, step=step, fingerprint=fingerprint, keep=schedule.checkpoints.keep)

@@ -15,10 +15,10 @@ from ..core.errors import UserError
 from .context import Context
 from .stages import evaluate, generate, train
 
-RUNNERS: dict[str, Callable[[Any, Context], None]] = {
-    "generate": generate.run,
-    "train": train.run,
-    "evaluate": evaluate.run,
+RUNNERS: dict[type, Callable[[Any, Context], None]] = {
+    generate.GenerateStage: generate.run,
+    train.TrainStage: train.run,
+    evaluate.EvaluateStage: evaluate.run,
 }
 DONE = "done.json"
 
@@ -67,7 +67,7 @@ def run_stages(
         ranks.barrier()
         start = time.monotonic()
         inputs = {thing: output / maker for thing, maker in planned.inputs.items()}
-        RUNNERS[planned.stage.kind](planned.stage, make_context(planned, folder, inputs))
+        RUNNERS[type(planned.stage)](planned.stage, make_context(planned, folder, inputs))
         ranks.barrier()
         if ranks.is_main():
             _finish(folder, planned.fingerprint, time.monotonic() - start)

@@ -71,7 +71,7 @@ def draw(scene: Scene, size: int) -> Image.Image:
     """The scene as an RGB image of `size` x `size` pixels, smooth at the edges (a multiple of 3 keeps cells whole)."""
     from .font import draw_word
 
-    image = Image.new("RGB", (size * _OVERSAMPLING, size * _OVERSAMPLING), BACKGROUND)
+    image = Image.new("RGB", (size * OVERSAMPLING, size * OVERSAMPLING), BACKGROUND)
     pen = ImageDraw.Draw(image)
     if scene.word is not None:
         draw_word(image, scene.word)
@@ -79,11 +79,11 @@ def draw(scene: Scene, size: int) -> Image.Image:
     for item in scene.objects:
         margin = cell * 0.05
         left, top = item.column * cell + margin, item.row * cell + margin
-        _draw_shape(pen, item.shape, left, top, cell - 2 * margin - 1, COLORS[item.color])
+        draw_shape(pen, item.shape, left, top, cell - 2 * margin - 1, COLORS[item.color])
     return image.resize((size, size), Image.Resampling.BICUBIC)
 
 
-_OVERSAMPLING = 4
+OVERSAMPLING = 4
 # Corners as fractions of the cell.
 _CORNERS = {
     "square": ((0.08, 0.08), (0.92, 0.08), (0.92, 0.92), (0.08, 0.92)),
@@ -96,7 +96,7 @@ _CORNERS = {
 }  # fmt: skip
 
 
-def _draw_shape(
+def draw_shape(
     pen: ImageDraw.ImageDraw, shape: str, x: float, y: float, side: float, fill: tuple[int, int, int]
 ) -> None:
     if shape == "circle":

@@ -7,14 +7,21 @@ Letters: R rows, B samples, N new positions, T positions, F nodes, D width, V vo
 
 from __future__ import annotations
 
+import json
+import pickle
 from collections.abc import Callable, Sequence
+from pathlib import Path
 from typing import Any, Literal
 
 import torch
 from pydantic import Field
+from safetensors import SafetensorError
+from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 from torch.nn import functional as F
+from transformers import ChameleonConfig
 
+from ...core.errors import UserError
 from ...core.loss import StepLoss
 from ...core.nouns import CodeBatch
 from ...core.section import Section
@@ -22,6 +29,7 @@ from ..decoding.cache import Cache
 from ..decoding.slots import Slots
 from ..decoding.tree import ROOT
 from ..decoding.warp import Warp
+from ..llamagen.transformer import LlamaGenConfig
 from ..losses import Divergence, divergence
 from ..targets.base import Taps, TargetSequence, TargetStep
 from .layer import DecoderLayer, LayerShape, Rotary
@@ -87,6 +95,89 @@ class EagleHead(nn.Module):
         return self.layers[0](states, self.rotary(positions), mask, cache)
 
 
+def eagle_shape(config: EagleConfig, target: LlamaGenConfig | ChameleonConfig) -> LayerShape:
+    """The layer that mirrors `target`'s, as LANTERN's published heads do."""
+    if isinstance(target, LlamaGenConfig):
+        heads = config.num_heads or target.num_heads
+        return LayerShape(
+            vocab_size=target.vocab_size, hidden_size=target.dim, num_heads=heads, num_kv_heads=heads,
+            intermediate_size=config.intermediate_size or target.hidden, norm_eps=config.norm_eps or 1e-6,
+            rope="grid", rope_theta=target.rope_base, grid=target.grid,
+            # Position p reads the token after it, whose cell turns it: one condition place fewer than the target has.
+            zeros_before=target.num_slots - 1, mask_padding=False,
+        )  # fmt: skip
+    heads = config.num_heads or target.num_attention_heads
+    return LayerShape(
+        vocab_size=target.vocab_size, hidden_size=target.hidden_size, num_heads=heads, num_kv_heads=heads,
+        intermediate_size=config.intermediate_size or target.intermediate_size,
+        norm_eps=config.norm_eps or target.rms_norm_eps, rope="half", rope_theta=_theta(target),
+        input_norm=True, qk_norm=True,
+    )  # fmt: skip
+
+
+def _theta(target: ChameleonConfig) -> float:
+    parameters = getattr(target, "rope_parameters", None) or {}
+    return float(parameters.get("rope_theta") or getattr(target, "rope_theta", 10000.0))
+
+
+def save_eagle(head: EagleHead, folder: Path, manifest: dict[str, Any], *, with_embedding: bool = False) -> None:
+    """`model.safetensors`, `config.json` and our manifest; the embedding is the target's and stays out."""
+    folder.mkdir(parents=True, exist_ok=True)
+    state = {k: v.contiguous() for k, v in head.state_dict().items() if with_embedding or k != _EMBEDDING}
+    save_file(state, folder / "model.safetensors")
+    settings = {"model_type": "eagle", "fc_bias": head.fc.bias is not None, **head.shape.to_dict()}
+    (folder / "config.json").write_text(json.dumps(settings, indent=1))
+    (folder / "draftsmith.json").write_text(json.dumps(manifest, indent=1, sort_keys=True))
+
+
+def load_eagle(folder: Path, embedding: Tensor, shape: LayerShape) -> EagleHead:
+    """A trained head, ours or one that LANTERN published (pytorch_model.bin, read without running code).
+
+    Args:
+        embedding: the target's [V,D], for heads that were saved without one. A published head keeps its own: some
+            hold rows of the LM head there, and were trained with them.
+        shape: what this target's heads look like.
+
+    Raises:
+        UserError: a file is missing, or its parameters do not fit the target.
+    """
+    state = _head_state(folder)
+    head = EagleHead(shape, fc_bias="fc.bias" in state)
+    own = _EMBEDDING in state
+    if not own:
+        head.share_embedding(embedding)
+        state[_EMBEDDING] = embedding
+    wanted = head.state_dict()
+    wrong = [k for k in wanted if k not in state] + [k for k in state if k not in wanted]
+    wrong += [k for k in wanted if k in state and state[k].shape != wanted[k].shape]
+    if wrong:
+        found = tuple(state[wrong[0]].shape) if wrong[0] in state else "missing"
+        expected = tuple(wanted[wrong[0]].shape) if wrong[0] in wanted else "no such parameter"
+        raise UserError(
+            f"the head does not fit this target: {wrong[0]} is {found}, expected {expected}", where=str(folder),
+            cure="name the target that the head was trained for",
+        )  # fmt: skip
+    if own:
+        head.load_state_dict(state)
+    else:
+        head.load_state_dict({k: v for k, v in state.items() if k != _EMBEDDING}, strict=False)
+    return head.to(embedding.device)
+
+
+def _head_state(folder: Path) -> dict[str, Tensor]:
+    try:
+        if (folder / "model.safetensors").is_file():
+            return load_file(folder / "model.safetensors")
+        if (folder / "pytorch_model.bin").is_file():
+            return torch.load(folder / "pytorch_model.bin", map_location="cpu", weights_only=True)
+    except (SafetensorError, pickle.UnpicklingError, RuntimeError, OSError) as error:
+        raise UserError(f"unreadable weights: {error}", where=str(folder), cure="train or download it again") from error
+    raise UserError("no model.safetensors or pytorch_model.bin", where=str(folder), cure="give the folder of a head")
+
+
+_EMBEDDING = "embed_tokens.weight"
+
+
 class EagleTraining(nn.Module):
     """The training forward. The frozen target is no part of the module: neither optimizer nor checkpoint see it."""
 
@@ -94,6 +185,9 @@ class EagleTraining(nn.Module):
         super().__init__()
         self.head, self.config = head, config
         self.__dict__["target"] = target
+
+    def parts(self) -> dict[str, list[tuple[str, nn.Parameter]]]:
+        return {"head": [(n, p) for n, p in self.head.named_parameters() if p.requires_grad]}
 
     def forward(self, batch: CodeBatch) -> StepLoss:
         """Sums over trained positions; metrics are sums as well: top-1 and top-3 hits of the target's best token."""

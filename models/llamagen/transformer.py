@@ -1,4 +1,4 @@
-"""LlamaGen's decoder: condition vectors, then image codes in raster order (Sun et al. 2024; class- and text-conditional).
+"""LlamaGen's decoder: condition vectors, then image codes in raster order (Sun et al. 2024).
 
 Parameters carry the official names, so that the published files load as they are. What a reader would not expect: the
 rotary table is zero in cosine *and* sine at condition positions, so their queries and keys vanish.
@@ -52,6 +52,8 @@ class LlamaGenConfig(Section):
     caption_slots: int = Field(120, ge=1)
     norm_eps: float = 1e-5
     rope_base: float = 10000.0
+    # Standard deviation of initial weights; small models learn sooner from larger ones.
+    init_std: float = Field(0.02, gt=0)
     # Training only: of embedded tokens, of residual branches and of the feed-forward (the published recipe has 0.1).
     dropout: float = Field(0.1, ge=0, lt=1)
 
@@ -110,14 +112,14 @@ class LlamaGen(nn.Module):
         self._rope = rope_table(config.grid, config.head_dim, config.rope_base, zeros_before=config.num_slots)
 
     def reset_parameters(self, generator: torch.Generator | None = None) -> None:
-        """Random weights as published: N(0, 0.02), the output matrix zero, norms one."""
+        """Random weights as published: N(0, init_std), the output matrix zero, norms one."""
         for name, parameter in self.named_parameters():
             if parameter.dim() == 1:
                 nn.init.ones_(parameter)
             elif name == "output.weight":
                 nn.init.zeros_(parameter)
             else:
-                nn.init.normal_(parameter, std=0.02, generator=generator)
+                nn.init.normal_(parameter, std=self.config.init_std, generator=generator)
         if isinstance(self.cls_embedding, CaptionEmbedding):
             nn.init.normal_(self.cls_embedding.uncond_embedding, std=self.config.caption_dim**-0.5, generator=generator)
 

@@ -40,6 +40,10 @@ class LlavaTargetConfig(Section):
             raise ValueError("give path, or both language_model and vision_tower")
         return self
 
+    def provides(self) -> set[str]:
+        """Things that need no stage: they come with the published weights."""
+        return set() if self.path is None else {"target", "processor"}
+
 
 def target_config(config: LlavaTargetConfig, ids: TokenIds | None, *, network: bool) -> PreTrainedConfig:
     """The model config of a target; `ids` come from the processor where the target is inline."""

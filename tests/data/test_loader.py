@@ -10,7 +10,7 @@ import pytest
 import torch
 from draftsmith.core.errors import UserError
 from draftsmith.core.nouns import IMAGE, TEXT, Batch
-from draftsmith.data.collate import Sample, collate, empty_sample
+from draftsmith.data.collate import ConversationCollate, Sample, collate, empty_sample
 from draftsmith.data.loader import Loader
 from draftsmith.data.order import epoch_order
 
@@ -74,7 +74,8 @@ def dataset(folder, open_data):
 
 def loader(dataset, **changes) -> Loader:
     """Six steps of an epoch (21 = 5 x 4 + 1), and two of the next."""
-    settings = {"seed": 7, "batch_size": 4, "micro_batch_size": 2, "total_steps": 8, "pad_id": PAD, "image_size": SIZE}
+    settings = {"seed": 7, "batch_size": 4, "micro_batch_size": 2, "total_steps": 8}
+    settings["collate"] = ConversationCollate(PAD, SIZE)
     return Loader(dataset, **(settings | changes))
 
 
@@ -205,7 +206,7 @@ def test_micro_batches_add_up_to_the_step(dataset):
 
 CRASH = """
 import numpy as np
-from draftsmith.data.collate import Sample
+from draftsmith.data.collate import ConversationCollate, Sample
 from draftsmith.data.loader import Loader
 
 class Endless:
@@ -213,8 +214,8 @@ class Endless:
     def __len__(self): return 200
     def __getitem__(self, index): return Sample([1, 2], [False, True], [0, 0], None, str(index))
 
-steps = iter(Loader(Endless(), seed=0, batch_size=2, micro_batch_size=2, total_steps=100, pad_id=0, image_size=8,
-                    num_workers=2))
+steps = iter(Loader(Endless(), seed=0, batch_size=2, micro_batch_size=2, total_steps=100,
+                    collate=ConversationCollate(0, 8), num_workers=2))
 next(steps)
 raise RuntimeError("as out of memory")
 """

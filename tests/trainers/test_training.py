@@ -389,6 +389,7 @@ import torch
 from pathlib import Path
 from draftsmith.core import ranks
 from training import engine, module, weights, Samples
+from draftsmith.data.collate import ConversationCollate
 from draftsmith.data.loader import Loader
 from draftsmith.trainers import loop
 from draftsmith.trainers.checkpoint import CheckpointConfig
@@ -402,8 +403,8 @@ for zero in (0, 2, 3):
     loop.train(
         built,
         lambda start: Loader(
-            Samples(), seed=0, batch_size=4, micro_batch_size=1, total_steps=3, pad_id=3, image_size=16,
-            rank=ranks.rank(), world_size=ranks.world_size(), start_step=start,
+            Samples(), seed=0, batch_size=4, micro_batch_size=1, total_steps=3,
+            collate=ConversationCollate(3, 16), rank=ranks.rank(), world_size=ranks.world_size(), start_step=start,
         ),
         loop.Schedule(3, CheckpointConfig(every=None), log_every=1),
         folder=Path("none"), fingerprint="f", log=lambda values, step: losses.update({{step: values["loss"]}}),

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import numpy as np
 import torch
-from draftsmith.data.collate import Sample
+from draftsmith.data.collate import ConversationCollate, Sample
 from draftsmith.data.loader import Loader
 from draftsmith.models.llava import PARTS, LlavaTraining
 from draftsmith.trainers.checkpoint import CheckpointConfig
@@ -55,8 +55,8 @@ def module(*, parts=PARTS, noisy: bool = True, gradient_checkpointing: bool = Fa
 
 def loader(samples, steps: int, start: int = 0, micro: int = 2, batch: int = BATCH) -> Loader:
     return Loader(
-        samples, seed=0, batch_size=batch, micro_batch_size=micro, total_steps=steps, pad_id=3, image_size=16,
-        start_step=start,
+        samples, seed=0, batch_size=batch, micro_batch_size=micro, total_steps=steps,
+        collate=ConversationCollate(3, 16), start_step=start,
     )  # fmt: skip
 
 

@@ -3,19 +3,15 @@
 from __future__ import annotations
 
 import functools
-import random
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Literal
 
-import numpy as np
 import torch
-from pydantic import Field, model_validator
+from pydantic import model_validator
 
 from ...core import ranks
 from ...core.errors import UserError
-from ...core.section import Section
-from ...core.tracking import Tracker
+from ...data.collate import ConversationCollate
 from ...data.conversations import PromptFormat
 from ...data.dataset import ConversationData, ConversationDataset
 from ...data.loader import Loader, steps_per_epoch
@@ -24,61 +20,29 @@ from ...models.drafters.lvlm import build_drafter, load_drafter, save_llava
 from ...models.llava import LlavaTraining, Part
 from ...models.lora import LoraConfig, merge_adapters
 from ...models.targets.load import build_target, load_llava, target_config
-from ..checkpoint import CheckpointConfig
 from ..context import Context
 from ..engine import Engine, init_distributed
-from ..loop import Schedule, train
-from ..optim import OptimConfig, build_optimizer, rate_multiplier
+from ..fit import SCRATCH, FitSettings, Validate, fit, seed_all
 from ..preflight import preflight
-from ..progress import Progress
 from ..validate import ValidationConfig, validate
 
-SCRATCH = "scratch"
 
-
-class Expected(Section):
-    """What data that is not on disk is declared to hold; measurements take its place when it is there."""
-
-    samples: int = Field(ge=1)
-    text_tokens: int | None = Field(None, ge=0)
-    visual_tokens: int | None = Field(None, ge=0)
-
-
-class TrainStage(Section):
+class TrainStage(FitSettings):
     kind: Literal["train"]
     # Whose weights are trained; everything else is frozen.
     model: Literal["drafter", "target"] = "drafter"
-    # The stage whose weights this one starts from; null: the latest that made this model; scratch: none of them.
-    from_stage: str | None = Field(None, alias="from")
-    # Of initial weights and data order; null: the recipe's.
-    seed: int | None = Field(None, ge=0)
     trainable: list[Part]
     format: PromptFormat = PromptFormat()
     data: ConversationData
-    epochs: int | None = Field(None, ge=1)
-    # Optimizer steps; in place of epochs.
-    steps: int | None = Field(None, ge=1)
-    # Rows of an optimizer step over all ranks, and of one forward on one rank.
-    batch_size: int = Field(ge=1)
-    micro_batch_size: int | None = Field(None, ge=1)
     # Batches of one modality (LLaVA's finetuning): faster, and ranks stay even.
     group_by_modality: bool = False
-    optim: OptimConfig
     gradient_checkpointing: bool = False
     # Train low-rank adapters in place of the language model's own weights.
     lora: LoraConfig | None = None
     validation: ValidationConfig | None = None
-    checkpoints: CheckpointConfig = CheckpointConfig()
-    num_workers: int = Field(0, ge=0)
-    log_every: int = Field(10, ge=1)
-    expected: Expected | None = None
 
     @model_validator(mode="after")
-    def _one_length(self) -> TrainStage:
-        if (self.epochs is None) == (self.steps is None):
-            raise ValueError("give epochs or steps")
-        if self.micro_batch_size is not None and self.micro_batch_size > self.batch_size:
-            raise ValueError("micro_batch_size is larger than batch_size")
+    def _known_parts(self) -> TrainStage:
         if self.lora is not None and "language_model" not in self.trainable:
             raise ValueError("lora is given, and trainable does not name language_model")
         unknown = set(self.optim.lr_by_part) - set(self.trainable)
@@ -101,15 +65,11 @@ class TrainStage(Section):
             wanted[self.model] = self.from_stage
         return wanted
 
-    def num_steps(self, num_samples: int) -> int:
-        """Optimizer steps, the last partial batch of each epoch kept."""
-        return self.steps or steps_per_epoch(num_samples, self.batch_size) * (self.epochs or 0)
-
 
 def run(stage: TrainStage, context: Context) -> None:
     init_distributed()
     seed = context.seed if stage.seed is None else stage.seed
-    _seed(seed)
+    seed_all(seed)
     processor = context.processor()
     dataset = ConversationDataset(
         stage.data,
@@ -123,53 +83,23 @@ def run(stage: TrainStage, context: Context) -> None:
     check_positions(llava.config, stage)
     module = LlavaTraining(llava, stage.trainable, gradient_checkpointing=stage.gradient_checkpointing, lora=stage.lora)
     total = stage.num_steps(len(dataset))
-    micro = stage.micro_batch_size or -(-stage.batch_size // ranks.world_size())
     preflight(dataset, module, processor, folder=context.folder, say=context.say)
-    make_loader = functools.partial(_loader, stage, dataset, processor, seed, total, micro)
-    optimizer = build_optimizer(module.parts(), stage.optim)
-    engine = Engine(
+    make_loader = functools.partial(_loader, stage, dataset, processor, seed, total)
+    validation = stage.validation
+    engine = fit(
+        stage,
+        context,
         module,
-        optimizer,
-        rate_multiplier(stage.optim, total),
-        context.engine,
-        micro_batch_size=micro,
-        accumulation=make_loader(0).accumulation,
-        clip_norm=stage.optim.clip_norm,
+        make_loader,
+        total=total,
+        validate=_validation(validation, stage, context, processor) if validation else None,
+        validate_every=validation.every if validation else None,
     )
-    tracker = Tracker(context.tracking, context.folder, name=context.name, recipe=context.recipe, say=context.say)
-    with Progress(context.name, total) as progress:
-
-        def log(values: dict[str, float], step: int) -> None:
-            tracker.log(values, step)
-            progress.update(values, step)
-
-        train(
-            engine,
-            make_loader,
-            Schedule(
-                total,
-                stage.checkpoints,
-                log_every=stage.log_every,
-                validate_every=stage.validation.every if stage.validation else None,
-            ),
-            folder=context.folder / "checkpoints",
-            fingerprint=context.fingerprint,
-            log=log,
-            rewind=tracker.rewind,
-            say=context.say,
-            validate=_validation(stage, context, engine, processor),
-        )
-    tracker.finish()
     _save(stage, context, engine, processor, total, seed)
 
 
-def _validation(
-    stage: TrainStage, context: Context, engine: Engine, processor: Processor
-) -> Callable[[], dict[str, float]] | None:
+def _validation(settings: ValidationConfig, stage: TrainStage, context: Context, processor: Processor) -> Validate:
     """What the loop calls to score held-out records; the frozen target is loaded once, and only here."""
-    settings = stage.validation
-    if settings is None:
-        return None
     dataset = ConversationDataset(
         settings.data,
         stage.format,
@@ -191,7 +121,7 @@ def _validation(
         )
         target.requires_grad_(False).eval()
         if config.device_map is None:
-            target.to(engine.device)
+            target.to(context.device())
     batch_size = settings.micro_batch_size * ranks.world_size()
     loader = Loader(
         dataset,
@@ -199,12 +129,11 @@ def _validation(
         batch_size=batch_size,
         micro_batch_size=settings.micro_batch_size,
         total_steps=steps_per_epoch(len(dataset), batch_size),
-        pad_id=processor.pad_id,
-        image_size=processor.image_size,
+        collate=ConversationCollate(processor.pad_id, processor.image_size),
         rank=ranks.rank(),
         world_size=ranks.world_size(),
     )
-    return functools.partial(validate, engine, loader, target)
+    return lambda engine, step: validate(engine, loader, target)
 
 
 def data_files(data: ConversationData, context: Context) -> list[Path]:
@@ -251,17 +180,15 @@ def _loader(
     processor: Processor,
     seed: int,
     total: int,
-    micro: int,
     start_step: int,
 ) -> Loader:
     return Loader(
         dataset,
         seed=seed,
         batch_size=stage.batch_size,
-        micro_batch_size=micro,
+        micro_batch_size=stage.micro,
         total_steps=total,
-        pad_id=processor.pad_id,
-        image_size=processor.image_size,
+        collate=ConversationCollate(processor.pad_id, processor.image_size),
         grouped=stage.group_by_modality,
         rank=ranks.rank(),
         world_size=ranks.world_size(),
@@ -288,9 +215,3 @@ def _save(stage: TrainStage, context: Context, engine: Engine, processor: Proces
             save_llava(module.llava, context.folder, manifest)
             processor.save(context.folder)
     ranks.barrier()
-
-
-def _seed(seed: int) -> None:
-    random.seed(seed)
-    np.random.seed(seed)
-    torch.manual_seed(seed)

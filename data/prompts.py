@@ -1,0 +1,127 @@
+"""What image generators are asked for: captions or classes from files, without pictures.
+
+MS-COCO's caption JSON, PartiPrompts' TSV, text and JSON lines, our own shards and sources of captioned pictures.
+"""
+
+from __future__ import annotations
+
+import csv
+import itertools
+import json
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+from pydantic import Field, model_validator
+
+from ..core.errors import UserError
+from ..core.section import Section
+from .captioned import Captioned, CocoSource, TarSource, read
+
+
+@dataclass(frozen=True)
+class ImagePrompt:
+    """One request: a caption, and a class label where the data has one."""
+
+    key: str
+    caption: str
+    label: int | None = None
+    truth: tuple[dict[str, str], ...] = ()  # what a drawn world knows of the picture
+
+
+class PromptSource(Section):
+    """Prompts of one file.
+
+    The kind follows the suffix: .json is MS-COCO's captions (2014 or 2017), .tsv PartiPrompts (column Prompt), .jsonl
+    objects with `caption` (or `prompt`) and perhaps `label` and `id`, .txt a prompt on each line, .tar captioned
+    pictures. `classes: N` asks for class labels 0 to N - 1 in turn.
+    """
+
+    path: str | None = None
+    # The stage in whose folder the path lies (a generated world).
+    from_stage: str | None = Field(None, alias="from")
+    # Class-conditional models: labels in turn, as many as max_samples.
+    classes: int | None = Field(None, ge=1)
+    # MS-COCO: which of an image's captions.
+    which: Literal["first", "longest", "all"] = "longest"
+    max_samples: int | None = Field(None, ge=1)
+
+    @model_validator(mode="after")
+    def _one_source(self) -> PromptSource:
+        if (self.path is None) == (self.classes is None):
+            raise ValueError("give path (captions) or classes (labels)")
+        if self.classes is not None and self.max_samples is None:
+            raise ValueError("classes needs max_samples: how many images")
+        return self
+
+    def resolved(self, folder: Path | None) -> PromptSource:
+        """With the path inside the folder of the stage that made it."""
+        if folder is None or self.path is None:
+            return self
+        return self.model_copy(update={"path": str(folder / self.path), "from_stage": None})
+
+
+def read_prompts(source: PromptSource) -> list[ImagePrompt]:
+    """All prompts of a source. Raises `UserError` where the file is missing, of no known kind, or has no prompt."""
+    if source.classes is not None:
+        count = source.max_samples or 0
+        return [ImagePrompt(f"class-{i % source.classes}-{i}", "", i % source.classes) for i in range(count)]
+    path = Path(str(source.path))
+    if not path.is_file():
+        raise UserError("no such file of prompts", where=str(path), cure="check the prompts' path")
+    reader = _READERS.get(path.suffix)
+    if reader is None:
+        raise UserError(
+            f"prompts in a {path.suffix or 'nameless'} file", where=str(path), cure=f"use one of {', '.join(_READERS)}"
+        )
+    found = list(itertools.islice(reader(path, source), source.max_samples))
+    if not found:
+        raise UserError("no prompt in the file", where=str(path), cure="give a file with prompts")
+    return found
+
+
+def _lines(path: Path, source: PromptSource) -> Iterator[ImagePrompt]:
+    for number, line in enumerate(path.read_text(encoding="utf-8").splitlines()):
+        if line.strip():
+            yield ImagePrompt(f"line-{number}", line.strip())
+
+
+def _json_lines(path: Path, source: PromptSource) -> Iterator[ImagePrompt]:
+    with open(path, encoding="utf-8") as file:
+        for number, line in enumerate(file):
+            try:
+                record = json.loads(line)
+                caption = record.get("caption", record.get("prompt", ""))
+                label = record.get("label")
+                assert isinstance(caption, str) and (caption or label is not None)
+            except (ValueError, AttributeError, AssertionError) as error:
+                raise UserError(
+                    "a line without caption, prompt or label", where=f"{path}, line {number + 1}", cure="mend the line"
+                ) from error
+            yield ImagePrompt(str(record.get("id", f"line-{number}")), caption, label)
+
+
+def _parti(path: Path, source: PromptSource) -> Iterator[ImagePrompt]:
+    with open(path, encoding="utf-8", newline="") as file:
+        rows = csv.DictReader(file, delimiter="\t")
+        if "Prompt" not in (rows.fieldnames or ()):
+            raise UserError("no column Prompt", where=str(path), cure="use PartiPrompts.tsv as published")
+        for number, row in enumerate(rows):
+            yield ImagePrompt(f"parti-{number}", row["Prompt"])
+
+
+def _coco(path: Path, source: PromptSource) -> Iterator[ImagePrompt]:
+    coco = CocoSource(kind="coco", annotations=str(path), which=source.which)
+    for item in read(coco):
+        if isinstance(item, Captioned):
+            yield ImagePrompt(item.key, item.caption)
+
+
+def _tar(path: Path, source: PromptSource) -> Iterator[ImagePrompt]:
+    for item in read(TarSource(kind="webdataset", path=str(path))):
+        if isinstance(item, Captioned):
+            yield ImagePrompt(item.key, item.caption)
+
+
+_READERS = {".json": _coco, ".jsonl": _json_lines, ".tsv": _parti, ".txt": _lines, ".tar": _tar}

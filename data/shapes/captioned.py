@@ -1,0 +1,129 @@
+"""Captioned pictures of the world, written as LAION-COCO's shards are: tar files of png, txt and json.
+
+One or two figures on a board of two by two, on paper with grain, so that the pictures' empty parts are as uncertain to
+a model as real backgrounds are. Figures of the held-out split never stand in another one: every fifth combination of
+colour, shape and place is kept for it.
+"""
+
+from __future__ import annotations
+
+import io
+import random
+import shutil
+import zlib
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import webdataset
+from PIL import Image, ImageDraw
+
+from .scene import BACKGROUND, COLORS, OVERSAMPLING, SHAPES, draw_shape
+
+HELD_OUT = "held_out"
+PLACES = ("top left", "top right", "bottom left", "bottom right")
+
+
+@dataclass(frozen=True)
+class Figure:
+    color: str
+    shape: str
+    place: str
+
+    @property
+    def caption(self) -> str:
+        article = "an" if self.color == "orange" else "a"
+        return f"{article} {self.color} {self.shape} at the {self.place}"
+
+    @property
+    def held_out(self) -> bool:
+        return zlib.crc32(self.caption.encode()) % 5 == 0
+
+
+def sample_figures(rng: random.Random, num_figures: int, *, held_out: bool) -> tuple[Figure, ...]:
+    """Figures at different places, in reading order."""
+    places = sorted(rng.sample(range(len(PLACES)), num_figures))
+    figures = []
+    for place in places:
+        while True:
+            figure = Figure(rng.choice(sorted(COLORS)), rng.choice(SHAPES), PLACES[place])
+            if figure.held_out == held_out:
+                break
+        figures.append(figure)
+    return tuple(figures)
+
+
+def draw_figures(figures: tuple[Figure, ...], size: int, *, grain: float, rng: np.random.Generator) -> Image.Image:
+    """An RGB picture of `size` x `size`; `grain` is the paper's noise, a standard deviation in [0, 255]."""
+    side = size * OVERSAMPLING
+    image = Image.new("RGB", (side, side), BACKGROUND)
+    pen = ImageDraw.Draw(image)
+    cell, margin = side / 2, side / 32
+    for figure in figures:
+        row, column = divmod(PLACES.index(figure.place), 2)
+        x, y = column * cell + margin, row * cell + margin
+        draw_shape(pen, figure.shape, x, y, cell - 2 * margin, COLORS[figure.color])
+    small = np.asarray(image.resize((size, size), Image.Resampling.BICUBIC), dtype=np.float64)
+    return Image.fromarray((small + rng.normal(0, grain, small.shape)).clip(0, 255).astype(np.uint8))
+
+
+def caption_of(figures: tuple[Figure, ...]) -> str:
+    return " and ".join(figure.caption for figure in figures)
+
+
+def write_captioned(
+    folder: Path, *, seed: int, image_size: int, grain: float, pairs: float, splits: dict[str, int]
+) -> None:
+    """Write `<split>-00000.tar` for each split under `folder`, aside and then renamed.
+
+    Args:
+        pairs: share of pictures with two figures.
+        splits: split -> number of pictures; `held_out` has figures that no other split has.
+    """
+    aside = folder.with_name(folder.name + ".partial")
+    shutil.rmtree(aside, ignore_errors=True)
+    aside.mkdir(parents=True)
+    for split, count in splits.items():
+        # Fixed times and owners: the same seed writes the same bytes.
+        with webdataset.TarWriter(str(aside / f"{split}-00000.tar"), mtime=0.0, user="", group="") as tar:
+            for index in range(count):
+                tar.write(_sample(seed, split, index, image_size, grain, pairs))
+    aside.rename(folder)
+
+
+def _sample(seed: int, split: str, index: int, image_size: int, grain: float, pairs: float) -> dict[str, Any]:
+    """A picture depends on (seed, split, index) alone."""
+    name = f"{seed}/{split}/{index}"
+    rng = random.Random(name)
+    figures = sample_figures(rng, 2 if rng.random() < pairs else 1, held_out=split == HELD_OUT)
+    grains = np.random.default_rng(zlib.crc32(name.encode()))
+    buffer = io.BytesIO()
+    draw_figures(figures, image_size, grain=grain, rng=grains).save(buffer, "PNG")
+    truth = [{"color": f.color, "shape": f.shape, "place": f.place} for f in figures]
+    return {
+        "__key__": f"{split}-{index:06d}",
+        "png": buffer.getvalue(),
+        "txt": caption_of(figures),
+        "json": {"figures": truth},
+    }
+
+
+_NAMES = sorted(COLORS)
+
+
+def figures_of(caption: str) -> tuple[Figure, ...]:
+    """The figures that a caption of this world names (the inverse of `caption_of`)."""
+    figures = []
+    for part in caption.split(" and "):
+        words = part.split()
+        figures.append(Figure(words[1], words[2], " ".join(words[5:])))
+    return tuple(figures)
+
+
+def places_of(figures: tuple[Figure, ...]) -> list[list[int]]:
+    """[4][2]: number of colour and of shape at each place in reading order, from 1; 0 where a place is empty."""
+    table = [[0, 0] for _ in PLACES]
+    for figure in figures:
+        table[PLACES.index(figure.place)] = [_NAMES.index(figure.color) + 1, SHAPES.index(figure.shape) + 1]
+    return table

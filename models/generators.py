@@ -1,0 +1,185 @@
+"""Image generators of a recipe: a target with what its prompts become and how its codes become pictures.
+
+LlamaGen takes a class label or T5 features and draws with its VQ tokenizer; Anole takes text ids and draws with a
+VQ-GAN. Here the families meet, so that stages need not tell them apart.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+import torch
+from pydantic import Field, model_validator
+from torch import Tensor
+from transformers import T5Config, T5EncoderModel
+
+from ..core.errors import UserError
+from ..core.nouns import ImageRequest
+from ..core.section import Section
+from .decoding.rows import Guidance
+from .llamagen.captions import TextFeatures
+from .llamagen.files import load_llamagen, load_vq
+from .llamagen.training import to_model, to_pixels
+from .llamagen.transformer import LlamaGen, LlamaGenConfig, published
+from .llamagen.vq import VqConfig, VqTokenizer
+from .targets.llamagen import LlamaGenTarget
+
+Size = Literal["B", "L", "XL", "XXL", "XXXL", "1B", "3B", "7B"]
+TEXT_ENCODER = "text_encoder"  # folder beside the weights of a target that was trained with its own
+
+
+class LlamaGenTargetConfig(Section):
+    """A LlamaGen: published weights, or a tiny one that a recipe spells out and trains itself."""
+
+    kind: Literal["llamagen"]
+    # Hub id or directory of the weights, as `scripts/convert_llamagen` writes them or in LANTERN's layout.
+    path: str | None = None
+    revision: str | None = None
+    # A published size; or `shape`, spelt out.
+    size: Size | None = None
+    shape: LlamaGenConfig | None = None
+    condition: Literal["class", "text"] = "text"
+    # Side of the pictures: 256, 384 or 512 for the published models.
+    image_size: int = Field(256, ge=8)
+    # Directory of the image tokenizer, or its shape where a stage trains it.
+    vq: str | VqConfig
+    # Text-conditional models: Hub id or directory of the T5 encoder, or an inline config that is trained with the model.
+    text_encoder: str | dict[str, Any] | None = None
+    dtype: Literal["float32", "bfloat16", "float16"] = "float32"
+    # Guidance; the official samplers take 7.5 for text and 4.0 for classes (1.5 to 2.0 where FID is measured).
+    cfg_scale: float = Field(7.5, ge=0)
+    # Guide only tokens 0 to cfg_interval + 1; -1: all.
+    cfg_interval: int = Field(-1, ge=-1)
+
+    @model_validator(mode="after")
+    def _consistent(self) -> LlamaGenTargetConfig:
+        if (self.size is None) == (self.shape is None):
+            raise ValueError("give size (a published one) or shape (spelt out)")
+        if self.condition == "text" and self.text_encoder is None:
+            raise ValueError("condition: text needs text_encoder")
+        if self.condition == "class" and self.text_encoder is not None:
+            raise ValueError("text_encoder is given, and condition is class")
+        return self
+
+    @property
+    def factor(self) -> int:
+        """Pixels along a side of one code."""
+        return self.vq.factor if isinstance(self.vq, VqConfig) else 16
+
+    def model_config_of(self) -> LlamaGenConfig:
+        """The transformer's shape."""
+        grid = self.image_size // self.factor
+        if self.shape is not None:
+            return LlamaGenConfig(**{**self.shape.model_dump(), "grid": grid, "condition": self.condition})
+        assert self.size is not None
+        return published(self.size, grid=grid, condition=self.condition)
+
+    def provides(self) -> set[str]:
+        """Things that need no stage: they come from outside."""
+        found = {"target"} if self.path is not None else set()
+        found |= {"vq"} if isinstance(self.vq, str) else set()
+        found |= {"text"} if self.condition == "class" or isinstance(self.text_encoder, str) else set()
+        return found
+
+    @property
+    def guidance(self) -> Guidance:
+        return Guidance(self.cfg_scale, self.cfg_interval)
+
+
+@dataclass(frozen=True)
+class Generator:
+    """A frozen target with its two translators."""
+
+    target: Any
+    condition: Callable[[str, int | None], Tensor]  # caption, label -> what the target is asked by
+    pictures: Callable[[Tensor], Tensor]  # codes [B,n] -> uint8 [B,3,S,S]
+
+    def request(self, caption: str, label: int | None, name: str) -> ImageRequest:
+        return ImageRequest(self.condition(caption, label), caption, name)
+
+
+def load_generator(
+    config: LlamaGenTargetConfig, made: Mapping[str, Path], *, device: torch.device, guidance: Guidance | None = None
+) -> Generator:
+    """Everything that decoding pictures needs.
+
+    Args:
+        made: thing (target, vq) -> folder of the stage that trained it; others come from the recipe.
+    """
+    model = load_transformer(config, made).to(device)
+    target = LlamaGenTarget(model, guidance or config.guidance)
+    vq = load_tokenizer(config, made).to(device)
+    grid = model.config.grid
+
+    def pictures(codes: Tensor) -> Tensor:
+        return to_pixels(vq.decode(codes.to(device), (grid, grid))).cpu()
+
+    return Generator(target, condition_source(config, made, device=device), pictures)
+
+
+def load_transformer(config: LlamaGenTargetConfig, made: Mapping[str, Path]) -> LlamaGen:
+    source = made.get("target") or config.path
+    assert source is not None, "the plan gives every target a source"
+    model = load_llamagen(source, revision=config.revision, dtype=getattr(torch, config.dtype))
+    wanted = config.model_config_of()
+    for name in ("num_layers", "num_heads", "dim", "grid", "condition"):
+        if getattr(model.config, name) != getattr(wanted, name):
+            raise UserError(
+                f"the weights have {name} {getattr(model.config, name)}, the recipe {getattr(wanted, name)}",
+                where=str(source), cure="name the size, condition and image_size of these weights",
+            )  # fmt: skip
+    return model
+
+
+def load_tokenizer(config: LlamaGenTargetConfig, made: Mapping[str, Path]) -> VqTokenizer:
+    return load_vq(made.get("vq") or str(config.vq))
+
+
+def condition_source(
+    config: LlamaGenTargetConfig, made: Mapping[str, Path], *, device: torch.device
+) -> Callable[[str, int | None], Tensor]:
+    """Caption and label to a label [] or to features [t,F]."""
+    if config.condition == "class":
+        return _label
+    features = text_features(config, made, device=device)
+    return lambda caption, label: features.encode([caption])[0]
+
+
+def text_features(config: LlamaGenTargetConfig, made: Mapping[str, Path], *, device: torch.device) -> TextFeatures:
+    folder = made.get("target")
+    own = isinstance(config.text_encoder, dict)
+    assert not own or folder is not None, "an inline text encoder is trained with its target"
+    source = folder / TEXT_ENCODER if own and folder is not None else str(config.text_encoder)
+    slots = config.model_config_of().num_slots
+    dtype = torch.float32 if own else torch.bfloat16
+    return TextFeatures(source, max_length=slots, dtype=dtype, device=device)
+
+
+def build_transformer(config: LlamaGenTargetConfig, seed: int) -> LlamaGen:
+    """A random one to train."""
+    model = LlamaGen(config.model_config_of())
+    model.reset_parameters(torch.Generator().manual_seed(seed))
+    return model
+
+
+def build_text_encoder(config: LlamaGenTargetConfig, *, vocab_size: int, pad_id: int) -> T5EncoderModel | None:
+    """The inline one, random; None where it comes from outside (its features then lie in the shards)."""
+    if not isinstance(config.text_encoder, dict):
+        return None
+    values = {k: v for k, v in config.text_encoder.items() if k != "model_type"}
+    return T5EncoderModel(T5Config(**values, vocab_size=vocab_size, pad_token_id=pad_id))
+
+
+def encode_pictures(vq: VqTokenizer, pixels: Tensor) -> Tensor:
+    """uint8 [B,3,S,S] -> codes [B,n] int64."""
+    device = next(vq.parameters()).device
+    return vq.encode(to_model(pixels.to(device))).cpu()
+
+
+def _label(caption: str, label: int | None) -> Tensor:
+    if label is None:
+        raise UserError("a class-conditional model was asked without a label", cure="use prompts or data with classes")
+    return torch.tensor(label)

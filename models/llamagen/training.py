@@ -1,0 +1,95 @@
+"""Training forwards of LlamaGen and of its image tokenizer: what the embedded world is drawn with.
+
+The published models are trained elsewhere; these are the same classes at a size that a CPU can train.
+Letters: B rows, n codes, C condition slots, T ids of a caption.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+from torch.nn.utils.rnn import pad_sequence
+
+from ...core.loss import StepLoss
+from ...core.nouns import CodeBatch, PictureBatch
+from .transformer import LlamaGen, pad_left
+from .vq import VqTokenizer
+
+
+class LlamaGenTraining(nn.Module):
+    """Next-code cross-entropy. Text-conditional models may train a text encoder with them.
+
+    Args:
+        text_encoder: a `T5EncoderModel`; conditions are then ids of captions. None: labels, or features as they are.
+    """
+
+    def __init__(self, model: LlamaGen, text_encoder: nn.Module | None):
+        super().__init__()
+        self.transformer, self.text_encoder = model, text_encoder
+
+    def parts(self) -> dict[str, list[tuple[str, nn.Parameter]]]:
+        named = {"transformer": [*self.transformer.named_parameters()]}
+        if self.text_encoder is not None:
+            named["text_encoder"] = [*self.text_encoder.named_parameters()]
+        return named
+
+    def forward(self, batch: CodeBatch) -> StepLoss:
+        model = self.transformer
+        if model.config.condition == "class":
+            condition, mask = model.cls_embedding(torch.stack(batch.conditions), batch.uncond), None
+        else:
+            features, mask = pad_left(self._features(batch.conditions), model.config.num_slots)
+            condition = model.cls_embedding(features, batch.uncond)
+        states = model.features(condition, batch.codes[:, :-1], mask)[:, model.config.num_slots - 1 :]
+        scores = model.output(states[batch.real]).float()
+        codes = batch.codes[batch.real]
+        loss = F.cross_entropy(scores.flatten(0, 1), codes.flatten(), reduction="sum")
+        metrics = {"accuracy": (scores.argmax(-1) == codes).sum()}
+        return StepLoss(loss, torch.tensor(codes.numel(), device=loss.device), metrics)
+
+    def _features(self, conditions: tuple[Tensor, ...]) -> list[Tensor]:
+        """[t,F] of each caption."""
+        if self.text_encoder is None:
+            return list(conditions)
+        ids = pad_sequence(conditions, batch_first=True)  # type: ignore[arg-type]
+        lengths = torch.tensor([len(c) for c in conditions], device=ids.device)
+        mask = torch.arange(ids.shape[1], device=ids.device) < lengths[:, None]
+        states = self.text_encoder(input_ids=ids, attention_mask=mask.long()).last_hidden_state
+        return [row[: len(c)] for row, c in zip(states, conditions, strict=True)]
+
+
+class VqTraining(nn.Module):
+    """Squared and absolute error of the reconstruction, and the tokenizer's own quantisation loss.
+
+    LlamaGen's perceptual and adversarial terms need networks that cannot be had without a download; drawn figures do
+    without them.
+    """
+
+    def __init__(self, tokenizer: VqTokenizer):
+        super().__init__()
+        self.tokenizer = tokenizer
+
+    def parts(self) -> dict[str, list[tuple[str, nn.Parameter]]]:
+        return {"tokenizer": [*self.tokenizer.named_parameters()]}
+
+    def forward(self, batch: PictureBatch) -> StepLoss:
+        images = to_model(batch.pixels[batch.real])
+        if not len(images):  # a filler's forward still runs every parameter
+            reconstruction, quantisation = self.tokenizer(to_model(batch.pixels))
+            return StepLoss(0.0 * (reconstruction.sum() + quantisation), batch.real.sum(), {})
+        reconstruction, quantisation = self.tokenizer(images)
+        squared = F.mse_loss(reconstruction, images)
+        loss = squared + 0.5 * F.l1_loss(reconstruction, images) + quantisation
+        count = batch.real.sum()
+        return StepLoss(loss * count, count, {"squared_error": squared.detach() * count})
+
+
+def to_model(pixels: Tensor) -> Tensor:
+    """uint8 [B,3,S,S] to [-1,1]."""
+    return pixels.float() / 127.5 - 1.0
+
+
+def to_pixels(images: Tensor) -> Tensor:
+    """[-1,1], not clamped, to uint8."""
+    return ((images.float().clamp(-1, 1) + 1.0) * 127.5).round().to(torch.uint8)

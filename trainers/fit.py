@@ -1,0 +1,128 @@
+"""What every `train` stage shares: its settings, and one run of the loop under an engine with its trackers."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Mapping, Sequence
+from typing import Protocol
+
+import numpy as np
+import torch
+from pydantic import Field, model_validator
+from torch import nn
+
+from ..core import ranks
+from ..core.section import Section
+from ..core.tracking import Tracker
+from ..data.loader import Loader, steps_per_epoch
+from .checkpoint import CheckpointConfig
+from .context import Context
+from .engine import Engine
+from .loop import Schedule, train
+from .optim import OptimConfig, build_optimizer, rate_multiplier
+from .progress import Progress
+
+SCRATCH = "scratch"
+
+
+class Expected(Section):
+    """What data that is not on disk is declared to hold; measurements take its place when it is there."""
+
+    samples: int = Field(ge=1)
+    text_tokens: int | None = Field(None, ge=0)
+    visual_tokens: int | None = Field(None, ge=0)
+
+
+class FitSettings(Section):
+    """How long, in which batches and with which optimizer."""
+
+    # The stage whose weights this one starts from; null: the latest that made this model; scratch: none of them.
+    from_stage: str | None = Field(None, alias="from")
+    # Of initial weights and data order; null: the recipe's.
+    seed: int | None = Field(None, ge=0)
+    epochs: int | None = Field(None, ge=1)
+    # Optimizer steps; in place of epochs.
+    steps: int | None = Field(None, ge=1)
+    # Rows of an optimizer step over all ranks, and of one forward on one rank.
+    batch_size: int = Field(ge=1)
+    micro_batch_size: int | None = Field(None, ge=1)
+    optim: OptimConfig
+    checkpoints: CheckpointConfig = CheckpointConfig()
+    num_workers: int = Field(0, ge=0)
+    log_every: int = Field(10, ge=1)
+    expected: Expected | None = None
+
+    @model_validator(mode="after")
+    def _one_length(self) -> FitSettings:
+        if (self.epochs is None) == (self.steps is None):
+            raise ValueError("give epochs or steps")
+        if self.micro_batch_size is not None and self.micro_batch_size > self.batch_size:
+            raise ValueError("micro_batch_size is larger than batch_size")
+        return self
+
+    def num_steps(self, num_samples: int) -> int:
+        """Optimizer steps, the last partial batch of each epoch kept."""
+        return self.steps or steps_per_epoch(num_samples, self.batch_size) * (self.epochs or 0)
+
+    @property
+    def micro(self) -> int:
+        """Rows of one forward on one rank."""
+        return self.micro_batch_size or -(-self.batch_size // ranks.world_size())
+
+
+class Trainable(Protocol):
+    """A module whose forward returns a `StepLoss`."""
+
+    def parts(self) -> Mapping[str, Sequence[tuple[str, nn.Parameter]]]: ...
+
+
+Validate = Callable[[Engine, int], dict[str, float]]  # engine, step -> what is logged
+
+
+def fit(
+    stage: FitSettings,
+    context: Context,
+    module: nn.Module,
+    make_loader: Callable[[int], Loader],
+    *,
+    total: int,
+    validate: Validate | None = None,
+    validate_every: int | None = None,
+) -> Engine:
+    """Train `module` (a `Trainable`) for `total` steps, or go on from its newest checkpoint; returns its engine."""
+    optimizer = build_optimizer(module.parts(), stage.optim)  # type: ignore[operator]
+    engine = Engine(
+        module,
+        optimizer,
+        rate_multiplier(stage.optim, total),
+        context.engine,
+        micro_batch_size=stage.micro,
+        accumulation=make_loader(0).accumulation,
+        clip_norm=stage.optim.clip_norm,
+    )
+    tracker = Tracker(context.tracking, context.folder, name=context.name, recipe=context.recipe, say=context.say)
+    with Progress(context.name, total) as progress:
+
+        def log(values: dict[str, float], step: int) -> None:
+            tracker.log(values, step)
+            progress.update(values, step)
+
+        train(
+            engine,
+            make_loader,
+            Schedule(total, stage.checkpoints, log_every=stage.log_every, validate_every=validate_every),
+            folder=context.folder / "checkpoints",
+            fingerprint=context.fingerprint,
+            log=log,
+            rewind=tracker.rewind,
+            say=context.say,
+            validate=None if validate is None else lambda step: validate(engine, step),
+        )
+    tracker.finish()
+    return engine
+
+
+def seed_all(seed: int) -> None:
+    random.seed(seed)
+    np.random.seed(seed)
+    torch.manual_seed(seed)
