@@ -8,7 +8,7 @@ from __future__ import annotations
 import json
 import os
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, Literal
 
@@ -49,14 +49,15 @@ class Tracker:
         if config.wandb is not None and self._mode(config.wandb) != "disabled":
             self._attempt(lambda: self._start(config.wandb, folder, name, recipe))
 
-    def log(self, values: dict[str, float], step: int) -> None:
-        """One line: values at an optimizer step."""
+    def log(self, values: Mapping[str, float | Path], step: int) -> None:
+        """One line: values at an optimizer step. A path is a picture: the line names it, wandb gets it."""
         if not ranks.is_main():
             return
-        line = json.dumps({"step": step, "time": time.time(), **values}) + "\n"
+        plain = {name: str(value) if isinstance(value, Path) else value for name, value in values.items()}
+        line = json.dumps({"step": step, "time": time.time(), **plain}) + "\n"
         self._attempt(lambda: self._append(line))
         if self._run is not None:
-            self._attempt(lambda: self._run.log(values, step=step))
+            self._attempt(lambda: self._run.log(_with_pictures(values), step=step))
 
     def rewind(self, step: int) -> None:
         """Drop lines after `step`: a resumed run writes them again, and each step stands once."""
@@ -103,6 +104,12 @@ class Tracker:
             if not self._failed:
                 self.say(f"tracking failed and goes on without: {redact(str(error))}")
             self._failed = True
+
+
+def _with_pictures(values: Mapping[str, float | Path]) -> dict[str, Any]:
+    import wandb
+
+    return {name: wandb.Image(str(value)) if isinstance(value, Path) else value for name, value in values.items()}
 
 
 def _step(line: str) -> int:

@@ -46,7 +46,7 @@ class LlamaGenTargetConfig(Section):
     image_size: int = Field(256, ge=8)
     # Directory of the image tokenizer, or its shape where a stage trains it.
     vq: str | VqConfig
-    # Text-conditional models: Hub id or directory of the T5 encoder, or an inline config that is trained with the model.
+    # Text-conditional: Hub id or directory of the T5 encoder, or an inline config that is trained with the model.
     text_encoder: str | dict[str, Any] | None = None
     dtype: Literal["float32", "bfloat16", "float16"] = "float32"
     # Guidance; the official samplers take 7.5 for text and 4.0 for classes (1.5 to 2.0 where FID is measured).
@@ -81,8 +81,14 @@ class LlamaGenTargetConfig(Section):
         """Things that need no stage: they come from outside."""
         found = {"target"} if self.path is not None else set()
         found |= {"vq"} if isinstance(self.vq, str) else set()
-        found |= {"text"} if self.condition == "class" or isinstance(self.text_encoder, str) else set()
+        # An inline text encoder is trained with the target, on a world's captions and its tokenizer.
+        found |= set() if isinstance(self.text_encoder, dict) else {"text", "tokenizer"}
         return found
+
+    @property
+    def num_codes(self) -> int:
+        """Tokens of an image."""
+        return (self.image_size // self.factor) ** 2
 
     @property
     def guidance(self) -> Guidance:
@@ -107,17 +113,36 @@ def load_generator(
     """Everything that decoding pictures needs.
 
     Args:
-        made: thing (target, vq) -> folder of the stage that trained it; others come from the recipe.
+        made: thing (target, text, vq) -> folder of the stage that trained it; others come from the recipe.
     """
-    model = load_transformer(config, made).to(device)
-    target = LlamaGenTarget(model, guidance or config.guidance)
+    target = load_target(config, made, device=device, guidance=guidance)
     vq = load_tokenizer(config, made).to(device)
-    grid = model.config.grid
+    grid = target.grid
 
     def pictures(codes: Tensor) -> Tensor:
         return to_pixels(vq.decode(codes.to(device), (grid, grid))).cpu()
 
     return Generator(target, condition_source(config, made, device=device), pictures)
+
+
+def load_target(
+    config: LlamaGenTargetConfig, made: Mapping[str, Path], *, device: torch.device, guidance: Guidance | None = None
+) -> LlamaGenTarget:
+    """The frozen target alone: what a head needs while it trains."""
+    return LlamaGenTarget(load_transformer(config, made).to(device), guidance or config.guidance)
+
+
+def sample_condition(config: LlamaGenTargetConfig) -> Callable[[Any], Tensor]:
+    """What a sample of shards (its `tensors` and `info`) was asked for by, as `condition_source` would make it."""
+    return _sample_label if config.condition == "class" else _sample_features
+
+
+def _sample_label(sample: Any) -> Tensor:
+    return _label(sample.info["caption"], sample.info["label"])
+
+
+def _sample_features(sample: Any) -> Tensor:
+    return sample.tensors["features"]
 
 
 def load_transformer(config: LlamaGenTargetConfig, made: Mapping[str, Path]) -> LlamaGen:
@@ -149,7 +174,7 @@ def condition_source(
 
 
 def text_features(config: LlamaGenTargetConfig, made: Mapping[str, Path], *, device: torch.device) -> TextFeatures:
-    folder = made.get("target")
+    folder = made.get("text")
     own = isinstance(config.text_encoder, dict)
     assert not own or folder is not None, "an inline text encoder is trained with its target"
     source = folder / TEXT_ENCODER if own and folder is not None else str(config.text_encoder)

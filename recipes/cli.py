@@ -62,9 +62,9 @@ def usage() -> str:
 
 def _run(arguments: list[str]) -> int:
     # The schema brings torch and transformers: a moment's wait that --help does not need.
-    from .schema import Recipe
+    from .schema import TRACKS
 
-    loaded = load(arguments, Recipe)
+    loaded = load(arguments, TRACKS)
     from ..trainers.engine import check_engine
     from ..trainers.loop import Stopped
     from ..trainers.run import Planned, run_stages

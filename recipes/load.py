@@ -6,6 +6,7 @@ file, the key and the cure, before anything is allocated or written.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Generic, TypeVar, get_args, get_origin
@@ -25,6 +26,13 @@ FOLDER = Path(__file__).parent
 RUN_OPTIONS = ("recipe", "stages", "restart", "dry_run")
 # Kinds that the plan names and no track has brought yet.
 FUTURE_KINDS = ("regenerate", "encode", "cache", "publish")
+# Targets that a user might look for, and why they are not here.
+REFUSED_TARGETS = {
+    "lumina-mgpt": (
+        "Lumina-mGPT is not supported: its code (flexible resolution with row-end tokens, its own image processor, "
+        "flash-attn) is in no release of transformers; use anole, which is of the same family"
+    ),
+}
 
 
 @dataclass(frozen=True)
@@ -46,8 +54,12 @@ class Loaded(Generic[R]):
     options: Options
 
 
-def load(arguments: list[str], schema: type[R]) -> Loaded[R]:
-    """Read `recipe=NAME key=value ...`."""
+def load(arguments: list[str], tracks: Mapping[str, type[R]]) -> Loaded[R]:
+    """Read `recipe=NAME key=value ...`.
+
+    Args:
+        tracks: kind of target -> the recipe's schema.
+    """
     pairs = [_pair(argument) for argument in arguments]
     names = [value for key, value in pairs if key == "recipe"]
     if len(names) != 1:
@@ -57,7 +69,8 @@ def load(arguments: list[str], schema: type[R]) -> Loaded[R]:
     options, overrides = _options(pairs, tree)
     for key, value in overrides:
         _override(tree, key, value)
-    _check_kinds(tree, path)
+    schema = _schema(tree, path, tracks)
+    _check_kinds(tree, path, schema)
     try:
         recipe = schema.model_validate(tree)
     except ValidationError as error:
@@ -199,15 +212,30 @@ def _override(tree: dict[str, Any], key: str, value: Any) -> None:
     )
 
 
-def _check_kinds(tree: dict[str, Any], path: Path) -> None:
+def _schema(tree: dict[str, Any], path: Path, tracks: Mapping[str, type[R]]) -> type[R]:
+    """The schema of the target's track; where the target is not one, the first track's, which says so."""
+    target = tree.get("target")
+    kind = target.get("kind") if isinstance(target, dict) else None
+    if kind is None:
+        return next(iter(tracks.values()))
+    if kind not in tracks:
+        raise UserError(
+            f"target.kind: {kind!r} is no kind of target", where=f"{path}, key target.kind",
+            cure=REFUSED_TARGETS.get(str(kind)) or did_you_mean(str(kind), tracks),
+        )  # fmt: skip
+    return tracks[kind]
+
+
+def _check_kinds(tree: dict[str, Any], path: Path, schema: type[Section]) -> None:
     """Kinds of later tracks are refused as such, not as typing mistakes."""
+    known = [tag for model in _sections(schema.model_fields["stages"].annotation) if (tag := _tag(model))]
     for name, stage in (tree.get("stages") or {}).items():
         kind = stage.get("kind") if isinstance(stage, dict) else None
-        if kind in FUTURE_KINDS:
+        if kind in FUTURE_KINDS and kind not in known:
             raise UserError(
-                f"stage {name!r}: kind {kind!r} does not exist yet",
+                f"stage {name!r}: kind {kind!r} does not exist yet for this kind of target",
                 where=f"{path}, key stages.{name}.kind",
-                cure="leave the stage out; this version has the kinds generate, train and evaluate",
+                cure=f"leave the stage out; this track has the kinds {', '.join(known)}",
             )
 
 

@@ -26,10 +26,9 @@ def plan(recipe: Recipe, path: Path) -> list[Planned]:
                 inputs[thing] = maker
         # A drafter that is trained goes on from the latest stage that trained it, where there is one.
         if stage.kind == "train" and stage.from_stage != SCRATCH:
-            (thing,) = stage.makes()
-            earlier = [p.name for p in planned if thing in p.stage.makes()]
+            earlier = [p.name for p in planned if stage.model in p.stage.makes()]
             if earlier:
-                inputs.setdefault(thing, earlier[-1])
+                inputs.setdefault(stage.model, earlier[-1])
         planned.append(Planned(name, stage, inputs, _fingerprint(recipe, stage, inputs, planned)))
     return planned
 

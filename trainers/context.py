@@ -12,9 +12,7 @@ import torch
 from ..core.ranks import local_rank
 from ..core.tracking import TrackingConfig
 from ..data.processor import Processor, load_processor
-from ..models.drafters.lvlm import LvlmConfig
 from ..models.llava import TokenIds
-from ..models.targets.load import LlavaTargetConfig
 from .engine import EngineConfig
 
 
@@ -30,8 +28,8 @@ class Context:
     folder: Path
     seed: int
     fingerprint: str
-    target: LlavaTargetConfig
-    drafter: LvlmConfig | None
+    target: Any  # the recipe's section, of whichever track
+    drafter: Any
     engine: EngineConfig
     tracking: TrackingConfig
     inputs: dict[str, Path]

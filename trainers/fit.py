@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
 from typing import Protocol
 
 import numpy as np
@@ -76,7 +77,8 @@ class Trainable(Protocol):
     def parts(self) -> Mapping[str, Sequence[tuple[str, nn.Parameter]]]: ...
 
 
-Validate = Callable[[Engine, int], dict[str, float]]  # engine, step -> what is logged
+# engine, step -> what is logged: numbers, and paths of pictures
+Validate = Callable[[Engine, int], dict[str, float | Path]]
 
 
 def fit(
@@ -103,9 +105,9 @@ def fit(
     tracker = Tracker(context.tracking, context.folder, name=context.name, recipe=context.recipe, say=context.say)
     with Progress(context.name, total) as progress:
 
-        def log(values: dict[str, float], step: int) -> None:
+        def log(values: Mapping[str, float | Path], step: int) -> None:
             tracker.log(values, step)
-            progress.update(values, step)
+            progress.update({name: value for name, value in values.items() if not isinstance(value, Path)}, step)
 
         train(
             engine,

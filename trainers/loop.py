@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import signal
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -23,7 +23,7 @@ from . import checkpoint
 from .checkpoint import CheckpointConfig
 from .engine import Engine
 
-Log = Callable[[dict[str, float], int], None]
+Log = Callable[[Mapping[str, Any], int], None]
 
 
 class Stopped(Exception):
@@ -68,7 +68,7 @@ def train(
     log: Log,
     rewind: Callable[[int], None],
     say: Callable[[str], None],
-    validate: Callable[[int], dict[str, float]] | None = None,
+    validate: Callable[[int], Mapping[str, Any]] | None = None,
 ) -> None:
     """Train to `schedule.total_steps`, resuming from the newest good checkpoint under `folder`.
 
@@ -102,7 +102,7 @@ def _steps(
     folder: Path,
     fingerprint: str,
     log: Log,
-    validate: Callable[[int], dict[str, float]] | None,
+    validate: Callable[[int], Mapping[str, Any]] | None,
 ) -> None:
     batches = _ahead(iter(loader))
     skipped = engine.num_skipped

@@ -35,13 +35,13 @@ class Progress:
             self._bar.stop()
 
     def update(self, values: dict[str, float], step: int) -> None:
-        if "val_loss" in values:
+        if "loss" not in values:
             self._say_validation(values, step)
             return
         note = " ".join(
             (
                 f"loss {values['loss']:.4f}",
-                *(f"{name} {values[name]:.3f}" for name in ("accuracy",) if name in values),
+                *(f"{name} {values[name]:.3f}" for name in ("accuracy", "top1", "top3") if name in values),
                 f"{values['samples_per_s']:.1f} samples/s",
                 f"{values['tokens_per_s']:.0f} tokens/s",
                 f"{_memory_gib():.1f} GiB",

@@ -14,11 +14,17 @@ from ..core import ranks
 from ..core.errors import UserError
 from .context import Context
 from .stages import evaluate, generate, train
+from .stages.visual import encode as visual_encode
+from .stages.visual import generate as visual_generate
+from .stages.visual import train as visual_train
 
 RUNNERS: dict[type, Callable[[Any, Context], None]] = {
     generate.GenerateStage: generate.run,
     train.TrainStage: train.run,
     evaluate.EvaluateStage: evaluate.run,
+    visual_generate.GenerateCaptionedStage: visual_generate.run,
+    visual_encode.EncodeStage: visual_encode.run,
+    visual_train.VisualTrainStage: visual_train.run,
 }
 DONE = "done.json"
 

@@ -16,7 +16,7 @@ from ...core.nouns import CodeBatch, ImageRequest
 from ..decoding.cache import Cache
 from ..decoding.rows import Guidance
 from ..decoding.tree import Tree
-from ..llamagen.transformer import LlamaGen, pad_left, sequence_mask
+from ..llamagen.transformer import LlamaGen, LlamaGenConfig, pad_left, sequence_mask
 from .base import Prompt, Taps, TargetSequence, TargetStep
 
 
@@ -36,6 +36,10 @@ class LlamaGenTarget:
         self.vocab_size = model.config.vocab_size
         self.num_codes = model.config.num_codes
         self.grid = model.config.grid
+
+    @property
+    def config(self) -> LlamaGenConfig:
+        return self.model.config
 
     @property
     def device(self) -> torch.device:

@@ -9,7 +9,7 @@ from draftsmith.core.errors import UserError
 from draftsmith.recipes.cli import main
 from draftsmith.recipes.load import load
 from draftsmith.recipes.plan import plan
-from draftsmith.recipes.schema import Recipe
+from draftsmith.recipes.schema import TRACKS
 
 ROOT = Path(__file__).resolve().parents[2]
 BAD = {
@@ -53,20 +53,20 @@ def test_two_stages_with_one_name(tmp_path):
     path = tmp_path / "twice.yaml"
     path.write_text("target: {}\nstages:\n  a: {kind: train}\n  a: {kind: train}\noutput: x\n")
     with pytest.raises(UserError, match="'a' stands twice"):
-        load([f"recipe={path}"], Recipe)
+        load([f"recipe={path}"], TRACKS)
 
 
 def test_extends_goes_one_level_and_kind_changes_drop_old_keys():
-    loaded = load(["recipe=llava15-160m"], Recipe)
+    loaded = load(["recipe=llava15-160m"], TRACKS)
     assert loaded.recipe.drafter.language_model == "JackFram/llama-160m"
     assert loaded.recipe.drafter.vision_tower == "openai/clip-vit-large-patch14-336"
-    changed = load(["recipe=demo/lvlm", "stages.world.splits.train.caption=7"], Recipe)
+    changed = load(["recipe=demo/lvlm", "stages.world.splits.train.caption=7"], TRACKS)
     assert changed.recipe.stages["world"].splits["train"]["caption"] == 7
 
 
 def test_fingerprints_cover_what_changes_results_and_nothing_else():
     def prints(*overrides):
-        loaded = load(["recipe=demo/lvlm", *overrides], Recipe)
+        loaded = load(["recipe=demo/lvlm", *overrides], TRACKS)
         return {p.name: p.fingerprint for p in plan(loaded.recipe, loaded.path)}
 
     base = prints()
@@ -90,7 +90,7 @@ def test_fingerprints_cover_the_files_that_a_stage_reads(tmp_path):
                 f"stages.finetune.validation={{data: {{path: {files['val']}}}, every: 5}}",
                 f"stages.evaluate.benchmarks=[{{name: b, data: {{path: {files['bench']}}}}}]",
             ],
-            Recipe,
+            TRACKS,
         )
         return {p.name: p.fingerprint for p in plan(loaded.recipe, loaded.path)}
 

@@ -1,0 +1,58 @@
+"""Heads for image generators, whichever method: how each is built, trained, loaded and put to work.
+
+A new head adds a branch here and a file of its own with its config, its loss and its proposal.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated, Any
+
+import torch
+from pydantic import Field
+from torch import nn
+
+from .base import Drafter
+from .eagle import EagleConfig, EagleHead, EagleProposal, EagleTraining, eagle_shape, load_eagle, save_eagle
+from .medusa import MedusaConfig, MedusaHead, MedusaProposal, MedusaTraining, load_medusa, medusa_shape, save_medusa
+
+HeadConfig = Annotated[EagleConfig | MedusaConfig, Field(discriminator="kind")]
+
+
+def build_head(config: EagleConfig | MedusaConfig, target: Any) -> nn.Module:
+    """A fresh head in float32 for a loaded `target` (the global generator draws its weights)."""
+    if isinstance(config, MedusaConfig):
+        return MedusaHead(medusa_shape(config, target.config))
+    head = EagleHead(eagle_shape(config, target.config))
+    head.share_embedding(target.embedding.float())
+    return head
+
+
+def head_training(head: nn.Module, target: Any, config: EagleConfig | MedusaConfig) -> nn.Module:
+    if isinstance(config, MedusaConfig):
+        return MedusaTraining(head, target, config.loss)
+    assert isinstance(head, EagleHead)
+    return EagleTraining(head, target, config.loss)
+
+
+def head_proposal(head: nn.Module, target: Any) -> Drafter:
+    if isinstance(head, MedusaHead):
+        return MedusaProposal(head, target.guided)
+    assert isinstance(head, EagleHead)
+    return EagleProposal(head, target.guided)
+
+
+def save_head(head: nn.Module, folder: Path, manifest: dict[str, Any]) -> None:
+    if isinstance(head, MedusaHead):
+        save_medusa(head, folder, manifest)
+    else:
+        assert isinstance(head, EagleHead)
+        save_eagle(head, folder, manifest)
+
+
+def load_head(config: EagleConfig | MedusaConfig, folder: Path, target: Any, dtype: torch.dtype) -> nn.Module:
+    """A trained head beside its target. Raises `UserError` where it does not fit."""
+    if isinstance(config, MedusaConfig):
+        return load_medusa(folder, medusa_shape(config, target.config)).to(target.device, dtype)
+    embedding = target.embedding.to(dtype)
+    return load_eagle(folder, embedding, eagle_shape(config, target.config)).to(dtype)

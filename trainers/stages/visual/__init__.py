@@ -1,0 +1,1 @@
+"""Runners of the visual autoregressive track: one per stage kind."""
