@@ -1,0 +1,27 @@
+"""Tree policies: which nodes a cycle drafts. The loop knows none of them, and they know no drafter."""
+
+from .adt import Adt, AdtTree
+from .base import Draw, DrawName, Expand, TreePolicy, check_combination
+from .chain import Chain, ChainTree
+from .choices import CHOICES
+from .config import TreeConfig
+from .dynamic import Dynamic, DynamicTree
+from .static import Static, StaticTree
+
+__all__ = [
+    "CHOICES",
+    "Adt",
+    "AdtTree",
+    "Chain",
+    "ChainTree",
+    "Draw",
+    "DrawName",
+    "Dynamic",
+    "DynamicTree",
+    "Expand",
+    "Static",
+    "StaticTree",
+    "TreeConfig",
+    "TreePolicy",
+    "check_combination",
+]

@@ -1,0 +1,91 @@
+"""What the decoding loop asks of a tree policy, how children are drawn, and which combinations are exact.
+
+A policy sees distributions only through `expand`, which runs the drafter on nodes of the tree that is
+growing. How a child is taken from a distribution is a separate axis, the `Draw`.
+Letters: F nodes expanded at once, V vocabulary.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from typing import Literal, Protocol
+
+import torch
+from torch import Tensor
+
+from ...core.errors import UserError
+from ...models.decoding.tree import Tree
+from ..rules import Verified
+
+Expand = Callable[[Sequence[int], Tensor], Tensor]  # (parents' slots [F], tokens [F]) -> q [F,V]
+DrawName = Literal["top-k", "sample"]
+
+
+@dataclass(frozen=True)
+class Draw:
+    """How children come from q: the k most likely, or k samples without replacement."""
+
+    name: DrawName
+    generator: torch.Generator | None = None
+
+    @property
+    def sampled(self) -> bool:
+        return self.name == "sample"
+
+    def __call__(self, q: Tensor, count: int) -> Tensor:
+        """[F,V] -> tokens [F,count] in draw order. A token without probability is never drawn by choice."""
+        if not self.sampled:
+            return q.argmax(-1, keepdim=True) if count == 1 else q.topk(count, dim=-1).indices
+        return torch.multinomial(q, count, replacement=False, generator=self.generator)
+
+    def seeded(self, generator: torch.Generator | None, device: torch.device) -> Draw:
+        """With a generator of its own, where q is, that follows from the request's on the CPU."""
+        if not self.sampled or self.generator is not None:
+            return self
+        seed = int(torch.randint(2**62, (), generator=generator))
+        return replace(self, generator=torch.Generator(device).manual_seed(seed))
+
+
+class TreePolicy(Protocol):
+    name: str
+    prunes_by_token: bool  # drops drawn nodes by their scores: not exact with sampled draws
+    num_levels: int
+    # Most nodes that a cycle writes behind the committed tokens: of its tree, or of the drafter's expansions where
+    # those are more. Caches are made for as many.
+    max_nodes: int
+
+    def start(self) -> None:
+        """A request begins. What was learned from the last one goes: a report must not depend on their order."""
+        ...
+
+    def grow(self, root: Tensor, expand: Expand, draw: Draw, *, max_levels: int) -> Tree:
+        """A tree under the root, whose distribution is `root` [V], at most `max_levels` deep."""
+        ...
+
+    def observe(self, verified: Verified) -> None:
+        """Told the outcome of each cycle, for policies that adapt."""
+        ...
+
+
+def check_combination(*, temperature: float, draw: DrawName, policy: str, prunes_by_token: bool, rule: str) -> None:
+    """Refuse what would not be exact, by name, before anything is loaded.
+
+    `lantern` is not exact by design and goes with any temperature; `block` is exact for sampled chains only.
+    """
+    if draw == "sample" and prunes_by_token:
+        raise UserError(
+            f"tree {policy!r} prunes drawn nodes by their scores, which is not lossless with draw: sample",
+            cure="use draw: top-k, or a tree whose shape is fixed before the draw (chain, static)",
+        )
+    if rule == "greedy" and temperature > 0:
+        raise UserError("rule: greedy at a temperature above 0", cure="use rule: sampling, or temperature: 0")
+    if rule not in ("greedy", "lantern") and temperature == 0:
+        raise UserError(f"rule: {rule} at temperature 0", cure="use rule: greedy, or a temperature above 0")
+    if draw == "sample" and temperature == 0:
+        raise UserError("draw: sample at temperature 0", cure="use draw: top-k")
+    if rule == "block" and (policy != "chain" or draw != "sample"):
+        raise UserError(
+            f"rule: block with tree {policy!r} and draw: {draw}; it verifies one sampled chain as a whole",
+            cure="use tree: chain with draw: sample, or rule: sampling",
+        )

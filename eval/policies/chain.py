@@ -1,0 +1,59 @@
+"""The trivial tree: tokens in a row.
+
+Letters: V vocabulary.
+"""
+
+from __future__ import annotations
+
+from typing import Literal
+
+import torch
+from pydantic import Field
+from torch import Tensor
+
+from ...core.section import Section
+from ...models.decoding.tree import Tree
+from ..rules import Verified
+from .base import Draw, Expand
+
+
+class Chain:
+    """`gamma` tokens in a row."""
+
+    name = "chain"
+    prunes_by_token = False
+
+    def __init__(self, gamma: int):
+        self.num_levels = self.max_nodes = gamma
+
+    def start(self) -> None:
+        return None
+
+    def grow(self, root: Tensor, expand: Expand, draw: Draw, *, max_levels: int) -> Tree:
+        levels = min(self.num_levels, max_levels)
+        q, tokens, rows = root[None], [], []
+        for level in range(levels):
+            token = draw(q, 1)[0]  # [1]
+            tokens.append(token)
+            if draw.sampled:
+                rows.append(q[0])
+            if level + 1 < levels:
+                q = expand((level - 1,), token)
+        parents = tuple(range(-1, levels - 1))
+        slots = tuple(i if i + 1 < levels else -1 for i in range(levels))
+        joined = torch.cat(tokens) if tokens else torch.empty(0, dtype=torch.int64, device=root.device)
+        if not draw.sampled or not rows:
+            return Tree(joined, parents, slots)
+        return Tree(joined, parents, slots, torch.stack(rows), tuple(range(levels)))
+
+    def observe(self, verified: Verified) -> None:
+        return None
+
+
+class ChainTree(Section):
+    kind: Literal["chain"]
+    # Tokens drafted in a cycle. Longer pays while most are accepted and a draft is cheap beside a target pass.
+    gamma: int = Field(5, ge=1)
+
+    def build(self, *, grid: int | None = None, seed: int = 0) -> Chain:
+        return Chain(self.gamma)

@@ -1,0 +1,140 @@
+"""EAGLE-2's dynamic tree: a beam of the likeliest prefixes, of whose children the best become the tree.
+
+The shape depends on the draft's distributions and never on the verification, so it is exact with top-k draws;
+dropping drawn nodes by their scores makes it inexact with sampled ones.
+Source: EAGLE-2, expansion and reranking phases; LANTERN uses it as it is.
+Letters: C candidates, D expansions, F nodes expanded at once, K width, N nodes without the root, V vocabulary.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+import torch
+from pydantic import Field
+from torch import Tensor
+
+from ...core.section import Section
+from ...models.decoding.tree import ROOT, Tree
+from ..rules import Verified
+from .base import Draw, Expand
+
+
+class Dynamic:
+    """The best `total - 1` of K + D * K * K candidates.
+
+    Args:
+        total: nodes of the tree with its root (EAGLE's `total_tokens`); fewer where there are fewer candidates.
+        depth: expansions D (EAGLE's `depth`): the tree has up to D + 1 levels.
+        width: children of a node, and nodes expanded at once (EAGLE's `top_k`).
+    """
+
+    name = "dynamic"
+    prunes_by_token = True
+
+    def __init__(self, total: int, depth: int, width: int):
+        self.num_nodes, self.width, self.num_levels = total - 1, min(width, total - 1), depth + 1
+        self.max_nodes = most_written(self.num_nodes, depth=depth, width=self.width)
+
+    def start(self) -> None:
+        return None
+
+    def grow(self, root: Tensor, expand: Expand, draw: Draw, *, max_levels: int) -> Tree:
+        assert not draw.sampled, "check_combination refuses this"
+        levels = min(self.num_levels, max_levels)
+        return candidates(root, expand, width=self.width, levels=levels).best(self.num_nodes)
+
+    def observe(self, verified: Verified) -> None:
+        return None
+
+
+@dataclass(frozen=True)
+class Candidates:
+    """Every child that was scored, in order of creation: by level, by rank of its parent, likeliest first.
+
+    Candidates come in groups of `width`: the root's, then those of slot 0, slot 1, ...
+    """
+
+    tokens: Tensor  # [C]
+    scores: Tensor  # [C] log-probability of the whole path; -inf where q gives a token nothing
+    expanded: tuple[int, ...]  # slot -> candidate
+    width: int
+
+    def parent(self, candidate: int) -> int:
+        """The candidate above, or ROOT."""
+        slot = parent_slot(candidate, self.width)
+        return ROOT if slot == ROOT else self.expanded[slot]
+
+    def best(self, count: int) -> Tree:
+        """The tree of the `count` best, fewer where fewer are possible. One synchronisation."""
+        # Stable: a sure child scores as its parent does, and the parent, which was created first, must be taken first.
+        scores, order = self.scores.sort(descending=True, stable=True)
+        ranked, possible = torch.stack([order[:count], scores[:count] > -torch.inf]).tolist()
+        kept = sum(possible)
+        chosen = sorted(ranked[:kept])
+        node = {candidate: index for index, candidate in enumerate(chosen)}
+        slot = {candidate: index for index, candidate in enumerate(self.expanded)}
+        parents = (self.parent(candidate) for candidate in chosen)
+        return Tree(
+            self.tokens[order[:kept].sort().values],
+            tuple(ROOT if parent == ROOT else node[parent] for parent in parents),
+            tuple(slot.get(candidate, ROOT) for candidate in chosen),
+        )
+
+
+def candidates(root: Tensor, expand: Expand, *, width: int, levels: int) -> Candidates:
+    """Grow a beam: `levels - 1` times, expand the `width` best of the newest level. One synchronisation for each.
+
+    Args:
+        root: q [V] after the root, which need not have `width` possible tokens: impossible ones are never expanded.
+    """
+    width = min(width, root.shape[-1])
+    probs, tokens = root.topk(width)
+    scores = _log(probs)
+    all_tokens, all_scores, expanded, first = [tokens], [scores], [], 0
+    for _ in range(levels - 1):
+        beam = scores.topk(min(width, len(scores)))
+        ranked, possible = torch.stack([beam.indices, beam.values > -torch.inf]).tolist()
+        live = sum(possible)
+        nodes = [first + index for index in ranked[:live]]
+        q = expand([parent_slot(node, width) for node in nodes], tokens[beam.indices[:live]])
+        expanded += nodes
+        first += len(scores)
+        probs, children = q.topk(width, dim=-1)  # [F,K]
+        scores, tokens = (beam.values[:live, None] + _log(probs)).flatten(), children.flatten()
+        all_tokens.append(tokens)
+        all_scores.append(scores)
+    return Candidates(torch.cat(all_tokens), torch.cat(all_scores), tuple(expanded), width)
+
+
+def parent_slot(candidate: int, width: int) -> int:
+    """The slot whose group a candidate stands in; the first group is the root's."""
+    return candidate // width - 1
+
+
+def most_written(num_nodes: int, *, depth: int, width: int) -> int:
+    """Nodes of the tree, or slots of the drafter where those are more: it expands D beams of K."""
+    return max(min(num_nodes, width + depth * width * width), depth * width)
+
+
+def _log(probs: Tensor) -> Tensor:
+    """A probability rounded above 1 would score a child above its parent."""
+    return probs.log().clamp(max=0.0)
+
+
+class DynamicTree(Section):
+    """EAGLE-2's settings. EAGLE's depth D is D + 1 levels, and its total counts the root: 4 and 60 are 59 nodes on 5
+    levels.
+    """
+
+    kind: Literal["dynamic"]
+    # Nodes with the root. More are accepted more often, until the target's pass gets slower. LANTERN: 59 to 60.
+    total: int = Field(60, ge=2)
+    # Expansions; levels are one more. Deeper pays where long prefixes are accepted. EAGLE: 5 to 7, LANTERN: 4.
+    depth: int = Field(4, ge=0)
+    # Children of a node and nodes in the beam. Wider for flat distributions, as those of images.
+    width: int = Field(10, ge=1)
+
+    def build(self, *, grid: int | None = None, seed: int = 0) -> Dynamic:
+        return Dynamic(self.total, self.depth, self.width)

@@ -1,0 +1,511 @@
+"""Tree policies: EAGLE-2's trees and the published static ones array by array, ADT-Tree's steps, and exactness.
+
+The vectors are described in vectors_trees/README.md.
+"""
+
+import copy
+import itertools
+import math
+import random
+from collections import defaultdict
+from pathlib import Path
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+import torch
+from draftsmith.core.errors import UserError
+from draftsmith.eval.loop import Decoding, generate
+from draftsmith.eval.policies import CHOICES, Adt, AdtTree, Draw, Dynamic, Static, TreeConfig, check_combination
+from draftsmith.eval.policies.adt import Shape, acceptance_rate, adapt, flock
+from draftsmith.eval.policies.dynamic import candidates
+from draftsmith.eval.rules import Sampling
+from draftsmith.models.decoding.rows import guide
+from draftsmith.models.decoding.tree import ROOT
+from draftsmith.models.decoding.warp import Warp
+from fakes import CannotExpand, GuidedTarget, ReadsFeatures, RowsProposal, Wrapped, no_picture, picture
+from pydantic import TypeAdapter, ValidationError
+from test_contract import compare, decoder, greedy, not_vacuous
+from test_exactness import NoResidual, outcomes
+from tiny import IMAGE_ID, TOKENS, llava, near, proposal, request, target
+
+VECTORS = Path(__file__).parent / "vectors_trees"
+TOP_K = Draw("top-k")
+
+
+def arrays(name, case):
+    stored = np.load(VECTORS / f"{name}.npz")
+    prefix = f"{case}/"
+    return {key[len(prefix) :]: torch.from_numpy(stored[key]) for key in stored.files if key.startswith(prefix)}
+
+
+def leaf_paths(tree):
+    """Every leaf's path in nodes with the root as 0, in leaf order: the rows of a table of paths."""
+    paths = []
+    for leaf in range(tree.num_nodes):
+        if leaf not in tree.children:
+            path, node = [], leaf
+            while node != ROOT:
+                path.append(node + 1)
+                node = tree.parents[node]
+            paths.append((0, *reversed(path)))
+    return paths
+
+
+def unpadded(rows):
+    return [tuple(x for x in row if x >= 0) for row in rows.tolist()]
+
+
+class Recorded:
+    """Stands for a drafter: answers each expansion with its rows and remembers what was asked."""
+
+    def __init__(self, levels):
+        self.levels, self.tokens, self.parents = levels, [], []
+
+    def __call__(self, parents, tokens):
+        self.parents.append(list(parents))
+        self.tokens.append(tokens.tolist())
+        return self.levels[len(self.tokens) - 1][: len(tokens)]
+
+
+@pytest.mark.parametrize("case", range(7))
+def test_the_tree_of_eagle(case):
+    wanted = arrays("eagle_tree", f"tree{case}")
+    width, depth, count = (int(wanted[f"cfg/{key}"]) for key in ("top_k", "depth", "n_draft"))
+    root, rows = wanted["logp_first"].exp(), wanted["logp_expand"].exp()
+    expand = Recorded(rows)
+    found = candidates(root, expand, width=width, levels=depth + 1)
+    assert found.tokens.tolist() == wanted["candidate_tokens"].tolist()
+    assert torch.allclose(found.scores, wanted["candidate_scores"], atol=1e-4)
+    # The beam in rank order, its parents as slots: rank r of the beam before the last expansion is slot (i - 1) K + r.
+    assert expand.tokens == wanted["beam_tokens"][:depth].tolist()
+    ranks = wanted["beam_parents"][:depth]
+    assert expand.parents == [[ROOT if r < 0 else (i - 1) * width + r for r in row] for i, row in enumerate(ranks)]
+    scores = torch.tensor([float(found.scores[c]) for c in found.expanded]).view(depth, width)
+    assert torch.allclose(scores, wanted["beam_scores"][:depth], atol=1e-4)
+    tree = Dynamic(count + 1, depth, width).grow(root, Recorded(rows), TOP_K, max_levels=99)
+    for grown in (tree, found.best(count)):
+        assert grown.tokens.tolist() == wanted["draft_tokens"][1:].tolist()
+        assert torch.equal(grown.ancestor_mask(), wanted["tree_mask"].bool())
+        assert [0, *grown.depths] == wanted["position_offsets"].tolist()
+        assert sorted(leaf_paths(grown)) == sorted(unpadded(wanted["retrieve_sampling"]))
+
+
+@pytest.mark.parametrize("name", [*CHOICES, "random_shuffled"])
+def test_the_published_static_trees(name):
+    wanted = arrays("static_tree", name)
+    listed = unpadded(wanted["choices"])
+    assert name == "random_shuffled" or sorted(listed) == sorted(CHOICES[name])
+    policy, asked = Static(listed), []
+
+    def q(first, count):
+        """Row r's j-th likeliest token is 10 r + j: a token says which draw of which inner node it is."""
+        rows = torch.zeros(count, 10 * len(listed))
+        for row in range(count):
+            start = 10 * (first + row)
+            rows[row, start : start + 10] = torch.arange(10, 0, -1) / 55
+        return rows
+
+    def expand(parents, tokens):
+        first = 1 + sum(len(parents) for parents in asked)
+        asked.append(list(parents))
+        return q(first, len(parents))
+
+    tree = policy.grow(q(0, 1)[0], expand, TOP_K, max_levels=99)
+    assert [-1, *(parent + 1 for parent in tree.parents)] == wanted["parent"].tolist()
+    assert torch.equal(tree.ancestor_mask(), wanted["tree_mask"].bool())
+    assert [0, *tree.depths] == wanted["position_offsets"].tolist()
+    assert [tree.depths.count(level) for level in range(tree.num_levels + 1)] == wanted["level_sizes"].tolist()
+    assert sorted(leaf_paths(tree)) == sorted(unpadded(wanted["retrieve"]))
+    assert (tree.tokens + 1).tolist() == wanted["tree_indices"][1:].tolist()
+    assert policy.max_nodes == len(listed)
+
+
+def table(seed, vocab, kept):
+    """q and p after a prefix (they depend on its last two tokens), with zeros as top-k leaves them."""
+    generator = torch.Generator().manual_seed(seed)
+
+    def one(most):
+        values = torch.rand(vocab, generator=generator, dtype=torch.float64) ** 2
+        values[torch.randperm(vocab, generator=generator)[most:]] = 0
+        return values / values.sum()
+
+    ends = [e for length in range(3) for e in itertools.product(range(vocab), repeat=length)]
+    p, q = {e: one(vocab - 1) for e in ends}, {e: one(kept) for e in ends}
+    return (lambda prefix: p[tuple(prefix[-2:])]), (lambda prefix: q[tuple(prefix[-2:])])
+
+
+def grown(policy, q, prefix, max_levels=99):
+    """The policy's tree after a prefix, and each row's prefix (the root's first)."""
+    slots = []
+
+    def expand(parents, tokens):
+        above = [slots[i] if i != ROOT else prefix for i in parents]
+        slots.extend((*a, t) for a, t in zip(above, tokens.tolist(), strict=True))
+        return torch.stack([q(s) for s in slots[len(slots) - len(parents) :]])
+
+    tree = policy.grow(q(prefix), expand, TOP_K, max_levels=max_levels)
+    rows = [prefix]
+    for parent, token in zip(tree.parents, tree.tokens.tolist(), strict=True):
+        rows.append((*rows[parent + 1], token))
+    # A node's slot is its expansion; a node without one was never expanded.
+    assert list(tree.slots) == [slots.index(row) if row in slots else ROOT for row in rows[1:]]
+    assert all(q(path[:-1])[path[-1]] > 0 for path in slots), "nothing impossible is expanded"
+    assert len(slots) <= policy.max_nodes and tree.num_nodes <= policy.max_nodes
+    assert tree.num_levels <= min(policy.num_levels, max_levels)
+    return tree, rows
+
+
+@pytest.mark.parametrize("kept", [1, 2, 5])
+def test_what_q_gives_nothing_is_never_drafted(kept):
+    """Sure children score as their parents do: the parents must be in the tree all the same."""
+    for seed in range(20):
+        _, q = table(seed, 5, kept)
+        tree, rows = grown(Dynamic(total=9, depth=3, width=4), q, (0,))
+        assert all(q(row[:-1])[row[-1]] > 0 for row in rows[1:])
+        assert tree.num_nodes == (4 if kept == 1 else 8)
+        assert all(len({int(tree.tokens[c]) for c in kids}) == len(kids) for kids in tree.children.values())
+        for parent, kids in tree.children.items():
+            chances = [float(q(rows[parent + 1])[tree.tokens[c]]) for c in kids]
+            assert chances == sorted(chances, reverse=True)
+
+
+def test_a_sure_token_rounded_above_one():
+    sure = torch.tensor([0.0, 1 + 2**-20, 0.0])
+    tree, _ = grown(Dynamic(3, 5, 2), lambda prefix: sure, ())
+    assert tree.tokens.tolist() == [1, 1] and tree.is_chain
+
+
+def test_a_tree_is_clamped():
+    _, q = table(0, 5, 5)
+    assert grown(Dynamic(60, 1, 3), q, ())[0].num_nodes == 3 + 9
+    assert grown(Dynamic(60, 0, 30), q, ())[0].num_nodes == 5, "the vocabulary"
+    for levels in (1, 2, 3):
+        assert grown(Dynamic(60, 4, 3), q, (), max_levels=levels)[0].num_levels == levels
+
+
+def test_a_width_beyond_the_nodes_draws_the_same_tree():
+    clamped, wider = Dynamic(5, 3, 6), Dynamic(5, 3, 6)
+    assert clamped.width == 4
+    wider.width, wider.max_nodes = 6, 18
+    for seed in range(20):
+        _, q = table(seed, 6, 6)
+        trees = [grown(policy, q, ())[0] for policy in (clamped, wider)]
+        assert trees[0].parents == trees[1].parents
+        assert torch.equal(trees[0].tokens, trees[1].tokens)
+
+
+def settings(**given):
+    small = {"total": 6, "initial_depth": 1, "initial_width": 2}
+    return AdtTree(kind="adt", **(small | {"width_step": 1, "width_range": (1, 4), "depth_range": (0, 4)} | given))
+
+
+STARTS = ["horizontal", "vertical", "random", "token-flock"]
+
+
+def adt(**given):
+    return Adt(settings(**given), grid=2)
+
+
+def continuation(policy, rule, p, q, length, shapes):
+    """Distribution of the next `length` tokens over as many cycles as they take, by enumeration."""
+    found = defaultdict(float)
+
+    def go(policy, prefix, weight):
+        if len(prefix) > length:
+            found[prefix[1 : length + 1]] += weight
+            return
+        tree, rows = grown(policy, q, prefix)
+        shapes.add((tree.parents, tree.num_levels))
+        for tokens, chance in outcomes(rule, tree, torch.stack([p(row) for row in rows])):
+            after = copy.deepcopy(policy)
+            after.observe(SimpleNamespace(num_accepted=len(tokens) - 1))
+            go(after, (*prefix, *tokens), weight * chance)
+
+    policy.start()
+    go(policy, (0,), 1.0)
+    return found
+
+
+def off_target(found, p, vocab, length):
+    """Total variation between what came out and the target's own continuations."""
+    off = 0.0
+    for tokens in itertools.product(range(vocab), repeat=length):
+        before = [(0, *tokens[:i]) for i in range(length)]
+        off += abs(found.get(tokens, 0.0) - math.prod(float(p(b)[t]) for b, t in zip(before, tokens, strict=True)))
+    return off / 2
+
+
+@pytest.mark.parametrize("policy", [Dynamic(5, 2, 2), *(adt(start_from=s) for s in STARTS)], ids=["dynamic", *STARTS])
+def test_enumerated(policy):
+    for seed, kept in ((0, 3), (1, 2)):
+        p, q = table(seed, 3, kept)
+        shapes = set()
+        found = continuation(policy, Sampling(), p, q, 3, shapes)
+        assert sum(found.values()) == pytest.approx(1, abs=1e-9)
+        assert off_target(found, p, 3, 3) < 1e-9
+        assert len(shapes) > 1, "the tree's shape changes with what was drafted and accepted"
+        wrong = continuation(policy, NoResidual(), p, q, 3, set())
+        assert off_target(wrong, p, 3, 3) > 0.01
+
+
+@pytest.fixture(scope="module")
+def big():
+    return llava(0)
+
+
+@pytest.fixture(scope="module", name="near")
+def near_draft(big):
+    return near(big)
+
+
+PRUNING = pytest.mark.parametrize(
+    "policy", [Dynamic(8, 2, 3), Dynamic(6, 4, 9), adt(), adt(start_from="vertical")], ids=lambda p: p.name
+)
+
+
+@PRUNING
+def test_greedy_output_is_plain_decoding(big, near, policy):
+    not_vacuous(compare(lambda: target(big), proposal(near), policy))
+    guided = lambda: GuidedTarget(decoder(big), guide(2.0))  # noqa: E731
+    not_vacuous(compare(guided, RowsProposal(decoder(near), [picture, no_picture], guide(2.0)), policy, seeds=1))
+    not_vacuous(compare(lambda: target(big), ReadsFeatures(near), policy, seeds=1))
+    assert max(c.num_drafted for c in compare(lambda: target(big), CannotExpand(near), policy)) <= 2
+
+
+class Checked(Wrapped):
+    """Every distribution is that of a fresh pass over its prefix: the slots that the policy names are right."""
+
+    def __init__(self, model):
+        super().__init__(model)
+        self.model, self.checked = model, 0
+
+    def start(self, request, prefill, warp, *, capacity):
+        super().start(request, prefill, warp, capacity=capacity)
+        self.request, self.warp = request, warp
+
+    def begin(self, first):
+        super().begin(first)
+        self.committed = (first,)
+
+    def check(self, q, tokens):
+        ids = torch.cat([self.request.ids, torch.tensor(tokens)])
+        scores = self.model(input_ids=ids[None], pixel_values=self.request.pixels).logits[0, -1]
+        scores[[IMAGE_ID, *range(TOKENS, len(scores))]] = float("-inf")
+        assert torch.allclose(q, self.warp.heat(scores), atol=1e-4)
+        self.checked += 1
+
+    def root(self):
+        self.paths = []
+        q = super().root()
+        self.check(q, self.committed)
+        return q
+
+    def expand(self, parents, tokens):
+        above = [self.paths[i] if i != ROOT else self.committed for i in parents]
+        new = [(*a, t) for a, t in zip(above, tokens.tolist(), strict=True)]
+        self.paths += new
+        rows = super().expand(parents, tokens)
+        for q, path in zip(rows, new, strict=True):
+            self.check(q, path)
+        return rows
+
+    def accept(self, verified):
+        super().accept(verified)
+        self.committed = (*self.committed, *verified.tokens, verified.bonus)
+
+
+@PRUNING
+@torch.inference_mode()
+def test_the_drafter_keeps_what_was_accepted(big, near, policy):
+    drafter = Checked(near)
+    not_vacuous(generate(target(big), drafter, request(0, 1), greedy(policy, 16)).cycles)
+    assert drafter.checked > 25
+
+
+def test_sampling_through_the_loop_repeats(big, near):
+    policy = adt()
+    decoding = Decoding(policy, Sampling(), TOP_K, Warp(1.0, top_k=3), 24, ())
+    results, logs = [], []
+    for _ in range(2):
+        results.append(generate(target(big), proposal(near), request(0, 1), decoding, torch.Generator().manual_seed(5)))
+        logs.append(policy.log)
+    assert results[0].tokens == results[1].tokens
+    assert logs[0] == logs[1]
+    drafted = [c for c in results[0].cycles if c.num_nodes]
+    assert [c.accepted for c in logs[0]] == [c.num_accepted for c in drafted]
+    assert len({c.depth for c in logs[0]}) > 1
+
+
+# --- ADT-Tree's rules ---
+
+
+def run(policy, accepted):
+    """(d, k) of each cycle of one image, for given accepted counts."""
+    policy.start()
+    flat = torch.ones(50) / 50
+    for count in accepted:
+        policy.grow(flat, lambda parents, tokens: flat.expand(len(parents), -1), TOP_K, max_levels=1)
+        policy.observe(SimpleNamespace(num_accepted=count))
+    return [(c.depth, c.width) for c in policy.log]
+
+
+def test_steps_and_bounds():
+    anole, llamagen = (AdtTree(kind="adt", preset=name) for name in ("anole", "llamagen"))
+    assert adapt(anole, Shape(4, 10), positive=True) == (5, 7)
+    assert adapt(anole, Shape(4, 10), positive=False) == (3, 13)
+    assert adapt(anole, Shape(9, 4), positive=True) == (9, 4)
+    assert adapt(anole, Shape(4, 13), positive=False) == (3, 13)
+    # Width is free where the new depth is not above 1, and bounded again once it is.
+    assert adapt(anole, Shape(2, 13), positive=False) == (1, 16)
+    assert adapt(anole, Shape(1, 16), positive=False) == (1, 19)
+    assert adapt(anole, Shape(1, 40), positive=True) == (2, 13)
+    always = anole.model_copy(update={"bound_width": "always"})
+    assert adapt(always, Shape(1, 13), positive=False) == (1, 13)
+    assert adapt(llamagen, Shape(4, 10), positive=False) == (3, 20)
+    assert adapt(llamagen, Shape(3, 35), positive=False) == (2, 39)
+    # Steps of 3 from 10 stay on 4, 7, 10 and 13.
+    widths = {width for depth, width in run(Adt(anole, grid=8), [0, 9, 0, 9, 9, 9, 0, 0, 9, 9]) if depth > 1}
+    assert widths <= {4, 7, 10, 13} and len(widths) > 2
+
+
+def test_running_state():
+    anole = AdtTree(kind="adt", preset="anole")
+    accepted = [4, 5, 2, 0]
+    assert run(Adt(anole, grid=8), accepted) == [(4, 10), (5, 7), (6, 4), (5, 7)]
+    policy = Adt(anole, grid=8)
+    assert run(policy, accepted) == run(policy, accepted), "each image starts afresh"
+    # Free widths end where more would draw the same tree.
+    assert run(Adt(anole, grid=8), [0] * 40)[-1] == (1, 59)
+
+
+def test_what_counts_as_accepted():
+    by = {name: settings(acceptance=name) for name in ("accepted/depth", "accepted/levels", "emitted/levels")}
+    assert [acceptance_rate(s, 3, 3) for s in by.values()] == [1, 3 / 4, 1]
+    assert [acceptance_rate(s, 3, 4) for s in by.values()] == [4 / 3, 1, 5 / 4]
+    assert [acceptance_rate(s, 3, 0) for s in by.values()] == [0, 0, 1 / 4]
+
+
+@pytest.mark.parametrize(("acceptance", "levels"), [("accepted/depth", 2.09), ("accepted/levels", 2.01)])
+def test_the_reading_that_gives_the_papers_depth(acceptance, levels):
+    """Table I, temperature 1: tau 1.10 and mean depth 2.09, where one draft in ten is accepted."""
+    anole = AdtTree(kind="adt", preset="anole", acceptance=acceptance)
+    generator, shape, depths = random.Random(0), Shape(4, 10), []
+    for _ in range(50_000):
+        accepted = 0
+        while accepted <= shape.depth and generator.random() < 0.1 / 1.1:
+            accepted += 1
+        depths.append(shape.depth + 1)
+        shape = adapt(anole, shape, positive=acceptance_rate(anole, shape.depth, accepted) >= anole.threshold)
+    assert sum(depths) / len(depths) == pytest.approx(levels, abs=0.02)
+
+
+def test_starting_points():
+    grid = 4
+    make = lambda **given: Adt(AdtTree(kind="adt", preset="anole", **given), grid=grid)  # noqa: E731
+    # One token a cycle: the trees are those of cells 1, 2, 3, and 4, which begins a row.
+    again = run(make(row_start="initial"), [0, 0, 0, 0, 0])
+    assert again == [(4, 10), (3, 13), (2, 13), (3, 13), (2, 13)]
+    assert run(make(), [0, 0, 0, 0, 0]) == [(4, 10), (3, 13), (2, 13), (1, 16), (1, 19)]
+    above = run(make(start_from="vertical"), [0, 0, 0, 0, 0, 0])
+    # Cell 4 has the first cell above, which no tree made; cell 5 has that of the first tree, (4, 10).
+    assert above == [(4, 10), (3, 13), (2, 13), (1, 16), (3, 13), (2, 13)]
+    fixed = make(fixed_depth=1, fixed_width=12)
+    assert run(fixed, [0, 1, 0]) == [(1, 12), (1, 15), (2, 9)]
+    chance = make(start_from="random")
+    first, second = run(chance, [0] * 30), run(chance, [0] * 30)
+    assert first == second
+    assert len(set(first)) > 10
+    other = Adt(chance.settings, grid=grid, seed=1)
+    assert run(other, [0] * 30) != first
+
+
+def test_token_flock_against_the_formula():
+    generator = random.Random(0)
+    grid, radius = 5, 2.3
+    for count in range(1, 23):
+        cells = [Shape(generator.randint(1, 9), generator.randint(4, 13)) if n else None for n in range(count)]
+        row, column = divmod(count, grid)
+        near_by = [
+            (shape, (radius - (row - n // grid) + 1) / radius)
+            for n, shape in enumerate(cells)
+            if shape and math.dist((row, column), divmod(n, grid)) <= radius
+        ]
+        found = flock(cells, grid, radius)
+        if not near_by:
+            assert found is None
+            continue
+        total = sum(weight for _, weight in near_by)
+        means = [sum(w / total * shape[i] for shape, w in near_by) for i in (0, 1)]
+        assert found == tuple(math.floor(mean + 0.5) for mean in means)
+    assert flock([None], grid, radius) is None
+
+
+def test_tokens_that_no_tree_made():
+    """The last place of an image needs no draft: it is counted and not logged."""
+    policy = adt()
+    run(policy, [0])
+    policy.observe(SimpleNamespace(num_accepted=0))
+    assert len(policy.log) == 1
+    assert policy._cells == [None, policy.log[0][:2], None]
+
+
+# --- Recipes ---
+
+
+def tree(**given):
+    return TypeAdapter(TreeConfig).validate_python(given)
+
+
+def test_sections_build_policies():
+    assert tree(kind="chain", gamma=3).build().max_nodes == 3
+    assert tree(kind="static", choices="naive_extend_57").build(grid=4, seed=1).max_nodes == 57
+    assert tree(kind="static", choices=[[0], [1], [0, 0]]).build().num_levels == 2
+    dynamic = tree(kind="dynamic").build()
+    assert (dynamic.num_nodes, dynamic.num_levels, dynamic.width, dynamic.max_nodes) == (59, 5, 10, 59)
+    assert tree(kind="dynamic", depth=7).build().max_nodes == 70, "the drafter's slots need room too"
+    anole = tree(kind="adt", preset="anole")
+    assert (anole.width_step, anole.width_range, anole.depth_range) == (3, (3, 14), (0, 10))
+    assert anole.build(grid=32).max_nodes == 9 * 13
+    llamagen = tree(kind="adt", preset="llamagen", total=40, width_range=(3, 30))
+    assert (llamagen.width_step, llamagen.width_range) == (10, (3, 30))
+    assert tree(**llamagen.model_dump()) == llamagen
+
+
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        ({"kind": "static", "choices": "mc_sim_7b"}, "did you mean 'mc_sim_7b_63'"),
+        ({"kind": "dynamic", "top_k": 3}, "top_k"),
+        ({"kind": "dynamic", "total": 1}, "total"),
+        ({"kind": "adt"}, "width_step"),
+        ({"kind": "adt", "preset": "emu"}, "preset"),
+        ({"kind": "adt", "preset": "anole", "fixed_width": 25}, "outside width_range"),
+        ({"kind": "adt", "preset": "anole", "depth_range": [3, 4]}, "allows nothing"),
+    ],
+)
+def test_bad_sections(given, message):
+    with pytest.raises(ValidationError, match=message):
+        tree(**given)
+
+
+def test_bad_trees_and_combinations():
+    with pytest.raises(UserError, match="no grid"):
+        tree(kind="adt", preset="anole").build()
+    for choices in ([], [[0], [0]], [[]]):
+        with pytest.raises(UserError, match="choices are empty"):
+            tree(kind="static", choices=choices)
+    with pytest.raises(UserError, match="no parent"):
+        tree(kind="static", choices=[[0], [1, 0]])
+    check = lambda **given: check_combination(**({"prunes_by_token": False} | given))  # noqa: E731
+    for temperature in (0, 1):
+        check(temperature=temperature, draw="top-k", policy="dynamic", prunes_by_token=True, rule="lantern")
+    check(temperature=1, draw="sample", policy="static", rule="lantern")
+    check(temperature=1, draw="sample", policy="chain", rule="block")
+    with pytest.raises(UserError, match="prunes drawn nodes"):
+        check(temperature=1, draw="sample", policy="dynamic", prunes_by_token=True, rule="lantern")
+    with pytest.raises(UserError, match="block at temperature 0"):
+        check(temperature=0, draw="top-k", policy="chain", rule="block")
+    for wrong in ({"draw": "top-k", "policy": "chain"}, {"draw": "sample", "policy": "static"}):
+        with pytest.raises(UserError, match="one sampled chain"):
+            check(temperature=1, rule="block", **wrong)
