@@ -32,8 +32,9 @@ class Cycle:
     num_accepted: int  # without the bonus token
     num_emitted: int  # with it, and after a cut by the end token or the length
     draft_s: float
-    verify_s: float
+    verify_s: float  # the target's pass and the rule
     total_s: float
+    rule_s: float = 0.0  # the rule alone
 
 
 @dataclass(frozen=True)
@@ -110,6 +111,7 @@ def generate(
         drafted = clock.now()
         step = target.verify(session, tokens[-1], tree)
         p = step.logits if warp.greedy else warp(step.logits)
+        scored = clock.now()
         verified = decoding.rule(tree, p, _uniforms(tree.num_nodes, warp, generator))
         verified = replace(verified, step=step.along([0, *(n + 1 for n in verified.path)]), tree=tree)
         checked = clock.now()
@@ -129,6 +131,7 @@ def generate(
                 drafted - begin,
                 checked - drafted,
                 end - begin,
+                checked - scored,
             )
         )
     stop: Literal["eos", "length"] = "eos" if tokens[-1] in decoding.eos_ids else "length"

@@ -59,7 +59,7 @@ class Greedy:
                 break
             node = match[0]
             path.append(node)
-        return Verified(tuple(path), tuple(tokens[n] for n in path), best_ids[node + 1], _along(p, path))
+        return Verified(tuple(path), tuple(tokens[n] for n in path), best_ids[node + 1], along(p, path))
 
 
 class Sampling:
@@ -93,12 +93,12 @@ class Sampling:
                     accepted = child
                     break
                 if q is None or mass == 0.0:
-                    rest = _without(rest, token)
+                    rest = without(rest, token)
                 else:
-                    rest, q = _positive(rest - q, rest), _without(q, token)
+                    rest, q = positive_part(rest - q, rest), without(q, token)
             if accepted is None:
                 bonus = inverse_cdf(rest, float(next(draws)))
-                return Verified(tuple(path), tuple(tokens[n] for n in path), bonus, _along(p, path))
+                return Verified(tuple(path), tuple(tokens[n] for n in path), bonus, along(p, path))
             node = accepted
             path.append(node)
 
@@ -113,20 +113,20 @@ def inverse_cdf(probs: Tensor, uniform: float) -> int:
     return min(index, int(probs.nonzero()[-1]))
 
 
-def _without(probs: Tensor, token: int) -> Tensor:
+def without(probs: Tensor, token: int) -> Tensor:
     left = probs.clone()
     left[token] = 0.0
-    return _positive(left, left)
+    return positive_part(left, left)
 
 
-def _positive(values: Tensor, fallback: Tensor) -> Tensor:
+def positive_part(values: Tensor, fallback: Tensor) -> Tensor:
     """The positive part, normalised. Nothing is left only where a rejection had probability zero."""
     positive = values.clamp(min=0.0)
     total = positive.sum()
     return positive / total if float(total) > 0 else fallback
 
 
-def _along(p: Tensor, path: Sequence[int]) -> Tensor:
+def along(p: Tensor, path: Sequence[int]) -> Tensor:
     return p[[0, *(node + 1 for node in path)]]
 
 

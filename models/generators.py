@@ -102,6 +102,8 @@ class Generator:
     target: Any
     condition: Callable[[str, int | None], Tensor]  # caption, label -> what the target is asked by
     pictures: Callable[[Tensor], Tensor]  # codes [B,n] -> uint8 [B,3,S,S]
+    codebook: Tensor  # [C,d] as stored: what codes are near one another by
+    first_id: int = 0  # a token's id is its code plus this
 
     def request(self, caption: str, label: int | None, name: str) -> ImageRequest:
         return ImageRequest(self.condition(caption, label), caption, name)
@@ -122,7 +124,8 @@ def load_generator(
     def pictures(codes: Tensor) -> Tensor:
         return to_pixels(vq.decode(codes.to(device), (grid, grid))).cpu()
 
-    return Generator(target, condition_source(config, made, device=device), pictures)
+    rows = vq.quantize.embedding.weight.detach()
+    return Generator(target, condition_source(config, made, device=device), pictures, rows)
 
 
 def load_target(

@@ -20,11 +20,14 @@ from ..trainers.stages.evaluate import EvaluateStage
 from ..trainers.stages.generate import GenerateStage
 from ..trainers.stages.train import TrainStage
 from ..trainers.stages.visual.encode import EncodeStage
+from ..trainers.stages.visual.evaluate import VisualEvaluateStage
 from ..trainers.stages.visual.generate import GenerateCaptionedStage
 from ..trainers.stages.visual.train import VisualTrainStage
 
 LvlmStage = Annotated[GenerateStage | TrainStage | EvaluateStage, Field(discriminator="kind")]
-VisualStage = Annotated[GenerateCaptionedStage | EncodeStage | VisualTrainStage, Field(discriminator="kind")]
+VisualStage = Annotated[
+    GenerateCaptionedStage | EncodeStage | VisualTrainStage | VisualEvaluateStage, Field(discriminator="kind")
+]
 
 
 class Recipe(Section):

@@ -15,6 +15,7 @@ from ..core.errors import UserError
 from .context import Context
 from .stages import evaluate, generate, train
 from .stages.visual import encode as visual_encode
+from .stages.visual import evaluate as visual_evaluate
 from .stages.visual import generate as visual_generate
 from .stages.visual import train as visual_train
 
@@ -25,6 +26,7 @@ RUNNERS: dict[type, Callable[[Any, Context], None]] = {
     visual_generate.GenerateCaptionedStage: visual_generate.run,
     visual_encode.EncodeStage: visual_encode.run,
     visual_train.VisualTrainStage: visual_train.run,
+    visual_evaluate.VisualEvaluateStage: visual_evaluate.run,
 }
 DONE = "done.json"
 

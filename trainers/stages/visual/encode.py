@@ -86,7 +86,9 @@ def run(stage: EncodeStage, context: Context) -> None:
         start = index * stage.samples_per_shard
         items = itertools.islice(read(source, start), stage.samples_per_shard)
         log = context.folder / f"refused-{index:06d}.jsonl"
-        write_shard(folder, index, encoder.samples(_usable(items, stage, duplicates, counts, log, encoder.size)), counts)
+        write_shard(
+            folder, index, encoder.samples(_usable(items, stage, duplicates, counts, log, encoder.size)), counts
+        )
     ranks.barrier()
     if ranks.is_main():
         finish(folder, identity, num_shards=num_shards)

@@ -1,0 +1,75 @@
+"""Block verification: a sampled chain is accepted as a whole, not token by token (Sun et al. 2024, arXiv 2403.10444).
+
+Exact as `Sampling` is, and never shorter on average: a token whose p/q is above 1 makes up for one before it whose
+p/q is below. Letters: N nodes without the root, V vocabulary.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Literal
+
+import torch
+from torch import Tensor
+
+from ..core.errors import UserError
+from ..core.section import Section
+from ..models.decoding.tree import Tree
+from .rules import Verified, along, positive_part, inverse_cdf
+
+
+class BlockConfig(Section):
+    """No settings of its own: chains with draw: sample, above temperature 0."""
+
+    kind: Literal["block"]
+
+
+class Block:
+    """Keep the longest prefix whose own draw accepts it; then draw from what the target still owes there.
+
+    Let w_0 = 1 and w_i = min(1, w_{i-1} p(x_i) / q(x_i)): the part of the prefix x_1..x_i that the target has a claim
+    to. The whole chain is accepted with probability w_N. A shorter prefix owes s_i = sum_x (w_i p(x) - q(x))+ over
+    the next token, and is accepted with probability s_i / (s_i + 1 - w_i), the token after it then drawn from the
+    normalised (w_i p - q)+.
+    """
+
+    name = "block"
+
+    def __call__(self, tree: Tree, p: Tensor, uniforms: Sequence[float]) -> Verified:
+        """`p` [N+1,V] warped probabilities; takes one uniform for each node and one for the token after the path."""
+        _check(tree)
+        draws = iter(uniforms)
+        n = tree.num_nodes
+        if tree.draft_probs is None:
+            return Verified((), (), inverse_cdf(p[0], float(next(draws))), p[:1])
+        rows = torch.arange(n, device=p.device)
+        q = tree.draft_probs[torch.tensor(tree.parent_rows, device=p.device)]  # [N,V] row i: what node i was drawn from
+        drawn = torch.stack([tree.tokens.double(), p[rows, tree.tokens].double(), q[rows, tree.tokens].double()])
+        tokens, target, draft = drawn.tolist()
+        weights = [1.0]
+        for i in range(n):
+            assert draft[i] > 0, f"node {i} was drawn with probability 0"
+            weights.append(min(1.0, weights[-1] * target[i] / draft[i]))
+        scale = torch.tensor(weights[:n], dtype=p.dtype, device=p.device)[:, None]
+        owed = (scale * p[:n] - q).clamp(min=0.0)  # [N,V] row i: after i accepted tokens
+        chances = [_chance(s, w) for s, w in zip(owed.sum(-1).tolist(), weights[:n], strict=True)] + [weights[n]]
+        kept = 0
+        for length in range(1, n + 1):
+            if float(next(draws)) < chances[length]:
+                kept = length
+        rest = p[n] if kept == n else positive_part(owed[kept], p[kept])
+        path = tuple(range(kept))
+        bonus = inverse_cdf(rest, float(next(draws)))
+        return Verified(path, tuple(int(t) for t in tokens[:kept]), bonus, along(p, path))
+
+
+def _chance(owed: float, weight: float) -> float:
+    """Of a prefix that is not the whole chain. Where nothing is owed, the block never ends."""
+    return owed / (owed + 1.0 - weight) if owed > 0 else 0.0
+
+
+def _check(tree: Tree) -> None:
+    if not tree.is_chain:
+        raise UserError("rule: block on a tree that branches", cure="use tree: chain, or rule: sampling")
+    if tree.num_nodes and tree.draft_probs is None:
+        raise UserError("rule: block with proposals that were not drawn", cure="use draw: sample, or rule: sampling")

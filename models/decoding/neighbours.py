@@ -1,0 +1,143 @@
+"""Which codes of a codebook lie nearest to each code: those that LANTERN takes for interchangeable (appendix D.2).
+
+The table is computed once for a codebook and kept on disk under its hash: 16384 codes take half a minute on one core.
+Letters: C codes, K neighbours, D width of a code, N tokens.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import uuid
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Literal
+
+import torch
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import save
+from torch import Tensor
+
+from ...core.errors import UserError
+
+Metric = Literal["l2", "cosine", "random"]
+NAME = "codes"  # of the tensor in the file
+ROWS = 256  # rows of distances held at once: 256 rows of 16384 float64 are 32 MiB
+
+
+@dataclass(frozen=True)
+class NeighbourTable:
+    """The nearest codes of each code, nearest first, equally near ones by index. A code is not its own neighbour."""
+
+    codes: Tensor  # [C,K] int32
+    offset: int = 0  # a token's id is its code + offset (Anole: 4)
+
+    @property
+    def num_codes(self) -> int:
+        return self.codes.shape[0]
+
+    @property
+    def num_neighbours(self) -> int:
+        return self.codes.shape[1]
+
+    def of(self, tokens: Tensor, k: int) -> tuple[Tensor, Tensor]:
+        """Token ids [N,k] of the k nearest to `tokens` [N], and which of the tokens are codes at all [N] bool.
+
+        The row of a token that is no code means nothing.
+        """
+        codes = tokens - self.offset
+        known = (codes >= 0) & (codes < self.num_codes)
+        return self.codes[codes.where(known, 0), :k].long() + self.offset, known
+
+    def to(self, device: torch.device | str) -> NeighbourTable:
+        return replace(self, codes=self.codes.to(device))
+
+
+def load_neighbours(
+    codebook: Tensor, k: int, *, metric: Metric, offset: int = 0, seed: int = 0, folder: Path | None = None
+) -> NeighbourTable:
+    """The table of `codebook` [C,D], from `folder` where it was computed before.
+
+    Args:
+        k: neighbours to keep, without the code itself, at most C-1.
+        seed: of the "random" metric, the control in which neighbours have nothing to do with one another.
+
+    Raises:
+        UserError: too many neighbours asked for, a codebook that is not finite, or an unreadable file.
+    """
+    if not 0 <= k < len(codebook):
+        raise UserError(
+            f"{k} neighbours of each code, in a codebook of {len(codebook)}",
+            cure=f"ask for at most {len(codebook) - 1}",
+        )
+    if not bool(codebook.isfinite().all()):
+        raise UserError("the codebook holds values that are not finite", cure="check the tokenizer's checkpoint")
+    if folder is None:
+        return NeighbourTable(nearest(codebook, k, metric=metric, seed=seed), offset)
+    facts = {"sha256": _sha256(codebook), "metric": metric, "k": str(k)}
+    facts |= {"seed": str(seed)} if metric == "random" else {}
+    kind = f"random{seed}" if metric == "random" else metric
+    path = folder / f"neighbours-{facts['sha256'][:16]}-{kind}-{k}.safetensors"
+    codes = _read(path, facts)
+    if codes is None:
+        codes = nearest(codebook, k, metric=metric, seed=seed)
+        _write(path, codes.cpu(), facts)
+    return NeighbourTable(codes.to(codebook.device), offset)
+
+
+def nearest(codebook: Tensor, k: int, *, metric: Metric, seed: int = 0) -> Tensor:
+    """[C,k] int32: the nearest other codes, by distances in float64, equally near ones by index.
+
+    "l2" reads the codebook as it stands: the published tables use the stored rows, also where the tokenizer
+    normalises them to decode. "cosine" normalises them, which ranks as l2 between normalised rows does.
+    """
+    found = []
+    for start, distances in _distances(codebook, metric, seed):
+        rows = torch.arange(len(distances))
+        distances[rows, rows + start] = float("inf")
+        found.append(distances.argsort(dim=-1, stable=True)[:, :k].int())
+    return torch.cat(found)
+
+
+def _distances(codebook: Tensor, metric: Metric, seed: int) -> Iterator[tuple[int, Tensor]]:
+    """(first row, distances [R,C] float64) of a few rows at a time."""
+    points = codebook.detach().double()
+    if metric == "cosine":
+        points = torch.nn.functional.normalize(points, dim=-1)
+    generator = torch.Generator().manual_seed(seed)
+    for start in range(0, len(points), ROWS):
+        block = points[start : start + ROWS]
+        if metric == "random":
+            shape = (len(block), len(points))
+            yield start, torch.rand(shape, generator=generator, dtype=torch.float64).to(points.device)
+        else:
+            # By differences: products would round equal distances apart.
+            yield start, torch.cdist(block, points, compute_mode="donot_use_mm_for_euclid_dist")
+
+
+def _sha256(codebook: Tensor) -> str:
+    values = codebook.detach().float().cpu().contiguous().numpy()
+    return hashlib.sha256(str(values.shape).encode() + values.tobytes()).hexdigest()
+
+
+def _read(path: Path, facts: dict[str, str]) -> Tensor | None:
+    """The table, or None where there is none of this codebook."""
+    if not path.is_file():
+        return None
+    try:
+        with safe_open(path, "pt") as file:
+            return file.get_tensor(NAME) if file.metadata() == facts else None
+    except SafetensorError as error:
+        raise UserError(f"cannot read the neighbour table: {error}", where=str(path), cure="delete it") from error
+
+
+def _write(path: Path, codes: Tensor, facts: dict[str, str]) -> None:
+    """Whole or not at all, also where several ranks write the same table."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    aside = path.with_name(f".{path.name}.{uuid.uuid4().hex}")
+    with aside.open("wb") as file:
+        file.write(save({NAME: codes.contiguous()}, metadata=facts))
+        file.flush()
+        os.fsync(file.fileno())
+    os.replace(aside, path)

@@ -1,0 +1,146 @@
+"""Caption cleaning by its rules, and text features of a tiny T5 that do not depend on the batch."""
+
+import json
+from pathlib import Path
+
+import pytest
+import torch
+from draftsmith.core.errors import UserError
+from draftsmith.models.hub import pinned_config
+from draftsmith.models.llamagen.captions import TextFeatures, caption_ids, clean_caption, mend
+from tokenizers import Tokenizer, models, pre_tokenizers, processors
+from transformers import PreTrainedTokenizerFast, T5Config, T5EncoderModel
+
+WORDS = ["<pad>", "</s>", "<unk>", "a", "red", "blue", "circle", "square", "on", "the", "left", "."]
+CAPTIONS = ["A red circle on the left.", "a blue square", "", "the the the red red square on a blue circle on a square"]
+
+
+@pytest.mark.parametrize(
+    ("caption", "cleaned"),
+    [
+        ("  A Red CUBE ", "a red cube"),
+        ("a cat+on%20a mat", "a cat on a mat"),  # as in an address
+        ("<person> rides", "person rides"),
+        ("see https://www.site.com/a-b/c now", "see now"),
+        ("see www.site.org now", "see now"),
+        ("write to me@mail.com", "write to me"),
+        ("by @someone_1 today", "by today"),
+        ("a <b>bold</b> cat<br/>", "a bold cat"),
+        ("cat<script>var x;</script> and <!-- no --> dog", "cat and dog"),
+        ("&lt;b&gt;cat", "cat"),  # uncovered by the first pass, removed by the second
+        ("caf&eacute; &amp; bar", "café bar"),
+        ("3 < 4", "3 < 4"),
+        ("<![abc[ cat", "<! abc cat"),
+        ("一只猫 cat ひらがな", "cat ひらがな"),
+        ("left – right — far", "left - right - far"),
+        ("the “big” «cat»", 'the "big" "cat"'),
+        ("cat’s toy", "cat's toy"),
+        ("at 192.168.0.12 home", "at home"),
+        ("a cat 5:30 ", "a cat 5:30"),  # outer blanks go first, so this rule needs one that is uncovered later
+        ("a cat\\na dog", "a cat a dog"),
+        ("#12 cat #1234 dog #12345 1234567", "cat 1234 dog"),
+        ("my photo_1.JPG here", "my here"),
+        ("wow... cat", "wow cat"),
+        ("***SALE*** (new) [now] {x|y} cat & dog", "sale new now x y cat dog"),
+        ("this-is-my-cute-cat", "this is my cute cat"),
+        ("a well-known two-tone cat", "a well-known two-tone cat"),
+        ("code jc6640 and jc6640vc and 6640vc231 cat", "code and and cat"),
+        ("cat, worldwide free shipping", "cat"),
+        ("free download cat", "cat"),
+        ("cat click on link", "cat"),
+        ("cat png images", "cat"),
+        ("cat page 12", "cat"),
+        ("poster 10x20 cat 3.5×4", "poster cat"),
+        ("red,blue", "red, blue"),
+        ("title : cat", "title: cat"),
+        ('"a cat"', "a cat"),
+        ("- a cat -", "a cat"),
+        (".hidden", ""),
+        ("", ""),
+    ],
+)  # fmt: skip
+def test_cleaning(caption, cleaned):
+    assert clean_caption(caption) == cleaned
+
+
+def test_mending_gives_one_spelling():
+    assert mend("ﬁne Ｗｉｄｅ\u3000x") == "fine Wide x"
+    assert mend("e\u0301") == "é"
+    assert mend("‚‛ „‟") == '‚\' ""'.replace("‚", "'")
+    assert mend("a\r\nb\u2028c\x00\ufeff") == "a\nb\nc"
+    assert mend("cat \ud83d") == "cat \ufffd"
+    assert mend("½ ² ™") == "½ ² ™", "compatibility forms that are no variants of letters stay"
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory) -> Path:
+    """A tiny T5 encoder with a tokenizer of words, as save_pretrained leaves them."""
+    folder = tmp_path_factory.mktemp("t5")
+    tokenizer = Tokenizer(models.WordLevel({word: number for number, word in enumerate(WORDS)}, unk_token="<unk>"))
+    tokenizer.pre_tokenizer = pre_tokenizers.Whitespace()
+    tokenizer.post_processor = processors.TemplateProcessing(single="$A </s>", special_tokens=[("</s>", 1)])
+    PreTrainedTokenizerFast(
+        tokenizer_object=tokenizer, pad_token="<pad>", eos_token="</s>", unk_token="<unk>"
+    ).save_pretrained(folder)
+    torch.manual_seed(0)
+    config = T5Config(
+        vocab_size=len(WORDS), d_model=16, d_kv=8, d_ff=32, num_layers=2, num_heads=2, feed_forward_proj="gated-gelu",
+        pad_token_id=0, eos_token_id=1,
+    )  # fmt: skip
+    T5EncoderModel(config).save_pretrained(folder)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def features(folder) -> TextFeatures:
+    return TextFeatures(folder, max_length=12, dtype=torch.float32)
+
+
+def test_features_have_the_length_of_the_caption(features):
+    found = features.encode(CAPTIONS)
+    # Words and the end mark; the last is cut to 12.
+    assert [len(f) for f in found] == [8, 4, 1, 12]
+    assert all(f.shape[1] == 16 and f.dtype == torch.float32 and not f.requires_grad for f in found)
+    # They enter training as inputs.
+    torch.nn.Linear(16, 2)(found[0]).sum().backward()
+
+
+def test_a_batch_changes_nothing(features):
+    together = features.encode(CAPTIONS)
+    for caption, expected in zip(CAPTIONS, together, strict=True):
+        torch.testing.assert_close(features.encode([caption])[0], expected, atol=1e-6, rtol=0)
+
+
+@torch.no_grad()
+def test_padding_is_masked(features):
+    """The same as the encoder alone on the bare ids."""
+    ids = torch.tensor([[WORDS.index(word) for word in ("a", "blue", "square", "</s>")]])
+    expected = features.encoder(input_ids=ids).last_hidden_state[0]
+    torch.testing.assert_close(features.encode([CAPTIONS[1]])[0], expected, atol=1e-6, rtol=0)
+
+
+def test_ids_are_of_the_cleaned_caption(features):
+    batch = caption_ids(features.tokenizer, ["<b>A RED</b> circle"], 6)
+    words = [WORDS[i] for i in batch["input_ids"][0].tolist()]
+    assert words == ["a", "red", "circle", "</s>", "<pad>", "<pad>"]
+    assert batch["attention_mask"].tolist() == [[1, 1, 1, 1, 0, 0]]
+    cut = caption_ids(features.tokenizer, [CAPTIONS[3]], 6)["input_ids"][0]
+    assert WORDS[cut[-1]] == "</s>", "a cut caption keeps its end mark"
+
+
+def test_bfloat16_is_the_default(folder):
+    assert TextFeatures(folder, max_length=8).encode(["red"])[0].dtype == torch.bfloat16
+
+
+def test_a_missing_encoder_is_a_user_error(tmp_path):
+    (tmp_path / "config.json").write_text(json.dumps({"model_type": "t5"}))
+    with pytest.raises(UserError, match="text encoder"):
+        TextFeatures(tmp_path)
+
+
+def test_the_pinned_encoder_is_flan_t5_xl():
+    values = pinned_config("flan-t5-xl-encoder")
+    with torch.device("meta"):
+        encoder = T5EncoderModel(T5Config(**{k: v for k, v in values.items() if k != "model_type"}))
+    assert sum(p.numel() for p in encoder.parameters()) == 1_223_527_424
+    assert values["d_model"] == 2048

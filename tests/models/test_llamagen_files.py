@@ -1,0 +1,474 @@
+"""LlamaGen on disk: our layout, LANTERN's, published files, what is refused, and the script that converts."""
+
+import argparse
+import json
+import os
+import subprocess
+import sys
+from importlib.machinery import SourceFileLoader
+from importlib.util import module_from_spec, spec_from_loader
+from pathlib import Path
+
+import pytest
+import torch
+from draftsmith.core.errors import UserError
+from draftsmith.models.llamagen import files
+from draftsmith.models.llamagen.transformer import SIZES, LlamaGen, LlamaGenConfig, published
+from draftsmith.models.llamagen.vq import VqConfig, VqTokenizer
+from safetensors.torch import load_file, save_file
+from torch import nn
+from transformers import LlamaConfig, LlamaForCausalLM
+
+SCRIPT = Path(__file__).parents[2] / "scripts" / "convert_llamagen"
+SHAPE = {"num_layers": 2, "num_heads": 2, "dim": 16, "ffn_hidden": 24, "vocab_size": 32, "grid": 16}
+TEXT = LlamaGenConfig(**SHAPE, condition="text", caption_dim=12, caption_slots=5)
+CLASS = LlamaGenConfig(**SHAPE, condition="class", num_classes=7)
+VQ = VqConfig(base_channels=32, ch_mult=(1, 2), num_res_blocks=1, z_channels=8, codebook_size=32, codebook_dim=4)
+
+
+def llamagen(config: LlamaGenConfig, seed: int = 0) -> LlamaGen:
+    model = LlamaGen(config)
+    model.reset_parameters(torch.Generator().manual_seed(seed))
+    nn.init.normal_(model.output.weight, std=0.1, generator=torch.Generator().manual_seed(seed))
+    return model.eval()
+
+
+def tokenizer(seed: int = 0) -> VqTokenizer:
+    model = VqTokenizer(VQ)
+    model.reset_parameters(torch.Generator().manual_seed(seed))
+    return model.eval()
+
+
+def same(left: nn.Module, right: nn.Module) -> bool:
+    a, b = left.state_dict(), right.state_dict()
+    return a.keys() == b.keys() and all(torch.equal(a[name], b[name]) for name in a)
+
+
+@torch.no_grad()
+def scores(model: LlamaGen) -> torch.Tensor:
+    config = model.config
+    asked = torch.tensor([1]) if config.condition == "class" else torch.ones(1, config.num_slots, config.caption_dim)
+    condition = model.cls_embedding(asked, torch.tensor([False]))
+    return model.output(model.features(condition, torch.arange(20)[None]))
+
+
+# ---- directories
+
+
+@pytest.mark.parametrize("config", [TEXT, CLASS], ids=["text", "class"])
+def test_a_saved_model_comes_back(config, tmp_path):
+    model = llamagen(config)
+    files.save_llamagen(model, tmp_path)
+    assert sorted(p.name for p in tmp_path.iterdir()) == ["config.json", "model.safetensors"]
+    again = files.load_llamagen(tmp_path)
+    assert again.config == config and same(model, again) and not again.training
+    assert torch.equal(scores(model), scores(again))
+    assert all(p.requires_grad for p in again.parameters())
+
+
+def test_the_unconditional_features_are_saved(tmp_path):
+    files.save_llamagen(llamagen(TEXT), tmp_path)
+    assert "cls_embedding.uncond_embedding" in load_file(tmp_path / "model.safetensors")
+
+
+def test_weights_take_the_wanted_type(tmp_path):
+    files.save_llamagen(llamagen(TEXT), tmp_path)
+    model = files.load_llamagen(tmp_path, dtype=torch.bfloat16)
+    assert {t.dtype for t in model.state_dict().values()} == {torch.bfloat16}
+    assert model.rope(torch.device("cpu")).dtype == torch.float32
+
+
+def test_a_saved_tokenizer_comes_back(tmp_path):
+    model = tokenizer()
+    files.save_vq(model, tmp_path)
+    again = files.load_vq(tmp_path)
+    assert again.config == VQ and same(model, again) and not again.training
+    assert json.loads((tmp_path / "config.json").read_text())["model_type"] == "llamagen_vq"
+
+
+def edit_config(folder: Path, **values) -> None:
+    path = folder / "config.json"
+    found = json.loads(path.read_text()) | values
+    path.write_text(json.dumps({name: value for name, value in found.items() if value is not None}))
+
+
+def edit_weights(folder: Path, change) -> None:
+    state = load_file(folder / "model.safetensors")
+    change(state)
+    save_file(state, folder / "model.safetensors")
+
+
+DAMAGES = {
+    "no config": (lambda f: (f / "config.json").unlink(), "config.json"),
+    "config cut off": (lambda f: (f / "config.json").write_text('{"model'), "not JSON"),
+    "config is a list": (lambda f: (f / "config.json").write_text("[]"), "not a JSON object"),
+    "other model": (lambda f: edit_config(f, model_type="gpt2"), "key model_type"),
+    "plain llama": (lambda f: edit_config(f, model_type="llama"), "key model_type"),
+    "unknown key": (lambda f: edit_config(f, num_layer=2), "'num_layers'"),
+    "no layers": (lambda f: edit_config(f, num_layers=None), "key num_layers"),
+    "value out of range": (lambda f: edit_config(f, grid=0), "key grid"),
+    "odd heads": (lambda f: edit_config(f, num_heads=3), "num_heads"),
+    "no weights": (lambda f: (f / "model.safetensors").unlink(), "model.safetensors is missing"),
+    "weights cut off": (lambda f: os.truncate(f / "model.safetensors", 2000), "cannot be read"),
+    "weights are text": (lambda f: (f / "model.safetensors").write_text("version https://git-lfs"), "cannot be read"),
+    "key missing": (lambda f: edit_weights(f, lambda s: s.pop("norm.weight")), "norm.weight is missing"),
+    "key too many": (lambda f: edit_weights(f, lambda s: s.update(extra=torch.ones(1))), "extra is not part"),
+    "other shape": (
+        lambda f: edit_weights(f, lambda s: s.update({"layers.1.attention.wo.weight": torch.ones(16, 8)})),
+        "layers.1.attention.wo.weight is \\[16, 8\\], expected \\[16, 16\\]",
+    ),
+    "other width": (lambda f: edit_config(f, dim=32), "tok_embeddings.weight is \\[32, 16\\], expected \\[32, 32\\]"),
+}
+
+
+@pytest.mark.parametrize("damage", DAMAGES)
+def test_damage_is_told_with_file_and_key(damage, tmp_path):
+    files.save_llamagen(llamagen(TEXT), tmp_path)
+    change, told = DAMAGES[damage]
+    change(tmp_path)
+    with pytest.raises(UserError, match=told) as caught:
+        files.load_llamagen(tmp_path)
+    assert str(tmp_path) in str(caught.value) and "cure:" in str(caught.value)
+
+
+def test_transformer_and_tokenizer_are_told_apart(tmp_path):
+    files.save_vq(tokenizer(), tmp_path / "vq")
+    files.save_llamagen(llamagen(TEXT), tmp_path / "model")
+    with pytest.raises(UserError, match="give the other directory"):
+        files.load_llamagen(tmp_path / "vq")
+    with pytest.raises(UserError, match="give the other directory"):
+        files.load_vq(tmp_path / "model")
+    edit_weights(tmp_path / "vq", lambda s: s.pop("quantize.embedding.weight"))
+    with pytest.raises(UserError, match=r"quantize\.embedding\.weight is missing"):
+        files.load_vq(tmp_path / "vq")
+
+
+def test_a_write_that_fails_leaves_the_old_file(tmp_path, monkeypatch):
+    model = llamagen(TEXT)
+    files.save_llamagen(model, tmp_path)
+
+    def full_disk(state, path, metadata):
+        Path(path).write_bytes(b"half")
+        raise OSError("no space left on device")
+
+    monkeypatch.setattr(files, "save_file", full_disk)
+    with pytest.raises(OSError, match="no space"):
+        files.save_llamagen(llamagen(TEXT, seed=1), tmp_path)
+    assert same(files.load_llamagen(tmp_path), model)
+
+
+def test_a_hub_id_fetches_the_two_files(tmp_path, monkeypatch):
+    files.save_llamagen(llamagen(CLASS), tmp_path)
+    asked = {}
+
+    def download(source, **options):
+        asked.update(options, source=source)
+        return str(tmp_path)
+
+    monkeypatch.setattr(files, "snapshot_download", download)
+    assert files.load_llamagen("someone/llamagen", revision="abc").config == CLASS
+    assert asked == {
+        "source": "someone/llamagen",
+        "revision": "abc",
+        "allow_patterns": ["config.json", "model.safetensors"],
+    }
+
+
+@pytest.mark.parametrize("source", ["no/such/folder", "/no/such/folder"])
+def test_a_source_that_is_neither(source):
+    with pytest.raises(UserError, match="is no directory"):
+        files.load_llamagen(source)
+
+
+# ---- LANTERN's layout
+
+
+class OurRope(nn.Module):
+    """LlamaGen's table in the shape that transformers' Llama wants: half a head of cosines, twice."""
+
+    def __init__(self, table: torch.Tensor):
+        super().__init__()
+        self.table = table
+
+    def forward(self, states, position_ids):
+        angles = self.table[position_ids]  # [B,T,E/2,2]
+        return torch.cat([angles[..., 0]] * 2, -1), torch.cat([angles[..., 1]] * 2, -1)
+
+
+@pytest.mark.parametrize("config", [TEXT, CLASS], ids=["text", "class"])
+@torch.no_grad()
+def test_lantern_names_mean_what_llama_means_by_them(config):
+    """The renamed weights in transformers' own Llama give our scores.
+
+    It turns half against half where LlamaGen turns neighbours, so rows of q and k are put in its order here; LANTERN's
+    class turns neighbours and needs no such thing.
+    """
+    model = llamagen(config)
+    state, values = files.to_lantern(model.state_dict(), config)
+    names = ("hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads", "num_key_value_heads",
+             "vocab_size", "rms_norm_eps", "hidden_act", "tie_word_embeddings")  # fmt: skip
+    llama = LlamaForCausalLM(LlamaConfig(**{name: values[name] for name in names}, attn_implementation="eager")).eval()
+    own = {name: tensor for name, tensor in state.items() if "cls_embedding" not in name}
+    assert own.keys() == llama.state_dict().keys()
+    for name in own:
+        if "q_proj" in name or "k_proj" in name:
+            rows = own[name].view(config.num_heads, config.head_dim // 2, 2, config.dim)
+            own[name] = rows.transpose(1, 2).reshape(own[name].shape)
+    llama.load_state_dict(own)
+    llama.model.rotary_emb = OurRope(model.rope(torch.device("cpu")))
+    asked = torch.tensor([1]) if config.condition == "class" else torch.randn(1, config.num_slots, config.caption_dim)
+    condition, codes = model.cls_embedding(asked, torch.tensor([False])), torch.arange(20)[None]
+    embeds = torch.cat([condition, llama.model.embed_tokens(codes)], 1)
+    expected = model.output(model.features(condition, codes))
+    assert expected.std() > 0.1
+    torch.testing.assert_close(llama(inputs_embeds=embeds).logits, expected, atol=1e-5, rtol=0)
+
+
+@pytest.mark.parametrize("config", [TEXT, CLASS], ids=["text", "class"])
+def test_lantern_and_back(config, tmp_path):
+    model = llamagen(config)
+    state, values = files.to_lantern(model.state_dict(), config)
+    back, again = files.from_lantern(state, values)
+    assert again == config.model_copy(
+        update={"num_classes": values["num_classes"], "caption_slots": 120 if config is CLASS else config.caption_slots}
+    )
+    assert back.keys() == model.state_dict().keys()
+    assert all(torch.equal(back[name], tensor) for name, tensor in model.state_dict().items())
+    files.write_folder(tmp_path, values, state)
+    loaded = files.load_llamagen(tmp_path)
+    assert same(loaded, model) and torch.equal(scores(loaded), scores(model))
+
+
+def test_lantern_config_has_their_fields():
+    _, values = files.to_lantern({}, published("XL", grid=32))
+    expected = {
+        "model_type": "llama", "hidden_size": 1280, "intermediate_size": 3584, "num_hidden_layers": 36,
+        "num_attention_heads": 20, "vocab_size": 16384, "rms_norm_eps": 1e-5, "block_size": 1024, "cls_token_num": 120,
+        "input_type": "t2i", "rope_base": 10000.0, "caption_dim": 2048, "token_dropout_p": 0.1, "resid_dropout_p": 0.1,
+        "ffn_dropout_p": 0.1, "class_dropout_p": 0.1,
+    }  # fmt: skip
+    assert values.items() >= expected.items()
+    assert files.is_lantern(values) and not files.is_lantern({"model_type": "llama"})
+    # Fields that only transformers reads make no difference.
+    read = files.lantern_config(values | {"transformers_version": "4.32.0", "bos_token_id": 1}, where="")
+    assert read.model_dump(exclude={"ffn_hidden"}) == published("XL", grid=32).model_dump(exclude={"ffn_hidden"})
+    assert read.hidden == published("XL").hidden
+
+
+@pytest.mark.parametrize(
+    ("values", "told"),
+    [
+        ({"block_size": None}, "block_size is missing"),  # as in a drafter's config
+        ({"block_size": 250}, "not a square"),
+        ({"input_type": "t2v"}, "key input_type"),
+        ({"hidden_size": 18}, "multiple of 4"),
+        ({"hidden_size": 32}, "model.embed_tokens.weight is \\[32, 16\\], expected \\[32, 32\\]"),
+    ],
+)
+def test_damage_in_lantern_names(values, told, tmp_path):
+    state, config = files.to_lantern(llamagen(TEXT).state_dict(), TEXT)
+    files.write_folder(tmp_path, config, state)
+    edit_config(tmp_path, **values)
+    with pytest.raises(UserError, match=told) as caught:
+        files.load_llamagen(tmp_path)
+    assert str(tmp_path) in str(caught.value)
+
+
+# ---- published files
+
+
+@pytest.mark.parametrize(
+    "wrap", [lambda s: {"model": s, "optimizer": {"state": {}}, "steps": 5, "args": argparse.Namespace(image_size=256)},
+             lambda s: {"module": s}, lambda s: {"state_dict": s}, lambda s: s],
+    ids=["ddp", "deepspeed", "other", "fsdp"],
+)  # fmt: skip
+def test_official_files_are_read_wherever_the_weights_lie(wrap, tmp_path):
+    state = llamagen(TEXT).state_dict()
+    torch.save(wrap(dict(state)), tmp_path / "x.pt")
+    found = files.read_official(tmp_path / "x.pt")
+    assert found.keys() == state.keys() and all(torch.equal(found[name], state[name]) for name in state)
+
+
+class Malicious:
+    def __init__(self, path: Path):
+        self.path = path
+
+    def __reduce__(self):
+        return os.mkdir, (str(self.path),)
+
+
+@pytest.mark.parametrize("zipped", [True, False], ids=["zip", "legacy"])
+def test_a_malicious_pickle_is_refused(zipped, tmp_path):
+    state = {"model": dict(llamagen(TEXT).state_dict()), "extra": Malicious(tmp_path / "run")}
+    torch.save(state, tmp_path / "x.pt", _use_new_zipfile_serialization=zipped)
+    with pytest.raises(UserError, match="could run code" if zipped else "cannot be read") as caught:
+        files.read_official(tmp_path / "x.pt")
+    assert not (tmp_path / "run").exists()
+    assert "x.pt" in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("content", "told"),
+    [([1, 2], "holds a list"), ({"optimizer": {}, "steps": 3}, "no weights found; the file holds optimizer, steps")],
+)
+def test_files_without_weights(content, told, tmp_path):
+    torch.save(content, tmp_path / "x.pt")
+    with pytest.raises(UserError, match=told):
+        files.read_official(tmp_path / "x.pt")
+
+
+def test_files_that_are_none(tmp_path):
+    (tmp_path / "x.pt").write_text("version https://git-lfs.github.com/spec/v1")
+    for name in ("x.pt", "y.pt"):
+        with pytest.raises(UserError, match="cannot be read"):
+            files.read_official(tmp_path / name)
+
+
+def meta_state(config: LlamaGenConfig) -> dict[str, torch.Tensor]:
+    with torch.device("meta"):
+        return LlamaGen(config).state_dict()
+
+
+@pytest.mark.parametrize("condition", ["class", "text"])
+@pytest.mark.parametrize("size", SIZES)
+def test_the_config_follows_from_the_shapes(size, condition):
+    config = published(size, condition=condition, grid=24)
+    assert files.infer_config(meta_state(config), grid=24) == config
+    assert files.infer_config(meta_state(config), grid=24, size=size) == config
+
+
+def test_shapes_beside_the_published_ones():
+    config = published("B", condition="class", num_classes=10, vocab_size=64, ffn_hidden=100)
+    assert files.infer_config(meta_state(config), grid=16) == config
+    tiny = TEXT.model_copy(update={"dropout": 0.1})
+    assert files.infer_config(meta_state(tiny), grid=16, num_heads=2) == tiny
+
+
+@pytest.mark.parametrize(
+    ("state", "options", "told"),
+    [
+        (meta_state(TEXT), {}, "give --heads"),
+        (meta_state(published("B")), {"size": "XL"}, "36 layers of width 1280, the file 12 of width 768"),
+        (meta_state(published("B")), {"size": "xl"}, "no published size"),
+        (meta_state(TEXT), {"num_heads": 3}, "multiple of 4"),
+        ({"encoder.conv_in.weight": torch.ones(1)}, {}, "--vq"),
+    ],
+)
+def test_shapes_that_do_not_tell(state, options, told):
+    with pytest.raises(UserError, match=told):
+        files.infer_config(state, grid=16, **options)
+
+
+@pytest.mark.parametrize("config", [VqConfig(), VqConfig(ch_mult=(1, 2, 2, 4)), VQ], ids=["vq-16", "vq-8", "tiny"])
+def test_the_tokenizers_config_follows_from_the_shapes(config):
+    with torch.device("meta"):
+        state = VqTokenizer(config).state_dict()
+    assert files.infer_vq_config(state) == config
+
+
+def test_a_tokenizer_with_other_groups_is_not_guessed_at():
+    with torch.device("meta"):
+        state = VqTokenizer(VqConfig(base_channels=8, groups=4)).state_dict()
+    with pytest.raises(UserError, match="groups"):
+        files.infer_vq_config(state)
+
+
+def test_the_grid_is_in_the_name_or_given():
+    names = {"c2i_B_384.pt": 24, "t2i_XL_stage1_256.pt": 16, "t2i_XL_stage2_512.pt": 32, "c2i_3B_384.pt": 24}
+    assert {name: files.grid_of(name) for name in names} == names
+    assert files.grid_of("c2i_B_384.pt", 256) == 16
+    for name, size in (("model.pt", None), ("step_2560000.pt", None), ("model.pt", 250)):
+        with pytest.raises(UserError, match="image size"):
+            files.grid_of(name, size)
+
+
+# ---- the script
+
+
+@pytest.fixture(scope="module")
+def convert():
+    loader = SourceFileLoader("convert_llamagen", str(SCRIPT))
+    module = module_from_spec(spec_from_loader(loader.name, loader))
+    loader.exec_module(module)
+    return lambda *arguments: module.main([str(a) for a in arguments])
+
+
+def test_an_official_file_through_all_layouts(convert, tmp_path, capsys):
+    state = llamagen(CLASS).state_dict()
+    torch.save({"model": {**state, "freqs": torch.ones(2)}, "optimizer": {}, "steps": 3}, tmp_path / "c2i_384.pt")
+    ours, theirs, back = tmp_path / "ours", tmp_path / "theirs", tmp_path / "back"
+    assert convert(tmp_path / "c2i_384.pt", ours, "--heads", 2) == 0
+    told = capsys.readouterr().out
+    assert "of no published size, class-conditional, 2 layers, 2 heads, width 16, 24x24 codes" in told
+    assert f"{sum(t.numel() for t in state.values()):,} parameters" in told and "float32" in told
+    assert "left out  optimizer, steps, freqs" in told
+    assert files.load_llamagen(ours).config == CLASS.model_copy(update={"grid": 24})
+    assert convert(ours, theirs, "--to", "lantern", "--dtype", "bfloat16") == 0
+    assert "left out  nothing" in capsys.readouterr().out
+    assert files.is_lantern(json.loads((theirs / "config.json").read_text()))
+    assert convert(theirs, back) == 0
+    found = load_file(back / "model.safetensors")
+    assert found.keys() == state.keys()
+    assert all(torch.equal(found[name], state[name].bfloat16()) for name in state)
+    assert sorted(p.name for p in tmp_path.iterdir()) == ["back", "c2i_384.pt", "ours", "theirs"]
+
+
+def test_a_tokenizer_file(convert, tmp_path, capsys):
+    model = tokenizer()
+    torch.save({"model": {**model.state_dict(), "loss.weight": torch.ones(2)}}, tmp_path / "vq.pt")
+    assert convert("--vq", tmp_path / "vq.pt", tmp_path / "vq") == 0
+    told = capsys.readouterr().out
+    assert "VQ tokenizer, 2 pixels per code" in told and "left out  loss.weight" in told
+    assert f"{sum(p.numel() for p in model.parameters()):,} parameters" in told, "buffers are not counted"
+    assert same(files.load_vq(tmp_path / "vq"), model)
+
+
+def test_a_tiny_file_needs_its_heads_and_size(convert, tmp_path, capsys):
+    torch.save(dict(llamagen(TEXT).state_dict()), tmp_path / "x.pt")
+    assert convert(tmp_path / "x.pt", tmp_path / "a") == 2
+    assert "--image-size" in capsys.readouterr().err
+    assert convert(tmp_path / "x.pt", tmp_path / "a", "--image-size", 256) == 2
+    assert "--heads" in capsys.readouterr().err
+    assert convert(tmp_path / "x.pt", tmp_path / "a", "--image-size", 256, "--heads", 2) == 0
+    assert same(files.load_llamagen(tmp_path / "a"), llamagen(TEXT))
+
+
+def test_nothing_is_overwritten(convert, tmp_path, capsys):
+    files.save_llamagen(llamagen(TEXT), tmp_path / "a")
+    (tmp_path / "b").mkdir()
+    assert convert(tmp_path / "a", tmp_path / "b") == 2
+    assert "the destination exists" in capsys.readouterr().err
+    assert not any((tmp_path / "b").iterdir())
+
+
+def test_a_failed_conversion_leaves_nothing(convert, tmp_path, monkeypatch, capsys):
+    files.save_llamagen(llamagen(TEXT), tmp_path / "a")
+
+    def full_disk(*_):
+        raise OSError("no space left on device")
+
+    monkeypatch.setattr(files, "save_file", full_disk)
+    with pytest.raises(OSError, match="no space"):
+        convert(tmp_path / "a", tmp_path / "b")
+    assert [p.name for p in tmp_path.iterdir()] == ["a"]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "told"),
+    [
+        (["--vq"], "--vq is for .pt files"),
+        (["--image-size", "256"], "--image-size is for .pt files"),
+        (["--vq", "--to", "lantern"], "LANTERN's layout is for the transformer"),
+    ],
+)
+def test_options_that_would_not_be_honoured(convert, arguments, told, tmp_path, capsys):
+    files.save_llamagen(llamagen(TEXT), tmp_path / "a")
+    assert convert(tmp_path / "a", tmp_path / "b", *arguments) == 2
+    assert told in capsys.readouterr().err
+
+
+def test_the_script_runs_by_itself():
+    assert os.access(SCRIPT, os.X_OK)
+    done = subprocess.run([sys.executable, str(SCRIPT), "--help"], capture_output=True, text=True, timeout=120)
+    assert done.returncode == 0, done.stderr
+    assert "t2i_XL_stage1_256.pt" in done.stdout and "--image-size" in done.stdout

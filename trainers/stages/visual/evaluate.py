@@ -1,0 +1,340 @@
+"""Stage kind `evaluate` of the visual track: draw the same prompts plainly and by every method, in one run.
+
+Methods are interleaved request by request, so that a slow minute hits all alike; speeds compare with plain decoding of
+the same target at the same temperature in the same run.
+"""
+
+from __future__ import annotations
+
+import platform
+import time
+from typing import Annotated, Any, Literal
+
+import numpy as np
+import torch
+from pydantic import Field, model_validator
+from torch import Tensor
+
+from ....core import ranks
+from ....core.section import Section
+from ....data.prompts import ImagePrompt, PromptSource, read_prompts
+from ....data.shapes.captioned import figures_of, places_of
+from ....eval import visual_report
+from ....eval.block import Block, BlockConfig
+from ....eval.lantern import LanternConfig, lantern
+from ....eval.loop import Decoding, Generation, generate
+from ....eval.measure import measure_request
+from ....eval.policies import Draw, TreeConfig, TreePolicy, check_combination
+from ....eval.quality import QualityConfig, check, measure
+from ....eval.rules import RULES, Rule
+from ....models.decoding.warp import Warp
+from ....models.drafters.heads import head_proposal, load_head
+from ....models.generators import Generator, load_generator
+from ....models.shapes_reader import ShapesReader
+from ...context import Context
+from ...engine import init_distributed
+from .generate import WORLD
+
+
+class ExactRule(Section):
+    """Greedy at temperature 0, speculative sampling above."""
+
+    kind: Literal["exact"] = "exact"
+
+
+RuleConfig = Annotated[ExactRule | LanternConfig | BlockConfig, Field(discriminator="kind")]
+
+
+class Method(Section):
+    """One way of decoding."""
+
+    tree: TreeConfig
+    rule: RuleConfig = ExactRule()
+    # sample draws proposals from the drafter without replacement, for trees whose shape is fixed.
+    draw: Literal["top-k", "sample"] = "top-k"
+    # The stage whose drafter proposes; null: the latest.
+    drafter: str | None = None
+    # Only at these temperatures of the stage; null: at all that this method can be used at.
+    temperatures: list[float] | None = None
+
+    def allowed(self, temperature: float) -> bool:
+        if self.temperatures is not None and temperature not in self.temperatures:
+            return False
+        return temperature > 0 or (self.draw == "top-k" and self.rule.kind != "block")
+
+    def rule_name(self, temperature: float) -> str:
+        return ("sampling" if temperature else "greedy") if self.rule.kind == "exact" else self.rule.kind
+
+
+# LANTERN's and ADT-Tree's own comparisons; methods that a recipe names beside a preset are added to it.
+_EAGLE2: dict[str, Any] = {"tree": {"kind": "dynamic", "total": 60, "depth": 4, "width": 10}}
+PRESETS: dict[str, dict[str, dict[str, Any]]] = {
+    "adt": {
+        "EAGLE-2": _EAGLE2,
+        "LANTERN": {**_EAGLE2, "rule": {"kind": "lantern", "k": 1000, "delta": 0.4}},
+        "ADT-Tree": {"tree": {"kind": "adt", "preset": "anole"}},
+        "ADT-Tree + LANTERN": {
+            "tree": {"kind": "adt", "preset": "anole"},
+            "rule": {"kind": "lantern", "k": 1000, "delta": 0.4},
+        },
+    },
+    "lantern": {
+        "EAGLE-2": _EAGLE2,
+        **{
+            f"LANTERN (delta = {delta:g}, k = 1000)": {
+                **_EAGLE2,
+                "rule": {"kind": "lantern", "k": 1000, "delta": delta},
+                "temperatures": [temperature],
+            }
+            for delta, temperature in ((0.05, 0.0), (0.2, 0.0), (0.1, 1.0), (0.4, 1.0))
+        },
+    },
+}
+
+
+class VisualEvaluateStage(Section):
+    kind: Literal["evaluate"]
+    prompts: PromptSource
+    # adt (100 captions, Tables I to V) or lantern (1,000 captions for speed, Tables 2 and 6); null: the methods below.
+    preset: Literal["adt", "lantern"] | None = None
+    # Name in the tables -> how it decodes.
+    methods: dict[str, Method] = Field(default_factory=dict)
+    temperatures: list[float] = Field([0.0, 1.0], min_length=1)
+    # The targets' own: 1000 for text-conditional LlamaGen, 2000 for class-conditional and Anole, 0 keeps all.
+    top_k: int = Field(0, ge=0)
+    top_p: float = Field(1.0, gt=0, le=1)
+    # Requests decoded before the clock counts, and times that each is decoded.
+    warmup: int = Field(1, ge=0)
+    repeats: int = Field(1, ge=1)
+    # Pictures of each method in the report's grids.
+    shown: int = Field(8, ge=1)
+    # Metrics on every picture that was drawn; null: none.
+    quality: QualityConfig | None = None
+    # Score the pictures with the reader of a world (a stage with model: reader).
+    reader: bool = False
+
+    @model_validator(mode="before")
+    @classmethod
+    def _from_preset(cls, given: Any) -> Any:
+        if not isinstance(given, dict) or given.get("preset") not in PRESETS:
+            return given
+        return {**given, "methods": {**PRESETS[given["preset"]], **given.get("methods", {})}}
+
+    @model_validator(mode="after")
+    def _allowed(self) -> VisualEvaluateStage:
+        if not self.methods:
+            raise ValueError("give methods or a preset")
+        for name, method in self.methods.items():
+            used = [t for t in self.temperatures if method.allowed(t)]
+            if not used:
+                raise ValueError(f"methods.{name} fits none of the temperatures")
+            for temperature in used:
+                check_combination(
+                    temperature=temperature,
+                    draw=method.draw,
+                    policy=method.tree.kind,
+                    prunes_by_token=method.tree.kind in ("dynamic", "adt"),
+                    rule=method.rule_name(temperature),
+                )
+        return self
+
+    def makes(self) -> set[str]:
+        return {"report"}
+
+    def needs(self) -> dict[str, str | None]:
+        wanted: dict[str, str | None] = {"target": None, "text": None, "vq": None}
+        named = {m.drafter for m in self.methods.values()}
+        wanted |= {"drafter" if name is None else f"drafter/{name}": name for name in named}
+        if self.reader:
+            wanted["reader"] = None
+        if self.prompts.from_stage is not None:
+            wanted["data"] = self.prompts.from_stage
+        return wanted
+
+
+def run(stage: VisualEvaluateStage, context: Context) -> None:
+    init_distributed()
+    device = context.device()
+    generator = load_generator(context.target, context.inputs, device=device)
+    reader = ShapesReader.load(context.inputs["reader"]).to(device) if stage.reader else None
+    if stage.quality is not None:
+        check(stage.quality)  # missing weights are told before an hour of decoding
+    world = None if stage.prompts.from_stage is None else context.inputs["data"] / WORLD
+    prompts = read_prompts(stage.prompts.resolved(world))
+    proposals = {name: _proposal(method, generator, context) for name, method in stage.methods.items()}
+    results: visual_report.Results = {}
+    tokens: dict[float, dict[str, list[list[int]]]] = {}
+    for temperature in stage.temperatures:
+        decoders = _decoders(stage, context, generator, temperature)
+        rows = _decode_all(stage, context, generator, prompts, decoders, proposals, temperature)
+        shards = ranks.gather(rows)
+        merged = {name: sorted((r for s in shards for r in s[name]), key=lambda r: r["number"]) for name in rows}
+        tokens[temperature] = {name: [r.pop("picture") for r in found] for name, found in merged.items()}
+        results[temperature] = {name: found for name, found in merged.items() if name != visual_report.PLAIN}
+        context.say(f"temperature {temperature:g}: {len(prompts)} prompts drawn plainly and by {len(decoders)} methods")
+    if ranks.is_main():
+        quality = {
+            temperature: {
+                name: _quality(stage, generator, reader, prompts, codes, context) for name, codes in by_name.items()
+            }
+            for temperature, by_name in tokens.items()
+        }
+        pictures = {
+            temperature: {
+                name: generator.pictures(_codes(generator, codes[: stage.shown])) for name, codes in by_name.items()
+            }
+            for temperature, by_name in tokens.items()
+        }
+        built = visual_report.build(
+            results, quality, about=_about(stage, context, prompts, device), grid=generator.target.grid
+        )
+        visual_report.write(context.folder, built, results, pictures)
+        context.say("\n".join(visual_report.findings(built)))
+        context.say(f"report: {context.folder / 'report.md'}")
+    ranks.barrier()
+
+
+def _proposal(method: Method, generator: Generator, context: Context) -> Any:
+    folder = context.inputs["drafter" if method.drafter is None else f"drafter/{method.drafter}"]
+    target = generator.target
+    return head_proposal(load_head(context.drafter, folder, target, target.embedding.dtype), target)
+
+
+def _decoders(
+    stage: VisualEvaluateStage, context: Context, generator: Generator, temperature: float
+) -> dict[str, Decoding]:
+    warp = Warp(temperature, stage.top_k, stage.top_p)
+    target = generator.target
+    found = {}
+    for name, method in stage.methods.items():
+        if method.allowed(temperature):
+            policy: TreePolicy = method.tree.build(grid=target.grid, seed=context.seed)
+            rule = _rule(method, generator, context, temperature)
+            found[name] = Decoding(policy, rule, Draw(method.draw), warp, target.num_codes, ())
+    return found
+
+
+def _rule(method: Method, generator: Generator, context: Context, temperature: float) -> Rule:
+    if isinstance(method.rule, LanternConfig):
+        codebook = generator.codebook.to(generator.target.device)
+        folder = context.folder / "neighbours"
+        return lantern(
+            method.rule, codebook, greedy=temperature == 0, offset=generator.first_id, seed=context.seed, folder=folder
+        )
+    if isinstance(method.rule, BlockConfig):
+        return Block()
+    return RULES[method.rule_name(temperature)]
+
+
+def _decode_all(
+    stage: VisualEvaluateStage,
+    context: Context,
+    generator: Generator,
+    prompts: list[ImagePrompt],
+    decoders: dict[str, Decoding],
+    proposals: dict[str, Any],
+    temperature: float,
+) -> dict[str, list[dict[str, Any]]]:
+    """This rank's share of the prompts: rows of every method, and the pictures' tokens."""
+    target = generator.target
+    plainly = next(iter(decoders.values()))
+    # Plain decoding proposes nothing; its rule only draws the next token.
+    plainly = Decoding(plainly.policy, RULES["sampling" if temperature else "greedy"], plainly.draw, plainly.warp,
+                       plainly.max_new_tokens, ())  # fmt: skip
+    mine = range(ranks.rank(), len(prompts), ranks.world_size())
+    rows: dict[str, list[dict[str, Any]]] = {name: [] for name in (visual_report.PLAIN, *decoders)}
+
+    def request(number: int) -> Any:
+        prompt = prompts[number]
+        return generator.request(prompt.caption, prompt.label, prompt.key)
+
+    for number in [*mine][: stage.warmup]:
+        asked = request(number)
+        generate(target, None, asked, plainly, _uniforms(context.seed, number))
+        for name, decoding in decoders.items():
+            generate(target, proposals[name], asked, decoding, _uniforms(context.seed, number))
+    for number in mine:
+        asked = request(number)
+        plain: list[Generation] = []
+        drafted: dict[str, list[Generation]] = {name: [] for name in decoders}
+        logs: dict[str, Any] = {}
+        for _ in range(stage.repeats):
+            plain.append(generate(target, None, asked, plainly, _uniforms(context.seed, number)))
+            for name, decoding in decoders.items():
+                drafted[name].append(
+                    generate(target, proposals[name], asked, decoding, _uniforms(context.seed, number))
+                )
+                logs[name] = [list(cycle) for cycle in getattr(decoding.policy, "log", ())]
+        rows[visual_report.PLAIN].append({"number": number, "picture": plain[0].tokens})
+        for name, found in drafted.items():
+            row = measure_request(asked.name, name, plain, found)
+            first = found[0]
+            row |= {"number": number, "picture": row.pop("tokens"), "adaptation": logs[name]}
+            row["rule"] = stage.methods[name].rule.kind
+            row["nodes"] = [c.num_nodes for c in first.cycles]
+            row["draft_cycle_s"] = float(np.median([c.draft_s for g in found for c in g.cycles]))
+            row["rule_s"] = float(np.median([c.rule_s for g in found for c in g.cycles]))
+            rows[name].append(row)
+    return rows
+
+
+def _uniforms(seed: int, number: int) -> torch.Generator:
+    """Of the request, not of the rank or the method."""
+    return torch.Generator().manual_seed(seed * 1_000_003 + number)
+
+
+def _codes(generator: Generator, tokens: list[list[int]]) -> Tensor:
+    return torch.stack([generator.target.codes(row) for row in tokens])
+
+
+def _quality(
+    stage: VisualEvaluateStage,
+    generator: Generator,
+    reader: ShapesReader | None,
+    prompts: list[ImagePrompt],
+    tokens: list[list[int]],
+    context: Context,
+) -> dict[str, Any]:
+    """Metrics of one method's pictures: those of the recipe, and the reader's share of pictures drawn as captioned."""
+    found: dict[str, Any] = {}
+    pictures = generator.pictures(_codes(generator, tokens))
+    if stage.quality is not None:
+        images = [p.permute(1, 2, 0).numpy() for p in pictures]
+        captions = [p.caption for p in prompts]
+        for name, measured in measure(stage.quality, images, captions=captions, device=context.device()).items():
+            found[name] = {"value": measured.value, "n": measured.n, "what": measured.what, "spread": measured.spread}
+    if reader is not None:
+        right = as_captioned(reader, pictures, [p.caption for p in prompts])
+        found["as_captioned"] = {
+            "value": right,
+            "n": len(prompts),
+            "what": "colour and shape as captioned",
+            "spread": None,
+        }
+    return found
+
+
+def as_captioned(reader: ShapesReader, pictures: Tensor, captions: list[str]) -> float:
+    """Share of pictures in which every captioned figure stands at its place in its colour and shape."""
+    with torch.no_grad():
+        read = reader.read(pictures.to(next(reader.parameters()).device)).cpu()  # [B,P,2]
+    truth = torch.tensor([places_of(figures_of(caption)) for caption in captions])
+    asked = truth[..., 0] > 0
+    right = (read == truth).all(-1)
+    return float((right | ~asked).all(-1).float().mean())
+
+
+def _about(
+    stage: VisualEvaluateStage, context: Context, prompts: list[ImagePrompt], device: torch.device
+) -> dict[str, Any]:
+    name = torch.cuda.get_device_name(device) if device.type == "cuda" else f"CPU ({platform.machine()})"
+    return {
+        "command": context.command,
+        "device": f"{name}, {ranks.world_size()} rank(s) of {torch.get_num_threads()} thread(s)",
+        "torch": torch.__version__,
+        "date": time.strftime("%Y-%m-%d"),
+        "seed": context.seed,
+        "prompts": f"{len(prompts)} of {stage.prompts.path or f'{stage.prompts.classes} classes'}",
+        "guidance": f"scale {context.target.cfg_scale:g}, top-k {stage.top_k or 'all'}, top-p {stage.top_p:g}",
+        "repeats": stage.repeats,
+    }
