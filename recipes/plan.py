@@ -47,7 +47,7 @@ def _maker(earlier: list[Planned], thing: str, wanted: str | None, name: str, re
                         cure=did_you_mean(wanted, makers or names))  # fmt: skip
     if makers:
         return makers[-1]
-    if thing in recipe.target.provides():
+    if thing in recipe.target.provides() or (recipe.drafter and thing in recipe.drafter.provides()):
         return None
     raise UserError(
         f"stage {name!r} needs a {thing} and no earlier stage makes one",

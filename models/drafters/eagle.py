@@ -58,11 +58,18 @@ class EagleConfig(Section):
     """An EAGLE head; everything that is null mirrors the target."""
 
     kind: Literal["eagle"]
+    # Directory or Hub id of a trained head (LANTERN's: jadohu/llamagen_drafter, ...); null: a stage trains it.
+    path: str | None = None
+    revision: str | None = None
     intermediate_size: int | None = Field(None, ge=1)
     num_heads: int | None = Field(None, ge=1)
     # LANTERN's heads for LlamaGen have 1e-6 where their target has 1e-5.
     norm_eps: float | None = Field(None, gt=0)
     loss: EagleLoss = EagleLoss()
+
+    def provides(self) -> set[str]:
+        """Things that need no stage."""
+        return set() if self.path is None else {"drafter"}
 
 
 class EagleHead(nn.Module):

@@ -1,6 +1,6 @@
-"""Heads for image generators, whichever method: how each is built, trained, loaded and put to work.
+"""Drafters of image generators, whichever method: how each is built, trained, loaded and put to work.
 
-A new head adds a branch here and a file of its own with its config, its loss and its proposal.
+A new one adds a branch here and a file of its own with its config, its loss and its proposal.
 """
 
 from __future__ import annotations
@@ -12,11 +12,15 @@ import torch
 from pydantic import Field
 from torch import nn
 
+from ..decoding.rows import Guidance
+from ..llamagen.files import find_folder, load_llamagen
+from ..targets.llamagen import LlamaGenTarget
 from .base import Drafter
 from .eagle import EagleConfig, EagleHead, EagleProposal, EagleTraining, eagle_shape, load_eagle, save_eagle
 from .medusa import MedusaConfig, MedusaHead, MedusaProposal, MedusaTraining, load_medusa, medusa_shape, save_medusa
+from .sibling import SiblingConfig, SiblingProposal, check_sibling
 
-HeadConfig = Annotated[EagleConfig | MedusaConfig, Field(discriminator="kind")]
+HeadConfig = Annotated[EagleConfig | MedusaConfig | SiblingConfig, Field(discriminator="kind")]
 
 
 def build_head(config: EagleConfig | MedusaConfig, target: Any) -> nn.Module:
@@ -56,3 +60,16 @@ def load_head(config: EagleConfig | MedusaConfig, folder: Path, target: Any, dty
         return load_medusa(folder, medusa_shape(config, target.config)).to(target.device, dtype)
     embedding = target.embedding.to(dtype)
     return load_eagle(folder, embedding, eagle_shape(config, target.config)).to(dtype)
+
+
+def load_proposal(config: EagleConfig | MedusaConfig | SiblingConfig, folder: Path | None, target: Any) -> Drafter:
+    """A drafter ready to propose: of a stage's folder, or the published one that the recipe names."""
+    if isinstance(config, SiblingConfig):
+        model = load_llamagen(config.path, revision=config.revision, dtype=target.embedding.dtype).to(target.device)
+        check_sibling(target.config, model.config)
+        guidance = target.guidance
+        if config.cfg_scale is not None:
+            guidance = Guidance(config.cfg_scale, guidance.interval)
+        return SiblingProposal(LlamaGenTarget(model, guidance))
+    source = folder if folder is not None else find_folder(str(config.path), config.revision)
+    return head_proposal(load_head(config, source, target, target.embedding.dtype), target)

@@ -37,6 +37,10 @@ class LvlmConfig(Section):
     # The layer whose states the projector reads; null: as the target.
     vision_feature_layer: int | None = None
 
+    def provides(self) -> set[str]:
+        """Things that need no stage: none, a stage assembles and trains it."""
+        return set()
+
 
 def drafter_config(config: LvlmConfig, target: LlavaConfig, ids: TokenIds, *, network: bool) -> LlavaConfig:
     """The draft's model config: its own halves, the target's vocabulary and ids."""

@@ -43,11 +43,18 @@ class MedusaConfig(Section):
     """Residual blocks on the target's feature, each with the target's LM head behind it."""
 
     kind: Literal["medusa"]
+    # Directory of trained heads; null: a stage trains them.
+    path: str | None = None
+    revision: str | None = None
     # Levels that can be drafted.
     num_heads: int = Field(5, ge=1)
     # Residual blocks of a head (LANTERN's baseline: two linear layers, of which the LM head is one).
     num_layers: int = Field(1, ge=1)
     loss: MedusaLoss = MedusaLoss()
+
+    def provides(self) -> set[str]:
+        """Things that need no stage."""
+        return set() if self.path is None else {"drafter"}
 
 
 @dataclass(frozen=True)
@@ -185,6 +192,8 @@ def load_medusa(folder: Path, shape: MedusaShape) -> MedusaHead:
     except (SafetensorError, OSError, RuntimeError) as error:
         first = str(error).strip().splitlines()[0]
         raise UserError(
-            f"the heads do not fit this target: {first}", where=str(folder), cure="name the target and num_heads of these heads"
+            f"the heads do not fit this target: {first}",
+            where=str(folder),
+            cure="name the target and num_heads of these heads",
         ) from error
     return head

@@ -16,7 +16,7 @@ from ...core.nouns import CodeBatch, ImageRequest
 from ..decoding.cache import Cache
 from ..decoding.rows import Guidance
 from ..decoding.tree import Tree
-from ..llamagen.transformer import LlamaGen, LlamaGenConfig, pad_left, sequence_mask
+from ..llamagen.transformer import LlamaGen, LlamaGenConfig, LlamaGenStates, pad_left, sequence_mask
 from .base import Prompt, Taps, TargetSequence, TargetStep
 
 
@@ -84,19 +84,46 @@ class LlamaGenTarget:
 
     @torch.inference_mode()
     def verify(self, session: LlamaGenSession, root: int, tree: Tree) -> TargetStep:
+        tokens = torch.cat([torch.tensor([root], device=self.device), tree.tokens.to(self.device)])
+        states, steps = self._behind(session, tokens, [0, *tree.depths], tree.ancestor_mask(self.device))
+        feature = states.feature if session.taps.feature else None
+        return TargetStep(self.guided(states.feature, steps), feature, states.layers)
+
+    @torch.inference_mode()
+    def extend(self, session: LlamaGenSession, tokens: Tensor, behind: Sequence[int], mask: Tensor) -> Tensor:
+        """Guided scores [N,V] after `tokens` [N], for a drafter that writes behind its own committed ones.
+
+        Args:
+            behind: places behind the cache's end, one of each token.
+            mask: [N,S] bool over the last S of what is written, these tokens included; what lies before is seen.
+        """
+        committed = session.cache.length
+        # Earlier nodes of this cycle lie behind the committed tokens: the cache's length stands at their end meanwhile.
+        session.cache.crop_to(committed + mask.shape[1] - len(tokens))
+        states, steps = self._behind(session, tokens.to(self.device), behind, mask.to(self.device), committed)
+        session.cache.crop_to(committed)
+        return self.guided(states.feature, steps)
+
+    def _behind(
+        self,
+        session: LlamaGenSession,
+        tokens: Tensor,
+        behind: Sequence[int],
+        mask: Tensor,
+        committed: int | None = None,
+    ) -> tuple[LlamaGenStates, list[int]]:
+        """States of tokens that stand `behind` places after the committed ones; which image code each of them scores."""
         device, past = self.device, session.cache.length
-        ids = torch.cat([torch.tensor([root], device=device), tree.tokens.to(device)])
-        depths = [0, *tree.depths]
-        embeds = self.model.tok_embeddings(ids).expand(self.guidance.num_rows, -1, -1)
-        positions = torch.tensor([past + depth for depth in depths], device=device)
-        mask = torch.ones(len(ids), past + len(ids), dtype=torch.bool, device=device)
-        mask[:, past:] = tree.ancestor_mask(device)
+        committed = past if committed is None else committed
+        positions = torch.tensor([committed + place for place in behind], device=device)
+        seen = torch.ones(len(tokens), past + len(tokens), dtype=torch.bool, device=device)
+        seen[:, past + len(tokens) - mask.shape[1] :] = mask
         if session.slot_mask is not None:
-            mask[:, : len(session.slot_mask)] = session.slot_mask
-        states = self.model.decode(embeds, session.cache, positions, mask, layers=session.taps.layers)
-        first = past - self.model.config.num_slots + 1  # the code after the root
-        logits = self.guided(states.feature, [first + depth for depth in depths])
-        return TargetStep(logits, states.feature if session.taps.feature else None, states.layers)
+            seen[:, : len(session.slot_mask)] = session.slot_mask
+        embeds = self.model.tok_embeddings(tokens).expand(self.guidance.num_rows, -1, -1)
+        states = self.model.decode(embeds, session.cache, positions, seen, layers=session.taps.layers)
+        first = committed - self.model.config.num_slots + 1  # the code after the root
+        return states, [first + place for place in behind]
 
     def commit(self, session: LlamaGenSession, path: Sequence[int]) -> None:
         session.cache.commit([0, *(node + 1 for node in path)])

@@ -114,4 +114,4 @@ def test_recorded_draft_probs_are_what_the_siblings_were_drawn_from(vectors, cas
         q = tree.draft_probs[tree.parent_rows[siblings[0]]]
         for child in siblings:
             assert float(q[tree.tokens[child]]) == pytest.approx(float(stored[child + 1]), abs=1e-5)
-            q = rules._without(q, int(tree.tokens[child]))
+            q = rules.without(q, int(tree.tokens[child]))

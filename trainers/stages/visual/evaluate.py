@@ -28,7 +28,7 @@ from ....eval.policies import Draw, TreeConfig, TreePolicy, check_combination
 from ....eval.quality import QualityConfig, check, measure
 from ....eval.rules import RULES, Rule
 from ....models.decoding.warp import Warp
-from ....models.drafters.heads import head_proposal, load_head
+from ....models.drafters.heads import load_proposal
 from ....models.generators import Generator, load_generator
 from ....models.shapes_reader import ShapesReader
 from ...context import Context
@@ -195,9 +195,8 @@ def run(stage: VisualEvaluateStage, context: Context) -> None:
 
 
 def _proposal(method: Method, generator: Generator, context: Context) -> Any:
-    folder = context.inputs["drafter" if method.drafter is None else f"drafter/{method.drafter}"]
-    target = generator.target
-    return head_proposal(load_head(context.drafter, folder, target, target.embedding.dtype), target)
+    folder = context.inputs.get("drafter" if method.drafter is None else f"drafter/{method.drafter}")
+    return load_proposal(context.drafter, folder, generator.target)
 
 
 def _decoders(

@@ -48,6 +48,8 @@ class Heads:
     def __init__(self, stage: Any, context: Context):
         if context.drafter is None:
             raise UserError("a head is trained and the recipe names none", cure="add a drafter section")
+        if context.drafter.kind == "llamagen":
+            raise UserError("a smaller LlamaGen drafts as it is", cure="leave out the train stage")
         self.stage, self.context, self.config = stage, context, context.drafter
         device = context.device()
         self.generator: Generator | None = None

@@ -1,0 +1,17 @@
+"""Quality of generated images: FID, CLIP score, precision and recall, inception score, HPS v2.1, aesthetic score."""
+
+from .extractors import Extractor, Features, PairExtractor
+from .measure import Measured, QualityConfig, check, measure
+from .pictures import Folder, as_is
+
+__all__ = [
+    "Extractor",
+    "Features",
+    "Folder",
+    "Measured",
+    "PairExtractor",
+    "QualityConfig",
+    "as_is",
+    "check",
+    "measure",
+]

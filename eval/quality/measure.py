@@ -1,0 +1,210 @@
+"""Image quality: one entry that measures pictures by every metric of a recipe, each with its n and what it is.
+
+The variants are those of LANTERN's published evaluation (FID, CLIP score, precision and recall, HPS v2.1; section 5.1).
+ADT-Tree (Tables I to IV) adds inception score and aesthetic score without saying which, and gets the usual ones here.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import torch
+from pydantic import Field, field_validator
+from torch import Tensor
+
+from ...core.errors import UserError
+from ...core.section import Section
+from . import statistics
+from .clip import aesthetic_scores, clip_pair, hps_pair
+from .extractors import Extractor, PairExtractor, embed, extract
+from .inception import class_logits, fid_features, load_inception
+from .pictures import Folder, Picture
+from .vgg import vgg_features
+from .weights import NEEDS, Metric, WeightName, find
+
+PREFIX = "A photo depicts "  # of the CLIP score (Hessel et al. 2021, section 3); HPS v2 reads the caption alone
+Extractors = Mapping[Metric, Extractor | PairExtractor]
+
+
+class QualityConfig(Section):
+    """How generated images are judged."""
+
+    # fid and precision_recall compare with real images; clip and hpsv2 with the captions. FID wants thousands.
+    metrics: tuple[Metric, ...] = Field(min_length=1)
+    # Folder of real images for fid and precision_recall; LANTERN took the pictures of the captions, MS-COCO's.
+    reference: str | None = None
+    # Where each metric's weights lie, by the name that its error message gives; nothing is downloaded.
+    weights: dict[WeightName, str] = Field(default_factory=dict)
+    # Images per pass. Moves no result beyond rounding; HPS v2.1 takes 4 GB before the first image.
+    batch_size: int = Field(32, ge=1)
+
+    @field_validator("metrics")
+    @classmethod
+    def _once(cls, metrics: tuple[Metric, ...]) -> tuple[Metric, ...]:
+        twice = sorted({m for m in metrics if metrics.count(m) > 1})
+        if twice:
+            raise ValueError(f"named more than once: {', '.join(twice)}")
+        return metrics
+
+
+@dataclass(frozen=True)
+class Measured:
+    """One number with what it is worth."""
+
+    value: float
+    n: int  # generated images
+    what: str  # the metric, whose features, and against what
+    # Standard error of a mean over images; of the inception score the deviation between parts; None: not known.
+    spread: float | None = None
+    caution: str | None = None  # why the number must not be read as it stands
+
+    def __str__(self) -> str:
+        spread = "" if self.spread is None else f" ± {self.spread:.4g}"
+        return f"{self.what}, n={self.n}: {self.value:.4f}{spread}" + (f" ({self.caution})" if self.caution else "")
+
+
+def check(config: QualityConfig, extractors: Extractors | None = None) -> None:
+    """Raises `UserError` for weights or real images that are not there; to be called before images are generated.
+
+    Args:
+        extractors: metrics that bring their own network and need no weights.
+    """
+    for metric in config.metrics:
+        if metric not in (extractors or {}):
+            for name in NEEDS[metric]:
+                find(metric, name, config.weights)
+    if config.reference is not None:
+        Folder(config.reference)
+
+
+def measure(
+    config: QualityConfig,
+    images: Sequence[Picture],
+    *,
+    captions: Sequence[str] | None = None,
+    reference: Sequence[Picture] | None = None,
+    extractors: Extractors | None = None,
+    device: torch.device | str = "cpu",
+) -> dict[str, Measured]:
+    """Measure pictures by each metric of the recipe, one network in memory at a time.
+
+    Args:
+        images: generated, uint8 [H,W,3]; a list, or a `Folder` that reads them when asked for.
+        captions: what each image was asked for, in the images' order.
+        reference: real images in place of the recipe's folder.
+        extractors: networks in place of the published ones, by metric.
+
+    Returns:
+        results by metric; `precision_recall` gives `precision` and `recall`.
+
+    Raises `UserError` where a metric lacks weights, captions, real images, or enough images.
+    """
+    extractors = extractors or {}
+    check(config, extractors)
+    if not len(images):
+        raise UserError("there are no generated images to measure", cure="generate some first")
+    if reference is None and config.reference is not None:
+        reference = Folder(config.reference)
+    _check_inputs(config.metrics, len(images), captions, reference)
+    task = _Task(images, captions or (), () if reference is None else reference, config.batch_size, device)
+    results: dict[str, Measured] = {}
+    for metric in config.metrics:
+        # Not kept in a name: the next network is loaded after this one is gone.
+        results |= task.run(metric, extractors.get(metric) or load(metric, config.weights, device))
+    return results
+
+
+def load(
+    metric: Metric, weights: Mapping[WeightName, str], device: torch.device | str = "cpu"
+) -> Extractor | PairExtractor:
+    """The published network of a metric. Raises `UserError` where its weights are missing or are something else."""
+    paths = [find(metric, name, weights) for name in NEEDS[metric]]
+    match metric:
+        case "fid":
+            return fid_features(load_inception(paths[0], device))
+        case "inception_score":
+            return class_logits(load_inception(paths[0], device))
+        case "precision_recall":
+            return vgg_features(paths[0], device)
+        case "clip":
+            return clip_pair(paths[0], device)
+        case "hpsv2":
+            return hps_pair(paths[0], paths[1], device)
+        case "aesthetic":
+            return aesthetic_scores(paths[0], paths[1], device)
+
+
+@dataclass(frozen=True)
+class _Task:
+    """What is measured, and the ways of measuring it."""
+
+    images: Sequence[Picture]
+    captions: Sequence[str]
+    reference: Sequence[Picture]
+    batch_size: int
+    device: torch.device | str
+
+    def run(self, metric: Metric, network: Extractor | PairExtractor) -> dict[str, Measured]:
+        n, generated = len(self.images), self._features(network, self.images)
+        name = network.name
+        match metric:
+            case "fid":
+                real = self._features(network, self.reference)
+                value = statistics.frechet_distance(real, generated)
+                what = f"FID ({name} features) against {len(real)} real images"
+                return {"fid": Measured(value, n, what, caution=_too_few(n, len(real), real.shape[1]))}
+            case "precision_recall":
+                real = self._features(network, self.reference)
+                what = f"({name} features, k=3) against {len(real)} real images"
+                precision, recall = statistics.precision_recall(real, generated)
+                return {
+                    "precision": Measured(precision, n, f"precision {what}"),
+                    "recall": Measured(recall, n, f"recall {what}"),
+                }
+            case "inception_score":
+                value, spread = statistics.inception_score(generated)
+                return {metric: Measured(value, n, f"inception score ({name}, mean of 10 parts)", spread)}
+            case "clip":
+                what = f"CLIP score ({name}, mean cosine with '{PREFIX}...')"
+                return {metric: self._agreement(network, generated, PREFIX, what)}
+            case "hpsv2":
+                what = f"HPS v2 ({name}, mean cosine; some papers print it times 100)"
+                return {metric: self._agreement(network, generated, "", what)}
+            case "aesthetic":
+                value, error = statistics.mean_and_error(generated.flatten().double())
+                return {metric: Measured(value, n, f"aesthetic score ({name})", error)}
+
+    def _features(self, network: Extractor | PairExtractor, pictures: Sequence[Picture]) -> Tensor:
+        return extract(network, pictures, batch_size=self.batch_size, device=self.device)
+
+    def _agreement(self, network: Extractor | PairExtractor, generated: Tensor, prefix: str, what: str) -> Measured:
+        assert isinstance(network, PairExtractor), f"{network.name} does not read texts"
+        texts = embed(network, [prefix + caption for caption in self.captions], batch_size=self.batch_size)
+        value, error = statistics.mean_and_error(statistics.cosines(generated, texts))
+        return Measured(value, len(generated), what, error)
+
+
+def _check_inputs(
+    metrics: Sequence[Metric], n: int, captions: Sequence[str] | None, reference: Sequence[Picture] | None
+) -> None:
+    for metric in metrics:
+        if metric in ("fid", "precision_recall") and (reference is None or not len(reference)):
+            raise UserError(
+                f"the metric {metric!r} compares with real images, and there are none",
+                where="reference",
+                cure="name a folder of real images",
+            )
+        if metric in ("clip", "hpsv2") and (captions is None or len(captions) != n):
+            found = "none" if captions is None else len(captions)
+            raise UserError(
+                f"the metric {metric!r} needs a caption for each of {n} images, found {found}",
+                cure=f"measure images that were asked for in words, or leave {metric!r} out of metrics",
+            )
+
+
+def _too_few(generated: int, real: int, dimensions: int) -> str | None:
+    few = min(generated, real)
+    if few > dimensions:
+        return None
+    return f"biased upwards: {few} images for {dimensions} features; compare with the same n only"

@@ -1,0 +1,110 @@
+"""The weights that the published metrics need: which, from where, and how a recipe names their place.
+
+Nothing is downloaded behind anyone's back: a metric without its weights stops before the first image is made.
+"""
+
+from __future__ import annotations
+
+import pickle
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+import torch
+from safetensors import SafetensorError
+from safetensors.torch import load_file
+from torch import Tensor
+
+from ...core.errors import UserError
+
+Metric = Literal["fid", "clip", "precision_recall", "inception_score", "hpsv2", "aesthetic"]
+WeightName = Literal["inception", "vgg16", "clip", "hpsv2", "aesthetic", "clip_large"]
+
+
+@dataclass(frozen=True)
+class Source:
+    what: str
+    origin: str
+
+
+SOURCES: dict[WeightName, Source] = {
+    "inception": Source(
+        "the file inception-2015-12-05.pt (Inception v3 as TorchScript)",
+        "https://nvlabs-fi-cdn.nvidia.com/stylegan2-ada-pytorch/pretrained/metrics/inception-2015-12-05.pt",
+    ),
+    "vgg16": Source(
+        "the file vgg16-397923af.pth (torchvision's VGG16)", "https://download.pytorch.org/models/vgg16-397923af.pth"
+    ),
+    "clip": Source(
+        "the folder of CLIP ViT-B/32 (model.safetensors or pytorch_model.bin, config and tokenizer)",
+        "https://huggingface.co/openai/clip-vit-base-patch32",
+    ),
+    "hpsv2": Source("the file HPS_v2.1_compressed.pt", "https://huggingface.co/xswu/HPSv2"),
+    "aesthetic": Source(
+        "the file sac+logos+ava1-l14-linearMSE.pth (LAION's aesthetic head)",
+        "https://github.com/christophschuhmann/improved-aesthetic-predictor",
+    ),
+    "clip_large": Source(
+        "the folder of CLIP ViT-L/14 (model.safetensors or pytorch_model.bin, config)",
+        "https://huggingface.co/openai/clip-vit-large-patch14",
+    ),
+}
+
+# HPS v2.1 comes without a tokenizer; CLIP's is the one that it was trained with.
+NEEDS: dict[Metric, tuple[WeightName, ...]] = {
+    "fid": ("inception",),
+    "clip": ("clip",),
+    "precision_recall": ("vgg16",),
+    "inception_score": ("inception",),
+    "hpsv2": ("hpsv2", "clip"),
+    "aesthetic": ("aesthetic", "clip_large"),
+}
+
+
+def find(metric: Metric, name: WeightName, weights: Mapping[WeightName, str]) -> Path:
+    """The place of one of a metric's weights. Raises `UserError` that says what is missing and where it comes from."""
+    source = SOURCES[name]
+    sentence = f"the metric {metric!r} needs {source.what} from {source.origin}"
+    cure = f"download it and set weights: {{{name}: <its path>}}, or leave {metric!r} out of metrics"
+    if name not in weights:
+        raise UserError(f"{sentence}, and the recipe names no place for it", where=f"weights.{name}", cure=cure)
+    path = Path(weights[name]).expanduser()
+    if not path.exists():
+        raise UserError(f"{sentence}, and there is nothing at {path}", where=f"weights.{name}", cure=cure)
+    return path
+
+
+def read_state(path: Path, name: WeightName) -> dict[str, Tensor]:
+    """Tensors by name from safetensors or a .pt file, read with weights_only; one `state_dict` around them is opened.
+
+    Raises `UserError` where the file is of another kind.
+    """
+    try:
+        state = load_file(path) if path.suffix == ".safetensors" else torch.load(path, "cpu", weights_only=True)
+    except (OSError, RuntimeError, EOFError, pickle.UnpicklingError, SafetensorError) as error:
+        raise unfit(path, name, "cannot be read as a file of weights") from error
+    if isinstance(state, dict) and isinstance(state.get("state_dict"), dict):
+        state = state["state_dict"]
+    if not isinstance(state, dict) or not all(isinstance(value, Tensor) for value in state.values()):
+        raise unfit(path, name, "holds something else than tensors by name")
+    return state
+
+
+def load_state(network: torch.nn.Module, state: Mapping[str, Tensor], path: Path, name: WeightName) -> None:
+    """Fill a network, every tensor of both sides used. Raises `UserError` naming the first that does not fit."""
+    own = network.state_dict()
+    for key in sorted(own.keys() | state.keys()):
+        found = tuple(state[key].shape) if key in state else "missing"
+        expected = tuple(own[key].shape) if key in own else "no such tensor"
+        if found != expected:
+            raise unfit(path, name, f"holds other weights: {key} is {found}, expected {expected}")
+    network.load_state_dict(dict(state))
+
+
+def unfit(path: Path, name: WeightName, problem: str) -> UserError:
+    """The error about a file or folder that is there and is not what the metric asks for."""
+    source = SOURCES[name]
+    return UserError(
+        f"{path.name} {problem}", where=f"weights.{name}: {path}", cure=f"use {source.what} from {source.origin}"
+    )

@@ -1,0 +1,93 @@
+"""A smaller image generator of the same family drafts for a larger one: LlamaGen-L for LlamaGen-3B (LANTERN, Fig. 2a).
+
+It reads the same condition, guides its own two rows, and needs nothing of the target's states.
+Letters: F nodes, V vocabulary.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, Literal
+
+import torch
+from pydantic import Field
+from torch import Tensor
+
+from ...core.errors import UserError
+from ...core.section import Section
+from ..decoding.slots import Slots
+from ..decoding.warp import Warp
+from ..llamagen.transformer import LlamaGenConfig
+from ..targets.base import Taps, TargetStep
+from ..targets.llamagen import LlamaGenTarget
+
+
+class SiblingConfig(Section):
+    """Published weights of a smaller LlamaGen; nothing is trained."""
+
+    kind: Literal["llamagen"]
+    path: str
+    revision: str | None = None
+    size: Literal["B", "L", "XL", "XXL", "XXXL", "1B", "3B", "7B"]
+    # Guidance of its own; null: the target's.
+    cfg_scale: float | None = Field(None, ge=0)
+
+    def provides(self) -> set[str]:
+        """Things that need no stage."""
+        return {"drafter"}
+
+
+class SiblingProposal:
+    """Proposes with another LlamaGen through its own cache."""
+
+    taps = Taps()
+    max_levels: int | None = None
+
+    def __init__(self, model: LlamaGenTarget):
+        self.model = model
+
+    def start(self, request: Any, prefill: TargetStep, warp: Warp, *, capacity: int) -> None:
+        self._warp = warp
+        self._session, _ = self.model.prefill(request, Taps(), capacity=capacity)
+
+    def begin(self, first: int) -> None:
+        self._pending = [first]
+
+    @torch.inference_mode()
+    def root(self) -> Tensor:
+        """Feed what was committed since the last cycle; the cache then ends at the last committed token."""
+        count = len(self._pending)
+        tokens = torch.tensor(self._pending, device=self.model.device)
+        mask = torch.ones(count, count, dtype=torch.bool).tril()
+        logits = self.model.extend(self._session, tokens, range(count), mask)
+        self._session.cache.advance(count)
+        self._slots = Slots()
+        return self._warp.heat(logits[-1])
+
+    @torch.inference_mode()
+    def expand(self, parents: Sequence[int], tokens: Tensor) -> Tensor:
+        first = len(self._slots)
+        depths = self._slots.take(parents)
+        behind = [depth - 1 for depth in depths]  # places behind the cache's end
+        return self._warp.heat(self.model.extend(self._session, tokens, behind, self._slots.ancestors(first)))
+
+    def accept(self, verified: Any) -> None:
+        kept = []
+        for node in verified.path:
+            slot = verified.tree.slots[node]
+            if slot == -1:
+                break
+            kept.append(slot)
+        self._session.cache.commit(kept)
+        self._pending = [*verified.tokens[len(kept) :], verified.bonus]
+
+
+def check_sibling(target: LlamaGenConfig, sibling: LlamaGenConfig) -> None:
+    """Raises `UserError` where the two do not draw the same codes on the same condition."""
+    for name in ("vocab_size", "grid", "condition", "num_slots"):
+        ours, theirs = getattr(sibling, name), getattr(target, name)
+        if ours != theirs:
+            raise UserError(
+                f"the drafter has {name} {ours}, the target {theirs}", where="key drafter",
+                cure="use a smaller model of the same condition, image size and image tokenizer",
+            )  # fmt: skip

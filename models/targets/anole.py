@@ -1,0 +1,380 @@
+"""Anole as a target: transformers' Chameleon 7B, whose image logits it hides, with and without the text in one batch.
+
+One vocabulary holds text and image codes (id = code + 4). The stock forward overwrites the scores of all image codes,
+so the LM head is applied here, to the state after the final norm; rows are guided first, and only then is everything
+but image codes forbidden (LANTERN's order). Its published samplers differ: see `AnoleTargetConfig.cfg_scale`.
+Letters: R rows (1, or 2 under guidance), N nodes with the root, B samples, T places, n image tokens, D width, V ids.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, fields
+from pathlib import Path
+from typing import Any, Literal, NoReturn
+
+import torch
+from pydantic import Field, model_validator
+from torch import Tensor
+from torch.nn import functional as F
+from transformers import ChameleonConfig, ChameleonForConditionalGeneration
+
+from ...core.errors import UserError
+from ...core.nouns import CodeBatch, ImageRequest
+from ...core.section import Section
+from ..decoding.cache import Cache
+from ..decoding.decoder import CachedDecoder
+from ..decoding.rows import Guidance
+from ..decoding.tree import Tree
+from ..hub import read_config
+from .base import Prompt, Taps, TargetSequence, TargetStep
+
+DEFAULT_GUIDANCE = Guidance(3.0)
+PINNED = "chameleon-anole-7b"  # the config that dry runs build
+PUBLISHED = "leloy/Anole-7b-v0.1-hf"
+
+# ---- ids
+
+
+@dataclass(frozen=True)
+class AnoleIds:
+    """The ids that prompts and masks are made of; the defaults are the published tokenizer's.
+
+    The config's own `bos_token_id` (1) is the padding and not what prompts begin with.
+    """
+
+    bos: int = 0
+    pad: int = 1
+    end_of_image: int = 8196
+    begin_of_image: int = 8197
+    end_of_turn: int = 8710
+    first_image: int = 4
+    num_codes: int = 8192
+
+    @property
+    def markers(self) -> tuple[int, ...]:
+        return self.bos, self.pad, self.end_of_image, self.begin_of_image, self.end_of_turn
+
+
+_NAMES = {
+    "bos": "<s>",
+    "pad": "<pad>",
+    "end_of_image": "<eoss>",
+    "begin_of_image": "<racm3:break>",
+    "end_of_turn": "<reserved08706>",
+}
+# A code's name spells its digits as letters, A for 0: IMGIMGBCZ is code 12.
+_CODE_NAME = re.compile(r"IMGIMG([A-J]+)Z")
+_DIGITS = str.maketrans("ABCDEFGHIJ", "0123456789")
+
+
+def read_ids(config: ChameleonConfig, tokenizer_vocabulary: Mapping[str, int] | None = None) -> AnoleIds:
+    """Ids by name from the config's `vocabulary_map` and the tokenizer; markers that neither names are the published.
+
+    Raises:
+        UserError: the two disagree, an id is outside the model's vocabulary, or an image code's id is not code + 4,
+            which the codes of every published file and the neighbour tables of LANTERN count on.
+    """
+    cure = "give the vocabulary of leloy/Anole-7b-v0.1-hf or facebook/chameleon-7b: config.json and tokenizer together"
+    vocabulary: dict[str, int] = {**(config.vocabulary_map or {})}
+    for name, number in (tokenizer_vocabulary or {}).items():
+        if vocabulary.setdefault(name, number) != number:
+            problem = f"{name} is {vocabulary[name]} in the config's vocabulary_map and {number} in the tokenizer"
+            raise UserError(problem, cure=cure)
+    found = {int(m[1].translate(_DIGITS)): number for name, number in vocabulary.items()
+             if (m := _CODE_NAME.fullmatch(name))}  # fmt: skip
+    if not found:
+        raise UserError("the vocabulary names no image code (IMGIMGAZ is code 0)", cure=cure)
+    first = AnoleIds.first_image
+    for code in range(len(found)):
+        if found.get(code) != code + first:
+            problem = f"image code {code} has id {found.get(code, 'none')}, expected {code + first} (code + {first})"
+            raise UserError(problem, cure=cure)
+    named = {field: vocabulary[name] for field, name in _NAMES.items() if name in vocabulary}
+    ids = AnoleIds(**named, num_codes=len(found))
+    outside = [f"{f.name} {getattr(ids, f.name)}" for f in fields(ids) if getattr(ids, f.name) >= config.vocab_size]
+    if outside or first + ids.num_codes > config.vocab_size:
+        problem = f"ids outside the model's {config.vocab_size}: {', '.join(outside) or 'image codes'}"
+        raise UserError(problem, cure=cure)
+    return ids
+
+
+# ---- the target
+
+
+@dataclass
+class AnoleSession:
+    cache: Cache
+    taps: Taps
+    prompt: Prompt
+
+
+class AnoleTarget:
+    """Frozen. A request's `condition` is the text's ids [n], without special ones.
+
+    A drafter that shares the LM head gets its scores from `scores` (each row's own, nothing forbidden) and what is
+    decoded from out of `guided`, which forbids the same ids for target and drafter; `forbid` does that alone.
+
+    Args:
+        tokenizer_vocabulary: name -> id, where it should be held against the config's own `vocabulary_map`.
+        num_image_tokens: of an image; a square.
+    """
+
+    def __init__(
+        self,
+        model: ChameleonForConditionalGeneration,
+        tokenizer_vocabulary: Mapping[str, int] | None = None,
+        guidance: Guidance = DEFAULT_GUIDANCE,
+        *,
+        num_image_tokens: int = 1024,
+    ):
+        self.ids = read_ids(model.config, tokenizer_vocabulary)
+        self.model = model.requires_grad_(False)
+        self.decoder = CachedDecoder(model, num_token_ids=model.config.vocab_size)
+        self.guidance = guidance
+        self.vocab_size: int = model.config.vocab_size
+        self.num_codes, self.grid = num_image_tokens, math.isqrt(num_image_tokens)
+        assert self.grid**2 == num_image_tokens, num_image_tokens
+        places = torch.arange(self.vocab_size, device=self.device) - self.ids.first_image
+        self._forbidden = (places < 0) | (places >= self.ids.num_codes)  # [V]
+
+    @property
+    def config(self) -> ChameleonConfig:
+        return self.model.config
+
+    @property
+    def device(self) -> torch.device:
+        return self.decoder.device
+
+    @property
+    def embedding(self) -> Tensor:
+        """[V,D] what a token enters as: a head starts from the same rows."""
+        return self.model.model.embed_tokens.weight
+
+    def scores(self, feature: Tensor) -> Tensor:
+        """[...,D] -> [...,V] float32, each row's own, text and image alike."""
+        return self.model.lm_head(feature).float()
+
+    def forbid(self, scores: Tensor) -> Tensor:
+        """[...,V] with minus infinity for all that is no image code."""
+        return scores.masked_fill(self._forbidden.to(scores.device), float("-inf"))
+
+    def guided(self, feature: Tensor, steps: Sequence[int]) -> Tensor:
+        """[R,N,D] -> [N,V]: what is decoded from. Node i scores image token number `steps[i]`."""
+        return self.forbid(self.guidance(self.scores(feature), steps))
+
+    def codes(self, tokens: Sequence[int]) -> Tensor:
+        """Emitted tokens as codes of the image tokenizer."""
+        return torch.tensor(tokens) - self.ids.first_image
+
+    @torch.inference_mode()
+    def prefill(self, request: ImageRequest, taps: Taps, *, capacity: int) -> tuple[AnoleSession, TargetStep]:
+        self._check_text(request.condition)
+        rows = self.guidance.num_rows
+        texts = [request.condition.to(self.device)] * rows
+        uncond = torch.arange(rows, device=self.device) == 1
+        ids, mask, positions = self._rows(texts, uncond.new_empty(rows, 0, dtype=torch.int64), uncond)
+        prompt = Prompt(ids, mask, positions, self.guidance)
+        length = ids.shape[1]
+        session = AnoleSession(self.decoder.new_cache(length + capacity), taps, prompt)
+        causal = torch.ones(length, length, dtype=torch.bool, device=self.device).tril()
+        # Padding sees itself, so that no row of the attention is empty.
+        seen = (causal & mask[:, None]) | torch.eye(length, dtype=torch.bool, device=self.device)
+        states = self.decoder.forward(
+            self.decoder.embed(ids),
+            session.cache,
+            positions,
+            seen,
+            layers=taps.layers,
+            attention=taps.prefill_attention,
+        )
+        session.cache.advance(length)
+        logits = self.guided(states.feature[:, -1:], [0])
+        feature = states.feature if taps.feature else None
+        return session, TargetStep(logits, feature, states.layers, states.attention, prompt)
+
+    @torch.inference_mode()
+    def verify(self, session: AnoleSession, root: int, tree: Tree) -> TargetStep:
+        prompt, past = session.prompt, session.cache.length
+        rows, length = prompt.ids.shape
+        ids = torch.cat([torch.tensor([root], device=self.device), tree.tokens.to(self.device)])
+        depths = [0, *tree.depths]
+        # Every row counts from its own last prompt token, and by depth: siblings share a position.
+        offsets = torch.tensor([past - length + 1 + depth for depth in depths], device=self.device)
+        positions = prompt.positions[:, -1:] + offsets
+        mask = torch.ones(rows, len(ids), past + len(ids), dtype=torch.bool, device=self.device)
+        mask[:, :, :length] = prompt.mask[:, None]
+        mask[:, :, past:] = tree.ancestor_mask(self.device)
+        states = self.decoder.forward(
+            self.decoder.embed(ids.expand(rows, -1)), session.cache, positions, mask, layers=session.taps.layers
+        )
+        first = past - length + 1  # number of the token after the root
+        logits = self.guided(states.feature, [first + depth for depth in depths])
+        return TargetStep(logits, states.feature if session.taps.feature else None, states.layers)
+
+    @torch.inference_mode()
+    def commit(self, session: AnoleSession, path: Sequence[int]) -> None:
+        session.cache.commit([0, *(node + 1 for node in path)])
+
+    @torch.no_grad()
+    def sequence(self, batch: CodeBatch, uncond: Tensor) -> TargetSequence:
+        """States of `batch`'s images, rows marked in `uncond` [B] without their text. Features of padding are zero."""
+        ids, mask, positions = self._rows(batch.conditions, batch.codes + self.ids.first_image, uncond)
+        output = self.model.model(input_ids=ids, attention_mask=mask, position_ids=positions, use_cache=False)
+        feature = output.last_hidden_state.masked_fill(~mask[..., None], 0.0)
+        return TargetSequence(ids, feature, mask, positions, batch.codes.shape[1])
+
+    def _rows(self, texts: Sequence[Tensor], tokens: Tensor, uncond: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """Ids, mask and positions [B,T] of prompts with the image tokens [B,n] that follow, padded on the left.
+
+        A row without its text (`uncond` [B]) is begin-of-text and begin-of-image; every row's positions count from
+        its own start.
+        """
+        ids = self.ids
+        whole = [
+            torch.cat([t.new_tensor([ids.bos]), t, t.new_tensor([ids.end_of_turn, ids.begin_of_image]), follow])
+            for t, follow in zip(texts, tokens, strict=True)
+        ]
+        length = max(len(row) for row in whole)
+        padded = torch.stack([F.pad(row, (length - len(row), 0), value=ids.pad) for row in whole])
+        starts = torch.tensor([length - len(row) for row in whole], device=self.device)
+        starts = starts.where(~uncond, length - tokens.shape[1] - 2)
+        places = torch.arange(length, device=self.device) - starts[:, None]
+        padded = padded.masked_fill(places < 0, ids.pad).masked_fill(places == 0, ids.bos)
+        return padded, places >= 0, places.clamp(min=0)
+
+    def _check_text(self, text: Tensor) -> None:
+        special = sorted(set(text.tolist()) & set(self.ids.markers))
+        if special:
+            raise UserError(
+                f"the text's ids hold special ones ({', '.join(map(str, special))}), which the target adds itself",
+                cure="tokenize prompts with add_special_tokens=False",
+            )
+
+
+# ---- recipes
+
+
+class AnoleTargetConfig(Section):
+    """Anole 7B, published: a stage trains heads for it and never the model itself."""
+
+    kind: Literal["anole"]
+    # Hub id or directory in transformers' layout (leloy/Anole-7b-v0.1-hf). GAIR/Anole-7b-v0.1 is in Meta's.
+    path: str = PUBLISHED
+    revision: str | None = None
+    # bfloat16 is the published precision; float32 takes 28 GB.
+    dtype: Literal["float32", "bfloat16", "float16"] = "bfloat16"
+    # accelerate's device map for GPUs that do not hold 14 GB; null: this rank's device.
+    device_map: str | None = None
+    # Guidance. Two samplers are published: LANTERN's has scale 3, top-k 2000, T 1; GAIR's, without pictures in the
+    # prompt, scale 3, T 0.7, top-p 0.9. Numbers of one are not comparable with the other's.
+    cfg_scale: float = Field(3.0, ge=0)
+    # What draws the pictures: Hub id or directory in the layout of leloy/Anole-7b-v0.1-vqvae-hf, or the file of Meta's
+    # vqgan.ckpt; null draws none.
+    vq_path: str | None = "leloy/Anole-7b-v0.1-vqvae-hf"
+    vq_revision: str | None = None
+
+    def provides(self) -> set[str]:
+        """Things that need no stage: they come from outside. The text's tokenizer lies beside the weights."""
+        return {"target", "text"} | ({"vq"} if self.vq_path is not None else set())
+
+    @property
+    def image_size(self) -> int:
+        return 512
+
+    @property
+    def num_codes(self) -> int:
+        """Tokens of an image."""
+        return 1024
+
+    @property
+    def guidance(self) -> Guidance:
+        return Guidance(self.cfg_scale)
+
+
+def anole_config(config: AnoleTargetConfig, *, network: bool) -> ChameleonConfig:
+    """The model's config. A dry run takes the pinned one for the published weights; it names no image codes."""
+    source = PINNED if config.path == PUBLISHED and not network else config.path
+    return _chameleon(read_config(source, key="target.path", revision=config.revision, network=network), config.path)
+
+
+def load_anole(
+    path: str | Path,
+    *,
+    revision: str | None = None,
+    dtype: torch.dtype = torch.bfloat16,
+    device_map: str | None = None,
+    device: torch.device | str | None = None,
+    guidance: Guidance = DEFAULT_GUIDANCE,
+    key: str = "target.path",
+) -> AnoleTarget:
+    """A frozen target. Only safetensors are read.
+
+    Args:
+        device: where to, without a `device_map`; None stays on the CPU.
+        key: the recipe's key, for error messages.
+
+    Raises:
+        UserError: it cannot be read, is no Chameleon, or lacks weights.
+    """
+    _chameleon(read_config(str(path), key=key, revision=revision), path)
+    try:
+        loaded: Any = ChameleonForConditionalGeneration.from_pretrained(
+            path, revision=revision, dtype=dtype, device_map=device_map,
+            use_safetensors=True, weights_only=True, output_loading_info=True,
+        )  # fmt: skip
+    except (OSError, ValueError, RuntimeError) as error:
+        first = (str(error).strip().splitlines() or [type(error).__name__])[0]
+        cure = "check the name and the network; the layout is transformers', in safetensors"
+        raise UserError(f"{key}: cannot load {str(path)!r}: {first}", cure=cure) from error
+    model, report = loaded
+    missing = sorted(report["missing_keys"])
+    if missing:
+        # transformers would go on with random values.
+        problem = f"{key}: {str(path)!r} lacks {len(missing)} weights, {missing[0]} the first"
+        raise UserError(problem, cure=f"download it again, or name {PUBLISHED}")
+    if device is not None and device_map is None:
+        model.to(device)
+    return AnoleTarget(model, guidance=guidance)
+
+
+def _chameleon(config: Any, path: str | Path) -> ChameleonConfig:
+    """`config` if it is one of Chameleon's own; Lumina-mGPT's says chameleon too."""
+    if any("XLLMX" in name for name in config.architectures or ()):
+        refuse_lumina()
+    if not isinstance(config, ChameleonConfig):
+        problem = f"target.path: {str(path)!r} is a {config.model_type}, expected a chameleon"
+        raise UserError(problem, cure=f"name {PUBLISHED}")
+    return config
+
+
+# ---- what is not supported, and why
+
+
+class LuminaRefusal(Section):
+    """The target kind that LANTERN also reports on and that is not here: naming it says why."""
+
+    kind: Literal["lumina-mgpt"]
+
+    @model_validator(mode="before")
+    @classmethod
+    def _refuse(cls, values: Any) -> NoReturn:
+        refuse_lumina()
+
+
+def refuse_lumina() -> NoReturn:
+    """Raises `UserError`.
+
+    From its repository (Alpha-VLLM/Lumina-mGPT): pictures come in many sizes, which two tokens announce, and every row
+    of codes ends with a fixed token; its weights say chameleon, but have query and key norms of one row per
+    model-parallel rank where transformers' class has one per head.
+    """
+    raise UserError(
+        "Lumina-mGPT is not supported: transformers has no class for it (its weights do not fit Chameleon's query and "
+        "key norms), its pictures come in many sizes with announcing and row-end tokens that no head, tree or image "
+        "decoder here knows, and its own code needs an older transformers and is installed with flash-attn",
+        where="target.kind",
+        cure="use kind: anole, the same family with 512 x 512 pictures, or kind: llamagen",
+    )
