@@ -6,7 +6,7 @@ VQ-GAN. Here the families meet, so that stages need not tell them apart.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
@@ -14,7 +14,7 @@ from typing import Any, Literal
 import torch
 from pydantic import Field, model_validator
 from torch import Tensor
-from transformers import T5Config, T5EncoderModel
+from transformers import AutoTokenizer, ChameleonConfig, T5Config, T5EncoderModel
 
 from ..core.errors import UserError
 from ..core.nouns import ImageRequest
@@ -25,7 +25,9 @@ from .llamagen.files import load_llamagen, load_vq
 from .llamagen.training import to_model, to_pixels
 from .llamagen.transformer import LlamaGen, LlamaGenConfig, published
 from .llamagen.vq import VqConfig, VqTokenizer
+from .targets.anole import AnoleTarget, AnoleTargetConfig, anole_config, load_anole
 from .targets.llamagen import LlamaGenTarget
+from .vqgan import encode_images, load_encoder, load_vqgan
 
 Size = Literal["B", "L", "XL", "XXL", "XXXL", "1B", "3B", "7B"]
 TEXT_ENCODER = "text_encoder"  # folder beside the weights of a target that was trained with its own
@@ -95,6 +97,9 @@ class LlamaGenTargetConfig(Section):
         return Guidance(self.cfg_scale, self.cfg_interval)
 
 
+TargetConfig = LlamaGenTargetConfig | AnoleTargetConfig
+
+
 @dataclass(frozen=True)
 class Generator:
     """A frozen target with its two translators."""
@@ -110,7 +115,7 @@ class Generator:
 
 
 def load_generator(
-    config: LlamaGenTargetConfig, made: Mapping[str, Path], *, device: torch.device, guidance: Guidance | None = None
+    config: TargetConfig, made: Mapping[str, Path], *, device: torch.device, guidance: Guidance | None = None
 ) -> Generator:
     """Everything that decoding pictures needs.
 
@@ -118,25 +123,49 @@ def load_generator(
         made: thing (target, text, vq) -> folder of the stage that trained it; others come from the recipe.
     """
     target = load_target(config, made, device=device, guidance=guidance)
-    vq = load_tokenizer(config, made).to(device)
-    grid = target.grid
+    condition = condition_source(config, made, device=device)
+    if isinstance(config, AnoleTargetConfig):
+        if config.vq_path is None:
+            raise UserError("pictures are drawn and target.vq_path is null", cure="name the weights of the VQ-GAN")
+        drawer = load_vqgan(config.vq_path, revision=config.vq_revision).to(device)
+        rows = drawer.codebook.detach()
+        return Generator(target, condition, lambda codes: to_pixels(drawer.decode(codes.to(device))).cpu(), rows, 4)
+    vq, grid = load_tokenizer(config, made).to(device), target.grid
 
     def pictures(codes: Tensor) -> Tensor:
         return to_pixels(vq.decode(codes.to(device), (grid, grid))).cpu()
 
-    rows = vq.quantize.embedding.weight.detach()
-    return Generator(target, condition_source(config, made, device=device), pictures, rows)
+    return Generator(target, condition, pictures, vq.quantize.embedding.weight.detach())
 
 
 def load_target(
-    config: LlamaGenTargetConfig, made: Mapping[str, Path], *, device: torch.device, guidance: Guidance | None = None
-) -> LlamaGenTarget:
+    config: TargetConfig, made: Mapping[str, Path], *, device: torch.device, guidance: Guidance | None = None
+) -> LlamaGenTarget | AnoleTarget:
     """The frozen target alone: what a head needs while it trains."""
+    if isinstance(config, AnoleTargetConfig):
+        return load_anole(
+            config.path,
+            revision=config.revision,
+            dtype=getattr(torch, config.dtype),
+            device_map=config.device_map,
+            device=device,
+            guidance=guidance or config.guidance,
+        )
     return LlamaGenTarget(load_transformer(config, made).to(device), guidance or config.guidance)
 
 
-def sample_condition(config: LlamaGenTargetConfig) -> Callable[[Any], Tensor]:
+def model_config(config: TargetConfig) -> LlamaGenConfig | ChameleonConfig:
+    """The shape of the target, without a network."""
+    if isinstance(config, AnoleTargetConfig):
+        return anole_config(config, network=False)
+    return config.model_config_of()
+
+
+def sample_condition(config: TargetConfig) -> Callable[[Any], Tensor]:
     """What a sample of shards (its `tensors` and `info`) was asked for by, as `condition_source` would make it."""
+    if isinstance(config, AnoleTargetConfig):
+        text = _TextIds(config)
+        return lambda sample: text(sample.info["caption"], None)
     return _sample_label if config.condition == "class" else _sample_features
 
 
@@ -146,6 +175,38 @@ def _sample_label(sample: Any) -> Tensor:
 
 def _sample_features(sample: Any) -> Tensor:
     return sample.tensors["features"]
+
+
+def picture_encoder(
+    config: TargetConfig, made: Mapping[str, Path], *, device: torch.device
+) -> Callable[[Tensor], Tensor]:
+    """uint8 [B,3,S,S] -> codes [B,n] int64 on the CPU."""
+    if isinstance(config, AnoleTargetConfig):
+        if config.vq_path is None:
+            raise UserError("pictures are encoded and target.vq_path is null", cure="name the weights of the VQ-GAN")
+        encoder = load_encoder(config.vq_path, revision=config.vq_revision).to(device)
+        return lambda pixels: encode_images(encoder, to_model(pixels.to(device))).cpu()
+    vq = load_tokenizer(config, made).to(device)
+    return lambda pixels: vq.encode(to_model(pixels.to(device))).cpu()
+
+
+def caption_encoder(
+    config: TargetConfig, made: Mapping[str, Path], *, device: torch.device
+) -> Callable[[Sequence[str]], list[Tensor]] | None:
+    """Captions to features [t,F], for targets that read any."""
+    if isinstance(config, AnoleTargetConfig) or config.condition == "class":
+        return None
+    return text_features(config, made, device=device).encode
+
+
+class _TextIds:
+    """Ids [t] of a caption in Anole's own tokenizer, without special ones."""
+
+    def __init__(self, config: AnoleTargetConfig):
+        self.tokenizer = AutoTokenizer.from_pretrained(config.path, revision=config.revision)
+
+    def __call__(self, caption: str, label: int | None) -> Tensor:
+        return torch.tensor(self.tokenizer(caption, add_special_tokens=False)["input_ids"], dtype=torch.int64)
 
 
 def load_transformer(config: LlamaGenTargetConfig, made: Mapping[str, Path]) -> LlamaGen:
@@ -167,13 +228,13 @@ def load_tokenizer(config: LlamaGenTargetConfig, made: Mapping[str, Path]) -> Vq
 
 
 def condition_source(
-    config: LlamaGenTargetConfig, made: Mapping[str, Path], *, device: torch.device
+    config: TargetConfig, made: Mapping[str, Path], *, device: torch.device
 ) -> Callable[[str, int | None], Tensor]:
-    """Caption and label to a label [] or to features [t,F]."""
-    if config.condition == "class":
-        return _label
-    features = text_features(config, made, device=device)
-    return lambda caption, label: features.encode([caption])[0]
+    """Caption and label to a label [], features [t,F] or text ids [t]."""
+    if isinstance(config, AnoleTargetConfig):
+        return _TextIds(config)
+    encode = caption_encoder(config, made, device=device)
+    return _label if encode is None else lambda caption, label: encode([caption])[0]
 
 
 def text_features(config: LlamaGenTargetConfig, made: Mapping[str, Path], *, device: torch.device) -> TextFeatures:
@@ -199,12 +260,6 @@ def build_text_encoder(config: LlamaGenTargetConfig, *, vocab_size: int, pad_id:
         return None
     values = {k: v for k, v in config.text_encoder.items() if k != "model_type"}
     return T5EncoderModel(T5Config(**values, vocab_size=vocab_size, pad_token_id=pad_id))
-
-
-def encode_pictures(vq: VqTokenizer, pixels: Tensor) -> Tensor:
-    """uint8 [B,3,S,S] -> codes [B,n] int64."""
-    device = next(vq.parameters()).device
-    return vq.encode(to_model(pixels.to(device))).cpu()
 
 
 def _label(caption: str, label: int | None) -> Tensor:

@@ -26,13 +26,6 @@ FOLDER = Path(__file__).parent
 RUN_OPTIONS = ("recipe", "stages", "restart", "dry_run")
 # Kinds that the plan names and no track has brought yet.
 FUTURE_KINDS = ("regenerate", "encode", "cache", "publish")
-# Targets that a user might look for, and why they are not here.
-REFUSED_TARGETS = {
-    "lumina-mgpt": (
-        "Lumina-mGPT is not supported: its code (flexible resolution with row-end tokens, its own image processor, "
-        "flash-attn) is in no release of transformers; use anole, which is of the same family"
-    ),
-}
 
 
 @dataclass(frozen=True)
@@ -218,11 +211,16 @@ def _schema(tree: dict[str, Any], path: Path, tracks: Mapping[str, type[R]]) -> 
     kind = target.get("kind") if isinstance(target, dict) else None
     if kind is None:
         return next(iter(tracks.values()))
+    if kind == "lumina-mgpt":
+        from ..models.targets.anole import refuse_lumina
+
+        refuse_lumina()
     if kind not in tracks:
         raise UserError(
-            f"target.kind: {kind!r} is no kind of target", where=f"{path}, key target.kind",
-            cure=REFUSED_TARGETS.get(str(kind)) or did_you_mean(str(kind), tracks),
-        )  # fmt: skip
+            f"target.kind: {kind!r} is no kind of target",
+            where=f"{path}, key target.kind",
+            cure=did_you_mean(str(kind), tracks),
+        )
     return tracks[kind]
 
 

@@ -14,6 +14,7 @@ from ..core.tracking import TrackingConfig
 from ..models.drafters.heads import HeadConfig
 from ..models.drafters.lvlm import LvlmConfig
 from ..models.generators import LlamaGenTargetConfig
+from ..models.targets.anole import AnoleTargetConfig
 from ..models.targets.load import LlavaTargetConfig
 from ..trainers.engine import EngineConfig
 from ..trainers.stages.evaluate import EvaluateStage
@@ -22,11 +23,13 @@ from ..trainers.stages.train import TrainStage
 from ..trainers.stages.visual.encode import EncodeStage
 from ..trainers.stages.visual.evaluate import VisualEvaluateStage
 from ..trainers.stages.visual.generate import GenerateCaptionedStage
+from ..trainers.stages.visual.regenerate import RegenerateStage
 from ..trainers.stages.visual.train import VisualTrainStage
 
 LvlmStage = Annotated[GenerateStage | TrainStage | EvaluateStage, Field(discriminator="kind")]
 VisualStage = Annotated[
-    GenerateCaptionedStage | EncodeStage | VisualTrainStage | VisualEvaluateStage, Field(discriminator="kind")
+    GenerateCaptionedStage | EncodeStage | RegenerateStage | VisualTrainStage | VisualEvaluateStage,
+    Field(discriminator="kind"),
 ]
 
 
@@ -54,10 +57,10 @@ class LvlmRecipe(Recipe):
 class VisualRecipe(Recipe):
     """A head for an image generator."""
 
-    target: LlamaGenTargetConfig
+    target: Annotated[LlamaGenTargetConfig | AnoleTargetConfig, Field(discriminator="kind")]
     drafter: HeadConfig | None = None
     stages: dict[str, VisualStage] = Field(min_length=1)
 
 
 # kind of target -> the recipe's schema.
-TRACKS: dict[str, type[Recipe]] = {"llava": LvlmRecipe, "llamagen": VisualRecipe}
+TRACKS: dict[str, type[Recipe]] = {"llava": LvlmRecipe, "llamagen": VisualRecipe, "anole": VisualRecipe}

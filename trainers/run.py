@@ -17,6 +17,7 @@ from .stages import evaluate, generate, train
 from .stages.visual import encode as visual_encode
 from .stages.visual import evaluate as visual_evaluate
 from .stages.visual import generate as visual_generate
+from .stages.visual import regenerate as visual_regenerate
 from .stages.visual import train as visual_train
 
 RUNNERS: dict[type, Callable[[Any, Context], None]] = {
@@ -25,6 +26,7 @@ RUNNERS: dict[type, Callable[[Any, Context], None]] = {
     evaluate.EvaluateStage: evaluate.run,
     visual_generate.GenerateCaptionedStage: visual_generate.run,
     visual_encode.EncodeStage: visual_encode.run,
+    visual_regenerate.RegenerateStage: visual_regenerate.run,
     visual_train.VisualTrainStage: visual_train.run,
     visual_evaluate.VisualEvaluateStage: visual_evaluate.run,
 }

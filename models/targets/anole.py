@@ -179,16 +179,9 @@ class AnoleTarget:
         prompt = Prompt(ids, mask, positions, self.guidance)
         length = ids.shape[1]
         session = AnoleSession(self.decoder.new_cache(length + capacity), taps, prompt)
-        causal = torch.ones(length, length, dtype=torch.bool, device=self.device).tril()
-        # Padding sees itself, so that no row of the attention is empty.
-        seen = (causal & mask[:, None]) | torch.eye(length, dtype=torch.bool, device=self.device)
+        embeds, seen = self.decoder.embed(ids), _causal(mask)
         states = self.decoder.forward(
-            self.decoder.embed(ids),
-            session.cache,
-            positions,
-            seen,
-            layers=taps.layers,
-            attention=taps.prefill_attention,
+            embeds, session.cache, positions, seen, layers=taps.layers, attention=taps.prefill_attention
         )
         session.cache.advance(length)
         logits = self.guided(states.feature[:, -1:], [0])
@@ -222,7 +215,9 @@ class AnoleTarget:
     def sequence(self, batch: CodeBatch, uncond: Tensor) -> TargetSequence:
         """States of `batch`'s images, rows marked in `uncond` [B] without their text. Features of padding are zero."""
         ids, mask, positions = self._rows(batch.conditions, batch.codes + self.ids.first_image, uncond)
-        output = self.model.model(input_ids=ids, attention_mask=mask, position_ids=positions, use_cache=False)
+        dtype = self.embedding.dtype
+        added = torch.zeros(1, dtype=dtype, device=self.device).where(_causal(mask), torch.finfo(dtype).min)
+        output = self.model.model(input_ids=ids, attention_mask=added[:, None], position_ids=positions, use_cache=False)
         feature = output.last_hidden_state.masked_fill(~mask[..., None], 0.0)
         return TargetSequence(ids, feature, mask, positions, batch.codes.shape[1])
 
@@ -252,6 +247,13 @@ class AnoleTarget:
                 f"the text's ids hold special ones ({', '.join(map(str, special))}), which the target adds itself",
                 cure="tokenize prompts with add_special_tokens=False",
             )
+
+
+def _causal(mask: Tensor) -> Tensor:
+    """Which places each place sees: [B,T] bool -> [B,T,T]. Padding sees itself: no row of the attention is empty."""
+    length = mask.shape[1]
+    both = torch.ones(length, length, dtype=torch.bool, device=mask.device).tril()
+    return (both & mask[:, None]) | torch.eye(length, dtype=torch.bool, device=mask.device)
 
 
 # ---- recipes

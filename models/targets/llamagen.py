@@ -112,7 +112,7 @@ class LlamaGenTarget:
         mask: Tensor,
         committed: int | None = None,
     ) -> tuple[LlamaGenStates, list[int]]:
-        """States of tokens that stand `behind` places after the committed ones; which image code each of them scores."""
+        """States of tokens `behind` places after the committed ones, and which image code each of them scores."""
         device, past = self.device, session.cache.length
         committed = past if committed is None else committed
         positions = torch.tensor([committed + place for place in behind], device=device)

@@ -9,7 +9,7 @@ from __future__ import annotations
 import itertools
 import json
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
@@ -25,7 +25,7 @@ from ....core.section import Section
 from ....data.captioned import Captioned, CaptionedSource, Refused, decode_image, num_items, read
 from ....data.duplicates import Duplicates, find_duplicates
 from ....data.shards import claim, finish, finished, write_shard
-from ....models.generators import encode_pictures, load_tokenizer, text_features
+from ....models.generators import caption_encoder, picture_encoder
 from ...context import Context
 from ...engine import init_distributed
 from .generate import WORLD
@@ -167,16 +167,15 @@ class _Encoder:
     def __init__(self, stage: EncodeStage, context: Context):
         self.stage, self.size = stage, context.target.image_size
         device = context.device()
-        self.vq = load_tokenizer(context.target, context.inputs).to(device) if "codes" in stage.write else None
-        self.text: Callable[[list[str]], list[Tensor]] | None = None
-        if "features" in stage.write and context.target.condition == "text":
-            self.text = text_features(context.target, context.inputs, device=device).encode
+        target, made = context.target, context.inputs
+        self.codes = picture_encoder(target, made, device=device) if "codes" in stage.write else None
+        self.features = caption_encoder(target, made, device=device) if "features" in stage.write else None
 
     def samples(self, pictures: Iterator[_Picture]) -> Iterator[Sample]:
         while batch := list(itertools.islice(pictures, self.stage.batch_size)):
             pixels = torch.stack([p.pixels for p in batch])
-            codes = None if self.vq is None else encode_pictures(self.vq, pixels).to(torch.int32)
-            features = None if self.text is None else self.text([p.item.caption for p in batch])
+            codes = None if self.codes is None else self.codes(pixels).to(torch.int32)
+            features = None if self.features is None else self.features([p.item.caption for p in batch])
             for place, picture in enumerate(batch):
                 tensors = {} if codes is None else {"codes": codes[place]}
                 if "pixels" in self.stage.write:
