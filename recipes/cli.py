@@ -75,8 +75,10 @@ def _run(arguments: list[str]) -> int:
     planned = plan(recipe, loaded.path)
     if options.dry_run:
         from .dry_run import dry_run
+        from .dry_run_visual import dry_run_visual
+        from .schema import VisualRecipe
 
-        say(dry_run(recipe, planned))
+        say((dry_run_visual if isinstance(recipe, VisualRecipe) else dry_run)(recipe, planned))
         return 0
     from ..trainers.context import Context
     from ..trainers.engine import init_distributed

@@ -81,8 +81,14 @@ def _data_identity(section: Any) -> list[str]:
     if not isinstance(section, dict):
         return []
     if "path" in section and "from_stage" in section:
-        if section["from_stage"] is not None:
+        if section["from_stage"] is not None or section["path"] is None:
             return []
         names = [section["path"]] if isinstance(section["path"], str) else section["path"]
-        return [file_identity(Path(name)) if Path(name).is_file() else "absent" for name in names]
+        return [_path_identity(Path(name)) for name in names]
     return [identity for value in section.values() for identity in _data_identity(value)]
+
+
+def _path_identity(path: Path) -> str:
+    """Of a file, its content; of a folder of shards, its manifest's."""
+    path = path / "manifest.json" if path.is_dir() else path
+    return file_identity(path) if path.is_file() else "absent"
