@@ -31,7 +31,7 @@ class ShardData(Section):
     from_stage: str | None = Field(None, alias="from")
     # A folder of shards from elsewhere.
     path: str | None = None
-    # Share of the samples that is kept for validation, by their names (the papers: 5%).
+    # Share of the samples that is kept for validation, by their numbers (the papers: 5%).
     held_out: float = Field(0.0, ge=0, lt=1)
     max_samples: int | None = Field(None, ge=1)
 

@@ -5,13 +5,12 @@ MS-COCO's caption JSON, PartiPrompts' TSV, text and JSON lines, our own shards a
 
 from __future__ import annotations
 
-import csv
 import itertools
 import json
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 from pydantic import Field, model_validator
 
@@ -53,6 +52,8 @@ class PromptSource(Section):
             raise ValueError("give path (captions) or classes (labels)")
         if self.classes is not None and self.max_samples is None:
             raise ValueError("classes needs max_samples: how many images")
+        if self.classes is not None and self.from_stage is not None:
+            raise ValueError("from is where the path lies, and classes have none")
         return self
 
     def resolved(self, folder: Path | None) -> PromptSource:
@@ -82,33 +83,52 @@ def read_prompts(source: PromptSource) -> list[ImagePrompt]:
 
 
 def _lines(path: Path, source: PromptSource) -> Iterator[ImagePrompt]:
-    for number, line in enumerate(path.read_text(encoding="utf-8").splitlines()):
-        if line.strip():
-            yield ImagePrompt(f"line-{number}", line.strip())
+    for number, line in _filled(path):
+        yield ImagePrompt(f"line-{number}", line.strip())
 
 
 def _json_lines(path: Path, source: PromptSource) -> Iterator[ImagePrompt]:
-    with open(path, encoding="utf-8") as file:
-        for number, line in enumerate(file):
-            try:
-                record = json.loads(line)
-                caption = record.get("caption", record.get("prompt", ""))
-                label = record.get("label")
-                assert isinstance(caption, str) and (caption or label is not None)
-            except (ValueError, AttributeError, AssertionError) as error:
-                raise UserError(
-                    "a line without caption, prompt or label", where=f"{path}, line {number + 1}", cure="mend the line"
-                ) from error
-            yield ImagePrompt(str(record.get("id", f"line-{number}")), caption, label)
+    for number, line in _filled(path):
+        try:
+            record = json.loads(line)
+        except (ValueError, RecursionError):
+            record = None
+        found = _asked(record) if isinstance(record, dict) else None
+        if found is None:
+            problem = "not an object with a caption or prompt (text) or a label (a number from 0)"
+            raise UserError(problem, where=f"{path}, line {number + 1}", cure="mend the line")
+        yield ImagePrompt(str(record.get("id", f"line-{number}")), *found)
+
+
+def _asked(record: dict[str, Any]) -> tuple[str, int | None] | None:
+    """Caption and label, or None where they are missing or of another type."""
+    caption, label = record.get("caption") or record.get("prompt") or "", record.get("label")
+    if not isinstance(caption, str) or not (label is None or (type(label) is int and label >= 0)):
+        return None
+    return (caption.strip(), label) if caption.strip() or label is not None else None
 
 
 def _parti(path: Path, source: PromptSource) -> Iterator[ImagePrompt]:
-    with open(path, encoding="utf-8", newline="") as file:
-        rows = csv.DictReader(file, delimiter="\t")
-        if "Prompt" not in (rows.fieldnames or ()):
-            raise UserError("no column Prompt", where=str(path), cure="use PartiPrompts.tsv as published")
-        for number, row in enumerate(rows):
-            yield ImagePrompt(f"parti-{number}", row["Prompt"])
+    """As published, which is without quoting: quotation marks belong to their prompt."""
+    rows = _filled(path)
+    columns = next(rows, (0, ""))[1].split("\t")
+    if "Prompt" not in columns:
+        raise UserError("no column Prompt", where=str(path), cure="use PartiPrompts.tsv as published")
+    for number, row in rows:
+        cell = dict(zip(columns, row.split("\t"), strict=False)).get("Prompt", "").strip()
+        if not cell:
+            raise UserError("a row without a prompt", where=f"{path}, line {number + 1}", cure="mend the row")
+        yield ImagePrompt(f"parti-{number - 1}", cell)
+
+
+def _filled(path: Path) -> Iterator[tuple[int, str]]:
+    """Lines that hold something, with their numbers from 0."""
+    try:
+        text = path.read_text(encoding="utf-8-sig")  # spreadsheets leave a byte order mark
+    except UnicodeDecodeError as error:
+        problem = f"not UTF-8: byte {error.start} is {error.object[error.start]:#04x}"
+        raise UserError(problem, where=str(path), cure="save the file as UTF-8") from error
+    return ((number, line) for number, line in enumerate(text.split("\n")) if line.strip())
 
 
 def _coco(path: Path, source: PromptSource) -> Iterator[ImagePrompt]:

@@ -15,7 +15,7 @@ from torch import Tensor
 from ..core.errors import UserError
 from ..core.section import Section
 from ..models.decoding.tree import Tree
-from .rules import Verified, along, positive_part, inverse_cdf
+from .rules import Verified, along, inverse_cdf, positive_part
 
 
 class BlockConfig(Section):

@@ -21,7 +21,7 @@ from ..core.errors import UserError
 from ..core.section import Section
 from ..models.decoding.neighbours import Metric, NeighbourTable, load_neighbours
 from ..models.decoding.tree import ROOT, Tree
-from .rules import Verified, along, positive_part, without, inverse_cdf
+from .rules import Verified, along, inverse_cdf, positive_part, without
 
 
 class LanternConfig(Section):

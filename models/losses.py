@@ -23,16 +23,20 @@ def divergence(name: Divergence, target_scores: Tensor, draft_scores: Tensor) ->
     - lk_hybrid: lambda KL + (1 - lambda) TV with lambda = exp(-3 alpha), alpha without gradient (LK losses,
       arXiv 2602.23881).
     """
-    p = torch.softmax(target_scores.float(), dim=-1)
+    log_p = torch.log_softmax(target_scores.float(), dim=-1)
     log_q = torch.log_softmax(draft_scores.float(), dim=-1)
-    if name in ("soft_ce", "kl"):
-        cross = _expected(p, log_q)
-        return -cross if name == "soft_ce" else _expected(p, p.log()) - cross
-    alpha = torch.minimum(p, log_q.exp()).sum(-1)
+    p = log_p.exp()
+    if name == "soft_ce":
+        return -_expected(p, log_q)
+    if name == "kl":
+        return _expected(p, log_p - log_q)
+    # In logarithms: where the two hardly meet alpha underflows, and there its gradient is needed most.
+    log_alpha = torch.minimum(log_p, log_q).logsumexp(-1)
     if name == "lk_alpha":
-        return -alpha.clamp(min=1e-20).log()
+        return -log_alpha
+    alpha = log_alpha.exp()
     weight = torch.exp(-3.0 * alpha.detach())
-    return weight * (_expected(p, p.log()) - _expected(p, log_q)) + (1 - weight) * (1 - alpha)
+    return weight * _expected(p, log_p - log_q) + (1 - weight) * (1 - alpha)
 
 
 def _expected(p: Tensor, values: Tensor) -> Tensor:

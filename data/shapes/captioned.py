@@ -19,6 +19,7 @@ import numpy as np
 import webdataset
 from PIL import Image, ImageDraw
 
+from ...core.errors import UserError
 from .scene import BACKGROUND, COLORS, OVERSAMPLING, SHAPES, draw_shape
 
 HELD_OUT = "held_out"
@@ -89,6 +90,8 @@ def write_captioned(
         with webdataset.TarWriter(str(aside / f"{split}-00000.tar"), mtime=0.0, user="", group="") as tar:
             for index in range(count):
                 tar.write(_sample(seed, split, index, image_size, grain, pairs))
+    # A stage that was killed before it was marked as done finds its own world here, and writes it again.
+    shutil.rmtree(folder, ignore_errors=True)
     aside.rename(folder)
 
 
@@ -113,12 +116,14 @@ _NAMES = sorted(COLORS)
 
 
 def figures_of(caption: str) -> tuple[Figure, ...]:
-    """The figures that a caption of this world names (the inverse of `caption_of`)."""
-    figures = []
-    for part in caption.split(" and "):
-        words = part.split()
-        figures.append(Figure(words[1], words[2], " ".join(words[5:])))
-    return tuple(figures)
+    """The figures that a caption of this world names (the inverse of `caption_of`). Raises `UserError` for others."""
+    parts = [part.split() for part in caption.split(" and ")]
+    figures = tuple(Figure(words[1], words[2], " ".join(words[5:])) for words in parts if len(words) == 7)
+    known = all(f.color in COLORS and f.shape in SHAPES and f.place in PLACES for f in figures)
+    if not figures or not known or caption_of(figures) != caption or len({f.place for f in figures}) < len(figures):
+        cure = "use captions of a generated world; a reader knows no other pictures"
+        raise UserError(f"the caption {caption!r} names no figures of this world", cure=cure)
+    return figures
 
 
 def places_of(figures: tuple[Figure, ...]) -> list[list[int]]:

@@ -146,8 +146,9 @@ def load_eagle(folder: Path, embedding: Tensor, shape: LayerShape) -> EagleHead:
         shape: what this target's heads look like.
 
     Raises:
-        UserError: a file is missing, or its parameters do not fit the target.
+        UserError: a file is missing, or the head was made for another target.
     """
+    _check_made_for(folder, shape)
     state = _head_state(folder)
     head = EagleHead(shape, fc_bias="fc.bias" in state)
     own = _EMBEDDING in state
@@ -171,13 +172,33 @@ def load_eagle(folder: Path, embedding: Tensor, shape: LayerShape) -> EagleHead:
     return head.to(embedding.device)
 
 
+def _check_made_for(folder: Path, shape: LayerShape) -> None:
+    """Our heads say what they mirror, most of which is in no weight's shape. Published configs do not."""
+    path = folder / "config.json"
+    try:
+        written = json.loads(path.read_text()) if path.is_file() else {}
+    except ValueError as error:
+        raise UserError(f"unreadable: {error}", where=str(path), cure="train or download it again") from error
+    if "zeros_before" not in written:
+        return
+    for name, expected in shape.to_dict().items():
+        if written.get(name) != expected:
+            raise UserError(
+                f"the head does not fit this target: {name} is {written.get(name)}, expected {expected}",
+                where=str(path), cure="name the target and the settings that the head was trained with",
+            )  # fmt: skip
+
+
 def _head_state(folder: Path) -> dict[str, Tensor]:
     try:
         if (folder / "model.safetensors").is_file():
             return load_file(folder / "model.safetensors")
         if (folder / "pytorch_model.bin").is_file():
-            return torch.load(folder / "pytorch_model.bin", map_location="cpu", weights_only=True)
-    except (SafetensorError, pickle.UnpicklingError, RuntimeError, OSError) as error:
+            state = torch.load(folder / "pytorch_model.bin", map_location="cpu", weights_only=True)
+            if isinstance(state, dict) and all(isinstance(value, Tensor) for value in state.values()):
+                return state
+            raise UserError("pytorch_model.bin holds no named tensors", where=str(folder), cure="give a head's folder")
+    except (SafetensorError, pickle.UnpicklingError, RuntimeError, OSError, EOFError) as error:
         raise UserError(f"unreadable weights: {error}", where=str(folder), cure="train or download it again") from error
     raise UserError("no model.safetensors or pytorch_model.bin", where=str(folder), cure="give the folder of a head")
 
@@ -213,7 +234,9 @@ class EagleTraining(nn.Module):
             sides.append(self._predict(sequence, batch))
         keep = sides[0][2]
         unguided = [self._unguided(predicted[keep], true[keep]) for predicted, true, _ in sides]
-        steps = [0] * int(keep.sum())
+        # Position t predicts the state that scores token t + 2 - (prompt places).
+        prompt = sequence.ids.shape[1] - sequence.num_generated
+        steps = (keep.nonzero()[:, 1] + 2 - prompt).tolist()
         with torch.no_grad():
             goal = self.target.guided(torch.stack([true[keep] for _, true, _ in sides]), steps)
         ours = self.target.guided(torch.stack([predicted[keep] for predicted, _, _ in sides]), steps)
@@ -351,4 +374,4 @@ class EagleProposal:
         return self.head(features.to(self.head.fc.weight.dtype), tokens, positions, mask, self._cache)
 
     def _heat(self, hidden: Tensor, steps: Sequence[int]) -> Tensor:
-        return self._warp.heat(self.guided(hidden, steps))
+        return self._warp.heat(self.guided(hidden.to(self._features), steps))

@@ -28,7 +28,8 @@ def build_head(config: EagleConfig | MedusaConfig, target: Any) -> nn.Module:
     if isinstance(config, MedusaConfig):
         return MedusaHead(medusa_shape(config, target.config))
     head = EagleHead(eagle_shape(config, target.config))
-    head.share_embedding(target.embedding.float())
+    # A copy: the rounded rows of a head that trained in bfloat16 are loaded into it, and must not reach the target.
+    head.share_embedding(target.embedding.to(torch.float32, copy=True))
     return head
 
 

@@ -164,7 +164,7 @@ class MedusaProposal:
         dtype = next(self.head.parameters()).dtype
         predicted = self.head(self._feature.to(dtype))[:, :, 0].transpose(0, 1)  # [R,L,D]
         steps = [self._emitted + level for level in range(self.max_levels)]
-        self._levels = self._warp.heat(self.guided(predicted, steps))  # [L,V]
+        self._levels = self._warp.heat(self.guided(predicted.to(self._feature), steps))  # [L,V]
         self._slots = Slots()
         return self._levels[0]
 
@@ -190,9 +190,10 @@ def load_medusa(folder: Path, shape: MedusaShape) -> MedusaHead:
     try:
         head.load_state_dict(load_file(folder / "model.safetensors"))
     except (SafetensorError, OSError, RuntimeError) as error:
-        first = str(error).strip().splitlines()[0]
+        # torch's first line names the class only, and the next one the parameter.
+        lines = str(error).strip().splitlines()
         raise UserError(
-            f"the heads do not fit this target: {first}",
+            f"the heads do not fit this target: {lines[:2][-1].strip()}",
             where=str(folder),
             cure="name the target and num_heads of these heads",
         ) from error

@@ -11,10 +11,11 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.nn.utils.rnn import pad_sequence
 
+from ...core import ranks
 from ...core.loss import StepLoss
 from ...core.nouns import CodeBatch, PictureBatch
 from .transformer import LlamaGen, pad_left
-from .vq import VqTokenizer
+from .vq import VqTokenizer, revive_dead_codes
 
 
 class LlamaGenTraining(nn.Module):
@@ -66,15 +67,27 @@ class VqTraining(nn.Module):
     without them.
     """
 
-    def __init__(self, tokenizer: VqTokenizer):
+    num_forwards: Tensor
+
+    def __init__(self, tokenizer: VqTokenizer, *, revive_every: int | None = None, revive_until: int = 0):
+        """
+        Args:
+            revive_every: training forwards between two revivals of dead codes; None: never.
+            revive_until: forwards after which there is no more of it.
+        """
         super().__init__()
         self.tokenizer = tokenizer
+        self.revive_every, self.revive_until = revive_every, revive_until
+        # Saved with the weights, so that a resumed run revives at the same steps.
+        self.register_buffer("num_forwards", torch.zeros((), dtype=torch.int64))
 
     def parts(self) -> dict[str, list[tuple[str, nn.Parameter]]]:
         return {"tokenizer": [*self.tokenizer.named_parameters()]}
 
     def forward(self, batch: PictureBatch) -> StepLoss:
         images = to_model(batch.pixels[batch.real])
+        if self.training:
+            self._revive(images)
         if not len(images):  # a filler's forward still runs every parameter
             reconstruction, quantisation = self.tokenizer(to_model(batch.pixels))
             return StepLoss(0.0 * (reconstruction.sum() + quantisation), batch.real.sum(), {})
@@ -83,6 +96,17 @@ class VqTraining(nn.Module):
         loss = squared + 0.5 * F.l1_loss(reconstruction, images) + quantisation
         count = batch.real.sum()
         return StepLoss(loss * count, count, {"squared_error": squared.detach() * count})
+
+    def _revive(self, images: Tensor) -> None:
+        """Rank 0's pictures decide, and every rank gets its rows: codebooks must stay one."""
+        self.num_forwards += 1
+        count = int(self.num_forwards)
+        if self.revive_every is None or count > self.revive_until or count % self.revive_every:
+            return
+        if ranks.is_main():
+            revive_dead_codes(self.tokenizer, images, torch.Generator().manual_seed(count))
+        rows = self.tokenizer.quantize.embedding.weight
+        rows.data.copy_(ranks.agree(rows.data.cpu() if ranks.is_main() else None))
 
 
 def to_model(pixels: Tensor) -> Tensor:

@@ -150,7 +150,7 @@ def nearest(cells: Tensor, codebook: Tensor) -> Tensor:
 
 @torch.no_grad()
 def revive_dead_codes(tokenizer: VqTokenizer, images: Tensor, generator: torch.Generator) -> int:
-    """Move every code that no cell of `images` chooses onto a random one of these cells; returns how many.
+    """Move every code that no cell of `images` chooses onto one of these cells, drawn by its error; returns how many.
 
     A code that is never chosen gets no gradient, so a tokenizer trained from nothing, above all a tiny one, is left
     with a handful of living codes. Calling this every few dozen steps of early training mends it; nothing calls it by
@@ -161,11 +161,14 @@ def revive_dead_codes(tokenizer: VqTokenizer, images: Tensor, generator: torch.G
         images: [B,3,S,S] with at least as many cells as there are codes, else living codes would count as dead.
     """
     cells = torch.cat([unit_cells(tokenizer.pre_quant(part)) for part in images.split(IMAGES_PER_PASS)])
-    codes, flat = nearest(cells, tokenizer.codebook), cells.flatten(0, 1)
+    codebook = tokenizer.codebook
+    codes, flat = nearest(cells, codebook).flatten(), cells.flatten(0, 1)
     size = tokenizer.config.codebook_size
     assert len(flat) >= size, (len(flat), size)
-    dead = (torch.bincount(codes.flatten(), minlength=size) == 0).nonzero().flatten()
-    chosen = torch.randperm(len(flat), generator=generator)[: len(dead)].to(flat.device)
+    dead = (torch.bincount(codes, minlength=size) == 0).nonzero().flatten()
+    # Badly served cells are likelier to get a code of their own (as k-means++ seeds): pictures are mostly background.
+    distances = (flat - codebook[codes]).pow(2).sum(-1).clamp(min=1e-12).cpu()
+    chosen = torch.multinomial(distances, len(dead), generator=generator).to(flat.device) if len(dead) else dead
     rows = tokenizer.quantize.embedding.weight
     rows[dead] = flat[chosen].to(rows.dtype)
     return len(dead)

@@ -125,6 +125,7 @@ class LlamaGenTarget:
         first = committed - self.model.config.num_slots + 1  # the code after the root
         return states, [first + place for place in behind]
 
+    @torch.inference_mode()
     def commit(self, session: LlamaGenSession, path: Sequence[int]) -> None:
         session.cache.commit([0, *(node + 1 for node in path)])
 

@@ -75,7 +75,12 @@ def run(stage: EncodeStage, context: Context) -> None:
     if not total:
         raise UserError("the source holds no picture", where=str(stage.source), cure="check its path")
     num_shards = -(-total // stage.samples_per_shard)
-    identity = {"stage": context.fingerprint, "write": stage.write}
+    identity = {
+        "settings": stage.model_dump(mode="json", by_alias=True),
+        "image_size": context.target.image_size,
+        "items": total,
+        "stage": context.fingerprint,
+    }
     claim(folder, identity)
     duplicates = _duplicates(stage, source, context)
     encoder = _Encoder(stage, context)

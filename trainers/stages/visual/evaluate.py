@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import platform
 import time
+from pathlib import Path
 from typing import Annotated, Any, Literal
 
 import numpy as np
@@ -18,22 +19,21 @@ from torch import Tensor
 from ....core import ranks
 from ....core.section import Section
 from ....data.prompts import ImagePrompt, PromptSource, read_prompts
-from ....data.shapes.captioned import figures_of, places_of
 from ....eval import visual_report
 from ....eval.block import Block, BlockConfig
 from ....eval.lantern import LanternConfig, lantern
 from ....eval.loop import Decoding, Generation, generate
 from ....eval.measure import measure_request
 from ....eval.policies import Draw, TreeConfig, TreePolicy, check_combination
-from ....eval.quality import QualityConfig, check, measure
+from ....eval.quality import QualityConfig
 from ....eval.rules import RULES, Rule
 from ....models.decoding.warp import Warp
 from ....models.drafters.heads import load_proposal
 from ....models.generators import Generator, load_generator
-from ....models.shapes_reader import ShapesReader
 from ...context import Context
 from ...engine import init_distributed
 from .generate import WORLD
+from .judge import Judge
 
 
 class ExactRule(Section):
@@ -156,11 +156,17 @@ def run(stage: VisualEvaluateStage, context: Context) -> None:
     init_distributed()
     device = context.device()
     generator = load_generator(context.target, context.inputs, device=device)
-    reader = ShapesReader.load(context.inputs["reader"]).to(device) if stage.reader else None
-    if stage.quality is not None:
-        check(stage.quality)  # missing weights are told before an hour of decoding
     world = None if stage.prompts.from_stage is None else context.inputs["data"] / WORLD
-    prompts = read_prompts(stage.prompts.resolved(world))
+    source = stage.prompts.resolved(world)
+    prompts = read_prompts(source)
+    judge = Judge(
+        stage.quality,
+        prompts,
+        reader=context.inputs["reader"] if stage.reader else None,
+        real=Path(source.path) if source.path and source.path.endswith(".tar") else None,
+        size=context.target.image_size,
+        device=device,
+    )
     proposals = {name: _proposal(method, generator, context) for name, method in stage.methods.items()}
     results: visual_report.Results = {}
     tokens: dict[float, dict[str, list[list[int]]]] = {}
@@ -174,9 +180,7 @@ def run(stage: VisualEvaluateStage, context: Context) -> None:
         context.say(f"temperature {temperature:g}: {len(prompts)} prompts drawn plainly and by {len(decoders)} methods")
     if ranks.is_main():
         quality = {
-            temperature: {
-                name: _quality(stage, generator, reader, prompts, codes, context) for name, codes in by_name.items()
-            }
+            temperature: {name: judge(generator.pictures(_codes(generator, codes))) for name, codes in by_name.items()}
             for temperature, by_name in tokens.items()
         }
         pictures = {
@@ -186,7 +190,7 @@ def run(stage: VisualEvaluateStage, context: Context) -> None:
             for temperature, by_name in tokens.items()
         }
         built = visual_report.build(
-            results, quality, about=_about(stage, context, prompts, device), grid=generator.target.grid
+            results, quality, about=_about(stage, context, prompts, device, judge), grid=generator.target.grid
         )
         visual_report.write(context.folder, built, results, pictures)
         context.say("\n".join(visual_report.findings(built)))
@@ -286,47 +290,11 @@ def _codes(generator: Generator, tokens: list[list[int]]) -> Tensor:
     return torch.stack([generator.target.codes(row) for row in tokens])
 
 
-def _quality(
-    stage: VisualEvaluateStage,
-    generator: Generator,
-    reader: ShapesReader | None,
-    prompts: list[ImagePrompt],
-    tokens: list[list[int]],
-    context: Context,
-) -> dict[str, Any]:
-    """Metrics of one method's pictures: those of the recipe, and the reader's share of pictures drawn as captioned."""
-    found: dict[str, Any] = {}
-    pictures = generator.pictures(_codes(generator, tokens))
-    if stage.quality is not None:
-        images = [p.permute(1, 2, 0).numpy() for p in pictures]
-        captions = [p.caption for p in prompts]
-        for name, measured in measure(stage.quality, images, captions=captions, device=context.device()).items():
-            found[name] = {"value": measured.value, "n": measured.n, "what": measured.what, "spread": measured.spread}
-    if reader is not None:
-        right = as_captioned(reader, pictures, [p.caption for p in prompts])
-        found["as_captioned"] = {
-            "value": right,
-            "n": len(prompts),
-            "what": "colour and shape as captioned",
-            "spread": None,
-        }
-    return found
-
-
-def as_captioned(reader: ShapesReader, pictures: Tensor, captions: list[str]) -> float:
-    """Share of pictures in which every captioned figure stands at its place in its colour and shape."""
-    with torch.no_grad():
-        read = reader.read(pictures.to(next(reader.parameters()).device)).cpu()  # [B,P,2]
-    truth = torch.tensor([places_of(figures_of(caption)) for caption in captions])
-    asked = truth[..., 0] > 0
-    right = (read == truth).all(-1)
-    return float((right | ~asked).all(-1).float().mean())
-
-
 def _about(
-    stage: VisualEvaluateStage, context: Context, prompts: list[ImagePrompt], device: torch.device
+    stage: VisualEvaluateStage, context: Context, prompts: list[ImagePrompt], device: torch.device, judge: Judge
 ) -> dict[str, Any]:
     name = torch.cuda.get_device_name(device) if device.type == "cuda" else f"CPU ({platform.machine()})"
+    real = judge.score_of_real()
     return {
         "command": context.command,
         "device": f"{name}, {ranks.world_size()} rank(s) of {torch.get_num_threads()} thread(s)",
@@ -336,4 +304,4 @@ def _about(
         "prompts": f"{len(prompts)} of {stage.prompts.path or f'{stage.prompts.classes} classes'}",
         "guidance": f"scale {context.target.cfg_scale:g}, top-k {stage.top_k or 'all'}, top-p {stage.top_p:g}",
         "repeats": stage.repeats,
-    }
+    } | ({} if real is None else {"reader": f"reads {real:.1%} of the real pictures of these prompts as captioned"})

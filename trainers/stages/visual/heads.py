@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -28,6 +29,8 @@ from ....models.generators import Generator, load_generator, load_target, sample
 from ...context import Context
 from ...engine import Engine
 from .generate import WORLD
+
+SCORE = "score.json"  # beside the best weights
 
 
 class DecodingCheck(Section):
@@ -128,15 +131,26 @@ class Heads:
         taus = [value for name, value in found.items() if name.startswith("tau_")]
         scores = {"top3": found.get("val_top3"), "tau": sum(taus) / len(taus) if taus else None}
         for name, score in scores.items():
-            folder = self._best(name)
-            known = json.loads((folder / "score.json").read_text())["score"] if folder.is_dir() else None
-            if score is None or (known is not None and score <= known):
+            # Rank 0 looks and all ranks agree: what it writes next, another rank might read half of.
+            if score is None or not ranks.agree(self._is_better(name, score) if ranks.is_main() else None):
                 continue
             head = self._copy(engine)
             if ranks.is_main():
-                save_head(head, folder, self._manifest(step))
-                (folder / "score.json").write_text(json.dumps({"score": score, "step": step, "of": name}))
+                self._keep(head, name, score, step)
         ranks.barrier()
+
+    def _is_better(self, name: str, score: float) -> bool:
+        mark = self._best(name) / SCORE
+        return not mark.is_file() or score > json.loads(mark.read_text())["score"]
+
+    def _keep(self, head: Any, name: str, score: float, step: int) -> None:
+        """The score goes first and comes last: where it stands, the weights beside it are whole and its own."""
+        folder = self._best(name)
+        (folder / SCORE).unlink(missing_ok=True)
+        save_head(head, folder, self._manifest(step))
+        aside = folder / f".{SCORE}"
+        aside.write_text(json.dumps({"score": score, "step": step, "of": name}))
+        os.replace(aside, folder / SCORE)
 
     def finish(self, engine: Engine, total: int, seed: int) -> None:
         """The stage's result: the last weights, or the best by the recipe's choice."""
@@ -144,7 +158,7 @@ class Heads:
         step, chosen = total, self.stage.select
         if chosen != "last":
             folder = self._best(chosen)
-            score = json.loads((folder / "score.json").read_text())
+            score = json.loads((folder / SCORE).read_text())
             step = score["step"]
             head = load_head(self.config, folder, self.target, torch.float32)
             self.context.say(f"{self.context.name}: weights of step {step}, best {chosen} {score['score']:.4f}")
@@ -169,7 +183,9 @@ class Heads:
         """The head as it is now, whole on every rank and outside the engine."""
         with engine.full_weights():
             state = {name: value.detach().clone() for name, value in engine.module.head.state_dict().items()}
-        copy = build_head(self.config, self.target)
+        # The copy's first weights are drawn and thrown away; training must not notice, a resumed run makes fewer.
+        with torch.random.fork_rng(devices=[]):
+            copy = build_head(self.config, self.target)
         copy.load_state_dict(state)
         dtype = self.target.embedding.dtype
         return copy.to(self.target.device, dtype).requires_grad_(False)

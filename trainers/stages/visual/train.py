@@ -9,7 +9,7 @@ from typing import Any, Literal
 import torch
 from pydantic import Field, model_validator
 from torch import Tensor, nn
-from transformers import AutoTokenizer
+from transformers import AutoTokenizer, T5EncoderModel
 
 from ....core import ranks
 from ....core.errors import UserError
@@ -18,7 +18,7 @@ from ....data.codes import CodeCollate, PictureCollate, ShardData, ShardSample, 
 from ....data.loader import Collate, Loader
 from ....data.shapes.captioned import figures_of, places_of
 from ....data.shapes.scene import COLORS, SHAPES
-from ....models.generators import TEXT_ENCODER, build_text_encoder, build_transformer
+from ....models.generators import TEXT_ENCODER, build_text_encoder, build_transformer, sample_condition
 from ....models.llamagen.captions import caption_ids
 from ....models.llamagen.files import load_llamagen, load_vq, save_llamagen, save_vq
 from ....models.llamagen.training import LlamaGenTraining, VqTraining
@@ -54,6 +54,9 @@ class VisualTrainStage(FitSettings):
     validation: ValidationSettings | None = None
     # A small decoding run with the head as it is (drafter only).
     decoding: DecodingCheck | None = None
+    # vq: forwards between two revivals of codes that no picture chooses, in the first 60% of the training; small
+    # tokenizers keep a handful of codes otherwise. Writes weights in place: zero_stage 0 and fp32 only.
+    revive_every: int | None = Field(None, ge=1)
     # Which weights become the stage's result: the last, or those with the best held-out top-3 accuracy (the papers'
     # choice) or the best measured tau. Each best one is kept beside it as well.
     select: Literal["last", "top3", "tau"] = "last"
@@ -68,6 +71,8 @@ class VisualTrainStage(FitSettings):
             raise ValueError("validation and data.held_out go together")
         if self.model != "drafter" and (self.decoding or self.validation or self.select != "last"):
             raise ValueError("validation, decoding and select are for heads (model: drafter)")
+        if self.revive_every and self.model != "vq":
+            raise ValueError("revive_every is for image tokenizers (model: vq)")
         if self.decoding and self.validation and self.decoding.every % self.validation.every:
             raise ValueError("decoding.every must be a multiple of validation.every")
         return self
@@ -91,6 +96,9 @@ class VisualTrainStage(FitSettings):
 
 
 def run(stage: VisualTrainStage, context: Context) -> None:
+    if stage.model in ("vq", "target") and context.target.kind != "llamagen":
+        raise UserError(f"model: {stage.model} for {context.target.kind}, which is published and not trained here",
+                        where=f"stages.{context.name}.model", cure="train its head: model: drafter")  # fmt: skip
     init_distributed()
     seed = context.seed if stage.seed is None else stage.seed
     seed_all(seed)
@@ -100,7 +108,7 @@ def run(stage: VisualTrainStage, context: Context) -> None:
     _check_tensors(stage, context, samples[0])
     total = stage.num_steps(len(samples))
     heads = Heads(stage, context) if stage.model == "drafter" else None
-    module = heads.module if heads else _module(stage, context, seed)
+    module = heads.module if heads else _module(stage, context, seed, total)
     collate = _collate(stage, context, samples, seed, heads)
     context.say(f"{len(samples)} samples, {total} steps of {stage.batch_size}")
     make_loader = functools.partial(_loader, stage, samples, collate, seed, total)
@@ -124,7 +132,9 @@ def shards_of(data: ShardData, context: Context) -> Path:
 def _check_tensors(stage: VisualTrainStage, context: Context, sample: ShardSample) -> None:
     """What the shards hold is what this model reads."""
     wanted = {"vq": "pixels", "reader": "pixels"}.get(stage.model, "codes")
-    needs_features = stage.model == "drafter" and getattr(context.target, "condition", None) == "text"
+    # A target whose text encoder is trained along reads captions instead.
+    reads = stage.model == "drafter" or (stage.model == "target" and not isinstance(context.target.text_encoder, dict))
+    needs_features = reads and getattr(context.target, "condition", None) == "text"
     for name in [wanted] + (["features"] if needs_features else []):
         if name not in sample.tensors:
             raise UserError(
@@ -138,24 +148,31 @@ def _check_tensors(stage: VisualTrainStage, context: Context, sample: ShardSampl
         )  # fmt: skip
 
 
-def _module(stage: VisualTrainStage, context: Context, seed: int) -> nn.Module:
+def _module(stage: VisualTrainStage, context: Context, seed: int, total: int) -> nn.Module:
     """The model as this stage finds it, with its training forward."""
     target = context.target
     if stage.model == "vq":
-        made = context.inputs.get("vq")
-        if made is not None:
-            return VqTraining(load_vq(made))
         if isinstance(target.vq, str):
             raise UserError("target.vq is a directory, and a stage trains vq", cure="spell out its shape in target.vq")
-        tokenizer = VqTokenizer(target.vq)
-        tokenizer.reset_parameters(torch.Generator().manual_seed(seed))
-        return VqTraining(tokenizer)
+        engine = context.engine
+        if stage.revive_every and (engine.zero_stage or engine.precision != "fp32"):
+            raise UserError(
+                "revive_every needs zero_stage 0 and fp32", cure="leave it out, or change the engine section"
+            )
+        made = context.inputs.get("vq")
+        tokenizer = VqTokenizer(target.vq) if made is None else load_vq(made)
+        if made is None:
+            tokenizer.reset_parameters(torch.Generator().manual_seed(seed))
+        return VqTraining(tokenizer, revive_every=stage.revive_every, revive_until=int(0.6 * total))
     if stage.model == "reader":
-        return ShapesReader(len(COLORS), len(SHAPES))
+        made = context.inputs.get("reader")
+        return ShapesReader(len(COLORS), len(SHAPES)) if made is None else ShapesReader.load(made)
     made = context.inputs.get("target")
     transformer = load_llamagen(made) if made is not None else build_transformer(target, seed)
     encoder: Any = None
-    if isinstance(target.text_encoder, dict):
+    if isinstance(target.text_encoder, dict) and made is not None:
+        encoder = T5EncoderModel.from_pretrained(made / TEXT_ENCODER, dtype=torch.float32, weights_only=True)
+    elif isinstance(target.text_encoder, dict):
         tokenizer = AutoTokenizer.from_pretrained(context.inputs["tokenizer"] / TOKENIZER)
         encoder = build_text_encoder(target, vocab_size=len(tokenizer), pad_id=tokenizer.pad_token_id)
     return LlamaGenTraining(transformer, encoder)
@@ -169,7 +186,7 @@ def _collate(
         return PictureCollate(template, _places if stage.model == "reader" else _nothing)
     if heads is not None:
         return CodeCollate(heads.condition, template, seed, stage.condition_dropout, len(template.tensors["codes"]) - 1)
-    condition = _label if context.target.condition == "class" else _features
+    condition = sample_condition(context.target)
     if isinstance(context.target.text_encoder, dict):
         condition = _CaptionIds(context.inputs["tokenizer"] / TOKENIZER, context.target.model_config_of().num_slots)
     return CodeCollate(condition, template, seed, stage.condition_dropout, len(template.tensors["codes"]))
@@ -181,14 +198,6 @@ def _places(sample: ShardSample) -> Tensor:
 
 def _nothing(sample: ShardSample) -> Tensor:
     return torch.zeros(0, dtype=torch.int64)
-
-
-def _label(sample: ShardSample) -> Tensor:
-    return torch.tensor(sample.info["label"])
-
-
-def _features(sample: ShardSample) -> Tensor:
-    return sample.tensors["features"]
 
 
 class _CaptionIds:

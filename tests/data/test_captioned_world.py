@@ -1,0 +1,181 @@
+"""The captioned world: the same bytes for a seed, figures that are kept back, and captions that say what is drawn."""
+
+import io
+import itertools
+import json
+import random
+import tarfile
+
+import numpy as np
+import pytest
+import webdataset
+from draftsmith.core.errors import UserError
+from draftsmith.data.captioned import Captioned, TarSource, decode_image, read
+from draftsmith.data.shapes.captioned import (
+    PLACES,
+    Figure,
+    caption_of,
+    draw_figures,
+    figures_of,
+    places_of,
+    sample_figures,
+    write_captioned,
+)
+from draftsmith.data.shapes.scene import COLORS, SHAPES
+from PIL import Image
+
+FIGURES = [Figure(*names) for names in itertools.product(sorted(COLORS), SHAPES, PLACES)]
+SETTINGS = {"seed": 3, "image_size": 16, "grain": 10.0, "pairs": 0.25}
+
+
+def write(folder, **changes):
+    splits = changes.pop("splits", {"train": 40, "held_out": 12})
+    write_captioned(folder, **(SETTINGS | changes), splits=splits)
+    return folder
+
+
+def members(path) -> dict[str, bytes]:
+    with tarfile.open(path) as tar:
+        return {entry.name: tar.extractfile(entry).read() for entry in tar}
+
+
+def files(folder) -> dict[str, bytes]:
+    return {path.name: path.read_bytes() for path in folder.iterdir()}
+
+
+def test_a_seed_writes_the_same_bytes(tmp_path):
+    first = files(write(tmp_path / "a"))
+    assert sorted(first) == ["held_out-00000.tar", "train-00000.tar"]
+    assert files(write(tmp_path / "b")) == first
+    other = files(write(tmp_path / "c", seed=4))
+    assert all(other[name] != first[name] for name in first)
+
+
+def test_more_pictures_and_more_splits_change_none(tmp_path):
+    few = members(write(tmp_path / "few", splits={"train": 5}) / "train-00000.tar")
+    many = write(tmp_path / "many", splits={"extra": 3, "train": 50, "held_out": 2})
+    more = members(many / "train-00000.tar")
+    assert len(few) == 15 and len(more) == 150
+    assert {name: more[name] for name in few} == few
+    # Another split with the same numbers has other pictures.
+    assert members(many / "extra-00000.tar")["extra-000000.png"] != few["train-000000.png"]
+
+
+def test_held_out_figures_stand_in_no_other_split(tmp_path):
+    folder = write(tmp_path / "world", splits={"train": 400, "other": 100, "held_out": 200}, pairs=0.5)
+    seen = {}
+    for path in folder.iterdir():
+        captions = [data.decode() for name, data in members(path).items() if name.endswith(".txt")]
+        figures = [figures_of(caption) for caption in captions]
+        assert {len(f) for f in figures} == {1, 2}
+        seen[path.name.split("-")[0]] = {figure for row in figures for figure in row}
+    assert seen["held_out"] and not seen["held_out"] & (seen["train"] | seen["other"])
+    # Together they are nearly all that there are: nothing is kept out of both.
+    kept_back = {figure for figure in FIGURES if figure.held_out}
+    assert seen["held_out"] == kept_back and len(seen["train"]) > 0.9 * (len(FIGURES) - len(kept_back))
+    # About every fifth, and at each place some of both, so that any scene can be drawn for any split.
+    assert 0.1 < len(kept_back) / len(FIGURES) < 0.3
+    for place in PLACES:
+        assert {figure.held_out for figure in FIGURES if figure.place == place} == {True, False}
+
+
+def test_captions_and_figures_are_each_others_inverse():
+    captions = set()
+    for figure in FIGURES:
+        assert figures_of(figure.caption) == (figure,)
+        captions.add(figure.caption)
+    assert len(captions) == len(FIGURES) == 8 * 6 * 4
+    assert "an orange star at the top left" in captions and "a red star at the top left" in captions
+    rng = random.Random(0)
+    for held_out in (False, True):
+        for _ in range(200):
+            figures = sample_figures(rng, 2, held_out=held_out)
+            assert figures_of(caption_of(figures)) == figures
+            assert [f.held_out for f in figures] == [held_out] * 2
+            first, second = (PLACES.index(f.place) for f in figures)
+            assert first < second, "in reading order, at two places"
+
+
+def test_places_name_what_stands_where():
+    figures = figures_of("a black circle at the top right and a red star at the bottom left")
+    assert places_of(figures) == [[0, 0], [1, 1], [7, 6], [0, 0]]
+    assert sorted(COLORS)[7 - 1] == "red" and SHAPES[6 - 1] == "star"
+
+
+@pytest.mark.parametrize(
+    "caption",
+    ["", "a cat on a mat", "a red circle", "a red circle at the middle", "a mauve circle at the top left",
+     "a red hexagon at the top left", "a red circle at the top left and a dog",
+     "a red circle at the top left and a blue star at the top left"],
+)  # fmt: skip
+def test_captions_of_elsewhere_are_refused_in_words(caption):
+    with pytest.raises(UserError, match="caption") as told:
+        places_of(figures_of(caption))
+    assert repr(caption) in str(told.value)
+
+
+def test_webdataset_reads_it(tmp_path):
+    folder = write(tmp_path / "world")
+    found = list(webdataset.WebDataset(str(folder / "train-00000.tar"), shardshuffle=False).decode("rgb8"))
+    assert [sample["__key__"] for sample in found] == [f"train-{n:06d}" for n in range(40)]
+    for sample in found:
+        assert sample["png"].shape == (16, 16, 3) and sample["png"].dtype == np.uint8
+        figures = tuple(Figure(**figure) for figure in sample["json"]["figures"])
+        assert caption_of(figures) == sample["txt"]
+
+
+def test_our_own_reader_reads_it(tmp_path):
+    folder = write(tmp_path / "world")
+    items = list(read(TarSource(kind="webdataset", path=str(folder / "train-*.tar"))))
+    assert len(items) == 40 and all(isinstance(item, Captioned) for item in items)
+    assert isinstance(decode_image(items[0], 16, min_side=16), Image.Image)
+
+
+def test_a_caption_says_what_is_drawn(tmp_path):
+    """Without grain, the middle of each quarter has the named colour, and empty quarters are paper."""
+    folder = write(tmp_path / "world", grain=0.0, image_size=48, pairs=0.5)
+    for name, data in (found := members(folder / "train-00000.tar")).items():
+        if not name.endswith(".png"):
+            continue
+        figures = figures_of(found[name.replace(".png", ".txt")].decode())
+        assert json.loads(found[name.replace(".png", ".json")]) == {"figures": [f.__dict__ for f in figures]}
+        pixels = np.asarray(Image.open(io.BytesIO(data)))
+        colors = {figure.place: COLORS[figure.color] for figure in figures}
+        for index, place in enumerate(PLACES):
+            row, column = divmod(index, 2)
+            assert np.abs(pixels[12 + 24 * row, 12 + 24 * column] - np.array(colors.get(place, (255,) * 3))).max() < 6
+
+
+def test_grain_is_noise_of_the_asked_strength():
+    quiet, loud = (
+        np.asarray(draw_figures((), 64, grain=grain, rng=np.random.default_rng(0)), dtype=float) for grain in (0, 10)
+    )
+    assert (quiet == 255).all()
+    # Paper is white: the brighter half of the noise is cut off.
+    assert (loud == 255).mean() == pytest.approx(0.5, abs=0.05) and (255 - loud).mean() == pytest.approx(4, abs=0.5)
+
+
+def test_pairs_is_a_share(tmp_path):
+    captions = [
+        data.decode()
+        for name, data in members(write(tmp_path / "w", splits={"train": 400}) / "train-00000.tar").items()
+        if name.endswith(".txt")
+    ]
+    assert np.mean([" and " in caption for caption in captions]) == pytest.approx(0.25, abs=0.08)
+
+
+def test_an_interrupted_write_leaves_no_half_world_and_can_be_done_again(tmp_path, monkeypatch):
+    from draftsmith.data.shapes import captioned
+
+    def die(*arguments, **settings):
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr(captioned, "draw_figures", die)
+        with pytest.raises(KeyboardInterrupt):
+            write(tmp_path / "world")
+    assert not (tmp_path / "world").exists()
+    whole = files(write(tmp_path / "world"))
+    # Killed after the world was there, and before its stage was marked as done: the stage writes it again.
+    assert files(write(tmp_path / "world")) == whole
+    assert [path.name for path in tmp_path.iterdir()] == ["world"]

@@ -1,0 +1,414 @@
+"""Heads in the decoding loop: plain decoding's images, oracles that are accepted whole, and the target's distribution.
+
+Letters: R rows, N positions, K places seen, D width, L levels.
+"""
+
+import copy
+import itertools
+from collections import Counter, defaultdict
+from types import SimpleNamespace
+
+import pytest
+import torch
+from draftsmith.eval.block import Block
+from draftsmith.eval.loop import Decoding, generate
+from draftsmith.eval.policies import CHOICES, AdtTree, Chain, Draw, Dynamic, Static
+from draftsmith.eval.rules import Sampling
+from draftsmith.models.decoding.tree import ROOT
+from draftsmith.models.decoding.warp import Warp
+from draftsmith.models.drafters.eagle import EagleProposal
+from draftsmith.models.drafters.heads import build_head, head_proposal
+from draftsmith.models.drafters.medusa import MedusaProposal
+from draftsmith.models.drafters.sibling import SiblingProposal
+from test_block import block_outcomes
+from test_exactness import NoResidual, chi_square, outcomes
+from torch import nn
+from visual_tiny import EAGLE, MEDUSA, anole, greedy, llamagen, plain, request, target, trained, true_features
+
+SETTINGS = {  # name -> condition, guidance scale, interval
+    "class": ("class", 1.0, -1),
+    "guided": ("text", 3.0, -1),
+    "interval": ("class", 3.0, 4),
+}
+FORK = [(0,), (1,), (0, 0)]
+
+
+def adt(**changes):
+    settings = {
+        "total": 12, "initial_depth": 2, "initial_width": 3, "width_step": 1, "width_range": (1, 5),
+        "depth_range": (0, 5), **changes,
+    }  # fmt: skip
+    return AdtTree(kind="adt", **settings).build(grid=4)
+
+
+POLICIES = {
+    "chain": lambda: Chain(4),
+    "static": lambda: Static(CHOICES["mc_sim_7b_63"]),
+    "dynamic": lambda: Dynamic(total=16, depth=3, width=4),
+    "adt": adt,
+}
+
+
+@pytest.fixture(scope="module")
+def drafters():
+    """Heads that agree with their target now and then, for each setting."""
+    found = {}
+    for name, (condition, scale, interval) in SETTINGS.items():
+        generator = target(llamagen(condition), scale, interval)
+        heads = {kind: trained(generator, config, steps=40)[0] for kind, config in (("eagle", EAGLE), ("medusa", MEDUSA))}
+        proposals = {kind: head_proposal(head, generator) for kind, head in heads.items()}
+        smaller = llamagen(condition)
+        generator_ = torch.Generator().manual_seed(1)
+        smaller.output.weight.data += 0.15 * torch.randn(smaller.output.weight.shape, generator=generator_)
+        proposals["sibling"] = SiblingProposal(target(smaller, scale, interval))
+        found[name] = generator, proposals
+    return found
+
+
+def check_cycles(result, length):
+    """All cells and no more; a draft leaves room for the target's own token, down to the last cell."""
+    emitted = 1
+    for cycle in result.cycles:
+        assert cycle.num_drafted <= max(0, length - emitted - 1)
+        assert cycle.num_emitted == cycle.num_accepted + 1
+        emitted += cycle.num_emitted
+    assert emitted == len(result.tokens) == length and result.stop == "length"
+
+
+@pytest.mark.parametrize("setting", SETTINGS)
+@pytest.mark.parametrize("kind", ["eagle", "medusa", "sibling"])
+@pytest.mark.parametrize("shape", POLICIES)
+def test_greedy_images_are_the_targets(drafters, setting, kind, shape):
+    generator, proposals = drafters[setting]
+    cycles, images = [], []
+    for seed in range(6, 9):
+        asked = request(generator.model, seed)
+        images.append(plain(generator, asked))
+        result = generate(generator, proposals[kind], asked, greedy(POLICIES[shape](), 16))
+        assert result.tokens == images[-1]
+        check_cycles(result, 16)
+        cycles += result.cycles
+    assert any(c.num_accepted for c in cycles) and any(c.num_accepted < c.num_drafted for c in cycles)
+    assert len(set(map(tuple, images))) == 3 and len(set(itertools.chain(*images))) > 5
+
+
+@pytest.mark.parametrize("length", [1, 2, 3, 7])
+@pytest.mark.parametrize("kind", ["eagle", "medusa", "sibling"])
+def test_a_part_of_an_image(drafters, kind, length):
+    generator, proposals = drafters["guided"]
+    asked = request(generator.model, 6)
+    result = generate(generator, proposals[kind], asked, greedy(Dynamic(16, 3, 4), length))
+    assert result.tokens == plain(generator, asked)[:length]
+    check_cycles(result, length)
+
+
+@pytest.mark.parametrize("kind", ["eagle", "medusa", "sibling"])
+def test_a_drafter_keeps_nothing_of_the_last_request(drafters, kind):
+    generator, proposals = drafters["guided"]
+    alone = generate(generator, proposals[kind], request(generator.model, 7), greedy(adt(), 16))
+    generate(generator, proposals[kind], request(generator.model, 8), greedy(adt(), 16))
+    again = generate(generator, proposals[kind], request(generator.model, 7), greedy(adt(), 16))
+    assert again.tokens == alone.tokens
+    assert [c.num_accepted for c in again.cycles] == [c.num_accepted for c in alone.cycles]
+
+
+@pytest.mark.parametrize("config", [EAGLE, MEDUSA], ids=["eagle", "medusa"])
+def test_a_float32_head_of_a_bfloat16_target(config):
+    generator = target(llamagen("text").bfloat16(), 3.0)
+    torch.manual_seed(0)
+    head = build_head(config, generator)
+    assert {p.dtype for p in head.parameters()} == {torch.float32}
+    result = generate(generator, head_proposal(head, generator), request(generator.model), greedy(Dynamic(16, 3, 4), 16))
+    check_cycles(result, 16)
+
+
+# ---- oracles
+
+
+class Oracle(nn.Module):
+    """In an EAGLE head's place: the target's true next state, found out from what the proposal shows alone.
+
+    Tokens travel in the cache as keys, so that a position's history is what its mask lets it see.
+    """
+
+    def __init__(self, truth, prompts, *, mask_padding):
+        """`truth`: row, codes -> [D] state of the last of them. `prompts`: each row's tokens behind its first."""
+        super().__init__()
+        self.shape, self.fc = SimpleNamespace(mask_padding=mask_padding), nn.Linear(1, 1)
+        self.truth, self.prompts, self.asked = truth, prompts, 0
+
+    def forward(self, features, tokens, positions, mask, cache):
+        rows, count = tokens.shape
+        keys = tokens[:, None, :, None].float()
+        seen, _ = cache.layers[0].update(keys, keys)  # [R,1,K,1]
+        answers = torch.zeros_like(features)
+        for row, place in itertools.product(range(rows), range(count)):
+            visible = mask[place] if mask.dim() == 2 else mask[row, place]
+            history = seen[row, 0, visible, 0].long().tolist()
+            prompt = self.prompts[row]
+            if len(history) <= len(prompt):
+                continue  # a prompt place, or padding
+            assert history[: len(prompt)] == prompt
+            assert int(positions.expand(rows, -1)[row, place]) == len(history) - 1
+            codes = history[len(prompt) :]
+            torch.testing.assert_close(features[row, place], self.truth(row, codes[:-1]), atol=3e-5, rtol=0)
+            answers[row, place] = self.truth(row, codes)
+            self.asked += 1
+        return answers
+
+
+def oracle_of_llamagen(generator, asked):
+    known = {}
+
+    def truth(row, codes):
+        key = tuple(codes)
+        if key not in known:
+            rows = generator.guidance.num_rows
+            known[key] = true_features(generator.model, asked.condition, rows, codes)[:, -1]
+        return known[key][row]
+
+    return Oracle(truth, [[0] * (generator.config.num_slots - 1)] * 2, mask_padding=False)
+
+
+def oracle_of_anole(generator, asked):
+    prompts = [[0, *asked.condition.tolist(), 22, 21], [0, 21]]
+
+    @torch.no_grad()
+    def truth(row, codes):
+        return generator.model.model(input_ids=torch.tensor([prompts[row] + codes])).last_hidden_state[0, -1]
+
+    return Oracle(truth, [prompt[1:] for prompt in prompts], mask_padding=True)
+
+
+@pytest.mark.parametrize("shape", ["chain", "dynamic", "static", "adt"])
+@pytest.mark.parametrize("setting", [*SETTINGS, "anole"])
+def test_an_oracle_is_accepted_to_full_depth(setting, shape):
+    """True states in, the target's own choice out: anything misplaced by one would show in the first cycle."""
+    if setting == "anole":
+        generator, ids = anole(), torch.tensor([25, 31, 28])
+        requests = [request_of_text(ids), request_of_text(ids[:1])]
+    else:
+        condition, scale, interval = SETTINGS[setting]
+        # Loud: the likeliest path is then a tree's best path.
+        generator = target(llamagen(condition, loud=3.0), scale, interval)
+        requests = [request(generator.model, seed) for seed in (6, 8)]
+    for asked in requests:
+        oracle = (oracle_of_anole if setting == "anole" else oracle_of_llamagen)(generator, asked)
+        result = generate(generator, EagleProposal(oracle, generator.guided), asked, greedy(POLICIES[shape](), 16))
+        assert result.tokens == plain(generator, asked) and len(set(result.tokens)) > 2
+        check_cycles(result, 16)
+        drafted = [c for c in result.cycles if c.num_drafted]
+        assert all(c.num_accepted == c.num_drafted for c in drafted)
+        assert len(result.cycles) <= 6 and oracle.asked > 15
+
+
+def request_of_text(ids):
+    return SimpleNamespace(condition=ids, to=lambda device: request_of_text(ids))
+
+
+class LevelOracle(nn.Module):
+    """In Medusa's place: finds the state it is given in the image's own, and answers with those behind it."""
+
+    def __init__(self, states, levels):
+        super().__init__()
+        self.states, self.shape = states, SimpleNamespace(num_heads=levels)  # [R,n,D], entry j scores code j
+        self.unused = nn.Parameter(torch.zeros(()))
+
+    def forward(self, features):
+        off = (self.states - features).abs().amax((0, 2))
+        place = int(off.argmin())
+        assert off[place] < 3e-5 and features.shape[1] == 1
+        last = self.states.shape[1] - 1
+        behind = [min(place + level, last) for level in range(1, self.shape.num_heads + 1)]
+        return self.states[:, behind].transpose(0, 1)[:, :, None]  # [L,R,1,D]
+
+
+@pytest.mark.parametrize("shape", ["chain", "static", "dynamic"])
+@pytest.mark.parametrize("setting", SETTINGS)
+def test_an_oracle_of_levels_is_accepted_to_full_depth(setting, shape):
+    condition, scale, interval = SETTINGS[setting]
+    generator = target(llamagen(condition, loud=3.0), scale, interval)
+    for seed in (6, 8):
+        asked = request(generator.model, seed)
+        image = plain(generator, asked)
+        states = true_features(generator.model, asked.condition, generator.guidance.num_rows, image)
+        oracle = LevelOracle(states[:, generator.config.num_slots - 1 :], 3)
+        result = generate(generator, MedusaProposal(oracle, generator.guided), asked, greedy(POLICIES[shape](), 16))
+        assert result.tokens == image and len(set(image)) > 2
+        check_cycles(result, 16)
+        assert all(c.num_accepted == c.num_drafted for c in result.cycles)
+        assert max(c.num_drafted for c in result.cycles) == 3
+
+
+@pytest.mark.parametrize("shape", ["chain", "dynamic", "static"])
+@pytest.mark.parametrize("setting", SETTINGS)
+def test_a_copy_of_the_target_is_accepted_whole(setting, shape):
+    condition, scale, interval = SETTINGS[setting]
+    generator = target(llamagen(condition, loud=3.0), scale, interval)
+    draft = SiblingProposal(target(copy.deepcopy(generator.model), scale, interval))
+    asked = request(generator.model, 6)
+    result = generate(generator, draft, asked, greedy(POLICIES[shape](), 16))
+    assert result.tokens == plain(generator, asked)
+    assert all(c.num_accepted == c.num_drafted for c in result.cycles) and len(result.cycles) <= 6
+
+
+# ---- sampling
+
+
+class Every:
+    """In a Draw's place: `runs` goes through all that could be drawn without replacement, with its probability."""
+
+    sampled = True
+
+    def __call__(self, q, count):
+        assert len(q) == 1
+        left = [token for token, chance in enumerate(q[0].tolist()) if chance > 0]
+        choices = list(itertools.permutations(left, min(count, len(left))))
+        number = self.script[self.drawn] if self.drawn < len(self.script) else 0
+        self.script = [*self.script[: self.drawn], number]
+        self.counts = [*self.counts[: self.drawn], len(choices)]
+        self.drawn += 1
+        rest = q[0].double()
+        for token in choices[number]:
+            self.weight *= float(rest[token] / rest.sum())
+            rest = rest.clone()
+            rest[token] = 0
+        spare = [token for token in range(q.shape[-1]) if token not in choices[number]]
+        return torch.tensor([[*choices[number], *spare][:count]])
+
+    def runs(self, run):
+        self.script = []
+        while True:
+            self.drawn, self.counts, self.weight = 0, [], 1.0
+            found = run()
+            yield found, self.weight
+            self.script = self.script[: self.drawn]
+            while self.script and self.script[-1] + 1 == self.counts[len(self.script) - 1]:
+                self.script.pop()
+            if not self.script:
+                return
+            self.script[-1] += 1
+
+
+class Setting:
+    """A tiny guided target with few codes, and a head; `p` after codes comes from one teacher-forced pass."""
+
+    def __init__(self, kind, *, scale=2.0, interval=-1, warp=None):
+        self.model = llamagen("text", grid=2, vocab=5, loud=0.25)
+        self.generator = target(self.model, scale, interval)
+        self.asked, self.warp = request(self.model, 6), warp or Warp(0.8, top_k=3)
+        self.drafter = head_proposal(trained(self.generator, EAGLE if kind == "eagle" else MEDUSA, steps=4)[0], self.generator)
+        self.scale, self.interval, self.known = scale, interval, {}
+
+    def p(self, codes):
+        if codes not in self.known:
+            rows = self.generator.guidance.num_rows
+            states = true_features(self.model, self.asked.condition, rows, list(codes))[:, -1]
+            cond, uncond = self.model.output(states)
+            alone = self.interval >= 0 and len(codes) - 1 > self.interval
+            scores = cond if alone else uncond + self.scale * (cond - uncond)
+            probs = (scores / self.warp.temperature).double().softmax(-1)
+            floor = probs.topk(self.warp.top_k or 5).values[-1]
+            self.known[codes] = torch.where(probs >= floor, probs, 0.0) / probs[probs >= floor].sum()
+        return self.known[codes]
+
+    def cycle(self, policy, draw, first):
+        """The first cycle's tree and the target's warped probabilities, after `first` from the prefill."""
+        session, step = self.generator.prefill(self.asked, self.drafter.taps, capacity=30)
+        self.drafter.start(self.asked, step, self.warp, capacity=30)
+        self.drafter.begin(first)
+        policy.start()
+        root = self.warp.truncate(self.drafter.root())
+        tree = policy.grow(
+            root, lambda p, t: self.warp.truncate(self.drafter.expand(p, t)), draw, max_levels=2
+        )  # fmt: skip
+        return tree, self.warp(self.generator.verify(session, first, tree).logits)
+
+    def emitted(self, policy, rule, first, draw):
+        """Distribution [V,V] of the two tokens after `first`, and the probability that a draft stands."""
+        found, accepted = torch.zeros(5, 5, dtype=torch.float64), 0.0
+        run = lambda: self.cycle(policy, draw, first)  # noqa: E731
+        for (tree, p), weight in draw.runs(run) if draw.sampled else [(run(), 1.0)]:
+            if isinstance(rule, Block):
+                ids = tree.tokens.tolist()
+                found_ = ((tuple([*ids[:n], bonus]), chance) for n, bonus, chance in block_outcomes(rule, tree, p))
+            else:
+                found_ = outcomes(rule, tree, p)
+            for tokens, chance in found_:
+                accepted += weight * chance * (len(tokens) > 1)
+                if len(tokens) > 1:
+                    found[tokens[0], tokens[1]] += weight * chance
+                else:
+                    found[tokens[0]] += weight * chance * self.p((first, tokens[0]))
+        return found, accepted
+
+    def wanted(self, first):
+        return torch.stack([self.p((first,))[a] * self.p((first, a)) for a in range(5)])
+
+
+EXACT = {
+    "dynamic": (lambda: Dynamic(5, 1, 2), "top-k", Sampling()),
+    "adt": (lambda: adt(initial_depth=1, initial_width=2), "top-k", Sampling()),
+    "fork-top-k": (lambda: Static(FORK), "top-k", Sampling()),
+    "chain-sample": (lambda: Chain(2), "sample", Sampling()),
+    "fork-sample": (lambda: Static(FORK), "sample", Sampling()),
+    "block": (lambda: Chain(2), "sample", Block()),
+}
+
+
+@pytest.mark.parametrize("kind", ["eagle", "medusa"])
+@pytest.mark.parametrize("name", EXACT)
+def test_two_tokens_are_distributed_as_the_targets(name, kind):
+    """All draws and all uniforms of a cycle, with guidance that ends between the two tokens, a temperature and top-k."""
+    make, draw, rule = EXACT[name]
+    setting = Setting(kind, interval=0)
+    roots = setting.p(()).nonzero().flatten().tolist()
+    for first in roots[:2]:
+        found, accepted = setting.emitted(make(), rule, first, Every() if draw == "sample" else Draw("top-k"))
+        assert float(found.sum()) == pytest.approx(1, abs=1e-6)
+        assert (found - setting.wanted(first)).abs().max() < 2e-6
+        assert 0.05 < accepted < 0.999
+    if name != "block":
+        wrong, _ = setting.emitted(make(), NoResidual(), first, Every() if draw == "sample" else Draw("top-k"))
+        assert (wrong - setting.wanted(first)).abs().sum() / 2 > 0.003, "guards this test"
+
+
+def test_the_settings_of_that_test_are_not_flat():
+    """Each of them moves p by more than the test could miss."""
+    right = Setting("eagle", interval=0)
+    others = [
+        Setting("eagle", interval=-1), Setting("eagle", interval=0, scale=3.0),
+        Setting("eagle", interval=0, warp=Warp(1.0, top_k=3)), Setting("eagle", interval=0, warp=Warp(0.8, top_k=4)),
+    ]  # fmt: skip
+    for other in others:
+        first = int(right.p(()).argmax())
+        assert (right.wanted(first) - other.wanted(first)).abs().max() > 1e-3
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["dynamic", "adt", "fork-sample", "block"])
+def test_end_to_end(name):
+    """Whole images of four codes through `generate`, against the target's own probabilities."""
+    make, draw, rule = EXACT[name]
+    setting, count = Setting("eagle", interval=1), 4000
+    expected = defaultdict(float)
+    for a, b, c in itertools.product(range(5), repeat=3):
+        chance = float(setting.p(())[a] * setting.p((a,))[b] * setting.p((a, b))[c])
+        if chance:
+            for d, last in enumerate(setting.p((a, b, c)).tolist()):
+                expected[a, b, c, d] += chance * last
+    decoding = Decoding(make(), rule, Draw(draw), setting.warp, 4, ())
+    generator, seen, accepted = torch.Generator().manual_seed(3), Counter(), Counter()
+    for _ in range(count):
+        result = generate(setting.generator, setting.drafter, setting.asked, decoding, generator)
+        check_cycles(result, 4)
+        seen[tuple(result.tokens)] += 1
+        accepted[result.cycles[0].num_accepted] += 1
+    assert set(accepted) == {0, 1, 2}
+    assert all(expected[tokens] > 0 for tokens in seen)
+    # Cells of fewer than ten expected counts are joined, as the chi-square approximation needs.
+    common = {tokens: chance for tokens, chance in expected.items() if chance * count >= 10}
+    observed = [seen[tokens] for tokens in common]
+    rare = 1 - sum(common.values())
+    values = torch.tensor([*observed, count - sum(observed)], dtype=torch.float64)
+    assert chi_square(values, count * torch.tensor([*common.values(), rare], dtype=torch.float64)) < 1

@@ -1,0 +1,198 @@
+"""Medusa heads: which place each level speaks of, in training and decoding, and files."""
+
+import json
+
+import pytest
+import torch
+from draftsmith.core.errors import UserError
+from draftsmith.models.decoding.warp import Warp
+from draftsmith.models.drafters.heads import build_head, load_head, save_head
+from draftsmith.models.drafters.medusa import MedusaConfig, MedusaHead, MedusaLoss, MedusaProposal, MedusaShape, MedusaTraining
+from draftsmith.models.losses import divergence
+from draftsmith.models.targets.base import Taps
+from torch import nn
+from torch.nn import functional as F
+from visual_tiny import MEDUSA, code_batch, llamagen, request, target, trained, true_features
+
+
+def close(found, expected, tolerance):
+    torch.testing.assert_close(found, expected, atol=tolerance, rtol=0)
+
+
+def setting(condition="text", *, num_heads=3, num_layers=1, seed=0):
+    """A target, heads with some weight in them, and a batch with an unconditional row and a filler."""
+    model = llamagen(condition, seed)
+    codes = torch.randint(0, 24, (3, 16), generator=torch.Generator().manual_seed(seed))
+    real = torch.tensor([True, True, False])
+    batch = code_batch(model, codes, uncond=torch.tensor([False, True, False]), real=real)
+    head = build_head(MedusaConfig(kind="medusa", num_heads=num_heads, num_layers=num_layers), target(model))
+    torch.manual_seed(seed)
+    for weight in head.parameters():
+        nn.init.normal_(weight, std=0.2)
+    return model, head, batch
+
+
+@pytest.mark.parametrize("num_layers", [1, 2])
+def test_fresh_heads_say_what_the_targets_own_head_does(num_layers):
+    model = llamagen()
+    head = build_head(MedusaConfig(kind="medusa", num_heads=4, num_layers=num_layers), target(model))
+    features = torch.randn(2, 3, 32)
+    assert torch.equal(head(features), features.expand(4, -1, -1, -1))
+    head(features).sum().backward()
+    assert all(weight.grad.any() for weight in head.parameters()), "zero weights learn all the same"
+
+
+def test_a_block_is_a_residual_with_silu():
+    _, head, _ = setting(num_layers=2)
+    x = torch.randn(5, 32)
+    for level in range(3):
+        one, two = head.heads[level]
+        y = x + F.silu(x @ one.linear.weight.T + one.linear.bias)
+        close(head(x)[level], y + F.silu(y @ two.linear.weight.T + two.linear.bias), 1e-6)
+
+
+def features_by_hand(model, batch, row):
+    """[n,D]: entry j is the state whose own head scores code j."""
+    side = int(batch.uncond[row])
+    states = true_features(model, batch.conditions[row], 2, batch.codes[row].tolist())[side]
+    return states[model.config.num_slots - 1 : -1]
+
+
+@pytest.mark.parametrize("kind", ["ce", "kl"])
+@pytest.mark.parametrize("condition", ["text", "class"])
+def test_the_loss_by_hand(kind, condition):
+    """Level i of state j against code j + i + 1, or the distribution there; level i has i places fewer."""
+    model, head, batch = setting(condition)
+    found = MedusaTraining(head, target(model), MedusaLoss(token_divergence=kind, decay=0.5))(batch)
+    total, ranks, first = 0.0, [], 0.0
+    for row in (0, 1):
+        states, codes = features_by_hand(model, batch, row), batch.codes[row]
+        for level in range(3):
+            for place in range(16 - 1 - level):
+                scores = model.output(head(states[place])[level])
+                there = model.output(states[place + level + 1])
+                wanted = codes[place + level + 1]
+                loss = F.cross_entropy(scores, wanted) if kind == "ce" else divergence("kl", there[None], scores[None])[0]
+                total = total + 0.5**level * loss
+                if level == 0:
+                    first += loss
+                    ranks.append(int((scores > scores[there.argmax()]).sum()))
+    close(found.loss_sum, total, 1e-3)
+    close(found.metrics["token_loss"], first, 1e-3)
+    assert int(found.num_tokens) == 2 * 15 == batch.num_supervised == len(ranks)
+    assert int(found.metrics["top1"]) == ranks.count(0)
+    assert int(found.metrics["top3"]) == sum(rank < 3 for rank in ranks) > 0
+
+
+class Shifted(nn.Module):
+    """Answers level i with the states i + `by` places on."""
+
+    def __init__(self, by: int, levels: int = 3):
+        super().__init__()
+        self.by, self.levels, self.unused = by, levels, nn.Parameter(torch.zeros(()))
+
+    def forward(self, features):
+        return torch.stack([features.roll(-level - self.by, dims=1) for level in range(self.levels)])
+
+
+def test_states_one_place_on_are_right_and_others_are_not():
+    model, _, batch = setting()
+    losses = []
+    for by in (0, 1, 2):
+        training = MedusaTraining(Shifted(by), target(model), MedusaLoss(token_divergence="kl"))
+        found = training(batch)
+        losses.append(float(found.loss_sum / found.num_tokens))
+        if by == 1:
+            assert int(found.metrics["top1"]) == int(found.num_tokens)
+    assert losses[1] < 1e-6 < 0.1 < min(losses[0], losses[2])
+
+
+def test_images_shorter_than_the_levels():
+    model, head, batch = setting(num_heads=20)
+    found = MedusaTraining(head, target(model), MedusaLoss())(batch)
+    short = setting(num_heads=15)
+    same = MedusaTraining(short[1], target(model), MedusaLoss())
+    short[1].load_state_dict({k: v for k, v in head.state_dict().items() if k in short[1].state_dict()})
+    assert torch.equal(found.loss_sum, same(batch).loss_sum)
+
+
+def test_only_the_heads_are_trained():
+    model, head, batch = setting()
+    before = {name: weight.clone() for name, weight in model.state_dict().items()}
+    training = MedusaTraining(head, target(model), MedusaLoss()).train()
+    training(batch).loss_sum.backward()
+    assert all(weight.grad.any() and weight.grad.isfinite().all() for weight in head.parameters())
+    assert all(weight.grad is None for weight in model.parameters())
+    assert {name for name, _ in training.parts()["heads"]} == set(head.state_dict())
+    assert set(training.state_dict()) == {f"head.{name}" for name in head.state_dict()}
+    _, losses = trained(target(model), MEDUSA, steps=20)
+    assert losses[-1] < 0.7 * losses[0]
+    assert all(torch.equal(before[name], weight) for name, weight in model.state_dict().items())
+
+
+def test_levels_are_numbered_from_the_token_behind_the_last_committed():
+    """Guidance ends behind token 5: which numbers each level is scored under, over two cycles."""
+    model = llamagen()
+    generator, asked = target(model, 3.0, 4), []
+
+    def guided(feature, steps):
+        asked.append(list(steps))
+        return generator.guided(feature, steps)
+
+    head = MedusaHead(MedusaShape(32, 3, 1))
+    proposal = MedusaProposal(head, guided)
+    _, step = generator.prefill(request(model), Taps(feature=True), capacity=9)
+    proposal.start(request(model), step, Warp(), capacity=9)
+    proposal.begin(4)
+    first = proposal.root()
+    # Fresh heads repeat the target's own scores of the last prompt place.
+    close(first, step.logits[0].softmax(-1), 1e-6)
+    assert torch.equal(proposal.expand([-1, -1], torch.tensor([1, 2])), proposal._levels[[1, 1]])
+    assert torch.equal(proposal.expand([1, 0, 1], torch.tensor([1, 2, 3])), proposal._levels[[2, 2, 2]])
+    features = torch.randn(2, 3, 32)
+
+    class Verified:
+        tokens, path, bonus = (1, 2), (0, 1), 3
+        step = type("Step", (), {"feature": features})
+
+    proposal.accept(Verified)
+    second = proposal.root()
+    assert asked == [[1, 2, 3], [4, 5, 6]]
+    close(second, generator.guided(features[:, -1:], [4])[0].softmax(-1), 1e-6)
+
+
+def test_heads_travel(tmp_path):
+    model, head, _ = setting(num_layers=2)
+    save_head(head, tmp_path, {"target": "tiny"})
+    assert json.loads((tmp_path / "config.json").read_text())["num_heads"] == 3
+    assert json.loads((tmp_path / "draftsmith.json").read_text()) == {"target": "tiny"}
+    config = MedusaConfig(kind="medusa", num_heads=3, num_layers=2)
+    back = load_head(config, tmp_path, target(model), torch.float32)
+    assert all(torch.equal(weight, back.state_dict()[name]) for name, weight in head.state_dict().items())
+    assert load_head(config, tmp_path, target(model), torch.bfloat16).heads[0][0].linear.weight.dtype == torch.bfloat16
+
+
+@pytest.mark.parametrize(
+    ("changes", "dim", "problem"),
+    [
+        ({"num_heads": 5}, 32, "heads.3.0.linear.weight"),
+        ({"num_heads": 2}, 32, "heads.2.0.linear.weight"),
+        ({"num_layers": 2}, 32, "heads.0.1.linear.weight"),
+        ({}, 64, "heads.0.0.linear.weight"),
+    ],
+)
+def test_heads_of_another_shape_are_refused_by_name(tmp_path, changes, dim, problem):
+    save_head(setting()[1], tmp_path, {})
+    other = target(llamagen("text", dim=dim))
+    with pytest.raises(UserError) as caught:
+        load_head(MedusaConfig(kind="medusa", **{"num_heads": 3, **changes}), tmp_path, other, torch.float32)
+    assert problem in str(caught.value) and str(tmp_path) in str(caught.value)
+
+
+@pytest.mark.parametrize("content", [None, b"", b"\x80\x04N."])
+def test_files_that_hold_no_heads_are_refused(tmp_path, content):
+    if content is not None:
+        (tmp_path / "model.safetensors").write_bytes(content)
+    with pytest.raises(UserError) as caught:
+        load_head(MEDUSA, tmp_path, target(llamagen()), torch.float32)
+    assert str(tmp_path) in str(caught.value)

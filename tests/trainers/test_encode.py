@@ -1,0 +1,344 @@
+"""Stage kind `encode`: what it writes is what its models say of each picture, and a killed run goes on where it was."""
+
+import io
+import json
+import os
+import tarfile
+import tracemalloc
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from draftsmith.core import ranks
+from draftsmith.core.errors import UserError
+from draftsmith.data.captioned import center_crop
+from draftsmith.data.shards import ShardReader
+from draftsmith.models.generators import TEXT_ENCODER
+from draftsmith.models.llamagen.captions import TextFeatures
+from draftsmith.models.llamagen.files import load_vq
+from draftsmith.trainers.stages.visual import encode
+from draftsmith.trainers.stages.visual.encode import EncodeStage
+from PIL import Image
+from visual_run import SHAPE, SIDE, VQ, context, noise, translators
+
+ALL = ["pixels", "codes", "features"]
+
+
+@pytest.fixture(scope="module")
+def made(tmp_path_factory):
+    return translators(tmp_path_factory.mktemp("translators"))
+
+
+def pictures(folder: Path, count: int, side: int = SIDE) -> Path:
+    """`<n>.png` beside `<n>.txt`: noise, and a caption that names it."""
+    folder.mkdir()
+    for number in range(count):
+        (folder / f"{number:03d}.png").write_bytes(noise(number, side))
+        (folder / f"{number:03d}.txt").write_text(f"a picture with {number} words" + " in it" * (number % 4))
+    return folder
+
+
+def stage(folder: Path, **settings) -> EncodeStage:
+    values = {"kind": "encode", "source": {"kind": "folder", "folder": str(folder)}, "samples_per_shard": 4}
+    return EncodeStage(**(values | settings))
+
+
+def run(output: Path, made, chosen: EncodeStage, **changes) -> tuple[ShardReader, list[str]]:
+    given = context(output, changes.pop("target", made.target), made.inputs, **changes)
+    encode.run(chosen, given)
+    return ShardReader(output / encode.SHARDS), given.say.lines
+
+
+def everything(folder: Path) -> dict[str, bytes]:
+    return {path.name: path.read_bytes() for path in sorted((folder / encode.SHARDS).iterdir())}
+
+
+# What is written
+
+
+def test_samples_are_what_the_models_say(tmp_path, made):
+    source = pictures(tmp_path / "in", 11, side=40)
+    reader, told = run(tmp_path / "out", made, stage(source, write=ALL, batch_size=3))
+    assert [len(reader), len(reader.shards)] == [11, 3] and reader.refused == {}
+    assert told == [encode.summary(tmp_path / "out" / encode.SHARDS)] and told[0].startswith("11 samples in 3 shards")
+    vq = load_vq(made.inputs["vq"])
+    text = TextFeatures(made.inputs["text"] / TEXT_ENCODER, max_length=16, dtype=torch.float32)
+    codes = set()
+    for number in range(11):
+        key, tensors, info = reader[number]
+        caption = (source / f"{number:03d}.txt").read_text()
+        assert (key, info) == (f"{number:09d}", {"name": f"{number:03d}", "caption": caption, "label": None})
+        pixels = np.asarray(center_crop(Image.open(source / f"{number:03d}.png"), SIDE))
+        assert torch.equal(tensors["pixels"], torch.from_numpy(pixels.copy()).permute(2, 0, 1))
+        expected = vq.encode(torch.from_numpy(pixels.copy()).permute(2, 0, 1)[None].float() / 127.5 - 1)[0]
+        assert tensors["codes"].dtype == torch.int32 and torch.equal(tensors["codes"].long(), expected)
+        features = text.encode([caption])[0]
+        assert features.shape == (len(text.tokenizer(caption)["input_ids"][:16]), 16)
+        assert tensors["features"].dtype == torch.float32
+        torch.testing.assert_close(tensors["features"], features, rtol=1e-5, atol=1e-6)
+        codes.add(tuple(expected.tolist()))
+    assert len(codes) == 11, "pictures that all look alike would prove nothing"
+
+
+@pytest.mark.parametrize("write", [["pixels"], ["codes"], ["features"], ["codes", "features"]])
+def test_only_what_was_asked_for_is_written_and_loaded(tmp_path, made, write):
+    source = pictures(tmp_path / "in", 2)
+    needed = {"codes": "vq", "features": "text"}
+    inputs = {needed[name]: made.inputs[needed[name]] for name in write if name in needed}
+    chosen = stage(source, write=write)
+    encode.run(chosen, context(tmp_path / "out", made.target, inputs))
+    _, tensors, _ = ShardReader(tmp_path / "out" / encode.SHARDS)[0]
+    assert set(tensors) == set(write)
+    assert {name for name in chosen.needs() if name != "data"} == set(inputs)
+
+
+def test_a_class_conditional_target_gets_labels_and_no_features(tmp_path, made):
+    for label, name in enumerate(("ant", "bee")):
+        (tmp_path / "in" / name).mkdir(parents=True)
+        (tmp_path / "in" / name / "a.png").write_bytes(noise(label))
+    target = type(made.target)(kind="llamagen", shape=SHAPE, condition="class", image_size=SIDE, vq=VQ)
+    chosen = stage(tmp_path, source={"kind": "classes", "folder": str(tmp_path / "in")})
+    reader, _ = run(tmp_path / "out", made, chosen, target=target)
+    assert [reader[n][2] for n in range(2)] == [
+        {"name": "ant/a", "caption": "ant", "label": 0},
+        {"name": "bee/a", "caption": "bee", "label": 1},
+    ]
+    assert set(reader[0][1]) == {"codes"}
+
+
+def test_pictures_of_the_wrong_size_for_the_codes_stay_apart(tmp_path, made):
+    """A picture is cut to the target's side whatever its own: codes of one target are all as many."""
+    (tmp_path / "in").mkdir()
+    for number, size in enumerate([(16, 16), (64, 16), (17, 90)]):
+        data = io.BytesIO()
+        Image.new("RGB", size, (10 * number, 0, 0)).save(data, "PNG")
+        (tmp_path / "in" / f"{number}.png").write_bytes(data.getvalue())
+        (tmp_path / "in" / f"{number}.txt").write_text("x")
+    reader, _ = run(tmp_path / "out", made, stage(tmp_path / "in", write=["codes", "pixels"]))
+    assert [tuple(reader[n][1]["pixels"].shape) for n in range(3)] == [(3, SIDE, SIDE)] * 3
+    assert [len(reader[n][1]["codes"]) for n in range(3)] == [16] * 3
+
+
+# What is refused
+
+
+@pytest.fixture
+def mixed(tmp_path) -> Path:
+    """Ten items: five good ones, of which two come twice; the others broken, too small or without a caption."""
+    folder = pictures(tmp_path / "in", 10)
+    (folder / "001.png").write_bytes(noise(1)[:200])
+    (folder / "002.png").write_bytes(noise(2, side=12))
+    (folder / "003.txt").unlink()
+    (folder / "004.txt").write_text(" \n")
+    (folder / "007.png").write_bytes((folder / "005.png").read_bytes())
+    (folder / "009.png").write_bytes((folder / "000.png").read_bytes())
+    return folder
+
+
+REFUSED = {"unreadable image": 1, "image too small": 1, "no caption": 1, "empty caption": 1, "duplicate": 2}
+
+
+def test_what_cannot_be_used_is_counted_and_listed(tmp_path, made, mixed):
+    reader, told = run(tmp_path / "out", made, stage(mixed, write=["codes"]))
+    assert [reader[n][0] for n in range(len(reader))] == [f"{n:09d}" for n in (0, 5, 6, 8)]
+    assert reader.refused == REFUSED
+    assert [shard.refused for shard in reader.shards] == [
+        {"image too small": 1, "no caption": 1, "unreadable image": 1},
+        {"duplicate": 1, "empty caption": 1},
+        {"duplicate": 1},
+    ]
+    assert all(f"{count} {reason}" for reason, count in REFUSED.items() if f"{count} {reason}" not in told[0])
+    notes = [
+        json.loads(line)
+        for path in sorted((tmp_path / "out").glob("refused-*.jsonl"))
+        for line in path.read_text().splitlines()
+    ]
+    assert [(note["key"], note["reason"]) for note in notes] == [
+        ("001", "unreadable image"),
+        ("002", "image too small"),
+        ("003", "no caption"),
+        ("004", "empty caption"),
+    ]
+    assert all(str(mixed) in note["where"] and note["detail"] for note in notes)
+
+
+def test_duplicates_are_kept_where_that_is_asked_for(tmp_path, made, mixed):
+    reader, _ = run(tmp_path / "out", made, stage(mixed, write=["pixels"], deduplicate=False))
+    assert len(reader) == 6 and "duplicate" not in reader.refused
+    assert torch.equal(reader[0][1]["pixels"], reader[5][1]["pixels"])
+
+
+@pytest.mark.parametrize(("min_side", "kept"), [(12, 5), (13, 4), (17, 0)])
+def test_the_smallest_side_is_a_setting(tmp_path, made, mixed, min_side, kept):
+    reader, _ = run(tmp_path / "out", made, stage(mixed, write=["pixels"], min_side=min_side))
+    assert len(reader) == kept
+
+
+def test_strict_stops_at_the_first_and_names_it(tmp_path, made, mixed):
+    with pytest.raises(UserError, match="unreadable image") as told:
+        run(tmp_path / "out", made, stage(mixed, write=["pixels"], on_error="strict"))
+    assert str(mixed / "001.png") in str(told.value) and "on_error: skip" in str(told.value)
+    with pytest.raises(UserError, match=r"manifest\.json"):
+        ShardReader(tmp_path / "out" / encode.SHARDS)
+
+
+@pytest.mark.parametrize("kind", ["folder", "webdataset"])
+def test_a_source_that_holds_nothing_is_told(tmp_path, made, kind):
+    source = {"kind": kind, "folder" if kind == "folder" else "path": str(tmp_path / "none")}
+    with pytest.raises(UserError):
+        run(tmp_path / "out", made, stage(tmp_path, source=source))
+
+
+# Runs that are killed
+
+
+class Killed(BaseException):
+    """As SIGKILL: nothing in the stage expects it."""
+
+
+@pytest.mark.parametrize(("shard", "place"), [(0, 0), (2, 0), (2, 1), (3, 3)])
+def test_a_killed_run_goes_on_behind_its_finished_shards(tmp_path, made, mixed, monkeypatch, shard, place):
+    """Ten items in shards of three; the run dies in shard `shard` after `place` samples."""
+    chosen = stage(mixed, write=ALL, samples_per_shard=3, batch_size=2, deduplicate=place != 3)
+    run(tmp_path / "alone", made, chosen)
+    real, made_again = encode.write_shard, []
+
+    def dying(folder, index, samples, counts):
+        def cut():
+            for number, sample in enumerate(samples):
+                if (index, number) == (shard, place):
+                    raise Killed
+                yield sample
+            raise Killed
+
+        return real(folder, index, cut() if index == shard else samples, counts)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(encode, "write_shard", dying)
+        with pytest.raises(Killed):
+            run(tmp_path / "out", made, chosen)
+    finished = sorted((tmp_path / "out" / encode.SHARDS).glob("shard-*.json"))
+    assert len(finished) == shard
+    before = {path: path.stat().st_mtime_ns for json_ in finished for path in (json_, json_.with_suffix(".tar"))}
+
+    def counting(folder, index, *rest):
+        made_again.append(index)
+        return real(folder, index, *rest)
+
+    monkeypatch.setattr(encode, "write_shard", counting)
+    run(tmp_path / "out", made, chosen)
+    assert made_again == list(range(shard, 4))
+    assert {path: path.stat().st_mtime_ns for path in before} == before
+    assert everything(tmp_path / "out") == everything(tmp_path / "alone")
+    refused = sorted(path.name for path in (tmp_path / "alone").glob("refused-*"))
+    assert refused and sorted(path.name for path in (tmp_path / "out").glob("refused-*")) == refused
+
+
+def test_a_damaged_shard_is_made_again_and_no_other(tmp_path, made, mixed):
+    chosen = stage(mixed, write=["codes"])
+    run(tmp_path / "out", made, chosen)
+    whole = everything(tmp_path / "out")
+    shards = tmp_path / "out" / encode.SHARDS
+    (shards / "shard-000001.tar").write_bytes(whole["shard-000001.tar"][:1000])
+    first = (shards / "shard-000000.tar").stat().st_mtime_ns
+    run(tmp_path / "out", made, chosen)
+    assert everything(tmp_path / "out") == whole
+    assert (shards / "shard-000000.tar").stat().st_mtime_ns == first
+
+
+@pytest.mark.parametrize(
+    ("changes", "named"),
+    [
+        ({"write": ["codes", "pixels"]}, r"settings\.write"),
+        ({"samples_per_shard": 5}, r"settings\.samples_per_shard: 4, now 5"),
+        ({"min_side": 3}, r"settings\.min_side"),
+        ({"deduplicate": False}, r"settings\.deduplicate"),
+        ({"source": {"kind": "folder", "folder": "SAME", "max_samples": 9}}, r"settings\.source\.max_samples"),
+    ],
+)
+def test_changed_settings_are_refused_by_name(tmp_path, made, mixed, changes, named):
+    run(tmp_path / "out", made, stage(mixed, write=["codes"]))
+    before = everything(tmp_path / "out")
+    if "source" in changes:
+        changes = {"source": changes["source"] | {"folder": str(mixed)}}
+    with pytest.raises(UserError, match=named):
+        run(tmp_path / "out", made, stage(mixed, **({"write": ["codes"]} | changes)))
+    assert everything(tmp_path / "out") == before
+
+
+def test_other_models_and_other_pictures_are_refused_by_name(tmp_path, made, mixed):
+    chosen = stage(mixed, write=["codes"])
+    run(tmp_path / "out", made, chosen)
+    with pytest.raises(UserError, match=r"another stage: 'f', now 'g'"):
+        run(tmp_path / "out", made, chosen, fingerprint="g")
+    # A run that goes on after pictures were added would deal them to other shards than the first half did.
+    (mixed / "010.png").write_bytes(noise(10))
+    with pytest.raises(UserError, match="another items: 10, now 11"):
+        run(tmp_path / "out", made, chosen)
+    larger = made.target.model_copy(update={"image_size": 2 * SIDE})
+    (mixed / "010.png").unlink()
+    with pytest.raises(UserError, match="another image_size: 16, now 32"):
+        run(tmp_path / "out", made, chosen, target=larger)
+
+
+# Several ranks
+
+
+def test_two_ranks_write_the_shards_of_one(tmp_path, made, mixed, monkeypatch):
+    """In one process: when rank 0 has written its shards and waits, rank 1 runs from its beginning to its end."""
+    chosen = stage(mixed, write=ALL, samples_per_shard=2, batch_size=2)
+    run(tmp_path / "alone", made, chosen)
+    given = context(tmp_path / "out", made.target, made.inputs)
+    now, waits, wrote = {"rank": 0}, [], []
+    real = encode.write_shard
+
+    def barrier():
+        waits.append(now["rank"])
+        if waits == [0, 0]:
+            assert not (tmp_path / "out" / encode.SHARDS / "manifest.json").exists()
+            now["rank"] = 1
+            encode.run(chosen, given)
+            now["rank"] = 0
+
+    monkeypatch.setattr(ranks, "rank", lambda: now["rank"])
+    monkeypatch.setattr(ranks, "world_size", lambda: 2)
+    monkeypatch.setattr(ranks, "barrier", barrier)
+    monkeypatch.setattr(
+        encode, "write_shard", lambda folder, index, *rest: wrote.append((now["rank"], index)) or real(folder, index, *rest)
+    )
+    encode.run(chosen, given)
+    assert wrote == [(0, 0), (0, 2), (0, 4), (1, 1), (1, 3)]
+    assert waits.count(0) == waits.count(1) == 3, "ranks that wait differently often hang"
+    assert everything(tmp_path / "out") == everything(tmp_path / "alone")
+    assert len(given.say.lines) == 1
+
+
+# What it takes
+
+
+def test_memory_does_not_grow_with_the_pictures(tmp_path, made):
+    """Python's own allocations; the models are left out, since they take the same for any number."""
+
+    def tar(count: int) -> Path:
+        path = tmp_path / f"{count}.tar"
+        with tarfile.open(path, "w") as file:
+            for number in range(count):
+                for name, data in ((f"{number}.png", noise(number, 8)), (f"{number}.txt", b"a picture")):
+                    info = tarfile.TarInfo(name)
+                    info.size = len(data)
+                    file.addfile(info, io.BytesIO(data))
+        return path
+
+    peaks = {}
+    small = made.target.model_copy(update={"image_size": 8})
+    for count in (50, 200, 1200):  # the first one fills caches of libraries
+        source = {"kind": "webdataset", "path": str(tar(count))}
+        chosen = stage(tmp_path, source=source, write=["pixels"], samples_per_shard=100)
+        tracemalloc.start()
+        reader, _ = run(tmp_path / str(count), made, chosen, target=small)
+        peaks[count] = tracemalloc.get_traced_memory()[1]
+        tracemalloc.stop()
+        assert len(reader) == count
+    # 1,000 pictures more take 192 kB as pixels alone; what grows is the manifest's line for each shard.
+    assert peaks[1200] - peaks[200] < 50_000, peaks

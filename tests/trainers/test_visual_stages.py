@@ -1,0 +1,569 @@
+"""The visual track from a drawn world to a report, at its smallest: what each stage leaves, and that it comes back."""
+
+import json
+import math
+import os
+import shutil
+import signal
+import statistics
+import subprocess
+import sys
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+from draftsmith.core.errors import UserError
+from draftsmith.core.tracking import Tracker
+from draftsmith.data.codes import CodeCollate, ShardData, ShardSamples
+from draftsmith.data.prompts import PromptSource, read_prompts
+from draftsmith.data.shards import ShardReader
+from draftsmith.eval.loop import Decoding, generate
+from draftsmith.eval.policies import Draw
+from draftsmith.eval.policies.dynamic import Dynamic
+from draftsmith.eval.rules import RULES
+from draftsmith.models.decoding.warp import Warp
+from draftsmith.models.drafters.eagle import EagleConfig
+from draftsmith.models.drafters.heads import head_proposal, head_training, load_head
+from draftsmith.models.generators import TEXT_ENCODER, load_generator, sample_condition
+from draftsmith.models.llamagen.files import load_llamagen, load_vq
+from draftsmith.models.shapes_reader import ShapesReader
+from draftsmith.models.targets.anole import AnoleTargetConfig
+from draftsmith.recipes.cli import main
+from draftsmith.recipes.load import load
+from draftsmith.recipes.schema import TRACKS
+from draftsmith.trainers.loop import Stopped
+from draftsmith.trainers.stages.visual import evaluate as visual_evaluate
+from draftsmith.trainers.stages.visual import train as visual_train
+from PIL import Image
+from safetensors.torch import load_file
+from training import free_port
+from transformers import T5EncoderModel
+from visual_run import FEW, METHODS, SIDE, STEPS, TREE, run
+
+ROOT = Path(__file__).resolve().parents[2]
+STAGES = ("world", "pictures", "vq", "reader", "codes", "target", "features", "head", "evaluate")
+
+
+@pytest.fixture(scope="module")
+def demo(tmp_path_factory) -> Path:
+    """The whole recipe by the command line's own entry, in this process."""
+    output = tmp_path_factory.mktemp("demo") / "run"
+    assert main(["recipe=demo/visual-ar", f"output={output}", *FEW]) == 0
+    return output
+
+
+def branch(demo: Path, output: Path, without=("head", "evaluate")) -> Path:
+    """A copy of the run in which some stages have not begun."""
+    shutil.copytree(demo, output, ignore=lambda folder, names: set(without) if Path(folder) == demo else set())
+    return output
+
+
+def metrics(folder: Path) -> dict[str, dict[int, dict]]:
+    """training, validation -> step -> line."""
+    lines = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
+    found = {kind: {} for kind in ("training", "validation")}
+    for line in lines:
+        kind = found["training" if "samples_per_s" in line else "validation"]
+        assert line["step"] not in kind, "a step stands twice"
+        kind[line["step"]] = line
+    return found
+
+
+def untimed(found: dict) -> dict:
+    timed = ("time", "samples_per_s", "tokens_per_s")
+    return {
+        kind: {
+            step: {k: v for k, v in line.items() if k not in timed and not k.startswith("samples_")}
+            for step, line in lines.items()
+        }
+        for kind, lines in found.items()
+    }
+
+
+def recipe(demo: Path):
+    return load(["recipe=demo/visual-ar", f"output={demo}", *FEW], TRACKS).recipe
+
+
+@pytest.fixture(scope="module")
+def generator(demo):
+    made = {"target": demo / "target", "text": demo / "target", "vq": demo / "vq"}
+    return load_generator(recipe(demo).target, made, device=torch.device("cpu"))
+
+
+def saved_head(folder: Path, generator):
+    return load_head(EagleConfig(kind="eagle"), folder, generator.target, torch.float32)
+
+
+# What the stages leave
+
+
+def test_every_stage_finishes_once(demo):
+    assert all((demo / name / "done.json").is_file() for name in STAGES)
+    told = run(demo)
+    assert told == [f"stage {name}: finished before, same inputs" for name in STAGES]
+
+
+def test_pictures_codes_and_features_lie_in_shards(demo, generator):
+    pictures, codes, features = (ShardReader(demo / name / "shards") for name in ("pictures", "codes", "features"))
+    for reader in (pictures, codes, features):
+        assert (len(reader), len(reader.shards)) == (60, 3)
+        reader.verify()
+    assert [set(reader[0][1]) for reader in (pictures, codes, features)] == [
+        {"pixels"}, {"codes"}, {"codes", "features"},
+    ]  # fmt: skip
+    vq = load_vq(demo / "vq")
+    for number in (0, 31, 59):
+        key, tensors, info = features[number]
+        pixels = pictures[number][1]["pixels"]
+        assert torch.equal(tensors["codes"].long(), vq.encode(pixels[None].float() / 127.5 - 1)[0])
+        assert torch.equal(tensors["codes"], codes[number][1]["codes"])
+        # What a head is trained on is what a prompt becomes when it is decoded.
+        torch.testing.assert_close(tensors["features"], generator.condition(info["caption"], None))
+        assert pictures[number][0] == key and pictures[number][2] == info
+
+
+def test_the_world_models_can_be_loaded_and_were_trained(demo):
+    for name in ("vq", "reader", "target"):
+        losses = {step: line["loss"] for step, line in metrics(demo / name)["training"].items()}
+        assert max(losses) == STEPS[name] and all(math.isfinite(loss) for loss in losses.values())
+    target = load_llamagen(demo / "target")
+    assert (target.config.grid, target.config.condition) == (4, "text")
+    # The demo's target starts from scores that are all alike; what it learned shows in them.
+    assert target.output.weight.abs().max() > 0.01
+    encoder = T5EncoderModel.from_pretrained(demo / "target" / TEXT_ENCODER)
+    assert encoder.config.d_model == 16
+    read = ShapesReader.load(demo / "reader").read(torch.zeros(1, 3, SIDE, SIDE, dtype=torch.uint8))
+    assert read.shape == (1, 4, 2)
+
+
+def test_a_saved_head_has_no_embedding_and_says_where_it_comes_from(demo, generator):
+    for folder in (demo / "head", demo / "head" / "best-top3", demo / "head" / "best-tau"):
+        names = set(load_file(folder / "model.safetensors"))
+        assert names and not any("embed" in name for name in names)
+        assert torch.equal(saved_head(folder, generator).embed_tokens.weight, generator.target.embedding)
+    manifest = json.loads((demo / "head" / "draftsmith.json").read_text())
+    assert (manifest["method"], manifest["selected"], manifest["seed"]) == ("eagle", "last", 0)
+    assert manifest["training"]["stage"] == "head" and manifest["training"]["step"] == STEPS["head"]
+    assert manifest["condition_dropout"] == 0.1 and "recipe=demo/visual-ar" in manifest["command"]
+
+
+# Held-out scores and decoding while a head trains
+
+
+def test_metrics_hold_validation_and_decoding_with_its_pictures(demo):
+    found = metrics(demo / "head")
+    assert sorted(found["training"]) == list(range(1, 9)) and sorted(found["validation"]) == [2, 4, 6, 8]
+    for step, line in found["validation"].items():
+        assert {"val_loss", "val_top1", "val_top3"} <= line.keys()
+        assert 0 <= line["val_top1"] <= line["val_top3"] <= 1
+        decoded = {name for name in line if name.startswith(("tau", "samples"))}
+        assert decoded == ({"tau_T0", "tau_T1", "samples_T0", "samples_T1"} if step % 4 == 0 else set())
+        for name in decoded & {"samples_T0", "samples_T1"}:
+            path = Path(line[name])
+            assert path.parent == demo / "head" / "samples" and f"{step:06d}" in path.name
+            # Two pictures of 16 pixels, six times enlarged, with a gap of two between them.
+            assert Image.open(path).size == (2 * 96 + 2, 96)
+        assert all(1 <= line[name] <= 4 for name in decoded & {"tau_T0", "tau_T1"})
+
+
+def test_held_out_scores_are_those_of_the_saved_head(demo, generator):
+    """Computed again from the files: the ten first held-out samples, every condition given, no noise."""
+    folder = demo / "features" / "shards"
+    held_out = ShardSamples(folder, ShardData(path=str(folder), held_out=0.25), held_out=True)
+    assert 10 <= len(held_out) < 20
+    config = EagleConfig(kind="eagle")
+    module = head_training(saved_head(demo / "head", generator), generator.target, config).eval()
+    collate = CodeCollate(sample_condition(recipe(demo).target), held_out[0], 0, 0.0, 15)
+    with torch.no_grad():
+        loss = module(collate([held_out[n] for n in range(10)], epoch=0))
+    last = metrics(demo / "head")["validation"][8]
+    assert int(loss.num_tokens) == 150
+    assert last["val_loss"] == pytest.approx(float(loss.loss_sum) / 150, rel=1e-5)
+    for name in ("top1", "top3", "token_loss"):
+        assert last[f"val_{name}"] == pytest.approx(float(loss.metrics[name]) / 150, rel=1e-5)
+
+
+def test_tau_is_that_of_the_saved_head(demo, generator):
+    prompts = read_prompts(PromptSource(path=str(demo / "world/world/held_out-00000.tar"), max_samples=2))
+    proposal = head_proposal(saved_head(demo / "head", generator), generator.target)
+    policy = Dynamic(**{name: value for name, value in TREE.items() if name != "kind"})
+    emitted = cycles = 0
+    for number, prompt in enumerate(prompts):
+        decoding = Decoding(policy, RULES["greedy"], Draw("top-k"), Warp(0.0, 0, 1.0), 16, ())
+        request = generator.request(prompt.caption, None, prompt.key)
+        result = generate(generator.target, proposal, request, decoding, torch.Generator().manual_seed(number))
+        emitted += sum(c.num_emitted for c in result.cycles)
+        cycles += len(result.cycles)
+    assert metrics(demo / "head")["validation"][8]["tau_T0"] == pytest.approx(emitted / cycles)
+
+
+def best(found: dict, name: str) -> tuple[float, int]:
+    """The highest score and the step that had it first."""
+    scores = {}
+    for step, line in found["validation"].items():
+        if name == "top3":
+            scores[step] = line["val_top3"]
+        elif "tau_T0" in line:
+            scores[step] = (line["tau_T0"] + line["tau_T1"]) / 2
+    return max(scores.values()), max(scores, key=lambda step: (scores[step], -step))
+
+
+@pytest.mark.parametrize("name", ["top3", "tau"])
+def test_the_best_weights_are_kept_with_their_score(demo, name):
+    score = json.loads((demo / "head" / f"best-{name}" / "score.json").read_text())
+    value, step = best(metrics(demo / "head"), name)
+    assert (score["of"], score["step"]) == (name, step) and score["score"] == pytest.approx(value)
+    manifest = json.loads((demo / "head" / f"best-{name}" / "draftsmith.json").read_text())
+    assert manifest["training"]["step"] == step
+
+
+def test_select_takes_the_best_and_not_the_last(demo, tmp_path):
+    """A learning rate that ruins the head: its first scores are its best."""
+    ruined = ["stages.head.optim.lr=0.3", "stages.head.optim.warmup_steps=0"]
+    last = branch(demo, tmp_path / "last")
+    run(last, *ruined, stages=["head"])
+    found = metrics(last / "head")
+    for name in ("top3", "tau"):
+        value, step = best(found, name)
+        assert step < 8, "the test needs a best that is not the last"
+        output = branch(demo, tmp_path / name)
+        told = run(output, *ruined, f"stages.head.select={name}", stages=["head"])
+        assert untimed(metrics(output / "head")) == untimed(found)
+        assert f"head: weights of step {step}, best {name} {value:.4f}" in told
+        manifest = json.loads((output / "head" / "draftsmith.json").read_text())
+        assert (manifest["training"]["step"], manifest["selected"]) == (step, name)
+        chosen = load_file(output / "head" / "model.safetensors")
+        expected = load_file(output / "head" / f"best-{name}" / "model.safetensors")
+        thrown_away = load_file(last / "head" / "model.safetensors")
+        assert all(torch.equal(chosen[key], expected[key]) for key in chosen)
+        assert any(not torch.equal(chosen[key], thrown_away[key]) for key in chosen)
+
+
+def test_the_target_does_not_move(demo, tmp_path, monkeypatch):
+    """Neither its weights in memory, guided loss or not, nor the files that it came from."""
+    seen = []
+
+    class Seen(visual_train.Heads):
+        def __init__(self, *arguments):
+            super().__init__(*arguments)
+            seen.append(self)
+
+    monkeypatch.setattr(visual_train, "Heads", Seen)
+    output = branch(demo, tmp_path / "run")
+    before = {path: path.read_bytes() for path in (output / "target").rglob("*") if path.is_file()}
+    run(output, "stages.head.optim.weight_decay=0.1", stages=["head"])
+    assert {path: path.read_bytes() for path in (output / "target").rglob("*") if path.is_file()} == before
+    (heads,) = seen
+    fresh = load_llamagen(output / "target")
+    held = heads.target.model
+    assert not held.training and not any(p.requires_grad or p.grad is not None for p in held.parameters())
+    assert all(torch.equal(value, fresh.state_dict()[name]) for name, value in held.state_dict().items())
+    # The head did move, and it has the target's rows, not others that look alike.
+    first = load_file(output / "head" / "model.safetensors")
+    assert any(not torch.equal(value, first[name]) for name, value in load_file(demo / "head" / "model.safetensors").items())
+    assert torch.equal(heads.module.head.embed_tokens.weight, fresh.tok_embeddings.weight)
+
+
+# Stopped and killed
+
+
+RESUMED = ["stages.head.checkpoints.every=3", "stages.head.validation.every=4"]
+
+
+@pytest.fixture(scope="module")
+def alone(demo, tmp_path_factory) -> Path:
+    """A head that nobody disturbed; the first validation, at step 4, follows the first checkpoint."""
+    output = branch(demo, tmp_path_factory.mktemp("alone") / "run")
+    run(output, *RESUMED, stages=["head"])
+    return output / "head"
+
+
+class Died(Exception):
+    pass
+
+
+def interrupt(monkeypatch, step: int, how, *, validation: bool) -> None:
+    """Call `how` when the tracker has written that step's line."""
+    real = Tracker.log
+
+    def log(self, values, at):
+        real(self, values, at)
+        if at == step and ("val_loss" in values) == validation:
+            how()
+
+    monkeypatch.setattr(Tracker, "log", log)
+
+
+def die():
+    raise Died
+
+
+def same_head(found: Path, expected: Path) -> None:
+    assert untimed(metrics(found)) == untimed(metrics(expected))
+    for folder in ("", "best-top3", "best-tau"):
+        assert (found / folder / "model.safetensors").read_bytes() == (
+            expected / folder / "model.safetensors"
+        ).read_bytes(), folder
+    for name in ("top3", "tau"):
+        assert (found / f"best-{name}/score.json").read_bytes() == (expected / f"best-{name}/score.json").read_bytes()
+
+
+@pytest.mark.parametrize(("step", "validation"), [(2, False), (4, True), (5, False), (8, True)])
+def test_a_head_that_died_comes_back_bit_equal(demo, alone, tmp_path, monkeypatch, step, validation):
+    """Also right behind a validation: what it kept as the best is there when the same step comes again."""
+    output = branch(demo, tmp_path / "run")
+    with monkeypatch.context() as patch:
+        interrupt(patch, step, die, validation=validation)
+        with pytest.raises(Died):
+            run(output, *RESUMED, stages=["head"])
+    assert not (output / "head" / "done.json").exists()
+    told = run(output, *RESUMED, stages=["head"])
+    assert any("resuming from" in line for line in told) == (step > 3)
+    same_head(output / "head", alone)
+
+
+def test_a_head_that_was_asked_to_stop_comes_back_bit_equal(demo, alone, tmp_path, monkeypatch):
+    output = branch(demo, tmp_path / "run")
+    with monkeypatch.context() as patch:
+        interrupt(patch, 4, lambda: os.kill(os.getpid(), signal.SIGTERM), validation=True)
+        with pytest.raises(Stopped) as stopped:
+            run(output, *RESUMED, stages=["head"])
+    assert stopped.value.step == 5
+    assert any("(step 5)" in line for line in run(output, *RESUMED, stages=["head"]))
+    same_head(output / "head", alone)
+
+
+def test_killed_while_the_best_weights_were_written(demo, alone, tmp_path, monkeypatch):
+    """The weights of a best step lie there and their score does not yet."""
+    output = branch(demo, tmp_path / "run")
+    with monkeypatch.context() as patch:
+        interrupt(patch, 4, die, validation=True)
+        with pytest.raises(Died):
+            run(output, *RESUMED, stages=["head"])
+    for name in ("top3", "tau"):
+        (output / "head" / f"best-{name}" / "score.json").unlink()
+    (output / "head" / "best-tau" / "model.safetensors").write_bytes(b"half of it")
+    run(output, *RESUMED, stages=["head"])
+    same_head(output / "head", alone)
+
+
+# Going on from an earlier stage
+
+
+@pytest.mark.parametrize(
+    ("model", "data"), [("vq", "pictures"), ("reader", "pictures"), ("target", "codes"), ("drafter", "features")]
+)
+def test_a_second_stage_goes_on_from_the_first(demo, tmp_path, model, data):
+    """With a learning rate of almost nothing the weights stay where the first stage left them."""
+    first = "head" if model == "drafter" else model
+    output = branch(demo, tmp_path / "run", without=())
+    again = f"{{kind: train, model: {model}, data: {{from: {data}}}, steps: 1, batch_size: 8, optim: {{lr: 1.0e-12}}}}"
+    run(output, f"stages.again={again}", stages=["again"])
+    for path in sorted((output / first).rglob("model.safetensors")):
+        if "best" in str(path) or "checkpoints" in str(path):
+            continue
+        before, after = load_file(path), load_file(output / "again" / path.relative_to(output / first))
+        assert before.keys() == after.keys()
+        for name, value in before.items():
+            torch.testing.assert_close(after[name], value, rtol=0, atol=1e-6, msg=f"{path.name} {name}")
+    run(output, f"stages.again={again}", "stages.again.from=scratch", stages=["again"], restart="again")
+    before, after = (load_file(output / name / "model.safetensors") for name in (first, "again"))
+    assert any((after[name] - value).abs().max() > 1e-3 for name, value in before.items())
+
+
+# What cannot be trained
+
+
+def settings(**changes) -> visual_train.VisualTrainStage:
+    values = {"kind": "train", "steps": 1, "batch_size": 4, "optim": {"lr": 0.1}}
+    return visual_train.VisualTrainStage(**(values | changes))
+
+
+def test_data_that_a_model_cannot_be_trained_on_is_told(demo, tmp_path):
+    from visual_run import context
+
+    shards = {name: str(demo / name / "shards") for name in ("pictures", "codes", "features")}
+    target, head = recipe(demo).target, EagleConfig(kind="eagle")
+    made = {name: demo / name for name in ("target", "vq")} | {"text": demo / "target", "tokenizer": demo / "world"}
+
+    def train(model, data, given=target, **changes):
+        stage = settings(model=model, data={"path": shards[data], **changes})
+        visual_train.run(stage, context(tmp_path / "out", given, made, drafter=head))
+
+    with pytest.raises(UserError, match="hold pixels and no codes"):
+        train("target", "pictures")
+    with pytest.raises(UserError, match="hold codes and no pixels"):
+        train("vq", "codes")
+    with pytest.raises(UserError, match="hold codes and no features"):
+        train("drafter", "codes")
+    # A target whose text encoder is a published one is trained on its features, and a class-conditional one on labels.
+    published = target.model_copy(update={"text_encoder": "google/flan-t5-xl"})
+    with pytest.raises(UserError, match="hold codes and no features"):
+        train("target", "codes", published)
+    classes = target.model_copy(update={"condition": "class", "text_encoder": None})
+    with pytest.raises(UserError, match="without a label"):
+        train("target", "codes", classes)
+    with pytest.raises(UserError, match="images of 16 codes, the target's have 64"):
+        train("target", "codes", target.model_copy(update={"image_size": 2 * SIDE}))
+    with pytest.raises(UserError, match="model: target for anole"):
+        train("target", "codes", AnoleTargetConfig(kind="anole"))
+    with pytest.raises(UserError, match="no manifest"):
+        visual_train.run(
+            settings(model="vq", data={"path": str(tmp_path)}), context(tmp_path / "out", target, made)
+        )
+    with pytest.raises(UserError, match="names none"):
+        visual_train.run(
+            settings(data={"path": shards["features"]}), context(tmp_path / "out", target, made, drafter=None)
+        )
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ({"select": "top3"}, "select: top3 needs validation"),
+        ({"select": "tau"}, "select: tau needs decoding"),
+        ({"validation": {"every": 2}}, "go together"),
+        ({"data": {"held_out": 0.1}}, "go together"),
+        ({"model": "vq", "data": {"held_out": 0.1}, "validation": {"every": 2}}, "for heads"),
+        (
+            {"data": {"held_out": 0.1}, "validation": {"every": 2},
+             "decoding": {"every": 3, "prompts": {"path": "a.txt"}, "tree": TREE}},
+            "multiple of validation.every",
+        ),
+        ({"epochs": 1}, "epochs or steps"),
+        ({"micro_batch_size": 8}, "larger than batch_size"),
+    ],
+)  # fmt: skip
+def test_settings_that_contradict_each_other_are_refused(changes, words):
+    with pytest.raises(ValueError, match=words):
+        settings(**changes)
+
+
+# The report
+
+
+def report(output: Path) -> tuple[dict, list[dict], str]:
+    folder = output / "evaluate"
+    rows = [json.loads(line) for line in (folder / "rows.jsonl").read_text().splitlines()]
+    return json.loads((folder / "report.json").read_text()), rows, (folder / "report.md").read_text()
+
+
+def test_the_report_has_a_table_for_each_temperature(demo):
+    built, rows, _ = report(demo)
+    assert set(built["tables"]) == {"0.0", "1.0"}
+    for temperature, methods in built["tables"].items():
+        assert set(methods) == set(METHODS)
+        for method, table in methods.items():
+            mine = [r for r in rows if (r["temperature"], r["method"]) == (float(temperature), method)]
+            assert [r["request"] for r in mine] == [f"held_out-{n:06d}" for n in range(3)]
+            assert table["requests"] == 3
+            # The first of 16 tokens comes from the prefill; a cycle emits what it accepts, and one more.
+            assert all(r["emitted"] == 15 and r["plain_tokens"] == 16 for r in mine)
+            assert all(sum(r["accepted"]) + r["cycles"] == r["emitted"] for r in mine)
+            assert all(len(r["nodes"]) == r["cycles"] and max(r["nodes"]) <= 7 for r in mine)
+            assert table["tau"] == pytest.approx(45 / sum(r["cycles"] for r in mine))
+            low, high = table["tau_interval"]
+            assert low <= table["tau"] <= high
+            assert table["SR"] == pytest.approx(sum(r["plain_total_s"] for r in mine) / sum(r["total_s"] for r in mine))
+            assert table["mean_levels"] == pytest.approx(statistics.fmean(d for r in mine for d in r["drafted"]))
+            quality = built["quality"][temperature][method]["as_captioned"]
+            assert quality["n"] == 3 and 0 <= quality["value"] <= 1
+        assert set(built["quality"][temperature]) == {*METHODS, "plain decoding"}
+    about = built["about"]
+    assert "recipe=demo/visual-ar" in about["command"] and about["seed"] == 0 and "CPU" in about["device"]
+    assert about["prompts"].startswith("3 of")
+
+
+def test_exact_methods_draw_what_plain_decoding_draws_at_temperature_0(demo):
+    built, rows, _ = report(demo)
+    table = built["tables"]["0.0"]
+    for method in ("EAGLE-2", "ADT-Tree"):
+        assert table[method]["identical"] == table[method]["requests"] == 3
+        assert table[method]["rule"] == "exact"
+    assert table["LANTERN"]["rule"] == "lantern" and table["LANTERN"]["tau"] >= table["EAGLE-2"]["tau"]
+    # Something was accepted and something was not: else all this would say little.
+    accepted = [a for r in rows if r["method"] == "EAGLE-2" for a in r["accepted"]]
+    assert min(accepted) == 0 < max(accepted)
+
+
+def test_the_report_can_be_read(demo):
+    built, _, text = report(demo)
+    for temperature in ("0", "1"):
+        assert f"## Temperature {temperature}" in text
+        image = Image.open(demo / "evaluate" / f"pictures-T{temperature}.png")
+        # Three prompts in a row, plain decoding and four methods below each other.
+        assert image.size == (3 * 98 - 2, 5 * 98 - 2)
+    for method in METHODS:
+        table = built["tables"]["0.0"][method]
+        (row,) = [line for line in text.splitlines() if line.startswith(f"| {method} | 3 |") and f"{table['tau']:.2f}" in line][:1]
+        assert f"{table['SR']:.2f}x" in row and "(n=3)" in row
+    assert "| plain decoding | 3 | 1.00x" in text and "recipe=demo/visual-ar" in text
+
+
+def test_adaptation_is_written_down_for_adaptive_trees_alone(demo):
+    _, rows, _ = report(demo)
+    adaptive = [r["adaptation"] for r in rows if r["method"].startswith("ADT-Tree")]
+    assert all(len(log) > 0 for log in adaptive)
+    assert all(r["adaptation"] == [] for r in rows if not r["method"].startswith("ADT-Tree"))
+
+
+def test_a_reader_of_another_world_is_told_before_anything_is_drawn(demo, tmp_path, monkeypatch):
+    monkeypatch.setattr(visual_evaluate, "generate", lambda *given: pytest.fail("drawn"))
+    (tmp_path / "prompts.txt").write_text("a red circle at the top left\na dog on a sofa\n")
+    output = branch(demo, tmp_path / "run", without=("evaluate",))
+    with pytest.raises(UserError, match="'a dog on a sofa' names no figures"):
+        run(output, f"stages.evaluate.prompts={{from: null, path: {tmp_path / 'prompts.txt'}}}", stages=["evaluate"])
+
+
+def test_prompts_without_a_path_go_through_the_plan(demo, tmp_path):
+    """Class labels, and the latest stage's shards, have no file whose content could be looked at."""
+    loaded = load(["recipe=demo/visual-ar", f"output={tmp_path}", *FEW], TRACKS)
+    from draftsmith.recipes.plan import plan
+
+    tree = loaded.recipe.stages
+    changed = {
+        **tree,
+        "head": tree["head"].model_copy(update={"data": ShardData(held_out=0.25)}),
+        "evaluate": tree["evaluate"].model_copy(
+            update={"prompts": PromptSource(classes=3, max_samples=2), "reader": False}
+        ),
+    }
+    planned = {p.name: p for p in plan(loaded.recipe.model_copy(update={"stages": changed}), loaded.path)}
+    assert planned["head"].inputs["codes"] == "features"
+
+
+# Two ranks
+
+
+def launch(output: Path, *more: str) -> subprocess.CompletedProcess:
+    launcher = ["-m", "deepspeed.launcher.runner", "--num_accelerators", "2", "--master_port", free_port()]
+    command = [sys.executable, *launcher, "trains/train.py", "recipe=demo/visual-ar", f"output={output}", *FEW, *more]
+    environment = os.environ | {"OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1"}
+    return subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=200, check=False)
+
+
+@pytest.mark.slow
+def test_two_ranks_write_the_same_shards_and_report(demo, tmp_path):
+    output = branch(demo, tmp_path / "run", without=("pictures", "features", "head", "evaluate"))
+    done = launch(output, "stages=[pictures,features,head,evaluate]")
+    assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-3000:]
+    for name in ("pictures", "features"):
+        found, expected = (
+            {path.name: path.read_bytes() for path in (folder / name / "shards").iterdir()} for folder in (output, demo)
+        )
+        assert found == expected
+    # The same batches; each rank draws noise for its own rows.
+    found, expected = (metrics(folder / "head") for folder in (output, demo))
+    for step, line in expected["training"].items():
+        assert found["training"][step]["loss"] == pytest.approx(line["loss"], rel=0.05)
+    for step, line in expected["validation"].items():
+        for name in ("val_loss", "val_top1", "val_top3"):
+            assert found["validation"][step][name] == pytest.approx(line[name], rel=0.05, abs=0.05)
+    # One rank alone comes to the same report with the same head.
+    shared = report(output)[0]
+    run(output, stages=["evaluate"], restart="evaluate")
+    for temperature, methods in report(output)[0]["tables"].items():
+        for method, table in methods.items():
+            for name in ("requests", "tau", "tau_interval", "mean_levels", "mean_nodes", "accepted_histogram", "identical"):
+                assert shared["tables"][temperature][method][name] == table[name]

@@ -1,0 +1,119 @@
+"""The visual demo at the smallest size that still has every part, and runs of its stages in this process."""
+
+import io
+from pathlib import Path
+from types import SimpleNamespace
+
+import numpy as np
+import torch
+from draftsmith.core.tracking import TrackingConfig
+from draftsmith.data.shapes.tokenizer import train_tokenizer
+from draftsmith.models.generators import TEXT_ENCODER, LlamaGenTargetConfig, build_text_encoder
+from draftsmith.models.llamagen.files import save_vq
+from draftsmith.models.llamagen.vq import VqTokenizer
+from draftsmith.recipes.load import load
+from draftsmith.recipes.plan import plan
+from draftsmith.recipes.schema import TRACKS
+from draftsmith.trainers.context import Context
+from draftsmith.trainers.engine import EngineConfig
+from draftsmith.trainers.run import run_stages
+from PIL import Image
+
+SIDE = 16  # pixels; 4 x 4 codes
+SHAPE = {
+    "num_layers": 1, "num_heads": 2, "dim": 16, "ffn_hidden": 32, "vocab_size": 16, "caption_dim": 16,
+    "caption_slots": 16, "init_std": 0.3, "dropout": 0.1,
+}  # fmt: skip
+VQ = {
+    "base_channels": 8, "ch_mult": [1, 1, 1], "num_res_blocks": 1, "z_channels": 8, "codebook_size": 16,
+    "codebook_dim": 8, "groups": 8,
+}  # fmt: skip
+TEXT = {"d_model": 16, "d_kv": 8, "d_ff": 16, "num_layers": 1, "num_heads": 2, "dropout_rate": 0.0}
+TREE = {"kind": "dynamic", "total": 8, "depth": 2, "width": 3}
+ADT = {"kind": "adt", "total": 8, "width_step": 1, "width_range": [1, 4], "initial_width": 2}
+RELAXED = {"kind": "lantern", "k": 4, "delta": 0.2}
+METHODS = {
+    "EAGLE-2": {"tree": TREE},
+    "ADT-Tree": {"tree": ADT},
+    "LANTERN": {"tree": TREE, "rule": RELAXED},
+    "ADT-Tree + LANTERN": {"tree": ADT, "rule": RELAXED},
+}
+STEPS = {"vq": 4, "reader": 3, "target": 30, "head": 8}
+# Overrides of recipe=demo/visual-ar: 60 pictures of 16 codes, and a handful of steps.
+FEW = [
+    f"target.image_size={SIDE}",
+    f"target.shape={SHAPE}",
+    f"target.vq={VQ}",
+    f"target.text_encoder={TEXT}",
+    f"stages.world.image_size={SIDE}",
+    "stages.world.splits={train: 60, held_out: 6}",
+    *(f"stages.{name}.samples_per_shard=25" for name in ("pictures", "codes", "features")),
+    *(f"stages.{name}.steps={steps}" for name, steps in STEPS.items()),
+    *(f"stages.{name}.batch_size=8" for name in STEPS),
+    *(f"stages.{name}.optim.warmup_steps=1" for name in ("vq", "target", "head")),
+    "stages.target.optim.lr=0.01",
+    "stages.head.log_every=1",
+    "stages.head.data.held_out=0.25",
+    "stages.head.validation={every: 2, micro_batch_size: 4, max_samples: 10}",
+    f"stages.head.decoding.tree={TREE}",
+    "stages.head.decoding.every=4",
+    "stages.head.decoding.prompts.max_samples=2",
+    "stages.evaluate.prompts.max_samples=3",
+    f"stages.evaluate.methods={METHODS}",
+]
+
+
+def run(output: Path, *settings: str, stages=None, restart=None) -> list[str]:
+    """Stages of the tiny demo, as the command line runs them (but for its lock); returns what was said."""
+    told: list[str] = []
+    loaded = load(["recipe=demo/visual-ar", f"output={output}", *FEW, *settings], TRACKS)
+    recipe = loaded.recipe
+
+    def make_context(planned, folder, inputs):
+        return Context(
+            planned.name, folder, recipe.seed, planned.fingerprint, recipe.target, recipe.drafter, recipe.engine,
+            recipe.tracking, dict(inputs), told.append, loaded.tree, "the command",
+        )  # fmt: skip
+
+    planned = plan(recipe, loaded.path)
+    run_stages(planned, make_context, output=output, chosen=stages, restart=restart, say=told.append)
+    return told
+
+
+def context(folder: Path, target: LlamaGenTargetConfig, inputs: dict[str, Path], **changes) -> Context:
+    """Of one stage by hand; what it says is in `say.lines`."""
+    lines: list[str] = []
+
+    def say(line: str) -> None:
+        lines.append(line)
+
+    say.lines = lines
+    settings = {
+        "name": "stage", "seed": 0, "fingerprint": "f", "drafter": None, "engine": EngineConfig(),
+        "tracking": TrackingConfig(), "say": say,
+    }  # fmt: skip
+    return Context(folder=folder, target=target, inputs=inputs, **(settings | changes))
+
+
+def translators(folder: Path) -> SimpleNamespace:
+    """A random image tokenizer and text encoder, saved as their stages save them: `target` and `inputs` of a context."""
+    target = LlamaGenTargetConfig(
+        kind="llamagen", shape=SHAPE, condition="text", image_size=SIDE, vq=VQ, text_encoder=TEXT, cfg_scale=3.0
+    )
+    vq = VqTokenizer(target.vq)
+    vq.reset_parameters(torch.Generator().manual_seed(0))
+    save_vq(vq, folder / "vq")
+    words = train_tokenizer(["a picture with many words in it", "a short one"] * 4, 300)
+    torch.manual_seed(0)
+    encoder = build_text_encoder(target, vocab_size=len(words), pad_id=words.pad_token_id)
+    encoder.save_pretrained(folder / TEXT_ENCODER)
+    words.save_pretrained(folder / TEXT_ENCODER)
+    return SimpleNamespace(target=target, inputs={"vq": folder / "vq", "text": folder})
+
+
+def noise(seed: int, side: int = SIDE) -> bytes:
+    """A PNG that no other seed gives."""
+    pixels = np.random.default_rng(seed).integers(0, 256, (side, side, 3), dtype=np.uint8)
+    data = io.BytesIO()
+    Image.fromarray(pixels).save(data, "PNG")
+    return data.getvalue()
