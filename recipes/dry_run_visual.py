@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Sequence
 from typing import Any
 
@@ -64,10 +65,10 @@ def _target(config: Any, shape: LlamaGenConfig | ChameleonConfig) -> list[str]:
             text = build_text_encoder(config, vocab_size=400, pad_id=0)
         if text is not None:
             lines.append(f"  {'text encoder':<16} {_len(text):>16,}   at 400 ids")
-    vocabulary = shape.vocab_size
+    codes = f"{config.num_codes} codes of {shape.vocab_size:,}"
     return [
         *lines,
-        f"  images of {config.image_size} pixels, {config.num_codes} codes of {vocabulary:,}; guidance {config.cfg_scale:g}",
+        f"  images of {config.image_size} pixels, {codes}; guidance {config.cfg_scale:g}",
     ]
 
 
@@ -108,10 +109,8 @@ def _encoding(stage: Any, target: Any) -> list[str]:
     count = stage.source.max_samples
     how = "declared"
     if stage.from_stage is None:
-        try:
+        with contextlib.suppress(UserError):  # not on disk: what the recipe declares stands
             count, how = num_items(stage.source), "measured"
-        except UserError:
-            pass  # not on disk: what the recipe declares stands
     size = f"{sample:,} to {most:,}" if most > sample else f"{sample:,}"
     lines = [f"  writes {', '.join(stage.write)}: {size} bytes a sample, 2.5 KB of tar around it"]
     if count:
@@ -128,10 +127,7 @@ def _training(
         assert head is not None
         trained = sum(p.numel() for p in head.parameters() if p.requires_grad)
         lines.append(f"  trains the head, {trained:,} parameters")
-        low = recipe.engine.precision != "fp32"
-        memory = (16 if low else 16) * trained + (2 if recipe.target.dtype != "float32" else 4) * target_parameters(
-            target
-        )
+        memory = 16 * trained + (2 if recipe.target.dtype != "float32" else 4) * target_parameters(target)
         lines.append(
             f"  memory per rank about {memory / _GIB:.1f} GiB of weights, gradients and optimizer, the frozen target included"
         )

@@ -18,6 +18,10 @@ from .transformer import LlamaGen, pad_left
 from .vq import VqTokenizer, revive_dead_codes
 
 
+# Weight of the pixels against the codes in a tokenizer's loss: without it small tokenizers settle on a few colours.
+RECONSTRUCTION = 5.0
+
+
 class LlamaGenTraining(nn.Module):
     """Next-code cross-entropy. Text-conditional models may train a text encoder with them.
 
@@ -93,7 +97,7 @@ class VqTraining(nn.Module):
             return StepLoss(0.0 * (reconstruction.sum() + quantisation), batch.real.sum(), {})
         reconstruction, quantisation = self.tokenizer(images)
         squared = F.mse_loss(reconstruction, images)
-        loss = squared + 0.5 * F.l1_loss(reconstruction, images) + quantisation
+        loss = RECONSTRUCTION * (squared + 0.5 * F.l1_loss(reconstruction, images)) + quantisation
         count = batch.real.sum()
         return StepLoss(loss * count, count, {"squared_error": squared.detach() * count})
 

@@ -264,10 +264,10 @@ class Every:
         assert len(q) == 1
         left = [token for token, chance in enumerate(q[0].tolist()) if chance > 0]
         choices = list(itertools.permutations(left, min(count, len(left))))
-        number = self.script[self.drawn] if self.drawn < len(self.script) else 0
-        self.script = [*self.script[: self.drawn], number]
-        self.counts = [*self.counts[: self.drawn], len(choices)]
-        self.drawn += 1
+        if len(self.counts) == len(self.script):
+            self.script.append(0)
+        number = self.script[len(self.counts)]
+        self.counts.append(len(choices))
         rest = q[0].double()
         for token in choices[number]:
             self.weight *= float(rest[token] / rest.sum())
@@ -279,10 +279,8 @@ class Every:
     def runs(self, run):
         self.script = []
         while True:
-            self.drawn, self.counts, self.weight = 0, [], 1.0
-            found = run()
-            yield found, self.weight
-            self.script = self.script[: self.drawn]
+            self.counts, self.weight = [], 1.0
+            yield run(), self.weight
             while self.script and self.script[-1] + 1 == self.counts[len(self.script) - 1]:
                 self.script.pop()
             if not self.script:
@@ -294,7 +292,7 @@ class Setting:
     """A tiny guided target with few codes, and a head; `p` after codes comes from one teacher-forced pass."""
 
     def __init__(self, kind, *, scale=2.0, interval=-1, warp=None):
-        self.model = llamagen("text", grid=2, vocab=5, loud=0.25)
+        self.model = llamagen("text", grid=2, vocab=5, loud=0.1)
         self.generator = target(self.model, scale, interval)
         self.asked, self.warp = request(self.model, 6), warp or Warp(0.8, top_k=3)
         self.drafter = head_proposal(trained(self.generator, EAGLE if kind == "eagle" else MEDUSA, steps=4)[0], self.generator)
