@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import statistics
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any, Literal, NamedTuple
@@ -22,6 +22,7 @@ from torch import Tensor
 from ..core.errors import UserError
 from ..core.nouns import CodeBatch
 from ..core.section import Section
+from ..data.codes import ShardData, ShardSample, ShardSamples
 from ..models.decoding.neighbours import NeighbourTable, load_neighbours
 from ..models.decoding.warp import Warp
 from ..models.drafters.eagle import EagleHead
@@ -48,6 +49,8 @@ class AnalysisConfig(Section):
     first_draft: Literal["best", "sampled"] = "best"
     # (TVD, JSD) bounds that accept about as much as one another (LANTERN, table 3), compared at the largest k.
     equal_bounds: tuple[tuple[Bound, Bound], ...] = ((0.2, 0.13), (0.3, 0.2))
+    # The head's training data, as its own stage has it: accuracy on what it saw and on its held-out share. null: not.
+    head_data: ShardData | None = None
 
     @model_validator(mode="before")
     @classmethod
@@ -214,6 +217,26 @@ def _wait(device: torch.device) -> None:
 
 # ---- many pictures
 
+Asked = tuple[Tensor, Tensor]  # a picture's condition and its codes [n]
+
+
+def encoded_pictures(
+    config: AnalysisConfig, folder: Path, condition: Callable[[ShardSample], Tensor]
+) -> dict[str, list[Asked]]:
+    """Pictures of the head's data in `folder`: those it was trained on, and those held out, where there are any.
+
+    Args:
+        condition: `generators.sample_condition` of the target.
+    """
+    assert config.head_data is not None
+    found = {}
+    for name, held_out in (("training pictures", False), ("held-out pictures", True)):
+        samples = ShardSamples(folder, config.head_data, held_out=held_out)
+        chosen = [samples[number] for number in range(min(config.pictures, len(samples)))]
+        if chosen:
+            found[name] = [(condition(sample), sample.tensors["codes"].long()) for sample in chosen]
+    return found
+
 
 @dataclass(frozen=True)
 class Reading:
@@ -255,7 +278,7 @@ def read_pictures(
     config: AnalysisConfig,
     target: Any,
     head: EagleHead,
-    pictures: Sequence[tuple[Tensor, Tensor]],
+    pictures: Sequence[Asked],
     warp: Warp,
     table: NeighbourTable,
     *,

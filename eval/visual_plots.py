@@ -27,8 +27,8 @@ from matplotlib.ticker import MaxNLocator, PercentFormatter
 from torch import Tensor
 
 BLUE, ORANGE, GREEN, VERMILION, PINK, SKY = "#0072B2", "#E69F00", "#009E73", "#D55E00", "#CC79A7", "#56B4E9"
-COLORS = (BLUE, ORANGE, GREEN, VERMILION, PINK, SKY)
 GREY, PALE, INK = "#8A8A8A", "#D9D9D9", "#333333"
+COLORS = (BLUE, ORANGE, GREEN, VERMILION, PINK, SKY, GREY)
 MARKERS = ("o", "s", "^", "D", "v", "P")
 MAP = "cividis"
 STYLE: dict[Any, Any] = {
@@ -169,8 +169,9 @@ def accepted_histogram(path: Path, shares: Mapping[str, Sequence[float]]) -> Non
     groups = {str(length): {n: v[length - 1] if length <= len(v) else 0.0 for n, v in shares.items()}
               for length in range(1, longest + 1)}  # fmt: skip
     means = {name: sum((i + 1) * share for i, share in enumerate(values)) for name, values in shares.items()}
-    figure, panel = _one((min(max(4.6, 0.62 * longest + 1.6), WIDEST), 3.1))
-    _grouped(panel, groups, labels={name: f"{name} (mean {mean:.2f})" for name, mean in means.items()})
+    figure, panel = _one((min(max(4.6, 0.62 * longest + 1.6), WIDEST) if len(shares) <= 3 else WIDEST, 3.1))
+    labels = _wrapped([f"{name} (mean\u00a0{mean:.2f})" for name, mean in means.items()])
+    _grouped(panel, groups, labels=dict(zip(means, labels, strict=True)))
     panel.set(xlabel="acceptance length of a cycle (tokens, with the bonus)", ylabel="share of cycles")
     _save(figure, path)
 
@@ -236,6 +237,7 @@ def _shares(path: Path, groups: Mapping[str, Mapping[str, float]], label: str) -
 # ---- settings and methods
 
 
+@styled
 def acceptance_grid(
     path: Path, accept: Tensor, ks: Sequence[int], deltas: Sequence[float], *, exact: float, what: str = ""
 ) -> None:
@@ -274,13 +276,14 @@ def initialisations(path: Path, methods: Mapping[str, Mapping[str, Any]], *, tit
         methods: `analysis.compare` of ADT-Tree's ways to start a tree, or of any methods.
     """
     names = list(methods)
-    figure, panels = _panels(1, 3, (8.0, 0.42 * len(names) + 1.35), sharey=True)
+    labels = _wrapped(names)
+    figure, panels = _panels(1, 3, (WIDEST, 0.42 * len(names) + 1.35), sharey=True)
     columns = (("tau", "tau_interval", "acceptance length (tau)"), ("mean_levels", None, "mean depth (levels)"),
                ("SR", "SR_spread", "speedup (SR)"))  # fmt: skip
     for panel, color, (key, spread, label) in zip(panels[0], COLORS, columns, strict=False):
         values = [float(methods[name][key]) for name in names]
         error = None if spread is None else _errors(values, [methods[name][spread] for name in names])
-        panel.barh(names, values, height=0.62, color=color, xerr=error, error_kw={"ecolor": INK, "capsize": 2})
+        panel.barh(labels, values, height=0.62, color=color, xerr=error, error_kw={"ecolor": INK, "capsize": 2})
         top = [max(v, methods[n][spread][1]) if spread else v for v, n in zip(values, names, strict=True)]
         for place, (value, end) in enumerate(zip(values, top, strict=True)):
             panel.text(end + 0.02 * max(top), place, f"{value:.2f}", va="center", fontsize=8, color=INK)
@@ -366,7 +369,7 @@ def latency_bars(path: Path, methods: Mapping[str, Mapping[str, Any]], *, title:
                 panel.text(end + value / 2, place, f"{value:.1f}", ha="center", va="center", fontsize=8, color=ink)
             end += value
         panel.text(end + 0.01 * widest, place, f"{end:.1f}", va="center", fontsize=8, color=INK)
-    panel.set_yticks(range(len(names)), names)
+    panel.set_yticks(range(len(names)), _wrapped(names))
     panel.invert_yaxis()
     panel.set(xlabel="median times of a cycle (ms)", xlim=(0, 1.1 * widest), title=title)
     panel.tick_params(axis="y", length=0)
@@ -458,8 +461,15 @@ def _grouped(
     panel.set_xticks(range(len(groups)), list(groups))
     panel.tick_params(axis="x", length=0)
     panel.yaxis.set_major_formatter(PercentFormatter(1.0, decimals=0))
-    if len(names) > 1 or labels:
+    if len(names) > 3:
+        panel.legend(loc="upper left", bbox_to_anchor=(1.0, 1.0))
+    elif len(names) > 1 or labels:
         panel.legend()
+
+
+def _wrapped(names: Sequence[str]) -> list[str]:
+    """Names on lines that leave room for the bars beside them."""
+    return [textwrap.fill(name, 26) for name in names]
 
 
 def _errors(values: Sequence[float], spreads: Sequence[Sequence[float]]) -> list[list[float]]:

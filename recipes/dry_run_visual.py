@@ -129,7 +129,7 @@ def _training(
         lines.append(f"  trains the head, {trained:,} parameters")
         memory = 16 * trained + (2 if recipe.target.dtype != "float32" else 4) * target_parameters(target)
         lines.append(
-            f"  memory per rank about {memory / _GIB:.1f} GiB of weights, gradients and optimizer, the frozen target included"
+            f"  memory per rank about {memory / _GIB:.1f} GiB: weights, gradients and optimizer, and the frozen target"
         )
     else:
         lines.append(f"  trains the {stage.model}")

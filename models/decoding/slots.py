@@ -36,9 +36,11 @@ class Slots:
 
     def ancestors(self, first: int) -> Tensor:
         """[F,S] bool: which slots each of the slots from `first` on sees (itself and its ancestors)."""
-        mask = torch.zeros(len(self) - first, len(self), dtype=torch.bool)
-        for row, slot in enumerate(range(first, len(self))):
+        rows = []
+        for slot in range(first, len(self)):
+            row = [False] * len(self)
             while slot != ROOT:
-                mask[row, slot] = True
+                row[slot] = True
                 slot = self.parents[slot]
-        return mask
+            rows.append(row)
+        return torch.tensor(rows, dtype=torch.bool)  # at once: setting entries of a tensor costs more than the head

@@ -343,8 +343,7 @@ class EagleProposal:
         past, first, device = self._cache.length, len(self._slots), self._outputs.device
         depths = self._slots.take(parents)
         above = torch.tensor([0 if p == ROOT else p + 1 for p in parents], device=device)
-        mask = torch.ones(len(parents), past + len(self._slots), dtype=torch.bool, device=device)
-        mask[:, past:] = self._slots.ancestors(first).to(device)
+        mask = F.pad(self._slots.ancestors(first).to(device), (past, 0), value=True)
         positions = self._next + torch.tensor([depth - 1 for depth in depths], device=device)
         # Slots are written behind each other: the cache's length stands at them only while they run.
         self._cache.crop_to(past + first)

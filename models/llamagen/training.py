@@ -17,7 +17,6 @@ from ...core.nouns import CodeBatch, PictureBatch
 from .transformer import LlamaGen, pad_left
 from .vq import VqTokenizer, revive_dead_codes
 
-
 # Weight of the pixels against the codes in a tokenizer's loss: without it small tokenizers settle on a few colours.
 RECONSTRUCTION = 5.0
 

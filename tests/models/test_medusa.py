@@ -7,7 +7,14 @@ import torch
 from draftsmith.core.errors import UserError
 from draftsmith.models.decoding.warp import Warp
 from draftsmith.models.drafters.heads import build_head, load_head, save_head
-from draftsmith.models.drafters.medusa import MedusaConfig, MedusaHead, MedusaLoss, MedusaProposal, MedusaShape, MedusaTraining
+from draftsmith.models.drafters.medusa import (
+    MedusaConfig,
+    MedusaHead,
+    MedusaLoss,
+    MedusaProposal,
+    MedusaShape,
+    MedusaTraining,
+)
 from draftsmith.models.losses import divergence
 from draftsmith.models.targets.base import Taps
 from torch import nn
@@ -72,7 +79,9 @@ def test_the_loss_by_hand(kind, condition):
                 scores = model.output(head(states[place])[level])
                 there = model.output(states[place + level + 1])
                 wanted = codes[place + level + 1]
-                loss = F.cross_entropy(scores, wanted) if kind == "ce" else divergence("kl", there[None], scores[None])[0]
+                loss = (
+                    F.cross_entropy(scores, wanted) if kind == "ce" else divergence("kl", there[None], scores[None])[0]
+                )
                 total = total + 0.5**level * loss
                 if level == 0:
                     first += loss

@@ -15,6 +15,15 @@ from draftsmith.recipes.cli import main
         ),
         ("llava15-160m", ["162,515,712", "1,377,792", "steps 5,198"]),
         ("demo/lvlm", ["19700 records", "steps 800"]),
+        ("eagle-llamagen-xl-stage1", ["777,678,080", "23,595,520", "44,567,040", "steps 118,760", "46.1 GiB"]),
+        ("eagle-llamagen-xl-stage2", ["777,678,080", "23,595,520", "1024 codes"]),
+        ("eagle-llamagen-c2i-l", ["342,910,976", "14,944,256"]),
+        ("eagle-llamagen-c2i-xl", ["774,699,520", "23,595,520", "44,567,040", "576 codes"]),
+        ("eagle-llamagen-c2i-3b", ["3,096,659,200", "145,004,800"]),
+        ("eagle-anole-7b", ["7,043,090,432", "235,958,272", "504,393,728", "steps 140,140"]),
+        ("medusa-llamagen-3b", ["3,096,659,200", "51,216,000"]),
+        ("chain-llamagen-3b", ["3,096,659,200", "342,910,976", "nothing is trained"]),
+        ("demo/visual-ar", ["910,464", "steps 900"]),
     ],
 )
 def test_counts(recipe, expected, capsys, tmp_path, monkeypatch):

@@ -16,8 +16,7 @@ from ....core.errors import UserError
 from ....core.section import Section
 from ....data.codes import CodeCollate, PictureCollate, ShardData, ShardSample, ShardSamples
 from ....data.loader import Collate, Loader
-from ....data.shapes.captioned import figures_of, places_of
-from ....data.shapes.scene import COLORS, SHAPES
+from ....data.shapes.captioned import COLORS, SHAPES, figures_of, places_of
 from ....models.generators import TEXT_ENCODER, build_text_encoder, build_transformer, sample_condition
 from ....models.llamagen.captions import caption_ids
 from ....models.llamagen.files import load_llamagen, load_vq, save_llamagen, save_vq
@@ -67,8 +66,8 @@ class VisualTrainStage(FitSettings):
             raise ValueError("select: top3 needs validation")
         if self.select == "tau" and self.decoding is None:
             raise ValueError("select: tau needs decoding")
-        if (self.validation is not None) != (self.data.held_out > 0):
-            raise ValueError("validation and data.held_out go together")
+        if self.validation is not None and not self.data.held_out:
+            raise ValueError("validation needs data.held_out")
         if self.model != "drafter" and (self.decoding or self.validation or self.select != "last"):
             raise ValueError("validation, decoding and select are for heads (model: drafter)")
         if self.revive_every and self.model != "vq":
@@ -163,7 +162,8 @@ def _module(stage: VisualTrainStage, context: Context, seed: int, total: int) ->
         tokenizer = VqTokenizer(target.vq) if made is None else load_vq(made)
         if made is None:
             tokenizer.reset_parameters(torch.Generator().manual_seed(seed))
-        return VqTraining(tokenizer, revive_every=stage.revive_every, revive_until=int(0.6 * total))
+        forwards = total * -(-stage.batch_size // (stage.micro * ranks.world_size()))  # of each rank
+        return VqTraining(tokenizer, revive_every=stage.revive_every, revive_until=int(0.6 * forwards))
     if stage.model == "reader":
         made = context.inputs.get("reader")
         return ShapesReader(len(COLORS), len(SHAPES)) if made is None else ShapesReader.load(made)
