@@ -12,7 +12,8 @@ DOORS = {
     "deepspeed": {"trainers/engine.py"},
     "omegaconf": {"recipes/load.py"},
     "wandb": {"core/tracking.py"},
-    "matplotlib": {"eval/plots.py"},
+    "matplotlib": {"eval/plots.py", "eval/visual_plots.py"},
+    "webdataset": {"data/shapes/captioned.py"},
     "peft": {"models/lora.py"},
 }
 

@@ -98,16 +98,16 @@ def test_captions_and_figures_are_each_others_inverse():
 
 
 def test_places_name_what_stands_where():
-    figures = figures_of("a black circle at the top right and a red star at the bottom left")
-    assert places_of(figures) == [[0, 0], [1, 1], [7, 6], [0, 0]]
-    assert sorted(COLORS)[7 - 1] == "red" and SHAPES[6 - 1] == "star"
+    figures = figures_of("a black circle at the top right and a red cross at the bottom left")
+    assert places_of(figures) == [[0, 0], [1, 1], [5, 4], [0, 0]]
+    assert sorted(COLORS)[5 - 1] == "red" and SHAPES[4 - 1] == "cross"
 
 
 @pytest.mark.parametrize(
     "caption",
     ["", "a cat on a mat", "a red circle", "a red circle at the middle", "a mauve circle at the top left",
      "a red hexagon at the top left", "a red circle at the top left and a dog",
-     "a red circle at the top left and a blue star at the top left"],
+     "a red circle at the top left and a blue cross at the top left"],
 )  # fmt: skip
 def test_captions_of_elsewhere_are_refused_in_words(caption):
     with pytest.raises(UserError, match="caption") as told:
