@@ -23,7 +23,7 @@ from ....core import ranks
 from ....core.errors import UserError
 from ....core.section import Section
 from ....data.captioned import Captioned, CaptionedSource, Refused, decode_image, num_items, read
-from ....data.duplicates import Duplicates, find_duplicates
+from ....data.duplicates import Duplicates, find_duplicates, next_number
 from ....data.shards import claim, finish, finished, write_shard
 from ....models.generators import caption_encoder, picture_encoder
 from ...context import Context
@@ -125,7 +125,8 @@ def _duplicates(stage: EncodeStage, source: CaptionedSource, context: Context) -
         return None
     database = context.folder / "duplicates.sqlite"
     if ranks.is_main():
-        find_duplicates(((i.number, i.image) for i in read(source) if isinstance(i, Captioned)), database)
+        items = read(source, next_number(database))  # a killed pass goes on
+        find_duplicates(((i.number, i.image) for i in items if isinstance(i, Captioned)), database)
     ranks.barrier()
     return Duplicates(database)
 

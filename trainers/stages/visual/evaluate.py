@@ -33,7 +33,7 @@ from ....models.generators import Generator, load_generator
 from ...context import Context
 from ...engine import init_distributed
 from .generate import WORLD
-from .judge import Judge
+from .judge import Drawn, Judge
 
 
 class ExactRule(Section):
@@ -180,7 +180,9 @@ def run(stage: VisualEvaluateStage, context: Context) -> None:
         context.say(f"temperature {temperature:g}: {len(prompts)} prompts drawn plainly and by {len(decoders)} methods")
     if ranks.is_main():
         quality = {
-            temperature: {name: judge(generator.pictures(_codes(generator, codes))) for name, codes in by_name.items()}
+            temperature: {
+                name: judge(Drawn(generator.pictures, _codes(generator, codes))) for name, codes in by_name.items()
+            }
             for temperature, by_name in tokens.items()
         }
         pictures = {

@@ -5,7 +5,7 @@ Letters: B pictures, S side in pixels.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +19,23 @@ from ....data.prompts import ImagePrompt
 from ....data.shapes.captioned import figures_of, places_of
 from ....eval.quality import Extractor, Measured, QualityConfig, as_is, check, measure
 from ....models.shapes_reader import ShapesReader
+
+
+class Drawn(Sequence[np.ndarray]):
+    """Codes as pictures uint8 [S,S,3], decoded a few at a time when asked for: 30,000 of them fit no memory."""
+
+    def __init__(self, decode: Callable[[Tensor], Tensor], codes: Tensor, at_once: int = 64):
+        self.decode, self.codes, self.at_once = decode, codes, at_once
+        self._start, self._held = -1, torch.empty(0)
+
+    def __len__(self) -> int:
+        return len(self.codes)
+
+    def __getitem__(self, index: Any) -> Any:
+        start = index - index % self.at_once
+        if start != self._start:
+            self._start, self._held = start, self.decode(self.codes[start : start + self.at_once])
+        return self._held[index - start].permute(1, 2, 0).numpy()
 
 
 class Judge:
@@ -48,15 +65,14 @@ class Judge:
             figures_of(prompt.caption)  # and so are captions that the reader cannot judge
         self.real = real_pictures(real, size, len(prompts)) if self.reader is not None and real is not None else []
 
-    def __call__(self, pictures: Tensor) -> dict[str, dict[str, Any]]:
-        """Metric -> {value, n, what, spread} for uint8 [B,3,S,S], one picture for each prompt."""
-        images = [p.permute(1, 2, 0).numpy() for p in pictures]
+    def __call__(self, images: Sequence[np.ndarray]) -> dict[str, dict[str, Any]]:
+        """Metric -> {value, n, what, spread} for pictures uint8 [S,S,3], one for each prompt."""
         captions = [p.caption for p in self.prompts]
         found: dict[str, Measured] = {}
         if self.config is not None:
             found |= measure(self.config, images, captions=captions, device=self.device)
         if self.reader is not None:
-            right = as_captioned(self.reader, pictures, captions)
+            right = as_captioned(self.reader, _stacked(images), captions)
             found["as_captioned"] = Measured(right, len(images), "colour and shape as captioned, read by the reader")
         if self.real:
             assert self.reader is not None
@@ -70,12 +86,17 @@ class Judge:
         """The reader's own score on real pictures of the prompts: what a perfect generator could reach."""
         if self.reader is None or not self.real:
             return None
-        pixels = torch.stack([torch.from_numpy(np.asarray(p).copy()).permute(2, 0, 1) for p in self.real])
-        return as_captioned(self.reader, pixels, [p.caption for p in self.prompts[: len(pixels)]])
+        captions = [p.caption for p in self.prompts[: len(self.real)]]
+        return as_captioned(self.reader, _stacked([np.asarray(p) for p in self.real]), captions)
 
     def _features(self, images: Tensor) -> Tensor:
         assert self.reader is not None
         return self.reader.features(images).mean(1)
+
+
+def _stacked(images: Sequence[np.ndarray]) -> Tensor:
+    """uint8 [B,3,S,S]."""
+    return torch.from_numpy(np.stack(list(images))).permute(0, 3, 1, 2)
 
 
 def as_captioned(reader: ShapesReader, pictures: Tensor, captions: Sequence[str]) -> float:
