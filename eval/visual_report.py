@@ -67,7 +67,11 @@ def build(
 
 
 def write(
-    folder: Path, report: dict[str, Any], results: Results, pictures: Mapping[float, Mapping[str, Tensor]]
+    folder: Path,
+    report: dict[str, Any],
+    results: Results,
+    pictures: Mapping[float, Mapping[str, Tensor]],
+    explained: Sequence[str] = (),
 ) -> None:
     """`report.json`, `report.md`, `rows.jsonl` (every request), and the pictures side by side."""
     folder.mkdir(parents=True, exist_ok=True)
@@ -83,10 +87,10 @@ def write(
         shown = torch.cat(list(by_method.values()))
         columns = len(next(iter(by_method.values())))
         save_grid(folder / f"pictures-T{temperature:g}.png", shown, columns=columns)
-    (folder / "report.md").write_text(markdown(report, {t: list(p) for t, p in pictures.items()}))
+    (folder / "report.md").write_text(markdown(report, {t: list(p) for t, p in pictures.items()}, explained))
 
 
-def markdown(report: dict[str, Any], shown: Mapping[float, Sequence[str]]) -> str:
+def markdown(report: dict[str, Any], shown: Mapping[float, Sequence[str]], explained: Sequence[str] = ()) -> str:
     lines = ["# Drawing with drafts, measured", "", *findings(report), ""]
     for temperature, methods in report["tables"].items():
         quality = report["quality"].get(temperature, {})
@@ -116,6 +120,7 @@ def markdown(report: dict[str, Any], shown: Mapping[float, Sequence[str]]) -> st
         )  # fmt: skip
         rows = ", ".join(shown.get(temperature, ()))
         lines += ["", f"![pictures](pictures-T{temperature:g}.png)", "", f"Rows: {rows}.", ""]
+    lines += explained
     lines += [
         "tau: tokens emitted after the prefill over verification passes, bonus token included. SR: wall clock against "
         "plain decoding of the same target at the same temperature, in the same run. LANTERN relaxes acceptance: what "

@@ -22,6 +22,7 @@ from draftsmith.models.drafters.eagle import save_eagle
 from draftsmith.models.drafters.heads import build_head, head_proposal
 from draftsmith.models.llamagen.files import save_llamagen, save_vq
 from draftsmith.models.llamagen.vq import VqConfig, VqTokenizer
+from draftsmith.models.shapes_reader import ShapesReader
 from draftsmith.models.targets.base import Taps
 from PIL import Image
 from visual_tiny import EAGLE, anole, llamagen, plain, request, target, true_features
@@ -69,7 +70,7 @@ def test_every_token_is_near_what_the_target_would_draw_after_the_replaced_ones(
 
 
 def test_replaced_tokens_are_distributed_as_a_draw_and_a_uniform_draw_after_it():
-    drawer, k, n = target(llamagen()), 5, 800
+    drawer, k, n = target(llamagen()), 5, 600
     asked, warp, table = request(drawer.model), Warp(0.8, top_k=9), near(k)
     _, step = drawer.prefill(asked, Taps(), capacity=1)
     p = warp(step.logits[-1]).double()
@@ -241,7 +242,7 @@ def script(name: str):
 
 @pytest.fixture(scope="module")
 def recipe(tmp_path_factory) -> Path:
-    """Of a class-conditional generator and a head that lie in folders, as published ones do: it needs no stage."""
+    """Of a generator and a head that lie in folders, as published ones do, and a reader of a finished stage."""
     folder = tmp_path_factory.mktemp("published")
     model = llamagen(vocab=VOCAB)
     save_llamagen(model, folder / "target")
@@ -252,8 +253,32 @@ def recipe(tmp_path_factory) -> Path:
     save_eagle(build_head(EAGLE, target(model)), folder / "head", {})
     shape = {n: v for n, v in model.config.model_dump().items() if n not in ("grid", "condition")}
     tree = {"kind": "dynamic", "total": 6, "depth": 2, "width": 3}
+    captions = [f"a {color} circle at the top left" for color in ("red", "green", "blue", "black")]
+    asked = [json.dumps({"caption": caption, "label": label}) for label, caption in enumerate(captions)]
+    (folder / "prompts.jsonl").write_text("\n".join(asked))
+    torch.manual_seed(0)
+    ShapesReader(6, 4, width=4).save(folder / "run" / "reader")
+    (folder / "run" / "reader" / "done.json").write_text("{}")
+    optim = {"lr": 0.001}
+    stages = {
+        "world": {"kind": "generate", "splits": {"train": 1}},
+        "pixels": {
+            "kind": "encode",
+            "from": "world",
+            "source": {"kind": "webdataset", "path": "*.tar"},
+            "write": ["pixels"],
+        },
+        "reader": {
+            "kind": "train",
+            "model": "reader",
+            "data": {"from": "pixels"},
+            "steps": 1,
+            "batch_size": 1,
+            "optim": optim,
+        },
+    }
     evaluate = {
-        "kind": "evaluate", "prompts": {"classes": 3, "max_samples": 4}, "top_k": 12,
+        "kind": "evaluate", "prompts": {"path": str(folder / "prompts.jsonl")}, "top_k": 12, "reader": True,
         "methods": {"EAGLE-2": {"tree": tree}, "mine": {"tree": {**tree, "width": 2}, "rule": Setting(4, 0.2).rule}},
     }  # fmt: skip
     tree = {
@@ -262,10 +287,10 @@ def recipe(tmp_path_factory) -> Path:
             "image_size": 64, "vq": str(folder / "vq"), "cfg_scale": 2.0,
         },
         "drafter": {"kind": "eagle", "path": str(folder / "head")},
-        "stages": {"evaluate": evaluate},
+        "stages": {**stages, "evaluate": evaluate},
         "output": str(folder / "run"),
     }  # fmt: skip
-    (folder / "tiny.yaml").write_text(yaml.safe_dump(tree))
+    (folder / "tiny.yaml").write_text(yaml.safe_dump(tree, sort_keys=False))
     return folder / "tiny.yaml"
 
 
@@ -274,8 +299,9 @@ def test_latent_proximity_writes_pictures_codes_and_a_report(recipe, capsys):
     assert run(f"recipe={recipe}", "k=[3,8]", "count=3", "shown=2", "codes=4", "extremes=3", "seed=1") == 0
     folder = recipe.parent / "run" / "latent_proximity"
     told = capsys.readouterr().out
-    assert "| k = 8 | 3 |" in told and "Nothing was scored" in told and "seed: 1" in told
     written = json.loads((folder / "report.json").read_text())
+    score = written["quality"]["8"]["as_captioned"]
+    assert score["n"] == 3 and f"| k = 8 | 3 | {score['value']:.4g} |" in told and "seed: 1" in told
     assert written["about"]["drawing"] == "temperature 1, guidance 2, top-k 12, top-p 1"
     assert 1 <= len(written["codes"]) <= 4
     gap, cell = 2, 64
@@ -283,7 +309,7 @@ def test_latent_proximity_writes_pictures_codes_and_a_report(recipe, capsys):
     patch = 48
     assert Image.open(folder / "codes.png").width == (1 + 1 + 3 + 1 + 3) * (patch + gap) - gap
     assert run(f"recipe={recipe}", "k=[3,8]", "count=3") == 2
-    assert "the folder exists" in capsys.readouterr().err
+    assert "the folder holds a report" in capsys.readouterr().err
 
 
 def test_sweep_writes_the_tables_of_the_paper(recipe, capsys):
@@ -306,6 +332,7 @@ def test_sweep_writes_the_tables_of_the_paper(recipe, capsys):
     captions = [line.split(" | ")[0] for line in text.splitlines() if line.startswith(("| 1 |", "| 2 |"))]
     assert captions == ["| 1", "| 2"] * 2
     tau = warm["k=6, delta=0.4"]["tau"]
+    assert (folder / "trade-off-T1-as_captioned.png").is_file()
     assert f"{tau:.2f} [" in text and cold["exact rule"]["identical"] == 2
 
 
@@ -316,7 +343,8 @@ def test_sweep_writes_the_tables_of_the_paper(recipe, capsys):
         ("latent_proximity", ["dry_run=true"], "no option 'dry_run'"),
         ("latent_proximity", ["k=[1]"], "k.0: Input should be greater than or equal to 2"),
         ("latent_proximity", ["stages.evaluate.promts.classes=3"], "unknown key stages.evaluate.promts"),
-        ("latent_proximity", ["k=[99]", "name=other"], "98 neighbours of each code, in a codebook of 24"),
+        ("latent_proximity", ["k=[99]", "count=3", "name=other"], "98 neighbours of each code, in a codebook of 24"),
+        ("latent_proximity", ["count=5", "name=other"], "count=5, and there are 4 prompts"),
         ("latent_proximity", ["name=evaluate"], "is a stage's folder"),
         ("latent_proximity", ["stage=evalute"], "did you mean 'evaluate'"),
         ("sweep_lantern", ["count=3", "counts=[4]"], "raise count"),

@@ -40,7 +40,8 @@ METHODS = {
     "ADT-Tree + LANTERN": {"tree": ADT, "rule": RELAXED},
     "EAGLE-2, head without condition dropout": {"tree": TREE},
 }
-STEPS = {"vq": 4, "reader": 3, "target": 30, "head": 8, "head_without_dropout": 2}
+# Enough for a target that does not say the same everywhere, and a head that is right now and then.
+STEPS = {"vq": 20, "reader": 3, "target": 60, "head": 8, "head_without_dropout": 2}
 # Overrides of recipe=demo/visual-ar: 60 pictures of 16 codes, and a handful of steps.
 FEW = [
     f"target.image_size={SIDE}",
@@ -53,8 +54,9 @@ FEW = [
     *(f"stages.{name}.steps={steps}" for name, steps in STEPS.items()),
     *(f"stages.{name}.batch_size=8" for name in STEPS),
     *(f"stages.{name}.optim.warmup_steps=1" for name in ("vq", "target", "head")),
-    "stages.vq.revive_every=2",
+    "stages.vq.revive_every=null",
     "stages.target.optim.lr=0.01",
+    "stages.head.optim.lr=0.01",
     "stages.head.log_every=1",
     "stages.head.select=last",
     "stages.head.data.held_out=0.25",
@@ -100,7 +102,7 @@ def context(folder: Path, target: LlamaGenTargetConfig, inputs: dict[str, Path],
 
 
 def translators(folder: Path) -> SimpleNamespace:
-    """A random image tokenizer and text encoder, saved as their stages save them: `target` and `inputs` of a context."""
+    """`target` and `inputs` of a context: a random image tokenizer and text encoder, as their stages save them."""
     target = LlamaGenTargetConfig(
         kind="llamagen", shape=SHAPE, condition="text", image_size=SIDE, vq=VQ, text_encoder=TEXT, cfg_scale=3.0
     )

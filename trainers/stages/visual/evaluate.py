@@ -17,9 +17,11 @@ from pydantic import Field, model_validator
 from torch import Tensor
 
 from ....core import ranks
+from ....core.errors import UserError
 from ....core.section import Section
 from ....data.prompts import ImagePrompt, PromptSource, read_prompts
 from ....eval import visual_report
+from ....eval.analysis import AnalysisConfig, Reading, encoded_pictures, read_pictures
 from ....eval.block import Block, BlockConfig
 from ....eval.lantern import LanternConfig, lantern
 from ....eval.loop import Decoding, Generation, generate
@@ -27,11 +29,14 @@ from ....eval.measure import measure_request
 from ....eval.policies import Draw, TreeConfig, TreePolicy, check_combination
 from ....eval.quality import QualityConfig
 from ....eval.rules import RULES, Rule
+from ....eval.visual_analysis import write_section
 from ....models.decoding.warp import Warp
+from ....models.drafters.eagle import EagleHead, EagleProposal
 from ....models.drafters.heads import load_proposal
-from ....models.generators import Generator, load_generator
+from ....models.generators import Generator, load_generator, sample_condition
 from ...context import Context
 from ...engine import init_distributed
+from .encode import SHARDS
 from .generate import WORLD
 from .judge import Drawn, Judge
 
@@ -112,6 +117,8 @@ class VisualEvaluateStage(Section):
     quality: QualityConfig | None = None
     # Score the pictures with the reader of a world (a stage with model: reader).
     reader: bool = False
+    # Figures and numbers of what target and head make of the pictures; true: the papers' settings. null: none.
+    analysis: AnalysisConfig | None = None
 
     @model_validator(mode="before")
     @classmethod
@@ -149,6 +156,8 @@ class VisualEvaluateStage(Section):
             wanted["reader"] = None
         if self.prompts.from_stage is not None:
             wanted["data"] = self.prompts.from_stage
+        if self.analysis is not None and self.analysis.head_data is not None and not self.analysis.head_data.path:
+            wanted["codes"] = self.analysis.head_data.from_stage
         return wanted
 
 
@@ -167,6 +176,9 @@ def run(stage: VisualEvaluateStage, context: Context) -> None:
         size=context.target.image_size,
         device=device,
     )
+    if stage.analysis is not None:
+        stage.analysis.check(len(generator.codebook))
+        _eagle_head(stage, generator, context)
     proposals = {name: _proposal(method, generator, context) for name, method in stage.methods.items()}
     results: visual_report.Results = {}
     tokens: dict[float, dict[str, list[list[int]]]] = {}
@@ -194,10 +206,63 @@ def run(stage: VisualEvaluateStage, context: Context) -> None:
         built = visual_report.build(
             results, quality, about=_about(stage, context, prompts, device, judge), grid=generator.target.grid
         )
-        visual_report.write(context.folder, built, results, pictures)
+        explained = _explain(stage, context, generator, prompts, tokens, results, built, pictures)
+        visual_report.write(context.folder, built, results, pictures, explained)
         context.say("\n".join(visual_report.findings(built)))
         context.say(f"report: {context.folder / 'report.md'}")
     ranks.barrier()
+
+
+def _explain(
+    stage: VisualEvaluateStage,
+    context: Context,
+    generator: Generator,
+    prompts: list[ImagePrompt],
+    tokens: dict[float, dict[str, list[list[int]]]],
+    results: visual_report.Results,
+    built: dict[str, Any],
+    pictures: dict[float, dict[str, Tensor]],
+) -> list[str]:
+    """The report's section on why and where, with its figures; empty without `analysis`."""
+    config, target = stage.analysis, generator.target
+    if config is None:
+        return []
+    head = _eagle_head(stage, generator, context)
+    codebook = generator.codebook.to(target.device)
+    table = config.table(codebook, offset=generator.first_id, folder=context.folder / "neighbours")
+
+    def read(asked: list[tuple[Tensor, Tensor]], temperature: float) -> Reading:
+        warp = Warp(temperature, stage.top_k, stage.top_p)
+        return read_pictures(config, target, head, asked, warp, table, seed=context.seed)
+
+    asked = [generator.request(p.caption, p.label, p.key).condition for p in prompts[: config.pictures]]
+    readings = {}
+    for temperature, by_name in tokens.items():
+        drawn = [target.codes(row) for row in by_name[visual_report.PLAIN][: len(asked)]]
+        readings[temperature] = read(list(zip(asked, drawn, strict=True)), temperature)
+    relaxed = {name: (m.tree, m.rule) for name, m in stage.methods.items() if isinstance(m.rule, LanternConfig)}
+    tree = next((tree for tree, _ in relaxed.values()), None)
+    encoded = {}
+    if config.head_data is not None:
+        data = config.head_data
+        folder = Path(data.path) if data.path else context.inputs["codes"] / SHARDS
+        for name, found in encoded_pictures(config, folder, sample_condition(context.target)).items():
+            encoded[name] = read(found, stage.temperatures[0])
+    built["analysis"] = {t: reading.summary() for t, reading in readings.items()}
+    return write_section(
+        context.folder, config, readings, results, built["tables"], pictures, [p.caption for p in prompts],
+        plain=visual_report.PLAIN, quality=built["quality"], encoded=encoded,
+        rules={name: rule for name, (its, rule) in relaxed.items() if its == tree},
+    )  # fmt: skip
+
+
+def _eagle_head(stage: VisualEvaluateStage, generator: Generator, context: Context) -> EagleHead:
+    """The head of the first method."""
+    proposal = _proposal(next(iter(stage.methods.values())), generator, context)
+    if not isinstance(proposal, EagleProposal):
+        raise UserError("analysis reads an EAGLE head, and the first method drafts with another", where="analysis",
+                        cure="put a method with an eagle drafter first, or leave analysis out")  # fmt: skip
+    return proposal.head
 
 
 def _proposal(method: Method, generator: Generator, context: Context) -> Any:
