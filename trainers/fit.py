@@ -78,7 +78,7 @@ class Trainable(Protocol):
 
 
 # engine, step -> what is logged: numbers, and paths of pictures
-Validate = Callable[[Engine, int], dict[str, float | Path]]
+Validate = Callable[[Engine, int], Mapping[str, float | Path]]
 
 
 def fit(

@@ -150,7 +150,7 @@ class MedusaProposal:
 
     def __init__(self, head: MedusaHead, guided: Callable[[Tensor, Sequence[int]], Tensor]):
         self.head, self.guided = head.eval(), guided
-        self.max_levels = head.shape.num_heads
+        self.max_levels: int | None = head.shape.num_heads
 
     def start(self, request: Any, prefill: TargetStep, warp: Warp, *, capacity: int) -> None:
         assert prefill.feature is not None
@@ -163,7 +163,7 @@ class MedusaProposal:
     def root(self) -> Tensor:
         dtype = next(self.head.parameters()).dtype
         predicted = self.head(self._feature.to(dtype))[:, :, 0].transpose(0, 1)  # [R,L,D]
-        steps = [self._emitted + level for level in range(self.max_levels)]
+        steps = [self._emitted + level for level in range(len(predicted[0]))]
         self._levels = self._warp.heat(self.guided(predicted.to(self._feature), steps))  # [L,V]
         self._slots = Slots()
         return self._levels[0]

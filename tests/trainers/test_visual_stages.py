@@ -609,6 +609,19 @@ def launch(output: Path, *more: str) -> subprocess.CompletedProcess:
 
 
 @pytest.mark.slow
+def test_the_analysis_stands_in_the_report(demo, tmp_path):
+    output = branch(demo, tmp_path / "run", without=("evaluate",))
+    analysis = "{k: [2, 4], head_data: {from: features, held_out: 0.25}}"
+    run(output, f"stages.evaluate.analysis={analysis}", stages=["evaluate"])
+    built, _, text = report(output)
+    assert set(built["analysis"]) == {"0.0", "1.0"} and built["analysis"]["0.0"]["pictures"] == 3
+    figures = {path.name for path in (output / "evaluate" / "analysis").glob("*.png")}
+    assert len(figures) > 5 and all(f"analysis/{name}" in text for name in figures)
+    shown = [line.split("](")[1].split(")")[0] for line in text.splitlines() if line.startswith("![")]
+    assert shown and all((output / "evaluate" / name).is_file() for name in shown)
+
+
+@pytest.mark.slow
 def test_two_ranks_write_the_same_shards_and_report(demo, tmp_path):
     output = branch(demo, tmp_path / "run", without=("pictures", "features", "head", "evaluate"))
     done = launch(output, "stages=[pictures,features,head,evaluate]")

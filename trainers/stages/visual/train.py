@@ -173,8 +173,8 @@ def _module(stage: VisualTrainStage, context: Context, seed: int, total: int) ->
     if isinstance(target.text_encoder, dict) and made is not None:
         encoder = T5EncoderModel.from_pretrained(made / TEXT_ENCODER, dtype=torch.float32, weights_only=True)
     elif isinstance(target.text_encoder, dict):
-        tokenizer = AutoTokenizer.from_pretrained(context.inputs["tokenizer"] / TOKENIZER)
-        encoder = build_text_encoder(target, vocab_size=len(tokenizer), pad_id=tokenizer.pad_token_id)
+        words = AutoTokenizer.from_pretrained(context.inputs["tokenizer"] / TOKENIZER)
+        encoder = build_text_encoder(target, vocab_size=len(words), pad_id=words.pad_token_id)
     return LlamaGenTraining(transformer, encoder)
 
 
@@ -237,8 +237,8 @@ def _validation(
         raise UserError("no held-out sample", where=str(stage.data), cure="raise data.held_out")
     total = stage.num_steps(len(ShardSamples(shards_of(stage.data, context), stage.data)))
 
-    def validate(engine: Engine, step: int) -> dict[str, float]:
-        found: dict[str, float] = {}
+    def validate(engine: Engine, step: int) -> dict[str, Any]:
+        found: dict[str, Any] = {}
         if settings is not None and held_out is not None:
             found |= heads.score(engine, held_out, collate, settings.micro_batch_size, settings.max_samples)
         if decoding is not None and (step % decoding.every == 0 or step == total):
