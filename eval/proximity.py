@@ -27,7 +27,7 @@ from .measure import Row, bootstrap, quartiles
 from .policies import Chain, Draw
 from .rules import Greedy, Rule, Verified, inverse_cdf
 
-LOWER_IS_BETTER = ("fid",)
+LOWER_IS_BETTER = ("fid", "fid_of_reader")
 DRAWS = 300  # resampled sets of captions: with 5000 captions each costs a millisecond
 
 # ---- drawing with near codes

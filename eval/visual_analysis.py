@@ -26,7 +26,7 @@ from .lantern import LanternConfig
 from .measure import Row
 
 FOLDER = "analysis"
-LOWER_IS_BETTER = ("fid",)
+LOWER_IS_BETTER = ("fid", "fid_of_reader")
 
 
 def write_section(

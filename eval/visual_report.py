@@ -118,6 +118,9 @@ def markdown(report: dict[str, Any], shown: Mapping[float, Sequence[str]], expla
                 for m, t in methods.items()
             ],
         )  # fmt: skip
+        notes = {name: found[name] for found in quality.values() for name in found}
+        lines += [""] + [f"- {name}: {m['what']}" + (f" ({m['caution']})" if m.get("caution") else "") for name, m in
+                         sorted(notes.items())]  # fmt: skip
         rows = ", ".join(shown.get(temperature, ()))
         lines += ["", f"![pictures](pictures-T{temperature:g}.png)", "", f"Rows: {rows}.", ""]
     lines += explained

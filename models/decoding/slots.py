@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -36,11 +37,10 @@ class Slots:
 
     def ancestors(self, first: int) -> Tensor:
         """[F,S] bool: which slots each of the slots from `first` on sees (itself and its ancestors)."""
-        rows = []
-        for slot in range(first, len(self)):
-            row = [False] * len(self)
+        # numpy: single entries of a tensor take ten times as long to set.
+        mask = np.zeros((len(self) - first, len(self)), dtype=bool)
+        for row, slot in enumerate(range(first, len(self))):
             while slot != ROOT:
-                row[slot] = True
+                mask[row, slot] = True
                 slot = self.parents[slot]
-            rows.append(row)
-        return torch.tensor(rows, dtype=torch.bool)  # at once: entries that are set one by one take four times as long
+        return torch.from_numpy(mask)

@@ -330,8 +330,7 @@ class EagleProposal:
     def root(self) -> Tensor:
         """Read the true features of what was committed; only they stay in the cache."""
         count, past = self._features.shape[1], self._cache.length
-        mask = torch.ones(count, past + count, dtype=torch.bool, device=self._features.device)
-        mask[:, past:].tril_()
+        mask = torch.ones(count, past + count, dtype=torch.bool, device=self._features.device).tril_(past)
         hidden = self._run(self._features, self._tokens, self._positions, mask)
         self._cache.advance(count)
         self._next = self._positions[:, -1:] + 1  # [R,1]

@@ -17,6 +17,7 @@ from draftsmith.eval.policies import Draw, Dynamic
 from draftsmith.eval.proximity import Point, Recording, Replacing, Setting, draw_replaced
 from draftsmith.eval.rules import RULES
 from draftsmith.models.decoding.neighbours import NeighbourTable, load_neighbours
+from draftsmith.models.decoding.tree import Tree
 from draftsmith.models.decoding.warp import Warp
 from draftsmith.models.drafters.eagle import save_eagle
 from draftsmith.models.drafters.heads import build_head, head_proposal
@@ -70,8 +71,8 @@ def test_every_token_is_near_what_the_target_would_draw_after_the_replaced_ones(
 
 
 def test_replaced_tokens_are_distributed_as_a_draw_and_a_uniform_draw_after_it():
-    drawer, k, n = target(llamagen()), 5, 600
-    asked, warp, table = request(drawer.model), Warp(0.8, top_k=9), near(k)
+    drawer, k, n = target(llamagen()), 3, 600
+    asked, warp, table = request(drawer.model), Warp(0.5, top_k=3), near(k)
     _, step = drawer.prefill(asked, Taps(), capacity=1)
     p = warp(step.logits[-1]).double()
     members = torch.cat([torch.arange(VOCAB)[:, None], table.codes.long()], dim=-1)
@@ -204,6 +205,16 @@ def test_recorded_rows_judge_their_drafts_and_decoding_is_the_same(temperature):
         asked = request(drawer.model)
         scores = drawer.model.output(true_features(drawer.model, asked.condition, 1, tokens[0][:1]))[0, -1]
         assert torch.allclose(p[0], scores.softmax(-1), atol=1e-5)
+
+
+def test_a_draft_is_recorded_with_the_row_above_it():
+    tree = Tree(torch.tensor([4, 5, 6, 7]), (-1, 0, -1, 1), (-1,) * 4)
+    p = torch.randn(5, VOCAB, generator=luck()).softmax(-1)
+    recording = Recording(RULES["greedy"], 1, greedy=False)
+    for rows in (p, p.flip(0)):  # the second cycle is one too many
+        recording(tree, rows, ())
+    found, drafts = recording.recorded()
+    assert drafts.tolist() == [4, 5, 6, 7] and torch.equal(found, p[[0, 1, 0, 2]])
 
 
 def test_bounds_are_timed_and_sized_on_the_same_rows():
@@ -348,7 +359,7 @@ def test_sweep_writes_the_tables_of_the_paper(recipe, capsys):
         ("latent_proximity", ["name=evaluate"], "is a stage's folder"),
         ("latent_proximity", ["stage=evalute"], "did you mean 'evaluate'"),
         ("sweep_lantern", ["count=3", "counts=[4]"], "raise count"),
-        ("sweep_lantern", ["method=theirs"], "no method of stage evaluate"),
+        ("sweep_lantern", ["method=theirs", "name=other"], "method=theirs: no method of"),
         ("sweep_lantern", ["delta=[2]"], "delta.0: Input should be less than or equal to 1"),
     ],
 )

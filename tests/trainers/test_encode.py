@@ -147,7 +147,7 @@ def test_what_cannot_be_used_is_counted_and_listed(tmp_path, made, mixed):
         {"duplicate": 1, "empty caption": 1},
         {"duplicate": 1},
     ]
-    assert all(f"{count} {reason}" for reason, count in REFUSED.items() if f"{count} {reason}" not in told[0])
+    assert all(f"{count} {reason}" in told[0] for reason, count in REFUSED.items())
     notes = [
         json.loads(line)
         for path in sorted((tmp_path / "out").glob("refused-*.jsonl"))
@@ -333,7 +333,7 @@ def test_memory_does_not_grow_with_the_pictures(tmp_path, made):
 
     peaks = {}
     small = made.target.model_copy(update={"image_size": 8})
-    for count in (50, 400, 1200):  # the first one fills caches of libraries
+    for count in (50, 300, 900):  # the first one fills caches of libraries
         source = {"kind": "webdataset", "path": str(tar(count))}
         chosen = stage(tmp_path, source=source, write=["pixels"], samples_per_shard=100)
         tracemalloc.start()
@@ -341,5 +341,5 @@ def test_memory_does_not_grow_with_the_pictures(tmp_path, made):
         peaks[count] = tracemalloc.get_traced_memory()[1]
         tracemalloc.stop()
         assert len(reader) == count
-    # 800 pictures more take 154 kB as pixels alone; what grows is the manifest, by a line for each shard.
-    assert peaks[1200] - peaks[400] < 50_000, peaks
+    # 600 pictures more take 115 kB as pixels alone; what grows is the manifest, by a line for each shard.
+    assert peaks[900] - peaks[300] < 50_000, peaks

@@ -79,8 +79,12 @@ class Judge:
             features = Extractor("shapes reader", as_is, self._features)
             real = [np.asarray(picture) for picture in self.real]
             settings = QualityConfig(metrics=("fid",))
-            found |= measure(settings, images, reference=real, extractors={"fid": features}, device=self.device)
-        return {name: {"value": m.value, "n": m.n, "what": m.what, "spread": m.spread} for name, m in found.items()}
+            by_reader = measure(settings, images, reference=real, extractors={"fid": features}, device=self.device)
+            found["fid_of_reader"] = by_reader["fid"]  # no published FID: the two must not be taken for one
+        return {
+            name: {"value": m.value, "n": m.n, "what": m.what, "spread": m.spread, "caution": m.caution}
+            for name, m in found.items()
+        }
 
     def score_of_real(self) -> float | None:
         """The reader's own score on real pictures of the prompts: what a perfect generator could reach."""

@@ -1,0 +1,135 @@
+"""A finished run of a visual recipe, as scripts open it: the recipe's keys as ever, and options of their own.
+
+A script brings a section of options, whose fields say what they are for; what it draws and how it is judged it reads
+from the recipe's stage of kind evaluate.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Callable, Iterable, Sequence
+from pathlib import Path
+from typing import Any, Generic, TypeVar
+
+import yaml
+from pydantic import Field, ValidationError
+
+from ..core.errors import UserError, did_you_mean
+from ..core.secrets import redact
+from ..core.section import Section
+from ..data.prompts import ImagePrompt, PromptSource, read_prompts
+from ..trainers.run import DONE
+from ..trainers.stages.visual.evaluate import VisualEvaluateStage
+from ..trainers.stages.visual.generate import WORLD
+from .cli import say
+from .load import RUN_OPTIONS, load
+from .plan import plan
+from .schema import TRACKS, VisualRecipe
+
+
+class ScriptOptions(Section):
+    """What every such script is told besides the recipe; the description is what --help says."""
+
+    count: int = Field(100, ge=1, description="prompts drawn; speed wants 1000, FID thousands")
+    stage: str | None = Field(None, description="the recipe's stage of kind evaluate; null: the last")
+    name: str = Field(min_length=1, description="folder inside the run, which must not hold a report")
+
+
+Options = TypeVar("Options", bound=ScriptOptions)
+
+
+class Finished(Generic[Options]):
+    """A recipe, the stage of kind evaluate that says what is drawn, and where its earlier stages left their results.
+
+    Raises `UserError` for anything that a user got wrong, before a model is loaded.
+    """
+
+    def __init__(self, arguments: Sequence[str], schema: type[Options]):
+        own, others = _split(arguments, schema)
+        try:
+            self.options = schema.model_validate(own)
+        except ValidationError as error:
+            problems = (f"{'.'.join(map(str, p['loc']))}: {p['msg']}" for p in error.errors())
+            raise UserError("; ".join(problems), cure="see --help") from error
+        self.loaded = load(others, {kind: track for kind, track in TRACKS.items() if track is VisualRecipe})
+        self.recipe: VisualRecipe = self.loaded.recipe  # type: ignore[assignment]
+        self.folder = Path(self.recipe.output) / self.options.name
+        if self.options.name in self.recipe.stages:
+            raise UserError(f"{self.options.name!r} is a stage's folder", where=str(self.loaded.path),
+                            cure="give another name=")  # fmt: skip
+        self.stage_name, self.stage = self._stage()
+
+    def _stage(self) -> tuple[str, VisualEvaluateStage]:
+        found = {n: s for n, s in self.recipe.stages.items() if isinstance(s, VisualEvaluateStage)}
+        where = str(self.loaded.path)
+        if not found:
+            raise UserError("the recipe has no stage of kind evaluate, which would say what is drawn", where=where,
+                            cure="add one, or take a recipe that has one")  # fmt: skip
+        name = self.options.stage or list(found)[-1]
+        if name not in found:
+            raise UserError(f"stage={name}: no stage of kind evaluate", where=where, cure=did_you_mean(name, found))
+        prompts = found[name].prompts.model_copy(update={"max_samples": self.options.count})
+        return name, found[name].model_copy(update={"prompts": prompts})
+
+    def inputs(self, things: Iterable[str]) -> dict[str, Path]:
+        """Thing -> folder of the finished stage that made it, of those of `things` that a stage makes."""
+        planned = next(p for p in plan(self.recipe, self.loaded.path) if p.name == self.stage_name)
+        makers = {thing: planned.inputs[thing] for thing in things if thing in planned.inputs}
+        found = {thing: Path(self.recipe.output) / maker for thing, maker in makers.items()}
+        for thing, folder in found.items():
+            if not (folder / DONE).is_file():
+                raise UserError(f"the {thing} of stage {folder.name} is not there, or not finished", where=str(folder),
+                                cure="give the output= of a finished run, or run the recipe first")  # fmt: skip
+        return found
+
+    def refuse_old(self, file: str) -> None:
+        if (self.folder / file).exists():
+            raise UserError("the folder holds a report", where=str(self.folder),
+                            cure="give another name=, or remove it")  # fmt: skip
+
+    def prompts(self, inputs: dict[str, Path]) -> tuple[PromptSource, list[ImagePrompt]]:
+        """As many as were asked for, and where they are from."""
+        source = self.stage.prompts.resolved(inputs["data"] / WORLD if "data" in inputs else None)
+        prompts, count = read_prompts(source), self.options.count
+        if len(prompts) < count:
+            raise UserError(f"count={count}, and there are {len(prompts)} prompts", where=str(source.path),
+                            cure=f"count={len(prompts)}, or a larger file")  # fmt: skip
+        return source, prompts
+
+
+def run_script(
+    run: Callable[[list[str]], None], doc: str | None, schema: type[ScriptOptions], arguments: Sequence[str] | None
+) -> int:
+    """A script's whole `main`. Returns the exit code: 0, or 2 on a user's mistake."""
+    given = [a for a in (sys.argv[1:] if arguments is None else arguments) if not a.startswith("--local")]
+    if not given or given[0] in ("-h", "--help"):
+        fields = schema.model_fields.items()
+        rows = ((f"{name}={json.dumps(field.default)}", field.description) for name, field in fields)
+        say((doc or "") + "\n".join(f"    {setting:<30} {what}" for setting, what in rows))
+        return 0
+    try:
+        run(given)
+    except UserError as error:
+        print(redact(f"error: {error}"), file=sys.stderr)
+        return 2
+    return 0
+
+
+def _split(arguments: Sequence[str], schema: type[Section]) -> tuple[dict[str, Any], list[str]]:
+    """The script's own options, and the recipe's arguments."""
+    own: dict[str, Any] = {}
+    others: list[str] = []
+    for argument in arguments:
+        key, _, text = argument.partition("=")
+        if key in schema.model_fields:
+            try:
+                own[key] = yaml.safe_load(text)
+            except yaml.YAMLError as error:
+                raise UserError(f"cannot read the value of {argument}", cure="quote it as YAML wants it") from error
+        elif key != "recipe" and (key in RUN_OPTIONS or key.split(".")[0] not in VisualRecipe.model_fields):
+            known = [*schema.model_fields, *VisualRecipe.model_fields, "recipe"]
+            raise UserError(f"no option {key!r} here", cure=did_you_mean(key, known))
+        else:
+            others.append(argument)
+    return own, others
