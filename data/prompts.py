@@ -26,7 +26,6 @@ class ImagePrompt:
     key: str
     caption: str
     label: int | None = None
-    truth: tuple[dict[str, str], ...] = ()  # what a drawn world knows of the picture
 
 
 class PromptSource(Section):

@@ -200,9 +200,7 @@ def _override(tree: dict[str, Any], key: str, value: Any) -> None:
         section = section[part]
     if last == "kind" and section.get("kind") not in (None, value):
         section.clear()
-    section[last] = (
-        _merge(section[last], value) if isinstance(section.get(last), dict) and isinstance(value, dict) else value
-    )
+    section[last] = _merge({last: section.get(last)}, {last: value})[last]
 
 
 def _schema(tree: dict[str, Any], path: Path, tracks: Mapping[str, type[R]]) -> type[R]:

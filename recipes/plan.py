@@ -9,6 +9,7 @@ from typing import Any
 
 from ..core.errors import UserError, did_you_mean
 from ..data.records import file_identity
+from ..data.tars import expand_paths
 from ..trainers.fit import SCRATCH
 from ..trainers.run import Planned
 from .schema import Recipe
@@ -80,6 +81,8 @@ def _data_identity(section: Any) -> list[str]:
         return [identity for item in section for identity in _data_identity(item)]
     if not isinstance(section, dict):
         return []
+    if section.get("kind") == "encode" and section["from_stage"] is None:
+        return _source_identity(section["source"])
     if "path" in section and "from_stage" in section:
         if section["from_stage"] is not None or section["path"] is None:
             return []
@@ -92,3 +95,15 @@ def _path_identity(path: Path) -> str:
     """Of a file, its content; of a folder of shards, its manifest's."""
     path = path / "manifest.json" if path.is_dir() else path
     return file_identity(path) if path.is_file() else "absent"
+
+
+def _source_identity(source: dict[str, Any]) -> list[str]:
+    """Of tars and of MS-COCO annotations. Folders of pictures count by their settings: reading all takes hours."""
+    if source["kind"] == "coco":
+        return [_path_identity(Path(source["annotations"]))]
+    if source["kind"] != "webdataset":
+        return []
+    try:
+        return [file_identity(path) for path in expand_paths(source["path"])]
+    except UserError:
+        return ["absent"]  # a dry run needs no data; the stage itself says what is missing

@@ -39,6 +39,8 @@ def write_world(folder: Path, *, seed: int, image_size: int, splits: dict[str, d
         (aside / f"{split}.json").write_text(text)
         manifest["sha256"][f"{split}.json"] = hashlib.sha256(text.encode()).hexdigest()
     (aside / "manifest.json").write_text(json.dumps(manifest, indent=1))
+    # A stage that was killed before it was marked as done finds its own world here, and writes it again.
+    shutil.rmtree(folder, ignore_errors=True)
     aside.rename(folder)
     return manifest
 

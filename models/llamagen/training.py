@@ -106,7 +106,9 @@ class VqTraining(nn.Module):
         count = int(self.num_forwards)
         if self.revive_every is None or count > self.revive_until or count % self.revive_every:
             return
-        if ranks.is_main():
+        cells = len(images) * (images.shape[-1] // self.tokenizer.config.factor) ** 2
+        # With fewer cells than codes living ones would count as dead: the next full batch will do.
+        if ranks.is_main() and cells >= self.tokenizer.config.codebook_size:
             revive_dead_codes(self.tokenizer, images, torch.Generator().manual_seed(count))
         rows = self.tokenizer.quantize.embedding.weight
         rows.data.copy_(ranks.agree(rows.data.cpu() if ranks.is_main() else None))

@@ -325,7 +325,6 @@ def test_a_row_that_is_not_real_changes_no_sum(name, samples):
     assert not torch.isclose(module(more).loss_sum, expected.loss_sum)
 
 
-@pytest.mark.xfail(strict=True, raises=AssertionError, reason="revival wants as many cells as there are codes")
 @pytest.mark.parametrize("rows", [[], [1]], ids=["filler", "last picture of an epoch"])
 def test_dead_codes_wait_for_a_batch_that_can_revive_them(samples, rows):
     """16 cells of a picture are too few for 32 codes: the forward must go on without."""

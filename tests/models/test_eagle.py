@@ -8,6 +8,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 from draftsmith.core.errors import UserError
+from draftsmith.core.nouns import CodeBatch
 from draftsmith.eval.policies import Draw, Dynamic
 from draftsmith.models.decoding.cache import Cache
 from draftsmith.models.decoding.rows import Guidance
@@ -31,7 +32,7 @@ from draftsmith.models.targets.base import Prompt, TargetSequence, TargetStep
 from torch import nn
 from torch.nn import functional as F
 from transformers import ChameleonConfig
-from visual_tiny import EAGLE, LmHead, arrays, code_batch, llamagen, target, trained, true_features
+from visual_tiny import EAGLE, LmHead, anole, arrays, code_batch, llamagen, target, trained, true_features
 
 CASES = ["eagle-a", "eagle-b", "net", "llamagen_t2i", "llamagen_c2i", "anole"]
 
@@ -421,6 +422,30 @@ def test_guided_pairs_by_hand(kind, interval):
     close(found.metrics["guided_loss"].double(), guided, 1e-3 * float(guided))
     close(found.loss_sum.double(), sides / 2 + 0.7 * guided, 1e-3 * float(guided))
     assert int(found.metrics["guided_top1"]) == hits
+
+
+@pytest.mark.parametrize("guided", [0.0, 1.0])
+def test_padded_rows_of_anole_are_trained_as_they_are_alone(guided):
+    """Texts of unequal length, one row without its text; ids that guidance forbids leave gradients finite."""
+    teacher = anole()
+    torch.manual_seed(0)
+    head = build_head(EAGLE, teacher)
+    texts = (torch.tensor([25]), torch.tensor([30, 24, 27, 33]), torch.tensor([28, 29]))
+    codes = torch.randint(0, 16, (3, 16), generator=torch.Generator().manual_seed(0))
+    uncond = torch.tensor([False, False, True])
+    training = EagleTraining(head, teacher, EagleLoss(noise=0, guided=guided))
+
+    def loss(rows):
+        conditions = tuple(texts[row] for row in rows)
+        real = torch.ones(len(rows), dtype=torch.bool)
+        return training(CodeBatch(codes[rows], conditions, uncond[rows], real, tuple("abc")[: len(rows)], 15))
+
+    whole = loss([0, 1, 2])
+    alone = [loss([row]) for row in range(3)]
+    close(whole.loss_sum, sum(one.loss_sum for one in alone), 1e-5 * float(whole.loss_sum.detach()))
+    assert int(whole.num_tokens) == 45
+    whole.loss_sum.backward()
+    assert all(p.grad.isfinite().all() and p.grad.any() for p in head.parameters() if p.requires_grad)
 
 
 def test_nothing_but_the_head_is_trained():

@@ -101,7 +101,6 @@ def test_presets_are_the_papers_methods():
     assert {*changed} == {*adt, "mine"} and changed["LANTERN"].tree.kind == "chain"
 
 
-@pytest.mark.xfail(strict=True, reason="a mapping is merged into the old kind's, as keys of one kind are")
 def test_a_mapping_of_another_kind_takes_the_place_of_the_old_one():
     """As `tree.kind=chain` does, and as a recipe that extends another."""
     recipe = load([DEMO, f"{METHOD}.tree={{kind: chain, gamma: 3}}"], TRACKS).recipe
@@ -149,7 +148,6 @@ def test_prompts_and_shards_from_elsewhere_count_by_their_content(tmp_path):
     assert {name for name in before if after[name] != before[name]} == {"head", "evaluate"}
 
 
-@pytest.mark.xfail(strict=True, reason="the plan looks at paths beside a `from`, and a source of pictures has none")
 def test_pictures_from_elsewhere_count_by_their_content(tmp_path):
     tar = tmp_path / "pictures.tar"
     override = f"stages.pictures={{from: null, source: {{kind: webdataset, path: {tar}}}}}"

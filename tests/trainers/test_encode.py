@@ -325,21 +325,20 @@ def test_memory_does_not_grow_with_the_pictures(tmp_path, made):
         path = tmp_path / f"{count}.tar"
         with tarfile.open(path, "w") as file:
             for number in range(count):
-                for name, data in ((f"{number}.png", noise(number, 8)), (f"{number}.txt", b"a picture")):
+                for name, data in ((f"{number}.png", noise(number)), (f"{number}.txt", b"a picture")):
                     info = tarfile.TarInfo(name)
                     info.size = len(data)
                     file.addfile(info, io.BytesIO(data))
         return path
 
     peaks = {}
-    small = made.target.model_copy(update={"image_size": 8})
     for count in (50, 300, 900):  # the first one fills caches of libraries
         source = {"kind": "webdataset", "path": str(tar(count))}
         chosen = stage(tmp_path, source=source, write=["pixels"], samples_per_shard=100)
         tracemalloc.start()
-        reader, _ = run(tmp_path / str(count), made, chosen, target=small)
+        reader, _ = run(tmp_path / str(count), made, chosen)
         peaks[count] = tracemalloc.get_traced_memory()[1]
         tracemalloc.stop()
         assert len(reader) == count
-    # 600 pictures more take 115 kB as pixels alone; what grows is the manifest, by a line for each shard.
-    assert peaks[900] - peaks[300] < 50_000, peaks
+    # 600 pictures more take 460 kB as pixels alone; what grows is the manifest, by a line for each shard.
+    assert peaks[900] - peaks[300] < 150_000, peaks
