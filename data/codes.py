@@ -1,7 +1,8 @@
 """Encoded pictures for training: samples of shards, a held-out share of them, and micro-batches.
 
 Condition dropout is drawn in the collation, from the sample's name and the epoch: a picture that lost its condition in
-one epoch has it in the next, on whichever rank, and nothing of it is written into a cache.
+one epoch has it in the next, on whichever rank, and nothing of it is written into a cache. What a forward draws (a
+head's noise) starts from a seed that is made in the same way.
 Letters: B rows, n codes, S side in pixels.
 """
 
@@ -98,6 +99,7 @@ class CodeCollate:
             real=torch.full((len(rows),), bool(samples)),
             sample_ids=tuple(s.key for s in rows),
             supervised_per_row=self.supervised_per_row,
+            seeds=tuple(forward_seed(self.seed, epoch, s.key) for s in rows),
         )
 
 
@@ -121,3 +123,8 @@ class PictureCollate:
 def loses_condition(seed: int, epoch: int, name: str, share: float) -> bool:
     """Whether a sample is unconditional in this epoch: a pure function, so that any rank and any resume agrees."""
     return random.Random(f"{seed}/{epoch}/{name}").random() < share
+
+
+def forward_seed(seed: int, epoch: int, name: str) -> int:
+    """What a sample's random draws in this epoch's forward start from; of 63 bits, on any rank and any resume."""
+    return random.Random(f"forward/{seed}/{epoch}/{name}").getrandbits(63)

@@ -40,6 +40,7 @@ class Member:
     suffix: str  # what follows that dot, in lower case
     offset: int  # of the content's first byte in the tar
     size: int  # bytes
+    header: int  # offset of its header, or of the extended ones before it
 
 
 @dataclass(frozen=True)
@@ -57,6 +58,7 @@ class TarSample:
 
     key: str
     members: dict[str, Member]
+    offset: int  # of its first member's header: where a pass may begin with it
 
 
 def expand_paths(path: str | list[str]) -> list[Path]:
@@ -96,11 +98,12 @@ def expand_paths(path: str | list[str]) -> list[Path]:
 
 
 def members(
-    path: Path, *, suffixes: frozenset[str] = SUFFIXES, max_bytes: int = MAX_BYTES
+    path: Path, *, start: int = 0, suffixes: frozenset[str] = SUFFIXES, max_bytes: int = MAX_BYTES
 ) -> Iterator[Member | RefusedMember]:
     """Files of a tar in their order; no content is read. Directories are passed over.
 
     Args:
+        start: offset of the header to begin at, a `Member.header` or `TarSample.offset` of this tar.
         suffixes: which suffixes are let through, out of `SUFFIXES` and `SAFETENSORS`.
         max_bytes: members larger than that are refused.
 
@@ -108,24 +111,24 @@ def members(
         UserError: not a tar, compressed, damaged or truncated; the message names the file.
     """
     assert suffixes <= SUFFIXES | SAFETENSORS, suffixes
-    for info in _headers(path):
+    for info in _headers(path, start):
         if not info.isdir():
             yield _judge(info, suffixes, max_bytes)
 
 
 def samples(
-    path: Path, *, suffixes: frozenset[str] = SUFFIXES, max_bytes: int = MAX_BYTES
+    path: Path, *, start: int = 0, suffixes: frozenset[str] = SUFFIXES, max_bytes: int = MAX_BYTES
 ) -> Iterator[TarSample | RefusedMember]:
     """Members grouped by key, and between them what was refused, each once, in a fixed order. Raises as `members`."""
     sample: TarSample | None = None
-    for member in members(path, suffixes=suffixes, max_bytes=max_bytes):
+    for member in members(path, start=start, suffixes=suffixes, max_bytes=max_bytes):
         if isinstance(member, RefusedMember):
             yield member
             continue
         if sample is None or member.key != sample.key:
             if sample is not None:
                 yield sample
-            sample = TarSample(member.key, {})
+            sample = TarSample(member.key, {}, member.header)
         if member.suffix in sample.members:
             yield RefusedMember(member.name, "second member of one name", f"the sample has a {member.suffix} already")
         else:
@@ -168,14 +171,14 @@ def _judge(info: tarfile.TarInfo, suffixes: frozenset[str], max_bytes: int) -> M
         return RefusedMember(name, "suffix not allowed", f"{suffix!r} is none of {', '.join(sorted(suffixes))}")
     if info.size > max_bytes:
         return RefusedMember(name, "member too large", f"{info.size} bytes, more than {max_bytes}")
-    return Member(name, folder + slash + stem, suffix.lower(), info.offset_data, info.size)
+    return Member(name, folder + slash + stem, suffix.lower(), info.offset_data, info.size, info.offset)
 
 
-def _headers(path: Path) -> Iterator[tarfile.TarInfo]:
+def _headers(path: Path, start: int) -> Iterator[tarfile.TarInfo]:
     """Headers with their long names and sizes put in. Unlike `tarfile`, a damaged header is never taken for the end."""
     with open(path, "rb") as file:
         end = os.fstat(file.fileno()).st_size
-        offset = 0
+        offset = first = start
         given: dict[str, Any] = {}  # what extended headers say of the next member
         while True:
             file.seek(offset)
@@ -194,7 +197,8 @@ def _headers(path: Path) -> Iterator[tarfile.TarInfo]:
                 given |= _extended(path, info, file.read(min(info.size, _MAX_HEADER)))
             elif info.type not in _SKIPPED:
                 info.name = given.get("path", info.name)
-                given = {}
+                info.offset = first
+                first, given = offset, {}
                 yield info
             if offset > end:
                 raise _truncated(path, offset)

@@ -6,7 +6,8 @@ VQ-GAN. Here the families meet, so that stages need not tell them apart.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+import functools
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
@@ -19,7 +20,7 @@ from transformers import AutoTokenizer, ChameleonConfig, T5Config, T5EncoderMode
 from ..core.errors import UserError
 from ..core.nouns import ImageRequest
 from ..core.section import Section
-from .decoding.rows import Guidance
+from .decoding.rows import Guidance, GuidanceScale
 from .llamagen.captions import TextFeatures
 from .llamagen.files import load_llamagen, load_vq
 from .llamagen.training import to_model, to_pixels
@@ -30,6 +31,8 @@ from .targets.llamagen import LlamaGenTarget
 from .vqgan import encode_images, load_encoder, load_vqgan
 
 Size = Literal["B", "L", "XL", "XXL", "XXXL", "1B", "3B", "7B"]
+# What a recipe says of a LlamaGen's shape, held against its weights; a head's manifest repeats it.
+NAMED_SHAPE = ("num_layers", "num_heads", "dim", "vocab_size", "grid", "condition")
 TEXT_ENCODER = "text_encoder"  # folder beside the weights of a target that was trained with its own
 
 
@@ -52,7 +55,7 @@ class LlamaGenTargetConfig(Section):
     text_encoder: str | dict[str, Any] | None = None
     dtype: Literal["float32", "bfloat16", "float16"] = "float32"
     # Guidance; the official samplers take 7.5 for text and 4.0 for classes (1.5 to 2.0 where FID is measured).
-    cfg_scale: float = Field(7.5, ge=0)
+    cfg_scale: GuidanceScale = 7.5
     # Guide only tokens 0 to cfg_interval + 1; -1: all.
     cfg_interval: int = Field(-1, ge=-1)
 
@@ -166,11 +169,11 @@ def sample_condition(config: TargetConfig) -> Callable[[Any], Tensor]:
     if isinstance(config, AnoleTargetConfig):
         text = _TextIds(config)
         return lambda sample: text(sample.info["caption"], None)
-    return _sample_label if config.condition == "class" else _sample_features
+    return functools.partial(_sample_label, _Label.of(config)) if config.condition == "class" else _sample_features
 
 
-def _sample_label(sample: Any) -> Tensor:
-    return _label(sample.info["caption"], sample.info["label"])
+def _sample_label(label: _Label, sample: Any) -> Tensor:
+    return label(sample.info["caption"], sample.info["label"])
 
 
 def _sample_features(sample: Any) -> Tensor:
@@ -214,7 +217,7 @@ def load_transformer(config: LlamaGenTargetConfig, made: Mapping[str, Path]) -> 
     assert source is not None, "the plan gives every target a source"
     model = load_llamagen(source, revision=config.revision, dtype=getattr(torch, config.dtype))
     wanted = config.model_config_of()
-    for name in ("num_layers", "num_heads", "dim", "grid", "condition"):
+    for name in NAMED_SHAPE:
         if getattr(model.config, name) != getattr(wanted, name):
             raise UserError(
                 f"the weights have {name} {getattr(model.config, name)}, the recipe {getattr(wanted, name)}",
@@ -234,7 +237,15 @@ def condition_source(
     if isinstance(config, AnoleTargetConfig):
         return _TextIds(config)
     encode = caption_encoder(config, made, device=device)
-    return _label if encode is None else lambda caption, label: encode([caption])[0]
+    return _Label.of(config) if encode is None else lambda caption, label: encode([caption])[0]
+
+
+def check_labels(config: TargetConfig, asked: Iterable[tuple[str, int | None]]) -> None:
+    """Raises `UserError` where a class-conditional target has no class of these labels (each beside its caption)."""
+    if isinstance(config, LlamaGenTargetConfig) and config.condition == "class":
+        label_of = _Label.of(config)
+        for caption, label in asked:
+            label_of(caption, label)
 
 
 def text_features(config: LlamaGenTargetConfig, made: Mapping[str, Path], *, device: torch.device) -> TextFeatures:
@@ -262,7 +273,23 @@ def build_text_encoder(config: LlamaGenTargetConfig, *, vocab_size: int, pad_id:
     return T5EncoderModel(T5Config(**values, vocab_size=vocab_size, pad_token_id=pad_id))
 
 
-def _label(caption: str, label: int | None) -> Tensor:
-    if label is None:
-        raise UserError("a class-conditional model was asked without a label", cure="use prompts or data with classes")
-    return torch.tensor(label)
+@dataclass(frozen=True)
+class _Label:
+    """Labels [] of a class-conditional target. The row behind its last class stands for no class at all."""
+
+    num_classes: int
+
+    @classmethod
+    def of(cls, config: LlamaGenTargetConfig) -> _Label:
+        return cls(config.model_config_of().num_classes)
+
+    def __call__(self, caption: str, label: int | None) -> Tensor:
+        if label is None:
+            cure = "use prompts or data with classes"
+            raise UserError("a class-conditional model was asked without a label", cure=cure)
+        if not 0 <= label < self.num_classes:
+            raise UserError(
+                f"label {label}, and the target has classes 0 to {self.num_classes - 1}", where=repr(caption),
+                cure="use prompts or data of the target's own classes, or the target that has these",
+            )  # fmt: skip
+        return torch.tensor(label)

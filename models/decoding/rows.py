@@ -8,9 +8,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import Annotated
 
 import torch
+from pydantic import AfterValidator, Field
 from torch import Tensor
+
+from .cache import Cache
 
 Reduce = Callable[[Tensor], Tensor]  # [R,F,V] -> [F,V]
 
@@ -43,6 +47,55 @@ class Rows:
     def positions(self, offset: Tensor) -> Tensor:
         """[R,F] positions of nodes that stand `offset` [F] places behind the prefix."""
         return torch.tensor(self.lengths, device=offset.device)[:, None] + offset[None]
+
+
+class Places:
+    """Where left-padded rows stand in one cache: all end at the same place, and each counts its own positions.
+
+    What depends on the prompts alone is made once, on the device: a draft step is short.
+    """
+
+    def __init__(self, lengths: Sequence[int], capacity: int, device: torch.device):
+        self.count, prefix = len(lengths), max(lengths)
+        self._padding = torch.tensor([[prefix - n] for n in lengths], device=device)  # [R,1]
+        padded = any(n < prefix for n in lengths)
+        self._seen = (torch.arange(capacity, device=device) >= self._padding)[:, None] if padded else None  # [R,1,L]
+
+    def positions(self, places: Tensor) -> Tensor:
+        """[R,N] of new tokens at `places` [N] of the cache."""
+        return places - self._padding
+
+    def mask(self, count: int, total: int, mask: Tensor | None) -> Tensor | None:
+        """What `count` new tokens, the last of `total` places, may see: `mask` [N,K] over the last K (None: causal).
+
+        Padding is hidden; where there is none the mask stays as it is.
+        """
+        if self._seen is None:
+            return mask
+        seen = self._seen[:, :, :total]
+        if count == 1 and mask is None:
+            return seen
+        if mask is None:
+            mask = torch.ones(count, count, dtype=torch.bool, device=seen.device).tril()
+        full = seen.repeat(1, count, 1)
+        full[:, :, total - mask.shape[-1] :] &= mask
+        return full
+
+
+def stacked(caches: Sequence[Cache], capacity: int) -> Cache:
+    """One cache of several single-row ones, whose committed positions end together; padding holds zeros."""
+    prefix = max(cache.length for cache in caches)
+    joint = Cache(len(caches[0].layers), capacity)
+    for number, layer in enumerate(joint.layers):
+        parts = [cache.layers[number] for cache in caches]
+        layer.lazy_initialization(
+            *(getattr(parts[0], name)[:, :, :1].expand(len(parts), -1, -1, -1) for name in ("keys", "values"))
+        )
+        for row, part in enumerate(parts):
+            layer.keys[row, :, prefix - part.length : prefix] = part.keys[0, :, : part.length]
+            layer.values[row, :, prefix - part.length : prefix] = part.values[0, :, : part.length]
+    joint.advance(prefix)
+    return joint
 
 
 def first_row(scores: Tensor) -> Tensor:
@@ -79,10 +132,14 @@ class Guidance:
 
     With `interval` >= 0 only the first tokens are guided: token t uses the conditional scores alone as soon as
     t - 1 > interval (LlamaGen's `cfg_interval`, whose loop starts at the second image token). -1 guides always.
+    A scale up to 1 is no guidance: the conditional scores alone, whether or not the unconditional ones were run.
     """
 
     scale: float = 1.0
     interval: int = -1
+
+    def __post_init__(self) -> None:
+        assert not 0 < self.scale < 1, f"scale {self.scale}: see GuidanceScale"
 
     @property
     def num_rows(self) -> int:
@@ -91,10 +148,23 @@ class Guidance:
 
     def __call__(self, scores: Tensor, steps: Sequence[int]) -> Tensor:
         """[R,F,V] -> [F,V]; node f scores image token number `steps[f]` (from 0)."""
-        if scores.shape[0] == 1:
+        if scores.shape[0] == 1 or self.num_rows == 1:
             return scores[0]
         guided = guide(self.scale)(scores)
         if self.interval < 0:
             return guided
         alone = torch.tensor([step - 1 > self.interval for step in steps], device=scores.device)
         return torch.where(alone[:, None], scores[0], guided)
+
+
+def _guides_or_not(scale: float) -> float:
+    if 0 < scale < 1:
+        raise ValueError(
+            "between 0 and 1 nothing would be guided in decoding, where LlamaGen runs a second row above 1 only; "
+            "use 1 (or 0) for no guidance, or a scale above 1"
+        )
+    return scale
+
+
+# A recipe's `cfg_scale`. Raises where it is negative or strictly between 0 and 1.
+GuidanceScale = Annotated[float, Field(ge=0), AfterValidator(_guides_or_not)]

@@ -35,12 +35,15 @@ class Slots:
         """Whether the last `count` slots are one slot behind a chain of all others: it sees all of them."""
         return count == 1 and self.parents[-1] == len(self) - 2 and self.depths[-1] == len(self)
 
-    def ancestors(self, first: int) -> Tensor:
-        """[F,S] bool: which slots each of the slots from `first` on sees (itself and its ancestors)."""
+    def ancestors(self, first: int, *, past: int = 0) -> Tensor:
+        """[F,past+S] bool: which slots each of the slots from `first` on sees: itself and its ancestors, and all of the
+        `past` committed positions before them.
+        """
         # numpy: single entries of a tensor take ten times as long to set.
-        mask = np.zeros((len(self) - first, len(self)), dtype=bool)
+        mask = np.zeros((len(self) - first, past + len(self)), dtype=bool)
+        mask[:, :past] = True
         for row, slot in enumerate(range(first, len(self))):
             while slot != ROOT:
-                mask[row, slot] = True
+                mask[row, past + slot] = True
                 slot = self.parents[slot]
         return torch.from_numpy(mask)

@@ -8,6 +8,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from functools import cached_property
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -73,12 +74,12 @@ def ancestor_mask(parents: tuple[int, ...]) -> Tensor:
     size = len(parents) + 1
     if all(parent == index - 1 for index, parent in enumerate(parents)):
         return torch.ones(size, size, dtype=torch.bool).tril()
-    mask = torch.zeros(size, size, dtype=torch.bool)
-    mask[0, 0] = True
+    # numpy: single rows of a tensor take ten times as long to set.
+    mask = np.eye(size, dtype=bool)
+    mask[:, 0] = True
     for node, parent in enumerate(parents):
-        mask[node + 1] = mask[parent + 1]
-        mask[node + 1, node + 1] = True
-    return mask
+        mask[node + 1] |= mask[parent + 1]
+    return torch.from_numpy(mask)
 
 
 def chain(tokens: Tensor, draft_probs: Tensor | None = None, *, num_expanded: int | None = None) -> Tree:

@@ -33,6 +33,7 @@ from ..llamagen.transformer import LlamaGenConfig
 from ..losses import Divergence, divergence
 from ..targets.base import Taps, TargetSequence, TargetStep
 from .layer import DecoderLayer, LayerShape, Rotary
+from .noise import add_noise, row_uniforms
 
 
 class EagleLoss(Section):
@@ -49,8 +50,9 @@ class EagleLoss(Section):
     guided_divergence: Divergence = "kl"
     # Width of the uniform noise on input features at 512 positions; shorter samples get more of it (EAGLE: 0.2).
     noise: float = Field(0.2, ge=0)
-    # next: all predictions that decoding makes. eagle: the published mask, which leaves out the first of them
-    # and has one behind the end.
+    # next: the predictions that give codes 1 to n - 1 of an image; decoding drafts these but for the last one, which
+    # the target's own pass always gives. eagle: the published mask, which leaves out the first of them (code 1) and
+    # has one behind the end.
     mask: Literal["next", "eagle"] = "next"
 
 
@@ -58,7 +60,8 @@ class EagleConfig(Section):
     """An EAGLE head; everything that is null mirrors the target."""
 
     kind: Literal["eagle"]
-    # Directory or Hub id of a trained head (LANTERN's: jadohu/llamagen_drafter, ...); null: a stage trains it.
+    # Directory or Hub id of a trained head (LANTERN's: jadohu/llamagen_drafter, ...), which a train stage starts from
+    # unless it says `from: scratch`; null: a stage trains it from random weights.
     path: str | None = None
     revision: str | None = None
     intermediate_size: int | None = Field(None, ge=1)
@@ -82,6 +85,8 @@ class EagleHead(nn.Module):
         self.fc = nn.Linear(2 * shape.hidden_size, shape.hidden_size, bias=fc_bias)
         self.layers = nn.ModuleList([DecoderLayer(shape)])
         self.rotary = Rotary(shape)
+        # Some published heads were trained with other rows than the target's; they travel with the head.
+        self.own_embedding = False
 
     def share_embedding(self, weight: Tensor) -> None:
         """Use the target's rows [V,D] as they are, without a copy."""
@@ -128,9 +133,10 @@ def _theta(target: ChameleonConfig) -> float:
 
 
 def save_eagle(head: EagleHead, folder: Path, manifest: dict[str, Any], *, with_embedding: bool = False) -> None:
-    """`model.safetensors`, `config.json` and our manifest; the embedding is the target's and stays out."""
+    """`model.safetensors`, `config.json` and our manifest; an embedding that is the target's stays out."""
     folder.mkdir(parents=True, exist_ok=True)
-    state = {k: v.contiguous() for k, v in head.state_dict().items() if with_embedding or k != _EMBEDDING}
+    whole = with_embedding or head.own_embedding
+    state = {k: v.contiguous() for k, v in head.state_dict().items() if whole or k != _EMBEDDING}
     save_file(state, folder / "model.safetensors")
     settings = {"model_type": "eagle", "fc_bias": head.fc.bias is not None, **head.shape.to_dict()}
     (folder / "config.json").write_text(json.dumps(settings, indent=1))
@@ -165,6 +171,7 @@ def load_eagle(folder: Path, embedding: Tensor, shape: LayerShape) -> EagleHead:
             f"the head does not fit this target: {wrong[0]} is {found}, expected {expected}", where=str(folder),
             cure="name the target that the head was trained for",
         )  # fmt: skip
+    head.own_embedding = own
     if own:
         head.load_state_dict(state)
     else:
@@ -231,7 +238,7 @@ class EagleTraining(nn.Module):
         sides = []
         for without in (False, True):
             sequence = self.target.sequence(batch, torch.full_like(batch.uncond, without))
-            sides.append(self._predict(sequence, batch))
+            sides.append(self._predict(sequence, batch, side=int(without)))
         keep = sides[0][2]
         unguided = [self._unguided(predicted[keep], true[keep]) for predicted, true, _ in sides]
         # Position t predicts the state that scores token t + 2 - (prompt places).
@@ -246,8 +253,8 @@ class EagleTraining(nn.Module):
         loss = (unguided[0][0] + unguided[1][0]) / 2 + self.config.guided * guided
         return StepLoss(loss, keep.sum(), metrics)
 
-    def _predict(self, sequence: TargetSequence, batch: CodeBatch) -> tuple[Tensor, Tensor, Tensor]:
-        """Predicted and true features [B,T-1,D] and which positions count [B,T-1]."""
+    def _predict(self, sequence: TargetSequence, batch: CodeBatch, side: int = 0) -> tuple[Tensor, Tensor, Tensor]:
+        """Predicted and true features [B,T-1,D] and which positions count [B,T-1]; each side has noise of its own."""
         features, true = sequence.feature[:, :-1], sequence.feature[:, 1:]
         if self.training and self.config.noise:
             lengths = (
@@ -255,8 +262,8 @@ class EagleTraining(nn.Module):
                 if self.head.shape.mask_padding
                 else features.new_full((len(features),), sequence.ids.shape[1])
             )
-            width = self.config.noise * 512 / lengths.to(features.dtype)
-            features = features + (torch.rand_like(features) - 0.5) * width[:, None, None]
+            uniforms = row_uniforms(features, sequence.padding, [seed + side for seed in batch.seeds])
+            features = add_noise(features, uniforms, lengths, self.config.noise)
         length = features.shape[1]
         mask = torch.ones(length, length, dtype=torch.bool, device=features.device).tril()
         if self.head.shape.mask_padding:
@@ -342,7 +349,7 @@ class EagleProposal:
         past, first, device = self._cache.length, len(self._slots), self._outputs.device
         depths = self._slots.take(parents)
         above = torch.tensor([0 if p == ROOT else p + 1 for p in parents], device=device)
-        mask = F.pad(self._slots.ancestors(first).to(device), (past, 0), value=True)
+        mask = self._slots.ancestors(first, past=past).to(device)
         positions = self._next + torch.tensor([depth - 1 for depth in depths], device=device)
         # Slots are written behind each other: the cache's length stands at them only while they run.
         self._cache.crop_to(past + first)

@@ -43,7 +43,8 @@ class MedusaConfig(Section):
     """Residual blocks on the target's feature, each with the target's LM head behind it."""
 
     kind: Literal["medusa"]
-    # Directory of trained heads; null: a stage trains them.
+    # Directory or Hub id of trained heads, which a train stage starts from unless it says `from: scratch`; null: a
+    # stage trains them from fresh ones.
     path: str | None = None
     revision: str | None = None
     # Levels that can be drafted.

@@ -10,11 +10,11 @@ from collections.abc import Sequence
 from typing import Any, Literal
 
 import torch
-from pydantic import Field
 from torch import Tensor
 
 from ...core.errors import UserError
 from ...core.section import Section
+from ..decoding.rows import GuidanceScale
 from ..decoding.slots import Slots
 from ..decoding.warp import Warp
 from ..llamagen.transformer import LlamaGenConfig
@@ -30,7 +30,7 @@ class SiblingConfig(Section):
     revision: str | None = None
     size: Literal["B", "L", "XL", "XXL", "XXXL", "1B", "3B", "7B"]
     # Guidance of its own; null: the target's.
-    cfg_scale: float | None = Field(None, ge=0)
+    cfg_scale: GuidanceScale | None = None
 
     def provides(self) -> set[str]:
         """Things that need no stage."""

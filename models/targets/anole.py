@@ -16,7 +16,6 @@ from pathlib import Path
 from typing import Any, Literal, NoReturn
 
 import torch
-from pydantic import Field, model_validator
 from torch import Tensor
 from torch.nn import functional as F
 from transformers import ChameleonConfig, ChameleonForConditionalGeneration
@@ -26,7 +25,7 @@ from ...core.nouns import CodeBatch, ImageRequest
 from ...core.section import Section
 from ..decoding.cache import Cache
 from ..decoding.decoder import CachedDecoder
-from ..decoding.rows import Guidance
+from ..decoding.rows import Guidance, GuidanceScale
 from ..decoding.tree import Tree
 from ..hub import read_config
 from .base import Prompt, Taps, TargetSequence, TargetStep
@@ -219,7 +218,9 @@ class AnoleTarget:
         added = torch.zeros(1, dtype=dtype, device=self.device).where(_causal(mask), torch.finfo(dtype).min)
         output = self.model.model(input_ids=ids, attention_mask=added[:, None], position_ids=positions, use_cache=False)
         feature = output.last_hidden_state.masked_fill(~mask[..., None], 0.0)
-        return TargetSequence(ids, feature, mask, positions, batch.codes.shape[1])
+        longest = max(len(text) for text in batch.conditions)
+        padding = tuple(longest - len(text) for text in batch.conditions)
+        return TargetSequence(ids, feature, mask, positions, batch.codes.shape[1], padding)
 
     def _rows(self, texts: Sequence[Tensor], tokens: Tensor, uncond: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """Ids, mask and positions [B,T] of prompts with the image tokens [B,n] that follow, padded on the left.
@@ -272,7 +273,7 @@ class AnoleTargetConfig(Section):
     device_map: str | None = None
     # Guidance. Two samplers are published: LANTERN's has scale 3, top-k 2000, T 1; GAIR's, without pictures in the
     # prompt, scale 3, T 0.7, top-p 0.9. Numbers of one are not comparable with the other's.
-    cfg_scale: float = Field(3.0, ge=0)
+    cfg_scale: GuidanceScale = 3.0
     # What draws the pictures: Hub id or directory in the layout of leloy/Anole-7b-v0.1-vqvae-hf, or the file of Meta's
     # vqgan.ckpt; null draws none.
     vq_path: str | None = "leloy/Anole-7b-v0.1-vqvae-hf"
@@ -353,17 +354,6 @@ def _chameleon(config: Any, path: str | Path) -> ChameleonConfig:
 
 
 # ---- what is not supported, and why
-
-
-class LuminaRefusal(Section):
-    """The target kind that LANTERN also reports on and that is not here: naming it says why."""
-
-    kind: Literal["lumina-mgpt"]
-
-    @model_validator(mode="before")
-    @classmethod
-    def _refuse(cls, values: Any) -> NoReturn:
-        refuse_lumina()
 
 
 def refuse_lumina() -> NoReturn:

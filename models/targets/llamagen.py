@@ -147,7 +147,7 @@ class LlamaGenTarget:
         if slot_mask is not None:
             seen[:, : config.num_slots] = slot_mask
         positions = torch.arange(ids.shape[1], device=ids.device).expand_as(ids)
-        return TargetSequence(ids, feature, seen, positions, batch.codes.shape[1])
+        return TargetSequence(ids, feature, seen, positions, batch.codes.shape[1], (0,) * len(ids))
 
     def _condition(self, request: ImageRequest) -> tuple[Tensor, Tensor | None]:
         """Embedded slots [R,C,D] and the caption's mask [C] (None for a class): the same for both rows."""

@@ -13,6 +13,7 @@ from draftsmith.data.codes import (
     PictureCollate,
     ShardData,
     ShardSamples,
+    forward_seed,
     loses_condition,
 )
 from draftsmith.data.loader import Loader
@@ -186,6 +187,26 @@ def test_dropout_is_the_same_on_any_rank_in_any_worker_and_after_a_resume(sample
     assert lost(steps(samples, collate_of(samples, seed=6))) != alone
 
 
+def test_seeds_of_forwards_are_the_samples_own_on_any_rank_in_any_worker_and_after_a_resume(samples):
+    """Each epoch has others, so that a head never meets the same noise again."""
+
+    def seeds(**how):
+        collate = collate_of(samples, **({"seed": how.pop("seed")} if "seed" in how else {}))
+        found = {}
+        for epoch, batches in steps(samples, collate, **how):
+            for batch in batches:
+                rows = zip(batch.sample_ids, batch.seeds, batch.real.tolist(), strict=True)
+                found |= {(epoch, name): seed for name, seed, real in rows if real}
+        return found
+
+    alone = seeds()
+    assert len(alone) == 2 * 21 == len({*alone.values()}) and all(0 <= seed < 2**63 for seed in alone.values())
+    assert alone == {(e, n): forward_seed(5, e, n) for e, n in alone}
+    assert seeds(ranks=2) == seeds(workers=1) == alone
+    assert seeds(start=8).items() <= alone.items()
+    assert not {*seeds(seed=6).values()} & {*alone.values()}
+
+
 def test_nothing_of_it_is_written_into_the_shards(folder, samples):
     def digests():
         return {path.name: hashlib.sha256(path.read_bytes()).hexdigest() for path in sorted(folder.iterdir())}
@@ -257,11 +278,10 @@ def reader() -> ShapesReader:
     return ShapesReader(8, 6, width=4)
 
 
-QUIET = EagleLoss(noise=0.0)
 MODULES = {
-    "eagle": lambda: head(EagleConfig(kind="eagle", loss=QUIET)),
+    "eagle": lambda: head(EagleConfig(kind="eagle")),
     "eagle, published mask": lambda: head(EagleConfig(kind="eagle", loss=EagleLoss(noise=0.0, mask="eagle"))),
-    "eagle, guided": lambda: head(EagleConfig(kind="eagle", loss=EagleLoss(noise=0.0, guided=0.5))),
+    "eagle, guided": lambda: head(EagleConfig(kind="eagle", loss=EagleLoss(guided=0.5))),
     "medusa": lambda: head(MedusaConfig(kind="medusa", num_heads=2)),
     "target, text": lambda: LlamaGenTraining(llamagen("text"), None),
     "target, class": lambda: LlamaGenTraining(llamagen("class"), None),
@@ -323,6 +343,20 @@ def test_a_row_that_is_not_real_changes_no_sum(name, samples):
         torch.testing.assert_close(found.metrics[metric], expected.metrics[metric], rtol=1e-5, atol=1e-5)
     # The third row would have counted.
     assert not torch.isclose(module(more).loss_sum, expected.loss_sum)
+
+
+@pytest.mark.parametrize("name", ["eagle", "eagle, guided", "medusa"])
+@torch.no_grad()
+def test_a_step_has_one_loss_on_any_number_of_ranks(name, samples):
+    """Noise and lost conditions are the sample's own; each rank's generator may stand elsewhere."""
+    module, collate = MODULES[name]().train(), collate_for(name, samples)
+
+    def losses(**how):
+        return [sum(module(batch).loss_sum for batch in batches) for _, batches in steps(samples, collate, **how)]
+
+    alone = losses()
+    torch.testing.assert_close(losses(ranks=2), alone, rtol=1e-5, atol=0)
+    torch.testing.assert_close(losses(ranks=3), alone, rtol=1e-5, atol=0)
 
 
 @pytest.mark.parametrize("rows", [[], [1]], ids=["filler", "last picture of an epoch"])

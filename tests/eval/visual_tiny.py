@@ -3,6 +3,7 @@
 Letters: B samples, R rows, N positions, K places seen, C condition slots, n image codes, D width, V codes.
 """
 
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -100,7 +101,7 @@ def code_batch(
         codes, tuple(request(model, seed).condition for seed in range(count)),
         torch.zeros(count, dtype=torch.bool) if uncond is None else uncond,
         torch.ones(count, dtype=torch.bool) if real is None else real,
-        tuple(map(str, range(count))), codes.shape[1] - 1,
+        tuple(map(str, range(count))), codes.shape[1] - 1, tuple(range(count)),
     )  # fmt: skip
 
 
@@ -113,8 +114,8 @@ def trained(target: LlamaGenTarget, config: EagleConfig | MedusaConfig, *, steps
     optimizer = torch.optim.Adam(weights, lr=lr)
     codes = torch.tensor([plain(target, request(target.model, number)) for number in range(5)])
     batch, losses = code_batch(target.model, codes), []
-    for _ in range(steps):
-        loss = training(batch)
+    for step in range(steps):
+        loss = training(replace(batch, seeds=tuple(range(5 * step, 5 * step + 5))))
         optimizer.zero_grad()
         (loss.loss_sum / loss.num_tokens).backward()
         optimizer.step()

@@ -3,6 +3,7 @@
 import json
 import os
 import pickle
+from dataclasses import replace
 from types import SimpleNamespace
 
 import pytest
@@ -27,6 +28,7 @@ from draftsmith.models.drafters.eagle import (
 )
 from draftsmith.models.drafters.heads import build_head, load_head, save_head
 from draftsmith.models.drafters.layer import LayerShape
+from draftsmith.models.drafters.noise import row_uniforms
 from draftsmith.models.llamagen.transformer import LlamaGenConfig, published
 from draftsmith.models.targets.base import Prompt, TargetSequence, TargetStep
 from torch import nn
@@ -254,7 +256,7 @@ class Teaches(LmHead):
         super().__init__(weight, Guidance())
         seen = torch.ones_like(tokens, dtype=torch.bool) if mask is None else mask
         places = torch.arange(tokens.shape[1]).expand_as(tokens)
-        self.stored = TargetSequence(tokens, features, seen, places, count)
+        self.stored = TargetSequence(tokens, features, seen, places, count, (0,) * len(tokens))
 
     def sequence(self, batch, uncond):
         return self.stored
@@ -322,7 +324,7 @@ def test_noise_depends_on_the_length(number, length, monkeypatch):
     clean, u = torch.zeros(1, length, 3), torch.zeros(1, length - 1, 3)
     shown = min(64, length - 1)
     clean[:, :shown], u[:, :shown] = given[f"L{length}/clean"][:, :shown], given[f"L{length}/u"][:, :shown]
-    monkeypatch.setattr(module.torch, "rand_like", lambda like: u.to(like))
+    monkeypatch.setattr(module, "row_uniforms", lambda like, padding, seeds: u.to(like))
     head = Answers(torch.zeros(1, length - 1, 3))
     stand_in = Teaches(torch.zeros(1, length).long(), clean, 4, torch.eye(3))
     training = EagleTraining(head, stand_in, EagleLoss())
@@ -338,7 +340,7 @@ def test_noise_depends_on_the_length(number, length, monkeypatch):
 
 def test_noise_of_a_padded_row_counts_its_own_places(monkeypatch):
     """Anole's rows differ in length; the row's padding is hidden from it."""
-    monkeypatch.setattr(module.torch, "rand_like", torch.ones_like)
+    monkeypatch.setattr(module, "row_uniforms", lambda like, padding, seeds: torch.ones_like(like))
     seen = torch.ones(2, 8, dtype=torch.bool)
     seen[1, :3] = False
     head = Answers(mask_padding=True)
@@ -347,6 +349,29 @@ def test_noise_of_a_padded_row_counts_its_own_places(monkeypatch):
     close(head.fed.features[:, 0, 0], 0.1 * 512 / torch.tensor([8.0, 5.0]), 1e-5)
     eye = torch.eye(7, dtype=torch.bool)
     assert torch.equal(head.fed.mask, (behind(7, 0) & seen[:, None, :-1]) | eye)
+
+
+def test_noise_follows_from_a_rows_seed_alone():
+    """The global generator, which another rank or a resumed run may have elsewhere, is not drawn from."""
+    _, teacher, head, batch = setting()
+    training = EagleTraining(head, teacher, EagleLoss(guided=1.0)).train()
+
+    def loss(state, *seeds):
+        torch.manual_seed(state)
+        found = training(replace(batch, seeds=seeds)).loss_sum.detach()
+        assert torch.equal(torch.get_rng_state(), torch.Generator().manual_seed(state).get_state())
+        return found
+
+    assert torch.equal(loss(0, 1, 2, 3), loss(9, 1, 2, 3))
+    assert torch.equal(loss(0, 1, 2, 3), loss(0, 1, 2, 8)), "the third row is a filler"
+    assert not torch.equal(loss(0, 1, 2, 3), loss(0, 1, 5, 3))
+    # Rows and both sides of a pair have noise of their own, in the whole range.
+    uniforms = row_uniforms(torch.zeros(3, 200, 40), (0, 50, 0), (1, 2, 2))
+    assert not torch.equal(uniforms[0], uniforms[2])
+    assert uniforms[0].min() < 0.001 and uniforms[0].max() > 0.999 and abs(uniforms[0].mean() - 0.5) < 0.01
+    assert (uniforms[1, :50] == 0.5).all() and not (uniforms[1, 50:] == 0.5).all(-1).any()
+    with pytest.raises(AssertionError, match="3 rows and 0 seeds"):
+        training(replace(batch, seeds=()))
 
 
 def setting(condition="text", count=3, *, scale=3.0, interval=-1, seed=0):
@@ -424,21 +449,26 @@ def test_guided_pairs_by_hand(kind, interval):
     assert int(found.metrics["guided_top1"]) == hits
 
 
+@pytest.mark.parametrize("noise", [0.0, 0.2])
 @pytest.mark.parametrize("guided", [0.0, 1.0])
-def test_padded_rows_of_anole_are_trained_as_they_are_alone(guided):
-    """Texts of unequal length, one row without its text; ids that guidance forbids leave gradients finite."""
+def test_padded_rows_of_anole_are_trained_as_they_are_alone(guided, noise):
+    """Texts of unequal length, one row without its text; ids that guidance forbids leave gradients finite.
+
+    Noise is the row's own: how rows are dealt to batches and ranks changes no sum.
+    """
     teacher = anole()
     torch.manual_seed(0)
     head = build_head(EAGLE, teacher)
     texts = (torch.tensor([25]), torch.tensor([30, 24, 27, 33]), torch.tensor([28, 29]))
     codes = torch.randint(0, 16, (3, 16), generator=torch.Generator().manual_seed(0))
     uncond = torch.tensor([False, False, True])
-    training = EagleTraining(head, teacher, EagleLoss(noise=0, guided=guided))
+    training = EagleTraining(head, teacher, EagleLoss(noise=noise, guided=guided)).train()
 
     def loss(rows):
         conditions = tuple(texts[row] for row in rows)
         real = torch.ones(len(rows), dtype=torch.bool)
-        return training(CodeBatch(codes[rows], conditions, uncond[rows], real, tuple("abc")[: len(rows)], 15))
+        names, seeds = tuple("abc"[row] for row in rows), tuple(2**62 + 7 * row for row in rows)
+        return training(CodeBatch(codes[rows], conditions, uncond[rows], real, names, 15, seeds))
 
     whole = loss([0, 1, 2])
     alone = [loss([row]) for row in range(3)]

@@ -45,6 +45,7 @@ BAD = {
     "groups": (["target.vq.groups=5"], "must divide"),
     "head width": (["target.shape.num_heads=3"], "multiple of 4"),
     "guidance below 0": (["target.cfg_scale=-1"], "target.cfg_scale"),
+    "guidance that decoding leaves out": (["target.cfg_scale=0.5"], "use 1 (or 0) for no guidance"),
     # Drafters and stages
     "unknown head": (["drafter.kind=eagel"], "drafter.kind"),
     "unknown tree": ([f"{METHOD}.tree.kind=dynamik"], "dynamik"),

@@ -24,10 +24,19 @@ from ....eval.pictures import save_grid
 from ....eval.policies import Draw, TreeConfig
 from ....eval.rules import RULES
 from ....models.decoding.warp import Warp
-from ....models.drafters.heads import build_head, head_proposal, head_training, load_head, save_head
+from ....models.drafters.heads import (
+    build_head,
+    find_head,
+    head_proposal,
+    head_training,
+    head_with,
+    load_head,
+    save_head,
+)
 from ....models.generators import Generator, load_generator, load_target, sample_condition
 from ...context import Context
 from ...engine import Engine
+from ...fit import SCRATCH
 from .generate import WORLD
 
 SCORE = "score.json"  # beside the best weights
@@ -64,9 +73,13 @@ class Heads:
         else:
             self.target = load_target(context.target, context.inputs, device=device)
         self.condition = sample_condition(context.target)
+        # An earlier stage's head, or the one that the recipe names; `from: scratch` takes neither.
         made = context.inputs.get("drafter")
+        if made is None and self.config.path is not None and stage.from_stage != SCRATCH:
+            made = find_head(self.config)
+            context.say(f"{context.name}: starts from {self.config.path}")
         if made is not None:
-            head = load_head(self.config, made, self.target, torch.float32)
+            head = load_head(self.config, made, self.target, torch.float32, named=context.target)
         else:
             head = build_head(self.config, self.target)
         self.module: Any = head_training(head, self.target, self.config)
@@ -185,8 +198,7 @@ class Heads:
             state = {name: value.detach().clone() for name, value in engine.module.head.state_dict().items()}
         # The copy's first weights are drawn and thrown away; training must not notice, a resumed run makes fewer.
         with torch.random.fork_rng(devices=[]):
-            copy = build_head(self.config, self.target)
-        copy.load_state_dict(state)
+            copy = head_with(engine.module.head, state)
         dtype = self.target.embedding.dtype
         return copy.to(self.target.device, dtype).requires_grad_(False)
 

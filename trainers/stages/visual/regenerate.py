@@ -21,7 +21,7 @@ from ....eval.loop import Decoding, generate
 from ....eval.policies import Chain, Draw
 from ....eval.rules import RULES
 from ....models.decoding.warp import Warp
-from ....models.generators import Generator, load_generator
+from ....models.generators import Generator, check_labels, load_generator
 from ...context import Context
 from ...engine import init_distributed
 from .encode import SHARDS, summary
@@ -52,6 +52,7 @@ def run(stage: RegenerateStage, context: Context) -> None:
     init_distributed()
     world = None if stage.prompts.from_stage is None else context.inputs["data"] / WORLD
     prompts = read_prompts(stage.prompts.resolved(world))
+    check_labels(context.target, [(p.caption, p.label) for p in prompts])
     total = len(prompts) * stage.repeats
     num_shards = -(-total // stage.samples_per_shard)
     folder = context.folder / SHARDS

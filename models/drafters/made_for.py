@@ -1,0 +1,75 @@
+"""Whether a trained head was made for the target that it is loaded beside.
+
+Heads read states of one model: another of the same width loads without a word and drafts badly. Our heads say in
+`draftsmith.json` which target they were trained with; published ones have no such file, and are taken as they are.
+"""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+from pydantic import ValidationError
+
+from ...core.errors import UserError
+from ..generators import NAMED_SHAPE, LlamaGenTargetConfig, TargetConfig
+from ..llamagen.transformer import LlamaGenConfig
+
+MANIFEST = "draftsmith.json"
+# Keys of a LlamaGen's section that its shape follows from: others, guidance and precision, are decoding's own matter.
+_SHAPE_KEYS = ("kind", "size", "shape", "condition", "image_size", "vq", "text_encoder")
+
+
+def check_made_for(folder: Path, target: Any, named: TargetConfig | None) -> None:
+    """Compare the manifest in a head's folder with a loaded target.
+
+    Args:
+        named: the recipe's target, for its name and revision; None: only kind and shape are compared.
+
+    Raises:
+        UserError: the head was made for another target, or its manifest cannot be read.
+    """
+    path = folder / MANIFEST
+    given = _given(path)
+    if given is None:
+        return
+    expected: dict[str, Any] = {"kind": "llamagen" if isinstance(target.config, LlamaGenConfig) else "anole"}
+    found: dict[str, Any] = {"kind": given.get("kind")}
+    if found == expected and found["kind"] == "llamagen":
+        shape = _shape(given, path)
+        found |= {name: getattr(shape, name) for name in NAMED_SHAPE}
+        expected |= {name: getattr(target.config, name) for name in NAMED_SHAPE}
+    if named is not None:
+        # A directory may have moved, and may be one of the Hub's models under another name.
+        if not any(name is None or Path(name).is_dir() for name in (given.get("path"), named.path)):
+            found["path"], expected["path"] = given.get("path"), named.path
+        if given.get("path") == named.path and None not in (given.get("revision"), named.revision):
+            found["revision"], expected["revision"] = given.get("revision"), named.revision
+    for name, value in expected.items():
+        if found[name] != value:
+            cure = "name the target that the head was trained for, or train a head for this one"
+            cure += "; if both names are of the same weights, mend target.path in this file" if name == "path" else ""
+            problem = f"the head was made for another target: {name} is {found[name]}, expected {value}"
+            raise UserError(problem, where=str(path), cure=cure)
+
+
+def _given(path: Path) -> dict[str, Any] | None:
+    """The target's section as the head's recipe had it; None where nothing is said of one."""
+    if not path.is_file():
+        return None
+    try:
+        manifest = json.loads(path.read_text())
+    except (OSError, ValueError) as error:
+        raise UserError(f"unreadable: {error}", where=str(path), cure="train the head again, or restore it") from error
+    target = manifest.get("target") if isinstance(manifest, dict) else None
+    return target if isinstance(target, dict) else None
+
+
+def _shape(given: dict[str, Any], path: Path) -> LlamaGenConfig:
+    try:
+        section = LlamaGenTargetConfig.model_validate({name: given[name] for name in _SHAPE_KEYS if name in given})
+    except ValidationError as error:
+        problem = f"target is no section of a recipe: {error.errors()[0]['msg']}"
+        raise UserError(problem, where=str(path), cure="train the head again, or restore the file") from error
+    return section.model_config_of()

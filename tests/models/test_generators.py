@@ -1,0 +1,97 @@
+"""What a recipe's target makes of labels and guidance: values that would silently mean something else are refused."""
+
+import pickle
+from types import SimpleNamespace
+
+import pytest
+import torch
+from draftsmith.core.errors import UserError
+from draftsmith.models.decoding.rows import Guidance
+from draftsmith.models.drafters.eagle import EagleLoss, EagleTraining
+from draftsmith.models.drafters.heads import build_head
+from draftsmith.models.drafters.sibling import SiblingConfig
+from draftsmith.models.generators import (
+    AnoleTargetConfig,
+    LlamaGenTargetConfig,
+    check_labels,
+    condition_source,
+    sample_condition,
+)
+from pydantic import ValidationError
+from visual_tiny import EAGLE, code_batch, llamagen, target
+
+SHAPE = {"num_layers": 1, "num_heads": 2, "dim": 16, "num_classes": 3}
+CLASSES = LlamaGenTargetConfig(kind="llamagen", shape=SHAPE, condition="class", image_size=64, vq="vq")
+
+
+@pytest.mark.parametrize("label", [-1, 3, 4, 1000])
+def test_labels_outside_the_classes_are_refused(label):
+    """Label 3 of 3 classes would draw without any, and -1 as well."""
+    sample = SimpleNamespace(info={"caption": "a dog", "label": label})
+    source = condition_source(CLASSES, {}, device=torch.device("cpu"))
+    for ask in (
+        lambda: source("a dog", label),
+        lambda: sample_condition(CLASSES)(sample),
+        lambda: check_labels(CLASSES, [("a cat", 0), ("a dog", label)]),
+    ):
+        with pytest.raises(UserError, match=f"label {label}, and the target has classes 0 to 2") as caught:
+            ask()
+        assert "'a dog'" in str(caught.value)
+
+
+def test_labels_of_the_classes_are_taken():
+    source = condition_source(CLASSES, {}, device=torch.device("cpu"))
+    of_sample = pickle.loads(pickle.dumps(sample_condition(CLASSES)))  # as a reading process gets it
+    for label in range(3):
+        sample = SimpleNamespace(info={"caption": "", "label": label})
+        assert source("", label).tolist() == of_sample(sample).tolist() == label
+    check_labels(CLASSES, [("", label) for label in range(3)])
+    with pytest.raises(UserError, match="without a label"):
+        source("a dog", None)
+    published = LlamaGenTargetConfig(kind="llamagen", size="B", condition="class", image_size=256, vq="vq")
+    assert condition_source(published, {}, device=torch.device("cpu"))("", 999).item() == 999
+    # Captions need no label, and whatever stands there is not read.
+    text = LlamaGenTargetConfig(kind="llamagen", size="B", condition="text", image_size=256, vq="vq", text_encoder="t5")
+    for config in (text, AnoleTargetConfig(kind="anole")):
+        check_labels(config, [("a dog", None), ("a dog", 5000)])
+
+
+def sections(scale: float):
+    llamagen = {"kind": "llamagen", "size": "B", "condition": "class", "vq": "vq"}
+    yield lambda: LlamaGenTargetConfig(**llamagen, cfg_scale=scale)
+    yield lambda: AnoleTargetConfig(kind="anole", cfg_scale=scale)
+    yield lambda: SiblingConfig(kind="llamagen", path="small", size="B", cfg_scale=scale)
+
+
+@pytest.mark.parametrize("scale", [0.01, 0.5, 0.999])
+def test_scales_between_0_and_1_are_refused_with_the_cure(scale):
+    """Decoding would leave them out, where losses over pairs of rows would apply them."""
+    for make in sections(scale):
+        with pytest.raises(ValidationError, match=r"use 1 \(or 0\) for no guidance, or a scale above 1"):
+            make()
+    with pytest.raises(AssertionError):
+        Guidance(scale)
+
+
+@pytest.mark.parametrize("scale", [0.0, 1.0, 1.001, 7.5])
+def test_other_scales_are_taken(scale):
+    assert all(make().cfg_scale == scale for make in sections(scale))
+    with pytest.raises(ValidationError):
+        AnoleTargetConfig(kind="anole", cfg_scale=-0.1)
+
+
+@pytest.mark.parametrize("scale", [0.0, 1.0])
+@torch.no_grad()
+def test_no_guidance_means_the_condition_alone_in_losses_too(scale):
+    scores = torch.randn(2, 3, 5)
+    assert Guidance(scale).num_rows == 1
+    assert torch.equal(Guidance(scale)(scores, range(3)), scores[0])
+    # The guided term of a loss is then that of the conditional rows, whatever the unconditional ones say.
+    model = llamagen()
+    teacher = target(model, scale)
+    torch.manual_seed(0)
+    head = build_head(EAGLE, teacher)
+    batch = code_batch(model, torch.randint(0, 24, (2, 16), generator=torch.Generator().manual_seed(0)))
+    plain = EagleTraining(head, teacher, EagleLoss(noise=0, token_divergence="kl"))(batch)
+    paired = EagleTraining(head, teacher, EagleLoss(noise=0, guided=1.0, guided_divergence="kl"))(batch)
+    torch.testing.assert_close(paired.metrics["guided_loss"], plain.metrics["token_loss"])
