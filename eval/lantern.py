@@ -21,7 +21,7 @@ from ..core.errors import UserError
 from ..core.section import Section
 from ..models.decoding.neighbours import Metric, NeighbourTable, load_neighbours
 from ..models.decoding.tree import ROOT, Tree
-from .rules import Verified, along, inverse_cdf, positive_part, without
+from .rules import Verified, along, descend, positive_part, without
 
 
 class LanternConfig(Section):
@@ -142,32 +142,26 @@ class Lantern:
         # All nodes at once: good for first children. The later ones meet what a rejection left.
         drawn = None if probs is None else probs[torch.tensor(tree.parent_rows, device=p.device), ids]
         weights = self._weigh(p[_rows_above(tree, p)[:, None], members], known, drawn)
-        path: list[int] = []
-        node = ROOT
-        while True:
+
+        def trial(node: int) -> tuple[int | None, Tensor]:
             rest = p[node + 1]
             q: Tensor | None = None
-            accepted = None
             for rank, child in enumerate(tree.children.get(node, ())):
                 if probs is not None and q is None:
                     q = probs[tree.parent_rows[child]]
                 here = slice(child, child + 1)
                 if rank > 0:
-                    drawn = None if q is None else q[ids[here]]
-                    weights[here] = self._weigh(rest[members[here]], known[here], drawn)
+                    weights[here] = self._weigh(rest[members[here]], known[here], None if q is None else q[ids[here]])
                 mass, size, q_mass = weights[child]
                 if float(next(draws)) < mass / (q_mass or 1.0):
-                    accepted = child
-                    break
+                    return child, rest
                 # A child that q gives nothing fills a place undrawn: a point mass, as in `Sampling`.
                 rest = self._residual(rest, q if q_mass else None, members[child], int(size))
                 if q is not None and q_mass:
                     q = without(q, tokens[child])
-            if accepted is None:
-                bonus = inverse_cdf(rest, float(next(draws)))
-                return Verified(tuple(path), tuple(tokens[n] for n in path), bonus, along(p, path))
-            node = accepted
-            path.append(node)
+            return None, rest
+
+        return descend(p, tokens, draws, trial)
 
     def _weigh(self, values: Tensor, known: Tensor, drawn: Tensor | None) -> list[tuple[float, float, float]]:
         """(mass of A, its size, q(x) or 0) of each of N tokens, from p at their members; one synchronisation."""

@@ -26,8 +26,8 @@ from .loop import Decoding, generate
 from .measure import Row, bootstrap, quartiles
 from .policies import Chain, Draw
 from .rules import Greedy, Rule, Verified, inverse_cdf
+from .tables import interval, markdown_table
 
-LOWER_IS_BETTER = ("fid", "fid_of_reader")
 DRAWS = 300  # resampled sets of captions: with 5000 captions each costs a millisecond
 
 # ---- drawing with near codes
@@ -153,13 +153,11 @@ Spread = tuple[float, float]
 
 
 def speedup(point: Point) -> str:
-    low, high = point.table["SR_spread"]
-    return f"{point.table['SR']:.2f}x [{low:.2f}, {high:.2f}]"
+    return f"{point.table['SR']:.2f}x {interval(point.table['SR_spread'])}"
 
 
 def tau(point: Point) -> str:
-    low, high = point.table["tau_interval"]
-    return f"{point.table['tau']:.2f} [{low:.2f}, {high:.2f}]"
+    return f"{point.table['tau']:.2f} {interval(point.table['tau_interval'])}"
 
 
 def quality(metric: str) -> Cell:
@@ -169,10 +167,6 @@ def quality(metric: str) -> Cell:
         return f"{found['value']:.4g}{error}"
 
     return cell
-
-
-def markdown_table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> list[str]:
-    return ["| " + " | ".join(cells) + " |" for cells in (head, ["---"] * len(head), *rows)]
 
 
 def grid_table(
@@ -218,8 +212,8 @@ def counts_table(counts: Sequence[int], columns: Mapping[str, Sequence[tuple[flo
     """Captions down, settings across, as table 7."""
     rows = []
     for place, count in enumerate(counts):
-        cells = [f"{value:.2f}x [{low:.2f}, {high:.2f}]" for value, (low, high) in (c[place] for c in columns.values())]
-        rows.append([str(count), *cells])
+        found = [column[place] for column in columns.values()]
+        rows.append([str(count), *(f"{value:.2f}x {interval(ends)}" for value, ends in found)])
     return markdown_table(["captions", *columns], rows)
 
 

@@ -6,7 +6,7 @@ Letters: N nodes without the root, V vocabulary.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -76,12 +76,10 @@ class Sampling:
     def __call__(self, tree: Tree, p: Tensor, uniforms: Sequence[float]) -> Verified:
         draws = iter(uniforms)
         tokens = tree.tokens.tolist()
-        path: list[int] = []
-        node = ROOT
-        while True:
+
+        def trial(node: int) -> tuple[int | None, Tensor]:
             rest = p[node + 1]
             q: Tensor | None = None
-            accepted = None
             for child in tree.children.get(node, ()):
                 token = tokens[child]
                 if tree.draft_probs is not None and q is None:
@@ -90,17 +88,35 @@ class Sampling:
                 mass = 0.0 if q is None else float(q[token])
                 chance = float(rest[token]) / (mass or 1.0)
                 if float(next(draws)) < chance:
-                    accepted = child
-                    break
+                    return child, rest
                 if q is None or mass == 0.0:
                     rest = without(rest, token)
                 else:
                     rest, q = positive_part(rest - q, rest), without(q, token)
-            if accepted is None:
-                bonus = inverse_cdf(rest, float(next(draws)))
-                return Verified(tuple(path), tuple(tokens[n] for n in path), bonus, along(p, path))
-            node = accepted
-            path.append(node)
+            return None, rest
+
+        return descend(p, tokens, draws, trial)
+
+
+# The children of a node tried in turn: the accepted one or None, and what the rejections before left of p.
+Trial = Callable[[int], tuple[int | None, Tensor]]
+
+
+def descend(p: Tensor, tokens: Sequence[int], draws: Iterator[float], trial: Trial) -> Verified:
+    """From the root down for as long as a child is accepted; the bonus is drawn from what the last rejections left.
+
+    Args:
+        p: [N+1,V], row 0 at the root.
+        tokens: of each node.
+        draws: that `trial` draws from too.
+    """
+    path: list[int] = []
+    accepted, rest = trial(ROOT)
+    while accepted is not None:
+        path.append(accepted)
+        accepted, rest = trial(accepted)
+    bonus = inverse_cdf(rest, float(next(draws)))
+    return Verified(tuple(path), tuple(tokens[n] for n in path), bonus, along(p, path))
 
 
 def inverse_cdf(probs: Tensor, uniform: float) -> int:

@@ -24,9 +24,10 @@ from .analysis import (
 )
 from .lantern import LanternConfig
 from .measure import Row
+from .quality import LOWER_IS_BETTER
+from .tables import markdown_table
 
 FOLDER = "analysis"
-LOWER_IS_BETTER = ("fid", "fid_of_reader")
 
 
 def write_section(
@@ -69,23 +70,22 @@ def write_section(
 def _numbers(config: AnalysisConfig, readings: Mapping[float, Reading]) -> list[str]:
     head = ["T", "pictures", "head top-1", "head top-3", "target top-1", "target top-10", "sum min(p, q)",
             "first draft, exact", f"LANTERN k={config.k[-1]}, delta={config.delta[-1]:g}"]  # fmt: skip
-    rows = [head, ["---"] * len(head)]
+    rows = []
     for temperature, reading in readings.items():
         s = reading.summary()
         shares = (s["accuracy_top1"], s["accuracy_top3"], s["target_top1"], s["target_top10"], s["expected_acceptance"],
                   s["first_draft_exact"], s["first_draft_lantern"][-1][-1])  # fmt: skip
         rows.append([f"{temperature:g}", str(s["pictures"]), *(f"{share:.1%}" for share in shares)])
-    lines = ["| " + " | ".join(row) + " |" for row in rows]
+    lines = markdown_table(head, rows)
     lines += ["", "Read from pictures that the target drew plainly, from true features. At temperature 0 probabilities "
               "are those at temperature 1.", "", f"Bounds that LANTERN found alike, at k = {max(config.k)} (median ms "
               "for 59 drafts):", ""]  # fmt: skip
-    lines += ["| T | divergence | delta | first draft | size of A | ms |", "| --- | --- | --- | --- | --- | --- |"]
-    for temperature, reading in readings.items():
-        lines += [
-            f"| {temperature:g} | {b.divergence} | {b.delta:g} | {b.accept:.1%} | {b.size:.1f} | {b.ms:.2f} |"
-            for b in reading.bounds
-        ]
-    return lines
+    bounds = [
+        [f"{temperature:g}", b.divergence, f"{b.delta:g}", f"{b.accept:.1%}", f"{b.size:.1f}", f"{b.ms:.2f}"]
+        for temperature, reading in readings.items()
+        for b in reading.bounds
+    ]
+    return lines + markdown_table(["T", "divergence", "delta", "first draft", "size of A", "ms"], bounds)
 
 
 def _overall(place: Path, readings: Mapping[float, Reading], encoded: Mapping[str, Reading]) -> list[str]:

@@ -16,6 +16,7 @@ from torch import Tensor
 
 from .measure import Row, bootstrap, quartiles
 from .pictures import save_grid
+from .tables import interval, markdown_table
 
 Results = dict[float, dict[str, list[Row]]]  # temperature -> method -> rows
 PLAIN = "plain decoding"
@@ -96,13 +97,13 @@ def markdown(report: dict[str, Any], shown: Mapping[float, Sequence[str]], expla
         quality = report["quality"].get(temperature, {})
         metrics = sorted({name for found in quality.values() for name in found})
         lines += [f"## Temperature {temperature:g}", ""]
-        lines += _table(
+        lines += markdown_table(
             ["method", "n", "SR [IQR]", "tau [95%]", "mean depth", "nodes", *metrics],
             [
                 [PLAIN, str(_n(methods)), "1.00x", "1.00", "1.00", "0", *_cells(quality.get(PLAIN, {}), metrics)],
                 *(
-                    [m, str(t["requests"]), f"{t['SR']:.2f}x [{_range(t['SR_spread'])}]",
-                     f"{t['tau']:.2f} [{_range(t['tau_interval'])}]", f"{t['mean_levels']:.2f}",
+                    [m, str(t["requests"]), f"{t['SR']:.2f}x {interval(t['SR_spread'])}",
+                     f"{t['tau']:.2f} {interval(t['tau_interval'])}", f"{t['mean_levels']:.2f}",
                      f"{t['mean_nodes']:.0f}", *_cells(quality.get(m, {}), metrics)]
                     for m, t in methods.items()
                 ),
@@ -110,7 +111,7 @@ def markdown(report: dict[str, Any], shown: Mapping[float, Sequence[str]], expla
         )  # fmt: skip
         lines += ["", "Where a cycle's time goes (medians, ms; plain decoding takes "
                   f"{next(iter(methods.values()))['plain_ms']:.2f} a token):", ""]  # fmt: skip
-        lines += _table(
+        lines += markdown_table(
             ["method", "target", "drafter", "rule", "whole cycle", "first draft accepted"],
             [
                 [m, f"{t['target_ms']:.2f}", f"{t['drafter_ms']:.2f}", f"{t['rule_ms']:.2f}", f"{t['cycle_ms']:.2f}",
@@ -166,11 +167,3 @@ def _n(methods: Mapping[str, Mapping[str, Any]]) -> int:
 
 def _cells(found: Mapping[str, Any], metrics: Sequence[str]) -> list[str]:
     return [f"{found[m]['value']:.4g} (n={found[m]['n']})" if m in found else "-" for m in metrics]
-
-
-def _table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> list[str]:
-    return ["| " + " | ".join(r) + " |" for r in (head, ["---"] * len(head), *rows)]
-
-
-def _range(pair: Sequence[float]) -> str:
-    return f"{pair[0]:.2f}, {pair[1]:.2f}"

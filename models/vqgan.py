@@ -23,7 +23,8 @@ from transformers import ChameleonVQVAE, ChameleonVQVAEConfig
 
 from ..core.errors import UserError
 from ..core.section import Section
-from .llamagen.files import WEIGHTS, check_shapes, find_folder, load_pickle, shapes_of, weights_in
+from .llamagen.folders import WEIGHTS, check_shapes, find_folder, shapes_of
+from .llamagen.published_files import load_pickle, weights_in
 from .llamagen.vq import IMAGES_PER_PASS, Attention, ResBlock, Upsample, norm
 
 GROUPS = 32  # of the group norms, here as in transformers' encoder

@@ -12,9 +12,17 @@ DOORS = {
     "deepspeed": {"trainers/engine.py"},
     "omegaconf": {"recipes/load.py"},
     "wandb": {"core/tracking.py"},
-    "matplotlib": {"eval/plots.py", "eval/visual_plots.py"},
+    "matplotlib": {
+        "eval/plots.py",
+        "eval/suite_plots.py",
+        "eval/weights_plot.py",
+        *(f"eval/visual_plots/{n}.py" for n in ("style", "pictures", "shares", "methods")),
+    },
     "webdataset": {"data/shapes/captioned.py"},
     "peft": {"models/lora.py"},
+    "datasets": {"data/suite_hub.py"},
+    "torchmetrics": {"eval/text_quality.py"},
+    "nltk": {"eval/text_quality.py"},
 }
 
 

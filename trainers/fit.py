@@ -15,7 +15,7 @@ from torch import nn
 from ..core import ranks
 from ..core.section import Section
 from ..core.tracking import Tracker
-from ..data.loader import Loader, steps_per_epoch
+from ..data.loader import Collate, Loader, Samples, StepBatches, steps_per_epoch
 from .checkpoint import CheckpointConfig
 from .context import Context
 from .engine import Engine
@@ -79,6 +79,8 @@ class Trainable(Protocol):
 
 # engine, step -> what is logged: numbers, and paths of pictures
 Validate = Callable[[Engine, int], Mapping[str, float | Path]]
+# engine, a step's batches -> the same with what the model itself has to write for them
+Write = Callable[[Engine, StepBatches], StepBatches]
 
 
 def fit(
@@ -90,6 +92,7 @@ def fit(
     total: int,
     validate: Validate | None = None,
     validate_every: int | None = None,
+    write: Write | None = None,
 ) -> Engine:
     """Train `module` (a `Trainable`) for `total` steps, or go on from its newest checkpoint; returns its engine."""
     optimizer = build_optimizer(module.parts(), stage.optim)  # type: ignore[operator]
@@ -119,9 +122,36 @@ def fit(
             rewind=tracker.rewind,
             say=context.say,
             validate=None if validate is None else lambda step: validate(engine, step),
+            write=None if write is None else lambda batches: write(engine, batches),
         )
     tracker.finish()
     return engine
+
+
+def training_loader(
+    stage: FitSettings,
+    samples: Samples,
+    collate: Collate,
+    start_step: int,
+    *,
+    seed: int,
+    total: int,
+    grouped: bool = False,
+) -> Loader:
+    """What this rank trains on from `start_step` to step `total`; `grouped` as of `Loader`."""
+    return Loader(
+        samples,
+        seed=seed,
+        batch_size=stage.batch_size,
+        micro_batch_size=stage.micro,
+        total_steps=total,
+        collate=collate,
+        grouped=grouped,
+        rank=ranks.rank(),
+        world_size=ranks.world_size(),
+        start_step=start_step,
+        num_workers=stage.num_workers,
+    )
 
 
 def seed_all(seed: int) -> None:

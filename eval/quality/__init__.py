@@ -1,10 +1,11 @@
 """Quality of generated images: FID, CLIP score, precision and recall, inception score, HPS v2.1, aesthetic score."""
 
 from .extractors import Extractor, Features, PairExtractor
-from .measure import Measured, QualityConfig, check, measure
+from .measure import LOWER_IS_BETTER, Measured, QualityConfig, check, measure
 from .pictures import Folder, as_is
 
 __all__ = [
+    "LOWER_IS_BETTER",
     "Extractor",
     "Features",
     "Folder",

@@ -24,6 +24,7 @@ from .vgg import vgg_features
 from .weights import NEEDS, Metric, WeightName, find
 
 PREFIX = "A photo depicts "  # of the CLIP score (Hessel et al. 2021, section 3); HPS v2 reads the caption alone
+LOWER_IS_BETTER = ("fid", "fid_of_reader")  # of all results; a distance by other features has a name of its own
 Extractors = Mapping[Metric, Extractor | PairExtractor]
 
 

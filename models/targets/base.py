@@ -67,6 +67,8 @@ class TargetSequence:
     mask: Tensor  # [B,T] bool
     positions: Tensor  # [B,T] int64
     num_generated: int
+    # B places on the left of each row that only longer rows of the batch need, its condition's own kept.
+    padding: tuple[int, ...]
 
 
 class Target(Protocol):

@@ -20,10 +20,10 @@ from draftsmith.data.captioned import (
     Refused,
     center_crop,
     decode_image,
-    image_names,
     num_items,
     read,
 )
+from draftsmith.data.captioned.folders import image_names
 from PIL import Image
 from pydantic import TypeAdapter, ValidationError
 

@@ -8,7 +8,6 @@ from draftsmith.core.errors import UserError
 from draftsmith.core.nouns import ImageRequest
 from draftsmith.data.codes import ShardData, ShardSamples
 from draftsmith.data.shards import claim, finish, write_shard
-from draftsmith.eval import analysis
 from draftsmith.eval.analysis import (
     AnalysisConfig,
     Curves,
@@ -168,7 +167,7 @@ def test_cells_are_scored_in_parts(monkeypatch):
     target, condition = TARGETS["text"]()
     head, codes = head_of(target), torch.arange(CELLS) % CODES
     whole = teacher_forced(target, head, condition, codes, Warp(1.0))
-    monkeypatch.setattr(analysis, "AT_ONCE", 5)
+    monkeypatch.setattr("draftsmith.eval.analysis.distributions.AT_ONCE", 5)
     parts = teacher_forced(target, head, condition, codes, Warp(1.0))
     torch.testing.assert_close(parts.p, whole.p)
     torch.testing.assert_close(parts.q, whole.q)

@@ -11,8 +11,6 @@ import numpy as np
 import pytest
 import torch
 from draftsmith.core.errors import UserError
-from draftsmith.eval import lantern as module
-from draftsmith.eval import rules
 from draftsmith.eval.lantern import Lantern, LanternConfig, lantern, moved_jsd
 from draftsmith.eval.rules import Greedy, Sampling
 from draftsmith.models.decoding.neighbours import NeighbourTable, load_neighbours, nearest
@@ -169,8 +167,8 @@ def rejected(relaxed, p, token, draft_probs, monkeypatch):
     if chance >= 1:
         return None, 1.0
     rows = torch.stack([p, p])
-    above = walk(relaxed, module, monkeypatch, tree, rows, torch.tensor([chance + 1e-9], dtype=torch.float64))
-    below = walk(relaxed, module, monkeypatch, tree, rows, torch.tensor([chance - 1e-9], dtype=torch.float64))
+    above = walk(relaxed, monkeypatch, tree, rows, torch.tensor([chance + 1e-9], dtype=torch.float64))
+    below = walk(relaxed, monkeypatch, tree, rows, torch.tensor([chance - 1e-9], dtype=torch.float64))
     assert (above[0].num_accepted, below[0].num_accepted) == (0, 1)
     return above[2], chance
 
@@ -212,7 +210,7 @@ def test_trees(case, form, setting, monkeypatch):
     relaxed = rule(form, *named(setting))
     tree, p = recorded_tree(V, case), V[f"{case}/node_probs"]
     for trial, uniforms in enumerate(V[f"{case}/uniforms"]):
-        found = walk(relaxed, module, monkeypatch, tree, p, uniforms)
+        found = walk(relaxed, monkeypatch, tree, p, uniforms)
         check_walk(V, case, f"{case}/{setting}/{form}", trial, found, tree)
 
 
@@ -221,7 +219,7 @@ def test_drawn_children_of_the_released_code(case, monkeypatch):
     relaxed = rule("code", int(V[f"{case}/lantern_k"]), float(V[f"{case}/lantern_delta"]))
     tree, p = recorded_tree(V, case), V[f"{case}/node_probs"]
     for trial, uniforms in enumerate(V[f"{case}/uniforms"]):
-        found = walk(relaxed, module, monkeypatch, tree, p, uniforms)
+        found = walk(relaxed, monkeypatch, tree, p, uniforms)
         check_walk(V, case, case, trial, found, tree)
 
 
@@ -229,7 +227,7 @@ def test_the_released_code_may_remove_everything(monkeypatch):
     relaxed = rule("code", int(V["allzero/k"]), float(V["allzero/delta"]))
     tree = Tree(V["allzero/children"], (ROOT, ROOT), (-1, -1))
     p = V["allzero/logits"].softmax(-1).expand(3, -1)
-    verified, used, rest = walk(relaxed, module, monkeypatch, tree, p, V["allzero/uniforms"])
+    verified, used, rest = walk(relaxed, monkeypatch, tree, p, V["allzero/uniforms"])
     assert verified.num_accepted == int(V["allzero/code/accept_length"]) == 0
     assert used == int(V["allzero/code/used"])
     assert torch.allclose(rest, V["allzero/code/next_probs"], atol=1e-6)
@@ -311,8 +309,8 @@ def test_delta_0_is_the_exact_rule_bit_for_bit(form, divergence, monkeypatch):
         assert same(found, expected) and one == other
         # The bonus shows one token of the residual, this all of it.
         with monkeypatch.context() as patch:
-            ours = walk(relaxed, module, patch, tree, p, uniforms)[2]
-            exact = walk(Sampling(), rules, patch, tree, p, uniforms)[2]
+            ours = walk(relaxed, patch, tree, p, uniforms)[2]
+            exact = walk(Sampling(), patch, tree, p, uniforms)[2]
         assert torch.equal(ours, exact)
         accepted, refused = accepted + found.num_accepted, refused + len(one) - 1 - found.num_accepted
     assert accepted > 100 and refused > 300

@@ -43,10 +43,10 @@ def recorded_tree(vectors, case: str) -> Tree:
     return Tree(tokens, above, slots, vectors[f"{case}/draft_probs"], tuple(parents))
 
 
-def walk(rule, module, monkeypatch, tree, p, uniforms):
+def walk(rule, monkeypatch, tree, p, uniforms):
     """(verified, uniforms used before the bonus, what the bonus was drawn from)."""
     drawn_from = []
-    monkeypatch.setattr(module, "inverse_cdf", lambda probs, uniform: drawn_from.append(probs) or 0)
+    monkeypatch.setattr(rules, "inverse_cdf", lambda probs, uniform: drawn_from.append(probs) or 0)
     taken = []
     verified = rule(tree, p, (taken.append(u) or u for u in [*uniforms.tolist(), 0.5]))
     return verified, len(taken) - 1, drawn_from[0]
@@ -84,7 +84,7 @@ def test_sampling(vectors, case, monkeypatch):
     uniforms = vectors[f"{case}/uniforms"]
     assert vectors[f"{case}/min_gap"].min() > 1e-5
     for trial in range(len(uniforms)):
-        found = walk(Sampling(), rules, monkeypatch, tree, p, uniforms[trial])
+        found = walk(Sampling(), monkeypatch, tree, p, uniforms[trial])
         check_walk(vectors, case, case, trial, found, tree)
 
 

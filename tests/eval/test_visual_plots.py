@@ -1,12 +1,17 @@
 """Each figure is a file that shows something, at a README's size, and leaves matplotlib as it was."""
 
+from pathlib import Path
+
 import matplotlib
 import numpy as np
 import pytest
 import torch
 from draftsmith.eval import visual_plots as plots
 from draftsmith.eval.analysis import cell_map, depth_map, length_map
+from draftsmith.eval.visual_plots.pictures import SHOWN_TOKENS
+from draftsmith.eval.visual_plots.style import PALE
 from matplotlib import pyplot as plt
+from matplotlib.figure import Figure
 from PIL import Image
 
 GRID = 4
@@ -72,9 +77,8 @@ def test_a_figure_shows_something_at_the_size_of_a_readme(tmp_path, name):
 def drawn(monkeypatch, draw, *args, **kwargs):
     """The figure instead of its file."""
     kept = []
-    monkeypatch.setattr(plots, "_save", lambda figure, path: kept.append(figure))
-    draw(None, *args, **kwargs)
-    plt.close(kept[0])
+    monkeypatch.setattr(Figure, "savefig", lambda figure, path, **options: kept.append(figure))
+    draw(Path("unwritten.png"), *args, **kwargs)
     return kept[0]
 
 
@@ -91,15 +95,15 @@ def test_a_missing_cell_is_grey_and_not_a_value(monkeypatch):
     figure = drawn(monkeypatch, plots.length_map, [PICTURE], [length_map(ACCEPTED, GRID)])
     image = figure.axes[1].images[0]
     corner = image.to_rgba(image.get_array())[0, 0]
-    assert np.allclose(corner[:3], matplotlib.colors.to_rgb(plots.PALE), atol=0.01)
+    assert np.allclose(corner[:3], matplotlib.colors.to_rgb(PALE), atol=0.01)
 
 
 def test_distributions_are_sorted_by_the_target_and_the_head_follows(monkeypatch):
     figure = drawn(monkeypatch, plots.distributions_at, PICTURE, P, Q, [0, 6], grid=GRID)
     first, second = figure.axes[1:3]
     mass, order = P[6].sort(descending=True)
-    assert [bar.get_height() for bar in second.patches] == pytest.approx(mass[: plots.SHOWN_TOKENS].tolist())
-    assert second.lines[0].get_ydata() == pytest.approx(Q[5][order[: plots.SHOWN_TOKENS]].numpy())
+    assert [bar.get_height() for bar in second.patches] == pytest.approx(mass[:SHOWN_TOKENS].tolist())
+    assert second.lines[0].get_ydata() == pytest.approx(Q[5][order[:SHOWN_TOKENS]].numpy())
     assert not first.lines  # nothing is drafted for the first cell
     assert second.get_title() == "b: row 2, column 3"
 
@@ -149,6 +153,6 @@ def test_more_groups_than_colours_are_refused(tmp_path):
 
 
 def test_every_figure_is_drawn_in_one_style():
-    public = [f for n, f in vars(plots).items() if callable(f) and f.__module__ == plots.__name__ and n[0] != "_"]
-    figures = [f for f in public if "path" in f.__annotations__ or hasattr(f, "__wrapped__")]
+    public = [getattr(plots, name) for name in plots.__all__]
+    figures = [f for f in public if "path" in getattr(f, "__annotations__", ())]
     assert len(figures) == 13 and all(hasattr(f, "__wrapped__") for f in figures)

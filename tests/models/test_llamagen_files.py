@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 import torch
 from draftsmith.core.errors import UserError
-from draftsmith.models.llamagen import files
+from draftsmith.models.llamagen import files, folders, lantern_layout, published_files
 from draftsmith.models.llamagen.transformer import SIZES, LlamaGen, LlamaGenConfig, published
 from draftsmith.models.llamagen.vq import VqConfig, VqTokenizer
 from safetensors.torch import load_file, save_file
@@ -151,7 +151,7 @@ def test_a_write_that_fails_leaves_the_old_file(tmp_path, monkeypatch):
         Path(path).write_bytes(b"half")
         raise OSError("no space left on device")
 
-    monkeypatch.setattr(files, "save_file", full_disk)
+    monkeypatch.setattr(folders, "save_file", full_disk)
     with pytest.raises(OSError, match="no space"):
         files.save_llamagen(llamagen(TEXT, seed=1), tmp_path)
     assert same(files.load_llamagen(tmp_path), model)
@@ -165,7 +165,7 @@ def test_a_hub_id_fetches_the_two_files(tmp_path, monkeypatch):
         asked.update(options, source=source)
         return str(tmp_path)
 
-    monkeypatch.setattr(files, "snapshot_download", download)
+    monkeypatch.setattr(folders, "snapshot_download", download)
     assert files.load_llamagen("someone/llamagen", revision="abc").config == CLASS
     assert asked == {
         "source": "someone/llamagen",
@@ -204,7 +204,7 @@ def test_lantern_names_mean_what_llama_means_by_them(config):
     class turns neighbours and needs no such thing.
     """
     model = llamagen(config)
-    state, values = files.to_lantern(model.state_dict(), config)
+    state, values = lantern_layout.to_lantern(model.state_dict(), config)
     names = ("hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads", "num_key_value_heads",
              "vocab_size", "rms_norm_eps", "hidden_act", "tie_word_embeddings")  # fmt: skip
     llama = LlamaForCausalLM(LlamaConfig(**{name: values[name] for name in names}, attn_implementation="eager")).eval()
@@ -227,20 +227,20 @@ def test_lantern_names_mean_what_llama_means_by_them(config):
 @pytest.mark.parametrize("config", [TEXT, CLASS], ids=["text", "class"])
 def test_lantern_and_back(config, tmp_path):
     model = llamagen(config)
-    state, values = files.to_lantern(model.state_dict(), config)
-    back, again = files.from_lantern(state, values)
+    state, values = lantern_layout.to_lantern(model.state_dict(), config)
+    back, again = lantern_layout.from_lantern(state, values)
     assert again == config.model_copy(
         update={"num_classes": values["num_classes"], "caption_slots": 120 if config is CLASS else config.caption_slots}
     )
     assert back.keys() == model.state_dict().keys()
     assert all(torch.equal(back[name], tensor) for name, tensor in model.state_dict().items())
-    files.write_folder(tmp_path, values, state)
+    folders.write_folder(tmp_path, values, state)
     loaded = files.load_llamagen(tmp_path)
     assert same(loaded, model) and torch.equal(scores(loaded), scores(model))
 
 
 def test_lantern_config_has_their_fields():
-    _, values = files.to_lantern({}, published("XL", grid=32))
+    _, values = lantern_layout.to_lantern({}, published("XL", grid=32))
     expected = {
         "model_type": "llama", "hidden_size": 1280, "intermediate_size": 3584, "num_hidden_layers": 36,
         "num_attention_heads": 20, "vocab_size": 16384, "rms_norm_eps": 1e-5, "block_size": 1024, "cls_token_num": 120,
@@ -248,9 +248,9 @@ def test_lantern_config_has_their_fields():
         "ffn_dropout_p": 0.1, "class_dropout_p": 0.1,
     }  # fmt: skip
     assert values.items() >= expected.items()
-    assert files.is_lantern(values) and not files.is_lantern({"model_type": "llama"})
+    assert lantern_layout.is_lantern(values) and not lantern_layout.is_lantern({"model_type": "llama"})
     # Fields that only transformers reads make no difference.
-    read = files.lantern_config(values | {"transformers_version": "4.32.0", "bos_token_id": 1}, where="")
+    read = lantern_layout.lantern_config(values | {"transformers_version": "4.32.0", "bos_token_id": 1}, where="")
     assert read.model_dump(exclude={"ffn_hidden"}) == published("XL", grid=32).model_dump(exclude={"ffn_hidden"})
     assert read.hidden == published("XL").hidden
 
@@ -266,8 +266,8 @@ def test_lantern_config_has_their_fields():
     ],
 )
 def test_damage_in_lantern_names(values, told, tmp_path):
-    state, config = files.to_lantern(llamagen(TEXT).state_dict(), TEXT)
-    files.write_folder(tmp_path, config, state)
+    state, config = lantern_layout.to_lantern(llamagen(TEXT).state_dict(), TEXT)
+    folders.write_folder(tmp_path, config, state)
     edit_config(tmp_path, **values)
     with pytest.raises(UserError, match=told) as caught:
         files.load_llamagen(tmp_path)
@@ -285,7 +285,7 @@ def test_damage_in_lantern_names(values, told, tmp_path):
 def test_official_files_are_read_wherever_the_weights_lie(wrap, tmp_path):
     state = llamagen(TEXT).state_dict()
     torch.save(wrap(dict(state)), tmp_path / "x.pt")
-    found = files.read_official(tmp_path / "x.pt")
+    found = published_files.read_official(tmp_path / "x.pt")
     assert found.keys() == state.keys() and all(torch.equal(found[name], state[name]) for name in state)
 
 
@@ -302,7 +302,7 @@ def test_a_malicious_pickle_is_refused(zipped, tmp_path):
     state = {"model": dict(llamagen(TEXT).state_dict()), "extra": Malicious(tmp_path / "run")}
     torch.save(state, tmp_path / "x.pt", _use_new_zipfile_serialization=zipped)
     with pytest.raises(UserError, match="could run code" if zipped else "cannot be read") as caught:
-        files.read_official(tmp_path / "x.pt")
+        published_files.read_official(tmp_path / "x.pt")
     assert not (tmp_path / "run").exists()
     assert "x.pt" in str(caught.value)
 
@@ -314,14 +314,14 @@ def test_a_malicious_pickle_is_refused(zipped, tmp_path):
 def test_files_without_weights(content, told, tmp_path):
     torch.save(content, tmp_path / "x.pt")
     with pytest.raises(UserError, match=told):
-        files.read_official(tmp_path / "x.pt")
+        published_files.read_official(tmp_path / "x.pt")
 
 
 def test_files_that_are_none(tmp_path):
     (tmp_path / "x.pt").write_text("version https://git-lfs.github.com/spec/v1")
     for name in ("x.pt", "y.pt"):
         with pytest.raises(UserError, match="cannot be read"):
-            files.read_official(tmp_path / name)
+            published_files.read_official(tmp_path / name)
 
 
 def meta_state(config: LlamaGenConfig) -> dict[str, torch.Tensor]:
@@ -333,15 +333,15 @@ def meta_state(config: LlamaGenConfig) -> dict[str, torch.Tensor]:
 @pytest.mark.parametrize("size", SIZES)
 def test_the_config_follows_from_the_shapes(size, condition):
     config = published(size, condition=condition, grid=24)
-    assert files.infer_config(meta_state(config), grid=24) == config
-    assert files.infer_config(meta_state(config), grid=24, size=size) == config
+    assert published_files.infer_config(meta_state(config), grid=24) == config
+    assert published_files.infer_config(meta_state(config), grid=24, size=size) == config
 
 
 def test_shapes_beside_the_published_ones():
     config = published("B", condition="class", num_classes=10, vocab_size=64, ffn_hidden=100)
-    assert files.infer_config(meta_state(config), grid=16) == config
+    assert published_files.infer_config(meta_state(config), grid=16) == config
     tiny = TEXT.model_copy(update={"dropout": 0.1})
-    assert files.infer_config(meta_state(tiny), grid=16, num_heads=2) == tiny
+    assert published_files.infer_config(meta_state(tiny), grid=16, num_heads=2) == tiny
 
 
 @pytest.mark.parametrize(
@@ -356,30 +356,30 @@ def test_shapes_beside_the_published_ones():
 )
 def test_shapes_that_do_not_tell(state, options, told):
     with pytest.raises(UserError, match=told):
-        files.infer_config(state, grid=16, **options)
+        published_files.infer_config(state, grid=16, **options)
 
 
 @pytest.mark.parametrize("config", [VqConfig(), VqConfig(ch_mult=(1, 2, 2, 4)), VQ], ids=["vq-16", "vq-8", "tiny"])
 def test_the_tokenizers_config_follows_from_the_shapes(config):
     with torch.device("meta"):
         state = VqTokenizer(config).state_dict()
-    assert files.infer_vq_config(state) == config
+    assert published_files.infer_vq_config(state) == config
 
 
 def test_a_tokenizer_with_other_groups_is_not_guessed_at():
     with torch.device("meta"):
         state = VqTokenizer(VqConfig(base_channels=8, groups=4)).state_dict()
     with pytest.raises(UserError, match="groups"):
-        files.infer_vq_config(state)
+        published_files.infer_vq_config(state)
 
 
 def test_the_grid_is_in_the_name_or_given():
     names = {"c2i_B_384.pt": 24, "t2i_XL_stage1_256.pt": 16, "t2i_XL_stage2_512.pt": 32, "c2i_3B_384.pt": 24}
-    assert {name: files.grid_of(name) for name in names} == names
-    assert files.grid_of("c2i_B_384.pt", 256) == 16
+    assert {name: published_files.grid_of(name) for name in names} == names
+    assert published_files.grid_of("c2i_B_384.pt", 256) == 16
     for name, size in (("model.pt", None), ("step_2560000.pt", None), ("model.pt", 250)):
         with pytest.raises(UserError, match="image size"):
-            files.grid_of(name, size)
+            published_files.grid_of(name, size)
 
 
 # ---- the script
@@ -405,7 +405,7 @@ def test_an_official_file_through_all_layouts(convert, tmp_path, capsys):
     assert files.load_llamagen(ours).config == CLASS.model_copy(update={"grid": 24})
     assert convert(ours, theirs, "--to", "lantern", "--dtype", "bfloat16") == 0
     assert "left out  nothing" in capsys.readouterr().out
-    assert files.is_lantern(json.loads((theirs / "config.json").read_text()))
+    assert lantern_layout.is_lantern(json.loads((theirs / "config.json").read_text()))
     assert convert(theirs, back) == 0
     found = load_file(back / "model.safetensors")
     assert found.keys() == state.keys()
@@ -447,7 +447,7 @@ def test_a_failed_conversion_leaves_nothing(convert, tmp_path, monkeypatch, caps
     def full_disk(*_):
         raise OSError("no space left on device")
 
-    monkeypatch.setattr(files, "save_file", full_disk)
+    monkeypatch.setattr(folders, "save_file", full_disk)
     with pytest.raises(OSError, match="no space"):
         convert(tmp_path / "a", tmp_path / "b")
     assert [p.name for p in tmp_path.iterdir()] == ["a"]

@@ -33,7 +33,7 @@ from ....eval.visual_analysis import write_section
 from ....models.decoding.warp import Warp
 from ....models.drafters.eagle import EagleHead, EagleProposal
 from ....models.drafters.heads import load_proposal
-from ....models.generators import Generator, load_generator, sample_condition
+from ....models.generators import Generator, check_labels, load_generator, sample_condition
 from ...context import Context
 from ...engine import init_distributed
 from .encode import SHARDS
@@ -168,6 +168,7 @@ def run(stage: VisualEvaluateStage, context: Context) -> None:
     world = None if stage.prompts.from_stage is None else context.inputs["data"] / WORLD
     source = stage.prompts.resolved(world)
     prompts = read_prompts(source)
+    check_labels(context.target, [(p.caption, p.label) for p in prompts])
     judge = Judge(
         stage.quality,
         prompts,
@@ -267,7 +268,7 @@ def _eagle_head(stage: VisualEvaluateStage, generator: Generator, context: Conte
 
 def _proposal(method: Method, generator: Generator, context: Context) -> Any:
     folder = context.inputs.get("drafter" if method.drafter is None else f"drafter/{method.drafter}")
-    return load_proposal(context.drafter, folder, generator.target)
+    return load_proposal(context.drafter, folder, generator.target, named=context.target)
 
 
 def _decoders(

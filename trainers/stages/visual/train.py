@@ -15,7 +15,7 @@ from ....core import ranks
 from ....core.errors import UserError
 from ....core.section import Section
 from ....data.codes import CodeCollate, PictureCollate, ShardData, ShardSample, ShardSamples
-from ....data.loader import Collate, Loader
+from ....data.loader import Collate
 from ....data.shapes.captioned import COLORS, SHAPES, figures_of, places_of
 from ....models.generators import TEXT_ENCODER, build_text_encoder, build_transformer, sample_condition
 from ....models.llamagen.captions import caption_ids
@@ -25,7 +25,7 @@ from ....models.llamagen.vq import VqTokenizer
 from ....models.shapes_reader import ShapesReader
 from ...context import Context
 from ...engine import Engine, init_distributed
-from ...fit import FitSettings, Validate, fit, seed_all
+from ...fit import FitSettings, Validate, fit, seed_all, training_loader
 from .encode import SHARDS
 from .generate import TOKENIZER
 from .heads import DecodingCheck, Heads
@@ -110,7 +110,7 @@ def run(stage: VisualTrainStage, context: Context) -> None:
     module = heads.module if heads else _module(stage, context, seed, total)
     collate = _collate(stage, context, samples, seed, heads)
     context.say(f"{len(samples)} samples, {total} steps of {stage.batch_size}")
-    make_loader = functools.partial(_loader, stage, samples, collate, seed, total)
+    make_loader = functools.partial(training_loader, stage, samples, collate, seed=seed, total=total)
     validate = None
     every = None
     if heads and (stage.validation or stage.decoding):
@@ -209,23 +209,6 @@ class _CaptionIds:
     def __call__(self, sample: ShardSample) -> Tensor:
         batch = caption_ids(self.tokenizer, [sample.info["caption"]], self.slots)
         return batch["input_ids"][0][batch["attention_mask"][0].bool()]
-
-
-def _loader(
-    stage: VisualTrainStage, samples: ShardSamples, collate: Collate, seed: int, total: int, start_step: int
-) -> Loader:
-    return Loader(
-        samples,
-        seed=seed,
-        batch_size=stage.batch_size,
-        micro_batch_size=stage.micro,
-        total_steps=total,
-        collate=collate,
-        rank=ranks.rank(),
-        world_size=ranks.world_size(),
-        start_step=start_step,
-        num_workers=stage.num_workers,
-    )
 
 
 def _validation(

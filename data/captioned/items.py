@@ -1,0 +1,111 @@
+"""What all sources of captioned pictures share: their items, the reasons against some, and reading of their files.
+
+A reader raises `Unusable` for what concerns one item, and `UserError` for what concerns the whole source.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from pydantic import Field
+
+from ...core.errors import UserError
+from ...core.section import Section
+
+MAX_TEXT_BYTES = 1 << 20  # of a caption file or of a sample's json
+
+
+class Source(Section):
+    """What every kind of source can be told."""
+
+    # Read the first so many items, refused ones included; null: all.
+    max_samples: int | None = Field(None, ge=1)
+
+
+@dataclass(frozen=True)
+class Captioned:
+    """One picture, still encoded, with its caption."""
+
+    number: int  # place in the source, refused items counted
+    key: str  # the source's own name of it
+    image: bytes  # empty where only captions are read
+    caption: str
+    label: int | None  # class index
+    where: str  # file and place, for messages
+
+
+@dataclass(frozen=True)
+class Refused:
+    """An item that cannot be used. `reason` is one of few, to be counted; `detail` is for the log."""
+
+    number: int
+    key: str
+    reason: str
+    where: str
+    detail: str
+
+
+class Unusable(Exception):
+    """Carries `reason` and `detail` to where the item's number is known."""
+
+
+Opener = Callable[[int], Captioned | Refused]  # number -> item; only then are picture and caption read
+
+
+def opened(
+    number: int, key: str, where: str, content: Callable[[], tuple[bytes, str, int | None]]
+) -> Captioned | Refused:
+    """The item, with what `content` reads (picture, caption, label), or why it cannot be used."""
+    try:
+        image, caption, label = content()
+    except Unusable as error:
+        return Refused(number, key, error.args[0], where, error.args[1])
+    return Captioned(number, key, image, caption, label, where)
+
+
+def caption_text(data: bytes) -> str:
+    """A caption file's text."""
+    try:
+        return not_empty(data.decode("utf-8"))
+    except UnicodeDecodeError as error:
+        raise Unusable("caption not UTF-8", str(error)) from error
+
+
+def not_empty(caption: str) -> str:
+    if not caption.strip():
+        raise Unusable("empty caption", "nothing but blanks")
+    return caption.strip()
+
+
+def file_bytes(path: Path, max_bytes: int, missing: str = "missing image") -> bytes:
+    """The whole file; one that is not there is refused for the reason `missing`."""
+    try:
+        with open(path, "rb") as file:
+            data = file.read(max_bytes + 1)
+    except FileNotFoundError as error:
+        raise Unusable(missing, f"no file {path.name}") from error
+    except OSError as error:
+        raise Unusable("unreadable file", f"{path.name}: {error.strerror}") from error
+    if len(data) > max_bytes:
+        raise Unusable("file too large", f"{path.name} has more than {max_bytes} bytes")
+    return data
+
+
+def existing_folder(folder: str) -> Path:
+    path = Path(folder)
+    if not path.is_dir():
+        raise UserError("folder not found", where=folder, cure="check the data section")
+    return path
+
+
+def json_file(path: Path) -> Any:
+    try:
+        return json.loads(path.read_bytes())
+    except FileNotFoundError as error:
+        raise UserError("file not found", where=str(path), cure="check the data section") from error
+    except (OSError, ValueError, RecursionError) as error:
+        raise UserError(f"not valid JSON: {error}", where=str(path), cure="fetch the file again") from error

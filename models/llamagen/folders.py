@@ -1,0 +1,105 @@
+"""A model's directory, or one on the Hub: `config.json` beside `model.safetensors`.
+
+Written whole or not at all; names and shapes are checked before any weight is read.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+from huggingface_hub import snapshot_download
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import save_file
+from torch import Tensor
+
+from ...core.errors import UserError
+
+CONFIG, WEIGHTS = "config.json", "model.safetensors"
+State = dict[str, Tensor]
+Shapes = dict[str, tuple[int, ...]]
+
+
+def write_folder(folder: Path, values: Mapping[str, Any], state: Mapping[str, Tensor]) -> None:
+    """Both files, each whole or not at all; the weights first, so that a config never stands without them."""
+    folder.mkdir(parents=True, exist_ok=True)
+    aside = folder / f".{WEIGHTS}.partial"
+    save_file({name: tensor.detach().contiguous() for name, tensor in state.items()}, aside, {"format": "pt"})
+    os.replace(aside, folder / WEIGHTS)
+    aside = folder / f".{CONFIG}.partial"
+    aside.write_text(json.dumps(values, indent=1))
+    os.replace(aside, folder / CONFIG)
+
+
+def find_folder(source: str | Path, revision: str | None, *, files: Sequence[str] = (CONFIG, WEIGHTS)) -> Path:
+    """A directory as it is; a Hub id downloaded, no more than the `files` that are read."""
+    if Path(source).is_dir():
+        return Path(source)
+    try:
+        return Path(snapshot_download(str(source), revision=revision, allow_patterns=list(files)))
+    except (OSError, ValueError) as error:
+        first = (str(error).strip().splitlines() or [type(error).__name__])[0]
+        raise UserError(
+            f"{str(source)!r} is no directory, and cannot be fetched from the Hub: {first}",
+            cure="check the name and the network, or download it once and give the local directory",
+        ) from error
+
+
+def read_values(folder: Path) -> dict[str, Any]:
+    """What `config.json` holds."""
+    path = folder / CONFIG
+    try:
+        values = json.loads(path.read_text())
+    except OSError as error:
+        cure = (
+            "give a directory with config.json and model.safetensors; scripts/convert_llamagen makes one of a .pt file"
+        )
+        raise UserError(f"cannot read {CONFIG}: {error.strerror}", where=str(path), cure=cure) from error
+    except ValueError as error:
+        raise UserError(f"not JSON: {error}", where=str(path), cure="restore the file") from error
+    if not isinstance(values, dict):
+        raise UserError("not a JSON object", where=str(path), cure="restore the file")
+    return values
+
+
+def read_weights(folder: Path, expected: Shapes, dtype: torch.dtype | None) -> State:
+    """All expected tensors, one by one, so that a change of type holds no second copy of the file."""
+    path = folder / WEIGHTS
+    if not path.is_file():
+        cure = "a single safetensors file is read; shards and pickles are not"
+        raise UserError(f"{WEIGHTS} is missing", where=str(folder), cure=cure)
+    try:
+        with safe_open(path, "pt") as file:
+            found = {name: tuple(file.get_slice(name).get_shape()) for name in file.keys()}  # noqa: SIM118
+            check_shapes(found, expected, where=str(path))
+            return {name: _cast(file.get_tensor(name), dtype) for name in expected}
+    except (SafetensorError, OSError) as error:
+        cure = "the file is cut off or damaged: fetch or write it again"
+        raise UserError(f"cannot be read: {error}", where=str(path), cure=cure) from error
+
+
+def shapes_of(state: Mapping[str, Tensor]) -> Shapes:
+    return {name: tuple(tensor.shape) for name, tensor in state.items()}
+
+
+def check_shapes(found: Mapping[str, tuple[int, ...]], expected: Shapes, *, where: str) -> None:
+    """Raises `UserError` with the first few keys that are missing, unknown or of another shape."""
+    problems = [f"{name} is missing" for name in expected if name not in found]
+    problems += [f"{name} is not part of this model" for name in found if name not in expected]
+    problems += [
+        f"{name} is {list(found[name])}, expected {list(shape)}"
+        for name, shape in expected.items()
+        if found.get(name, shape) != shape
+    ]
+    if problems:
+        more = f" (and {len(problems) - 3} more)" if len(problems) > 3 else ""
+        cure = f"the weights and {CONFIG} do not belong together: restore the one that was changed"
+        raise UserError("; ".join(problems[:3]) + more, where=where, cure=cure)
+
+
+def _cast(tensor: Tensor, dtype: torch.dtype | None) -> Tensor:
+    return tensor if dtype is None else tensor.to(dtype)
