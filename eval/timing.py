@@ -1,0 +1,85 @@
+"""Clocks for measurements: neighbouring runs in turn, in an order that changes, told as medians with quartiles.
+
+Machines are shared and warm up: only ratios of neighbours within one process say something, so nothing is timed alone.
+"""
+
+from __future__ import annotations
+
+import os
+import platform
+import statistics
+import sys
+import time
+from collections.abc import Callable, Hashable, Mapping, Sequence
+from pathlib import Path
+from typing import Any, TypeVar
+
+import torch
+
+Name = TypeVar("Name", bound=Hashable)
+Action = Callable[[], Any]
+Clock = Callable[[], Any]  # the moment in seconds, or several clocks' as an array
+
+
+def wall() -> float:
+    """Seconds, after the device has finished: CUDA runs behind."""
+    if torch.cuda.is_available():
+        torch.cuda.synchronize()
+    return time.perf_counter()
+
+
+def timed(action: Action, clock: Clock = wall) -> Any:
+    """Seconds that `action` takes, as `clock` counts them."""
+    start = clock()
+    action()
+    return clock() - start
+
+
+def in_turn(actions: Mapping[Name, Action], number: int, clock: Clock = wall) -> dict[Name, Any]:
+    """Times of one run of each, back to back; which one goes first changes with `number`."""
+    names = list(actions) if number % 2 else list(actions)[::-1]
+    return {name: timed(actions[name], clock) for name in names}
+
+
+def rounds(actions: Mapping[Name, Action], count: int, *, warm_up: int = 1) -> dict[Name, list[float]]:
+    """Wall seconds of each in `count` rounds of all, after `warm_up` that do not count.
+
+    Entry i of every list is of round i, so that ratios of neighbours are taken entry by entry.
+    """
+    times: dict[Name, list[float]] = {name: [] for name in actions}
+    for number in range(warm_up + count):
+        for name, seconds in in_turn(actions, number).items():
+            if number >= warm_up:
+                times[name].append(seconds)
+    return times
+
+
+def ratios(these: Sequence[float], those: Sequence[float]) -> list[float]:
+    """Of neighbours, pair by pair."""
+    return [a / b for a, b in zip(these, those, strict=True)]
+
+
+def spread(values: Sequence[float], digits: int = 3, scale: float = 1.0, unit: str = "") -> str:
+    """Median with quartiles; "-" where a clock told nothing."""
+    if any(value != value for value in values):
+        return "-"
+    if len(values) == 1:
+        return f"{scale * values[0]:.{digits}f}{unit}"
+    low, middle, high = (scale * v for v in statistics.quantiles(values, n=4, method="inclusive"))
+    return f"{middle:.{digits}f}{unit} [{low:.{digits}f}, {high:.{digits}f}]"
+
+
+def machine() -> str:
+    """Device, threads, load, torch and date, as benchmark sections name them."""
+    name = torch.cuda.get_device_name() if torch.cuda.is_available() else f"CPU ({platform.machine()})"
+    threads = torch.get_num_threads()
+    return (
+        f"{name}, {threads} {'thread' if threads == 1 else 'threads'}, load {os.getloadavg()[0]:.1f}, "
+        f"torch {torch.__version__}, {time.strftime('%Y-%m-%d')}"
+    )
+
+
+def command() -> str:
+    """This process's command line, as one types it in the repository."""
+    threads = [f"OMP_NUM_THREADS={n}"] if (n := os.environ.get("OMP_NUM_THREADS")) else []
+    return " ".join([*threads, f"scripts/{Path(sys.argv[0]).name}", *sys.argv[1:]])
