@@ -1,40 +1,60 @@
 """Conversations to ids: one function for training and for decoding, so that both see the same prompt.
 
-Templates are LLaVA-1.5's `plain` (alignment) and `v1` (Vicuna); supervision is a matter of character
-spans, mapped to tokens through offsets, never of counting tokens as the official masker does (it
-drops every multi-turn sample of a tokenizer in which a blank and `USER` are one piece).
+Templates are LLaVA-1.5's `plain` (alignment) and `v1` (Vicuna) and LLaVA-OneVision's `qwen`; supervision is a
+matter of character spans, mapped to tokens through offsets, never of counting tokens as the official masker
+does (it drops every multi-turn sample of a tokenizer in which a blank and `USER` are one piece).
 """
 
 from __future__ import annotations
 
+import math
+import re
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
+from pydantic import model_validator
+
 from ..core.errors import UserError
-from ..core.nouns import IMAGE, TEXT
+from ..core.pictures import TEXT, VIDEO, Picture
 from ..core.section import Section
 from .processor import Processor
 
-IMAGE_MARK = "<image>"
+IMAGE_MARK, VIDEO_MARK = "<image>", "<video>"  # as long as each other: one can stand in for the other's place
+# Marks of a record without clips and of one with: elsewhere <video> is a word that somebody wrote (HTML has it).
+MARKS = {False: re.compile("<image>"), True: re.compile("<image>|<video>")}
 SYSTEM = (
     "A chat between a curious user and an artificial intelligence assistant. "
     "The assistant gives helpful, detailed, and polite answers to the user's questions."
 )
+QWEN_SYSTEM = "You are a helpful assistant."
 ROLES = {"human": "USER", "gpt": "ASSISTANT"}
+_QWEN_ROLES = {"human": "user", "gpt": "assistant"}
+_TURN_END = {"v1": "</s>", "qwen": "<|im_end|>"}
 
 
 class PromptFormat(Section):
     """How a conversation becomes text. Training and decoding must use the same one."""
 
-    template: Literal["plain", "v1"] = "v1"
+    # plain: alignment; v1: targets with Llama's tokenizer; qwen: LLaVA-OneVision with Qwen2's (its qwen_1_5).
+    template: Literal["plain", "v1", "qwen"] = "v1"
     # null: the template's own system sentence (official LLaVA); "": none (the HF chat template).
     system: str | None = None
-    # llava15 moves every <image> of a turn to its front and keeps one; next moves a single mark only, and is
+    # llava15 moves every mark of a turn to its front and keeps one; next moves a single mark only, and is
     # the one for several images; verbatim leaves the text alone.
     image_rule: Literal["llava15", "next", "verbatim"] = "llava15"
     # official: the texts around an image are tokenized on their own, so a lone blank stands on both sides;
     # hf: one pass with <image> as a special token, as llava-hf's processor does.
     image_join: Literal["official", "hf"] = "official"
+    # Of requests, what stands behind an answer that another turn follows: end, as in training; blank, as in the second
+    # turns of TABED's released code.
+    answer_end: Literal["end", "blank"] = "end"
+
+    @model_validator(mode="after")
+    def _honoured(self) -> PromptFormat:
+        if self.answer_end == "blank" and self.template != "v1":
+            raise ValueError(f"answer_end: blank is of template v1, found {self.template}")
+        return self
 
 
 @dataclass(frozen=True)
@@ -53,38 +73,50 @@ class Encoded:
     text: str
 
 
-def render(turns: list[dict[str, Any]], form: PromptFormat, *, has_image: bool, open_ended: bool = False) -> Rendered:
+def render(
+    turns: list[dict[str, Any]],
+    form: PromptFormat,
+    *,
+    has_image: bool,
+    has_clip: bool = False,
+    open_ended: bool = False,
+) -> Rendered:
     """Text of a conversation and what of it is supervised.
 
     Args:
         turns: `from`/`value` pairs as in LLaVA JSON; a first turn that is not the human's is dropped.
+        has_image: there are images or clips, whose marks are placed.
+        has_clip: <video> is a mark, too.
         open_ended: leave out the last answer, ending where it would begin (for decoding).
 
     Raises:
         UserError: unknown role, roles that do not alternate, or a sample that `plain` cannot render.
     """
     pairs = [(_role(turn), str(turn["value"])) for turn in turns]
-    if form.template == "v1" and pairs and pairs[0][0] != "human":
+    if form.template != "plain" and pairs and pairs[0][0] != "human":
         pairs = pairs[1:]
     for number, (role, _) in enumerate(pairs):
         if role != ("human", "gpt")[number % 2]:
             raise UserError(f"turn {number} is {role}'s; the roles human and gpt must alternate")
     if has_image:
-        pairs = [(role, place_marks(text, form.image_rule)) for role, text in pairs]
+        pairs = [(role, place_marks(text, form.image_rule, has_clip=has_clip)) for role, text in pairs]
     if form.template == "plain":
-        return _render_plain(pairs, open_ended)
-    return _render_v1(pairs, SYSTEM if form.system is None else form.system, open_ended)
+        return _render_plain(pairs, open_ended, MARKS[has_clip])
+    if form.template == "qwen":
+        return _render_qwen(pairs, QWEN_SYSTEM if form.system is None else form.system, open_ended)
+    end = " " if open_ended and form.answer_end == "blank" else "</s>"
+    return _render_v1(pairs, SYSTEM if form.system is None else form.system, open_ended, end)
 
 
-def place_marks(text: str, rule: str) -> str:
+def place_marks(text: str, rule: str, *, has_clip: bool = False) -> str:
     """Where the image marks of one turn stand (LLaVA-1.5's `preprocess_multimodal`, and LLaVA-NeXT's)."""
-    count = text.count(IMAGE_MARK)
-    if rule == "verbatim" or count == 0:
+    marks = MARKS[has_clip].findall(text)
+    if rule == "verbatim" or not marks:
         return text
-    if rule == "next" and (count > 1 or text.startswith(IMAGE_MARK)):
+    if rule == "next" and (len(marks) > 1 or text.startswith(marks[0])):
         return text
-    rest = text.replace(IMAGE_MARK, "").strip()
-    return f"{IMAGE_MARK}\n{rest}".strip()
+    rest = MARKS[has_clip].sub("", text).strip()
+    return f"{marks[0]}\n{rest}".strip()
 
 
 def _role(turn: dict[str, Any]) -> str:
@@ -94,19 +126,19 @@ def _role(turn: dict[str, Any]) -> str:
     return role
 
 
-def _render_plain(pairs: list[tuple[str, str]], open_ended: bool) -> Rendered:
-    if len(pairs) != 2 or IMAGE_MARK not in pairs[0][1]:
+def _render_plain(pairs: list[tuple[str, str]], open_ended: bool, marks: re.Pattern[str]) -> Rendered:
+    if len(pairs) != 2 or (mark := marks.search(pairs[0][1])) is None:
         raise UserError(
             "the plain template takes a question with <image> and one answer",
             cure="use template: v1 for this data",
         )
     if open_ended:
-        return Rendered(IMAGE_MARK, ())
-    text = f"{IMAGE_MARK}{pairs[1][1]}\n"
-    return Rendered(text, ((len(IMAGE_MARK), len(text)),))
+        return Rendered(mark[0], ())
+    text = f"{mark[0]}{pairs[1][1]}\n"
+    return Rendered(text, ((len(mark[0]), len(text)),))
 
 
-def _render_v1(pairs: list[tuple[str, str]], system: str, open_ended: bool) -> Rendered:
+def _render_v1(pairs: list[tuple[str, str]], system: str, open_ended: bool, end: str = "</s>") -> Rendered:
     text = f"{system} " if system else ""
     spans = []
     last = len(pairs) - 1
@@ -120,39 +152,71 @@ def _render_v1(pairs: list[tuple[str, str]], system: str, open_ended: bool) -> R
             text += f" {value} "
             continue
         start = len(text)
-        text += f" {value}</s>"
+        text += f" {value}{end}"
         spans.append((start, len(text)))
     if open_ended and pairs[last][0] == "human":
         text += "ASSISTANT:"
     return Rendered(text, tuple(spans))
 
 
+def _render_qwen(pairs: list[tuple[str, str]], system: str, open_ended: bool) -> Rendered:
+    """Supervised are an answer and the token that ends it; the official masker also takes every turn's outer tokens."""
+    end = _TURN_END["qwen"]
+    text = f"<|im_start|>system\n{system}{end}\n" if system else ""
+    spans, last = [], len(pairs) - 1
+    for number, (role, value) in enumerate(pairs):
+        text += f"<|im_start|>{_QWEN_ROLES[role]}\n"
+        if open_ended and number == last and role == "gpt":
+            break
+        start = len(text)
+        text += f"{value}{end}"
+        if role == "gpt" and value:
+            spans.append((start, len(text)))
+        text += "\n"
+    if open_ended and pairs[last][0] == "human":
+        text += "<|im_start|>assistant\n"
+    return Rendered(text, tuple(spans))
+
+
 def encode(
-    turns: list[dict[str, Any]], form: PromptFormat, processor: Processor, *, num_images: int, open_ended: bool = False
+    turns: list[dict[str, Any]],
+    form: PromptFormat,
+    processor: Processor,
+    *,
+    num_images: int = 0,
+    pictures: Sequence[Picture] = (),
+    open_ended: bool = False,
 ) -> Encoded:
-    """Ids, supervision and modality of a conversation; image marks are expanded to runs of the image token.
+    """Ids, supervision and modality of a conversation; marks are expanded to runs of the image or video token.
 
     A token is supervised when its characters lie in an answer's span (everything after the colon of
     `ASSISTANT:` up to and including `</s>`). A prompt for decoding is encoded whole, too: the blank
     before an answer belongs to its first token and is left to the decoder.
 
+    Args:
+        pictures: of the images and clips, in the order of their marks.
+        num_images: in place of `pictures`, so many images of one tile each.
+
     Raises:
-        UserError: as `render`; also when the marks do not match the images.
+        UserError: as `render`; also when the marks do not match the pictures, or the template the tokenizer.
     """
-    rendered = render(turns, form, has_image=num_images > 0, open_ended=open_ended)
-    marks = rendered.text.count(IMAGE_MARK)
-    if marks != num_images:
-        cure = "write one <image> mark for each image"
-        if form.image_rule == "llava15" and num_images > 1:
-            cure += ", and set image_rule: next in the stage's format (llava15 keeps one mark of a turn)"
-        raise UserError(f"{marks} <image> marks for {num_images} images", cure=cure)
+    _check_template(form, processor)
+    pictures = pictures or [Picture(math.isqrt(processor.num_image_tokens))] * num_images
+    has_clip = any(picture.modality == VIDEO for picture in pictures)
+    rendered = render(turns, form, has_image=len(pictures) > 0, has_clip=has_clip, open_ended=open_ended)
+    marks = MARKS[has_clip]
+    _check_marks(marks.findall(rendered.text), pictures, form)
     pieces = _official_pieces if form.image_join == "official" else _hf_pieces
-    ids, loss_mask, modality = [processor.bos_id], [False], [TEXT]
-    for token, start, end in pieces(rendered.text, processor):
+    left = iter(pictures)
+    begin = [] if processor.bos_id is None else [processor.bos_id]
+    ids, loss_mask, modality = begin, [False] * len(begin), [TEXT] * len(begin)
+    for token, start, end in pieces(rendered.text, processor, marks):
         if token is None:
-            ids += [processor.image_token_id] * processor.num_image_tokens
-            loss_mask += [False] * processor.num_image_tokens
-            modality += [IMAGE] * processor.num_image_tokens
+            picture = next(left)
+            run = picture.num_tokens
+            ids += [_placeholder(picture, processor)] * run
+            loss_mask += [False] * run
+            modality += [picture.modality] * run
         else:
             ids.append(token)
             loss_mask.append(any(a <= start and end <= b for a, b in rendered.spans))
@@ -160,22 +224,51 @@ def encode(
     return Encoded(ids, loss_mask, modality, rendered.text)
 
 
-Piece = tuple[int | None, int, int]  # id (None for an image), first and past-last character
+def _check_template(form: PromptFormat, processor: Processor) -> None:
+    """In a vocabulary without the template's end token it would be a few letters, and no answer would end."""
+    end, found = _TURN_END.get(form.template), processor.tokenizer.eos_token
+    if end is not None and found != end:
+        raise UserError(
+            f"template {form.template} ends turns with {end}, the tokenizer with {found}",
+            cure="use template: v1 with Llama's tokenizer and template: qwen with Qwen's",
+        )
 
 
-def _official_pieces(text: str, processor: Processor) -> list[Piece]:
+def _check_marks(marks: list[str], pictures: Sequence[Picture], form: PromptFormat) -> None:
+    if len(marks) != len(pictures):
+        clips = any(picture.modality == VIDEO for picture in pictures)
+        cure = "write one <image> mark for each image" + (" and one <video> mark for each clip" if clips else "")
+        if form.image_rule == "llava15" and len(pictures) > 1:
+            cure += ", and set image_rule: next in the stage's format (llava15 keeps one mark of a turn)"
+        named = "images and clips" if clips else "images"
+        raise UserError(f"{len(marks)} <image> marks for {len(pictures)} {named}", cure=cure)
+    for mark, picture in zip(marks, pictures, strict=True):
+        if mark == VIDEO_MARK and picture.modality != VIDEO:
+            raise UserError("a <video> mark stands for an image", cure="write <image>, or name a clip under `video`")
+
+
+def _placeholder(picture: Picture, processor: Processor) -> int:
+    if picture.modality == VIDEO and processor.video_token_id is not None:
+        return processor.video_token_id
+    return processor.image_token_id
+
+
+Piece = tuple[int | None, int, int]  # id (None for a picture), first and past-last character
+
+
+def _official_pieces(text: str, processor: Processor, marks: re.Pattern[str]) -> list[Piece]:
     """Each chunk between images is tokenized as if it began a text (so it gets the tokenizer's leading blank)."""
     pieces: list[Piece] = []
     start = 0
-    for number, chunk in enumerate(text.split(IMAGE_MARK)):
-        if number:
-            pieces.append((None, start - len(IMAGE_MARK), start))
-        pieces += _tokenize(chunk, start, processor)
-        start += len(chunk) + len(IMAGE_MARK)
-    return pieces
+    for mark in marks.finditer(text):
+        pieces += [*_tokenize(text[start : mark.start()], start, processor), (None, mark.start(), mark.end())]
+        start = mark.end()
+    return pieces + _tokenize(text[start:], start, processor)
 
 
-def _hf_pieces(text: str, processor: Processor) -> list[Piece]:
+def _hf_pieces(text: str, processor: Processor, marks: re.Pattern[str]) -> list[Piece]:
+    # A tokenizer need not know <video>, and <image> is as long.
+    text = marks.sub(IMAGE_MARK, text)
     return [(None if t == processor.image_token_id else t, a, b) for t, a, b in _tokenize(text, 0, processor)]
 
 

@@ -8,7 +8,9 @@ from pathlib import Path
 from typing import Any
 
 from ..core.errors import UserError, did_you_mean
+from ..data.mixture import identities
 from ..data.records import file_identity
+from ..data.suite import INDEX, suite_identity
 from ..data.tars import expand_paths
 from ..trainers.fit import SCRATCH
 from ..trainers.run import Planned
@@ -87,12 +89,16 @@ def _data_identity(section: Any) -> list[str]:
         if section["from_stage"] is not None or section["path"] is None:
             return []
         names = [section["path"]] if isinstance(section["path"], str) else section["path"]
+        if "mixture_seed" in section and not any((Path(name) / INDEX).is_file() for name in names):
+            return identities(names)
         return [_path_identity(Path(name)) for name in names]
     return [identity for value in section.values() for identity in _data_identity(value)]
 
 
 def _path_identity(path: Path) -> str:
-    """Of a file, its content; of a folder of shards, its manifest's."""
+    """Of a file, its content; of a folder of shards, its manifest's; of a suite's, that of its records."""
+    if (path / INDEX).is_file():
+        return suite_identity(path)
     path = path / "manifest.json" if path.is_dir() else path
     return file_identity(path) if path.is_file() else "absent"
 

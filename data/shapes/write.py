@@ -1,4 +1,4 @@
-"""Write the world to disk as LLaVA JSON plus PNG, so that it enters training like any other data.
+"""Write the world to disk as LLaVA JSON plus PNG and mp4, so that it enters training like any other data.
 
 A record depends on (seed, split, kind, index) alone: changing how many there are changes none of them.
 The folder is written aside and renamed, so an interrupted write is never taken for a whole one.
@@ -13,16 +13,32 @@ import shutil
 from pathlib import Path
 from typing import Any
 
+import yaml
+
+from ..videos import write_clip
 from .scenarios import KINDS, TEXT_ONLY, Scenario
 from .scene import draw
+from .suite import write_suite
 
 
-def write_world(folder: Path, *, seed: int, image_size: int, splits: dict[str, dict[str, int]]) -> dict[str, Any]:
-    """Write `<split>.json`, `images/<split>/*.png` and `manifest.json` under `folder`; return the manifest.
+def write_world(
+    folder: Path,
+    *,
+    seed: int,
+    image_size: int,
+    splits: dict[str, dict[str, int]],
+    mixtures: dict[str, dict[str, str]] | None = None,
+    suite: int = 0,
+) -> dict[str, Any]:
+    """Write `<split>.json`, `images/<split>/*.png`, `videos/<split>/*.mp4`, `<mixture>.yaml` and `manifest.json`.
+
+    Returns the manifest.
 
     Args:
-        image_size: side of the square pictures in pixels.
+        image_size: side of the square pictures in pixels (even, where clips are written).
         splits: split -> kind of scenario (a key of `KINDS`) -> number of records.
+        mixtures: mixture -> split -> how much of it, as OneVision's files have it.
+        suite: records of each set of the benchmark suite's stand-in, under `suite/`; 0: none.
     """
     aside = folder.with_name(folder.name + ".partial")
     shutil.rmtree(aside, ignore_errors=True)
@@ -38,6 +54,16 @@ def write_world(folder: Path, *, seed: int, image_size: int, splits: dict[str, d
         text = json.dumps(records, indent=0)
         (aside / f"{split}.json").write_text(text)
         manifest["sha256"][f"{split}.json"] = hashlib.sha256(text.encode()).hexdigest()
+    for mixture, parts in (mixtures or {}).items():
+        entries = [{"json_path": f"{split}.json", "sampling_strategy": strategy} for split, strategy in parts.items()]
+        (aside / f"{mixture}.yaml").write_text(yaml.safe_dump({"datasets": entries}, sort_keys=False))
+    if suite:
+        write_suite(
+            aside / "suite",
+            suite,
+            lambda at, split, kind, index: _write_record(at, split, kind, index, seed, image_size),
+            words=lambda split, index: str(sample(seed, split, "word", index).scenes[0].word),
+        )
     (aside / "manifest.json").write_text(json.dumps(manifest, indent=1))
     # A stage that was killed before it was marked as done finds its own world here, and writes it again.
     shutil.rmtree(folder, ignore_errors=True)
@@ -57,7 +83,13 @@ def _write_record(folder: Path, split: str, kind: str, index: int, seed: int, im
         name = f"images/{split}/{kind}-{index:06d}-{number}.png"
         draw(scene, image_size).save(folder / name)
         images.append(name)
-    marks = "<image>\n" * len(images)
+    clip = f"videos/{split}/{kind}-{index:06d}.mp4"
+    if scenario.frames:
+        (folder / clip).parent.mkdir(parents=True, exist_ok=True)
+        # One frame a second: readers that take one of each second take them all.
+        write_clip(folder / clip, [draw(scene, image_size) for scene in scenario.frames], fps=1)
+    # A clip's mark is <image>, too, in most of the published files.
+    marks = "<image>\n" * (len(images) + bool(scenario.frames))
     turns = []
     for number, (question, answer) in enumerate(scenario.turns):
         turns.append({"from": "human", "value": (marks if number == 0 else "") + question})
@@ -65,6 +97,8 @@ def _write_record(folder: Path, split: str, kind: str, index: int, seed: int, im
     record: dict[str, Any] = {"id": f"{split}-{kind}-{index:06d}"}
     if images:
         record["image"] = images[0] if len(images) == 1 else images
+    if scenario.frames:
+        record["video"] = clip
     return record | {
         "conversations": turns,
         "kind": kind,

@@ -1,12 +1,14 @@
-"""Stage kind `evaluate`: decode held-out requests plainly and with the drafter, in one run, and report."""
+"""Stage kind `evaluate`: decode held-out requests plainly and with the drafter, in one run, and report.
+
+`benchmarks` are files of one's own; `suite` is TABED's benchmark, first and second turns, with a table of its own.
+"""
 
 from __future__ import annotations
 
-import functools
 import platform
 import time
-from pathlib import Path
-from typing import Any, Literal
+from dataclasses import replace
+from typing import Annotated, Any, Literal
 
 import torch
 from pydantic import Field, model_validator
@@ -16,18 +18,29 @@ from ...core.section import Section
 from ...data.conversations import PromptFormat
 from ...data.dataset import ConversationData, ConversationDataset
 from ...data.processor import Processor
-from ...eval import report
-from ...eval.loop import Decoding, Generation, generate
-from ...eval.measure import measure_request
-from ...eval.policies import Chain, Draw, check_combination
+from ...eval import report, suite_table, text_quality
+from ...eval.compare import Comparison, compare_trainings
+from ...eval.loop import Decoding, generate
+from ...eval.policies import Chain, ChainTree, Draw, DynamicTree, StaticTree, TreePolicy, check_combination
 from ...eval.rules import RULES
+from ...models.captioners import CaptionerConfig, LvlmCaptions
 from ...models.decoding.warp import Warp
-from ...models.drafters.independent import Mode, without_pictures
+from ...models.drafters.ensemble import DraftingMode, preset
 from ...models.drafters.lvlm import load_drafter, proposal
-from ...models.targets.load import load_target
+from ...models.drafters.modes import without_pictures
+from ...models.targets.llava import LlavaTarget
+from ...models.targets.load import LlavaTargetConfig, load_target
 from ..context import Context
 from ..engine import init_distributed
+from .captions import stand_ins
+from .measuring import Measuring
+from .published import PublishedDraft, load_published
+from .suite import SuiteRun, SuiteSection, open_suite
+from .suite_quality import measure_quality
 from .train import data_files
+
+# ADT-Tree follows an image's rows, which language has not.
+Tree = Annotated[ChainTree | StaticTree | DynamicTree, Field(discriminator="kind")]
 
 
 class Benchmark(Section):
@@ -45,14 +58,26 @@ class Binding(Section):
 
 class EvaluateStage(Section):
     kind: Literal["evaluate"]
-    # Stages whose drafters are measured, all on the same requests (seeds of one training, say); null: the latest.
+    # Another target than the recipe's, by its path: a recipe can measure drafts against several.
+    target: LlavaTargetConfig | None = None
+    # Stages whose drafters are measured, all on the same requests (seeds of one training, say); null: the latest, or
+    # none where `drafters` names some.
     from_stages: list[str] | None = Field(None, alias="from", min_length=1)
+    # Drafts that no stage of the recipe trains, by what tables call them.
+    drafters: dict[str, PublishedDraft] = Field(default_factory=dict)
     format: PromptFormat = PromptFormat()
-    benchmarks: list[Benchmark] = Field(min_length=1)
-    modes: list[Mode] = Field(["M", "T"], min_length=1)
-    tree: Literal["chain"] = "chain"
-    # Tokens drafted in a cycle.
-    gamma: int = Field(5, ge=1)
+    benchmarks: list[Benchmark] = Field(default_factory=list)
+    # TABED's sets, two turns, one table: suite.md, suite.json and suite.png in the stage's folder.
+    suite: SuiteSection | None = None
+    # Names (M, T, C, P, T-text, T-raw; MT, MTCP: equal weights; MT*, MTCP*: adaptive), or {name, members, weights}.
+    modes: list[DraftingMode] = Field([preset("M"), preset("T")], min_length=1)
+    # What writes the captions of mode C; needed where a mode has it.
+    captioner: CaptionerConfig | None = None
+    # chain, or a section with a kind: static (a published list) or dynamic (EAGLE-2's), which draft more than one
+    # continuation.
+    tree: Literal["chain"] | Tree = "chain"
+    # Tokens drafted in a cycle of tree: chain; null where the tree has sizes of its own.
+    gamma: int | None = Field(5, ge=1)
     rule: Literal["greedy", "sampling"] = "greedy"
     draw: Literal["top-k", "sample"] = "top-k"
     temperature: float = Field(0.0, ge=0)
@@ -63,73 +88,166 @@ class EvaluateStage(Section):
     warmup: int = Field(2, ge=0)
     repeats: int = Field(1, ge=1)
     binding: Binding | None = None
+    # Two ways of training among the `from` stages, over seeds.
+    compare: Comparison | None = None
+    # What one change does: name -> two of the measured drafts, the one with the change first.
+    contrasts: dict[str, tuple[str, str]] = Field(default_factory=dict)
 
     @model_validator(mode="after")
     def _allowed(self) -> EvaluateStage:
+        if self.compare is not None:
+            unknown = {*self.compare.first, *self.compare.second} - set(self.from_stages or ())
+            if unknown:
+                raise ValueError(f"compare names {sorted(unknown)}, which `from` does not")
+        measured = {*(self.from_stages or ()), *self.drafters}
+        if unknown := {draft for pair in self.contrasts.values() for draft in pair} - measured:
+            raise ValueError(f"contrasts name {sorted(unknown)}, which are not among the measured drafts")
+        policy = self.policy()
         check_combination(
-            temperature=self.temperature, draw=self.draw, policy=self.tree, prunes_by_token=False, rule=self.rule
+            temperature=self.temperature,
+            draw=self.draw,
+            policy=policy.name,
+            prunes_by_token=policy.prunes_by_token,
+            rule=self.rule,
         )
+        if self.tree != "chain" and self.gamma is not None and "gamma" in self.model_fields_set:
+            raise ValueError("gamma is of tree: chain; set it to null where the tree is a section with its own sizes")
         return self
+
+    @model_validator(mode="after")
+    def _whole(self) -> EvaluateStage:
+        if not self.benchmarks and self.suite is None:
+            raise ValueError("nothing to measure: give benchmarks or a suite")
+        if self.target is not None and self.target.path is None:
+            raise ValueError("target.path is missing: what a stage trains is the recipe's own target")
+        if self.suite is not None and self.suite.transcript == "released" and self.format.template != "v1":
+            raise ValueError("suite.transcript: released is of template v1; set it to training")
+        if same := self.drafters.keys() & set(self.from_stages or ()):
+            raise ValueError(f"drafters and from name {', '.join(sorted(same))} both")
+        return self
+
+    @model_validator(mode="after")
+    def _captioned(self) -> EvaluateStage:
+        if len(set(self.mode_names)) < len(self.modes):
+            raise ValueError(f"modes name one twice: {', '.join(self.mode_names)}")
+        if self.captioner is None and any("C" in mode.members for mode in self.modes):
+            raise ValueError("mode C needs a captioner: add `captioner`, or leave C out of modes")
+        return self
+
+    @property
+    def mode_names(self) -> list[str]:
+        return [mode.name for mode in self.modes]
+
+    def policy(self) -> TreePolicy:
+        if self.tree != "chain":
+            return self.tree.build()
+        if self.gamma is None:
+            raise ValueError("gamma is null, and a chain needs its length")
+        return Chain(self.gamma)
+
+    @property
+    def data(self) -> list[ConversationData]:
+        """Every data section, whatever is done with it."""
+        parts = (*self.benchmarks, self.binding, self.suite)
+        return [part.data for part in parts if part is not None]
 
     @property
     def capacity(self) -> int:
         """Positions that a request may take: the longest prompt, what is emitted, and a cycle's tree behind it."""
-        return max(b.data.max_length for b in self.benchmarks) + self.max_new_tokens + self.gamma + 2
+        return max(data.max_length for data in self.data) + self.max_new_tokens + self.policy().max_nodes + 2
 
     def makes(self) -> set[str]:
         return {"report"}
 
     def needs(self) -> dict[str, str | None]:
-        data = [b.data for b in self.benchmarks] + ([self.binding.data] if self.binding else [])
-        made = {d.from_stage for d in data} - {None}
-        wanted: dict[str, str | None] = {"processor": None, "target": None}
-        wanted |= {f"drafter/{name}": name for name in self.from_stages} if self.from_stages else {"drafter": None}
+        made = {d.from_stage for d in self.data} - {None}
+        wanted: dict[str, str | None] = {} if self.target is not None else {"processor": None, "target": None}
+        if self.from_stages:
+            wanted |= {f"drafter/{name}": name for name in self.from_stages}
+        elif not self.drafters:
+            wanted["drafter"] = None
+        if isinstance(self.captioner, LvlmCaptions):
+            wanted["captioner"] = self.captioner.from_stage
         return wanted | ({"data": made.pop()} if made else {})
 
 
 def run(stage: EvaluateStage, context: Context) -> None:
     init_distributed()
+    if stage.target is not None:
+        context = replace(context, target=stage.target)
     processor, device = context.processor(), context.device()
+    # Before a large target is loaded: a set may be out of reach, or a metric's library missing.
+    opened = open_suite(stage.suite, context) if stage.suite is not None else None
+    quality = stage.suite.quality if stage.suite is not None else None
+    score = text_quality.scorers(quality.sets) if quality is not None else {}
     num_token_ids, image = len(processor.tokenizer), processor.image_token_id
     target = load_target(
         context.target, context.target_source(), num_token_ids=num_token_ids, image_token_id=image, device=device
     )
+    stands = stand_ins(stage.captioner, stage.format, context, processor, device)
+    models = _drafters(stage, context, processor, target)
     drafters = {
-        (folder.name, mode): proposal(
+        (name, mode.name): proposal(
             model,
             mode,
+            stand_ins=stands,
             num_token_ids=num_token_ids,
             image_token_id=image,
             newline_id=processor.newline_id,
-            chain=stage.gamma if stage.draw == "top-k" else None,
+            chain=stage.gamma if stage.tree == "chain" and stage.draw == "top-k" else None,
             capacity=stage.capacity,
         )
-        for folder, model in _drafters(context, processor, target.decoder.model.dtype, device)
+        for name, model in models.items()
         for mode in stage.modes
     }
+    measuring = Measuring(stage, context, processor, target, drafters, _decoding(stage, processor))
     results: report.Results = {}
     for benchmark in stage.benchmarks:
         dataset = _dataset(benchmark.data, stage, context, processor)
-        mine = _decode_all(stage, context, dataset, target, drafters, processor)
-        shards = ranks.gather(mine)
-        results[benchmark.name] = {mode: [r for shard in shards for r in shard[mode]] for mode in stage.modes}
+        measuring.check(benchmark.name, dataset)
+        shards = ranks.gather(measuring.all(dataset))
+        results[benchmark.name] = {mode: [r for shard in shards for r in shard[mode]] for mode in stage.mode_names}
         context.say(f"{benchmark.name}: {len(dataset)} requests decoded")
     binding = _binding(stage, context, target, processor) if stage.binding else None
-    if ranks.is_main():
-        about = _about(stage, context, device)
-        built = report.build(results, gamma=stage.gamma, about=about, binding=binding)
+    about = _about(stage, context, device)
+    if ranks.is_main() and results:
+        built = report.build(
+            results, gamma=stage.policy().num_levels, about=about, binding=binding, contrasts=stage.contrasts
+        )
+        if stage.compare is not None:
+            built["comparison"] = {
+                b: {
+                    m: compare_trainings(rows, stage.compare, gamma=stage.policy().num_levels)
+                    for m, rows in modes.items()
+                }
+                for b, modes in results.items()
+            }
         report.write(context.folder, built)
         context.say("\n".join(report.findings(built)))
         context.say(f"report: {context.folder / 'report.md'}")
+    if stage.suite is not None and opened is not None:
+        suite = SuiteRun(stage.suite, opened, measuring)
+        rows, notes = suite.measure()
+        if ranks.is_main():
+            table = suite_table.build(rows, suite.plan(list(models)), about=about | suite.about(), notes=notes)
+            suite_table.write(context.folder, table)
+            context.say("\n".join(f"- {note}" for note in table["notes"]))
+            context.say(f"suite: {context.folder / 'suite.md'}")
+        if quality is not None:
+            measure_quality(quality, suite, models, score)
     ranks.barrier()
 
 
-def _drafters(
-    context: Context, processor: Processor, dtype: torch.dtype, device: torch.device
-) -> list[tuple[Path, Any]]:
+def _drafters(stage: EvaluateStage, context: Context, processor: Processor, target: LlavaTarget) -> dict[str, Any]:
+    """The drafts' models by name: of stages, and those that `drafters` names."""
     folders = [folder for thing, folder in context.inputs.items() if thing.split("/")[0] == "drafter"]
-    load = functools.partial(load_drafter, tokenizer_hash=processor.tokenizer_hash, dtype=dtype)
-    return [(folder, load(folder).to(device)) for folder in folders]
+    whole = target.decoder.model
+    models = {
+        folder.name: load_drafter(folder, tokenizer_hash=processor.tokenizer_hash, dtype=whole.dtype)
+        for folder in folders
+    }
+    models |= {name: load_published(name, draft, processor, whole) for name, draft in stage.drafters.items()}
+    return {name: model.to(target.device) for name, model in models.items()}
 
 
 def _dataset(
@@ -142,54 +260,19 @@ def _dataset(
         files=data_files(data, context),
         skipped_log=context.folder / "skipped.jsonl",
         cache=context.folder / "cache",
+        drafter_processor=context.own_eyes(),
     )
-
-
-def _decode_all(
-    stage: EvaluateStage,
-    context: Context,
-    dataset: ConversationDataset,
-    target: Any,
-    drafters: dict[tuple[str, Mode], Any],
-    processor: Processor,
-) -> dict[str, list[dict[str, Any]]]:
-    """This rank's share of the requests, each decoded plainly and in every mode, one after the other."""
-    decoding = _decoding(stage, processor)
-    mine = range(ranks.rank(), len(dataset), ranks.world_size())
-    rows: dict[str, list[dict[str, Any]]] = {mode: [] for mode in stage.modes}
-    for index in [*mine][: stage.warmup]:
-        asked, _ = dataset.request(index)
-        for drafter in (None, *drafters.values()):
-            generate(target, drafter, asked, decoding, _generator(context.seed, index))
-    for index in mine:
-        asked, _ = dataset.request(index)
-        plain: list[Generation] = []
-        drafted: dict[tuple[str, Mode], list[Generation]] = {key: [] for key in drafters}
-        for _ in range(stage.repeats):  # interleaved, so that a slow minute hits all alike
-            plain.append(generate(target, None, asked, decoding, _generator(context.seed, index)))
-            for key, drafter in drafters.items():
-                drafted[key].append(generate(target, drafter, asked, decoding, _generator(context.seed, index)))
-        for (name, mode), drafter in drafters.items():
-            row = measure_request(asked.name, name, plain, drafted[name, mode])
-            row["beyond_positions"] = drafter.last_position(asked, stage.max_new_tokens) > drafter.decoder.max_positions
-            rows[mode].append(row)
-    return rows
 
 
 def _decoding(stage: EvaluateStage, processor: Processor) -> Decoding:
     return Decoding(
-        Chain(stage.gamma),
+        stage.policy(),
         RULES[stage.rule],
         Draw(stage.draw),
         Warp(stage.temperature, stage.top_k, stage.top_p),
         stage.max_new_tokens,
         (processor.eos_id,),
     )
-
-
-def _generator(seed: int, index: int) -> torch.Generator:
-    """Of the request, not of the rank: the same report with one rank and with two."""
-    return torch.Generator().manual_seed(seed * 1_000_003 + index)
 
 
 def _binding(stage: EvaluateStage, context: Context, target: Any, processor: Processor) -> dict[str, Any]:
@@ -226,6 +309,7 @@ def _about(stage: EvaluateStage, context: Context, device: torch.device) -> dict
         "seed": context.seed,
         "temperature": stage.temperature,
         "rule": stage.rule,
+        "tree": f"chain of {stage.gamma}" if stage.tree == "chain" else str(stage.tree),
         "repeats": stage.repeats,
         "max_new_tokens": stage.max_new_tokens,
         "torch": torch.__version__,

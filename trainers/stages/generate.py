@@ -12,6 +12,7 @@ from ...core import ranks
 from ...core.errors import did_you_mean
 from ...core.section import Section
 from ...data.conversations import SYSTEM
+from ...data.mixture import STRATEGIES, is_strategy
 from ...data.processor import build_processor
 from ...data.shapes.scenarios import KINDS
 from ...data.shapes.scene import IMAGE_MEAN, IMAGE_STD
@@ -28,6 +29,10 @@ class GenerateStage(Section):
     vocab_size: int = Field(640, ge=400)
     # split -> kind of scenario -> number of records.
     splits: dict[str, dict[str, int]]
+    # mixture -> split -> how much of it (all, first:10%, end:5, random:20%): OneVision's YAML files, named NAME.yaml.
+    mixtures: dict[str, dict[str, str]] = Field(default_factory=dict)
+    # Records of each set of the benchmark suite's stand-in (evaluate reads it as suite.data.path: suite); 0: none.
+    suite: int = Field(0, ge=0)
 
     @model_validator(mode="after")
     def _known(self) -> GenerateStage:
@@ -37,6 +42,12 @@ class GenerateStage(Section):
                     raise ValueError(f"splits.{split} names scenario {kind!r}; {did_you_mean(kind, KINDS)}")
                 if count < 0:
                     raise ValueError(f"splits.{split}.{kind} is {count}, below 0")
+        for mixture, parts in self.mixtures.items():
+            for split, strategy in parts.items():
+                if split not in self.splits:
+                    raise ValueError(f"mixtures.{mixture} names split {split!r}; {did_you_mean(split, self.splits)}")
+                if not is_strategy(strategy):
+                    raise ValueError(f"mixtures.{mixture}.{split} is {strategy!r}; {STRATEGIES}")
         return self
 
     def makes(self) -> set[str]:
@@ -50,7 +61,14 @@ def run(stage: GenerateStage, context: Context) -> None:
     """Rank 0 writes; the tokenizer is trained on the text of the first split."""
     if ranks.is_main():
         world = context.folder / "world"
-        manifest = write_world(world, seed=context.seed, image_size=stage.image_size, splits=stage.splits)
+        manifest = write_world(
+            world,
+            seed=context.seed,
+            image_size=stage.image_size,
+            splits=stage.splits,
+            mixtures=stage.mixtures,
+            suite=stage.suite,
+        )
         first = next(iter(stage.splits))
         tokenizer = train_tokenizer(_texts(world / f"{first}.json"), stage.vocab_size)
         processor = build_processor(

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import functools
 from pathlib import Path
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 import torch
-from pydantic import model_validator
+from pydantic import Field, model_validator
 
 from ...core import ranks
 from ...core.errors import UserError
@@ -15,25 +15,38 @@ from ...data.collate import ConversationCollate
 from ...data.conversations import PromptFormat
 from ...data.dataset import ConversationData, ConversationDataset
 from ...data.loader import Loader, steps_per_epoch
+from ...data.mixture import is_mixture
 from ...data.processor import Processor
+from ...data.sources import AnswersConfig
+from ...models.distillation import CrossEntropyObjective, DistillObjective
 from ...models.drafters.lvlm import build_drafter, load_drafter, save_llava
 from ...models.llava import LlavaTraining, Part
 from ...models.lora import LoraConfig, merge_adapters
 from ...models.targets.load import build_target, load_llava, target_config
 from ..context import Context
 from ..engine import Engine, init_distributed
-from ..fit import SCRATCH, FitSettings, Validate, fit, seed_all
+from ..fit import SCRATCH, FitSettings, Validate, fit, seed_all, training_loader
+from ..positions import before_training
 from ..preflight import preflight
 from ..validate import ValidationConfig, validate
+from .distill import frozen_target, held_target, training_data, training_module
 
 
 class TrainStage(FitSettings):
     kind: Literal["train"]
-    # Whose weights are trained; everything else is frozen.
-    model: Literal["drafter", "target"] = "drafter"
+    # Whose weights are trained; everything else is frozen. A captioner is a model like the drafter, for mode C.
+    model: Literal["drafter", "target", "captioner"] = "drafter"
     trainable: list[Part]
     format: PromptFormat = PromptFormat()
     data: ConversationData
+    # Whose answers to these records are learned; null: the records' own.
+    answers: AnswersConfig | None = None
+    objective: Annotated[CrossEntropyObjective | DistillObjective, Field(discriminator="kind")] = (
+        CrossEntropyObjective()
+    )
+    # Positions of the language model from this stage on; null: as it has them. Rotary positions need no new weights: more
+    # of them are learned from samples that are as long.
+    positions: int | None = Field(None, ge=8)
     # Batches of one modality (LLaVA's finetuning): faster, and ranks stay even.
     group_by_modality: bool = False
     gradient_checkpointing: bool = False
@@ -50,6 +63,24 @@ class TrainStage(FitSettings):
             raise ValueError(f"optim.lr_by_part names {sorted(unknown)}, which trainable does not")
         return self
 
+    @model_validator(mode="after")
+    def _fitting_answers(self) -> TrainStage:
+        objective, answers = self.objective, self.answers or AnswersConfig(shares={"data": 1.0})
+        distills = isinstance(objective, DistillObjective)
+        if self.model != "drafter" and (distills or self.answers is not None):
+            raise ValueError("objective: distill and answers are for a drafter's stage")
+        if answers.share("draft") and (not isinstance(objective, DistillObjective) or objective.cross_entropy):
+            raise ValueError(
+                "answers that the draft writes need objective: distill without cross_entropy, which would teach it "
+                "only to repeat itself"
+            )
+        if isinstance(objective, DistillObjective) and objective.probabilities == "kept":
+            if answers.share("target") < 1:
+                raise ValueError("probabilities: kept are of the target's answers: set answers.shares to {target: 1}")
+            if objective.temperature != 1:
+                raise ValueError("probabilities: kept were taken at temperature 1: set objective.temperature to 1")
+        return self
+
     def makes(self) -> set[str]:
         return {self.model}
 
@@ -59,7 +90,9 @@ class TrainStage(FitSettings):
             wanted["data"] = self.data.from_stage
         if self.validation is not None and self.validation.data.from_stage not in (None, self.data.from_stage):
             raise ValueError("validation.data and data come from two stages")
-        if self.model == "drafter":
+        if self.answers is not None and self.answers.share("target") and self.answers.path is None:
+            wanted["answers"] = self.answers.from_stage
+        if self.model != "target":
             wanted["target"] = None
         if self.from_stage not in (None, SCRATCH):
             wanted[self.model] = self.from_stage
@@ -70,7 +103,7 @@ def run(stage: TrainStage, context: Context) -> None:
     init_distributed()
     seed = context.seed if stage.seed is None else stage.seed
     seed_all(seed)
-    processor = context.processor()
+    processor = context.drafter_processor() if stage.model == "drafter" else context.processor()
     dataset = ConversationDataset(
         stage.data,
         stage.format,
@@ -80,11 +113,17 @@ def run(stage: TrainStage, context: Context) -> None:
         cache=context.folder / "cache",
     )
     llava = _start_weights(stage, context, processor, seed)
-    check_positions(llava.config, stage)
-    module = LlavaTraining(llava, stage.trainable, gradient_checkpointing=stage.gradient_checkpointing, lora=stage.lora)
+    positions = _set_positions(llava, stage)
+    check_positions(positions, stage)
+    module = training_module(stage, context, llava, processor)
+    data = training_data(stage, context, dataset, processor, seed)
     total = stage.num_steps(len(dataset))
-    preflight(dataset, module, processor, folder=context.folder, say=context.say)
-    make_loader = functools.partial(_loader, stage, dataset, processor, seed, total)
+    if ranks.is_main():
+        before_training(dataset, positions, context.say, prompts=stage.answers is not None)
+    preflight(data.shown, module, processor, folder=context.folder, say=context.say)
+    make_loader = functools.partial(
+        training_loader, stage, data.samples, data.collate, seed=seed, total=total, grouped=stage.group_by_modality
+    )
     validation = stage.validation
     engine = fit(
         stage,
@@ -92,13 +131,18 @@ def run(stage: TrainStage, context: Context) -> None:
         module,
         make_loader,
         total=total,
-        validate=_validation(validation, stage, context, processor) if validation else None,
+        validate=_validation(validation, stage, context, processor, module) if validation else None,
         validate_every=validation.every if validation else None,
+        write=data.writer,
     )
     _save(stage, context, engine, processor, total, seed)
+    if ranks.is_main() and (listed := dataset.num_listed()):
+        context.say(f"{listed:,} records were left out or changed: {dataset.skipped_log}")
 
 
-def _validation(settings: ValidationConfig, stage: TrainStage, context: Context, processor: Processor) -> Validate:
+def _validation(
+    settings: ValidationConfig, stage: TrainStage, context: Context, processor: Processor, module: LlavaTraining
+) -> Validate:
     """What the loop calls to score held-out records; the frozen target is loaded once, and only here."""
     dataset = ConversationDataset(
         settings.data,
@@ -110,18 +154,13 @@ def _validation(settings: ValidationConfig, stage: TrainStage, context: Context,
     )
     target: Any = None
     if stage.model == "drafter" and settings.against_target:
-        config = context.target
-        source = context.target_source()
-        target = load_llava(
-            source,
-            revision=config.revision,
-            dtype=getattr(torch, config.dtype),
-            device_map=config.device_map,
-            key="target.path",
-        )
-        target.requires_grad_(False).eval()
-        if config.device_map is None:
-            target.to(context.device())
+        if context.drafter_has_own_eyes:
+            raise UserError(
+                "validation runs the target on the draft's batches, and this draft has eyes of its own",
+                where=f"key stages.{context.name}.validation",
+                cure="set validation.against_target: false",
+            )
+        target = held_target(module) or frozen_target(context)
     batch_size = settings.micro_batch_size * ranks.world_size()
     loader = Loader(
         dataset,
@@ -137,20 +176,30 @@ def _validation(settings: ValidationConfig, stage: TrainStage, context: Context,
 
 
 def data_files(data: ConversationData, context: Context) -> list[Path]:
-    """Files on disk, or splits of the world that an earlier stage wrote."""
+    """Files on disk, or splits and mixtures of the world that an earlier stage wrote."""
     names = [data.path] if isinstance(data.path, str) else data.path
     if data.from_stage is None:
         return [Path(name) for name in names]
-    return [context.inputs["data"] / "world" / f"{name}.json" for name in names]
+    world = context.inputs["data"] / "world"
+    return [world / (name if is_mixture(Path(name)) else f"{name}.json") for name in names]
 
 
-def check_positions(config: Any, stage: TrainStage) -> None:
+def _set_positions(llava: Any, stage: TrainStage) -> int:
+    """The language model's positions in this stage."""
+    text = llava.config.text_config
+    if stage.positions is not None:
+        text.max_position_embeddings = stage.positions
+        assert llava.model.language_model.config is text, "one config, so that what is saved is what was trained"
+    return text.max_position_embeddings
+
+
+def check_positions(positions: int, stage: TrainStage) -> None:
     """Samples longer than the language model has positions would be learned wrong, silently."""
-    positions = config.text_config.max_position_embeddings
     if stage.data.max_length > positions:
         raise UserError(
             f"data.max_length is {stage.data.max_length} and the language model has {positions} positions",
-            cure=f"set data.max_length to {positions} or less, or use a model with more positions",
+            cure=f"set data.max_length to {positions} or less, or give the model more: drafter.rope_scaling, or the "
+            "stage's positions",
         )
 
 
@@ -158,7 +207,7 @@ def _start_weights(stage: TrainStage, context: Context, processor: Processor, se
     """The model as this stage finds it: an earlier stage's result, or assembled from the recipe."""
     made = context.inputs.get(stage.model)
     if made is not None:
-        if stage.model == "drafter":
+        if stage.model != "target":
             return load_drafter(made, tokenizer_hash=processor.tokenizer_hash, dtype=torch.float32)
         return load_llava(made, revision=None, dtype=torch.float32, key="target")
     if stage.model == "target":
@@ -172,29 +221,6 @@ def _start_weights(stage: TrainStage, context: Context, processor: Processor, se
         target = target_config(context.target, None, network=True)
     ids = context.token_ids(processor, getattr(target, "config", target).text_config.vocab_size)
     return build_drafter(context.drafter, target, ids, seed=seed)
-
-
-def _loader(
-    stage: TrainStage,
-    dataset: ConversationDataset,
-    processor: Processor,
-    seed: int,
-    total: int,
-    start_step: int,
-) -> Loader:
-    return Loader(
-        dataset,
-        seed=seed,
-        batch_size=stage.batch_size,
-        micro_batch_size=stage.micro,
-        total_steps=total,
-        collate=ConversationCollate(processor.pad_id, processor.image_size),
-        grouped=stage.group_by_modality,
-        rank=ranks.rank(),
-        world_size=ranks.world_size(),
-        start_step=start_step,
-        num_workers=stage.num_workers,
-    )
 
 
 def _save(stage: TrainStage, context: Context, engine: Engine, processor: Processor, total: int, seed: int) -> None:
@@ -213,5 +239,5 @@ def _save(stage: TrainStage, context: Context, engine: Engine, processor: Proces
             assert isinstance(module, LlavaTraining)
             merge_adapters(module.llava)
             save_llava(module.llava, context.folder, manifest)
-            processor.save(context.folder)
+            processor.of_family(module.llava.config.model_type).save(context.folder)
     ranks.barrier()

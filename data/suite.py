@@ -1,0 +1,262 @@
+"""The benchmark suite as a directory: LLaVA JSON records with pictures, and a `suite.json` that names the sets.
+
+Published sets are fetched into this layout (`suite_hub.py`), so that a directory of one's own can stand in for each.
+Records become first turns by a convention of prompts, and second turns by what the target answered to the first.
+Source: TABED, section 4.1, appendices I and J, and its released code.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import re
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, Literal, get_args
+
+from pydantic import Field, ValidationError, model_validator
+
+from ..core.errors import UserError, did_you_mean
+from ..core.section import Section
+from .conversations import IMAGE_MARK
+from .records import file_identity, open_records, paths
+
+BENCHMARK = ("LLaVA-W", "DocVQA", "POPE", "MMVet", "IEdit", "MB", "Spot")
+OOD = ("PSV", "VIST")  # five pictures: beyond what the drafts of LLaVA-1.5 were trained on
+QUALITY = ("OCRBench", "TextCaps", "Spot", "MB")
+INDEX = "suite.json"
+
+# paper: appendix I; released: TABED's code, which asks most sets in the data's own words; verbatim: every set so.
+Convention = Literal["paper", "released", "verbatim"]
+# next: the question and pictures of the row behind, of the last row the first one's; caption, summary and story speak
+# of the first turn; NQ and GSM8K are questions of their own, without a picture.
+Task = Literal["next", "caption", "summary", "story", "NQ", "GSM8K"]
+TASKS: tuple[Task, ...] = get_args(Task)
+DEPENDENT: tuple[Task, ...] = ("next", "caption", "summary", "story")
+QUESTIONS: tuple[Task, ...] = ("NQ", "GSM8K")
+
+_REASON = "For the following question, provide a detailed explanation of your reasoning leading to the answer."
+_EDIT = "Please provide instructions for editing the source image to match the target image."
+_ASKED = {  # what stands before a set's own words or in their place
+    "IEdit": f"{_EDIT} Source Image: <image> Target Image: <image> Instruction:",
+    "MB": f"{_EDIT} Source Image: <image> Target Image: <image> Instruction:",
+    "Spot": "Explain the disparities between the first and second image. <image> <image> Difference:",
+    "PSV": "Given the progression of the story with the first few images, can you write a fitting end considering the "
+    "last image?",
+    "VIST": "With the narratives paired with the initial images, how would you conclude the story using the last "
+    "picture?",
+    "TextCaps": "Provide a one-sentence caption for the provided image.",
+}
+_TURNS: dict[Task, str] = {
+    "caption": "Provide a detailed caption for the provided image.",
+    "summary": "Summarize the previous answer.",
+    "story": "Can you use the previous responses to write a long story for children?",
+}
+_TAILS: dict[Task, str] = {
+    "NQ": ". Provide a comprehensive and detailed explanation, including the reasoning and background information.",
+    "GSM8K": ". Provide a detailed explanation.\nLet's think step by step.",
+}
+
+
+class SetFile(Section):
+    """One set of a directory."""
+
+    # LLaVA JSON or JSONL beside suite.json. Of a record the first question counts, and as references `references`
+    # (a list of texts) or the answer to that question.
+    file: str
+    # Which average it belongs to; null: that of the published set of this name.
+    group: Literal["benchmark", "ood", "quality"] | None = None
+    # What the rows are, where they stand in for a published set.
+    label: str = ""
+
+
+class SuiteFile(Section):
+    """`suite.json`."""
+
+    sets: dict[str, SetFile]
+    # Files of text-only records whose questions are second turns: of NQ and GSM8K.
+    questions: dict[Task, str] = Field(default_factory=dict)
+    # Second turns in the directory's own words (convention: verbatim): of caption, summary and story.
+    turns: dict[Task, str] = Field(default_factory=dict)
+
+    @model_validator(mode="after")
+    def _known(self) -> SuiteFile:
+        if odd := [name for name in self.sets if re.fullmatch(r"[\w.+-]+", name) is None]:
+            raise ValueError(f"names of sets become names of files: letters, digits and . + - _ only, found {odd}")
+        if self.questions.keys() - QUESTIONS:
+            raise ValueError(f"questions are of {' and '.join(QUESTIONS)}, found {', '.join(self.questions)}")
+        if self.turns.keys() - _TURNS.keys():
+            raise ValueError(f"turns are of {', '.join(_TURNS)}, found {', '.join(self.turns)}")
+        return self
+
+
+class Suite:
+    """A directory, opened.
+
+    Args:
+        cache: folder for indices of its files.
+    """
+
+    def __init__(self, folder: Path, cache: Path):
+        self.folder, self.cache, self.about = folder, cache, read_index(folder)
+
+    def group(self, name: str) -> str:
+        """benchmark, ood or quality. Raises `UserError` where neither the directory nor the name says it."""
+        published = (("benchmark", BENCHMARK), ("ood", OOD), ("quality", QUALITY))
+        group: str | None = self._set(name).group or next((g for g, names in published if name in names), None)
+        if group is None:
+            raise UserError(f"set {name!r} is in no group", where=str(self.folder / INDEX),
+                            cure="give it a group: benchmark, ood or quality")  # fmt: skip
+        return group
+
+    def label(self, name: str) -> str:
+        return self._set(name).label
+
+    def rows(self, name: str, limit: int | None = None) -> list[dict[str, Any]]:
+        """The first `limit` records of a set. Raises `UserError` where the directory has none of that name."""
+        return self._read(self._set(name).file, limit)
+
+    def first_turns(self, name: str, convention: Convention, limit: int | None) -> list[dict[str, Any]]:
+        """Records to be answered, one for each row of a set; their pictures are relative to the directory."""
+        return [self._first(name, row, convention, number) for number, row in enumerate(self.rows(name, limit))]
+
+    def second_turns(
+        self, name: str, task: Task, convention: Convention, limit: int | None, answers: Sequence[str]
+    ) -> list[dict[str, Any]]:
+        """Records that go on from the target's answers.
+
+        Args:
+            answers: to the first turns, as decoded. Rows without an answer have no second turn.
+        """
+        firsts = self.first_turns(name, convention, limit)
+        assert len(firsts) == len(answers), (name, len(firsts), len(answers))
+        questions = self._questions(task, convention) if task in QUESTIONS else []
+        found = []
+        for number, (first, answer) in enumerate(zip(firsts, answers, strict=True)):
+            said = clean(answer)
+            if not said:
+                continue
+            pictures = paths(first, "image")
+            if task == "next":
+                following = firsts[(number + 1) % len(firsts)]
+                asked = following["conversations"][0]["value"]
+                pictures = pictures + paths(following, "image")
+            elif task in QUESTIONS:
+                asked = questions[number % len(questions)]
+            else:
+                own = self.about.turns if convention == "verbatim" else {}
+                asked = own.get(task, _TURNS[task])
+            turns = [first["conversations"][0], _turn("gpt", said), _turn("human", asked), _turn("gpt", "(open)")]
+            record = {"id": f"{name}/{task}/{number:04d}", "row": number, "conversations": turns}
+            found.append(record | ({"image": pictures} if pictures else {}))
+        return found
+
+    def _first(self, name: str, row: dict[str, Any], convention: Convention, number: int) -> dict[str, Any]:
+        question = next(turn["value"] for turn in row["conversations"] if turn["from"] == "human")
+        references = row.get("references") or [turn["value"] for turn in row["conversations"] if turn["from"] == "gpt"]
+        pictures = paths(row, "image")
+        record = {
+            "id": f"{name}/{number:04d}",
+            "row": number,
+            "conversations": [
+                _turn("human", prompt(name, question, convention, num_images=len(pictures))),
+                _turn("gpt", references[0]),
+            ],
+            "references": references,
+        }
+        return record | ({"image": pictures} if pictures else {})
+
+    def _questions(self, task: Task, convention: Convention) -> list[str]:
+        file = self.about.questions.get(task)
+        if file is None:
+            raise UserError(f"no questions for second turns of {task}", where=str(self.folder / INDEX),
+                            cure=f"name a file under questions.{task}, or leave {task} out of `tasks`")  # fmt: skip
+        asked = [row["conversations"][0]["value"] for row in self._read(file, None)]
+        if convention == "verbatim":
+            return asked
+        # NQ's questions begin in lower case and have no question mark; released: capitalize(), which lowers the rest.
+        return [(text.capitalize() if task == "NQ" else text) + _TAILS[task] for text in asked]
+
+    def _set(self, name: str) -> SetFile:
+        if name not in self.about.sets:
+            raise UserError(f"no set {name!r}", where=str(self.folder / INDEX),
+                            cure=did_you_mean(name, self.about.sets))  # fmt: skip
+        return self.about.sets[name]
+
+    def _read(self, file: str, limit: int | None) -> list[dict[str, Any]]:
+        records = open_records(self.folder / file, self.cache)
+        count = min(len(records), limit or len(records))
+        for index, problem in records.problems.items():
+            if index < count:
+                raise UserError(problem, where=f"{records.path}, record {index}", cure="mend or remove the record")
+        return [records.read(index) for index in range(count)]
+
+
+def read_index(folder: Path) -> SuiteFile:
+    """`suite.json` of a directory. Raises `UserError` where it is missing or says something unknown."""
+    path = folder / INDEX
+    if not path.is_file():
+        raise UserError("no suite here", where=str(path),
+                        cure="give a directory with suite.json, or `hub` for the published sets")  # fmt: skip
+    try:
+        return SuiteFile.model_validate_json(path.read_text())
+    except ValidationError as error:
+        first = error.errors()[0]
+        key = ".".join(str(part) for part in first["loc"])
+        raise UserError(f"{key}: {first['msg']}", where=str(path), cure="mend the file") from error
+
+
+def suite_identity(folder: Path) -> str:
+    """Hash of a directory's index and record files, for a stage's fingerprint. Pictures count by their names."""
+    about = read_index(folder)
+    files = [INDEX, *(found.file for found in about.sets.values()), *about.questions.values()]
+    parts = [file_identity(folder / file) if (folder / file).is_file() else "absent" for file in files]
+    return hashlib.sha256("/".join(parts).encode()).hexdigest()
+
+
+def prompt(name: str, question: str, convention: Convention, *, num_images: int) -> str:
+    """The first turn of a row, with its image marks; the template adds the roles.
+
+    Args:
+        question: in the data's own words. Sets of several pictures have their marks in it, others need not.
+
+    Raises:
+        UserError: the convention has no prompt for a set of this name.
+    """
+    bare = question.replace(f"{IMAGE_MARK}\n", "").replace(IMAGE_MARK, "").strip()
+    own = question if IMAGE_MARK in question else f"{IMAGE_MARK}\n" * num_images + question
+    if convention == "verbatim" or name == "OCRBench":
+        return own
+    if name == "TextCaps":
+        return f"{IMAGE_MARK}\n{_ASKED[name]}"
+    if name not in (*BENCHMARK, *OOD):
+        raise UserError(f"convention {convention!r} has no prompt for set {name!r}",
+                        cure="set convention: verbatim, and the set is asked in its own words")  # fmt: skip
+    if convention == "released":
+        return f"{IMAGE_MARK}\n{_REASON}\n{bare}" if name in ("DocVQA", "POPE", "MMVet") else own
+    if name in OOD:  # captions of all pictures but the last stand between the marks
+        return f"{_ASKED[name]} {own[own.index(IMAGE_MARK) :]}"
+    # A blank behind the mark, as printed; the chat template of the released code breaks the line there.
+    return _ASKED.get(name) or f"{IMAGE_MARK} {_REASON} {bare}"
+
+
+def clean(answer: str) -> str:
+    """An answer as it enters the next turn's prompt: without special tokens, as released, or what reads like a mark."""
+    for text in ("<s>", "</s>", IMAGE_MARK):
+        answer = answer.replace(text, "")
+    return answer.strip()
+
+
+def write_records(path: Path, records: Sequence[dict[str, Any]]) -> Path:
+    """Records as LLaVA JSON. Written only where it differs, so that a restart keeps the index of an unchanged file."""
+    text = json.dumps(list(records), indent=0)
+    if not path.is_file() or path.read_text() != text:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        aside = path.with_name(f".{path.name}")
+        aside.write_text(text)
+        aside.replace(path)
+    return path
+
+
+def _turn(role: str, text: str) -> dict[str, str]:
+    return {"from": role, "value": text}

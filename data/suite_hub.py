@@ -1,0 +1,182 @@
+"""The published sets of the suite, fetched from the Hub into a suite directory. The only door to `datasets`.
+
+Hub ids, splits and numbers of rows are those of TABED's released code (its paper names LMMs-Eval-Lite for POPE, too).
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import shutil
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from PIL import Image
+
+from ..core.errors import UserError, did_you_mean
+from .suite import INDEX, QUESTIONS, Task
+
+NO_REFERENCE = "(no reference)"  # records have an answer, and some sets have none
+
+
+@dataclass(frozen=True)
+class Published:
+    """Rows of a data set of the Hub. `repository` may be a directory in the Hub's layout.
+
+    Args:
+        rows: the first so many count; None: all.
+        sub_task: only rows that have this under `sub_task`.
+        references: columns that hold what a good answer says (a text or a list); the first one there counts.
+    """
+
+    repository: str
+    split: str
+    config: str | None = None
+    rows: int | None = 100
+    sub_task: str | None = None
+    question: str = "question"
+    references: tuple[str, ...] = ("answer",)
+
+
+def _interleave(sub_task: str) -> Published:
+    return Published("lmms-lab/LLaVA-NeXT-Interleave-Bench", "test", "in_domain", sub_task=sub_task)
+
+
+PUBLISHED: dict[str, Published] = {
+    "LLaVA-W": Published("lmms-lab/llava-bench-in-the-wild", "train", rows=60, references=("gpt_answer",)),
+    "DocVQA": Published("lmms-lab/LMMs-Eval-Lite", "lite", "docvqa_val", references=("answers", "answer")),
+    "POPE": Published("lmms-lab/POPE", "test"),
+    "MMVet": Published("lmms-lab/MMVet", "test"),
+    "IEdit": _interleave("IEdit"),
+    "MB": _interleave("MagicBrush"),
+    "Spot": _interleave("Spot-the-Diff"),
+    "PSV": _interleave("PororoSV"),
+    "VIST": _interleave("VIST"),
+    # For the quality of answers; TABED names neither rows nor prompts of these two.
+    "OCRBench": Published("echo840/OCRBench", "test", rows=None),
+    "TextCaps": Published("lmms-lab/TextCaps", "val", rows=None, references=("caption_str", "reference_strs")),
+}
+PUBLISHED_QUESTIONS: dict[Task, Published] = {
+    "NQ": Published("google-research-datasets/nq_open", "validation", rows=500),
+    "GSM8K": Published("openai/gsm8k", "test", "main", rows=500),
+}
+
+
+def fetch(
+    folder: Path,
+    sets: Mapping[str, int | None],
+    tasks: Sequence[Task],
+    *,
+    published: Mapping[str, Published] = PUBLISHED,
+    questions: Mapping[Task, Published] = PUBLISHED_QUESTIONS,
+) -> Path:
+    """A suite directory with the first rows of each set, and questions for those of `tasks` that have some.
+
+    Written aside and renamed; one that is there is taken as it is.
+
+    Args:
+        sets: name -> at most so many rows; None: as many as the set has.
+
+    Raises:
+        UserError: a set is unknown, out of reach, or has other columns than expected.
+    """
+    if folder.is_dir():
+        return folder
+    aside = folder.with_name(folder.name + ".partial")
+    shutil.rmtree(aside, ignore_errors=True)
+    aside.mkdir(parents=True)
+    index: dict[str, Any] = {"sets": {}, "questions": {}}
+    for name, limit in sets.items():
+        if name not in published:
+            raise UserError(f"{name!r} is no published set", where="key suite.sets", cure=did_you_mean(name, published))
+        rows = _first(_load(name, published[name]), published[name], limit)
+        records = [_record(name, row, number, published[name], aside) for number, row in enumerate(rows)]
+        index["sets"][name] = {"file": _write(aside, name, records)}
+    for task in (t for t in tasks if t in QUESTIONS):
+        rows = _first(_load(task, questions[task]), questions[task], None)
+        records = [_record(task, row, number, questions[task], aside) for number, row in enumerate(rows)]
+        index["questions"][task] = _write(aside, task, records)
+    (aside / INDEX).write_text(json.dumps(index, indent=1))
+    aside.rename(folder)
+    return folder
+
+
+def _load(name: str, source: Published) -> Any:
+    import datasets  # takes seconds
+
+    try:
+        found = datasets.load_dataset(source.repository, source.config, split=source.split)
+    except (OSError, ValueError) as error:
+        first = (str(error).strip().splitlines() or [type(error).__name__])[0]
+        raise UserError(
+            f"cannot load set {name} ({source.repository}): {first}",
+            where="key suite.data.path",
+            cure="without a network, download the sets once (HF_HOME keeps them), or give a directory with suite.json",
+        ) from error
+    needed = {source.question} | ({"sub_task"} if source.sub_task else set())
+    if missing := needed - set(found.column_names):
+        raise _other(
+            name, source, f"has no column {', '.join(sorted(missing))}; it has {', '.join(found.column_names)}"
+        )
+    return found
+
+
+def _first(found: Any, source: Published, limit: int | None) -> Iterable[dict[str, Any]]:
+    """The first rows that count. Columns of pictures are left alone while rows are looked for."""
+    places = list(range(len(found)))
+    if source.sub_task is not None:
+        kinds = found.select_columns(["sub_task"])["sub_task"]
+        places = [place for place, kind in enumerate(kinds) if kind == source.sub_task]
+    most = min((count for count in (source.rows, limit) if count is not None), default=len(places))
+    return (found[place] for place in places[:most])
+
+
+def _record(name: str, row: dict[str, Any], number: int, source: Published, folder: Path) -> dict[str, Any]:
+    pictures = []
+    for place, image in enumerate(_pictures(row)):
+        if not isinstance(image, Image.Image):
+            raise _other(name, source, f"row {number}: a picture is {type(image).__name__}")
+        file = f"images/{name}/{number:05d}-{place}.png"
+        (folder / file).parent.mkdir(parents=True, exist_ok=True)
+        image.convert("RGB").save(folder / file)
+        pictures.append(file)
+    question = str(row[source.question])
+    if pictures and "<image>" not in question:
+        question = "<image>\n" * len(pictures) + question
+    references = _references(row, source)
+    turns = [{"from": "human", "value": question}, {"from": "gpt", "value": references[0]}]
+    record = {"id": f"{name}-{number:05d}", "conversations": turns, "references": references}
+    # How OCRBench compares depends on where a row is from.
+    record |= {key: row[key] for key in ("dataset", "question_type") if isinstance(row.get(key), str)}
+    return record | ({"image": pictures} if pictures else {})
+
+
+def _pictures(row: Mapping[str, Any]) -> list[Any]:
+    """`image`, or image_0, image_1, ... in the order of their numbers."""
+    if row.get("image") is not None:
+        return [row["image"]]
+    numbered = sorted((int(found[1]), key) for key in row if (found := re.fullmatch(r"image_(\d+)", key)))
+    return [row[key] for _, key in numbered if row[key] is not None]
+
+
+def _references(row: Mapping[str, Any], source: Published) -> list[str]:
+    for key in source.references:
+        given = row.get(key)
+        texts = [str(text).strip() for text in (given if isinstance(given, list) else [given]) if text is not None]
+        if texts := [text for text in texts if text]:
+            return texts
+    return [NO_REFERENCE]
+
+
+def _write(folder: Path, name: str, records: list[dict[str, Any]]) -> str:
+    if not records:
+        raise UserError(f"set {name} has no rows", where="key suite.sets", cure="leave it out, or report this")
+    (folder / f"{name}.json").write_text(json.dumps(records, indent=0))
+    return f"{name}.json"
+
+
+def _other(name: str, source: Published, problem: str) -> UserError:
+    return UserError(f"set {name} ({source.repository}) {problem}", where="key suite.data.path",
+                     cure="the set has changed since this was written: give a directory with suite.json")  # fmt: skip

@@ -1,0 +1,183 @@
+"""How good answers are: accuracy on OCRBench, METEOR and ROUGE-L on captions, ROUGE-L on differences and edits.
+
+TABED's table 5 names no metric. ROUGE-L is what the sets' own bench (LLaVA-NeXT-Interleave) scores them by: F1 of the
+answer's first 512 characters; its numbers there are times 100. Table 9 names accuracy, METEOR and ROUGE.
+ROUGE-L is torchmetrics', METEOR nltk's; both come with the extra [metrics].
+"""
+
+from __future__ import annotations
+
+import importlib
+import statistics
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Literal
+
+from ..core.errors import UserError
+
+Metric = Literal["accuracy", "ROUGE-L", "METEOR"]
+# (answer, record) -> a score in [0, 1]. References are the record's `references`.
+Scorer = Callable[[str, Mapping[str, Any]], float]
+
+# Of each set; others are scored as captions are.
+METRICS: dict[str, tuple[Metric, ...]] = {
+    "OCRBench": ("accuracy",),
+    "TextCaps": ("METEOR", "ROUGE-L"),
+    "Spot": ("ROUGE-L",),
+    "MB": ("ROUGE-L",),
+}
+MOST_CHARACTERS = 512
+# The libraries' own modules, imported when a metric is wanted.
+QUALITY_MODULES: dict[Metric, str] = {
+    "ROUGE-L": "torchmetrics.functional.text",
+    "METEOR": "nltk.translate.meteor_score",
+}
+
+
+def metrics_of(name: str) -> tuple[Metric, ...]:
+    return METRICS.get(name, METRICS["TextCaps"])
+
+
+def scorers(sets: Sequence[str]) -> dict[Metric, Scorer]:
+    """Every metric that the sets need, ready before anything is decoded.
+
+    Raises:
+        UserError: a library or its data is missing.
+    """
+    builders: dict[Metric, Callable[[], Scorer]] = {"accuracy": lambda: contains, "ROUGE-L": rouge_l, "METEOR": meteor}
+    wanted = dict.fromkeys(metric for name in sets for metric in metrics_of(name))
+    return {metric: builders[metric]() for metric in wanted}
+
+
+def contains(answer: str, record: Mapping[str, Any]) -> float:
+    """OCRBench's accuracy: does the answer contain one of the references? Formulas (HME100k) regardless of blanks."""
+
+    def plain(text: str) -> str:
+        if record.get("dataset") == "HME100k":
+            return "".join(text.split())
+        return text.lower().strip().replace("\n", " ")
+
+    return float(any(plain(reference) in plain(answer) for reference in record["references"]))
+
+
+def rouge_l() -> Scorer:
+    """F1 over words, the best of all references; an empty answer has 0."""
+    rouge = _library("ROUGE-L").rouge_score
+
+    def score(answer: str, record: Mapping[str, Any]) -> float:
+        if not answer.strip():
+            return 0.0
+        found = rouge([answer[:MOST_CHARACTERS]], [list(record["references"])], rouge_keys="rougeL", accumulate="best")
+        return float(found["rougeL_fmeasure"])
+
+    return score
+
+
+def meteor() -> Scorer:
+    """Over words of lower case, stems and synonyms, the best of all references."""
+    module = _library("METEOR")
+    tokenize = importlib.import_module("nltk.tokenize").wordpunct_tokenize
+    try:
+        module.meteor_score([["a"]], ["b"])
+    except LookupError as error:
+        raise UserError(
+            "METEOR needs WordNet, which is not there", where="key suite.quality",
+            cure="python -m nltk.downloader wordnet omw-1.4 (NLTK_DATA says where), or leave TextCaps out",
+        ) from error  # fmt: skip
+
+    def score(answer: str, record: Mapping[str, Any]) -> float:
+        references = [tokenize(reference.lower()) for reference in record["references"]]
+        return float(module.meteor_score(references, tokenize(answer.lower())))
+
+    return score
+
+
+def _library(metric: Metric) -> Any:
+    module = QUALITY_MODULES[metric]
+    name = module.split(".")[0]
+    try:
+        return importlib.import_module(module)
+    except ImportError as error:
+        raise UserError(
+            f"{metric} needs {name}, which is not installed", where="key suite.quality",
+            cure='pip install "draftsmith[metrics]", or leave out the sets that need it',
+        ) from error  # fmt: skip
+
+
+def build(
+    answers: Sequence[Mapping[str, Any]],
+    score: Mapping[Metric, Scorer],
+    *,
+    sets: Sequence[str],
+    models: Sequence[str],
+    samples: int,
+) -> dict[str, Any]:
+    """The tables and the first `samples` records of each set with everyone's answers.
+
+    Args:
+        answers: one for each record: `set`, `number`, `record`, and `answers`: (model, as named in `models`) -> text.
+    """
+    tables: dict[str, Any] = {}
+    shown: dict[str, Any] = {}
+    for name in sets:
+        mine = sorted((a for a in answers if a["set"] == name), key=lambda a: a["number"])
+        tables[name] = {
+            metric: {
+                model: _scored([score[metric](a["answers"][model], a["record"]) for a in mine]) for model in models
+            }
+            for metric in metrics_of(name)
+        }
+        shown[name] = [
+            {"record": dict(a["record"]), "answers": {m: a["answers"][m] for m in models}} for a in mine[:samples]
+        ]
+    return {"models": list(models), "tables": tables, "samples": shown}
+
+
+def _scored(values: Sequence[float]) -> dict[str, float]:
+    """Mean, and 1.96 standard errors of it."""
+    spread = statistics.stdev(values) / len(values) ** 0.5 if len(values) > 1 else 0.0
+    return {"mean": statistics.fmean(values), "half_width": 1.96 * spread, "n": len(values)}
+
+
+def markdown(built: dict[str, Any], pictures: Callable[[Mapping[str, Any]], Sequence[str]]) -> str:
+    """The tables (table 9 and 5) and sample answers (figure 7).
+
+    Args:
+        pictures: record -> paths of its pictures, relative to where the page will lie.
+    """
+    columns = [(name, metric) for name, metrics in built["tables"].items() for metric in metrics]
+    lines = ["# Quality of answers: target and draft, with the picture and without", ""]
+    lines += _row(["model", *(f"{name} {metric}" for name, metric in columns)])
+    lines += _row(["---"] * (1 + len(columns)))
+    for model in built["models"]:
+        cells = [built["tables"][name][metric][model] for name, metric in columns]
+        lines += _row([model, *(f"{c['mean']:.3f} ± {c['half_width']:.3f}" for c in cells)])
+    counts = {name: next(iter(next(iter(m.values())).values()))["n"] for name, m in built["tables"].items()}
+    lines += [
+        "",
+        "Scores are in [0, 1], ± 1.96 standard errors; n: " + ", ".join(f"{k} {n}" for k, n in counts.items()) + ". "
+        "Accuracy: the answer contains a reference (OCRBench). METEOR: nltk's. ROUGE-L: F1, torchmetrics', best of the "
+        f"references, of an answer's first {MOST_CHARACTERS} characters. TABED's table 5 names no metric; ROUGE-L is "
+        "that of the sets' own bench.",
+        "",
+        "## Sample answers",
+        "",
+        "The first of each set, not chosen.",
+        "",
+    ]
+    for name, samples in built["samples"].items():
+        for sample in samples:
+            record = sample["record"]
+            asked = record["conversations"][0]["value"].replace("<image>", "").strip()
+            lines += [f"### {name}: {record['id']}", "", " ".join(f"![]({path})" for path in pictures(record)), ""]
+            lines += [f"> {_flat(asked)}", "", f"- reference: {_flat(record['references'][0])}"]
+            lines += [f"- **{model}**: {_flat(answer) or '(nothing)'}" for model, answer in sample["answers"].items()]
+            lines.append("")
+    return "\n".join(lines)
+
+
+def _flat(text: str) -> str:
+    return " ".join(text.split())
+
+
+def _row(words: Sequence[str]) -> list[str]:
+    return ["| " + " | ".join(words) + " |"]

@@ -1,0 +1,78 @@
+"""A small recipe whose evaluate stage has a suite: a loud random target, a draft, and the world's own sets."""
+
+from pathlib import Path
+
+import yaml
+from draftsmith.recipes.load import load
+from draftsmith.recipes.plan import plan
+from draftsmith.recipes.schema import TRACKS
+from draftsmith.trainers.context import Context
+from draftsmith.trainers.run import run_stages
+
+LANGUAGE = {
+    "model_type": "llama", "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 1,
+    "num_attention_heads": 2, "num_key_value_heads": 2, "max_position_embeddings": 256, "initializer_range": 0.4,
+}  # fmt: skip
+VISION = {
+    "model_type": "clip_vision_model", "hidden_size": 16, "intermediate_size": 32, "num_hidden_layers": 2,
+    "num_attention_heads": 2, "image_size": 24, "patch_size": 8,
+}  # fmt: skip
+FORMAT = {"system": "", "image_rule": "verbatim"}
+DATA = {"from": "world", "aspect": "square", "max_length": 256}
+ONE_STEP = {"batch_size": 8, "steps": 1, "optim": {"lr": 0.001}}
+RECIPE = {
+    "target": {"kind": "llava", "language_model": LANGUAGE, "vision_tower": VISION, "vision_feature_layer": -1},
+    # Of the target's config: it begins as its copy, so that it agrees with it in M, and now and then without pictures.
+    "drafter": {"kind": "lvlm", "language_model": LANGUAGE, "vision_tower": "target"},
+    "stages": {
+        "world": {
+            "kind": "generate", "image_size": 24, "patch_size": 8, "vocab_size": 420, "suite": 2,
+            "splits": {"train": {"caption": 6, "attribute": 6, "sums": 2}},
+        },
+        "target": {
+            "kind": "train", "model": "target", "trainable": ["language_model"], "format": FORMAT,
+            "data": DATA | {"path": "train"}, **ONE_STEP,
+        },
+        "draft": {
+            "kind": "train", "trainable": ["projector", "language_model"], "format": FORMAT,
+            "data": DATA | {"path": "train"}, **ONE_STEP,
+        },
+        "captioner": {
+            "kind": "train", "model": "captioner", "trainable": ["projector", "language_model"], "format": FORMAT,
+            "data": DATA | {"path": "train", "kinds": ["caption"]}, **ONE_STEP,
+        },
+        "evaluate": {
+            "kind": "evaluate", "format": FORMAT, "modes": ["M", "T", "MT*"], "max_new_tokens": 6,
+            "warmup": 1,
+            "suite": {
+                "data": DATA | {"path": "suite"}, "convention": "verbatim",
+                "sets": ["POPE", "Spot", "PSV"], "tasks": ["next", "caption", "NQ"],
+            },
+        },
+    },
+}  # fmt: skip
+BEFORE = ("world", "target", "draft", "captioner")
+
+
+def loaded(output: Path, *settings: str):
+    path = output / "suite-test.yaml"
+    output.mkdir(parents=True, exist_ok=True)
+    path.write_text(yaml.safe_dump(RECIPE | {"output": str(output)}, sort_keys=False))
+    return load([f"recipe={path}", *settings], TRACKS)
+
+
+def run(output: Path, *settings: str, stages=None, restart=None) -> list[str]:
+    """Stages of the recipe, as the command line runs them (but for its lock); returns what was said."""
+    told: list[str] = []
+    found = loaded(output, *settings)
+    recipe = found.recipe
+
+    def make_context(planned, folder, inputs):
+        return Context(
+            planned.name, folder, recipe.seed, planned.fingerprint, recipe.target, recipe.drafter, recipe.engine,
+            recipe.tracking, dict(inputs), told.append, found.tree, "the command",
+        )  # fmt: skip
+
+    planned = plan(recipe, found.path)
+    run_stages(planned, make_context, output=output, chosen=stages, restart=restart, say=told.append)
+    return told

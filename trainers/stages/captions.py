@@ -1,0 +1,46 @@
+"""What an `evaluate` stage puts where a picture was: a newline, the letters of its mark, or a captioner's words."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from ...core.pictures import Picture
+from ...data.conversations import PromptFormat, encode
+from ...data.processor import Processor
+from ...models.captioners import Captioner, LvlmCaptioner, LvlmCaptions, load_captioner
+from ...models.decoding.decoder import CachedDecoder
+from ...models.drafters.lvlm import load_drafter
+from ...models.drafters.modes import StandIns
+from ..context import Context
+
+
+def stand_ins(
+    config: Any, form: PromptFormat, context: Context, processor: Processor, device: torch.device
+) -> StandIns:
+    """Of a stage whose `captioner` section is `config` (None: none of its modes needs one)."""
+    captioner = None if config is None else build_captioner(config, form, context, processor, device)
+    return StandIns.of(processor.tokenizer, newline_id=processor.newline_id, captioner=captioner)
+
+
+def build_captioner(
+    config: Any, form: PromptFormat, context: Context, processor: Processor, device: torch.device
+) -> Captioner:
+    """A published captioner, or the one that an earlier stage trained, asked in the stage's own prompt format."""
+    if not isinstance(config, LvlmCaptions):
+        return load_captioner(config, device)
+    model = load_drafter(context.inputs["captioner"], tokenizer_hash=processor.tokenizer_hash, dtype=torch.float32).to(
+        device
+    )
+    turns = [{"from": "human", "value": config.prompt}, {"from": "gpt", "value": "-"}]
+    asked = encode(turns, form, processor, pictures=[Picture(processor.patches)], open_ended=True)
+    decoder = CachedDecoder(model, num_token_ids=len(processor.tokenizer), never=(processor.image_token_id,))
+    return LvlmCaptioner(
+        decoder,
+        asked.ids,
+        image_token_id=processor.image_token_id,
+        stop_ids=(processor.eos_id,),
+        tokenizer=processor.tokenizer,
+        max_new_tokens=config.max_new_tokens,
+    )

@@ -1,0 +1,178 @@
+"""What a `train` stage needs beside its data: the frozen target, the objective, and whose answers are learned."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from ...core.errors import UserError
+from ...data.answers import SHARDS, Answers
+from ...data.collate import ConversationCollate
+from ...data.dataset import ConversationDataset
+from ...data.loader import Collate, Samples, StepBatches
+from ...data.processor import Processor
+from ...data.sources import AnswerCollate, AnsweredSamples, OpenBatch
+from ...models.decoding.batched import write_answers
+from ...models.decoding.decoder import CachedDecoder
+from ...models.decoding.warp import Warp
+from ...models.distillation import DistillTraining
+from ...models.llava import LlavaTraining, placeholder_ids
+from ...models.targets.load import load_llava
+from ..context import Context
+from ..engine import Engine
+
+
+def frozen_target(context: Context) -> Any:
+    """The target's model, whole on this rank (or spread by its device map), in evaluation, without gradients."""
+    config = context.target
+    target = load_llava(
+        context.target_source(),
+        revision=config.revision,
+        dtype=getattr(torch, config.dtype),
+        device_map=config.device_map,
+        key="target.path",
+    )
+    if config.device_map is None:
+        target.to(context.device())
+    return target.requires_grad_(False).eval()
+
+
+def training_module(stage: Any, context: Context, llava: Any, processor: Processor) -> LlavaTraining:
+    """The module that the engine trains, with the target beside it where the objective asks for one."""
+    settings = {"gradient_checkpointing": stage.gradient_checkpointing, "lora": stage.lora}
+    objective = stage.objective
+    if objective.kind == "cross_entropy":
+        return LlavaTraining(llava, stage.trainable, **settings)
+    target = None
+    if objective.probabilities == "online":
+        if context.drafter_has_own_eyes:
+            raise _not_one_batch("the drafter has eyes of its own")
+        target = frozen_target(context)
+        _check_shares(llava.config, target.config)
+    banned = torch.zeros(llava.config.text_config.vocab_size, dtype=torch.bool)
+    banned[_num_token_ids(context, processor) :] = True
+    banned[[processor.image_token_id, *placeholder_ids(llava.config)]] = True
+    return DistillTraining(llava, stage.trainable, objective=objective, target=target, banned=banned, **settings)
+
+
+def held_target(module: LlavaTraining) -> Any | None:
+    """The target's model, where the module that is trained holds one beside it."""
+    held = module.__dict__.get("target")
+    return None if held is None else held.llava
+
+
+def _num_token_ids(context: Context, processor: Processor) -> int:
+    return context.target.num_token_ids or len(processor.tokenizer)
+
+
+def _check_shares(draft: Any, target: Any) -> None:
+    """Online, the target reads the draft's own batch."""
+    for part, names in (("text_config", ("vocab_size",)), ("vision_config", ("image_size", "patch_size"))):
+        for name in names:
+            ours, theirs = getattr(getattr(draft, part), name), getattr(getattr(target, part), name)
+            if ours != theirs:
+                raise _not_one_batch(f"the drafter's {part}.{name} is {ours}, the target's {theirs}")
+
+
+def _not_one_batch(difference: str) -> UserError:
+    return UserError(
+        f"{difference}: it cannot read one batch with the target",
+        where="key objective",
+        cure="distill a draft of the target's vocabulary and pictures; or let it learn the target's answers by "
+        "cross-entropy, or from kept log-probabilities",
+    )
+
+
+@dataclass(frozen=True)
+class TrainingData:
+    """What the loader of a stage reads, and what is written while it trains."""
+
+    samples: Samples
+    collate: Collate
+    shown: Any  # a sequence of encoded samples, as the first epoch has them
+    writer: DraftWriter | None
+
+
+def training_data(
+    stage: Any, context: Context, dataset: ConversationDataset, processor: Processor, seed: int
+) -> TrainingData:
+    """The records themselves, or their prompts with answers by source."""
+    if stage.answers is None:
+        return TrainingData(dataset, ConversationCollate(processor.pad_id, processor.image_size), dataset, None)
+    answers = None
+    if stage.answers.share("target"):
+        folder = Path(stage.answers.path) if stage.answers.path else context.inputs["answers"] / SHARDS
+        answers = Answers(folder, dataset)
+    num_kept = 0
+    if stage.objective.kind == "distill" and stage.objective.probabilities == "kept":
+        assert answers is not None, "see TrainStage"
+        num_kept = answers.num_kept
+        if not num_kept:
+            raise UserError(
+                "the answers were written without log-probabilities", where=str(answers.folder),
+                cure="set keep_logprobs in the regenerate stage, or objective.probabilities: online",
+            )  # fmt: skip
+    samples = AnsweredSamples(dataset, stage.answers, answers, seed=seed)
+    writer = None
+    if stage.answers.share("draft"):
+        if context.engine.zero_stage == 3:
+            raise UserError(
+                "the draft writes answers itself, and engine.zero_stage 3 shares its weights out: ranks whose answers "
+                "differ in length would wait for each other for ever",
+                where="key engine.zero_stage", cure="use stage 0 to 2: a draft is small",
+            )  # fmt: skip
+        writer = DraftWriter(samples, processor, _num_token_ids(context, processor), seed)
+    collate = AnswerCollate(samples, processor.pad_id, processor.image_size, num_kept)
+    return TrainingData(samples, collate, _FirstEpoch(samples), writer)
+
+
+class _FirstEpoch:
+    def __init__(self, samples: AnsweredSamples):
+        self.samples = samples
+
+    def __len__(self) -> int:
+        return len(self.samples)
+
+    def __getitem__(self, index: int) -> Any:
+        return self.samples.row(index, 0).sample
+
+
+class DraftWriter:
+    """Lets the draft answer, with its weights as they stand, what a step's batches leave open.
+
+    An answer depends on the weights and on (seed, step, sample) alone.
+    """
+
+    def __init__(self, samples: AnsweredSamples, processor: Processor, num_token_ids: int, seed: int):
+        self.samples, self.processor, self.num_token_ids, self.seed = samples, processor, num_token_ids, seed
+
+    def __call__(self, engine: Engine, batches: StepBatches) -> StepBatches:
+        module: Any = engine.module
+        try:
+            decoder = CachedDecoder(
+                module.llava, num_token_ids=self.num_token_ids, never=(self.processor.image_token_id,)
+            )
+            micro = [self._filled(decoder, batch, batches.step) for batch in batches.micro]
+        finally:
+            module.train()  # the decoder puts the model into evaluation mode
+        return replace(batches, micro=micro)
+
+    def _filled(self, decoder: CachedDecoder, batch: OpenBatch, step: int) -> Any:
+        return batch.filled(self._answers(decoder, batch.requests, step) if batch.requests else [])
+
+    def _answers(self, decoder: CachedDecoder, requests: Sequence[Any], step: int) -> list[list[int]]:
+        settings = self.samples.config.draft
+        written = write_answers(
+            decoder,
+            requests,
+            Warp(settings.temperature, settings.top_k, settings.top_p),
+            limits=[self.samples.limit(request) for request in requests],
+            seeds=[random.Random(f"draft/{self.seed}/{step}/{r.name}").getrandbits(63) for r in requests],
+            eos_ids=(self.processor.eos_id,),
+        )
+        return [answer.ids for answer in written]
