@@ -5,7 +5,9 @@ from __future__ import annotations
 import fcntl
 import hashlib
 import json
+import re
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, Literal
 
@@ -17,27 +19,48 @@ from ..core.errors import UserError
 from ..core.nouns import Request
 from ..core.section import Section
 from .collate import Sample
-from .conversations import PromptFormat, encode
-from .images import Aspect, load_image, pixels
+from .conversations import MARKS, Encoded, PromptFormat, encode
+from .images import Aspect
+from .media import Eyes, Media
+from .mixture import identities
 from .processor import Processor
-from .records import RecordFile, file_identity, num_images, open_records
+from .records import RecordFile, num_clips
+from .selection import Selection
+from .tiles import Convention
+from .videos import VideoSettings
 
 
 class ConversationData(Section):
-    """LLaVA JSON or JSONL with an image folder."""
+    """LLaVA JSON or JSONL with an image folder, single files or mixtures of them."""
 
-    # Files, or with `from` the names of splits that a `generate` stage wrote.
+    # Files, brace patterns ({a,b}.json) and OneVision mixtures (.yaml); with `from` the names of splits, or of
+    # mixtures (NAME.yaml), that a `generate` stage wrote.
     path: str | list[str]
+    # Of the draws of `random:` in a mixture. Not the recipe's seed: drafts of several seeds see the same records.
+    mixture_seed: int = Field(0, ge=0)
     # The stage that wrote the files; null: `path` names files on disk.
     from_stage: str | None = Field(None, alias="from")
     # Folder that image paths are relative to; null: the data file's own folder.
     images: str | None = None
-    # square cuts the longer side off (official pretraining), pad keeps it (official finetuning).
+    # Folder that clips are relative to; null: as images.
+    videos: str | None = None
+    # square cuts the longer side off (official pretraining), pad keeps it (official finetuning); anyres tiles for
+    # LLaVA-NeXT, anyres_max_9 for LLaVA-OneVision.
     aspect: Aspect = "pad"
+    # The same for requests to a draft with pictures of its own (drafter.pictures: own); null: as aspect.
+    drafter_aspect: Aspect | None = None
+    # How tiles are chosen where the published training code (original) and transformers' models (hf) differ: as the
+    # target does, and targets are transformers' models.
+    anyres_convention: Convention = "hf"
+    video: VideoSettings = VideoSettings()
     # Ids in a sample, pictures included; no more than the language model has positions.
     max_length: int = Field(2048, ge=8)
     # strict stops at the first unusable record; skip leaves it out and lists it in skipped.jsonl.
     on_error: Literal["strict", "skip"] = "strict"
+    # A sample of more than max_length ids: error stops; skip leaves it out and lists it; drop_images takes all its
+    # pictures (and their marks) away, keeps the text and lists it. null, and what is too long without pictures, too:
+    # as on_error says. Prompts that are decoded are never shortened.
+    over_length: Literal["error", "skip", "drop_images"] | None = None
     # Keep the first so many usable records; null: all.
     max_samples: int | None = Field(None, ge=1)
     # Keep only these scenario kinds (the record's `kind` key); null: all.
@@ -48,10 +71,12 @@ class ConversationDataset:
     """Samples in file order; which of them are used is fixed before training starts.
 
     Args:
-        files: the data files, resolved.
+        files: data files, brace patterns and mixtures.
         image_folder: folder of relative image paths, or None for each file's own.
         skipped_log: file that lists what was left out and why (with `on_error: skip`).
         cache: folder for indices.
+        drafter_processor: of a draft with eyes of its own, whose view comes with every request; None: it shares the
+            target's.
     """
 
     def __init__(
@@ -63,37 +88,38 @@ class ConversationDataset:
         files: list[Path],
         skipped_log: Path | None,
         cache: Path,
+        drafter_processor: Processor | None = None,
     ):
         self.config, self.form, self.processor, self.skipped_log = config, form, processor, skipped_log
+        self._eyes = Eyes(processor, config.aspect, config.anyres_convention, config.video)
+        self._drafter_eyes = None
+        if drafter_processor is not None:
+            aspect = config.drafter_aspect or config.aspect
+            self._drafter_eyes = Eyes(drafter_processor, aspect, config.anyres_convention, config.video)
         self._listed: set[str] = set()  # lines of the log up to `_log_read`
         self._log_read = 0
-        self.records: list[RecordFile] = [open_records(path, cache) for path in files]
+        self._paths = files
+        self.selection = Selection(files, cache=cache, seed=config.mixture_seed)
+        self.records: list[RecordFile] = self.selection.files
         self.places = self._usable()
-        self.lengths = np.empty(len(self.places), dtype=np.int32)
-        for number, file in enumerate(self.records):
-            mine = self.places[:, 0] == number
-            self.lengths[mine] = file.lengths[self.places[mine, 1]]
+        self.lengths = self.column("lengths")
 
     def _usable(self) -> np.ndarray:
         """[n,2] (file, record) of the records that can be used."""
         strict = self.config.on_error == "strict"
-        notes, places = [], []
-        for number, file in enumerate(self.records):
-            for index, problem in file.problems.items():
-                if strict:
-                    raise self._unusable(file, index, problem)
-                notes.append(self._note(file, index, problem))
+        notes = []
+        for file, index, problem in self.selection.problems():
+            if strict:
+                raise self._unusable(file, index, problem)
+            notes.append(self._note(file, index, problem))
+        for file in self.records:
             for problem, place in _id_problems(file):
                 if strict:
                     cure = "mend the ids, or set on_error: skip (records are then told apart by their place)"
                     raise UserError(problem, where=f"{file.path}, {place}", cure=cure)
                 reason = f"{problem}, {place}: all are kept and told apart by their place"
                 notes.append({"file": str(file.path), "record": None, "id": None, "reason": reason})
-            good = np.ones(len(file), dtype=bool)
-            good[list(file.problems)] = False
-            indices = np.flatnonzero(good)
-            places.append(np.stack([np.full_like(indices, number), indices], axis=1))
-        found = np.concatenate(places)
+        found = self.selection.places()
         if self.config.kinds is not None:
             wanted = set(self.config.kinds)
             kept = [self.records[f].read(i).get("kind") in wanted for f, i in found.tolist()]
@@ -106,6 +132,10 @@ class ConversationDataset:
 
     def __len__(self) -> int:
         return len(self.places)
+
+    def column(self, name: str) -> np.ndarray:
+        """[n] a column of the files' indices (lengths, sizes, images, clips) for the samples."""
+        return self.selection.column(name, self.places)
 
     def record(self, index: int) -> dict[str, Any]:
         file, number = self.places[index]
@@ -125,51 +155,105 @@ class ConversationDataset:
         record = self.record(index)
         file, number = self.places[index]
         try:
-            encoded = encode(record["conversations"], self.form, self.processor, num_images=num_images(record))
-            if len(encoded.ids) > self.config.max_length:
-                raise UserError(
-                    f"{len(encoded.ids)} ids, more than max_length {self.config.max_length}",
-                    cure="raise max_length (up to the model's positions), or set on_error: skip",
-                )
+            media = self._media(record, int(file))
+            encoded, seen = self._fitting(record, media, index)
             if not any(encoded.loss_mask):
                 raise UserError("nothing to learn from: no supervised token", cure="give every record an answer")
-            pictures = self._pixels(record, int(file))
+            pixels, pictures = (media.pixels(), media.pictures) if seen else (None, ())
         except UserError as error:
-            if self.config.on_error == "strict":
+            if self._stops(error):
                 raise self._unusable(self.records[file], int(number), error.problem, error) from error
             self._log_skipped([self._note(self.records[file], int(number), error.problem)])
             pad = self.processor.pad_id
             return Sample([pad, pad], [False, False], [0, 0], None, self.sample_id(index))
-        return Sample(encoded.ids, encoded.loss_mask, encoded.modality, pictures, self.sample_id(index))
+        return Sample(encoded.ids, encoded.loss_mask, encoded.modality, pixels, self.sample_id(index), pictures)
 
-    def request(self, index: int) -> tuple[Request, str]:
-        """The prompt up to the last answer, and that answer as the data has it."""
+    def eyes(self, *, prompt: bool) -> Eyes:
+        """Whose tiles are counted: of prompts those that the draft sees, which may have eyes of its own."""
+        return (self._drafter_eyes if prompt else None) or self._eyes
+
+    def num_ids(self, index: int, *, prompt: bool = False) -> int:
+        """Length of sample `index`, or of its prompt as the draft has it, with its pictures, which are not decoded."""
+        record, file = self.record(index), int(self.places[index, 0])
+        eyes = self.eyes(prompt=prompt)
+        pictures = self._media(record, file, eyes).pictures
+        turns = record["conversations"]
+        return len(encode(turns, self.form, eyes.processor, pictures=pictures, open_ended=prompt).ids)
+
+    def _fitting(self, record: dict[str, Any], media: Media, index: int) -> tuple[Encoded, bool]:
+        """The sample within max_length, and whether it has kept its pictures."""
+        turns, config = record["conversations"], self.config
+        encoded = encode(turns, self.form, self.processor, pictures=media.pictures)
+        if len(encoded.ids) <= config.max_length:
+            return encoded, True
+        error = _TooLong(
+            f"{len(encoded.ids)} ids, more than max_length {config.max_length}",
+            cure="raise max_length (up to the model's positions), or set over_length: skip or drop_images",
+        )
+        # The plain template is nothing but a picture and its caption.
+        if config.over_length != "drop_images" or not media.pictures or self.form.template == "plain":
+            raise error
+        shorter = encode(_without_marks(record), self.form, self.processor)
+        if len(shorter.ids) > config.max_length:
+            raise error
+        file, number = self.places[index]
+        dropped = f"{error.problem}: its {len(media.pictures)} pictures are dropped, the text is kept"
+        self._log_skipped([self._note(self.records[file], int(number), dropped)])
+        return shorter, False
+
+    def _stops(self, error: UserError) -> bool:
+        """Whether an unusable record ends the run; else it is left out and listed."""
+        if isinstance(error, _TooLong) and self.config.over_length in ("error", "skip"):
+            return self.config.over_length == "error"
+        return self.config.on_error == "strict"
+
+    def too_long(self, count: int) -> UserError:
+        """What `leave_out` is told of a prompt, or of a prompt with its answer, of `count` ids."""
+        return _TooLong(
+            f"{count} ids, more than max_length {self.config.max_length}",
+            cure="raise max_length (up to the model's positions), or set over_length: skip",
+        )
+
+    def leave_out(self, index: int, error: UserError) -> None:
+        """List sample `index` as left out; raises `error` where the settings say that such a record ends the run."""
+        if self._stops(error):
+            raise error
+        file, number = self.places[index]
+        self._log_skipped([self._note(self.records[file], int(number), error.problem)])
+
+    def request(self, index: int, *, originals: bool = False) -> tuple[Request, str]:
+        """The prompt up to the last answer, and that answer as the data has it; with `originals` for a captioner."""
         record = self.record(index)
         file, number = self.places[index]
         turns = record["conversations"]
         try:
-            encoded = encode(turns, self.form, self.processor, num_images=num_images(record), open_ended=True)
-            pictures = self._pixels(record, int(file))
+            media = self._media(record, int(file))
+            seen = media.originals() if originals else ()
+            request = self._asked(turns, media, self.processor, index, seen)
+            if self._drafter_eyes is not None:
+                media = self._media(record, int(file), self._drafter_eyes)
+                view = self._asked(turns, media, self._drafter_eyes.processor, index, seen)
+                request = replace(request, drafter_view=view)
         except UserError as error:
             raise self._unusable(self.records[file], int(number), error.problem, error) from error
-        modality = torch.tensor(encoded.modality, dtype=torch.int8)
-        request = Request(torch.tensor(encoded.ids), modality, pictures, self.sample_id(index))
         return request, turns[-1]["value"]
+
+    def _asked(
+        self, turns: list[dict[str, Any]], media: Media, processor: Processor, index: int, originals: tuple[Any, ...]
+    ) -> Request:
+        encoded = encode(turns, self.form, processor, pictures=media.pictures, open_ended=True)
+        modality = torch.tensor(encoded.modality, dtype=torch.int8)
+        ids, name = torch.tensor(encoded.ids), self.sample_id(index)
+        return Request(ids, modality, media.pixels(), name, media.pictures, originals=originals)
 
     def identity(self) -> str:
         """Hash of what the samples are made from, for a stage's fingerprint."""
-        parts = [file_identity(f.path) for f in self.records] + [
-            self.config.model_dump_json(),
-            self.form.model_dump_json(),
-        ]
+        parts = [*identities(self._paths), self.config.model_dump_json(), self.form.model_dump_json()]
         return hashlib.sha256("/".join(parts).encode()).hexdigest()
 
-    def _pixels(self, record: dict[str, Any], file: int) -> torch.Tensor | None:
-        if not num_images(record):
-            return None
-        names = [record["image"]] if isinstance(record["image"], str) else record["image"]
-        folder = Path(self.config.images) if self.config.images else self.records[file].path.parent
-        return pixels([load_image(folder / name) for name in names], self.processor, self.config.aspect)
+    def _media(self, record: dict[str, Any], file: int, eyes: Eyes | None = None) -> Media:
+        images = Path(self.config.images) if self.config.images else self.records[file].path.parent
+        return (eyes or self._eyes).look(record, images, Path(self.config.videos) if self.config.videos else images)
 
     def _unusable(self, file: RecordFile, index: int, problem: str, cause: UserError | None = None) -> UserError:
         where = f"{file.path}, {_name(file, index)}"
@@ -194,6 +278,27 @@ class ConversationDataset:
             log.writelines(fresh)
             self._listed.update(fresh)
             self._log_read = log.tell()
+
+    def num_listed(self) -> int:
+        """Lines of the skipped log, whoever wrote them."""
+        if self.skipped_log is None or not self.skipped_log.is_file():
+            return 0
+        with open(self.skipped_log) as log:
+            return sum(1 for _ in log)
+
+
+class _TooLong(UserError):
+    """A sample of more ids than there is room for."""
+
+
+def _without_marks(record: dict[str, Any]) -> list[dict[str, Any]]:
+    """The turns with every picture's mark, and the line break behind it, taken away."""
+    marks = MARKS[num_clips(record) > 0]
+
+    def stripped(text: str) -> str:
+        return marks.sub("", re.sub(f"({marks.pattern})\n", "", text)).strip()
+
+    return [turn | {"value": stripped(turn["value"])} for turn in record["conversations"]]
 
 
 def _id(file: RecordFile, index: int) -> Any:

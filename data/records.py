@@ -22,10 +22,10 @@ import numpy as np
 
 from ..core.errors import UserError
 from . import scan
-from .conversations import IMAGE_MARK, ROLES
+from .conversations import IMAGE_MARK, ROLES, VIDEO_MARK
 from .workers import num_processes, quiet_worker
 
-_FORMAT = 2  # of a kept index and of the checks it holds: count up when either changes
+_FORMAT = 3  # of a kept index and of the checks it holds: count up when either changes
 
 
 @dataclass(frozen=True)
@@ -36,6 +36,8 @@ class RecordFile:
     offsets: np.ndarray  # [n] int64 first byte
     sizes: np.ndarray  # [n] int32 bytes
     lengths: np.ndarray  # [n] int32 words over all turns, negative for text-only records
+    images: np.ndarray  # [n] int16 pictures that a record names
+    clips: np.ndarray  # [n] int16
     problems: dict[int, str]  # record -> what is wrong with it
     id_kinds: dict[str, int]  # type of a usable record's `id` -> the first record that has such a one
     duplicate_ids: int  # usable records whose id an earlier one has
@@ -73,6 +75,8 @@ def open_records(path: Path, cache: Path) -> RecordFile:
             arrays["offsets"],
             arrays["sizes"],
             arrays["lengths"],
+            arrays["images"],
+            arrays["clips"],
             {int(record): problem for record, problem in extra["problems"].items()},
             extra["id_kinds"],
             extra["duplicate_ids"],
@@ -102,13 +106,14 @@ def check_record(record: Any) -> str | None:
     turns = record.get("conversations")
     if not isinstance(turns, list) or not turns:
         return "no conversations"
-    image = record.get("image")
-    if image and not all(isinstance(path, str) for path in (image if isinstance(image, list) else [image])):
-        return "image is neither a path nor a list of paths"
-    return _check_turns(turns, num_images(record))
+    for key in ("image", "video"):
+        named = record.get(key)
+        if named and not all(isinstance(path, str) for path in (named if isinstance(named, list) else [named])):
+            return f"{key} is neither a path nor a list of paths"
+    return _check_turns(turns, num_images(record), num_clips(record))
 
 
-def _check_turns(turns: list[Any], images: int) -> str | None:
+def _check_turns(turns: list[Any], images: int, clips: int) -> str | None:
     """One loop: at 665k records most of the time of a first start goes here."""
     expected, marks, answers = "human", 0, 0
     for place, turn in enumerate(turns):
@@ -125,17 +130,28 @@ def _check_turns(turns: list[Any], images: int) -> str | None:
         if role == "gpt" and (not text or text.isspace()):
             return "empty answer"
         answers += role == "gpt"
-        marks += text.count(IMAGE_MARK)
+        marks += text.count(IMAGE_MARK) + (text.count(VIDEO_MARK) if clips else 0)
         expected = "human" if role == "gpt" else "gpt"
     if not answers:
         return "no answer to train on"
-    return None if marks == images else f"{marks} <image> marks for {images} images"
+    if marks == images + clips:
+        return None
+    return f"{marks} <image> marks for {images} images" + (f" and {clips} clips" if clips else "")
 
 
 def num_images(record: dict[str, Any]) -> int:
     """Pictures that a record names: `image` is absent, one path, or a list of paths."""
-    image = record.get("image")
-    return 0 if not image else 1 if isinstance(image, str) else len(image)
+    return len(paths(record, "image"))
+
+
+def num_clips(record: dict[str, Any]) -> int:
+    """Clips that a record names under `video`, as under `image`; a clip's mark is <image> or <video>."""
+    return len(paths(record, "video"))
+
+
+def paths(record: dict[str, Any], key: str) -> list[str]:
+    named = record.get(key)
+    return [] if not named else [named] if isinstance(named, str) else named
 
 
 _WORDS = bytes(ord(" ") if chr(code).isspace() else ord("x") for code in range(256))
@@ -155,6 +171,8 @@ class _Part:
     offsets: np.ndarray
     sizes: np.ndarray
     lengths: np.ndarray
+    images: np.ndarray
+    clips: np.ndarray
     problems: dict[int, str]
     id_kinds: dict[str, int]
     id_hashes: np.ndarray  # [n] int64, 0 where there is no id or the record is unusable
@@ -176,6 +194,8 @@ def _index(path: Path) -> RecordFile:
         np.concatenate([part.offsets for part in parts]),
         np.concatenate([part.sizes for part in parts]),
         np.concatenate([part.lengths for part in parts]),
+        np.concatenate([part.images for part in parts]),
+        np.concatenate([part.clips for part in parts]),
         problems,
         dict(sorted(kinds.items())),
         len(duplicates),
@@ -203,7 +223,12 @@ def _scan_piece(path: Path, start: int, stop: int) -> _Part | None:
 
 
 def _scan(entries: Iterable[scan.Entry]) -> _Part:
-    offsets, sizes, lengths, hashes = [], [], [], []
+    offsets: list[int] = []
+    sizes: list[int] = []
+    lengths: list[int] = []
+    images: list[int] = []
+    clips: list[int] = []
+    hashes: list[int] = []
     problems: dict[int, str] = {}
     kinds: dict[str, int] = {}
     for number, (offset, size, record) in enumerate(entries):
@@ -212,11 +237,13 @@ def _scan(entries: Iterable[scan.Entry]) -> _Part:
         problem = check_record(record)
         if problem:
             problems[number] = problem
-            lengths.append(0)
-            hashes.append(0)
+            for values in (lengths, images, clips, hashes):
+                values.append(0)
             continue
         words = num_words(" ".join([turn["value"] for turn in record["conversations"]]))
-        lengths.append(words if num_images(record) else -words)
+        images.append(num_images(record))
+        clips.append(num_clips(record))
+        lengths.append(words if images[-1] or clips[-1] else -words)
         name = record.get("id")
         kinds.setdefault(type(name).__name__, number)
         # Python's own hash differs from process to process, but not between forked ones.
@@ -225,6 +252,8 @@ def _scan(entries: Iterable[scan.Entry]) -> _Part:
         np.array(offsets, dtype=np.int64),
         np.array(sizes, dtype=np.int32),
         np.array(lengths, dtype=np.int32),
+        np.array(images, dtype=np.int16),
+        np.array(clips, dtype=np.int16),
         problems,
         kinds,
         np.array(hashes, dtype=np.int64),
@@ -247,5 +276,6 @@ def _keep(found: RecordFile, kept: Path) -> None:
         "first_duplicate": found.first_duplicate,
     }
     aside = kept.with_name(f"{kept.stem}.{os.getpid()}.tmp.npz")
-    np.savez(aside, offsets=found.offsets, sizes=found.sizes, lengths=found.lengths, extra=np.array(json.dumps(extra)))
+    columns = {name: getattr(found, name) for name in ("offsets", "sizes", "lengths", "images", "clips")}
+    np.savez(aside, **columns, extra=np.array(json.dumps(extra)))
     os.replace(aside, kept)

@@ -3,20 +3,29 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from . import plots
+from . import by_drafter, plots
+from .compare import sentence
 from .measure import Row, difference_by_drafter, paired_difference, summarize
+from .tables import interval, markdown_table
 
 Results = dict[str, dict[str, list[Row]]]  # benchmark -> mode -> rows
 
 
-def build(results: Results, *, gamma: int, about: dict[str, Any], binding: dict[str, Any] | None) -> dict[str, Any]:
+def build(
+    results: Results,
+    *,
+    gamma: int,
+    about: dict[str, Any],
+    binding: dict[str, Any] | None,
+    contrasts: by_drafter.Contrasts | None = None,
+) -> dict[str, Any]:
     """The report as data.
 
     Args:
+        contrasts: pairs of drafts whose difference says what one change does.
         about: command, device, date, seed, settings: what a number is worth nothing without.
         binding: accuracy of the target's answers with and without the picture, where it was asked for.
     """
@@ -30,6 +39,8 @@ def build(results: Results, *, gamma: int, about: dict[str, Any], binding: dict[
         "M_minus_T": differences,
         "M_minus_T_by_drafter": {b: s for b, s in seeds.items() if s},
         "binding": binding,
+        "by_drafter": by_drafter.side_by_side(results, gamma=gamma),
+        "contrasts": by_drafter.contrasted(results, contrasts or {}),
     }
 
 
@@ -45,14 +56,14 @@ def write(folder: Path, report: dict[str, Any]) -> None:
 def markdown(report: dict[str, Any]) -> str:
     tables = [(b, m, t) for b, modes in report["tables"].items() for m, t in modes.items()]
     lines = ["# Speculative decoding, measured", "", *findings(report), ""]
-    lines += _table(
+    lines += markdown_table(
         ["benchmark", "mode", "n", "tau [95%]", "tau per request", "accepted/cycle", "T_q/T_p", "expected", "DSR [IQR]",
          "ESR [IQR]", "prefill", "identical"],
         [
-            [b, m, str(t["requests"]), f"{t['tau']:.2f} [{_range(t['tau_interval'])}]",
+            [b, m, str(t["requests"]), f"{t['tau']:.2f} {interval(t['tau_interval'])}",
              f"{t['tau_mean_of_requests']:.2f}", f"{t['num_accepted']:.2f}", f"{t['T_q_over_T_p']:.2f}",
              f"{t['expected_speedup']:.2f}x",
-             f"{t['DSR']:.2f}x [{_range(t['DSR_spread'])}]", f"{t['ESR']:.2f}x [{_range(t['ESR_spread'])}]",
+             f"{t['DSR']:.2f}x {interval(t['DSR_spread'])}", f"{t['ESR']:.2f}x {interval(t['ESR_spread'])}",
              f"{t['prefill_share']:.0%}", f"{t['identical']}/{t['requests']}"]
             for b, m, t in tables
         ],
@@ -66,6 +77,7 @@ def markdown(report: dict[str, Any]) -> str:
         "![acceptance by depth](acceptance.png)",
         "",
         "![speedup, expected and measured](speedup.png)",
+        *(by_drafter.markdown(report["by_drafter"], report["contrasts"]) if report.get("by_drafter") else []),
         "",
         "## How it was measured",
         "",
@@ -102,14 +114,16 @@ def findings(report: dict[str, Any]) -> list[str]:
     for benchmark, d in report["M_minus_T"].items():
         lines.append(
             f"- {benchmark}: tau with the picture minus without is {d['difference']:+.3f}, 95% interval "
-            f"[{_range(d['interval'])}] ({d['verdict']}; {d['requests']} requests)."
+            f"{interval(d['interval'])} ({d['verdict']}; {d['requests']} requests)."
         )
     for benchmark, d in report["M_minus_T_by_drafter"].items():
         each = ", ".join(f"{name} {value:+.3f}" for name, value in d["each"].items())
         lines.append(
             f"- {benchmark}, over {len(d['each'])} drafters: {d['mean']:+.3f}, 95% interval "
-            f"[{_range(d['interval'])}] ({d['verdict']}; {each})."
+            f"{interval(d['interval'])} ({d['verdict']}; {each})."
         )
+    for benchmark, modes in report.get("comparison", {}).items():
+        lines += [sentence(benchmark, mode, found) for mode, found in modes.items()]
     binding = report["binding"]
     if binding:
         lines.append(
@@ -126,11 +140,3 @@ def findings(report: dict[str, Any]) -> list[str]:
     if vacuous:
         lines.append(f"- Nothing accepted, or nothing rejected, in: {', '.join(vacuous)}.")
     return lines
-
-
-def _table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> list[str]:
-    return ["| " + " | ".join(r) + " |" for r in (head, ["---"] * len(head), *rows)]
-
-
-def _range(pair: Sequence[float]) -> str:
-    return f"{pair[0]:.2f}, {pair[1]:.2f}"

@@ -107,9 +107,7 @@ def parameter_counts(config: PreTrainedConfig) -> dict[str, int]:
 def trainable_counts(stage: TrainStage, config: PreTrainedConfig) -> dict[str, int]:
     """Parameters that a stage trains, by part; with LoRA the adapters'."""
     with torch.device("meta"):
-        module = LlavaTraining(
-            new_model(config), stage.trainable, gradient_checkpointing=False, lora=stage.lora
-        )
+        module = LlavaTraining(new_model(config), stage.trainable, gradient_checkpointing=False, lora=stage.lora)
     return {part: sum(p.numel() for _, p in named) for part, named in module.parts().items()}
 
 

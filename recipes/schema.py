@@ -19,6 +19,7 @@ from ..models.targets.load import LlavaTargetConfig
 from ..trainers.engine import EngineConfig
 from ..trainers.stages.evaluate import EvaluateStage
 from ..trainers.stages.generate import GenerateStage
+from ..trainers.stages.regenerate import RegenerateAnswersStage
 from ..trainers.stages.train import TrainStage
 from ..trainers.stages.visual.encode import EncodeStage
 from ..trainers.stages.visual.evaluate import VisualEvaluateStage
@@ -26,7 +27,7 @@ from ..trainers.stages.visual.generate import GenerateCaptionedStage
 from ..trainers.stages.visual.regenerate import RegenerateStage
 from ..trainers.stages.visual.train import VisualTrainStage
 
-LvlmStage = Annotated[GenerateStage | TrainStage | EvaluateStage, Field(discriminator="kind")]
+LvlmStage = Annotated[GenerateStage | TrainStage | RegenerateAnswersStage | EvaluateStage, Field(discriminator="kind")]
 VisualStage = Annotated[
     GenerateCaptionedStage | EncodeStage | RegenerateStage | VisualTrainStage | VisualEvaluateStage,
     Field(discriminator="kind"),
@@ -63,4 +64,10 @@ class VisualRecipe(Recipe):
 
 
 # kind of target -> the recipe's schema.
-TRACKS: dict[str, type[Recipe]] = {"llava": LvlmRecipe, "llamagen": VisualRecipe, "anole": VisualRecipe}
+TRACKS: dict[str, type[Recipe]] = {
+    "llava": LvlmRecipe,
+    "llava_next": LvlmRecipe,
+    "llava_onevision": LvlmRecipe,
+    "llamagen": VisualRecipe,
+    "anole": VisualRecipe,
+}

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import torch
 
 from ..core import ranks
 from ..core.errors import UserError
+from ..core.nouns import IMAGE, TEXT, VIDEO
 from ..data.collate import Sample, collate
 from ..data.dataset import ConversationDataset
 from ..data.processor import Processor
@@ -26,15 +28,17 @@ def preflight(
     say: Callable[[str], None],
 ) -> None:
     """Print a sample and counts (rank 0). Raises `UserError` where the data does not fit the model."""
+    # On every rank: a tower's first forward puts transformers' hooks on its layers, and ZeRO-3 compares the order in
+    # which ranks run theirs. Hooks that stand before DeepSpeed's on one rank and behind them on another stop the run.
+    _check_image_tokens(module, processor)
     if not ranks.is_main():
         return
     count = min(_LOOKED_AT, len(dataset))
     samples = [dataset[i * len(dataset) // count] for i in range(count)]
-    _check_image_tokens(module, processor)
     _check_head(module, samples[0], processor)
     tokens = sum(len(s.ids) for s in samples)
     supervised = sum(sum(s.loss_mask) for s in samples)
-    images = sum(len(s.pixels) for s in samples if s.pixels is not None)
+    images = sum(len(s.pictures) for s in samples)
     scale = len(dataset) / count
     estimated = "" if count == len(dataset) else f" (from {count} samples)"
     say(
@@ -47,19 +51,19 @@ def preflight(
 
 
 def render(sample: Sample, processor: Processor) -> str:
-    """A sample as text; supervised spans in double brackets, a picture as <image x N>."""
+    """A sample as text; supervised spans in double brackets, pictures as <image x N>, clips as <video x N>."""
     text, place, tokenizer = "", 0, processor.tokenizer
     while place < len(sample.ids):
         end = place
-        is_image = sample.ids[place] == processor.image_token_id
+        modality = sample.modality[place]
         while (
             end < len(sample.ids)
             and sample.loss_mask[end] == sample.loss_mask[place]
-            and (sample.ids[end] == processor.image_token_id) == is_image
+            and sample.modality[end] == modality
         ):
             end += 1
-        if is_image:
-            text += f"<image x {end - place}>"
+        if modality != TEXT:
+            text += f"<{'video' if modality == VIDEO else 'image'} x {end - place}>"
         else:
             run = str(tokenizer.decode(sample.ids[place:end], clean_up_tokenization_spaces=False))
             text += f"[[{run}]]" if sample.loss_mask[place] else run
@@ -79,11 +83,17 @@ def _check_image_tokens(module: LlavaTraining, processor: Processor) -> None:
 
 
 def _check_head(module: LlavaTraining, sample: Sample, processor: Processor) -> None:
-    """Our states through the LM head must be the scores of the model's own forward."""
+    """Our states through the LM head must be the scores of the model's own forward.
+
+    Where there can be tiles it is told the text alone: its own packing may follow another convention than the data's.
+    """
     batch = collate([sample], pad_id=processor.pad_id, image_size=processor.image_size)
+    is_plain = all(picture.is_plain and picture.modality == IMAGE for picture in batch.pictures)
+    if module.llava.config.model_type != "llava" or not is_plain:
+        batch = replace(batch, pixels=None, ids=batch.ids.masked_fill(batch.modality != TEXT, processor.pad_id))
     with torch.no_grad():
         ours = module.llava.lm_head(module.hidden_states(batch))
-        pixels = {} if sample.pixels is None else {"pixel_values": sample.pixels}
+        pixels = {} if sample.pixels is None or batch.pixels is None else {"pixel_values": sample.pixels}
         theirs = module.llava(input_ids=batch.ids, attention_mask=batch.attention_mask.long(), **pixels).logits
     gap = float((ours - theirs).abs().max())
     if gap > 1e-3:

@@ -35,6 +35,7 @@ class Scenario:
     turns: Turns
     scenes: tuple[Scene, ...] = ()
     extra: dict[str, Any] = field(default_factory=dict)  # answer keys for scoring
+    frames: tuple[Scene, ...] = ()  # of a clip
 
 
 def caption(rng: random.Random) -> Scenario:
@@ -130,6 +131,20 @@ def story(rng: random.Random) -> Scenario:
     return Scenario([(question, answer)], tuple(Scene((step,)) for step in steps))
 
 
+def clip(rng: random.Random) -> Scenario:
+    """An object that moves in a straight line from one place to another, in four frames."""
+    item = sample_scene(rng, 1).objects[0]
+    row, column = divmod(rng.choice([cell for cell in range(9) if cell != 3 * item.row + item.column]), 3)
+    steps = [
+        replace(item, row=_between(item.row, row, step), column=_between(item.column, column, step))
+        for step in range(_FRAMES)
+    ]
+    answer = (
+        f"The {item.name} starts at the {steps[0].place}, moves on and stops at the {steps[-1].place} of the board."
+    )
+    return Scenario([("What happens in the clip?", answer)], frames=tuple(Scene((step,)) for step in steps))
+
+
 def sums(rng: random.Random) -> Scenario:
     a, b = rng.randint(0, 3), rng.randint(0, 3)
     question = f"What is {NUMBERS[a]} plus {NUMBERS[b]}?"
@@ -160,6 +175,7 @@ KINDS: dict[str, Callable[[random.Random], Scenario]] = {
         difference,
         edit,
         story,
+        clip,
         sums,
         fact,
         aside,
@@ -190,6 +206,13 @@ def _recolored(rng: random.Random) -> tuple[Scene, Scene, Object, str]:
     color = rng.choice([c for c in sorted(COLORS) if c != item.color])
     objects = tuple(replace(o, color=color) if i == index else o for i, o in enumerate(scene.objects))
     return scene, Scene(objects), item, color
+
+
+_FRAMES = 4
+
+
+def _between(start: int, end: int, step: int) -> int:
+    return start + round((end - start) * step / (_FRAMES - 1))
 
 
 def _listing(parts: list[str]) -> str:

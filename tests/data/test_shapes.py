@@ -12,7 +12,8 @@ from draftsmith.data.conversations import PromptFormat
 from draftsmith.data.shapes.scenarios import FACTS, KINDS, NUMBERS, TEXT_ONLY, WORDS, Scenario
 from draftsmith.data.shapes.scene import BACKGROUND, COLORS, COLUMNS, ROWS, SHAPES, Object, Scene, draw, sample_scene
 from draftsmith.data.shapes.write import sample, write_world
-from PIL import Image, ImageChops
+from draftsmith.data.videos import Clip, VideoSettings
+from PIL import Image, ImageChops, ImageStat
 
 SIZE, CELL = 48, 16
 ALL = dict.fromkeys(KINDS, 6)
@@ -225,6 +226,21 @@ def check_story(scenario: Scenario, objects) -> None:
     assert all(abs(a - b) == 1 for a, b in itertools.pairwise(columns)), "one place at a time"
 
 
+def check_clip(scenario: Scenario, objects) -> None:
+    """Of its frames: one object that moves in a straight line, no more than a place at a time, and ends elsewhere."""
+    assert not objects and len(scenario.frames) == 4
+    seen = [recognised(draw(scene, SIZE)) for scene in scenario.frames]
+    pattern = rf"The ({COLOR}) ({SHAPE}) starts at the (.*), moves on and stops at the (.*) of the board\."
+    color, shape, start, end = re.fullmatch(pattern, scenario.turns[0][1]).groups()
+    assert all(len(found) == 1 and found[0][1:] == (color, shape) for found in seen)
+    assert (seen[0][0][0], seen[-1][0][0]) == (start, end) and start != end
+    cells = [(ROWS.index(row), COLUMNS.index(column)) for ((place, _, _),) in seen for row, column in [place.split()]]
+    steps = [(b[0] - a[0], b[1] - a[1]) for a, b in itertools.pairwise(cells)]
+    assert all(abs(down) <= 1 and abs(across) <= 1 for down, across in steps)
+    for along in zip(*steps, strict=True):
+        assert len({step for step in along if step}) <= 1, "it never turns back"
+
+
 def check_word(scenario: Scenario, objects) -> None:
     assert scenario.scenes[0].word in WORDS and not scenario.scenes[0].objects
     assert f"is {scenario.scenes[0].word}," in scenario.turns[0][1]
@@ -297,7 +313,8 @@ def test_records_load_in_strict_mode(world, open_data):
     for index, record in enumerate(records):
         sample = dataset[index]
         assert any(sample.loss_mask)
-        assert (0 if sample.pixels is None else len(sample.pixels)) == len(pictures(record))
+        tiles = len(pictures(record)) + (4 if "video" in record else 0)
+        assert (0 if sample.pixels is None else len(sample.pixels)) == tiles
         assert record["id"].startswith(f"train-{record['kind']}-")
         assert record["picture_dependent"] == (record["kind"] not in TEXT_ONLY)
     attributes = open_data(world / "train.json", aspect="square", kinds=["attribute", "fact"], max_length=1024)
@@ -311,6 +328,34 @@ def test_the_pictures_on_disk_are_those_of_the_scenes(world):
         assert [a for turn in scenario.turns for a in turn[1:]] == [t["value"] for t in record["conversations"][1::2]]
         for path, scene in zip(pictures(record), scenario.scenes, strict=True):
             assert Image.open(world / path).tobytes() == draw(scene, SIZE).tobytes()
+
+
+def test_a_clip_on_disk_is_read_back_frame_by_frame(world):
+    """As lossy as MPEG-4 is, every frame still shows what stands where."""
+    for record in read(world, "train"):
+        if record["kind"] != "clip":
+            continue
+        scenario = sample(5, "train", "clip", int(record["id"].split("-")[2]))
+        clip = Clip(world / record["video"], VideoSettings())
+        assert clip.numbers == [0, 1, 2, 3], "one frame a second"
+        for frame, scene in zip(clip.frames(), scenario.frames, strict=True):
+            drawn = draw(scene, SIZE)
+            assert max(ImageStat.Stat(ImageChops.difference(frame, drawn)).mean) < 3, "colours blur at edges alone"
+            (item,) = scene.objects
+            place = (item.column * CELL + CELL // 2, item.row * CELL + CELL // 2)
+            assert all(abs(a - b) < 16 for a, b in zip(frame.getpixel(place), COLORS[item.color], strict=True))
+
+
+def test_mixtures_of_the_world_are_read_like_any_other(tmp_path, open_data):
+    world = tmp_path / "world"
+    splits = {"single": {"name": 6}, "pairs": {"difference": 4}, "clips": {"clip": 2}}
+    parts = {"single": "first:50%", "pairs": "all", "clips": "end:1"}
+    write_world(world, seed=0, image_size=SIZE, splits=splits, mixtures={"mix": parts})
+    form = PromptFormat(system="", image_rule="verbatim")
+    dataset = open_data(world / "mix.yaml", form=form, aspect="square", max_length=1024)
+    kinds = [dataset.record(index)["kind"] for index in range(len(dataset))]
+    assert kinds == ["name"] * 3 + ["difference"] * 4 + ["clip"]
+    assert [len(dataset[index].pixels) for index in range(len(dataset))] == [1] * 3 + [2] * 4 + [4]
 
 
 def test_an_interrupted_write_is_never_taken_for_a_whole_one(tmp_path, monkeypatch):

@@ -34,7 +34,9 @@ def build_captioner(
         device
     )
     turns = [{"from": "human", "value": config.prompt}, {"from": "gpt", "value": "-"}]
-    asked = encode(turns, form, processor, pictures=[Picture(processor.patches)], open_ended=True)
+    # It is a model like the drafter, and has the drafter's eyes.
+    patches = (context.own_eyes() or processor).patches
+    asked = encode(turns, form, processor, pictures=[Picture(patches)], open_ended=True)
     decoder = CachedDecoder(model, num_token_ids=len(processor.tokenizer), never=(processor.image_token_id,))
     return LvlmCaptioner(
         decoder,

@@ -52,6 +52,9 @@ def training_module(stage: Any, context: Context, llava: Any, processor: Process
     if objective.probabilities == "online":
         if context.drafter_has_own_eyes:
             raise _not_one_batch("the drafter has eyes of its own")
+        if context.target.reads_tiles not in (None, stage.data.aspect.startswith("anyres")):
+            shown = "tiles" if context.target.reads_tiles else "single tiles"
+            raise _not_one_batch(f"the target reads pictures in {shown} and the drafter aspect: {stage.data.aspect}")
         target = frozen_target(context)
         _check_shares(llava.config, target.config)
     banned = torch.zeros(llava.config.text_config.vocab_size, dtype=torch.bool)

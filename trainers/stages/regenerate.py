@@ -27,6 +27,7 @@ from ...models.decoding.batched import write_answers
 from ...models.decoding.decoder import CachedDecoder
 from ...models.decoding.warp import Warp
 from ...models.distillation import keep_scores
+from ...models.targets.llava import LlavaTarget
 from ...models.targets.load import load_target
 from ..context import Context
 from ..engine import init_distributed
@@ -86,7 +87,7 @@ def run(stage: RegenerateAnswersStage, context: Context) -> None:
     identity = {"stage": context.fingerprint, "tokenizer": processor.tokenizer_hash, "kept": stage.keep_logprobs or 0}
     claim(folder, identity)
     num_shards = -(-len(dataset) // stage.samples_per_shard)
-    writer = _Writer(stage, context, dataset, processor, target.decoder)
+    writer = _Writer(stage, context, dataset, processor, target)
     for index in range(ranks.rank(), num_shards, ranks.world_size()):
         if finished(folder, index):
             continue
@@ -127,11 +128,11 @@ class _Writer:
         context: Context,
         dataset: ConversationDataset,
         processor: Processor,
-        decoder: CachedDecoder,
+        target: LlavaTarget,
     ):
         self.stage, self.context, self.dataset = stage, context, dataset
-        self.processor, self.decoder = processor, decoder
-        self.target = f"{context.target.path or 'inline'}@{context.target.revision or context.fingerprint[:12]}"
+        self.processor, self.target = processor, target
+        self.name = f"{context.target.path or 'inline'}@{context.target.revision or context.fingerprint[:12]}"
 
     def answers(self, numbers: range) -> list[Answer]:
         """The answers to these records, in order."""
@@ -146,7 +147,7 @@ class _Writer:
         for number in numbers:
             request = self._request(number)
             if request is None:
-                yield Answer(number, {"name": self.dataset.sample_id(number)}, [], SKIPPED, 0, self.target)
+                yield Answer(number, {"name": self.dataset.sample_id(number)}, [], SKIPPED, 0, self.name)
             else:
                 asked[number] = request
         if not asked:
@@ -156,17 +157,17 @@ class _Writer:
         limits = [min(stage.max_new_tokens, stage.data.max_length - len(r.ids)) for r in asked.values()]
         keep = functools.partial(keep_scores, count=stage.keep_logprobs) if stage.keep_logprobs else None
         written = write_answers(
-            self.decoder, list(asked.values()), Warp(stage.temperature, stage.top_k, stage.top_p),
+            self.target.decoder, list(asked.values()), Warp(stage.temperature, stage.top_k, stage.top_p),
             limits=limits, seeds=seeds, eos_ids=(self.processor.eos_id,), keep=keep,
         )  # fmt: skip
         for (number, request), seed, answer in zip(asked.items(), seeds, written, strict=True):
             tensors = {"prompt": text_ids(request), **kept_tensors(answer.kept)}
-            yield Answer(number, self._about(number, answer.ids), answer.ids, answer.stop, seed, self.target, tensors)
+            yield Answer(number, self._about(number, answer.ids), answer.ids, answer.stop, seed, self.name, tensors)
 
     def _request(self, number: int) -> Request | None:
         """The request, or None where the record cannot be used and is left out."""
         try:
-            request, _ = self.dataset.request(number)
+            request = self.target.view(self.dataset.request(number)[0])
             if len(request.ids) >= self.dataset.config.max_length:
                 raise self.dataset.too_long(len(request.ids) + 1)
             return request

@@ -44,8 +44,8 @@ class TrainStage(FitSettings):
     objective: Annotated[CrossEntropyObjective | DistillObjective, Field(discriminator="kind")] = (
         CrossEntropyObjective()
     )
-    # Positions of the language model from this stage on; null: as it has them. Rotary positions need no new weights: more
-    # of them are learned from samples that are as long.
+    # Positions of the language model from this stage on; null: as it has them. Rotary positions need no new weights:
+    # more of them are learned from samples that are as long.
     positions: int | None = Field(None, ge=8)
     # Batches of one modality (LLaVA's finetuning): faster, and ranks stay even.
     group_by_modality: bool = False

@@ -1,0 +1,92 @@
+"""How many samples are longer than a model has room for, without encoding millions of them.
+
+Words and pictures alone prove a sample too long, and bytes alone prove one short enough; of those between, all are
+encoded where they are few, and some at equal distances where they are many.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from ..core.errors import UserError
+from .conversations import SYSTEM
+from .dataset import ConversationDataset
+from .images import is_tiled
+from .selection import fewest_ids
+
+LOOKED_AT = 2000  # samples that are encoded at most
+_TOPS = 16  # samples among which the longest is looked for
+_ROOM = 64  # ids of a template that a record's own punctuation may not cover
+
+
+@dataclass(frozen=True)
+class LongSamples:
+    """What was found; `count` is an estimate where not all doubtful samples were encoded."""
+
+    samples: int
+    limit: int  # ids that there is room for
+    count: int  # samples of more
+    longest: int  # ids of the longest that was encoded
+    is_exact: bool
+    is_longest: bool  # of all samples
+    first: int | None  # one of them
+
+    def __str__(self) -> str:
+        about = "" if self.is_exact else "about "
+        least = "" if self.is_longest else "at least "
+        return f"{about}{self.count:,} of {self.samples:,} (the longest has {least}{self.longest:,} ids)"
+
+
+def count_long(dataset: ConversationDataset, limit: int, *, prompts: bool = False) -> LongSamples:
+    """Samples of more than `limit` ids with all their pictures.
+
+    Args:
+        prompts: count each up to its last answer, as it is decoded.
+    """
+    numbers = np.arange(len(dataset))
+    least, most = _bounds(dataset, prompts)
+    # What is proven of a whole sample is not of its prompt.
+    certain = np.zeros(len(dataset), dtype=bool) if prompts else least > limit
+    doubtful = numbers[~certain & (most > limit)]
+    looked_at = doubtful[:: max(1, -(-len(doubtful) // LOOKED_AT))]
+    # The longest is looked for among those with the most words and pictures, and those that may have the most ids.
+    tops = np.concatenate([np.argsort(bound, kind="stable")[-_TOPS:] for bound in (least, most)])
+    lengths = {index: _num_ids(dataset, index, prompts) for index in {*looked_at.tolist(), *tops.tolist()}}
+    long = [index for index in looked_at.tolist() if lengths[index] > limit]
+    share = len(long) / len(looked_at) if len(looked_at) else 0.0
+    first = next(iter([*numbers[certain][:1].tolist(), *long]), None)
+    return LongSamples(
+        samples=len(dataset),
+        limit=limit,
+        count=int(certain.sum()) + round(share * len(doubtful)),
+        longest=max(lengths.values()),
+        is_exact=len(looked_at) == len(doubtful),
+        is_longest=len(looked_at) == len(doubtful) and not certain.any(),
+        first=first,
+    )
+
+
+def _bounds(dataset: ConversationDataset, prompts: bool) -> tuple[np.ndarray, np.ndarray]:
+    """[n] and [n] ids that each sample has at least and at most; its prompt has no more, and may have less."""
+    eyes = dataset.eyes(prompt=prompts)
+    images, clips, sizes = (dataset.column(name).astype(np.int64) for name in ("images", "clips", "sizes"))
+    per_image = eyes.processor.num_image_tokens
+    # The plain template leaves the question out, and a mark is no word.
+    words = 0 * dataset.lengths if dataset.form.template == "plain" else abs(dataset.lengths) - images - clips
+    least = fewest_ids(words, images, tokens_per_image=per_image)
+    # No id has less than a byte of its own, and a record's quotation marks and names outweigh a template's words.
+    most = sizes + images * (per_image + 3) + len(dataset.form.system or SYSTEM) + _ROOM
+    unknown = clips > 0
+    if is_tiled(eyes.aspect, 1):
+        unknown |= images > 0
+    return least, np.where(unknown, np.iinfo(np.int64).max, most)
+
+
+def _num_ids(dataset: ConversationDataset, index: int, prompts: bool) -> int:
+    """0 for a record that cannot be read: it is told of when its turn comes."""
+    try:
+        return dataset.num_ids(index, prompt=prompts)
+    except UserError:
+        return 0

@@ -1,0 +1,166 @@
+"""Samples that are too long: told, left out or without their pictures, as the data section says, and counted before."""
+
+import itertools
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+from draftsmith.core.errors import UserError
+from draftsmith.data import lengths
+from draftsmith.data.conversations import PromptFormat
+from draftsmith.data.lengths import count_long
+from draftsmith.data.shapes.scenarios import KINDS
+from draftsmith.data.shapes.write import write_world
+
+FORM = PromptFormat(system="", image_rule="verbatim")
+LIMIT = 64
+
+
+def turns(question: str, answer: str = "It is picture 1.") -> list[dict]:
+    return [{"from": "human", "value": question}, {"from": "gpt", "value": answer}]
+
+
+def five_pictures(question: str = "<image>\nWhich <image> picture?\n" + "<image>\n" * 3) -> dict:
+    return {"id": "five", "image": [f"images/{n}.png" for n in range(5)], "conversations": turns(question)}
+
+
+SHORT = {"id": "one", "image": "images/1.png", "conversations": turns("<image>\nWhich picture?")}
+LONG_TEXT = {"id": "text", "conversations": turns("Which picture?", "It is picture 1. " * 20)}
+LONG_BOTH = {"id": "both", "image": "images/1.png", "conversations": turns("<image>\nWhich?", "It is picture. " * 20)}
+
+
+def write(folder: Path, *records: dict, name: str = "data.json") -> Path:
+    path = folder / name
+    path.write_text(json.dumps(records))
+    return path
+
+
+def log(folder: Path) -> list[dict]:
+    path = folder / "run" / "skipped.jsonl"
+    return [json.loads(line) for line in path.read_text().splitlines()] if path.is_file() else []
+
+
+def taught(sample, processor) -> str:
+    ids = [i for i, m in zip(sample.ids, sample.loss_mask, strict=True) if m]
+    return processor.tokenizer.decode(ids, skip_special_tokens=True).strip()
+
+
+# (over_length, on_error) -> what happens to five pictures, and to what is too long without pictures, too
+OUTCOMES = {
+    (None, "strict"): ("error", "error"),
+    (None, "skip"): ("skipped", "skipped"),
+    ("error", "strict"): ("error", "error"),
+    ("error", "skip"): ("error", "error"),
+    ("skip", "strict"): ("skipped", "skipped"),
+    ("skip", "skip"): ("skipped", "skipped"),
+    ("drop_images", "strict"): ("dropped", "error"),
+    ("drop_images", "skip"): ("dropped", "skipped"),
+}
+
+
+@pytest.mark.parametrize(("settings", "long"), itertools.product(OUTCOMES, ["five", "text", "both"]))
+def test_what_happens_to_a_long_sample(folder, open_data, processor, settings, long):
+    record = {"five": five_pictures(), "text": LONG_TEXT, "both": LONG_BOTH}[long]
+    outcome = OUTCOMES[settings][long != "five"]
+    path = write(folder, SHORT, record)
+    dataset = open_data(path, form=FORM, max_length=LIMIT, over_length=settings[0], on_error=settings[1])
+    assert taught(dataset[0], processor) == "It is picture 1." and not log(folder)
+    if outcome == "error":
+        with pytest.raises(UserError, match=rf"more than max_length {LIMIT}") as caught:
+            dataset[1]
+        assert (
+            f"record 1 (id {long!r})" in str(caught.value) and "over_length: skip or drop_images" in caught.value.cure
+        )
+        assert not log(folder)
+        return
+    sample = dataset[1]
+    assert sample.pixels is None and not sample.pictures
+    assert any(sample.loss_mask) == (outcome == "dropped")
+    (entry,) = log(folder)
+    assert entry["id"] == long and f"more than max_length {LIMIT}" in entry["reason"]
+    assert ("its 5 pictures are dropped" in entry["reason"]) == (outcome == "dropped")
+    assert [dataset[1].sample_id, len(log(folder)), dataset.num_listed()] == ["data.json[1]", 1, 1], "listed once"
+
+
+def test_without_its_pictures_a_sample_is_its_text(folder, open_data, processor):
+    """Marks go with their line break; nothing else of the text is touched."""
+    text = {"id": "t", "conversations": turns("Which  picture?")}
+    path = write(folder, five_pictures(), text)
+    dropped, plain = (open_data(path, form=FORM, max_length=LIMIT, over_length="drop_images")[i] for i in range(2))
+    assert (dropped.ids, dropped.loss_mask, dropped.modality) == (plain.ids, plain.loss_mask, plain.modality)
+    assert taught(dropped, processor) == "It is picture 1."
+    assert "<image>" not in processor.tokenizer.decode(dropped.ids)
+
+
+def test_a_caption_that_is_too_long_has_no_sample_without_its_picture(folder, open_data):
+    path = write(folder, LONG_BOTH)
+    form = PromptFormat(template="plain")
+    with pytest.raises(UserError, match="more than max_length"):
+        open_data(path, form=form, max_length=LIMIT, over_length="drop_images")[0]
+
+
+def test_other_problems_are_on_error_s_business(folder, open_data):
+    record = SHORT | {"image": "images/none.png"}
+    with pytest.raises(UserError, match="missing image"):
+        open_data(write(folder, record), form=FORM, over_length="skip")[0]
+    assert not any(open_data(write(folder, record), form=FORM, over_length="error", on_error="skip")[0].loss_mask)
+
+
+def test_a_prompt_to_decode_is_never_shortened(folder, open_data):
+    dataset = open_data(write(folder, five_pictures()), form=FORM, max_length=LIMIT, over_length="drop_images")
+    request, _ = dataset.request(0)
+    assert len(request.pixels) == 5 and len(request.ids) > LIMIT
+
+
+@pytest.fixture(scope="module")
+def world(tmp_path_factory) -> Path:
+    folder = tmp_path_factory.mktemp("lengths") / "world"
+    write_world(folder, seed=0, image_size=48, splits={"train": dict.fromkeys(KINDS, 12)})
+    return folder
+
+
+@pytest.mark.parametrize("prompts", [False, True])
+@pytest.mark.parametrize(
+    ("template", "kinds"), [("v1", None), ("plain", ["caption", "name", "clip"]), ("v1", ["story", "clip", "edit"])]
+)
+def test_counts_equal_a_count_of_all(world, open_data, template, kinds, prompts):
+    form = PromptFormat(template=template, system="", image_rule="verbatim")
+    dataset = open_data(world / "train.json", form=form, aspect="square", kinds=kinds, max_length=1024)
+    if prompts:
+        every = np.array([len(dataset.request(i)[0].ids) for i in range(len(dataset))])
+    else:
+        every = np.array([len(dataset[i].ids) for i in range(len(dataset))])
+        least, most = lengths._bounds(dataset, False)
+        assert np.all(least <= every) and np.all(every <= most)
+    for limit in (8, 40, 60, 90, 120, 1000):
+        found = count_long(dataset, limit, prompts=prompts)
+        assert (found.count, found.is_exact) == (int((every > limit).sum()), True)
+        assert (found.first is None) == (found.count == 0)
+        if found.first is not None:
+            assert every[found.first] > limit
+            assert (found.longest == every.max()) if found.is_longest else (0.9 * every.max() < found.longest)
+
+
+def test_many_samples_are_estimated_from_some(world, open_data, monkeypatch):
+    monkeypatch.setattr(lengths, "LOOKED_AT", 30)
+    dataset = open_data(world / "train.json", form=FORM, aspect="square", max_length=1024)
+    encoded = []
+    num_ids = type(dataset).num_ids
+    monkeypatch.setattr(type(dataset), "num_ids", lambda self, i, **k: encoded.append(i) or num_ids(self, i, **k))
+    found = count_long(dataset, 70)
+    assert not found.is_exact and len(encoded) <= 30 + 32
+    assert str(found).startswith("about ") and "at least" in str(found)
+    monkeypatch.setattr(lengths, "LOOKED_AT", 10**6)
+    assert abs(found.count - count_long(dataset, 70).count) < 0.15 * len(dataset)
+
+
+def test_what_words_and_pictures_prove_is_not_encoded(folder, open_data, monkeypatch):
+    rows = [LONG_TEXT | {"id": f"long{n}"} for n in range(200)] + [SHORT | {"id": f"short{n}"} for n in range(20)]
+    dataset = open_data(write(folder, *rows), form=FORM, max_length=1024)
+    encoded = []
+    num_ids = type(dataset).num_ids
+    monkeypatch.setattr(type(dataset), "num_ids", lambda self, i, **k: encoded.append(i) or num_ids(self, i, **k))
+    found = count_long(dataset, 75)
+    assert (found.count, found.is_exact, found.first) == (200, True, 0)
+    assert sum(index < 200 for index in encoded) <= 2 * lengths._TOPS, "those alone that may be the longest"

@@ -1,0 +1,240 @@
+"""Whose answers are learned: shares by draw, the target's ids as they were stored, the draft's to come."""
+
+import json
+import pickle
+from collections import Counter
+
+import pytest
+import torch
+from draftsmith.core.errors import UserError
+from draftsmith.core.nouns import TEXT, KeptScores, ScoredBatch
+from draftsmith.data.answers import SKIPPED, Answer, Answers, kept_tensors, text_ids
+from draftsmith.data.collate import ConversationCollate
+from draftsmith.data.conversations import PromptFormat
+from draftsmith.data.loader import Loader
+from draftsmith.data.shards import claim, finish, write_shard
+from draftsmith.data.sources import AnswerCollate, AnsweredSamples, AnswersConfig, OpenBatch
+from pydantic import ValidationError
+
+# Ids that no text is tokenized to: bytes that make no letter, a piece split in two.
+ODD = [250, 251, 9, 9, 2]
+KEPT = 3
+
+
+def turns(question: str, answer: str) -> list[dict]:
+    return [{"from": "human", "value": question}, {"from": "gpt", "value": answer}]
+
+
+def record(number: int, **changes) -> dict:
+    conversation = turns("<image>\nWhich picture?", f"It is picture {number}.")
+    return {"id": f"r{number}", "image": f"images/{number}.png", "conversations": conversation} | changes
+
+
+def write(path, rows: list):
+    path.write_text(json.dumps(rows))
+    return path
+
+
+def odd(number: int) -> list[int]:
+    """Another length for each record."""
+    return [10 + number, *ODD[number % 3 :]]
+
+
+def kept_of(number: int) -> KeptScores:
+    n = len(odd(number))
+    ids = torch.arange(n * KEPT).view(n, KEPT) + 100 * number
+    return KeptScores(ids, -torch.rand(n, KEPT), -torch.rand(n) - number)
+
+
+@pytest.fixture
+def data(folder, open_data):
+    """Six records: four with a picture, one of two turns, one of text alone."""
+    rows = [record(n) for n in range(5)]
+    rows[3] = record(3, conversations=turns("<image>\nWhich?", "It is picture 3.") + turns("Sure?", "It is."))
+    rows.append({"id": "t", "conversations": turns("What is one and one?", "Two.")})
+    return open_data(write(folder / "data.json", rows), max_length=128, on_error="skip")
+
+
+def write_answers(folder, dataset, *, kept: int = 0, skipped=(), prompts=None):
+    place = folder / "answers"
+    identity = {"kept": kept}
+    claim(place, identity)
+    samples = []
+    for number in range(len(dataset)):
+        request, _ = dataset.request(number)
+        tensors = {"prompt": text_ids(request) if prompts is None else prompts, **kept_tensors(kept_of(number))}
+        stop, ids = (SKIPPED, []) if number in skipped else ("eos", odd(number))
+        samples.append(Answer(number, {"name": request.name}, ids, stop, 7, "target@1", tensors).sample())
+    write_shard(place, 0, samples, {})
+    finish(place, identity)
+    return Answers(place, dataset)
+
+
+def answered(dataset, answers=None, seed: int = 0, **shares) -> AnsweredSamples:
+    return AnsweredSamples(dataset, AnswersConfig(shares=shares), answers, seed=seed)
+
+
+def test_the_target_s_ids_are_trained_on_as_they_are_stored(data, folder, processor):
+    samples = answered(data, write_answers(folder, data), target=1.0)
+    for index in range(len(data)):
+        sample = samples.row(index, epoch=0).sample
+        request, _ = data.request(index)
+        n = len(request.ids)
+        assert sample.ids == [*request.ids.tolist(), *odd(index)]
+        assert sample.loss_mask == [False] * n + [True] * len(odd(index))
+        assert sample.modality == [*request.modality.tolist(), *[TEXT] * len(odd(index))]
+        assert sample.sample_id == data[index].sample_id == request.name
+        own = data[index]
+        assert (sample.pixels is None) == (own.pixels is None)
+        assert own.pixels is None or torch.equal(sample.pixels, own.pixels)
+        assert sample.pictures == own.pictures
+        text = processor.tokenizer.decode(odd(index))
+        again = processor.tokenizer(text, add_special_tokens=False).input_ids
+        assert again != odd(index), "a test of tokenizing nothing again needs ids that it would change"
+
+
+def test_the_data_s_own_answers_are_the_data_s_samples(data):
+    samples = answered(data, data=1.0)
+    for index in range(len(data)):
+        found, own = samples.row(index, epoch=3).sample, data[index]
+        assert (found.ids, found.loss_mask, found.sample_id) == (own.ids, own.loss_mask, own.sample_id)
+
+
+def test_sources_are_drawn_by_seed_epoch_and_sample():
+    config = AnswersConfig(shares={"data": 0.2, "target": 0.5, "draft": 0.3})
+    names = [f"data.json[{n}]" for n in range(4000)]
+    first = [config.source(0, 0, name) for name in names]
+    counts = Counter(first)
+    for source, share in config.shares.items():
+        assert counts[source] / len(names) == pytest.approx(share, abs=4 * (share * (1 - share) / len(names)) ** 0.5)
+    assert first == [config.source(0, 0, name) for name in names]
+    for seed, epoch in ((1, 0), (0, 1)):
+        other = [config.source(seed, epoch, name) for name in names]
+        assert 0.5 < sum(a != b for a, b in zip(first, other, strict=True)) / len(names) < 0.75
+    for source in ("data", "target", "draft"):
+        alone = AnswersConfig(shares={source: 1.0})
+        assert {alone.source(0, 0, name) for name in names} == {source}
+
+
+@pytest.mark.parametrize("shares", [{"target": 0.5}, {"target": 1.5, "data": -0.5}, {"people": 1.0}, {}])
+def test_shares_that_are_none(shares):
+    with pytest.raises(ValidationError):
+        AnswersConfig(shares=shares)
+
+
+def loader(samples, collate, *, rank: int = 0, world_size: int = 1, start_step: int = 0, num_workers: int = 0):
+    return Loader(
+        samples, seed=5, batch_size=4, micro_batch_size=2, total_steps=6, collate=collate, rank=rank,
+        world_size=world_size, start_step=start_step, num_workers=num_workers,
+    )  # fmt: skip
+
+
+def rows_of(steps) -> dict[tuple[int, str], tuple[int, ...]]:
+    """(step, sample) -> supervised ids."""
+    found = {}
+    for step in steps:
+        for batch in step.micro:
+            for row, name in enumerate(batch.sample_ids):
+                found[step.step, name] = tuple(batch.ids[row][batch.loss_mask[row]].tolist())
+    return {key: value for key, value in found.items() if key[1] != "(filler)"}
+
+
+def test_ranks_workers_and_resumed_runs_see_the_same(data, folder, processor):
+    samples = answered(data, write_answers(folder, data), data=0.5, target=0.5)
+    collate = AnswerCollate(samples, processor.pad_id, processor.image_size)
+    whole = rows_of(loader(samples, collate))
+    kinds = {ids == tuple(odd(int(name.split("[")[1][:-1]))) for (_, name), ids in whole.items()}
+    assert kinds == {True, False}, "both sources must come up"
+    both = {k: v for r in (0, 1) for k, v in rows_of(loader(samples, collate, rank=r, world_size=2)).items()}
+    assert both == whole
+    assert rows_of(loader(samples, collate, num_workers=2)) == whole
+    later = rows_of(loader(samples, collate, start_step=3))
+    assert later == {k: v for k, v in whole.items() if k[0] >= 3}
+
+
+def test_kept_scores_stand_at_the_supervised_positions(data, folder, processor):
+    """Row by row, and within a row in order, as the model takes its states; a row that was skipped has none."""
+    torch.manual_seed(0)
+    answers = write_answers(folder, data, kept=KEPT, skipped=(2,))
+    samples = answered(data, answers, target=1.0)
+    collate = AnswerCollate(samples, processor.pad_id, processor.image_size, num_kept=answers.num_kept)
+    batch = collate([4, 2, 0], epoch=0)
+    assert isinstance(batch, ScoredBatch)
+    plain = batch.batch
+    keep = plain.loss_mask[:, 1:]
+    assert plain.ids[:, 1:][keep].tolist() == [*odd(4), *odd(0)]
+    assert batch.num_supervised == len(batch.kept.ids) == len(odd(4)) + len(odd(0))
+    assert torch.equal(batch.kept.ids, torch.cat([kept_of(4).ids, kept_of(0).ids]))
+    assert (batch.kept.log_rest[: len(odd(4))] < -3.9).all() and (batch.kept.log_rest[len(odd(4)) :] > -1.1).all()
+    nothing = collate([], epoch=0)
+    assert nothing.num_supervised == 0 and nothing.kept.ids.shape == (0, KEPT)
+
+
+def test_an_open_batch_is_filled_with_what_the_draft_writes(data, folder, processor):
+    samples = answered(data, write_answers(folder, data), seed=0, target=0.5, draft=0.5)
+    collate = AnswerCollate(samples, processor.pad_id, processor.image_size)
+    names = [data.sample_id(n) for n in range(6)]
+    epoch = next(e for e in range(20) if len({samples.config.source(0, e, n) for n in names[:4]}) == 2)
+    batch = pickle.loads(pickle.dumps(collate(range(4), epoch=epoch)))  # as a worker hands it over
+    assert isinstance(batch, OpenBatch) and batch.sample_ids == tuple(names[:4])
+    drafts = [n for n in range(4) if samples.config.source(0, epoch, names[n]) == "draft"]
+    assert [r.name for r in batch.requests] == [names[n] for n in drafts]
+    assert batch.num_supervised == sum(len(odd(n)) for n in range(4) if n not in drafts)
+    written = [[60 + n, 61, 62, 2][: 2 + n % 3] for n in drafts]
+    filled = batch.filled(written)
+    for row in range(4):
+        wanted = written[drafts.index(row)] if row in drafts else odd(row)
+        assert filled.ids[row][filled.loss_mask[row]].tolist() == wanted
+        request, _ = data.request(row)
+        assert filled.ids[row][: len(request.ids)].tolist() == request.ids.tolist()
+    assert len(filled.pixels) == 4 and filled.sample_ids == tuple(names[:4])
+    assert samples.limit(data.request(0)[0]) == 64
+    short = replace_length(data, len(data.request(0)[0].ids) + 3)
+    assert AnsweredSamples(short, samples.config, None, seed=0).limit(data.request(0)[0]) == 3
+
+
+def replace_length(dataset, length: int):
+    dataset.config = dataset.config.model_copy(update={"max_length": length})
+    return dataset
+
+
+def test_answers_to_something_else_are_refused(data, folder, open_data):
+    answers = write_answers(folder, data)
+    other = open_data(folder / "data.json", form=PromptFormat(system="Be brief."), max_length=128, on_error="skip")
+    # Also where on_error is skip: that would leave out everything, quietly.
+    with pytest.raises(UserError, match="rendered otherwise"):
+        answered(other, Answers(answers.folder, other), target=1.0).row(0, 0)
+    fewer = open_data(folder / "data.json", max_samples=5)
+    with pytest.raises(UserError, match="6 answers for 5 records"):
+        Answers(answers.folder, fewer)
+    renamed = open_data(write(folder / "renamed.json", [data.record(n) for n in range(6)]))
+    with pytest.raises(UserError, match=r"answer 0 is to data.json\[0\], the data has renamed.json\[0\]"):
+        answered(renamed, Answers(answers.folder, renamed), target=1.0).row(0, 0)
+
+
+def test_what_cannot_be_used_keeps_its_place_or_stops(data, folder, processor, open_data):
+    answers = write_answers(folder, data, skipped=(1,))
+    (folder / "images" / "2.png").unlink()
+    samples = answered(data, answers, target=1.0)
+    found = [samples.row(n, 0).sample for n in range(6)]
+    assert [any(s.loss_mask) for s in found] == [True, False, False, True, True, True]
+    assert [s.sample_id for s in found] == [data.sample_id(n) for n in range(6)]
+    strict = open_data(folder / "data.json", max_length=128)
+    with pytest.raises(UserError, match="missing image"):
+        answered(strict, Answers(answers.folder, strict), target=1.0).row(2, 0)
+    longest = len(strict.request(0)[0].ids) + len(odd(0))
+    for length, stops in ((longest, False), (longest - 1, True)):
+        cut = replace_length(open_data(folder / "data.json"), length)
+        samples = answered(cut, Answers(answers.folder, cut), target=1.0)
+        if stops:
+            with pytest.raises(UserError, match=f"{longest} ids, more than max_length"):
+                samples.row(0, 0)
+        else:
+            assert any(samples.row(0, 0).sample.loss_mask)
+
+
+def test_without_answers_the_loader_reads_as_ever(data, processor):
+    """The data's own answers through this file are the batches of the plain collation."""
+    samples = answered(data, data=1.0)
+    ours = rows_of(loader(samples, AnswerCollate(samples, processor.pad_id, processor.image_size)))
+    assert ours == rows_of(loader(data, ConversationCollate(processor.pad_id, processor.image_size)))

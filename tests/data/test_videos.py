@@ -1,0 +1,107 @@
+"""Clips: the same frames every time, and every kind of damage ends in one kind of error."""
+
+import random
+import re
+
+import numpy as np
+import pytest
+from draftsmith.core.errors import UserError
+from draftsmith.core.pictures import VIDEO
+from draftsmith.data.videos import Clip, VideoSettings, frame_numbers, write_clip
+from PIL import Image
+
+UNIFORM = VideoSettings(fps=None, num_frames=8)
+
+
+def frames(count: int) -> list[Image.Image]:
+    """Each lighter than the one before."""
+    return [Image.fromarray(np.full((48, 64, 3), 20 + 8 * number, np.uint8)) for number in range(count)]
+
+
+@pytest.fixture
+def path(tmp_path):
+    write_clip(tmp_path / "a.mp4", frames(25), fps=5)
+    return tmp_path / "a.mp4"
+
+
+def numbers_of(found: list[Image.Image]) -> list[int]:
+    return [round((float(np.asarray(image).mean()) - 20) / 8) for image in found]
+
+
+@pytest.mark.parametrize("settings", [UNIFORM, VideoSettings(), VideoSettings(fps=2.0, num_frames=4)])
+def test_the_frames_that_are_announced_are_decoded(path, settings):
+    clip = Clip(path, settings)
+    assert numbers_of(clip.frames()) == clip.numbers == Clip(path, settings).numbers
+    assert clip.frames()[0].size == (64, 48)
+    assert len(clip.numbers) <= settings.num_frames
+    assert settings.picture(len(clip.numbers), 3).num_tiles == len(clip.numbers)
+
+
+def test_which_frames_are_taken():
+    """One of each second; where those are too many, equal distances with both ends, cut to integers."""
+    assert frame_numbers(25, 5.0, VideoSettings()) == [0, 5, 10, 15, 20]
+    assert frame_numbers(10_000, 29.97, VideoSettings()) == np.linspace(0, 9_999, 32, dtype=int).tolist()
+    assert frame_numbers(960, 29.97, VideoSettings()) == list(range(0, 960, 30))
+    assert frame_numbers(25, 0.0, UNIFORM) == [0, 3, 6, 10, 13, 17, 20, 24]
+    assert frame_numbers(5, 0.0, UNIFORM) == [0, 1, 2, 3, 4], "no frame is taken twice"
+    assert frame_numbers(5, 0.5, VideoSettings()) == [0, 1, 2, 3, 4]
+
+
+def test_settings_of_a_clip():
+    layout = VideoSettings(newline="grid", pooling="average").picture(4, 27)
+    assert (layout.modality, layout.num_tiles, layout.num_tokens) == (VIDEO, 4, 4 * 13 * 14)
+    with pytest.raises(ValueError, match="min_frames is 9"):
+        VideoSettings(num_frames=8, min_frames=9)
+
+
+def test_a_short_clip_is_refused(tmp_path):
+    write_clip(tmp_path / "short.mp4", frames(3), fps=5)
+    assert Clip(tmp_path / "short.mp4", VideoSettings(min_frames=3)).numbers == [0]
+    with pytest.raises(UserError, match=r"3 frames, fewer than min_frames 4\n.*short.mp4\n  cure:  remove"):
+        Clip(tmp_path / "short.mp4", VideoSettings(min_frames=4))
+
+
+def test_a_missing_clip_is_named(tmp_path):
+    with pytest.raises(UserError, match=rf"missing clip\n.*{re.escape(str(tmp_path / 'a.mp4'))}\n  cure:  check"):
+        Clip(tmp_path / "a.mp4", UNIFORM)
+
+
+@pytest.mark.parametrize("text", ["hello", "", "#EXTM3U\n#EXT-X-TARGETDURATION:5\n#EXTINF:5,\na.mp4\n#EXT-X-ENDLIST\n",
+                                  "ffconcat version 1.0\nfile a.mp4\n"])  # fmt: skip
+def test_files_that_are_no_clips(path, tmp_path, text):
+    """A playlist would make the reader open what it names."""
+    (tmp_path / "b.mp4").write_text(text)
+    with pytest.raises(UserError, match="corrupt clip"):
+        Clip(tmp_path / "b.mp4", UNIFORM)
+
+
+def test_a_frame_of_too_many_pixels_is_refused(path, monkeypatch):
+    monkeypatch.setattr(Image, "MAX_IMAGE_PIXELS", 1000)
+    with pytest.raises(UserError, match="corrupt clip: a frame of 64 x 48 pixels"):
+        Clip(path, UNIFORM).frames()
+
+
+def test_damaged_clips_end_in_one_kind_of_error(path, tmp_path):
+    """Cut off or with bytes changed: read, or refused by name, and never another exception or fewer frames."""
+    data, rng, damaged_path = path.read_bytes(), random.Random(0), tmp_path / "damaged.mp4"
+    refused = []
+    for attempt in range(120):
+        damaged = bytearray(data)
+        if attempt % 2:
+            damaged = damaged[: rng.randrange(len(data))]
+        else:
+            for _ in range(rng.randint(1, 20)):
+                damaged[rng.randrange(len(data))] = rng.randrange(256)
+        damaged_path.write_bytes(damaged)
+        try:
+            clip = Clip(damaged_path, UNIFORM)
+            assert len(clip.frames()) == len(clip.numbers)
+        except UserError as error:
+            refused.append(error)
+    assert len(refused) > 50
+    assert all(str(damaged_path) in str(error) and error.cure for error in refused)
+
+
+def test_the_same_frames_make_the_same_file(path, tmp_path):
+    write_clip(tmp_path / "again.mp4", frames(25), fps=5)
+    assert (tmp_path / "again.mp4").read_bytes() == path.read_bytes()

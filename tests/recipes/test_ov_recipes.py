@@ -1,0 +1,123 @@
+"""The OneVision recipes: TABED's table 8, the vision tower at one fifth, mixtures counted before a run."""
+
+import json
+import re
+
+import pytest
+from draftsmith.core.errors import UserError
+from draftsmith.recipes.cli import main
+from draftsmith.recipes.load import load, recipe_names
+from draftsmith.recipes.plan import plan
+from draftsmith.recipes.schema import TRACKS, LvlmRecipe
+
+REAL = ["llava-ov-68m", "llava-ov-160m", "llava-ov-68m-anyres"]
+PHASES = ["align", "knowledge", "single_image", "onevision"]
+
+
+def loaded(*arguments: str):
+    return load(list(arguments), TRACKS)
+
+
+@pytest.mark.parametrize("name", REAL)
+def test_four_phases_with_the_numbers_of_table_8(name):
+    recipe = loaded(f"recipe={name}").recipe
+    assert list(recipe.stages) == [*PHASES, "evaluate"]
+    for phase in PHASES:
+        stage = recipe.stages[phase]
+        optim = stage.optim
+        assert (stage.batch_size, stage.epochs, optim.schedule) == (512, 1, "cosine")
+        assert (optim.warmup_ratio, optim.weight_decay) == (0.03, 0)
+        assert optim.lr == (1e-3 if phase == "align" else 1e-5)
+        assert stage.trainable == (
+            ["projector"] if phase == "align" else ["vision_tower", "projector", "language_model"]
+        )
+        assert stage.format.template == ("plain" if phase == "align" else "v1")
+        assert stage.expected is not None and stage.expected.samples >= 558128
+        assert stage.data.over_length == (None if phase == "align" else "drop_images")
+        assert stage.micro <= stage.batch_size
+    for phase in PHASES[1:]:
+        assert recipe.stages[phase].data.path.endswith(".yaml"), "users point these at their copies"
+        assert recipe.stages[phase].format.image_rule == "next", "several pictures keep their marks"
+
+
+def test_the_vision_tower_trains_at_one_fifth_wherever_it_trains():
+    checked = 0
+    for name in recipe_names():
+        recipe = loaded(f"recipe={name}").recipe
+        if not isinstance(recipe, LvlmRecipe):
+            continue
+        for stage in recipe.stages.values():
+            if stage.kind == "train" and stage.model == "drafter" and "vision_tower" in stage.trainable:
+                assert stage.optim.lr_by_part == {"vision_tower": pytest.approx(stage.optim.lr / 5)}, name
+                checked += 1
+    assert checked >= 3 * len(REAL) + 6
+
+
+def test_more_than_the_positions_needs_scaled_ones(capsys):
+    assert main(["recipe=llava-ov-68m-anyres", "dry_run=true", "drafter.rope_scaling=null"]) == 2
+    told = capsys.readouterr().err
+    assert "8192 and the language model has 2048 positions" in told and "drafter.rope_scaling" in told
+    positions = "stages.knowledge.positions=8192"
+    assert main(["recipe=llava-ov-68m-anyres", "dry_run=true", "drafter.rope_scaling=null", positions]) == 0, (
+        "later phases have those of the phase that they go on from"
+    )
+
+
+def record(number: int, pictures: int, words: int = 3) -> dict:
+    turns = [{"from": "human", "value": "<image> " * pictures + "what"}, {"from": "gpt", "value": "cat " * words}]
+    return {"id": str(number), "conversations": turns, "image": [f"{n}.png" for n in range(pictures)]}
+
+
+def test_a_mixture_on_disk_is_counted_with_what_is_too_long(tmp_path, capsys):
+    """Three pictures of 576 fit 2,048 ids, four do not; nor do 2,100 words."""
+    rows = [record(n, 1 + n % 4) for n in range(8)] + [record(8, 0, words=2100)]
+    (tmp_path / "a.json").write_text(json.dumps(rows))
+    (tmp_path / "b.jsonl").write_text("".join(json.dumps(record(n, 1)) + "\n" for n in range(10)))
+    mixture = tmp_path / "mix.yaml"
+    mixture.write_text("datasets:\n- json_path: a.json\n- {json_path: b.jsonl, sampling_strategy: 'first:25%'}\n")
+    assert main(["recipe=llava-ov-68m", "dry_run=true", f"stages.onevision.data.path={mixture}"]) == 0
+    shown = capsys.readouterr().out.split("stage onevision")[1]
+    assert "samples 12 (measured)" in shown and "2 data files, of 1 a part: 12 of 19 records" in shown
+    assert re.search(r"words of text and 13,248 visual tokens", shown), "23 pictures of 576"
+    assert "longer than max_length 2,048 in words and pictures alone: 3 samples (drop_images)" in shown
+    assert sorted(p.name for p in tmp_path.iterdir()) == ["a.json", "b.jsonl", "mix.yaml"]
+
+
+def test_a_bad_mixture_stops_a_dry_run(tmp_path, capsys):
+    mixture = tmp_path / "mix.yaml"
+    mixture.write_text("datasets:\n- {json_path: a.json, sampling_strategy: half}\n")
+    assert main(["recipe=llava-ov-68m", "dry_run=true", f"stages.onevision.data.path={mixture}"]) == 2
+    assert "entry 1" in capsys.readouterr().err
+
+
+def test_fingerprints_cover_a_mixture_and_its_files(tmp_path):
+    (tmp_path / "a.json").write_text("[]")
+    mixture = tmp_path / "mix.yaml"
+    mixture.write_text("datasets:\n- {json_path: a.json}\n")
+
+    def prints() -> dict[str, str]:
+        found = loaded("recipe=llava-ov-68m", f"stages.single_image.data.path={mixture}")
+        return {p.name: p.fingerprint for p in plan(found.recipe, found.path)}
+
+    base = prints()
+    (tmp_path / "a.json").write_text("[{}]")
+    after_data = prints()
+    mixture.write_text("datasets:\n- {json_path: a.json, sampling_strategy: 'end:1'}\n")
+    after_mixture = prints()
+    for before, after in ((base, after_data), (after_data, after_mixture)):
+        assert {n for n in base if before[n] != after[n]} == {"single_image", "onevision", "evaluate"}
+
+
+BAD = {
+    "unknown split": ("stages.world.mixtures.onevision.storys=all", "did you mean 'stories'"),
+    "no strategy": ("stages.world.mixtures.onevision.pairs=half", "first:500"),
+    "unknown draft": ("stages.evaluate.contrasts={a: [onevision, few_onevison]}", "few_onevison"),
+    "over_length": ("stages.knowledge.data.over_length=drop", "drop_images"),
+}
+
+
+@pytest.mark.parametrize("name", BAD)
+def test_mistakes_are_told(name):
+    override, expected = BAD[name]
+    with pytest.raises(UserError, match=re.escape(expected)):
+        loaded("recipe=demo/lvlm-ov", override)

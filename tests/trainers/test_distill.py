@@ -1,0 +1,314 @@
+"""Distillation under the engine: ranks, ZeRO stages, answers that the draft writes, and coming back from a stop."""
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+from distill_run import BEFORE
+from distill_run import run as run_recipe
+from draftsmith.core.errors import UserError
+from draftsmith.core.nouns import Batch, ScoredBatch
+from draftsmith.data.sources import OpenBatch
+from draftsmith.models.distillation import DistillObjective, DistillTraining
+from draftsmith.trainers.optim import OptimConfig
+from draftsmith.trainers.stages import distill
+from safetensors.torch import load_file
+from tiny import IMAGE_ID, TOKENS, VOCAB, llava
+from training import free_port, run
+
+OPTIM = OptimConfig(lr=1.0, eps=10.0)  # so large an eps moves weights by their gradients
+
+
+def module(chunk: int = 3) -> DistillTraining:
+    """A chunk so small that ranks and micro-batches have different numbers of them."""
+    banned = torch.zeros(VOCAB, dtype=torch.bool)
+    banned[TOKENS:], banned[IMAGE_ID] = True, True
+    return DistillTraining(
+        llava(0, width=16, layers=1), ["projector", "language_model"], gradient_checkpointing=False, banned=banned,
+        objective=DistillObjective(kind="distill", divergence="kl", chunk=chunk), target=llava(7, width=24),
+    )  # fmt: skip
+
+
+TWO_RANKS = """
+import sys
+sys.path[:0] = {paths!r}
+import torch
+from pathlib import Path
+from draftsmith.core import ranks
+from draftsmith.data.collate import ConversationCollate
+from draftsmith.data.loader import Loader
+from draftsmith.trainers import loop
+from draftsmith.trainers.checkpoint import CheckpointConfig
+from draftsmith.trainers.engine import init_distributed
+from training import Samples, engine, weights
+from test_distill import OPTIM, module
+
+init_distributed()
+for zero in (0, 3):
+    built = engine(module(), OPTIM, steps=3, zero=zero, micro=1)
+    losses = {{}}
+    loop.train(
+        built,
+        lambda start: Loader(
+            Samples(), seed=0, batch_size=4, micro_batch_size=1, total_steps=3,
+            collate=ConversationCollate(3, 16), rank=ranks.rank(), world_size=ranks.world_size(), start_step=start,
+        ),
+        loop.Schedule(3, CheckpointConfig(every=2), log_every=1),
+        folder=Path(f"run{{zero}}"), fingerprint="f", rewind=lambda step: None, say=print,
+        log=lambda values, step: losses.update({{step: [values[n] for n in ("loss", "alpha", "agreement")]}}),
+    )
+    found = weights(built)
+    if ranks.is_main():
+        torch.save((losses, found), f"zero{{zero}}.pt")
+"""
+
+
+def test_two_ranks_compute_what_one_does(tmp_path):
+    """Losses and weights after three steps. Under ZeRO-3 a call of the head more on one rank would hang."""
+    script = TWO_RANKS.format(paths=[str(Path(__file__).parent), str(Path(__file__).parents[1] / "eval")])
+    shared = {"WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": free_port(), "OMP_NUM_THREADS": "1"}
+    processes = [
+        subprocess.Popen(
+            [sys.executable, "-c", script], cwd=tmp_path, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
+            env=os.environ | shared | {"RANK": str(rank), "LOCAL_RANK": str(rank)},
+        )
+        for rank in range(2)
+    ]  # fmt: skip
+    for process in processes:
+        text, _ = process.communicate(timeout=120)
+        assert process.returncode == 0, text[-3000:]
+    one, expected, _ = run(tmp_path / "one", steps=3, model=module(), optim=OPTIM)
+    start = dict(module().named_parameters())
+    moved = {n for n, value in expected.items() if (value - start[n]).abs().max() > 1e-4}
+    assert {"llava.lm_head.weight", "llava.model.multi_modal_projector.linear_1.weight"} <= moved
+    for zero in (0, 3):
+        losses, found = torch.load(tmp_path / f"zero{zero}.pt", weights_only=True)
+        assert {step: values[0] for step, values in losses.items()} == pytest.approx(one, rel=1e-5)
+        assert all(0 < alpha < 1 for _, alpha, _ in losses.values())
+        for name, value in expected.items():
+            assert torch.allclose(found[name], value, atol=1e-5), (zero, name)
+    (path,) = (tmp_path / "run0").rglob("*model_states.pt")
+    kept = set(torch.load(path, weights_only=False)["module"])
+    assert kept == {n for n, p in module().state_dict(keep_vars=True).items() if p.requires_grad}
+
+
+@pytest.mark.parametrize(("zero", "precision"), [(0, "fp32"), (2, "bf16"), (3, "bf16")])
+def test_it_learns_under_every_engine(zero, precision, tmp_path):
+    optim = OptimConfig(lr=1e-2, schedule="constant", clip_norm=1.0)
+    losses, _, _ = run(tmp_path, steps=12, zero=zero, precision=precision, model=module(), optim=optim)
+    plain, _, _ = run(tmp_path / "one", steps=1, model=module(), optim=optim)
+    assert losses[1] == pytest.approx(plain[1], rel=1e-5 if precision == "fp32" else 2e-2)
+    assert sum(losses[s] for s in (10, 11, 12)) < 0.8 * sum(losses[s] for s in (1, 2, 3))
+
+
+DRAFT = "stages.distill.answers.shares={target: 0.3, data: 0.3, draft: 0.4}"
+WRITES = "stages.distill.answers.draft={max_new_tokens: 5, temperature: 1.0}"
+
+
+@pytest.fixture(scope="module")
+def before(tmp_path_factory):
+    """All stages up to a draft and the target's answers, with what was kept of the target."""
+    output = tmp_path_factory.mktemp("distill") / "run"
+    run_recipe(output, "stages.answers.keep_logprobs=8", stages=BEFORE)
+    return output
+
+
+@pytest.fixture
+def train(before, tmp_path):
+    """Runs the stage `distill` in a fresh copy (or goes on in the one of that name); returns its folder."""
+
+    def train(name: str, *settings: str) -> Path:
+        output = tmp_path / name
+        if not output.exists():
+            shutil.copytree(before, output)
+        run_recipe(output, "stages.answers.keep_logprobs=8", *settings, stages=["distill"])
+        return output / "distill"
+
+    return train
+
+
+def weights(folder: Path) -> dict[str, torch.Tensor]:
+    return load_file(folder / "model.safetensors")
+
+
+def losses(folder: Path) -> list[dict]:
+    return [row for line in (folder / "metrics.jsonl").read_text().splitlines() if "loss" in (row := json.loads(line))]
+
+
+def equal(found: dict[str, torch.Tensor], expected: dict[str, torch.Tensor]) -> bool:
+    return found.keys() == expected.keys() and all(torch.equal(v, expected[n]) for n, v in found.items())
+
+
+def test_the_stage_trains_the_draft_and_leaves_the_target(train, before):
+    was = (before / "target" / "model.safetensors").read_bytes()
+    folder = train("a", "stages.distill.steps=3")
+    assert (before / "target" / "model.safetensors").read_bytes() == was
+    start, found = weights(before / "pretrain"), weights(folder)
+    moved = {name for name, value in found.items() if not torch.equal(value, start[name])}
+    assert any("multi_modal_projector" in n for n in moved) and any("layers.0" in n for n in moved)
+    assert not any("vision_tower" in n for n in moved)
+    rows = losses(folder)
+    assert len(rows) == 3 and all(0 < row["alpha"] < 1 and row["loss"] > 0 for row in rows)
+    # The first step still runs the draft that it found: its loss is the divergence to the target, not to the data.
+    again = train("b", "stages.distill.objective.divergence=tvd")
+    assert losses(again)[0]["loss"] == pytest.approx(1 - losses(again)[0]["alpha"], abs=1e-5)
+    assert losses(again)[0]["alpha"] == pytest.approx(rows[0]["alpha"], abs=1e-6)
+
+
+def seen_batches(monkeypatch) -> list:
+    """What the engine is given, in order."""
+    seen: list = []
+    whole = DistillTraining.forward
+
+    def forward(self, batch, target_choice=None):
+        seen.append(batch)
+        return whole(self, batch, target_choice)
+
+    monkeypatch.setattr(DistillTraining, "forward", forward)
+    return seen
+
+
+def supervised(batch: Batch) -> dict[str, list[int]]:
+    return {n: batch.ids[r][batch.loss_mask[r]].tolist() for r, n in enumerate(batch.sample_ids)}
+
+
+def test_the_draft_writes_with_its_weights_before_each_step(train, monkeypatch):
+    """Deterministic by (seed, step, sample): the same answers come of the same weights, whatever the micro-batches."""
+    settings = ("stages.distill.steps=6", WRITES)  # the data is gone through one and a half times
+    shares = "stages.distill.answers.shares={target: 0, draft: 1.0}"
+    seen = seen_batches(monkeypatch)
+    first = train("a", *settings, shares)
+    whole = [supervised(b) for b in seen]
+    assert all(isinstance(b, Batch) for b in seen) and len(whole) == 6
+    seen.clear()
+    second = train("b", *settings, shares, "stages.distill.micro_batch_size=3")
+    cut = [supervised(b) for b in seen]
+    assert len(cut) == 18
+    # Of the first step: later weights differ in the last bits.
+    assert {name: ids for batch in cut[:3] for name, ids in batch.items()} == whole[0]
+    assert all(1 <= len(ids) <= 5 for answers in whole for ids in answers.values())
+    assert losses(first)[0]["loss"] == pytest.approx(losses(second)[0]["loss"], rel=1e-5)
+    # A sample that comes twice is answered anew.
+    twice = [(a[n], b[n]) for i, a in enumerate(whole) for b in whole[i + 1 :] for n in a.keys() & b.keys()]
+    assert twice and any(a != b for a, b in twice)
+    assert not equal(weights(first), weights(train("c", *settings, shares, "stages.distill.seed=3")))
+
+
+def test_answers_are_those_of_the_weights_of_that_step(train, monkeypatch):
+    """With a rate of 0 greedy answers stay from epoch to epoch, with a large one they change."""
+    settings = ("stages.distill.steps=8", "stages.distill.answers.shares={target: 0, draft: 1.0}")
+    settings += (
+        "stages.distill.answers.draft={max_new_tokens: 5, temperature: 0}",
+        "stages.distill.optim.warmup_ratio=0",
+    )
+    answers = {}
+    for name, rate in (("still", "1.0e-30"), ("moving", "0.3")):
+        seen = seen_batches(monkeypatch)
+        train(name, *settings, f"stages.distill.optim.lr={rate}")
+        answers[name] = [supervised(b) for b in seen]
+        monkeypatch.undo()
+    for name, found in answers.items():
+        pairs = [(a[n], b[n]) for i, a in enumerate(found) for b in found[i + 1 :] for n in a.keys() & b.keys()]
+        assert len(pairs) >= 20
+        same = sum(a == b for a, b in pairs) / len(pairs)
+        assert same == 1.0 if name == "still" else same < 0.8
+
+
+def test_a_mixture_with_own_answers_comes_back_bit_equal(train, monkeypatch):
+    """Killed between steps, and gone on from the checkpoint, against a run that was left alone."""
+    settings = ("stages.distill.steps=4", "stages.distill.checkpoints.every=1", DRAFT, WRITES)
+    alone = train("alone", *settings)
+    whole = distill.DraftWriter.__call__
+    kinds = set()
+
+    def dies(self, engine, batches):
+        kinds.update(row.request is None for batch in batches.micro for row in batch.rows)
+        assert all(isinstance(batch, OpenBatch) for batch in batches.micro)
+        if batches.step == 2:
+            raise KeyboardInterrupt
+        return whole(self, engine, batches)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(distill.DraftWriter, "__call__", dies)
+        with pytest.raises(KeyboardInterrupt):
+            train("killed", *settings)
+    assert kinds == {True, False}, "rows of both kinds must come up"
+    again = train("killed", *settings)
+    assert equal(weights(again), weights(alone))
+    assert [r["loss"] for r in losses(again)] == [r["loss"] for r in losses(alone)]
+
+
+def test_kept_log_probabilities_need_no_target(train, monkeypatch):
+    """With 8 of some 400 tokens kept of a loud target the loss is near; the target is not even loaded."""
+    online = train("online", "stages.distill.objective.divergence=kl")
+    seen = seen_batches(monkeypatch)
+    monkeypatch.setattr(distill, "frozen_target", None)
+    settings = ("stages.distill.objective.divergence=kl", "stages.distill.objective.probabilities=kept")
+    kept = train("kept", *settings)
+    assert all(isinstance(batch, ScoredBatch) and batch.kept.ids.shape[1] == 8 for batch in seen)
+    near, exact = losses(kept)[0], losses(online)[0]
+    assert near["loss"] <= exact["loss"] + 1e-5
+    assert near["loss"] == pytest.approx(exact["loss"], rel=0.4)
+    assert near["agreement"] == exact["agreement"] and near["alpha"] >= exact["alpha"] - 1e-6
+
+
+def test_answers_without_kept_log_probabilities(train, before):
+    shutil.copytree(before, before.parent / "bare")
+    with pytest.raises(UserError, match="written without log-probabilities"):
+        run_recipe(
+            before.parent / "bare", "stages.distill.objective.probabilities=kept", stages=["answers", "distill"],
+            restart="answers",
+        )  # fmt: skip
+
+
+def test_target_answers_by_cross_entropy(train):
+    """Sequence-level distillation: the loss is that of the stored ids."""
+    folder = train("a", "stages.distill.objective={kind: cross_entropy}")
+    assert "alpha" not in losses(folder)[0]
+    assert losses(folder)[0]["loss"] > 2
+
+
+def test_validation_is_cross_entropy_and_shares_the_target(train, monkeypatch):
+    loaded = []
+    whole = distill.frozen_target
+    monkeypatch.setattr(distill, "frozen_target", lambda context: loaded.append(1) or whole(context))
+    data = "{from: world, path: held_out, aspect: square, max_length: 256}"
+    folder = train("a", f"stages.distill.validation={{data: {data}, every: 2, micro_batch_size: 3}}")
+    assert len(loaded) == 1
+    found = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
+    scores = next(row for row in found if "val_loss" in row)
+    assert scores["val_loss"] > 2 and 0 <= scores["val_agreement"] <= 1
+
+
+def test_shared_out_weights_cannot_write(train):
+    with pytest.raises(UserError, match="zero_stage 3 shares its weights out"):
+        train("a", "engine.zero_stage=3", DRAFT)
+
+
+@pytest.mark.parametrize(
+    ("settings", "problem"),
+    [
+        (["stages.distill.answers.shares={target: 0.5, draft: 0.5}", "stages.distill.objective={kind: cross_entropy}"],
+         "answers that the draft writes need objective: distill"),
+        (["stages.distill.answers.shares={target: 0.5, draft: 0.5}", "stages.distill.objective.cross_entropy=0.1"],
+         "answers that the draft writes need objective: distill"),
+        (["stages.distill.objective.probabilities=kept", "stages.distill.answers.shares={target: 0.5, data: 0.5}"],
+         "answers.shares to {target: 1}"),
+        (["stages.distill.objective={probabilities: kept, temperature: 2.0}"], "taken at temperature 1"),
+        (["stages.finetune.model=target", "stages.finetune.objective={kind: distill}"], "for a drafter's stage"),
+        (["stages.distill.objective.divergence=js"], "stages.distill.objective.divergence"),
+        (["stages.distill.objective.beta=1.5"], "stages.distill.objective.beta"),
+        (["stages.distill.answers.from=world"], "takes its answers from 'world', which makes none"),
+        (["stages.compare.compare={first: [distill, target], second: [finetune, finetune_1]}"], "`from` does not"),
+        (["stages.compare.compare={first: [distill, distill_1], second: [distill, finetune_1]}"], "a common stage"),
+    ],
+)  # fmt: skip
+def test_recipes_that_make_no_sense(settings, problem, tmp_path):
+    with pytest.raises(UserError) as error:
+        run_recipe(tmp_path / "run", *settings, stages=["world"])
+    assert problem in str(error.value)

@@ -1,0 +1,41 @@
+"""The distillation demo from the world to the comparison of six drafts, at its smallest."""
+
+import json
+
+import pytest
+from distill_run import run
+from draftsmith.data.answers import SHARDS
+from draftsmith.data.shards import ShardReader
+
+PAIRS = ("", "_1", "_2")
+
+
+def test_from_the_world_to_the_interval(tmp_path):
+    told = run(tmp_path / "run")
+    folder = tmp_path / "run" / "compare"
+    report = json.loads((folder / "report.json").read_text())
+    names = [f"distill{n} - finetune{n}" for n in PAIRS]
+    for benchmark in ("pictures", "text"):
+        table = report["tables"][benchmark]["M"]
+        assert table["identical"] == table["requests"] == 6 * {"pictures": 3, "text": 2}[benchmark]
+        found = report["comparison"][benchmark]["M"]
+        assert list(found["each"]) == names
+        assert found["mean"] == pytest.approx(sum(found["each"].values()) / 3)
+        assert bool(found["why"]) == (found["interval"][0] <= 0)
+        shown = f"{benchmark}, mode M, first trainings less second"
+        assert shown in (folder / "report.md").read_text() and any(shown in line for line in told)
+    manifests = [
+        json.loads((tmp_path / "run" / f"{s}{n}" / "draftsmith.json").read_text())
+        for s in ("finetune", "distill")
+        for n in PAIRS
+    ]  # noqa: E501
+    assert [m["training"]["seed"] for m in manifests] == [0, 1, 2] * 2
+    assert len({m["training"]["steps"] for m in manifests}) == 1
+    weights = {
+        (tmp_path / "run" / f"{s}{n}" / "model.safetensors").read_bytes()
+        for s in ("pretrain", "distill", "finetune")
+        for n in PAIRS
+    }  # noqa: E501
+    assert len(weights) == 9
+    assert len(ShardReader(tmp_path / "run" / "answers" / SHARDS)) == 27
+    assert all("finished before" in line for line in run(tmp_path / "run"))
