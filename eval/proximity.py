@@ -189,7 +189,7 @@ def grid_table(
 
 
 def measures_table(points: Mapping[Setting, Point], metrics: Sequence[str]) -> list[str]:
-    """A setting in a row, as table 3: acceptance length, speedup, and quality by each of `metrics`."""
+    """A setting in a row, as table 3: tau, speedup, and quality by each of `metrics`."""
     cells: list[Cell] = [tau, speedup, *(quality(metric) for metric in metrics)]
     rows = [[s.name, *(cell(point) for cell in cells)] for s, point in points.items()]
     return markdown_table(["", "tau [95%]", "speedup [IQR]", *metrics], rows)

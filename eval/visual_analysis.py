@@ -130,10 +130,10 @@ def _drawing(
     plots.latency_bars(place / f"latency-{tag}.png", tables)
     return _shown(
         (f"depth-{tag}", "Depth in its draft tree at which each token of the first picture stood; 0 was not drafted."),
-        (f"length-{tag}", "Acceptance length of the cycle that emitted each token of the first picture."),
+        (f"length-{tag}", "How many tokens came in one cycle with each token of the first picture."),
         (f"mean-length-{tag}", f"The same, mean over {len(methods[names[0]])} pictures."),
-        (f"accepted-{tag}", "Cycles by acceptance length."),
-        (f"methods-{tag}", "Acceptance length (95% of bootstraps), levels of a tree, speedup (quartiles)."),
+        (f"accepted-{tag}", "Cycles by tokens emitted."),
+        (f"methods-{tag}", "tau (95% of bootstraps), levels of a tree, speedup (quartiles)."),
         (f"latency-{tag}", "Where a cycle's time goes."),
     )
 
@@ -196,7 +196,7 @@ def _trade_offs(
             place / f"trade-{metric}-{tag}.png", points, speed="mean accepted length (tau)", quality=metric,
             higher_is_better=metric not in LOWER_IS_BETTER, references=references,
         )  # fmt: skip
-        found += _shown((f"trade-{metric}-{tag}", f"{metric} against acceptance length, by k and delta."))
+        found += _shown((f"trade-{metric}-{tag}", f"{metric} against tau, by k and delta."))
     return found
 
 

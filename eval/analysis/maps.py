@@ -16,7 +16,7 @@ from ..measure import Row, bootstrap, paired_difference, quartiles
 
 
 def accepted_histogram(rows: Sequence[Row]) -> list[float]:
-    """Share of cycles whose acceptance length was 1, 2, ...: accepted drafts and the bonus token, as tau counts."""
+    """Share of cycles that emitted 1, 2, ...: accepted drafts and the bonus token, as tau counts."""
     lengths = [a + 1 for row in rows for a in row["accepted"]]
     return [lengths.count(length) / len(lengths) for length in range(1, max(lengths) + 1)]
 
@@ -40,7 +40,7 @@ def cycle_map(values: Sequence[float], accepted: Sequence[int], grid: int) -> Te
     """[G,G] float32, at each cell the value of the cycle that emitted it; not a number where the prefill did.
 
     Args:
-        values: one of each cycle: acceptance lengths, levels drafted ("drafted"), d or k of the adaptation.
+        values: one of each cycle: tokens emitted, levels drafted ("drafted"), d or k of the adaptation.
     """
     counts = torch.tensor([count + 1 for count in accepted])
     spread = torch.tensor(values, dtype=torch.float32).repeat_interleave(counts)
@@ -48,7 +48,7 @@ def cycle_map(values: Sequence[float], accepted: Sequence[int], grid: int) -> Te
 
 
 def length_map(accepted: Sequence[int], grid: int) -> Tensor:
-    """[G,G] float32, the acceptance length (bonus token included) of the cycle that emitted each cell."""
+    """[G,G] float32, the number of tokens (bonus token included) of the cycle that emitted each cell."""
     return cycle_map([count + 1 for count in accepted], accepted, grid)
 
 

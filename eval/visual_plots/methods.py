@@ -60,7 +60,7 @@ def initialisations(path: Path, methods: Mapping[str, Mapping[str, Any]], *, tit
     names = list(methods)
     labels = wrapped(names)
     figure, panels = panel_grid(1, 3, (WIDEST, 0.42 * len(names) + 1.35), sharey=True)
-    columns = (("tau", "tau_interval", "acceptance length (tau)"), ("mean_levels", None, "mean depth (levels)"),
+    columns = (("tau", "tau_interval", "tau (tokens a target pass)"), ("mean_levels", None, "mean depth (levels)"),
                ("SR", "SR_spread", "speedup (SR)"))  # fmt: skip
     for panel, color, (key, spread, label) in zip(panels[0], COLORS, columns, strict=False):
         values = [float(methods[name][key]) for name in names]

@@ -40,8 +40,8 @@ def depth_map(path: Path, pictures: Sequence[Tensor], maps: Sequence[Tensor], ti
 
 @styled
 def length_map(path: Path, pictures: Sequence[Tensor], maps: Sequence[Tensor], titles: Sequence[str] = ()) -> None:
-    """Pictures over the acceptance length of the cycle that emitted each token; arguments as of `depth_map`."""
-    _maps(path, pictures, maps, titles, "acceptance length of the cycle (tokens)")
+    """Pictures over the number of tokens of the cycle that emitted each; arguments as of `depth_map`."""
+    _maps(path, pictures, maps, titles, "tokens that the cycle emitted")
 
 
 @styled

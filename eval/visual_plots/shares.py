@@ -1,4 +1,4 @@
-"""Figures of counts and shares: acceptance lengths, ranks, accuracy and certainty."""
+"""Figures of counts and shares: tokens of a cycle, ranks, accuracy and certainty."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ RANK_BINS = ((1, 1), (2, 2), (3, 3), (4, 5), (6, 10), (11, 20), (21, 50), (51, 1
 
 @styled
 def accepted_histogram(path: Path, shares: Mapping[str, Sequence[float]]) -> None:
-    """Share of cycles by acceptance length, bonus token included (ADT-Tree, figure 3a).
+    """Share of cycles by tokens emitted, bonus token included (ADT-Tree, figure 3a).
 
     Args:
         shares: name -> shares of lengths 1, 2, ...: methods at one temperature, or temperatures of one method.
@@ -28,7 +28,7 @@ def accepted_histogram(path: Path, shares: Mapping[str, Sequence[float]]) -> Non
     figure, panel = one_panel((min(max(4.6, 0.62 * longest + 1.6), WIDEST) if len(shares) <= 3 else WIDEST, 3.1))
     labels = wrapped([f"{name} (mean\u00a0{mean:.2f})" for name, mean in means.items()])
     _grouped(panel, groups, labels=dict(zip(means, labels, strict=True)))
-    panel.set(xlabel="acceptance length of a cycle (tokens, with the bonus)", ylabel="share of cycles")
+    panel.set(xlabel="tokens that a cycle emitted (with the bonus)", ylabel="share of cycles")
     save(figure, path)
 
 
