@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-TEXT, IMAGE, VIDEO = 0, 1, 2
+from .pictures import IMAGE, TEXT, VIDEO, Picture  # noqa: F401 (modalities are nouns, too)
 
 
 @dataclass(frozen=True)
@@ -23,15 +23,16 @@ class Batch:
     ones, belong to no row and must enter the graph with weight zero.
     """
 
-    ids: Tensor  # [B,T] int64; an image is a run of the image token's id
+    ids: Tensor  # [B,T] int64; an image is a run of the image token's id, a clip one of the video token's
     attention_mask: Tensor  # [B,T] bool
     loss_mask: Tensor  # [B,T] bool: this token is supervised (as a label, before the shift)
     modality: Tensor  # [B,T] int8: TEXT, IMAGE or VIDEO
     positions: Tensor  # [1|3,B,T] int64
-    pixels: Tensor | None  # [I,C,S,S] float32: images in row order, dummies last
+    pixels: Tensor | None  # [I,C,S,S] float32: tiles and frames of images and clips in row order, dummies last
     sample_ids: tuple[str, ...]  # B names of records, for error messages
     num_dummy_images: int = 0
     rows: Tensor | None = None  # [B] int8: 0 conditional, 1 unconditional; None where nothing is guided
+    pictures: tuple[Picture, ...] = ()  # in row order; none given: each tile that is no dummy is a plain picture
 
     def to(self, device: torch.device | str) -> Batch:
         moved: dict[str, Any] = {
@@ -46,11 +47,43 @@ class Batch:
 
 
 @dataclass(frozen=True)
+class KeptScores:
+    """The likeliest tokens of a target at supervised positions, kept in place of its whole distribution.
+
+    S supervised positions in the order of their batch (row by row), K tokens each, the likeliest first.
+    """
+
+    ids: Tensor  # [S,K] int64
+    log_probs: Tensor  # [S,K] float32
+    log_rest: Tensor  # [S] float32: of all other tokens together
+
+
+@dataclass(frozen=True)
+class ScoredBatch:
+    """A micro-batch with what was kept of the target at each of its supervised positions."""
+
+    batch: Batch
+    kept: KeptScores
+
+    def to(self, device: torch.device | str) -> ScoredBatch:
+        kept = KeptScores(self.kept.ids.to(device), self.kept.log_probs.to(device), self.kept.log_rest.to(device))
+        return ScoredBatch(self.batch.to(device), kept)
+
+    @property
+    def sample_ids(self) -> tuple[str, ...]:
+        return self.batch.sample_ids
+
+    @property
+    def num_supervised(self) -> int:
+        return self.batch.num_supervised
+
+
+@dataclass(frozen=True)
 class CodeBatch:
     """A micro-batch of images as codes, with what each was asked for.
 
     `uncond` says which rows lose their condition in this epoch (condition dropout); a row that is not `real` fills
-    a rank's place and supervises nothing.
+    a rank's place and supervises nothing. What a forward draws at random for a row comes from that row's seed.
     """
 
     codes: Tensor  # [B,n] int64
@@ -59,6 +92,7 @@ class CodeBatch:
     real: Tensor  # [B] bool
     sample_ids: tuple[str, ...]
     supervised_per_row: int
+    seeds: tuple[int, ...] = ()  # B, of (seed, epoch, sample); none where nothing is drawn
 
     def to(self, device: torch.device | str) -> CodeBatch:
         return replace(
@@ -104,14 +138,20 @@ class TargetStates:
 
 @dataclass(frozen=True)
 class Request:
-    """What a decoder is asked to continue: a rendered prompt with its image runs expanded."""
+    """What a decoder is asked to continue: a rendered prompt with its runs of image and video tokens expanded."""
 
     ids: Tensor  # [T] int64
     modality: Tensor  # [T] int8
-    pixels: Tensor | None  # [I,C,S,S] float32, in prompt order
+    pixels: Tensor | None  # [I,C,S,S] float32: tiles and frames, in prompt order
     name: str = ""
+    pictures: tuple[Picture, ...] = ()  # in prompt order; none given: each tile is a plain picture
+    # The same prompt in the drafter's own tiles, where its eyes are not the target's; None: it shares the target's.
+    drafter_view: Request | None = None
+    # Each picture as its file has it (RGB, of a clip its middle frame), for captioners; none where none was asked for.
+    originals: tuple[Any, ...] = ()
 
     def to(self, device: torch.device | str) -> Request:
+        """The drafter's view stays where it is: the drafter moves it."""
         pixels = None if self.pixels is None else self.pixels.to(device)
         return replace(self, ids=self.ids.to(device), modality=self.modality.to(device), pixels=pixels)
 

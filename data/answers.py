@@ -2,17 +2,26 @@
 
 A record holds the request, the generated ids, why it stopped, the seed of its draws and the target's revision, so that
 it can be made again. Image generators add their codes (and the features that they were asked by), so that a head trains
-on them as on encoded pictures.
+on them as on encoded pictures; language models their prompt and, where asked for, the likeliest tokens at each place.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor
+
+from ..core.errors import UserError
+from ..core.nouns import TEXT, KeptScores, Request
+from .dataset import ConversationDataset
+from .shards import ShardReader
+
+SHARDS = "answers"  # folder of them inside a stage's
+SKIPPED = "skipped"  # why an unusable record has no answer
 
 
 @dataclass(frozen=True)
@@ -31,3 +40,57 @@ class Answer:
         """As shards hold it."""
         info = {**self.request, "stop": self.stop, "seed": self.seed, "target": self.target}
         return f"{self.number:09d}", {"ids": torch.tensor(self.ids, dtype=torch.int32), **self.tensors}, info
+
+
+def text_ids(request: Request) -> Tensor:
+    """[n] int32: the prompt without its runs of image tokens, which depend on the eyes that look."""
+    return request.ids[request.modality == TEXT].to(torch.int32)
+
+
+def kept_tensors(kept: KeptScores | None) -> dict[str, Tensor]:
+    """As an answer's record holds them: [n,K], [n,K] and [n] for its n tokens."""
+    if kept is None:
+        return {}
+    return {"top_ids": kept.ids.to(torch.int32), "top_log_probs": kept.log_probs, "log_rest": kept.log_rest}
+
+
+class Answers:
+    """The answers of a `regenerate` stage, one for each record of the data that they were written for, in its order.
+
+    Raises:
+        UserError: they were written for other data.
+    """
+
+    def __init__(self, folder: Path, dataset: ConversationDataset):
+        self.folder, self.dataset, self.reader = folder, dataset, ShardReader(folder)
+        if len(self.reader) != len(dataset):
+            raise self._other(f"{len(self.reader)} answers for {len(dataset)} records")
+
+    @property
+    def num_kept(self) -> int:
+        """Tokens kept at each place; 0: none."""
+        return int(self.reader.identity["kept"])
+
+    def read(self, index: int, request: Request) -> tuple[list[int], KeptScores | None]:
+        """The ids with which the target went on from `request`, record `index` of the data; none where it was skipped.
+
+        Raises:
+            UserError: it was asked something else.
+        """
+        _, tensors, info = self.reader[index]
+        if info["name"] != request.name:
+            raise self._other(f"answer {index} is to {info['name']}, the data has {request.name} there")
+        if info["stop"] == SKIPPED:
+            return [], None
+        if not torch.equal(tensors["prompt"], text_ids(request)):
+            raise self._other(f"the prompt of {request.name} is rendered otherwise than when the target answered it")
+        kept = None
+        if self.num_kept:
+            kept = KeptScores(tensors["top_ids"].long(), tensors["top_log_probs"], tensors["log_rest"])
+        return tensors["ids"].tolist(), kept
+
+    def _other(self, problem: str) -> UserError:
+        return UserError(
+            problem, where=str(self.folder),
+            cure="give the stage the data and format of the regenerate stage, or write the answers anew",
+        )  # fmt: skip

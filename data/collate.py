@@ -1,6 +1,6 @@
 """Samples to a right-padded batch that always carries a picture.
 
-Letters: B rows, T tokens, I images, S side in pixels.
+Letters: B rows, T tokens, I tiles, S side in pixels.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from ..core.nouns import TEXT, Batch
+from ..core.pictures import Picture
 
 
 @dataclass(frozen=True)
@@ -23,6 +24,7 @@ class Sample:
     modality: list[int]
     pixels: Tensor | None  # [I,3,S,S]
     sample_id: str
+    pictures: tuple[Picture, ...] = ()  # how the tiles of `pixels` become runs; none: each tile is a plain picture
 
 
 def empty_sample(pad_id: int) -> Sample:
@@ -48,7 +50,8 @@ def collate(samples: Sequence[Sample], *, pad_id: int, image_size: int) -> Batch
     pictures = torch.cat(images) if images else torch.zeros(1, 3, image_size, image_size)
     positions = torch.arange(length).expand(1, rows, length)
     names = tuple(s.sample_id for s in samples)
-    return Batch(ids, attention_mask, loss_mask, modality, positions, pictures, names, dummy)
+    layouts = tuple(picture for s in samples for picture in s.pictures)
+    return Batch(ids, attention_mask, loss_mask, modality, positions, pictures, names, dummy, pictures=layouts)
 
 
 @dataclass(frozen=True)

@@ -1,11 +1,15 @@
-"""Pictures to pixels exactly as the official recipe: `square` in pretraining, `pad` in finetuning.
+"""Pictures to pixels exactly as the official recipes: one square tile, or several.
 
-`square` is CLIP's own processing (shortest edge, centre crop); `pad` first extends the picture to a
-square with the mean colour, so that nothing is cut off (LLaVA-1.5, `image_aspect_ratio`).
+`square` is CLIP's own processing (shortest edge, centre crop; SigLIP's squeezes); `pad` first extends the picture to a
+square with the mean colour, so that nothing is cut off (LLaVA-1.5, `image_aspect_ratio`). `anyres` (LLaVA-NeXT) cuts
+every picture into tiles; `anyres_max_9` (LLaVA-OneVision) a picture that stands alone, and of several makes a padded
+tile and a newline each.
 """
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Literal
 
@@ -14,16 +18,31 @@ from PIL import Image
 from torch import Tensor
 
 from ..core.errors import UserError
+from ..core.pictures import Picture
 from .processor import Processor
+from .tiles import Convention, Size, Tiling, cut, next_resolutions, onevision_resolutions, tiled_picture
 
-Aspect = Literal["square", "pad"]
+Aspect = Literal["square", "pad", "anyres", "anyres_max_9"]
+_MAX_TILES = 9
 
 
 def load_image(path: Path) -> Image.Image:
     """An RGB picture. Raises `UserError` naming the file where it is missing, broken or a decompression bomb."""
+    with _opened(path) as image:
+        return image.convert("RGB")
+
+
+def image_size(path: Path) -> Size:
+    """Width and height, from the file's head. Raises as `load_image`."""
+    with _opened(path) as image:
+        return image.size
+
+
+@contextmanager
+def _opened(path: Path) -> Iterator[Image.Image]:
     try:
         with Image.open(path) as image:
-            return image.convert("RGB")
+            yield image
     except FileNotFoundError as error:
         raise UserError(
             "missing image", where=str(path), cure="check the `images` folder of the data section"
@@ -43,9 +62,40 @@ def expand_to_square(image: Image.Image, mean: tuple[float, ...]) -> Image.Image
     return canvas
 
 
-def pixels(images: list[Image.Image], processor: Processor, aspect: Aspect) -> Tensor:
-    """Normalised pixels [I,3,S,S] float32."""
-    if aspect == "pad":
-        images = [expand_to_square(image, tuple(processor.image_processor.image_mean)) for image in images]
-    values = processor.image_processor(images=images, return_tensors="np")["pixel_values"]
-    return torch.from_numpy(values).float()
+def tiling(processor: Processor, aspect: Aspect, convention: Convention) -> Tiling:
+    """What `aspect` cuts with: the family's resolutions by the processor's files, or its usual ones."""
+    tile = processor.image_size
+    if aspect == "anyres":
+        family, usual, cap = "llava_next", next_resolutions(tile), None
+    else:
+        family, usual, cap = "llava_onevision", onevision_resolutions(tile), _MAX_TILES
+    own = processor.resolutions if processor.family == family else ()
+    return Tiling(tile, processor.patches, own or usual, convention, cap)
+
+
+def is_tiled(aspect: Aspect, num_images: int) -> bool:
+    """Whether the pictures of a sample are cut into tiles."""
+    return aspect == "anyres" or (aspect == "anyres_max_9" and num_images == 1)
+
+
+def layouts(
+    sizes: Sequence[Size], processor: Processor, aspect: Aspect, convention: Convention = "hf"
+) -> tuple[Picture, ...]:
+    """How the pictures of one sample become tiles and tokens, from their sizes (width, height) alone."""
+    if is_tiled(aspect, len(sizes)):
+        scheme = tiling(processor, aspect, convention)
+        return tuple(tiled_picture(size, scheme) for size in sizes)
+    return (Picture(processor.patches, newline="one_token" if aspect == "anyres_max_9" else "none"),) * len(sizes)
+
+
+def pixels(
+    images: Sequence[Image.Image], processor: Processor, aspect: Aspect, convention: Convention = "hf"
+) -> Tensor:
+    """Normalised pixels [I,3,S,S] float32 of the tiles of one sample's pictures, as `layouts` counts them."""
+    make, mean = processor.image_processor, tuple(processor.image_processor.image_mean)
+    if is_tiled(aspect, len(images)):
+        scheme = tiling(processor, aspect, convention)
+        tiles = [tile for image in images for tile in cut(image, scheme, make.resample)]
+    else:
+        tiles = [image if aspect == "square" else expand_to_square(image, mean) for image in images]
+    return torch.from_numpy(make(images=tiles, return_tensors="np")["pixel_values"]).float()

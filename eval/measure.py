@@ -141,9 +141,14 @@ def difference_by_drafter(first: Sequence[Row], second: Sequence[Row]) -> dict[s
         n: _tau(r for r in first if r["drafter"] == n) - _tau(r for r in second if r["drafter"] == n) for n in names
     }
     mean, spread = statistics.fmean(each.values()), statistics.stdev(each.values())
-    half = _STUDENT_975.get(len(names), 1.96) * spread / len(names) ** 0.5
+    half = student_half_width(spread, len(names))
     low, high = mean - half, mean + half
     return {"each": each, "mean": mean, "interval": (low, high), "verdict": _verdict(low, high)}
+
+
+def student_half_width(deviation: float, count: int) -> float:
+    """Half of Student's 95% interval of the mean of `count` values with this standard deviation."""
+    return _STUDENT_975.get(count, 1.96) * deviation / count**0.5
 
 
 # 97.5% points of Student's t for 2 to 10 values (1 to 9 degrees of freedom).

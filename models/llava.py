@@ -1,7 +1,8 @@
 """LLaVA as something to train: its parts, its loss, how it is assembled and saved.
 
-The drafters of the `lvlm` track and the demo's tiny target are the same class (TABED, appendix H.1:
-drafts are LLaVA-1.5 with a small language model), so they share one training forward.
+The drafters of the `lvlm` track and the demo's tiny target are of the same classes (TABED, appendix H.1:
+drafts are LLaVA-1.5 with a small language model), so they share one training forward. LLaVA-NeXT and
+LLaVA-OneVision are the same parts and a newline, `models/pictures.py`.
 Letters: B rows, T tokens, I images, D width, V vocabulary, S supervised tokens.
 """
 
@@ -14,14 +15,32 @@ from typing import Literal
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
-from transformers import LlavaConfig, LlavaForConditionalGeneration, PreTrainedConfig, PreTrainedModel
+from transformers import (
+    LlavaConfig,
+    LlavaForConditionalGeneration,
+    LlavaNextConfig,
+    LlavaNextForConditionalGeneration,
+    LlavaOnevisionConfig,
+    LlavaOnevisionForConditionalGeneration,
+    PreTrainedConfig,
+    PreTrainedModel,
+)
 
 from ..core.loss import StepLoss
-from ..core.nouns import IMAGE, Batch
+from ..core.nouns import TEXT, Batch
 from .lora import LoraConfig, add_adapters
+from .pictures import Packing
 
 Part = Literal["vision_tower", "projector", "language_model"]
 PARTS: tuple[Part, ...] = ("vision_tower", "projector", "language_model")
+
+# model_type of transformers' configs -> config and model.
+Family = Literal["llava", "llava_next", "llava_onevision"]
+FAMILIES: dict[str, tuple[type[PreTrainedConfig], type[PreTrainedModel]]] = {
+    "llava": (LlavaConfig, LlavaForConditionalGeneration),
+    "llava_next": (LlavaNextConfig, LlavaNextForConditionalGeneration),
+    "llava_onevision": (LlavaOnevisionConfig, LlavaOnevisionForConditionalGeneration),
+}
 
 
 @dataclass(frozen=True)
@@ -30,9 +49,10 @@ class TokenIds:
 
     vocab_size: int
     image: int
-    bos: int
+    bos: int | None  # None: a text begins with nothing (Qwen)
     eos: int
     pad: int
+    video: int | None = None  # the placeholder of clips, where it is not the image's
 
 
 def llava_config(
@@ -42,13 +62,29 @@ def llava_config(
     *,
     vision_feature_layer: int = -2,
     vision_feature_select_strategy: str = "default",
-) -> LlavaConfig:
-    """Join two configs into a LLaVA-1.5 (projector: linear, exact GELU, linear; features of layer -2 without CLS)."""
+    family: Family = "llava",
+) -> PreTrainedConfig:
+    """Join two configs into a LLaVA (projector: linear, exact GELU, linear; LLaVA-1.5: layer -2 without CLS).
+
+    Args:
+        vision_feature_select_strategy: `default` leaves the first state out (CLIP's CLS), `full` keeps all (SigLIP).
+        family: NeXT and OneVision get a newline and their resolutions, in multiples of the tower's own.
+    """
     text.vocab_size = ids.vocab_size
     text.bos_token_id, text.eos_token_id, text.pad_token_id = ids.bos, ids.eos, ids.pad
-    patches = (vision.image_size // vision.patch_size) ** 2
-    cls = 0 if vision_feature_select_strategy == "default" else 1
-    return LlavaConfig(
+    own: dict[str, object] = {}
+    if family != "llava_onevision":
+        patches = (vision.image_size // vision.patch_size) ** 2
+        own["image_seq_length"] = patches + (0 if vision_feature_select_strategy == "default" else 1)
+    elif ids.video is not None:
+        own["video_token_index"] = ids.video
+    if family != "llava":
+        published = FAMILIES[family][0]()
+        tile = published.vision_config.image_size
+        own["image_grid_pinpoints"] = [
+            [side // tile * vision.image_size for side in pair] for pair in published.image_grid_pinpoints
+        ]
+    return FAMILIES[family][0](
         text_config=text.to_dict(),
         vision_config=vision.to_dict(),
         image_token_index=ids.image,
@@ -58,18 +94,34 @@ def llava_config(
         projector_hidden_act="gelu",
         vision_feature_layer=vision_feature_layer,
         vision_feature_select_strategy=vision_feature_select_strategy,
-        image_seq_length=patches + cls,
         tie_word_embeddings=bool(getattr(text, "tie_word_embeddings", False)),
+        **own,
     )
 
 
+def select_strategy(vision: PreTrainedConfig) -> str:
+    """SigLIP has no CLS to leave out."""
+    return "full" if vision.model_type.startswith("siglip") else "default"
+
+
+def placeholder_ids(config: PreTrainedConfig) -> tuple[int, ...]:
+    """Ids that stand for images and clips in a prompt, and are never emitted."""
+    found = (getattr(config, name, None) for name in ("image_token_index", "video_token_index"))
+    return tuple(value for value in found if value is not None)
+
+
+def new_model(config: PreTrainedConfig) -> PreTrainedModel:
+    """A model of the config's family with random weights."""
+    return FAMILIES[config.model_type][1](config)
+
+
 def assemble(
-    config: LlavaConfig,
+    config: PreTrainedConfig,
     *,
     language_model: PreTrainedModel | None = None,
     vision_tower: nn.Module | None = None,
     generator: torch.Generator | None = None,
-) -> LlavaForConditionalGeneration:
+) -> PreTrainedModel:
     """A float32 LLaVA whose halves are taken over where given; a vocabulary that grows gets rows near the mean.
 
     Args:
@@ -77,7 +129,7 @@ def assemble(
         vision_tower: a tower of the config's shape.
         generator: draws the new vocabulary rows.
     """
-    model = LlavaForConditionalGeneration(config).float()
+    model = new_model(config).float()
     if language_model is not None:
         if language_model.get_input_embeddings().weight.shape[0] < config.text_config.vocab_size:
             grow_vocabulary(language_model, config.text_config.vocab_size, generator)
@@ -112,7 +164,7 @@ def _rows_near_mean(weight: Tensor, count: int, generator: torch.Generator | Non
 
 
 class LlavaTraining(nn.Module):
-    """The training forward over a `LlavaForConditionalGeneration`.
+    """The training forward over a LLaVA of any family.
 
     `forward(batch)` is what the engine calls, so that ZeRO-3 gathers weights by module call; nothing
     reads a weight outside its own module. The vision tower runs without gradients where it is frozen.
@@ -120,7 +172,7 @@ class LlavaTraining(nn.Module):
 
     def __init__(
         self,
-        llava: LlavaForConditionalGeneration,
+        llava: PreTrainedModel,
         trainable: Sequence[Part],
         *,
         gradient_checkpointing: bool,
@@ -128,6 +180,7 @@ class LlavaTraining(nn.Module):
     ):
         super().__init__()
         self.llava = llava
+        self.packing = Packing(llava.model)
         self.trains_vision = "vision_tower" in trainable
         for part, module in _modules(llava).items():
             module.requires_grad_(part in trainable)
@@ -170,30 +223,40 @@ class LlavaTraining(nn.Module):
 
     def hidden_states(self, batch: Batch) -> Tensor:
         """Final states [B,T,D] of the language model, its feature: the LM head is still to come."""
-        core = self.llava.model
-        embeds = core.get_input_embeddings()(batch.ids)
-        if batch.pixels is not None:
-            with torch.set_grad_enabled(self.trains_vision and torch.is_grad_enabled()):
-                vision = self.selected_features(batch.pixels)
-            features = core.multi_modal_projector(vision)  # [I,P,D]
-            real = features[: features.shape[0] - batch.num_dummy_images].flatten(0, 1).to(embeds.dtype)
-            embeds = embeds.masked_scatter((batch.modality == IMAGE).unsqueeze(-1), real)
-            # A dummy image keeps the projector in every rank's graph and changes nothing.
-            embeds = embeds + 0.0 * features[features.shape[0] - batch.num_dummy_images :].sum().to(embeds.dtype)
-        output = core.language_model(
-            inputs_embeds=embeds,
-            attention_mask=batch.attention_mask.long(),
-            position_ids=batch.positions[0],
-            use_cache=False,
-        )
-        return output.last_hidden_state
+        return hidden_states(self.llava, self.packing, batch, trains_vision=self.trains_vision)
 
     def selected_features(self, pixels: Tensor) -> Tensor:
         """The tower's states that the projector reads, [I,P,C]."""
         return selected_features(self.llava, pixels)
 
 
-def selected_features(llava: LlavaForConditionalGeneration, pixels: Tensor) -> Tensor:
+def hidden_states(llava: PreTrainedModel, packing: Packing, batch: Batch, *, trains_vision: bool = False) -> Tensor:
+    """Final states [B,T,D] of any LLaVA's language model for a batch.
+
+    Args:
+        packing: of `llava.model`.
+        trains_vision: whether the tower takes part in the gradient.
+    """
+    core = llava.model
+    embeds = core.get_input_embeddings()(batch.ids)
+    if batch.pixels is not None:
+        with torch.set_grad_enabled(trains_vision and torch.is_grad_enabled()):
+            vision = selected_features(llava, batch.pixels)
+        features = core.multi_modal_projector(vision)  # [I,P,D]
+        count = features.shape[0] - batch.num_dummy_images
+        real = packing(features[:count], batch.pictures).to(embeds)
+        embeds = embeds.masked_scatter((batch.modality != TEXT).unsqueeze(-1), real)
+        # A dummy image keeps the projector in every rank's graph and changes nothing.
+        embeds = embeds + 0.0 * features[count:].sum().to(embeds)
+    return core.language_model(
+        inputs_embeds=embeds,
+        attention_mask=batch.attention_mask.long(),
+        position_ids=batch.positions[0],
+        use_cache=False,
+    ).last_hidden_state
+
+
+def selected_features(llava: PreTrainedModel, pixels: Tensor) -> Tensor:
     """States [I,P,C] of the tower's chosen layer for pixels [I,3,S,S]: layer -2 without CLS in LLaVA-1.5."""
     config, tower = llava.config, llava.model.vision_tower
     states = tower(pixels.to(next(tower.parameters()).dtype), output_hidden_states=True).hidden_states
@@ -202,23 +265,26 @@ def selected_features(llava: LlavaForConditionalGeneration, pixels: Tensor) -> T
 
 
 def pool_features(features: Tensor, pool: int) -> Tensor:
-    """Mean over `pool` x `pool` patches, [I,P,C] -> [I,P/pool^2,C].
+    """Mean over `pool` x `pool` patches, [I,P,C] -> [I,P/pool^2,C]; the last row and column of an odd side go.
 
     TABED's mode P (section 3.2) pools the *selected* features; after the projector's GELU it would be something else.
     """
     if pool == 1:
         return features
     side = int(features.shape[1] ** 0.5)
-    assert side * side == features.shape[1] and side % pool == 0, f"{features.shape[1]} patches in {pool} x {pool}"
+    assert side * side == features.shape[1], f"{features.shape[1]} patches are no square"
     grid = features.transpose(1, 2).unflatten(2, (side, side))
     return F.avg_pool2d(grid, pool).flatten(2).transpose(1, 2)
 
 
-def _modules(llava: LlavaForConditionalGeneration) -> dict[Part, nn.Module]:
-    core = llava.model
+def _modules(llava: PreTrainedModel) -> dict[Part, nn.Module]:
+    core, newline = llava.model, Packing(llava.model)
     return {
         "vision_tower": core.vision_tower,
-        "projector": core.multi_modal_projector,
+        # The newline comes between tokens of pictures: it learns with what makes those.
+        "projector": core.multi_modal_projector
+        if newline.image_newline is None
+        else nn.ModuleList([core.multi_modal_projector, newline]),
         # The LM head belongs to the language model.
         "language_model": nn.ModuleList([core.language_model, llava.lm_head]),
     }

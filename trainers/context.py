@@ -11,7 +11,8 @@ import torch
 
 from ..core.ranks import local_rank
 from ..core.tracking import TrackingConfig
-from ..data.processor import Processor, load_processor
+from ..data.processor import Processor, load_processor, with_own_eyes
+from ..models.hub import read_config, vision_half
 from ..models.llava import TokenIds
 from .engine import EngineConfig
 
@@ -42,11 +43,42 @@ class Context:
         made = self.inputs.get("processor")
         return load_processor(made if made is not None else str(self.target.path), revision=self.target.revision)
 
+    @property
+    def drafter_has_own_eyes(self) -> bool:
+        """Whether the draft gets tiles of its own, and not the target's."""
+        return self.drafter is not None and self.drafter.pictures == "own"
+
+    def drafter_processor(self) -> Processor:
+        """What the draft is trained with: the target's processor, or its own eyes."""
+        return self.own_eyes() or self.processor()
+
+    def own_eyes(self) -> Processor | None:
+        """The target's tokenizer and the image processor of the draft's tower; None: it shares the target's tiles."""
+        if not self.drafter_has_own_eyes:
+            return None
+        tower = self.drafter.vision_tower
+        vision = vision_half(read_config(tower, key="drafter.vision_tower"))
+        return with_own_eyes(
+            self.processor(),
+            tower if isinstance(tower, str) else None,
+            image_size=vision.image_size,
+            patch_size=vision.patch_size,
+            family=self.drafter.family,
+            revision=None,
+        )
+
     def target_source(self) -> str | Path:
         return self.inputs.get("target") or str(self.target.path)
 
     def token_ids(self, processor: Processor, vocab_size: int) -> TokenIds:
-        return TokenIds(vocab_size, processor.image_token_id, processor.bos_id, processor.eos_id, processor.pad_id)
+        return TokenIds(
+            vocab_size,
+            processor.image_token_id,
+            processor.bos_id,
+            processor.eos_id,
+            processor.pad_id,
+            processor.video_token_id,
+        )
 
     def device(self) -> torch.device:
         return torch.device("cuda", local_rank()) if torch.cuda.is_available() else torch.device("cpu")

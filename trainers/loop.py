@@ -69,12 +69,15 @@ def train(
     rewind: Callable[[int], None],
     say: Callable[[str], None],
     validate: Callable[[int], Mapping[str, Any]] | None = None,
+    write: Callable[[StepBatches], StepBatches] | None = None,
 ) -> None:
     """Train to `schedule.total_steps`, resuming from the newest good checkpoint under `folder`.
 
     Args:
         make_loader: first step -> loader of this rank.
         rewind: told the step that training starts from, so that later lines of an earlier try go.
+        write: completes a step's batches with the weights as they are before it (answers that the draft writes
+            itself); their tokens can only be counted then, which costs a second all-reduce.
 
     Raises:
         TrainingError: a loss or gradient that is not finite, a step without supervised tokens, a skipped step.
@@ -90,7 +93,7 @@ def train(
         say(f"resuming from {found.path} (step {step})")
     rewind(step)
     with _StopFlag() as stop:
-        _steps(engine, make_loader(step), schedule, step, stop, folder, fingerprint, log, validate)
+        _steps(engine, make_loader(step), schedule, step, stop, folder, fingerprint, log, validate, write)
 
 
 def _steps(
@@ -103,6 +106,7 @@ def _steps(
     fingerprint: str,
     log: Log,
     validate: Callable[[int], Mapping[str, Any]] | None,
+    write: Callable[[StepBatches], StepBatches] | None,
 ) -> None:
     batches = _ahead(iter(loader))
     skipped = engine.num_skipped
@@ -110,6 +114,8 @@ def _steps(
     clock, samples = time.perf_counter(), 0
     tokens = None
     for current, following in batches:
+        if write is not None:
+            current, tokens = write(current), None
         if tokens is None:
             tokens = _all_reduce(engine, _num_supervised(current))[0]
         if tokens == 0:

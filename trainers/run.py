@@ -13,7 +13,7 @@ from typing import Any
 from ..core import ranks
 from ..core.errors import UserError
 from .context import Context
-from .stages import evaluate, generate, train
+from .stages import evaluate, generate, regenerate, train
 from .stages.visual import encode as visual_encode
 from .stages.visual import evaluate as visual_evaluate
 from .stages.visual import generate as visual_generate
@@ -23,6 +23,7 @@ from .stages.visual import train as visual_train
 RUNNERS: dict[type, Callable[[Any, Context], None]] = {
     generate.GenerateStage: generate.run,
     train.TrainStage: train.run,
+    regenerate.RegenerateAnswersStage: regenerate.run,
     evaluate.EvaluateStage: evaluate.run,
     visual_generate.GenerateCaptionedStage: visual_generate.run,
     visual_encode.EncodeStage: visual_encode.run,

@@ -11,12 +11,15 @@ from collections.abc import Iterable
 import torch
 import torch.distributed as dist
 from pydantic import Field
-from torch import Tensor, nn
+from torch import Tensor
+from transformers import PreTrainedModel
 
 from ..core.nouns import Batch
 from ..core.section import Section
 from ..data.dataset import ConversationData
 from ..data.loader import StepBatches
+from ..models.llava import hidden_states
+from ..models.pictures import Packing
 from .engine import Engine
 
 
@@ -31,7 +34,7 @@ class ValidationConfig(Section):
     against_target: bool = True
 
 
-def validate(engine: Engine, steps: Iterable[StepBatches], target: nn.Module | None) -> dict[str, float]:
+def validate(engine: Engine, steps: Iterable[StepBatches], target: PreTrainedModel | None) -> dict[str, float]:
     """`val_loss`, `val_accuracy` and, with a target, `val_agreement`: means over supervised tokens of all ranks.
 
     Args:
@@ -55,12 +58,8 @@ def validate(engine: Engine, steps: Iterable[StepBatches], target: nn.Module | N
     return found if target is None else found | {"val_agreement": agreed_sum / tokens}
 
 
-def target_choice(target: nn.Module, batch: Batch) -> Tensor:
+def target_choice(target: PreTrainedModel, batch: Batch) -> Tensor:
     """[S] the target's most likely token at each supervised position, given the record's own words before it."""
-    pictures = {}
-    if batch.pixels is not None and (real := len(batch.pixels) - batch.num_dummy_images):
-        pictures = {"pixel_values": batch.pixels[:real].to(next(target.parameters()).dtype)}
-    logits = target(
-        input_ids=batch.ids, attention_mask=batch.attention_mask.long(), position_ids=batch.positions[0], **pictures
-    ).logits
-    return logits[:, :-1][batch.loss_mask[:, 1:].to(logits.device)].argmax(-1).to(batch.ids.device)
+    hidden = hidden_states(target, Packing(target.model), batch)
+    logits = target.lm_head(hidden[:, :-1][batch.loss_mask[:, 1:].to(hidden.device)])
+    return logits.argmax(-1).to(batch.ids.device)

@@ -83,6 +83,11 @@ class Cache(TransformersCache):
         for layer in self.layers:
             layer.length = length
 
+    def select_rows(self, rows: Sequence[int]) -> None:
+        """Keep these rows, in this order."""
+        for layer in self.layers:
+            layer.keys, layer.values = layer.keys[list(rows)], layer.values[list(rows)]
+
     @contextmanager
     def written_at(self, places: Tensor) -> Iterator[None]:
         """Inside, forwards write at `places` [N] (int64, on the device) and see the whole capacity: a graph's way."""

@@ -13,8 +13,9 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
-from ...core.nouns import IMAGE
-from ..llava import pool_features, selected_features
+from ...core.pictures import TEXT, Picture
+from ..llava import placeholder_ids, pool_features, selected_features
+from ..pictures import pack
 from .cache import Cache
 
 
@@ -33,7 +34,7 @@ class CachedDecoder:
     Args:
         model: `LlavaForConditionalGeneration` or a causal language model with `.model` and `.lm_head`.
         num_token_ids: ids from here on have no token.
-        never: further ids that are never emitted (the image placeholder).
+        never: further ids that are never emitted, beside the model's own placeholders of images and clips.
     """
 
     def __init__(self, model: nn.Module, *, num_token_ids: int, never: Sequence[int] = ()):
@@ -46,7 +47,7 @@ class CachedDecoder:
         device = self.device
         self._banned = torch.zeros(self.vocab_size, dtype=torch.bool, device=device)
         self._banned[num_token_ids:] = True
-        self._banned[[i for i in never if i < self.vocab_size]] = True
+        self._banned[[i for i in (*never, *placeholder_ids(model.config)) if i < self.vocab_size]] = True
 
     @property
     def device(self) -> torch.device:
@@ -58,6 +59,11 @@ class CachedDecoder:
         return hasattr(self.core, "multi_modal_projector")
 
     @property
+    def reads_newlines(self) -> bool:
+        """Whether it can read tiled pictures: their rows end with an embedding that the model has learned."""
+        return getattr(self.core, "image_newline", None) is not None
+
+    @property
     def _eager(self) -> bool:
         return self.language_model.config._attn_implementation == "eager"
 
@@ -65,19 +71,36 @@ class CachedDecoder:
         return Cache(self.num_layers, capacity)
 
     def embed(
-        self, ids: Tensor, modality: Tensor | None = None, pixels: Tensor | None = None, *, pool: int = 1
+        self,
+        ids: Tensor,
+        modality: Tensor | None = None,
+        pixels: Tensor | None = None,
+        pictures: Sequence[Picture] = (),
+        *,
+        pool: int = 1,
+        seen: Tensor | None = None,
     ) -> Tensor:
-        """Embeddings [R,N,D] of ids [R,N]; runs of image tokens are replaced by projected features of `pixels`.
+        """Embeddings [R,N,D] of ids [R,N]; runs of image and video tokens are replaced by features of `pixels`.
 
         Args:
+            pictures: how the tiles of `pixels` become runs, in row order; none given: each is a plain picture.
             pool: patches of `pool` x `pool` become one feature before the projector; runs are as much shorter.
+            seen: what `see` made of `pixels`; None: the tower runs.
         """
         embeds = self.language_model.get_input_embeddings()(ids)
         if pixels is not None:
             assert modality is not None
-            features = self.core.multi_modal_projector(pool_features(selected_features(self.model, pixels), pool))
-            embeds = embeds.masked_scatter((modality == IMAGE).unsqueeze(-1), features.flatten(0, 1).to(embeds))
+            seen = self.see(pixels) if seen is None else seen
+            features = self.core.multi_modal_projector(pool_features(seen, pool))
+            packed = pack(features, pictures, getattr(self.core, "image_newline", None))
+            places = modality != TEXT
+            assert int(places.sum()) == len(packed), f"{int(places.sum())} places for {len(packed)} features"
+            embeds = embeds.masked_scatter(places.unsqueeze(-1), packed.to(embeds))
         return embeds
+
+    def see(self, pixels: Tensor) -> Tensor:
+        """The tower's states [I,P,C] that the projector reads: one pass serves every pooling."""
+        return selected_features(self.model, pixels)
 
     def forward(
         self,

@@ -83,19 +83,24 @@ class Places:
 
 
 def stacked(caches: Sequence[Cache], capacity: int) -> Cache:
-    """One cache of several single-row ones, whose committed positions end together; padding holds zeros."""
-    prefix = max(cache.length for cache in caches)
+    """One cache of several single-row ones, whose committed positions end together."""
     joint = Cache(len(caches[0].layers), capacity)
-    for number, layer in enumerate(joint.layers):
-        parts = [cache.layers[number] for cache in caches]
+    for layer, like in zip(joint.layers, caches[0].layers, strict=True):
         layer.lazy_initialization(
-            *(getattr(parts[0], name)[:, :, :1].expand(len(parts), -1, -1, -1) for name in ("keys", "values"))
+            *(part[:, :, :1].expand(len(caches), -1, -1, -1) for part in (like.keys, like.values))
         )
-        for row, part in enumerate(parts):
+    fill(joint, caches)
+    return joint
+
+
+def fill(joint: Cache, caches: Sequence[Cache]) -> None:
+    """Commit the rows of `caches` in place of what `joint` held; what stands in the padding must stay unseen."""
+    prefix = max(cache.length for cache in caches)
+    joint.crop_to(prefix)
+    for number, layer in enumerate(joint.layers):
+        for row, part in enumerate(cache.layers[number] for cache in caches):
             layer.keys[row, :, prefix - part.length : prefix] = part.keys[0, :, : part.length]
             layer.values[row, :, prefix - part.length : prefix] = part.values[0, :, : part.length]
-    joint.advance(prefix)
-    return joint
 
 
 def first_row(scores: Tensor) -> Tensor:

@@ -1,9 +1,9 @@
 """The draft chain as one CUDA graph: at 68M parameters a draft step is mostly the host's time.
 
 The graph holds every forward of a cycle's chain, from the tokens committed last to the last drafted
-one; the host waits once a cycle, in the acceptance rule. What is captured is an ordinary function over
-buffers that stay in place, which runs without a graph too (on a CPU it always does): that is how it is
-tested against `IndependentProposal`. Letters: N new tokens, L capacity, G levels, V vocabulary.
+one, for one mode or for all of an ensemble; the host waits once a cycle, in the acceptance rule. What is captured
+is an ordinary function over buffers that stay in place, which runs without a graph too (on a CPU it always does):
+that is how it is tested against `EnsembleProposal`. Letters: R rows, N new tokens, L capacity, G levels, V vocabulary.
 """
 
 from __future__ import annotations
@@ -13,46 +13,68 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from ...core.nouns import Request
 from ..decoding.cache import Cache
 from ..decoding.decoder import CachedDecoder
+from ..decoding.rows import fill, stacked
 from ..decoding.slots import Slots
 from ..decoding.tree import ROOT
 from ..decoding.warp import Warp
-from ..targets.base import TargetStep
-from .independent import IndependentProposal, Mode
+from .ensemble import EnsembleConfig, EnsembleProposal, preset
+from .modes import Mode, StandIns, View
+from .weights import mixture
 
 
-class GraphedChain(IndependentProposal):
+class GraphedChain(EnsembleProposal):
     """Proposes the likeliest chain of `gamma` tokens; for the chain policy with `draw: top-k`, and nothing else.
 
     Args:
-        capacity: positions that a request may take, prompt included; the graph reads all of them.
+        mode: one mode, or several and their weights.
+        capacity: positions that a request may take, prompt included; the graph reads all of them. A longer one
+            starts with larger buffers and new graphs.
     """
 
-    def __init__(self, decoder: CachedDecoder, mode: Mode, *, newline_id: int, gamma: int, capacity: int):
-        super().__init__(decoder, mode, newline_id=newline_id)
+    def __init__(
+        self,
+        decoder: CachedDecoder,
+        mode: Mode | EnsembleConfig,
+        *,
+        newline_id: int,
+        gamma: int,
+        capacity: int,
+        stand_ins: StandIns | None = None,
+        record: bool = False,
+    ):
+        config = mode if isinstance(mode, EnsembleConfig) else preset(mode)
+        weights = config.weights.build(len(config.members))
+        super().__init__(decoder, config.members, weights, newline_id=newline_id, stand_ins=stand_ins, record=record)
         self.gamma, self.capacity, self.max_levels = gamma, capacity, gamma
         self._static: Cache | None = None
         self._graphs: dict[tuple[int, Warp], torch.cuda.CUDAGraph] = {}
 
-    @torch.inference_mode()
-    def start(self, request: Request, prefill: TargetStep, warp: Warp, *, capacity: int) -> None:
-        needed = len(self.view(request).ids) + capacity
-        assert needed <= self.capacity, f"{needed} positions asked of a graph for {self.capacity}"
+    def _prefill(self, views: Sequence[View], capacity: int) -> None:
+        caches = self._run_prompts(views)
+        lengths = [cache.length for cache in caches]
+        needed = max(lengths) + capacity
+        if needed > self.capacity:  # captions may make a prompt longer than its pictures did
+            self.capacity, self._static = needed + needed // 4, None
+            self._graphs.clear()
         if self._static is None:
             # The buffers stay where they are for every request: a graph remembers addresses.
-            self._static = self.decoder.new_cache(self.capacity)
-            device = self.decoder.device
-            self._ids = torch.zeros(2, dtype=torch.int64, device=device)
-            self._length = torch.zeros((), dtype=torch.int64, device=device)
-            self._probs = torch.zeros(self.gamma, self.decoder.vocab_size, device=device)
-        self._static.crop_to(0)
-        super().start(request, prefill, warp, capacity=capacity)
+            self._static = stacked(caches, self.capacity)
+            self._make_buffers(len(caches))
+        else:
+            fill(self._static, caches)
+        self._cache = self._static
+        self._padding.copy_(torch.tensor([[max(lengths) - n] for n in lengths]))
 
-    def _new_cache(self, capacity: int) -> Cache:
-        assert self._static is not None
-        return self._static
+    def _make_buffers(self, rows: int) -> None:
+        device, vocabulary = self.decoder.device, self.decoder.vocab_size
+        self._ids = torch.zeros(2, dtype=torch.int64, device=device)
+        self._length = torch.zeros((), dtype=torch.int64, device=device)
+        self._padding = torch.zeros(rows, 1, dtype=torch.int64, device=device)  # [R,1] places before a row's prompt
+        self._weights = torch.zeros(rows, device=device)
+        self._each = torch.zeros(self.gamma, rows, 1, vocabulary, device=device)
+        self._probs = torch.zeros(self.gamma, vocabulary, device=device)
 
     @torch.inference_mode()
     def root(self) -> Tensor:
@@ -61,12 +83,14 @@ class GraphedChain(IndependentProposal):
         count = len(self._pending)
         self._ids[:count] = torch.tensor(self._pending)
         self._length.fill_(self._cache.length)
+        self._weights.copy_(self.weights.current())
         if self.decoder.device.type == "cuda":
             self._replay(count)
         else:
             self._chain(count)
         self._cache.advance(count)
         self._slots = Slots()
+        self._drafted = list(self._each)
         return self._probs[0]
 
     @torch.inference_mode()
@@ -90,24 +114,25 @@ class GraphedChain(IndependentProposal):
 
     def _chain(self, count: int) -> None:
         """Feed the `count` committed tokens, then each likeliest token; reads and writes buffers only."""
-        assert self._static is not None
-        ids, offset = self._ids[:count], torch.arange(count, device=self._ids.device)
-        positions = self._length + offset
+        ids, places = self._ids[:count], self._length + torch.arange(count, device=self._ids.device)
         for level in range(self.gamma):
-            feature = self._step(ids, positions)
-            probs = self._warp.heat(self.decoder.logits(feature[0, -1]))
-            self._probs[level].copy_(probs)
-            ids, positions = probs.argmax(-1, keepdim=True), positions[-1:] + 1
+            q = self._warp.heat(self.decoder.logits(self._step(ids, places)[:, -1:]))  # [R,1,V]
+            self._each[level].copy_(q)
+            mixed = mixture(self._weights, q)[0]
+            self._probs[level].copy_(mixed)
+            ids, places = mixed.argmax(-1, keepdim=True), places[-1:] + 1
 
-    def _step(self, ids: Tensor, positions: Tensor) -> Tensor:
+    def _step(self, ids: Tensor, places: Tensor) -> Tensor:
+        """[R,N,D] of tokens [N] at `places` [N] of every row."""
         assert self._static is not None
-        places = torch.arange(self.capacity, device=ids.device)
-        mask = (places <= positions[:, None])[None, None]  # [1,1,N,L]: what lies behind is stale and unseen
-        with self._static.written_at(positions):
+        every = torch.arange(self.capacity, device=ids.device)
+        # [R,1,N,L]: what lies behind is stale and unseen, and so is the padding.
+        mask = ((every <= places[:, None]) & (every >= self._padding)[:, None])[:, None]
+        with self._static.written_at(places):
             return self.decoder.language_model(
-                inputs_embeds=self.decoder.embed(ids[None]),
+                inputs_embeds=self.decoder.embed(ids[None]).expand(len(mask), -1, -1),
                 attention_mask=mask,
-                position_ids=positions[None],
+                position_ids=places - self._padding,
                 past_key_values=self._static,
                 use_cache=True,
             ).last_hidden_state

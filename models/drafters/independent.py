@@ -1,27 +1,27 @@
-"""Drafting with a model of its own: a draft LVLM that sees the pictures (M, P) or reads text only (T).
+"""Drafting with a model of its own: a draft LVLM that sees the pictures (M, P) or text in their place (T, C).
 
-TABED, section 3: M is the draft on the whole prompt; in P pictures are pooled 2 x 2 before the projector
-and take a quarter of the tokens; in T each picture's run of ids becomes one newline.
-Letters: N tokens, F nodes, V vocabulary, S slots.
+TABED, sections 3 and 6; what each mode is shown is in `modes.py`, several modes at once in `ensemble.py`.
+Letters: R rows, N tokens, F nodes, D width, V vocabulary, S slots.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, Literal
+from dataclasses import replace
+from typing import Any
 
 import torch
 from torch import Tensor
 
-from ...core.nouns import IMAGE, Request
+from ...core.nouns import Request
 from ..decoding.cache import Cache
 from ..decoding.decoder import CachedDecoder
+from ..decoding.rows import Places
 from ..decoding.slots import Slots
 from ..decoding.warp import Warp
+from ..pictures import flat_view
 from ..targets.base import Taps, TargetStep
-
-Mode = Literal["M", "P", "T"]
-_POOL = {"M": 1, "P": 2, "T": 1}
+from .modes import Mode, StandIns, View
 
 
 class IndependentProposal:
@@ -29,38 +29,60 @@ class IndependentProposal:
 
     Args:
         newline_id: stands for a picture in mode T.
+        stand_ins: what stands for a picture in the other text modes.
     """
 
     taps = Taps()
     max_levels: int | None = None
 
-    def __init__(self, decoder: CachedDecoder, mode: Mode, *, newline_id: int):
+    def __init__(self, decoder: CachedDecoder, mode: Mode, *, newline_id: int, stand_ins: StandIns | None = None):
         self.decoder, self.mode, self.newline_id = decoder, mode, newline_id
+        self.stand_ins = stand_ins or StandIns(newline_id)
+        self.stand_ins.check(mode)
         self._cache: Cache | None = None
+        self._seen: tuple[Request, tuple[View, ...]] | None = None
 
     @torch.inference_mode()
     def start(self, request: Request, prefill: TargetStep, warp: Warp, *, capacity: int) -> None:
-        request = self.view(request).to(self.decoder.device)
-        length = len(request.ids)
         self._warp = warp
-        self._cache = self._new_cache(length + capacity)
-        embeds = self.decoder.embed(request.ids[None], request.modality[None], request.pixels, pool=_POOL[self.mode])
-        self.decoder.forward(embeds, self._cache, torch.arange(length, device=self.decoder.device)[None])
-        self._cache.advance(length)
+        self._seen = (request, self._look(self._own(request)))
+        self._prefill([view.to(self.decoder.device) for view in self._seen[1]], capacity)
         self._slots = Slots()
 
-    def _new_cache(self, capacity: int) -> Cache:
-        return self.decoder.new_cache(capacity)
+    def _own(self, request: Request) -> Request:
+        """The request in the draft's own tiles, where they are not the target's, and as far as it can read them."""
+        if (view := request.drafter_view) is not None:
+            request = replace(view, originals=view.originals or request.originals)
+        return request if self.decoder.reads_newlines else flat_view(request)
 
-    def view(self, request: Request) -> Request:
-        """The request as this mode sees it."""
-        if self.mode == "T":
-            return without_pictures(request, self.newline_id)
-        return with_shorter_pictures(request, _POOL[self.mode])
+    def _look(self, request: Request) -> tuple[View, ...]:
+        """The request as each row sees it."""
+        return (self.stand_ins.view(request, self.mode),)
+
+    def _prefill(self, views: Sequence[View], capacity: int) -> None:
+        """Run the prompts, of which there is one here; `capacity` tokens may follow."""
+        (view,) = views
+        length = len(view.request.ids)
+        self._cache = self.decoder.new_cache(length + capacity)
+        self._run_prompt(view, self._cache)
+        self._places = Places((length,), length + capacity, self.decoder.device)
+
+    def _run_prompt(self, view: View, cache: Cache, seen: Tensor | None = None) -> None:
+        request, length = view.request, len(view.request.ids)
+        ids, modality = request.ids[None], request.modality[None]
+        embeds = self.decoder.embed(ids, modality, request.pixels, request.pictures, pool=view.pool, seen=seen)
+        self.decoder.forward(embeds, cache, torch.arange(length, device=self.decoder.device)[None])
+        cache.advance(length)
+
+    def views(self, request: Request) -> tuple[View, ...]:
+        """The request as each row sees it; the one that was decoded last is not captioned again."""
+        if self._seen is None or self._seen[0] is not request:
+            self._seen = (request, self._look(self._own(request)))
+        return self._seen[1]
 
     def last_position(self, request: Request, max_new_tokens: int) -> int:
         """How far the positions go; past those that the draft has it proposes noise (TABED: M on five pictures)."""
-        return len(self.view(request).ids) + max_new_tokens
+        return max(len(view.request.ids) for view in self.views(request)) + max_new_tokens
 
     def begin(self, first: int) -> None:
         self._pending = [first]
@@ -69,26 +91,37 @@ class IndependentProposal:
     def root(self) -> Tensor:
         """Feed what was committed since the last cycle; the cache then ends at the last committed token."""
         assert self._cache is not None
-        ids = torch.tensor([self._pending], device=self.decoder.device)
+        ids = torch.tensor(self._pending, device=self.decoder.device)
         past = self._cache.length
-        positions = torch.arange(past, past + ids.shape[1], device=ids.device)[None]
-        states = self.decoder.forward(self.decoder.embed(ids), self._cache, positions)
-        self._cache.advance(ids.shape[1])
+        feature = self._forward(ids, torch.arange(past, past + len(ids), device=ids.device), None)
+        self._cache.advance(len(ids))
         self._slots = Slots()
-        return self._warp.heat(self.decoder.logits(states.feature[0, -1]))
+        return self._q(feature[:, -1:])[0]
 
     @torch.inference_mode()
     def expand(self, parents: Sequence[int], tokens: Tensor) -> Tensor:
         assert self._cache is not None
         past, first, device = self._cache.length, len(self._slots), self.decoder.device
         depths = self._slots.take(parents)
-        positions = torch.tensor([[past + depth - 1 for depth in depths]], device=device)
+        places = torch.tensor([past + depth - 1 for depth in depths], device=device)
         mask = None if self._slots.extends_chain(len(parents)) else self._slots.ancestors(first).to(device)
         # Slots are written behind each other: the cache's length stands at them only while they run.
         self._cache.crop_to(past + first)
-        states = self.decoder.forward(self.decoder.embed(tokens[None].to(device)), self._cache, positions, mask)
+        feature = self._forward(tokens.to(device), places, mask)
         self._cache.crop_to(past)
-        return self._warp.heat(self.decoder.logits(states.feature[0]))
+        return self._q(feature)
+
+    def _forward(self, tokens: Tensor, places: Tensor, mask: Tensor | None) -> Tensor:
+        """[R,N,D] of the same tokens [N] in every row; `places` [N] count as the longest row's positions do."""
+        assert self._cache is not None
+        rows = self._places
+        embeds = self.decoder.embed(tokens[None]).expand(rows.count, -1, -1)
+        mask = rows.mask(len(tokens), self._cache.length + len(tokens), mask)
+        return self.decoder.forward(embeds, self._cache, rows.positions(places), mask).feature
+
+    def _q(self, feature: Tensor) -> Tensor:
+        """[R,N,D] -> [N,V]."""
+        return self._warp.heat(self.decoder.logits(feature[0]))
 
     def accept(self, verified: Any) -> None:
         assert self._cache is not None
@@ -101,33 +134,3 @@ class IndependentProposal:
         self._cache.commit(kept)
         self._pending = [*verified.tokens[len(kept) :], verified.bonus]
         self._slots = Slots()
-
-
-def without_pictures(request: Request, newline_id: int) -> Request:
-    """Mode T: each picture's run of ids becomes one newline, and the pixels go."""
-    if request.pixels is None:
-        return request
-    # Every picture has as many tokens, so two adjacent ones are two runs: the first of each becomes the newline.
-    kept = _thinned(request, _run(request))
-    ids = request.ids[kept].masked_fill(request.modality[kept] == IMAGE, newline_id)
-    return Request(ids, torch.zeros(len(ids), dtype=torch.int8), None, request.name)
-
-
-def with_shorter_pictures(request: Request, pool: int) -> Request:
-    """Mode P: each picture's run keeps one id in `pool` x `pool`; the pixels stay."""
-    if request.pixels is None or pool == 1:
-        return request
-    kept = _thinned(request, pool * pool)
-    return Request(request.ids[kept], request.modality[kept], request.pixels, request.name)
-
-
-def _run(request: Request) -> int:
-    assert request.pixels is not None
-    return int((request.modality == IMAGE).sum()) // len(request.pixels)
-
-
-def _thinned(request: Request, every: int) -> Tensor:
-    """[T] bool: all text, and one image token of each `every` (runs are multiples of it)."""
-    image = request.modality == IMAGE
-    count = image.cumsum(0) - 1
-    return ~image | (count % every == 0)

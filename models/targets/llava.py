@@ -1,4 +1,4 @@
-"""LLaVA-1.5 as a target, through transformers' class, with our positions, masks and cache."""
+"""LLaVA-1.5, NeXT and OneVision as targets: transformers' weights and modules, our positions, masks and cache."""
 
 from __future__ import annotations
 
@@ -8,10 +8,12 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
-from ...core.nouns import Request
+from ...core.errors import UserError
+from ...core.nouns import IMAGE, Request
 from ..decoding.cache import Cache
 from ..decoding.decoder import CachedDecoder
 from ..decoding.tree import Tree
+from ..pictures import flat_view, pictures_of
 from .base import Taps, TargetStep
 
 
@@ -27,13 +29,30 @@ class LlavaTarget:
     Args:
         num_token_ids: ids from here on have no token (32002 of LLaVA-1.5's 32064 rows).
         image_token_id: the placeholder, which is never emitted.
+        reads_tiles: True asks for tiled pictures, False takes the first tile of each and no newline; None reads
+            whatever a request holds.
     """
 
-    def __init__(self, model: nn.Module, *, num_token_ids: int, image_token_id: int | None):
+    def __init__(
+        self, model: nn.Module, *, num_token_ids: int, image_token_id: int | None, reads_tiles: bool | None = None
+    ):
         never = () if image_token_id is None else (image_token_id,)
         model.requires_grad_(False)
         self.decoder = CachedDecoder(model, num_token_ids=num_token_ids, never=never)
-        self.vocab_size = self.decoder.vocab_size
+        self.vocab_size, self.reads_tiles = self.decoder.vocab_size, reads_tiles
+
+    def view(self, request: Request) -> Request:
+        """The request as the target reads it. Raises `UserError` where its pictures are not cut for it."""
+        if self.reads_tiles is False:
+            return flat_view(request)
+        if self.reads_tiles and any(p.modality == IMAGE and p.is_plain for p in pictures_of(request)):
+            raise UserError(
+                "the target reads pictures in tiles, and this one has a single tile",
+                where=request.name,
+                cure="set aspect: anyres (LLaVA-NeXT) or anyres_max_9 (LLaVA-OneVision) in the data section, or "
+                "target.anyres: false to feed it one tile",
+            )
+        return request
 
     @property
     def device(self) -> torch.device:
@@ -42,10 +61,10 @@ class LlavaTarget:
     @torch.inference_mode()
     def prefill(self, request: Request, taps: Taps, *, capacity: int) -> tuple[LlavaSession, TargetStep]:
         """Run the prompt. `capacity` is the number of tokens that may follow it, drafted ones included."""
-        request = request.to(self.device)
+        request = self.view(request).to(self.device)
         length = len(request.ids)
         session = LlavaSession(self.decoder.new_cache(length + capacity), taps)
-        embeds = self.decoder.embed(request.ids[None], request.modality[None], request.pixels)
+        embeds = self.decoder.embed(request.ids[None], request.modality[None], request.pixels, request.pictures)
         positions = torch.arange(length, device=self.device)[None]
         states = self.decoder.forward(
             embeds, session.cache, positions, layers=taps.layers, attention=taps.prefill_attention

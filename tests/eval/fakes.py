@@ -5,7 +5,7 @@ from draftsmith.core.nouns import Request
 from draftsmith.eval.policies import Chain
 from draftsmith.models.decoding.rows import Rows
 from draftsmith.models.decoding.tree import ROOT
-from draftsmith.models.drafters.independent import without_pictures
+from draftsmith.models.drafters.modes import without_pictures
 from draftsmith.models.targets.base import Taps, TargetStep
 from tiny import proposal
 

@@ -7,7 +7,9 @@ from draftsmith.eval.policies import Chain, Draw
 from draftsmith.eval.rules import Greedy, Sampling
 from draftsmith.models.decoding.decoder import CachedDecoder
 from draftsmith.models.decoding.warp import Warp
+from draftsmith.models.drafters.ensemble import preset
 from draftsmith.models.drafters.graph import GraphedChain
+from test_ensemble import STAND_INS, decoder, ensemble
 from tiny import IMAGE_ID, TOKENS, llava, near, proposal, request, target
 
 
@@ -51,6 +53,40 @@ def test_it_does_not_branch():
     chain.expand([-1], first)
     with pytest.raises(AssertionError, match="cannot branch"):
         chain.expand([-1], first)
+
+
+@pytest.mark.parametrize("name", ["MT*", "MTCP*"])
+@pytest.mark.parametrize(("warp", "rule"), [(Warp(), Greedy()), (Warp(1.0, top_k=20), Sampling())])
+def test_an_ensemble_in_one_graph(name, warp, rule):
+    """Rows, their padding and the adapting weights, over requests of other lengths, and larger buffers on the way."""
+    big = llava(0)
+    draft, config = near(big), preset(name)
+    chain = GraphedChain(decoder(draft), config, newline_id=5, gamma=4, capacity=50, stand_ins=STAND_INS)
+    used = []
+    for seed in (1, 0, 3, 2):
+        asked = request(seed, images=seed)
+        found = cycles(target(big), chain, asked, warp, rule)
+        plain = ensemble(draft, config)
+        assert found == cycles(target(big), plain, asked, warp, rule)
+        # Without a picture the modes are the same, and rounding chooses among equal weights.
+        assert seed == 0 or torch.allclose(chain.weights.current(), plain.weights.current(), atol=1e-5)
+        used.append(tuple(chain.weights.current().tolist()))
+    assert len(set(used)) > 1 and chain.capacity > 50
+
+
+@pytest.mark.gpu
+def test_captured_ensemble():
+    """On CUDA the same through replayed graphs."""
+    big = llava(0).cuda()
+    draft, config = near(big), preset("MT*")
+    chain = GraphedChain(decoder(draft), config, newline_id=5, gamma=4, capacity=96, stand_ins=STAND_INS)
+    for seed in range(4):
+        asked = request(seed, images=1)
+        plain = ensemble(draft, config)
+        assert cycles(target(big), chain, asked, Warp(), Greedy()) == cycles(
+            target(big), plain, asked, Warp(), Greedy()
+        )
+    assert len(chain._graphs) == 2
 
 
 @pytest.mark.gpu

@@ -7,8 +7,8 @@ from itertools import pairwise
 import numpy as np
 import pytest
 import torch
+import transformers
 from draftsmith.core.errors import UserError
-from draftsmith.data.processor import _image_processor_class
 from draftsmith.eval.quality import Extractor, Folder, PairExtractor, QualityConfig, as_is, check, measure, statistics
 from draftsmith.eval.quality.clip import VIT_H, aesthetic_scores, clip_pair, hps_pair
 from draftsmith.eval.quality.extractors import extract
@@ -24,6 +24,8 @@ from torch.nn import functional as F
 from transformers import CLIPConfig, CLIPModel, CLIPTokenizer
 
 SIDE = 16
+# The PIL backend: the other one needs torchvision.
+CLIPImageProcessor = getattr(transformers, "CLIPImageProcessorPil", None) or transformers.CLIPImageProcessor
 WORDS = ("a", "photo", "depicts", "red", "blue", "cube")
 CAPTIONS = ["a red cube", "a blue cube", "cube", "a photo"]
 
@@ -207,7 +209,7 @@ def test_clip_score_is_the_mean_cosine_of_the_prefixed_captions(clip_folder, rng
     found = measure(config, images, captions=CAPTIONS)["clip"]
 
     model, tokenizer = CLIPModel.from_pretrained(clip_folder).eval(), CLIPTokenizer.from_pretrained(clip_folder)
-    processor = _image_processor_class()(size={"shortest_edge": SIDE}, crop_size={"height": SIDE, "width": SIDE})
+    processor = CLIPImageProcessor(size={"shortest_edge": SIDE}, crop_size={"height": SIDE, "width": SIDE})
     cropped = [Image.fromarray(crop_lanczos(image, 256)) for image in images]
     cosines = []
     with torch.no_grad():
@@ -292,7 +294,7 @@ def test_hps_reads_a_state_of_open_clip(clip_folder, tmp_path, rng):
 
     image = pictures(rng, 1, SIDE, SIDE)[0]
     batch = torch.from_numpy(image).permute(2, 0, 1)[None]
-    processor = _image_processor_class()(do_resize=False, do_center_crop=False)
+    processor = CLIPImageProcessor(do_resize=False, do_center_crop=False)
     with torch.no_grad():
         expected = reference.encode_image(processor(images=image, return_tensors="pt")["pixel_values"])
         torch.testing.assert_close(pair.features(batch), expected, atol=1e-5, rtol=0)

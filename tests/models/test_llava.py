@@ -9,8 +9,8 @@ import torch
 from draftsmith.core.errors import UserError
 from draftsmith.core.nouns import Batch
 from draftsmith.models.decoding.decoder import CachedDecoder
-from draftsmith.models.drafters.independent import with_shorter_pictures, without_pictures
 from draftsmith.models.drafters.lvlm import LvlmConfig, build_drafter, load_drafter, save_llava
+from draftsmith.models.drafters.modes import with_shorter_pictures, without_pictures
 from draftsmith.models.llava import (
     PARTS,
     LlavaTraining,

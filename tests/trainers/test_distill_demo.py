@@ -28,14 +28,14 @@ def test_from_the_world_to_the_interval(tmp_path):
         json.loads((tmp_path / "run" / f"{s}{n}" / "draftsmith.json").read_text())
         for s in ("finetune", "distill")
         for n in PAIRS
-    ]  # noqa: E501
+    ]
     assert [m["training"]["seed"] for m in manifests] == [0, 1, 2] * 2
     assert len({m["training"]["steps"] for m in manifests}) == 1
     weights = {
         (tmp_path / "run" / f"{s}{n}" / "model.safetensors").read_bytes()
         for s in ("pretrain", "distill", "finetune")
         for n in PAIRS
-    }  # noqa: E501
+    }
     assert len(weights) == 9
     assert len(ShardReader(tmp_path / "run" / "answers" / SHARDS)) == 27
     assert all("finished before" in line for line in run(tmp_path / "run"))

@@ -38,6 +38,7 @@ from .published import PublishedDraft, load_published
 from .suite import SuiteRun, SuiteSection, open_suite
 from .suite_quality import measure_quality
 from .train import data_files
+from .weights import record_weights
 
 # ADT-Tree follows an image's rows, which language has not.
 Tree = Annotated[ChainTree | StaticTree | DynamicTree, Field(discriminator="kind")]
@@ -88,6 +89,8 @@ class EvaluateStage(Section):
     warmup: int = Field(2, ge=0)
     repeats: int = Field(1, ge=1)
     binding: Binding | None = None
+    # Requests of each benchmark whose ensembles' weights over time are kept and drawn (weights/), decoded once more.
+    record_weights: int = Field(0, ge=0)
     # Two ways of training among the `from` stages, over seeds.
     compare: Comparison | None = None
     # What one change does: name -> two of the measured drafts, the one with the change first.
@@ -208,6 +211,8 @@ def run(stage: EvaluateStage, context: Context) -> None:
         shards = ranks.gather(measuring.all(dataset))
         results[benchmark.name] = {mode: [r for shard in shards for r in shard[mode]] for mode in stage.mode_names}
         context.say(f"{benchmark.name}: {len(dataset)} requests decoded")
+        if stage.record_weights and ranks.is_main():
+            record_weights(measuring, benchmark.name, dataset, stage.record_weights)
     binding = _binding(stage, context, target, processor) if stage.binding else None
     about = _about(stage, context, device)
     if ranks.is_main() and results:

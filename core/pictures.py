@@ -1,0 +1,63 @@
+"""How one image or clip of a prompt is cut into tiles, and which run of tokens those become.
+
+Data decides it and models pack by it, so that both count alike; it travels with `Batch` and `Request`.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Literal
+
+TEXT, IMAGE, VIDEO = 0, 1, 2
+
+# Where the learned newline stands: nowhere, once behind the picture, or behind each row of patches.
+Newline = Literal["none", "one_token", "grid"]
+# How a clip's patches become fewer after the projector, 2 x 2 to 1: bilinear rounds an odd side up (27 to 14, as
+# LLaVA-OneVision), average down (27 to 13).
+Pooling = Literal["none", "bilinear", "average"]
+
+
+@dataclass(frozen=True)
+class TileGrid:
+    """The grid that the tiles of one picture form, behind a first tile that holds all of it (LLaVA-NeXT's anyres)."""
+
+    tiles: tuple[int, int]  # down, across
+    unpadded: tuple[int, int]  # patch rows and columns that hold picture; what surrounds them is padding
+    final: tuple[int, int]  # the same after the cap on tiles (OneVision); each row ends with a newline
+
+    @property
+    def num_tokens(self) -> int:
+        rows, columns = self.final
+        return rows * (columns + 1)
+
+
+@dataclass(frozen=True)
+class Picture:
+    """One image or clip: its tiles (or frames) stand in order in `pixels`, its tokens are one run of the prompt."""
+
+    patches: int  # along a side of a tile
+    num_tiles: int = 1
+    modality: int = IMAGE
+    grid: TileGrid | None = None  # of the tiles behind the first; None: there is no grid
+    newline: Newline = "none"
+    pooling: Pooling = "none"
+
+    @property
+    def side(self) -> int:
+        """Patches along a side of a tile after pooling."""
+        return {"none": self.patches, "bilinear": math.ceil(self.patches / 2), "average": self.patches // 2}[
+            self.pooling
+        ]
+
+    @property
+    def num_tokens(self) -> int:
+        if self.grid is not None:
+            return self.patches**2 + self.grid.num_tokens
+        tile = self.side * (self.side + (self.newline == "grid"))
+        return self.num_tiles * tile + (self.newline == "one_token")
+
+    @property
+    def is_plain(self) -> bool:
+        """Nothing but tiles whose every patch is a token: all that LLaVA-1.5 knows."""
+        return self.grid is None and self.newline == "none" and self.pooling == "none"

@@ -1,0 +1,120 @@
+"""The images and clips of one record: how many tokens they take is known before any is decoded.
+
+A sample that turns out too long, or a request that is only counted, costs the heads of its files.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from PIL import Image
+from torch import Tensor
+
+from ..core.errors import UserError
+from ..core.pictures import Picture
+from .conversations import IMAGE_MARK, MARKS
+from .images import Aspect, image_size, is_tiled, layouts, load_image, pixels
+from .processor import Processor
+from .records import paths
+from .tiles import Convention
+from .videos import Clip, VideoSettings
+
+
+@dataclass(frozen=True)
+class Eyes:
+    """How a data section looks at pictures.
+
+    Args:
+        aspect: what is done to images that are not square.
+        convention: of tiled images.
+    """
+
+    processor: Processor
+    aspect: Aspect
+    convention: Convention
+    video: VideoSettings
+
+    def look(self, record: dict[str, Any], images: Path, videos: Path) -> Media:
+        """The record's pictures; relative names start at the folders `images` and `videos`.
+
+        Raises:
+            UserError: a clip, or a picture whose size is needed, is missing or broken, or the marks are too few.
+        """
+        files = [images / name for name in paths(record, "image")]
+        clips = [Clip(videos / name, self.video) for name in paths(record, "video")]
+        # One tile is one tile, whatever the size: no file is opened for it.
+        sizes = [image_size(file) if is_tiled(self.aspect, len(files)) else (0, 0) for file in files]
+        of_images = layouts(sizes, self.processor, self.aspect, self.convention)
+        of_clips = tuple(self.video.picture(len(clip.numbers), self.processor.patches) for clip in clips)
+        return Media(of_images + of_clips, _order(record, len(files), len(clips)), tuple(files), tuple(clips), self)
+
+    def image_pixels(self, files: Sequence[Path]) -> list[Tensor]:
+        """Of each image, its tiles [I,3,S,S]."""
+        if not is_tiled(self.aspect, len(files)):
+            return list(self._tiles(files).split(1)) if files else []
+        return [self._tiles([file]) for file in files]
+
+    def _tiles(self, files: Sequence[Path]) -> Tensor:
+        return pixels([load_image(file) for file in files], self.processor, self.aspect, self.convention)
+
+    def clip_pixels(self, clip: Clip) -> Tensor:
+        """Its frames [F,3,S,S], each as the tower's own image processor makes one tile."""
+        return pixels(clip.frames(), self.processor, "square")
+
+
+@dataclass(frozen=True)
+class Media:
+    """What `Eyes.look` has found."""
+
+    _found: tuple[Picture, ...]  # of the images, then of the clips
+    _order: tuple[int, ...]  # of them by their marks
+    _files: tuple[Path, ...]
+    _clips: tuple[Clip, ...]
+    _eyes: Eyes
+
+    @property
+    def pictures(self) -> tuple[Picture, ...]:
+        """In the order of their marks."""
+        return tuple(self._found[place] for place in self._order)
+
+    def pixels(self) -> Tensor | None:
+        """[I,3,S,S] float32: tiles and frames, in the order of the marks; None where there are none.
+
+        Raises:
+            UserError: a file is missing or broken.
+        """
+        if not self._found:
+            return None
+        each = self._eyes.image_pixels(self._files) + [self._eyes.clip_pixels(clip) for clip in self._clips]
+        return torch.cat([each[place] for place in self._order])
+
+    def originals(self) -> tuple[Image.Image, ...]:
+        """RGB, in the order of the marks; of a clip its middle frame."""
+        frames = [clip.frames() for clip in self._clips]
+        each = [load_image(file) for file in self._files] + [taken[len(taken) // 2] for taken in frames]
+        return tuple(each[place] for place in self._order)
+
+
+def _order(record: dict[str, Any], num_images: int, num_clips: int) -> tuple[int, ...]:
+    """Images and clips (counted on behind them) by their marks: <image> is a clip, too, where no image is left."""
+    if not num_clips:
+        return tuple(range(num_images))
+    text = "".join(turn["value"] for turn in record["conversations"])
+    image, clip, order = 0, num_images, []
+    for mark in MARKS[True].findall(text):
+        if mark == IMAGE_MARK and image < num_images:
+            order.append(image)
+            image += 1
+        else:
+            order.append(clip)
+            clip += 1
+    if (image, clip) != (num_images, num_images + num_clips):
+        raise UserError(
+            f"{len(order)} <image> and <video> marks for {num_images} images and {num_clips} clips",
+            cure="write one <image> mark for each image and one <video> mark for each clip",
+        )
+    return tuple(order)

@@ -1,0 +1,203 @@
+"""Whose answers a draft is trained on: the records' own, the target's, or what the draft writes itself.
+
+The source is drawn for each sample in each epoch from (seed, epoch, sample), so that any rank and any resume agrees.
+Letters: T prompt tokens, n tokens of an answer.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Literal
+
+import torch
+from pydantic import Field, model_validator
+
+from ..core.errors import UserError
+from ..core.nouns import TEXT, Batch, KeptScores, Request, ScoredBatch
+from ..core.section import Section
+from .answers import Answers
+from .collate import Sample, collate, empty_sample
+from .dataset import ConversationDataset
+
+Source = Literal["data", "target", "draft"]
+
+
+class DraftWriting(Section):
+    """How the draft writes its own answers, with its weights as they are before each optimizer step."""
+
+    max_new_tokens: int = Field(64, ge=1)
+    # 0 is greedy; 1 shows the target what sampling from the draft would draft.
+    temperature: float = Field(1.0, ge=0)
+    top_k: int = Field(0, ge=0)
+    top_p: float = Field(1.0, gt=0, le=1)
+
+
+class AnswersConfig(Section):
+    """Whose answers to the records of `data`. Target and draft answer the last question of each, after the record's
+    own turns before it; of the record's own answers all are learned, as without this section.
+    """
+
+    # The regenerate stage that wrote the target's; null with path null: the latest.
+    from_stage: str | None = Field(None, alias="from")
+    # A folder of such answers to the same questions from elsewhere: they depend on the target alone, not on the draft.
+    path: str | None = None
+    # Share of the samples with the record's own answers (data), the target's and the draft's; they add up to 1.
+    # The draft's only make sense with a target that corrects them (objective: distill).
+    shares: dict[Source, float] = Field({"target": 1.0}, min_length=1)
+    draft: DraftWriting = DraftWriting()
+
+    @model_validator(mode="after")
+    def _whole(self) -> AnswersConfig:
+        if self.from_stage is not None and self.path is not None:
+            raise ValueError("give from or path, not both")
+        if min(self.shares.values()) < 0 or abs(sum(self.shares.values()) - 1) > 1e-6:
+            raise ValueError(f"shares {self.shares} do not add up to 1")
+        return self
+
+    def share(self, source: Source) -> float:
+        return self.shares.get(source, 0.0)
+
+    def source(self, seed: int, epoch: int, name: str) -> Source:
+        """Whose answer a sample has in an epoch."""
+        draw = random.Random(f"answers/{seed}/{epoch}/{name}").random()
+        for source in ("data", "target"):
+            draw -= self.share(source)
+            if draw < 0:
+                return source
+        return "draft" if self.share("draft") else max(self.shares, key=self.share)
+
+
+@dataclass(frozen=True)
+class Row:
+    """A sample; of one that the draft has yet to answer, the prompt alone."""
+
+    sample: Sample
+    kept: KeptScores | None = None  # at each supervised token
+    request: Request | None = None  # to be answered by the draft
+
+
+class AnsweredSamples:
+    """Samples of a data section with answers by source. An item is a number: its answer depends on the epoch.
+
+    Args:
+        answers: the target's; None where no share is.
+    """
+
+    def __init__(self, dataset: ConversationDataset, config: AnswersConfig, answers: Answers | None, *, seed: int):
+        self.dataset, self.config, self.answers, self.seed = dataset, config, answers, seed
+        self.lengths = dataset.lengths
+
+    def __len__(self) -> int:
+        return len(self.dataset)
+
+    def __getitem__(self, index: int) -> int:
+        return index
+
+    def row(self, index: int, epoch: int) -> Row:
+        """Sample `index` as `epoch` has it."""
+        source = self.config.source(self.seed, epoch, self.dataset.sample_id(index))
+        if source == "data":
+            return Row(self.dataset[index])
+        try:
+            request, _ = self.dataset.request(index)
+            # The drafter's own tiles, where its eyes are not the target's.
+            own = request.drafter_view or request
+            if self.limit(own) < 1:
+                raise self.dataset.too_long(len(own.ids) + 1)
+        except UserError as error:
+            return self._left_out(index, error)
+        if source == "draft":
+            return Row(answered(own, [], request.name), request=own)
+        assert self.answers is not None
+        ids, kept = self.answers.read(index, request)
+        if len(own.ids) + len(ids) > self.dataset.config.max_length:
+            return self._left_out(index, self.dataset.too_long(len(own.ids) + len(ids)))
+        return Row(answered(own, ids, request.name), kept)
+
+    def limit(self, request: Request) -> int:
+        """Tokens that the draft may write."""
+        return min(self.config.draft.max_new_tokens, self.dataset.config.max_length - len(request.ids))
+
+    def _left_out(self, index: int, error: UserError) -> Row:
+        """An unusable record keeps its place with nothing to learn from, where it does not end the run."""
+        self.dataset.leave_out(index, error)
+        empty = empty_sample(self.dataset.processor.pad_id)
+        return Row(replace(empty, sample_id=self.dataset.sample_id(index)))
+
+
+def answered(request: Request, ids: Sequence[int], name: str) -> Sample:
+    """A prompt and the ids [n] that follow it, which are supervised; nothing is tokenized again."""
+    prompt = request.ids.tolist()
+    return Sample(
+        [*prompt, *ids],
+        [False] * len(prompt) + [True] * len(ids),
+        [*request.modality.tolist(), *[TEXT] * len(ids)],
+        request.pixels,
+        name,
+        request.pictures,
+    )
+
+
+@dataclass(frozen=True)
+class OpenBatch:
+    """A micro-batch some of whose answers the draft has yet to write."""
+
+    rows: tuple[Row, ...]
+    pad_id: int
+    image_size: int
+
+    @property
+    def requests(self) -> list[Request]:
+        """What it is asked, in row order."""
+        return [row.request for row in self.rows if row.request is not None]
+
+    @property
+    def sample_ids(self) -> tuple[str, ...]:
+        return tuple(row.sample.sample_id for row in self.rows)
+
+    @property
+    def num_supervised(self) -> int:
+        """Of the answers that are there."""
+        return sum(sum(row.sample.loss_mask) for row in self.rows)
+
+    def filled(self, answers: Sequence[Sequence[int]]) -> Batch:
+        """With an answer to each of the requests."""
+        own = iter(answers)
+        samples = [
+            row.sample if row.request is None else answered(row.request, next(own), row.sample.sample_id)
+            for row in self.rows
+        ]
+        return collate(samples, pad_id=self.pad_id, image_size=self.image_size)
+
+
+@dataclass(frozen=True)
+class AnswerCollate:
+    """Reads the samples of a micro-batch: a `Batch`, a `ScoredBatch` (`num_kept` above 0) or an `OpenBatch` of them."""
+
+    samples: AnsweredSamples
+    pad_id: int
+    image_size: int
+    num_kept: int = 0
+
+    def __call__(self, samples: Sequence[int], *, epoch: int) -> Batch | ScoredBatch | OpenBatch:
+        rows = [self.samples.row(index, epoch) for index in samples] or [Row(empty_sample(self.pad_id))]
+        if self.samples.config.share("draft"):
+            return OpenBatch(tuple(rows), self.pad_id, self.image_size)
+        batch = collate([row.sample for row in rows], pad_id=self.pad_id, image_size=self.image_size)
+        if not self.num_kept:
+            return batch
+        kept = [row.kept for row in rows if row.kept is not None]
+        nothing = KeptScores(
+            torch.zeros(0, self.num_kept, dtype=torch.int64), torch.zeros(0, self.num_kept), torch.zeros(0)
+        )
+        return ScoredBatch(batch, _joined([nothing, *kept]))
+
+
+def _joined(kept: Sequence[KeptScores]) -> KeptScores:
+    return KeptScores(
+        torch.cat([k.ids for k in kept]),
+        torch.cat([k.log_probs for k in kept]),
+        torch.cat([k.log_rest for k in kept]),
+    )

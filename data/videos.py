@@ -1,0 +1,143 @@
+"""Clips to frames, the same ones every time (PyAV).
+
+LLaVA-OneVision takes one frame of each second, and where those are more than 32, 32 at equal distances; its
+transformers port takes a fixed number at equal distances. A clip that is broken or too short is an error like a
+broken picture.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from PIL import Image
+from pydantic import Field, model_validator
+
+from ..core.errors import UserError
+from ..core.pictures import VIDEO, Newline, Picture, Pooling
+from ..core.section import Section
+
+# Containers that hold pictures in time and nothing else: a playlist would send the reader to other files and hosts.
+_CONTAINERS = "mov,mp4,m4a,3gp,3g2,mj2,matroska,webm,avi,mpegts,mpeg,flv,asf,ogg,gif,apng"
+
+
+class VideoSettings(Section):
+    """How clips (the record's `video` key) are read and counted."""
+
+    # Frames taken of a clip at most.
+    num_frames: int = Field(32, ge=1)
+    # Frames of each second as long as they are no more than num_frames; null: always num_frames at equal distances.
+    fps: float | None = Field(1.0, gt=0)
+    # Clips of fewer frames are too short to be one.
+    min_frames: int = Field(2, ge=1)
+    # 2 x 2 patches to 1 after the projector: bilinear as LLaVA-OneVision (27 to 14), average (27 to 13).
+    pooling: Pooling = "bilinear"
+    # one_token ends a clip with one (transformers' OneVision), grid each row of each frame (the published training
+    # code); none for models that have not learned a newline.
+    newline: Newline = "one_token"
+
+    @model_validator(mode="after")
+    def _enough(self) -> VideoSettings:
+        if self.min_frames > self.num_frames:
+            raise ValueError(f"min_frames is {self.min_frames} and num_frames {self.num_frames}")
+        return self
+
+    def picture(self, num_frames: int, patches: int) -> Picture:
+        """The layout of a clip of which so many frames are taken."""
+        return Picture(patches, num_frames, VIDEO, newline=self.newline, pooling=self.pooling)
+
+
+def frame_numbers(total: int, rate: float, settings: VideoSettings) -> list[int]:
+    """Which of `total` frames at `rate` a second are taken, ascending; each at most once."""
+    if settings.fps is not None:
+        every = max(1, round(rate / settings.fps))
+        numbers = range(0, total, every)
+        if len(numbers) <= settings.num_frames:
+            return list(numbers)
+    if total <= settings.num_frames:
+        return list(range(total))
+    return np.linspace(0, total - 1, settings.num_frames, dtype=int).tolist()
+
+
+class Clip:
+    """A clip that was looked through: which frames will be taken is known before any is decoded.
+
+    Raises:
+        UserError: missing, broken, without pictures, or too short.
+    """
+
+    def __init__(self, path: Path, settings: VideoSettings):
+        self.path = path
+        with _opened(path) as (container, stream):
+            announced, rate = stream.frames, float(stream.average_rate or stream.guessed_rate or 0)
+            total = sum(1 for packet in container.demux(stream) if packet.size)
+        if total < announced:
+            raise _broken(path, f"ends after {total} of {announced} frames")
+        if total < settings.min_frames:
+            raise UserError(
+                f"the clip has {total} frames, fewer than min_frames {settings.min_frames}",
+                where=str(path),
+                cure="remove the record, or lower video.min_frames",
+            )
+        if settings.fps is not None and not rate:
+            raise _broken(path, "does not say how many frames a second has")
+        self.numbers = frame_numbers(total, rate, settings)
+
+    def frames(self) -> list[Image.Image]:
+        """The taken frames, RGB. Raises `UserError` where one cannot be decoded."""
+        wanted, found = set(self.numbers), []
+        with _opened(self.path) as (container, stream):
+            for number, frame in enumerate(container.decode(stream)):
+                if frame.width * frame.height > (Image.MAX_IMAGE_PIXELS or math.inf):
+                    raise _broken(self.path, f"a frame of {frame.width} x {frame.height} pixels")
+                if number in wanted:
+                    found.append(frame.to_image())
+                if len(found) == len(wanted):
+                    break
+        if len(found) < len(wanted):
+            raise _broken(self.path, f"{len(found)} of {len(wanted)} frames can be decoded")
+        return found
+
+
+@contextmanager
+def _opened(path: Path) -> Iterator[tuple[Any, Any]]:
+    """A container and its first stream of pictures; what goes wrong while they are read ends in a `UserError`."""
+    import av
+
+    try:
+        # A file, not a name: names can be of other things than files.
+        with open(path, "rb") as file, av.open(file, options={"format_whitelist": _CONTAINERS}) as container:
+            stream = next(iter(container.streams.video), None)
+            if stream is None or stream.codec_context is None:
+                raise _broken(path, "holds no pictures that can be read")
+            stream.codec_context.thread_count = 1  # readers have a process each
+            yield container, stream
+    except FileNotFoundError as error:
+        cure = "check the `videos` folder of the data section"
+        raise UserError("missing clip", where=str(path), cure=cure) from error
+    except (av.FFmpegError, OSError, ValueError) as error:
+        raise _broken(path, str(error)) from error
+
+
+def _broken(path: Path, problem: str) -> UserError:
+    return UserError(f"corrupt clip: {problem}", where=str(path), cure="replace or remove the file")
+
+
+def write_clip(path: Path, frames: Sequence[Image.Image], *, fps: int) -> None:
+    """An mp4 of equal-sized RGB frames with even sides (MPEG-4 part 2, which every FFmpeg build can write)."""
+    import av
+
+    with av.open(str(path), "w", format="mp4") as container:
+        stream = container.add_stream("mpeg4", rate=fps)
+        stream.width, stream.height = frames[0].size
+        stream.pix_fmt, stream.bit_rate = "yuv420p", 2_000_000
+        # One thread and no wall clock inside: the same frames make the same file.
+        stream.codec_context.thread_count = 1
+        container.flags |= 0x0400  # AVFMT_FLAG_BITEXACT
+        for image in frames:
+            container.mux(stream.encode(av.VideoFrame.from_image(image)))
+        container.mux(stream.encode())

@@ -1,0 +1,286 @@
+"""Captioners: what mode C reads in place of a picture (TABED, section 6, appendix D).
+
+Published ones through transformers' own classes: Florence-2, BLIP, BLIP-2, each with the eyes and the tokenizer that
+it was trained with; and a LLaVA that a recipe has trained itself. All pictures of a request are one batch.
+Letters: R pictures, T tokens, S side in pixels.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Sequence
+from typing import Annotated, Any, Literal, Protocol
+
+import numpy as np
+import torch
+import transformers
+from pydantic import Field
+from torch import Tensor
+from transformers import AutoTokenizer, Blip2ForConditionalGeneration, BlipForConditionalGeneration
+from transformers import Florence2ForConditionalGeneration as Florence2Model
+
+from ..core.errors import UserError
+from ..core.nouns import Request
+from ..core.pictures import IMAGE, TEXT, VIDEO
+from ..core.section import Section
+from .decoding.decoder import CachedDecoder
+from .pictures import pictures_of
+
+
+class Captioner(Protocol):
+    def captions(self, request: Request) -> list[str]:
+        """One for each picture, in prompt order."""
+        ...
+
+
+class _Published(Section):
+    path: str
+    revision: str | None = None
+    # Beams of the search; 1 is greedy.
+    num_beams: int = Field(1, ge=1)
+    # A caption's tokens. The draft reads them all: long ones cost it positions.
+    max_new_tokens: int = Field(50, ge=1)
+    dtype: Literal["float32", "bfloat16", "float16"] = "float32"
+
+
+class Florence2Captions(_Published):
+    """TABED's default. Of the native conversion: microsoft/* needs code of its own, which does not load any more."""
+
+    kind: Literal["florence2"]
+    path: str = "florence-community/Florence-2-large-ft"
+    num_beams: int = Field(3, ge=1)
+    max_new_tokens: int = Field(1024, ge=1)
+    # How much is said; TABED uses the shortest.
+    task: Literal["caption", "detailed", "more-detailed"] = "caption"
+
+
+class BlipCaptions(_Published):
+    kind: Literal["blip"]
+    path: str = "Salesforce/blip-image-captioning-base"
+
+
+class Blip2Captions(_Published):
+    """With a decoder of its own (OPT)."""
+
+    kind: Literal["blip2"]
+    path: str = "Salesforce/blip2-opt-2.7b"
+
+
+class LvlmCaptions(Section):
+    """A LLaVA from a `train` stage with `model: captioner`: the demo's, which has nothing to download."""
+
+    kind: Literal["lvlm"]
+    # The stage that trained it; null: the latest.
+    from_stage: str | None = Field(None, alias="from")
+    # What it is asked; <image> is the picture.
+    prompt: str = "<image>\nDescribe the picture briefly."
+    max_new_tokens: int = Field(40, ge=1)
+
+
+CaptionerConfig = Annotated[
+    Florence2Captions | BlipCaptions | Blip2Captions | LvlmCaptions, Field(discriminator="kind")
+]
+
+
+class PublishedCaptioner:
+    """Asks one of transformers' captioners about the pictures as their files have them.
+
+    Args:
+        prompt: ids [T] in front of the answer; None: the model's `generate` brings its own.
+        num_echoed: ids of the output that repeat the prompt.
+    """
+
+    def __init__(
+        self,
+        model: Any,
+        tokenizer: Any,
+        image_processor: Any,
+        settings: Any,
+        *,
+        prompt: Tensor | None = None,
+        num_echoed: int = 0,
+    ):
+        self.model = model.eval().requires_grad_(False)
+        self.tokenizer, self.image_processor, self.settings = tokenizer, image_processor, settings
+        self.prompt, self.num_echoed = prompt, num_echoed
+
+    @torch.inference_mode()
+    def captions(self, request: Request) -> list[str]:
+        count = len(pictures_of(request))
+        if count != len(request.originals):
+            raise UserError(
+                f"a captioner is asked about {count} pictures and given {len(request.originals)}: it reads the files, "
+                "not the target's pixels",
+                where=f"request {request.name!r}",
+                cure="make requests with their originals, or use captioner: {kind: lvlm}",
+            )
+        if not count:
+            return []
+        pixels = self.image_processor(list(request.originals), return_tensors="pt").pixel_values
+        asked: dict[str, Any] = {"pixel_values": pixels.to(self.model.device, self.model.dtype)}
+        if self.prompt is not None:
+            asked["input_ids"] = self.prompt.to(self.model.device).expand(count, -1)
+            asked["attention_mask"] = torch.ones_like(asked["input_ids"])
+        found = self.model.generate(
+            **asked,
+            num_beams=self.settings.num_beams,
+            do_sample=False,
+            max_new_tokens=self.settings.max_new_tokens,
+        )
+        spoken = found[:, self.num_echoed :]
+        return [text.strip() for text in self.tokenizer.batch_decode(spoken, skip_special_tokens=True)]
+
+
+_FLORENCE_TASKS = {
+    "caption": "What does the image describe?",
+    "detailed": "Describe in detail what is shown in the image.",
+    "more-detailed": "Describe with a paragraph what is shown in the image.",
+}
+
+
+def load_captioner(
+    config: Florence2Captions | BlipCaptions | Blip2Captions, device: torch.device
+) -> PublishedCaptioner:
+    """A published captioner. Raises `UserError` where its files are missing or of another model."""
+    if isinstance(config, BlipCaptions):
+        model = _load(BlipForConditionalGeneration, config, device)
+        # `generate` begins with a token of its own.
+        return PublishedCaptioner(model, *_reader("BlipImageProcessor", config), config, num_echoed=1)
+    if isinstance(config, Blip2Captions):
+        model = _load(Blip2ForConditionalGeneration, config, device)
+        queries, settings = model.config.num_query_tokens, model.config
+        if settings.image_token_index is None or not settings.use_decoder_only_language_model:
+            raise UserError(
+                "these BLIP-2 weights have no decoder-only language model, or name no image_token_index",
+                where=_where(config),
+                cure="use Salesforce/blip2-opt-2.7b at its latest revision",
+            )
+        prompt = torch.tensor([settings.image_token_index] * queries + [settings.text_config.bos_token_id])
+        reader = _reader("BlipImageProcessor", config)
+        return PublishedCaptioner(model, *reader, config, prompt=prompt, num_echoed=len(prompt))
+    model = _load(Florence2Model, config, device)
+    tokenizer, images = _reader("CLIPImageProcessor", config)
+    asked = tokenizer(_FLORENCE_TASKS[config.task], add_special_tokens=False).input_ids
+    run = [model.config.image_token_id] * _florence_tokens(model, images)
+    prompt = torch.tensor([*run, tokenizer.bos_token_id, *asked, tokenizer.eos_token_id])
+    return PublishedCaptioner(model, tokenizer, images, config, prompt=prompt)
+
+
+@torch.inference_mode()
+def _florence_tokens(model: Any, images: Any) -> int:
+    """Tokens of a picture, counted on a blank one: old processor files do not say."""
+    blank = images([np.zeros((64, 64, 3), dtype=np.uint8)], return_tensors="pt").pixel_values
+    return model.model.get_image_features(blank.to(model.device, model.dtype)).pooler_output.shape[1]
+
+
+def _load(cls: Any, config: _Published, device: torch.device) -> Any:
+    try:
+        model, report = cls.from_pretrained(
+            config.path,
+            revision=config.revision,
+            dtype=getattr(torch, config.dtype),
+            weights_only=True,
+            output_loading_info=True,
+        )
+    except (OSError, ValueError, KeyError, AttributeError, RuntimeError, TypeError) as error:
+        first = (str(error).strip().splitlines() or [type(error).__name__])[0]
+        raise UserError(
+            f"cannot load a captioner from {config.path!r}: {first}", where=_where(config), cure=_CURE
+        ) from error
+    # Weights of another layout would be left random, and the captions noise.
+    if report["missing_keys"] or report["mismatched_keys"]:
+        raise UserError(
+            f"{config.path!r} lacks weights of {cls.__name__}: {sorted(report['missing_keys'])[:3]} ...",
+            where=_where(config),
+            cure=_CURE,
+        )
+    return model.to(device)
+
+
+_CURE = (
+    "check the name and the network; weights must be in the layout of transformers' own class "
+    "(florence-community/Florence-2-large-ft, Salesforce/blip-image-captioning-base, Salesforce/blip2-opt-2.7b)"
+)
+
+
+def _reader(name: str, config: _Published) -> tuple[Any, Any]:
+    """Tokenizer and image processor, apart: the joint classes want torchvision."""
+    images = getattr(transformers, f"{name}Pil", None) or getattr(transformers, name)
+    try:
+        return (
+            AutoTokenizer.from_pretrained(config.path, revision=config.revision),
+            images.from_pretrained(config.path, revision=config.revision),
+        )
+    except (OSError, ValueError) as error:
+        first = (str(error).strip().splitlines() or [type(error).__name__])[0]
+        raise UserError(
+            f"cannot read the captioner's tokenizer or image processor: {first}", where=_where(config), cure=_CURE
+        ) from error
+
+
+def _where(config: _Published) -> str:
+    return f"key captioner.path ({config.path})"
+
+
+class LvlmCaptioner:
+    """A LLaVA that shares the target's processor: it sees the request's own pixels, and answers greedily.
+
+    Args:
+        prompt: ids [T], with one picture's run of image tokens.
+        image_token_id: what that run is made of.
+        stop_ids: end a caption and do not belong to it.
+    """
+
+    def __init__(
+        self,
+        decoder: CachedDecoder,
+        prompt: Sequence[int],
+        *,
+        image_token_id: int,
+        stop_ids: Collection[int],
+        tokenizer: Any,
+        max_new_tokens: int,
+    ):
+        self.decoder, self.tokenizer, self.max_new_tokens = decoder, tokenizer, max_new_tokens
+        self.prompt = torch.tensor(list(prompt), device=decoder.device)
+        self.modality = torch.where(self.prompt == image_token_id, IMAGE, TEXT).to(torch.int8)
+        self.stop_ids = frozenset(stop_ids)
+
+    @torch.inference_mode()
+    def captions(self, request: Request) -> list[str]:
+        tiles = _one_tile_each(request)
+        return [self.tokenizer.decode(ids, skip_special_tokens=True).strip() for ids in self._answers(tiles)]
+
+    def _answers(self, tiles: Sequence[Tensor]) -> list[list[int]]:
+        """Greedy answers about each tile [3,S,S]; rows that have ended run along until the last one has."""
+        if not tiles:
+            return []
+        count, length, decoder = len(tiles), len(self.prompt), self.decoder
+        cache = decoder.new_cache(length + self.max_new_tokens)
+        pixels = torch.stack(list(tiles)).to(decoder.device)
+        embeds = decoder.embed(self.prompt.expand(count, -1), self.modality.expand(count, -1), pixels)
+        answers: list[list[int]] = [[] for _ in tiles]
+        running = set(range(count))
+        for _ in range(self.max_new_tokens):
+            places = torch.arange(cache.length, cache.length + embeds.shape[1], device=decoder.device)
+            feature = decoder.forward(embeds, cache, places.expand(count, -1)).feature
+            cache.advance(embeds.shape[1])
+            chosen = decoder.logits(feature[:, -1]).argmax(-1)
+            for row, token in enumerate(chosen.tolist()):
+                if token in self.stop_ids:
+                    running.discard(row)
+                elif row in running:
+                    answers[row].append(token)
+            if not running:
+                break
+            embeds = decoder.embed(chosen[:, None])
+        return answers
+
+
+def _one_tile_each(request: Request) -> list[Tensor]:
+    """Of an image its first tile, which holds all of it; of a clip its middle frame."""
+    tiles, first = [], 0
+    for picture in pictures_of(request):
+        assert request.pixels is not None
+        tiles.append(request.pixels[first + (picture.num_tiles // 2 if picture.modality == VIDEO else 0)])
+        first += picture.num_tiles
+    return tiles

@@ -1,0 +1,142 @@
+"""Plain decoding of many requests at once: how answers are written for training, by a target or by the draft itself.
+
+Rows are left padded, so that all of them write at the same place of the cache; each draws from a seed of its own, so
+that what a request is answered does not depend on the others beside it (beyond the last bits of a sum).
+Letters: R rows, N prompt places, V vocabulary, K kept tokens.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+import torch
+from torch import Tensor
+
+from ...core.nouns import TEXT, KeptScores, Request
+from ..pictures import pictures_of
+from .decoder import CachedDecoder
+from .rows import Rows, first_row
+from .warp import Warp
+
+
+@dataclass(frozen=True)
+class Written:
+    """An answer: its ids with the end token, and what was kept of the scores that each of them was drawn from."""
+
+    ids: list[int]
+    stop: Literal["eos", "length"]
+    kept: KeptScores | None
+
+
+@torch.no_grad()
+def write_answers(
+    decoder: CachedDecoder,
+    requests: Sequence[Request],
+    warp: Warp,
+    *,
+    limits: Sequence[int],
+    seeds: Sequence[int],
+    eos_ids: Collection[int],
+    keep: Callable[[Tensor], KeptScores] | None = None,
+) -> list[Written]:
+    """Continue each request until an end token or its own limit of tokens (at least 1).
+
+    Args:
+        seeds: of each request's draws; unused where `warp` is greedy.
+        keep: unwarped scores [R,V] -> what is kept of them.
+    """
+    assert min(limits) >= 1, limits
+    ids: list[list[int]] = [[] for _ in requests]
+    kept: list[list[tuple[Tensor, Tensor, Tensor]]] = [[] for _ in requests]
+    uniforms = [torch.rand(n, generator=_seeded(s), dtype=torch.float64) for n, s in zip(limits, seeds, strict=True)]
+    rows = _Rows(decoder, requests, capacity=max(limits))
+    scores, step = rows.scores, 0
+    while True:
+        draws = torch.stack([uniforms[n][min(step, limits[n] - 1)] for n in rows.numbers])
+        tokens, of_step = _pick(scores, warp, draws), None if keep is None else _on_cpu(keep(scores))
+        for row, (n, token) in enumerate(zip(rows.numbers, tokens.tolist(), strict=True)):
+            if _goes_on(ids[n], limits[n], eos_ids):
+                ids[n].append(token)
+                if of_step is not None:
+                    kept[n].append((of_step.ids[row], of_step.log_probs[row], of_step.log_rest[row]))
+        going = [row for row, n in enumerate(rows.numbers) if _goes_on(ids[n], limits[n], eos_ids)]
+        if not going:
+            break
+        # A row that has ended runs along, unread, until half of them have.
+        if 2 * len(going) <= len(rows.numbers):
+            rows.select(going)
+            tokens = tokens[going]
+        scores, step = rows.feed(tokens), step + 1
+    return [
+        Written(own, "eos" if own[-1] in eos_ids else "length", None if keep is None else _stacked(mine))
+        for own, mine in zip(ids, kept, strict=True)
+    ]
+
+
+class _Rows:
+    """The requests that are being continued: their cache, and which places of it each of them sees."""
+
+    def __init__(self, decoder: CachedDecoder, requests: Sequence[Request], *, capacity: int):
+        rows, device = Rows(tuple(len(r.ids) for r in requests), first_row), decoder.device
+        self.decoder, self.numbers = decoder, list(range(len(requests)))
+        self.lengths = torch.tensor(rows.lengths, device=device)
+        self.seen = rows.prefix_mask().to(device)  # [R,places so far]
+        self.cache = decoder.new_cache(rows.prefix + capacity)
+        ids = torch.zeros(len(requests), rows.prefix, dtype=torch.int64)
+        modality = torch.full(ids.shape, TEXT, dtype=torch.int8)
+        for row, request in enumerate(requests):
+            ids[row, rows.prefix - len(request.ids) :] = request.ids
+            modality[row, rows.prefix - len(request.ids) :] = request.modality
+        pixels = [r.pixels.to(device) for r in requests if r.pixels is not None]
+        pictures = [picture for r in requests for picture in pictures_of(r)]
+        embeds = decoder.embed(ids.to(device), modality.to(device), torch.cat(pixels) if pixels else None, pictures)
+        causal = torch.ones(rows.prefix, rows.prefix, dtype=torch.bool, device=device).tril()
+        # Padding sees itself: a place that sees nothing has no softmax.
+        mask = (causal & self.seen[:, None]) | torch.eye(rows.prefix, dtype=torch.bool, device=device)
+        states = decoder.forward(embeds, self.cache, rows.prefix_positions().to(device), mask)
+        self.cache.advance(rows.prefix)
+        self.scores = decoder.logits(states.feature[:, -1])  # [R,V]
+
+    def feed(self, tokens: Tensor) -> Tensor:
+        """Scores [R,V] after one more token [R] of each row."""
+        self.seen = torch.cat([self.seen, self.seen.new_ones(len(self.seen), 1)], dim=1)
+        embeds = self.decoder.embed(tokens[:, None])
+        states = self.decoder.forward(embeds, self.cache, self.lengths[:, None], self.seen[:, None])
+        self.cache.advance(1)
+        self.lengths = self.lengths + 1
+        return self.decoder.logits(states.feature[:, -1])
+
+    def select(self, rows: list[int]) -> None:
+        """Go on with these rows alone."""
+        self.numbers = [self.numbers[row] for row in rows]
+        self.lengths, self.seen = self.lengths[rows], self.seen[rows]
+        self.cache.select_rows(rows)
+
+
+def _goes_on(ids: list[int], limit: int, eos_ids: Collection[int]) -> bool:
+    return len(ids) < limit and not (ids and ids[-1] in eos_ids)
+
+
+def _pick(scores: Tensor, warp: Warp, uniforms: Tensor) -> Tensor:
+    """[R] tokens of scores [R,V], one draw [R] each."""
+    if warp.greedy:
+        return scores.argmax(-1)
+    cdf = warp(scores).double().cumsum(-1)
+    wanted = uniforms.to(cdf)[:, None] * cdf[:, -1:]
+    # On the right of equals: a token without probability is never hit.
+    return torch.searchsorted(cdf, wanted, right=True)[:, 0]
+
+
+def _on_cpu(kept: KeptScores) -> KeptScores:
+    return KeptScores(kept.ids.cpu(), kept.log_probs.cpu(), kept.log_rest.cpu())
+
+
+def _stacked(kept: list[tuple[Tensor, Tensor, Tensor]]) -> KeptScores:
+    ids, logs, rest = (torch.stack(column) for column in zip(*kept, strict=True))
+    return KeptScores(ids, logs, rest)
+
+
+def _seeded(seed: int) -> torch.Generator:
+    return torch.Generator().manual_seed(seed)

@@ -1,0 +1,254 @@
+"""Distillation: a draft learns the target's whole distribution at each supervised position, not only its token.
+
+The vocabulary is projected a chunk of positions at a time, and each chunk's gradient is taken on the spot, so that
+what a step holds beyond the models' own states does not grow with the number of supervised tokens.
+Letters: B rows, T tokens, S supervised positions, C positions of a chunk, D width, V vocabulary, K kept tokens.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Sequence
+from typing import Any, Literal, Protocol
+
+import torch
+from pydantic import Field
+from torch import Tensor, nn
+from torch.autograd.function import once_differentiable
+from torch.nn import functional as F
+from transformers import LlavaForConditionalGeneration
+
+from ..core.loss import StepLoss
+from ..core.nouns import Batch, KeptScores, ScoredBatch
+from ..core.section import Section
+from .llava import LlavaTraining, Part
+from .losses import NEVER, Divergence, divergence_of_logs, log_probs
+
+
+class CrossEntropyObjective(Section):
+    """The samples' own next tokens."""
+
+    kind: Literal["cross_entropy"] = "cross_entropy"
+
+
+class DistillObjective(Section):
+    """The frozen target's distribution at every supervised position."""
+
+    kind: Literal["distill"]
+    # kl covers all that the target may say; tvd and lk_alpha go for what is accepted and learn slowly from far away;
+    # lk_hybrid goes from the one to the other as the draft gets better.
+    divergence: Divergence = "lk_hybrid"
+    # Of jsd: near 0 it behaves like kl, near 1 like reverse_kl.
+    beta: float = Field(0.5, gt=0, lt=1)
+    # Of lk_hybrid: larger leaves kl sooner.
+    eta: float = Field(3.0, ge=0)
+    # Both distributions are softened by it before they are compared; 1 compares what decoding at 1 compares.
+    temperature: float = Field(1.0, gt=0)
+    # Weight of cross-entropy on the sample's own tokens; the divergence has the rest.
+    cross_entropy: float = Field(0.0, ge=0, lt=1)
+    # online runs the target on each batch; kept reads what a regenerate stage kept of it (keep_logprobs).
+    probabilities: Literal["online", "kept"] = "online"
+    # Positions whose vocabulary is projected at once: about 40 bytes for each position and id.
+    chunk: int = Field(256, ge=1)
+
+
+class Goal(Protocol):
+    """What the target says at the supervised positions, piece by piece."""
+
+    def log_probs(self, piece: slice) -> Tensor:
+        """[C,N] over the outcomes that are compared."""
+        ...
+
+    def likeliest(self, log_p: Tensor, piece: slice) -> Tensor:
+        """[C] tokens, of what `log_probs` said of the piece."""
+        ...
+
+    def outcomes(self, log_q: Tensor, piece: slice) -> Tensor:
+        """The draft's log-probabilities [C,V] over the same outcomes [C,N]."""
+        ...
+
+
+class OnlineGoal:
+    """The target's states [S,D]; its vocabulary is projected when a piece is asked for.
+
+    Args:
+        head: the target's LM head, called as a module.
+        banned: [V] bool.
+    """
+
+    def __init__(self, hidden: Tensor, head: nn.Module, banned: Tensor, temperature: float):
+        self.hidden, self.head, self.banned, self.temperature = hidden, head, banned, temperature
+
+    def log_probs(self, piece: slice) -> Tensor:
+        scores = self.head(self.hidden[piece]).to(self.banned.device)
+        return log_probs(scores.float().masked_fill_(self.banned, float("-inf")).div_(self.temperature))
+
+    def likeliest(self, log_p: Tensor, piece: slice) -> Tensor:
+        return log_p.argmax(-1)
+
+    def outcomes(self, log_q: Tensor, piece: slice) -> Tensor:
+        return log_q
+
+
+class KeptGoal:
+    """The target's likeliest tokens as they were kept, and all others as one outcome."""
+
+    def __init__(self, kept: KeptScores):
+        self.kept = kept
+
+    def log_probs(self, piece: slice) -> Tensor:
+        return torch.cat([self.kept.log_probs[piece], self.kept.log_rest[piece, None]], dim=-1)
+
+    def likeliest(self, log_p: Tensor, piece: slice) -> Tensor:
+        return self.kept.ids[piece, 0]
+
+    def outcomes(self, log_q: Tensor, piece: slice) -> Tensor:
+        return with_rest(log_q, self.kept.ids[piece])
+
+
+def with_rest(logs: Tensor, ids: Tensor) -> Tensor:
+    """Log-probabilities [C,V] of the named tokens [C,K], and of all others together: [C,K+1]."""
+    rest = logs.scatter(-1, ids, NEVER).logsumexp(-1, keepdim=True)
+    return torch.cat([logs.gather(-1, ids), rest], dim=-1)
+
+
+def keep_scores(scores: Tensor, count: int) -> KeptScores:
+    """The `count` likeliest tokens of scores [S,V] (minus infinity where no token may come), the likeliest first.
+
+    At least one token that may come must be left to the rest.
+    """
+    logs = log_probs(scores)
+    ids = logs.topk(count, dim=-1).indices
+    outcomes = with_rest(logs, ids)
+    return KeptScores(ids, outcomes[:, :-1], outcomes[:, -1])
+
+
+class DistillTraining(LlavaTraining):
+    """A draft with its target beside it, which is no part of the module: neither optimizer nor checkpoint see it.
+
+    Args:
+        target: of the draft's vocabulary and pictures; None where every batch brings kept scores.
+        banned: [V] bool, ids that are never emitted: rows without a token and the image placeholder. They are taken
+            out of both distributions.
+    """
+
+    metrics = ("accuracy", "agreement", "alpha")
+
+    def __init__(
+        self,
+        llava: LlavaForConditionalGeneration,
+        trainable: Sequence[Part],
+        *,
+        objective: DistillObjective,
+        target: LlavaForConditionalGeneration | None,
+        banned: Tensor,
+        **settings: Any,
+    ):
+        super().__init__(llava, trainable, **settings)
+        self.objective = objective
+        self.head = ChunkedHead(llava.lm_head, objective.chunk)
+        self.register_buffer("banned", banned, persistent=False)
+        frozen = None if target is None else LlavaTraining(target, (), gradient_checkpointing=False).eval()
+        self.__dict__["target"] = frozen
+
+    def forward(self, batch: Batch | ScoredBatch, target_choice: Tensor | None = None) -> StepLoss:
+        """The divergence (mixed with cross-entropy) summed over supervised tokens.
+
+        Metrics: "accuracy" against the sample's tokens, "agreement" with the target's likeliest one, and alpha at the
+        objective's temperature. In evaluation it is plain cross-entropy, whatever the objective: validation compares
+        drafts that were trained in different ways.
+        """
+        if not self.training:
+            assert isinstance(batch, Batch)
+            return super().forward(batch, target_choice)
+        plain = batch.batch if isinstance(batch, ScoredBatch) else batch
+        keep = plain.loss_mask[:, 1:]
+        labels = plain.ids[:, 1:][keep]  # [S]
+        goal: Goal = KeptGoal(batch.kept) if isinstance(batch, ScoredBatch) else self._online(plain, keep)
+        hidden = self.hidden_states(plain)[:, :-1][keep]  # [S,D]
+        loss, sums = self.head(hidden, functools.partial(self._compare, goal, labels))
+        return StepLoss(loss, keep.sum(), dict(zip(self.metrics, sums, strict=True)))
+
+    @torch.no_grad()
+    def _online(self, batch: Batch, keep: Tensor) -> OnlineGoal:
+        target: LlavaTraining = self.__dict__["target"]
+        hidden = target.hidden_states(batch)[:, :-1]
+        kept = hidden[keep.to(hidden.device)]
+        return OnlineGoal(kept, target.llava.lm_head, self.banned, self.objective.temperature)
+
+    def _compare(self, goal: Goal, labels: Tensor, piece: slice, scores: Tensor) -> tuple[Tensor, Tensor]:
+        """The loss summed over a piece, with the draft's scores [C,V] there, and the metrics' sums [3]."""
+        objective = self.objective
+        scores = scores.masked_fill(self.banned, float("-inf"))
+        with torch.no_grad():
+            log_p = goal.log_probs(piece)
+        log_q = goal.outcomes(log_probs(scores / objective.temperature), piece)
+        loss = divergence_of_logs(objective.divergence, log_p, log_q, beta=objective.beta, eta=objective.eta).sum()
+        if objective.cross_entropy:
+            own = F.cross_entropy(scores, labels[piece], reduction="sum")
+            loss = (1 - objective.cross_entropy) * loss + objective.cross_entropy * own
+        with torch.no_grad():
+            choice = scores.argmax(-1)
+            alpha = torch.minimum(log_p, log_q).exp().sum()
+            right, agreed = choice == labels[piece], choice == goal.likeliest(log_p, piece)
+            return loss, torch.stack([right.sum(), agreed.sum(), alpha]).float()
+
+
+# A piece of the positions and the scores [C,V] there -> a loss summed over them, and further sums [M].
+Compare = Callable[[slice, Tensor], tuple[Tensor, Tensor]]
+
+
+class ChunkedHead(nn.Module):
+    """The draft's LM head with the loss on top, a chunk of positions at a time.
+
+    It shares the head's parameter and reads it in one module call for all chunks: ZeRO-3 gathers the weight for that
+    call, and ranks with different numbers of supervised tokens still make the same collectives.
+    """
+
+    def __init__(self, head: nn.Linear, chunk: int):
+        super().__init__()
+        assert head.bias is None, "LM heads of the Llama family have no bias"
+        self.weight: nn.Parameter = head.weight
+        self.chunk: int = chunk
+
+    def forward(self, hidden: Tensor, compare: Compare) -> tuple[Tensor, Tensor]:
+        """States [S,D] -> the loss summed over all positions, and the further sums."""
+        return _Chunked.apply(hidden, self.weight, compare, self.chunk, torch.is_grad_enabled())
+
+
+class _Chunked(torch.autograd.Function):
+    """Takes each chunk's gradient in the forward: nothing of a chunk outlives it, and the head runs once."""
+
+    @staticmethod
+    def forward(
+        ctx: Any, hidden: Tensor, weight: Tensor, compare: Compare, chunk: int, learns: bool
+    ) -> tuple[Tensor, Tensor]:
+        wide = torch.float64 if hidden.dtype == torch.float64 else torch.float32
+        ctx.d_hidden = torch.zeros(hidden.shape, dtype=wide, device=hidden.device) if learns else None
+        learns_weight = learns and ctx.needs_input_grad[1]
+        ctx.d_weight = torch.zeros(weight.shape, dtype=wide, device=hidden.device) if learns_weight else None
+        ctx.dtypes = hidden.dtype, weight.dtype
+        loss, sums = torch.zeros((), dtype=wide, device=hidden.device), torch.zeros((), device=hidden.device)
+        # A rank without supervised tokens in this batch compares nothing, once: its sums have the right shape.
+        for start in range(0, max(1, len(hidden)), chunk):
+            piece = slice(start, start + chunk)
+            scores = F.linear(hidden[piece], weight).to(wide).requires_grad_(learns)
+            with torch.set_grad_enabled(learns):
+                value, found = compare(piece, scores)
+            loss, sums = loss + value.detach(), sums + found
+            if learns:
+                gradient = torch.autograd.grad(value, scores)[0].to(hidden.dtype)
+                ctx.d_hidden[piece] = gradient @ weight
+                if learns_weight:
+                    ctx.d_weight += gradient.T @ hidden[piece]
+        ctx.mark_non_differentiable(sums)
+        return loss, sums
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, d_loss: Tensor, d_sums: Tensor) -> tuple[Tensor | None, ...]:
+        hidden, weight = ctx.d_hidden, ctx.d_weight
+        ctx.d_hidden = ctx.d_weight = None
+        hidden_type, weight_type = ctx.dtypes
+        d_hidden = hidden.mul_(d_loss).to(hidden_type)
+        return d_hidden, None if weight is None else weight.mul_(d_loss).to(weight_type), None, None, None

@@ -1,0 +1,198 @@
+"""TABED: several drafting modes of one draft at once, mixed into one distribution (TABED, section 5).
+
+The modes are rows of one batch: a draft step is one forward, whatever their number, and each row commits the same
+tokens behind its own prompt. What is drawn from, and what sampling is verified against, is the mixture.
+Letters: R rows, F nodes, P positions, V vocabulary.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Annotated, Any
+
+import torch
+from pydantic import BeforeValidator, Field, model_validator
+from torch import Tensor
+
+from ...core.errors import did_you_mean
+from ...core.nouns import Request
+from ...core.section import Section
+from ..decoding.cache import Cache
+from ..decoding.decoder import CachedDecoder
+from ..decoding.rows import Places, stacked
+from ..decoding.warp import Warp
+from ..targets.base import TargetStep
+from .independent import IndependentProposal
+from .modes import MODES, Mode, StandIns, View
+from .weights import FixedWeights, GridWeights, InverseWeights, Weights, WeightsConfig, grid, grid_scores, mixture
+
+
+class EnsembleConfig(Section):
+    """Drafting modes and how much each counts. One member is that mode itself."""
+
+    # What tables call it.
+    name: str
+    members: tuple[Mode, ...] = Field(min_length=1)
+    weights: WeightsConfig = FixedWeights(kind="fixed")
+
+    @model_validator(mode="after")
+    def _fits(self) -> EnsembleConfig:
+        if isinstance(self.weights, FixedWeights) and self.weights.values is not None:
+            values = self.weights.values
+            if len(values) != len(self.members) or min(values) < 0 or sum(values) <= 0:
+                raise ValueError(f"weights.values {values} are not one weight for each of {len(self.members)} members")
+        return self
+
+
+def preset(name: str) -> EnsembleConfig:
+    """What a name stands for: a mode, or modes in a row (MT, MTCP: equal weights; MT*, MTCP*: TABED's adaptive ones).
+
+    The star is the grid for two members and the inverse error for more, as in the article's experiments.
+    Raises `ValueError` for a name that stands for nothing.
+    """
+    if name in MODES:
+        return EnsembleConfig(name=name, members=(name,))
+    found = re.fullmatch(r"([MTCP]{2,4})(\*?)", name)
+    if found is None or len(set(found[1])) < len(found[1]):
+        raise ValueError(f"no drafting mode {name!r}; {did_you_mean(name, [*MODES, 'MT', 'MT*', 'MTCP', 'MTCP*'])}")
+    members: Any = tuple(found[1])
+    weights: Any = FixedWeights(kind="fixed")
+    if found[2]:
+        weights = GridWeights(kind="grid") if len(members) == 2 else InverseWeights(kind="inverse")
+    return EnsembleConfig(name=name, members=members, weights=weights)
+
+
+def _named(given: Any) -> Any:
+    return preset(given) if isinstance(given, str) else given
+
+
+# An entry of a recipe's list of modes: a name, or an ensemble spelt out.
+DraftingMode = Annotated[EnsembleConfig, BeforeValidator(_named)]
+
+
+@dataclass
+class WeightTrace:
+    """The weights of one request over time, and what each weight between two members would have drafted.
+
+    A step is a token of the output, counted from 0 (the target's first). Steps whose token no draft proposed (the
+    bonus token of a cycle that was accepted whole) are left out.
+    """
+
+    members: tuple[str, ...]
+    pair: tuple[int, int]  # the members that `line` moves between
+    line: list[float]  # weights of the first of the pair
+    cycles: list[list[float]] = field(default_factory=list)  # the members' weights in each cycle
+    steps: list[int] = field(default_factory=list)
+    cycle_of_step: list[int] = field(default_factory=list)
+    accepted: list[list[bool]] = field(default_factory=list)  # for each step: whether the target takes the token
+
+
+class EnsembleProposal(IndependentProposal):
+    """Proposes the mixture of several modes.
+
+    Args:
+        weights: the rule; it is told the outcome of each cycle.
+        record: keep a `WeightTrace` of each request in `trace`. It costs a synchronisation in each cycle.
+    """
+
+    def __init__(
+        self,
+        decoder: CachedDecoder,
+        members: Sequence[Mode],
+        weights: Weights,
+        *,
+        newline_id: int,
+        stand_ins: StandIns | None = None,
+        record: bool = False,
+    ):
+        super().__init__(decoder, members[0], newline_id=newline_id, stand_ins=stand_ins)
+        for mode in members:
+            self.stand_ins.check(mode)
+        self.members, self.weights, self.record = tuple(members), weights, record
+        self.trace: WeightTrace | None = None
+        self._drafted: list[Tensor] = []  # [R,F,V] of the root and of each expansion
+
+    @torch.inference_mode()
+    def start(self, request: Request, prefill: TargetStep, warp: Warp, *, capacity: int) -> None:
+        super().start(request, prefill, warp, capacity=capacity)
+        self.weights.start(self.decoder.device)
+        self._emitted, self._drafted = 1, []  # tokens of the output so far
+        self.trace = self._new_trace() if self.record else None
+
+    def _look(self, request: Request) -> tuple[View, ...]:
+        # A mode that stands twice is looked at once: captions cost a model's pass.
+        views = {mode: self.stand_ins.view(request, mode) for mode in dict.fromkeys(self.members)}
+        return tuple(views[mode] for mode in self.members)
+
+    def _prefill(self, views: Sequence[View], capacity: int) -> None:
+        caches = self._run_prompts(views)
+        lengths = tuple(cache.length for cache in caches)
+        self._cache = stacked(caches, max(lengths) + capacity)
+        self._places = Places(lengths, max(lengths) + capacity, self.decoder.device)
+
+    def _run_prompts(self, views: Sequence[View]) -> list[Cache]:
+        """Each row's prompt alone: padding all to the longest would cost most of the prefill. M and P look once."""
+        pixels = next((view.request.pixels for view in views if view.request.pixels is not None), None)
+        seen = None if pixels is None else self.decoder.see(pixels)
+        caches = [self.decoder.new_cache(len(view.request.ids)) for view in views]
+        for view, cache in zip(views, caches, strict=True):
+            self._run_prompt(view, cache, seen)
+        return caches
+
+    def root(self) -> Tensor:
+        self._drafted = []
+        return super().root()
+
+    def _q(self, feature: Tensor) -> Tensor:
+        q = self._warp.heat(self.decoder.logits(feature))
+        if self.weights.adaptive or self.record:
+            self._drafted.append(q)
+        return mixture(self.weights.current(), q)
+
+    @torch.inference_mode()
+    def accept(self, verified: Any) -> None:
+        self._observe(verified)
+        self._emitted += len(verified.tokens) + 1
+        super().accept(verified)
+
+    def _observe(self, verified: Any) -> None:
+        """Positions whose token was drafted and whose place was reached: the accepted ones and the first rejected.
+
+        The bonus position of a path that was accepted whole is none of them, as in TABED's code.
+        """
+        tree, slots = verified.tree, []
+        for node in (-1, *verified.path):
+            if node not in tree.children:
+                break
+            slots.append(0 if node == -1 else tree.slots[node] + 1)
+        if not slots or not (self.weights.adaptive or self.record):
+            return
+        p = self._warp.heat(verified.step.logits[: len(slots)])
+        q = _rows(self._drafted, slots)
+        if self.trace is not None:
+            self._note(self.trace, p, q)
+        self.weights.observe(p, q)
+
+    def _new_trace(self) -> WeightTrace:
+        pair = (self.members.index("M"), self.members.index("T")) if {"M", "T"} <= {*self.members} else (0, 1)
+        assert len(self.members) > 1, "one member has no weights to record"
+        line = grid(2, 10)
+        self._line = torch.tensor(line, device=self.decoder.device)
+        return WeightTrace(self.members, pair, [first for first, _ in line])
+
+    def _note(self, trace: WeightTrace, p: Tensor, q: Tensor) -> None:
+        """Greedy acceptance, whatever the temperature: the likeliest token of the mixture is the target's."""
+        hits, _ = grid_scores(self._line, p, q[list(trace.pair)], hits=True, divergence=None)
+        assert hits is not None
+        trace.accepted += hits.tolist()
+        trace.steps += range(self._emitted, self._emitted + len(p))
+        trace.cycle_of_step += [len(trace.cycles)] * len(p)
+        trace.cycles.append(self.weights.current().tolist())
+
+
+def _rows(parts: Sequence[Tensor], wanted: Sequence[int]) -> Tensor:
+    """[R,P,V]: the columns `wanted` of the parts [R,F,V] side by side, which are never joined whole."""
+    columns = [(part, column) for part in parts for column in range(part.shape[1])]
+    return torch.stack([columns[w][0][:, columns[w][1]] for w in wanted], dim=1)

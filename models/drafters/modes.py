@@ -1,0 +1,121 @@
+"""Drafting modes: what one draft LVLM is shown in place of each picture (TABED, sections 3 and 6, appendix I.2).
+
+All modes share the draft's weights and the answer's tokens; they differ in the prompt alone.
+Letters: T tokens.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal, get_args
+
+import torch
+
+from ...core.errors import UserError
+from ...core.nouns import Request
+from ...core.pictures import TEXT
+from ..captioners import Captioner
+from ..pictures import pictures_of, pooled_view
+
+# M: the pictures; P: the pictures, pooled 2 x 2 before the projector; C: a caption of each; T: a newline for each.
+# T-text: the letters of "<image>"; T-raw: the placeholder's own embedding, which no training ever touched.
+Mode = Literal["M", "P", "C", "T", "T-text", "T-raw"]
+MODES: tuple[Mode, ...] = get_args(Mode)
+_POOL = 2
+
+
+@dataclass(frozen=True)
+class View:
+    """A request as a mode sees it; `pool` x `pool` patches make one feature. Modes that see see the same pixels."""
+
+    request: Request
+    pool: int = 1
+
+    def to(self, device: torch.device) -> View:
+        return View(self.request.to(device), self.pool)
+
+
+@dataclass(frozen=True)
+class StandIns:
+    """What the text modes put where a picture was; `of` reads it from a tokenizer.
+
+    Args:
+        literal_ids: "<image>" as text.
+        prefix_ids: what stands before a caption, "image: ".
+        encode: a caption's ids, without special tokens, whatever it says.
+    """
+
+    newline_id: int
+    literal_ids: tuple[int, ...] = ()
+    prefix_ids: tuple[int, ...] = ()
+    encode: Callable[[str], Sequence[int]] | None = None
+    captioner: Captioner | None = None
+
+    @classmethod
+    def of(cls, tokenizer: Any, *, newline_id: int, captioner: Captioner | None = None) -> StandIns:
+        """From a tokenizer of transformers. The prefix and a caption are tokenized apart, as TABED's code does."""
+
+        def encode(text: str) -> list[int]:
+            # A caption that says "</s>" or "<image>" must not end or widen the prompt.
+            return tokenizer(text, add_special_tokens=False, split_special_tokens=True).input_ids
+
+        return cls(newline_id, tuple(encode("<image>")), tuple(encode("image: ")), encode, captioner)
+
+    def check(self, mode: Mode) -> None:
+        """Raises `UserError` where a mode's stand-in is missing."""
+        if mode == "C" and (self.captioner is None or self.encode is None):
+            raise UserError("mode C needs a captioner, and none is given", cure="add `captioner`, or leave out C")
+        assert mode != "T-text" or self.literal_ids, "the tokenizer's ids of '<image>' are missing: use StandIns.of"
+
+    def view(self, request: Request, mode: Mode) -> View:
+        """The request as `mode` sees it. Mode C runs the captioner."""
+        if mode == "M":
+            return View(request)
+        if mode == "P":
+            return View(with_shorter_pictures(request, _POOL), _POOL)
+        runs = picture_runs(request)
+        if not runs:
+            return View(request)
+        if mode == "T-raw":
+            return View(_replaced(request, [[int(request.ids[start])] for start, _ in runs]))
+        if mode == "T-text":
+            return View(_replaced(request, [self.literal_ids] * len(runs)))
+        if mode == "T":
+            return View(without_pictures(request, self.newline_id))
+        assert self.captioner is not None and self.encode is not None
+        captions = self.captioner.captions(request)
+        assert len(captions) == len(runs), f"{len(captions)} captions for {len(runs)} pictures"
+        return View(_replaced(request, [[*self.prefix_ids, *self.encode(caption)] for caption in captions]))
+
+
+def picture_runs(request: Request) -> list[tuple[int, int]]:
+    """(start, stop) of each picture's ids. Two adjacent pictures are two runs."""
+    if request.pixels is None:
+        return []
+    places, runs, first = (request.modality != TEXT).nonzero().flatten().tolist(), [], 0
+    for picture in pictures_of(request):
+        start = places[first]
+        runs.append((start, start + picture.num_tokens))
+        first += picture.num_tokens
+    return runs
+
+
+def without_pictures(request: Request, newline_id: int) -> Request:
+    """Mode T: each picture's run of ids becomes one newline, and the pixels go."""
+    return _replaced(request, [[newline_id]] * len(picture_runs(request)))
+
+
+def with_shorter_pictures(request: Request, pool: int) -> Request:
+    """Mode P: each picture's run keeps about one id in `pool` x `pool`; the pixels stay."""
+    return pooled_view(request, pool)
+
+
+def _replaced(request: Request, words: Sequence[Sequence[int]]) -> Request:
+    """The request with text ids in place of each picture's run."""
+    pieces, place = [], 0
+    for (start, stop), stand_in in zip(picture_runs(request), words, strict=True):
+        pieces += [request.ids[place:start], request.ids.new_tensor(list(stand_in))]
+        place = stop
+    ids = torch.cat([*pieces, request.ids[place:]])
+    return Request(ids, torch.zeros_like(ids, dtype=torch.int8), None, request.name)

@@ -1,0 +1,175 @@
+"""TABED's weights, mixtures and accepted tokens, block by block, as its released code and its article have them.
+
+The classes are those that decoding uses: the loop, the ensemble and its rule. Only the models are scripted.
+The vectors are described in vectors_tabed/README.md.
+"""
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from draftsmith.core.nouns import Request
+from draftsmith.eval.loop import Cycle, Decoding, Generation, generate
+from draftsmith.eval.measure import measure_request, summarize
+from draftsmith.eval.policies import Chain, Draw
+from draftsmith.eval.rules import Greedy
+from draftsmith.models.decoding.cache import Cache
+from draftsmith.models.decoding.warp import Warp
+from draftsmith.models.drafters.ensemble import EnsembleConfig, EnsembleProposal
+from draftsmith.models.drafters.weights import GridWeights, InverseWeights, grid
+from draftsmith.models.targets.base import TargetStep
+
+VECTORS = Path(__file__).parent / "vectors_tabed"
+ARRAYS = np.load(VECTORS / "tabed.npz")
+FACTS = json.loads((VECTORS / "tabed.json").read_text())
+GAMMA = 5
+
+ARTICLE = {
+    "mt_paper_grid_hard": GridWeights(kind="grid", score="hits", order="article"),
+    "mt_paper_grid_soft": GridWeights(kind="grid", score="kl", order="article"),
+    "mt_paper_grid_both": GridWeights(kind="grid", order="article"),
+    **{
+        f"mtcp_paper_softmax_inverse_kl_temp{t:g}": InverseWeights(kind="inverse", form="softmax", temperature=t)
+        for t in (1, 0.5, 4)
+    },
+}
+
+
+def released(scenario):
+    window = scenario["window"] or None
+    if scenario["item"] == "w-grid":
+        score = {"num-accepted-kld": "hits-then-kl", "kld": "kl", "tvd": "tvd"}[scenario["measure"]]
+        return GridWeights(kind="grid", score=score, window=window)
+    error = {"kld": "kl", "tvd": "tvd"}[scenario["item"]]
+    return InverseWeights(kind="inverse", error=error, window=window, temperature=scenario["temperature"])
+
+
+CASES = {s["prefix"]: released(s) for s in FACTS["scenarios"]} | ARTICLE
+
+
+class Finished(Exception):
+    """No more blocks were recorded."""
+
+
+class ScriptedDecoder:
+    device, reads_newlines = torch.device("cpu"), True
+
+    def logits(self, feature):
+        return feature
+
+
+class ScriptedEnsemble(EnsembleProposal):
+    """Block b, step i of every draft come from the vectors, whatever the tokens are."""
+
+    def script(self, logits):
+        self.logits, self.block, self.weights_used, self.mixtures = logits, -1, [], []  # logits [blocks,R,gamma,V]
+
+    def _prefill(self, views, capacity):
+        self._cache = Cache(1, capacity)
+
+    def _forward(self, tokens, places, mask):
+        step = len(self._slots)
+        return self.logits[self.block, :, [step]].expand(-1, len(tokens), -1)
+
+    def root(self):
+        self.block += 1
+        if self.block == len(self.logits):
+            raise Finished
+        self._slots = type(self._slots)()
+        self.weights_used.append(self.weights.current())
+        return super().root()
+
+    def _q(self, feature):
+        q = super()._q(feature)
+        self.mixtures.append((self.block, q[-1]))
+        return q
+
+
+class ScriptedTarget:
+    vocab_size = 40
+
+    def __init__(self, logits):
+        self.logits, self.block, self.accepted, self.trees = logits, -1, [], []  # [blocks,gamma+1,V]
+
+    def prefill(self, request, taps, *, capacity):
+        return None, TargetStep(self.logits[0, :1])
+
+    def verify(self, session, root, tree):
+        self.block += 1
+        self.trees.append(tree)
+        return TargetStep(self.logits[self.block, : tree.num_nodes + 1])
+
+    def commit(self, session, path):
+        self.accepted.append(len(path))
+
+
+def run(name):
+    prefix = name.split("_")[0]
+    drafts = torch.from_numpy(ARRAYS[f"{prefix}_draft_logits"])
+    target = ScriptedTarget(torch.from_numpy(ARRAYS[f"{prefix}_target_logits"]))
+    config = EnsembleConfig(name=name, members=("M", "T", "P", "T-raw")[: drafts.shape[1]], weights=CASES[name])
+    ensemble = ScriptedEnsemble(
+        ScriptedDecoder(), config.members, config.weights.build(len(config.members)), newline_id=5
+    )
+    ensemble.script(drafts)
+    asked = Request(torch.tensor([1, 3]), torch.zeros(2, dtype=torch.int8), None)
+    decoding = Decoding(Chain(GAMMA), Greedy(), Draw("top-k"), Warp(), 1000, ())
+    with pytest.raises(Finished):
+        generate(target, ensemble, asked, decoding)
+    return ensemble, target
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_block_by_block(name):
+    ensemble, target = run(name)
+    wanted = {key: ARRAYS[f"{name}_{key}"] for key in ("weights_used", "accepted", "draft_tokens")}
+    tolerance = 1e-6 if isinstance(CASES[name], GridWeights) else 1e-5
+    assert torch.stack(ensemble.weights_used).numpy() == pytest.approx(wanted["weights_used"], abs=tolerance)
+    drafted = [[*tree.tokens.tolist(), *[-1] * (GAMMA - tree.num_nodes)] for tree in target.trees]
+    assert drafted == wanted["draft_tokens"].tolist()
+    assert target.accepted == wanted["accepted"].tolist()
+    if f"{name}_ensembled" in ARRAYS:
+        assert [tree.num_nodes for tree in target.trees] == ARRAYS[f"{name}_drafted"].tolist()
+        steps = {}
+        for block, q in ensemble.mixtures:
+            steps.setdefault(block, []).append(q)
+        for block, rows in steps.items():
+            expected = ARRAYS[f"{name}_ensembled"][block, : len(rows)]
+            assert torch.stack(rows).numpy() == pytest.approx(expected, abs=1e-5)
+
+
+def test_the_variants_differ():
+    """Guards the test above: the vectors can tell the rules apart."""
+    used = {name: ARRAYS[f"{name}_weights_used"].round(6).tobytes() for name in CASES}
+    same = [[n for n in used if used[n] == used[name]] for name in used]
+    # Two readings agree on these drafts with another, as their readers' notes say.
+    assert {tuple(names) for names in same if len(names) > 1} <= {
+        ("mt_grid_kl", "mt_paper_grid_soft"), ("mt_grid_hits_then_kl", "mt_paper_grid_both"),
+    }  # fmt: skip
+
+
+@pytest.mark.parametrize(("members", "points"), FACTS["grid_points"].items())
+def test_the_grid(members, points):
+    found = grid(int(members), 10)
+    assert len(found) == points == len(set(found))
+    assert found == sorted(found)
+    assert all(abs(sum(weights) - 1) < 1e-12 for weights in found)
+
+
+def test_block_efficiency_and_speedup():
+    """tau of a whole set and of each sample, and TABED's expected speedup, from our own tables."""
+    facts = FACTS["block_efficiency"]
+    for pair in FACTS["speedup"]:
+        rows = []
+        for number, accepted in enumerate(facts["accepted_per_block_per_sample"]):
+            cycles = [Cycle(GAMMA, GAMMA, a, a + 1, GAMMA * pair["ratio"], 1.0, 1.0) for a in accepted]
+            plain = Generation([1], [Cycle(0, 0, 0, 1, 0.0, 1.0, 1.0)], 0.0, 0.0, 1.0, "length")
+            drafted = Generation([1], cycles, 0.0, 0.0, 1.0, "length")
+            rows.append(measure_request(f"r{number}", "d", [plain], [drafted]))
+        table = summarize(rows, gamma=pair["gamma"])
+        assert table["tau"] == pytest.approx(facts["all_blocks"])
+        assert table["tau_mean_of_requests"] == pytest.approx(facts["mean_of_samples"])
+        assert [r["emitted"] / r["cycles"] for r in rows] == pytest.approx(facts["per_sample"])
+        assert table["expected_speedup_tabed"] * pair["tau"] / table["tau"] == pytest.approx(pair["speedup"])

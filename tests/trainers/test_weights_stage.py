@@ -1,0 +1,47 @@
+"""An evaluate stage with ensembles: spelt out and by name, what it keeps of their weights, and what it refuses."""
+
+import json
+
+import pytest
+from draftsmith.core.errors import UserError
+from draftsmith.eval.weights_plot import weights_over_time
+from suite_run import loaded, run
+
+BENCHMARK = "[{name: seen, data: {from: world, path: train, aspect: square, max_length: 256}}]"
+CHEAP = ["stages.evaluate.suite=null", f"stages.evaluate.benchmarks={BENCHMARK}", "stages.evaluate.max_new_tokens=8"]
+MODES = (
+    "[M, MT*, {name: mine, members: [T, M, P], weights: {kind: inverse, error: tvd, window: 4}},"
+    " {name: two-to-one, members: [M, T], weights: {kind: fixed, values: [2, 1]}}]"
+)
+
+
+def test_weights_over_time_are_kept_and_drawn(tmp_path):
+    run(tmp_path, *CHEAP, f"stages.evaluate.modes={MODES}", "stages.evaluate.record_weights=2")
+    tables = json.loads((tmp_path / "evaluate" / "report.json").read_text())["tables"]["seen"]
+    assert list(tables) == ["M", "MT*", "mine", "two-to-one"]
+    assert all(table["identical"] == table["requests"] for table in tables.values())
+    kept = tmp_path / "evaluate" / "weights"
+    names = {path.stem for path in kept.glob("*.json")}
+    assert names == {path.stem for path in kept.glob("*.png")}
+    assert names == {"seen-draft-MT-adaptive", "seen-draft-mine", "seen-draft-two-to-one"}
+    traces = json.loads((kept / "seen-draft-two-to-one.json").read_text())
+    assert len(traces) == 2
+    for trace in traces.values():
+        curve = weights_over_time(trace)
+        assert curve.names == ("M", "T") and len(curve.steps)
+        assert curve.weight == pytest.approx(2 / 3)
+
+
+@pytest.mark.parametrize(
+    ("modes", "message"),
+    [
+        ("[MTX]", "no drafting mode"),
+        ("[MT, MT]", "twice"),
+        ("[MTCP]", "needs a captioner"),
+        ("[{name: x, members: [M, T], weights: {kind: fixed, values: [1]}}]", "one weight for each"),
+        ("[{name: x, members: [M, T], weights: {kind: grid, step: 0.1}}]", "step"),
+    ],
+)
+def test_what_makes_no_sense_is_refused_before_anything_runs(modes, message, tmp_path):
+    with pytest.raises(UserError, match=message):
+        loaded(tmp_path, *CHEAP, f"stages.evaluate.modes={modes}")
