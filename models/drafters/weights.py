@@ -157,7 +157,8 @@ class GridSearch:
             self.hits.add(hits)
         if divergence is not None:
             self.divergence.add(divergence)
-        self._current = self.points[self._best()]
+        # `points[index]` would wait for the device.
+        self._current = self.points.index_select(0, self._best()[None])[0]
 
     def _best(self) -> Tensor:
         """Index of the best weights; of equal ones argmin and argmax name the first. Nothing leaves the device."""

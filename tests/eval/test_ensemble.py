@@ -27,7 +27,7 @@ from draftsmith.models.drafters.weights import FixedWeights, GridWeights, Invers
 from draftsmith.models.targets.base import TargetStep
 from draftsmith.models.targets.llava import LlavaTarget
 from test_contract import greedy, not_vacuous
-from test_exactness import CHAIN, FORK, NoResidual, outcomes, trees
+from test_exactness import CHAIN, FORK, NoResidual, chi_square, outcomes, trees
 from tiny import IMAGE_ID, TOKENS, llava, near, request, target
 
 TREE = [(0,), (1,), (0, 0), (0, 1), (1, 0)]
@@ -424,3 +424,45 @@ def test_a_copy_tells_its_own_distributions(big):
         told.observe = compare
         generate(target(big), drafter, request(1, 1), decoding, torch.Generator().manual_seed(0))
         assert len(close) > 1 and all(close)
+
+
+class TableTarget:
+    """A table as a target."""
+
+    vocab_size = 3
+
+    def __init__(self, scores):
+        self.scores = scores
+
+    def prefill(self, request, taps, *, capacity):
+        return [], TargetStep(self.scores(())[None])
+
+    def verify(self, session, root, tree):
+        self.rows = [(*session, root)]
+        for parent, token in zip(tree.parents, tree.tokens.tolist(), strict=True):
+            self.rows.append((*self.rows[parent + 1], token))
+        return TargetStep(torch.stack([self.scores(row) for row in self.rows]))
+
+    def commit(self, session, path):
+        session[:] = self.rows[path[-1] + 1 if path else 0]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("kind", "draw"), [("grid", "sample"), ("inverse", "sample"), ("grid-window", "top-k")])
+@pytest.mark.parametrize("policy", [Chain(2), Static(FORK)], ids=["chain", "fork"])
+def test_end_to_end(kind, draw, policy):
+    """`generate` with adapting weights, 6000 times: four tokens, which take two cycles or more."""
+    vocab, warp, scores, n = 3, Warp(0.8), table(0, 3), 6000
+    drafter = TableEnsemble([table(1, vocab), table(21, vocab)], KINDS[kind].build(2))
+    asked = Request(torch.tensor([1]), torch.zeros(1, dtype=torch.int8), None)
+    decoding = Decoding(policy, Sampling(), Draw(draw), warp, 6, ())
+    generator, seen = torch.Generator().manual_seed(3), defaultdict(int)
+    for _ in range(n):
+        seen[tuple(generate(TableTarget(scores), drafter, asked, decoding, generator).tokens[:4])] += 1
+    every = list(itertools.product(range(vocab), repeat=4))
+    chances = [math.prod(float(warp(scores(t[:i]))[t[i]]) for i in range(4)) for t in every]
+    expected = n * torch.tensor(chances, dtype=torch.float64)
+    observed = torch.tensor([seen[t] for t in every], dtype=torch.float64)
+    rare = expected < 10
+    joined = [torch.cat([v[~rare], v[rare].sum()[None]]) for v in (observed, expected)]
+    assert chi_square(*joined) < 1
