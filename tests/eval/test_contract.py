@@ -261,7 +261,8 @@ def test_pictures_side_by_side_and_a_blind_draft(big, near, policy):
     kept = torch.arange(len(apart.ids)) != 2 + PATCHES
     joined = replace(apart, ids=apart.ids[kept], modality=apart.modality[kept])
     blind = proposal(near, "T")
-    assert blind.views(joined)[0].request.ids.tolist() == [1, 7, blind.newline_id, blind.newline_id, *apart.ids[-6:].tolist()]
+    seen = blind.views(joined)[0].request.ids.tolist()
+    assert seen == [1, 7, blind.newline_id, blind.newline_id, *apart.ids[-6:].tolist()]
     result = generate(target(big), blind, joined, greedy(policy))
     assert result.tokens == generate(target(big), None, joined, greedy(policy)).tokens
     not_vacuous(result.cycles)
