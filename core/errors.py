@@ -33,6 +33,11 @@ class TrainingError(UserError):
     """A run that had to stop to lose nothing: loss that is not finite, a skipped step, ..."""
 
 
+def first_line(error: Exception) -> str:
+    """What another library's error says, in one line; its name where it says nothing."""
+    return (str(error).strip().splitlines() or [type(error).__name__])[0]
+
+
 def nearest(name: str, known: Iterable[str], count: int = 3) -> list[str]:
     """The known names most like `name`, best first (empty where nothing is alike)."""
     return difflib.get_close_matches(name, list(known), n=count, cutoff=0.4)

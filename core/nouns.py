@@ -127,16 +127,6 @@ class PictureBatch:
 
 
 @dataclass(frozen=True)
-class TargetStates:
-    """Hidden states of the frozen target for a batch, at the positions that were asked for."""
-
-    feature: Tensor | None  # [P,D] post-final-norm state that feeds the LM head
-    feature_index: Tensor | None  # [P,2] (row, position) of each feature
-    middle: dict[int, Tensor]  # layer -> [P',D] state after that many decoder layers
-    middle_index: Tensor | None  # [P',2]
-
-
-@dataclass(frozen=True)
 class Request:
     """What a decoder is asked to continue: a rendered prompt with its runs of image and video tokens expanded."""
 

@@ -16,7 +16,7 @@ from typing import Any, Literal
 import transformers
 from transformers import AutoTokenizer, LlavaNextProcessor, LlavaProcessor, PreTrainedTokenizerFast
 
-from ..core.errors import UserError
+from ..core.errors import UserError, first_line
 from .tiles import next_resolutions, onevision_resolutions
 
 Family = Literal["llava", "llava_next", "llava_onevision"]
@@ -196,8 +196,9 @@ def with_own_eyes(
 
 
 def _cannot_load(key: str, error: Exception) -> UserError:
-    first = (str(error).strip().splitlines() or [type(error).__name__])[0]
-    return UserError(f"cannot load {key}: {first}", cure="check the name and the network, or give a directory")
+    return UserError(
+        f"cannot load {key}: {first_line(error)}", cure="check the name and the network, or give a directory"
+    )
 
 
 def _settings_of(source: str | Path, revision: str | None) -> dict[str, Any]:

@@ -15,7 +15,7 @@ from typing import Any
 
 from PIL import Image
 
-from ..core.errors import UserError, did_you_mean
+from ..core.errors import UserError, did_you_mean, first_line
 from .suite import INDEX, QUESTIONS, Task
 
 NO_REFERENCE = "(no reference)"  # records have an answer, and some sets have none
@@ -109,9 +109,8 @@ def _load(name: str, source: Published) -> Any:
     try:
         found = datasets.load_dataset(source.repository, source.config, split=source.split)
     except (OSError, ValueError) as error:
-        first = (str(error).strip().splitlines() or [type(error).__name__])[0]
         raise UserError(
-            f"cannot load set {name} ({source.repository}): {first}",
+            f"cannot load set {name} ({source.repository}): {first_line(error)}",
             where="key suite.data.path",
             cure="without a network, download the sets once (HF_HOME keeps them), or give a directory with suite.json",
         ) from error

@@ -18,7 +18,7 @@ from torch import Tensor
 from transformers import AutoTokenizer, Blip2ForConditionalGeneration, BlipForConditionalGeneration
 from transformers import Florence2ForConditionalGeneration as Florence2Model
 
-from ..core.errors import UserError
+from ..core.errors import UserError, first_line
 from ..core.nouns import Request
 from ..core.pictures import IMAGE, TEXT, VIDEO
 from ..core.section import Section
@@ -182,9 +182,8 @@ def _load(cls: Any, config: _Published, device: torch.device) -> Any:
             output_loading_info=True,
         )
     except (OSError, ValueError, KeyError, AttributeError, RuntimeError, TypeError) as error:
-        first = (str(error).strip().splitlines() or [type(error).__name__])[0]
         raise UserError(
-            f"cannot load a captioner from {config.path!r}: {first}", where=_where(config), cure=_CURE
+            f"cannot load a captioner from {config.path!r}: {first_line(error)}", where=_where(config), cure=_CURE
         ) from error
     # Weights of another layout would be left random, and the captions noise.
     if report["missing_keys"] or report["mismatched_keys"]:
@@ -211,9 +210,10 @@ def _reader(name: str, config: _Published) -> tuple[Any, Any]:
             images.from_pretrained(config.path, revision=config.revision),
         )
     except (OSError, ValueError) as error:
-        first = (str(error).strip().splitlines() or [type(error).__name__])[0]
         raise UserError(
-            f"cannot read the captioner's tokenizer or image processor: {first}", where=_where(config), cure=_CURE
+            f"cannot read the captioner's tokenizer or image processor: {first_line(error)}",
+            where=_where(config),
+            cure=_CURE,
         ) from error
 
 

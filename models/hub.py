@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from transformers import AutoConfig, AutoModel, AutoModelForCausalLM, PreTrainedConfig, PreTrainedModel
 
-from ..core.errors import UserError, did_you_mean
+from ..core.errors import UserError, did_you_mean, first_line
 
 PINNED = Path(__file__).parent / "configs"
 
@@ -52,7 +52,7 @@ def read_config(
     try:
         return AutoConfig.from_pretrained(source, revision=revision)
     except (OSError, ValueError) as error:
-        raise UserError(f"{key}: cannot read the config of {source!r}: {_first_line(error)}", cure=_CURE) from error
+        raise UserError(f"{key}: cannot read the config of {source!r}: {first_line(error)}", cure=_CURE) from error
 
 
 def _from_dict(values: dict[str, Any], key: str) -> PreTrainedConfig:
@@ -63,7 +63,7 @@ def _from_dict(values: dict[str, Any], key: str) -> PreTrainedConfig:
     try:
         return AutoConfig.for_model(model_type, **values)
     except ValueError as error:
-        raise UserError(f"{key}: {_first_line(error)}", cure="use a model_type that transformers knows") from error
+        raise UserError(f"{key}: {first_line(error)}", cure="use a model_type that transformers knows") from error
 
 
 def load_language_model(
@@ -98,11 +98,7 @@ def _load(cls: type, source: str, *, key: str, revision: str | None) -> PreTrain
         # safetensors where the repository has them; older files are read with weights_only, which runs no code.
         return cls.from_pretrained(source, revision=revision, dtype=torch.float32, weights_only=True)
     except (OSError, ValueError) as error:
-        raise UserError(f"{key}: cannot load {source!r}: {_first_line(error)}", cure=_CURE) from error
-
-
-def _first_line(error: Exception) -> str:
-    return (str(error).strip().splitlines() or [type(error).__name__])[0]
+        raise UserError(f"{key}: cannot load {source!r}: {first_line(error)}", cure=_CURE) from error
 
 
 _CURE = "check the name and the network, or download it once and give the local directory"

@@ -61,21 +61,21 @@ def llava_config(
     ids: TokenIds,
     *,
     vision_feature_layer: int = -2,
-    vision_feature_select_strategy: str = "default",
     family: Family = "llava",
 ) -> PreTrainedConfig:
     """Join two configs into a LLaVA (projector: linear, exact GELU, linear; LLaVA-1.5: layer -2 without CLS).
 
     Args:
-        vision_feature_select_strategy: `default` leaves the first state out (CLIP's CLS), `full` keeps all (SigLIP).
         family: NeXT and OneVision get a newline and their resolutions, in multiples of the tower's own.
     """
     text.vocab_size = ids.vocab_size
     text.bos_token_id, text.eos_token_id, text.pad_token_id = ids.bos, ids.eos, ids.pad
     own: dict[str, object] = {}
+    # `default` leaves the first state out, CLIP's CLS; SigLIP has none.
+    strategy = "full" if vision.model_type.startswith("siglip") else "default"
     if family != "llava_onevision":
         patches = (vision.image_size // vision.patch_size) ** 2
-        own["image_seq_length"] = patches + (0 if vision_feature_select_strategy == "default" else 1)
+        own["image_seq_length"] = patches + (0 if strategy == "default" else 1)
     elif ids.video is not None:
         own["video_token_index"] = ids.video
     if family != "llava":
@@ -93,15 +93,10 @@ def llava_config(
         eos_token_id=ids.eos,
         projector_hidden_act="gelu",
         vision_feature_layer=vision_feature_layer,
-        vision_feature_select_strategy=vision_feature_select_strategy,
+        vision_feature_select_strategy=strategy,
         tie_word_embeddings=bool(getattr(text, "tie_word_embeddings", False)),
         **own,
     )
-
-
-def select_strategy(vision: PreTrainedConfig) -> str:
-    """SigLIP has no CLS to leave out."""
-    return "full" if vision.model_type.startswith("siglip") else "default"
 
 
 def placeholder_ids(config: PreTrainedConfig) -> tuple[int, ...]:

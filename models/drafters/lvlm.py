@@ -18,7 +18,7 @@ from ...core.errors import UserError
 from ...core.section import Section
 from ..decoding.decoder import CachedDecoder
 from ..hub import ModelSource, load_language_model, load_vision_tower, read_config, vision_half
-from ..llava import TokenIds, assemble, llava_config, select_strategy
+from ..llava import TokenIds, assemble, llava_config
 from ..targets.load import load_llava
 from .ensemble import EnsembleConfig, EnsembleProposal, preset
 from .graph import GraphedChain
@@ -101,7 +101,6 @@ def drafter_config(config: LvlmConfig, target: PreTrainedConfig, ids: TokenIds, 
         vision,
         ids,
         vision_feature_layer=layer,
-        vision_feature_select_strategy=select_strategy(vision),
         family=config.family,
     )
 

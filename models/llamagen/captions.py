@@ -22,7 +22,7 @@ import torch
 from torch import Tensor
 from transformers import AutoTokenizer, T5EncoderModel
 
-from ...core.errors import UserError
+from ...core.errors import UserError, first_line
 
 
 class TextFeatures:
@@ -51,9 +51,8 @@ class TextFeatures:
             # The decoder's weights in a full T5 are left out; older files are read with weights_only: no code runs.
             encoder = T5EncoderModel.from_pretrained(source, revision=revision, dtype=dtype, weights_only=True)
         except (OSError, ValueError) as error:
-            first = (str(error).strip().splitlines() or [type(error).__name__])[0]
             cure = "check the name and the network, or download it once and give the local directory"
-            raise UserError(f"cannot load the text encoder {str(source)!r}: {first}", cure=cure) from error
+            raise UserError(f"cannot load the text encoder {str(source)!r}: {first_line(error)}", cure=cure) from error
         self.encoder = encoder.to(device).eval().requires_grad_(False)
         self.max_length = max_length
 

@@ -17,7 +17,7 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 from torch import Tensor
 
-from ...core.errors import UserError
+from ...core.errors import UserError, first_line
 
 CONFIG, WEIGHTS = "config.json", "model.safetensors"
 State = dict[str, Tensor]
@@ -42,9 +42,8 @@ def find_folder(source: str | Path, revision: str | None, *, files: Sequence[str
     try:
         return Path(snapshot_download(str(source), revision=revision, allow_patterns=list(files)))
     except (OSError, ValueError) as error:
-        first = (str(error).strip().splitlines() or [type(error).__name__])[0]
         raise UserError(
-            f"{str(source)!r} is no directory, and cannot be fetched from the Hub: {first}",
+            f"{str(source)!r} is no directory, and cannot be fetched from the Hub: {first_line(error)}",
             cure="check the name and the network, or download it once and give the local directory",
         ) from error
 

@@ -16,7 +16,7 @@ import torch
 from pydantic import ValidationError
 from torch import Tensor
 
-from ...core.errors import UserError, did_you_mean
+from ...core.errors import UserError, did_you_mean, first_line
 from .folders import State
 from .lantern_layout import LAYER
 from .transformer import SIZES, LlamaGenConfig
@@ -44,8 +44,9 @@ def load_pickle(path: Path) -> dict[str, Any]:
             cure="fetch it from its publisher again; if it is your own, save only the state dict",
         ) from error  # fmt: skip
     except (OSError, RuntimeError, EOFError) as error:
-        first = (str(error).strip().splitlines() or [type(error).__name__])[0]
-        raise UserError(f"cannot be read as a .pt file: {first}", where=str(path), cure="fetch it again") from error
+        raise UserError(
+            f"cannot be read as a .pt file: {first_line(error)}", where=str(path), cure="fetch it again"
+        ) from error
     if not isinstance(loaded, dict):
         raise UserError(f"holds a {type(loaded).__name__}, expected a dict of weights", where=str(path))
     return loaded

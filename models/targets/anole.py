@@ -20,7 +20,7 @@ from torch import Tensor
 from torch.nn import functional as F
 from transformers import ChameleonConfig, ChameleonForConditionalGeneration
 
-from ...core.errors import UserError
+from ...core.errors import UserError, first_line
 from ...core.nouns import CodeBatch, ImageRequest
 from ...core.section import Section
 from ..decoding.cache import Cache
@@ -329,9 +329,8 @@ def load_anole(
             use_safetensors=True, weights_only=True, output_loading_info=True,
         )  # fmt: skip
     except (OSError, ValueError, RuntimeError) as error:
-        first = (str(error).strip().splitlines() or [type(error).__name__])[0]
         cure = "check the name and the network; the layout is transformers', in safetensors"
-        raise UserError(f"{key}: cannot load {str(path)!r}: {first}", cure=cure) from error
+        raise UserError(f"{key}: cannot load {str(path)!r}: {first_line(error)}", cure=cure) from error
     model, report = loaded
     missing = sorted(report["missing_keys"])
     if missing:

@@ -11,6 +11,8 @@ from typing import Any, Protocol
 
 from torch import Tensor
 
+from ...core.nouns import Batch
+from ...core.states import StatesBatch, StatesWanted
 from ..decoding.rows import Guidance
 from ..decoding.tree import Tree
 
@@ -33,8 +35,9 @@ class Prompt:
 
     ids: Tensor  # [R,T] int64
     mask: Tensor  # [R,T] bool: places that later ones may attend to
-    positions: Tensor  # [R,T] int64
+    positions: Tensor  # [R,T] int64, or [3,R,T] where rotations have three coordinates (M-RoPE)
     guidance: Guidance
+    modality: Tensor | None = None  # [R,T] int8; None: every place is text or a condition
 
 
 @dataclass(frozen=True)
@@ -69,6 +72,25 @@ class TargetSequence:
     num_generated: int
     # B places on the left of each row that only longer rows of the batch need, its condition's own kept.
     padding: tuple[int, ...]
+
+
+class ReadTarget(Protocol):
+    """What a head of a language model trains and drafts with, beside `Target`."""
+
+    config: Any  # transformers' text config: width, heads, theta, ...
+
+    @property
+    def embedding(self) -> Tensor:
+        """[V,D], of token ids."""
+        ...
+
+    def scores(self, feature: Tensor) -> Tensor:
+        """[...,D] -> [...,V] float32 of the LM head; minus infinity where no token may come."""
+        ...
+
+    def states(self, batch: Batch, wanted: StatesWanted, *, seeds: Sequence[int] = ()) -> StatesBatch:
+        """One teacher-forced pass over the batch with our positions, in inference mode and outside any gradient."""
+        ...
 
 
 class Target(Protocol):

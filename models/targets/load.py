@@ -9,10 +9,10 @@ import torch
 from pydantic import Field, model_validator
 from transformers import PreTrainedConfig, PreTrainedModel
 
-from ...core.errors import UserError, did_you_mean
+from ...core.errors import UserError, did_you_mean, first_line
 from ...core.section import Section
 from ..hub import read_config
-from ..llava import FAMILIES, TokenIds, assemble, llava_config, select_strategy
+from ..llava import FAMILIES, TokenIds, assemble, llava_config
 from .llava import LlavaTarget
 
 
@@ -71,7 +71,6 @@ def target_config(config: LlavaTargetConfig, ids: TokenIds | None, *, network: b
         vision,
         ids,
         vision_feature_layer=layer,
-        vision_feature_select_strategy=select_strategy(vision),
         family=config.kind,
     )
 
@@ -136,7 +135,6 @@ def load_llava(
             source, revision=revision, dtype=dtype, device_map=device_map, weights_only=True
         )
     except (OSError, ValueError) as error:
-        first = (str(error).strip().splitlines() or [type(error).__name__])[0]
         raise UserError(
-            f"{key}: cannot load {str(source)!r}: {first}", cure="check the name and the network"
+            f"{key}: cannot load {str(source)!r}: {first_line(error)}", cure="check the name and the network"
         ) from error

@@ -8,7 +8,7 @@ from draftsmith.data.conversations import PromptFormat, encode
 from draftsmith.data.images import layouts, pixels
 from draftsmith.data.processor import Processor, build_processor
 from draftsmith.data.shapes.tokenizer import train_tokenizer
-from draftsmith.models.llava import TokenIds, assemble, llava_config, select_strategy
+from draftsmith.models.llava import TokenIds, assemble, llava_config
 from PIL import Image
 from transformers import CLIPVisionConfig, LlamaConfig, Qwen2Config, SiglipImageProcessorPil, SiglipVisionConfig
 
@@ -60,7 +60,7 @@ def model(family: str, seed: int = 0, width: int = 32):
     vision = SiglipVisionConfig(**tower, vision_use_head=False) if is_onevision else CLIPVisionConfig(**tower)
     config = llava_config(
         text, vision, token_ids(processor(family)), vision_feature_layer=-1 if is_onevision else -2,
-        vision_feature_select_strategy=select_strategy(vision), family=family,
+        family=family,
     )  # fmt: skip
     made = assemble(config).eval()
     # Random towers say little: louder pictures make blindness visible, and a loud newline its absence.
