@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import itertools
 import json
+import random
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -43,6 +44,9 @@ class PromptSource(Section):
     classes: int | None = Field(None, ge=1)
     # MS-COCO: which of an image's captions.
     which: Literal["first", "longest", "all"] = "longest"
+    # null: prompts in the order of the file. A number draws them in a random order, of this seed (ADT-Tree: 100 random
+    # captions); not for a tar, whose pictures are compared in its order.
+    shuffle: int | None = Field(None, ge=0)
     max_samples: int | None = Field(None, ge=1)
 
     @model_validator(mode="after")
@@ -53,6 +57,8 @@ class PromptSource(Section):
             raise ValueError("classes needs max_samples: how many images")
         if self.classes is not None and self.from_stage is not None:
             raise ValueError("from is where the path lies, and classes have none")
+        if self.shuffle is not None and (self.path is None or self.path.endswith(".tar")):
+            raise ValueError("shuffle is for files of captions: classes come in turn, a tar's pictures in its order")
         return self
 
     def resolved(self, folder: Path | None) -> PromptSource:
@@ -75,7 +81,12 @@ def read_prompts(source: PromptSource) -> list[ImagePrompt]:
         raise UserError(
             f"prompts in a {path.suffix or 'nameless'} file", where=str(path), cure=f"use one of {', '.join(_READERS)}"
         )
-    found = list(itertools.islice(reader(path, source), source.max_samples))
+    if source.shuffle is None:
+        found = list(itertools.islice(reader(path, source), source.max_samples))
+    else:
+        found = list(reader(path, source))
+        random.Random(source.shuffle).shuffle(found)
+        found = found[: source.max_samples]
     if not found:
         raise UserError("no prompt in the file", where=str(path), cure="give a file with prompts")
     return found

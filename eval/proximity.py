@@ -169,6 +169,10 @@ def quality(metric: str) -> Cell:
     return cell
 
 
+def _quality_with_n(metric: str) -> Cell:
+    return lambda point: f"{quality(metric)(point)} (n={point.quality[metric]['n']})"
+
+
 def grid_table(
     points: Mapping[Setting, Point],
     ks: Sequence[int],
@@ -189,8 +193,8 @@ def grid_table(
 
 
 def measures_table(points: Mapping[Setting, Point], metrics: Sequence[str]) -> list[str]:
-    """A setting in a row, as table 3: tau, speedup, and quality by each of `metrics`."""
-    cells: list[Cell] = [tau, speedup, *(quality(metric) for metric in metrics)]
+    """A setting in a row, as table 3: tau, speedup, and quality by each of `metrics` with its n."""
+    cells: list[Cell] = [tau, speedup, *(_quality_with_n(metric) for metric in metrics)]
     rows = [[s.name, *(cell(point) for cell in cells)] for s, point in points.items()]
     return markdown_table(["", "tau [95%]", "speedup [IQR]", *metrics], rows)
 

@@ -145,8 +145,8 @@ def _reading(
     count = min(4, len(pictures), len(reading.top1))
     maps = [cell_map(values, reading.grid) for values in reading.top1[:count]]
     plots.top1_map(place / f"top1-{tag}.png", list(pictures[:count]), maps, captions[:count])
-    first = reading.top1[0]
-    cells = [int(first.argmin()), int(first.argmax())]
+    cells = config.cells_of(reading.top1[0], reading.grid)
+    chosen = "The flattest and the sharpest cell" if config.cells is None else "Cells"
     plots.distributions_at(
         place / f"distributions-{tag}.png", pictures[0], reading.first.p, reading.first.q, cells, grid=reading.grid
     )
@@ -162,7 +162,7 @@ def _reading(
     plots.set_size_grid(place / f"sizes-{tag}.png", sizes)
     return _shown(
         (f"top1-{tag}", "Probability of the target's most likely token."),
-        (f"distributions-{tag}", "The flattest and the sharpest cell of the first picture."),
+        (f"distributions-{tag}", f"{chosen} of the first picture: the target's likeliest tokens."),
         (f"lantern-{tag}", "How likely LANTERN accepts a cycle's first draft."),
         (f"sizes-{tag}", f"Mean size of LANTERN's sets over the cells, k = {max(config.k)}."),
     )

@@ -54,10 +54,16 @@ class LlamaGenTargetConfig(Section):
     # Text-conditional: Hub id or directory of the T5 encoder, or an inline config that is trained with the model.
     text_encoder: str | dict[str, Any] | None = None
     dtype: Literal["float32", "bfloat16", "float16"] = "float32"
-    # Guidance; the official samplers take 7.5 for text and 4.0 for classes (1.5 to 2.0 where FID is measured).
+    # Guidance; the defaults are the official samplers': 7.5 for text, 4.0 for classes (1.5 to 2.0 where FID is measured).
     cfg_scale: GuidanceScale = 7.5
     # Guide only tokens 0 to cfg_interval + 1; -1: all.
     cfg_interval: int = Field(-1, ge=-1)
+
+    @model_validator(mode="before")
+    @classmethod
+    def _guidance_of_classes(cls, given: Any) -> Any:
+        asked_by_class = isinstance(given, dict) and given.get("condition") == "class"
+        return {"cfg_scale": 4.0, **given} if asked_by_class else given
 
     @model_validator(mode="after")
     def _consistent(self) -> LlamaGenTargetConfig:

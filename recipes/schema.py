@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from typing import Annotated, Any
 
-from pydantic import Field
+from pydantic import Field, model_validator
 
 from ..core.section import Section
 from ..core.tracking import TrackingConfig
@@ -61,6 +61,14 @@ class VisualRecipe(Recipe):
     target: Annotated[LlamaGenTargetConfig | AnoleTargetConfig, Field(discriminator="kind")]
     drafter: HeadConfig | None = None
     stages: dict[str, VisualStage] = Field(min_length=1)
+
+    @model_validator(mode="after")
+    def _presets_of_the_target(self) -> VisualRecipe:
+        own, other = ("adt", "adt-llamagen") if self.target.kind == "anole" else ("adt-llamagen", "adt")
+        for name, stage in self.stages.items():
+            if isinstance(stage, VisualEvaluateStage) and stage.preset == other:
+                raise ValueError(f"stages.{name}.preset {other} has the trees of another target; use {own}")
+        return self
 
 
 # kind of target -> the recipe's schema.

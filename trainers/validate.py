@@ -30,7 +30,8 @@ class ValidationConfig(Section):
     every: int = Field(ge=1)
     # Rows of one forward on one rank.
     micro_batch_size: int = Field(8, ge=1)
-    # Also run the frozen target on them (a drafter's stage): `val_agreement`.
+    # Also run the frozen target on them (a drafter's stage): `val_agreement`. It reads the draft's own batches, so
+    # both must have their pictures in tiles, or both in one tile each.
     against_target: bool = True
 
 

@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import functools
 import heapq
+import itertools
 import os
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Literal
+
+from pydantic import Field
 
 from ...core.errors import UserError
 from .. import tars
@@ -43,6 +46,9 @@ class ClassFolderSource(Source):
     folder: str
     # JSON {"0": ["n01440764", "tench"], ...} of labels, folders and names; null: labels in the order of the folders.
     class_index: str | None = None
+    # Read the first so many pictures of each class: items come class by class, and the first of all are of few
+    # classes; null: all.
+    max_per_class: int | None = Field(None, ge=1)
 
 
 def folder_openers(source: FolderSource) -> Iterator[Opener]:
@@ -52,7 +58,7 @@ def folder_openers(source: FolderSource) -> Iterator[Opener]:
 
 def class_openers(source: ClassFolderSource) -> Iterator[Opener]:
     """One for each picture, class by class in the order of the folders."""
-    return _labelled(_classes(source))
+    return _labelled(_classes(source), source.max_per_class)
 
 
 def _pairs(folder: Path) -> Iterator[Opener]:
@@ -111,9 +117,9 @@ def _classes(source: ClassFolderSource) -> list[tuple[Path, int, str]]:
     return [(folder, *labels[folder.name]) for folder in folders]
 
 
-def _labelled(classes: list[tuple[Path, int, str]]) -> Iterator[Opener]:
+def _labelled(classes: list[tuple[Path, int, str]], most: int | None) -> Iterator[Opener]:
     for folder, label, name in classes:
-        for file in image_names(folder):
+        for file in itertools.islice(image_names(folder), most):
             yield functools.partial(_open_labelled, folder / file, label, name)
 
 

@@ -26,6 +26,7 @@ from .distributions import Curves, overlap, ranks, teacher_forced, top_mass
 from .relaxation import BoundCost, bound_cost, relaxed
 
 Bound = Annotated[float, Field(ge=0, le=1)]
+Place = Annotated[int, Field(ge=1)]
 Asked = tuple[Tensor, Tensor]  # a picture's condition and its codes [n]
 
 
@@ -41,6 +42,9 @@ class AnalysisConfig(Section):
     first_draft: Literal["best", "sampled"] = "best"
     # (TVD, JSD) bounds that accept about as much as one another (LANTERN, table 3), compared at the largest k.
     equal_bounds: tuple[tuple[Bound, Bound], ...] = ((0.2, 0.13), (0.3, 0.2))
+    # (row, column), from 1: whose distributions in the first picture are shown (ADT-Tree, figure 5). null: the flattest
+    # cell and the sharpest.
+    cells: tuple[tuple[Place, Place], ...] | None = Field(None, min_length=1, max_length=3)
     # The head's training data, as its own stage has it: accuracy on what it saw and on its held-out share. null: not.
     head_data: ShardData | None = None
 
@@ -50,12 +54,23 @@ class AnalysisConfig(Section):
         """`true` stands for the defaults."""
         return {} if given is True else given
 
-    def check(self, num_codes: int) -> None:
-        """Raises `UserError` before any picture is drawn."""
+    def check(self, num_codes: int, grid: int | None = None) -> None:
+        """Raises `UserError` before any picture is drawn. `grid`: codes along a side, where cells are asked for."""
+        outside = [cell for cell in self.cells or () if grid is not None and max(cell) > grid]
+        if outside:
+            raise UserError(
+                f"analysis: cell {outside[0]}, and pictures have {grid} rows and columns", cure="count them from 1"
+            )
         if max(self.k) > num_codes:
             raise UserError(
                 f"analysis: k is {max(self.k)}, in a codebook of {num_codes}", cure="give k of at most that many"
             )
+
+    def cells_of(self, top1: Tensor, grid: int) -> list[int]:
+        """Numbers in raster order of the cells to show, of a picture whose likeliest tokens have `top1` [n]."""
+        if self.cells is None:
+            return [int(top1.argmin()), int(top1.argmax())]
+        return [(row - 1) * grid + column - 1 for row, column in self.cells]
 
     def table(self, codebook: Tensor, *, offset: int = 0, folder: Path | None = None) -> NeighbourTable:
         """One table serves every k: the nearest codes (L2) of each row of `codebook` [C,d]."""

@@ -8,6 +8,8 @@ Letters: C candidates, D expansions, F nodes expanded at once, K width, N nodes 
 
 from __future__ import annotations
 
+import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
 
@@ -53,13 +55,15 @@ class Dynamic:
 class Candidates:
     """Every child that was scored, in order of creation: by level, by rank of its parent, likeliest first.
 
-    Candidates come in groups of `width`: the root's, then those of slot 0, slot 1, ...
+    Candidates come in groups of `width`: the root's, then those of slot 0, slot 1, ... They are plain numbers: a beam
+    is so small that each operation on it would take longer as one on tensors.
     """
 
-    tokens: Tensor  # [C]
-    scores: Tensor  # [C] log-probability of the whole path; -inf where q gives a token nothing
+    tokens: list[int]  # C
+    scores: list[float]  # C, log-probability of the whole path; -inf where q gives a token nothing
     expanded: tuple[int, ...]  # slot -> candidate
     width: int
+    device: torch.device
 
     def parent(self, candidate: int) -> int:
         """The candidate above, or ROOT."""
@@ -67,17 +71,13 @@ class Candidates:
         return ROOT if slot == ROOT else self.expanded[slot]
 
     def best(self, count: int) -> Tree:
-        """The tree of the `count` best, fewer where fewer are possible. One synchronisation."""
-        # Stable: a sure child scores as its parent does, and the parent, which was created first, must be taken first.
-        scores, order = self.scores.sort(descending=True, stable=True)
-        ranked, possible = torch.stack([order[:count], scores[:count] > -torch.inf]).tolist()
-        kept = sum(possible)
-        chosen = sorted(ranked[:kept])
+        """The tree of the `count` best, fewer where fewer are possible."""
+        chosen = sorted(_likeliest(self.scores, count))
         node = {candidate: index for index, candidate in enumerate(chosen)}
         slot = {candidate: index for index, candidate in enumerate(self.expanded)}
         parents = (self.parent(candidate) for candidate in chosen)
         return Tree(
-            self.tokens[order[:kept].sort().values],
+            torch.tensor([self.tokens[candidate] for candidate in chosen], dtype=torch.int64, device=self.device),
             tuple(ROOT if parent == ROOT else node[parent] for parent in parents),
             tuple(slot.get(candidate, ROOT) for candidate in chosen),
         )
@@ -90,22 +90,28 @@ def candidates(root: Tensor, expand: Expand, *, width: int, levels: int) -> Cand
         root: q [V] after the root, which need not have `width` possible tokens: impossible ones are never expanded.
     """
     width = min(width, root.shape[-1])
-    probs, tokens = root.topk(width)
-    scores = _log(probs)
-    all_tokens, all_scores, expanded, first = [tokens], [scores], [], 0
+    best = root.topk(width)
+    tokens, scores, expanded = best.indices.tolist(), _logs(best.values.tolist()), []
+    first = 0  # of the newest level
     for _ in range(levels - 1):
-        beam = scores.topk(min(width, len(scores)))
-        ranked, possible = torch.stack([beam.indices, beam.values > -torch.inf]).tolist()
-        live = sum(possible)
-        nodes = [first + index for index in ranked[:live]]
-        q = expand([parent_slot(node, width) for node in nodes], tokens[beam.indices[:live]])
-        expanded += nodes
-        first += len(scores)
-        probs, children = q.topk(width, dim=-1)  # [F,K]
-        scores, tokens = (beam.values[:live, None] + _log(probs)).flatten(), children.flatten()
-        all_tokens.append(tokens)
-        all_scores.append(scores)
-    return Candidates(torch.cat(all_tokens), torch.cat(all_scores), tuple(expanded), width)
+        beam = [first + place for place in _likeliest(scores[first:], width)]
+        drafted = torch.tensor([tokens[node] for node in beam], dtype=torch.int64, device=root.device)
+        best = expand([parent_slot(node, width) for node in beam], drafted).topk(width, dim=-1)  # [F,K]
+        expanded += beam
+        first = len(scores)
+        for node, probs, children in zip(beam, best.values.tolist(), best.indices.tolist(), strict=True):
+            scores += [scores[node] + log for log in _logs(probs)]
+            tokens += children
+    return Candidates(tokens, scores, tuple(expanded), width, root.device)
+
+
+def _likeliest(scores: Sequence[float], count: int) -> list[int]:
+    """Places of the `count` best scores that are possible at all, best first.
+
+    The sort is stable: a sure child scores as its parent does, and the parent, which was created first, comes first.
+    """
+    ranked = sorted(range(len(scores)), key=scores.__getitem__, reverse=True)[:count]
+    return [place for place in ranked if scores[place] > -math.inf]
 
 
 def parent_slot(candidate: int, width: int) -> int:
@@ -118,9 +124,9 @@ def most_written(num_nodes: int, *, depth: int, width: int) -> int:
     return max(min(num_nodes, width + depth * width * width), depth * width)
 
 
-def _log(probs: Tensor) -> Tensor:
+def _logs(probs: Sequence[float]) -> list[float]:
     """A probability rounded above 1 would score a child above its parent."""
-    return probs.log().clamp(max=0.0)
+    return [math.log(min(p, 1.0)) if p > 0 else -math.inf for p in probs]
 
 
 class DynamicTree(Section):

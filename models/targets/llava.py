@@ -12,9 +12,11 @@ from ...core.errors import UserError
 from ...core.nouns import IMAGE, Request
 from ..decoding.cache import Cache
 from ..decoding.decoder import CachedDecoder
+from ..decoding.rows import Guidance
 from ..decoding.tree import Tree
 from ..pictures import flat_view, pictures_of
-from .base import Taps, TargetStep
+from .base import Prompt, Taps, TargetStep
+from .reading import ReadsStates
 
 
 @dataclass
@@ -23,7 +25,7 @@ class LlavaSession:
     taps: Taps
 
 
-class LlavaTarget:
+class LlavaTarget(ReadsStates):
     """Also serves text-only causal models of the Llama family: requests without pictures need no tower.
 
     Args:
@@ -71,9 +73,10 @@ class LlavaTarget:
         )
         session.cache.advance(length)
         feature = states.feature if taps.feature else None
-        return session, TargetStep(
-            self.decoder.logits(states.feature[0, -1:]), feature, states.layers, states.attention
-        )
+        seen = torch.ones_like(positions, dtype=torch.bool)
+        prompt = Prompt(request.ids[None], seen, positions, Guidance(), request.modality[None])
+        scores = self.decoder.logits(states.feature[0, -1:])
+        return session, TargetStep(scores, feature, states.layers, states.attention, prompt)
 
     @torch.inference_mode()
     def verify(self, session: LlavaSession, root: int, tree: Tree) -> TargetStep:

@@ -151,6 +151,9 @@ def test_folders_and_classes(sources, tmp_path):
         ("n02/n02_0", 1, "n02"),
         *((f"n03/n03_{n}", 2, "n03") for n in range(3)),
     ]
+    few = given.model_copy(update={"max_per_class": 1})
+    assert [i.key for i in read(few)] == ["n01/n01_0", "n02/n02_0", "n03/n03_0"] and num_items(few) == 3
+    assert [(i.number, i.label) for i in read(few, 2)] == [(2, 2)]
     index = tmp_path / "index.json"
     index.write_text(
         json.dumps({"7": ["n01", "tench"], "0": ["n02", "shark"], "3": ["n03", "ray"], "1": ["n9", "hen"]})

@@ -100,6 +100,16 @@ def test_a_tar_of_the_world(tmp_path):
     assert all(" at the " in p.caption for p in found)
 
 
+def test_prompts_in_an_order_that_a_seed_draws(tmp_path):
+    file = tmp_path / "a.txt"
+    file.write_text("".join(f"prompt {n}\n" for n in range(50)))
+    whole = read_prompts(PromptSource(path=str(file)))
+    drawn = {seed: read_prompts(PromptSource(path=str(file), shuffle=seed)) for seed in (0, 1)}
+    assert drawn[0] != drawn[1] and all(sorted(d, key=whole.index) == whole != d for d in drawn.values())
+    # Few of them are the first of all of them: more prompts keep those that were there.
+    assert read_prompts(PromptSource(path=str(file), shuffle=0, max_samples=7)) == drawn[0][:7]
+
+
 def test_classes_come_in_turn():
     found = read_prompts(PromptSource(classes=3, max_samples=5))
     assert [p.label for p in found] == [0, 1, 2, 0, 1]
@@ -114,6 +124,8 @@ def test_classes_come_in_turn():
         ({"classes": 3}, "max_samples"),
         ({"classes": 3, "max_samples": 2, "from": "world"}, "from"),
         ({"path": "a.txt", "which": "best"}, "longest"),
+        ({"classes": 3, "max_samples": 2, "shuffle": 0}, "classes come in turn"),
+        ({"path": "a.tar", "shuffle": 0}, "in its order"),
     ],
 )
 def test_settings_that_mean_nothing_are_refused(settings, words):

@@ -350,6 +350,19 @@ def test_true_stands_for_the_defaults_and_a_small_codebook_is_told():
             AnalysisConfig.model_validate(wrong)
 
 
+def test_cells_to_show_are_named_or_the_extremes():
+    top1 = torch.tensor([0.5, 0.1, 0.9, 0.3])
+    assert settings().cells_of(top1, 2) == [1, 2]
+    named = settings(cells=[[1, 1], [2, 1]])
+    assert named.cells_of(top1, 2) == [0, 2]
+    named.check(24, grid=2)
+    with pytest.raises(UserError, match=r"cell \(2, 1\), and pictures have 1 rows"):
+        named.check(24, grid=1)
+    for wrong in ([], [[0, 1]], [[1, 1]] * 4):
+        with pytest.raises(ValueError):  # noqa: PT011
+            settings(cells=wrong)
+
+
 # ---- maps and rows
 
 

@@ -56,6 +56,13 @@ def test_labels_of_the_classes_are_taken():
         check_labels(config, [("a dog", None), ("a dog", 5000)])
 
 
+def test_guidance_is_by_default_the_published_samplers():
+    text = LlamaGenTargetConfig(kind="llamagen", size="B", condition="text", vq="vq", text_encoder="t5")
+    given = LlamaGenTargetConfig(kind="llamagen", size="B", condition="class", vq="vq", cfg_scale=1.5)
+    scales = [config.cfg_scale for config in (text, CLASSES, given, AnoleTargetConfig(kind="anole"))]
+    assert scales == [7.5, 4.0, 1.5, 3.0]
+
+
 def sections(scale: float):
     llamagen = {"kind": "llamagen", "size": "B", "condition": "class", "vq": "vq"}
     yield lambda: LlamaGenTargetConfig(**llamagen, cfg_scale=scale)

@@ -67,6 +67,7 @@ BAD = {
     "a data stage that makes no codes": (["stages.head.data.from=world"], "makes none"),
     "features of a later target": (["stages.pictures.write=[pixels, features]"], "needs a text"),
     "codes of a later tokenizer": (["stages.pictures.write=[codes]"], "needs a vq"),
+    "the preset of another target": (["stages.evaluate.preset=adt"], "use adt-llamagen"),
     "a drafter that no stage trains": ([f"{METHOD}.drafter=haed"], "did you mean 'head'"),
 }
 
@@ -87,8 +88,12 @@ def test_presets_are_the_papers_methods():
         recipe = load([DEMO, "stages.evaluate.methods=null", *more], TRACKS).recipe
         return recipe.stages["evaluate"].methods
 
-    adt = methods("stages.evaluate.methods={}", "stages.evaluate.preset=adt")
+    adt = methods("stages.evaluate.methods={}", "stages.evaluate.preset=adt-llamagen")
     assert list(adt) == ["EAGLE-2", "LANTERN", "ADT-Tree", "ADT-Tree + LANTERN"]
+    anole = load(["recipe=eagle-anole-7b"], TRACKS).recipe.stages["evaluate"].methods
+    for method in ("ADT-Tree", "ADT-Tree + LANTERN"):  # section V-A
+        assert (adt[method].tree.width_step, adt[method].tree.width_range) == (10, (3, 40))
+        assert (anole[method].tree.width_step, anole[method].tree.width_range) == (3, (3, 14))
     lantern = methods("stages.evaluate.methods={}", "stages.evaluate.preset=lantern")
     assert next(iter(lantern)) == "EAGLE-2"
     # The paper's pairs of bound and temperature (section 5), and nothing crossed.
@@ -98,7 +103,7 @@ def test_presets_are_the_papers_methods():
     assert pairs == {(0.05, 0.0), (0.2, 0.0), (0.1, 1.0), (0.4, 1.0)}
     # A method beside the preset is added to it, and one of its name takes its place.
     own = "{mine: {tree: {kind: chain, gamma: 2}}, LANTERN: {tree: {kind: chain, gamma: 2}}}"
-    changed = methods(f"stages.evaluate.methods={own}", "stages.evaluate.preset=adt")
+    changed = methods(f"stages.evaluate.methods={own}", "stages.evaluate.preset=adt-llamagen")
     assert {*changed} == {*adt, "mine"} and changed["LANTERN"].tree.kind == "chain"
 
 

@@ -6,6 +6,7 @@ import shutil
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -13,10 +14,14 @@ from distill_run import BEFORE
 from distill_run import run as run_recipe
 from draftsmith.core.errors import UserError
 from draftsmith.core.nouns import Batch, ScoredBatch
+from draftsmith.data.dataset import ConversationData
 from draftsmith.data.sources import OpenBatch
 from draftsmith.models.distillation import DistillObjective, DistillTraining
+from draftsmith.models.targets.load import LlavaTargetConfig
 from draftsmith.trainers.optim import OptimConfig
 from draftsmith.trainers.stages import distill
+from draftsmith.trainers.stages import train as train_stage
+from draftsmith.trainers.validate import ValidationConfig
 from safetensors.torch import load_file
 from tiny import IMAGE_ID, TOKENS, VOCAB, llava
 from training import free_port, run
@@ -312,3 +317,36 @@ def test_recipes_that_make_no_sense(settings, problem, tmp_path):
     with pytest.raises(UserError) as error:
         run_recipe(tmp_path / "run", *settings, stages=["world"])
     assert problem in str(error.value)
+
+
+@pytest.mark.parametrize(
+    ("kind", "anyres", "own", "aspect", "problem"),
+    [
+        ("llava", None, False, "pad", None),
+        ("llava", None, True, "pad", "the drafter has eyes of its own"),
+        ("llava_next", None, False, "anyres", None),
+        ("llava_next", None, False, "square", "the target reads pictures in tiles and the drafter aspect: square"),
+        ("llava_next", False, False, "square", None),
+        ("llava_next", False, False, "anyres", "the target reads pictures in single tiles and the drafter aspect: any"),
+        ("llava_onevision", None, False, "anyres_max_9", None),
+    ],
+)
+def test_a_draft_is_not_compared_on_pictures_that_its_target_reads_otherwise(
+    kind, anyres, own, aspect, problem, tmp_path, monkeypatch
+):
+    """Neither in distillation nor in validation: `val_agreement` would be of pictures that are never decoded so."""
+    context = SimpleNamespace(
+        name="finetune", folder=tmp_path, drafter_has_own_eyes=own,
+        target=LlavaTargetConfig(kind=kind, path="somewhere", anyres=anyres),
+    )  # fmt: skip
+    data = ConversationData(path="held_out.json", aspect=aspect)
+    found = distill.other_pictures(context, data)
+    assert found is None if problem is None else found.startswith(problem)
+    if problem is None:
+        return
+    monkeypatch.setattr(train_stage, "ConversationDataset", lambda *given, **named: None)
+    stage = SimpleNamespace(model="drafter", format=None)
+    settings = ValidationConfig(data=data, every=1)
+    with pytest.raises(UserError, match="validation runs the target on the draft's batches") as told:
+        train_stage._validation(settings, stage, context, None, None)
+    assert problem in str(told.value) and "stages.finetune.validation" in str(told.value)

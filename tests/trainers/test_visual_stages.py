@@ -588,6 +588,7 @@ def test_the_report_can_be_read(demo):
         table = built["tables"]["0.0"][method]
         (row,) = [line for line in section.splitlines() if line.startswith(f"| {method} | 3 | {table['SR']:.2f}x [")]
         assert f"| {table['tau']:.2f} [" in row and "(n=3)" in row
+        assert f"] | {table['tau_mean_of_requests']:.2f} | {table['mean_levels']:.2f} |" in row
     assert "| plain decoding | 3 | 1.00x" in text and "recipe=demo/visual-ar" in text
 
 

@@ -13,7 +13,7 @@ import torch
 from ...core.errors import UserError
 from ...data.answers import SHARDS, Answers
 from ...data.collate import ConversationCollate
-from ...data.dataset import ConversationDataset
+from ...data.dataset import ConversationData, ConversationDataset
 from ...data.loader import Collate, Samples, StepBatches
 from ...data.processor import Processor
 from ...data.sources import AnswerCollate, AnsweredSamples, OpenBatch
@@ -50,17 +50,24 @@ def training_module(stage: Any, context: Context, llava: Any, processor: Process
         return LlavaTraining(llava, stage.trainable, **settings)
     target = None
     if objective.probabilities == "online":
-        if context.drafter_has_own_eyes:
-            raise _not_one_batch("the drafter has eyes of its own")
-        if context.target.reads_tiles not in (None, stage.data.aspect.startswith("anyres")):
-            shown = "tiles" if context.target.reads_tiles else "single tiles"
-            raise _not_one_batch(f"the target reads pictures in {shown} and the drafter aspect: {stage.data.aspect}")
+        if (difference := other_pictures(context, stage.data)) is not None:
+            raise _not_one_batch(difference)
         target = frozen_target(context)
         _check_shares(llava.config, target.config)
     banned = torch.zeros(llava.config.text_config.vocab_size, dtype=torch.bool)
     banned[_num_token_ids(context, processor) :] = True
     banned[[processor.image_token_id, *placeholder_ids(llava.config)]] = True
     return DistillTraining(llava, stage.trainable, objective=objective, target=target, banned=banned, **settings)
+
+
+def other_pictures(context: Context, data: ConversationData) -> str | None:
+    """Why target and draft cannot read one batch of `data`, as far as pictures are concerned; None: they can."""
+    if context.drafter_has_own_eyes:
+        return "the drafter has eyes of its own"
+    if context.target.reads_tiles not in (None, data.aspect.startswith("anyres")):
+        shown = "tiles" if context.target.reads_tiles else "single tiles"
+        return f"the target reads pictures in {shown} and the drafter aspect: {data.aspect}"
+    return None
 
 
 def held_target(module: LlavaTraining) -> Any | None:

@@ -29,7 +29,7 @@ from ..fit import SCRATCH, FitSettings, Validate, fit, seed_all, training_loader
 from ..positions import before_training
 from ..preflight import preflight
 from ..validate import ValidationConfig, validate
-from .distill import frozen_target, held_target, training_data, training_module
+from .distill import frozen_target, held_target, other_pictures, training_data, training_module
 
 
 class TrainStage(FitSettings):
@@ -154,9 +154,9 @@ def _validation(
     )
     target: Any = None
     if stage.model == "drafter" and settings.against_target:
-        if context.drafter_has_own_eyes:
+        if (difference := other_pictures(context, settings.data)) is not None:
             raise UserError(
-                "validation runs the target on the draft's batches, and this draft has eyes of its own",
+                f"validation runs the target on the draft's batches, and {difference}",
                 where=f"key stages.{context.name}.validation",
                 cure="set validation.against_target: false",
             )

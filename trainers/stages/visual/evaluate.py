@@ -73,16 +73,22 @@ class Method(Section):
 
 # LANTERN's and ADT-Tree's own comparisons; methods that a recipe names beside a preset are added to it.
 _EAGLE2: dict[str, Any] = {"tree": {"kind": "dynamic", "total": 60, "depth": 4, "width": 10}}
-PRESETS: dict[str, dict[str, dict[str, Any]]] = {
-    "adt": {
+_RELAXED: dict[str, Any] = {"rule": {"kind": "lantern", "k": 1000, "delta": 0.4}}
+
+
+def _adt(family: str) -> dict[str, dict[str, Any]]:
+    tree: dict[str, Any] = {"tree": {"kind": "adt", "preset": family}}
+    return {
         "EAGLE-2": _EAGLE2,
-        "LANTERN": {**_EAGLE2, "rule": {"kind": "lantern", "k": 1000, "delta": 0.4}},
-        "ADT-Tree": {"tree": {"kind": "adt", "preset": "anole"}},
-        "ADT-Tree + LANTERN": {
-            "tree": {"kind": "adt", "preset": "anole"},
-            "rule": {"kind": "lantern", "k": 1000, "delta": 0.4},
-        },
-    },
+        "LANTERN": {**_EAGLE2, **_RELAXED},
+        "ADT-Tree": tree,
+        "ADT-Tree + LANTERN": {**tree, **_RELAXED},
+    }
+
+
+PRESETS: dict[str, dict[str, dict[str, Any]]] = {
+    "adt": _adt("anole"),
+    "adt-llamagen": _adt("llamagen"),
     "lantern": {
         "EAGLE-2": _EAGLE2,
         **{
@@ -100,8 +106,10 @@ PRESETS: dict[str, dict[str, dict[str, Any]]] = {
 class VisualEvaluateStage(Section):
     kind: Literal["evaluate"]
     prompts: PromptSource
-    # adt (100 captions, Tables I to V) or lantern (1,000 captions for speed, Tables 2 and 6); null: the methods below.
-    preset: Literal["adt", "lantern"] | None = None
+    # adt (Anole) or adt-llamagen (100 captions, Tables I to V), which differ in ADT-Tree's steps and widths, or lantern
+    # (1,000 captions for speed, 30,000 for quality, Tables 2 and 6); null: the methods below. How many prompts there
+    # are is for `prompts` to say.
+    preset: Literal["adt", "adt-llamagen", "lantern"] | None = None
     # Name in the tables -> how it decodes.
     methods: dict[str, Method] = Field(default_factory=dict)
     temperatures: list[float] = Field([0.0, 1.0], min_length=1)
@@ -178,7 +186,7 @@ def run(stage: VisualEvaluateStage, context: Context) -> None:
         device=device,
     )
     if stage.analysis is not None:
-        stage.analysis.check(len(generator.codebook))
+        stage.analysis.check(len(generator.codebook), generator.target.grid)
         _eagle_head(stage, generator, context)
     proposals = {name: _proposal(method, generator, context) for name, method in stage.methods.items()}
     results: visual_report.Results = {}

@@ -81,7 +81,9 @@ def _answers(
     warp = Warp(stage.temperature, stage.top_k, stage.top_p)
     # Plain decoding: the tree policy is there and never asked.
     decoding = Decoding(Chain(1), rule, Draw("top-k"), warp, target.num_codes, ())
-    name = f"{context.target.path or 'inline'}@{context.target.revision or context.fingerprint[:12]}"
+    # The commit of weights from the Hub, which a branch's name does not tell; of others the stage's fingerprint.
+    commit = getattr(target.config, "_commit_hash", None) or context.target.revision or context.fingerprint[:12]
+    name = f"{context.target.path or 'inline'}@{commit}"
     for number in numbers:
         prompt = prompts[number // stage.repeats]
         request = generator.request(prompt.caption, prompt.label, prompt.key)

@@ -1,0 +1,85 @@
+"""States of whole sequences: the same numbers as a prefill's taps, with eyes open, nothing kept that was not asked for."""
+
+import pytest
+import torch
+from draftsmith.core.nouns import TEXT, Batch
+from draftsmith.core.states import StatesWanted, feature_places, visual_places
+from draftsmith.data.collate import Sample, collate
+from draftsmith.models.targets.base import Taps
+from draftsmith.models.targets.llava import LlavaTarget
+from tiled import SIDE, model, processor, request
+
+FAMILIES = ("llava", "llava_next", "llava_onevision")
+PICTURES = {"llava": ([(20, 30)], 0), "llava_next": ([(90, 20), (30, 31)], 0), "llava_onevision": ([(33, 50)], 3)}
+WANTED = StatesWanted(text_layers=(1,), visual_layers=(0, 1))
+
+
+def target(family: str) -> LlavaTarget:
+    made = processor(family)
+    return LlavaTarget(model(family), num_token_ids=len(made.tokenizer), image_token_id=made.image_token_id)
+
+
+def batch_of(family: str, *, louder: float = 1.0) -> tuple[Batch, list]:
+    """A row with pictures and a shorter one without; the last ids of both are supervised."""
+    asked = [request(family, *PICTURES[family][:1], frames=PICTURES[family][1]), request(family, [])]
+    samples = [
+        Sample(
+            r.ids.tolist(), [n >= len(r.ids) - 4 for n in range(len(r.ids))], r.modality.tolist(),
+            None if r.pixels is None else r.pixels * louder, r.name, r.pictures,
+        )
+        for r in asked
+    ]  # fmt: skip
+    return collate(samples, pad_id=0, image_size=SIDE), asked
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_states_are_the_taps_of_a_prefill(family):
+    own, (batch, asked) = target(family), batch_of(family)
+    states = own.states(batch, WANTED, seeds=(3, 4))
+    text, visual = (
+        feature_places(states.modality, states.mask, states.loss_mask),
+        visual_places(states.modality, states.mask),
+    )
+    assert visual[0].any() and not visual[1].any() and not states.mask[1].all()
+    for row, one in enumerate(asked):
+        length = len(one.ids)
+        _, step = own.prefill(one, Taps(layers=(0, 1), feature=True), capacity=1)
+        kept_h, kept_t, kept_v = (m[row, :length] for m in (text, text | visual, visual))
+        torch.testing.assert_close(states.feature[row, :length][kept_h], step.feature[0][kept_h], atol=1e-5, rtol=0)
+        torch.testing.assert_close(states.layers[1][row, :length][kept_t], step.layers[1][0][kept_t], atol=1e-5, rtol=0)
+        torch.testing.assert_close(states.layers[0][row, :length][kept_v], step.layers[0][0][kept_v], atol=1e-5, rtol=0)
+        torch.testing.assert_close(own.scores(step.feature[0, -1:]), step.logits)
+        assert torch.equal(step.prompt.ids[0], one.ids) and torch.equal(step.prompt.modality[0], one.modality)
+        assert step.prompt.mask.all() and step.prompt.positions.tolist() == [list(range(length))]
+    assert states.feature[~text].abs().max() == 0 and states.layers[0][~visual].abs().max() == 0
+    assert states.layers[1][~(text | visual)].abs().max() == 0
+    assert states.seeds == (3, 4) and states.sample_ids == batch.sample_ids
+    assert own.embedding.shape == (own.vocab_size, own.config.hidden_size)
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_states_see_the_pixels(family):
+    own = target(family)
+    seen, other = (own.states(batch_of(family, louder=x)[0], WANTED) for x in (1.0, -1.0))
+    behind = seen.loss_mask[0]
+    assert (seen.feature[0, behind] - other.feature[0, behind]).abs().max() > 1e-2
+    visual = seen.modality[0] != TEXT
+    assert (seen.layers[1][0, visual] - other.layers[1][0, visual]).abs().max() > 1e-2
+    # A row without a picture is what it was.
+    torch.testing.assert_close(seen.feature[1], other.feature[1])
+
+
+def test_what_was_not_asked_for_is_not_there_and_a_head_can_learn_from_it():
+    own, (batch, _) = target("llava"), batch_of("llava")
+    states = own.states(batch, StatesWanted(feature=False, visual_layers=(1,)))
+    assert states.feature is None and list(states.layers) == [1]
+    layer = torch.nn.Linear(own.config.hidden_size, 2)
+    layer(states.layers[1]).sum().backward()
+    assert layer.weight.grad is not None
+
+
+def test_a_batch_of_text_alone_has_states():
+    own = target("llava")
+    sample = Sample([1, 5, 6, 7], [False, False, True, True], [TEXT] * 4, None, "words")
+    batch = collate([sample], pad_id=0, image_size=SIDE)
+    assert batch.num_dummy_images == 1 and own.states(batch, StatesWanted()).feature.abs().sum() > 0

@@ -1,0 +1,122 @@
+"""Pictures that a target draws for its head: guided draws by seed, kept with all that they were made from."""
+
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+import torch
+from draftsmith.core.errors import UserError
+from draftsmith.core.nouns import ImageRequest
+from draftsmith.data.codes import ShardData, ShardSamples
+from draftsmith.data.prompts import ImagePrompt
+from draftsmith.data.shards import ShardReader
+from draftsmith.eval.loop import Decoding, generate
+from draftsmith.eval.policies import Chain, Draw
+from draftsmith.eval.rules import RULES
+from draftsmith.models.decoding.warp import Warp
+from draftsmith.models.generators import Generator, build_transformer, load_generator, sample_condition
+from draftsmith.models.llamagen.files import save_llamagen
+from draftsmith.trainers.stages.visual import regenerate
+from visual_run import context, translators
+
+CAPTIONS = [f"picture number {n} of something" for n in range(5)]
+
+
+@pytest.fixture(scope="module")
+def made(tmp_path_factory) -> SimpleNamespace:
+    folder = tmp_path_factory.mktemp("made")
+    found = translators(folder)
+    model = build_transformer(found.target, seed=0)
+    torch.nn.init.normal_(model.output.weight, std=0.3, generator=torch.Generator().manual_seed(1))
+    save_llamagen(model, folder / "target")
+    (folder / "prompts.txt").write_text("\n".join(CAPTIONS))
+    return SimpleNamespace(folder=folder, target=found.target, inputs=found.inputs | {"target": folder / "target"})
+
+
+def stage(made, **changes) -> regenerate.RegenerateStage:
+    settings = {"prompts": {"path": str(made.folder / "prompts.txt")}, "repeats": 2, "samples_per_shard": 3, "top_k": 9}
+    return regenerate.RegenerateStage.model_validate({"kind": "regenerate", **settings, **changes})
+
+
+def run(made, folder: Path, chosen=None, **changes) -> ShardReader:
+    regenerate.run(chosen or stage(made), context(folder, made.target, made.inputs, **changes))
+    return ShardReader(folder / regenerate.SHARDS)
+
+
+def files(folder: Path) -> dict[str, bytes]:
+    return {p.name: p.read_bytes() for p in (folder / regenerate.SHARDS).iterdir()}
+
+
+def test_a_record_holds_what_draws_it_again(made, tmp_path):
+    reader = run(made, tmp_path)
+    generator = load_generator(made.target, made.inputs, device=torch.device("cpu"))
+    warp, target = Warp(1.0, 9), generator.target
+    assert target.guidance.num_rows == 2
+    decoding = Decoding(Chain(1), RULES["sampling"], Draw("top-k"), warp, target.num_codes, ())
+    drawn = []
+    for number in range(10):
+        key, tensors, info = reader[number]
+        assert key == f"{number:09d}" and info["caption"] == CAPTIONS[number // 2] and info["label"] is None
+        assert info["stop"] == "length" and info["target"] == "inline@f" and info["seed"] == number
+        request = generator.request(info["caption"], None, "")
+        again = generate(target, None, request, decoding, torch.Generator().manual_seed(info["seed"]))
+        assert tensors["ids"].tolist() == tensors["codes"].tolist() == again.tokens
+        assert torch.equal(tensors["features"], request.condition)
+        drawn.append(tuple(again.tokens))
+    assert len(reader) == 10 and len(set(drawn)) == 10, "repeats have luck of their own"
+    # A head reads them as it reads encoded pictures.
+    sample = ShardSamples(tmp_path / regenerate.SHARDS, ShardData())[3]
+    assert torch.equal(sample_condition(made.target)(sample), reader[3][1]["features"])
+
+
+def test_other_seeds_and_no_guidance_draw_other_pictures(made, tmp_path):
+    first = [run(made, tmp_path / "a")[n][1]["ids"].tolist() for n in range(10)]
+    other = [run(made, tmp_path / "b", seed=1)[n][1]["ids"].tolist() for n in range(10)]
+    alone = SimpleNamespace(**vars(made) | {"target": made.target.model_copy(update={"cfg_scale": 1.0})})
+    unguided = [run(alone, tmp_path / "c")[n][1]["ids"].tolist() for n in range(10)]
+    assert first != other and first != unguided
+
+
+@pytest.mark.parametrize("shard", [0, 2])
+def test_a_killed_run_goes_on_behind_its_shards(made, tmp_path, monkeypatch, shard):
+    run(made, tmp_path / "alone")
+    real, written = regenerate.write_shard, []
+
+    def dying(folder, index, samples, counts):
+        if index == shard:
+            next(iter(samples))
+            raise KeyboardInterrupt
+        return real(folder, index, samples, counts)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(regenerate, "write_shard", dying)
+        with pytest.raises(KeyboardInterrupt):
+            run(made, tmp_path / "out")
+    monkeypatch.setattr(regenerate, "write_shard", lambda f, index, *rest: written.append(index) or real(f, index, *rest))
+    run(made, tmp_path / "out")
+    assert written == list(range(shard, 4)) and files(tmp_path / "out") == files(tmp_path / "alone")
+
+
+def test_other_settings_in_the_same_folder_are_refused(made, tmp_path):
+    run(made, tmp_path)
+    with pytest.raises(UserError, match="stage"):
+        run(made, tmp_path, stage(made, temperature=0.5), fingerprint="g")
+
+
+def test_answers_of_anole_are_ids_and_their_codes():
+    """Greedily and guided: the text stands for what it was asked by, and no features are kept."""
+    from visual_tiny import anole
+
+    target = anole()
+    texts = {"one": torch.tensor([25, 27, 31]), "two": torch.tensor([30])}
+    generator = Generator(target, lambda caption, label: texts[caption], lambda codes: codes, torch.zeros(16, 4), 4)
+    greedy = regenerate.RegenerateStage(kind="regenerate", prompts={"path": "a.txt"}, temperature=0.0)
+    named = SimpleNamespace(target=SimpleNamespace(path="hub/anole", revision=None), fingerprint="f" * 40, seed=2)
+    target.config._commit_hash = "c0ffee"
+    answers = [*regenerate._answers(greedy, named, generator, [ImagePrompt(t, t) for t in texts], range(2))]
+    decoding = Decoding(Chain(1), RULES["greedy"], Draw("top-k"), Warp(), target.num_codes, ())
+    for number, (answer, text) in enumerate(zip(answers, texts.values(), strict=True)):
+        assert answer.ids == generate(target, None, ImageRequest(text), decoding).tokens
+        assert answer.tensors["codes"].tolist() == [i - 4 for i in answer.ids] and set(answer.tensors) == {"codes"}
+        assert (answer.target, answer.seed) == ("hub/anole@c0ffee", 2_000_006 + number)
+    assert len(answers[0].ids) == 16 and all(4 <= i < 20 for a in answers for i in a.ids)
