@@ -33,6 +33,37 @@ class TileGrid:
 
 
 @dataclass(frozen=True)
+class PatchGrid:
+    """A picture that a tower reads whole, in patches of the picture's own number (Qwen-VL): [frames, rows, columns].
+
+    Row by row its patches are the rows of `pixels`; `merge` x `merge` of them become one token.
+    """
+
+    frames: int  # of the tower: two of the clip's each
+    rows: int
+    columns: int
+    merge: int = 2
+    seconds: float = 1.0  # of the clip between one of its frames and the next
+    # Qwen3-VL writes the time before each frame of a clip, so that each of them is a picture of its own: its number in
+    # the clip (0 begins one), and its time in seconds. None: nothing is written.
+    part: int = 0
+    timestamp: float | None = None
+
+    @property
+    def num_patches(self) -> int:
+        return self.frames * self.rows * self.columns
+
+    @property
+    def num_tokens(self) -> int:
+        return self.num_patches // self.merge**2
+
+    @property
+    def of_tokens(self) -> tuple[int, int, int]:
+        """Frames, rows and columns of tokens."""
+        return self.frames, self.rows // self.merge, self.columns // self.merge
+
+
+@dataclass(frozen=True)
 class Picture:
     """One image or clip: its tiles (or frames) stand in order in `pixels`, its tokens are one run of the prompt."""
 
@@ -42,6 +73,7 @@ class Picture:
     grid: TileGrid | None = None  # of the tiles behind the first; None: there is no grid
     newline: Newline = "none"
     pooling: Pooling = "none"
+    whole: PatchGrid | None = None  # read whole: a tile is then one patch
 
     @property
     def side(self) -> int:
@@ -52,6 +84,8 @@ class Picture:
 
     @property
     def num_tokens(self) -> int:
+        if self.whole is not None:
+            return self.whole.num_tokens
         if self.grid is not None:
             return self.patches**2 + self.grid.num_tokens
         tile = self.side * (self.side + (self.newline == "grid"))
@@ -60,4 +94,9 @@ class Picture:
     @property
     def is_plain(self) -> bool:
         """Nothing but tiles whose every patch is a token: all that LLaVA-1.5 knows."""
-        return self.grid is None and self.newline == "none" and self.pooling == "none"
+        return self.grid is None and self.whole is None and self.newline == "none" and self.pooling == "none"
+
+
+def whole_picture(grid: PatchGrid, modality: int = IMAGE) -> Picture:
+    """A picture in patches of its own number."""
+    return Picture(1, grid.num_patches, modality, whole=grid)

@@ -123,8 +123,12 @@ BENCHMARK_SETS: dict[str, BenchmarkSet] = {
         options=("options",), answer_is="letter", clip="videoID", folders=("data", ""), aliases=("Video-MME",),
     ),
     "MLVU": BenchmarkSet(  # the options stand in the question
-        "video", ("sy1998/MLVU_dev", "sy1998/MLVU_Test"), "test", "describe", "letter",
+        "video", ("sy1998/MLVU_dev",), "test", "describe", "letter",
         answer_is="letter", clip="video_name", folders=("", "video", "videos"), aliases=("MVLU",),
+    ),
+    "MLVU-Test": BenchmarkSet(
+        "video", ("sy1998/MLVU_Test",), "test", "describe", "letter",
+        answer_is="letter", clip="video_name", folders=("", "video", "videos"),
     ),
     "TextVQA": BenchmarkSet(
         "image", _moved("lmms-lab-encoder", "textvqa"), "validation", "explain", "word", answer=("answers",)
@@ -191,9 +195,10 @@ DESCRIBE: dict[Medium, str] = {
 EXPLAIN = "Please answer with an explanation."
 LETTER = "Answer with the option's letter from the given choices directly."
 WORD = "Answer the question using a single word or phrase."
+_YES_NO = "Please answer yes or no."  # in MME's questions, which would end the answer there
 
 
-def asked(
+def wording(
     way: Ask, question: str, options: tuple[str, ...] = (), *, describe: str, explain: str = EXPLAIN, hint: str = ""
 ) -> str:
     """The text of a prompt, without its marks.
@@ -207,6 +212,8 @@ def asked(
         return describe
     if way == "own":
         return question
+    if way == "explain":
+        question = question.replace(_YES_NO, "").strip()
     choices = [f"{letter}. {option}" for letter, option in zip(LETTERS, options, strict=False)]
     told = {"explain": explain, "letter": LETTER, "word": WORD}[way]
     lines = [f"Context: {hint}" if hint else "", question, *choices, told]

@@ -14,18 +14,16 @@ import re
 import tarfile
 import zlib
 from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-import safetensors.torch
-import torch
-from safetensors import SafetensorError
 from torch import Tensor
 
 from ..core.errors import UserError
+from .shard_members import BAD_MEMBERS, Buffer, pack, unpack
 
 FORMAT = 1  # of shards, their json and the manifest: count up when one changes
 _KEY = re.compile(r"[A-Za-z0-9_-]{1,80}")  # no dot: webdataset's keys end there; short enough for a plain ustar header
@@ -86,38 +84,71 @@ def write_shard(
         samples: (key, tensors, everything else as JSON); keys are unique in the shard, of letters, digits, - and _.
         counts: reason -> refused items; read after the last sample, so that the samples' maker can count as it goes.
     """
-    tar, sidecar = tar_path(folder, index), tar_path(folder, index).with_suffix(".json")
-    sidecar.unlink(missing_ok=True)
-    starts: list[int] = []
-    checks: list[int] = []
-    keys: set[str] = set()
-    digest, size = hashlib.sha256(), 0
-    aside = tar.with_name(tar.name + ".partial")
-    with open(aside, "wb") as file:
+    writer = ShardWriter(folder, index)
+    try:
         for key, tensors, info in samples:
-            assert _KEY.fullmatch(key) and key not in keys, key
-            keys.add(key)
-            packed = _pack(key, tensors, info)
-            starts.append(size)
-            checks.append(zlib.crc32(packed))
-            size += file.write(packed)
-            digest.update(packed)
-        size += file.write(_END)
-        digest.update(_END)
-        file.flush()
-        os.fsync(file.fileno())
-    os.replace(aside, tar)
-    summary = {
-        "format": FORMAT,
-        "sha256": digest.hexdigest(),
-        "num_samples": len(starts),
-        "bytes": size,
-        "refused": dict(sorted(counts.items())),
-        "starts": starts,
-        "crc32": checks,
-    }
-    _write_whole(sidecar, json.dumps(summary).encode())
-    return _shard(folder, index)
+            writer.add(key, tensors, info)
+    except BaseException:
+        writer.abandon()
+        raise
+    return writer.close(counts)
+
+
+class ShardWriter:
+    """`write_shard` for samples that come one by one: what was not closed is no shard.
+
+    Args:
+        columns: names of whole numbers in each sample's info, which are then known without reading the tar.
+    """
+
+    def __init__(self, folder: Path, index: int, *, columns: Sequence[str] = ()):
+        self.folder, self.index = folder, index
+        tar_path(folder, index).with_suffix(".json").unlink(missing_ok=True)
+        self._columns: dict[str, list[int]] = {name: [] for name in columns}
+        self._starts: list[int] = []
+        self._checks: list[int] = []
+        self._keys: set[str] = set()
+        self._digest, self._size = hashlib.sha256(), 0
+        self._aside = tar_path(folder, index).with_suffix(".tar.partial")
+        self._file = open(self._aside, "wb")
+
+    def add(self, key: str, tensors: dict[str, Tensor], info: dict[str, Any]) -> None:
+        assert _KEY.fullmatch(key) and key not in self._keys, key
+        self._keys.add(key)
+        packed = pack(key, tensors, info)
+        self._starts.append(self._size)
+        self._checks.append(zlib.crc32(packed))
+        for name, values in self._columns.items():
+            values.append(int(info[name]))
+        self._write(packed)
+
+    def close(self, counts: Mapping[str, int]) -> Shard:
+        """To the disk, under its name, with its json beside it; `counts` as of `write_shard`."""
+        self._write(_END)
+        self._file.flush()
+        os.fsync(self._file.fileno())
+        self._file.close()
+        tar = tar_path(self.folder, self.index)
+        os.replace(self._aside, tar)
+        summary = {
+            "format": FORMAT,
+            "sha256": self._digest.hexdigest(),
+            "num_samples": len(self._starts),
+            "bytes": self._size,
+            "refused": dict(sorted(counts.items())),
+            "starts": self._starts,
+            "crc32": self._checks,
+        } | ({"columns": self._columns} if self._columns else {})
+        _write_whole(tar.with_suffix(".json"), json.dumps(summary).encode())
+        return _shard(self.folder, self.index)
+
+    def abandon(self) -> None:
+        """Close the file: what is in it stays aside and is written over by the next try."""
+        self._file.close()
+
+    def _write(self, data: bytes) -> None:
+        self._size += self._file.write(data)
+        self._digest.update(data)
 
 
 def finished(folder: Path, index: int) -> bool:
@@ -128,11 +159,18 @@ def finished(folder: Path, index: int) -> bool:
         return False
 
 
-def finish(folder: Path, identity: Mapping[str, Any], *, num_shards: int | None = None) -> None:
+def finish(
+    folder: Path,
+    identity: Mapping[str, Any],
+    *,
+    num_shards: int | None = None,
+    measured: Mapping[str, Any] | None = None,
+) -> None:
     """Write `manifest.json` over all shards; once, after every process wrote its own.
 
     Args:
         num_shards: how many there must be; None: up to the highest index that there is.
+        measured: what was found out about the samples, for whoever reads the manifest; JSON types.
 
     Raises:
         UserError: a shard is missing, cut or one too many; the folder is another identity's.
@@ -155,7 +193,7 @@ def finish(folder: Path, identity: Mapping[str, Any], *, num_shards: int | None 
         "bytes": sum(shard.bytes for shard in shards),
         "refused": dict(sum((Counter(shard.refused) for shard in shards), Counter())),
         "shards": [asdict(shard) for shard in shards],
-    }
+    } | ({} if measured is None else {"measured": dict(measured)})
     _write_whole(folder / "manifest.json", _dump(manifest))
 
 
@@ -176,6 +214,7 @@ class ShardReader:
         try:
             self.identity: dict[str, Any] = manifest["identity"]
             self.refused: dict[str, int] = manifest["refused"]
+            self.measured: dict[str, Any] = manifest.get("measured", {})
             self.shards = [Shard(**entry) for entry in manifest["shards"]]
         except (KeyError, TypeError) as error:
             raise _edited(folder / "manifest.json", repr(error)) from error
@@ -188,6 +227,16 @@ class ShardReader:
         return int(self._ends[-1])
 
     def __getitem__(self, index: int) -> tuple[str, dict[str, Tensor], dict[str, Any]]:
+        span = self.span(index)
+        packed = _read_span(span)
+        span.check(packed)
+        try:
+            return unpack(packed)
+        except BAD_MEMBERS as error:
+            raise span.broken(error) from error
+
+    def span(self, index: int) -> Span:
+        """Where sample `index` lies, for readers that bring the memory it goes to."""
         if not 0 <= index < len(self):
             raise IndexError(index)
         place = int(np.searchsorted(self._ends, index, side="right"))
@@ -195,13 +244,11 @@ class ShardReader:
         within = index - (int(self._ends[place]) - shard.num_samples)
         starts, checks = self._starts(shard)
         path = tar_path(self.folder, shard.index)
-        packed = _read_span(path, int(starts[within]), int(starts[within + 1]))
-        if zlib.crc32(packed) != int(checks[within]):
-            raise _edited(path, f"sample {within} differs from what was written")
-        try:
-            return _unpack(packed)
-        except (tarfile.HeaderError, SafetensorError, ValueError) as error:
-            raise _edited(path, f"sample {within} is not a safetensors and a json member: {error}") from error
+        return Span(path, within, int(starts[within]), int(starts[within + 1]), int(checks[within]))
+
+    def column(self, name: str) -> np.ndarray:
+        """[n] int64 of all samples; read from the json beside each shard."""
+        return np.concatenate([np.array(self._summary(s)["columns"][name], dtype=np.int64) for s in self.shards])
 
     def verify(self) -> None:
         """Read all and compare the checksums. Raises `UserError` naming the first file that differs."""
@@ -222,53 +269,52 @@ class ShardReader:
 
     def _starts(self, shard: Shard) -> tuple[np.ndarray, np.ndarray]:
         if shard.index not in self._index:
-            path = tar_path(self.folder, shard.index).with_suffix(".json")
-            if not path.is_file() or hashlib.sha256(path.read_bytes()).hexdigest() != shard.sidecar_sha256:
-                raise _edited(path, "missing, or its checksum is not the manifest's")
-            summary = _read_json(path)
+            summary = self._summary(shard)
             starts = np.array([*summary["starts"], shard.bytes - len(_END)], dtype=np.int64)
             self._index[shard.index] = starts, np.array(summary["crc32"], dtype=np.uint32)
         return self._index[shard.index]
 
-
-def _pack(key: str, tensors: dict[str, Tensor], info: dict[str, Any]) -> bytes:
-    """Two members as they stand in the tar. Tensors are copied, since safetensors refuses shared memory."""
-    owned = {name: t.detach().cpu().clone(memory_format=torch.contiguous_format) for name, t in tensors.items()}
-    text = json.dumps(info, sort_keys=True, allow_nan=False, ensure_ascii=False).encode()
-    return _member(f"{key}.safetensors", safetensors.torch.save(owned)) + _member(f"{key}.json", text)
-
-
-def _member(name: str, data: bytes) -> bytes:
-    """TarInfo's defaults are time 0, owner 0 and mode 0644: nothing of this machine or hour enters."""
-    header = tarfile.TarInfo(name)
-    header.size = len(data)
-    return header.tobuf(tarfile.USTAR_FORMAT) + data + bytes(-len(data) % tarfile.BLOCKSIZE)
+    def _summary(self, shard: Shard) -> dict[str, Any]:
+        path = tar_path(self.folder, shard.index).with_suffix(".json")
+        if not path.is_file() or hashlib.sha256(path.read_bytes()).hexdigest() != shard.sidecar_sha256:
+            raise _edited(path, "missing, or its checksum is not the manifest's")
+        return _read_json(path)
 
 
-def _unpack(packed: bytes) -> tuple[str, dict[str, Tensor], dict[str, Any]]:
-    """The inverse of `_pack`, which does not trust its input: the folder may come from elsewhere."""
-    names, contents, position = [], [], 0
-    for _ in range(2):
-        header = tarfile.TarInfo.frombuf(packed[position : position + tarfile.BLOCKSIZE], "utf-8", "strict")
-        start = position + tarfile.BLOCKSIZE
-        names.append(header.name)
-        contents.append(packed[start : start + header.size])
-        position = start - (-header.size // tarfile.BLOCKSIZE) * tarfile.BLOCKSIZE
-    key = names[0].removesuffix(".safetensors")
-    if names != [f"{key}.safetensors", f"{key}.json"] or position != len(packed):
-        raise ValueError(f"members {names}")
-    return key, safetensors.torch.load(contents[0]), json.loads(contents[1])
+@dataclass(frozen=True)
+class Span:
+    """The bytes of one sample in its tar: two members."""
+
+    path: Path
+    number: int  # of the sample in its shard
+    start: int
+    stop: int
+    crc32: int
+
+    def check(self, packed: Buffer) -> None:
+        """Raises `UserError`, naming the file, where the bytes are not those that were written."""
+        if zlib.crc32(packed) != self.crc32:
+            raise _edited(self.path, f"sample {self.number} differs from what was written")
+
+    def broken(self, error: Exception) -> UserError:
+        return _edited(self.path, f"sample {self.number} is not a safetensors and a json member: {error}")
+
+    def cut(self) -> UserError:
+        return _edited(self.path, f"it ends before byte {self.stop}")
+
+    def missing(self) -> UserError:
+        return UserError("missing shard", where=str(self.path), cure=_AGAIN)
 
 
-def _read_span(path: Path, start: int, stop: int) -> bytes:
+def _read_span(span: Span) -> bytes:
     try:
-        with open(path, "rb") as file:
-            file.seek(start)
-            data = file.read(stop - start)
+        with open(span.path, "rb") as file:
+            file.seek(span.start)
+            data = file.read(span.stop - span.start)
     except FileNotFoundError as error:
-        raise UserError("missing shard", where=str(path), cure=_AGAIN) from error
-    if len(data) < stop - start:
-        raise _edited(path, f"it ends before byte {stop}")
+        raise span.missing() from error
+    if len(data) < span.stop - span.start:
+        raise span.cut()
     return data
 
 

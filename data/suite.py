@@ -1,8 +1,8 @@
 """The benchmark suite as a directory: LLaVA JSON records with pictures, and a `suite.json` that names the sets.
 
-Published sets are fetched into this layout (`suite_hub.py`), so that a directory of one's own can stand in for each.
-Records become first turns by a convention of prompts, and second turns by what the target answered to the first.
-Source: TABED, section 4.1, appendices I and J, and its released code.
+Published sets are fetched into this layout (`suite_hub.py`, `benchmark_hub.py`), so that a directory of one's own can
+stand in for each. Records become first turns by a convention of prompts, and second turns by what the target answered
+to the first. Sources: TABED, section 4.1, appendices I and J, and its released code; `benchmark_sets.py`.
 """
 
 from __future__ import annotations
@@ -18,7 +18,8 @@ from pydantic import Field, ValidationError, model_validator
 
 from ..core.errors import UserError, did_you_mean
 from ..core.section import Section
-from .conversations import IMAGE_MARK
+from .benchmark_sets import BENCHMARK_SETS, DESCRIBE, EXPLAIN, Ask, Medium, wording
+from .conversations import IMAGE_MARK, MARKS, VIDEO_MARK
 from .records import file_identity, open_records, paths
 
 BENCHMARK = ("LLaVA-W", "DocVQA", "POPE", "MMVet", "IEdit", "MB", "Spot")
@@ -27,7 +28,9 @@ QUALITY = ("OCRBench", "TextCaps", "Spot", "MB")
 INDEX = "suite.json"
 
 # paper: appendix I; released: TABED's code, which asks most sets in the data's own words; verbatim: every set so.
-Convention = Literal["paper", "released", "verbatim"]
+# describe, stock: of the sets of `benchmark_sets.py`, a long answer to measure speed on, or the short one to be scored.
+Convention = Literal["paper", "released", "verbatim", "describe", "stock"]
+Group = Literal["benchmark", "ood", "quality", "video", "image", "text"]
 # next: the question and pictures of the row behind, of the last row the first one's; caption, summary and story speak
 # of the first turn; NQ and GSM8K are questions of their own, without a picture.
 Task = Literal["next", "caption", "summary", "story", "NQ", "GSM8K"]
@@ -65,9 +68,12 @@ class SetFile(Section):
     # (a list of texts) or the answer to that question.
     file: str
     # Which average it belongs to; null: that of the published set of this name.
-    group: Literal["benchmark", "ood", "quality"] | None = None
+    group: Group | None = None
     # What the rows are, where they stand in for a published set.
     label: str = ""
+    # How it is asked with convention describe, and stock; null: as the published set of this name.
+    describe: Ask | None = None
+    stock: Ask | None = None
 
 
 class SuiteFile(Section):
@@ -78,6 +84,8 @@ class SuiteFile(Section):
     questions: dict[Task, str] = Field(default_factory=dict)
     # Second turns in the directory's own words (convention: verbatim): of caption, summary and story.
     turns: dict[Task, str] = Field(default_factory=dict)
+    # The directory's own words with convention describe: for a clip, for a picture, and behind what is to be explained.
+    prompts: dict[Literal["video", "image", "explain"], str] = Field(default_factory=dict)
 
     @model_validator(mode="after")
     def _known(self) -> SuiteFile:
@@ -101,12 +109,14 @@ class Suite:
         self.folder, self.cache, self.about = folder, cache, read_index(folder)
 
     def group(self, name: str) -> str:
-        """benchmark, ood or quality. Raises `UserError` where neither the directory nor the name says it."""
+        """A `Group`. Raises `UserError` where neither the directory nor the name says it."""
         published = (("benchmark", BENCHMARK), ("ood", OOD), ("quality", QUALITY))
         group: str | None = self._set(name).group or next((g for g, names in published if name in names), None)
+        if group is None and name in BENCHMARK_SETS:
+            group = BENCHMARK_SETS[name].medium
         if group is None:
             raise UserError(f"set {name!r} is in no group", where=str(self.folder / INDEX),
-                            cure="give it a group: benchmark, ood or quality")  # fmt: skip
+                            cure=f"give it a group: {', '.join(get_args(Group))}")  # fmt: skip
         return group
 
     def label(self, name: str) -> str:
@@ -154,17 +164,42 @@ class Suite:
     def _first(self, name: str, row: dict[str, Any], convention: Convention, number: int) -> dict[str, Any]:
         question = next(turn["value"] for turn in row["conversations"] if turn["from"] == "human")
         references = row.get("references") or [turn["value"] for turn in row["conversations"] if turn["from"] == "gpt"]
-        pictures = paths(row, "image")
+        pictures, clips = paths(row, "image"), paths(row, "video")
+        if convention in ("describe", "stock"):
+            text = f"{IMAGE_MARK}\n" * len(pictures) + f"{VIDEO_MARK}\n" * len(clips)
+            text += self._asked(name, row, MARKS[bool(clips)].sub("", question).strip(), convention)
+        else:
+            text = prompt(name, question, convention, num_images=len(pictures), num_clips=len(clips))
         record = {
             "id": f"{name}/{number:04d}",
             "row": number,
-            "conversations": [
-                _turn("human", prompt(name, question, convention, num_images=len(pictures))),
-                _turn("gpt", references[0]),
-            ],
+            "conversations": [_turn("human", text), _turn("gpt", references[0])],
             "references": references,
         }
-        return record | ({"image": pictures} if pictures else {})
+        # `letter`: the right one of a row's options, for scoring.
+        record |= {"letter": row["letter"]} if "letter" in row else {}
+        return record | ({"image": pictures} if pictures else {}) | ({"video": clips} if clips else {})
+
+    def _asked(self, name: str, row: dict[str, Any], question: str, convention: Convention) -> str:
+        """What a row is asked, without marks, with convention describe or stock."""
+        about, published = self._set(name), BENCHMARK_SETS.get(name)
+        way: Ask | None = about.describe if convention == "describe" else about.stock
+        if way is None and published is not None:
+            way = published.describe if convention == "describe" else published.stock
+        if way is None:
+            raise UserError(f"convention {convention!r} has no prompt for set {name!r}",
+                            where=str(self.folder / INDEX),
+                            cure=f"give the set a {convention}: own, describe, explain, letter or word")  # fmt: skip
+        medium: Medium = "video" if row.get("video") else "image" if row.get("image") else "text"
+        own: dict[str, str] = {**self.about.prompts}
+        return wording(
+            way,
+            question,
+            tuple(row.get("options", ())),
+            describe=own.get(medium, DESCRIBE[medium]),
+            explain=own.get("explain", EXPLAIN),
+            hint=row.get("hint", ""),
+        )
 
     def _questions(self, task: Task, convention: Convention) -> list[str]:
         file = self.about.questions.get(task)
@@ -214,17 +249,19 @@ def suite_identity(folder: Path) -> str:
     return hashlib.sha256("/".join(parts).encode()).hexdigest()
 
 
-def prompt(name: str, question: str, convention: Convention, *, num_images: int) -> str:
+def prompt(name: str, question: str, convention: Convention, *, num_images: int, num_clips: int = 0) -> str:
     """The first turn of a row, with its image marks; the template adds the roles.
 
     Args:
         question: in the data's own words. Sets of several pictures have their marks in it, others need not.
+        num_clips: their mark is <video>, or <image>, too.
 
     Raises:
         UserError: the convention has no prompt for a set of this name.
     """
     bare = question.replace(f"{IMAGE_MARK}\n", "").replace(IMAGE_MARK, "").strip()
-    own = question if IMAGE_MARK in question else f"{IMAGE_MARK}\n" * num_images + question
+    marks = f"{IMAGE_MARK}\n" * num_images + f"{VIDEO_MARK}\n" * num_clips
+    own = question if MARKS[num_clips > 0].search(question) else marks + question
     if convention == "verbatim" or name == "OCRBench":
         return own
     if name == "TextCaps":

@@ -103,17 +103,22 @@ def fetch(
     return folder
 
 
-def _load(name: str, source: Published) -> Any:
+def load_rows(name: str, repository: str, config: str | None, split: str, *, revision: str | None = None) -> Any:
+    """A table of the Hub, or of a directory in the Hub's layout. Raises `UserError` where it is out of reach."""
     import datasets  # takes seconds
 
     try:
-        found = datasets.load_dataset(source.repository, source.config, split=source.split)
+        return datasets.load_dataset(repository, config, split=split, revision=revision)
     except (OSError, ValueError) as error:
         raise UserError(
-            f"cannot load set {name} ({source.repository}): {first_line(error)}",
+            f"cannot load set {name} ({repository}): {first_line(error)}",
             where="key suite.data.path",
             cure="without a network, download the sets once (HF_HOME keeps them), or give a directory with suite.json",
         ) from error
+
+
+def _load(name: str, source: Published) -> Any:
+    found = load_rows(name, source.repository, source.config, source.split)
     needed = {source.question} | ({"sub_task"} if source.sub_task else set())
     if missing := needed - set(found.column_names):
         raise _other(

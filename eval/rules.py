@@ -126,7 +126,8 @@ def inverse_cdf(probs: Tensor, uniform: float) -> int:
     index = int(
         torch.searchsorted(cumulative, torch.tensor(target, dtype=torch.float64, device=probs.device), right=True)
     )
-    return min(index, int(probs.nonzero()[-1]))
+    # A place inside is one where the sum rose. Rounding can lead behind the end.
+    return index if index < len(probs) else int(probs.nonzero()[-1])
 
 
 def without(probs: Tensor, token: int) -> Tensor:

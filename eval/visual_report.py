@@ -100,11 +100,12 @@ def markdown(report: dict[str, Any], shown: Mapping[float, Sequence[str]], expla
         lines += markdown_table(
             ["method", "n", "SR [IQR]", "tau [95%]", "tau per request", "mean depth", "nodes", *metrics],
             [
-                [PLAIN, str(_n(methods)), "1.00x", "1.00", "1.00", "1.00", "0", *_cells(quality.get(PLAIN, {}), metrics)],
+                [PLAIN, str(_n(methods)), "1.00x", *["1.00"] * 3, "0", *_cells(quality.get(PLAIN, {}), metrics)],
                 *(
                     [m, str(t["requests"]), f"{t['SR']:.2f}x {interval(t['SR_spread'])}",
                      f"{t['tau']:.2f} {interval(t['tau_interval'])}",
-                     f"{t['tau_mean_of_requests']:.2f}", f"{t['mean_levels']:.2f}", f"{t['mean_nodes']:.0f}", *_cells(quality.get(m, {}), metrics)]
+                     f"{t['tau_mean_of_requests']:.2f}", f"{t['mean_levels']:.2f}", f"{t['mean_nodes']:.0f}",
+                     *_cells(quality.get(m, {}), metrics)]
                     for m, t in methods.items()
                 ),
             ],

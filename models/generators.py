@@ -54,7 +54,7 @@ class LlamaGenTargetConfig(Section):
     # Text-conditional: Hub id or directory of the T5 encoder, or an inline config that is trained with the model.
     text_encoder: str | dict[str, Any] | None = None
     dtype: Literal["float32", "bfloat16", "float16"] = "float32"
-    # Guidance; the defaults are the official samplers': 7.5 for text, 4.0 for classes (1.5 to 2.0 where FID is measured).
+    # Guidance; the official samplers' by default: 7.5 for text, 4.0 for classes (1.5 to 2.0 where FID is measured).
     cfg_scale: GuidanceScale = 7.5
     # Guide only tokens 0 to cfg_interval + 1; -1: all.
     cfg_interval: int = Field(-1, ge=-1)

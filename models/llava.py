@@ -101,8 +101,9 @@ def llava_config(
 
 def placeholder_ids(config: PreTrainedConfig) -> tuple[int, ...]:
     """Ids that stand for images and clips in a prompt, and are never emitted."""
-    found = (getattr(config, name, None) for name in ("image_token_index", "video_token_index"))
-    return tuple(value for value in found if value is not None)
+    names = ("image_token_index", "video_token_index", "image_token_id", "video_token_id")
+    found = (getattr(config, name, None) for name in names)
+    return tuple({value for value in found if value is not None})
 
 
 def new_model(config: PreTrainedConfig) -> PreTrainedModel:

@@ -9,12 +9,13 @@ from transformers import PreTrainedConfig
 
 from ..core import ranks
 from ..data.images import is_tiled
+from ..data.media import Eyes
 from ..models.drafters.lvlm import drafter_config
 from ..models.llava import LlavaTraining, TokenIds, new_model
 from ..models.targets.load import target_config
 from ..trainers.run import Planned
 from ..trainers.stages.train import TrainStage, check_positions
-from .dry_run_data import generated, on_disk, samples, tokens
+from .dry_run_data import eyes_of, generated, most_patches, on_disk, samples, tokens
 from .dry_run_suite import evaluation
 from .schema import Recipe
 
@@ -40,7 +41,11 @@ def dry_run(recipe: Recipe, planned: Sequence[Planned]) -> str:
             before = positions.get(plan.inputs.get(plan.stage.model, ""), config.text_config.max_position_embeddings)
             positions[plan.name] = plan.stage.positions or before
             check_positions(positions[plan.name], plan.stage)
-            lines += _training(plan.stage, config, recipe, generated(plan, planned))
+            has_own_eyes = (
+                plan.stage.model != "target" and recipe.drafter is not None and recipe.drafter.pictures == "own"
+            )
+            eyes = eyes_of(plan.stage.data, config if has_own_eyes else target)
+            lines += _training(plan.stage, config, eyes, recipe, generated(plan, planned))
             lines += _beside(plan.stage, target, recipe)
         elif plan.stage.kind == "regenerate":
             lines += _answers(plan, planned)
@@ -122,7 +127,9 @@ def _parameters(config: PreTrainedConfig) -> list[str]:
     return [*lines, f"  {'total':<16} {sum(counts.values()):>16,}   vocabulary {config.text_config.vocab_size:,}"]
 
 
-def _training(stage: TrainStage, config: PreTrainedConfig, recipe: Recipe, written: int | None) -> list[str]:
+def _training(
+    stage: TrainStage, config: PreTrainedConfig, eyes: Eyes, recipe: Recipe, written: int | None
+) -> list[str]:
     counts = parameter_counts(config)
     trained = trainable_counts(stage, config)
     found = on_disk(stage.data)
@@ -136,13 +143,14 @@ def _training(stage: TrainStage, config: PreTrainedConfig, recipe: Recipe, writt
         lines.append(f"  samples {number:,} ({how})")
     if steps is not None:
         lines.append(f"  steps {steps:,} at batch {stage.batch_size}, last partial batch kept")
-    patches = (config.vision_config.image_size // config.vision_config.patch_size) ** 2
     rows = f"{steps * stage.batch_size:,}" if steps else "?"
     what = "tile" if is_tiled(stage.data.aspect, 1) else "picture"
-    lines.append(f"  at most {rows} rows of up to {stage.data.max_length:,} ids, {patches} of them for each {what}")
-    lines += tokens(stage, found, patches)
+    lines.append(
+        f"  at most {rows} rows of up to {stage.data.max_length:,} ids, {eyes.processor.num_image_tokens} of them for each {what}"
+    )
+    lines += tokens(stage, found, eyes)
     memory = memory_bytes(sum(counts.values()), sum(trained.values()), recipe)
-    activations = activation_bytes(stage, config)
+    activations = activation_bytes(stage, config, most_patches(stage.data, eyes))
     lines.append(
         f"  memory per rank about {(memory + activations) / _GIB:.1f} GiB "
         f"({memory / _GIB:.1f} weights, gradients and optimizer; {activations / _GIB:.1f} activations)"
@@ -166,15 +174,19 @@ def memory_bytes(total: int, trained: int, recipe: Recipe) -> float:
     )
 
 
-def activation_bytes(stage: TrainStage, config: PreTrainedConfig) -> float:
-    """A rough upper figure: 34 bytes a position, width and layer (with checkpointing one of text), float32 scores."""
+def activation_bytes(stage: TrainStage, config: PreTrainedConfig, patches: int) -> float:
+    """A rough upper figure: 34 bytes a position, width and layer (with checkpointing one of text), float32 scores.
+
+    Args:
+        patches: that the tower reads for a row.
+    """
     micro = stage.micro_batch_size or -(-stage.batch_size // ranks.world_size())
     text = config.text_config
     layers = 1 + text.num_hidden_layers / 17 if stage.gradient_checkpointing else text.num_hidden_layers
     positions = micro * stage.data.max_length
     held = positions * text.hidden_size * 34 * layers + positions * text.vocab_size * 8 / 4
     if "vision_tower" in stage.trainable:
-        # As if every position were a patch: a tower that trains keeps what its layers made of each.
+        # A tower that trains keeps what its layers made of each patch.
         vision = config.vision_config
-        held += positions * vision.hidden_size * 34 * vision.num_hidden_layers
+        held += micro * patches * vision.hidden_size * 34 * vision.num_hidden_layers
     return held

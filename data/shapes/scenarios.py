@@ -131,13 +131,16 @@ def story(rng: random.Random) -> Scenario:
     return Scenario([(question, answer)], tuple(Scene((step,)) for step in steps))
 
 
-def clip(rng: random.Random) -> Scenario:
-    """An object that moves in a straight line from one place to another, in four frames."""
+def clip(rng: random.Random, num_frames: int = 4) -> Scenario:
+    """An object that moves in a straight line from one place to another.
+
+    The same draws make the same story at any number of frames: it only moves more slowly.
+    """
     item = sample_scene(rng, 1).objects[0]
     row, column = divmod(rng.choice([cell for cell in range(9) if cell != 3 * item.row + item.column]), 3)
     steps = [
-        replace(item, row=_between(item.row, row, step), column=_between(item.column, column, step))
-        for step in range(_FRAMES)
+        replace(item, row=_between(item.row, row, part), column=_between(item.column, column, part))
+        for part in (step / (num_frames - 1) for step in range(num_frames))
     ]
     answer = (
         f"The {item.name} starts at the {steps[0].place}, moves on and stops at the {steps[-1].place} of the board."
@@ -208,11 +211,8 @@ def _recolored(rng: random.Random) -> tuple[Scene, Scene, Object, str]:
     return scene, Scene(objects), item, color
 
 
-_FRAMES = 4
-
-
-def _between(start: int, end: int, step: int) -> int:
-    return start + round((end - start) * step / (_FRAMES - 1))
+def _between(start: int, end: int, part: float) -> int:
+    return start + round((end - start) * part)
 
 
 def _listing(parts: list[str]) -> str:

@@ -10,15 +10,17 @@ import hashlib
 import json
 import random
 import shutil
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import yaml
 
 from ..videos import write_clip
-from .scenarios import KINDS, TEXT_ONLY, Scenario
+from .scenarios import KINDS, TEXT_ONLY, Scenario, clip
 from .scene import draw
 from .suite import write_suite
+from .video_suite import write_video_suite
 
 
 def write_world(
@@ -29,6 +31,9 @@ def write_world(
     splits: dict[str, dict[str, int]],
     mixtures: dict[str, dict[str, str]] | None = None,
     suite: int = 0,
+    clip_frames: dict[str, int] | None = None,
+    video_suite: int = 0,
+    lengths: Sequence[int] = (4, 16, 64),
 ) -> dict[str, Any]:
     """Write `<split>.json`, `images/<split>/*.png`, `videos/<split>/*.mp4`, `<mixture>.yaml` and `manifest.json`.
 
@@ -39,15 +44,20 @@ def write_world(
         splits: split -> kind of scenario (a key of `KINDS`) -> number of records.
         mixtures: mixture -> split -> how much of it, as OneVision's files have it.
         suite: records of each set of the benchmark suite's stand-in, under `suite/`; 0: none.
+        clip_frames: split -> frames of its clips, where they are not four; at least two.
+        video_suite: records of each set of videos, pictures and texts, under `video_suite/`; 0: none.
+        lengths: frames of that suite's clips, in turn.
     """
     aside = folder.with_name(folder.name + ".partial")
     shutil.rmtree(aside, ignore_errors=True)
     aside.mkdir(parents=True)
     manifest: dict[str, Any] = {"seed": seed, "image_size": image_size, "splits": splits, "sha256": {}}
+    frames = clip_frames or {}
+    manifest |= {"clip_frames": frames} if frames else {}
     for split, counts in splits.items():
         (aside / "images" / split).mkdir(parents=True)
         records = [
-            _write_record(aside, split, kind, index, seed, image_size)
+            _write_record(aside, split, kind, index, seed, image_size, frames.get(split))
             for kind, number in counts.items()
             for index in range(number)
         ]
@@ -64,6 +74,14 @@ def write_world(
             lambda at, split, kind, index: _write_record(at, split, kind, index, seed, image_size),
             words=lambda split, index: str(sample(seed, split, "word", index).scenes[0].word),
         )
+    if video_suite:
+        write_video_suite(
+            aside / "video_suite",
+            video_suite,
+            lengths,
+            lambda at, split, kind, index, count: _write_record(at, split, kind, index, seed, image_size, count),
+            seed=seed,
+        )
     (aside / "manifest.json").write_text(json.dumps(manifest, indent=1))
     # A stage that was killed before it was marked as done finds its own world here, and writes it again.
     shutil.rmtree(folder, ignore_errors=True)
@@ -71,23 +89,31 @@ def write_world(
     return manifest
 
 
-def sample(seed: int, split: str, kind: str, index: int) -> Scenario:
-    """The scenario behind a record. Seeded by a string: Python hashes it the same on every machine."""
-    return KINDS[kind](random.Random(f"{seed}/{split}/{kind}/{index}"))
+def sample(seed: int, split: str, kind: str, index: int, *, num_frames: int | None = None) -> Scenario:
+    """The scenario behind a record. Seeded by a string: Python hashes it the same on every machine.
+
+    Args:
+        num_frames: of a clip; None: the usual four.
+    """
+    rng = random.Random(f"{seed}/{split}/{kind}/{index}")
+    return clip(rng, num_frames) if kind == "clip" and num_frames is not None else KINDS[kind](rng)
 
 
-def _write_record(folder: Path, split: str, kind: str, index: int, seed: int, image_size: int) -> dict[str, Any]:
-    scenario = sample(seed, split, kind, index)
+def _write_record(
+    folder: Path, split: str, kind: str, index: int, seed: int, image_size: int, num_frames: int | None = None
+) -> dict[str, Any]:
+    scenario = sample(seed, split, kind, index, num_frames=num_frames)
     images = []
     for number, scene in enumerate(scenario.scenes):
         name = f"images/{split}/{kind}-{index:06d}-{number}.png"
         draw(scene, image_size).save(folder / name)
         images.append(name)
-    clip = f"videos/{split}/{kind}-{index:06d}.mp4"
+    video = f"videos/{split}/{kind}-{index:06d}.mp4"
     if scenario.frames:
-        (folder / clip).parent.mkdir(parents=True, exist_ok=True)
+        (folder / video).parent.mkdir(parents=True, exist_ok=True)
+        drawn = {scene: draw(scene, image_size) for scene in set(scenario.frames)}
         # One frame a second: readers that take one of each second take them all.
-        write_clip(folder / clip, [draw(scene, image_size) for scene in scenario.frames], fps=1)
+        write_clip(folder / video, [drawn[scene] for scene in scenario.frames], fps=1)
     # A clip's mark is <image>, too, in most of the published files.
     marks = "<image>\n" * (len(images) + bool(scenario.frames))
     turns = []
@@ -98,7 +124,7 @@ def _write_record(folder: Path, split: str, kind: str, index: int, seed: int, im
     if images:
         record["image"] = images[0] if len(images) == 1 else images
     if scenario.frames:
-        record["video"] = clip
+        record["video"] = video
     return record | {
         "conversations": turns,
         "kind": kind,

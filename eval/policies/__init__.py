@@ -4,8 +4,9 @@ from .adt import Adt, AdtTree
 from .base import Draw, DrawName, Expand, TreePolicy, check_combination
 from .chain import Chain, ChainTree
 from .choices import CHOICES
-from .config import TreeConfig
+from .config import TextTreeConfig, TreeConfig
 from .dynamic import Dynamic, DynamicTree
+from .sage import Sage, SageTree
 from .static import Static, StaticTree
 
 __all__ = [
@@ -19,8 +20,11 @@ __all__ = [
     "Dynamic",
     "DynamicTree",
     "Expand",
+    "Sage",
+    "SageTree",
     "Static",
     "StaticTree",
+    "TextTreeConfig",
     "TreeConfig",
     "TreePolicy",
     "check_combination",

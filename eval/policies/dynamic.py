@@ -8,7 +8,6 @@ Letters: C candidates, D expansions, F nodes expanded at once, K width, N nodes 
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
@@ -60,7 +59,7 @@ class Candidates:
     """
 
     tokens: list[int]  # C
-    scores: list[float]  # C, log-probability of the whole path; -inf where q gives a token nothing
+    scores: list[float]  # C, probability of the whole path
     expanded: tuple[int, ...]  # slot -> candidate
     width: int
     device: torch.device
@@ -91,7 +90,7 @@ def candidates(root: Tensor, expand: Expand, *, width: int, levels: int) -> Cand
     """
     width = min(width, root.shape[-1])
     best = root.topk(width)
-    tokens, scores, expanded = best.indices.tolist(), _logs(best.values.tolist()), []
+    tokens, scores, expanded = best.indices.tolist(), best.values.tolist(), []
     first = 0  # of the newest level
     for _ in range(levels - 1):
         beam = [first + place for place in _likeliest(scores[first:], width)]
@@ -100,7 +99,8 @@ def candidates(root: Tensor, expand: Expand, *, width: int, levels: int) -> Cand
         expanded += beam
         first = len(scores)
         for node, probs, children in zip(beam, best.values.tolist(), best.indices.tolist(), strict=True):
-            scores += [scores[node] + log for log in _logs(probs)]
+            # A probability rounded above 1 would score a child above its parent.
+            scores += [scores[node] * min(p, 1.0) for p in probs]
             tokens += children
     return Candidates(tokens, scores, tuple(expanded), width, root.device)
 
@@ -111,7 +111,7 @@ def _likeliest(scores: Sequence[float], count: int) -> list[int]:
     The sort is stable: a sure child scores as its parent does, and the parent, which was created first, comes first.
     """
     ranked = sorted(range(len(scores)), key=scores.__getitem__, reverse=True)[:count]
-    return [place for place in ranked if scores[place] > -math.inf]
+    return [place for place in ranked if scores[place] > 0]
 
 
 def parent_slot(candidate: int, width: int) -> int:
@@ -122,11 +122,6 @@ def parent_slot(candidate: int, width: int) -> int:
 def most_written(num_nodes: int, *, depth: int, width: int) -> int:
     """Nodes of the tree, or slots of the drafter where those are more: it expands D beams of K."""
     return max(min(num_nodes, width + depth * width * width), depth * width)
-
-
-def _logs(probs: Sequence[float]) -> list[float]:
-    """A probability rounded above 1 would score a child above its parent."""
-    return [math.log(min(p, 1.0)) if p > 0 else -math.inf for p in probs]
 
 
 class DynamicTree(Section):

@@ -81,7 +81,6 @@ class _Rows:
     def __init__(self, decoder: CachedDecoder, requests: Sequence[Request], *, capacity: int):
         rows, device = Rows(tuple(len(r.ids) for r in requests), first_row), decoder.device
         self.decoder, self.numbers = decoder, list(range(len(requests)))
-        self.lengths = torch.tensor(rows.lengths, device=device)
         self.seen = rows.prefix_mask().to(device)  # [R,places so far]
         self.cache = decoder.new_cache(rows.prefix + capacity)
         ids = torch.zeros(len(requests), rows.prefix, dtype=torch.int64)
@@ -91,27 +90,26 @@ class _Rows:
             modality[row, rows.prefix - len(request.ids) :] = request.modality
         pixels = [r.pixels.to(device) for r in requests if r.pixels is not None]
         pictures = [picture for r in requests for picture in pictures_of(r)]
-        embeds = decoder.embed(ids.to(device), modality.to(device), torch.cat(pixels) if pixels else None, pictures)
-        causal = torch.ones(rows.prefix, rows.prefix, dtype=torch.bool, device=device).tril()
-        # Padding sees itself: a place that sees nothing has no softmax.
-        mask = (causal & self.seen[:, None]) | torch.eye(rows.prefix, dtype=torch.bool, device=device)
-        states = decoder.forward(embeds, self.cache, rows.prefix_positions().to(device), mask)
-        self.cache.advance(rows.prefix)
+        prompts = decoder.prompts(
+            ids.to(device), modality.to(device), torch.cat(pixels) if pixels else None, pictures, mask=self.seen
+        )
+        states = decoder.run(prompts, self.cache)
+        self.places = prompts.behind
         self.scores = decoder.logits(states.feature[:, -1])  # [R,V]
 
     def feed(self, tokens: Tensor) -> Tensor:
         """Scores [R,V] after one more token [R] of each row."""
         self.seen = torch.cat([self.seen, self.seen.new_ones(len(self.seen), 1)], dim=1)
         embeds = self.decoder.embed(tokens[:, None])
-        states = self.decoder.forward(embeds, self.cache, self.lengths[:, None], self.seen[:, None])
+        states = self.decoder.forward(embeds, self.cache, self.places[:, None], self.seen[:, None])
         self.cache.advance(1)
-        self.lengths = self.lengths + 1
+        self.places = self.places + 1
         return self.decoder.logits(states.feature[:, -1])
 
     def select(self, rows: list[int]) -> None:
         """Go on with these rows alone."""
         self.numbers = [self.numbers[row] for row in rows]
-        self.lengths, self.seen = self.lengths[rows], self.seen[rows]
+        self.places, self.seen = self.places[rows], self.seen[rows]
         self.cache.select_rows(rows)
 
 

@@ -7,16 +7,21 @@ Letters: R rows, N new positions, D width, V vocabulary, P past positions.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.nn import functional as F
 
 from ...core.pictures import TEXT, Picture
+from ...core.positions import FLAT, PositionScheme, place_positions
 from ..llava import placeholder_ids, pool_features, selected_features
 from ..pictures import pack
 from .cache import Cache
+
+_TILES = 32  # that a tower reads at once
 
 
 @dataclass(frozen=True)
@@ -28,6 +33,24 @@ class DecoderStates:
     attention: dict[int, Tensor]  # layer -> [R,heads,N,P+N]
 
 
+@dataclass(frozen=True)
+class PromptRows:
+    """Prompts as the decoder runs them, padded on either side."""
+
+    embeds: Tensor  # [R,T,D]
+    positions: Tensor  # [n,R,T] int64: n coordinates, 1 or 3
+    behind: Tensor  # [R] int64: the position of a row's next token
+    mask: Tensor | None = None  # [R,T] bool: no padding; None: there is none that could be seen
+    visual: Tensor | None = None  # [R,T] bool; given where `deepstack` is
+    deepstack: tuple[Tensor, ...] = ()  # of the first layers: [n,D] that is added behind each, at visual places
+
+    @property
+    def ahead(self) -> int:
+        """How far positions run before places (M-RoPE's delta): the same for every token behind a single prompt."""
+        assert len(self.behind) == 1, "of one row"
+        return int(self.behind[0]) - self.embeds.shape[1]
+
+
 class CachedDecoder:
     """Wraps a model in eval mode.
 
@@ -36,6 +59,9 @@ class CachedDecoder:
         num_token_ids: ids from here on have no token.
         never: further ids that are never emitted, beside the model's own placeholders of images and clips.
     """
+
+    scheme: PositionScheme = FLAT
+    num_deepstack = 0  # first layers behind which visual states are added (Qwen3-VL)
 
     def __init__(self, model: nn.Module, *, num_token_ids: int, never: Sequence[int] = ()):
         self.model = model.eval()
@@ -90,7 +116,7 @@ class CachedDecoder:
         embeds = self.language_model.get_input_embeddings()(ids)
         if pixels is not None:
             assert modality is not None
-            seen = self.see(pixels) if seen is None else seen
+            seen = self.see(pixels, pictures) if seen is None else seen
             features = self.core.multi_modal_projector(pool_features(seen, pool))
             packed = pack(features, pictures, getattr(self.core, "image_newline", None))
             places = modality != TEXT
@@ -98,9 +124,71 @@ class CachedDecoder:
             embeds = embeds.masked_scatter(places.unsqueeze(-1), packed.to(embeds))
         return embeds
 
-    def see(self, pixels: Tensor) -> Tensor:
+    def see(self, pixels: Tensor, pictures: Sequence[Picture] = ()) -> Tensor:
         """The tower's states [I,P,C] that the projector reads: one pass serves every pooling."""
-        return selected_features(self.model, pixels)
+        # Tile by tile they are the same; a tower's layers of a long clip at once would be what fills the memory.
+        return torch.cat([selected_features(self.model, tiles) for tiles in pixels.split(_TILES)])
+
+    def prompts(
+        self,
+        ids: Tensor,
+        modality: Tensor,
+        pixels: Tensor | None = None,
+        pictures: Sequence[Picture] = (),
+        *,
+        mask: Tensor | None = None,
+        pool: int = 1,
+        seen: Any = None,
+    ) -> PromptRows:
+        """What `run` runs: ids [R,T] with their pictures, embedded and placed.
+
+        Args:
+            mask: [R,T] bool: no padding; None: there is none.
+            pool, seen: as in `embed`.
+        """
+        embeds = self.embed(ids, modality, pixels, pictures, pool=pool, seen=seen)
+        return PromptRows(embeds, *self._placed(modality, mask, pictures), mask)
+
+    def _placed(self, modality: Tensor, mask: Tensor | None, pictures: Sequence[Picture]) -> tuple[Tensor, Tensor]:
+        real = torch.ones_like(modality, dtype=torch.bool) if mask is None else mask
+        return place_positions(modality, real, pictures, self.scheme)
+
+    def run(
+        self,
+        prompts: PromptRows,
+        cache: Cache,
+        *,
+        layers: Sequence[int] = (),
+        attention: Sequence[int] = (),
+        attention_from: int = 0,
+        chunk: int | None = None,
+    ) -> DecoderStates:
+        """Run whole prompts into an empty cache, which then holds them, `chunk` places at a time (None: at once).
+
+        Args:
+            attention_from: attention is kept of the queries from this place on: [R,heads,T-from,T].
+        """
+        length = prompts.embeds.shape[1]
+        step = chunk or length
+        starts = [*range(0, attention_from, step), *range(attention_from, length, step)]
+        parts = []
+        for start, stop in zip(starts, [*starts[1:], length], strict=True):
+            part = self.forward(
+                prompts.embeds[:, start:stop],
+                cache,
+                prompts.positions[:, :, start:stop],
+                None if prompts.mask is None else _seen(prompts.mask, start, stop),
+                layers=layers,
+                attention=attention if start >= attention_from else (),
+                more=self._deepstack(prompts, start, stop),
+            )
+            cache.advance(stop - start)
+            parts.append(part)
+        return parts[0] if len(parts) == 1 else _joined(parts, length)
+
+    def _deepstack(self, prompts: PromptRows, start: int, stop: int) -> Mapping[str, Any]:
+        """What `forward` hands to the model beside embeddings, for these places."""
+        return {}
 
     def forward(
         self,
@@ -111,11 +199,13 @@ class CachedDecoder:
         *,
         layers: Sequence[int] = (),
         attention: Sequence[int] = (),
+        more: Mapping[str, Any] | None = None,
     ) -> DecoderStates:
         """Run N new positions [R,N,D] behind the cache's committed ones (the caller commits).
 
         Args:
-            positions: [R,N] int64.
+            positions: [R,N] int64, or [n,R,N] in coordinates; a single one counts for all.
+            more: what the model takes beside these.
             mask: [N,K] or [R,N,K] bool over the last K of the past and new positions (what lies before
                 them is seen); None is causal.
             layers: 0 is the embedding, i the state after i decoder layers.
@@ -132,17 +222,40 @@ class CachedDecoder:
                 inputs_embeds=embeds,
                 # Eager attention, the only one that returns its weights, adds the mask to the scores.
                 attention_mask=_additive(full, embeds.dtype) if attention or self._eager else full,
-                position_ids=positions,
+                position_ids=self._coordinates(positions),
                 past_key_values=cache,
                 use_cache=True,
+                **(more or {}),
             )
         if 0 in layers:
             tapped.states[0] = embeds
         return DecoderStates(output.last_hidden_state, tapped.states, tapped.weights)
 
+    def _coordinates(self, positions: Tensor) -> Tensor:
+        """Positions in as many coordinates as the model takes."""
+        return positions[0] if positions.dim() == 3 else positions
+
     def logits(self, feature: Tensor) -> Tensor:
         """Scores [...,V] float32 with minus infinity where no token may come."""
         return self.model.lm_head(feature).float().masked_fill_(self._banned, float("-inf"))
+
+
+def _seen(mask: Tensor, start: int, stop: int) -> Tensor:
+    """[R,N,stop] bool: what the places from `start` to `stop` see of prompts with padding (`mask` [R,T])."""
+    places = torch.arange(stop, device=mask.device)
+    causal = places[None, :] <= places[start:, None]
+    # Padding sees itself: a place that sees nothing has no softmax.
+    return (causal & mask[:, None, :stop]) | (places[None, :] == places[start:, None])
+
+
+def _joined(parts: Sequence[DecoderStates], length: int) -> DecoderStates:
+    """One pass of several over the places of a prompt."""
+    weights: dict[int, Tensor] = {}
+    for layer in parts[-1].attention:
+        each = [part.attention[layer] for part in parts if layer in part.attention]
+        weights[layer] = torch.cat([F.pad(w, (0, length - w.shape[-1])) for w in each], dim=-2)
+    layers = {layer: torch.cat([part.layers[layer] for part in parts], dim=1) for layer in parts[0].layers}
+    return DecoderStates(torch.cat([part.feature for part in parts], dim=1), layers, weights)
 
 
 def _additive(mask: Tensor, dtype: torch.dtype) -> Tensor:

@@ -188,12 +188,13 @@ def _check_made_for(folder: Path, shape: LayerShape) -> None:
         raise UserError(f"unreadable: {error}", where=str(path), cure="train or download it again") from error
     if "zeros_before" not in written:
         return
-    for name, expected in shape.to_dict().items():
-        if written.get(name) != expected:
-            raise UserError(
-                f"the head does not fit this target: {name} is {written.get(name)}, expected {expected}",
-                where=str(path), cure="name the target and the settings that the head was trained with",
-            )  # fmt: skip
+    different = shape.differs_from(written)
+    if different is not None:
+        name, found, expected = different
+        raise UserError(
+            f"the head does not fit this target: {name} is {found}, expected {expected}",
+            where=str(path), cure="name the target and the settings that the head was trained with",
+        )  # fmt: skip
 
 
 def _head_state(folder: Path) -> dict[str, Tensor]:

@@ -6,7 +6,7 @@ Letters: R rows, N new positions, K places seen, D width, H heads, G key-value h
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, fields
 from typing import Any, Literal
 
 import torch
@@ -39,13 +39,38 @@ class LayerShape:
     qk_norm: bool = False
     # Whether padded places of the prompt are hidden. LANTERN's LlamaGen heads see them, in training and decoding.
     mask_padding: bool = True
+    # Biases of queries, keys and values (Qwen2).
+    qkv_bias: bool = False
+    # Root mean square norm over the width of each head's queries and keys (Qwen3).
+    qk_rms_norm: bool = False
+    # Width of a head where it is not hidden_size / num_heads (Qwen3).
+    own_head_dim: int | None = None
+    # Width of what the attention reads where it is not hidden_size (EAGLE-3: embedding and state beside each other).
+    attention_input: int | None = None
+    # half: how many frequencies turn by time, row and column (M-RoPE; none: by the place alone), and whether the three
+    # alternate (Qwen3-VL).
+    mrope_section: tuple[int, ...] = ()
+    mrope_interleaved: bool = False
 
     @property
     def head_dim(self) -> int:
-        return self.hidden_size // self.num_heads
+        return self.own_head_dim or self.hidden_size // self.num_heads
 
     def to_dict(self) -> dict[str, Any]:
-        return asdict(self)
+        """As JSON holds it."""
+        return {**asdict(self), "mrope_section": list(self.mrope_section)}
+
+    def differs_from(self, written: dict[str, Any]) -> tuple[str, Any, Any] | None:
+        """The first field that a head's file gives otherwise, with the file's value and this one's.
+
+        What the file does not say is what layers were before they had the field.
+        """
+        before = {f.name: f.default for f in fields(self)} | {"mrope_section": []}
+        for name, expected in self.to_dict().items():
+            found = written.get(name, before[name])
+            if found != expected:
+                return name, found, expected
+        return None
 
 
 class DecoderLayer(nn.Module):
@@ -68,13 +93,12 @@ class HeadAttention(nn.Module):
     def __init__(self, shape: LayerShape):
         super().__init__()
         self.shape = shape
-        width, inner, shared = shape.hidden_size, shape.num_heads, shape.num_kv_heads
-        self.q_proj = nn.Linear(width, inner * shape.head_dim, bias=False)
-        self.k_proj = nn.Linear(width, shared * shape.head_dim, bias=False)
-        self.v_proj = nn.Linear(width, shared * shape.head_dim, bias=False)
-        self.o_proj = nn.Linear(inner * shape.head_dim, width, bias=False)
-        self.q_norm = HeadNorm(inner, shape.head_dim) if shape.qk_norm else nn.Identity()
-        self.k_norm = HeadNorm(shared, shape.head_dim) if shape.qk_norm else nn.Identity()
+        width, inner, shared = shape.attention_input or shape.hidden_size, shape.num_heads, shape.num_kv_heads
+        self.q_proj = nn.Linear(width, inner * shape.head_dim, bias=shape.qkv_bias)
+        self.k_proj = nn.Linear(width, shared * shape.head_dim, bias=shape.qkv_bias)
+        self.v_proj = nn.Linear(width, shared * shape.head_dim, bias=shape.qkv_bias)
+        self.o_proj = nn.Linear(inner * shape.head_dim, shape.hidden_size, bias=False)
+        self.q_norm, self.k_norm = _head_norm(shape, inner), _head_norm(shape, shared)
 
     def forward(self, states: Tensor, rope: Tensor, mask: Tensor, cache: Cache | None) -> Tensor:
         shape = self.shape
@@ -89,6 +113,12 @@ class HeadAttention(nn.Module):
         grouped = shape.num_heads != shape.num_kv_heads
         mixed = F.scaled_dot_product_attention(q, k, v, attn_mask=seen, enable_gqa=grouped)
         return self.o_proj(mixed.transpose(1, 2).flatten(2))
+
+
+def _head_norm(shape: LayerShape, heads: int) -> nn.Module:
+    if shape.qk_rms_norm:
+        return RMSNorm(shape.head_dim, shape.norm_eps)
+    return HeadNorm(heads, shape.head_dim) if shape.qk_norm else nn.Identity()
 
 
 class HeadNorm(nn.Module):
@@ -116,7 +146,10 @@ class GatedFeedForward(nn.Module):
 
 
 class Rotary:
-    """Cosines and sines [...,E/2,2] float32 of positions [...]; no module, so that it stays float32."""
+    """Cosines and sines [...,E/2,2] float32 of positions [...]; no module, so that it stays float32.
+
+    Positions [3,R,N] turn by time, row and column where the shape has M-RoPE.
+    """
 
     def __init__(self, shape: LayerShape):
         self.shape = shape
@@ -127,6 +160,7 @@ class Rotary:
         else:
             powers = torch.arange(0, shape.head_dim, 2).float() / shape.head_dim
             self._table = 1.0 / shape.rope_theta**powers  # [E/2]
+            self._axes = _axes(shape)  # [3,E/2] float32 of zeros and ones; no rows without M-RoPE
 
     def __call__(self, positions: Tensor) -> Tensor:
         if self._table.device != positions.device:
@@ -134,7 +168,24 @@ class Rotary:
         if self.shape.rope == "grid":
             return self._table[positions]
         angles = positions[..., None].float() * self._table
+        if positions.dim() == 3:
+            assert len(self._axes), "positions of three rows need M-RoPE"
+            angles = (angles * self._axes.to(angles.device)[:, None, None]).sum(0)
         return torch.stack([angles.cos(), angles.sin()], dim=-1)
+
+
+def _axes(shape: LayerShape) -> Tensor:
+    """Which of the three positions turns each frequency: in blocks (Qwen2-VL), or by turns (Qwen3-VL)."""
+    if not shape.mrope_section:
+        return torch.zeros(0, shape.head_dim // 2)
+    axes = torch.zeros(shape.head_dim // 2, dtype=torch.int64)
+    if shape.mrope_interleaved:
+        # Every third frequency is a row's or a column's as far as their numbers go; all others are time's.
+        for axis in (1, 2):
+            axes[axis : 3 * shape.mrope_section[axis] : 3] = axis
+    else:
+        axes = torch.arange(3).repeat_interleave(torch.tensor(shape.mrope_section))
+    return F.one_hot(axes, 3).T.float()
 
 
 def rotate_halves(states: Tensor, rope: Tensor) -> Tensor:

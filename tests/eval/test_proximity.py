@@ -160,7 +160,9 @@ def test_tables_hold_each_number_at_its_setting():
     assert lines[2:] == ["| k = 10 | 10 | 20 |", "| k = 20 | 10 | 20 |"]
     settings = {Setting(10, 0.13, "cosine", "jsd"): point(1.5, 2.0, 17.43, 0.021)}
     lines = proximity.measures_table(settings, ["fid"])
-    assert lines[2] == "| k=10, delta=0.13, cosine, jsd | 2.00 [1.80, 2.20] | 1.50x [1.40, 1.60] | 17.43 ± 0.021 (n=3) |"
+    assert (
+        lines[2] == "| k=10, delta=0.13, cosine, jsd | 2.00 [1.80, 2.20] | 1.50x [1.40, 1.60] | 17.43 ± 0.021 (n=3) |"
+    )
 
 
 def test_settings_are_rules_of_a_recipe():

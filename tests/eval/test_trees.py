@@ -76,12 +76,12 @@ def test_the_tree_of_eagle(case):
     expand = Recorded(rows)
     found = candidates(root, expand, width=width, levels=depth + 1)
     assert found.tokens == wanted["candidate_tokens"].tolist()
-    assert torch.allclose(torch.tensor(found.scores), wanted["candidate_scores"], atol=1e-4)
+    assert torch.allclose(torch.tensor(found.scores).log(), wanted["candidate_scores"], atol=1e-4)
     # The beam in rank order, its parents as slots: rank r of the beam before the last expansion is slot (i - 1) K + r.
     assert expand.tokens == wanted["beam_tokens"][:depth].tolist()
     ranks = wanted["beam_parents"][:depth]
     assert expand.parents == [[ROOT if r < 0 else (i - 1) * width + r for r in row] for i, row in enumerate(ranks)]
-    scores = torch.tensor([found.scores[c] for c in found.expanded]).view(depth, width)
+    scores = torch.tensor([found.scores[c] for c in found.expanded]).log().view(depth, width)
     assert torch.allclose(scores, wanted["beam_scores"][:depth], atol=1e-4)
     tree = Dynamic(count + 1, depth, width).grow(root, Recorded(rows), TOP_K, max_levels=99)
     for grown in (tree, found.best(count)):

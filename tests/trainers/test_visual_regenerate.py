@@ -18,6 +18,7 @@ from draftsmith.models.generators import Generator, build_transformer, load_gene
 from draftsmith.models.llamagen.files import save_llamagen
 from draftsmith.trainers.stages.visual import regenerate
 from visual_run import context, translators
+from visual_tiny import anole
 
 CAPTIONS = [f"picture number {n} of something" for n in range(5)]
 
@@ -92,7 +93,12 @@ def test_a_killed_run_goes_on_behind_its_shards(made, tmp_path, monkeypatch, sha
         patch.setattr(regenerate, "write_shard", dying)
         with pytest.raises(KeyboardInterrupt):
             run(made, tmp_path / "out")
-    monkeypatch.setattr(regenerate, "write_shard", lambda f, index, *rest: written.append(index) or real(f, index, *rest))
+
+    def counting(folder, index, *rest):
+        written.append(index)
+        return real(folder, index, *rest)
+
+    monkeypatch.setattr(regenerate, "write_shard", counting)
     run(made, tmp_path / "out")
     assert written == list(range(shard, 4)) and files(tmp_path / "out") == files(tmp_path / "alone")
 
@@ -105,8 +111,6 @@ def test_other_settings_in_the_same_folder_are_refused(made, tmp_path):
 
 def test_answers_of_anole_are_ids_and_their_codes():
     """Greedily and guided: the text stands for what it was asked by, and no features are kept."""
-    from visual_tiny import anole
-
     target = anole()
     texts = {"one": torch.tensor([25, 27, 31]), "two": torch.tensor([30])}
     generator = Generator(target, lambda caption, label: texts[caption], lambda codes: codes, torch.zeros(16, 4), 4)

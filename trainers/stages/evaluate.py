@@ -8,7 +8,7 @@ from __future__ import annotations
 import platform
 import time
 from dataclasses import replace
-from typing import Annotated, Any, Literal
+from typing import Any, Literal
 
 import torch
 from pydantic import Field, model_validator
@@ -21,7 +21,7 @@ from ...data.processor import Processor
 from ...eval import report, suite_table, text_quality
 from ...eval.compare import Comparison, compare_trainings
 from ...eval.loop import Decoding, generate
-from ...eval.policies import Chain, ChainTree, Draw, DynamicTree, StaticTree, TreePolicy, check_combination
+from ...eval.policies import Chain, Draw, TextTreeConfig, TreePolicy, check_combination
 from ...eval.rules import RULES
 from ...models.captioners import CaptionerConfig, LvlmCaptions
 from ...models.decoding.warp import Warp
@@ -39,9 +39,6 @@ from .suite import SuiteRun, SuiteSection, open_suite
 from .suite_quality import measure_quality
 from .train import data_files
 from .weights import record_weights
-
-# ADT-Tree follows an image's rows, which language has not.
-Tree = Annotated[ChainTree | StaticTree | DynamicTree, Field(discriminator="kind")]
 
 
 class Benchmark(Section):
@@ -74,9 +71,9 @@ class EvaluateStage(Section):
     modes: list[DraftingMode] = Field([preset("M"), preset("T")], min_length=1)
     # What writes the captions of mode C; needed where a mode has it.
     captioner: CaptionerConfig | None = None
-    # chain, or a section with a kind: static (a published list) or dynamic (EAGLE-2's), which draft more than one
-    # continuation.
-    tree: Literal["chain"] | Tree = "chain"
+    # chain, or what drafts more than one continuation: a section with a kind (static, a published list; dynamic,
+    # EAGLE-2's; sage, adaptive), or a name (30-4-8: total with the root, levels, width; sage; a published list's).
+    tree: TextTreeConfig = "chain"
     # Tokens drafted in a cycle of tree: chain; null where the tree has sizes of its own.
     gamma: int | None = Field(5, ge=1)
     rule: Literal["greedy", "sampling"] = "greedy"

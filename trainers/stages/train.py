@@ -103,7 +103,8 @@ def run(stage: TrainStage, context: Context) -> None:
     init_distributed()
     seed = context.seed if stage.seed is None else stage.seed
     seed_all(seed)
-    processor = context.drafter_processor() if stage.model == "drafter" else context.processor()
+    # A captioner is assembled as the drafter is, and has its eyes.
+    processor = context.processor() if stage.model == "target" else context.drafter_processor()
     dataset = ConversationDataset(
         stage.data,
         stage.format,

@@ -1,0 +1,107 @@
+"""A number of visual tokens as a number of frames, or of pixels, for the family at hand.
+
+Sparrow and SAGE name their inputs by visual tokens (0.5k to 25k); what a clip has is frames. The nearest number of
+frames counts, not the largest that fits: LLaVA-OneVision's "25k" are 128 frames of 196 tokens and a newline, 25,089.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from ..core.errors import UserError
+from .videos import VideoSettings
+
+PRESETS = {"0.5k": 500, "1.5k": 1_500, "4.5k": 4_500, "6k": 6_000, "15k": 15_000, "17k": 17_000, "25k": 25_000}
+
+
+def visual_tokens(budget: int | str) -> int:
+    """Tokens of a budget: any number, or one with k behind it. Raises `UserError` for what is neither."""
+    text = str(budget).strip().lower()
+    try:
+        number = float(text.removesuffix("k")) * (1000 if text.endswith("k") else 1)
+    except ValueError:
+        number = 0.0
+    if not 1 <= number < float("inf"):
+        raise UserError(
+            f"{budget!r} is no number of visual tokens", cure=f"give a number, or one of {', '.join(PRESETS)}"
+        )
+    return round(number)
+
+
+def label(budget: int | str) -> str:
+    """How tables name a budget: 0.5k, 25k, 700."""
+    tokens = visual_tokens(budget)
+    return f"{tokens / 1000:g}k" if tokens % 100 == 0 and tokens >= 500 else str(tokens)
+
+
+@dataclass(frozen=True)
+class FrameTokens:
+    """How a family counts a clip.
+
+    Args:
+        per_step: tokens of each step in time.
+        frames_per_step: Qwen's towers join two frames; an odd last one is doubled.
+        per_clip: tokens beyond those of its frames (a newline).
+    """
+
+    per_step: int
+    frames_per_step: int = 1
+    per_clip: int = 0
+
+    def total(self, num_frames: int) -> int:
+        """Tokens of a clip of so many frames."""
+        return self.per_step * -(-num_frames // self.frames_per_step) + self.per_clip
+
+    def frames(self, budget: int | str) -> int:
+        """The number of frames whose tokens are nearest to the budget; at least one step."""
+        steps = (visual_tokens(budget) - self.per_clip) / self.per_step
+        return max(1, int(steps + 0.5)) * self.frames_per_step
+
+
+def llava_frames(settings: VideoSettings, patches: int) -> FrameTokens:
+    """How the LLaVA families count (OneVision: 196 a frame and one newline).
+
+    Args:
+        patches: along a side of a frame.
+    """
+    one, two = (settings.picture(count, patches).num_tokens for count in (1, 2))
+    return FrameTokens(two - one, per_clip=2 * one - two)
+
+
+def qwen_frames(height: int, width: int, *, unit: int = 28) -> FrameTokens:
+    """How Qwen2-VL, Qwen2.5-VL (unit 28) and Qwen3-VL (unit 32) count frames of these sides, in pixels, once resized.
+
+    Args:
+        unit: pixels along a side of what becomes one token: patch size times merge size.
+    """
+    if height % unit or width % unit:
+        raise UserError(f"a frame of {height} x {width} pixels is no grid of {unit}", cure="give the resized sides")
+    return FrameTokens(height // unit * (width // unit), frames_per_step=2)
+
+
+def frames_for(budget: int | str, tokens_per_frame: int, *, frames_per_step: int = 1, per_clip: int = 0) -> int:
+    """The number of frames nearest to a budget, where a step in time has `tokens_per_frame`."""
+    return FrameTokens(tokens_per_frame, frames_per_step, per_clip).frames(budget)
+
+
+def pixels_for(budget: int | str, num_frames: int, *, unit: int = 28, frames_per_step: int = 2) -> int:
+    """The most pixels of a frame (Qwen's max_pixels) with which `num_frames` frames stay within a budget."""
+    steps = -(-num_frames // frames_per_step)
+    tokens = visual_tokens(budget) // steps
+    if tokens < 1:
+        raise UserError(
+            f"{num_frames} frames have more than {budget} visual tokens at any size", cure="take fewer frames"
+        )
+    return tokens * unit * unit
+
+
+def within(settings: VideoSettings, budget: int | str, patches: int) -> VideoSettings:
+    """The settings with as many frames, at equal distances, as the budget asks for. Shorter clips give all they have.
+
+    Args:
+        patches: along a side of a frame.
+    """
+    frames = llava_frames(settings, patches).frames(budget)
+    return settings.model_copy(
+        update={"num_frames": frames, "fps": None, "min_frames": min(frames, settings.min_frames)}
+    )

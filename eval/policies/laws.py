@@ -1,0 +1,151 @@
+"""SAGE's laws: how deep and wide a tree is at a confidence, and which nodes it then holds.
+
+Pure functions of numbers, without a drafter. Source: SAGE, equations 10 to 12, the threshold of section 3.2.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Literal, NamedTuple
+
+from pydantic import Field, model_validator
+
+from ...core.section import Section
+
+
+class LawSettings(Section):
+    """What the laws read; numbers are the paper's."""
+
+    # Likeliest tokens that the entropy is taken over, and the most children of a node.
+    top_k: int = Field(10, ge=2)
+    # Levels of the tree at confidence 0 and 1, and children of the root (before the decay) at 1 and 0.
+    min_depth: int = Field(3, ge=1)
+    max_depth: int = Field(8, ge=1)
+    min_width: int = Field(2, ge=1)
+    max_width: int = Field(10, ge=1)
+    # Most nodes, without the root.
+    max_nodes: int = Field(64, ge=1)
+    # What must exceed the threshold, and what P_parent is: the probability of the whole path (the paper's formal line)
+    # or of the token alone (its text). local fills the tree up to max_nodes, cumulative seldom passes 16.
+    threshold: Literal["cumulative", "local"] = "cumulative"
+    # Of the number of children. "p_l < W_l" of the paper's formal line counts up; at least 1 either way.
+    rounding: Literal["ceil", "floor"] = "ceil"
+    # Of the depth; thresholds take it unrounded.
+    depth_rounding: Literal["nearest", "floor"] = "nearest"
+    # Which nodes remain at max_nodes: the likeliest paths, or the first ones of a depth-first walk.
+    order: Literal["best-first", "depth-first"] = "best-first"
+    # Children of the root: root gives it P_parent = 1 (1.5 W), plain takes W as it is.
+    first_level: Literal["root", "plain"] = "root"
+
+    @model_validator(mode="after")
+    def _ordered(self) -> LawSettings:
+        for name in ("depth", "width"):
+            low, high = getattr(self, f"min_{name}"), getattr(self, f"max_{name}")
+            if low > high:
+                raise ValueError(f"min_{name} {low} is above max_{name} {high}")
+        return self
+
+
+class Node(NamedTuple):
+    """A node by the ranks along its path; probabilities of the path and of its last token."""
+
+    path: tuple[int, ...]
+    cumulative: float
+    local: float
+
+
+# A whole number that floats put a little aside is that number.
+_WHOLE = 1e-9
+
+
+@dataclass(frozen=True)
+class Laws:
+    """One cycle's depth D(alpha) and width W(alpha), and what follows from them."""
+
+    settings: LawSettings
+    depth: float
+    width: float
+
+    @classmethod
+    def of(cls, settings: LawSettings, alpha: float, *, cap: int) -> Laws:
+        """`cap` is D_max, which history moves."""
+        return cls(
+            settings,
+            settings.min_depth + alpha * (cap - settings.min_depth),
+            settings.min_width + (1.0 - alpha) * (settings.max_width - settings.min_width),
+        )
+
+    @property
+    def levels(self) -> int:
+        return int(self.depth + (0.5 if self.settings.depth_rounding == "nearest" else _WHOLE))
+
+    def width_at(self, level: int, parent: float) -> float:
+        """W_l of a node at `level` - 1 whose probability is `parent` (the root's is 1)."""
+        if level == 1 and self.settings.first_level == "plain":
+            return self.width
+        return self.width / level * (0.5 + parent)
+
+    def threshold_at(self, level: int) -> float:
+        return 0.1 * level / self.depth
+
+    def num_children(self, level: int, parent: float) -> int:
+        """At least 1: W_l falls below that from the third level on."""
+        wide = self.width_at(level, parent)
+        whole = math.ceil(wide - _WHOLE) if self.settings.rounding == "ceil" else math.floor(wide + _WHOLE)
+        return min(self.settings.top_k, max(1, whole))
+
+    def most_children(self, level: int) -> int:
+        return self.num_children(level, 1.0)
+
+    def children(self, node: Node, ranked: Sequence[float]) -> Iterator[Node]:
+        """Those above the threshold, likeliest first.
+
+        Args:
+            ranked: the draft's probabilities after `node`, in descending order.
+        """
+        level, is_local = len(node.path) + 1, self.settings.threshold == "local"
+        count = self.num_children(level, node.local if is_local else node.cumulative)
+        for rank, probability in enumerate(ranked[:count]):
+            child = Node((*node.path, rank), node.cumulative * probability, probability)
+            if (child.local if is_local else child.cumulative) <= self.threshold_at(level):
+                return
+            yield child
+
+    def may_have_children(self, node: Node) -> bool:
+        """False where no child can exceed the next level's threshold."""
+        return self.settings.threshold == "local" or node.cumulative > self.threshold_at(len(node.path) + 1)
+
+    def first(self, nodes: list[Node]) -> list[Node]:
+        """The first `max_nodes` in the order of filling, in which a node stands behind its parent."""
+        if self.settings.order == "depth-first":
+            return sorted(nodes, key=lambda node: node.path)[: self.settings.max_nodes]
+        return sorted(nodes, key=lambda node: (-node.cumulative, len(node.path), node.path))[: self.settings.max_nodes]
+
+
+def grow_nodes(
+    laws: Laws,
+    first: Sequence[float],
+    below: Callable[[Sequence[Node]], Sequence[Sequence[float]]],
+    *,
+    levels: int,
+) -> list[Node]:
+    """The nodes of a tree, at most `levels` deep; none where nothing exceeds the threshold.
+
+    Level by level. What falls out of the first `max_nodes` never comes back, as deeper levels only add nodes, and
+    nothing grows below it: the result is that of filling one node at a time.
+
+    Args:
+        first: probabilities of the root's children, likeliest first.
+        below: the same for each of some nodes of one level.
+    """
+    kept, newest, ranked = [], [Node((), 1.0, 1.0)], [first]
+    for level in range(1, levels + 1):
+        found = [child for node, probs in zip(newest, ranked, strict=True) for child in laws.children(node, probs)]
+        kept = laws.first([*kept, *found])
+        newest = [node for node in kept if len(node.path) == level]
+        if not newest or level == levels:
+            break
+        ranked = list(below(newest))
+    return kept

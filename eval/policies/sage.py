@@ -1,0 +1,184 @@
+"""SAGE: a tree whose depth and width follow how sure the drafter was in the cycle before, and what was accepted.
+
+Sure drafters get deep and narrow trees, unsure ones shallow and wide ones. The next tree depends on past cycles (and,
+where it is grown online, on the draft's own distributions), never on what the target will say: it is exact at any
+temperature. No code of the method is published; what the paper leaves open is an option here, ours the default.
+Source: SAGE, sections 3.1 to 3.3, settings of section 5.1. Its tau is `num_accepted`, without the bonus token.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Literal, NamedTuple
+
+import torch
+from pydantic import model_validator
+from torch import Tensor
+
+from ...core.errors import did_you_mean
+from ...models.decoding.tree import ROOT, Tree
+from ..rules import Verified
+from .base import Draw, Expand
+from .choices import CHOICES
+from .confidence import Drafted, confidence
+from .dynamic import candidates, most_written
+from .history import DepthCap, History
+from .laws import Laws, LawSettings, Node, grow_nodes
+from .static import Static
+
+
+class SageTree(LawSettings):
+    """SAGE's settings, those of the laws among them."""
+
+    kind: Literal["sage"]
+    # How the next tree is made. online: level by level from the draft's real distributions, its depth and width from
+    # the last cycle (ours; best where a step of the drafter is cheap beside the target's). template: a shape of ranks
+    # from the last cycle's distribution alone, as the paper's O(N) update; the only one for draw: sample. dynamic:
+    # EAGLE-2's beam with the laws' depth and width, for heads.
+    growth: Literal["online", "template", "dynamic"] = "online"
+    # The list of the first cycle, which has no past (choices.py; the paper takes SpecVLM's 25 nodes).
+    first_tree: str = "mc_sim_7b_63"
+    # Which distribution of the last cycle says how sure the drafter was (the paper does not say): after the deepest
+    # accepted node that was expanded, at the root, or the mean over all that it drafted from.
+    confidence_from: Literal["deepest", "root", "mean"] = "deepest"
+    # growth: dynamic. Nodes of a cycle's tree: up to max_nodes, or levels times width where that is less.
+    total: Literal["max", "product"] = "max"
+    # How the deepest tree follows what was accepted; null: it does not.
+    history: History | None = History()
+
+    @model_validator(mode="after")
+    def _consistent(self) -> SageTree:
+        if self.history is not None and self.history.max_depth < self.max_depth:
+            raise ValueError(f"history.max_depth {self.history.max_depth} is below max_depth {self.max_depth}")
+        if self.first_tree not in CHOICES:
+            raise ValueError(f"first_tree names {self.first_tree!r}; {did_you_mean(self.first_tree, CHOICES)}")
+        return self
+
+    def build(self, *, grid: int | None = None, seed: int = 0) -> Sage:
+        return Sage(self)
+
+
+class SageCycle(NamedTuple):
+    """What the log keeps of a cycle that drafted. The first tree is the fixed one, whatever its first three say."""
+
+    confidence: float  # alpha, of the cycle before
+    depth: float  # D(alpha)
+    width: float  # W(alpha)
+    cap: int  # D_max as history has moved it
+    levels: int
+    nodes: int
+    accepted: int  # without the bonus token
+
+
+# alpha of a request's first cycle (algorithm 1).
+FIRST_CONFIDENCE = 0.5
+
+
+class Sage:
+    """Adapts the tree from cycle to cycle of one request. `log` holds the current request's cycles."""
+
+    name = "sage"
+
+    def __init__(self, settings: SageTree):
+        self.settings = settings
+        self.prunes_by_token = settings.growth != "template"
+        self._first = Static(CHOICES[settings.first_tree])
+        deepest = settings.max_depth if settings.history is None else settings.history.max_depth
+        self.num_levels = max(deepest, self._first.num_levels)
+        self.max_nodes = max(_most_slots(settings, deepest), self._first.max_nodes)
+        self.start()
+
+    def start(self) -> None:
+        self.log: list[SageCycle] = []
+        self.confidence = FIRST_CONFIDENCE
+        self._cap = DepthCap(self.settings.history, start=self.settings.max_depth, least=self.settings.min_depth)
+        self._shape: Static | None = self._first  # None: grown as the cycle goes
+        self._drafted: Drafted | None = None
+
+    def laws(self) -> Laws:
+        """Depth, width and thresholds of the next tree."""
+        return Laws.of(self.settings, self.confidence, cap=self._cap.value)
+
+    def grow(self, root: Tensor, expand: Expand, draw: Draw, *, max_levels: int) -> Tree:
+        assert not (draw.sampled and self.prunes_by_token), "check_combination refuses this"
+        self._drafted = drafted = Drafted(root, self.settings.top_k)
+        if self._shape is not None:
+            return self._shape.grow(root, drafted.watch(expand), draw, max_levels=max_levels)
+        laws = self.laws()
+        if self.settings.growth == "online":
+            return grow_online(laws, root, expand, drafted, levels=min(laws.levels, max_levels))
+        width = min(laws.most_children(1), self.settings.max_nodes)
+        found = candidates(root, drafted.watch(expand), width=width, levels=min(laws.levels, max_levels))
+        return found.best(self.settings.max_nodes if self.settings.total == "max" else self._product(laws))
+
+    def observe(self, verified: Verified) -> None:
+        tree, drafted, self._drafted = verified.tree, self._drafted, None
+        if drafted is None or tree is None:
+            return
+        laws, accepted = self.laws(), verified.num_accepted
+        self.log.append(
+            SageCycle(
+                self.confidence, laws.depth, laws.width, self._cap.value, tree.num_levels, tree.num_nodes, accepted
+            )
+        )
+        reached = drafted.reached(tree, verified.path)
+        which = {"deepest": reached[-1:], "root": [0], "mean": range(len(drafted))}[self.settings.confidence_from]
+        ranked = drafted.ranked(which)
+        self.confidence = float(confidence(ranked).mean())
+        self._cap.observe(accepted)
+        self._shape = template(self.laws(), ranked.mean(0).tolist()) if self.settings.growth == "template" else None
+
+    def _product(self, laws: Laws) -> int:
+        return min(self.settings.max_nodes, laws.levels * laws.most_children(1))
+
+
+def template(laws: Laws, ranked: Sequence[float]) -> Static:
+    """The tree of ranks where each node's k likeliest children have the probabilities `ranked`."""
+    nodes = grow_nodes(laws, ranked, lambda nodes: [ranked] * len(nodes), levels=laws.levels)
+    return Static([node.path for node in nodes] or [(0,)])
+
+
+def grow_online(laws: Laws, root: Tensor, expand: Expand, drafted: Drafted, *, levels: int) -> Tree:
+    """The tree of the draft's real distributions. One synchronisation for each level."""
+    best = root.topk(drafted.top_k)
+    first = best.values.tolist()
+    tokens: dict[tuple[int, ...], list[int]] = {(): best.indices.tolist()}  # path -> tokens of its children by rank
+    slots: dict[tuple[int, ...], int] = {(): ROOT}
+
+    def below(nodes: Sequence[Node]) -> list[Sequence[float]]:
+        # A child is at most as likely as its path: below the threshold there is nothing to ask the drafter for.
+        asked = [node for node in nodes if laws.may_have_children(node)]
+        if not asked:
+            return [[] for _ in nodes]
+        ids = [tokens[node.path[:-1]][node.path[-1]] for node in asked]
+        q = expand([slots[node.path[:-1]] for node in asked], torch.tensor(ids, device=root.device))
+        best = q.topk(drafted.top_k, dim=-1)
+        drafted.add(best.values)
+        found: dict[tuple[int, ...], Sequence[float]] = {}
+        for node, values, indices in zip(asked, best.values.tolist(), best.indices.tolist(), strict=True):
+            slots[node.path] = len(slots) - 1
+            found[node.path], tokens[node.path] = values, indices
+        return [found.get(node.path, []) for node in nodes]
+
+    nodes = grow_nodes(laws, first, below, levels=levels)
+    paths = sorted((node.path for node in nodes), key=lambda path: (len(path), path)) or [(0,)]
+    index = {path: place for place, path in enumerate(paths)} | {(): ROOT}
+    return Tree(
+        torch.tensor([tokens[path[:-1]][path[-1]] for path in paths], device=root.device),
+        tuple(index[path[:-1]] for path in paths),
+        tuple(slots.get(path, ROOT) for path in paths),
+    )
+
+
+def _most_slots(settings: SageTree, deepest: int) -> int:
+    """Most nodes that a cycle writes: of its tree, or expansions of the drafter where those are more."""
+    if settings.growth == "template":
+        return settings.max_nodes
+    if settings.growth == "dynamic":
+        widest = Laws.of(settings, 0.0, cap=deepest).most_children(1)
+        return most_written(settings.max_nodes, depth=deepest - 1, width=widest)
+    widest_laws, level_nodes, slots = Laws.of(settings, 0.0, cap=deepest), 1, 0
+    for level in range(1, deepest):
+        level_nodes = min(settings.max_nodes, level_nodes * widest_laws.most_children(level))
+        slots += level_nodes
+    return max(settings.max_nodes, slots)
