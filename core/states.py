@@ -24,6 +24,7 @@ class StatesWanted:
     feature: bool = True  # H at the places of `feature_places`
     text_layers: tuple[int, ...] = ()  # M after these layers at the same places (EAGLE-3's taps)
     visual_layers: tuple[int, ...] = ()  # M after these layers at visual places
+    everywhere: bool = False  # H and the text layers at every place: every place is an ordinary slot (EAGLE)
 
     @property
     def layers(self) -> tuple[int, ...]:
@@ -57,8 +58,14 @@ class StatesBatch:
         return int(self.loss_mask[:, 1:].sum())
 
 
-def feature_places(modality: Tensor, mask: Tensor, loss_mask: Tensor) -> Tensor:
-    """[B,T] bool: places whose H is read by a text slot (the next token is text) or is a trained slot's goal."""
+def feature_places(modality: Tensor, mask: Tensor, loss_mask: Tensor, everywhere: bool = False) -> Tensor:
+    """[B,T] bool: places whose H is read by a text slot (the next token is text) or is a trained slot's goal.
+
+    Args:
+        everywhere: as of `StatesWanted`: all places that are no padding.
+    """
+    if everywhere:
+        return mask.clone()
     text = (modality == TEXT) & mask
     read = torch.zeros_like(text)
     read[:, :-1] = text[:, 1:]

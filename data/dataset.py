@@ -152,14 +152,10 @@ class ConversationDataset:
         With `on_error: skip` a record that turns out to be unusable keeps its place with nothing to learn
         from, and is listed; its neighbour never takes the place.
         """
-        record = self.record(index)
         file, number = self.places[index]
         try:
-            media = self._media(record, int(file))
-            encoded, seen = self._fitting(record, media, index)
-            if not any(encoded.loss_mask):
-                raise UserError("nothing to learn from: no supervised token", cure="give every record an answer")
-            pixels, pictures = (media.pixels(), media.pictures) if seen else (None, ())
+            encoded, media = self._read(index)
+            pixels, pictures = (media.pixels(), media.pictures) if media is not None else (None, ())
         except UserError as error:
             if self._stops(error):
                 raise self._unusable(self.records[file], int(number), error.problem, error) from error
@@ -167,6 +163,25 @@ class ConversationDataset:
             pad = self.processor.pad_id
             return Sample([pad, pad], [False, False], [0, 0], None, self.sample_id(index))
         return Sample(encoded.ids, encoded.loss_mask, encoded.modality, pixels, self.sample_id(index), pictures)
+
+    def outline(self, index: int) -> Encoded | None:
+        """Sample `index` without its pixels, which costs the heads of its files; None where it is left out."""
+        file, number = self.places[index]
+        try:
+            return self._read(index)[0]
+        except UserError as error:
+            if self._stops(error):
+                raise self._unusable(self.records[file], int(number), error.problem, error) from error
+            return None
+
+    def _read(self, index: int) -> tuple[Encoded, Media | None]:
+        """The sample within max_length, and its pictures where it has kept them."""
+        record = self.record(index)
+        media = self._media(record, int(self.places[index, 0]))
+        encoded, seen = self._fitting(record, media, index)
+        if not any(encoded.loss_mask):
+            raise UserError("nothing to learn from: no supervised token", cure="give every record an answer")
+        return encoded, media if seen else None
 
     def eyes(self, *, prompt: bool) -> Eyes:
         """Whose tiles are counted: of prompts those that the draft sees, which may have eyes of its own."""
@@ -221,30 +236,40 @@ class ConversationDataset:
         file, number = self.places[index]
         self._log_skipped([self._note(self.records[file], int(number), error.problem)])
 
-    def request(self, index: int, *, originals: bool = False) -> tuple[Request, str]:
-        """The prompt up to the last answer, and that answer as the data has it; with `originals` for a captioner."""
+    def request(self, index: int, *, originals: bool = False, pixels: bool = True) -> tuple[Request, str]:
+        """The prompt up to the last answer, and that answer as the data has it; with `originals` for a captioner.
+
+        Without `pixels` it can only be counted.
+        """
         record = self.record(index)
         file, number = self.places[index]
         turns = record["conversations"]
         try:
             media = self._media(record, int(file))
             seen = media.originals() if originals else ()
-            request = self._asked(turns, media, self.processor, index, seen)
+            request = self._asked(turns, media, self.processor, index, seen, pixels)
             if self._drafter_eyes is not None:
                 media = self._media(record, int(file), self._drafter_eyes)
-                view = self._asked(turns, media, self._drafter_eyes.processor, index, seen)
+                view = self._asked(turns, media, self._drafter_eyes.processor, index, seen, pixels)
                 request = replace(request, drafter_view=view)
         except UserError as error:
             raise self._unusable(self.records[file], int(number), error.problem, error) from error
         return request, turns[-1]["value"]
 
     def _asked(
-        self, turns: list[dict[str, Any]], media: Media, processor: Processor, index: int, originals: tuple[Any, ...]
+        self,
+        turns: list[dict[str, Any]],
+        media: Media,
+        processor: Processor,
+        index: int,
+        originals: tuple[Any, ...],
+        pixels: bool,
     ) -> Request:
         encoded = encode(turns, self.form, processor, pictures=media.pictures, open_ended=True)
         modality = torch.tensor(encoded.modality, dtype=torch.int8)
         ids, name = torch.tensor(encoded.ids), self.sample_id(index)
-        return Request(ids, modality, media.pixels(), name, media.pictures, originals=originals)
+        shown = media.pixels() if pixels else None
+        return Request(ids, modality, shown, name, media.pictures, originals=originals)
 
     def identity(self) -> str:
         """Hash of what the samples are made from, for a stage's fingerprint."""

@@ -14,6 +14,7 @@ import numpy as np
 import torch
 
 from ..core.errors import UserError
+from .buckets import Order
 from .order import epoch_order
 from .workers import kill_at_exit, quiet_worker
 
@@ -53,6 +54,7 @@ class Loader:
         batch_size: rows of one optimizer step over all ranks.
         micro_batch_size: rows of one forward on one rank.
         grouped: batches of one modality (LLaVA's `group_by_modality_length`).
+        order: which samples an epoch has and when; None: all of them, shuffled or `grouped`.
         total_steps: stop there; the data is gone through as often as that takes.
         num_workers: reading processes; 0 reads in this one.
     """
@@ -68,11 +70,12 @@ class Loader:
     world_size: int = 1
     start_step: int = 0
     num_workers: int = 0
+    order: Order | None = None
 
     @property
     def steps_per_epoch(self) -> int:
         """The last partial batch counts."""
-        return steps_per_epoch(len(self.samples), self.batch_size)
+        return steps_per_epoch(len(self.samples if self.order is None else self.order), self.batch_size)
 
     @property
     def accumulation(self) -> int:
@@ -117,19 +120,24 @@ class _Steps(torch.utils.data.Dataset):
         loader = self.loader
         epoch, step_in_epoch = divmod(step, loader.steps_per_epoch)
         if epoch != self._epoch:
-            self._epoch = epoch
-            self._order = epoch_order(
-                loader.samples.lengths,
-                seed=loader.seed,
-                epoch=epoch,
-                batch_size=loader.batch_size,
-                grouped=loader.grouped,
-            )
+            self._epoch, self._order = epoch, self._rows(epoch)
         rows = self._order[step_in_epoch * loader.batch_size : (step_in_epoch + 1) * loader.batch_size]
         mine = [loader.samples[int(i)] for i in rows[loader.rank :: loader.world_size]]
         size = loader.micro_batch_size
         micro = [loader.collate(mine[i * size : (i + 1) * size], epoch=epoch) for i in range(loader.accumulation)]
         return StepBatches(step, epoch, micro)
+
+    def _rows(self, epoch: int) -> np.ndarray:
+        loader = self.loader
+        if loader.order is not None:
+            return loader.order(epoch)
+        return epoch_order(
+            loader.samples.lengths,
+            seed=loader.seed,
+            epoch=epoch,
+            batch_size=loader.batch_size,
+            grouped=loader.grouped,
+        )
 
 
 def steps_per_epoch(num_samples: int, batch_size: int) -> int:

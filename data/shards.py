@@ -23,29 +23,12 @@ import numpy as np
 from torch import Tensor
 
 from ..core.errors import UserError
+from .shard_files import AGAIN, FORMAT, Shard, dump, edited, read_json, read_shard, tar_path, write_whole
 from .shard_members import BAD_MEMBERS, Buffer, pack, unpack
 
-FORMAT = 1  # of shards, their json and the manifest: count up when one changes
 _KEY = re.compile(r"[A-Za-z0-9_-]{1,80}")  # no dot: webdataset's keys end there; short enough for a plain ustar header
 _SIDECAR = re.compile(r"shard-(\d{6,})\.json")
 _END = bytes(2 * tarfile.BLOCKSIZE)
-_AGAIN = "delete the file and run the stage again: it writes the missing shard only"
-
-
-@dataclass(frozen=True)
-class Shard:
-    """What a manifest says of one shard."""
-
-    index: int
-    sha256: str  # of the tar
-    num_samples: int
-    bytes: int  # of the tar
-    refused: dict[str, int]  # reason -> items that were left out
-    sidecar_sha256: str  # of the json beside the tar
-
-
-def tar_path(folder: Path, index: int) -> Path:
-    return folder / f"shard-{index:06d}.tar"
 
 
 def claim(folder: Path, identity: Mapping[str, Any]) -> None:
@@ -62,8 +45,8 @@ def claim(folder: Path, identity: Mapping[str, Any]) -> None:
     if not mark.is_file():
         if _indices(folder):
             raise UserError("shards without identity.json", where=str(folder), cure="give an empty folder")
-        _write_whole(mark, _dump(wanted))
-    kept = [_read_json(mark)]
+        write_whole(mark, dump(wanted))
+    kept = [read_json(mark)]
     if (folder / "manifest.json").is_file():
         kept.append(_manifest(folder)["identity"])
     for held in kept:
@@ -110,7 +93,7 @@ class ShardWriter:
         self._keys: set[str] = set()
         self._digest, self._size = hashlib.sha256(), 0
         self._aside = tar_path(folder, index).with_suffix(".tar.partial")
-        self._file = open(self._aside, "wb")
+        self._file = open(self._aside, "wb")  # noqa: SIM115 (it stays open from sample to sample)
 
     def add(self, key: str, tensors: dict[str, Tensor], info: dict[str, Any]) -> None:
         assert _KEY.fullmatch(key) and key not in self._keys, key
@@ -139,8 +122,8 @@ class ShardWriter:
             "starts": self._starts,
             "crc32": self._checks,
         } | ({"columns": self._columns} if self._columns else {})
-        _write_whole(tar.with_suffix(".json"), json.dumps(summary).encode())
-        return _shard(self.folder, self.index)
+        write_whole(tar.with_suffix(".json"), json.dumps(summary).encode())
+        return read_shard(self.folder, self.index)
 
     def abandon(self) -> None:
         """Close the file: what is in it stays aside and is written over by the next try."""
@@ -154,7 +137,7 @@ class ShardWriter:
 def finished(folder: Path, index: int) -> bool:
     """Whether shard `index` was written whole. What is broken counts as not written: it is made again, the same."""
     try:
-        return _shard(folder, index).bytes == tar_path(folder, index).stat().st_size
+        return read_shard(folder, index).bytes == tar_path(folder, index).stat().st_size
     except (UserError, FileNotFoundError):
         return False
 
@@ -185,7 +168,7 @@ def finish(
     if len(found) > len(expected):
         problem = f"{tar_path(folder, max(found)).name} is more than the {num_shards} shards expected"
         raise UserError(problem, where=str(folder), cure="delete the shards that do not belong here")
-    shards = [_shard(folder, index) for index in expected]
+    shards = [read_shard(folder, index) for index in expected]
     manifest = {
         "format": FORMAT,
         "identity": identity,
@@ -194,7 +177,7 @@ def finish(
         "refused": dict(sum((Counter(shard.refused) for shard in shards), Counter())),
         "shards": [asdict(shard) for shard in shards],
     } | ({} if measured is None else {"measured": dict(measured)})
-    _write_whole(folder / "manifest.json", _dump(manifest))
+    write_whole(folder / "manifest.json", dump(manifest))
 
 
 class ShardReader:
@@ -217,7 +200,7 @@ class ShardReader:
             self.measured: dict[str, Any] = manifest.get("measured", {})
             self.shards = [Shard(**entry) for entry in manifest["shards"]]
         except (KeyError, TypeError) as error:
-            raise _edited(folder / "manifest.json", repr(error)) from error
+            raise edited(folder / "manifest.json", repr(error)) from error
         self._ends = np.cumsum([shard.num_samples for shard in self.shards], dtype=np.int64)
         self._index: dict[int, tuple[np.ndarray, np.ndarray]] = {}  # shard -> starts [n+1] int64, crc32 [n] uint32
         for shard in self.shards:
@@ -258,14 +241,14 @@ class ShardReader:
             path = tar_path(self.folder, shard.index)
             with open(path, "rb") as file:
                 if hashlib.file_digest(file, "sha256").hexdigest() != shard.sha256:
-                    raise _edited(path, "its checksum is not the manifest's")
+                    raise edited(path, "its checksum is not the manifest's")
 
     def _check_size(self, shard: Shard) -> None:
         path = tar_path(self.folder, shard.index)
         size = path.stat().st_size if path.is_file() else None
         if size != shard.bytes:
             found = "missing shard" if size is None else f"shard of {size} bytes"
-            raise UserError(f"{found}, the manifest has one of {shard.bytes}", where=str(path), cure=_AGAIN)
+            raise UserError(f"{found}, the manifest has one of {shard.bytes}", where=str(path), cure=AGAIN)
 
     def _starts(self, shard: Shard) -> tuple[np.ndarray, np.ndarray]:
         if shard.index not in self._index:
@@ -277,8 +260,8 @@ class ShardReader:
     def _summary(self, shard: Shard) -> dict[str, Any]:
         path = tar_path(self.folder, shard.index).with_suffix(".json")
         if not path.is_file() or hashlib.sha256(path.read_bytes()).hexdigest() != shard.sidecar_sha256:
-            raise _edited(path, "missing, or its checksum is not the manifest's")
-        return _read_json(path)
+            raise edited(path, "missing, or its checksum is not the manifest's")
+        return read_json(path)
 
 
 @dataclass(frozen=True)
@@ -294,16 +277,16 @@ class Span:
     def check(self, packed: Buffer) -> None:
         """Raises `UserError`, naming the file, where the bytes are not those that were written."""
         if zlib.crc32(packed) != self.crc32:
-            raise _edited(self.path, f"sample {self.number} differs from what was written")
+            raise edited(self.path, f"sample {self.number} differs from what was written")
 
     def broken(self, error: Exception) -> UserError:
-        return _edited(self.path, f"sample {self.number} is not a safetensors and a json member: {error}")
+        return edited(self.path, f"sample {self.number} is not a safetensors and a json member: {error}")
 
     def cut(self) -> UserError:
-        return _edited(self.path, f"it ends before byte {self.stop}")
+        return edited(self.path, f"it ends before byte {self.stop}")
 
     def missing(self) -> UserError:
-        return UserError("missing shard", where=str(self.path), cure=_AGAIN)
+        return UserError("missing shard", where=str(self.path), cure=AGAIN)
 
 
 def _read_span(span: Span) -> bytes:
@@ -318,16 +301,6 @@ def _read_span(span: Span) -> bytes:
     return data
 
 
-def _shard(folder: Path, index: int) -> Shard:
-    path = tar_path(folder, index).with_suffix(".json")
-    summary = _read_json(path)
-    try:
-        fields = {name: summary[name] for name in ("sha256", "num_samples", "bytes", "refused")}
-    except (KeyError, TypeError) as error:
-        raise _edited(path, f"no {error}") from error
-    return Shard(index, **fields, sidecar_sha256=hashlib.sha256(path.read_bytes()).hexdigest())
-
-
 def _indices(folder: Path) -> list[int]:
     """Of the shards whose json is there, sorted."""
     return sorted(int(match[1]) for path in folder.iterdir() if (match := _SIDECAR.fullmatch(path.name)))
@@ -338,7 +311,7 @@ def _manifest(folder: Path) -> dict[str, Any]:
     if not path.is_file():
         cure = "let the stage that writes the shards finish; it goes on where it stopped"
         raise UserError("no manifest.json: not a folder of finished shards", where=str(folder), cure=cure)
-    manifest = _read_json(path)
+    manifest = read_json(path)
     if not isinstance(manifest, dict) or manifest.get("format") != FORMAT:
         raise UserError(f"not a manifest of format {FORMAT}", where=str(path), cure="make the shards again")
     return manifest
@@ -353,35 +326,3 @@ def _difference(kept: Any, wanted: Any, name: str = "") -> tuple[str, Any, Any] 
                 return found
         return None
     return None if kept == wanted else (name, kept, wanted)
-
-
-def _dump(value: Any) -> bytes:
-    return (json.dumps(value, indent=1, allow_nan=False) + "\n").encode()
-
-
-def _read_json(path: Path) -> Any:
-    try:
-        return json.loads(path.read_bytes())
-    except FileNotFoundError as error:
-        raise UserError("missing file", where=str(path), cure=_AGAIN) from error
-    except (ValueError, RecursionError) as error:
-        raise _edited(path, f"not valid JSON: {error}") from error
-
-
-def _write_whole(path: Path, data: bytes) -> None:
-    """Aside, to the disk, renamed: a reader or a crash never meets half a file. Ranks may write the same at once."""
-    aside = path.with_name(f"{path.name}.{os.getpid()}.partial")
-    with open(aside, "wb") as file:
-        file.write(data)
-        file.flush()
-        os.fsync(file.fileno())
-    os.replace(aside, path)
-    directory = os.open(path.parent, os.O_RDONLY)
-    try:
-        os.fsync(directory)
-    finally:
-        os.close(directory)
-
-
-def _edited(path: Path, problem: str) -> UserError:
-    return UserError(f"edited or damaged shard: {problem}", where=str(path), cure=_AGAIN)

@@ -95,13 +95,13 @@ class AnsweredSamples:
     def __getitem__(self, index: int) -> int:
         return index
 
-    def row(self, index: int, epoch: int) -> Row:
-        """Sample `index` as `epoch` has it."""
+    def row(self, index: int, epoch: int, *, pixels: bool = True) -> Row:
+        """Sample `index` as `epoch` has it; without `pixels` its answer is a model's and it can only be counted."""
         source = self.config.source(self.seed, epoch, self.dataset.sample_id(index))
         if source == "data":
             return Row(self.dataset[index])
         try:
-            request, _ = self.dataset.request(index)
+            request, _ = self.dataset.request(index, pixels=pixels)
             # The drafter's own tiles, where its eyes are not the target's.
             own = request.drafter_view or request
             if self.limit(own) < 1:

@@ -53,6 +53,9 @@ class TokenIds:
     eos: int
     pad: int
     video: int | None = None  # the placeholder of clips, where it is not the image's
+    # What surrounds each run of placeholders (Qwen-VL).
+    vision_start: int | None = None
+    vision_end: int | None = None
 
 
 def llava_config(

@@ -78,6 +78,21 @@ def divergence_of_logs(
     return weight * (p * (log_p - log_q)).sum(-1) + (1 - weight) * (1 - own)
 
 
+def list_mle(target_scores: Tensor, draft_scores: Tensor, top: int = 10) -> Tensor:
+    """[S,V], [S,V] -> [S]: how unlikely the draft's scores make the order of the target's `top` likeliest tokens.
+
+    Plackett-Luce over these tokens alone: -sum_i (s_i - log sum_{k>=i} exp s_k), s in the target's order (ViSpec).
+    Tokens that must not come (minus infinity) take no part.
+    """
+    best = target_scores.topk(min(top, target_scores.shape[-1]), dim=-1)
+    wide = draft_scores if draft_scores.dtype == torch.float64 else draft_scores.float()
+    ours = wide.gather(-1, best.indices)
+    never = best.values.isneginf() | ours.isneginf()
+    ours = ours.masked_fill(never, NEVER)
+    behind = ours.flip(-1).logcumsumexp(-1).flip(-1)
+    return (behind - ours).masked_fill(never, 0).sum(-1)
+
+
 def _tvd_plus(p: Tensor, q: Tensor, log_q: Tensor) -> Tensor:
     """TVD as a policy gradient with normalised rewards: its value is TVD's, its gradient that of TVD over sigma.
 

@@ -145,9 +145,8 @@ def _training(
         lines.append(f"  steps {steps:,} at batch {stage.batch_size}, last partial batch kept")
     rows = f"{steps * stage.batch_size:,}" if steps else "?"
     what = "tile" if is_tiled(stage.data.aspect, 1) else "picture"
-    lines.append(
-        f"  at most {rows} rows of up to {stage.data.max_length:,} ids, {eyes.processor.num_image_tokens} of them for each {what}"
-    )
+    each = f"{eyes.processor.num_image_tokens} of them for each {what}"
+    lines.append(f"  at most {rows} rows of up to {stage.data.max_length:,} ids, {each}")
     lines += tokens(stage, found, eyes)
     memory = memory_bytes(sum(counts.values()), sum(trained.values()), recipe)
     activations = activation_bytes(stage, config, most_patches(stage.data, eyes))

@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-
 from transformers import PreTrainedConfig
 
 from ..core.errors import UserError

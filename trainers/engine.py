@@ -9,15 +9,19 @@ from __future__ import annotations
 import logging
 import os
 import socket
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Literal
 
 import torch
 from torch import nn
+from torch.nn import functional
 
 from ..core.errors import UserError
 from ..core.section import Section
+
+BUCKET = 500_000_000  # DeepSpeed's default
 
 
 class EngineConfig(Section):
@@ -66,6 +70,17 @@ def _fit_threads() -> None:
         torch.set_num_threads(max(1, cores // local_ranks))
 
 
+@contextmanager
+def _linear_is(function: Callable) -> Iterator[None]:
+    """Within, torch's linear layer is `function`; what it was comes back."""
+    before = functional.linear
+    functional.linear = function
+    try:
+        yield
+    finally:
+        functional.linear = before
+
+
 def _free_port() -> int:
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
@@ -94,23 +109,30 @@ class Engine:
         import deepspeed
 
         scheduler = torch.optim.lr_scheduler.LambdaLR(optimizer, multiplier)
-        self._engine, self._optimizer, _, _ = deepspeed.initialize(
-            model=module,
-            optimizer=optimizer,
-            lr_scheduler=scheduler,
-            dist_init_required=False,
-            config={
-                "train_micro_batch_size_per_gpu": micro_batch_size,
-                "gradient_accumulation_steps": accumulation,
-                "gradient_clipping": clip_norm or 0.0,
-                "zero_optimization": {"stage": config.zero_stage},
-                "zero_allow_untested_optimizer": True,
-                "zero_force_ds_cpu_optimizer": False,
-                "bf16": {"enabled": config.precision == "bf16"},
-                "fp16": {"enabled": config.precision == "fp16"},
-                "steps_per_print": 10**12,
-            },
-        )
+        # Allocated whole, 2 GB in float32, however small the model; all of its gradients are one bucket as before.
+        trained = sum(p.numel() for group in optimizer.param_groups for p in group["params"])
+        bucket = min(BUCKET, trained)
+        # ZeRO-3 leaves the process a linear layer of its own, which keeps no gathered weights for the backward: it is
+        # kept for this engine's steps, and whatever runs beside or after them (a decoding that is timed) has torch's.
+        with _linear_is(functional.linear):
+            self._engine, self._optimizer, _, _ = deepspeed.initialize(
+                model=module,
+                optimizer=optimizer,
+                lr_scheduler=scheduler,
+                dist_init_required=False,
+                config={
+                    "train_micro_batch_size_per_gpu": micro_batch_size,
+                    "gradient_accumulation_steps": accumulation,
+                    "gradient_clipping": clip_norm or 0.0,
+                    "zero_optimization": {"stage": config.zero_stage, "reduce_bucket_size": bucket},
+                    "zero_allow_untested_optimizer": True,
+                    "zero_force_ds_cpu_optimizer": False,
+                    "bf16": {"enabled": config.precision == "bf16"},
+                    "fp16": {"enabled": config.precision == "fp16"},
+                    "steps_per_print": 10**12,
+                },
+            )
+            self._linear = functional.linear
         # Loaded weights come in evaluation mode: no dropout, and gradient checkpointing silently off.
         self._engine.train()
         self.config, self.accumulation = config, accumulation
@@ -145,7 +167,8 @@ class Engine:
         self._finite = self._finite * size.isfinite()
 
     def __call__(self, *inputs: Any) -> Any:
-        return self._engine(*inputs)
+        with _linear_is(self._linear):
+            return self._engine(*inputs)
 
     def backward(self, loss_sum: torch.Tensor, tokens: float) -> None:
         """Add the gradient of loss_sum / tokens, where `tokens` counts the whole global batch.
@@ -153,7 +176,8 @@ class Engine:
         DeepSpeed averages over ranks and accumulation; the factors here undo both.
         """
         world = torch.distributed.get_world_size()
-        self._engine.backward(loss_sum * (world * self.accumulation / tokens))
+        with _linear_is(self._linear):  # gradient checkpointing runs layers again
+            self._engine.backward(loss_sum * (world * self.accumulation / tokens))
 
     def step(self) -> None:
         """Called after each micro-batch's backward; updates after the last one."""

@@ -92,12 +92,16 @@ class Laws:
 
     def num_children(self, level: int, parent: float) -> int:
         """At least 1: W_l falls below that from the third level on."""
-        wide = self.width_at(level, parent)
+        return self._count(self.width_at(level, parent))
+
+    @property
+    def beam(self) -> int:
+        """W itself as a number of nodes, for a tree that knows no decay."""
+        return self._count(self.width)
+
+    def _count(self, wide: float) -> int:
         whole = math.ceil(wide - _WHOLE) if self.settings.rounding == "ceil" else math.floor(wide + _WHOLE)
         return min(self.settings.top_k, max(1, whole))
-
-    def most_children(self, level: int) -> int:
-        return self.num_children(level, 1.0)
 
     def children(self, node: Node, ranked: Sequence[float]) -> Iterator[Node]:
         """Those above the threshold, likeliest first.

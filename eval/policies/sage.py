@@ -107,9 +107,10 @@ class Sage:
         laws = self.laws()
         if self.settings.growth == "online":
             return grow_online(laws, root, expand, drafted, levels=min(laws.levels, max_levels))
-        width = min(laws.most_children(1), self.settings.max_nodes)
-        found = candidates(root, drafted.watch(expand), width=width, levels=min(laws.levels, max_levels))
-        return found.best(self.settings.max_nodes if self.settings.total == "max" else self._product(laws))
+        width, levels = min(laws.beam, self.settings.max_nodes), min(laws.levels, max_levels)
+        most = self.settings.max_nodes
+        total = most if self.settings.total == "max" else min(most, laws.levels * width)
+        return candidates(root, drafted.watch(expand), width=width, levels=levels).best(total)
 
     def observe(self, verified: Verified) -> None:
         tree, drafted, self._drafted = verified.tree, self._drafted, None
@@ -127,9 +128,6 @@ class Sage:
         self.confidence = float(confidence(ranked).mean())
         self._cap.observe(accepted)
         self._shape = template(self.laws(), ranked.mean(0).tolist()) if self.settings.growth == "template" else None
-
-    def _product(self, laws: Laws) -> int:
-        return min(self.settings.max_nodes, laws.levels * laws.most_children(1))
 
 
 def template(laws: Laws, ranked: Sequence[float]) -> Static:
@@ -175,10 +173,10 @@ def _most_slots(settings: SageTree, deepest: int) -> int:
     if settings.growth == "template":
         return settings.max_nodes
     if settings.growth == "dynamic":
-        widest = Laws.of(settings, 0.0, cap=deepest).most_children(1)
+        widest = Laws.of(settings, 0.0, cap=deepest).beam
         return most_written(settings.max_nodes, depth=deepest - 1, width=widest)
     widest_laws, level_nodes, slots = Laws.of(settings, 0.0, cap=deepest), 1, 0
     for level in range(1, deepest):
-        level_nodes = min(settings.max_nodes, level_nodes * widest_laws.most_children(level))
+        level_nodes = min(settings.max_nodes, level_nodes * widest_laws.num_children(level, parent=1.0))
         slots += level_nodes
     return max(settings.max_nodes, slots)

@@ -53,17 +53,26 @@ class Places:
     """Where left-padded rows stand in one cache: all end at the same place, and each counts its own positions.
 
     What depends on the prompts alone is made once, on the device: a draft step is short.
+
+    Args:
+        ahead: how far each row's positions run before its places (M-RoPE's delta); None: they are its places.
     """
 
-    def __init__(self, lengths: Sequence[int], capacity: int, device: torch.device):
+    def __init__(
+        self, lengths: Sequence[int], capacity: int, device: torch.device, ahead: Sequence[int] | None = None
+    ):
         self.count, prefix = len(lengths), max(lengths)
+        shifts = ahead or [0] * self.count
+        self._shift = torch.tensor(
+            [[prefix - n - shift] for n, shift in zip(lengths, shifts, strict=True)], device=device
+        )  # [R,1]
         self._padding = torch.tensor([[prefix - n] for n in lengths], device=device)  # [R,1]
         padded = any(n < prefix for n in lengths)
         self._seen = (torch.arange(capacity, device=device) >= self._padding)[:, None] if padded else None  # [R,1,L]
 
     def positions(self, places: Tensor) -> Tensor:
         """[R,N] of new tokens at `places` [N] of the cache."""
-        return places - self._padding
+        return places - self._shift
 
     def mask(self, count: int, total: int, mask: Tensor | None) -> Tensor | None:
         """What `count` new tokens, the last of `total` places, may see: `mask` [N,K] over the last K (None: causal).

@@ -26,14 +26,13 @@ from ...core.loss import StepLoss
 from ...core.nouns import CodeBatch
 from ...core.section import Section
 from ..decoding.cache import Cache
-from ..decoding.slots import Slots
-from ..decoding.tree import ROOT
 from ..decoding.warp import Warp
 from ..llamagen.transformer import LlamaGenConfig
 from ..losses import Divergence, divergence
 from ..targets.base import Taps, TargetSequence, TargetStep
 from .layer import DecoderLayer, LayerShape, Rotary
 from .noise import add_noise, row_uniforms
+from .recursion import Recursive
 
 
 class EagleLoss(Section):
@@ -155,7 +154,7 @@ def load_eagle(folder: Path, embedding: Tensor, shape: LayerShape) -> EagleHead:
         UserError: a file is missing, or the head was made for another target.
     """
     _check_made_for(folder, shape)
-    state = _head_state(folder)
+    state = head_state(folder)
     head = EagleHead(shape, fc_bias="fc.bias" in state)
     own = _EMBEDDING in state
     if not own:
@@ -197,7 +196,8 @@ def _check_made_for(folder: Path, shape: LayerShape) -> None:
         )  # fmt: skip
 
 
-def _head_state(folder: Path) -> dict[str, Tensor]:
+def head_state(folder: Path) -> dict[str, Tensor]:
+    """The weights in a head's folder. Raises `UserError` where there are none, or none that can be read safely."""
     try:
         if (folder / "model.safetensors").is_file():
             return load_file(folder / "model.safetensors")
@@ -306,7 +306,7 @@ def _hits(goal: Tensor, ours: Tensor, prefix: str) -> dict[str, Tensor]:
     return {f"{prefix}top1": right[:, 0].sum(), f"{prefix}top3": right.any(-1).sum()}
 
 
-class EagleProposal:
+class EagleProposal(Recursive):
     """Drafts with a head, row by row as the target is guided.
 
     Args:
@@ -339,26 +339,8 @@ class EagleProposal:
         """Read the true features of what was committed; only they stay in the cache."""
         count, past = self._features.shape[1], self._cache.length
         mask = torch.ones(count, past + count, dtype=torch.bool, device=self._features.device).tril_(past)
-        hidden = self._run(self._features, self._tokens, self._positions, mask)
-        self._cache.advance(count)
-        self._next = self._positions[:, -1:] + 1  # [R,1]
-        self._slots, self._outputs = Slots(), hidden[:, -1:]  # the root's, then each slot's
-        return self._heat(self._outputs, [self._emitted])[0]
-
-    @torch.inference_mode()
-    def expand(self, parents: Sequence[int], tokens: Tensor) -> Tensor:
-        past, first, device = self._cache.length, len(self._slots), self._outputs.device
-        depths = self._slots.take(parents)
-        above = torch.tensor([0 if p == ROOT else p + 1 for p in parents], device=device)
-        mask = self._slots.ancestors(first, past=past).to(device)
-        positions = self._next + torch.tensor([depth - 1 for depth in depths], device=device)
-        # Slots are written behind each other: the cache's length stands at them only while they run.
-        self._cache.crop_to(past + first)
-        rows = len(self._outputs)
-        hidden = self._run(self._outputs[:, above], tokens.to(device).expand(rows, -1), positions, mask)
-        self._cache.crop_to(past)
-        self._outputs = torch.cat([self._outputs, hidden], dim=1)
-        return self._heat(hidden, [self._emitted + depth for depth in depths])
+        hidden = self._run(self._features, self._tokens, self._positions, mask, [0] * count)
+        return self._stand(hidden, self._positions)
 
     def accept(self, verified: Any) -> None:
         """Features of the root and of the accepted path, each with the token after it."""
@@ -368,7 +350,7 @@ class EagleProposal:
         self._positions = self._next + torch.arange(len(tokens), device=tokens.device)
         self._emitted += len(tokens)
 
-    def _run(self, features: Tensor, tokens: Tensor, positions: Tensor, mask: Tensor) -> Tensor:
+    def _run(self, states: Tensor, tokens: Tensor, positions: Tensor, mask: Tensor, depths: Sequence[int]) -> Tensor:
         if self.head.shape.mask_padding:
             seen = self._prompt.mask  # [R,T]
             rows = mask.expand(len(seen), *mask.shape).clone()
@@ -377,7 +359,7 @@ class EagleProposal:
             own = torch.arange(mask.shape[0], device=mask.device)
             rows[:, own, mask.shape[1] - mask.shape[0] + own] = True
             mask = rows
-        return self.head(features.to(self.head.fc.weight.dtype), tokens, positions, mask, self._cache)
+        return self.head(states.to(self.head.fc.weight.dtype), tokens, positions, mask, self._cache)
 
     def _heat(self, hidden: Tensor, steps: Sequence[int]) -> Tensor:
         return self._warp.heat(self.guided(hidden.to(self._features), steps))

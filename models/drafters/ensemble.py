@@ -130,15 +130,14 @@ class EnsembleProposal(IndependentProposal):
         caches = self._run_prompts(views)
         lengths = tuple(cache.length for cache in caches)
         self._cache = stacked(caches, max(lengths) + capacity)
-        self._places = Places(lengths, max(lengths) + capacity, self.decoder.device)
+        self._places = Places(lengths, max(lengths) + capacity, self.decoder.device, self._ahead)
 
     def _run_prompts(self, views: Sequence[View]) -> list[Cache]:
         """Each row's prompt alone: padding all to the longest would cost most of the prefill. M and P look once."""
-        pixels = next((view.request.pixels for view in views if view.request.pixels is not None), None)
-        seen = None if pixels is None else self.decoder.see(pixels)
+        shown = next((view.request for view in views if view.request.pixels is not None), None)
+        seen = None if shown is None else self.decoder.see(shown.pixels, shown.pictures)
         caches = [self.decoder.new_cache(len(view.request.ids)) for view in views]
-        for view, cache in zip(views, caches, strict=True):
-            self._run_prompt(view, cache, seen)
+        self._ahead = [self._run_prompt(view, cache, seen) for view, cache in zip(views, caches, strict=True)]
         return caches
 
     def root(self) -> Tensor:

@@ -53,6 +53,7 @@ class GraphedChain(EnsembleProposal):
 
     def _prefill(self, views: Sequence[View], capacity: int) -> None:
         caches = self._run_prompts(views)
+        assert not any(self._ahead), "the graph counts positions as places"
         lengths = [cache.length for cache in caches]
         needed = max(lengths) + capacity
         if needed > self.capacity:  # captions may make a prompt longer than its pictures did

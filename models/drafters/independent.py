@@ -64,15 +64,16 @@ class IndependentProposal:
         (view,) = views
         length = len(view.request.ids)
         self._cache = self.decoder.new_cache(length + capacity)
-        self._run_prompt(view, self._cache)
-        self._places = Places((length,), length + capacity, self.decoder.device)
+        ahead = self._run_prompt(view, self._cache)
+        self._places = Places((length,), length + capacity, self.decoder.device, [ahead])
 
-    def _run_prompt(self, view: View, cache: Cache, seen: Tensor | None = None) -> None:
-        request, length = view.request, len(view.request.ids)
+    def _run_prompt(self, view: View, cache: Cache, seen: Tensor | None = None) -> int:
+        """Run a prompt into its cache; returns how far its positions run before its places."""
+        request = view.request
         ids, modality = request.ids[None], request.modality[None]
-        embeds = self.decoder.embed(ids, modality, request.pixels, request.pictures, pool=view.pool, seen=seen)
-        self.decoder.forward(embeds, cache, torch.arange(length, device=self.decoder.device)[None])
-        cache.advance(length)
+        prompts = self.decoder.prompts(ids, modality, request.pixels, request.pictures, pool=view.pool, seen=seen)
+        self.decoder.run(prompts, cache)
+        return prompts.ahead
 
     def views(self, request: Request) -> tuple[View, ...]:
         """The request as each row sees it; the one that was decoded last is not captioned again."""

@@ -21,13 +21,16 @@ def add_noise(features: Tensor, uniforms: Tensor, lengths: Tensor, width: float)
     return features + (uniforms - 0.5) * widths[:, None, None]
 
 
-def row_uniforms(like: Tensor, padding: Sequence[int], seeds: Sequence[int]) -> Tensor:
-    """[B,N,D] in [0, 1), as `like`; 1/2 (no noise) in each row's `padding` places on the left.
+def row_uniforms(
+    like: Tensor, padding: Sequence[int], seeds: Sequence[int], lengths: Sequence[int] | None = None
+) -> Tensor:
+    """[B,N,D] in [0, 1), as `like`; 1/2 (no noise) in each row's `padding` places on the left and behind its `lengths`.
 
     A row's draws follow from its seed and its own places: neither other rows nor the number of ranks change them.
     """
     assert len(seeds) == len(like), f"{len(like)} rows and {len(seeds)} seeds"
     uniforms = torch.full_like(like, 0.5)
-    for row, skipped, seed in zip(uniforms, padding, seeds, strict=True):
-        row[skipped:].uniform_(generator=torch.Generator(like.device).manual_seed(seed))
+    ends = lengths or [like.shape[1]] * len(like)
+    for row, skipped, end, seed in zip(uniforms, padding, ends, seeds, strict=True):
+        row[skipped:end].uniform_(generator=torch.Generator(like.device).manual_seed(seed))
     return uniforms

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import Any, Literal, Protocol
 
 from torch import Tensor
 
@@ -24,6 +24,8 @@ class Taps:
     layers: tuple[int, ...] = ()  # states after so many decoder layers, 0 is the embedding
     feature: bool = False  # the post-final-norm state that feeds the LM head
     prefill_attention: tuple[int, ...] = ()  # layers whose attention over the prompt is wanted (SpecVLM)
+    # Whose: of every place, or of the text behind the last visual token alone, so that a long clip makes no [T,T].
+    attention_queries: Literal["all", "suffix"] = "all"
 
 
 @dataclass(frozen=True)
@@ -47,8 +49,8 @@ class TargetStep:
     logits: Tensor  # [N,V] float32
     feature: Tensor | None = None  # [R,N,D]
     layers: dict[int, Tensor] = field(default_factory=dict)  # layer -> [R,N,D]
-    attention: dict[int, Tensor] = field(default_factory=dict)  # layer -> [R,heads,T,T], of the prefill only
-    prompt: Prompt | None = None  # of the prefill only, where rows are guided
+    attention: dict[int, Tensor] = field(default_factory=dict)  # layer -> [R,heads,queries,T], of the prefill only
+    prompt: Prompt | None = None  # of the prefill only
 
     def along(self, rows: Sequence[int]) -> TargetStep:
         """The step at the chosen positions (row 0 is the root)."""

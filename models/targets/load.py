@@ -3,27 +3,28 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 import torch
 from pydantic import Field, model_validator
-from transformers import PreTrainedConfig, PreTrainedModel
+from transformers import AutoModelForCausalLM, PreTrainedConfig, PreTrainedModel
 
 from ...core.errors import UserError, did_you_mean, first_line
-from ...core.section import Section
 from ..hub import read_config
 from ..llava import FAMILIES, TokenIds, assemble, llava_config
+from ..qwen import QWEN_FAMILIES, QWEN_KINDS, qwen_config
+from .causal import CausalTarget, CausalTargetConfig
+from .language import LanguageTarget
 from .llava import LlavaTarget
+from .qwen import QwenTarget, QwenTargetConfig
+from .section import TargetSection
 
 
-class LlavaTargetConfig(Section):
+class LlavaTargetConfig(TargetSection):
     """A LLaVA target: published weights, or a tiny one that a recipe spells out and trains itself."""
 
     # LLaVA-1.5, LLaVA-NeXT (1.6) or LLaVA-OneVision; the model_type of the weights' own config.
     kind: Literal["llava", "llava_next", "llava_onevision"]
-    # Hub id or directory of the weights and the processor.
-    path: str | None = None
-    revision: str | None = None
     # Inline configs of a target that a `train` stage with `model: target` makes from nothing.
     language_model: dict[str, Any] | None = None
     vision_tower: dict[str, Any] | None = None
@@ -32,11 +33,6 @@ class LlavaTargetConfig(Section):
     # Whether it reads pictures in tiles, as the data must then cut them (aspect). false: the first tile alone, without
     # a newline, which is what TABED's released code feeds LLaVA-NeXT; null: as the family was trained.
     anyres: bool | None = None
-    dtype: Literal["float32", "bfloat16", "float16"] = "float32"
-    # accelerate's device map for targets larger than one GPU (auto, balanced, ...); null: this rank's device.
-    device_map: str | None = None
-    # Vocabulary ids that have a token; null: all of the tokenizer's.
-    num_token_ids: int | None = Field(None, ge=1)
 
     @model_validator(mode="after")
     def _one_source(self) -> LlavaTargetConfig:
@@ -52,16 +48,24 @@ class LlavaTargetConfig(Section):
         """None: the family has one tile and nothing to choose."""
         return None if self.kind == "llava" else self.anyres is not False
 
-    def provides(self) -> set[str]:
-        """Things that need no stage: they come with the published weights."""
-        return set() if self.path is None else {"target", "processor"}
+
+# A recipe's `target` of the language tracks.
+TargetConfig = Annotated[LlavaTargetConfig | QwenTargetConfig | CausalTargetConfig, Field(discriminator="kind")]
 
 
-def target_config(config: LlavaTargetConfig, ids: TokenIds | None, *, network: bool) -> PreTrainedConfig:
+def target_config(config: TargetConfig, ids: TokenIds | None, *, network: bool) -> PreTrainedConfig:
     """The model config of a target; `ids` come from the processor where the target is inline."""
     if config.path is not None:
         return read_config(config.path, key="target.path", revision=config.revision, network=network)
-    assert config.language_model is not None and config.vision_tower is not None and ids is not None
+    assert config.language_model is not None and ids is not None
+    if isinstance(config, CausalTargetConfig):
+        text = read_config(config.language_model, key="target.language_model")
+        text.vocab_size = ids.vocab_size
+        text.bos_token_id, text.eos_token_id, text.pad_token_id = ids.bos, ids.eos, ids.pad
+        return text
+    assert config.vision_tower is not None
+    if isinstance(config, QwenTargetConfig):
+        return qwen_config(config.kind, config.language_model, config.vision_tower, ids)
     vision = read_config(config.vision_tower, key="target.vision_tower")
     layer = config.vision_feature_layer
     if layer is None:
@@ -75,36 +79,65 @@ def target_config(config: LlavaTargetConfig, ids: TokenIds | None, *, network: b
     )
 
 
-def build_target(config: LlavaTargetConfig, ids: TokenIds) -> PreTrainedModel:
+def build_target(config: TargetConfig, ids: TokenIds) -> PreTrainedModel:
     """A target to train: from its weights, or random from inline configs (the global generator decides)."""
     if config.path is not None:
-        return load_llava(
-            config.path, revision=config.revision, dtype=torch.float32, key="target.path", kind=config.kind
-        )
-    return assemble(target_config(config, ids, network=False))
+        return _weights(config, config.path, dtype=torch.float32)
+    made = target_config(config, ids, network=False)
+    if isinstance(config, QwenTargetConfig):
+        return QWEN_FAMILIES[made.model_type][1](made).float()
+    if isinstance(config, CausalTargetConfig):
+        return AutoModelForCausalLM.from_config(made, dtype=torch.float32)
+    return assemble(made)
 
 
 def load_target(
-    config: LlavaTargetConfig, source: str | Path, *, num_token_ids: int, image_token_id: int, device: torch.device
-) -> LlavaTarget:
+    config: TargetConfig,
+    source: str | Path,
+    *,
+    num_token_ids: int,
+    image_token_id: int | None,
+    device: torch.device,
+) -> LanguageTarget:
     """A frozen target from `source` (a trained stage's folder, or `config.path`)."""
-    dtype = getattr(torch, config.dtype)
-    model = load_llava(
-        source,
-        revision=config.revision,
-        dtype=dtype,
-        device_map=config.device_map,
-        key="target.path",
-        kind=config.kind,
-    )
+    model = _weights(config, source, dtype=getattr(torch, config.dtype), device_map=config.device_map)
     if config.device_map is None:
         model.to(device)
+    num_token_ids, chunk = config.num_token_ids or num_token_ids, config.prefill_chunk
+    if isinstance(config, QwenTargetConfig):
+        return QwenTarget(model, num_token_ids=num_token_ids, resume=config.resume, prefill_chunk=chunk)
+    if isinstance(config, CausalTargetConfig):
+        return CausalTarget(model, num_token_ids=num_token_ids, prefill_chunk=chunk)
     return LlavaTarget(
         model,
-        num_token_ids=config.num_token_ids or num_token_ids,
+        num_token_ids=num_token_ids,
         image_token_id=image_token_id,
         reads_tiles=config.reads_tiles,
+        prefill_chunk=chunk,
     )
+
+
+def _weights(
+    config: TargetConfig, source: str | Path, *, dtype: torch.dtype, device_map: str | None = None
+) -> PreTrainedModel:
+    """The model of a target's kind."""
+    revision, key = config.revision, "target.path"
+    if isinstance(config, LlavaTargetConfig):
+        return load_llava(
+            source, revision=revision, dtype=dtype, device_map=device_map, key=key, kind=config.kind
+        )
+    found = read_config(str(source), key=key, revision=revision).model_type
+    if isinstance(config, QwenTargetConfig):
+        if found not in QWEN_KINDS[config.kind]:
+            kinds = [kind for kind, types in QWEN_KINDS.items() if found in types]
+            raise UserError(
+                f"{key}: {str(source)!r} is of model_type {found!r}, expected {' or '.join(QWEN_KINDS[config.kind])}",
+                cure=f"write kind: {kinds[0]}" if kinds else did_you_mean(found, [*QWEN_FAMILIES]),
+            )
+        maker: Any = QWEN_FAMILIES[found][1]
+    else:
+        maker = AutoModelForCausalLM
+    return _from_pretrained(maker, source, revision=revision, dtype=dtype, device_map=device_map, key=key)
 
 
 def load_llava(
@@ -130,10 +163,16 @@ def load_llava(
             f"{key}: {str(source)!r} is of model_type {found!r}, expected {kind or ' or '.join(FAMILIES)}",
             cure=f"write kind: {found}" if found in FAMILIES else did_you_mean(found, FAMILIES),
         )
+    return _from_pretrained(
+        FAMILIES[found][1], source, revision=revision, dtype=dtype, device_map=device_map, key=key
+    )
+
+
+def _from_pretrained(
+    maker: Any, source: str | Path, *, revision: str | None, dtype: torch.dtype, device_map: str | None, key: str
+) -> PreTrainedModel:
     try:
-        return FAMILIES[found][1].from_pretrained(
-            source, revision=revision, dtype=dtype, device_map=device_map, weights_only=True
-        )
+        return maker.from_pretrained(source, revision=revision, dtype=dtype, device_map=device_map, weights_only=True)
     except (OSError, ValueError) as error:
         raise UserError(
             f"{key}: cannot load {str(source)!r}: {first_line(error)}", cure="check the name and the network"

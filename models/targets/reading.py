@@ -6,11 +6,13 @@ Letters: B rows, T places, D width, V vocabulary.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from ...core.errors import UserError
 from ...core.nouns import Batch
 from ...core.states import StatesBatch, StatesWanted, feature_places, visual_places
 from ..decoding.decoder import CachedDecoder
@@ -40,17 +42,21 @@ class ReadsStates:
     @torch.no_grad()
     def states(self, batch: Batch, wanted: StatesWanted, *, seeds: Sequence[int] = ()) -> StatesBatch:
         """One teacher-forced pass over `batch` (right padded) as `prefill` runs a prompt; what is not kept is zero."""
+        self._check(wanted)
         batch = batch.to(self.decoder.device)
         mask, real = batch.attention_mask, None
         if batch.pixels is not None and len(batch.pixels) > batch.num_dummy_images:
             real = batch.pixels[: len(batch.pixels) - batch.num_dummy_images]
-        embeds = self.decoder.embed(batch.ids, batch.modality, real, batch.pictures)
+        prompts = self.decoder.prompts(batch.ids, batch.modality, real, batch.pictures, mask=mask)
         # Padding stands behind everything that is read: a causal pass never lets it be seen.
-        positions = torch.arange(batch.ids.shape[1], device=mask.device).expand(1, *batch.ids.shape)
-        states = self.decoder.forward(
-            embeds, self.decoder.new_cache(batch.ids.shape[1]), positions[0], layers=wanted.layers
+        states = self.decoder.run(
+            replace(prompts, mask=None),
+            self.decoder.new_cache(batch.ids.shape[1]),
+            layers=wanted.layers,
+            chunk=self.prefill_chunk,
         )
-        text, visual = feature_places(batch.modality, mask, batch.loss_mask), visual_places(batch.modality, mask)
+        text = feature_places(batch.modality, mask, batch.loss_mask, wanted.everywhere)
+        visual = visual_places(batch.modality, mask)
         kept = {layer: torch.zeros_like(mask) for layer in wanted.layers}
         for layer in wanted.text_layers:
             kept[layer] = kept[layer] | text
@@ -61,12 +67,29 @@ class ReadsStates:
             mask=mask,
             loss_mask=batch.loss_mask,
             modality=batch.modality,
-            positions=positions,
+            positions=prompts.positions,
             feature=_only(states.feature, text) if wanted.feature else None,
             sample_ids=batch.sample_ids,
             layers={layer: _only(states.layers[layer], places) for layer, places in kept.items()},
             seeds=tuple(seeds),
         )
+
+
+    def _check(self, wanted: StatesWanted) -> None:
+        """Raises `UserError` where the target's states after a layer are not what the layer's name says."""
+        behind = [layer for layer in wanted.layers if layer > self.decoder.num_layers]
+        if behind:
+            raise UserError(
+                f"states after layer {behind[0]} are wanted, and the target has {self.decoder.num_layers}",
+                cure=f"name layers from 0 (the embedding) to {self.decoder.num_layers}",
+            )
+        deepstack = self.decoder.num_deepstack
+        if early := [layer for layer in wanted.visual_layers if 1 <= layer <= deepstack]:
+            raise UserError(
+                f"visual states after layer {early[0]} are wanted, and Qwen3-VL adds to them what its tower saw behind "
+                f"each of its first {deepstack} layers: a tap there and the next layer's input are two things",
+                cure=f"tap visual places above layer {deepstack} (half of the layers is usual), or at 0, the embedding",
+            )
 
 
 def _only(states: Tensor, places: Tensor) -> Tensor:

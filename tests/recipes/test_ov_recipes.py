@@ -5,10 +5,14 @@ import re
 
 import pytest
 from draftsmith.core.errors import UserError
+from draftsmith.data.tiles import Tiling, onevision_resolutions, tiled_picture
+from draftsmith.data.videos import write_clip
+from draftsmith.recipes import dry_run_data
 from draftsmith.recipes.cli import main
 from draftsmith.recipes.load import load, recipe_names
 from draftsmith.recipes.plan import plan
 from draftsmith.recipes.schema import TRACKS, LvlmRecipe
+from PIL import Image
 
 REAL = ["llava-ov-68m", "llava-ov-160m", "llava-ov-68m-anyres"]
 PHASES = ["align", "knowledge", "single_image", "onevision"]
@@ -81,6 +85,57 @@ def test_a_mixture_on_disk_is_counted_with_what_is_too_long(tmp_path, capsys):
     assert re.search(r"words of text and 13,248 visual tokens", shown), "23 pictures of 576"
     assert "longer than max_length 2,048 in words and pictures alone: 3 samples (drop_images)" in shown
     assert sorted(p.name for p in tmp_path.iterdir()) == ["a.json", "b.jsonl", "mix.yaml"]
+
+
+@pytest.fixture
+def tiled(tmp_path):
+    """Six records for anyres_max_9: tiles of 384 pixels, 729 patches each."""
+    for name, size in (("square", (384, 384)), ("wide", (640, 480)), ("tall", (833, 1428))):
+        Image.new("RGB", size).save(tmp_path / f"{name}.png")
+    write_clip(tmp_path / "clip.mp4", [Image.new("RGB", (32, 32))] * 4, fps=1)
+
+    def of(number: int, *files: str, words: int = 3) -> dict:
+        return record(number, len(files), words) | {"image": list(files)}
+
+    rows = [
+        of(0, "square.png"), of(1, "wide.png"), of(2, "tall.png", words=600), of(3, "square.png", "tall.png"), of(4),
+        of(5, "clip.mp4") | {"image": [], "video": ["clip.mp4"]},
+    ]  # fmt: skip
+    path = tmp_path / "mix.json"
+    path.write_text(json.dumps(rows))
+
+    def measured(capsys) -> str:
+        settings = [f"stages.onevision.data.path={path}", f"stages.onevision.data.images={tmp_path}"]
+        assert main(["recipe=llava-ov-68m-anyres", "dry_run=true", *settings]) == 0
+        return capsys.readouterr().out.split("stage onevision")[1].split("stage evaluate")[0]
+
+    return measured
+
+
+def test_tiles_and_clips_are_counted_by_their_layout(tiled, capsys):
+    """A picture that stands alone has a grid behind its first tile, two have a tile and a newline each (the numbers
+    are recorded ones: 1,485 of 384 x 384, 2,929 of 640 x 480), a clip 196 for each frame and a newline."""
+    tall = tiled_picture((833, 1428), Tiling(384, 27, onevision_resolutions(384), max_tiles=9)).num_tokens
+    expected = 1485 + 2929 + tall + 2 * 730 + 4 * 196 + 1
+    shown = tiled(capsys)
+    assert f"and {expected:,} visual tokens, of 1 clips among them (measured)" in shown
+    assert 7600 < tall < 8192 - 400
+    assert "longer than max_length 8,192 in words and pictures alone: 1 samples (drop_images)" in shown
+    memory = float(re.search(r"([\d.]+) activations", shown)[1])
+    assert memory > 2 * 37 * 729 * 1152 * 34 * 26 / 2**30, "the tower reads up to 37 tiles, shrunk only behind it"
+
+
+def test_where_there_are_many_some_are_opened(tiled, capsys, monkeypatch):
+    monkeypatch.setattr(dry_run_data, "LOOKED_AT", 2)
+    # Of the four whose sizes decide the first and the third: 384 x 384 stands for 640 x 480, 833 x 1428 for the clip.
+    shown = tiled(capsys)
+    assert "visual tokens" in shown and re.search(r"about [\d,]+ visual", shown)
+    assert "in words and pictures alone: about 1 samples" in shown
+
+
+def test_pictures_that_are_not_there_count_one_tile(tiled, capsys, tmp_path):
+    (tmp_path / "wide.png").unlink()
+    assert "1 opened records cannot be read: a tile each" in " ".join(tiled(capsys).split("pictures of"))
 
 
 def test_a_bad_mixture_stops_a_dry_run(tmp_path, capsys):

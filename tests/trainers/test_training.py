@@ -7,6 +7,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+import psutil
 import pytest
 import torch
 from draftsmith.core.errors import TrainingError, UserError
@@ -20,6 +21,7 @@ from draftsmith.trainers.optim import OptimConfig, parameter_groups, rate_multip
 from draftsmith.trainers.validate import target_choice, validate
 from tiny import llava
 from torch import nn
+from torch.nn import functional
 from training import BATCH, Samples, engine, free_port, loader, module, run
 from training import weights as weights_of
 
@@ -165,6 +167,27 @@ def test_gradient_checkpointing_changes_nothing_but_memory(tmp_path):
     first, _, _ = run(tmp_path / "a", steps=3, model=module(noisy=False))
     second, _, _ = run(tmp_path / "b", steps=3, model=module(noisy=False, gradient_checkpointing=True))
     assert first == pytest.approx(second, rel=1e-6)
+
+
+def test_an_engine_under_zero_3_takes_the_address_space_that_its_model_needs(tmp_path):
+    """DeepSpeed's bucket of gradients has 2 GB and is never given back: after some runs a process cannot fork."""
+    size = psutil.Process().memory_info().vms
+    grown = []
+    run(tmp_path, steps=2, zero=3, log=lambda step: grown.append(psutil.Process().memory_info().vms - size))
+    assert len(grown) == 2 and max(grown) < 2**30
+
+
+@pytest.mark.parametrize("zero", [0, 3])
+def test_torchs_linear_layer_is_replaced_in_an_engines_steps_alone(zero, tmp_path):
+    """ZeRO-3's own stays otherwise: a decoding that is timed after the training would be slower for it."""
+    plain, within, between = torch._C._nn.linear, [], []
+    model = module(noisy=False, gradient_checkpointing=True)
+    layer = model.llava.model.language_model.layers[0].mlp
+    layer.register_forward_pre_hook(lambda *_: within.append(functional.linear))
+    run(tmp_path, steps=1, zero=zero, model=model, log=lambda step: between.append(functional.linear))
+    assert functional.linear is plain and between == [plain]
+    assert len(within) == 4  # two micro-batches, each forward and again in the backward
+    assert all((function is plain) == (zero == 0) for function in within)
 
 
 def test_lora_trains_adapters_and_merges_them(tmp_path):

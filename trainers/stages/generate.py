@@ -33,6 +33,12 @@ class GenerateStage(Section):
     mixtures: dict[str, dict[str, str]] = Field(default_factory=dict)
     # Records of each set of the benchmark suite's stand-in (evaluate reads it as suite.data.path: suite); 0: none.
     suite: int = Field(0, ge=0)
+    # split -> frames of its clips, where they are not four: as many visual tokens as a longer clip has.
+    clip_frames: dict[str, int] = Field(default_factory=dict)
+    # Records of each set of videos, pictures and texts (evaluate reads them as suite.data.path: video_suite); 0: none.
+    video_suite: int = Field(0, ge=0)
+    # Frames of that suite's clips, one set of clips for each.
+    clip_lengths: list[int] = Field([4, 16, 64], min_length=1)
 
     @model_validator(mode="after")
     def _known(self) -> GenerateStage:
@@ -42,6 +48,13 @@ class GenerateStage(Section):
                     raise ValueError(f"splits.{split} names scenario {kind!r}; {did_you_mean(kind, KINDS)}")
                 if count < 0:
                     raise ValueError(f"splits.{split}.{kind} is {count}, below 0")
+        for split, frames in self.clip_frames.items():
+            if split not in self.splits:
+                raise ValueError(f"clip_frames names split {split!r}; {did_you_mean(split, self.splits)}")
+            if frames < 2:
+                raise ValueError(f"clip_frames.{split} is {frames}, and an object that moves needs 2")
+        if min(self.clip_lengths) < 2 or len(set(self.clip_lengths)) < len(self.clip_lengths):
+            raise ValueError(f"clip_lengths are different numbers of frames from 2, found {self.clip_lengths}")
         for mixture, parts in self.mixtures.items():
             for split, strategy in parts.items():
                 if split not in self.splits:
@@ -68,6 +81,9 @@ def run(stage: GenerateStage, context: Context) -> None:
             splits=stage.splits,
             mixtures=stage.mixtures,
             suite=stage.suite,
+            clip_frames=stage.clip_frames,
+            video_suite=stage.video_suite,
+            lengths=stage.clip_lengths,
         )
         first = next(iter(stage.splits))
         tokenizer = train_tokenizer(_texts(world / f"{first}.json"), stage.vocab_size)

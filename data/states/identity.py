@@ -1,0 +1,161 @@
+"""What states depend on: a cache is bound to it, and whoever reads one made otherwise is told by which field.
+
+A head that trains on states of another target, template or image processor learns without an error and drafts badly.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Iterable, Mapping
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+import transformers
+
+from ...core.errors import UserError
+from ...core.states import StatesWanted
+from ..conversations import PromptFormat
+from ..dataset import ConversationData
+from ..processor import Processor
+from .dtypes import StatesDtype
+
+# Fields that may differ between a cache and its reader where the recipe says so (`accept`): the user knows better.
+ACCEPTABLE = ("transformers", "image_backend", "template", "target", "processor", "pictures")
+# Fields that caches which are read together may differ in.
+_OWN = ("samples", "grouping", "pictures", "template")
+
+
+def states_identity(
+    *,
+    target: Mapping[str, Any],
+    processor: Processor,
+    form: PromptFormat | None,
+    data: ConversationData | None,
+    wanted: StatesWanted,
+    dtype: StatesDtype | None,
+) -> dict[str, Any]:
+    """Of JSON types. What is None is not known, and compared with nothing.
+
+    Args:
+        target: its name, revision and weights, see `weights_identity`.
+    """
+    known = {
+        "target": dict(target),
+        "processor": processor_settings(processor),
+        "template": None if form is None else _hash(form.model_dump(mode="json")),
+        "pictures": None if data is None else _pictures(data),
+        "transformers": transformers.__version__,
+        "states": asdict(wanted),
+        "dtype": dtype,
+        "image_backend": image_backend(processor),
+    }
+    return json.loads(json.dumps({name: value for name, value in known.items() if value is not None}))
+
+
+def image_backend(processor: Processor) -> str:
+    """What resizes pictures: PIL and torchvision differ in the last bits, and states in more than those."""
+    names = {parent.__name__ for parent in type(processor.image_processor).__mro__}
+    return "torchvision" if names & {"TorchvisionBackend", "BaseImageProcessorFast"} else "pil"
+
+
+def processor_settings(processor: Processor) -> dict[str, Any]:
+    """Everything that decides which ids and pixels a sample becomes."""
+    images = json.loads(json.dumps(processor.image_processor.to_dict(), default=str))
+    return {
+        "tokenizer": processor.tokenizer_hash,
+        "family": processor.family,
+        "patch_size": processor.patch_size,
+        "resolutions": [list(pair) for pair in processor.resolutions],
+        "images": images,
+    }
+
+
+def weights_identity(source: str | Path, *, path: str | None, revision: str | None) -> dict[str, Any]:
+    """Of a target's weights: the name and revision of published ones, the files of a directory.
+
+    Args:
+        source: what is loaded, an earlier stage's folder or `path`.
+    """
+    folder = Path(source)
+    if not folder.is_dir():
+        return {"path": path, "revision": revision}
+    config = folder / "config.json"
+    files = sorted((f.name, f.stat().st_size) for f in folder.glob("*.safetensors"))
+    made_by = folder / "fingerprint.json"  # of a stage: it covers all that the weights depend on
+    marks = [f.read_text() for f in (config, made_by) if f.is_file()]
+    return {"path": None if made_by.is_file() else path, "revision": revision, "weights": _hash([marks, files])}
+
+
+def check_identity(held: Mapping[str, Any], expected: Mapping[str, Any], folder: Path, accept: Iterable[str]) -> None:
+    """Compare a cache with what its reader would compute online.
+
+    Args:
+        accept: fields that may differ.
+
+    Raises:
+        UserError: a field differs, or states are wanted that the cache does not hold; the message names it.
+    """
+    _check_states(held.get("states", {}), expected["states"], folder)
+    for name, value in expected.items():
+        if name == "states" or name in accept:
+            continue
+        found = _difference(held.get(name), value, name)
+        if found is None:
+            continue
+        field, was, now = found
+        cure = "make the cache again, or restore what it was made with"
+        if name in ACCEPTABLE:
+            cure += f"; source.accept: [{name}] reads it all the same"
+        raise UserError(
+            f"the states were made with another {field}: {was!r}, now {now!r}", where=str(folder), cure=cure
+        )
+
+
+def check_together(identities: list[Mapping[str, Any]], folders: list[Path]) -> None:
+    """Caches that are read as one are of one target and kept alike. Raises `UserError` naming field and folder."""
+    for held, folder in zip(identities[1:], folders[1:], strict=True):
+        for name, value in identities[0].items():
+            if name not in _OWN and (found := _difference(held.get(name), value, name)) is not None:
+                raise UserError(
+                    f"{found[0]} is {found[1]!r}, and {found[2]!r} in {folders[0]}", where=str(folder),
+                    cure="read caches together that were made alike, or make one of them again",
+                )  # fmt: skip
+
+
+def _check_states(held: Mapping[str, Any], wanted: Mapping[str, Any], folder: Path) -> None:
+    """More than is wanted does no harm: a Sparrow cache serves a head that reads no visual states."""
+    for name in ("text_layers", "visual_layers"):
+        missing = sorted(set(wanted[name]) - set(held.get(name, ())))
+        if missing:
+            raise _lacking(f"states.{name} lacks layer {missing[0]}", folder)
+    for name, problem in (("feature", "is not kept"), ("everywhere", "is false: visual places have no H")):
+        if wanted[name] and not held.get(name):
+            raise _lacking(f"states.{name} {problem}", folder)
+
+
+def _lacking(problem: str, folder: Path) -> UserError:
+    return UserError(problem, where=str(folder), cure="make the cache for this drafter: it keeps what the head reads")
+
+
+def _pictures(data: ConversationData) -> dict[str, Any]:
+    return {
+        "aspect": data.aspect,
+        "anyres_convention": data.anyres_convention,
+        "video": data.video.model_dump(mode="json"),
+    }
+
+
+def _difference(held: Any, wanted: Any, name: str) -> tuple[str, Any, Any] | None:
+    """The first field that differs, dotted, with both values."""
+    if isinstance(held, Mapping) and isinstance(wanted, Mapping):
+        for key in [*wanted, *(k for k in held if k not in wanted)]:
+            if (found := _difference(held.get(key), wanted.get(key), f"{name}.{key}")) is not None:
+                return found
+        return None
+    return None if held == wanted else (name, held, wanted)
+
+
+def _hash(value: Any) -> str:
+    return hashlib.sha256(json.dumps(value, sort_keys=True).encode()).hexdigest()

@@ -1,0 +1,167 @@
+"""Cached states as samples of the loader: which comes when is a pure function of (seed, epoch, step), on any rank.
+
+A micro-batch is read into one piece of memory, record by record; nothing is copied after that. A record's checksum is
+compared the first time that a process reads it: disks do not rot between two epochs.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch.utils.data import get_worker_info
+
+from ...core.states import StatesWanted
+from ..codes import forward_seed
+from ..shard_members import BAD_MEMBERS, TensorPlace, places
+from ..shards import ShardReader, Span
+from .identity import check_identity, check_together
+from .records import PackedStates, StatesForm
+
+
+class StatesReader:
+    """Caches of one target as one sequence of records, in the order of the samples that they were made of.
+
+    Args:
+        folders: of shards; several follow each other.
+        expected: what `states_identity` says of the reader's own target and settings; None compares nothing.
+        accept: fields that may differ from it.
+
+    Raises:
+        UserError: a cache is not finished, damaged, or made with something else; the message names file or field.
+    """
+
+    def __init__(
+        self, folders: Sequence[Path], *, expected: Mapping[str, Any] | None = None, accept: Iterable[str] = ()
+    ):
+        self.shards = [ShardReader(folder) for folder in folders]
+        identities = [reader.identity for reader in self.shards]
+        for folder, identity in zip(folders, identities, strict=True):
+            if expected is not None:
+                check_identity(identity, expected, folder, tuple(accept))
+        check_together(identities, list(folders))
+        self.form = form_of(identities[0])
+        # Shards hold samples in an order of their own; here they come by number, cache after cache.
+        orders = [np.argsort(reader.column("number"), kind="stable") for reader in self.shards]
+        ends = np.cumsum([0, *(len(reader) for reader in self.shards)])
+        self._records = np.concatenate([order + end for order, end in zip(orders, ends[:-1], strict=True)])
+        self._ends = ends[1:]
+        self._checked = np.zeros(len(self), dtype=bool)
+
+    def __len__(self) -> int:
+        return int(self._ends[-1])
+
+    def column(self, name: str) -> np.ndarray:
+        """[n] int64, one of `COLUMNS`."""
+        return np.concatenate([reader.column(name) for reader in self.shards])[self._records]
+
+    def span(self, index: int) -> Span:
+        record = int(self._records[index])
+        cache = int(np.searchsorted(self._ends, record, side="right"))
+        return self.shards[cache].span(record - (int(self._ends[cache - 1]) if cache else 0))
+
+    def read(self, indices: Sequence[int]) -> tuple[Tensor, list[dict[str, TensorPlace]], list[dict[str, Any]]]:
+        """The records' bytes, one after the other, where the tensors of each lie in them, and what is said of each."""
+        spans = [self.span(index) for index in indices]
+        starts = np.cumsum([0, *(span.stop - span.start for span in spans)]).tolist()
+        buffer = _memory(starts[-1])
+        memory = memoryview(buffer.numpy())
+        for span, start in zip(spans, starts, strict=False):
+            _read_into(span, memory[start : start + span.stop - span.start])
+        rows, infos = [], []
+        for index, span, start in zip(indices, spans, starts, strict=False):
+            part = memory[start : start + span.stop - span.start]
+            if not self._checked[index]:
+                span.check(part)
+                self._checked[index] = True
+            try:
+                found, info = places(part)
+            except BAD_MEMBERS as error:
+                raise span.broken(error) from error
+            rows.append({name: replace(p, start=p.start + start, stop=p.stop + start) for name, p in found.items()})
+            infos.append(info)
+        return buffer, rows, infos
+
+
+@dataclass(frozen=True)
+class CachedSamples:
+    """The records `indices` of a reader, as the loader counts them; what a sample is, the collation reads."""
+
+    reader: StatesReader
+    indices: np.ndarray
+    lengths: np.ndarray  # places, negative without pictures
+
+    @classmethod
+    def of(cls, reader: StatesReader, indices: np.ndarray | None = None) -> CachedSamples:
+        """All records, or some."""
+        chosen = np.arange(len(reader)) if indices is None else indices
+        lengths = reader.column("length") * np.where(reader.column("visual") > 0, 1, -1)
+        return cls(reader, chosen, lengths[chosen])
+
+    def __len__(self) -> int:
+        return len(self.indices)
+
+    def __getitem__(self, index: int) -> int:
+        return int(self.indices[index])
+
+
+@dataclass(frozen=True)
+class CachedCollate:
+    """Numbers of records to a `PackedStates`, whose seeds are those that the same samples have when computed online."""
+
+    reader: StatesReader
+    seed: int
+
+    def __call__(self, samples: Sequence[int], *, epoch: int) -> PackedStates:
+        buffer, rows, infos = self.reader.read(samples)
+        names = tuple(info["name"] for info in infos)
+        return PackedStates(
+            buffer=buffer,
+            rows=tuple(rows),
+            sample_ids=names or ("(filler)",),
+            seeds=tuple(forward_seed(self.seed, epoch, name) for name in names or ("(filler)",)),
+            num_supervised=sum(info["supervised"] for info in infos),
+            form=self.reader.form,
+        )
+
+
+def form_of(identity: Mapping[str, Any]) -> StatesForm:
+    """How the records of a cache are to be read, from its identity."""
+    states, samples = identity["states"], identity["samples"]
+    return StatesForm(
+        wanted=StatesWanted(
+            states["feature"], tuple(states["text_layers"]), tuple(states["visual_layers"]), states["everywhere"]
+        ),
+        dtype=identity["dtype"],
+        computed_in=getattr(torch, samples["computed_in"]),
+        pad_id=samples["pad_id"],
+        num_position_rows=samples["position_rows"],
+        width=samples["width"],
+    )
+
+
+def _memory(size: int) -> Tensor:
+    """[size] uint8; of a reading process such that the rank sees it without a copy."""
+    if get_worker_info() is None:
+        return torch.empty(size, dtype=torch.uint8)
+    storage = torch.UntypedStorage._new_shared(size)
+    return torch.empty(0, dtype=torch.uint8).set_(storage, 0, (size,), (1,))
+
+
+def _read_into(span: Span, memory: memoryview) -> None:
+    try:
+        with open(span.path, "rb", buffering=0) as file:
+            file.seek(span.start)
+            done = 0
+            while done < len(memory):
+                count = file.readinto(memory[done:])
+                if not count:
+                    raise span.cut()
+                done += count
+    except FileNotFoundError as error:
+        raise span.missing() from error

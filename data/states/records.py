@@ -1,0 +1,151 @@
+"""One sequence as a cache keeps it: states only at the places that a head reads, in order, without an index.
+
+Which places those are follows from modality and loss mask (`core.states`), so nothing says so twice. Embeddings are
+looked up from ids, scores made from H: neither is ever written.
+Letters: B rows, T places, R position rows, D width, n places of a record that are kept.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ...core.pictures import TEXT
+from ...core.states import StatesBatch, StatesWanted, feature_places, visual_places
+from ..shard_members import TensorPlace
+from .dtypes import StatesDtype, decode, encode
+
+# Whole numbers of each record that its shard's json lists: the sample's number, its places, 1 where it has pictures,
+# its supervised slots, and the hash of its name by which samples are held out.
+COLUMNS = ("number", "length", "visual", "supervised", "draw")
+
+
+def state_places(wanted: StatesWanted, modality: Tensor, mask: Tensor, loss_mask: Tensor) -> dict[str, Tensor]:
+    """Name of a tensor of states -> [B,T] bool, the places that it is kept at."""
+    text = feature_places(modality, mask, loss_mask, wanted.everywhere)
+    visual = visual_places(modality, mask)
+    found = {"feature": text} if wanted.feature else {}
+    for layer in wanted.layers:
+        kept = torch.zeros_like(mask)
+        if layer in wanted.text_layers:
+            kept |= text
+        if layer in wanted.visual_layers:
+            kept |= visual
+        found[layer_name(layer)] = kept
+    return found
+
+
+def layer_name(layer: int) -> str:
+    return f"layer_{layer:03d}"
+
+
+def record(batch: StatesBatch, row: int, wanted: StatesWanted, dtype: StatesDtype) -> dict[str, Tensor]:
+    """The tensors of one row of `batch`, on the CPU."""
+    mask = batch.mask[row : row + 1]
+    length = int(mask.sum())
+    tensors = {
+        "ids": batch.ids[row, :length].to(torch.int32),
+        "modality": batch.modality[row, :length].to(torch.int8),
+        "loss_mask": batch.loss_mask[row, :length],
+        "positions": batch.positions[:, row, :length].to(torch.int32),
+    }
+    all_places = state_places(wanted, batch.modality[row : row + 1], mask, batch.loss_mask[row : row + 1])
+    for name, places in all_places.items():
+        states = batch.feature if name == "feature" else batch.layers[int(name[len("layer_") :])]
+        assert states is not None, f"{name} is wanted and was not computed"
+        for part, tensor in encode(states[row][places[0]], dtype).items():
+            tensors[f"{name}.{part}" if part else name] = tensor
+    return {name: tensor.cpu() for name, tensor in tensors.items()}
+
+
+@dataclass(frozen=True)
+class StatesForm:
+    """What must be known of a cache to read its records."""
+
+    wanted: StatesWanted  # what the records hold
+    dtype: StatesDtype
+    computed_in: torch.dtype  # the target's, which read states have again
+    pad_id: int
+    num_position_rows: int  # 1, or 3 with M-RoPE
+    width: int
+
+
+@dataclass(frozen=True)
+class PackedStates:
+    """A micro-batch as it was read: bytes of records, which become a `StatesBatch` on the device they are moved to.
+
+    States travel as they are kept, and are spread over their places behind the bus.
+    """
+
+    buffer: Tensor  # [bytes] uint8
+    rows: tuple[dict[str, TensorPlace], ...]  # none: a filler that supervises nothing
+    sample_ids: tuple[str, ...]
+    seeds: tuple[int, ...]
+    num_supervised: int
+    form: StatesForm
+
+    def to(self, device: torch.device | str) -> StatesBatch:
+        moved = self.buffer.to(device)
+        rows = [{name: place.of(moved) for name, place in row.items()} for row in self.rows] or [self._filler(moved)]
+        form = self.form
+        lengths = [len(row["ids"]) for row in rows]
+        shape = (len(rows), max(lengths))
+        ids = moved.new_full(shape, form.pad_id, dtype=torch.int64)
+        mask, loss_mask = (moved.new_zeros(shape, dtype=torch.bool) for _ in range(2))
+        modality = moved.new_full(shape, TEXT, dtype=torch.int8)
+        positions = moved.new_zeros((form.num_position_rows, *shape), dtype=torch.int64)
+        for number, (row, length) in enumerate(zip(rows, lengths, strict=True)):
+            ids[number, :length] = row["ids"]
+            mask[number, :length] = True
+            loss_mask[number, :length] = row["loss_mask"]
+            modality[number, :length] = row["modality"]
+            positions[:, number, :length] = row["positions"]
+        spread = {
+            name: _spread(name, rows, places, form)
+            for name, places in state_places(form.wanted, modality, mask, loss_mask).items()
+        }
+        return StatesBatch(
+            ids=ids,
+            mask=mask,
+            loss_mask=loss_mask,
+            modality=modality,
+            positions=positions,
+            feature=spread.get("feature"),
+            sample_ids=self.sample_ids,
+            layers={layer: spread[layer_name(layer)] for layer in form.wanted.layers},
+            seeds=self.seeds,
+        )
+
+    def _filler(self, like: Tensor) -> dict[str, Tensor]:
+        """Two padding ids that are read and not learned from, as `empty_sample`."""
+        form = self.form
+        found = {
+            "ids": like.new_full((2,), form.pad_id, dtype=torch.int32),
+            "modality": like.new_full((2,), TEXT, dtype=torch.int8),
+            "loss_mask": like.new_zeros(2, dtype=torch.bool),
+            "positions": torch.arange(2, device=like.device).expand(form.num_position_rows, 2),
+        }
+        blank = [row[None] for row in (found["modality"], torch.ones_like(found["loss_mask"]), found["loss_mask"])]
+        for name, places in state_places(form.wanted, *blank).items():
+            zeros = like.new_zeros((int(places.sum()), form.width), dtype=torch.float32)
+            for part, tensor in encode(zeros, form.dtype).items():
+                found[f"{name}.{part}" if part else name] = tensor.to(like.device)
+        return found
+
+
+def _spread(name: str, rows: list[dict[str, Tensor]], places: Tensor, form: StatesForm) -> Tensor:
+    """[B,T,D] with the rows' states at `places` [B,T] and zeros elsewhere."""
+    spread = places.new_zeros((*places.shape, form.width), dtype=form.computed_in)
+    for number, row in enumerate(rows):
+        spread[number, places[number]] = decode(_parts(row, name), form.dtype, form.computed_in)
+    return spread
+
+
+def _parts(row: Mapping[str, Any], name: str) -> dict[str, Any]:
+    """What `encode` made of one tensor of states."""
+    parts = {"": row[name]}
+    return parts | {key[len(name) + 1 :]: tensor for key, tensor in row.items() if key.startswith(f"{name}.")}

@@ -1,0 +1,152 @@
+"""The sequences that a head learns from, for whoever computes their states: records with their own or the target's
+answers, how many places each has, and which are held out.
+
+Counting costs the text and the heads of picture files, no pixels: it tells a cache's size before the target runs, and
+gives batches of like lengths that are the same whether states are computed or read.
+"""
+
+from __future__ import annotations
+
+import zlib
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from ...core.nouns import Batch
+from ...core.pictures import TEXT
+from ...core.states import feature_places
+from ..codes import forward_seed
+from ..collate import Sample, collate, empty_sample
+from ..dataset import ConversationDataset
+from ..sources import AnsweredSamples
+
+
+@dataclass(frozen=True)
+class Counts:
+    """[n] int32 each: places of a sample, those whose H is read, and visual ones."""
+
+    length: np.ndarray
+    text: np.ndarray
+    visual: np.ndarray
+
+    @property
+    def signed(self) -> np.ndarray:
+        """Lengths as orders take them: negative without pictures."""
+        return np.where(self.visual > 0, self.length, -self.length)
+
+
+class StatesSamples:
+    """Samples by number, with the records' own answers or (`answered`) those that the target wrote."""
+
+    def __init__(self, dataset: ConversationDataset, answered: AnsweredSamples | None):
+        self.dataset, self.answered = dataset, answered
+
+    def __len__(self) -> int:
+        return len(self.dataset)
+
+    def __getitem__(self, index: int) -> Sample:
+        return self.dataset[index] if self.answered is None else self.answered.row(index, 0).sample
+
+    def outline(self, index: int) -> Sample:
+        """The sample without its pixels; one that is left out has nothing to learn from."""
+        if self.answered is not None:
+            return self.answered.row(index, 0, pixels=False).sample
+        encoded, name = self.dataset.outline(index), self.dataset.sample_id(index)
+        if encoded is None:
+            return replace(empty_sample(self.dataset.processor.pad_id), sample_id=name)
+        return Sample(encoded.ids, encoded.loss_mask, encoded.modality, None, name)
+
+    def draws(self) -> np.ndarray:
+        """[n] int64, see `draw_of`."""
+        return np.array([draw_of(self.dataset.sample_id(index)) for index in range(len(self))], dtype=np.int64)
+
+    def count(self, index: int) -> tuple[int, int, int]:
+        """One sample's row of `Counts`."""
+        sample = self.outline(index)
+        modality, loss_mask = torch.tensor([sample.modality]), torch.tensor([sample.loss_mask])
+        text = feature_places(modality, torch.ones_like(loss_mask), loss_mask)
+        return len(sample.ids), int(text.sum()), int((modality != TEXT).sum())
+
+    def count_all(self, path: Path, *, rank: int = 0, world_size: int = 1) -> np.ndarray:
+        """[k,3] of this rank's samples (every `world_size`-th), kept in `path` for the next start."""
+        path = path.with_name(f"{path.name}-{self.dataset.identity()[:16]}-{rank}-of-{world_size}.npy")
+        mine = range(rank, len(self), world_size)
+        if path.is_file() and len(found := np.load(path)) == len(mine):
+            return found
+        found = np.array([self.count(index) for index in mine], dtype=np.int32).reshape(-1, 3)
+        path.parent.mkdir(parents=True, exist_ok=True)
+        np.save(path, found)
+        return found
+
+
+def joined_counts(parts: Sequence[np.ndarray]) -> Counts:
+    """`count_all` of every rank, as one."""
+    whole = np.empty((sum(map(len, parts)), 3), dtype=np.int32)
+    for rank, part in enumerate(parts):
+        whole[rank :: len(parts)] = part
+    return Counts(*whole.T)
+
+
+def draw_of(name: str) -> int:
+    """Of 32 bits, from a sample's name: the same samples are held out on every machine and by every source."""
+    return zlib.crc32(name.encode())
+
+
+def split(draws: np.ndarray, held_out: float) -> tuple[np.ndarray, np.ndarray]:
+    """Indices that are trained on, and those that are held out."""
+    out = draws / 2**32 < held_out
+    return np.flatnonzero(~out), np.flatnonzero(out)
+
+
+@dataclass(frozen=True)
+class Chosen:
+    """Some of the samples, as the loader reads them: an item is its number and the sample."""
+
+    samples: StatesSamples
+    indices: np.ndarray
+    lengths: np.ndarray  # of the chosen
+
+    def __len__(self) -> int:
+        return len(self.indices)
+
+    def __getitem__(self, index: int) -> tuple[int, Sample]:
+        number = int(self.indices[index])
+        return number, self.samples[number]
+
+
+@dataclass(frozen=True)
+class SeededBatch:
+    """A batch whose states are still to be computed, and what its rows draw at random from."""
+
+    batch: Batch
+    seeds: tuple[int, ...]
+    numbers: tuple[int, ...]  # of the samples; none of a filler
+
+    @property
+    def num_supervised(self) -> int:
+        return self.batch.num_supervised
+
+    @property
+    def sample_ids(self) -> tuple[str, ...]:
+        return self.batch.sample_ids
+
+
+@dataclass(frozen=True)
+class SeededCollate:
+    """Numbered samples to a `SeededBatch`."""
+
+    pad_id: int
+    image_size: int
+    seed: int
+
+    def __call__(self, samples: Sequence[tuple[int, Any]], *, epoch: int) -> SeededBatch:
+        rows = [sample for _, sample in samples] or [empty_sample(self.pad_id)]
+        return SeededBatch(
+            batch=collate(rows, pad_id=self.pad_id, image_size=self.image_size),
+            seeds=tuple(forward_seed(self.seed, epoch, row.sample_id) for row in rows),
+            numbers=tuple(number for number, _ in samples),
+        )

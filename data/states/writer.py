@@ -1,0 +1,81 @@
+"""States to shards: each shard's samples are fixed beforehand, so that a killed build leaves out what it finished.
+
+Samples are dealt to shards by a fixed shuffle: shards of mixed data get one size, and ranks like loads.
+Letters: B rows.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from torch import Tensor
+
+from ...core.pictures import TEXT
+from ...core.states import StatesBatch, StatesWanted
+from ..shards import ShardWriter
+from .dtypes import StatesDtype
+from .records import COLUMNS, record
+from .samples import Counts, draw_of
+
+_DEAL = 5  # of the shuffle that deals samples to shards: no seed of a recipe's, caches are shared
+
+
+@dataclass(frozen=True)
+class Deal:
+    """Which samples lie in which shard, `per_shard` in each."""
+
+    num_samples: int
+    per_shard: int
+
+    def __len__(self) -> int:
+        """Shards."""
+        return -(-self.num_samples // self.per_shard)
+
+    def __getitem__(self, shard: int) -> np.ndarray:
+        """[n] int64 numbers of samples, ascending."""
+        order = np.random.default_rng(_DEAL).permutation(self.num_samples)
+        return np.sort(order[shard * self.per_shard : (shard + 1) * self.per_shard])
+
+
+def batches(numbers: np.ndarray, counts: Counts, size: int) -> list[list[int]]:
+    """A shard's samples in micro-batches of like lengths: padding costs as much as text."""
+    alike = numbers[np.argsort(counts.length[numbers], kind="stable")].tolist()
+    return [alike[start : start + size] for start in range(0, len(alike), size)]
+
+
+@dataclass(frozen=True)
+class StatesWriting:
+    """How rows of states become samples of shards.
+
+    Args:
+        folder: of the shards.
+        counts: of all samples: a record says its length as it was counted, so that every source orders alike.
+    """
+
+    folder: Path
+    wanted: StatesWanted
+    dtype: StatesDtype
+    counts: Counts
+
+    def open(self, index: int) -> ShardWriter:
+        return ShardWriter(self.folder, index, columns=COLUMNS)
+
+    def samples(
+        self, batch: StatesBatch, numbers: Sequence[int]
+    ) -> Iterator[tuple[str, dict[str, Tensor], dict[str, Any]]]:
+        """Of each row of `batch`, whose samples' numbers are given; a filler's row has none."""
+        for row, number in enumerate(numbers):
+            name = batch.sample_ids[row]
+            info = {
+                "name": name,
+                "number": number,
+                "length": int(self.counts.length[number]),
+                "visual": int(bool((batch.modality[row] != TEXT).any())),
+                "supervised": int(batch.loss_mask[row, 1:].sum()),
+                "draw": draw_of(name),
+            }
+            yield f"{number:09d}", record(batch, row, self.wanted, self.dtype), info

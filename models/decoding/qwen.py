@@ -1,0 +1,99 @@
+"""The cached forward over Qwen-VL: pictures read whole, positions in three coordinates, visual states between layers.
+
+Letters: R rows, T places, N new positions, P patches, D width, n visual tokens.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+from torch import Tensor, nn
+
+from ...core.pictures import TEXT, Picture
+from ...core.positions import Resume
+from ..qwen import QWEN_FAMILIES, SeenPatches, position_scheme, see_patches
+from .decoder import CachedDecoder, PromptRows
+
+
+class QwenDecoder(CachedDecoder):
+    """A Qwen-VL in eval mode.
+
+    Args:
+        resume: where text goes on behind a clip.
+    """
+
+    def __init__(
+        self, model: nn.Module, *, num_token_ids: int, never: Sequence[int] = (), resume: Resume = "max_plus_one"
+    ):
+        super().__init__(model, num_token_ids=num_token_ids, never=never)
+        self.scheme = position_scheme(model.config, resume)
+        self.num_deepstack = len(getattr(model.config.vision_config, "deepstack_visual_indexes", None) or ())
+
+    @property
+    def reads_images(self) -> bool:
+        return True
+
+    def see(self, pixels: Tensor, pictures: Sequence[Picture] = ()) -> Any:
+        """`SeenPatches` of patches [P,C]."""
+        return see_patches(self.model, pixels, pictures)
+
+    def embed(
+        self,
+        ids: Tensor,
+        modality: Tensor | None = None,
+        pixels: Tensor | None = None,
+        pictures: Sequence[Picture] = (),
+        *,
+        pool: int = 1,
+        seen: Any = None,
+    ) -> Tensor:
+        """Embeddings [R,N,D]; what Qwen3-VL adds behind its first layers is in `prompts` alone."""
+        assert pool == 1, "Qwen-VL's mergers read patches as they are"
+        embeds = self.language_model.get_input_embeddings()(ids)
+        if pixels is None:
+            return embeds
+        assert modality is not None
+        seen = self.see(pixels, pictures) if seen is None else seen
+        places = modality != TEXT
+        assert int(places.sum()) == len(seen.features), f"{int(places.sum())} places for {len(seen.features)} features"
+        return embeds.masked_scatter(places.unsqueeze(-1), seen.features.to(embeds))
+
+    def prompts(
+        self,
+        ids: Tensor,
+        modality: Tensor,
+        pixels: Tensor | None = None,
+        pictures: Sequence[Picture] = (),
+        *,
+        mask: Tensor | None = None,
+        pool: int = 1,
+        seen: Any = None,
+    ) -> PromptRows:
+        """As `CachedDecoder.prompts`, with the visual states of the first layers."""
+        if pixels is not None and seen is None:
+            seen = self.see(pixels, pictures)
+        made = super().prompts(ids, modality, pixels, pictures, mask=mask, pool=pool, seen=seen)
+        if not isinstance(seen, SeenPatches) or not seen.deepstack:
+            return made
+        return replace(made, visual=modality != TEXT, deepstack=seen.deepstack)
+
+    def _deepstack(self, prompts: PromptRows, start: int, stop: int) -> Mapping[str, Any]:
+        if prompts.visual is None or not (here := prompts.visual[:, start:stop]).any():
+            return {}
+        number = (prompts.visual.flatten().cumsum(0) - 1).view_as(prompts.visual)[:, start:stop][here]
+        return {"visual_pos_masks": here, "deepstack_visual_embeds": [part[number] for part in prompts.deepstack]}
+
+    def _coordinates(self, positions: Tensor) -> Tensor:
+        """[3,R,N]: what stands behind a prompt is text, and counts alike in all three."""
+        return positions if positions.dim() == 3 else positions[None].expand(3, -1, -1)
+
+
+def decoder_for(
+    model: nn.Module, *, num_token_ids: int, never: Sequence[int] = (), resume: Resume = "max_plus_one"
+) -> CachedDecoder:
+    """The cached forward of the model's family; `resume` is Qwen-VL's."""
+    if model.config.model_type in QWEN_FAMILIES:
+        return QwenDecoder(model, num_token_ids=num_token_ids, never=never, resume=resume)
+    return CachedDecoder(model, num_token_ids=num_token_ids, never=never)

@@ -1,0 +1,232 @@
+"""SpecVLM: a smaller sibling of the target, or the target itself, drafts with most of the visual tokens removed.
+
+Nothing is trained. Which visual tokens stay is decided by the target's own attention over the prompt: those that hold
+the first 40% of it, then an even sample of the others. The target is untouched, so its output is.
+Source: SpecVLM (Ji et al., EMNLP 2025), section 3; its reuse of the target's weights as Sparrow's appendix has it.
+Letters: N visual tokens, T places, Q queries, V vocabulary.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping
+from typing import Any, Literal
+
+import torch
+from pydantic import Field
+from torch import Tensor
+from torch.nn import functional as F
+
+from ...core.errors import UserError
+from ...core.nouns import Request
+from ...core.pictures import TEXT
+from ...core.positions import place_positions
+from ...core.section import Section
+from ..decoding.decoder import PromptRows
+from ..decoding.rows import Places
+from ..decoding.slots import Slots
+from ..decoding.warp import Warp
+from ..targets.base import Taps, TargetStep
+from ..targets.language import LanguageTarget
+from ..targets.load import LlavaTargetConfig, load_target
+from .independent import IndependentProposal
+
+
+class PrunedConfig(Section):
+    """A drafter without training."""
+
+    kind: Literal["pruned"]
+    # What drafts: a smaller sibling of the target (a section as the target's, with its path), or `target`: the target's
+    # own weights with a cache of its own, which agrees most and costs most.
+    model: Literal["target"] | LlavaTargetConfig = "target"
+    # Share of the visual tokens that is removed. SpecVLM and SAGE: 0.9 for clips; SAGE: 0.8 for images. 0 keeps all,
+    # and then nothing of the target's attention is needed: plain drafting by a sibling.
+    ratio: float = Field(0.9, ge=0, lt=1)
+    # Part of the attention that the kept tokens must hold before the rest of the budget is spread evenly.
+    attention_share: float = Field(0.4, gt=0, le=1)
+    # How many tokens N (1 - ratio) is: rounded, or cut as the published code does, where floats lose one (40 tokens at
+    # ratio 0.8 leave 7).
+    budget: Literal["round", "truncate"] = "round"
+    # Of what is kept: compact counts it as a text of its own (SpecVLM), target keeps the places it had in the target.
+    positions: Literal["compact", "target"] = "compact"
+    # Layers whose attention is averaged; null: all.
+    attention_layers: tuple[int, ...] | None = None
+
+    def provides(self) -> set[str]:
+        """Things that need no stage."""
+        return {"drafter"}
+
+    def num_kept(self, visual: int) -> int:
+        """The budget for so many visual tokens."""
+        left = visual * (1 - self.ratio)
+        return round(left) if self.budget == "round" else int(left)
+
+
+def visual_scores(attention: Mapping[int, Tensor], modality: Tensor) -> Tensor:
+    """[N] float32 on the CPU: how much the text behind the last visual token looks at each of them.
+
+    Args:
+        attention: layer -> [1,heads,Q,T], of the last Q places; mean over layers, heads and the text's queries.
+        modality: [T].
+    """
+    visual = (modality != TEXT).nonzero().flatten().cpu()
+    suffix = len(modality) - 1 - int(visual[-1])
+    if suffix < 1 or not attention:
+        raise UserError(
+            "the prompt has no text behind its last picture, and that text's attention is what decides",
+            cure="put the question behind the picture, or set drafter.ratio: 0",
+        )
+    total = torch.zeros(len(visual))
+    for weights in attention.values():
+        read = weights[0, :, -suffix:]
+        total += read.float().mean((0, 1)).cpu()[visual]
+    return total / len(attention)
+
+
+def keep_visual(scores: Tensor, budget: int, *, share: float = 0.4) -> Tensor:
+    """Which of N visual tokens stay: `budget` indices, ascending.
+
+    First the smallest set that holds `share` of all the attention, at most the budget; then as many of the others as
+    are left, at even distances.
+    """
+    if budget <= 0:
+        return torch.empty(0, dtype=torch.int64)
+    ranked = scores.double().sort(descending=True, stable=True)
+    held = ranked.values.cumsum(0)
+    enough = int((held < share * held[-1]).sum()) + 1
+    first = ranked.indices[: min(enough, budget)]
+    is_left = torch.ones(len(scores), dtype=torch.bool)
+    is_left[first] = False
+    left, count = is_left.nonzero().flatten(), budget - len(first)
+    # Whole numbers: the even places of `count` among len(left), both ends included.
+    even = [place * (len(left) - 1) // max(1, count - 1) for place in range(count)]
+    return torch.cat([first, left[even]]).sort().values
+
+
+def pruned_prompt(prompts: PromptRows, kept: Tensor, *, positions: Literal["compact", "target"]) -> PromptRows:
+    """The prompt of one row at the places `kept` alone."""
+    kept = kept.to(prompts.embeds.device)
+    placed, behind = prompts.positions[:, :, kept], prompts.behind
+    if positions == "compact":
+        placed = torch.arange(len(kept), device=kept.device).expand_as(placed)
+        behind = torch.full_like(behind, len(kept))
+    visual, deepstack = prompts.visual, prompts.deepstack
+    if visual is not None:
+        number = (visual[0].cumsum(0) - 1)[kept][visual[0, kept]]
+        visual, deepstack = visual[:, kept], tuple(part[number] for part in deepstack)
+    return PromptRows(prompts.embeds[:, kept], placed, behind, None, visual, deepstack)
+
+
+class PrunedProposal(IndependentProposal):
+    """Proposes with `reader` behind the pruned prompt.
+
+    Args:
+        reader: the sibling, or `target` itself, whose weights are then shared and whose cache is not.
+    """
+
+    def __init__(self, reader: LanguageTarget, target: LanguageTarget, config: PrunedConfig):
+        super().__init__(reader.decoder, "M", newline_id=0)  # no mode but M, which no newline stands in for
+        self.reader, self.config, self.vocab_size = reader, config, target.vocab_size
+        # The target has embedded the prompt; what Qwen3-VL's tower adds further up is not in the embedding.
+        self._embedded = reader is target and reader.decoder.num_deepstack == 0
+        layers = config.attention_layers or tuple(range(target.decoder.num_layers))
+        self.taps = Taps(
+            layers=(0,) if self._embedded else (),
+            prefill_attention=layers if config.ratio else (),
+            attention_queries="suffix",
+        )
+        self.num_visual = self.num_kept = 0  # of the prompt
+        self.pruning_s = 0.0  # of it, for a breakdown of the time
+
+    @torch.inference_mode()
+    def start(self, request: Request, prefill: TargetStep, warp: Warp, *, capacity: int) -> None:
+        self._warp = warp
+        request = self.reader.view(request).to(self.decoder.device)
+        began = time.perf_counter()
+        kept = self._kept(request, prefill)
+        self.pruning_s = time.perf_counter() - began
+        prompts = self._prompt(request, prefill)
+        if len(kept) < len(request.ids):
+            prompts = pruned_prompt(prompts, kept, positions=self.config.positions)
+        length = prompts.embeds.shape[1]
+        self._cache = self.decoder.new_cache(length + capacity)
+        self.decoder.run(prompts, self._cache, chunk=self.reader.prefill_chunk)
+        self._places = Places((length,), length + capacity, self.decoder.device, [prompts.ahead])
+        self._slots = Slots()
+
+    def _kept(self, request: Request, prefill: TargetStep) -> Tensor:
+        """Places of the prompt that stay: all text, and the chosen visual tokens."""
+        visual = (request.modality != TEXT).nonzero().flatten().cpu()
+        self.num_visual, self.num_kept = len(visual), self.config.num_kept(len(visual))
+        if self.num_kept == self.num_visual:
+            return torch.arange(len(request.ids))
+        for weights in prefill.attention.values():
+            if weights.shape[-1] != len(request.ids):
+                raise UserError(
+                    f"the drafter reads the prompt in {len(request.ids)} places, the target in {weights.shape[-1]}",
+                    where=request.name,
+                    cure="use a sibling of the target's family, cut as the target is (anyres)",
+                )
+        scores = visual_scores(prefill.attention, request.modality)
+        stays = (request.modality == TEXT).cpu()
+        stays[visual[keep_visual(scores, self.num_kept, share=self.config.attention_share)]] = True
+        return stays.nonzero().flatten()
+
+    def _prompt(self, request: Request, prefill: TargetStep) -> PromptRows:
+        ids, modality = request.ids[None], request.modality[None]
+        if not self._embedded:
+            return self.decoder.prompts(ids, modality, request.pixels, request.pictures)
+        seen = torch.ones_like(modality, dtype=torch.bool)
+        return PromptRows(prefill.layers[0], *place_positions(modality, seen, request.pictures, self.decoder.scheme))
+
+    def last_position(self, request: Request, max_new_tokens: int) -> int:
+        visual = int((request.modality != TEXT).sum())
+        if self.config.positions == "target":
+            return len(request.ids) + max_new_tokens
+        return len(request.ids) - visual + self.config.num_kept(visual) + max_new_tokens
+
+    def _q(self, feature: Tensor) -> Tensor:
+        """[R,N,D] -> [N,V]. Siblings may differ in rows of the vocabulary that have no token."""
+        q = super()._q(feature)[:, : self.vocab_size]
+        return F.pad(q, (0, self.vocab_size - q.shape[-1]))
+
+
+def load_pruned(config: PrunedConfig, target: LanguageTarget, *, num_token_ids: int, image_token_id: int) -> Any:
+    """The drafter beside its loaded target. Raises `UserError` where the sibling cannot be loaded or is none."""
+    if config.model == "target":
+        return PrunedProposal(target, target, config)
+    assert isinstance(config.model, LlavaTargetConfig)
+    if config.model.path is None:
+        raise UserError("the sibling has no path", where="key drafter.model.path", cure="name its weights")
+    sibling = load_target(
+        config.model,
+        config.model.path,
+        num_token_ids=num_token_ids,
+        image_token_id=image_token_id,
+        device=target.device,
+    )
+    check_sibling(sibling, target)
+    return PrunedProposal(sibling, target, config)
+
+
+# Of transformers' vision configs: what decides how many tokens a picture has.
+_SIZES = ("image_size", "patch_size", "spatial_merge_size", "temporal_patch_size")
+
+
+def check_sibling(sibling: LanguageTarget, target: LanguageTarget) -> None:
+    """Raises `UserError` where the two do not read a prompt in the same places."""
+    ours, theirs = sibling.decoder.model.config, target.decoder.model.config
+    pairs = {"image token": (_image_token(ours), _image_token(theirs))}
+    eyes = getattr(ours, "vision_config", None), getattr(theirs, "vision_config", None)
+    pairs |= {f"vision tower's {name}": tuple(getattr(eye, name, None) for eye in eyes) for name in _SIZES}
+    for what, (mine, other) in pairs.items():
+        if mine != other:
+            raise UserError(
+                f"the drafter's {what} is {mine}, the target's {other}",
+                where="key drafter.model",
+                cure="use a smaller model of the target's own family",
+            )
+
+
+def _image_token(config: Any) -> int | None:
+    return getattr(config, "image_token_id", getattr(config, "image_token_index", None))

@@ -1,0 +1,150 @@
+"""Drafting with a head that reads states, one request at a time.
+
+The prompt's slots are read once, each later cycle reads the accepted tokens with their true states, and a tree's nodes
+read the head's own outputs. Under the text-only window (VATA) visual slots are never made: what the drafter holds and
+does is the same for any number of visual tokens.
+Letters: N slots, T places, F nodes, D width, V vocabulary, H attention heads, Q queries.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from ....core.pictures import TEXT
+from ...decoding.cache import Cache
+from ...decoding.warp import Warp
+from ...targets.base import Prompt, TargetStep
+from ..recursion import Recursive
+from .config import AnyReading
+from .head import AnyHead, Eagle3Head
+from .shape import attention_layers, reads, taps_of
+from .slots import Filled, Sequences, base_positions, fill, lay_out
+
+
+class ReadingProposal(Recursive):
+    """
+    Args:
+        target: a `ReadTarget`; only its scores, embedding and config are used.
+    """
+
+    max_levels: int | None = None
+
+    def __init__(self, head: AnyHead, target: Any, config: AnyReading):
+        self.head, self.target, self.config = head.eval(), target, config
+        self.taps = taps_of(config, target.config)
+        self._reads = reads(config, target.config, training=False)
+
+    @property
+    def num_held(self) -> int:
+        """Slots whose keys and values the drafter holds."""
+        return self._cache.length
+
+    @torch.inference_mode()
+    def start(self, request: Any, prefill: TargetStep, warp: Warp, *, capacity: int) -> None:
+        prompt = prefill.prompt
+        assert prompt is not None and prompt.modality is not None, "this target does not tell what it prefilled"
+        assert len(prompt.ids) == 1, "heads of language models read one row"
+        self._warp, self._capacity, self._emitted = warp, capacity, 0
+        self._prompt, self._prefill = prompt, prefill
+
+    @torch.inference_mode()
+    def begin(self, first: int) -> None:
+        """The prompt's slots, the last of which reads `first`."""
+        prompt, prefill = self._prompt, self._prefill
+        del self._prompt, self._prefill  # a long clip's states need not outlive the prompt
+        visual = self.config.visual(training=False)
+        keep = self._kept(prompt, prefill) if prefill.attention else None
+        sequences = _with_first(prompt, first, prefill)
+        vectors = self.head.num_queries - 1 if self.head.num_queries else 0
+        layout = lay_out(visual, sequences.modality, sequences.mask, num_vectors=vectors, keep=keep)
+        self._filled: Filled | None = fill(
+            self.head, visual, self._reads, layout, sequences, self.target.embedding
+        )  # fmt: skip
+        self._image = None if self._filled.image is None else self._filled.image[:, -1:]
+        self._positions = base_positions(self.config.positions, layout, sequences, visual_held=True)
+        self._cache = Cache(1, layout.index.shape[1] + self._capacity)
+        self._emitted = 1
+
+    @torch.inference_mode()
+    def root(self) -> Tensor:
+        """Read what was committed; only that stays in the cache."""
+        filled, past = self._filled, self._cache.length
+        if filled is not None:
+            states, embeds, direct, image = filled.fused(self.head), filled.embeds, filled.direct, filled.image
+            self._filled = None
+        else:
+            states, embeds, direct, image = self.head.fuse(self._states), self._embed(self._tokens), None, None
+        count = states.shape[1]
+        mask = torch.ones(count, past + count, dtype=torch.bool, device=states.device).tril_(past)
+        hidden = self._read(embeds, states, self._positions, mask, [0] * count, direct, image)
+        # Text has one position, whatever the number of rows.
+        return self._stand(hidden, self._positions if self._positions.dim() == 2 else self._positions[0])
+
+    def accept(self, verified: Any) -> None:
+        """True states of the root and of the accepted path, each with the token after it."""
+        self._states = self._true(verified.step).to(self.head.dtype)
+        self._tokens = torch.tensor([[*verified.tokens, verified.bonus]], device=self._states.device)
+        self._positions = self._next + torch.arange(self._tokens.shape[1], device=self._states.device)
+        self._emitted += self._tokens.shape[1]
+
+    def _true(self, step: TargetStep) -> Tensor:
+        """[1,N,S*D]."""
+        if self._reads.state:
+            return torch.cat([step.layers[layer] for layer in self._reads.state], dim=-1)
+        assert step.feature is not None
+        return step.feature
+
+    def _run(self, states: Tensor, tokens: Tensor, positions: Tensor, mask: Tensor, depths: Sequence[int]) -> Tensor:
+        return self._read(self._embed(tokens), states, positions, mask, depths, None, None)
+
+    def _embed(self, tokens: Tensor) -> Tensor:
+        return F.embedding(tokens, self.target.embedding).to(self.head.dtype)
+
+    def _read(
+        self, embeds: Tensor, states: Tensor, positions: Tensor, mask: Tensor, depths: Sequence[int],
+        direct: tuple[Tensor, Tensor] | None, image: Tensor | None,
+    ) -> Tensor:  # fmt: skip
+        if image is None and self._image is not None:
+            image = self._image.expand(-1, states.shape[1], -1)
+        steps = torch.tensor(depths, device=states.device)
+        return self.head(
+            embeds, states, positions, mask, self._cache, direct=direct, image=image, depths=steps
+        )  # fmt: skip
+
+    def _heat(self, hidden: Tensor, steps: Sequence[int]) -> Tensor:
+        if isinstance(self.head, Eagle3Head):
+            return self._warp.heat(self.head.vocabulary(self.head.lm_head(self.head.norm(hidden[0]))))
+        return self._warp.heat(self.target.scores(hidden[0].to(self.target.embedding.dtype)))
+
+    def _kept(self, prompt: Prompt, prefill: TargetStep) -> Tensor:
+        """[1,T+1] bool: the visual places that get the most attention, as many as the share says."""
+        config, assert_modality = self.config, prompt.modality
+        assert assert_modality is not None
+        (layer,) = attention_layers(config, self.target.config)
+        weights = prefill.attention[layer][0].float().mean(0)  # [Q,T], of the last Q places
+        shown = assert_modality[0] != TEXT
+        text = ~shown[len(shown) - len(weights) :]
+        scores = weights[-1] if config.share_by == "last" else weights[text].mean(0)  # type: ignore[union-attr]
+        count = round(config.visual_share * int(shown.sum()))  # type: ignore[union-attr]
+        best = scores.masked_fill(~shown, -1.0).topk(count).indices
+        return F.one_hot(best, len(shown) + 1).any(0)[None]
+
+
+def _with_first(prompt: Prompt, first: int, prefill: TargetStep) -> Sequences:
+    """The prompt and the first token behind it: T + 1 places, of which the last has no state."""
+    positions = prompt.positions if prompt.positions.dim() == 3 else prompt.positions[None]
+    modality = prompt.modality
+    assert modality is not None
+    return Sequences(
+        ids=F.pad(prompt.ids, (0, 1), value=first),
+        mask=F.pad(prompt.mask, (0, 1), value=True),
+        modality=F.pad(modality, (0, 1), value=TEXT),
+        positions=positions,
+        feature=prefill.feature,
+        layers=prefill.layers,
+    )

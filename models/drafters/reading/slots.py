@@ -1,0 +1,226 @@
+"""From a sequence and its states to what the head's layer reads: which slots there are and what stands in each.
+
+Slot j pairs token j + 1 with the state of place j. Every kind of head is one answer to what a visual slot holds; rows
+keep only the slots they hold, in order and padded on the right, so that a dropped slot costs nothing.
+Letters: B rows, T places, N slots that a row keeps, D width, S joined states, R rows of positions, Q vectors.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from ....core.pictures import TEXT
+from .config import Visual
+from .head import AnyHead, ReadingHead
+from .shape import Reads
+
+
+@dataclass(frozen=True)
+class Sequences:
+    """Places 0 to T - 1; of the last one only the token is read, its state where some slot's goal is."""
+
+    ids: Tensor  # [B,T] int64
+    mask: Tensor  # [B,T] bool
+    modality: Tensor  # [B,T]
+    positions: Tensor  # [R,B,T] int64
+    feature: Tensor | None  # [B,T or T-1,D]
+    layers: dict[int, Tensor]  # layer -> [B,T or T-1,D]
+
+
+@dataclass(frozen=True)
+class Layout:
+    """Which slots each row keeps."""
+
+    index: Tensor  # [B,N] int64 number of the slot; 0 where `real` is False
+    real: Tensor  # [B,N] bool
+    visual: Tensor  # [B,N] bool: its token is visual
+    runs: tuple[tuple[int, int, int], ...]  # row, first place and end of each picture: a stretch of one modality
+
+    def pick(self, values: Tensor, shift: int = 0) -> Tensor:
+        """[B,T,...] at the slots' places, or `shift` behind them: [B,N,...]."""
+        places = (self.index + shift).clamp(max=values.shape[1] - 1)
+        return torch.gather(values, 1, places.view(*places.shape, *[1] * (values.dim() - 2)).expand(
+            *places.shape, *values.shape[2:]))  # fmt: skip
+
+    @property
+    def follows(self) -> Tensor:
+        """[B,N] bool: the slot before it in the sequence stands before it here as well."""
+        before = torch.zeros_like(self.real)
+        before[:, 1:] = (self.index[:, 1:] == self.index[:, :-1] + 1) & self.real[:, 1:]
+        return before
+
+    @property
+    def follows_text(self) -> Tensor:
+        """[B,N] bool: the same, and that slot is text."""
+        found = self.follows
+        found[:, 1:] &= ~self.visual[:, :-1]
+        return found
+
+
+def lay_out(
+    visual: Visual, modality: Tensor, mask: Tensor, *, num_vectors: int = 0, keep: Tensor | None = None
+) -> Layout:
+    """
+    Args:
+        modality, mask: [B,T].
+        num_vectors: of `compressed`: slots that a picture keeps, its last ones.
+        keep: [B,T] bool, of `direct`: visual places whose slots stay; None: all.
+    """
+    # On the CPU: what follows depends on the values, and lengths of rows are needed there anyway.
+    modality_, mask_ = modality.cpu(), mask.cpu()
+    runs = tuple(_runs(modality_, mask_))
+    seen = modality_[:, 1:] != TEXT  # [B,T-1] of slots
+    if visual == "none":
+        kept = ~seen
+    elif visual == "compressed":
+        kept = ~seen
+        for row, first, end in runs:
+            kept[row, max(end - 1 - num_vectors, first - 1, 0) : end - 1] = True
+    else:
+        kept = torch.ones_like(seen)
+        if keep is not None:
+            kept = ~seen | keep[:, 1:].cpu()
+    kept = kept & mask_[:, 1:]
+    counts = kept.sum(1)
+    real = torch.arange(max(1, int(counts.max()))) < counts[:, None]
+    # A stable sort of "dropped" puts what is kept in front, in order.
+    order = torch.sort((~kept).to(torch.int8), dim=1, stable=True).indices[:, : real.shape[1]]
+    index = torch.where(real, order, 0)
+    found = torch.gather(seen, 1, index) & real
+    return Layout(*(part.to(modality.device) for part in (index, real, found)), runs)
+
+
+def _runs(modality: Tensor, mask: Tensor) -> list[tuple[int, int, int]]:
+    """Row, first place and end of every stretch of places of one visual modality."""
+    found = []
+    shown = torch.where(mask, modality, TEXT).int()
+    for row, kinds in enumerate(shown):
+        values, counts = torch.unique_consecutive(kinds, return_counts=True)
+        ends = counts.cumsum(0)
+        for kind, count, end in zip(values.tolist(), counts.tolist(), ends.tolist(), strict=True):
+            if kind != TEXT:
+                found.append((row, end - count, end))
+    return found
+
+
+@dataclass(frozen=True)
+class Filled:
+    """What the layer reads at the slots of a layout, beside positions."""
+
+    layout: Layout
+    embeds: Tensor  # [B,N,D]
+    states: Tensor  # [B,N,S*D] true ones, not fused yet
+    middle: Tensor | None  # [B,N,D] the state half of visual slots, where it is not a true state
+    direct: tuple[Tensor, Tensor] | None  # as of `ReadingHead.forward`
+    image: Tensor | None
+
+    def fused(self, head: AnyHead, states: Tensor | None = None) -> Tensor:
+        """[B,N,D] state halves of a first pass; `states` in place of the true ones (with noise)."""
+        made = head.fuse((self.states if states is None else states).to(head.dtype))
+        return made if self.middle is None else torch.where(self.layout.visual.unsqueeze(-1), self.middle, made)
+
+
+def fill(
+    head: AnyHead, visual: Visual, found: Reads, layout: Layout, sequences: Sequences, embedding: Tensor
+) -> Filled:
+    """Look up what stands in each slot. The adaptor of ViSpec runs here, once for all pictures of all rows.
+
+    Args:
+        embedding: [V,D], the target's.
+    """
+    dtype, at_visual = head.dtype, layout.visual.unsqueeze(-1)
+    embeds = torch.nn.functional.embedding(layout.pick(sequences.ids, 1), embedding).to(dtype)
+    if found.image is not None:
+        embeds = torch.where(at_visual, layout.pick(sequences.layers[found.image], 1).to(dtype), embeds)
+    if found.state:
+        states = torch.cat([layout.pick(sequences.layers[layer]) for layer in found.state], dim=-1)
+    else:
+        assert sequences.feature is not None
+        states = layout.pick(sequences.feature)
+    direct = middle = image = None
+    if isinstance(head, ReadingHead) and head.num_queries:
+        vectors = _adapted(head, sequences.layers[0], layout.runs)
+        image = _global_vectors(layout, vectors)
+        if visual == "compressed":
+            direct = layout.visual, _spread(layout, vectors[:, :-1])
+    elif found.visual is not None and visual in ("direct", "middle"):
+        values = layout.pick(sequences.layers[found.visual], 1).to(dtype)
+        if visual == "direct":
+            direct = layout.visual, values
+        else:
+            middle = values
+    return Filled(layout, embeds, states, middle, direct, image)
+
+
+def _adapted(head: ReadingHead, embeds: Tensor, runs: Sequence[tuple[int, int, int]]) -> Tensor:
+    """[pictures,Q,D]. Without a picture a zero one runs: ranks that call other modules hang in ZeRO's collectives."""
+    parts = [embeds[row, first:end] for row, first, end in runs] or [embeds.new_zeros(1, embeds.shape[-1])]
+    features = torch.nn.utils.rnn.pad_sequence(parts, batch_first=True).to(head.dtype)
+    lengths = torch.tensor([len(part) for part in parts], device=features.device)
+    mask = torch.arange(features.shape[1], device=features.device) < lengths[:, None]
+    return head.imadpt(features, mask)
+
+
+def _global_vectors(layout: Layout, vectors: Tensor) -> Tensor:
+    """[B,N,D]: at each slot the last vector of the last picture that ended before its token; zeros before any."""
+    rows, count = layout.index.shape
+    which = torch.zeros(rows, count, dtype=torch.int64, device=vectors.device)  # 0 is none
+    for number, (row, _, end) in enumerate(layout.runs, 1):
+        # In the order of their places: a later picture takes over.
+        which[row] = torch.where(layout.index[row] >= end - 1, number, which[row])
+    # The zero picture's vector has no slot, and still a gradient of zero.
+    known = torch.cat([0 * vectors[:1, -1], vectors[: len(layout.runs), -1]])
+    return known[which]
+
+
+def _spread(layout: Layout, vectors: Tensor) -> Tensor:
+    """[B,N,D]: the slots that a picture kept hold its vectors, the last ones where there are fewer slots."""
+    values = vectors.new_zeros(*layout.index.shape, vectors.shape[-1])
+    for number, (row, first, end) in enumerate(layout.runs):
+        held = (layout.visual[row] & (layout.index[row] >= first - 1) & (layout.index[row] < end - 1)).nonzero()[:, 0]
+        values = values.index_put(
+            (torch.full_like(held, row), held), vectors[number, vectors.shape[1] - len(held) :]
+        )  # fmt: skip
+    return values
+
+
+def base_positions(kind: str, layout: Layout, sequences: Sequences, *, visual_held: bool) -> Tensor:
+    """[B,N], or [3,B,N] under M-RoPE, before any gap is drawn.
+
+    Args:
+        kind: as of the config. `compact` counts slots; with visual slots that only training holds it has no meaning
+            there, and `flat` stands for it.
+        visual_held: False where visual slots are held for training alone.
+    """
+    if kind == "mrope":
+        return torch.stack([layout.pick(rows) for rows in sequences.positions])
+    if kind == "compact" and (visual_held or not bool(layout.visual.any())):
+        return torch.arange(layout.index.shape[1], device=layout.index.device).expand_as(layout.index)
+    return layout.index
+
+
+def with_gaps(positions: Tensor, layout: Layout, gaps: Sequence[int | None]) -> Tensor:
+    """Text after a row's last picture stands `gap` places behind the text before that picture; None leaves a row.
+
+    Args:
+        positions: [B,N] or [3,B,N].
+    """
+    moved = positions.clone()
+    last = {row: (first, end) for row, first, end in layout.runs}  # in the order of their places
+    for row, gap in enumerate(gaps):
+        if gap is None or row not in last:
+            continue
+        first, end = last[row]
+        before = layout.real[row] & ~layout.visual[row] & (layout.index[row] < first - 1)
+        behind = layout.real[row] & (layout.index[row] >= end - 1)
+        if not bool(behind.any()):
+            continue
+        here = positions[..., row, :]
+        ends_at = here[..., before].amax(-1) if bool(before.any()) else torch.full_like(here[..., 0], -1)
+        starts_at = here[..., behind].amin(-1)
+        moved[..., row, :] = torch.where(behind, here + (gap - (starts_at - ends_at - 1))[..., None], here)
+    return moved

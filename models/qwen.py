@@ -1,0 +1,169 @@
+"""Qwen-VL (2, 2.5 and 3): how its towers are run and its parts put together, and what trains a tiny one.
+
+A tower reads a picture whole, in as many patches as it has; positions have three coordinates and are ours
+(`core/positions.py`): transformers' own go 1-D, without a word, where `mm_token_type_ids` is missing.
+Letters: B rows, T tokens, P patches, C numbers of a patch, n visual tokens, D width, S supervised tokens.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+from transformers import (
+    PreTrainedConfig,
+    PreTrainedModel,
+    Qwen2_5_VLConfig,
+    Qwen2_5_VLForConditionalGeneration,
+    Qwen2VLConfig,
+    Qwen2VLForConditionalGeneration,
+    Qwen3VLConfig,
+    Qwen3VLForConditionalGeneration,
+    Qwen3VLMoeConfig,
+    Qwen3VLMoeForConditionalGeneration,
+)
+
+from ..core.loss import StepLoss
+from ..core.nouns import TEXT, Batch
+from ..core.pictures import PatchGrid, Picture, whole_picture
+from ..core.positions import PositionScheme, Resume, place_positions
+from .llava import Part, TokenIds
+
+# model_type of transformers' configs -> config and model.
+QWEN_FAMILIES: dict[str, tuple[type[PreTrainedConfig], type[PreTrainedModel]]] = {
+    "qwen2_vl": (Qwen2VLConfig, Qwen2VLForConditionalGeneration),
+    "qwen2_5_vl": (Qwen2_5_VLConfig, Qwen2_5_VLForConditionalGeneration),
+    "qwen3_vl": (Qwen3VLConfig, Qwen3VLForConditionalGeneration),
+    "qwen3_vl_moe": (Qwen3VLMoeConfig, Qwen3VLMoeForConditionalGeneration),
+}
+QwenKind = Literal["qwen2_vl", "qwen2_5_vl", "qwen3_vl"]
+# A recipe's kind -> the model types that it stands for.
+QWEN_KINDS: dict[str, tuple[str, ...]] = {
+    "qwen2_vl": ("qwen2_vl",),
+    "qwen2_5_vl": ("qwen2_5_vl",),
+    "qwen3_vl": ("qwen3_vl", "qwen3_vl_moe"),
+}
+
+
+def qwen_config(kind: str, text: dict[str, Any], vision: dict[str, Any], ids: TokenIds) -> PreTrainedConfig:
+    """Join the inline halves of a tiny Qwen-VL; `model_type` of the text config may name the mixture of experts."""
+    family = str(text.get("model_type", kind)).removesuffix("_text")
+    assert family in QWEN_KINDS[kind] and ids.video is not None, (kind, family, ids)
+    of_text = {key: value for key, value in text.items() if key != "model_type"}
+    of_text |= {"vocab_size": ids.vocab_size, "bos_token_id": ids.bos, "eos_token_id": ids.eos}
+    of_vision = {key: value for key, value in vision.items() if key != "model_type"}
+    return QWEN_FAMILIES[family][0](
+        text_config=of_text | {"pad_token_id": ids.pad},
+        vision_config=of_vision,
+        image_token_id=ids.image,
+        video_token_id=ids.video,
+        vision_start_token_id=ids.vision_start,
+        vision_end_token_id=ids.vision_end,
+        tie_word_embeddings=bool(text.get("tie_word_embeddings", False)),
+    )
+
+
+def position_scheme(config: PreTrainedConfig, resume: Resume) -> PositionScheme:
+    """How the family of `config` counts; Qwen2.5-VL alone counts seconds."""
+    per_second = config.vision_config.tokens_per_second if config.model_type == "qwen2_5_vl" else None
+    return PositionScheme(3, per_second, resume)
+
+
+@dataclass(frozen=True)
+class SeenPatches:
+    """What a tower makes of pictures."""
+
+    features: Tensor  # [n,D]
+    deepstack: tuple[Tensor, ...]  # [n,D] for each of the first decoder layers (Qwen3-VL)
+
+
+def see_patches(model: nn.Module, patches: Tensor, pictures: Sequence[Picture]) -> SeenPatches:
+    """Run the tower over patches [P,C] of pictures that are read whole."""
+    grids = [picture.whole for picture in pictures]
+    assert grids and all(grid is not None for grid in grids), "pictures in tiles, and the tower reads them whole"
+    sizes = torch.tensor([[g.frames, g.rows, g.columns] for g in grids if g is not None], device=patches.device)
+    assert int(sizes.prod(1).sum()) == len(patches), f"{len(patches)} patches for grids {sizes.tolist()}"
+    tower = model.model.visual
+    seen = tower(patches.to(next(tower.parameters()).dtype), grid_thw=sizes, return_dict=True)
+    return SeenPatches(seen.pooler_output, tuple(getattr(seen, "deepstack_features", None) or ()))
+
+
+class QwenTraining(nn.Module):
+    """The training forward over a Qwen-VL; the same calls as `LlavaTraining`'s."""
+
+    def __init__(
+        self,
+        model: PreTrainedModel,
+        trainable: Sequence[Part],
+        *,
+        gradient_checkpointing: bool,
+        resume: Resume = "max_plus_one",
+    ):
+        super().__init__()
+        self.model, self.scheme = model, position_scheme(model.config, resume)
+        for part, module in qwen_parts(model).items():
+            module.requires_grad_(part in trainable)
+        if gradient_checkpointing:
+            model.model.language_model.gradient_checkpointing_enable({"use_reentrant": False})
+
+    def parts(self) -> dict[str, list[tuple[str, nn.Parameter]]]:
+        """Trainable parameters by part, for the optimizer's groups."""
+        found: dict[str, list[tuple[str, nn.Parameter]]] = {}
+        taken: set[int] = set()
+        for part, module in qwen_parts(self.model).items():
+            named = [(f"{part}.{n}", p) for n, p in module.named_parameters() if p.requires_grad and id(p) not in taken]
+            taken.update(id(p) for _, p in named)
+            if named:
+                found[part] = named
+        return found
+
+    def forward(self, batch: Batch) -> StepLoss:
+        """Next-token cross-entropy summed over the supervised tokens, and how many of them were right."""
+        hidden, keep = self.hidden_states(batch), batch.loss_mask[:, 1:]
+        labels = batch.ids[:, 1:][keep]  # [S]
+        logits = self.model.lm_head(hidden[:, :-1][keep]).float()
+        loss = F.cross_entropy(logits, labels, reduction="sum")
+        return StepLoss(loss, keep.sum(), {"accuracy": (logits.argmax(-1) == labels).sum()})
+
+    def hidden_states(self, batch: Batch) -> Tensor:
+        """Final states [B,T,D] of the language model."""
+        core, visual = self.model.model, batch.modality != TEXT
+        embeds, more = core.get_input_embeddings()(batch.ids), {}
+        if batch.pixels is not None:
+            seen = see_patches(self.model, batch.pixels, [*batch.pictures, *_dummies(batch)])
+            count = int(visual.sum())
+            embeds = embeds.masked_scatter(visual.unsqueeze(-1), seen.features[:count].to(embeds))
+            # A dummy picture keeps the tower in every rank's graph and changes nothing.
+            extra = sum(part[count:].sum() for part in (seen.features, *seen.deepstack))
+            embeds = embeds + 0.0 * torch.as_tensor(extra).to(embeds)
+            if seen.deepstack and count:
+                more = {"visual_pos_masks": visual, "deepstack_visual_embeds": [d[:count] for d in seen.deepstack]}
+        positions, _ = place_positions(batch.modality, batch.attention_mask, batch.pictures, self.scheme)
+        return core.language_model(
+            inputs_embeds=embeds,
+            attention_mask=batch.attention_mask.long(),
+            position_ids=positions,
+            use_cache=False,
+            **more,
+        ).last_hidden_state
+
+
+def _dummies(batch: Batch) -> list[Picture]:
+    """The dummy's grid: a collated dummy is the smallest picture that becomes one token."""
+    return [whole_picture(PatchGrid(1, 2, 2))] if batch.num_dummy_images else []
+
+
+def qwen_parts(model: PreTrainedModel) -> dict[Part, nn.Module]:
+    """The mergers are what LLaVA calls the projector; the LM head belongs to the language model."""
+    tower = model.model.visual
+    mergers = [tower.merger, *getattr(tower, "deepstack_merger_list", ())]
+    rest = [module for name, module in tower.named_children() if name not in ("merger", "deepstack_merger_list")]
+    return {
+        "vision_tower": nn.ModuleList(rest),
+        "projector": nn.ModuleList(mergers),
+        "language_model": nn.ModuleList([model.model.language_model, model.lm_head]),
+    }

@@ -1,0 +1,66 @@
+"""A causal language model without eyes as a target: Llama and its likes (SAGE's rows of Llama-3)."""
+
+from __future__ import annotations
+
+from typing import Any, Literal
+
+import torch
+from pydantic import model_validator
+from torch import nn
+from transformers import PreTrainedModel
+
+from ...core.errors import UserError
+from ..decoding.decoder import CachedDecoder
+from .language import LanguageTarget
+from .section import TargetSection
+
+
+class CausalTargetConfig(TargetSection):
+    """A text-only target: published weights, or a tiny one that a recipe spells out and trains itself."""
+
+    kind: Literal["causal_lm"]
+    # Inline config of a target that a `train` stage with `model: target` makes from nothing.
+    language_model: dict[str, Any] | None = None
+
+    @model_validator(mode="after")
+    def _one_source(self) -> CausalTargetConfig:
+        if (self.path is None) == (self.language_model is None):
+            raise ValueError("give path or language_model")
+        return self
+
+
+class CausalTarget(LanguageTarget):
+    """Text alone.
+
+    Args:
+        num_token_ids: ids from here on have no token.
+        prefill_chunk: places of a prompt that are run at once; None: all.
+
+    Raises:
+        UserError: the model is not of the shape that our cached forward runs.
+    """
+
+    def __init__(self, model: PreTrainedModel, *, num_token_ids: int, prefill_chunk: int | None = None):
+        _check(model)
+        super().__init__(CachedDecoder(model, num_token_ids=num_token_ids), prefill_chunk=prefill_chunk)
+
+
+@torch.inference_mode()
+def _check(model: PreTrainedModel) -> None:
+    """That embedding, decoder and head in a row are the whole model: some scale or cap scores on the way."""
+    name, cure = model.config.model_type, "use a model of Llama's shape (llama, qwen2, qwen3, mistral without windows)"
+    core = getattr(model, "model", None)
+    if not isinstance(getattr(core, "layers", None), nn.ModuleList) or not hasattr(model, "lm_head"):
+        raise UserError(f"{name} has no decoder `model.layers` and head `lm_head`", where="key target", cure=cure)
+    if {*(getattr(model.config, "layer_types", None) or ())} - {"full_attention"} or _window(model.config):
+        raise UserError(f"some layers of {name} see a window alone", where="key target", cure=cure)
+    model.eval()
+    ids = torch.arange(3, 7, device=model.get_input_embeddings().weight.device)[None]
+    whole = model(input_ids=ids, use_cache=False).logits.float()
+    parts = model.lm_head(core(inputs_embeds=model.get_input_embeddings()(ids), use_cache=False)[0]).float()
+    if not torch.allclose(whole, parts, atol=1e-2 * float(whole.abs().max()), rtol=0):
+        raise UserError(f"{name} does more than embed, decode and score", where="key target", cure=cure)
+
+
+def _window(config: Any) -> bool:
+    return getattr(config, "sliding_window", None) is not None and getattr(config, "use_sliding_window", True)

@@ -1,0 +1,74 @@
+"""Qwen2-VL, Qwen2.5-VL and Qwen3-VL (dense and mixture of experts) as targets."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from pydantic import model_validator
+from torch import nn
+
+from ...core.errors import UserError
+from ...core.nouns import Request
+from ...core.positions import Resume
+from ..decoding.qwen import QwenDecoder
+from ..qwen import QwenKind
+from .language import LanguageTarget
+from .section import TargetSection
+
+
+class QwenTargetConfig(TargetSection):
+    """A Qwen-VL target of any size."""
+
+    # Qwen2-VL, Qwen2.5-VL or Qwen3-VL; the mixtures of experts of Qwen3-VL are its kind, too.
+    kind: QwenKind
+    # Inline configs of a target that a `train` stage with `model: target` makes from nothing; `model_type` of the first
+    # may name qwen3_vl_moe_text.
+    language_model: dict[str, Any] | None = None
+    vision_tower: dict[str, Any] | None = None
+    # Where text goes on behind a clip. max_plus_one: one past the largest coordinate, as the weights were trained;
+    # longer_side: what transformers 5.3 and later count in a prompt (their own decoding goes on elsewhere). The two
+    # differ where a clip is longer in time than its frames are wide: see docs/decisions/0012.
+    resume: Resume = "max_plus_one"
+
+    @model_validator(mode="after")
+    def _one_source(self) -> QwenTargetConfig:
+        inline = self.language_model is not None and self.vision_tower is not None
+        if (self.path is None) == (not inline):
+            raise ValueError("give path, or both language_model and vision_tower")
+        return self
+
+
+class QwenTarget(LanguageTarget):
+    """Pictures that its tower reads whole, positions in three coordinates.
+
+    Args:
+        num_token_ids: ids from here on have no token (151,665 of Qwen2.5-VL's 152,064 rows).
+        resume: where text goes on behind a clip.
+        prefill_chunk: places of a prompt that are run at once; None: all.
+    """
+
+    decoder: QwenDecoder
+
+    def __init__(
+        self,
+        model: nn.Module,
+        *,
+        num_token_ids: int,
+        resume: Resume = "max_plus_one",
+        prefill_chunk: int | None = None,
+    ):
+        super().__init__(
+            QwenDecoder(model, num_token_ids=num_token_ids, resume=resume), prefill_chunk=prefill_chunk
+        )
+
+    def view(self, request: Request) -> Request:
+        """The request as the target reads it. Raises `UserError` where its pictures are cut for another family."""
+        if any(picture.whole is None for picture in request.pictures) or (
+            request.pixels is not None and not request.pictures
+        ):
+            raise UserError(
+                "the target reads pictures whole, in patches, and these are cut into tiles",
+                where=request.name,
+                cure="use the processor of a Qwen-VL for this target's requests",
+            )
+        return request

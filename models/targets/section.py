@@ -1,0 +1,29 @@
+"""What every target of the language tracks has in its section: where its weights come from and how they are held."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from pydantic import Field
+
+from ...core.section import Section
+
+
+class TargetSection(Section):
+    """Published weights by their path, or inline configs of a tiny one that a recipe trains itself."""
+
+    # Hub id or directory of the weights and the processor.
+    path: str | None = None
+    revision: str | None = None
+    dtype: Literal["float32", "bfloat16", "float16"] = "float32"
+    # accelerate's device map for targets larger than one GPU (auto, balanced, ...); null: this rank's device.
+    device_map: str | None = None
+    # Vocabulary ids that have a token; null: all of the tokenizer's.
+    num_token_ids: int | None = Field(None, ge=1)
+    # Tokens of a prompt that are run at once: memory for speed. null runs it whole, which 25k visual tokens of a 7B
+    # target do not allow beside much else; 4096 is a good size there.
+    prefill_chunk: int | None = Field(None, ge=1)
+
+    def provides(self) -> set[str]:
+        """Things that need no stage: they come with the published weights."""
+        return set() if self.path is None else {"target", "processor"}

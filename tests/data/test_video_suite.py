@@ -1,0 +1,95 @@
+"""The world's stand-ins for the sets of videos, pictures and texts."""
+
+import json
+
+import pytest
+from draftsmith.data.benchmark_sets import BENCHMARK_SETS
+from draftsmith.data.conversations import PromptFormat
+from draftsmith.data.dataset import ConversationData, ConversationDataset
+from draftsmith.data.records import check_record
+from draftsmith.data.shapes.video_suite import length_set
+from draftsmith.data.shapes.write import sample, write_world
+from draftsmith.data.suite import Suite
+from draftsmith.data.videos import Clip, VideoSettings
+from draftsmith.data.visual_budget import within
+
+LENGTHS = (4, 9)
+
+
+def write(folder, **more):
+    write_world(folder, seed=7, image_size=24, splits={"train": {"clip": 2}}, video_suite=3, lengths=LENGTHS, **more)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def world(tmp_path_factory):
+    return write(tmp_path_factory.mktemp("videos") / "world")
+
+
+@pytest.fixture
+def suite(world, tmp_path):
+    return Suite(world / "video_suite", tmp_path / "cache")
+
+
+def test_a_longer_clip_is_the_same_story_told_slowly():
+    for index in range(20):
+        short, usual, long = (sample(7, "train", "clip", index, num_frames=n) for n in (4, None, 64))
+        assert short == usual and long.turns == short.turns and len(long.frames) == 64
+        assert (long.frames[0], long.frames[-1]) == (short.frames[0], short.frames[-1])
+        kept = [frame for frame, before in zip(long.frames, (None, *long.frames), strict=False) if frame != before]
+        assert [f for f in dict.fromkeys(short.frames) if f not in kept] == [] or len(kept) >= 2
+    assert sample(7, "train", "caption", 0, num_frames=9) == sample(7, "train", "caption", 0)
+
+
+def test_lengths_share_their_stories(suite):
+    short, long = (suite.first_turns(length_set(frames), "describe", None) for frames in LENGTHS)
+    assert [r["conversations"] for r in short] == [r["conversations"] for r in long]
+    assert len({r["video"][0] for r in short + long}) == 6
+    for records, frames in ((short, LENGTHS[0]), (long, LENGTHS[1])):
+        for found in records:
+            assert len(Clip(suite.folder / found["video"][0], VideoSettings(fps=None)).numbers) == frames
+
+
+def test_the_world_stands_in_for_every_set_in_both_ways_to_ask(suite):
+    assert BENCHMARK_SETS.keys() <= suite.about.sets.keys()
+    for name, about in BENCHMARK_SETS.items():
+        long, stock = (suite.first_turns(name, way, None) for way in ("describe", "stock"))
+        assert [check_record(r) for r in long + stock] == [None] * 6
+        medium = "video" if "video" in long[0] else "image" if "image" in long[0] else "text"
+        assert medium == about.medium == suite.group(name)
+        if about.stock == "letter":
+            for found in stock:
+                text, letter = found["conversations"][0]["value"], found["letter"]
+                assert f"\n{letter}. {found['references'][0]}\n" in text
+        if about.describe == "describe":
+            own = {"video": "<video>\nWhat happens in the clip?", "image": "<image>\nDescribe the picture."}
+            assert {found["conversations"][0]["value"] for found in long} == {own[medium]}
+    letters = {found["letter"] for name in ("MVBench", "MLVU", "VideoMME") for found in suite.rows(name)}
+    assert len(letters) > 1, "the right option is not always the first"
+
+
+def test_a_budget_takes_so_many_frames_of_a_long_clip(suite, processor, tmp_path):
+    file = tmp_path / "asked.json"
+    file.write_text(json.dumps(suite.first_turns(length_set(9), "verbatim", None)))
+    tokens = []
+    for budget in (8, 20, 1000):
+        video = within(VideoSettings(newline="none"), budget, processor.patches)
+        data = ConversationData(path=str(file), images=str(suite.folder), aspect="square", video=video)
+        form = PromptFormat(system="", image_rule="verbatim")
+        dataset = ConversationDataset(data, form, processor, files=[file], skipped_log=None, cache=tmp_path / "cache")
+        tokens.append(int((dataset.request(0)[0].modality != 0).sum()))
+    # Frames of four tokens; the clip has nine, and gives no more.
+    assert tokens == [8, 20, 36]
+
+
+def test_the_suite_is_a_function_of_the_seed_and_moves_nothing_else(world, tmp_path):
+    again = write(tmp_path / "again")
+    for path in sorted(p for p in world.rglob("*") if p.is_file()):
+        assert (again / path.relative_to(world)).read_bytes() == path.read_bytes(), path
+    plain = tmp_path / "plain"
+    write_world(plain, seed=7, image_size=24, splits={"train": {"clip": 2}})
+    for path in (p for p in plain.rglob("*") if p.is_file()):
+        assert (world / path.relative_to(plain)).read_bytes() == path.read_bytes(), path
+    longer = write(tmp_path / "longer", clip_frames={"train": 9})
+    assert json.loads((longer / "train.json").read_text()) == json.loads((world / "train.json").read_text())
+    assert len(Clip(longer / "videos/train/clip-000000.mp4", VideoSettings()).numbers) == 9

@@ -1,0 +1,68 @@
+"""Visual tokens as frames: the papers' numbers, and the count of the reader itself."""
+
+import pytest
+from draftsmith.core.errors import UserError
+from draftsmith.data.videos import VideoSettings
+from draftsmith.data.visual_budget import (
+    PRESETS,
+    FrameTokens,
+    frames_for,
+    label,
+    llava_frames,
+    pixels_for,
+    qwen_frames,
+    visual_tokens,
+    within,
+)
+
+
+def test_the_papers_25k_are_128_frames():
+    onevision = llava_frames(VideoSettings(), 27)
+    assert onevision == FrameTokens(196, per_clip=1)
+    assert onevision.frames("25k") == 128 and onevision.total(128) == 25_089
+    assert [onevision.frames(preset) for preset in PRESETS] == [3, 8, 23, 31, 77, 87, 128]
+    assert frames_for("25k", 196, per_clip=1) == 128
+
+
+@pytest.mark.parametrize("settings", [
+    VideoSettings(), VideoSettings(newline="grid"), VideoSettings(newline="none", pooling="average"),
+    VideoSettings(newline="none", pooling="none"),
+])  # fmt: skip
+def test_frames_are_counted_as_the_reader_counts_them(settings):
+    """No other number of frames is nearer to the budget."""
+    for patches in (27, 6, 3):
+        family = llava_frames(settings, patches)
+        for budget in (1, 500, 777, 17_000):
+            frames = family.frames(budget)
+            assert family.total(frames) == settings.picture(frames, patches).num_tokens
+            for other in (frames - 1, frames + 1):
+                if other > 0:
+                    assert abs(family.total(frames) - budget) <= abs(family.total(other) - budget)
+
+
+def test_qwens_steps_are_two_frames():
+    family = qwen_frames(308, 420)
+    assert family.per_step == 11 * 15 and family.total(7) == 4 * 165
+    assert family.frames("17k") == 206 and family.total(206) == 16_995
+    assert qwen_frames(320, 320, unit=32).per_step == 100
+    with pytest.raises(UserError, match="no grid of 28"):
+        qwen_frames(300, 420)
+    pixels = pixels_for("17k", 128)
+    assert pixels == 265 * 28 * 28 and 64 * (pixels // 28**2) <= 17_000
+    with pytest.raises(UserError, match="at any size"):
+        pixels_for(10, 64)
+
+
+def test_budgets_are_any_number():
+    assert visual_tokens("0.5k") == 500 and visual_tokens(777) == 777 and visual_tokens(" 25K ") == 25_000
+    assert [label(value) for value in ("0.5k", 25_000, 777, 1500, 40)] == ["0.5k", "25k", "777", "1.5k", "40"]
+    for wrong in ("many", 0, -5, "nan", "inf", "k"):
+        with pytest.raises(UserError, match="no number of visual tokens"):
+            visual_tokens(wrong)
+
+
+def test_settings_take_frames_at_equal_distances():
+    settings = within(VideoSettings(fps=1.0, num_frames=32), "25k", 27)
+    assert (settings.num_frames, settings.fps) == (128, None)
+    one = within(VideoSettings(min_frames=2), 1, 27)
+    assert (one.num_frames, one.min_frames) == (1, 1)

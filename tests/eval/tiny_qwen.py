@@ -1,0 +1,121 @@
+"""Tiny Qwen-VL of every family, and requests to them written by hand; transformers' own classes."""
+
+import torch
+from draftsmith.core.nouns import IMAGE, TEXT, VIDEO, Request
+from draftsmith.core.pictures import PatchGrid, whole_picture
+from draftsmith.models.llava import TokenIds
+from draftsmith.models.qwen import QWEN_FAMILIES, QWEN_KINDS, qwen_config
+from draftsmith.models.targets.qwen import QwenTarget
+
+VOCAB, TOKENS, EOS, PAD = 72, 70, 2, 0
+END, START, CLIP_ID, IMAGE_ID = 60, 61, 62, 63
+IDS = TokenIds(VOCAB, IMAGE_ID, None, EOS, PAD, CLIP_ID, START, END)
+KINDS = ("qwen2_vl", "qwen2_5_vl", "qwen3_vl", "qwen3_vl_moe")
+PATCH, NUMBERS = 4, 3 * 2 * 4 * 4  # of a patch: channels, two frames, its pixels
+
+_ROPE = {"rope_type": "default", "mrope_section": [2, 1, 1], "rope_theta": 10000.0}
+
+
+def text_config(kind: str, layers: int, width: int) -> dict:
+    config = {
+        "model_type": f"{kind}_text", "hidden_size": width, "intermediate_size": 2 * width, "num_hidden_layers": layers,
+        "num_attention_heads": width // 8, "num_key_value_heads": width // 16, "max_position_embeddings": 512,
+        "initializer_range": 0.25, "rope_scaling": _ROPE,
+    }  # fmt: skip
+    if kind.startswith("qwen3"):
+        config |= {"head_dim": 8, "rope_scaling": _ROPE | {"mrope_interleaved": True}}
+    if kind.endswith("moe"):
+        config |= {"moe_intermediate_size": width, "num_experts": 4, "num_experts_per_tok": 2}
+    return config
+
+
+def vision_config(kind: str, width: int) -> dict:
+    config = {"depth": 2, "num_heads": 2, "patch_size": PATCH, "spatial_merge_size": 2, "temporal_patch_size": 2}
+    if kind == "qwen2_vl":
+        return config | {"embed_dim": 32, "hidden_size": width, "mlp_ratio": 2}
+    config |= {"hidden_size": 32, "intermediate_size": 40, "out_hidden_size": width}
+    if kind == "qwen2_5_vl":
+        return config | {"window_size": 16, "fullatt_block_indexes": [1], "tokens_per_second": 4}
+    return config | {"num_position_embeddings": 64, "deepstack_visual_indexes": [0, 1]}
+
+
+def model(kind: str, seed: int = 0, layers: int = 4, width: int = 32):
+    torch.manual_seed(seed)
+    recipe_kind = next(k for k, types in QWEN_KINDS.items() if kind in types)
+    config = qwen_config(recipe_kind, text_config(kind, layers, width), vision_config(kind, width), IDS)
+    made = QWEN_FAMILIES[kind][1](config).float().eval()
+    # Random towers say little: louder pictures make blindness visible.
+    for merger in (made.model.visual.merger, *getattr(made.model.visual, "deepstack_merger_list", ())):
+        last = [m for m in merger.modules() if isinstance(m, torch.nn.Linear)][-1]
+        last.weight.data *= 40
+    return made
+
+
+def target(model, **settings) -> QwenTarget:
+    return QwenTarget(model, num_token_ids=TOKENS, **settings)
+
+
+def clip_pictures(kind: str, frames: int, rows: int, columns: int, seconds: float):
+    if not kind.startswith("qwen3"):
+        return [whole_picture(PatchGrid(frames, rows, columns, seconds=seconds), VIDEO)]
+    return [
+        whole_picture(PatchGrid(1, rows, columns, part=n, timestamp=n * seconds), VIDEO) for n in range(frames)
+    ]
+
+
+def request(kind: str, images=((4, 6),), clip: tuple[int, int, int] | None = None, seed: int = 0, words: int = 5):
+    """Images of so many rows and columns of patches, a clip of so many frames, rows and columns, words behind each."""
+    generator = torch.Generator().manual_seed(seed)
+    ids, modality, pictures = [5], [TEXT], []
+
+    def write(count: int) -> None:
+        ids.extend(torch.randint(6, 58, (count,), generator=generator).tolist())
+        modality.extend([TEXT] * count)
+
+    def show(picture, token: int) -> None:
+        ids.extend([START, *[token] * picture.num_tokens, END])
+        modality.extend([TEXT, *[picture.modality] * picture.num_tokens, TEXT])
+        pictures.append(picture)
+
+    for rows, columns in images:
+        show(whole_picture(PatchGrid(1, rows, columns), IMAGE), IMAGE_ID)
+        write(2)
+    for picture in clip_pictures(kind, *clip, seconds=1.25) if clip else ():
+        if kind.startswith("qwen3"):
+            write(2)  # the time
+        show(picture, CLIP_ID)
+    write(words)
+    count = sum(picture.num_tiles for picture in pictures)
+    pixels = torch.randn(count, NUMBERS, generator=generator) if count else None
+    return Request(torch.tensor(ids), torch.tensor(modality, dtype=torch.int8), pixels, f"r{seed}", tuple(pictures))
+
+
+def published(kind: str, asked: Request) -> dict:
+    """The request as transformers' class takes it."""
+    given = {"input_ids": asked.ids[None], "attention_mask": torch.ones_like(asked.ids[None])}
+    if asked.pixels is None:
+        return given
+    given["mm_token_type_ids"] = asked.modality[None].int()
+    each = list(asked.pixels.split([picture.num_tiles for picture in asked.pictures]))
+    for modality, name, grid in ((IMAGE, "pixel_values", "image"), (VIDEO, "pixel_values_videos", "video")):
+        mine = [(p.whole, tiles) for p, tiles in zip(asked.pictures, each, strict=True) if p.modality == modality]
+        if not mine:
+            continue
+        given[name] = torch.cat([tiles for _, tiles in mine])
+        sizes = [[g.frames, g.rows, g.columns] for g, _ in mine]
+        if modality == VIDEO and kind.startswith("qwen3"):  # one grid of all frames of a clip
+            sizes = [[len(mine), *sizes[0][1:]]]
+        given[f"{grid}_grid_thw"] = torch.tensor(sizes)
+        if modality == VIDEO and kind == "qwen2_5_vl":
+            given["second_per_grid_ts"] = torch.tensor([g.seconds for g, _ in mine])
+    return given
+
+
+def reference(model, kind: str, asked: Request, max_new_tokens: int) -> list[int]:
+    """Greedy continuation by transformers' own loop, with the same ids kept out."""
+    suppress = [IMAGE_ID, CLIP_ID, *range(TOKENS, VOCAB)]
+    output = model.generate(
+        **published(kind, asked), max_new_tokens=max_new_tokens, do_sample=False, suppress_tokens=suppress,
+        eos_token_id=EOS, pad_token_id=PAD,
+    )  # fmt: skip
+    return output[0, len(asked.ids) :].tolist()

@@ -1,0 +1,226 @@
+"""Qwen-VL targets: what transformers computes, trees and chunks as single forwards, decoding as greedy as without."""
+
+import copy
+
+import pytest
+import torch
+from draftsmith.core.errors import UserError
+from draftsmith.core.pictures import TEXT, Picture
+from draftsmith.core.states import StatesWanted, feature_places, visual_places
+from draftsmith.data.collate import Sample, collate
+from draftsmith.eval.loop import Decoding, generate
+from draftsmith.eval.policies import Chain, Draw, Static
+from draftsmith.eval.rules import Greedy
+from draftsmith.models.decoding.batched import write_answers
+from draftsmith.models.decoding.qwen import QwenDecoder
+from draftsmith.models.decoding.tree import Tree
+from draftsmith.models.decoding.warp import Warp
+from draftsmith.models.drafters.independent import IndependentProposal
+from draftsmith.models.targets.base import Taps
+from draftsmith.models.targets.llava import LlavaTarget
+from tiny_qwen import EOS, KINDS, TOKENS, model, published, reference, request, target
+
+MODELS = {kind: model(kind) for kind in KINDS}
+CASES = [((4, 6),), ((4, 4), (2, 8))]
+CLIP = (5, 4, 4)  # longer in time than its frames are wide: where the two conventions differ
+TREE = [(0,), (1,), (0, 0), (0, 1), (1, 0), (0, 0, 0)]
+every_kind = pytest.mark.parametrize("kind", KINDS)
+
+
+def greedy(policy, max_new_tokens: int = 14) -> Decoding:
+    return Decoding(policy, Greedy(), Draw("top-k"), Warp(), max_new_tokens, (EOS,))
+
+
+def all_logits(own, asked) -> torch.Tensor:
+    """[T,V] of a prompt, through our prefill."""
+    _, step = own.prefill(asked, Taps(feature=True), capacity=1)
+    return own.scores(step.feature[0])
+
+
+def longer(asked, ids):
+    """The request with these ids behind it."""
+    extra = torch.tensor(ids)
+    kinds = torch.cat([asked.modality, torch.zeros(len(ids), dtype=torch.int8)])
+    return copy.replace(asked, ids=torch.cat([asked.ids, extra]), modality=kinds) if hasattr(copy, "replace") else (
+        type(asked)(torch.cat([asked.ids, extra]), kinds, asked.pixels, asked.name, asked.pictures)
+    )
+
+
+@every_kind
+@pytest.mark.parametrize(("images", "clip"), [(CASES[0], None), (CASES[1], None), (CASES[0], CLIP), ((), CLIP)])
+def test_a_prompt_scores_as_in_transformers(kind, images, clip):
+    asked, llm = request(kind, images, clip), MODELS[kind]
+    with torch.no_grad():
+        expected = llm(**published(kind, asked)).logits[0]
+    ours = all_logits(target(llm, resume="longer_side"), asked)
+    kept = ~ours[0].isinf()
+    torch.testing.assert_close(ours[:, kept], expected[:, kept], atol=3e-4, rtol=0)
+    trained = all_logits(target(llm), asked)
+    differs = (trained[-1, kept] - expected[-1, kept]).abs().max() > 1e-2
+    assert differs == (clip is not None and not kind.startswith("qwen3"))
+
+
+@every_kind
+@pytest.mark.parametrize("policy", [Chain(3), Static(TREE)], ids=["chain", "static"])
+def test_a_copy_as_draft_is_always_right_and_changes_nothing(kind, policy):
+    own = target(MODELS[kind])
+    draft = IndependentProposal(QwenDecoder(copy.deepcopy(MODELS[kind]), num_token_ids=TOKENS), "M", newline_id=7)
+    for number, (images, clip) in enumerate([((), None), (CASES[1], None), ((), CLIP), (CASES[0], CLIP)]):
+        asked = request(kind, images, clip, seed=number)
+        plain = generate(own, None, asked, greedy(policy)).tokens
+        drafted = generate(own, draft, asked, greedy(policy))
+        assert drafted.tokens == plain
+        deepest = [min(c.num_drafted, c.num_emitted) for c in drafted.cycles]
+        assert [c.num_accepted for c in drafted.cycles][:-1] == deepest[:-1]
+        if clip is None:  # the library's decoding goes on elsewhere than its prompts, behind a clip
+            assert plain == reference(MODELS[kind], kind, asked, 14)
+
+
+@every_kind
+def test_decoding_behind_a_clip_is_one_forward_over_everything(kind):
+    """The position behind the prompt, and each one after it, in both conventions: what the library gets wrong."""
+    asked = request(kind, CASES[0], CLIP, seed=3)
+    for resume in ("max_plus_one", "longer_side"):
+        own = target(MODELS[kind], resume=resume)
+        tokens = generate(own, None, asked, greedy(Chain(1), 8)).tokens
+        whole = all_logits(own, longer(asked, tokens[:-1]))[len(asked.ids) - 1 :]
+        assert whole.argmax(-1).tolist() == tokens
+
+
+@every_kind
+def test_a_tree_is_its_paths_one_by_one(kind):
+    own, asked = target(MODELS[kind]), request(kind, CASES[1], CLIP, seed=5)
+    session, _ = own.prefill(asked, Taps(), capacity=20)
+    assert (session.ahead != 0) == any(p.num_tokens > 1 for p in asked.pictures)
+    tree = Tree(torch.tensor([11, 12, 13, 14, 15]), (-1, -1, 0, 0, 2), (0,) * 5)
+    paths = {0: [11], 1: [12], 2: [11, 13], 3: [11, 14], 4: [11, 13, 15]}
+    before = [9]
+    for root, path in ((9, [0, 2]), (21, [0, 3])):
+        step = own.verify(session, root, tree)
+        for node, ids in paths.items():
+            alone = all_logits(own, longer(asked, [*before, *ids]))[-1]
+            torch.testing.assert_close(step.logits[node + 1], alone, atol=2e-4, rtol=0)
+        own.commit(session, path)
+        before += [*[int(tree.tokens[n]) for n in path], 21]
+
+
+@every_kind
+def test_chunks_are_the_whole_prompt(kind):
+    asked = request(kind, CASES[1], CLIP, seed=6)
+    taps = Taps(layers=(0, 1, 3), feature=True, prefill_attention=(0, 2))
+    _, whole = target(MODELS[kind]).prefill(asked, taps, capacity=1)
+    for chunk in (1, 7, 1000):
+        _, parts = target(MODELS[kind], prefill_chunk=chunk).prefill(asked, taps, capacity=1)
+        torch.testing.assert_close(parts.logits, whole.logits, atol=2e-4, rtol=0)
+        torch.testing.assert_close(parts.feature, whole.feature, atol=2e-4, rtol=0)
+        for layer in taps.layers:
+            torch.testing.assert_close(parts.layers[layer], whole.layers[layer], atol=2e-4, rtol=0)
+        for layer in taps.prefill_attention:
+            torch.testing.assert_close(parts.attention[layer], whole.attention[layer], atol=1e-5, rtol=0)
+
+
+@pytest.mark.parametrize("chunk", [None, 4])
+def test_attention_of_the_text_behind_the_pictures_alone(chunk):
+    asked, llm = request("qwen2_5_vl", CASES[0], CLIP, words=6), MODELS["qwen2_5_vl"]
+    _, whole = target(llm).prefill(asked, Taps(prefill_attention=(1,)), capacity=1)
+    suffix = Taps(prefill_attention=(1,), attention_queries="suffix")
+    _, step = target(llm, prefill_chunk=chunk).prefill(asked, suffix, capacity=1)
+    behind = int((asked.modality != TEXT).nonzero()[-1]) + 1
+    assert step.attention[1].shape[-2:] == (len(asked.ids) - behind, len(asked.ids))
+    torch.testing.assert_close(step.attention[1], whole.attention[1][:, :, behind:], atol=1e-5, rtol=0)
+    torch.testing.assert_close(step.logits, whole.logits, atol=2e-4, rtol=0)
+
+
+def batch_of(kind, louder=1.0):
+    asked = [request(kind, CASES[0], CLIP, seed=7), request(kind, (), seed=8), request(kind, CASES[1], seed=9)]
+    samples = [
+        Sample(
+            r.ids.tolist(), [n >= len(r.ids) - 3 for n in range(len(r.ids))], r.modality.tolist(),
+            None if r.pixels is None else r.pixels * louder, r.name, r.pictures,
+        )
+        for r in asked
+    ]  # fmt: skip
+    return collate(samples, pad_id=0, image_size=8), asked
+
+
+@every_kind
+def test_states_are_the_taps_of_a_prefill(kind):
+    own, (batch, asked) = target(MODELS[kind], prefill_chunk=6), batch_of(kind)
+    wanted = StatesWanted(text_layers=(1,), visual_layers=(0, 3))
+    states = own.states(batch, wanted)
+    assert states.positions.shape == (3, *batch.ids.shape)
+    text, visual = feature_places(batch.modality, states.mask, states.loss_mask), visual_places(batch.modality, states.mask)
+    for row, one in enumerate(asked):
+        length = len(one.ids)
+        _, step = own.prefill(one, Taps(layers=(0, 1, 3), feature=True), capacity=1)
+        assert torch.equal(states.positions[:, row, :length], step.prompt.positions)
+        assert torch.equal(step.prompt.modality[0], one.modality)
+        for ours, theirs, kept in (
+            (states.feature, step.feature, text), (states.layers[1], step.layers[1], text),
+            (states.layers[0], step.layers[0], visual), (states.layers[3], step.layers[3], visual),
+        ):  # fmt: skip
+            here = kept[row, :length]
+            torch.testing.assert_close(ours[row, :length][here], theirs[0][here], atol=2e-4, rtol=0)
+            assert ours[row, :length][~here].abs().sum() == 0
+
+
+@every_kind
+def test_states_see_the_pixels(kind):
+    own, wanted = target(MODELS[kind]), StatesWanted(visual_layers=(3,))
+    seen, other = (own.states(batch_of(kind, louder)[0], wanted) for louder in (1.0, -1.0))
+    behind = seen.loss_mask[0]
+    assert (seen.feature[0, behind] - other.feature[0, behind]).abs().max() > 1e-2
+    assert (seen.layers[3][0] - other.layers[3][0]).abs().max() > 1e-2
+    torch.testing.assert_close(seen.feature[1], other.feature[1])
+
+
+def test_early_visual_taps_of_deepstack_are_refused():
+    batch, _ = batch_of("qwen3_vl")
+    own = target(MODELS["qwen3_vl"])
+    for layer in (1, 2):
+        with pytest.raises(UserError, match="first 2 layers"):
+            own.states(batch, StatesWanted(visual_layers=(layer,)))
+    own.states(batch, StatesWanted(text_layers=(1, 2), visual_layers=(0, 3)))
+    target(MODELS["qwen2_5_vl"]).states(batch_of("qwen2_5_vl")[0], StatesWanted(visual_layers=(1,)))
+    with pytest.raises(UserError, match="the target has 4"):
+        own.states(batch, StatesWanted(text_layers=(5,)))
+
+
+def test_the_refusal_names_what_is_so():
+    """A tap behind a layer of deepstack is not the next layer's input; behind the last of them it is."""
+    asked, taken = request("qwen3_vl"), {}
+    llm = MODELS["qwen3_vl"]
+    hooks = [
+        llm.model.language_model.layers[n].register_forward_pre_hook(lambda m, args, n=n: taken.__setitem__(n, args[0]))
+        for n in range(4)
+    ]
+    _, step = target(llm).prefill(asked, Taps(layers=(1, 2, 3)), capacity=1)
+    for hook in hooks:
+        hook.remove()
+    visual = asked.modality != TEXT
+    differs = [bool((step.layers[n] - taken[n])[0, visual].abs().max() > 1e-3) for n in (1, 2, 3)]
+    assert differs == [True, True, False]
+    for n in (1, 2):
+        torch.testing.assert_close(step.layers[n][0, ~visual], taken[n][0, ~visual])
+
+
+def test_tiles_are_refused():
+    asked = request("qwen2_5_vl")
+    tiled = type(asked)(asked.ids, asked.modality, torch.zeros(1, 3, 8, 8), "r", (Picture(2),))
+    with pytest.raises(UserError, match="reads pictures whole"):
+        target(MODELS["qwen2_5_vl"]).prefill(tiled, Taps(), capacity=1)
+
+
+@every_kind
+def test_answers_in_batches_are_those_of_single_requests(kind):
+    asked = [request(kind, CASES[0], CLIP), request(kind, (), seed=1), request(kind, CASES[1], seed=2)]
+    own = target(MODELS[kind])
+    written = write_answers(own.decoder, asked, Warp(), limits=[9] * 3, seeds=[0] * 3, eos_ids=(EOS,))
+    assert [w.ids for w in written] == [generate(own, None, r, greedy(Chain(1), 9)).tokens for r in asked]
+
+
+def test_other_families_say_so():
+    from tiny import llava
+
+    with pytest.raises((UserError, AssertionError)):
+        LlavaTarget(llava(0), num_token_ids=60, image_token_id=59).prefill(request("qwen2_vl"), Taps(), capacity=1)
