@@ -52,6 +52,9 @@ class ConversationData(Section):
     # How tiles are chosen where the published training code (original) and transformers' models (hf) differ: as the
     # target does, and targets are transformers' models.
     anyres_convention: Convention = "hf"
+    # Pixels of an image that is read whole (Qwen-VL); null: as the processor's files say. What lies outside is resized.
+    min_pixels: int | None = Field(None, ge=1)
+    max_pixels: int | None = Field(None, ge=1)
     video: VideoSettings = VideoSettings()
     # Ids in a sample, pictures included; no more than the language model has positions.
     max_length: int = Field(2048, ge=8)
@@ -91,11 +94,12 @@ class ConversationDataset:
         drafter_processor: Processor | None = None,
     ):
         self.config, self.form, self.processor, self.skipped_log = config, form, processor, skipped_log
-        self._eyes = Eyes(processor, config.aspect, config.anyres_convention, config.video)
+        limits = config.min_pixels, config.max_pixels
+        self._eyes = Eyes(processor, config.aspect, config.anyres_convention, config.video, limits)
         self._drafter_eyes = None
         if drafter_processor is not None:
             aspect = config.drafter_aspect or config.aspect
-            self._drafter_eyes = Eyes(drafter_processor, aspect, config.anyres_convention, config.video)
+            self._drafter_eyes = Eyes(drafter_processor, aspect, config.anyres_convention, config.video, limits)
         self._listed: set[str] = set()  # lines of the log up to `_log_read`
         self._log_read = 0
         self._paths = files

@@ -79,7 +79,7 @@ def _bounds(dataset: ConversationDataset, prompts: bool) -> tuple[np.ndarray, np
     # No id has less than a byte of its own, and a record's quotation marks and names outweigh a template's words.
     most = sizes + images * (per_image + 3) + len(dataset.form.system or SYSTEM) + _ROOM
     unknown = clips > 0
-    if is_tiled(eyes.aspect, 1):
+    if is_tiled(eyes.aspect, 1) or eyes.processor.reads_whole:
         unknown |= images > 0
     return least, np.where(unknown, np.iinfo(np.int64).max, most)
 

@@ -18,6 +18,7 @@ from ..core.errors import UserError
 from ..core.pictures import Picture
 from .conversations import IMAGE_MARK, MARKS
 from .images import Aspect, image_size, is_tiled, layouts, load_image, pixels
+from .patches import clip_pictures, image_picture, patches
 from .processor import Processor
 from .records import paths
 from .tiles import Convention
@@ -29,14 +30,16 @@ class Eyes:
     """How a data section looks at pictures.
 
     Args:
-        aspect: what is done to images that are not square.
+        aspect: what is done to images that are not square; nothing where they are read whole.
         convention: of tiled images.
+        pixel_limits: the fewest and the most pixels of an image that is read whole; None: the processor's.
     """
 
     processor: Processor
     aspect: Aspect
     convention: Convention
     video: VideoSettings
+    pixel_limits: tuple[int | None, int | None] = (None, None)
 
     def look(self, record: dict[str, Any], images: Path, videos: Path) -> Media:
         """The record's pictures; relative names start at the folders `images` and `videos`.
@@ -46,11 +49,32 @@ class Eyes:
         """
         files = [images / name for name in paths(record, "image")]
         clips = [Clip(videos / name, self.video) for name in paths(record, "video")]
+        if (files or clips) and self.processor.image_processor is None:
+            raise UserError(
+                "the record has pictures and the model reads text alone", cure="use records without pictures"
+            )
+        order = _order(record, len(files), len(clips))
+        if self.processor.reads_whole:
+            return Media(self._whole(files, clips), order, tuple(files), tuple(clips), self)
         # One tile is one tile, whatever the size: no file is opened for it.
         sizes = [image_size(file) if is_tiled(self.aspect, len(files)) else (0, 0) for file in files]
         of_images = layouts(sizes, self.processor, self.aspect, self.convention)
         of_clips = tuple(self.video.picture(len(clip.numbers), self.processor.patches) for clip in clips)
-        return Media(of_images + of_clips, _order(record, len(files), len(clips)), tuple(files), tuple(clips), self)
+        found = tuple((picture,) for picture in of_images + of_clips)
+        return Media(found, order, tuple(files), tuple(clips), self)
+
+    def _whole(self, files: Sequence[Path], clips: Sequence[Clip]) -> tuple[tuple[Picture, ...], ...]:
+        least, most = self.pixel_limits
+        of_images = (
+            image_picture(image_size(file), self.processor, min_pixels=least, max_pixels=most) for file in files
+        )
+        of_clips = (clip_pictures(clip, self.video, self.processor) for clip in clips)
+        return (*((picture,) for picture in of_images), *of_clips)
+
+    def whole_pixels(self, frames: Sequence[Image.Image], pictures: Sequence[Picture]) -> Tensor:
+        """Of one image or clip that is read whole, its patches [P,C]."""
+        assert pictures[0].whole is not None
+        return patches(frames, pictures[0].whole, self.processor)
 
     def image_pixels(self, files: Sequence[Path]) -> list[Tensor]:
         """Of each image, its tiles [I,3,S,S]."""
@@ -70,7 +94,7 @@ class Eyes:
 class Media:
     """What `Eyes.look` has found."""
 
-    _found: tuple[Picture, ...]  # of the images, then of the clips
+    _found: tuple[tuple[Picture, ...], ...]  # of the images, then of the clips; of a clip there may be several
     _order: tuple[int, ...]  # of them by their marks
     _files: tuple[Path, ...]
     _clips: tuple[Clip, ...]
@@ -79,16 +103,21 @@ class Media:
     @property
     def pictures(self) -> tuple[Picture, ...]:
         """In the order of their marks."""
-        return tuple(self._found[place] for place in self._order)
+        return tuple(picture for place in self._order for picture in self._found[place])
 
     def pixels(self) -> Tensor | None:
-        """[I,3,S,S] float32: tiles and frames, in the order of the marks; None where there are none.
+        """[I,3,S,S] float32: tiles and frames, in the order of the marks (patches [P,C] where pictures are read whole);
+        None where there are none.
 
         Raises:
             UserError: a file is missing or broken.
         """
         if not self._found:
             return None
+        if self._eyes.processor.reads_whole:
+            shown = [[load_image(file)] for file in self._files] + [clip.frames() for clip in self._clips]
+            whole = [self._eyes.whole_pixels(*pair) for pair in zip(shown, self._found, strict=True)]
+            return torch.cat([whole[place] for place in self._order])
         each = self._eyes.image_pixels(self._files) + [self._eyes.clip_pixels(clip) for clip in self._clips]
         return torch.cat([each[place] for place in self._order])
 

@@ -19,12 +19,19 @@ from transformers import AutoTokenizer, LlavaNextProcessor, LlavaProcessor, PreT
 from ..core.errors import UserError, first_line
 from .tiles import next_resolutions, onevision_resolutions
 
-Family = Literal["llava", "llava_next", "llava_onevision"]
+Family = Literal["llava", "llava_next", "llava_onevision", "qwen2_vl", "qwen2_5_vl", "qwen3_vl", "causal_lm"]
 _FAMILIES: dict[str, Family] = {
     "LlavaProcessor": "llava",
     "LlavaNextProcessor": "llava_next",
     "LlavaOnevisionProcessor": "llava_onevision",
+    "Qwen2VLProcessor": "qwen2_vl",
+    "Qwen2_5_VLProcessor": "qwen2_5_vl",
+    "Qwen3VLProcessor": "qwen3_vl",
 }
+QWEN: tuple[Family, ...] = ("qwen2_vl", "qwen2_5_vl", "qwen3_vl")
+# What stands for pictures in prompts, and what surrounds them; a text-only tokenizer has none of it.
+QWEN_MARKS = ("<|image_pad|>", "<|video_pad|>", "<|vision_start|>", "<|vision_end|>")
+NO_TOKEN = -1
 
 
 def _pil(name: str) -> Any:
@@ -36,14 +43,15 @@ def _pil(name: str) -> Any:
 class Processor:
     """What turns text and pictures into a target's inputs.
 
-    `image_processor` makes one tile of one picture, whatever the family: cutting pictures is done by `tiles`.
+    `image_processor` makes one tile of one picture, whatever the LLaVA: cutting pictures is done by `tiles`. Qwen-VL's
+    holds the settings that `patches` works by; a text-only model has none.
     """
 
     tokenizer: PreTrainedTokenizerFast
     image_processor: Any
-    image_token_id: int
+    image_token_id: int  # NO_TOKEN: the model reads text alone
     patch_size: int
-    image_size: int  # side of the square input in pixels
+    image_size: int  # side of the square input in pixels; of Qwen-VL the side of what becomes one token
     pad_id: int
     bos_id: int | None  # None: a prompt begins with nothing (Qwen)
     eos_id: int
@@ -52,6 +60,14 @@ class Processor:
     video_token_id: int | None = None  # None: a clip's tokens are the image's
     # Of the family's tiled pictures, where its files list them; empty: its usual ones, in multiples of a tile.
     resolutions: tuple[tuple[int, int], ...] = ()
+    # What surrounds each run of picture tokens (Qwen-VL).
+    vision_start_id: int | None = None
+    vision_end_id: int | None = None
+
+    @property
+    def reads_whole(self) -> bool:
+        """Pictures in as many patches as they have, and not in tiles."""
+        return self.family in QWEN
 
     @property
     def patches(self) -> int:
@@ -60,8 +76,10 @@ class Processor:
 
     @property
     def num_image_tokens(self) -> int:
-        """Tokens of one tile: towers hand over every patch and drop CLS where they have one."""
-        return self.patches**2
+        """Tokens of one tile: towers hand over every patch and drop CLS where they have one. At least so many of a
+        picture that is read whole.
+        """
+        return 1 if self.reads_whole else self.patches**2
 
     @property
     def tokenizer_hash(self) -> str:
@@ -74,11 +92,17 @@ class Processor:
     def save(self, folder: Path) -> None:
         """Write files that `load_processor` reads.
 
-        Of LLaVA and LLaVA-NeXT, `AutoProcessor.from_pretrained(folder)` makes the family's processor, too. That of
-        OneVision needs torchvision: its files are written, and what loads them is ours.
+        Of LLaVA and LLaVA-NeXT, `AutoProcessor.from_pretrained(folder)` makes the family's processor, too. Those of
+        OneVision and Qwen-VL need torchvision: their files are written, and what loads them is ours.
         """
         if self.family == "llava_onevision":
             self._save_onevision(folder)
+            return
+        if self.family == "causal_lm":
+            self.tokenizer.save_pretrained(folder)
+            return
+        if self.reads_whole:
+            self._save_qwen(folder)
             return
         of_tile = self.image_processor
         images = of_tile
@@ -106,6 +130,12 @@ class Processor:
             "patch_size": self.patch_size,
         }
         (folder / "processor_config.json").write_text(json.dumps(about, indent=1))
+
+    def _save_qwen(self, folder: Path) -> None:
+        self.image_processor.save_pretrained(folder)
+        self.tokenizer.save_pretrained(folder)
+        names = {family: name for name, family in _FAMILIES.items()}
+        (folder / "processor_config.json").write_text(json.dumps({"processor_class": names[self.family]}, indent=1))
 
     def _pinpoints(self) -> list[list[int]]:
         usual = next_resolutions if self.family == "llava_next" else onevision_resolutions
@@ -142,8 +172,37 @@ def build_processor(
     return _processor(tokenizer, images, patch_size=patch_size, where="build_processor")
 
 
-def load_processor(source: str | Path, *, revision: str | None = None) -> Processor:
-    """The processor of a published or saved LLaVA, NeXT or OneVision.
+def build_qwen_processor(
+    tokenizer: PreTrainedTokenizerFast,
+    family: Family,
+    *,
+    patch_size: int,
+    merge: int = 2,
+    min_pixels: int,
+    max_pixels: int,
+    image_mean: tuple[float, float, float],
+    image_std: tuple[float, float, float],
+) -> Processor:
+    """A processor for a Qwen-VL that the project makes itself; the tokenizer gets the marks that it lacks."""
+    assert family in QWEN, family
+    lacking = [mark for mark in (*QWEN_MARKS, "<|im_start|>", "<|im_end|>") if mark not in tokenizer.get_vocab()]
+    tokenizer.add_special_tokens({"additional_special_tokens": lacking})
+    tokenizer.eos_token = "<|im_end|>"
+    images = _pil("Qwen2VL")(
+        patch_size=patch_size,
+        merge_size=merge,
+        size={"shortest_edge": min_pixels, "longest_edge": max_pixels},
+        image_mean=image_mean,
+        image_std=image_std,
+    )
+    return _qwen(tokenizer, images, family, "build_qwen_processor")
+
+
+def load_processor(source: str | Path, *, revision: str | None = None, text_only: bool = False) -> Processor:
+    """The processor of a published or saved LLaVA, NeXT, OneVision or Qwen-VL.
+
+    Args:
+        text_only: the source is a language model's, which has a tokenizer alone.
 
     Raises:
         UserError: files are missing or do not fit.
@@ -151,7 +210,11 @@ def load_processor(source: str | Path, *, revision: str | None = None) -> Proces
     key = f"processor {str(source)!r}"
     try:
         tokenizer = AutoTokenizer.from_pretrained(source, revision=revision)
+        if text_only:
+            return _text_only(tokenizer, key)
         found = _settings_of(source, revision)
+        if (family := _FAMILIES.get(str(found.get("processor_class")))) in QWEN:
+            return _qwen(tokenizer, _pil("Qwen2VL").from_pretrained(source, revision=revision), family, key)
         images = _load_images(source, revision, found)
     except (OSError, ValueError) as error:
         raise _cannot_load(key, error) from error
@@ -164,6 +227,52 @@ def load_processor(source: str | Path, *, revision: str | None = None) -> Proces
         family=_FAMILIES.get(str(found.get("processor_class")), "llava"),
         resolutions=tuple((int(a), int(b)) for a, b in found.get("image_grid_pinpoints") or ()),
     )
+
+
+def _qwen(tokenizer: Any, images: Any, family: Family, where: str) -> Processor:
+    _check_fast(tokenizer, where)
+    marks = [tokenizer.convert_tokens_to_ids(mark) for mark in QWEN_MARKS]
+    if None in marks or tokenizer.unk_token_id in marks:
+        raise UserError(f"{where}: the tokenizer lacks one of {', '.join(QWEN_MARKS)}", cure="use a Qwen-VL's files")
+    if images.temporal_patch_size != 2:
+        raise UserError(f"{where}: {images.temporal_patch_size} frames make a patch, expected 2", cure="report this")
+    image, video, start, end = marks
+    return replace(
+        _text_only(tokenizer, where),
+        image_processor=images,
+        image_token_id=image,
+        patch_size=images.patch_size,
+        image_size=images.patch_size * images.merge_size,
+        family=family,
+        video_token_id=video,
+        vision_start_id=start,
+        vision_end_id=end,
+    )
+
+
+def _text_only(tokenizer: Any, where: str) -> Processor:
+    """Llama's and Qwen's: what begins a text may be missing, and padding is then the end token."""
+    _check_fast(tokenizer, where)
+    if tokenizer.eos_token_id is None:
+        raise UserError(f"{where}: the tokenizer has no eos token", cure="use the files of an instruction-tuned model")
+    return Processor(
+        tokenizer=tokenizer,
+        image_processor=None,
+        image_token_id=NO_TOKEN,
+        patch_size=1,
+        image_size=1,
+        pad_id=tokenizer.eos_token_id if tokenizer.pad_token_id is None else tokenizer.pad_token_id,
+        # Qwen2's tokenizer writes none, whatever its configs name.
+        bos_id=tokenizer.bos_token_id if tokenizer("a").input_ids[0] == tokenizer.bos_token_id else None,
+        eos_id=tokenizer.eos_token_id,
+        newline_id=tokenizer("\n", add_special_tokens=False).input_ids[-1],
+        family="causal_lm",
+    )
+
+
+def _check_fast(tokenizer: Any, where: str) -> None:
+    if not getattr(tokenizer, "is_fast", False):
+        raise UserError(f"{where}: label masks need character offsets", cure="use a repository with tokenizer.json")
 
 
 def with_own_eyes(
@@ -236,8 +345,7 @@ def _processor(
     family: Family = "llava",
     resolutions: tuple[tuple[int, int], ...] = (),
 ) -> Processor:
-    if not getattr(tokenizer, "is_fast", False):
-        raise UserError(f"{where}: label masks need character offsets", cure="use a repository with tokenizer.json")
+    _check_fast(tokenizer, where)
     image_token_id = tokenizer.convert_tokens_to_ids("<image>")
     if image_token_id is None or image_token_id == tokenizer.unk_token_id:
         raise UserError(f"{where}: the tokenizer has no <image> token", cure="use the files of a LLaVA target")

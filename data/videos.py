@@ -39,12 +39,25 @@ class VideoSettings(Section):
     # one_token ends a clip with one (transformers' OneVision), grid each row of each frame (the published training
     # code); none for models that have not learned a newline.
     newline: Newline = "one_token"
+    # Of Qwen-VL alone, which reads frames whole. Pixels of a frame; null: its own, 128 to 768 tokens' worth.
+    min_pixels: int | None = Field(None, ge=1)
+    max_pixels: int | None = Field(None, ge=1)
+    # Tokens of a clip at most, by smaller frames (not below min_pixels); the default is Qwen's own.
+    max_tokens: int = Field(115_200, ge=1)
 
     @model_validator(mode="after")
     def _enough(self) -> VideoSettings:
         if self.min_frames > self.num_frames:
             raise ValueError(f"min_frames is {self.min_frames} and num_frames {self.num_frames}")
         return self
+
+    def pixel_limits(self, num_frames: int, unit: int) -> tuple[int, int]:
+        """The fewest and the most pixels of a frame of Qwen-VL, whose tokens are of `unit` x `unit` pixels, two frames
+        each.
+        """
+        least, most = self.min_pixels or 128 * unit**2, self.max_pixels or 768 * unit**2
+        share = self.max_tokens * unit**2 * 2 // num_frames
+        return min(least, most), max(min(most, share), min(int(least * 1.05), most))
 
     def picture(self, num_frames: int, patches: int) -> Picture:
         """The layout of a clip of which so many frames are taken."""
@@ -75,6 +88,7 @@ class Clip:
         with _opened(path) as (container, stream):
             announced, rate = stream.frames, float(stream.average_rate or stream.guessed_rate or 0)
             total = sum(1 for packet in container.demux(stream) if packet.size)
+            self.size = stream.width, stream.height
         if total < announced:
             raise _broken(path, f"ends after {total} of {announced} frames")
         if total < settings.min_frames:
@@ -85,7 +99,19 @@ class Clip:
             )
         if settings.fps is not None and not rate:
             raise _broken(path, "does not say how many frames a second has")
-        self.numbers = frame_numbers(total, rate, settings)
+        self.numbers, self.total, self._rate = frame_numbers(total, rate, settings), total, rate
+
+    @property
+    def rate(self) -> float:
+        """Frames of a second. Raises `UserError` where the file does not say."""
+        if not self._rate:
+            raise _broken(self.path, "does not say how many frames a second has")
+        return self._rate
+
+    @property
+    def seconds_per_frame(self) -> float:
+        """From one taken frame to the next, on average."""
+        return self.total / self.rate / len(self.numbers)
 
     def frames(self) -> list[Image.Image]:
         """The taken frames, RGB. Raises `UserError` where one cannot be decoded."""

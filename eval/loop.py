@@ -35,6 +35,7 @@ class Cycle:
     verify_s: float  # the target's pass and the rule
     total_s: float
     rule_s: float = 0.0  # the rule alone
+    update_s: float = 0.0  # what the tree's policy makes of the outcome
 
 
 @dataclass(frozen=True)
@@ -116,9 +117,12 @@ def generate(
         verified = replace(verified, step=step.along([0, *(n + 1 for n in verified.path)]), tree=tree)
         checked = clock.now()
         target.commit(session, verified.path)
+        update_s = 0.0
         if drafter is not None:
             drafter.accept(verified)
+            told = clock.now()
             decoding.policy.observe(verified)
+            update_s = clock.now() - told
         emitted = _cut([*verified.tokens, verified.bonus], decoding.eos_ids, limit - len(tokens))
         tokens += emitted
         end = clock.now()
@@ -132,6 +136,7 @@ def generate(
                 checked - drafted,
                 end - begin,
                 checked - scored,
+                update_s,
             )
         )
     stop: Literal["eos", "length"] = "eos" if tokens[-1] in decoding.eos_ids else "length"

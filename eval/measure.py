@@ -43,7 +43,21 @@ def measure_request(name: str, drafter: str, plain: Sequence[Generation], drafte
         "draft_s": _median([c.draft_s / c.num_drafted for g in drafted for c in g.cycles if c.num_drafted]),
         "verify_s": _median([c.verify_s for g in drafted for c in g.cycles]),
         "cycle_s": _median([c.total_s for g in drafted for c in g.cycles]),
+        "parts_s": {key: _median([time_parts(g)[key] for g in drafted]) for key in time_parts(first)},
     }
+
+
+def time_parts(generation: Generation) -> dict[str, float]:
+    """Seconds of each operation of a request; `others` is what is left of the whole (committing, bookkeeping)."""
+    cycles = generation.cycles
+    parts = {
+        "target_prefill": generation.prefill_s,
+        "draft_prefill": generation.draft_prefill_s,
+        "verification": sum(c.verify_s for c in cycles),
+        "drafting": sum(c.draft_s for c in cycles),
+        "tree_update": sum(c.update_s for c in cycles),
+    }
+    return parts | {"others": max(0.0, generation.total_s - sum(parts.values()))}
 
 
 def summarize(rows: Sequence[Row], *, gamma: int) -> dict[str, Any]:

@@ -203,8 +203,8 @@ def markdown(built: dict[str, Any]) -> str:
     return "\n".join(lines)
 
 
-def shown(value: float | None, mark: str) -> str:
-    text = "" if value is None else f"{value:.2f}"
+def shown(value: float | None, mark: str, unit: str = "") -> str:
+    text = "" if value is None else f"{value:.2f}{unit}"
     return {"best": f"**{text}**", "second": f"<u>{text}</u>"}.get(mark, text)
 
 

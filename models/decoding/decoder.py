@@ -73,7 +73,7 @@ class CachedDecoder:
         device = self.device
         self._banned = torch.zeros(self.vocab_size, dtype=torch.bool, device=device)
         self._banned[num_token_ids:] = True
-        self._banned[[i for i in (*never, *placeholder_ids(model.config)) if i < self.vocab_size]] = True
+        self._banned[[i for i in (*never, *placeholder_ids(model.config)) if 0 <= i < self.vocab_size]] = True
 
     @property
     def device(self) -> torch.device:

@@ -2,16 +2,12 @@
 
 from __future__ import annotations
 
-import json
-import os
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import torch
-import torch.distributed as dist
 from pydantic import Field
-from torch import Tensor
 
 from ....core import ranks
 from ....core.errors import UserError
@@ -37,9 +33,8 @@ from ....models.generators import Generator, load_generator, load_target, sample
 from ...context import Context
 from ...engine import Engine
 from ...fit import SCRATCH
+from ..best import Best, held_out_scores
 from .generate import WORLD
-
-SCORE = "score.json"  # beside the best weights
 
 
 class DecodingCheck(Section):
@@ -83,6 +78,7 @@ class Heads:
         else:
             head = build_head(self.config, self.target)
         self.module: Any = head_training(head, self.target, self.config)
+        self._best = Best(context.folder, lambda head, folder, step: save_head(head, folder, self._manifest(step)))
 
     def score(
         self, engine: Engine, held_out: ShardSamples, collate: Collate, micro: int, limit: int | None
@@ -96,21 +92,7 @@ class Heads:
             total_steps=steps_per_epoch(count, batch_size), collate=replace(collate, dropout=0.0),
             rank=ranks.rank(), world_size=ranks.world_size(),
         )  # fmt: skip
-        sums: dict[str, Tensor] = {}
-        engine.module.eval()
-        with torch.no_grad():
-            for step in loader:
-                for batch in step.micro:
-                    loss = engine(batch.to(engine.device))
-                    for name, value in {"loss": loss.loss_sum, "tokens": loss.num_tokens, **loss.metrics}.items():
-                        sums[name] = sums.get(name, torch.zeros((), dtype=torch.float64)) + value.double().cpu()
-        engine.module.train()
-        names = sorted(sums)
-        values = torch.stack([sums[name] for name in names]).to(engine.device)
-        dist.all_reduce(values)
-        total = dict(zip(names, values.tolist(), strict=True))
-        tokens = total.pop("tokens")
-        return {f"val_{name}": value / tokens for name, value in total.items()}
+        return held_out_scores(engine, loader)
 
     def decode(self, engine: Engine, step: int) -> dict[str, float | Path]:
         """tau at each temperature over the prompts, shared by the ranks, and a grid of what was drawn."""
@@ -143,44 +125,19 @@ class Heads:
         """Keep these weights beside the stage's result where their top-3 accuracy or their tau is the best so far."""
         taus = [value for name, value in found.items() if name.startswith("tau_")]
         scores = {"top3": found.get("val_top3"), "tau": sum(taus) / len(taus) if taus else None}
-        for name, score in scores.items():
-            # Rank 0 looks and all ranks agree: what it writes next, another rank might read half of.
-            if score is None or not ranks.agree(self._is_better(name, score) if ranks.is_main() else None):
-                continue
-            head = self._copy(engine)
-            if ranks.is_main():
-                self._keep(head, name, score, step)
-        ranks.barrier()
-
-    def _is_better(self, name: str, score: float) -> bool:
-        mark = self._best(name) / SCORE
-        return not mark.is_file() or score > json.loads(mark.read_text())["score"]
-
-    def _keep(self, head: Any, name: str, score: float, step: int) -> None:
-        """The score goes first and comes last: where it stands, the weights beside it are whole and its own."""
-        folder = self._best(name)
-        (folder / SCORE).unlink(missing_ok=True)
-        save_head(head, folder, self._manifest(step))
-        aside = folder / f".{SCORE}"
-        aside.write_text(json.dumps({"score": score, "step": step, "of": name}))
-        os.replace(aside, folder / SCORE)
+        self._best.keep(scores, step, lambda: self._copy(engine))
 
     def finish(self, engine: Engine, total: int, seed: int) -> None:
         """The stage's result: the last weights, or the best by the recipe's choice."""
         head = self._copy(engine)
         step, chosen = total, self.stage.select
         if chosen != "last":
-            folder = self._best(chosen)
-            score = json.loads((folder / SCORE).read_text())
-            step = score["step"]
+            folder, score, step = self._best.of(chosen)
             head = load_head(self.config, folder, self.target, torch.float32)
-            self.context.say(f"{self.context.name}: weights of step {step}, best {chosen} {score['score']:.4f}")
+            self.context.say(f"{self.context.name}: weights of step {step}, best {chosen} {score:.4f}")
         if ranks.is_main():
             save_head(head, self.context.folder, self._manifest(step) | {"seed": seed, "selected": chosen})
         ranks.barrier()
-
-    def _best(self, name: str) -> Path:
-        return self.context.folder / f"best-{name}"
 
     def _manifest(self, step: int) -> dict[str, Any]:
         context = self.context

@@ -1,0 +1,102 @@
+"""Pictures and clips as Qwen-VL's towers read them: whole, in patches, two frames of a clip in one.
+
+Sides are rounded to what becomes one token (patch x merge), within limits of pixels; a clip's frames have limits of
+their own and share one for the whole clip. Everything but `patches` is arithmetic on sizes.
+Letters: F frames, P patches, C channels, S side of a patch.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+import numpy as np
+import torch
+from PIL import Image
+from torch import Tensor
+
+from ..core.errors import UserError
+from ..core.pictures import IMAGE, VIDEO, PatchGrid, Picture, whole_picture
+from .processor import Processor
+from .tiles import Size
+from .videos import Clip, VideoSettings
+
+_FRAMES = 2  # of a clip in one patch
+_MOST_OBLONG = 200  # the published limit on a picture's sides
+
+
+def rounded(size: Size, unit: int, least: int, most: int) -> Size:
+    """Width and height in multiples of `unit`, of `least` to `most` pixels, about as oblong as before.
+
+    Raises:
+        UserError: one side is more than 200 times the other.
+    """
+    width, height = size
+    if max(size) > _MOST_OBLONG * min(size):
+        raise UserError(
+            f"a picture of {width} x {height} pixels, and one side may be {_MOST_OBLONG} times the other",
+            cure="cut or remove the picture",
+        )
+    wide, high = (round(side / unit) * unit for side in size)
+    if wide * high > most:
+        shrink = math.sqrt(width * height / most)
+        return max(unit, math.floor(width / shrink / unit) * unit), max(unit, math.floor(height / shrink / unit) * unit)
+    if wide * high < least:
+        grow = math.sqrt(least / (width * height))
+        return math.ceil(width * grow / unit) * unit, math.ceil(height * grow / unit) * unit
+    return wide, high
+
+
+def image_picture(
+    size: Size, processor: Processor, *, min_pixels: int | None = None, max_pixels: int | None = None
+) -> Picture:
+    """The layout of an image of `size` pixels (width, height); limits that are None are the processor's."""
+    limits = processor.image_processor.size
+    least, most = min_pixels or limits["shortest_edge"], max_pixels or limits["longest_edge"]
+    return whole_picture(_grid(rounded(size, processor.image_size, least, most), processor), IMAGE)
+
+
+def clip_pictures(clip: Clip, settings: VideoSettings, processor: Processor) -> tuple[Picture, ...]:
+    """The layout of a clip: one picture, or of Qwen3-VL one for each pair of frames, whose time is written before it.
+
+    Raises:
+        UserError: the clip does not say how many frames a second has, which positions or times are made of.
+    """
+    unit, count = processor.image_size, len(clip.numbers)
+    least, most = settings.pixel_limits(count, unit)
+    size = rounded(clip.size, unit, least, most)
+    grid = _grid(size, processor, frames=-(-count // _FRAMES), seconds=_FRAMES * clip.seconds_per_frame)
+    if processor.family != "qwen3_vl":
+        return (whole_picture(grid, VIDEO),)
+    times = [number / clip.rate for number in clip.numbers]
+    times += times[-1:] * (-count % _FRAMES)
+    return tuple(
+        whole_picture(
+            PatchGrid(1, grid.rows, grid.columns, grid.merge, part=part, timestamp=(first + second) / 2), VIDEO
+        )
+        for part, (first, second) in enumerate(zip(times[::2], times[1::2], strict=True))
+    )
+
+
+def _grid(size: Size, processor: Processor, *, frames: int = 1, seconds: float = 1.0) -> PatchGrid:
+    patch = processor.patch_size
+    return PatchGrid(frames, size[1] // patch, size[0] // patch, processor.image_size // patch, seconds)
+
+
+def patches(frames: Sequence[Image.Image], grid: PatchGrid, processor: Processor) -> Tensor:
+    """Normalised patches [P,C*2*S*S] float32 of RGB frames, in the order of tokens: merged ones behind each other.
+
+    Args:
+        frames: an image is one; an odd last one is doubled.
+        grid: rows and columns of each frame.
+    """
+    images, side, merge = processor.image_processor, processor.patch_size, grid.merge
+    size = grid.columns * side, grid.rows * side
+    pixels = np.stack([np.asarray(frame.resize(size, images.resample), dtype=np.float32) for frame in frames])
+    pixels = (pixels / 255 - np.array(images.image_mean, np.float32)) / np.array(images.image_std, np.float32)
+    if len(pixels) % _FRAMES:
+        pixels = np.concatenate([pixels, pixels[-1:]])
+    cut = torch.from_numpy(pixels).view(
+        len(pixels) // _FRAMES, _FRAMES, grid.rows // merge, merge, side, grid.columns // merge, merge, side, 3
+    )
+    return cut.permute(0, 2, 5, 3, 6, 8, 1, 4, 7).reshape(-1, 3 * _FRAMES * side * side)

@@ -1,0 +1,255 @@
+"""Computing a target's states and writing them: what the `cache` stage and a first epoch that caches share."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from pydantic import Field
+from torch import Tensor
+
+from ....core import ranks
+from ....core.errors import UserError
+from ....core.nouns import Batch
+from ....core.section import Section
+from ....core.states import StatesBatch, StatesWanted
+from ....data.answers import SHARDS as ANSWERS
+from ....data.answers import Answers
+from ....data.conversations import PromptFormat
+from ....data.dataset import ConversationData, ConversationDataset
+from ....data.processor import Processor
+from ....data.sources import AnsweredSamples, AnswersConfig
+from ....data.states.dtypes import DTYPES, StatesDtype, decode, encode
+from ....data.states.estimate import Size, check_disk, record_bytes
+from ....data.states.identity import states_identity, weights_identity
+from ....data.states.samples import Chosen, Counts, SeededCollate, StatesSamples, joined_counts
+from ....data.states.writer import StatesWriting, batches
+from ....models.drafters.reading import wanted
+from ....models.losses import log_probs
+from ....models.targets.load import load_target
+from ...context import Context
+from ..train import data_files
+
+
+class StatesStore(Section):
+    """How states are kept."""
+
+    # bf16 loses nothing that a head notices; int8 (a scale for each 64 channels, loud channels apart) and fp8 halve
+    # the disk. What each does to the LM head's distribution is measured and stands in the manifest.
+    dtype: StatesDtype = "bf16"
+    # Of one tar, about. A killed build does one again at most, on each rank.
+    shard_bytes: int = Field(1_500_000_000, ge=1)
+    # Samples that the loss of each dtype is measured on.
+    measured_samples: int = Field(16, ge=1)
+
+
+def check_answers(answers: AnswersConfig | None) -> None:
+    """States are of one text: whose it is must not change from epoch to epoch."""
+    if answers is not None and max(answers.share("data"), answers.share("target")) < 1:
+        raise ValueError("answers.shares of a head's stage name one source alone, data or target")
+
+
+def open_samples(
+    data: ConversationData,
+    form: PromptFormat,
+    answers: AnswersConfig | None,
+    context: Context,
+    processor: Processor,
+) -> StatesSamples:
+    """The sequences of a data section, with the answers that are asked for."""
+    dataset = ConversationDataset(
+        data,
+        form,
+        processor,
+        files=data_files(data, context),
+        skipped_log=context.folder / "skipped.jsonl",
+        cache=context.folder / "cache",
+    )
+    if answers is None or not answers.share("target"):
+        return StatesSamples(dataset, None)
+    folder = Path(answers.path) if answers.path else context.inputs["answers"] / ANSWERS
+    return StatesSamples(dataset, AnsweredSamples(dataset, answers, Answers(folder, dataset), seed=0))
+
+
+def count_samples(samples: StatesSamples, context: Context) -> Counts:
+    """Of all samples; the ranks count each their share."""
+    path = context.folder / "cache" / "counts"
+    mine = samples.count_all(path, rank=ranks.rank(), world_size=ranks.world_size())
+    return joined_counts(ranks.gather(mine))
+
+
+def open_target(context: Context, processor: Processor) -> Any:
+    """The frozen target, as it decodes."""
+    return load_target(
+        context.target,
+        context.target_source(),
+        num_token_ids=len(processor.tokenizer),
+        image_token_id=processor.image_token_id,
+        device=context.device(),
+    )
+
+
+def wanted_states(context: Context, text: Any) -> StatesWanted:
+    """What the recipe's drafter reads of a target of text config `text`."""
+    if context.drafter is None:
+        raise UserError("states are kept for a head and the recipe names none", cure="add a drafter section")
+    return wanted(context.drafter, text)
+
+
+def identity_of(
+    context: Context,
+    processor: Processor,
+    form: PromptFormat | None,
+    data: ConversationData | None,
+    wanted: StatesWanted,
+    dtype: StatesDtype | None,
+) -> dict[str, Any]:
+    """What the states depend on, as `states_identity` has it; what only says where things lie is left out."""
+    section, target = context.target, context.target.model_dump(mode="json")
+    settings = {k: v for k, v in target.items() if k not in ("path", "revision", "device_map", "prefill_chunk")}
+    weights = weights_identity(context.target_source(), path=section.path, revision=section.revision)
+    return states_identity(
+        target=settings | weights, processor=processor, form=form, data=data, wanted=wanted, dtype=dtype
+    )
+
+
+@dataclass(frozen=True)
+class Measured:
+    """What the first samples say before the rest is computed."""
+
+    position_rows: int
+    computed_in: str  # type of the target's states
+    width: int
+    loss: dict[str, dict[str, float]]  # dtype -> kl, agreement
+
+
+@dataclass(frozen=True)
+class Builder:
+    """Samples to shards of states.
+
+    Args:
+        batch_size: sequences that the target runs together.
+    """
+
+    samples: StatesSamples
+    counts: Counts
+    target: Any
+    wanted: StatesWanted
+    store: StatesStore
+    folder: Path
+    collate: SeededCollate
+    batch_size: int
+
+    @property
+    def writing(self) -> StatesWriting:
+        return StatesWriting(self.folder, self.wanted, self.store.dtype, self.counts)
+
+    def states(self, batch: Batch, seeds: Sequence[int]) -> StatesBatch:
+        return self.target.states(batch, self.wanted, seeds=seeds)
+
+    def write(self, index: int, numbers: np.ndarray) -> None:
+        """Shard `index` with the states of these samples; it is whole or not there."""
+        writing, writer = self.writing, self.writing.open(index)
+        try:
+            for part in batches(numbers, self.counts, self.batch_size):
+                asked = self.collate([(n, self.samples[n]) for n in part], epoch=0)
+                for sample in writing.samples(self.states(asked.batch, asked.seeds), asked.numbers):
+                    writer.add(*sample)
+        except BaseException:
+            writer.abandon()
+            raise
+        writer.close({})
+
+    def size(self, indices: np.ndarray, width: int) -> Size:
+        """Of the records of these samples; exact but for a few hundred bytes of each."""
+        form = {"width": width, "dtype": self.store.dtype}
+        numbers = ((int(self.counts.text[i]), int(self.counts.visual[i])) for i in indices)
+        # Three rows of positions at the most.
+        return Size(
+            len(indices), sum(record_bytes(self.wanted, **form, text=t, visual=v, position_rows=3) for t, v in numbers)
+        )
+
+    def measure(self) -> Measured:
+        """Run the first samples that teach anything."""
+        count, found = self.store.measured_samples, []
+        first = np.flatnonzero(self.counts.length > 2)[:count]
+        for part in batches(first, self.counts, self.batch_size):
+            asked = self.collate([(n, self.samples[n]) for n in part], epoch=0)
+            found.append(self.states(asked.batch, asked.seeds))
+        if not found:
+            raise UserError("no sample to compute states of", where=str(self.folder), cure="see skipped.jsonl")
+        feature = found[0].feature
+        assert feature is not None, "all heads read the feature"
+        loss = dtype_loss(found, self.target.scores)
+        return Measured(len(found[0].positions), str(feature.dtype).removeprefix("torch."), feature.shape[-1], loss)
+
+    def identity(self, known: Mapping[str, Any], measured: Measured, grouping: Mapping[str, Any]) -> dict[str, Any]:
+        """The shards' identity: `known` of `identity_of`, and what makes these records these."""
+        answered = self.samples.answered
+        return {
+            **known,
+            "samples": {
+                "data": self.samples.dataset.identity(),
+                "answers": None if answered is None or answered.answers is None else answered.answers.reader.identity,
+                "pad_id": self.collate.pad_id,
+                "position_rows": measured.position_rows,
+                "computed_in": measured.computed_in,
+                "width": measured.width,
+            },
+            "grouping": dict(grouping),
+        }
+
+
+def as_measured(measured: Measured) -> dict[str, Any]:
+    """For the manifest."""
+    return {"head distribution": asdict(measured)["loss"]}
+
+
+def dtype_loss(batches: Sequence[StatesBatch], scores: Any) -> dict[str, dict[str, float]]:
+    """What each dtype does to the LM head's distribution: mean KL in nats from the exact one, and how often the
+    likeliest token stays. At the places whose next token is supervised; each record is encoded as in a cache.
+    """
+    sums = {dtype: [0.0, 0.0] for dtype in DTYPES}
+    places = 0
+    for batch in batches:
+        assert batch.feature is not None
+        for row, mask in enumerate(batch.loss_mask[:, 1:]):
+            exact = batch.feature[row, :-1][mask]
+            if not len(exact):
+                continue
+            places += len(exact)
+            goal = log_probs(scores(exact))
+            for dtype in DTYPES:
+                kept = decode(encode(exact, dtype), dtype, exact.dtype)
+                kl, agreed = _away(goal, log_probs(scores(kept)))
+                sums[dtype][0] += kl
+                sums[dtype][1] += agreed
+    return {d: {"kl": kl / max(1, places), "agreement": agreed / max(1, places)} for d, (kl, agreed) in sums.items()}
+
+
+@torch.no_grad()
+def _away(goal: Tensor, found: Tensor) -> tuple[float, float]:
+    """[S,V] log-probabilities -> sums of KL(goal | found), and of places with one likeliest token."""
+    kl = (goal.double().exp() * (goal.double() - found.double())).sum(-1).sum()
+    return float(kl), float((goal.argmax(-1) == found.argmax(-1)).sum())
+
+
+def check_room(builder: Builder, size: Size, done_bytes: int) -> None:
+    """Rank 0 looks at the disk, and all ranks stop where it cannot hold the states."""
+    problem: UserError | None = None
+    if ranks.is_main():
+        try:
+            check_disk(builder.folder, size.total_bytes - done_bytes)
+        except UserError as error:
+            problem = error
+    problem = ranks.agree(problem)
+    if problem is not None:
+        raise problem
+
+
+def chosen(samples: StatesSamples, counts: Counts, indices: np.ndarray) -> Chosen:
+    return Chosen(samples, indices, counts.signed[indices])

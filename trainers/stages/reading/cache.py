@@ -1,0 +1,109 @@
+"""Stage kind `cache`: the target's states that the recipe's head reads, computed once and kept in shards.
+
+What it will take is said before anything is written. Shards depend on the data and the target alone: ranks write side
+by side, and a killed build goes on behind those that it finished.
+"""
+
+from __future__ import annotations
+
+from typing import Literal
+
+import numpy as np
+from pydantic import Field, model_validator
+
+from ....core import ranks
+from ....core.section import Section
+from ....data.conversations import PromptFormat
+from ....data.dataset import ConversationData
+from ....data.shards import ShardReader, claim, finish, finished, tar_path
+from ....data.sources import AnswersConfig
+from ....data.states.estimate import samples_per_shard, shown
+from ....data.states.samples import SeededCollate
+from ....data.states.writer import Deal
+from ...context import Context
+from ...engine import init_distributed
+from ...fit import Expected
+from .build import (
+    Builder,
+    StatesStore,
+    as_measured,
+    check_answers,
+    check_room,
+    count_samples,
+    identity_of,
+    open_samples,
+    open_target,
+    wanted_states,
+)
+
+SHARDS = "states"
+
+
+class CacheStage(Section):
+    kind: Literal["cache"]
+    format: PromptFormat = PromptFormat()
+    data: ConversationData
+    # Whose answers to these records the states are of; null: the records' own.
+    answers: AnswersConfig | None = None
+    states: StatesStore = StatesStore()
+    # Sequences that the target runs together on each rank.
+    batch_size: int = Field(8, ge=1)
+    expected: Expected | None = None
+
+    @model_validator(mode="after")
+    def _one_source(self) -> CacheStage:
+        check_answers(self.answers)
+        return self
+
+    def makes(self) -> set[str]:
+        return {"states"}
+
+    def needs(self) -> dict[str, str | None]:
+        return sample_needs(self.data, self.answers) | {"target": None, "processor": None}
+
+
+def sample_needs(data: ConversationData | None, answers: AnswersConfig | None) -> dict[str, str | None]:
+    """What a stage that reads samples takes from earlier ones."""
+    wanted: dict[str, str | None] = {}
+    if data is not None and data.from_stage is not None:
+        wanted["data"] = data.from_stage
+    if answers is not None and answers.share("target") and answers.path is None:
+        wanted["answers"] = answers.from_stage
+    return wanted
+
+
+def run(stage: CacheStage, context: Context) -> None:
+    init_distributed()
+    processor = context.processor()
+    samples = open_samples(stage.data, stage.format, stage.answers, context, processor)
+    counts = count_samples(samples, context)
+    target = open_target(context, processor)
+    folder, store = context.folder / SHARDS, stage.states
+    wanted = wanted_states(context, target.config)
+    builder = Builder(
+        samples, counts, target, wanted, store, folder,
+        SeededCollate(processor.pad_id, processor.image_size, seed=0), stage.batch_size,
+    )  # fmt: skip
+    size = builder.size(np.arange(len(samples)), target.config.hidden_size)
+    deal = Deal(len(samples), samples_per_shard(size, store.shard_bytes))
+    context.say(f"states in {store.dtype}: {size}, in {len(deal)} shards of about {shown(store.shard_bytes)}")
+    check_room(builder, size, sum(tar_path(folder, i).stat().st_size for i in range(len(deal)) if finished(folder, i)))
+    measured = ranks.agree(builder.measure() if ranks.is_main() else None)
+    known = identity_of(context, processor, stage.format, stage.data, wanted, store.dtype)
+    identity = builder.identity(known, measured, {"samples_per_shard": deal.per_shard})
+    claim(folder, identity)
+    for dtype, loss in measured.loss.items():
+        kl, agreement = loss["kl"], loss["agreement"]
+        context.say(f"  {dtype}: KL {kl:.2e} to the exact distribution, {agreement:.2%} of likeliest tokens stay")
+    for index in range(ranks.rank(), len(deal), ranks.world_size()):
+        if finished(folder, index):
+            continue
+        builder.write(index, deal[index])
+        context.say(f"shard {index + 1} of {len(deal)}")
+    ranks.barrier()
+    if ranks.is_main():
+        finish(folder, identity, num_shards=len(deal), measured=as_measured(measured))
+        reader = ShardReader(folder)
+        kept = sum(shard.bytes for shard in reader.shards)
+        context.say(f"{len(reader):,} samples, {shown(kept / len(reader))} each, {shown(kept)} in all")
+    ranks.barrier()

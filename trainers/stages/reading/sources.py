@@ -1,0 +1,289 @@
+"""Where a head's training finds the target's states: computed as it goes, read, or computed once and then read.
+
+All three give the same steps of the same samples, whose micro-batches become a `StatesBatch` on `.to(device)`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Annotated, Any, Literal, Protocol
+
+import numpy as np
+import torch
+from pydantic import Field, model_validator
+
+from ....core import ranks
+from ....core.section import Section
+from ....core.states import StatesBatch
+from ....data.loader import Collate, Loader, Samples, StepBatches
+from ....data.shards import ShardWriter, claim, finish, finished
+from ....data.states.estimate import shown
+from ....data.states.reader import CachedCollate, CachedSamples, StatesReader
+from ....data.states.samples import SeededBatch
+from .build import Builder, Measured, StatesStore, as_measured, check_room, chosen
+
+
+class OnlineStates(Section):
+    """The target runs on each batch: nothing is kept. Cheaper than a terabyte for most."""
+
+    kind: Literal["online"] = "online"
+
+
+class CachedStates(Section):
+    """States that `cache` stages wrote."""
+
+    kind: Literal["cached"]
+    # The stages that wrote them, which are read as one; null with path null: the latest that did.
+    from_stage: str | list[str] | None = Field(None, alias="from")
+    # Folders of shards from elsewhere.
+    path: str | list[str] | None = None
+    # Fields in which they may differ from what would be computed now (transformers, image_backend, ...): head and
+    # target then part, by as much as you know.
+    accept: list[str] = []
+
+    @model_validator(mode="after")
+    def _one_place(self) -> CachedStates:
+        if self.from_stage is not None and self.path is not None:
+            raise ValueError("give from or path, not both")
+        return self
+
+    @property
+    def stages(self) -> list[str | None]:
+        """Names of the stages that are read; [None]: the latest."""
+        if self.path is not None:
+            return []
+        return list(self.from_stage) if isinstance(self.from_stage, list) else [self.from_stage]
+
+    @property
+    def folders(self) -> list[Path]:
+        """From elsewhere."""
+        paths = [self.path] if isinstance(self.path, str) else self.path
+        return [Path(path) for path in paths or ()]
+
+
+class FirstEpochStates(Section):
+    """Computed and written while the first epoch trains, read from the second on."""
+
+    kind: Literal["cached_on_first_epoch"]
+    states: StatesStore = StatesStore()
+
+
+StatesSource = Annotated[OnlineStates | CachedStates | FirstEpochStates, Field(discriminator="kind")]
+
+# samples, collate, first step, last step -> what this rank reads
+MakeLoader = Callable[[Samples, Collate, int, int], Loader]
+
+
+class States(Protocol):
+    """A source at work."""
+
+    lengths: np.ndarray  # [n], negative without pictures
+    draws: np.ndarray  # [n], of the samples' names
+
+    def steps(self, indices: np.ndarray, make_loader: MakeLoader, first: int, last: int, *, trains: bool) -> Steps:
+        """Steps `first` to `last` over these samples.
+
+        Args:
+            trains: False for held-out samples, which nothing is kept of.
+        """
+        ...
+
+
+class Steps:
+    """Stands where a `Loader` does: its numbers, and steps whose micro-batches become states.
+
+    Args:
+        loader: its shape alone counts where `found` is given.
+        found: the steps themselves.
+    """
+
+    def __init__(self, loader: Loader, found: Callable[[], Iterator[StepBatches]] | None = None):
+        self.loader, self._found = loader, found
+
+    @property
+    def batch_size(self) -> int:
+        return self.loader.batch_size
+
+    @property
+    def accumulation(self) -> int:
+        return self.loader.accumulation
+
+    def __len__(self) -> int:
+        return len(self.loader)
+
+    def __iter__(self) -> Iterator[StepBatches]:
+        return iter(self.loader) if self._found is None else self._found()
+
+
+@dataclass(frozen=True)
+class PendingStates:
+    """A micro-batch whose states are computed when they are asked for: until then it is small.
+
+    Args:
+        seen: told the states, once.
+    """
+
+    asked: SeededBatch
+    builder: Builder
+    seen: Callable[[StatesBatch, tuple[int, ...]], None] | None = None
+
+    @property
+    def num_supervised(self) -> int:
+        return self.asked.num_supervised
+
+    @property
+    def sample_ids(self) -> tuple[str, ...]:
+        return self.asked.sample_ids
+
+    def to(self, device: torch.device | str) -> StatesBatch:
+        states = self.builder.states(self.asked.batch, self.asked.seeds)
+        if self.seen is not None:
+            self.seen(states, self.asked.numbers)
+        return states.to(device)
+
+
+class Online:
+    """States of `builder`'s samples, computed in each epoch anew."""
+
+    def __init__(self, builder: Builder):
+        self.builder = builder
+        self.lengths, self.draws = builder.counts.signed, builder.samples.draws()
+
+    def steps(self, indices: np.ndarray, make_loader: MakeLoader, first: int, last: int, *, trains: bool) -> Steps:
+        loader = self.loader(indices, make_loader, first, last)
+        return Steps(loader, lambda: self.pending(loader))
+
+    def loader(self, indices: np.ndarray, make_loader: MakeLoader, first: int, last: int) -> Loader:
+        samples = chosen(self.builder.samples, self.builder.counts, indices)
+        return make_loader(samples, self.builder.collate, first, last)
+
+    def pending(self, loader: Loader) -> Iterator[StepBatches]:
+        for step in loader:
+            yield replace(step, micro=[PendingStates(batch, self.builder) for batch in step.micro])
+
+
+class Cached:
+    """States of shards."""
+
+    def __init__(self, reader: StatesReader, seed: int):
+        self.reader, self.seed = reader, seed
+        self.lengths, self.draws = CachedSamples.of(reader).lengths, reader.column("draw")
+
+    def steps(self, indices: np.ndarray, make_loader: MakeLoader, first: int, last: int, *, trains: bool) -> Steps:
+        collate = CachedCollate(self.reader, self.seed)
+        return Steps(make_loader(CachedSamples.of(self.reader, indices), collate, first, last))
+
+
+class FirstEpoch:
+    """Online in the first epoch and the step after it, which is fetched before the epoch's last states are there;
+    read from the shards from then on. A run that comes back goes on as it would have: what it does again in the first
+    epoch is computed again, and a shard that it begins in the middle of is completed when the epoch ends.
+
+    Args:
+        known: as of `Builder.identity`.
+        computed: of the samples that train, in the numbering of `builder`.
+    """
+
+    def __init__(self, builder: Builder, known: dict[str, Any], measured: Measured, say: Callable[[str], None]):
+        self.online, self.builder, self.say = Online(builder), builder, say
+        self.lengths, self.draws = self.online.lengths, self.online.draws
+        self.known, self.measured = known, measured
+
+    def steps(self, indices: np.ndarray, make_loader: MakeLoader, first: int, last: int, *, trains: bool) -> Steps:
+        if not trains:
+            return self.online.steps(indices, make_loader, first, last, trains=False)
+        whole = self.online.loader(indices, make_loader, 0, last)
+        writing = _EpochShards(self, whole, indices)
+        return Steps(whole, lambda: self._steps(indices, make_loader, first, last, writing))
+
+    def _steps(
+        self, indices: np.ndarray, make_loader: MakeLoader, first: int, last: int, writing: _EpochShards
+    ) -> Iterator[StepBatches]:
+        epoch = writing.num_steps
+        if first <= epoch:
+            writing.claim()
+            for step in self.online.loader(indices, make_loader, first, min(last, epoch + 1)):
+                keep = writing.keep(step.step) if step.step < epoch else [None] * len(step.micro)
+                micro = [PendingStates(b, self.builder, seen) for b, seen in zip(step.micro, keep, strict=True)]
+                yield replace(step, micro=micro)
+        if last > epoch + 1:
+            reader = writing.finish()
+            assert len(reader) == len(indices), f"{len(reader)} records of {len(indices)} samples"
+            cached = Cached(reader, self.builder.collate.seed)
+            yield from cached.steps(
+                np.arange(len(reader)), make_loader, max(first, epoch + 1), last, trains=True
+            )  # fmt: skip
+
+
+class _EpochShards:
+    """Shards of the first epoch, each of some consecutive steps of one rank."""
+
+    def __init__(self, source: FirstEpoch, loader: Loader, indices: np.ndarray):
+        self.source, self.builder, self.loader, self.indices = source, source.builder, loader, indices
+        self.num_steps = loader.steps_per_epoch
+        self.size = self.builder.size(indices, source.measured.width)
+        rows = -(-loader.batch_size // loader.world_size)  # of a step on one rank
+        per_step = self.size.sample_bytes * rows
+        self.steps_per_shard = max(1, round(self.builder.store.shard_bytes / per_step))
+        self.num_shards = -(-self.num_steps // self.steps_per_shard) * loader.world_size
+        self._writer: ShardWriter | None = None
+        grouping = {"world_size": loader.world_size, "steps_per_shard": self.steps_per_shard, "seed": loader.seed}
+        self.identity = self.builder.identity(source.known, source.measured, grouping)
+
+    def claim(self) -> None:
+        """Before the first shard: say what is coming, look at the disk, take the folder."""
+        folder, store = self.builder.folder, self.builder.store
+        done = [index for index in range(self.num_shards) if finished(folder, index)]
+        self.source.say(f"states in {store.dtype} of the first epoch: {self.size}, {len(done)} shards are there")
+        kept = sum((folder / f"shard-{index:06d}.tar").stat().st_size for index in done)
+        check_room(self.builder, self.size, kept)
+        claim(folder, self.identity)
+
+    def keep(self, step: int) -> list[Callable[[StatesBatch, tuple[int, ...]], None]]:
+        """What takes the states of each micro-batch of `step`."""
+        return [lambda states, numbers, n=n: self._add(step, n, states, numbers) for n in range(self.loader.accumulation)]
+
+    def _add(self, step: int, micro: int, states: StatesBatch, numbers: tuple[int, ...]) -> None:
+        group, within = divmod(step, self.steps_per_shard)
+        index = group * self.loader.world_size + self.loader.rank
+        if within == 0 and micro == 0:
+            if self._writer is not None:
+                self._writer.abandon()
+            is_there = finished(self.builder.folder, index)
+            self._writer = None if is_there else self.builder.writing.open(index)
+        if self._writer is None:
+            return  # it is there, or this run began in the middle of it
+        for sample in self.builder.writing.samples(states, numbers):
+            self._writer.add(*sample)
+        last_step = within == self.steps_per_shard - 1 or step == self.num_steps - 1
+        if last_step and micro == self.loader.accumulation - 1:
+            self._writer.close({})
+            self._writer = None
+
+    def finish(self) -> StatesReader:
+        """Complete what is missing, and read (all ranks call at the same step)."""
+        folder, world = self.builder.folder, self.loader.world_size
+        if self._writer is not None:
+            self._writer.abandon()
+            self._writer = None
+        for index in range(self.loader.rank, self.num_shards, world):
+            if not finished(folder, index):
+                self.builder.write(index, self._numbers(index))
+        ranks.barrier()
+        if ranks.is_main():
+            finish(folder, self.identity, num_shards=self.num_shards, measured=as_measured(self.source.measured))
+            self.source.say(f"states of the first epoch are kept: {shown(self.size.total_bytes)}; read from now on")
+        ranks.barrier()
+        return StatesReader([folder])
+
+    def _numbers(self, index: int) -> np.ndarray:
+        """Of the samples whose states shard `index` holds."""
+        loader = self.loader
+        assert loader.order is not None
+        group, rank = divmod(index, loader.world_size)
+        order = loader.order(0)
+        steps = range(group * self.steps_per_shard, min((group + 1) * self.steps_per_shard, self.num_steps))
+        rows = [order[s * loader.batch_size : (s + 1) * loader.batch_size][rank :: loader.world_size] for s in steps]
+        return self.indices[np.concatenate(rows)]
