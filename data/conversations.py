@@ -1,7 +1,7 @@
 """Conversations to ids: one function for training and for decoding, so that both see the same prompt.
 
-Templates are LLaVA-1.5's `plain` (alignment) and `v1` (Vicuna) and LLaVA-OneVision's `qwen`; supervision is a
-matter of character spans, mapped to tokens through offsets, never of counting tokens as the official masker
+Templates are LLaVA-1.5's `plain` (alignment) and `v1` (Vicuna), LLaVA-OneVision's `qwen`, Qwen-VL's `qwen_vl` and
+Llama-3's `llama3`; supervision is a matter of character spans, mapped to tokens through offsets, never of counting tokens as the official masker
 does (it drops every multi-turn sample of a tokenizer in which a blank and `USER` are one piece).
 """
 
@@ -30,15 +30,18 @@ SYSTEM = (
 QWEN_SYSTEM = "You are a helpful assistant."
 ROLES = {"human": "USER", "gpt": "ASSISTANT"}
 _QWEN_ROLES = {"human": "user", "gpt": "assistant"}
-_TURN_END = {"v1": "</s>", "qwen": "<|im_end|>"}
+_LLAMA3_ROLES = {"human": "user", "gpt": "assistant"}
+_TURN_END = {"v1": "</s>", "qwen": "<|im_end|>", "qwen_vl": "<|im_end|>", "llama3": "<|eot_id|>"}
 
 
 class PromptFormat(Section):
     """How a conversation becomes text. Training and decoding must use the same one."""
 
-    # plain: alignment; v1: targets with Llama's tokenizer; qwen: LLaVA-OneVision with Qwen2's (its qwen_1_5).
-    template: Literal["plain", "v1", "qwen"] = "v1"
-    # null: the template's own system sentence (official LLaVA); "": none (the HF chat template).
+    # plain: alignment; v1: targets with Llama's tokenizer; qwen: LLaVA-OneVision with Qwen2's (its qwen_1_5); qwen_vl:
+    # Qwen2-VL, Qwen2.5-VL and Qwen3-VL; llama3: text-only targets of Llama-3.
+    template: Literal["plain", "v1", "qwen", "qwen_vl", "llama3"] = "v1"
+    # null: the template's own system sentence (official LLaVA; Qwen2-VL's and Qwen2.5-VL's, Qwen3-VL and llama3 have
+    # none); "": none (the HF chat template).
     system: str | None = None
     # llava15 moves every mark of a turn to its front and keeps one; next moves a single mark only, and is
     # the one for several images; verbatim leaves the text alone.
@@ -80,6 +83,8 @@ def render(
     has_image: bool,
     has_clip: bool = False,
     open_ended: bool = False,
+    written: Sequence[str] = (),
+    family: str = "",
 ) -> Rendered:
     """Text of a conversation and what of it is supervised.
 
@@ -87,6 +92,8 @@ def render(
         turns: `from`/`value` pairs as in LLaVA JSON; a first turn that is not the human's is dropped.
         has_image: there are images or clips, whose marks are placed.
         has_clip: <video> is a mark, too.
+        written: of template qwen_vl, what each mark is written as (`written_marks`).
+        family: of the processor; Qwen3-VL has no system sentence of its own.
         open_ended: leave out the last answer, ending where it would begin (for decoding).
 
     Raises:
@@ -102,6 +109,11 @@ def render(
         pairs = [(role, place_marks(text, form.image_rule, has_clip=has_clip)) for role, text in pairs]
     if form.template == "plain":
         return _render_plain(pairs, open_ended, MARKS[has_clip])
+    if form.template == "qwen_vl":
+        system = ("" if family == "qwen3_vl" else QWEN_SYSTEM) if form.system is None else form.system
+        return _render_qwen(_write_marks(pairs, written, MARKS[has_clip]), system, open_ended)
+    if form.template == "llama3":
+        return _render_llama3(pairs, form.system or "", open_ended)
     if form.template == "qwen":
         return _render_qwen(pairs, QWEN_SYSTEM if form.system is None else form.system, open_ended)
     end = " " if open_ended and form.answer_end == "blank" else "</s>"
@@ -178,6 +190,48 @@ def _render_qwen(pairs: list[tuple[str, str]], system: str, open_ended: bool) ->
     return Rendered(text, tuple(spans))
 
 
+def _render_llama3(pairs: list[tuple[str, str]], system: str, open_ended: bool) -> Rendered:
+    """Supervised are an answer and the token that ends it."""
+    end = _TURN_END["llama3"]
+    text = f"<|start_header_id|>system<|end_header_id|>\n\n{system}{end}" if system else ""
+    spans, last = [], len(pairs) - 1
+    for number, (role, value) in enumerate(pairs):
+        text += f"<|start_header_id|>{_LLAMA3_ROLES[role]}<|end_header_id|>\n\n"
+        if open_ended and number == last and role == "gpt":
+            break
+        start = len(text)
+        text += f"{value.strip()}{end}"
+        if role == "gpt" and value:
+            spans.append((start, len(text)))
+    if open_ended and pairs[last][0] == "human":
+        text += "<|start_header_id|>assistant<|end_header_id|>\n\n"
+    return Rendered(text, tuple(spans))
+
+
+def written_marks(pictures: Sequence[Picture]) -> list[str]:
+    """What each image's and clip's mark becomes in Qwen-VL's prompts: marks between vision tokens, times before frames."""
+    found: list[str] = []
+    for picture in pictures:
+        mark = VIDEO_MARK if picture.modality == VIDEO else IMAGE_MARK
+        time = "" if picture.whole is None or picture.whole.timestamp is None else picture.whole.timestamp
+        shown = f"<|vision_start|>{mark}<|vision_end|>"
+        shown = shown if time == "" else f"<{time:.1f} seconds>{shown}"
+        if picture.whole is not None and picture.whole.part:
+            found[-1] += shown
+        else:
+            found.append(shown)
+    return found
+
+
+def _write_marks(
+    pairs: list[tuple[str, str]], written: Sequence[str], marks: re.Pattern[str]
+) -> list[tuple[str, str]]:
+    """The line break beside a mark is LLaVA's way of writing, and goes."""
+    left = iter(written)
+    pattern = re.compile(f"\n?(?:{marks.pattern})\n?")
+    return [(role, pattern.sub(lambda found: next(left, found[0]), text)) for role, text in pairs]
+
+
 def encode(
     turns: list[dict[str, Any]],
     form: PromptFormat,
@@ -201,12 +255,18 @@ def encode(
         UserError: as `render`; also when the marks do not match the pictures, or the template the tokenizer.
     """
     _check_template(form, processor)
+    assert not (num_images and processor.reads_whole), "a picture that is read whole has tokens of its own number"
     pictures = pictures or [Picture(math.isqrt(processor.num_image_tokens))] * num_images
     has_clip = any(picture.modality == VIDEO for picture in pictures)
-    rendered = render(turns, form, has_image=len(pictures) > 0, has_clip=has_clip, open_ended=open_ended)
+    written = written_marks(pictures) if form.template == "qwen_vl" else ()
+    rendered = render(
+        turns, form, has_image=len(pictures) > 0, has_clip=has_clip, open_ended=open_ended, written=written,
+        family=processor.family,
+    )  # fmt: skip
     marks = MARKS[has_clip]
     _check_marks(marks.findall(rendered.text), pictures, form)
-    pieces = _official_pieces if form.image_join == "official" else _hf_pieces
+    # Between special tokens, as Qwen-VL's pictures stand, the two are the same.
+    pieces = _official_pieces if form.image_join == "official" or processor.reads_whole else _hf_pieces
     left = iter(pictures)
     begin = [] if processor.bos_id is None else [processor.bos_id]
     ids, loss_mask, modality = begin, [False] * len(begin), [TEXT] * len(begin)
@@ -230,7 +290,12 @@ def _check_template(form: PromptFormat, processor: Processor) -> None:
     if end is not None and found != end:
         raise UserError(
             f"template {form.template} ends turns with {end}, the tokenizer with {found}",
-            cure="use template: v1 with Llama's tokenizer and template: qwen with Qwen's",
+            cure="use template: v1 with Llama's tokenizer, qwen or qwen_vl with Qwen's, llama3 with Llama-3's",
+        )
+    if processor.reads_whole != (form.template == "qwen_vl"):
+        raise UserError(
+            f"template {form.template} and a processor of {processor.family}",
+            cure="use template: qwen_vl with Qwen-VL, whose pictures stand between tokens of their own, and only there",
         )
 
 

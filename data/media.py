@@ -53,15 +53,15 @@ class Eyes:
             raise UserError(
                 "the record has pictures and the model reads text alone", cure="use records without pictures"
             )
-        order = _order(record, len(files), len(clips))
         if self.processor.reads_whole:
-            return Media(self._whole(files, clips), order, tuple(files), tuple(clips), self)
+            whole = self._whole(files, clips)
+            return Media(whole, _order(record, len(files), len(clips)), tuple(files), tuple(clips), self)
         # One tile is one tile, whatever the size: no file is opened for it.
         sizes = [image_size(file) if is_tiled(self.aspect, len(files)) else (0, 0) for file in files]
         of_images = layouts(sizes, self.processor, self.aspect, self.convention)
         of_clips = tuple(self.video.picture(len(clip.numbers), self.processor.patches) for clip in clips)
         found = tuple((picture,) for picture in of_images + of_clips)
-        return Media(found, order, tuple(files), tuple(clips), self)
+        return Media(found, _order(record, len(files), len(clips)), tuple(files), tuple(clips), self)
 
     def _whole(self, files: Sequence[Path], clips: Sequence[Clip]) -> tuple[tuple[Picture, ...], ...]:
         least, most = self.pixel_limits

@@ -65,8 +65,19 @@ def places(packed: memoryview) -> tuple[dict[str, TensorPlace], dict[str, Any]]:
         ValueError: it is no such result.
     """
     _, (start, stop), info = _members(packed)
+    return _places(packed, start, stop), info
+
+
+def tensor_places(head: Buffer) -> dict[str, TensorPlace]:
+    """The same from the first bytes of `pack`'s result, which hold the tensors' names."""
+    header = tarfile.TarInfo.frombuf(bytes(head[: tarfile.BLOCKSIZE]), "utf-8", "strict")
+    return _places(memoryview(head), tarfile.BLOCKSIZE, tarfile.BLOCKSIZE + header.size)
+
+
+def _places(packed: memoryview, start: int, stop: int) -> dict[str, TensorPlace]:
+    """Of the safetensors member whose content begins at `start` and ends at `stop`."""
     first = start + 8 + int.from_bytes(packed[start : start + 8], "little")
-    if first > stop:
+    if first > min(stop, len(packed)):
         raise ValueError("a header beyond the member's end")
     header = json.loads(bytes(packed[start + 8 : first]))
     found = {}
@@ -80,7 +91,7 @@ def places(packed: memoryview) -> tuple[dict[str, TensorPlace], dict[str, Any]]:
         if not first <= begin <= end <= stop or torch.Size(shape).numel() * dtype.itemsize != end - begin:
             raise ValueError(f"{name} does not fit its place")
         found[name] = TensorPlace(dtype, shape, begin, end)
-    return found, info
+    return found
 
 
 def _member(name: str, data: bytes) -> bytes:

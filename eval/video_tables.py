@@ -265,8 +265,8 @@ def time_shares(rows: Sequence[Row], drafters: Sequence[str]) -> Table:
         total = sum(sums)
         lines.append(Line((drafter,), (*(100 * _ratio(part, total) for part in sums), 100.0 if total else 0.0)))
     note = (
-        "Verification is the target's pass and the acceptance rule; what a drafter prunes belongs to its prefill, and a "
-        "tree that is grown step by step to draft decoding."
+        "Verification is the target's pass and the acceptance rule; what a drafter prunes belongs to its prefill, and "
+        "a tree that is grown step by step to draft decoding."
     )
     columns = tuple((name, SHARE) for name in (*OPERATIONS, "total"))
     return Table("Time by operation", note, ("method",), columns, tuple(lines), marks_best=False)

@@ -181,7 +181,7 @@ class LlavaTraining(nn.Module):
         self.llava = llava
         self.packing = Packing(llava.model)
         self.trains_vision = "vision_tower" in trainable
-        for part, module in _modules(llava).items():
+        for part, module in llava_parts(llava).items():
             module.requires_grad_(part in trainable)
         if lora is not None:
             llava.lm_head.requires_grad_(False)
@@ -195,7 +195,7 @@ class LlavaTraining(nn.Module):
         """Trainable parameters by part, for the optimizer's groups."""
         found: dict[str, list[tuple[str, nn.Parameter]]] = {}
         seen: set[int] = set()
-        for part, module in _modules(self.llava).items():
+        for part, module in llava_parts(self.llava).items():
             named = [(f"{part}.{n}", p) for n, p in module.named_parameters() if p.requires_grad and id(p) not in seen]
             seen.update(id(p) for _, p in named)
             if named:
@@ -276,7 +276,7 @@ def pool_features(features: Tensor, pool: int) -> Tensor:
     return F.avg_pool2d(grid, pool).flatten(2).transpose(1, 2)
 
 
-def _modules(llava: PreTrainedModel) -> dict[Part, nn.Module]:
+def llava_parts(llava: PreTrainedModel) -> dict[Part, nn.Module]:
     core, newline = llava.model, Packing(llava.model)
     return {
         "vision_tower": core.vision_tower,

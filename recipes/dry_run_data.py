@@ -88,7 +88,8 @@ def eyes_of(data: ConversationData, config: PreTrainedConfig) -> Eyes:
         absent, absent, 0, vision.patch_size, vision.image_size, **nothing, family=config.model_type,
         resolutions=tuple((a, b) for a, b in getattr(config, "image_grid_pinpoints", None) or ()),
     )  # fmt: skip
-    return Eyes(processor, data.aspect, data.anyres_convention, data.video)
+    limits = data.min_pixels, data.max_pixels
+    return Eyes(processor, data.aspect, data.anyres_convention, data.video, limits)
 
 
 def visual_tokens(found: OnDisk, data: ConversationData, eyes: Eyes) -> VisualTokens:

@@ -41,7 +41,11 @@ class Context:
     def processor(self) -> Processor:
         """The target's: of the world that a stage generated, or of the published target."""
         made = self.inputs.get("processor")
-        return load_processor(made if made is not None else str(self.target.path), revision=self.target.revision)
+        return load_processor(
+            made if made is not None else str(self.target.path),
+            revision=self.target.revision,
+            text_only=self.target.kind == "causal_lm",
+        )
 
     @property
     def drafter_has_own_eyes(self) -> bool:
@@ -78,6 +82,8 @@ class Context:
             processor.eos_id,
             processor.pad_id,
             processor.video_token_id,
+            processor.vision_start_id,
+            processor.vision_end_id,
         )
 
     def device(self) -> torch.device:

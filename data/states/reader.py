@@ -18,10 +18,12 @@ from torch.utils.data import get_worker_info
 
 from ...core.states import StatesWanted
 from ..codes import forward_seed
-from ..shard_members import BAD_MEMBERS, TensorPlace, places
+from ..shard_members import BAD_MEMBERS, TensorPlace, places, tensor_places
 from ..shards import ShardReader, Span
 from .identity import check_identity, check_together
 from .records import PackedStates, StatesForm
+
+_HEAD_BYTES = 2**16  # of a record: more than its first tar header and the names of its tensors
 
 
 class StatesReader:
@@ -86,6 +88,20 @@ class StatesReader:
             rows.append({name: replace(p, start=p.start + start, stop=p.stop + start) for name, p in found.items()})
             infos.append(info)
         return buffer, rows, infos
+
+    def supervised_ids(self, index: int) -> Tensor:
+        """[n] int64 of one record, without reading its states."""
+        span = self.span(index)
+        head = _piece(span, 0, min(_HEAD_BYTES, span.stop - span.start))
+        try:
+            found = tensor_places(head)
+        except BAD_MEMBERS as error:
+            raise span.broken(error) from error
+        ids, mask = (
+            torch.frombuffer(bytearray(_piece(span, place.start, place.stop)), dtype=place.dtype)
+            for place in (found["ids"], found["loss_mask"])
+        )
+        return ids[mask].long()
 
 
 @dataclass(frozen=True)
@@ -153,10 +169,18 @@ def _memory(size: int) -> Tensor:
     return torch.empty(0, dtype=torch.uint8).set_(storage, 0, (size,), (1,))
 
 
-def _read_into(span: Span, memory: memoryview) -> None:
+def _piece(span: Span, start: int, stop: int) -> bytes:
+    """Bytes `start` to `stop` of a record."""
+    piece = bytearray(stop - start)
+    _read_into(span, memoryview(piece), start)
+    return bytes(piece)
+
+
+def _read_into(span: Span, memory: memoryview, skip: int = 0) -> None:
+    """Fill `memory` with the record's bytes behind the first `skip`."""
     try:
         with open(span.path, "rb", buffering=0) as file:
-            file.seek(span.start)
+            file.seek(span.start + skip)
             done = 0
             while done < len(memory):
                 count = file.readinto(memory[done:])

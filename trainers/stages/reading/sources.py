@@ -5,6 +5,7 @@ All three give the same steps of the same samples, whose micro-batches become a 
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -13,6 +14,7 @@ from typing import Annotated, Any, Literal, Protocol
 import numpy as np
 import torch
 from pydantic import Field, model_validator
+from torch import Tensor
 
 from ....core import ranks
 from ....core.section import Section
@@ -41,7 +43,7 @@ class CachedStates(Section):
     path: str | list[str] | None = None
     # Fields in which they may differ from what would be computed now (transformers, image_backend, ...): head and
     # target then part, by as much as you know.
-    accept: list[str] = []
+    accept: list[str] = Field(default_factory=list)
 
     @model_validator(mode="after")
     def _one_place(self) -> CachedStates:
@@ -88,6 +90,10 @@ class States(Protocol):
         Args:
             trains: False for held-out samples, which nothing is kept of.
         """
+        ...
+
+    def supervised_ids(self, index: int) -> Tensor:
+        """[n] int64 of one sample."""
         ...
 
 
@@ -159,6 +165,10 @@ class Online:
         samples = chosen(self.builder.samples, self.builder.counts, indices)
         return make_loader(samples, self.builder.collate, first, last)
 
+    def supervised_ids(self, index: int) -> Tensor:
+        outline = self.builder.samples.outline(index)
+        return torch.tensor(outline.ids)[torch.tensor(outline.loss_mask)]
+
     def pending(self, loader: Loader) -> Iterator[StepBatches]:
         for step in loader:
             yield replace(step, micro=[PendingStates(batch, self.builder) for batch in step.micro])
@@ -175,6 +185,9 @@ class Cached:
         collate = CachedCollate(self.reader, self.seed)
         return Steps(make_loader(CachedSamples.of(self.reader, indices), collate, first, last))
 
+    def supervised_ids(self, index: int) -> Tensor:
+        return self.reader.supervised_ids(index)
+
 
 class FirstEpoch:
     """Online in the first epoch and the step after it, which is fetched before the epoch's last states are there;
@@ -190,6 +203,7 @@ class FirstEpoch:
         self.online, self.builder, self.say = Online(builder), builder, say
         self.lengths, self.draws = self.online.lengths, self.online.draws
         self.known, self.measured = known, measured
+        self.supervised_ids = self.online.supervised_ids
 
     def steps(self, indices: np.ndarray, make_loader: MakeLoader, first: int, last: int, *, trains: bool) -> Steps:
         if not trains:
@@ -243,7 +257,7 @@ class _EpochShards:
 
     def keep(self, step: int) -> list[Callable[[StatesBatch, tuple[int, ...]], None]]:
         """What takes the states of each micro-batch of `step`."""
-        return [lambda states, numbers, n=n: self._add(step, n, states, numbers) for n in range(self.loader.accumulation)]
+        return [functools.partial(self._add, step, number) for number in range(self.loader.accumulation)]
 
     def _add(self, step: int, micro: int, states: StatesBatch, numbers: tuple[int, ...]) -> None:
         group, within = divmod(step, self.steps_per_shard)

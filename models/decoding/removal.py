@@ -1,0 +1,53 @@
+"""Visual places that a target no longer sees from some layer on, in the prompt and in everything decoded behind it.
+
+What it cannot see there must have reached the text in the layers before (Sparrow, section 2 and figures 3 and 5).
+Letters: R rows, N queries, K keys, T prompt places.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from .decoder import CachedDecoder
+
+
+@contextmanager
+def unseen_from(decoder: CachedDecoder, places: Tensor, layer: int) -> Iterator[None]:
+    """Within it, the layers from `layer` on (0: all; the number of layers: none) hide `places` from all others.
+
+    Positions stay as they are, and a hidden place sees itself, so that its own softmax is one.
+
+    Args:
+        places: [T] bool of the prompt that the cache begins with; what comes behind is seen.
+    """
+    assert places.dim() == 1 and 0 <= layer <= decoder.num_layers, (places.shape, layer)
+
+    def hide(module: nn.Module, arguments: tuple[Any, ...], named: dict[str, Any]) -> tuple[Any, dict[str, Any]]:
+        return arguments, named | {"attention_mask": _hidden(named["attention_mask"], places)}
+
+    hooks = [
+        module.register_forward_pre_hook(hide, with_kwargs=True) for module in decoder.language_model.layers[layer:]
+    ]
+    try:
+        yield
+    finally:
+        for hook in hooks:
+            hook.remove()
+
+
+def _hidden(mask: Tensor, places: Tensor) -> Tensor:
+    """A mask [R,1,N,K], boolean or additive, whose keys at `places` only their own queries see."""
+    queries, keys = mask.shape[-2:]
+    key = torch.arange(keys, device=mask.device)
+    behind = torch.zeros(max(0, keys - len(places)), dtype=torch.bool, device=mask.device)
+    hidden = torch.cat([places.to(mask.device), behind])[:keys]
+    # The queries are the last of the keys.
+    hidden = hidden & (key != torch.arange(keys - queries, keys, device=mask.device)[:, None])  # [N,K]
+    if mask.dtype == torch.bool:
+        return mask & ~hidden
+    return mask.masked_fill(hidden, torch.finfo(mask.dtype).min)

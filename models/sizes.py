@@ -1,0 +1,37 @@
+"""How many parameters a model has, by part, without its weights: it is built on the meta device."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import nn
+from transformers import AutoModelForCausalLM, PreTrainedConfig, PreTrainedModel
+
+from .llava import FAMILIES, llava_parts, new_model
+from .qwen import QWEN_FAMILIES, qwen_parts
+
+
+def empty_model(config: PreTrainedConfig) -> PreTrainedModel:
+    """Of any target or drafter of the language tracks, on the meta device."""
+    with torch.device("meta"):
+        if config.model_type in FAMILIES:
+            return new_model(config)
+        if config.model_type in QWEN_FAMILIES:
+            return QWEN_FAMILIES[config.model_type][1](config)
+        return AutoModelForCausalLM.from_config(config)
+
+
+def parameter_counts(config: PreTrainedConfig) -> dict[str, int]:
+    """Parameters by part; the LM head belongs to the language model."""
+    model = empty_model(config)
+    if config.model_type in FAMILIES:
+        parts: dict[str, nn.Module] = {**llava_parts(model)}
+    else:
+        parts = {**qwen_parts(model)} if config.model_type in QWEN_FAMILIES else {"language_model": model}
+    return {name: num_parameters([module]) for name, module in parts.items()}
+
+
+def num_parameters(modules: Sequence[nn.Module]) -> int:
+    """Distinct parameters: a tied head counts once."""
+    return sum(p.numel() for p in {id(p): p for m in modules for p in m.parameters()}.values())

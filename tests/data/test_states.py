@@ -1,0 +1,339 @@
+"""Cached states come back as they were, in the same order whoever reads them, and never for another target."""
+
+import json
+import shutil
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+import webdataset
+from draftsmith.core.errors import UserError
+from draftsmith.core.pictures import IMAGE, TEXT, VIDEO
+from draftsmith.core.states import StatesBatch, StatesWanted, feature_places, visual_places
+from draftsmith.data.buckets import BucketedOrder
+from draftsmith.data.loader import Loader
+from draftsmith.data.shards import ShardReader, claim, finish, tar_path
+from draftsmith.data.states import reader as reader_module
+from draftsmith.data.states.identity import check_identity
+from draftsmith.data.states.reader import CachedCollate, CachedSamples, StatesReader
+from draftsmith.data.states.records import state_places
+from draftsmith.data.states.samples import Counts, draw_of, split
+from draftsmith.data.states.writer import Deal, StatesWriting
+
+D = 96  # no multiple of 64
+COUNT = 23
+SPARROW = StatesWanted(visual_layers=(2,))
+EAGLE3 = StatesWanted(text_layers=(1, 2, 3), visual_layers=(2,))
+IDENTITY = {
+    "target": {"kind": "llava", "path": "a/b", "revision": "v1"},
+    "processor": {"tokenizer": "t", "images": {"size": 24}},
+    "template": "one",
+    "pictures": {"aspect": "pad"},
+    "transformers": "5.23.0",
+    "dtype": "bf16",
+    "image_backend": "pil",
+}
+
+
+def row(number: int, wanted: StatesWanted, position_rows: int = 3) -> StatesBatch:
+    """Sample `number` alone: text around a clip, or text only (every third); what is not kept is zero."""
+    draw = torch.Generator().manual_seed(number)
+    length = 5 + 3 * (number % 4)
+    modality = torch.full((1, length), TEXT, dtype=torch.int8)
+    if number % 3:
+        modality[0, 1:4] = VIDEO if number % 2 else IMAGE
+    mask, loss_mask = torch.ones(1, length, dtype=torch.bool), torch.zeros(1, length, dtype=torch.bool)
+    loss_mask[0, 4 + number % 2 :] = True
+    states = {
+        name: torch.randn(1, length, D, generator=draw).to(torch.bfloat16) * places.unsqueeze(-1)
+        for name, places in state_places(wanted, modality, mask, loss_mask).items()
+    }
+    return StatesBatch(
+        torch.randint(9, 99, (1, length), generator=draw), mask, loss_mask, modality,
+        torch.randint(0, 50, (position_rows, 1, length), generator=draw), states.pop("feature", None),
+        (f"file[{number}]",), {int(name[-3:]): held for name, held in states.items()},
+    )  # fmt: skip
+
+
+def padded(rows: list[StatesBatch], pad_id: int = 3) -> StatesBatch:
+    """The same rows as one batch, padded by the obvious loop."""
+    length = max(r.ids.shape[1] for r in rows)
+
+    def pad(parts, value, axis=1):
+        return torch.cat([
+            torch.cat([p, p.new_full((*p.shape[:axis], length - p.shape[axis], *p.shape[axis + 1 :]), value)], axis)
+            for p in parts
+        ], axis - 1)  # fmt: skip
+
+    return StatesBatch(
+        pad([r.ids for r in rows], pad_id), pad([r.mask for r in rows], False), pad([r.loss_mask for r in rows], False),
+        pad([r.modality for r in rows], TEXT), pad([r.positions for r in rows], 0, axis=2),
+        pad([r.feature for r in rows], 0), tuple(r.sample_ids[0] for r in rows),
+        {layer: pad([r.layers[layer] for r in rows], 0) for layer in rows[0].layers},
+    )  # fmt: skip
+
+
+def identity(wanted: StatesWanted, **changes) -> dict:
+    states = {
+        "feature": wanted.feature, "text_layers": list(wanted.text_layers), "visual_layers": list(wanted.visual_layers),
+        "everywhere": wanted.everywhere,
+    }  # fmt: skip
+    samples = {"computed_in": "bfloat16", "pad_id": 3, "position_rows": 3, "width": D}
+    return IDENTITY | {"states": states, "samples": samples, "grouping": {"samples_per_shard": 5}} | changes
+
+
+def counts(numbers=range(COUNT), wanted=SPARROW) -> Counts:
+    rows = [row(number, wanted) for number in numbers]
+    texts = [int(feature_places(r.modality, r.mask, r.loss_mask, wanted.everywhere).sum()) for r in rows]
+    visuals = [int(visual_places(r.modality, r.mask).sum()) for r in rows]
+    return Counts(np.array([r.ids.shape[1] for r in rows]), np.array(texts), np.array(visuals))
+
+
+def write(folder: Path, wanted: StatesWanted = SPARROW, *, deal=Deal(COUNT, 5), shards=None, **changes) -> None:
+    """Shards of the samples, two rows to a batch where two are left."""
+    known = identity(wanted, **changes)
+    writing = StatesWriting(folder, wanted, known["dtype"], counts(range(deal.num_samples), wanted))
+    claim(folder, known)
+    for index in range(len(deal)) if shards is None else shards:
+        writer = writing.open(index)
+        numbers = deal[index].tolist()
+        for start in range(0, len(numbers), 2):
+            part = numbers[start : start + 2]
+            for sample in writing.samples(padded([row(n, wanted) for n in part]), part):
+                writer.add(*sample)
+        writer.close({})
+    if shards is None:
+        finish(folder, known, num_shards=len(deal))
+
+
+@pytest.fixture(scope="module")
+def cache(tmp_path_factory) -> Path:
+    folder = tmp_path_factory.mktemp("cache") / "states"
+    write(folder)
+    return folder
+
+
+def same(found: StatesBatch, expected: StatesBatch) -> bool:
+    fields = ("ids", "mask", "loss_mask", "modality", "positions", "feature")
+    return (
+        all(torch.equal(getattr(found, name), getattr(expected, name)) for name in fields)
+        and found.sample_ids == expected.sample_ids
+        and found.layers.keys() == expected.layers.keys()
+        and all(torch.equal(found.layers[layer], states) for layer, states in expected.layers.items())
+    )
+
+
+@pytest.mark.parametrize(
+    "wanted", [SPARROW, EAGLE3, StatesWanted(), StatesWanted(visual_layers=(0,)), StatesWanted((), (), (), True)],
+    ids=["sparrow", "eagle3", "hivis", "msd", "everywhere"],
+)  # fmt: skip
+def test_what_was_written_comes_back(tmp_path, wanted):
+    wanted = StatesWanted(True, (), (), True) if wanted.everywhere else wanted
+    write(tmp_path / "c", wanted)
+    reader = StatesReader([tmp_path / "c"])
+    assert len(reader) == COUNT
+    numbers = [4, 0, 22, 9]
+    found = CachedCollate(reader, seed=1)(numbers, epoch=2).to("cpu")
+    assert same(found, padded([row(n, wanted) for n in numbers]))
+    assert len(set(found.seeds)) == 4 and found.feature.dtype == torch.bfloat16
+
+
+def test_a_record_holds_states_at_the_places_that_are_read_and_nothing_else(cache):
+    found = {info["number"]: tensors for _, tensors, info in map(ShardReader(cache).__getitem__, range(COUNT))}
+    for number, tensors in found.items():
+        made = row(number, SPARROW)
+        assert tensors.keys() == {"ids", "modality", "loss_mask", "positions", "feature", "layer_002"}
+        # A text slot reads the place before its token, a trained one is compared with its own place.
+        text = [
+            place for place in range(made.ids.shape[1])
+            if made.loss_mask[0, place]
+            or (place + 1 < made.ids.shape[1] and made.modality[0, place + 1] == TEXT)
+        ]  # fmt: skip
+        assert tensors["feature"].shape == (len(text), D)
+        assert tensors["layer_002"].shape == (int((made.modality != TEXT).sum()), D)
+    assert found[3]["layer_002"].shape == (0, D), "text alone has no visual states"
+
+
+def test_webdataset_reads_the_shards(cache):
+    samples = list(webdataset.WebDataset(str(tar_path(cache, 0)), shardshuffle=False))
+    assert [sample["__key__"] for sample in samples] == [f"{number:09d}" for number in Deal(COUNT, 5)[0]]
+    assert json.loads(samples[0]["json"])["name"] == f"file[{Deal(COUNT, 5)[0][0]}]"
+
+
+def test_columns_say_what_a_reader_needs_before_it_reads(cache, monkeypatch):
+    monkeypatch.setattr(reader_module, "_read_into", None)
+    reader = StatesReader([cache])
+    assert reader.column("number").tolist() == list(range(COUNT))
+    assert reader.column("length").tolist() == [5 + 3 * (n % 4) for n in range(COUNT)]
+    assert reader.column("visual").tolist() == [int(n % 3 > 0) for n in range(COUNT)]
+    assert (np.sign(CachedSamples.of(reader).lengths) == np.where(np.arange(COUNT) % 3, 1, -1)).all()
+    assert reader.column("draw").tolist() == [draw_of(f"file[{n}]") for n in range(COUNT)]
+
+
+def test_held_out_samples_follow_from_their_names_alone():
+    draws = np.array([draw_of(f"file[{number}]") for number in range(4000)])
+    train, held_out = split(draws, 0.05)
+    assert 150 < len(held_out) < 250 and len(train) + len(held_out) == 4000
+    turned, other = split(draws[::-1], 0.05)
+    assert sorted(3999 - other) == held_out.tolist()
+
+
+def test_supervised_ids_are_read_without_the_states(cache):
+    reader = StatesReader([cache])
+    for number in (0, 7):
+        made = row(number, SPARROW)
+        assert torch.equal(reader.supervised_ids(number), made.ids[made.loss_mask])
+
+
+def test_a_reader_of_several_caches_has_one_after_the_other(cache, tmp_path):
+    write(tmp_path / "second", deal=Deal(4, 3), template="two", grouping={"samples_per_shard": 3})
+    reader = StatesReader([cache, tmp_path / "second"])
+    found = CachedCollate(reader, 0)([COUNT + 2, 5], epoch=0).to("cpu")
+    assert len(reader) == COUNT + 4 and found.sample_ids == ("file[2]", "file[5]")
+    write(tmp_path / "third", deal=Deal(4, 3), image_backend="torchvision")
+    with pytest.raises(UserError, match="image_backend is 'torchvision', and 'pil' in"):
+        StatesReader([cache, tmp_path / "third"])
+
+
+def test_a_filler_supervises_nothing(cache):
+    filler = CachedCollate(StatesReader([cache]), 0)([], epoch=0)
+    found = filler.to("cpu")
+    assert filler.num_supervised == 0 == found.num_supervised
+    assert found.ids.tolist() == [[3, 3]] and found.feature.shape == (1, 2, D) and not found.layers[2].any()
+
+
+# Order
+
+
+def steps(reader: StatesReader, start: int = 0, **settings) -> list:
+    samples = CachedSamples.of(reader)
+    known = {"seed": 5, "batch_size": 4, "micro_batch_size": 2, "total_steps": 14, "start_step": start} | settings
+    order = BucketedOrder(samples.lengths, known["seed"], known["batch_size"], window=3)
+    return list(Loader(samples, collate=CachedCollate(reader, 5), order=order, **known))
+
+
+def rows_of(found: list) -> list[list[str]]:
+    return [[name for micro in step.micro for name in micro.sample_ids if name != "(filler)"] for step in found]
+
+
+def test_every_epoch_has_each_sample_once_in_an_order_of_its_own(cache):
+    found = rows_of(steps(StatesReader([cache]), total_steps=12))
+    names = sorted(f"file[{n}]" for n in range(COUNT))
+    epochs = [[name for step in found[start : start + 6] for name in step] for start in (0, 6)]
+    assert [sorted(epoch) for epoch in epochs] == [names, names] and epochs[0] != epochs[1]
+
+
+@pytest.mark.parametrize("start", [1, 6, 9])
+def test_a_resumed_reader_goes_on_as_if_it_had_never_stopped(cache, start):
+    whole, resumed = steps(StatesReader([cache])), steps(StatesReader([cache]), start)
+    assert rows_of(resumed) == rows_of(whole)[start:]
+    for one, other in zip(whole[start:], resumed, strict=True):
+        assert [micro.seeds for micro in one.micro] == [micro.seeds for micro in other.micro]
+        assert all(same(a.to("cpu"), b.to("cpu")) for a, b in zip(one.micro, other.micro, strict=True))
+
+
+@pytest.mark.parametrize("workers", [1, 2])
+def test_reading_processes_change_nothing(cache, workers):
+    alone, helped = (steps(StatesReader([cache]), total_steps=5, num_workers=n) for n in (0, workers))
+    for one, other in zip(alone, helped, strict=True):
+        assert all(same(a.to("cpu"), b.to("cpu")) for a, b in zip(one.micro, other.micro, strict=True))
+
+
+def test_ranks_share_the_rows_of_a_step(cache):
+    reader = StatesReader([cache])
+    alone = rows_of(steps(reader, micro_batch_size=4))
+    ranks = [rows_of(steps(reader, rank=rank, world_size=2)) for rank in (0, 1)]
+    for step, (a, b) in zip(alone, zip(*ranks, strict=True), strict=True):
+        assert sorted(step) == sorted(a + b)
+
+
+# Damage and strangers
+
+
+def damaged(cache: Path, folder: Path) -> Path:
+    shutil.copytree(cache, folder)
+    tar = tar_path(folder, 2)
+    data = bytearray(tar.read_bytes())
+    data[len(data) // 2] ^= 1
+    tar.write_bytes(data)
+    return folder
+
+
+def test_a_changed_byte_is_refused_with_the_files_name(cache, tmp_path):
+    reader = StatesReader([damaged(cache, tmp_path / "c")])
+    numbers = Deal(COUNT, 5)[2].tolist()
+    with pytest.raises(UserError, match=r"shard-000002\.tar"):
+        for number in numbers:
+            reader.read([number])
+    with pytest.raises(UserError, match=r"shard-000002\.tar"):
+        ShardReader(tmp_path / "c").verify()
+
+
+def test_a_changed_byte_reaches_the_user_from_a_reading_process(cache, tmp_path):
+    with pytest.raises(UserError, match=r"shard-000002\.tar"):
+        steps(StatesReader([damaged(cache, tmp_path / "c")]), num_workers=1)
+
+
+def test_a_record_is_checked_once(cache, monkeypatch):
+    reader, checked = StatesReader([cache]), []
+    monkeypatch.setattr(reader_module.Span, "check", lambda span, packed: checked.append(span.number))
+    reader.read([1, 2])
+    reader.read([2, 3])
+    assert len(checked) == 3
+
+
+CHANGES = {
+    "target.path": ("target", {"path": "c/d"}),
+    "target.revision": ("target", {"revision": "v2"}),
+    "processor.tokenizer": ("processor", {"tokenizer": "u"}),
+    "processor.images.size": ("processor", {"images": {"size": 48}}),
+    "template": ("template", "another"),
+    "pictures.aspect": ("pictures", {"aspect": "square"}),
+    "transformers": ("transformers", "5.17.0"),
+    "dtype": ("dtype", "fp8"),
+    "image_backend": ("image_backend", "torchvision"),
+}
+
+
+@pytest.mark.parametrize("field", CHANGES)
+def test_states_of_something_else_are_refused_by_the_fields_name(cache, field):
+    name, change = CHANGES[field]
+    expected = identity(SPARROW)
+    del expected["samples"], expected["grouping"]
+    StatesReader([cache], expected=expected)
+    expected[name] = {**expected[name], **change} if isinstance(change, dict) else change
+    with pytest.raises(UserError, match=f"another {field}: ") as refused:
+        StatesReader([cache], expected=expected)
+    assert str(cache) in str(refused.value)
+    StatesReader([cache], expected=expected, accept=[name])
+
+
+def test_layers_that_are_not_there_are_refused_and_more_than_is_wanted_is_not(cache):
+    held = identity(SPARROW)
+
+    def check(wanted: StatesWanted) -> None:
+        check_identity(held, {"states": identity(wanted)["states"]}, cache, ())
+
+    check(SPARROW)
+    check(StatesWanted())  # HiViS reads a Sparrow cache
+    for wanted, field in (
+        (StatesWanted(visual_layers=(0,)), "visual_layers lacks layer 0"),
+        (EAGLE3, "text_layers lacks layer 1"),
+        (replace(SPARROW, everywhere=True), "everywhere is false"),
+    ):
+        with pytest.raises(UserError, match=f"states.{field}"):
+            check(wanted)
+
+
+def test_a_cache_that_is_not_finished_is_no_cache(tmp_path):
+    write(tmp_path / "c", shards=[0, 1])
+    with pytest.raises(UserError, match="no manifest.json"):
+        StatesReader([tmp_path / "c"])
+
+
+def test_a_folder_of_other_states_is_not_written_on(tmp_path):
+    write(tmp_path / "c", shards=[0])
+    with pytest.raises(UserError, match="another dtype: 'bf16', now 'fp8'"):
+        write(tmp_path / "c", shards=[1], dtype="fp8")
