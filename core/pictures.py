@@ -6,7 +6,7 @@ Data decides it and models pack by it, so that both count alike; it travels with
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal
 
 TEXT, IMAGE, VIDEO = 0, 1, 2
@@ -90,6 +90,13 @@ class Picture:
             return self.patches**2 + self.grid.num_tokens
         tile = self.side * (self.side + (self.newline == "grid"))
         return self.num_tiles * tile + (self.newline == "one_token")
+
+    @property
+    def flat(self) -> Picture:
+        """As a model without a newline reads it: the first tile, which holds all of it; a clip without newlines."""
+        if self.whole is not None:
+            return self
+        return replace(self, newline="none") if self.modality == VIDEO else Picture(self.patches)
 
     @property
     def is_plain(self) -> bool:

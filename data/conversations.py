@@ -1,8 +1,9 @@
 """Conversations to ids: one function for training and for decoding, so that both see the same prompt.
 
 Templates are LLaVA-1.5's `plain` (alignment) and `v1` (Vicuna), LLaVA-OneVision's `qwen`, Qwen-VL's `qwen_vl` and
-Llama-3's `llama3`; supervision is a matter of character spans, mapped to tokens through offsets, never of counting tokens as the official masker
-does (it drops every multi-turn sample of a tokenizer in which a blank and `USER` are one piece).
+Llama-3's `llama3`; supervision is a matter of character spans, mapped to tokens through offsets, never of counting
+tokens as the official masker does (it drops every multi-turn sample of a tokenizer in which a blank and `USER` are one
+piece).
 """
 
 from __future__ import annotations
@@ -209,23 +210,22 @@ def _render_llama3(pairs: list[tuple[str, str]], system: str, open_ended: bool) 
 
 
 def written_marks(pictures: Sequence[Picture]) -> list[str]:
-    """What each image's and clip's mark becomes in Qwen-VL's prompts: marks between vision tokens, times before frames."""
+    """What each image's and clip's mark becomes for Qwen-VL: marks between vision tokens, and times before frames."""
     found: list[str] = []
     for picture in pictures:
         mark = VIDEO_MARK if picture.modality == VIDEO else IMAGE_MARK
-        time = "" if picture.whole is None or picture.whole.timestamp is None else picture.whole.timestamp
+        assert picture.whole is not None, "template qwen_vl is of pictures that are read whole"
+        time = picture.whole.timestamp
         shown = f"<|vision_start|>{mark}<|vision_end|>"
-        shown = shown if time == "" else f"<{time:.1f} seconds>{shown}"
-        if picture.whole is not None and picture.whole.part:
+        shown = shown if time is None else f"<{time:.1f} seconds>{shown}"
+        if picture.whole.part:
             found[-1] += shown
         else:
             found.append(shown)
     return found
 
 
-def _write_marks(
-    pairs: list[tuple[str, str]], written: Sequence[str], marks: re.Pattern[str]
-) -> list[tuple[str, str]]:
+def _write_marks(pairs: list[tuple[str, str]], written: Sequence[str], marks: re.Pattern[str]) -> list[tuple[str, str]]:
     """The line break beside a mark is LLaVA's way of writing, and goes."""
     left = iter(written)
     pattern = re.compile(f"\n?(?:{marks.pattern})\n?")

@@ -191,11 +191,17 @@ class ConversationDataset:
         """Whose tiles are counted: of prompts those that the draft sees, which may have eyes of its own."""
         return (self._drafter_eyes if prompt else None) or self._eyes
 
-    def num_ids(self, index: int, *, prompt: bool = False) -> int:
-        """Length of sample `index`, or of its prompt as the draft has it, with its pictures, which are not decoded."""
+    def num_ids(self, index: int, *, prompt: bool = False, flat: bool = False) -> int:
+        """Length of sample `index`, or of its prompt as the draft has it, with its pictures, which are not decoded.
+
+        Args:
+            flat: as a model without a newline reads them.
+        """
         record, file = self.record(index), int(self.places[index, 0])
         eyes = self.eyes(prompt=prompt)
         pictures = self._media(record, file, eyes).pictures
+        if flat:
+            pictures = tuple(picture.flat for picture in pictures)
         turns = record["conversations"]
         return len(encode(turns, self.form, eyes.processor, pictures=pictures, open_ended=prompt).ids)
 

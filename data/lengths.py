@@ -39,11 +39,12 @@ class LongSamples:
         return f"{about}{self.count:,} of {self.samples:,} (the longest has {least}{self.longest:,} ids)"
 
 
-def count_long(dataset: ConversationDataset, limit: int, *, prompts: bool = False) -> LongSamples:
+def count_long(dataset: ConversationDataset, limit: int, *, prompts: bool = False, flat: bool = False) -> LongSamples:
     """Samples of more than `limit` ids with all their pictures.
 
     Args:
         prompts: count each up to its last answer, as it is decoded.
+        flat: of prompts, as a draft without a newline reads them: of a tiled picture the first tile.
     """
     numbers = np.arange(len(dataset))
     least, most = _bounds(dataset, prompts)
@@ -53,7 +54,7 @@ def count_long(dataset: ConversationDataset, limit: int, *, prompts: bool = Fals
     looked_at = doubtful[:: max(1, -(-len(doubtful) // LOOKED_AT))]
     # The longest is looked for among those with the most words and pictures, and those that may have the most ids.
     tops = np.concatenate([np.argsort(bound, kind="stable")[-_TOPS:] for bound in (least, most)])
-    lengths = {index: _num_ids(dataset, index, prompts) for index in {*looked_at.tolist(), *tops.tolist()}}
+    lengths = {index: _num_ids(dataset, index, prompts, flat) for index in {*looked_at.tolist(), *tops.tolist()}}
     long = [index for index in looked_at.tolist() if lengths[index] > limit]
     share = len(long) / len(looked_at) if len(looked_at) else 0.0
     first = next(iter([*numbers[certain][:1].tolist(), *long]), None)
@@ -84,9 +85,9 @@ def _bounds(dataset: ConversationDataset, prompts: bool) -> tuple[np.ndarray, np
     return least, np.where(unknown, np.iinfo(np.int64).max, most)
 
 
-def _num_ids(dataset: ConversationDataset, index: int, prompts: bool) -> int:
+def _num_ids(dataset: ConversationDataset, index: int, prompts: bool, flat: bool) -> int:
     """0 for a record that cannot be read: it is told of when its turn comes."""
     try:
-        return dataset.num_ids(index, prompt=prompts)
+        return dataset.num_ids(index, prompt=prompts, flat=flat)
     except UserError:
         return 0

@@ -174,7 +174,7 @@ def build_processor(
 
 def build_qwen_processor(
     tokenizer: PreTrainedTokenizerFast,
-    family: Family,
+    family: str,
     *,
     patch_size: int,
     merge: int = 2,
@@ -184,7 +184,7 @@ def build_qwen_processor(
     image_std: tuple[float, float, float],
 ) -> Processor:
     """A processor for a Qwen-VL that the project makes itself; the tokenizer gets the marks that it lacks."""
-    assert family in QWEN, family
+    kind = next(known for known in QWEN if known == family)
     lacking = [mark for mark in (*QWEN_MARKS, "<|im_start|>", "<|im_end|>") if mark not in tokenizer.get_vocab()]
     tokenizer.add_special_tokens({"additional_special_tokens": lacking})
     tokenizer.eos_token = "<|im_end|>"
@@ -195,7 +195,7 @@ def build_qwen_processor(
         image_mean=image_mean,
         image_std=image_std,
     )
-    return _qwen(tokenizer, images, family, "build_qwen_processor")
+    return _qwen(tokenizer, images, kind, "build_qwen_processor")
 
 
 def load_processor(source: str | Path, *, revision: str | None = None, text_only: bool = False) -> Processor:

@@ -66,7 +66,8 @@ def draft_shares(target: Any, drafter: Drafter, request: Request, warp: Warp = W
     """Where a drafter looks from the prompt's last token, as shares over kinds: means over its heads and layers.
 
     It is observed while it takes in the prompt: nothing is asked of how it is built, but that it attends through
-    `scaled_dot_product_attention`.
+    `scaled_dot_product_attention`, to the target's places, a head's slots, or either without the visual ones. Drafters
+    that rewrite or prune the prompt have other places.
     """
     _, step = target.prefill(request, drafter.taps, capacity=8)
     assert step.prompt is not None and step.prompt.modality is not None, "the target tells of its prompt"

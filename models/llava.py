@@ -181,21 +181,26 @@ class LlavaTraining(nn.Module):
         self.llava = llava
         self.packing = Packing(llava.model)
         self.trains_vision = "vision_tower" in trainable
-        for part, module in llava_parts(llava).items():
+        for part, module in self.by_part().items():
             module.requires_grad_(part in trainable)
+        decoder = getattr(llava.model, "language_model", llava.model)
         if lora is not None:
             llava.lm_head.requires_grad_(False)
-            add_adapters(llava.model.language_model, lora)
-        if llava.config.text_config.tie_word_embeddings:
+            add_adapters(decoder, lora)
+        if llava.config.get_text_config().tie_word_embeddings:
             llava.tie_weights()
         if gradient_checkpointing:
-            llava.model.language_model.gradient_checkpointing_enable({"use_reentrant": False})
+            decoder.gradient_checkpointing_enable({"use_reentrant": False})
+
+    def by_part(self) -> dict[Part, nn.Module]:
+        """The model's modules by part."""
+        return llava_parts(self.llava)
 
     def parts(self) -> dict[str, list[tuple[str, nn.Parameter]]]:
         """Trainable parameters by part, for the optimizer's groups."""
         found: dict[str, list[tuple[str, nn.Parameter]]] = {}
         seen: set[int] = set()
-        for part, module in llava_parts(self.llava).items():
+        for part, module in self.by_part().items():
             named = [(f"{part}.{n}", p) for n, p in module.named_parameters() if p.requires_grad and id(p) not in seen]
             seen.update(id(p) for _, p in named)
             if named:

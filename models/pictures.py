@@ -17,7 +17,7 @@ from torch.nn import functional as F
 
 from ..core.errors import UserError
 from ..core.nouns import Request
-from ..core.pictures import TEXT, VIDEO, Picture, TileGrid
+from ..core.pictures import TEXT, Picture, TileGrid
 
 
 def pack(features: Tensor, pictures: Sequence[Picture], newline: Tensor | None) -> Tensor:
@@ -132,9 +132,8 @@ def flat_view(request: Request) -> Request:
     tiles: list[int] = []
     first = 0
     for picture in request.pictures:
-        flat = replace(picture, newline="none") if picture.modality == VIDEO else Picture(picture.patches)
-        pictures.append(flat)
-        tiles += range(first, first + flat.num_tiles)
+        pictures.append(picture.flat)
+        tiles += range(first, first + picture.flat.num_tiles)
         first += picture.num_tiles
     return with_pictures(request, pictures, request.pixels[torch.tensor(tiles, device=request.pixels.device)])
 

@@ -2,7 +2,7 @@
 
 A tower reads a picture whole, in as many patches as it has; positions have three coordinates and are ours
 (`core/positions.py`): transformers' own go 1-D, without a word, where `mm_token_type_ids` is missing.
-Letters: B rows, T tokens, P patches, C numbers of a patch, n visual tokens, D width, S supervised tokens.
+Letters: B rows, T tokens, P patches, C numbers of a patch, n visual tokens, D width.
 """
 
 from __future__ import annotations
@@ -13,7 +13,6 @@ from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
-from torch.nn import functional as F
 from transformers import (
     PreTrainedConfig,
     PreTrainedModel,
@@ -27,11 +26,11 @@ from transformers import (
     Qwen3VLMoeForConditionalGeneration,
 )
 
-from ..core.loss import StepLoss
 from ..core.nouns import TEXT, Batch
 from ..core.pictures import PatchGrid, Picture, whole_picture
 from ..core.positions import PositionScheme, Resume, place_positions
-from .llava import Part, TokenIds
+from .llava import LlavaTraining, Part, TokenIds
+from .lora import LoraConfig
 
 # model_type of transformers' configs -> config and model.
 QWEN_FAMILIES: dict[str, tuple[type[PreTrainedConfig], type[PreTrainedModel]]] = {
@@ -92,8 +91,12 @@ def see_patches(model: nn.Module, patches: Tensor, pictures: Sequence[Picture]) 
     return SeenPatches(seen.pooler_output, tuple(getattr(seen, "deepstack_features", None) or ()))
 
 
-class QwenTraining(nn.Module):
-    """The training forward over a Qwen-VL; the same calls as `LlavaTraining`'s."""
+class QwenTraining(LlavaTraining):
+    """The training forward over a Qwen-VL: LLaVA's loss over other states.
+
+    Args:
+        resume: where text goes on behind a clip.
+    """
 
     def __init__(
         self,
@@ -101,47 +104,29 @@ class QwenTraining(nn.Module):
         trainable: Sequence[Part],
         *,
         gradient_checkpointing: bool,
+        lora: LoraConfig | None = None,
         resume: Resume = "max_plus_one",
     ):
-        super().__init__()
-        self.model, self.scheme = model, position_scheme(model.config, resume)
-        for part, module in qwen_parts(model).items():
-            module.requires_grad_(part in trainable)
-        if gradient_checkpointing:
-            model.model.language_model.gradient_checkpointing_enable({"use_reentrant": False})
+        super().__init__(model, trainable, gradient_checkpointing=gradient_checkpointing, lora=lora)
+        self.scheme = position_scheme(model.config, resume)
 
-    def parts(self) -> dict[str, list[tuple[str, nn.Parameter]]]:
-        """Trainable parameters by part, for the optimizer's groups."""
-        found: dict[str, list[tuple[str, nn.Parameter]]] = {}
-        taken: set[int] = set()
-        for part, module in qwen_parts(self.model).items():
-            named = [(f"{part}.{n}", p) for n, p in module.named_parameters() if p.requires_grad and id(p) not in taken]
-            taken.update(id(p) for _, p in named)
-            if named:
-                found[part] = named
-        return found
-
-    def forward(self, batch: Batch) -> StepLoss:
-        """Next-token cross-entropy summed over the supervised tokens, and how many of them were right."""
-        hidden, keep = self.hidden_states(batch), batch.loss_mask[:, 1:]
-        labels = batch.ids[:, 1:][keep]  # [S]
-        logits = self.model.lm_head(hidden[:, :-1][keep]).float()
-        loss = F.cross_entropy(logits, labels, reduction="sum")
-        return StepLoss(loss, keep.sum(), {"accuracy": (logits.argmax(-1) == labels).sum()})
+    def by_part(self) -> dict[Part, nn.Module]:
+        return qwen_parts(self.llava)
 
     def hidden_states(self, batch: Batch) -> Tensor:
         """Final states [B,T,D] of the language model."""
-        core, visual = self.model.model, batch.modality != TEXT
+        core, visual = self.llava.model, batch.modality != TEXT
+        # Every rank runs its tower in every step; where no row has a picture, over one that changes nothing.
+        pixels = None if batch.num_dummy_images else batch.pixels
+        seen = self._see_nothing(batch) if pixels is None else see_patches(self.llava, pixels, batch.pictures)
         embeds, more = core.get_input_embeddings()(batch.ids), {}
-        if batch.pixels is not None:
-            seen = see_patches(self.model, batch.pixels, [*batch.pictures, *_dummies(batch)])
-            count = int(visual.sum())
-            embeds = embeds.masked_scatter(visual.unsqueeze(-1), seen.features[:count].to(embeds))
-            # A dummy picture keeps the tower in every rank's graph and changes nothing.
-            extra = sum(part[count:].sum() for part in (seen.features, *seen.deepstack))
-            embeds = embeds + 0.0 * torch.as_tensor(extra).to(embeds)
-            if seen.deepstack and count:
-                more = {"visual_pos_masks": visual, "deepstack_visual_embeds": [d[:count] for d in seen.deepstack]}
+        if pixels is None:
+            nothing = torch.stack([part.sum() for part in (seen.features, *seen.deepstack)]).sum()
+            embeds = embeds + 0.0 * nothing.to(embeds)
+        else:
+            embeds = embeds.masked_scatter(visual.unsqueeze(-1), seen.features.to(embeds))
+            if seen.deepstack:
+                more = {"visual_pos_masks": visual, "deepstack_visual_embeds": list(seen.deepstack)}
         positions, _ = place_positions(batch.modality, batch.attention_mask, batch.pictures, self.scheme)
         return core.language_model(
             inputs_embeds=embeds,
@@ -151,10 +136,12 @@ class QwenTraining(nn.Module):
             **more,
         ).last_hidden_state
 
-
-def _dummies(batch: Batch) -> list[Picture]:
-    """The dummy's grid: a collated dummy is the smallest picture that becomes one token."""
-    return [whole_picture(PatchGrid(1, 2, 2))] if batch.num_dummy_images else []
+    def _see_nothing(self, batch: Batch) -> SeenPatches:
+        vision = self.llava.config.vision_config
+        side, merge = vision.patch_size, vision.spatial_merge_size
+        numbers = 3 * vision.temporal_patch_size * side**2
+        patches = torch.zeros(merge**2, numbers, device=batch.ids.device)
+        return see_patches(self.llava, patches, [whole_picture(PatchGrid(1, merge, merge, merge))])
 
 
 def qwen_parts(model: PreTrainedModel) -> dict[Part, nn.Module]:

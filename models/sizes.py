@@ -25,6 +25,8 @@ def empty_model(config: PreTrainedConfig) -> PreTrainedModel:
 def parameter_counts(config: PreTrainedConfig) -> dict[str, int]:
     """Parameters by part; the LM head belongs to the language model."""
     model = empty_model(config)
+    if config.get_text_config().tie_word_embeddings:
+        model.tie_weights()
     if config.model_type in FAMILIES:
         parts: dict[str, nn.Module] = {**llava_parts(model)}
     else:

@@ -11,8 +11,10 @@ from ..core import ranks
 from ..data.images import is_tiled
 from ..data.media import Eyes
 from ..models.drafters.lvlm import drafter_config
-from ..models.llava import LlavaTraining, TokenIds, new_model
+from ..models.llava import TokenIds
+from ..models.sizes import empty_model, parameter_counts
 from ..models.targets.load import target_config
+from ..models.training import training_of
 from ..trainers.run import Planned
 from ..trainers.stages.train import TrainStage, check_positions
 from .dry_run_data import eyes_of, generated, most_patches, on_disk, samples, tokens
@@ -87,7 +89,7 @@ def _answers(plan: Planned, planned: Sequence[Planned]) -> list[str]:
 def configs(recipe: Recipe) -> tuple[PreTrainedConfig, PreTrainedConfig | None]:
     """Model configs at full size. A world's vocabulary is its `generate` stage's."""
     sizes = [s.vocab_size for s in recipe.stages.values() if s.kind == "generate"]
-    inline = TokenIds(sizes[0] if sizes else 32064, 4, 1, 2, 3)
+    inline = TokenIds(sizes[0] if sizes else 32064, 4, 1, 2, 3, 5, 6, 7)
     target = target_config(recipe.target, inline, network=False)
     if recipe.drafter is None:
         return target, None
@@ -96,35 +98,17 @@ def configs(recipe: Recipe) -> tuple[PreTrainedConfig, PreTrainedConfig | None]:
     return target, drafter_config(recipe.drafter, target, ids, network=False)
 
 
-def parameter_counts(config: PreTrainedConfig) -> dict[str, int]:
-    """Parameters by part, counted on the meta device; the LM head belongs to the language model."""
-    with torch.device("meta"):
-        module = LlavaTraining(new_model(config), (), gradient_checkpointing=False)
-    core = module.llava.model
-    parts = {
-        "vision_tower": [core.vision_tower],
-        "projector": [core.multi_modal_projector, module.packing],
-        "language_model": [core.language_model, module.llava.lm_head],
-    }
-    return {name: len_parameters(modules) for name, modules in parts.items()}
-
-
 def trainable_counts(stage: TrainStage, config: PreTrainedConfig) -> dict[str, int]:
     """Parameters that a stage trains, by part; with LoRA the adapters'."""
     with torch.device("meta"):
-        module = LlavaTraining(new_model(config), stage.trainable, gradient_checkpointing=False, lora=stage.lora)
+        module = training_of(empty_model(config), stage.trainable, gradient_checkpointing=False, lora=stage.lora)
     return {part: sum(p.numel() for _, p in named) for part, named in module.parts().items()}
-
-
-def len_parameters(modules: Sequence[torch.nn.Module]) -> int:
-    """Distinct parameters: a tied head counts once."""
-    return sum(p.numel() for p in {id(p): p for m in modules for p in m.parameters()}.values())
 
 
 def _parameters(config: PreTrainedConfig) -> list[str]:
     counts = parameter_counts(config)
     lines = [f"  {name:<16} {count:>16,}" for name, count in counts.items()]
-    return [*lines, f"  {'total':<16} {sum(counts.values()):>16,}   vocabulary {config.text_config.vocab_size:,}"]
+    return [*lines, f"  {'total':<16} {sum(counts.values()):>16,}   vocabulary {config.get_text_config().vocab_size:,}"]
 
 
 def _training(

@@ -52,7 +52,7 @@ class Finished(Generic[Options]):
         except ValidationError as error:
             problems = (f"{'.'.join(map(str, p['loc']))}: {p['msg']}" for p in error.errors())
             raise UserError("; ".join(problems), cure="see --help") from error
-        self.loaded = load(others, {kind: track for kind, track in TRACKS.items() if track is VisualRecipe})
+        self.loaded = load(others, {kind: own for kind, own in TRACKS.items() if own[None] is VisualRecipe})
         self.recipe: VisualRecipe = self.loaded.recipe  # type: ignore[assignment]
         self.folder = Path(self.recipe.output) / self.options.name
         if self.options.name in self.recipe.stages:

@@ -47,12 +47,11 @@ class Loaded(Generic[R]):
     options: Options
 
 
-def load(arguments: list[str], tracks: Mapping[str, type[R]]) -> Loaded[R]:
-    """Read `recipe=NAME key=value ...`.
+Tracks = Mapping[str, Mapping[str | None, type[R]]]  # kind of target -> kind of drafter, None: none -> schema
 
-    Args:
-        tracks: kind of target -> the recipe's schema.
-    """
+
+def load(arguments: list[str], tracks: Tracks[R]) -> Loaded[R]:
+    """Read `recipe=NAME key=value ...`."""
     pairs = [_pair(argument) for argument in arguments]
     names = [value for key, value in pairs if key == "recipe"]
     if len(names) != 1:
@@ -203,12 +202,11 @@ def _override(tree: dict[str, Any], key: str, value: Any) -> None:
     section[last] = _merge({last: section.get(last)}, {last: value})[last]
 
 
-def _schema(tree: dict[str, Any], path: Path, tracks: Mapping[str, type[R]]) -> type[R]:
-    """The schema of the target's track; where the target is not one, the first track's, which says so."""
-    target = tree.get("target")
-    kind = target.get("kind") if isinstance(target, dict) else None
+def _schema(tree: dict[str, Any], path: Path, tracks: Tracks[R]) -> type[R]:
+    """The schema of the track of target and drafter; where the target has no kind, the first one's, which says so."""
+    kind, drafter = _kind(tree, "target"), _kind(tree, "drafter")
     if kind is None:
-        return next(iter(tracks.values()))
+        return next(iter(tracks.values()))[None]
     if kind == "lumina-mgpt":
         from ..models.targets.anole import refuse_lumina
 
@@ -219,7 +217,18 @@ def _schema(tree: dict[str, Any], path: Path, tracks: Mapping[str, type[R]]) -> 
             where=f"{path}, key target.kind",
             cure=did_you_mean(str(kind), tracks),
         )
-    return tracks[kind]
+    if drafter not in tracks[kind]:
+        raise UserError(
+            f"drafter.kind: {drafter!r} is no kind of drafter for target {kind}",
+            where=f"{path}, key drafter.kind",
+            cure=did_you_mean(str(drafter), [name for name in tracks[kind] if name is not None]),
+        )
+    return tracks[kind][drafter]
+
+
+def _kind(tree: dict[str, Any], part: str) -> Any:
+    section = tree.get(part)
+    return section.get("kind") if isinstance(section, dict) else None
 
 
 def _check_kinds(tree: dict[str, Any], path: Path, schema: type[Section]) -> None:
@@ -249,8 +258,9 @@ def _readable(error: ValidationError, path: Path, schema: type[Section]) -> User
         elif kind == "missing":
             lines.append(f"{key} is missing")
         elif kind == "union_tag_invalid":
-            tags = problem["ctx"]["expected_tags"]
-            lines.append(f"{key}.kind: {problem['ctx']['tag']!r} is no kind; kinds are {tags}")
+            # The key that tells sections apart: quoted, or the name of a function.
+            name, tags = problem["ctx"]["discriminator"].strip("'()"), problem["ctx"]["expected_tags"]
+            lines.append(f"{key}.{name}: {problem['ctx']['tag']!r} is no {name}; {name}s are {tags}")
         else:
             lines.append(f"{key}: {message[0].lower()}{message[1:]} (found {redact_tree(problem['input'])!r})")
     return UserError(
@@ -271,7 +281,7 @@ def _walk(schema: type[Section], places: list[str]) -> tuple[list[str], list[typ
             kept.append(place)
             free_name = False
             continue
-        tagged = [m for m in models if _tag(m) == place]
+        tagged = [m for m in models if place in _tags(m)]
         if tagged and not any(place in _names(m) for m in models):
             models = tagged
             continue
@@ -286,6 +296,13 @@ def _tag(model: type[Section]) -> str | None:
     kind = model.model_fields.get("kind")
     values = get_args(kind.annotation) if kind else ()
     return values[0] if values else None
+
+
+def _tags(model: type[Section]) -> set[str | None]:
+    """What tells a section from others: its kind, and whose weights a stage trains where that is one model alone."""
+    trained = model.model_fields.get("model")
+    values = get_args(trained.annotation) if trained else ()
+    return {_tag(model), *(values if len(values) == 1 else ())}
 
 
 def _names(model: type[Section]) -> set[str]:

@@ -1,26 +1,33 @@
 """What a recipe may say: one section for each part, each defined beside the code that reads it.
 
-The kind of target chooses the track, and with it the kinds of drafters and stages that a recipe can have.
+The kinds of target and drafter choose the track, and with it the kinds of stages that a recipe can have.
 """
 
 from __future__ import annotations
 
 from typing import Annotated, Any
 
-from pydantic import Field, model_validator
+from pydantic import Discriminator, Field, Tag, model_validator
 
 from ..core.section import Section
 from ..core.tracking import TrackingConfig
 from ..models.drafters.heads import HeadConfig
 from ..models.drafters.lvlm import LvlmConfig
+from ..models.drafters.pruned import PrunedConfig
+from ..models.drafters.reading import READING_KINDS, AnyReading
 from ..models.generators import LlamaGenTargetConfig
+from ..models.llava import FAMILIES
+from ..models.qwen import QWEN_KINDS
 from ..models.targets.anole import AnoleTargetConfig
-from ..models.targets.load import LlavaTargetConfig
+from ..models.targets.load import LlavaTargetConfig, TargetConfig
 from ..trainers.engine import EngineConfig
 from ..trainers.stages.evaluate import EvaluateStage
 from ..trainers.stages.generate import GenerateStage
+from ..trainers.stages.reading.cache import CacheStage
+from ..trainers.stages.reading.evaluate import ReadingEvaluateStage
+from ..trainers.stages.reading.train import ReadingTrainStage
 from ..trainers.stages.regenerate import RegenerateAnswersStage
-from ..trainers.stages.train import TrainStage
+from ..trainers.stages.train import TargetTrainStage, TrainStage
 from ..trainers.stages.visual.encode import EncodeStage
 from ..trainers.stages.visual.evaluate import VisualEvaluateStage
 from ..trainers.stages.visual.generate import GenerateCaptionedStage
@@ -28,6 +35,20 @@ from ..trainers.stages.visual.regenerate import RegenerateStage
 from ..trainers.stages.visual.train import VisualTrainStage
 
 LvlmStage = Annotated[GenerateStage | TrainStage | RegenerateAnswersStage | EvaluateStage, Field(discriminator="kind")]
+
+
+def model(stage: Any) -> str:
+    """Whose weights a `train` stage trains; pydantic names the key after this function."""
+    return str((stage.get("model") if isinstance(stage, dict) else stage.model) or "drafter")
+
+
+_ReadingTrain = Annotated[
+    Annotated[ReadingTrainStage, Tag("drafter")] | Annotated[TargetTrainStage, Tag("target")], Discriminator(model)
+]
+ReadingStage = Annotated[
+    GenerateStage | _ReadingTrain | RegenerateAnswersStage | CacheStage | ReadingEvaluateStage,
+    Field(discriminator="kind"),
+]
 VisualStage = Annotated[
     GenerateCaptionedStage | EncodeStage | RegenerateStage | VisualTrainStage | VisualEvaluateStage,
     Field(discriminator="kind"),
@@ -71,11 +92,20 @@ class VisualRecipe(Recipe):
         return self
 
 
-# kind of target -> the recipe's schema.
-TRACKS: dict[str, type[Recipe]] = {
-    "llava": LvlmRecipe,
-    "llava_next": LvlmRecipe,
-    "llava_onevision": LvlmRecipe,
-    "llamagen": VisualRecipe,
-    "anole": VisualRecipe,
+class ReadingRecipe(Recipe):
+    """A head that reads a language model's states, over text, pictures and clips; or a drafter that is not trained."""
+
+    target: TargetConfig
+    drafter: Annotated[AnyReading | PrunedConfig, Field(discriminator="kind")] | None = None
+    stages: dict[str, ReadingStage] = Field(min_length=1)
+
+
+_LVLM: dict[str | None, type[Recipe]] = {"lvlm": LvlmRecipe}
+_VISUAL: dict[str | None, type[Recipe]] = dict.fromkeys(("eagle", "medusa", "llamagen"), VisualRecipe)
+_READING: dict[str | None, type[Recipe]] = dict.fromkeys((*READING_KINDS, "pruned"), ReadingRecipe)
+# kind of target -> kind of drafter (None: no drafter) -> the recipe's schema.
+TRACKS: dict[str, dict[str | None, type[Recipe]]] = {
+    **dict.fromkeys(FAMILIES, {None: LvlmRecipe, **_LVLM, **_READING}),
+    **dict.fromkeys((*QWEN_KINDS, "causal_lm"), {None: ReadingRecipe, **_READING}),
+    **dict.fromkeys(("llamagen", "anole"), {None: VisualRecipe, **_VISUAL}),
 }

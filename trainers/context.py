@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -38,6 +38,10 @@ class Context:
     recipe: dict[str, Any] = field(default_factory=dict)  # the resolved recipe, for trackers
     command: str = ""
 
+    def with_drafter(self, drafter: Any | None) -> Context:
+        """For a stage that names a drafter of its own; None: the recipe's."""
+        return self if drafter is None else replace(self, drafter=drafter)
+
     def processor(self) -> Processor:
         """The target's: of the world that a stage generated, or of the published target."""
         made = self.inputs.get("processor")
@@ -50,11 +54,14 @@ class Context:
     @property
     def drafter_has_own_eyes(self) -> bool:
         """Whether the draft gets tiles of its own, and not the target's."""
-        return self.drafter is not None and self.drafter.pictures == "own"
+        return getattr(self.drafter, "pictures", None) == "own"
 
-    def drafter_processor(self) -> Processor:
-        """What the draft is trained with: the target's processor, or its own eyes."""
-        return self.own_eyes() or self.processor()
+    def processor_of(self, model: str) -> Processor:
+        """What a `train` stage's model reads with: the target its own, a draft that or eyes of its own.
+
+        A captioner is assembled as the draft is, and has its eyes.
+        """
+        return self.processor() if model == "target" else self.own_eyes() or self.processor()
 
     def own_eyes(self) -> Processor | None:
         """The target's tokenizer and the image processor of the draft's tower; None: it shares the target's tiles."""

@@ -6,7 +6,7 @@ trained on several pictures either. Neither is an error anywhere; both cost acce
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 
 from ..data.dataset import ConversationDataset
 from ..data.lengths import count_long
@@ -48,16 +48,23 @@ def before_training(dataset: ConversationDataset, positions: int, say: Say, *, p
 
 
 def before_decoding(
-    name: str, dataset: ConversationDataset, positions: Mapping[str, int], say: Say, *, max_new_tokens: int
+    name: str,
+    dataset: ConversationDataset,
+    positions: Mapping[str, int],
+    say: Say,
+    *,
+    max_new_tokens: int,
+    flat: Collection[str] = (),
 ) -> None:
     """Warn where prompts with their pictures, and what is decoded behind them, go beyond a draft's positions.
 
     Args:
         name: of the benchmark.
         positions: of each draft that sees the pictures, by its name.
+        flat: the drafts without a newline, which read one tile of each picture.
     """
     for draft, held in positions.items():
-        found = count_long(dataset, held - max_new_tokens, prompts=True)
+        found = count_long(dataset, held - max_new_tokens, prompts=True, flat=draft in flat)
         if found.first is not None:
             say(
                 f"warning: {name}: prompts that leave less than {max_new_tokens:,} of the {held:,} positions of the "

@@ -72,6 +72,8 @@ def render(sample: Sample, processor: Processor) -> str:
 
 
 def _check_image_tokens(module: LlavaTraining, processor: Processor) -> None:
+    if processor.image_processor is None or processor.reads_whole:
+        return  # nothing to see, or counted from each picture and held against its patches
     size = processor.image_size
     with torch.no_grad():
         count = module.selected_features(torch.zeros(1, 3, size, size)).shape[1]
@@ -90,7 +92,8 @@ def _check_head(module: LlavaTraining, sample: Sample, processor: Processor) -> 
     batch = collate([sample], pad_id=processor.pad_id, image_size=processor.image_size)
     is_plain = all(picture.is_plain and picture.modality == IMAGE for picture in batch.pictures)
     if module.llava.config.model_type != "llava" or not is_plain:
-        batch = replace(batch, pixels=None, ids=batch.ids.masked_fill(batch.modality != TEXT, processor.pad_id))
+        ids = batch.ids.masked_fill(batch.modality != TEXT, processor.pad_id)
+        batch = replace(batch, pixels=None, ids=ids, modality=torch.zeros_like(batch.modality), pictures=())
     with torch.no_grad():
         ours = module.llava.lm_head(module.hidden_states(batch))
         pixels = {} if sample.pixels is None or batch.pixels is None else {"pixel_values": sample.pixels}

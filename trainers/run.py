@@ -14,6 +14,9 @@ from ..core import ranks
 from ..core.errors import UserError
 from .context import Context
 from .stages import evaluate, generate, regenerate, train
+from .stages.reading import cache as reading_cache
+from .stages.reading import evaluate as reading_evaluate
+from .stages.reading import train as reading_train
 from .stages.visual import encode as visual_encode
 from .stages.visual import evaluate as visual_evaluate
 from .stages.visual import generate as visual_generate
@@ -23,6 +26,7 @@ from .stages.visual import train as visual_train
 RUNNERS: dict[type, Callable[[Any, Context], None]] = {
     generate.GenerateStage: generate.run,
     train.TrainStage: train.run,
+    train.TargetTrainStage: train.run,
     regenerate.RegenerateAnswersStage: regenerate.run,
     evaluate.EvaluateStage: evaluate.run,
     visual_generate.GenerateCaptionedStage: visual_generate.run,
@@ -30,6 +34,9 @@ RUNNERS: dict[type, Callable[[Any, Context], None]] = {
     visual_regenerate.RegenerateStage: visual_regenerate.run,
     visual_train.VisualTrainStage: visual_train.run,
     visual_evaluate.VisualEvaluateStage: visual_evaluate.run,
+    reading_cache.CacheStage: reading_cache.run,
+    reading_train.ReadingTrainStage: reading_train.run,
+    reading_evaluate.ReadingEvaluateStage: reading_evaluate.run,
 }
 DONE = "done.json"
 

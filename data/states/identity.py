@@ -8,7 +8,7 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Iterable, Mapping
-from dataclasses import asdict
+from dataclasses import asdict, fields
 from pathlib import Path
 from typing import Any
 
@@ -62,14 +62,13 @@ def image_backend(processor: Processor) -> str:
 
 def processor_settings(processor: Processor) -> dict[str, Any]:
     """Everything that decides which ids and pixels a sample becomes."""
-    images = json.loads(json.dumps(processor.image_processor.to_dict(), default=str))
-    return {
+    images = processor.image_processor
+    plain = {f.name: getattr(processor, f.name) for f in fields(processor)}
+    settings = plain | {
         "tokenizer": processor.tokenizer_hash,
-        "family": processor.family,
-        "patch_size": processor.patch_size,
-        "resolutions": [list(pair) for pair in processor.resolutions],
-        "images": images,
+        "image_processor": images.to_dict() if hasattr(images, "to_dict") else str(images),
     }
+    return json.loads(json.dumps(settings, default=str))
 
 
 def weights_identity(source: str | Path, *, path: str | None, revision: str | None) -> dict[str, Any]:

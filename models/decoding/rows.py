@@ -58,9 +58,7 @@ class Places:
         ahead: how far each row's positions run before its places (M-RoPE's delta); None: they are its places.
     """
 
-    def __init__(
-        self, lengths: Sequence[int], capacity: int, device: torch.device, ahead: Sequence[int] | None = None
-    ):
+    def __init__(self, lengths: Sequence[int], capacity: int, device: torch.device, ahead: Sequence[int] | None = None):
         self.count, prefix = len(lengths), max(lengths)
         shifts = ahead or [0] * self.count
         self._shift = torch.tensor(

@@ -28,7 +28,7 @@ from ..decoding.slots import Slots
 from ..decoding.warp import Warp
 from ..targets.base import Taps, TargetStep
 from ..targets.language import LanguageTarget
-from ..targets.load import LlavaTargetConfig, load_target
+from ..targets.load import TargetConfig, load_target
 from .independent import IndependentProposal
 
 
@@ -38,7 +38,7 @@ class PrunedConfig(Section):
     kind: Literal["pruned"]
     # What drafts: a smaller sibling of the target (a section as the target's, with its path), or `target`: the target's
     # own weights with a cache of its own, which agrees most and costs most.
-    model: Literal["target"] | LlavaTargetConfig = "target"
+    model: Literal["target"] | TargetConfig = "target"
     # Share of the visual tokens that is removed. SpecVLM and SAGE: 0.9 for clips; SAGE: 0.8 for images. 0 keeps all,
     # and then nothing of the target's attention is needed: plain drafting by a sibling.
     ratio: float = Field(0.9, ge=0, lt=1)
@@ -195,7 +195,6 @@ def load_pruned(config: PrunedConfig, target: LanguageTarget, *, num_token_ids: 
     """The drafter beside its loaded target. Raises `UserError` where the sibling cannot be loaded or is none."""
     if config.model == "target":
         return PrunedProposal(target, target, config)
-    assert isinstance(config.model, LlavaTargetConfig)
     if config.model.path is None:
         raise UserError("the sibling has no path", where="key drafter.model.path", cure="name its weights")
     sibling = load_target(

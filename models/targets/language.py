@@ -95,6 +95,7 @@ class LanguageTarget(ReadsStates):
         feature = states.feature if session.taps.feature else None
         return TargetStep(self.decoder.logits(states.feature[0]), feature, states.layers)
 
+    @torch.inference_mode()
     def commit(self, session: LanguageSession, path: Sequence[int]) -> None:
         session.cache.commit([0, *(node + 1 for node in path)])
 

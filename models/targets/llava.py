@@ -38,6 +38,12 @@ class LlavaTarget(LanguageTarget):
 
     def view(self, request: Request) -> Request:
         """The request as the target reads it. Raises `UserError` where its pictures are not cut for it."""
+        if any(picture.whole is not None for picture in request.pictures):
+            raise UserError(
+                "the target reads pictures in tiles, and these are cut for a Qwen-VL",
+                where=request.name,
+                cure="use the processor of a LLaVA for this target's requests",
+            )
         if self.reads_tiles is False:
             return flat_view(request)
         if self.reads_tiles and any(p.modality == IMAGE and p.is_plain for p in pictures_of(request)):

@@ -82,7 +82,7 @@ def target_config(config: TargetConfig, ids: TokenIds | None, *, network: bool) 
 def build_target(config: TargetConfig, ids: TokenIds) -> PreTrainedModel:
     """A target to train: from its weights, or random from inline configs (the global generator decides)."""
     if config.path is not None:
-        return _weights(config, config.path, dtype=torch.float32)
+        return target_weights(config, config.path, dtype=torch.float32)
     made = target_config(config, ids, network=False)
     if isinstance(config, QwenTargetConfig):
         return QWEN_FAMILIES[made.model_type][1](made).float()
@@ -100,7 +100,7 @@ def load_target(
     device: torch.device,
 ) -> LanguageTarget:
     """A frozen target from `source` (a trained stage's folder, or `config.path`)."""
-    model = _weights(config, source, dtype=getattr(torch, config.dtype), device_map=config.device_map)
+    model = target_weights(config, source, dtype=getattr(torch, config.dtype), device_map=config.device_map)
     if config.device_map is None:
         model.to(device)
     num_token_ids, chunk = config.num_token_ids or num_token_ids, config.prefill_chunk
@@ -117,15 +117,13 @@ def load_target(
     )
 
 
-def _weights(
+def target_weights(
     config: TargetConfig, source: str | Path, *, dtype: torch.dtype, device_map: str | None = None
 ) -> PreTrainedModel:
-    """The model of a target's kind."""
-    revision, key = config.revision, "target.path"
+    """The model of a target's kind, from published weights or a stage's folder. Raises `UserError` for another kind."""
+    revision, key = (None if Path(source).is_dir() else config.revision), "target.path"
     if isinstance(config, LlavaTargetConfig):
-        return load_llava(
-            source, revision=revision, dtype=dtype, device_map=device_map, key=key, kind=config.kind
-        )
+        return load_llava(source, revision=revision, dtype=dtype, device_map=device_map, key=key, kind=config.kind)
     found = read_config(str(source), key=key, revision=revision).model_type
     if isinstance(config, QwenTargetConfig):
         if found not in QWEN_KINDS[config.kind]:
@@ -163,9 +161,7 @@ def load_llava(
             f"{key}: {str(source)!r} is of model_type {found!r}, expected {kind or ' or '.join(FAMILIES)}",
             cure=f"write kind: {found}" if found in FAMILIES else did_you_mean(found, FAMILIES),
         )
-    return _from_pretrained(
-        FAMILIES[found][1], source, revision=revision, dtype=dtype, device_map=device_map, key=key
-    )
+    return _from_pretrained(FAMILIES[found][1], source, revision=revision, dtype=dtype, device_map=device_map, key=key)
 
 
 def _from_pretrained(

@@ -57,9 +57,7 @@ class QwenTarget(LanguageTarget):
         resume: Resume = "max_plus_one",
         prefill_chunk: int | None = None,
     ):
-        super().__init__(
-            QwenDecoder(model, num_token_ids=num_token_ids, resume=resume), prefill_chunk=prefill_chunk
-        )
+        super().__init__(QwenDecoder(model, num_token_ids=num_token_ids, resume=resume), prefill_chunk=prefill_chunk)
 
     def view(self, request: Request) -> Request:
         """The request as the target reads it. Raises `UserError` where its pictures are cut for another family."""

@@ -74,7 +74,6 @@ class ReadsStates:
             seeds=tuple(seeds),
         )
 
-
     def _check(self, wanted: StatesWanted) -> None:
         """Raises `UserError` where the target's states after a layer are not what the layer's name says."""
         behind = [layer for layer in wanted.layers if layer > self.decoder.num_layers]

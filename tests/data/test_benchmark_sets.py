@@ -170,8 +170,15 @@ def test_clips_are_found_where_archives_unpack_them_and_a_missing_one_is_met_by_
     dataset = ConversationDataset(data, OWN_WORDS, processor, files=[file], skipped_log=log, cache=tmp_path / "cache")
     request, answer = dataset.request(0)
     assert answer == "It is picture 0." and len(request.pixels) == 4 and request.pictures[0].num_tokens == 4 * 4
-    with pytest.raises(UserError, match="corrupt clip"):
+    # As of a broken picture: named, and with on_error: skip left out and listed.
+    with pytest.raises(UserError, match="corrupt clip") as broken:
         dataset.request(2)
+    (media / "VideoDetailCaption" / "v1.mp4").unlink()
+    with pytest.raises(UserError, match=r"missing clip[\s\S]*v1\.mp4") as missing:
+        dataset.request(1)
+    for index, error in ((2, broken.value), (1, missing.value)):
+        dataset.leave_out(index, error)
+    assert [json.loads(line)["record"] for line in log.read_text().splitlines()] == [2, 1]
 
 
 def test_configurations_are_one_set_and_pictures_are_joined(tmp_path):

@@ -20,7 +20,9 @@ def processor(folder: str) -> SimpleNamespace:
     tokenizer = PreTrainedTokenizerFast(
         tokenizer_file=str(VECTORS / folder / "tokenizer.json"), unk_token="<unk>", bos_token="<s>", eos_token="</s>"
     )
-    return SimpleNamespace(tokenizer=tokenizer, bos_id=1, image_token_id=-200, num_image_tokens=1)
+    return SimpleNamespace(
+        tokenizer=tokenizer, bos_id=1, image_token_id=-200, num_image_tokens=1, family="llava", reads_whole=False
+    )
 
 
 @pytest.mark.parametrize("name", CONVERSATIONS)

@@ -138,7 +138,9 @@ def test_a_prompt_is_chatml_with_marks_around_pictures():
     assert (found.ids[run[0] - 1], found.ids[run[-1] + 1]) == (made.vision_start_id, made.vision_end_id)
     answer = [token for token, counts in zip(found.ids, found.loss_mask, strict=True) if counts]
     assert answer[-1] == made.eos_id and "It is picture 3." in made.tokenizer.decode(answer)
-    hf = encode(turns("<image>\nWhich picture is this?"), FORM.model_copy(update={"image_join": "hf"}), made, pictures=[layout])
+    hf = encode(
+        turns("<image>\nWhich picture is this?"), FORM.model_copy(update={"image_join": "hf"}), made, pictures=[layout]
+    )
     assert hf.ids == found.ids
     # One function for training and decoding: the prompt is where the answer begins.
     asked = encode(turns("<image>\nWhich picture is this?"), FORM, made, pictures=[layout], open_ended=True)

@@ -16,8 +16,8 @@ from draftsmith.data.visual_budget import within
 LENGTHS = (4, 9)
 
 
-def write(folder, **more):
-    write_world(folder, seed=7, image_size=24, splits={"train": {"clip": 2}}, video_suite=3, lengths=LENGTHS, **more)
+def write(folder):
+    write_world(folder, seed=7, image_size=24, splits={"train": {"clip": 2}}, video_suite=3, lengths=LENGTHS)
     return folder
 
 
@@ -90,6 +90,7 @@ def test_the_suite_is_a_function_of_the_seed_and_moves_nothing_else(world, tmp_p
     write_world(plain, seed=7, image_size=24, splits={"train": {"clip": 2}})
     for path in (p for p in plain.rglob("*") if p.is_file()):
         assert (world / path.relative_to(plain)).read_bytes() == path.read_bytes(), path
-    longer = write(tmp_path / "longer", clip_frames={"train": 9})
+    longer = tmp_path / "longer"
+    write_world(longer, seed=7, image_size=24, splits={"train": {"clip": 2}}, clip_frames={"train": 9})
     assert json.loads((longer / "train.json").read_text()) == json.loads((world / "train.json").read_text())
     assert len(Clip(longer / "videos/train/clip-000000.mp4", VideoSettings()).numbers) == 9

@@ -1,16 +1,41 @@
 """A stand-in for a target's tables, small configs of published families, and batches of states for heads that read."""
 
+from pathlib import Path
 from types import SimpleNamespace
 
 import numpy as np
 import torch
 from draftsmith.core.nouns import IMAGE, TEXT
+from draftsmith.core.section import Section
 from draftsmith.core.states import StatesBatch, StatesWanted, feature_places, visual_places
-from pathlib import Path
+from draftsmith.models.drafters.reading import ReadingConfig
 from transformers import LlamaConfig
 from transformers.models.qwen2_5_vl.configuration_qwen2_5_vl import Qwen2_5_VLTextConfig
 
 VECTORS = Path(__file__).parents[1] / "models" / "vectors_reading"
+
+
+SETTINGS = {
+    "sparrow": {"kind": "sparrow"},
+    "sparrow-ttt": {"kind": "sparrow", "mtp_steps": 2, "mtp_attention": "ttt", "ivsb": False},
+    "sparrow-second-to-last": {"kind": "sparrow", "state": -2},
+    "msd": {"kind": "msd"},
+    "vispec": {"kind": "vispec", "num_queries": 3},
+    "hivis": {"kind": "hivis", "num_steps": 2},
+    "eagle": {"kind": "eagle"},
+    "eagle-placeholder": {"kind": "eagle", "image": "placeholder"},
+    "eagle3": {"kind": "eagle3", "mtp_steps": 2},
+    "eagle3-middle": {"kind": "eagle3", "mtp_steps": 1, "visual_slots": "middle", "image": "projected"},
+    "eagle3-read": {"kind": "eagle3", "mtp_steps": 1, "visual_slots": "read", "draft_vocab_size": 20},
+}
+
+
+class Holder(Section):
+    drafter: ReadingConfig
+
+
+def config_of(**settings):
+    return Holder.model_validate({"drafter": settings}).drafter
 
 
 def arrays(name: str, prefix: str = "") -> dict[str, torch.Tensor]:

@@ -58,9 +58,7 @@ def target(model, **settings) -> QwenTarget:
 def clip_pictures(kind: str, frames: int, rows: int, columns: int, seconds: float):
     if not kind.startswith("qwen3"):
         return [whole_picture(PatchGrid(frames, rows, columns, seconds=seconds), VIDEO)]
-    return [
-        whole_picture(PatchGrid(1, rows, columns, part=n, timestamp=n * seconds), VIDEO) for n in range(frames)
-    ]
+    return [whole_picture(PatchGrid(1, rows, columns, part=n, timestamp=n * seconds), VIDEO) for n in range(frames)]
 
 
 def request(kind: str, images=((4, 6),), clip: tuple[int, int, int] | None = None, seed: int = 0, words: int = 5):

@@ -215,7 +215,9 @@ def test_msd_on_text(name):
     state = torch.cat([given["text_hidden_states"][0], torch.zeros(1, 32)])
     nothing = torch.zeros(len(ids), dtype=torch.bool)
     recorder = Recorder(head)
-    reading_training(head, target, config).eval()(batch_of(ids, nothing, nothing, state, {0: torch.zeros(len(ids), 32)}))
+    reading_training(head, target, config).eval()(
+        batch_of(ids, nothing, nothing, state, {0: torch.zeros(len(ids), 32)})
+    )
     close(recorder.outputs[0], given["text_out"][0])
 
 

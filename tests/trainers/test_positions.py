@@ -2,6 +2,7 @@
 
 import json
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 from draftsmith.core.errors import UserError
@@ -9,7 +10,9 @@ from draftsmith.data.conversations import PromptFormat
 from draftsmith.data.dataset import ConversationData, ConversationDataset
 from draftsmith.data.processor import build_processor
 from draftsmith.data.shapes.tokenizer import train_tokenizer
+from draftsmith.models.drafters.ensemble import EnsembleConfig
 from draftsmith.trainers.positions import before_decoding, before_training
+from draftsmith.trainers.stages.measuring import Measuring
 from PIL import Image
 
 TEXTS = ["USER: ASSISTANT:\n", "USER: Which picture? ASSISTANT: It is picture 1."] * 3
@@ -38,7 +41,7 @@ def open_pictures(processor, tmp_path):
         path.write_text(json.dumps(rows))
         form = PromptFormat(system="", image_rule="verbatim")
         return ConversationDataset(
-            ConversationData(path=str(path), aspect="square", **settings), form, processor,
+            ConversationData(**{"path": str(path), "aspect": "square"} | settings), form, processor,
             files=[path], skipped_log=tmp_path / "skipped.jsonl", cache=tmp_path / "cache",
         )  # fmt: skip
 
@@ -95,6 +98,32 @@ def test_prompts_beyond_a_draft_s_positions_are_told_with_cures(open_pictures):
     assert f"{room - 1} positions" in line and f"2 of 3 (the longest has {longest} ids)" in line
     for cure in ("mode P", "drafter.rope_scaling", "train on several pictures"):
         assert cure in line
+
+
+def test_of_a_tiled_prompt_a_draft_without_newlines_reads_one_tile(open_pictures):
+    """Its target's tiles are not its own: a warning about them would be false."""
+    tiled = open_pictures(1, 1, max_length=512, aspect="anyres")
+    flat = open_pictures(1, 1, max_length=512).num_ids(0, prompt=True)
+    assert tiled.num_ids(0, prompt=True) > flat == tiled.num_ids(0, prompt=True, flat=True)
+    positions = {"flat": flat + 10, "tiled": flat + 10}
+    (line,) = said(before_decoding, "x", tiled, positions, max_new_tokens=10, flat={"flat"})
+    assert "the draft tiled" in line
+
+
+def test_drafts_that_see_are_known_by_their_members_not_by_their_name(open_pictures):
+    """An ensemble has the name that a recipe gives it."""
+    warned = {}
+    for name, members in (("best", ("T", "M")), ("My words", ("T", "T-text"))):
+        lines: list[str] = []
+        mode = EnsembleConfig(name=name, members=members)
+        decoder = SimpleNamespace(max_positions=16, reads_newlines=False)
+        measuring = Measuring(
+            SimpleNamespace(modes=[mode], max_new_tokens=10), SimpleNamespace(say=lines.append), None, None,
+            {("68M", name): SimpleNamespace(decoder=decoder)}, None,
+        )  # fmt: skip
+        measuring.check("x", open_pictures(1, max_length=512))
+        warned[name] = len(lines)
+    assert warned == {"best": 1, "My words": 0}
 
 
 def test_a_mixture_is_summed_up(open_pictures, processor, tmp_path: Path):

@@ -23,6 +23,7 @@ from ...models.decoding.warp import Warp
 from ...models.distillation import DistillTraining
 from ...models.llava import LlavaTraining, placeholder_ids
 from ...models.targets.load import load_llava
+from ...models.training import training_of
 from ..context import Context
 from ..engine import Engine
 
@@ -47,7 +48,8 @@ def training_module(stage: Any, context: Context, llava: Any, processor: Process
     settings = {"gradient_checkpointing": stage.gradient_checkpointing, "lora": stage.lora}
     objective = stage.objective
     if objective.kind == "cross_entropy":
-        return LlavaTraining(llava, stage.trainable, **settings)
+        resume = getattr(context.target, "resume", "max_plus_one")
+        return training_of(llava, stage.trainable, resume=resume, **settings)
     target = None
     if objective.probabilities == "online":
         if (difference := other_pictures(context, stage.data)) is not None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 from pydantic import Field, model_validator
 
@@ -13,7 +13,7 @@ from ...core.errors import did_you_mean
 from ...core.section import Section
 from ...data.conversations import SYSTEM
 from ...data.mixture import STRATEGIES, is_strategy
-from ...data.processor import build_processor
+from ...data.processor import QWEN, Processor, build_processor, build_qwen_processor
 from ...data.shapes.scenarios import KINDS
 from ...data.shapes.scene import IMAGE_MEAN, IMAGE_STD
 from ...data.shapes.tokenizer import train_tokenizer
@@ -87,17 +87,20 @@ def run(stage: GenerateStage, context: Context) -> None:
         )
         first = next(iter(stage.splits))
         tokenizer = train_tokenizer(_texts(world / f"{first}.json"), stage.vocab_size)
-        processor = build_processor(
-            tokenizer,
-            image_size=stage.image_size,
-            patch_size=stage.patch_size,
-            image_mean=IMAGE_MEAN,
-            image_std=IMAGE_STD,
-        )
-        processor.save(context.folder)
+        _processor(stage, context.target.kind, tokenizer).save(context.folder)
         total = sum(sum(counts.values()) for counts in manifest["splits"].values())
         context.say(f"wrote {total} records in {len(stage.splits)} splits, {len(tokenizer)} token ids")
     ranks.barrier()
+
+
+def _processor(stage: GenerateStage, kind: str, tokenizer: Any) -> Processor:
+    """As the recipe's target reads: a Qwen-VL the world's pictures whole, at most as large as they are."""
+    pixels: dict[str, Any] = {"image_mean": IMAGE_MEAN, "image_std": IMAGE_STD}
+    if kind in QWEN:
+        least = (2 * stage.patch_size) ** 2
+        limits = {"min_pixels": least, "max_pixels": max(least, stage.image_size**2)}
+        return build_qwen_processor(tokenizer, kind, patch_size=stage.patch_size, **limits, **pixels)
+    return build_processor(tokenizer, image_size=stage.image_size, patch_size=stage.patch_size, **pixels)
 
 
 def _texts(path: Path) -> list[str]:

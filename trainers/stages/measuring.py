@@ -41,8 +41,16 @@ class Measuring:
     def check(self, name: str, dataset: ConversationDataset) -> None:
         """Warn of requests beyond a draft's positions."""
         if ranks.is_main():
-            seeing = {draft: d.decoder.max_positions for (draft, mode), d in self.drafters.items() if "M" in mode}
-            before_decoding(name, dataset, seeing, self.context.say, max_new_tokens=self.stage.max_new_tokens)
+            seeing = {mode.name for mode in self.stage.modes if "M" in mode.members}
+            decoders = {draft: d.decoder for (draft, mode), d in self.drafters.items() if mode in seeing}
+            before_decoding(
+                name,
+                dataset,
+                {draft: decoder.max_positions for draft, decoder in decoders.items()},
+                self.context.say,
+                max_new_tokens=self.stage.max_new_tokens,
+                flat={draft for draft, decoder in decoders.items() if not decoder.reads_newlines},
+            )
 
     def all(self, dataset: ConversationDataset) -> dict[str, list[Row]]:
         """This rank's share of the requests: rows of each mode."""

@@ -20,9 +20,9 @@ from ...data.processor import Processor
 from ...data.sources import AnswersConfig
 from ...models.distillation import CrossEntropyObjective, DistillObjective
 from ...models.drafters.lvlm import build_drafter, load_drafter, save_llava
-from ...models.llava import LlavaTraining, Part
+from ...models.llava import FAMILIES, LlavaTraining, Part
 from ...models.lora import LoraConfig, merge_adapters
-from ...models.targets.load import build_target, load_llava, target_config
+from ...models.targets.load import build_target, load_llava, target_config, target_weights
 from ..context import Context
 from ..engine import Engine, init_distributed
 from ..fit import SCRATCH, FitSettings, Validate, fit, seed_all, training_loader
@@ -99,12 +99,17 @@ class TrainStage(FitSettings):
         return wanted
 
 
+class TargetTrainStage(TrainStage):
+    """The same where no other model can be trained so: the drafters of a recipe for heads are no LVLMs."""
+
+    model: Literal["target"]
+
+
 def run(stage: TrainStage, context: Context) -> None:
     init_distributed()
     seed = context.seed if stage.seed is None else stage.seed
     seed_all(seed)
-    # A captioner is assembled as the drafter is, and has its eyes.
-    processor = context.processor() if stage.model == "target" else context.drafter_processor()
+    processor = context.processor_of(stage.model)
     dataset = ConversationDataset(
         stage.data,
         stage.format,
@@ -187,10 +192,11 @@ def data_files(data: ConversationData, context: Context) -> list[Path]:
 
 def _set_positions(llava: Any, stage: TrainStage) -> int:
     """The language model's positions in this stage."""
-    text = llava.config.text_config
+    text = llava.config.get_text_config()
     if stage.positions is not None:
         text.max_position_embeddings = stage.positions
-        assert llava.model.language_model.config is text, "one config, so that what is saved is what was trained"
+        decoder = getattr(llava.model, "language_model", llava.model)
+        assert decoder.config is text, "one config, so that what is saved is what was trained"
     return text.max_position_embeddings
 
 
@@ -210,7 +216,7 @@ def _start_weights(stage: TrainStage, context: Context, processor: Processor, se
     if made is not None:
         if stage.model != "target":
             return load_drafter(made, tokenizer_hash=processor.tokenizer_hash, dtype=torch.float32)
-        return load_llava(made, revision=None, dtype=torch.float32, key="target")
+        return target_weights(context.target, made, dtype=torch.float32)
     if stage.model == "target":
         return build_target(context.target, context.token_ids(processor, len(processor.tokenizer)))
     assert context.drafter is not None
@@ -240,5 +246,6 @@ def _save(stage: TrainStage, context: Context, engine: Engine, processor: Proces
             assert isinstance(module, LlavaTraining)
             merge_adapters(module.llava)
             save_llava(module.llava, context.folder, manifest)
-            processor.of_family(module.llava.config.model_type).save(context.folder)
+            family = module.llava.config.model_type
+            (processor.of_family(family) if family in FAMILIES else processor).save(context.folder)
     ranks.barrier()

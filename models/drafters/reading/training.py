@@ -86,6 +86,7 @@ class ReadingTraining(nn.Module):
         held = config.visual(training=False) == visual
         positions = base_positions(config.positions, layout, sequences, visual_held=held)
         if self.training and config.gap_share:
+            assert len(batch.seeds) == len(batch.ids), "gaps are drawn from each row's seed"
             positions = with_gaps(positions, layout, _gaps(batch.seeds, config.gap_share, config.gap))
         return filled, positions
 

@@ -53,7 +53,8 @@ def model():
         },
         vision_config={
             "depth": vision["depth"], "hidden_size": vision["hidden"], "intermediate_size": vision["intermediate"],
-            "num_heads": vision["heads"], "patch_size": vision["patch"], "temporal_patch_size": vision["temporal_patch"],
+            "num_heads": vision["heads"], "patch_size": vision["patch"],
+            "temporal_patch_size": vision["temporal_patch"],
             "spatial_merge_size": vision["spatial_merge"], "window_size": vision["window"],
             "fullatt_block_indexes": vision["fullatt_blocks"], "tokens_per_second": vision["tokens_per_second"],
             "out_hidden_size": vision["out_hidden"], "hidden_act": vision["hidden_act"],
@@ -72,7 +73,9 @@ def test_positions_of_a_prompt_and_behind_it(case, resume):
     one, whole = asked(case), asked(case, 3)
     for request, name in ((one, "position_ids" if resume == "longer_side" else None), (whole, "position_ids_full")):
         kinds = request.modality[None]
-        found, behind = place_positions(kinds, torch.ones_like(kinds, dtype=torch.bool), request.pictures, scheme(resume))
+        found, behind = place_positions(
+            kinds, torch.ones_like(kinds, dtype=torch.bool), request.pictures, scheme(resume)
+        )
         if name is not None:
             suffix = NAMES[resume] if name.endswith("full") else ""
             assert found[:, 0].tolist() == FOUND[f"{case}_{name}{suffix}"].tolist()
@@ -109,7 +112,9 @@ def test_the_tower_sees_what_was_recorded(model, case):
     request = asked(case)
     with torch.no_grad():
         seen = see_patches(model, request.pixels, request.pictures)
-    torch.testing.assert_close(seen.features, torch.from_numpy(FOUND[f"{case}_vision_features"]).float(), atol=3e-4, rtol=0)
+    torch.testing.assert_close(
+        seen.features, torch.from_numpy(FOUND[f"{case}_vision_features"]).float(), atol=3e-4, rtol=0
+    )
 
 
 @resumes

@@ -1,4 +1,4 @@
-"""States of whole sequences: the same numbers as a prefill's taps, with eyes open, nothing kept that was not asked for."""
+"""States of whole sequences: the numbers of a prefill's taps, with eyes open, and nothing that was not asked for."""
 
 import pytest
 import torch

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import torch
 from pydantic import Field
-from torch import Tensor
+from torch import Tensor, nn
 
 from ....core import ranks
 from ....core.errors import UserError
@@ -28,7 +28,7 @@ from ....data.states.estimate import Size, check_disk, record_bytes
 from ....data.states.identity import states_identity, weights_identity
 from ....data.states.samples import Chosen, Counts, SeededCollate, StatesSamples, joined_counts
 from ....data.states.writer import StatesWriting, batches
-from ....models.drafters.reading import wanted
+from ....models.drafters.reading import AnyReading, wanted
 from ....models.losses import log_probs
 from ....models.targets.load import load_target
 from ...context import Context
@@ -93,11 +93,31 @@ def open_target(context: Context, processor: Processor) -> Any:
     )
 
 
-def wanted_states(context: Context, text: Any) -> StatesWanted:
-    """What the recipe's drafter reads of a target of text config `text`."""
+def keep_tables(target: Any) -> None:
+    """Free a target's layers and eyes where states are read: its embedding, LM head and config are all that is asked."""
+    target.decoder.language_model.layers = nn.ModuleList()
+    for name in ("vision_tower", "visual", "multi_modal_projector"):
+        if getattr(target.decoder.core, name, None) is not None:
+            setattr(target.decoder.core, name, nn.Module())
+    if torch.cuda.is_available():
+        torch.cuda.empty_cache()
+
+
+def wanted_states(context: Context, text: Any, others: Sequence[AnyReading] = ()) -> StatesWanted:
+    """What the recipe's drafter, and `others` beside it, read of a target of text config `text`."""
     if context.drafter is None:
         raise UserError("states are kept for a head and the recipe names none", cure="add a drafter section")
-    return wanted(context.drafter, text)
+    return joined([wanted(config, text) for config in (context.drafter, *others)])
+
+
+def joined(parts: Sequence[StatesWanted]) -> StatesWanted:
+    """What serves all of them."""
+    return StatesWanted(
+        any(part.feature for part in parts),
+        tuple(sorted({layer for part in parts for layer in part.text_layers})),
+        tuple(sorted({layer for part in parts for layer in part.visual_layers})),
+        any(part.everywhere for part in parts),
+    )
 
 
 def identity_of(

@@ -20,6 +20,7 @@ from ....data.sources import AnswersConfig
 from ....data.states.estimate import samples_per_shard, shown
 from ....data.states.samples import SeededCollate
 from ....data.states.writer import Deal
+from ....models.drafters.reading import ReadingConfig
 from ...context import Context
 from ...engine import init_distributed
 from ...fit import Expected
@@ -45,6 +46,8 @@ class CacheStage(Section):
     data: ConversationData
     # Whose answers to these records the states are of; null: the records' own.
     answers: AnswersConfig | None = None
+    # Heads that will read these states as well: what each of them needs is kept.
+    drafters: list[ReadingConfig] = Field(default_factory=list)
     states: StatesStore = StatesStore()
     # Sequences that the target runs together on each rank.
     batch_size: int = Field(8, ge=1)
@@ -79,7 +82,7 @@ def run(stage: CacheStage, context: Context) -> None:
     counts = count_samples(samples, context)
     target = open_target(context, processor)
     folder, store = context.folder / SHARDS, stage.states
-    wanted = wanted_states(context, target.config)
+    wanted = wanted_states(context, target.config, stage.drafters)
     builder = Builder(
         samples, counts, target, wanted, store, folder,
         SeededCollate(processor.pad_id, processor.image_size, seed=0), stage.batch_size,

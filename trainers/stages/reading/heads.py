@@ -130,6 +130,7 @@ class ReadingHeads:
             self.config,
             self.target.config,
             target=context.target.model_dump(mode="json"),
+            drafter=self.config.model_dump(mode="json"),
             tokenizer_sha256=self.processor.tokenizer_hash,
             training={"stage": context.name, "step": step, "fingerprint": context.fingerprint},
             format=self.stage.format.model_dump(mode="json"),

@@ -24,7 +24,7 @@ from ....data.processor import Processor
 from ....data.sources import AnswersConfig
 from ....data.states.reader import StatesReader
 from ....data.states.samples import SeededCollate, split
-from ....models.drafters.reading import ReadingObjective, likeliest_ids
+from ....models.drafters.reading import ReadingConfig, ReadingObjective, likeliest_ids
 from ...context import Context
 from ...engine import Engine, init_distributed
 from ...fit import SCRATCH, FitSettings, Validate, fit, seed_all
@@ -36,6 +36,7 @@ from .build import (
     check_answers,
     count_samples,
     identity_of,
+    keep_tables,
     open_samples,
     open_target,
     wanted_states,
@@ -48,6 +49,9 @@ from .sources import Cached, CachedStates, FirstEpoch, FirstEpochStates, Online,
 class ReadingTrainStage(FitSettings):
     kind: Literal["train"]
     model: Literal["drafter"] = "drafter"
+    # Another head than the recipe's, so that two of them can be trained beside each other; it then needs `from` (a
+    # stage that trained such a head, or scratch), since the latest stage trained another.
+    drafter: ReadingConfig | None = None
     # Of the samples, and of the prompts that `decoding` measures; a cache must have been made with it.
     format: PromptFormat = PromptFormat()
     # Null with source: cached, whose shards hold the samples.
@@ -75,6 +79,8 @@ class ReadingTrainStage(FitSettings):
     @model_validator(mode="after")
     def _whole(self) -> ReadingTrainStage:
         check_answers(self.answers)
+        if self.drafter is not None and self.from_stage is None:
+            raise ValueError("a drafter of its own starts from: scratch, or from a stage that trained such a head")
         if (self.data is None) != (self.source.kind == "cached"):
             raise ValueError("give data, or source: cached, whose shards hold the samples")
         if self.answers is not None and self.data is None:
@@ -123,10 +129,13 @@ class ReadingTrainStage(FitSettings):
 
 def run(stage: ReadingTrainStage, context: Context) -> None:
     init_distributed()
+    context = context.with_drafter(stage.drafter)
     seed = context.seed if stage.seed is None else stage.seed
     seed_all(seed)
     processor = context.processor()
     target = open_target(context, processor)
+    if isinstance(stage.source, CachedStates) and stage.decoding is None:
+        keep_tables(target)
     states = open_states(stage, context, processor, target, seed)
     train, held_out = split(states.draws, stage.held_out)
     if not len(train) or (stage.validation is not None and not len(held_out)):

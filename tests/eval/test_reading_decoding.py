@@ -1,0 +1,384 @@
+"""Heads that read states in the decoding loop, beside real tiny targets: identity, exactness, an oracle, the window."""
+
+import pytest
+import tiny_qwen
+import torch
+from draftsmith.core.nouns import IMAGE, TEXT, VIDEO, Request
+from draftsmith.data.collate import Sample, collate
+from draftsmith.eval.loop import Decoding, generate
+from draftsmith.eval.policies import Chain, Draw, Dynamic, Static
+from draftsmith.eval.rules import Greedy, Sampling
+from draftsmith.models.decoding.rows import Guidance
+from draftsmith.models.decoding.tree import ROOT
+from draftsmith.models.decoding.warp import Warp
+from draftsmith.models.drafters.reading import (
+    build_reading_head,
+    likeliest_ids,
+    reading_proposal,
+    reading_training,
+    wanted,
+)
+from draftsmith.models.targets.base import Prompt, Taps, TargetStep
+from reading_tiny import SETTINGS, config_of
+from test_exactness import NoResidual, outcomes
+from tiny import IMAGE_ID, TOKENS, VOCAB, llava, request, target
+from torch import nn
+from torch.nn import functional as F
+
+POLICIES = {
+    "chain": lambda: Chain(4),
+    "static": lambda: Static([(0,), (1,), (0, 0), (0, 1), (1, 0), (0, 0, 0)]),
+    "dynamic": lambda: Dynamic(total=16, depth=3, width=4),
+}
+
+
+@pytest.fixture(scope="module")
+def big():
+    """Six layers, so that three taps are different ones."""
+    return target(llava(0, layers=6))
+
+
+def greedy(policy, length=16) -> Decoding:
+    return Decoding(policy, Greedy(), Draw("top-k"), Warp(), length, ())
+
+
+def head_of(config, model, seed=0):
+    torch.manual_seed(seed)
+    ids = None
+    if config.kind == "eagle3":
+        ids = likeliest_ids(torch.arange(VOCAB).float(), 50, model.scores(model.embedding[:1])[0].isneginf())
+    head = build_reading_head(config, model.config, draft_ids=ids)
+    for parameter in head.parameters():
+        if parameter.dim() > 1:
+            parameter.data = torch.randn_like(parameter) / parameter.shape[-1] ** 0.5
+    return head
+
+
+def drafter_of(name, model, **changes):
+    settings = dict(SETTINGS[name])
+    if settings["kind"] == "eagle3":
+        settings["taps"] = (1, 3, 5)
+        settings.pop("draft_vocab_size", None)
+    config = config_of(**settings | changes)
+    return reading_proposal(head_of(config, model), model, config)
+
+
+# ---- identity and exactness
+
+
+@pytest.mark.parametrize("name", SETTINGS)
+@pytest.mark.parametrize("shape", POLICIES)
+def test_greedy_answers_are_the_targets(big, name, shape):
+    drafter = drafter_of(name, big)
+    for seed, images in ((1, 0), (2, 1), (3, 2)):
+        asked = request(seed, images)
+        plain = generate(big, None, asked, greedy(Chain(1))).tokens
+        assert generate(big, drafter, asked, greedy(POLICIES[shape]())).tokens == plain
+
+
+@pytest.mark.parametrize("name", ["sparrow", "msd", "vispec", "eagle3"])
+@pytest.mark.parametrize("draw", ["top-k", "sample"])
+def test_an_emitted_token_is_distributed_as_the_targets(big, name, draw):
+    """All draws and uniforms of a cycle of one drafted token; a wrong rule goes through the same, and is found."""
+    asked, warp, drafter, first = request(4, 1), Warp(1.0, top_k=4), drafter_of(name, big), 9
+    whole = Request(F.pad(asked.ids, (0, 1), value=first), F.pad(asked.modality, (0, 1), value=TEXT), asked.pixels)
+    wanted = warp(big.prefill(whole, Taps(), capacity=1)[1].logits[-1]).double()
+
+    def cycle(token=None):
+        session, step = big.prefill(asked, drafter.taps, capacity=20)
+        drafter.start(asked, step, warp, capacity=20)
+        drafter.begin(first)
+        q = warp.truncate(drafter.root())
+        tree = Chain(1).grow(q, drafter.expand, Draw("top-k") if token is None else Fixed(token), max_levels=1)
+        return q.double(), tree, warp(big.verify(session, first, tree).logits)
+
+    q = cycle()[0]
+    chances = [(None, 1.0)] if draw == "top-k" else [(n, float(q[n] / q.sum())) for n in q.nonzero()[:, 0].tolist()]
+    for rule in (Sampling(), NoResidual()):
+        found = torch.zeros(VOCAB, dtype=torch.float64)
+        for token, weight in chances:
+            _, tree, scores = cycle(token)
+            for tokens, chance in outcomes(rule, tree, scores):
+                found[tokens[0]] += weight * chance
+        assert float(found.sum()) == pytest.approx(1, abs=1e-6)
+        off = float((found - wanted).abs().max())
+        assert off < 2e-6 if isinstance(rule, Sampling) else off > 1e-4, (name, off)
+
+
+class Fixed:
+    """In a Draw's place: the token that it is told."""
+
+    sampled = True
+
+    def __init__(self, token):
+        self.token = token
+
+    def __call__(self, q, count):
+        return torch.tensor([[self.token]])
+
+
+# ---- an oracle
+
+
+class Oracle(nn.Module):
+    """In a head's place: the target's true next state, found out from what the proposal shows alone.
+
+    Tokens travel in the cache as keys; a slot's history is what its mask lets it see. Each state that it is handed must
+    be the true one.
+    """
+
+    num_queries = num_steps = 0
+    dtype = torch.float32
+
+    def __init__(self, model, asked, held):
+        super().__init__()
+        self.model, self.asked, self.held, self.known = model, asked, held, {}
+
+    def fuse(self, states):
+        return states
+
+    def truth(self, tokens):
+        if tokens not in self.known:
+            ids = torch.cat([self.asked.ids, torch.tensor(tokens, dtype=torch.int64)])
+            modality = F.pad(self.asked.modality, (0, len(tokens)), value=TEXT)
+            whole = Request(ids, modality, self.asked.pixels)
+            _, step = self.model.prefill(whole, Taps(feature=True), capacity=1)
+            self.known[tokens] = step.feature[0, -1]
+        return self.known[tokens]
+
+    def forward(self, embeds, states, positions, mask, cache, *, direct=None, image=None, depths=None):
+        table = self.model.embedding
+        tokens = torch.cdist(embeds[0], table).argmin(-1)[None, None, :, None].float()
+        seen, _ = cache.layers[0].update(tokens, tokens)
+        answers = torch.zeros_like(states)
+        for place in range(embeds.shape[1]):
+            history = seen[0, 0, mask[place], 0].long().tolist()
+            if len(history) <= len(self.held):
+                continue  # inside the prompt
+            assert history[: len(self.held)] == self.held
+            answer = tuple(history[len(self.held) :])
+            assert int(positions[..., place].flatten()[0]) == len(history) - 1
+            torch.testing.assert_close(states[0, place], self.truth(answer[:-1]), atol=5e-5, rtol=1e-4)
+            answers[0, place] = self.truth(answer)
+        return answers
+
+
+@pytest.mark.parametrize("shape", POLICIES)
+@pytest.mark.parametrize("images", [0, 1, 2])
+@pytest.mark.parametrize("name", ["sparrow", "msd"])
+def test_an_oracle_is_accepted_to_full_depth(name, images, shape):
+    """True states in, the target's own choice out: anything misplaced by one would show in the first cycle."""
+    loud = llava(1)
+    loud.lm_head.weight.data *= 6  # the likeliest path is then a tree's best path
+    model = target(loud)
+    asked, config = request(5, images), config_of(**SETTINGS[name])
+    text = (asked.modality == TEXT) if name == "sparrow" else torch.ones_like(asked.modality).bool()
+    # The first token of a prompt has no slot; the last slot reads the first generated token.
+    held = asked.ids[1:][text[1:]].tolist()
+    drafter = reading_proposal(Oracle(model, asked, held), model, config)
+    result = generate(model, drafter, asked, greedy(POLICIES[shape]()))
+    assert result.tokens == generate(model, None, asked, greedy(Chain(1))).tokens
+    assert all(c.num_accepted == c.num_drafted for c in result.cycles)
+    assert max(c.num_drafted for c in result.cycles) >= 3 and len(result.cycles) <= 6
+
+
+# ---- the text-only window
+
+
+def prefilled(model, visual: int, *, seed=0, before=3, behind=4, kind=IMAGE):
+    """A prompt with a run of `visual` tokens whose text has the same states, whatever the run's length."""
+    generator = torch.Generator().manual_seed(seed)
+    width, count = model.config.hidden_size, before + behind
+    text, words = (
+        torch.randn(count + 1, width, generator=generator),
+        torch.randint(6, 50, (count,), generator=generator),
+    )
+    # The state of the last visual place is what the first text behind it reads.
+    feature = torch.cat([text[:before], torch.randn(max(visual - 1, 0), width), text[before : before + (visual > 0)],
+                         text[before + 1 :]])  # fmt: skip
+    ids = torch.cat([words[:before], torch.full((visual,), IMAGE_ID), words[before:]])
+    modality = torch.tensor([TEXT] * before + [kind] * visual + [TEXT] * behind, dtype=torch.int8)
+    layers = {layer: torch.randn(1, len(ids), width) for layer in range(7)}
+    prompt = Prompt(
+        ids[None], torch.ones(1, len(ids)).bool(), torch.arange(len(ids))[None], Guidance(), modality[None]
+    )  # fmt: skip
+    return TargetStep(torch.zeros(1, VOCAB), feature[None, : len(ids)], layers, prompt=prompt)
+
+
+def drafted(drafter, prefill, cycles=2):
+    """Every q of a few cycles with the same tokens and states, and the slots that the drafter held after each root."""
+    drafter.start(None, prefill, Warp(), capacity=30)
+    drafter.begin(9)
+    generator, found, held = torch.Generator().manual_seed(5), [], []
+    for _ in range(cycles):
+        found.append(drafter.root())
+        held.append(drafter.num_held)
+        found += drafter.expand([ROOT, ROOT], torch.tensor([11, 12]))
+        found += drafter.expand([0, 1], torch.tensor([13, 14]))
+        states = torch.randn(1, 3, drafter.target.config.hidden_size, generator=generator)
+        step = TargetStep(torch.zeros(3, VOCAB), states)
+        drafter.accept(Outcome(step, (11, 13), 15))
+    return torch.stack(found), held
+
+
+class Outcome:
+    def __init__(self, step, tokens, bonus):
+        self.step, self.tokens, self.bonus = step, tokens, bonus
+
+
+@pytest.mark.parametrize("name", ["sparrow", "msd-window", "hivis"])
+@pytest.mark.parametrize("kind", [IMAGE, VIDEO])
+def test_the_window_does_not_depend_on_the_number_of_visual_tokens(big, name, kind):
+    """Same text states, positions counted in the window: the same drafts to the last bit, and the same cache."""
+    changes = {"vata": True, "positions": "compact"} if name == "msd-window" else {}
+    drafter = drafter_of(name.split("-")[0], big, **changes)
+    expected, held = drafted(drafter, prefilled(big, 2, kind=kind))
+    assert held == [7, 10]
+    for visual in (1, 40, 3000):
+        found, again = drafted(drafter, prefilled(big, visual, kind=kind))
+        assert again == held and torch.equal(found, expected)
+        assert drafter._cache.layers[0].keys.shape[2] == 7 + 30
+    flat = drafter_of(name.split("-")[0], big, **changes | {"positions": "flat"})
+    assert not torch.allclose(drafted(flat, prefilled(big, 40, kind=kind))[0], expected, atol=1e-4)
+    assert drafted(flat, prefilled(big, 40, kind=kind))[1] == held
+
+
+def test_without_the_window_visual_slots_are_held(big):
+    for name, changes, count in (
+        ("sparrow", {"vata": False}, 47), ("msd", {}, 47), ("vispec", {}, 7 + 2), ("vispec", {"vata": True}, 7),
+        ("eagle", {}, 47), ("eagle", {"vata": True}, 7), ("msd", {"visual_share": 0.0}, 7),
+    ):  # fmt: skip
+        assert drafted(drafter_of(name, big, **changes), prefilled(big, 40), 1)[1] == [count]
+
+
+def test_the_window_on_an_msd_head_is_its_visual_slots_dropped(big):
+    """The head of the published form, unchanged: masking the keys of visual slots gives the same answers."""
+    config = config_of(kind="msd", vata=True, positions="flat")
+    head = head_of(config, big)
+    windowed = reading_proposal(head, big, config)
+    whole = reading_proposal(head, big, config.model_copy(update={"vata": False}))
+    prefill = prefilled(big, 6)
+    windowed.start(None, prefill, Warp(), capacity=9)
+    windowed.begin(9)
+    q = windowed.root()
+    whole.start(None, prefill, Warp(), capacity=9)
+    whole.begin(9)
+    visual = whole._filled.layout.visual[0]
+    read = whole._read
+    whole._read = lambda e, s, p, mask, *rest: read(e, s, p, (mask & ~visual) | torch.eye(len(visual)).bool(), *rest)
+    torch.testing.assert_close(whole.root(), q, atol=1e-6, rtol=1e-5)
+
+
+@pytest.mark.parametrize("by", ["last", "text"])
+def test_a_share_of_visual_slots_by_attention(big, by):
+    """Real attention of the target; the kept places are those that get the most of it."""
+    asked = request(3, 2)
+    drafter = drafter_of("msd", big, visual_share=0.25, share_by=by, share_layer=2)
+    _, step = big.prefill(asked, drafter.taps, capacity=9)
+    drafter.start(asked, step, Warp(), capacity=9)
+    drafter.begin(9)
+    kept = drafter._filled.layout.index[0][drafter._filled.layout.visual[0]] + 1
+    assert len(kept) == 2
+    weights = step.attention[2][0].mean(0)
+    text = asked.modality[len(asked.ids) - len(weights) :] == TEXT
+    scores = weights[-1] if by == "last" else weights[text].mean(0)
+    visual = (asked.modality != TEXT).nonzero()[:, 0]
+    assert sorted(kept.tolist()) == sorted(visual[scores[visual].topk(2).indices].tolist())
+    plain = generate(big, None, asked, greedy(Chain(1))).tokens
+    assert generate(big, drafter, asked, greedy(Chain(3))).tokens == plain
+
+
+def test_a_drafter_keeps_nothing_of_the_last_request(big):
+    for name in ("vispec", "eagle3", "hivis"):
+        drafter = drafter_of(name, big)
+        alone, _ = (generate(big, drafter, request(seed, 1), greedy(Dynamic(12, 2, 3))) for seed in (6, 7))
+        again = generate(big, drafter, request(6, 1), greedy(Dynamic(12, 2, 3)))
+        assert [c.num_accepted for c in again.cycles] == [c.num_accepted for c in alone.cycles]
+
+
+def test_learned_steps_follow_the_depth(big):
+    """HiViS: a true state has step 0 again, once it is true."""
+    drafter = drafter_of("hivis", big)
+    seen = []
+    drafter.head.steps.register_forward_hook(lambda _, inputs, __: seen.append(inputs[0].flatten().tolist()))
+    drafted(drafter, prefilled(big, 3))
+    assert seen == [[0] * 7, [1, 1], [1, 1], [0] * 3, [1, 1], [1, 1]], "two vectors are all there are"
+
+
+def test_placeholders_are_never_drafted(big):
+    """Ids that cannot come have no chance, in the target's vocabulary and in the draft's own."""
+    for name in SETTINGS:
+        drafter = drafter_of(name, big)
+        _, step = big.prefill(request(1, 1), drafter.taps, capacity=9)
+        drafter.start(None, step, Warp(1.0), capacity=9)
+        drafter.begin(9)
+        for q in (drafter.root(), *drafter.expand([ROOT], torch.tensor([4]))):
+            assert float(q[TOKENS:].sum()) == 0 and float(q[IMAGE_ID]) == 0
+            assert float(q.sum()) == pytest.approx(1, abs=1e-5)
+
+
+# ---- beside other targets, and after training
+
+
+@pytest.mark.parametrize("kind", ["qwen2_5_vl", "qwen3_vl"])
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {"kind": "sparrow", "positions": "mrope"},
+        {"kind": "sparrow", "positions": "mrope", "vata": False, "middle_layer": 3},
+        {"kind": "vispec", "positions": "mrope"},
+        {"kind": "eagle3", "taps": [1, 2, 4]},
+    ],
+    ids=["window", "whole", "vispec", "eagle3"],
+)
+def test_positions_of_three_rows(kind, settings):
+    """A clip in the prompt; drafts go on where the target's own positions do."""
+    model = tiny_qwen.target(tiny_qwen.model(kind))
+    asked = tiny_qwen.request(kind, clip=(4, 8, 8))
+    config = config_of(**settings)
+    drafter = reading_proposal(head_of(config, model), model, config)
+    plain = generate(model, None, asked, greedy(Chain(1), 8)).tokens
+    assert generate(model, drafter, asked, greedy(Dynamic(10, 2, 3), 8)).tokens == plain
+    if config.kind == "sparrow":
+        session, step = model.prefill(asked, drafter.taps, capacity=20)
+        drafter.start(asked, step, Warp(), capacity=20)
+        drafter.begin(9)
+        drafter.root()
+        assert int(drafter._next) == len(asked.ids) + session.ahead
+        assert int(drafter._next) < len(asked.ids)
+        texts = int((asked.modality[1:] == TEXT).sum()) + 1
+        assert drafter.num_held == (texts if config.vata else len(asked.ids))
+
+
+@pytest.mark.parametrize("name", ["sparrow", "eagle3"])
+def test_a_head_that_has_learned_is_accepted(big, name):
+    """States of the real target, training, decoding: the parts agree on what stands where."""
+    drafter = drafter_of(name, big, positions="flat")
+    asked = [request(seed, 1) for seed in range(4)]
+    answers = [generate(big, None, one, greedy(Chain(1), 12)).tokens for one in asked]
+    samples = [
+        Sample(
+            [*one.ids.tolist(), *answer], [n >= len(one.ids) for n in range(len(one.ids) + len(answer))],
+            [*one.modality.tolist(), *[TEXT] * len(answer)], one.pixels, one.name, one.pictures,
+        )
+        for one, answer in zip(asked, answers, strict=True)
+    ]  # fmt: skip
+    batch = collate(samples, pad_id=0, image_size=16)
+    states = big.states(batch, wanted(drafter.config, big.config), seeds=(0, 1, 2, 3))
+
+    def accepted():
+        drafter.head.eval()
+        results = [generate(big, drafter, one, greedy(Chain(3), 12)) for one in asked]
+        assert [r.tokens for r in results] == answers
+        return sum(c.num_accepted for r in results for c in r.cycles)
+
+    before = accepted()
+    training = reading_training(drafter.head, big, drafter.config).train()
+    training.objective = training.objective.model_copy(update={"noise": 0.0})
+    optimizer = torch.optim.Adam([p for _, p in training.parts()["head"]], lr=5e-3)
+    for _ in range(80):
+        optimizer.zero_grad()
+        training(states).loss_sum.backward()
+        optimizer.step()
+    assert accepted() > max(20, 2 * before)
+    assert all(p.grad is None for p in big.decoder.model.parameters()), "the target learns nothing"

@@ -1,0 +1,98 @@
+"""Made-up states and caches of them, for tests of what keeps and reads states."""
+
+from pathlib import Path
+
+import numpy as np
+import torch
+from draftsmith.core.pictures import IMAGE, TEXT, VIDEO
+from draftsmith.core.states import StatesBatch, StatesWanted, feature_places, visual_places
+from draftsmith.data.shards import claim, finish
+from draftsmith.data.states.records import state_places
+from draftsmith.data.states.samples import Counts
+from draftsmith.data.states.writer import Deal, StatesWriting
+
+D = 96  # no multiple of 64
+COUNT = 23
+DEAL = Deal(COUNT, 5)
+SPARROW = StatesWanted(visual_layers=(2,))
+EAGLE3 = StatesWanted(text_layers=(1, 2, 3), visual_layers=(2,))
+IDENTITY = {
+    "target": {"kind": "llava", "path": "a/b", "revision": "v1"},
+    "processor": {"tokenizer": "t", "images": {"size": 24}},
+    "template": "one",
+    "pictures": {"aspect": "pad"},
+    "transformers": "5.23.0",
+    "dtype": "bf16",
+    "image_backend": "pil",
+}
+
+
+def row(number: int, wanted: StatesWanted, position_rows: int = 3) -> StatesBatch:
+    """Sample `number` alone: text around a clip, or text only (every third); what is not kept is zero."""
+    draw = torch.Generator().manual_seed(number)
+    length = 5 + 3 * (number % 4)
+    modality = torch.full((1, length), TEXT, dtype=torch.int8)
+    if number % 3:
+        modality[0, 1:4] = VIDEO if number % 2 else IMAGE
+    mask, loss_mask = torch.ones(1, length, dtype=torch.bool), torch.zeros(1, length, dtype=torch.bool)
+    loss_mask[0, 4 + number % 2 :] = True
+    states = {
+        name: torch.randn(1, length, D, generator=draw).to(torch.bfloat16) * places.unsqueeze(-1)
+        for name, places in state_places(wanted, modality, mask, loss_mask).items()
+    }
+    return StatesBatch(
+        torch.randint(9, 99, (1, length), generator=draw), mask, loss_mask, modality,
+        torch.randint(0, 50, (position_rows, 1, length), generator=draw), states.pop("feature", None),
+        (f"file[{number}]",), {int(name[-3:]): held for name, held in states.items()},
+    )  # fmt: skip
+
+
+def padded(rows: list[StatesBatch], pad_id: int = 3) -> StatesBatch:
+    """The same rows as one batch, padded by the obvious loop."""
+    length = max(r.ids.shape[1] for r in rows)
+
+    def pad(parts, value, axis=1):
+        return torch.cat([
+            torch.cat([p, p.new_full((*p.shape[:axis], length - p.shape[axis], *p.shape[axis + 1 :]), value)], axis)
+            for p in parts
+        ], axis - 1)  # fmt: skip
+
+    return StatesBatch(
+        pad([r.ids for r in rows], pad_id), pad([r.mask for r in rows], False), pad([r.loss_mask for r in rows], False),
+        pad([r.modality for r in rows], TEXT), pad([r.positions for r in rows], 0, axis=2),
+        pad([r.feature for r in rows], 0), tuple(r.sample_ids[0] for r in rows),
+        {layer: pad([r.layers[layer] for r in rows], 0) for layer in rows[0].layers},
+    )  # fmt: skip
+
+
+def identity(wanted: StatesWanted, **changes) -> dict:
+    states = {
+        "feature": wanted.feature, "text_layers": list(wanted.text_layers), "visual_layers": list(wanted.visual_layers),
+        "everywhere": wanted.everywhere,
+    }  # fmt: skip
+    samples = {"computed_in": "bfloat16", "pad_id": 3, "position_rows": 3, "width": D}
+    return IDENTITY | {"states": states, "samples": samples, "grouping": {"samples_per_shard": 5}} | changes
+
+
+def counts(numbers=range(COUNT), wanted=SPARROW) -> Counts:
+    rows = [row(number, wanted) for number in numbers]
+    texts = [int(feature_places(r.modality, r.mask, r.loss_mask, wanted.everywhere).sum()) for r in rows]
+    visuals = [int(visual_places(r.modality, r.mask).sum()) for r in rows]
+    return Counts(np.array([r.ids.shape[1] for r in rows]), np.array(texts), np.array(visuals))
+
+
+def write(folder: Path, wanted: StatesWanted = SPARROW, *, deal=DEAL, shards=None, **changes) -> None:
+    """Shards of the samples, two rows to a batch where two are left."""
+    known = identity(wanted, **changes)
+    writing = StatesWriting(folder, wanted, known["dtype"], counts(range(deal.num_samples), wanted))
+    claim(folder, known)
+    for index in range(len(deal)) if shards is None else shards:
+        writer = writing.open(index)
+        numbers = deal[index].tolist()
+        for start in range(0, len(numbers), 2):
+            part = numbers[start : start + 2]
+            for sample in writing.samples(padded([row(n, wanted) for n in part]), part):
+                writer.add(*sample)
+        writer.close({})
+    if shards is None:
+        finish(folder, known, num_shards=len(deal))

@@ -1,0 +1,221 @@
+"""The `cache` stage: said before it is written, whole after any stop, and the states that the target computes."""
+
+import json
+import shutil
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+import torch
+from draftsmith.core import ranks
+from draftsmith.core.errors import UserError
+from draftsmith.data.buckets import BucketedOrder
+from draftsmith.data.conversations import PromptFormat
+from draftsmith.data.dataset import ConversationData
+from draftsmith.data.loader import Loader
+from draftsmith.data.shards import ShardReader, tar_path
+from draftsmith.data.states import estimate
+from draftsmith.data.states.reader import StatesReader
+from draftsmith.models.drafters.reading import Eagle3Config, HivisConfig, MsdConfig, SparrowConfig, wanted
+from draftsmith.trainers.stages.reading import build, cache
+from draftsmith.trainers.stages.reading.sources import Cached, Online
+from draftsmith.trainers.stages.reading.train import open_states
+from states_run import RECORDS, cached, context, stage, world
+
+
+@pytest.fixture(scope="module")
+def made(tmp_path_factory):
+    return world(tmp_path_factory.mktemp("world"))
+
+
+@pytest.fixture(scope="module")
+def kept(made, tmp_path_factory):
+    return cached(made, tmp_path_factory.mktemp("run") / "cache")
+
+
+def _data(made):
+    return ConversationData(**made.data), PromptFormat()
+
+
+def shards(folder):
+    return {path.name: path.read_bytes() for path in sorted((folder / "states").iterdir())}
+
+
+def test_bytes_a_sample_and_in_all_are_said_before_and_are_what_was_written(kept):
+    first, last = kept.say.lines[0], kept.say.lines[-1]
+    assert first.startswith(f"states in bf16: {RECORDS} samples, ") and "shards of about 20 kB" in first
+    reader = ShardReader(kept.folder / "states")
+    written = sum(shard.bytes for shard in reader.shards)
+    said = float(first.split(", ")[2].split()[0]) * 1e3
+    # Small records are mostly headers, of 2,560 bytes at the most.
+    assert 0.7 * said < written < 1.02 * said and len(reader.shards) > 2
+    assert last.startswith(f"{RECORDS} samples, ")
+
+
+def test_the_manifest_says_what_the_states_are_bound_to(kept):
+    identity = ShardReader(kept.folder / "states").identity
+    assert identity["states"] == {"feature": True, "text_layers": [], "visual_layers": [2], "everywhere": False}
+    assert identity["dtype"] == "bf16" and identity["image_backend"] == "pil"
+    assert identity["samples"]["computed_in"] == "float32" and len(identity["template"]) == 64
+    assert identity["transformers"].startswith("5.") and identity["processor"]["tokenizer"]
+
+
+def test_the_loss_of_every_dtype_is_in_the_manifest(kept):
+    loss = ShardReader(kept.folder / "states").measured["head distribution"]
+    assert 0 < loss["bf16"]["kl"] < loss["int8"]["kl"] < 0.05 and 0 < loss["fp8"]["kl"] < 0.1
+    assert all(0.8 < found["agreement"] <= 1 for found in loss.values())
+    assert any("bf16: KL" in line for line in kept.say.lines)
+
+
+def opened(made, folder, source, drafter=None, inputs=None):
+    asked = context(made, folder, drafter, inputs)
+    processor = asked.processor()
+    target = build.open_target(asked, processor)
+    return open_states(stage(made, source=source), asked, processor, target, 0), target
+
+
+def steps_of(states, indices, epochs=1):
+    order = BucketedOrder(states.lengths[indices], 7, 4, 2)
+
+    def make(samples, collate, first, last):
+        return Loader(
+            samples, seed=7, batch_size=4, micro_batch_size=2, total_steps=last, collate=collate, start_step=first,
+            order=order,
+        )  # fmt: skip
+
+    return list(states.steps(indices, make, 0, epochs * -(-len(indices) // 4), trains=True))
+
+
+@pytest.mark.parametrize(
+    "drafter",
+    [
+        SparrowConfig(kind="sparrow"),
+        MsdConfig(kind="msd"),
+        HivisConfig(kind="hivis"),
+        Eagle3Config(kind="eagle3", taps=(1, 2, 3), visual_slots="middle"),
+    ],
+    ids=lambda config: config.kind,
+)
+def test_states_that_are_read_are_those_that_are_computed(made, tmp_path, drafter):
+    asked = cached(made, tmp_path / "cache", drafter)
+    online, target = opened(made, tmp_path / "online", {"kind": "online"}, drafter)
+    read, _ = opened(made, tmp_path / "read", {"kind": "cached"}, drafter, {"states": asked.folder})
+    assert isinstance(online, Online) and isinstance(read, Cached)
+    assert (online.draws == read.draws).all() and (online.lengths == read.lengths).all()
+    indices = np.arange(RECORDS)
+    for one, other in zip(steps_of(online, indices), steps_of(read, indices), strict=True):
+        for first, second in zip(one.micro, other.micro, strict=True):
+            assert first.num_supervised == second.num_supervised
+            a, b = first.to("cpu"), second.to("cpu")
+            assert a.sample_ids == b.sample_ids and a.seeds == b.seeds
+            for name in ("ids", "mask", "loss_mask", "modality"):
+                assert torch.equal(getattr(a, name), getattr(b, name)), name
+            assert torch.equal(a.positions * a.mask, b.positions * b.mask)
+            assert a.feature.dtype == b.feature.dtype and a.layers.keys() == b.layers.keys()
+            for ours, theirs in ((a.feature, b.feature), *((a.layers[layer], b.layers[layer]) for layer in a.layers)):
+                assert torch.allclose(ours, theirs, rtol=0.01, atol=0.02)
+                assert torch.equal(ours.any(-1), theirs.any(-1)), "other places"
+    if drafter.kind == "msd":
+        # Layer 0 at visual places is the projected picture: other pixels, other states; text is not kept at all.
+        assert wanted(drafter, target.config).visual_layers == (0,)
+
+
+def test_text_embeddings_and_scores_are_never_kept(made, tmp_path):
+    asked = cached(made, tmp_path / "cache", MsdConfig(kind="msd"))
+    for _, tensors, info in map(ShardReader(asked.folder / "states").__getitem__, range(RECORDS)):
+        assert tensors.keys() == {"ids", "modality", "loss_mask", "positions", "feature", "layer_000"}
+        assert len(tensors["layer_000"]) == int((tensors["modality"] != 0).sum()) == 9 * info["visual"]
+
+
+def test_a_killed_build_goes_on_behind_its_finished_shards(made, kept, tmp_path, monkeypatch):
+    wrote, real = [], build.Builder.write
+
+    def dying(builder, index, numbers):
+        if len(wrote) == 2:
+            tar_path(builder.folder, index).with_suffix(".tar.partial").write_bytes(b"half of it")
+            raise KeyboardInterrupt
+        wrote.append(index)
+        real(builder, index, numbers)
+
+    monkeypatch.setattr(build.Builder, "write", dying)
+    with pytest.raises(KeyboardInterrupt):
+        cached(made, tmp_path / "cache")
+    monkeypatch.setattr(
+        build.Builder, "write", lambda b, index, numbers: wrote.append(index) or real(b, index, numbers)
+    )
+    cached(made, tmp_path / "cache")
+    assert wrote == list(range(len(wrote))), "a finished shard was made again"
+    assert shards(tmp_path / "cache") == shards(kept.folder)
+
+
+def test_two_ranks_write_the_shards_of_one(made, kept, tmp_path, monkeypatch):
+    """One after the other in this process; what rank 0 tells the others is what it found."""
+    wrote, real_write, real_measure, real_finish = [], build.Builder.write, build.Builder.measure, cache.finish
+    asked = context(made, tmp_path / "counts")
+    samples = build.open_samples(*_data(made), None, asked, asked.processor())
+    counts = build.count_samples(samples, asked)
+    told, finishing = {}, []
+
+    def measure(builder):
+        told["measured"] = real_measure(builder)
+        return told["measured"]
+
+    monkeypatch.setattr(build.Builder, "measure", measure)
+    monkeypatch.setattr(
+        build.Builder, "write", lambda b, i, numbers: wrote.append((ranks.rank(), i)) or real_write(b, i, numbers)
+    )
+    monkeypatch.setattr(cache, "count_samples", lambda samples, context: counts)
+    monkeypatch.setattr(cache, "check_room", lambda *seen: None)
+    monkeypatch.setattr(cache, "finish", lambda *seen, **named: finishing.append((seen, named)))
+    monkeypatch.setattr(cache, "ShardReader", lambda folder: ShardReader(kept.folder / "states"))
+    monkeypatch.setattr(ranks, "world_size", lambda: 2)
+    monkeypatch.setattr(ranks, "barrier", lambda: None)
+    monkeypatch.setattr(ranks, "agree", lambda value: told["measured"])
+    for rank in (0, 1):
+        monkeypatch.setattr(ranks, "rank", lambda rank=rank: rank)
+        cached(made, tmp_path / "cache")
+    ((seen, named),) = finishing  # by rank 0 alone
+    real_finish(*seen, **named)
+    assert all(index % 2 == rank for rank, index in wrote) and sorted(i for _, i in wrote) == list(range(len(wrote)))
+    assert shards(tmp_path / "cache") == shards(kept.folder)
+
+
+def test_a_disk_that_is_too_small_stops_the_stage_with_nothing_written(made, tmp_path, monkeypatch):
+    monkeypatch.setattr(estimate.shutil, "disk_usage", lambda path: SimpleNamespace(free=2**26 + 30_000))
+    with pytest.raises(UserError, match="and the disk has"):
+        cached(made, tmp_path / "cache")
+    assert not (tmp_path / "cache" / "states").exists()
+
+
+def test_a_cache_of_another_target_template_or_head_is_refused_by_the_field(made, kept, tmp_path):
+    inputs = {"states": kept.folder}
+
+    def read(drafter=None, form=None, made=made):
+        asked = context(made, tmp_path / "read", drafter, inputs)
+        processor = asked.processor()
+        chosen = stage(made, source={"kind": "cached"}, **({"format": form} if form else {}))
+        return open_states(chosen, asked, processor, build.open_target(asked, processor), 0)
+
+    assert len(read().reader) == RECORDS
+    assert len(read(HivisConfig(kind="hivis")).reader) == RECORDS, "it reads less than Sparrow"
+    with pytest.raises(UserError, match="visual_layers lacks layer 0"):
+        read(MsdConfig(kind="msd"))
+    with pytest.raises(UserError, match="another template"):
+        read(form={"system": "Answer in one word."})
+    other = shutil.copytree(made.folder, tmp_path / "other")
+    config = json.loads((other / "target" / "config.json").read_text())
+    (other / "target" / "config.json").write_text(json.dumps(config | {"comment": "other weights"}))
+    with pytest.raises(UserError, match=r"another target\.weights"):
+        read(made=type(made)(folder=other, data=made.data))
+
+
+def test_lengths_are_counted_without_reading_pixels(made, kept, tmp_path):
+    asked = context(made, tmp_path / "count")
+    samples = build.open_samples(*_data(made), None, asked, asked.processor())
+    counts = build.count_samples(samples, asked)
+    assert counts.length.tolist() == [len(samples[number].ids) for number in range(RECORDS)]
+    assert counts.visual.tolist() == [sum(m != 0 for m in samples[number].modality) for number in range(RECORDS)]
+    reader = StatesReader([kept.folder / "states"])
+    assert reader.column("length").tolist() == counts.length.tolist()
+    again = build.count_samples(build.open_samples(*_data(made), None, asked, asked.processor()), asked)
+    assert (again.text == counts.text).all()

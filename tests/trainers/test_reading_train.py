@@ -1,0 +1,217 @@
+"""Heads of a language model train alike from states that are computed, read, or read after the first epoch."""
+
+import json
+
+import numpy as np
+import pytest
+import torch
+from draftsmith.core.errors import UserError
+from draftsmith.data.buckets import RisingVisualOrder
+from draftsmith.data.shards import ShardReader
+from draftsmith.models.drafters.reading import Eagle3Config, SparrowConfig, load_reading_head
+from draftsmith.trainers.stages.reading import build, sources, train
+from pydantic import ValidationError
+from safetensors.torch import load_file
+from states_run import RECORDS, cached, context, losses, stage, world
+
+SPARROW = SparrowConfig(kind="sparrow", gap_share=0.5)
+
+
+@pytest.fixture(scope="module")
+def made(tmp_path_factory):
+    return world(tmp_path_factory.mktemp("world"))
+
+
+@pytest.fixture(scope="module")
+def kept(made, tmp_path_factory):
+    return cached(made, tmp_path_factory.mktemp("run") / "cache", SPARROW).folder
+
+
+@pytest.fixture(scope="module")
+def runs(made, kept, tmp_path_factory):
+    """The same training from each source: name -> folder."""
+    folder = tmp_path_factory.mktemp("runs")
+    kinds = {
+        "online": {"kind": "online"},
+        "cached": {"kind": "cached"},
+        "first": {"kind": "cached_on_first_epoch", "states": {"shard_bytes": 20_000, "measured_samples": 2}},
+    }
+    for name, source in kinds.items():
+        asked = context(made, folder / name, SPARROW, {"states": kept} if name == "cached" else None)
+        train.run(
+            stage(made, source=source, epochs=3, validation={"every": 4, "micro_batch_size": 2}, select="top3"), asked
+        )
+    return {name: folder / name for name in kinds}
+
+
+def weights(folder):
+    return load_file(folder / "model.safetensors")
+
+
+def test_the_three_sources_give_the_same_losses(runs):
+    online, read, first = (losses(runs[name]) for name in ("online", "cached", "first"))
+    assert online.keys() == read.keys() == first.keys() and len(online) > 8
+    for step, loss in online.items():
+        assert read[step] == pytest.approx(loss, rel=0.02), step
+        assert first[step] == pytest.approx(loss, rel=0.02), step
+    assert online[max(online)] < online[1], "nothing was learned"
+    # The first epoch and the step behind it are computed: the same to the last bit.
+    epoch = len(online) // 3
+    assert [first[step] for step in range(1, epoch + 2)] == [online[step] for step in range(1, epoch + 2)]
+    assert any(first[step] != online[step] for step in range(epoch + 3, 3 * epoch + 1)), "nothing was read"
+
+
+def test_the_first_epoch_keeps_each_training_sample_once(runs):
+    reader = ShardReader(runs["first"] / "states")
+    numbers = sorted(info["number"] for _, _, info in map(reader.__getitem__, range(len(reader))))
+    draws = {info["draw"] for _, _, info in map(reader.__getitem__, range(len(reader)))}
+    assert len(numbers) == len(set(numbers)) < RECORDS and min(draws) / 2**32 >= 0.2
+    assert len(reader.shards) > 2 and "head distribution" in reader.measured
+
+
+def test_the_target_stays_as_it_was_and_the_head_is_saved_whole(made, runs, tmp_path):
+    asked = context(made, tmp_path / "load", SPARROW)
+    processor = asked.processor()
+    target = build.open_target(asked, processor)
+    head = load_reading_head(
+        SPARROW, runs["online"], target, torch.float32, tokenizer_sha256=processor.tokenizer_hash
+    )  # fmt: skip
+    assert sum(p.numel() for p in head.parameters()) > 1000
+    manifest = json.loads((runs["online"] / "draftsmith.json").read_text())
+    assert manifest["method"] == "sparrow" and manifest["selected"] == "top3" and manifest["seed"] == 0
+
+
+def test_the_best_weights_are_kept_and_chosen(runs):
+    rows = [json.loads(line) for line in (runs["online"] / "metrics.jsonl").read_text().splitlines()]
+    scores = {row["step"]: row for row in rows if "val_top3" in row}
+    assert {"val_loss", "val_top1", "val_top3"} <= scores[max(scores)].keys()
+    for name in ("top1", "top3"):
+        best = json.loads((runs["online"] / f"best-{name}" / "score.json").read_text())
+        assert best["score"] == max(row[f"val_{name}"] for row in scores.values())
+    chosen = weights(runs["online"] / "best-top3")
+    assert all(torch.equal(tensor, chosen[name]) for name, tensor in weights(runs["online"]).items())
+
+
+@pytest.mark.parametrize("stopped", [2, 6])
+def test_a_first_epoch_that_was_stopped_goes_on_as_it_would_have(made, runs, tmp_path, monkeypatch, stopped):
+    """In the first epoch, in the middle of a shard, and in the one after it."""
+    settings = {
+        "source": {"kind": "cached_on_first_epoch", "states": {"shard_bytes": 20_000, "measured_samples": 2}},
+        "epochs": 3, "validation": {"every": 4, "micro_batch_size": 2}, "select": "top3",
+        "checkpoints": {"every": 1},
+    }  # fmt: skip
+    real = build.Builder.states
+
+    class Killed(Exception):
+        pass
+
+    seen = []
+
+    def dying(builder, batch, seeds):
+        seen.append(batch)
+        if len(seen) == 2 + 2 * stopped:  # two micro-batches a step, and the measured ones before
+            raise Killed
+        return real(builder, batch, seeds)
+
+    monkeypatch.setattr(build.Builder, "states", dying)
+    if stopped < 5:
+        with pytest.raises(Killed):
+            train.run(stage(made, **settings), context(made, tmp_path / "first", SPARROW))
+    else:
+        monkeypatch.setattr(build.Builder, "states", real)
+        real_read = sources.StatesReader.read
+        reads = []
+
+        def stopping(reader, indices):
+            reads.append(indices)
+            if len(reads) == 4:
+                raise Killed
+            return real_read(reader, indices)
+
+        monkeypatch.setattr(sources.StatesReader, "read", stopping)
+        with pytest.raises(Killed):
+            train.run(stage(made, **settings), context(made, tmp_path / "first", SPARROW))
+        monkeypatch.setattr(sources.StatesReader, "read", real_read)
+    monkeypatch.setattr(build.Builder, "states", real)
+    train.run(stage(made, **settings), context(made, tmp_path / "first", SPARROW))
+    assert losses(tmp_path / "first") == losses(runs["first"])
+    ours, theirs = (
+        {info["number"]: tensors for _, tensors, info in map(reader.__getitem__, range(len(reader)))}
+        for reader in (ShardReader(tmp_path / "first" / "states"), ShardReader(runs["first"] / "states"))
+    )
+    assert ours.keys() == theirs.keys()
+    for number, tensors in ours.items():
+        for name, tensor in tensors.items():
+            assert torch.allclose(tensor.float(), theirs[number][name].float(), rtol=0.01, atol=0.01)
+
+
+def test_tau_is_measured_in_a_real_decoding_run(made, tmp_path):
+    asked = context(made, tmp_path / "tau", SPARROW)
+    decoding = {
+        "every": 2, "data": made.data | {"max_samples": 2}, "tree": {"kind": "chain", "gamma": 2}, "max_new_tokens": 6,
+        "temperatures": [0.0, 1.0],
+    }  # fmt: skip
+    train.run(stage(made, steps=2, decoding=decoding, select="tau"), asked)
+    rows = [json.loads(line) for line in (asked.folder / "metrics.jsonl").read_text().splitlines()]
+    taus = next(row for row in rows if "tau_T0" in row)
+    assert 1 <= taus["tau_T0"] <= 3 and 1 <= taus["tau_T1"] <= 3
+    best = json.loads((asked.folder / "best-tau" / "score.json").read_text())
+    assert best["score"] == pytest.approx((taus["tau_T0"] + taus["tau_T1"]) / 2)
+
+
+def test_a_second_stage_goes_on_from_the_first(made, runs, tmp_path):
+    asked = context(made, tmp_path / "second", SPARROW, {"drafter": runs["online"]})
+    train.run(stage(made, steps=1, optim={"lr": 0.0}), asked)
+    first, second = weights(runs["online"]), weights(asked.folder)
+    assert all(torch.equal(tensor, second[name]) for name, tensor in first.items())
+
+
+def test_a_reduced_vocabulary_holds_the_likeliest_ids_whatever_the_source(made, tmp_path):
+    drafter = Eagle3Config(kind="eagle3", taps=(1, 2, 3), draft_vocab_size=40)
+    folder = cached(made, tmp_path / "cache", drafter).folder
+    for name, source in (("online", {"kind": "online"}), ("read", {"kind": "cached"})):
+        asked = context(made, tmp_path / name, drafter, {"states": folder})
+        train.run(stage(made, source=source, steps=1), asked)
+    one, other = (weights(tmp_path / name)["d2t"] for name in ("online", "read"))
+    assert torch.equal(one, other) and len(one) == 40
+
+
+def test_the_share_of_pictures_rises_over_caches_of_both_kinds(made, kept, tmp_path):
+    asked = context(made, tmp_path / "rising", SPARROW, {"states": kept})
+    chosen = stage(made, source={"kind": "cached"}, visual_share="linear", epochs=4, text_epochs=1, held_out=0.0)
+    states = train.open_states(chosen, asked, asked.processor(), build.open_target(asked, asked.processor()), 0)
+    order = train.training_order(chosen, states.lengths, 0)
+    assert isinstance(order, RisingVisualOrder) and len(order) == int((states.lengths > 0).sum())
+    assert not (states.lengths[order(0)] > 0).any() and (states.lengths[order(3)] > 0).all()
+    with pytest.raises(UserError, match="pictures and samples without"):
+        train.training_order(chosen, np.array([3, 4]), 0)
+    train.run(chosen, asked)
+    assert len(losses(asked.folder)) == 4 * -(-len(order) // 4)
+
+
+@pytest.mark.parametrize(
+    ("settings", "problem"),
+    [
+        ({"data": None}, "give data, or source"),
+        ({"source": {"kind": "cached"}, "answers": {}}, "answers belong to data"),
+        ({"answers": {"shares": {"data": 0.5, "target": 0.5}}}, "one source alone"),
+        ({"select": "top3"}, "select: top3 needs validation"),
+        ({"held_out": 0.0, "validation": {"every": 1}}, "validation needs held_out"),
+        ({"visual_share": "linear", "steps": 3}, "needs epochs"),
+        ({"visual_share": "linear", "source": {"kind": "cached_on_first_epoch"}}, "does not see all samples"),
+        ({"source": {"kind": "cached", "from": "a", "path": "b"}}, "give from or path"),
+    ],
+)
+def test_settings_that_contradict_each_other_are_refused(made, settings, problem):
+    with pytest.raises(ValidationError, match=problem):
+        stage(made, **settings)
+
+
+def test_what_a_stage_needs_of_earlier_ones(made):
+    assert stage(made).needs() == {"target": None, "processor": None}
+    both = stage(made, source={"kind": "cached", "from": ["texts", "pictures"]})
+    assert both.needs() == {
+        "target": None, "processor": None, "states/texts": "texts", "states/pictures": "pictures"
+    }  # fmt: skip
+    assert stage(made, source={"kind": "cached"}).needs()["states"] is None
+    assert "states" not in stage(made, source={"kind": "cached", "path": "somewhere"}).needs()

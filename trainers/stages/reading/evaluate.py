@@ -1,0 +1,243 @@
+"""Stage kind `evaluate` of this track: decode the same requests plainly and by every method, in one run, and report.
+
+Methods are interleaved request by request, so that a slow minute hits all alike; speeds compare with plain decoding of
+the same target, temperature and length in the same run. Every request's measurements are kept as soon as it is decoded:
+a killed run goes on behind them, with any number of ranks.
+"""
+
+from __future__ import annotations
+
+import platform
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Annotated, Any, Literal
+
+import torch
+from pydantic import BeforeValidator, Field, model_validator
+
+from ....core import ranks
+from ....core.nouns import Request
+from ....core.pictures import TEXT
+from ....core.section import Section
+from ....data.conversations import PromptFormat
+from ....data.lengths import count_long
+from ....data.processor import Processor
+from ....eval import reading_report
+from ....eval.loop import Decoding, Generation, generate
+from ....eval.measure import Row, measure_request
+from ....eval.policies import Draw, Sage
+from ....eval.rules import RULES
+from ....models.decoding.warp import Warp
+from ...context import Context
+from ...engine import init_distributed
+from ..evaluate import Benchmark
+from ..kept import Kept
+from .build import open_target
+from .methods import Method, OpenMethod, open_methods, rule_name
+from .requests import Asked, Length, Opening, VideoSuite, check_length
+
+
+class ReadingEvaluateStage(Section):
+    kind: Literal["evaluate"]
+    format: PromptFormat = PromptFormat()
+    # Files of one's own: each record's conversation up to its last answer.
+    benchmarks: list[Benchmark] = Field(default_factory=list)
+    suite: VideoSuite | None = None
+    # Of clips: numbers of frames, or as text of visual tokens ("0.5k", "25k"); each clip is decoded at every one of
+    # them. none: once, as the data section reads it.
+    lengths: list[Length] = Field(default_factory=list)
+    # Name in the tables -> how it decodes.
+    methods: dict[str, Method] = Field(min_length=1)
+    temperatures: list[Annotated[float, Field(ge=0)]] = Field([0.0], min_length=1)
+    top_k: int = Field(0, ge=0)
+    top_p: float = Field(1.0, gt=0, le=1)
+    # Tokens of an answer; several numbers decode every request anew for each (SAGE: 512, 1024, 2048).
+    max_new_tokens: Annotated[
+        list[Annotated[int, Field(ge=2)]], BeforeValidator(lambda given: [given] if isinstance(given, int) else given)
+    ] = Field([256], min_length=1)
+    # Requests decoded before the clock counts, and times that each is decoded.
+    warmup: int = Field(1, ge=0)
+    repeats: int = Field(1, ge=1)
+
+    @model_validator(mode="after")
+    def _whole(self) -> ReadingEvaluateStage:
+        if not self.benchmarks and self.suite is None:
+            raise ValueError("nothing to measure: give benchmarks or a suite")
+        names = [benchmark.name for benchmark in self.benchmarks] + ((self.suite and self.suite.sets) or [])
+        if twice := {name for name in names if names.count(name) > 1}:
+            raise ValueError(f"benchmarks and suite.sets name {', '.join(sorted(twice))} twice")
+        for length in self.lengths:
+            check_length(length)
+        return self
+
+    @model_validator(mode="after")
+    def _allowed(self) -> ReadingEvaluateStage:
+        for name, method in self.methods.items():
+            used = [t for t in self.temperatures if method.allowed(t)]
+            if not used:
+                raise ValueError(f"methods.{name} fits none of the temperatures")
+            for temperature in used:
+                method.check(temperature)
+        for temperature in self.temperatures:
+            if not any(method.allowed(temperature) for method in self.methods.values()):
+                raise ValueError(f"temperature {temperature:g} is used by no method")
+        return self
+
+    def makes(self) -> set[str]:
+        return {"report"}
+
+    def needs(self) -> dict[str, str | None]:
+        wanted: dict[str, str | None] = {"processor": None, "target": None}
+        for method in self.methods.values():
+            if method.stage is not None:
+                wanted[f"drafter/{method.stage}"] = method.stage
+            elif method.drafter is None:
+                wanted["drafter"] = None
+        sections = [benchmark.data for benchmark in self.benchmarks] + ([self.suite.data] if self.suite else [])
+        made = {data.from_stage for data in sections} - {None}
+        if len(made) > 1:
+            raise ValueError("benchmarks and suite come from two stages")
+        return wanted | ({"data": made.pop()} if made else {})
+
+
+def run(stage: ReadingEvaluateStage, context: Context) -> None:
+    init_distributed()
+    processor = context.processor()
+    # Before a large target is loaded: a set may be out of reach.
+    opening = Opening(context, processor, stage.format, stage.lengths)
+    asked = [found for benchmark in stage.benchmarks for found in opening.benchmark(benchmark.name, benchmark.data)]
+    asked += opening.suite(stage.suite) if stage.suite is not None else []
+    target = open_target(context, processor)
+    methods = open_methods(stage.methods, context, target, processor)
+    measuring = _Measuring(stage, context, processor, target, methods)
+    rows = [row for part in asked for row in measuring.all(part)]
+    if ranks.is_main():
+        parts = {name: found for name, method in methods.items() if (found := method.parts) is not None}
+        levels = {name: method.policy.num_levels for name, method in methods.items()}
+        adaptive = [name for name, method in methods.items() if isinstance(method.policy, Sage)]
+        about = _about(stage, context)
+        report = reading_report.build(rows, levels=levels, parts=parts, adaptive=adaptive, about=about)
+        reading_report.write(context.folder, report, rows)
+        context.say("\n".join(report["findings"]))
+        context.say(f"report: {context.folder / 'report.md'}")
+    ranks.barrier()
+
+
+@dataclass(frozen=True)
+class _Measuring:
+    stage: ReadingEvaluateStage
+    context: Context
+    processor: Processor
+    target: Any
+    methods: Mapping[str, OpenMethod]
+
+    def all(self, asked: Asked) -> list[Row]:
+        """Rows of all ranks for one set at one length."""
+        self._check_positions(asked)
+        rows = []
+        for temperature in self.stage.temperatures:
+            for length in self.stage.max_new_tokens:
+                rows += self._requests(asked, temperature, length)
+        self.context.say(f"{asked.name}: {len(asked.dataset)} requests decoded")
+        return rows
+
+    def _requests(self, asked: Asked, temperature: float, max_new_tokens: int) -> list[Row]:
+        stem = self.context.folder / "rows" / f"{asked.file}-T{temperature:g}-{max_new_tokens}"
+        kept, decodings = Kept(stem), self._decodings(temperature, max_new_tokens)
+        left = [
+            index
+            for index in range(ranks.rank(), len(asked.dataset), ranks.world_size())
+            if str(index) not in kept.values
+        ]
+        for index in left[: self.stage.warmup]:
+            request = asked.dataset.request(index)[0]
+            for name in (None, *decodings):
+                self._generate(index, name, request, decodings)
+        common = {
+            "set": asked.set, "medium": asked.medium, "budget": asked.budget, "temperature": temperature,
+            "max_new_tokens": max_new_tokens,
+        }  # fmt: skip
+        for index in left:
+            kept.add(str(index), [row | common for row in self._one(index, asked, decodings)])
+        ranks.barrier()
+        found = Kept(stem).values
+        return [row for index in range(len(asked.dataset)) for row in found[str(index)]]
+
+    def _one(self, index: int, asked: Asked, decodings: Mapping[str, Decoding]) -> list[Row]:
+        """A row for each method."""
+        request = self.target.view(asked.dataset.request(index)[0])
+        plain: list[Generation] = []
+        drafted: dict[str, list[Generation]] = {name: [] for name in decodings}
+        told: dict[str, Row] = {}
+        for _ in range(self.stage.repeats):
+            plain.append(self._generate(index, None, request, decodings))
+            for name in decodings:
+                drafted[name].append(self._generate(index, name, request, decodings))
+                told[name] = _said(self.methods[name])
+        visual = int((request.modality != TEXT).sum())
+        about = {"visual_tokens": visual, "prompt_tokens": len(request.ids)}
+        return [measure_request(request.name, n, plain, drafted[n]) | about | told[n] for n in decodings]
+
+    def _decodings(self, temperature: float, max_new_tokens: int) -> dict[str, Decoding]:
+        """Of the methods that this temperature can be used with."""
+        warp = Warp(temperature, self.stage.top_k, self.stage.top_p)
+        rule = RULES[rule_name(temperature)]
+        return {
+            name: Decoding(
+                found.policy, rule, Draw(found.method.draw), warp, max_new_tokens, (self.processor.eos_id,)
+            )
+            for name, found in self.methods.items()
+            if found.method.allowed(temperature)
+        }  # fmt: skip
+
+    def _generate(
+        self, index: int, name: str | None, request: Request, decodings: Mapping[str, Decoding]
+    ) -> Generation:
+        # Of the request, not of the rank: the same report with one rank and with two.
+        generator = torch.Generator().manual_seed(self.context.seed * 1_000_003 + index)
+        if name is None:
+            # Proposes nothing: any method's rule and warp are plain decoding's.
+            return generate(self.target, None, request, next(iter(decodings.values())), generator)
+        return generate(self.target, self.methods[name].drafter, request, decodings[name], generator)
+
+    def _check_positions(self, asked: Asked) -> None:
+        """Warn of requests beyond the target's positions: it then answers noise, plainly and with any drafter."""
+        held, longest = self.target.decoder.max_positions, max(self.stage.max_new_tokens)
+        if held is None or not ranks.is_main():
+            return
+        found = count_long(asked.dataset, held - longest, prompts=True)
+        if found.first is not None:
+            self.context.say(
+                f"warning: {asked.name}: prompts that leave less than {longest:,} of the target's {held:,} positions: "
+                f"{found}; its answers are noise there"
+            )
+
+
+def _said(found: OpenMethod) -> Row:
+    """What a drafter and a policy have to tell of the request that was just decoded."""
+    row: Row = {}
+    for key in ("num_held", "num_kept"):
+        if (value := getattr(found.drafter, key, None)) is not None:
+            row[key] = int(value)
+    if isinstance(found.policy, Sage):
+        row["sage"] = [cycle._asdict() for cycle in found.policy.log]
+    return row
+
+
+def _about(stage: ReadingEvaluateStage, context: Context) -> dict[str, Any]:
+    device = context.device()
+    name = torch.cuda.get_device_name(device) if device.type == "cuda" else f"CPU ({platform.machine()})"
+    trees = {name: method.tree.model_dump(exclude_defaults=True) for name, method in stage.methods.items()}
+    return {
+        "command": context.command,
+        "device": f"{name}, {torch.get_num_threads()} threads, {ranks.world_size()} rank(s)",
+        "date": time.strftime("%Y-%m-%d"),
+        "seed": context.seed,
+        "target": context.target.path or "trained in this run",
+        "temperatures": stage.temperatures,
+        "trees": trees,
+        "repeats": stage.repeats,
+        "max_new_tokens": stage.max_new_tokens,
+        "torch": torch.__version__,
+    }

@@ -1,0 +1,206 @@
+"""What an `evaluate` stage of this track decodes with: a drafter, how it reads, the tree, and the draw.
+
+A method's drafter is a head that a stage trained, one that is published, or one without training (`kind: pruned`).
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+from pydantic import BeforeValidator, Field, TypeAdapter, ValidationError, model_validator
+
+from ....core.errors import UserError
+from ....core.section import Section
+from ....data.processor import Processor
+from ....eval.policies import (
+    ChainTree,
+    DynamicTree,
+    SageTree,
+    StaticTree,
+    TreePolicy,
+    check_combination,
+)
+from ....eval.policies.config import named_tree
+from ....models.drafters.made_for import MANIFEST
+from ....models.drafters.pruned import PrunedConfig, load_pruned
+from ....models.drafters.reading import (
+    AnyReading,
+    ReadingConfig,
+    find_reading_head,
+    load_reading_head,
+    reading_proposal,
+)
+from ...context import Context
+
+
+def _named(given: Any) -> Any:
+    """The names of `named_tree`, and SpecVLM's two: chain, of 5 tokens, and static, of 25 nodes."""
+    own = {"chain": {"kind": "chain", "gamma": 5}, "static": {"kind": "static", "choices": "mc_sim_7b_63"}}
+    return own.get(given, given) if isinstance(given, str) and given in own else named_tree(given)
+
+
+MethodTree = Annotated[
+    Annotated[ChainTree | StaticTree | DynamicTree | SageTree, Field(discriminator="kind")], BeforeValidator(_named)
+]
+# How a head reads in decoding, which needs no other training: a method's own keys.
+READING_KEYS = ("vata", "positions", "visual_share", "share_by", "share_layer")
+
+
+class Method(Section):
+    """One way of decoding."""
+
+    # What drafts: the name of a stage that trained a head, or a section as the recipe's `drafter` (a published head by
+    # its path, or kind: pruned). null: the recipe's drafter, as the latest stage left it.
+    drafter: str | Annotated[AnyReading | PrunedConfig, Field(discriminator="kind")] | None = None
+    # A name (30-4-8: total with the root, levels, width; chain; static; sage), or a section with a kind.
+    tree: MethodTree
+    # sample draws proposals from the drafter without replacement, for trees whose shape is fixed.
+    draw: Literal["top-k", "sample"] = "top-k"
+    # Only at these temperatures of the stage; null: at all that this method can be used at.
+    temperatures: list[float] | None = None
+    # Of heads, in decoding alone; null: as the head's own section has it. vata: no visual slot is held.
+    vata: bool | None = None
+    positions: Literal["compact", "flat", "mrope"] | None = None
+    # Share of the visual slots that is held without vata, by the attention that they get in the target.
+    visual_share: float | None = Field(None, ge=0, le=1)
+    share_by: Literal["last", "text"] | None = None
+    share_layer: int | None = Field(None, ge=0)
+
+    @model_validator(mode="after")
+    def _of_heads(self) -> Method:
+        if isinstance(self.drafter, PrunedConfig) and self.reading:
+            raise ValueError(f"{', '.join(self.reading)}: of heads; a pruned drafter has settings of its own")
+        return self
+
+    @property
+    def stage(self) -> str | None:
+        """The stage whose head this is; None: not named."""
+        return self.drafter if isinstance(self.drafter, str) else None
+
+    @property
+    def reading(self) -> dict[str, Any]:
+        """The settings of decoding that this method changes."""
+        return {key: value for key in READING_KEYS if (value := getattr(self, key)) is not None}
+
+    def allowed(self, temperature: float) -> bool:
+        if self.temperatures is not None and temperature not in self.temperatures:
+            return False
+        return temperature > 0 or self.draw == "top-k"
+
+    def check(self, temperature: float) -> None:
+        """Raises `UserError` where this would not be exact."""
+        policy = self.tree.build()
+        check_combination(
+            temperature=temperature, draw=self.draw, policy=policy.name, prunes_by_token=policy.prunes_by_token,
+            rule=rule_name(temperature),
+        )  # fmt: skip
+
+
+def rule_name(temperature: float) -> str:
+    return "sampling" if temperature else "greedy"
+
+
+@dataclass(frozen=True)
+class OpenMethod:
+    """A method with its drafter loaded."""
+
+    method: Method
+    drafter: Any
+    policy: TreePolicy
+    config: Any  # the drafter's section, as it decodes
+
+    @property
+    def parts(self) -> dict[str, bool] | None:
+        """Which parts of Sparrow are on (table 6); None: not a head."""
+        config = self.config
+        if isinstance(config, PrunedConfig):
+            return None
+        ivsb = bool(getattr(config, "ivsb", False)) and config.visual(training=True) == "direct"
+        return {"MTP": config.mtp_steps > 0, "IVSB": ivsb, "VATA": config.visual(training=False) == "none"}
+
+
+def open_methods(
+    methods: Mapping[str, Method], context: Context, target: Any, processor: Processor
+) -> dict[str, OpenMethod]:
+    """Each method's drafter beside the loaded target; heads that several methods use are loaded once."""
+    loaded: dict[Any, Any] = {}
+    found = {}
+    for name, method in methods.items():
+        where = f"key stages.{context.name}.methods.{name}"
+        config, folder = _source(method, context)
+        if config is None:
+            raise UserError("nothing drafts", where=where,
+                            cure="name a stage or a section under drafter, or give the recipe a drafter")  # fmt: skip
+        if isinstance(config, PrunedConfig):
+            drafter = _pruned(config, target, processor, loaded)
+        else:
+            trained, config = config, with_reading(config, method.reading, where)
+            # What it was trained with decides whether it fits; only its rotary embedding follows the positions.
+            trained = trained.model_copy(update={"positions": config.positions})
+            head = _head(trained, folder, context, target, processor, loaded)
+            drafter = reading_proposal(head, target, config)
+        found[name] = OpenMethod(method, drafter, method.tree.build(seed=context.seed), config)
+    return found
+
+
+def with_reading(config: AnyReading, changes: Mapping[str, Any], where: str) -> AnyReading:
+    """The head's section with a method's settings of decoding.
+
+    Raises:
+        UserError: the kind of head has no such setting, or the value is none.
+    """
+    if not changes:
+        return config
+    try:
+        return type(config).model_validate(config.model_dump(by_alias=True) | dict(changes))
+    except ValidationError as error:
+        key = ".".join(str(place) for place in error.errors()[0]["loc"])
+        known = [name for name in READING_KEYS if name in type(config).model_fields]
+        raise UserError(
+            f"{key}: {error.errors()[0]['msg']}, for a head of kind {config.kind}", where=where,
+            cure=f"settings of decoding are here: {', '.join(known)}",
+        ) from error  # fmt: skip
+
+
+def _source(method: Method, context: Context) -> tuple[Any, Path | None]:
+    """The drafter's section, and the folder of the stage that trained it; None: no stage did."""
+    if method.drafter is not None and method.stage is None:
+        return method.drafter, None
+    folder = context.inputs.get("drafter" if method.stage is None else f"drafter/{method.stage}")
+    # A stage may have trained another head than the recipe's.
+    return (_trained(folder) if folder is not None else None) or context.drafter, folder
+
+
+def _trained(folder: Path) -> AnyReading | None:
+    """The section of the head in a stage's folder."""
+    written = json.loads((folder / MANIFEST).read_text()).get("drafter")
+    if written is None:
+        return None
+    return TypeAdapter(ReadingConfig).validate_python(written)
+
+
+def _head(
+    config: AnyReading, folder: Path | None, context: Context, target: Any, processor: Processor, loaded: dict[Any, Any]
+) -> Any:
+    place = folder or find_reading_head(config)
+    # Rotary positions of three rows are part of the head.
+    key = (place, config.positions == "mrope")
+    if key not in loaded:
+        loaded[key] = load_reading_head(
+            config, place, target, target.embedding.dtype, named=context.target.model_dump(mode="json"),
+            tokenizer_sha256=processor.tokenizer_hash,
+        )  # fmt: skip
+    return loaded[key]
+
+
+def _pruned(config: PrunedConfig, target: Any, processor: Processor, loaded: dict[Any, Any]) -> Any:
+    key = config.model_dump_json()
+    if key not in loaded:
+        loaded[key] = load_pruned(
+            config, target, num_token_ids=len(processor.tokenizer), image_token_id=processor.image_token_id
+        )
+    return loaded[key]
