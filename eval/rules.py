@@ -133,7 +133,8 @@ def inverse_cdf(probs: Tensor, uniform: float) -> int:
 def without(probs: Tensor, token: int) -> Tensor:
     left = probs.clone()
     left[token] = 0.0
-    return positive_part(left, left)
+    total = left.sum()
+    return left / total if float(total) > 0 else left
 
 
 def positive_part(values: Tensor, fallback: Tensor) -> Tensor:

@@ -94,7 +94,7 @@ def open_target(context: Context, processor: Processor) -> Any:
 
 
 def keep_tables(target: Any) -> None:
-    """Free a target's layers and eyes where states are read: its embedding, LM head and config are all that is asked."""
+    """Free a target's layers and eyes where states are read: embedding, LM head and config are all that is asked."""
     target.decoder.language_model.layers = nn.ModuleList()
     for name in ("vision_tower", "visual", "multi_modal_projector"):
         if getattr(target.decoder.core, name, None) is not None:
