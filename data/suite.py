@@ -191,7 +191,7 @@ class Suite:
                             where=str(self.folder / INDEX),
                             cure=f"give the set a {convention}: own, describe, explain, letter or word")  # fmt: skip
         medium: Medium = "video" if row.get("video") else "image" if row.get("image") else "text"
-        own: dict[str, str] = {**self.about.prompts}
+        own: dict[str, str] = {part: text for part, text in self.about.prompts.items()}
         return wording(
             way,
             question,

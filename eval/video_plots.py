@@ -67,10 +67,11 @@ def tau_by_visual_tokens(
 def attention_bars(path: Path, shares: Mapping[str, Mapping[str, float]], *, title: str = "") -> None:
     """Where a draft looks from the last instruction token, a bar for each length or drafter (Sparrow, figure 2)."""
     figure, panel = one_panel((6.4, 0.42 * len(shares) + 1.5))
+    bars = {}
     for place, found in enumerate(shares.values()):
         end = 0.0
         for color, kind in zip(COLORS, KINDS, strict=False):
-            panel.barh(place, found[kind], left=end, height=0.62, color=color)
+            bars[kind] = panel.barh(place, found[kind], left=end, height=0.62, color=color)
             if found[kind] > 0.06:
                 panel.text(end + found[kind] / 2, place, f"{found[kind]:.0%}", ha="center", va="center", fontsize=8,
                            color="white" if color == BLUE else "black")  # fmt: skip
@@ -79,8 +80,7 @@ def attention_bars(path: Path, shares: Mapping[str, Mapping[str, float]], *, tit
     panel.invert_yaxis()
     panel.set(xlabel="share of the last instruction token's attention", xlim=(0, 1), title=title)
     panel.tick_params(axis="y", length=0)
-    handles = [panel.barh([], [], color=color) for color, _ in zip(COLORS, KINDS, strict=False)]
-    figure.legend(handles, KINDS, loc="outside lower center", ncol=len(KINDS))
+    figure.legend(bars.values(), bars.keys(), loc="outside lower center", ncol=len(KINDS))
     save(figure, path)
 
 

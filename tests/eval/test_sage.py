@@ -3,17 +3,32 @@
 The vectors are described in vectors_sage/README.md.
 """
 
+import copy
+import itertools
 import json
+from collections import defaultdict
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
 import torch
-from draftsmith.eval.policies import Draw, Sage, SageTree
+from draftsmith.core.errors import UserError
+from draftsmith.eval.loop import Decoding, generate
+from draftsmith.eval.policies import Chain, Draw, Dynamic, Sage, SageTree, Static, TextTreeConfig, check_combination
 from draftsmith.eval.policies.confidence import Drafted, confidence
 from draftsmith.eval.policies.history import DepthCap, History
 from draftsmith.eval.policies.laws import Laws, LawSettings, grow_nodes
-from draftsmith.eval.policies.sage import grow_online, template
+from draftsmith.eval.policies.sage import FIRST_CONFIDENCE, grow_online, template
+from draftsmith.eval.rules import Sampling
+from draftsmith.models.decoding.tree import ROOT
+from draftsmith.models.decoding.warp import Warp
+from fakes import CannotExpand, ReadsFeatures
+from pydantic import TypeAdapter, ValidationError
+from test_contract import compare, greedy, not_vacuous
+from test_exactness import NoResidual, outcomes
+from test_trees import Checked, grown, off_target, table
+from tiny import llava, near, proposal, request, target
 
 VECTORS = Path(__file__).parent / "vectors_sage"
 RECORDED = json.loads((VECTORS / "sage.json").read_text())
@@ -138,3 +153,288 @@ def test_the_papers_lemma_is_false():
     assert claimed > case["actual_p1"]
     # Theorem 4.4 with identical models (epsilon 0) then promises acceptance above 0.44: the target may choose either.
     assert alpha > (10 - 2) / (2 * (10 - 1))
+
+
+# --- exactness ---
+
+
+def sage(**given):
+    return Sage(SageTree(kind="sage", **given))
+
+
+def tiny_sage(growth, **given):
+    """Small enough to enumerate: three tokens, at most two levels."""
+    return sage(
+        growth=growth, top_k=3, min_depth=1, max_depth=2, min_width=1, max_width=3, max_nodes=4, first_tree="chain5",
+        history={"window": 1, "low": 1, "high": 1, "max_depth": 2}, **given,
+    )  # fmt: skip
+
+
+def told(tree, tokens):
+    """What a policy is told of an outcome, from its accepted tokens: siblings differ."""
+    path, node = [], ROOT
+    for token in tokens:
+        node = next(child for child in tree.children[node] if int(tree.tokens[child]) == token)
+        path.append(node)
+    return SimpleNamespace(path=tuple(path), tree=tree, num_accepted=len(path))
+
+
+def continuation(policy, rule, p, q, length, shapes):
+    """Distribution of the next `length` tokens over as many cycles as they take, by enumeration."""
+    found = defaultdict(float)
+
+    def go(policy, prefix, weight):
+        if len(prefix) > length:
+            found[prefix[1 : length + 1]] += weight
+            return
+        tree, rows = grown(policy, q, prefix, max_levels=2)
+        shapes.add(tree.parents)
+        for tokens, chance in outcomes(rule, tree, torch.stack([p(row) for row in rows])):
+            after = copy.deepcopy(policy)
+            after.observe(told(tree, tokens[:-1]))
+            go(after, (*prefix, *tokens), weight * chance)
+
+    policy.start()
+    go(policy, (0,), 1.0)
+    return found
+
+
+GROWTHS = pytest.mark.parametrize("growth", ["online", "template", "dynamic"])
+
+
+@GROWTHS
+@pytest.mark.parametrize("confidence_from", ["deepest", "mean"])
+def test_enumerated(growth, confidence_from):
+    p, q = table(0, 3, 3)
+    policy, shapes = tiny_sage(growth, confidence_from=confidence_from, threshold="local"), set()
+    found = continuation(policy, Sampling(), p, q, 3, shapes)
+    assert sum(found.values()) == pytest.approx(1, abs=1e-9)
+    assert off_target(found, p, 3, 3) < 1e-9
+    assert len(shapes) > 2, "the shape changes with what was drafted and accepted"
+    wrong = continuation(policy, NoResidual(), p, q, 3, set())
+    assert off_target(wrong, p, 3, 3) > 0.01
+
+
+class Scripted:
+    """A sampled draw that follows a script of choices, and notes how likely they were and how many there were."""
+
+    sampled, name = True, "sample"
+
+    def __init__(self, script):
+        self.script, self.taken, self.chance, self.open = script, 0, 1.0, []
+
+    def __call__(self, q, count):
+        row, orders = q[0], []
+        for order in itertools.permutations(range(len(row)), count):
+            chance, left = 1.0, row.clone()
+            for place, token in enumerate(order):
+                chance *= float(left[token] / left.sum()) if left.any() else 1 / (len(left) - place)
+                left[token] = 0
+            if chance:
+                orders.append((order, chance))
+        place = self.script[self.taken] if self.taken < len(self.script) else 0
+        if self.taken >= len(self.script):
+            self.open.append(len(orders))
+        self.taken += 1
+        self.chance *= orders[place][1]
+        return torch.tensor([orders[place][0]])
+
+
+def test_templates_are_exact_with_sampled_draws():
+    """Their shape stands before anything is drawn in the cycle; the first tree and the next ones."""
+    p, q = table(1, 3, 3)
+    policy, found, shapes = tiny_sage("template", threshold="local"), defaultdict(float), set()
+    policy.max_nodes = 99
+
+    def cycle(policy, prefix, script):
+        slots, draw = [], Scripted(script)
+
+        def expand(parents, tokens):
+            above = [slots[i] if i != ROOT else prefix for i in parents]
+            slots.extend((*a, t) for a, t in zip(above, tokens.tolist(), strict=True))
+            return torch.stack([q(s) for s in slots[len(slots) - len(parents) :]])
+
+        policy = copy.deepcopy(policy)
+        return policy, policy.grow(q(prefix), expand, draw, max_levels=2), draw
+
+    def go(policy, prefix, weight):
+        if len(prefix) > 2:
+            found[prefix[1:3]] += weight
+            return
+        waiting = [[]]
+        while waiting:
+            script = waiting.pop()
+            grew, tree, draw = cycle(policy, prefix, script)
+            if draw.open:  # choices beyond the script: one run for each of the first
+                waiting += [[*script, choice] for choice in range(draw.open[0])]
+                continue
+            rows = [prefix]
+            for parent, token in zip(tree.parents, tree.tokens.tolist(), strict=True):
+                rows.append((*rows[parent + 1], token))
+            shapes.add(tree.parents)
+            for tokens, chance in outcomes(Sampling(), tree, torch.stack([p(row) for row in rows])):
+                after = copy.deepcopy(grew)
+                after.observe(told(tree, tokens[:-1]))
+                go(after, (*prefix, *tokens), weight * draw.chance * chance)
+
+    policy.start()
+    go(policy, (0,), 1.0)
+    assert sum(found.values()) == pytest.approx(1, abs=1e-9)
+    assert off_target(found, p, 3, 2) < 1e-9
+    assert len(shapes) > 1
+
+
+def test_which_growth_may_be_sampled():
+    for growth in ("online", "dynamic"):
+        with pytest.raises(UserError, match="prunes drawn nodes"):
+            check_combination(
+                temperature=1, draw="sample", policy="sage", prunes_by_token=sage(growth=growth).prunes_by_token,
+                rule="sampling",
+            )  # fmt: skip
+    assert not sage(growth="template").prunes_by_token
+
+
+# --- through the loop ---
+
+
+@pytest.fixture(scope="module")
+def big():
+    return llava(0)
+
+
+@pytest.fixture(scope="module", name="near")
+def near_draft(big):
+    return near(big)
+
+
+@GROWTHS
+def test_greedy_output_is_plain_decoding(big, near, growth):
+    policy = sage(growth=growth, threshold="local" if growth == "template" else "cumulative")
+    not_vacuous(compare(lambda: target(big), proposal(near), policy, seeds=2))
+    not_vacuous(compare(lambda: target(big), ReadsFeatures(near), policy, seeds=1))
+    assert max(c.num_drafted for c in compare(lambda: target(big), CannotExpand(near), policy, seeds=1)) <= 2
+
+
+@GROWTHS
+@torch.inference_mode()
+def test_the_drafter_keeps_what_was_accepted(big, near, growth):
+    drafter = Checked(near)
+    not_vacuous(
+        generate(target(big), drafter, request(0, 1), greedy(sage(growth=growth, threshold="local"), 16)).cycles
+    )
+    assert drafter.checked > 20
+
+
+@GROWTHS
+def test_the_log_and_the_laws(big, near, growth):
+    policy, asked = sage(growth=growth), request(1, 1)
+    decoding = Decoding(policy, Sampling(), Draw("top-k"), Warp(1.0), 32, ())
+    logs = []
+    for _ in range(2):
+        found = generate(target(big), proposal(near), asked, decoding, torch.Generator().manual_seed(3))
+        logs.append(policy.log)
+    assert logs[0] == logs[1], "each request starts afresh"
+    drafted = [cycle for cycle in found.cycles if cycle.num_nodes]
+    assert [(c.levels, c.nodes, c.accepted) for c in policy.log] == [
+        (c.num_drafted, c.num_nodes, c.num_accepted) for c in drafted
+    ]
+    assert policy.log[0].confidence == FIRST_CONFIDENCE and policy.log[0].nodes == 25
+    for cycle in policy.log:
+        laws = Laws.of(policy.settings, cycle.confidence, cap=cycle.cap)
+        assert (cycle.depth, cycle.width) == (laws.depth, laws.width)
+    assert all(c.levels <= round(c.depth) and c.nodes <= 64 for c in policy.log[1:])
+    assert len({c.confidence for c in policy.log}) > 3
+    assert all(cycle.update_s > 0 for cycle in drafted)
+
+
+def feed(policy, q, accepted, levels=99):
+    """One cycle on a draft that always has the same distribution; the likeliest chain is accepted so far."""
+    tree = policy.grow(q, lambda parents, tokens: q.expand(len(parents), -1), Draw("top-k"), max_levels=levels)
+    path, node = [], ROOT
+    while len(path) < accepted and node in tree.children:
+        node = tree.children[node][0]
+        path.append(node)
+    policy.observe(SimpleNamespace(path=tuple(path), tree=tree, num_accepted=len(path)))
+    return tree
+
+
+def peaked(top):
+    return torch.cat([torch.tensor([top]), torch.full((19,), (1 - top) / 19)])
+
+
+@GROWTHS
+def test_sure_drafts_get_deep_and_narrow_trees(growth):
+    shapes = {}
+    for name, top in (("sure", 0.97), ("unsure", 0.3)):
+        policy = sage(growth=growth, threshold="local", total="product")
+        feed(policy, peaked(top), 2)
+        tree = feed(policy, peaked(top), 2)
+        shapes[name] = tree.num_levels, max(len(kids) for kids in tree.children.values())
+    assert shapes["sure"][0] > shapes["unsure"][0]
+    assert shapes["sure"][1] <= shapes["unsure"][1] or growth != "dynamic"
+    assert shapes["sure"][0] == 8
+
+
+@GROWTHS
+def test_a_flat_draft_still_gets_one_node(growth):
+    policy = sage(growth=growth)
+    flat = torch.full((40,), 1 / 40)
+    feed(policy, flat, 0)
+    tree = feed(policy, flat, 0)
+    assert policy.confidence == pytest.approx(0, abs=1e-6)
+    assert (tree.num_nodes == 1) == (growth != "dynamic"), "nothing exceeds the threshold"
+    assert tree.num_nodes > 0
+
+
+def test_history_moves_the_deepest_tree():
+    policy = sage(history={"window": 2})
+    for _ in range(40):
+        feed(policy, peaked(0.97), 9)
+    assert policy.log[-1].cap == 10, "one level for every two cycles, up to the bound"
+    assert policy.log[-1].levels == 10
+    for _ in range(40):
+        feed(policy, peaked(0.97), 0)
+    assert policy.log[-1].cap == 3
+    assert sage(history=None).num_levels == 8
+
+
+def test_which_distribution_says_how_sure():
+    """The root is sure and the node behind it is not."""
+    sure, unsure = peaked(0.97), peaked(0.3)
+
+    def cycle(policy):
+        tree = policy.grow(sure, lambda parents, tokens: unsure.expand(len(parents), -1), Draw("top-k"), max_levels=2)
+        policy.observe(SimpleNamespace(path=(0,), tree=tree, num_accepted=1))
+        return policy.confidence
+
+    alphas = [float(confidence(q.topk(10).values)) for q in (sure, unsure)]
+    assert cycle(sage(confidence_from="root")) == pytest.approx(alphas[0], abs=1e-6)
+    assert cycle(sage(confidence_from="deepest")) == pytest.approx(alphas[1], abs=1e-6)
+    # The first tree expands its root and, in two levels, four nodes.
+    assert cycle(sage(confidence_from="mean")) == pytest.approx((alphas[0] + 4 * alphas[1]) / 5, abs=1e-6)
+
+
+# --- in a recipe ---
+
+TREE = TypeAdapter(TextTreeConfig)
+
+
+def test_names_of_trees():
+    for name, total, levels, width in (("30-4-8", 30, 4, 8), ("48-5-10", 48, 5, 10), ("25-5-8", 25, 5, 8)):
+        policy = TREE.validate_python(name).build()
+        assert isinstance(policy, Dynamic)
+        assert (policy.num_nodes, policy.num_levels, policy.width) == (total - 1, levels, width)
+    assert isinstance(TREE.validate_python("sage").build(), Sage)
+    assert isinstance(TREE.validate_python("mc_sim_7b_63").build(), Static)
+    assert TREE.validate_python("chain") == "chain"
+    assert isinstance(TREE.validate_python({"kind": "chain", "gamma": 3}).build(), Chain)
+    for wrong in ("30-4", "30-0-8", "sgae"):
+        with pytest.raises(ValidationError, match=r"names no tree|no level"):
+            TREE.validate_python(wrong)
+
+
+def test_settings_that_contradict_each_other():
+    for wrong in ({"min_depth": 9}, {"min_width": 11}, {"history": {"max_depth": 7}}, {"first_tree": "chain6"},
+                  {"history": {"low": 4}}):  # fmt: skip
+        with pytest.raises(ValidationError):
+            SageTree(kind="sage", **wrong)

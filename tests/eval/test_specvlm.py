@@ -1,4 +1,4 @@
-"""Drafting with pruned visual tokens through the decoding loop: nothing changes the output, and what is drafted is right."""
+"""Drafting with pruned visual tokens through the loop: the output stays, and what is drafted is right."""
 
 import copy
 from dataclasses import replace
@@ -46,9 +46,9 @@ def test_the_target_itself_drafts_what_it_says():
     """With nothing removed a copy accepts every drafted token: the two prompts and caches are alike."""
     big = target(llava(3))
     for drafter in (pruned(big, big, ratio=0.0), pruned(target(copy.deepcopy(big.decoder.model)), big, ratio=0.0)):
-        cycles = compare(lambda: big, drafter, Chain(4), images=2)
+        cycles = compare(lambda: big, drafter, Chain(4), seeds=2, images=2)
         assert all(c.num_accepted == c.num_drafted for c in cycles)
-        assert sum(c.num_accepted for c in cycles) > 30
+        assert sum(c.num_accepted for c in cycles) > 20
 
 
 class Fresh(Checked):
@@ -113,7 +113,7 @@ def test_without_pictures_and_without_pruning(big, sibling):
     assert [c.num_accepted for c in compare(lambda: big, drafter, Chain(3), images=2)] == [
         c.num_accepted for c in plain
     ]
-    not_vacuous(compare(lambda: big, pruned(sibling, big), Chain(3), images=0))
+    not_vacuous(compare(lambda: big, pruned(sibling, big), Chain(3), seeds=2, images=0))
 
 
 @pytest.mark.parametrize("draw", ["top-k", "sample"])
@@ -154,6 +154,3 @@ def test_qwen(kind):
             assert found.tokens == plain.tokens
             assert any(c.num_accepted for c in found.cycles)
             assert drafter.num_kept == round(drafter.num_visual / 2)
-    # Nothing is removed in effect where all of the budget is taken: the same tokens as the whole prompt has.
-    shown = pruned(own, own, ratio=0.01, positions="target")
-    assert shown.config.num_kept(16) == 16
