@@ -58,6 +58,8 @@ class ConversationData(Section):
     video: VideoSettings = VideoSettings()
     # Ids in a sample, pictures included; no more than the language model has positions.
     max_length: int = Field(2048, ge=8)
+    # Put behind each record's last question ("Please answer with at least 1000 words.").
+    question_end: str = ""
     # strict stops at the first unusable record; skip leaves it out and lists it in skipped.jsonl.
     on_error: Literal["strict", "skip"] = "strict"
     # A sample of more than max_length ids: error stops; skip leaves it out and lists it; drop_images takes all its
@@ -143,7 +145,8 @@ class ConversationDataset:
 
     def record(self, index: int) -> dict[str, Any]:
         file, number = self.places[index]
-        return self.records[file].read(number)
+        record = self.records[file].read(number)
+        return _asked(record, self.config.question_end) if self.config.question_end else record
 
     def sample_id(self, index: int) -> str:
         """Unique whatever the ids are: file, place and id."""
@@ -324,6 +327,14 @@ class ConversationDataset:
 
 class _TooLong(UserError):
     """A sample of more ids than there is room for."""
+
+
+def _asked(record: dict[str, Any], end: str) -> dict[str, Any]:
+    """The record with `end` behind its last question."""
+    turns = list(record["conversations"])
+    last = max(place for place, turn in enumerate(turns) if turn["from"] == "human")
+    turns[last] = turns[last] | {"value": f"{turns[last]['value'].rstrip()} {end}"}
+    return record | {"conversations": turns}
 
 
 def _without_marks(record: dict[str, Any]) -> list[dict[str, Any]]:

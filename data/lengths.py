@@ -79,6 +79,7 @@ def _bounds(dataset: ConversationDataset, prompts: bool) -> tuple[np.ndarray, np
     least = fewest_ids(words, images, tokens_per_image=per_image)
     # No id has less than a byte of its own, and a record's quotation marks and names outweigh a template's words.
     most = sizes + images * (per_image + 3) + len(dataset.form.system or SYSTEM) + _ROOM
+    most = most + len(dataset.config.question_end)
     unknown = clips > 0
     if is_tiled(eyes.aspect, 1) or eyes.processor.reads_whole:
         unknown |= images > 0

@@ -93,10 +93,10 @@ def patches(frames: Sequence[Image.Image], grid: PatchGrid, processor: Processor
     images, side, merge = processor.image_processor, processor.patch_size, grid.merge
     size = grid.columns * side, grid.rows * side
     pixels = np.stack([np.asarray(frame.resize(size, images.resample), dtype=np.float32) for frame in frames])
-    pixels = (pixels / 255 - np.array(images.image_mean, np.float32)) / np.array(images.image_std, np.float32)
-    if len(pixels) % _FRAMES:
-        pixels = np.concatenate([pixels, pixels[-1:]])
-    cut = torch.from_numpy(pixels).view(
-        len(pixels) // _FRAMES, _FRAMES, grid.rows // merge, merge, side, grid.columns // merge, merge, side, 3
+    tensor = (torch.from_numpy(pixels) / 255 - torch.tensor(images.image_mean)) / torch.tensor(images.image_std)
+    if len(tensor) % _FRAMES:
+        tensor = torch.cat([tensor, tensor[-1:]])
+    cut = tensor.view(
+        len(tensor) // _FRAMES, _FRAMES, grid.rows // merge, merge, side, grid.columns // merge, merge, side, 3
     )
     return cut.permute(0, 2, 5, 3, 6, 8, 1, 4, 7).reshape(-1, 3 * _FRAMES * side * side)

@@ -48,6 +48,7 @@ class Generation:
     draft_prefill_s: float
     total_s: float
     stop: Literal["eos", "length"]
+    pruning_s: float = 0.0  # of the draft's prefill, what a drafter that prunes the prompt chose with
 
 
 @dataclass(frozen=True)
@@ -140,7 +141,8 @@ def generate(
             )
         )
     stop: Literal["eos", "length"] = "eos" if tokens[-1] in decoding.eos_ids else "length"
-    return Generation(tokens, cycles, prefill_s, draft_prefill_s, clock.now() - start, stop)
+    pruning_s = getattr(drafter, "pruning_s", 0.0)
+    return Generation(tokens, cycles, prefill_s, draft_prefill_s, clock.now() - start, stop, pruning_s)
 
 
 def _truncating(drafter: Drafter, warp: Warp) -> Expand:

@@ -52,7 +52,8 @@ def time_parts(generation: Generation) -> dict[str, float]:
     cycles = generation.cycles
     parts = {
         "target_prefill": generation.prefill_s,
-        "draft_prefill": generation.draft_prefill_s,
+        "draft_prefill": generation.draft_prefill_s - generation.pruning_s,
+        "token_pruning": generation.pruning_s,
         "verification": sum(c.verify_s for c in cycles),
         "drafting": sum(c.draft_s for c in cycles),
         "tree_update": sum(c.update_s for c in cycles),

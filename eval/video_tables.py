@@ -251,6 +251,7 @@ OPERATIONS = {
     "target verification": "verification",
     "draft prefill": "draft_prefill",
     "draft decoding": "drafting",
+    "token pruning": "token_pruning",
     "tree update": "tree_update",
     "others": "others",
 }
@@ -265,8 +266,8 @@ def time_shares(rows: Sequence[Row], drafters: Sequence[str]) -> Table:
         total = sum(sums)
         lines.append(Line((drafter,), (*(100 * _ratio(part, total) for part in sums), 100.0 if total else 0.0)))
     note = (
-        "Verification is the target's pass and the acceptance rule; what a drafter prunes belongs to its prefill, and "
-        "a tree that is grown step by step to draft decoding."
+        "Verification is the target's pass and the acceptance rule; a tree that is grown step by step belongs to draft "
+        "decoding, and what is told to it afterwards is the update."
     )
     columns = tuple((name, SHARE) for name in (*OPERATIONS, "total"))
     return Table("Time by operation", note, ("method",), columns, tuple(lines), marks_best=False)

@@ -109,6 +109,11 @@ def placeholder_ids(config: PreTrainedConfig) -> tuple[int, ...]:
     return tuple({value for value in found if value is not None})
 
 
+def is_tied(config: PreTrainedConfig) -> bool:
+    """Whether embedding and LM head are one matrix; Qwen-VL's text configs leave that to the whole one."""
+    return bool(getattr(config.get_text_config(), "tie_word_embeddings", config.tie_word_embeddings))
+
+
 def new_model(config: PreTrainedConfig) -> PreTrainedModel:
     """A model of the config's family with random weights."""
     return FAMILIES[config.model_type][1](config)
@@ -187,7 +192,7 @@ class LlavaTraining(nn.Module):
         if lora is not None:
             llava.lm_head.requires_grad_(False)
             add_adapters(decoder, lora)
-        if llava.config.get_text_config().tie_word_embeddings:
+        if is_tied(llava.config):
             llava.tie_weights()
         if gradient_checkpointing:
             decoder.gradient_checkpointing_enable({"use_reentrant": False})

@@ -8,7 +8,7 @@ import torch
 from torch import nn
 from transformers import AutoModelForCausalLM, PreTrainedConfig, PreTrainedModel
 
-from .llava import FAMILIES, llava_parts, new_model
+from .llava import FAMILIES, is_tied, llava_parts, new_model
 from .qwen import QWEN_FAMILIES, qwen_parts
 
 
@@ -25,13 +25,13 @@ def empty_model(config: PreTrainedConfig) -> PreTrainedModel:
 def parameter_counts(config: PreTrainedConfig) -> dict[str, int]:
     """Parameters by part; the LM head belongs to the language model."""
     model = empty_model(config)
-    if config.get_text_config().tie_word_embeddings:
+    if is_tied(config):
         model.tie_weights()
     if config.model_type in FAMILIES:
-        parts: dict[str, nn.Module] = {**llava_parts(model)}
+        parts = llava_parts(model)
     else:
-        parts = {**qwen_parts(model)} if config.model_type in QWEN_FAMILIES else {"language_model": model}
-    return {name: num_parameters([module]) for name, module in parts.items()}
+        parts = qwen_parts(model) if config.model_type in QWEN_FAMILIES else {"language_model": model}
+    return {str(name): num_parameters([module]) for name, module in parts.items()}
 
 
 def num_parameters(modules: Sequence[nn.Module]) -> int:

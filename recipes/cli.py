@@ -8,6 +8,7 @@ import sys
 import traceback
 from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 import yaml
 
@@ -75,10 +76,12 @@ def _run(arguments: list[str]) -> int:
     planned = plan(recipe, loaded.path)
     if options.dry_run:
         from .dry_run import dry_run
+        from .dry_run_reading import dry_run_reading
         from .dry_run_visual import dry_run_visual
-        from .schema import VisualRecipe
+        from .schema import ReadingRecipe, VisualRecipe
 
-        say((dry_run_visual if isinstance(recipe, VisualRecipe) else dry_run)(recipe, planned))
+        tracks: dict[type, Any] = {VisualRecipe: dry_run_visual, ReadingRecipe: dry_run_reading}
+        say(tracks.get(type(recipe), dry_run)(recipe, planned))
         return 0
     from ..trainers.context import Context
     from ..trainers.engine import init_distributed

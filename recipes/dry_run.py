@@ -50,7 +50,7 @@ def dry_run(recipe: Recipe, planned: Sequence[Planned]) -> str:
             lines += _training(plan.stage, config, eyes, recipe, generated(plan, planned))
             lines += _beside(plan.stage, target, recipe)
         elif plan.stage.kind == "regenerate":
-            lines += _answers(plan, planned)
+            lines += answers(plan, planned)
         else:
             if plan.stage.target is not None:
                 lines += _parameters(target_config(plan.stage.target, None, network=False))
@@ -74,7 +74,8 @@ def _beside(stage: TrainStage, target: PreTrainedConfig, recipe: Recipe) -> list
     ]
 
 
-def _answers(plan: Planned, planned: Sequence[Planned]) -> list[str]:
+def answers(plan: Planned, planned: Sequence[Planned]) -> list[str]:
+    """The lines of a `regenerate` stage."""
     stage = plan.stage
     number, how = samples(stage, generated(plan, planned), on_disk(stage.data))
     shown = "unknown: the data is not on disk" if number is None else f"{number:,} ({how})"

@@ -106,7 +106,10 @@ def _with_base(path: Path) -> dict[str, Any]:
         raise UserError(
             f"{base!r} extends another recipe itself", where=f"{path}, key extends", cure="extend one level"
         )
-    return _merge(base_tree, tree)
+    merged = _merge(base_tree, tree)
+    # `NAME: null` leaves a stage of the base out.
+    stages = {name: stage for name, stage in (merged.get("stages") or {}).items() if stage is not None}
+    return merged | {"stages": stages}
 
 
 def _read(path: Path) -> dict[str, Any]:

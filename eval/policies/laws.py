@@ -144,7 +144,8 @@ def grow_nodes(
         first: probabilities of the root's children, likeliest first.
         below: the same for each of some nodes of one level.
     """
-    kept, newest, ranked = [], [Node((), 1.0, 1.0)], [first]
+    kept: list[Node] = []
+    newest, ranked = [Node((), 1.0, 1.0)], [first]
     for level in range(1, levels + 1):
         found = [child for node, probs in zip(newest, ranked, strict=True) for child in laws.children(node, probs)]
         kept = laws.first([*kept, *found])

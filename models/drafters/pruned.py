@@ -215,9 +215,9 @@ _SIZES = ("image_size", "patch_size", "spatial_merge_size", "temporal_patch_size
 def check_sibling(sibling: LanguageTarget, target: LanguageTarget) -> None:
     """Raises `UserError` where the two do not read a prompt in the same places."""
     ours, theirs = sibling.decoder.model.config, target.decoder.model.config
-    pairs = {"image token": (_image_token(ours), _image_token(theirs))}
-    eyes = getattr(ours, "vision_config", None), getattr(theirs, "vision_config", None)
-    pairs |= {f"vision tower's {name}": tuple(getattr(eye, name, None) for eye in eyes) for name in _SIZES}
+    my_eyes, its_eyes = (getattr(config, "vision_config", None) for config in (ours, theirs))
+    pairs = {f"vision tower's {name}": (getattr(my_eyes, name, None), getattr(its_eyes, name, None)) for name in _SIZES}
+    pairs["image token"] = _image_token(ours), _image_token(theirs)
     for what, (mine, other) in pairs.items():
         if mine != other:
             raise UserError(

@@ -57,6 +57,7 @@ def _check(model: PreTrainedModel) -> None:
     model.eval()
     ids = torch.arange(3, 7, device=model.get_input_embeddings().weight.device)[None]
     whole = model(input_ids=ids, use_cache=False).logits.float()
+    assert core is not None
     parts = model.lm_head(core(inputs_embeds=model.get_input_embeddings()(ids), use_cache=False)[0]).float()
     if not torch.allclose(whole, parts, atol=1e-2 * float(whole.abs().max()), rtol=0):
         raise UserError(f"{name} does more than embed, decode and score", where="key target", cure=cure)

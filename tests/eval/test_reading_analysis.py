@@ -4,6 +4,7 @@ from dataclasses import replace
 
 import pytest
 import tiny
+import tiny_qwen
 import torch
 from draftsmith.core.nouns import IMAGE, TEXT
 from draftsmith.eval import reading_analysis as analysis
@@ -229,3 +230,24 @@ def test_retention_by_hand(target):
 def test_where_retention_stays_below_the_threshold():
     assert analysis.fused_from([1.0, 0.5, 0.2, 0.3, 0.1, 0.05]) == 4
     assert analysis.fused_from([1.0, 0.5]) is None
+
+
+@pytest.mark.parametrize("kind", tiny_qwen.KINDS)
+@torch.inference_mode()
+def test_qwens_text_is_blind_where_visual_places_are_unseen_from_the_first_layer(kind):
+    """In chunks, too; Qwen3-VL adds visual states behind its first layers, which nobody sees there."""
+    target = tiny_qwen.target(tiny_qwen.model(kind))
+    asked = tiny_qwen.request(kind, ((4, 6),), (2, 4, 4))
+    other = replace(asked, pixels=-asked.pixels)
+
+    def scores(request, layer):
+        with unseen_from(target.decoder, request.modality != TEXT, layer):
+            return target.prefill(request, Taps(), capacity=1)[1].logits[-1]
+
+    whole = scores(asked, 0)
+    torch.testing.assert_close(whole, scores(other, 0), atol=1e-5, rtol=0)
+    kept = whole.isfinite()
+    assert (scores(asked, 1) - scores(other, 1))[kept].abs().max() > 1e-3
+    target.prefill_chunk = 5
+    torch.testing.assert_close(scores(asked, 0), whole, atol=1e-4, rtol=0)
+    assert len(retention(target, [asked])["visual"]) == target.decoder.num_layers + 1

@@ -165,8 +165,8 @@ def sage(**given):
 def tiny_sage(growth, **given):
     """Small enough to enumerate: three tokens, at most two levels."""
     return sage(
-        growth=growth, top_k=3, min_depth=1, max_depth=2, min_width=1, max_width=3, max_nodes=4, first_tree="chain5",
-        history={"window": 1, "low": 1, "high": 1, "max_depth": 2}, **given,
+        growth=growth, top_k=3, min_depth=1, max_depth=3, min_width=1, max_width=2, max_nodes=6, threshold="local",
+        first_level="plain", first_tree="chain5", history={"window": 2, "low": 1, "high": 1, "max_depth": 4}, **given,
     )  # fmt: skip
 
 
@@ -205,8 +205,8 @@ GROWTHS = pytest.mark.parametrize("growth", ["online", "template", "dynamic"])
 @GROWTHS
 @pytest.mark.parametrize("confidence_from", ["deepest", "mean"])
 def test_enumerated(growth, confidence_from):
-    p, q = table(0, 3, 3)
-    policy, shapes = tiny_sage(growth, confidence_from=confidence_from, threshold="local"), set()
+    p, q = table(3, 3, 3)
+    policy, shapes = tiny_sage(growth, confidence_from=confidence_from), set()
     found = continuation(policy, Sampling(), p, q, 3, shapes)
     assert sum(found.values()) == pytest.approx(1, abs=1e-9)
     assert off_target(found, p, 3, 3) < 1e-9
@@ -243,7 +243,7 @@ class Scripted:
 def test_templates_are_exact_with_sampled_draws():
     """Their shape stands before anything is drawn in the cycle; the first tree and the next ones."""
     p, q = table(1, 3, 3)
-    policy, found, shapes = tiny_sage("template", threshold="local"), defaultdict(float), set()
+    policy, found, shapes = tiny_sage("template"), defaultdict(float), set()
     policy.max_nodes = 99
 
     def cycle(policy, prefix, script):

@@ -1,6 +1,7 @@
 """Drafting with pruned visual tokens through the loop: the output stays, and what is drafted is right."""
 
 import copy
+from collections import Counter
 from dataclasses import replace
 
 import pytest
@@ -14,6 +15,7 @@ from draftsmith.models.decoding.warp import Warp
 from draftsmith.models.drafters.pruned import PrunedConfig, PrunedProposal, keep_visual, load_pruned, visual_scores
 from draftsmith.models.targets.base import Taps
 from test_contract import compare, greedy, not_vacuous
+from test_exactness import chi_square
 from test_trees import Checked
 from tiny import IMAGE_ID, TOKENS, llava, near, proposal, request, target
 
@@ -154,3 +156,33 @@ def test_qwen(kind):
             assert found.tokens == plain.tokens
             assert any(c.num_accepted for c in found.cycles)
             assert drafter.num_kept == round(drafter.num_visual / 2)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("growth", "draw"), [("online", "top-k"), ("template", "sample")])
+def test_what_comes_out_is_the_targets(big, sibling, growth, draw):
+    """Four tokens over several cycles of an adaptive tree and a pruned draft, against the target's own probabilities."""
+    asked, warp, count = request(2, 3), Warp(1.0, top_k=2), 1500
+    drafter, policy = pruned(sibling, big, ratio=0.5), Sage(SageTree(kind="sage", growth=growth, first_tree="chain5"))
+    expected = {(): 1.0}
+    for _ in range(4):
+        further = {}
+        for tokens, chance in expected.items():
+            ids = torch.cat([asked.ids, torch.tensor(tokens, dtype=torch.int64)])
+            with torch.no_grad():
+                scores = big.decoder.model(input_ids=ids[None], pixel_values=asked.pixels).logits[0, -1]
+            scores[[IMAGE_ID, *range(TOKENS, len(scores))]] = float("-inf")
+            further |= {(*tokens, t): chance * float(p) for t, p in enumerate(warp(scores)) if p}
+        expected = further
+    generator, seen, cycles = torch.Generator().manual_seed(3), Counter(), []
+    decoding = Decoding(policy, Sampling(), Draw(draw), warp, 6, ())
+    for _ in range(count):
+        found = generate(big, drafter, asked, decoding, generator)
+        seen[tuple(found.tokens[:4])] += 1
+        cycles.append(len(policy.log))
+    assert set(seen) <= set(expected) and max(cycles) > 2
+    common = {k: v for k, v in expected.items() if v * count >= 10}
+    rare = 1 - sum(common.values())
+    observed = [seen[k] for k in common]
+    values = torch.tensor([*observed, count - sum(observed)], dtype=torch.float64)
+    assert chi_square(values, count * torch.tensor([*common.values(), rare], dtype=torch.float64)) < 1

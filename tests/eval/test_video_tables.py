@@ -167,18 +167,18 @@ def test_pictures_have_tokens_per_second_end_to_end():
 def generation(prefill=2.0, others=0.5):
     cycles = [Cycle(4, 25, 3, 4, 0.3, 0.4, 0.9, 0.1, 0.05)] * 10
     total = prefill + 0.2 + sum(c.draft_s + c.verify_s + c.update_s for c in cycles) + others
-    return Generation(list(range(41)), cycles, prefill, 0.2, total, "length")
+    return Generation(list(range(41)), cycles, prefill, 0.2, total, "length", 0.05)
 
 
 def test_time_by_operation_adds_up():
     parts = time_parts(generation())
     assert parts == pytest.approx({
-        "target_prefill": 2.0, "draft_prefill": 0.2, "verification": 4.0, "drafting": 3.0, "tree_update": 0.5,
-        "others": 0.5,
+        "target_prefill": 2.0, "draft_prefill": 0.15, "token_pruning": 0.05, "verification": 4.0, "drafting": 3.0,
+        "tree_update": 0.5, "others": 0.5,
     })  # fmt: skip
     row = measure_request("r0", "SAGE", [generation()], [generation()])
     (line,) = t.time_shares([row, row], ["SAGE"]).lines
-    assert line.values == pytest.approx((19.61, 39.22, 1.96, 29.41, 4.90, 4.90, 100.0), abs=0.01)
+    assert line.values == pytest.approx((19.61, 39.22, 1.47, 29.41, 0.49, 4.90, 4.90, 100.0), abs=0.01)
     assert sum(line.values[:-1]) == pytest.approx(100.0)
 
 

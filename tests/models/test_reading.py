@@ -89,7 +89,7 @@ def test_rows_do_not_see_each_other(name):
         assert {slot for _, slot in found} == {slot for other, slot in together if other == row}
         for (_, slot), value in found.items():
             torch.testing.assert_close(value, together[row, slot], atol=2e-5, rtol=1e-5)
-        total += float(training(alone).loss_sum)
+        total += training(alone).loss_sum.item()
     assert float(whole.loss_sum) == pytest.approx(total, rel=1e-4)
     assert int(whole.num_tokens) == batch.num_supervised == 10
 
@@ -223,6 +223,8 @@ def test_ttt_passes_are_what_decoding_does(name):
             chain = range(last - steps + 1, last + 1)
             if last - steps < 0 or bool(layout.visual[0, last - steps : last + 1].any()):
                 continue
+            if int(layout.index[0, last] - layout.index[0, last - steps]) != steps:
+                continue  # a dropped picture stands between
             start = last - steps + 1
             cache = Cache(1, count)
             one = lambda part, places: part[:, places] if part is not None else None  # noqa: E731
@@ -408,10 +410,10 @@ def test_gaps_are_drawn_in_training_alone():
     still = training.fill(batch)[1]
     assert torch.equal(still, torch.arange(7).expand(200, -1))
     training.train()
-    gaps = training.fill(batch)[1][:, 3] - 2
+    gaps = training.fill(batch)[1][:, 3] - 1
     drawn = gaps[gaps != 2]
     assert 70 < len(drawn) < 130 and 300 < drawn.float().mean() < 700 and int(drawn.max()) <= 1000
-    assert torch.equal(training.fill(batch)[1][:, 3] - 2, gaps), "from the rows' seeds"
+    assert torch.equal(training.fill(batch)[1][:, 3] - 1, gaps), "from the rows' seeds"
 
 
 def test_positions_in_training():
@@ -577,7 +579,7 @@ def test_the_manifest_says_what_was_read(tmp_path):
     ("changes", "more", "says"),
     [
         ({"middle_layer": 5}, {}, "visual_layer is 4, expected 5"),
-        ({"state": -2}, {}, "state is feature, expected -2"),
+        ({"state": -2}, {}, r"state is feature, expected \[7\]"),
         ({"ivsb": False}, {}, "ivsb is True, expected False"),
         ({"input_norm": False}, {}, "input_norm is True, expected False"),
         ({}, {"tokenizer_sha256": "other"}, "tokenizer_sha256 is t, expected other"),

@@ -19,7 +19,14 @@ from draftsmith.models.targets.load import build_target, load_target
 from draftsmith.models.targets.qwen import QwenTarget, QwenTargetConfig
 from draftsmith.models.training import training_of
 from tiny_qwen import CLIP_ID, EOS, IDS, IMAGE_ID, TOKENS, VOCAB, model, request, target, text_config, vision_config
-from transformers import Gemma2Config, Gemma2ForCausalLM, GPT2Config, GPT2LMHeadModel, MistralConfig, MistralForCausalLM
+from transformers import (
+    GPT2Config,
+    GPT2LMHeadModel,
+    GraniteConfig,
+    GraniteForCausalLM,
+    MistralConfig,
+    MistralForCausalLM,
+)
 
 PARTS = ("vision_tower", "projector", "language_model")
 LLAMA = {
@@ -125,13 +132,10 @@ def test_a_target_of_text(tmp_path):
 def test_models_that_are_more_than_embed_decode_and_score_are_refused():
     sizes = {"vocab_size": VOCAB, "hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 2}
     torch.manual_seed(0)
-    gemma = Gemma2Config(
-        **sizes, intermediate_size=64, num_key_value_heads=1, head_dim=16, layer_types=["full_attention"] * 2,
-        sliding_window=None, final_logit_softcapping=1.0,
-    )  # fmt: skip
+    granite = GraniteConfig(**sizes, intermediate_size=64, num_key_value_heads=1, logits_scaling=8.0)
     windows = MistralConfig(**sizes, intermediate_size=64, num_key_value_heads=1, sliding_window=8)
     for made, reason in (
-        (Gemma2ForCausalLM(gemma), "more than embed"),
+        (GraniteForCausalLM(granite), "more than embed"),
         (MistralForCausalLM(windows), "see a window alone"),
         (GPT2LMHeadModel(GPT2Config(vocab_size=VOCAB, n_embd=32, n_layer=1, n_head=2)), "no decoder"),
     ):

@@ -1,6 +1,5 @@
 """The `cache` stage: said before it is written, whole after any stop, and the states that the target computes."""
 
-import json
 import shutil
 from types import SimpleNamespace
 
@@ -20,6 +19,7 @@ from draftsmith.models.drafters.reading import Eagle3Config, HivisConfig, MsdCon
 from draftsmith.trainers.stages.reading import build, cache
 from draftsmith.trainers.stages.reading.sources import Cached, Online
 from draftsmith.trainers.stages.reading.train import open_states
+from safetensors.torch import load_file, save_file
 from states_run import RECORDS, cached, context, stage, world
 
 
@@ -203,8 +203,11 @@ def test_a_cache_of_another_target_template_or_head_is_refused_by_the_field(made
     with pytest.raises(UserError, match="another template"):
         read(form={"system": "Answer in one word."})
     other = shutil.copytree(made.folder, tmp_path / "other")
-    config = json.loads((other / "target" / "config.json").read_text())
-    (other / "target" / "config.json").write_text(json.dumps(config | {"comment": "other weights"}))
+    read(made=type(made)(folder=other, data=made.data))  # the same weights elsewhere
+    path = other / "target" / "model.safetensors"
+    weights = load_file(path)
+    weights["lm_head.weight"] += 0.1
+    save_file(weights, path, metadata={"format": "pt"})
     with pytest.raises(UserError, match=r"another target\.weights"):
         read(made=type(made)(folder=other, data=made.data))
 

@@ -260,6 +260,6 @@ def image_of(config: AnyReading) -> Image | None:
 
 
 def written_settings(config: AnyReading) -> dict[str, Any]:
-    """The settings that a trained head cannot do without: another value is another head."""
-    names = ("kind", "state", "ivsb", "num_queries", "num_steps", "image", "visual_slots")
+    """Settings whose other value is another head, beside those that say what is read."""
+    names = ("kind", "ivsb", "num_queries", "num_steps")
     return {name: getattr(config, name) for name in names if hasattr(config, name)}
