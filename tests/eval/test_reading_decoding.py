@@ -1,5 +1,7 @@
 """Heads that read states in the decoding loop, beside real tiny targets: identity, exactness, an oracle, the window."""
 
+import itertools
+
 import pytest
 import tiny_qwen
 import torch
@@ -46,7 +48,7 @@ def head_of(config, model, seed=0):
     torch.manual_seed(seed)
     ids = None
     if config.kind == "eagle3":
-        ids = likeliest_ids(torch.arange(VOCAB).float(), 50, model.scores(model.embedding[:1])[0].isneginf())
+        ids = likeliest_ids(torch.arange(model.vocab_size).float(), 50, model.scores(model.embedding[:1])[0].isneginf())
     head = build_reading_head(config, model.config, draft_ids=ids)
     for parameter in head.parameters():
         if parameter.dim() > 1:
@@ -66,21 +68,26 @@ def drafter_of(name, model, **changes):
 # ---- identity and exactness
 
 
-@pytest.mark.parametrize("name", SETTINGS)
-@pytest.mark.parametrize("shape", POLICIES)
+@pytest.mark.parametrize(
+    ("name", "shape"),
+    [*((name, "dynamic") for name in SETTINGS), *itertools.product(("sparrow", "eagle3"), ("chain", "static"))],
+)
 def test_greedy_answers_are_the_targets(big, name, shape):
     drafter = drafter_of(name, big)
-    for seed, images in ((1, 0), (2, 1), (3, 2)):
+    for seed, images in ((1, 0), (3, 2)):
         asked = request(seed, images)
-        plain = generate(big, None, asked, greedy(Chain(1))).tokens
-        assert generate(big, drafter, asked, greedy(POLICIES[shape]())).tokens == plain
+        plain = generate(big, None, asked, greedy(Chain(1), 10)).tokens
+        assert generate(big, drafter, asked, greedy(POLICIES[shape](), 10)).tokens == plain
 
 
-@pytest.mark.parametrize("name", ["sparrow", "msd", "vispec", "eagle3"])
-@pytest.mark.parametrize("draw", ["top-k", "sample"])
+@pytest.mark.parametrize(
+    ("name", "draw"),
+    [("sparrow", "top-k"), ("msd", "top-k"), ("vispec", "top-k"), ("eagle3", "top-k"), ("sparrow", "sample")],
+)
 def test_an_emitted_token_is_distributed_as_the_targets(big, name, draw):
     """All draws and uniforms of a cycle of one drafted token; a wrong rule goes through the same, and is found."""
-    asked, warp, drafter, first = request(4, 1), Warp(1.0, top_k=4), drafter_of(name, big), 9
+    warp = Warp(1.0, top_k=16 if draw == "sample" else 0)
+    asked, drafter, first = request(4, 1), drafter_of(name, big), 9
     whole = Request(F.pad(asked.ids, (0, 1), value=first), F.pad(asked.modality, (0, 1), value=TEXT), asked.pixels)
     wanted = warp(big.prefill(whole, Taps(), capacity=1)[1].logits[-1]).double()
 
@@ -291,8 +298,8 @@ def test_a_share_of_visual_slots_by_attention(big, by):
 def test_a_drafter_keeps_nothing_of_the_last_request(big):
     for name in ("vispec", "eagle3", "hivis"):
         drafter = drafter_of(name, big)
-        alone, _ = (generate(big, drafter, request(seed, 1), greedy(Dynamic(12, 2, 3))) for seed in (6, 7))
-        again = generate(big, drafter, request(6, 1), greedy(Dynamic(12, 2, 3)))
+        alone, _ = (generate(big, drafter, request(seed, 1), greedy(Dynamic(12, 2, 3), 6)) for seed in (6, 7))
+        again = generate(big, drafter, request(6, 1), greedy(Dynamic(12, 2, 3), 6))
         assert [c.num_accepted for c in again.cycles] == [c.num_accepted for c in alone.cycles]
 
 
@@ -376,7 +383,7 @@ def test_a_head_that_has_learned_is_accepted(big, name):
     training = reading_training(drafter.head, big, drafter.config).train()
     training.objective = training.objective.model_copy(update={"noise": 0.0})
     optimizer = torch.optim.Adam([p for _, p in training.parts()["head"]], lr=5e-3)
-    for _ in range(80):
+    for _ in range(60):
         optimizer.zero_grad()
         training(states).loss_sum.backward()
         optimizer.step()

@@ -90,7 +90,7 @@ def test_rows_do_not_see_each_other(name):
         for (_, slot), value in found.items():
             torch.testing.assert_close(value, together[row, slot], atol=2e-5, rtol=1e-5)
         total += training(alone).loss_sum.item()
-    assert float(whole.loss_sum) == pytest.approx(total, rel=1e-4)
+    assert whole.loss_sum.item() == pytest.approx(total, rel=1e-4)
     assert int(whole.num_tokens) == batch.num_supervised == 10
 
 
