@@ -85,6 +85,28 @@ def draft_shares(target: Any, drafter: Drafter, request: Request, warp: Warp = W
     return {kind: float(torch.stack([share[kind] for share in shares]).mean()) for kind in KINDS}
 
 
+@torch.inference_mode()
+def head_shares(target: Any, head: Drafter, request: Request) -> dict[Kind, float]:
+    """The same of a head that reads states: where it looks from the first token behind the prompt, which is text.
+
+    Raises:
+        AssertionError: it holds neither all visual slots nor none (a share of them, or vectors in their place).
+    """
+    _, step = target.prefill(request, head.taps, capacity=8)
+    assert step.prompt is not None and step.prompt.modality is not None, "the target tells of its prompt"
+    # A slot for each token but the first; the last one's is the token that the target has just emitted.
+    kinds = torch.cat([kinds_of(step.prompt.modality[0].cpu())[1:], torch.tensor([KINDS.index("instruction")])])
+    head.start(request, step, Warp(0.0), capacity=8)
+    head.begin(int(step.logits[-1].argmax()))
+    with _observed() as calls:
+        head.root()
+    held = calls[-1].shape[-1]
+    text = kinds[kinds != KINDS.index("visual")]
+    assert held in (len(kinds), len(text)), f"{held} slots, of {len(kinds)} with {len(text)} of text"
+    shares = attention_shares(calls[-1].mean((0, 1)), kinds if held == len(kinds) else text)
+    return {kind: float(share) for kind, share in shares.items()}
+
+
 class _Observer(TorchFunctionMode):
     """Notes the last query's attention weights [R,H,K] of every attention that is computed."""
 

@@ -148,13 +148,17 @@ def _place(cell: Mapping[str, Any]) -> str:
     return f"{cell['method']}, {cell['set']}{at}, T = {cell['temperature']:g}"
 
 
-def write(folder: Path, report: Mapping[str, Any], rows: Sequence[Row]) -> None:
-    """`report.json`, `report.md` and the figures."""
+def write(folder: Path, report: Mapping[str, Any], rows: Sequence[Row], more: Sequence[str] = ()) -> None:
+    """`report.json`, `report.md` and the figures.
+
+    Args:
+        more: lines of the page that stand behind the tables.
+    """
     folder.mkdir(parents=True, exist_ok=True)
     figures = _draw(folder, rows, [*dict.fromkeys(cell["method"] for cell in report["cells"])])
     values = {**report, "tables": [asdict(table) for table in report["tables"]], "figures": figures}
     (folder / "report.json").write_text(json.dumps(values, indent=1))
-    (folder / "report.md").write_text(markdown(report, figures))
+    (folder / "report.md").write_text(markdown(report, figures, more))
 
 
 def _draw(folder: Path, rows: Sequence[Row], methods: Sequence[str]) -> list[str]:
@@ -175,11 +179,12 @@ def _draw(folder: Path, rows: Sequence[Row], methods: Sequence[str]) -> list[str
     return names
 
 
-def markdown(report: Mapping[str, Any], figures: Sequence[str]) -> str:
+def markdown(report: Mapping[str, Any], figures: Sequence[str], more: Sequence[str] = ()) -> str:
     lines = ["# Speculative decoding of long visual inputs", "", *report["findings"], ""]
     lines += [line for name in figures for line in (f"![tau against visual tokens]({name})", "")]
     for table in report["tables"]:
         lines += [*video_tables.markdown(table), ""]
+    lines += more
     lines += ["## Every cell", "", *_cells(report["cells"]), "", video_tables.TAU_NOTE, ""]
     lines += ["## How it was measured", "", *(f"- {key}: {value}" for key, value in report["about"].items()), ""]
     return "\n".join(lines)

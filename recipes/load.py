@@ -45,6 +45,7 @@ class Loaded(Generic[R]):
     tree: dict[str, Any]
     path: Path
     options: Options
+    overrides: tuple[tuple[str, Any], ...] = ()  # of the command line: dotted key, value
 
 
 Tracks = Mapping[str, Mapping[str | None, type[R]]]  # kind of target -> kind of drafter, None: none -> schema
@@ -67,7 +68,7 @@ def load(arguments: list[str], tracks: Tracks[R]) -> Loaded[R]:
         recipe = schema.model_validate(tree)
     except ValidationError as error:
         raise _readable(error, path, schema) from error
-    return Loaded(recipe, tree, path, options)
+    return Loaded(recipe, tree, path, options, tuple(overrides))
 
 
 def recipe_names() -> dict[str, Path]:
@@ -95,21 +96,25 @@ def _pair(argument: str) -> tuple[str, str]:
     return key.lstrip("-"), value
 
 
-def _with_base(path: Path) -> dict[str, Any]:
+def sources(path: Path) -> list[tuple[Path, dict[str, Any]]]:
+    """The files that a recipe is made of, each as it is written: what it extends first, itself last."""
     tree = _read(path)
     base = tree.pop("extends", None)
     if base is None:
-        return tree
+        return [(path, tree)]
     base_path = path.parent / f"{base}.yaml"
-    base_tree = _read(base_path if base_path.is_file() else find_recipe(base))
+    base_path = base_path if base_path.is_file() else find_recipe(base)
+    base_tree = _read(base_path)
     if "extends" in base_tree:
         raise UserError(
             f"{base!r} extends another recipe itself", where=f"{path}, key extends", cure="extend one level"
         )
-    merged = _merge(base_tree, tree)
-    # `NAME: null` leaves a stage of the base out.
-    stages = {name: stage for name, stage in (merged.get("stages") or {}).items() if stage is not None}
-    return merged | {"stages": stages}
+    return [(base_path, base_tree), (path, tree)]
+
+
+def _with_base(path: Path) -> dict[str, Any]:
+    *base, (_, tree) = sources(path)
+    return _merge(base[0][1], tree, leaves_out=True) if base else tree
 
 
 def _read(path: Path) -> dict[str, Any]:
@@ -142,14 +147,20 @@ class _StrictLoader(yaml.SafeLoader):
         return super().construct_mapping(node, deep)
 
 
-def _merge(base: dict[str, Any], top: dict[str, Any]) -> dict[str, Any]:
-    """`top` over `base`; a section whose kind changes starts afresh, so that the old kind's keys go."""
+def _merge(base: dict[str, Any], top: dict[str, Any], *, leaves_out: bool = False) -> dict[str, Any]:
+    """`top` over `base`; a section whose kind changes starts afresh, so that the old kind's keys go.
+
+    Args:
+        leaves_out: null takes a section of the base away (a stage, a method).
+    """
     merged = dict(base)
     for key, value in top.items():
         old = merged.get(key)
         if isinstance(old, dict) and isinstance(value, dict):
             changed = "kind" in value and "kind" in old and value["kind"] != old["kind"]
-            merged[key] = value if changed else _merge(old, value)
+            merged[key] = value if changed else _merge(old, value, leaves_out=leaves_out)
+        elif isinstance(old, dict) and value is None and leaves_out:
+            del merged[key]
         else:
             merged[key] = value
     return merged

@@ -6,7 +6,9 @@ compared the first time that a process reads it: disks do not rot between two ep
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -21,8 +23,10 @@ from ..codes import forward_seed
 from ..shard_members import BAD_MEMBERS, TensorPlace, places, tensor_places
 from ..shards import ShardReader, Span
 from .identity import check_identity, check_together
+from .memory import Lender
 from .records import PackedStates, StatesForm
 
+_THREADS = 2  # that read and check the records of a micro-batch
 _HEAD_BYTES = 2**16  # of a record: more than its first tar header and the names of its tensors
 
 
@@ -54,6 +58,7 @@ class StatesReader:
         self._records = np.concatenate([order + end for order, end in zip(orders, ends[:-1], strict=True)])
         self._ends = ends[1:]
         self._checked = np.zeros(len(self), dtype=bool)
+        self._pool: tuple[int, ThreadPoolExecutor, Lender] | None = None  # of the process with this id
 
     def __len__(self) -> int:
         return int(self._ends[-1])
@@ -71,16 +76,15 @@ class StatesReader:
         """The records' bytes, one after the other, where the tensors of each lie in them, and what is said of each."""
         spans = [self.span(index) for index in indices]
         starts = np.cumsum([0, *(span.stop - span.start for span in spans)]).tolist()
-        buffer = _memory(starts[-1])
+        buffer = self._memory(starts[-1])
         memory = memoryview(buffer.numpy())
-        for span, start in zip(spans, starts, strict=False):
-            _read_into(span, memory[start : start + span.stop - span.start])
+        parts = [memory[start : start + span.stop - span.start] for span, start in zip(spans, starts, strict=False)]
+        for span in spans:
+            _expect(span)
+        # Threads: the disk reads a record while the checksum of another is taken; both leave Python to itself.
+        list(self._threads().map(self._fill, indices, spans, parts))
         rows, infos = [], []
-        for index, span, start in zip(indices, spans, starts, strict=False):
-            part = memory[start : start + span.stop - span.start]
-            if not self._checked[index]:
-                span.check(part)
-                self._checked[index] = True
+        for span, part, start in zip(spans, parts, starts, strict=False):
             try:
                 found, info = places(part)
             except BAD_MEMBERS as error:
@@ -88,6 +92,30 @@ class StatesReader:
             rows.append({name: replace(p, start=p.start + start, stop=p.stop + start) for name, p in found.items()})
             infos.append(info)
         return buffer, rows, infos
+
+    def _fill(self, index: int, span: Span, memory: memoryview) -> None:
+        _read_into(span, memory)
+        if not self._checked[index]:
+            span.check(memory)
+            self._checked[index] = True
+
+    def _threads(self) -> ThreadPoolExecutor:
+        """This process's: threads do not survive a fork."""
+        if self._pool is None or self._pool[0] != os.getpid():
+            self._pool = os.getpid(), ThreadPoolExecutor(_THREADS), Lender()
+        return self._pool[1]
+
+    def _memory(self, size: int) -> Tensor:
+        """[size] uint8; of a reading process such that the rank sees it without a copy."""
+        self._threads()
+        assert self._pool is not None
+        if get_worker_info() is None or not size:
+            return self._pool[2].lend(size)
+        storage = torch.UntypedStorage._new_shared(size)
+        return torch.empty(0, dtype=torch.uint8).set_(storage, 0, (size,), (1,))
+
+    def __getstate__(self) -> dict[str, Any]:
+        return self.__dict__ | {"_pool": None}
 
     def supervised_ids(self, index: int) -> Tensor:
         """[n] int64 of one record, without reading its states."""
@@ -161,12 +189,11 @@ def form_of(identity: Mapping[str, Any]) -> StatesForm:
     )
 
 
-def _memory(size: int) -> Tensor:
-    """[size] uint8; of a reading process such that the rank sees it without a copy."""
-    if get_worker_info() is None:
-        return torch.empty(size, dtype=torch.uint8)
-    storage = torch.UntypedStorage._new_shared(size)
-    return torch.empty(0, dtype=torch.uint8).set_(storage, 0, (size,), (1,))
+def _expect(span: Span) -> None:
+    """Tell the disk what is read next."""
+    if hasattr(os, "posix_fadvise") and span.path.is_file():
+        with open(span.path, "rb", buffering=0) as file:
+            os.posix_fadvise(file.fileno(), span.start, span.stop - span.start, os.POSIX_FADV_WILLNEED)
 
 
 def _piece(span: Span, start: int, stop: int) -> bytes:

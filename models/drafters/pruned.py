@@ -193,8 +193,16 @@ class PrunedProposal(IndependentProposal):
 
 def load_pruned(config: PrunedConfig, target: LanguageTarget, *, num_token_ids: int, image_token_id: int) -> Any:
     """The drafter beside its loaded target. Raises `UserError` where the sibling cannot be loaded or is none."""
+    reader = load_reader(config, target, num_token_ids=num_token_ids, image_token_id=image_token_id)
+    return PrunedProposal(reader, target, config)
+
+
+def load_reader(
+    config: PrunedConfig, target: LanguageTarget, *, num_token_ids: int, image_token_id: int
+) -> LanguageTarget:
+    """What drafts, which several proposals may share. Raises `UserError` as `load_pruned`."""
     if config.model == "target":
-        return PrunedProposal(target, target, config)
+        return target
     if config.model.path is None:
         raise UserError("the sibling has no path", where="key drafter.model.path", cure="name its weights")
     sibling = load_target(
@@ -205,7 +213,7 @@ def load_pruned(config: PrunedConfig, target: LanguageTarget, *, num_token_ids: 
         device=target.device,
     )
     check_sibling(sibling, target)
-    return PrunedProposal(sibling, target, config)
+    return sibling
 
 
 # Of transformers' vision configs: what decides how many tokens a picture has.

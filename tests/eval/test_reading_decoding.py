@@ -86,12 +86,13 @@ def test_greedy_answers_are_the_targets(big, name, shape):
 )
 def test_an_emitted_token_is_distributed_as_the_targets(big, name, draw):
     """All draws and uniforms of a cycle of one drafted token; a wrong rule goes through the same, and is found."""
-    warp = Warp(1.0, top_k=16 if draw == "sample" else 0)
-    asked, drafter, first = request(4, 1), drafter_of(name, big), 9
-    whole = Request(F.pad(asked.ids, (0, 1), value=first), F.pad(asked.modality, (0, 1), value=TEXT), asked.pixels)
-    wanted = warp(big.prefill(whole, Taps(), capacity=1)[1].logits[-1]).double()
+    warp, drafter, first = Warp(1.0, top_k=6), drafter_of(name, big), 9
 
-    def cycle(token=None):
+    def target_probs(asked):
+        whole = Request(F.pad(asked.ids, (0, 1), value=first), F.pad(asked.modality, (0, 1), value=TEXT), asked.pixels)
+        return warp(big.prefill(whole, Taps(), capacity=1)[1].logits[-1]).double()
+
+    def cycle(asked, token=None):
         session, step = big.prefill(asked, drafter.taps, capacity=20)
         drafter.start(asked, step, warp, capacity=20)
         drafter.begin(first)
@@ -99,12 +100,17 @@ def test_an_emitted_token_is_distributed_as_the_targets(big, name, draw):
         tree = Chain(1).grow(q, drafter.expand, Draw("top-k") if token is None else Fixed(token), max_levels=1)
         return q.double(), tree, warp(big.verify(session, first, tree).logits)
 
-    q = cycle()[0]
+    # A request whose drafts may stand: an untrained head seldom agrees.
+    for seed in range(30):
+        asked = request(seed, 1)
+        q, wanted = cycle(asked)[0], target_probs(asked)
+        if 0.02 < float(wanted[q.argmax()]) < 0.98:
+            break
     chances = [(None, 1.0)] if draw == "top-k" else [(n, float(q[n] / q.sum())) for n in q.nonzero()[:, 0].tolist()]
     for rule in (Sampling(), NoResidual()):
         found = torch.zeros(VOCAB, dtype=torch.float64)
         for token, weight in chances:
-            _, tree, scores = cycle(token)
+            _, tree, scores = cycle(asked, token)
             for tokens, chance in outcomes(rule, tree, scores):
                 found[tokens[0]] += weight * chance
         assert float(found.sum()) == pytest.approx(1, abs=1e-6)
@@ -361,7 +367,7 @@ def test_positions_of_three_rows(kind, settings):
 def test_a_head_that_has_learned_is_accepted(big, name):
     """States of the real target, training, decoding: the parts agree on what stands where."""
     drafter = drafter_of(name, big, positions="flat")
-    asked = [request(seed, 1) for seed in range(4)]
+    asked = [request(seed, 1) for seed in range(2)]
     answers = [generate(big, None, one, greedy(Chain(1), 12)).tokens for one in asked]
     samples = [
         Sample(
@@ -371,7 +377,7 @@ def test_a_head_that_has_learned_is_accepted(big, name):
         for one, answer in zip(asked, answers, strict=True)
     ]  # fmt: skip
     batch = collate(samples, pad_id=0, image_size=16)
-    states = big.states(batch, wanted(drafter.config, big.config), seeds=(0, 1, 2, 3))
+    states = big.states(batch, wanted(drafter.config, big.config), seeds=(0, 1))
 
     def accepted():
         drafter.head.eval()
@@ -383,9 +389,9 @@ def test_a_head_that_has_learned_is_accepted(big, name):
     training = reading_training(drafter.head, big, drafter.config).train()
     training.objective = training.objective.model_copy(update={"noise": 0.0})
     optimizer = torch.optim.Adam([p for _, p in training.parts()["head"]], lr=5e-3)
-    for _ in range(60):
+    for _ in range(50):
         optimizer.zero_grad()
         training(states).loss_sum.backward()
         optimizer.step()
-    assert accepted() > max(20, 2 * before)
+    assert accepted() > max(8, 2 * before)
     assert all(p.grad is None for p in big.decoder.model.parameters()), "the target learns nothing"

@@ -296,15 +296,10 @@ def test_vispec_in_use():
     given, config, target, head = vispec()
     rows, layer = shifted_rows(given, target)
     count = int(given["prefix_length"])
-    visual = torch.zeros(count, dtype=torch.int8)
-    visual[1:] = torch.where(given["image_mask"][0, 1:count], IMAGE, TEXT).to(torch.int8)
-    prompt = Prompt(
-        rows[None, :count], torch.ones(1, count).bool(), torch.arange(count)[None], Guidance(),
-        torch.cat([visual[:1], visual[1:]])[None],
-    )  # fmt: skip
     first, end = given["visual_slots"].tolist()
-    prompt.modality[0] = TEXT
-    prompt.modality[0, first + 1 : end + 1] = IMAGE
+    modality = torch.full((1, count), TEXT, dtype=torch.int8)
+    modality[0, first + 1 : end + 1] = IMAGE
+    prompt = Prompt(rows[None, :count], modality == modality, torch.arange(count)[None], Guidance(), modality)
     prefill = TargetStep(torch.zeros(1, 50), given["hidden_states"][:, :count], {0: layer[None, :count]}, prompt=prompt)
     recorder = Recorder(head)
     proposal = reading_proposal(head, target, config)

@@ -50,7 +50,7 @@ RECIPE = {
             "suite": {
                 "data": DATA | {"path": "video_suite", "max_samples": 1}, "sets": ["clips-6", "COCO", "GSM8K"],
             },
-            "lengths": [2, "54"],
+            "lengths": [2, "54"], "looks": {"requests": 1},
             "methods": {
                 "Sparrow": {"drafter": "head", "tree": "8-3-3"},
                 "Sparrow without VATA": {"drafter": "head", "tree": "8-3-3", "vata": False, "positions": "flat"},

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import platform
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Annotated, Any, Literal
 
@@ -34,6 +34,7 @@ from ...engine import init_distributed
 from ..evaluate import Benchmark
 from ..kept import Kept
 from .build import open_target
+from .looks import Looking, Looks, plain_decoding, watched_methods
 from .methods import Method, OpenMethod, open_methods, rule_name
 from .requests import Asked, Length, Opening, VideoSuite, check_length
 
@@ -59,6 +60,8 @@ class ReadingEvaluateStage(Section):
     # Requests decoded before the clock counts, and times that each is decoded.
     warmup: int = Field(1, ge=0)
     repeats: int = Field(1, ge=1)
+    # What else is looked into, untimed; null: of methods with tree: sage how confidence and acceptance go together.
+    looks: Looks | None = None
 
     @model_validator(mode="after")
     def _whole(self) -> ReadingEvaluateStage:
@@ -118,10 +121,33 @@ def run(stage: ReadingEvaluateStage, context: Context) -> None:
         adaptive = [name for name, method in methods.items() if isinstance(method.policy, Sage)]
         about = _about(stage, context)
         report = reading_report.build(rows, levels=levels, parts=parts, adaptive=adaptive, about=about)
-        reading_report.write(context.folder, report, rows)
+        reading_report.write(
+            context.folder, report, rows, _look(stage, context, processor, target, methods, asked, rows)
+        )
         context.say("\n".join(report["findings"]))
         context.say(f"report: {context.folder / 'report.md'}")
     ranks.barrier()
+
+
+def _look(
+    stage: ReadingEvaluateStage,
+    context: Context,
+    processor: Processor,
+    target: Any,
+    methods: Mapping[str, OpenMethod],
+    asked: Sequence[Asked],
+    rows: Sequence[Row],
+) -> list[str]:
+    """The report's sections on what was looked into; at the lowest temperature, where all methods can be used."""
+    temperature = min(stage.temperatures)
+    used = {name: found for name, found in methods.items() if found.method.allowed(temperature)}
+    watched = watched_methods(used, stage.looks)
+    if stage.looks is None and not watched:
+        return []
+    settings = stage.looks or Looks(states=False)
+    decoding = plain_decoding(temperature, max(stage.max_new_tokens), (processor.eos_id,), stage)
+    of_temperature = [row for row in rows if row["temperature"] == temperature]
+    return Looking(settings, context, target, used, decoding).report(asked, of_temperature, watched=watched)
 
 
 @dataclass(frozen=True)

@@ -26,7 +26,7 @@ from ....eval.policies import (
 )
 from ....eval.policies.config import named_tree
 from ....models.drafters.made_for import MANIFEST
-from ....models.drafters.pruned import PrunedConfig, load_pruned
+from ....models.drafters.pruned import PrunedConfig, PrunedProposal, load_reader
 from ....models.drafters.reading import (
     AnyReading,
     ReadingConfig,
@@ -126,7 +126,7 @@ class OpenMethod:
 def open_methods(
     methods: Mapping[str, Method], context: Context, target: Any, processor: Processor
 ) -> dict[str, OpenMethod]:
-    """Each method's drafter beside the loaded target; heads that several methods use are loaded once."""
+    """Each method's drafter beside the loaded target; weights that several methods use are loaded once."""
     loaded: dict[Any, Any] = {}
     found = {}
     for name, method in methods.items():
@@ -198,9 +198,9 @@ def _head(
 
 
 def _pruned(config: PrunedConfig, target: Any, processor: Processor, loaded: dict[Any, Any]) -> Any:
-    key = config.model_dump_json()
+    key = "target" if config.model == "target" else config.model.model_dump_json()
     if key not in loaded:
-        loaded[key] = load_pruned(
+        loaded[key] = load_reader(
             config, target, num_token_ids=len(processor.tokenizer), image_token_id=processor.image_token_id
         )
-    return loaded[key]
+    return PrunedProposal(loaded[key], target, config)

@@ -146,9 +146,7 @@ def at_length(video: VideoSettings, length: Length, processor: Processor) -> tup
     """
     tokens = frame_tokens(video, processor)
     frames = length if isinstance(length, int) else tokens.frames(length)
-    settings = video.model_copy(
-        update={"num_frames": frames, "fps": None, "min_frames": min(frames, video.min_frames)}
-    )
+    settings = video.model_copy(update={"num_frames": frames, "fps": None, "min_frames": min(frames, video.min_frames)})
     return settings, label(tokens.total(frames) if isinstance(length, int) else length)
 
 

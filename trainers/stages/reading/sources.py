@@ -22,6 +22,7 @@ from ....core.states import StatesBatch
 from ....data.loader import Collate, Loader, Samples, StepBatches
 from ....data.shards import ShardWriter, claim, finish, finished
 from ....data.states.estimate import shown
+from ....data.states.memory import ahead
 from ....data.states.reader import CachedCollate, CachedSamples, StatesReader
 from ....data.states.samples import SeededBatch
 from .build import Builder, Measured, StatesStore, as_measured, check_room, chosen
@@ -183,7 +184,9 @@ class Cached:
 
     def steps(self, indices: np.ndarray, make_loader: MakeLoader, first: int, last: int, *, trains: bool) -> Steps:
         collate = CachedCollate(self.reader, self.seed)
-        return Steps(make_loader(CachedSamples.of(self.reader, indices), collate, first, last))
+        loader = make_loader(CachedSamples.of(self.reader, indices), collate, first, last)
+        # A thread reads ahead, unless processes do: its batches need not go from process to process.
+        return Steps(loader, None if loader.num_workers else lambda: ahead(loader))
 
     def supervised_ids(self, index: int) -> Tensor:
         return self.reader.supervised_ids(index)

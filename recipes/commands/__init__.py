@@ -1,0 +1,1 @@
+"""The `draftsmith` command's subcommands, one file each; `recipes/cli.py` lists them."""

@@ -1,0 +1,101 @@
+"""What a subcommand is: its words for people and for shell completion, its arguments, and what it does."""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Literal, NoReturn
+
+from ...core.errors import UserError
+from ..load import find_recipe
+
+# Exit codes. Scripts and schedulers branch on them: never give one another meaning.
+OK, CRASH, MISTAKE, FAULTS, STOPPED = 0, 1, 2, 3, 143
+EXIT_CODES = {
+    OK: "done",
+    CRASH: "crashed: a fault of the program or the machine, with its traceback",
+    MISTAKE: "a mistake in the command, the recipe or the data: nothing was begun, the message names the cure",
+    FAULTS: "check and doctor: they ran, and found something that has to be mended",
+    STOPPED: "asked to stop (SIGTERM, SIGINT): the checkpoint is written, the same command goes on from there",
+}
+
+
+@dataclass(frozen=True)
+class Argument:
+    """One argument, as argparse takes it."""
+
+    name: str
+    help: str
+    settings: dict[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Command:
+    """A subcommand.
+
+    Args:
+        takes: what its first word names, for completion.
+        run: arguments -> exit code.
+    """
+
+    name: str
+    summary: str
+    description: str
+    examples: tuple[tuple[str, str], ...]  # command, what it does
+    arguments: tuple[Argument, ...]
+    run: Callable[[argparse.Namespace], int]
+    takes: Literal["recipe", "folder", "shell", "nothing"] = "nothing"
+
+    @property
+    def options(self) -> list[str]:
+        return [argument.name for argument in self.arguments if argument.name.startswith("-")]
+
+    def parse(self, given: Sequence[str]) -> argparse.Namespace:
+        return self._parser().parse_intermixed_args(given)
+
+    def _parser(self) -> argparse.ArgumentParser:
+        width = max((len(command) for command, _ in self.examples), default=0)
+        examples = "\n".join(f"  {command:<{width}}  {what}".rstrip() for command, what in self.examples)
+        parser = _Parser(
+            prog=f"draftsmith {self.name}",
+            description=self.description,
+            epilog=f"examples:\n{examples}" if examples else None,
+            formatter_class=argparse.RawDescriptionHelpFormatter,
+            allow_abbrev=False,
+        )
+        for argument in self.arguments:
+            parser.add_argument(argument.name, help=argument.help, **argument.settings)
+        return parser
+
+
+class _Parser(argparse.ArgumentParser):
+    def error(self, message: str) -> NoReturn:
+        raise UserError(message, cure=f"see {self.prog} --help")
+
+
+NAME = Argument("name", "a recipe's name, its file, or the folder of a run", {"metavar": "NAME"})
+SETTINGS = Argument("settings", "settings that win over the recipe's", {"nargs": "*", "metavar": "key=value"})
+
+
+def recipe_arguments(given: argparse.Namespace) -> list[str]:
+    """`NAME key=value ...` as `recipe=NAME key=value ...`; a run's folder stands for the recipe that it ran."""
+    name = given.name.removeprefix("recipe=")
+    for setting in given.settings:
+        if setting.startswith("recipe="):
+            raise UserError(f"two recipes: {name} and {setting.removeprefix('recipe=')}", cure="name one")
+    folder = Path(name)
+    if (folder / "recipe.yaml").is_file():
+        return [f"recipe={folder / 'recipe.yaml'}", f"output={folder}", *given.settings]
+    if folder.is_dir() and not _is_recipe(name):
+        raise UserError("the folder holds no run", where=str(folder), cure="a run's folder has a recipe.yaml")
+    return [f"recipe={name}", *given.settings]
+
+
+def _is_recipe(name: str) -> bool:
+    try:
+        find_recipe(name)
+    except UserError:
+        return False
+    return True

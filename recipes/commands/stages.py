@@ -1,0 +1,104 @@
+"""`draftsmith train`, `evaluate` and `publish`: the stages of a recipe of these kinds, and no others."""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Callable
+
+from ...core.errors import UserError
+from ..launch import run_recipe, say
+from ..load import load
+from .command import NAME, SETTINGS, Command, recipe_arguments
+
+MEASURING, PUBLISHING = ("evaluate",), ("publish",)
+OF_KIND = {"evaluate": "evaluate", "publish": "publish"}  # every other kind is train's
+
+
+def chosen(arguments: list[str], command: str) -> list[str]:
+    """`arguments` with the `stages=` that this command runs; those that the user names must be its own."""
+    from ..schema import TRACKS
+
+    loaded = load(arguments, TRACKS)
+    stages = loaded.recipe.stages
+    own = [name for name, stage in stages.items() if OF_KIND.get(stage.kind, "train") == command]
+    for name in loaded.options.stages or ():
+        if name not in own:
+            other = OF_KIND.get(stages[name].kind, "train")
+            raise UserError(
+                f"stage {name!r} is of kind {stages[name].kind}",
+                where=str(loaded.path),
+                cure=f"draftsmith {other} runs it, and draftsmith recipe=NAME runs stages of any kind",
+            )
+    if not own:
+        kinds = ", ".join(f"{name} ({stage.kind})" for name, stage in stages.items())
+        raise UserError(
+            f"the recipe has no stage for draftsmith {command}",
+            where=str(loaded.path),
+            cure=f"its stages are {kinds}" + _missing(command),
+        )
+    names = loaded.options.stages or own
+    return [*(a for a in arguments if a.split("=")[0].lstrip("-") != "stages"), f"stages=[{','.join(names)}]"]
+
+
+def _missing(command: str) -> str:
+    if command == "train":
+        return "; draftsmith evaluate runs them"
+    return f"; add one of kind {command}, as in stages.{command}={{kind: {command}, ...}}"
+
+
+def _runner(command: str) -> Callable[[argparse.Namespace], int]:
+    def run(given: argparse.Namespace) -> int:
+        arguments = chosen(recipe_arguments(given), command)
+        code = run_recipe(arguments)
+        if code == 0 and command == "train" and not any(a.startswith("dry_run=") for a in arguments):
+            say("measure it: draftsmith evaluate with the same NAME and settings")
+        return code
+
+    return run
+
+
+TRAIN = Command(
+    name="train",
+    summary="run a recipe up to its trained drafter",
+    description="Run the recipe's stages up to the trained drafter: all kinds but evaluate and publish. A stage that has\n"
+    "finished with the same settings is passed over, and an interrupted one goes on from its newest checkpoint.\n"
+    "This process is the only rank; on several GPUs or nodes start it with a launcher (docs/clusters.md):\n"
+    "  deepspeed --module draftsmith.recipes.cli train NAME",
+    examples=(
+        ("draftsmith train demo/lvlm", "a CPU is enough"),
+        ("draftsmith train llava15-68m stages.finetune.optim.lr=5e-5", "another learning rate"),
+        ("draftsmith train llava15-68m stages=[finetune]", "this stage alone"),
+        ("draftsmith train llava15-68m restart=finetune", "again; the old results are kept aside"),
+        ("deepspeed --num_gpus 8 --module draftsmith.recipes.cli train llava15-68m", "on eight GPUs"),
+    ),
+    arguments=(NAME, SETTINGS),
+    run=_runner("train"),
+    takes="recipe",
+)
+EVALUATE = Command(
+    name="evaluate",
+    summary="measure a trained drafter: tau, speedup, identity of outputs",
+    description="Run the recipe's stages of kind evaluate on what its earlier stages have left. NAME may be the folder\n"
+    "of a run: its own recipe is taken.",
+    examples=(
+        ("draftsmith evaluate demo/lvlm", ""),
+        ("draftsmith evaluate runs/demo-lvlm", "the recipe that this run ran"),
+        ("draftsmith evaluate llava15-68m stages.evaluate.gamma=7 restart=evaluate", "again, with longer drafts"),
+    ),
+    arguments=(NAME, SETTINGS),
+    run=_runner("evaluate"),
+    takes="recipe",
+)
+PUBLISH = Command(
+    name="publish",
+    summary="build the Hub repository of a drafter, and upload it",
+    description="Run the recipe's stages of kind publish: they build the repository's folder and upload it. NAME may be\n"
+    "the folder of a run: its own recipe is taken.",
+    examples=(
+        ("draftsmith publish runs/llava15-68m", ""),
+        ("draftsmith publish llava15-68m dry_run=true", "what the recipe would do; nothing is written or sent"),
+    ),
+    arguments=(NAME, SETTINGS),
+    run=_runner("publish"),
+    takes="recipe",
+)

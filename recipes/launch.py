@@ -1,0 +1,98 @@
+"""One run of a recipe in this process: the whole of `recipe=NAME key=value ...`, on whichever rank this is."""
+
+from __future__ import annotations
+
+import os
+import shlex
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from ..core import ranks
+from ..core.secrets import redact, redact_argument, redact_tree
+from .load import Loaded, load
+
+
+def say(text: str) -> None:
+    """A line for people, from rank 0."""
+    if ranks.is_main():
+        print(redact(text), flush=True)
+
+
+def run_recipe(arguments: Sequence[str]) -> int:
+    """Run (or dry-run) a recipe's stages. Returns 0, or 143 when asked to stop and saved."""
+    # The schema brings torch and transformers: a moment's wait that --help does not need.
+    from .schema import TRACKS
+
+    loaded = load(list(arguments), TRACKS)
+    from ..trainers.engine import check_engine
+    from ..trainers.loop import Stopped
+    from ..trainers.run import Planned, run_stages
+    from .plan import plan
+
+    recipe, options = loaded.recipe, loaded.options
+    check_engine(recipe.engine)
+    planned = plan(recipe, loaded.path)
+    if options.dry_run:
+        say(dry_run_of(recipe, planned))
+        return 0
+    from ..trainers.context import Context
+    from ..trainers.engine import init_distributed
+    from ..trainers.guard import RunLock, end_with_launcher
+
+    end_with_launcher()
+    output = Path(recipe.output)
+    RunLock(output, say=say)
+    init_distributed()
+    command = "trains/train.py " + shlex.join(redact_argument(a) for a in arguments)
+    _write_provenance(loaded, output, command)
+
+    def make_context(stage: Planned, folder: Path, inputs: Mapping[str, Path]) -> Context:
+        return Context(
+            name=stage.name,
+            folder=folder,
+            seed=recipe.seed,
+            fingerprint=stage.fingerprint,
+            target=recipe.target,
+            drafter=recipe.drafter,
+            engine=recipe.engine,
+            tracking=recipe.tracking,
+            inputs=dict(inputs),
+            say=say,
+            recipe=redact_tree(loaded.tree),
+            command=command,
+        )
+
+    try:
+        run_stages(
+            planned, make_context, output=output, chosen=options.stages, restart=options.restart, say=say
+        )  # fmt: skip
+    except Stopped as stopped:
+        say(f"{stopped}: the checkpoint is written; the same command goes on from there")
+        return 143
+    return 0
+
+
+def dry_run_of(recipe: Any, planned: Sequence[Any]) -> str:
+    """What the recipe would do at full size, by its track."""
+    from .dry_run import dry_run
+    from .dry_run_reading import dry_run_reading
+    from .dry_run_visual import dry_run_visual
+    from .schema import ReadingRecipe, VisualRecipe
+
+    tracks: dict[type, Any] = {VisualRecipe: dry_run_visual, ReadingRecipe: dry_run_reading}
+    return tracks.get(type(recipe), dry_run)(recipe, planned)
+
+
+def _write_provenance(loaded: Loaded, output: Path, command: str) -> None:
+    """The resolved recipe, the command, versions and git state, before anything else is written."""
+    if not ranks.is_main():
+        return
+    from .provenance import versions
+
+    output.mkdir(parents=True, exist_ok=True)
+    (output / "recipe.yaml").write_text(yaml.safe_dump(redact_tree(loaded.tree), sort_keys=False))
+    about = {"command": command, "recipe": str(loaded.path.name), "pid": os.getpid(), **versions()}
+    (output / "run.yaml").write_text(yaml.safe_dump(about, sort_keys=False))

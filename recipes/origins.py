@@ -1,0 +1,108 @@
+"""A resolved recipe with where each value came from: a file, the recipe that it extends, the command line, a default.
+
+What is shown is YAML again: saved to a file it is a recipe that resolves to the same.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from ..core.secrets import redact_tree
+from .load import FOLDER, Loaded, sources
+
+COMMAND_LINE, DEFAULT = "command line", "default"
+Place = tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class Value:
+    """One setting of a resolved recipe."""
+
+    place: Place  # keys from the top
+    value: Any  # a scalar, a list, or an empty section
+    origin: str
+
+
+def resolved(loaded: Loaded) -> dict[str, Any]:
+    """Every setting of the checked recipe, defaults included, without secrets."""
+    return redact_tree(loaded.recipe.model_dump(mode="json", by_alias=True))
+
+
+def values(loaded: Loaded) -> list[Value]:
+    """The settings in the order in which they are shown."""
+    *base, (path, own) = sources(loaded.path)
+    layers = [(_file(path), own)] + [(f"extended {_file(p)}", tree) for p, tree in base]
+    tree = resolved(loaded)
+    return [Value(place, value, _origin(place, loaded, layers)) for place, value in _leaves(tree)]
+
+
+def shown(loaded: Loaded, *, defaults: bool = True) -> str:
+    """YAML with each value's origin behind it.
+
+    Args:
+        defaults: also settings that nothing named.
+    """
+    found = [value for value in values(loaded) if defaults or value.origin != DEFAULT]
+    lines: list[tuple[str, str]] = []
+    before: Place = ()
+    for value in found:
+        same = 0
+        while same < min(len(before), len(value.place) - 1) and before[same] == value.place[same]:
+            same += 1
+        for depth in range(same, len(value.place) - 1):
+            lines.append((f"{'  ' * depth}{_key(value.place[depth])}:", ""))
+        key = f"{'  ' * (len(value.place) - 1)}{_key(value.place[-1])}: "
+        lines.append((key + _scalar(value.value), value.origin))
+        before = value.place[:-1]
+    width = min(72, max(len(text) for text, _ in lines))
+    return "\n".join(f"{text:<{width}}  # {origin}" if origin else text for text, origin in lines)
+
+
+def _origin(place: Place, loaded: Loaded, layers: list[tuple[str, dict[str, Any]]]) -> str:
+    # A key that is not in the merged tree was never set, or went with another kind.
+    if not _sets(loaded.tree, place):
+        return DEFAULT
+    for key, value in reversed(loaded.overrides):
+        keys = tuple(key.split("."))
+        shorter = min(len(keys), len(place))
+        if keys[:shorter] == place[:shorter] and (len(place) <= len(keys) or _sets(value, place[len(keys) :])):
+            return COMMAND_LINE
+    return next((name for name, tree in layers if _sets(tree, place)), DEFAULT)
+
+
+def _sets(tree: Any, place: Place) -> bool:
+    """Whether `tree` says what stands at `place`; a name that stands for a section says all that is in it."""
+    for key in place:
+        if not isinstance(tree, dict):
+            return True
+        if key not in tree:
+            return False
+        tree = tree[key]
+    return True
+
+
+def _leaves(tree: dict[str, Any], place: Place = ()) -> Iterator[tuple[Place, Any]]:
+    for key, value in tree.items():
+        if isinstance(value, dict) and value:
+            yield from _leaves(value, (*place, str(key)))
+        else:
+            yield (*place, str(key)), value
+
+
+def _file(path: Path) -> str:
+    return str(path.relative_to(FOLDER)) if path.is_relative_to(FOLDER) else str(path)
+
+
+def _key(key: str) -> str:
+    return _scalar(key)
+
+
+def _scalar(value: Any) -> str:
+    """A value on one line, as YAML reads it back."""
+    text = yaml.safe_dump(value, default_flow_style=True, width=1 << 30, allow_unicode=True, sort_keys=False)
+    return text.removesuffix("\n").removesuffix("\n...")

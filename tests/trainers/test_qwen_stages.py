@@ -1,0 +1,61 @@
+"""Recipes with Qwen-VL targets: a tiny one is made, trained, read for heads and decoded with every kind of drafter."""
+
+import json
+
+import pytest
+import reading_run
+import torch
+from draftsmith.data.processor import load_processor
+from draftsmith.models.targets.load import load_target
+from draftsmith.models.targets.qwen import QwenTargetConfig
+from tiny_qwen import text_config, vision_config
+
+FORMAT = {"template": "qwen_vl", "image_rule": "verbatim"}
+VIDEO = {"num_frames": 4, "fps": None, "min_frames": 2, "min_pixels": 256, "max_pixels": 256}
+KINDS = ["qwen2_vl", "qwen2_5_vl", "qwen3_vl"]
+
+
+def for_qwen(value):
+    """A section of the LLaVA recipe with Qwen-VL's template and frames."""
+    if isinstance(value, list):
+        return [for_qwen(item) for item in value]
+    if not isinstance(value, dict):
+        return value
+    own = {"format": FORMAT, "video": VIDEO}
+    return {key: own[key] if key in own else for_qwen(item) for key, item in value.items()}
+
+
+@pytest.fixture
+def recipe_of(monkeypatch):
+    def change(kind: str) -> None:
+        recipe = for_qwen(reading_run.RECIPE)
+        tower = vision_config(kind, 32) | {"patch_size": 8}
+        recipe["target"] = {"kind": kind, "language_model": text_config(kind, 6, 32), "vision_tower": tower}
+        recipe["target"]["prefill_chunk"] = 24
+        recipe["stages"]["target"]["trainable"] = ["vision_tower", "projector", "language_model"]
+        monkeypatch.setattr(reading_run, "RECIPE", recipe)
+
+    return change
+
+
+def test_a_tiny_target_is_trained_and_answers(recipe_of, tmp_path):
+    recipe_of("qwen2_5_vl")
+    told = reading_run.run(tmp_path, stages=["world", "target", "answers"])
+    assert any("<|vision_start|><image x 1><|vision_end|>" in line for line in told)
+    made = load_processor(tmp_path / "target")
+    assert (made.family, made.patch_size, made.image_size) == ("qwen2_5_vl", 8, 16)
+    assert json.loads((tmp_path / "target" / "config.json").read_text())["model_type"] == "qwen2_5_vl"
+    own = load_target(
+        QwenTargetConfig(kind="qwen2_5_vl", path=str(tmp_path / "target")), tmp_path / "target",
+        num_token_ids=len(made.tokenizer), image_token_id=made.image_token_id, device=torch.device("cpu"),
+    )  # fmt: skip
+    assert own.decoder.model.config.image_token_id == made.image_token_id
+    assert any("4 answers" in line for line in told)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", KINDS)
+def test_every_drafter_on_a_tiny_target(kind, recipe_of, tmp_path):
+    recipe_of(kind)
+    told = "\n".join(reading_run.run(tmp_path))
+    assert "Greedy outputs are identical to plain decoding" in told
