@@ -24,10 +24,14 @@ _COMMIT_NAMES, _COMMIT = {"commit", "revision"}, re.compile(r"[0-9a-f]{40}")
 
 def redact(text: str) -> str:
     """`text` without values of secret environment variables and without strings shaped like keys."""
-    for name, value in os.environ.items():
-        if _SECRET_ENV.search(name) and len(value) >= 8:
-            text = text.replace(value, HIDDEN)
+    for value in secret_values():
+        text = text.replace(value, HIDDEN)
     return _SHAPES.sub(HIDDEN, text)
+
+
+def secret_values() -> list[str]:
+    """Of the environment's variables that are named like secrets; short ones would be found everywhere."""
+    return [value for name, value in os.environ.items() if _SECRET_ENV.search(name) and len(value) >= 8]
 
 
 def redact_argument(argument: str) -> str:

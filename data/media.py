@@ -49,7 +49,7 @@ class Eyes:
         """
         files = [images / name for name in paths(record, "image")]
         clips = [Clip(videos / name, self.video) for name in paths(record, "video")]
-        if (files or clips) and self.processor.image_processor is None:
+        if (files or clips) and not self.processor.reads_pictures:
             raise UserError(
                 "the record has pictures and the model reads text alone", cure="use records without pictures"
             )

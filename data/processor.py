@@ -65,6 +65,10 @@ class Processor:
     vision_end_id: int | None = None
 
     @property
+    def reads_pictures(self) -> bool:
+        return self.family != "causal_lm"
+
+    @property
     def reads_whole(self) -> bool:
         """Pictures in as many patches as they have, and not in tiles."""
         return self.family in QWEN

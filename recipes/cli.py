@@ -11,7 +11,7 @@ import traceback
 from ..core import ranks
 from ..core.errors import UserError, did_you_mean
 from ..core.secrets import redact
-from .commands import completion, recipes, show, stages
+from .commands import check, completion, recipes, show, stages
 from .commands.command import CRASH, EXIT_CODES, MISTAKE, OK, Command
 from .launch import run_recipe, say
 
@@ -20,6 +20,7 @@ COMMANDS: dict[str, Command] = {
     for command in (
         recipes.COMMAND,
         show.COMMAND,
+        check.COMMAND,
         stages.TRAIN,
         stages.EVALUATE,
         stages.PUBLISH,

@@ -72,7 +72,7 @@ def render(sample: Sample, processor: Processor) -> str:
 
 
 def _check_image_tokens(module: LlavaTraining, processor: Processor) -> None:
-    if processor.image_processor is None or processor.reads_whole:
+    if processor.reads_whole or not processor.reads_pictures:
         return  # nothing to see, or counted from each picture and held against its patches
     size = processor.image_size
     with torch.no_grad():

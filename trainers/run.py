@@ -72,7 +72,7 @@ def run_stages(
             continue
         folder = output / planned.name
         # Rank 0 looks and all ranks agree: what it writes next, another rank might read half of.
-        state = ranks.agree(_state(planned, output) if ranks.is_main() else None)
+        state = ranks.agree(stage_state(planned, output) if ranks.is_main() else None)
         if isinstance(state, UserError):
             raise state
         if state == "finished":
@@ -94,7 +94,7 @@ def run_stages(
     ranks.barrier()
 
 
-def _state(planned: Planned, output: Path) -> str | UserError:
+def stage_state(planned: Planned, output: Path) -> str | UserError:
     """Whether a stage has finished or is to be run, or why it cannot be."""
     folder = output / planned.name
     done = _done(folder)

@@ -40,18 +40,20 @@ def write_answers(
     seeds: Sequence[int],
     eos_ids: Collection[int],
     keep: Callable[[Tensor], KeptScores] | None = None,
+    prefill_chunk: int | None = None,
 ) -> list[Written]:
     """Continue each request until an end token or its own limit of tokens (at least 1).
 
     Args:
         seeds: of each request's draws; unused where `warp` is greedy.
         keep: unwarped scores [R,V] -> what is kept of them.
+        prefill_chunk: places of the prompts that are run at once; None: all.
     """
     assert min(limits) >= 1, limits
     ids: list[list[int]] = [[] for _ in requests]
     kept: list[list[tuple[Tensor, Tensor, Tensor]]] = [[] for _ in requests]
     uniforms = [torch.rand(n, generator=_seeded(s), dtype=torch.float64) for n, s in zip(limits, seeds, strict=True)]
-    rows = _Rows(decoder, requests, capacity=max(limits))
+    rows = _Rows(decoder, requests, capacity=max(limits), prefill_chunk=prefill_chunk)
     scores, step = rows.scores, 0
     while True:
         draws = torch.stack([uniforms[n][min(step, limits[n] - 1)] for n in rows.numbers])
@@ -78,7 +80,9 @@ def write_answers(
 class _Rows:
     """The requests that are being continued: their cache, and which places of it each of them sees."""
 
-    def __init__(self, decoder: CachedDecoder, requests: Sequence[Request], *, capacity: int):
+    def __init__(
+        self, decoder: CachedDecoder, requests: Sequence[Request], *, capacity: int, prefill_chunk: int | None
+    ):
         rows, device = Rows(tuple(len(r.ids) for r in requests), first_row), decoder.device
         self.decoder, self.numbers = decoder, list(range(len(requests)))
         self.seen = rows.prefix_mask().to(device)  # [R,places so far]
@@ -93,7 +97,7 @@ class _Rows:
         prompts = decoder.prompts(
             ids.to(device), modality.to(device), torch.cat(pixels) if pixels else None, pictures, mask=self.seen
         )
-        states = decoder.run(prompts, self.cache)
+        states = decoder.run(prompts, self.cache, chunk=prefill_chunk)
         self.places = prompts.behind
         self.scores = decoder.logits(states.feature[:, -1])  # [R,V]
 

@@ -17,12 +17,13 @@ OPTIONS = ("stages=", "restart=", "dry_run=true", "output=", "seed=")
 def bash(commands: Mapping[str, Command]) -> str:
     cases = []
     for command in commands.values():
-        words = " ".join([*_words(command), *_settings(command), *command.options, "--help"])
+        names = ["$recipes"] if command.takes == "recipe" else _words(command)
+        words = " ".join([*names, *_settings(command), *command.options, "--help"])
         files = " -d" if command.takes in ("folder", "recipe") else ""
         cases.append(f'        {command.name}) COMPREPLY=($(compgen{files} -W "{words}" -- "$word")) ;;')
     return f"""# bash completion of draftsmith:  eval "$(draftsmith completion bash)"
 _draftsmith() {{
-    local word="${{COMP_WORDS[COMP_CWORD]}}"
+    local word="${{COMP_WORDS[COMP_CWORD]}}" recipes="{" ".join(recipe_names())}"
     COMPREPLY=()
     if [ "$COMP_CWORD" -eq 1 ]; then
         COMPREPLY=($(compgen -W "{" ".join(commands)} recipe= --help" -- "$word"))
@@ -66,7 +67,8 @@ compdef _draftsmith draftsmith"""
 def fish(commands: Mapping[str, Command]) -> str:
     lines = ["# fish completion of draftsmith:  draftsmith completion fish | source", "complete -c draftsmith -f"]
     for command in commands.values():
-        lines.append(f"complete -c draftsmith -n __fish_use_subcommand -a {command.name} -d '{_quoted(command.summary)}'")
+        first = "complete -c draftsmith -n __fish_use_subcommand"
+        lines.append(f"{first} -a {command.name} -d '{_quoted(command.summary)}'")
         inside = f"complete -c draftsmith -n '__fish_seen_subcommand_from {command.name}'"
         words = " ".join([*_words(command), *_settings(command)])
         if words:
@@ -90,7 +92,7 @@ def command(commands: Mapping[str, Command]) -> Command:
     return Command(
         name="completion",
         summary="print the completion script of bash, zsh or fish",
-        description="Completion of commands, options and recipe names. Print it again after an upgrade: names are in it.",
+        description="Completion of commands, options and recipe names. After an upgrade print it again: names are in it.",
         examples=(
             ('eval "$(draftsmith completion bash)"', "in this shell; the same line in ~/.bashrc for all"),
             ('eval "$(draftsmith completion zsh)"', "after compinit"),

@@ -22,8 +22,8 @@ def _run(given: argparse.Namespace) -> int:
 COMMAND = Command(
     name="show",
     summary="show a recipe as it would run, with where each value came from",
-    description="The recipe with its defaults, what it extends and the command line put together. Behind each value stands\n"
-    "where it came from: a recipe's file, the recipe that it extends, the command line, or the default.\n"
+    description="The recipe with its defaults, what it extends and the command line put together. Behind each value\n"
+    "stands where it came from: a recipe's file, the recipe that it extends, the command line, or the default.\n"
     "The output is a recipe itself: saved to a file it runs the same.",
     examples=(
         ("draftsmith show llava15-160m", "what it sets, what llava15-68m sets, and all defaults"),

@@ -60,8 +60,8 @@ def _runner(command: str) -> Callable[[argparse.Namespace], int]:
 TRAIN = Command(
     name="train",
     summary="run a recipe up to its trained drafter",
-    description="Run the recipe's stages up to the trained drafter: all kinds but evaluate and publish. A stage that has\n"
-    "finished with the same settings is passed over, and an interrupted one goes on from its newest checkpoint.\n"
+    description="Run the recipe's stages up to the trained drafter: all kinds but evaluate and publish. A stage that\n"
+    "has finished with the same settings is passed over, and an interrupted one goes on from its newest checkpoint.\n"
     "This process is the only rank; on several GPUs or nodes start it with a launcher (docs/clusters.md):\n"
     "  deepspeed --module draftsmith.recipes.cli train NAME",
     examples=(
@@ -78,8 +78,8 @@ TRAIN = Command(
 EVALUATE = Command(
     name="evaluate",
     summary="measure a trained drafter: tau, speedup, identity of outputs",
-    description="Run the recipe's stages of kind evaluate on what its earlier stages have left. NAME may be the folder\n"
-    "of a run: its own recipe is taken.",
+    description="Run the recipe's stages of kind evaluate on what its earlier stages have left. NAME may be the\n"
+    "folder of a run: its own recipe is taken.",
     examples=(
         ("draftsmith evaluate demo/lvlm", ""),
         ("draftsmith evaluate runs/demo-lvlm", "the recipe that this run ran"),
@@ -92,8 +92,8 @@ EVALUATE = Command(
 PUBLISH = Command(
     name="publish",
     summary="build the Hub repository of a drafter, and upload it",
-    description="Run the recipe's stages of kind publish: they build the repository's folder and upload it. NAME may be\n"
-    "the folder of a run: its own recipe is taken.",
+    description="Run the recipe's stages of kind publish: they build the repository's folder and upload it. NAME may\n"
+    "be the folder of a run: its own recipe is taken.",
     examples=(
         ("draftsmith publish runs/llava15-68m", ""),
         ("draftsmith publish llava15-68m dry_run=true", "what the recipe would do; nothing is written or sent"),

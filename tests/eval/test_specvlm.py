@@ -161,8 +161,8 @@ def test_qwen(kind):
 @pytest.mark.slow
 @pytest.mark.parametrize(("growth", "draw"), [("online", "top-k"), ("template", "sample")])
 def test_what_comes_out_is_the_targets(big, sibling, growth, draw):
-    """Four tokens over several cycles of an adaptive tree and a pruned draft, against the target's own probabilities."""
-    asked, warp, count = request(2, 3), Warp(1.0, top_k=2), 1500
+    """Four tokens over cycles of an adaptive tree and a pruned draft, against the target's own probabilities."""
+    asked, warp, count = request(2, 3), Warp(1.0, top_k=2), 400
     drafter, policy = pruned(sibling, big, ratio=0.5), Sage(SageTree(kind="sage", growth=growth, first_tree="chain5"))
     expected = {(): 1.0}
     for _ in range(4):

@@ -120,7 +120,7 @@ def test_every_batch_touches_every_weight(name, rows):
     gradients = {n: p.grad for n, p in training.head.named_parameters()}
     assert all(g is not None and g.isfinite().all() for g in gradients.values())
     if rows == ("ttvvvttttt",):
-        assert float(loss.loss_sum) == 0 and int(loss.num_tokens) == 0
+        assert loss.loss_sum.item() == 0 and int(loss.num_tokens) == 0
         assert all(float(g.abs().max()) == 0 for g in gradients.values())
     else:
         assert float(gradients["fc.weight"].abs().max()) > 0
@@ -142,7 +142,7 @@ def test_it_learns(name):
         optimizer.zero_grad()
         step.loss_sum.backward()
         optimizer.step()
-        losses.append(float(step.loss_sum))
+        losses.append(step.loss_sum.item())
     assert losses[-1] < 0.75 * losses[0]
 
 
@@ -155,7 +155,7 @@ def test_chunks_change_nothing():
             training = reading_training(training.head, target, config, objective).eval()
             step = training(batch_for(config, target))
             step.loss_sum.backward()
-            losses.append(float(step.loss_sum))
+            losses.append(step.loss_sum.item())
             gradients.append(training.head.fc.weight.grad)
     for first in (0, 3):
         for other in (first + 1, first + 2):
@@ -305,7 +305,7 @@ def test_eagle3_leaves_out_slots_that_its_vocabulary_cannot_say():
             ours = training.head.lm_head(training.head.norm(hidden[row, place - 1]))
             expected -= float((p * ours.log_softmax(-1)).sum())
     assert 0 < kept < int(step.num_tokens) == 10
-    assert float(step.loss_sum) == pytest.approx(expected, rel=1e-4)
+    assert step.loss_sum.item() == pytest.approx(expected, rel=1e-4)
     whole = training.head.vocabulary(ours)
     assert whole.shape == (44,) and whole[:24].isneginf().all() and torch.equal(whole[24:], ours)
 

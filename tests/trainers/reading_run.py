@@ -46,7 +46,7 @@ RECIPE = {
             "from": "scratch", "steps": 1, **STEPS,
         },
         "evaluate": {
-            "kind": "evaluate", "format": FORMAT, "max_new_tokens": 6, "temperatures": [0.0, 1.0],
+            "kind": "evaluate", "format": FORMAT, "max_new_tokens": 6, "temperatures": [0.0, 1.0], "warmup": 0,
             "suite": {
                 "data": DATA | {"path": "video_suite", "max_samples": 1}, "sets": ["clips-6", "COCO", "GSM8K"],
             },

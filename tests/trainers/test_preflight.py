@@ -22,10 +22,8 @@ def module(patches: int):
 def test_every_rank_runs_the_tower_once(monkeypatch, tmp_path):
     """Its first forward sets hooks, and ZeRO-3 wants them in the same order on all ranks."""
     monkeypatch.setattr(ranks, "is_main", lambda: False)
-    processor, tower = (
-        SimpleNamespace(image_size=24, num_image_tokens=9, reads_whole=False, image_processor=...),
-        module(9),
-    )
+    processor = SimpleNamespace(image_size=24, num_image_tokens=9, reads_whole=False, reads_pictures=True)
+    tower = module(9)
     preflight(None, tower, processor, folder=tmp_path, say=print)
     assert tower.calls == [(1, 3, 24, 24)]
     with pytest.raises(UserError, match="writes 9 tokens for a picture, the vision tower gives 4"):

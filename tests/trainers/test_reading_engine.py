@@ -1,4 +1,4 @@
-"""Heads that read states under the engine: ranks whose batches differ in kind make the same calls, whatever the stage."""
+"""Heads that read states under the engine: ranks whose batches differ in kind make the same calls."""
 
 import os
 import subprocess

@@ -159,6 +159,7 @@ class _Writer:
         written = write_answers(
             self.target.decoder, list(asked.values()), Warp(stage.temperature, stage.top_k, stage.top_p),
             limits=limits, seeds=seeds, eos_ids=(self.processor.eos_id,), keep=keep,
+            prefill_chunk=self.target.prefill_chunk,
         )  # fmt: skip
         for (number, request), seed, answer in zip(asked.items(), seeds, written, strict=True):
             tensors = {"prompt": text_ids(request), **kept_tensors(answer.kept)}

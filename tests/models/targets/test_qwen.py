@@ -218,8 +218,12 @@ def test_tiles_are_refused():
 def test_answers_in_batches_are_those_of_single_requests(kind):
     asked = [request(kind, CASES[0], CLIP), request(kind, (), seed=1), request(kind, CASES[1], seed=2)]
     own = target(MODELS[kind])
-    written = write_answers(own.decoder, asked, Warp(), limits=[9] * 3, seeds=[0] * 3, eos_ids=(EOS,))
-    assert [w.ids for w in written] == [generate(own, None, r, greedy(Chain(1), 9)).tokens for r in asked]
+    expected = [generate(own, None, r, greedy(Chain(1), 9)).tokens for r in asked]
+    for chunk in (None, 5):
+        written = write_answers(
+            own.decoder, asked, Warp(), limits=[9] * 3, seeds=[0] * 3, eos_ids=(EOS,), prefill_chunk=chunk
+        )
+        assert [w.ids for w in written] == expected
 
 
 def test_other_families_say_so():

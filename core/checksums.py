@@ -1,0 +1,75 @@
+"""Checksums of a published folder, in the format of `sha256sum`: what was changed on the way is named, not loaded.
+
+The model card is not among them: it may be edited where it is read. `sha256sum -c SHA256SUMS` checks the same list.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import re
+from collections.abc import Sequence
+from fnmatch import fnmatch
+from pathlib import Path
+
+from .errors import UserError
+
+SUMS, CARD = "SHA256SUMS", "README.md"
+_LINE = re.compile(r"([0-9a-f]{64})  (.+)")
+# What a Hub and its client put beside the files.
+_FOREIGN = {".git", ".cache", ".gitattributes"}
+# Formats that loaders pick up by their name alone: a file of these that nobody listed may change what is loaded.
+_LOADED = {".json", ".safetensors", ".bin", ".pt", ".pth", ".model", ".py", ".jinja"}
+_CURE = "fetch it again, or publish it anew: what is checked here is what was published"
+
+
+def sha256_of(path: Path) -> str:
+    with open(path, "rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def write_sums(folder: Path) -> None:
+    """List every file of the folder but the card."""
+    found = {name: sha256_of(folder / name) for name in _files(folder)}
+    (folder / SUMS).write_text("".join(f"{value}  {name}\n" for name, value in sorted(found.items())))
+
+
+def read_sums(folder: Path) -> dict[str, str]:
+    """Name -> SHA-256. Raises `UserError` for a line that is none, or a name that leads out of the folder."""
+    found: dict[str, str] = {}
+    for line in (folder / SUMS).read_text().splitlines():
+        parts = _LINE.fullmatch(line)
+        if parts is None or parts[2].startswith("/") or ".." in parts[2].split("/"):
+            raise UserError(f"no line of checksums: {line[:100]!r}", where=str(folder / SUMS), cure=_CURE)
+        found[parts[2]] = parts[1]
+    return found
+
+
+def check_sums(folder: Path, only: Sequence[str] | None = None) -> None:
+    """Hold a folder against its list; one without a list is taken as it is.
+
+    Args:
+        only: patterns of the files that are read; None: all of them, and no others that a loader would pick up.
+
+    Raises:
+        UserError: a file is missing, has been changed, or has been added; `where` names it.
+    """
+    if not (folder / SUMS).is_file():
+        return
+    listed = read_sums(folder)
+    for name, expected in listed.items():
+        if only is not None and not any(fnmatch(name, pattern) for pattern in only):
+            continue
+        path = folder / name
+        if not path.is_file():
+            raise UserError(f"{name} is missing", where=str(path), cure=_CURE)
+        if sha256_of(path) != expected:
+            raise UserError(f"{name} is not as it was published: its checksum differs", where=str(path), cure=_CURE)
+    if only is None:
+        for name in _files(folder):
+            if name not in listed and "/" not in name and Path(name).suffix in _LOADED:
+                raise UserError(f"{name} is not one of the published files", where=str(folder / name), cure=_CURE)
+
+
+def _files(folder: Path) -> list[str]:
+    names = (path.relative_to(folder) for path in folder.rglob("*") if path.is_file())
+    return sorted(str(name) for name in names if name.parts[0] not in _FOREIGN and str(name) not in (SUMS, CARD))

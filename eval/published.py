@@ -1,0 +1,340 @@
+"""A published drafter beside its target, in one call: what a model card's snippet runs, and what it is checked with.
+
+`draftsmith.json` of a published folder says under "published" which target it drafts for, how prompts become tokens,
+how it decodes, and what it did on one stored prompt. The same prompt must do the same wherever the folder is opened.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+import torch
+from pydantic import Field, TypeAdapter, ValidationError
+
+from ..core.checksums import check_sums
+from ..core.errors import UserError, first_line
+from ..core.nouns import ImageRequest, Request
+from ..core.section import Section
+from ..data.conversations import IMAGE_MARK, PromptFormat, encode
+from ..data.images import Aspect
+from ..data.media import Eyes
+from ..data.processor import Processor, load_processor
+from ..data.tiles import Convention
+from ..data.videos import VideoSettings
+from ..models.decoding.warp import Warp
+from ..models.drafters.heads import EagleConfig, MedusaConfig, load_proposal
+from ..models.drafters.lvlm import LvlmConfig, load_drafter, proposal
+from ..models.drafters.made_for import MANIFEST
+from ..models.drafters.modes import Mode, StandIns
+from ..models.drafters.reading import AnyReading, load_reading_head, reading_proposal
+from ..models.generators import LlamaGenTargetConfig, load_generator
+from ..models.targets.anole import AnoleTargetConfig
+from ..models.targets.load import TargetConfig as LanguageConfig
+from ..models.targets.load import load_target
+from .loop import Decoding, Generation, generate
+from .policies import Draw, TreeConfig
+from .rules import RULES
+
+KEY = "published"
+VisualConfig = Annotated[LlamaGenTargetConfig | AnoleTargetConfig, Field(discriminator="kind")]
+# Thing -> where it lies. A language target is one thing; a generator may have its tokenizer and encoder elsewhere.
+Sources = Mapping[str, str | Path]
+
+
+class Looking(Section):
+    """How pictures become tokens; the keys of a recipe's data section."""
+
+    aspect: Aspect = "pad"
+    drafter_aspect: Aspect | None = None
+    anyres_convention: Convention = "hf"
+    min_pixels: int | None = None
+    max_pixels: int | None = None
+    video: VideoSettings = VideoSettings()
+
+    def eyes(self, processor: Processor, *, drafter: bool = False) -> Eyes:
+        aspect = (self.drafter_aspect if drafter else None) or self.aspect
+        return Eyes(processor, aspect, self.anyres_convention, self.video, (self.min_pixels, self.max_pixels))
+
+
+class PublishedDecoding(Section):
+    """One exact way of decoding, of those that were measured."""
+
+    name: str  # in the report's tables
+    tree: TreeConfig
+    draw: Literal["top-k", "sample"] = "top-k"
+    temperature: float = Field(0.0, ge=0)
+    top_k: int = 0
+    top_p: float = 1.0
+    max_new_tokens: int = Field(64, ge=2)  # of answers; a picture has its own number
+    mode: Mode | None = None  # of draft LVLMs
+    reading: dict[str, Any] = Field(default_factory=dict)  # of heads: settings that decoding changes
+
+
+class Asked(Section):
+    """The stored prompt."""
+
+    text: str
+    pictures: list[str] = Field(default_factory=list)  # files of the published folder
+    label: int | None = None  # of generators that draw classes
+
+
+class Expected(Section):
+    """What came of it, where it was measured."""
+
+    tokens: list[int]
+    accepted: list[int]  # drafted tokens that stood, in each cycle
+    emitted: int  # after the prefill, bonus tokens included
+    tau: float
+    measured: dict[str, Any]  # device, dtype, torch, transformers
+
+
+class PublishedSection(Section):
+    """`draftsmith.json`, key "published"."""
+
+    format_version: Literal[1] = 1
+    target: dict[str, Any]
+    drafter: dict[str, Any]
+    decoding: PublishedDecoding
+    prompt_format: PromptFormat = PromptFormat()
+    looking: Looking = Looking()
+    seed: int = 0
+    prompt: Asked
+    expected: Expected | None = None
+
+
+@dataclass(frozen=True)
+class Said:
+    """An answer, or a picture (uint8 [3,S,S]), and how it was decoded."""
+
+    output: Any
+    generation: Generation
+
+    @property
+    def tau(self) -> float:
+        """Tokens emitted after the prefill over verification passes, bonus tokens included; plain decoding has 1."""
+        cycles = self.generation.cycles
+        return sum(cycle.num_emitted for cycle in cycles) / max(1, len(cycles))
+
+
+@dataclass(frozen=True)
+class Speculator:
+    """A target, its drafter and how they decode. Call it with a prompt and the files of its pictures."""
+
+    target: Any
+    drafter: Any
+    decoding: Decoding
+    seed: int
+    ask: Callable[[Asked, Path], Request | ImageRequest]
+    render: Callable[[list[int]], Any]
+
+    def __call__(self, text: str, *pictures: str | Path, label: int | None = None, plain: bool = False) -> Said:
+        """Answer, or draw.
+
+        Args:
+            pictures: files; their marks stand before the text where it has none.
+            label: of generators that draw classes; the text then only names the picture.
+            plain: without the drafter, which greedily gives the same tokens, one at a time.
+        """
+        asked = Asked(text=text, pictures=[str(Path(name).absolute()) for name in pictures], label=label)
+        return self.say(asked, Path(), plain=plain)
+
+    def say(self, asked: Asked, folder: Path, *, plain: bool = False) -> Said:
+        """The same for a stored prompt, whose pictures lie in `folder`."""
+        generator = torch.Generator().manual_seed(self.seed)
+        drafter = None if plain else self.drafter
+        found = generate(self.target, drafter, self.ask(asked, folder), self.decoding, generator)
+        return Said(self.render(found.tokens), found)
+
+
+def open_published(
+    source: str | Path, *, target: str | Path | Sources | None = None, revision: str | None = None
+) -> Speculator:
+    """A published drafter, ready to decode, on CUDA where there is any.
+
+    Args:
+        source: Hub id, or a published folder.
+        target: Hub id or directory of the target's weights; null: as the drafter's manifest names it. Of a generator
+            whose parts lie apart a mapping: target, vq, text -> directory.
+
+    Raises:
+        UserError: a file is missing or not as it was published, or the drafter was not made for this target.
+    """
+    folder = fetch(source, revision)
+    check_sums(folder)
+    return assemble(folder, read_published(folder), target)
+
+
+def fetch(source: str | Path, revision: str | None) -> Path:
+    """A folder as it is; a Hub id downloaded, without its report."""
+    if Path(source).is_dir():
+        return Path(source)
+    from huggingface_hub import snapshot_download
+
+    try:
+        # The list covers the whole folder, so all of it is fetched: a report is small beside weights.
+        return Path(snapshot_download(str(source), revision=revision))
+    except (OSError, ValueError) as error:
+        raise UserError(
+            f"{str(source)!r} is no directory, and cannot be fetched from the Hub: {first_line(error)}",
+            cure="check the name, the network and your login (hf auth login), or give a directory",
+        ) from error
+
+
+def read_published(folder: Path) -> PublishedSection:
+    """What the manifest says. Raises `UserError` where the folder was not published by this project."""
+    path = folder / MANIFEST
+    cure = "give a folder that the stage publish made, or the Hub id of one"
+    try:
+        found = json.loads(path.read_text()).get(KEY)
+    except (OSError, ValueError, AttributeError) as error:
+        raise UserError(f"cannot read {MANIFEST}: {first_line(error)}", where=str(path), cure=cure) from error
+    if found is None:
+        raise UserError(f"{MANIFEST} does not say how this drafter was published", where=str(path), cure=cure)
+    try:
+        return PublishedSection.model_validate(found)
+    except ValidationError as error:
+        place = ".".join(map(str, error.errors()[0]["loc"]))
+        problem = f"{MANIFEST}, {KEY}.{place}: {error.errors()[0]['msg']}"
+        raise UserError(problem, where=str(path), cure="use the version of draftsmith that published it") from error
+
+
+def assemble(folder: Path, section: PublishedSection, target: str | Path | Sources | None) -> Speculator:
+    """The speculator of a folder of weights: a published one, or a stage's before it is published."""
+    device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    made: dict[str, Any] = dict(target) if isinstance(target, Mapping) else {}
+    if isinstance(target, str | Path):
+        made["target"] = target
+    if section.target.get("kind") in ("llamagen", "anole"):
+        return _drawing(folder, section, made, device)
+    return _answering(folder, section, made, device)
+
+
+def _drawing(folder: Path, section: PublishedSection, made: dict[str, Any], device: torch.device) -> Speculator:
+    config = TypeAdapter(VisualConfig).validate_python(section.target)
+    parts = {thing: Path(place) for thing, place in made.items()}
+    config = _placed(config, parts)
+    generator = load_generator(config, parts, device=device)
+    head = TypeAdapter(Annotated[EagleConfig | MedusaConfig, Field(discriminator="kind")])
+    drafter = load_proposal(head.validate_python(section.drafter), folder, generator.target, named=config)
+    target = generator.target
+    decoding = _decoding(section, grid=target.grid, length=target.num_codes, eos=())
+
+    def ask(asked: Asked, _: Path) -> ImageRequest:
+        return generator.request(asked.text, asked.label, "asked")
+
+    def render(tokens: list[int]) -> Any:
+        return generator.pictures(target.codes(tokens)[None])[0]
+
+    return Speculator(target, drafter, decoding, section.seed, ask, render)
+
+
+def _placed(config: LlamaGenTargetConfig | AnoleTargetConfig, parts: Mapping[str, Path]) -> Any:
+    """The target's section with the reader's places in it. Raises `UserError` where a part lies nowhere."""
+    if isinstance(config, AnoleTargetConfig):
+        named = {"path": parts.get("target"), "vq_path": parts.get("vq")}
+        return config.model_copy(update={key: str(place) for key, place in named.items() if place is not None})
+    places = {"target": config.path, "vq": config.vq if isinstance(config.vq, str) else None}
+    if isinstance(config.text_encoder, dict):
+        places["text"] = None
+    lacking = [thing for thing, place in places.items() if thing not in parts and not _is_somewhere(place)]
+    if lacking:
+        raise UserError(
+            f"where are the target's {', '.join(lacking)}? They were on the disk of whoever trained this head",
+            cure="give target= a mapping of them to folders, as {'target': 'runs/x/target', 'vq': 'runs/x/vq', ...}",
+        )
+    return config
+
+
+def _is_somewhere(place: str | None) -> bool:
+    """A directory here, or a Hub id."""
+    return place is not None and (Path(place).is_dir() or place.count("/") == 1)
+
+
+def _answering(folder: Path, section: PublishedSection, made: dict[str, Any], device: torch.device) -> Speculator:
+    config = TypeAdapter(LanguageConfig).validate_python(section.target)
+    source = made.get("target") or config.path
+    if source is None or not _is_somewhere(str(source)):
+        raise UserError(
+            "the target of this drafter was on the disk of whoever trained it", cure="give its folder as target="
+        )
+    own = made.get("processor") or source
+    processor = load_processor(
+        own, revision=None if Path(own).is_dir() else config.revision, text_only=config.kind == "causal_lm"
+    )
+    target = load_target(
+        config, source, num_token_ids=len(processor.tokenizer), image_token_id=processor.image_token_id, device=device
+    )
+    lvlm = section.drafter.get("kind") == "lvlm"
+    drafter = (_draft if lvlm else _head)(folder, section, config, target, processor, str(source))
+    own_eyes = load_processor(folder) if lvlm and section.drafter.get("pictures") == "own" else None
+    decoding = _decoding(section, grid=None, length=section.decoding.max_new_tokens, eos=(processor.eos_id,))
+
+    def ask(asked: Asked, place: Path) -> Request:
+        found = _request(asked, place, section.prompt_format, section.looking.eyes(processor))
+        if own_eyes is None:
+            return found
+        eyes = section.looking.eyes(own_eyes, drafter=True)
+        return replace(found, drafter_view=_request(asked, place, section.prompt_format, eyes))
+
+    def render(tokens: list[int]) -> str:
+        return processor.tokenizer.decode(tokens, skip_special_tokens=True).strip()
+
+    return Speculator(target, drafter, decoding, section.seed, ask, render)
+
+
+def _draft(folder: Path, section: PublishedSection, config: Any, target: Any, processor: Processor, source: str) -> Any:
+    LvlmConfig.model_validate(section.drafter)
+    model = load_drafter(folder, tokenizer_hash=processor.tokenizer_hash, dtype=getattr(torch, config.dtype))
+    return proposal(
+        model.to(target.device),
+        section.decoding.mode or "M",
+        num_token_ids=len(processor.tokenizer),
+        image_token_id=processor.image_token_id,
+        newline_id=processor.newline_id,
+        stand_ins=StandIns.of(processor.tokenizer, newline_id=processor.newline_id),
+    )
+
+
+def _head(folder: Path, section: PublishedSection, config: Any, target: Any, processor: Processor, source: str) -> Any:
+    trained: Any = TypeAdapter(Annotated[AnyReading, Field(discriminator="kind")]).validate_python(section.drafter)
+    reading = type(trained).model_validate(trained.model_dump(by_alias=True) | section.decoding.reading)
+    # What it was trained with decides whether it fits; only its rotary embedding follows the positions.
+    head = load_reading_head(
+        trained.model_copy(update={"positions": reading.positions}),
+        folder,
+        target,
+        target.embedding.dtype,
+        named=section.target | {"path": source},
+        tokenizer_sha256=processor.tokenizer_hash,
+    )
+    return reading_proposal(head, target, reading)
+
+
+def _decoding(section: PublishedSection, *, grid: int | None, length: int, eos: tuple[int, ...]) -> Decoding:
+    asked = section.decoding
+    return Decoding(
+        asked.tree.build(grid=grid, seed=section.seed),
+        RULES["sampling" if asked.temperature else "greedy"],
+        Draw(asked.draw),
+        Warp(asked.temperature, asked.top_k, asked.top_p),
+        length,
+        eos,
+    )
+
+
+def _request(asked: Asked, folder: Path, form: PromptFormat, eyes: Eyes) -> Request:
+    text = asked.text
+    if asked.pictures and IMAGE_MARK not in text:
+        text = f"{IMAGE_MARK}\n" * len(asked.pictures) + text
+    turns = [{"from": "human", "value": text}, {"from": "gpt", "value": ""}]
+    record: dict[str, Any] = {"conversations": turns}
+    if asked.pictures:
+        record["image"] = asked.pictures
+    media = eyes.look(record, folder, folder)
+    encoded = encode(turns, form, eyes.processor, pictures=media.pictures, open_ended=True)
+    ids, modality = torch.tensor(encoded.ids), torch.tensor(encoded.modality, dtype=torch.int8)
+    return Request(ids, modality, media.pixels(), "asked", media.pictures)

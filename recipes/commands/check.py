@@ -1,0 +1,138 @@
+"""`draftsmith check`: what a recipe would do and whether it can begin. Nothing is trained, fetched or written."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import shutil
+from pathlib import Path
+from typing import Any
+
+from ...core.errors import UserError
+from ..finding import Finding, any_fault, fault, ok, shown
+from ..launch import dry_run_of, say
+from ..load import load
+from .command import FAULTS, NAME, OK, SETTINGS, Argument, Command, recipe_arguments
+
+GIB = 2**30
+
+
+def _run(given: argparse.Namespace) -> int:
+    from ..plan import plan
+    from ..schema import TRACKS
+
+    loaded = load(recipe_arguments(given), TRACKS)
+    planned = plan(loaded.recipe, loaded.path)
+    say(dry_run_of(loaded.recipe, planned))
+    chosen = loaded.options.stages or tuple(p.name for p in planned)
+    findings = [*_engine(loaded.recipe), *_models(loaded.recipe), *_disk(Path(loaded.recipe.output))]
+    findings += _stages(loaded.recipe, planned, chosen, given.samples)
+    say(f"\ncheck of {loaded.path}\n{shown(findings)}")
+    return FAULTS if any_fault(findings) else OK
+
+
+def _engine(recipe: Any) -> list[Finding]:
+    from ...trainers.engine import check_engine
+
+    try:
+        check_engine(recipe.engine)
+    except UserError as error:
+        return [fault("engine", error.problem, error.cure or "change engine")]
+    return [ok("engine", f"zero_stage {recipe.engine.zero_stage}, {recipe.engine.precision}")]
+
+
+def _models(recipe: Any) -> list[Finding]:
+    """Whether the published models that the recipe names are on this machine."""
+    from huggingface_hub import constants
+
+    from ..preflight_data import is_local
+
+    found = []
+    for key, name, revision in _published(recipe):
+        if is_local(name, revision):
+            found.append(ok(key, f"{name} is on this machine"))
+        elif constants.HF_HUB_OFFLINE:
+            found.append(fault(key, f"{name} is not on this machine, and HF_HUB_OFFLINE is set",
+                               f"where there is a network: hf download {name}"))  # fmt: skip
+        else:
+            found.append(ok(key, f"{name} will be downloaded"))
+    return found
+
+
+def _published(recipe: Any) -> list[tuple[str, str, str | None]]:
+    """(key, Hub id or folder, revision)."""
+    keys = ("path", "language_model", "vision_tower")
+    found = []
+    for part in ("target", "drafter"):
+        section = getattr(recipe, part)
+        for key in keys:
+            name = getattr(section, key, None)
+            if isinstance(name, str) and name != "target":
+                found.append((f"{part}.{key}", name, getattr(section, "revision", None)))
+    return found
+
+
+def _disk(output: Path) -> list[Finding]:
+    folder = output
+    while not folder.exists():
+        folder = folder.parent
+    free = shutil.disk_usage(folder).free
+    about = f"{free / GIB:,.1f} GiB are free under {folder.resolve()}"
+    if not os.access(folder, os.W_OK):
+        return [fault("output", f"{folder} cannot be written", "choose another output=, or mend its permissions")]
+    if free < GIB:
+        return [fault("output", about, "make room, or choose another output=")]
+    return [ok("output", about)]
+
+
+def _stages(recipe: Any, planned: list[Any], chosen: tuple[str, ...], count: int) -> list[Finding]:
+    from ...trainers.context import Context
+    from ...trainers.run import DONE, stage_state
+    from ..preflight_data import data_findings
+
+    output, found = Path(recipe.output), []
+    for stage in planned:
+        if stage.name not in chosen:
+            continue
+        state = stage_state(stage, output)
+        subject = f"stages.{stage.name}"
+        if isinstance(state, UserError):
+            # What it waits for may be among what this run would do first.
+            waits = any(maker in chosen and not (output / maker / DONE).is_file() for maker in stage.inputs.values())
+            if not waits:
+                found.append(fault(subject, state.problem, state.cure or ""))
+        elif state == "finished":
+            found.append(ok(subject, "finished before, same inputs: passed over"))
+            continue
+        inputs = {thing: output / maker for thing, maker in stage.inputs.items()}
+        finished = {thing for thing, folder in inputs.items() if (folder / DONE).is_file()}
+        context = Context(
+            name=stage.name, folder=output / stage.name, seed=recipe.seed, fingerprint=stage.fingerprint,
+            target=recipe.target, drafter=recipe.drafter, engine=recipe.engine, tracking=recipe.tracking,
+            inputs=inputs, say=say,
+        )  # fmt: skip
+        found += data_findings(stage.name, stage.stage, context, finished=finished, count=count)
+    return found
+
+
+COMMAND = Command(
+    name="check",
+    summary="look at a recipe before it runs: sizes, data, room, stages that finished",
+    description="What a dry run prints, and whether the run can begin: the engine on this machine, models and data\n"
+    "on disk, room for the output, stages that have finished or whose inputs changed. Records are encoded as\n"
+    "training would encode them, and one is shown with its supervised text in [[ ]]. Nothing is trained,\n"
+    "fetched or written.\n"
+    "Exits with 3 where something has to be mended.",
+    examples=(
+        ("draftsmith check llava15-68m", "sizes and what is missing"),
+        ("draftsmith check llava15-68m stages.finetune.data.path=/data/mix665k.json", "with one's own file"),
+        ("draftsmith check llava15-68m --samples 5000", "read more records of each file"),
+    ),
+    arguments=(
+        NAME,
+        SETTINGS,
+        Argument("--samples", "records of each data section that are read (64)", {"type": int, "default": 64}),
+    ),
+    run=_run,
+    takes="recipe",
+)

@@ -1,0 +1,48 @@
+"""What `check` and `doctor` find: how bad it is, and what to do about it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+
+@dataclass(frozen=True)
+class Finding:
+    """One thing that was looked at."""
+
+    level: Literal["ok", "warning", "fault"]
+    subject: str
+    what: str
+    cure: str | None = None
+
+    def __post_init__(self) -> None:
+        assert self.level == "ok" or self.cure, f"{self.subject}: what is wrong has a cure"
+
+
+def ok(subject: str, what: str) -> Finding:
+    return Finding("ok", subject, what)
+
+
+def warning(subject: str, what: str, cure: str) -> Finding:
+    return Finding("warning", subject, what, cure)
+
+
+def fault(subject: str, what: str, cure: str) -> Finding:
+    return Finding("fault", subject, what, cure)
+
+
+def shown(findings: Sequence[Finding]) -> str:
+    """A line for each, with its cure under it, and the sum."""
+    width = max((len(f.subject) for f in findings), default=0)
+    lines = []
+    for f in findings:
+        lines.append(f"{f.level:<8} {f.subject:<{width}}  {f.what}")
+        if f.cure:
+            lines.append(f"{'':<8} {'':<{width}}  cure: {f.cure}")
+    faults, warnings = (sum(f.level == level for f in findings) for level in ("fault", "warning"))
+    return "\n".join([*lines, "", f"{faults} fault(s), {warnings} warning(s)"])
+
+
+def any_fault(findings: Sequence[Finding]) -> bool:
+    return any(f.level == "fault" for f in findings)

@@ -1,0 +1,182 @@
+"""A recipe's data before a run: what of it is on disk, whether its records can be read, and how a sample looks.
+
+Records of conversations are encoded as training would encode them where the processor is at hand; elsewhere their
+files are looked for. Nothing is written.
+"""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+from ..core.errors import UserError, first_line
+from ..core.section import Section
+from ..data.captioned.items import Source
+from ..data.captioned.stream import read
+from ..data.dataset import ConversationData, ConversationDataset
+from ..data.mixture import are_present
+from ..data.processor import Processor
+from ..data.prompts import PromptSource, read_prompts
+from ..data.records import paths
+from ..data.selection import Selection
+from ..trainers.context import Context
+from ..trainers.preflight import render
+from ..trainers.stages.train import data_files
+from .finding import Finding, fault, ok, warning
+
+SHOWN_IDS = 1200  # characters of a rendered sample
+
+
+def sections(section: Any, place: str = "", form: Any = None) -> Iterator[tuple[str, Any, Any]]:
+    """(key, data section, prompt format around it) of every data section inside a stage."""
+    if isinstance(section, ConversationData | PromptSource | Source):
+        yield place, section, form
+    elif isinstance(section, Section):
+        form = getattr(section, "format", form)
+        for name, field in type(section).model_fields.items():
+            yield from sections(getattr(section, name), f"{place}.{field.alias or name}".lstrip("."), form)
+    elif isinstance(section, Mapping):
+        for key, value in section.items():
+            yield from sections(value, f"{place}.{key}", form)
+    elif isinstance(section, list | tuple):
+        for number, value in enumerate(section):
+            yield from sections(value, f"{place}.{number}", form)
+
+
+def data_findings(name: str, stage: Any, context: Context, *, finished: set[str], count: int) -> list[Finding]:
+    """What there is to say of one stage's data.
+
+    Args:
+        context: of the stage; its `inputs` are folders of stages that may not have run.
+        finished: things whose stage has finished.
+        count: records of each data section that are read.
+    """
+    found = []
+    for key, section, form in sections(stage):
+        subject = f"stages.{name}.{key}" if key else f"stages.{name}"
+        if getattr(section, "from_stage", None) is not None and "data" not in finished:
+            found.append(ok(subject, f"written by stage {section.from_stage}, which has not run"))
+            continue
+        try:
+            found += _look(subject, section, form, stage, context, finished, count)
+        except UserError as error:
+            where = f", {error.where}" if error.where else ""
+            found.append(fault(subject, f"{error.problem}{where}", error.cure or "mend or replace the file"))
+    return found
+
+
+def _look(subject: str, section: Any, form: Any, stage: Any, context: Context, finished: set[str],
+          count: int) -> list[Finding]:  # fmt: skip
+    if isinstance(section, PromptSource):
+        return _prompts(subject, section, context)
+    if isinstance(section, Source):
+        return _captioned(subject, section, count)
+    files = data_files(section, context)
+    if not are_present([str(file) for file in files]):
+        return [_absent(subject, ", ".join(map(str, files)))]
+    processor = _processor(stage, context, finished)
+    if form is None or isinstance(processor, str):
+        why = "no prompt format is around it" if form is None else str(processor)
+        return _files(subject, section, files, why, count)
+    return _encoded(subject, section, form, files, processor, count)
+
+
+def _absent(subject: str, path: str) -> Finding:
+    return warning(subject, f"not on disk: {path}", "fetch it before the run, or name its place here with this key")
+
+
+def _encoded(subject: str, section: ConversationData, form: Any, files: list[Path], processor: Processor,
+             count: int) -> list[Finding]:  # fmt: skip
+    with tempfile.TemporaryDirectory() as cache:
+        dataset = ConversationDataset(section, form, processor, files=files, skipped_log=None, cache=Path(cache))
+    looked = range(0, len(dataset), max(1, -(-len(dataset) // count)))
+    samples = [dataset[index] for index in looked]
+    kept = [sample for sample in samples if any(sample.loss_mask)]
+    about = f"{len(dataset):,} usable records, {len(samples)} read"
+    if not kept:
+        return [fault(subject, f"{about}: none can be learned from", "set on_error: strict to see what is wrong")]
+    ids, supervised = (sum(map(of, kept)) for of in (lambda s: len(s.ids), lambda s: sum(s.loss_mask)))
+    shown = render(kept[0], processor)
+    shown = shown if len(shown) <= SHOWN_IDS else shown[:SHOWN_IDS] + " ..."
+    about += f": {ids / len(kept):,.0f} ids each, {supervised / len(kept):,.0f} of them supervised\n  [[ ]]: {shown}"
+    if len(kept) < len(samples):
+        left = f"{len(samples) - len(kept)} of {len(samples)} records are left out (on_error: skip); {about}"
+        return [warning(subject, left, "set on_error: strict to see what is wrong with them")]
+    return [ok(subject, about)]
+
+
+def _files(subject: str, section: ConversationData, files: list[Path], why: str, count: int) -> list[Finding]:
+    """Records and the files that they name, without a processor."""
+    with tempfile.TemporaryDirectory() as cache:
+        chosen = Selection(files, cache=Path(cache), seed=section.mixture_seed)
+        problems = list(chosen.problems())
+    places = chosen.places()[: section.max_samples]
+    looked = places[:: max(1, -(-len(places) // count))].tolist()
+    missing = []
+    for file, number in looked:
+        records = chosen.files[file]
+        record = records.read(number)
+        images = Path(section.images) if section.images else records.path.parent
+        videos = Path(section.videos) if section.videos else images
+        named = [images / p for p in paths(record, "image")] + [videos / p for p in paths(record, "video")]
+        missing += [path for path in named if not path.is_file()]
+    about = f"{len(places):,} usable records, {len(looked)} looked at ({why})"
+    if problems:
+        file, number, problem = problems[0]
+        about += f"; {len(problems)} unusable, the first: {file.path}, record {number}: {problem}"
+    if missing:
+        return [fault(subject, f"{about}; {len(missing)} files are missing, the first: {missing[0]}",
+                      "fetch them, or set images / videos to their folder")]  # fmt: skip
+    if problems and section.on_error == "strict":
+        return [fault(subject, about, "mend these records, or set on_error: skip")]
+    return [warning(subject, about, "they are left out and listed")] if problems else [ok(subject, about)]
+
+
+def _prompts(subject: str, section: PromptSource, context: Context) -> list[Finding]:
+    from ..trainers.stages.visual.generate import WORLD
+
+    source = section.resolved(context.inputs["data"] / WORLD if section.from_stage is not None else None)
+    if source.path is not None and not Path(source.path).is_file():
+        return [_absent(subject, source.path)]
+    return [ok(subject, f"{len(read_prompts(source)):,} prompts")]
+
+
+def _captioned(subject: str, section: Source, count: int) -> list[Finding]:
+    first = section.model_copy(update={"max_samples": min(count, section.max_samples or count)})
+    try:
+        items = list(read(first))  # type: ignore[arg-type]
+    except UserError as error:
+        if "not found" not in error.problem and "no file" not in error.problem:
+            raise
+        return [_absent(subject, error.where or error.problem)]
+    refused = [item for item in items if not hasattr(item, "caption")]
+    if len(refused) == len(items):
+        return [fault(subject, f"none of the first {len(items)} items can be used: {refused[:1]}", "mend the source")]
+    return [ok(subject, f"{len(items) - len(refused)} of the first {len(items)} items can be used")]
+
+
+def _processor(stage: Any, context: Context, finished: set[str]) -> Processor | str:
+    """The processor that training would use, where it needs no network; else why there is none."""
+    if "processor" in context.inputs and "processor" not in finished:
+        return "the stage that makes the processor has not run"
+    path = getattr(context.target, "path", None)
+    if "processor" not in context.inputs and (path is None or not is_local(str(path), context.target.revision)):
+        return f"the processor of {path} is not on this machine"
+    try:
+        return context.processor_of(getattr(stage, "model", "drafter"))
+    except (UserError, OSError) as error:
+        return first_line(error)
+
+
+def is_local(name: str, revision: str | None = None) -> bool:
+    """Whether a model's files are here: a folder, or a repository in the Hub's cache."""
+    from huggingface_hub import try_to_load_from_cache
+
+    if Path(name).is_dir():
+        return True
+    try:
+        return isinstance(try_to_load_from_cache(name, "config.json", revision=revision), str)
+    except ValueError:  # no name of a repository
+        return False

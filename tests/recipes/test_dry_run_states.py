@@ -1,0 +1,116 @@
+"""What a recipe says of the disk before anything runs, and `scripts/states`."""
+
+import shutil
+import sys
+from importlib.machinery import SourceFileLoader
+from importlib.util import module_from_spec, spec_from_loader
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+from draftsmith.data.conversations import PromptFormat
+from draftsmith.data.shards import tar_path
+from draftsmith.models.drafters.reading import Eagle3Config, HivisConfig, MsdConfig, SparrowConfig
+from draftsmith.recipes.dry_run_states import caching
+from draftsmith.trainers.run import Planned
+from draftsmith.trainers.stages.reading.cache import CacheStage
+from draftsmith.trainers.stages.reading.train import ReadingTrainStage
+from states_fake import COUNT, write
+from transformers import CLIPVisionConfig, LlamaConfig, LlavaConfig
+
+SAMPLES = 68_000
+TARGET = LlavaConfig(
+    text_config=LlamaConfig(hidden_size=3584, num_attention_heads=28, num_hidden_layers=28).to_dict(),
+    vision_config=CLIPVisionConfig(image_size=336, patch_size=14).to_dict(),
+)  # fmt: skip
+
+
+def plan(stage) -> Planned:
+    return Planned("cache", stage, {}, "f")
+
+
+def stage(text: int, visual: int, **settings) -> CacheStage:
+    expected = {"samples": SAMPLES, "text_tokens": SAMPLES * text, "visual_tokens": SAMPLES * visual}
+    return CacheStage(kind="cache", data={"path": "not/on/disk.json"}, expected=expected, **settings)
+
+
+def lines(stage, drafter) -> str:
+    return "\n".join(caching(plan(stage), [], drafter, TARGET))
+
+
+def test_the_papers_data_takes_what_it_is_known_to_take():
+    sparrow = SparrowConfig(kind="sparrow")
+    assert "9.5" in (text := lines(stage(1328, 0), sparrow)) and "0.65 TB" in text.replace("648 GB", "0.65 TB")
+    assert "606 GB in all" in lines(stage(960, 280), sparrow) and "68,000 (declared)" in text
+    assert "1.4 TB in all" in lines(stage(960, 1900), sparrow)
+    assert "470 GB in all" in lines(stage(960, 280), HivisConfig(kind="hivis"))
+
+
+def test_what_is_kept_and_other_types_are_named():
+    text = lines(stage(960, 280, states={"dtype": "int8"}), SparrowConfig(kind="sparrow"))
+    assert "H where text is read or learned, layer 14 at visual places in int8" in text and "bf16 606 GB" in text
+    both = stage(960, 280, drafters=[{"kind": "msd"}])
+    assert "layer 0, 14 at visual places" in lines(both, SparrowConfig(kind="sparrow"))
+    assert "layers 2, 14, 25 at the same places" in lines(stage(960, 280), Eagle3Config(kind="eagle3"))
+
+
+def test_what_is_not_declared_is_said_to_be_unknown():
+    undeclared = CacheStage(kind="cache", data={"path": "not/on/disk.json"})
+    assert "declares no expected.samples" in lines(undeclared, MsdConfig(kind="msd"))
+    undeclared = CacheStage(kind="cache", data={"path": "not/on/disk.json"}, expected={"samples": 5})
+    assert "declares no expected.text_tokens" in lines(undeclared, MsdConfig(kind="msd"))
+
+
+def test_a_first_epoch_that_caches_is_estimated_as_well():
+    train = ReadingTrainStage(
+        kind="train", data={"path": "not/on/disk.json"}, epochs=2, batch_size=16, optim={"lr": 1e-5},
+        source={"kind": "cached_on_first_epoch"}, format=PromptFormat(),
+        expected={"samples": SAMPLES, "text_tokens": SAMPLES * 1328},
+    )  # fmt: skip
+    assert "TB in all" in lines(train, SparrowConfig(kind="sparrow")).replace("GB in all", "TB in all")
+
+
+# The script
+
+
+@pytest.fixture(scope="module")
+def script() -> SimpleNamespace:
+    path = Path(__file__).parents[2] / "scripts" / "states"
+    loader = SourceFileLoader("states_script", str(path))
+    module = module_from_spec(spec_from_loader("states_script", loader))
+    sys.modules["states_script"] = module
+    loader.exec_module(module)
+    return module
+
+
+@pytest.fixture(scope="module")
+def cache(tmp_path_factory) -> Path:
+    folder = tmp_path_factory.mktemp("stage")
+    write(folder / "states")
+    return folder
+
+
+def test_show_says_what_a_cache_is_of(script, cache, capsys):
+    assert script.main(["show", str(cache)]) == 0
+    told = capsys.readouterr().out
+    assert f"{COUNT} samples, 15 with pictures; 5 shards" in told and '"image_backend": "pil"' in told
+    assert script.main(["show", str(cache / "states"), "--sample", "4"]) == 0
+    told = capsys.readouterr().out
+    assert '"name": "file[4]"' in told and "layer_002" in told and "bfloat16" in told
+    assert script.main(["show", str(cache), "--sample", "99"]) == 2
+
+
+def test_verify_names_the_damaged_file(script, cache, tmp_path, capsys):
+    assert script.main(["verify", str(cache)]) == 0 and "all as written" in capsys.readouterr().out
+    other = shutil.copytree(cache, tmp_path / "other")
+    tar = tar_path(other / "states", 3)
+    data = bytearray(tar.read_bytes())
+    data[700] ^= 1
+    tar.write_bytes(data)
+    assert script.main(["verify", str(cache), str(other)]) == 2
+    assert "shard-000003.tar" in capsys.readouterr().err
+
+
+def test_estimate_needs_a_stage_that_keeps_states(script, capsys):
+    assert script.main(["estimate", "recipe=demo/lvlm"]) == 2
+    assert "no stage of this recipe keeps states" in capsys.readouterr().err

@@ -1,0 +1,146 @@
+"""Recipes of the video track: the papers' numbers at full size without a network, and mistakes told by name."""
+
+import pytest
+from draftsmith.recipes.cli import main
+from draftsmith.recipes.load import FOLDER, load
+from draftsmith.recipes.plan import plan
+from draftsmith.recipes.schema import TRACKS, LvlmRecipe, ReadingRecipe
+
+SHIPPED = sorted(path.stem for path in (FOLDER / "video").glob("*.yaml"))
+QWEN, LLAVA = "recipe=sparrow-qwen2.5-vl-7b", "recipe=sparrow-llava-ov-7b"
+HEAD = "258,751,488"  # q and o 12.8M each, k and v 3.7M, MLP 203.7M, FC 25.7M
+EXPECTED = {
+    "sparrow-llava-ov-7b": [HEAD, "8,030,807,584", "648 GB in all", "1.4 TB in all", "steps 80,760", "24 nodes"],
+    "sparrow-qwen2.5-vl-7b": [HEAD, "8,292,166,656", "9.55 MB a sample, 649 GB in all", "8.91 MB a sample, 606 GB in all",
+                              "layer 14 at visual places", "0.5k visual tokens, 1.5k visual tokens, 17k"],
+    "sparrow-qwen3-vl-8b": ["8,767,123,696", "226,504,960", "layer 18 at visual places"],
+    "msd-llava-ov-7b": [HEAD, "layer 0 at visual places", "steps 161,520", "MSD + VATA"],
+    "msd-qwen2.5-vl-7b": [HEAD, "samples 136,000 (declared), 6,800 of them held out; 68,000 with pictures"],
+    "vispec-llava-ov-7b": ["345,017,344", "ViSpec: of stage pictures"],
+    "vispec-qwen2.5-vl-7b": ["345,017,344", "layer 0 at visual places"],
+    "hivis-llava-ov-7b": ["258,758,656", "470 GB in all"],
+    "hivis-qwen2.5-vl-7b": ["258,758,656", "470 GB in all"],
+    "eagle-llava15-7b": ["235,937,792", "7,063,427,072", "the target runs in every step", "at most 59 nodes"],
+    "eagle3-llava15-7b": ["434,388,992", "EAGLE-3, 30 nodes"],
+    "eagle3-qwen2.5-vl-7b": ["402,798,592", "the target runs in every step"],
+    "specvlm-llava-ov-72b-7b": ["73,181,570,592", "8,030,807,584", "10% of the visual tokens kept", "at most 25 nodes"],
+    "specvlm-qwen2.5-vl-72b-7b": ["73,410,777,344", "8,292,166,656"],
+    "specvlm-qwen3-vl-235b-8b": ["235,670,022,896", "8,767,123,696"],
+    "sage-llava-ov-72b-7b": ["73,181,570,592", "SAGE 0.95: kind pruned; tree sage", "512, 1024, 2048 tokens"],
+    "sage-qwen2.5-vl-72b-7b": ["73,410,777,344", "SD-Chain: kind pruned; tree chain, 5 levels"],
+    "sage-qwen3-vl-235b-8b": ["235,670,022,896", "SAGE, local threshold"],
+    "sage-llama3-8b-1b": ["8,030,261,248", "1,235,814,400", "every visual token kept", "GSM8K, HumanEval"],
+}  # fmt: skip
+
+
+def test_every_recipe_is_tried():
+    assert sorted(EXPECTED) == SHIPPED
+
+
+@pytest.mark.parametrize("name", EXPECTED)
+def test_full_size(name, capsys, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    assert main([f"recipe={name}", "dry_run=true"]) == 0
+    shown = capsys.readouterr().out
+    for number in EXPECTED[name]:
+        assert number in shown
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize("name", SHIPPED)
+def test_headers_say_what_is_whose(name):
+    header = [line for line in (FOLDER / "video" / f"{name}.yaml").read_text().splitlines() if line.startswith("#")]
+    text = " ".join(header)
+    for part in ("Hardware", "Hours: not measured", "Expected", f"recipe={name}"):
+        assert part in text, part
+    assert "measured here" in text and max(map(len, header)) <= 132
+
+
+def test_schedules_are_the_papers():
+    sparrow = load([QWEN], TRACKS).recipe.stages
+    assert [sparrow[name].epochs for name in ("text", "pictures")] == [20, 20]
+    assert {sparrow[name].batch_size for name in ("text", "pictures")} == {16}
+    text, pictures = (sparrow[name].objective for name in ("text", "pictures"))
+    assert (text.feature, text.token, text.listmle, text.mtp_steps) == (1.0, 0.1, 0.01, 0)
+    assert (pictures.l1, pictures.listmle, pictures.mtp_steps) == (10.0, 0.1, None)
+    asked = {sparrow[name].data.question_end for name in ("answers", "picture_states")}
+    assert asked == {"Please answer with at least 1000 words."} and sparrow["answers"].max_new_tokens == 1024
+    msd = load(["recipe=msd-qwen2.5-vl-7b"], TRACKS).recipe.stages
+    assert "text" not in msd and msd["pictures"].visual_share == "linear" and msd["pictures"].num_text_epochs == 20
+    assert [*msd] == ["text_states", "answers", "picture_states", "pictures", "evaluate", "by_length", "images"]
+    assert msd["pictures"].objective is None and msd["pictures"].from_stage is None
+    hivis = load(["recipe=hivis-llava-ov-7b"], TRACKS).recipe.stages
+    assert [*hivis["evaluate"].methods] == ["HiViS"], "null takes the base's methods away"
+
+
+def test_inputs_are_the_stages_that_made_them():
+    loaded = load(["recipe=msd-llava-ov-7b"], TRACKS)
+    inputs = {p.name: p.inputs for p in plan(loaded.recipe, loaded.path)}
+    assert inputs["picture_states"] == {"answers": "answers"}
+    assert inputs["pictures"] == {"states/text_states": "text_states", "states/picture_states": "picture_states"}
+    assert inputs["evaluate"] == {"drafter/pictures": "pictures"}
+    loaded = load([LLAVA], TRACKS)
+    inputs = {p.name: p.inputs for p in plan(loaded.recipe, loaded.path)}
+    assert inputs["pictures"] == {"states/picture_states": "picture_states", "drafter": "text"}
+
+
+def test_the_llava_family_serves_two_tracks():
+    assert isinstance(load([LLAVA], TRACKS).recipe, ReadingRecipe)
+    assert isinstance(load(["recipe=llava15-68m"], TRACKS).recipe, LvlmRecipe)
+    assert isinstance(load(["recipe=tabed-sweep"], TRACKS).recipe, LvlmRecipe), "no drafter: the first track"
+    assert isinstance(load(["recipe=eagle-llava15-7b"], TRACKS).recipe, ReadingRecipe)
+
+
+BAD = {
+    "unknown drafter": (QWEN, ["drafter.kind=sparow"], "did you mean 'sparrow'", "drafter.kind"),
+    "a drafter of another track": (QWEN, ["drafter.kind=lvlm"], "no kind of drafter for target qwen2_5_vl", "eagle3"),
+    "an image head": (LLAVA, ["drafter.kind=medusa"], "no kind of drafter for target llava_onevision", "lvlm"),
+    "a head for pictures": ("recipe=demo/visual-ar", ["drafter.kind=sparrow"], "for target llamagen", "eagle"),
+    "unknown key of a head": (QWEN, ["drafter.vatta=true"], "did you mean vata?", "drafter.vatta"),
+    "unknown stage": (QWEN, ["stages.text.kind=trane"], "is no kind", "stages.text.kind"),
+    "a stage of another track": (QWEN, ["stages.text.kind=encode"], "does not exist yet for this kind", "cache"),
+    "a captioner": (QWEN, ["stages.text.model=captioner"], "'captioner' is no model", "models are 'drafter', 'target'"),
+    "unknown key of a stage": (QWEN, ["stages.text.epoch=3"], "did you mean epochs?", "stages.text.epoch"),
+    "unknown key inside a stage": (QWEN, ["stages.text.objective.featur=3"], "did you mean feature?", "objective"),
+    "unknown key of a target's stage": (
+        QWEN, ["stages.text.model=target", "stages.text.trainabel=[projector]"], "did you mean trainable?", "trainabel"
+    ),
+    "a head without its start": (QWEN, ["stages.text.drafter={kind: msd}"], "starts from: scratch", "stages.text"),
+    "a drafter that no stage trains": (
+        QWEN, ["stages.evaluate.methods.Sparrow.drafter=picturs"], "did you mean 'pictures'", "stages.evaluate"
+    ),
+    "a stage that trains none": (
+        QWEN, ["stages.evaluate.methods.Sparrow.drafter=answers"], "makes none", "stages.evaluate"
+    ),
+    "unknown tree": (QWEN, ["stages.evaluate.methods.Sparrow.tree=30-4"], "names no tree", "methods.Sparrow.tree"),
+    "a tree of images": (
+        QWEN, ["stages.evaluate.methods.Sparrow.tree={kind: adt, preset: anole}"], "'adt' is no kind", "tree.kind"
+    ),
+    "samples for a tree that prunes": (
+        QWEN, ["stages.evaluate.methods.Sparrow.draw=sample"], "not lossless with draw: sample", "draw: top-k"
+    ),
+    "unknown key of a method": (QWEN, ["stages.evaluate.methods.Sparrow.vatta=1"], "did you mean vata?", "vatta"),
+    "no length": (QWEN, ["stages.evaluate.lengths=[many]"], "no number of visual tokens", "0.5k"),
+    "no frames": (QWEN, ["stages.evaluate.lengths=[0]"], "is no number of frames", "frames"),
+    "nothing to measure": (QWEN, ["stages.evaluate.suite=null"], "give benchmarks or a suite", "stages.evaluate"),
+    "no method": (QWEN, ["stages.evaluate.methods=null"], "stages.evaluate.methods", "evaluate"),
+    "a temperature of no method": (
+        QWEN, ["stages.images.methods={a: {tree: static, temperatures: [0.0]}}"], "temperature 1 is used by no method",
+        "stages.images",
+    ),
+    "states of a drafter without any": (
+        "recipe=sage-llama3-8b-1b", ["drafter.ratio=1"], "less than 1", "drafter.ratio"
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", BAD)
+def test_mistakes_are_told_and_nothing_is_written(name, tmp_path, capsys, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    recipe, arguments, *expected = BAD[name]
+    assert main([recipe, *arguments]) == 2
+    message = capsys.readouterr().err
+    for part in expected:
+        assert part in message
+    assert "cure:" in message and "Traceback" not in message
+    assert list(tmp_path.iterdir()) == []

@@ -1,0 +1,91 @@
+"""The folder that becomes the repository: weights and their files, recipe, provenance, report, stored prompt, list."""
+
+from __future__ import annotations
+
+import json
+import re
+import shutil
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from ...core.checksums import CARD, SUMS
+from ...core.errors import UserError
+from ...core.secrets import redact_tree, secret_values
+from ...eval.published import KEY, PublishedSection
+from ...models.drafters.made_for import MANIFEST
+from ...models.llamagen.folders import CONFIG
+
+# Of a stage's folder what a loader reads; checkpoints, logs and caches stay behind.
+_MODEL_FILES = (
+    CONFIG, "generation_config.json", "model*.safetensors", "model.safetensors.index.json",
+    "tokenizer*", "special_tokens_map.json", "added_tokens.json", "vocab.json", "merges.txt", "chat_template*",
+    "preprocessor_config.json", "processor_config.json",
+)  # fmt: skip
+# Of a report's folder; every request's rows hold answers to other people's data, and stay behind.
+_REPORT_FILES = ("*.md", "*.json", "*.png")
+_NOT_REPORT = {"done.json", "fingerprint.json"}
+REPORT, CHECK = "report", "check"
+# A user token of the Hub at full length; shorter look-alikes occur in vocabularies.
+_TOKEN = re.compile(rb"hf_[A-Za-z0-9]{30,}")
+
+
+def copy_model(source: Path, folder: Path) -> None:
+    """The drafter's own files. Raises `UserError` where there are no weights."""
+    found = sorted({path for pattern in _MODEL_FILES for path in source.glob(pattern) if path.is_file()})
+    if not any(path.suffix == ".safetensors" for path in found):
+        raise UserError("no weights to publish (model.safetensors)", where=str(source),
+                        cure="run the stage that trains the drafter")  # fmt: skip
+    folder.mkdir(parents=True)
+    for path in found:
+        shutil.copyfile(path, folder / path.name)
+
+
+def copy_report(source: Path, folder: Path) -> list[str]:
+    """Text, numbers and plots of an evaluation; returns the names of the plots at its top."""
+    for pattern in _REPORT_FILES:
+        for path in source.rglob(pattern):
+            name = path.relative_to(source)
+            if name.name in _NOT_REPORT or name.parts[0] in ("rows", "cache"):
+                continue
+            place = folder / REPORT / name
+            place.parent.mkdir(parents=True, exist_ok=True)
+            shutil.copyfile(path, place)
+    return sorted(path.name for path in (folder / REPORT).glob("*.png"))
+
+
+def copy_provenance(run: Path, recipe: Mapping[str, Any], folder: Path) -> None:
+    """`recipe.yaml`, as the run resolved it, and `run.yaml`: command, versions and commit."""
+    (folder / "recipe.yaml").write_text(yaml.safe_dump(redact_tree(dict(recipe)), sort_keys=False))
+    if (run / "run.yaml").is_file():
+        shutil.copyfile(run / "run.yaml", folder / "run.yaml")
+
+
+def write_manifest(source: Path, folder: Path, section: PublishedSection) -> None:
+    """The stage's manifest with what opens the drafter elsewhere; places on this disk do not go out."""
+    manifest = json.loads((source / MANIFEST).read_text())
+    target = manifest.get("target")
+    path = section.target.get("path")
+    if isinstance(target, dict):
+        manifest["target"] = target | {"path": path if path and "/" in path else None}
+    elif isinstance(target, str):
+        manifest["target"] = path or "inline"
+    manifest[KEY] = section.model_dump(mode="json", by_alias=True)
+    (folder / MANIFEST).write_text(json.dumps(redact_tree(manifest), indent=1, sort_keys=True))
+
+
+def refuse_secrets(folder: Path, token: str | None) -> None:
+    """Raises `UserError` where a file of the folder holds a token or the value of a secret environment variable."""
+    known = [value.encode() for value in {*secret_values(), *([token] if token else [])}]
+    for path in sorted(p for p in folder.rglob("*") if p.is_file() and p.suffix != ".safetensors"):
+        text = path.read_bytes()
+        if _TOKEN.search(text) or any(value in text for value in known):
+            raise UserError(
+                f"{path.relative_to(folder)} holds a secret (its value is not shown)", where=str(path),
+                cure="find out which setting it came in by, take it out there, and change the token",
+            )  # fmt: skip
+
+
+__all__ = ["CARD", "SUMS", "copy_model", "copy_provenance", "copy_report", "refuse_secrets", "write_manifest"]

@@ -1,0 +1,91 @@
+"""A fresh process that knows nothing of the run: it opens a published folder, runs the card's code, and decodes.
+
+`python -m draftsmith.trainers.publishing.fresh` reads one job as JSON from its input and exits with 0, or with 2 and
+the reason. What it prints is redacted before anyone sees it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import subprocess
+import sys
+import traceback
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from ...core.errors import UserError
+from ...core.secrets import redact
+from .snippets import Snippet
+
+# What makes a process think that it is one of several.
+_LAUNCHED = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT", "CROSS_RANK")
+
+
+def try_folder(
+    folder: Path, target: Any, snippets: Sequence[Snippet], names: Mapping[str, str], *, hours: float = 2.0
+) -> None:
+    """Run the code of the card and decode the stored prompt, in another process.
+
+    Args:
+        target: as `open_published` takes it.
+        names: string literals of the snippets -> the expressions to run in their place.
+        hours: after which the process is given up.
+
+    Raises:
+        UserError: it does not load, does not run, or says something else than when it was measured.
+    """
+    code = [[snippet.title, snippet.with_names(names)] for snippet in snippets]
+    job = {"folder": str(folder), "target": _plain(target), "snippets": code}
+    environment = {name: value for name, value in os.environ.items() if name not in _LAUNCHED}
+    command = [sys.executable, "-m", "draftsmith.trainers.publishing.fresh"]
+    try:
+        done = subprocess.run(
+            command, input=json.dumps(job), env=environment, capture_output=True, text=True, timeout=3600 * hours,
+            check=False,
+        )  # fmt: skip
+    except subprocess.TimeoutExpired:
+        raise UserError(
+            f"the published folder was still not tried after {hours:g} hours", where=str(folder),
+            cure="look for what holds it up: the device may be full",
+        ) from None  # fmt: skip
+    if done.returncode != 0:
+        said = redact(done.stderr.strip()) or "no message"
+        raise UserError(f"in a fresh process: {said[-3000:]}", where=str(folder),
+                        cure="nothing was made public; mend what it names, and publish again")  # fmt: skip
+
+
+def _plain(target: Any) -> Any:
+    if isinstance(target, Mapping):
+        return {thing: str(place) for thing, place in target.items()}
+    return None if target is None else str(target)
+
+
+def _try(job: Mapping[str, Any]) -> None:
+    from ...eval.stored_prompt import reproduce
+
+    for title, code in job["snippets"]:
+        try:
+            with contextlib.redirect_stdout(None):
+                exec(compile(code, title, "exec"), {"__name__": "snippet"})
+        except UserError:
+            raise
+        except Exception as error:  # whatever a snippet of the card fails with is the card's fault
+            last = traceback.format_exception_only(error)[-1].strip()
+            raise UserError(f"the card's code fails: {last}", where=title) from error
+    reproduce(job["folder"], target=job["target"])
+
+
+def main() -> int:
+    try:
+        _try(json.loads(sys.stdin.read()))
+    except UserError as error:
+        print(error, file=sys.stderr)
+        return 2
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,106 @@
+"""Whose terms a drafter carries: its target's, its initial weights', its data's. What restricts is warned of.
+
+The table names what the publishers' own pages say; what it does not know it says so, and never guesses.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class Licence:
+    """Args:
+    id: as the Hub writes it; None: not known here.
+    restricts: what a user may not do with it as with Apache or MIT; empty: nothing.
+    """
+
+    id: str | None
+    restricts: str = ""
+    link: str = ""
+
+
+@dataclass(frozen=True)
+class Link:
+    """One part of what the drafter was made from."""
+
+    role: str  # target, initial weights, vision tower, data
+    name: str
+    licence: Licence
+
+
+_APACHE, _MIT = Licence("apache-2.0"), Licence("mit")
+_LLAMA2 = Licence(
+    "llama2", "Llama 2 Community License: its use policy, and no use to improve other large language models",
+    "https://ai.meta.com/llama/license/",
+)  # fmt: skip
+_LLAMA31 = Licence(
+    "llama3.1", "Llama 3.1 Community License: its use policy, and 'Llama' at the beginning of a derived model's name",
+    "https://www.llama.com/llama3_1/license/",
+)  # fmt: skip
+_LLAMA32 = Licence(
+    "llama3.2", "Llama 3.2 Community License: its use policy, and 'Llama' at the beginning of a derived model's name",
+    "https://www.llama.com/llama3_2/license/",
+)  # fmt: skip
+_CHAMELEON = Licence(
+    "other", "Chameleon Research License: noncommercial research only", "https://ai.meta.com/resources/models-and-libraries/chameleon-license/",
+)  # fmt: skip
+_QWEN = Licence("other", "Qwen licence: commercial use above its user limit needs a permission")
+_QWEN_RESEARCH = Licence("other", "Qwen research licence: no commercial use")
+_OPENAI = "answers were written by OpenAI's models, whose terms restrict training competing models with them"
+
+# Patterns of Hub ids or file names, the first that fits counts.
+_KNOWN: tuple[tuple[str, Licence], ...] = (
+    (r"llava-hf/llava-(1\.5|v1\.6-vicuna)-.*|liuhaotian/llava-v1\.[56]-(vicuna-)?(7b|13b).*", _LLAMA2),
+    (r"llava-hf/llava-onevision-qwen2-(0\.5b|7b).*", _APACHE),
+    (r"Qwen/Qwen2\.5-VL-3B.*", _QWEN_RESEARCH),
+    (r"Qwen/Qwen2(\.5)?-VL-72B.*", _QWEN),
+    (r"Qwen/Qwen(2(\.5)?|3)-VL-.*", _APACHE),
+    (r"meta-llama/Llama-3\.1-.*", _LLAMA31),
+    (r"meta-llama/Llama-3\.2-.*", _LLAMA32),
+    (r"lmsys/vicuna-.*|meta-llama/Llama-2-.*", _LLAMA2),
+    (r"JackFram/llama-(68m|160m)", _APACHE),
+    (r"google/siglip-.*", _APACHE),
+    (r"openai/clip-.*", Licence(None)),
+    (r"FoundationVision/LlamaGen.*|.*llamagen.*", _MIT),
+    (r".*anole.*|.*chameleon.*", _CHAMELEON),
+    (r".*(llava_v1_5_mix665k|LLaVA-Instruct-150K|llava_instruct_150k).*", Licence("cc-by-4.0", _OPENAI)),
+    (r".*(blip_laion_cc_sbu_558k|LLaVA-Pretrain|LLaVA-CC3M).*",
+     Licence("other", "captions and pictures are under the terms of CC3M, LAION, SBU and BLIP")),
+    (r".*ShareGPT.*", Licence(None, _OPENAI)),
+    (r"draftsmith shapes world", Licence("apache-2.0")),
+)  # fmt: skip
+
+
+def licence_of(name: str) -> Licence:
+    """By a Hub id or a file's name; `Licence(None)` where nothing is known."""
+    for pattern, licence in _KNOWN:
+        if re.fullmatch(pattern, name, re.IGNORECASE):
+            return licence
+    return Licence(None)
+
+
+def chain(parts: Iterable[tuple[str, str]]) -> list[Link]:
+    """(role, name) -> what is known of each, each once."""
+    return [Link(role, name, licence_of(name)) for role, name in dict.fromkeys(parts)]
+
+
+def warnings(links: Iterable[Link]) -> list[str]:
+    """A sentence for each part that restricts, and for each of which nothing is known."""
+    found = []
+    for link in links:
+        if link.licence.restricts:
+            found.append(f"The {link.role} `{link.name}` restricts what this drafter may be used for: "
+                         f"{link.licence.restricts}.")  # fmt: skip
+        elif link.licence.id is None:
+            found.append(f"The licence of the {link.role} `{link.name}` is not known to draftsmith: look it up.")
+    return found
+
+
+def own_licence(links: Iterable[Link], chosen: str | None) -> Licence:
+    """What the card's front matter says: the recipe's word, or the target's terms where those are known."""
+    if chosen is not None:
+        return Licence(chosen)
+    return next((link.licence for link in links if link.role == "target"), Licence(None))

@@ -1,0 +1,119 @@
+"""What a run says about where its drafter came from: the stages that trained it, their data, and what came of them.
+
+Read from the resolved recipe (as the run's `recipe.yaml` has it) and from the stages' folders.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+SCRATCH = "scratch"
+WORLD = "draftsmith shapes world"
+# Sections of a stage that name files of data, or the stage that wrote them.
+_DATA = ("data", "source", "answers", "prompts")
+
+
+@dataclass(frozen=True)
+class Trained:
+    """One stage of a drafter's training, as a row of the card's table."""
+
+    name: str
+    trains: str
+    data: str
+    length: str  # "300 steps" or "1 epoch"
+    batch_size: int | None
+    rate: str
+    loss: float | None  # the last that was logged
+    hours: float | None
+
+
+def trained_by(stages: Mapping[str, Any], name: str) -> list[str]:
+    """The `train` stages that made the drafter of stage `name`, the first one first."""
+    order, found = list(stages), [name]
+    while (start := stages[found[-1]].get("from")) != SCRATCH:
+        earlier = [n for n in order[: order.index(found[-1])] if _trains_drafter(stages[n])]
+        if start is None and not earlier:
+            break
+        found.append(start if start is not None else earlier[-1])
+    return found[::-1]
+
+
+def _trains_drafter(stage: Mapping[str, Any]) -> bool:
+    return stage.get("kind") == "train" and stage.get("model", "drafter") == "drafter"
+
+
+def data_of(stages: Mapping[str, Any], name: str) -> list[str]:
+    """Names of the data that a stage read, through the stages that prepared it: files by their name alone."""
+    found: list[str] = []
+    _collect(stages, name, found, set())
+    return list(dict.fromkeys(found))
+
+
+def _collect(stages: Mapping[str, Any], name: str, found: list[str], seen: set[str]) -> None:
+    if name in seen or name not in stages:
+        return
+    seen.add(name)
+    stage = stages[name]
+    if stage.get("kind") == "generate":
+        found.append(WORLD)
+        return
+    for key in _DATA:
+        section = stage.get(key)
+        if not isinstance(section, Mapping):
+            continue
+        made = section.get("from")
+        if made is None and key == "source" and section.get("kind") in ("cached", "cached_on_first_epoch"):
+            made = _latest(stages, name, "cache")
+        if made is None and key == "data" and not section.get("path"):
+            made = _latest(stages, name, "encode")
+        for maker in made if isinstance(made, list) else [made]:
+            if maker is not None:
+                _collect(stages, maker, found, seen)
+        paths = section.get("path") or section.get("annotations")
+        if made is None and paths:
+            found += [Path(str(path)).name for path in (paths if isinstance(paths, list) else [paths])]
+    # An `encode` stage's own input.
+    if isinstance(stage.get("from"), str) and stage.get("kind") == "encode":
+        _collect(stages, stage["from"], found, seen)
+
+
+def _latest(stages: Mapping[str, Any], name: str, kind: str) -> str | None:
+    before = list(stages)[: list(stages).index(name)]
+    return next((n for n in reversed(before) if stages[n].get("kind") == kind), None)
+
+
+def training_table(stages: Mapping[str, Any], names: list[str], run: Path) -> list[Trained]:
+    return [_row(name, stages, run / name) for name in names]
+
+
+def _row(name: str, stages: Mapping[str, Any], folder: Path) -> Trained:
+    stage = stages[name]
+    optim = stage.get("optim") or {}
+    steps, epochs = stage.get("steps"), stage.get("epochs")
+    length = f"{steps:,} steps" if steps else f"{epochs} epoch{'s' if epochs != 1 else ''}"
+    done = folder / "done.json"
+    seconds = json.loads(done.read_text()).get("seconds") if done.is_file() else None
+    return Trained(
+        name=name,
+        trains=", ".join(stage.get("trainable") or ["head"]),
+        data=", ".join(data_of(stages, name)) or "-",
+        length=length,
+        batch_size=stage.get("batch_size"),
+        rate=str(optim.get("lr", "-")),
+        loss=_last_loss(folder / "metrics.jsonl"),
+        hours=None if seconds is None else seconds / 3600,
+    )
+
+
+def _last_loss(path: Path) -> float | None:
+    found = None
+    for line in path.read_text().splitlines() if path.is_file() else ():
+        try:
+            found = json.loads(line).get("loss", found)
+        except ValueError:
+            continue  # cut off by a crash
+    return found

@@ -1,0 +1,52 @@
+"""Code that a model card shows: each piece is run before the card is published, with local names in place of the Hub's.
+
+A piece holds three literals that stand for something on the reader's side: the repository, the target, and a picture.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+PICTURE = "picture.png"
+
+
+@dataclass(frozen=True)
+class Snippet:
+    title: str
+    code: str
+
+    def with_names(self, names: Mapping[str, str]) -> str:
+        """The code with some of its string literals replaced, the quotes around them included."""
+        code = self.code
+        for shown, meant in names.items():
+            code = code.replace(json.dumps(shown), meant)
+        return code
+
+
+def loop_snippet(repo: str, target: str | None, text: str, *, pictures: int, label: int | None) -> Snippet:
+    """Our loop, three lines.
+
+    Args:
+        target: what the reader's target is called; None: the manifest names it.
+    """
+    shown = "" if target is None else f", target={json.dumps(target)}"
+    asked = "".join(f', "{PICTURE}"' for _ in range(pictures)) + ("" if label is None else f", label={label}")
+    code = (
+        "from draftsmith.eval.published import open_published\n"
+        f"speculator = open_published({json.dumps(repo)}{shown})\n"
+        f"print(speculator({json.dumps(text)}{asked}))"
+    )
+    return Snippet("Decode with the drafter (draftsmith)", code)
+
+
+def transformers_snippet(repo: str, *, has_processor: bool) -> Snippet:
+    """The drafter alone, as any other model. Families whose processors need torchvision get their tokenizer."""
+    what = "AutoProcessor" if has_processor else "AutoTokenizer"
+    code = (
+        f"from transformers import AutoModelForImageTextToText, {what}\n"
+        f"drafter = AutoModelForImageTextToText.from_pretrained({json.dumps(repo)})\n"
+        f"processor = {what}.from_pretrained({json.dumps(repo)})"
+    )
+    return Snippet("Load the drafter alone (transformers)", code)

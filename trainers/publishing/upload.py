@@ -1,0 +1,243 @@
+"""A folder to the Hub in one commit: private first, fetched back and tried, and only then made public.
+
+A transfer that fails is tried again from what the Hub has by then, so that an answer lost on the way makes no second
+commit. Nothing that a server says reaches a message before it is redacted, and no exception of the client is chained:
+their requests carry the token.
+"""
+
+from __future__ import annotations
+
+import shutil
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, TypeVar
+
+from huggingface_hub import (
+    CommitInfo,
+    CommitOperationAdd,
+    CommitOperationDelete,
+    HfApi,
+    constants,
+    get_token,
+    snapshot_download,
+)
+from huggingface_hub.errors import HfHubHTTPError, OfflineModeIsEnabled, RepositoryNotFoundError
+
+from ...core.checksums import CARD, SUMS, check_sums, sha256_of
+from ...core.errors import UserError
+from ...core.secrets import HIDDEN, redact
+
+Done = TypeVar("Done")
+# Answers that another try may change: time-outs, conflicts with another commit, limits, and servers' own troubles.
+_PASSING = (408, 409, 412, 425, 429, 500, 502, 503, 504)
+# What the Hub itself puts into a repository.
+_OWN_FILES = {".gitattributes"}
+
+
+@dataclass(frozen=True)
+class Destination:
+    """Where to publish.
+
+    Args:
+        revision: a branch, which is made where it is missing; None: main.
+        pull_request: propose the commit, in place of making it.
+        public: make the repository public once its content has been fetched back and tried.
+    """
+
+    repo: str
+    revision: str | None = None
+    pull_request: bool = False
+    public: bool = False
+
+
+@dataclass(frozen=True)
+class Uploaded:
+    """Args:
+    commit: its hash; of a pull request the one that it proposes.
+    private: how the repository was left.
+    """
+
+    repo: str
+    commit: str
+    url: str
+    pull_request: str | None
+    private: bool
+
+
+class Hub:
+    """The requests of one upload.
+
+    Args:
+        token: None: of the login or HF_TOKEN.
+        endpoint: None: HF_ENDPOINT or the public Hub.
+        attempts: of each request.
+        wait: seconds -> after so long; the pause doubles from try to try.
+    """
+
+    def __init__(
+        self,
+        say: Callable[[str], None],
+        *,
+        token: str | None = None,
+        endpoint: str | None = None,
+        attempts: int = 5,
+        wait: Callable[[float], None] = time.sleep,
+    ):
+        self.say, self.attempts, self.wait = say, attempts, wait
+        self._token = token or get_token()
+        if self._token is None:
+            raise UserError("not logged in to the Hub", cure="hf auth login, or set HF_TOKEN to a token that may write")
+        if constants.HF_HUB_OFFLINE:
+            raise UserError("the Hub is switched off (HF_HUB_OFFLINE)", cure="unset HF_HUB_OFFLINE, or use dry_run")
+        self._api = HfApi(endpoint=endpoint, token=self._token)
+
+    def publish(
+        self, folder: Path, to: Destination, *, message: str, fetched: Path, try_it: Callable[[Path], None]
+    ) -> Uploaded:
+        """Upload, fetch back, try, and open to the public where that was asked for.
+
+        Args:
+            fetched: where the repository is fetched to; removed once it has been tried.
+            try_it: folder -> loads it and raises `UserError` where it is not what was published.
+        """
+        self._open(to)
+        done = self._commit(folder, to, message)
+        where = done.pr_revision or done.oid
+        self.say(f"uploaded to {to.repo}, commit {done.oid[:12]}; fetching it back")
+        shutil.rmtree(fetched, ignore_errors=True)
+        self._tried(to, "fetching it back", lambda: self._fetch(to.repo, where, fetched))
+        _compare(folder, fetched)
+        try_it(fetched)
+        shutil.rmtree(fetched)
+        if to.public:
+            self._tried(to, "making it public", lambda: self._api.update_repo_settings(to.repo, private=False))
+        private = bool(self._tried(to, "asking how it is", lambda: self._api.repo_info(to.repo)).private)
+        if to.public and private:
+            raise UserError(f"{to.repo} is still private", cure="make it public on its page: its content is verified")
+        return Uploaded(to.repo, done.oid, done.commit_url, done.pr_url, private)
+
+    def _open(self, to: Destination) -> None:
+        """A repository that nobody can see into before its content is tried; and its branch."""
+        try:
+            private = self._tried(to, "looking it up", lambda: self._api.repo_info(to.repo)).private
+        except _Missing:
+            self._tried(to, "creating it", lambda: self._api.create_repo(to.repo, private=True, exist_ok=True))
+            private = True
+        if not private and not to.pull_request and to.revision is None:
+            raise UserError(
+                f"{to.repo} is public: what is committed to its main branch is seen before it has been tried",
+                cure="set pull_request: true or a revision, or make the repository private first",
+            )
+        if to.revision is not None:
+            branch = to.revision
+            self._tried(
+                to, f"making branch {branch}", lambda: self._api.create_branch(to.repo, branch=branch, exist_ok=True)
+            )
+
+    def _commit(self, folder: Path, to: Destination, message: str) -> CommitInfo:
+        """One commit, after which the repository holds the folder's files and no others."""
+        names = sorted(str(p.relative_to(folder)) for p in folder.rglob("*") if p.is_file())
+
+        def attempt() -> CommitInfo:
+            # From the state as it is now: what an earlier try has left there is not uploaded or committed again.
+            parent = self._api.repo_info(to.repo, revision=to.revision).sha
+            there = set(self._api.list_repo_files(to.repo, revision=parent)) - _OWN_FILES
+            operations: list[Any] = [CommitOperationAdd(name, folder / name) for name in names]
+            operations += [CommitOperationDelete(name) for name in sorted(there - set(names))]
+            return self._api.create_commit(
+                to.repo, operations, commit_message=message, revision=to.revision, create_pr=to.pull_request,
+                parent_commit=parent,
+            )  # fmt: skip
+
+        # A second try would propose it a second time.
+        return self._tried(to, "uploading", attempt, attempts=1 if to.pull_request else self.attempts)
+
+    def _fetch(self, repo: str, revision: str, into: Path) -> None:
+        snapshot_download(
+            repo, revision=revision, local_dir=into, token=self._token, endpoint=self._api.endpoint,
+            force_download=True,
+        )  # fmt: skip
+
+    def _tried(self, to: Destination, what: str, action: Callable[[], Done], *, attempts: int | None = None) -> Done:
+        """An action's result, tried again where that may help. Raises `UserError` without the client's exceptions."""
+        problem: UserError | None = None
+        attempts = attempts or self.attempts
+        for attempt in range(attempts):
+            try:
+                return action()
+            except RepositoryNotFoundError as error:
+                problem = _Missing(f"{to.repo}, {what}: {self._clean(error)}", cure=_rights(to))
+            except OfflineModeIsEnabled:
+                problem = UserError("the Hub is switched off (HF_HUB_OFFLINE)", cure="unset HF_HUB_OFFLINE")
+            except Exception as error:  # whatever the client raises holds its requests: only its text goes on, redacted
+                problem = UserError(f"{to.repo}, {what}: {self._clean(error)}", cure=_cure(error, to))
+                if _passes(error) and attempt + 1 < attempts:
+                    self.say(f"{what}: {self._clean(error)}; trying again in {2**attempt} s")
+                    self.wait(float(2**attempt))
+                    continue
+            break
+        assert problem is not None
+        raise problem from None
+
+    def _clean(self, error: BaseException) -> str:
+        """What an exception and its causes say, in a line each, without the token."""
+        lines, seen = [], error
+        while seen is not None and len(lines) < 3:
+            text = " ".join(str(seen).split())
+            lines.append(text[:500] or type(seen).__name__)
+            seen = seen.__cause__
+        said = " <- ".join(dict.fromkeys(lines))
+        return redact(said.replace(self._token or HIDDEN, HIDDEN))
+
+
+class _Missing(UserError):
+    """The Hub says that there is no such repository, or none that this token may see."""
+
+
+def _status(error: BaseException | None) -> int | None:
+    """The HTTP status behind an exception or one of its causes."""
+    while error is not None:
+        if isinstance(error, HfHubHTTPError) and error.response is not None:
+            return int(error.response.status_code)
+        error = error.__cause__
+    return None
+
+
+def _passes(error: BaseException) -> bool:
+    """Whether another try may go better: a passing status, or a connection that broke."""
+    status, cause = _status(error), error
+    if status is not None:
+        return status in _PASSING
+    while cause is not None:
+        # httpx's errors (under either of the names that the client has used) are no OSErrors.
+        if isinstance(cause, ConnectionError | TimeoutError) or type(cause).__module__.startswith("httpx"):
+            return True
+        cause = cause.__cause__  # type: ignore[assignment]
+    return False
+
+
+def _rights(to: Destination) -> str:
+    return f"check the name, and that your token may write to {to.repo.split('/')[0]} (hf auth whoami)"
+
+
+def _cure(error: BaseException, to: Destination) -> str:
+    status = _status(error)
+    if status in (401, 403):
+        return _rights(to)
+    if status == 412:
+        return "somebody else commits to this repository: try again when they are done"
+    return "check the network and https://status.huggingface.co, and run the same command again: it goes on from there"
+
+
+def _compare(folder: Path, fetched: Path) -> None:
+    """What came back is what was sent. Raises `UserError` with the name of the first file that is not."""
+    cure = "the repository was left as it is, and private: run the same command again"
+    for name in (SUMS, CARD):
+        if not (fetched / name).is_file() or sha256_of(fetched / name) != sha256_of(folder / name):
+            raise UserError(f"{name} came back from the Hub otherwise than it was sent", where=name, cure=cure)
+    try:
+        check_sums(fetched)
+    except UserError as error:
+        raise UserError(f"came back from the Hub: {error.problem}", where=error.where, cure=cure) from error
