@@ -281,7 +281,7 @@ def _answering(folder: Path, section: PublishedSection, made: dict[str, Any], de
         return replace(found, drafter_view=_request(asked, place, section.prompt_format, eyes))
 
     def render(tokens: list[int]) -> str:
-        return processor.tokenizer.decode(tokens, skip_special_tokens=True).strip()
+        return str(processor.tokenizer.decode(tokens, skip_special_tokens=True)).strip()
 
     return Speculator(target, drafter, decoding, section.seed, ask, render)
 

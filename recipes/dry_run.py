@@ -18,6 +18,7 @@ from ..models.training import training_of
 from ..trainers.run import Planned
 from ..trainers.stages.train import TrainStage, check_positions
 from .dry_run_data import eyes_of, generated, most_patches, on_disk, samples, tokens
+from .dry_run_publish import publishing
 from .dry_run_suite import evaluation
 from .schema import Recipe
 
@@ -51,6 +52,8 @@ def dry_run(recipe: Recipe, planned: Sequence[Planned]) -> str:
             lines += _beside(plan.stage, target, recipe)
         elif plan.stage.kind == "regenerate":
             lines += answers(plan, planned)
+        elif plan.stage.kind == "publish":
+            lines += publishing(plan, recipe)
         else:
             if plan.stage.target is not None:
                 lines += _parameters(target_config(plan.stage.target, None, network=False))

@@ -24,6 +24,7 @@ from ..trainers.stages.reading.sources import CachedStates
 from ..trainers.stages.reading.train import ReadingTrainStage, training_order
 from .dry_run import answers, trainable_counts
 from .dry_run_data import generated, on_disk, samples
+from .dry_run_publish import publishing
 from .dry_run_states import caching
 
 _GIB = 2**30
@@ -50,6 +51,8 @@ def dry_run_reading(recipe: Any, planned: Sequence[Planned]) -> str:
             lines += caching(plan, planned, recipe.drafter, target)
         elif stage.kind == "evaluate":
             lines += _evaluation(stage)
+        elif stage.kind == "publish":
+            lines += publishing(plan, recipe)
         elif isinstance(stage, ReadingTrainStage):
             lines += _training(plan, planned, recipe, target, sum(weights.values()))
         else:

@@ -21,6 +21,7 @@ from ..models.llamagen.transformer import LlamaGen, LlamaGenConfig, published
 from ..models.llamagen.vq import VqConfig, VqTokenizer
 from ..trainers.run import Planned
 from ..trainers.stages.visual.train import VisualTrainStage
+from .dry_run_publish import publishing
 
 _GIB = 2**30
 
@@ -42,6 +43,8 @@ def dry_run_visual(recipe: Any, planned: Sequence[Planned]) -> str:
                 lines += _encoding(plan.stage, recipe.target)
             case "regenerate":
                 lines.append(f"  up to {plan.stage.prompts.max_samples or '?'} prompts x {plan.stage.repeats} pictures")
+            case "publish":
+                lines += publishing(plan, recipe)
             case "train":
                 lines += _training(plan, recipe, target, head)
             case "evaluate":

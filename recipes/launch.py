@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import shlex
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -29,7 +29,7 @@ def run_recipe(arguments: Sequence[str]) -> int:
     loaded = load(list(arguments), TRACKS)
     from ..trainers.engine import check_engine
     from ..trainers.loop import Stopped
-    from ..trainers.run import Planned, run_stages
+    from ..trainers.run import run_stages
     from .plan import plan
 
     recipe, options = loaded.recipe, loaded.options
@@ -38,7 +38,6 @@ def run_recipe(arguments: Sequence[str]) -> int:
     if options.dry_run:
         say(dry_run_of(recipe, planned))
         return 0
-    from ..trainers.context import Context
     from ..trainers.engine import init_distributed
     from ..trainers.guard import RunLock, end_with_launcher
 
@@ -47,9 +46,31 @@ def run_recipe(arguments: Sequence[str]) -> int:
     RunLock(output, say=say)
     init_distributed()
     command = "trains/train.py " + shlex.join(redact_argument(a) for a in arguments)
-    _write_provenance(loaded, output, command)
+    # Publishing alone makes nothing: what the run was trained with stays written.
+    if any(recipe.stages[name].kind != "publish" for name in options.stages or recipe.stages):
+        _write_provenance(loaded, output, command)
+    try:
+        run_stages(
+            planned,
+            context_maker(loaded, command),
+            output=output,
+            chosen=options.stages,
+            restart=options.restart,
+            say=say,
+        )
+    except Stopped as stopped:
+        say(f"{stopped}: the checkpoint is written; the same command goes on from there")
+        return 143
+    return 0
 
-    def make_context(stage: Planned, folder: Path, inputs: Mapping[str, Path]) -> Context:
+
+def context_maker(loaded: Loaded[Any], command: str) -> Callable[[Any, Path, Mapping[str, Path]], Any]:
+    """What gives each planned stage its part of the run: planned, folder, inputs -> context."""
+    from ..trainers.context import Context
+
+    recipe = loaded.recipe
+
+    def make_context(stage: Any, folder: Path, inputs: Mapping[str, Path]) -> Context:
         return Context(
             name=stage.name,
             folder=folder,
@@ -65,14 +86,7 @@ def run_recipe(arguments: Sequence[str]) -> int:
             command=command,
         )
 
-    try:
-        run_stages(
-            planned, make_context, output=output, chosen=options.stages, restart=options.restart, say=say
-        )  # fmt: skip
-    except Stopped as stopped:
-        say(f"{stopped}: the checkpoint is written; the same command goes on from there")
-        return 143
-    return 0
+    return make_context
 
 
 def dry_run_of(recipe: Any, planned: Sequence[Any]) -> str:

@@ -25,7 +25,7 @@ R = TypeVar("R", bound=Section)
 FOLDER = Path(__file__).parent
 RUN_OPTIONS = ("recipe", "stages", "restart", "dry_run")
 # Kinds that the plan names and no track has brought yet.
-FUTURE_KINDS = ("regenerate", "encode", "cache", "publish")
+FUTURE_KINDS = ("regenerate", "encode", "cache")
 
 
 @dataclass(frozen=True)
@@ -296,7 +296,8 @@ def _walk(schema: type[Section], places: list[str]) -> tuple[list[str], list[typ
             free_name = False
             continue
         tagged = [m for m in models if place in _tags(m)]
-        if tagged and not any(place in _names(m) for m in models):
+        # Of several models one is chosen before any key of it is read.
+        if tagged and (len(models) > 1 or place not in _names(models[0])):
             models = tagged
             continue
         kept.append(place)

@@ -8,13 +8,14 @@ from __future__ import annotations
 
 import tempfile
 from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from ..core.errors import UserError, first_line
 from ..core.section import Section
+from ..data.captioned import CaptionedSource, read
 from ..data.captioned.items import Source
-from ..data.captioned.stream import read
 from ..data.dataset import ConversationData, ConversationDataset
 from ..data.mixture import are_present
 from ..data.processor import Processor
@@ -24,25 +25,37 @@ from ..data.selection import Selection
 from ..trainers.context import Context
 from ..trainers.preflight import render
 from ..trainers.stages.train import data_files
+from ..trainers.stages.visual.encode import resolved
+from ..trainers.stages.visual.generate import WORLD
 from .finding import Finding, fault, ok, warning
 
 SHOWN_IDS = 1200  # characters of a rendered sample
 
 
-def sections(section: Any, place: str = "", form: Any = None) -> Iterator[tuple[str, Any, Any]]:
-    """(key, data section, prompt format around it) of every data section inside a stage."""
+@dataclass(frozen=True)
+class Found:
+    """A data section inside a stage."""
+
+    key: str
+    section: Any
+    form: Any  # the prompt format around it, or None
+    maker: str | None  # the stage that writes what it names
+
+
+def sections(section: Any, key: str = "", form: Any = None, maker: str | None = None) -> Iterator[Found]:
+    """Every data section inside a stage."""
     if isinstance(section, ConversationData | PromptSource | Source):
-        yield place, section, form
+        yield Found(key, section, form, getattr(section, "from_stage", maker))
     elif isinstance(section, Section):
-        form = getattr(section, "format", form)
+        form, maker = getattr(section, "format", form), getattr(section, "from_stage", None)
         for name, field in type(section).model_fields.items():
-            yield from sections(getattr(section, name), f"{place}.{field.alias or name}".lstrip("."), form)
+            yield from sections(getattr(section, name), f"{key}.{field.alias or name}".lstrip("."), form, maker)
     elif isinstance(section, Mapping):
-        for key, value in section.items():
-            yield from sections(value, f"{place}.{key}", form)
+        for name, value in section.items():
+            yield from sections(value, f"{key}.{name}", form, maker)
     elif isinstance(section, list | tuple):
         for number, value in enumerate(section):
-            yield from sections(value, f"{place}.{number}", form)
+            yield from sections(value, f"{key}.{number}", form, maker)
 
 
 def data_findings(name: str, stage: Any, context: Context, *, finished: set[str], count: int) -> list[Finding]:
@@ -54,25 +67,26 @@ def data_findings(name: str, stage: Any, context: Context, *, finished: set[str]
         count: records of each data section that are read.
     """
     found = []
-    for key, section, form in sections(stage):
-        subject = f"stages.{name}.{key}" if key else f"stages.{name}"
-        if getattr(section, "from_stage", None) is not None and "data" not in finished:
-            found.append(ok(subject, f"written by stage {section.from_stage}, which has not run"))
+    for data in sections(stage):
+        subject = f"stages.{name}.{data.key}"
+        if data.maker is not None and "data" not in finished:
+            found.append(ok(subject, f"written by stage {data.maker}, which has not run"))
             continue
         try:
-            found += _look(subject, section, form, stage, context, finished, count)
+            found += _look(subject, data, stage, context, finished, count)
         except UserError as error:
             where = f", {error.where}" if error.where else ""
             found.append(fault(subject, f"{error.problem}{where}", error.cure or "mend or replace the file"))
     return found
 
 
-def _look(subject: str, section: Any, form: Any, stage: Any, context: Context, finished: set[str],
-          count: int) -> list[Finding]:  # fmt: skip
+def _look(subject: str, data: Found, stage: Any, context: Context, finished: set[str], count: int) -> list[Finding]:
+    section, form = data.section, data.form
+    made = context.inputs["data"] if data.maker is not None else None
     if isinstance(section, PromptSource):
-        return _prompts(subject, section, context)
+        return _prompts(subject, section.resolved(made / WORLD if made else None))
     if isinstance(section, Source):
-        return _captioned(subject, section, count)
+        return _captioned(subject, resolved(section, made), count)  # type: ignore[arg-type]
     files = data_files(section, context)
     if not are_present([str(file) for file in files]):
         return [_absent(subject, ", ".join(map(str, files)))]
@@ -134,19 +148,16 @@ def _files(subject: str, section: ConversationData, files: list[Path], why: str,
     return [warning(subject, about, "they are left out and listed")] if problems else [ok(subject, about)]
 
 
-def _prompts(subject: str, section: PromptSource, context: Context) -> list[Finding]:
-    from ..trainers.stages.visual.generate import WORLD
-
-    source = section.resolved(context.inputs["data"] / WORLD if section.from_stage is not None else None)
+def _prompts(subject: str, source: PromptSource) -> list[Finding]:
     if source.path is not None and not Path(source.path).is_file():
         return [_absent(subject, source.path)]
     return [ok(subject, f"{len(read_prompts(source)):,} prompts")]
 
 
-def _captioned(subject: str, section: Source, count: int) -> list[Finding]:
-    first = section.model_copy(update={"max_samples": min(count, section.max_samples or count)})
+def _captioned(subject: str, source: CaptionedSource, count: int) -> list[Finding]:
+    first = source.model_copy(update={"max_samples": min(count, source.max_samples or count)})
     try:
-        items = list(read(first))  # type: ignore[arg-type]
+        items = list(read(first))
     except UserError as error:
         if "not found" not in error.problem and "no file" not in error.problem:
             raise

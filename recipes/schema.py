@@ -23,6 +23,7 @@ from ..models.targets.load import LlavaTargetConfig, TargetConfig
 from ..trainers.engine import EngineConfig
 from ..trainers.stages.evaluate import EvaluateStage
 from ..trainers.stages.generate import GenerateStage
+from ..trainers.stages.publish import PublishStage, VisualPublishStage
 from ..trainers.stages.reading.cache import CacheStage
 from ..trainers.stages.reading.evaluate import ReadingEvaluateStage
 from ..trainers.stages.reading.train import ReadingTrainStage
@@ -34,7 +35,9 @@ from ..trainers.stages.visual.generate import GenerateCaptionedStage
 from ..trainers.stages.visual.regenerate import RegenerateStage
 from ..trainers.stages.visual.train import VisualTrainStage
 
-LvlmStage = Annotated[GenerateStage | TrainStage | RegenerateAnswersStage | EvaluateStage, Field(discriminator="kind")]
+LvlmStage = Annotated[
+    GenerateStage | TrainStage | RegenerateAnswersStage | EvaluateStage | PublishStage, Field(discriminator="kind")
+]
 
 
 def model(stage: Any) -> str:
@@ -46,11 +49,16 @@ _ReadingTrain = Annotated[
     Annotated[ReadingTrainStage, Tag("drafter")] | Annotated[TargetTrainStage, Tag("target")], Discriminator(model)
 ]
 ReadingStage = Annotated[
-    GenerateStage | _ReadingTrain | RegenerateAnswersStage | CacheStage | ReadingEvaluateStage,
+    GenerateStage | _ReadingTrain | RegenerateAnswersStage | CacheStage | ReadingEvaluateStage | PublishStage,
     Field(discriminator="kind"),
 ]
 VisualStage = Annotated[
-    GenerateCaptionedStage | EncodeStage | RegenerateStage | VisualTrainStage | VisualEvaluateStage,
+    GenerateCaptionedStage
+    | EncodeStage
+    | RegenerateStage
+    | VisualTrainStage
+    | VisualEvaluateStage
+    | VisualPublishStage,
     Field(discriminator="kind"),
 ]
 

@@ -215,3 +215,22 @@ class Engine:
 
         parameters = list(self.module.parameters())
         return deepspeed.zero.GatheredParameters(parameters, modifier_rank=None, enabled=self.config.zero_stage == 3)
+
+
+def deepspeed_state() -> dict[str, Any]:
+    """Version and op builders of the installed DeepSpeed, for `draftsmith doctor`.
+
+    Returns:
+        version; prebuilt (ops compiled into it); buildable (ops that could be compiled here when they are first asked
+        for: this engine asks for none). Raises what importing it raises.
+    """
+    logging.getLogger("DeepSpeed").setLevel(logging.ERROR)
+    import deepspeed
+    from deepspeed.git_version_info import installed_ops
+    from deepspeed.ops import __compatible_ops__
+
+    return {
+        "version": deepspeed.__version__,
+        "prebuilt": sorted(name for name, there in installed_ops.items() if there),
+        "buildable": sorted(name for name, can in __compatible_ops__.items() if can),
+    }

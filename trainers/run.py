@@ -13,7 +13,7 @@ from typing import Any
 from ..core import ranks
 from ..core.errors import UserError
 from .context import Context
-from .stages import evaluate, generate, regenerate, train
+from .stages import evaluate, generate, publish, regenerate, train
 from .stages.reading import cache as reading_cache
 from .stages.reading import evaluate as reading_evaluate
 from .stages.reading import train as reading_train
@@ -29,6 +29,8 @@ RUNNERS: dict[type, Callable[[Any, Context], None]] = {
     train.TargetTrainStage: train.run,
     regenerate.RegenerateAnswersStage: regenerate.run,
     evaluate.EvaluateStage: evaluate.run,
+    publish.PublishStage: publish.run,
+    publish.VisualPublishStage: publish.run,
     visual_generate.GenerateCaptionedStage: visual_generate.run,
     visual_encode.EncodeStage: visual_encode.run,
     visual_regenerate.RegenerateStage: visual_regenerate.run,

@@ -369,6 +369,25 @@ def test_which_slots_are_kept(visual, more, expected):
     assert layout.index[0].tolist() == expected and layout.runs == ((0, 1, 4), (0, 6, 9))
 
 
+def test_each_picture_has_its_vectors():
+    """Two pictures in a row, which the published module cannot take: as if each were alone with the adaptor."""
+    config, target, training = built("vispec")
+    batch = batch_for(config, target, ("tvvtvvvvtaa",))
+    filled, head = training.fill(batch)[0], training.head
+    first, second = (
+        head.imadpt(batch.layers[0][:, a:b], torch.ones(1, b - a).bool())[0] for a, b in ((1, 3), (4, 8))
+    )
+    index, image = filled.layout.index[0].tolist(), filled.image[0]
+    for slot, expected in ((2, first[-1]), (7, second[-1]), (9, second[-1])):
+        torch.testing.assert_close(image[index.index(slot)], expected)
+    held = {slot: filled.direct[1][0, n] for n, slot in enumerate(index) if filled.layout.visual[0, n]}
+    assert list(held) == [0, 1, 5, 6]
+    for slot, expected in zip(held, (*first[:-1], *second[:-1]), strict=True):
+        torch.testing.assert_close(held[slot], expected)
+    before = training.fill(batch_for(config, target, ("ttvvtaa",)))[0]
+    assert float(before.image[0, 0].abs().max()) == 0
+
+
 def test_a_prompt_that_begins_with_a_picture():
     layout = laid_out("vvtt", "compressed", num_vectors=1)
     assert layout.index[0].tolist() == [0, 1, 2] and layout.visual[0].tolist() == [True, False, False]

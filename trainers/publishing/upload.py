@@ -86,12 +86,12 @@ class Hub:
         wait: Callable[[float], None] = time.sleep,
     ):
         self.say, self.attempts, self.wait = say, attempts, wait
-        self._token = token or get_token()
-        if self._token is None:
+        self.token = token or get_token()
+        if self.token is None:
             raise UserError("not logged in to the Hub", cure="hf auth login, or set HF_TOKEN to a token that may write")
         if constants.HF_HUB_OFFLINE:
             raise UserError("the Hub is switched off (HF_HUB_OFFLINE)", cure="unset HF_HUB_OFFLINE, or use dry_run")
-        self._api = HfApi(endpoint=endpoint, token=self._token)
+        self._api = HfApi(endpoint=endpoint, token=self.token)
 
     def publish(
         self, folder: Path, to: Destination, *, message: str, fetched: Path, try_it: Callable[[Path], None]
@@ -156,7 +156,7 @@ class Hub:
 
     def _fetch(self, repo: str, revision: str, into: Path) -> None:
         snapshot_download(
-            repo, revision=revision, local_dir=into, token=self._token, endpoint=self._api.endpoint,
+            repo, revision=revision, local_dir=into, token=self.token, endpoint=self._api.endpoint,
             force_download=True,
         )  # fmt: skip
 
@@ -183,13 +183,14 @@ class Hub:
 
     def _clean(self, error: BaseException) -> str:
         """What an exception and its causes say, in a line each, without the token."""
-        lines, seen = [], error
+        lines: list[str] = []
+        seen: BaseException | None = error
         while seen is not None and len(lines) < 3:
             text = " ".join(str(seen).split())
             lines.append(text[:500] or type(seen).__name__)
             seen = seen.__cause__
         said = " <- ".join(dict.fromkeys(lines))
-        return redact(said.replace(self._token or HIDDEN, HIDDEN))
+        return redact(said.replace(self.token or HIDDEN, HIDDEN))
 
 
 class _Missing(UserError):

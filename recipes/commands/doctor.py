@@ -1,0 +1,50 @@
+"""`draftsmith doctor`: what of this environment and machine would spoil a run, each with its cure."""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+
+from ...core.errors import UserError
+from .. import health
+from ..finding import any_fault, shown
+from ..launch import say
+from .command import FAULTS, OK, Argument, Command
+
+
+def _run(given: argparse.Namespace) -> int:
+    if given.ranks is not None and given.ranks < 1:
+        raise UserError(f"--ranks {given.ranks}", cure="the processes on one node: 1 or more")
+    findings = [
+        *health.python(),
+        *health.packages(),
+        *health.devices(),
+        *health.deepspeed(),
+        *health.disk(Path(given.output)),
+        *health.memory(),
+        *health.threads(given.ranks),
+        *health.logins(),
+        *(health.network() if given.network else ()),
+    ]
+    say(shown(findings))
+    return FAULTS if any_fault(findings) else OK
+
+
+COMMAND = Command(
+    name="doctor",
+    summary="look at this environment and machine, with the cure for each fault",
+    description="Versions against those that were tested, devices, DeepSpeed and its ops, disk and memory, cores against\n"
+    "threads and ranks, Hub and wandb login. The network is used only with --network.\n"
+    "Exits with 3 where something has to be mended; warnings alone exit with 0.",
+    examples=(
+        ("draftsmith doctor", ""),
+        ("draftsmith doctor --ranks 8", "threads against eight processes on this node"),
+        ("draftsmith doctor --network", "also: do the Hub (HF_ENDPOINT) and wandb answer?"),
+    ),
+    arguments=(
+        Argument("--ranks", "processes that will run on this node (one for each GPU, or one)", {"type": int}),
+        Argument("--output", "folder that runs are written to (runs)", {"default": "runs", "metavar": "FOLDER"}),
+        Argument("--network", "also ask the Hub and wandb whether they answer", {"action": "store_true"}),
+    ),
+    run=_run,
+)

@@ -1,0 +1,227 @@
+"""What `draftsmith doctor` looks at: this environment and this machine, nothing of a recipe."""
+
+from __future__ import annotations
+
+import os
+import platform
+import re
+import shutil
+import socket
+import tomllib
+import urllib.error
+import urllib.request
+from importlib import metadata
+from pathlib import Path
+
+import psutil
+import torch
+from packaging.requirements import Requirement
+from packaging.version import Version
+
+from ..core.errors import first_line
+from ..core.tracking import wandb_login
+from .finding import Finding, fault, ok, warning
+
+ROOT = Path(__file__).resolve().parents[1]  # the checkout, or the installed package
+GIB = 2**30
+REINSTALL = "pip install -c constraints.txt -e .  (or scripts/demo, which makes an environment)"
+
+
+def python() -> list[Finding]:
+    version = platform.python_version()
+    if not (3, 11) <= tuple(map(int, platform.python_version_tuple()[:2])) < (3, 13):
+        return [fault("Python", version, "draftsmith needs 3.11 or 3.12: make an environment with one of them")]
+    return [ok("Python", f"{version}; draftsmith from {ROOT}")]
+
+
+def requirements() -> list[Requirement]:
+    """What the project itself asks for, without extras."""
+    pyproject = ROOT / "pyproject.toml"
+    if pyproject.is_file():
+        lines = tomllib.loads(pyproject.read_text())["project"]["dependencies"]
+    else:
+        lines = [line for line in metadata.requires("draftsmith") or () if "extra ==" not in line]
+    return [Requirement(line) for line in lines]
+
+
+def pins() -> dict[str, str]:
+    """name -> version of `constraints.txt`, which also lies in the wheel."""
+    lines = (ROOT / "constraints.txt").read_text().splitlines()
+    return {_plain(name): version for name, sign, version in (line.partition("==") for line in lines) if sign}
+
+
+def packages(installed: dict[str, str | None] | None = None) -> list[Finding]:
+    """Versions of what is imported directly, against what is required and what was tested together.
+
+    Args:
+        installed: name -> version; None: those of this environment.
+    """
+    wanted, tested = requirements(), pins()
+    have = {r.name: _version(r.name) for r in wanted} if installed is None else installed
+    found, same = [], []
+    for requirement in wanted:
+        name, version = requirement.name, have.get(requirement.name)
+        pin = tested.get(_plain(name))
+        if version is None:
+            found.append(fault(name, f"not installed; {requirement} is required", REINSTALL))
+        elif not requirement.specifier.contains(version, prereleases=True):
+            found.append(fault(name, f"{version}; {requirement} is required", f"pip install '{requirement}'"))
+        elif pin is not None and Version(version).public != pin:
+            found.append(warning(name, f"{version}; tested with {pin}", f"pip install {name}=={pin} where it misbehaves"))
+        else:
+            same.append(f"{name} {version}")
+    return [*found, ok("packages", f"{len(same)} of {len(wanted)} as tested: {', '.join(same)}")]
+
+
+def devices() -> list[Finding]:
+    if torch.cuda.is_available():
+        found = []
+        for index in range(torch.cuda.device_count()):
+            about = torch.cuda.get_device_properties(index)
+            free, total = torch.cuda.mem_get_info(index)
+            text = f"{about.name}, {free / GIB:.0f} of {total / GIB:.0f} GiB free"
+            if free < 0.5 * total:
+                found.append(warning(f"GPU {index}", text, "end what uses it, or choose others: CUDA_VISIBLE_DEVICES"))
+            else:
+                found.append(ok(f"GPU {index}", text))
+        return found
+    if Path("/proc/driver/nvidia/version").is_file() or shutil.which("nvidia-smi"):
+        if torch.version.cuda is None:
+            cure = f"pip install torch=={pins()['torch']} from an index that has CUDA builds"
+            return [fault("GPU", f"there is one, and torch {torch.__version__} is a CPU build", cure)]
+        cure = "nvidia-smi: is the driver as new as the CUDA of torch? is CUDA_VISIBLE_DEVICES empty?"
+        return [fault("GPU", f"torch (CUDA {torch.version.cuda}) sees none", cure)]
+    return [ok("GPU", f"none: runs on the CPU with torch {torch.__version__}")]
+
+
+def deepspeed() -> list[Finding]:
+    from ..trainers.engine import deepspeed_state
+
+    try:
+        state = deepspeed_state()
+    except Exception as error:  # whatever its import raises is what is looked for here
+        return [fault("DeepSpeed", f"cannot be imported: {first_line(error)}", REINSTALL)]
+    prebuilt = ", ".join(state["prebuilt"]) or "none"
+    text = f"{state['version']}; ops prebuilt: {prebuilt}; buildable here: {len(state['buildable'])}; needed: none"
+    return [ok("DeepSpeed", text)]
+
+
+def disk(folder: Path) -> list[Finding]:
+    """Room where runs are written, where models are kept, and in shared memory (loader workers)."""
+    from huggingface_hub import constants
+
+    places = {"disk of runs": (folder, 20), "disk of models": (Path(constants.HF_HUB_CACHE), 20)}
+    if Path("/dev/shm").is_dir():
+        places["shared memory"] = (Path("/dev/shm"), 1)
+    found = []
+    for subject, (path, wanted) in places.items():
+        there = next(p for p in (path, *path.parents) if p.exists())
+        free = shutil.disk_usage(there).free / GIB
+        text = f"{free:,.1f} GiB free under {there}"
+        if not os.access(there, os.W_OK):
+            found.append(fault(subject, f"{there} cannot be written", _move(subject)))
+        elif free < wanted:
+            found.append(warning(subject, f"{text}, less than {wanted}", _move(subject)))
+        else:
+            found.append(ok(subject, text))
+    return found
+
+
+def _move(subject: str) -> str:
+    return {
+        "disk of runs": "choose another output=",
+        "disk of models": "set HF_HOME to a larger disk",
+        "shared memory": "num_workers: 0, or a container with --shm-size",
+    }[subject]
+
+
+def memory() -> list[Finding]:
+    free = psutil.virtual_memory().available / GIB
+    if free < 4:
+        cure = "end other programs; smaller micro_batch_size; draftsmith check NAME says what a recipe needs"
+        return [warning("memory", f"{free:.1f} GiB free", cure)]
+    return [ok("memory", f"{free:.1f} GiB free")]
+
+
+def threads(ranks: int | None) -> list[Finding]:
+    """Ranks times threads against the cores: two spinning pools on two cores run a hundred times slower (measured).
+
+    Args:
+        ranks: on this node; None: one for each GPU, or one.
+    """
+    ranks = ranks or torch.cuda.device_count() or 1
+    cores = num_cores()
+    given = os.environ.get("OMP_NUM_THREADS")
+    best = max(1, cores // ranks)
+    if given is None:
+        return [ok("threads", f"{cores} cores, {ranks} rank(s): each will take {best} (OMP_NUM_THREADS is not set)")]
+    if not given.isdigit() or int(given) < 1:
+        return [fault("threads", f"OMP_NUM_THREADS={given} is no number of threads", f"export OMP_NUM_THREADS={best}")]
+    total, text = ranks * int(given), f"{ranks} rank(s) of {given} thread(s) on {cores} cores"
+    if total > cores:
+        return [fault("threads", text, f"export OMP_NUM_THREADS={best}, or start fewer ranks")]
+    return [ok("threads", text)]
+
+
+def num_cores() -> int:
+    """Cores that this process may use: affinity, and the quota of a container."""
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    quota = Path("/sys/fs/cgroup/cpu.max")
+    if quota.is_file() and (found := re.match(r"(\d+) (\d+)", quota.read_text())):
+        cores = min(cores, max(1, int(found[1]) // int(found[2])))
+    return cores
+
+
+def logins() -> list[Finding]:
+    """Whether Hub and wandb know this user, without asking them."""
+    from huggingface_hub import constants, get_token
+
+    found = []
+    if constants.HF_HUB_OFFLINE:
+        found.append(ok("Hub login", "HF_HUB_OFFLINE is set: only what is in the cache"))
+    elif get_token():
+        found.append(ok("Hub login", "a token is set"))
+    else:
+        cure = "hf auth login, or HF_TOKEN; public models need none"
+        found.append(warning("Hub login", "no token: gated models cannot be read, and nothing can be published", cure))
+    where = wandb_login()
+    if where is None:
+        found.append(ok("wandb login", "no key: runs that name a wandb project are kept offline (wandb login; wandb sync)"))
+    else:
+        found.append(ok("wandb login", where))
+    return found
+
+
+def network(timeout_s: float = 10.0) -> list[Finding]:
+    """Whether the Hub and wandb answer. Any HTTP status is an answer."""
+    from huggingface_hub import constants
+
+    wandb = os.environ.get("WANDB_BASE_URL", "https://api.wandb.ai")
+    hub = os.environ.get("HF_ENDPOINT") or constants.ENDPOINT
+    cure = "proxy (HTTPS_PROXY), HF_ENDPOINT for a mirror, or HF_HUB_OFFLINE=1 with models fetched elsewhere"
+    found = [_answers("HF_ENDPOINT", hub, timeout_s, cure)]
+    return [*found, _answers("wandb", wandb, timeout_s, "proxy (HTTPS_PROXY), or tracking.wandb.mode=offline")]
+
+
+def _answers(subject: str, address: str, timeout_s: float, cure: str) -> Finding:
+    if not address.startswith(("http://", "https://")):
+        return fault(subject, f"{address} is no http address", cure)
+    try:
+        urllib.request.urlopen(urllib.request.Request(address, method="HEAD"), timeout=timeout_s).close()
+    except urllib.error.HTTPError:
+        pass  # it answers
+    except (OSError, ValueError, socket.timeout) as error:
+        return fault(subject, f"{address} does not answer: {first_line(error)}", cure)
+    return ok(subject, f"{address} answers")
+
+
+def _version(name: str) -> str | None:
+    try:
+        return metadata.version(name)
+    except metadata.PackageNotFoundError:
+        return None
+
+
+def _plain(name: str) -> str:
+    """A package's name as indexes compare it."""
+    return re.sub(r"[-_.]+", "-", name).lower()

@@ -1,0 +1,81 @@
+"""Publish a run that is finished, whether or not its recipe has a stage for it: `scripts/publish RUN key=value ...`.
+
+Nothing is trained or measured. A publication that was made with other settings is kept aside, and made anew.
+"""
+
+from __future__ import annotations
+
+import json
+import shlex
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from ..core.errors import UserError
+from ..core.secrets import redact, redact_argument
+from .launch import context_maker, say
+from .load import load
+
+KIND = "publish"
+
+
+def publish_run(run: Path, settings: Sequence[str]) -> Path:
+    """Run the publishing stage of a run; returns its folder.
+
+    Args:
+        settings: `key=value`, keys of the stage (`repo=me/name`) or of the whole recipe.
+    """
+    from ..trainers.guard import RunLock
+    from ..trainers.run import run_stages
+    from ..trainers.stages.publish import PublishStage
+    from .plan import plan
+    from .schema import TRACKS
+
+    own = {field.alias or name for name, field in PublishStage.model_fields.items()}
+    name, known = _stage(run)
+    arguments = [f"recipe={run / 'recipe.yaml'}", f"output={run}", *([] if known else [f"stages.{name}.kind={KIND}"])]
+    for setting in settings:
+        key = setting.partition("=")[0]
+        arguments.append(f"stages.{name}.{setting}" if key.split(".")[0] in own else setting)
+    loaded = load(arguments, TRACKS)
+    planned = plan(loaded.recipe, loaded.path)
+    stage = next(p for p in planned if p.name == name)
+    RunLock(run, say=say)
+    command = "scripts/publish " + shlex.join(redact_argument(a) for a in (str(run), *settings))
+    run_stages(
+        planned, context_maker(loaded, command), output=run, chosen=(name,),
+        restart=name if _is_other(run / name, stage.fingerprint) else None, say=say,
+    )  # fmt: skip
+    return run / name
+
+
+def _stage(run: Path) -> tuple[str, bool]:
+    """The name of the run's publishing stage, and whether its recipe has one."""
+    path = run / "recipe.yaml"
+    if not path.is_file():
+        raise UserError("no run", where=str(run), cure="name the folder of a run, which holds its recipe.yaml")
+    stages: dict[str, Any] = yaml.safe_load(path.read_text())["stages"]
+    names = [name for name, stage in stages.items() if stage.get("kind") == KIND]
+    return (names[-1], True) if names else (KIND, False)
+
+
+def _is_other(folder: Path, fingerprint: str) -> bool:
+    path = folder / "fingerprint.json"
+    return path.is_file() and json.loads(path.read_text())["fingerprint"] != fingerprint
+
+
+def main(doc: str | None, arguments: Sequence[str] | None = None) -> int:
+    """The script's whole work. Returns the exit code: 0, or 2 on a user's mistake."""
+    given = list(sys.argv[1:] if arguments is None else arguments)
+    if not given or given[0] in ("-h", "--help"):
+        say(doc or "")
+        return 0
+    try:
+        publish_run(Path(given[0]), given[1:])
+    except UserError as error:
+        print(redact(f"error: {error}"), file=sys.stderr)
+        return 2
+    return 0

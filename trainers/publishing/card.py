@@ -1,0 +1,203 @@
+"""The model card, written from the run: what it says of numbers, data and terms it has from the run's own files."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+import yaml
+
+from ...eval.published import PublishedSection
+from ...eval.tables import markdown_table
+from .evaluated import Evaluated
+from .folder import REPORT
+from .licences import Licence, Link, own_licence, warnings
+from .lineage import Trained
+from .snippets import PICTURE, Snippet
+
+LVLM = "lvlm"
+_MODALITY = {"lvlm": "image-text-to-text", "visual": "text-to-image", "language": "image-text-to-text"}
+
+
+@dataclass(frozen=True)
+class CardFacts:
+    """What a card is written from.
+
+    Args:
+        method: kind of the drafter.
+        track: lvlm (a whole model), language (a head of a language model) or visual (a head of an image generator).
+        target: Hub id of the target; None: it was trained in the run, or is not on the Hub.
+        base: Hub id of what the drafter's own weights began as; None: none.
+        datasets: Hub ids for the front matter.
+        plots: files of the report's folder.
+    """
+
+    repo: str
+    method: str
+    track: str
+    target: str | None
+    base: str | None
+    links: list[Link]
+    license: str | None
+    languages: list[str]
+    datasets: list[str]
+    training: list[Trained]
+    evaluated: Evaluated
+    plots: list[str]
+    section: PublishedSection
+    snippets: list[Snippet]
+    versions: dict[str, Any] = field(default_factory=dict)
+
+
+def model_card(facts: CardFacts) -> str:
+    """README.md."""
+    parts = [
+        ["---", yaml.safe_dump(front_matter(facts), sort_keys=False).strip(), "---", ""],
+        _introduction(facts),
+        _use(facts),
+        _training(facts),
+        _evaluation(facts),
+        _licence(facts),
+        _limitations(facts),
+        _files(facts),
+    ]
+    return "\n".join(line for part in parts for line in part) + "\n"
+
+
+def front_matter(facts: CardFacts) -> dict[str, Any]:
+    """A drafter that runs alone is finetuned from its initial weights; a head is an adapter of its target."""
+    whole = facts.track == LVLM
+    base = facts.base if whole else facts.target
+    licence = own_licence(facts.links, facts.license)
+    found: dict[str, Any] = {
+        "library_name": "transformers" if whole else "draftsmith",
+        "tags": ["speculative-decoding", "draft-model", "draftsmith", facts.method, _MODALITY[facts.track]],
+        "language": facts.languages,
+    }
+    if whole:
+        found["pipeline_tag"] = _MODALITY[LVLM]
+    if licence.id is not None:
+        found["license"] = licence.id
+        if licence.id == "other":
+            found |= _other(facts, licence)
+    if base is not None:
+        found |= {"base_model": base, "base_model_relation": "finetune" if whole else "adapter"}
+    return found | ({"datasets": facts.datasets} if facts.datasets else {})
+
+
+def _other(facts: CardFacts, licence: Licence) -> dict[str, str]:
+    """The Hub wants a name and an address for a licence that it does not list."""
+    address = licence.link or (f"https://huggingface.co/{facts.target}" if facts.target else "")
+    return {"license_name": "as-of-the-target"} | ({"license_link": address} if address else {})
+
+
+def _introduction(facts: CardFacts) -> list[str]:
+    target = f"[{facts.target}](https://huggingface.co/{facts.target})" if facts.target else "a target of its own run"
+    what = "A small model" if facts.track == LVLM else "A head, not a model of its own,"
+    revision = facts.section.target.get("revision")
+    rows = [
+        ["target", target + (f" at revision `{revision}`" if revision else "")],
+        ["method", f"`{facts.method}`"],
+        ["trained and measured with", "[draftsmith](https://pypi.org/project/draftsmith/), " + _shown(facts.versions)],
+    ]
+    if facts.base is not None:
+        rows.append(["began as", f"[{facts.base}](https://huggingface.co/{facts.base})"])
+    return [
+        f"# {facts.repo.split('/')[-1]}", "",
+        f"{what} that drafts tokens for {target}, which checks them: its answers come faster and stay its own.", "",
+        *markdown_table(["", ""], rows), "",
+    ]  # fmt: skip
+
+
+def _shown(versions: dict[str, Any]) -> str:
+    packages = versions.get("packages") or {}
+    names = [f"{name} {packages[name]}" for name in ("torch", "transformers") if packages.get(name)]
+    return ", ".join(names) or "versions were not recorded"
+
+
+def _use(facts: CardFacts) -> list[str]:
+    lines = ["## Use", "", "The code below was run before this was published.", ""]
+    for snippet in facts.snippets:
+        lines += [f"{snippet.title}:", "", "```python", snippet.code, "```", ""]
+    found, expected = facts.section.prompt, facts.section.expected
+    if expected is not None:
+        pictures = " with `check/picture.png`" if found.pictures else ""
+        lines += [
+            f"On the stored prompt ({found.text!r}{pictures}) it has tau {expected.tau:.2f} "
+            f"({facts.section.decoding.name}, temperature {facts.section.decoding.temperature:g}, "
+            f"{expected.measured['device']}): `draftsmith.eval.stored_prompt.reproduce` measures it again. "
+            f"`sha256sum -c SHA256SUMS` checks the files; a folder with a changed file is refused by its name.", "",
+        ]  # fmt: skip
+    if any(f'"{PICTURE}"' in snippet.code for snippet in facts.snippets):
+        lines += [f"`{PICTURE}` is a picture of yours.", ""]
+    return lines
+
+
+def _training(facts: CardFacts) -> list[str]:
+    head = ["stage", "trains", "data", "length", "batch", "learning rate", "last loss", "hours"]
+    rows = [
+        [t.name, t.trains, t.data, t.length, str(t.batch_size or "-"), t.rate,
+         "-" if t.loss is None else f"{t.loss:.4f}", "-" if t.hours is None else f"{t.hours:.2f}"]
+        for t in facts.training
+    ]  # fmt: skip
+    return ["## Training", "", *markdown_table(head, rows), "",
+            "`recipe.yaml` has every setting, `run.yaml` command and versions of the last start.", ""]  # fmt: skip
+
+
+def _evaluation(facts: CardFacts) -> list[str]:
+    found = facts.evaluated
+    about = [f"- {key}: {value}" for key, value in found.about.items() if key != "command"]
+    plots = [line for name in facts.plots for line in (f"![{name.removesuffix('.png')}]({REPORT}/{name})", "")]
+    return [
+        "## Evaluation", "", *found.findings, "", *found.table, "",
+        "tau: tokens emitted after the prefill over verification passes, bonus token included; plain decoding has 1. "
+        "Speedups are wall clock against plain decoding of the same target in the same run, on:", "", *about, "",
+        *plots, f"The whole report is in [{REPORT}]({REPORT}).", "",
+    ]  # fmt: skip
+
+
+def _licence(facts: CardFacts) -> list[str]:
+    rows = [[link.role, f"`{link.name}`", link.licence.id or "not known"] for link in facts.links]
+    warned = [f"> **Warning.** {text}" for text in warnings(facts.links)]
+    spaced = [line for text in warned for line in (text, "")]
+    return [
+        "## Licence", "",
+        "A drafter inherits the terms of what it was made from: the target whose answers or states it learned, the "
+        "weights that it began as, and its data. The table is from draftsmith's own list and may be out of date.", "",
+        *markdown_table(["part", "name", "licence"], rows), "", *spaced,
+    ]  # fmt: skip
+
+
+def _limitations(facts: CardFacts) -> list[str]:
+    lines = ["## Limitations", "", "- It was trained for one target. Beside another it drafts noise, which costs time "
+             "and changes no answer; another tokenizer or width is refused."]  # fmt: skip
+    if facts.track == LVLM:
+        lines += [
+            "- **`target.generate(assistant_model=drafter)` does not show the picture to the drafter** in transformers "
+            "5 (read and measured in 5.18 to 5.23): answers stay right, and nearly nothing is accepted. Decode with "
+            "the three lines above, where target and drafter both see it.",
+            "- vLLM and SGLang take no drafter that reads pictures.",
+        ]
+    else:
+        lines.append("- It cannot run alone: it reads its target's hidden states and shares its tables. No engine "
+                     "loads this folder as it is; the layout is draftsmith's.")  # fmt: skip
+    temperature = facts.section.decoding.temperature
+    lines += [
+        "- Speedups are of one machine at batch size 1; on another a draft step costs another part of a target step.",
+        f"- The stored prompt was decoded at temperature {temperature:g} in {facts.section.target.get('dtype')}: in "
+        "low precision another device may round otherwise and stop at another token.",
+        "",
+    ]  # fmt: skip
+    return lines
+
+
+def _files(facts: CardFacts) -> list[str]:
+    named = [
+        ["`model.safetensors`, `config.json`", "weights and shape"],
+        ["`draftsmith.json`", "what it was trained for, how it decodes, the stored prompt's outcome"],
+        ["`recipe.yaml`, `run.yaml`", "settings; command, versions and commit"],
+        ["`report/`", "the evaluation with its plots"],
+        ["`check/`", "pictures of the stored prompt"],
+        ["`SHA256SUMS`", "checksums of all of these but this page"],
+    ]
+    return ["## Files", "", *markdown_table(["file", "what it is"], named)]

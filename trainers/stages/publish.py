@@ -1,0 +1,258 @@
+"""Stage kind `publish`: the folder of a run's drafter, tried in a fresh process, and from there to the Hub.
+
+Rank 0 alone works; a run of its own (`scripts/publish RUN`) holds no other ranks for it.
+"""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, Literal
+
+import torch
+import yaml
+from pydantic import Field, model_validator
+
+from ...core import ranks
+from ...core.checksums import CARD, write_sums
+from ...core.errors import UserError
+from ...core.section import Section
+from ...data.shapes.scene import draw
+from ...data.shapes.write import sample
+from ...eval.published import Asked, PublishedSection, assemble
+from ...eval.stored_prompt import measure
+from ..context import Context
+from ..publishing import folder as folders
+from ..publishing.card import LVLM, CardFacts, model_card
+from ..publishing.decoding import published_section
+from ..publishing.evaluated import read_evaluation
+from ..publishing.fresh import try_folder
+from ..publishing.licences import chain
+from ..publishing.lineage import data_of, trained_by, training_table
+from ..publishing.names import check_name
+from ..publishing.snippets import PICTURE, Snippet, loop_snippet, transformers_snippet
+from ..publishing.upload import Destination, Hub, Uploaded
+
+REPOSITORY, RESULT = "repository", "published.json"
+# Side of the stored picture in pixels; a multiple of 3, as its board wants it.
+_SIDE = 336
+
+
+class StoredPrompt(Section):
+    """What a published folder is checked with."""
+
+    # null: "Describe the picture." of a drawn scene; of text-only targets and generators a sentence.
+    text: str | None = None
+    # Files that are published with it: they must be yours to publish.
+    pictures: list[str] = Field(default_factory=list)
+    # Of generators that draw classes.
+    label: int = Field(0, ge=0)
+
+
+class PublishStage(Section):
+    kind: Literal["publish"]
+    # NAMESPACE/NAME. Engines guess the method from it: `EAGLE-...` for EAGLE, `EAGLE3-...` for EAGLE-3, and neither
+    # for others. null: the folder alone is built, which dry_run does with a name, too.
+    repo: str | None = None
+    # Build and try the folder, and leave the Hub alone.
+    dry_run: bool = False
+    # public: once the repository has been fetched back and tried. private leaves that to you.
+    visibility: Literal["private", "public"] = "private"
+    # A branch, which is made where it is missing; null: main.
+    revision: str | None = None
+    # Propose the commit as a pull request.
+    pull_request: bool = False
+    # The stage whose drafter is published; null: the latest.
+    from_stage: str | None = Field(None, alias="from")
+    # The evaluation that goes with it; null: the latest.
+    report: str | None = None
+    # The method (or mode) of that evaluation by which the folder is opened; null: the first exact one that drafts
+    # with this stage's drafter.
+    method: str | None = None
+    prompt: StoredPrompt = StoredPrompt()
+    # Hub id of the target, where target.path is a directory or the run trained it; null: target.path.
+    base_model: str | None = None
+    # As the Hub writes it; null: the target's, where it is known.
+    license: str | None = None
+    # Hub ids of the training data, for the card's front matter.
+    datasets: list[str] = Field(default_factory=list)
+    languages: list[str] = Field(["en"])
+    # Tries of each request to the Hub.
+    attempts: int = Field(5, ge=1)
+
+    @model_validator(mode="after")
+    def _consistent(self) -> PublishStage:
+        if self.visibility == "public" and (self.revision is not None or self.pull_request):
+            raise ValueError("visibility: public is of the main branch; a branch or a pull request leaves it as it is")
+        if self.pull_request and self.revision is not None:
+            raise ValueError("a pull request is made against main; leave revision out")
+        return self
+
+    @property
+    def builds_only(self) -> bool:
+        return self.dry_run or self.repo is None
+
+    def makes(self) -> set[str]:
+        return {"publication"}
+
+    def needs(self) -> dict[str, str | None]:
+        return {"drafter": self.from_stage, "report": self.report, "processor": None, "target": None}
+
+
+class VisualPublishStage(PublishStage):
+    """The same of an image generator's head, whose target comes in parts."""
+
+    def needs(self) -> dict[str, str | None]:
+        return {"drafter": self.from_stage, "report": self.report, "target": None, "text": None, "vq": None}
+
+
+def run(stage: PublishStage, context: Context) -> None:
+    """Rank 0 works; what stops it stops all ranks."""
+    problem: UserError | None = None
+    if ranks.is_main():
+        try:
+            _publish(stage, context)
+        except UserError as error:
+            problem = error
+    problem = ranks.agree(problem)
+    if problem is not None:
+        raise problem
+
+
+def _publish(stage: PublishStage, context: Context) -> None:
+    stages = context.recipe["stages"]
+    source = context.inputs.get("drafter")
+    if source is None:
+        raise UserError("no stage of this run trained a drafter", where=f"key stages.{context.name}",
+                        cure="publish what a run trains; a published drafter is on the Hub already")  # fmt: skip
+    report = context.inputs["report"]
+    evaluated = read_evaluation(report)
+    folder = context.folder / REPOSITORY
+    shutil.rmtree(folder, ignore_errors=True)
+    folders.copy_model(source, folder)
+    prompt = _store_prompt(stage.prompt, context, folder)
+    section = published_section(stages[report.name], stage.method, context, source, prompt, stage.base_model)
+    track, method = track_of(context), section.drafter["kind"]
+    target = _hub_id(stage.base_model or context.target.path)
+    if stage.repo is not None:
+        check_name(stage.repo, method, target, is_language=track != "visual")
+    # As trained, from its own stage's folder: what is published must do the same.
+    made = _sources(context)
+    section = section.model_copy(update={"expected": measure(assemble(source, section, made), section.prompt, folder)})
+    if torch.cuda.is_available():
+        torch.cuda.empty_cache()
+    folders.write_manifest(source, folder, section)
+    folders.copy_provenance(context.folder.parent, context.recipe, folder)
+    plots = folders.copy_report(report, folder)
+    repo = stage.repo or f"me/{folder.parent.parent.name}"
+    snippets, names = _snippets(repo, section, folder, made, target)
+    base = _hub_id(getattr(context.drafter, "language_model", None))
+    trained = trained_by(stages, source.name)
+    data = [name for stage_name in trained for name in data_of(stages, stage_name)]
+    parts = [("target", target or "trained in this run"), *([("initial weights", base)] if base else [])]
+    tower = _hub_id(getattr(context.drafter, "vision_tower", None))
+    parts += [("vision tower", tower)] if tower else []
+    parts += [("data", name) for name in (stage.datasets or data)]
+    run_file = context.folder.parent / "run.yaml"
+    versions = yaml.safe_load(run_file.read_text()) if run_file.is_file() else {}
+    facts = CardFacts(
+        repo=repo, method=method, track=track, target=target, base=base, links=chain(parts), license=stage.license,
+        languages=stage.languages, datasets=stage.datasets,
+        training=training_table(stages, trained, context.folder.parent), evaluated=evaluated, plots=plots,
+        section=section, snippets=snippets, versions=versions,
+    )  # fmt: skip
+    (folder / CARD).write_text(model_card(facts))
+    write_sums(folder)
+    hub = None if stage.builds_only else Hub(context.say, attempts=stage.attempts)
+    folders.refuse_secrets(folder, hub.token if hub is not None else None)
+    context.say(f"{context.name}: tau {section.expected.tau:.2f} on the stored prompt; trying it in a fresh process")
+    try_folder(folder, made, snippets, names(folder))
+    if hub is None:
+        context.say(f"built and tried, not uploaded: {folder}")
+        _finish(context.folder, {"repo": stage.repo, "uploaded": False, "tau": section.expected.tau})
+        return
+    assert stage.repo is not None
+    to = Destination(stage.repo, stage.revision, stage.pull_request, stage.visibility == "public")
+    done: Uploaded = hub.publish(
+        folder, to, message=f"draftsmith: {method} drafter, tau {section.expected.tau:.2f} on the stored prompt",
+        fetched=context.folder / "fetched", try_it=lambda place: try_folder(place, made, snippets, names(place)),
+    )  # fmt: skip
+    context.say(f"published: {done.pull_request or done.url} ({'private' if done.private else 'public'})")
+    _finish(context.folder, {"uploaded": True, "tau": section.expected.tau} | done.__dict__)
+
+
+def track_of(context: Context) -> str:
+    """lvlm, visual or language: what a drafter is, by the recipe's target and drafter."""
+    if context.target.kind in ("llamagen", "anole"):
+        return "visual"
+    return LVLM if getattr(context.drafter, "kind", None) == LVLM else "language"
+
+
+def _sources(context: Context) -> dict[str, Path] | None:
+    """Where the target's parts lie here: of stages, or a directory of the recipe; None: the Hub has them."""
+    things: tuple[str, ...] = ("target", "processor", "vq", "text")
+    made = {thing: context.inputs[thing] for thing in things if thing in context.inputs}
+    vq, path = getattr(context.target, "vq", None), context.target.path
+    for thing, place in (("target", path), ("vq", vq)):
+        if isinstance(place, str) and Path(place).is_dir():
+            made.setdefault(thing, Path(place))
+    return made or None
+
+
+def _hub_id(name: Any) -> str | None:
+    """A name that is one of the Hub's, and no directory here."""
+    return name if isinstance(name, str) and name.count("/") == 1 and not Path(name).is_dir() else None
+
+
+def _store_prompt(asked: StoredPrompt, context: Context, folder: Path) -> Asked:
+    """The prompt as the folder keeps it, its pictures copied there."""
+    kept = folder / folders.CHECK
+    visual, text_only = track_of(context) == "visual", context.target.kind == "causal_lm"
+    if visual:
+        has_classes = getattr(context.target, "condition", "text") == "class"
+        return Asked(text=asked.text or "a red circle and a blue square", label=asked.label if has_classes else None)
+    if text_only or (asked.text is not None and not asked.pictures):
+        return Asked(text=asked.text or "Explain how a bicycle stays upright.")
+    kept.mkdir()
+    if not asked.pictures:
+        draw(sample(0, "published", "caption", 0).scenes[0], _SIDE).save(kept / PICTURE)
+        return Asked(text=asked.text or "Describe the picture.", pictures=[f"{folders.CHECK}/{PICTURE}"])
+    names = []
+    for number, name in enumerate(asked.pictures):
+        place = Path(name)
+        if not place.is_file():
+            raise UserError("no such picture", where=name, cure="mend prompt.pictures")
+        # The card's code names one picture of the reader's.
+        kept_as = PICTURE if not number else f"picture-{number}{place.suffix}"
+        shutil.copyfile(place, kept / kept_as)
+        names.append(f"{folders.CHECK}/{kept_as}")
+    return Asked(text=asked.text or "Describe the picture.", pictures=names)
+
+
+def _snippets(
+    repo: str, section: PublishedSection, folder: Path, made: Mapping[str, Path] | None, target: str | None
+) -> tuple[list[Snippet], Any]:
+    """The card's code, and a function: folder -> what stands for its names where it is tried."""
+    placeholder = "path/to/the/target"
+    shown = placeholder if made is not None and target is None else None
+    if made is not None and target is not None:
+        shown = target
+    prompt = section.prompt
+    snippets = [loop_snippet(repo, shown, prompt.text, pictures=min(1, len(prompt.pictures)), label=prompt.label)]
+    if section.drafter["kind"] == LVLM:
+        family = json.loads((folder / "config.json").read_text())["model_type"]
+        snippets.append(transformers_snippet(repo, has_processor=family != "llava_onevision"))
+
+    def names(place: Path) -> dict[str, str]:
+        found = {repo: json.dumps(str(place)), PICTURE: json.dumps(str(place / folders.CHECK / PICTURE))}
+        if shown is not None and made is not None:
+            found[shown] = json.dumps({thing: str(where) for thing, where in made.items()})
+        return found
+
+    return snippets, names
+
+
+def _finish(folder: Path, result: dict[str, Any]) -> None:
+    (folder / RESULT).write_text(json.dumps(result, indent=1))
