@@ -1,20 +1,39 @@
 """Where numbers of a run go: a JSONL file always, wandb where the recipe names a project.
 
-A full disk or a dead network never stops training; the first failure is said once.
+A full disk or a dead network never stops training, and never holds it for longer than `START_S` and `FINISH_S`; the
+first failure of each is said once.
 """
 
 from __future__ import annotations
 
 import json
+import netrc
 import os
+import re
 import time
-from collections.abc import Callable, Mapping
+import uuid
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal
+from urllib.parse import urlparse
 
 from . import ranks
+from .errors import first_line
 from .secrets import redact, redact_tree
 from .section import Section
+
+START_S, FINISH_S = 30, 60  # longest waits for wandb's server: at a stage's start, and for what is left at its end
+ID_FILE = "wandb-id"  # in a stage's folder: a resumed stage goes on in the same wandb run
+# What a number is in: by its name, else by how it begins or ends. Shares and counts are plain numbers.
+UNITS = {
+    "loss": "per supervised token",
+    "token_loss": "nats per supervised token",
+    "samples_per_s": "samples/s",
+    "tokens_per_s": "supervised tokens/s",
+    "tau": "tokens per target pass",
+}
+STARTS = {"tau_": UNITS["tau"]}
+ENDS = {"_per_s": "per second", "_ms": "ms", "_s": "s", "_bytes": "bytes", "_gib": "GiB"}
 
 
 class WandbConfig(Section):
@@ -22,6 +41,11 @@ class WandbConfig(Section):
     entity: str | None = None
     # null: online where a key is set, offline else.
     mode: Literal["online", "offline", "disabled"] | None = None
+    # Labels to find runs by.
+    tags: list[str] = []
+    # Weights that wandb keeps: none; results, the model that a stage leaves; checkpoints, those too, optimizer states
+    # and all, as they are written. Each is copied before it is sent (WANDB_DATA_DIR says where to).
+    artifacts: Literal["none", "results", "checkpoints"] = "none"
 
 
 class TrackingConfig(Section):
@@ -33,21 +57,33 @@ class Tracker:
     """Rank 0 logs; on other ranks every call does nothing.
 
     Args:
-        name: of the run, for wandb.
+        name: of the stage, for wandb.
         say: where a failure is told.
+        group: of the run whose stage this is; wandb shows its stages together.
     """
 
     def __init__(
-        self, config: TrackingConfig, folder: Path, *, name: str, recipe: dict[str, Any], say: Callable[[str], None]
+        self,
+        config: TrackingConfig,
+        folder: Path,
+        *,
+        name: str,
+        recipe: dict[str, Any],
+        say: Callable[[str], None],
+        group: str | None = None,
     ):
-        self.path, self.say = folder / "metrics.jsonl", say
+        self.path, self.say, self.folder = folder / "metrics.jsonl", say, folder
+        self.name, self.group = name, group
+        self.artifacts = config.wandb.artifacts if config.wandb is not None else "none"
         self._run: Any = None
-        self._failed = False
+        self._failed: set[str] = set()
+        self._torn = False
+        self._units: dict[str, str] = {}
         if not ranks.is_main():
             return
         folder.mkdir(parents=True, exist_ok=True)
         if config.wandb is not None and self._mode(config.wandb) != "disabled":
-            self._attempt(lambda: self._start(config.wandb, folder, name, recipe))
+            self._attempt("wandb", lambda: self._start(config.wandb, recipe))
 
     def log(self, values: Mapping[str, float | Path], step: int) -> None:
         """One line: values at an optimizer step. A path is a picture: the line names it, wandb gets it."""
@@ -55,18 +91,37 @@ class Tracker:
             return
         plain = {name: str(value) if isinstance(value, Path) else value for name, value in values.items()}
         line = json.dumps({"step": step, "time": time.time(), **plain}) + "\n"
-        self._attempt(lambda: self._append(line))
+        self._attempt("file", lambda: self._append(line))
         if self._run is not None:
-            self._attempt(lambda: self._run.log(_with_pictures(values), step=step))
+            self._attempt("wandb", lambda: self._send(values, step))
+
+    def table(self, name: str, columns: Sequence[str], rows: Sequence[Sequence[Any]]) -> None:
+        """A table for wandb: samples, or what an evaluation measured. Its file is the caller's."""
+        if self._run is not None:
+            self._attempt("wandb", lambda: self._send_table(name, columns, rows))
+
+    def pictures(self, files: Sequence[Path]) -> None:
+        """Plots for wandb, named as their files."""
+        if self._run is not None and files:
+            self._attempt("wandb", lambda: self._run.log(_with_pictures({file.stem: file for file in files})))
+
+    def artifact(self, kind: Literal["result", "checkpoint", "report"], files: Sequence[Path], step: int | None) -> None:
+        """Files of this stage, copied and sent while the run goes on."""
+        wanted = {"result": ("results", "checkpoints"), "checkpoint": ("checkpoints",)}.get(kind)
+        if self._run is not None and (wanted is None or self.artifacts in wanted):
+            self._attempt("wandb", lambda: self._send_artifact(kind, files, step))
 
     def rewind(self, step: int) -> None:
-        """Drop lines after `step`: a resumed run writes them again, and each step stands once."""
-        if ranks.is_main() and self.path.is_file():
-            self._attempt(lambda: self._keep_until(step))
+        """Drop lines after `step`: a resumed run writes them again, and each step stands once.
 
-    def finish(self) -> None:
+        wandb drops the repetition itself: a step below the last is not taken, and the numbers are the same.
+        """
+        if ranks.is_main() and self.path.is_file():
+            self._attempt("file", lambda: self._keep_until(step))
+
+    def finish(self, exit_code: int = 0) -> None:
         if self._run is not None:
-            self._attempt(self._run.finish)
+            self._attempt("wandb", lambda: self._run.finish(exit_code=exit_code))
 
     def _keep_until(self, step: int) -> None:
         kept = [line for line in self.path.read_text().splitlines() if _step(line) <= step]
@@ -75,35 +130,114 @@ class Tracker:
         os.replace(aside, self.path)
 
     def _append(self, line: str) -> None:
+        # What a full disk has cut off stays a line of its own.
+        torn, self._torn = self._torn, True
         with open(self.path, "a") as file:
-            file.write(line)
+            file.write("\n" + line if torn else line)
+        self._torn = False
 
     def _mode(self, config: WandbConfig) -> Any:
         if config.mode is not None:
             return config.mode
-        return os.environ.get("WANDB_MODE") or ("online" if os.environ.get("WANDB_API_KEY") else "offline")
+        return os.environ.get("WANDB_MODE") or ("online" if wandb_login() else "offline")
 
-    def _start(self, config: Any, folder: Path, name: str, recipe: dict[str, Any]) -> None:
+    def _start(self, config: WandbConfig | None, recipe: dict[str, Any]) -> None:
         import wandb
 
-        self._run = wandb.init(
-            project=config.project,
-            entity=config.entity,
-            mode=self._mode(config),
-            name=name,
-            dir=str(folder),
-            config=redact_tree(recipe),
-            # Its metadata holds the command line as it was typed, its console log whatever a library prints.
-            settings=wandb.Settings(silent=True, console="off", x_disable_meta=True),
-        )
+        assert config is not None
+        mode, identity = self._mode(config), self._identity()
 
-    def _attempt(self, action: Callable[[], Any]) -> None:
+        def start(mode: str) -> Any:
+            return wandb.init(
+                project=config.project,
+                entity=config.entity,
+                mode=mode,
+                name=self.name,
+                group=self.group,
+                tags=config.tags,
+                id=identity,
+                resume="allow",
+                dir=str(self.folder),
+                config=redact_tree(recipe),
+                # Its metadata holds the command line as it was typed, its console log whatever a library prints.
+                settings=wandb.Settings(
+                    silent=True,
+                    console="off",
+                    x_disable_meta=True,
+                    init_timeout=START_S,
+                    finish_timeout=FINISH_S,
+                    finish_timeout_raises=False,
+                ),
+            )
+
+        try:
+            self._run = start(mode)
+        except Exception as error:
+            if mode != "online":
+                raise
+            self._run = start("offline")
+            self.say(f"wandb does not answer ({redact(first_line(error))}): this run is kept under {self.folder / 'wandb'}; "
+                     "wandb sync sends it later")  # fmt: skip
+
+    def _identity(self) -> str:
+        """The wandb run of this stage: the one that it was begun in, or a new one."""
+        kept = self.folder / ID_FILE
+        if kept.is_file() and re.fullmatch(r"[0-9a-f]{12}", found := kept.read_text().strip()):
+            return found
+        kept.write_text(fresh := uuid.uuid4().hex[:12])
+        return fresh
+
+    def _send(self, values: Mapping[str, float | Path], step: int) -> None:
+        fresh = {n: u for n in values if n not in self._units and (u := unit(n)) is not None}
+        if fresh:
+            self._units |= fresh
+            self._run.config.update({"units": dict(self._units)}, allow_val_change=True)
+        self._run.log(_with_pictures(values), step=step)
+
+    def _send_table(self, name: str, columns: Sequence[str], rows: Sequence[Sequence[Any]]) -> None:
+        import wandb
+
+        shown = [[redact(cell) if isinstance(cell, str) else cell for cell in row] for row in rows]
+        self._run.log({name: wandb.Table(columns=list(columns), data=shown, allow_mixed_types=True)})
+
+    def _send_artifact(self, kind: str, files: Sequence[Path], step: int | None) -> None:
+        import wandb
+
+        name = re.sub(r"[^A-Za-z0-9_.-]", "-", "-".join(part for part in (self.group, self.name, kind) if part))
+        artifact = wandb.Artifact(name, type=kind, metadata={} if step is None else {"step": step})
+        for path in files:
+            artifact.add_dir(str(path)) if path.is_dir() else artifact.add_file(str(path))
+        self._run.log_artifact(artifact, aliases=["latest"] if step is None else ["latest", f"step-{step}"])
+
+    def _attempt(self, where: str, action: Callable[[], Any]) -> None:
         try:
             action()
         except Exception as error:  # tracking is never worth a run: any failure of a tracker is said and survived
-            if not self._failed:
+            if where not in self._failed:
                 self.say(f"tracking failed and goes on without: {redact(str(error))}")
-            self._failed = True
+            self._failed.add(where)
+
+
+def unit(name: str) -> str | None:
+    """What a metric is in, by its name; None: a plain number."""
+    plain = name.removeprefix("val_")
+    if plain in UNITS:
+        return UNITS[plain]
+    found = [u for start, u in STARTS.items() if plain.startswith(start)]
+    found += [u for end, u in ENDS.items() if plain.endswith(end)]
+    return found[0] if found else None
+
+
+def wandb_login() -> str | None:
+    """Where wandb's key is, without a look at it; None: there is none."""
+    if os.environ.get("WANDB_API_KEY"):
+        return "WANDB_API_KEY is set"
+    path = Path(os.environ.get("NETRC", "~/.netrc")).expanduser()
+    host = urlparse(os.environ.get("WANDB_BASE_URL", "https://api.wandb.ai")).hostname or ""
+    try:
+        return f"a key for {host} is in {path}" if netrc.netrc(path).authenticators(host) else None
+    except (OSError, netrc.NetrcParseError):
+        return None
 
 
 def _with_pictures(values: Mapping[str, float | Path]) -> dict[str, Any]:

@@ -14,7 +14,6 @@ from ..data.benchmark_sets import SAMPLES, names_of
 from ..data.loader import steps_per_epoch
 from ..models.drafters.pruned import PrunedConfig
 from ..models.drafters.reading import AnyReading, build_reading_head
-from ..models.llava import TokenIds
 from ..models.sizes import parameter_counts
 from ..models.targets.load import target_config
 from ..trainers.run import Planned
@@ -25,7 +24,7 @@ from ..trainers.stages.reading.train import ReadingTrainStage, training_order
 from .dry_run import answers, trainable_counts
 from .dry_run_data import generated, on_disk, samples
 from .dry_run_publish import publishing
-from .dry_run_states import caching
+from .dry_run_states import caching, target_of
 
 _GIB = 2**30
 
@@ -33,9 +32,7 @@ _GIB = 2**30
 def dry_run_reading(recipe: Any, planned: Sequence[Planned]) -> str:
     """The report. Models are built on the meta device from pinned or inline configs."""
     lines = [f"dry run: nothing is written, no network is used ({ranks.world_size()} rank(s))"]
-    sizes = [s.vocab_size for s in recipe.stages.values() if s.kind == "generate"]
-    inline = TokenIds(sizes[0] if sizes else 32064, 4, 1, 2, 3, 5, 6, 7)
-    target = target_config(recipe.target, inline, network=False)
+    target = target_of(recipe)
     weights = parameter_counts(target)
     lines += ["", "target", *_parameters(weights)]
     if recipe.drafter is not None:
@@ -63,7 +60,9 @@ def dry_run_reading(recipe: Any, planned: Sequence[Planned]) -> str:
 def drafter_lines(config: Any, target: PreTrainedConfig) -> list[str]:
     """What a drafter has beside the target's weights."""
     if not isinstance(config, PrunedConfig):
-        return [f"  {'trainable':<16} {head_parameters(config, target):>16,}   {config.kind}, beside the target's tables"]
+        return [
+            f"  {'trainable':<16} {head_parameters(config, target):>16,}   {config.kind}, beside the target's tables"
+        ]
     kept = f"{1 - config.ratio:.0%} of the visual tokens kept" if config.ratio else "every visual token kept"
     if config.model == "target":
         return [f"  the target's own weights, with a cache of its own; {kept}; nothing is trained"]
@@ -178,7 +177,9 @@ def _evaluation(stage: ReadingEvaluateStage) -> list[str]:
         on_hub = suite.data.from_stage is None and suite.data.path == HUB
         names = suite.sets or (names_of("video") if on_hub else ["the sets that it has"])
         rows = suite.data.max_samples or ("all" if not on_hub else f"all (the papers: {SAMPLES})")
-        lines.append(f"  suite {suite.data.path}: {', '.join(names)}; rows of a set: {rows}; {suite.convention} prompts")
+        lines.append(
+            f"  suite {suite.data.path}: {', '.join(names)}; rows of a set: {rows}; {suite.convention} prompts"
+        )
     if stage.lengths:
         lines.append(f"  clips at {', '.join(_length(length) for length in stage.lengths)}")
     lines.append(

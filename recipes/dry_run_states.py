@@ -11,6 +11,8 @@ from ..core.states import StatesWanted
 from ..data.states.dtypes import DTYPES
 from ..data.states.estimate import Size, declared_size, samples_per_shard, shown
 from ..models.drafters.reading import wanted
+from ..models.llava import TokenIds
+from ..models.targets.load import target_config
 from ..trainers.run import Planned
 from ..trainers.stages.reading.build import StatesStore, joined
 from .dry_run_data import OnDisk, generated, on_disk, samples
@@ -49,6 +51,13 @@ def caching(plan: Planned, planned: Sequence[Planned], drafter: Any, target: Pre
     lines.append(f"  disk: {summary(sizes[store.dtype], store)}")
     others = ", ".join(f"{dtype} {shown(size.total_bytes)}" for dtype, size in sizes.items() if dtype != store.dtype)
     return [*lines, f"  in other types: {others}"]
+
+
+def target_of(recipe: Any) -> PreTrainedConfig:
+    """The whole config of a recipe's target; a world's vocabulary is its `generate` stage's."""
+    sizes = [stage.vocab_size for stage in recipe.stages.values() if stage.kind == "generate"]
+    inline = TokenIds(sizes[0] if sizes else 32064, 4, 1, 2, 3, 5, 6, 7)
+    return target_config(recipe.target, inline, network=False)
 
 
 def summary(size: Size, store: StatesStore) -> str:

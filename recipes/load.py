@@ -6,6 +6,7 @@ file, the key and the cure, before anything is allocated or written.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -260,7 +261,7 @@ def _check_kinds(tree: dict[str, Any], path: Path, schema: type[Section]) -> Non
 
 def _readable(error: ValidationError, path: Path, schema: type[Section]) -> UserError:
     lines, cures = [], []
-    for problem in error.errors():
+    for problem in _problems(error):
         places = [str(p) for p in problem["loc"]]
         key = ".".join(_walk(schema, places)[0])
         kind, message = problem["type"], problem["msg"]
@@ -282,6 +283,23 @@ def _readable(error: ValidationError, path: Path, schema: type[Section]) -> User
     )
 
 
+# What pydantic puts into a place where a key takes a word or a section.
+_WORD = re.compile(r"str|literal\[.*")
+_SECTION = re.compile(r"(tagged-union|function-\w+)\[.*")
+
+
+def _problems(error: ValidationError) -> list[Any]:
+    """Of a key that takes a word or a section only what was wrong with the one that was given."""
+    found = error.errors()
+    kept = []
+    for problem in found:
+        last, is_section = str(problem["loc"][-1]) if problem["loc"] else "", isinstance(problem["input"], dict)
+        if (is_section and _WORD.fullmatch(last)) or (not is_section and _SECTION.fullmatch(last)):
+            continue
+        kept.append(problem)
+    return kept or found
+
+
 def _walk(schema: type[Section], places: list[str]) -> tuple[list[str], list[type[Section]]]:
     """Follow pydantic's place in a schema: the keys that the user wrote, and the sections reached.
 
@@ -294,6 +312,8 @@ def _walk(schema: type[Section], places: list[str]) -> tuple[list[str], list[typ
         if free_name:
             kept.append(place)
             free_name = False
+            continue
+        if (_WORD.fullmatch(place) or _SECTION.fullmatch(place)) and not any(place in _names(m) for m in models):
             continue
         tagged = [m for m in models if place in _tags(m)]
         # Of several models one is chosen before any key of it is read.

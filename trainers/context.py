@@ -10,7 +10,7 @@ from typing import Any
 import torch
 
 from ..core.ranks import local_rank
-from ..core.tracking import TrackingConfig
+from ..core.tracking import Tracker, TrackingConfig
 from ..data.processor import Processor, load_processor, with_own_eyes
 from ..models.hub import read_config, vision_half
 from ..models.llava import TokenIds
@@ -37,6 +37,16 @@ class Context:
     say: Callable[[str], None]
     recipe: dict[str, Any] = field(default_factory=dict)  # the resolved recipe, for trackers
     command: str = ""
+    trackers: list[Tracker] = field(default_factory=list)  # that the stage has opened; who runs it closes them
+
+    def tracker(self) -> Tracker:
+        """The stage's tracker, opened when it is first asked for."""
+        if not self.trackers:
+            group = self.folder.parent.name
+            self.trackers.append(
+                Tracker(self.tracking, self.folder, name=self.name, recipe=self.recipe, say=self.say, group=group)
+            )
+        return self.trackers[0]
 
     def with_drafter(self, drafter: Any | None) -> Context:
         """For a stage that names a drafter of its own; None: the recipe's."""

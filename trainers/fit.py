@@ -14,7 +14,6 @@ from torch import nn
 
 from ..core import ranks
 from ..core.section import Section
-from ..core.tracking import Tracker
 from ..data.loader import Collate, Loader, Samples, StepBatches, steps_per_epoch
 from .checkpoint import CheckpointConfig
 from .context import Context
@@ -22,6 +21,7 @@ from .engine import Engine
 from .loop import Schedule, train
 from .optim import OptimConfig, build_optimizer, rate_multiplier
 from .progress import Progress
+from .tracked import track_sample
 
 SCRATCH = "scratch"
 
@@ -105,7 +105,8 @@ def fit(
         accumulation=make_loader(0).accumulation,
         clip_norm=stage.optim.clip_norm,
     )
-    tracker = Tracker(context.tracking, context.folder, name=context.name, recipe=context.recipe, say=context.say)
+    tracker = context.tracker()
+    track_sample(tracker, context.folder)
     with Progress(context.name, total) as progress:
 
         def log(values: Mapping[str, float | Path], step: int) -> None:
@@ -120,11 +121,11 @@ def fit(
             fingerprint=context.fingerprint,
             log=log,
             rewind=tracker.rewind,
+            saved=lambda path, step: tracker.artifact("checkpoint", [path], step),
             say=context.say,
             validate=None if validate is None else lambda step: validate(engine, step),
             write=None if write is None else lambda batches: write(engine, batches),
         )
-    tracker.finish()
     return engine
 
 

@@ -70,6 +70,7 @@ def train(
     say: Callable[[str], None],
     validate: Callable[[int], Mapping[str, Any]] | None = None,
     write: Callable[[StepBatches], StepBatches] | None = None,
+    saved: Callable[[Path, int], None] = lambda path, step: None,
 ) -> None:
     """Train to `schedule.total_steps`, resuming from the newest good checkpoint under `folder`.
 
@@ -78,6 +79,7 @@ def train(
         rewind: told the step that training starts from, so that later lines of an earlier try go.
         write: completes a step's batches with the weights as they are before it (answers that the draft writes
             itself); their tokens can only be counted then, which costs a second all-reduce.
+        saved: told the folder and the step of each checkpoint.
 
     Raises:
         TrainingError: a loss or gradient that is not finite, a step without supervised tokens, a skipped step.
@@ -93,7 +95,7 @@ def train(
         say(f"resuming from {found.path} (step {step})")
     rewind(step)
     with _StopFlag() as stop:
-        _steps(engine, make_loader(step), schedule, step, stop, folder, fingerprint, log, validate, write)
+        _steps(engine, make_loader(step), schedule, step, stop, folder, fingerprint, log, validate, write, saved)
 
 
 def _steps(
@@ -107,6 +109,7 @@ def _steps(
     log: Log,
     validate: Callable[[int], Mapping[str, Any]] | None,
     write: Callable[[StepBatches], StepBatches] | None,
+    saved: Callable[[Path, int], None],
 ) -> None:
     batches = _ahead(iter(loader))
     skipped = engine.num_skipped
@@ -151,7 +154,8 @@ def _steps(
             log(validate(step), step)
         every = schedule.checkpoints.every
         if stops or (every and step % every == 0 and not last):
-            checkpoint.save(engine, folder, step=step, fingerprint=fingerprint, keep=schedule.checkpoints.keep)
+            path = checkpoint.save(engine, folder, step=step, fingerprint=fingerprint, keep=schedule.checkpoints.keep)
+            saved(path, step)
         if stops and not last:
             raise Stopped(step)
 

@@ -22,6 +22,7 @@ from .stages.visual import evaluate as visual_evaluate
 from .stages.visual import generate as visual_generate
 from .stages.visual import regenerate as visual_regenerate
 from .stages.visual import train as visual_train
+from .tracked import tracked
 
 RUNNERS: dict[type, Callable[[Any, Context], None]] = {
     generate.GenerateStage: generate.run,
@@ -87,7 +88,8 @@ def run_stages(
         ranks.barrier()
         start = time.monotonic()
         inputs = {thing: output / maker for thing, maker in planned.inputs.items()}
-        RUNNERS[type(planned.stage)](planned.stage, make_context(planned, folder, inputs))
+        with tracked(make_context(planned, folder, inputs)) as context:
+            RUNNERS[type(planned.stage)](planned.stage, context)
         ranks.barrier()
         if ranks.is_main():
             _finish(folder, planned.fingerprint, time.monotonic() - start)

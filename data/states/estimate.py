@@ -45,7 +45,7 @@ def record_bytes(
         visual: visual places.
     """
     at_text = text + (visual if wanted.everywhere else 0)
-    states = at_text * (wanted.feature + len(wanted.text_layers))
+    states = at_text * (int(wanted.feature) + len(wanted.text_layers))
     states += visual * len({*wanted.visual_layers} - ({*wanted.text_layers} if wanted.everywhere else set()))
     ids = (text + visual) * (4 + 1 + 1 + 4 * position_rows)  # ids, modality, loss mask, positions
     return states * state_bytes(width, dtype) + ids + RECORD_BYTES

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, fields
 from pathlib import Path
 from typing import Any
@@ -123,7 +123,7 @@ def check_identity(held: Mapping[str, Any], expected: Mapping[str, Any], folder:
         )
 
 
-def check_together(identities: list[Mapping[str, Any]], folders: list[Path]) -> None:
+def check_together(identities: Sequence[Mapping[str, Any]], folders: Sequence[Path]) -> None:
     """Caches that are read as one are of one target and kept alike. Raises `UserError` naming field and folder."""
     for held, folder in zip(identities[1:], folders[1:], strict=True):
         for name, value in identities[0].items():

@@ -77,7 +77,7 @@ class StatesReader:
         spans = [self.span(index) for index in indices]
         starts = np.cumsum([0, *(span.stop - span.start for span in spans)]).tolist()
         buffer = self._memory(starts[-1])
-        memory = memoryview(buffer.numpy())
+        memory = memoryview(buffer.numpy().data)
         parts = [memory[start : start + span.stop - span.start] for span, start in zip(spans, starts, strict=False)]
         for span in spans:
             _expect(span)

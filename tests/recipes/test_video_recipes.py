@@ -120,6 +120,16 @@ BAD = {
         QWEN, ["stages.evaluate.methods.Sparrow.draw=sample"], "not lossless with draw: sample", "draw: top-k"
     ),
     "unknown key of a method": (QWEN, ["stages.evaluate.methods.Sparrow.vatta=1"], "did you mean vata?", "vatta"),
+    "unknown key of a drafter of its own": (
+        QWEN, ["stages.evaluate.methods.Sparrow.drafter={kind: msd, vatta: 1}"], "did you mean vata?",
+        "unknown key stages.evaluate.methods.Sparrow.drafter.vatta",
+    ),
+    "a sibling of no kind": (
+        "recipe=specvlm-qwen2.5-vl-72b-7b", ["drafter.model.kind=qwen"], "drafter.model.kind: 'qwen' is no kind", "causal_lm"
+    ),
+    "a word that is no sibling": (
+        "recipe=specvlm-qwen2.5-vl-72b-7b", ["drafter.model=tarhet"], "drafter.model: input should be 'target'", "tarhet"
+    ),
     "no length": (QWEN, ["stages.evaluate.lengths=[many]"], "no number of visual tokens", "0.5k"),
     "no frames": (QWEN, ["stages.evaluate.lengths=[0]"], "is no number of frames", "frames"),
     "nothing to measure": (QWEN, ["stages.evaluate.suite=null"], "give benchmarks or a suite", "stages.evaluate"),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -186,12 +187,13 @@ class Builder:
 
     def size(self, indices: np.ndarray, width: int) -> Size:
         """Of the records of these samples; exact but for a few hundred bytes of each."""
-        form = {"width": width, "dtype": self.store.dtype}
-        numbers = ((int(self.counts.text[i]), int(self.counts.visual[i])) for i in indices)
+        dtype, counts = self.store.dtype, self.counts
         # Three rows of positions at the most.
-        return Size(
-            len(indices), sum(record_bytes(self.wanted, **form, text=t, visual=v, position_rows=3) for t, v in numbers)
+        each = (
+            record_bytes(self.wanted, width, dtype, text=int(t), visual=int(v), position_rows=3)
+            for t, v in zip(counts.text[indices], counts.visual[indices], strict=True)
         )
+        return Size(len(indices), math.fsum(each))
 
     def measure(self) -> Measured:
         """Run the first samples that teach anything."""

@@ -1,0 +1,60 @@
+"""What a tracker gets beyond the numbers of training: a sample, an evaluation's tables and plots, the model that is left.
+
+All of it lies in the stage's folder already; here it is handed on, and the stage's tracker is closed however it ends.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from ..core.tracking import Tracker
+from ..eval.run_tables import COLUMNS, cells, readable
+from .context import Context
+
+SAMPLE, REPORTS = "sample.txt", ("report", "suite")
+# Of a stage's folder: what makes up the model, and what a reader of the report wants.
+RESULT, REPORT = ("*.safetensors", "*.json", "*.jinja", "*.model", "*.txt"), ("*.md", "*.json", "*.png")
+NOT_RESULT = ("done.json", "fingerprint.json", "score.json", SAMPLE)
+
+
+@contextmanager
+def tracked(context: Context) -> Iterator[Context]:
+    """A stage's context; afterwards trackers get what the stage has left."""
+    failed = True
+    try:
+        yield context
+        failed = False
+        if context.tracking.wandb is not None:
+            _hand_on(context)
+    finally:
+        for tracker in context.trackers:
+            tracker.finish(int(failed))
+
+
+def track_sample(tracker: Tracker, folder: Path) -> None:
+    """The rendered sample that was looked at before step 0, where there is one."""
+    path = folder / SAMPLE
+    if path.is_file():
+        tracker.table("sample", ["supervised text in [[ ]]"], [[path.read_text()]])
+
+
+def _hand_on(context: Context) -> None:
+    reports = [p for name in REPORTS if (p := context.folder / f"{name}.json").is_file()]
+    if reports:
+        tracker = context.tracker()
+        for path in reports:
+            rows = cells(json.loads(path.read_text()))
+            if rows:
+                tracker.table(path.stem, COLUMNS, [readable(row) for row in rows])
+        tracker.pictures(sorted(context.folder.glob("*.png")))
+        tracker.artifact("report", _files(context.folder, REPORT, ("done.json", "fingerprint.json")), None)
+    elif (context.folder / "model.safetensors").is_file():
+        context.tracker().artifact("result", _files(context.folder, RESULT, NOT_RESULT), None)
+
+
+def _files(folder: Path, patterns: tuple[str, ...], without: tuple[str, ...]) -> list[Path]:
+    found = {path for pattern in patterns for path in folder.glob(pattern) if path.is_file()}
+    return sorted(path for path in found if path.name not in without)
