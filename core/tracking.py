@@ -17,6 +17,8 @@ from pathlib import Path
 from typing import Any, Literal
 from urllib.parse import urlparse
 
+from pydantic import Field
+
 from . import ranks
 from .errors import first_line
 from .secrets import redact, redact_tree
@@ -42,7 +44,7 @@ class WandbConfig(Section):
     # null: online where a key is set, offline else.
     mode: Literal["online", "offline", "disabled"] | None = None
     # Labels to find runs by.
-    tags: list[str] = []
+    tags: list[str] = Field(default_factory=list)
     # Weights that wandb keeps: none; results, the model that a stage leaves; checkpoints, those too, optimizer states
     # and all, as they are written. Each is copied before it is sent (WANDB_DATA_DIR says where to).
     artifacts: Literal["none", "results", "checkpoints"] = "none"
@@ -105,7 +107,9 @@ class Tracker:
         if self._run is not None and files:
             self._attempt("wandb", lambda: self._run.log(_with_pictures({file.stem: file for file in files})))
 
-    def artifact(self, kind: Literal["result", "checkpoint", "report"], files: Sequence[Path], step: int | None) -> None:
+    def artifact(
+        self, kind: Literal["result", "checkpoint", "report"], files: Sequence[Path], step: int | None
+    ) -> None:
         """Files of this stage, copied and sent while the run goes on."""
         wanted = {"result": ("results", "checkpoints"), "checkpoint": ("checkpoints",)}.get(kind)
         if self._run is not None and (wanted is None or self.artifacts in wanted):
@@ -147,7 +151,7 @@ class Tracker:
         assert config is not None
         mode, identity = self._mode(config), self._identity()
 
-        def start(mode: str) -> Any:
+        def start(mode: Any) -> Any:
             return wandb.init(
                 project=config.project,
                 entity=config.entity,
@@ -176,8 +180,10 @@ class Tracker:
             if mode != "online":
                 raise
             self._run = start("offline")
-            self.say(f"wandb does not answer ({redact(first_line(error))}): this run is kept under {self.folder / 'wandb'}; "
-                     "wandb sync sends it later")  # fmt: skip
+            self.say(
+                f"wandb does not answer ({redact(first_line(error))}): this run is kept under {self.folder / 'wandb'}, "
+                "and wandb sync sends it later"
+            )
 
     def _identity(self) -> str:
         """The wandb run of this stage: the one that it was begun in, or a new one."""

@@ -11,7 +11,7 @@ import traceback
 from ..core import ranks
 from ..core.errors import UserError, did_you_mean
 from ..core.secrets import redact
-from .commands import check, completion, recipes, show, stages
+from .commands import check, compare, completion, doctor, recipes, show, stages
 from .commands.command import CRASH, EXIT_CODES, MISTAKE, OK, Command
 from .launch import run_recipe, say
 
@@ -24,6 +24,8 @@ COMMANDS: dict[str, Command] = {
         stages.TRAIN,
         stages.EVALUATE,
         stages.PUBLISH,
+        compare.COMMAND,
+        doctor.COMMAND,
     )
 }
 COMPLETION = completion.command(COMMANDS)

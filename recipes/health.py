@@ -6,7 +6,6 @@ import os
 import platform
 import re
 import shutil
-import socket
 import tomllib
 import urllib.error
 import urllib.request
@@ -67,7 +66,9 @@ def packages(installed: dict[str, str | None] | None = None) -> list[Finding]:
         elif not requirement.specifier.contains(version, prereleases=True):
             found.append(fault(name, f"{version}; {requirement} is required", f"pip install '{requirement}'"))
         elif pin is not None and Version(version).public != pin:
-            found.append(warning(name, f"{version}; tested with {pin}", f"pip install {name}=={pin} where it misbehaves"))
+            found.append(
+                warning(name, f"{version}; tested with {pin}", f"pip install {name}=={pin} where it misbehaves")
+            )
         else:
             same.append(f"{name} {version}")
     return [*found, ok("packages", f"{len(same)} of {len(wanted)} as tested: {', '.join(same)}")]
@@ -186,7 +187,9 @@ def logins() -> list[Finding]:
         found.append(warning("Hub login", "no token: gated models cannot be read, and nothing can be published", cure))
     where = wandb_login()
     if where is None:
-        found.append(ok("wandb login", "no key: runs that name a wandb project are kept offline (wandb login; wandb sync)"))
+        found.append(
+            ok("wandb login", "no key: runs that name a wandb project are kept offline (wandb login; wandb sync)")
+        )
     else:
         found.append(ok("wandb login", where))
     return found
@@ -210,7 +213,7 @@ def _answers(subject: str, address: str, timeout_s: float, cure: str) -> Finding
         urllib.request.urlopen(urllib.request.Request(address, method="HEAD"), timeout=timeout_s).close()
     except urllib.error.HTTPError:
         pass  # it answers
-    except (OSError, ValueError, socket.timeout) as error:
+    except (OSError, ValueError) as error:
         return fault(subject, f"{address} does not answer: {first_line(error)}", cure)
     return ok(subject, f"{address} answers")
 

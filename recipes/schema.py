@@ -113,7 +113,7 @@ _VISUAL: dict[str | None, type[Recipe]] = dict.fromkeys(("eagle", "medusa", "lla
 _READING: dict[str | None, type[Recipe]] = dict.fromkeys((*READING_KINDS, "pruned"), ReadingRecipe)
 # kind of target -> kind of drafter (None: no drafter) -> the recipe's schema.
 TRACKS: dict[str, dict[str | None, type[Recipe]]] = {
-    **dict.fromkeys(FAMILIES, {None: LvlmRecipe, **_LVLM, **_READING}),
-    **dict.fromkeys((*QWEN_KINDS, "causal_lm"), {None: ReadingRecipe, **_READING}),
-    **dict.fromkeys(("llamagen", "anole"), {None: VisualRecipe, **_VISUAL}),
+    **{kind: {None: LvlmRecipe, **_LVLM, **_READING} for kind in FAMILIES},
+    **{kind: {None: ReadingRecipe, **_READING} for kind in (*QWEN_KINDS, "causal_lm")},
+    **{kind: {None: VisualRecipe, **_VISUAL} for kind in ("llamagen", "anole")},
 }

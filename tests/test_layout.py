@@ -14,6 +14,7 @@ DOORS = {
     "wandb": {"core/tracking.py"},
     "matplotlib": {
         "eval/plots.py",
+        "eval/curve_plots.py",
         "eval/suite_plots.py",
         "eval/weights_plot.py",
         *(f"eval/visual_plots/{n}.py" for n in ("style", "pictures", "shares", "methods")),

@@ -1,4 +1,4 @@
-"""What a tracker gets beyond the numbers of training: a sample, an evaluation's tables and plots, the model that is left.
+"""What a tracker gets beyond the numbers of training: a sample, an evaluation's tables and plots, the model.
 
 All of it lies in the stage's folder already; here it is handed on, and the stage's tracker is closed however it ends.
 """

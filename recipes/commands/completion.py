@@ -92,7 +92,7 @@ def command(commands: Mapping[str, Command]) -> Command:
     return Command(
         name="completion",
         summary="print the completion script of bash, zsh or fish",
-        description="Completion of commands, options and recipe names. After an upgrade print it again: names are in it.",
+        description="Completion of commands, options and recipe names. Print it again after an upgrade.",
         examples=(
             ('eval "$(draftsmith completion bash)"', "in this shell; the same line in ~/.bashrc for all"),
             ('eval "$(draftsmith completion zsh)"', "after compinit"),

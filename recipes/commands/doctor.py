@@ -33,8 +33,8 @@ def _run(given: argparse.Namespace) -> int:
 COMMAND = Command(
     name="doctor",
     summary="look at this environment and machine, with the cure for each fault",
-    description="Versions against those that were tested, devices, DeepSpeed and its ops, disk and memory, cores against\n"
-    "threads and ranks, Hub and wandb login. The network is used only with --network.\n"
+    description="Versions against those that were tested, devices, DeepSpeed and its ops, disk and memory, cores\n"
+    "against threads and ranks, Hub and wandb login. The network is used only with --network.\n"
     "Exits with 3 where something has to be mended; warnings alone exit with 0.",
     examples=(
         ("draftsmith doctor", ""),

@@ -307,3 +307,17 @@ def test_images_folder_max_samples_and_several_files(folder, open_data, processo
     dataset = open_data(*paths, images=str(folder / "pictures"), max_samples=4)
     assert list(lessons(dataset, processor)) == ["a.json[0]", "a.json[1]", "b.jsonl[0]", "b.jsonl[1]"]
     assert dataset.record(2) == flat[2]
+
+
+def test_what_is_put_behind_the_last_question(folder, open_data, processor):
+    """In samples and in prompts, behind the last of several questions, with the picture where it was."""
+    two = turns("<image>\nWhich picture?", "It is picture 1.") + turns("Which picture? ", "It is picture 2.")
+    path = write(folder / "data.json", [record(1, conversations=two)])
+    plain, asked = open_data(path), open_data(path, question_end="USER: picture")
+    texts = [processor.tokenizer.decode(d[0].ids) for d in (plain, asked)]
+    assert texts[1] == texts[0].replace("Which picture? ASSISTANT: It is picture 2", "Which picture? USER: picture "
+                                        "ASSISTANT: It is picture 2") != texts[0]  # fmt: skip
+    assert sum(asked[0].loss_mask) == sum(plain[0].loss_mask), "it is no answer"
+    request, answer = asked.request(0)
+    assert processor.tokenizer.decode(request.ids).endswith("USER: picture ASSISTANT:") and answer == "It is picture 2."
+    assert asked.num_ids(0, prompt=True) == len(request.ids) and asked.identity() != plain.identity()

@@ -8,10 +8,11 @@ from draftsmith.recipes.schema import TRACKS, LvlmRecipe, ReadingRecipe
 
 SHIPPED = sorted(path.stem for path in (FOLDER / "video").glob("*.yaml"))
 QWEN, LLAVA = "recipe=sparrow-qwen2.5-vl-7b", "recipe=sparrow-llava-ov-7b"
+SPECVLM = "recipe=specvlm-qwen2.5-vl-72b-7b"
 HEAD = "258,751,488"  # q and o 12.8M each, k and v 3.7M, MLP 203.7M, FC 25.7M
 EXPECTED = {
     "sparrow-llava-ov-7b": [HEAD, "8,030,807,584", "648 GB in all", "1.4 TB in all", "steps 80,760", "24 nodes"],
-    "sparrow-qwen2.5-vl-7b": [HEAD, "8,292,166,656", "9.55 MB a sample, 649 GB in all", "8.91 MB a sample, 606 GB in all",
+    "sparrow-qwen2.5-vl-7b": [HEAD, "8,292,166,656", "9.55 MB a sample, 649 GB", "8.91 MB a sample, 606 GB in all",
                               "layer 14 at visual places", "0.5k visual tokens, 1.5k visual tokens, 17k"],
     "sparrow-qwen3-vl-8b": ["8,767,123,696", "226,504,960", "layer 18 at visual places"],
     "msd-llava-ov-7b": [HEAD, "layer 0 at visual places", "steps 161,520", "MSD + VATA"],
@@ -125,10 +126,10 @@ BAD = {
         "unknown key stages.evaluate.methods.Sparrow.drafter.vatta",
     ),
     "a sibling of no kind": (
-        "recipe=specvlm-qwen2.5-vl-72b-7b", ["drafter.model.kind=qwen"], "drafter.model.kind: 'qwen' is no kind", "causal_lm"
+        SPECVLM, ["drafter.model.kind=qwen"], "drafter.model.kind: 'qwen' is no kind", "causal_lm"
     ),
     "a word that is no sibling": (
-        "recipe=specvlm-qwen2.5-vl-72b-7b", ["drafter.model=tarhet"], "drafter.model: input should be 'target'", "tarhet"
+        SPECVLM, ["drafter.model=tarhet"], "drafter.model: input should be 'target'", "tarhet"
     ),
     "no length": (QWEN, ["stages.evaluate.lengths=[many]"], "no number of visual tokens", "0.5k"),
     "no frames": (QWEN, ["stages.evaluate.lengths=[0]"], "is no number of frames", "frames"),

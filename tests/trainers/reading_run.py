@@ -1,4 +1,4 @@
-"""A small recipe of the video track: a tiny target, cached states, a Sparrow head, and what clips of two lengths say."""
+"""A small recipe of the video track: a tiny target, cached states, two heads, and clips decoded at two lengths."""
 
 from pathlib import Path
 
@@ -48,9 +48,9 @@ RECIPE = {
         "evaluate": {
             "kind": "evaluate", "format": FORMAT, "max_new_tokens": 6, "temperatures": [0.0, 1.0], "warmup": 0,
             "suite": {
-                "data": DATA | {"path": "video_suite", "max_samples": 1}, "sets": ["clips-6", "COCO", "GSM8K"],
+                "data": DATA | {"path": "video_suite", "max_samples": 1}, "sets": ["clips-6", "SEED-Bench", "GSM8K"],
             },
-            "lengths": [2, "54"], "looks": {"requests": 1},
+            "lengths": [2, "54"], "looks": {"requests": 1, "importance": {"sets": ["SEED-Bench"], "layers": [0]}},
             "methods": {
                 "Sparrow": {"drafter": "head", "tree": "8-3-3"},
                 "Sparrow without VATA": {"drafter": "head", "tree": "8-3-3", "vata": False, "positions": "flat"},

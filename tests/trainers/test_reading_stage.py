@@ -59,9 +59,10 @@ def test_tables_are_the_papers(finished):
             "Time by operation", "Breakdown: Sparrow"} <= set(tables)  # fmt: skip
     ablated = [line["labels"] for line in tables["Ablation"]["lines"] if line["section"] == "T = 0"]
     assert ablated == [["yes", "yes", "yes"], ["yes", "yes", "no"], ["no", "no", "no"]], "MTP, IVSB, VATA"
-    assert [line["labels"][0] for line in tables["Sets"]["lines"]][0] == "plain decoding"
+    assert tables["Sets"]["lines"][0]["labels"][0] == "plain decoding"
     page = (output / "evaluate" / "report.md").read_text()
-    for figure in [*report["figures"], "confidence.png", "entropy.png", "attention.png", "retention.png"]:
+    for figure in [*report["figures"], "confidence.png", "entropy.png", "attention.png", "retention.png",
+                   "importance.png"]:
         assert figure in page and (output / "evaluate" / figure).is_file()
 
 
@@ -73,10 +74,11 @@ def test_what_is_looked_into(finished):
         assert (shares["visual"] == 0) == (name.startswith("Sparrow,")), name
     assert len(looks["attention_shares"]) == 6
     assert looks["retention"]["visual"][0] == pytest.approx(1.0)
+    assert [*looks["importance"]["SEED-Bench"]] == ["0", "4"], "without visual tokens, and with all four layers' sight"
     for name in METHODS:
         assert sum(place["places"] for place in looks[name]["by_confidence"]) > 0
         assert looks[name]["plan"]["speedup"] > 0
-    (row,) = (row for row in rows_of(output, "COCO-T0-6") if row["drafter"] == "SpecVLM")
+    (row,) = (row for row in rows_of(output, "SEED-Bench-T0-6") if row["drafter"] == "SpecVLM")
     assert len(row["sage"]) == sum(drafted > 0 for drafted in row["drafted"]) and row["num_kept"] == 4
 
 
@@ -84,13 +86,13 @@ def test_a_killed_run_goes_on_behind_what_it_kept(finished):
     output, _ = finished
     rows = output / "evaluate" / "rows"
     kept = {path.name: path.read_text() for path in rows.iterdir()}
-    (rows / "COCO-T1-6-0.jsonl").unlink()
+    (rows / "SEED-Bench-T1-6-0.jsonl").unlink()
     (output / "evaluate" / "done.json").unlink()
     told = run(output, stages=["evaluate"])
-    assert "COCO: 1 requests decoded" in told
+    assert "SEED-Bench: 1 requests decoded" in told
     after = {path.name: path.read_text() for path in rows.iterdir()}
     assert after.keys() == kept.keys()
-    assert {name for name in kept if after[name] != kept[name]} <= {"COCO-T1-6-0.jsonl"}
+    assert {name for name in kept if after[name] != kept[name]} <= {"SEED-Bench-T1-6-0.jsonl"}
 
 
 def test_a_head_of_its_own_says_what_it_is(finished):
@@ -104,7 +106,7 @@ def test_a_head_of_its_own_says_what_it_is(finished):
 def test_settings_of_decoding():
     msd = with_reading(MsdConfig(kind="msd"), {"vata": True, "positions": "compact"}, "here")
     assert msd.visual(training=False) == "none" and msd.visual(training=True) == "direct"
-    with pytest.raises(UserError, match="vata: .* for a head of kind hivis") as error:
+    with pytest.raises(UserError, match=r"vata: .* for a head of kind hivis") as error:
         with_reading(HivisConfig(kind="hivis"), {"vata": True}, "key stages.evaluate.methods.HiViS")
     assert "positions" in error.value.cure and "methods.HiViS" in str(error.value)
     with pytest.raises(ValueError, match="vata: of heads"):

@@ -7,6 +7,7 @@ from typing import Any
 
 import yaml
 
+from ... import __version__
 from ...eval.published import PublishedSection
 from ...eval.tables import markdown_table
 from .evaluated import Evaluated
@@ -98,13 +99,14 @@ def _introduction(facts: CardFacts) -> list[str]:
     rows = [
         ["target", target + (f" at revision `{revision}`" if revision else "")],
         ["method", f"`{facts.method}`"],
-        ["trained and measured with", "[draftsmith](https://pypi.org/project/draftsmith/), " + _shown(facts.versions)],
+        ["trained and measured with", f"draftsmith {__version__}, " + _shown(facts.versions)],
     ]
     if facts.base is not None:
         rows.append(["began as", f"[{facts.base}](https://huggingface.co/{facts.base})"])
     return [
         f"# {facts.repo.split('/')[-1]}", "",
-        f"{what} that drafts tokens for {target}, which checks them: its answers come faster and stay its own.", "",
+        f"{what} that drafts tokens for {target}, which checks them: what it says stays its own, "
+        "and how much sooner it comes is measured below.", "",
         *markdown_table(["", ""], rows), "",
     ]  # fmt: skip
 

@@ -94,7 +94,8 @@ def _row(name: str, stages: Mapping[str, Any], folder: Path) -> Trained:
     stage = stages[name]
     optim = stage.get("optim") or {}
     steps, epochs = stage.get("steps"), stage.get("epochs")
-    length = f"{steps:,} steps" if steps else f"{epochs} epoch{'s' if epochs != 1 else ''}"
+    number, what = (steps, "step") if steps else (epochs, "epoch")
+    length = f"{number:,} {what}" + ("s" if number != 1 else "")
     done = folder / "done.json"
     seconds = json.loads(done.read_text()).get("seconds") if done.is_file() else None
     return Trained(

@@ -36,7 +36,7 @@ def loop_snippet(repo: str, target: str | None, text: str, *, pictures: int, lab
     code = (
         "from draftsmith.eval.published import open_published\n"
         f"speculator = open_published({json.dumps(repo)}{shown})\n"
-        f"print(speculator({json.dumps(text)}{asked}))"
+        f"print(speculator({json.dumps(text)}{asked}).output)"
     )
     return Snippet("Decode with the drafter (draftsmith)", code)
 

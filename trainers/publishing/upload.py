@@ -120,12 +120,10 @@ class Hub:
 
     def _open(self, to: Destination) -> None:
         """A repository that nobody can see into before its content is tried; and its branch."""
-        try:
-            private = self._tried(to, "looking it up", lambda: self._api.repo_info(to.repo)).private
-        except _Missing:
+        private = self._is_private(to)
+        if private is None:
             self._tried(to, "creating it", lambda: self._api.create_repo(to.repo, private=True, exist_ok=True))
-            private = True
-        if not private and not to.pull_request and to.revision is None:
+        if private is False and not to.pull_request and to.revision is None:
             raise UserError(
                 f"{to.repo} is public: what is committed to its main branch is seen before it has been tried",
                 cure="set pull_request: true or a revision, or make the repository private first",
@@ -135,6 +133,13 @@ class Hub:
             self._tried(
                 to, f"making branch {branch}", lambda: self._api.create_branch(to.repo, branch=branch, exist_ok=True)
             )
+
+    def _is_private(self, to: Destination) -> bool | None:
+        """None: there is no such repository, or none that this token may see."""
+        try:
+            return bool(self._tried(to, "looking it up", lambda: self._api.repo_info(to.repo)).private)
+        except _Missing:
+            return None
 
     def _commit(self, folder: Path, to: Destination, message: str) -> CommitInfo:
         """One commit, after which the repository holds the folder's files and no others."""

@@ -151,7 +151,10 @@ def _publish(stage: PublishStage, context: Context) -> None:
     base = _hub_id(getattr(context.drafter, "language_model", None))
     trained = trained_by(stages, source.name)
     data = [name for stage_name in trained for name in data_of(stages, stage_name)]
-    parts = [("target", target or "trained in this run"), *([("initial weights", base)] if base else [])]
+    # A target that the run trained itself has no terms but those of its data.
+    named = target or (Path(context.target.path).name if context.target.path else None)
+    parts = [("target", named)] if named else []
+    parts += [("initial weights", base)] if base else []
     tower = _hub_id(getattr(context.drafter, "vision_tower", None))
     parts += [("vision tower", tower)] if tower else []
     parts += [("data", name) for name in (stage.datasets or data)]

@@ -146,10 +146,10 @@ class Looking:
         bridge = self._bridge()
         video_plots.retention_curve(self._path("retention.png"), curve, bridge=bridge)
         layer = reading_analysis.fused_from(curve["visual"])
-        told = "at no layer" if layer is None else f"from layer {layer} on"
+        told = f"below {reading_analysis.THRESHOLD:g} " + ("at no layer" if layer is None else f"from layer {layer} on")
         middle = "" if bridge is None else f"; heads read layer {bridge} at visual places"
         return ["## Visual tokens in the target", "",
-                f"Their states fall below a cosine of {reading_analysis.THRESHOLD:g} with their embeddings {told}{middle}.",
+                f"The cosine of their states with their embeddings is {told}{middle}.",
                 "", "![retention](retention.png)", ""]  # fmt: skip
 
     def _importance(self, settings: Importance, asked: Sequence[Asked], found: dict[str, Any]) -> list[str]:
@@ -194,7 +194,7 @@ def plain_decoding(temperature: float, max_new_tokens: int, eos_ids: Sequence[in
 
 
 def planned(rates: Sequence[Sequence[float | None]], rows: Sequence[Row]) -> Plan:
-    """The planner's tree for measured rates and the median times of `rows`; a rank that was not offered is not grown."""
+    """The planner's tree for measured rates and the median times of `rows`; what was not offered is not grown."""
     known = [[rate or 0.0 for rate in level] for level in rates]
     verify_s, draft_s, plain_s = (
         statistics.median(row[key] for row in rows) for key in ("verify_s", "draft_s", "plain_cycle_s")
@@ -216,6 +216,6 @@ def _shown(found: Plan) -> str:
     if not found.choices:
         return "none; drafting does not pay here"
     return (
-        f"{len(found.choices)} nodes on {found.levels} levels, up to {found.width} wide; {found.accepted:.2f} accepted in "
-        f"a cycle, {found.speedup:.2f}x expected"
+        f"{len(found.choices)} nodes on {found.levels} levels, up to {found.width} wide; {found.accepted:.2f} accepted "
+        f"in a cycle, {found.speedup:.2f}x expected"
     )

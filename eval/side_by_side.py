@@ -1,0 +1,203 @@
+"""Finished or running runs side by side: settings that differ, training curves, evaluation tables."""
+
+from __future__ import annotations
+
+import json
+import math
+import statistics
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from ..core.errors import UserError
+from ..core.tracking import unit
+from .run_tables import Cell, cells
+from .tables import interval, markdown_table
+
+REPORTS = ("report.json", "suite.json")
+# Of a stage's numbers, those that the table shows, and which end of them is the good one.
+BEST = {"val_loss": min, "val_accuracy": max, "val_top1": max, "tau": max, "tau_T0": max, "tau_T1": max}
+
+
+@dataclass(frozen=True)
+class Run:
+    """One run as its folder tells it."""
+
+    name: str
+    settings: dict[str, str]  # dotted key -> value, as the recipe resolved
+    curves: dict[str, dict[str, list[tuple[int, float]]]]  # stage -> metric -> (step, value)
+    evaluations: dict[str, list[Cell]]  # stage -> what it measured
+
+
+def read_runs(folders: Sequence[Path]) -> list[Run]:
+    """The runs, named by their folders, or by their paths where two folders have one name."""
+    names = [folder.resolve().name for folder in folders]
+    unique = len(set(names)) == len(names)
+    return [read_run(folder, names[i] if unique else str(folder)) for i, folder in enumerate(folders)]
+
+
+def read_run(folder: Path, name: str) -> Run:
+    """Raises `UserError` where the folder holds no run, or a file in it cannot be read."""
+    if not folder.is_dir():
+        raise UserError("no such folder", where=str(folder), cure="give the output folder of a run")
+    settings = _settings(folder / "recipe.yaml")
+    ordered = list(dict.fromkeys(key.split(".")[1] for key in settings if key.startswith("stages.")))
+    stages = sorted((p for p in folder.iterdir() if p.is_dir() and ".before-" not in p.name),
+                    key=lambda p: (ordered.index(p.name) if p.name in ordered else len(ordered), p.name))  # fmt: skip
+    curves = {p.name: found for p in stages if (found := _curves(p / "metrics.jsonl"))}
+    evaluations = {p.name: found for p in stages if (found := [c for r in REPORTS for c in _cells(p / r)])}
+    if not curves and not evaluations:
+        raise UserError("nothing was trained or measured here", where=str(folder),
+                        cure="give the output folder of a run: it holds a folder for each stage")  # fmt: skip
+    return Run(name, settings, curves, evaluations)
+
+
+def _settings(path: Path) -> dict[str, str]:
+    if not path.is_file():
+        return {}
+    try:
+        return dict(_flat(yaml.safe_load(path.read_text())))
+    except (yaml.YAMLError, UnicodeDecodeError) as error:
+        raise UserError(f"not a readable recipe: {error}", where=str(path), cure="restore the file") from error
+
+
+def _flat(tree: Any, place: str = "") -> Iterator[tuple[str, str]]:
+    if isinstance(tree, dict) and tree:
+        for key, value in tree.items():
+            yield from _flat(value, f"{place}.{key}" if place else str(key))
+    else:
+        yield place, json.dumps(tree)
+
+
+def _curves(path: Path) -> dict[str, list[tuple[int, float]]]:
+    """Numbers by step. A line that a crash or a full disk has cut off is passed over."""
+    found: dict[str, list[tuple[int, float]]] = {}
+    for line in path.read_text().splitlines() if path.is_file() else ():
+        try:
+            row = json.loads(line)
+            step = int(row["step"])
+        except (ValueError, KeyError, TypeError):
+            continue
+        for name, value in row.items():
+            if name not in ("step", "time") and isinstance(value, int | float) and math.isfinite(value):
+                found.setdefault(name, []).append((step, float(value)))
+    return found
+
+
+def _cells(path: Path) -> list[Cell]:
+    if not path.is_file():
+        return []
+    try:
+        return cells(json.loads(path.read_text()))
+    except (ValueError, KeyError, TypeError) as error:
+        raise UserError(f"not a readable report: {error!r}", where=str(path), cure="run its stage again") from error
+
+
+def differences(runs: Sequence[Run]) -> list[tuple[str, list[str]]]:
+    """(key, its value in each run) of settings that are not the same in all; "-": not set.
+
+    A stage that some run does not have is one line, with its kind.
+    """
+    keys = list(dict.fromkeys(_short(key, runs) for run in runs for key in run.settings))
+    rows = [(key, [run.settings.get(key, run.settings.get(f"{key}.kind", "-")) for run in runs]) for key in keys]
+    return [(key, values) for key, values in rows if len(set(values)) > 1 and key != "output"]
+
+
+def _short(key: str, runs: Sequence[Run]) -> str:
+    """The key, or `stages.NAME` where a run that has settings has no stage of this name."""
+    stage = ".".join(key.split(".")[:2])
+    if not stage.startswith("stages."):
+        return key
+    return key if all(f"{stage}.kind" in run.settings for run in runs if run.settings) else stage
+
+
+def training_rows(runs: Sequence[Run]) -> list[list[str]]:
+    """stage, metric, each run's value: the last of a number that falls or rises, the best where it is validated."""
+    rows = []
+    for stage in dict.fromkeys(stage for run in runs for stage in run.curves):
+        found = [run.curves.get(stage, {}) for run in runs]
+        last = [max((points[-1][0] for points in curves.values()), default=None) for curves in found]
+        rows.append([stage, "steps", *("-" if step is None else f"{step:,}" for step in last)])
+        for metric in dict.fromkeys(name for curves in found for name in curves if name == "loss" or name in BEST):
+            shown = ["-" if metric not in c else _number(metric, c[metric]) for c in found]
+            rows.append([stage, f"{metric} ({'best' if metric in BEST else 'last'})", *shown])
+        if any("samples_per_s" in curves for curves in found):
+            speeds = [[v for _, v in curves.get("samples_per_s", [])] for curves in found]
+            rows.append([stage, "samples/s (median)", *(f"{statistics.median(s):,.1f}" if s else "-" for s in speeds)])
+    return rows
+
+
+def _number(metric: str, points: Sequence[tuple[int, float]]) -> str:
+    values = [value for _, value in points]
+    return f"{BEST[metric](values) if metric in BEST else values[-1]:.4f}"
+
+
+def evaluation_rows(runs: Sequence[Run]) -> list[list[str]]:
+    """stage, set, method, then tau with its interval and the speedup of each run; cells that any of them measured."""
+    found: dict[tuple[str, str, str], dict[int, Cell]] = {}
+    for index, run in enumerate(runs):
+        for stage, measured in run.evaluations.items():
+            for cell in measured:
+                found.setdefault((stage, cell.where, cell.method), {})[index] = cell
+    return [[*place, *(_shown(by_run.get(i)) for i in range(len(runs)))] for place, by_run in found.items()]
+
+
+def _shown(cell: Cell | None) -> str:
+    if cell is None:
+        return "-"
+    spread = f" {interval(cell.interval)}" if cell.interval else ""
+    speedup = f", {cell.speedup:.2f}x" if cell.speedup is not None else ""
+    return f"{cell.tau:.2f}{spread}{speedup}"
+
+
+def markdown(runs: Sequence[Run]) -> str:
+    names = [run.name for run in runs]
+    lines = ["# Runs side by side", ""]
+    settings = differences(runs)
+    if settings:
+        lines += [
+            "## Settings that differ",
+            "",
+            *markdown_table(["setting", *names], [[k, *v] for k, v in settings]),
+            "",
+        ]
+    if rows := training_rows(runs):
+        lines += ["## Training", "", *markdown_table(["stage", "metric", *names], rows), ""]
+    if rows := evaluation_rows(runs):
+        lines += ["## Evaluation", "", *markdown_table(["stage", "measured on", "method", *names], rows), "",
+                  "tau: tokens emitted after the prefill over verification passes, bonus token included, with its 95% "
+                  "interval; then the measured speedup of decoding. Speedups of runs on different machines cannot be "
+                  "compared.", ""]  # fmt: skip
+    return "\n".join(lines)
+
+
+def panels(runs: Sequence[Run], metrics: Sequence[str] | None = None) -> list[tuple[str, dict[str, list]]]:
+    """(title with unit, run -> points) of each curve that is drawn.
+
+    Args:
+        metrics: names; None: losses, validated or not, and tau.
+
+    Raises:
+        UserError: no run has one of `metrics`.
+    """
+    present = list(dict.fromkeys(m for run in runs for curves in run.curves.values() for m in curves))
+    for metric in metrics or ():
+        if metric not in present:
+            raise UserError(f"no run has a metric {metric!r}", cure="known metrics: " + ", ".join(present))
+    wanted = metrics or [m for m in present if m in ("loss", "val_loss") or m.startswith("tau")]
+    found: list[tuple[str, dict[str, list]]] = []
+    for stage in dict.fromkeys(stage for run in runs for stage in run.curves):
+        for metric in wanted:
+            lines = {run.name: run.curves[stage][metric] for run in runs if metric in run.curves.get(stage, {})}
+            if lines:
+                found.append((f"{stage}: {metric}" + (f" ({unit(metric)})" if unit(metric) else ""), lines))
+    return found
+
+
+def as_data(runs: Sequence[Run]) -> dict[str, Any]:
+    """What the page says, for programs."""
+    head: Mapping[str, Any] = {"runs": [run.name for run in runs], "settings": dict(differences(runs))}
+    return {**head, "training": training_rows(runs), "evaluation": evaluation_rows(runs)}

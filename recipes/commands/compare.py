@@ -1,0 +1,55 @@
+"""`draftsmith compare`: runs side by side, printed and drawn. `scripts/compare` is the same."""
+
+from __future__ import annotations
+
+import argparse
+import json
+from pathlib import Path
+
+from ...core.errors import UserError
+from ..launch import say
+from .command import OK, Argument, Command
+
+
+def _run(given: argparse.Namespace) -> int:
+    from ...eval import side_by_side
+    from ...eval.curve_plots import draw_curves
+
+    folders = [Path(run) for run in given.runs]
+    if len({folder.resolve() for folder in folders}) < len(folders):
+        raise UserError("one run is named twice", cure="name each run once")
+    runs = side_by_side.read_runs(folders)
+    panels = side_by_side.panels(runs, given.metrics.split(",") if given.metrics else None)
+    page = side_by_side.markdown(runs)
+    say(page)
+    output = Path(given.output)
+    if output.resolve() in {folder.resolve() for folder in folders}:
+        raise UserError("the page would lie among a run's stages", where=str(output), cure="choose another --output")
+    output.mkdir(parents=True, exist_ok=True)
+    if panels:
+        draw_curves(output / "curves.png", panels)
+        page += "\n![training curves](curves.png)\n"
+    (output / "compare.md").write_text(page)
+    (output / "compare.json").write_text(json.dumps(side_by_side.as_data(runs), indent=1))
+    say(f"written: {', '.join(str(p) for p in sorted(output.glob('c*')))}")
+    return OK
+
+
+COMMAND = Command(
+    name="compare",
+    summary="put runs side by side: settings, training curves, evaluation",
+    description="Settings that differ, training curves (from each stage's metrics.jsonl) and evaluation tables of\n"
+    "runs, finished or under way. Printed, and written to a folder with the curves as a picture.",
+    examples=(
+        ("draftsmith compare runs/a runs/b", "page and curves go to compare/"),
+        ("draftsmith compare runs/a runs/b runs/c --metrics loss,val_loss,tau_T0", "these curves"),
+        ("draftsmith compare runs/a", "one run alone"),
+    ),
+    arguments=(
+        Argument("runs", "output folders of runs", {"nargs": "+", "metavar": "RUN"}),
+        Argument("--output", "folder for compare.md, compare.json and curves.png (compare)", {"default": "compare"}),
+        Argument("--metrics", "curves to draw, with commas between (losses and tau)", {"metavar": "NAMES"}),
+    ),
+    run=_run,
+    takes="folder",
+)

@@ -1,0 +1,73 @@
+"""The list of checksums: what is missing, changed or added is named; what was never listed is taken as it is."""
+
+import shutil
+import subprocess
+
+import pytest
+from draftsmith.core.checksums import SUMS, check_sums, read_sums, write_sums
+from draftsmith.core.errors import UserError
+
+
+@pytest.fixture
+def folder(tmp_path):
+    (tmp_path / "report").mkdir()
+    for name in ("config.json", "model.safetensors", "report/report.md", "README.md", ".gitattributes"):
+        (tmp_path / name).write_bytes(name.encode() * 3)
+    write_sums(tmp_path)
+    return tmp_path
+
+
+def test_a_whole_folder_passes_whatever_its_card_says(folder):
+    (folder / "README.md").write_text("edited where it is read")
+    (folder / ".gitattributes").unlink()
+    check_sums(folder)
+    assert sorted(read_sums(folder)) == ["config.json", "model.safetensors", "report/report.md"]
+
+
+@pytest.mark.skipif(shutil.which("sha256sum") is None, reason="no sha256sum")
+def test_the_list_is_the_usual_tools(folder):
+    subprocess.run(["sha256sum", "--check", "--strict", SUMS], cwd=folder, check=True, capture_output=True)
+
+
+@pytest.mark.parametrize("name", ["config.json", "model.safetensors", "report/report.md"])
+def test_missing_and_edited_files_are_named(name, folder):
+    (folder / name).write_bytes((folder / name).read_bytes()[:-1] + b"x")
+    with pytest.raises(UserError, match=f"{name} is not as it was published"):
+        check_sums(folder)
+    (folder / name).unlink()
+    with pytest.raises(UserError, match=f"{name} is missing") as caught:
+        check_sums(folder)
+    assert caught.value.where == str(folder / name)
+
+
+@pytest.mark.parametrize("name", ["adapter_config.json", "pytorch_model.bin", "modeling.py"])
+def test_a_file_that_a_loader_would_pick_up_is_refused(name, folder):
+    (folder / name).write_text("{}")
+    with pytest.raises(UserError, match=name):
+        check_sums(folder)
+
+
+def test_what_no_loader_reads_may_be_added(folder):
+    (folder / "vllm").mkdir()
+    for name in ("notes.txt", "vllm/config.json"):
+        (folder / name).write_text("{}")
+    check_sums(folder)
+
+
+def test_only_what_is_read_is_asked_for(folder):
+    (folder / "report/report.md").unlink()
+    check_sums(folder, only=("config.json", "*.safetensors"))
+    (folder / "model.safetensors").unlink()
+    with pytest.raises(UserError, match=r"model\.safetensors is missing"):
+        check_sums(folder, only=("config.json", "*.safetensors"))
+
+
+@pytest.mark.parametrize("line", ["no checksum", "0" * 64 + "  ../../outside", "0" * 64 + "  /etc/passwd"])
+def test_a_list_that_is_none_or_leads_outside(line, folder):
+    (folder / SUMS).write_text(line + "\n")
+    with pytest.raises(UserError, match="no line of checksums"):
+        check_sums(folder)
+
+
+def test_a_folder_without_a_list_is_taken_as_it_is(tmp_path):
+    check_sums(tmp_path)

@@ -1,0 +1,245 @@
+"""Fenced blocks of README.md and docs/*.md that are tagged `run` run, in the order of their page, in a folder of its own.
+
+    ```bash run           each command must exit with 0 (`run exit-2`: with 2)
+    ```python run         one namespace for a page
+    ```yaml run FILE      is saved as FILE for the blocks after it (any other language, too)
+    ```text output        each line stands in the output of the block before it, in this order; "..." leaves lines out
+    ```bash slow          as `run`, in a real shell, in the slow tier alone
+
+Commands of ours run in this process, because a new one imports torch for many seconds: `draftsmith ...`, a script of
+scripts/ written in Python, and what stands behind `trains/train.py` of a launcher's line. Other lines go to bash.
+"""
+
+import contextlib
+import io
+import os
+import re
+import runpy
+import shlex
+import subprocess
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+from draftsmith.recipes.cli import main
+
+ROOT = Path(__file__).resolve().parents[2]
+PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
+FENCE = re.compile(r"^```(\w+)((?: +\S+)*) *\n(.*?)^``` *$", re.M | re.S)
+LAUNCHER = "trains/train.py"
+# Of the checkout what commands of a page name; results land beside it.
+LINKED = ("scripts", "trains", "recipes", "docs", "constraints.txt", "pyproject.toml")
+
+
+@dataclass(frozen=True)
+class Block:
+    line: int
+    language: str
+    tags: tuple[str, ...]
+    text: str
+
+    @property
+    def exit_code(self) -> int:
+        return next((int(tag.removeprefix("exit-")) for tag in self.tags if tag.startswith("exit-")), 0)
+
+    @property
+    def file(self) -> str | None:
+        """The name that a block of data is saved under."""
+        return None if self.language in ("bash", "python") else self.tags[1]
+
+
+def blocks(page: str, *, slow: bool = False) -> list[Block]:
+    """Tagged blocks in order; slow ones only where they are asked for."""
+    wanted = {"run", "output", *(["slow"] if slow else [])}
+    return [
+        Block(page.count("\n", 0, found.start()) + 1, found[1], tuple(found[2].split()), found[3])
+        for found in FENCE.finditer(page)
+        if wanted & set(found[2].split()[:1])
+    ]
+
+
+def commands(text: str) -> list[str]:
+    """Logical lines: continued ones joined, comments and empty ones left out."""
+    joined = re.sub(r"\\\n\s*", "", text)
+    return [line for line in joined.splitlines() if line.strip() and not line.lstrip().startswith("#")]
+
+
+def run_command(line: str) -> tuple[int, str]:
+    """Exit code and output of one command, in this process where it is one of ours."""
+    words = shlex.split(line, comments=True)
+    destination = words[words.index(">") + 1] if ">" in words else None
+    words = words[: words.index(">")] if destination else words
+    script = Path(words[0])
+    ours = LAUNCHER in words or words[0] == "draftsmith"
+    python = script.parts[0] == "scripts" and "python" in script.read_text().splitlines()[0]
+    if not (ours or python):
+        done = subprocess.run(["bash", "-euo", "pipefail", "-c", line], capture_output=True, text=True, check=False)
+        return done.returncode, done.stdout + done.stderr
+    output = io.StringIO()
+    with contextlib.redirect_stdout(output), contextlib.redirect_stderr(output):
+        if ours:
+            start = words.index(LAUNCHER) if LAUNCHER in words else 0
+            code = main(words[start + 1 :])
+        else:
+            code = run_script(words)
+    if destination:
+        Path(destination).write_text(output.getvalue())
+    return code, output.getvalue()
+
+
+def run_script(words: list[str]) -> int:
+    before = sys.argv
+    sys.argv = words
+    try:
+        runpy.run_path(words[0], run_name="__main__")
+    except SystemExit as ended:
+        return int(ended.code or 0)
+    finally:
+        sys.argv = before
+    return 0
+
+
+def run_shell(block: Block) -> tuple[int, str]:
+    """The whole block in bash, with this interpreter's commands."""
+    names = {"draftsmith": "draftsmith.recipes.cli", "deepspeed": "deepspeed.launcher.runner"}
+    functions = [f'{name}() {{ {shlex.quote(sys.executable)} -m {module} "$@"; }}' for name, module in names.items()]
+    functions.append(f'python() {{ {shlex.quote(sys.executable)} "$@"; }}')
+    text = "\n".join([*functions, block.text])
+    environment = os.environ | {"OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1"}
+    done = subprocess.run(
+        ["bash", "-euo", "pipefail", "-c", text], capture_output=True, text=True, check=False, env=environment
+    )
+    return done.returncode, done.stdout + done.stderr
+
+
+def missing(expected: str, output: str) -> str | None:
+    """The first line of `expected` that is not found in `output` behind the one before it."""
+    rest = [" ".join(line.split()) for line in output.splitlines()]
+    for line in expected.splitlines():
+        wanted = " ".join(line.split())
+        if wanted in ("", "..."):
+            continue
+        place = next((number for number, found in enumerate(rest) if wanted in found), None)
+        if place is None:
+            return line
+        rest = rest[place + 1 :]
+    return None
+
+
+def run_page(page: str, *, slow: bool = False) -> None:
+    """Raises `AssertionError` naming the line of the page that does not do what it says."""
+    names: dict[str, object] = {"__name__": "docs"}
+    output = ""
+    for block in blocks(page, slow=slow):
+        if block.tags[0] == "output":
+            line = missing(block.text, output)
+            assert line is None, f"line {block.line}: the output holds no {line!r} there:\n{output[-3000:]}"
+        elif block.file is not None:
+            Path(block.file).parent.mkdir(parents=True, exist_ok=True)
+            Path(block.file).write_text(block.text)
+        elif block.language == "python":
+            said = io.StringIO()
+            with contextlib.redirect_stdout(said):
+                exec(compile(block.text, f"line {block.line}", "exec"), names)
+            output = said.getvalue()
+        elif block.tags[0] == "slow":
+            code, output = run_shell(block)
+            assert code == block.exit_code, f"line {block.line}: exit code {code}\n{output[-3000:]}"
+        else:
+            output = ""
+            for line in commands(block.text):
+                code, said_here = run_command(line)
+                output += said_here
+                assert code == block.exit_code, f"line {block.line}, {line}: exit code {code}\n{said_here[-3000:]}"
+
+
+@pytest.fixture
+def folder(tmp_path, monkeypatch):
+    """A place that looks like the checkout's root; what a page writes stays in it."""
+    for name in LINKED:
+        (tmp_path / name).symlink_to(ROOT / name)
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+    return tmp_path
+
+
+def tagged(tag: str) -> list[Path]:
+    return [page for page in PAGES if any(b.tags[0] == tag for b in blocks(page.read_text(), slow=True))]
+
+
+@pytest.mark.parametrize("page", tagged("run"), ids=lambda page: page.name)
+def test_blocks_run(page, folder):
+    run_page(page.read_text())
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("page", tagged("slow"), ids=lambda page: page.name)
+def test_slow_blocks_run(page, folder):
+    run_page(page.read_text(), slow=True)
+
+
+def test_pages_with_blocks_are_found():
+    names = {page.name for page in tagged("run")}
+    assert names >= {"getting-started.md", "writing-a-recipe.md", "adding-a-drafter.md", "adding-a-target.md"}
+    assert "getting-started.md" in {page.name for page in tagged("slow")}
+
+
+# ---- that the blocks are really run
+
+
+GOOD = """
+```text run notes/a.txt
+one two
+```
+```bash run
+# a comment
+cat notes/a.txt > b.txt; cat \\
+    b.txt
+```
+```text output
+...
+one   two
+```
+```python run
+x = 3
+```
+```python run
+print(x + 1)
+```
+```text output
+4
+```
+```bash
+exit 1
+```
+```bash slow
+exit 1
+```
+"""
+
+
+@pytest.mark.parametrize(
+    ("good", "bad", "says"),
+    [
+        ("one   two\n", "two one\n", "line 10: the output holds no 'two one'"),
+        ("4\n```", "4\n3\n```", "line 20: the output holds no '3'"),
+        ("cat notes/a.txt", "cat notes/c.txt", "exit code 1"),
+        ("x + 1", "x + y", "name 'y' is not defined"),
+        ("# a comment", "draftsmith recipe=demo/lvlm no_such_key=1 dry_run=true", "exit code 2"),
+    ],
+)
+def test_a_page_that_does_not_do_what_it_says(good, bad, says, folder):
+    run_page(GOOD)
+    assert good in GOOD
+    with pytest.raises((AssertionError, NameError), match=re.escape(says)):
+        run_page(GOOD.replace(good, bad))
+
+
+def test_exit_codes_launchers_and_scripts(folder):
+    page = "```bash run exit-2\ndraftsmith train no-such-recipe\n```\n```text output\nno recipe\n```\n"
+    page += "```bash run\ndeepspeed --num_gpus 4 trains/train.py recipe=demo/lvlm dry_run=true > out.txt\n```\n"
+    page += "```bash run\nscripts/publish --help\ncat out.txt\n```\n```text output\nstage evaluate\n```\n"
+    run_page(page)
+    with pytest.raises(AssertionError, match="exit code 1"):
+        run_page("```bash slow\nexit 1\n```\n", slow=True)

@@ -1,0 +1,211 @@
+"""Uploads against a Hub that runs here and speaks HTTP: one commit, private first, tried, no token told."""
+
+import json
+
+import huggingface_hub.constants
+import pytest
+from draftsmith.core.checksums import write_sums
+from draftsmith.core.errors import UserError
+from draftsmith.trainers.publishing.upload import Destination, Hub
+from hub_server import TOKEN, HubServer
+
+REPO = "me/llava-draft"
+FILES = {
+    "README.md": b"---\nlibrary_name: transformers\n---\n# a draft\n",
+    "config.json": b'{"model_type": "llava"}',
+    "model.safetensors": bytes(range(256)) * 40,
+    "report/report.md": b"tau 2.00\n",
+    "report/plot.png": b"\x89PNG" + b"1" * 300,
+}
+
+
+@pytest.fixture
+def server(monkeypatch):
+    # The plain LFS protocol: what hf_xet speaks is another one, and its server is no part of the Hub's own.
+    monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_DISABLE_XET", True)
+    monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_OFFLINE", False)
+    with HubServer() as server:
+        yield server
+
+
+@pytest.fixture
+def folder(tmp_path):
+    place = tmp_path / "repository"
+    for name, content in FILES.items():
+        (place / name).parent.mkdir(parents=True, exist_ok=True)
+        (place / name).write_bytes(content)
+    write_sums(place)
+    return place
+
+
+class Upload:
+    """One upload, with what was said and waited for."""
+
+    def __init__(self, server, folder, *, token=TOKEN, attempts=4, try_it=lambda place: None, **to):
+        self.said, self.waited = [], []
+        hub = Hub(
+            self.said.append, token=token, endpoint=server.address, attempts=attempts, wait=self.waited.append
+        )  # fmt: skip
+        self.done = hub.publish(
+            folder, Destination(to.pop("repo", REPO), **to), message="a draft", fetched=folder.parent / "fetched",
+            try_it=try_it,
+        )  # fmt: skip
+
+
+def test_one_commit_that_is_private_until_it_has_been_tried(server, folder):
+    seen = {}
+
+    def try_it(place):
+        repository = server.repositories[REPO]
+        seen.update(private=repository.private, files={name: (place / name).read_bytes() for name in FILES})
+
+    done = Upload(server, folder, try_it=try_it, public=True).done
+    repository = server.repositories[REPO]
+    assert seen == {"private": True, "files": FILES}
+    assert not repository.private and not done.private
+    # Everything was written and read while nobody else could see it; only then the door was opened.
+    assert all(private for _, private in repository.history[:-1]) and repository.history[-1] == ("settings", False)
+    assert [what for what, _ in repository.history].count("commit") == 1
+    assert repository.messages == ["initial commit", "a draft"]
+    assert repository.commits[done.commit] == FILES | {
+        "SHA256SUMS": (folder / "SHA256SUMS").read_bytes(), ".gitattributes": b"*.safetensors filter=lfs",
+    }  # fmt: skip
+    assert not (folder.parent / "fetched").exists() and not server.told_storage
+
+
+def test_private_unless_it_is_asked_for(server, folder):
+    assert Upload(server, folder).done.private
+    assert server.repositories[REPO].private
+    assert not any(path.endswith("/settings") for _, path in server.requests)
+
+
+def test_a_large_file_goes_in_parts(server, folder):
+    server.part_bytes = 1000
+    done = Upload(server, folder).done
+    assert server.repositories[REPO].commits[done.commit]["model.safetensors"] == FILES["model.safetensors"]
+    assert len(server.parts) == -(-len(FILES["model.safetensors"]) // 1000)
+
+
+def test_what_the_folder_no_longer_has_goes_in_the_same_commit(server, folder):
+    Upload(server, folder)
+    (folder / "report" / "plot.png").unlink()
+    (folder / "config.json").write_text("{}")
+    write_sums(folder)
+    done = Upload(server, folder).done
+    repository = server.repositories[REPO]
+    assert "report/plot.png" not in repository.commits[done.commit]
+    assert ".gitattributes" in repository.commits[done.commit]
+    assert len(repository.messages) == 3
+
+
+def test_the_same_folder_again_is_no_second_commit(server, folder):
+    first, again = Upload(server, folder).done, Upload(server, folder).done
+    assert first.commit == again.commit and len(server.repositories[REPO].messages) == 2
+
+
+def test_a_branch_and_a_pull_request_leave_main_alone(server, folder):
+    Upload(server, folder)
+    (folder / "config.json").write_text('{"changed": true}')
+    write_sums(folder)
+    branch = Upload(server, folder, revision="second").done
+    proposed = Upload(server, folder, pull_request=True).done
+    repository = server.repositories[REPO]
+    assert repository.commits[repository.refs["main"]]["config.json"] == FILES["config.json"]
+    assert repository.refs["second"] == branch.commit and repository.refs["refs/pr/1"] == proposed.commit
+    assert proposed.pull_request.endswith("/discussions/1") and branch.pull_request is None
+
+
+def test_a_public_repository_gets_nothing_untried_on_main(server, folder):
+    Upload(server, folder, public=True)
+    with pytest.raises(UserError, match="is public") as caught:
+        Upload(server, folder)
+    assert "pull_request" in caught.value.cure
+    (folder / "config.json").write_text("{}")
+    write_sums(folder)
+    assert Upload(server, folder, pull_request=True).done.pull_request
+
+
+# What the client itself does not ask again.
+@pytest.mark.parametrize(
+    ("method", "path"), [("POST", "/api/repos/create"), ("POST", "/commit/"), ("PUT", "/settings")]
+)
+def test_a_busy_hub_is_asked_again(method, path, server, folder):
+    server.fail(method, path, 503, times=2)
+    upload = Upload(server, folder, public=True)
+    assert upload.waited == [1.0, 2.0]
+    assert len(server.repositories[REPO].messages) == 2 and not upload.done.private
+
+
+def test_an_answer_lost_behind_the_commit_makes_no_second_one(server, folder):
+    server.fail("POST", "/commit/", None)
+    upload = Upload(server, folder)
+    assert upload.waited == [1.0]
+    repository = server.repositories[REPO]
+    assert repository.messages == ["initial commit", "a draft"] and upload.done.commit == repository.refs["main"]
+    # What was uploaded before the connection broke is there, and is not sent again.
+    assert sum(method == "PUT" and "/storage/" in path for method, path in server.requests) == 2
+
+
+def test_a_hub_that_stays_busy_is_told_and_nothing_is_public(server, folder):
+    server.fail("POST", "/commit/", 503, times=9)
+    with pytest.raises(UserError, match=r"uploading.*503") as caught:
+        Upload(server, folder, attempts=3, public=True)
+    assert "run the same command again" in caught.value.cure
+    assert server.repositories[REPO].private and server.failures[0].times == 6
+
+
+def test_somebody_elses_commit_in_between_is_seen(server, folder):
+    """The commit is made on what was looked at: another in between is answered with 412, and looked at anew."""
+    server.fail("POST", "/commit/", 412)
+    assert Upload(server, folder).waited == [1.0]
+
+
+@pytest.mark.parametrize("name", ["model.safetensors", "config.json", "SHA256SUMS", "README.md"])
+def test_a_file_that_comes_back_changed_stays_private(name, server, folder):
+    content = FILES.get(name, b"")
+    server.damage[name] = content[:-1] + b"!" if content else b"not what was sent\n"
+    with pytest.raises(UserError, match="came back"):
+        Upload(server, folder, public=True)
+    assert server.repositories[REPO].private
+
+
+def test_a_folder_that_does_not_load_stays_private(server, folder):
+    def try_it(place):
+        raise UserError("does not load", where="model.safetensors")
+
+    with pytest.raises(UserError, match="does not load"):
+        Upload(server, folder, try_it=try_it, public=True)
+    assert server.repositories[REPO].private and not any("settings" in path for _, path in server.requests)
+
+
+def test_without_rights_the_namespace_is_named(server, folder):
+    with pytest.raises(UserError, match="you/llava-draft") as caught:
+        Upload(server, folder, repo="you/llava-draft")
+    assert "may write to you" in caught.value.cure
+
+
+def test_without_a_login(server, folder, monkeypatch):
+    monkeypatch.setattr("draftsmith.trainers.publishing.upload.get_token", lambda: None)
+    with pytest.raises(UserError, match="not logged in") as caught:
+        Upload(server, folder, token=None)
+    assert "hf auth login" in caught.value.cure and server.requests == []
+
+
+def test_offline_is_said_before_anything_is_asked(server, folder, monkeypatch):
+    monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_OFFLINE", True)
+    with pytest.raises(UserError, match="HF_HUB_OFFLINE"):
+        Upload(server, folder)
+
+
+@pytest.mark.parametrize(("path", "status"), [("/api/repos/create", 400), ("/commit/", 500), ("/objects/batch", 422)])
+def test_a_hub_that_echoes_the_token_does_not_make_us_tell_it(path, status, server, folder, caplog, capfd):
+    """No message, no chained exception, no log: whatever the server answers with."""
+    server.fail("POST", path, status, times=9, message=f"bad request, Authorization: Bearer {TOKEN}")
+    with pytest.raises(UserError) as caught:
+        Upload(server, folder, attempts=2)
+    told, seen = [], caught.value
+    while seen is not None:
+        told.append(f"{seen} {seen.args} {json.dumps(seen.__dict__, default=str)}")
+        seen = seen.__cause__ or seen.__context__
+    assert TOKEN not in "".join(told) + caplog.text + "".join(capfd.readouterr())
+    assert caught.value.__cause__ is None and caught.value.__context__ is None
