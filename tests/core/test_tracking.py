@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 from draftsmith.core.secrets import HIDDEN
-from draftsmith.core.tracking import Tracker, TrackingConfig, WandbConfig
+from draftsmith.core.tracking import Tracker, TrackingConfig, WandbConfig, unit, wandb_login
 from pydantic import ValidationError
 
 TOKEN = "hf_AbCdEfGhIjKlMnOpQrStUvWxYz0123456789"
@@ -20,8 +20,8 @@ def with_wandb(**settings) -> TrackingConfig:
     return TrackingConfig(wandb=WandbConfig(project="drafts", **settings))
 
 
-def tracker(folder: Path, config: TrackingConfig = JSONL_ONLY, *, say=pytest.fail, recipe=None) -> Tracker:
-    return Tracker(config, folder, name="finetune", recipe=recipe or {}, say=say)
+def tracker(folder: Path, config: TrackingConfig = JSONL_ONLY, *, say=pytest.fail, recipe=None, group=None) -> Tracker:
+    return Tracker(config, folder, name="finetune", recipe=recipe or {}, say=say, group=group)
 
 
 def rows(folder: Path) -> list[dict]:
@@ -32,14 +32,20 @@ def rows(folder: Path) -> list[dict]:
 def _no_wandb_variables(monkeypatch):
     for name in [n for n in os.environ if n.startswith("WANDB_")]:
         monkeypatch.delenv(name)
+    monkeypatch.setenv("NETRC", "/nowhere/netrc")
+
+
+class Config(dict):
+    def update(self, values, allow_val_change):
+        super().update(values)
 
 
 class FakeWandb(types.ModuleType):
     """Stands where the package would: what it was asked, and what of it fails."""
 
-    def __init__(self, fails: str | None = None):
+    def __init__(self, fails: str | None = None, dead: bool = False):
         super().__init__("wandb")
-        self.fails, self.inits, self.lines, self.finished = fails, [], [], 0
+        self.fails, self.dead, self.inits, self.lines, self.finished, self.config = fails, dead, [], [], 0, {}
 
     def Settings(self, **values):
         return values
@@ -47,13 +53,16 @@ class FakeWandb(types.ModuleType):
     def init(self, **arguments):
         self._call("init")
         self.inits.append(arguments)
+        self.config = Config()
+        if self.dead and arguments["mode"] == "online":
+            raise ConnectionError("no route to host")
         return self
 
-    def log(self, values, step):
+    def log(self, values, step=None):
         self._call("log")
         self.lines.append((step, values))
 
-    def finish(self):
+    def finish(self, exit_code=0):
         self._call("finish")
         self.finished += 1
 
@@ -112,7 +121,7 @@ def test_a_torn_line_of_a_step_that_is_kept_goes_too(tmp_path):
 
 def test_what_wandb_is_started_with(tmp_path, wandb):
     recipe = {"seed": 0, "stages": {"a": {"lr": 1e-3, "api_key": "hunter2"}}, "note": f"with {TOKEN}"}
-    mine = tracker(tmp_path, with_wandb(entity="lab", mode="offline"), recipe=recipe)
+    mine = tracker(tmp_path, with_wandb(entity="lab", mode="offline", tags=["sweep"]), recipe=recipe, group="run")
     (arguments,) = wandb.inits
     settings = arguments.pop("settings")
     assert arguments == {
@@ -122,7 +131,13 @@ def test_what_wandb_is_started_with(tmp_path, wandb):
         "name": "finetune",
         "dir": str(tmp_path),
         "config": {"seed": 0, "stages": {"a": {"lr": 1e-3, "api_key": HIDDEN}}, "note": f"with {HIDDEN}"},
+        "group": "run",
+        "tags": ["sweep"],
+        "id": (tmp_path / "wandb-id").read_text(),
+        "resume": "allow",
     }
+    # A server that does not answer holds the run no longer than this.
+    assert (settings["init_timeout"], settings["finish_timeout"], settings["finish_timeout_raises"]) == (30, 60, False)
     # Neither the command line as typed nor what libraries print.
     assert settings["x_disable_meta"] is True and settings["console"] == "off"
     assert recipe["stages"]["a"]["api_key"] == "hunter2", "the recipe itself is not touched"
@@ -179,7 +194,7 @@ def test_a_missing_package_is_said_and_survived(tmp_path, monkeypatch):
 def test_a_dead_network_is_said_once_and_the_file_goes_on(tmp_path, monkeypatch, fails):
     monkeypatch.setitem(sys.modules, "wandb", FakeWandb(fails))
     said: list[str] = []
-    mine = tracker(tmp_path, with_wandb(mode="online"), say=said.append)
+    mine = tracker(tmp_path, with_wandb(mode="online"), say=said.append)  # where init fails, offline too
     for step in range(1, 5):
         mine.log({"loss": 1.0}, step)
     mine.finish()
@@ -212,6 +227,139 @@ def test_a_rewind_that_cannot_be_written_stops_nothing(tmp_path):
 def test_an_unknown_mode_is_refused_when_the_recipe_loads():
     with pytest.raises(ValidationError, match="mode"):
         with_wandb(mode="onlin")
+
+
+def test_a_server_that_does_not_answer_leaves_the_run_offline(tmp_path, monkeypatch):
+    fake = FakeWandb(dead=True)
+    monkeypatch.setitem(sys.modules, "wandb", fake)
+    said: list[str] = []
+    mine = tracker(tmp_path, with_wandb(mode="online"), say=said.append)
+    mine.log({"loss": 1.0}, 1)
+    mine.finish()
+    assert [arguments["mode"] for arguments in fake.inits] == ["online", "offline"]
+    assert len({arguments["id"] for arguments in fake.inits}) == 1
+    assert fake.lines == [(1, {"loss": 1.0})]
+    assert len(said) == 1 and "does not answer (no route to host)" in said[0] and "wandb sync" in said[0]
+
+
+def test_a_full_disk_is_said_once_and_wandb_goes_on(tmp_path, wandb):
+    """A real ENOSPC, at the write that the operating system refuses."""
+    if not Path("/dev/full").exists():
+        pytest.skip("no /dev/full on this system")
+    (tmp_path / "metrics.jsonl").symlink_to("/dev/full")
+    said: list[str] = []
+    mine = tracker(tmp_path, with_wandb(), say=said.append)
+    for step in (1, 2):
+        mine.log({"loss": 1.0}, step)
+    assert len(said) == 1 and "No space left" in said[0]
+    assert [step for step, _ in wandb.lines] == [1, 2]
+
+
+def test_a_line_that_a_full_disk_cut_off_spoils_no_other(tmp_path):
+    mine = tracker(tmp_path, say=lambda line: None)
+    mine.log({"loss": 1.0}, 1)
+    with open(mine.path, "a") as file:
+        file.write('{"step": 2, "lo')  # as far as there was room
+    mine._torn = True
+    mine.log({"loss": 3.0}, 3)
+    mine.rewind(3)
+    assert [row["step"] for row in rows(tmp_path)] == [1, 3]
+
+
+def test_failures_of_the_file_and_of_wandb_are_each_said(tmp_path, monkeypatch):
+    monkeypatch.setitem(sys.modules, "wandb", FakeWandb("log"))
+    (tmp_path / "metrics.jsonl").mkdir()
+    said: list[str] = []
+    mine = tracker(tmp_path, with_wandb(), say=said.append)
+    for step in (1, 2):
+        mine.log({"loss": 1.0}, step)
+    assert len(said) == 2 and "metrics.jsonl" in said[0] and "log: no route" in said[1]
+
+
+def test_a_resumed_stage_goes_on_in_the_same_wandb_run(tmp_path, wandb):
+    tracker(tmp_path / "a", with_wandb())
+    tracker(tmp_path / "a", with_wandb())
+    tracker(tmp_path / "b", with_wandb())  # another stage
+    (tmp_path / "a" / "wandb-id").write_text("cut")  # by a full disk
+    tracker(tmp_path / "a", with_wandb())
+    first, again, other, mended = [arguments["id"] for arguments in wandb.inits]
+    assert first == again and len({first, other, mended}) == 3
+    assert (tmp_path / "a" / "wandb-id").read_text() == mended
+
+
+def test_units_go_with_the_numbers_once_known(tmp_path, wandb):
+    mine = tracker(tmp_path, with_wandb())
+    mine.log({"loss": 1.0, "samples_per_s": 9.0, "accuracy": 0.5}, 1)
+    assert wandb.config["units"] == {"loss": "per supervised token", "samples_per_s": "samples/s"}
+    mine.log({"val_loss": 1.0, "tau_T0": 3.0}, 1)
+    assert wandb.config["units"]["tau_T0"] == "tokens per target pass"
+    assert len(wandb.config["units"]) == 4
+
+
+@pytest.mark.parametrize(
+    ("name", "expected"),
+    [
+        ("val_token_loss", "nats per supervised token"),
+        ("T_q_ms", "ms"),
+        ("wait_s", "s"),
+        ("pictures_per_s", "per second"),
+        ("accuracy", None),
+        ("lr", None),
+        ("class", None),
+    ],
+)
+def test_units_follow_from_names(name, expected):
+    assert unit(name) == expected
+
+
+@pytest.mark.parametrize(
+    ("artifacts", "sent"),
+    [("none", ["report"]), ("results", ["result", "report"]), ("checkpoints", ["checkpoint", "result", "report"])],
+)
+def test_which_weights_are_kept_is_the_recipes_word(tmp_path, wandb, artifacts, sent):
+    found = []
+
+    class Artifact:
+        def __init__(self, name, type, metadata):
+            self.name, self.type, self.metadata, self.files = name, type, metadata, []
+
+        def add_file(self, path):
+            self.files.append(Path(path).name)
+
+        add_dir = add_file
+
+    wandb.Artifact = Artifact
+    wandb.log_artifact = lambda artifact, aliases: found.append((artifact, aliases))
+    (tmp_path / "step-00000005").mkdir()
+    mine = tracker(tmp_path, with_wandb(artifacts=artifacts), group="my run")
+    mine.artifact("checkpoint", [tmp_path / "step-00000005"], 5)
+    mine.artifact("result", [tmp_path / "model.safetensors"], None)
+    mine.artifact("report", [tmp_path / "report.md"], None)
+    assert [artifact.type for artifact, _ in found] == sent
+    assert [artifact.name for artifact, _ in found] == [f"my-run-finetune-{kind}" for kind in sent]
+    if artifacts == "checkpoints":
+        artifact, aliases = found[0]
+        assert (
+            artifact.files == ["step-00000005"] and aliases == ["latest", "step-5"] and artifact.metadata == {"step": 5}
+        )
+
+
+@pytest.mark.parametrize("where", ["variable", "netrc", "nowhere", "another host", "broken netrc"])
+def test_whether_there_is_a_key(tmp_path, monkeypatch, where):
+    path = tmp_path / "netrc"
+    monkeypatch.setenv("NETRC", str(path))
+    texts = {
+        "netrc": "machine api.wandb.ai login user password secretsecret",
+        "another host": "machine example.org login user password secretsecret",
+        "broken netrc": "machine machine machine",
+    }
+    if where in texts:
+        path.write_text(texts[where])
+    if where == "variable":
+        monkeypatch.setenv("WANDB_API_KEY", "secretsecret")
+    found = wandb_login()
+    assert (found is not None) == (where in ("variable", "netrc"))
+    assert "secretsecret" not in (found or "")
 
 
 def test_the_real_package_offline(tmp_path, monkeypatch):

@@ -50,13 +50,18 @@ class Block:
 
 
 def blocks(page: str, *, slow: bool = False) -> list[Block]:
-    """Tagged blocks in order; slow ones only where they are asked for."""
-    wanted = {"run", "output", *(["slow"] if slow else [])}
-    return [
-        Block(page.count("\n", 0, found.start()) + 1, found[1], tuple(found[2].split()), found[3])
-        for found in FENCE.finditer(page)
-        if wanted & set(found[2].split()[:1])
+    """Tagged blocks in order; slow ones, and what they are expected to say, only where they are asked for."""
+    found = [
+        Block(page.count("\n", 0, fence.start()) + 1, fence[1], tuple(fence[2].split()), fence[3])
+        for fence in FENCE.finditer(page)
+        if {"run", "output", "slow"} & set(fence[2].split()[:1])
     ]
+    kept: list[Block] = []
+    heard = True  # whether the block that an output belongs to is among them
+    for block in found:
+        heard = heard if block.tags[0] == "output" else slow or block.tags[0] == "run"
+        kept += [block] if heard else []
+    return kept
 
 
 def commands(text: str) -> list[str]:

@@ -385,7 +385,7 @@ def test_each_picture_has_its_vectors():
     for slot, expected in zip(held, (*first[:-1], *second[:-1]), strict=True):
         torch.testing.assert_close(held[slot], expected)
     before = training.fill(batch_for(config, target, ("ttvvtaa",)))[0]
-    assert float(before.image[0, 0].abs().max()) == 0
+    assert before.image[0, 0].abs().max().item() == 0
 
 
 def test_a_prompt_that_begins_with_a_picture():

@@ -61,8 +61,8 @@ def test_tables_are_the_papers(finished):
     assert ablated == [["yes", "yes", "yes"], ["yes", "yes", "no"], ["no", "no", "no"]], "MTP, IVSB, VATA"
     assert tables["Sets"]["lines"][0]["labels"][0] == "plain decoding"
     page = (output / "evaluate" / "report.md").read_text()
-    for figure in [*report["figures"], "confidence.png", "entropy.png", "attention.png", "retention.png",
-                   "importance.png"]:
+    looks = (f"{name}.png" for name in ("confidence", "entropy", "attention", "retention", "importance"))
+    for figure in [*report["figures"], *looks]:
         assert figure in page and (output / "evaluate" / figure).is_file()
 
 
