@@ -149,9 +149,9 @@ class Tracker:
         import wandb
 
         assert config is not None
-        mode, identity = self._mode(config), self._identity()
+        mode = self._mode(config)
 
-        def start(mode: Any) -> Any:
+        def start(mode: Any, identity: str) -> Any:
             return wandb.init(
                 project=config.project,
                 entity=config.entity,
@@ -175,11 +175,12 @@ class Tracker:
             )
 
         try:
-            self._run = start(mode)
+            self._run = start(mode, self._identity())
         except Exception as error:
             if mode != "online":
                 raise
-            self._run = start("offline")
+            # Under another name: wandb's own process still holds the one that it could not begin.
+            self._run = start("offline", self._new_identity())
             self.say(
                 f"wandb does not answer ({redact(first_line(error))}): this run is kept under {self.folder / 'wandb'}, "
                 "and wandb sync sends it later"
@@ -190,7 +191,10 @@ class Tracker:
         kept = self.folder / ID_FILE
         if kept.is_file() and re.fullmatch(r"[0-9a-f]{12}", found := kept.read_text().strip()):
             return found
-        kept.write_text(fresh := uuid.uuid4().hex[:12])
+        return self._new_identity()
+
+    def _new_identity(self) -> str:
+        (self.folder / ID_FILE).write_text(fresh := uuid.uuid4().hex[:12])
         return fresh
 
     def _send(self, values: Mapping[str, float | Path], step: int) -> None:

@@ -14,6 +14,7 @@ import torch
 from pydantic import Field, model_validator
 from transformers import PreTrainedConfig, PreTrainedModel
 
+from ...core.checksums import check_sums
 from ...core.errors import UserError
 from ...core.section import Section
 from ..decoding.decoder import CachedDecoder
@@ -151,7 +152,12 @@ def save_llava(model: PreTrainedModel, folder: Path, manifest: dict[str, Any]) -
 
 
 def load_drafter(folder: Path, *, tokenizer_hash: str, dtype: torch.dtype) -> PreTrainedModel:
-    """A trained draft. Raises `UserError` where it was made for another tokenizer."""
+    """A trained draft.
+
+    Raises:
+        UserError: it was made for another tokenizer, or a file of a published one is missing or has been changed.
+    """
+    check_sums(folder)
     manifest = json.loads((folder / MANIFEST).read_text())
     if manifest["tokenizer_hash"] != tokenizer_hash:
         raise UserError(
@@ -159,7 +165,7 @@ def load_drafter(folder: Path, *, tokenizer_hash: str, dtype: torch.dtype) -> Pr
             where=str(folder / MANIFEST),
             cure="train the draft with this target's processor, or evaluate it with its own target",
         )
-    return load_llava(folder, revision=None, dtype=dtype, key="drafter")
+    return load_llava(folder, revision=None, dtype=dtype, key="drafter", whole=True)
 
 
 def proposal(

@@ -7,6 +7,7 @@ Heads read states of one model: another of the same width loads without a word a
 from __future__ import annotations
 
 import json
+from importlib import metadata
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +20,11 @@ from ..llamagen.transformer import LlamaGenConfig
 MANIFEST = "draftsmith.json"
 # Keys of a LlamaGen's section that its shape follows from: others, guidance and precision, are decoding's own matter.
 _SHAPE_KEYS = ("kind", "size", "shape", "condition", "image_size", "vq", "text_encoder")
+
+
+def tested_with() -> dict[str, str]:
+    """Versions that a drafter was trained or converted with; a record, for whoever looks for a difference."""
+    return {name: metadata.version(name) for name in ("torch", "transformers", "safetensors", "tokenizers")}
 
 
 def check_made_for(folder: Path, target: Any, named: TargetConfig | None) -> None:

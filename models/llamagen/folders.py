@@ -17,6 +17,7 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 from torch import Tensor
 
+from ...core.checksums import SUMS, check_sums
 from ...core.errors import UserError, first_line
 
 CONFIG, WEIGHTS = "config.json", "model.safetensors"
@@ -36,16 +37,19 @@ def write_folder(folder: Path, values: Mapping[str, Any], state: Mapping[str, Te
 
 
 def find_folder(source: str | Path, revision: str | None, *, files: Sequence[str] = (CONFIG, WEIGHTS)) -> Path:
-    """A directory as it is; a Hub id downloaded, no more than the `files` that are read."""
+    """A directory, or a Hub id downloaded, no more than the `files` that are read; held against its checksums."""
     if Path(source).is_dir():
+        check_sums(Path(source), only=files)
         return Path(source)
     try:
-        return Path(snapshot_download(str(source), revision=revision, allow_patterns=list(files)))
+        folder = Path(snapshot_download(str(source), revision=revision, allow_patterns=[*files, SUMS]))
     except (OSError, ValueError) as error:
         raise UserError(
             f"{str(source)!r} is no directory, and cannot be fetched from the Hub: {first_line(error)}",
             cure="check the name and the network, or download it once and give the local directory",
         ) from error
+    check_sums(folder, only=files)
+    return folder
 
 
 def read_values(folder: Path) -> dict[str, Any]:

@@ -146,11 +146,13 @@ def load_llava(
     key: str,
     device_map: str | None = None,
     kind: str | None = None,
+    whole: bool = False,
 ) -> PreTrainedModel:
     """A LLaVA of the family that its own config names.
 
     Args:
         kind: the family that is expected; None: any.
+        whole: refuse weights that lack a tensor, where transformers draws a random one, or have one of another shape.
 
     Raises:
         UserError: the weights cannot be read, or are of another family.
@@ -161,14 +163,42 @@ def load_llava(
             f"{key}: {str(source)!r} is of model_type {found!r}, expected {kind or ' or '.join(FAMILIES)}",
             cure=f"write kind: {found}" if found in FAMILIES else did_you_mean(found, FAMILIES),
         )
-    return _from_pretrained(FAMILIES[found][1], source, revision=revision, dtype=dtype, device_map=device_map, key=key)
+    maker = FAMILIES[found][1]
+    if whole:
+        return _whole(maker, source, revision=revision, dtype=dtype, device_map=device_map, key=key)
+    return _from_pretrained(maker, source, revision=revision, dtype=dtype, device_map=device_map, key=key)
+
+
+def _whole(maker: Any, source: str | Path, *, key: str, **settings: Any) -> PreTrainedModel:
+    """Raises `UserError` with the name of a tensor that is missing, unknown or of another shape than the config's."""
+    also = {"output_loading_info": True, "ignore_mismatched_sizes": True}
+    model, told = _from_pretrained(maker, source, key=key, **settings, **also)  # type: ignore[misc]
+    problems = [f"{name} is {list(found)}, expected {list(wanted)}" for name, found, wanted in told["mismatched_keys"]]
+    problems += [f"{name} is missing" for name in told["missing_keys"]]
+    problems += [f"{name} is not part of this model" for name in told["unexpected_keys"]]
+    if problems:
+        raise UserError(
+            f"model.safetensors does not fit its config.json: {min(problems)}"
+            + (f" (and {len(problems) - 1} more)" if len(problems) > 1 else ""),
+            where=str(source), cure="the two do not belong together: restore the one that was changed",
+        )  # fmt: skip
+    return model
 
 
 def _from_pretrained(
-    maker: Any, source: str | Path, *, revision: str | None, dtype: torch.dtype, device_map: str | None, key: str
+    maker: Any,
+    source: str | Path,
+    *,
+    revision: str | None,
+    dtype: torch.dtype,
+    device_map: str | None,
+    key: str,
+    **more: Any,
 ) -> PreTrainedModel:
     try:
-        return maker.from_pretrained(source, revision=revision, dtype=dtype, device_map=device_map, weights_only=True)
+        return maker.from_pretrained(
+            source, revision=revision, dtype=dtype, device_map=device_map, weights_only=True, **more
+        )
     except (OSError, ValueError) as error:
         raise UserError(
             f"{key}: cannot load {str(source)!r}: {first_line(error)}", cure="check the name and the network"

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import argparse
 from collections.abc import Callable
+from pathlib import Path
 
 from ...core.errors import UserError
 from ..launch import run_recipe, say
 from ..load import load
-from .command import NAME, SETTINGS, Command, recipe_arguments
+from .command import NAME, OK, SETTINGS, Command, recipe_arguments
 
-MEASURING, PUBLISHING = ("evaluate",), ("publish",)
 OF_KIND = {"evaluate": "evaluate", "publish": "publish"}  # every other kind is train's
 
 
@@ -57,6 +57,16 @@ def _runner(command: str) -> Callable[[argparse.Namespace], int]:
     return run
 
 
+def _publish(given: argparse.Namespace) -> int:
+    """A run's folder is published whether or not its recipe has a stage for it."""
+    if not (Path(given.name) / "recipe.yaml").is_file():
+        return _runner("publish")(given)
+    from ..publish import publish_run
+
+    publish_run(Path(given.name), given.settings)
+    return OK
+
+
 TRAIN = Command(
     name="train",
     summary="run a recipe up to its trained drafter",
@@ -92,13 +102,15 @@ EVALUATE = Command(
 PUBLISH = Command(
     name="publish",
     summary="build the Hub repository of a drafter, and upload it",
-    description="Run the recipe's stages of kind publish: they build the repository's folder and upload it. NAME may\n"
-    "be the folder of a run: its own recipe is taken.",
+    description="Build the repository's folder, try it in a fresh process, and upload it where repo= names one.\n"
+    "NAME is the folder of a finished run, and settings are those of a stage of kind publish; or a recipe that has\n"
+    "such a stage.",
     examples=(
-        ("draftsmith publish runs/llava15-68m", ""),
-        ("draftsmith publish llava15-68m dry_run=true", "what the recipe would do; nothing is written or sent"),
+        ("draftsmith publish runs/llava15-68m", "build and try the folder, and no more"),
+        ("draftsmith publish runs/llava15-68m repo=me/llava-1.5-7b-draft", "upload it to a private repository"),
+        ("draftsmith publish mine.yaml", "the publish stage of this recipe"),
     ),
     arguments=(NAME, SETTINGS),
-    run=_runner("publish"),
+    run=_publish,
     takes="recipe",
 )

@@ -143,6 +143,9 @@ def _publish(stage: PublishStage, context: Context) -> None:
     section = section.model_copy(update={"expected": measure(assemble(source, section, made), section.prompt, folder)})
     if torch.cuda.is_available():
         torch.cuda.empty_cache()
+    assert section.expected is not None
+    if not any(section.expected.accepted):
+        context.say("warning: nothing is accepted on the stored prompt, which then shows little: set prompt.text")
     folders.write_manifest(source, folder, section)
     folders.copy_provenance(context.folder.parent, context.recipe, folder)
     plots = folders.copy_report(report, folder)

@@ -6,10 +6,12 @@ from pathlib import Path
 from typing import Any, Literal
 
 import torch
+from transformers.utils import cached_file
 
 from ...core.errors import UserError
 from ...core.section import Section
 from ...data.processor import Processor
+from ...eval.published import fetch
 from ...models.drafters.lvlm import MANIFEST, load_drafter
 from ...models.targets.load import load_llava
 
@@ -27,7 +29,7 @@ class PublishedDraft(Section):
 def load_published(name: str, draft: PublishedDraft, processor: Processor, target: Any) -> Any:
     """The draft's model, in the target's precision unless it has its own.
 
-    A directory with our manifest is held to the target's tokenizer. What is published without one is taken at its
+    One with our manifest is held to the target's tokenizer. What is published without one is taken at its
     word, as far as the sizes that must agree do.
 
     Args:
@@ -38,8 +40,9 @@ def load_published(name: str, draft: PublishedDraft, processor: Processor, targe
     """
     key = f"drafters.{name}"
     dtype = getattr(torch, draft.dtype) if draft.dtype else target.dtype
-    if (Path(draft.path) / MANIFEST).is_file():
-        return load_drafter(Path(draft.path), tokenizer_hash=processor.tokenizer_hash, dtype=dtype)
+    ours_at = _folder_of_ours(draft)
+    if ours_at is not None:
+        return load_drafter(ours_at, tokenizer_hash=processor.tokenizer_hash, dtype=dtype)
     model = load_llava(draft.path, revision=draft.revision, dtype=dtype, key=key)
     ours, theirs = model.config, target.config
     pairs = {
@@ -55,3 +58,16 @@ def load_published(name: str, draft: PublishedDraft, processor: Processor, targe
                 cure="give a draft that was trained for targets of this vocabulary and resolution",
             )  # fmt: skip
     return model
+
+
+def _folder_of_ours(draft: PublishedDraft) -> Path | None:
+    """Where a draft with our manifest lies, whole; None: it has none, or is out of reach, as loading it will tell."""
+    if Path(draft.path).is_dir():
+        return Path(draft.path) if (Path(draft.path) / MANIFEST).is_file() else None
+    try:
+        found = cached_file(
+            draft.path, MANIFEST, revision=draft.revision, _raise_exceptions_for_missing_entries=False
+        )  # fmt: skip
+    except OSError:
+        return None
+    return None if found is None else fetch(draft.path, draft.revision)

@@ -20,6 +20,7 @@ from ...data.processor import Processor
 from ...data.sources import AnswersConfig
 from ...models.distillation import CrossEntropyObjective, DistillObjective
 from ...models.drafters.lvlm import build_drafter, load_drafter, save_llava
+from ...models.drafters.made_for import tested_with
 from ...models.llava import FAMILIES, LlavaTraining, Part
 from ...models.lora import LoraConfig, merge_adapters
 from ...models.targets.load import build_target, load_llava, target_config, target_weights
@@ -235,7 +236,11 @@ def _save(stage: TrainStage, context: Context, engine: Engine, processor: Proces
     manifest = {
         "model": stage.model,
         "target": str(context.target.path or "inline"),
+        "target_revision": context.target.revision,
         "tokenizer_hash": processor.tokenizer_hash,
+        # Its own eyes' projected features stand at visual places, and every token has one position.
+        "reads": {"visual_embedding": "projected", "positions": "flat"},
+        "tested_with": tested_with(),
         "format": stage.format.model_dump(),
         "training": {"stage": context.name, "steps": total, "seed": seed, "fingerprint": context.fingerprint},
         "command": context.command,

@@ -69,6 +69,8 @@ class _Reading(Section):
     # Null: as the target's.
     qkv_bias: bool | None = None
     intermediate_size: int | None = Field(None, ge=1)
+    norm_eps: float | None = Field(None, gt=0)
+    rope_theta: float | None = Field(None, gt=0)
     # Places of slots in decoding: compact counts what the drafter holds, flat counts the prompt's places, mrope takes
     # the target's own (M-RoPE targets alone). flat and mrope leave a gap where visual slots are dropped.
     positions: Literal["compact", "flat", "mrope"] = "flat"

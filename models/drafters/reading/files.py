@@ -17,7 +17,7 @@ from ....core.errors import UserError
 from ...llamagen.folders import CONFIG, WEIGHTS, find_folder, read_values, write_folder
 from ..eagle import head_state
 from ..layer import LayerShape
-from ..made_for import MANIFEST
+from ..made_for import MANIFEST, tested_with
 from .config import AnyReading, Eagle3Config, image_of, written_settings
 from .head import AnyHead, Eagle3Head, ReadingHead
 from .shape import reading_shape, reads
@@ -96,6 +96,7 @@ def reading_manifest(
         "reads": _read_by(config, text),
         "positions": {"kind": config.positions, "gap_share": config.gap_share, "gap": config.gap},
         "settings": written_settings(config),
+        "tested_with": tested_with(),
         **more,
     }
 

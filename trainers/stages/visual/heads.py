@@ -29,6 +29,7 @@ from ....models.drafters.heads import (
     load_head,
     save_head,
 )
+from ....models.drafters.made_for import tested_with
 from ....models.generators import Generator, load_generator, load_target, sample_condition
 from ...context import Context
 from ...engine import Engine
@@ -146,6 +147,7 @@ class Heads:
             "target": context.target.model_dump(mode="json"),
             "training": {"stage": context.name, "step": step, "fingerprint": context.fingerprint},
             "condition_dropout": self.stage.condition_dropout,
+            "tested_with": tested_with(),
             "command": context.command,
         }
 

@@ -1,0 +1,193 @@
+"""One drafter into one engine's layout: refused, or written whole beside what it was made of."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+from transformers import AutoModelForCausalLM
+
+from ...core.errors import UserError, did_you_mean
+from ..drafters.made_for import MANIFEST, tested_with
+from ..drafters.reading import Eagle3Config
+from ..llamagen.folders import write_folder
+from ..targets.load import load_llava
+from ..weights_of import target_embedding
+from .layouts import CHAIN, lay_out
+from .rules import ENGINES, Engine, Prompts, check_head
+from .source import Target, find_target, kind_of, read_head, read_manifest
+from .text_draft import text_draft
+
+# Whole drafts are spoken to with their tokenizer; heads have their target's.
+_TOKENIZER = (
+    "tokenizer.json", "tokenizer.model", "tokenizer_config.json", "special_tokens_map.json", "added_tokens.json",
+    "chat_template.jinja",
+)  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Exported:
+    """Args:
+    method: what the engine calls it.
+    notes: what the reader of the folder must know.
+    """
+
+    folder: Path
+    engine: Engine
+    method: str
+    target: str | None
+    notes: tuple[str, ...]
+
+    @property
+    def command(self) -> str:
+        """How the engine is started with it."""
+        target, path = self.target or "TARGET", str(self.folder)
+        if self.engine == "vllm":
+            asked = json.dumps({"method": self.method, "model": path, "num_speculative_tokens": CHAIN})
+            return f"vllm serve {target} --speculative-config '{asked}'"
+        if self.engine == "speculators":
+            return f"vllm serve {path}"
+        if self.engine == "sglang":
+            algorithm = {"eagle": "EAGLE", "eagle3": "EAGLE3", "draft_model": "STANDALONE"}[self.method]
+            return (
+                f"python -m sglang.launch_server --model-path {target} --speculative-algorithm {algorithm} "
+                f"--speculative-draft-model-path {path}"
+            )
+        return f"EaModel.from_pretrained(base_model_path={target!r}, ea_model_path={path!r})"
+
+
+def export_drafter(
+    folder: str | Path, destination: str | Path, engine: Engine, *, target: str | None = None, prompts: Prompts = "all"
+) -> Exported:
+    """Write a trained drafter as an engine reads it.
+
+    Args:
+        folder: of a stage that trained a head or a draft LVLM, of `scripts/import_head`, or of a plain language model.
+        destination: must not exist.
+        target: Hub id or directory; None: as the drafter's manifest names it.
+        prompts: text: the engine will only be asked without pictures.
+
+    Raises:
+        UserError: the engine cannot express this drafter; every reason is named.
+    """
+    folder, destination = Path(folder), Path(destination)
+    if engine not in ENGINES:
+        raise UserError(f"no layout of {engine!r}", cure=did_you_mean(engine, ENGINES))
+    if destination.exists():
+        raise UserError("the destination exists", where=str(destination), cure="name another, or remove it first")
+    kind = kind_of(folder)
+    if kind == "visual":
+        _refuse_visual(folder, engine)
+    whose = find_target(folder, target)
+    if kind == "reading":
+        return _head(folder, destination, engine, whose, prompts, target)
+    return _text(folder, destination, engine, whose, prompts, kind)
+
+
+def _head(
+    folder: Path, destination: Path, engine: Engine, whose: Target, prompts: Prompts, given: str | None
+) -> Exported:
+    source = read_head(folder, whose)
+    check_head(engine, source, prompts)
+    joined = isinstance(source.config, Eagle3Config)
+    if engine == "speculators" and whose.name is None:
+        # vLLM starts from the head alone, so the head must name a target that others can find.
+        raise UserError("the speculators format names the target by its Hub id", cure="give it: --target ORG/NAME")
+    embedding: Tensor | None = None
+    notes = []
+    if engine == "eagle" and not joined:
+        embedding = target_embedding(given or whose.name, where="target")
+        notes.append("holds a copy of the target's embedding, as this layout wants it: the target's licence applies")
+    values, state = lay_out(engine, source, embedding)
+    if engine == "vllm" and not joined and "fc.bias" in source.head.state_dict():
+        notes.append("vLLM's fc has no bias: it moved into the attention's biases, which gives the same numbers")
+    if prompts == "text" and whose.sees:
+        notes.append("for prompts without pictures: at a picture the engine runs something else than this head")
+    if whose.config.model_type.startswith("qwen") and whose.sees and prompts == "all" and engine in _VLLM:
+        notes.append("vLLM's older runner (V1) counts a picture's tokens as one place for heads; measure with V2")
+    export: dict[str, Any] = {"engine": engine, "prompts": prompts, "notes": notes, "tested_with": tested_with()}
+    manifest = source.manifest | {"export": export}
+    _write(destination, lambda aside: _write_head(aside, values, state, manifest))
+    return Exported(destination, engine, "eagle3" if joined else "eagle", whose.name, tuple(notes))
+
+
+_VLLM = ("vllm", "speculators")
+
+
+def _text(
+    folder: Path, destination: Path, engine: Engine, whose: Target, prompts: Prompts, kind: str
+) -> Exported:
+    where = str(folder)
+    if engine not in ("vllm", "sglang"):
+        raise UserError(
+            f"the {engine} layout is for heads, and this is a whole model", where=where, cure="use --to vllm or sglang"
+        )
+    if kind == "llava" and prompts == "all":
+        raise UserError(
+            "no engine lets a draft model read pictures: vLLM stops with an error, and SGLang's drafts read ids alone",
+            where=where,
+            cure="its language model alone drafts on prompts of text: --prompts text; with pictures use our own loop, "
+            "or transformers with draftsmith.models.assistant.sees",
+        )
+    if kind == "llava":
+        model = load_llava(folder, revision=None, dtype=torch.float32, key="drafter")
+    else:
+        model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32, weights_only=True)
+    before = model.config.get_text_config().vocab_size
+    draft = text_draft(model, whose, where=where)
+    notes = ["its language model alone: for prompts without pictures"] if kind == "llava" else []
+    if before != draft.config.vocab_size:
+        notes.append(f"{draft.config.vocab_size - before} rows added near the mean, up to the target's vocabulary")
+    export = {"engine": engine, "prompts": prompts, "notes": notes, "tested_with": tested_with()}
+    manifest = read_manifest(folder) | {"export": export}
+
+    def write(aside: Path) -> None:
+        draft.save_pretrained(aside)
+        for name in _TOKENIZER:
+            if (folder / name).is_file():
+                shutil.copy2(folder / name, aside / name)
+        (aside / MANIFEST).write_text(json.dumps(manifest, indent=1, sort_keys=True))
+
+    _write(destination, write)
+    return Exported(destination, engine, "draft_model", whose.name, tuple(notes))
+
+
+def _write_head(folder: Path, values: dict[str, Any], state: dict[str, Tensor], manifest: dict[str, Any]) -> None:
+    write_folder(folder, values, state)
+    (folder / MANIFEST).write_text(json.dumps(manifest, indent=1, sort_keys=True))
+
+
+def _write(destination: Path, write: Any) -> None:
+    """Whole or not at all."""
+    aside = destination.with_name(f".{destination.name}.partial")
+    shutil.rmtree(aside, ignore_errors=True)
+    aside.mkdir(parents=True)
+    try:
+        write(aside)
+        os.replace(aside, destination)
+    finally:
+        shutil.rmtree(aside, ignore_errors=True)
+
+
+def _refuse_visual(folder: Path, engine: Engine) -> None:
+    manifest = read_manifest(folder)
+    method, target = manifest.get("method"), manifest["target"]["kind"]
+    reasons = ["no engine decodes this target's pictures with a drafter: vLLM runs such models to understand, if at all"]
+    if method == "medusa":
+        reasons.append("vLLM 0.33 has no Medusa any more, SGLang never lists it")
+    elif target == "llamagen":
+        reasons.append("its layer turns by row and column of the picture, and engines turn by the place alone")
+    if manifest["target"].get("cfg_scale", 1.0) != 1.0 or manifest.get("condition_dropout"):
+        reasons.append(
+            "it drafts with and without the condition and mixes both (classifier-free guidance), and engines run one row"
+        )
+    raise UserError(
+        f"--to {engine}: no engine can express this head:\n" + "\n".join(f"  - {why}" for why in reasons),
+        where=str(folder), cure="decode with our own loop",
+    )  # fmt: skip

@@ -1,0 +1,121 @@
+"""What each engine can express of a head: every rule names what the engine would run instead.
+
+Read in the sources of vLLM 0.33, SGLang 0.5.23, speculators 0.9 and SafeAILab/EAGLE. In none of them does a mismatch show
+but in the number of drafted tokens that stand.
+"""
+
+from __future__ import annotations
+
+from typing import Literal, get_args
+
+from ...core.errors import UserError
+from ..drafters.reading import Eagle3Config, ReadingHead
+from ..drafters.reading.config import EagleReadingConfig, image_of
+from ..drafters.reading.shape import eagle3_taps
+from .source import HeadSource
+
+# eagle: the layout of the methods' own code (EAGLE, and MSD's and ViSpec's, which share it).
+Engine = Literal["vllm", "sglang", "speculators", "eagle"]
+ENGINES: tuple[Engine, ...] = get_args(Engine)
+# text: the user promises that the engine is asked without pictures; what a head does at pictures is then of no matter.
+Prompts = Literal["all", "text"]
+
+# Targets whose classes hand states to a head of EAGLE-1 and of EAGLE-3.
+_TEXT = ("llama", "qwen2", "qwen3")
+_SERVED: dict[str, dict[bool, tuple[str, ...]]] = {
+    "vllm": {
+        False: ("llava", "qwen2_5_vl", "qwen3_vl", "qwen3_vl_moe", *_TEXT),
+        True: ("llava", "qwen2_5_vl", "qwen3_vl", "qwen3_vl_moe", *_TEXT),
+    },
+    "sglang": {False: ("llava", *_TEXT), True: ("qwen2_5_vl", "qwen3_vl", "qwen3_vl_moe", *_TEXT)},
+}
+_SERVED["speculators"] = _SERVED["vllm"]
+_NAMES = {"vllm": "vLLM", "sglang": "SGLang", "speculators": "speculators (vLLM)", "eagle": "EAGLE's own code"}
+
+
+def check_head(engine: Engine, source: HeadSource, prompts: Prompts) -> None:
+    """Raises `UserError` with every reason why an engine would run something else than this head."""
+    found = [*_target(engine, source), *_layer(engine, source), *_taps(engine, source)]
+    pictures = _pictures(engine, source) if source.target.sees and prompts == "all" else []
+    if found or pictures:
+        raise UserError(
+            f"{_NAMES[engine]} cannot express this head:\n" + "\n".join(f"  - {why}" for why in found + pictures),
+            where=str(source.folder),
+            cure="on text alone it can: --prompts text, if it will only be asked without pictures"
+            if not found
+            else "serve it with our own loop, or train a head that the engine knows (docs/exports.md)",
+        )
+
+
+def _target(engine: Engine, source: HeadSource) -> list[str]:
+    if engine == "eagle":
+        return []
+    model, joined = source.target.config.model_type, isinstance(source.config, Eagle3Config)
+    if model in _SERVED[engine][joined]:
+        return []
+    return [f"its class of {model} hands no states to a head of EAGLE-{3 if joined else 1}"]
+
+
+def _layer(engine: Engine, source: HeadSource) -> list[str]:
+    config, head, shape, found = source.config, source.head, source.head.shape, []
+    if config.positions == "mrope":
+        if engine != "sglang" or not isinstance(config, Eagle3Config):
+            found.append("heads get one position for each token, and this one turns by three (positions: mrope)")
+        elif shape.mrope_interleaved:
+            found.append("its three positions alternate (Qwen3-VL), which the draft's rotation is not known to do")
+    if shape.qk_rms_norm:
+        found.append("queries and keys are normed, and a head's layer is Llama's")
+    if isinstance(config, Eagle3Config):
+        if shape.qkv_bias:
+            found.append("queries, keys and values have biases, and a head of EAGLE-3 has none")
+        return found
+    if engine == "speculators":
+        return [*found, "the format has no EAGLE-1 type; --to vllm writes what vLLM reads"]
+    assert isinstance(head, ReadingHead)
+    if getattr(config, "state", "feature") != "feature":
+        found.append("it reads the state before the last layer, and engines hand over the one behind the final norm")
+    own = config.kind if engine == "eagle" else ""
+    if config.kind in ("sparrow", "hivis") and engine == "eagle":
+        found.append(f"{config.kind} has no published code that would read it")
+    if shape.input_norm and own != "msd":
+        found.append("its layer norms its input, and theirs has no such norm: the weight would be dropped")
+    if head.num_queries and own != "vispec":
+        found.append("a picture's global vector joins every state (ViSpec), which no server computes")
+    if head.num_steps:
+        found.append("it adds a vector for each step (HiViS), which no server has")
+    return found
+
+
+def _taps(engine: Engine, source: HeadSource) -> list[str]:
+    if not isinstance(source.config, Eagle3Config):
+        return []
+    taps, layers = eagle3_taps(source.config, source.target.text), source.target.text.num_hidden_layers
+    if engine == "eagle" and taps != (2, layers // 2, layers - 3):
+        return [f"it joins layers {taps}, and the code always takes {(2, layers // 2, layers - 3)}"]
+    if taps[-1] == layers:
+        return [f"it taps behind the last layer ({layers}), and engines tap what enters a layer"]
+    return []
+
+
+def _pictures(engine: Engine, source: HeadSource) -> list[str]:
+    """Reasons that are none where no prompt has a picture."""
+    config = source.config
+    if engine == "eagle" and config.kind in ("msd", "vispec"):
+        return []
+    if engine == "eagle":
+        return ["the code reads text alone"]
+    held = config.visual(training=True)
+    if held != "read":
+        what = {
+            "none": "no slot stands at a picture (text-only window), and the engine makes one for every token",
+            "middle": "one middle state stands at a picture, and the engine joins three",
+            "direct": "a picture enters its layer directly, and the engine feeds every token through fc",
+            "compressed": "a few vectors stand for a picture, and the engine feeds it every token",
+        }
+        return [what[held]]
+    image, wanted = image_of(config), "projected" if engine == "sglang" else "placeholder"
+    if engine == "sglang" and isinstance(config, EagleReadingConfig):
+        return ["its EAGLE-1 class embeds ids alone, and at pictures those are hashes and no ids"]
+    if image == wanted:
+        return []
+    return [f"the {image} embedding stands at pictures here, and the engine puts the {wanted} one there"]

@@ -1,0 +1,132 @@
+"""What is exported: a trained drafter as its folder says it is, with the config of its target."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Annotated, Any
+
+import torch
+from pydantic import Field, TypeAdapter, ValidationError
+from transformers import PreTrainedConfig
+
+from ...core.errors import UserError
+from ..drafters.eagle import head_state
+from ..drafters.made_for import MANIFEST
+from ..drafters.reading import AnyHead, AnyReading, load_reading_head
+from ..drafters.reading.config import READING_KINDS
+from ..hub import read_config
+from ..llamagen.folders import CONFIG, read_values
+
+_READING: TypeAdapter[Any] = TypeAdapter(Annotated[AnyReading, Field(discriminator="kind")])
+
+
+@dataclass(frozen=True)
+class Target:
+    """What a drafter was made for."""
+
+    config: PreTrainedConfig
+    name: str | None  # None: weights of a run, which have no name
+
+    @property
+    def text(self) -> Any:
+        """The config of its language model."""
+        return self.config.get_text_config()
+
+    @property
+    def sees(self) -> bool:
+        return self.text is not self.config
+
+
+@dataclass(frozen=True)
+class HeadSource:
+    """A head that reads a language model's states.
+
+    Args:
+        config: as it was trained.
+    """
+
+    folder: Path
+    config: AnyReading
+    head: AnyHead
+    target: Target
+    manifest: dict[str, Any]
+
+
+def read_manifest(folder: Path) -> dict[str, Any]:
+    """What `draftsmith.json` says; nothing where there is none."""
+    path = folder / MANIFEST
+    if not path.is_file():
+        return {}
+    try:
+        found = json.loads(path.read_text())
+    except (OSError, ValueError) as error:
+        raise UserError(f"unreadable: {error}", where=str(path), cure="restore it, or train again") from error
+    return found if isinstance(found, dict) else {}
+
+
+def kind_of(folder: Path) -> str:
+    """reading, visual (a head of an image generator), llava or causal.
+
+    Raises:
+        UserError: no folder of a drafter.
+    """
+    if not folder.is_dir():
+        raise UserError(f"no directory {str(folder)!r}", cure="give the folder of a stage that trained a drafter")
+    manifest, values = read_manifest(folder), read_values(folder)
+    if (manifest.get("target") or {}) and isinstance(manifest["target"], dict):
+        if manifest["target"].get("kind") in ("llamagen", "anole"):
+            return "visual"
+        if manifest.get("method") in READING_KINDS:
+            return "reading"
+    model = str(values.get("model_type"))
+    if model in ("llava", "llava_next", "llava_onevision") or "vision_config" in values:
+        return "llava"
+    if "num_hidden_layers" in values and "architectures" in values and "fc_bias" not in values and not manifest:
+        return "causal"
+    raise UserError(
+        f"{MANIFEST} does not say which drafter this is (model_type {model})", where=str(folder),
+        cure="give a folder that a stage of this project wrote; scripts/import_head makes one of a published head",
+    )  # fmt: skip
+
+
+def find_target(folder: Path, given: str | None) -> Target:
+    """The target that is named, or that the drafter's manifest names. Raises `UserError` where nobody does."""
+    made = read_manifest(folder).get("target")
+    path = made.get("path") if isinstance(made, dict) else made
+    revision = made.get("revision") if isinstance(made, dict) else None
+    name = given or (path if path != "inline" else None)
+    if name is None:
+        raise UserError(
+            "the target of this drafter was trained in its run and has no name", where=str(folder / MANIFEST),
+            cure="give its folder: --target runs/x/target",
+        )  # fmt: skip
+    config = read_config(name, key="target", revision=revision if name == path else None)
+    return Target(config, None if Path(name).is_dir() else name)
+
+
+def read_head(folder: Path, target: Target) -> HeadSource:
+    """A head of ours, on the CPU in the precision that it is stored in.
+
+    Raises:
+        UserError: a file is missing, or the head was made for another target.
+    """
+    manifest = read_manifest(folder)
+    try:
+        config = _READING.validate_python(manifest.get("drafter") or {})
+    except ValidationError as error:
+        raise UserError(
+            f"{MANIFEST} does not hold the head's settings: {error.errors()[0]['msg']}", where=str(folder / MANIFEST),
+            cure="train it with this version, or import it again with scripts/import_head",
+        ) from error  # fmt: skip
+    stored = next(value.dtype for value in head_state(folder).values() if value.is_floating_point())
+    # Shapes and settings are compared with the target's; none of its weights is needed.
+    beside = SimpleNamespace(config=target.text, embedding=torch.empty(0, target.text.hidden_size))
+    head = load_reading_head(config, folder, beside, stored)
+    return HeadSource(folder, config, head.eval(), target, manifest)
+
+
+def model_type_of(folder: Path) -> str:
+    return str(json.loads((folder / CONFIG).read_text()).get("model_type"))

@@ -1,0 +1,9 @@
+"""Published drafters into ours: EAGLE, EAGLE-3, MSD, ViSpec, LANTERN and TABED's drafts, with what each leaves unsaid."""
+
+from __future__ import annotations
+
+from .heads import READING, ImportedHead, import_head
+from .lantern import import_lantern
+from .lvlm import import_lvlm
+
+__all__ = ["READING", "ImportedHead", "import_head", "import_lantern", "import_lvlm"]

@@ -1,0 +1,89 @@
+"""Weights and config of a published head under the names that we use, whoever saved them."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+from safetensors import SafetensorError
+from safetensors.torch import load_file
+from torch import Tensor
+
+from ...core.errors import UserError, first_line
+from ..drafters.eagle import head_state
+from ..llamagen.folders import CONFIG, find_folder, read_values
+
+State = dict[str, Tensor]
+INDEX = "model.safetensors.index.json"
+# What is fetched of a Hub id. Pickles are read without running anything that is in them.
+FILES = (CONFIG, "draftsmith.json", "*.safetensors", INDEX, "pytorch_model.bin")
+# Of the module that a trainer wrapped the head in.
+_WRAPPERS = ("module.", "draft_model.", "ea_layer.", "spec_layer.", "model.")
+# Tables that follow from the config: older checkpoints hold them.
+_DERIVED = ("rotary_emb.inv_freq", "rotary_emb.cos_cached", "rotary_emb.sin_cached")
+
+
+def read_published(source: str | Path, revision: str | None) -> tuple[Path, dict[str, Any], State]:
+    """Folder, `config.json` and weights.
+
+    Raises:
+        UserError: a file is missing, or cannot be read without running it.
+    """
+    folder = find_folder(source, revision, files=FILES)
+    values = read_values(folder)
+    state = _shards(folder) if (folder / INDEX).is_file() else head_state(folder)
+    return folder, values, {n: v for n, v in _bare(state).items() if not n.endswith(_DERIVED)}
+
+
+def _shards(folder: Path) -> State:
+    try:
+        names = sorted(set(json.loads((folder / INDEX).read_text())["weight_map"].values()))
+        if any(Path(name).name != name for name in names):
+            raise UserError("names files outside its folder", where=str(folder / INDEX), cure="do not use it")
+        return {key: value for name in names for key, value in load_file(folder / name).items()}
+    except (OSError, ValueError, KeyError, SafetensorError) as error:
+        raise UserError(
+            f"unreadable weights: {first_line(error)}", where=str(folder / INDEX), cure="download it again"
+        ) from error
+
+
+def _bare(state: State) -> State:
+    """Without the prefix that every layer's weights carry."""
+    while True:
+        inner = [name for name in state if ".self_attn." in name]
+        prefix = next((w for w in _WRAPPERS if inner and all(name.startswith(w) for name in inner)), None)
+        if prefix is None:
+            return state
+        state = {name.removeprefix(prefix): value for name, value in state.items()}
+
+
+def as_one_layer(state: State, layer: str, where: str) -> State:
+    """The layer under the name that we have for it: `layers.0.` and `midlayer.` are both in use for EAGLE-3.
+
+    Raises:
+        UserError: the head has more layers than one.
+    """
+    deeper = sorted(name for name in state if name.startswith("layers.") and not name.startswith("layers.0."))
+    if deeper:
+        raise UserError(f"the head has several layers ({deeper[0]})", where=where, cure="one layer is what is read")
+    names = {"layers.0.", "midlayer."}
+    return {
+        next((layer + name.removeprefix(n) for n in names if name.startswith(n)), name): value
+        for name, value in state.items()
+    }
+
+
+def theta_of(values: dict[str, Any]) -> float:
+    """Base of the rotation; EAGLE's code takes 10,000 where a config says nothing, whatever its target has."""
+    rope = values.get("rope_parameters") or {}
+    return float(values.get("rope_theta") or rope.get("rope_theta") or 10000.0)
+
+
+def check_rope(values: dict[str, Any], where: str) -> tuple[int, ...]:
+    """M-RoPE's sections, none where there is one position. Raises `UserError` for a stretched rotation."""
+    rope = values.get("rope_parameters") or values.get("rope_scaling") or {}
+    kind = rope.get("rope_type") or rope.get("type") or "default"
+    if kind not in ("default", "mrope"):
+        raise UserError(f"the head's positions are stretched ({kind})", where=where, cure="such heads are not read")
+    return tuple(rope.get("mrope_section") or ())

@@ -1,0 +1,61 @@
+"""LANTERN's drafters of LlamaGen and Anole (`jadohu/*`): EAGLE heads with an embedding of their own.
+
+Their loader takes the first file of a target that it finds, and in LlamaGen's that is the LM head: the rows that a head
+was trained beside are those in its checkpoint, whatever the target's are.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from transformers import ChameleonConfig
+
+from ...core.errors import UserError
+from ..drafters.eagle import EagleConfig, EagleHead, eagle_shape, load_eagle
+from ..llamagen.transformer import LlamaGenConfig
+from .files import read_published
+
+
+def import_lantern(
+    source: str, target: LlamaGenConfig | ChameleonConfig, *, revision: str | None = None
+) -> tuple[EagleHead, dict[str, Any], tuple[str, ...]]:
+    """The head, the recipe's `drafter` section without its path, and what nobody can know of it.
+
+    Raises:
+        UserError: a file is missing, or it was trained for another target.
+    """
+    folder, values, state = read_published(source, revision)
+    if "embed_tokens.weight" not in state:
+        raise UserError("embed_tokens.weight is missing, and may not have been the target's", where=str(folder),
+                        cure="fetch the whole checkpoint")  # fmt: skip
+    drawn = isinstance(target, LlamaGenConfig)
+    settings: dict[str, Any] = {"kind": "eagle"}
+    given = {"intermediate_size": values.get("intermediate_size"), "num_heads": values.get("num_attention_heads"),
+             "norm_eps": values.get("rms_norm_eps")}  # fmt: skip
+    plain = eagle_shape(EagleConfig(kind="eagle"), target)
+    same = {"intermediate_size": plain.intermediate_size, "num_heads": plain.num_heads, "norm_eps": plain.norm_eps}
+    settings |= {name: value for name, value in given.items() if value not in (None, same[name])}
+    shape = eagle_shape(EagleConfig.model_validate(settings), target)
+    asked = values.get("input_type")
+    if drawn and asked is not None:
+        _check_grid(asked, values.get("block_size"), target, str(folder))
+    head = load_eagle(folder, torch.zeros(shape.vocab_size, shape.hidden_size), shape)
+    head.to(state["fc.weight"].dtype)
+    notes = ["keeps its own embedding, which need not be the target's: the one that it was trained beside"]
+    if not drawn:
+        notes.append(
+            "LANTERN's data loader for Anole pairs a feature with its own token, decoding with the next one; which "
+            "script trained this head is not said: measure tau before trusting it"
+        )
+    return head, settings, tuple(notes)
+
+
+def _check_grid(asked: str, codes: Any, target: Any, where: str) -> None:
+    kind = "class" if asked == "c2i" else "text"
+    if kind != target.condition or (codes is not None and int(codes) != target.num_codes):
+        raise UserError(
+            f"it drafts {codes or 'some'} codes of {kind}-conditional pictures (input_type {asked}), and the target draws "
+            f"{target.num_codes} of {target.condition}-conditional ones: its positions would be others", where=where,
+            cure="name the target that it was trained for",
+        )  # fmt: skip

@@ -1,0 +1,227 @@
+"""The command: what each subcommand prints, refuses and exits with; what is shown is a recipe again."""
+
+import shlex
+import shutil
+import subprocess
+
+import pytest
+import yaml
+from draftsmith.core.errors import UserError
+from draftsmith.recipes import cli
+from draftsmith.recipes.cli import COMMANDS, main
+from draftsmith.recipes.commands import stages
+from draftsmith.recipes.commands.command import CRASH, EXIT_CODES, FAULTS, MISTAKE, OK, STOPPED
+from draftsmith.recipes.commands.completion import SHELLS
+from draftsmith.recipes.load import load, recipe_names
+from draftsmith.recipes.origins import COMMAND_LINE, DEFAULT, shown, values
+from draftsmith.recipes.schema import TRACKS
+
+OWN, BASE = "lvlm/llava15-160m.yaml", "extended lvlm/llava15-68m.yaml"
+
+
+def origins(*arguments: str) -> dict[str, tuple]:
+    return {".".join(v.place): (v.value, v.origin) for v in values(load(list(arguments), TRACKS))}
+
+
+def test_recipes_lists_each_with_its_headline(capsys):
+    assert main(["recipes"]) == OK
+    listed = capsys.readouterr().out.splitlines()
+    assert len(listed) == len(recipe_names())
+    (line,) = [line for line in listed if line.split()[0] == "demo/lvlm"]
+    assert "shapes world" in line
+    assert main(["recipes", "--names"]) == OK
+    assert capsys.readouterr().out.split() == list(recipe_names())
+
+
+def test_recipes_are_found_by_words(capsys):
+    assert main(["recipes", "LLAMAGEN", "demo"]) == OK
+    assert [line.split()[0] for line in capsys.readouterr().out.splitlines()] == ["demo/visual-ar"]
+    assert main(["recipes", "whisper"]) == MISTAKE
+    assert "no recipe with whisper" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("name", sorted(recipe_names()))
+def test_what_is_shown_is_a_recipe_that_resolves_to_the_same(name, tmp_path):
+    loaded = load([f"recipe={name}", "seed=5"], TRACKS)
+    for number, defaults in enumerate((True, False)):
+        text = shown(loaded, defaults=defaults)
+        path = tmp_path / f"{number}.yaml"
+        path.write_text(text)
+        again = load([f"recipe={path}"], TRACKS).recipe
+        assert again.model_dump(mode="json", by_alias=True) == loaded.recipe.model_dump(mode="json", by_alias=True)
+        assert ("# default" in text) == defaults
+
+
+def test_where_values_come_from():
+    found = origins("recipe=llava15-160m", "stages.finetune.optim.lr=5e-5", "stages.pretrain.lora={rank: 4}",
+                    "stages.pretrain.trainable=[language_model]")  # fmt: skip
+    assert found["drafter.language_model"] == ("JackFram/llama-160m", OWN)
+    assert found["drafter.vision_tower"] == ("openai/clip-vit-large-patch14-336", BASE)
+    assert found["stages.finetune.optim.lr"] == (5e-5, COMMAND_LINE)
+    assert found["stages.pretrain.lora.rank"] == (4, COMMAND_LINE)
+    assert found["stages.pretrain.lora.alpha"][1] == DEFAULT, "a part of the section that nobody named"
+    assert found["stages.pretrain.optim.eps"][1] == DEFAULT
+    assert found["seed"] == (0, DEFAULT)
+
+
+def test_a_kind_that_changes_takes_the_old_kinds_values_along():
+    """The base sets a language model; another kind of target has none of the base's keys."""
+    found = origins("recipe=llava15-160m", "target.kind=llava_next", "target.path=llava-hf/llava-v1.6-vicuna-7b-hf")
+    assert found["target.kind"] == ("llava_next", COMMAND_LINE)
+    assert found["target.num_token_ids"][1] == DEFAULT, "the base's 32000 went with its kind"
+
+
+def test_a_name_that_stands_for_a_section_is_the_origin_of_all_in_it():
+    found = origins("recipe=demo/visual-ar")
+    methods = {key: origin for key, (_, origin) in found.items() if key.startswith("stages.evaluate.")}
+    assert "demo/visual-ar.yaml" in methods.values()
+    found = origins("recipe=llava15-68m", "stages.evaluate.tree=30-4-8", "stages.evaluate.gamma=null")
+    inside = {origin for key, (_, origin) in found.items() if key.startswith("stages.evaluate.tree.")}
+    assert inside == {COMMAND_LINE}
+
+
+def test_show_prints_no_secret(capsys):
+    assert (
+        main(["show", "demo/lvlm", "tracking={wandb: {project: p, entity: hf_AbCdEfGhIjKlMnOpQrStUvWxYz012345}}"]) == 0
+    )
+    printed = capsys.readouterr().out
+    assert "project: p" in printed and "hf_AbCd" not in printed
+
+
+def test_a_runs_folder_stands_for_its_recipe(tmp_path, capsys):
+    run = tmp_path / "run"
+    run.mkdir()
+    tree = load(["recipe=demo/lvlm", "output=elsewhere", "seed=9"], TRACKS).tree
+    (run / "recipe.yaml").write_text(yaml.safe_dump(tree))
+    assert main(["show", str(run), "--no-defaults"]) == OK
+    found = yaml.safe_load(capsys.readouterr().out)
+    assert found["seed"] == 9 and found["output"] == str(run)
+    (tmp_path / "other").mkdir()
+    assert main(["show", str(tmp_path / "other")]) == MISTAKE
+    assert "the folder holds no run" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("command", "settings", "expected"),
+    [
+        ("train", [], "stages=[world,target,language,pretrain,finetune]"),
+        ("train", ["stages=[finetune]"], "stages=[finetune]"),
+        ("evaluate", [], "stages=[evaluate]"),
+        ("evaluate", ["--stages=evaluate"], "stages=[evaluate]"),
+    ],
+)
+def test_a_command_runs_the_stages_of_its_kind(command, settings, expected):
+    arguments = stages.chosen(["recipe=demo/lvlm", *settings], command)
+    assert arguments == ["recipe=demo/lvlm", expected]
+
+
+def test_a_stage_of_another_kind_is_refused_with_its_command():
+    with pytest.raises(UserError, match="of kind evaluate") as refused:
+        stages.chosen(["recipe=demo/lvlm", "stages=[evaluate]"], "train")
+    assert "draftsmith evaluate runs it" in refused.value.cure
+    with pytest.raises(UserError, match="no stage for draftsmith publish") as refused:
+        stages.chosen(["recipe=demo/lvlm"], "publish")
+    assert "kind: publish" in refused.value.cure
+
+
+def test_commands_hand_on_to_one_runner(monkeypatch, capsys):
+    given = []
+    monkeypatch.setattr(stages, "run_recipe", lambda arguments: given.append(arguments) or STOPPED)
+    monkeypatch.setattr(cli, "run_recipe", lambda arguments: given.append(arguments) or OK)
+    assert main(["evaluate", "demo/lvlm", "seed=3"]) == STOPPED, "the run's exit code is the command's"
+    assert main(["--local_rank=1", "train", "recipe=demo/lvlm", "stages=[world]"]) == STOPPED, "as a launcher starts it"
+    assert main(["--local_rank=0", "recipe=demo/lvlm", "seed=3"]) == OK, "the present way"
+    assert given == [
+        ["recipe=demo/lvlm", "seed=3", "stages=[evaluate]"],
+        ["recipe=demo/lvlm", "stages=[world]"],
+        ["recipe=demo/lvlm", "seed=3"],
+    ]
+    assert "measure it" not in capsys.readouterr().out, "it has not finished"
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["trian", "demo/lvlm"], "did you mean 'train'"),
+        (["train"], "required: NAME"),
+        (["train", "demo/lvlm", "--restart"], "unrecognized arguments: --restart"),
+        (["train", "demo/lvlm", "recipe=llava15-68m"], "two recipes"),
+        (["show", "llava15-69m"], "did you mean 'llava15-68m'"),
+        (["completion", "powershell"], "invalid choice: 'powershell'"),
+        (["doctor", "--ranks", "0"], "1 or more"),
+        (["compare", "/nowhere/run"], "no such folder"),
+    ],
+)
+def test_mistakes_have_one_message_and_exit_code_2(arguments, message, capsys):
+    assert main(arguments) == MISTAKE
+    printed = capsys.readouterr()
+    assert message in printed.err and "Traceback" not in printed.err and "cure:" in printed.err
+    assert printed.out == ""
+
+
+def test_a_crash_exits_with_1_and_hides_keys(monkeypatch, capsys):
+    def crash(arguments):
+        raise RuntimeError("no route to https://me:hunter2@host")
+
+    monkeypatch.setattr(cli, "run_recipe", crash)
+    assert main(["recipe=demo/lvlm"]) == CRASH
+    printed = capsys.readouterr().err
+    assert "Traceback" in printed and "hunter2" not in printed
+
+
+def test_exit_codes_are_told_by_help(capsys):
+    assert (OK, CRASH, MISTAKE, FAULTS, STOPPED) == (0, 1, 2, 3, 143)
+    for arguments in ([], ["-h"], ["--help"]):
+        assert main(arguments) == OK
+        printed = capsys.readouterr().out
+        assert all(f"  {code} " in printed and meaning in printed for code, meaning in EXIT_CODES.items())
+        assert all(f"  {name} " in printed for name in COMMANDS)
+
+
+@pytest.mark.parametrize("name", sorted(COMMANDS))
+def test_help_has_examples_that_parse(name, capsys):
+    assert main([name, "--help"]) == OK
+    printed = capsys.readouterr().out
+    command = COMMANDS[name]
+    assert len(command.examples) >= 1 and all(example in printed for example, _ in command.examples)
+    for example, _ in command.examples:
+        words = shlex.split(example.replace('eval "$(', "").replace(')"', "").split(" > ")[0])
+        own = words[words.index("draftsmith") if "draftsmith" in words else words.index("draftsmith.recipes.cli") :]
+        assert own[1] == name
+        given = command.parse(own[2:])
+        if command.takes == "recipe" and not given.name.startswith(("runs/", "mine")):
+            load([f"recipe={given.name}", *given.settings], TRACKS)
+
+
+def completed(words: list[str]) -> list[str]:
+    script = SHELLS["bash"](COMMANDS)
+    array = " ".join(shlex.quote(word) for word in words)
+    ask = f"{script}\nCOMP_WORDS=({array}); COMP_CWORD={len(words) - 1}; _draftsmith; echo ${{COMPREPLY[@]}}"
+    done = subprocess.run(["bash", "-c", ask], capture_output=True, text=True, check=True, timeout=20)
+    assert done.stderr == ""
+    return done.stdout.split()
+
+
+def test_bash_completes_commands_recipes_options_and_settings():
+    assert completed(["draftsmith", "ev"]) == ["evaluate"]
+    assert set(completed(["draftsmith", ""])) >= set(COMMANDS)
+    assert completed(["draftsmith", "show", "llava15-160m-d"]) == ["llava15-160m-distilled"]
+    assert completed(["draftsmith", "show", "llava15-68m", "--no"]) == ["--no-defaults"]
+    assert completed(["draftsmith", "train", "llava15-68m", "rest"]) == ["restart="]
+    assert completed(["draftsmith", "completion", "f"]) == ["fish"]
+    assert completed(["draftsmith", "doctor", "--ne"]) == ["--network"]
+
+
+@pytest.mark.parametrize("shell", sorted(SHELLS))
+def test_completion_scripts_are_the_shells_own_language(shell, capsys):
+    assert main(["completion", shell]) == OK
+    script = capsys.readouterr().out
+    for command in COMMANDS.values():
+        assert command.name in script
+    if shell != "bash":
+        assert all(name in script for name in recipe_names())
+    if shutil.which(shell) is None:
+        assert script.count("'") % 2 == 0 and script.count("(") == script.count(")")
+        return
+    done = subprocess.run([shell, "-n"], input=script, text=True, capture_output=True, timeout=20, check=False)
+    assert done.returncode == 0, done.stderr

@@ -1,0 +1,258 @@
+"""A run, published: the folder and its card, what a fresh process makes of them, and what is refused."""
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import huggingface_hub.constants
+import pytest
+import reading_run
+import visual_run
+import yaml
+from draftsmith.core.checksums import SUMS, check_sums, write_sums
+from draftsmith.core.errors import UserError
+from draftsmith.eval.published import open_published
+from draftsmith.eval.stored_prompt import reproduce
+from draftsmith.recipes.dry_run import dry_run
+from draftsmith.recipes.plan import plan
+from draftsmith.recipes.publish import main
+from draftsmith.trainers.publishing.fresh import try_folder
+from draftsmith.trainers.publishing.snippets import Snippet
+from hub_server import TOKEN, HubServer
+from safetensors.torch import load_file, save_file
+from suite_run import loaded, run
+
+DATA = "{from: world, path: train, aspect: square, max_length: 256, max_samples: 2}"
+SETTINGS = [
+    "stages.evaluate.suite=null",
+    f"stages.evaluate.benchmarks=[{{name: seen, data: {DATA}}}]",
+    "stages.evaluate.modes=[MT*, M]",
+    "stages.evaluate.max_new_tokens=12",
+]
+TRAINED = ("world", "target", "draft", "evaluate")
+PUBLISH = "stages.publish={kind: publish, repo: me/tiny-draft, dry_run: true}"
+SECRET = "hf_" + "S" * 34
+
+
+@pytest.fixture(scope="module")
+def published(tmp_path_factory):
+    """A run that ends with its folder, which a fresh process has tried; with a token in the environment."""
+    output = tmp_path_factory.mktemp("run")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("HF_TOKEN", SECRET)
+        output.joinpath("run.yaml").write_text(
+            "command: the command\npackages: {torch: '2.13', transformers: '5.23'}\n"
+        )
+        said = run(output, *SETTINGS, PUBLISH, stages=(*TRAINED, "publish"))
+    assert any("not uploaded" in line for line in said)
+    return output
+
+
+@pytest.fixture
+def folder(published, tmp_path):
+    """A copy to break."""
+    return Path(shutil.copytree(published / "publish" / "repository", tmp_path / "copy"))
+
+
+def test_the_folder_is_whole_and_says_what_it_is(published):
+    folder = published / "publish" / "repository"
+    names = {str(path.relative_to(folder)) for path in folder.rglob("*") if path.is_file()}
+    assert names >= {
+        "README.md", SUMS, "config.json", "model.safetensors", "tokenizer.json", "processor_config.json",
+        "draftsmith.json", "recipe.yaml", "run.yaml", "report/report.md", "report/acceptance.png", "check/picture.png",
+    }  # fmt: skip
+    assert not any("checkpoint" in name or name.endswith(".jsonl") for name in names)
+    check_sums(folder)
+    stored = json.loads((folder / "draftsmith.json").read_text())["published"]
+    # The first mode is an ensemble, which one model alone does not open.
+    assert stored["decoding"]["mode"] == "M" and stored["expected"]["tau"] > 1
+    assert json.loads((published / "publish" / "published.json").read_text())["uploaded"] is False
+
+
+def test_the_card_has_what_a_reader_looks_for(published):
+    text = (published / "publish" / "repository" / "README.md").read_text()
+    _, front, body = text.split("---\n", 2)
+    matter = yaml.safe_load(front)
+    assert {"speculative-decoding", "lvlm", "image-text-to-text"} <= set(matter["tags"])
+    assert matter["library_name"] == "transformers" and "base_model" not in matter  # nothing of it is on the Hub
+    report = json.loads((published / "evaluate" / "report.json").read_text())["tables"]["seen"]["M"]
+    assert f"| {report['tau']:.2f} [" in body and f"{report['DSR']:.2f}x" in body
+    assert "draft | projector, language_model | draftsmith shapes world | 1 step | 8 |" in body
+    assert "assistant_model=drafter" in body and "does not show the picture" in body
+    assert "torch 2.13" in body and "report/acceptance.png" in body
+    code = body.split("```python\n")[1].split("```")[0]
+    assert len(code.strip().splitlines()) == 3 and '"me/tiny-draft"' in code
+    for name in ("acceptance.png", "speedup.png"):
+        assert (published / "publish" / "repository" / "report" / name).is_file()
+
+
+def test_opened_again_it_does_what_it_did(published):
+    folder, target = published / "publish" / "repository", {"target": published / "target"}
+    stored = json.loads((folder / "draftsmith.json").read_text())["published"]["expected"]
+    assert reproduce(folder, target=target).tau == stored["tau"]
+    speculator = open_published(folder, target=published / "target")
+    said = speculator("Describe the picture.", folder / "check" / "picture.png")
+    assert said.generation.tokens == stored["tokens"] and said.tau == stored["tau"]
+    plain = speculator("Describe the picture.", folder / "check" / "picture.png", plain=True)
+    assert plain.output == said.output and plain.tau == 1.0
+    # The drafter sees: without the picture it is asked something else.
+    assert speculator("Describe the picture.").generation.tokens != stored["tokens"]
+
+
+def test_the_token_is_in_no_file_of_the_run(published):
+    for path in published.rglob("*"):
+        assert not path.is_file() or SECRET.encode() not in path.read_bytes(), path
+
+
+@pytest.mark.parametrize("name", ["model.safetensors", "config.json", "draftsmith.json", "check/picture.png"])
+def test_a_changed_or_missing_file_is_named(name, published, folder):
+    content = (folder / name).read_bytes()
+    (folder / name).write_bytes(content[:-1] + bytes([content[-1] ^ 1]))
+    with pytest.raises(UserError, match=f"{name} is not as it was published"):
+        open_published(folder, target=published / "target")
+    (folder / name).unlink()
+    with pytest.raises(UserError, match=f"{name} is missing"):
+        open_published(folder, target=published / "target")
+
+
+@pytest.mark.parametrize(("change", "says"), [("cut", "is [4, 32], expected [32, 32]"), ("take", "is missing")])
+def test_weights_of_another_shape_are_named_even_with_a_list_that_agrees(change, says, published, folder):
+    """transformers draws a missing tensor at random and says so in a log alone."""
+    state = load_file(folder / "model.safetensors")
+    name = next(name for name in state if "q_proj" in name and "language_model" in name)
+    state[name] = state[name][:4].clone()
+    if change == "take":
+        del state[name]
+    save_file(state, folder / "model.safetensors", {"format": "pt"})
+    write_sums(folder)
+    with pytest.raises(UserError) as caught:
+        open_published(folder, target=published / "target")
+    assert "model.safetensors" in caught.value.problem and says in caught.value.problem
+
+
+def test_other_weights_of_the_right_shape_do_something_else(published, folder):
+    state = load_file(folder / "model.safetensors")
+    save_file({name: value.flip(0).contiguous() for name, value in state.items()}, folder / "model.safetensors",
+              {"format": "pt"})  # fmt: skip
+    write_sums(folder)
+    with pytest.raises(UserError, match="stored prompt has tau"):
+        reproduce(folder, target=published / "target")
+
+
+def test_without_its_target_it_says_what_is_lacking(published):
+    with pytest.raises(UserError, match="on the disk of whoever trained it") as caught:
+        open_published(published / "publish" / "repository")
+    assert "target=" in caught.value.cure
+
+
+def test_code_of_a_card_that_does_not_run_is_told(published):
+    """One more fresh process: what fails in it is told here, and its exit is not zero for nothing."""
+    broken = Snippet("Load it", 'open("me/tiny-draft").read()')
+    with pytest.raises(UserError, match="the card's code fails: IsADirectoryError"):
+        folder = published / "publish" / "repository"
+        try_folder(folder, published / "target", [broken], {"me/tiny-draft": json.dumps(str(folder))})
+
+
+def test_a_secret_in_a_setting_is_refused_by_the_files_name(published, monkeypatch):
+    monkeypatch.setenv("MY_SECRET", "an-old-password")
+    asked = "stages.publish.prompt={text: say an-old-password please}"
+    with pytest.raises(UserError, match="holds a secret") as caught:
+        run(published, *SETTINGS, PUBLISH.replace("publish=", "again="), asked.replace("publish", "again"),
+            stages=("again",))  # fmt: skip
+    assert "an-old-password" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("settings", "says"),
+    [
+        ("{kind: publish, repo: me/tiny-draft, visibility: public, pull_request: true}", "main branch"),
+        ("{kind: publish, repo: me/tiny-draft, revision: a, pull_request: true}", "against main"),
+        ("{kind: publish, repo: me/tiny-draft, token: hf_abc}", "unknown key stages.publish.token"),
+    ],
+)
+def test_settings_that_contradict_each_other(settings, says, tmp_path):
+    with pytest.raises(UserError) as caught:
+        loaded(tmp_path, *SETTINGS, f"stages.publish={settings}")
+    assert says in str(caught.value) and "hf_abc" not in str(caught.value)
+
+
+def test_a_dry_run_says_where_and_refuses_a_misleading_name(tmp_path):
+    def lines(repo: str) -> str:
+        found = loaded(tmp_path, *SETTINGS, f"stages.publish={{kind: publish, repo: {repo}, visibility: public}}")
+        return dry_run(found.recipe, plan(found.recipe, found.path))
+
+    assert "one commit to main of me/tiny-draft, private until it is fetched back; then public" in lines(
+        "me/tiny-draft"
+    )
+    with pytest.raises(UserError, match="EAGLE3"):
+        lines("me/tiny-eagle3")
+
+
+def test_a_method_that_was_not_measured(published):
+    with pytest.raises(UserError, match="no exact mode 'P'"):
+        run(published, *SETTINGS, "stages.other={kind: publish, method: P}", stages=("other",))
+
+
+def hub(monkeypatch, server) -> None:
+    """This process and those that it starts talk to the Hub that runs here."""
+    for name, value in {"ENDPOINT": server.address, "HF_HUB_DISABLE_XET": True, "HF_HUB_OFFLINE": False}.items():
+        monkeypatch.setattr(huggingface_hub.constants, name, value)
+    monkeypatch.setenv("HF_TOKEN", TOKEN)
+
+
+@pytest.mark.slow
+def test_a_finished_run_goes_to_the_hub_and_comes_back(tmp_path, monkeypatch, capfd):
+    """`scripts/publish RUN` on a run whose recipe has no stage for it, and a stranger's process with the Hub's name."""
+    run(tmp_path, *SETTINGS, stages=TRAINED)
+    (tmp_path / "suite-test.yaml").rename(tmp_path / "recipe.yaml")
+    tree = loaded(tmp_path / "again", *SETTINGS).tree
+    (tmp_path / "recipe.yaml").write_text(yaml.safe_dump(tree | {"output": str(tmp_path)}, sort_keys=False))
+    with HubServer(part_bytes=50_000) as server:
+        hub(monkeypatch, server)
+        assert main(None, [str(tmp_path), "dry_run=true", "repo=me/tiny-draft"]) == 0
+        assert server.repositories == {}
+        assert main(None, [str(tmp_path), "repo=me/tiny-draft", "visibility=public"]) == 0
+        repository = server.repositories["me/tiny-draft"]
+        assert not repository.private and [what for what, _ in repository.history].count("commit") == 1
+        told = json.loads((tmp_path / "publish" / "published.json").read_text())
+        assert told["uploaded"] and told["commit"] == repository.refs["main"]
+        # The card's own three lines, word for word but for the reader's target and picture.
+        code = repository.commits[told["commit"]]["README.md"].decode().split("```python\n")[1].split("```")[0]
+        code = code.replace('"path/to/the/target"', json.dumps(str(tmp_path / "target")))
+        picture = tmp_path / "publish" / "repository" / "check" / "picture.png"
+        code = code.replace('"picture.png"', json.dumps(str(picture))) + "\nprint(speculator.decoding.max_new_tokens)"
+        environment = os.environ | {"HF_ENDPOINT": server.address, "HF_HOME": str(tmp_path / "home"),
+                                    "HF_HUB_OFFLINE": "0", "HF_HUB_DISABLE_XET": "1"}  # fmt: skip
+        done = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True, check=True)
+        assert done.stdout.strip().endswith("12")
+    assert main(None, [str(tmp_path), "repo=me/eagle-draft"]) == 2
+    assert TOKEN not in "".join(capfd.readouterr())
+    for path in tmp_path.rglob("*"):
+        assert not path.is_file() or TOKEN.encode() not in path.read_bytes(), path
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("track", ["visual", "language"])
+def test_heads_of_both_kinds_are_published(track, tmp_path):
+    if track == "visual":
+        publish = "{kind: publish, repo: me/EAGLE-tiny, dry_run: true, from: head, prompt: {text: a red circle}}"
+        visual_run.run(tmp_path, f"stages.publish={publish}")
+    else:
+        publish = "{kind: publish, repo: me/tiny-sparrow, dry_run: true, from: head, method: Sparrow without VATA}"
+        reading_run.run(tmp_path, f"stages.publish={publish}")
+    folder = tmp_path / "publish" / "repository"
+    assert {"model.safetensors", "config.json", "draftsmith.json", "recipe.yaml"} <= {p.name for p in folder.iterdir()}
+    assert not (folder / "tokenizer.json").exists()
+    stored = json.loads((folder / "draftsmith.json").read_text())["published"]
+    made = {thing: tmp_path / name for thing, name in (("target", "target"), ("vq", "vq"), ("text", "target"))}
+    made |= {"processor": tmp_path / "world"} if track == "language" else {}
+    assert reproduce(folder, target=made).tokens == stored["expected"]["tokens"]
+    matter = yaml.safe_load((folder / "README.md").read_text().split("---\n")[1])
+    assert matter["library_name"] == "draftsmith" and "pipeline_tag" not in matter
+    assert ("text-to-image" if track == "visual" else "image-text-to-text") in matter["tags"]
+    (folder / "model.safetensors").write_bytes((folder / "model.safetensors").read_bytes()[:-1] + b"!")
+    with pytest.raises(UserError, match=r"model\.safetensors is not as it was published"):
+        open_published(folder, target=made)
