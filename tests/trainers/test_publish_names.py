@@ -1,4 +1,4 @@
-"""What a publication says without a model: names that engines read, terms that restrict, and where a drafter is from."""
+"""What a publication says without a model: names that engines read, terms that restrict, where drafters are from."""
 
 import pytest
 import yaml

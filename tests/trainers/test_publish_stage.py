@@ -148,11 +148,11 @@ def test_without_its_target_it_says_what_is_lacking(published):
     assert "target=" in caught.value.cure
 
 
+@pytest.mark.slow
 def test_code_of_a_card_that_does_not_run_is_told(published):
     """One more fresh process: what fails in it is told here, and its exit is not zero for nothing."""
-    broken = Snippet("Load it", 'open("me/tiny-draft").read()')
+    broken, folder = Snippet("Load it", 'open("me/tiny-draft").read()'), published / "publish" / "repository"
     with pytest.raises(UserError, match="the card's code fails: IsADirectoryError"):
-        folder = published / "publish" / "repository"
         try_folder(folder, published / "target", [broken], {"me/tiny-draft": json.dumps(str(folder))})
 
 

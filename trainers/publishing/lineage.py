@@ -73,8 +73,9 @@ def _collect(stages: Mapping[str, Any], name: str, found: list[str], seen: set[s
         for maker in made if isinstance(made, list) else [made]:
             if maker is not None:
                 _collect(stages, maker, found, seen)
+        # With `from` on the stage itself, paths are inside what that stage wrote.
         paths = section.get("path") or section.get("annotations")
-        if made is None and paths:
+        if made is None and paths and not (stage.get("kind") == "encode" and stage.get("from")):
             found += [Path(str(path)).name for path in (paths if isinstance(paths, list) else [paths])]
     # An `encode` stage's own input.
     if isinstance(stage.get("from"), str) and stage.get("kind") == "encode":
