@@ -64,10 +64,10 @@ def import_head(
     """
     folder, values, state = read_published(source, revision)
     where, notes = str(folder), []
-    if int(values.get("num_hidden_layers", 1)) != 1 or values.get("hidden_act", "silu") != "silu":
-        raise UserError("not one Llama layer with SiLU", where=where, cure="such heads are not read")
     joined = kind == "eagle3"
     layer = values.get("transformer_layer_config") or values
+    if int(layer.get("num_hidden_layers", 1)) != 1 or layer.get("hidden_act", "silu") != "silu":
+        raise UserError("not one Llama layer with SiLU", where=where, cure="such heads are not read")
     section = check_rope(layer, where)
     if joined:
         _refuse_variants(values, state, where)
