@@ -1,0 +1,153 @@
+"""The docs against the repository: links, names of files, tests, settings and recipes, and each item of the papers."""
+
+import ast
+import re
+from functools import cache
+from pathlib import Path
+
+import pytest
+from draftsmith.core.section import Section
+from draftsmith.recipes import schema
+from draftsmith.recipes.load import recipe_names
+
+ROOT = Path(__file__).resolve().parents[2]
+DOCS = ROOT / "docs"
+PAGES = sorted(DOCS.glob("*.md"))
+PAPERS = DOCS / "papers.md"
+TRACKS = [DOCS / f"{name}.md" for name in ("lvlm", "visual-ar", "video")]
+# Paper's heading -> what it numbers: equations, tables, figures. ADT-Tree counts tables in Roman numerals.
+NUMBERED = {
+    "TABED": (1, 14, 9),
+    "LANTERN": (2, 11, 13),
+    "ADT-Tree": (8, 5, 9),
+    "Sparrow": (4, 8, 6),
+    "SAGE": (39, 6, 4),
+}
+ROMAN = {"I": 1, "II": 2, "III": 3, "IV": 4, "V": 5}
+TEST = re.compile(r"tests/[\w/]+\.py(?:::\w+)?")
+FILE = re.compile(r"`((?:core|data|models|eval|trainers|recipes|scripts|tests|docs|trains)/[\w./-]*)(?:::\w+)?`")
+
+
+def sections(page: str) -> dict[str, str]:
+    """Heading of the second level -> what stands under it."""
+    parts = re.split(r"^## (.+)$", page, flags=re.M)
+    return dict(zip(parts[1::2], parts[2::2], strict=True))
+
+
+def rows(text: str) -> list[list[str]]:
+    """Cells of the table rows, without heads and rules."""
+    found = []
+    for line in text.splitlines():
+        cells = [cell.strip() for cell in line.strip().strip("|").split("|")] if line.startswith("|") else []
+        if cells and not set("".join(cells)) <= set("- "):
+            found.append(cells)
+    return found
+
+
+def items(paper: str) -> dict[str, set[int]]:
+    """equation, table, figure -> the numbers in the first column of a paper's table."""
+    found: dict[str, set[int]] = {"equation": set(), "table": set(), "figure": set()}
+    for cells in rows(sections(PAPERS.read_text())[paper]):
+        for kind, number in re.findall(r"(equation|table|figure) (\w+)", cells[0]):
+            found[kind].add(ROMAN.get(number) or int(number))
+    return found
+
+
+@cache
+def functions(path: Path) -> frozenset[str]:
+    return frozenset(n.name for n in ast.walk(ast.parse(path.read_text())) if isinstance(n, ast.FunctionDef))
+
+
+@pytest.mark.parametrize("paper", NUMBERED)
+def test_every_item_of_a_paper_has_a_row(paper):
+    counts = dict(zip(("equation", "table", "figure"), NUMBERED[paper], strict=True))
+    assert items(paper) == {kind: set(range(1, count + 1)) for kind, count in counts.items()}
+
+
+def test_every_row_says_what_was_reproduced():
+    known = ("formula", "arithmetic", "G", "demo", "-", "left out", "false as printed", "an interpretation", "`demo/")
+    for name, text in sections(PAPERS.read_text()).items():
+        for cells in rows(text):
+            if cells[0] in ("item", "method"):
+                continue
+            assert len(cells) == 6, f"{name}: {cells}"
+            assert cells[5].startswith(known), f"{name}, {cells[0]}: {cells[5]}"
+
+
+@pytest.mark.parametrize("name", sorted(recipe_names()))
+def test_every_recipe_is_in_the_docs_and_in_the_paper_index(name):
+    marked = f"`{name}`"
+    assert marked in PAPERS.read_text()
+    assert marked in (DOCS / "README.md").read_text()
+    assert any(marked in page.read_text() for page in TRACKS)
+
+
+def test_no_page_names_a_recipe_that_is_none():
+    known = set(recipe_names())
+    stems = {name.split("-")[0].split("/")[0] for name in known} - {"demo", "eagle", "eagle3", "medusa", "chain"}
+    for page in PAGES:
+        for word in re.findall(r"`([\w.]+(?:[-/][\w.]+)+)`", page.read_text()):
+            if word.startswith("demo/") or re.match(rf"({'|'.join(stems)})-", word):
+                assert word in known, f"{page.name}: {word}"
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_files_and_tests_that_a_page_names_are_there(page):
+    text = page.read_text()
+    for name in FILE.findall(text):
+        assert (ROOT / name).exists(), name
+    for named in TEST.findall(text):
+        path, _, function = named.partition("::")
+        assert (ROOT / path).is_file(), named
+        assert not function or function in functions(ROOT / path), named
+
+
+@pytest.mark.parametrize("page", [ROOT / "README.md", *PAGES], ids=lambda page: page.name)
+def test_links_lead_somewhere(page):
+    for target in re.findall(r"\]\(([^)#\s]+)\)", page.read_text()):
+        if "://" not in target:
+            assert (page.parent / target).exists(), target
+
+
+@pytest.mark.parametrize("page", [*PAGES, *sorted((DOCS / "decisions").glob("*.md"))], ids=lambda page: page.name)
+def test_no_page_speaks_of_the_place_where_it_was_written(page):
+    assert not re.findall(r"(?:^|[\s`(])(?:\.\./shared|/work\b|/tmp\b)", page.read_text())
+
+
+def test_every_page_is_in_the_list_and_every_decision_has_its_number():
+    listed = re.findall(r"\]\((\S+\.md)\)", (DOCS / "README.md").read_text())
+    assert {page.name for page in PAGES} - {"README.md"} <= set(listed)
+    numbers = [path.name[:4] for path in sorted((DOCS / "decisions").glob("*.md"))]
+    assert numbers == [f"{n:04d}" for n in range(1, len(numbers) + 1)]
+
+
+# ---- settings
+
+
+def fields() -> set[str]:
+    """Names and aliases of every setting of every section."""
+    assert schema.TRACKS
+    found, left = set(), [Section]
+    while left:
+        here = left.pop()
+        left += here.__subclasses__()
+        found |= {name for key, field in here.model_fields.items() for name in (key, field.alias) if name}
+    return found
+
+
+@pytest.mark.parametrize("page", TRACKS, ids=lambda page: page.name)
+def test_settings_that_a_track_names_exist(page):
+    known = fields()
+    for cells in rows(page.read_text()):
+        if len(cells) != 3 or not re.fullmatch(r"(`[^`]+`(, | \(.*?\))*)+( of .*)?( \(.*\))?", cells[0]):
+            continue
+        for key in re.findall(r"`([\w.]+)(?:: \w+)?`", cells[0]):
+            if "/" not in key:
+                unknown = [part for part in key.split(".") if part not in known | {"rule"}]
+                assert not unknown, f"{page.name}: {key}"
+
+
+def test_the_check_of_settings_sees_them():
+    cells = [c[0] for page in TRACKS for c in rows(page.read_text()) if len(c) == 3]
+    assert sum(cell.startswith("`") for cell in cells) > 60
+    assert "no_such_setting" not in fields() and {"image_join", "lambda", "from"} <= fields()

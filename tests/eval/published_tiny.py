@@ -1,0 +1,150 @@
+"""Tiny heads beside tiny targets as folders, and what each engine's layer computes, by transformers' own modules."""
+
+import json
+
+import torch
+from draftsmith.models.drafters.reading import (
+    build_reading_head,
+    likeliest_ids,
+    reading_manifest,
+    reading_shape,
+    save_reading_head,
+)
+from reading_tiny import config_of, text_config
+from safetensors.torch import load_file, save_file
+from torch import nn
+from transformers import (
+    CLIPVisionConfig,
+    LlamaConfig,
+    LlamaForCausalLM,
+    LlavaConfig,
+    LlavaForConditionalGeneration,
+    Qwen2_5_VLConfig,
+)
+from transformers.models.llama import modeling_llama as llama
+from transformers.models.qwen2 import Qwen2Config
+from transformers.models.qwen2 import modeling_qwen2 as qwen2
+
+VOCAB, WIDTH = 44, 32
+
+
+def target_config(family: str = "llava"):
+    text = text_config(qwen=family.startswith("qwen"))
+    if family == "llama":
+        config = text
+        config.architectures = ["LlamaForCausalLM"]
+    elif family == "qwen2_5_vl":
+        config = Qwen2_5_VLConfig(text_config=text.to_dict(), image_token_id=40)
+        config.architectures = ["Qwen2_5_VLForConditionalGeneration"]
+    else:
+        vision = CLIPVisionConfig(hidden_size=16, intermediate_size=32, num_hidden_layers=2, num_attention_heads=2,
+                                  image_size=16, patch_size=8)  # fmt: skip
+        config = LlavaConfig(text_config=text.to_dict(), vision_config=vision.to_dict(), image_token_index=40)
+        config.architectures = ["LlavaForConditionalGeneration"]
+    return config
+
+
+def target_folder(folder, family: str = "llava", *, weights: bool = False):
+    config = target_config(family)
+    if weights:
+        torch.manual_seed(5)
+        maker = LlamaForCausalLM if family == "llama" else LlavaForConditionalGeneration
+        maker(config).save_pretrained(folder)
+    else:
+        config.save_pretrained(folder)
+    return folder
+
+
+def head_folder(folder, target, *, dtype=torch.float32, **settings):
+    """A head with loud random weights, as a stage leaves it; `target` is the folder of its target."""
+    config, family = config_of(**settings), json.loads((target / "config.json").read_text())["model_type"]
+    text = target_config(family).get_text_config()
+    torch.manual_seed(0)
+    size = getattr(config, "draft_vocab_size", None)
+    ids = likeliest_ids(torch.arange(VOCAB).float().roll(7), size) if size else None
+    head = build_reading_head(config, text, draft_ids=ids)
+    for name, parameter in head.named_parameters():
+        scale = 0.3 if name.endswith("bias") else parameter.shape[-1] ** -0.5
+        noise = torch.randn_like(parameter) * scale
+        parameter.data = noise + 1 if parameter.dim() == 1 and not name.endswith("bias") else noise
+    kind = {"qwen2_5_vl": "qwen2_5_vl", "llava": "llava"}.get(family, "causal_lm")
+    manifest = reading_manifest(
+        config, text, target={"kind": kind, "path": str(target)}, drafter=config.model_dump(mode="json")
+    )
+    save_reading_head(head.to(dtype), folder, manifest)
+    return head
+
+
+def exported(folder):
+    return json.loads((folder / "config.json").read_text()), load_file(folder / "model.safetensors")
+
+
+def published(folder, values, state):
+    """A checkpoint of somebody else's."""
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / "config.json").write_text(json.dumps(values))
+    save_file({name: value.contiguous() for name, value in state.items()}, folder / "model.safetensors")
+    return folder
+
+
+def inputs(seed=1, count=6, width=WIDTH):
+    generator = torch.Generator().manual_seed(seed)
+    return torch.randn(2, 1, count, width, generator=generator)
+
+
+def ours(head, embeds, states):
+    count = embeds.shape[1]
+    mask = torch.ones(count, count, dtype=torch.bool).tril()
+    with torch.no_grad():
+        return head(embeds, states, torch.arange(count), mask)
+
+
+def _llama_part(values, state, prefix):
+    """transformers' layer with the exported config and weights; a key that does not fit is an error here."""
+    bias = "qkv_bias" in values or values["model_type"] == "qwen2"
+    config = (Qwen2Config if bias else LlamaConfig)(
+        **{k: v for k, v in values.items() if k not in ("architectures", "model_type")} | {"rope_scaling": None}
+    )
+    config._attn_implementation = "sdpa"
+    layer = (qwen2.Qwen2DecoderLayer if bias else llama.LlamaDecoderLayer)(config, 0)
+    rotary = (qwen2.Qwen2RotaryEmbedding if bias else llama.LlamaRotaryEmbedding)(config)
+    weights = {name.removeprefix(prefix): value for name, value in state.items() if name.startswith(prefix)}
+    return config, layer, rotary, weights
+
+
+def _attend(module, x, rotary):
+    count = x.shape[1]
+    mask = torch.full((count, count), float("-inf")).triu(1)[None, None]
+    cos_sin = rotary(x, torch.arange(count)[None])
+    return module(hidden_states=x, position_embeddings=cos_sin, attention_mask=mask)
+
+
+@torch.no_grad()
+def eagle1_of_engines(values, state, embeds, states):
+    """fc, and a Llama layer without its first norm."""
+    _, layer, rotary, weights = _llama_part(values, state, "layers.0.")
+    layer.input_layernorm = nn.Identity()
+    layer.load_state_dict(weights)
+    fc = nn.Linear(2 * WIDTH, WIDTH, bias="fc.bias" in state)
+    fc.load_state_dict({n.removeprefix("fc."): v for n, v in state.items() if n.startswith("fc.")})
+    made = _attend(layer, fc(torch.cat([embeds, states], -1)), rotary)
+    return made[0] if isinstance(made, tuple) else made
+
+
+@torch.no_grad()
+def eagle3_of_engines(values, state, embeds, states, prefix="midlayer."):
+    """Attention over [norm(embedding); norm(state)], the state as the residual; what comes out is not normed."""
+    config, layer, rotary, weights = _llama_part(values, state, prefix)
+    for part in "qkv":
+        name = f"{part}_proj"
+        setattr(layer.self_attn, name, nn.Linear(2 * WIDTH, getattr(layer.self_attn, name).out_features, bias=False))
+    hidden_norm = llama.LlamaRMSNorm(WIDTH, config.rms_norm_eps)
+    hidden_norm.load_state_dict({"weight": weights.pop("hidden_norm.weight")})
+    layer.load_state_dict(weights)
+    joined = torch.cat([layer.input_layernorm(embeds), hidden_norm(states)], -1)
+    states = states + _attend(layer.self_attn, joined, rotary)[0]
+    return states + layer.mlp(layer.post_attention_layernorm(states))
+
+
+def shape_of(config, family="llava"):
+    return reading_shape(config, target_config(family).get_text_config())

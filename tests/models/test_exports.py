@@ -1,0 +1,334 @@
+"""Exports: the contract of each engine key by key, the same numbers by its own layer, and what is refused and why."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+from draftsmith.core.errors import UserError
+from draftsmith.models.drafters.heads import build_head, save_head
+from draftsmith.models.exports import export_drafter
+from draftsmith.models.imports import import_head
+from draftsmith.models.llava import TokenIds, assemble, llava_config
+from published_tiny import (
+    VOCAB,
+    WIDTH,
+    eagle1_of_engines,
+    eagle3_of_engines,
+    exported,
+    head_folder,
+    inputs,
+    ours,
+    target_config,
+    target_folder,
+)
+from safetensors.torch import load_file
+from transformers import AutoConfig, AutoModelForCausalLM, CLIPVisionConfig, LlamaConfig, LlamaForCausalLM
+from visual_tiny import EAGLE, MEDUSA, llamagen
+from visual_tiny import target as drawing
+
+SCRIPTS = Path(__file__).resolve().parents[2] / "scripts"
+READ = {"kind": "eagle3", "visual_slots": "read", "draft_vocab_size": 20}
+LAYER = ("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj", "self_attn.o_proj", "mlp.gate_proj", "mlp.up_proj",
+         "mlp.down_proj")  # fmt: skip
+
+
+def made(tmp_path, family="llava", weights=False, **settings):
+    """Folders of a target and of a head beside it, and the head."""
+    target = target_folder(tmp_path / "target", family, weights=weights)
+    return target, tmp_path / "head", head_folder(tmp_path / "head", target, **settings)
+
+
+def back(kind, folder, family="llava", image="placeholder"):
+    return import_head(kind, str(folder), target_config(family).get_text_config(), embedding=None, image=image)
+
+
+def same(found, head, tolerance=2e-5):
+    embeds, states = inputs()
+    torch.testing.assert_close(found, ours(head, embeds, states), atol=tolerance, rtol=0)
+
+
+# ---- EAGLE-3
+
+
+@pytest.mark.parametrize("family", ["llava", "qwen2_5_vl", "llama"])
+def test_eagle3_for_vllm(tmp_path, family):
+    _, folder, head = made(tmp_path, family, **READ)
+    made_ = export_drafter(folder, tmp_path / "out", "vllm")
+    values, state = exported(tmp_path / "out")
+    expected = {
+        "architectures": ["LlamaForCausalLMEagle3"], "model_type": "llama", "num_hidden_layers": 1, "hidden_size": WIDTH,
+        "vocab_size": VOCAB, "draft_vocab_size": 20, "tie_word_embeddings": False, "attention_bias": False,
+        "eagle_aux_hidden_state_layer_ids": [2, 4, 5], "norm_before_residual": False, "target_hidden_size": WIDTH,
+        "num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 8, "rope_theta": 10000.0,
+    }  # fmt: skip
+    assert {name: values[name] for name in expected} == expected
+    assert "eagle_config" not in values and "bias" not in values
+    norms = ("midlayer.input_layernorm", "midlayer.hidden_norm", "midlayer.post_attention_layernorm", "norm", "fc", "lm_head")
+    assert set(state) == {f"{n}.weight" for n in (*norms, *(f"midlayer.{part}" for part in LAYER))} | {"d2t", "t2d"}
+    assert state["fc.weight"].shape == (WIDTH, 3 * WIDTH) and state["d2t"].dtype == torch.int64
+    assert torch.equal(state["d2t"] + torch.arange(20), head.draft_ids) and torch.equal(state["t2d"].nonzero()[:, 0], head.draft_ids)
+    same(eagle3_of_engines(values, state, *inputs()), head)
+    # Readers of transformers 4 and 5 find the same rotation.
+    assert LlamaConfig(**{k: v for k, v in values.items() if k != "architectures"}).rope_parameters["rope_theta"] == 10000.0
+    assert '"method": "eagle3"' in made_.command and made_.method == "eagle3"
+    again = back("eagle3", tmp_path / "out", family)
+    assert all(torch.equal(value, head.state_dict()[name]) for name, value in again.head.state_dict().items())
+    assert again.config.taps == (2, 4, 5) and again.config.visual_slots == "read"
+
+
+@pytest.mark.parametrize(("taps", "ids"), [(None, None), ((1, 4, 6), [0, 3, 5])])
+def test_sglang_counts_what_leaves_a_layer(tmp_path, taps, ids):
+    """The layer before ours; and no ids at the top level, which it would read in the same way."""
+    _, folder, head = made(tmp_path, "qwen2_5_vl", **READ, image="projected", taps=taps)
+    export_drafter(folder, tmp_path / "out", "sglang")
+    values, state = exported(tmp_path / "out")
+    assert values.get("eagle_config") == (ids and {"eagle_aux_hidden_state_layer_ids": ids})
+    assert "eagle_aux_hidden_state_layer_ids" not in values
+    assert {"fc.weight", "norm.weight", "lm_head.weight", "t2d", "d2t"} <= set(state)
+    same(eagle3_of_engines(values, state, *inputs()), head)
+    assert back("eagle3", tmp_path / "out", "qwen2_5_vl", "projected").config.taps == taps
+
+
+def test_sglang_turns_by_three_positions(tmp_path):
+    _, folder, _ = made(tmp_path, "qwen2_5_vl", **READ, image="projected", positions="mrope")
+    export_drafter(folder, tmp_path / "out", "sglang")
+    values, _ = exported(tmp_path / "out")
+    assert values["rope_scaling"] == {"rope_type": "default", "mrope_section": [2, 1, 1]}
+    assert back("eagle3", tmp_path / "out", "qwen2_5_vl", "projected").config.positions == "mrope"
+
+
+def test_speculators(tmp_path):
+    """Every key that vLLM and the package validate; what their defaults disagree on is written."""
+    target, folder, head = made(tmp_path, "qwen2_5_vl", **READ)
+    with pytest.raises(UserError, match="names the target by its Hub id"):
+        export_drafter(folder, tmp_path / "out", "speculators")
+    manifest = json.loads((folder / "draftsmith.json").read_text())
+    manifest["target"]["path"] = "Qwen/Qwen2.5-VL-7B-Instruct"
+    source = __import__("draftsmith.models.exports.source", fromlist=["Target"])
+    whose = source.Target(target_config("qwen2_5_vl"), "org/tiny-qwen")
+    from draftsmith.models.exports.layouts import lay_out
+
+    values, state = lay_out("speculators", source.read_head(folder, whose))
+    assert values["speculators_model_type"] == "eagle3" and values["architectures"] == ["Eagle3Speculator"]
+    assert values["norm_before_residual"] is False and values["draft_vocab_size"] == 20
+    assert values["eagle_aux_hidden_state_layer_ids"] == [2, 4, 5] and values["target_hidden_size"] is None
+    said = values["speculators_config"]
+    assert said["verifier"] == {"name_or_path": "org/tiny-qwen", "architectures": ["Qwen2_5_VLForConditionalGeneration"]}
+    assert said["algorithm"] == "eagle3" and said["default_proposal_method"] == "greedy"
+    assert said["proposal_methods"][0]["proposal_type"] == "greedy" and said["proposal_methods"][0]["speculative_tokens"] == 5
+    layer = values["transformer_layer_config"]
+    assert layer["model_type"] == "llama" and layer["vocab_size"] == VOCAB and layer["num_hidden_layers"] == 1
+    assert not any(name.startswith("midlayer") for name in state) and "layers.0.hidden_norm.weight" in state
+    same(eagle3_of_engines(layer, state, *inputs(), prefix="layers.0."), head)
+
+
+def test_eagle3_in_eagles_own_layout(tmp_path):
+    target, folder, head = made(tmp_path, "llama", **READ)
+    export_drafter(folder, tmp_path / "out", "eagle")
+    values, state = exported(tmp_path / "out")
+    assert "midlayer.hidden_norm.weight" in state and "embed_tokens.weight" not in state
+    same(eagle3_of_engines(values, state, *inputs()), head)
+    head_folder(tmp_path / "other", target, **READ, taps=(1, 2, 3))
+    with pytest.raises(UserError, match=r"joins layers \(1, 2, 3\), and the code always takes \(2, 4, 5\)"):
+        export_drafter(tmp_path / "other", tmp_path / "no", "eagle")
+
+
+# ---- EAGLE-1
+
+
+@pytest.mark.parametrize("fc_bias", [True, False])
+@pytest.mark.parametrize("family", ["llava", "qwen2_5_vl"])
+def test_eagle1_for_vllm(tmp_path, family, fc_bias):
+    """Its fc has no bias: ours moves into the attention's, and the layer computes the same."""
+    _, folder, head = made(tmp_path, family, kind="eagle", image="placeholder", fc_bias=fc_bias)
+    found = export_drafter(folder, tmp_path / "out", "vllm")
+    values, state = exported(tmp_path / "out")
+    assert values["architectures"] == ["LlamaForCausalLM"] and values["model_type"] == "llama" and "bias" not in values
+    assert state["fc.weight"].shape == (WIDTH, 2 * WIDTH) and "fc.bias" not in state
+    assert not any("input_layernorm" in name or "embed" in name or "lm_head" in name for name in state)
+    assert values["attention_bias"] is fc_bias and ("layers.0.self_attn.o_proj.bias" in state) is fc_bias
+    assert ("qkv_bias" in values) == (family == "qwen2_5_vl" and not fc_bias)
+    same(eagle1_of_engines(values, state, *inputs()), head)
+    assert any("no bias" in note for note in found.notes) is fc_bias
+    again = back("eagle", tmp_path / "out", family)
+    same(ours(again.head, *inputs()), head)
+    assert again.config.fc_bias is fc_bias and again.config.image == "placeholder"
+
+
+@pytest.mark.parametrize("fc_bias", [True, False])
+def test_eagle1_for_sglang(tmp_path, fc_bias):
+    """Its fc has a bias that nothing sets to zero."""
+    _, folder, head = made(tmp_path, kind="eagle", fc_bias=fc_bias)
+    export_drafter(folder, tmp_path / "out", "sglang", prompts="text")
+    values, state = exported(tmp_path / "out")
+    assert values["architectures"] == ["LlamaForCausalLMEagle"] and state["fc.bias"].shape == (WIDTH,)
+    assert bool(state["fc.bias"].any()) is fc_bias
+    same(eagle1_of_engines(values, state, *inputs()), head)
+    same(ours(back("eagle", tmp_path / "out").head, *inputs()), head)
+
+
+@pytest.mark.parametrize("kind", ["msd", "vispec", "eagle"])
+def test_eagles_own_layout(tmp_path, kind):
+    """With a copy of the target's rows, which that code loads strictly, and flags under its names."""
+    target, folder, head = made(tmp_path, weights=True, kind=kind, **({} if kind == "vispec" else {"fc_bias": True}))
+    found = export_drafter(folder, tmp_path / "out", "eagle", target=str(target), prompts="text" if kind == "eagle" else "all")
+    values, state = exported(tmp_path / "out")
+    assert values["bias"] is True and values["qkv_bias"] is False and values["num_hidden_layers"] == 1
+    rows = load_file(target / "model.safetensors")
+    (name,) = [n for n in rows if n.endswith("embed_tokens.weight")]
+    assert torch.equal(state.pop("embed_tokens.weight"), rows[name])
+    assert all(torch.equal(value, head.state_dict()[n]) for n, value in state.items()) and len(state) == len(head.state_dict())
+    assert any("licence" in note for note in found.notes)
+    text = target_config().get_text_config()
+    again = import_head(kind, str(tmp_path / "out"), text, embedding=rows[name], image="placeholder")
+    assert all(torch.equal(value, head.state_dict()[n]) for n, value in again.head.state_dict().items())
+
+
+# ---- refused
+
+
+@pytest.mark.parametrize(
+    ("engine", "family", "settings", "says"),
+    [
+        ("vllm", "llava", {"kind": "eagle3"}, "no slot stands at a picture"),
+        ("vllm", "llava", {"kind": "eagle3", "visual_slots": "middle"}, "one middle state"),
+        ("vllm", "llava", READ | {"image": "projected"}, "projected embedding stands at pictures here, and the engine puts the placeholder"),
+        ("speculators", "llava", READ | {"image": "projected"}, "puts the placeholder"),
+        ("sglang", "qwen2_5_vl", READ, "puts the projected"),
+        ("sglang", "llava", READ, "its class of llava hands no states to a head of EAGLE-3"),
+        ("vllm", "qwen2_5_vl", READ | {"positions": "mrope"}, "turns by three"),
+        ("vllm", "llava", READ | {"taps": (2, 4, 8)}, "taps behind the last layer"),
+        ("vllm", "llava", {"kind": "msd"}, "a picture enters its layer directly"),
+        ("vllm", "qwen2_5_vl", {"kind": "msd"}, "norms its input"),
+        ("vllm", "llava", {"kind": "sparrow"}, "norms its input"),
+        ("vllm", "llava", {"kind": "vispec"}, "global vector"),
+        ("vllm", "llava", {"kind": "hivis", "num_steps": 2, "input_norm": False}, "a vector for each step"),
+        ("vllm", "llava", {"kind": "eagle", "image": "placeholder", "state": -2}, "before the last layer"),
+        ("vllm", "llava", {"kind": "eagle", "image": "placeholder", "vata": True}, "text-only window"),
+        ("speculators", "llava", {"kind": "eagle", "image": "placeholder"}, "no EAGLE-1 type"),
+        ("sglang", "llava", {"kind": "eagle"}, "hashes and no ids"),
+        ("eagle", "llava", {"kind": "sparrow"}, "no published code"),
+        ("eagle", "llava", READ, "reads text alone"),
+    ],
+)  # fmt: skip
+def test_what_an_engine_cannot_express(tmp_path, engine, family, settings, says):
+    _, folder, _ = made(tmp_path, family, **settings)
+    with pytest.raises(UserError) as caught:
+        export_drafter(folder, tmp_path / "out", engine)
+    assert says in str(caught.value) and str(folder) in str(caught.value)
+    assert sorted(p.name for p in tmp_path.iterdir()) == ["head", "target"]
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [{"kind": "msd"}, {"kind": "eagle", "vata": True}, {"kind": "sparrow", "input_norm": False}, {"kind": "eagle3"}],
+)
+def test_a_head_that_only_pictures_would_confuse(tmp_path, settings):
+    """For prompts of text it is the same layer; the folder says so."""
+    _, folder, head = made(tmp_path, **settings)
+    found = export_drafter(folder, tmp_path / "out", "vllm", prompts="text")
+    values, state = exported(tmp_path / "out")
+    same((eagle3_of_engines if settings["kind"] == "eagle3" else eagle1_of_engines)(values, state, *inputs()), head)
+    assert any("without pictures" in note for note in found.notes)
+    said = json.loads((tmp_path / "out" / "draftsmith.json").read_text())["export"]
+    assert said["prompts"] == "text" and said["engine"] == "vllm" and "transformers" in said["tested_with"]
+
+
+@pytest.mark.parametrize(("method", "says"), [(EAGLE, "row and column"), (MEDUSA, "no Medusa any more")])
+def test_heads_of_image_generators(tmp_path, method, says):
+    teacher = drawing(llamagen("text"))
+    save_head(build_head(method, teacher), tmp_path / "head", {
+        "method": method.kind, "target": {"kind": "llamagen", "cfg_scale": 3.0}, "condition_dropout": 0.1})  # fmt: skip
+    with pytest.raises(UserError, match="classifier-free guidance") as caught:
+        export_drafter(tmp_path / "head", tmp_path / "out", "vllm")
+    # Medusa's folder holds no EAGLE-1 config; its manifest is enough.
+    assert says in str(caught.value) and "no engine" in str(caught.value)
+
+
+def test_folders_that_are_no_drafters(tmp_path):
+    with pytest.raises(UserError, match="no directory"):
+        export_drafter(tmp_path / "nowhere", tmp_path / "out", "vllm")
+    _, folder, _ = made(tmp_path, **READ)
+    (folder / "draftsmith.json").unlink()
+    with pytest.raises(UserError, match="does not say which drafter"):
+        export_drafter(folder, tmp_path / "out", "vllm")
+    (tmp_path / "out").mkdir()
+    with pytest.raises(UserError, match="the destination exists"):
+        export_drafter(folder, tmp_path / "out", "vllm")
+
+
+# ---- whole drafts
+
+
+def draft_folder(folder, rows=VOCAB, dtype=torch.bfloat16):
+    text = LlamaConfig(hidden_size=16, intermediate_size=32, num_hidden_layers=2, num_attention_heads=2, vocab_size=rows,
+                       max_position_embeddings=64)  # fmt: skip
+    vision = CLIPVisionConfig(hidden_size=16, intermediate_size=32, num_hidden_layers=2, num_attention_heads=2, image_size=16, patch_size=8)
+    torch.manual_seed(3)
+    model = assemble(llava_config(text, vision, TokenIds(rows, 40, 0, 2, 1))).to(dtype)
+    model.save_pretrained(folder)
+    (folder / "draftsmith.json").write_text(json.dumps({"model": "drafter", "target": "inline", "tokenizer_hash": "t"}))
+    (folder / "tokenizer.json").write_text("{}")
+    return model
+
+
+def test_a_draft_with_eyes(tmp_path):
+    target = target_folder(tmp_path / "target")
+    model = draft_folder(tmp_path / "draft")
+    with pytest.raises(UserError, match="no engine lets a draft model read pictures"):
+        export_drafter(tmp_path / "draft", tmp_path / "out", "vllm", target=str(target))
+    with pytest.raises(UserError, match="--target runs/x/target"):
+        export_drafter(tmp_path / "draft", tmp_path / "out", "vllm", prompts="text")
+    with pytest.raises(UserError, match="layout is for heads"):
+        export_drafter(tmp_path / "draft", tmp_path / "out", "speculators", target=str(target))
+    found = export_drafter(tmp_path / "draft", tmp_path / "out", "vllm", target=str(target), prompts="text")
+    draft = AutoModelForCausalLM.from_pretrained(tmp_path / "out", dtype="auto")
+    assert type(draft) is LlamaForCausalLM and draft.dtype == torch.bfloat16 and found.method == "draft_model"
+    ids = torch.tensor([[1, 5, 9, 30]])
+    assert torch.equal(draft(ids).logits, model(ids).logits)
+    assert draft.config.vocab_size == VOCAB and (tmp_path / "out" / "tokenizer.json").is_file()
+
+
+def test_a_draft_of_fewer_rows_than_its_target(tmp_path):
+    """vLLM refuses a draft of another vocabulary: rows are added, and its own ids (JackFram's) are the target's."""
+    target = target_folder(tmp_path / "target", "llama")
+    config = LlamaConfig(hidden_size=16, intermediate_size=32, num_hidden_layers=1, num_attention_heads=2, vocab_size=40,
+                         bos_token_id=0, eos_token_id=2, pad_token_id=1)  # fmt: skip
+    torch.manual_seed(1)
+    small = LlamaForCausalLM(config).eval()
+    small.save_pretrained(tmp_path / "draft")
+    found = export_drafter(tmp_path / "draft", tmp_path / "out", "sglang", target=str(target))
+    draft = AutoModelForCausalLM.from_pretrained(tmp_path / "out").eval()
+    ids = torch.tensor([[3, 5, 9]])
+    assert draft.config.vocab_size == VOCAB and any("4 rows added" in note for note in found.notes)
+    torch.testing.assert_close(draft(ids).logits[..., :40], small(ids).logits)
+    theirs = AutoConfig.from_pretrained(target)
+    assert (draft.config.bos_token_id, draft.config.pad_token_id) == (theirs.bos_token_id, theirs.pad_token_id)
+    big = LlamaForCausalLM(LlamaConfig(**config.to_dict() | {"vocab_size": 50}))
+    big.save_pretrained(tmp_path / "big")
+    with pytest.raises(UserError, match="the draft has 50 rows of vocabulary, and the target 44"):
+        export_drafter(tmp_path / "big", tmp_path / "no", "vllm", target=str(target))
+
+
+# ---- scripts
+
+
+def test_scripts_there_and_back(tmp_path):
+    """A head goes out in EAGLE's layout and comes back in ours, by the commands."""
+    target, folder, head = made(tmp_path, weights=True, kind="msd", dtype=torch.bfloat16)
+
+    def run(name, *arguments):
+        done = subprocess.run([sys.executable, str(SCRIPTS / name), *map(str, arguments)], capture_output=True, text=True, check=False)
+        return done.returncode, done.stdout + done.stderr
+
+    code, said = run("export", folder, tmp_path / "out", "--to", "eagle", "--target", target)
+    assert code == 0 and "serve    EaModel" in said
+    code, said = run("import_head", tmp_path / "out", tmp_path / "back", "--as", "msd", "--target", target)
+    assert code == 0, said
+    assert f"path: {tmp_path / 'back'}" in said and "kind: msd" in said
+    assert all(torch.equal(v, head.state_dict()[n]) for n, v in load_file(tmp_path / "back" / "model.safetensors").items())
+    code, said = run("export", tmp_path / "back", tmp_path / "no", "--to", "vllm")
+    assert code == 2 and "a picture enters its layer directly" in said
