@@ -9,7 +9,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import torch
 from torch import Tensor
 from transformers import AutoModelForCausalLM
 
@@ -120,9 +119,7 @@ def _head(
 _VLLM = ("vllm", "speculators")
 
 
-def _text(
-    folder: Path, destination: Path, engine: Engine, whose: Target, prompts: Prompts, kind: str
-) -> Exported:
+def _text(folder: Path, destination: Path, engine: Engine, whose: Target, prompts: Prompts, kind: str) -> Exported:
     where = str(folder)
     if engine not in ("vllm", "sglang"):
         raise UserError(
@@ -136,9 +133,9 @@ def _text(
             "or transformers with draftsmith.models.assistant.sees",
         )
     if kind == "llava":
-        model = load_llava(folder, revision=None, dtype=torch.float32, key="drafter")
+        model = load_llava(folder, revision=None, dtype="auto", key="drafter")
     else:
-        model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32, weights_only=True)
+        model = AutoModelForCausalLM.from_pretrained(folder, dtype="auto", weights_only=True)
     before = model.config.get_text_config().vocab_size
     draft = text_draft(model, whose, where=where)
     notes = ["its language model alone: for prompts without pictures"] if kind == "llava" else []
@@ -178,7 +175,9 @@ def _write(destination: Path, write: Any) -> None:
 def _refuse_visual(folder: Path, engine: Engine) -> None:
     manifest = read_manifest(folder)
     method, target = manifest.get("method"), manifest["target"]["kind"]
-    reasons = ["no engine decodes this target's pictures with a drafter: vLLM runs such models to understand, if at all"]
+    reasons = [
+        "no engine decodes this target's pictures with a drafter: vLLM runs such models to understand, if at all"
+    ]
     if method == "medusa":
         reasons.append("vLLM 0.33 has no Medusa any more, SGLang never lists it")
     elif target == "llamagen":

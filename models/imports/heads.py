@@ -178,7 +178,9 @@ def _at_pictures(kind: str, image: Image | None, sees: bool, where: str) -> dict
 
 
 def _refuse_variants(values: dict[str, Any], state: State, where: str) -> None:
-    found = [name for name in _VARIANTS if values.get(name)] + [n for n in state if n.startswith(("fc_norm", "input_norm"))]
+    found = [name for name in _VARIANTS if values.get(name)] + [
+        n for n in state if n.startswith(("fc_norm", "input_norm"))
+    ]
     if found:
         raise UserError(f"a variant of EAGLE-3 with other norms ({found[0]})", where=where, cure="it is not read")
     before = values.get("norm_before_residual")
@@ -190,7 +192,10 @@ def _refuse_variants(values: dict[str, Any], state: State, where: str) -> None:
     if before:
         raise UserError("its residual is the normed state (norm_before_residual), and ours the state itself",
                         where=where, cure="such heads are not read")  # fmt: skip
-    if values.get("target_hidden_size") not in (None, (values.get("transformer_layer_config") or values)["hidden_size"]):
+    if values.get("target_hidden_size") not in (
+        None,
+        (values.get("transformer_layer_config") or values)["hidden_size"],
+    ):
         raise UserError("it is narrower than its target (target_hidden_size)", where=where, cure="it is not read")
 
 

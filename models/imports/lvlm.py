@@ -26,7 +26,7 @@ def import_lvlm(
     Raises:
         UserError: it cannot be read, or does not fit the target.
     """
-    model = load_llava(source, revision=revision, dtype=None, key="source")  # type: ignore[arg-type]
+    model = load_llava(source, revision=revision, dtype="auto", key="source")
     ours, notes = model.config, []
     _check_eyes(ours, target, source)
     rows, have = target.text_config.vocab_size, ours.text_config.vocab_size
@@ -54,7 +54,9 @@ def import_lvlm(
         notes.append("stored in bfloat16: evaluate it in bfloat16, as its authors ask for lvlm160m-bf16")
     positions = ours.text_config.max_position_embeddings
     if positions < 4096:
-        notes.append(f"{positions} positions, of which a picture takes {ours.image_seq_length}: longer prompts go past them")
+        notes.append(
+            f"{positions} positions, of which a picture takes {ours.image_seq_length}: longer prompts go past them"
+        )
     return model, tuple(dict.fromkeys(notes))
 
 

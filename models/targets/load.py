@@ -142,7 +142,7 @@ def load_llava(
     source: str | Path,
     *,
     revision: str | None,
-    dtype: torch.dtype,
+    dtype: torch.dtype | Literal["auto"],
     key: str,
     device_map: str | None = None,
     kind: str | None = None,
@@ -151,6 +151,7 @@ def load_llava(
     """A LLaVA of the family that its own config names.
 
     Args:
+        dtype: auto: as it is stored.
         kind: the family that is expected; None: any.
         whole: refuse weights that lack a tensor, where transformers draws a random one, or have one of another shape.
 
@@ -190,7 +191,7 @@ def _from_pretrained(
     source: str | Path,
     *,
     revision: str | None,
-    dtype: torch.dtype,
+    dtype: torch.dtype | Literal["auto"],
     device_map: str | None,
     key: str,
     **more: Any,

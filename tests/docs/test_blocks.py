@@ -1,4 +1,4 @@
-"""Fenced blocks of README.md and docs/*.md that are tagged `run` run, in the order of their page, in a folder of its own.
+"""Fenced blocks of README.md and docs/*.md that are tagged `run` run, in order, in a folder of its own for each page.
 
     ```bash run           each command must exit with 0 (`run exit-2`: with 2)
     ```python run         one namespace for a page

@@ -1,8 +1,8 @@
 """Exports: the contract of each engine key by key, the same numbers by its own layer, and what is refused and why."""
 
 import json
-import subprocess
-import sys
+from importlib.machinery import SourceFileLoader
+from importlib.util import module_from_spec, spec_from_loader
 from pathlib import Path
 
 import pytest
@@ -10,6 +10,8 @@ import torch
 from draftsmith.core.errors import UserError
 from draftsmith.models.drafters.heads import build_head, save_head
 from draftsmith.models.exports import export_drafter
+from draftsmith.models.exports.layouts import lay_out
+from draftsmith.models.exports.source import Target, read_head
 from draftsmith.models.imports import import_head
 from draftsmith.models.llava import TokenIds, assemble, llava_config
 from published_tiny import (
@@ -66,13 +68,25 @@ def test_eagle3_for_vllm(tmp_path, family):
     }  # fmt: skip
     assert {name: values[name] for name in expected} == expected
     assert "eagle_config" not in values and "bias" not in values
-    norms = ("midlayer.input_layernorm", "midlayer.hidden_norm", "midlayer.post_attention_layernorm", "norm", "fc", "lm_head")
+    norms = (
+        "midlayer.input_layernorm",
+        "midlayer.hidden_norm",
+        "midlayer.post_attention_layernorm",
+        "norm",
+        "fc",
+        "lm_head",
+    )
     assert set(state) == {f"{n}.weight" for n in (*norms, *(f"midlayer.{part}" for part in LAYER))} | {"d2t", "t2d"}
     assert state["fc.weight"].shape == (WIDTH, 3 * WIDTH) and state["d2t"].dtype == torch.int64
-    assert torch.equal(state["d2t"] + torch.arange(20), head.draft_ids) and torch.equal(state["t2d"].nonzero()[:, 0], head.draft_ids)
+    assert torch.equal(state["d2t"] + torch.arange(20), head.draft_ids) and torch.equal(
+        state["t2d"].nonzero()[:, 0], head.draft_ids
+    )
     same(eagle3_of_engines(values, state, *inputs()), head)
     # Readers of transformers 4 and 5 find the same rotation.
-    assert LlamaConfig(**{k: v for k, v in values.items() if k != "architectures"}).rope_parameters["rope_theta"] == 10000.0
+    assert (
+        LlamaConfig(**{k: v for k, v in values.items() if k != "architectures"}).rope_parameters["rope_theta"]
+        == 10000.0
+    )
     assert '"method": "eagle3"' in made_.command and made_.method == "eagle3"
     again = back("eagle3", tmp_path / "out", family)
     assert all(torch.equal(value, head.state_dict()[name]) for name, value in again.head.state_dict().items())
@@ -102,23 +116,24 @@ def test_sglang_turns_by_three_positions(tmp_path):
 
 def test_speculators(tmp_path):
     """Every key that vLLM and the package validate; what their defaults disagree on is written."""
-    target, folder, head = made(tmp_path, "qwen2_5_vl", **READ)
+    _, folder, head = made(tmp_path, "qwen2_5_vl", **READ)
     with pytest.raises(UserError, match="names the target by its Hub id"):
         export_drafter(folder, tmp_path / "out", "speculators")
-    manifest = json.loads((folder / "draftsmith.json").read_text())
-    manifest["target"]["path"] = "Qwen/Qwen2.5-VL-7B-Instruct"
-    source = __import__("draftsmith.models.exports.source", fromlist=["Target"])
-    whose = source.Target(target_config("qwen2_5_vl"), "org/tiny-qwen")
-    from draftsmith.models.exports.layouts import lay_out
-
-    values, state = lay_out("speculators", source.read_head(folder, whose))
+    whose = Target(target_config("qwen2_5_vl"), "org/tiny-qwen")
+    values, state = lay_out("speculators", read_head(folder, whose))
     assert values["speculators_model_type"] == "eagle3" and values["architectures"] == ["Eagle3Speculator"]
     assert values["norm_before_residual"] is False and values["draft_vocab_size"] == 20
     assert values["eagle_aux_hidden_state_layer_ids"] == [2, 4, 5] and values["target_hidden_size"] is None
     said = values["speculators_config"]
-    assert said["verifier"] == {"name_or_path": "org/tiny-qwen", "architectures": ["Qwen2_5_VLForConditionalGeneration"]}
+    assert said["verifier"] == {
+        "name_or_path": "org/tiny-qwen",
+        "architectures": ["Qwen2_5_VLForConditionalGeneration"],
+    }
     assert said["algorithm"] == "eagle3" and said["default_proposal_method"] == "greedy"
-    assert said["proposal_methods"][0]["proposal_type"] == "greedy" and said["proposal_methods"][0]["speculative_tokens"] == 5
+    assert (
+        said["proposal_methods"][0]["proposal_type"] == "greedy"
+        and said["proposal_methods"][0]["speculative_tokens"] == 5
+    )
     layer = values["transformer_layer_config"]
     assert layer["model_type"] == "llama" and layer["vocab_size"] == VOCAB and layer["num_hidden_layers"] == 1
     assert not any(name.startswith("midlayer") for name in state) and "layers.0.hidden_norm.weight" in state
@@ -174,13 +189,17 @@ def test_eagle1_for_sglang(tmp_path, fc_bias):
 def test_eagles_own_layout(tmp_path, kind):
     """With a copy of the target's rows, which that code loads strictly, and flags under its names."""
     target, folder, head = made(tmp_path, weights=True, kind=kind, **({} if kind == "vispec" else {"fc_bias": True}))
-    found = export_drafter(folder, tmp_path / "out", "eagle", target=str(target), prompts="text" if kind == "eagle" else "all")
+    found = export_drafter(
+        folder, tmp_path / "out", "eagle", target=str(target), prompts="text" if kind == "eagle" else "all"
+    )
     values, state = exported(tmp_path / "out")
     assert values["bias"] is True and values["qkv_bias"] is False and values["num_hidden_layers"] == 1
     rows = load_file(target / "model.safetensors")
     (name,) = [n for n in rows if n.endswith("embed_tokens.weight")]
     assert torch.equal(state.pop("embed_tokens.weight"), rows[name])
-    assert all(torch.equal(value, head.state_dict()[n]) for n, value in state.items()) and len(state) == len(head.state_dict())
+    assert all(torch.equal(value, head.state_dict()[n]) for n, value in state.items()) and len(state) == len(
+        head.state_dict()
+    )
     assert any("licence" in note for note in found.notes)
     text = target_config().get_text_config()
     again = import_head(kind, str(tmp_path / "out"), text, embedding=rows[name], image="placeholder")
@@ -266,7 +285,9 @@ def test_folders_that_are_no_drafters(tmp_path):
 def draft_folder(folder, rows=VOCAB, dtype=torch.bfloat16):
     text = LlamaConfig(hidden_size=16, intermediate_size=32, num_hidden_layers=2, num_attention_heads=2, vocab_size=rows,
                        max_position_embeddings=64)  # fmt: skip
-    vision = CLIPVisionConfig(hidden_size=16, intermediate_size=32, num_hidden_layers=2, num_attention_heads=2, image_size=16, patch_size=8)
+    vision = CLIPVisionConfig(
+        hidden_size=16, intermediate_size=32, num_hidden_layers=2, num_attention_heads=2, image_size=16, patch_size=8
+    )
     torch.manual_seed(3)
     model = assemble(llava_config(text, vision, TokenIds(rows, 40, 0, 2, 1))).to(dtype)
     model.save_pretrained(folder)
@@ -316,19 +337,22 @@ def test_a_draft_of_fewer_rows_than_its_target(tmp_path):
 # ---- scripts
 
 
-def test_scripts_there_and_back(tmp_path):
+def script(name, *arguments):
+    loader = SourceFileLoader(name, str(SCRIPTS / name))
+    module = module_from_spec(spec_from_loader(name, loader))
+    loader.exec_module(module)
+    return module.main(list(map(str, arguments)))
+
+
+def test_scripts_there_and_back(tmp_path, capsys):
     """A head goes out in EAGLE's layout and comes back in ours, by the commands."""
     target, folder, head = made(tmp_path, weights=True, kind="msd", dtype=torch.bfloat16)
-
-    def run(name, *arguments):
-        done = subprocess.run([sys.executable, str(SCRIPTS / name), *map(str, arguments)], capture_output=True, text=True, check=False)
-        return done.returncode, done.stdout + done.stderr
-
-    code, said = run("export", folder, tmp_path / "out", "--to", "eagle", "--target", target)
-    assert code == 0 and "serve    EaModel" in said
-    code, said = run("import_head", tmp_path / "out", tmp_path / "back", "--as", "msd", "--target", target)
-    assert code == 0, said
+    assert script("export", folder, tmp_path / "out", "--to", "eagle", "--target", target) == 0
+    assert "serve    EaModel" in capsys.readouterr().out
+    assert script("import_head", tmp_path / "out", tmp_path / "back", "--as", "msd", "--target", target) == 0
+    said = capsys.readouterr().out
     assert f"path: {tmp_path / 'back'}" in said and "kind: msd" in said
-    assert all(torch.equal(v, head.state_dict()[n]) for n, v in load_file(tmp_path / "back" / "model.safetensors").items())
-    code, said = run("export", tmp_path / "back", tmp_path / "no", "--to", "vllm")
-    assert code == 2 and "a picture enters its layer directly" in said
+    found = load_file(tmp_path / "back" / "model.safetensors")
+    assert all(torch.equal(value, head.state_dict()[name]) for name, value in found.items())
+    assert script("export", tmp_path / "back", tmp_path / "no", "--to", "vllm") == 2
+    assert "a picture enters its layer directly" in capsys.readouterr().err

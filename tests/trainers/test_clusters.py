@@ -159,7 +159,8 @@ def test_the_slurm_script_trains_as_one(one_node, tmp_path):
 
 ECHO = """#!/usr/bin/env bash
 shift
-echo "rank $RANK of $WORLD_SIZE, local $LOCAL_RANK of $LOCAL_SIZE, at $MASTER_ADDR:$MASTER_PORT, threads $OMP_NUM_THREADS: $*"
+place="local $LOCAL_RANK of $LOCAL_SIZE, at $MASTER_ADDR:$MASTER_PORT"
+echo "rank $RANK of $WORLD_SIZE, $place, threads $OMP_NUM_THREADS: $*"
 exit ${CODE:-0}
 """
 
@@ -247,8 +248,9 @@ def test_a_wheelhouse_installs_without_a_network(tmp_path):
         (["show", "llava15-160m", "--no-defaults"], "# extended lvlm/llava15-68m.yaml"),
         (["completion", "fish"], "complete -c draftsmith"),
     ):
-        run = subprocess.run([command, *arguments], cwd=tmp_path, env=offline, capture_output=True, text=True, timeout=120,
-                             check=True)  # fmt: skip
+        run = subprocess.run(
+            [command, *arguments], cwd=tmp_path, env=offline, capture_output=True, text=True, timeout=120, check=True
+        )
         assert expected in run.stdout
     asked = "from draftsmith.recipes import health; print(health.ROOT, len(health.pins()), len(health.requirements()))"
     found = subprocess.run([str(venv / "bin" / "python"), "-c", asked], cwd=tmp_path, env=offline, capture_output=True,

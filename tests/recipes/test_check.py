@@ -1,0 +1,155 @@
+"""`draftsmith check`: what it says of data that is there, broken or absent, and that it writes nothing."""
+
+import json
+
+import pytest
+from draftsmith.recipes.cli import main
+from draftsmith.recipes.commands.command import FAULTS, OK
+from draftsmith.recipes.load import load
+from draftsmith.recipes.preflight_data import sections
+from draftsmith.recipes.schema import TRACKS
+from PIL import Image
+
+FEW = [
+    "recipe=demo/lvlm",
+    "stages.world.splits.train={attribute: 6, caption: 2, sums: 2}",
+    "stages.world.splits.align={caption: 2}",
+    "stages.world.splits.seen={attribute: 1}",
+    "stages.world.splits.text={sums: 1}",
+    "stages.world.splits.held_out={attribute: 2}",
+    "stages.world.splits.binding={attribute: 2}",
+]
+
+
+def files(folder) -> dict[str, bytes]:
+    return {str(p.relative_to(folder)): p.read_bytes() for p in sorted(folder.rglob("*")) if p.is_file()}
+
+
+@pytest.fixture(scope="module")
+def world(tmp_path_factory):
+    """A run whose first stage has finished."""
+    output = tmp_path_factory.mktemp("check") / "run"
+    assert main([*FEW, f"output={output}", "stages=[world]"]) == OK
+    return output
+
+
+def check(capsys, *arguments: str) -> tuple[int, str]:
+    capsys.readouterr()
+    code = main(["check", *arguments])
+    printed = capsys.readouterr()
+    assert printed.err == ""
+    return code, printed.out
+
+
+def line(text: str, subject: str) -> str:
+    (found,) = [part for part in text.splitlines() if f" {subject} " in part]
+    return found
+
+
+def test_a_world_that_is_there_is_read_as_training_would(world, capsys):
+    before = files(world)
+    code, text = check(capsys, *FEW, f"output={world}")
+    assert code == OK and files(world) == before
+    assert "passed over" in line(text, "stages.world")
+    assert "10 usable records, 10 read" in line(text, "stages.target.data")
+    assert "<image x 9>" in text and "[[" in text, "a sample with its supervised text"
+    assert "2 usable records" in line(text, "stages.evaluate.benchmarks.0.data") or "1 usable" in text
+    assert text.endswith("0 fault(s), 0 warning(s)\n")
+
+
+def test_settings_that_changed_are_a_fault_with_the_cure(world, capsys):
+    code, text = check(capsys, *FEW, f"output={world}", "stages.world.splits.text={sums: 2}")
+    assert code == FAULTS
+    assert line(text, "stages.world").startswith("fault") and "restart=world" in text
+
+
+def test_a_world_that_is_not_there_yet_is_no_fault(tmp_path, capsys):
+    code, text = check(capsys, *FEW, f"output={tmp_path / 'new'}")
+    assert code == OK and list(tmp_path.iterdir()) == []
+    assert "written by stage world, which has not run" in line(text, "stages.target.data")
+
+
+def record(number: int, picture: str | None = None, answer: str = "a cat") -> dict:
+    mark = "<image>\n" if picture else ""
+    turns = [{"from": "human", "value": f"{mark}what is it?"}, {"from": "gpt", "value": answer}]
+    return {"id": str(number), "conversations": turns} | ({"image": picture} if picture else {})
+
+
+@pytest.fixture
+def own_data(tmp_path):
+    """One's own records beside a recipe whose models are not on this machine."""
+    Image.new("RGB", (8, 8)).save(tmp_path / "a.png")
+    path = tmp_path / "data.json"
+
+    def write(*records):
+        path.write_text(json.dumps(records))
+        return [f"stages.{s}.data.path={path}" for s in ("pretrain", "finetune")] + [f"output={tmp_path / 'run'}"]
+
+    return write
+
+
+def test_records_are_looked_at_without_a_processor(own_data, capsys):
+    code, text = check(capsys, "llava15-68m", *own_data(record(0, "a.png"), record(1)), "stages.pretrain.data.images=null",
+                       "stages.finetune.data.images=null")  # fmt: skip
+    assert code == OK
+    assert line(text, "stages.finetune.data").startswith("ok") and "2 usable records, 2 looked at" in text
+    assert "not on disk" in line(text, "stages.evaluate.benchmarks.0.data")
+    assert "llava-hf/llava-1.5-7b-hf" in line(text, "target.path")
+
+
+@pytest.mark.parametrize(
+    ("settings", "records", "expected"),
+    [
+        ([], [record(0, "gone.png")], "files are missing, the first"),
+        (["stages.finetune.data.on_error=strict"], [record(0), {"id": "1"}], "1 unusable, the first"),
+        ([], [{"id": "1"}], "0 usable records"),
+    ],
+    ids=["a picture that is gone", "a broken record under strict", "nothing to use"],
+)
+def test_broken_data_is_a_fault(settings, records, expected, own_data, capsys):
+    folders = [f"stages.{stage}.data.images=null" for stage in ("pretrain", "finetune")]
+    code, text = check(capsys, "llava15-68m", *own_data(*records), *folders, *settings)
+    assert code == FAULTS
+    assert line(text, "stages.finetune.data").startswith("fault") and expected in line(text, "stages.finetune.data")
+
+
+def test_a_broken_record_under_skip_is_a_warning(own_data, capsys):
+    folders = [f"stages.{stage}.data.images=null" for stage in ("pretrain", "finetune")]
+    code, text = check(capsys, "llava15-68m", *own_data(record(0), {"id": "1"}), *folders)
+    assert code == OK and line(text, "stages.finetune.data").startswith("warning")
+
+
+def test_a_model_that_cannot_be_fetched_is_a_fault(monkeypatch, capsys, tmp_path):
+    from huggingface_hub import constants
+
+    monkeypatch.setattr(constants, "HF_HUB_OFFLINE", True)
+    monkeypatch.chdir(tmp_path)
+    code, text = check(capsys, "llava15-68m")
+    assert code == FAULTS and "hf download JackFram/llama-68m" in text
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_an_output_that_cannot_be_written_is_a_fault(capsys, tmp_path, monkeypatch):
+    import os
+
+    monkeypatch.setattr(os, "access", lambda path, mode: False)  # root may write everywhere
+    code, text = check(capsys, *FEW, f"output={tmp_path / 'run'}")
+    assert code == FAULTS and line(text, "output").startswith("fault")
+
+
+@pytest.mark.parametrize(
+    ("recipe", "keys"),
+    [
+        ("demo/lvlm", {"finetune": {"data", "validation.data"}, "evaluate": {"benchmarks.0.data", "binding.data"}}),
+        ("demo/visual-ar", {"codes": {"source"}, "head": {"decoding.prompts"}, "evaluate": {"prompts"}}),
+        ("sparrow-qwen2.5-vl-7b", {}),
+    ],
+)
+def test_every_data_section_of_a_stage_is_found(recipe, keys):
+    loaded = load([f"recipe={recipe}"], TRACKS).recipe
+    found = {name: {f.key for f in sections(stage)} for name, stage in loaded.stages.items()}
+    assert all(wanted <= found[name] for name, wanted in keys.items()), found
+    trained = [name for name, stage in loaded.stages.items() if stage.kind in ("train", "cache", "regenerate")]
+    assert any(found[name] for name in trained)
+    makers = {f.maker for stage in loaded.stages.values() for f in sections(stage)}
+    assert makers <= {None, *loaded.stages}

@@ -1,0 +1,175 @@
+"""`draftsmith doctor`: each fault is found where it is, with its cure, and nothing is asked of the network unasked."""
+
+import http.server
+import shutil
+import socket
+import threading
+import urllib.request
+
+import pytest
+import torch
+from draftsmith.recipes import health
+from draftsmith.recipes.cli import main
+from draftsmith.recipes.commands.command import FAULTS, OK
+from draftsmith.recipes.finding import Finding, any_fault, fault, ok, shown, warning
+
+GIB = 2**30
+
+
+def levels(findings: list[Finding]) -> dict[str, str]:
+    return {finding.subject: finding.level for finding in findings}
+
+
+def test_the_whole_of_it_here(capsys, monkeypatch, tmp_path):
+    def refuse(*arguments, **settings):
+        raise AssertionError("the network was used")
+
+    monkeypatch.setattr(urllib.request, "urlopen", refuse)
+    monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
+    code = main(["doctor", "--output", str(tmp_path / "runs")])
+    printed = capsys.readouterr().out
+    assert code in (OK, FAULTS) and (code == FAULTS) == ("fault   " in printed)
+    for subject in (
+        "Python",
+        "packages",
+        "GPU",
+        "DeepSpeed",
+        "disk of runs",
+        "memory",
+        "threads",
+        "Hub login",
+        "wandb",
+    ):
+        assert subject in printed
+    assert "needed: none" in printed, "no op of DeepSpeed has to be built"
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_lines_have_their_cures_and_a_sum():
+    findings = [ok("Python", "3.11"), warning("disk", "little room", "make some"), fault("GPU", "none", "buy one")]
+    text = shown(findings)
+    assert text.splitlines()[1:] == [
+        "warning  disk    little room",
+        "                 cure: make some",
+        "fault    GPU     none",
+        "                 cure: buy one",
+        "",
+        "1 fault(s), 1 warning(s)",
+    ]
+    assert any_fault(findings) and not any_fault(findings[:2])
+    with pytest.raises(AssertionError):
+        Finding("fault", "GPU", "none")
+
+
+def test_versions_against_what_is_required_and_what_was_tested():
+    have = {r.name: health.pins()[health._plain(r.name)] for r in health.requirements()}
+    assert levels(health.packages(have)) == {"packages": "ok"}
+    have |= {"torch": "2.13.0+cpu", "transformers": "4.57.6", "wandb": None, "peft": "0.20.0"}
+    found = health.packages(have)
+    assert levels(found) == {"transformers": "fault", "wandb": "fault", "peft": "warning", "packages": "ok"}
+    by_name = {finding.subject: finding for finding in found}
+    assert "transformers" in by_name["transformers"].cure and "not installed" in by_name["wandb"].what
+    assert f"pip install peft=={health.pins()['peft']}" in by_name["peft"].cure
+
+
+def test_this_environment_has_what_is_required():
+    assert not any_fault(health.packages())
+
+
+@pytest.mark.parametrize(
+    ("given", "ranks", "level", "best"),
+    [
+        (None, 2, "ok", "4"),
+        ("4", 2, "ok", None),
+        ("8", 2, "fault", "4"),
+        ("1", 16, "fault", "1"),
+        ("many", 1, "fault", "8"),
+        ("0", 1, "fault", "8"),
+    ],
+)
+def test_ranks_times_threads_against_the_cores(given, ranks, level, best, monkeypatch):
+    monkeypatch.setattr(health, "num_cores", lambda: 8)
+    monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
+    if given is not None:
+        monkeypatch.setenv("OMP_NUM_THREADS", given)
+    (found,) = health.threads(ranks)
+    assert found.level == level
+    if level == "fault":
+        assert f"OMP_NUM_THREADS={best}" in found.cure
+
+
+def test_cores_are_those_that_the_container_may_use(tmp_path, monkeypatch):
+    quota = tmp_path / "cpu.max"
+    quota.write_text("100000 100000\n")
+    monkeypatch.setattr(health, "Path", lambda name: quota)
+    assert health.num_cores() == 1
+    quota.write_text("max 100000\n")
+    assert health.num_cores() >= 1
+
+
+def test_a_gpu_beside_a_cpu_build_is_a_fault(monkeypatch):
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    monkeypatch.setattr(shutil, "which", lambda name: "/usr/bin/nvidia-smi")
+    monkeypatch.setattr(torch.version, "cuda", None)
+    (found,) = health.devices()
+    assert found.level == "fault" and "CPU build" in found.what and "CUDA" in found.cure
+    monkeypatch.setattr(torch.version, "cuda", "12.8")
+    (found,) = health.devices()
+    assert found.level == "fault" and "CUDA_VISIBLE_DEVICES" in found.cure
+
+
+def test_a_deepspeed_that_cannot_be_imported_is_a_fault(monkeypatch):
+    from draftsmith.trainers import engine
+
+    def broken():
+        raise ImportError("libcudart.so.12: cannot open shared object file")
+
+    monkeypatch.setattr(engine, "deepspeed_state", broken)
+    (found,) = health.deepspeed()
+    assert found.level == "fault" and "libcudart.so.12" in found.what
+
+
+def test_little_room_and_no_room(monkeypatch, tmp_path):
+    monkeypatch.setattr(shutil, "disk_usage", lambda path: shutil._ntuple_diskusage(100 * GIB, 95 * GIB, 5 * GIB))
+    found = levels(health.disk(tmp_path / "runs"))
+    assert found["disk of runs"] == "warning" and found.get("shared memory", "ok") == "ok"
+    monkeypatch.setattr(health.os, "access", lambda path, mode: False)
+    assert levels(health.disk(tmp_path / "runs"))["disk of runs"] == "fault"
+
+
+@pytest.mark.parametrize("offline", [True, False])
+def test_logins_show_no_key(offline, monkeypatch):
+    import huggingface_hub
+    from huggingface_hub import constants
+
+    monkeypatch.setattr(constants, "HF_HUB_OFFLINE", offline)
+    monkeypatch.setattr(huggingface_hub, "get_token", lambda: "hf_secretsecret")
+    monkeypatch.setenv("WANDB_API_KEY", "secretsecret")
+    text = shown(health.logins())
+    assert "secretsecret" not in text and "WANDB_API_KEY is set" in text
+    assert ("HF_HUB_OFFLINE is set" in text) == offline
+
+
+class Answer(http.server.BaseHTTPRequestHandler):
+    def do_HEAD(self):
+        self.send_error(405)
+
+    def log_message(self, *words):
+        pass
+
+
+def test_the_network_is_asked_when_asked_to(monkeypatch):
+    server = http.server.HTTPServer(("127.0.0.1", 0), Answer)
+    threading.Thread(target=server.serve_forever, daemon=True).start()
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        dead = probe.getsockname()[1]
+    monkeypatch.setenv("HF_ENDPOINT", f"http://127.0.0.1:{server.server_port}")
+    monkeypatch.setenv("WANDB_BASE_URL", f"http://127.0.0.1:{dead}")
+    found = {finding.subject: finding for finding in health.network(timeout_s=5)}
+    server.shutdown()
+    server.server_close()
+    assert found["HF_ENDPOINT"].level == "ok", "a refusal is an answer, too"
+    assert found["wandb"].level == "fault" and "offline" in found["wandb"].cure
+    monkeypatch.setenv("HF_ENDPOINT", "file:///etc/passwd")
+    assert health.network(timeout_s=5)[0].level == "fault"
