@@ -48,7 +48,7 @@ def read_run(folder: Path, name: str) -> Run:
     stages = sorted((p for p in folder.iterdir() if p.is_dir() and ".before-" not in p.name),
                     key=lambda p: (ordered.index(p.name) if p.name in ordered else len(ordered), p.name))  # fmt: skip
     curves = {p.name: found for p in stages if (found := _curves(p / "metrics.jsonl"))}
-    evaluations = {p.name: found for p in stages if (found := [c for r in REPORTS for c in _cells(p / r)])}
+    evaluations = {p.name: cells for p in stages if (cells := [c for r in REPORTS for c in _cells(p / r)])}
     if not curves and not evaluations:
         raise UserError("nothing was trained or measured here", where=str(folder),
                         cure="give the output folder of a run: it holds a folder for each stage")  # fmt: skip

@@ -61,7 +61,7 @@ def sees(assistant: PreTrainedModel, **inputs: Any) -> Iterator[PreTrainedModel]
 
 
 def chain_of(assistant: PreTrainedModel, length: int) -> GenerationConfig:
-    """Set the assistant to draft `length` tokens each time; its defaults stop early and adapt, which no paper measures."""
+    """Let the assistant draft `length` tokens each time: its defaults stop early and adapt, which no paper measures."""
     config = assistant.generation_config
     config.num_assistant_tokens = length
     config.num_assistant_tokens_schedule = "constant"

@@ -84,8 +84,9 @@ def eyes_of(data: ConversationData, config: PreTrainedConfig) -> Eyes:
     """
     vision, nothing = config.vision_config, dict.fromkeys(("pad_id", "bos_id", "eos_id", "newline_id"), 0)
     absent: Any = None
+    family: Any = config.model_type
     processor = Processor(
-        absent, absent, 0, vision.patch_size, vision.image_size, **nothing, family=config.model_type,
+        absent, absent, 0, vision.patch_size, vision.image_size, **nothing, family=family,
         resolutions=tuple((a, b) for a, b in getattr(config, "image_grid_pinpoints", None) or ()),
     )  # fmt: skip
     limits = data.min_pixels, data.max_pixels

@@ -140,6 +140,8 @@ def _files(subject: str, section: ConversationData, files: list[Path], why: str,
     if problems:
         file, number, problem = problems[0]
         about += f"; {len(problems)} unusable, the first: {file.path}, record {number}: {problem}"
+    if not len(places):
+        return [fault(subject, about, "mend the records, or name another file")]
     if missing:
         return [fault(subject, f"{about}; {len(missing)} files are missing, the first: {missing[0]}",
                       "fetch them, or set images / videos to their folder")]  # fmt: skip

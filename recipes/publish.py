@@ -31,6 +31,7 @@ def publish_run(run: Path, settings: Sequence[str]) -> Path:
     from ..trainers.guard import RunLock
     from ..trainers.run import run_stages
     from ..trainers.stages.publish import PublishStage
+    from .dry_run_publish import publishing
     from .plan import plan
     from .schema import TRACKS
 
@@ -43,6 +44,8 @@ def publish_run(run: Path, settings: Sequence[str]) -> Path:
     loaded = load(arguments, TRACKS)
     planned = plan(loaded.recipe, loaded.path)
     stage = next(p for p in planned if p.name == name)
+    # Refuses a misleading name before a model is loaded.
+    say("\n".join(publishing(stage, loaded.recipe)))
     RunLock(run, say=say)
     command = "scripts/publish " + shlex.join(redact_argument(a) for a in (str(run), *settings))
     run_stages(

@@ -184,7 +184,7 @@ def _refuse_visual(folder: Path, engine: Engine) -> None:
         reasons.append("its layer turns by row and column of the picture, and engines turn by the place alone")
     if manifest["target"].get("cfg_scale", 1.0) != 1.0 or manifest.get("condition_dropout"):
         reasons.append(
-            "it drafts with and without the condition and mixes both (classifier-free guidance), and engines run one row"
+            "it drafts with and without the condition and mixes both (classifier-free guidance): engines run one row"
         )
     raise UserError(
         f"--to {engine}: no engine can express this head:\n" + "\n".join(f"  - {why}" for why in reasons),

@@ -159,9 +159,10 @@ _PROJECTED = ("q", "k", "v")
 
 
 def fold_fc_bias(state: dict[str, Tensor]) -> dict[str, Tensor]:
-    """The same head without a bias in fc, as vLLM's EAGLE-1 has none: W (x + b) = W x + W b, and x + b + o = x + (o + b).
+    """The same head without a bias in fc, which vLLM's EAGLE-1 lacks: the attention takes it over.
 
-    Exact because nothing norms the layer's input. Computed in float32, rounded once.
+    W (x + b) = W x + W b, and x + b + o = x + (o + b): exact, because nothing norms the layer's input. Computed in
+    float32, rounded once.
     """
     bias = state["fc.bias"].float()
     folded = {name: value for name, value in state.items() if name != "fc.bias"}

@@ -1,6 +1,6 @@
 """What each engine can express of a head: every rule names what the engine would run instead.
 
-Read in the sources of vLLM 0.33, SGLang 0.5.23, speculators 0.9 and SafeAILab/EAGLE. In none of them does a mismatch show
+Read in the sources of vLLM 0.33, SGLang 0.5.23, speculators 0.9 and SafeAILab/EAGLE. In none of them a mismatch shows
 but in the number of drafted tokens that stand.
 """
 

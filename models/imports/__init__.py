@@ -1,4 +1,4 @@
-"""Published drafters into ours: EAGLE, EAGLE-3, MSD, ViSpec, LANTERN and TABED's drafts, with what each leaves unsaid."""
+"""Published drafters into ours: EAGLE, EAGLE-3, MSD, ViSpec, LANTERN and TABED, with what each leaves unsaid."""
 
 from __future__ import annotations
 

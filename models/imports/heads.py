@@ -63,7 +63,8 @@ def import_head(
         UserError: a file is missing, or the head is of another kind or target.
     """
     folder, values, state = read_published(source, revision)
-    where, notes = str(folder), []
+    where = str(folder)
+    notes: list[str] = []
     joined = kind == "eagle3"
     layer = values.get("transformer_layer_config") or values
     if int(layer.get("num_hidden_layers", 1)) != 1 or layer.get("hidden_act", "silu") != "silu":
@@ -210,7 +211,7 @@ def _eagle3(values: dict[str, Any], state: State, text: Any, where: str, notes: 
 
 
 def _taps(values: dict[str, Any], where: str, notes: list[str]) -> tuple[int, int, int] | None:
-    """Ids at the top level count what enters a layer (vLLM), those of eagle_config what leaves it (SGLang, SpecForge)."""
+    """Ids at the top level count what enters a layer (vLLM), those of eagle_config what leaves it (SGLang)."""
     top = values.get("eagle_aux_hidden_state_layer_ids")
     inner = (values.get("eagle_config") or {}).get("eagle_aux_hidden_state_layer_ids")
     if inner is not None:

@@ -55,7 +55,7 @@ def _check_grid(asked: str, codes: Any, target: Any, where: str) -> None:
     kind = "class" if asked == "c2i" else "text"
     if kind != target.condition or (codes is not None and int(codes) != target.num_codes):
         raise UserError(
-            f"it drafts {codes or 'some'} codes of {kind}-conditional pictures (input_type {asked}), and the target draws "
-            f"{target.num_codes} of {target.condition}-conditional ones: its positions would be others", where=where,
-            cure="name the target that it was trained for",
+            f"it drafts {codes or 'some'} codes of {kind}-conditional pictures (input_type {asked}), and the target "
+            f"draws {target.num_codes} of {target.condition}-conditional ones: its positions would be others",
+            where=where, cure="name the target that it was trained for",
         )  # fmt: skip

@@ -173,8 +173,9 @@ def load_llava(
 def _whole(maker: Any, source: str | Path, *, key: str, **settings: Any) -> PreTrainedModel:
     """Raises `UserError` with the name of a tensor that is missing, unknown or of another shape than the config's."""
     also = {"output_loading_info": True, "ignore_mismatched_sizes": True}
-    model, told = _from_pretrained(maker, source, key=key, **settings, **also)  # type: ignore[misc]
-    problems = [f"{name} is {list(found)}, expected {list(wanted)}" for name, found, wanted in told["mismatched_keys"]]
+    found: Any = _from_pretrained(maker, source, key=key, **settings, **also)
+    model, told = found
+    problems = [f"{name} is {list(shape)}, expected {list(wanted)}" for name, shape, wanted in told["mismatched_keys"]]
     problems += [f"{name} is missing" for name in told["missing_keys"]]
     problems += [f"{name} is not part of this model" for name in told["unexpected_keys"]]
     if problems:

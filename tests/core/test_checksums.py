@@ -71,3 +71,14 @@ def test_a_list_that_is_none_or_leads_outside(line, folder):
 
 def test_a_folder_without_a_list_is_taken_as_it_is(tmp_path):
     check_sums(tmp_path)
+
+
+def test_heads_are_held_against_the_list_of_their_folder(folder):
+    """Of a folder that was fetched for its weights alone; its report may be missing."""
+    from draftsmith.models.llamagen.folders import find_folder
+
+    (folder / "report/report.md").unlink()
+    assert find_folder(folder, None) == folder
+    (folder / "model.safetensors").write_bytes(b"other weights")
+    with pytest.raises(UserError, match=r"model\.safetensors is not as it was published"):
+        find_folder(folder, None)

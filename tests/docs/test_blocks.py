@@ -109,9 +109,10 @@ def run_shell(block: Block) -> tuple[int, str]:
     """The whole block in bash, with this interpreter's commands."""
     names = {"draftsmith": "draftsmith.recipes.cli", "deepspeed": "deepspeed.launcher.runner"}
     functions = [f'{name}() {{ {shlex.quote(sys.executable)} -m {module} "$@"; }}' for name, module in names.items()]
-    functions.append(f'python() {{ {shlex.quote(sys.executable)} "$@"; }}')
     text = "\n".join([*functions, block.text])
-    environment = os.environ | {"OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1"}
+    # Scripts ask the environment for python.
+    path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
+    environment = os.environ | {"PATH": path, "OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1"}
     done = subprocess.run(
         ["bash", "-euo", "pipefail", "-c", text], capture_output=True, text=True, check=False, env=environment
     )

@@ -61,7 +61,8 @@ def test_eagle3_for_vllm(tmp_path, family):
     made_ = export_drafter(folder, tmp_path / "out", "vllm")
     values, state = exported(tmp_path / "out")
     expected = {
-        "architectures": ["LlamaForCausalLMEagle3"], "model_type": "llama", "num_hidden_layers": 1, "hidden_size": WIDTH,
+        "architectures": ["LlamaForCausalLMEagle3"], "model_type": "llama", "num_hidden_layers": 1,
+        "hidden_size": WIDTH,
         "vocab_size": VOCAB, "draft_vocab_size": 20, "tie_word_embeddings": False, "attention_bias": False,
         "eagle_aux_hidden_state_layer_ids": [2, 4, 5], "norm_before_residual": False, "target_hidden_size": WIDTH,
         "num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 8, "rope_theta": 10000.0,
@@ -214,7 +215,7 @@ def test_eagles_own_layout(tmp_path, kind):
     [
         ("vllm", "llava", {"kind": "eagle3"}, "no slot stands at a picture"),
         ("vllm", "llava", {"kind": "eagle3", "visual_slots": "middle"}, "one middle state"),
-        ("vllm", "llava", READ | {"image": "projected"}, "projected embedding stands at pictures here, and the engine puts the placeholder"),
+        ("vllm", "llava", READ | {"image": "projected"}, "the projected embedding stands at pictures here"),
         ("speculators", "llava", READ | {"image": "projected"}, "puts the placeholder"),
         ("sglang", "qwen2_5_vl", READ, "puts the projected"),
         ("sglang", "llava", READ, "its class of llava hands no states to a head of EAGLE-3"),
@@ -283,8 +284,8 @@ def test_folders_that_are_no_drafters(tmp_path):
 
 
 def draft_folder(folder, rows=VOCAB, dtype=torch.bfloat16):
-    text = LlamaConfig(hidden_size=16, intermediate_size=32, num_hidden_layers=2, num_attention_heads=2, vocab_size=rows,
-                       max_position_embeddings=64)  # fmt: skip
+    text = LlamaConfig(hidden_size=16, intermediate_size=32, num_hidden_layers=2, num_attention_heads=2,
+                       vocab_size=rows, max_position_embeddings=64)  # fmt: skip
     vision = CLIPVisionConfig(
         hidden_size=16, intermediate_size=32, num_hidden_layers=2, num_attention_heads=2, image_size=16, patch_size=8
     )
@@ -316,8 +317,8 @@ def test_a_draft_with_eyes(tmp_path):
 def test_a_draft_of_fewer_rows_than_its_target(tmp_path):
     """vLLM refuses a draft of another vocabulary: rows are added, and its own ids (JackFram's) are the target's."""
     target = target_folder(tmp_path / "target", "llama")
-    config = LlamaConfig(hidden_size=16, intermediate_size=32, num_hidden_layers=1, num_attention_heads=2, vocab_size=40,
-                         bos_token_id=0, eos_token_id=2, pad_token_id=1)  # fmt: skip
+    config = LlamaConfig(hidden_size=16, intermediate_size=32, num_hidden_layers=1, num_attention_heads=2,
+                         vocab_size=40, bos_token_id=0, eos_token_id=2, pad_token_id=1)  # fmt: skip
     torch.manual_seed(1)
     small = LlamaForCausalLM(config).eval()
     small.save_pretrained(tmp_path / "draft")

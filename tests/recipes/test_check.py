@@ -12,12 +12,13 @@ from PIL import Image
 
 FEW = [
     "recipe=demo/lvlm",
-    "stages.world.splits.train={attribute: 6, caption: 2, sums: 2}",
-    "stages.world.splits.align={caption: 2}",
-    "stages.world.splits.seen={attribute: 1}",
-    "stages.world.splits.text={sums: 1}",
-    "stages.world.splits.held_out={attribute: 2}",
-    "stages.world.splits.binding={attribute: 2}",
+    "stages.world.splits.train={name: 1, colors: 1, caption: 2, attribute: 10, conversation: 2, place: 1, probe: 1, "
+    "count: 1, word: 1, difference: 1, edit: 1, story: 1, sums: 5, fact: 5, aside: 1}",
+    "stages.world.splits.align.caption=1",
+    "stages.world.splits.seen={attribute: 1, conversation: 1, place: 1, count: 1, probe: 1, difference: 1}",
+    "stages.world.splits.text={sums: 1, fact: 1, aside: 1}",
+    "stages.world.splits.binding.attribute=1",
+    "stages.world.splits.held_out={caption: 1, attribute: 1, conversation: 1}",
 ]
 
 
@@ -51,9 +52,9 @@ def test_a_world_that_is_there_is_read_as_training_would(world, capsys):
     code, text = check(capsys, *FEW, f"output={world}")
     assert code == OK and files(world) == before
     assert "passed over" in line(text, "stages.world")
-    assert "10 usable records, 10 read" in line(text, "stages.target.data")
+    assert "34 usable records, 34 read" in line(text, "stages.target.data")
     assert "<image x 9>" in text and "[[" in text, "a sample with its supervised text"
-    assert "2 usable records" in line(text, "stages.evaluate.benchmarks.0.data") or "1 usable" in text
+    assert "1 usable records, 1 read" in line(text, "stages.evaluate.binding.data")
     assert text.endswith("0 fault(s), 0 warning(s)\n")
 
 
@@ -89,8 +90,8 @@ def own_data(tmp_path):
 
 
 def test_records_are_looked_at_without_a_processor(own_data, capsys):
-    code, text = check(capsys, "llava15-68m", *own_data(record(0, "a.png"), record(1)), "stages.pretrain.data.images=null",
-                       "stages.finetune.data.images=null")  # fmt: skip
+    folders = [f"stages.{stage}.data.images=null" for stage in ("pretrain", "finetune")]
+    code, text = check(capsys, "llava15-68m", *own_data(record(0, "a.png"), record(1)), *folders)
     assert code == OK
     assert line(text, "stages.finetune.data").startswith("ok") and "2 usable records, 2 looked at" in text
     assert "not on disk" in line(text, "stages.evaluate.benchmarks.0.data")

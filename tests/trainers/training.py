@@ -90,6 +90,7 @@ def run(
     model: LlavaTraining | None = None,
     micro: int = 2,
     fingerprint: str = "f",
+    saved: Callable[[Path, int], None] = lambda path, step: None,
 ):
     """One process's life: build everything, train (from a checkpoint where there is one)."""
     torch.manual_seed(0)
@@ -115,6 +116,7 @@ def run(
         log=keep_log,
         rewind=lambda step: None,
         say=told.append,
+        saved=saved,
     )
     return losses, weights(built), told
 

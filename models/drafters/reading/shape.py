@@ -116,7 +116,8 @@ def reading_shape(config: AnyReading, text: Any) -> LayerShape:
     return LayerShape(
         vocab_size=text.vocab_size, hidden_size=text.hidden_size, num_heads=heads,
         num_kv_heads=heads if config.kv_heads == "mha" else text.num_key_value_heads,
-        intermediate_size=config.intermediate_size or text.intermediate_size, norm_eps=config.norm_eps or text.rms_norm_eps,
+        intermediate_size=config.intermediate_size or text.intermediate_size,
+        norm_eps=config.norm_eps or text.rms_norm_eps,
         rope_theta=float(config.rope_theta or rope.get("rope_theta") or getattr(text, "rope_theta", 10000.0)),
         input_norm=qwen if norm is None else norm, qkv_bias=bias if config.qkv_bias is None else config.qkv_bias,
         qk_rms_norm=text.model_type.startswith("qwen3") and not joined,

@@ -1,0 +1,160 @@
+"""Runs side by side: every track's report in one shape, what differs, curves with torn lines, and the page."""
+
+import json
+
+import pytest
+import yaml
+from draftsmith.core.errors import UserError
+from draftsmith.eval.run_tables import COLUMNS, cells, readable
+from draftsmith.eval.side_by_side import (
+    as_data,
+    differences,
+    evaluation_rows,
+    markdown,
+    panels,
+    read_run,
+    read_runs,
+    training_rows,
+)
+from draftsmith.recipes.cli import main
+
+MEASURED = {"requests": 12, "tau": 4.096, "tau_interval": [3.9, 4.3]}
+REPORTS = {
+    "benchmarks and modes": {"gamma": 5, "tables": {"pictures": {"M": MEASURED | {"DSR": 1.446, "identical": 12}}}},
+    "an image generator": {"grid": 8, "tables": {"0.0": {"EAGLE-2": MEASURED | {"SR": 1.446}}}},
+    "long inputs": {
+        "cells": [MEASURED | {"set": "VDC", "budget": 64, "temperature": 0.0, "max_new_tokens": 32, "method": "sparrow",
+                              "DSR": 1.446, "identical": 12}],
+        "tables": [{"title": "of another shape"}],
+    },
+    "the suite": {"cells": {"draft": {"M": {"POPE": {"first": {"n": 12, "tau": 4.096, "tau_interval": [3.9, 4.3]}}}}},
+                  "tables": {"first": {"rows": []}}},
+}  # fmt: skip
+PLACES = {
+    "benchmarks and modes": ("pictures", "M"),
+    "an image generator": ("T 0", "EAGLE-2"),
+    "long inputs": ("VDC at 64, T 0, 32 new", "sparrow"),
+    "the suite": ("POPE, first", "draft M"),
+}
+
+
+@pytest.mark.parametrize("track", REPORTS)
+def test_every_tracks_report_becomes_the_same_rows(track):
+    (found,) = cells(REPORTS[track])
+    assert (found.where, found.method) == PLACES[track]
+    assert (found.requests, found.tau, found.interval) == (12, 4.096, (3.9, 4.3))
+    assert found.speedup == (None if track == "the suite" else 1.446)
+    assert len(readable(found)) == len(COLUMNS)
+
+
+def run(folder, name="a", *, recipe=None, lines=(), report=None):
+    stage = folder / name / "finetune"
+    stage.mkdir(parents=True)
+    if recipe is not None:
+        (folder / name / "recipe.yaml").write_text(yaml.safe_dump(recipe))
+    if lines:
+        (stage / "metrics.jsonl").write_text("\n".join(lines))
+    if report is not None:
+        (folder / name / "evaluate").mkdir()
+        (folder / name / "evaluate" / "report.json").write_text(json.dumps(report))
+    return folder / name
+
+
+def line(step, **values):
+    return json.dumps({"step": step, "time": 1.0, **values})
+
+
+@pytest.fixture
+def two(tmp_path):
+    optim = {"lr": 1e-3}
+    stages = {"finetune": {"kind": "train", "optim": optim}, "evaluate": {"kind": "evaluate"}}
+    first = {"seed": 0, "output": "runs/a", "stages": stages}
+    second = {
+        "seed": 0,
+        "output": "runs/b",
+        "stages": {"finetune": {"kind": "train", "optim": {"lr": 5e-4}, "steps": 9}},
+    }
+    lines = [
+        line(10, loss=2.0, lr=1e-3, samples_per_s=9.0),
+        line(20, loss=1.5, samples_per_s=11.0),
+        line(20, val_loss=1.8),
+    ]
+    a = run(tmp_path, "a", recipe=first, lines=lines, report=REPORTS["benchmarks and modes"])
+    torn = [line(10, loss=2.5), '{"step": 20, "lo', "", line(30, loss=float("nan")), line(40, loss=1.25, shown="a.png")]
+    return a, run(tmp_path, "b", recipe=second, lines=torn)
+
+
+def test_what_differs_and_what_does_not(two):
+    runs = read_runs(two)
+    assert [r.name for r in runs] == ["a", "b"]
+    assert dict(differences(runs)) == {
+        "stages.finetune.optim.lr": ["0.001", "0.0005"],
+        "stages.evaluate": ['"evaluate"', "-"],
+        "stages.finetune.steps": ["-", "9"],
+    }
+
+
+def test_training_is_told_by_its_last_and_best_numbers(two):
+    assert training_rows(read_runs(two)) == [
+        ["finetune", "steps", "20", "40"],
+        ["finetune", "loss (last)", "1.5000", "1.2500"],
+        ["finetune", "val_loss (best)", "1.8000", "-"],
+        ["finetune", "samples/s (median)", "10.0", "-"],
+    ]
+
+
+def test_a_line_that_is_torn_or_not_finite_is_no_point(two):
+    (_, lines), *_ = [panel for panel in panels(read_runs(two)) if ": loss" in panel[0]]
+    assert lines == {"a": [(10, 2.0), (20, 1.5)], "b": [(10, 2.5), (40, 1.25)]}
+
+
+def test_evaluations_stand_beside_each_other(two):
+    assert evaluation_rows(read_runs(two)) == [["evaluate", "pictures", "M", "4.10 [3.90, 4.30], 1.45x", "-"]]
+
+
+def test_the_page_has_all_of_it(two):
+    runs = read_runs(two)
+    page = markdown(runs)
+    for part in ("Settings that differ", "| finetune | loss (last) | 1.5000 | 1.2500 |", "bonus token included"):
+        assert part in page
+    assert json.loads(json.dumps(as_data(runs)))["runs"] == ["a", "b"]
+
+
+def test_units_stand_in_the_titles_and_unknown_metrics_are_refused(two):
+    runs = read_runs(two)
+    assert [title for title, _ in panels(runs, ["samples_per_s"])] == ["finetune: samples_per_s (samples/s)"]
+    with pytest.raises(UserError, match="no run has a metric 'los'") as refused:
+        panels(runs, ["los"])
+    assert "loss" in refused.value.cure
+
+
+def test_runs_of_one_name_are_told_apart_by_their_paths(tmp_path):
+    folders = [run(tmp_path / place, "run", lines=[line(1, loss=1.0)]) for place in ("x", "y")]
+    assert [r.name for r in read_runs(folders)] == [str(folder) for folder in folders]
+
+
+def test_old_results_that_were_kept_aside_are_not_compared(tmp_path):
+    folder = run(tmp_path, lines=[line(1, loss=1.0)])
+    (folder / "finetune").rename(folder / "finetune.before-1")
+    with pytest.raises(UserError, match="nothing was trained or measured"):
+        read_run(folder, "a")
+
+
+@pytest.mark.parametrize(("file", "text"), [("recipe.yaml", "a: [1"), ("evaluate/report.json", '{"tables": ')])
+def test_a_file_that_cannot_be_read_is_named(file, text, two):
+    (two[0] / file).write_text(text)
+    with pytest.raises(UserError) as refused:
+        read_run(two[0], "a")
+    assert refused.value.where == str(two[0] / file)
+
+
+def test_the_command_writes_page_data_and_curves(two, tmp_path, capsys):
+    output = tmp_path / "out"
+    assert main(["compare", *map(str, two), "--output", str(output)]) == 0
+    assert "Settings that differ" in capsys.readouterr().out
+    assert (output / "curves.png").read_bytes()[:4] == b"\x89PNG"
+    assert "curves.png" in (output / "compare.md").read_text()
+    assert json.loads((output / "compare.json").read_text())["evaluation"]
+    assert main(["compare", str(two[0]), str(two[0])]) == 2
+    assert main(["compare", str(two[0]), "--output", str(two[0])]) == 2
+    assert not (two[0] / "compare.md").exists()

@@ -1,0 +1,353 @@
+"""Imports: tiny checkpoints in the layouts of EAGLE, EAGLE-3, MSD, ViSpec, LANTERN and TABED, and their traps."""
+
+import json
+import pickle
+
+import pytest
+import torch
+from draftsmith.core.errors import UserError
+from draftsmith.models.drafters.eagle import EagleConfig, save_eagle
+from draftsmith.models.drafters.heads import build_head, load_head
+from draftsmith.models.drafters.reading import load_reading_head, reading_manifest, save_reading_head
+from draftsmith.models.exports.layouts import llama_values
+from draftsmith.models.imports import import_head, import_lantern, import_lvlm
+from draftsmith.models.weights_of import target_embedding
+from published_tiny import VOCAB, WIDTH, head_folder, inputs, ours, published, target_config, target_folder
+from reading_tiny import Tables
+from safetensors.torch import load_file, save_file
+from transformers import CLIPVisionConfig, LlamaConfig, LlavaConfig, LlavaForConditionalGeneration
+from visual_tiny import anole, llamagen
+from visual_tiny import target as drawing
+
+ROWS = torch.randn(VOCAB, WIDTH, generator=torch.Generator().manual_seed(9))
+READ = {"kind": "eagle3", "visual_slots": "read", "draft_vocab_size": 20}
+
+
+def checkpoint(tmp_path, family="llava", **settings):
+    """(config.json, weights, head) of somebody's head, in the names of the published modules."""
+    target = target_folder(tmp_path / "target", family)
+    head = head_folder(tmp_path / "made", target, **settings)
+    text = target_config(family).get_text_config()
+    values = llama_values(head.shape, text) | {"architectures": ["LlamaForCausalLM"]}
+    del values["rope_parameters"]
+    return values, dict(head.state_dict()), head
+
+
+def text_of(family="llava"):
+    return target_config(family).get_text_config()
+
+
+def read(kind, folder, family="llava", embedding=ROWS, **more):
+    return import_head(kind, str(folder), text_of(family), embedding=embedding, **more)
+
+
+def same(found, head):
+    assert all(torch.equal(value, head.state_dict()[name]) for name, value in found.head.state_dict().items())
+
+
+# ---- EAGLE-1/2, MSD, ViSpec
+
+
+@pytest.mark.parametrize(
+    ("kind", "family", "settings", "section"),
+    [
+        ("eagle", "llama", {}, {"kind": "eagle"}),
+        ("eagle", "llama", {"fc_bias": False}, {"kind": "eagle", "fc_bias": False}),
+        ("msd", "llava", {}, {"kind": "msd", "input_norm": False}),
+        ("msd", "qwen2_5_vl", {}, {"kind": "msd", "input_norm": True, "qkv_bias": True}),
+        ("vispec", "qwen2_5_vl", {}, {"kind": "vispec", "qkv_bias": True, "num_queries": 2}),
+        ("vispec", "llava", {"num_queries": 4, "intermediate_size": 60}, {"num_queries": 4, "intermediate_size": 60}),
+    ],
+)
+def test_settings_are_read_off_the_weights(tmp_path, kind, family, settings, section):
+    """A pickle with the target's rows, as they are published; what comes back trains and drafts as the head did."""
+    values, state, head = checkpoint(tmp_path, family, kind=kind, **settings)
+    folder = tmp_path / "theirs"
+    folder.mkdir()
+    (folder / "config.json").write_text(json.dumps(values))
+    torch.save(state | {"embed_tokens.weight": ROWS, "layers.0.self_attn.rotary_emb.inv_freq": torch.ones(4)},
+               folder / "pytorch_model.bin")  # fmt: skip
+    found = read(kind, folder, family, sees=family != "llama")
+    same(found, head)
+    assert section.items() <= (found.config.model_dump() | {"kind": kind}).items()
+    out = tmp_path / "ours"
+    save_reading_head(found.head, out, reading_manifest(found.config, text_of(family), target={}))
+    beside = Tables(text_of(family), ROWS, ROWS)
+    again = load_reading_head(found.config, out, beside, torch.float32)
+    torch.testing.assert_close(ours(again, *inputs()), ours(head, *inputs())) if kind != "vispec" else same(
+        found, again
+    )
+
+
+def test_norms_and_angles_are_the_heads_own(tmp_path):
+    """EAGLE's code turns by 10,000 where its config says nothing; its norms have an epsilon of their own."""
+    values, state, _ = checkpoint(tmp_path, kind="msd")
+    values |= {"rms_norm_eps": 1e-5}
+    found = read("msd", published(tmp_path / "a", values, state))
+    assert found.config.norm_eps == 1e-5 and found.config.rope_theta is None and any("1e-05" in n for n in found.notes)
+    assert found.head.shape.norm_eps == 1e-5
+    found = read("msd", published(tmp_path / "b", values | {"rope_theta": 5e5}, state))
+    assert found.head.shape.rope_theta == 5e5 and found.settings["rope_theta"] == 5e5
+    del values["rope_theta"]
+    text = text_of()
+    text.rope_parameters["rope_theta"] = 1e6
+    found = import_head("msd", str(published(tmp_path / "c", values, state)), text, embedding=None)
+    assert found.head.shape.rope_theta == 10000.0
+    assert any("not compared" in n for n in found.notes) is False
+
+
+def test_rows_that_are_not_the_targets(tmp_path):
+    values, state, _ = checkpoint(tmp_path, kind="msd")
+    padded = torch.cat([ROWS, torch.randn(8, WIDTH)])  # 32000 rows beside a target of 32064
+    read("msd", published(tmp_path / "a", values, state | {"embed_tokens.weight": ROWS}), embedding=padded)
+    with pytest.raises(UserError, match="44 of its 44 rows of embedding are not the target's"):
+        read("msd", published(tmp_path / "b", values, state | {"embed_tokens.weight": ROWS.flip(0)}))
+    with pytest.raises(UserError, match=r"its embeddings are \[44, 32\], the target's \[44, 16\]"):
+        read("msd", tmp_path / "a", embedding=ROWS[:, :16])
+    found = read("msd", tmp_path / "a", embedding=None)
+    assert any("was not compared" in note for note in found.notes)
+
+
+@pytest.mark.parametrize("prefix", ["module.", "ea_layer.", "draft_model.", "module.ea_layer."])
+def test_names_inside_a_trainer(tmp_path, prefix):
+    values, state, head = checkpoint(tmp_path, kind="msd")
+    same(read("msd", published(tmp_path / "a", values, {prefix + n: v for n, v in state.items()})), head)
+
+
+def test_shards(tmp_path):
+    values, state, head = checkpoint(tmp_path, kind="msd")
+    names, folder = sorted(state), tmp_path / "a"
+    folder.mkdir()
+    (folder / "config.json").write_text(json.dumps(values))
+    where = {}
+    for number, part in enumerate((names[:4], names[4:]), 1):
+        save_file({n: state[n].contiguous() for n in part}, folder / f"model-{number}.safetensors")
+        where |= {n: f"model-{number}.safetensors" for n in part}
+    (folder / "model.safetensors.index.json").write_text(json.dumps({"weight_map": where}))
+    same(read("msd", folder), head)
+    (folder / "model.safetensors.index.json").write_text(json.dumps({"weight_map": {"a": "../x.safetensors"}}))
+    with pytest.raises(UserError, match="outside its folder"):
+        read("msd", folder)
+
+
+def test_what_is_no_such_head(tmp_path):
+    values, state, _ = checkpoint(tmp_path, kind="vispec")
+
+    def refused(says, kind="vispec", values=values, state=state, **more):
+        with pytest.raises(UserError, match=says):
+            read(kind, published(tmp_path / "a", values, state), **more)
+
+    refused("not a head of kind msd for this target: (imadpt|img_fc)", "msd")
+    refused("not one Llama layer", values=values | {"num_hidden_layers": 2})
+    refused("several layers", state=state | {"layers.1.mlp.up_proj.weight": torch.ones(1)})
+    refused("stretched", values=values | {"rope_scaling": {"type": "linear", "factor": 2.0}})
+    refused("midlayer.self_attn.k_proj.weight is missing|lm_head.weight is missing", "eagle3", image="placeholder")
+    refused("3 heads of keys", state=state | {"layers.0.self_attn.k_proj.weight": torch.ones(24, WIDTH)})
+    refused("output has a bias of its own", state=state | {"layers.0.self_attn.o_proj.bias": torch.ones(WIDTH)})
+
+
+def test_a_pickle_that_would_run_something(tmp_path):
+    values, _, _ = checkpoint(tmp_path, kind="msd")
+    folder = tmp_path / "bad"
+    folder.mkdir()
+    (folder / "config.json").write_text(json.dumps(values))
+
+    class Runs:
+        def __reduce__(self):
+            return (open, (str(tmp_path / "ran"), "w"))
+
+    with open(folder / "pytorch_model.bin", "wb") as file:
+        pickle.dump({"fc.weight": Runs()}, file)
+    with pytest.raises(UserError, match="unreadable weights"):
+        read("msd", folder)
+    assert not (tmp_path / "ran").exists()
+
+
+# ---- EAGLE-3
+
+
+def eagle3_checkpoint(tmp_path, **changes):
+    values, state, head = checkpoint(tmp_path, "qwen2_5_vl", **READ)
+    return values | {"architectures": ["LlamaForCausalLMEagle3"], "draft_vocab_size": 20} | changes, state, head
+
+
+TOP = {"eagle_aux_hidden_state_layer_ids": [1, 4, 6]}
+INNER = {"eagle_config": {"eagle_aux_hidden_state_layer_ids": [0, 3, 5]}}
+
+
+def read3(folder, **more):
+    return read("eagle3", folder, "qwen2_5_vl", **{"image": "placeholder"} | more)
+
+
+@pytest.mark.parametrize(
+    ("said", "taps"),
+    [
+        ({}, None),
+        (TOP, (1, 4, 6)),
+        (INNER, (1, 4, 6)),
+        (TOP | INNER, (1, 4, 6)),
+    ],
+)  # fmt: skip
+def test_layers_are_counted_in_two_ways(tmp_path, said, taps):
+    values, state, head = eagle3_checkpoint(tmp_path, **said)
+    found = read3(published(tmp_path / "a", values, state))
+    same(found, head)
+    assert found.config.taps == taps and found.config.visual_slots == "read" and found.config.image == "placeholder"
+    assert any("default of every engine" in note for note in found.notes) is (taps is None)
+
+
+def test_the_speculators_form(tmp_path):
+    values, state, head = eagle3_checkpoint(tmp_path)
+    values = {
+        "speculators_model_type": "eagle3", "architectures": ["Eagle3Speculator"], "draft_vocab_size": 20,
+        "eagle_aux_hidden_state_layer_ids": [2, 4, 5], "transformer_layer_config": values,
+    }  # fmt: skip
+    state = {name.replace("midlayer.", "layers.0."): value for name, value in state.items()}
+    with pytest.raises(UserError, match="vLLM takes it for true, the speculators package for false"):
+        read3(published(tmp_path / "a", values, state))
+    same(read3(published(tmp_path / "a", values | {"norm_before_residual": False}, state)), head)
+    with pytest.raises(UserError, match="residual is the normed state"):
+        read3(published(tmp_path / "a", values | {"norm_before_residual": True}, state))
+    state["verifier_lm_head.weight"], state["embed_tokens.weight"] = torch.ones(20, WIDTH), ROWS
+    same(read3(published(tmp_path / "a", values | {"norm_before_residual": False}, state)), head)
+
+
+def test_vocabularies(tmp_path):
+    """d2t as an offset, as the ids themselves, out of order, and in contradiction to t2d."""
+    values, state, head = eagle3_checkpoint(tmp_path)
+    ids = head.draft_ids
+    found = read3(published(tmp_path / "a", values, state | {"d2t": ids.clone()}))
+    same(found, head)
+    assert any("ids themselves" in note for note in found.notes)
+    turned = {"d2t": ids.flip(0) - torch.arange(20), "lm_head.weight": state["lm_head.weight"].flip(0)}
+    same(read3(published(tmp_path / "b", values, state | turned)), head)
+    without = {name: value for name, value in state.items() if name not in ("t2d", "d2t")}
+    with pytest.raises(UserError, match="20 draft tokens and no d2t"):
+        read3(published(tmp_path / "c", values, without))
+    with pytest.raises(UserError, match="d2t and t2d name different tokens"):
+        read3(published(tmp_path / "d", values, state | {"t2d": state["t2d"].roll(1)}))
+    with pytest.raises(UserError, match="leads out of the target's 44 ids"):
+        read3(published(tmp_path / "e", values, {n: v for n, v in state.items() if n != "t2d"} | {"d2t": ids + 30}))
+
+
+def test_what_eagle3_files_do_not_say(tmp_path):
+    values, state, _ = eagle3_checkpoint(tmp_path)
+    folder = published(tmp_path / "a", values, state)
+    with pytest.raises(UserError, match="in this head's training is in none of its files"):
+        read3(folder, image=None)
+    found = read3(folder, image=None, sees=False)
+    assert found.config.visual_slots == "read"
+    with pytest.raises(UserError, match=r"variant of EAGLE-3 with other norms \(norm_output\)"):
+        read3(published(tmp_path / "b", values | {"norm_output": True}, state))
+    with pytest.raises(UserError, match="narrower than its target"):
+        read3(published(tmp_path / "c", values | {"target_hidden_size": 64}, state))
+    with pytest.raises(UserError, match="joins 4 layers"):
+        read3(published(tmp_path / "d", values | {"eagle_aux_hidden_state_layer_ids": [1, 2, 3, 4]}, state))
+    with pytest.raises(UserError, match="name different layers"):
+        read3(published(tmp_path / "e", values | TOP | {"eagle_config": TOP}, state))
+    turned = read3(
+        published(tmp_path / "f", values | {"rope_scaling": {"type": "default", "mrope_section": [2, 1, 1]}}, state)
+    )
+    assert turned.config.positions == "mrope" and turned.head.shape.mrope_section == (2, 1, 1)
+
+
+# ---- LANTERN
+
+
+@pytest.mark.parametrize("condition", ["text", "anole"])
+def test_lanterns_heads(tmp_path, condition):
+    """Their embedding may hold the LM head's rows, and is kept; norms, heads and the grid follow config.json."""
+    teacher = anole() if condition == "anole" else drawing(llamagen("text"))
+    torch.manual_seed(2)
+    head = build_head(EagleConfig(kind="eagle"), teacher)
+    state = dict(head.state_dict()) | {"embed_tokens.weight": torch.randn_like(teacher.embedding)}
+    folder = tmp_path / "theirs"
+    folder.mkdir()
+    torch.save(state, folder / "pytorch_model.bin")
+    shape = head.shape
+    values = {"num_hidden_layers": 1, "hidden_size": shape.hidden_size, "intermediate_size": shape.intermediate_size,
+              "num_attention_heads": shape.num_heads, "rms_norm_eps": 2e-6}  # fmt: skip
+    if condition == "text":
+        values |= {"input_type": "t2i", "block_size": 16}
+    (folder / "config.json").write_text(json.dumps(values))
+    found, settings, notes = import_lantern(str(folder), teacher.config)
+    assert torch.equal(found.embed_tokens.weight, state["embed_tokens.weight"]) and found.own_embedding
+    assert settings == {"kind": "eagle", "norm_eps": 2e-6} and found.shape.norm_eps == 2e-6
+    assert any("own token" in note for note in notes) is (condition == "anole")
+    save_eagle(found, tmp_path / "ours", {"method": "eagle"}, with_embedding=True)
+    again = load_head(EagleConfig(**settings), tmp_path / "ours", teacher, torch.float32)
+    assert torch.equal(again.embed_tokens.weight, state["embed_tokens.weight"])
+    if condition == "text":
+        (folder / "config.json").write_text(json.dumps(values | {"block_size": 64}))
+        with pytest.raises(UserError, match="drafts 64 codes"):
+            import_lantern(str(folder), teacher.config)
+    torch.save({n: v for n, v in state.items() if n != "embed_tokens.weight"}, folder / "pytorch_model.bin")
+    with pytest.raises(UserError, match="may not have been the target's"):
+        import_lantern(str(folder), teacher.config)
+
+
+# ---- TABED
+
+
+def draft(folder, *, rows=VOCAB, side=16):
+    """As transformers 4 saved it: older names, JackFram's ids, in bfloat16."""
+    text = LlamaConfig(hidden_size=16, intermediate_size=32, num_hidden_layers=1, num_attention_heads=2,
+                       vocab_size=rows, max_position_embeddings=2048, bos_token_id=0, eos_token_id=2, pad_token_id=1)  # fmt: skip
+    vision = CLIPVisionConfig(hidden_size=16, intermediate_size=32, num_hidden_layers=2, num_attention_heads=2,
+                              image_size=side, patch_size=8)  # fmt: skip
+    config = LlavaConfig(text_config=text.to_dict(), vision_config=vision.to_dict(), image_token_index=39)
+    torch.manual_seed(4)
+    model = LlavaForConditionalGeneration(config).to(torch.bfloat16)
+    model.save_pretrained(folder)
+    state = load_file(folder / "model.safetensors")
+    old = {}
+    for name, value in state.items():
+        if name.startswith("vision_tower.") and not name.startswith("vision_tower.vision_model."):
+            name = name.replace("vision_tower.", "vision_tower.vision_model.", 1)
+        old[name] = value
+    assert any(n.startswith("language_model.model.") for n in old) and "language_model.lm_head.weight" in old
+    save_file(old, folder / "model.safetensors", {"format": "pt"})
+    return model
+
+
+@pytest.mark.parametrize("rows", [VOCAB, 40])
+def test_tabeds_drafts(tmp_path, rows):
+    model, target = draft(tmp_path / "theirs", rows=rows), target_config()
+    target.text_config.bos_token_id, target.text_config.pad_token_id = 1, 41
+    found, notes = import_lvlm(str(tmp_path / "theirs"), target)
+    assert found.dtype == torch.bfloat16 and found.config.text_config.vocab_size == VOCAB
+    assert found.config.image_token_id == 40 and found.config.text_config.bos_token_id == 1
+    assert found.config.text_config.pad_token_id == 41
+    tower = model.model.vision_tower.state_dict()
+    assert all(torch.equal(value, tower[name]) for name, value in found.model.vision_tower.state_dict().items())
+    assert torch.equal(found.lm_head.weight[:rows], model.lm_head.weight)
+    said = " ".join(notes)
+    assert "bfloat16" in said and "2048 positions" in said and "image token was 39, the target's is 40" in said
+    assert ("4 rows added" in said) is (rows == 40)
+    found.save_pretrained(tmp_path / "ours")
+    again = LlavaForConditionalGeneration.from_pretrained(tmp_path / "ours")
+    assert again.config.text_config.vocab_size == VOCAB == len(again.lm_head.weight)
+
+
+def test_a_draft_with_other_eyes(tmp_path):
+    draft(tmp_path / "theirs", side=32)
+    with pytest.raises(UserError, match="its tower reads 32 pixels along a side, the target's 16"):
+        import_lvlm(str(tmp_path / "theirs"), target_config())
+
+
+# ---- a target's embedding, without the target
+
+
+def test_one_table_of_a_target(tmp_path):
+    target_folder(tmp_path / "a", weights=True)
+    rows = load_file(tmp_path / "a" / "model.safetensors")
+    (name,) = [n for n in rows if n.endswith("embed_tokens.weight")]
+    assert torch.equal(target_embedding(str(tmp_path / "a"), where="x"), rows[name])
+    (tmp_path / "a" / "model.safetensors").rename(tmp_path / "a" / "one.safetensors")
+    index = {"weight_map": {n: "one.safetensors" for n in rows}}
+    (tmp_path / "a" / "model.safetensors.index.json").write_text(json.dumps(index))
+    assert torch.equal(target_embedding(str(tmp_path / "a"), where="x"), rows[name])
+    with pytest.raises(UserError, match="give the target's folder"):
+        target_embedding(None, where="x")
+    with pytest.raises(UserError, match="is missing"):
+        target_embedding(str(tmp_path), where="x")

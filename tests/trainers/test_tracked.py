@@ -1,0 +1,131 @@
+"""What trackers get of a finished stage, and that they are closed however it ends."""
+
+import json
+import sys
+import types
+from pathlib import Path
+
+import pytest
+from draftsmith.core.tracking import TrackingConfig, WandbConfig
+from draftsmith.eval.run_tables import COLUMNS
+from draftsmith.trainers.checkpoint import verify
+from draftsmith.trainers.context import Context
+from draftsmith.trainers.engine import EngineConfig
+from draftsmith.trainers.tracked import track_sample, tracked
+from training import run
+
+
+class FakeWandb(types.ModuleType):
+    """Stands where the package would, and keeps what it is given."""
+
+    def __init__(self):
+        super().__init__("wandb")
+        self.inits, self.logged, self.artifacts, self.codes = [], [], [], []
+        self.config = types.SimpleNamespace(update=lambda *a, **k: None)
+        self.Settings, self.Image = dict, Path
+
+    def Table(self, columns, data, allow_mixed_types):
+        return (columns, data)
+
+    def Artifact(self, name, type, metadata):
+        files = []
+        return types.SimpleNamespace(
+            type=type, files=files, add_file=lambda p: files.append(Path(p).name), add_dir=lambda p: files.append(p)
+        )
+
+    def init(self, **arguments):
+        self.inits.append(arguments)
+        return self
+
+    def log(self, values, step=None):
+        self.logged.append(values)
+
+    def log_artifact(self, artifact, aliases):
+        self.artifacts.append((artifact.type, sorted(artifact.files)))
+
+    def finish(self, exit_code):
+        self.codes.append(exit_code)
+
+
+@pytest.fixture
+def wandb(monkeypatch) -> FakeWandb:
+    fake = FakeWandb()
+    monkeypatch.setitem(sys.modules, "wandb", fake)
+    return fake
+
+
+def context(folder: Path, **wandb) -> Context:
+    folder.mkdir(parents=True, exist_ok=True)
+    config = TrackingConfig(wandb=WandbConfig(project="p", mode="offline", **wandb))
+    return Context(
+        name="finetune", folder=folder, seed=0, fingerprint="x", target=None, drafter=None, engine=EngineConfig(),
+        tracking=config, inputs={}, say=pytest.fail,
+    )  # fmt: skip
+
+
+def fill(folder: Path, *names: str) -> None:
+    for name in names:
+        (folder / name).write_text("{}")
+
+
+def test_an_evaluation_hands_on_its_table_plots_and_report(tmp_path, wandb):
+    with tracked(context(tmp_path / "run" / "evaluate")) as mine:
+        fill(mine.folder, "report.md", "speedup.png", "fingerprint.json")
+        cell = {"requests": 3, "tau": 2.5, "tau_interval": [2.0, 3.0], "DSR": 1.2, "identical": 3}
+        (mine.folder / "report.json").write_text(json.dumps({"tables": {"pictures": {"M": cell}}}))
+    assert wandb.inits[0]["group"] == "run" and wandb.inits[0]["name"] == "finetune"
+    assert wandb.logged == [
+        {"report": (list(COLUMNS), [["pictures", "M", 3, 2.5, 2.0, 3.0, 1.2, 3]])},
+        {"speedup": mine.folder / "speedup.png"},
+    ]
+    assert wandb.artifacts == [("report", ["report.json", "report.md", "speedup.png"])]
+    assert wandb.codes == [0]
+
+
+@pytest.mark.parametrize("artifacts", ["none", "results"])
+def test_a_training_hands_on_its_model_where_the_recipe_says_so(artifacts, tmp_path, wandb):
+    with tracked(context(tmp_path, artifacts=artifacts)) as mine:
+        tracker = mine.tracker()
+        fill(
+            mine.folder,
+            "sample.txt",
+            "model.safetensors",
+            "config.json",
+            "tokenizer.json",
+            "done.json",
+            "metrics.jsonl",
+        )
+        track_sample(tracker, mine.folder)
+        assert mine.tracker() is tracker, "one tracker for a stage"
+    assert wandb.logged == [{"sample": (["supervised text in [[ ]]"], [["{}"]])}]
+    wanted = [("result", ["config.json", "model.safetensors", "tokenizer.json"])]
+    assert wandb.artifacts == (wanted if artifacts == "results" else [])
+    assert len(wandb.inits) == 1 and wandb.codes == [0]
+
+
+def test_a_stage_that_fails_is_told_as_failed(tmp_path, wandb):
+    mine = context(tmp_path)
+
+    def stage():
+        with tracked(mine):
+            mine.tracker().log({"loss": 1.0}, 1)
+            raise RuntimeError("out of memory")
+
+    with pytest.raises(RuntimeError, match="out of memory"):
+        stage()
+    assert wandb.codes == [1] and wandb.artifacts == []
+
+
+def test_each_checkpoint_is_told_once_it_is_whole(tmp_path):
+    told = []
+    run(tmp_path, steps=5, every=2, keep=1, saved=lambda path, step: told.append((path.name, step, verify(path))))
+    assert told == [("step-00000002", 2, None), ("step-00000004", 4, None)]
+
+
+def test_without_wandb_nothing_is_opened(tmp_path, monkeypatch):
+    monkeypatch.setitem(sys.modules, "wandb", None)
+    mine = context(tmp_path / "stage")
+    mine = Context(**{**mine.__dict__, "tracking": TrackingConfig(), "trackers": []})
+    with tracked(mine):
+        fill(mine.folder, "report.json", "model.safetensors")
+    assert mine.trackers == [] and {p.name for p in mine.folder.iterdir()} == {"report.json", "model.safetensors"}
