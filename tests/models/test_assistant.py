@@ -38,13 +38,13 @@ def passes(model, inputs, never, *, shown):
     """Forwards of the target over the answer, whose tokens must be those of plain decoding."""
     draft, count = copy.deepcopy(model), []
     chain_of(draft, CHAIN)
-    # A pad that is emitted is taken for padding in the draft's next pass: one that cannot come, as in real models.
+    # The draft's mask is guessed from the pad: one that stands in no prompt and cannot come, as in real models.
     settings = {
         "max_new_tokens": TOKENS,
         "do_sample": False,
         "suppress_tokens": never,
         "eos_token_id": None,
-        "pad_token_id": never[0],
+        "pad_token_id": never[-1],
     }
     with sees(draft, **inputs) if shown else contextlib.nullcontext(draft) as assistant:
         hook = model.model.language_model.register_forward_hook(lambda *_: count.append(1))

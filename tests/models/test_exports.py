@@ -357,3 +357,13 @@ def test_scripts_there_and_back(tmp_path, capsys):
     assert all(torch.equal(value, head.state_dict()[name]) for name, value in found.items())
     assert script("export", tmp_path / "back", tmp_path / "no", "--to", "vllm") == 2
     assert "a picture enters its layer directly" in capsys.readouterr().err
+
+
+def test_what_a_heads_manifest_records(tmp_path):
+    """All that no weight's shape tells, so that another engine or version can be held against it."""
+    made(tmp_path, **READ, taps=(1, 4, 6))
+    manifest = json.loads((tmp_path / "head" / "draftsmith.json").read_text())
+    assert manifest["reads"]["state"] == [1, 4, 6] and manifest["reads"]["visual_embedding"] == "placeholder"
+    assert "0 is the embedding" in manifest["reads"]["numbering"] and manifest["positions"]["kind"] == "flat"
+    assert {"tokenizer_sha256", "target", "drafter", "settings"} <= set(manifest)
+    assert set(manifest["tested_with"]) == {"torch", "transformers", "safetensors", "tokenizers"}

@@ -292,7 +292,7 @@ def test_lanterns_heads(tmp_path, condition):
 def draft(folder, *, rows=VOCAB, side=16):
     """As transformers 4 saved it: older names, JackFram's ids, in bfloat16."""
     text = LlamaConfig(hidden_size=16, intermediate_size=32, num_hidden_layers=1, num_attention_heads=2,
-                       vocab_size=rows, max_position_embeddings=2048, bos_token_id=0, eos_token_id=2, pad_token_id=1)  # fmt: skip
+                       vocab_size=rows, max_position_embeddings=2048, bos_token_id=0, pad_token_id=1)  # fmt: skip
     vision = CLIPVisionConfig(hidden_size=16, intermediate_size=32, num_hidden_layers=2, num_attention_heads=2,
                               image_size=side, patch_size=8)  # fmt: skip
     config = LlavaConfig(text_config=text.to_dict(), vision_config=vision.to_dict(), image_token_index=39)

@@ -117,6 +117,6 @@ def test_a_head_on_the_hub_comes_with_its_manifest(tmp_path, monkeypatch):
 
     monkeypatch.setattr(folders, "snapshot_download", download)
     assert find_head(EagleConfig(kind="eagle", path="org/head", revision="r")) == tmp_path
-    files = {"config.json", "draftsmith.json", "model.safetensors", "pytorch_model.bin"}
+    files = {"config.json", "draftsmith.json", "model.safetensors", "pytorch_model.bin", "SHA256SUMS"}
     assert asked == [("org/head", "r", files)]
     assert find_head(EagleConfig(kind="eagle", path=str(tmp_path))) == tmp_path and len(asked) == 1

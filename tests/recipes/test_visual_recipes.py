@@ -15,6 +15,10 @@ BAD = {
     # Combinations that would not be exact
     "samples for a dynamic tree": ([f"{METHOD}.draw=sample"], "not lossless with draw: sample"),
     "samples for an adaptive tree": ([*ADT, f"{METHOD}.draw=sample"], "tree 'adt' prunes"),
+    "samples for a tree that adapts by confidence": (
+        [f"{METHOD}.tree={{kind: sage}}", f"{METHOD}.draw=sample"],
+        "tree 'sage' prunes",
+    ),
     "block on a tree": ([f"{METHOD}.rule={{kind: block}}"], "rule: block with tree 'dynamic'"),
     "block without samples": (
         [*CHAIN, f"{METHOD}.rule={{kind: block}}"],

@@ -177,7 +177,8 @@ def _limitations(facts: CardFacts) -> list[str]:
         lines += [
             "- **`target.generate(assistant_model=drafter)` does not show the picture to the drafter** in transformers "
             "5 (read and measured in 5.18 to 5.23): answers stay right, and nearly nothing is accepted. Decode with "
-            "the three lines above, where target and drafter both see it.",
+            "the three lines above, where target and drafter both see it; in transformers' own loop "
+            "`draftsmith.models.assistant.sees(drafter, **inputs)` gives the picture back.",
             "- vLLM and SGLang take no drafter that reads pictures.",
         ]
     else:

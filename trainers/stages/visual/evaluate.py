@@ -148,7 +148,7 @@ class VisualEvaluateStage(Section):
                     temperature=temperature,
                     draw=method.draw,
                     policy=method.tree.kind,
-                    prunes_by_token=method.tree.kind in ("dynamic", "adt"),
+                    prunes_by_token=method.tree.build(grid=1).prunes_by_token,  # of any side
                     rule=method.rule_name(temperature),
                 )
         return self
