@@ -157,7 +157,7 @@ def test_a_write_that_fails_leaves_the_old_file(tmp_path, monkeypatch):
     assert same(files.load_llamagen(tmp_path), model)
 
 
-def test_a_hub_id_fetches_the_two_files(tmp_path, monkeypatch):
+def test_a_hub_id_fetches_its_files_and_their_sums(tmp_path, monkeypatch):
     files.save_llamagen(llamagen(CLASS), tmp_path)
     asked = {}
 
@@ -170,7 +170,7 @@ def test_a_hub_id_fetches_the_two_files(tmp_path, monkeypatch):
     assert asked == {
         "source": "someone/llamagen",
         "revision": "abc",
-        "allow_patterns": ["config.json", "model.safetensors"],
+        "allow_patterns": ["config.json", "model.safetensors", "SHA256SUMS"],
     }
 
 

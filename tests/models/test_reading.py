@@ -374,9 +374,7 @@ def test_each_picture_has_its_vectors():
     config, target, training = built("vispec")
     batch = batch_for(config, target, ("tvvtvvvvtaa",))
     filled, head = training.fill(batch)[0], training.head
-    first, second = (
-        head.imadpt(batch.layers[0][:, a:b], torch.ones(1, b - a).bool())[0] for a, b in ((1, 3), (4, 8))
-    )
+    first, second = (head.imadpt(batch.layers[0][:, a:b], torch.ones(1, b - a).bool())[0] for a, b in ((1, 3), (4, 8)))
     index, image = filled.layout.index[0].tolist(), filled.image[0]
     for slot, expected in ((2, first[-1]), (7, second[-1]), (9, second[-1])):
         torch.testing.assert_close(image[index.index(slot)], expected)

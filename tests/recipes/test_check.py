@@ -77,8 +77,11 @@ def record(number: int, picture: str | None = None, answer: str = "a cat") -> di
 
 
 @pytest.fixture
-def own_data(tmp_path):
-    """One's own records beside a recipe whose models are not on this machine."""
+def own_data(tmp_path, monkeypatch):
+    """One's own records beside a recipe whose models are not on this machine; nothing tries to fetch them."""
+    from huggingface_hub import constants
+
+    monkeypatch.setattr(constants, "HF_HUB_OFFLINE", False)
     Image.new("RGB", (8, 8)).save(tmp_path / "a.png")
     path = tmp_path / "data.json"
 
