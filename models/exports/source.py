@@ -18,7 +18,7 @@ from ..drafters.made_for import MANIFEST
 from ..drafters.reading import AnyHead, AnyReading, load_reading_head
 from ..drafters.reading.config import READING_KINDS
 from ..hub import read_config
-from ..llamagen.folders import CONFIG, read_values
+from ..llamagen.folders import read_values
 
 _READING: TypeAdapter[Any] = TypeAdapter(Annotated[AnyReading, Field(discriminator="kind")])
 
@@ -126,7 +126,3 @@ def read_head(folder: Path, target: Target) -> HeadSource:
     beside = SimpleNamespace(config=target.text, embedding=torch.empty(0, target.text.hidden_size))
     head = load_reading_head(config, folder, beside, stored)
     return HeadSource(folder, config, head.eval(), target, manifest)
-
-
-def model_type_of(folder: Path) -> str:
-    return str(json.loads((folder / CONFIG).read_text()).get("model_type"))

@@ -7,7 +7,6 @@ from draftsmith.models.drafters.reading import (
     build_reading_head,
     likeliest_ids,
     reading_manifest,
-    reading_shape,
     save_reading_head,
 )
 from reading_tiny import config_of, text_config
@@ -144,7 +143,3 @@ def eagle3_of_engines(values, state, embeds, states, prefix="midlayer."):
     joined = torch.cat([layer.input_layernorm(embeds), hidden_norm(states)], -1)
     states = states + _attend(layer.self_attn, joined, rotary)[0]
     return states + layer.mlp(layer.post_attention_layernorm(states))
-
-
-def shape_of(config, family="llava"):
-    return reading_shape(config, target_config(family).get_text_config())
