@@ -30,8 +30,7 @@ SYSTEM = (
 )
 QWEN_SYSTEM = "You are a helpful assistant."
 ROLES = {"human": "USER", "gpt": "ASSISTANT"}
-_QWEN_ROLES = {"human": "user", "gpt": "assistant"}
-_LLAMA3_ROLES = {"human": "user", "gpt": "assistant"}
+_CHAT_ROLES = {"human": "user", "gpt": "assistant"}
 _TURN_END = {"v1": "</s>", "qwen": "<|im_end|>", "qwen_vl": "<|im_end|>", "llama3": "<|eot_id|>"}
 
 
@@ -172,41 +171,40 @@ def _render_v1(pairs: list[tuple[str, str]], system: str, open_ended: bool, end:
     return Rendered(text, tuple(spans))
 
 
-def _render_qwen(pairs: list[tuple[str, str]], system: str, open_ended: bool) -> Rendered:
-    """Supervised are an answer and the token that ends it; the official masker also takes every turn's outer tokens."""
-    end = _TURN_END["qwen"]
-    text = f"<|im_start|>system\n{system}{end}\n" if system else ""
+def _render_chat(
+    pairs: list[tuple[str, str]], system: str, open_ended: bool, *, head: str, end: str, between: str
+) -> Rendered:
+    """Turns that begin with a head of their role. Supervised are an answer and the token that ends it; Qwen's official
+    masker also takes every turn's outer tokens.
+
+    Args:
+        head: what begins a turn, with {} for its role.
+        between: what stands behind a turn's end.
+    """
+    text = head.format("system") + system + end + between if system else ""
     spans, last = [], len(pairs) - 1
     for number, (role, value) in enumerate(pairs):
-        text += f"<|im_start|>{_QWEN_ROLES[role]}\n"
+        text += head.format(_CHAT_ROLES[role])
         if open_ended and number == last and role == "gpt":
             break
         start = len(text)
         text += f"{value}{end}"
         if role == "gpt" and value:
             spans.append((start, len(text)))
-        text += "\n"
+        text += between
     if open_ended and pairs[last][0] == "human":
-        text += "<|im_start|>assistant\n"
+        text += head.format(_CHAT_ROLES["gpt"])
     return Rendered(text, tuple(spans))
+
+
+def _render_qwen(pairs: list[tuple[str, str]], system: str, open_ended: bool) -> Rendered:
+    return _render_chat(pairs, system, open_ended, head="<|im_start|>{}\n", end=_TURN_END["qwen"], between="\n")
 
 
 def _render_llama3(pairs: list[tuple[str, str]], system: str, open_ended: bool) -> Rendered:
-    """Supervised are an answer and the token that ends it."""
-    end = _TURN_END["llama3"]
-    text = f"<|start_header_id|>system<|end_header_id|>\n\n{system}{end}" if system else ""
-    spans, last = [], len(pairs) - 1
-    for number, (role, value) in enumerate(pairs):
-        text += f"<|start_header_id|>{_LLAMA3_ROLES[role]}<|end_header_id|>\n\n"
-        if open_ended and number == last and role == "gpt":
-            break
-        start = len(text)
-        text += f"{value.strip()}{end}"
-        if role == "gpt" and value:
-            spans.append((start, len(text)))
-    if open_ended and pairs[last][0] == "human":
-        text += "<|start_header_id|>assistant<|end_header_id|>\n\n"
-    return Rendered(text, tuple(spans))
+    head = "<|start_header_id|>{}<|end_header_id|>\n\n"
+    stripped = [(role, value.strip()) for role, value in pairs]
+    return _render_chat(stripped, system, open_ended, head=head, end=_TURN_END["llama3"], between="")
 
 
 def written_marks(pictures: Sequence[Picture]) -> list[str]:
