@@ -212,7 +212,7 @@ def _answers(subject: str, address: str, timeout_s: float, cure: str) -> Finding
     try:
         urllib.request.urlopen(urllib.request.Request(address, method="HEAD"), timeout=timeout_s).close()
     except urllib.error.HTTPError:
-        pass  # it answers
+        return ok(subject, f"{address} answers")
     except (OSError, ValueError) as error:
         return fault(subject, f"{address} does not answer: {first_line(error)}", cure)
     return ok(subject, f"{address} answers")

@@ -64,8 +64,14 @@ def run_recipe(arguments: Sequence[str]) -> int:
     return 0
 
 
-def context_maker(loaded: Loaded[Any], command: str) -> Callable[[Any, Path, Mapping[str, Path]], Any]:
-    """What gives each planned stage its part of the run: planned, folder, inputs -> context."""
+def context_maker(
+    loaded: Loaded[Any], command: str, tell: Callable[[str], None] = say
+) -> Callable[[Any, Path, Mapping[str, Path]], Any]:
+    """What gives each planned stage its part of the run: planned, folder, inputs -> context.
+
+    Args:
+        tell: what a stage says goes there.
+    """
     from ..trainers.context import Context
 
     recipe = loaded.recipe
@@ -81,7 +87,7 @@ def context_maker(loaded: Loaded[Any], command: str) -> Callable[[Any, Path, Map
             engine=recipe.engine,
             tracking=recipe.tracking,
             inputs=dict(inputs),
-            say=say,
+            say=tell,
             recipe=redact_tree(loaded.tree),
             command=command,
         )

@@ -3,10 +3,8 @@
 from pathlib import Path
 
 from draftsmith.recipes.load import load
-from draftsmith.recipes.plan import plan
 from draftsmith.recipes.schema import TRACKS
-from draftsmith.trainers.context import Context
-from draftsmith.trainers.run import run_stages
+from stages_run import run_loaded
 
 SIZES = {"hidden_size": 32, "intermediate_size": 48, "num_attention_heads": 2, "num_key_value_heads": 2}
 # Records of each kind; of all others that the recipe names there is none.
@@ -45,17 +43,6 @@ BEFORE = ("world", "target", "language", "pretrain", "answers")
 
 
 def run(output: Path, *settings: str, stages=None, restart=None) -> list[str]:
-    """Stages of the tiny demo, as the command line runs them (but for its lock); returns what was said."""
-    told: list[str] = []
-    loaded = load(["recipe=demo/lvlm-distilled", f"output={output}", *FEW, *settings], TRACKS)
-    recipe = loaded.recipe
-
-    def make_context(planned, folder, inputs):
-        return Context(
-            planned.name, folder, recipe.seed, planned.fingerprint, recipe.target, recipe.drafter, recipe.engine,
-            recipe.tracking, dict(inputs), told.append, loaded.tree, "the command",
-        )  # fmt: skip
-
-    planned = plan(recipe, loaded.path)
-    run_stages(planned, make_context, output=output, chosen=stages, restart=restart, say=told.append)
-    return told
+    """Stages of the tiny demo; returns what was said."""
+    found = load(["recipe=demo/lvlm-distilled", f"output={output}", *FEW, *settings], TRACKS)
+    return run_loaded(found, output, stages=stages, restart=restart)

@@ -2,12 +2,7 @@
 
 from pathlib import Path
 
-import yaml
-from draftsmith.recipes.load import load
-from draftsmith.recipes.plan import plan
-from draftsmith.recipes.schema import TRACKS
-from draftsmith.trainers.context import Context
-from draftsmith.trainers.run import run_stages
+from stages_run import load_spelled, run_loaded
 
 LANGUAGE = {
     "model_type": "llama", "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 1,
@@ -55,24 +50,8 @@ BEFORE = ("world", "target", "draft", "captioner")
 
 
 def loaded(output: Path, *settings: str):
-    path = output / "suite-test.yaml"
-    output.mkdir(parents=True, exist_ok=True)
-    path.write_text(yaml.safe_dump(RECIPE | {"output": str(output)}, sort_keys=False))
-    return load([f"recipe={path}", *settings], TRACKS)
+    return load_spelled(RECIPE, "suite-test", output, *settings)
 
 
 def run(output: Path, *settings: str, stages=None, restart=None) -> list[str]:
-    """Stages of the recipe, as the command line runs them (but for its lock); returns what was said."""
-    told: list[str] = []
-    found = loaded(output, *settings)
-    recipe = found.recipe
-
-    def make_context(planned, folder, inputs):
-        return Context(
-            planned.name, folder, recipe.seed, planned.fingerprint, recipe.target, recipe.drafter, recipe.engine,
-            recipe.tracking, dict(inputs), told.append, found.tree, "the command",
-        )  # fmt: skip
-
-    planned = plan(recipe, found.path)
-    run_stages(planned, make_context, output=output, chosen=stages, restart=restart, say=told.append)
-    return told
+    return run_loaded(loaded(output, *settings), output, stages=stages, restart=restart)

@@ -12,12 +12,11 @@ from draftsmith.models.generators import TEXT_ENCODER, LlamaGenTargetConfig, bui
 from draftsmith.models.llamagen.files import save_vq
 from draftsmith.models.llamagen.vq import VqTokenizer
 from draftsmith.recipes.load import load
-from draftsmith.recipes.plan import plan
 from draftsmith.recipes.schema import TRACKS
 from draftsmith.trainers.context import Context
 from draftsmith.trainers.engine import EngineConfig
-from draftsmith.trainers.run import run_stages
 from PIL import Image
+from stages_run import run_loaded
 
 SIDE = 16  # pixels; 4 x 4 codes
 SHAPE = {
@@ -71,20 +70,9 @@ FEW = [
 
 
 def run(output: Path, *settings: str, stages=None, restart=None) -> list[str]:
-    """Stages of the tiny demo, as the command line runs them (but for its lock); returns what was said."""
-    told: list[str] = []
-    loaded = load(["recipe=demo/visual-ar", f"output={output}", *FEW, *settings], TRACKS)
-    recipe = loaded.recipe
-
-    def make_context(planned, folder, inputs):
-        return Context(
-            planned.name, folder, recipe.seed, planned.fingerprint, recipe.target, recipe.drafter, recipe.engine,
-            recipe.tracking, dict(inputs), told.append, loaded.tree, "the command",
-        )  # fmt: skip
-
-    planned = plan(recipe, loaded.path)
-    run_stages(planned, make_context, output=output, chosen=stages, restart=restart, say=told.append)
-    return told
+    """Stages of the tiny demo; returns what was said."""
+    found = load(["recipe=demo/visual-ar", f"output={output}", *FEW, *settings], TRACKS)
+    return run_loaded(found, output, stages=stages, restart=restart)
 
 
 def context(folder: Path, target: LlamaGenTargetConfig, inputs: dict[str, Path], **changes) -> Context:
