@@ -119,9 +119,7 @@ class CachedDecoder:
             seen = self.see(pixels, pictures) if seen is None else seen
             features = self.core.multi_modal_projector(pool_features(seen, pool))
             packed = pack(features, pictures, getattr(self.core, "image_newline", None))
-            places = modality != TEXT
-            assert int(places.sum()) == len(packed), f"{int(places.sum())} places for {len(packed)} features"
-            embeds = embeds.masked_scatter(places.unsqueeze(-1), packed.to(embeds))
+            embeds = with_features(embeds, modality, packed)
         return embeds
 
     def see(self, pixels: Tensor, pictures: Sequence[Picture] = ()) -> Tensor:
@@ -256,6 +254,13 @@ def _joined(parts: Sequence[DecoderStates], length: int) -> DecoderStates:
         weights[layer] = torch.cat([F.pad(w, (0, length - w.shape[-1])) for w in each], dim=-2)
     layers = {layer: torch.cat([part.layers[layer] for part in parts], dim=1) for layer in parts[0].layers}
     return DecoderStates(torch.cat([part.feature for part in parts], dim=1), layers, weights)
+
+
+def with_features(embeds: Tensor, modality: Tensor, features: Tensor) -> Tensor:
+    """Embeddings [R,N,D] whose visual places hold `features` [P,D] in order."""
+    places = modality != TEXT
+    assert int(places.sum()) == len(features), f"{int(places.sum())} places for {len(features)} features"
+    return embeds.masked_scatter(places.unsqueeze(-1), features.to(embeds))
 
 
 def _additive(mask: Tensor, dtype: torch.dtype) -> Tensor:

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from ...core.pictures import TEXT, Picture
 from ...core.positions import Resume
 from ..qwen import QWEN_FAMILIES, SeenPatches, position_scheme, see_patches
-from .decoder import CachedDecoder, PromptRows
+from .decoder import CachedDecoder, PromptRows, with_features
 
 
 class QwenDecoder(CachedDecoder):
@@ -56,9 +56,7 @@ class QwenDecoder(CachedDecoder):
             return embeds
         assert modality is not None
         seen = self.see(pixels, pictures) if seen is None else seen
-        places = modality != TEXT
-        assert int(places.sum()) == len(seen.features), f"{int(places.sum())} places for {len(seen.features)} features"
-        return embeds.masked_scatter(places.unsqueeze(-1), seen.features.to(embeds))
+        return with_features(embeds, modality, seen.features)
 
     def prompts(
         self,

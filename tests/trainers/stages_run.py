@@ -9,6 +9,19 @@ from draftsmith.recipes.plan import plan
 from draftsmith.recipes.schema import TRACKS
 from draftsmith.trainers.run import run_stages
 
+# Overrides of recipe=demo/lvlm: a target from a world of a hundred records.
+TINY_WORLD = [
+    "stages=[world,target]",
+    "stages.world.splits.train={name: 2, colors: 2, caption: 2, attribute: 60, "
+    "conversation: 20, place: 2, probe: 2, count: 2, word: 2, "
+    "difference: 2, edit: 2, story: 2, sums: 2, fact: 10, aside: 2}",
+    "stages.world.splits.align.caption=1",
+    "stages.world.splits.seen={attribute: 1, conversation: 1, place: 1, count: 1, probe: 1, difference: 1}",
+    "stages.world.splits.text={sums: 1, fact: 1, aside: 1}",
+    "stages.world.splits.binding.attribute=1",
+    "stages.world.splits.held_out={caption: 1, attribute: 1, conversation: 1}",
+]
+
 
 def load_spelled(recipe: dict, name: str, output: Path, *settings: str):
     """A recipe that a test spells out, written to a file and read again."""

@@ -11,6 +11,7 @@ import tomllib
 from pathlib import Path
 
 import pytest
+from stages_run import TINY_WORLD
 from training import free_port
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -18,15 +19,7 @@ FILES = ROOT / "scripts" / "cluster"
 STEPS = 6
 SETTINGS = [
     "recipe=demo/lvlm",
-    "stages=[world,target]",
-    "stages.world.splits.train={name: 2, colors: 2, caption: 2, attribute: 60, "
-    "conversation: 20, place: 2, probe: 2, count: 2, word: 2, "
-    "difference: 2, edit: 2, story: 2, sums: 2, fact: 10, aside: 2}",
-    "stages.world.splits.align.caption=1",
-    "stages.world.splits.seen={attribute: 1, conversation: 1, place: 1, count: 1, probe: 1, difference: 1}",
-    "stages.world.splits.text={sums: 1, fact: 1, aside: 1}",
-    "stages.world.splits.binding.attribute=1",
-    "stages.world.splits.held_out={caption: 1, attribute: 1, conversation: 1}",
+    *TINY_WORLD,
     f"stages.target.steps={STEPS}",
     "stages.target.batch_size=8",
     "stages.target.log_every=1",
