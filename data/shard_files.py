@@ -5,13 +5,14 @@ from __future__ import annotations
 import hashlib
 import json
 import os
+import uuid
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from ..core.errors import UserError
 
-FORMAT = 1  # of shards, their json and the manifest: count up when one changes
+FORMAT = 2  # of shards, their json and the manifest: count up when one changes
 AGAIN = "delete the file and run the stage again: it writes the missing shard only"
 
 
@@ -55,18 +56,32 @@ def read_json(path: Path) -> Any:
 
 
 def write_whole(path: Path, data: bytes) -> None:
-    """Aside, to the disk, renamed: a reader or a crash never meets half a file. Ranks may write the same at once."""
-    aside = path.with_name(f"{path.name}.{os.getpid()}.partial")
-    with open(aside, "wb") as file:
-        file.write(data)
-        file.flush()
-        os.fsync(file.fileno())
-    os.replace(aside, path)
+    """Aside, to the disk, renamed: a reader or a crash never meets half a file. Ranks may write the same at once.
+
+    Raises:
+        UserError: the disk is full, or the folder is not ours.
+    """
+    # Ranks in containers of two nodes may have one process id.
+    aside = path.with_name(f"{path.name}.{uuid.uuid4().hex}.partial")
+    try:
+        with open(aside, "wb") as file:
+            file.write(data)
+            file.flush()
+            os.fsync(file.fileno())
+        os.replace(aside, path)
+    except OSError as error:
+        aside.unlink(missing_ok=True)
+        raise unwritable(path, error) from error
     directory = os.open(path.parent, os.O_RDONLY)
     try:
         os.fsync(directory)
     finally:
         os.close(directory)
+
+
+def unwritable(path: Path, error: OSError) -> UserError:
+    cure = "make room, and run the stage again: it goes on behind the shards that it finished"
+    return UserError(f"cannot be written: {error.strerror or error}", where=str(path), cure=cure)
 
 
 def edited(path: Path, problem: str) -> UserError:

@@ -12,18 +12,19 @@ import json
 import os
 import re
 import tarfile
-import zlib
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import xxhash
 from torch import Tensor
 
 from ..core.errors import UserError
-from .shard_files import AGAIN, FORMAT, Shard, dump, edited, read_json, read_shard, tar_path, write_whole
+from .shard_files import AGAIN, FORMAT, Shard, dump, edited, read_json, read_shard, tar_path, unwritable, write_whole
 from .shard_members import BAD_MEMBERS, Buffer, pack, unpack
 
 _KEY = re.compile(r"[A-Za-z0-9_-]{1,80}")  # no dot: webdataset's keys end there; short enough for a plain ustar header
@@ -82,6 +83,9 @@ class ShardWriter:
 
     Args:
         columns: names of whole numbers in each sample's info, which are then known without reading the tar.
+
+    Raises:
+        UserError: the disk is full; what this shard took of it is given back.
     """
 
     def __init__(self, folder: Path, index: int, *, columns: Sequence[str] = ()):
@@ -100,19 +104,20 @@ class ShardWriter:
         self._keys.add(key)
         packed = pack(key, tensors, info)
         self._starts.append(self._size)
-        self._checks.append(zlib.crc32(packed))
+        self._checks.append(_checksum(packed))
         for name, values in self._columns.items():
             values.append(int(info[name]))
         self._write(packed)
 
     def close(self, counts: Mapping[str, int]) -> Shard:
         """To the disk, under its name, with its json beside it; `counts` as of `write_shard`."""
-        self._write(_END)
-        self._file.flush()
-        os.fsync(self._file.fileno())
-        self._file.close()
         tar = tar_path(self.folder, self.index)
-        os.replace(self._aside, tar)
+        self._write(_END)
+        with self._to_disk():
+            self._file.flush()
+            os.fsync(self._file.fileno())
+            self._file.close()
+            os.replace(self._aside, tar)
         summary = {
             "format": FORMAT,
             "sha256": self._digest.hexdigest(),
@@ -120,18 +125,29 @@ class ShardWriter:
             "bytes": self._size,
             "refused": dict(sorted(counts.items())),
             "starts": self._starts,
-            "crc32": self._checks,
+            "xxh3": self._checks,
         } | ({"columns": self._columns} if self._columns else {})
         write_whole(tar.with_suffix(".json"), json.dumps(summary).encode())
         return read_shard(self.folder, self.index)
 
     def abandon(self) -> None:
-        """Close the file: what is in it stays aside and is written over by the next try."""
-        self._file.close()
+        """Throw away what was written."""
+        with suppress(OSError):  # what it still holds may not fit the disk
+            self._file.close()
+        self._aside.unlink(missing_ok=True)
 
     def _write(self, data: bytes) -> None:
-        self._size += self._file.write(data)
+        with self._to_disk():
+            self._size += self._file.write(data)
         self._digest.update(data)
+
+    @contextmanager
+    def _to_disk(self) -> Iterator[None]:
+        try:
+            yield
+        except OSError as error:
+            self.abandon()
+            raise unwritable(self._aside, error) from error
 
 
 def finished(folder: Path, index: int) -> bool:
@@ -183,7 +199,7 @@ def finish(
 class ShardReader:
     """Finished shards as one sequence: `reader[i]` is (key, tensors, info).
 
-    No file stays open, so a reader may be forked, pickled and used by workers. It holds 12 bytes for each sample of
+    No file stays open, so a reader may be forked, pickled and used by workers. It holds 16 bytes for each sample of
     the shards that it has read from.
 
     Raises:
@@ -202,7 +218,7 @@ class ShardReader:
         except (KeyError, TypeError) as error:
             raise edited(folder / "manifest.json", repr(error)) from error
         self._ends = np.cumsum([shard.num_samples for shard in self.shards], dtype=np.int64)
-        self._index: dict[int, tuple[np.ndarray, np.ndarray]] = {}  # shard -> starts [n+1] int64, crc32 [n] uint32
+        self._index: dict[int, tuple[np.ndarray, np.ndarray]] = {}  # shard -> starts [n+1] int64, xxh3 [n] uint64
         for shard in self.shards:
             self._check_size(shard)
 
@@ -254,7 +270,7 @@ class ShardReader:
         if shard.index not in self._index:
             summary = self._summary(shard)
             starts = np.array([*summary["starts"], shard.bytes - len(_END)], dtype=np.int64)
-            self._index[shard.index] = starts, np.array(summary["crc32"], dtype=np.uint32)
+            self._index[shard.index] = starts, np.array(summary["xxh3"], dtype=np.uint64)
         return self._index[shard.index]
 
     def _summary(self, shard: Shard) -> dict[str, Any]:
@@ -272,11 +288,11 @@ class Span:
     number: int  # of the sample in its shard
     start: int
     stop: int
-    crc32: int
+    xxh3: int
 
     def check(self, packed: Buffer) -> None:
         """Raises `UserError`, naming the file, where the bytes are not those that were written."""
-        if zlib.crc32(packed) != self.crc32:
+        if _checksum(packed) != self.xxh3:
             raise edited(self.path, f"sample {self.number} differs from what was written")
 
     def broken(self, error: Exception) -> UserError:
@@ -287,6 +303,13 @@ class Span:
 
     def missing(self) -> UserError:
         return UserError("missing shard", where=str(self.path), cure=AGAIN)
+
+
+def _checksum(packed: Buffer) -> int:
+    """XXH3, 64 bits: many times faster than a disk, where zlib's CRC-32 is about as fast as one."""
+    digest = xxhash.xxh3_64()
+    digest.update(packed)  # without Python's lock, unlike the constructor
+    return digest.intdigest()
 
 
 def _read_span(span: Span) -> bytes:

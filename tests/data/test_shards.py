@@ -2,6 +2,7 @@
 
 import json
 import multiprocessing
+import os
 import pickle
 import sqlite3
 import tracemalloc
@@ -15,6 +16,7 @@ import webdataset
 from draftsmith.core.errors import UserError
 from draftsmith.data import duplicates, shards, tars
 from draftsmith.data.duplicates import Duplicates, find_duplicates, next_number
+from draftsmith.data.shard_files import FORMAT
 from draftsmith.data.shards import ShardReader, claim, finish, finished, write_shard
 
 IDENTITY = {"source": {"path": "x", "max_samples": 7}, "target": "tiny", "size": 256}
@@ -147,6 +149,35 @@ def test_a_stopped_writer_leaves_nothing_that_counts_and_goes_on(folder, tmp_pat
     assert not finished(torn, 0), "written anew, the old mark does not hold"
 
 
+@pytest.mark.parametrize("size", [10, 100_000], ids=["at the end", "at once"])
+def test_a_full_disk_is_told_by_the_shards_name_and_given_back(tmp_path, size):
+    claim(tmp_path, IDENTITY)
+    write(tmp_path, 0, range(3))
+    aside = tmp_path / "shard-000001.tar.partial"
+    aside.symlink_to("/dev/full")
+    samples = [("a", {"states": torch.zeros(size)}, {})]
+    with pytest.raises(UserError, match=r"No space left(.|\n)*shard-000001\.tar(.|\n)*make room"):
+        write_shard(tmp_path, 1, iter(samples), {})
+    assert not aside.is_symlink() and finished(tmp_path, 0) and not finished(tmp_path, 1)
+    write_shard(tmp_path, 1, iter(samples), {})
+    finish(tmp_path, IDENTITY, num_shards=2)
+
+
+def test_ranks_of_two_nodes_with_one_process_id_claim_a_folder(tmp_path, monkeypatch):
+    """The second writes and renames while the first is about to rename."""
+    rename, others = os.replace, []
+
+    def late(source, target):
+        if not others:
+            others.append(1)
+            shards.write_whole(tmp_path / "identity.json", b"{}")
+        rename(source, target)
+
+    monkeypatch.setattr("os.replace", late)
+    shards.write_whole(tmp_path / "identity.json", b"{}")
+    assert [path.name for path in tmp_path.iterdir()] == ["identity.json"] and others
+
+
 def test_counts_are_read_after_the_last_sample(tmp_path):
     counts = {}
 
@@ -232,7 +263,11 @@ def test_missing_cut_and_edited_shards_are_told_by_name(folder):
         ShardReader(folder)
     with pytest.raises(UserError, match=r"missing shard(.|\n)*shard-000001\.tar"):
         reader[6]
-    for text, problem in [("{", "not valid JSON"), ("[]", "not a manifest"), ('{"format": 1}', "identity")]:
+    for text, problem in [
+        ("{", "not valid JSON"),
+        ("[]", "not a manifest"),
+        (json.dumps({"format": FORMAT}), "identity"),
+    ]:
         (folder / "manifest.json").write_text(text)
         with pytest.raises(UserError, match=rf"{problem}(.|\n)*manifest\.json"):
             ShardReader(folder)
