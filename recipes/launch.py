@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import shlex
+import sys
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -38,6 +39,8 @@ def run_recipe(arguments: Sequence[str]) -> int:
     if options.dry_run:
         say(dry_run_of(recipe, planned))
         return 0
+    from transformers.utils import logging as hf_logging
+
     from ..trainers.engine import init_distributed
     from ..trainers.guard import RunLock, end_with_launcher
 
@@ -45,6 +48,9 @@ def run_recipe(arguments: Sequence[str]) -> int:
     output = Path(recipe.output)
     RunLock(output, say=say)
     init_distributed()
+    if not sys.stderr.isatty() or not ranks.is_main():
+        # A bar drawn over itself is noise in a log, and one for each rank on a terminal.
+        hf_logging.disable_progress_bar()
     command = "trains/train.py " + shlex.join(redact_argument(a) for a in arguments)
     # Publishing alone makes nothing: what the run was trained with stays written.
     if any(recipe.stages[name].kind != "publish" for name in options.stages or recipe.stages):

@@ -7,7 +7,6 @@ behind the shards that it finished. Prompts are rendered as in evaluation, so th
 from __future__ import annotations
 
 import functools
-import json
 from collections import Counter
 from collections.abc import Iterator
 from typing import Any, Literal
@@ -81,7 +80,7 @@ def run(stage: RegenerateAnswersStage, context: Context) -> None:
         image_token_id=processor.image_token_id,
         device=context.device(),
     )
-    check_room(stage, target.decoder)
+    check_fit(context, dataset, target.decoder, as_cut=False)
     _check_kept(stage, context.target.num_token_ids or len(processor.tokenizer))
     folder = context.folder / SHARDS
     identity = {"stage": context.fingerprint, "tokenizer": processor.tokenizer_hash, "kept": stage.keep_logprobs or 0}
@@ -103,13 +102,31 @@ def run(stage: RegenerateAnswersStage, context: Context) -> None:
     ranks.barrier()
 
 
-def check_room(stage: RegenerateAnswersStage, decoder: CachedDecoder) -> None:
-    """Past its positions a target answers noise."""
-    if decoder.max_positions is not None and stage.data.max_length > decoder.max_positions:
+def check_fit(context: Context, dataset: ConversationDataset, decoder: CachedDecoder, *, as_cut: bool) -> None:
+    """That the target can read the data: past its positions it says noise, and in decoding it wants its own tiles.
+
+    Args:
+        as_cut: pictures are read as the data cuts them; False: as requests, whose further tiles are taken away for a
+            target of single ones.
+    """
+    data, where = dataset.config, f"key stages.{context.name}.data"
+    if decoder.max_positions is not None and data.max_length > decoder.max_positions:
         raise UserError(
-            f"data.max_length is {stage.data.max_length} and the target has {decoder.max_positions} positions",
+            f"data.max_length is {data.max_length} and the target has {decoder.max_positions} positions", where=where,
             cure=f"set data.max_length to {decoder.max_positions} or less",
-        )
+        )  # fmt: skip
+    in_tiles = getattr(context.target, "reads_tiles", None)  # of LLaVA-NeXT and OneVision alone
+    if in_tiles in (None, data.aspect.startswith("anyres")) or not dataset.column("images").any():
+        return
+    if not in_tiles and not as_cut:
+        return
+    raise UserError(
+        f"data.aspect is {data.aspect} and the target reads pictures in {'tiles' if in_tiles else 'single tiles'}",
+        where=where,
+        cure="set aspect: anyres (LLaVA-NeXT) or anyres_max_9 (LLaVA-OneVision), or target.anyres: false"
+        if in_tiles
+        else "set aspect: square or pad, or leave target.anyres out",
+    )
 
 
 def _check_kept(stage: RegenerateAnswersStage, num_ids: int) -> None:
@@ -189,4 +206,5 @@ class _Writer:
 def _summary(reader: ShardReader) -> str:
     stops = Counter(reader[i][2]["stop"] for i in range(min(len(reader), 1000)))
     shown = ", ".join(f"{count} {stop}" for stop, count in sorted(stops.items()))
-    return f"{len(reader)} answers in {reader.folder} ({json.dumps(reader.refused)} left out); of the first: {shown}"
+    refused = ", ".join(f"{count} left out: {reason}" for reason, count in reader.refused.items()) or "none left out"
+    return f"{len(reader):,} answers in {reader.folder} ({refused}); how the first ended: {shown}"
