@@ -6,6 +6,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+from ranks_run import MAIN, run_ranks, run_recipe
 from training import free_port
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -25,13 +26,14 @@ FEW = [
 ]
 
 
-def launch(output: Path, *more: str, ranks: int = 0, recipe: str = "demo/lvlm") -> subprocess.CompletedProcess:
-    launcher = (
-        ["-m", "deepspeed.launcher.runner", "--num_accelerators", str(ranks), "--master_port", free_port()]
-        if ranks
-        else []
-    )
-    command = [sys.executable, *launcher, "trains/train.py", f"recipe={recipe}", f"output={output}", *FEW, *more]
+def asked(output: Path, *more: str, recipe: str = "demo/lvlm") -> list[str]:
+    return [f"recipe={recipe}", f"output={output}", *FEW, *more]
+
+
+def launch(*arguments: str) -> subprocess.CompletedProcess:
+    """By the real launcher."""
+    launcher = ["-m", "deepspeed.launcher.runner", "--num_accelerators", "2", "--master_port", free_port()]
+    command = [sys.executable, *launcher, "trains/train.py", *arguments]
     environment = os.environ | {"OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1"}
     return subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=300, check=False)
 
@@ -49,8 +51,8 @@ def untimed(report: dict) -> dict:
 
 def test_three_seeds_of_one_draft(tmp_path):
     few = [f"stages.{name}_{seed}.steps=2" for name in ("language", "finetune") for seed in (1, 2)]
-    done = launch(tmp_path / "run", *few, "stages.seeds.max_new_tokens=8", recipe="demo/lvlm-seeds")
-    assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-3000:]
+    few.append("stages.seeds.max_new_tokens=8")
+    run_recipe(1, *asked(tmp_path / "run", *few, recipe="demo/lvlm-seeds"), cwd=ROOT)
     report = json.loads((tmp_path / "run" / "seeds" / "report.json").read_text())
     each = report["M_minus_T_by_drafter"]["pictures"]["each"]
     assert sorted(each) == ["finetune", "finetune_1", "finetune_2"]
@@ -62,7 +64,8 @@ def test_three_seeds_of_one_draft(tmp_path):
 
 
 def test_two_ranks_with_zero2_from_files_to_report(tmp_path):
-    done = launch(tmp_path / "run", "engine.zero_stage=2", ranks=2)
+    zero2 = asked(tmp_path / "run", "engine.zero_stage=2")
+    done = launch(*zero2)
     assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-3000:]
     report = json.loads((tmp_path / "run" / "evaluate" / "report.json").read_text())
     for modes in report["tables"].values():
@@ -80,14 +83,11 @@ def test_two_ranks_with_zero2_from_files_to_report(tmp_path):
     assert model.config.text_config.vocab_size >= len(processor.tokenizer)
 
     # Two ranks share out the requests; one rank alone comes to the same report.
-    alone = launch(tmp_path / "run", "engine.zero_stage=2", "stages=[evaluate]", "restart=evaluate")
-    assert alone.returncode == 0, alone.stdout[-3000:] + alone.stderr[-3000:]
+    run_recipe(1, *zero2, "stages=[evaluate]", "restart=evaluate", cwd=ROOT)
     other = json.loads((tmp_path / "run" / "evaluate" / "report.json").read_text())
     assert untimed(report) == untimed(other)
 
-    again = launch(tmp_path / "run", "engine.zero_stage=2", ranks=2)
-    assert again.returncode == 0
-    assert again.stdout.count("finished before") == 6
-    refused = launch(tmp_path / "run", "engine.zero_stage=2", "stages.finetune.optim.lr=0.1")
-    assert refused.returncode == 2
-    assert "restart=finetune" in refused.stderr
+    assert run_recipe(2, *zero2, cwd=ROOT).count("finished before") == 6
+    ((code, told),) = run_ranks(1, MAIN, *zero2, "stages.finetune.optim.lr=0.1", cwd=ROOT)
+    assert code == 2
+    assert "restart=finetune" in told

@@ -1,10 +1,7 @@
 """Distillation under the engine: ranks, ZeRO stages, answers that the draft writes, and coming back from a stop."""
 
 import json
-import os
 import shutil
-import subprocess
-import sys
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -22,9 +19,10 @@ from draftsmith.trainers.optim import OptimConfig
 from draftsmith.trainers.stages import distill
 from draftsmith.trainers.stages import train as train_stage
 from draftsmith.trainers.validate import ValidationConfig
+from ranks_run import run_ranks
 from safetensors.torch import load_file
 from tiny import IMAGE_ID, TOKENS, VOCAB, llava
-from training import free_port, run
+from training import run
 
 OPTIM = OptimConfig(lr=1.0, eps=10.0)  # so large an eps moves weights by their gradients
 
@@ -40,8 +38,6 @@ def module(chunk: int = 3) -> DistillTraining:
 
 
 TWO_RANKS = """
-import sys
-sys.path[:0] = {paths!r}
 import torch
 from pathlib import Path
 from draftsmith.core import ranks
@@ -56,7 +52,7 @@ from test_distill import OPTIM, module
 init_distributed()
 for zero in (0, 3):
     built = engine(module(), OPTIM, steps=3, zero=zero, micro=1)
-    losses = {{}}
+    losses = {}
     loop.train(
         built,
         lambda start: Loader(
@@ -64,29 +60,19 @@ for zero in (0, 3):
             collate=ConversationCollate(3, 16), rank=ranks.rank(), world_size=ranks.world_size(), start_step=start,
         ),
         loop.Schedule(3, CheckpointConfig(every=2), log_every=1),
-        folder=Path(f"run{{zero}}"), fingerprint="f", rewind=lambda step: None, say=print,
-        log=lambda values, step: losses.update({{step: [values[n] for n in ("loss", "alpha", "agreement")]}}),
+        folder=Path(f"run{zero}"), fingerprint="f", rewind=lambda step: None, say=print,
+        log=lambda values, step: losses.update({step: [values[n] for n in ("loss", "alpha", "agreement")]}),
     )
     found = weights(built)
     if ranks.is_main():
-        torch.save((losses, found), f"zero{{zero}}.pt")
+        torch.save((losses, found), f"zero{zero}.pt")
 """
 
 
 def test_two_ranks_compute_what_one_does(tmp_path):
     """Losses and weights after three steps. Under ZeRO-3 a call of the head more on one rank would hang."""
-    script = TWO_RANKS.format(paths=[str(Path(__file__).parent), str(Path(__file__).parents[1] / "eval")])
-    shared = {"WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": free_port(), "OMP_NUM_THREADS": "1"}
-    processes = [
-        subprocess.Popen(
-            [sys.executable, "-c", script], cwd=tmp_path, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
-            env=os.environ | shared | {"RANK": str(rank), "LOCAL_RANK": str(rank)},
-        )
-        for rank in range(2)
-    ]  # fmt: skip
-    for process in processes:
-        text, _ = process.communicate(timeout=120)
-        assert process.returncode == 0, text[-3000:]
+    for code, text in run_ranks(2, TWO_RANKS, cwd=tmp_path):
+        assert code == 0, text[-3000:]
     one, expected, _ = run(tmp_path / "one", steps=3, model=module(), optim=OPTIM)
     start = dict(module().named_parameters())
     moved = {n for n, value in expected.items() if (value - start[n]).abs().max() > 1e-4}

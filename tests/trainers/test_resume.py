@@ -28,23 +28,27 @@ def equal(found, expected):
     return all(torch.equal(found[name], expected[name]) for name in expected)
 
 
-@pytest.mark.parametrize("stop", range(1, STEPS - 1))
-def test_asked_to_stop_at_every_step(alone, stop, tmp_path):
-    zero, losses, weights = alone
-    if zero in (1, 2) and stop not in (2, 3):
-        stop = 3  # stages 1 and 2 share their checkpoint code with 0 but for the optimizer's parts
+def at(all_steps, few):
+    """Stages 1 and 2 share their checkpoint code with 0 but for the optimizer's parts: few of the steps there."""
+    cases = [(zero, step) for zero in range(4) for step in (few if zero in (1, 2) else all_steps)]
+    return pytest.mark.parametrize(("alone", "step"), cases, indirect=["alone"])
 
-    def terminate(step):
-        if step == stop:
+
+@at(range(1, STEPS - 1), few=(2, 3))
+def test_asked_to_stop_at_every_step(alone, step, tmp_path):
+    zero, losses, weights = alone
+
+    def terminate(now):
+        if now == step:
             os.kill(os.getpid(), signal.SIGTERM)
 
     with pytest.raises(Stopped) as stopped:
         run(tmp_path, steps=STEPS, zero=zero, log=terminate)
     # The flag travels with the all-reduce of the next step, which is then the last one.
-    assert stopped.value.step == stop + 1
+    assert stopped.value.step == step + 1
     seen, found, told = run(tmp_path, steps=STEPS, zero=zero)
     assert any("resuming from" in line for line in told)
-    assert seen == {step: loss for step, loss in losses.items() if step > stopped.value.step}
+    assert seen == {at: loss for at, loss in losses.items() if at > stopped.value.step}
     assert equal(found, weights)
 
 
@@ -52,20 +56,20 @@ class Died(Exception):
     pass
 
 
-@pytest.mark.parametrize("death", [1, 2, 3, 5, 7])
-def test_died_without_a_word(alone, death, tmp_path):
+@at((1, 2, 3, 5, 7), few=(2, 5))
+def test_died_without_a_word(alone, step, tmp_path):
     """As after SIGKILL: nothing is saved at the end, and the newest checkpoint is older than the last step."""
     zero, losses, weights = alone
 
-    def die(step):
-        if step == death:
+    def die(now):
+        if now == step:
             raise Died
 
     with pytest.raises(Died):
         run(tmp_path, steps=STEPS, zero=zero, every=2, log=die)
     seen, found, _ = run(tmp_path, steps=STEPS, zero=zero, every=2)
-    first = 2 * ((death - 1) // 2) + 1
-    assert seen == {step: loss for step, loss in losses.items() if step >= first}
+    first = 2 * ((step - 1) // 2) + 1
+    assert seen == {at: loss for at, loss in losses.items() if at >= first}
     assert equal(found, weights)
 
 

@@ -2,10 +2,6 @@
 
 import copy
 import math
-import os
-import subprocess
-import sys
-from pathlib import Path
 
 import psutil
 import pytest
@@ -19,10 +15,11 @@ from draftsmith.trainers.checkpoint import CheckpointConfig
 from draftsmith.trainers.engine import Engine, EngineConfig, check_engine, init_distributed
 from draftsmith.trainers.optim import OptimConfig, parameter_groups, rate_multiplier
 from draftsmith.trainers.validate import target_choice, validate
+from ranks_run import run_ranks
 from tiny import llava
 from torch import nn
 from torch.nn import functional
-from training import BATCH, Samples, engine, free_port, loader, module, run
+from training import BATCH, Samples, engine, loader, module, run
 from training import weights as weights_of
 
 PLAIN = OptimConfig(lr=1e-2, schedule="constant")
@@ -406,8 +403,6 @@ def test_gradient_checkpointing_computes_layers_again(tmp_path):
 
 
 TWO_RANKS = """
-import sys
-sys.path[:0] = {paths!r}
 import torch
 from pathlib import Path
 from draftsmith.core import ranks
@@ -422,7 +417,7 @@ from draftsmith.trainers.optim import OptimConfig
 init_distributed()
 for zero in (0, 2, 3):
     built = engine(module(noisy=False), OptimConfig(lr=1.0, eps=10.0), steps=3, zero=zero, micro=1)
-    losses = {{}}
+    losses = {}
     loop.train(
         built,
         lambda start: Loader(
@@ -430,12 +425,12 @@ for zero in (0, 2, 3):
             collate=ConversationCollate(3, 16), rank=ranks.rank(), world_size=ranks.world_size(), start_step=start,
         ),
         loop.Schedule(3, CheckpointConfig(every=None), log_every=1),
-        folder=Path("none"), fingerprint="f", log=lambda values, step: losses.update({{step: values["loss"]}}),
+        folder=Path("none"), fingerprint="f", log=lambda values, step: losses.update({step: values["loss"]}),
         rewind=lambda step: None, say=print,
     )
     found = weights(built)
     if ranks.is_main():
-        torch.save((losses, found), f"zero{{zero}}.pt")
+        torch.save((losses, found), f"zero{zero}.pt")
 """
 
 
@@ -444,22 +439,8 @@ def test_two_ranks_compute_what_one_does(tmp_path):
 
     With so large an eps Adam moves weights by their gradients; a small one would hide a wrong factor.
     """
-    script = TWO_RANKS.format(paths=[str(Path(__file__).parent), str(Path(__file__).parents[1] / "eval")])
-    shared = {"WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": free_port(), "OMP_NUM_THREADS": "1"}
-    processes = [
-        subprocess.Popen(
-            [sys.executable, "-c", script],
-            cwd=tmp_path,
-            env=os.environ | shared | {"RANK": str(rank), "LOCAL_RANK": str(rank)},
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            text=True,
-        )
-        for rank in range(2)
-    ]
-    for process in processes:
-        text, _ = process.communicate(timeout=120)
-        assert process.returncode == 0, text[-3000:]
+    for code, text in run_ranks(2, TWO_RANKS, cwd=tmp_path):
+        assert code == 0, text[-3000:]
     optim = OptimConfig(lr=1.0, eps=10.0)
     losses, expected, _ = run(tmp_path / "one", steps=3, model=module(noisy=False), optim=optim)
     for zero in (0, 2, 3):
