@@ -98,10 +98,15 @@ class Loader:
         found = iter(loader)
         if self.num_workers:
             kill_at_exit()
-        for step in found:
-            if isinstance(step, UserError):
-                raise step
-            yield step
+        try:
+            for step in found:
+                if isinstance(step, UserError):
+                    raise step
+                yield step
+        finally:
+            # Its processes end here. Left to the garbage collector, which closes their queues first, each would be
+            # waited for ten seconds.
+            del found
 
 
 class _Steps(torch.utils.data.Dataset):

@@ -1,6 +1,7 @@
 """Batches are a function of seed, step and rank: whoever asks, from wherever, with however many workers."""
 
 import json
+import multiprocessing
 import subprocess
 import sys
 from dataclasses import fields, replace
@@ -179,6 +180,17 @@ def test_a_skipped_record_leaves_the_other_rows_as_they_are(folder, open_data, w
     assert differing
     (line,) = (folder / "run" / "skipped.jsonl").read_text().splitlines()
     assert json.loads(line)["record"] == 7
+
+
+def test_workers_end_with_the_pass_that_needed_them(folder, open_data):
+    """After an error and after a pass that is left early: whoever collects what is left does not wait for them."""
+    dataset = open_data(write(folder, broken=7))
+    passes = [iter(loader(dataset, num_workers=1)) for _ in range(2)]
+    next(passes[0])
+    passes[0].close()
+    with pytest.raises(UserError) as kept:  # as an error handler keeps it, with its frames
+        list(passes[1])
+    assert kept.traceback and not multiprocessing.active_children()
 
 
 def test_grouped_batches_hold_one_modality_and_like_lengths(dataset):
