@@ -111,8 +111,13 @@ def joint(p, vocab, gamma):
     return expected
 
 
-@pytest.mark.parametrize("kind", ["wide", "narrow", "near"])
-@pytest.mark.parametrize(("gamma", "vocab"), [(1, 5), (2, 4), (3, 3)])
+def sizes(*slow):
+    """Chains of every length and kind; `slow` ones, the largest sums, in the slow tests."""
+    cases = itertools.product([(1, 5), (2, 4), (3, 3)], ["wide", "narrow", "near"])
+    return [pytest.param(*size, kind, marks=pytest.mark.slow if (*size, kind) in slow else ()) for size, kind in cases]
+
+
+@pytest.mark.parametrize(("gamma", "vocab", "kind"), sizes((3, 3, "wide"), (2, 4, "near")))
 def test_the_block_is_distributed_as_the_target_and_longer(gamma, vocab, kind):
     gains = []
     for seed in range(2):

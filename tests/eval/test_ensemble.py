@@ -169,14 +169,20 @@ def test_pictures_are_looked_at_once(big, near):
 # --- greedy identity ---
 
 
+@pytest.fixture(scope="module")
+def answers(big):
+    """Requests and what the target alone answers."""
+    asked = [request(seed, images) for seed, images in ((0, 1), (1, 2), (2, 0))]
+    return [(one, generate(target(big), None, one, greedy(Chain(5))).tokens) for one in asked]
+
+
 @POLICIES
 @pytest.mark.parametrize("config", [*map(preset, MODES), *STANDARD, *FURTHER], ids=lambda c: c.name)
-def test_greedy_output_is_plain_decoding(big, near, config, policy):
+def test_greedy_output_is_plain_decoding(big, near, answers, config, policy):
     drafter, found = ensemble(near, config), []
-    for seed, images in ((0, 1), (1, 2), (2, 0)):
-        asked = request(seed, images)
+    for asked, expected in answers:
         result = generate(target(big), drafter, asked, greedy(policy))
-        assert result.tokens == generate(target(big), None, asked, greedy(policy)).tokens
+        assert result.tokens == expected
         found += result.cycles
     not_vacuous(found)
 

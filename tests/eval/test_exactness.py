@@ -286,7 +286,9 @@ def chi_square(observed, expected) -> float:
 
 
 @pytest.mark.parametrize("draw", ["top-k", "sample"])
-@pytest.mark.parametrize("policy", [Chain(2), Static(FORK)], ids=["chain", "fork"])
+@pytest.mark.parametrize(
+    "policy", [pytest.param(Chain(2), marks=pytest.mark.slow), Static(FORK)], ids=["chain", "fork"]
+)
 def test_twenty_thousand_draws(policy, draw):
     p, q = distributions(7, 5)
     seen = draws(Sampling(), policy, draw, p, q, 20_000)

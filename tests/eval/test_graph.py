@@ -19,7 +19,7 @@ def graphed(model, mode, gamma, device="cpu"):
 
 
 def cycles(big, drafter, asked, warp, rule, seed=0):
-    decoding = Decoding(Chain(4), rule, Draw("top-k"), warp, 30, ())
+    decoding = Decoding(Chain(4), rule, Draw("top-k"), warp, 18, ())
     result = generate(big, drafter, asked, decoding, torch.Generator().manual_seed(seed))
     return result.tokens, [(c.num_drafted, c.num_accepted) for c in result.cycles]
 
@@ -31,8 +31,8 @@ def test_it_proposes_what_the_ordinary_draft_proposes(mode, warp, rule):
     draft = near(big)
     chain = graphed(draft, mode, 4)
     accepted = 0
-    for seed in range(4):  # the buffers are used again from request to request
-        asked = request(seed, images=seed % 3)
+    for seed in range(3):  # the buffers are used again from request to request
+        asked = request(seed, images=seed)
         found = cycles(target(big), chain, asked, warp, rule)
         assert found == cycles(target(big), proposal(draft, mode), asked, warp, rule)
         accepted += sum(a for _, a in found[1])
@@ -61,7 +61,7 @@ def test_an_ensemble_in_one_graph(name, warp, rule):
     """Rows, their padding and the adapting weights, over requests of other lengths, and larger buffers on the way."""
     big = llava(0)
     draft, config = near(big), preset(name)
-    chain = GraphedChain(decoder(draft), config, newline_id=5, gamma=4, capacity=50, stand_ins=STAND_INS)
+    chain = GraphedChain(decoder(draft), config, newline_id=5, gamma=4, capacity=30, stand_ins=STAND_INS)
     used = []
     for seed in (1, 0, 3, 2):
         asked = request(seed, images=seed)
@@ -71,7 +71,7 @@ def test_an_ensemble_in_one_graph(name, warp, rule):
         # Without a picture the modes are the same, and rounding chooses among equal weights.
         assert seed == 0 or torch.allclose(chain.weights.current(), plain.weights.current(), atol=1e-5)
         used.append(tuple(chain.weights.current().tolist()))
-    assert len(set(used)) > 1 and chain.capacity > 50
+    assert len(set(used)) > 1 and chain.capacity > 30
 
 
 @pytest.mark.gpu
