@@ -2,10 +2,18 @@
 
 from __future__ import annotations
 
+import hashlib
 import os
+from datetime import timedelta
+from functools import lru_cache
 from typing import Any
 
 import torch.distributed as dist
+from torch.distributed import distributed_c10d
+
+# How long ranks wait here for one that works alone: rank 0 uploads, scores pictures, writes a report. Training's own
+# collectives keep the launcher's bound (DeepSpeed: ten minutes). A peer that dies is noticed at once all the same.
+PATIENCE = timedelta(days=7)
 
 
 def rank() -> int:
@@ -28,7 +36,17 @@ def is_main() -> bool:
 
 def barrier() -> None:
     if _running():
-        dist.barrier()
+        dist.barrier(group=_patient(dist.group.WORLD))
+
+
+def is_first_to(what: str) -> bool:
+    """Whether no rank has asked this before: of what one rank may know alone, and all may come upon."""
+    if not _running() or world_size() == 1:
+        return is_main()
+    try:
+        return distributed_c10d._get_default_store().add(hashlib.sha256(what.encode()).hexdigest(), 1) == 1
+    except RuntimeError:  # rank 0, which holds the store, has ended
+        return True
 
 
 def gather(value: Any) -> list[Any]:
@@ -36,7 +54,7 @@ def gather(value: Any) -> list[Any]:
     if not _running():
         return [value]
     found: list[Any] = [None] * world_size()
-    dist.all_gather_object(found, value)
+    dist.all_gather_object(found, value, group=_patient(dist.group.WORLD))
     return found
 
 
@@ -45,8 +63,14 @@ def agree(value: Any) -> Any:
     if not _running():
         return value
     box = [value]
-    dist.broadcast_object_list(box, src=0)
+    dist.broadcast_object_list(box, src=0, group=_patient(dist.group.WORLD))
     return box[0]
+
+
+@lru_cache(maxsize=1)
+def _patient(world: Any) -> Any:
+    """All ranks of `world` over gloo: made where they first meet, and waited in without a GPU's watchdog."""
+    return dist.new_group(backend="gloo", timeout=PATIENCE)
 
 
 def _running() -> bool:

@@ -13,12 +13,19 @@ _SECRET_ENV = re.compile(r"(TOKEN|SECRET|PASSWORD|PASSWD|API_?KEY|CREDENTIALS?)"
 # A secret's name inside a value: `{api_key: abc}`, and not `{max_new_tokens: 40}`.
 _INNER_NAME = re.compile(rf"(?!tokens?\s*:\s*[\d.]+\s*[,}}]){_NAME}['\"]?\s*:", re.IGNORECASE)
 _SHAPES = re.compile(
-    r"(?<![A-Za-z0-9])(?:hf_[A-Za-z0-9]{8,}|gh[a-z]_[A-Za-z0-9]{16,}|wandb_v\d+_\w{16,}|[0-9a-f]{40}(?![A-Za-z0-9])|sk-[\w-]{16,})"
+    r"(?<![A-Za-z0-9])(?:hf_[A-Za-z0-9]{8,}|gh[a-z]_[A-Za-z0-9]{16,}|wandb_v\d+_\w{16,}"
+    r"|(?<!/commit/)[0-9a-f]{40}(?![A-Za-z0-9])|sk-[\w-]{16,})"
     r"|(?<=://)[^/\s]+(?=@)"  # user and password of an address
+)
+# What an address asks with, signed addresses of storage included, and what a header holds: `?token=abc`, `Bearer abc`.
+_ASKED = re.compile(
+    r"([?&][\w.%-]*(?:token|secret|password|passwd|api_?key|credential|signature)=|\bbearer\s+(?=\S{16}))"
+    r"[^&\s'\"#,;)}\]]{4,}",
+    re.IGNORECASE,
 )
 # Names that end like a secret and hold none.
 _HARMLESS = {"image_token", "eos_token", "bos_token", "pad_token", "unk_token"}
-# A commit looks like an old wandb key: 40 hexadecimal digits.
+# A commit looks like an old wandb key: 40 hexadecimal digits. In an address it stands behind /commit/.
 _COMMIT_NAMES, _COMMIT = {"commit", "revision"}, re.compile(r"[0-9a-f]{40}")
 
 
@@ -26,12 +33,13 @@ def redact(text: str) -> str:
     """`text` without values of secret environment variables and without strings shaped like keys."""
     for value in secret_values():
         text = text.replace(value, HIDDEN)
-    return _SHAPES.sub(HIDDEN, text)
+    return _ASKED.sub(rf"\1{HIDDEN}", _SHAPES.sub(HIDDEN, text))
 
 
 def secret_values() -> list[str]:
     """Of the environment's variables that are named like secrets; short ones would be found everywhere."""
-    return [value for name, value in os.environ.items() if _SECRET_ENV.search(name) and len(value) >= 8]
+    found = [value for name, value in os.environ.items() if _SECRET_ENV.search(name) and len(value) >= 8]
+    return sorted(found, key=len, reverse=True)  # one may begin like another
 
 
 def redact_argument(argument: str) -> str:

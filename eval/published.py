@@ -15,7 +15,7 @@ from typing import Annotated, Any, Literal
 import torch
 from pydantic import Field, TypeAdapter, ValidationError
 
-from ..core.checksums import check_sums
+from ..core.checksums import SUMS, check_sums
 from ..core.errors import UserError, first_line
 from ..core.nouns import ImageRequest, Request
 from ..core.section import Section
@@ -165,11 +165,15 @@ def open_published(
     """
     folder = fetch(source, revision)
     check_sums(folder)
-    return assemble(folder, read_published(folder), target)
+    section = read_published(folder)
+    if not (folder / SUMS).is_file():
+        cure = "fetch the folder again: without its list nothing shows whether a file was changed"
+        raise UserError(f"{SUMS} is missing", where=str(folder / SUMS), cure=cure)
+    return assemble(folder, section, target)
 
 
 def fetch(source: str | Path, revision: str | None) -> Path:
-    """A folder as it is; a Hub id downloaded, without its report."""
+    """A folder as it is; a Hub id downloaded whole."""
     if Path(source).is_dir():
         return Path(source)
     from huggingface_hub import snapshot_download

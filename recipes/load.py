@@ -123,10 +123,18 @@ def _read(path: Path) -> dict[str, Any]:
         yaml.load(path.read_text(), Loader=_StrictLoader)  # duplicate keys: OmegaConf would take the last
         tree = OmegaConf.to_container(OmegaConf.load(path), resolve=True)
     except (yaml.YAMLError, OmegaConfBaseException, OSError, UnicodeDecodeError) as error:
-        raise UserError(f"not a readable recipe: {error}", where=str(path), cure="mend the YAML") from error
+        raise UserError(f"not a readable recipe: {_fault(error)}", where=str(path), cure="mend the YAML") from None
     if not isinstance(tree, dict):
         raise UserError("a recipe is a mapping", where=str(path), cure="see recipes/demo/lvlm.yaml")
     return tree  # type: ignore[return-value]
+
+
+def _fault(error: Exception) -> str:
+    """What a reader says, with the place and without the text: YAML cuts a line, and half a key looks like none."""
+    if isinstance(error, yaml.MarkedYAMLError) and error.problem_mark is not None:
+        mark = error.problem_mark
+        return f"line {mark.line + 1}, column {mark.column + 1}: {error.problem}"
+    return str(error)
 
 
 class _StrictLoader(yaml.SafeLoader):

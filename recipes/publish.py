@@ -8,6 +8,7 @@ from __future__ import annotations
 import json
 import shlex
 import sys
+import traceback
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -60,7 +61,11 @@ def _stage(run: Path) -> tuple[str, bool]:
     path = run / "recipe.yaml"
     if not path.is_file():
         raise UserError("no run", where=str(run), cure="name the folder of a run, which holds its recipe.yaml")
-    stages: dict[str, Any] = yaml.safe_load(path.read_text())["stages"]
+    try:
+        stages: dict[str, Any] = yaml.safe_load(path.read_text())["stages"]
+    except (yaml.YAMLError, KeyError, TypeError) as error:
+        cure = "name the folder of a run, as it was left: its recipe.yaml says what was run"
+        raise UserError("recipe.yaml has no stages that can be read", where=str(path), cure=cure) from error
     names = [name for name, stage in stages.items() if stage.get("kind") == KIND]
     return (names[-1], True) if names else (KIND, False)
 
@@ -71,7 +76,7 @@ def _is_other(folder: Path, fingerprint: str) -> bool:
 
 
 def main(doc: str | None, arguments: Sequence[str] | None = None) -> int:
-    """The script's whole work. Returns the exit code: 0, or 2 on a user's mistake."""
+    """The script's whole work. Returns the exit code: 0, 2 on a user's mistake, or 1 where it crashed."""
     given = list(sys.argv[1:] if arguments is None else arguments)
     if not given or given[0] in ("-h", "--help"):
         say(doc or "")
@@ -81,4 +86,8 @@ def main(doc: str | None, arguments: Sequence[str] | None = None) -> int:
     except UserError as error:
         print(redact(f"error: {error}"), file=sys.stderr)
         return 2
+    except Exception:
+        # Printed here and not by Python: messages of libraries hold addresses and keys.
+        print(redact(traceback.format_exc()), file=sys.stderr)
+        return 1
     return 0

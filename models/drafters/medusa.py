@@ -195,7 +195,7 @@ def load_medusa(folder: Path, shape: MedusaShape) -> MedusaHead:
         lines = str(error).strip().splitlines()
         raise UserError(
             f"the heads do not fit this target: {lines[:2][-1].strip()}",
-            where=str(folder),
+            where=str(folder / "model.safetensors"),
             cure="name the target and num_heads of these heads",
         ) from error
     return head

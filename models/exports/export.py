@@ -12,17 +12,20 @@ from typing import Any
 from torch import Tensor
 from transformers import AutoModelForCausalLM
 
+from ...core.checksums import check_sums
 from ...core.errors import UserError, did_you_mean
 from ..drafters.made_for import MANIFEST, tested_with
 from ..drafters.reading import Eagle3Config
 from ..llamagen.folders import write_folder
-from ..targets.load import load_llava
+from ..targets.load import load_llava, load_weights
 from ..weights_of import target_embedding
 from .layouts import CHAIN, lay_out
 from .rules import ENGINES, Engine, Prompts, check_head
 from .source import Target, find_target, kind_of, read_head, read_manifest
 from .text_draft import text_draft
 
+# What is read of a folder: where it was published, held against its checksums.
+_READ = ("config.json", MANIFEST, "*.safetensors", "tokenizer*")
 # Whole drafts are spoken to with their tokenizer; heads have their target's.
 _TOKENIZER = (
     "tokenizer.json", "tokenizer.model", "tokenizer_config.json", "special_tokens_map.json", "added_tokens.json",
@@ -81,6 +84,7 @@ def export_drafter(
     if destination.exists():
         raise UserError("the destination exists", where=str(destination), cure="name another, or remove it first")
     kind = kind_of(folder)
+    check_sums(folder, only=_READ)
     if kind == "visual":
         _refuse_visual(folder, engine)
     whose = find_target(folder, target)
@@ -133,9 +137,9 @@ def _text(folder: Path, destination: Path, engine: Engine, whose: Target, prompt
             "or transformers with draftsmith.models.assistant.sees",
         )
     if kind == "llava":
-        model = load_llava(folder, revision=None, dtype="auto", key="drafter")
+        model = load_llava(folder, revision=None, dtype="auto", key="drafter", whole=True)
     else:
-        model = AutoModelForCausalLM.from_pretrained(folder, dtype="auto", weights_only=True)
+        model = load_weights(AutoModelForCausalLM, folder, revision=None, dtype="auto", key="drafter", whole=True)
     before = model.config.get_text_config().vocab_size
     draft = text_draft(model, whose, where=where)
     notes = ["its language model alone: for prompts without pictures"] if kind == "llava" else []
@@ -174,7 +178,9 @@ def _write(destination: Path, write: Any) -> None:
 
 def _refuse_visual(folder: Path, engine: Engine) -> None:
     manifest = read_manifest(folder)
-    method, target = manifest.get("method"), manifest["target"]["kind"]
+    # An imported head of LlamaGen's names no target: its config holds the shape of what it mirrors.
+    made = manifest.get("target") or {"kind": "llamagen"}
+    method, target = manifest.get("method"), made["kind"]
     reasons = [
         "no engine decodes this target's pictures with a drafter: vLLM runs such models to understand, if at all"
     ]
@@ -182,7 +188,7 @@ def _refuse_visual(folder: Path, engine: Engine) -> None:
         reasons.append("vLLM 0.33 has no Medusa any more, SGLang never lists it")
     elif target == "llamagen":
         reasons.append("its layer turns by row and column of the picture, and engines turn by the place alone")
-    if manifest["target"].get("cfg_scale", 1.0) != 1.0 or manifest.get("condition_dropout"):
+    if made.get("cfg_scale", 1.0) != 1.0 or manifest.get("condition_dropout"):
         reasons.append(
             "it drafts with and without the condition and mixes both (classifier-free guidance): engines run one row"
         )

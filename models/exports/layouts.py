@@ -36,8 +36,8 @@ def lay_out(engine: Engine, source: HeadSource, embedding: Tensor | None = None)
 
 def llama_values(shape: LayerShape, text: Any) -> dict[str, Any]:
     """A one-layer Llama of the head's shape, for readers of transformers 4 and 5."""
-    rope: dict[str, Any] = {"rope_type": "default", "rope_theta": shape.rope_theta}
-    scaling = None
+    scaling = None if shape.rope_scaling is None else dict(shape.rope_scaling)
+    rope: dict[str, Any] = {"rope_type": "default", "rope_theta": shape.rope_theta} | (scaling or {})
     if shape.mrope_section:
         scaling = {"rope_type": "default", "mrope_section": list(shape.mrope_section)}
         rope |= {"mrope_section": list(shape.mrope_section)}
@@ -59,9 +59,8 @@ def llama_values(shape: LayerShape, text: Any) -> dict[str, Any]:
         "tie_word_embeddings": False,
         "attention_bias": False,
         "mlp_bias": False,
-        "bos_token_id": text.bos_token_id,
-        "eos_token_id": text.eos_token_id,
-        "pad_token_id": text.pad_token_id,
+        # Qwen3-VL's text config has none of them.
+        **{name: getattr(text, name, None) for name in ("bos_token_id", "eos_token_id", "pad_token_id")},
     }
 
 

@@ -63,6 +63,9 @@ def _layer(engine: Engine, source: HeadSource) -> list[str]:
             found.append("heads get one position for each token, and this one turns by three (positions: mrope)")
         elif shape.mrope_interleaved:
             found.append("its three positions alternate (Qwen3-VL), which the draft's rotation is not known to do")
+    if shape.rope_scaling is not None and (shape.mrope_section or engine == "eagle"):
+        kind = shape.rope_scaling["rope_type"]
+        found.append(f"its positions are stretched ({kind}), which the draft's rotation is not known to do")
     if shape.qk_rms_norm:
         found.append("queries and keys are normed, and a head's layer is Llama's")
     if isinstance(config, Eagle3Config):
@@ -116,6 +119,13 @@ def _pictures(engine: Engine, source: HeadSource) -> list[str]:
     image, wanted = image_of(config), "projected" if engine == "sglang" else "placeholder"
     if engine == "sglang" and isinstance(config, EagleReadingConfig):
         return ["its EAGLE-1 class embeds ids alone, and at pictures those are hashes and no ids"]
-    if image == wanted:
-        return []
-    return [f"the {image} embedding stands at pictures here, and the engine puts the {wanted} one there"]
+    found = [] if image == wanted else [
+        f"the {image} embedding stands at pictures here, and the engine puts the {wanted} one there"
+    ]  # fmt: skip
+    added = len(getattr(source.target.config.vision_config, "deepstack_visual_indexes", None) or ())
+    if isinstance(config, Eagle3Config) and (first := eagle3_taps(config, source.target.text)[0]) <= added:
+        found.append(
+            f"it joins layer {first} as that hands it over, and Qwen3-VL adds to each of its first {added} layers what "
+            "its tower saw: what an engine taps there is something else (drafter.taps above it)"
+        )
+    return found

@@ -81,6 +81,8 @@ def kind_of(folder: Path) -> str:
             return "visual"
         if manifest.get("method") in READING_KINDS:
             return "reading"
+    if (manifest.get("imported") or {}).get("as") == "lantern":
+        return "visual"
     model = str(values.get("model_type"))
     if model in ("llava", "llava_next", "llava_onevision") or "vision_config" in values:
         return "llava"

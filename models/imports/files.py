@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from safetensors import SafetensorError
 from safetensors.torch import load_file
@@ -12,6 +12,7 @@ from torch import Tensor
 
 from ...core.errors import UserError, first_line
 from ..drafters.eagle import head_state
+from ..drafters.layer import stretched
 from ..llamagen.folders import CONFIG, find_folder, read_values
 
 State = dict[str, Tensor]
@@ -80,10 +81,16 @@ def theta_of(values: dict[str, Any]) -> float:
     return float(values.get("rope_theta") or rope.get("rope_theta") or 10000.0)
 
 
-def check_rope(values: dict[str, Any], where: str) -> tuple[int, ...]:
-    """M-RoPE's sections, none where there is one position. Raises `UserError` for a stretched rotation."""
+def check_rope(values: dict[str, Any], text: Any, where: str) -> tuple[tuple[int, ...], Literal["target", "plain"]]:
+    """M-RoPE's sections, none where there is one position; and whether the target's stretched rotation is the head's.
+
+    Raises:
+        UserError: the head stretches its positions otherwise than the target.
+    """
     rope = values.get("rope_parameters") or values.get("rope_scaling") or {}
-    kind = rope.get("rope_type") or rope.get("type") or "default"
-    if kind not in ("default", "mrope"):
-        raise UserError(f"the head's positions are stretched ({kind})", where=where, cure="such heads are not read")
-    return tuple(rope.get("mrope_section") or ())
+    own = stretched(rope, values.get("max_position_embeddings"))
+    targets = stretched(dict(getattr(text, "rope_parameters", None) or {}))
+    if own not in (None, targets):
+        raise UserError(f"the head's positions are stretched ({own['rope_type']}), the target's otherwise or not",
+                        where=where, cure="name the target that it was trained for")  # fmt: skip
+    return tuple(rope.get("mrope_section") or ()), "target" if own == targets else "plain"

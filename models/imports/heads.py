@@ -18,6 +18,7 @@ from ..drafters.reading import AnyHead, AnyReading, Eagle3Config, build_reading_
 from ..drafters.reading.config import Image, ReadingConfig
 from ..drafters.reading.shape import eagle3_taps
 from ..exports.layouts import unfold_fc_bias
+from ..llamagen.folders import check_shapes, shapes_of
 from .files import State, as_one_layer, check_rope, read_published, theta_of
 
 Reading = Literal["eagle", "eagle3", "msd", "vispec"]
@@ -69,13 +70,15 @@ def import_head(
     layer = values.get("transformer_layer_config") or values
     if int(layer.get("num_hidden_layers", 1)) != 1 or layer.get("hidden_act", "silu") != "silu":
         raise UserError("not one Llama layer with SiLU", where=where, cure="such heads are not read")
-    section = check_rope(layer, where)
+    section, turned = check_rope(layer, text, where)
     if joined:
         _refuse_variants(values, state, where)
     state = as_one_layer(state, "midlayer." if joined else "layers.0.", where)
     _check_tables(state, embedding, joined, where, notes)
     settings: dict[str, Any] = {"kind": kind, "norm_eps": float(layer.get("rms_norm_eps", 1e-6))}
-    settings["rope_theta"] = theta_of(layer)
+    settings |= {"rope_theta": theta_of(layer), "rope": turned}
+    if turned == "plain":
+        notes.append("its positions are not stretched as the target's are: rope: plain")
     if joined:
         settings |= _eagle3(values, state, text, where, notes)
         if section:
@@ -212,8 +215,10 @@ def _eagle3(values: dict[str, Any], state: State, text: Any, where: str, notes: 
 
 def _taps(values: dict[str, Any], where: str, notes: list[str]) -> tuple[int, int, int] | None:
     """Ids at the top level count what enters a layer (vLLM), those of eagle_config what leaves it (SGLang)."""
-    top = values.get("eagle_aux_hidden_state_layer_ids")
-    inner = (values.get("eagle_config") or {}).get("eagle_aux_hidden_state_layer_ids")
+    nested = values.get("eagle_config") or {}
+    # vLLM reads them under this name, too, and counts them as at the top level.
+    top = values.get("eagle_aux_hidden_state_layer_ids") or nested.get("layer_ids")
+    inner = nested.get("eagle_aux_hidden_state_layer_ids")
     if inner is not None:
         raised = [one + 1 for one in inner]
         if top is not None and list(top) != raised:
@@ -267,15 +272,10 @@ def _names(ids: Tensor, known: Tensor, rows: int) -> bool:
 def _load(config: AnyReading, state: State, text: Any, where: str) -> AnyHead:
     ids = state["d2t"] + torch.arange(len(state["d2t"])) if isinstance(config, Eagle3Config) else None
     head = build_reading_head(config, text, draft_ids=ids)
-    expected = head.state_dict()
-    wrong = [n for n in expected if n not in state] + [n for n in state if n not in expected]
-    wrong += [n for n in expected if n in state and state[n].shape != expected[n].shape]
-    if wrong:
-        found = list(state[wrong[0]].shape) if wrong[0] in state else "missing"
-        needed = list(expected[wrong[0]].shape) if wrong[0] in expected else "no such weight"
-        raise UserError(
-            f"not a head of kind {config.kind} for this target: {wrong[0]} is {found}, expected {needed}", where=where,
-            cure="give --as and --target that it was trained as and for",
-        )  # fmt: skip
+    check_shapes(
+        shapes_of(state), shapes_of(head.state_dict()), where=where,
+        what=f"not a head of kind {config.kind} for this target: ",
+        cure="give --as and --target that it was trained as and for",
+    )  # fmt: skip
     head.load_state_dict(state)
     return head.to(next(v.dtype for v in state.values() if v.is_floating_point())).eval()

@@ -26,7 +26,7 @@ def import_lvlm(
     Raises:
         UserError: it cannot be read, or does not fit the target.
     """
-    model = load_llava(source, revision=revision, dtype="auto", key="source")
+    model = load_llava(source, revision=revision, dtype="auto", key="source", whole=True)
     ours, notes = model.config, []
     _check_eyes(ours, target, source)
     rows, have = target.text_config.vocab_size, ours.text_config.vocab_size

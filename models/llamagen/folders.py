@@ -89,8 +89,15 @@ def shapes_of(state: Mapping[str, Tensor]) -> Shapes:
     return {name: tuple(tensor.shape) for name, tensor in state.items()}
 
 
-def check_shapes(found: Mapping[str, tuple[int, ...]], expected: Shapes, *, where: str) -> None:
-    """Raises `UserError` with the first few keys that are missing, unknown or of another shape."""
+def check_shapes(
+    found: Mapping[str, tuple[int, ...]],
+    expected: Shapes,
+    *,
+    where: str,
+    what: str = "",
+    cure: str = f"the weights and {CONFIG} do not belong together: restore the one that was changed",
+) -> None:
+    """Raises `UserError` with the first few keys that are missing, unknown or of another shape, behind `what`."""
     problems = [f"{name} is missing" for name in expected if name not in found]
     problems += [f"{name} is not part of this model" for name in found if name not in expected]
     problems += [
@@ -100,8 +107,7 @@ def check_shapes(found: Mapping[str, tuple[int, ...]], expected: Shapes, *, wher
     ]
     if problems:
         more = f" (and {len(problems) - 3} more)" if len(problems) > 3 else ""
-        cure = f"the weights and {CONFIG} do not belong together: restore the one that was changed"
-        raise UserError("; ".join(problems[:3]) + more, where=where, cure=cure)
+        raise UserError(what + "; ".join(problems[:3]) + more, where=where, cure=cure)
 
 
 def _cast(tensor: Tensor, dtype: torch.dtype | None) -> Tensor:

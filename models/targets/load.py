@@ -8,6 +8,7 @@ from typing import Annotated, Any, Literal
 import torch
 from pydantic import Field, model_validator
 from transformers import AutoModelForCausalLM, PreTrainedConfig, PreTrainedModel
+from transformers.utils import logging
 
 from ...core.errors import UserError, did_you_mean, first_line
 from ..hub import read_config
@@ -98,9 +99,16 @@ def load_target(
     num_token_ids: int,
     image_token_id: int | None,
     device: torch.device,
+    tables_only: bool = False,
 ) -> LanguageTarget:
-    """A frozen target from `source` (a trained stage's folder, or `config.path`)."""
-    model = target_weights(config, source, dtype=getattr(torch, config.dtype), device_map=config.device_map)
+    """A frozen target from `source` (a trained stage's folder, or `config.path`).
+
+    Args:
+        tables_only: no layer and no tower is read or held. Embedding, LM head and config are all that is asked of a
+            target whose states are on disk.
+    """
+    dtype = getattr(torch, config.dtype)
+    model = target_weights(config, source, dtype=dtype, device_map=config.device_map, tables_only=tables_only)
     if config.device_map is None:
         model.to(device)
     num_token_ids, chunk = config.num_token_ids or num_token_ids, config.prefill_chunk
@@ -118,12 +126,18 @@ def load_target(
 
 
 def target_weights(
-    config: TargetConfig, source: str | Path, *, dtype: torch.dtype, device_map: str | None = None
+    config: TargetConfig,
+    source: str | Path,
+    *,
+    dtype: torch.dtype,
+    device_map: str | None = None,
+    tables_only: bool = False,
 ) -> PreTrainedModel:
     """The model of a target's kind, from published weights or a stage's folder. Raises `UserError` for another kind."""
     revision, key = (None if Path(source).is_dir() else config.revision), "target.path"
+    held: dict[str, Any] = {"dtype": dtype, "device_map": device_map, "tables_only": tables_only}
     if isinstance(config, LlavaTargetConfig):
-        return load_llava(source, revision=revision, dtype=dtype, device_map=device_map, key=key, kind=config.kind)
+        return load_llava(source, revision=revision, key=key, kind=config.kind, **held)
     found = read_config(str(source), key=key, revision=revision).model_type
     if isinstance(config, QwenTargetConfig):
         if found not in QWEN_KINDS[config.kind]:
@@ -135,7 +149,7 @@ def target_weights(
         maker: Any = QWEN_FAMILIES[found][1]
     else:
         maker = AutoModelForCausalLM
-    return _from_pretrained(maker, source, revision=revision, dtype=dtype, device_map=device_map, key=key)
+    return load_weights(maker, source, revision=revision, key=key, **held)
 
 
 def load_llava(
@@ -147,11 +161,13 @@ def load_llava(
     device_map: str | None = None,
     kind: str | None = None,
     whole: bool = False,
+    tables_only: bool = False,
 ) -> PreTrainedModel:
     """A LLaVA of the family that its own config names.
 
     Args:
         dtype: auto: as it is stored.
+        tables_only: as of `load_target`.
         kind: the family that is expected; None: any.
         whole: refuse weights that lack a tensor, where transformers draws a random one, or have one of another shape.
 
@@ -165,43 +181,73 @@ def load_llava(
             cure=f"write kind: {found}" if found in FAMILIES else did_you_mean(found, FAMILIES),
         )
     maker = FAMILIES[found][1]
-    if whole:
-        return _whole(maker, source, revision=revision, dtype=dtype, device_map=device_map, key=key)
-    return _from_pretrained(maker, source, revision=revision, dtype=dtype, device_map=device_map, key=key)
+    held: dict[str, Any] = {"dtype": dtype, "device_map": device_map, "tables_only": tables_only}
+    return load_weights(maker, source, revision=revision, key=key, whole=whole, **held)
 
 
-def _whole(maker: Any, source: str | Path, *, key: str, **settings: Any) -> PreTrainedModel:
-    """Raises `UserError` with the name of a tensor that is missing, unknown or of another shape than the config's."""
-    also = {"output_loading_info": True, "ignore_mismatched_sizes": True}
-    found: Any = _from_pretrained(maker, source, key=key, **settings, **also)
+# Tables that follow from the config: older checkpoints hold them.
+_DERIVED = ("position_ids", "rotary_emb.inv_freq")
+
+
+def load_weights(
+    maker: Any,
+    source: str | Path,
+    *,
+    revision: str | None,
+    dtype: torch.dtype | Literal["auto"],
+    key: str,
+    device_map: str | None = None,
+    tables_only: bool = False,
+    whole: bool = False,
+) -> PreTrainedModel:
+    """What `maker` makes of a folder or Hub id, every tensor read: transformers draws a missing one at random.
+
+    Args:
+        maker: a class of transformers with `from_pretrained`.
+        tables_only: as of `load_target`.
+        whole: refuse tensors that the config has no place for, too.
+
+    Raises:
+        UserError: it cannot be read; or names a tensor that is missing or of another shape than the config's.
+    """
+    given: dict[str, Any] = {"revision": revision, "dtype": dtype, "device_map": device_map, "weights_only": True}
+    given |= {"output_loading_info": True, "ignore_mismatched_sizes": True}
+    try:
+        found: Any
+        if tables_only:
+            found = _tables(maker, source, read_config(str(source), key=key, revision=revision), given)
+        else:
+            found = maker.from_pretrained(source, **given)
+    except (OSError, ValueError) as error:
+        raise UserError(
+            f"{key}: cannot load {str(source)!r}: {first_line(error)}", cure="check the name and the network"
+        ) from error
     model, told = found
     problems = [f"{name} is {list(shape)}, expected {list(wanted)}" for name, shape, wanted in told["mismatched_keys"]]
     problems += [f"{name} is missing" for name in told["missing_keys"]]
-    problems += [f"{name} is not part of this model" for name in told["unexpected_keys"]]
+    if whole:
+        unknown = [name for name in told["unexpected_keys"] if not name.endswith(_DERIVED)]
+        problems += [f"{name} is not part of this model" for name in unknown]
     if problems:
         raise UserError(
-            f"model.safetensors does not fit its config.json: {min(problems)}"
+            f"{key}: the weights do not fit their config.json: {min(problems)}"
             + (f" (and {len(problems) - 1} more)" if len(problems) > 1 else ""),
             where=str(source), cure="the two do not belong together: restore the one that was changed",
         )  # fmt: skip
     return model
 
 
-def _from_pretrained(
-    maker: Any,
-    source: str | Path,
-    *,
-    revision: str | None,
-    dtype: torch.dtype | Literal["auto"],
-    device_map: str | None,
-    key: str,
-    **more: Any,
-) -> PreTrainedModel:
+def _tables(maker: Any, source: str | Path, config: PreTrainedConfig, given: dict[str, Any]) -> Any:
+    """The model without its layers; its config says how many it has."""
+    text, vision = config.get_text_config(), getattr(config, "vision_config", None)
+    layers, text.num_hidden_layers = text.num_hidden_layers, 0
+    if vision is not None:
+        setattr(vision, "depth" if hasattr(vision, "depth") else "num_hidden_layers", 0)
+    before = logging.get_verbosity()
+    logging.set_verbosity_error()  # it would list every tensor that is left out
     try:
-        return maker.from_pretrained(
-            source, revision=revision, dtype=dtype, device_map=device_map, weights_only=True, **more
-        )
-    except (OSError, ValueError) as error:
-        raise UserError(
-            f"{key}: cannot load {str(source)!r}: {first_line(error)}", cure="check the name and the network"
-        ) from error
+        model, told = maker.from_pretrained(source, config=config, **given)
+    finally:
+        logging.set_verbosity(before)
+    model.config.get_text_config().num_hidden_layers = layers
+    return model, told

@@ -56,6 +56,34 @@ def test_users_and_passwords_of_addresses(address):
     assert redact(f"cannot reach {address}: timeout") == f"cannot reach {ADDRESSES[address]}: timeout"
 
 
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("GET https://h.org/x?token=hunter2hunter2&y=1 failed", "GET https://h.org/x?token=<hidden>&y=1 failed"),
+        ("https://s3.org/f?X-Amz-Credential=AB%2F1&X-Amz-Signature=0a1b2c#z",
+         "https://s3.org/f?X-Amz-Credential=<hidden>&X-Amz-Signature=<hidden>#z"),
+        ("header b'Authorization: Bearer hunter2hunter2hunter2'", "header b'Authorization: Bearer <hidden>'"),
+        ("a bearer of bad news", "a bearer of bad news"),
+    ],
+)  # fmt: skip
+def test_what_addresses_and_headers_ask_with(text, expected):
+    assert redact(text) == expected
+
+
+def test_a_secret_that_begins_like_another(monkeypatch):
+    monkeypatch.setenv("A_TOKEN", "hunter2hunter2")
+    monkeypatch.setenv("B_TOKEN", "hunter2hunter2-and-more")
+    assert redact("hunter2hunter2-and-more") == HIDDEN
+
+
+def test_a_recipe_that_cannot_be_read_shows_no_half_of_a_key(tmp_path, capfd):
+    """YAML's own message cuts the line, and what is left of a key looks like none."""
+    (tmp_path / "mine.yaml").write_text(f"stages: {SHAPED['hugging face']}: x")
+    assert main([f"recipe={tmp_path / 'mine.yaml'}"]) == 2
+    said = capfd.readouterr().err
+    assert "line 1, column 48: mapping values are not allowed here" in said and "0123456789" not in said
+
+
 @pytest.mark.parametrize("name", VARIABLES)
 def test_values_of_secret_variables(environment, name):
     assert redact(f"<{VARIABLES[name]}>") == f"<{HIDDEN}>"
@@ -216,3 +244,10 @@ def test_a_crash_is_told_without_them(tmp_path):
     assert done.returncode == 1
     assert "Traceback" in done.stderr and "NotADirectoryError" in done.stderr and HIDDEN in done.stderr
     assert leaks(done.stdout + done.stderr) == []
+
+
+def test_the_address_of_a_commit_is_kept_whole():
+    """What publishing prints last is a link that works."""
+    address = f"https://huggingface.co/me/draft/commit/{COMMIT}"
+    assert redact(f"published: {address} (public)") == f"published: {address} (public)"
+    assert HEX not in redact(f"key {HEX}")

@@ -1,6 +1,9 @@
 """Tiny heads beside tiny targets as folders, and what each engine's layer computes, by transformers' own modules."""
 
 import json
+from importlib.machinery import SourceFileLoader
+from importlib.util import module_from_spec, spec_from_loader
+from pathlib import Path
 
 import torch
 from draftsmith.models.drafters.reading import (
@@ -13,28 +16,52 @@ from reading_tiny import config_of, text_config
 from safetensors.torch import load_file, save_file
 from torch import nn
 from transformers import (
+    AutoConfig,
     CLIPVisionConfig,
     LlamaConfig,
     LlamaForCausalLM,
     LlavaConfig,
     LlavaForConditionalGeneration,
     Qwen2_5_VLConfig,
+    Qwen3VLConfig,
 )
 from transformers.models.llama import modeling_llama as llama
 from transformers.models.qwen2 import Qwen2Config
 from transformers.models.qwen2 import modeling_qwen2 as qwen2
 
 VOCAB, WIDTH = 44, 32
+SCRIPTS = Path(__file__).resolve().parents[2] / "scripts"
+
+
+def script(name, *arguments):
+    """Exit code of a script's own main."""
+    loader = SourceFileLoader(name, str(SCRIPTS / name))
+    module = module_from_spec(spec_from_loader(name, loader))
+    loader.exec_module(module)
+    return module.main(list(map(str, arguments)))
+
+
+# Of `llama_long`: positions stretched as Llama 3.1's.
+LONG = {"rope_type": "llama3", "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0,
+        "original_max_position_embeddings": 16}  # fmt: skip
 
 
 def target_config(family: str = "llava"):
     text = text_config(qwen=family.startswith("qwen"))
-    if family == "llama":
+    if family in ("llama", "llama_long"):
         config = text
+        if family == "llama_long":
+            config = LlamaConfig(**text.to_dict() | {"rope_parameters": {"rope_theta": 10000.0, **LONG}})
         config.architectures = ["LlamaForCausalLM"]
     elif family == "qwen2_5_vl":
         config = Qwen2_5_VLConfig(text_config=text.to_dict(), image_token_id=40)
         config.architectures = ["Qwen2_5_VLForConditionalGeneration"]
+    elif family == "qwen3_vl":
+        sizes = {name: getattr(text, name) for name in ("hidden_size", "num_attention_heads", "num_key_value_heads",
+                 "intermediate_size", "vocab_size", "num_hidden_layers", "rms_norm_eps")}  # fmt: skip
+        vision = {"deepstack_visual_indexes": [1, 2, 3]}
+        config = Qwen3VLConfig(text_config=sizes | {"head_dim": 8}, vision_config=vision, image_token_id=40)
+        config.architectures = ["Qwen3VLForConditionalGeneration"]
     else:
         vision = CLIPVisionConfig(hidden_size=16, intermediate_size=32, num_hidden_layers=2, num_attention_heads=2,
                                   image_size=16, patch_size=8)  # fmt: skip
@@ -56,8 +83,8 @@ def target_folder(folder, family: str = "llava", *, weights: bool = False):
 
 def head_folder(folder, target, *, dtype=torch.float32, **settings):
     """A head with loud random weights, as a stage leaves it; `target` is the folder of its target."""
-    config, family = config_of(**settings), json.loads((target / "config.json").read_text())["model_type"]
-    text = target_config(family).get_text_config()
+    config, found = config_of(**settings), AutoConfig.from_pretrained(target)
+    family, text = found.model_type, found.get_text_config()
     torch.manual_seed(0)
     size = getattr(config, "draft_vocab_size", None)
     ids = likeliest_ids(torch.arange(VOCAB).float().roll(7), size) if size else None
@@ -66,7 +93,7 @@ def head_folder(folder, target, *, dtype=torch.float32, **settings):
         scale = 0.3 if name.endswith("bias") else parameter.shape[-1] ** -0.5
         noise = torch.randn_like(parameter) * scale
         parameter.data = noise + 1 if parameter.dim() == 1 and not name.endswith("bias") else noise
-    kind = {"qwen2_5_vl": "qwen2_5_vl", "llava": "llava"}.get(family, "causal_lm")
+    kind = family if family in ("qwen2_5_vl", "qwen3_vl", "llava") else "causal_lm"
     manifest = reading_manifest(
         config, text, target={"kind": kind, "path": str(target)}, drafter=config.model_dump(mode="json")
     )

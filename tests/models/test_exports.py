@@ -1,12 +1,11 @@
 """Exports: the contract of each engine key by key, the same numbers by its own layer, and what is refused and why."""
 
 import json
-from importlib.machinery import SourceFileLoader
-from importlib.util import module_from_spec, spec_from_loader
-from pathlib import Path
+import shutil
 
 import pytest
 import torch
+from draftsmith.core.checksums import write_sums
 from draftsmith.core.errors import UserError
 from draftsmith.models.drafters.heads import build_head, save_head
 from draftsmith.models.exports import export_drafter
@@ -15,6 +14,7 @@ from draftsmith.models.exports.source import Target, read_head
 from draftsmith.models.imports import import_head
 from draftsmith.models.llava import TokenIds, assemble, llava_config
 from published_tiny import (
+    LONG,
     VOCAB,
     WIDTH,
     eagle1_of_engines,
@@ -23,15 +23,15 @@ from published_tiny import (
     head_folder,
     inputs,
     ours,
+    script,
     target_config,
     target_folder,
 )
-from safetensors.torch import load_file
+from safetensors.torch import load_file, save_file
 from transformers import AutoConfig, AutoModelForCausalLM, CLIPVisionConfig, LlamaConfig, LlamaForCausalLM
 from visual_tiny import EAGLE, MEDUSA, llamagen
 from visual_tiny import target as drawing
 
-SCRIPTS = Path(__file__).resolve().parents[2] / "scripts"
 READ = {"kind": "eagle3", "visual_slots": "read", "draft_vocab_size": 20}
 LAYER = ("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj", "self_attn.o_proj", "mlp.gate_proj", "mlp.up_proj",
          "mlp.down_proj")  # fmt: skip
@@ -207,6 +207,26 @@ def test_eagles_own_layout(tmp_path, kind):
     assert all(torch.equal(value, head.state_dict()[n]) for n, value in again.head.state_dict().items())
 
 
+@pytest.mark.parametrize(("engine", "kind"), [("vllm", "eagle3"), ("sglang", "eagle3"), ("vllm", "eagle")])
+def test_a_stretched_rotation_travels(tmp_path, engine, kind):
+    """Llama 3.1's: engines read it from the head's own config, and so do we when it comes back."""
+    settings = READ if kind == "eagle3" else {"kind": "eagle", "image": "placeholder"}
+    _, folder, head = made(tmp_path, "llama_long", **settings)
+    export_drafter(folder, tmp_path / "out", engine)
+    values, state = exported(tmp_path / "out")
+    assert values["rope_scaling"] == LONG and values["rope_parameters"] == {"rope_theta": 10000.0, **LONG}
+    same((eagle3_of_engines if kind == "eagle3" else eagle1_of_engines)(values, state, *inputs()), head)
+    again = back(kind, tmp_path / "out", "llama_long")
+    assert again.config.rope == "target" and again.head.shape.rope_scaling == head.shape.rope_scaling == LONG
+    plain = {**values, "rope_scaling": None, "rope_parameters": {"rope_type": "default", "rope_theta": 10000.0}}
+    (tmp_path / "out" / "config.json").write_text(json.dumps(plain))
+    found = back(kind, tmp_path / "out", "llama_long")
+    assert found.config.rope == "plain" and found.head.shape.rope_scaling is None
+    assert any("rope: plain" in note for note in found.notes)
+    with pytest.raises(UserError, match="positions are stretched"):
+        export_drafter(folder, tmp_path / "third", "eagle")
+
+
 # ---- refused
 
 
@@ -232,6 +252,10 @@ def test_eagles_own_layout(tmp_path, kind):
         ("sglang", "llava", {"kind": "eagle"}, "hashes and no ids"),
         ("eagle", "llava", {"kind": "sparrow"}, "no published code"),
         ("eagle", "llava", READ, "reads text alone"),
+        ("vllm", "qwen3_vl", READ, "it joins layer 2 as that hands it over"),
+        ("sglang", "qwen3_vl", READ | {"image": "projected"}, "it joins layer 2 as that hands it over"),
+        ("vllm", "qwen3_vl", {"kind": "eagle", "image": "placeholder"}, "queries and keys are normed"),
+        ("sglang", "qwen3_vl", READ | {"image": "projected", "positions": "mrope", "taps": (4, 5, 6)}, "alternate"),
     ],
 )  # fmt: skip
 def test_what_an_engine_cannot_express(tmp_path, engine, family, settings, says):
@@ -266,6 +290,41 @@ def test_heads_of_image_generators(tmp_path, method, says):
         export_drafter(tmp_path / "head", tmp_path / "out", "vllm")
     # Medusa's folder holds no EAGLE-1 config; its manifest is enough.
     assert says in str(caught.value) and "no engine" in str(caught.value)
+
+
+def test_an_imported_head_of_an_image_generator(tmp_path):
+    """LANTERN's name no target."""
+    save_head(build_head(EAGLE, drawing(llamagen("text"))), tmp_path / "head",
+              {"method": "eagle", "imported": {"as": "lantern", "source": "jadohu/llamagen_drafter"}})  # fmt: skip
+    with pytest.raises(UserError, match="row and column"):
+        export_drafter(tmp_path / "head", tmp_path / "out", "sglang")
+
+
+def test_taps_above_what_qwen3_adds_to_its_first_layers(tmp_path):
+    _, folder, head = made(tmp_path, "qwen3_vl", **READ, taps=(4, 5, 6))
+    export_drafter(folder, tmp_path / "out", "vllm")
+    values, state = exported(tmp_path / "out")
+    assert values["eagle_aux_hidden_state_layer_ids"] == [4, 5, 6] and values["target_model_type"] == "qwen3_vl"
+    same(eagle3_of_engines(values, state, *inputs()), head)
+
+
+def test_weights_of_another_shape_name_their_file(tmp_path):
+    _, folder, head = made(tmp_path, **READ)
+    state = dict(head.state_dict())
+    save_file(state | {"fc.weight": state["fc.weight"][:4].clone()}, folder / "model.safetensors")
+    with pytest.raises(UserError, match=r"fc\.weight") as caught:
+        export_drafter(folder, tmp_path / "out", "vllm")
+    assert caught.value.where == str(folder / "model.safetensors")
+
+
+def test_a_published_folder_that_was_changed(tmp_path):
+    _, folder, _ = made(tmp_path, **READ)
+    write_sums(folder)
+    export_drafter(folder, tmp_path / "out", "vllm")
+    with open(folder / "model.safetensors", "ab") as file:
+        file.write(b"!")
+    with pytest.raises(UserError, match=r"model\.safetensors is not as it was published"):
+        export_drafter(folder, tmp_path / "other", "vllm")
 
 
 def test_folders_that_are_no_drafters(tmp_path):
@@ -314,6 +373,22 @@ def test_a_draft_with_eyes(tmp_path):
     assert draft.config.vocab_size == VOCAB and (tmp_path / "out" / "tokenizer.json").is_file()
 
 
+@pytest.mark.parametrize("kind", ["llava", "causal"])
+def test_a_draft_that_lacks_a_tensor(tmp_path, kind):
+    """transformers would draw it at random, and say so in a log alone."""
+    target = target_folder(tmp_path / "target")
+    model = draft_folder(tmp_path / "draft")
+    if kind == "causal":
+        shutil.rmtree(tmp_path / "draft")
+        LlamaForCausalLM(model.config.text_config).save_pretrained(tmp_path / "draft")
+    state = load_file(tmp_path / "draft" / "model.safetensors")
+    gone = next(name for name in state if name.endswith("layers.1.mlp.up_proj.weight") and "vision" not in name)
+    del state[gone]
+    save_file(state, tmp_path / "draft" / "model.safetensors", {"format": "pt"})
+    with pytest.raises(UserError, match=r"layers\.1\.mlp\.up_proj\.weight is missing"):
+        export_drafter(tmp_path / "draft", tmp_path / "out", "vllm", target=str(target), prompts="text")
+
+
 def test_a_draft_of_fewer_rows_than_its_target(tmp_path):
     """vLLM refuses a draft of another vocabulary: rows are added, and its own ids (JackFram's) are the target's."""
     target = target_folder(tmp_path / "target", "llama")
@@ -336,13 +411,6 @@ def test_a_draft_of_fewer_rows_than_its_target(tmp_path):
 
 
 # ---- scripts
-
-
-def script(name, *arguments):
-    loader = SourceFileLoader(name, str(SCRIPTS / name))
-    module = module_from_spec(spec_from_loader(name, loader))
-    loader.exec_module(module)
-    return module.main(list(map(str, arguments)))
 
 
 def test_scripts_there_and_back(tmp_path, capsys):

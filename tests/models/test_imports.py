@@ -6,13 +6,15 @@ import pickle
 import pytest
 import torch
 from draftsmith.core.errors import UserError
+from draftsmith.data.processor import build_processor
+from draftsmith.data.shapes.tokenizer import train_tokenizer
 from draftsmith.models.drafters.eagle import EagleConfig, save_eagle
 from draftsmith.models.drafters.heads import build_head, load_head
 from draftsmith.models.drafters.reading import load_reading_head, reading_manifest, save_reading_head
 from draftsmith.models.exports.layouts import llama_values
 from draftsmith.models.imports import import_head, import_lantern, import_lvlm
 from draftsmith.models.weights_of import target_embedding
-from published_tiny import VOCAB, WIDTH, head_folder, inputs, ours, published, target_config, target_folder
+from published_tiny import VOCAB, WIDTH, head_folder, inputs, ours, published, script, target_config, target_folder
 from reading_tiny import Tables
 from safetensors.torch import load_file, save_file
 from transformers import CLIPVisionConfig, LlamaConfig, LlavaConfig, LlavaForConditionalGeneration
@@ -140,7 +142,10 @@ def test_what_is_no_such_head(tmp_path):
     refused("not a head of kind msd for this target: (imadpt|img_fc)", "msd")
     refused("not one Llama layer", values=values | {"num_hidden_layers": 2})
     refused("several layers", state=state | {"layers.1.mlp.up_proj.weight": torch.ones(1)})
-    refused("stretched", values=values | {"rope_scaling": {"type": "linear", "factor": 2.0}})
+    refused(
+        r"stretched \(linear\), the target's otherwise",
+        values=values | {"rope_scaling": {"type": "linear", "factor": 2.0}},
+    )
     refused("midlayer.self_attn.k_proj.weight is missing|lm_head.weight is missing", "eagle3", image="placeholder")
     refused("3 heads of keys", state=state | {"layers.0.self_attn.k_proj.weight": torch.ones(24, WIDTH)})
     refused("output has a bias of its own", state=state | {"layers.0.self_attn.o_proj.bias": torch.ones(WIDTH)})
@@ -186,6 +191,7 @@ def read3(folder, **more):
         (TOP, (1, 4, 6)),
         (INNER, (1, 4, 6)),
         (TOP | INNER, (1, 4, 6)),
+        ({"eagle_config": {"layer_ids": [1, 4, 6]}}, (1, 4, 6)),  # vLLM's name for them in there
     ],
 )  # fmt: skip
 def test_layers_are_counted_in_two_ways(tmp_path, said, taps):
@@ -327,6 +333,45 @@ def test_tabeds_drafts(tmp_path, rows):
     found.save_pretrained(tmp_path / "ours")
     again = LlavaForConditionalGeneration.from_pretrained(tmp_path / "ours")
     assert again.config.text_config.vocab_size == VOCAB == len(again.lm_head.weight)
+
+
+def test_a_checkpoint_that_lacks_a_tensor(tmp_path):
+    """transformers would draw it at random; tables that follow from the config are of no matter."""
+    draft(tmp_path / "theirs")
+    state = load_file(tmp_path / "theirs" / "model.safetensors")
+    state["language_model.model.layers.0.self_attn.rotary_emb.inv_freq"] = torch.ones(4)
+    save_file(state, tmp_path / "theirs" / "model.safetensors", {"format": "pt"})
+    import_lvlm(str(tmp_path / "theirs"), target_config())
+    del state["language_model.model.layers.0.mlp.up_proj.weight"]
+    save_file(state, tmp_path / "theirs" / "model.safetensors", {"format": "pt"})
+    with pytest.raises(UserError, match=r"mlp\.up_proj\.weight is missing"):
+        import_lvlm(str(tmp_path / "theirs"), target_config())
+
+
+def test_as_many_words_are_not_the_same_words(tmp_path, capsys):
+    """The manifest gets the target's tokenizer hash: another one of the same size would pass ever after."""
+    texts = ["USER: what is in the picture? ASSISTANT: a red circle."] * 4
+    tokenizer = train_tokenizer(texts, 300)
+    config = target_config()
+    target_folder(tmp_path / "target")
+    build_processor(tokenizer, image_size=16, patch_size=8, image_mean=(0.5,) * 3, image_std=(0.5,) * 3).save(
+        tmp_path / "target"
+    )
+    draft(tmp_path / "theirs", rows=config.text_config.vocab_size)
+
+    def run(name):
+        places = (tmp_path / "theirs", tmp_path / name, "--target", tmp_path / "target")
+        return script("import_head", *places, "--as", "lvlm")
+
+    assert run("without") == 0
+    assert "was not compared" in capsys.readouterr().out
+    tokenizer.save_pretrained(tmp_path / "theirs")
+    assert run("same") == 0
+    said = capsys.readouterr().out
+    assert "compared" not in said and "drafters:" in said
+    train_tokenizer([text[::-1] for text in texts], 300).save_pretrained(tmp_path / "theirs")
+    assert run("other") == 2
+    assert "have other ids in the target's tokenizer" in capsys.readouterr().err and not (tmp_path / "other").exists()
 
 
 def test_a_draft_with_other_eyes(tmp_path):

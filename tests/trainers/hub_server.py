@@ -132,7 +132,8 @@ class Handler(http.server.BaseHTTPRequestHandler):
             return self._json({"error": "no right to write to this namespace"}, 403)
         if name in self.server.repositories:
             return self._json({"error": "You already created this model repo", "url": f"/{name}"}, 409)
-        made = self.server.repositories[name] = Repository(private=asked.get("visibility") == "private")
+        private = asked.get("visibility") == "private" and not self.server.always_public
+        made = self.server.repositories[name] = Repository(private=private)
         made.commit("main", {".gitattributes": b"*.safetensors filter=lfs"}, "initial commit")
         return self._json({"url": f"{self.server.address}/{name}"})
 
@@ -309,6 +310,7 @@ class HubServer(http.server.ThreadingHTTPServer):
         self.parts: dict[tuple[str, int], bytes] = {}
         self.damage: dict[str, bytes] = {}  # path -> what a download of it gives in its place
         self.requests: list[tuple[str, str]] = []
+        self.always_public = False  # whatever is asked for
         self.told_storage = False  # whether the storage's host was ever sent the token
         self.failures: list[Failure] = []
 

@@ -1,15 +1,22 @@
 """What a publication says without a model: names that engines read, terms that restrict, where drafters are from."""
 
+from pathlib import Path
+from types import SimpleNamespace
+
 import pytest
 import yaml
 from draftsmith.core.errors import UserError
-from draftsmith.recipes.load import load
+from draftsmith.eval.published import PublishedSection
+from draftsmith.recipes.load import load, recipe_names
 from draftsmith.recipes.schema import TRACKS
+from draftsmith.trainers.publishing.card import CardFacts, front_matter, model_card
+from draftsmith.trainers.publishing.evaluated import Evaluated
 from draftsmith.trainers.publishing.licences import chain, licence_of, own_licence, warnings
 from draftsmith.trainers.publishing.lineage import WORLD, data_of, trained_by
 from draftsmith.trainers.publishing.names import check_name, suggested, taken_for
+from draftsmith.trainers.stages.publish import _began_as
 
-LLAVA = "llava-hf/llava-1.5-7b-hf"
+LLAVA, HUB = "llava-hf/llava-1.5-7b-hf", "https://huggingface.co"
 
 
 @pytest.mark.parametrize(
@@ -91,8 +98,73 @@ def test_known_targets(name, restricts):
     assert found.id is not None and bool(found.restricts) is restricts
 
 
-def test_nothing_is_guessed():
-    assert licence_of("somebody/some-model").id is None
+@pytest.mark.parametrize(
+    "name",
+    ["somebody/some-model", "me/my-llamagen", "jadohu/llamagen_drafter", "chameleons.json", "lmsys/vicuna-7b-v1.3"],
+)
+def test_nothing_is_guessed(name):
+    assert licence_of(name).id is None and warnings(chain([("target", name)]))
+
+
+def test_an_open_licence_of_one_size_is_not_anothers():
+    assert licence_of("JackFram/llama-68m").id == "apache-2.0" and licence_of("JackFram/llama-160m").restricts
+
+
+def test_targets_of_the_recipes_are_known_or_warned_of():
+    trees = [yaml.safe_load(path.read_text()) for path in recipe_names().values()]
+    named = {tree["target"]["path"] for tree in trees if (tree.get("target") or {}).get("path")}
+    named = {name if name.count("/") == 1 and not name.startswith("models/") else Path(name).name for name in named}
+    assert len(named) > 12
+    assert {name for name in named if licence_of(name).id is None} == {"llava-hf/llava-onevision-qwen2-72b-ov-hf"}
+
+
+def facts(**changes) -> CardFacts:
+    """Of a head for LLaVA-1.5."""
+    asked = PublishedSection(target={"kind": "llava", "path": LLAVA, "revision": "abc", "dtype": "bfloat16"},
+                             drafter={"kind": "eagle3"}, prompt={"text": "What?"},
+                             decoding={"name": "E", "tree": {"kind": "chain", "gamma": 3}})  # fmt: skip
+    known = {
+        "repo": "me/EAGLE3-llava", "method": "eagle3", "track": "language", "target": LLAVA, "base": None,
+        "links": chain([("target", LLAVA), ("data", "my own.json")]), "license": None, "languages": ["en"],
+        "datasets": ["org/set"], "training": [], "evaluated": Evaluated([], {}, []), "plots": [], "section": asked,
+        "snippets": [],
+    }  # fmt: skip
+    return CardFacts(**known | changes)
+
+
+def test_what_a_heads_card_begins_with():
+    found = front_matter(facts())
+    assert found["base_model"] == LLAVA and found["base_model_relation"] == "adapter"
+    assert found["license"] == "llama2" and found["library_name"] == "draftsmith" and found["datasets"] == ["org/set"]
+    assert {"speculative-decoding", "eagle3", "image-text-to-text"} <= set(found["tags"])
+    body = model_card(facts())
+    assert "Llama 2" in body and "`my own.json` is not known" in body and "at revision `abc`" in body
+
+
+def test_what_a_whole_models_card_begins_with():
+    whole = facts(method="lvlm", track="lvlm", base="JackFram/llama-68m", repo="me/draft")
+    found = front_matter(whole)
+    assert found["base_model"] == "JackFram/llama-68m" and found["base_model_relation"] == "finetune"
+    assert found["pipeline_tag"] == "image-text-to-text"
+    # The Hub has no relation of drafters: the target stands in the text, and its terms in front.
+    assert found["license"] == "llama2" and f"({HUB}/{LLAVA})" in model_card(whole)
+
+
+def test_licences_that_the_hub_has_no_word_for():
+    qwen = "Qwen/Qwen2.5-VL-3B-Instruct"
+    found = front_matter(facts(target=qwen, links=chain([("target", qwen)])))
+    assert found["license"] == "other" and found["license_name"] and found["license_link"] == f"{HUB}/{qwen}"
+    unknown = front_matter(facts(target="a/b", links=chain([("target", "a/b")])))
+    assert "license" not in unknown
+
+
+def test_whose_weights_it_began_with(tmp_path):
+    """A directory's are somebody's, too; of those nothing is known."""
+    (tmp_path / "mine").mkdir()
+    draft = SimpleNamespace(language_model=str(tmp_path / "mine"), vision_tower="target", path=None)
+    assert _began_as(draft, "language_model", "path") == ["mine"] and _began_as(draft, "vision_tower") == []
+    head = SimpleNamespace(path="jadohu/llamagen_drafter")
+    assert _began_as(head, "language_model", "path") == ["jadohu/llamagen_drafter"]
 
 
 def stages_of(recipe: str) -> dict:

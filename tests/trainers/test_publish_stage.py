@@ -2,6 +2,7 @@
 
 import json
 import os
+import resource
 import shutil
 import subprocess
 import sys
@@ -44,7 +45,8 @@ def published(tmp_path_factory):
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("HF_TOKEN", SECRET)
         output.joinpath("run.yaml").write_text(
-            "command: the command\npackages: {torch: '2.13', transformers: '5.23'}\n"
+            f"command: trains/train.py recipe=/home/alice/mine.yaml output={output}\n"
+            "packages: {torch: '2.13', transformers: '5.23'}\n"
         )
         said = run(output, *SETTINGS, PUBLISH, stages=(*TRAINED, "publish"))
     assert any("not uploaded" in line for line in said)
@@ -107,6 +109,16 @@ def test_the_token_is_in_no_file_of_the_run(published):
         assert not path.is_file() or SECRET.encode() not in path.read_bytes(), path
 
 
+def test_nothing_says_where_it_was_made(published):
+    """No file names a folder of this machine, nor whose it is."""
+    folder = published / "publish" / "repository"
+    for path in folder.rglob("*"):
+        held = path.read_bytes() if path.is_file() else b""
+        assert not any(word in held for word in (bytes(published), b"/home/", b"alice", bytes(Path.home()))), path
+    command = yaml.safe_load((folder / "run.yaml").read_text())["command"]
+    assert command.endswith(f"recipe=mine.yaml output={published.name}")
+
+
 @pytest.mark.parametrize("name", ["model.safetensors", "config.json", "draftsmith.json", "check/picture.png"])
 def test_a_changed_or_missing_file_is_named(name, published, folder):
     content = (folder / name).read_bytes()
@@ -140,6 +152,43 @@ def test_other_weights_of_the_right_shape_do_something_else(published, folder):
     write_sums(folder)
     with pytest.raises(UserError, match="stored prompt has tau"):
         reproduce(folder, target=published / "target")
+
+
+def test_a_folder_without_its_list_of_checksums(published, folder):
+    (folder / SUMS).unlink()
+    with pytest.raises(UserError, match=f"{SUMS} is missing"):
+        open_published(folder, target=published / "target")
+
+
+def test_a_disk_that_takes_no_more(published):
+    """The operating system refuses the write; what the run has made stays."""
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (40_000, before[1]))
+    try:
+        with pytest.raises(UserError, match="File too large") as caught:
+            run(published, *SETTINGS, "stages.full={kind: publish}", stages=("full",))
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
+    assert "run the same command again" in caught.value.cure and (published / "draft" / "model.safetensors").is_file()
+
+
+def test_a_crash_is_told_without_secrets(tmp_path, capfd):
+    run_of = tmp_path / SECRET
+    run_of.mkdir()
+    (run_of / "recipe.yaml").write_bytes(b"\xff")
+    assert main(None, [str(run_of)]) == 1
+    assert "Traceback" in capfd.readouterr().err
+    (run_of / "recipe.yaml").write_text(f"stages: {SECRET}: x")
+    assert main(None, [str(run_of)]) == 2
+    said = capfd.readouterr().err
+    assert "no stages that can be read" in said and "<hidden>" in said and "SSS" not in said
+
+
+def test_a_login_that_is_missing_is_told_before_anything_is_built(published, monkeypatch):
+    monkeypatch.setattr("draftsmith.trainers.publishing.upload.get_token", lambda: None)
+    with pytest.raises(UserError, match="not logged in"):
+        run(published, *SETTINGS, "stages.early={kind: publish, repo: me/tiny-draft}", stages=("early",))
+    assert not (published / "early" / "repository").exists()
 
 
 def test_without_its_target_it_says_what_is_lacking(published):

@@ -1,5 +1,6 @@
 """Uploads against a Hub that runs here and speaks HTTP: one commit, private first, tried, no token told."""
 
+import errno
 import json
 
 import huggingface_hub.constants
@@ -7,12 +8,13 @@ import pytest
 from draftsmith.core.checksums import write_sums
 from draftsmith.core.errors import UserError
 from draftsmith.trainers.publishing.upload import Destination, Hub
-from hub_server import TOKEN, HubServer
+from hub_server import TOKEN, HubServer, Repository
 
 REPO = "me/llava-draft"
 FILES = {
     "README.md": b"---\nlibrary_name: transformers\n---\n# a draft\n",
     "config.json": b'{"model_type": "llava"}',
+    "draftsmith.json": b'{"published": {}}',
     "model.safetensors": bytes(range(256)) * 40,
     "report/report.md": b"tau 2.00\n",
     "report/plot.png": b"\x89PNG" + b"1" * 300,
@@ -96,6 +98,48 @@ def test_what_the_folder_no_longer_has_goes_in_the_same_commit(server, folder):
     assert "report/plot.png" not in repository.commits[done.commit]
     assert ".gitattributes" in repository.commits[done.commit]
     assert len(repository.messages) == 3
+
+
+@pytest.mark.parametrize("pull_request", [False, True])
+def test_another_models_files_are_not_removed(pull_request, server, folder):
+    """A name mistyped into one of the user's other repositories."""
+    other = server.repositories[REPO] = Repository(private=True)
+    held = {"README.md": b"mine", "config.json": b"{}", "pytorch_model.bin": b"1" * 9, "adapter/a.bin": b"2"}
+    other.commit("main", held, "years of work")
+    with pytest.raises(UserError, match=r"adapter/a\.bin, pytorch_model\.bin") as caught:
+        Upload(server, folder, pull_request=pull_request)
+    assert "repository of its own" in caught.value.cure and other.commits[other.refs["main"]] == held
+    assert not any("/storage/" in path for _, path in server.requests)
+
+
+def test_a_licence_beside_a_publication_stays(server, folder):
+    """A repository that was made on the Hub's page, with a licence and a page of its own."""
+    made = server.repositories[REPO] = Repository(private=True)
+    made.commit("main", {".gitattributes": b"", "LICENSE": b"terms", "README.md": b"to come"}, "initial commit")
+    Upload(server, folder)
+    (folder / "report" / "plot.png").unlink()
+    write_sums(folder)
+    found = made.commits[Upload(server, folder).done.commit]
+    assert found["LICENSE"] == b"terms" and found["README.md"] == FILES["README.md"]
+    assert "report/plot.png" not in found
+
+
+def test_a_repository_that_could_not_be_made_private(server, folder):
+    """Some organisations decide for themselves what a new repository is."""
+    server.always_public = True
+    with pytest.raises(UserError, match="is public"):
+        Upload(server, folder)
+    assert server.repositories[REPO].messages == ["initial commit"]
+
+
+def test_a_disk_that_is_full_when_it_comes_back(server, folder, monkeypatch):
+    def full(*_, **__):
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr("draftsmith.trainers.publishing.upload.snapshot_download", full)
+    with pytest.raises(UserError, match="No space left") as caught:
+        Upload(server, folder, public=True)
+    assert "make room" in caught.value.cure and server.repositories[REPO].private
 
 
 def test_the_same_folder_again_is_no_second_commit(server, folder):
@@ -195,6 +239,14 @@ def test_offline_is_said_before_anything_is_asked(server, folder, monkeypatch):
     monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_OFFLINE", True)
     with pytest.raises(UserError, match="HF_HUB_OFFLINE"):
         Upload(server, folder)
+
+
+def test_a_secret_is_hidden_before_a_message_is_cut(server, monkeypatch):
+    """Half of it is no longer found."""
+    monkeypatch.setenv("MY_PASSWORD", "correct-horse-battery")
+    hub = Hub(print, token=TOKEN, endpoint=server.address)
+    told = hub._clean(ValueError("x" * 490 + " correct-horse-battery"))
+    assert told.startswith("x" * 490) and "corr" not in told
 
 
 @pytest.mark.parametrize(("path", "status"), [("/api/repos/create", 400), ("/commit/", 500), ("/objects/batch", 422)])

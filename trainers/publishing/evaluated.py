@@ -9,6 +9,7 @@ from typing import Any
 
 from ...core.errors import UserError
 from ...eval.tables import interval, markdown_table
+from .places import without_places
 
 REPORT = "report.json"
 
@@ -27,7 +28,12 @@ class Evaluated:
 
 
 def read_evaluation(folder: Path) -> Evaluated:
-    """Of an `evaluate` stage's folder. Raises `UserError` where it holds no report."""
+    """Of an `evaluate` stage's folder, without places. Raises `UserError` where it holds no report."""
+    found = _read(folder)
+    return Evaluated(*(without_places(part) for part in (found.table, found.about, found.findings)))
+
+
+def _read(folder: Path) -> Evaluated:
     path = folder / REPORT
     if path.is_file():
         report = json.loads(path.read_text())

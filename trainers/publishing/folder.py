@@ -17,6 +17,7 @@ from ...core.secrets import redact_tree, secret_values
 from ...eval.published import KEY, PublishedSection
 from ...models.drafters.made_for import MANIFEST
 from ...models.llamagen.folders import CONFIG
+from .places import without_places
 
 # Of a stage's folder what a loader reads; checkpoints, logs and caches stay behind.
 _MODEL_FILES = (
@@ -28,8 +29,8 @@ _MODEL_FILES = (
 _REPORT_FILES = ("*.md", "*.json", "*.png")
 _NOT_REPORT = {"done.json", "fingerprint.json"}
 REPORT, CHECK = "report", "check"
-# A user token of the Hub at full length; shorter look-alikes occur in vocabularies.
-_TOKEN = re.compile(rb"hf_[A-Za-z0-9]{30,}")
+# Keys at full length (shorter look-alikes occur in vocabularies), and passwords in addresses.
+_TOKEN = re.compile(rb"hf_[A-Za-z0-9]{30,}|gh[a-z]_[A-Za-z0-9]{36,}|wandb_v\d+_\w{30,}|://[^/\s:@\"']+:[^/\s@\"']+@")
 
 
 def copy_model(source: Path, folder: Path) -> None:
@@ -52,15 +53,19 @@ def copy_report(source: Path, folder: Path) -> list[str]:
                 continue
             place = folder / REPORT / name
             place.parent.mkdir(parents=True, exist_ok=True)
-            shutil.copyfile(path, place)
+            if path.suffix == ".png":
+                shutil.copyfile(path, place)
+            else:  # commands and names of data
+                place.write_text(without_places(path.read_text()))
     return sorted(path.name for path in (folder / REPORT).glob("*.png"))
 
 
 def copy_provenance(run: Path, recipe: Mapping[str, Any], folder: Path) -> None:
-    """`recipe.yaml`, as the run resolved it, and `run.yaml`: command, versions and commit."""
-    (folder / "recipe.yaml").write_text(yaml.safe_dump(redact_tree(dict(recipe)), sort_keys=False))
+    """`recipe.yaml`, as the run resolved it, and `run.yaml`: command, versions and commit; files without places."""
+    (folder / "recipe.yaml").write_text(yaml.safe_dump(without_places(redact_tree(dict(recipe))), sort_keys=False))
     if (run / "run.yaml").is_file():
-        shutil.copyfile(run / "run.yaml", folder / "run.yaml")
+        about = yaml.safe_load((run / "run.yaml").read_text())
+        (folder / "run.yaml").write_text(yaml.safe_dump(without_places(about), sort_keys=False))
 
 
 def write_manifest(source: Path, folder: Path, section: PublishedSection) -> None:
@@ -72,7 +77,8 @@ def write_manifest(source: Path, folder: Path, section: PublishedSection) -> Non
         manifest["target"] = target | {"path": path if path and "/" in path else None}
     elif isinstance(target, str):
         manifest["target"] = path or "inline"
-    manifest[KEY] = section.model_dump(mode="json", by_alias=True)
+    # The stored prompt stays word for word; the section has no places.
+    manifest = without_places(manifest) | {KEY: section.model_dump(mode="json", by_alias=True)}
     (folder / MANIFEST).write_text(json.dumps(redact_tree(manifest), indent=1, sort_keys=True))
 
 

@@ -1,6 +1,7 @@
 """Whose terms a drafter carries: its target's, its initial weights', its data's. What restricts is warned of.
 
-The table names what the publishers' own pages say; what it does not know it says so, and never guesses.
+The table names what the publishers' own pages said when it was written, by whole names: what it does not know it says,
+and never guesses.
 """
 
 from __future__ import annotations
@@ -60,12 +61,14 @@ _KNOWN: tuple[tuple[str, Licence], ...] = (
     (r"Qwen/Qwen(2(\.5)?|3)-VL-.*", _APACHE),
     (r"meta-llama/Llama-3\.1-.*", _LLAMA31),
     (r"meta-llama/Llama-3\.2-.*", _LLAMA32),
-    (r"lmsys/vicuna-.*|meta-llama/Llama-2-.*", _LLAMA2),
-    (r"JackFram/llama-(68m|160m)", _APACHE),
+    (r"lmsys/vicuna-(7b|13b)-v1\.5.*|meta-llama/Llama-2-.*", _LLAMA2),
+    (r"JackFram/llama-68m", _APACHE),
+    (r"JackFram/llama-160m", Licence("other", "its page names the licence 'other', and gives no terms")),
     (r"google/siglip-.*", _APACHE),
     (r"openai/clip-.*", Licence(None)),
-    (r"FoundationVision/LlamaGen.*|.*llamagen.*", _MIT),
-    (r".*anole.*|.*chameleon.*", _CHAMELEON),
+    # Converted weights lie in folders of these names (scripts/convert_llamagen).
+    (r"FoundationVision/LlamaGen.*|llamagen-(c2i|t2i)-.*", _MIT),
+    (r"GAIR/Anole-.*|leloy/Anole-.*|facebook/chameleon-.*|(anole|chameleon)-7b.*", _CHAMELEON),
     (r".*(llava_v1_5_mix665k|LLaVA-Instruct-150K|llava_instruct_150k).*", Licence("cc-by-4.0", _OPENAI)),
     (r".*(blip_laion_cc_sbu_558k|LLaVA-Pretrain|LLaVA-CC3M).*",
      Licence("other", "captions and pictures are under the terms of CC3M, LAION, SBU and BLIP")),

@@ -7,6 +7,7 @@ their requests carry the token.
 
 from __future__ import annotations
 
+import errno
 import shutil
 import time
 from collections.abc import Callable
@@ -28,12 +29,13 @@ from huggingface_hub.errors import HfHubHTTPError, OfflineModeIsEnabled, Reposit
 from ...core.checksums import CARD, SUMS, check_sums, sha256_of
 from ...core.errors import UserError
 from ...core.secrets import HIDDEN, redact
+from ...models.drafters.made_for import MANIFEST
 
 Done = TypeVar("Done")
 # Answers that another try may change: time-outs, conflicts with another commit, limits, and servers' own troubles.
 _PASSING = (408, 409, 412, 425, 429, 500, 502, 503, 504)
-# What the Hub itself puts into a repository.
-_OWN_FILES = {".gitattributes"}
+# What the Hub and its users put beside a publication; nothing of it is loaded, and it stays.
+_OWN_FILES = {".gitattributes", "LICENSE", "LICENSE.md", "LICENSE.txt", "NOTICE"}
 
 
 @dataclass(frozen=True)
@@ -123,6 +125,7 @@ class Hub:
         private = self._is_private(to)
         if private is None:
             self._tried(to, "creating it", lambda: self._api.create_repo(to.repo, private=True, exist_ok=True))
+            private = self._is_private(to)
         if private is False and not to.pull_request and to.revision is None:
             raise UserError(
                 f"{to.repo} is public: what is committed to its main branch is seen before it has been tried",
@@ -149,6 +152,7 @@ class Hub:
             # From the state as it is now: what an earlier try has left there is not uploaded or committed again.
             parent = self._api.repo_info(to.repo, revision=to.revision).sha
             there = set(self._api.list_repo_files(to.repo, revision=parent)) - _OWN_FILES
+            _refuse_foreign(to.repo, there - set(names), there)
             operations: list[Any] = [CommitOperationAdd(name, folder / name) for name in names]
             operations += [CommitOperationDelete(name) for name in sorted(there - set(names))]
             return self._api.create_commit(
@@ -172,6 +176,8 @@ class Hub:
         for attempt in range(attempts):
             try:
                 return action()
+            except UserError:
+                raise
             except RepositoryNotFoundError as error:
                 problem = _Missing(f"{to.repo}, {what}: {self._clean(error)}", cure=_rights(to))
             except OfflineModeIsEnabled:
@@ -191,11 +197,11 @@ class Hub:
         lines: list[str] = []
         seen: BaseException | None = error
         while seen is not None and len(lines) < 3:
-            text = " ".join(str(seen).split())
-            lines.append(text[:500] or type(seen).__name__)
+            # Redacted before it is cut: half a token is no longer found.
+            text = redact(str(seen).replace(self.token or HIDDEN, HIDDEN))
+            lines.append(" ".join(text.split())[:500] or type(seen).__name__)
             seen = seen.__cause__
-        said = " <- ".join(dict.fromkeys(lines))
-        return redact(said.replace(self.token or HIDDEN, HIDDEN))
+        return " <- ".join(dict.fromkeys(lines))
 
 
 class _Missing(UserError):
@@ -224,14 +230,34 @@ def _passes(error: BaseException) -> bool:
     return False
 
 
+def _refuse_foreign(repo: str, others: set[str], there: set[str]) -> None:
+    """Files that are not part of a publication go; those of another model stay. Raises `UserError` for the latter."""
+    if others and not {SUMS, MANIFEST} <= there:
+        named = ", ".join(sorted(others)[:3]) + (f" and {len(others) - 3} more" if len(others) > 3 else "")
+        raise UserError(
+            f"{repo} holds files that no publication wrote ({named}), which the commit would remove",
+            where="key repo", cure="name a repository of its own, or take them away first",
+        )  # fmt: skip
+
+
 def _rights(to: Destination) -> str:
     return f"check the name, and that your token may write to {to.repo.split('/')[0]} (hf auth whoami)"
+
+
+def _is_full(error: BaseException | None) -> bool:
+    while error is not None:
+        if isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT):
+            return True
+        error = error.__cause__
+    return False
 
 
 def _cure(error: BaseException, to: Destination) -> str:
     status = _status(error)
     if status in (401, 403):
         return _rights(to)
+    if _is_full(error):
+        return "make room: what is fetched back is as large as what was sent; then run the same command again"
     if status == 412:
         return "somebody else commits to this repository: try again when they are done"
     return "check the network and https://status.huggingface.co, and run the same command again: it goes on from there"

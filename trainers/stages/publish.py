@@ -17,7 +17,7 @@ from pydantic import Field, model_validator
 
 from ...core import ranks
 from ...core.checksums import CARD, write_sums
-from ...core.errors import UserError
+from ...core.errors import UserError, first_line
 from ...core.section import Section
 from ...data.shapes.scene import draw
 from ...data.shapes.write import sample
@@ -116,6 +116,12 @@ def run(stage: PublishStage, context: Context) -> None:
             _publish(stage, context)
         except UserError as error:
             problem = error
+        except OSError as error:  # a disk that is full, a file that may not be read
+            problem = UserError(
+                first_line(error), where=error.filename or str(context.folder),
+                cure="mend it (the folder and what is fetched back are each as large as the weights), and run the same "
+                "command again",
+            )  # fmt: skip
     problem = ranks.agree(problem)
     if problem is not None:
         raise problem
@@ -127,6 +133,8 @@ def _publish(stage: PublishStage, context: Context) -> None:
     if source is None:
         raise UserError("no stage of this run trained a drafter", where=f"key stages.{context.name}",
                         cure="publish what a run trains; a published drafter is on the Hub already")  # fmt: skip
+    # Before anything is built: a login that is missing.
+    hub = None if stage.builds_only else Hub(context.say, attempts=stage.attempts)
     report = context.inputs["report"]
     evaluated = read_evaluation(report)
     folder = context.folder / REPOSITORY
@@ -157,9 +165,8 @@ def _publish(stage: PublishStage, context: Context) -> None:
     # A target that the run trained itself has no terms but those of its data.
     named = target or (Path(context.target.path).name if context.target.path else None)
     parts = [("target", named)] if named else []
-    parts += [("initial weights", base)] if base else []
-    tower = _hub_id(getattr(context.drafter, "vision_tower", None))
-    parts += [("vision tower", tower)] if tower else []
+    parts += [("initial weights", name) for name in _began_as(context.drafter, "language_model", "path")]
+    parts += [("vision tower", name) for name in _began_as(context.drafter, "vision_tower")]
     parts += [("data", name) for name in (stage.datasets or data)]
     run_file = context.folder.parent / "run.yaml"
     versions = yaml.safe_load(run_file.read_text()) if run_file.is_file() else {}
@@ -171,7 +178,6 @@ def _publish(stage: PublishStage, context: Context) -> None:
     )  # fmt: skip
     (folder / CARD).write_text(model_card(facts))
     write_sums(folder)
-    hub = None if stage.builds_only else Hub(context.say, attempts=stage.attempts)
     folders.refuse_secrets(folder, hub.token if hub is not None else None)
     context.say(f"{context.name}: tau {section.expected.tau:.2f} on the stored prompt; trying it in a fresh process")
     try_folder(folder, made, snippets, names(folder))
@@ -210,6 +216,12 @@ def _sources(context: Context) -> dict[str, Path] | None:
 def _hub_id(name: Any) -> str | None:
     """A name that is one of the Hub's, and no directory here."""
     return name if isinstance(name, str) and name.count("/") == 1 and not Path(name).is_dir() else None
+
+
+def _began_as(drafter: Any, *keys: str) -> list[str]:
+    """Whose weights a drafter began with: Hub ids, and directories by their last name, of which nothing is known."""
+    named = [value for key in keys if isinstance(value := getattr(drafter, key, None), str) and value != "target"]
+    return [_hub_id(name) or Path(name).name for name in named]
 
 
 def _store_prompt(asked: StoredPrompt, context: Context, folder: Path) -> Asked:

@@ -43,7 +43,7 @@ def load_published(name: str, draft: PublishedDraft, processor: Processor, targe
     ours_at = _folder_of_ours(draft)
     if ours_at is not None:
         return load_drafter(ours_at, tokenizer_hash=processor.tokenizer_hash, dtype=dtype)
-    model = load_llava(draft.path, revision=draft.revision, dtype=dtype, key=key)
+    model = load_llava(draft.path, revision=draft.revision, dtype=dtype, key=key, whole=True)
     ours, theirs = model.config, target.config
     pairs = {
         "vocabulary": (ours.text_config.vocab_size, theirs.text_config.vocab_size),

@@ -1,12 +1,17 @@
 """States of whole sequences: the numbers of a prefill's taps, with eyes open, and nothing that was not asked for."""
 
 import pytest
+import tiny_qwen
 import torch
+from draftsmith.core.errors import UserError
 from draftsmith.core.nouns import TEXT, Batch
 from draftsmith.core.states import StatesWanted, feature_places, visual_places
 from draftsmith.data.collate import Sample, collate
 from draftsmith.models.targets.base import Taps
 from draftsmith.models.targets.llava import LlavaTarget
+from draftsmith.models.targets.load import LlavaTargetConfig, load_target
+from draftsmith.models.targets.qwen import QwenTargetConfig
+from safetensors.torch import load_file, save_file
 from tiled import SIDE, model, processor, request
 
 FAMILIES = ("llava", "llava_next", "llava_onevision")
@@ -83,3 +88,42 @@ def test_a_batch_of_text_alone_has_states():
     sample = Sample([1, 5, 6, 7], [False, False, True, True], [TEXT] * 4, None, "words")
     batch = collate([sample], pad_id=0, image_size=SIDE)
     assert batch.num_dummy_images == 1 and own.states(batch, StatesWanted()).feature.abs().sum() > 0
+
+
+@pytest.mark.parametrize("family", ["llava_onevision", "qwen2_5_vl", "qwen3_vl"])
+def test_the_tables_alone_say_what_the_target_says(family, tmp_path):
+    made = tiny_qwen.model(family) if family.startswith("qwen") else model(family)
+    made.save_pretrained(tmp_path)
+    section = (QwenTargetConfig if family.startswith("qwen") else LlavaTargetConfig)(kind=family, path=str(tmp_path))
+    whole, tables = (
+        load_target(
+            section, tmp_path, num_token_ids=60, image_token_id=None, device=torch.device("cpu"), tables_only=only
+        )
+        for only in (False, True)
+    )
+    assert tables.config.num_hidden_layers == whole.config.num_hidden_layers == tables.decoder.num_layers > 0
+    states = torch.randn(3, 32)
+    assert torch.equal(tables.scores(states), whole.scores(states))
+    assert torch.equal(tables.embedding, whole.embedding)
+    names = {name for name, _ in tables.decoder.model.named_parameters()}
+    assert not any(part in name for name in names for part in ("language_model.layers.", "encoder.layers.", "blocks."))
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        (lambda state, name: state.pop(name), "lm_head.weight is missing"),
+        (lambda state, name: state.update({name: torch.ones(2, 2)}), r"lm_head.weight is \[2, 2\], expected"),
+    ],
+)
+def test_a_target_with_other_tensors_than_its_config_says_is_refused(tmp_path, change, said):
+    """transformers would draw what is missing at random, and say so in a log alone."""
+    made = model("llava")
+    made.save_pretrained(tmp_path)
+    state = load_file(tmp_path / "model.safetensors")
+    change(state, next(name for name in state if name.endswith("lm_head.weight")))
+    save_file(state, tmp_path / "model.safetensors", {"format": "pt"})
+    settings = {"num_token_ids": 8, "image_token_id": 1, "device": torch.device("cpu")}
+    with pytest.raises(UserError, match=said) as refused:
+        load_target(LlavaTargetConfig(kind="llava", path=str(tmp_path)), tmp_path, **settings)
+    assert str(tmp_path) in str(refused.value)
