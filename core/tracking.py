@@ -1,7 +1,7 @@
 """Where numbers of a run go: a JSONL file always, wandb where the recipe names a project.
 
-A full disk or a dead network never stops training, and never holds it for longer than `START_S` and `FINISH_S`; the
-first failure of each is said once.
+A full disk or a dead network never stops training, and never holds it for longer than `START_S` and `FINISH_S` (or
+`WEIGHTS_S`); the first failure of each is said once.
 """
 
 from __future__ import annotations
@@ -24,7 +24,8 @@ from .errors import first_line
 from .secrets import redact, redact_tree
 from .section import Section
 
-START_S, FINISH_S = 30, 60  # longest waits for wandb's server: at a stage's start, and for what is left at its end
+# Longest waits for wandb's server: at a stage's start, for what is left at its end, and where weights are part of that.
+START_S, FINISH_S, WEIGHTS_S = 30, 60, 600
 ID_FILE = "wandb-id"  # in a stage's folder: a resumed stage goes on in the same wandb run
 # What a number is in: by its name, else by how it begins or ends. Shares and counts are plain numbers.
 UNITS = {
@@ -78,6 +79,7 @@ class Tracker:
         self.name, self.group = name, group
         self.artifacts = config.wandb.artifacts if config.wandb is not None else "none"
         self._run: Any = None
+        self._identity = ""
         self._failed: set[str] = set()
         self._torn = False
         self._units: dict[str, str] = {}
@@ -125,7 +127,7 @@ class Tracker:
 
     def finish(self, exit_code: int = 0) -> None:
         if self._run is not None:
-            self._attempt("wandb", lambda: self._run.finish(exit_code=exit_code))
+            self._attempt("wandb", lambda: self._finish(exit_code))
 
     def _keep_until(self, step: int) -> None:
         kept = [line for line in self.path.read_text().splitlines() if _step(line) <= step]
@@ -150,6 +152,9 @@ class Tracker:
 
         assert config is not None
         mode = self._mode(config)
+        if mode == "online" and wandb_login() is None:  # in a terminal wandb would ask for a key, and wait
+            mode = "offline"
+            self.say("wandb has no key (wandb login, or WANDB_API_KEY): this run is kept offline")
 
         def start(mode: Any, identity: str) -> Any:
             return wandb.init(
@@ -163,39 +168,52 @@ class Tracker:
                 resume="allow",
                 dir=str(self.folder),
                 config=redact_tree(recipe),
-                # Its metadata holds the command line as it was typed, its console log whatever a library prints.
+                # Its metadata holds the command line as it was typed, its console log whatever a library prints, and
+                # the address of a checkout's remote may hold a token as the user's name. The commit is kept.
                 settings=wandb.Settings(
                     silent=True,
                     console="off",
                     x_disable_meta=True,
+                    git_remote="",
                     init_timeout=START_S,
-                    finish_timeout=FINISH_S,
-                    finish_timeout_raises=False,
+                    finish_timeout=FINISH_S if self.artifacts == "none" else WEIGHTS_S,
+                    finish_timeout_raises=True,
                 ),
             )
 
+        kept = self._kept_identity()
         try:
-            self._run = start(mode, self._identity())
+            self._identity = kept or self._write_identity(_fresh_identity())
+            self._run = start(mode, self._identity)
         except Exception as error:
             if mode != "online":
                 raise
             # Under another name: wandb's own process still holds the one that it could not begin.
-            self._run = start("offline", self._new_identity())
-            self.say(
-                f"wandb does not answer ({redact(first_line(error))}): this run is kept under {self.folder / 'wandb'}, "
-                "and wandb sync sends it later"
-            )
+            self._identity = _fresh_identity()
+            self._run = start("offline", self._identity)
+            if kept is None:  # the server may not know the first name: this one is the stage's
+                self._write_identity(self._identity)
+            into = "" if kept is None else f" --id {kept}"
+            self.say(f"wandb does not answer ({redact(first_line(error))}): send this run later, {self._sync(into)}")
 
-    def _identity(self) -> str:
-        """The wandb run of this stage: the one that it was begun in, or a new one."""
-        kept = self.folder / ID_FILE
-        if kept.is_file() and re.fullmatch(r"[0-9a-f]{12}", found := kept.read_text().strip()):
-            return found
-        return self._new_identity()
+    def _finish(self, exit_code: int) -> None:
+        try:
+            self._run.finish(exit_code=exit_code)
+        except TimeoutError:
+            self.say(f"wandb did not take all of this run in time: send the rest later, {self._sync()}")
 
-    def _new_identity(self) -> str:
-        (self.folder / ID_FILE).write_text(fresh := uuid.uuid4().hex[:12])
-        return fresh
+    def _sync(self, options: str = "") -> str:
+        return f"wandb sync{options} {self.folder / 'wandb'}/*run-*-{self._identity}"
+
+    def _kept_identity(self) -> str | None:
+        """The wandb run that this stage was begun in."""
+        path = self.folder / ID_FILE
+        found = path.read_text().strip() if path.is_file() else ""
+        return found if re.fullmatch(r"[0-9a-f]{12}", found) else None
+
+    def _write_identity(self, identity: str) -> str:
+        (self.folder / ID_FILE).write_text(identity)
+        return identity
 
     def _send(self, values: Mapping[str, float | Path], step: int) -> None:
         fresh = {n: u for n in values if n not in self._units and (u := unit(n)) is not None}
@@ -240,14 +258,19 @@ def unit(name: str) -> str | None:
 
 def wandb_login() -> str | None:
     """Where wandb's key is, without a look at it; None: there is none."""
-    if os.environ.get("WANDB_API_KEY"):
-        return "WANDB_API_KEY is set"
-    path = Path(os.environ.get("NETRC", "~/.netrc")).expanduser()
+    for name in ("WANDB_API_KEY", "WANDB_IDENTITY_TOKEN_FILE"):
+        if os.environ.get(name):
+            return f"{name} is set"
     host = urlparse(os.environ.get("WANDB_BASE_URL", "https://api.wandb.ai")).hostname or ""
     try:
+        path = Path(os.environ.get("NETRC", "~/.netrc")).expanduser()
         return f"a key for {host} is in {path}" if netrc.netrc(path).authenticators(host) else None
-    except (OSError, netrc.NetrcParseError):
+    except (OSError, RuntimeError, netrc.NetrcParseError):  # RuntimeError: a user without a home
         return None
+
+
+def _fresh_identity() -> str:
+    return uuid.uuid4().hex[:12]
 
 
 def _with_pictures(values: Mapping[str, float | Path]) -> dict[str, Any]:

@@ -8,11 +8,12 @@ from __future__ import annotations
 import sys
 import traceback
 
+from .. import __version__
 from ..core import ranks
 from ..core.errors import UserError, did_you_mean
 from ..core.secrets import redact
 from .commands import check, compare, completion, doctor, recipes, show, stages
-from .commands.command import CRASH, EXIT_CODES, MISTAKE, OK, Command
+from .commands.command import CRASH, EXIT_CODES, MISTAKE, OK, STOPPED, Command
 from .launch import run_recipe, say
 
 COMMANDS: dict[str, Command] = {
@@ -40,13 +41,20 @@ def main(arguments: list[str] | None = None) -> int:
     if not arguments or arguments[0] in ("-h", "--help"):
         say(usage())
         return OK
+    if arguments[0] == "--version":
+        say(f"draftsmith {__version__}")
+        return OK
     try:
         return _dispatch(arguments)
     except UserError as error:
-        # Before the group exists a rank other than 0 may be the only one to know.
-        if ranks.is_main() or type(error).__name__ == "AnotherRun":
+        # One rank alone may meet a file that is missing, and before the group exists another run's lock.
+        if ranks.is_first_to(f"say {error}") or type(error).__name__ == "AnotherRun":
             print(redact(f"error: {error}"), file=sys.stderr, flush=True)
         return MISTAKE
+    except KeyboardInterrupt:  # in training it asks for a checkpoint instead
+        if ranks.is_main():
+            print("stopped: the same command goes on from what is finished", file=sys.stderr, flush=True)
+        return STOPPED
     except BrokenPipeError:
         sys.stderr.close()  # `draftsmith show NAME | head`: the reader has what it wanted
         return OK

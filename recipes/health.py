@@ -154,6 +154,8 @@ def threads(ranks: int | None) -> list[Finding]:
     cores = num_cores()
     given = os.environ.get("OMP_NUM_THREADS")
     best = max(1, cores // ranks)
+    if given is None and ranks > cores:
+        return [fault("threads", f"{ranks} ranks on {cores} cores", f"start at most {cores} ranks on this node")]
     if given is None:
         return [ok("threads", f"{cores} cores, {ranks} rank(s): each will take {best} (OMP_NUM_THREADS is not set)")]
     if not given.isdigit() or int(given) < 1:

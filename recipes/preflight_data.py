@@ -6,6 +6,7 @@ files are looked for. Nothing is written.
 
 from __future__ import annotations
 
+import json
 import tempfile
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
@@ -24,6 +25,7 @@ from ..data.records import paths
 from ..data.selection import Selection
 from ..trainers.context import Context
 from ..trainers.preflight import render
+from ..trainers.stages.suite import HUB
 from ..trainers.stages.train import data_files
 from ..trainers.stages.visual.encode import resolved
 from ..trainers.stages.visual.generate import WORLD
@@ -83,6 +85,8 @@ def data_findings(name: str, stage: Any, context: Context, *, finished: set[str]
 def _look(subject: str, data: Found, stage: Any, context: Context, finished: set[str], count: int) -> list[Finding]:
     section, form = data.section, data.form
     made = context.inputs["data"] if data.maker is not None else None
+    if data.key.endswith("suite.data"):
+        return [_suite(subject, str(section.path), made)]
     if isinstance(section, PromptSource):
         return _prompts(subject, section.resolved(made / WORLD if made else None))
     if isinstance(section, Source):
@@ -99,6 +103,25 @@ def _look(subject: str, data: Found, stage: Any, context: Context, finished: set
 
 def _absent(subject: str, path: str) -> Finding:
     return warning(subject, f"not on disk: {path}", "fetch it before the run, or name its place here with this key")
+
+
+def _suite(subject: str, path: str, made: Path | None) -> Finding:
+    """A directory of benchmark sets, or the published ones."""
+    from huggingface_hub import constants
+
+    if path == HUB and made is None:
+        if constants.HF_HUB_OFFLINE:
+            return warning(subject, "its sets are fetched from the Hub, and HF_HUB_OFFLINE is set",
+                           "name a directory of sets with this key (docs/suite.md)")  # fmt: skip
+        return ok(subject, "its sets will be fetched from the Hub")
+    folder = made / WORLD / path if made else Path(path)
+    if not (folder / "suite.json").is_file():
+        return _absent(subject, str(folder / "suite.json"))
+    try:
+        names = list(json.loads((folder / "suite.json").read_text())["sets"])
+    except (ValueError, KeyError, TypeError) as error:
+        return fault(subject, f"{folder / 'suite.json'}: {error!r}", "docs/suite.md has the layout")
+    return ok(subject, f"{len(names)} sets: {', '.join(names)}")
 
 
 def _encoded(subject: str, section: ConversationData, form: Any, files: list[Path], processor: Processor,

@@ -10,6 +10,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+from ..core.errors import first_line
+from ..core.secrets import redact
 from ..core.tracking import Tracker
 from ..eval.run_tables import COLUMNS, cells, readable
 from .context import Context
@@ -28,7 +30,10 @@ def tracked(context: Context) -> Iterator[Context]:
         yield context
         failed = False
         if context.tracking.wandb is not None:
-            _hand_on(context)
+            try:
+                _hand_on(context)
+            except Exception as error:  # the stage has its results: a tracker is not worth them
+                context.say(f"tracking failed and goes on without: {redact(first_line(error))}")
     finally:
         for tracker in context.trackers:
             tracker.finish(int(failed))

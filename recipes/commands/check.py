@@ -23,10 +23,11 @@ def _run(given: argparse.Namespace) -> int:
 
     loaded = load(recipe_arguments(given), TRACKS)
     planned = plan(loaded.recipe, loaded.path)
-    say(dry_run_of(loaded.recipe, planned))
+    text = dry_run_of(loaded.recipe, planned)
+    say(text)
     chosen = loaded.options.stages or tuple(p.name for p in planned)
     findings = [*_engine(loaded.recipe), *_models(loaded.recipe), *_disk(Path(loaded.recipe.output))]
-    findings += _stages(loaded.recipe, planned, chosen, given.samples)
+    findings += _stages(loaded.recipe, planned, chosen, given.samples, _too_large(text))
     say(f"\ncheck of {loaded.path}\n{shown(findings)}")
     return FAULTS if any_fault(findings) else OK
 
@@ -85,7 +86,20 @@ def _disk(output: Path) -> list[Finding]:
     return [ok("output", about)]
 
 
-def _stages(recipe: Any, planned: list[Any], chosen: tuple[str, ...], count: int) -> list[Finding]:
+def _too_large(text: str) -> dict[str, str]:
+    """Of a dry run: stage -> why its states do not fit on the disk."""
+    found, stage = {}, ""
+    for line in text.splitlines():
+        if line.startswith("stage "):
+            stage = line.split()[1]
+        elif line.startswith("  warning: "):
+            found[stage] = line.removeprefix("  warning: ")
+    return found
+
+
+def _stages(
+    recipe: Any, planned: list[Any], chosen: tuple[str, ...], count: int, too_large: dict[str, str]
+) -> list[Finding]:
     from ...trainers.context import Context
     from ...trainers.run import DONE, stage_state
     from ..preflight_data import data_findings
@@ -104,6 +118,8 @@ def _stages(recipe: Any, planned: list[Any], chosen: tuple[str, ...], count: int
         elif state == "finished":
             found.append(ok(subject, "finished before, same inputs: passed over"))
             continue
+        if stage.name in too_large:
+            found.append(fault(subject, too_large[stage.name], "choose another output=, or a smaller states.dtype"))
         inputs = {thing: output / maker for thing, maker in stage.inputs.items()}
         finished = {thing for thing, folder in inputs.items() if (folder / DONE).is_file()}
         context = Context(

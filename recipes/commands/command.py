@@ -16,9 +16,9 @@ OK, CRASH, MISTAKE, FAULTS, STOPPED = 0, 1, 2, 3, 143
 EXIT_CODES = {
     OK: "done",
     CRASH: "crashed: a fault of the program or the machine, with its traceback",
-    MISTAKE: "a mistake in the command, the recipe or the data: nothing was begun, the message names the cure",
-    FAULTS: "check and doctor: they ran, and found something that has to be mended",
-    STOPPED: "asked to stop (SIGTERM, SIGINT): the checkpoint is written, the same command goes on from there",
+    MISTAKE: "a mistake in the command, the recipe or the data, or a run that had to stop: the message names the cure",
+    FAULTS: "check and doctor alone: they ran, and found something that has to be mended (warnings alone give 0)",
+    STOPPED: "asked to stop (SIGTERM, SIGINT): a checkpoint is written, and the same command goes on from there",
 }
 
 

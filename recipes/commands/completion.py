@@ -21,6 +21,10 @@ def bash(commands: Mapping[str, Command]) -> str:
         words = " ".join([*names, *_settings(command), *command.options, "--help"])
         files = " -d" if command.takes in ("folder", "recipe") else ""
         cases.append(f'        {command.name}) COMPREPLY=($(compgen{files} -W "{words}" -- "$word")) ;;')
+    # Bash takes "recipe=NAME" for three words.
+    options = " ".join(OPTIONS)
+    cases.append(f'        recipe) COMPREPLY=($(compgen -W "{options}" -- "$word"))')
+    cases.append('            [ "$COMP_CWORD" -gt 3 ] || COMPREPLY=($(compgen -W "$recipes" -- "${word#=}")) ;;')
     return f"""# bash completion of draftsmith:  eval "$(draftsmith completion bash)"
 _draftsmith() {{
     local word="${{COMP_WORDS[COMP_CWORD]}}" recipes="{" ".join(recipe_names())}"
@@ -34,7 +38,7 @@ _draftsmith() {{
     esac
     if [ "${{#COMPREPLY[@]}}" -eq 1 ] && [[ "${{COMPREPLY[0]}}" == *= ]]; then compopt -o nospace 2>/dev/null; fi
 }}
-complete -F _draftsmith draftsmith"""
+complete -o default -F _draftsmith draftsmith"""
 
 
 def zsh(commands: Mapping[str, Command]) -> str:
@@ -47,7 +51,7 @@ def zsh(commands: Mapping[str, Command]) -> str:
         if settings:
             lines.append(f"compadd -S '' -- {settings}")
         if command.takes in ("folder", "recipe"):
-            lines.append("_files -/")
+            lines.append("_files -/" if command.takes == "folder" else "_files")
         cases.append(f"        {command.name}) {'; '.join(lines)} ;;")
     return f"""#compdef draftsmith
 # zsh completion of draftsmith:  eval "$(draftsmith completion zsh)"
@@ -74,7 +78,8 @@ def fish(commands: Mapping[str, Command]) -> str:
         if words:
             lines.append(f"{inside} -a '{words}'")
         if command.takes in ("folder", "recipe"):
-            lines.append(f"{inside} -a '(__fish_complete_directories)'")
+            kind = "directories" if command.takes == "folder" else "path"
+            lines.append(f"{inside} -a '(__fish_complete_{kind})'")
         lines += [f"{inside} -l {option.removeprefix('--')}" for option in (*command.options, "--help")]
     return "\n".join(lines)
 

@@ -2,6 +2,7 @@
 
 import json
 import os
+import subprocess
 import sys
 import time
 import types
@@ -137,9 +138,9 @@ def test_what_wandb_is_started_with(tmp_path, wandb):
         "resume": "allow",
     }
     # A server that does not answer holds the run no longer than this.
-    assert (settings["init_timeout"], settings["finish_timeout"], settings["finish_timeout_raises"]) == (30, 60, False)
-    # Neither the command line as typed nor what libraries print.
-    assert settings["x_disable_meta"] is True and settings["console"] == "off"
+    assert (settings["init_timeout"], settings["finish_timeout"], settings["finish_timeout_raises"]) == (30, 60, True)
+    # Neither the command line as typed nor what libraries print, nor the address of a checkout's remote.
+    assert settings["x_disable_meta"] is True and settings["console"] == "off" and settings["git_remote"] == ""
     assert recipe["stages"]["a"]["api_key"] == "hunter2", "the recipe itself is not touched"
     mine.log({"loss": 1.0}, 10)
     mine.log({"val_loss": 2.0}, 10)
@@ -158,7 +159,8 @@ def test_what_wandb_is_started_with(tmp_path, wandb):
         (None, {"WANDB_API_KEY": "k" * 40}, "online"),
         (None, {"WANDB_API_KEY": "k" * 40, "WANDB_MODE": "offline"}, "offline"),
         ("offline", {"WANDB_API_KEY": "k" * 40}, "offline"),
-        ("online", {"WANDB_MODE": "offline"}, "online"),
+        ("online", {"WANDB_API_KEY": "k" * 40, "WANDB_MODE": "offline"}, "online"),
+        (None, {"WANDB_IDENTITY_TOKEN_FILE": "/run/token"}, "online"),
     ],
 )
 def test_online_where_a_key_is_set(tmp_path, wandb, monkeypatch, mode, variables, expected):
@@ -193,6 +195,7 @@ def test_a_missing_package_is_said_and_survived(tmp_path, monkeypatch):
 @pytest.mark.parametrize("fails", ["init", "log", "finish"])
 def test_a_dead_network_is_said_once_and_the_file_goes_on(tmp_path, monkeypatch, fails):
     monkeypatch.setitem(sys.modules, "wandb", FakeWandb(fails))
+    monkeypatch.setenv("WANDB_API_KEY", "k" * 40)
     said: list[str] = []
     mine = tracker(tmp_path, with_wandb(mode="online"), say=said.append)  # where init fails, offline too
     for step in range(1, 5):
@@ -232,15 +235,49 @@ def test_an_unknown_mode_is_refused_when_the_recipe_loads():
 def test_a_server_that_does_not_answer_leaves_the_run_offline(tmp_path, monkeypatch):
     fake = FakeWandb(dead=True)
     monkeypatch.setitem(sys.modules, "wandb", fake)
+    monkeypatch.setenv("WANDB_API_KEY", "k" * 40)
     said: list[str] = []
-    mine = tracker(tmp_path, with_wandb(mode="online"), say=said.append)
+    mine = tracker(tmp_path, with_wandb(), say=said.append)
     mine.log({"loss": 1.0}, 1)
     mine.finish()
     assert [arguments["mode"] for arguments in fake.inits] == ["online", "offline"]
     first, second = [arguments["id"] for arguments in fake.inits]
     assert first != second == (tmp_path / "wandb-id").read_text(), "the first is held by wandb's own process"
     assert fake.lines == [(1, {"loss": 1.0})]
-    assert len(said) == 1 and "does not answer (no route to host)" in said[0] and "wandb sync" in said[0]
+    assert len(said) == 1 and "does not answer (no route to host)" in said[0]
+    assert said[0].endswith(f"wandb sync {tmp_path}/wandb/*run-*-{second}")
+
+
+def test_a_resumed_stage_comes_back_to_its_run_after_an_outage(tmp_path, monkeypatch):
+    """What was measured meanwhile lies apart, and is sent into the same run."""
+    fake = FakeWandb()
+    monkeypatch.setitem(sys.modules, "wandb", fake)
+    monkeypatch.setenv("WANDB_API_KEY", "k" * 40)
+    said: list[str] = []
+    for fake.dead in (False, True, False):
+        tracker(tmp_path, with_wandb(), say=said.append)
+    first, again, aside, back = [arguments["id"] for arguments in fake.inits]
+    assert first == again == back != aside
+    assert len(said) == 1 and f"wandb sync --id {first} {tmp_path}/wandb/*run-*-{aside}" in said[0]
+
+
+def test_without_a_key_nothing_asks_for_one(tmp_path, wandb):
+    """In a terminal wandb would, and hold the run until somebody comes."""
+    said: list[str] = []
+    tracker(tmp_path, with_wandb(mode="online"), say=said.append)
+    assert [arguments["mode"] for arguments in wandb.inits] == ["offline"]
+    assert len(said) == 1 and "wandb login" in said[0]
+
+
+def test_what_is_left_unsent_at_the_end_is_said_with_its_cure(tmp_path, wandb, monkeypatch):
+    def finish(exit_code):
+        raise TimeoutError("Timed out finishing run.")
+
+    monkeypatch.setattr(wandb, "finish", finish)
+    said: list[str] = []
+    tracker(tmp_path, with_wandb(), say=said.append).finish()
+    assert len(said) == 1 and "did not take all" in said[0]
+    assert said[0].endswith(f"wandb sync {tmp_path}/wandb/*run-*-{(tmp_path / 'wandb-id').read_text()}")
 
 
 def test_a_full_disk_is_said_once_and_wandb_goes_on(tmp_path, wandb):
@@ -335,6 +372,7 @@ def test_which_weights_are_kept_is_the_recipes_word(tmp_path, wandb, artifacts, 
     mine.artifact("result", [tmp_path / "model.safetensors"], None)
     mine.artifact("report", [tmp_path / "report.md"], None)
     assert [artifact.type for artifact, _ in found] == sent
+    assert wandb.inits[0]["settings"]["finish_timeout"] == (60 if artifacts == "none" else 600), "weights take a while"
     assert [artifact.name for artifact, _ in found] == [f"my-run-finetune-{kind}" for kind in sent]
     if artifacts == "checkpoints":
         artifact, aliases = found[0]
@@ -343,10 +381,10 @@ def test_which_weights_are_kept_is_the_recipes_word(tmp_path, wandb, artifacts, 
         )
 
 
-@pytest.mark.parametrize("where", ["variable", "netrc", "nowhere", "another host", "broken netrc"])
+@pytest.mark.parametrize("where", ["variable", "netrc", "nowhere", "another host", "broken netrc", "no home"])
 def test_whether_there_is_a_key(tmp_path, monkeypatch, where):
     path = tmp_path / "netrc"
-    monkeypatch.setenv("NETRC", str(path))
+    monkeypatch.setenv("NETRC", "~nobody-of-this-name/netrc" if where == "no home" else str(path))
     texts = {
         "netrc": "machine api.wandb.ai login user password secretsecret",
         "another host": "machine example.org login user password secretsecret",
@@ -362,20 +400,26 @@ def test_whether_there_is_a_key(tmp_path, monkeypatch, where):
 
 
 def test_the_real_package_offline(tmp_path, monkeypatch):
-    """Read back from wandb's own file: the settings, the steps, and no command line as it was typed."""
+    """Read back from wandb's own file: the settings, the steps, the commit, and no command line as it was typed."""
+    address = f"https://{TOKEN}:x-oauth-basic@github.com/me/mine.git"
+    commit = ["-c", "user.name=me", "-c", "user.email=me@host", "commit", "--quiet", "--allow-empty", "--message", "x"]
+    for git in (["init", "--quiet"], ["remote", "add", "origin", address], commit):
+        subprocess.run(["git", "-C", str(tmp_path), *git], check=True)
+    head = subprocess.run(["git", "-C", str(tmp_path), "rev-parse", "HEAD"], capture_output=True, check=True).stdout
     monkeypatch.setattr(sys, "argv", ["train.py", f"a.api_key={TOKEN}"])
     recipe = {"seed": 7, "stages": {"a": {"api_key": "hunter2hunter2"}}}
-    mine = tracker(tmp_path, with_wandb(mode="offline"), recipe=recipe)
+    mine = tracker(tmp_path / "stage", with_wandb(mode="offline"), recipe=recipe)
     print(f"a library prints {TOKEN}")
     for step in (5, 10):
         mine.log({"loss": step / 2, "lr": 0.1}, step)
     mine.finish()
-    (path,) = (tmp_path / "wandb").glob("offline-run-*/run-*.wandb")
+    (path,) = (tmp_path / "stage" / "wandb").glob("offline-run-*/run-*.wandb")
     config, history = written(path)
+    assert head.strip() in path.read_bytes()
     assert config["seed"] == 7
     assert config["stages"] == {"a": {"api_key": HIDDEN}}
     assert history == [{"_step": 5, "loss": 2.5, "lr": 0.1}, {"_step": 10, "loss": 5.0, "lr": 0.1}]
-    for file in tmp_path.rglob("*"):
+    for file in (tmp_path / "stage").rglob("*"):
         if file.is_file():
             data = file.read_bytes()
             assert TOKEN.encode() not in data and b"hunter2" not in data, file

@@ -7,6 +7,7 @@ import threading
 import time
 
 import pytest
+import wandb
 from draftsmith.core import tracking
 from draftsmith.core.secrets import HIDDEN
 from draftsmith.core.tracking import Tracker, TrackingConfig, WandbConfig
@@ -17,6 +18,7 @@ TOKEN = "hf_AbCdEfGhIjKlMnOpQrStUvWxYz0123456789"
 
 @pytest.fixture(autouse=True)
 def _own_wandb(monkeypatch, tmp_path):
+    wandb.teardown()  # its session keeps the variables that it was begun with
     for name in [n for n in os.environ if n.startswith("WANDB_")]:
         monkeypatch.delenv(name)
     monkeypatch.setenv("NETRC", "/nowhere/netrc")
@@ -77,7 +79,7 @@ def test_no_server_at_all_leaves_the_run_offline(tmp_path, monkeypatch):
     mine.log({"loss": 1.0}, 1)
     mine.finish()
     assert time.monotonic() - start < 40
-    assert len(said) == 1 and "does not answer" in said[0]
+    assert len(said) == 1 and "does not answer" in said[0] and "wandb sync" in said[0]
     assert len(list((tmp_path / "wandb").glob("offline-run-*"))) == 1
     assert (tmp_path / "metrics.jsonl").read_text().count("\n") == 1
 
@@ -125,8 +127,9 @@ def test_a_server_that_dies_in_the_middle_holds_the_end_for_a_while_and_no_longe
     monkeypatch.setenv("WANDB_API_KEY", "k" * 40)
     monkeypatch.setenv("WANDB_BASE_URL", f"http://127.0.0.1:{server.server_port}")
     monkeypatch.setattr(tracking, "FINISH_S", 4)
-    mine = tracker(tmp_path, say=pytest.fail)
-    assert mine._run is not None, "the run began online"
+    said = []
+    mine = tracker(tmp_path, say=said.append)
+    assert mine._run is not None and not said, "the run began online"
     assert list((tmp_path / "wandb").glob("run-*")) and not list((tmp_path / "wandb").glob("offline-run-*"))
     mine.log({"loss": 2.0}, 1)
     server.shutdown()
@@ -137,4 +140,5 @@ def test_a_server_that_dies_in_the_middle_holds_the_end_for_a_while_and_no_longe
     assert time.monotonic() - start < 5, "a step waited for the network"
     mine.finish()
     assert time.monotonic() - start < 30
+    assert len(said) == 1 and "wandb sync" in said[0], "what was not sent is told"
     assert (tmp_path / "metrics.jsonl").read_text().count("\n") == 49

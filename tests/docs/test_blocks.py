@@ -4,6 +4,7 @@
     ```python run         one namespace for a page
     ```yaml run FILE      is saved as FILE for the blocks after it (any other language, too)
     ```text output        each line stands in the output of the block before it, in this order; "..." leaves lines out
+    ```bash dry-run       lines for a cluster: the launcher's own parser reads its part, the rest runs with dry_run=true
     ```bash slow          as `run`, in a real shell, in the slow tier alone
 
 Commands of ours run in this process, because a new one imports torch for many seconds: `draftsmith ...`, a script of
@@ -22,6 +23,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
+import torch.distributed.run as torch_launcher
+from deepspeed.launcher import runner as deepspeed_runner
 from draftsmith.recipes.cli import main
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -54,12 +57,12 @@ def blocks(page: str, *, slow: bool = False) -> list[Block]:
     found = [
         Block(page.count("\n", 0, fence.start()) + 1, fence[1], tuple(fence[2].split()), fence[3])
         for fence in FENCE.finditer(page)
-        if {"run", "output", "slow"} & set(fence[2].split()[:1])
+        if {"run", "output", "slow", "dry-run"} & set(fence[2].split()[:1])
     ]
     kept: list[Block] = []
     heard = True  # whether the block that an output belongs to is among them
     for block in found:
-        heard = heard if block.tags[0] == "output" else slow or block.tags[0] == "run"
+        heard = heard if block.tags[0] == "output" else slow or block.tags[0] != "slow"
         kept += [block] if heard else []
     return kept
 
@@ -91,6 +94,24 @@ def run_command(line: str) -> tuple[int, str]:
     if destination:
         Path(destination).write_text(output.getvalue())
     return code, output.getvalue()
+
+
+def launched(words: list[str]) -> list[str]:
+    """What a launcher hands to the ranks."""
+    launcher, *rest = words
+    if launcher == "deepspeed":
+        found = deepspeed_runner.parse_args(rest)
+        assert "--hostfile" not in rest or deepspeed_runner.fetch_hostfile(found.hostfile)
+        script, given, module = found.user_script, found.user_args, found.module
+    elif launcher == "torchrun":
+        found = torch_launcher.parse_args(rest)
+        script, given, module = found.training_script, found.training_script_args, found.module
+    else:
+        assert launcher in ("python", "sbatch")
+        script, *given = [word for word in rest if not word.startswith("--")]
+        module = False
+    assert script == "draftsmith.recipes.cli" if module else Path(script).is_file(), f"no {script}"
+    return given
 
 
 def run_script(words: list[str]) -> int:
@@ -155,6 +176,8 @@ def run_page(page: str, *, slow: bool = False) -> None:
         else:
             output = ""
             for line in commands(block.text):
+                if block.tags[0] == "dry-run":
+                    line = shlex.join(["draftsmith", *launched(shlex.split(line, comments=True)), "dry_run=true"])
                 code, said_here = run_command(line)
                 output += said_here
                 assert code == block.exit_code, f"line {block.line}, {line}: exit code {code}\n{said_here[-3000:]}"
@@ -174,7 +197,7 @@ def tagged(tag: str) -> list[Path]:
     return [page for page in PAGES if any(b.tags[0] == tag for b in blocks(page.read_text(), slow=True))]
 
 
-@pytest.mark.parametrize("page", tagged("run"), ids=lambda page: page.name)
+@pytest.mark.parametrize("page", sorted({*tagged("run"), *tagged("dry-run")}), ids=lambda page: page.name)
 def test_blocks_run(page, folder):
     run_page(page.read_text())
 
@@ -188,6 +211,7 @@ def test_slow_blocks_run(page, folder):
 def test_pages_with_blocks_are_found():
     names = {page.name for page in tagged("run")}
     assert names >= {"getting-started.md", "writing-a-recipe.md", "adding-a-drafter.md", "adding-a-target.md"}
+    assert "clusters.md" in {page.name for page in tagged("dry-run")}
     assert "getting-started.md" in {page.name for page in tagged("slow")}
 
 
@@ -249,3 +273,21 @@ def test_exit_codes_launchers_and_scripts(folder):
     run_page(page)
     with pytest.raises(AssertionError, match="exit code 1"):
         run_page("```bash slow\nexit 1\n```\n", slow=True)
+
+
+CLUSTER = "```bash dry-run\ndeepspeed --num_gpus 4 trains/train.py recipe=demo/lvlm\n```\n"
+
+
+@pytest.mark.parametrize(
+    ("good", "bad", "says"),
+    [
+        ("demo/lvlm", "no-such-recipe", AssertionError),
+        ("--num_gpus 4", "--num_gpus four", SystemExit),
+        ("trains/train.py", "trains/run.py", AssertionError),
+        ("deepspeed", "launch", AssertionError),
+    ],
+)
+def test_a_line_for_a_cluster_that_is_wrong(good, bad, says, folder):
+    assert good in CLUSTER
+    with pytest.raises(says):
+        run_page(CLUSTER.replace(good, bad))

@@ -119,15 +119,30 @@ def test_every_page_is_in_the_list_and_every_decision_has_its_number():
 # ---- settings
 
 
-def fields() -> set[str]:
-    """Names and aliases of every setting of every section."""
+@cache
+def defaults() -> dict[str, frozenset[str]]:
+    """Name or alias of every setting of every section -> its defaults there, as pages write them."""
     assert schema.TRACKS
-    found, left = set(), [Section]
+    found: dict[str, set[str]] = {}
+    left = [Section]
     while left:
         here = left.pop()
         left += here.__subclasses__()
-        found |= {name for key, field in here.model_fields.items() for name in (key, field.alias) if name}
-    return found
+        for key, field in here.model_fields.items():
+            for name in filter(None, (key, field.alias)):
+                found.setdefault(name, set()).add(written(field.default))
+    return {name: frozenset(values) for name, values in found.items()}
+
+
+def written(value: object) -> str:
+    value = getattr(value, "kind", value)  # a section goes by its kind
+    if value is None or isinstance(value, bool):
+        return {None: "null", True: "true", False: "false"}[value]
+    return f"{value:g}" if isinstance(value, int | float) else str(value)
+
+
+def fields() -> set[str]:
+    return set(defaults())
 
 
 @pytest.mark.parametrize("page", TRACKS, ids=lambda page: page.name)
@@ -140,6 +155,24 @@ def test_settings_that_a_track_names_exist(page):
             if "/" not in key:
                 unknown = [part for part in key.split(".") if part not in known | {"rule"}]
                 assert not unknown, f"{page.name}: {key}"
+
+
+def test_defaults_that_a_track_marks_are_the_codes():
+    """`a*, b` behind a setting, or a mark for each of several; a mark that is one kind's alone is left to readers."""
+    compared = 0
+    for page in TRACKS:
+        for cells in rows(page.read_text()):
+            keys = re.findall(r"`([\w.]+)`", cells[0]) if len(cells) == 3 else []
+            marked = re.findall(r"(?:^|[,;] )([\w./-]+)\*", cells[1]) if keys else []
+            if len(keys) != len(marked) or not cells[0].startswith("`"):
+                continue
+            for key, value in zip(keys, marked, strict=True):
+                if key.endswith("kind"):  # tells sections apart, and has no default
+                    continue
+                value = value if not re.fullmatch(r"-?[\d.]+", value) else f"{float(value):g}"
+                assert value in defaults()[key.split(".")[-1]], f"{page.name}: {key} is {value}"
+                compared += 1
+    assert compared > 60
 
 
 def test_the_check_of_settings_sees_them():

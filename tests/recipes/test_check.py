@@ -1,6 +1,7 @@
 """`draftsmith check`: what it says of data that is there, broken or absent, and that it writes nothing."""
 
 import json
+import shutil
 
 import pytest
 from draftsmith.recipes.cli import main
@@ -139,6 +140,23 @@ def test_an_output_that_cannot_be_written_is_a_fault(capsys, tmp_path, monkeypat
     monkeypatch.setattr(os, "access", lambda path, mode: False)  # root may write everywhere
     code, text = check(capsys, *FEW, f"output={tmp_path / 'run'}")
     assert code == FAULTS and line(text, "output").startswith("fault")
+
+
+def test_states_that_do_not_fit_and_sets_that_are_fetched(capsys, monkeypatch, tmp_path):
+    from huggingface_hub import constants
+
+    monkeypatch.setattr(constants, "HF_HUB_OFFLINE", False)
+    monkeypatch.setattr(shutil, "disk_usage", lambda path: shutil._ntuple_diskusage(2**40, 2**40 - 2**36, 2**36))
+    mine = tmp_path / "sets"
+    settings = [f"output={tmp_path / 'run'}", f"stages.images.suite.data.path={mine}"]
+    code, text = check(capsys, "sparrow-qwen2.5-vl-7b", *settings)
+    assert code == FAULTS and line(text, "stages.text_states").startswith("fault")
+    assert "fetched from the Hub" in line(text, "stages.evaluate.suite.data")
+    assert "suite.json" in line(text, "stages.images.suite.data")
+    mine.mkdir()
+    (mine / "suite.json").write_text('{"sets": {"POPE": {"file": "POPE.json"}}}')
+    _, text = check(capsys, "sparrow-qwen2.5-vl-7b", *settings, "stages=[images]")
+    assert "1 sets: POPE" in line(text, "stages.images.suite.data") and "stages.text_states" not in text
 
 
 @pytest.mark.parametrize(

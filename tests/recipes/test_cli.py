@@ -1,8 +1,10 @@
 """The command: what each subcommand prints, refuses and exits with; what is shown is a recipe again."""
 
+import re
 import shlex
 import shutil
 import subprocess
+from pathlib import Path
 
 import pytest
 import yaml
@@ -175,6 +177,26 @@ def test_a_crash_exits_with_1_and_hides_keys(monkeypatch, capsys):
     assert "Traceback" in printed and "hunter2" not in printed
 
 
+def test_the_version_is_told(capsys):
+    assert main(["--version"]) == OK
+    assert re.fullmatch(r"draftsmith \d+\.\d+\S*\n", capsys.readouterr().out)
+
+
+def test_an_interrupt_outside_of_training_has_no_traceback(monkeypatch, capsys):
+    def interrupted(arguments):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(cli, "run_recipe", interrupted)
+    assert main(["recipe=demo/lvlm"]) == STOPPED
+    printed = capsys.readouterr().err
+    assert "the same command goes on" in printed and "Traceback" not in printed
+
+
+def test_exit_codes_are_told_by_the_docs():
+    page = (Path(__file__).resolve().parents[2] / "docs" / "cli.md").read_text()
+    assert re.findall(r"^\| (\d+) \| (.+) \|$", page, re.M) == [(str(c), text) for c, text in EXIT_CODES.items()]
+
+
 def test_exit_codes_are_told_by_help(capsys):
     assert (OK, CRASH, MISTAKE, FAULTS, STOPPED) == (0, 1, 2, 3, 143)
     for arguments in ([], ["-h"], ["--help"]):
@@ -216,6 +238,10 @@ def test_bash_completes_commands_recipes_options_and_settings():
     assert completed(["draftsmith", "train", "llava15-68m", "rest"]) == ["restart="]
     assert completed(["draftsmith", "completion", "f"]) == ["fish"]
     assert completed(["draftsmith", "doctor", "--ne"]) == ["--network"]
+    assert completed(["draftsmith", "recipe", "=", "llava15-160m-d"]) == ["llava15-160m-distilled"]
+    assert set(completed(["draftsmith", "recipe", "="])) == set(recipe_names())
+    assert completed(["draftsmith", "recipe", "=", "demo/lvlm", "dry"]) == ["dry_run=true"]
+    assert "complete -o default " in SHELLS["bash"](COMMANDS), "mine.yaml is a recipe, too"
 
 
 @pytest.mark.parametrize("shell", sorted(SHELLS))

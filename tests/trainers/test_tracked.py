@@ -3,6 +3,7 @@
 import json
 import sys
 import types
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -114,6 +115,15 @@ def test_a_stage_that_fails_is_told_as_failed(tmp_path, wandb):
     with pytest.raises(RuntimeError, match="out of memory"):
         stage()
     assert wandb.codes == [1] and wandb.artifacts == []
+
+
+def test_a_report_that_no_tracker_can_read_spoils_no_stage(tmp_path, wandb):
+    said = []
+    mine = replace(context(tmp_path), say=said.append)
+    with tracked(mine):
+        (mine.folder / "report.json").write_text('{"tables": {"pictures": {"M": {"tau": "many"}}}}')
+    assert len(said) == 1 and "tracking failed and goes on without" in said[0]
+    assert wandb.codes == [0], "the stage itself is whole"
 
 
 def test_each_checkpoint_is_told_once_it_is_whole(tmp_path):
