@@ -69,10 +69,7 @@ def summarize(rows: Sequence[Row], *, gamma: int) -> dict[str, Any]:
     tau = emitted / cycles if cycles else 1.0
     t_p, t_q, t_verify = (_median([r[k] for r in rows]) for k in ("plain_cycle_s", "draft_s", "verify_s"))
     ratio = t_q / t_p if t_p else 0.0
-    plain_total, total = sum(r["plain_total_s"] for r in rows), sum(r["total_s"] for r in rows)
-    plain_prefill, prefill = sum(r["plain_prefill_s"] for r in rows), sum(r["prefill_s"] for r in rows)
-    dsr = [_ratio(r["plain_total_s"] - r["plain_prefill_s"], r["total_s"] - r["prefill_s"]) for r in rows]
-    esr = [_ratio(r["plain_total_s"], r["total_s"]) for r in rows]
+    each = [speedups([row]) for row in rows]
     return {
         "requests": len(rows),
         "tau": tau,
@@ -87,15 +84,30 @@ def summarize(rows: Sequence[Row], *, gamma: int) -> dict[str, Any]:
         "T_q_over_T_p": ratio,
         "expected_speedup": tau / (gamma * ratio + (t_verify / t_p if t_p else 1.0)),
         "expected_speedup_tabed": tau / (gamma * ratio + 1),
-        "DSR": _ratio(plain_total - plain_prefill, total - prefill),
-        "DSR_spread": quartiles(dsr),
-        "ESR": _ratio(plain_total, total),
-        "ESR_spread": quartiles(esr),
-        "prefill_share": _ratio(prefill, total),
+        **speedups(rows),
+        "DSR_spread": quartiles([found["DSR"] for found in each]),
+        "ESR_spread": quartiles([found["ESR"] for found in each]),
+        "prefill_share": _ratio(sum(r["prefill_s"] for r in rows), sum(r["total_s"] for r in rows)),
         "identical": sum(r["identical"] for r in rows),
         "first_different": next((r["request"] for r in rows if not r["identical"]), None),
         "rejected_somewhere": accepted < drafted,
         "beyond_positions": sum(r.get("beyond_positions", False) for r in rows),
+    }
+
+
+def speedups(rows: Sequence[Row]) -> dict[str, float]:
+    """DSR and ESR: seconds a token of plain decoding over those of drafting, without the prefill and with it.
+
+    A token's, since sampled answers of the two differ in length; of equal answers it is the ratio of times.
+    """
+    plain_total, total = sum(r["plain_total_s"] for r in rows), sum(r["total_s"] for r in rows)
+    plain_prefill, prefill = sum(r["plain_prefill_s"] for r in rows), sum(r["prefill_s"] for r in rows)
+    # The first token comes from the prefill.
+    plain_tokens, tokens = sum(r["plain_tokens"] for r in rows), sum(r["emitted"] for r in rows) + len(rows)
+    decoded, plain_decoded = tokens - len(rows), plain_tokens - len(rows)
+    return {
+        "DSR": _ratio((plain_total - plain_prefill) * decoded, (total - prefill) * plain_decoded),
+        "ESR": _ratio(plain_total * tokens, total * plain_tokens),
     }
 
 

@@ -43,11 +43,19 @@ def build(
     cells = [
         {"temperature": t, "max_new_tokens": n, "set": name, "budget": budget, "method": method,
          "visual_tokens": sum(r["visual_tokens"] for r in some) / len(some),
-         **summarize(some, gamma=levels[method])}
+         **_summary(some, levels[method])}
         for (t, n, name, budget, method), some in grouped.items()
     ]  # fmt: skip
     report = {"about": dict(about), "cells": cells}
     return report | {"tables": tables(rows, list(levels), parts, adaptive), "findings": findings(cells)}
+
+
+def _summary(rows: Sequence[Row], levels: int) -> dict[str, Any]:
+    """A cell's numbers; what is expected goes by the levels that were drafted, which an adaptive tree has fewer of."""
+    found = summarize(rows, gamma=levels)
+    drafted = sum(sum(r["drafted"]) for r in rows) / max(1, sum(r["cycles"] for r in rows))
+    cycle_ms = drafted * found["T_q_ms"] + found["T_verify_ms"]
+    return found | {"expected_speedup": found["tau"] * found["T_p_ms"] / cycle_ms if cycle_ms else 1.0}
 
 
 def tables(
@@ -72,12 +80,10 @@ def tables(
                 texts, "set", (video_tables.TAU, video_tables.ESR, video_tables.DSR), methods, title="Sets of texts"
             )
         )
-    if switches := _ablated(parts):
-        names = list(next(iter(switches.values())))
-        heads = [row for row in clips or whole if row["drafter"] in switches]
-        found.append(
-            video_tables.ablation(heads, {name: list(on.values()) for name, on in switches.items()}, names)
-        )  # fmt: skip
+    switches = {name: list(on.values()) for name, on in parts.items()}
+    if len({*map(tuple, switches.values())}) > 1:
+        heads = [row for row in clips + images or whole if row["drafter"] in switches]
+        found.append(video_tables.ablation(heads, switches, list(next(iter(parts.values())))))
     if adaptive:
         found.append(video_tables.sage_sets(at_most + images + texts, methods))
     if longest > min(row["max_new_tokens"] for row in rows):
@@ -89,14 +95,6 @@ def tables(
         found += [video_tables.breakdown(cold, method) for method in methods if method in measured]
     found.append(video_tables.time_shares(whole, methods))
     return found
-
-
-def _ablated(parts: Mapping[str, Mapping[str, bool]]) -> dict[str, Mapping[str, bool]]:
-    """Methods that differ in the parts that are on; of those that do not the first alone, and none where all agree."""
-    different: dict[tuple[bool, ...], str] = {}
-    for name, on in parts.items():
-        different.setdefault(tuple(on.values()), name)
-    return {name: parts[name] for name in different.values()} if len(different) > 1 else {}
 
 
 def findings(cells: Sequence[Mapping[str, Any]]) -> list[str]:
@@ -125,14 +123,14 @@ def findings(cells: Sequence[Mapping[str, Any]]) -> list[str]:
 
 
 def _over_lengths(cells: Sequence[Mapping[str, Any]]) -> list[str]:
-    """How tau changes from the fewest to the most visual tokens of a set."""
+    """How tau changes from the fewest to the most visual tokens of a set, in the longest answers."""
     groups: dict[tuple[Any, ...], list[Mapping[str, Any]]] = {}
+    longest = max(cell["max_new_tokens"] for cell in cells)
     for cell in cells:
-        if cell["budget"]:
-            place = cell["temperature"], cell["max_new_tokens"], cell["set"], cell["method"]
-            groups.setdefault(place, []).append(cell)
+        if cell["budget"] and cell["max_new_tokens"] == longest:
+            groups.setdefault((cell["temperature"], cell["set"], cell["method"]), []).append(cell)
     lines = []
-    for (temperature, _, name, method), some in groups.items():
+    for (temperature, name, method), some in groups.items():
         if len(some) > 1:
             ordered = sorted(some, key=lambda c: float(c["visual_tokens"]))
             shown = [f"{c['tau']:.2f} {interval(c['tau_interval'])}" for c in (ordered[0], ordered[-1])]
@@ -191,15 +189,16 @@ def markdown(report: Mapping[str, Any], figures: Sequence[str], more: Sequence[s
 
 
 def _cells(cells: Sequence[Mapping[str, Any]]) -> list[str]:
-    head = ["T", "set", "visual tokens", "new", "method", "n", "tau [95%]", "accepted/cycle", "T_q/T_p", "DSR [IQR]",
-            "ESR [IQR]", "prefill", "identical"]  # fmt: skip
+    head = ["T", "set", "visual tokens", "new", "method", "n", "tau [95%]", "accepted/cycle", "T_q/T_p", "expected",
+            "DSR [IQR]", "ESR [IQR]", "prefill", "identical"]  # fmt: skip
     return markdown_table(
         head,
         [
             [f"{c['temperature']:g}", c["set"], f"{c['visual_tokens']:,.0f}", str(c["max_new_tokens"]), c["method"],
              str(c["requests"]), f"{c['tau']:.2f} {interval(c['tau_interval'])}", f"{c['num_accepted']:.2f}",
-             f"{c['T_q_over_T_p']:.2f}", f"{c['DSR']:.2f}x {interval(c['DSR_spread'])}",
-             f"{c['ESR']:.2f}x {interval(c['ESR_spread'])}", f"{c['prefill_share']:.0%}",
+             f"{c['T_q_over_T_p']:.2f}", f"{c['expected_speedup']:.2f}x",
+             f"{c['DSR']:.2f}x {interval(c['DSR_spread'])}", f"{c['ESR']:.2f}x {interval(c['ESR_spread'])}",
+             f"{c['prefill_share']:.0%}",
              f"{c['identical']}/{c['requests']}" if not c["temperature"] else "-"]
             for c in cells
         ],

@@ -1,6 +1,6 @@
 """Figures of the video track: tau against the number of visual tokens, and what becomes of those in target and draft.
 
-They are Sparrow's figures 1a, 2, 3a and 6, for whatever was measured, in the style of the visual track's.
+They are Sparrow's figures 1a, 2, 3 and 6, for whatever was measured, in the style of the visual track's.
 """
 
 from __future__ import annotations
@@ -81,6 +81,27 @@ def attention_bars(path: Path, shares: Mapping[str, Mapping[str, float]], *, tit
     panel.set(xlabel="share of the last instruction token's attention", xlim=(0, 1), title=title)
     panel.tick_params(axis="y", length=0)
     figure.legend(bars.values(), bars.keys(), loc="outside lower center", ncol=len(KINDS))
+    save(figure, path)
+
+
+@styled
+def attention_map(path: Path, shares: Sequence[Sequence[float]], *, bridge: int | None = None, title: str = "") -> None:
+    """How much of the last prompt token's attention visual tokens get, layer by layer and head (Sparrow, figure 3b).
+
+    Args:
+        shares: [L][H], as `target_visual_attention` has them.
+    """
+    figure, panel = one_panel((4.8, 0.14 * len(shares) + 1.6))
+    # The strongest head of each layer on the left: heads have no order of their own.
+    image = panel.imshow([sorted(heads, reverse=True) for heads in shares], aspect="auto", cmap="viridis", vmin=0)
+    for axis in (panel.xaxis, panel.yaxis):
+        axis.get_major_locator().set_params(integer=True)
+    if bridge is not None:
+        panel.axhline(bridge - 0.5, color="white", linestyle="--", linewidth=1)
+        panel.annotate("m*", (1, bridge - 0.5), xycoords=("axes fraction", "data"), xytext=(-3, 3), ha="right",
+                       textcoords="offset points", fontsize=8, color="white")  # fmt: skip
+    panel.set(xlabel="attention heads, the strongest first", ylabel="layer", title=title)
+    figure.colorbar(image, ax=panel, label="attention to visual tokens")
     save(figure, path)
 
 

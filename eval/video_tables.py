@@ -17,7 +17,7 @@ from typing import Any
 
 from ..data.visual_budget import visual_tokens
 from . import suite_table
-from .measure import Row
+from .measure import Row, speedups
 from .suite_table import mark
 from .tables import markdown_table
 
@@ -26,7 +26,8 @@ PLAIN = "plain decoding"
 
 TAU_NOTE = (
     "tau: tokens emitted after the prefill over verification passes, bonus token included; plain decoding has 1. "
-    "DSR and ESR: speedup of decoding alone and end to end over plain decoding of the same target in the same run."
+    "DSR and ESR: speedup of decoding alone and end to end, token for token, over plain decoding of the same target in "
+    "the same run."
 )
 SAGE_NOTE = (
     "tau as SAGE counts it: drafted tokens accepted in a verification pass, **without the bonus token**, one less than "
@@ -73,13 +74,12 @@ def cell(rows: Sequence[Row]) -> dict[str, Any]:
     """The numbers of one drafter on some requests; times in seconds are means over requests."""
     found = suite_table.cell(rows)
     total, prefill = sum(r["total_s"] for r in rows), sum(r["prefill_s"] for r in rows)
-    plain, plain_prefill = sum(r["plain_total_s"] for r in rows), sum(r["plain_prefill_s"] for r in rows)
     # The first token comes from the prefill: it is generated, and in no cycle.
     count, cycles, generated = len(rows), found["cycles"], found["emitted"] + len(rows)
-    return found | {
+    return {
+        **found,
+        **speedups(rows),
         "num_accepted": _ratio(sum(sum(r["accepted"]) for r in rows), cycles),
-        "DSR": _ratio(plain - plain_prefill, total - prefill),
-        "ESR": _ratio(plain, total),
         "tokens_per_s": _ratio(generated, total),
         "decoded_per_s": _ratio(found["emitted"], total - prefill),
         "draft_ms": 1e3 * statistics.fmean(r["draft_s"] for r in rows),
@@ -161,10 +161,11 @@ def _one_drafter(rows: Sequence[Row]) -> list[Row]:
     return list({tuple(map(row.get, ("request", "budget", "max_new_tokens"))): row for row in rows}.values())
 
 
-def sparrow_sets(rows: Sequence[Row], drafters: Sequence[str], *, end_to_end: bool = True) -> Table:
-    """tau, ESR and DSR of each set of videos (Sparrow, table 2; table 3 without ESR)."""
-    measures = (TAU, ESR, DSR) if end_to_end else (TAU, DSR)
-    return methods_by(rows, "set", measures, drafters, title="Sets of videos", average=True)
+def sparrow_sets(rows: Sequence[Row], drafters: Sequence[str]) -> Table:
+    """tau, ESR and DSR of each set of videos (Sparrow, table 2; table 3 leaves ESR out)."""
+    asked = ", ".join(dict.fromkeys(row["budget"] for row in rows if row.get("budget")))
+    note = TAU_NOTE + (f" Clips at {asked} visual tokens." if asked else "")
+    return methods_by(rows, "set", (TAU, ESR, DSR), drafters, title="Sets of videos", note=note, average=True)
 
 
 def by_length(rows: Sequence[Row], drafters: Sequence[str]) -> Table:
@@ -176,9 +177,9 @@ def ablation(rows: Sequence[Row], parts: Mapping[str, Sequence[bool]], names: Se
     """tau with parts of a method on and off, by set and visual tokens (Sparrow, table 6: MTP, IVSB, VATA).
 
     Args:
-        parts: drafter -> for each of `names` whether it is on.
+        parts: drafter -> for each of `names` whether it is on; heads of other kinds may agree in all.
     """
-    shown = {drafter: ["yes" if on else "no" for on in switches] for drafter, switches in parts.items()}
+    shown = {drafter: [drafter, *("yes" if on else "no" for on in switches)] for drafter, switches in parts.items()}
     assert all(len(switches) == len(names) for switches in parts.values()), (parts, names)
 
     def place(row: Row) -> str:
@@ -187,7 +188,7 @@ def ablation(rows: Sequence[Row], parts: Mapping[str, Sequence[bool]], names: Se
     ordered = in_order(rows)
     sets = list(dict.fromkeys(row["set"] for row in rows))
     ordered = sorted(ordered, key=lambda row: sets.index(row["set"]))
-    return methods_by(ordered, place, (TAU,), shown, title="Ablation", labels=names)
+    return methods_by(ordered, place, (TAU,), shown, title="Ablation", labels=("method", *names))
 
 
 def image_sets(rows: Sequence[Row], drafters: Sequence[str]) -> Table:
@@ -203,7 +204,7 @@ def sage_sets(rows: Sequence[Row], drafters: Sequence[str], *, title: str = "Set
 
 
 def by_generated(rows: Sequence[Row], drafters: Sequence[str]) -> Table:
-    """tau and tokens/s at 512, 1024, 2048 or any other number of generated tokens (SAGE, figure 3).
+    """tau, as ours and as SAGE's, and tokens/s at 512, 1024, 2048 or other numbers of generated tokens (its figure 3).
 
     Requests whose answers end before count nowhere, so that the same ones stand at every number.
     """
@@ -211,12 +212,13 @@ def by_generated(rows: Sequence[Row], drafters: Sequence[str]) -> Table:
     whole = [row for row in rows if row["request"] not in ended]
     ordered = sorted(whole, key=lambda row: int(row["max_new_tokens"]))
     table = methods_by(
-        ordered, "max_new_tokens", (TAU, SAGE_TOKENS), drafters, title="By generated tokens",
-        note=TAU_NOTE + " Tokens/s are of decoding, without the prefill.",
+        ordered, "max_new_tokens", (TAU, SAGE_TAU, SAGE_TOKENS), drafters, title="By generated tokens",
+        note=TAU_NOTE + " No bonus: as SAGE counts tau. Tokens/s are of decoding, without the prefill.",
     )  # fmt: skip
     if not ended:
         return table
-    told = f"Answers to {len(ended)} of {len({row['request'] for row in rows})} requests ended before: left out."
+    count = len({row["request"] for row in rows})
+    told = f"Answers to {len(ended)} of {count} requests ended before: left out; `stop_at_end: false` lets none end."
     return replace(table, footnotes=(*table.footnotes, told))
 
 
@@ -229,7 +231,7 @@ _BREAKDOWN = (
     ("decoding (s)", "decode_s", 1.0),
     ("prefill (s)", "prefill_s", 1.0),
     ("prefill share (%)", "prefill_share", 100.0),
-    ("one decoding step (s)", "step_s", 1.0),
+    ("one decoding step (ms)", "step_s", 1e3),
     ("visual tokens, mean", "visual_tokens", 1.0),
 )
 
@@ -334,7 +336,8 @@ def _footnotes(rows: Sequence[Row]) -> tuple[str, ...]:
         told.append(f"Outputs are identical to plain decoding in all {len(greedy)} greedy requests, every token.")
     short = [r for r in rows if r.get("budget") and r["visual_tokens"] < 0.9 * visual_tokens(r["budget"])]
     if short:
-        told.append(f"{len(short)} of {len(rows)} requests have fewer visual tokens than asked for: clips end before.")
+        why = "short clips, or small frames"
+        told.append(f"{len(short)} of {len(rows)} requests have fewer visual tokens than asked for: {why}.")
     return tuple(told)
 
 

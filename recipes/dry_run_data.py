@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -163,24 +163,27 @@ def _too_long(data: ConversationData, form: PromptFormat, found: OnDisk, visual:
     )
 
 
-def generated(plan: Planned, planned: Sequence[Planned]) -> int | None:
-    """Records of the splits and mixtures that an earlier stage will write."""
+def generated(plan: Planned, planned: Sequence[Planned], *, only: Collection[str] | None = None) -> int | None:
+    """Records of the splits and mixtures that an earlier stage will write.
+
+    Args:
+        only: kinds of scenario that are counted; about, where a mixture or max_samples takes a part of a split.
+    """
     maker = plan.inputs.get("data")
     source: Any = next((p.stage for p in planned if p.name == maker), None)
     if source is None:
         return None
     data = plan.stage.data
     counts = {split: sum(kinds.values()) for split, kinds in source.splits.items()}
-    total = 0
+    total = counted = 0.0
     for name in _names(data):
-        if is_mixture(path := Path(name)):
-            parts = source.mixtures[path.stem]
-            total += sum(Share(Path(split), strategy).count(counts[split]) for split, strategy in parts.items())
-        elif data.kinds is not None:
-            total += sum(source.splits[name].get(kind, 0) for kind in data.kinds)
-        else:
-            total += counts[name]
-    return min(total, data.max_samples or total)
+        parts = source.mixtures[path.stem] if is_mixture(path := Path(name)) else {name: "all"}
+        for split, strategy in parts.items():
+            taken = Share(Path(split), strategy).count(counts[split]) / max(1, counts[split])
+            kinds = {kind: n for kind, n in source.splits[split].items() if data.kinds is None or kind in data.kinds}
+            total += taken * sum(kinds.values())
+            counted += taken * sum(n for kind, n in kinds.items() if only is None or kind in only)
+    return round(counted * min(1.0, (data.max_samples or total) / total)) if total else 0
 
 
 def _names(data: ConversationData) -> list[str]:

@@ -10,15 +10,16 @@ import torch
 from transformers import PreTrainedConfig
 
 from ..core import ranks
-from ..data.benchmark_sets import SAMPLES, names_of
+from ..data.benchmark_sets import SAMPLES
 from ..data.loader import steps_per_epoch
+from ..data.shapes.scenarios import WITHOUT_PICTURES
 from ..models.drafters.pruned import PrunedConfig
 from ..models.drafters.reading import AnyReading, build_reading_head
+from ..models.llava import is_tied
 from ..models.sizes import parameter_counts
 from ..models.targets.load import target_config
 from ..trainers.run import Planned
 from ..trainers.stages.reading.evaluate import ReadingEvaluateStage
-from ..trainers.stages.reading.requests import HUB
 from ..trainers.stages.reading.sources import CachedStates
 from ..trainers.stages.reading.train import ReadingTrainStage, training_order
 from .dry_run import answers, trainable_counts
@@ -45,7 +46,7 @@ def dry_run_reading(recipe: Any, planned: Sequence[Planned]) -> str:
         elif stage.kind == "regenerate":
             lines += answers(plan, planned)
         elif stage.kind == "cache":
-            lines += caching(plan, planned, recipe.drafter, target)
+            lines += caching(plan, planned, recipe.drafter, target, recipe.output)
         elif stage.kind == "evaluate":
             lines += _evaluation(stage)
         elif stage.kind == "publish":
@@ -104,16 +105,18 @@ def _training(
     if stage.source.kind == "online":
         lines.append("  states are computed for each batch: the target runs in every step, nothing is kept")
     elif stage.source.kind == "cached_on_first_epoch":
-        lines += caching(plan, planned, recipe.drafter, target)
+        lines += caching(plan, planned, recipe.drafter, target, recipe.output)
     else:
         lines.append("  states are read from shards")
-    # Weights, gradients and float32 moments of the head; the target is loaded for its tables, whole.
+    what = "the frozen target"
+    if stage.reads_tables:
+        own, what = target.get_text_config(), "the target's embedding and LM head"
+        weights = (1 if is_tied(target) else 2) * own.vocab_size * own.hidden_size
+    # Weights, gradients and float32 moments of the head.
     size = {"float32": 4, "bfloat16": 2, "float16": 2}[recipe.target.dtype]
     memory = (16 if recipe.engine.precision != "fp32" else 20) * trained + size * weights
     where = "per rank" if recipe.target.device_map is None else "over the devices of a rank"
-    lines.append(
-        f"  memory {where} about {memory / _GIB:.1f} GiB: weights, gradients and optimizer, and the frozen target"
-    )
+    lines.append(f"  memory {where} about {memory / _GIB:.1f} GiB: weights, gradients and optimizer, and {what}")
     disk = stage.checkpoints.keep * 12 * trained + 4 * trained
     lines.append(f"  disk about {disk / _GIB:.1f} GiB ({stage.checkpoints.keep} checkpoints and the result)")
     return lines
@@ -146,7 +149,8 @@ def _counted(plan: Planned, planned: Sequence[Planned]) -> tuple[tuple[int, int]
         return None
     if how == "declared":
         return _declared(plan.stage.expected)
-    return (0, number), how  # a world's: most of its scenarios have pictures, and no schedule at full size asks
+    text = generated(plan, planned, only=WITHOUT_PICTURES) or 0
+    return (text, number - text), how
 
 
 def _declared(expected: Any) -> tuple[tuple[int, int], str]:
@@ -174,9 +178,8 @@ def _evaluation(stage: ReadingEvaluateStage) -> list[str]:
     if stage.benchmarks:
         lines.append(f"  benchmarks {', '.join(b.name for b in stage.benchmarks)}")
     if (suite := stage.suite) is not None:
-        on_hub = suite.data.from_stage is None and suite.data.path == HUB
-        names = suite.sets or (names_of("video") if on_hub else ["the sets that it has"])
-        rows = suite.data.max_samples or ("all" if not on_hub else f"all (the papers: {SAMPLES})")
+        names = suite.names or ["the sets that it has"]
+        rows = suite.data.max_samples or ("all" if not suite.on_hub else f"all (the papers: {SAMPLES})")
         lines.append(
             f"  suite {suite.data.path}: {', '.join(names)}; rows of a set: {rows}; {suite.convention} prompts"
         )

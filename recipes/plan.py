@@ -12,6 +12,7 @@ from ..data.mixture import identities
 from ..data.records import file_identity
 from ..data.suite import INDEX, suite_identity
 from ..data.tars import expand_paths
+from ..models.drafters.made_for import MANIFEST
 from ..trainers.fit import SCRATCH
 from ..trainers.run import Planned
 from .schema import Recipe
@@ -64,15 +65,16 @@ def _fingerprint(recipe: Recipe, stage: Any, inputs: dict[str, str], earlier: li
     section = stage.model_dump(mode="json")
     for harmless in ("log_every", "num_workers", "checkpoints", "expected"):
         section.pop(harmless, None)
+    drafter = recipe.drafter.model_dump(mode="json") if recipe.drafter else None
     by_name = {p.name: p.fingerprint for p in earlier}
     parts = {
         "stage": section,
         "inputs": {thing: by_name[maker] for thing, maker in inputs.items()},
         "seed": recipe.seed,
         "target": recipe.target.model_dump(mode="json", exclude={"device_map"}),
-        "drafter": recipe.drafter.model_dump(mode="json") if recipe.drafter else None,
+        "drafter": drafter,
         "engine": recipe.engine.model_dump(mode="json"),
-        "data": _data_identity(section),
+        "data": _data_identity([section, drafter]),
     }
     return hashlib.sha256(json.dumps(parts, sort_keys=True).encode()).hexdigest()
 
@@ -92,7 +94,11 @@ def _data_identity(section: Any) -> list[str]:
         if "mixture_seed" in section and not any((Path(name) / INDEX).is_file() for name in names):
             return identities(names)
         return [_path_identity(Path(name)) for name in names]
-    return [identity for value in section.values() for identity in _data_identity(value)]
+    found = [identity for value in section.values() for identity in _data_identity(value)]
+    # A drafter of another run: its manifest names the training and the step.
+    named = section.get("path")
+    made = Path(named) / MANIFEST if isinstance(named, str) else None
+    return [*found, file_identity(made)] if made is not None and made.is_file() else found
 
 
 def _path_identity(path: Path) -> str:

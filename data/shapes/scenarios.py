@@ -184,7 +184,8 @@ KINDS: dict[str, Callable[[random.Random], Scenario]] = {
         aside,
     )
 }
-TEXT_ONLY = frozenset({"sums", "fact", "aside"})  # answers that no picture changes
+WITHOUT_PICTURES = frozenset({"sums", "fact"})
+TEXT_ONLY = WITHOUT_PICTURES | {"aside"}  # answers that no picture changes
 
 
 def describe(scene: Scene) -> str:

@@ -10,6 +10,7 @@ TIMES = {"plain_prefill_s": 0.1, "plain_total_s": 1.0, "plain_cycle_s": 0.02, "p
 def rows(draft: str, emitted: int, beyond: bool = False) -> list[dict]:
     return [
         {"request": f"r{n}", "drafter": draft, "identical": True, "emitted": emitted + n, "cycles": 10,
+         "plain_tokens": emitted + n + 1,
          "drafted": [5] * 10, "accepted": [1] * 10, "beyond_positions": beyond, **TIMES}
         for n in range(4)
     ]  # fmt: skip

@@ -18,6 +18,7 @@ def rows():
         {
             "request": f"r{n}", "drafter": drafter, "budget": budget, "visual_tokens": TOKENS[budget] + n,
             "emitted": round(100 * tau) + 20 * n, "cycles": 100, "accepted": [2] * 100, "identical": True,
+            "plain_tokens": round(100 * tau) + 20 * n + 1,
             "plain_total_s": 3.0, "plain_prefill_s": 1.0, "total_s": 2.0, "prefill_s": 1.0, "draft_s": ms / 1e3,
         }
         for drafter, (taus, times) in TAUS.items()
@@ -56,5 +57,7 @@ def test_every_figure_is_drawn(tmp_path):
     video_plots.importance_curve(tmp_path / "importance.png", accuracy, bridge=14)
     kept = {"visual": [0.97**n - 0.03 * n for n in range(29)], "text": [0.985**n for n in range(29)]}
     video_plots.retention_curve(tmp_path / "retention.png", kept, bridge=14)
-    for name in ("tau", "attention", "importance", "retention"):
+    looks = [[0.1 + 0.02 * layer * head for head in range(28)] for layer in range(28)]
+    video_plots.attention_map(tmp_path / "map.png", looks, bridge=14)
+    for name in ("tau", "attention", "importance", "retention", "map"):
         assert is_drawn(tmp_path / f"{name}.png"), name

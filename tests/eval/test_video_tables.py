@@ -3,6 +3,7 @@
 import json
 
 import pytest
+from draftsmith.eval import reading_report
 from draftsmith.eval import video_tables as t
 from draftsmith.eval.loop import Cycle, Generation
 from draftsmith.eval.measure import measure_request, time_parts
@@ -49,7 +50,6 @@ def test_sparrows_table_2_with_its_averages_and_marks():
     assert "| method | VideoDetailCaption tau | VideoDetailCaption ESR | VideoDetailCaption DSR | MVBench tau |" in page
     assert "| Sparrow | <u>3.88</u> | **1.96x** | **2.84x** |" in page and "| SpecVLM | **4.15** | 1.25x |" in page
     assert "bonus token included" in page and "identical to plain decoding in all 12 greedy requests" in page
-    assert len(t.sparrow_sets(table_2_rows(), list(TABLE_2), end_to_end=False).columns) == 2 * 5
 
 
 def test_temperatures_are_sections_that_are_marked_apart():
@@ -91,7 +91,7 @@ def test_sparrows_breakdown():
     values = {line.labels[0]: line.values for line in table.lines}
     assert values["tau"] == pytest.approx((3.07, 2.69), abs=0.01)  # 455.10 / 168.69 is 2.698
     assert values["prefill share (%)"] == pytest.approx((13.8, 38.7), abs=0.05)
-    assert values["one decoding step (s)"] == pytest.approx((0.055, 0.107), abs=0.001)
+    assert values["one decoding step (ms)"] == pytest.approx((55.1, 107.5), abs=0.1)
     assert values["generated tokens"] == pytest.approx((41887, 45511))
     assert "**" not in "".join(t.markdown(table)[4:]), "measures of one method are not compared"
 
@@ -108,10 +108,10 @@ def test_an_ablation_has_a_column_for_each_part():
         )
     ]
     table = t.ablation(rows, parts, ("MTP", "VATA"))
-    assert table.labels == ("MTP", "VATA")
+    assert table.labels == ("method", "MTP", "VATA")
     assert [group for group, _ in table.columns] == ["VideoDetailCaption 0.5k", "VideoDetailCaption 25k", "MME 0.5k"]
     assert [(line.labels, line.values) for line in table.lines] == [
-        (("no", "no"), (3.95, 2.95, 3.40)), (("no", "yes"), (3.95, 3.86, 3.40)),
+        (("base", "no", "no"), (3.95, 2.95, 3.40)), (("vata", "no", "yes"), (3.95, 3.86, 3.40)),
     ]  # fmt: skip
 
 
@@ -124,18 +124,17 @@ def test_by_length_goes_by_what_the_clips_had():
 
 def test_sages_tables_count_no_bonus_token_and_say_so():
     rows = [
-        request(drafter, name, calls=50, emitted=emitted, plain=20.0, decode=decode)
-        for drafter, emitted, decode in (("SpecVLM", 200, 10.0), ("SAGE", 300, 8.0))
+        request(drafter, name, calls=calls, emitted=300, plain=20.0, decode=decode)
+        for drafter, calls, decode in (("SpecVLM", 75, 10.0), ("SAGE", 50, 8.0))
         for name in ("r0", "r1")
     ]
-    rows = [r | {"plain_tokens": 101} for r in rows]
     table = t.sage_sets(rows, ["SpecVLM", "SAGE"])
     plain, specvlm, sage = table.lines
-    assert plain.labels == (t.PLAIN,) and plain.values == (None, pytest.approx(100 / 20.0), None)
-    assert specvlm.values == pytest.approx((3.0, 20.0, 2.0)) and sage.values == pytest.approx((5.0, 37.5, 2.5))
+    assert plain.labels == (t.PLAIN,) and plain.values == (None, pytest.approx(300 / 20.0), None)
+    assert specvlm.values == pytest.approx((3.0, 30.0, 2.0)) and sage.values == pytest.approx((5.0, 37.5, 2.5))
     page = "\n".join(t.markdown(table))
     assert "without the bonus token" in page and "VideoDetailCaption tau (no bonus)" in page
-    assert f"| {t.PLAIN} | - | 5.00 | - |" in page, "plain decoding takes no part in the marks"
+    assert f"| {t.PLAIN} | - | 15.00 | - |" in page, "plain decoding takes no part in the marks"
     # One less than elsewhere, where no cycle was cut.
     assert t.cell(rows[:2])["tau"] == pytest.approx(4.0) and t.cell(rows[:2])["num_accepted"] == pytest.approx(3.0)
 
@@ -152,9 +151,21 @@ def test_lengths_of_answers_are_compared_on_the_same_requests():
         for name, stop in (("r0", "length"), ("r1", "eos" if length > 512 else "length"))
     ]
     table = t.by_generated(rows, ["SAGE"])
-    assert [group for group, _ in table.columns][::2] == ["512", "1024", "2048"]
-    assert table.lines[0].values[0] == pytest.approx(511 / 128)
-    assert "Answers to 1 of 2 requests ended before: left out." in table.footnotes
+    assert [group for group, _ in table.columns][::3] == ["512", "1024", "2048"]
+    assert table.lines[0].values[:2] == pytest.approx((511 / 128, 511 / 128 - 1)), "ours, and without the bonus token"
+    assert any("Answers to 1 of 2 requests ended before: left out" in told for told in table.footnotes)
+
+
+def test_speedups_are_of_a_token_where_sampled_answers_differ_in_length():
+    """Plain decoding took 10 s for 100 tokens behind the prefill, drafting 10 s for 200 in the same request."""
+    row = request("Sparrow", emitted=200, plain=10.0, decode=10.0, prefill=5.0) | {"plain_tokens": 101}
+    found = t.cell([row])
+    assert found["DSR"] == pytest.approx(2.0)
+    assert found["ESR"] == pytest.approx((201 / 15.0) / (101 / 15.0)), "tokens a second end to end"
+    # Over requests it is the ratio of sums, and equal answers need no tokens.
+    assert t.cell([row, request("Sparrow", "r1", emitted=100, plain=30.0, decode=10.0)])["DSR"] == pytest.approx(
+        (40.0 / 200) / (20.0 / 300)
+    )
 
 
 def test_pictures_have_tokens_per_second_end_to_end():
@@ -162,6 +173,18 @@ def test_pictures_have_tokens_per_second_end_to_end():
     table = t.image_sets(rows, ["Sparrow - VATA", "Sparrow"])
     assert table.lines[0].values[:3] == pytest.approx((3.99, 40.0, 33.4 / 10.0))
     assert [line.labels[0] for line in table.lines] == ["Sparrow - VATA", "Sparrow"]
+
+
+def test_findings_compare_lengths_of_clips_in_the_longest_answers():
+    cells = [
+        {"method": "Sparrow", "set": "clips", "temperature": 0.0, "budget": budget, "visual_tokens": tokens, "tau": tau,
+         "tau_interval": (tau, tau), "max_new_tokens": new, "DSR": 1.5, "identical": 3, "requests": 3}
+        for budget, tokens in (("0.5k", 500), ("25k", 25_089))
+        for new, tau in ((512, 3.0), (2048, 4.0))
+    ]  # fmt: skip
+    told = [line for line in reading_report.findings(cells) if "visual tokens, " in line]
+    expected = "tau 4.00 [4.00, 4.00] at 500 visual tokens, 4.00 [4.00, 4.00] at 25,089."
+    assert told == [f"- Sparrow, clips, T = 0: {expected}"]
 
 
 def generation(prefill=2.0, others=0.5):

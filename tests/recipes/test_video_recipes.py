@@ -1,10 +1,19 @@
 """Recipes of the video track: the papers' numbers at full size without a network, and mistakes told by name."""
 
+from dataclasses import replace
+
 import pytest
+import torch
+from draftsmith.core.errors import UserError
+from draftsmith.models.drafters.reading import build_reading_head
+from draftsmith.models.exports.rules import check_head
+from draftsmith.models.exports.source import HeadSource, Target
+from draftsmith.models.targets.load import target_config
 from draftsmith.recipes.cli import main
 from draftsmith.recipes.load import FOLDER, load
 from draftsmith.recipes.plan import plan
 from draftsmith.recipes.schema import TRACKS, LvlmRecipe, ReadingRecipe
+from draftsmith.trainers.stages.reading.methods import OpenMethod, with_reading
 
 SHIPPED = sorted(path.stem for path in (FOLDER / "video").glob("*.yaml"))
 QWEN, LLAVA = "recipe=sparrow-qwen2.5-vl-7b", "recipe=sparrow-llava-ov-7b"
@@ -14,6 +23,8 @@ EXPECTED = {
     "sparrow-llava-ov-7b": [HEAD, "8,030,807,584", "648 GB in all", "1.4 TB in all", "steps 80,760", "24 nodes"],
     "sparrow-qwen2.5-vl-7b": [HEAD, "8,292,166,656", "9.55 MB a sample, 649 GB", "8.91 MB a sample, 606 GB in all",
                               "layer 14 at visual places", "0.5k visual tokens, 1.5k visual tokens, 17k"],
+    "sparrow-ablation-qwen2.5-vl-7b": ["layer 0, 14 at visual places", "743 GB in all", "12.5% in decoding: of stage",
+                                       "base + VATA: of stage base", "0.5k visual tokens, 1.5k visual tokens, 6k"],
     "sparrow-qwen3-vl-8b": ["8,767,123,696", "226,504,960", "layer 18 at visual places"],
     "msd-llava-ov-7b": [HEAD, "layer 0 at visual places", "steps 161,520", "MSD + VATA"],
     "msd-qwen2.5-vl-7b": [HEAD, "samples 136,000 (declared), 6,800 of them held out; 68,000 with pictures"],
@@ -22,7 +33,7 @@ EXPECTED = {
     "hivis-llava-ov-7b": ["258,758,656", "470 GB in all"],
     "hivis-qwen2.5-vl-7b": ["258,758,656", "470 GB in all"],
     "eagle-llava15-7b": ["235,937,792", "7,063,427,072", "the target runs in every step", "at most 59 nodes"],
-    "eagle3-llava15-7b": ["434,388,992", "EAGLE-3, 30 nodes"],
+    "eagle3-llava15-7b": ["434,388,992", "EAGLE-3, 30 nodes", "EAGLE-3 + VATA"],
     "eagle3-qwen2.5-vl-7b": ["402,798,592", "the target runs in every step"],
     "specvlm-llava-ov-72b-7b": ["73,181,570,592", "8,030,807,584", "10% of the visual tokens kept", "at most 25 nodes"],
     "specvlm-qwen2.5-vl-72b-7b": ["73,410,777,344", "8,292,166,656"],
@@ -72,6 +83,42 @@ def test_schedules_are_the_papers():
     assert msd["pictures"].objective is None and msd["pictures"].from_stage is None
     hivis = load(["recipe=hivis-llava-ov-7b"], TRACKS).recipe.stages
     assert [*hivis["evaluate"].methods] == ["HiViS"], "null takes the base's methods away"
+    # Table 2 and 3 have the target itself as SpecVLM's drafter, greedy alone; heads' breakdowns do not.
+    assert (
+        sparrow["evaluate"].methods["SpecVLM"].drafter.model == "target" and "SpecVLM" not in sparrow["images"].methods
+    )
+    assert sparrow["evaluate"].methods["SpecVLM"].temperatures == [0.0]
+
+
+@pytest.mark.parametrize("name", ["eagle-llava15-7b", "eagle3-llava15-7b", "eagle3-qwen2.5-vl-7b"])
+def test_what_is_trained_for_engines_is_served_with_pictures(name):
+    """By vLLM: as the rules of its export have it, with the target's own shape."""
+    recipe = load([f"recipe={name}"], TRACKS).recipe
+    config = target_config(recipe.target, None, network=False)
+    with torch.device("meta"):
+        size = getattr(recipe.drafter, "draft_vocab_size", None)
+        ids = None if size is None else torch.arange(size)
+        head = build_reading_head(recipe.drafter, config.get_text_config(), draft_ids=ids)
+    source = HeadSource(FOLDER, recipe.drafter, head, Target(config, recipe.target.path), {})
+    check_head("vllm", source, "all")
+    window = recipe.drafter.model_copy(update={"visual_slots": "none"} if "eagle3" in name else {"image": "projected"})
+    with pytest.raises(UserError, match=r"pictures here|no slot stands at a picture"):
+        check_head("vllm", replace(source, config=window), "all")
+
+
+def test_every_row_of_the_ablation_is_measured():
+    """Table 6: MTP, IVSB and VATA as each method's head was trained and decodes."""
+    loaded = load(["recipe=sparrow-ablation-qwen2.5-vl-7b"], TRACKS).recipe
+    rows = []
+    for method in loaded.stages["ablation"].methods.values():
+        config = with_reading(loaded.stages[method.stage].drafter or loaded.drafter, method.reading, "here")
+        rows.append(tuple(OpenMethod(method, None, None, config).parts.values()))
+    on, off = True, False
+    assert rows == [(off, off, off), (off, off, on), (on, off, off), (on, off, on), (on, on, off), (on, on, on)]
+    shares = [m.visual_share for m in loaded.stages["shares"].methods.values()]
+    assert shares == [None, 0.5, 0.125, None, 0.5, None]
+    trained = [loaded.stages[m.stage].drafter for m in loaded.stages["shares"].methods.values()][-2:]
+    assert [drafter.train_visual_share for drafter in trained] == [0.5, 0.0]
 
 
 def test_inputs_are_the_stages_that_made_them():
@@ -83,6 +130,22 @@ def test_inputs_are_the_stages_that_made_them():
     loaded = load([LLAVA], TRACKS)
     inputs = {p.name: p.inputs for p in plan(loaded.recipe, loaded.path)}
     assert inputs["pictures"] == {"states/picture_states": "picture_states", "drafter": "text"}
+
+
+def test_a_head_of_another_run_that_was_trained_anew_makes_an_evaluation_stale(tmp_path):
+    """Its folder has the same name before and after."""
+    made = tmp_path / "draftsmith.json"
+
+    def fingerprint() -> str:
+        head = f"stages.by_length.methods.MSD={{drafter: {{kind: msd, path: {tmp_path}}}, tree: 48-5-10}}"
+        loaded = load([QWEN, head], TRACKS)
+        return {p.name: p.fingerprint for p in plan(loaded.recipe, loaded.path)}["by_length"]
+
+    made.write_text('{"training": {"step": 100}}')
+    before = fingerprint()
+    assert fingerprint() == before
+    made.write_text('{"training": {"step": 200}}')
+    assert fingerprint() != before
 
 
 def test_the_llava_family_serves_two_tracks():
@@ -133,6 +196,16 @@ BAD = {
     ),
     "no length": (QWEN, ["stages.evaluate.lengths=[many]"], "no number of visual tokens", "0.5k"),
     "no frames": (QWEN, ["stages.evaluate.lengths=[0]"], "is no number of frames", "frames"),
+    "a length twice": (QWEN, ["stages.evaluate.lengths=[16,16]"], "lengths name 16 twice", "stages.evaluate"),
+    "a temperature twice": (QWEN, ["stages.evaluate.temperatures=[1.0,1]"], "temperatures name 1.0 twice", "evaluate"),
+    "a set that is none": (QWEN, ["stages.evaluate.suite.sets=[VideoMM]"], "is no published set", "did you mean"),
+    "a set under two names": (QWEN, ["stages.images.suite.sets=[SQA,ScienceQA]"], "name ScienceQA twice", "images"),
+    "letters of a set that is not measured": (
+        QWEN, ["stages.evaluate.looks={importance: {sets: [VideoMMEE]}}"], "not among the stage's sets", "looks"
+    ),
+    "letters of descriptions": (
+        QWEN, ["stages.evaluate.looks={importance: {sets: [MVBench]}}"], "suite.convention: stock", "looks.importance"
+    ),
     "nothing to measure": (QWEN, ["stages.evaluate.suite=null"], "give benchmarks or a suite", "stages.evaluate"),
     "no method": (QWEN, ["stages.evaluate.methods=null"], "stages.evaluate.methods", "evaluate"),
     "a temperature of no method": (

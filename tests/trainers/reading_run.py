@@ -44,6 +44,7 @@ RECIPE = {
             "kind": "evaluate", "format": FORMAT, "max_new_tokens": 6, "temperatures": [0.0, 1.0], "warmup": 0,
             "suite": {
                 "data": DATA | {"path": "video_suite", "max_samples": 1}, "sets": ["clips-6", "SEED-Bench", "GSM8K"],
+                "convention": "stock",
             },
             "lengths": [2, "54"], "looks": {"requests": 1, "importance": {"sets": ["SEED-Bench"], "layers": [0]}},
             "methods": {

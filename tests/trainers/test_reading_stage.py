@@ -1,6 +1,7 @@
 """The video track from a world to a report: what is written, kept, measured, and what heads hold while they draft."""
 
 import json
+import shutil
 from types import SimpleNamespace
 
 import pytest
@@ -10,7 +11,7 @@ from draftsmith.models.drafters.reading import HivisConfig, MsdConfig
 from draftsmith.trainers.stages.kept import Kept
 from draftsmith.trainers.stages.reading.methods import Method, with_reading
 from draftsmith.trainers.stages.reading.requests import at_length
-from reading_run import run
+from reading_run import loaded, run
 
 METHODS = ["Sparrow", "Sparrow without VATA", "MSD", "SpecVLM"]
 
@@ -57,13 +58,47 @@ def test_tables_are_the_papers(finished):
     tables = {table["title"]: table for table in report["tables"]}
     assert {"Sets of videos", "By visual tokens", "Sets of pictures", "Sets of texts", "Ablation", "Sets",
             "Time by operation", "Breakdown: Sparrow"} <= set(tables)  # fmt: skip
-    ablated = [line["labels"] for line in tables["Ablation"]["lines"] if line["section"] == "T = 0"]
-    assert ablated == [["yes", "yes", "yes"], ["yes", "yes", "no"], ["no", "no", "no"]], "MTP, IVSB, VATA"
+    ablated = {line["labels"][0]: line["labels"][1:] for line in tables["Ablation"]["lines"]}
+    assert ablated == {
+        "Sparrow": ["yes", "yes", "yes"], "Sparrow without VATA": ["yes", "yes", "no"], "MSD": ["no", "no", "no"],
+    }, "MTP, IVSB, VATA"  # fmt: skip
     assert tables["Sets"]["lines"][0]["labels"][0] == "plain decoding"
     page = (output / "evaluate" / "report.md").read_text()
-    looks = (f"{name}.png" for name in ("confidence", "entropy", "attention", "retention", "importance"))
-    for figure in [*report["figures"], *looks]:
+    looks = ("confidence", "entropy", "attention", "visual-attention", "retention", "importance")
+    for figure in [*report["figures"], *(f"{name}.png" for name in looks)]:
         assert figure in page and (output / "evaluate" / figure).is_file()
+
+
+def test_a_cell_by_hand_from_the_rows(finished):
+    """tau with the bonus token and SAGE's without, DSR and ESR, from one request's own counts and seconds."""
+    output, _ = finished
+    report = json.loads((output / "evaluate" / "report.json").read_text())
+    tables = {table["title"]: table for table in report["tables"]}
+
+    def printed(title: str, method: str, group: str, measure: str) -> float:
+        table = tables[title]
+        (line,) = (x for x in table["lines"] if x["labels"][0] == method and x["section"] == "T = 0")
+        return line["values"][[(g, m["key"]) for g, m in table["columns"]].index((group, measure))]
+
+    for method in METHODS:
+        (row,) = (row for row in rows_of(output, "clips-6-54-T0-6") if row["drafter"] == method)
+        # Six tokens: the first from the prefill, five from the cycles.
+        assert row["emitted"] == len(row["tokens"]) - 1 == row["plain_tokens"] - 1
+        decoding = (row["plain_total_s"] - row["plain_prefill_s"]) / (row["total_s"] - row["prefill_s"])
+        accepted = sum(row["accepted"]) / row["cycles"]
+        assert printed("Sets of videos", method, "clips-6", "tau") == pytest.approx(row["emitted"] / row["cycles"])
+        assert printed("Sets of videos", method, "clips-6", "DSR") == pytest.approx(decoding)
+        whole = row["plain_total_s"] / row["total_s"]
+        assert printed("Sets of videos", method, "clips-6", "ESR") == pytest.approx(whole)
+        assert printed("Sets", method, "clips-6", "num_accepted") == pytest.approx(accepted)
+        assert printed("Sets", method, "clips-6", "DSR") == pytest.approx(decoding)
+        (cell,) = (c for c in report["cells"] if (c["method"], c["set"], c["budget"], c["temperature"]) == (
+            method, "clips-6", "54", 0.0))  # fmt: skip
+        cycle = sum(row["drafted"]) / row["cycles"] * row["draft_s"] + row["verify_s"]
+        expected = row["emitted"] / row["cycles"] * row["plain_cycle_s"] / cycle
+        assert cell["expected_speedup"] == pytest.approx(expected), "by the levels that were drafted, SAGE's too"
+    assert "without the bonus token" in tables["Sets"]["note"]
+    assert "54 visual tokens" in tables["Sets of videos"]["note"]
 
 
 def test_what_is_looked_into(finished):
@@ -74,6 +109,8 @@ def test_what_is_looked_into(finished):
         assert (shares["visual"] == 0) == (name.startswith("Sparrow,")), name
     assert len(looks["attention_shares"]) == 6
     assert looks["retention"]["visual"][0] == pytest.approx(1.0)
+    assert [len(heads) for heads in looks["visual_attention"]] == [4] * 4, "four layers of four heads"
+    assert all(0 < share < 1 for heads in looks["visual_attention"] for share in heads)
     assert [*looks["importance"]["SEED-Bench"]] == ["0", "4"], "without visual tokens, and with all four layers' sight"
     for name in METHODS:
         assert sum(place["places"] for place in looks[name]["by_confidence"]) > 0
@@ -93,6 +130,55 @@ def test_a_killed_run_goes_on_behind_what_it_kept(finished):
     after = {path.name: path.read_text() for path in rows.iterdir()}
     assert after.keys() == kept.keys()
     assert {name for name in kept if after[name] != kept[name]} <= {"SEED-Bench-T1-6-0.jsonl"}
+
+
+SMALL = [
+    "stages.evaluate.suite.sets=[clips-6]", "stages.evaluate.suite.data.max_samples=2", "stages.evaluate.looks=null",
+    "stages.evaluate.lengths=[2]", "stages.evaluate.temperatures=[0.0]",
+]  # fmt: skip
+
+
+def test_a_clip_that_cannot_be_read_is_left_out_where_the_data_says_so(finished, tmp_path):
+    output = shutil.copytree(finished[0], tmp_path / "run")
+    clip = sorted((output / "world" / "world" / "video_suite" / "videos" / "clips-6").iterdir())[0]
+    clip.write_bytes(clip.read_bytes()[:200])
+    with pytest.raises(UserError, match=r"corrupt clip") as error:
+        run(output, *SMALL, stages=["evaluate"], restart="evaluate")
+    assert str(clip) in str(error.value)
+    told = run(output, *SMALL, "stages.evaluate.suite.data.on_error=skip", stages=["evaluate"], restart="evaluate")
+    assert any(line.startswith("clips-6 at 8: 1 requests decoded, 1 left out") for line in told)
+    folder = output / "evaluate"
+    assert len((folder / "skipped.jsonl").read_text().splitlines()) == 1
+    report = json.loads((folder / "report.json").read_text())
+    assert {cell["requests"] for cell in report["cells"]} == {1}
+    assert report["about"]["left out"] == {"clips-6 at 8": "1 of 2 (skipped.jsonl)"}
+    # Once it is mended, a run that did not finish decodes it, and nothing else.
+    shutil.copy(sorted(clip.parent.iterdir())[1], clip)
+    (folder / "done.json").unlink()
+    kept = (folder / "rows" / "clips-6-8-T0-6-0.jsonl").read_text()
+    told = run(output, *SMALL, "stages.evaluate.suite.data.on_error=skip", stages=["evaluate"])
+    assert "clips-6 at 8: 2 requests decoded" in told
+    after = (folder / "rows" / "clips-6-8-T0-6-0.jsonl").read_text()
+    assert after.startswith(kept) and len(after.splitlines()) == 2
+
+
+def test_answers_of_one_length_go_on_behind_the_end_token(finished):
+    stage = loaded(finished[0], "stages.evaluate.stop_at_end=false").recipe.stages["evaluate"]
+    assert stage.ends(2) == () and loaded(finished[0]).recipe.stages["evaluate"].ends(2) == (2,)
+    about = json.loads((finished[0] / "evaluate" / "report.json").read_text())["about"]
+    assert (about["answers"], about["prompts"]) == ("end at the end token", "stock")
+
+
+def test_settings_that_changed_read_no_old_rows(finished, tmp_path):
+    """The rows of other settings lie in another folder, or the run is refused."""
+    output = shutil.copytree(finished[0], tmp_path / "run")
+    (output / "evaluate" / "done.json").unlink()
+    with pytest.raises(UserError, match="other settings") as error:
+        run(output, *SMALL, stages=["evaluate"])
+    assert "restart=evaluate" in str(error.value)
+    with pytest.raises(UserError, match=r"lengths name 8 visual tokens twice, the second time as '8'"):
+        run(output, *SMALL, "stages.evaluate.lengths=[2, '8']", stages=["evaluate"], restart="evaluate")
+    assert not (output / "evaluate" / "rows").exists() and (output / "evaluate.before-1" / "rows").is_dir()
 
 
 def test_a_head_of_its_own_says_what_it_is(finished):

@@ -32,6 +32,17 @@ def test_weights_over_time_are_kept_and_drawn(tmp_path):
         assert curve.weight == pytest.approx(2 / 3)
 
 
+@pytest.mark.slow
+def test_sampled_weights_are_those_of_the_answers_that_were_measured(tmp_path):
+    """Of a seed that is not 0: the same uniforms, so the same cycles."""
+    warm = ["seed=1", "stages.evaluate.temperature=1.0", "stages.evaluate.rule=sampling"]
+    run(tmp_path, *CHEAP, *warm, "stages.evaluate.modes=[MT*]", "stages.evaluate.record_weights=14")
+    table = json.loads((tmp_path / "evaluate" / "report.json").read_text())["tables"]["seen"]["MT*"]
+    traces = json.loads((tmp_path / "evaluate" / "weights" / "seen-draft-MT-adaptive.json").read_text())
+    assert len(traces) == table["requests"] == 14
+    assert sum(len(trace["cycles"]) for trace in traces.values()) == table["accepted_by_depth"][0]["drafted"]
+
+
 @pytest.mark.parametrize(
     ("modes", "message"),
     [

@@ -86,7 +86,9 @@ class Measuring:
             rows[mode].append(row)
         return rows, plain[0].tokens
 
+    def generator(self, index: int) -> torch.Generator:
+        """Of the request, not of the rank: the same report with one rank and with two."""
+        return torch.Generator().manual_seed(self.context.seed * 1_000_003 + index)
+
     def _generate(self, index: int, drafter: Any, asked: Request) -> Generation:
-        # Of the request, not of the rank: the same report with one rank and with two.
-        generator = torch.Generator().manual_seed(self.context.seed * 1_000_003 + index)
-        return generate(self.target, drafter, asked, self.decoding, generator)
+        return generate(self.target, drafter, asked, self.decoding, self.generator(index))

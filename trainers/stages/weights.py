@@ -5,8 +5,6 @@ from __future__ import annotations
 import json
 from typing import Any
 
-import torch
-
 from ...data.dataset import ConversationDataset
 from ...eval.weights_plot import as_data, plot_weights, trace_weights, weights_over_time
 from ...models.drafters.ensemble import EnsembleProposal
@@ -27,8 +25,8 @@ def record_weights(measuring: Any, benchmark: str, dataset: ConversationDataset,
         traces = {}
         for index in range(min(count, len(dataset))):
             asked, _ = measuring.request(dataset, index)
-            generator = torch.Generator().manual_seed(index)
-            traces[asked.name] = trace_weights(measuring.target, drafter, asked, measuring.decoding, generator)
+            uniforms = measuring.generator(index)
+            traces[asked.name] = trace_weights(measuring.target, drafter, asked, measuring.decoding, uniforms)
         name = f"{benchmark}-{draft}-{mode.replace('*', '-adaptive')}"
         (folder / f"{name}.json").write_text(json.dumps({k: as_data(t) for k, t in traces.items()}))
         curves = {f"{k}, {mode}": weights_over_time(t) for k, t in traces.items()}

@@ -10,13 +10,14 @@ from __future__ import annotations
 import platform
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Annotated, Any, Literal
 
 import torch
 from pydantic import BeforeValidator, Field, model_validator
 
 from ....core import ranks
+from ....core.errors import UserError
 from ....core.nouns import Request
 from ....core.pictures import TEXT
 from ....core.section import Section
@@ -57,6 +58,9 @@ class ReadingEvaluateStage(Section):
     max_new_tokens: Annotated[
         list[Annotated[int, Field(ge=2)]], BeforeValidator(lambda given: [given] if isinstance(given, int) else given)
     ] = Field([256], min_length=1)
+    # false: answers go on behind the end token, so that all have max_new_tokens (speed at 2,048 tokens, which few
+    # descriptions have by themselves).
+    stop_at_end: bool = True
     # Requests decoded before the clock counts, and times that each is decoded.
     warmup: int = Field(1, ge=0)
     repeats: int = Field(1, ge=1)
@@ -67,11 +71,17 @@ class ReadingEvaluateStage(Section):
     def _whole(self) -> ReadingEvaluateStage:
         if not self.benchmarks and self.suite is None:
             raise ValueError("nothing to measure: give benchmarks or a suite")
-        names = [benchmark.name for benchmark in self.benchmarks] + ((self.suite and self.suite.sets) or [])
+        names = [benchmark.name for benchmark in self.benchmarks] + ((self.suite and self.suite.names) or [])
         if twice := {name for name in names if names.count(name) > 1}:
             raise ValueError(f"benchmarks and suite.sets name {', '.join(sorted(twice))} twice")
         for length in self.lengths:
             check_length(length)
+        for key in ("lengths", "temperatures", "max_new_tokens"):
+            given = getattr(self, key)
+            if twice := {value for value in given if given.count(value) > 1}:
+                raise ValueError(f"{key} name {', '.join(map(str, twice))} twice: its requests would count twice")
+        if self.looks is not None and self.looks.importance is not None:
+            self.looks.importance.check([benchmark.name for benchmark in self.benchmarks], self.suite)
         return self
 
     @model_validator(mode="after")
@@ -86,6 +96,10 @@ class ReadingEvaluateStage(Section):
             if not any(method.allowed(temperature) for method in self.methods.values()):
                 raise ValueError(f"temperature {temperature:g} is used by no method")
         return self
+
+    def ends(self, eos_id: int) -> tuple[int, ...]:
+        """Tokens that end an answer."""
+        return (eos_id,) if self.stop_at_end else ()
 
     def makes(self) -> set[str]:
         return {"report"}
@@ -115,17 +129,21 @@ def run(stage: ReadingEvaluateStage, context: Context) -> None:
     methods = open_methods(stage.methods, context, target, processor)
     measuring = _Measuring(stage, context, processor, target, methods)
     rows = [row for part in asked for row in measuring.all(part)]
+    if not rows:
+        raise UserError("no request of any set could be read", where=str(context.folder / "skipped.jsonl"),
+                        cure="check the folders of pictures and clips")  # fmt: skip
     if ranks.is_main():
         parts = {name: found for name, method in methods.items() if (found := method.parts) is not None}
         levels = {name: method.policy.num_levels for name, method in methods.items()}
         adaptive = [name for name, method in methods.items() if isinstance(method.policy, Sage)]
-        about = _about(stage, context)
+        about = _about(stage, context) | ({"left out": measuring.left_out} if measuring.left_out else {})
         report = reading_report.build(rows, levels=levels, parts=parts, adaptive=adaptive, about=about)
-        reading_report.write(
-            context.folder, report, rows, _look(stage, context, processor, target, methods, asked, rows)
-        )
+        reading_report.write(context.folder, report, rows)
         context.say("\n".join(report["findings"]))
         context.say(f"report: {context.folder / 'report.md'}")
+        # Behind the report: what was measured is there, whatever becomes of this.
+        if more := _look(stage, context, processor, target, methods, asked, rows):
+            reading_report.write(context.folder, report, rows, more)
     ranks.barrier()
 
 
@@ -145,7 +163,7 @@ def _look(
     if stage.looks is None and not watched:
         return []
     settings = stage.looks or Looks(states=False)
-    decoding = plain_decoding(temperature, max(stage.max_new_tokens), (processor.eos_id,), stage)
+    decoding = plain_decoding(temperature, max(stage.max_new_tokens), stage.ends(processor.eos_id), stage)
     of_temperature = [row for row in rows if row["temperature"] == temperature]
     return Looking(settings, context, target, used, decoding).report(asked, of_temperature, watched=watched)
 
@@ -157,6 +175,7 @@ class _Measuring:
     processor: Processor
     target: Any
     methods: Mapping[str, OpenMethod]
+    left_out: dict[str, str] = field(default_factory=dict)  # set -> of how many requests how many cannot be read
 
     def all(self, asked: Asked) -> list[Row]:
         """Rows of all ranks for one set at one length."""
@@ -164,11 +183,16 @@ class _Measuring:
         rows = []
         for temperature in self.stage.temperatures:
             for length in self.stage.max_new_tokens:
-                rows += self._requests(asked, temperature, length)
-        self.context.say(f"{asked.name}: {len(asked.dataset)} requests decoded")
+                found = self._requests(asked, temperature, length)
+                rows += [row for some in found for row in some]
+        if count := sum(not some for some in found):
+            self.left_out[asked.name] = f"{count} of {len(found)} (skipped.jsonl)"
+        told = f", {count} left out: {self.context.folder / 'skipped.jsonl'}" if count else ""
+        self.context.say(f"{asked.name}: {len(found) - count} requests decoded{told}")
         return rows
 
-    def _requests(self, asked: Asked, temperature: float, max_new_tokens: int) -> list[Row]:
+    def _requests(self, asked: Asked, temperature: float, max_new_tokens: int) -> list[list[Row]]:
+        """Of each request the rows; none where it is left out."""
         stem = self.context.folder / "rows" / f"{asked.file}-T{temperature:g}-{max_new_tokens}"
         kept, decodings = Kept(stem), self._decodings(temperature, max_new_tokens)
         left = [
@@ -177,22 +201,29 @@ class _Measuring:
             if str(index) not in kept.values
         ]
         for index in left[: self.stage.warmup]:
-            request = asked.dataset.request(index)[0]
+            request = asked.request(index, self.target)
             for name in (None, *decodings):
-                self._generate(index, name, request, decodings)
+                if request is not None:
+                    self._generate(index, name, request, decodings)
         common = {
             "set": asked.set, "medium": asked.medium, "budget": asked.budget, "temperature": temperature,
             "max_new_tokens": max_new_tokens,
         }  # fmt: skip
+        unread = []
         for index in left:
-            kept.add(str(index), [row | common for row in self._one(index, asked, decodings)])
-        ranks.barrier()
+            if some := self._one(index, asked, decodings):
+                kept.add(str(index), [row | common for row in some])
+            else:
+                unread.append(index)
+        nowhere = {index for each in ranks.gather(unread) for index in each}
         found = Kept(stem).values
-        return [row for index in range(len(asked.dataset)) for row in found[str(index)]]
+        return [[] if index in nowhere else found[str(index)] for index in range(len(asked.dataset))]
 
     def _one(self, index: int, asked: Asked, decodings: Mapping[str, Decoding]) -> list[Row]:
         """A row for each method."""
-        request = self.target.view(asked.dataset.request(index)[0])
+        request = asked.request(index, self.target)
+        if request is None:
+            return []
         plain: list[Generation] = []
         drafted: dict[str, list[Generation]] = {name: [] for name in decodings}
         told: dict[str, Row] = {}
@@ -211,7 +242,8 @@ class _Measuring:
         rule = RULES[rule_name(temperature)]
         return {
             name: Decoding(
-                found.policy, rule, Draw(found.method.draw), warp, max_new_tokens, (self.processor.eos_id,)
+                found.policy, rule, Draw(found.method.draw), warp, max_new_tokens,
+                self.stage.ends(self.processor.eos_id),
             )
             for name, found in self.methods.items()
             if found.method.allowed(temperature)
@@ -265,5 +297,7 @@ def _about(stage: ReadingEvaluateStage, context: Context) -> dict[str, Any]:
         "trees": trees,
         "repeats": stage.repeats,
         "max_new_tokens": stage.max_new_tokens,
+        "answers": "end at the end token" if stage.stop_at_end else "go on behind the end token",
+        **({"prompts": stage.suite.convention} if stage.suite is not None else {}),
         "torch": torch.__version__,
     }

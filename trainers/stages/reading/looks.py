@@ -6,18 +6,21 @@ visual tokens live on in the target, and from which layer on it can do without t
 
 from __future__ import annotations
 
+import itertools
 import json
 import statistics
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 import torch
 from pydantic import Field
 
-from ....core.errors import UserError
+from ....core.errors import UserError, did_you_mean
+from ....core.nouns import Request
 from ....core.section import Section
+from ....data.visual_budget import visual_tokens
 from ....eval import confidence_plots, reading_analysis, video_plots
 from ....eval.loop import Decoding, generate
 from ....eval.measure import Row
@@ -38,18 +41,36 @@ _WIDTH = 10  # ranks that a planned tree may have
 class Importance(Section):
     """Right answers where visual tokens are hidden from a layer on (Sparrow, figures 3a and 5)."""
 
-    # Of the stage's sets, asked in their own words (suite.convention: stock), records with the right option's letter.
+    # Of the stage's sets those whose questions have options and end in a letter: of a suite asked so (convention: stock
+    # or verbatim), or files of one's own whose records have the right option's `letter`.
     sets: list[str] = Field(min_length=1)
-    # null: every other layer.
-    layers: list[int] | None = None
+    # Layers from which on visual tokens are hidden, 0 to the target's number of them; null: every other one.
+    layers: list[Annotated[int, Field(ge=0)]] | None = None
+    # Tokens of an answer: a letter, and what may stand before it.
     max_new_tokens: int = Field(8, ge=1)
+
+    def check(self, benchmarks: Sequence[str], suite: Any) -> None:
+        """Raises `ValueError` where the stage does not ask these sets for letters."""
+        asked = [name for name in self.sets if name not in benchmarks]
+        known = [] if suite is None else suite.names
+        # A directory whose sets are not named has those that it has.
+        if known is not None and (unknown := [name for name in asked if name not in known]):
+            near = did_you_mean(unknown[0], [*benchmarks, *known])
+            raise ValueError(f"looks.importance.sets: {unknown[0]!r} is not among the stage's sets; {near}")
+        if asked and suite.convention == "describe":
+            raise ValueError(
+                f"looks.importance.sets: {asked[0]} is asked for descriptions; set suite.convention: stock, in a stage "
+                "beside the one that measures speed"
+            )
 
 
 class Looks(Section):
-    # Requests of each set, of clips at the longest length.
+    # Requests of each set that are decoded or read once more, of clips at the longest length.
     requests: int = Field(8, ge=1)
-    # Where heads look, and the target's states against their embeddings, layer by layer.
+    # Where heads look, which layers of the target look at visual tokens, and the target's states against their
+    # embeddings, layer by layer (Sparrow, figures 2, 3b and 6).
     states: bool = True
+    # From which layer on the target can do without visual tokens (Sparrow, figures 3a and 5); null: not asked.
     importance: Importance | None = None
 
 
@@ -74,14 +95,16 @@ class Looking:
         lines = self._watch(longest, rows, watched, found) if watched else []
         clips = [part for part in longest if part.medium == "video"]
         if self.settings.states and clips:
-            lines += self._shares(asked, found) + self._retention(clips, found)
+            lines += self._shares(asked, found) + self._in_the_target(clips, found)
         if self.settings.importance is not None:
             lines += self._importance(self.settings.importance, asked, found)
         (self.context.folder / "looks.json").write_text(json.dumps(found, indent=1))
         return lines
 
-    def _requests(self, asked: Asked) -> list[Any]:
-        return [asked.dataset.request(i)[0] for i in range(min(self.settings.requests, len(asked.dataset)))]
+    def _requests(self, asked: Asked) -> list[tuple[int, Request]]:
+        """The first of those that can be read, by their numbers."""
+        readable = ((i, request) for i in range(len(asked.dataset)) if (request := asked.request(i, self.target)))
+        return list(itertools.islice(readable, self.settings.requests))
 
     def _watch(
         self, asked: Sequence[Asked], rows: Sequence[Row], watched: Sequence[str], found: dict[str, Any]
@@ -92,7 +115,7 @@ class Looking:
             policy = Watched(method.policy)
             decoding = replace(self.decoding, policy=policy, draw=Draw(method.method.draw))
             for part in asked:
-                for number, request in enumerate(self._requests(part)):
+                for number, request in self._requests(part):
                     generator = torch.Generator().manual_seed(self.context.seed * 1_000_003 + number)
                     generate(self.target, method.drafter, request, decoding, generator)
             places = [place for request in policy.requests for place in request]
@@ -127,8 +150,8 @@ class Looking:
                 continue
             for part in (p for p in asked if p.set == first):
                 try:
-                    each = [reading_analysis.head_shares(self.target, method.drafter, self.target.view(r))
-                            for r in self._requests(part)]  # fmt: skip
+                    each = [reading_analysis.head_shares(self.target, method.drafter, r)
+                            for _, r in self._requests(part)]  # fmt: skip
                 except AssertionError:
                     continue  # it holds some of the visual slots, or others in their place
                 label = f"{name}, {part.budget}" if part.budget else name
@@ -140,27 +163,38 @@ class Looking:
         return ["## Where heads look", "", f"From the first token behind the prompt, on {first}.", "",
                 "![attention shares](attention.png)", ""]  # fmt: skip
 
-    def _retention(self, clips: Sequence[Asked], found: dict[str, Any]) -> list[str]:
-        requests = [self.target.view(request) for part in clips for request in self._requests(part)]
+    def _in_the_target(self, clips: Sequence[Asked], found: dict[str, Any]) -> list[str]:
+        requests = [request for part in clips for _, request in self._requests(part)]
         curve = found["retention"] = reading_analysis.retention(self.target, requests)
         bridge = self._bridge()
         video_plots.retention_curve(self._path("retention.png"), curve, bridge=bridge)
+        each = [reading_analysis.target_visual_attention(self.target, request) for request in requests]
+        looks = found["visual_attention"] = torch.stack(each).mean(0).tolist()
+        video_plots.attention_map(self._path("visual-attention.png"), looks, bridge=bridge)
         layer = reading_analysis.fused_from(curve["visual"])
         told = f"below {reading_analysis.THRESHOLD:g} " + ("at no layer" if layer is None else f"from layer {layer} on")
         middle = "" if bridge is None else f"; heads read layer {bridge} at visual places"
         return ["## Visual tokens in the target", "",
                 f"The cosine of their states with their embeddings is {told}{middle}.",
-                "", "![retention](retention.png)", ""]  # fmt: skip
+                "", "![retention](retention.png)", "",
+                "![attention to visual tokens by layer and head](visual-attention.png)", ""]  # fmt: skip
 
     def _importance(self, settings: Importance, asked: Sequence[Asked], found: dict[str, Any]) -> list[str]:
         count = self.target.decoder.num_layers
         layers = settings.layers or list(range(0, count, 2))
+        if max(layers) > count:
+            raise UserError(f"layer {max(layers)}, and the target has {count}", where="key looks.importance.layers",
+                            cure=f"give layers from 0 to {count}")  # fmt: skip
+        # Answers are compared with the right one, whatever the stage's temperatures are.
+        decoding = replace(self.decoding, rule=RULES["greedy"], warp=Warp(0.0)).with_length(settings.max_new_tokens)
         accuracy = {}
         for part in _longest(asked):
             if part.set in settings.sets:
                 questions = self._questions(part)
-                decoding = self.decoding.with_length(settings.max_new_tokens)
                 accuracy[part.set] = reading_analysis.importance(self.target, questions, [*layers, count], decoding)
+        if missing := [name for name in settings.sets if name not in accuracy]:
+            raise UserError(f"{missing[0]!r} is no set of this stage", where="key looks.importance.sets",
+                            cure=did_you_mean(missing[0], [part.set for part in asked]))  # fmt: skip
         found["importance"] = accuracy
         video_plots.importance_curve(self._path("importance.png"), accuracy, bridge=self._bridge())
         return ["## From which layer on the target can do without visual tokens", "",
@@ -168,7 +202,7 @@ class Looking:
 
     def _questions(self, asked: Asked) -> list[reading_analysis.Question]:
         tokenizer, found = asked.dataset.processor.tokenizer, []
-        for index, request in enumerate(self._requests(asked)):
+        for index, request in self._requests(asked):
             letter = asked.dataset.record(index).get("letter")
             if letter is not None:
                 found.append(reading_analysis.Question(request, reading_analysis.says_letter(tokenizer.decode, letter)))
@@ -208,8 +242,9 @@ def watched_methods(methods: Mapping[str, OpenMethod], settings: Looks | None) -
 
 
 def _longest(asked: Sequence[Asked]) -> list[Asked]:
-    """Each set once, at the last of its lengths."""
-    return list({part.set: part for part in asked}.values())
+    """Each set once, at the most visual tokens."""
+    rising = sorted(asked, key=lambda part: visual_tokens(part.budget) if part.budget else 0)
+    return list({part.set: part for part in rising}.values())
 
 
 def _shown(found: Plan) -> str:

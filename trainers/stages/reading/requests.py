@@ -6,15 +6,16 @@ import hashlib
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 from pydantic import Field
 
 from ....core import ranks
 from ....core.errors import UserError
+from ....core.nouns import Request
 from ....core.section import Section
 from ....data.benchmark_hub import fetch_benchmarks
-from ....data.benchmark_sets import SEED, names_of
+from ....data.benchmark_sets import SEED, names_of, set_name
 from ....data.conversations import PromptFormat
 from ....data.dataset import ConversationData, ConversationDataset
 from ....data.processor import Processor
@@ -44,6 +45,21 @@ class VideoSuite(Section):
     # Of `hub`: the folder in which each set's archives of clips are unpacked, in a folder of the set's name.
     media: str | None = None
 
+    @property
+    def on_hub(self) -> bool:
+        return self.data.from_stage is None and self.data.path == HUB
+
+    @property
+    def names(self) -> list[str] | None:
+        """Of the sets, as tables have them: published ones answer to other names, too. None: those of the directory.
+
+        Raises:
+            UserError: no published set is called so.
+        """
+        if not self.on_hub:
+            return self.sets
+        return names_of("video") if self.sets is None else [set_name(called) for called in self.sets]
+
 
 @dataclass(frozen=True)
 class Asked:
@@ -62,6 +78,17 @@ class Asked:
     def file(self) -> str:
         return f"{self.set}-{self.budget}" if self.budget else self.set
 
+    def request(self, index: int, target: Any) -> Request | None:
+        """Request `index` as the target reads it, or None where its files cannot be read and `on_error: skip` leaves it
+        out (it is then listed). Raises `UserError` otherwise, and where pictures are cut for another target.
+        """
+        try:
+            found = self.dataset.request(index)[0]
+        except UserError as error:
+            self.dataset.leave_out(index, error)
+            return None
+        return target.view(found)
+
 
 @dataclass(frozen=True)
 class Opening:
@@ -77,7 +104,7 @@ class Opening:
 
     def suite(self, section: VideoSuite) -> Iterator[Asked]:
         suite = self._open(section)
-        for name in section.sets or list(suite.about.sets):
+        for name in section.names or list(suite.about.sets):
             records = suite.first_turns(name, section.convention, section.data.max_samples)
             file = self.context.folder / "suite" / f"{name}.json"
             if ranks.is_main():
@@ -92,9 +119,15 @@ class Opening:
             return [Asked(name, "image" if first.column("images").any() else "text", "", first)]
         if not self.lengths:
             return [Asked(name, "video", "", first)]
-        found = []
+        found: list[Asked] = []
         for length in self.lengths:
             video, budget = at_length(data.video, length, self.processor)
+            if any(other.budget == budget for other in found):
+                raise UserError(
+                    f"lengths name {budget} visual tokens twice, the second time as {length!r}",
+                    where=f"key stages.{self.context.name}.lengths",
+                    cure="leave one of them out",
+                )
             found.append(Asked(name, "video", budget, self._dataset(data.model_copy(update={"video": video}), files)))
         return found
 
@@ -114,9 +147,9 @@ class Opening:
         cache = context.folder / "cache"
         if section.data.from_stage is not None:
             return Suite(context.inputs["data"] / "world" / name, cache)
-        if name != HUB:
+        if (sets := section.names) is None or not section.on_hub:
             return Suite(Path(name), cache)
-        sets, most = section.sets or names_of("video"), section.data.max_samples
+        most = section.data.max_samples
         key = hashlib.sha256(repr((sorted(sets), most, section.media)).encode()).hexdigest()[:12]
         folder, failed = context.folder.parent / f".video-suite-{key}", None
         if ranks.is_main():
