@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
 from transformers import PreTrainedConfig
 
+from ..core.errors import UserError
 from ..core.states import StatesWanted
 from ..data.states.dtypes import DTYPES
-from ..data.states.estimate import Size, declared_size, samples_per_shard, shown
+from ..data.states.estimate import Size, check_disk, declared_size, samples_per_shard, shown
 from ..models.drafters.reading import wanted
 from ..models.llava import TokenIds
 from ..models.targets.load import target_config
@@ -20,12 +22,15 @@ from .dry_run_data import OnDisk, generated, on_disk, samples
 _WORD = 1.4  # ids that a word becomes, about: no tokenizer is asked
 
 
-def caching(plan: Planned, planned: Sequence[Planned], drafter: Any, target: PreTrainedConfig) -> list[str]:
+def caching(
+    plan: Planned, planned: Sequence[Planned], drafter: Any, target: PreTrainedConfig, output: str | Path
+) -> list[str]:
     """The lines of a stage that keeps states.
 
     Args:
         drafter: the recipe's section, whose states are kept.
         target: its whole config.
+        output: the recipe's, whose disk is looked at.
     """
     stage = plan.stage
     store: StatesStore = stage.states if stage.kind == "cache" else stage.source.states
@@ -49,6 +54,10 @@ def caching(plan: Planned, planned: Sequence[Planned], drafter: Any, target: Pre
     }  # fmt: skip
     lines.append(f"  samples {number:,} ({how}), {text_tokens:,} text and {visual_tokens:,} visual tokens ({known})")
     lines.append(f"  disk: {summary(sizes[store.dtype], store)}")
+    try:
+        check_disk(Path(output), sizes[store.dtype].total_bytes)
+    except UserError as error:
+        lines.append(f"  warning: {error.problem} under {output}: the stage stops before it writes anything")
     others = ", ".join(f"{dtype} {shown(size.total_bytes)}" for dtype, size in sizes.items() if dtype != store.dtype)
     return [*lines, f"  in other types: {others}"]
 

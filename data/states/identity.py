@@ -10,10 +10,11 @@ import json
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, fields
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal, get_args
 
 import numpy as np
 import transformers
+from huggingface_hub import try_to_load_from_cache
 
 from ...core.errors import UserError
 from ...core.states import StatesWanted
@@ -23,7 +24,7 @@ from ..processor import Processor
 from .dtypes import StatesDtype
 
 # Fields that may differ between a cache and its reader where the recipe says so (`accept`): the user knows better.
-ACCEPTABLE = ("transformers", "image_backend", "template", "target", "processor", "pictures")
+Acceptable = Literal["transformers", "image_backend", "template", "target", "processor", "pictures"]
 _PIECES, _PIECE = 64, 2**16  # that are looked at of a file of weights, and bytes of each
 # Fields that caches which are read together may differ in.
 _OWN = ("samples", "grouping", "pictures", "template")
@@ -74,17 +75,23 @@ def processor_settings(processor: Processor) -> dict[str, Any]:
 
 
 def weights_identity(source: str | Path, *, path: str | None, revision: str | None) -> dict[str, Any]:
-    """Of a target's weights: the name and revision of published ones; of a directory its files, wherever it lies.
+    """Of a target's weights: name, revision and commit of published ones; of a directory its files, wherever it lies.
 
     Args:
         source: what is loaded, an earlier stage's folder or `path`.
     """
     folder = Path(source)
     if not folder.is_dir():
-        return {"path": path, "revision": revision}
+        return {"path": path, "revision": revision, "commit": _commit(str(source), revision)}
     config = folder / "config.json"
     files = [[file.name, _glance(file)] for file in sorted(folder.glob("*.safetensors"))]
     return {"weights": _hash([config.read_text() if config.is_file() else None, files])}
+
+
+def _commit(name: str, revision: str | None) -> str | None:
+    """What a branch stood at when it was fetched: the folder of the snapshot; None where nothing was fetched."""
+    found = try_to_load_from_cache(name, "config.json", revision=revision)
+    return Path(found).parent.name if isinstance(found, str) else None
 
 
 def _glance(file: Path) -> str:
@@ -116,7 +123,7 @@ def check_identity(held: Mapping[str, Any], expected: Mapping[str, Any], folder:
             continue
         field, was, now = found
         cure = "make the cache again, or restore what it was made with"
-        if name in ACCEPTABLE:
+        if name in get_args(Acceptable):
             cure += f"; source.accept: [{name}] reads it all the same"
         raise UserError(
             f"the states were made with another {field}: {was!r}, now {now!r}", where=str(folder), cure=cure

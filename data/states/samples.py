@@ -7,6 +7,7 @@ gives batches of like lengths that are the same whether states are computed or r
 
 from __future__ import annotations
 
+import io
 import zlib
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -22,6 +23,7 @@ from ...core.states import feature_places
 from ..codes import forward_seed
 from ..collate import Sample, collate, empty_sample
 from ..dataset import ConversationDataset
+from ..shard_files import write_whole
 from ..sources import AnsweredSamples
 
 
@@ -79,7 +81,8 @@ class StatesSamples:
             return found
         found = np.array([self.count(index) for index in mine], dtype=np.int32).reshape(-1, 3)
         path.parent.mkdir(parents=True, exist_ok=True)
-        np.save(path, found)
+        np.save(content := io.BytesIO(), found)
+        write_whole(path, content.getvalue())
         return found
 
 

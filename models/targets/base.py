@@ -24,8 +24,9 @@ class Taps:
     layers: tuple[int, ...] = ()  # states after so many decoder layers, 0 is the embedding
     feature: bool = False  # the post-final-norm state that feeds the LM head
     prefill_attention: tuple[int, ...] = ()  # layers whose attention over the prompt is wanted (SpecVLM)
-    # Whose: of every place, or of the text behind the last visual token alone, so that a long clip makes no [T,T].
-    attention_queries: Literal["all", "suffix"] = "all"
+    # Mean over whose: of the text behind the last visual token, of all text, or of the last place. Visual places look
+    # at nobody here, so that a long clip makes no [T,T].
+    attention_queries: Literal["suffix", "text", "last"] = "suffix"
 
 
 @dataclass(frozen=True)
@@ -49,7 +50,7 @@ class TargetStep:
     logits: Tensor  # [N,V] float32
     feature: Tensor | None = None  # [R,N,D]
     layers: dict[int, Tensor] = field(default_factory=dict)  # layer -> [R,N,D]
-    attention: dict[int, Tensor] = field(default_factory=dict)  # layer -> [R,heads,queries,T], of the prefill only
+    attention: dict[int, Tensor] = field(default_factory=dict)  # layer -> [R,heads,T], of the prefill only
     prompt: Prompt | None = None  # of the prefill only
 
     def along(self, rows: Sequence[int]) -> TargetStep:

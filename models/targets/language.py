@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Literal
 
 import torch
 from torch import Tensor
@@ -68,7 +69,7 @@ class LanguageTarget(ReadsStates):
             session.cache,
             layers=taps.layers,
             attention=taps.prefill_attention,
-            attention_from=_suffix(modality[0]) if taps.attention_queries == "suffix" else 0,
+            queries=_queries(modality[0], taps.attention_queries) if taps.prefill_attention else None,
             chunk=self.prefill_chunk,
         )
         positions = prompts.positions if len(prompts.positions) == 3 else prompts.positions[0]
@@ -106,7 +107,10 @@ class LanguageTarget(ReadsStates):
         return torch.tensor([root, *(root + depth for depth in tree.depths)], device=self.device)
 
 
-def _suffix(modality: Tensor) -> int:
-    """The place behind the last visual token; 0 where there is none."""
-    visual = (modality != TEXT).nonzero()
-    return int(visual[-1]) + 1 if len(visual) else 0
+def _queries(modality: Tensor, which: Literal["suffix", "text", "last"]) -> Tensor:
+    """[T] bool: the places whose attention is averaged."""
+    visual, places = modality != TEXT, torch.arange(len(modality), device=modality.device)
+    if which == "text":
+        return ~visual
+    first = len(modality) - 1 if which == "last" else (int(visual.nonzero()[-1]) + 1 if visual.any() else 0)
+    return places >= first

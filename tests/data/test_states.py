@@ -16,7 +16,7 @@ from draftsmith.data.buckets import BucketedOrder
 from draftsmith.data.loader import Loader
 from draftsmith.data.shards import ShardReader, tar_path
 from draftsmith.data.states import reader as reader_module
-from draftsmith.data.states.identity import check_identity
+from draftsmith.data.states.identity import check_identity, weights_identity
 from draftsmith.data.states.reader import CachedCollate, CachedSamples, StatesReader
 from draftsmith.data.states.samples import draw_of, split
 from draftsmith.data.states.writer import Deal
@@ -222,6 +222,27 @@ def test_states_of_something_else_are_refused_by_the_fields_name(cache, field):
         StatesReader([cache], expected=expected)
     assert str(cache) in str(refused.value)
     StatesReader([cache], expected=expected, accept=[name])
+
+
+def test_a_branch_that_has_moved_on_is_another_target(tmp_path, monkeypatch):
+    """A recipe that names no revision takes the branch's present commit, which the folder of the snapshot says."""
+    snapshots = tmp_path / "models--a--b" / "snapshots"
+    for commit in ("c" * 40, "d" * 40):
+        (snapshots / commit).mkdir(parents=True)
+        (snapshots / commit / "config.json").write_text("{}")
+    (tmp_path / "models--a--b" / "refs").mkdir()
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(tmp_path))
+    monkeypatch.setattr("huggingface_hub.file_download.HF_HUB_CACHE", str(tmp_path), raising=False)
+    found = []
+    for commit in ("c" * 40, "d" * 40):
+        (tmp_path / "models--a--b" / "refs" / "main").write_text(commit)
+        found.append(weights_identity("a/b", path="a/b", revision=None))
+    assert [identity["commit"] for identity in found] == ["c" * 40, "d" * 40]
+    assert weights_identity("a/b", path="a/b", revision="c" * 40)["commit"] == "c" * 40
+    assert weights_identity("a/other", path="a/other", revision=None)["commit"] is None
+    states = identity(SPARROW)["states"]
+    with pytest.raises(UserError, match=r"another target\.commit: 'cccc"):
+        check_identity({"states": states, "target": found[0]}, {"states": states, "target": found[1]}, tmp_path, ())
 
 
 def test_layers_that_are_not_there_are_refused_and_more_than_is_wanted_is_not(cache):

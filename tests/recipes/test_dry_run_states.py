@@ -36,7 +36,7 @@ def stage(text: int, visual: int, **settings) -> CacheStage:
 
 
 def lines(stage, drafter) -> str:
-    return "\n".join(caching(plan(stage), [], drafter, TARGET))
+    return "\n".join(caching(plan(stage), [], drafter, TARGET, "."))
 
 
 def gigabytes(text: str) -> float:
@@ -52,6 +52,13 @@ def test_the_papers_data_takes_what_it_is_known_to_take():
     assert gigabytes(lines(stage(960, 280), HivisConfig(kind="hivis"))) == pytest.approx(470, abs=5)
     assert "68,000 (declared), 65,280,000 text and 19,040,000 visual" in lines(stage(960, 280), sparrow)
     assert "9.53 MB a sample" in lines(stage(1328, 0), sparrow)
+
+
+def test_a_disk_that_cannot_hold_it_is_said_beforehand(monkeypatch):
+    for free, warned in ((640e9, True), (660e9, False)):
+        monkeypatch.setattr("shutil.disk_usage", lambda path, free=free: SimpleNamespace(free=int(free)))
+        told = lines(stage(1328, 0), SparrowConfig(kind="sparrow"))
+        assert ("warning: the states take 648 GB and the disk has 640 GB free under ." in told) == warned
 
 
 def test_what_is_kept_and_other_types_are_named():

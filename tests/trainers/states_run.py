@@ -63,7 +63,7 @@ def world(folder: Path) -> SimpleNamespace:
 
 
 def context(made: SimpleNamespace, folder: Path, drafter=None, inputs=None, seed: int = 0) -> Context:
-    """What it says is in `say.lines`."""
+    """What it says is in `say.lines`; of another family `made.target` is the section."""
     lines: list[str] = []
 
     def say(line: str) -> None:
@@ -73,7 +73,7 @@ def context(made: SimpleNamespace, folder: Path, drafter=None, inputs=None, seed
     folder.mkdir(parents=True, exist_ok=True)
     return Context(
         name=folder.name, folder=folder, seed=seed, fingerprint="f",
-        target=LlavaTargetConfig(kind="llava", path=str(made.folder / "target")),
+        target=getattr(made, "target", None) or LlavaTargetConfig(kind="llava", path=str(made.folder / "target")),
         drafter=drafter or SparrowConfig(kind="sparrow", gap_share=0.0), engine=EngineConfig(),
         tracking=TrackingConfig(), inputs=inputs or {}, say=say,
     )  # fmt: skip

@@ -1,6 +1,7 @@
 """The `cache` stage: said before it is written, whole after any stop, and the states that the target computes."""
 
 import shutil
+from dataclasses import replace
 from types import SimpleNamespace
 
 import numpy as np
@@ -16,10 +17,13 @@ from draftsmith.data.shards import ShardReader, tar_path
 from draftsmith.data.states import estimate
 from draftsmith.data.states.reader import StatesReader
 from draftsmith.models.drafters.reading import Eagle3Config, HivisConfig, MsdConfig, SparrowConfig, wanted
+from draftsmith.models.targets.load import LlavaTargetConfig
 from draftsmith.trainers.stages.reading import build, cache
 from draftsmith.trainers.stages.reading.sources import Cached, Online
 from draftsmith.trainers.stages.reading.train import open_states
+from draftsmith.trainers.stages.regenerate import check_fit
 from safetensors.torch import load_file, save_file
+from states_fake import SPARROW, D, padded, row
 from states_run import RECORDS, cached, context, stage, world
 
 
@@ -127,6 +131,27 @@ def test_text_embeddings_and_scores_are_never_kept(made, tmp_path):
         assert len(tensors["layer_000"]) == int((tensors["modality"] != 0).sum()) == 9 * info["visual"]
 
 
+def test_a_dtypes_loss_is_taken_a_few_places_at_a_time(monkeypatch):
+    """Scores of a long answer over 152,000 ids, five times in float64, would not fit beside a target."""
+    batches = [padded([row(n, SPARROW) for n in numbers]) for numbers in ((1, 2, 3), (6, 7))]
+    head = torch.randn(50, D, generator=torch.Generator().manual_seed(0)) / 10
+    seen: list[int] = []
+
+    def scores(states):
+        seen.append(len(states))
+        return states.float() @ head.T
+
+    whole = build.dtype_loss(iter(batches), scores)
+    assert max(seen) > 2
+    seen.clear()
+    monkeypatch.setattr(build, "_PLACES", 2)
+    few = build.dtype_loss(iter(batches), scores)
+    assert max(seen) == 2
+    for dtype, found in whole.items():
+        assert few[dtype]["kl"] == pytest.approx(found["kl"], rel=0.02)
+        assert few[dtype]["agreement"] == found["agreement"]
+
+
 def test_a_killed_build_goes_on_behind_its_finished_shards(made, kept, tmp_path, monkeypatch):
     wrote, real = [], build.Builder.write
 
@@ -222,3 +247,37 @@ def test_lengths_are_counted_without_reading_pixels(made, kept, tmp_path):
     assert reader.column("length").tolist() == counts.length.tolist()
     again = build.count_samples(build.open_samples(*_data(made), None, asked, asked.processor()), asked)
     assert (again.text == counts.text).all()
+
+
+def test_a_start_that_dies_while_counts_are_written_leaves_none(made, tmp_path, monkeypatch):
+    asked = context(made, tmp_path / "count")
+    samples = build.open_samples(*_data(made), None, asked, asked.processor())
+
+    def dying(file):
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr("os.fsync", dying)
+        with pytest.raises(KeyboardInterrupt):
+            build.count_samples(samples, asked)
+    assert len(build.count_samples(samples, asked).length) == RECORDS
+
+
+def test_what_the_target_cannot_read_is_refused_before_anything_is_kept(made, tmp_path):
+    """Pictures that are cut for another model, and more places than it has positions."""
+    with pytest.raises(
+        UserError, match=r"max_length is 257 and the target has 256 positions(.|\n)*stages\.cache\.data"
+    ):
+        cached(SimpleNamespace(folder=made.folder, data=made.data | {"max_length": 257}), tmp_path / "cache")
+    assert not (tmp_path / "cache" / "states").exists()
+    asked = context(made, tmp_path / "read")
+    target = build.open_target(asked, asked.processor())
+    for anyres, aspect, shown in ((None, "pad", "tiles"), (False, "anyres", "single tiles")):
+        tiled = replace(asked, target=LlavaTargetConfig(kind="llava_next", path="x", anyres=anyres))
+        form, section = PromptFormat(), made.data | {"aspect": aspect}
+        samples = build.open_samples(ConversationData(**section), form, None, asked, asked.processor())
+        with pytest.raises(UserError, match=f"aspect is {aspect} and the target reads pictures in {shown}"):
+            check_fit(tiled, samples.dataset, target.decoder, as_cut=True)
+        check_fit(asked, samples.dataset, target.decoder, as_cut=True)
+        if anyres is False:  # requests lose their further tiles
+            check_fit(tiled, samples.dataset, target.decoder, as_cut=False)

@@ -157,6 +157,9 @@ def test_tau_is_measured_in_a_real_decoding_run(made, tmp_path):
     assert 1 <= taus["tau_T0"] <= 3 and 1 <= taus["tau_T1"] <= 3
     best = json.loads((asked.folder / "best-tau" / "score.json").read_text())
     assert best["score"] == pytest.approx((taus["tau_T0"] + taus["tau_T1"]) / 2)
+    # Text has no rows of codes: said before anything trains, not at the first measurement.
+    with pytest.raises(ValidationError, match="adt"):
+        stage(made, steps=2, decoding=decoding | {"tree": {"kind": "adt", "preset": "anole"}})
 
 
 def test_a_second_stage_goes_on_from_the_first(made, runs, tmp_path):
@@ -200,6 +203,7 @@ def test_the_share_of_pictures_rises_over_caches_of_both_kinds(made, kept, tmp_p
         ({"visual_share": "linear", "steps": 3}, "needs epochs"),
         ({"visual_share": "linear", "source": {"kind": "cached_on_first_epoch"}}, "does not see"),
         ({"source": {"kind": "cached", "from": "a", "path": "b"}}, "give from or path"),
+        ({"source": {"kind": "cached", "accept": ["image_backnd"]}}, "'image_backend'"),
     ],
 )
 def test_settings_that_contradict_each_other_are_refused(made, settings, problem):

@@ -192,6 +192,14 @@ def test_what_cannot_be_asked_is_left_out_and_counted(made, again):
             assert len(tensors["prompt"]) + image + len(tensors["ids"]) <= 40
 
 
+def test_a_run_that_answers_nothing_is_no_result(again):
+    """A mistyped folder of pictures, say, with on_error: skip."""
+    settings = ["stages.answers.data.on_error=skip", "stages.answers.data.max_length=8"]
+    with pytest.raises(UserError, match=r"every record was left out(.|\n)*skipped\.jsonl(.|\n)*restart=answers"):
+        run(again, *settings, stages=["answers"])
+    assert not (again / "answers" / "done.json").exists()
+
+
 def test_more_than_there_is_to_keep_is_refused(again):
     with pytest.raises(UserError, match="keep_logprobs is 500"):
         run(again, "stages.answers.keep_logprobs=500", stages=["answers"])

@@ -98,7 +98,13 @@ def run(stage: RegenerateAnswersStage, context: Context) -> None:
     ranks.barrier()
     if ranks.is_main():
         finish(folder, identity, num_shards=num_shards)
-        context.say(_summary(ShardReader(folder)))
+        reader = ShardReader(folder)
+        context.say(_summary(reader))
+        if reader.refused.get(SKIPPED) == len(reader):
+            raise UserError(
+                "every record was left out, and none answered", where=str(context.folder / "skipped.jsonl"),
+                cure=f"mend what it names, then restart={context.name}",
+            )  # fmt: skip
     ranks.barrier()
 
 

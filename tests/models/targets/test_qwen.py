@@ -1,6 +1,8 @@
 """Qwen-VL targets: what transformers computes, trees and chunks as single forwards, decoding as greedy as without."""
 
 import copy
+import gc
+import weakref
 from dataclasses import replace
 
 import pytest
@@ -21,6 +23,8 @@ from draftsmith.models.targets.base import Taps
 from draftsmith.models.targets.llava import LlavaTarget
 from tiny import llava
 from tiny_qwen import EOS, KINDS, TOKENS, model, published, reference, request, target
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
 
 MODELS = {kind: model(kind) for kind in KINDS}
 CASES = [((4, 6),), ((4, 4), (2, 8))]
@@ -119,16 +123,60 @@ def test_chunks_are_the_whole_prompt(kind):
             torch.testing.assert_close(parts.attention[layer], whole.attention[layer], atol=1e-5, rtol=0)
 
 
+class _Largest(TorchDispatchMode):
+    """The most numbers that one tensor had."""
+
+    most = 0
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        found = func(*args, **(kwargs or {}))
+        sizes = [part.numel() for part in tree_leaves(found) if isinstance(part, torch.Tensor)]
+        self.most = max([self.most, *sizes])
+        return found
+
+
+def test_in_chunks_nothing_grows_with_places_times_places_and_untapped_states_go():
+    """What lets 25k visual tokens fit: no [T,T] in any layer, and states of the tapped layers alone stay."""
+    asked, llm = request("qwen2_5_vl", ((4, 4),), (80, 8, 8), words=40), MODELS["qwen2_5_vl"]
+    length, made, most = len(asked.ids), [], {}
+    hooks = [
+        layer.register_forward_hook(lambda module, inputs, out: made.append(weakref.ref(out)))
+        for layer in llm.model.language_model.layers
+    ]
+    for chunk in (None, 64):
+        made.clear()
+        with _Largest() as largest:
+            _, step = target(llm, prefill_chunk=chunk).prefill(asked, Taps(layers=(2,), feature=True), capacity=1)
+        most[chunk] = largest.most
+    for hook in hooks:
+        hook.remove()
+    assert most[None] >= length**2 > 3 * most[64], (length, most)  # the patches of the clip are the most that is left
+    gc.collect()
+    assert len(made) > 80 and step.layers.keys() == {2}
+    assert not any(reference() is not None for reference in made)
+
+
+@pytest.mark.parametrize("queries", ["suffix", "text", "last"])
 @pytest.mark.parametrize("chunk", [None, 4])
-def test_attention_of_the_text_behind_the_pictures_alone(chunk):
+def test_attention_is_averaged_as_it_is_seen(queries, chunk, monkeypatch):
+    """Visual places never look at anybody, and nothing that grows with queries times places is kept."""
     asked, llm = request("qwen2_5_vl", CASES[0], CLIP, words=6), MODELS["qwen2_5_vl"]
-    _, whole = target(llm).prefill(asked, Taps(prefill_attention=(1,)), capacity=1)
-    suffix = Taps(prefill_attention=(1,), attention_queries="suffix")
-    _, step = target(llm, prefill_chunk=chunk).prefill(asked, suffix, capacity=1)
-    behind = int((asked.modality != TEXT).nonzero()[-1]) + 1
-    assert step.attention[1].shape[-2:] == (len(asked.ids) - behind, len(asked.ids))
-    torch.testing.assert_close(step.attention[1], whole.attention[1][:, :, behind:], atol=1e-5, rtol=0)
-    torch.testing.assert_close(step.logits, whole.logits, atol=2e-4, rtol=0)
+    own, passes = target(llm, prefill_chunk=chunk), []
+    forward = own.decoder.forward
+    monkeypatch.setattr(
+        own.decoder, "forward", lambda *a, attention=(), **k: passes.append((a[0].shape[1], bool(attention)))
+        or forward(*a, attention=attention, **k),
+    )  # fmt: skip
+    _, step = own.prefill(asked, Taps(prefill_attention=(1,), attention_queries=queries), capacity=1)
+    looking = sum(count for count, looks in passes if looks)
+    text = asked.modality == TEXT
+    behind = len(text) - 1 - int((~text).nonzero()[-1])
+    assert looking == {"suffix": behind, "text": int(text.sum()), "last": 1}[queries]
+    assert sum(count for count, _ in passes) == len(text) and max(count for count, _ in passes) <= (chunk or 99)
+    weights = step.attention[1]
+    assert weights.shape == (1, weights.shape[1], len(text))
+    torch.testing.assert_close(weights.sum(-1), torch.ones(weights.shape[:2]), atol=1e-5, rtol=0)
+    torch.testing.assert_close(step.logits, target(llm).prefill(asked, Taps(), capacity=1)[1].logits, atol=2e-4, rtol=0)
 
 
 def batch_of(kind, louder=1.0):

@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
 from pydantic import Field
-from torch import Tensor, nn
+from torch import Tensor
 
 from ....core import ranks
 from ....core.errors import UserError
@@ -83,25 +84,16 @@ def count_samples(samples: StatesSamples, context: Context) -> Counts:
     return joined_counts(ranks.gather(mine))
 
 
-def open_target(context: Context, processor: Processor) -> Any:
-    """The frozen target, as it decodes."""
+def open_target(context: Context, processor: Processor, *, tables_only: bool = False) -> Any:
+    """The frozen target, as it decodes; `tables_only` where its states are read: embedding, LM head and config."""
     return load_target(
         context.target,
         context.target_source(),
         num_token_ids=len(processor.tokenizer),
         image_token_id=processor.image_token_id,
         device=context.device(),
+        tables_only=tables_only,
     )
-
-
-def keep_tables(target: Any) -> None:
-    """Free a target's layers and eyes where states are read: embedding, LM head and config are all that is asked."""
-    target.decoder.language_model.layers = nn.ModuleList()
-    for name in ("vision_tower", "visual", "multi_modal_projector"):
-        if getattr(target.decoder.core, name, None) is not None:
-            setattr(target.decoder.core, name, nn.Module())
-    if torch.cuda.is_available():
-        torch.cuda.empty_cache()
 
 
 def wanted_states(context: Context, text: Any, others: Sequence[AnyReading] = ()) -> StatesWanted:
@@ -177,8 +169,7 @@ class Builder:
         writing, writer = self.writing, self.writing.open(index)
         try:
             for part in batches(numbers, self.counts, self.batch_size):
-                asked = self.collate([(n, self.samples[n]) for n in part], epoch=0)
-                for sample in writing.samples(self.states(asked.batch, asked.seeds), asked.numbers):
+                for sample in writing.samples(self._computed(part), part):
                     writer.add(*sample)
         except BaseException:
             writer.abandon()
@@ -197,17 +188,20 @@ class Builder:
 
     def measure(self) -> Measured:
         """Run the first samples that teach anything."""
-        count, found = self.store.measured_samples, []
-        first = np.flatnonzero(self.counts.length > 2)[:count]
-        for part in batches(first, self.counts, self.batch_size):
-            asked = self.collate([(n, self.samples[n]) for n in part], epoch=0)
-            found.append(self.states(asked.batch, asked.seeds))
-        if not found:
+        numbers = np.flatnonzero(self.counts.length > 2)[: self.store.measured_samples]
+        parts = batches(numbers, self.counts, self.batch_size)
+        if not parts:
             raise UserError("no sample to compute states of", where=str(self.folder), cure="see skipped.jsonl")
-        feature = found[0].feature
-        assert feature is not None, "all heads read the feature"
-        loss = dtype_loss(found, self.target.scores)
-        return Measured(len(found[0].positions), str(feature.dtype).removeprefix("torch."), feature.shape[-1], loss)
+        computed = map(self._computed, parts)
+        first = next(computed)
+        assert first.feature is not None, "all heads read the feature"
+        loss = dtype_loss(chain([first], computed), self.target.scores)
+        dtype = str(first.feature.dtype).removeprefix("torch.")
+        return Measured(len(first.positions), dtype, first.feature.shape[-1], loss)
+
+    def _computed(self, numbers: Sequence[int]) -> StatesBatch:
+        asked = self.collate([(n, self.samples[n]) for n in numbers], epoch=0)
+        return self.states(asked.batch, asked.seeds)
 
     def identity(self, known: Mapping[str, Any], measured: Measured, grouping: Mapping[str, Any]) -> dict[str, Any]:
         """The shards' identity: `known` of `identity_of`, and what makes these records these."""
@@ -231,7 +225,10 @@ def as_measured(measured: Measured) -> dict[str, Any]:
     return {"head distribution": asdict(measured)["loss"]}
 
 
-def dtype_loss(batches: Sequence[StatesBatch], scores: Any) -> dict[str, dict[str, float]]:
+_PLACES = 128  # whose scores are compared at once: five copies of 152,000 of them for each
+
+
+def dtype_loss(batches: Iterable[StatesBatch], scores: Any) -> dict[str, dict[str, float]]:
     """What each dtype does to the LM head's distribution: mean KL in nats from the exact one, and how often the
     likeliest token stays. At the places whose next token is supervised; each record is encoded as in a cache.
     """
@@ -244,12 +241,14 @@ def dtype_loss(batches: Sequence[StatesBatch], scores: Any) -> dict[str, dict[st
             if not len(exact):
                 continue
             places += len(exact)
-            goal = log_probs(scores(exact))
-            for dtype in DTYPES:
-                kept = decode(encode(exact, dtype), dtype, exact.dtype)
-                kl, agreed = _away(goal, log_probs(scores(kept)))
-                sums[dtype][0] += kl
-                sums[dtype][1] += agreed
+            kept = {dtype: decode(encode(exact, dtype), dtype, exact.dtype) for dtype in DTYPES}
+            for start in range(0, len(exact), _PLACES):
+                some = slice(start, start + _PLACES)
+                goal = log_probs(scores(exact[some]))
+                for dtype in DTYPES:
+                    kl, agreed = _away(goal, log_probs(scores(kept[dtype][some])))
+                    sums[dtype][0] += kl
+                    sums[dtype][1] += agreed
     return {d: {"kl": kl / max(1, places), "agreement": agreed / max(1, places)} for d, (kl, agreed) in sums.items()}
 
 

@@ -24,6 +24,7 @@ from ....models.drafters.reading import ReadingConfig
 from ...context import Context
 from ...engine import init_distributed
 from ...fit import Expected
+from ..regenerate import check_fit
 from .build import (
     Builder,
     StatesStore,
@@ -81,6 +82,7 @@ def run(stage: CacheStage, context: Context) -> None:
     samples = open_samples(stage.data, stage.format, stage.answers, context, processor)
     counts = count_samples(samples, context)
     target = open_target(context, processor)
+    check_fit(context, samples.dataset, target.decoder, as_cut=True)
     folder, store = context.folder / SHARDS, stage.states
     wanted = wanted_states(context, target.config, stage.drafters)
     builder = Builder(

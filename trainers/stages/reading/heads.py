@@ -13,7 +13,7 @@ from ....core.section import Section
 from ....data.dataset import ConversationData, ConversationDataset
 from ....data.processor import Processor
 from ....eval.loop import Decoding, generate
-from ....eval.policies import Draw, TreeConfig
+from ....eval.policies import Draw
 from ....eval.rules import RULES
 from ....models.decoding.warp import Warp
 from ....models.drafters.reading import (
@@ -31,6 +31,7 @@ from ...engine import Engine
 from ...fit import SCRATCH
 from ..best import Best
 from ..train import data_files
+from .methods import MethodTree
 
 
 class TextDecodingCheck(Section):
@@ -40,7 +41,7 @@ class TextDecodingCheck(Section):
     every: int = Field(ge=1)
     # Its prompts, each up to its last answer; max_samples keeps them few.
     data: ConversationData
-    tree: TreeConfig
+    tree: MethodTree
     max_new_tokens: int = Field(64, ge=1)
     temperatures: list[float] = Field([0.0], min_length=1)
 

@@ -22,6 +22,7 @@ from ....core.states import StatesBatch
 from ....data.loader import Collate, Loader, Samples, StepBatches
 from ....data.shards import ShardWriter, claim, finish, finished
 from ....data.states.estimate import shown
+from ....data.states.identity import Acceptable
 from ....data.states.memory import ahead
 from ....data.states.reader import CachedCollate, CachedSamples, StatesReader
 from ....data.states.samples import SeededBatch
@@ -44,7 +45,7 @@ class CachedStates(Section):
     path: str | list[str] | None = None
     # Fields in which they may differ from what would be computed now (transformers, image_backend, ...): head and
     # target then part, by as much as you know.
-    accept: list[str] = Field(default_factory=list)
+    accept: list[Acceptable] = Field(default_factory=list)
 
     @model_validator(mode="after")
     def _one_place(self) -> CachedStates:

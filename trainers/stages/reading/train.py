@@ -29,6 +29,7 @@ from ...context import Context
 from ...engine import Engine, init_distributed
 from ...fit import SCRATCH, FitSettings, Validate, fit, seed_all
 from ..best import held_out_scores
+from ..regenerate import check_fit
 from ..visual.train import ValidationSettings
 from .build import (
     Builder,
@@ -36,7 +37,6 @@ from .build import (
     check_answers,
     count_samples,
     identity_of,
-    keep_tables,
     open_samples,
     open_target,
     wanted_states,
@@ -110,6 +110,11 @@ class ReadingTrainStage(FitSettings):
     def num_text_epochs(self) -> int:
         return (self.epochs or 0) // 2 if self.text_epochs is None else self.text_epochs
 
+    @property
+    def reads_tables(self) -> bool:
+        """Of the target its embedding and LM head alone: it runs nowhere in this stage."""
+        return isinstance(self.source, CachedStates) and self.decoding is None
+
     def makes(self) -> set[str]:
         return {"drafter"}
 
@@ -133,9 +138,7 @@ def run(stage: ReadingTrainStage, context: Context) -> None:
     seed = context.seed if stage.seed is None else stage.seed
     seed_all(seed)
     processor = context.processor()
-    target = open_target(context, processor)
-    if isinstance(stage.source, CachedStates) and stage.decoding is None:
-        keep_tables(target)
+    target = open_target(context, processor, tables_only=stage.reads_tables)
     states = open_states(stage, context, processor, target, seed)
     train, held_out = split(states.draws, stage.held_out)
     if not len(train) or (stage.validation is not None and not len(held_out)):
@@ -176,6 +179,7 @@ def open_states(stage: ReadingTrainStage, context: Context, processor: Processor
         return Cached(reader, seed)
     assert stage.data is not None
     samples = open_samples(stage.data, stage.format, stage.answers, context, processor)
+    check_fit(context, samples.dataset, target.decoder, as_cut=True)
     builder = Builder(
         samples, count_samples(samples, context), target, wanted,
         source.states if isinstance(source, FirstEpochStates) else StatesStore(),

@@ -1,0 +1,96 @@
+"""Qwen-VL through the cache: positions of three rows are kept, come back, and train a head as computed ones do."""
+
+import json
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+import torch
+from draftsmith.core.pictures import TEXT, VIDEO
+from draftsmith.data.processor import build_qwen_processor
+from draftsmith.data.shapes.tokenizer import train_tokenizer
+from draftsmith.data.shards import ShardReader
+from draftsmith.data.videos import write_clip
+from draftsmith.models.drafters.reading import SparrowConfig
+from draftsmith.models.llava import TokenIds
+from draftsmith.models.qwen import QWEN_FAMILIES, qwen_config
+from draftsmith.models.targets.qwen import QwenTargetConfig
+from draftsmith.trainers.stages.reading import build, train
+from draftsmith.trainers.stages.reading.train import open_states
+from PIL import Image
+from states_run import WORDS, cached, context, losses, stage
+from tiny_qwen import text_config, vision_config
+
+FORM = {"template": "qwen_vl", "image_rule": "verbatim"}
+# A clip of 16 frames: longer in time than its frames are wide.
+RECORDS = ("", "<image>\n", "<video>\n", "<image>\n<video>\n", "", "<video>\n")
+
+
+@pytest.fixture(scope="module", params=["qwen2_5_vl", "qwen3_vl"])
+def made(request, tmp_path_factory):
+    kind, folder = request.param, tmp_path_factory.mktemp(request.param)
+    said = [f"Which? {' '.join(WORDS[i:] + WORDS[:i])}." for i in range(len(WORDS))]
+    tokenizer = train_tokenizer(["user assistant system\n", *said] * 3, 400)
+    processor = build_qwen_processor(
+        tokenizer, kind, patch_size=4, min_pixels=64, max_pixels=256, image_mean=(0.5,) * 3, image_std=(0.25,) * 3
+    )
+    ids = TokenIds(
+        len(tokenizer), processor.image_token_id, processor.bos_id, processor.eos_id, processor.pad_id,
+        processor.video_token_id, processor.vision_start_id, processor.vision_end_id,
+    )  # fmt: skip
+    torch.manual_seed(0)
+    model = QWEN_FAMILIES[kind][1](qwen_config(kind, text_config(kind, 4, 32), vision_config(kind, 32), ids))
+    model.save_pretrained(folder / "target")
+    processor.save(folder / "target")
+    shades = [Image.new("RGB", (16, 16), (15 * n, 255 - 15 * n, 90)) for n in range(16)]
+    shades[3].save(folder / "image.png")
+    write_clip(folder / "clip.mp4", shades, fps=2)
+    records = []
+    for number, marks in enumerate(RECORDS):
+        turns = [{"from": "human", "value": f"{marks}Which?"}, {"from": "gpt", "value": " ".join(WORDS[number:])}]
+        record = {"id": str(number), "conversations": turns}
+        record |= {"image": "image.png"} if "<image>" in marks else {}
+        records.append(record | ({"video": "clip.mp4"} if "<video>" in marks else {}))
+    (folder / "data.json").write_text(json.dumps(records))
+    video = {"num_frames": 16, "fps": None, "min_pixels": 256, "max_pixels": 256}
+    return SimpleNamespace(
+        folder=folder, data={"path": str(folder / "data.json"), "max_length": 256, "video": video},
+        target=QwenTargetConfig(kind=kind, path=str(folder / "target"), prefill_chunk=7),
+    )  # fmt: skip
+
+
+def test_three_rows_of_positions_are_kept_and_train_a_head(made, tmp_path):
+    # Of Qwen3-VL's four layers the third is the first above those that its tower's states are added to.
+    drafter = SparrowConfig(kind="sparrow", middle_layer=3, positions="mrope", gap_share=0.0)
+    kept = cached(made, tmp_path / "cache", drafter, format=FORM)
+    reader = ShardReader(kept.folder / "states")
+    assert reader.identity["samples"]["position_rows"] == 3
+    batches, found = {}, {}
+    for name, source in (("online", {"kind": "online"}), ("cached", {"kind": "cached"})):
+        asked = context(made, tmp_path / name, drafter, {"states": kept.folder})
+        chosen = stage(made, source=source, format=FORM, steps=3, held_out=0.0)
+        processor = asked.processor()
+        states = open_states(chosen, asked, processor, build.open_target(asked, processor), 0)
+        batches[name] = states, chosen
+        train.run(chosen, asked)
+        found[name] = losses(asked.folder)
+    online = batches["online"][0].builder
+    asked = online.collate([(n, online.samples[n]) for n in range(len(RECORDS))], epoch=0)
+    a = online.states(asked.batch, asked.seeds)
+    numbers = np.argsort(reader.column("number"))
+    for row, number in enumerate(numbers.tolist()):
+        _, tensors, info = reader[number]
+        length = int(a.mask[row].sum())
+        assert info["number"] == row and tensors["positions"].shape == (3, length)
+        assert torch.equal(tensors["positions"].long(), a.positions[:, row, :length])
+        visual = tensors["modality"] != TEXT
+        assert visual.any() == bool(RECORDS[row])
+        # Text has one position in all rows; a picture has three, and the text behind it does not count its tokens.
+        assert (tensors["positions"][:, ~visual].diff(dim=0) == 0).all()
+        if visual.any():
+            assert (tensors["positions"][:, visual].diff(dim=0) != 0).any()
+            assert tensors["positions"].max() != length - 1
+    assert (a.modality == VIDEO).any()
+    assert found["cached"].keys() == found["online"].keys() and len(found["online"]) == 3
+    for step, loss in found["online"].items():
+        assert found["cached"][step] == pytest.approx(loss, rel=0.02)
