@@ -56,9 +56,9 @@ def attention_shares(weights: Tensor, kinds: Tensor) -> dict[Kind, Tensor]:
 def target_visual_attention(target: Any, request: Request) -> Tensor:
     """[L,H] of the last prompt token's attention that visual places receive together (figure 3b)."""
     layers = tuple(range(target.decoder.num_layers))
-    _, step = target.prefill(request, Taps(prefill_attention=layers, attention_queries="suffix"), capacity=1)
+    _, step = target.prefill(request, Taps(prefill_attention=layers, attention_queries="last"), capacity=1)
     visual = step.prompt.modality[0] != TEXT
-    return torch.stack([step.attention[layer][0, :, -1, visual].sum(-1) for layer in layers])
+    return torch.stack([step.attention[layer][0][:, visual].sum(-1) for layer in layers])
 
 
 @torch.inference_mode()

@@ -30,6 +30,8 @@ class LawSettings(Section):
     # What must exceed the threshold, and what P_parent is: the probability of the whole path (the paper's formal line)
     # or of the token alone (its text). local fills the tree up to max_nodes, cumulative seldom passes 16.
     threshold: Literal["cumulative", "local"] = "cumulative"
+    # Of the k likeliest tokens, in the tree: as the draft has them, or renormalised over k, as the entropy takes them.
+    probabilities: Literal["raw", "renormalised"] = "raw"
     # Of the number of children. "p_l < W_l" of the paper's formal line counts up; at least 1 either way.
     rounding: Literal["ceil", "floor"] = "ceil"
     # Of the depth; thresholds take it unrounded.
@@ -111,6 +113,8 @@ class Laws:
         """
         level, is_local = len(node.path) + 1, self.settings.threshold == "local"
         count = self.num_children(level, node.local if is_local else node.cumulative)
+        if self.settings.probabilities == "renormalised" and (total := sum(ranked)):
+            ranked = [probability / total for probability in ranked]
         for rank, probability in enumerate(ranked[:count]):
             child = Node((*node.path, rank), node.cumulative * probability, probability)
             if (child.local if is_local else child.cumulative) <= self.threshold_at(level):

@@ -7,7 +7,7 @@ Letters: R rows, N new positions, D width, V vocabulary, P past positions.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -22,6 +22,7 @@ from ..pictures import pack
 from .cache import Cache
 
 _TILES = 32  # that a tower reads at once
+_LOOKING = 256  # places whose attention is wanted that run at once: eagerly, each layer's scores are [R,heads,N,P+N]
 
 
 @dataclass(frozen=True)
@@ -30,7 +31,7 @@ class DecoderStates:
 
     feature: Tensor  # [R,N,D] post-final-norm
     layers: dict[int, Tensor]  # layer -> [R,N,D], the state after that many decoder layers
-    attention: dict[int, Tensor]  # layer -> [R,heads,N,P+N]
+    attention: dict[int, Tensor]  # layer -> [R,heads,P+N] float32, the mean over the N queries
 
 
 @dataclass(frozen=True)
@@ -158,26 +159,23 @@ class CachedDecoder:
         *,
         layers: Sequence[int] = (),
         attention: Sequence[int] = (),
-        attention_from: int = 0,
+        queries: Tensor | None = None,
         chunk: int | None = None,
     ) -> DecoderStates:
         """Run whole prompts into an empty cache, which then holds them, `chunk` places at a time (None: at once).
 
         Args:
-            attention_from: attention is kept of the queries from this place on: [R,heads,T-from,T].
+            queries: [T] bool: places whose attention is averaged, [R,heads,T]; None: all.
         """
-        length = prompts.embeds.shape[1]
-        step = chunk or length
-        starts = [*range(0, attention_from, step), *range(attention_from, length, step)]
-        parts = []
-        for start, stop in zip(starts, [*starts[1:], length], strict=True):
+        length, parts = prompts.embeds.shape[1], []
+        for start, stop, looks in _pieces(length, chunk or length, queries if attention else None):
             part = self.forward(
                 prompts.embeds[:, start:stop],
                 cache,
                 prompts.positions[:, :, start:stop],
                 None if prompts.mask is None else _seen(prompts.mask, start, stop),
                 layers=layers,
-                attention=attention if start >= attention_from else (),
+                attention=attention if looks else (),
                 more=self._deepstack(prompts, start, stop),
             )
             cache.advance(stop - start)
@@ -227,7 +225,9 @@ class CachedDecoder:
             )
         if 0 in layers:
             tapped.states[0] = embeds
-        return DecoderStates(output.last_hidden_state, tapped.states, tapped.weights)
+        # Under a device map layers lie on several devices; what reads the states lies beside the embedding.
+        here = lambda found: {layer: part.to(embeds.device) for layer, part in found.items()}  # noqa: E731
+        return DecoderStates(output.last_hidden_state.to(embeds.device), here(tapped.states), here(tapped.weights))
 
     def _coordinates(self, positions: Tensor) -> Tensor:
         """Positions in as many coordinates as the model takes."""
@@ -235,7 +235,7 @@ class CachedDecoder:
 
     def logits(self, feature: Tensor) -> Tensor:
         """Scores [...,V] float32 with minus infinity where no token may come."""
-        return self.model.lm_head(feature).float().masked_fill_(self._banned, float("-inf"))
+        return self.model.lm_head(feature).to(self.device).float().masked_fill_(self._banned, float("-inf"))
 
 
 def _seen(mask: Tensor, start: int, stop: int) -> Tensor:
@@ -246,12 +246,27 @@ def _seen(mask: Tensor, start: int, stop: int) -> Tensor:
     return (causal & mask[:, None, :stop]) | (places[None, :] == places[start:, None])
 
 
+def _pieces(length: int, step: int, queries: Tensor | None) -> Iterator[tuple[int, int, bool]]:
+    """Stretches of a prompt of at most `step` places, and whether their attention is wanted: all of it or none."""
+    wanted = torch.ones(length, dtype=torch.int8) if queries is None else queries.to("cpu", torch.int8)
+    kinds, counts = torch.unique_consecutive(wanted, return_counts=True)
+    first = 0
+    for looks, count in zip(kinds.tolist(), counts.tolist(), strict=True):
+        most = min(step, _LOOKING) if looks and queries is not None else step
+        for start in range(first, first + count, most):
+            yield start, min(start + most, first + count), bool(looks)
+        first += count
+
+
 def _joined(parts: Sequence[DecoderStates], length: int) -> DecoderStates:
     """One pass of several over the places of a prompt."""
     weights: dict[int, Tensor] = {}
-    for layer in parts[-1].attention:
-        each = [part.attention[layer] for part in parts if layer in part.attention]
-        weights[layer] = torch.cat([F.pad(w, (0, length - w.shape[-1])) for w in each], dim=-2)
+    looking = [part for part in parts if part.attention]
+    places = sum(part.feature.shape[1] for part in looking)
+    for part in looking:
+        for layer, found in part.attention.items():
+            share = F.pad(found, (0, length - found.shape[-1])) * (part.feature.shape[1] / places)
+            weights[layer] = weights[layer] + share if layer in weights else share
     layers = {layer: torch.cat([part.layers[layer] for part in parts], dim=1) for layer in parts[0].layers}
     return DecoderStates(torch.cat([part.feature for part in parts], dim=1), layers, weights)
 
@@ -270,7 +285,8 @@ def _additive(mask: Tensor, dtype: torch.dtype) -> Tensor:
 class _Tapped:
     """Keeps states and attention weights of the named layers of one forward, and of no other layer.
 
-    Weights are wanted for a prompt only; for that one pass the model computes attention eagerly.
+    Weights are wanted for a prompt only; for that one pass the model computes attention eagerly. They are averaged over
+    the queries as they are seen: of 80 layers of 64 heads over 25k places the whole would be gigabytes.
     """
 
     def __init__(self, model: nn.Module, layers: Sequence[int], attention: Sequence[int]):
@@ -304,6 +320,6 @@ class _Tapped:
 
     def _keep_weights(self, layer: int) -> Callable[..., None]:
         def keep(module: nn.Module, inputs: object, output: tuple[Tensor, Tensor]) -> None:
-            self.weights[layer] = output[1]
+            self.weights[layer] = output[1].mean(2, dtype=torch.float32)
 
         return keep

@@ -27,6 +27,7 @@ from ...core.nouns import CodeBatch
 from ...core.section import Section
 from ..decoding.cache import Cache
 from ..decoding.warp import Warp
+from ..llamagen.folders import check_shapes, shapes_of
 from ..llamagen.transformer import LlamaGenConfig
 from ..losses import Divergence, divergence
 from ..targets.base import Taps, TargetSequence, TargetStep
@@ -160,16 +161,10 @@ def load_eagle(folder: Path, embedding: Tensor, shape: LayerShape) -> EagleHead:
     if not own:
         head.share_embedding(embedding)
         state[_EMBEDDING] = embedding
-    wanted = head.state_dict()
-    wrong = [k for k in wanted if k not in state] + [k for k in state if k not in wanted]
-    wrong += [k for k in wanted if k in state and state[k].shape != wanted[k].shape]
-    if wrong:
-        found = tuple(state[wrong[0]].shape) if wrong[0] in state else "missing"
-        expected = tuple(wanted[wrong[0]].shape) if wrong[0] in wanted else "no such parameter"
-        raise UserError(
-            f"the head does not fit this target: {wrong[0]} is {found}, expected {expected}", where=str(folder),
-            cure="name the target that the head was trained for",
-        )  # fmt: skip
+    check_shapes(
+        shapes_of(state), shapes_of(head.state_dict()), where=str(weights_file(folder)),
+        what="the head does not fit this target: ", cure="name the target that the head was trained for",
+    )  # fmt: skip
     head.own_embedding = own
     if own:
         head.load_state_dict(state)
@@ -198,17 +193,24 @@ def _check_made_for(folder: Path, shape: LayerShape) -> None:
 
 def head_state(folder: Path) -> dict[str, Tensor]:
     """The weights in a head's folder. Raises `UserError` where there are none, or none that can be read safely."""
+    path = weights_file(folder)
     try:
-        if (folder / "model.safetensors").is_file():
-            return load_file(folder / "model.safetensors")
-        if (folder / "pytorch_model.bin").is_file():
-            state = torch.load(folder / "pytorch_model.bin", map_location="cpu", weights_only=True)
+        if path.suffix == ".safetensors" and path.is_file():
+            return load_file(path)
+        if path.is_file():
+            state = torch.load(path, map_location="cpu", weights_only=True)
             if isinstance(state, dict) and all(isinstance(value, Tensor) for value in state.values()):
                 return state
-            raise UserError("pytorch_model.bin holds no named tensors", where=str(folder), cure="give a head's folder")
+            raise UserError("pytorch_model.bin holds no named tensors", where=str(path), cure="give a head's folder")
     except (SafetensorError, pickle.UnpicklingError, RuntimeError, OSError, EOFError) as error:
-        raise UserError(f"unreadable weights: {error}", where=str(folder), cure="train or download it again") from error
+        raise UserError(f"unreadable weights: {error}", where=str(path), cure="train or download it again") from error
     raise UserError("no model.safetensors or pytorch_model.bin", where=str(folder), cure="give the folder of a head")
+
+
+def weights_file(folder: Path) -> Path:
+    """Ours, or of a published head that has only a pickle."""
+    ours, older = folder / "model.safetensors", folder / "pytorch_model.bin"
+    return older if older.is_file() and not ours.is_file() else ours
 
 
 _EMBEDDING = "embed_tokens.weight"

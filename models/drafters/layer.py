@@ -6,12 +6,15 @@ Letters: R rows, N new positions, K places seen, D width, H heads, G key-value h
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass, fields
 from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
+from transformers import LlamaConfig
+from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 
 from ..decoding.cache import Cache
 from ..llamagen.transformer import RMSNorm, rope_table, rotate_pairs
@@ -51,6 +54,8 @@ class LayerShape:
     # alternate (Qwen3-VL).
     mrope_section: tuple[int, ...] = ()
     mrope_interleaved: bool = False
+    # half: what stretches the rotation, in transformers' words (see `stretched`); None: nothing.
+    rope_scaling: dict[str, Any] | None = None
 
     @property
     def head_dim(self) -> int:
@@ -83,8 +88,8 @@ class DecoderLayer(nn.Module):
         self.input_layernorm = RMSNorm(shape.hidden_size, shape.norm_eps) if shape.input_norm else nn.Identity()
         self.post_attention_layernorm = RMSNorm(shape.hidden_size, shape.norm_eps)
 
-    def forward(self, states: Tensor, rope: Tensor, mask: Tensor, cache: Cache | None) -> Tensor:
-        """states [R,N,D], mask [N,K] or [R,N,K] bool."""
+    def forward(self, states: Tensor, rope: Tensor, mask: Tensor | None, cache: Cache | None) -> Tensor:
+        """states [R,N,D], mask [N,K] or [R,N,K] bool; None: causal, with nothing before these positions."""
         states = states + self.self_attn(self.input_layernorm(states), rope, mask, cache)
         return states + self.mlp(self.post_attention_layernorm(states))
 
@@ -100,7 +105,7 @@ class HeadAttention(nn.Module):
         self.o_proj = nn.Linear(inner * shape.head_dim, shape.hidden_size, bias=False)
         self.q_norm, self.k_norm = _head_norm(shape, inner), _head_norm(shape, shared)
 
-    def forward(self, states: Tensor, rope: Tensor, mask: Tensor, cache: Cache | None) -> Tensor:
+    def forward(self, states: Tensor, rope: Tensor, mask: Tensor | None, cache: Cache | None) -> Tensor:
         shape = self.shape
         q = self.q_norm(self.q_proj(states).unflatten(-1, (shape.num_heads, shape.head_dim)))  # [R,N,H,E]
         k = self.k_norm(self.k_proj(states).unflatten(-1, (shape.num_kv_heads, shape.head_dim)))
@@ -109,9 +114,12 @@ class HeadAttention(nn.Module):
         q, k = turn(q, rope).transpose(1, 2), turn(k, rope).transpose(1, 2)
         if cache is not None:
             k, v = cache.layers[0].update(k, v)
-        seen = mask if mask.dim() == 2 else mask.unsqueeze(1)
-        grouped = shape.num_heads != shape.num_kv_heads
-        mixed = F.scaled_dot_product_attention(q, k, v, attn_mask=seen, enable_gqa=grouped)
+        assert mask is not None or k.shape[2] == q.shape[2], "a causal pass with a past needs its mask"
+        if shape.num_heads != shape.num_kv_heads:
+            # enable_gqa beside a mask leaves CUDA its slow kernel alone, which keeps all scores: [H,N,K] in float32.
+            k, v = (part.repeat_interleave(shape.num_heads // shape.num_kv_heads, dim=1) for part in (k, v))
+        seen = mask.unsqueeze(1) if mask is not None and mask.dim() == 3 else mask
+        mixed = F.scaled_dot_product_attention(q, k, v, attn_mask=seen, is_causal=mask is None)
         return self.o_proj(mixed.transpose(1, 2).flatten(2))
 
 
@@ -158,8 +166,7 @@ class Rotary:
                 shape.grid, shape.head_dim, shape.rope_theta, zeros_before=shape.zeros_before, zeros_behind=20
             )
         else:
-            powers = torch.arange(0, shape.head_dim, 2).float() / shape.head_dim
-            self._table = 1.0 / shape.rope_theta**powers  # [E/2]
+            self._table, self._gain = _frequencies(shape)  # [E/2]
             self._axes = _axes(shape)  # [3,E/2] float32 of zeros and ones; no rows without M-RoPE
 
     def __call__(self, positions: Tensor) -> Tensor:
@@ -171,7 +178,47 @@ class Rotary:
         if positions.dim() == 3:
             assert len(self._axes), "positions of three rows need M-RoPE"
             angles = (angles * self._axes.to(angles.device)[:, None, None]).sum(0)
-        return torch.stack([angles.cos(), angles.sin()], dim=-1)
+        return self._gain * torch.stack([angles.cos(), angles.sin()], dim=-1)
+
+
+# Stretched rotations that a layer knows, and the numbers that each has.
+STRETCHED = {
+    "linear": ("factor",),
+    "llama3": ("factor", "low_freq_factor", "high_freq_factor", "original_max_position_embeddings"),
+    "yarn": (
+        "factor", "original_max_position_embeddings", "attention_factor", "beta_fast", "beta_slow", "mscale",
+        "mscale_all_dim", "truncate",
+    ),
+}  # fmt: skip
+
+
+def stretched(rope: Mapping[str, Any], max_positions: int | None = None) -> dict[str, Any] | None:
+    """What stretches a rotation given as transformers' `rope_parameters` (or the older `rope_scaling`); None: nothing.
+
+    A dynamic one is plain up to the length that its model was trained for, and counts as plain. Of a kind that is not
+    in `STRETCHED` the kind alone.
+
+    Args:
+        max_positions: of the model, which were its original ones where it does not say.
+    """
+    kind = rope.get("rope_type") or rope.get("type") or "default"
+    if kind in ("default", "mrope", "dynamic"):
+        return None
+    known = {"original_max_position_embeddings": max_positions} | {k: v for k, v in rope.items() if v is not None}
+    return {"rope_type": kind} | {name: known[name] for name in STRETCHED.get(kind, ()) if name in known}
+
+
+def _frequencies(shape: LayerShape) -> tuple[Tensor, float]:
+    """[E/2] float32, and what cosines and sines are multiplied by (YaRN)."""
+    if shape.rope_scaling is None:
+        powers = torch.arange(0, shape.head_dim, 2).float() / shape.head_dim
+        return 1.0 / shape.rope_theta**powers, 1.0
+    rope = {"rope_theta": shape.rope_theta, **shape.rope_scaling}
+    config = LlamaConfig(
+        hidden_size=shape.hidden_size, num_attention_heads=shape.num_heads, head_dim=shape.head_dim,
+        rope_parameters=rope,
+    )  # fmt: skip
+    return ROPE_INIT_FUNCTIONS[rope["rope_type"]](config)
 
 
 def _axes(shape: LayerShape) -> Tensor:

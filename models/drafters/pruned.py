@@ -3,7 +3,7 @@
 Nothing is trained. Which visual tokens stay is decided by the target's own attention over the prompt: those that hold
 the first 40% of it, then an even sample of the others. The target is untouched, so its output is.
 Source: SpecVLM (Ji et al., EMNLP 2025), section 3; its reuse of the target's weights as Sparrow's appendix has it.
-Letters: N visual tokens, T places, Q queries, V vocabulary.
+Letters: N visual tokens, T places, V vocabulary.
 """
 
 from __future__ import annotations
@@ -66,7 +66,7 @@ def visual_scores(attention: Mapping[int, Tensor], modality: Tensor) -> Tensor:
     """[N] float32 on the CPU: how much the text behind the last visual token looks at each of them.
 
     Args:
-        attention: layer -> [1,heads,Q,T], of the last Q places; mean over layers, heads and the text's queries.
+        attention: layer -> [1,heads,T], mean over the queries of that text; here over layers and heads.
         modality: [T].
     """
     visual = (modality != TEXT).nonzero().flatten().cpu()
@@ -78,8 +78,7 @@ def visual_scores(attention: Mapping[int, Tensor], modality: Tensor) -> Tensor:
         )
     total = torch.zeros(len(visual))
     for weights in attention.values():
-        read = weights[0, :, -suffix:]
-        total += read.float().mean((0, 1)).cpu()[visual]
+        total += weights[0].mean(0).cpu()[visual]
     return total / len(attention)
 
 

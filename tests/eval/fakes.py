@@ -158,12 +158,12 @@ class ReadsFeatures(Wrapped):
 class ReadsAttention(Wrapped):
     """SpecVLM's way: the prompt's attention decides. Here the most attended token of the prompt is proposed first."""
 
-    taps = Taps(prefill_attention=(0, 1))
+    taps = Taps(prefill_attention=(0, 1), attention_queries="last")
 
     def start(self, request, prefill, warp, *, capacity):
         super().start(request, prefill, warp, capacity=capacity)
         self.attention = prefill.attention
-        seen = prefill.attention[1][0].mean(0)[-1].clone()
+        seen = prefill.attention[1][0].mean(0).clone()
         seen[request.modality != 0] = 0
         self.favourite = int(request.ids[int(seen.argmax())])
 

@@ -147,11 +147,20 @@ def test_prefill_attention(big, near):
     eager = eagerly(big)
     with torch.no_grad():
         expected = eager(input_ids=asked.ids[None], pixel_values=asked.pixels, output_attentions=True).attentions
-    for layer, weights in drafter.attention.items():
-        assert weights.shape == (1, 2, length, length)
-        assert torch.allclose(weights.sum(-1), torch.ones(1, 2, length), atol=1e-5)
-        assert weights.triu(1).abs().max() == 0
-        assert torch.allclose(weights, expected[layer], atol=1e-5)
+    last = int((asked.modality != TEXT).nonzero()[-1])
+    queries = {
+        "last": [length - 1], "suffix": range(last + 1, length),
+        "text": (asked.modality == TEXT).nonzero().flatten().tolist(),
+    }  # fmt: skip
+    for name, places in queries.items():
+        taps = replace(drafter.taps, attention_queries=name)
+        for chunk in (None, 3):
+            own = target(big)
+            own.prefill_chunk = chunk
+            for layer, weights in own.prefill(asked, taps, capacity=1)[1].attention.items():
+                assert weights.shape == (1, 2, length) and weights.dtype == torch.float32
+                assert torch.allclose(weights, expected[layer][:, :, list(places)].mean(2), atol=1e-5)
+    assert all(torch.allclose(w, expected[n][:, :, -1], atol=1e-5) for n, w in drafter.attention.items())
     assert big.model.language_model.config._attn_implementation == "sdpa", "as it was before the prompt"
 
 

@@ -155,8 +155,8 @@ def test_a_drafts_shares_are_those_of_its_own_attention_weights(target):
     found = analysis.draft_shares(target, drafter, request)
     assert sum(found.values()) == pytest.approx(1.0, abs=1e-5) and found["visual"] > 0
     own = tiny.target(tiny.llava(7))
-    _, step = own.prefill(request, Taps(prefill_attention=(0, 1)), capacity=1)
-    weights = torch.stack([step.attention[layer][0, :, -1] for layer in (0, 1)])  # [L,H,T]
+    _, step = own.prefill(request, Taps(prefill_attention=(0, 1), attention_queries="last"), capacity=1)
+    weights = torch.stack([step.attention[layer][0] for layer in (0, 1)])  # [L,H,T]
     expected = attention_shares(weights.mean((0, 1)), kinds_of(request.modality))
     assert found == {kind: pytest.approx(float(share), abs=1e-5) for kind, share in expected.items()}
     with pytest.raises(AssertionError, match="no pass over the prompt"):

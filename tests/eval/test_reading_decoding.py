@@ -1,7 +1,5 @@
 """Heads that read states in the decoding loop, beside real tiny targets: identity, exactness, an oracle, the window."""
 
-import itertools
-
 import pytest
 import tiny_qwen
 import torch
@@ -9,7 +7,7 @@ from draftsmith.core.nouns import IMAGE, TEXT, VIDEO, Request
 from draftsmith.data.collate import Sample, collate
 from draftsmith.eval.loop import Decoding, generate
 from draftsmith.eval.policies import Chain, Draw, Dynamic, Static
-from draftsmith.eval.rules import Greedy, Sampling
+from draftsmith.eval.rules import Greedy
 from draftsmith.models.decoding.rows import Guidance
 from draftsmith.models.decoding.tree import ROOT
 from draftsmith.models.decoding.warp import Warp
@@ -20,9 +18,11 @@ from draftsmith.models.drafters.reading import (
     reading_training,
     wanted,
 )
+from draftsmith.models.drafters.reading import proposal as proposals
+from draftsmith.models.drafters.reading.slots import lay_out
 from draftsmith.models.targets.base import Prompt, Taps, TargetStep
 from reading_tiny import SETTINGS, config_of
-from test_exactness import NoResidual, outcomes
+from test_contract import eagerly
 from tiny import IMAGE_ID, TOKENS, VOCAB, llava, request, target
 from torch import nn
 from torch.nn import functional as F
@@ -65,70 +65,6 @@ def drafter_of(name, model, **changes):
     return reading_proposal(head_of(config, model), model, config)
 
 
-# ---- identity and exactness
-
-
-@pytest.mark.parametrize(
-    ("name", "shape"),
-    [*((name, "dynamic") for name in SETTINGS), *itertools.product(("sparrow", "eagle3"), ("chain", "static"))],
-)
-def test_greedy_answers_are_the_targets(big, name, shape):
-    drafter = drafter_of(name, big)
-    for seed, images in ((1, 0), (3, 2)):
-        asked = request(seed, images)
-        plain = generate(big, None, asked, greedy(Chain(1), 10)).tokens
-        assert generate(big, drafter, asked, greedy(POLICIES[shape](), 10)).tokens == plain
-
-
-@pytest.mark.parametrize(
-    ("name", "draw"),
-    [("sparrow", "top-k"), ("msd", "top-k"), ("vispec", "top-k"), ("eagle3", "top-k"), ("sparrow", "sample")],
-)
-def test_an_emitted_token_is_distributed_as_the_targets(big, name, draw):
-    """All draws and uniforms of a cycle of one drafted token; a wrong rule goes through the same, and is found."""
-    warp, drafter = Warp(1.0, top_k=6), drafter_of(name, big)
-
-    def target_probs(asked, first):
-        whole = Request(F.pad(asked.ids, (0, 1), value=first), F.pad(asked.modality, (0, 1), value=TEXT), asked.pixels)
-        return warp(big.prefill(whole, Taps(), capacity=1)[1].logits[-1]).double()
-
-    def cycle(asked, first, token=None):
-        session, step = big.prefill(asked, drafter.taps, capacity=20)
-        drafter.start(asked, step, warp, capacity=20)
-        drafter.begin(first)
-        q = warp.truncate(drafter.root())
-        tree = Chain(1).grow(q, drafter.expand, Draw("top-k") if token is None else Fixed(token), max_levels=1)
-        return q.double(), tree, warp(big.verify(session, first, tree).logits)
-
-    # A request whose drafts may stand: an untrained head seldom agrees.
-    for asked, first in itertools.product([request(seed, 1) for seed in range(4)], range(6, 40)):
-        q, wanted = cycle(asked, first)[0], target_probs(asked, first)
-        if 0.02 < float(wanted[q.argmax()]) < 0.98:
-            break
-    chances = [(None, 1.0)] if draw == "top-k" else [(n, float(q[n] / q.sum())) for n in q.nonzero()[:, 0].tolist()]
-    for rule in (Sampling(), NoResidual()):
-        found = torch.zeros(VOCAB, dtype=torch.float64)
-        for token, weight in chances:
-            _, tree, scores = cycle(asked, first, token)
-            for tokens, chance in outcomes(rule, tree, scores):
-                found[tokens[0]] += weight * chance
-        assert float(found.sum()) == pytest.approx(1, abs=1e-6)
-        off = float((found - wanted).abs().max())
-        assert off < 2e-6 if isinstance(rule, Sampling) else off > 1e-4, (name, off)
-
-
-class Fixed:
-    """In a Draw's place: the token that it is told."""
-
-    sampled = True
-
-    def __init__(self, token):
-        self.token = token
-
-    def __call__(self, q, count):
-        return torch.tensor([[self.token]])
-
-
 # ---- an oracle
 
 
@@ -163,6 +99,8 @@ class Oracle(nn.Module):
         tokens = torch.cdist(embeds[0], table).argmin(-1)[None, None, :, None].float()
         seen, _ = cache.layers[0].update(tokens, tokens)
         answers = torch.zeros_like(states)
+        if mask is None:  # causal, with nothing before
+            mask = torch.ones(embeds.shape[1], embeds.shape[1]).bool().tril()
         for place in range(embeds.shape[1]):
             history = seen[0, 0, mask[place], 0].long().tolist()
             if len(history) <= len(self.held):
@@ -210,7 +148,7 @@ def prefilled(model, visual: int, *, seed=0, before=3, behind=4, kind=IMAGE):
                          text[before + 1 :]])  # fmt: skip
     ids = torch.cat([words[:before], torch.full((visual,), IMAGE_ID), words[before:]])
     modality = torch.tensor([TEXT] * before + [kind] * visual + [TEXT] * behind, dtype=torch.int8)
-    layers = {layer: torch.randn(1, len(ids), width) for layer in range(7)}
+    layers = {layer: feature[None, : len(ids)] * (layer + 1) for layer in range(7)}
     prompt = Prompt(
         ids[None], torch.ones(1, len(ids)).bool(), torch.arange(len(ids))[None], Guidance(), modality[None]
     )  # fmt: skip
@@ -228,7 +166,7 @@ def drafted(drafter, prefill, cycles=2):
         found += drafter.expand([ROOT, ROOT], torch.tensor([11, 12]))
         found += drafter.expand([0, 1], torch.tensor([13, 14]))
         states = torch.randn(1, 3, drafter.target.config.hidden_size, generator=generator)
-        step = TargetStep(torch.zeros(3, VOCAB), states)
+        step = TargetStep(torch.zeros(3, VOCAB), states, {layer: states * (layer + 1) for layer in range(7)})
         drafter.accept(Outcome(step, (11, 13), 15))
     return torch.stack(found), held
 
@@ -238,21 +176,46 @@ class Outcome:
         self.step, self.tokens, self.bonus = step, tokens, bonus
 
 
-@pytest.mark.parametrize("name", ["sparrow", "msd-window", "hivis"])
+WINDOW = {"positions": "compact"}
+SWITCHED = WINDOW | {"vata": True}
+
+
+@pytest.mark.parametrize(
+    ("name", "changes"),
+    [
+        ("sparrow", {}), ("hivis", {}), ("msd", SWITCHED), ("eagle", SWITCHED), ("eagle3", WINDOW),
+        ("eagle3-read", SWITCHED), ("eagle3-middle", SWITCHED),
+    ],
+)  # fmt: skip
 @pytest.mark.parametrize("kind", [IMAGE, VIDEO])
-def test_the_window_does_not_depend_on_the_number_of_visual_tokens(big, name, kind):
+def test_the_window_does_not_depend_on_the_number_of_visual_tokens(big, name, changes, kind):
     """Same text states, positions counted in the window: the same drafts to the last bit, and the same cache."""
-    changes = {"vata": True, "positions": "compact"} if name == "msd-window" else {}
-    drafter = drafter_of(name.split("-")[0], big, **changes)
+    drafter = drafter_of(name, big, **changes)
+    assert not set(drafter.taps.layers) - {1, 3, 5}, "nothing is tapped for visual slots"
     expected, held = drafted(drafter, prefilled(big, 2, kind=kind))
     assert held == [7, 10]
     for visual in (1, 40, 3000):
         found, again = drafted(drafter, prefilled(big, visual, kind=kind))
         assert again == held and torch.equal(found, expected)
         assert drafter._cache.layers[0].keys.shape[2] == 7 + 30
-    flat = drafter_of(name.split("-")[0], big, **changes | {"positions": "flat"})
+    flat = drafter_of(name, big, **changes | {"positions": "flat"})
     assert not torch.allclose(drafted(flat, prefilled(big, 40, kind=kind))[0], expected, atol=1e-4)
     assert drafted(flat, prefilled(big, 40, kind=kind))[1] == held
+
+
+@pytest.mark.parametrize("name", ["sparrow", "msd", "vispec", "eagle3-read"])
+def test_a_long_prompt_is_read_in_pieces(big, name, monkeypatch):
+    """The same drafts, no mask as large as the clip squared, and none beside grouped heads (CUDA's slow kernel)."""
+    drafter, prefill = drafter_of(name, big, **({"vata": False} if name == "sparrow" else {})), prefilled(big, 40)
+    expected, held = drafted(drafter, prefill, 1)
+    monkeypatch.setattr(proposals, "PIECE", 7)
+    seen, attend = [], F.scaled_dot_product_attention
+    monkeypatch.setattr(F, "scaled_dot_product_attention", lambda *a, **k: seen.append(k) or attend(*a, **k))
+    found, again = drafted(drafter, prefill, 1)
+    assert again == held
+    torch.testing.assert_close(found, expected, atol=1e-6, rtol=1e-5)
+    masks = [k["attn_mask"] for k in seen if k.get("attn_mask") is not None]
+    assert masks and max(mask.shape[-2] for mask in masks) <= 7 and not any(k.get("enable_gqa") for k in seen)
 
 
 def test_without_the_window_visual_slots_are_held(big):
@@ -273,27 +236,37 @@ def test_the_window_on_an_msd_head_is_its_visual_slots_dropped(big):
     windowed.start(None, prefill, Warp(), capacity=9)
     windowed.begin(9)
     q = windowed.root()
+    visual = torch.cat([prefill.prompt.modality[0, 1:] != TEXT, torch.tensor([False])])
+    read = whole._read
+
+    def blind(embeds, states, positions, mask, *rest):
+        count, past = states.shape[1], whole._cache.length
+        seen = torch.ones(count, past + count).bool().tril(past) & ~visual[: past + count]
+        return read(embeds, states, positions, seen | torch.eye(past + count).bool()[past:], *rest)
+
+    whole._read = blind
     whole.start(None, prefill, Warp(), capacity=9)
     whole.begin(9)
-    visual = whole._filled.layout.visual[0]
-    read = whole._read
-    whole._read = lambda e, s, p, mask, *rest: read(e, s, p, (mask & ~visual) | torch.eye(len(visual)).bool(), *rest)
     torch.testing.assert_close(whole.root(), q, atol=1e-6, rtol=1e-5)
 
 
 @pytest.mark.parametrize("by", ["last", "text"])
-def test_a_share_of_visual_slots_by_attention(big, by):
+def test_a_share_of_visual_slots_by_attention(big, by, monkeypatch):
     """Real attention of the target; the kept places are those that get the most of it."""
     asked = request(3, 2)
     drafter = drafter_of("msd", big, visual_share=0.25, share_by=by, share_layer=2)
     _, step = big.prefill(asked, drafter.taps, capacity=9)
+    laid = []
+    monkeypatch.setattr(proposals, "lay_out", lambda *a, **k: laid.append(lay_out(*a, **k)) or laid[-1])
     drafter.start(asked, step, Warp(), capacity=9)
     drafter.begin(9)
-    kept = drafter._filled.layout.index[0][drafter._filled.layout.visual[0]] + 1
+    kept = laid[0].index[0][laid[0].visual[0]] + 1
     assert len(kept) == 2
-    weights = step.attention[2][0].mean(0)
-    text = asked.modality[len(asked.ids) - len(weights) :] == TEXT
-    scores = weights[-1] if by == "last" else weights[text].mean(0)
+    with torch.no_grad():
+        weights = eagerly(big.decoder.model)(
+            input_ids=asked.ids[None], pixel_values=asked.pixels, output_attentions=True
+        ).attentions[2][0].mean(0)  # fmt: skip
+    scores = weights[-1] if by == "last" else weights[asked.modality == TEXT].mean(0)
     visual = (asked.modality != TEXT).nonzero()[:, 0]
     assert sorted(kept.tolist()) == sorted(visual[scores[visual].topk(2).indices].tolist())
     plain = generate(big, None, asked, greedy(Chain(1))).tokens
@@ -314,7 +287,7 @@ def test_learned_steps_follow_the_depth(big):
     seen = []
     drafter.head.steps.register_forward_hook(lambda _, inputs, __: seen.append(inputs[0].flatten().tolist()))
     drafted(drafter, prefilled(big, 3))
-    assert seen == [[0] * 7, [1, 1], [1, 1], [0] * 3, [1, 1], [1, 1]], "two vectors are all there are"
+    assert seen == [[0] * 6, [0], [1, 1], [1, 1], [0] * 3, [1, 1], [1, 1]], "two vectors are all there are"
 
 
 def test_placeholders_are_never_drafted(big):

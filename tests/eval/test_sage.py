@@ -57,9 +57,12 @@ def laws_of(parameters, alpha, **reading):
 
 
 def test_confidence():
-    likeliest = torch.from_numpy(ARRAYS["logits"]).softmax(-1).topk(10).values
-    for row, _ in enumerate(RECORDED["parameters"]):
-        assert confidence(likeliest).numpy() == pytest.approx(ARRAYS["alpha"][row], abs=1e-9)
+    for row, parameters in enumerate(RECORDED["parameters"]):
+        found = confidence(torch.from_numpy(ARRAYS["logits"]).softmax(-1).topk(parameters["k"]).values)
+        assert found.numpy() == pytest.approx(ARRAYS["alpha"][row], abs=1e-9)
+        laws = [laws_of(parameters, float(alpha)) for alpha in found]
+        assert [one.depth for one in laws] == pytest.approx(ARRAYS["D"][row].tolist(), abs=1e-9)
+        assert [one.width for one in laws] == pytest.approx(ARRAYS["W"][row].tolist(), abs=1e-9)
 
 
 @pytest.mark.parametrize("number", range(len(RECORDED["cases"])))
@@ -92,6 +95,16 @@ def test_laws_and_templates(number):
         assert [list(path) for path in paths] == tree["nodes"]
         static = template(laws, ranked)
         assert static.choices == (paths or [(0,)]), "nothing above the threshold: one likeliest node"
+
+
+def test_probabilities_of_the_tree_may_be_renormalised():
+    case = next(case for case in RECORDED["cases"] if 0.2 < sum(case["topk_prob"]) < 0.9)
+    ranked, found = case["topk_prob"], {}
+    for name, given in (("raw", ranked), ("renormalised", ranked), ("by hand", [p / sum(ranked) for p in ranked])):
+        settings = {"probabilities": name} if name != "by hand" else {}
+        laws = laws_of(RECORDED["parameters"][0], case["alpha"], **settings)
+        found[name] = template(laws, given).choices
+    assert found["renormalised"] == found["by hand"] != found["raw"]
 
 
 @pytest.mark.parametrize("number", range(len(RECORDED["online"])))

@@ -97,13 +97,12 @@ def test_the_drafter_sees_what_was_kept(big, sibling, shares, positions):
 
 
 def test_the_attention_decides(big, sibling):
-    """Another question, other tokens: the suffix's attention is read, and not the prompt's."""
+    """Another question, other tokens."""
     kept = set()
     for seed in range(4):
         asked = request(seed, 3)
         asked = replace(asked, pixels=request(0, 3).pixels)
         _, step = big.prefill(asked, pruned(sibling, big).taps, capacity=4)
-        assert all(weights.shape[2] == 6 for weights in step.attention.values()), "of the question alone"
         kept.add(tuple(keep_visual(visual_scores(step.attention, asked.modality), 5).tolist()))
     assert len(kept) > 1
 

@@ -576,7 +576,7 @@ def test_a_published_head_and_its_config_are_taken_as_they_are(tmp_path):
 
 def test_a_published_head_of_another_vocabulary_is_refused(tmp_path):
     torch.save(setting()[2].state_dict(), tmp_path / "pytorch_model.bin")
-    with pytest.raises(UserError, match=r"embed_tokens.weight is \(24, 32\), expected \(30, 32\)"):
+    with pytest.raises(UserError, match=r"embed_tokens.weight is \[24, 32\], expected \[30, 32\]"):
         load_head(EAGLE, tmp_path, target(llamagen("text", vocab=30)), torch.float32)
 
 

@@ -14,6 +14,7 @@ from draftsmith.core.pictures import IMAGE, TEXT
 from draftsmith.eval.policies import CHOICES, Draw, Static
 from draftsmith.eval.rules import Greedy
 from draftsmith.models.decoding.decoder import PromptRows
+from draftsmith.models.decoding.tree import ROOT, Tree, ancestor_mask
 from draftsmith.models.drafters.pruned import PrunedConfig, keep_visual, pruned_prompt, visual_scores
 
 VECTORS = Path(__file__).parent / "vectors_pruned"
@@ -31,9 +32,8 @@ def test_what_is_kept(number):
     ids = array(f"{prefix}_input_ids")
     modality = torch.where(ids == case["visual_token_id"], IMAGE, TEXT).to(torch.int8)
     recorded = array(f"{prefix}_attention")
-    # As a target hands it out: a row, and the queries of the text's end, here among others before them.
-    before = torch.rand(*recorded.shape[1:2], 3, recorded.shape[-1])
-    attention = {layer: torch.cat([before, weights], 1)[None] for layer, weights in enumerate(recorded)}
+    # As a target hands it out: a row, averaged over the queries.
+    attention = {layer: weights.mean(1)[None] for layer, weights in enumerate(recorded)}
     scores = visual_scores(attention, modality)
     assert torch.allclose(scores.double(), array(f"{prefix}_scores"), atol=1e-6)
     for entry in case["ratios"]:
@@ -42,6 +42,10 @@ def test_what_is_kept(number):
             config = PrunedConfig(kind="pruned", ratio=ratio, budget=how)
             assert config.num_kept(case["visual_tokens"]) == entry[budget]
             kept = keep_visual(scores, entry[budget])
+            if how == "truncate":
+                first = scores.argsort(descending=True, stable=True)[: entry["taken_by_attention"]].tolist()
+                assert entry["taken_by_attention"] == min(entry["tokens_for_40_percent"], entry[budget])
+                assert set(first) <= set(kept.tolist()) and len(kept) - len(first) == entry["uniform"]
             assert kept.tolist() == array(f"{prefix}_{key}_{ratio}").tolist()
         stays = modality == TEXT
         stays[visual[kept]] = True
@@ -60,7 +64,7 @@ def test_the_first_step_is_the_attention_alone():
 def test_a_prompt_that_ends_with_its_picture_is_refused():
     modality = torch.tensor([TEXT, IMAGE, IMAGE], dtype=torch.int8)
     with pytest.raises(UserError, match="no text behind its last picture"):
-        visual_scores({0: torch.rand(1, 2, 3, 3)}, modality)
+        visual_scores({0: torch.rand(1, 2, 3)}, modality)
 
 
 @pytest.mark.parametrize("positions", ["compact", "target"])
@@ -106,12 +110,30 @@ def test_trees(name):
         counts = RECORDED["trees"][name]
         assert [tree.depths.count(level + 1) for level in range(tree.num_levels)] == counts["depth_counts"]
         assert asked == counts["expanded_per_level"]
+        assert sum(counts["depth_counts"]) == counts["nodes"] == tree.num_nodes
+        levels_of_drafting(name, tree, asked)
 
 
-@pytest.mark.parametrize("name", TREES)
+def levels_of_drafting(name, tree, asked):
+    """Where each token stands among the candidates, and what each expanded node sees of the others of its level."""
+    expanded = [ROOT, *sorted((n for n in range(tree.num_nodes) if tree.slots[n] >= 0), key=lambda n: tree.slots[n])]
+    ranks = [tree.children[parent].index(node) for node, parent in enumerate(tree.parents)]
+    flat = [1 + 10 * expanded.index(parent) + rank for parent, rank in zip(tree.parents, ranks, strict=True)]
+    assert [0, *flat] == array(f"{name}_flat_topk_index").tolist()
+    first, mask = 0, ancestor_mask(tuple(expanded.index(tree.parents[n]) - 1 for n in expanded[1:]))[1:, 1:]
+    for level, count in enumerate(asked):
+        assert torch.equal(
+            mask[first : first + count, : first + count], array(f"{name}_draft_level{level}_mask").bool()
+        )
+        first += count
+
+
+@pytest.mark.parametrize("name", [*TREES, "custom"])
 @pytest.mark.parametrize("number", range(2))
 def test_greedy_rounds(name, number):
-    tree, _ = drafted(name, number)
+    tree = listed(number) if name == "custom" else drafted(name, number)[0]
+    assert torch.equal(tree.ancestor_mask(), array(f"{name}_attn_mask").bool())
+    assert [0, *tree.depths] == array(f"{name}_depth").tolist()
     prefix = f"{name}_round{number}"
     p = torch.nn.functional.one_hot(array(f"{prefix}_target_argmax")).float()
     verified = Greedy()(tree, p)
@@ -119,6 +141,16 @@ def test_greedy_rounds(name, number):
     assert verified.bonus == int(array(f"{prefix}_next_token"))
     row = array(f"{name}_paths")[int(array(f"{prefix}_best_path"))]
     assert tuple(node + 1 for node in verified.path) == tuple(row[1 : verified.num_accepted + 1].tolist())
+    tokens = [3, *tree.tokens.tolist()]
+    padded = [[tokens[n] if n >= 0 else -1 for n in path] for path in array(f"{name}_paths").tolist()]
+    assert padded == array(f"{prefix}_path_tokens").tolist()
+
+
+def listed(number):
+    """The recorded list that no policy takes, as the tree that it stands for: the rule and the masks do."""
+    paths = nodes("custom")
+    parents = tuple(paths.index(path[:-1]) if path[:-1] else ROOT for path in paths)
+    return Tree(array(f"custom_round{number}_tree_tokens")[1:], parents, (ROOT,) * len(paths))
 
 
 def drafted(name, number):

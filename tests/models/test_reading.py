@@ -31,6 +31,7 @@ from pydantic import ValidationError
 from reading_tiny import SETTINGS, config_of, states_batch, tables, text_config
 from safetensors.torch import load_file, save_file
 from torch.nn import functional as F
+from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding
 from transformers.models.qwen2_5_vl import modeling_qwen2_5_vl as qwen2_5
 from transformers.models.qwen3_vl import modeling_qwen3_vl as qwen3
 
@@ -229,6 +230,18 @@ def test_ttt_passes_are_what_decoding_does(name):
                 state = head(one(filled.embeds, [n]), state, positions[:, n : n + 1], seen, cache)
                 cache.advance(1)
             torch.testing.assert_close(state[0, 0], found[0, int(layout.index[0, last])][steps], atol=2e-5, rtol=1e-4)
+
+
+@pytest.mark.parametrize("name", ["sparrow", "eagle3-read"])
+def test_training_asks_for_fast_attention(name, monkeypatch):
+    """A plainly causal pass has no mask, and none has grouped heads beside one: CUDA would keep [H,N,K] in float32."""
+    config, target, training = built(name)
+    calls, attend = [], F.scaled_dot_product_attention
+    monkeypatch.setattr(F, "scaled_dot_product_attention", lambda *a, **k: calls.append(k) or attend(*a, **k))
+    training(batch_for(config, target))
+    masked = [call.get("attn_mask") is not None for call in calls]
+    assert masked == ([False, False] if name == "sparrow" else [False, True])
+    assert not any(call.get("enable_gqa") and call.get("attn_mask") is not None for call in calls)
 
 
 def test_full_and_ttt_differ_and_agree_on_the_first_pass():
@@ -467,6 +480,52 @@ def test_rotations_of_three_rows():
             torch.testing.assert_close(found[..., part], whole[..., :8], atol=1e-6, rtol=1e-5)
 
 
+STRETCHED = {
+    "linear": {"factor": 4.0},
+    "llama3": {"factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0, "original_max_position_embeddings": 64},
+    "yarn": {"factor": 4.0, "original_max_position_embeddings": 64},
+}
+
+
+def stretched_text(kind, qwen=False, **more):
+    text = text_config(qwen=qwen, hidden=64, heads=2)
+    numbers = {"rope_type": kind, "rope_theta": 10000.0, **STRETCHED.get(kind, {}), **more}
+    return type(text)(**text.to_dict() | {"rope_parameters": numbers, "max_position_embeddings": 512})
+
+
+@pytest.mark.parametrize("kind", STRETCHED)
+def test_a_stretched_rotation_is_the_targets(kind):
+    text, positions = stretched_text(kind), torch.tensor([[0, 1, 40, 63, 64, 500, 25000]])
+    cos, sin = LlamaRotaryEmbedding(text)(torch.zeros(1), positions)
+    shape = reading_shape(config_of(kind="msd"), text)
+    found = Rotary(shape)(positions)
+    torch.testing.assert_close(found, torch.stack([cos, sin], -1)[:, :, :16], atol=1e-6, rtol=1e-5)
+    plain = reading_shape(config_of(kind="msd", rope="plain"), text)
+    assert plain.rope_scaling is None and not torch.allclose(Rotary(plain)(positions), found, atol=0.1)
+    assert LayerShape(**json.loads(json.dumps(shape.to_dict()))).differs_from(shape.to_dict()) is None
+    assert plain.differs_from(shape.to_dict())[0] == "rope_scaling"
+
+
+def test_a_stretched_rotation_of_three_rows():
+    text = stretched_text("yarn", qwen=True, mrope_section=[8, 4, 4])
+    positions = torch.randint(0, 500, (3, 1, 5), generator=torch.Generator().manual_seed(0))
+    cos, sin = qwen2_5.Qwen2_5_VLRotaryEmbedding(text)(torch.zeros(1), positions)
+    found = Rotary(reading_shape(config_of(kind="msd", positions="mrope"), text))(positions)
+    for part, whole in enumerate((cos, sin)):
+        if whole.dim() == 4:
+            whole = torch.cat([b[n % 3] for n, b in enumerate(whole.split([8, 4, 4] * 2, dim=-1))], -1)
+        torch.testing.assert_close(found[..., part], whole[..., :16], atol=1e-5, rtol=1e-5)
+
+
+def test_rotations_that_a_layer_does_not_know():
+    dynamic = stretched_text("dynamic", factor=2.0)
+    assert reading_shape(config_of(kind="msd"), dynamic).rope_scaling is None, "plain, up to what it was trained for"
+    long = stretched_text("longrope", factor=2.0, short_factor=[1.0] * 16, long_factor=[2.0] * 16)
+    with pytest.raises(UserError, match=r"by longrope.*\n.*drafter.rope: plain"):
+        reading_shape(config_of(kind="msd"), long)
+    assert reading_shape(config_of(kind="msd", rope="plain"), long).rope_scaling is None
+
+
 # ---- what is read, sizes
 
 
@@ -487,8 +546,8 @@ def test_what_each_kind_wants():
     assert taps(kind="sparrow", vata=False).layers == (4,) and taps(kind="msd", vata=True).layers == ()
     assert taps(kind="eagle3").layers == (2, 4, 5) and not taps(kind="eagle3").feature
     shared = taps(kind="msd", visual_share=0.5)
-    assert (shared.prefill_attention, shared.attention_queries) == ((4,), "suffix")
-    assert taps(kind="msd", visual_share=0.5, share_by="text", share_layer=1).attention_queries == "all"
+    assert (shared.prefill_attention, shared.attention_queries) == ((4,), "last")
+    assert taps(kind="msd", visual_share=0.5, share_by="text", share_layer=1).attention_queries == "text"
 
 
 def test_sizes_at_full_scale():
@@ -626,6 +685,30 @@ def test_published_files(tmp_path):
     (tmp_path / "model.safetensors").write_bytes(b"cut")
     with pytest.raises(UserError, match="unreadable weights"):
         load_reading_head(config, tmp_path, target, torch.float32)
+
+
+def test_a_reduced_vocabulary_that_the_file_has_not(tmp_path):
+    config, target, training = built("eagle3-read")
+    state = {name: value for name, value in training.head.state_dict().items() if name not in ("d2t", "t2d")}
+    save_file(state, tmp_path / "model.safetensors")
+    with pytest.raises(UserError, match=r"d2t is missing.*lm_head.weight is \[20, 32\], expected \[44, 32\]"):
+        load_reading_head(config, tmp_path, target, torch.float32)
+
+
+def test_a_published_head_turns_as_its_config_says(tmp_path):
+    """Weights do not tell: a head that was trained plainly would be turned as its target, and draft badly."""
+    target = tables(qwen=False, hidden=64, heads=2)
+    target.config = stretched_text("llama3")
+    config = config_of(kind="eagle")
+    save_file(build_reading_head(config, target.config).state_dict(), tmp_path / "model.safetensors")
+    for said, taken, refused in (
+        ({"rope_scaling": None}, "plain", "target"),
+        ({"rope_scaling": {"rope_type": "llama3", **STRETCHED["llama3"]}}, "target", "plain"),
+    ):
+        (tmp_path / "config.json").write_text(json.dumps(said | {"max_position_embeddings": 512}))
+        load_reading_head(config.model_copy(update={"rope": taken}), tmp_path, target, torch.float32)
+        with pytest.raises(UserError, match=r"its rotation \(drafter.rope\) is"):
+            load_reading_head(config.model_copy(update={"rope": refused}), tmp_path, target, torch.float32)
 
 
 def test_the_second_stage_starts_where_the_first_ended(tmp_path):

@@ -20,6 +20,7 @@ from draftsmith.models.drafters.reading import (
     reading_training,
 )
 from draftsmith.models.drafters.reading.files import build_reading_head
+from draftsmith.models.drafters.reading.slots import base_positions, lay_out
 from draftsmith.models.targets.base import Prompt, TargetStep
 from reading_tiny import Tables, arrays, text_config
 
@@ -98,17 +99,40 @@ def test_sparrows_two_passes(norm, rule):
         relatively(case.head.layers[0].self_attn.v_proj.weight.grad, given[f"grad_v_proj_weight_replace_{rule}"])
 
 
+def test_sparrows_slots():
+    """Which token, state and goal each slot has, one row of the recorded table for each."""
+    case = sparrow(True)
+    given, batch = case.given, case.batch
+    filled, _ = reading_training(case.head, case.target, case.config).eval().fill(batch)
+    layout, table = filled.layout, given["slot_table"]
+    slot, token, token_id, state, goal, _, visual, in_loss, replaced = table.T
+    assert torch.equal(layout.index[0], slot) and torch.equal(layout.pick(batch.ids, 1)[0], token_id)
+    assert torch.equal(token, slot + 1) and torch.equal(goal, token)
+    assert layout.visual[0].tolist() == given["slot_is_visual"].tolist() == visual.bool().tolist()
+    kept = (layout.pick(batch.loss_mask, 1) & ~layout.visual)[0]
+    assert kept.tolist() == given["slot_in_loss"].tolist() == in_loss.bool().tolist()
+    close(filled.states[0], given["H"][state])
+    close(layout.pick(batch.feature, 1)[0], given["H"][goal])
+    text = ~layout.visual[0]
+    assert (layout.follows_text[0] & text).tolist() == (replaced.bool() & text).tolist()
+    window = lay_out("none", batch.modality, batch.mask)
+    assert torch.equal(window.index[0], given["text_slots"])
+    places = base_positions("compact", window, None, visual_held=True)
+    assert torch.equal(places[0], given["compact_positions"])
+
+
+@pytest.mark.parametrize("norm", [True, False], ids=["norm", "nonorm"])
 @pytest.mark.parametrize("rule", ["all", "after_text"])
-def test_sparrows_terms(rule):
-    given = arrays("sparrow")
+def test_sparrows_terms(rule, norm):
+    given, prefix = arrays("sparrow"), "" if norm else "nonorm_"
     for number in (0, 1):
         for name, objective in (("l1", ReadingObjective(l1=1.0)), ("listmle", ReadingObjective(listmle=1.0))):
-            case = sparrow(True, replace=rule)
+            case = sparrow(norm, replace=rule)
             training = reading_training(case.head, case.target, case.config, objective).eval()
             training.weights = [float(number == step) for step in (0, 1)]
             with torch.no_grad():
                 loss = training(case.batch)
-            relatively(loss.loss_sum / loss.num_tokens, given[f"{name}_replace_{rule}"][number], LOSS)
+            relatively(loss.loss_sum / loss.num_tokens, given[f"{prefix}{name}_replace_{rule}"][number], LOSS)
 
 
 @pytest.mark.parametrize("norm", [True, False], ids=["norm", "nonorm"])
@@ -128,7 +152,7 @@ def test_sparrows_window(norm, positions):
     proposal.start(None, prefill, Warp(), capacity=8)
     proposal.begin(int(ids[-1]))
     q = proposal.root()
-    close(recorder.outputs[0], given[f"{prefix}vata_{positions}"])
+    close(torch.cat(recorder.outputs), given[f"{prefix}vata_{positions}"])
     assert proposal.num_held == len(given["text_slots"]) == 12
     parent = ROOT
     for step, token in enumerate(given[f"{prefix}draft_{positions}_tokens"].tolist()):
@@ -263,8 +287,16 @@ def test_vispec():
     length = len(batch.ids[0]) - 1
     for number, name in enumerate(("pass1", "pass2")):
         close(full_length(filled.layout, recorder.outputs[number], length), given[name][0])
+    shifted = torch.cat([given["hidden_states"][0, :1], given["pass1"][0, :-1].float()])
+    close(shifted, given["pass2_input"][0])
     mean = loss.loss_sum / loss.num_tokens
     relatively(mean, given["stage2_loss"], LOSS)
+    for number, name in enumerate(("stage2_pass1", "stage2_pass2")):
+        alone = reading_training(head, target, config).eval()
+        alone.weights = [float(number == step) for step in (0, 1)]
+        with torch.no_grad():
+            found = alone(batch)
+        relatively(found.loss_sum / found.num_tokens, given[name], LOSS)
     mean.backward()
     relatively(head.fc.weight.grad, given["grad_fc_weight"])
     relatively(head.layers[0].self_attn.q_proj.weight.grad, given["grad_q_proj_weight"])
@@ -307,7 +339,7 @@ def test_vispec_in_use():
     proposal.begin(int(rows[count]))
     proposal.root()
     kept = [j for j in given["kept_positions"].tolist() if j < count]
-    close(recorder.outputs[0], given["prefix_out"][0, kept])
+    close(torch.cat(recorder.outputs), given["prefix_out"][0, kept])
     assert proposal.num_held == len(kept)
     parent = ROOT
     for step, token in enumerate(given["decode_tokens"].tolist()):

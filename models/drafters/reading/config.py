@@ -71,6 +71,9 @@ class _Reading(Section):
     intermediate_size: int | None = Field(None, ge=1)
     norm_eps: float | None = Field(None, gt=0)
     rope_theta: float | None = Field(None, gt=0)
+    # A target's stretched rotation (YaRN, llama3, linear): target copies it, plain has its base alone, as most of the
+    # published heads.
+    rope: Literal["target", "plain"] = "target"
     # Places of slots in decoding: compact counts what the drafter holds, flat counts the prompt's places, mrope takes
     # the target's own (M-RoPE targets alone). flat and mrope leave a gap where visual slots are dropped.
     positions: Literal["compact", "flat", "mrope"] = "flat"
@@ -220,11 +223,13 @@ class Eagle3Config(_Reading):
     mtp_attention: Literal["full", "ttt"] = "ttt"
     # Layers whose states are joined; null: 2, half, and all but 3 of the target's.
     taps: tuple[int, int, int] | None = None
-    # In visual slots, of training and decoding alike: none is a text-only window; middle keeps the middle tap alone, so
-    # that cached states do not grow fourfold; read joins all three, as servers do, and needs them at every place.
+    # In visual slots: none is a text-only window; middle keeps the middle tap alone, so that cached states do not grow
+    # fourfold; read joins all three, as servers do, and needs them at every place.
     visual_slots: Literal["none", "middle", "read"] = "none"
     # What their embedding half is.
     image: Image = "placeholder"
+    # Text-only window in decoding, whatever training had in visual slots.
+    vata: bool = False
     # The likeliest tokens, which the draft's own head scores; null: the whole vocabulary.
     draft_vocab_size: int | None = Field(None, ge=1)
 
@@ -233,7 +238,7 @@ class Eagle3Config(_Reading):
         return EAGLE3_LOSS
 
     def visual(self, *, training: bool) -> Visual:
-        return self.visual_slots
+        return "none" if self.vata and not training else self.visual_slots
 
     @model_validator(mode="after")
     def _no_feature_loss(self) -> Eagle3Config:

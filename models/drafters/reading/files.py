@@ -14,9 +14,9 @@ import torch
 from torch import Tensor
 
 from ....core.errors import UserError
-from ...llamagen.folders import CONFIG, WEIGHTS, find_folder, read_values, write_folder
-from ..eagle import head_state
-from ..layer import LayerShape
+from ...llamagen.folders import CONFIG, WEIGHTS, check_shapes, find_folder, read_values, shapes_of, write_folder
+from ..eagle import head_state, weights_file
+from ..layer import LayerShape, stretched
 from ..made_for import MANIFEST, tested_with
 from .config import AnyReading, Eagle3Config, image_of, written_settings
 from .head import AnyHead, Eagle3Head, ReadingHead
@@ -156,28 +156,27 @@ def load_reading_head(
     ids = None
     if isinstance(config, Eagle3Config) and "d2t" in state:
         ids = state["d2t"] + torch.arange(len(state["d2t"]))
-    head = build_reading_head(config.model_copy(update={"draft_vocab_size": None} if ids is not None else {}),
-                              target.config, draft_ids=ids)  # fmt: skip
-    expected = head.state_dict()
-    wrong = [n for n in expected if n not in state] + [n for n in state if n not in expected]
-    wrong += [n for n in expected if n in state and state[n].shape != expected[n].shape]
-    if wrong:
-        found = tuple(state[wrong[0]].shape) if wrong[0] in state else "missing"
-        needed = tuple(expected[wrong[0]].shape) if wrong[0] in expected else "no such parameter"
-        raise UserError(
-            f"the head does not fit this target and kind: {wrong[0]} is {found}, expected {needed}", where=str(folder),
-            cure="name the target and the settings that the head was trained with",
-        )  # fmt: skip
+    # A file without d2t holds the whole vocabulary, whatever the recipe says.
+    head = build_reading_head(config.model_copy(update={"draft_vocab_size": None}), target.config, draft_ids=ids)
+    check_shapes(
+        shapes_of(state), shapes_of(head.state_dict()), where=str(weights_file(folder)),
+        what="the head does not fit this target and kind: ",
+        cure="name the target and the settings that the head was trained with",
+    )  # fmt: skip
     head.load_state_dict(state)
     return head.to(target.embedding.device, dtype)
 
 
 def _check_shape(folder: Path, shape: LayerShape) -> None:
-    """Ours say what they mirror, most of which is in no weight's shape; published configs do not."""
+    """Ours say what they mirror, most of which is in no weight's shape; published configs but how positions turn."""
     if not (folder / CONFIG).is_file():
         return
     written = read_values(folder)
     if "zeros_before" not in written:
+        rope = written.get("rope_parameters") or written.get("rope_scaling") or {}
+        scaling = stretched(rope, written.get("max_position_embeddings"))
+        if scaling != shape.rope_scaling:
+            _refuse("its rotation (drafter.rope)", scaling or "plain", shape.rope_scaling or "plain", folder / CONFIG)
         return
     # Positions are decoding's choice, and these only say what positions of three rows would turn.
     axes = {name: shape.to_dict()[name] for name in ("mrope_section", "mrope_interleaved")}

@@ -56,7 +56,7 @@ class ReadingHead(nn.Module):
         embeds: Tensor,
         states: Tensor,
         positions: Tensor,
-        mask: Tensor,
+        mask: Tensor | None,
         cache: Cache | Any | None = None,
         *,
         direct: tuple[Tensor, Tensor] | None = None,
@@ -69,7 +69,7 @@ class ReadingHead(nn.Module):
             embeds: [B,N,D] of the tokens behind the states.
             states: [B,N,D], fused where they are true.
             positions: [B,N], [N] or [3,B,N] int64.
-            mask: [N,K] or [B,N,K] bool.
+            mask: [N,K] or [B,N,K] bool; None: causal, with nothing before these slots.
             direct: which slots [B,N] take [B,N,D] in place of what fc makes.
             image: [B,N,D] global vectors (ViSpec), zeros before the first picture.
             depths: [N] or [B,N] int64, steps since the last true state (HiViS).
@@ -150,7 +150,7 @@ class Eagle3Head(nn.Module):
         embeds: Tensor,
         states: Tensor,
         positions: Tensor,
-        mask: Tensor,
+        mask: Tensor | None,
         cache: Cache | Any | None = None,
         *,
         direct: tuple[Tensor, Tensor] | None = None,
@@ -179,7 +179,7 @@ class JoinedLayer(nn.Module):
         self.post_attention_layernorm = RMSNorm(shape.hidden_size, shape.norm_eps)
         self.mlp = GatedFeedForward(shape)
 
-    def forward(self, embeds: Tensor, states: Tensor, rope: Tensor, mask: Tensor, cache: Any) -> Tensor:
+    def forward(self, embeds: Tensor, states: Tensor, rope: Tensor, mask: Tensor | None, cache: Any) -> Tensor:
         joined = torch.cat([self.input_layernorm(embeds), self.hidden_norm(states)], dim=-1)
         states = states + self.self_attn(joined, rope, mask, cache)
         return states + self.mlp(self.post_attention_layernorm(states))

@@ -1,9 +1,9 @@
 """Drafting with a head that reads states, one request at a time.
 
-The prompt's slots are read once, each later cycle reads the accepted tokens with their true states, and a tree's nodes
-read the head's own outputs. Under the text-only window (VATA) visual slots are never made: what the drafter holds and
+The prompt's slots are read once, each cycle reads the newest tokens with their true states, and a tree's nodes read the
+head's own outputs. Under the text-only window (VATA) visual slots are never made: what the drafter holds and
 does is the same for any number of visual tokens.
-Letters: N slots, T places, F nodes, D width, V vocabulary, H attention heads, Q queries.
+Letters: N slots, T places, F nodes, D width, V vocabulary.
 """
 
 from __future__ import annotations
@@ -20,10 +20,12 @@ from ...decoding.cache import Cache
 from ...decoding.warp import Warp
 from ...targets.base import Prompt, TargetStep
 from ..recursion import Recursive
-from .config import AnyReading
+from .config import AnyReading, _DirectReading
 from .head import AnyHead, Eagle3Head
 from .shape import attention_layers, reads, taps_of
 from .slots import Filled, Sequences, base_positions, fill, lay_out
+
+PIECE = 4096  # slots of a prompt that are read at once
 
 
 class ReadingProposal(Recursive):
@@ -54,7 +56,7 @@ class ReadingProposal(Recursive):
 
     @torch.inference_mode()
     def begin(self, first: int) -> None:
-        """The prompt's slots, the last of which reads `first`."""
+        """Read the prompt's slots, but for the last one: it reads `first`, and is the first cycle's."""
         prompt, prefill = self._prompt, self._prefill
         del self._prompt, self._prefill  # a long clip's states need not outlive the prompt
         visual = self.config.visual(training=False)
@@ -62,35 +64,42 @@ class ReadingProposal(Recursive):
         sequences = _with_first(prompt, first, prefill)
         vectors = self.head.num_queries - 1 if self.head.num_queries else 0
         layout = lay_out(visual, sequences.modality, sequences.mask, num_vectors=vectors, keep=keep)
-        self._filled: Filled | None = fill(
-            self.head, visual, self._reads, layout, sequences, self.target.embedding
-        )  # fmt: skip
-        self._image = None if self._filled.image is None else self._filled.image[:, -1:]
-        self._positions = base_positions(self.config.positions, layout, sequences, visual_held=True)
+        filled = fill(self.head, visual, self._reads, layout, sequences, self.target.embedding)
+        self._image = None if filled.image is None else filled.image[:, -1:].clone()
+        positions = base_positions(self.config.positions, layout, sequences, visual_held=True)
         self._cache = Cache(1, layout.index.shape[1] + self._capacity)
-        self._emitted = 1
+        self._read_prompt(filled, positions)
+        self._states, self._tokens = filled.states[:, -1:].clone(), sequences.ids[:, -1:]
+        self._positions, self._emitted = positions[..., -1:], 1
 
     @torch.inference_mode()
     def root(self) -> Tensor:
         """Read what was committed; only that stays in the cache."""
-        filled, past = self._filled, self._cache.length
-        if filled is not None:
-            states, embeds, direct, image = filled.fused(self.head), filled.embeds, filled.direct, filled.image
-            self._filled = None
-        else:
-            states, embeds, direct, image = self.head.fuse(self._states), self._embed(self._tokens), None, None
+        states, past = self.head.fuse(self._states.to(self.head.dtype)), self._cache.length
         count = states.shape[1]
         mask = torch.ones(count, past + count, dtype=torch.bool, device=states.device).tril_(past)
-        hidden = self._read(embeds, states, self._positions, mask, [0] * count, direct, image)
+        hidden = self._run(states, self._tokens, self._positions, mask, [0] * count)
         # Text has one position, whatever the number of rows.
         return self._stand(hidden, self._positions if self._positions.dim() == 2 else self._positions[0])
 
     def accept(self, verified: Any) -> None:
         """True states of the root and of the accepted path, each with the token after it."""
-        self._states = self._true(verified.step).to(self.head.dtype)
+        self._states = self._true(verified.step)
         self._tokens = torch.tensor([[*verified.tokens, verified.bonus]], device=self._states.device)
         self._positions = self._next + torch.arange(self._tokens.shape[1], device=self._states.device)
         self._emitted += self._tokens.shape[1]
+
+    def _read_prompt(self, filled: Filled, positions: Tensor) -> None:
+        """All slots but the last one, a piece at a time: nothing is as large as a long clip's slots squared."""
+        last = positions.shape[-1] - 1
+        for start in range(0, last, PIECE):
+            stop = min(start + PIECE, last)
+            piece, mask = filled.part(start, stop), None
+            if start:
+                mask = torch.ones(stop - start, stop, dtype=torch.bool, device=positions.device).tril_(start)
+            states, places = piece.fused(self.head), positions[..., start:stop]
+            self._read(piece.embeds, states, places, mask, [0] * (stop - start), piece.direct, piece.image)
+            self._cache.advance(stop - start)
 
     def _true(self, step: TargetStep) -> Tensor:
         """[1,N,S*D]."""
@@ -106,7 +115,7 @@ class ReadingProposal(Recursive):
         return F.embedding(tokens, self.target.embedding).to(self.head.dtype)
 
     def _read(
-        self, embeds: Tensor, states: Tensor, positions: Tensor, mask: Tensor, depths: Sequence[int],
+        self, embeds: Tensor, states: Tensor, positions: Tensor, mask: Tensor | None, depths: Sequence[int],
         direct: tuple[Tensor, Tensor] | None, image: Tensor | None,
     ) -> Tensor:  # fmt: skip
         if image is None and self._image is not None:
@@ -123,14 +132,11 @@ class ReadingProposal(Recursive):
 
     def _kept(self, prompt: Prompt, prefill: TargetStep) -> Tensor:
         """[1,T+1] bool: the visual places that get the most attention, as many as the share says."""
-        config, assert_modality = self.config, prompt.modality
-        assert assert_modality is not None
+        config, modality = self.config, prompt.modality
+        assert modality is not None and isinstance(config, _DirectReading)
         (layer,) = attention_layers(config, self.target.config)
-        weights = prefill.attention[layer][0].float().mean(0)  # [Q,T], of the last Q places
-        shown = assert_modality[0] != TEXT
-        text = ~shown[len(shown) - len(weights) :]
-        scores = weights[-1] if config.share_by == "last" else weights[text].mean(0)  # type: ignore[union-attr]
-        count = round(config.visual_share * int(shown.sum()))  # type: ignore[union-attr]
+        scores, shown = prefill.attention[layer][0].mean(0), modality[0] != TEXT
+        count = round(config.visual_share * int(shown.sum()))
         best = scores.masked_fill(~shown, -1.0).topk(count).indices
         return F.one_hot(best, len(shown) + 1).any(0)[None]
 

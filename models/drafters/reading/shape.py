@@ -12,7 +12,7 @@ from typing import Any
 from ....core.errors import UserError
 from ....core.states import StatesWanted
 from ...targets.base import Taps
-from ..layer import LayerShape
+from ..layer import STRETCHED, LayerShape, stretched
 from .config import AnyReading, Eagle3Config, SparrowConfig, VispecConfig, _DirectReading, image_of
 
 
@@ -27,18 +27,18 @@ class Reads:
 
 def reads(config: AnyReading, text: Any, *, training: bool) -> Reads:
     """`text` is the target's own text config."""
-    layers = text.num_hidden_layers
+    layers, held = text.num_hidden_layers, config.visual(training=training)
+    image = 0 if held != "none" and image_of(config) == "projected" else None
     if isinstance(config, Eagle3Config):
         taps = eagle3_taps(config, text)
-        middle = taps[1] if config.visual_slots == "middle" else None
-        return Reads(taps, middle, 0 if image_of(config) == "projected" else None)
+        return Reads(taps, taps[1] if held == "middle" else None, image)
     state = () if config.state == "feature" else (layers - 1,)
     visual = None
     if isinstance(config, VispecConfig):
         visual = 0  # also where no vector stands in a slot: the global one is made of it
-    elif config.visual(training=training) == "direct":
+    elif held == "direct":
         visual = middle_layer(config, text) if isinstance(config, SparrowConfig) and config.ivsb else 0
-    return Reads(state, visual, 0 if image_of(config) == "projected" else None)
+    return Reads(state, visual, image)
 
 
 def middle_layer(config: SparrowConfig, text: Any) -> int:
@@ -75,8 +75,8 @@ def taps_of(config: AnyReading, text: Any) -> Taps:
     found = reads(config, text, training=False)
     layers = {*found.state, *(layer for layer in (found.visual, found.image) if layer is not None)}
     attention = attention_layers(config, text)
-    last = bool(attention) and getattr(config, "share_by", "text") == "last"
-    return Taps(tuple(sorted(layers)), not found.state, attention, "suffix" if last else "all")
+    queries = config.share_by if isinstance(config, _DirectReading) else "last"
+    return Taps(tuple(sorted(layers)), not found.state, attention, queries)
 
 
 def attention_layers(config: AnyReading, text: Any) -> tuple[int, ...]:
@@ -96,7 +96,7 @@ def reading_shape(config: AnyReading, text: Any) -> LayerShape:
     """The layer that mirrors one of the target's.
 
     Raises:
-        UserError: `positions: mrope` for a target without M-RoPE.
+        UserError: `positions: mrope` for a target without M-RoPE, or a rotation that a layer does not know.
     """
     heads = text.num_attention_heads
     rope = dict(getattr(text, "rope_parameters", None) or {})
@@ -108,6 +108,12 @@ def reading_shape(config: AnyReading, text: Any) -> LayerShape:
                 f"drafter.positions: mrope, and the target ({text.model_type}) has no M-RoPE",
                 cure="use compact or flat",
             )
+    scaling = stretched(rope) if config.rope == "target" else None
+    if scaling is not None and scaling["rope_type"] not in STRETCHED:
+        raise UserError(
+            f"the target ({text.model_type}) stretches its positions by {scaling['rope_type']}, unknown to heads",
+            cure="set drafter.rope: plain, for a head that turns by the base alone",
+        )
     qwen = text.model_type.startswith("qwen")
     joined = isinstance(config, Eagle3Config)  # servers know it as a layer of Llama's
     bias = not joined and (text.model_type.startswith("qwen2") or bool(getattr(text, "attention_bias", False)))
@@ -124,6 +130,7 @@ def reading_shape(config: AnyReading, text: Any) -> LayerShape:
         own_head_dim=own if own and own * heads != text.hidden_size else None,
         attention_input=2 * text.hidden_size if joined else None,
         mrope_section=section, mrope_interleaved=bool(section) and text.model_type.startswith("qwen3"),
+        rope_scaling=scaling,
     )  # fmt: skip
 
 

@@ -118,6 +118,15 @@ class Filled:
     direct: tuple[Tensor, Tensor] | None  # as of `ReadingHead.forward`
     image: Tensor | None
 
+    def part(self, start: int, stop: int) -> Filled:
+        """Slots `start` to `stop`."""
+        layout, some = self.layout, lambda values: None if values is None else values[:, start:stop]
+        return Filled(
+            Layout(some(layout.index), some(layout.real), some(layout.visual), layout.runs),
+            some(self.embeds), some(self.states), some(self.middle),
+            None if self.direct is None else (some(self.direct[0]), some(self.direct[1])), some(self.image),
+        )  # fmt: skip
+
     def fused(self, head: AnyHead, states: Tensor | None = None) -> Tensor:
         """[B,N,D] state halves of a first pass; `states` in place of the true ones (with noise)."""
         made = head.fuse((self.states if states is None else states).to(head.dtype))

@@ -102,13 +102,13 @@ class ReadingTraining(nn.Module):
         text = layout.real & ~layout.visual
         replaced = (text & (layout.follows_text if config.replace == "after_text" else layout.follows))[..., None]
         count, ttt = true.shape[1], config.mtp_attention == "ttt"
-        causal = torch.ones(count, count, dtype=torch.bool, device=true.device).tril()
         keys = _Keys()
         outputs: list[Tensor] = []
         for step in range(self.num_passes):
             states = true if step == 0 else torch.where(replaced, F.pad(outputs[-1], (0, 0, 1, 0))[:, :-1], true)
             depths = torch.full_like(layout.index, step)
-            mask = diagonals(count, step, true.device) if ttt else causal
+            # Padding stands behind a row's slots: causal is enough, and needs no [N,N].
+            mask = diagonals(count, step, true.device) if ttt and step else None
             outputs.append(
                 head(
                     filled.embeds, states, positions, mask, keys if ttt else None,

@@ -14,6 +14,7 @@ from draftsmith.data.collate import Sample, collate
 from draftsmith.eval.loop import Decoding, generate
 from draftsmith.eval.policies import Chain, Draw, Static
 from draftsmith.eval.rules import Greedy
+from draftsmith.models.decoding import decoder as decoders
 from draftsmith.models.decoding.batched import write_answers
 from draftsmith.models.decoding.qwen import QwenDecoder
 from draftsmith.models.decoding.tree import Tree
@@ -162,6 +163,7 @@ def test_attention_is_averaged_as_it_is_seen(queries, chunk, monkeypatch):
     """Visual places never look at anybody, and nothing that grows with queries times places is kept."""
     asked, llm = request("qwen2_5_vl", CASES[0], CLIP, words=6), MODELS["qwen2_5_vl"]
     own, passes = target(llm, prefill_chunk=chunk), []
+    monkeypatch.setattr(decoders, "_LOOKING", 3)
     forward = own.decoder.forward
     monkeypatch.setattr(
         own.decoder, "forward", lambda *a, attention=(), **k: passes.append((a[0].shape[1], bool(attention)))
@@ -173,6 +175,7 @@ def test_attention_is_averaged_as_it_is_seen(queries, chunk, monkeypatch):
     behind = len(text) - 1 - int((~text).nonzero()[-1])
     assert looking == {"suffix": behind, "text": int(text.sum()), "last": 1}[queries]
     assert sum(count for count, _ in passes) == len(text) and max(count for count, _ in passes) <= (chunk or 99)
+    assert max(count for count, looks in passes if looks) <= 3
     weights = step.attention[1]
     assert weights.shape == (1, weights.shape[1], len(text))
     torch.testing.assert_close(weights.sum(-1), torch.ones(weights.shape[:2]), atol=1e-5, rtol=0)

@@ -1,0 +1,228 @@
+"""Every drafter of states and every pruned one with every tree: what comes out is the target's, at T = 0 and T = 1.
+
+The target can emit six tokens, so that untrained drafters agree with it often.
+"""
+
+import functools
+import itertools
+
+import pytest
+import torch
+from draftsmith.core.nouns import TEXT, Request
+from draftsmith.eval.loop import Decoding, generate
+from draftsmith.eval.policies import Chain, Draw, Dynamic, Static
+from draftsmith.eval.rules import Sampling
+from draftsmith.models.decoding.warp import Warp
+from draftsmith.models.drafters.pruned import PrunedConfig, PrunedProposal
+from draftsmith.models.drafters.reading import build_reading_head, likeliest_ids, reading_proposal
+from draftsmith.models.targets.base import Taps
+from draftsmith.models.targets.llava import LlavaTarget
+from reading_tiny import config_of
+from test_contract import greedy
+from test_exactness import FORK, NoResidual, chi_square, outcomes
+from test_sage import Scripted, feed, peaked, tiny_sage
+from tiny import IMAGE_ID, llava, near, request
+from torch.nn import functional as F
+
+EMITTED = 6
+TAPS = {"kind": "eagle3", "taps": [1, 3, 5]}
+DRAFTERS = {
+    "sparrow": {"kind": "sparrow"},
+    "sparrow, second to last": {"kind": "sparrow", "state": -2},
+    "sparrow without vata": {"kind": "sparrow", "vata": False, "positions": "flat"},
+    "sparrow, half of the slots": {"kind": "sparrow", "vata": False, "visual_share": 0.5, "share_by": "text"},
+    "msd": {"kind": "msd"},
+    "msd with vata": {"kind": "msd", "vata": True},
+    "vispec": {"kind": "vispec", "num_queries": 3},
+    "vispec with vata": {"kind": "vispec", "num_queries": 3, "vata": True},
+    "hivis": {"kind": "hivis", "num_steps": 2},
+    "eagle": {"kind": "eagle"},
+    "eagle, placeholders": {"kind": "eagle", "image": "placeholder"},
+    "eagle with vata": {"kind": "eagle", "vata": True},
+    "eagle3": TAPS,
+    "eagle3, one tap at pictures": TAPS | {"visual_slots": "middle", "image": "projected"},
+    "eagle3, all taps": TAPS | {"visual_slots": "read"},
+    "eagle3, all taps, with vata": TAPS | {"visual_slots": "read", "vata": True},
+    "pruned sibling": "sibling",
+    "pruned target": "target",
+}
+TREES = {
+    "chain": lambda: Chain(3),
+    "static": lambda: Static(FORK),
+    "dynamic": lambda: Dynamic(total=7, depth=2, width=3),
+    "sage online": lambda: tiny_sage("online"),
+    "sage template": lambda: tiny_sage("template"),
+    "sage dynamic": lambda: tiny_sage("dynamic"),
+}
+FIXED = ("chain", "static", "sage template")  # shapes that stand before the draw
+WARP = Warp(1.0, top_k=3)
+
+
+@pytest.fixture(scope="module")
+def big():
+    """Six layers, so that three taps are different ones."""
+    return target(llava(0, layers=6))
+
+
+def target(model):
+    return LlavaTarget(model, num_token_ids=EMITTED, image_token_id=IMAGE_ID)
+
+
+def drafter_of(name, big):
+    settings = DRAFTERS[name]
+    if isinstance(settings, str):
+        reader = big if settings == "target" else target(near(big.decoder.model))
+        return PrunedProposal(reader, big, PrunedConfig(kind="pruned", ratio=0.5))
+    config = config_of(**settings)
+    torch.manual_seed(0)
+    ids = None
+    if config.kind == "eagle3":
+        never = big.scores(big.embedding[:1])[0].isneginf()
+        ids = likeliest_ids(torch.arange(big.vocab_size).float(), EMITTED - 2, never)
+    head = build_reading_head(config, big.config, draft_ids=ids)
+    for parameter in head.parameters():
+        if parameter.dim() > 1:
+            parameter.data = torch.randn_like(parameter) / parameter.shape[-1] ** 0.5
+    return reading_proposal(head, big, config)
+
+
+def grown_once(name):
+    """A policy behind its first cycle: SAGE's first tree is a fixed one."""
+    policy = TREES[name]()
+    policy.start()
+    if name.startswith("sage"):
+        feed(policy, peaked(0.6), 1)
+    return policy
+
+
+@pytest.fixture(scope="module")
+def answered(big):
+    """Requests with two pictures, with none and with one, and what the target answers."""
+    asked = [request(3, images) for images in (2, 0, 1)]
+    return [(one, generate(big, None, one, greedy(Chain(1), 7)).tokens) for one in asked]
+
+
+@pytest.mark.parametrize("name", DRAFTERS)
+def test_greedy_output_is_plain_decoding(big, answered, name):
+    drafter, cycles = drafter_of(name, big), []
+    for tree, (asked, plain) in zip(TREES, answered * 2, strict=True):
+        found = generate(big, drafter, asked, greedy(TREES[tree](), 7))
+        assert found.tokens == plain, tree
+        cycles += found.cycles
+    assert any(c.num_accepted for c in cycles)
+    assert name == "pruned target" or any(c.num_accepted < c.num_drafted for c in cycles)
+
+
+class Cycle:
+    """A cycle behind a prompt and its first token, again and again; and what the target says of the two tokens next."""
+
+    def __init__(self, big, drafter, asked, first):
+        self.big, self.drafter, self.asked, self.first = big, drafter, asked, first
+
+    @functools.cached_property
+    def wanted(self):
+        return torch.stack([self.plain(())[a] * self.plain((a,)) for a in range(EMITTED)])
+
+    @functools.cache  # noqa: B019
+    @torch.inference_mode()
+    def plain(self, tokens):
+        ids = torch.cat([self.asked.ids, torch.tensor([self.first, *tokens])])
+        modality = F.pad(self.asked.modality, (0, len(ids) - len(self.asked.ids)), value=TEXT)
+        step = self.big.prefill(Request(ids, modality, self.asked.pixels), Taps(), capacity=1)[1]
+        return WARP(step.logits[-1])[:EMITTED].double()
+
+    @torch.inference_mode()
+    def grow(self, policy, draw):
+        """The tree, and the target's distributions at its root and nodes."""
+        session, step = self.big.prefill(self.asked, self.drafter.taps, capacity=40)
+        self.drafter.start(self.asked, step, WARP, capacity=40)
+        self.drafter.begin(self.first)
+        expand = lambda parents, tokens: WARP.truncate(self.drafter.expand(parents, tokens))  # noqa: E731
+        tree = policy.grow(WARP.truncate(self.drafter.root()), expand, draw, max_levels=2)
+        return tree, WARP(self.big.verify(session, self.first, tree).logits)
+
+    def add(self, found, rule, tree, p, weight=1.0):
+        """The distribution of two tokens, of `weight`; a block of one is completed by the target's own next token."""
+        for tokens, chance in outcomes(rule, tree, p):
+            if len(tokens) > 1:
+                found[tokens[0], tokens[1]] += weight * chance
+            else:
+                found[tokens[0]] += weight * chance * self.plain(tokens)
+
+
+def cycle_of(name, big):
+    """Behind a first token where the likeliest draft may stand, and need not."""
+    drafter = drafter_of(name, big)
+    for asked, first in itertools.product((request(seed, 1) for seed in range(3)), range(EMITTED)):
+        cycle = Cycle(big, drafter, asked, first)
+        tree, p = cycle.grow(Chain(1), Draw("top-k"))
+        if 0.05 < float(p[0, int(tree.tokens[0])]) < 0.95:
+            return cycle
+    raise AssertionError("no draft of any request may stand")
+
+
+@pytest.mark.parametrize("name", DRAFTERS)
+def test_two_sampled_tokens_are_distributed_as_the_targets(big, name):
+    """All uniforms of a cycle; the wrong rule goes through the same. A tree for each drafter, all of them for one."""
+    cycle, names = cycle_of(name, big), [*TREES]
+    for tree_name in names if name == "sparrow" else [names[[*DRAFTERS].index(name) % len(names)]]:
+        tree, p = cycle.grow(grown_once(tree_name), Draw("top-k"))
+        for rule in (Sampling(), NoResidual()):
+            found = torch.zeros(EMITTED, EMITTED, dtype=torch.float64)
+            cycle.add(found, rule, tree, p)
+            off = float((found - cycle.wanted).abs().max())
+            assert off < 2e-5 if isinstance(rule, Sampling) else off > 1e-3, (tree_name, off)
+
+
+@pytest.mark.parametrize(
+    ("name", "tree_name"),
+    [
+        ("msd with vata", "chain"),
+        *(pytest.param(*pair, marks=pytest.mark.slow)
+          for pair in itertools.product(("sparrow", "eagle3", "pruned sibling"), FIXED)),
+    ],
+)  # fmt: skip
+def test_sampled_proposals(big, name, tree_name):
+    """The same over all draws of a fixed shape as well."""
+    cycle, found, waiting = cycle_of(name, big), torch.zeros(EMITTED, EMITTED, dtype=torch.float64), [[]]
+    while waiting:
+        script = waiting.pop()
+        draw = Scripted(script)
+        tree, p = cycle.grow(grown_once(tree_name), draw)
+        if draw.open:
+            waiting += [[*script, choice] for choice in range(draw.open[0])]
+        else:
+            cycle.add(found, Sampling(), tree, p, draw.chance)
+    assert float((found - cycle.wanted).abs().max()) < 2e-5
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("name", "tree_name", "draw"),
+    [
+        ("sparrow", "dynamic", "top-k"), ("sparrow", "sage template", "sample"), ("msd with vata", "static", "sample"),
+        ("vispec", "sage online", "top-k"), ("eagle3, all taps", "sage dynamic", "top-k"),
+        ("eagle3", "chain", "sample"),
+    ],
+)  # fmt: skip
+def test_end_to_end(big, name, tree_name, draw):
+    """Five tokens over several cycles, of which the first three are counted; test_specvlm.py has the pruned ones."""
+    asked, drafter, count, warp = request(1, 1), drafter_of(name, big), 500, Warp(1.0, top_k=2)
+    expected = {(): 1.0}
+    for _ in range(3):
+        further = {}
+        for tokens, chance in expected.items():
+            ids = torch.cat([asked.ids, torch.tensor(tokens, dtype=torch.int64)])
+            modality = F.pad(asked.modality, (0, len(tokens)), value=TEXT)
+            step = big.prefill(Request(ids, modality, asked.pixels), Taps(), capacity=1)[1]
+            further |= {(*tokens, t): chance * float(p) for t, p in enumerate(warp(step.logits[-1])) if p}
+        expected = further
+    generator, seen, accepted = torch.Generator().manual_seed(0), dict.fromkeys(expected, 0), 0
+    decoding = Decoding(TREES[tree_name](), Sampling(), Draw(draw), warp, 5, ())
+    for _ in range(count):
+        found = generate(big, drafter, asked, decoding, generator)
+        seen[tuple(found.tokens[:3])] += 1
+        accepted += sum(c.num_accepted for c in found.cycles)
+    assert accepted > 0
+    observed, values = (torch.tensor([*v], dtype=torch.float64) for v in (seen.values(), expected.values()))
+    assert chi_square(observed, count * values) < 1
