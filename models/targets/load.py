@@ -230,7 +230,7 @@ def load_weights(
         problems += [f"{name} is not part of this model" for name in unknown]
     if problems:
         raise UserError(
-            f"{key}: the weights do not fit their config.json: {min(problems)}"
+            f"{key}: model.safetensors does not fit its config.json: {min(problems)}"
             + (f" (and {len(problems) - 1} more)" if len(problems) > 1 else ""),
             where=str(source), cure="the two do not belong together: restore the one that was changed",
         )  # fmt: skip

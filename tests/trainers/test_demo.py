@@ -6,6 +6,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
 from ranks_run import MAIN, run_ranks, run_recipe
 from training import free_port
 
@@ -49,6 +50,7 @@ def untimed(report: dict) -> dict:
     return {"tables": tables, "difference": report["M_minus_T"], "binding": report["binding"]}
 
 
+@pytest.mark.slow
 def test_three_seeds_of_one_draft(tmp_path):
     few = [f"stages.{name}_{seed}.steps=2" for name in ("language", "finetune") for seed in (1, 2)]
     few.append("stages.seeds.max_new_tokens=8")
