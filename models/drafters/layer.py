@@ -115,11 +115,14 @@ class HeadAttention(nn.Module):
         if cache is not None:
             k, v = cache.layers[0].update(k, v)
         assert mask is not None or k.shape[2] == q.shape[2], "a causal pass with a past needs its mask"
-        if shape.num_heads != shape.num_kv_heads:
+        grouped = shape.num_heads != shape.num_kv_heads
+        if grouped and mask is not None and k.device.type != "cpu":
             # enable_gqa beside a mask leaves CUDA its slow kernel alone, which keeps all scores: [H,N,K] in float32.
+            # A CPU's kernel reads grouped heads as they are; repeating 25k slots would take it three times as long.
             k, v = (part.repeat_interleave(shape.num_heads // shape.num_kv_heads, dim=1) for part in (k, v))
+            grouped = False
         seen = mask.unsqueeze(1) if mask is not None and mask.dim() == 3 else mask
-        mixed = F.scaled_dot_product_attention(q, k, v, attn_mask=seen, is_causal=mask is None)
+        mixed = F.scaled_dot_product_attention(q, k, v, attn_mask=seen, is_causal=mask is None, enable_gqa=grouped)
         return self.o_proj(mixed.transpose(1, 2).flatten(2))
 
 

@@ -10,7 +10,7 @@ from draftsmith.core.errors import UserError
 from draftsmith.core.nouns import IMAGE, TEXT
 from draftsmith.core.states import StatesWanted
 from draftsmith.models.decoding.cache import Cache
-from draftsmith.models.drafters.layer import LayerShape, Rotary
+from draftsmith.models.drafters.layer import HeadAttention, LayerShape, Rotary
 from draftsmith.models.drafters.reading import (
     TEXT_STAGE,
     ReadingObjective,
@@ -234,14 +234,29 @@ def test_ttt_passes_are_what_decoding_does(name):
 
 @pytest.mark.parametrize("name", ["sparrow", "eagle3-read"])
 def test_training_asks_for_fast_attention(name, monkeypatch):
-    """A plainly causal pass has no mask, and none has grouped heads beside one: CUDA would keep [H,N,K] in float32."""
+    """A plainly causal pass has no mask."""
     config, target, training = built(name)
     calls, attend = [], F.scaled_dot_product_attention
     monkeypatch.setattr(F, "scaled_dot_product_attention", lambda *a, **k: calls.append(k) or attend(*a, **k))
     training(batch_for(config, target))
     masked = [call.get("attn_mask") is not None for call in calls]
     assert masked == ([False, False] if name == "sparrow" else [False, True])
-    assert not any(call.get("enable_gqa") and call.get("attn_mask") is not None for call in calls)
+
+
+@pytest.mark.parametrize(("device", "masked", "grouped"), [
+    ("cpu", True, True), ("cpu", False, True), ("meta", True, False), ("meta", False, True),
+])  # fmt: skip
+def test_grouped_heads_beside_a_mask_are_repeated_off_the_cpu(device, masked, grouped, monkeypatch):
+    """CUDA's fast kernels do not take both: it would keep [H,N,K] in float32."""
+    with torch.device(device):
+        attention = HeadAttention(LayerShape(8, 16, 16, num_heads=4, num_kv_heads=2, norm_eps=1e-5))
+        states, rope = torch.zeros(1, 3, 16), torch.zeros(3, 2, 2)
+        mask = torch.ones(3, 3, dtype=torch.bool) if masked else None
+    calls, attend = [], F.scaled_dot_product_attention
+    monkeypatch.setattr(F, "scaled_dot_product_attention", lambda *a, **k: calls.append((a, k)) or attend(*a, **k))
+    assert attention(states, rope, mask, None).shape == (1, 3, 16)
+    (((_, key, _), asked),) = calls
+    assert asked["enable_gqa"] == grouped and key.shape[1] == (2 if grouped else 4)
 
 
 def test_full_and_ttt_differ_and_agree_on_the_first_pass():
