@@ -86,7 +86,14 @@ def _eagle3(engine: Engine, source: HeadSource) -> Files:
     elif engine == "sglang" and taps != (2, layers // 2, layers - 3):
         # Its default is the same layers, and needs no ids that another engine would read differently.
         values["eagle_config"] = {"eagle_aux_hidden_state_layer_ids": [tap - 1 for tap in taps]}
-    return values, dict(head.state_dict())
+    state = dict(head.state_dict())
+    return values, _without_table(state, head) if engine == "vllm" else state
+
+
+def _without_table(state: dict[str, Tensor], head: Eagle3Head) -> dict[str, Tensor]:
+    """vLLM has no place for the two tables of ids where the draft has all of the target's."""
+    whole = len(head.d2t) == head.shape.vocab_size
+    return {name: value for name, value in state.items() if not (whole and name in ("d2t", "t2d"))}
 
 
 def _speculators(source: HeadSource) -> Files:
@@ -124,7 +131,7 @@ def _speculators(source: HeadSource) -> Files:
         },
     }
     state = {name.replace("midlayer.", "layers.0."): value for name, value in head.state_dict().items()}
-    return values, state
+    return values, _without_table(state, head)
 
 
 def _eagle1(engine: Engine, source: HeadSource, embedding: Tensor | None) -> Files:

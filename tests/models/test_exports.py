@@ -94,6 +94,16 @@ def test_eagle3_for_vllm(tmp_path, family):
     assert again.config.taps == (2, 4, 5) and again.config.visual_slots == "read"
 
 
+def test_a_draft_with_all_ids_has_no_table_of_them(tmp_path):
+    """vLLM makes the parameter for fewer ids only, and stops at a file that has it all the same."""
+    _, folder, head = made(tmp_path, **READ | {"draft_vocab_size": None})
+    export_drafter(folder, tmp_path / "out", "vllm")
+    values, state = exported(tmp_path / "out")
+    assert values["draft_vocab_size"] == head.shape.vocab_size and not {"d2t", "t2d"} & set(state)
+    again = back("eagle3", tmp_path / "out")
+    assert all(torch.equal(value, head.state_dict()[name]) for name, value in again.head.state_dict().items())
+
+
 @pytest.mark.parametrize(("taps", "ids"), [(None, None), ((1, 4, 6), [0, 3, 5])])
 def test_sglang_counts_what_leaves_a_layer(tmp_path, taps, ids):
     """The layer before ours; and no ids at the top level, which it would read in the same way."""
