@@ -1,4 +1,4 @@
-"""The nouns that all parts share: a batch of tokens, the target's states for it, and what a decoder is asked.
+"""The nouns that all parts share: a batch of tokens and what a decoder is asked.
 
 Letters: B rows, T tokens, I images, C channels, S side in pixels, D width, P positions held.
 """
@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from .pictures import IMAGE, TEXT, VIDEO, Picture  # noqa: F401 (modalities are nouns, too)
+from .states import TargetStates
 
 
 @dataclass(frozen=True)
@@ -33,10 +34,13 @@ class Batch:
     num_dummy_images: int = 0
     rows: Tensor | None = None  # [B] int8: 0 conditional, 1 unconditional; None where nothing is guided
     pictures: tuple[Picture, ...] = ()  # in row order; none given: each tile that is no dummy is a plain picture
+    seeds: tuple[int, ...] = ()  # B: what a forward draws at random for a row comes from its seed
+    numbers: tuple[int, ...] = ()  # of the rows' samples, for whoever keeps their states; a filler has none
+    states: TargetStates | None = None  # the target's, where the data brings them: cached states, kept scores
 
     def to(self, device: torch.device | str) -> Batch:
         moved: dict[str, Any] = {
-            f.name: v.to(device) for f in fields(self) if isinstance(v := getattr(self, f.name), Tensor)
+            f.name: v.to(device) for f in fields(self) if isinstance(v := getattr(self, f.name), Tensor | TargetStates)
         }
         return replace(self, **moved)
 
@@ -44,38 +48,6 @@ class Batch:
     def num_supervised(self) -> int:
         """Labels that a causal model is trained on: the first position has nothing before it."""
         return int(self.loss_mask[:, 1:].sum())
-
-
-@dataclass(frozen=True)
-class KeptScores:
-    """The likeliest tokens of a target at supervised positions, kept in place of its whole distribution.
-
-    S supervised positions in the order of their batch (row by row), K tokens each, the likeliest first.
-    """
-
-    ids: Tensor  # [S,K] int64
-    log_probs: Tensor  # [S,K] float32
-    log_rest: Tensor  # [S] float32: of all other tokens together
-
-
-@dataclass(frozen=True)
-class ScoredBatch:
-    """A micro-batch with what was kept of the target at each of its supervised positions."""
-
-    batch: Batch
-    kept: KeptScores
-
-    def to(self, device: torch.device | str) -> ScoredBatch:
-        kept = KeptScores(self.kept.ids.to(device), self.kept.log_probs.to(device), self.kept.log_rest.to(device))
-        return ScoredBatch(self.batch.to(device), kept)
-
-    @property
-    def sample_ids(self) -> tuple[str, ...]:
-        return self.batch.sample_ids
-
-    @property
-    def num_supervised(self) -> int:
-        return self.batch.num_supervised
 
 
 @dataclass(frozen=True)

@@ -1,15 +1,15 @@
-"""Hidden states of the frozen target over whole sequences: what a head asks for, and what it is given.
+"""What a drafter sees of its frozen target: which hidden states it asks for, and the states of a batch.
 
-Place p holds token x_p; H_p is the target's feature there (the post-final-norm state that feeds the LM head) and
-M_p the state after some decoder layer (0: the embedding, which at a visual place is the projected picture).
-Slot j pairs token x_{j+1} with the state of place j, and predicts H_{j+1}; it is visual where x_{j+1} is.
-Letters: B rows, T places, D width.
+Index t of a sequence holds token x_t. H_t is the target's feature there (the hidden state after the final norm, which
+the LM head reads) and M_t the hidden state after some decoder layer; layer 0 is the embedding, which at a visual token
+is the projected image. A head's input entry j pairs token x_{j+1} with the state at index j and predicts H_{j+1}.
+Letters: B rows, T tokens, R rows of positions (3 under M-RoPE), D width, S supervised tokens, K kept tokens.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass, field, fields, replace
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from torch import Tensor
@@ -18,51 +18,91 @@ from .pictures import TEXT
 
 
 @dataclass(frozen=True)
-class StatesWanted:
-    """What a head reads of the target; a source computes and a cache keeps this and no more."""
+class Taps:
+    """What a drafter asks of its target; the target computes, and a cache keeps, no more than that.
 
-    feature: bool = True  # H at the places of `feature_places`
-    text_layers: tuple[int, ...] = ()  # M after these layers at the same places (EAGLE-3's taps)
-    visual_layers: tuple[int, ...] = ()  # M after these layers at visual places
-    everywhere: bool = False  # H and the text layers at every place: every place is an ordinary slot (EAGLE)
+    In decoding every tap is served at every position. Training keeps a state only where a head reads it: `feature`
+    and `text_layers` at the positions of `feature_places`, `visual_layers` at visual tokens.
+    """
+
+    text_layers: tuple[int, ...] = ()  # hidden states after so many decoder layers
+    feature: bool = False  # H
+    prefill_attention: tuple[int, ...] = ()  # layers whose attention over the prompt is wanted (SpecVLM)
+    # The queries that this attention is averaged over: of the text after the last visual token, of all text, or of the
+    # last token. Queries of visual tokens are never computed, so that a long clip makes no [T,T].
+    attention_queries: Literal["suffix", "text", "last"] = "suffix"
+    visual_layers: tuple[int, ...] = ()  # the same as `text_layers`, at visual tokens
+    everywhere: bool = False  # keep H and the text layers at every token: each is an ordinary input (EAGLE)
+    without_condition: bool = False  # image generators: also the states of each row without its condition
 
     @property
     def layers(self) -> tuple[int, ...]:
         """All layers to tap, in ascending order."""
         return tuple(sorted({*self.text_layers, *self.visual_layers}))
 
+    @property
+    def kept(self) -> dict[str, Any]:
+        """The part that decides what a cache holds, as its manifest names it."""
+        return {name: getattr(self, name) for name in ("feature", "text_layers", "visual_layers", "everywhere")}
+
+    def __or__(self, other: Taps) -> Taps:
+        """What serves both in training. Attention over a prompt is decoding's own and is not joined."""
+        return Taps(
+            text_layers=tuple(sorted({*self.text_layers, *other.text_layers})),
+            feature=self.feature or other.feature,
+            visual_layers=tuple(sorted({*self.visual_layers, *other.visual_layers})),
+            everywhere=self.everywhere or other.everywhere,
+            without_condition=self.without_condition or other.without_condition,
+        )
+
 
 @dataclass(frozen=True)
-class StatesBatch:
-    """A micro-batch of sequences with the target's states, right padded; states that are not kept are zeros."""
+class KeptScores:
+    """The target's likeliest tokens at supervised positions, kept in place of its whole distribution.
 
-    ids: Tensor  # [B,T] int64
-    mask: Tensor  # [B,T] bool: the place is no padding
-    loss_mask: Tensor  # [B,T] bool: the token is supervised (as a label, before any shift)
-    modality: Tensor  # [B,T] int8
-    positions: Tensor  # [1|3,B,T] int64, the target's own
-    feature: Tensor | None  # [B,T,D]
-    sample_ids: tuple[str, ...]
+    The S supervised positions stand in the order of their batch (row by row), the K tokens likeliest first.
+    """
+
+    ids: Tensor  # [S,K] int64
+    log_probs: Tensor  # [S,K] float32
+    log_rest: Tensor  # [S] float32: of all other tokens together
+
+    def to(self, device: torch.device | str) -> KeptScores:
+        return KeptScores(self.ids.to(device), self.log_probs.to(device), self.log_rest.to(device))
+
+
+@dataclass(frozen=True)
+class TargetStates:
+    """One teacher-forced pass of the frozen target over a batch. States that were not asked for are None or zero.
+
+    A language model runs the batch as it is. An image generator puts its condition in front of the codes, so it also
+    says what it ran: `ids`, `mask`, `padding` and `num_generated`.
+    """
+
+    feature: Tensor | None = None  # [B,T,D]
     layers: dict[int, Tensor] = field(default_factory=dict)  # layer -> [B,T,D]
-    seeds: tuple[int, ...] = ()  # B: what a forward draws at random for a row comes from its seed
+    positions: Tensor | None = None  # [R,B,T] int64, the target's own
+    kept: KeptScores | None = None  # log-probabilities that a regenerate stage kept, in place of states
+    ids: Tensor | None = None  # [B,T] int64; condition slots that hold no token have id 0
+    mask: Tensor | None = None  # [B,T] bool: later positions may attend to it
+    num_generated: int = 0  # image codes at the end of each row
+    padding: tuple[int, ...] = ()  # B: columns on the left of each row that only longer rows of the batch need
+    unconditional: TargetStates | None = None  # of `Taps.without_condition`
 
-    def to(self, device: torch.device | str) -> StatesBatch:
+    def to(self, device: torch.device | str) -> TargetStates:
         moved: dict[str, Any] = {
-            f.name: v.to(device) for f in fields(self) if isinstance(v := getattr(self, f.name), Tensor)
+            f.name: value.to(device)
+            for f in fields(self)
+            if isinstance(value := getattr(self, f.name), Tensor | KeptScores | TargetStates)
         }
         return replace(self, **moved, layers={layer: states.to(device) for layer, states in self.layers.items()})
 
-    @property
-    def num_supervised(self) -> int:
-        """Slots that are trained: those whose token is supervised. The first place has no slot before it."""
-        return int(self.loss_mask[:, 1:].sum())
-
 
 def feature_places(modality: Tensor, mask: Tensor, loss_mask: Tensor, everywhere: bool = False) -> Tensor:
-    """[B,T] bool: places whose H is read by a text slot (the next token is text) or is a trained slot's goal.
+    """[B,T] bool: where H is read by a text input (the next token is text) or is the goal of a trained one.
 
     Args:
-        everywhere: as of `StatesWanted`: all places that are no padding.
+        everywhere: as of `Taps`: all tokens that are no padding.
     """
     if everywhere:
         return mask.clone()
@@ -73,5 +113,5 @@ def feature_places(modality: Tensor, mask: Tensor, loss_mask: Tensor, everywhere
 
 
 def visual_places(modality: Tensor, mask: Tensor) -> Tensor:
-    """[B,T] bool."""
+    """[B,T] bool: visual tokens that are no padding."""
     return (modality != TEXT) & mask

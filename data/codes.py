@@ -13,7 +13,7 @@ import zlib
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import torch
@@ -28,6 +28,8 @@ from .shards import ShardReader
 class ShardData(Section):
     """Shards that an `encode` or `regenerate` stage wrote."""
 
+    # Of a train stage's `data`: codes and pictures, not conversations. Targets that draw images need not say it.
+    kind: Literal["codes"] = Field("codes", exclude=True)
     # The stage that wrote them; null with path null: the latest that did.
     from_stage: str | None = Field(None, alias="from")
     # A folder of shards from elsewhere.

@@ -33,6 +33,8 @@ from .videos import VideoSettings
 class ConversationData(Section):
     """LLaVA JSON or JSONL with an image folder, single files or mixtures of them."""
 
+    # Of a train stage's `data`: the default where the target is a language model.
+    kind: Literal["conversations"] = Field("conversations", exclude=True)
     # Files, brace patterns ({a,b}.json) and OneVision mixtures (.yaml); with `from` the names of splits, or of
     # mixtures (NAME.yaml), that a `generate` stage wrote.
     path: str | list[str]

@@ -15,8 +15,9 @@ import torch
 from pydantic import Field, model_validator
 
 from ..core.errors import UserError
-from ..core.nouns import TEXT, Batch, KeptScores, Request, ScoredBatch
+from ..core.nouns import TEXT, Batch, Request
 from ..core.section import Section
+from ..core.states import KeptScores, TargetStates
 from .answers import Answers
 from .collate import Sample, collate, empty_sample
 from .dataset import ConversationDataset
@@ -174,14 +175,17 @@ class OpenBatch:
 
 @dataclass(frozen=True)
 class AnswerCollate:
-    """Reads the samples of a micro-batch: a `Batch`, a `ScoredBatch` (`num_kept` above 0) or an `OpenBatch` of them."""
+    """Reads the samples of a micro-batch: a `Batch`, or an `OpenBatch` where the draft has yet to answer some of them.
+
+    With `num_kept` above 0 the batch brings the target's kept scores at each supervised token.
+    """
 
     samples: AnsweredSamples
     pad_id: int
     image_size: int
     num_kept: int = 0
 
-    def __call__(self, samples: Sequence[int], *, epoch: int) -> Batch | ScoredBatch | OpenBatch:
+    def __call__(self, samples: Sequence[int], *, epoch: int) -> Batch | OpenBatch:
         rows = [self.samples.row(index, epoch) for index in samples] or [Row(empty_sample(self.pad_id))]
         if self.samples.config.share("draft"):
             return OpenBatch(tuple(rows), self.pad_id, self.image_size)
@@ -192,7 +196,7 @@ class AnswerCollate:
         nothing = KeptScores(
             torch.zeros(0, self.num_kept, dtype=torch.int64), torch.zeros(0, self.num_kept), torch.zeros(0)
         )
-        return ScoredBatch(batch, _joined([nothing, *kept]))
+        return replace(batch, states=TargetStates(kept=_joined([nothing, *kept])))
 
 
 def _joined(kept: Sequence[KeptScores]) -> KeptScores:

@@ -26,11 +26,10 @@ from ..data.processor import Processor, load_processor
 from ..data.tiles import Convention
 from ..data.videos import VideoSettings
 from ..models.decoding.warp import Warp
-from ..models.drafters.heads import EagleConfig, MedusaConfig, load_proposal
-from ..models.drafters.lvlm import LvlmConfig, load_drafter, proposal
+from ..models.drafters import AnyDrafter
+from ..models.drafters.base import DraftingOptions, TargetIdentity
 from ..models.drafters.made_for import MANIFEST
 from ..models.drafters.modes import Mode, StandIns
-from ..models.drafters.reading import AnyReading, load_reading_head, reading_proposal
 from ..models.generators import LlamaGenTargetConfig, load_generator
 from ..models.targets.anole import AnoleTargetConfig
 from ..models.targets.load import TargetConfig as LanguageConfig
@@ -40,6 +39,7 @@ from .policies import Draw, TreeConfig
 from .rules import RULES
 
 KEY = "published"
+_DRAFTER: TypeAdapter[Any] = TypeAdapter(AnyDrafter)
 VisualConfig = Annotated[LlamaGenTargetConfig | AnoleTargetConfig, Field(discriminator="kind")]
 # Thing -> where it lies. A language target is one thing; a generator may have its tokenizer and encoder elsewhere.
 Sources = Mapping[str, str | Path]
@@ -222,9 +222,9 @@ def _drawing(folder: Path, section: PublishedSection, made: dict[str, Any], devi
     parts = {thing: Path(place) for thing, place in made.items()}
     config = _placed(config, parts)
     generator = load_generator(config, parts, device=device)
-    head = TypeAdapter(Annotated[EagleConfig | MedusaConfig, Field(discriminator="kind")])
-    drafter = load_proposal(head.validate_python(section.drafter), folder, generator.target, named=config)
-    target = generator.target
+    target, identity = generator.target, TargetIdentity(config.model_dump(mode="json"))
+    trained = _DRAFTER.validate_python(section.drafter)
+    drafter = trained.drafter(trained.load(folder, target, identity=identity), target)
     decoding = _decoding(section, grid=target.grid, length=target.num_codes, eos=())
 
     def ask(asked: Asked, _: Path) -> ImageRequest:
@@ -272,9 +272,9 @@ def _answering(folder: Path, section: PublishedSection, made: dict[str, Any], de
     target = load_target(
         config, source, num_token_ids=len(processor.tokenizer), image_token_id=processor.image_token_id, device=device
     )
-    lvlm = section.drafter.get("kind") == "lvlm"
-    drafter = (_draft if lvlm else _head)(folder, section, config, target, processor, str(source))
-    own_eyes = load_processor(folder) if lvlm and section.drafter.get("pictures") == "own" else None
+    identity = TargetIdentity(section.target | {"path": str(source)}, processor.tokenizer_hash)
+    drafter = _opened(folder, section, target, processor, identity)
+    own_eyes = load_processor(folder) if section.drafter.get("pictures") == "own" else None
     decoding = _decoding(section, grid=None, length=section.decoding.max_new_tokens, eos=(processor.eos_id,))
 
     def ask(asked: Asked, place: Path) -> Request:
@@ -290,32 +290,20 @@ def _answering(folder: Path, section: PublishedSection, made: dict[str, Any], de
     return Speculator(target, drafter, decoding, section.seed, ask, render)
 
 
-def _draft(folder: Path, section: PublishedSection, config: Any, target: Any, processor: Processor, source: str) -> Any:
-    LvlmConfig.model_validate(section.drafter)
-    model = load_drafter(folder, tokenizer_hash=processor.tokenizer_hash, dtype=getattr(torch, config.dtype))
-    return proposal(
-        model.to(target.device),
-        section.decoding.mode or "M",
-        num_token_ids=len(processor.tokenizer),
-        image_token_id=processor.image_token_id,
-        newline_id=processor.newline_id,
-        stand_ins=StandIns.of(processor.tokenizer, newline_id=processor.newline_id),
-    )
-
-
-def _head(folder: Path, section: PublishedSection, config: Any, target: Any, processor: Processor, source: str) -> Any:
-    trained: Any = TypeAdapter(Annotated[AnyReading, Field(discriminator="kind")]).validate_python(section.drafter)
-    reading = type(trained).model_validate(trained.model_dump(by_alias=True) | section.decoding.reading)
-    # What it was trained with decides whether it fits; only its rotary embedding follows the positions.
-    head = load_reading_head(
-        trained.model_copy(update={"positions": reading.positions}),
-        folder,
-        target,
-        target.embedding.dtype,
-        named=section.target | {"path": source},
-        tokenizer_sha256=processor.tokenizer_hash,
-    )
-    return reading_proposal(head, target, reading)
+def _opened(
+    folder: Path, section: PublishedSection, target: Any, processor: Processor, identity: TargetIdentity
+) -> Any:
+    """The proposal as the stored prompt was decoded: the drafter as it was trained, with the decoding's own settings."""
+    trained = _DRAFTER.validate_python(section.drafter)
+    changed = dict(section.decoding.reading)
+    if section.decoding.mode is not None:
+        changed["mode"] = section.decoding.mode
+    decoded = trained.for_decoding(**changed)
+    # What it was trained with decides whether it fits; only a head's rotary embedding follows the positions.
+    kept = trained.for_decoding(positions=changed["positions"]) if "positions" in changed else trained
+    module = kept.load(folder, target, identity=identity)
+    substitutes = StandIns.of(processor.tokenizer, newline_id=processor.newline_id)
+    return decoded.drafter(module, target, DraftingOptions(substitutes))
 
 
 def _decoding(section: PublishedSection, *, grid: int | None, length: int, eos: tuple[int, ...]) -> Decoding:

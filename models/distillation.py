@@ -8,19 +8,20 @@ Letters: B rows, T tokens, S supervised positions, C positions of a chunk, D wid
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any, Literal, Protocol
 
 import torch
 from pydantic import Field
 from torch import Tensor, nn
-from torch.autograd.function import once_differentiable
 from torch.nn import functional as F
 from transformers import LlavaForConditionalGeneration
 
 from ..core.loss import StepLoss
-from ..core.nouns import Batch, KeptScores, ScoredBatch
+from ..core.nouns import Batch
 from ..core.section import Section
+from ..core.states import KeptScores, Taps, TargetStates
+from .chunked import ChunkedHead
 from .llava import LlavaTraining, Part
 from .losses import NEVER, Divergence, divergence_of_logs, log_probs
 
@@ -123,11 +124,31 @@ def keep_scores(scores: Tensor, count: int) -> KeptScores:
     return KeptScores(ids, outcomes[:, :-1], outcomes[:, -1])
 
 
+FEATURE = Taps(feature=True)
+
+
+class Teacher:
+    """The frozen target on a draft LVLM's own batches: a plain object, so that no engine takes it for a part."""
+
+    def __init__(self, llava: LlavaForConditionalGeneration):
+        self.llava = llava
+        self._module = LlavaTraining(llava, (), gradient_checkpointing=False).eval()
+
+    @property
+    def lm_head(self) -> nn.Module:
+        return self.llava.lm_head
+
+    @torch.no_grad()
+    def states(self, batch: Batch, taps: Taps = FEATURE) -> TargetStates:
+        """The feature [B,T,D] of every token."""
+        return TargetStates(feature=self._module.hidden_states(batch))
+
+
 class DistillTraining(LlavaTraining):
     """A draft with its target beside it, which is no part of the module: neither optimizer nor checkpoint see it.
 
     Args:
-        target: of the draft's vocabulary and pictures; None where every batch brings kept scores.
+        teacher: of the draft's vocabulary and pictures; None where every batch brings kept scores.
         banned: [V] bool, ids that are never emitted: rows without a token and the image placeholder. They are taken
             out of both distributions.
     """
@@ -140,7 +161,7 @@ class DistillTraining(LlavaTraining):
         trainable: Sequence[Part],
         *,
         objective: DistillObjective,
-        target: LlavaForConditionalGeneration | None,
+        teacher: Teacher | None,
         banned: Tensor,
         **settings: Any,
     ):
@@ -148,10 +169,11 @@ class DistillTraining(LlavaTraining):
         self.objective = objective
         self.head = ChunkedHead(llava.lm_head, objective.chunk)
         self.register_buffer("banned", banned, persistent=False)
-        frozen = None if target is None else LlavaTraining(target, (), gradient_checkpointing=False).eval()
-        self.__dict__["target"] = frozen
+        self.teacher = teacher
 
-    def forward(self, batch: Batch | ScoredBatch, target_choice: Tensor | None = None) -> StepLoss:
+    def forward(
+        self, batch: Batch, states: TargetStates | None = None, target_choice: Tensor | None = None
+    ) -> StepLoss:
         """The divergence (mixed with cross-entropy) summed over supervised tokens.
 
         Metrics: "accuracy" against the sample's tokens, "agreement" with the target's likeliest one, and alpha at the
@@ -159,22 +181,20 @@ class DistillTraining(LlavaTraining):
         drafts that were trained in different ways.
         """
         if not self.training:
-            assert isinstance(batch, Batch)
-            return super().forward(batch, target_choice)
-        plain = batch.batch if isinstance(batch, ScoredBatch) else batch
-        keep = plain.loss_mask[:, 1:]
-        labels = plain.ids[:, 1:][keep]  # [S]
-        goal: Goal = KeptGoal(batch.kept) if isinstance(batch, ScoredBatch) else self._online(plain, keep)
-        hidden = self.hidden_states(plain)[:, :-1][keep]  # [S,D]
+            return super().forward(batch, None, target_choice)
+        assert states is not None, "distillation compares with the target"
+        keep = batch.loss_mask[:, 1:]
+        labels = batch.ids[:, 1:][keep]  # [S]
+        goal: Goal = KeptGoal(states.kept) if states.kept is not None else self._online(states, keep)
+        hidden = self.hidden_states(batch)[:, :-1][keep]  # [S,D]
         loss, sums = self.head(hidden, functools.partial(self._compare, goal, labels))
         return StepLoss(loss, keep.sum(), dict(zip(self.metrics, sums, strict=True)))
 
-    @torch.no_grad()
-    def _online(self, batch: Batch, keep: Tensor) -> OnlineGoal:
-        target: LlavaTraining = self.__dict__["target"]
-        hidden = target.hidden_states(batch)[:, :-1]
+    def _online(self, states: TargetStates, keep: Tensor) -> OnlineGoal:
+        assert states.feature is not None and self.teacher is not None
+        hidden = states.feature[:, :-1]
         kept = hidden[keep.to(hidden.device)]
-        return OnlineGoal(kept, target.llava.lm_head, self.banned, self.objective.temperature)
+        return OnlineGoal(kept, self.teacher.lm_head, self.banned, self.objective.temperature)
 
     def _compare(self, goal: Goal, labels: Tensor, piece: slice, scores: Tensor) -> tuple[Tensor, Tensor]:
         """The loss summed over a piece, with the draft's scores [C,V] there, and the metrics' sums [3]."""
@@ -192,63 +212,3 @@ class DistillTraining(LlavaTraining):
             alpha = torch.minimum(log_p, log_q).exp().sum()
             right, agreed = choice == labels[piece], choice == goal.likeliest(log_p, piece)
             return loss, torch.stack([right.sum(), agreed.sum(), alpha]).float()
-
-
-# A piece of the positions and the scores [C,V] there -> a loss summed over them, and further sums [M].
-Compare = Callable[[slice, Tensor], tuple[Tensor, Tensor]]
-
-
-class ChunkedHead(nn.Module):
-    """The draft's LM head with the loss on top, a chunk of positions at a time.
-
-    It shares the head's parameter and reads it in one module call for all chunks: ZeRO-3 gathers the weight for that
-    call, and ranks with different numbers of supervised tokens still make the same collectives.
-    """
-
-    def __init__(self, head: nn.Linear, chunk: int):
-        super().__init__()
-        assert head.bias is None, "LM heads of the Llama family have no bias"
-        self.weight: nn.Parameter = head.weight
-        self.chunk: int = chunk
-
-    def forward(self, hidden: Tensor, compare: Compare) -> tuple[Tensor, Tensor]:
-        """States [S,D] -> the loss summed over all positions, and the further sums."""
-        return _Chunked.apply(hidden, self.weight, compare, self.chunk, torch.is_grad_enabled())
-
-
-class _Chunked(torch.autograd.Function):
-    """Takes each chunk's gradient in the forward: nothing of a chunk outlives it, and the head runs once."""
-
-    @staticmethod
-    def forward(
-        ctx: Any, hidden: Tensor, weight: Tensor, compare: Compare, chunk: int, learns: bool
-    ) -> tuple[Tensor, Tensor]:
-        wide = torch.float64 if hidden.dtype == torch.float64 else torch.float32
-        ctx.d_hidden = torch.zeros(hidden.shape, dtype=wide, device=hidden.device) if learns else None
-        learns_weight = learns and ctx.needs_input_grad[1]
-        ctx.d_weight = torch.zeros(weight.shape, dtype=wide, device=hidden.device) if learns_weight else None
-        ctx.dtypes = hidden.dtype, weight.dtype
-        loss, sums = torch.zeros((), dtype=wide, device=hidden.device), torch.zeros((), device=hidden.device)
-        # A rank without supervised tokens in this batch compares nothing, once: its sums have the right shape.
-        for start in range(0, max(1, len(hidden)), chunk):
-            piece = slice(start, start + chunk)
-            scores = F.linear(hidden[piece], weight).to(wide).requires_grad_(learns)
-            with torch.set_grad_enabled(learns):
-                value, found = compare(piece, scores)
-            loss, sums = loss + value.detach(), sums + found
-            if learns:
-                gradient = torch.autograd.grad(value, scores)[0].to(hidden.dtype)
-                ctx.d_hidden[piece] = gradient @ weight
-                if learns_weight:
-                    ctx.d_weight += gradient.T @ hidden[piece]
-        ctx.mark_non_differentiable(sums)
-        return loss, sums
-
-    @staticmethod
-    @once_differentiable
-    def backward(ctx: Any, d_loss: Tensor, d_sums: Tensor) -> tuple[Tensor | None, ...]:
-        hidden, weight = ctx.d_hidden, ctx.d_weight
-        ctx.d_hidden = ctx.d_weight = None
-        hidden_type, weight_type = ctx.dtypes
-        d_hidden = hidden.mul_(d_loss).to(hidden_type)
-        return d_hidden, None if weight is None else weight.mul_(d_loss).to(weight_type), None, None, None

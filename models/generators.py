@@ -10,7 +10,7 @@ import functools
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, ClassVar, Literal
 
 import torch
 from pydantic import Field, model_validator
@@ -38,6 +38,8 @@ TEXT_ENCODER = "text_encoder"  # folder beside the weights of a target that was 
 
 class LlamaGenTargetConfig(Section):
     """A LlamaGen: published weights, or a tiny one that a recipe spells out and trains itself."""
+
+    draws_images: ClassVar[bool] = True
 
     kind: Literal["llamagen"]
     # Hub id or directory of the weights, as `scripts/convert_llamagen` writes them or in LANTERN's layout.

@@ -28,6 +28,7 @@ from transformers import (
 
 from ..core.loss import StepLoss
 from ..core.nouns import TEXT, Batch
+from ..core.states import TargetStates
 from .lora import LoraConfig, add_adapters
 from .pictures import Packing
 
@@ -212,10 +213,13 @@ class LlavaTraining(nn.Module):
                 found[part] = named
         return found
 
-    def forward(self, batch: Batch, target_choice: Tensor | None = None) -> StepLoss:
+    def forward(
+        self, batch: Batch, states: TargetStates | None = None, target_choice: Tensor | None = None
+    ) -> StepLoss:
         """Next-token cross-entropy summed over the supervised tokens, and how many of them were right.
 
         Args:
+            states: the target's; plain next-token training reads none.
             target_choice: [S] the target's most likely tokens; how often they are also ours is "agreement".
         """
         hidden = self.hidden_states(batch)  # [B,T,D]

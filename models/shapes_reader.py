@@ -16,6 +16,7 @@ from torch.nn import functional as F
 
 from ..core.loss import StepLoss
 from ..core.nouns import PictureBatch
+from ..core.states import TargetStates
 
 
 class ShapesReader(nn.Module):
@@ -53,7 +54,7 @@ class ShapesReader(nn.Module):
         states = self.features(pixels)
         return torch.stack([self.color(states).argmax(-1), self.shape(states).argmax(-1)], dim=-1)
 
-    def forward(self, batch: PictureBatch) -> StepLoss:
+    def forward(self, batch: PictureBatch, states: TargetStates | None = None) -> StepLoss:
         """Cross-entropy of both names at all places; `labels` [B,P*2]."""
         states = self.features(batch.pixels)
         truth = batch.labels.unflatten(-1, (4, 2))

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Protocol
+from typing import Any, Protocol
 
 import numpy as np
 import torch
@@ -18,7 +19,7 @@ from ..data.loader import Collate, Loader, Samples, StepBatches, steps_per_epoch
 from .checkpoint import CheckpointConfig
 from .context import Context
 from .engine import Engine
-from .loop import Schedule, train
+from .loop import Schedule, Source, no_states, train
 from .optim import OptimConfig, build_optimizer, rate_multiplier
 from .progress import Progress
 from .tracked import track_sample
@@ -83,26 +84,41 @@ Validate = Callable[[Engine, int], Mapping[str, float | Path]]
 Write = Callable[[Engine, StepBatches], StepBatches]
 
 
-def fit(
-    stage: FitSettings,
-    context: Context,
-    module: nn.Module,
-    make_loader: Callable[[int], Loader],
-    *,
-    total: int,
-    validate: Validate | None = None,
-    validate_every: int | None = None,
-    write: Write | None = None,
-) -> Engine:
-    """Train `module` (a `Trainable`) for `total` steps, or go on from its newest checkpoint; returns its engine."""
-    optimizer = build_optimizer(module.parts(), stage.optim)  # type: ignore[operator]
+@dataclass(frozen=True)
+class Training:
+    """One training, ready to run.
+
+    Args:
+        module: `forward(batch, states)` returns a `StepLoss`.
+        steps: first step -> a loader of this rank.
+        total: optimizer steps.
+        source: batch -> the target's states for it: computed, read with the batch, or none.
+        finish: engine -> writes the stage's result (all ranks call).
+        validate: engine, step -> what is logged; every `validate_every` steps.
+        write: completes a step's batches with answers that the draft writes itself.
+    """
+
+    module: nn.Module
+    steps: Callable[[int], Any]
+    total: int
+    finish: Callable[[Engine], None]
+    source: Source = no_states
+    validate: Validate | None = None
+    validate_every: int | None = None
+    write: Write | None = None
+
+
+def fit(stage: FitSettings, context: Context, training: Training) -> Engine:
+    """Train the module (a `Trainable`), or go on from its newest checkpoint; returns its engine."""
+    total, validate, write = training.total, training.validate, training.write
+    optimizer = build_optimizer(training.module.parts(), stage.optim)  # type: ignore[operator]
     engine = Engine(
-        module,
+        training.module,
         optimizer,
         rate_multiplier(stage.optim, total),
         context.engine,
         micro_batch_size=stage.micro,
-        accumulation=make_loader(0).accumulation,
+        accumulation=training.steps(0).accumulation,
         clip_norm=stage.optim.clip_norm,
     )
     tracker = context.tracker()
@@ -115,8 +131,9 @@ def fit(
 
         train(
             engine,
-            make_loader,
-            Schedule(total, stage.checkpoints, log_every=stage.log_every, validate_every=validate_every),
+            training.steps,
+            Schedule(total, stage.checkpoints, log_every=stage.log_every, validate_every=training.validate_every),
+            source=training.source,
             folder=context.folder / "checkpoints",
             fingerprint=context.fingerprint,
             log=log,

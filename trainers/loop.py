@@ -18,12 +18,20 @@ import torch.distributed as dist
 
 from ..core import ranks
 from ..core.errors import TrainingError
+from ..core.states import TargetStates
 from ..data.loader import Loader, StepBatches
 from . import checkpoint
 from .checkpoint import CheckpointConfig
 from .engine import Engine
 
 Log = Callable[[Mapping[str, Any], int], None]
+# A micro-batch on this rank's device -> the frozen target's states for it.
+Source = Callable[[Any], TargetStates | None]
+
+
+def no_states(batch: Any) -> None:
+    """Of what learns from its own data alone."""
+    return None
 
 
 class Stopped(Exception):
@@ -68,6 +76,7 @@ def train(
     log: Log,
     rewind: Callable[[int], None],
     say: Callable[[str], None],
+    source: Source = no_states,
     validate: Callable[[int], Mapping[str, Any]] | None = None,
     write: Callable[[StepBatches], StepBatches] | None = None,
     saved: Callable[[Path, int], None] = lambda path, step: None,
@@ -76,6 +85,7 @@ def train(
 
     Args:
         make_loader: first step -> loader of this rank.
+        source: where the target's states come from: online, cached, kept on the first epoch, or none.
         rewind: told the step that training starts from, so that later lines of an earlier try go.
         write: completes a step's batches with the weights as they are before it (answers that the draft writes
             itself); their tokens can only be counted then, which costs a second all-reduce.
@@ -95,12 +105,15 @@ def train(
         say(f"resuming from {found.path} (step {step})")
     rewind(step)
     with _StopFlag() as stop:
-        _steps(engine, make_loader(step), schedule, step, stop, folder, fingerprint, log, validate, write, saved)
+        _steps(
+            engine, make_loader(step), source, schedule, step, stop, folder, fingerprint, log, validate, write, saved
+        )
 
 
 def _steps(
     engine: Engine,
     loader: Loader,
+    source: Source,
     schedule: Schedule,
     step: int,
     stop: _StopFlag,
@@ -126,7 +139,7 @@ def _steps(
                 f"step {step}: no supervised token in the whole batch", where=_names(current),
                 cure="look at these records' answers; over-long or unreadable ones supervise nothing",
             )  # fmt: skip
-        loss_is_finite = _forward_backward(engine, current, tokens, sums)
+        loss_is_finite = _forward_backward(engine, current, source, tokens, sums)
         finite = loss_is_finite * engine.gradients_are_finite
         next_tokens, stops, broken = _all_reduce(
             engine, _num_supervised(following) if following else 0, float(stop.raised), 1.0 - float(finite)
@@ -160,13 +173,15 @@ def _steps(
             raise Stopped(step)
 
 
-def _forward_backward(engine: Engine, batches: StepBatches, tokens: float, sums: _Sums) -> torch.Tensor:
+def _forward_backward(engine: Engine, batches: StepBatches, source: Source, tokens: float, sums: _Sums) -> torch.Tensor:
     """One optimizer step's forwards and backwards; returns 1 where every loss was finite."""
     finite = torch.ones((), device=engine.device)
     for number, batch in enumerate(batches.micro):
         if number:
             engine.step()  # not at the boundary yet: DeepSpeed only counts the micro-batch
-        loss = engine(batch.to(engine.device))
+        batch = batch.to(engine.device)
+        states = source(batch)
+        loss = engine(batch, states)
         finite = finite * loss.loss_sum.detach().isfinite()
         engine.backward(loss.loss_sum, tokens)
         sums.add(loss.loss_sum, loss.metrics)

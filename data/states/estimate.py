@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from ...core.errors import UserError
-from ...core.states import StatesWanted
+from ...core.states import Taps
 from .dtypes import StatesDtype, state_bytes
 
 # Of a record beside its tensors: two tar headers, two paddings, and the names, types and shapes of the tensors.
@@ -35,7 +35,7 @@ class Size:
 
 
 def record_bytes(
-    wanted: StatesWanted, width: int, dtype: StatesDtype, *, text: float, visual: float, position_rows: int = 1
+    wanted: Taps, width: int, dtype: StatesDtype, *, text: float, visual: float, position_rows: int = 1
 ) -> float:
     """Bytes of one record.
 
@@ -52,7 +52,7 @@ def record_bytes(
 
 
 def declared_size(
-    wanted: StatesWanted,
+    wanted: Taps,
     width: int,
     dtype: StatesDtype,
     *,

@@ -8,7 +8,7 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import asdict, fields
+from dataclasses import fields
 from pathlib import Path
 from typing import Any, Literal, get_args
 
@@ -17,7 +17,7 @@ import transformers
 from huggingface_hub import try_to_load_from_cache
 
 from ...core.errors import UserError
-from ...core.states import StatesWanted
+from ...core.states import Taps
 from ..conversations import PromptFormat
 from ..dataset import ConversationData
 from ..processor import Processor
@@ -36,7 +36,7 @@ def states_identity(
     processor: Processor,
     form: PromptFormat | None,
     data: ConversationData | None,
-    wanted: StatesWanted,
+    wanted: Taps,
     dtype: StatesDtype | None,
 ) -> dict[str, Any]:
     """Of JSON types. What is None is not known, and compared with nothing.
@@ -50,7 +50,7 @@ def states_identity(
         "template": None if form is None else _hash(form.model_dump(mode="json")),
         "pictures": None if data is None else _pictures(data),
         "transformers": transformers.__version__,
-        "states": asdict(wanted),
+        "states": wanted.kept,
         "dtype": dtype,
         "image_backend": image_backend(processor),
     }

@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 from torch.utils.data import get_worker_info
 
-from ...core.states import StatesWanted
+from ...core.states import Taps
 from ..codes import forward_seed
 from ..shard_members import BAD_MEMBERS, TensorPlace, places, tensor_places
 from ..shards import ShardReader, Span
@@ -178,8 +178,11 @@ def form_of(identity: Mapping[str, Any]) -> StatesForm:
     """How the records of a cache are to be read, from its identity."""
     states, samples = identity["states"], identity["samples"]
     return StatesForm(
-        wanted=StatesWanted(
-            states["feature"], tuple(states["text_layers"]), tuple(states["visual_layers"]), states["everywhere"]
+        wanted=Taps(
+            text_layers=tuple(states["text_layers"]),
+            feature=states["feature"],
+            visual_layers=tuple(states["visual_layers"]),
+            everywhere=states["everywhere"],
         ),
         dtype=identity["dtype"],
         computed_in=getattr(torch, samples["computed_in"]),

@@ -14,8 +14,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from ...core.nouns import Batch
 from ...core.pictures import TEXT
-from ...core.states import StatesBatch, StatesWanted, feature_places, visual_places
+from ...core.states import Taps, TargetStates, feature_places, visual_places
 from ..shard_members import TensorPlace
 from .dtypes import StatesDtype, decode, encode
 
@@ -24,7 +25,7 @@ from .dtypes import StatesDtype, decode, encode
 COLUMNS = ("number", "length", "visual", "supervised", "draw")
 
 
-def state_places(wanted: StatesWanted, modality: Tensor, mask: Tensor, loss_mask: Tensor) -> dict[str, Tensor]:
+def state_places(wanted: Taps, modality: Tensor, mask: Tensor, loss_mask: Tensor) -> dict[str, Tensor]:
     """Name of a tensor of states -> [B,T] bool, the places that it is kept at."""
     text = feature_places(modality, mask, loss_mask, wanted.everywhere)
     visual = visual_places(modality, mask)
@@ -43,21 +44,22 @@ def layer_name(layer: int) -> str:
     return f"layer_{layer:03d}"
 
 
-def record(batch: StatesBatch, row: int, wanted: StatesWanted, dtype: StatesDtype) -> dict[str, Tensor]:
-    """The tensors of one row of `batch`, on the CPU."""
-    mask = batch.mask[row : row + 1]
+def record(batch: Batch, computed: TargetStates, row: int, wanted: Taps, dtype: StatesDtype) -> dict[str, Tensor]:
+    """The tensors of one row of `batch` and of its states, on the CPU."""
+    assert computed.positions is not None
+    mask = batch.attention_mask[row : row + 1]
     length = int(mask.sum())
     tensors = {
         "ids": batch.ids[row, :length].to(torch.int32),
         "modality": batch.modality[row, :length].to(torch.int8),
         "loss_mask": batch.loss_mask[row, :length],
-        "positions": batch.positions[:, row, :length].to(torch.int32),
+        "positions": computed.positions[:, row, :length].to(torch.int32),
     }
     all_places = state_places(wanted, batch.modality[row : row + 1], mask, batch.loss_mask[row : row + 1])
     for name, places in all_places.items():
-        states = batch.feature if name == "feature" else batch.layers[int(name[len("layer_") :])]
+        states = computed.feature if name == "feature" else computed.layers[int(name[len("layer_") :])]
         assert states is not None, f"{name} is wanted and was not computed"
-        for part, tensor in encode(states[row][places[0]], dtype).items():
+        for part, tensor in encode(states[row][places[0].to(states.device)], dtype).items():
             tensors[f"{name}.{part}" if part else name] = tensor
     return {name: tensor.cpu() for name, tensor in tensors.items()}
 
@@ -66,7 +68,7 @@ def record(batch: StatesBatch, row: int, wanted: StatesWanted, dtype: StatesDtyp
 class StatesForm:
     """What must be known of a cache to read its records."""
 
-    wanted: StatesWanted  # what the records hold
+    wanted: Taps  # what the records hold
     dtype: StatesDtype
     computed_in: torch.dtype  # the target's, which read states have again
     pad_id: int
@@ -76,7 +78,7 @@ class StatesForm:
 
 @dataclass(frozen=True)
 class PackedStates:
-    """A micro-batch as it was read: bytes of records, which become a `StatesBatch` on the device they are moved to.
+    """A micro-batch as it was read: bytes of records, which become a `Batch` on the device they are moved to.
 
     States travel as they are kept, and are spread over their places behind the bus.
     """
@@ -88,7 +90,8 @@ class PackedStates:
     num_supervised: int
     form: StatesForm
 
-    def to(self, device: torch.device | str) -> StatesBatch:
+    def to(self, device: torch.device | str) -> Batch:
+        """The batch without pixels; the target's states come with it."""
         moved = self.buffer.to(device)
         rows = [{name: place.of(moved) for name, place in row.items()} for row in self.rows] or [self._filler(moved)]
         form = self.form
@@ -108,16 +111,17 @@ class PackedStates:
             name: _spread(name, rows, places, form)
             for name, places in state_places(form.wanted, modality, mask, loss_mask).items()
         }
-        return StatesBatch(
+        layers = {layer: spread[layer_name(layer)] for layer in form.wanted.layers}
+        return Batch(
             ids=ids,
-            mask=mask,
+            attention_mask=mask,
             loss_mask=loss_mask,
             modality=modality,
             positions=positions,
-            feature=spread.get("feature"),
+            pixels=None,
             sample_ids=self.sample_ids,
-            layers={layer: spread[layer_name(layer)] for layer in form.wanted.layers},
             seeds=self.seeds,
+            states=TargetStates(spread.get("feature"), layers, positions),
         )
 
     def _filler(self, like: Tensor) -> dict[str, Tensor]:

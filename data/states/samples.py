@@ -122,34 +122,17 @@ class Chosen:
 
 
 @dataclass(frozen=True)
-class SeededBatch:
-    """A batch whose states are still to be computed, and what its rows draw at random from."""
-
-    batch: Batch
-    seeds: tuple[int, ...]
-    numbers: tuple[int, ...]  # of the samples; none of a filler
-
-    @property
-    def num_supervised(self) -> int:
-        return self.batch.num_supervised
-
-    @property
-    def sample_ids(self) -> tuple[str, ...]:
-        return self.batch.sample_ids
-
-
-@dataclass(frozen=True)
 class SeededCollate:
-    """Numbered samples to a `SeededBatch`."""
+    """Numbered samples to a `Batch` whose rows have seeds and numbers."""
 
     pad_id: int
     image_size: int
     seed: int
 
-    def __call__(self, samples: Sequence[tuple[int, Any]], *, epoch: int) -> SeededBatch:
+    def __call__(self, samples: Sequence[tuple[int, Any]], *, epoch: int) -> Batch:
         rows = [sample for _, sample in samples] or [empty_sample(self.pad_id)]
-        return SeededBatch(
-            batch=collate(rows, pad_id=self.pad_id, image_size=self.image_size),
+        return replace(
+            collate(rows, pad_id=self.pad_id, image_size=self.image_size),
             seeds=tuple(forward_seed(self.seed, epoch, row.sample_id) for row in rows),
             numbers=tuple(number for number, _ in samples),
         )

@@ -14,8 +14,9 @@ from typing import Any
 import numpy as np
 from torch import Tensor
 
+from ...core.nouns import Batch
 from ...core.pictures import TEXT
-from ...core.states import StatesBatch, StatesWanted
+from ...core.states import Taps, TargetStates
 from ..shards import ShardWriter
 from .dtypes import StatesDtype
 from .records import COLUMNS, record
@@ -57,7 +58,7 @@ class StatesWriting:
     """
 
     folder: Path
-    wanted: StatesWanted
+    wanted: Taps
     dtype: StatesDtype
     counts: Counts
 
@@ -65,7 +66,7 @@ class StatesWriting:
         return ShardWriter(self.folder, index, columns=COLUMNS)
 
     def samples(
-        self, batch: StatesBatch, numbers: Sequence[int]
+        self, batch: Batch, states: TargetStates, numbers: Sequence[int]
     ) -> Iterator[tuple[str, dict[str, Tensor], dict[str, Any]]]:
         """Of each row of `batch`, whose samples' numbers are given; a filler's row has none."""
         for row, number in enumerate(numbers):
@@ -78,4 +79,4 @@ class StatesWriting:
                 "supervised": int(batch.loss_mask[row, 1:].sum()),
                 "draw": draw_of(name),
             }
-            yield f"{number:09d}", record(batch, row, self.wanted, self.dtype), info
+            yield f"{number:09d}", record(batch, states, row, self.wanted, self.dtype), info

@@ -13,9 +13,9 @@ import torch
 from torch import Tensor
 
 from ...core.nouns import CodeBatch
+from ...core.states import Taps, TargetStates
 from ...models.decoding.warp import Warp
-from ...models.drafters.eagle import EagleHead
-from ...models.targets.base import TargetSequence
+from ...models.drafters.eagle import ImageEagleHead, causal_mask
 
 AT_ONCE = 256  # cells whose scores are held in full before they are warped
 
@@ -35,11 +35,11 @@ class Curves:
 
 
 @torch.no_grad()
-def teacher_forced(target: Any, head: EagleHead, condition: Tensor, codes: Tensor, warp: Warp) -> Curves:
+def teacher_forced(target: Any, head: ImageEagleHead, condition: Tensor, codes: Tensor, warp: Warp) -> Curves:
     """What decoding sees, had it drawn this picture: p before each token, q at the root of a cycle that starts there.
 
     Args:
-        target: with `sequence`, `guided`, `guidance` and `device`.
+        target: with `states`, `guided`, `guidance` and `device`.
         condition: an `ImageRequest`'s.
         codes: [n] int64, of the image tokenizer.
     """
@@ -52,23 +52,20 @@ def teacher_forced(target: Any, head: EagleHead, condition: Tensor, codes: Tenso
         sample_ids=("",) * rows,
         supervised_per_row=0,
     ).to(target.device)
-    sequence = target.sequence(batch, batch.uncond)
+    sequence = target.states(batch, Taps(feature=True))
+    assert sequence.feature is not None and sequence.ids is not None
     last = sequence.ids.shape[1] - count - 1  # the prompt's last place, whose feature scores the first code
     p = _distributions(target, sequence.feature[:, last:-1], 0, warp)
     q = _distributions(target, _predicted(head, sequence)[:, last:], 1, warp)
     return Curves(p, q, sequence.ids[0, last + 1 :])
 
 
-def _predicted(head: EagleHead, sequence: TargetSequence) -> Tensor:
+def _predicted(head: ImageEagleHead, sequence: TargetStates) -> Tensor:
     """[R,T-2,D] features of the places from the second on, but for the last, which nothing follows."""
-    features, length = sequence.feature[:, :-2], sequence.ids.shape[1] - 2
-    mask = torch.ones(length, length, dtype=torch.bool, device=features.device).tril()
-    if head.shape.mask_padding:
-        # Padding sees itself, so that no row of the attention is empty.
-        eye = torch.eye(length, dtype=torch.bool, device=features.device)
-        mask = (mask & sequence.mask[:, None, :-2]) | eye
-    dtype = head.fc.weight.dtype
-    predicted = head(features.to(dtype), sequence.ids[:, 1:-1], sequence.positions[:, :-2], mask)
+    assert sequence.feature is not None and sequence.ids is not None
+    assert sequence.mask is not None and sequence.positions is not None
+    features, mask = sequence.feature[:, :-2], causal_mask(head, sequence.mask[:, :-2])
+    predicted = head.predict(features.to(head.dtype), sequence.ids[:, 1:-1], sequence.positions[0, :, :-2], mask)
     return predicted.to(features.dtype)
 
 

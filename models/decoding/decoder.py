@@ -66,6 +66,7 @@ class CachedDecoder:
 
     def __init__(self, model: nn.Module, *, num_token_ids: int, never: Sequence[int] = ()):
         self.model = model.eval()
+        self.num_token_ids, self.never = num_token_ids, tuple(never)
         self.core = model.model
         self.language_model = getattr(self.core, "language_model", self.core)
         config = self.language_model.config

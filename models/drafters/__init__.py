@@ -1,1 +1,35 @@
-"""What we train: one file per method holds its config, its loss and its proposal."""
+"""All drafters, one file each. A new one is a line in this union."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+from pydantic import Field
+
+from .eagle import EagleConfig
+from .eagle3 import Eagle3Config
+from .hivis import HivisConfig
+from .lvlm import LvlmConfig
+from .medusa import MedusaConfig
+from .mixed import MixedConfig
+from .msd import MsdConfig
+from .pruned import PrunedConfig
+from .sibling import SiblingConfig
+from .sparrow import SparrowConfig
+from .vispec import VispecConfig
+
+# A recipe's `drafter`, and that of a stage or a method.
+AnyDrafter = Annotated[
+    LvlmConfig
+    | EagleConfig
+    | Eagle3Config
+    | SparrowConfig
+    | MsdConfig
+    | VispecConfig
+    | HivisConfig
+    | MedusaConfig
+    | PrunedConfig
+    | SiblingConfig
+    | MixedConfig,
+    Field(discriminator="kind"),
+]

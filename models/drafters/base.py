@@ -1,18 +1,31 @@
-"""What the decoding loop asks of a drafter. Slots number its expansions; ROOT is the last committed token."""
+"""What a drafter is: a section of a recipe that owns its verbs, and what the decoding loop asks of its proposal.
+
+A new drafter is one file with three things to learn: its config (`DrafterConfig`), its loss (`objective`) and its
+proposal (`drafter`). See docs/adding-a-drafter.md.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Any, Protocol
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, ClassVar, Protocol, Self
 
-from torch import Tensor
+import torch
+from torch import Tensor, nn
 
+from ...core.errors import UserError, did_you_mean
+from ...core.section import Section
+from ...core.states import Taps
 from ..decoding.warp import Warp
-from ..targets.base import Taps, TargetStep
+from ..targets.base import Target, TargetShape, TargetStep
 
 
 class Drafter(Protocol):
-    """Letters: F nodes, V vocabulary. All q are after the temperature and before top-k and top-p."""
+    """What the decoding loop asks. Expansions are numbered from 0; ROOT stands for the last committed token.
+
+    Letters: F nodes, V vocabulary. All q are after the temperature and before top-k and top-p.
+    """
 
     taps: Taps
     max_levels: int | None  # levels that it can propose; None: any
@@ -22,7 +35,7 @@ class Drafter(Protocol):
         ...
 
     def begin(self, first: int) -> None:
-        """Told the first token, which the target emitted after the prompt."""
+        """Receive the first token, which the target emitted after the prompt."""
         ...
 
     def root(self) -> Tensor:
@@ -30,12 +43,139 @@ class Drafter(Protocol):
         ...
 
     def expand(self, parents: Sequence[int], tokens: Tensor) -> Tensor:
-        """q [F,V] after each of `tokens` [F], whose parents are earlier slots or ROOT. The F take the next slots.
+        """q [F,V] after each of `tokens` [F], whose parents are earlier expansions or ROOT; they take the next
+        numbers.
 
         A drafter that cannot condition on drafted tokens (Medusa) answers by level.
         """
         ...
 
     def accept(self, verified: Any) -> None:
-        """Told the outcome of the cycle: the accepted path, the bonus token and the target's states along it."""
+        """Receive the outcome of the cycle: the accepted path, the bonus token and the target's states along it."""
         ...
+
+
+@dataclass(frozen=True)
+class TargetIdentity:
+    """The target that a trained drafter is held against when it is loaded."""
+
+    section: Mapping[str, Any]  # of the recipe, in JSON types
+    tokenizer_sha256: str | None = None
+
+
+@dataclass(frozen=True)
+class DraftingOptions:
+    """What an evaluation knows and a drafter may use; the default serves heads and plain drafts."""
+
+    substitutes: Any = None  # `StandIns`: what stands for a picture in the text modes of draft LVLMs
+    # Drafted tokens, where every proposal is the likeliest chain: on CUDA it is then one graph.
+    chain: int | None = None
+    capacity: int = 0  # positions that a request may take; for the graph
+    record_weights: bool = False  # keep an ensemble's weights over time in its `trace`
+
+
+PLAIN = DraftingOptions()
+
+# Counts how often each id is supervised in the training data: [V] int64.
+CountTokens = Callable[[], Tensor]
+
+
+class DrafterConfig(Section):
+    """A drafter's settings and its verbs. `target` is a loaded `Target` throughout."""
+
+    kind: str
+    # Settings that decoding alone reads, which need no other training: a method of an evaluation may change them.
+    decoding_settings: ClassVar[frozenset[str]] = frozenset()
+    # Whether a `train` stage can train it, and on what: records with the target's states, or the records alone.
+    trains_on: ClassVar[str | None] = None
+
+    def provides(self) -> set[str]:
+        """Things that need no stage: {"drafter"} where published weights, or the target's own, draft."""
+        return set()
+
+    def for_decoding(self, **settings: Any) -> Self:
+        """A copy that decodes otherwise. Raises `ValueError` for a setting that this kind does not read in decoding."""
+        for name in settings:
+            if name not in self.decoding_settings:
+                known = f"kind {self.kind} has {', '.join(sorted(self.decoding_settings)) or 'none'}"
+                raise ValueError(
+                    f"{name} is no decoding setting of this drafter ({known}); "
+                    f"{did_you_mean(name, self.decoding_settings)}"
+                )
+        checked = type(self).model_validate(self.model_dump() | settings)
+        return self.model_copy(update={name: getattr(checked, name) for name in settings})
+
+    def check(self, shape: TargetShape) -> None:
+        """Raise `UserError` for a target that it cannot draft for, or a setting that would not be read there."""
+
+    def taps_for(self, shape: TargetShape, *, training: bool) -> Taps:
+        """What it asks of the target."""
+        return Taps()
+
+    def build(self, target: Target, *, count_tokens: CountTokens | None = None) -> nn.Module:
+        """A fresh module in float32; the global generator draws its weights."""
+        raise self._untrained()
+
+    def load(
+        self,
+        folder: Path | None,
+        target: Target,
+        *,
+        dtype: torch.dtype | None = None,
+        identity: TargetIdentity | None = None,
+    ) -> nn.Module:
+        """The trained module, on the target's device.
+
+        Args:
+            folder: of a stage, or a published one; None: the section's own `path` or `model`.
+            dtype: None: the target's.
+
+        Raises:
+            UserError: a file is missing, or it was made for another target.
+        """
+        raise NotImplementedError
+
+    def copy_of(self, module: nn.Module, state: Mapping[str, Tensor]) -> nn.Module:
+        """A module like `module` in float32 with the weights of `state`, sharing none with `module` or the target."""
+        raise self._untrained()
+
+    def save(self, module: nn.Module, folder: Path, manifest: Mapping[str, Any]) -> None:
+        """Write the module's folder."""
+        raise self._untrained()
+
+    def manifest(self, target: Target, identity: TargetIdentity, **training: Any) -> dict[str, Any]:
+        """What `draftsmith.json` says of a module that was trained beside `target`."""
+        raise self._untrained()
+
+    def training_objective(self, module: nn.Module, target: Target, settings: Any = None) -> nn.Module:
+        """The training forward: (batch, states) -> StepLoss.
+
+        Args:
+            settings: the stage's; None: the section's own loss.
+        """
+        raise self._untrained()
+
+    def drafter(self, module: nn.Module, target: Target, options: DraftingOptions = PLAIN) -> Drafter:
+        """The proposal, as the decoding loop calls it."""
+        raise NotImplementedError
+
+    def count(self, shape: TargetShape) -> dict[str, int]:
+        """Part -> number of parameters that are its own, without weights."""
+        return {}
+
+    def _untrained(self) -> UserError:
+        return UserError(
+            f"a drafter of kind {self.kind} is not trained", where="key drafter", cure="leave out the train stage"
+        )
+
+
+class PublishedDrafter(DrafterConfig):
+    """Drafters that are trained, and published as folders."""
+
+    # Directory or Hub id of a trained drafter, which a train stage starts from unless it says `from: scratch`; null: a
+    # stage trains it from random weights.
+    path: str | None = None
+    revision: str | None = None
+
+    def provides(self) -> set[str]:
+        return set() if self.path is None else {"drafter"}

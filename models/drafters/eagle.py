@@ -1,37 +1,45 @@
-"""EAGLE-1/2 heads for image generators: one layer that predicts the target's next feature (Li et al. 2024; LANTERN).
+"""EAGLE-1/2: one layer that predicts the target's next feature (Li et al. 2024), for language models and for image
+generators (LANTERN).
 
-Position t reads the target's feature f_t beside the embedding of token x_{t+1}, embedding first, and predicts
-f_{t+1}; the target's own LM head turns it into scores. No final norm stands between: features are already normed.
-Letters: R rows, B samples, N new positions, T positions, F nodes, D width, V vocabulary, S slots.
+The layer is the same: index t reads the target's feature f_t beside the embedding of token x_{t+1}, embedding first,
+and predicts f_{t+1}, which the target's own LM head scores; no final norm stands between. What differs: over language
+(`HeadConfig`) each prompt token is an input and image tokens enter as projected images; over image codes the condition
+stands in front, rows come with and without it (guidance), and the loss can compare guided distributions as well.
+Letters: R rows, B samples, N new positions, T positions, F nodes, D width, V vocabulary.
 """
 
 from __future__ import annotations
 
 import json
-import pickle
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, ClassVar, Literal
 
 import torch
 from pydantic import Field
-from safetensors import SafetensorError
-from safetensors.torch import load_file, save_file
+from safetensors.torch import save_file
 from torch import Tensor, nn
 from torch.nn import functional as F
-from transformers import ChameleonConfig
 
 from ...core.errors import UserError
 from ...core.loss import StepLoss
 from ...core.nouns import CodeBatch
 from ...core.section import Section
+from ...core.states import Taps, TargetStates
 from ..decoding.cache import Cache
 from ..decoding.warp import Warp
+from ..layer import LayerShape
 from ..llamagen.folders import check_shapes, shapes_of
-from ..llamagen.transformer import LlamaGenConfig
 from ..losses import Divergence, divergence
-from ..targets.base import Taps, TargetSequence, TargetStep
-from .layer import DecoderLayer, LayerShape, Rotary
+from ..targets.base import Target, TargetShape, TargetStep
+from .base import PLAIN, CountTokens, Drafter, DraftingOptions, TargetIdentity
+from .head_config import FusedHeadConfig
+from .head_files import find_head, head_state, weights_file
+from .head_inputs import Image, Visual
+from .head_losses import HeadObjective
+from .head_module import StateHead
+from .made_for import check_made_for, image_head_manifest
 from .noise import add_noise, row_uniforms
 from .recursion import Recursive
 
@@ -56,46 +64,141 @@ class EagleLoss(Section):
     mask: Literal["next", "eagle"] = "next"
 
 
-class EagleConfig(Section):
+class EagleConfig(FusedHeadConfig):
     """An EAGLE head; everything that is null mirrors the target."""
 
     kind: Literal["eagle"]
-    # Directory or Hub id of a trained head (LANTERN's: jadohu/llamagen_drafter, ...), which a train stage starts from
-    # unless it says `from: scratch`; null: a stage trains it from random weights.
-    path: str | None = None
-    revision: str | None = None
-    intermediate_size: int | None = Field(None, ge=1)
+    # Language models: what enters as the embedding of a visual token.
+    image: Image = "projected"
+    # Language models: text-only window in training and decoding.
+    vata: bool = False
+    # Image generators: attention heads, and the terms of the loss. LANTERN's heads for LlamaGen have norm_eps 1e-6
+    # where their target has 1e-5.
     num_heads: int | None = Field(None, ge=1)
-    # LANTERN's heads for LlamaGen have 1e-6 where their target has 1e-5.
-    norm_eps: float | None = Field(None, gt=0)
     loss: EagleLoss = EagleLoss()
 
-    def provides(self) -> set[str]:
-        """Things that need no stage."""
-        return set() if self.path is None else {"drafter"}
+    decoding_settings: ClassVar[frozenset[str]] = frozenset({"positions", "vata"})
+
+    def check(self, shape: TargetShape) -> None:
+        """Refuse settings that are of the other kind of target."""
+        wrong = _OF_LANGUAGE if shape.draws_images else _OF_IMAGES
+        if unread := sorted(self.model_fields_set & wrong):
+            other = "language models" if shape.draws_images else "image generators"
+            raise UserError(
+                f"{', '.join(unread)}: of EAGLE heads for {other}; nothing would read them here",
+                where="key drafter", cure="leave them out",
+            )  # fmt: skip
+        if not shape.draws_images:
+            super().check(shape)
+
+    def visual(self, *, training: bool) -> Visual:
+        return "none" if self.vata else "read"
+
+    def image_input(self, *, training: bool = True) -> Image | None:
+        return None if self.vata else self.image
+
+    def layer(self, shape: TargetShape) -> LayerShape:
+        """One of the target's layers; heads of image generators are LANTERN's published ones."""
+        if shape.layer is None:
+            return super().layer(shape)
+        mirrored = shape.layer
+        heads = self.num_heads or mirrored.num_heads
+        return replace(
+            mirrored, num_heads=heads, num_kv_heads=heads, norm_eps=self.norm_eps or mirrored.norm_eps,
+            intermediate_size=self.intermediate_size or mirrored.intermediate_size,
+        )  # fmt: skip
+
+    def module(self, layer: LayerShape, draft_ids: Tensor | None) -> StateHead:
+        return StateHead(layer, fc_bias=self.fc_bias)
+
+    def taps_for(self, shape: TargetShape, *, training: bool) -> Taps:
+        if shape.draws_images:
+            return Taps(feature=True, without_condition=training and bool(self.loss.guided))
+        return super().taps_for(shape, training=training)
+
+    def build(self, target: Target, *, count_tokens: CountTokens | None = None) -> StateHead:
+        if not target.shape.draws_images:
+            return super().build(target)
+        head = ImageEagleHead(self.layer(target.shape))
+        # A copy: the rounded rows of a head that trained in bfloat16 are loaded into it, and must not reach the target.
+        head.share_embedding(target.embedding.to(torch.float32, copy=True))
+        return head
+
+    def load(
+        self,
+        folder: Path | None,
+        target: Target,
+        *,
+        dtype: torch.dtype | None = None,
+        identity: TargetIdentity | None = None,
+    ) -> StateHead:
+        if not target.shape.draws_images:
+            return super().load(folder, target, dtype=dtype, identity=identity)
+        source, dtype = folder if folder is not None else find_head(self), dtype or target.embedding.dtype
+        check_made_for(source, target, identity)
+        return load_eagle(source, target.embedding.to(dtype), self.layer(target.shape)).to(dtype)
+
+    def save(self, module: nn.Module, folder: Path, manifest: Mapping[str, Any]) -> None:
+        if isinstance(module, ImageEagleHead):
+            save_eagle(module, folder, manifest)
+        else:
+            super().save(module, folder, manifest)
+
+    def manifest(self, target: Target, identity: TargetIdentity, **training: Any) -> dict[str, Any]:
+        if not target.shape.draws_images:
+            return super().manifest(target, identity, **training)
+        return image_head_manifest(self.kind, identity, **training)
+
+    def training_objective(self, module: nn.Module, target: Target, settings: HeadObjective | None = None) -> nn.Module:
+        if target.shape.draws_images:
+            return ImageEagleTraining(module, target, self.loss)
+        return super().training_objective(module, target, settings)
+
+    def drafter(self, module: nn.Module, target: Target, options: DraftingOptions = PLAIN) -> Drafter:
+        if target.shape.draws_images:
+            return ImageEagleProposal(module, target.guided)
+        return super().drafter(module, target, options)
+
+    def count(self, shape: TargetShape) -> dict[str, int]:
+        if not shape.draws_images:
+            return super().count(shape)
+        with torch.device("meta"):
+            head = ImageEagleHead(self.layer(shape))
+        return {"trainable": sum(p.numel() for p in head.parameters() if p.requires_grad)}
 
 
-class EagleHead(nn.Module):
-    """The head. `embed_tokens` is the target's, frozen; parameter names are those of published checkpoints."""
+_OF_IMAGES = frozenset({"num_heads", "loss"})
+_OF_LANGUAGE = frozenset({*EagleConfig.model_fields} - _OF_IMAGES - {
+    "kind", "path", "revision", "intermediate_size", "norm_eps",
+})  # fmt: skip
+
+
+class ImageEagleHead(StateHead):
+    """The head of an image generator: the same layer, with the target's embedding, frozen, inside.
+
+    Some published heads were trained with other rows than the target's; they travel with the head.
+    """
 
     def __init__(self, shape: LayerShape, *, fc_bias: bool = True):
-        super().__init__()
-        self.shape = shape
-        self.embed_tokens = nn.Embedding(shape.vocab_size, shape.hidden_size).requires_grad_(False)
-        self.fc = nn.Linear(2 * shape.hidden_size, shape.hidden_size, bias=fc_bias)
-        self.layers = nn.ModuleList([DecoderLayer(shape)])
-        self.rotary = Rotary(shape)
-        # Some published heads were trained with other rows than the target's; they travel with the head.
+        # Drawn first, as it always was: a seed gives the same layer.
+        embedding = nn.Embedding(shape.vocab_size, shape.hidden_size)
+        super().__init__(shape, fc_bias=fc_bias)
+        self.embed_tokens = embedding.requires_grad_(False)
         self.own_embedding = False
+
+    def fresh(self) -> ImageEagleHead:
+        head = ImageEagleHead(self.shape, fc_bias=self.fc.bias is not None)
+        head.own_embedding = self.own_embedding
+        return head
 
     def share_embedding(self, weight: Tensor) -> None:
         """Use the target's rows [V,D] as they are, without a copy."""
         self.embed_tokens.weight = nn.Parameter(weight.detach(), requires_grad=False)
 
-    def forward(
+    def predict(
         self, features: Tensor, tokens: Tensor, positions: Tensor, mask: Tensor, cache: Cache | None = None
     ) -> Tensor:
-        """Predicted features [R,N,D].
+        """Predicted features [R,N,D]; a module call, as the engine needs it.
 
         Args:
             features: [R,N,D] of the positions.
@@ -103,36 +206,10 @@ class EagleHead(nn.Module):
             positions: [R,N] or [N] int64 of the features.
             mask: [N,K] or [R,N,K] bool.
         """
-        states = self.fc(torch.cat([self.embed_tokens(tokens), features], dim=-1))
-        return self.layers[0](states, self.rotary(positions), mask, cache)
+        return self(self.embed_tokens(tokens), features, positions, mask, cache)
 
 
-def eagle_shape(config: EagleConfig, target: LlamaGenConfig | ChameleonConfig) -> LayerShape:
-    """The layer that mirrors `target`'s, as LANTERN's published heads do."""
-    if isinstance(target, LlamaGenConfig):
-        heads = config.num_heads or target.num_heads
-        return LayerShape(
-            vocab_size=target.vocab_size, hidden_size=target.dim, num_heads=heads, num_kv_heads=heads,
-            intermediate_size=config.intermediate_size or target.hidden, norm_eps=config.norm_eps or 1e-6,
-            rope="grid", rope_theta=target.rope_base, grid=target.grid,
-            # Position p reads the token after it, whose cell turns it: one condition place fewer than the target has.
-            zeros_before=target.num_slots - 1, mask_padding=False,
-        )  # fmt: skip
-    heads = config.num_heads or target.num_attention_heads
-    return LayerShape(
-        vocab_size=target.vocab_size, hidden_size=target.hidden_size, num_heads=heads, num_kv_heads=heads,
-        intermediate_size=config.intermediate_size or target.intermediate_size,
-        norm_eps=config.norm_eps or target.rms_norm_eps, rope="half", rope_theta=_theta(target),
-        input_norm=True, qk_norm=True,
-    )  # fmt: skip
-
-
-def _theta(target: ChameleonConfig) -> float:
-    parameters = getattr(target, "rope_parameters", None) or {}
-    return float(parameters.get("rope_theta") or getattr(target, "rope_theta", 10000.0))
-
-
-def save_eagle(head: EagleHead, folder: Path, manifest: dict[str, Any], *, with_embedding: bool = False) -> None:
+def save_eagle(head: ImageEagleHead, folder: Path, manifest: dict[str, Any], *, with_embedding: bool = False) -> None:
     """`model.safetensors`, `config.json` and our manifest; an embedding that is the target's stays out."""
     folder.mkdir(parents=True, exist_ok=True)
     whole = with_embedding or head.own_embedding
@@ -143,7 +220,7 @@ def save_eagle(head: EagleHead, folder: Path, manifest: dict[str, Any], *, with_
     (folder / "draftsmith.json").write_text(json.dumps(manifest, indent=1, sort_keys=True))
 
 
-def load_eagle(folder: Path, embedding: Tensor, shape: LayerShape) -> EagleHead:
+def load_eagle(folder: Path, embedding: Tensor, shape: LayerShape) -> ImageEagleHead:
     """A trained head, ours or one that LANTERN published (pytorch_model.bin, read without running code).
 
     Args:
@@ -156,7 +233,7 @@ def load_eagle(folder: Path, embedding: Tensor, shape: LayerShape) -> EagleHead:
     """
     _check_made_for(folder, shape)
     state = head_state(folder)
-    head = EagleHead(shape, fc_bias="fc.bias" in state)
+    head = ImageEagleHead(shape, fc_bias="fc.bias" in state)
     own = _EMBEDDING in state
     if not own:
         head.share_embedding(embedding)
@@ -191,61 +268,36 @@ def _check_made_for(folder: Path, shape: LayerShape) -> None:
         )  # fmt: skip
 
 
-def head_state(folder: Path) -> dict[str, Tensor]:
-    """The weights in a head's folder. Raises `UserError` where there are none, or none that can be read safely."""
-    path = weights_file(folder)
-    try:
-        if path.suffix == ".safetensors" and path.is_file():
-            return load_file(path)
-        if path.is_file():
-            state = torch.load(path, map_location="cpu", weights_only=True)
-            if isinstance(state, dict) and all(isinstance(value, Tensor) for value in state.values()):
-                return state
-            raise UserError("pytorch_model.bin holds no named tensors", where=str(path), cure="give a head's folder")
-    except (SafetensorError, pickle.UnpicklingError, RuntimeError, OSError, EOFError) as error:
-        raise UserError(f"unreadable weights: {error}", where=str(path), cure="train or download it again") from error
-    raise UserError("no model.safetensors or pytorch_model.bin", where=str(folder), cure="give the folder of a head")
-
-
-def weights_file(folder: Path) -> Path:
-    """Ours, or of a published head that has only a pickle."""
-    ours, older = folder / "model.safetensors", folder / "pytorch_model.bin"
-    return older if older.is_file() and not ours.is_file() else ours
-
-
 _EMBEDDING = "embed_tokens.weight"
 
 
-class EagleTraining(nn.Module):
+class ImageEagleTraining(nn.Module):
     """The training forward. The frozen target is no part of the module: neither optimizer nor checkpoint see it."""
 
-    def __init__(self, head: EagleHead, target: Any, config: EagleLoss):
+    def __init__(self, head: ImageEagleHead, target: Target, config: EagleLoss):
         super().__init__()
         self.head, self.config = head, config
-        self.__dict__["target"] = target
+        self.target = target
 
     def parts(self) -> dict[str, list[tuple[str, nn.Parameter]]]:
         return {"head": [(n, p) for n, p in self.head.named_parameters() if p.requires_grad]}
 
-    def forward(self, batch: CodeBatch) -> StepLoss:
+    def forward(self, batch: CodeBatch, states: TargetStates) -> StepLoss:
         """Sums over trained positions; metrics are sums as well: top-1 and top-3 hits of the target's best token."""
         if self.config.guided:
-            return self._pairs(batch)
-        sequence = self.target.sequence(batch, batch.uncond)
-        predicted, true, keep = self._predict(sequence, batch)
+            return self._pairs(batch, states)
+        predicted, true, keep = self._predict(states, batch)
         terms, metrics = self._unguided(predicted[keep], true[keep])
         return StepLoss(terms, keep.sum(), metrics)
 
-    def _pairs(self, batch: CodeBatch) -> StepLoss:
+    def _pairs(self, batch: CodeBatch, states: TargetStates) -> StepLoss:
         """Each sample with and without its condition; guided distributions of target and head are compared too."""
-        sides = []
-        for without in (False, True):
-            sequence = self.target.sequence(batch, torch.full_like(batch.uncond, without))
-            sides.append(self._predict(sequence, batch, side=int(without)))
+        assert states.unconditional is not None and states.ids is not None
+        sides = [self._predict(side, batch, number) for number, side in enumerate((states, states.unconditional))]
         keep = sides[0][2]
         unguided = [self._unguided(predicted[keep], true[keep]) for predicted, true, _ in sides]
-        # Position t predicts the state that scores token t + 2 - (prompt places).
-        prompt = sequence.ids.shape[1] - sequence.num_generated
+        # Position t predicts the state that scores token t + 2 - (prompt length).
+        prompt = states.ids.shape[1] - states.num_generated
         steps = (keep.nonzero()[:, 1] + 2 - prompt).tolist()
         with torch.no_grad():
             goal = self.target.guided(torch.stack([true[keep] for _, true, _ in sides]), steps)
@@ -256,25 +308,25 @@ class EagleTraining(nn.Module):
         loss = (unguided[0][0] + unguided[1][0]) / 2 + self.config.guided * guided
         return StepLoss(loss, keep.sum(), metrics)
 
-    def _predict(self, sequence: TargetSequence, batch: CodeBatch, side: int = 0) -> tuple[Tensor, Tensor, Tensor]:
+    def _predict(self, states: TargetStates, batch: CodeBatch, side: int = 0) -> tuple[Tensor, Tensor, Tensor]:
         """Predicted and true features [B,T-1,D] and which positions count [B,T-1]; each side has noise of its own."""
-        features, true = sequence.feature[:, :-1], sequence.feature[:, 1:]
+        assert states.feature is not None and states.ids is not None
+        assert states.mask is not None and states.positions is not None
+        features, true = states.feature[:, :-1], states.feature[:, 1:]
         if self.training and self.config.noise:
             lengths = (
-                sequence.mask.sum(1)
+                states.mask.sum(1)
                 if self.head.shape.mask_padding
-                else features.new_full((len(features),), sequence.ids.shape[1])
+                else features.new_full((len(features),), states.ids.shape[1])
             )
-            uniforms = row_uniforms(features, sequence.padding, [seed + side for seed in batch.seeds])
+            uniforms = row_uniforms(features, states.padding, [seed + side for seed in batch.seeds])
             features = add_noise(features, uniforms, lengths, self.config.noise)
         length = features.shape[1]
-        mask = torch.ones(length, length, dtype=torch.bool, device=features.device).tril()
-        if self.head.shape.mask_padding:
-            eye = torch.eye(length, dtype=torch.bool, device=features.device)
-            mask = (mask & sequence.mask[:, None, :-1]) | eye
-        dtype = self.head.fc.weight.dtype
-        predicted = self.head(features.to(dtype), sequence.ids[:, 1:], sequence.positions[:, :-1], mask)
-        keep = trained_positions(length + 1, sequence.num_generated, self.config.mask).to(features.device)
+        mask = causal_mask(self.head, states.mask[:, :-1])
+        predicted = self.head.predict(
+            features.to(self.head.dtype), states.ids[:, 1:], states.positions[0, :, :-1], mask
+        )  # fmt: skip
+        keep = trained_positions(length + 1, states.num_generated, self.config.mask).to(features.device)
         return predicted, true, keep & batch.real[:, None]
 
     def _unguided(self, predicted: Tensor, true: Tensor) -> tuple[Tensor, dict[str, Tensor]]:
@@ -286,6 +338,16 @@ class EagleTraining(nn.Module):
         token = divergence(self.config.token_divergence, goal, ours).sum()
         metrics = {"feature_loss": feature.detach(), "token_loss": token.detach(), **_hits(goal, ours, "")}
         return self.config.feature * feature + self.config.token * token, metrics
+
+
+def causal_mask(head: ImageEagleHead, seen: Tensor) -> Tensor:
+    """[N,N], or [B,N,N] where the head hides padding, for inputs that are no padding where `seen` [B,N]."""
+    length = seen.shape[1]
+    mask = torch.ones(length, length, dtype=torch.bool, device=seen.device).tril()
+    if head.shape.mask_padding:
+        # Padding sees itself, so that no row of the attention is empty.
+        mask = (mask & seen[:, None]) | torch.eye(length, dtype=torch.bool, device=seen.device)
+    return mask
 
 
 def trained_positions(length: int, num_generated: int, mask: Literal["next", "eagle"]) -> Tensor:
@@ -308,7 +370,7 @@ def _hits(goal: Tensor, ours: Tensor, prefix: str) -> dict[str, Tensor]:
     return {f"{prefix}top1": right[:, 0].sum(), f"{prefix}top3": right.any(-1).sum()}
 
 
-class EagleProposal(Recursive):
+class ImageEagleProposal(Recursive):
     """Drafts with a head, row by row as the target is guided.
 
     Args:
@@ -318,7 +380,7 @@ class EagleProposal(Recursive):
     taps = Taps(feature=True)
     max_levels: int | None = None
 
-    def __init__(self, head: EagleHead, guided: Callable[[Tensor, Sequence[int]], Tensor]):
+    def __init__(self, head: ImageEagleHead, guided: Callable[[Tensor, Sequence[int]], Tensor]):
         self.head, self.guided = head.eval(), guided
 
     @torch.inference_mode()
@@ -361,7 +423,7 @@ class EagleProposal(Recursive):
             own = torch.arange(mask.shape[0], device=mask.device)
             rows[:, own, mask.shape[1] - mask.shape[0] + own] = True
             mask = rows
-        return self.head(states.to(self.head.fc.weight.dtype), tokens, positions, mask, self._cache)
+        return self.head.predict(states.to(self.head.dtype), tokens, positions, mask, self._cache)
 
     def _heat(self, hidden: Tensor, steps: Sequence[int]) -> Tensor:
         return self._warp.heat(self.guided(hidden.to(self._features), steps))

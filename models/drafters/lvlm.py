@@ -7,21 +7,27 @@ loss is LLaVA's own, `models/llava.py`.
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, ClassVar, Literal
 
 import torch
 from pydantic import Field, model_validator
+from torch import nn
 from transformers import PreTrainedConfig, PreTrainedModel
+from transformers.utils import cached_file
 
 from ...core.checksums import check_sums
 from ...core.errors import UserError
 from ...core.section import Section
 from ..decoding.decoder import CachedDecoder
 from ..hub import ModelSource, load_language_model, load_vision_tower, read_config, vision_half
+from ..llamagen.folders import find_folder
 from ..llava import TokenIds, assemble, llava_config
+from ..targets.base import Target, TargetShape
 from ..targets.load import load_llava
-from .ensemble import EnsembleConfig, EnsembleProposal, preset
+from .base import PLAIN, CountTokens, Drafter, DraftingOptions, PublishedDrafter, TargetIdentity
+from .ensemble import DraftingMode, EnsembleConfig, EnsembleProposal, preset
 from .graph import GraphedChain
 from .independent import IndependentProposal
 from .modes import Mode, StandIns
@@ -39,19 +45,22 @@ class RopeScaling(Section):
     max_positions: int = Field(ge=1)
 
 
-class LvlmConfig(Section):
-    """A draft LVLM assembled from a language model and a vision tower.
+class LvlmConfig(PublishedDrafter):
+    """A draft LVLM: assembled from a language model and a vision tower and trained, or a published one by its `path`.
 
-    The draft is a LLaVA-1.5; with a newline it is a LLaVA-OneVision with this language model.
+    An assembled draft is a LLaVA-1.5; with a newline it is a LLaVA-OneVision with this language model.
     """
 
     kind: Literal["lvlm"]
+    # A published draft, or the folder of a stage of another run; then nothing is assembled.
+    path: str | None = None
+    # Of a published draft; null: the target's. mjbooo/lvlm160m-bf16 wants bfloat16.
+    dtype: Literal["float32", "bfloat16", "float16"] | None = None
     # Hub id, directory, or an inline config (random weights) of a Llama-like model.
-    language_model: ModelSource
+    language_model: ModelSource | None = None
     # Hub id, directory or inline config of a CLIP-like tower; "target" copies the target's own.
-    vision_tower: ModelSource
-    revision: str | None = None
-    # The layer whose states the projector reads; null: as the target, and -2 for eyes of its own.
+    vision_tower: ModelSource | None = None
+    # The layer whose states the projector reads; null: as the target, and -2 for an image processor of its own.
     vision_feature_layer: int | None = None
     # A learned newline: for tiled pictures (anyres), several pictures as OneVision counts them, clips with newlines.
     newline: bool = False
@@ -59,6 +68,12 @@ class LvlmConfig(Section):
     # the first tile); own: its tower has another resolution or other statistics, and it gets tiles of its own.
     pictures: Literal["target", "own"] = "target"
     rope_scaling: RopeScaling | None = None
+    # What it is shown in decoding: M, T, C, P, T-text, T-raw; MT, MTCP (equal weights), MT*, MTCP* (adaptive); or
+    # {name, members, weights}.
+    mode: DraftingMode = preset("M")
+
+    decoding_settings: ClassVar[frozenset[str]] = frozenset({"mode"})
+    trains_on: ClassVar[str | None] = "records"
 
     @property
     def family(self) -> Literal["llava", "llava_onevision"]:
@@ -66,14 +81,68 @@ class LvlmConfig(Section):
         return "llava_onevision" if self.newline else "llava"
 
     @model_validator(mode="after")
-    def _own_tower(self) -> LvlmConfig:
+    def _one_source(self) -> LvlmConfig:
+        if self.path is None and (self.language_model is None or self.vision_tower is None):
+            raise ValueError("give path (a published draft), or language_model and vision_tower")
+        if self.path is None and self.dtype is not None:
+            raise ValueError("dtype is of a published draft (path); a stage trains in float32")
         if self.pictures == "own" and self.vision_tower == "target":
             raise ValueError("pictures: own is for another tower than the target's, and vision_tower is target")
         return self
 
-    def provides(self) -> set[str]:
-        """Things that need no stage: none, a stage assembles and trains it."""
-        return set()
+    def check(self, shape: TargetShape) -> None:
+        if shape.draws_images:
+            raise UserError(
+                "a draft LVLM answers about pictures, and the target draws them", where="key drafter.kind",
+                cure="use eagle, medusa or llamagen for an image generator",
+            )  # fmt: skip
+
+    def build(
+        self,
+        target: Target | PreTrainedModel | PreTrainedConfig,
+        *,
+        count_tokens: CountTokens | None = None,
+        ids: TokenIds | None = None,
+        seed: int = 0,
+    ) -> PreTrainedModel:
+        """As `build_drafter`."""
+        assert ids is not None, "a draft shares the target's special ids"
+        return build_drafter(self, getattr(target, "decoder", target), ids, seed=seed)
+
+    def load(
+        self,
+        folder: Path | None,
+        target: Target,
+        *,
+        dtype: torch.dtype | None = None,
+        identity: TargetIdentity | None = None,
+    ) -> PreTrainedModel:
+        model = target.decoder.model  # type: ignore[attr-defined]
+        dtype = dtype or (getattr(torch, self.dtype) if self.dtype else model.dtype)
+        tokenizer = None if identity is None else identity.tokenizer_sha256
+        ours = folder if folder is not None else _folder_of_ours(self)
+        if ours is None:
+            return load_strangers(self, model.config, dtype=dtype).to(target.device)
+        return load_drafter(ours, tokenizer_hash=tokenizer, dtype=dtype).to(target.device)
+
+    def save(self, module: nn.Module, folder: Path, manifest: Mapping[str, Any]) -> None:
+        assert isinstance(module, PreTrainedModel)
+        save_llava(module, folder, manifest)
+
+    def drafter(self, module: nn.Module, target: Target, options: DraftingOptions = PLAIN) -> Drafter:
+        decoder = target.decoder  # type: ignore[attr-defined]
+        substitutes = options.substitutes
+        return proposal(
+            module,
+            self.mode,
+            num_token_ids=decoder.num_token_ids,
+            never=decoder.never,
+            newline_id=0 if substitutes is None else substitutes.newline_id,
+            stand_ins=substitutes,
+            chain=options.chain,
+            capacity=options.capacity,
+            record=options.record_weights,
+        )
 
 
 def drafter_config(config: LvlmConfig, target: PreTrainedConfig, ids: TokenIds, *, network: bool) -> PreTrainedConfig:
@@ -129,6 +198,7 @@ def build_drafter(
 ) -> PreTrainedModel:
     """A float32 draft before its first stage. A whole target is needed only for `vision_tower: target`."""
     full = target.config if isinstance(target, PreTrainedModel) else target
+    assert config.language_model is not None and config.vision_tower is not None, "a published draft is not built"
     joined = drafter_config(config, full, ids, network=True)
     text = read_config(config.language_model, key="drafter.language_model", revision=config.revision)
     language_model = load_language_model(
@@ -145,21 +215,24 @@ def build_drafter(
     return assemble(joined, language_model=language_model, vision_tower=tower, generator=generator)
 
 
-def save_llava(model: PreTrainedModel, folder: Path, manifest: dict[str, Any]) -> None:
+def save_llava(model: PreTrainedModel, folder: Path, manifest: Mapping[str, Any]) -> None:
     """A directory that plain `from_pretrained` of the model's class loads, plus our small manifest."""
     model.save_pretrained(folder)
     (folder / MANIFEST).write_text(json.dumps(manifest, indent=1, sort_keys=True))
 
 
-def load_drafter(folder: Path, *, tokenizer_hash: str, dtype: torch.dtype) -> PreTrainedModel:
+def load_drafter(folder: Path, *, tokenizer_hash: str | None, dtype: torch.dtype) -> PreTrainedModel:
     """A trained draft.
+
+    Args:
+        tokenizer_hash: the target's; None compares nothing.
 
     Raises:
         UserError: it was made for another tokenizer, or a file of a published one is missing or has been changed.
     """
     check_sums(folder)
     manifest = json.loads((folder / MANIFEST).read_text())
-    if manifest["tokenizer_hash"] != tokenizer_hash:
+    if tokenizer_hash is not None and manifest["tokenizer_hash"] != tokenizer_hash:
         raise UserError(
             "the draft was trained with another tokenizer than the target's: it would propose noise",
             where=str(folder / MANIFEST),
@@ -168,13 +241,51 @@ def load_drafter(folder: Path, *, tokenizer_hash: str, dtype: torch.dtype) -> Pr
     return load_llava(folder, revision=None, dtype=dtype, key="drafter", whole=True)
 
 
+def load_strangers(config: LvlmConfig, target: PreTrainedConfig, *, dtype: torch.dtype) -> PreTrainedModel:
+    """A published draft without our manifest: taken at its word, as far as the sizes that must agree do.
+
+    Raises:
+        UserError: it cannot be loaded, or does not fit the target.
+    """
+    model = load_llava(str(config.path), revision=config.revision, dtype=dtype, key="drafter.path", whole=True)
+    ours = model.config
+    pairs = {
+        "vocabulary": (ours.text_config.vocab_size, target.text_config.vocab_size),
+        "image token": (ours.image_token_id, target.image_token_id),
+        "picture's side": (ours.vision_config.image_size, target.vision_config.image_size),
+        "patch": (ours.vision_config.patch_size, target.vision_config.patch_size),
+    }
+    for what, (mine, other) in pairs.items():
+        if mine != other:
+            raise UserError(
+                f"the {what} of {config.path!r} is {mine}, the target's {other}", where="key drafter.path",
+                cure="give a draft that was trained for targets of this vocabulary and resolution",
+            )  # fmt: skip
+    return model
+
+
+def _folder_of_ours(config: LvlmConfig) -> Path | None:
+    """The folder of a published draft with our manifest; None: it has none, or cannot be reached, as loading tells."""
+    path = Path(str(config.path))
+    if path.is_dir():
+        return path if (path / MANIFEST).is_file() else None
+    try:
+        manifest = cached_file(
+            str(config.path), MANIFEST, revision=config.revision, _raise_exceptions_for_missing_entries=False
+        )
+    except OSError:
+        return None
+    return None if manifest is None else find_folder(str(config.path), config.revision, files=("*",))
+
+
 def proposal(
     model: PreTrainedModel,
     mode: Mode | EnsembleConfig,
     *,
     num_token_ids: int,
-    image_token_id: int,
     newline_id: int,
+    image_token_id: int | None = None,
+    never: tuple[int, ...] = (),
     stand_ins: StandIns | None = None,
     chain: int | None = None,
     capacity: int = 0,
@@ -186,9 +297,11 @@ def proposal(
         stand_ins: what stands for a picture in the text modes; needed for C and T-text.
         record: keep an ensemble's weights over time in its `trace`.
         chain: drafted tokens, where a cycle's proposal is the likeliest chain; on CUDA it is then one graph.
+        never: ids that are never proposed, beside `image_token_id`.
         capacity: positions that a request may take; for the graph.
     """
-    decoder = CachedDecoder(model, num_token_ids=num_token_ids, never=(image_token_id,))
+    never = (*never, *(() if image_token_id is None else (image_token_id,)))
+    decoder = CachedDecoder(model, num_token_ids=num_token_ids, never=never)
     if chain is not None and decoder.device.type == "cuda":
         return GraphedChain(
             decoder,

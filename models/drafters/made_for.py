@@ -14,8 +14,9 @@ from typing import Any
 from pydantic import ValidationError
 
 from ...core.errors import UserError
-from ..generators import NAMED_SHAPE, LlamaGenTargetConfig, TargetConfig
+from ..generators import NAMED_SHAPE, LlamaGenTargetConfig
 from ..llamagen.transformer import LlamaGenConfig
+from .base import TargetIdentity
 
 MANIFEST = "draftsmith.json"
 # Keys of a LlamaGen's section that its shape follows from: others, guidance and precision, are decoding's own matter.
@@ -27,11 +28,16 @@ def tested_with() -> dict[str, str]:
     return {name: metadata.version(name) for name in ("torch", "transformers", "safetensors", "tokenizers")}
 
 
-def check_made_for(folder: Path, target: Any, named: TargetConfig | None) -> None:
-    """Compare the manifest in a head's folder with a loaded target.
+def image_head_manifest(kind: str, identity: TargetIdentity, **training: Any) -> dict[str, Any]:
+    """What `draftsmith.json` says of a head of an image generator."""
+    return {"method": kind, "target": dict(identity.section), "tested_with": tested_with(), **training}
+
+
+def check_made_for(folder: Path, target: Any, identity: TargetIdentity | None) -> None:
+    """Compare the manifest in a head's folder with a loaded image generator.
 
     Args:
-        named: the recipe's target, for its name and revision; None: only kind and shape are compared.
+        identity: the recipe's target, for its name and revision; None: only kind and shape are compared.
 
     Raises:
         UserError: the head was made for another target, or its manifest cannot be read.
@@ -46,12 +52,13 @@ def check_made_for(folder: Path, target: Any, named: TargetConfig | None) -> Non
         shape = _shape(given, path)
         found |= {name: getattr(shape, name) for name in NAMED_SHAPE}
         expected |= {name: getattr(target.config, name) for name in NAMED_SHAPE}
-    if named is not None:
+    if identity is not None:
+        path_now, revision_now = identity.section.get("path"), identity.section.get("revision")
         # A directory may have moved, and may be one of the Hub's models under another name.
-        if not any(name is None or Path(name).is_dir() for name in (given.get("path"), named.path)):
-            found["path"], expected["path"] = given.get("path"), named.path
-        if given.get("path") == named.path and None not in (given.get("revision"), named.revision):
-            found["revision"], expected["revision"] = given.get("revision"), named.revision
+        if not any(name is None or Path(name).is_dir() for name in (given.get("path"), path_now)):
+            found["path"], expected["path"] = given.get("path"), path_now
+        if given.get("path") == path_now and None not in (given.get("revision"), revision_now):
+            found["revision"], expected["revision"] = given.get("revision"), revision_now
     for name, value in expected.items():
         if found[name] != value:
             cure = "name the target that the head was trained for, or train a head for this one"

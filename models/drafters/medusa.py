@@ -1,17 +1,18 @@
-"""Medusa heads for image generators: one residual block per level on the target's feature (Cai et al. 2024).
+"""Medusa heads: one residual block per level on the target's feature (Cai et al. 2024), for language and image codes.
 
-Head i reads the feature of the last committed token and scores the token i + 1 places behind it, without knowing what
-is drafted in between: the published baseline of LANTERN's Fig. 2.
-Letters: R rows, B samples, N positions, F nodes, L levels, D width, V vocabulary.
+Head i reads the feature of the last committed token and scores the token i + 1 positions behind it, without knowing
+what is drafted in between: the published baseline of LANTERN's Fig. 2.
+Letters: R rows, B samples, T tokens, N positions, F nodes, L levels, D width, V vocabulary, S trained positions.
 """
 
 from __future__ import annotations
 
+import functools
 import json
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, ClassVar, Literal
 
 import torch
 from pydantic import Field
@@ -19,17 +20,20 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 from torch.nn import functional as F
-from transformers import ChameleonConfig
 
 from ...core.errors import UserError
 from ...core.loss import StepLoss
-from ...core.nouns import CodeBatch
+from ...core.nouns import Batch, CodeBatch
 from ...core.section import Section
+from ...core.states import Taps, TargetStates
+from ..chunked import FrozenHead
 from ..decoding.slots import Slots
 from ..decoding.warp import Warp
-from ..llamagen.transformer import LlamaGenConfig
 from ..losses import Divergence, divergence
-from ..targets.base import Taps, TargetStep
+from ..targets.base import Target, TargetShape, TargetStep
+from .base import PLAIN, CountTokens, Drafter, DraftingOptions, PublishedDrafter, TargetIdentity
+from .head_files import check_identity, find_head
+from .made_for import check_made_for, image_head_manifest
 
 
 class MedusaLoss(Section):
@@ -39,23 +43,67 @@ class MedusaLoss(Section):
     decay: float = Field(0.8, gt=0, le=1)
 
 
-class MedusaConfig(Section):
+class MedusaConfig(PublishedDrafter):
     """Residual blocks on the target's feature, each with the target's LM head behind it."""
 
     kind: Literal["medusa"]
-    # Directory or Hub id of trained heads, which a train stage starts from unless it says `from: scratch`; null: a
-    # stage trains them from fresh ones.
-    path: str | None = None
-    revision: str | None = None
     # Levels that can be drafted.
     num_heads: int = Field(5, ge=1)
     # Residual blocks of a head (LANTERN's baseline: two linear layers, of which the LM head is one).
     num_layers: int = Field(1, ge=1)
     loss: MedusaLoss = MedusaLoss()
 
-    def provides(self) -> set[str]:
-        """Things that need no stage."""
-        return set() if self.path is None else {"drafter"}
+    trains_on: ClassVar[str | None] = "states"
+
+    def shape(self, target: TargetShape) -> MedusaShape:
+        return MedusaShape(target.hidden_size, self.num_heads, self.num_layers)
+
+    def taps_for(self, shape: TargetShape, *, training: bool) -> Taps:
+        return Taps(feature=True)
+
+    def build(self, target: Target, *, count_tokens: CountTokens | None = None) -> MedusaHead:
+        return MedusaHead(self.shape(target.shape))
+
+    def load(
+        self,
+        folder: Path | None,
+        target: Target,
+        *,
+        dtype: torch.dtype | None = None,
+        identity: TargetIdentity | None = None,
+    ) -> MedusaHead:
+        source = folder if folder is not None else find_head(self)
+        if target.shape.draws_images:
+            check_made_for(source, target, identity)
+        else:
+            check_identity(source, self.kind, identity)
+        return load_medusa(source, self.shape(target.shape)).to(target.device, dtype or target.embedding.dtype)
+
+    def copy_of(self, module: nn.Module, state: Mapping[str, Tensor]) -> nn.Module:
+        assert isinstance(module, MedusaHead)
+        copy = MedusaHead(module.shape)
+        copy.load_state_dict(state)
+        return copy
+
+    def save(self, module: nn.Module, folder: Path, manifest: Mapping[str, Any]) -> None:
+        assert isinstance(module, MedusaHead)
+        save_medusa(module, folder, manifest)
+
+    def manifest(self, target: Target, identity: TargetIdentity, **training: Any) -> dict[str, Any]:
+        more = {} if target.shape.draws_images else {"tokenizer_sha256": identity.tokenizer_sha256}
+        return image_head_manifest(self.kind, identity, **more, **training)
+
+    def training_objective(self, module: nn.Module, target: Target, settings: Any = None) -> nn.Module:
+        training = MedusaImageTraining if target.shape.draws_images else MedusaTraining
+        return training(module, target, self.loss)
+
+    def drafter(self, module: nn.Module, target: Target, options: DraftingOptions = PLAIN) -> Drafter:
+        return MedusaProposal(module, target.guided)
+
+    def count(self, shape: TargetShape) -> dict[str, int]:
+        with torch.device("meta"):
+            head = MedusaHead(self.shape(shape))
+        return {"trainable": sum(p.numel() for p in head.parameters())}
 
 
 @dataclass(frozen=True)
@@ -63,11 +111,6 @@ class MedusaShape:
     hidden_size: int
     num_heads: int
     num_layers: int
-
-
-def medusa_shape(config: MedusaConfig, target: LlamaGenConfig | ChameleonConfig) -> MedusaShape:
-    width = target.dim if isinstance(target, LlamaGenConfig) else target.hidden_size
-    return MedusaShape(width, config.num_heads, config.num_layers)
 
 
 class ResidualBlock(nn.Module):
@@ -98,27 +141,75 @@ class MedusaHead(nn.Module):
         return torch.stack([head(features) for head in self.heads])
 
 
-class MedusaTraining(nn.Module):
-    """The training forward; the frozen target is no part of the module."""
+class _Training(nn.Module):
+    """A training forward; the frozen target is no module, and so no part of this one."""
 
-    def __init__(self, head: nn.Module, target: Any, config: MedusaLoss):
+    def __init__(self, head: nn.Module, target: Target, config: MedusaLoss):
         super().__init__()
-        self.head, self.config = head, config
-        self.__dict__["target"] = target
+        self.head, self.config, self.target = head, config, target
 
     def parts(self) -> dict[str, list[tuple[str, nn.Parameter]]]:
         return {"heads": [*self.head.named_parameters()]}
 
-    def forward(self, batch: CodeBatch) -> StepLoss:
+
+class MedusaTraining(_Training):
+    """Over language: level i at index t scores token t + 2 + i, where the answer goes as far.
+
+    Index t counts where token t + 1 is supervised: only there a cycle's root can stand.
+    """
+
+    metrics = ("top1", "top3", "token_loss")
+
+    def __init__(self, head: nn.Module, target: Target, config: MedusaLoss, chunk: int = 256):
+        super().__init__(head, target, config)
+        self.lm = FrozenHead(target.scores, chunk, target.embedding.dtype)
+
+    def forward(self, batch: Batch, states: TargetStates) -> StepLoss:
+        """Sums over supervised tokens; top1 and top3 are hits of the first level on the target's best token."""
+        assert states.feature is not None
+        loss_mask, count = batch.loss_mask, batch.ids.shape[1]
+        predicted = self.head(states.feature.to(next(self.head.parameters()).dtype))  # [L,B,T,D]
+        total, sums = None, None
+        for level, outputs in enumerate(predicted):
+            length = max(0, count - 2 - level)  # indices whose token t + 2 + level is there
+            keep = loss_mask[:, 1 : 1 + length] & loss_mask[:, 2 + level :][:, :length]
+            goal = states.feature[:, 1 + level : 1 + level + length][keep]
+            labels = batch.ids[:, 2 + level :][:, :length][keep]
+            compare = functools.partial(self._compare, goal, labels)
+            loss, found = self.lm(outputs[:, :length][keep], compare)
+            total = self.config.decay**level * loss + (0 if total is None else total)
+            sums = found if sums is None else sums
+        assert total is not None and sums is not None
+        return StepLoss(total, loss_mask[:, 1:].sum(), dict(zip(self.metrics, sums, strict=True)))
+
+    def _compare(self, goal: Tensor, labels: Tensor, piece: slice, ours: Tensor) -> tuple[Tensor, Tensor]:
+        """The loss summed over a piece, with the level's scores [C,V] there, and the metrics' sums [3].
+
+        Args:
+            goal: [S,D] features that score the tokens `labels` [S].
+        """
+        theirs = self.target.scores(goal[piece].to(self.target.embedding.dtype))
+        if self.config.token_divergence == "ce":
+            loss = F.cross_entropy(ours, labels[piece], reduction="sum")
+        else:
+            loss = divergence(self.config.token_divergence, theirs, ours).sum()
+        right = ours.topk(min(3, ours.shape[-1]), dim=-1).indices == theirs.argmax(-1, keepdim=True)
+        return loss, torch.stack([right[:, 0].sum(), right.any(-1).sum(), loss.detach()]).float()
+
+
+class MedusaImageTraining(_Training):
+    """Over image codes."""
+
+    def forward(self, batch: CodeBatch, states: TargetStates) -> StepLoss:
         """Sums over the positions whose next code is known, as EAGLE's are counted; level i has i fewer of them.
 
         top1 and top3 are those of the first level, which is the one that EAGLE's accuracy compares with.
         """
-        sequence = self.target.sequence(batch, batch.uncond)
-        count = sequence.num_generated
+        assert states.feature is not None and states.ids is not None
+        count = states.num_generated
         # Feature at place j of these has generated tokens j, j + 1, ... behind it: level i scores token j + i + 1.
-        features = sequence.feature[:, -count - 1 : -1][batch.real]
-        ids = sequence.ids[:, -count:][batch.real]
+        features = states.feature[:, -count - 1 : -1][batch.real]
+        ids = states.ids[:, -count:][batch.real]
         predicted = self.head(features.to(next(self.head.parameters()).dtype))
         total = features.new_zeros((), dtype=torch.float32)
         metrics: dict[str, Tensor] = {}
@@ -149,7 +240,7 @@ class MedusaProposal:
 
     taps = Taps(feature=True)
 
-    def __init__(self, head: MedusaHead, guided: Callable[[Tensor, Sequence[int]], Tensor]):
+    def __init__(self, head: nn.Module, guided: Callable[[Tensor, Sequence[int]], Tensor]):
         self.head, self.guided = head.eval(), guided
         self.max_levels: int | None = head.shape.num_heads
 
@@ -178,7 +269,7 @@ class MedusaProposal:
         self._emitted += len(verified.path) + 1
 
 
-def save_medusa(head: MedusaHead, folder: Path, manifest: dict[str, Any]) -> None:
+def save_medusa(head: MedusaHead, folder: Path, manifest: Mapping[str, Any]) -> None:
     folder.mkdir(parents=True, exist_ok=True)
     save_file({k: v.contiguous() for k, v in head.state_dict().items()}, folder / "model.safetensors")
     (folder / "config.json").write_text(json.dumps({"model_type": "medusa", **asdict(head.shape)}, indent=1))

@@ -10,6 +10,8 @@ from __future__ import annotations
 
 import time
 from collections.abc import Mapping
+from dataclasses import replace
+from pathlib import Path
 from typing import Any, Literal
 
 import torch
@@ -21,18 +23,20 @@ from ...core.errors import UserError
 from ...core.nouns import Request
 from ...core.pictures import TEXT
 from ...core.positions import place_positions
-from ...core.section import Section
+from ...core.states import Taps
 from ..decoding.decoder import PromptRows
 from ..decoding.rows import Places
 from ..decoding.slots import Slots
 from ..decoding.warp import Warp
-from ..targets.base import Taps, TargetStep
+from ..sizes import parameter_counts
+from ..targets.base import Target, TargetShape, TargetStep
 from ..targets.language import LanguageTarget
-from ..targets.load import TargetConfig, load_target
+from ..targets.load import TargetConfig, load_target, target_config
+from .base import PLAIN, Drafter, DrafterConfig, DraftingOptions, TargetIdentity
 from .independent import IndependentProposal
 
 
-class PrunedConfig(Section):
+class PrunedConfig(DrafterConfig):
     """A drafter without training."""
 
     kind: Literal["pruned"]
@@ -53,8 +57,41 @@ class PrunedConfig(Section):
     attention_layers: tuple[int, ...] | None = None
 
     def provides(self) -> set[str]:
-        """Things that need no stage."""
         return {"drafter"}
+
+    def check(self, shape: TargetShape) -> None:
+        if shape.draws_images:
+            raise UserError(
+                "a pruned prompt is one of visual tokens, and the target draws images", where="key drafter.kind",
+                cure="use llamagen, a smaller image generator",
+            )  # fmt: skip
+
+    def taps_for(self, shape: TargetShape, *, training: bool) -> Taps:
+        """What a sibling reads; the target itself reads its own embedding (layer 0) as well, see `PrunedProposal`."""
+        layers = self.attention_layers or tuple(range(shape.num_layers))
+        return Taps(prefill_attention=layers if self.ratio else (), attention_queries="suffix")
+
+    def load(
+        self,
+        folder: Path | None,
+        target: Target,
+        *,
+        dtype: torch.dtype | None = None,
+        identity: TargetIdentity | None = None,
+    ) -> LanguageTarget:  # type: ignore[override]
+        """What drafts: the target itself, or its loaded sibling (no module of ours: nothing of it is trained)."""
+        assert isinstance(target, LanguageTarget)
+        return load_reader(self, target)
+
+    def drafter(self, module: Any, target: Target, options: DraftingOptions = PLAIN) -> Drafter:
+        assert isinstance(target, LanguageTarget)
+        return PrunedProposal(module, target, self)
+
+    def count(self, shape: TargetShape) -> dict[str, int]:
+        """Nothing of the target's own weights; of a sibling all."""
+        if self.model == "target":
+            return {}
+        return parameter_counts(target_config(self.model, None, network=False))
 
     def num_kept(self, visual: int) -> int:
         """The budget for so many visual tokens."""
@@ -128,12 +165,8 @@ class PrunedProposal(IndependentProposal):
         self.reader, self.config, self.vocab_size = reader, config, target.vocab_size
         # The target has embedded the prompt; what Qwen3-VL's tower adds further up is not in the embedding.
         self._embedded = reader is target and reader.decoder.num_deepstack == 0
-        layers = config.attention_layers or tuple(range(target.decoder.num_layers))
-        self.taps = Taps(
-            layers=(0,) if self._embedded else (),
-            prefill_attention=layers if config.ratio else (),
-            attention_queries="suffix",
-        )
+        taps = config.taps_for(target.shape, training=False)
+        self.taps = replace(taps, text_layers=(0,)) if self._embedded else taps
         self.num_visual = self.num_kept = 0  # of the prompt
         self.pruning_s = 0.0  # of it, for a breakdown of the time
 
@@ -190,16 +223,8 @@ class PrunedProposal(IndependentProposal):
         return F.pad(q, (0, self.vocab_size - q.shape[-1]))
 
 
-def load_pruned(config: PrunedConfig, target: LanguageTarget, *, num_token_ids: int, image_token_id: int) -> Any:
-    """The drafter beside its loaded target. Raises `UserError` where the sibling cannot be loaded or is none."""
-    reader = load_reader(config, target, num_token_ids=num_token_ids, image_token_id=image_token_id)
-    return PrunedProposal(reader, target, config)
-
-
-def load_reader(
-    config: PrunedConfig, target: LanguageTarget, *, num_token_ids: int, image_token_id: int
-) -> LanguageTarget:
-    """What drafts, which several proposals may share. Raises `UserError` as `load_pruned`."""
+def load_reader(config: PrunedConfig, target: LanguageTarget) -> LanguageTarget:
+    """What drafts; several proposals may share it. Raises `UserError` where the sibling cannot be loaded or is none."""
     if config.model == "target":
         return target
     if config.model.path is None:
@@ -207,8 +232,8 @@ def load_reader(
     sibling = load_target(
         config.model,
         config.model.path,
-        num_token_ids=num_token_ids,
-        image_token_id=image_token_id,
+        num_token_ids=target.decoder.num_token_ids,
+        image_token_id=next(iter(target.decoder.never), None),
         device=target.device,
     )
     check_sibling(sibling, target)

@@ -7,22 +7,25 @@ Letters: F nodes, V vocabulary.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, Literal
+from pathlib import Path
+from typing import Any, ClassVar, Literal
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from ...core.errors import UserError
-from ...core.section import Section
-from ..decoding.rows import GuidanceScale
+from ...core.states import Taps
+from ..decoding.rows import Guidance, GuidanceScale
 from ..decoding.slots import Slots
 from ..decoding.warp import Warp
-from ..llamagen.transformer import LlamaGenConfig
-from ..targets.base import Taps, TargetStep
+from ..llamagen.files import load_llamagen
+from ..llamagen.transformer import LlamaGen, LlamaGenConfig, published
+from ..targets.base import Target, TargetShape, TargetStep
 from ..targets.llamagen import LlamaGenTarget
+from .base import PLAIN, Drafter, DrafterConfig, DraftingOptions, TargetIdentity
 
 
-class SiblingConfig(Section):
+class SiblingConfig(DrafterConfig):
     """Published weights of a smaller LlamaGen; nothing is trained."""
 
     kind: Literal["llamagen"]
@@ -32,9 +35,42 @@ class SiblingConfig(Section):
     # Guidance of its own; null: the target's.
     cfg_scale: GuidanceScale | None = None
 
+    decoding_settings: ClassVar[frozenset[str]] = frozenset({"cfg_scale"})
+
     def provides(self) -> set[str]:
-        """Things that need no stage."""
         return {"drafter"}
+
+    def check(self, shape: TargetShape) -> None:
+        if not shape.draws_images:
+            raise UserError(
+                "a smaller LlamaGen draws images, and the target answers in words", where="key drafter.kind",
+                cure="use kind: pruned with a smaller model of the target's family",
+            )  # fmt: skip
+
+    def load(
+        self,
+        folder: Path | None,
+        target: Target,
+        *,
+        dtype: torch.dtype | None = None,
+        identity: TargetIdentity | None = None,
+    ) -> LlamaGen:
+        assert isinstance(target, LlamaGenTarget), "see check_sibling"
+        model = load_llamagen(self.path, revision=self.revision, dtype=dtype or target.embedding.dtype)
+        check_sibling(target.config, model.config)
+        return model.to(target.device)
+
+    def drafter(self, module: nn.Module, target: Target, options: DraftingOptions = PLAIN) -> Drafter:
+        assert isinstance(target, LlamaGenTarget) and isinstance(module, LlamaGen)
+        guidance = target.guidance
+        if self.cfg_scale is not None:
+            guidance = Guidance(self.cfg_scale, guidance.interval)
+        return SiblingProposal(LlamaGenTarget(module, guidance))
+
+    def count(self, shape: TargetShape) -> dict[str, int]:
+        with torch.device("meta"):
+            model = LlamaGen(published(self.size, grid=shape.grid, condition=shape.condition))  # type: ignore[arg-type]
+        return {"transformer": sum(p.numel() for p in model.parameters())}
 
 
 class SiblingProposal:

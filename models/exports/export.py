@@ -15,7 +15,6 @@ from transformers import AutoModelForCausalLM
 from ...core.checksums import check_sums
 from ...core.errors import UserError, did_you_mean
 from ..drafters.made_for import MANIFEST, tested_with
-from ..drafters.reading import Eagle3Config
 from ..llamagen.folders import write_folder
 from ..targets.load import load_llava, load_weights
 from ..weights_of import target_embedding
@@ -98,7 +97,7 @@ def _head(
 ) -> Exported:
     source = read_head(folder, whose)
     check_head(engine, source, prompts)
-    joined = isinstance(source.config, Eagle3Config)
+    joined = source.config.is_eagle3
     if engine == "speculators" and whose.name is None:
         # vLLM starts from the head alone, so the head must name a target that others can find.
         raise UserError("the speculators format names the target by its Hub id", cure="give it: --target ORG/NAME")

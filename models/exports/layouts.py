@@ -12,9 +12,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ..drafters.layer import LayerShape
-from ..drafters.reading import Eagle3Config, Eagle3Head, ReadingHead
-from ..drafters.reading.shape import eagle3_taps
+from ..drafters.eagle3 import Eagle3Config, Eagle3Head
+from ..drafters.head_module import StateHead
+from ..layer import LayerShape
 from .rules import Engine
 from .source import HeadSource
 
@@ -29,7 +29,7 @@ def lay_out(engine: Engine, source: HeadSource, embedding: Tensor | None = None)
     Args:
         embedding: the target's [V,D]; for EAGLE-1 in EAGLE's own layout, which holds a copy.
     """
-    if isinstance(source.config, Eagle3Config):
+    if source.config.is_eagle3:
         return _speculators(source) if engine == "speculators" else _eagle3(engine, source)
     return _eagle1(engine, source, embedding)
 
@@ -64,14 +64,14 @@ def llama_values(shape: LayerShape, text: Any) -> dict[str, Any]:
     }
 
 
-def _dtype(head: ReadingHead | Eagle3Head) -> str:
+def _dtype(head: StateHead) -> str:
     return str(head.dtype).removeprefix("torch.")
 
 
 def _eagle3(engine: Engine, source: HeadSource) -> Files:
     head, text = source.head, source.target.text
     assert isinstance(head, Eagle3Head) and isinstance(source.config, Eagle3Config)
-    taps, layers = eagle3_taps(source.config, text), text.num_hidden_layers
+    taps, layers = source.config.layers_of(source.target.shape), text.num_hidden_layers
     values = {
         "architectures": ["LlamaForCausalLMEagle3"],
         **llama_values(head.shape, text),
@@ -112,7 +112,7 @@ def _speculators(source: HeadSource) -> Files:
         "norm_before_fc": False,
         "target_hidden_size": None,
         "embed_requires_grad": False,
-        "eagle_aux_hidden_state_layer_ids": list(eagle3_taps(source.config, text)),
+        "eagle_aux_hidden_state_layer_ids": list(source.config.layers_of(source.target.shape)),
         "transformer_layer_config": layer,
         "tie_word_embeddings": False,
         "torch_dtype": _dtype(head),
@@ -136,7 +136,6 @@ def _speculators(source: HeadSource) -> Files:
 
 def _eagle1(engine: Engine, source: HeadSource, embedding: Tensor | None) -> Files:
     head, text = source.head, source.target.text
-    assert isinstance(head, ReadingHead)
     state, shape = dict(head.state_dict()), head.shape
     values = {"architectures": ["LlamaForCausalLM"], **llama_values(shape, text), "torch_dtype": _dtype(head)}
     if engine == "vllm":

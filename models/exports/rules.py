@@ -9,9 +9,7 @@ from __future__ import annotations
 from typing import Literal, get_args
 
 from ...core.errors import UserError
-from ..drafters.reading import Eagle3Config, ReadingHead
-from ..drafters.reading.config import EagleReadingConfig, image_of
-from ..drafters.reading.shape import eagle3_taps
+from ..drafters.eagle3 import Eagle3Config
 from .source import HeadSource
 
 # eagle: the layout of the methods' own code (EAGLE, and MSD's and ViSpec's, which share it).
@@ -50,7 +48,7 @@ def check_head(engine: Engine, source: HeadSource, prompts: Prompts) -> None:
 def _target(engine: Engine, source: HeadSource) -> list[str]:
     if engine == "eagle":
         return []
-    model, joined = source.target.config.model_type, isinstance(source.config, Eagle3Config)
+    model, joined = source.target.config.model_type, source.config.is_eagle3
     if model in _SERVED[engine][joined]:
         return []
     return [f"its class of {model} hands no states to a head of EAGLE-{3 if joined else 1}"]
@@ -59,7 +57,7 @@ def _target(engine: Engine, source: HeadSource) -> list[str]:
 def _layer(engine: Engine, source: HeadSource) -> list[str]:
     config, head, shape, found = source.config, source.head, source.head.shape, []
     if config.positions == "mrope":
-        if engine != "sglang" or not isinstance(config, Eagle3Config):
+        if engine != "sglang" or not config.is_eagle3:
             found.append("heads get one position for each token, and this one turns by three (positions: mrope)")
         elif shape.mrope_interleaved:
             found.append("its three positions alternate (Qwen3-VL), which the draft's rotation is not known to do")
@@ -68,13 +66,12 @@ def _layer(engine: Engine, source: HeadSource) -> list[str]:
         found.append(f"its positions are stretched ({kind}), which the draft's rotation is not known to do")
     if shape.qk_rms_norm:
         found.append("queries and keys are normed, and a head's layer is Llama's")
-    if isinstance(config, Eagle3Config):
+    if config.is_eagle3:
         if shape.qkv_bias:
             found.append("queries, keys and values have biases, and a head of EAGLE-3 has none")
         return found
     if engine == "speculators":
         return [*found, "the format has no EAGLE-1 type; --to vllm writes what vLLM reads"]
-    assert isinstance(head, ReadingHead)
     if getattr(config, "state", "feature") != "feature":
         found.append("it reads the state before the last layer, and engines hand over the one behind the final norm")
     own = config.kind if engine == "eagle" else ""
@@ -92,7 +89,7 @@ def _layer(engine: Engine, source: HeadSource) -> list[str]:
 def _taps(engine: Engine, source: HeadSource) -> list[str]:
     if not isinstance(source.config, Eagle3Config):
         return []
-    taps, layers = eagle3_taps(source.config, source.target.text), source.target.text.num_hidden_layers
+    taps, layers = source.config.layers_of(source.target.shape), source.target.shape.num_layers
     if engine == "eagle" and taps != (2, layers // 2, layers - 3):
         return [f"it joins layers {taps}, and the code always takes {(2, layers // 2, layers - 3)}"]
     if taps[-1] == layers:
@@ -116,14 +113,14 @@ def _pictures(engine: Engine, source: HeadSource) -> list[str]:
             "compressed": "a few vectors stand for a picture, and the engine feeds it every token",
         }
         return [what[held]]
-    image, wanted = image_of(config), "projected" if engine == "sglang" else "placeholder"
-    if engine == "sglang" and isinstance(config, EagleReadingConfig):
+    image, wanted = config.image_input(), "projected" if engine == "sglang" else "placeholder"
+    if engine == "sglang" and not config.is_eagle3:
         return ["its EAGLE-1 class embeds ids alone, and at pictures those are hashes and no ids"]
     found = [] if image == wanted else [
         f"the {image} embedding stands at pictures here, and the engine puts the {wanted} one there"
     ]  # fmt: skip
     added = len(getattr(source.target.config.vision_config, "deepstack_visual_indexes", None) or ())
-    if isinstance(config, Eagle3Config) and (first := eagle3_taps(config, source.target.text)[0]) <= added:
+    if isinstance(config, Eagle3Config) and (first := config.layers_of(source.target.shape)[0]) <= added:
         found.append(
             f"it joins layer {first} as that hands it over, and Qwen3-VL adds to each of its first {added} layers what "
             "its tower saw: what an engine taps there is something else (drafter.taps above it)"

@@ -6,21 +6,23 @@ import json
 from dataclasses import dataclass
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Annotated, Any
+from typing import Any
 
 import torch
-from pydantic import Field, TypeAdapter, ValidationError
+from pydantic import TypeAdapter, ValidationError
 from transformers import PreTrainedConfig
 
 from ...core.errors import UserError
-from ..drafters.eagle import head_state
+from ..drafters import AnyDrafter
+from ..drafters.head_config import HeadConfig
+from ..drafters.head_files import head_state
+from ..drafters.head_module import StateHead
 from ..drafters.made_for import MANIFEST
-from ..drafters.reading import AnyHead, AnyReading, load_reading_head
-from ..drafters.reading.config import READING_KINDS
 from ..hub import read_config
 from ..llamagen.folders import read_values
+from ..targets.base import TargetShape, language_shape
 
-_READING: TypeAdapter[Any] = TypeAdapter(Annotated[AnyReading, Field(discriminator="kind")])
+_DRAFTER: TypeAdapter[Any] = TypeAdapter(AnyDrafter)
 
 
 @dataclass(frozen=True)
@@ -36,6 +38,10 @@ class Target:
         return self.config.get_text_config()
 
     @property
+    def shape(self) -> TargetShape:
+        return language_shape(self.text)
+
+    @property
     def sees(self) -> bool:
         return self.text is not self.config
 
@@ -49,8 +55,8 @@ class HeadSource:
     """
 
     folder: Path
-    config: AnyReading
-    head: AnyHead
+    config: HeadConfig
+    head: StateHead
     target: Target
     manifest: dict[str, Any]
 
@@ -79,7 +85,7 @@ def kind_of(folder: Path) -> str:
     if (manifest.get("target") or {}) and isinstance(manifest["target"], dict):
         if manifest["target"].get("kind") in ("llamagen", "anole"):
             return "visual"
-        if manifest.get("method") in READING_KINDS:
+        if manifest["target"].get("kind") and manifest.get("method") not in (None, "medusa"):
             return "reading"
     if (manifest.get("imported") or {}).get("as") == "lantern":
         return "visual"
@@ -117,7 +123,7 @@ def read_head(folder: Path, target: Target) -> HeadSource:
     """
     manifest = read_manifest(folder)
     try:
-        config = _READING.validate_python(manifest.get("drafter") or {})
+        config = _DRAFTER.validate_python(manifest.get("drafter") or {})
     except ValidationError as error:
         raise UserError(
             f"{MANIFEST} does not hold the head's settings: {error.errors()[0]['msg']}", where=str(folder / MANIFEST),
@@ -125,6 +131,6 @@ def read_head(folder: Path, target: Target) -> HeadSource:
         ) from error  # fmt: skip
     stored = next(value.dtype for value in head_state(folder).values() if value.is_floating_point())
     # Shapes and settings are compared with the target's; none of its weights is needed.
-    beside = SimpleNamespace(config=target.text, embedding=torch.empty(0, target.text.hidden_size))
-    head = load_reading_head(config, folder, beside, stored)
+    beside: Any = SimpleNamespace(shape=target.shape, embedding=torch.empty(0, target.text.hidden_size))
+    head = config.load(folder, beside, dtype=stored)
     return HeadSource(folder, config, head.eval(), target, manifest)

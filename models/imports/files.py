@@ -11,8 +11,8 @@ from safetensors.torch import load_file
 from torch import Tensor
 
 from ...core.errors import UserError, first_line
-from ..drafters.eagle import head_state
-from ..drafters.layer import stretched
+from ..drafters.head_files import head_state
+from ..layer import stretched
 from ..llamagen.folders import CONFIG, find_folder, read_values
 
 State = dict[str, Tensor]

@@ -14,11 +14,14 @@ from pydantic import TypeAdapter
 from torch import Tensor
 
 from ...core.errors import UserError
-from ..drafters.reading import AnyHead, AnyReading, Eagle3Config, build_reading_head
-from ..drafters.reading.config import Image, ReadingConfig
-from ..drafters.reading.shape import eagle3_taps
+from ..drafters import AnyDrafter
+from ..drafters.eagle3 import Eagle3Config
+from ..drafters.head_config import HeadConfig
+from ..drafters.head_inputs import Image
+from ..drafters.head_module import StateHead
 from ..exports.layouts import unfold_fc_bias
 from ..llamagen.folders import check_shapes, shapes_of
+from ..targets.base import language_shape
 from .files import State, as_one_layer, check_rope, read_published, theta_of
 
 Reading = Literal["eagle", "eagle3", "msd", "vispec"]
@@ -35,8 +38,8 @@ class ImportedHead:
     notes: what was decided, and what nobody can know.
     """
 
-    head: AnyHead
-    config: AnyReading
+    head: StateHead
+    config: HeadConfig
     settings: dict[str, Any]
     notes: tuple[str, ...]
 
@@ -90,7 +93,7 @@ def import_head(
     if kind in ("eagle", "eagle3"):
         settings |= _at_pictures(kind, image, sees, where)
     settings |= _attention(state, "midlayer" if joined else "layers.0", text, where)
-    config: AnyReading = TypeAdapter(ReadingConfig).validate_python(_plain(settings, text))
+    config: HeadConfig = TypeAdapter(AnyDrafter).validate_python(_plain(settings, text))
     head = _load(config, state, text, where)
     if settings["norm_eps"] != text.rms_norm_eps:
         notes.append(f"norms add {settings['norm_eps']:g}, the target's {text.rms_norm_eps:g}: kept as norm_eps")
@@ -207,7 +210,7 @@ def _eagle3(values: dict[str, Any], state: State, text: Any, where: str, notes: 
     taps = _taps(values, where, notes)
     found: dict[str, Any] = {} if taps is None else {"taps": taps}
     if taps is None:
-        taken = eagle3_taps(Eagle3Config(kind="eagle3"), text)
+        taken = Eagle3Config(kind="eagle3").layers_of(language_shape(text))
         notes.append(f"names no layers: {taken}, the default of every engine, are taken")
     state |= _vocabulary(state, text.vocab_size, where, notes)
     return found
@@ -269,9 +272,9 @@ def _names(ids: Tensor, known: Tensor, rows: int) -> bool:
     return inside and int(known.sum()) == len(ids) and bool(known.bool()[ids].all())
 
 
-def _load(config: AnyReading, state: State, text: Any, where: str) -> AnyHead:
-    ids = state["d2t"] + torch.arange(len(state["d2t"])) if isinstance(config, Eagle3Config) else None
-    head = build_reading_head(config, text, draft_ids=ids)
+def _load(config: HeadConfig, state: State, text: Any, where: str) -> StateHead:
+    ids = state["d2t"] + torch.arange(len(state["d2t"])) if config.is_eagle3 else None
+    head = config.module(config.layer(language_shape(text)), ids)
     check_shapes(
         shapes_of(state), shapes_of(head.state_dict()), where=where,
         what=f"not a head of kind {config.kind} for this target: ",

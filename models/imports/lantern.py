@@ -12,14 +12,16 @@ import torch
 from transformers import ChameleonConfig
 
 from ...core.errors import UserError
-from ..drafters.eagle import EagleConfig, EagleHead, eagle_shape, load_eagle
+from ..drafters.eagle import EagleConfig, ImageEagleHead, load_eagle
 from ..llamagen.transformer import LlamaGenConfig
+from ..targets.anole import anole_shape
+from ..targets.llamagen import llamagen_shape
 from .files import read_published
 
 
 def import_lantern(
     source: str, target: LlamaGenConfig | ChameleonConfig, *, revision: str | None = None
-) -> tuple[EagleHead, dict[str, Any], tuple[str, ...]]:
+) -> tuple[ImageEagleHead, dict[str, Any], tuple[str, ...]]:
     """The head, the recipe's `drafter` section without its path, and what nobody can know of it.
 
     Raises:
@@ -33,10 +35,11 @@ def import_lantern(
     settings: dict[str, Any] = {"kind": "eagle"}
     given = {"intermediate_size": values.get("intermediate_size"), "num_heads": values.get("num_attention_heads"),
              "norm_eps": values.get("rms_norm_eps")}  # fmt: skip
-    plain = eagle_shape(EagleConfig(kind="eagle"), target)
+    mirrored = llamagen_shape(target) if isinstance(target, LlamaGenConfig) else anole_shape(target)
+    plain = EagleConfig(kind="eagle").layer(mirrored)
     same = {"intermediate_size": plain.intermediate_size, "num_heads": plain.num_heads, "norm_eps": plain.norm_eps}
     settings |= {name: value for name, value in given.items() if value not in (None, same[name])}
-    shape = eagle_shape(EagleConfig.model_validate(settings), target)
+    shape = EagleConfig.model_validate(settings).layer(mirrored)
     asked = values.get("input_type")
     if drawn and asked is not None:
         _check_grid(asked, values.get("block_size"), target, str(folder))

@@ -14,6 +14,7 @@ from torch.nn.utils.rnn import pad_sequence
 from ...core import ranks
 from ...core.loss import StepLoss
 from ...core.nouns import CodeBatch, PictureBatch
+from ...core.states import TargetStates
 from .transformer import LlamaGen, pad_left
 from .vq import VqTokenizer, revive_dead_codes
 
@@ -38,7 +39,7 @@ class LlamaGenTraining(nn.Module):
             named["text_encoder"] = [*self.text_encoder.named_parameters()]
         return named
 
-    def forward(self, batch: CodeBatch) -> StepLoss:
+    def forward(self, batch: CodeBatch, states: TargetStates | None = None) -> StepLoss:
         model = self.transformer
         if model.config.condition == "class":
             condition, mask = model.cls_embedding(torch.stack(batch.conditions), batch.uncond), None
@@ -87,7 +88,7 @@ class VqTraining(nn.Module):
     def parts(self) -> dict[str, list[tuple[str, nn.Parameter]]]:
         return {"tokenizer": [*self.tokenizer.named_parameters()]}
 
-    def forward(self, batch: PictureBatch) -> StepLoss:
+    def forward(self, batch: PictureBatch, states: TargetStates | None = None) -> StepLoss:
         images = to_model(batch.pixels[batch.real])
         if self.training:
             self._revive(images)

@@ -13,7 +13,7 @@ import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields
 from pathlib import Path
-from typing import Any, Literal, NoReturn
+from typing import Any, ClassVar, Literal, NoReturn
 
 import torch
 from torch import Tensor
@@ -23,12 +23,15 @@ from transformers import ChameleonConfig, ChameleonForConditionalGeneration
 from ...core.errors import UserError, first_line
 from ...core.nouns import CodeBatch, ImageRequest
 from ...core.section import Section
+from ...core.states import Taps, TargetStates
 from ..decoding.cache import Cache
 from ..decoding.decoder import CachedDecoder
 from ..decoding.rows import Guidance, GuidanceScale
 from ..decoding.tree import Tree
 from ..hub import read_config
-from .base import Prompt, Taps, TargetSequence, TargetStep
+from ..layer import LayerShape
+from .base import Prompt, TargetShape, TargetStep
+from .llamagen import both_sides
 
 DEFAULT_GUIDANCE = Guidance(3.0)
 PINNED = "chameleon-anole-7b"  # the config that dry runs build
@@ -144,6 +147,10 @@ class AnoleTarget:
         return self.model.config
 
     @property
+    def shape(self) -> TargetShape:
+        return anole_shape(self.config, self.grid)
+
+    @property
     def device(self) -> torch.device:
         return self.decoder.device
 
@@ -211,8 +218,12 @@ class AnoleTarget:
         session.cache.commit([0, *(node + 1 for node in path)])
 
     @torch.no_grad()
-    def sequence(self, batch: CodeBatch, uncond: Tensor) -> TargetSequence:
-        """States of `batch`'s images, rows marked in `uncond` [B] without their text. Features of padding are zero."""
+    def states(self, batch: CodeBatch, taps: Taps) -> TargetStates:
+        """States of `batch`'s images behind their texts, which the rows of `batch.uncond` lose."""
+        return both_sides(self._states, batch, taps)
+
+    def _states(self, batch: CodeBatch, uncond: Tensor) -> TargetStates:
+        """Rows marked in `uncond` [B] run without their text. Features of padding are zero."""
         ids, mask, positions = self._rows(batch.conditions, batch.codes + self.ids.first_image, uncond)
         dtype = self.embedding.dtype
         added = torch.zeros(1, dtype=dtype, device=self.device).where(_causal(mask), torch.finfo(dtype).min)
@@ -220,7 +231,9 @@ class AnoleTarget:
         feature = output.last_hidden_state.masked_fill(~mask[..., None], 0.0)
         longest = max(len(text) for text in batch.conditions)
         padding = tuple(longest - len(text) for text in batch.conditions)
-        return TargetSequence(ids, feature, mask, positions, batch.codes.shape[1], padding)
+        return TargetStates(
+            feature, {}, positions[None], ids=ids, mask=mask, num_generated=batch.codes.shape[1], padding=padding
+        )
 
     def _rows(self, texts: Sequence[Tensor], tokens: Tensor, uncond: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """Ids, mask and positions [B,T] of prompts with the image tokens [B,n] that follow, padded on the left.
@@ -257,11 +270,26 @@ def _causal(mask: Tensor) -> Tensor:
     return (both & mask[:, None]) | torch.eye(length, dtype=torch.bool, device=mask.device)
 
 
+def anole_shape(config: ChameleonConfig, grid: int = 32) -> TargetShape:
+    """What heads mirror: a layer of Chameleon's, with its norms of queries and keys."""
+    rope = config.rope_parameters or {}
+    heads = config.num_attention_heads
+    layer = LayerShape(
+        vocab_size=config.vocab_size, hidden_size=config.hidden_size, num_heads=heads, num_kv_heads=heads,
+        intermediate_size=config.intermediate_size, norm_eps=config.rms_norm_eps, rope="half",
+        rope_theta=float(rope.get("rope_theta") or 10000.0), input_norm=True, qk_norm=True,
+    )  # fmt: skip
+    sizes = config.vocab_size, config.hidden_size, config.num_hidden_layers
+    return TargetShape(*sizes, layer=layer, grid=grid, condition="text")
+
+
 # ---- recipes
 
 
 class AnoleTargetConfig(Section):
     """Anole 7B, published: a stage trains heads for it and never the model itself."""
+
+    draws_images: ClassVar[bool] = True
 
     kind: Literal["anole"]
     # Hub id or directory in transformers' layout (leloy/Anole-7b-v0.1-hf). GAIR/Anole-7b-v0.1 is in Meta's.

@@ -7,26 +7,15 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Any, Literal, Protocol
+from typing import Any, Protocol
 
+import torch
 from torch import Tensor
 
-from ...core.nouns import Batch
-from ...core.states import StatesBatch, StatesWanted
+from ...core.states import Taps, TargetStates
 from ..decoding.rows import Guidance
 from ..decoding.tree import Tree
-
-
-@dataclass(frozen=True)
-class Taps:
-    """What a drafter wants to see of its target; the target serves no more than that."""
-
-    layers: tuple[int, ...] = ()  # states after so many decoder layers, 0 is the embedding
-    feature: bool = False  # the post-final-norm state that feeds the LM head
-    prefill_attention: tuple[int, ...] = ()  # layers whose attention over the prompt is wanted (SpecVLM)
-    # Mean over whose: of the text behind the last visual token, of all text, or of the last place. Visual places look
-    # at nobody here, so that a long clip makes no [T,T].
-    attention_queries: Literal["suffix", "text", "last"] = "suffix"
+from ..layer import LayerShape
 
 
 @dataclass(frozen=True)
@@ -65,41 +54,53 @@ class TargetStep:
 
 
 @dataclass(frozen=True)
-class TargetSequence:
-    """A teacher-forced pass over whole sequences, all of which end with n generated tokens: what a head learns from."""
+class TargetShape:
+    """What a drafter mirrors of its target, known without weights: dry runs count parameters from it."""
 
-    ids: Tensor  # [B,T] int64, as in `Prompt`
-    feature: Tensor  # [B,T,D]
-    mask: Tensor  # [B,T] bool
-    positions: Tensor  # [B,T] int64
-    num_generated: int
-    # B places on the left of each row that only longer rows of the batch need, its condition's own kept.
-    padding: tuple[int, ...]
-
-
-class ReadTarget(Protocol):
-    """What a head of a language model trains and drafts with, beside `Target`."""
-
-    config: Any  # transformers' text config: width, heads, theta, ...
+    vocab_size: int
+    hidden_size: int
+    num_layers: int
+    # transformers' text config of a language model; None: an image generator.
+    text: Any = None
+    # The layer that heads of an image generator mirror; None: a language model.
+    layer: LayerShape | None = None
+    # Image generators: codes along a side, and what they are asked by (class or text).
+    grid: int = 0
+    condition: str = ""
 
     @property
-    def embedding(self) -> Tensor:
-        """[V,D], of token ids."""
-        ...
+    def draws_images(self) -> bool:
+        return self.text is None
 
-    def scores(self, feature: Tensor) -> Tensor:
-        """[...,D] -> [...,V] float32 of the LM head; minus infinity where no token may come."""
-        ...
 
-    def states(self, batch: Batch, wanted: StatesWanted, *, seeds: Sequence[int] = ()) -> StatesBatch:
-        """One teacher-forced pass over the batch with our positions, in inference mode and outside any gradient."""
-        ...
+def language_shape(text: Any) -> TargetShape:
+    """Of a language model, from transformers' text config."""
+    return TargetShape(text.vocab_size, text.hidden_size, text.num_hidden_layers, text=text)
 
 
 class Target(Protocol):
     """Frozen. `session` is the target's own state of one request; the loop passes it back unread."""
 
     vocab_size: int
+    shape: TargetShape
+    device: torch.device
+
+    @property
+    def embedding(self) -> Tensor:
+        """[V,D] of token ids."""
+        ...
+
+    def scores(self, feature: Tensor) -> Tensor:
+        """[...,D] -> [...,V] float32 of the LM head, each row's own; minus infinity where no token may come."""
+        ...
+
+    def guided(self, feature: Tensor, steps: Sequence[int]) -> Tensor:
+        """[R,N,D] -> [N,V] what is decoded from; entry i scores generated token number `steps[i]`."""
+        ...
+
+    def states(self, batch: Any, taps: Taps) -> TargetStates:
+        """One teacher-forced pass over a `Batch` or `CodeBatch`, without gradients."""
+        ...
 
     def prefill(self, request: Any, taps: Taps, *, capacity: int) -> tuple[Any, TargetStep]:
         """Run the prompt (a `Request` or an `ImageRequest`); scores are those of its end, taps of all of it."""

@@ -15,11 +15,12 @@ from torch import Tensor
 from ...core.errors import UserError
 from ...core.nouns import Request
 from ...core.pictures import TEXT
+from ...core.states import Taps
 from ..decoding.cache import Cache
 from ..decoding.decoder import CachedDecoder
 from ..decoding.rows import Guidance
 from ..decoding.tree import Tree
-from .base import Prompt, Taps, TargetStep
+from .base import Prompt, TargetStep
 from .reading import ReadsStates
 
 

@@ -5,19 +5,21 @@ Letters: R rows (1, or 2 under guidance), N nodes with the root, C condition slo
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
 from torch.nn import functional as F
 
 from ...core.nouns import CodeBatch, ImageRequest
+from ...core.states import Taps, TargetStates
 from ..decoding.cache import Cache
 from ..decoding.rows import Guidance
 from ..decoding.tree import Tree
+from ..layer import LayerShape
 from ..llamagen.transformer import LlamaGen, LlamaGenConfig, LlamaGenStates, pad_left, sequence_mask
-from .base import Prompt, Taps, TargetSequence, TargetStep
+from .base import Prompt, TargetShape, TargetStep
 
 
 @dataclass
@@ -40,6 +42,10 @@ class LlamaGenTarget:
     @property
     def config(self) -> LlamaGenConfig:
         return self.model.config
+
+    @property
+    def shape(self) -> TargetShape:
+        return llamagen_shape(self.config)
 
     @property
     def device(self) -> torch.device:
@@ -130,8 +136,12 @@ class LlamaGenTarget:
         session.cache.commit([0, *(node + 1 for node in path)])
 
     @torch.no_grad()
-    def sequence(self, batch: CodeBatch, uncond: Tensor) -> TargetSequence:
-        """States of `batch`'s images, rows marked in `uncond` [B] without their condition.
+    def states(self, batch: CodeBatch, taps: Taps) -> TargetStates:
+        """States of `batch`'s images behind their conditions, which the rows of `batch.uncond` lose."""
+        return both_sides(self._states, batch, taps)
+
+    def _states(self, batch: CodeBatch, uncond: Tensor) -> TargetStates:
+        """Rows marked in `uncond` [B] run without their condition.
 
         The unconditional rows keep the caption's mask, as in training and in sampling.
         """
@@ -147,7 +157,10 @@ class LlamaGenTarget:
         if slot_mask is not None:
             seen[:, : config.num_slots] = slot_mask
         positions = torch.arange(ids.shape[1], device=ids.device).expand_as(ids)
-        return TargetSequence(ids, feature, seen, positions, batch.codes.shape[1], (0,) * len(ids))
+        return TargetStates(
+            feature, {}, positions[None], ids=ids, mask=seen, num_generated=batch.codes.shape[1],
+            padding=(0,) * len(ids),
+        )  # fmt: skip
 
     def _condition(self, request: ImageRequest) -> tuple[Tensor, Tensor | None]:
         """Embedded slots [R,C,D] and the caption's mask [C] (None for a class): the same for both rows."""
@@ -156,3 +169,26 @@ class LlamaGenTarget:
             return self.model.cls_embedding(request.condition.expand(len(uncond)), uncond), None
         features, mask = pad_left([request.condition.to(self.embedding.dtype)], self.model.config.num_slots)
         return self.model.cls_embedding(features.expand(len(uncond), -1, -1), uncond), mask[0]
+
+
+def llamagen_shape(config: LlamaGenConfig) -> TargetShape:
+    """What heads mirror: as in LANTERN's published ones, a layer with the norm's epsilon of 1e-6."""
+    layer = LayerShape(
+        vocab_size=config.vocab_size, hidden_size=config.dim, num_heads=config.num_heads,
+        num_kv_heads=config.num_heads, intermediate_size=config.hidden, norm_eps=1e-6,
+        rope="grid", rope_theta=config.rope_base, grid=config.grid,
+        # A head's input at index t reads the token after it, whose cell turns it: one condition slot fewer than the
+        # target has.
+        zeros_before=config.num_slots - 1, mask_padding=False,
+    )  # fmt: skip
+    return TargetShape(
+        config.vocab_size, config.dim, config.num_layers, layer=layer, grid=config.grid, condition=config.condition
+    )
+
+
+def both_sides(run: Callable[[CodeBatch, Tensor], TargetStates], batch: CodeBatch, taps: Taps) -> TargetStates:
+    """What `run` makes of a batch, or of each of its rows with and without the condition (`taps.without_condition`)."""
+    if not taps.without_condition:
+        return run(batch, batch.uncond)
+    given, taken = (run(batch, torch.full_like(batch.uncond, without)) for without in (False, True))
+    return replace(given, unconditional=taken)

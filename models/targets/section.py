@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import ClassVar, Literal
 
 from pydantic import Field
 
@@ -11,6 +11,8 @@ from ...core.section import Section
 
 class TargetSection(Section):
     """Published weights by their path, or inline configs of a tiny one that a recipe trains itself."""
+
+    draws_images: ClassVar[bool] = False
 
     # Hub id or directory of the weights and the processor.
     path: str | None = None
@@ -23,6 +25,11 @@ class TargetSection(Section):
     # Tokens of a prompt that are run at once: memory for speed. null runs it whole, which 25k visual tokens of a 7B
     # target do not allow beside much else; 4096 is a good size there.
     prefill_chunk: int | None = Field(None, ge=1)
+
+    @property
+    def reads_tiles(self) -> bool | None:
+        """Whether pictures must be cut into tiles for it; None: there is nothing to choose."""
+        return None
 
     def provides(self) -> set[str]:
         """Things that need no stage: they come with the published weights."""

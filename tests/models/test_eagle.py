@@ -27,7 +27,7 @@ from draftsmith.models.drafters.eagle import (
     trained_positions,
 )
 from draftsmith.models.drafters.heads import build_head, load_head, save_head
-from draftsmith.models.drafters.layer import LayerShape
+from draftsmith.models.layer import LayerShape
 from draftsmith.models.drafters.noise import row_uniforms
 from draftsmith.models.llamagen.transformer import LlamaGenConfig, published
 from draftsmith.models.targets.base import Prompt, TargetSequence, TargetStep

@@ -10,7 +10,7 @@ from draftsmith.core.errors import UserError
 from draftsmith.core.nouns import IMAGE, TEXT
 from draftsmith.core.states import StatesWanted
 from draftsmith.models.decoding.cache import Cache
-from draftsmith.models.drafters.layer import HeadAttention, LayerShape, Rotary
+from draftsmith.models.layer import HeadAttention, LayerShape, Rotary
 from draftsmith.models.drafters.reading import (
     TEXT_STAGE,
     ReadingObjective,

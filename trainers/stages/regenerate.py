@@ -23,7 +23,6 @@ from ...data.dataset import ConversationData, ConversationDataset
 from ...data.processor import Processor
 from ...data.shards import ShardReader, claim, finish, finished, write_shard
 from ...models.decoding.batched import write_answers
-from ...models.decoding.decoder import CachedDecoder
 from ...models.decoding.warp import Warp
 from ...models.distillation import keep_scores
 from ...models.targets.llava import LlavaTarget
@@ -31,7 +30,7 @@ from ...models.targets.load import load_target
 from ..context import Context
 from ..engine import init_distributed
 from ..fit import Expected
-from .train import data_files
+from ..records import check_fit, data_files
 
 
 class RegenerateAnswersStage(Section):
@@ -106,33 +105,6 @@ def run(stage: RegenerateAnswersStage, context: Context) -> None:
                 cure=f"mend what it names, then restart={context.name}",
             )  # fmt: skip
     ranks.barrier()
-
-
-def check_fit(context: Context, dataset: ConversationDataset, decoder: CachedDecoder, *, as_cut: bool) -> None:
-    """That the target can read the data: past its positions it says noise, and in decoding it wants its own tiles.
-
-    Args:
-        as_cut: pictures are read as the data cuts them; False: as requests, whose further tiles are taken away for a
-            target of single ones.
-    """
-    data, where = dataset.config, f"key stages.{context.name}.data"
-    if decoder.max_positions is not None and data.max_length > decoder.max_positions:
-        raise UserError(
-            f"data.max_length is {data.max_length} and the target has {decoder.max_positions} positions", where=where,
-            cure=f"set data.max_length to {decoder.max_positions} or less",
-        )  # fmt: skip
-    in_tiles = getattr(context.target, "reads_tiles", None)  # of LLaVA-NeXT and OneVision alone
-    if in_tiles in (None, data.aspect.startswith("anyres")) or not dataset.column("images").any():
-        return
-    if not in_tiles and not as_cut:
-        return
-    raise UserError(
-        f"data.aspect is {data.aspect} and the target reads pictures in {'tiles' if in_tiles else 'single tiles'}",
-        where=where,
-        cure="set aspect: anyres (LLaVA-NeXT) or anyres_max_9 (LLaVA-OneVision), or target.anyres: false"
-        if in_tiles
-        else "set aspect: square or pad, or leave target.anyres out",
-    )
 
 
 def _check_kept(stage: RegenerateAnswersStage, num_ids: int) -> None:

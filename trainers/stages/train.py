@@ -1,50 +1,103 @@
-"""Stage kind `train`: train a drafter, or the demo's target, on conversations. One path for both."""
+"""Stage kind `train`: train the drafter, or another model of the recipe, under DeepSpeed.
+
+What differs is a section: `data` (conversations or codes), `objective`, `drafter`. What trains on what is in
+`trainers/training/`: records (draft LVLMs), records with the target's states (heads), or codes (image generators).
+"""
 
 from __future__ import annotations
 
-import functools
-from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, ClassVar, Literal
 
-import torch
-from pydantic import Field, model_validator
+from pydantic import Discriminator, Field, Tag, model_validator
 
-from ...core import ranks
-from ...core.errors import UserError
-from ...data.collate import ConversationCollate
+from ...core.errors import UserError, did_you_mean
+from ...data.codes import ShardData
 from ...data.conversations import PromptFormat
-from ...data.dataset import ConversationData, ConversationDataset
-from ...data.loader import Loader, steps_per_epoch
-from ...data.mixture import is_mixture
-from ...data.processor import Processor
+from ...data.dataset import ConversationData
 from ...data.sources import AnswersConfig
 from ...models.distillation import CrossEntropyObjective, DistillObjective
-from ...models.drafters.lvlm import build_drafter, load_drafter, save_llava
-from ...models.drafters.made_for import tested_with
-from ...models.llava import FAMILIES, LlavaTraining, Part
-from ...models.lora import LoraConfig, merge_adapters
-from ...models.targets.load import build_target, load_llava, target_config, target_weights
+from ...models.drafters import AnyDrafter
+from ...models.drafters.base import DrafterConfig
+from ...models.drafters.head_losses import HeadObjective
+from ...models.llava import Part
+from ...models.lora import LoraConfig
 from ..context import Context
-from ..engine import Engine, init_distributed
-from ..fit import SCRATCH, FitSettings, Validate, fit, seed_all, training_loader
-from ..positions import before_training
-from ..preflight import preflight
-from ..validate import ValidationConfig, validate
-from .distill import frozen_target, held_target, other_pictures, training_data, training_module
+from ..engine import init_distributed
+from ..fit import SCRATCH, FitSettings, fit, seed_all
+from ..training.codes import open_codes
+from ..training.conversations import open_records
+from ..training.drafter import DecodingCheck
+from ..training.heads_on_states import open_heads
+from ..training.sources import CachedStates, FirstEpochStates, OnlineStates, StatesSource
+from ..training.states import check_answers, sample_needs
+from ..training.validate import ValidationSettings
+
+
+def kind(section: Any) -> str:
+    """The kind of a section that need not say it; pydantic names the key after this function."""
+    return str(section.get("kind", "") if isinstance(section, dict) else section.kind)
+
+
+def _objective(section: Any) -> str:
+    return kind(section) or "head"
+
+
+def _data(section: Any) -> str:
+    return kind(section) or "conversations"
+
+
+Objective = Annotated[
+    Annotated[CrossEntropyObjective, Tag("cross_entropy")]
+    | Annotated[DistillObjective, Tag("distill")]
+    | Annotated[HeadObjective, Tag("head")],
+    Discriminator(_objective),
+]
+Data = Annotated[
+    Annotated[ConversationData, Tag("conversations")] | Annotated[ShardData, Tag("codes")], Discriminator(_data)
+]
+
+_COMMON = {*FitSettings.model_fields, "kind", "model", "data", "validation"}
+_LEARNS_STATES = {"objective", "decoding", "select"}
+# What each way of training reads; a key that the recipe gives beside these is refused.
+READS: dict[str, set[str]] = {
+    "records": _COMMON
+    | {
+        "format",
+        "answers",
+        "objective",
+        "trainable",
+        "positions",
+        "group_by_modality",
+        "gradient_checkpointing",
+        "lora",
+    },
+    "states": _COMMON
+    | _LEARNS_STATES
+    | {"drafter", "format", "answers", "source", "held_out", "visual_share", "text_epochs", "window"},
+    "codes": _COMMON | {"decoding", "select", "condition_dropout", "revive_every", "drafter"},
+}
 
 
 class TrainStage(FitSettings):
     kind: Literal["train"]
-    # Whose weights are trained; everything else is frozen. A captioner is a model like the drafter, for mode C.
-    model: Literal["drafter", "target", "captioner"] = "drafter"
-    trainable: list[Part]
+    # Whose weights are trained; everything else is frozen. A captioner is a model like a draft LVLM, for mode C; vq and
+    # reader are the image tokenizer and the reader of a synthetic dataset.
+    model: Literal["drafter", "target", "captioner", "vq", "reader"] = "drafter"
+    # Another drafter than the recipe's, so that two can be trained beside each other; it then needs `from` (a stage
+    # that trained such a one, or scratch), since the latest stage trained another.
+    drafter: AnyDrafter | None = None
+    # Null with source: cached, whose shards hold the samples.
+    data: Data | None = None
+    # Of the records, and of the prompts that `decoding` measures; a cache must have been made with it.
     format: PromptFormat = PromptFormat()
-    data: ConversationData
     # Whose answers to these records are learned; null: the records' own.
     answers: AnswersConfig | None = None
-    objective: Annotated[CrossEntropyObjective | DistillObjective, Field(discriminator="kind")] = (
-        CrossEntropyObjective()
-    )
+    # Draft LVLMs: cross_entropy (null) or distill. Heads: terms of the loss; null: the drafter's own.
+    objective: Objective | None = None
+    validation: ValidationSettings | None = None
+
+    # ---- LLaVA-like models: draft LVLMs, a tiny target, a captioner
+    trainable: list[Part] | None = None
     # Positions of the language model from this stage on; null: as it has them. Rotary positions need no new weights:
     # more of them are learned from samples that are as long.
     positions: int | None = Field(None, ge=8)
@@ -53,15 +106,46 @@ class TrainStage(FitSettings):
     gradient_checkpointing: bool = False
     # Train low-rank adapters in place of the language model's own weights.
     lora: LoraConfig | None = None
-    validation: ValidationConfig | None = None
+
+    # ---- heads
+    # Where the target's states come from.
+    source: StatesSource = OnlineStates()
+    # Share of the samples that is kept for validation, by a hash of their names.
+    held_out: float = Field(0.0, ge=0, lt=1)
+    # A small decoding run with the head as it is.
+    decoding: DecodingCheck | None = None
+    # Which weights become the stage's result: the last, or those with the best held-out accuracy or measured tau. Each
+    # best one is kept beside it as well.
+    select: Literal["last", "top1", "top3", "tau"] = "last"
+    # linear: text alone first, then a share with pictures that rises to all of them (MSD); null: as they come.
+    visual_share: Literal["linear"] | None = None
+    # Epochs of text alone before that; null: half of them.
+    text_epochs: int | None = Field(None, ge=0)
+    # Batches that are sorted by length together, so that little is padded; 1: no sorting.
+    window: int = Field(50, ge=1)
+
+    # ---- image codes
+    # Share of samples that lose their condition, drawn anew in each epoch; guidance needs both sides. Null: 0.1.
+    condition_dropout: float | None = Field(None, ge=0, lt=1)
+    # vq: forwards between two revivals of codes that no picture chooses, in the first 60% of the training; small
+    # tokenizers keep a handful of codes otherwise. Writes weights in place: zero_stage 0 and fp32 only.
+    revive_every: int | None = Field(None, ge=1)
+
+    ways: ClassVar[dict[str, Any]] = {"records": open_records, "states": open_heads, "codes": open_codes}
+
+    # ---- checks that need nothing else
 
     @model_validator(mode="after")
     def _known_parts(self) -> TrainStage:
-        if self.lora is not None and "language_model" not in self.trainable:
+        trainable = self.trainable or []
+        if self.lora is not None and "language_model" not in trainable:
             raise ValueError("lora is given, and trainable does not name language_model")
-        unknown = set(self.optim.lr_by_part) - set(self.trainable)
-        if unknown:
+        if self.trainable is not None and (unknown := set(self.optim.lr_by_part) - set(trainable)):
             raise ValueError(f"optim.lr_by_part names {sorted(unknown)}, which trainable does not")
+        if self.revive_every and self.model != "vq":
+            raise ValueError("revive_every is for image tokenizers (model: vq)")
+        if self.drafter is not None and self.from_stage is None:
+            raise ValueError("a drafter of its own starts from: scratch, or from a stage that trained such a head")
         return self
 
     @model_validator(mode="after")
@@ -82,175 +166,156 @@ class TrainStage(FitSettings):
                 raise ValueError("probabilities: kept were taken at temperature 1: set objective.temperature to 1")
         return self
 
+    @model_validator(mode="after")
+    def _whole(self) -> TrainStage:
+        if (self.data is None) != (self.source.kind == "cached"):
+            raise ValueError("give data, or source: cached, whose shards hold the samples")
+        if self.answers is not None and self.data is None:
+            raise ValueError("answers belong to data; those of cached states are the cache stage's")
+        if self.visual_share is not None:
+            if self.epochs is None or self.epochs <= self.num_text_epochs:
+                raise ValueError("visual_share: linear needs epochs, more of them than text_epochs")
+            if self.source.kind == "cached_on_first_epoch":
+                raise ValueError(
+                    "visual_share: linear does not see every sample in its first epoch; use source: cached"
+                )
+        return self
+
+    @model_validator(mode="after")
+    def _measured(self) -> TrainStage:
+        if self.model != "drafter" and (self.decoding or self.select != "last"):
+            raise ValueError("decoding and select are for heads (model: drafter)")
+        if self.select in ("top1", "top3") and self.validation is None:
+            raise ValueError(f"select: {self.select} needs validation")
+        if self.select == "tau" and self.decoding is None:
+            raise ValueError("select: tau needs decoding")
+        if self.decoding and self.validation and self.decoding.every % self.validation.every:
+            raise ValueError("decoding.every must be a multiple of validation.every")
+        return self
+
+    # ---- what it is
+
+    @property
+    def num_text_epochs(self) -> int:
+        return (self.epochs or 0) // 2 if self.text_epochs is None else self.text_epochs
+
+    @property
+    def reads_tables(self) -> bool:
+        """Of the target its embedding and LM head alone: it runs nowhere in this stage."""
+        return isinstance(self.source, CachedStates) and self.decoding is None
+
+    @property
+    def checked_every(self) -> int | None:
+        """Optimizer steps between two validations or decoding checks."""
+        settings = self.validation or self.decoding
+        return None if settings is None else settings.every
+
+    def way(self, target: Any, drafter: DrafterConfig | None) -> str:
+        """What it trains on: records, records with the target's states, or codes."""
+        if target.draws_images:
+            return "codes"
+        if self.model != "drafter":
+            return "records"
+        config = self.drafter or drafter
+        if config is None or config.trains_on is None:
+            what = "names none" if config is None else f"is of kind {config.kind}, which is not trained"
+            raise UserError(f"a drafter is trained and the recipe {what}", where="key drafter", cure="name one")
+        return config.trains_on
+
+    def check(self, target: Any, drafter: DrafterConfig | None) -> None:
+        """Refuse settings that this training would not read.
+
+        Args:
+            target: the recipe's section.
+        """
+        way = self.way(target, drafter)
+        for name in sorted(self.model_fields_set - READS[way]):
+            raise UserError(f"{name} is not read here: this stage trains on {way}", cure=did_you_mean(name, READS[way]))
+        if way == "records":
+            self._check_records()
+        elif way == "states":
+            check_answers(self.answers)
+            if self.validation is not None and not self.held_out:
+                raise UserError("validation needs held_out", cure="hold out a share of the samples: held_out: 0.05")
+        else:
+            self._check_codes()
+
+    def _check_records(self) -> None:
+        if self.trainable is None:
+            raise UserError("trainable is missing", cure="name parts: [vision_tower, projector, language_model]")
+        if self.model in ("vq", "reader"):
+            raise UserError(f"model: {self.model} is of image generators", cure="use drafter, target or captioner")
+        if isinstance(self.objective, HeadObjective):
+            raise UserError(
+                "objective has terms of a head's loss", cure="give objective.kind: cross_entropy or distill"
+            )
+        if self.validation is not None and self.validation.data is None:
+            raise UserError("validation.data is missing", cure="name held-out records")
+
+    def _check_codes(self) -> None:
+        if self.model == "captioner":
+            raise UserError("model: captioner is of draft LVLMs", cure="use drafter, target, vq or reader")
+        assert isinstance(self.data, ShardData)
+        if self.validation is not None and not self.data.held_out:
+            raise UserError("validation needs data.held_out", cure="hold out a share of the samples")
+        if self.model != "drafter" and self.validation:
+            raise UserError("validation is for heads (model: drafter)", cure="leave it out")
+        if self.decoding is not None and self.decoding.prompts is None:
+            raise UserError("decoding.prompts is missing", cure="name the captions to draw")
+
     def makes(self) -> set[str]:
+        if self.model == "target" and isinstance(self.data, ShardData):
+            return {"target", "text"}
         return {self.model}
 
     def needs(self) -> dict[str, str | None]:
-        wanted: dict[str, str | None] = {"processor": None}
-        if self.data.from_stage is not None:
-            wanted["data"] = self.data.from_stage
-        if self.validation is not None and self.validation.data.from_stage not in (None, self.data.from_stage):
-            raise ValueError("validation.data and data come from two stages")
-        if self.answers is not None and self.answers.share("target") and self.answers.path is None:
-            wanted["answers"] = self.answers.from_stage
-        if self.model != "target":
-            wanted["target"] = None
+        """Thing -> the stage that makes it; None: the latest that does."""
+        wanted = self._codes_need() if isinstance(self.data, ShardData) else self._records_need()
         if self.from_stage not in (None, SCRATCH):
             wanted[self.model] = self.from_stage
         return wanted
 
+    def _codes_need(self) -> dict[str, str | None]:
+        assert isinstance(self.data, ShardData)
+        wanted: dict[str, str | None] = {} if self.data.path else {"codes": self.data.from_stage}
+        if self.model == "drafter":
+            wanted["target"] = None
+        if self.model == "target":
+            wanted["tokenizer"] = None
+        if self.decoding is not None:
+            wanted |= {"vq": None, "text": None}
+            if self.decoding.from_stage is not None:
+                wanted["data"] = self.decoding.from_stage
+        return wanted
 
-class TargetTrainStage(TrainStage):
-    """The same where no other model can be trained so: the drafters of a recipe for heads are no LVLMs."""
+    def _records_need(self) -> dict[str, str | None]:
+        data = self.data if isinstance(self.data, ConversationData) else None
+        wanted = sample_needs(data, self.answers) | {"processor": None}
+        if self.model != "target":
+            wanted["target"] = None
+        if isinstance(self.source, CachedStates):
+            for name in self.source.stages:
+                wanted["states" if name is None else f"states/{name}"] = name
+        others = {"decoding": self.decoding and self.decoding.from_stage}
+        others["validation"] = self.validation and self.validation.data and self.validation.data.from_stage
+        for key, name in others.items():
+            if name is not None:
+                if wanted.get("data", name) != name:
+                    raise ValueError(f"{key}.data and data come from two stages")
+                wanted["data"] = name
+        return wanted
 
-    model: Literal["target"]
+    def run(self, context: Context) -> None:
+        init_distributed()
+        context = context.with_drafter(self.drafter)
+        seed = context.seed if self.seed is None else self.seed
+        seed_all(seed)
+        training = self.ways[self.way(context.target, context.drafter)](self, context, seed)
+        training.finish(fit(self, context, training))
 
 
 def run(stage: TrainStage, context: Context) -> None:
-    init_distributed()
-    seed = context.seed if stage.seed is None else stage.seed
-    seed_all(seed)
-    processor = context.processor_of(stage.model)
-    dataset = ConversationDataset(
-        stage.data,
-        stage.format,
-        processor,
-        files=data_files(stage.data, context),
-        skipped_log=context.folder / "skipped.jsonl",
-        cache=context.folder / "cache",
-    )
-    llava = _start_weights(stage, context, processor, seed)
-    positions = _set_positions(llava, stage)
-    check_positions(positions, stage)
-    module = training_module(stage, context, llava, processor)
-    data = training_data(stage, context, dataset, processor, seed)
-    total = stage.num_steps(len(dataset))
-    if ranks.is_main():
-        before_training(dataset, positions, context.say, prompts=stage.answers is not None)
-    preflight(data.shown, module, processor, folder=context.folder, say=context.say)
-    make_loader = functools.partial(
-        training_loader, stage, data.samples, data.collate, seed=seed, total=total, grouped=stage.group_by_modality
-    )
-    validation = stage.validation
-    engine = fit(
-        stage,
-        context,
-        module,
-        make_loader,
-        total=total,
-        validate=_validation(validation, stage, context, processor, module) if validation else None,
-        validate_every=validation.every if validation else None,
-        write=data.writer,
-    )
-    _save(stage, context, engine, processor, total, seed)
-    if ranks.is_main() and (listed := dataset.num_listed()):
-        context.say(f"{listed:,} records were left out or changed: {dataset.skipped_log}")
+    stage.run(context)
 
 
-def _validation(
-    settings: ValidationConfig, stage: TrainStage, context: Context, processor: Processor, module: LlavaTraining
-) -> Validate:
-    """What the loop calls to score held-out records; the frozen target is loaded once, and only here."""
-    dataset = ConversationDataset(
-        settings.data,
-        stage.format,
-        processor,
-        files=data_files(settings.data, context),
-        skipped_log=context.folder / "skipped-validation.jsonl",
-        cache=context.folder / "cache",
-    )
-    target: Any = None
-    if stage.model == "drafter" and settings.against_target:
-        if (difference := other_pictures(context, settings.data)) is not None:
-            raise UserError(
-                f"validation runs the target on the draft's batches, and {difference}",
-                where=f"key stages.{context.name}.validation",
-                cure="set validation.against_target: false",
-            )
-        target = held_target(module) or frozen_target(context)
-    batch_size = settings.micro_batch_size * ranks.world_size()
-    loader = Loader(
-        dataset,
-        seed=0,
-        batch_size=batch_size,
-        micro_batch_size=settings.micro_batch_size,
-        total_steps=steps_per_epoch(len(dataset), batch_size),
-        collate=ConversationCollate(processor.pad_id, processor.image_size),
-        rank=ranks.rank(),
-        world_size=ranks.world_size(),
-    )
-    return lambda engine, step: validate(engine, loader, target)
-
-
-def data_files(data: ConversationData, context: Context) -> list[Path]:
-    """Files on disk, or splits and mixtures of the world that an earlier stage wrote."""
-    names = [data.path] if isinstance(data.path, str) else data.path
-    if data.from_stage is None:
-        return [Path(name) for name in names]
-    world = context.inputs["data"] / "world"
-    return [world / (name if is_mixture(Path(name)) else f"{name}.json") for name in names]
-
-
-def _set_positions(llava: Any, stage: TrainStage) -> int:
-    """The language model's positions in this stage."""
-    text = llava.config.get_text_config()
-    if stage.positions is not None:
-        text.max_position_embeddings = stage.positions
-        decoder = getattr(llava.model, "language_model", llava.model)
-        assert decoder.config is text, "one config, so that what is saved is what was trained"
-    return text.max_position_embeddings
-
-
-def check_positions(positions: int, stage: TrainStage) -> None:
-    """Samples longer than the language model has positions would be learned wrong, silently."""
-    if stage.data.max_length > positions:
-        raise UserError(
-            f"data.max_length is {stage.data.max_length} and the language model has {positions} positions",
-            cure=f"set data.max_length to {positions} or less, or give the model more: drafter.rope_scaling, or the "
-            "stage's positions",
-        )
-
-
-def _start_weights(stage: TrainStage, context: Context, processor: Processor, seed: int) -> Any:
-    """The model as this stage finds it: an earlier stage's result, or assembled from the recipe."""
-    made = context.inputs.get(stage.model)
-    if made is not None:
-        if stage.model != "target":
-            return load_drafter(made, tokenizer_hash=processor.tokenizer_hash, dtype=torch.float32)
-        return target_weights(context.target, made, dtype=torch.float32)
-    if stage.model == "target":
-        return build_target(context.target, context.token_ids(processor, len(processor.tokenizer)))
-    assert context.drafter is not None
-    if context.drafter.vision_tower == "target":
-        target: Any = load_llava(context.target_source(), revision=None, dtype=torch.float32, key="target.path")
-    elif (folder := context.inputs.get("target")) is not None:
-        target = load_llava(folder, revision=None, dtype=torch.float32, key="target").config
-    else:
-        target = target_config(context.target, None, network=True)
-    ids = context.token_ids(processor, getattr(target, "config", target).text_config.vocab_size)
-    return build_drafter(context.drafter, target, ids, seed=seed)
-
-
-def _save(stage: TrainStage, context: Context, engine: Engine, processor: Processor, total: int, seed: int) -> None:
-    """The result: a directory that transformers loads, written by rank 0."""
-    manifest = {
-        "model": stage.model,
-        "target": str(context.target.path or "inline"),
-        "target_revision": context.target.revision,
-        "tokenizer_hash": processor.tokenizer_hash,
-        # Its own eyes' projected features stand at visual places, and every token has one position.
-        "reads": {"visual_embedding": "projected", "positions": "flat"},
-        "tested_with": tested_with(),
-        "format": stage.format.model_dump(),
-        "training": {"stage": context.name, "steps": total, "seed": seed, "fingerprint": context.fingerprint},
-        "command": context.command,
-    }
-    with engine.full_weights():
-        if ranks.is_main():
-            module = engine.module
-            assert isinstance(module, LlavaTraining)
-            merge_adapters(module.llava)
-            save_llava(module.llava, context.folder, manifest)
-            family = module.llava.config.model_type
-            (processor.of_family(family) if family in FAMILIES else processor).save(context.folder)
-    ranks.barrier()
+__all__ = ["FirstEpochStates", "TrainStage", "run"]

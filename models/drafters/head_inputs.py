@@ -9,14 +9,31 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any, Literal
 
 import torch
 from torch import Tensor
 
-from ....core.pictures import TEXT
-from .config import Visual
-from .head import AnyHead, ReadingHead
-from .shape import Reads
+from ...core.pictures import TEXT
+from .head_module import StateHead
+
+# What a visual entry is to the layer: absent, a state that enters it directly, a run's few compressed vectors, an
+# ordinary entry (embedding and true state), or one whose state half is a middle layer's.
+Visual = Literal["none", "direct", "compressed", "read", "middle"]
+# What takes an embedding's place at a visual token: its placeholder's own row, as vLLM embeds it, or the projected
+# image, as SGLang does.
+Image = Literal["placeholder", "projected"]
+
+
+@dataclass(frozen=True)
+class Reads:
+    """Which of the target's layers hold what a head is fed. Layers count decoder layers passed, 0 is the embedding;
+    EAGLE-3's published ids mean the same (the input of layer k is the state after k layers).
+    """
+
+    state: tuple[int, ...]  # joined as the state half; none: the feature
+    visual: int | None  # what stands in visual entries, or what their vectors are made of; None: nothing
+    image: int | None  # 0 where the projected image takes an embedding's place
 
 
 @dataclass(frozen=True)
@@ -115,7 +132,7 @@ class Filled:
     embeds: Tensor  # [B,N,D]
     states: Tensor  # [B,N,S*D] true ones, not fused yet
     middle: Tensor | None  # [B,N,D] the state half of visual slots, where it is not a true state
-    direct: tuple[Tensor, Tensor] | None  # as of `ReadingHead.forward`
+    direct: tuple[Tensor, Tensor] | None  # as of `StateHead.forward`
     image: Tensor | None
 
     def part(self, start: int, stop: int) -> Filled:
@@ -127,14 +144,14 @@ class Filled:
             None if self.direct is None else (some(self.direct[0]), some(self.direct[1])), some(self.image),
         )  # fmt: skip
 
-    def fused(self, head: AnyHead, states: Tensor | None = None) -> Tensor:
+    def fused(self, head: StateHead, states: Tensor | None = None) -> Tensor:
         """[B,N,D] state halves of a first pass; `states` in place of the true ones (with noise)."""
         made = head.fuse((self.states if states is None else states).to(head.dtype))
         return made if self.middle is None else torch.where(self.layout.visual.unsqueeze(-1), self.middle, made)
 
 
 def fill(
-    head: AnyHead, visual: Visual, found: Reads, layout: Layout, sequences: Sequences, embedding: Tensor
+    head: StateHead, visual: Visual, found: Reads, layout: Layout, sequences: Sequences, embedding: Tensor
 ) -> Filled:
     """Look up what stands in each slot. The adaptor of ViSpec runs here, once for all pictures of all rows.
 
@@ -151,7 +168,7 @@ def fill(
         assert sequences.feature is not None
         states = layout.pick(sequences.feature)
     direct = middle = image = None
-    if isinstance(head, ReadingHead) and head.num_queries:
+    if head.num_queries:
         vectors = _adapted(head, sequences.layers[0], layout.runs)
         image = _global_vectors(layout, vectors)
         if visual == "compressed":
@@ -165,7 +182,7 @@ def fill(
     return Filled(layout, embeds, states, middle, direct, image)
 
 
-def _adapted(head: ReadingHead, embeds: Tensor, runs: Sequence[tuple[int, int, int]]) -> Tensor:
+def _adapted(head: Any, embeds: Tensor, runs: Sequence[tuple[int, int, int]]) -> Tensor:
     """[pictures,Q,D]. Without a picture a zero one runs: ranks that call other modules hang in ZeRO's collectives."""
     parts = [embeds[row, first:end] for row, first, end in runs] or [embeds.new_zeros(1, embeds.shape[-1])]
     features = torch.nn.utils.rnn.pad_sequence(parts, batch_first=True).to(head.dtype)

@@ -8,13 +8,13 @@ from pathlib import Path
 
 import torch
 
-from ..core import ranks
-from ..core.errors import UserError
-from ..core.nouns import IMAGE, TEXT, VIDEO
-from ..data.collate import Sample, collate
-from ..data.dataset import ConversationDataset
-from ..data.processor import Processor
-from ..models.llava import LlavaTraining
+from ...core import ranks
+from ...core.errors import UserError
+from ...core.nouns import IMAGE, TEXT, VIDEO
+from ...data.collate import Sample, collate
+from ...data.dataset import ConversationDataset
+from ...data.processor import Processor
+from ...models.llava import LlavaTraining
 
 _LOOKED_AT = 64  # samples that token counts are estimated from
 

@@ -1,13 +1,11 @@
 """Where a head's training finds the target's states: computed as it goes, read, or computed once and then read.
 
-All three give the same steps of the same samples, whose micro-batches become a `StatesBatch` on `.to(device)`.
+All three give the same steps of the same samples, and the loop asks them for the states of each micro-batch.
 """
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Annotated, Any, Literal, Protocol
 
@@ -16,17 +14,17 @@ import torch
 from pydantic import Field, model_validator
 from torch import Tensor
 
-from ....core import ranks
-from ....core.section import Section
-from ....core.states import StatesBatch
-from ....data.loader import Collate, Loader, Samples, StepBatches
-from ....data.shards import ShardWriter, claim, finish, finished
-from ....data.states.estimate import shown
-from ....data.states.identity import Acceptable
-from ....data.states.memory import ahead
-from ....data.states.reader import CachedCollate, CachedSamples, StatesReader
-from ....data.states.samples import SeededBatch
-from .build import Builder, Measured, StatesStore, as_measured, check_room, chosen
+from ...core import ranks
+from ...core.nouns import Batch
+from ...core.section import Section
+from ...core.states import TargetStates
+from ...data.loader import Collate, Loader, Samples, StepBatches
+from ...data.shards import ShardWriter, claim, finish, finished
+from ...data.states.estimate import shown
+from ...data.states.identity import Acceptable
+from ...data.states.memory import ahead
+from ...data.states.reader import CachedCollate, CachedSamples, StatesReader
+from .states import Builder, Measured, StatesStore, as_measured, check_room, chosen
 
 
 class OnlineStates(Section):
@@ -94,6 +92,14 @@ class States(Protocol):
         """
         ...
 
+    def __call__(self, batch: Batch) -> TargetStates:
+        """The target's states for the next micro-batch of the training, on its device."""
+        ...
+
+    def held_out(self, batch: Batch) -> TargetStates:
+        """The same for a held-out micro-batch: nothing of it is kept."""
+        ...
+
     def supervised_ids(self, index: int) -> Tensor:
         """[n] int64 of one sample."""
         ...
@@ -125,33 +131,6 @@ class Steps:
         return iter(self.loader) if self._found is None else self._found()
 
 
-@dataclass(frozen=True)
-class PendingStates:
-    """A micro-batch whose states are computed when they are asked for: until then it is small.
-
-    Args:
-        seen: told the states, once.
-    """
-
-    asked: SeededBatch
-    builder: Builder
-    seen: Callable[[StatesBatch, tuple[int, ...]], None] | None = None
-
-    @property
-    def num_supervised(self) -> int:
-        return self.asked.num_supervised
-
-    @property
-    def sample_ids(self) -> tuple[str, ...]:
-        return self.asked.sample_ids
-
-    def to(self, device: torch.device | str) -> StatesBatch:
-        states = self.builder.states(self.asked.batch, self.asked.seeds)
-        if self.seen is not None:
-            self.seen(states, self.asked.numbers)
-        return states.to(device)
-
-
 class Online:
     """States of `builder`'s samples, computed in each epoch anew."""
 
@@ -160,8 +139,12 @@ class Online:
         self.lengths, self.draws = builder.counts.signed, builder.samples.draws()
 
     def steps(self, indices: np.ndarray, make_loader: MakeLoader, first: int, last: int, *, trains: bool) -> Steps:
-        loader = self.loader(indices, make_loader, first, last)
-        return Steps(loader, lambda: self.pending(loader))
+        return Steps(self.loader(indices, make_loader, first, last))
+
+    def __call__(self, batch: Batch) -> TargetStates:
+        return self.builder.states(batch)
+
+    held_out = __call__
 
     def loader(self, indices: np.ndarray, make_loader: MakeLoader, first: int, last: int) -> Loader:
         samples = chosen(self.builder.samples, self.builder.counts, indices)
@@ -170,10 +153,6 @@ class Online:
     def supervised_ids(self, index: int) -> Tensor:
         outline = self.builder.samples.outline(index)
         return torch.tensor(outline.ids)[torch.tensor(outline.loss_mask)]
-
-    def pending(self, loader: Loader) -> Iterator[StepBatches]:
-        for step in loader:
-            yield replace(step, micro=[PendingStates(batch, self.builder) for batch in step.micro])
 
 
 class Cached:
@@ -188,6 +167,12 @@ class Cached:
         loader = make_loader(CachedSamples.of(self.reader, indices), collate, first, last)
         # A thread reads ahead, unless processes do: its batches need not go from process to process.
         return Steps(loader, None if loader.num_workers else lambda: ahead(loader))
+
+    def __call__(self, batch: Batch) -> TargetStates:
+        assert batch.states is not None
+        return batch.states
+
+    held_out = __call__
 
     def supervised_ids(self, index: int) -> Tensor:
         return self.reader.supervised_ids(index)
@@ -213,8 +198,23 @@ class FirstEpoch:
         if not trains:
             return self.online.steps(indices, make_loader, first, last, trains=False)
         whole = self.online.loader(indices, make_loader, 0, last)
-        writing = _EpochShards(self, whole, indices)
-        return Steps(whole, lambda: self._steps(indices, make_loader, first, last, writing))
+        self._writing = _EpochShards(self, whole, indices)
+        self._next = first * whole.accumulation
+        return Steps(whole, lambda: self._steps(indices, make_loader, first, last, self._writing))
+
+    def __call__(self, batch: Batch) -> TargetStates:
+        """Computed, and kept in the first epoch; read with the batch from the shards later."""
+        step, micro = divmod(self._next, self._writing.loader.accumulation)
+        self._next += 1
+        if batch.states is not None:
+            return batch.states
+        states = self.online(batch)
+        if step < self._writing.num_steps:
+            self._writing.keep(step, micro, batch, states)
+        return states
+
+    def held_out(self, batch: Batch) -> TargetStates:
+        return self.online(batch)
 
     def _steps(
         self, indices: np.ndarray, make_loader: MakeLoader, first: int, last: int, writing: _EpochShards
@@ -222,10 +222,7 @@ class FirstEpoch:
         epoch = writing.num_steps
         if first <= epoch:
             writing.claim()
-            for step in self.online.loader(indices, make_loader, first, min(last, epoch + 1)):
-                keep = writing.keep(step.step) if step.step < epoch else [None] * len(step.micro)
-                micro = [PendingStates(b, self.builder, seen) for b, seen in zip(step.micro, keep, strict=True)]
-                yield replace(step, micro=micro)
+            yield from self.online.loader(indices, make_loader, first, min(last, epoch + 1))
         if last > epoch + 1:
             reader = writing.finish()
             assert len(reader) == len(indices), f"{len(reader)} records of {len(indices)} samples"
@@ -259,11 +256,8 @@ class _EpochShards:
         check_room(self.builder, self.size, kept)
         claim(folder, self.identity)
 
-    def keep(self, step: int) -> list[Callable[[StatesBatch, tuple[int, ...]], None]]:
-        """What takes the states of each micro-batch of `step`."""
-        return [functools.partial(self._add, step, number) for number in range(self.loader.accumulation)]
-
-    def _add(self, step: int, micro: int, states: StatesBatch, numbers: tuple[int, ...]) -> None:
+    def keep(self, step: int, micro: int, batch: Batch, states: TargetStates) -> None:
+        """Write the states of micro-batch `micro` of `step`."""
         group, within = divmod(step, self.steps_per_shard)
         index = group * self.loader.world_size + self.loader.rank
         if within == 0 and micro == 0:
@@ -273,7 +267,7 @@ class _EpochShards:
             self._writer = None if is_there else self.builder.writing.open(index)
         if self._writer is None:
             return  # it is there, or this run began in the middle of it
-        for sample in self.builder.writing.samples(states, numbers):
+        for sample in self.builder.writing.samples(batch, states, batch.numbers):
             self._writer.add(*sample)
         last_step = within == self.steps_per_shard - 1 or step == self.num_steps - 1
         if last_step and micro == self.loader.accumulation - 1:

@@ -6,18 +6,50 @@ Letters: S trained slots, W passes, C slots of a piece, D width, V vocabulary (t
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
+from typing import Literal
 
 import torch
-from torch import Tensor, nn
-from torch.autograd.function import once_differentiable
+from pydantic import Field, model_validator
+from torch import Tensor
 
-from ...distillation import Compare
-from ...losses import divergence_of_logs, list_mle, log_probs
-from .config import ReadingObjective
+from ...core.section import Section
+from ..losses import Divergence, divergence_of_logs, list_mle, log_probs
 
 
-def pass_weights(objective: ReadingObjective, count: int) -> list[float]:
+class HeadObjective(Section):
+    """Weights of the terms at each trained slot; a term of weight 0 is not computed."""
+
+    # Of a train stage's `objective`: what is trained with the target's hidden states.
+    kind: Literal["head"] = Field("head", exclude=True)
+
+    # SmoothL1 between the predicted and the true state, mean over the width.
+    feature: float = Field(0.0, ge=0)
+    # Divergence between the two distributions that the LM head makes of them; lk_alpha and lk_hybrid are the LK losses.
+    token: float = Field(0.0, ge=0)
+    token_divergence: Divergence = "soft_ce"
+    # Sum of |Q - P| over the vocabulary, at most 2.
+    l1: float = Field(0.0, ge=0)
+    # ListMLE over the target's likeliest tokens.
+    listmle: float = Field(0.0, ge=0)
+    # How many of them.
+    top: int = Field(10, ge=1)
+    # Weight of pass s is decay^s, as in EAGLE-3 (0.8); null: the mean over passes.
+    decay: float | None = Field(None, gt=0, le=1)
+    # Passes after the first in this stage; null: the head's mtp_steps. 0 for a stage of plain text.
+    mtp_steps: int | None = Field(None, ge=0)
+    # Width of the uniform noise on true states at 512 places; shorter samples get more of it (EAGLE: 0.2).
+    noise: float = Field(0.2, ge=0)
+    # Slots whose vocabulary is projected at once: about 40 bytes for each slot, pass and id.
+    chunk: int = Field(128, ge=1)
+
+    @model_validator(mode="after")
+    def _some_term(self) -> HeadObjective:
+        if not any((self.feature, self.token, self.l1, self.listmle)):
+            raise ValueError("no term has a weight; give feature, token, l1 or listmle")
+        return self
+
+
+def pass_weights(objective: HeadObjective, count: int) -> list[float]:
     if objective.decay is None:
         return [1 / count] * count
     return [objective.decay**step for step in range(count)]
@@ -36,7 +68,7 @@ class TokenTerms:
     metrics = ("top1", "top3", "alpha", "top1_last")
 
     def __init__(
-        self, objective: ReadingObjective, goal: Tensor, weights: list[float], scores: Callable[[Tensor], Tensor],
+        self, objective: HeadObjective, goal: Tensor, weights: list[float], scores: Callable[[Tensor], Tensor],
         ids: Tensor | None = None,
     ):  # fmt: skip
         self.objective, self.goal, self.scores, self.ids = objective, goal, scores, ids
@@ -82,49 +114,3 @@ class TokenTerms:
         if objective.listmle:
             total = total + objective.listmle * list_mle(theirs, ours, objective.top)
         return total
-
-
-class FrozenHead(nn.Module):
-    """The target's LM head as `ChunkedHead` is a draft's: gradients flow to the states alone.
-
-    Args:
-        scores: [...,D] -> [...,V] float32.
-    """
-
-    def __init__(self, scores: Callable[[Tensor], Tensor], chunk: int, dtype: torch.dtype):
-        super().__init__()
-        self.scores, self.chunk, self.dtype = scores, chunk, dtype
-
-    def forward(self, hidden: Tensor, compare: Compare) -> tuple[Tensor, Tensor]:
-        """States [S,D] -> the loss summed over them, and the further sums."""
-        return _Frozen.apply(hidden, self.scores, compare, self.chunk, self.dtype, torch.is_grad_enabled())
-
-
-class _Frozen(torch.autograd.Function):
-    """Each piece's gradient is taken in the forward, so that no scores outlive their piece."""
-
-    @staticmethod
-    def forward(
-        ctx: Any, hidden: Tensor, scores: Callable[[Tensor], Tensor], compare: Compare, chunk: int,
-        dtype: torch.dtype, learns: bool,
-    ) -> tuple[Tensor, Tensor]:  # fmt: skip
-        wide = torch.float64 if hidden.dtype == torch.float64 else torch.float32
-        ctx.gradient = torch.zeros_like(hidden) if learns else None
-        loss, sums = hidden.new_zeros((), dtype=wide), torch.zeros((), device=hidden.device)
-        # Nothing to compare is compared once: the sums have the right shape.
-        for start in range(0, max(1, len(hidden)), chunk):
-            piece = slice(start, min(start + chunk, len(hidden)))
-            with torch.set_grad_enabled(learns):
-                states = hidden[piece].detach().requires_grad_(learns)
-                value, found = compare(piece, scores(states.to(dtype)))
-            loss, sums = loss + value.detach(), sums + found
-            if learns:
-                ctx.gradient[piece] = torch.autograd.grad(value, states)[0]
-        ctx.mark_non_differentiable(sums)
-        return loss, sums
-
-    @staticmethod
-    @once_differentiable
-    def backward(ctx: Any, d_loss: Tensor, d_sums: Tensor) -> tuple[Tensor | None, ...]:
-        gradient, ctx.gradient = ctx.gradient, None
-        return gradient * d_loss.to(gradient), None, None, None, None, None

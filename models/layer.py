@@ -16,8 +16,8 @@ from torch.nn import functional as F
 from transformers import LlamaConfig
 from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 
-from ..decoding.cache import Cache
-from ..llamagen.transformer import RMSNorm, rope_table, rotate_pairs
+from .decoding.cache import Cache
+from .llamagen.transformer import RMSNorm, rope_table, rotate_pairs
 
 
 @dataclass(frozen=True)

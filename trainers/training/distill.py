@@ -20,12 +20,13 @@ from ...data.sources import AnswerCollate, AnsweredSamples, OpenBatch
 from ...models.decoding.batched import write_answers
 from ...models.decoding.decoder import CachedDecoder
 from ...models.decoding.warp import Warp
-from ...models.distillation import DistillTraining
+from ...models.distillation import CrossEntropyObjective, DistillTraining, Teacher
 from ...models.llava import LlavaTraining, placeholder_ids
 from ...models.targets.load import load_llava
 from ...models.training import training_of
 from ..context import Context
 from ..engine import Engine
+from ..loop import Source, no_states
 
 
 def frozen_target(context: Context) -> Any:
@@ -46,7 +47,7 @@ def frozen_target(context: Context) -> Any:
 def training_module(stage: Any, context: Context, llava: Any, processor: Processor) -> LlavaTraining:
     """The module that the engine trains, with the target beside it where the objective asks for one."""
     settings = {"gradient_checkpointing": stage.gradient_checkpointing, "lora": stage.lora}
-    objective = stage.objective
+    objective = stage.objective or CrossEntropyObjective()
     if objective.kind == "cross_entropy":
         resume = getattr(context.target, "resume", "max_plus_one")
         return training_of(llava, stage.trainable, resume=resume, **settings)
@@ -54,12 +55,12 @@ def training_module(stage: Any, context: Context, llava: Any, processor: Process
     if objective.probabilities == "online":
         if (difference := other_pictures(context, stage.data)) is not None:
             raise _not_one_batch(difference)
-        target = frozen_target(context)
-        _check_shares(llava.config, target.config)
+        target = Teacher(frozen_target(context))
+        _check_shares(llava.config, target.llava.config)
     banned = torch.zeros(llava.config.text_config.vocab_size, dtype=torch.bool)
     banned[_num_token_ids(context, processor) :] = True
     banned[[processor.image_token_id, *placeholder_ids(llava.config)]] = True
-    return DistillTraining(llava, stage.trainable, objective=objective, target=target, banned=banned, **settings)
+    return DistillTraining(llava, stage.trainable, objective=objective, teacher=target, banned=banned, **settings)
 
 
 def other_pictures(context: Context, data: ConversationData) -> str | None:
@@ -72,10 +73,19 @@ def other_pictures(context: Context, data: ConversationData) -> str | None:
     return None
 
 
+def source_of(module: LlavaTraining) -> Source:
+    """Where a draft LVLM's training finds the target's states: the teacher beside it, the batch, or nowhere."""
+    if not isinstance(module, DistillTraining):
+        return no_states
+    if module.teacher is not None:
+        return module.teacher.states
+    return lambda batch: batch.states
+
+
 def held_target(module: LlavaTraining) -> Any | None:
-    """The target's model, where the module that is trained holds one beside it."""
-    held = module.__dict__.get("target")
-    return None if held is None else held.llava
+    """The target's model, where the module that is trained has a teacher beside it."""
+    teacher = module.teacher if isinstance(module, DistillTraining) else None
+    return None if teacher is None else teacher.llava
 
 
 def _num_token_ids(context: Context, processor: Processor) -> int:
@@ -121,7 +131,8 @@ def training_data(
         folder = Path(stage.answers.path) if stage.answers.path else context.inputs["answers"] / SHARDS
         answers = Answers(folder, dataset)
     num_kept = 0
-    if stage.objective.kind == "distill" and stage.objective.probabilities == "kept":
+    objective = stage.objective
+    if objective is not None and objective.kind == "distill" and objective.probabilities == "kept":
         assert answers is not None, "see TrainStage"
         num_kept = answers.num_kept
         if not num_kept:

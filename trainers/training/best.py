@@ -16,18 +16,24 @@ from torch import Tensor
 from ...core import ranks
 from ...data.loader import StepBatches
 from ..engine import Engine
+from ..loop import Source
 
 SCORE = "score.json"  # beside the best weights
 
 
-def held_out_scores(engine: Engine, steps: Iterable[StepBatches]) -> dict[str, float]:
-    """`val_loss` and the loss's metrics as means over the supervised positions of all ranks."""
+def held_out_scores(engine: Engine, steps: Iterable[StepBatches], source: Source) -> dict[str, float]:
+    """`val_loss` and the loss's metrics as means over the supervised positions of all ranks.
+
+    Args:
+        source: where the target's states come from.
+    """
     sums: dict[str, Tensor] = {}
     engine.module.eval()
     with torch.no_grad():
         for step in steps:
             for batch in step.micro:
-                loss = engine(batch.to(engine.device))
+                batch = batch.to(engine.device)
+                loss = engine(batch, source(batch))
                 for name, value in {"loss": loss.loss_sum, "tokens": loss.num_tokens, **loss.metrics}.items():
                     sums[name] = sums.get(name, torch.zeros((), dtype=torch.float64)) + value.double().cpu()
     engine.module.train()

@@ -9,37 +9,35 @@ Letters: N slots, T places, F nodes, D width, V vocabulary.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from ....core.pictures import TEXT
-from ...decoding.cache import Cache
-from ...decoding.warp import Warp
-from ...targets.base import Prompt, TargetStep
-from ..recursion import Recursive
-from .config import AnyReading, _DirectReading
-from .head import AnyHead, Eagle3Head
-from .shape import attention_layers, reads, taps_of
-from .slots import Filled, Sequences, base_positions, fill, lay_out
+from ...core.pictures import TEXT
+from ..decoding.cache import Cache
+from ..decoding.warp import Warp
+from ..targets.base import Prompt, Target, TargetStep
+from .head_inputs import Filled, Sequences, base_positions, fill, lay_out
+from .head_module import StateHead
+from .recursion import Recursive
+
+if TYPE_CHECKING:
+    from .head_config import HeadConfig
 
 PIECE = 4096  # slots of a prompt that are read at once
 
 
-class ReadingProposal(Recursive):
-    """
-    Args:
-        target: a `ReadTarget`; only its scores, embedding and config are used.
-    """
+class HeadProposal(Recursive):
+    """The proposal of any hidden-state head; of the target its embedding and LM head are used."""
 
     max_levels: int | None = None
 
-    def __init__(self, head: AnyHead, target: Any, config: AnyReading):
+    def __init__(self, head: StateHead, target: Target, config: HeadConfig):
         self.head, self.target, self.config = head.eval(), target, config
-        self.taps = taps_of(config, target.config)
-        self._reads = reads(config, target.config, training=False)
+        self.taps = config.taps_for(target.shape, training=False)
+        self._reads = config.reads(target.shape, training=False)
 
     @property
     def num_held(self) -> int:
@@ -126,17 +124,15 @@ class ReadingProposal(Recursive):
         )  # fmt: skip
 
     def _heat(self, hidden: Tensor, steps: Sequence[int]) -> Tensor:
-        if isinstance(self.head, Eagle3Head):
-            return self._warp.heat(self.head.vocabulary(self.head.lm_head(self.head.norm(hidden[0]))))
-        return self._warp.heat(self.target.scores(hidden[0].to(self.target.embedding.dtype)))
+        scores = self.head.draft_scores(hidden[0], self.target.scores, self.target.embedding.dtype)
+        return self._warp.heat(scores)
 
     def _kept(self, prompt: Prompt, prefill: TargetStep) -> Tensor:
         """[1,T+1] bool: the visual places that get the most attention, as many as the share says."""
-        config, modality = self.config, prompt.modality
-        assert modality is not None and isinstance(config, _DirectReading)
-        (layer,) = attention_layers(config, self.target.config)
+        modality, (layer,) = prompt.modality, self.taps.prefill_attention
+        assert modality is not None
         scores, shown = prefill.attention[layer][0].mean(0), modality[0] != TEXT
-        count = round(config.visual_share * int(shown.sum()))
+        count = round(self.config.held_visual_share * int(shown.sum()))
         best = scores.masked_fill(~shown, -1.0).topk(count).indices
         return F.one_hot(best, len(shown) + 1).any(0)[None]
 

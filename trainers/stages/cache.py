@@ -11,21 +11,21 @@ from typing import Literal
 import numpy as np
 from pydantic import Field, model_validator
 
-from ....core import ranks
-from ....core.section import Section
-from ....data.conversations import PromptFormat
-from ....data.dataset import ConversationData
-from ....data.shards import ShardReader, claim, finish, finished, tar_path
-from ....data.sources import AnswersConfig
-from ....data.states.estimate import samples_per_shard, shown
-from ....data.states.samples import SeededCollate
-from ....data.states.writer import Deal
-from ....models.drafters.reading import ReadingConfig
-from ...context import Context
-from ...engine import init_distributed
-from ...fit import Expected
-from ..regenerate import check_fit
-from .build import (
+from ...core import ranks
+from ...core.section import Section
+from ...data.conversations import PromptFormat
+from ...data.dataset import ConversationData
+from ...data.shards import ShardReader, claim, finish, finished, tar_path
+from ...data.sources import AnswersConfig
+from ...data.states.estimate import samples_per_shard, shown
+from ...data.states.samples import SeededCollate
+from ...data.states.writer import Deal
+from ...models.drafters import AnyDrafter
+from ..context import Context
+from ..engine import init_distributed
+from ..fit import Expected
+from ..records import check_fit
+from ..training.states import (
     Builder,
     StatesStore,
     as_measured,
@@ -35,7 +35,7 @@ from .build import (
     identity_of,
     open_samples,
     open_target,
-    wanted_states,
+    wanted_taps,
 )
 
 SHARDS = "states"
@@ -48,7 +48,7 @@ class CacheStage(Section):
     # Whose answers to these records the states are of; null: the records' own.
     answers: AnswersConfig | None = None
     # Heads that will read these states as well: what each of them needs is kept.
-    drafters: list[ReadingConfig] = Field(default_factory=list)
+    drafters: list[AnyDrafter] = Field(default_factory=list)
     states: StatesStore = StatesStore()
     # Sequences that the target runs together on each rank.
     batch_size: int = Field(8, ge=1)
@@ -84,7 +84,7 @@ def run(stage: CacheStage, context: Context) -> None:
     target = open_target(context, processor)
     check_fit(context, samples.dataset, target.decoder, as_cut=True)
     folder, store = context.folder / SHARDS, stage.states
-    wanted = wanted_states(context, target.config, stage.drafters)
+    wanted = wanted_taps(context, target.shape, stage.drafters)
     builder = Builder(
         samples, counts, target, wanted, store, folder,
         SeededCollate(processor.pad_id, processor.image_size, seed=0), stage.batch_size,

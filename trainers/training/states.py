@@ -1,8 +1,10 @@
-"""Computing a target's states and writing them: what the `cache` stage and a first epoch that caches share."""
+"""Computing a target's hidden states and writing them: what the `cache` stage and a first epoch that caches share."""
 
 from __future__ import annotations
 
+import functools
 import math
+import operator
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from itertools import chain
@@ -14,27 +16,28 @@ import torch
 from pydantic import Field
 from torch import Tensor
 
-from ....core import ranks
-from ....core.errors import UserError
-from ....core.nouns import Batch
-from ....core.section import Section
-from ....core.states import StatesBatch, StatesWanted
-from ....data.answers import SHARDS as ANSWERS
-from ....data.answers import Answers
-from ....data.conversations import PromptFormat
-from ....data.dataset import ConversationData, ConversationDataset
-from ....data.processor import Processor
-from ....data.sources import AnsweredSamples, AnswersConfig
-from ....data.states.dtypes import DTYPES, StatesDtype, decode, encode
-from ....data.states.estimate import Size, check_disk, record_bytes
-from ....data.states.identity import states_identity, weights_identity
-from ....data.states.samples import Chosen, Counts, SeededCollate, StatesSamples, joined_counts
-from ....data.states.writer import StatesWriting, batches
-from ....models.drafters.reading import AnyReading, wanted
-from ....models.losses import log_probs
-from ....models.targets.load import load_target
-from ...context import Context
-from ..train import data_files
+from ...core import ranks
+from ...core.errors import UserError
+from ...core.nouns import Batch
+from ...core.section import Section
+from ...core.states import Taps, TargetStates
+from ...data.answers import SHARDS as ANSWERS
+from ...data.answers import Answers
+from ...data.conversations import PromptFormat
+from ...data.dataset import ConversationData, ConversationDataset
+from ...data.processor import Processor
+from ...data.sources import AnsweredSamples, AnswersConfig
+from ...data.states.dtypes import DTYPES, StatesDtype, decode, encode
+from ...data.states.estimate import Size, check_disk, record_bytes
+from ...data.states.identity import states_identity, weights_identity
+from ...data.states.samples import Chosen, Counts, SeededCollate, StatesSamples, joined_counts
+from ...data.states.writer import StatesWriting, batches
+from ...models.drafters.base import DrafterConfig
+from ...models.losses import log_probs
+from ...models.targets.base import TargetShape
+from ...models.targets.load import load_target
+from ..context import Context
+from ..records import data_files
 
 
 class StatesStore(Section):
@@ -96,21 +99,12 @@ def open_target(context: Context, processor: Processor, *, tables_only: bool = F
     )
 
 
-def wanted_states(context: Context, text: Any, others: Sequence[AnyReading] = ()) -> StatesWanted:
-    """What the recipe's drafter, and `others` beside it, read of a target of text config `text`."""
+def wanted_taps(context: Context, shape: TargetShape, others: Sequence[DrafterConfig] = ()) -> Taps:
+    """What the recipe's drafter, and `others` beside it, read of the target in training."""
     if context.drafter is None:
         raise UserError("states are kept for a head and the recipe names none", cure="add a drafter section")
-    return joined([wanted(config, text) for config in (context.drafter, *others)])
-
-
-def joined(parts: Sequence[StatesWanted]) -> StatesWanted:
-    """What serves all of them."""
-    return StatesWanted(
-        any(part.feature for part in parts),
-        tuple(sorted({layer for part in parts for layer in part.text_layers})),
-        tuple(sorted({layer for part in parts for layer in part.visual_layers})),
-        any(part.everywhere for part in parts),
-    )
+    first, *rest = (config.taps_for(shape, training=True) for config in (context.drafter, *others))
+    return functools.reduce(operator.or_, rest, first)
 
 
 def identity_of(
@@ -118,7 +112,7 @@ def identity_of(
     processor: Processor,
     form: PromptFormat | None,
     data: ConversationData | None,
-    wanted: StatesWanted,
+    wanted: Taps,
     dtype: StatesDtype | None,
 ) -> dict[str, Any]:
     """What the states depend on, as `states_identity` has it; what only says where things lie is left out."""
@@ -151,7 +145,7 @@ class Builder:
     samples: StatesSamples
     counts: Counts
     target: Any
-    wanted: StatesWanted
+    wanted: Taps
     store: StatesStore
     folder: Path
     collate: SeededCollate
@@ -161,15 +155,15 @@ class Builder:
     def writing(self) -> StatesWriting:
         return StatesWriting(self.folder, self.wanted, self.store.dtype, self.counts)
 
-    def states(self, batch: Batch, seeds: Sequence[int]) -> StatesBatch:
-        return self.target.states(batch, self.wanted, seeds=seeds)
+    def states(self, batch: Batch) -> TargetStates:
+        return self.target.states(batch, self.wanted)
 
     def write(self, index: int, numbers: np.ndarray) -> None:
         """Shard `index` with the states of these samples; it is whole or not there."""
         writing, writer = self.writing, self.writing.open(index)
         try:
             for part in batches(numbers, self.counts, self.batch_size):
-                for sample in writing.samples(self._computed(part), part):
+                for sample in writing.samples(*self._computed(part), part):
                     writer.add(*sample)
         except BaseException:
             writer.abandon()
@@ -194,14 +188,15 @@ class Builder:
             raise UserError("no sample to compute states of", where=str(self.folder), cure="see skipped.jsonl")
         computed = map(self._computed, parts)
         first = next(computed)
-        assert first.feature is not None, "all heads read the feature"
+        states = first[1]
+        assert states.feature is not None and states.positions is not None, "all heads read the feature"
         loss = dtype_loss(chain([first], computed), self.target.scores)
-        dtype = str(first.feature.dtype).removeprefix("torch.")
-        return Measured(len(first.positions), dtype, first.feature.shape[-1], loss)
+        dtype = str(states.feature.dtype).removeprefix("torch.")
+        return Measured(len(states.positions), dtype, states.feature.shape[-1], loss)
 
-    def _computed(self, numbers: Sequence[int]) -> StatesBatch:
-        asked = self.collate([(n, self.samples[n]) for n in numbers], epoch=0)
-        return self.states(asked.batch, asked.seeds)
+    def _computed(self, numbers: Sequence[int]) -> tuple[Batch, TargetStates]:
+        batch = self.collate([(n, self.samples[n]) for n in numbers], epoch=0)
+        return batch, self.states(batch)
 
     def identity(self, known: Mapping[str, Any], measured: Measured, grouping: Mapping[str, Any]) -> dict[str, Any]:
         """The shards' identity: `known` of `identity_of`, and what makes these records these."""
@@ -228,16 +223,16 @@ def as_measured(measured: Measured) -> dict[str, Any]:
 _PLACES = 128  # whose scores are compared at once: five copies of 152,000 of them for each
 
 
-def dtype_loss(batches: Iterable[StatesBatch], scores: Any) -> dict[str, dict[str, float]]:
+def dtype_loss(batches: Iterable[tuple[Batch, TargetStates]], scores: Any) -> dict[str, dict[str, float]]:
     """What each dtype does to the LM head's distribution: mean KL in nats from the exact one, and how often the
     likeliest token stays. At the places whose next token is supervised; each record is encoded as in a cache.
     """
     sums = {dtype: [0.0, 0.0] for dtype in DTYPES}
     places = 0
-    for batch in batches:
-        assert batch.feature is not None
-        for row, mask in enumerate(batch.loss_mask[:, 1:]):
-            exact = batch.feature[row, :-1][mask]
+    for batch, states in batches:
+        assert states.feature is not None
+        for row, mask in enumerate(batch.loss_mask[:, 1:].to(states.feature.device)):
+            exact = states.feature[row, :-1][mask]
             if not len(exact):
                 continue
             places += len(exact)

@@ -14,25 +14,32 @@ from pydantic import Field
 from torch import Tensor
 from transformers import PreTrainedModel
 
-from ..core.nouns import Batch
-from ..core.section import Section
-from ..data.dataset import ConversationData
-from ..data.loader import StepBatches
-from ..models.llava import hidden_states
-from ..models.pictures import Packing
-from .engine import Engine
+from ...core.nouns import Batch
+from ...core.section import Section
+from ...data.dataset import ConversationData
+from ...data.loader import StepBatches
+from ...models.llava import hidden_states
+from ...models.pictures import Packing
+from ..engine import Engine
 
 
-class ValidationConfig(Section):
-    """Held-out records that are scored every so many optimizer steps, and after the last one."""
+class ValidationSettings(Section):
+    """Held-out samples that are scored every so many optimizer steps, and after the last one."""
 
-    data: ConversationData
     every: int = Field(ge=1)
-    # Rows of one forward on one rank.
-    micro_batch_size: int = Field(8, ge=1)
-    # Also run the frozen target on them (a drafter's stage): `val_agreement`. It reads the draft's own batches, so
+    # Rows of one forward on one rank; null: 8 of a draft LVLM, 16 of a head.
+    micro_batch_size: int | None = Field(None, ge=1)
+    # Draft LVLMs: the held-out records. Heads hold out a share of their samples (`held_out`).
+    data: ConversationData | None = None
+    # Draft LVLMs: also run the frozen target on them (null: yes): `val_agreement`. It reads the draft's own batches, so
     # both must have their pictures in tiles, or both in one tile each.
-    against_target: bool = True
+    against_target: bool | None = None
+    # Heads: at most so many samples.
+    max_samples: int | None = Field(None, ge=1)
+
+    def rows(self, default: int) -> int:
+        """Rows of one forward."""
+        return self.micro_batch_size or default
 
 
 def validate(engine: Engine, steps: Iterable[StepBatches], target: PreTrainedModel | None) -> dict[str, float]:
@@ -48,7 +55,7 @@ def validate(engine: Engine, steps: Iterable[StepBatches], target: PreTrainedMod
             for batch in step.micro:
                 batch = batch.to(engine.device)
                 choice = None if target is None else target_choice(target, batch)
-                loss = engine(batch, choice)
+                loss = engine(batch, None, choice)
                 agreed = loss.metrics.get("agreement", torch.zeros_like(loss.loss_sum))
                 values = [loss.loss_sum, loss.metrics["accuracy"], agreed, loss.num_tokens]
                 sums += torch.stack([value.double() for value in values])

@@ -1,0 +1,213 @@
+"""EAGLE-3: three layers' states joined, a vocabulary of its own, and a training-time test of seven passes.
+
+The loss is cross-entropy against the target's distribution over the draft's vocabulary, weighted 0.8^s for pass s
+(EAGLE-3, section 3; `HeadTraining` with `mtp_attention: ttt`).
+Letters: B rows, N inputs, D width, V' draft vocabulary, V the target's.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, ClassVar, Literal
+
+import torch
+from pydantic import Field, model_validator
+from torch import Tensor, nn
+
+from ...core.errors import UserError
+from ..chunked import ChunkedHead
+from ..decoding.cache import Cache
+from ..layer import GatedFeedForward, HeadAttention, LayerShape, Rotary
+from ..llamagen.transformer import RMSNorm
+from ..targets.base import Target, TargetShape
+from .base import CountTokens
+from .head_config import HeadConfig, mirrored_layer
+from .head_inputs import Image, Reads, Visual
+from .head_losses import HeadObjective
+from .head_module import StateHead
+
+EAGLE3_LOSS = HeadObjective(token=1.0, decay=0.8, noise=0.0)
+
+
+class Eagle3Config(HeadConfig):
+    """An EAGLE-3 head."""
+
+    kind: Literal["eagle3"]
+    mtp_steps: int = Field(6, ge=0)
+    mtp_attention: Literal["full", "ttt"] = "ttt"
+    # Layers whose states are joined; null: 2, half, and all but 3 of the target's.
+    taps: tuple[int, int, int] | None = None
+    # At visual tokens: none is a text-only window; middle keeps the middle tap alone, so that cached states do not grow
+    # fourfold; read joins all three, as servers do, and needs them at every token.
+    visual_slots: Literal["none", "middle", "read"] = "none"
+    # What their embedding half is.
+    image: Image = "placeholder"
+    # Text-only window in decoding, whatever training had at visual tokens.
+    vata: bool = False
+    # The likeliest tokens, which the draft's own head scores; null: the whole vocabulary.
+    draft_vocab_size: int | None = Field(None, ge=1)
+
+    decoding_settings: ClassVar[frozenset[str]] = frozenset({"positions", "vata"})
+    own_loss: ClassVar[HeadObjective] = EAGLE3_LOSS
+    is_eagle3: ClassVar[bool] = True
+
+    @model_validator(mode="after")
+    def _no_feature_loss(self) -> Eagle3Config:
+        if self.objective is not None and self.objective.feature:
+            raise ValueError(
+                "objective.feature compares states, and this head's are its own; give token, l1 or listmle"
+            )
+        if self.taps is not None and list(self.taps) != sorted(set(self.taps)):
+            raise ValueError("taps are three layers in ascending order")
+        return self
+
+    def visual(self, *, training: bool) -> Visual:
+        return "none" if self.vata and not training else self.visual_slots
+
+    def image_input(self, *, training: bool = True) -> Image | None:
+        return self.image if self.visual(training=training) != "none" else None
+
+    def reads(self, shape: TargetShape, *, training: bool) -> Reads:
+        layers, held = self.layers_of(shape), self.visual(training=training)
+        image = 0 if held != "none" and self.image_input() == "projected" else None
+        return Reads(layers, layers[1] if held == "middle" else None, image)
+
+    def layers_of(self, shape: TargetShape) -> tuple[int, int, int]:
+        """The layers whose states are joined. Raises `UserError` where the target has not so many."""
+        layers = self.taps or (2, shape.num_layers // 2, shape.num_layers - 3)
+        if not 0 < layers[0] < layers[1] < layers[2] <= shape.num_layers:
+            raise UserError(
+                f"EAGLE-3 joins the states after three different layers, and {layers} of a target of "
+                f"{shape.num_layers} are not",
+                cure="name them: drafter.taps: [1, 2, 3]",
+            )
+        return layers
+
+    def layer(self, shape: TargetShape) -> LayerShape:
+        return mirrored_layer(self, shape.text, input_norm=True, like_llama=True)
+
+    def module(self, layer: LayerShape, draft_ids: Tensor | None) -> StateHead:
+        return Eagle3Head(layer, torch.arange(layer.vocab_size) if draft_ids is None else draft_ids)
+
+    def build(self, target: Target, *, count_tokens: CountTokens | None = None) -> StateHead:
+        """A reduced vocabulary takes the ids that the training data has most often: `count_tokens` says how often."""
+        ids = None
+        if self.draft_vocab_size is not None:
+            assert count_tokens is not None, "a reduced vocabulary needs to know how often each id comes"
+            never = target.scores(target.embedding.new_zeros(1, target.shape.hidden_size))[0].isneginf().cpu()
+            ids = likeliest_ids(count_tokens(), self.draft_vocab_size, never)
+        return self.module(self.layer(target.shape), ids)
+
+    def _any_ids(self) -> Tensor | None:
+        return None if self.draft_vocab_size is None else torch.arange(self.draft_vocab_size)
+
+
+def likeliest_ids(counts: Tensor, size: int, never: Tensor | None = None) -> Tensor:
+    """The `size` most frequent ids in ascending order (equal counts: the smaller id), [V] -> [size] int64.
+
+    Args:
+        counts: [V] how often the target's answers hold each id.
+        never: [V] bool, ids that cannot come.
+
+    Raises:
+        UserError: fewer ids can come than are asked for.
+    """
+    ranked = counts.double()
+    if never is not None:
+        ranked = ranked.masked_fill(never, -1.0)
+    if size > int((ranked >= 0).sum()):
+        raise UserError(
+            f"drafter.draft_vocab_size is {size}, and {int((ranked >= 0).sum())} ids can come", cure="make it smaller"
+        )
+    return ranked.sort(descending=True, stable=True).indices[:size].sort().values
+
+
+class Eagle3Head(StateHead):
+    """EAGLE-3: its own final norm and LM head over a part of the vocabulary.
+
+    Args:
+        draft_ids: [V] int64 ascending, the target's ids of the draft's vocabulary.
+    """
+
+    model_type = "eagle3"
+
+    def __init__(self, shape: LayerShape, draft_ids: Tensor):
+        nn.Module.__init__(self)
+        self.shape = shape
+        width, device = shape.hidden_size, draft_ids.device
+        self.fc = nn.Linear(3 * width, width, bias=False)
+        self.midlayer = JoinedLayer(shape)
+        self.norm = RMSNorm(width, shape.norm_eps)
+        self.lm_head = nn.Linear(width, len(draft_ids), bias=False)
+        known = torch.zeros(shape.vocab_size, dtype=torch.bool, device=device)
+        known[draft_ids] = True
+        # Servers read an offset: the target's id is i + d2t[i].
+        self.register_buffer("d2t", draft_ids - torch.arange(len(draft_ids), device=device))
+        self.register_buffer("t2d", known)
+        self.rotary = Rotary(shape)
+
+    @property
+    def dtype(self) -> torch.dtype:
+        return self.fc.weight.dtype
+
+    def fresh(self) -> Eagle3Head:
+        return Eagle3Head(self.shape, self.draft_ids.cpu())
+
+    @property
+    def draft_ids(self) -> Tensor:  # type: ignore[override]
+        return self.d2t + torch.arange(len(self.d2t), device=self.d2t.device)
+
+    def fuse(self, states: Tensor) -> Tensor:
+        """[B,N,3*D] -> [B,N,D]."""
+        return self.fc(states)
+
+    def joined(self, embeds: Tensor, states: Tensor, image: Tensor | None, depths: Tensor | None) -> Tensor:
+        raise AssertionError("embedding and state stand beside each other in the attention's input")
+
+    def forward(
+        self,
+        embeds: Tensor,
+        states: Tensor,
+        positions: Tensor,
+        mask: Tensor | None,
+        cache: Cache | Any | None = None,
+        *,
+        direct: tuple[Tensor, Tensor] | None = None,
+        image: Tensor | None = None,
+        depths: Tensor | None = None,
+    ) -> Tensor:
+        """As `StateHead.forward`; what comes out is not normed yet."""
+        assert direct is None and image is None, "no input of EAGLE-3 bypasses its layer"
+        return self.midlayer(embeds, states, self.rotary(positions), mask, cache)
+
+    def hidden(self, outputs: Tensor) -> Tensor:
+        return self.norm(outputs)
+
+    def lm_head_of(self, scores: Callable[[Tensor], Tensor], chunk: int, dtype: torch.dtype) -> nn.Module:
+        return ChunkedHead(self.lm_head, chunk)
+
+    def draft_scores(self, outputs: Tensor, scores: Callable[[Tensor], Tensor], dtype: torch.dtype) -> Tensor:
+        return self.vocabulary(self.lm_head(self.norm(outputs)))
+
+    def vocabulary(self, scores: Tensor) -> Tensor:
+        """[...,V] of `lm_head` -> [..., the target's vocabulary]: minus infinity for all other ids."""
+        whole = scores.new_full((*scores.shape[:-1], self.shape.vocab_size), float("-inf"), dtype=torch.float32)
+        whole[..., self.draft_ids] = scores.float()
+        return whole
+
+
+class JoinedLayer(nn.Module):
+    """A decoder layer whose attention reads [norm(embedding); norm(state)] and whose residual is the state."""
+
+    def __init__(self, shape: LayerShape):
+        super().__init__()
+        self.input_layernorm = RMSNorm(shape.hidden_size, shape.norm_eps)
+        self.hidden_norm = RMSNorm(shape.hidden_size, shape.norm_eps)
+        self.self_attn = HeadAttention(shape)
+        self.post_attention_layernorm = RMSNorm(shape.hidden_size, shape.norm_eps)
+        self.mlp = GatedFeedForward(shape)
+
+    def forward(self, embeds: Tensor, states: Tensor, rope: Tensor, mask: Tensor | None, cache: Any) -> Tensor:
+        joined = torch.cat([self.input_layernorm(embeds), self.hidden_norm(states)], dim=-1)
+        states = states + self.self_attn(joined, rope, mask, cache)
+        return states + self.mlp(self.post_attention_layernorm(states))

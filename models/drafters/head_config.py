@@ -1,0 +1,312 @@
+"""Settings and verbs that the hidden-state heads of language models share: EAGLE, EAGLE-3, Sparrow, MSD, ViSpec, HiViS.
+
+They share one layer and differ in what stands at a visual token, so that each ablation of Sparrow's Table 6 is a
+setting: MTP is `mtp_steps`, IVSB is `ivsb`, VATA is `vata`. Numbers follow the published code where there is one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, ClassVar, Literal
+
+import torch
+from pydantic import Field
+from torch import Tensor, nn
+
+from ...core.errors import UserError
+from ...core.states import Taps
+from ..layer import STRETCHED, LayerShape, stretched
+from ..targets.base import Target, TargetShape
+from .base import PLAIN, CountTokens, Drafter, DraftingOptions, PublishedDrafter, TargetIdentity
+from .head_files import find_head, load_head, manifest_of, save_head
+from .head_inputs import Image, Reads, Visual
+from .head_losses import HeadObjective
+from .head_module import StateHead
+from .head_proposal import HeadProposal
+from .head_training import HeadTraining
+
+# ViSpec's two stages, which Sparrow follows; EAGLE's, which MSD follows.
+TEXT_STAGE = HeadObjective(feature=1.0, token=0.1, listmle=0.01, mtp_steps=0)
+VISUAL_STAGE = HeadObjective(l1=10.0, listmle=0.1)
+EAGLE_LOSS = HeadObjective(feature=1.0, token=0.1)
+
+
+class HeadConfig(PublishedDrafter):
+    """What all kinds have."""
+
+    # mha gives each query head its own keys and values (ViSpec): 8 times the draft's cache on Qwen2.5-VL.
+    kv_heads: Literal["target", "mha"] = "target"
+    # Null: as the target's.
+    qkv_bias: bool | None = None
+    intermediate_size: int | None = Field(None, ge=1)
+    norm_eps: float | None = Field(None, gt=0)
+    rope_theta: float | None = Field(None, gt=0)
+    # A target's stretched rotation (YaRN, llama3, linear): target copies it, plain has its base alone, as most of the
+    # published heads.
+    rope: Literal["target", "plain"] = "target"
+    # Positions of the inputs in decoding: compact counts what the drafter holds, flat counts the prompt's tokens, mrope
+    # takes the target's own (M-RoPE targets alone). flat and mrope leave a gap where visual tokens are dropped.
+    positions: Literal["compact", "flat", "mrope"] = "flat"
+    # Share of samples in training whose text after the last image stands a random distance 0 to `gap` behind the text
+    # before it: the head then does not depend on the choice above.
+    gap_share: float = Field(0.0, ge=0, le=1)
+    gap: int = Field(32768, ge=1)
+    # Passes after the first that read the head's own outputs (multi-token prediction); 0: none.
+    mtp_steps: int = Field(0, ge=0)
+    # full: a pass sees its own keys alone. ttt: older inputs keep their true states, as they do in decoding (EAGLE-3).
+    mtp_attention: Literal["full", "ttt"] = "full"
+    # Which states a further pass replaces: after_text those behind a text token, all every one but the first.
+    replace: Literal["after_text", "all"] = "after_text"
+    # What is trained for; null: the kind's own loss.
+    objective: HeadObjective | None = None
+
+    decoding_settings: ClassVar[frozenset[str]] = frozenset({"positions"})
+    trains_on: ClassVar[str | None] = "states"
+    own_loss: ClassVar[HeadObjective] = EAGLE_LOSS
+    # Which class of serving engines runs it, if its settings allow it: EAGLE-1's or EAGLE-3's.
+    is_eagle3: ClassVar[bool] = False
+    # What enters as the embedding of a visual token; None: no input has one.
+    embeds_images: ClassVar[Image | None] = None
+
+    @property
+    def terms(self) -> HeadObjective:
+        """What is trained for: the section's objective, or the kind's own."""
+        return self.objective or self.own_loss
+
+    # ---- what differs between the kinds
+
+    def visual(self, *, training: bool) -> Visual:
+        """What stands at a visual token."""
+        raise NotImplementedError
+
+    def reads(self, shape: TargetShape, *, training: bool) -> Reads:
+        """Which of the target's layers it is fed."""
+        raise NotImplementedError
+
+    def module(self, layer: LayerShape, draft_ids: Tensor | None) -> StateHead:
+        """A fresh head of this layer."""
+        raise NotImplementedError
+
+    def image_input(self, *, training: bool = True) -> Image | None:
+        """What enters as the embedding of a visual token; None: no input has one."""
+        return self.embeds_images if self.visual(training=training) != "none" else None
+
+    @property
+    def trained_visual_share(self) -> float:
+        """Share of the visual tokens that training keeps."""
+        return 1.0
+
+    @property
+    def held_visual_share(self) -> float:
+        """Share of the visual tokens that decoding holds."""
+        return 1.0
+
+    def attention_layers(self, shape: TargetShape) -> tuple[int, ...]:
+        """The layer whose attention says which visual tokens are held, where some are."""
+        return ()
+
+    def layer(self, shape: TargetShape) -> LayerShape:
+        """The layer that mirrors one of the target's. Raises `UserError` as `mirrored_layer`."""
+        return mirrored_layer(self, shape.text, input_norm=True)
+
+    # ---- verbs
+
+    def check(self, shape: TargetShape) -> None:
+        if shape.draws_images:
+            raise UserError(
+                f"a {self.kind} head reads the hidden states of a language model, and the target draws images",
+                where="key drafter.kind", cure="use eagle, medusa or llamagen for an image generator",
+            )  # fmt: skip
+        self.layer(shape)
+
+    def taps_for(self, shape: TargetShape, *, training: bool) -> Taps:
+        reads = self.reads(shape, training=training)
+        visual = {layer for layer in (reads.visual, reads.image) if layer is not None}
+        if training:
+            everywhere = self.visual(training=True) == "read"
+            return Taps(reads.state, True, visual_layers=tuple(sorted(visual)), everywhere=everywhere)
+        layers = tuple(sorted({*reads.state, *visual}))
+        return Taps(layers, not reads.state, self.attention_layers(shape), self._attention_queries)
+
+    _attention_queries: ClassVar[Literal["last", "text"]] = "last"
+
+    def build(self, target: Target, *, count_tokens: CountTokens | None = None) -> StateHead:
+        return self.module(self.layer(target.shape), None)
+
+    def load(
+        self,
+        folder: Path | None,
+        target: Target,
+        *,
+        dtype: torch.dtype | None = None,
+        identity: TargetIdentity | None = None,
+    ) -> StateHead:
+        source = folder if folder is not None else find_head(self)
+        return load_head(self, source, target, dtype or target.embedding.dtype, identity)
+
+    def copy_of(self, module: nn.Module, state: Mapping[str, Tensor]) -> nn.Module:
+        assert isinstance(module, StateHead)
+        copy = module.fresh()
+        copy.load_state_dict(state)
+        return copy
+
+    def save(self, module: nn.Module, folder: Path, manifest: Mapping[str, Any]) -> None:
+        save_head(module, folder, manifest)
+
+    def manifest(self, target: Target, identity: TargetIdentity, **training: Any) -> dict[str, Any]:
+        return manifest_of(self, target.shape, identity, drafter=self.model_dump(mode="json"), **training)
+
+    def training_objective(self, module: nn.Module, target: Target, settings: HeadObjective | None = None) -> nn.Module:
+        return HeadTraining(module, target, self, settings)
+
+    def drafter(self, module: nn.Module, target: Target, options: DraftingOptions = PLAIN) -> Drafter:
+        return HeadProposal(module, target, self)
+
+    def count(self, shape: TargetShape) -> dict[str, int]:
+        with torch.device("meta"):
+            head = self.module(self.layer(shape), self._any_ids())
+        return {"trainable": sum(p.numel() for p in head.parameters() if p.requires_grad)}
+
+    def _any_ids(self) -> Tensor | None:
+        """Draft ids of the right number, for counting."""
+        return None
+
+    def written_settings(self) -> dict[str, Any]:
+        """Settings whose other value is another head; the manifest names them."""
+        return {"kind": self.kind}
+
+
+class FusedHeadConfig(HeadConfig):
+    """Heads whose fc joins an embedding and a state (EAGLE-1's form)."""
+
+    fc_bias: bool = True
+    # A norm before the attention; null: for Qwen alone, as MSD's published heads have it.
+    input_norm: bool | None = False
+    # What enters as the state: the feature, which feeds the target's LM head, or the state before its last layer
+    # (Sparrow's text says second-to-last). What comes out is a feature in both cases.
+    state: Literal["feature", -2] = "feature"
+
+    def reads(self, shape: TargetShape, *, training: bool) -> Reads:
+        image = 0 if self.image_input(training=training) == "projected" else None
+        return Reads(self.state_layers(shape), self.visual_layer(shape, training=training), image)
+
+    def state_layers(self, shape: TargetShape) -> tuple[int, ...]:
+        return () if self.state == "feature" else (shape.num_layers - 1,)
+
+    def visual_layer(self, shape: TargetShape, *, training: bool) -> int | None:
+        """The layer that visual inputs are made of; None: they are none, or ordinary."""
+        return 0 if self.visual(training=training) == "direct" else None
+
+    def layer(self, shape: TargetShape) -> LayerShape:
+        return mirrored_layer(self, shape.text, input_norm=self.input_norm)
+
+    def module(self, layer: LayerShape, draft_ids: Tensor | None) -> StateHead:
+        return StateHead(layer, fc_bias=self.fc_bias)
+
+
+class DirectHeadConfig(FusedHeadConfig):
+    """Heads that hold visual inputs whose states enter the layer directly."""
+
+    # Text-only window: decoding holds no visual input at all. Nothing need be trained for it.
+    vata: bool = False
+    # Share of visual tokens that decoding keeps (without vata), by the attention they get in one layer of the target
+    # from the prompt's last token or from all its text.
+    visual_share: float = Field(1.0, ge=0, le=1)
+    share_by: Literal["last", "text"] = "last"
+    # Null: half of the target's layers.
+    share_layer: int | None = Field(None, ge=0)
+    # Share that training keeps, drawn at random: states carry no attention. 0 trains without any.
+    train_visual_share: float = Field(1.0, ge=0, le=1)
+
+    decoding_settings: ClassVar[frozenset[str]] = frozenset(
+        {"positions", "vata", "visual_share", "share_by", "share_layer"}
+    )
+
+    def visual(self, *, training: bool) -> Visual:
+        if training:
+            return "direct" if self.train_visual_share else "none"
+        return "direct" if self.visual_share and not self.vata else "none"
+
+    @property
+    def trained_visual_share(self) -> float:
+        return self.train_visual_share
+
+    @property
+    def held_visual_share(self) -> float:
+        return self.visual_share
+
+    @property
+    def _attention_queries(self) -> Literal["last", "text"]:  # type: ignore[override]
+        return self.share_by
+
+    def attention_layers(self, shape: TargetShape) -> tuple[int, ...]:
+        if self.vata or self.visual_share in (0.0, 1.0):
+            return ()
+        layer = shape.num_layers // 2 if self.share_layer is None else self.share_layer
+        if layer >= shape.num_layers:
+            raise UserError(
+                f"drafter.share_layer is {layer}, and the target's layers are 0 to {shape.num_layers - 1}",
+                cure="leave it null for half of them",
+            )
+        return (layer,)
+
+
+def mirrored_layer(config: HeadConfig, text: Any, *, input_norm: bool | None, like_llama: bool = False) -> LayerShape:
+    """The layer that mirrors one of the target's.
+
+    Args:
+        text: transformers' text config of the target.
+        input_norm: None: for Qwen alone.
+        like_llama: without the biases and norms that only Qwen has, as servers know EAGLE-3; its attention reads
+            embedding and state beside each other.
+
+    Raises:
+        UserError: `positions: mrope` for a target without M-RoPE, or a rotation that a layer does not know.
+    """
+    heads = text.num_attention_heads
+    rope = dict(getattr(text, "rope_parameters", None) or {})
+    scaling = stretched(rope) if config.rope == "target" else None
+    if scaling is not None and scaling["rope_type"] not in STRETCHED:
+        raise UserError(
+            f"the target ({text.model_type}) stretches its positions by {scaling['rope_type']}, unknown to heads",
+            cure="set drafter.rope: plain, for a head that turns by the base alone",
+        )
+    section = _mrope_section(config, text, rope)
+    qwen = text.model_type.startswith("qwen")
+    bias = not like_llama and (text.model_type.startswith("qwen2") or bool(getattr(text, "attention_bias", False)))
+    own = getattr(text, "head_dim", None)
+    return LayerShape(
+        vocab_size=text.vocab_size, hidden_size=text.hidden_size, num_heads=heads,
+        num_kv_heads=heads if config.kv_heads == "mha" else text.num_key_value_heads,
+        intermediate_size=config.intermediate_size or text.intermediate_size,
+        norm_eps=config.norm_eps or text.rms_norm_eps,
+        rope_theta=float(config.rope_theta or rope.get("rope_theta") or getattr(text, "rope_theta", 10000.0)),
+        input_norm=qwen if input_norm is None else input_norm,
+        qkv_bias=bias if config.qkv_bias is None else config.qkv_bias,
+        qk_rms_norm=text.model_type.startswith("qwen3") and not like_llama,
+        own_head_dim=own if own and own * heads != text.hidden_size else None,
+        attention_input=2 * text.hidden_size if like_llama else None,
+        mrope_section=section, mrope_interleaved=bool(section) and text.model_type.startswith("qwen3"),
+        rope_scaling=scaling,
+    )  # fmt: skip
+
+
+def _mrope_section(config: HeadConfig, text: Any, rope: Mapping[str, Any]) -> tuple[int, ...]:
+    if config.positions != "mrope":
+        return ()
+    section = tuple(rope.get("mrope_section") or _SECTIONS.get(text.model_type, ()))
+    if not section:
+        raise UserError(
+            f"drafter.positions: mrope, and the target ({text.model_type}) has no M-RoPE", cure="use compact or flat"
+        )
+    return section
+
+
+# What transformers takes where a config says nothing.
+_SECTIONS = {
+    "qwen2_vl_text": (16, 24, 24),
+    "qwen2_5_vl_text": (16, 24, 24),
+    "qwen3_vl_text": (24, 20, 20),
+    "qwen3_vl_moe_text": (24, 20, 20),
+}

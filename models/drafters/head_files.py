@@ -1,0 +1,204 @@
+"""Heads that read states on disk: weights without the target's tables, the layer's shape, and what the head expects.
+
+The manifest says what no weight's shape does: which states were read and how layers are counted, what stood at visual
+places, positions, the tokenizer and the target. What differs is refused by its name.
+"""
+
+from __future__ import annotations
+
+import json
+import pickle
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import torch
+from safetensors import SafetensorError
+from safetensors.torch import load_file
+from torch import Tensor
+
+from ...core.errors import UserError
+from ..layer import LayerShape, stretched
+from ..llamagen.folders import CONFIG, WEIGHTS, check_shapes, find_folder, read_values, shapes_of, write_folder
+from ..targets.base import Target, TargetShape
+from .base import PublishedDrafter, TargetIdentity
+from .head_module import StateHead
+from .made_for import MANIFEST, tested_with
+
+if TYPE_CHECKING:
+    from .head_config import HeadConfig
+
+_FILES = (CONFIG, MANIFEST, WEIGHTS, "pytorch_model.bin")
+_EMBEDDING = "embed_tokens.weight"
+NUMBERING = "layers count decoder layers passed, 0 is the embedding; feature is the state behind the final norm"
+
+
+def find_head(config: PublishedDrafter) -> Path:
+    """The folder of the head that the recipe names; one on the Hub is downloaded."""
+    return find_folder(str(config.path), config.revision, files=_FILES)
+
+
+def head_state(folder: Path) -> dict[str, Tensor]:
+    """The weights in a head's folder. Raises `UserError` where there are none, or none that can be read safely."""
+    path = weights_file(folder)
+    try:
+        if path.suffix == ".safetensors" and path.is_file():
+            return load_file(path)
+        if path.is_file():
+            state = torch.load(path, map_location="cpu", weights_only=True)
+            if isinstance(state, dict) and all(isinstance(value, Tensor) for value in state.values()):
+                return state
+            raise UserError("pytorch_model.bin holds no named tensors", where=str(path), cure="give a head's folder")
+    except (SafetensorError, pickle.UnpicklingError, RuntimeError, OSError, EOFError) as error:
+        raise UserError(f"unreadable weights: {error}", where=str(path), cure="train or download it again") from error
+    raise UserError("no model.safetensors or pytorch_model.bin", where=str(folder), cure="give the folder of a head")
+
+
+def weights_file(folder: Path) -> Path:
+    """Ours, or of a published head that has only a pickle."""
+    ours, older = folder / "model.safetensors", folder / "pytorch_model.bin"
+    return older if older.is_file() and not ours.is_file() else ours
+
+
+def manifest_of(config: HeadConfig, shape: TargetShape, identity: TargetIdentity, **more: Any) -> dict[str, Any]:
+    """What stands in `draftsmith.json`.
+
+    Args:
+        more: of the stage: command, step, ...
+    """
+    return {
+        "method": config.kind,
+        "target": dict(identity.section),
+        "tokenizer_sha256": identity.tokenizer_sha256,
+        "reads": _read_by(config, shape),
+        "positions": {"kind": config.positions, "gap_share": config.gap_share, "gap": config.gap},
+        "settings": config.written_settings(),
+        "tested_with": tested_with(),
+        **more,
+    }
+
+
+def _read_by(config: HeadConfig, shape: TargetShape) -> dict[str, Any]:
+    reads = config.reads(shape, training=True)
+    return {
+        "numbering": NUMBERING,
+        "state": list(reads.state) or "feature",
+        "visual_slots": config.visual(training=True),
+        "visual_layer": reads.visual,
+        "visual_embedding": config.image_input(),
+    }
+
+
+def save_head(head: StateHead, folder: Path, manifest: Mapping[str, Any]) -> None:
+    """`model.safetensors`, `config.json` and the manifest of `manifest_of`."""
+    values = {
+        "model_type": head.model_type,
+        "fc_bias": head.fc.bias is not None,
+        "num_queries": head.num_queries,
+        "num_steps": head.num_steps,
+        **head.shape.to_dict(),
+    }
+    write_folder(folder, values, head.state_dict())
+    (folder / MANIFEST).write_text(json.dumps(manifest, indent=1, sort_keys=True))
+
+
+def load_head(
+    config: HeadConfig, folder: Path, target: Target, dtype: torch.dtype, identity: TargetIdentity | None
+) -> StateHead:
+    """A trained head, ours or a published MSD, ViSpec or EAGLE one, on the target's device.
+
+    Raises:
+        UserError: a file is missing, or the head was made for another target or with other settings.
+    """
+    _check_manifest(config, folder, target.shape, identity)
+    layer = config.layer(target.shape)
+    _check_shape(folder, layer)
+    state = head_state(folder)
+    _check_embedding(state.pop(_EMBEDDING, None), target.embedding, folder)
+    # A file of EAGLE-3 without d2t holds the whole vocabulary, whatever the recipe says.
+    ids = state["d2t"] + torch.arange(len(state["d2t"])) if "d2t" in state else None
+    head = config.module(layer, ids)
+    check_shapes(
+        shapes_of(state), shapes_of(head.state_dict()), where=str(weights_file(folder)),
+        what="the head does not fit this target and kind: ",
+        cure="name the target and the settings that the head was trained with",
+    )  # fmt: skip
+    head.load_state_dict(state)
+    return head.to(target.embedding.device, dtype)
+
+
+def _check_shape(folder: Path, shape: LayerShape) -> None:
+    """Ours say what they mirror, most of which is in no weight's shape; published configs but how positions turn."""
+    if not (folder / CONFIG).is_file():
+        return
+    written = read_values(folder)
+    if "zeros_before" not in written:
+        rope = written.get("rope_parameters") or written.get("rope_scaling") or {}
+        scaling = stretched(rope, written.get("max_position_embeddings"))
+        if scaling != shape.rope_scaling:
+            _refuse("its rotation (drafter.rope)", scaling or "plain", shape.rope_scaling or "plain", folder / CONFIG)
+        return
+    # Positions are decoding's choice, and these only say what positions of three rows would turn.
+    axes = {name: shape.to_dict()[name] for name in ("mrope_section", "mrope_interleaved")}
+    different = shape.differs_from(written | axes)
+    if different is not None:
+        _refuse(different[0], different[1], different[2], folder / CONFIG)
+
+
+def _check_manifest(config: HeadConfig, folder: Path, shape: TargetShape, identity: TargetIdentity | None) -> None:
+    """Compare what the head read in training with what it would read now; no manifest says nothing."""
+    written = check_identity(folder, config.kind, identity)
+    expected = {**config.written_settings(), **_read_by(config, shape)}
+    found = {**(written.get("settings") or {}), **(written.get("reads") or {})}
+    for name, value in expected.items():
+        if name in found and name != "numbering" and found[name] != value:
+            _refuse(name, found[name], value, folder / MANIFEST)
+
+
+def check_identity(folder: Path, kind: str, identity: TargetIdentity | None) -> dict[str, Any]:
+    """Compare the manifest of a head of a language model with its kind and its target; returns the manifest.
+
+    Raises:
+        UserError: it cannot be read, or names another kind, target or tokenizer.
+    """
+    path = folder / MANIFEST
+    if not path.is_file():
+        return {}
+    try:
+        written = json.loads(path.read_text())
+    except (OSError, ValueError) as error:
+        raise UserError(f"unreadable: {error}", where=str(path), cure="train the head again, or restore it") from error
+    if written.get("method", kind) != kind:
+        _refuse("method", written["method"], kind, path)
+    made = written.get("target") or {}
+    for name in ("path", "revision"):
+        value, other = (identity.section if identity else {}).get(name), made.get(name)
+        # A directory may have moved; what is not said is not compared.
+        if None in (value, other) or Path(str(value)).is_dir() or Path(str(other)).is_dir():
+            continue
+        if value != other:
+            _refuse(f"target.{name}", other, value, path)
+    tokenizer, other = identity.tokenizer_sha256 if identity else None, written.get("tokenizer_sha256")
+    if None not in (tokenizer, other) and tokenizer != other:
+        _refuse("tokenizer_sha256", other, tokenizer, path)
+    return written
+
+
+def _refuse(name: str, found: Any, expected: Any, path: Path) -> None:
+    raise UserError(
+        f"the head was made otherwise: {name} is {found}, expected {expected}", where=str(path),
+        cure="name the target and the settings that the head was trained with, or train one for these",
+    )  # fmt: skip
+
+
+def _check_embedding(own: Tensor | None, target: Tensor, folder: Path) -> None:
+    """Published heads carry a copy of the target's rows; what was trained beside other rows would draft badly."""
+    if own is None:
+        return
+    rows = min(len(own), len(target))
+    same_width = own.shape[1:] == target.shape[1:]
+    if not same_width or (own[:rows].float() - target[:rows].float().cpu()).abs().max() > 1e-2:
+        raise UserError(
+            "the head brings embeddings that are not the target's", where=str(folder),
+            cure="name the target that it was trained for",
+        )  # fmt: skip

@@ -1,0 +1,101 @@
+"""The module that hidden-state heads share: one decoder layer that predicts the target's next feature (EAGLE-1's form).
+
+`fc` joins the embedding of a token with the target's state before it. The module holds neither the target's embedding
+nor its LM head. Parameter names are those of published checkpoints. EAGLE-3's module stands in its own file.
+Letters: B rows, N inputs, D width, S joined states, K positions seen, V vocabulary.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from ..chunked import FrozenHead
+from ..decoding.cache import Cache
+from ..layer import DecoderLayer, LayerShape, Rotary
+
+
+class StateHead(nn.Module):
+    """Sparrow, MSD and EAGLE as they are; ViSpec and HiViS add to what enters the layer.
+
+    Its output goes to the target's LM head as it is.
+    """
+
+    model_type = "reading"  # in config.json
+    # ViSpec's queries and HiViS' step vectors, which config.json names for every head; 0: none.
+    num_queries: int = 0
+    num_steps: int = 0
+    # The target's ids that it scores, [V'] int64 ascending; None: the target's whole vocabulary.
+    draft_ids: Tensor | None = None
+
+    def __init__(self, shape: LayerShape, *, fc_bias: bool = True):
+        super().__init__()
+        self.shape = shape
+        self.fc = nn.Linear(2 * shape.hidden_size, shape.hidden_size, bias=fc_bias)
+        self.layers = nn.ModuleList([DecoderLayer(shape)])
+        self.rotary = Rotary(shape)
+
+    @property
+    def dtype(self) -> torch.dtype:
+        return self.fc.weight.dtype
+
+    def fresh(self) -> StateHead:
+        """Another head of the same shape in float32, with weights of its own."""
+        return type(self)(self.shape, fc_bias=self.fc.bias is not None)
+
+    def fuse(self, states: Tensor) -> Tensor:
+        """True states [B,N,S*D] -> the state half of the layer's input [B,N,D]."""
+        return states
+
+    def joined(self, embeds: Tensor, states: Tensor, image: Tensor | None, depths: Tensor | None) -> Tensor:
+        """What enters the layer, [B,N,D]; arguments as of `forward`."""
+        return self.fc(torch.cat([embeds, states], dim=-1))
+
+    def forward(
+        self,
+        embeds: Tensor,
+        states: Tensor,
+        positions: Tensor,
+        mask: Tensor | None,
+        cache: Cache | Any | None = None,
+        *,
+        direct: tuple[Tensor, Tensor] | None = None,
+        image: Tensor | None = None,
+        depths: Tensor | None = None,
+    ) -> Tensor:
+        """Predicted features [B,N,D].
+
+        Args:
+            embeds: [B,N,D] of the tokens after the states.
+            states: [B,N,D], fused where they are true.
+            positions: [B,N], [N] or [3,B,N] int64.
+            mask: [N,K] or [B,N,K] bool; None: causal, with nothing before these inputs.
+            direct: which inputs [B,N] take [B,N,D] in place of what fc makes.
+            image: [B,N,D] global vectors (ViSpec), zeros before the first image.
+            depths: [N] or [B,N] int64, steps since the last true state (HiViS).
+        """
+        inputs = self.joined(embeds, states, image, depths)
+        if direct is not None:
+            where, values = direct
+            inputs = torch.where(where.unsqueeze(-1), values, inputs)
+        return self.layers[0](inputs, self.rotary(positions), mask, cache)
+
+    def hidden(self, outputs: Tensor) -> Tensor:
+        """Outputs [...,D] as the LM head reads them."""
+        return outputs
+
+    def lm_head_of(self, scores: Callable[[Tensor], Tensor], chunk: int, dtype: torch.dtype) -> nn.Module:
+        """The LM head under a loss: (hidden [S,D], `Compare`) -> loss and sums, `chunk` inputs at a time.
+
+        Args:
+            scores: [...,D] -> [...,V], the target's frozen head.
+            dtype: the target's.
+        """
+        return FrozenHead(scores, chunk, dtype)
+
+    def draft_scores(self, outputs: Tensor, scores: Callable[[Tensor], Tensor], dtype: torch.dtype) -> Tensor:
+        """Outputs [N,D] -> scores [N,V] over the target's vocabulary."""
+        return scores(outputs.to(dtype))

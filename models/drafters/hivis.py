@@ -1,0 +1,57 @@
+"""HiViS: no visual token in training or decoding."""
+
+from __future__ import annotations
+
+from typing import Any, ClassVar, Literal
+
+from pydantic import Field
+from torch import Tensor, nn
+
+from ..layer import LayerShape
+from .head_config import VISUAL_STAGE, FusedHeadConfig
+from .head_inputs import Visual
+from .head_losses import HeadObjective
+from .head_module import StateHead
+
+
+class HivisConfig(FusedHeadConfig):
+    """A HiViS head."""
+
+    kind: Literal["hivis"]
+    input_norm: bool | None = True
+    positions: Literal["compact", "flat", "mrope"] = "compact"
+    mtp_steps: int = Field(1, ge=0)
+    # Learned vectors added by how many steps a state lies behind the last true one; 0: none.
+    num_steps: int = Field(0, ge=0)
+
+    own_loss: ClassVar[HeadObjective] = VISUAL_STAGE
+
+    def visual(self, *, training: bool) -> Visual:
+        return "none"
+
+    def module(self, layer: LayerShape, draft_ids: Tensor | None) -> StateHead:
+        return HivisHead(layer, fc_bias=self.fc_bias, num_steps=self.num_steps)
+
+    def written_settings(self) -> dict[str, Any]:
+        return super().written_settings() | {"num_steps": self.num_steps}
+
+
+class HivisHead(StateHead):
+    """Adds a learned vector for each step behind the last true state."""
+
+    def __init__(self, shape: LayerShape, *, fc_bias: bool = True, num_steps: int = 0):
+        super().__init__(shape, fc_bias=fc_bias)
+        self.num_steps = num_steps
+        if num_steps:
+            self.steps = nn.Embedding(num_steps, shape.hidden_size)
+            nn.init.zeros_(self.steps.weight)
+
+    def fresh(self) -> HivisHead:
+        return HivisHead(self.shape, fc_bias=self.fc.bias is not None, num_steps=self.num_steps)
+
+    def joined(self, embeds: Tensor, states: Tensor, image: Tensor | None, depths: Tensor | None) -> Tensor:
+        inputs = super().joined(embeds, states, image, depths)
+        if not self.num_steps:
+            return inputs
+        assert depths is not None
+        return inputs + self.steps(depths.clamp(max=self.num_steps - 1))

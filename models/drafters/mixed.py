@@ -1,0 +1,130 @@
+"""An ensemble of any drafters: each proposes, and what is drawn and verified is the mixture of their distributions.
+
+TABED mixes the modes of one draft LVLM as rows of one batch (`ensemble.py`). Here the members are drafters of their own
+(a draft LVLM with an EAGLE-3 head, two heads, ...), which cost one pass each; weights are TABED's rules (section 5).
+Letters: M members, F nodes, P positions, V vocabulary.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, Literal
+
+import torch
+from pydantic import Field, model_validator
+from torch import Tensor
+from torch.nn import functional as F
+
+from ...core.states import Taps
+from ..decoding.warp import Warp
+from ..targets.base import Target, TargetStep
+from .base import PLAIN, Drafter, DrafterConfig, DraftingOptions, TargetIdentity
+from .weights import FixedWeights, Weights, WeightsConfig, mixture
+
+
+class MixedConfig(DrafterConfig):
+    """Several drafters at once. A member is the name of a stage that trained one, or a drafter's section."""
+
+    kind: Literal["ensemble"]
+    members: tuple[Any, ...] = Field(min_length=2)
+    weights: WeightsConfig = FixedWeights(kind="fixed")
+
+    def provides(self) -> set[str]:
+        return {"drafter"}
+
+    @model_validator(mode="after")
+    def _fits(self) -> MixedConfig:
+        if isinstance(self.weights, FixedWeights) and self.weights.values is not None:
+            values = self.weights.values
+            if len(values) != len(self.members) or min(values) < 0 or sum(values) <= 0:
+                raise ValueError(f"weights.values {values} are not one weight for each of {len(self.members)} members")
+        return self
+
+    def load(
+        self,
+        folder: Path | None,
+        target: Target,
+        *,
+        dtype: torch.dtype | None = None,
+        identity: TargetIdentity | None = None,
+    ) -> Any:
+        raise AssertionError("an evaluation opens the members and mixes them: they have no module of their own")
+
+    def drafter(self, module: Any, target: Target, options: DraftingOptions = PLAIN) -> Drafter:
+        """`module` holds the members' proposals."""
+        return MixedProposal(module, self.weights.build(len(self.members)), target.vocab_size)
+
+
+class MixedProposal:
+    """Proposes the mixture of its members.
+
+    Args:
+        members: drafters of one target; none is used outside.
+        weights: are told the outcome of each cycle.
+    """
+
+    def __init__(self, members: Sequence[Drafter], weights: Weights, vocab_size: int):
+        self.members, self.weights, self.vocab_size = list(members), weights, vocab_size
+        self.taps = _all_taps([member.taps for member in members])
+        levels = [member.max_levels for member in members if member.max_levels is not None]
+        self.max_levels = min(levels, default=None)
+        self._drafted: list[Tensor] = []  # [M,F,V] of the root and of each expansion
+
+    @torch.inference_mode()
+    def start(self, request: Any, prefill: TargetStep, warp: Warp, *, capacity: int) -> None:
+        self._warp = warp
+        self.weights.start(prefill.logits.device)
+        self._drafted = []
+        for member in self.members:
+            member.start(request, prefill, warp, capacity=capacity)
+
+    def begin(self, first: int) -> None:
+        for member in self.members:
+            member.begin(first)
+
+    def root(self) -> Tensor:
+        self._drafted = []
+        return self._mixed([member.root()[None] for member in self.members])[0]
+
+    def expand(self, parents: Sequence[int], tokens: Tensor) -> Tensor:
+        return self._mixed([member.expand(parents, tokens) for member in self.members])
+
+    @torch.inference_mode()
+    def accept(self, verified: Any) -> None:
+        self._observe(verified)
+        for member in self.members:
+            member.accept(verified)
+
+    def _mixed(self, each: Sequence[Tensor]) -> Tensor:
+        """[F,V] of the members' [F,V]. Drafts may have fewer rows of the vocabulary than the target, or more."""
+        q = torch.stack([F.pad(part[:, : self.vocab_size], (0, self.vocab_size - part.shape[-1])) for part in each])
+        if self.weights.adaptive:
+            self._drafted.append(q)
+        return mixture(self.weights.current().to(q.device), q)
+
+    def _observe(self, verified: Any) -> None:
+        """Hand the weights p and q at the accepted positions and at the first rejected one (TABED, section 5)."""
+        if not self.weights.adaptive:
+            return
+        tree, numbers = verified.tree, []
+        for node in (-1, *verified.path):
+            if node not in tree.children:
+                break
+            numbers.append(0 if node == -1 else tree.slots[node] + 1)
+        if numbers:
+            p = self._warp.heat(verified.step.logits[: len(numbers)])
+            self.weights.observe(p, torch.cat(self._drafted, dim=1)[:, numbers])
+
+
+def _all_taps(taps: Sequence[Taps]) -> Taps:
+    """What serves all members in decoding."""
+    attention = [tap for tap in taps if tap.prefill_attention]
+    if len({tap.attention_queries for tap in attention}) > 1:
+        raise ValueError("members want the target's attention averaged over different queries; leave one of them out")
+    return Taps(
+        text_layers=tuple(sorted({layer for tap in taps for layer in tap.layers})),
+        feature=any(tap.feature for tap in taps),
+        prefill_attention=tuple(sorted({layer for tap in attention for layer in tap.prefill_attention})),
+        attention_queries=attention[0].attention_queries if attention else "suffix",
+    )

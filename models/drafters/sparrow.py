@@ -1,0 +1,47 @@
+"""Sparrow: visual tokens are middle-layer states in training (IVSB), and absent in decoding (VATA)."""
+
+from __future__ import annotations
+
+from typing import Any, ClassVar, Literal
+
+from pydantic import Field
+
+from ...core.errors import UserError
+from ..targets.base import TargetShape
+from .head_config import VISUAL_STAGE, DirectHeadConfig
+from .head_losses import HeadObjective
+
+
+class SparrowConfig(DirectHeadConfig):
+    """A Sparrow head (Sparrow, section 4); its two stages are TEXT_STAGE and VISUAL_STAGE."""
+
+    kind: Literal["sparrow"]
+    # Present: middle states are not normed.
+    input_norm: bool | None = True
+    vata: bool = True
+    positions: Literal["compact", "flat", "mrope"] = "compact"
+    gap_share: float = Field(0.5, ge=0, le=1)
+    mtp_steps: int = Field(1, ge=0)
+    # Visual inputs of training hold middle states; false: embeddings.
+    ivsb: bool = True
+    # Layers that those states have passed; null: half of the target's.
+    middle_layer: int | None = Field(None, ge=1)
+
+    own_loss: ClassVar[HeadObjective] = VISUAL_STAGE
+
+    def visual_layer(self, shape: TargetShape, *, training: bool) -> int | None:
+        if self.visual(training=training) != "direct":
+            return None
+        return self._middle(shape) if self.ivsb else 0
+
+    def _middle(self, shape: TargetShape) -> int:
+        layer = self.middle_layer or shape.num_layers // 2
+        if not 1 <= layer <= shape.num_layers:
+            raise UserError(
+                f"drafter.middle_layer is {layer}, and the target has {shape.num_layers} layers",
+                cure="leave it null for half of them",
+            )
+        return layer
+
+    def written_settings(self) -> dict[str, Any]:
+        return super().written_settings() | {"ivsb": self.ivsb}

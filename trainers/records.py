@@ -1,0 +1,47 @@
+"""The records of a stage's `data` section: which files they are in, and whether the target can read them."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from ..core.errors import UserError
+from ..data.dataset import ConversationData, ConversationDataset
+from ..data.mixture import is_mixture
+from ..models.decoding.decoder import CachedDecoder
+from .context import Context
+
+
+def data_files(data: ConversationData, context: Context) -> list[Path]:
+    """Files on disk, or splits and mixtures of the dataset that an earlier stage generated."""
+    names = [data.path] if isinstance(data.path, str) else data.path
+    if data.from_stage is None:
+        return [Path(name) for name in names]
+    folder = context.inputs["data"] / "world"
+    return [folder / (name if is_mixture(Path(name)) else f"{name}.json") for name in names]
+
+
+def check_fit(context: Context, dataset: ConversationDataset, decoder: CachedDecoder, *, as_cut: bool) -> None:
+    """That the target can read the data: past its positions it says noise, and in decoding it wants its own tiles.
+
+    Args:
+        as_cut: pictures are read as the data cuts them; False: as requests, whose further tiles are taken away for a
+            target of single ones.
+    """
+    data, where = dataset.config, f"key stages.{context.name}.data"
+    if decoder.max_positions is not None and data.max_length > decoder.max_positions:
+        raise UserError(
+            f"data.max_length is {data.max_length} and the target has {decoder.max_positions} positions", where=where,
+            cure=f"set data.max_length to {decoder.max_positions} or less",
+        )  # fmt: skip
+    in_tiles = context.target.reads_tiles
+    if in_tiles in (None, data.aspect.startswith("anyres")) or not dataset.column("images").any():
+        return
+    if not in_tiles and not as_cut:
+        return
+    raise UserError(
+        f"data.aspect is {data.aspect} and the target reads pictures in {'tiles' if in_tiles else 'single tiles'}",
+        where=where,
+        cure="set aspect: anyres (LLaVA-NeXT) or anyres_max_9 (LLaVA-OneVision), or target.anyres: false"
+        if in_tiles
+        else "set aspect: square or pad, or leave target.anyres out",
+    )

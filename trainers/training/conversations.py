@@ -1,0 +1,169 @@
+"""LLaVA-like models on conversations: a draft LVLM, a tiny target, or a captioner. One path for all three."""
+
+from __future__ import annotations
+
+import functools
+from typing import Any
+
+import torch
+
+from ...core import ranks
+from ...core.errors import UserError
+from ...data.collate import ConversationCollate
+from ...data.dataset import ConversationDataset
+from ...data.loader import Loader, steps_per_epoch
+from ...data.processor import Processor
+from ...models.drafters.lvlm import build_drafter, load_drafter, save_llava
+from ...models.drafters.made_for import tested_with
+from ...models.llava import FAMILIES, LlavaTraining
+from ...models.lora import merge_adapters
+from ...models.targets.load import build_target, load_llava, target_config, target_weights
+from ..context import Context
+from ..engine import Engine
+from ..fit import Training, Validate, training_loader
+from ..records import data_files
+from .distill import frozen_target, held_target, other_pictures, source_of, training_data, training_module
+from .positions import before_training
+from .preflight import preflight
+from .validate import validate
+
+
+def open_records(stage: Any, context: Context, seed: int) -> Training:
+    """A draft LVLM, a tiny target or a captioner on conversations: next tokens, or distillation."""
+    processor = context.processor_of(stage.model)
+    dataset = ConversationDataset(
+        stage.data,
+        stage.format,
+        processor,
+        files=data_files(stage.data, context),
+        skipped_log=context.folder / "skipped.jsonl",
+        cache=context.folder / "cache",
+    )
+    llava = _start_weights(stage, context, processor, seed)
+    positions = _set_positions(llava, stage)
+    check_positions(positions, stage)
+    module = training_module(stage, context, llava, processor)
+    data = training_data(stage, context, dataset, processor, seed)
+    total = stage.num_steps(len(dataset))
+    if ranks.is_main():
+        before_training(dataset, positions, context.say, prompts=stage.answers is not None)
+    preflight(data.shown, module, processor, folder=context.folder, say=context.say)
+    make_loader = functools.partial(
+        training_loader, stage, data.samples, data.collate, seed=seed, total=total, grouped=stage.group_by_modality
+    )
+    validation = stage.validation
+
+    def finish(engine: Engine) -> None:
+        _save(stage, context, engine, processor, total, seed)
+        if ranks.is_main() and (listed := dataset.num_listed()):
+            context.say(f"{listed:,} records were left out or changed: {dataset.skipped_log}")
+
+    return Training(
+        module,
+        make_loader,
+        total,
+        finish,
+        source=source_of(module),
+        validate=_validation(validation, stage, context, processor, module) if validation else None,
+        validate_every=stage.checked_every,
+        write=data.writer,
+    )
+
+
+def _validation(settings: Any, stage: Any, context: Context, processor: Processor, module: LlavaTraining) -> Validate:
+    """What the loop calls to score held-out records; the frozen target is loaded once, and only here."""
+    dataset = ConversationDataset(
+        settings.data,
+        stage.format,
+        processor,
+        files=data_files(settings.data, context),
+        skipped_log=context.folder / "skipped-validation.jsonl",
+        cache=context.folder / "cache",
+    )
+    target: Any = None
+    if stage.model == "drafter" and settings.against_target is not False:
+        if (difference := other_pictures(context, settings.data)) is not None:
+            raise UserError(
+                f"validation runs the target on the draft's batches, and {difference}",
+                where=f"key stages.{context.name}.validation",
+                cure="set validation.against_target: false",
+            )
+        target = held_target(module) or frozen_target(context)
+    rows = settings.rows(8)
+    batch_size = rows * ranks.world_size()
+    loader = Loader(
+        dataset,
+        seed=0,
+        batch_size=batch_size,
+        micro_batch_size=rows,
+        total_steps=steps_per_epoch(len(dataset), batch_size),
+        collate=ConversationCollate(processor.pad_id, processor.image_size),
+        rank=ranks.rank(),
+        world_size=ranks.world_size(),
+    )
+    return lambda engine, step: validate(engine, loader, target)
+
+
+def _set_positions(llava: Any, stage: Any) -> int:
+    """The language model's positions in this stage."""
+    text = llava.config.get_text_config()
+    if stage.positions is not None:
+        text.max_position_embeddings = stage.positions
+        decoder = getattr(llava.model, "language_model", llava.model)
+        assert decoder.config is text, "one config, so that what is saved is what was trained"
+    return text.max_position_embeddings
+
+
+def check_positions(positions: int, stage: Any) -> None:
+    """Samples longer than the language model has positions would be learned wrong, silently."""
+    if stage.data.max_length > positions:
+        raise UserError(
+            f"data.max_length is {stage.data.max_length} and the language model has {positions} positions",
+            cure=f"set data.max_length to {positions} or less, or give the model more: drafter.rope_scaling, or the "
+            "stage's positions",
+        )
+
+
+def _start_weights(stage: Any, context: Context, processor: Processor, seed: int) -> Any:
+    """The model as this stage finds it: an earlier stage's result, or assembled from the recipe."""
+    made = context.inputs.get(stage.model)
+    if made is not None:
+        if stage.model != "target":
+            return load_drafter(made, tokenizer_hash=processor.tokenizer_hash, dtype=torch.float32)
+        return target_weights(context.target, made, dtype=torch.float32)
+    if stage.model == "target":
+        return build_target(context.target, context.token_ids(processor, len(processor.tokenizer)))
+    assert context.drafter is not None
+    if context.drafter.vision_tower == "target":
+        target: Any = load_llava(context.target_source(), revision=None, dtype=torch.float32, key="target.path")
+    elif (folder := context.inputs.get("target")) is not None:
+        target = load_llava(folder, revision=None, dtype=torch.float32, key="target").config
+    else:
+        target = target_config(context.target, None, network=True)
+    ids = context.token_ids(processor, getattr(target, "config", target).text_config.vocab_size)
+    return build_drafter(context.drafter, target, ids, seed=seed)
+
+
+def _save(stage: Any, context: Context, engine: Engine, processor: Processor, total: int, seed: int) -> None:
+    """The result: a directory that transformers loads, written by rank 0."""
+    manifest = {
+        "model": stage.model,
+        "target": str(context.target.path or "inline"),
+        "target_revision": context.target.revision,
+        "tokenizer_hash": processor.tokenizer_hash,
+        # Its own eyes' projected features stand at visual places, and every token has one position.
+        "reads": {"visual_embedding": "projected", "positions": "flat"},
+        "tested_with": tested_with(),
+        "format": stage.format.model_dump(),
+        "training": {"stage": context.name, "steps": total, "seed": seed, "fingerprint": context.fingerprint},
+        "command": context.command,
+    }
+    with engine.full_weights():
+        if ranks.is_main():
+            module = engine.module
+            assert isinstance(module, LlavaTraining)
+            merge_adapters(module.llava)
+            save_llava(module.llava, context.folder, manifest)
+            family = module.llava.config.model_type
+            (processor.of_family(family) if family in FAMILIES else processor).save(context.folder)
+    ranks.barrier()
