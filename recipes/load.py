@@ -59,10 +59,11 @@ def load(arguments: list[str], tracks: Tracks[R]) -> Loaded[R]:
     if len(names) != 1:
         raise UserError("give one recipe", cure="recipe=NAME, one of: " + ", ".join(sorted(recipe_names())))
     path = find_recipe(names[0])
-    tree = _with_base(path)
+    tree = _with_bases(path)
     options, overrides = _options(pairs, tree)
     for key, value in overrides:
         _override(tree, key, value)
+    tree = _ordered(tree, Path("command line"))
     schema = _schema(tree, path, tracks)
     _check_kinds(tree, path, schema)
     try:
@@ -98,24 +99,62 @@ def _pair(argument: str) -> tuple[str, str]:
 
 
 def sources(path: Path) -> list[tuple[Path, dict[str, Any]]]:
-    """The files that a recipe is made of, each as it is written: what it extends first, itself last."""
-    tree = _read(path)
-    base = tree.pop("extends", None)
-    if base is None:
-        return [(path, tree)]
-    base_path = path.parent / f"{base}.yaml"
-    base_path = base_path if base_path.is_file() else find_recipe(base)
-    base_tree = _read(base_path)
-    if "extends" in base_tree:
-        raise UserError(
-            f"{base!r} extends another recipe itself", where=f"{path}, key extends", cure="extend one level"
-        )
-    return [(base_path, base_tree), (path, tree)]
+    """The files that a recipe is made of, each as it is written: the one that extends nothing first, itself last."""
+    layers: list[tuple[Path, dict[str, Any]]] = []
+    place: Path | None = path
+    while place is not None:
+        tree = _read(place)
+        layers.insert(0, (place, tree))
+        place = _extended(place, tree.pop("extends", None), [p for p, _ in layers])
+    return layers
 
 
-def _with_base(path: Path) -> dict[str, Any]:
-    *base, (_, tree) = sources(path)
-    return _merge(base[0][1], tree, leaves_out=True) if base else tree
+def _extended(path: Path, name: Any, seen: list[Path]) -> Path | None:
+    """The file that the recipe at `path` extends, if any.
+
+    Args:
+        name: what stands under `extends`: a file beside the recipe (`.yaml` may be left out), or a shipped recipe.
+        seen: files that led here.
+    """
+    where = f"{path}, key extends"
+    if name is None:
+        return None
+    if not isinstance(name, str):
+        raise UserError(f"extends is {name!r}, and not one name", where=where, cure="name one recipe")
+    beside = [path.parent / name, path.parent / f"{name}.yaml"]
+    # A recipe may have the name of the shipped one that it extends.
+    base = next((p for p in beside if p.is_file() and not p.samefile(path)), None) or find_recipe(name)
+    if any(base.samefile(p) for p in seen):
+        circle = " -> ".join(p.stem for p in [*reversed(seen), base])
+        raise UserError(f"recipes extend one another in a circle: {circle}", where=where, cure="break the circle")
+    return base
+
+
+def _with_bases(path: Path) -> dict[str, Any]:
+    """The recipe's tree over those of all recipes that it extends."""
+    (first, tree), *others = sources(path)
+    tree = _ordered(tree, first)
+    for place, own in others:
+        tree = _ordered(_merge(tree, own, leaves_out=True), place)
+    return tree
+
+
+def _ordered(tree: dict[str, Any], path: Path) -> dict[str, Any]:
+    """The tree with its stages as its `order` lists them; the list itself is no part of the recipe."""
+    tree = dict(tree)
+    order, stages = tree.pop("order", None), tree.get("stages")
+    if order is None or not isinstance(stages, dict):
+        return tree
+    where = f"{path}, key order"
+    if not isinstance(order, list) or len(set(map(str, order))) < len(order):
+        raise UserError(f"order is {order!r}, and no list of different stages", where=where, cure="order: [a, b, c]")
+    for name in order:
+        if name not in stages:
+            raise UserError(f"order names {name!r}, which is no stage", where=where, cure=did_you_mean(name, stages))
+    missing = [name for name in stages if name not in order]
+    if missing:
+        raise UserError(f"order does not name {', '.join(missing)}", where=where, cure="name every stage once")
+    return tree | {"stages": {name: stages[name] for name in order}}
 
 
 def _read(path: Path) -> dict[str, Any]:
