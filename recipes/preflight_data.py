@@ -27,8 +27,8 @@ from ..trainers.context import Context
 from ..trainers.preflight import render
 from ..trainers.stages.suite import HUB
 from ..trainers.stages.train import data_files
-from ..trainers.stages.visual.encode import resolved
-from ..trainers.stages.visual.generate import WORLD
+from ..trainers.stages.encode import resolved
+from ..trainers.stages.generate import WORLD
 from .finding import Finding, fault, ok, warning
 
 SHOWN_IDS = 1200  # characters of a rendered sample

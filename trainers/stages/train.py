@@ -25,11 +25,13 @@ from ...models.llava import FAMILIES, LlavaTraining, Part
 from ...models.lora import LoraConfig, merge_adapters
 from ...models.targets.load import build_target, load_llava, target_config, target_weights
 from ..context import Context
+from ..describe.train import describe_lvlm, describe_target, positions_of
 from ..engine import Engine, init_distributed
 from ..fit import SCRATCH, FitSettings, Validate, fit, seed_all, training_loader
 from ..positions import before_training
 from ..preflight import preflight
 from ..validate import ValidationConfig, validate
+from .base import Planned
 from .distill import frozen_target, held_target, other_pictures, training_data, training_module
 
 
@@ -99,11 +101,21 @@ class TrainStage(FitSettings):
             wanted[self.model] = self.from_stage
         return wanted
 
+    def run(self, context: Context) -> None:
+        run(self, context)
+
+    def describe(self, plan: Planned) -> list[str]:
+        check_positions(positions_of(plan), self)
+        return describe_lvlm(plan)
+
 
 class TargetTrainStage(TrainStage):
     """The same where no other model can be trained so: the drafters of a recipe for heads are no LVLMs."""
 
     model: Literal["target"]
+
+    def describe(self, plan: Planned) -> list[str]:
+        return describe_target(plan)
 
 
 def run(stage: TrainStage, context: Context) -> None:

@@ -12,7 +12,6 @@ import numpy as np
 from pydantic import Field, model_validator
 
 from ....core import ranks
-from ....core.section import Section
 from ....data.conversations import PromptFormat
 from ....data.dataset import ConversationData
 from ....data.shards import ShardReader, claim, finish, finished, tar_path
@@ -20,11 +19,13 @@ from ....data.sources import AnswersConfig
 from ....data.states.estimate import samples_per_shard, shown
 from ....data.states.samples import SeededCollate
 from ....data.states.writer import Deal
-from ....models.drafters.reading import ReadingConfig
+from ....models.drafters.reading import READING_KINDS, ReadingConfig
+from ...answers.texts import check_fit
 from ...context import Context
+from ...describe.states import describe_states
 from ...engine import init_distributed
 from ...fit import Expected
-from ..regenerate import check_fit
+from ..base import IMAGE_GENERATORS, Planned, Stage
 from .build import (
     Builder,
     StatesStore,
@@ -41,7 +42,7 @@ from .build import (
 SHARDS = "states"
 
 
-class CacheStage(Section):
+class CacheStage(Stage):
     kind: Literal["cache"]
     format: PromptFormat = PromptFormat()
     data: ConversationData
@@ -64,6 +65,17 @@ class CacheStage(Section):
 
     def needs(self) -> dict[str, str | None]:
         return sample_needs(self.data, self.answers) | {"target": None, "processor": None}
+
+    @classmethod
+    def unsuited(cls, target: str, drafter: str | None) -> str | None:
+        reads = drafter in READING_KINDS and target not in IMAGE_GENERATORS
+        return None if reads else f"cache keeps hidden states, which drafter {drafter} of a {target} does not read"
+
+    def run(self, context: Context) -> None:
+        run(self, context)
+
+    def describe(self, plan: Planned) -> list[str]:
+        return describe_states(plan)
 
 
 def sample_needs(data: ConversationData | None, answers: AnswersConfig | None) -> dict[str, str | None]:

@@ -25,11 +25,13 @@ from ....data.sources import AnswersConfig
 from ....data.states.reader import StatesReader
 from ....data.states.samples import SeededCollate, split
 from ....models.drafters.reading import ReadingConfig, ReadingObjective, likeliest_ids
+from ...answers.texts import check_fit
 from ...context import Context
+from ...describe.train import describe_head
 from ...engine import Engine, init_distributed
 from ...fit import SCRATCH, FitSettings, Validate, fit, seed_all
+from ..base import Planned
 from ..best import held_out_scores
-from ..regenerate import check_fit
 from ..visual.train import ValidationSettings
 from .build import (
     Builder,
@@ -130,6 +132,12 @@ class ReadingTrainStage(FitSettings):
         if self.from_stage not in (None, SCRATCH):
             wanted["drafter"] = self.from_stage
         return wanted
+
+    def run(self, context: Context) -> None:
+        run(self, context)
+
+    def describe(self, plan: Planned) -> list[str]:
+        return describe_head(plan, training_order)
 
 
 def run(stage: ReadingTrainStage, context: Context) -> None:

@@ -18,6 +18,7 @@ from torch import Tensor
 
 from ....core import ranks
 from ....core.errors import UserError
+from ....core.refused import Refused
 from ....core.section import Section
 from ....data.prompts import ImagePrompt, PromptSource, read_prompts
 from ....eval import visual_report
@@ -35,9 +36,11 @@ from ....models.drafters.eagle import EagleHead, EagleProposal
 from ....models.drafters.heads import load_proposal
 from ....models.generators import Generator, check_labels, load_generator, sample_condition
 from ...context import Context
+from ...describe.evaluate import describe_pictures
 from ...engine import init_distributed
-from .encode import SHARDS
-from .generate import WORLD
+from ..base import Planned, Stage
+from ..encode import SHARDS
+from ..generate import WORLD
 from .judge import Drawn, Judge
 
 
@@ -103,7 +106,7 @@ PRESETS: dict[str, dict[str, dict[str, Any]]] = {
 }
 
 
-class VisualEvaluateStage(Section):
+class VisualEvaluateStage(Stage):
     kind: Literal["evaluate"]
     prompts: PromptSource
     # adt (Anole) or adt-llamagen (100 captions, Tables I to V), which differ in ADT-Tree's steps and widths, or lantern
@@ -167,6 +170,17 @@ class VisualEvaluateStage(Section):
         if self.analysis is not None and self.analysis.head_data is not None and not self.analysis.head_data.path:
             wanted["codes"] = self.analysis.head_data.from_stage
         return wanted
+
+    def check(self, target: Any, drafter: Any) -> None:
+        own, other = ("adt", "adt-llamagen") if target.kind == "anole" else ("adt-llamagen", "adt")
+        if self.preset == other:
+            raise Refused("preset", f"{other} has the trees of another target", f"use {own}")
+
+    def run(self, context: Context) -> None:
+        run(self, context)
+
+    def describe(self, plan: Planned) -> list[str]:
+        return describe_pictures(self)
 
 
 def run(stage: VisualEvaluateStage, context: Context) -> None:

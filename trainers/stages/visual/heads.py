@@ -35,7 +35,7 @@ from ...context import Context
 from ...engine import Engine
 from ...fit import SCRATCH
 from ..best import Best, held_out_scores
-from .generate import WORLD
+from ..generate import WORLD
 
 
 class DecodingCheck(Section):

@@ -24,10 +24,12 @@ from ....models.llamagen.training import LlamaGenTraining, VqTraining
 from ....models.llamagen.vq import VqTokenizer
 from ....models.shapes_reader import ShapesReader
 from ...context import Context
+from ...describe.train import describe_image_model
 from ...engine import Engine, init_distributed
 from ...fit import FitSettings, Validate, fit, seed_all, training_loader
-from .encode import SHARDS
-from .generate import TOKENIZER
+from ..base import Planned
+from ..encode import SHARDS
+from ..generate import TOKENIZER
 from .heads import DecodingCheck, Heads
 
 Model = Literal["vq", "reader", "target", "drafter"]
@@ -92,6 +94,12 @@ class VisualTrainStage(FitSettings):
         if self.from_stage not in (None, "scratch"):
             wanted["target" if self.model == "target" else self.model] = self.from_stage
         return wanted
+
+    def run(self, context: Context) -> None:
+        run(self, context)
+
+    def describe(self, plan: Planned) -> list[str]:
+        return describe_image_model(plan)
 
 
 def run(stage: VisualTrainStage, context: Context) -> None:
