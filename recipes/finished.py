@@ -21,8 +21,8 @@ from ..core.section import Section
 from ..data.prompts import ImagePrompt, PromptSource, read_prompts
 from ..trainers.run import DONE
 from ..trainers.stages.base import draws_pictures
-from ..trainers.stages.visual.evaluate import VisualEvaluateStage
 from ..trainers.stages.generate import WORLD
+from ..trainers.stages.visual.evaluate import VisualEvaluateStage
 from .cli import say
 from .load import RUN_OPTIONS, load
 from .plan import plan

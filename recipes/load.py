@@ -16,8 +16,8 @@ from omegaconf.errors import OmegaConfBaseException
 from pydantic import ValidationError
 
 from ..core.errors import UserError, did_you_mean, nearest
-from ..core.secrets import redact_argument, redact_tree
 from ..core.refused import Refused
+from ..core.secrets import redact_argument, redact_tree
 from .sections import SECTION, WORD, names, walk
 
 if TYPE_CHECKING:
@@ -45,7 +45,6 @@ class Loaded:
     path: Path
     options: Options
     overrides: tuple[tuple[str, Any], ...] = ()  # of the command line: dotted key, value
-
 
 
 def load(arguments: list[str]) -> Loaded:
@@ -310,8 +309,9 @@ def _told(problem: Any, fields: dict[str, Any], tree: dict[str, Any]) -> tuple[s
             close = nearest(str(tag), known)
             line = f"{key}.{name}: {tag!r} is no {name}; {name}s are {tags}"
             return line, f"{key}.{name}: did you mean {close[0]}?" if close else None
-    message = problem["msg"]
-    return f"{key}: {message[0].lower()}{message[1:]} (found {redact_tree(problem['input'])!r})", None
+    message, value = problem["msg"], redact_tree(problem["input"])
+    shown = "" if isinstance(value, dict) else f" (found {value!r})"  # of a whole section the message says enough
+    return f"{key}: {message[0].lower()}{message[1:]}{shown}", None
 
 
 def _moved(key: str, tree: dict[str, Any]) -> str | None:

@@ -15,7 +15,7 @@ from pydantic import (
     model_validator,
 )
 
-from ..core.errors import did_you_mean
+from ..core.errors import nearest
 from ..core.refused import Refused
 from ..core.section import Section
 from ..core.tracking import TrackingConfig
@@ -95,7 +95,8 @@ class Recipe(Section):
         kind, possible = _kind_of(value), drafter_kinds(target.kind)
         if kind is not None and kind not in possible:
             problem = f"{kind!r} is no kind of drafter for target {target.kind}"
-            raise Refused("kind", problem, did_you_mean(str(kind), possible))
+            close = "".join(f"did you mean {name!r}? " for name in nearest(str(kind), possible, 1))
+            raise Refused("kind", problem, f"{close}kinds here are {', '.join(possible)}")
         return TypeAdapter(drafter_type(target.kind)).validate_python(value)
 
     @field_validator("stages", mode="wrap")

@@ -20,6 +20,7 @@ GIB = 2**30
 def _run(given: argparse.Namespace) -> int:
     from ..dry_run import dry_run
     from ..plan import plan
+
     loaded = load(recipe_arguments(given))
     planned = plan(loaded.recipe, loaded.path)
     text = dry_run(loaded.recipe, planned, loaded.options.stages)

@@ -80,7 +80,9 @@ class Texts:
         stops = Counter(reader[i][2]["stop"] for i in range(min(len(reader), 1000)))
         shown = ", ".join(f"{count} {stop}" for stop, count in sorted(stops.items()))
         reasons = ", ".join(f"{count} left out: {reason}" for reason, count in reader.refused.items())
-        return f"{len(reader):,} answers in {reader.folder} ({reasons or 'none left out'}); how the first ended: {shown}"
+        return (
+            f"{len(reader):,} answers in {reader.folder} ({reasons or 'none left out'}); how the first ended: {shown}"
+        )
 
     def _batch(self, numbers: list[int]) -> Iterator[Answer]:
         asked: dict[int, Request] = {}

@@ -5,15 +5,16 @@ One class for each kind of stage. A new kind is one file here and its name in th
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Self
+
+from pydantic import SerializerFunctionWrapHandler, model_serializer, model_validator
 
 from ...core.errors import did_you_mean
 from ...core.refused import Refused
 from ...core.section import Section
 from ..context import Context
-
 
 IMAGE_GENERATORS = ("llamagen", "anole")  # kinds of targets
 
@@ -57,17 +58,24 @@ class Stage(Section):
         """The stage's lines of a dry run, without its title."""
         raise NotImplementedError
 
-    def refuse(self, unread: Iterable[str], reason: str) -> None:
-        """Raises `Refused` where one of the `unread` fields was set; names the nearest field that is read.
+    def unread(self) -> Mapping[str, str]:
+        """Field -> why nothing reads it beside the other settings. Such fields cannot be set, and are not shown."""
+        return {}
 
-        Args:
-            reason: why nothing reads them.
-        """
-        unread = set(unread)
+    @model_validator(mode="after")
+    def _all_read(self) -> Self:
+        unread = self.unread()
         names = {name: info.alias or name for name, info in type(self).model_fields.items()}
         known = [key for name, key in names.items() if name not in unread]
-        for name in sorted(unread & self.model_fields_set):
-            raise Refused(names[name], f"nothing reads it: {reason}", did_you_mean(names[name], known))
+        for name in sorted(self.model_fields_set & set(unread)):
+            cure = did_you_mean(names[name], known)
+            raise Refused(names[name], f"nothing reads it: {unread[name]}", cure)
+        return self
+
+    @model_serializer(mode="wrap")
+    def _as_read(self, write: SerializerFunctionWrapHandler) -> dict[str, Any]:
+        hidden = {key for name in self.unread() for key in (name, type(self).model_fields[name].alias)}
+        return {key: value for key, value in write(self).items() if key not in hidden}
 
 
 @dataclass(frozen=True)

@@ -41,7 +41,7 @@ class GenerateStage(Stage):
     vocab_size: int | None = Field(None, ge=300)
     # Conversations: split -> kind of scenario -> number of records. Captioned pictures: split -> number of pictures;
     # `held_out` then has figures that no other split has.
-    splits: dict[str, dict[str, int]] | dict[str, int] = Field(min_length=1)
+    splits: dict[str, int | dict[str, int]] = Field(min_length=1)
 
     # Conversations: side of a vision patch, which should hold one of the board's nine places.
     patch_size: int = Field(16, ge=4)
@@ -72,12 +72,12 @@ class GenerateStage(Stage):
 
     @model_validator(mode="after")
     def _consistent(self) -> GenerateStage:
+        if len({isinstance(count, dict) for count in self.splits.values()}) > 1:
+            raise ValueError("splits are numbers of pictures, or records of each scenario, and not both")
         if not self.writes_conversations:
-            self.refuse(CONVERSATIONS, "captioned pictures have none")
             if empty := [split for split, count in self.splits.items() if count < 1]:  # type: ignore[operator]
                 raise ValueError(f"splits {empty} hold no picture")
             return self
-        self.refuse(CAPTIONED, "it is of captioned pictures")
         if self.image_size < 24 or self.vocabulary < 400:
             raise ValueError("conversations need image_size 24 and vocab_size 400, or more")
         self._check_splits()
@@ -106,6 +106,11 @@ class GenerateStage(Stage):
                 raise ValueError(f"clip_frames.{split} is {frames}, and an object that moves needs 2")
         if min(self.clip_lengths) < 2 or len(set(self.clip_lengths)) < len(self.clip_lengths):
             raise ValueError(f"clip_lengths are different numbers of frames from 2, found {self.clip_lengths}")
+
+    def unread(self) -> dict[str, str]:
+        if self.writes_conversations:
+            return dict.fromkeys(CAPTIONED, "conversations have none")
+        return dict.fromkeys(CONVERSATIONS, "captioned pictures have none")
 
     def check(self, target: Any, drafter: Any) -> None:
         if draws_pictures(target) == self.writes_conversations:

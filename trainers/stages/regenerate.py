@@ -27,8 +27,8 @@ from ..fit import Expected
 from .base import Planned, Stage, draws_pictures
 from .encode import SHARDS as CODES
 
-TEXTS = {"format", "max_new_tokens", "batch_size", "keep_logprobs", "expected"}
-PICTURES = {"repeats"}
+TEXTS = {"data", "format", "max_new_tokens", "batch_size", "keep_logprobs", "expected"}
+PICTURES = {"prompts", "repeats"}
 
 
 class RegenerateStage(Stage):
@@ -63,11 +63,12 @@ class RegenerateStage(Stage):
     def _one_of_both(self) -> RegenerateStage:
         if (self.data is None) == (self.prompts is None):
             raise ValueError("give data, whose questions are answered, or prompts, of which pictures are drawn")
-        if self.data is None:
-            self.refuse(TEXTS, "it is of texts")
-        else:
-            self.refuse(PICTURES, "it is of pictures")
         return self
+
+    def unread(self) -> dict[str, str]:
+        if self.data is None:
+            return dict.fromkeys(TEXTS, "pictures have none")
+        return dict.fromkeys(PICTURES, "texts have none")
 
     @property
     def sampling_temperature(self) -> float:
