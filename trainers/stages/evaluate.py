@@ -31,13 +31,15 @@ from ...models.drafters.modes import without_pictures
 from ...models.targets.llava import LlavaTarget
 from ...models.targets.load import LlavaTargetConfig, load_target
 from ..context import Context
+from ..describe.evaluate import describe_modes
 from ..engine import init_distributed
+from ..records import data_files
+from .base import Planned, Stage
 from .captions import stand_ins
 from .measuring import Measuring
 from .published import PublishedDraft, load_published
 from .suite import SuiteRun, SuiteSection, open_suite
 from .suite_quality import measure_quality
-from .train import data_files
 from .weights import record_weights
 
 
@@ -54,7 +56,7 @@ class Binding(Section):
     data: ConversationData
 
 
-class EvaluateStage(Section):
+class EvaluateStage(Stage):
     kind: Literal["evaluate"]
     # Another target than the recipe's, by its path: a recipe can measure drafts against several.
     target: LlavaTargetConfig | None = None
@@ -169,6 +171,12 @@ class EvaluateStage(Section):
         if isinstance(self.captioner, LvlmCaptions):
             wanted["captioner"] = self.captioner.from_stage
         return wanted | ({"data": made.pop()} if made else {})
+
+    def run(self, context: Context) -> None:
+        run(self, context)
+
+    def describe(self, plan: Planned) -> list[str]:
+        return describe_modes(self)
 
 
 def run(stage: EvaluateStage, context: Context) -> None:

@@ -20,7 +20,6 @@ from ....core import ranks
 from ....core.errors import UserError
 from ....core.nouns import Request
 from ....core.pictures import TEXT
-from ....core.section import Section
 from ....data.conversations import PromptFormat
 from ....data.lengths import count_long
 from ....data.processor import Processor
@@ -31,16 +30,18 @@ from ....eval.policies import Draw, Sage
 from ....eval.rules import RULES
 from ....models.decoding.warp import Warp
 from ...context import Context
+from ...describe.evaluate import describe_methods
 from ...engine import init_distributed
+from ...training.states import open_target
+from ..base import Planned, Stage
 from ..evaluate import Benchmark
 from ..kept import Kept
-from .build import open_target
 from .looks import Looking, Looks, plain_decoding, watched_methods
 from .methods import Method, OpenMethod, open_methods, rule_name
 from .requests import Asked, Length, Opening, VideoSuite, check_length
 
 
-class ReadingEvaluateStage(Section):
+class ReadingEvaluateStage(Stage):
     kind: Literal["evaluate"]
     format: PromptFormat = PromptFormat()
     # Files of one's own: each record's conversation up to its last answer.
@@ -116,6 +117,12 @@ class ReadingEvaluateStage(Section):
         if len(made) > 1:
             raise ValueError("benchmarks and suite come from two stages")
         return wanted | ({"data": made.pop()} if made else {})
+
+    def run(self, context: Context) -> None:
+        run(self, context)
+
+    def describe(self, plan: Planned) -> list[str]:
+        return describe_methods(self)
 
 
 def run(stage: ReadingEvaluateStage, context: Context) -> None:

@@ -30,7 +30,6 @@ from ....eval.rules import RULES
 from ....eval.visual_plots.style import COLORS
 from ....eval.watched import Watched, by_confidence, entropy_autocorrelation, rates_by_rank
 from ....models.decoding.warp import Warp
-from ....models.drafters.reading.shape import middle_layer
 from ...context import Context
 from .methods import OpenMethod
 from .requests import Asked
@@ -214,7 +213,7 @@ class Looking:
     def _bridge(self) -> int | None:
         """The middle layer that some head was trained with."""
         heads = [m.config for m in self.methods.values() if getattr(m.config, "kind", None) == "sparrow"]
-        return middle_layer(heads[0], self.target.config) if heads else None
+        return heads[0]._middle(self.target.shape) if heads else None
 
     def _path(self, name: str) -> Path:
         return self.context.folder / name

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-from pydantic import BeforeValidator, Field, TypeAdapter, ValidationError, model_validator
+from pydantic import BeforeValidator, Field, TypeAdapter, model_validator
 
 from ....core.errors import UserError
 from ....core.section import Section
@@ -25,15 +25,10 @@ from ....eval.policies import (
     check_combination,
 )
 from ....eval.policies.config import named_tree
+from ....models.drafters import AnyDrafter
+from ....models.drafters.base import TargetIdentity
 from ....models.drafters.made_for import MANIFEST
-from ....models.drafters.pruned import PrunedConfig, PrunedProposal, load_reader
-from ....models.drafters.reading import (
-    AnyReading,
-    ReadingConfig,
-    find_reading_head,
-    load_reading_head,
-    reading_proposal,
-)
+from ....models.drafters.pruned import PrunedConfig
 from ...context import Context
 
 
@@ -55,7 +50,7 @@ class Method(Section):
 
     # What drafts: the name of a stage that trained a head, or a section as the recipe's `drafter` (a published head by
     # its path, or kind: pruned). null: the recipe's drafter, as the latest stage left it.
-    drafter: str | Annotated[AnyReading | PrunedConfig, Field(discriminator="kind")] | None = None
+    drafter: str | AnyDrafter | None = None
     # A name (30-4-8: total with the root, levels, width; chain; static; sage), or a section with a kind.
     tree: MethodTree
     # sample draws proposals from the drafter without replacement, for trees whose shape is fixed.
@@ -135,35 +130,17 @@ def open_methods(
         if config is None:
             raise UserError("nothing drafts", where=where,
                             cure="name a stage or a section under drafter, or give the recipe a drafter")  # fmt: skip
-        if isinstance(config, PrunedConfig):
-            drafter = _pruned(config, target, processor, loaded)
-        else:
-            trained, config = config, with_reading(config, method.reading, where)
-            # What it was trained with decides whether it fits; only its rotary embedding follows the positions.
-            trained = trained.model_copy(update={"positions": config.positions})
-            head = _head(trained, folder, context, target, processor, loaded)
-            drafter = reading_proposal(head, target, config)
-        found[name] = OpenMethod(method, drafter, method.tree.build(seed=context.seed), config)
+        decodes = config.for_decoding(**method.reading)
+        identity = TargetIdentity(context.target.model_dump(mode="json"), processor.tokenizer_hash)
+        # Rotary positions of three rows are part of a head.
+        kept = config.for_decoding(positions=method.positions) if method.positions else config
+        key = (folder, kept.model_dump_json())
+        if key not in loaded:
+            loaded[key] = kept.load(folder, target, identity=identity)
+        found[name] = OpenMethod(
+            method, decodes.drafter(loaded[key], target), method.tree.build(seed=context.seed), decodes
+        )
     return found
-
-
-def with_reading(config: AnyReading, changes: Mapping[str, Any], where: str) -> AnyReading:
-    """The head's section with a method's settings of decoding.
-
-    Raises:
-        UserError: the kind of head has no such setting, or the value is none.
-    """
-    if not changes:
-        return config
-    try:
-        return type(config).model_validate(config.model_dump(by_alias=True) | dict(changes))
-    except ValidationError as error:
-        key = ".".join(str(place) for place in error.errors()[0]["loc"])
-        known = [name for name in READING_KEYS if name in type(config).model_fields]
-        raise UserError(
-            f"{key}: {error.errors()[0]['msg']}, for a head of kind {config.kind}", where=where,
-            cure=f"settings of decoding are here: {', '.join(known)}",
-        ) from error  # fmt: skip
 
 
 def _source(method: Method, context: Context) -> tuple[Any, Path | None]:
@@ -175,32 +152,7 @@ def _source(method: Method, context: Context) -> tuple[Any, Path | None]:
     return (_trained(folder) if folder is not None else None) or context.drafter, folder
 
 
-def _trained(folder: Path) -> AnyReading | None:
-    """The section of the head in a stage's folder."""
+def _trained(folder: Path) -> Any:
+    """The section of the drafter in a stage's folder."""
     written = json.loads((folder / MANIFEST).read_text()).get("drafter")
-    if written is None:
-        return None
-    return TypeAdapter(ReadingConfig).validate_python(written)
-
-
-def _head(
-    config: AnyReading, folder: Path | None, context: Context, target: Any, processor: Processor, loaded: dict[Any, Any]
-) -> Any:
-    place = folder or find_reading_head(config)
-    # Rotary positions of three rows are part of the head.
-    key = (place, config.positions == "mrope")
-    if key not in loaded:
-        loaded[key] = load_reading_head(
-            config, place, target, target.embedding.dtype, named=context.target.model_dump(mode="json"),
-            tokenizer_sha256=processor.tokenizer_hash,
-        )  # fmt: skip
-    return loaded[key]
-
-
-def _pruned(config: PrunedConfig, target: Any, processor: Processor, loaded: dict[Any, Any]) -> Any:
-    key = "target" if config.model == "target" else config.model.model_dump_json()
-    if key not in loaded:
-        loaded[key] = load_reader(
-            config, target, num_token_ids=len(processor.tokenizer), image_token_id=processor.image_token_id
-        )
-    return PrunedProposal(loaded[key], target, config)
+    return None if written is None else TypeAdapter(AnyDrafter).validate_python(written)

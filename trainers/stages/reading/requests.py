@@ -23,7 +23,7 @@ from ....data.suite import Suite, write_records
 from ....data.videos import VideoSettings
 from ....data.visual_budget import FrameTokens, label, llava_frames, visual_tokens
 from ...context import Context
-from ..train import data_files
+from ...records import data_files
 
 HUB = "hub"
 # A number of frames; or, as text, a number of visual tokens ("25k", "700").

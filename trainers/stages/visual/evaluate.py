@@ -18,6 +18,7 @@ from torch import Tensor
 
 from ....core import ranks
 from ....core.errors import UserError
+from ....core.refused import Refused
 from ....core.section import Section
 from ....data.prompts import ImagePrompt, PromptSource, read_prompts
 from ....eval import visual_report
@@ -31,13 +32,15 @@ from ....eval.quality import QualityConfig
 from ....eval.rules import RULES, Rule
 from ....eval.visual_analysis import write_section
 from ....models.decoding.warp import Warp
-from ....models.drafters.eagle import EagleHead, EagleProposal
-from ....models.drafters.heads import load_proposal
+from ....models.drafters.base import TargetIdentity
+from ....models.drafters.eagle import ImageEagleHead, ImageEagleProposal
 from ....models.generators import Generator, check_labels, load_generator, sample_condition
 from ...context import Context
+from ...describe.evaluate import describe_pictures
 from ...engine import init_distributed
-from .encode import SHARDS
-from .generate import WORLD
+from ..base import Planned, Stage
+from ..encode import SHARDS
+from ..generate import WORLD
 from .judge import Drawn, Judge
 
 
@@ -103,7 +106,7 @@ PRESETS: dict[str, dict[str, dict[str, Any]]] = {
 }
 
 
-class VisualEvaluateStage(Section):
+class VisualEvaluateStage(Stage):
     kind: Literal["evaluate"]
     prompts: PromptSource
     # adt (Anole) or adt-llamagen (100 captions, Tables I to V), which differ in ADT-Tree's steps and widths, or lantern
@@ -167,6 +170,17 @@ class VisualEvaluateStage(Section):
         if self.analysis is not None and self.analysis.head_data is not None and not self.analysis.head_data.path:
             wanted["codes"] = self.analysis.head_data.from_stage
         return wanted
+
+    def check(self, target: Any, drafter: Any) -> None:
+        own, other = ("adt", "adt-llamagen") if target.kind == "anole" else ("adt-llamagen", "adt")
+        if self.preset == other:
+            raise Refused("preset", f"{other} has the trees of another target", f"use {own}")
+
+    def run(self, context: Context) -> None:
+        run(self, context)
+
+    def describe(self, plan: Planned) -> list[str]:
+        return describe_pictures(self)
 
 
 def run(stage: VisualEvaluateStage, context: Context) -> None:
@@ -265,10 +279,10 @@ def _explain(
     )  # fmt: skip
 
 
-def _eagle_head(stage: VisualEvaluateStage, generator: Generator, context: Context) -> EagleHead:
+def _eagle_head(stage: VisualEvaluateStage, generator: Generator, context: Context) -> ImageEagleHead:
     """The head of the first method."""
     proposal = _proposal(next(iter(stage.methods.values())), generator, context)
-    if not isinstance(proposal, EagleProposal):
+    if not isinstance(proposal, ImageEagleProposal):
         raise UserError("analysis reads an EAGLE head, and the first method drafts with another", where="analysis",
                         cure="put a method with an eagle drafter first, or leave analysis out")  # fmt: skip
     return proposal.head
@@ -276,7 +290,9 @@ def _eagle_head(stage: VisualEvaluateStage, generator: Generator, context: Conte
 
 def _proposal(method: Method, generator: Generator, context: Context) -> Any:
     folder = context.inputs.get("drafter" if method.drafter is None else f"drafter/{method.drafter}")
-    return load_proposal(context.drafter, folder, generator.target, named=context.target)
+    identity = TargetIdentity(context.target.model_dump(mode="json"))
+    module = context.drafter.load(folder, generator.target, identity=identity)
+    return context.drafter.drafter(module, generator.target)
 
 
 def _decoders(

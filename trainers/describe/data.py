@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import tempfile
-from collections.abc import Collection, Sequence
+from collections.abc import Collection
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -11,16 +11,16 @@ from typing import Any
 import numpy as np
 from transformers import PreTrainedConfig
 
-from ..core.errors import UserError
-from ..data.conversations import PromptFormat
-from ..data.dataset import ConversationData
-from ..data.images import is_tiled, layouts, tiling
-from ..data.media import Eyes
-from ..data.mixture import Share, are_present, is_mixture
-from ..data.processor import Processor
-from ..data.records import RecordFile
-from ..data.selection import Selection
-from ..trainers.run import Planned
+from ...core.errors import UserError
+from ...data.conversations import PromptFormat
+from ...data.dataset import ConversationData
+from ...data.images import is_tiled, layouts, tiling
+from ...data.media import Eyes
+from ...data.mixture import Share, are_present, is_mixture
+from ...data.processor import Processor
+from ...data.records import RecordFile
+from ...data.selection import Selection
+from ..stages.base import Planned
 
 LOOKED_AT = 500  # records whose pictures are opened at most: a head costs little, and a clip is read through
 
@@ -163,17 +163,16 @@ def _too_long(data: ConversationData, form: PromptFormat, found: OnDisk, visual:
     )
 
 
-def generated(plan: Planned, planned: Sequence[Planned], *, only: Collection[str] | None = None) -> int | None:
-    """Records of the splits and mixtures that an earlier stage will write.
+def generated(plan: Planned, *, only: Collection[str] | None = None) -> int | None:
+    """Records of the splits and mixtures that an earlier stage will write; None: the data is from elsewhere.
 
     Args:
         only: kinds of scenario that are counted; about, where a mixture or max_samples takes a part of a split.
     """
-    maker = plan.inputs.get("data")
-    source: Any = next((p.stage for p in planned if p.name == maker), None)
-    if source is None:
+    maker = plan.maker("data")
+    if maker is None:
         return None
-    data = plan.stage.data
+    source, data = maker.stage, plan.stage.data
     counts = {split: sum(kinds.values()) for split, kinds in source.splits.items()}
     total = counted = 0.0
     for name in _names(data):

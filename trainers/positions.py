@@ -8,8 +8,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping
 
-from ...data.dataset import ConversationDataset
-from ...data.lengths import count_long
+from ..data.dataset import ConversationDataset
+from ..data.lengths import count_long
 
 Say = Callable[[str], None]
 

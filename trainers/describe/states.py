@@ -2,43 +2,50 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import functools
+import operator
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from transformers import PreTrainedConfig
 
-from ..core.errors import UserError
-from ..core.states import StatesWanted
-from ..data.states.dtypes import DTYPES
-from ..data.states.estimate import Size, check_disk, declared_size, samples_per_shard, shown
-from ..models.drafters.reading import wanted
-from ..models.llava import TokenIds
-from ..models.targets.load import target_config
-from ..trainers.run import Planned
-from ..trainers.stages.reading.build import StatesStore, joined
-from .dry_run_data import OnDisk, generated, on_disk, samples
+from ...core.errors import UserError
+from ...core.states import Taps
+from ...data.states.dtypes import DTYPES
+from ...data.states.estimate import Size, check_disk, declared_size, samples_per_shard, shown
+from ...models.targets.base import language_shape
+from ..stages.base import Planned
+from .data import OnDisk, generated, on_disk, samples
+from .models import target_shape
+
+if TYPE_CHECKING:
+    from ..training.states import StatesStore
 
 _WORD = 1.4  # ids that a word becomes, about: no tokenizer is asked
 
 
-def caching(
-    plan: Planned, planned: Sequence[Planned], drafter: Any, target: PreTrainedConfig, output: str | Path
-) -> list[str]:
-    """The lines of a stage that keeps states.
+def describe_states(plan: Planned) -> list[str]:
+    """The lines of a stage that keeps states, in its recipe."""
+    recipe = plan.recipe
+    return caching(plan, recipe.drafter, target_shape(recipe), recipe.output)
+
+
+def caching(plan: Planned, drafter: Any, target: PreTrainedConfig, output: str | Path) -> list[str]:
+    """The same for one drafter and target.
 
     Args:
-        drafter: the recipe's section, whose states are kept.
+        drafter: the section whose states are kept.
         target: its whole config.
-        output: the recipe's, whose disk is looked at.
+        output: the run's folder, whose disk is looked at.
     """
     stage = plan.stage
     store: StatesStore = stage.states if stage.kind == "cache" else stage.source.states
     text = target.get_text_config()
     heads = [drafter, *stage.drafters] if stage.kind == "cache" else [stage.drafter or drafter]
-    keeps = joined([wanted(head, text) for head in heads])
+    shape = language_shape(text)
+    keeps = functools.reduce(operator.or_, (head.taps_for(shape, training=True) for head in heads))
     found = on_disk(stage.data)
-    number, how = samples(stage, generated(plan, planned), found)
+    number, how = samples(stage, generated(plan), found)
     counted = None if number is None else token_counts(stage, number, found, target)
     lines = [f"  keeps {described(keeps)} in {store.dtype}"]
     if number is None or counted is None:
@@ -62,13 +69,6 @@ def caching(
     return [*lines, f"  in other types: {others}"]
 
 
-def target_of(recipe: Any) -> PreTrainedConfig:
-    """The whole config of a recipe's target; a world's vocabulary is its `generate` stage's."""
-    sizes = [stage.vocab_size for stage in recipe.stages.values() if stage.kind == "generate"]
-    inline = TokenIds(sizes[0] if sizes else 32064, 4, 1, 2, 3, 5, 6, 7)
-    return target_config(recipe.target, inline, network=False)
-
-
 def summary(size: Size, store: StatesStore) -> str:
     """Of a cache: bytes a sample, in all, and shards."""
     per_shard = samples_per_shard(size, store.shard_bytes)
@@ -78,7 +78,7 @@ def summary(size: Size, store: StatesStore) -> str:
     )
 
 
-def described(keeps: StatesWanted) -> str:
+def described(keeps: Taps) -> str:
     """For people."""
     parts = [f"H {'at every place' if keeps.everywhere else 'where text is read or learned'}"] if keeps.feature else []
     if keeps.text_layers:

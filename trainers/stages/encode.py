@@ -6,6 +6,7 @@ side, a killed run leaves out the shards that it finished, and memory does not g
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import json
 from collections import Counter
@@ -19,15 +20,15 @@ import torch
 from pydantic import Field
 from torch import Tensor
 
-from ....core import ranks
-from ....core.errors import UserError
-from ....core.section import Section
-from ....data.captioned import Captioned, CaptionedSource, Refused, decode_image, num_items, read
-from ....data.duplicates import Duplicates, find_duplicates, next_number
-from ....data.shards import claim, finish, finished, write_shard
-from ....models.generators import caption_encoder, picture_encoder
-from ...context import Context
-from ...engine import init_distributed
+from ...core import ranks
+from ...core.errors import UserError
+from ...data.captioned import Captioned, CaptionedSource, Refused, decode_image, num_items, read
+from ...data.duplicates import Duplicates, find_duplicates, next_number
+from ...data.shards import claim, finish, finished, write_shard
+from ...models.generators import caption_encoder, picture_encoder
+from ..context import Context
+from ..engine import init_distributed
+from .base import IMAGE_GENERATORS, Planned, Stage
 from .generate import WORLD
 
 SHARDS = "shards"
@@ -35,7 +36,7 @@ Sample = tuple[str, dict[str, Tensor], dict[str, Any]]
 Write = Literal["pixels", "codes", "features"]
 
 
-class EncodeStage(Section):
+class EncodeStage(Stage):
     kind: Literal["encode"]
     # The stage whose pictures are read (paths are then those of its world); null: files from elsewhere.
     from_stage: str | None = Field(None, alias="from")
@@ -53,6 +54,10 @@ class EncodeStage(Section):
     # strict stops at the first picture that cannot be used; skip counts and lists it.
     on_error: Literal["strict", "skip"] = "skip"
 
+    @classmethod
+    def unsuited(cls, target: str, drafter: str | None) -> str | None:
+        return None if target in IMAGE_GENERATORS else f"encode writes codes of pictures, which no {target} reads"
+
     def makes(self) -> set[str]:
         return {"codes"}
 
@@ -66,39 +71,61 @@ class EncodeStage(Section):
             wanted["text"] = None
         return wanted
 
+    def describe(self, plan: Planned) -> list[str]:
+        """Samples, and how large their shards get."""
+        least, most = self._sample_bytes(plan.recipe.target)
+        count, how = self.source.max_samples, "declared"
+        if self.from_stage is None:
+            with contextlib.suppress(UserError):  # not on disk: what the recipe declares stands
+                count, how = num_items(self.source), "measured"
+        size = f"{least:,} to {most:,}" if most > least else f"{least:,}"
+        lines = [f"  writes {', '.join(self.write)}: {size} bytes a sample, 2.5 KB of tar around it"]
+        if count:
+            lines.append(f"  {count:,} samples ({how}): up to {count * (most + 2560) / 2**30:.1f} GiB")
+        return lines
 
-def run(stage: EncodeStage, context: Context) -> None:
-    init_distributed()
-    source = resolved(stage.source, context.inputs.get("data"))
-    folder = context.folder / SHARDS
-    total = num_items(source)
-    if not total:
-        raise UserError("the source holds no picture", where=str(stage.source), cure="check its path")
-    num_shards = -(-total // stage.samples_per_shard)
-    identity = {
-        "settings": stage.model_dump(mode="json", by_alias=True),
-        "image_size": context.target.image_size,
-        "items": total,
-        "stage": context.fingerprint,
-    }
-    claim(folder, identity)
-    duplicates = _duplicates(stage, source, context)
-    encoder = _Encoder(stage, context)
-    for index in range(ranks.rank(), num_shards, ranks.world_size()):
-        if finished(folder, index):
-            continue
+    def _sample_bytes(self, target: Any) -> tuple[int, int]:
+        """Of a sample without a caption's features, and with the longest caption's."""
+        least = 3 * target.image_size**2 * ("pixels" in self.write) + 4 * target.num_codes * ("codes" in self.write)
+        if "features" not in self.write or getattr(target, "condition", "class") != "text":
+            return least, least
+        text = target.model_config_of()
+        return least, least + 2 * text.num_slots * text.caption_dim
+
+    def run(self, context: Context) -> None:
+        init_distributed()
+        source = resolved(self.source, context.inputs.get("data"))
+        folder = context.folder / SHARDS
+        total = num_items(source)
+        if not total:
+            raise UserError("the source holds no picture", where=str(self.source), cure="check its path")
+        num_shards = -(-total // self.samples_per_shard)
+        identity = {
+            "settings": self.model_dump(mode="json", by_alias=True),
+            "image_size": context.target.image_size,
+            "items": total,
+            "stage": context.fingerprint,
+        }
+        claim(folder, identity)
+        duplicates = _duplicates(self, source, context)
+        encoder = _Encoder(self, context)
+        for index in range(ranks.rank(), num_shards, ranks.world_size()):
+            if not finished(folder, index):
+                self._write_shard(index, source, duplicates, encoder, context)
+        ranks.barrier()
+        if ranks.is_main():
+            finish(folder, identity, num_shards=num_shards)
+            context.say(summary(folder))
+        ranks.barrier()
+
+    def _write_shard(
+        self, index: int, source: CaptionedSource, duplicates: Duplicates | None, encoder: _Encoder, context: Context
+    ) -> None:
         counts: Counter[str] = Counter()
-        start = index * stage.samples_per_shard
-        items = itertools.islice(read(source, start), stage.samples_per_shard)
+        items = itertools.islice(read(source, index * self.samples_per_shard), self.samples_per_shard)
         log = context.folder / f"refused-{index:06d}.jsonl"
-        write_shard(
-            folder, index, encoder.samples(_usable(items, stage, duplicates, counts, log, encoder.size)), counts
-        )
-    ranks.barrier()
-    if ranks.is_main():
-        finish(folder, identity, num_shards=num_shards)
-        context.say(summary(folder))
-    ranks.barrier()
+        pictures = _usable(items, self, duplicates, counts, log, encoder.size)
+        write_shard(context.folder / SHARDS, index, encoder.samples(pictures), counts)
 
 
 def summary(folder: Path) -> str:
