@@ -310,7 +310,7 @@ REPORTS = ("report.json", "suite.json")
 # Keys of any JSON: of the clock, of this machine, of versions. Fingerprints have a version of their own.
 LEFT_OUT = re.compile(
     r".*_(s|ms|bytes|gib)|time|date|seconds|(DSR|ESR|SR|T_)\b.*|(DSR|ESR|SR|T)_.*|prefill_share|.*speedup.*"
-    r"|command|device|torch|versions|tested_with|transformers_version|path|target_revision|fingerprint|tokenizer_hash"
+    r"|command|device|torch|versions|tested_with|transformers_version|path|fingerprint"
     r"|findings"
 )
 # Printed tables of seconds, where a row is one measurement; what they say of tokens stands in the report's cells, too.
