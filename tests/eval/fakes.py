@@ -143,7 +143,7 @@ class Wrapped:
 class ReadsFeatures(Wrapped):
     """A head: wants the target's states of what was accepted."""
 
-    taps = Taps(layers=(0, 1, 2), feature=True)
+    taps = Taps(text_layers=(0, 1, 2), feature=True)
 
     def start(self, request, prefill, warp, *, capacity):
         super().start(request, prefill, warp, capacity=capacity)
