@@ -96,7 +96,7 @@ def kind_of(folder: Path) -> str:
         return "causal"
     raise UserError(
         f"{MANIFEST} does not say which drafter this is (model_type {model})", where=str(folder),
-        cure="give a folder that a stage of this project wrote; scripts/import_head makes one of a published head",
+        cure="give a folder that a stage of this project wrote; scripts/import_head.py makes one of a published head",
     )  # fmt: skip
 
 
@@ -127,7 +127,7 @@ def read_head(folder: Path, target: Target) -> HeadSource:
     except ValidationError as error:
         raise UserError(
             f"{MANIFEST} does not hold the head's settings: {error.errors()[0]['msg']}", where=str(folder / MANIFEST),
-            cure="train it with this version, or import it again with scripts/import_head",
+            cure="train it with this version, or import it again with scripts/import_head.py",
         ) from error  # fmt: skip
     stored = next(value.dtype for value in head_state(folder).values() if value.is_floating_point())
     # Shapes and settings are compared with the target's; none of its weights is needed.

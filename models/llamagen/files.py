@@ -107,7 +107,7 @@ def _config(schema: type[C], model_type: str, values: dict[str, Any], path: Path
             where=f"{path}, key model_type",
             cure="give the other directory: transformer and tokenizer have one each"
             if found in (LLAMAGEN, VQ)
-            else "scripts/convert_llamagen makes such a directory of a published file",
+            else "scripts/convert_llamagen.py makes such a directory of a published file",
         )
     try:
         return schema.model_validate({name: value for name, value in values.items() if name != "model_type"})

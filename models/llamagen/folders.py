@@ -58,9 +58,7 @@ def read_values(folder: Path) -> dict[str, Any]:
     try:
         values = json.loads(path.read_text())
     except OSError as error:
-        cure = (
-            "give a directory with config.json and model.safetensors; scripts/convert_llamagen makes one of a .pt file"
-        )
+        cure = "give a directory with config.json and model.safetensors; scripts/convert_llamagen.py makes one of a .pt"
         raise UserError(f"cannot read {CONFIG}: {error.strerror}", where=str(path), cure=cure) from error
     except ValueError as error:
         raise UserError(f"not JSON: {error}", where=str(path), cure="restore the file") from error

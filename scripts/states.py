@@ -1,10 +1,10 @@
 #!/usr/bin/env python
 """Look at cached states of a target, check them, or tell how large they will get.
 
-    scripts/states show runs/sparrow/cache/states              what they are of, how many, and how they were rounded
-    scripts/states show runs/sparrow/cache/states --sample 3   one record
-    scripts/states verify runs/sparrow/cache/states ...        read all and compare every checksum
-    scripts/states estimate recipe=sparrow-qwen2.5-vl-7b       what each stage that keeps states will take
+    scripts/states.py show runs/sparrow/cache/states              what they are of, how many, and how they were rounded
+    scripts/states.py show runs/sparrow/cache/states --sample 3   one record
+    scripts/states.py verify runs/sparrow/cache/states ...        read all and compare every checksum
+    scripts/states.py estimate recipe=sparrow-qwen2.5-vl-7b       what each stage that keeps states will take
 
 A folder is a stage's `states` folder, or the stage's own. Exits with 2 where a file is missing or damaged, naming it.
 """

@@ -1,8 +1,8 @@
 #!/usr/bin/env python
 """How long a data section of LLaVA's size takes to open, and what it holds in memory.
 
-    scripts/benchmark_data                    665000 generated records, as many as LLaVA-1.5's finetuning mixture has
-    scripts/benchmark_data --suffix .jsonl
+    scripts/benchmark_data.py                    665000 generated records, as many as LLaVA-1.5's finetuning mixture has
+    scripts/benchmark_data.py --suffix .jsonl
 
 Writes LLaVA JSON of the mixture's shape (1.3 KB and four rounds a record, every sixteenth without a picture) and a few
 tiny pictures that all records share. Opens it as a train stage does, each time in a fresh process: cold, where the

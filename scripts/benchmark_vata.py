@@ -1,8 +1,8 @@
 #!/usr/bin/env python
 """What a drafting cycle costs a head at 0.5k and at 25k visual tokens, with the text-only window (VATA) and without.
 
-    OMP_NUM_THREADS=1 scripts/benchmark_vata            prints a section for docs/benchmarks.md
-    scripts/benchmark_vata --width 3584 --dtype bfloat16     a 7B target's layer, for a GPU
+    OMP_NUM_THREADS=1 scripts/benchmark_vata.py            prints a section for docs/benchmarks.md
+    scripts/benchmark_vata.py --width 3584 --dtype bfloat16     a 7B target's layer, for a GPU
 
 A cycle is the head's part of it: reading three accepted tokens, and a tree 25-5-8 over a vocabulary. The states are
 random, which no time depends on; the two lengths take turns, and ratios are of neighbours. Bound: with VATA, 25k costs
@@ -18,7 +18,13 @@ from draftsmith.eval.policies import Draw, Dynamic
 from draftsmith.eval.timing import command, machine, ratios, rounds, spread
 from draftsmith.models.decoding.rows import Guidance
 from draftsmith.models.decoding.warp import Warp
-from draftsmith.models.drafters.reading import SparrowConfig, build_reading_head, reading_proposal
+from draftsmith.models.drafters.reading import (
+    Eagle3Head,
+    ReadingHead,
+    SparrowConfig,
+    build_reading_head,
+    reading_proposal,
+)
 from draftsmith.models.targets.base import Prompt, TargetStep
 from transformers import LlamaConfig
 
@@ -39,7 +45,7 @@ def target_of(width: int, vocabulary: int, dtype: torch.dtype, device: torch.dev
 class Cycles:
     """One request with `visual` tokens, whose cycles can be run again and again."""
 
-    def __init__(self, target: SimpleNamespace, visual: int, *, vata: bool, head: object):
+    def __init__(self, target: SimpleNamespace, visual: int, *, vata: bool, head: ReadingHead | Eagle3Head):
         self.target, self.device = target, target.embedding.device
         length = BEFORE + visual + BEHIND
         modality = torch.full((1, length), TEXT, dtype=torch.int8, device=self.device)
@@ -98,9 +104,7 @@ def main() -> None:
     head = build_reading_head(SparrowConfig(kind="sparrow"), target.config).to(device, dtype)
     print(f"`{command()}`: {machine()}, seed {options.seed}, {options.dtype}, width {options.width}, "
           f"{options.vocabulary} ids, tree 25-5-8, n {options.rounds}\n")  # fmt: skip
-    print(
-        "| window | slots held at 0.5k | at 25k | cycle at 0.5k, ms | at 25k / at 0.5k | same length twice |"
-    )
+    print("| window | slots held at 0.5k | at 25k | cycle at 0.5k, ms | at 25k / at 0.5k | same length twice |")
     print("| --- | --- | --- | --- | --- | --- |")
     for vata in (True, False):
         short, again, long = (Cycles(target, n, vata=vata, head=head) for n in (500, 500, 25000))

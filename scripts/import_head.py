@@ -1,12 +1,12 @@
 #!/usr/bin/env python
 r"""Turn a published drafter into a folder that recipes read, with what its files leave unsaid filled in or asked for.
 
-    scripts/import_head lucylyn/MSD-LLaVA1.5-7B weights/msd --as msd --target llava-hf/llava-1.5-7b-hf
-    scripts/import_head downloads/vispec weights/vispec --as vispec --target Qwen/Qwen2.5-VL-7B-Instruct
-    scripts/import_head Rayzl/qwen2.5-vl-7b-eagle3-sgl weights/eagle3 --as eagle3 --image projected \
+    scripts/import_head.py lucylyn/MSD-LLaVA1.5-7B weights/msd --as msd --target llava-hf/llava-1.5-7b-hf
+    scripts/import_head.py downloads/vispec weights/vispec --as vispec --target Qwen/Qwen2.5-VL-7B-Instruct
+    scripts/import_head.py Rayzl/qwen2.5-vl-7b-eagle3-sgl weights/eagle3 --as eagle3 --image projected \
         --target Qwen/Qwen2.5-VL-7B-Instruct
-    scripts/import_head jadohu/llamagen_drafter weights/lantern --as lantern --target weights/llamagen-t2i-xl-256
-    scripts/import_head mjbooo/lvlm68m weights/lvlm68m --as lvlm --target llava-hf/llava-1.5-7b-hf
+    scripts/import_head.py jadohu/llamagen_drafter weights/lantern --as lantern --target weights/llamagen-t2i-xl-256
+    scripts/import_head.py mjbooo/lvlm68m weights/lvlm68m --as lvlm --target llava-hf/llava-1.5-7b-hf
 
 Weights are read from safetensors, or from a pickle without running anything in it. The recipe's `drafter` section is
 printed. The destination must not exist; it appears whole or not at all.
@@ -17,6 +17,7 @@ import os
 import shutil
 import sys
 from pathlib import Path
+from typing import Any
 
 import torch
 import yaml
@@ -71,7 +72,7 @@ def lantern(given, aside: Path):
     folder = find_folder(given.target, given.target_revision, files=("config.json",))
     values = read_values(folder)
     if values.get("model_type") == "chameleon":
-        target = read_config(str(folder), key="--target")
+        target: Any = read_config(str(folder), key="--target")
         named = {"target": {"kind": "anole", "path": given.target, "revision": given.target_revision}}
     else:
         where = str(folder / "config.json")

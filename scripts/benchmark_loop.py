@@ -1,7 +1,7 @@
 #!/usr/bin/env python
 """How fast the decoding loop and the training step are, against what stands beside them.
 
-    scripts/benchmark_loop               prints a section for docs/benchmarks.md
+    scripts/benchmark_loop.py               prints a section for docs/benchmarks.md
 
 1. Our loop against `transformers.generate(assistant_model=...)`: the same target, the same text-only draft,
    the same gamma (constant schedule, threshold 0), request by request in turn. Their assistant never sees a
@@ -17,9 +17,11 @@ import os
 import statistics
 import tempfile
 from pathlib import Path
+from typing import Any
 
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
 
+import numpy as np
 import torch
 from draftsmith.core.nouns import Request
 from draftsmith.eval.loop import Decoding, generate
@@ -75,12 +77,16 @@ def benchmark_loop(arguments, device) -> None:
     settings = draft.generation_config
     settings.num_assistant_tokens, settings.num_assistant_tokens_schedule = gamma, "constant"
     settings.assistant_confidence_threshold, settings.is_assistant = 0.0, True
-    ours, theirs, plain, overheads, taus = [], [], [], [], []
+    ours: list[float] = []
+    theirs: list[float] = []
+    plain: list[float] = []
+    overheads: list[float] = []
+    taus: list[float] = []
     for number in range(n + 1):
         generator = torch.Generator().manual_seed(arguments.seed * 1000 + number)
         ids = torch.randint(8, VOCAB, (64,), generator=generator)
         request = Request(ids, torch.zeros(64, dtype=torch.int8), None, str(number))
-        found = {}
+        found: dict[str, Any] = {}
 
         def our_loop(request=request, found=found):
             found["ours"] = generate(target, drafter, request, decoding)
@@ -144,7 +150,7 @@ def benchmark_step(arguments) -> None:
     class Samples:
         """Random conversations of 128 ids, one picture each."""
 
-        lengths = [128] * (steps * batch)
+        lengths = np.full(steps * batch, 128)
 
         def __len__(self) -> int:
             return len(self.lengths)
@@ -198,7 +204,8 @@ def benchmark_step(arguments) -> None:
 
     losses: list[float] = []
     bare_losses: list[float] = []
-    ours, bare = [], []
+    ours: list[float] = []
+    bare: list[float] = []
     for number in range(arguments.pairs_step + 1):
         pair = [(our_run, ours), (bare_run, bare)]
         for action, times in pair if number % 2 else pair[::-1]:
@@ -222,4 +229,5 @@ def main() -> None:
     benchmark_step(arguments)
 
 
-main()
+if __name__ == "__main__":
+    main()

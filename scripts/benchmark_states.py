@@ -1,9 +1,9 @@
 #!/usr/bin/env python
 """What reading cached states costs beside reading their files, what writing them holds, and what each layout takes.
 
-    scripts/benchmark_states                            1.5 GB of made-up states at the width of a 7B target
-    scripts/benchmark_states --gigabytes 20 --folder /data/bench --workers 4     more than the machine's memory
-    scripts/benchmark_states --gigabytes 0.2 --repeats 2                         a look
+    scripts/benchmark_states.py                            1.5 GB of made-up states at the width of a 7B target
+    scripts/benchmark_states.py --gigabytes 20 --folder /data/bench --workers 4     more than the machine's memory
+    scripts/benchmark_states.py --gigabytes 0.2 --repeats 2                         a look
 
 Reading: the loader's batches (records checked and parsed, ready to be moved to a device) against `read` of the same
 files front to back, in blocks of 8 MiB into memory of their own (a batch is new memory, too) and into one reused block,
@@ -33,6 +33,7 @@ from draftsmith.core.states import StatesBatch, StatesWanted, feature_places, vi
 from draftsmith.data.buckets import BucketedOrder
 from draftsmith.data.loader import Loader
 from draftsmith.data.shards import claim, finish, tar_path
+from draftsmith.data.states.dtypes import StatesDtype
 from draftsmith.data.states.estimate import record_bytes, shown
 from draftsmith.data.states.memory import ahead
 from draftsmith.data.states.reader import CachedCollate, CachedSamples, StatesReader
@@ -43,7 +44,7 @@ BLOCK = 8 * 2**20
 # Mean tokens of a sample in the stages of a 7B target: text, visual.
 KINDS = {"text": (1328, 0), "Qwen image": (960, 280), "OneVision image": (960, 1900)}
 # An embedding is layer 0, wherever it is kept.
-LAYOUTS = {
+LAYOUTS: dict[str, tuple[StatesDtype, StatesWanted]] = {
     "embeddings and last, everywhere": ("bf16", StatesWanted(text_layers=(0,), everywhere=True)),
     "last and middle, everywhere": ("bf16", StatesWanted(text_layers=(14,), everywhere=True)),
     "last at text, middle at visual places (Sparrow)": ("bf16", StatesWanted(visual_layers=(14,))),
@@ -99,7 +100,8 @@ def write(folder: Path, count: int, width: int, shard_bytes: int) -> None:
     for index in range(len(deal)):
         writer = writing.open(index)
         for number in deal[index].tolist():
-            (sample,) = writing.samples(made_up(number, *sizes[number], wanted, width, noise), [number])
+            text, visual = sizes[number]
+            (sample,) = writing.samples(made_up(number, text, visual, wanted, width, noise), [number])
             writer.add(*sample)
         writer.close({})
     finish(folder, identity, num_shards=len(deal))
@@ -224,7 +226,7 @@ def layouts(options: argparse.Namespace) -> None:
         print(f"  {name:<50}" + "".join(f"{shown(mean):>18}" for mean in means))
 
 
-def kept_bytes(text: int, visual: int, wanted: StatesWanted, dtype: str, width: int) -> float:
+def kept_bytes(text: int, visual: int, wanted: StatesWanted, dtype: StatesDtype, width: int) -> float:
     """Of one sample, from the places that its states are kept at."""
     one = made_up(0, text, visual, StatesWanted(), 1, torch.zeros(text + visual + 64, 1))
     places = feature_places(one.modality, one.mask, one.loss_mask)

