@@ -93,7 +93,7 @@ def vision_half(config: PreTrainedConfig) -> PreTrainedConfig:
     return config.vision_config if hasattr(config, "vision_config") else config
 
 
-def _load(cls: type, source: str, *, key: str, revision: str | None) -> PreTrainedModel:
+def _load(cls: Any, source: str, *, key: str, revision: str | None) -> PreTrainedModel:
     try:
         # safetensors where the repository has them; older files are read with weights_only, which runs no code.
         return cls.from_pretrained(source, revision=revision, dtype=torch.float32, weights_only=True)

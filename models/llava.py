@@ -8,9 +8,9 @@ Letters: B rows, T tokens, I images, D width, V vocabulary, S supervised tokens.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any, Literal, cast
 
 import torch
 from torch import Tensor, nn
@@ -37,7 +37,8 @@ PARTS: tuple[Part, ...] = ("vision_tower", "projector", "language_model")
 
 # model_type of transformers' configs -> config and model.
 Family = Literal["llava", "llava_next", "llava_onevision"]
-FAMILIES: dict[str, tuple[type[PreTrainedConfig], type[PreTrainedModel]]] = {
+# A config is a callable here: each family has its own keywords.
+FAMILIES: dict[str, tuple[Callable[..., PreTrainedConfig], type[PreTrainedModel]]] = {
     "llava": (LlavaConfig, LlavaForConditionalGeneration),
     "llava_next": (LlavaNextConfig, LlavaNextForConditionalGeneration),
     "llava_onevision": (LlavaOnevisionConfig, LlavaOnevisionForConditionalGeneration),
@@ -74,7 +75,7 @@ def llava_config(
     """
     text.vocab_size = ids.vocab_size
     text.bos_token_id, text.eos_token_id, text.pad_token_id = ids.bos, ids.eos, ids.pad
-    own: dict[str, object] = {}
+    own: dict[str, Any] = {}
     # `default` leaves the first state out, CLIP's CLS; SigLIP has none.
     strategy = "full" if vision.model_type.startswith("siglip") else "default"
     if family != "llava_onevision":
@@ -136,7 +137,7 @@ def assemble(
     """
     model = new_model(config).float()
     if language_model is not None:
-        if language_model.get_input_embeddings().weight.shape[0] < config.text_config.vocab_size:
+        if len(_vocabulary_weights(language_model)[0]) < config.text_config.vocab_size:
             grow_vocabulary(language_model, config.text_config.vocab_size, generator)
         model.model.language_model.load_state_dict(language_model.model.state_dict())
         model.lm_head.load_state_dict(language_model.lm_head.state_dict())
@@ -152,14 +153,18 @@ def grow_vocabulary(model: PreTrainedModel, vocab_size: int, generator: torch.Ge
     Embedding and head are resized in place. A draw from that Gaussian is the mean plus a random
     combination of the centred rows, which needs no Cholesky factor.
     """
-    tied = model.get_input_embeddings().weight is model.get_output_embeddings().weight
-    tables = [model.get_input_embeddings()] + ([] if tied else [model.get_output_embeddings()])
-    old_size = tables[0].weight.shape[0]
-    fresh = [_rows_near_mean(table.weight, vocab_size - old_size, generator) for table in tables]
+    tables = _vocabulary_weights(model)
+    old_size = len(tables[0])
+    fresh = [_rows_near_mean(table, vocab_size - old_size, generator) for table in tables]
     model.resize_token_embeddings(vocab_size, mean_resizing=False)
-    resized = [model.get_input_embeddings()] + ([] if tied else [model.get_output_embeddings()])
-    for table, rows in zip(resized, fresh, strict=True):
-        table.weight[old_size:] = rows
+    for table, rows in zip(_vocabulary_weights(model), fresh, strict=True):
+        table[old_size:] = rows
+
+
+def _vocabulary_weights(model: PreTrainedModel) -> list[Tensor]:
+    """Weights [V,D] of the embedding and, where it is not the same matrix, of the LM head."""
+    embedding, head = (cast(Tensor, m.weight) for m in (model.get_input_embeddings(), model.get_output_embeddings()))
+    return [embedding] if embedding is head else [embedding, head]
 
 
 def _rows_near_mean(weight: Tensor, count: int, generator: torch.Generator | None) -> Tensor:

@@ -7,7 +7,7 @@ Letters: B rows, T tokens, P patches, C numbers of a patch, n visual tokens, D w
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -33,7 +33,8 @@ from .llava import LlavaTraining, Part, TokenIds
 from .lora import LoraConfig
 
 # model_type of transformers' configs -> config and model.
-QWEN_FAMILIES: dict[str, tuple[type[PreTrainedConfig], type[PreTrainedModel]]] = {
+# A config is a callable here: each family has its own keywords.
+QWEN_FAMILIES: dict[str, tuple[Callable[..., PreTrainedConfig], type[PreTrainedModel]]] = {
     "qwen2_vl": (Qwen2VLConfig, Qwen2VLForConditionalGeneration),
     "qwen2_5_vl": (Qwen2_5_VLConfig, Qwen2_5_VLForConditionalGeneration),
     "qwen3_vl": (Qwen3VLConfig, Qwen3VLForConditionalGeneration),
@@ -80,7 +81,7 @@ class SeenPatches:
     deepstack: tuple[Tensor, ...]  # [n,D] for each of the first decoder layers (Qwen3-VL)
 
 
-def see_patches(model: nn.Module, patches: Tensor, pictures: Sequence[Picture]) -> SeenPatches:
+def see_patches(model: Any, patches: Tensor, pictures: Sequence[Picture]) -> SeenPatches:
     """Run the tower over patches [P,C] of pictures that are read whole."""
     grids = [picture.whole for picture in pictures]
     assert grids and all(grid is not None for grid in grids), "pictures in tiles, and the tower reads them whole"

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from typing import cast
 
 import torch
 from torch import Tensor
@@ -16,10 +17,12 @@ from transformers.cache_utils import Cache as TransformersCache
 from transformers.cache_utils import CacheLayerMixin
 
 
-class _Layer(CacheLayerMixin):
+class CacheLayer(CacheLayerMixin):
     """Keys and values [R,H,L,D] of one layer, written at `length`."""
 
     is_croppable = True
+    keys: Tensor
+    values: Tensor
 
     def __init__(self, capacity: int):
         super().__init__()
@@ -39,7 +42,6 @@ class _Layer(CacheLayerMixin):
     ) -> tuple[Tensor, Tensor]:
         if not self.is_initialized:
             self.lazy_initialization(key_states, value_states)
-        assert self.keys is not None and self.values is not None
         if self.places is not None:
             self.keys.index_copy_(2, self.places, key_states)
             self.values.index_copy_(2, self.places, value_states)
@@ -67,44 +69,49 @@ class Cache(TransformersCache):
     """One cache class for every model. A forward writes behind `length` and does not move it."""
 
     def __init__(self, num_layers: int, capacity: int):
-        super().__init__(layers=[_Layer(capacity) for _ in range(num_layers)])
+        super().__init__(layers=[CacheLayer(capacity) for _ in range(num_layers)])
         self.capacity = capacity
 
     @property
+    def own_layers(self) -> list[CacheLayer]:
+        """`layers` with their type: the base class allows layers of other kinds, which this cache never has."""
+        return cast(list[CacheLayer], self.layers)
+
+    @property
     def length(self) -> int:
-        """Positions that are committed."""
-        return self.layers[0].length
+        """Number of committed positions."""
+        return self.own_layers[0].length
 
     def advance(self, count: int) -> None:
         """Commit the first `count` positions that the last forward wrote."""
         self.crop_to(self.length + count)
 
     def crop_to(self, length: int) -> None:
-        for layer in self.layers:
+        for layer in self.own_layers:
             layer.length = length
 
     def select_rows(self, rows: Sequence[int]) -> None:
         """Keep these rows, in this order."""
-        for layer in self.layers:
+        for layer in self.own_layers:
             layer.keys, layer.values = layer.keys[list(rows)], layer.values[list(rows)]
 
     @contextmanager
     def written_at(self, places: Tensor) -> Iterator[None]:
         """Inside, forwards write at `places` [N] (int64, on the device) and see the whole capacity: a graph's way."""
-        for layer in self.layers:
+        for layer in self.own_layers:
             layer.places = places
         try:
             yield
         finally:
-            for layer in self.layers:
+            for layer in self.own_layers:
                 layer.places = None
 
     def commit(self, written: Sequence[int]) -> None:
         """Keep the positions `written` (counted from `length`) of what the last forwards wrote, in that order."""
         if list(written) != list(range(len(written))):
             start = self.length
-            index = torch.tensor([start + w for w in written], device=self.layers[0].keys.device)
-            for layer in self.layers:
+            index = torch.tensor([start + w for w in written], device=self.own_layers[0].keys.device)
+            for layer in self.own_layers:
                 layer.keys[:, :, start : start + len(written)] = layer.keys[:, :, index]
                 layer.values[:, :, start : start + len(written)] = layer.values[:, :, index]
         self.advance(len(written))

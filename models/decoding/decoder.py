@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Protocol, cast
 
 import torch
 from torch import Tensor, nn
@@ -52,6 +52,17 @@ class PromptRows:
         return int(self.behind[0]) - self.embeds.shape[1]
 
 
+class LanguageModel(Protocol):
+    """What the cached forward reads of transformers' decoders (`LlamaModel` and its likes)."""
+
+    config: Any
+    layers: Sequence[nn.Module]
+
+    def get_input_embeddings(self) -> nn.Embedding: ...
+    def set_attn_implementation(self, attn_implementation: str) -> None: ...
+    def __call__(self, **inputs: Any) -> Any: ...
+
+
 class CachedDecoder:
     """Wraps a model in eval mode.
 
@@ -65,17 +76,19 @@ class CachedDecoder:
     num_deepstack = 0  # first layers behind which visual states are added (Qwen3-VL)
 
     def __init__(self, model: nn.Module, *, num_token_ids: int, never: Sequence[int] = ()):
-        self.model = model.eval()
+        # transformers has no common type for these models: their attributes are checked where they are read.
+        self.model = cast(Any, model.eval())
         self.num_token_ids, self.never = num_token_ids, tuple(never)
-        self.core = model.model
-        self.language_model = getattr(self.core, "language_model", self.core)
+        self.core = self.model.model
+        self.language_model = cast(LanguageModel, getattr(self.core, "language_model", self.core))
         config = self.language_model.config
-        self.num_layers, self.vocab_size = config.num_hidden_layers, config.vocab_size
-        self.max_positions = getattr(config, "max_position_embeddings", None)
+        self.num_layers: int = config.num_hidden_layers
+        self.vocab_size: int = config.vocab_size
+        self.max_positions: int | None = getattr(config, "max_position_embeddings", None)
         device = self.device
         self._banned = torch.zeros(self.vocab_size, dtype=torch.bool, device=device)
         self._banned[num_token_ids:] = True
-        self._banned[[i for i in (*never, *placeholder_ids(model.config)) if 0 <= i < self.vocab_size]] = True
+        self._banned[[i for i in (*never, *placeholder_ids(self.model.config)) if 0 <= i < self.vocab_size]] = True
 
     @property
     def device(self) -> torch.device:
@@ -290,7 +303,7 @@ class _Tapped:
     the queries as they are seen: of 80 layers of 64 heads over 25k places the whole would be gigabytes.
     """
 
-    def __init__(self, model: nn.Module, layers: Sequence[int], attention: Sequence[int]):
+    def __init__(self, model: LanguageModel, layers: Sequence[int], attention: Sequence[int]):
         self.model, self.layers, self.attention = model, layers, attention
         self.states: dict[int, Tensor] = {}
         self.weights: dict[int, Tensor] = {}
@@ -301,7 +314,8 @@ class _Tapped:
             if layer > 0:
                 self._hooks.append(self.model.layers[layer - 1].register_forward_hook(self._keep_state(layer)))
         for layer in self.attention:
-            self._hooks.append(self.model.layers[layer].self_attn.register_forward_hook(self._keep_weights(layer)))
+            attention = cast(Any, self.model.layers[layer]).self_attn
+            self._hooks.append(attention.register_forward_hook(self._keep_weights(layer)))
         self._before = self.model.config._attn_implementation
         if self.attention:
             self.model.set_attn_implementation("eager")

@@ -92,10 +92,9 @@ class Places:
 def stacked(caches: Sequence[Cache], capacity: int) -> Cache:
     """One cache of several single-row ones, whose committed positions end together."""
     joint = Cache(len(caches[0].layers), capacity)
-    for layer, like in zip(joint.layers, caches[0].layers, strict=True):
-        layer.lazy_initialization(
-            *(part[:, :, :1].expand(len(caches), -1, -1, -1) for part in (like.keys, like.values))
-        )
+    for layer, like in zip(joint.own_layers, caches[0].own_layers, strict=True):
+        keys, values = (part[:, :, :1].expand(len(caches), -1, -1, -1) for part in (like.keys, like.values))
+        layer.lazy_initialization(keys, values)
     fill(joint, caches)
     return joint
 
@@ -104,8 +103,8 @@ def fill(joint: Cache, caches: Sequence[Cache]) -> None:
     """Commit the rows of `caches` in place of what `joint` held; what stands in the padding must stay unseen."""
     prefix = max(cache.length for cache in caches)
     joint.crop_to(prefix)
-    for number, layer in enumerate(joint.layers):
-        for row, part in enumerate(cache.layers[number] for cache in caches):
+    for number, layer in enumerate(joint.own_layers):
+        for row, part in enumerate(cache.own_layers[number] for cache in caches):
             layer.keys[row, :, prefix - part.length : prefix] = part.keys[0, :, : part.length]
             layer.values[row, :, prefix - part.length : prefix] = part.values[0, :, : part.length]
 

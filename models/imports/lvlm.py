@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, cast
 
 import torch
+from torch import nn
 from transformers import PreTrainedConfig, PreTrainedModel
 
 from ...core.errors import UserError
@@ -37,7 +38,7 @@ def import_lvlm(
         kept = next(model.parameters()).dtype
         model.float()
         grow_vocabulary(model, rows, torch.Generator().manual_seed(0))
-        model.to(kept)
+        cast(nn.Module, model).to(kept)
         notes.append(f"{rows - have} rows added near the mean, up to the target's vocabulary: they are never proposed")
     if ours.image_token_id != target.image_token_id:
         notes.append(f"its image token was {ours.image_token_id}, the target's is {target.image_token_id}")

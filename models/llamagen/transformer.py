@@ -259,7 +259,7 @@ class Attention(nn.Module):
         q, k, v = self.wqkv(states).view(rows, count, 3, self.num_heads, self.head_dim).unbind(2)  # [R,N,H,E]
         q, k, v = rotate_pairs(q, rope).transpose(1, 2), rotate_pairs(k, rope).transpose(1, 2), v.transpose(1, 2)
         if cache is not None:
-            k, v = cache.layers[layer].update(k, v)
+            k, v = cache.own_layers[layer].update(k, v)
         mixed = F.scaled_dot_product_attention(q, k, v, attn_mask=mask)
         return self.wo(mixed.transpose(1, 2).reshape(rows, count, width))
 

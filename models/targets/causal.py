@@ -55,10 +55,11 @@ def _check(model: PreTrainedModel) -> None:
     if {*(getattr(model.config, "layer_types", None) or ())} - {"full_attention"} or _window(model.config):
         raise UserError(f"some layers of {name} see a window alone", where="key target", cure=cure)
     model.eval()
-    ids = torch.arange(3, 7, device=model.get_input_embeddings().weight.device)[None]
+    embedding: Any = model.get_input_embeddings()
+    ids = torch.arange(3, 7, device=embedding.weight.device)[None]
     whole = model(input_ids=ids, use_cache=False).logits.float()
     assert core is not None
-    parts = model.lm_head(core(inputs_embeds=model.get_input_embeddings()(ids), use_cache=False)[0]).float()
+    parts = model.lm_head(core(inputs_embeds=embedding(ids), use_cache=False)[0]).float()
     if not torch.allclose(whole, parts, atol=1e-2 * float(whole.abs().max()), rtol=0):
         raise UserError(f"{name} does more than embed, decode and score", where="key target", cure=cure)
 

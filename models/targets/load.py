@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, cast
 
 import torch
 from pydantic import Field, model_validator
+from torch import nn
 from transformers import AutoModelForCausalLM, PreTrainedConfig, PreTrainedModel
 from transformers.utils import logging
 
@@ -110,7 +111,7 @@ def load_target(
     dtype = getattr(torch, config.dtype)
     model = target_weights(config, source, dtype=dtype, device_map=config.device_map, tables_only=tables_only)
     if config.device_map is None:
-        model.to(device)
+        cast(nn.Module, model).to(device)  # transformers' decorated `to` has lost its arguments' types
     num_token_ids, chunk = config.num_token_ids or num_token_ids, config.prefill_chunk
     if isinstance(config, QwenTargetConfig):
         return QwenTarget(model, num_token_ids=num_token_ids, resume=config.resume, prefill_chunk=chunk)
