@@ -66,6 +66,7 @@ class Processor:
 
     @property
     def reads_pictures(self) -> bool:
+        """False for a text-only model."""
         return self.family != "causal_lm"
 
     @property
@@ -87,6 +88,7 @@ class Processor:
 
     @property
     def tokenizer_hash(self) -> str:
+        """Hash of the tokenizer; drafts are checked against their target's."""
         return tokenizer_hash(self.tokenizer)
 
     def of_family(self, family: Family) -> Processor:

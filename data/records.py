@@ -150,6 +150,7 @@ def num_clips(record: dict[str, Any]) -> int:
 
 
 def paths(record: dict[str, Any], key: str) -> list[str]:
+    """The paths that a record names under `key`: none, one, or a list."""
     named = record.get(key)
     return [] if not named else [named] if isinstance(named, str) else named
 

@@ -27,6 +27,8 @@ from .pictures import pictures_of
 
 
 class Captioner(Protocol):
+    """Writes captions of a request's pictures."""
+
     def captions(self, request: Request) -> list[str]:
         """One for each picture, in prompt order."""
         ...
@@ -54,6 +56,8 @@ class Florence2Captions(_Published):
 
 
 class BlipCaptions(_Published):
+    """BLIP: small and fast, with short captions."""
+
     kind: Literal["blip"]
     path: str = "Salesforce/blip-image-captioning-base"
 
@@ -105,6 +109,7 @@ class PublishedCaptioner:
 
     @torch.inference_mode()
     def captions(self, request: Request) -> list[str]:
+        """One caption for each picture, in prompt order. Raises `UserError` where the originals are missing."""
         count = len(pictures_of(request))
         if count != len(request.originals):
             raise UserError(
@@ -247,6 +252,7 @@ class LvlmCaptioner:
 
     @torch.inference_mode()
     def captions(self, request: Request) -> list[str]:
+        """One caption for each picture, in prompt order."""
         tiles = _one_tile_each(request)
         return [self.tokenizer.decode(ids, skip_special_tokens=True).strip() for ids in self._answers(tiles)]
 

@@ -296,6 +296,7 @@ def pool_features(features: Tensor, pool: int) -> Tensor:
 
 
 def llava_parts(llava: PreTrainedModel) -> dict[Part, nn.Module]:
+    """The model's modules by part."""
     core, newline = llava.model, Packing(llava.model)
     return {
         "vision_tower": core.vision_tower,

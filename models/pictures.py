@@ -92,6 +92,7 @@ class Packing(nn.Module):
         self.image_newline = getattr(core, "image_newline", None)
 
     def forward(self, features: Tensor, pictures: Sequence[Picture]) -> Tensor:
+        """`pack` with the core's newline: features [I,P,D] -> [n,D]."""
         packed = pack(features, pictures, self.image_newline)
         # Ranks whose pictures need no newline have it in their graph, too.
         return packed if self.image_newline is None else packed + 0.0 * self.image_newline.sum().to(packed)

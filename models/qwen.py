@@ -112,6 +112,7 @@ class QwenTraining(LlavaTraining):
         self.scheme = position_scheme(model.config, resume)
 
     def by_part(self) -> dict[Part, nn.Module]:
+        """The model's modules by part."""
         return qwen_parts(self.llava)
 
     def hidden_states(self, batch: Batch) -> Tensor:

@@ -39,6 +39,7 @@ class ShapesReader(nn.Module):
         self.shape = nn.Linear(2 * width, num_shapes + 1)
 
     def parts(self) -> dict[str, list[tuple[str, nn.Parameter]]]:
+        """Trainable parameters by part, for the optimizer's groups."""
         return {"reader": [*self.named_parameters()]}
 
     def features(self, pixels: Tensor) -> Tensor:
@@ -67,12 +68,14 @@ class ShapesReader(nn.Module):
         return StepLoss(loss, real.sum(), {"accuracy": (right & real).sum()})
 
     def save(self, folder: Path) -> None:
+        """Write weights and settings to `folder`."""
         folder.mkdir(parents=True, exist_ok=True)
         save_file(self.state_dict(), folder / "model.safetensors")
         (folder / "config.json").write_text(json.dumps({"model_type": "shapes_reader", **self.settings}))
 
     @classmethod
     def load(cls, folder: Path) -> ShapesReader:
+        """The reader that `save` wrote, in eval mode."""
         settings = json.loads((folder / "config.json").read_text())
         settings.pop("model_type")
         reader = cls(**settings)

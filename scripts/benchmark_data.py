@@ -39,6 +39,7 @@ NUM_PICTURES = 8
 
 
 def sentence(rng: random.Random, num_words: int) -> str:
+    """So many random words, capitalized, with a full stop."""
     return " ".join(rng.choices(TEXT.split(), k=num_words)).capitalize() + "."
 
 
@@ -67,6 +68,7 @@ def generate(path: Path, num_records: int) -> None:
 
 
 def small_processor() -> Processor:
+    """A processor with a tokenizer of 500 ids."""
     rng = random.Random(0)
     texts = ["USER: ASSISTANT:\n", *(sentence(rng, 12) for _ in range(300))]
     mean, std = (0.48, 0.46, 0.41), (0.27, 0.26, 0.28)
@@ -74,6 +76,7 @@ def small_processor() -> Processor:
 
 
 def held_mib() -> float:
+    """Memory that this process alone holds (USS), in MiB."""
     return psutil.Process().memory_full_info().uss / 2**20
 
 

@@ -47,6 +47,7 @@ class Words:
     """Captions without a captioner: its time is not an ensemble's."""
 
     def captions(self, request):
+        """The same caption for each picture."""
         return ["x" * 12] * len(request.pixels)
 
 
@@ -76,11 +77,13 @@ class Timed(EnsembleProposal):
 
 
 def wait() -> None:
+    """Wait until the device has finished."""
     if torch.cuda.is_available():
         torch.cuda.synchronize()
 
 
 def llava(vocabulary, side, patch, text, tower, device, dtype):
+    """A LLaVA with random weights; `text` and `tower` are (width, inner width, layers, heads)."""
     width, inner, layers, heads = text
     config = llava_config(
         LlamaConfig(
@@ -99,6 +102,7 @@ def llava(vocabulary, side, patch, text, tower, device, dtype):
 
 
 def request(number, vocabulary, side, patch, words):
+    """A random prompt with one picture."""
     generator = torch.Generator().manual_seed(number)
     run = (side // patch) ** 2
     text = torch.randint(8, vocabulary, (words,), generator=generator)

@@ -40,6 +40,7 @@ VOCAB, IMAGE, BOS, EOS, PAD = 2048, 3, 1, 2, 0
 
 
 def build_target(width: int, layers: int, seed: int):
+    """A tiny LLaVA with random weights."""
     torch.manual_seed(seed)
     text = LlamaConfig(
         hidden_size=width, intermediate_size=3 * width, num_hidden_layers=layers, num_attention_heads=width // 64,
@@ -68,6 +69,7 @@ def first_layers(target, layers: int) -> LlamaForCausalLM:
 
 @torch.inference_mode()
 def benchmark_loop(arguments, device) -> None:
+    """Print our decoding loop's time over transformers' assisted generation, plain decoding and bare forwards."""
     gamma, limit, n = arguments.gamma, 96, arguments.pairs
     model = build_target(512, 8, arguments.seed).to(device)
     draft = first_layers(model, 1).to(device)
@@ -138,6 +140,7 @@ def bare_times(draft, target, length: int, gamma: int, device) -> tuple[float, f
 
 
 def benchmark_step(arguments) -> None:
+    """Print the time of a training step over the same step in bare torch."""
     from draftsmith.data.collate import ConversationCollate, Sample
     from draftsmith.data.loader import Loader
     from draftsmith.trainers.checkpoint import CheckpointConfig

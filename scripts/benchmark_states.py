@@ -117,6 +117,7 @@ def forget(paths: list[Path]) -> None:
 
 
 def plain(paths: list[Path]) -> None:
+    """Read the files in blocks, into new memory."""
     for path in paths:
         with open(path, "rb", buffering=0) as file:
             while file.read(BLOCK):
@@ -124,6 +125,7 @@ def plain(paths: list[Path]) -> None:
 
 
 def plain_reused(paths: list[Path]) -> None:
+    """Read the files in blocks, into one block of memory."""
     block = bytearray(BLOCK)
     for path in paths:
         with open(path, "rb", buffering=0) as file:

@@ -69,10 +69,13 @@ TOP_K = 1000  # of LlamaGen's decoding, and LANTERN's k for it
 
 @dataclass(frozen=True)
 class Models:
+    """The target and its head's proposal."""
+
     target: LlamaGenTarget
     proposal: EagleProposal
 
     def request(self, seed: int) -> ImageRequest:
+        """A random caption, drawn from `seed`."""
         config, generator = self.target.config, torch.Generator().manual_seed(seed)
         features = torch.randn(10, config.caption_dim, generator=generator)
         return ImageRequest(features.to(self.target.device), name=str(seed))
@@ -110,6 +113,7 @@ def build(config: LlamaGenConfig, guidance: Any, device: torch.device, *, seed: 
 
 
 def sampled(policy: Any, num_codes: int, *, rule: Any = RULES["sampling"], top_k: int = 0) -> Decoding:
+    """Settings for sampling `num_codes` codes at temperature 1."""
     return Decoding(policy, rule, Draw("top-k"), Warp(1.0, top_k), num_codes, ())
 
 
@@ -157,6 +161,7 @@ def watched(functions: Sequence[tuple[Any, str]], watch: Callable[[Callable], Ca
 
 
 def forwards(models: Models) -> list[tuple[Any, str]]:
+    """The methods in which the models' bare forwards run."""
     model = models.target.model
     return [(model, "decode"), (model.output, "forward"), (models.proposal.head, "forward")]
 
@@ -173,6 +178,7 @@ class Call:
 
 
 def record(models: Models, decoding: Decoding, number: int) -> tuple[list[Call], Generation]:
+    """Decode a request and keep every forward that the loop made."""
     calls: list[Call] = []
 
     def watch(function: Callable) -> Callable:
@@ -274,6 +280,7 @@ def benchmark_overhead(name: str, models: Models, tree: Any, pairs: int, num_cod
 
 
 def benchmark_adt(models: Models, tree: Any, pairs: int) -> None:
+    """Print the share of a request that ADT-Tree's own work takes."""
     for start in ("horizontal", "token-flock"):
         policy = tree.model_copy(update={"start_from": start}).build(grid=models.target.grid)
         decoding = sampled(policy, models.target.num_codes)
@@ -459,6 +466,7 @@ def finished(process: subprocess.Popen) -> float:
 
 
 def benchmark_encode(folder: Path, few: int, many: int, pairs: int) -> None:
+    """Print the encode stage's peak memory over few and many pictures."""
     per_shard = many // NUM_SHARDS
     sizes = {count: write_pictures(folder / f"{count}", count) for count in (few, many)}
     peaks: dict[int, list[float]] = {few: [], many: []}

@@ -47,6 +47,7 @@ def from_pickle(arguments):
 
 
 def from_folder(arguments):
+    """Weights, config, and what was left out (nothing), of a directory or a Hub id."""
     for name in ("vq", "size", "image_size", "heads"):
         if getattr(arguments, name):
             problem = f"--{name.replace('_', '-')} is for .pt files; a directory says what it is"
@@ -68,6 +69,7 @@ def write(destination: Path, state, values) -> None:
 
 
 def described(config) -> str:
+    """One line about a model's size."""
     shape = (config.num_layers, config.num_heads, config.dim)
     names = [name for name, size in SIZES.items() if size == shape]
     return (

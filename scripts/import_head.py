@@ -46,10 +46,12 @@ def recipe_kind(model_type: str, sees: bool) -> str:
 
 
 def origin(given) -> dict:
+    """Where the drafter came from, for its manifest."""
     return {"source": given.source, "revision": given.revision, "as": given.kind}
 
 
 def reading(given, aside: Path):
+    """Write a head that reads hidden states to `aside`. Returns the recipe's drafter section and notes."""
     config = read_config(given.target, key="--target", revision=given.target_revision)
     text = config.get_text_config()
     embedding = (
@@ -69,6 +71,7 @@ def reading(given, aside: Path):
 
 
 def lantern(given, aside: Path):
+    """Write an image generator's EAGLE head to `aside`. Returns the recipe's drafter section and notes."""
     folder = find_folder(given.target, given.target_revision, files=("config.json",))
     values = read_values(folder)
     if values.get("model_type") == "chameleon":
@@ -103,6 +106,7 @@ def own_words(given, tokenizer) -> list[str]:
 
 
 def lvlm(given, aside: Path):
+    """Write a draft LVLM to `aside`. Returns the recipe's drafter section and notes."""
     target = read_config(given.target, key="--target", revision=given.target_revision)
     model, notes = import_lvlm(given.source, target, revision=given.revision)
     processor = load_processor(given.target, revision=given.target_revision)
@@ -122,6 +126,7 @@ def lvlm(given, aside: Path):
 
 
 def write(given):
+    """Write the drafter to its destination, whole or not at all."""
     destination = Path(given.destination)
     if destination.exists():
         raise UserError("the destination exists", where=str(destination), cure="name another, or remove it first")

@@ -113,6 +113,7 @@ class Run:
         return None if model is None else LlavaTarget(model, num_token_ids=ids, image_token_id=ids)
 
     def drafts(self, target: LlavaConfig) -> dict[str, CachedDecoder]:
+        """The drafts that fit in memory, by label."""
         found, ids, shape = {}, target.image_token_index, self.sizes.shape
         for name, pinned in DRAFTS.items():
             config = draft_config(pinned, target, shape)
@@ -123,6 +124,7 @@ class Run:
         return found
 
     def captioners(self) -> dict[str, Callable[[int], Action]]:
+        """The captioners that fit in memory, by name."""
         found, shape = {}, self.sizes.shape
         for name, captioner in CAPTIONERS.items():
             model = self.model(name, partial(captioner.build, shape), beside=GIB // 2)
@@ -188,6 +190,7 @@ def beside_target(run: Run, name: str, config: LlavaConfig, drafts: dict[str, Ca
 
 
 def progress(line: str) -> None:
+    """Say on stderr what is being measured."""
     print(f"... {line}", file=sys.stderr, flush=True)
 
 

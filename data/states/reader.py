@@ -68,6 +68,7 @@ class StatesReader:
         return np.concatenate([reader.column(name) for reader in self.shards])[self._records]
 
     def span(self, index: int) -> Span:
+        """Where the bytes of sample `index` are."""
         record = int(self._records[index])
         cache = int(np.searchsorted(self._ends, record, side="right"))
         return self.shards[cache].span(record - (int(self._ends[cache - 1]) if cache else 0))

@@ -31,6 +31,7 @@ class CacheLayer(CacheLayerMixin):
         self.places: Tensor | None = None  # [N] int64 on the device: write there and hand over everything
 
     def lazy_initialization(self, key_states: Tensor, value_states: Tensor) -> None:
+        """Allocate `capacity` positions for keys and values of this shape, [R,H,N,D]."""
         rows, heads, _, width = key_states.shape
         # Zeros: places that were never written are masked, and a mask does not hide a NaN.
         self.keys = key_states.new_zeros(rows, heads, self.capacity, width)
@@ -40,6 +41,7 @@ class CacheLayer(CacheLayerMixin):
     def update(
         self, key_states: Tensor, value_states: Tensor, *args: object, **kwargs: object
     ) -> tuple[Tensor, Tensor]:
+        """Write keys and values [R,H,N,D] behind `length`. Returns all up to the written ones."""
         if not self.is_initialized:
             self.lazy_initialization(key_states, value_states)
         if self.places is not None:
@@ -53,15 +55,19 @@ class CacheLayer(CacheLayerMixin):
         return self.keys[:, :, :end], self.values[:, :, :end]
 
     def get_mask_sizes(self, query_length: int) -> tuple[int, int]:
+        """Keys that a mask covers for so many queries, and their offset; for transformers."""
         return self.length + int(query_length), 0
 
     def get_seq_length(self) -> int:
+        """Committed positions; for transformers."""
         return self.length
 
     def get_max_length(self) -> int:
+        """Capacity; for transformers."""
         return self.capacity
 
     def get_max_cache_shape(self) -> int:  # the name before transformers 5.20
+        """Capacity, under the name that transformers had before 5.20."""
         return self.capacity
 
 
@@ -87,6 +93,7 @@ class Cache(TransformersCache):
         self.crop_to(self.length + count)
 
     def crop_to(self, length: int) -> None:
+        """Set the number of committed positions; what lies behind is forgotten."""
         for layer in self.own_layers:
             layer.length = length
 

@@ -92,11 +92,13 @@ class CachedDecoder:
 
     @property
     def device(self) -> torch.device:
+        """Where inputs go."""
         # Under an accelerate device map the embedding says where inputs go.
         return self.language_model.get_input_embeddings().weight.device
 
     @property
     def reads_images(self) -> bool:
+        """Whether the model has a vision tower."""
         return hasattr(self.core, "multi_modal_projector")
 
     @property
@@ -109,6 +111,7 @@ class CachedDecoder:
         return self.language_model.config._attn_implementation == "eager"
 
     def new_cache(self, capacity: int) -> Cache:
+        """An empty cache of `capacity` positions."""
         return Cache(self.num_layers, capacity)
 
     def embed(

@@ -34,6 +34,7 @@ class QwenDecoder(CachedDecoder):
 
     @property
     def reads_images(self) -> bool:
+        """True: every Qwen-VL has a vision tower."""
         return True
 
     def see(self, pixels: Tensor, pictures: Sequence[Picture] = ()) -> Any:

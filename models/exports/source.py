@@ -43,6 +43,7 @@ class Target:
 
     @property
     def sees(self) -> bool:
+        """Whether the target reads pictures."""
         return self.text is not self.config
 
 

@@ -83,14 +83,17 @@ def llamagen_values(config: LlamaGenConfig) -> dict[str, Any]:
 
 
 def vq_values(config: VqConfig) -> dict[str, Any]:
+    """What `config.json` of a tokenizer holds."""
     return {"model_type": VQ, **config.model_dump(mode="json")}
 
 
 def llamagen_shapes(config: LlamaGenConfig) -> Shapes:
+    """Shapes of the transformer's state dict, without allocating it."""
     return shapes_of(_meta_state(LlamaGen, config))
 
 
 def vq_shapes(config: VqConfig) -> Shapes:
+    """Shapes of the tokenizer's state dict, without allocating it."""
     return shapes_of(_meta_state(VqTokenizer, config))
 
 

@@ -84,6 +84,7 @@ def read_weights(folder: Path, expected: Shapes, dtype: torch.dtype | None) -> S
 
 
 def shapes_of(state: Mapping[str, Tensor]) -> Shapes:
+    """Name -> shape of a state dict."""
     return {name: tuple(tensor.shape) for name, tensor in state.items()}
 
 
