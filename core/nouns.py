@@ -5,7 +5,7 @@ Letters: B rows, T tokens, I images, C channels, S side in pixels, D width, P po
 
 from __future__ import annotations
 
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -41,7 +41,7 @@ class Batch:
     def to(self, device: torch.device | str) -> Batch:
         """The batch with its tensors on `device`."""
         moved: dict[str, Any] = {
-            f.name: v.to(device) for f in fields(self) if isinstance(v := getattr(self, f.name), Tensor | TargetStates)
+            name: v.to(device) for name, v in vars(self).items() if isinstance(v, Tensor | TargetStates)
         }
         return replace(self, **moved)
 
@@ -94,8 +94,8 @@ class PictureBatch:
 
     def to(self, device: torch.device | str) -> PictureBatch:
         """The batch with its tensors on `device`."""
-        moved = {name: getattr(self, name).to(device) for name in ("pixels", "labels", "real")}
-        return replace(self, **moved)
+        pixels, labels, real = (part.to(device) for part in (self.pixels, self.labels, self.real))
+        return replace(self, pixels=pixels, labels=labels, real=real)
 
     @property
     def num_supervised(self) -> int:

@@ -21,7 +21,7 @@ from transformers import Florence2ForConditionalGeneration as Florence2Model
 from ..core.errors import UserError, first_line
 from ..core.nouns import Request
 from ..core.pictures import IMAGE, TEXT, VIDEO
-from ..core.section import Section
+from ..core.section import Section, torch_dtype
 from .decoding.decoder import CachedDecoder
 from .pictures import pictures_of
 
@@ -182,7 +182,7 @@ def _load(cls: Any, config: _Published, device: torch.device) -> Any:
         model, report = cls.from_pretrained(
             config.path,
             revision=config.revision,
-            dtype=getattr(torch, config.dtype),
+            dtype=torch_dtype(config.dtype),
             weights_only=True,
             output_loading_info=True,
         )

@@ -29,6 +29,7 @@ from transformers import (
 from ..core.loss import StepLoss
 from ..core.nouns import TEXT, Batch
 from ..core.states import TargetStates
+from .hub import config_value
 from .lora import LoraConfig, add_adapters
 from .pictures import Packing
 
@@ -99,7 +100,7 @@ def llava_config(
         projector_hidden_act="gelu",
         vision_feature_layer=vision_feature_layer,
         vision_feature_select_strategy=strategy,
-        tie_word_embeddings=bool(getattr(text, "tie_word_embeddings", False)),
+        tie_word_embeddings=bool(config_value(text, "tie_word_embeddings", False)),
         **own,
     )
 
@@ -107,13 +108,18 @@ def llava_config(
 def placeholder_ids(config: PreTrainedConfig) -> tuple[int, ...]:
     """Ids that stand for images and clips in a prompt, and are never emitted."""
     names = ("image_token_index", "video_token_index", "image_token_id", "video_token_id")
-    found = (getattr(config, name, None) for name in names)
+    found = (config_value(config, name) for name in names)
     return tuple({value for value in found if value is not None})
+
+
+def language_model_of(model: Any) -> nn.Module:
+    """The decoder of a vision-language model, or of a causal language model, without the LM head."""
+    return getattr(model.model, "language_model", model.model)
 
 
 def is_tied(config: PreTrainedConfig) -> bool:
     """Whether embedding and LM head are one matrix; Qwen-VL's text configs leave that to the whole one."""
-    return bool(getattr(config.get_text_config(), "tie_word_embeddings", config.tie_word_embeddings))
+    return bool(config_value(config.get_text_config(), "tie_word_embeddings", config.tie_word_embeddings))
 
 
 def new_model(config: PreTrainedConfig) -> PreTrainedModel:
@@ -194,7 +200,7 @@ class LlavaTraining(nn.Module):
         self.trains_vision = "vision_tower" in trainable
         for part, module in self.by_part().items():
             module.requires_grad_(part in trainable)
-        decoder = getattr(llava.model, "language_model", llava.model)
+        decoder: Any = language_model_of(llava)
         if lora is not None:
             llava.lm_head.requires_grad_(False)
             add_adapters(decoder, lora)

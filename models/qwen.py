@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any, Literal, cast
 
 import torch
 from torch import Tensor, nn
@@ -29,6 +29,7 @@ from transformers import (
 from ..core.nouns import TEXT, Batch
 from ..core.pictures import PatchGrid, Picture, whole_picture
 from ..core.positions import PositionScheme, Resume, place_positions
+from .hub import config_value
 from .llava import LlavaTraining, Part, TokenIds
 from .lora import LoraConfig
 
@@ -73,6 +74,11 @@ def position_scheme(config: PreTrainedConfig, resume: Resume) -> PositionScheme:
     return PositionScheme(3, per_second, resume)
 
 
+def num_deepstack(config: PreTrainedConfig) -> int:
+    """First decoder layers behind which visual states are added (Qwen3-VL); 0 in other families."""
+    return len(config_value(config.vision_config, "deepstack_visual_indexes") or ())
+
+
 @dataclass(frozen=True)
 class SeenPatches:
     """What a tower makes of pictures."""
@@ -89,7 +95,7 @@ def see_patches(model: Any, patches: Tensor, pictures: Sequence[Picture]) -> See
     assert int(sizes.prod(1).sum()) == len(patches), f"{len(patches)} patches for grids {sizes.tolist()}"
     tower = model.model.visual
     seen = tower(patches.to(next(tower.parameters()).dtype), grid_thw=sizes, return_dict=True)
-    return SeenPatches(seen.pooler_output, tuple(getattr(seen, "deepstack_features", None) or ()))
+    return SeenPatches(seen.pooler_output, tuple(seen.get("deepstack_features") or ()))
 
 
 class QwenTraining(LlavaTraining):
@@ -148,11 +154,10 @@ class QwenTraining(LlavaTraining):
 
 def qwen_parts(model: PreTrainedModel) -> dict[Part, nn.Module]:
     """The mergers are what LLaVA calls the projector; the LM head belongs to the language model."""
-    tower = model.model.visual
-    mergers = [tower.merger, *getattr(tower, "deepstack_merger_list", ())]
-    rest = [module for name, module in tower.named_children() if name not in ("merger", "deepstack_merger_list")]
+    rest = dict(model.model.visual.named_children())
+    mergers = [rest.pop("merger"), *cast(nn.ModuleList, rest.pop("deepstack_merger_list", nn.ModuleList()))]
     return {
-        "vision_tower": nn.ModuleList(rest),
+        "vision_tower": nn.ModuleList(rest.values()),
         "projector": nn.ModuleList(mergers),
         "language_model": nn.ModuleList([model.model.language_model, model.lm_head]),
     }

@@ -14,6 +14,7 @@ from types import SimpleNamespace
 
 import torch
 from draftsmith.core.pictures import TEXT, VIDEO
+from draftsmith.core.section import torch_dtype
 from draftsmith.eval.policies import Draw, Dynamic
 from draftsmith.eval.timing import command, machine, ratios, rounds, spread
 from draftsmith.models.decoding.rows import Guidance
@@ -99,7 +100,7 @@ def main() -> None:
     options = parser.parse_args()
     torch.manual_seed(options.seed)
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
-    dtype = getattr(torch, options.dtype)
+    dtype = torch_dtype(options.dtype)
     target = target_of(options.width, options.vocabulary, dtype, device)
     head = build_reading_head(SparrowConfig(kind="sparrow"), target.config).to(device, dtype)
     print(f"`{command()}`: {machine()}, seed {options.seed}, {options.dtype}, width {options.width}, "

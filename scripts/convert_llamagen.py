@@ -20,8 +20,8 @@ import sys
 from pathlib import Path
 from typing import Any
 
-import torch
 from draftsmith.core.errors import UserError
+from draftsmith.core.section import torch_dtype
 from draftsmith.models.llamagen import files, folders, lantern_layout, published_files
 from draftsmith.models.llamagen.transformer import SIZES
 
@@ -49,7 +49,7 @@ def from_pickle(arguments):
 def from_folder(arguments):
     """Weights, config, and what was left out (nothing), of a directory or a Hub id."""
     for name in ("vq", "size", "image_size", "heads"):
-        if getattr(arguments, name):
+        if vars(arguments)[name]:
             problem = f"--{name.replace('_', '-')} is for .pt files; a directory says what it is"
             raise UserError(problem, where=arguments.source, cure="leave it out")
     return *files.read_llamagen(arguments.source, revision=arguments.revision), []
@@ -87,7 +87,7 @@ def convert(arguments) -> None:
     is_pickle = arguments.source.endswith((".pt", ".pth", ".bin")) or Path(arguments.source).is_file()
     state, config, left_out = (from_pickle if is_pickle else from_folder)(arguments)
     if arguments.dtype:
-        state = {name: tensor.to(getattr(torch, arguments.dtype)) for name, tensor in state.items()}
+        state = {name: tensor.to(torch_dtype(arguments.dtype)) for name, tensor in state.items()}
     if arguments.vq:
         values, what = files.vq_values(config), f"VQ tokenizer, {config.factor} pixels per code"
     else:

@@ -26,6 +26,7 @@ from typing import Any
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
 
 import torch
+from draftsmith.core.section import torch_dtype
 from draftsmith.eval import latency_plots
 from draftsmith.eval.latency import Measured, caption_times, grid_times, stage_times, step_times
 from draftsmith.eval.latency_models import (
@@ -263,7 +264,7 @@ def main() -> None:
     if arguments.quick:
         sizes = replace(sizes, lengths=sizes.lengths[::2], **QUICK)
     torch.manual_seed(arguments.seed)
-    run = Run(sizes, torch.device("cuda" if cuda else "cpu"), getattr(torch, arguments.dtype), arguments.seed,
+    run = Run(sizes, torch.device("cuda" if cuda else "cpu"), torch_dtype(arguments.dtype), arguments.seed,
               arguments.rounds or (3 if arguments.quick else 15))  # fmt: skip
     settings = f"{machine()}, seed {run.seed}, {arguments.dtype}, scaled dot product attention, no compilation"
     found = measure(run)

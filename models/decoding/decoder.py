@@ -17,8 +17,9 @@ from torch.nn import functional as F
 
 from ...core.pictures import TEXT, Picture
 from ...core.positions import FLAT, PositionScheme, place_positions
-from ..llava import placeholder_ids, pool_features, selected_features
-from ..pictures import pack
+from ..hub import config_value
+from ..llava import language_model_of, placeholder_ids, pool_features, selected_features
+from ..pictures import newline_of, pack
 from .cache import Cache
 
 _TILES = 32  # that a tower reads at once
@@ -80,11 +81,11 @@ class CachedDecoder:
         self.model = cast(Any, model.eval())
         self.num_token_ids, self.never = num_token_ids, tuple(never)
         self.core = self.model.model
-        self.language_model = cast(LanguageModel, getattr(self.core, "language_model", self.core))
+        self.language_model = cast(LanguageModel, language_model_of(self.model))
         config = self.language_model.config
         self.num_layers: int = config.num_hidden_layers
         self.vocab_size: int = config.vocab_size
-        self.max_positions: int | None = getattr(config, "max_position_embeddings", None)
+        self.max_positions: int | None = config_value(config, "max_position_embeddings")
         device = self.device
         self._banned = torch.zeros(self.vocab_size, dtype=torch.bool, device=device)
         self._banned[num_token_ids:] = True
@@ -99,12 +100,12 @@ class CachedDecoder:
     @property
     def reads_images(self) -> bool:
         """Whether the model has a vision tower."""
-        return hasattr(self.core, "multi_modal_projector")
+        return self.core is not self.language_model
 
     @property
     def reads_newlines(self) -> bool:
         """Whether it can read tiled pictures: their rows end with an embedding that the model has learned."""
-        return getattr(self.core, "image_newline", None) is not None
+        return newline_of(self.core) is not None
 
     @property
     def _eager(self) -> bool:
@@ -136,7 +137,7 @@ class CachedDecoder:
             assert modality is not None
             seen = self.see(pixels, pictures) if seen is None else seen
             features = self.core.multi_modal_projector(pool_features(seen, pool))
-            packed = pack(features, pictures, getattr(self.core, "image_newline", None))
+            packed = pack(features, pictures, newline_of(self.core))
             embeds = with_features(embeds, modality, packed)
         return embeds
 

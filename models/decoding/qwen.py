@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from ...core.pictures import TEXT, Picture
 from ...core.positions import Resume
-from ..qwen import SeenPatches, position_scheme, see_patches
+from ..qwen import SeenPatches, num_deepstack, position_scheme, see_patches
 from .decoder import CachedDecoder, PromptRows, with_features
 
 
@@ -30,7 +30,7 @@ class QwenDecoder(CachedDecoder):
         super().__init__(model, num_token_ids=num_token_ids, never=never)
         config = self.model.config
         self.scheme = position_scheme(config, resume)
-        self.num_deepstack = len(getattr(config.vision_config, "deepstack_visual_indexes", None) or ())
+        self.num_deepstack = num_deepstack(config)
 
     @property
     def reads_images(self) -> bool:

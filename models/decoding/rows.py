@@ -19,36 +19,6 @@ from .cache import Cache
 Reduce = Callable[[Tensor], Tensor]  # [R,F,V] -> [F,V]
 
 
-@dataclass(frozen=True)
-class Rows:
-    """Left-padded rows with their own positions.
-
-    A row of `lengths[r]` tokens fills the last places of the shared prefix; its positions count from 0,
-    and the padding before it is never seen.
-    """
-
-    lengths: tuple[int, ...]
-    reduce: Reduce
-
-    @property
-    def prefix(self) -> int:
-        return max(self.lengths)
-
-    def prefix_positions(self) -> Tensor:
-        """[R,prefix] int64; padding gets 0."""
-        places = torch.arange(self.prefix)
-        return torch.stack([(places - (self.prefix - n)).clamp(min=0) for n in self.lengths])
-
-    def prefix_mask(self) -> Tensor:
-        """[R,prefix] bool: the places that hold a token."""
-        places = torch.arange(self.prefix)
-        return torch.stack([places >= self.prefix - n for n in self.lengths])
-
-    def positions(self, offset: Tensor) -> Tensor:
-        """[R,F] positions of nodes that stand `offset` [F] places behind the prefix."""
-        return torch.tensor(self.lengths, device=offset.device)[:, None] + offset[None]
-
-
 class Places:
     """Where left-padded rows stand in one cache: all end at the same place, and each counts its own positions.
 

@@ -14,6 +14,7 @@ from torch import Tensor
 
 from ..drafters.eagle3 import Eagle3Config, Eagle3Head
 from ..drafters.head_module import StateHead
+from ..hub import config_value
 from ..layer import LayerShape
 from .rules import Engine
 from .source import HeadSource
@@ -60,7 +61,7 @@ def llama_values(shape: LayerShape, text: Any) -> dict[str, Any]:
         "attention_bias": False,
         "mlp_bias": False,
         # Qwen3-VL's text config has none of them.
-        **{name: getattr(text, name, None) for name in ("bos_token_id", "eos_token_id", "pad_token_id")},
+        **{name: config_value(text, name) for name in ("bos_token_id", "eos_token_id", "pad_token_id")},
     }
 
 

@@ -20,6 +20,7 @@ from ..drafters.head_config import HeadConfig
 from ..drafters.head_inputs import Image
 from ..drafters.head_module import StateHead
 from ..exports.layouts import unfold_fc_bias
+from ..hub import config_value
 from ..llamagen.folders import check_shapes, shapes_of
 from ..targets.base import language_shape
 from .files import State, as_one_layer, check_rope, read_published, theta_of
@@ -102,7 +103,7 @@ def import_head(
 
 def _plain(settings: dict[str, Any], text: Any) -> dict[str, Any]:
     """Without what is the target's anyway."""
-    rope = dict(getattr(text, "rope_parameters", None) or {})
+    rope = dict(config_value(text, "rope_parameters") or {})
     same = {"norm_eps": text.rms_norm_eps, "rope_theta": float(rope.get("rope_theta") or 10000.0)}
     return {name: value for name, value in settings.items() if same.get(name) != value}
 
@@ -156,7 +157,7 @@ def _attention(state: State, layer: str, text: Any, where: str) -> dict[str, Any
     if key not in state or gate not in state:
         held = ", ".join(sorted(state)[:4])
         raise UserError(f"{key} is missing; the file begins with {held}", where=where, cure="give the folder of a head")
-    width = getattr(text, "head_dim", None) or text.hidden_size // text.num_attention_heads
+    width = config_value(text, "head_dim") or text.hidden_size // text.num_attention_heads
     heads = state[key].shape[0] // width
     found: dict[str, Any] = {"qkv_bias": f"{layer}.self_attn.q_proj.bias" in state}
     if heads != text.num_key_value_heads:

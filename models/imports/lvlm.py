@@ -9,6 +9,7 @@ from torch import nn
 from transformers import PreTrainedConfig, PreTrainedModel
 
 from ...core.errors import UserError
+from ..hub import config_value
 from ..llava import grow_vocabulary
 from ..targets.load import load_llava
 
@@ -45,12 +46,12 @@ def import_lvlm(
         ours.image_token_id = ours.image_token_index = target.image_token_id
     for place, theirs in ((ours, target), (ours.text_config, target.text_config)):
         for name in _IDS:
-            value = getattr(theirs, name, None)
-            if getattr(place, name, None) != value:
-                notes.append(f"{name} was {getattr(place, name, None)}, the target's is {value}")
+            before, value = config_value(place, name), config_value(theirs, name)
+            if before != value:
+                notes.append(f"{name} was {before}, the target's is {value}")
                 setattr(place, name, value)
     for name in _IDS:
-        setattr(model.generation_config, name, getattr(target.text_config, name, None))
+        setattr(model.generation_config, name, config_value(target.text_config, name))
     if model.dtype == torch.bfloat16:
         notes.append("stored in bfloat16: evaluate it in bfloat16, as its authors ask for lvlm160m-bf16")
     positions = ours.text_config.max_position_embeddings
