@@ -57,9 +57,9 @@ class ShapesReader(nn.Module):
 
     def forward(self, batch: PictureBatch, states: TargetStates | None = None) -> StepLoss:
         """Cross-entropy of both names at all places; `labels` [B,P*2]."""
-        states = self.features(batch.pixels)
+        features = self.features(batch.pixels)
         truth = batch.labels.unflatten(-1, (4, 2))
-        color, shape = self.color(states), self.shape(states)
+        color, shape = self.color(features), self.shape(features)
         losses = F.cross_entropy(color.flatten(0, 1), truth[..., 0].flatten(), reduction="none")
         losses = losses + F.cross_entropy(shape.flatten(0, 1), truth[..., 1].flatten(), reduction="none")
         right = (color.argmax(-1) == truth[..., 0]).all(-1) & (shape.argmax(-1) == truth[..., 1]).all(-1)

@@ -21,9 +21,11 @@ import sys
 from typing import Any, cast
 
 import torch
+from draftsmith.core.loss import StepLoss
 from draftsmith.core.nouns import Batch
+from draftsmith.core.states import TargetStates
 from draftsmith.eval.timing import command, machine
-from draftsmith.models.distillation import DistillObjective, DistillTraining
+from draftsmith.models.distillation import DistillObjective, DistillTraining, Teacher
 from draftsmith.models.llava import TokenIds, assemble, llava_config
 from transformers import CLIPVisionConfig, LlamaConfig, PreTrainedModel
 
@@ -57,12 +59,15 @@ def batch(tokens: int, supervised: int, rows: int) -> Batch:
 class OwnStates(DistillTraining):
     """The same step without the vocabulary: both models run, and the loss is a sum of states."""
 
-    def forward(self, batch, target_choice=None):
-        target: Any = self.target
-        with torch.no_grad():
-            goal = target.hidden_states(batch)[:, :-1][batch.loss_mask[:, 1:]]
-        hidden = self.hidden_states(batch)[:, :-1][batch.loss_mask[:, 1:]]
-        return hidden.float().sum() + goal.float().sum() + 0.0 * cast(Any, self.llava).lm_head.weight.sum()
+    def forward(
+        self, batch: Batch, states: TargetStates | None = None, target_choice: torch.Tensor | None = None
+    ) -> StepLoss:
+        """The sum of both models' states at supervised positions."""
+        assert states is not None and states.feature is not None
+        keep = batch.loss_mask[:, 1:]
+        hidden, goal = self.hidden_states(batch)[:, :-1][keep], states.feature[:, :-1][keep]
+        unused = 0.0 * cast(Any, self.llava).lm_head.weight.sum()
+        return StepLoss(hidden.float().sum() + goal.float().sum() + unused, keep.sum())
 
 
 def measure(tokens: int, supervised: int, chunk: int, rows: int) -> float:
@@ -74,17 +79,16 @@ def measure(tokens: int, supervised: int, chunk: int, rows: int) -> float:
     banned = torch.zeros(VOCAB, dtype=torch.bool)
     banned[TOKENS:] = True
     kind: Any = DistillTraining if chunk else OwnStates
-    target = cast(torch.nn.Module, model(1024, 2)).to(device)
+    teacher = Teacher(cast(Any, cast(torch.nn.Module, model(1024, 2)).to(device)))
     module = kind(
-        model(768, 2), ["projector", "language_model"], objective=objective, target=target,
+        model(768, 2), ["projector", "language_model"], objective=objective, teacher=teacher,
         banned=banned, gradient_checkpointing=False,
     ).to(device).train()  # fmt: skip
     given = batch(tokens, supervised, rows).to(device)
     assert given.num_supervised == supervised, (given.num_supervised, supervised)
     if device.type == "cuda":
         torch.cuda.reset_peak_memory_stats()
-    loss = module(given)
-    (loss.loss_sum if chunk else loss).backward()
+    module(given, teacher.states(given)).loss_sum.backward()
     if device.type == "cuda":
         return torch.cuda.max_memory_allocated() / 2**20
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024

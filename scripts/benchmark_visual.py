@@ -53,8 +53,7 @@ from draftsmith.models.decoding.cache import Cache
 from draftsmith.models.decoding.neighbours import NeighbourTable
 from draftsmith.models.decoding.tree import Tree
 from draftsmith.models.decoding.warp import Warp
-from draftsmith.models.drafters.eagle import EagleConfig, EagleHead, EagleProposal
-from draftsmith.models.drafters.heads import build_head, head_training
+from draftsmith.models.drafters.eagle import EagleConfig, ImageEagleHead, ImageEagleProposal
 from draftsmith.models.llamagen.transformer import Block, LlamaGen, LlamaGenConfig, published, rope_table
 from draftsmith.models.targets.llamagen import LlamaGenTarget
 from draftsmith.recipes.load import load
@@ -72,7 +71,7 @@ class Models:
     """The target and its head's proposal."""
 
     target: LlamaGenTarget
-    proposal: EagleProposal
+    proposal: ImageEagleProposal
 
     def request(self, seed: int) -> ImageRequest:
         """A random caption, drawn from `seed`."""
@@ -89,9 +88,9 @@ def build(config: LlamaGenConfig, guidance: Any, device: torch.device, *, seed: 
     target = LlamaGenTarget(model.to(device), guidance)
     torch.manual_seed(seed)
     settings = EagleConfig(kind="eagle")
-    head = build_head(settings, target).to(device)
-    assert isinstance(head, EagleHead)
-    models = Models(target, EagleProposal(head, target.guided))
+    head = settings.build(target).to(device)
+    assert isinstance(head, ImageEagleHead)
+    models = Models(target, ImageEagleProposal(head, target.guided))
     if head_steps:
         requests = [models.request(number) for number in range(8)]
         plain = sampled(Chain(1), target.num_codes)
@@ -101,11 +100,13 @@ def build(config: LlamaGenConfig, guidance: Any, device: torch.device, *, seed: 
             torch.arange(8, device=device) == 0, torch.ones(8, dtype=torch.bool, device=device),
             tuple(r.name for r in requests), target.num_codes - 1,
         )  # fmt: skip
-        training = head_training(head, target, settings).train()
+        taps = settings.taps_for(target.shape, training=True)
+        training = settings.training_objective(head, target).train()
         optimizer = torch.optim.Adam((p for p in head.parameters() if p.requires_grad), lr=2e-3)
         for step in range(head_steps):
             optimizer.zero_grad()
-            loss = training(replace(batch, seeds=tuple(range(8 * step, 8 * step + 8))))
+            seeded = replace(batch, seeds=tuple(range(8 * step, 8 * step + 8)))
+            loss = training(seeded, target.states(seeded, taps))
             (loss.loss_sum / loss.num_tokens).backward()
             optimizer.step()
     head.eval().requires_grad_(False)

@@ -32,9 +32,12 @@ def build(folder: Path) -> None:
     import torch
     from draftsmith.data.processor import build_processor
     from draftsmith.data.shapes.tokenizer import train_tokenizer
-    from draftsmith.models.drafters.reading import Eagle3Config, build_reading_head, reading_manifest, save_reading_head
+    from draftsmith.models.drafters.base import TargetIdentity
+    from draftsmith.models.drafters.eagle3 import Eagle3Config
+    from draftsmith.models.drafters.head_files import manifest_of, save_head
     from draftsmith.models.exports import export_drafter
     from draftsmith.models.llava import TokenIds, assemble, llava_config
+    from draftsmith.models.targets.base import language_shape
     from transformers import CLIPVisionConfig, LlamaConfig, LlamaForCausalLM
 
     torch.manual_seed(0)
@@ -63,13 +66,12 @@ def build(folder: Path) -> None:
     _older_names(folder / "target" / "model.safetensors")
 
     config = Eagle3Config(kind="eagle3", visual_slots="read", image="placeholder", taps=TAPS)
-    head = build_reading_head(config, model.config.text_config)
+    shape = language_shape(model.config.text_config)
+    head = config.module(config.layer(shape), None)
     top1, distinct = _learn(head, model, tokenizer, never)
     target = {"kind": "llava", "path": str(folder / "target")}
     drafter = config.model_dump(mode="json")
-    save_reading_head(
-        head, folder / "head", reading_manifest(config, model.config.text_config, target=target, drafter=drafter)
-    )
+    save_head(head, folder / "head", manifest_of(config, shape, TargetIdentity(target), drafter=drafter))
     export_drafter(folder / "head", folder / "eagle3", "vllm")
     # The target's own language model: all that it drafts on text must stand.
     twin = LlamaForCausalLM(model.config.text_config)

@@ -24,10 +24,11 @@ import yaml
 from draftsmith.core.errors import UserError
 from draftsmith.core.secrets import redact
 from draftsmith.data.processor import load_processor
+from draftsmith.models.drafters.base import TargetIdentity
 from draftsmith.models.drafters.eagle import save_eagle
+from draftsmith.models.drafters.head_files import manifest_of, save_head
 from draftsmith.models.drafters.lvlm import save_llava
 from draftsmith.models.drafters.made_for import tested_with
-from draftsmith.models.drafters.reading import reading_manifest, save_reading_head
 from draftsmith.models.hub import read_config
 from draftsmith.models.imports import READING, import_head, import_lantern, import_lvlm
 from draftsmith.models.llamagen.files import lantern_config
@@ -35,6 +36,7 @@ from draftsmith.models.llamagen.folders import find_folder, read_values
 from draftsmith.models.llamagen.lantern_layout import is_lantern
 from draftsmith.models.llamagen.transformer import LlamaGenConfig
 from draftsmith.models.qwen import QWEN_KINDS
+from draftsmith.models.targets.base import language_shape
 from draftsmith.models.weights_of import target_embedding
 from transformers import AutoTokenizer
 
@@ -65,8 +67,10 @@ def reading(given, aside: Path):
         "revision": given.target_revision,
     }
     drafter = found.config.model_dump(mode="json")
-    manifest = reading_manifest(found.config, text, target=target, drafter=drafter, imported=origin(given))
-    save_reading_head(found.head, aside, manifest)
+    manifest = manifest_of(
+        found.config, language_shape(text), TargetIdentity(target), drafter=drafter, imported=origin(given)
+    )
+    save_head(found.head, aside, manifest)
     return found.settings, found.notes
 
 

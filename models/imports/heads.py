@@ -7,7 +7,7 @@ EAGLE-1/2 (`yuhuili/EAGLE-*`), EAGLE-3 (EAGLE's own, SpecForge's, SGLang's, vLLM
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, Literal, get_args
+from typing import Any, Literal, cast, get_args
 
 import torch
 from pydantic import TypeAdapter
@@ -94,7 +94,7 @@ def import_head(
     if kind in ("eagle", "eagle3"):
         settings |= _at_pictures(kind, image, sees, where)
     settings |= _attention(state, "midlayer" if joined else "layers.0", text, where)
-    config: HeadConfig = TypeAdapter(AnyDrafter).validate_python(_plain(settings, text))
+    config = cast(HeadConfig, TypeAdapter[Any](AnyDrafter).validate_python(_plain(settings, text)))
     head = _load(config, state, text, where)
     if settings["norm_eps"] != text.rms_norm_eps:
         notes.append(f"norms add {settings['norm_eps']:g}, the target's {text.rms_norm_eps:g}: kept as norm_eps")

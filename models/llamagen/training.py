@@ -48,8 +48,8 @@ class LlamaGenTraining(nn.Module):
         else:
             features, mask = pad_left(self._features(batch.conditions), model.config.num_slots)
             condition = model.cls_embedding(features, batch.uncond)
-        states = model.features(condition, batch.codes[:, :-1], mask)[:, model.config.num_slots - 1 :]
-        scores = model.output(states[batch.real]).float()
+        hidden = model.features(condition, batch.codes[:, :-1], mask)[:, model.config.num_slots - 1 :]
+        scores = model.output(hidden[batch.real]).float()
         codes = batch.codes[batch.real]
         loss = F.cross_entropy(scores.flatten(0, 1), codes.flatten(), reduction="sum")
         metrics = {"accuracy": (scores.argmax(-1) == codes).sum()}
