@@ -10,6 +10,7 @@ from typing import Literal, get_args
 
 from ...core.errors import UserError
 from ..drafters.eagle3 import Eagle3Config
+from ..qwen import num_deepstack
 from .source import HeadSource
 
 # eagle: the layout of the methods' own code (EAGLE, and MSD's and ViSpec's, which share it).
@@ -115,7 +116,7 @@ def _pictures(engine: Engine, source: HeadSource) -> list[str]:
     found = [] if image == wanted else [
         f"the {image} embedding stands at pictures here, and the engine puts the {wanted} one there"
     ]  # fmt: skip
-    added = len(getattr(source.target.config.vision_config, "deepstack_visual_indexes", None) or ())
+    added = num_deepstack(source.target.config)
     if isinstance(config, Eagle3Config) and (first := config.layers_of(source.target.shape)[0]) <= added:
         found.append(
             f"it joins layer {first} as that hands it over, and Qwen3-VL adds to each of its first {added} layers what "

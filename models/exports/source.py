@@ -43,6 +43,7 @@ class Target:
 
     @property
     def sees(self) -> bool:
+        """Whether the target reads pictures."""
         return self.text is not self.config
 
 
@@ -96,7 +97,7 @@ def kind_of(folder: Path) -> str:
         return "causal"
     raise UserError(
         f"{MANIFEST} does not say which drafter this is (model_type {model})", where=str(folder),
-        cure="give a folder that a stage of this project wrote; scripts/import_head makes one of a published head",
+        cure="give a folder that a stage of this project wrote; scripts/import_head.py makes one of a published head",
     )  # fmt: skip
 
 
@@ -127,7 +128,7 @@ def read_head(folder: Path, target: Target) -> HeadSource:
     except ValidationError as error:
         raise UserError(
             f"{MANIFEST} does not hold the head's settings: {error.errors()[0]['msg']}", where=str(folder / MANIFEST),
-            cure="train it with this version, or import it again with scripts/import_head",
+            cure="train it with this version, or import it again with scripts/import_head.py",
         ) from error  # fmt: skip
     if not isinstance(config, HeadConfig):
         raise UserError(

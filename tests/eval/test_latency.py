@@ -263,7 +263,7 @@ def test_figures_show_something(tmp_path):
 @pytest.fixture
 def script(monkeypatch):
     name = "measure_latency"
-    loader = SourceFileLoader(name, str(Path(__file__).parents[2] / "scripts" / name))
+    loader = SourceFileLoader(name, str(Path(__file__).parents[2] / "scripts" / f"{name}.py"))
     module = module_from_spec(spec_from_loader(name, loader))
     loader.exec_module(module)
     monkeypatch.setitem(module.SIZES, "small", module.Sizes(TINY, num_text=4, lengths=(8, 12, 16)))
@@ -274,7 +274,7 @@ def script(monkeypatch):
 
 def run(script, monkeypatch, folder):
     arguments = ["--sizes", "small", "--dtype", "float32", "--quick", "--output", str(folder)]
-    monkeypatch.setattr(sys, "argv", ["scripts/measure_latency", *arguments])
+    monkeypatch.setattr(sys, "argv", ["scripts/measure_latency.py", *arguments])
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     script.main()
     return (folder / "latency.md").read_text(), json.loads((folder / "latency.json").read_text())

@@ -1,4 +1,4 @@
-"""What a recipe says of the disk before anything runs, and `scripts/states`."""
+"""What a recipe says of the disk before anything runs, and `scripts/states.py`."""
 
 import re
 import shutil
@@ -93,7 +93,7 @@ def test_a_first_epoch_that_caches_is_estimated_as_well():
 
 @pytest.fixture(scope="module")
 def script() -> SimpleNamespace:
-    path = Path(__file__).parents[2] / "scripts" / "states"
+    path = Path(__file__).parents[2] / "scripts" / "states.py"
     loader = SourceFileLoader("states_script", str(path))
     module = module_from_spec(spec_from_loader("states_script", loader))
     sys.modules["states_script"] = module
