@@ -105,7 +105,8 @@ class Row:
                 where=None if where is None else str(where),
                 cure="measure anew: restart=STAGE removes what the stage has kept",
             )
-        return cls(**{name: tuple(value[name]) if name in _TUPLES else value[name] for name in names})
+        values: dict[str, Any] = {name: tuple(value[name]) if name in _TUPLES else value[name] for name in names}
+        return cls(**values)
 
 
 _TUPLES = {"tokens", "drafted", "nodes", "accepted", "emitted"}
