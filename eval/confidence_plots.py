@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from .visual_plots.style import COLORS, GREY, one_panel, save, styled
+from .style import COLORS, GREY, one_panel, save, styled
 from .watched import Bin, Lag
 
 

@@ -10,7 +10,7 @@ from pathlib import Path
 
 from .latency import Measured
 from .measure import quartiles
-from .visual_plots.style import BLUE, COLORS, GREY, INK, ORANGE, SKY, one_panel, save, styled
+from .style import BLUE, COLORS, GREY, INK, ORANGE, SKY, one_panel, save, styled
 
 MARKERS = ("o", "s", "^", "D", "v", "P")
 

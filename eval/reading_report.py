@@ -13,10 +13,10 @@ from typing import Any
 
 from . import video_tables
 from .measure import Row, summarize
+from .style import COLORS
 from .tables import interval, markdown_table
 from .video_plots import by_visual_tokens, tau_by_visual_tokens
 from .video_tables import Table, in_order
-from .visual_plots.style import COLORS
 
 Cell = tuple[float, int, str, str, str]  # temperature, generated tokens, set, budget, method
 

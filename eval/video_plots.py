@@ -11,8 +11,8 @@ from typing import Any
 
 from .measure import Row
 from .reading_analysis import KINDS, THRESHOLD
+from .style import BLUE, COLORS, GREY, INK, ORANGE, PALE, WIDEST, one_panel, panel_grid, save, styled
 from .video_tables import cell, in_order
-from .visual_plots.style import BLUE, COLORS, GREY, INK, ORANGE, PALE, WIDEST, one_panel, panel_grid, save, styled
 
 MARKERS = ("o", "s", "^", "D", "v", "P", "X")
 

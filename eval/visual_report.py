@@ -14,8 +14,8 @@ from typing import Any
 
 from torch import Tensor
 
+from .figures import save_grid
 from .measure import Row, bootstrap, quartiles
-from .pictures import save_grid
 from .tables import interval, markdown_table
 
 Results = dict[float, dict[str, list[Row]]]  # temperature -> method -> rows

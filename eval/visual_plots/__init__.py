@@ -3,10 +3,10 @@
 They are those of LANTERN and ADT-Tree, for whatever was measured.
 """
 
+from ..style import COLORS
 from .methods import TradeOff, acceptance_grid, initialisations, latency_bars, trade_off
 from .pictures import MOST_COLUMNS, depth_map, distributions_at, length_map, set_size_grid, top1_map
 from .shares import accepted_histogram, accuracy_bars, probability_bars, rank_histogram
-from .style import COLORS
 
 __all__ = [
     "COLORS",

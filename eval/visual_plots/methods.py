@@ -14,7 +14,7 @@ from matplotlib.lines import Line2D
 from matplotlib.patches import Patch
 from torch import Tensor
 
-from .style import BLUE, COLORS, GREEN, GREY, INK, ORANGE, WIDEST, one_panel, panel_grid, save, styled, wrapped
+from ..style import BLUE, COLORS, GREEN, GREY, INK, ORANGE, WIDEST, one_panel, panel_grid, save, styled, wrapped
 
 MARKERS = ("o", "s", "^", "D", "v", "P")
 

@@ -19,7 +19,7 @@ from matplotlib.patheffects import withStroke
 from matplotlib.ticker import MaxNLocator
 from torch import Tensor
 
-from .style import BLUE, GREEN, GREY, INK, PALE, VERMILION, WIDEST, panel_grid, save, styled
+from ..style import BLUE, GREEN, GREY, INK, PALE, VERMILION, WIDEST, panel_grid, save, styled
 
 MAP = "cividis"
 MOST_COLUMNS = 5  # pictures side by side

@@ -39,8 +39,7 @@ def random_rows(count, *, seed=0, gamma=5, **changes) -> list[Row]:
                 drafted=tuple(drafted),
                 nodes=tuple(d + rng.randint(0, 9) for d in drafted),
                 emitted=tuple([*(a + 1 for a in accepted[:-1]), max(1, accepted[-1])]),
-                identical=rng.random() < 0.8,
-                **(times | changes),
+                **({"identical": rng.random() < 0.8} | times | changes),
             )
         )
     return rows
