@@ -1,4 +1,4 @@
-"""The one look of the visual track's figures, and the frame that each is drawn in.
+"""The one look of all figures, and the frame that each is drawn in.
 
 Colours stay apart for colour-blind readers (Okabe and Ito). Sizes suit a README: at most eight inches at 130 dots.
 """
@@ -46,12 +46,19 @@ def one_panel(size: tuple[float, float]) -> tuple[Any, Any]:
 
 
 def panel_grid(
-    rows: int, columns: int, size: tuple[float, float], *, sharey: bool = False, widths: Sequence[float] | None = None
+    rows: int,
+    columns: int,
+    size: tuple[float, float],
+    *,
+    sharey: bool = False,
+    widths: Sequence[float] | None = None,
+    heights: Sequence[float] | None = None,
 ) -> tuple[Any, Any]:
     """A figure of `size` inches and its panels [rows][columns]."""
     return plt.subplots(
-        rows, columns, figsize=size, squeeze=False, sharey=sharey, layout="constrained", width_ratios=widths
-    )
+        rows, columns, figsize=size, squeeze=False, sharey=sharey, layout="constrained", width_ratios=widths,
+        height_ratios=heights,
+    )  # fmt: skip
 
 
 def save(figure: Any, path: Path) -> None:

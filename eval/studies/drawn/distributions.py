@@ -12,10 +12,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ...core.nouns import CodeBatch
-from ...core.states import Taps, TargetStates
-from ...models.decoding.warp import Warp
-from ...models.drafters.eagle import ImageEagleHead, causal_mask
+from ....core.nouns import CodeBatch
+from ....core.states import Taps, TargetStates
+from ....models.decoding.warp import Warp
+from ....models.drafters.eagle import ImageEagleHead, causal_mask
 
 AT_ONCE = 256  # cells whose scores are held in full before they are warped
 
@@ -92,8 +92,3 @@ def top_mass(p: Tensor, k: int) -> Tensor:
 def overlap(p: Tensor, q: Tensor) -> Tensor:
     """[N] sum of min(p, q): how likely exact speculative sampling accepts one draft from q."""
     return torch.minimum(p, q).sum(-1)
-
-
-def entropy(p: Tensor) -> Tensor:
-    """[N] in nats; its exponential counts the tokens that a uniform choice would be among."""
-    return torch.special.entr(p).sum(-1)

@@ -16,15 +16,15 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ..core.nouns import IMAGE, Request
-from ..models.decoding.decoder import CachedDecoder
-from ..models.decoding.tree import no_tree
-from ..models.decoding.warp import Warp
-from ..models.drafters.graph import GraphedChain
-from ..models.llava import selected_features
-from ..models.targets.base import Taps
-from ..models.targets.llava import LlavaTarget
-from .timing import Action, rounds
+from ...core.nouns import IMAGE, Request
+from ...models.decoding.decoder import CachedDecoder
+from ...models.decoding.tree import no_tree
+from ...models.decoding.warp import Warp
+from ...models.drafters.graph import GraphedChain
+from ...models.llava import selected_features
+from ...models.targets.base import Taps
+from ...models.targets.llava import LlavaTarget
+from ..timing import Action, rounds
 
 ANY_TOKEN = 9
 

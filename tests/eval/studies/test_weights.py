@@ -8,7 +8,7 @@ import torch
 from draftsmith.eval.loop import Decoding, generate
 from draftsmith.eval.policies import Chain, Draw, Static
 from draftsmith.eval.rules import Greedy
-from draftsmith.eval.weights_plot import as_data, plot_weights, trace_weights, weights_over_time
+from draftsmith.eval.studies.weights import as_data, plot_weights, trace_weights, weights_over_time
 from draftsmith.models.decoding.warp import Warp
 from draftsmith.models.drafters.ensemble import EnsembleConfig, preset
 from draftsmith.models.drafters.weights import FixedWeights, InverseWeights

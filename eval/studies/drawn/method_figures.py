@@ -8,13 +8,14 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from matplotlib.lines import Line2D
 from matplotlib.patches import Patch
 from torch import Tensor
 
-from ..style import BLUE, COLORS, GREEN, GREY, INK, ORANGE, WIDEST, one_panel, panel_grid, save, styled, wrapped
+from ...rows import PLAIN
+from ...style import BLUE, COLORS, GREEN, GREY, INK, ORANGE, WIDEST, one_panel, panel_grid, save, styled, wrapped
+from ...summary import Summary
 
 MARKERS = ("o", "s", "^", "D", "v", "P")
 
@@ -51,22 +52,19 @@ def acceptance_grid(
 
 
 @styled
-def initialisations(path: Path, methods: Mapping[str, Mapping[str, Any]], *, title: str = "") -> None:
-    """tau, mean depth and speedup side by side (ADT-Tree, figure 8).
-
-    Args:
-        methods: `analysis.compare` of ADT-Tree's ways to start a tree, or of any methods.
-    """
+def initialisations(path: Path, methods: Mapping[str, Summary], *, title: str = "") -> None:
+    """tau, mean depth and speedup of ADT-Tree's ways to start a tree, or of any methods (ADT-Tree, figure 8)."""
     names = list(methods)
     labels = wrapped(names)
     figure, panels = panel_grid(1, 3, (WIDEST, 0.42 * len(names) + 1.35), sharey=True)
     columns = (("tau", "tau_interval", "tau (tokens a target pass)"), ("mean_levels", None, "mean depth (levels)"),
-               ("SR", "SR_spread", "speedup (SR)"))  # fmt: skip
+               ("ESR", "ESR_spread", "speedup (SR)"))  # fmt: skip
     for panel, color, (key, spread, label) in zip(panels[0], COLORS, columns, strict=False):
-        values = [float(methods[name][key]) for name in names]
-        error = None if spread is None else _errors(values, [methods[name][spread] for name in names])
+        values = [float(getattr(methods[name], key)) for name in names]
+        ends = None if spread is None else [getattr(methods[name], spread) for name in names]
+        error = None if ends is None else _errors(values, ends)
         panel.barh(labels, values, height=0.62, color=color, xerr=error, error_kw={"ecolor": INK, "capsize": 2})
-        top = [max(v, methods[n][spread][1]) if spread else v for v, n in zip(values, names, strict=True)]
+        top = values if ends is None else [max(v, high) for v, (_, high) in zip(values, ends, strict=True)]
         for place, (value, end) in enumerate(zip(values, top, strict=True)):
             panel.text(end + 0.02 * max(top), place, f"{value:.2f}", va="center", fontsize=8, color=INK)
         if key != "mean_levels":
@@ -131,21 +129,16 @@ def trade_off(
 
 
 @styled
-def latency_bars(path: Path, methods: Mapping[str, Mapping[str, Any]], *, title: str = "") -> None:
-    """Where a cycle's time goes, a row for each method under that of plain decoding (LANTERN, table 8).
-
-    Args:
-        methods: name -> medians `target_ms`, `drafter_ms`, `rule_ms` and `plain_ms` of a report's table.
-    """
-    names = ["plain decoding", *methods]
+def latency_bars(path: Path, methods: Mapping[str, Summary], *, title: str = "") -> None:
+    """Where a cycle's time goes, a row for each method under that of plain decoding (LANTERN, table 8)."""
+    names = [PLAIN, *methods]
     figure, panel = one_panel((7.0, 0.42 * len(names) + 1.3))
-    plain = {"target_ms": next(iter(methods.values()))["plain_ms"], "drafter_ms": 0.0, "rule_ms": 0.0}
-    tables = [plain, *methods.values()]
-    widest = max(sum(float(table[key]) for _, key, _, _ in _PARTS) for table in tables)
-    for place, table in enumerate(tables):
+    bars = [(next(iter(methods.values())).T_p_ms, 0.0, 0.0)]
+    bars += [(s.target_ms, s.drafter_ms, s.rule_ms) for s in methods.values()]
+    widest = max(map(sum, bars))
+    for place, bar in enumerate(bars):
         end = 0.0
-        for color, key, _, ink in _PARTS:
-            value = float(table[key])
+        for value, (color, _, ink) in zip(bar, _PARTS, strict=True):
             panel.barh(place, value, left=end, height=0.62, color=color)
             if value > 0.07 * widest:
                 panel.text(end + value / 2, place, f"{value:.1f}", ha="center", va="center", fontsize=8, color=ink)
@@ -155,14 +148,13 @@ def latency_bars(path: Path, methods: Mapping[str, Mapping[str, Any]], *, title:
     panel.invert_yaxis()
     panel.set(xlabel="median times of a cycle (ms)", xlim=(0, 1.1 * widest), title=title)
     panel.tick_params(axis="y", length=0)
-    entries = [Patch(color=color, label=label) for color, _, label, _ in _PARTS]
+    entries = [Patch(color=color, label=label) for color, label, _ in _PARTS]
     figure.legend(handles=entries, loc="outside lower center", ncol=3)
     save(figure, path)
 
 
-# Colour, key in a report's table, name, and colour of the number on it.
-_PARTS = ((BLUE, "target_ms", "target", "white"), (ORANGE, "drafter_ms", "drafter", "black"),
-          (GREEN, "rule_ms", "acceptance rule", "white"))  # fmt: skip
+# Colour, name, and colour of the number on it.
+_PARTS = ((BLUE, "target", "white"), (ORANGE, "drafter", "black"), (GREEN, "acceptance rule", "white"))
 
 
 def _errors(values: Sequence[float], spreads: Sequence[Sequence[float]]) -> list[list[float]]:

@@ -7,11 +7,11 @@ import tiny
 import tiny_qwen
 import torch
 from draftsmith.core.nouns import IMAGE, TEXT
-from draftsmith.eval import reading_analysis as analysis
 from draftsmith.eval.loop import Decoding, generate
 from draftsmith.eval.policies import Chain, Draw
-from draftsmith.eval.reading_analysis import Question, attention_shares, importance, kinds_of, retention
 from draftsmith.eval.rules import RULES
+from draftsmith.eval.studies import visual_tokens as analysis
+from draftsmith.eval.studies.visual_tokens import Question, attention_shares, importance, kinds_of, retention
 from draftsmith.models.decoding.removal import unseen_from
 from draftsmith.models.decoding.tree import chain
 from draftsmith.models.decoding.warp import Warp

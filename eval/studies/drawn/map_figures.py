@@ -19,7 +19,7 @@ from matplotlib.patheffects import withStroke
 from matplotlib.ticker import MaxNLocator
 from torch import Tensor
 
-from ..style import BLUE, GREEN, GREY, INK, PALE, VERMILION, WIDEST, panel_grid, save, styled
+from ...style import BLUE, GREEN, GREY, INK, PALE, VERMILION, WIDEST, panel_grid, save, styled
 
 MAP = "cividis"
 MOST_COLUMNS = 5  # pictures side by side
@@ -32,7 +32,7 @@ def depth_map(path: Path, pictures: Sequence[Tensor], maps: Sequence[Tensor], ti
 
     Args:
         pictures: uint8 [3,S,S] each, up to five; empty shows the maps alone.
-        maps: `analysis.depth_map` of each, [G,G], or means of them.
+        maps: `maps.depth_map` of each, [G,G], or means of them.
         titles: of the columns.
     """
     _maps(path, pictures, maps, titles, "depth in the draft tree (0: not drafted)")

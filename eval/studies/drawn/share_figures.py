@@ -9,7 +9,7 @@ from typing import Any
 from matplotlib.ticker import PercentFormatter
 from torch import Tensor
 
-from ..style import COLORS, GREY, INK, WIDEST, one_panel, save, styled, wrapped
+from ...style import COLORS, GREY, INK, WIDEST, one_panel, save, styled, wrapped
 
 RANK_BINS = ((1, 1), (2, 2), (3, 3), (4, 5), (6, 10), (11, 20), (21, 50), (51, 100), (101, 300), (301, 1000))
 

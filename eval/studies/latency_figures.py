@@ -8,9 +8,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
+from ..style import BLUE, COLORS, GREY, INK, ORANGE, SKY, one_panel, save, styled
+from ..summary import quartiles
 from .latency import Measured
-from .measure import quartiles
-from .style import BLUE, COLORS, GREY, INK, ORANGE, SKY, one_panel, save, styled
 
 MARKERS = ("o", "s", "^", "D", "v", "P")
 

@@ -10,12 +10,12 @@ import pytest
 import torch
 import yaml
 from draftsmith.data.prompts import PromptSource, read_prompts
-from draftsmith.eval import proximity
 from draftsmith.eval.lantern import LanternConfig
 from draftsmith.eval.loop import Decoding, generate
 from draftsmith.eval.policies import Draw, Dynamic
-from draftsmith.eval.proximity import Point, Recording, Replacing, Setting, draw_replaced
 from draftsmith.eval.rules import RULES
+from draftsmith.eval.studies import proximity
+from draftsmith.eval.studies.proximity import Point, Recording, Replacing, Setting, draw_replaced
 from draftsmith.models.decoding.neighbours import NeighbourTable, load_neighbours
 from draftsmith.models.decoding.tree import Tree
 from draftsmith.models.decoding.warp import Warp
@@ -28,7 +28,7 @@ from draftsmith.models.targets.base import Taps
 from PIL import Image
 from visual_tiny import EAGLE, anole, llamagen, plain, request, target, true_features
 
-ROOT = Path(__file__).parents[2]
+ROOT = Path(__file__).parents[3]
 VOCAB = 24
 
 
@@ -146,7 +146,7 @@ def test_shown_codes_go_from_often_to_rarely_drawn():
 
 
 def point(sr: float, tau: float, fid: float, error: float | None = None) -> Point:
-    table = {"SR": sr, "SR_spread": [sr - 0.1, sr + 0.1], "tau": tau, "tau_interval": [tau - 0.2, tau + 0.2]}
+    table = {"ESR": sr, "ESR_spread": [sr - 0.1, sr + 0.1], "tau": tau, "tau_interval": [tau - 0.2, tau + 0.2]}
     return Point(table, {"fid": {"value": fid, "n": 3, "what": "FID", "spread": error}})
 
 
@@ -178,11 +178,11 @@ def test_settings_are_rules_of_a_recipe():
 
 
 def test_speedup_over_the_first_captions_with_its_interval():
-    rows = [{"plain_total_s": 2.0, "total_s": 1.0}, {"plain_total_s": 3.0, "total_s": 1.0}] * 20
-    (one, narrow), (two, _), (all_of_them, interval) = proximity.speedups(rows, [1, 2, 40])
+    rows = [2.0, 3.0] * 20, [1.0] * 40
+    (one, narrow), (two, _), (all_of_them, interval) = proximity.speedups(*rows, [1, 2, 40])
     assert (one, narrow) == (2.0, (2.0, 2.0)) and two == all_of_them == 2.5
     assert 2.3 < interval[0] < 2.5 < interval[1] < 2.7
-    lines = proximity.counts_table([1, 40], {"a": proximity.speedups(rows, [1, 40])})
+    lines = proximity.counts_table([1, 40], {"a": proximity.speedups(*rows, [1, 40])})
     assert lines[0] == "| captions | a |" and lines[2] == "| 1 | 2.00x [2.00, 2.00] |"
 
 

@@ -12,8 +12,8 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from ...models.decoding.neighbours import NeighbourTable
-from ..lantern import Lantern, LanternConfig
+from ....models.decoding.neighbours import NeighbourTable
+from ...lantern import Lantern, LanternConfig
 
 CYCLE_NODES = 59  # drafts that a cycle of the papers' trees verifies: what the rule is timed on
 

@@ -15,20 +15,18 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ..core.nouns import ImageRequest
-from ..models.decoding.neighbours import Metric, NeighbourTable
-from ..models.decoding.tree import Tree
-from ..models.decoding.warp import Warp
-from ..models.targets.base import Taps, TargetStep
-from .analysis import bound_cost
-from .lantern import LanternConfig
-from .loop import Decoding, generate
-from .measure import Row, bootstrap, quartiles
-from .policies import Chain, Draw
-from .rules import Greedy, Rule, Verified, inverse_cdf
-from .tables import interval, markdown_table
-
-DRAWS = 300  # resampled sets of captions: with 5000 captions each costs a millisecond
+from ...core.nouns import ImageRequest
+from ...models.decoding.neighbours import Metric, NeighbourTable
+from ...models.decoding.tree import Tree
+from ...models.decoding.warp import Warp
+from ...models.targets.base import Taps, TargetStep
+from ..lantern import LanternConfig
+from ..loop import Decoding, generate
+from ..policies import Chain, Draw
+from ..rules import Greedy, Rule, Verified, inverse_cdf
+from ..summary import bootstrap, quartiles
+from ..tables import interval, markdown_table
+from .drawn.relaxation import bound_cost
 
 # ---- drawing with near codes
 
@@ -144,7 +142,7 @@ class Setting:
 class Point:
     """A method at one temperature, measured: a row of the report."""
 
-    table: Mapping[str, Any]  # `visual_report.summarize`
+    table: Mapping[str, Any]  # a cell of report.json: `Summary.to_json`
     quality: Mapping[str, Mapping[str, Any]]  # metric -> value, n, what, spread
 
 
@@ -153,7 +151,7 @@ Spread = tuple[float, float]
 
 
 def speedup(point: Point) -> str:
-    return f"{point.table['SR']:.2f}x {interval(point.table['SR_spread'])}"
+    return f"{point.table['ESR']:.2f}x {interval(point.table['ESR_spread'])}"
 
 
 def tau(point: Point) -> str:
@@ -202,13 +200,17 @@ def measures_table(points: Mapping[Setting, Point], metrics: Sequence[str]) -> l
 # ---- speedup and the number of captions
 
 
-def speedups(rows: Sequence[Row], counts: Sequence[int]) -> list[tuple[float, Spread]]:
-    """Speedup over the first `counts` captions of a run, with its 95% interval over resampled captions (table 7)."""
+def speedups(plain_s: Sequence[float], total_s: Sequence[float], counts: Sequence[int]) -> list[tuple[float, Spread]]:
+    """Speedup over the first `counts` captions of a run, with its 95% interval over resampled captions (table 7).
+
+    Args:
+        plain_s, total_s: seconds of each caption, plainly and by the method (a row's `plain_total_s` and `total_s`).
+    """
     found = []
     for count in counts:
-        assert 1 <= count <= len(rows), (count, len(rows))
-        plain, own = ([r[key] for r in rows[:count]] for key in ("plain_total_s", "total_s"))
-        found.append((sum(plain) / sum(own), bootstrap(plain, own, draws=DRAWS)))
+        assert 1 <= count <= len(plain_s), (count, len(plain_s))
+        plain, own = plain_s[:count], total_s[:count]
+        found.append((sum(plain) / sum(own), bootstrap(plain, own)))
     return found
 
 

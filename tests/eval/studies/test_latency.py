@@ -10,9 +10,17 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from draftsmith.eval import latency, latency_plots
-from draftsmith.eval.latency import Measured, Passes, caption_times, grid_times, stage_times, step_times, variation
-from draftsmith.eval.latency_models import (
+from draftsmith.eval.studies import latency, latency_figures
+from draftsmith.eval.studies.latency import (
+    Measured,
+    Passes,
+    caption_times,
+    grid_times,
+    stage_times,
+    step_times,
+    variation,
+)
+from draftsmith.eval.studies.latency_models import (
     CAPTIONERS,
     Shape,
     cache_bytes,
@@ -22,7 +30,7 @@ from draftsmith.eval.latency_models import (
     target_config,
     weight_bytes,
 )
-from draftsmith.eval.latency_report import captions_table, remarks_table, stages_table, steps_table
+from draftsmith.eval.studies.latency_report import captions_table, remarks_table, stages_table, steps_table
 from draftsmith.models.decoding.decoder import CachedDecoder
 from draftsmith.models.targets.llava import LlavaTarget
 from PIL import Image
@@ -249,9 +257,9 @@ def test_stages_and_captions_as_tables():
 
 def test_figures_show_something(tmp_path):
     single = [m for m in grid(lambda b, s, gamma: 0.01 * gamma + 0.001 * s) if m.at["B"] == 1]
-    latency_plots.by_length(tmp_path / "grid.png", single, lines="gamma")
-    latency_plots.stages(tmp_path / "stages.png", STAGES)
-    latency_plots.captioners(tmp_path / "captioners.png", CAPTIONS)
+    latency_figures.by_length(tmp_path / "grid.png", single, lines="gamma")
+    latency_figures.stages(tmp_path / "stages.png", STAGES)
+    latency_figures.captioners(tmp_path / "captioners.png", CAPTIONS)
     for path in tmp_path.iterdir():
         pixels = np.asarray(Image.open(path).convert("RGB"))
         assert 0.02 < (pixels.min(-1) < 250).mean() < 0.95, path.name
@@ -263,7 +271,7 @@ def test_figures_show_something(tmp_path):
 @pytest.fixture
 def script(monkeypatch):
     name = "measure_latency"
-    loader = SourceFileLoader(name, str(Path(__file__).parents[2] / "scripts" / name))
+    loader = SourceFileLoader(name, str(Path(__file__).parents[3] / "scripts" / name))
     module = module_from_spec(spec_from_loader(name, loader))
     loader.exec_module(module)
     monkeypatch.setitem(module.SIZES, "small", module.Sizes(TINY, num_text=4, lengths=(8, 12, 16)))

@@ -22,11 +22,11 @@ from transformers import (
     PreTrainedModel,
 )
 
-from ..models.captioners import Blip2Captions, BlipCaptions, Florence2Captions
-from ..models.drafters.lvlm import LvlmConfig, drafter_config
-from ..models.hub import read_config
-from ..models.llava import TokenIds, llava_config
-from .timing import Action
+from ...models.captioners import Blip2Captions, BlipCaptions, Florence2Captions
+from ...models.drafters.lvlm import LvlmConfig, drafter_config
+from ...models.hub import read_config
+from ...models.llava import TokenIds, llava_config
+from ..timing import Action
 
 Model = TypeVar("Model", bound=PreTrainedModel)
 

@@ -8,32 +8,18 @@ from draftsmith.core.errors import UserError
 from draftsmith.core.nouns import ImageRequest
 from draftsmith.data.codes import ShardData, ShardSamples
 from draftsmith.data.shards import claim, finish, write_shard
-from draftsmith.eval.analysis import (
-    AnalysisConfig,
-    Curves,
-    Relaxed,
-    accepted_histogram,
-    bound_cost,
-    cell_map,
-    compare,
-    cycle_map,
-    depth_map,
-    encoded_pictures,
-    entropy,
-    length_map,
-    mean_map,
-    overlap,
-    ranks,
-    read_pictures,
-    relaxed,
-    teacher_forced,
-    top_mass,
-)
 from draftsmith.eval.lantern import LanternConfig
 from draftsmith.eval.loop import Decoding, generate
-from draftsmith.eval.measure import measure_request
 from draftsmith.eval.policies import Draw, DynamicTree
+from draftsmith.eval.rows import PLAIN, measure
 from draftsmith.eval.rules import RULES
+from draftsmith.eval.studies.drawn import AnalysisConfig, encoded_pictures, read_pictures
+from draftsmith.eval.studies.drawn.distributions import Curves, overlap, ranks, teacher_forced, top_mass
+from draftsmith.eval.studies.drawn.maps import cell_map, cycle_map, depth_map, length_map, mean_map
+from draftsmith.eval.studies.drawn.relaxation import Relaxed, bound_cost, relaxed
+from draftsmith.eval.studies.drawn.section import accepted_shares, drawn_section
+from draftsmith.eval.summary import summarize
+from draftsmith.eval.tables import Figure, Table
 from draftsmith.models.decoding.neighbours import load_neighbours
 from draftsmith.models.decoding.rows import Guidance
 from draftsmith.models.decoding.warp import Warp
@@ -43,6 +29,8 @@ from draftsmith.models.llamagen.transformer import LlamaGen, LlamaGenConfig
 from draftsmith.models.targets.anole import AnoleTarget
 from draftsmith.models.targets.llamagen import LlamaGenTarget
 from transformers import ChameleonConfig, ChameleonForConditionalGeneration
+
+from ..rows import a_row
 
 GRID, CODES, FEATURES = 4, 24, 8
 CELLS = GRID * GRID
@@ -167,7 +155,7 @@ def test_cells_are_scored_in_parts(monkeypatch):
     target, condition = TARGETS["text"]()
     head, codes = head_of(target), torch.arange(CELLS) % CODES
     whole = teacher_forced(target, head, condition, codes, Warp(1.0))
-    monkeypatch.setattr("draftsmith.eval.analysis.distributions.AT_ONCE", 5)
+    monkeypatch.setattr("draftsmith.eval.studies.drawn.distributions.AT_ONCE", 5)
     parts = teacher_forced(target, head, condition, codes, Warp(1.0))
     torch.testing.assert_close(parts.p, whole.p)
     torch.testing.assert_close(parts.q, whole.q)
@@ -207,16 +195,14 @@ def test_ranks_against_sorting():
     assert ranks(cut, best).tolist() == [rank if rank <= 3 else CODES for rank in expected]
 
 
-def test_masses_overlap_and_entropy_against_loops():
+def test_masses_and_overlap_against_loops():
     p, q = distributions()
     for row in range(len(p)):
         a, b = p[row].tolist(), q[row].tolist()
         assert float(top_mass(p, 1)[row]) == pytest.approx(max(a))
         assert float(top_mass(p, 10)[row]) == pytest.approx(sum(sorted(a)[-10:]))
         assert float(overlap(p, q)[row]) == pytest.approx(sum(min(x, y) for x, y in zip(a, b, strict=True)))
-        assert float(entropy(p)[row]) == pytest.approx(-sum(x * math.log(x) for x in a), rel=1e-5)
     assert float(top_mass(p, 100)[0]) == pytest.approx(1.0)
-    assert float(entropy(torch.eye(3))[0]) == 0.0
 
 
 def codebook() -> torch.Tensor:
@@ -399,32 +385,36 @@ def test_cells_and_means_leave_what_is_missing_out():
 
 
 def test_histogram_counts_cycles_with_the_bonus_token():
-    rows = [{"accepted": [0, 0, 2]}, {"accepted": [0]}]
-    assert accepted_histogram(rows) == [0.75, 0.0, 0.25]
+    rows = [a_row(accepted=(0, 0, 2)), a_row(request="r1", accepted=(0,))]
+    assert accepted_shares(summarize(rows)) == [0.75, 0.0, 0.25]
 
 
-def test_methods_side_by_side():
+def test_the_section_has_every_figure_of_the_methods(tmp_path):
+    """Two methods on two pictures, decoded; the figures are those that the section names."""
     target, condition = TARGETS["text"]()
-    warp, methods = Warp(1.0), {}
-    for name, width in (("narrow", 1), ("wide", 4)):
-        rows = []
-        for seed in range(3):
-            plain, _ = decode(target, condition, warp, seed=seed)
-            drafter = head_proposal(head_of(target), target)
+    warp, rows, drawn = Warp(1.0), [], []
+    for seed in range(2):
+        plain, _ = decode(target, condition, warp, seed=seed)
+        drawn.append((condition, target.codes(plain.tokens)))
+        for name, width in (("narrow", 1), ("wide", 4)):
             policy = DynamicTree(kind="dynamic", total=10, depth=2, width=width).build()
             decoding = Decoding(policy, RULES["sampling"], Draw("top-k"), warp, CELLS, ())
-            asked = ImageRequest(condition, name=f"request {seed}")
-            drafted = generate(target, drafter, asked, decoding, torch.Generator().manual_seed(seed))
-            rows.append(measure_request(asked.name, name, [plain], [drafted]))
-        methods[name] = rows
-    found = compare(methods)
-    for name, rows in methods.items():
-        cycles = sum(len(r["accepted"]) for r in rows)
-        assert found[name]["tau"] == pytest.approx(3 * (CELLS - 1) / cycles)
-        assert found[name]["mean_levels"] == pytest.approx(sum(sum(r["drafted"]) for r in rows) / cycles)
-        assert found[name]["SR"] > 0 and found[name]["requests"] == 3
-    assert found["narrow"]["tau_difference"]["difference"] == 0
-    wide = found["wide"]["tau_difference"]
-    assert wide["requests"] == 3
-    assert wide["difference"] == pytest.approx(found["wide"]["tau"] - found["narrow"]["tau"])
-    assert methods["wide"][0]["drafter"] == "wide"  # rows keep their names
+            drafter, generator = head_proposal(head_of(target), target), torch.Generator().manual_seed(seed)
+            drafted = generate(target, drafter, ImageRequest(condition, name=f"r{seed}"), decoding, generator)
+            rows.append(measure([plain], [drafted], benchmark="captions", method=name, request=f"r{seed}",
+                                temperature=1.0, max_new_tokens=CELLS, medium="drawn"))  # fmt: skip
+    config = settings()
+    reading = read_pictures(config, target, head_of(target), drawn, warp, config.table(codebook()), seed=0)
+    pictures = torch.randint(0, 256, (2, 3, 16, 16), dtype=torch.uint8)
+    shown = {1.0: {name: pictures for name in (PLAIN, "narrow", "wide")}}
+    rules = {name: LanternConfig(kind="lantern", k=k, delta=0.1) for name, k in (("narrow", 2), ("wide", 4))}
+    quality = {1.0: {name: {"fid": {"value": 9.0 + n}} for n, name in enumerate((PLAIN, "narrow", "wide"))}}
+    section = drawn_section(
+        tmp_path, config, {1.0: reading}, rows, shown, ["a", "b"], rules=rules, quality=quality, encoded={}
+    )
+    figures = [part.path for part in section.content if isinstance(part, Figure)]
+    assert len(figures) == 14 and all((tmp_path / path).stat().st_size > 3000 for path in figures)
+    assert section.name == "analysis" and section.data["1"]["pictures"] == 2
+    assert [part.title for part in section.content if isinstance(part, Table)] == [
+        "Head and target, cell by cell", "Bounds of LANTERN"
+    ]  # fmt: skip
