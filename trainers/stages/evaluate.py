@@ -18,7 +18,8 @@ from ...core.section import Section
 from ...data.conversations import PromptFormat
 from ...data.dataset import ConversationData, ConversationDataset
 from ...data.processor import Processor
-from ...eval import report, suite_table, text_quality
+from ...eval import benchmark_report as report
+from ...eval import suite_table, text_quality
 from ...eval.compare import Comparison, compare_trainings
 from ...eval.loop import Decoding, generate
 from ...eval.policies import Chain, Draw, TextTreeConfig, TreePolicy, check_combination
