@@ -1,7 +1,7 @@
 """What a stage has finished, line by line, so that a killed run goes on behind it.
 
-Every rank appends to a file of its own and reads all of them, so that the number of ranks may change. A line that was
-cut off while it was written is no line.
+Every rank appends to a file of its own and reads all of them, so the number of ranks may change between two starts. A
+line that was cut off while it was written does not count.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from typing import Any
 from ...core import ranks
 
 
-class Kept:
+class ResumeLog:
     """Values by key, in `<stem>-<rank>.jsonl`."""
 
     def __init__(self, stem: Path):
@@ -32,7 +32,7 @@ class Kept:
     def add(self, key: str, value: Any) -> None:
         self._path.parent.mkdir(parents=True, exist_ok=True)
         with open(self._path, "a+b") as file:
-            # Behind a line that was cut off another begins anew.
+            # A new value starts on a line of its own, also behind one that was cut off.
             if file.tell() and not _ends_a_line(file):
                 file.write(b"\n")
             file.write(json.dumps([key, value]).encode() + b"\n")

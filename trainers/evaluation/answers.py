@@ -1,4 +1,4 @@
-"""How good answers of target and drafts are, with the pictures and without: part of an evaluate stage's suite."""
+"""How good the answers of target and drafts are, with the pictures and without (TABED, tables 5 and 9)."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from ...core import ranks
+from ...core.errors import UserError
 from ...core.nouns import Request
 from ...data.records import paths
 from ...eval import text_quality
@@ -19,9 +20,9 @@ from ...eval.text_quality import Metric, Scorer
 from ...models.decoding.warp import Warp
 from ...models.drafters.modes import without_pictures
 from ...models.targets.llava import LlavaTarget
-from .kept import Kept
-from .measuring import Measuring
-from .suite import QualitySection, SuiteRun
+from .benchmarks import QualitySection
+from .resume_log import ResumeLog
+from .tabed import TabedRun
 
 # A request -> ids of an answer.
 Answering = Callable[[Request], list[int]]
@@ -29,7 +30,7 @@ BLIND = " (text only)"
 
 
 def measure_quality(
-    config: QualitySection, run: SuiteRun, drafts: Mapping[str, Any], score: Mapping[Metric, Scorer]
+    config: QualitySection, run: TabedRun, drafts: Mapping[str, Any], score: Mapping[Metric, Scorer]
 ) -> dict[str, Any]:
     """Let target and drafts answer every set with the pictures and without; write `quality.json` and `quality.md`.
 
@@ -37,7 +38,7 @@ def measure_quality(
         drafts: name -> model.
         score: as `text_quality.scorers`.
     """
-    folder, models = run.context.folder, answering(config, run.measuring, drafts)
+    folder, models = run.context.folder, answering(config, run, drafts)
     found: list[dict[str, Any]] = []
     for name in config.sets:
         records = run.suite.first_turns(name, run.section.convention, config.max_samples)
@@ -52,19 +53,19 @@ def measure_quality(
     return built
 
 
-def answering(config: QualitySection, measuring: Measuring, drafts: Mapping[str, Any]) -> dict[str, Answering]:
+def answering(config: QualitySection, run: TabedRun, drafts: Mapping[str, Any]) -> dict[str, Answering]:
     """Target and drafts, each answering greedily on its own."""
-    processor = measuring.processor
+    processor = run.opening.processor
     # Nothing is drafted: policy and draw are never asked.
     decoding = Decoding(Chain(1), RULES["greedy"], Draw("top-k"), Warp(0.0), config.max_new_tokens, (processor.eos_id,))
 
     def by(model: LlavaTarget, *, is_draft: bool) -> Answering:
-        def answer(asked: Request) -> list[int]:
-            return generate(model, None, (asked.drafter_view or asked) if is_draft else asked, decoding).tokens
+        def answer(request: Request) -> list[int]:
+            return generate(model, None, (request.drafter_view or request) if is_draft else request, decoding).tokens
 
         return answer
 
-    found = {"target": by(measuring.target, is_draft=False)}
+    found = {"target": by(run.measuring.target, is_draft=False)}
     for name, model in drafts.items():
         draft = LlavaTarget(
             model,
@@ -78,26 +79,32 @@ def answering(config: QualitySection, measuring: Measuring, drafts: Mapping[str,
 
 
 def _answers(
-    name: str, records: list[dict[str, Any]], run: SuiteRun, models: Mapping[str, Answering]
+    name: str, records: list[dict[str, Any]], run: TabedRun, models: Mapping[str, Answering]
 ) -> list[dict[str, Any]]:
     """Every record with everyone's answers, of all ranks."""
     stem = run.folder / "quality" / name
-    dataset, processor = run.dataset(records, stem.with_name(f"{name}.json"), run.form), run.measuring.processor
-    kept = Kept(stem)
+    dataset, processor = run.dataset(records, stem.with_name(f"{name}.json"), run.form), run.opening.processor
+    log, unread = ResumeLog(stem), []
     for index in range(ranks.rank(), len(dataset), ranks.world_size()):
-        if str(index) in kept.values:
+        if str(index) in log.values:
             continue
-        asked, _ = dataset.request(index)
+        try:
+            request, _ = dataset.request(index)
+        except UserError as error:
+            dataset.leave_out(index, error)
+            unread.append(index)
+            continue
         answers = {}
         for model, answer in models.items():
-            for blind, seen in (("", asked), (BLIND, without_pictures(asked, processor.newline_id))):
+            for blind, seen in (("", request), (BLIND, without_pictures(request, processor.newline_id))):
                 answers[f"{model}{blind}"] = str(processor.tokenizer.decode(answer(seen), skip_special_tokens=True))
-        kept.add(str(index), answers)
-    ranks.barrier()
-    said = Kept(stem).values
+        log.add(str(index), answers)
+    nowhere = {index for each in ranks.gather(unread) for index in each}
+    kept = ResumeLog(stem).values
     return [
-        {"set": name, "number": index, "record": record, "answers": said[str(index)]}
+        {"set": name, "number": index, "record": record, "answers": kept[str(index)]}
         for index, record in enumerate(records)
+        if index not in nowhere
     ]
 
 

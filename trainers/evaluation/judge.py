@@ -14,11 +14,11 @@ import torch
 from PIL import Image
 from torch import Tensor
 
-from ....data.captioned import Captioned, TarSource, decode_image, read
-from ....data.prompts import ImagePrompt
-from ....data.shapes.captioned import figures_of, places_of
-from ....eval.quality import Extractor, Measured, QualityConfig, as_is, check, measure
-from ....models.shapes_reader import ShapesReader
+from ...data.captioned import Captioned, TarSource, decode_image, read
+from ...data.prompts import ImagePrompt
+from ...data.shapes.captioned import figures_of, places_of
+from ...eval.quality import Extractor, Measured, QualityConfig, as_is, check, measure
+from ...models.shapes_reader import ShapesReader
 
 
 class Drawn(Sequence[np.ndarray]):
