@@ -209,7 +209,7 @@ def retention(target: Any, requests: Sequence[Request]) -> dict[str, list[float]
     sums = {"visual": torch.zeros(len(layers)), "text": torch.zeros(len(layers))}
     counts = dict.fromkeys(sums, 0)
     for request in requests:
-        _, step = target.prefill(request, Taps(layers=layers), capacity=1)
+        _, step = target.prefill(request, Taps(text_layers=layers), capacity=1)
         places = step.prompt.modality[0] != TEXT
         start = step.layers[0][0].float()
         cosines = torch.stack(
