@@ -16,7 +16,8 @@ import torch
 from torch import Tensor
 
 from ..core.errors import UserError
-from ..core.nouns import TEXT, KeptScores, Request
+from ..core.nouns import TEXT, Request
+from ..core.states import KeptScores
 from .dataset import ConversationDataset
 from .shards import ShardReader
 

@@ -293,7 +293,7 @@ def _answering(folder: Path, section: PublishedSection, made: dict[str, Any], de
 def _opened(
     folder: Path, section: PublishedSection, target: Any, processor: Processor, identity: TargetIdentity
 ) -> Any:
-    """The proposal as the stored prompt was decoded: the drafter as it was trained, with the decoding's own settings."""
+    """The proposal that decoded the stored prompt: the drafter as trained, with the decoding's own settings."""
     trained = _DRAFTER.validate_python(section.drafter)
     changed = dict(section.decoding.reading)
     if section.decoding.mode is not None:

@@ -20,12 +20,13 @@ from ..core.secrets import redact
 from ..core.section import Section
 from ..data.prompts import ImagePrompt, PromptSource, read_prompts
 from ..trainers.run import DONE
-from ..trainers.stages.visual.evaluate import VisualEvaluateStage
-from ..trainers.stages.visual.generate import WORLD
+from ..trainers.stages.base import draws_pictures
+from ..trainers.stages.evaluate import EvaluateStage
+from ..trainers.stages.generate import WORLD
 from .cli import say
 from .load import RUN_OPTIONS, load
 from .plan import plan
-from .schema import TRACKS, VisualRecipe
+from .schema import Recipe
 
 
 class ScriptOptions(Section):
@@ -52,16 +53,19 @@ class Finished(Generic[Options]):
         except ValidationError as error:
             problems = (f"{'.'.join(map(str, p['loc']))}: {p['msg']}" for p in error.errors())
             raise UserError("; ".join(problems), cure="see --help") from error
-        self.loaded = load(others, {kind: own for kind, own in TRACKS.items() if own[None] is VisualRecipe})
-        self.recipe: VisualRecipe = self.loaded.recipe  # type: ignore[assignment]
+        self.loaded = load(others)
+        self.recipe: Any = self.loaded.recipe
+        if not draws_pictures(self.recipe.target):
+            raise UserError(f"target {self.recipe.target.kind} draws no pictures", where=str(self.loaded.path),
+                            cure="take a recipe of an image generator")  # fmt: skip
         self.folder = Path(self.recipe.output) / self.options.name
         if self.options.name in self.recipe.stages:
             raise UserError(f"{self.options.name!r} is a stage's folder", where=str(self.loaded.path),
                             cure="give another name=")  # fmt: skip
         self.stage_name, self.stage = self._stage()
 
-    def _stage(self) -> tuple[str, VisualEvaluateStage]:
-        found = {n: s for n, s in self.recipe.stages.items() if isinstance(s, VisualEvaluateStage)}
+    def _stage(self) -> tuple[str, EvaluateStage]:
+        found = {n: s for n, s in self.recipe.stages.items() if isinstance(s, EvaluateStage)}
         where = str(self.loaded.path)
         if not found:
             raise UserError("the recipe has no stage of kind evaluate, which would say what is drawn", where=where,
@@ -69,8 +73,7 @@ class Finished(Generic[Options]):
         name = self.options.stage or list(found)[-1]
         if name not in found:
             raise UserError(f"stage={name}: no stage of kind evaluate", where=where, cure=did_you_mean(name, found))
-        prompts = found[name].prompts.model_copy(update={"max_samples": self.options.count})
-        return name, found[name].model_copy(update={"prompts": prompts})
+        return name, found[name].with_count(self.options.count)
 
     def inputs(self, things: Iterable[str]) -> dict[str, Path]:
         """Thing -> folder of the finished stage that made it, of those of `things` that a stage makes."""
@@ -127,8 +130,8 @@ def _split(arguments: Sequence[str], schema: type[Section]) -> tuple[dict[str, A
                 own[key] = yaml.safe_load(text)
             except yaml.YAMLError as error:
                 raise UserError(f"cannot read the value of {argument}", cure="quote it as YAML wants it") from error
-        elif key != "recipe" and (key in RUN_OPTIONS or key.split(".")[0] not in VisualRecipe.model_fields):
-            known = [*schema.model_fields, *VisualRecipe.model_fields, "recipe"]
+        elif key != "recipe" and (key in RUN_OPTIONS or key.split(".")[0] not in Recipe.model_fields):
+            known = [*schema.model_fields, *Recipe.model_fields, "recipe"]
             raise UserError(f"no option {key!r} here", cure=did_you_mean(key, known))
         else:
             others.append(argument)

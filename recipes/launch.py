@@ -24,20 +24,18 @@ def say(text: str) -> None:
 
 def run_recipe(arguments: Sequence[str]) -> int:
     """Run (or dry-run) a recipe's stages. Returns 0, or 143 when asked to stop and saved."""
-    # The schema brings torch and transformers: a moment's wait that --help does not need.
-    from .schema import TRACKS
-
-    loaded = load(list(arguments), TRACKS)
+    loaded = load(list(arguments))
     from ..trainers.engine import check_engine
     from ..trainers.loop import Stopped
     from ..trainers.run import run_stages
+    from .dry_run import dry_run
     from .plan import plan
 
     recipe, options = loaded.recipe, loaded.options
     check_engine(recipe.engine)
     planned = plan(recipe, loaded.path)
     if options.dry_run:
-        say(dry_run_of(recipe, planned))
+        say(dry_run(recipe, planned, options.stages))
         return 0
     from transformers.utils import logging as hf_logging
 
@@ -71,7 +69,7 @@ def run_recipe(arguments: Sequence[str]) -> int:
 
 
 def context_maker(
-    loaded: Loaded[Any], command: str, tell: Callable[[str], None] = say
+    loaded: Loaded, command: str, tell: Callable[[str], None] = say
 ) -> Callable[[Any, Path, Mapping[str, Path]], Any]:
     """What gives each planned stage its part of the run: planned, folder, inputs -> context.
 
@@ -99,17 +97,6 @@ def context_maker(
         )
 
     return make_context
-
-
-def dry_run_of(recipe: Any, planned: Sequence[Any]) -> str:
-    """What the recipe would do at full size, by its track."""
-    from .dry_run import dry_run
-    from .dry_run_reading import dry_run_reading
-    from .dry_run_visual import dry_run_visual
-    from .schema import ReadingRecipe, VisualRecipe
-
-    tracks: dict[type, Any] = {VisualRecipe: dry_run_visual, ReadingRecipe: dry_run_reading}
-    return tracks.get(type(recipe), dry_run)(recipe, planned)
 
 
 def _write_provenance(loaded: Loaded, output: Path, command: str) -> None:

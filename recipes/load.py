@@ -6,11 +6,9 @@ file, the key and the cure, before anything is allocated or written.
 
 from __future__ import annotations
 
-import re
-from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Generic, TypeVar, get_args, get_origin
+from typing import TYPE_CHECKING, Any
 
 import yaml
 from omegaconf import OmegaConf
@@ -18,15 +16,15 @@ from omegaconf.errors import OmegaConfBaseException
 from pydantic import ValidationError
 
 from ..core.errors import UserError, did_you_mean, nearest
+from ..core.refused import Refused
 from ..core.secrets import redact_argument, redact_tree
-from ..core.section import Section
+from .sections import SECTION, WORD, names, walk
 
-R = TypeVar("R", bound=Section)
+if TYPE_CHECKING:
+    from .schema import Recipe
 
 FOLDER = Path(__file__).parent
 RUN_OPTIONS = ("recipe", "stages", "restart", "dry_run")
-# Kinds that the plan names and no track has brought yet.
-FUTURE_KINDS = ("regenerate", "encode", "cache")
 
 
 @dataclass(frozen=True)
@@ -39,37 +37,42 @@ class Options:
 
 
 @dataclass(frozen=True)
-class Loaded(Generic[R]):
+class Loaded:
     """A checked recipe, the tree it came from, its file, and the run's options."""
 
-    recipe: R
+    recipe: Recipe
     tree: dict[str, Any]
     path: Path
     options: Options
     overrides: tuple[tuple[str, Any], ...] = ()  # of the command line: dotted key, value
 
 
-Tracks = Mapping[str, Mapping[str | None, type[R]]]  # kind of target -> kind of drafter, None: none -> schema
-
-
-def load(arguments: list[str], tracks: Tracks[R]) -> Loaded[R]:
+def load(arguments: list[str]) -> Loaded:
     """Read `recipe=NAME key=value ...`."""
+    # The schema brings torch and transformers: a moment's wait that --help does not need.
+    from .schema import Recipe, fields_of
+
     pairs = [_pair(argument) for argument in arguments]
     names = [value for key, value in pairs if key == "recipe"]
     if len(names) != 1:
         raise UserError("give one recipe", cure="recipe=NAME, one of: " + ", ".join(sorted(recipe_names())))
     path = find_recipe(names[0])
-    tree = _with_base(path)
+    tree = _with_bases(path)
     options, overrides = _options(pairs, tree)
     for key, value in overrides:
         _override(tree, key, value)
-    schema = _schema(tree, path, tracks)
-    _check_kinds(tree, path, schema)
+    tree = _ordered(tree, Path("command line"))
     try:
-        recipe = schema.model_validate(tree)
+        recipe = Recipe.model_validate(tree)
     except ValidationError as error:
-        raise _readable(error, path, schema) from error
+        fields = fields_of(_kind(tree, "target"), _kind(tree, "drafter"))
+        raise _readable(error, path, fields, tree) from error
     return Loaded(recipe, tree, path, options, tuple(overrides))
+
+
+def _kind(tree: dict[str, Any], part: str) -> Any:
+    section = tree.get(part)
+    return section.get("kind") if isinstance(section, dict) else None
 
 
 def recipe_names() -> dict[str, Path]:
@@ -98,24 +101,62 @@ def _pair(argument: str) -> tuple[str, str]:
 
 
 def sources(path: Path) -> list[tuple[Path, dict[str, Any]]]:
-    """The files that a recipe is made of, each as it is written: what it extends first, itself last."""
-    tree = _read(path)
-    base = tree.pop("extends", None)
-    if base is None:
-        return [(path, tree)]
-    base_path = path.parent / f"{base}.yaml"
-    base_path = base_path if base_path.is_file() else find_recipe(base)
-    base_tree = _read(base_path)
-    if "extends" in base_tree:
-        raise UserError(
-            f"{base!r} extends another recipe itself", where=f"{path}, key extends", cure="extend one level"
-        )
-    return [(base_path, base_tree), (path, tree)]
+    """The files that a recipe is made of, each as it is written: the one that extends nothing first, itself last."""
+    layers: list[tuple[Path, dict[str, Any]]] = []
+    place: Path | None = path
+    while place is not None:
+        tree = _read(place)
+        layers.insert(0, (place, tree))
+        place = _extended(place, tree.pop("extends", None), [p for p, _ in layers])
+    return layers
 
 
-def _with_base(path: Path) -> dict[str, Any]:
-    *base, (_, tree) = sources(path)
-    return _merge(base[0][1], tree, leaves_out=True) if base else tree
+def _extended(path: Path, name: Any, seen: list[Path]) -> Path | None:
+    """The file that the recipe at `path` extends, if any.
+
+    Args:
+        name: what stands under `extends`: a file beside the recipe (`.yaml` may be left out), or a shipped recipe.
+        seen: files that led here.
+    """
+    where = f"{path}, key extends"
+    if name is None:
+        return None
+    if not isinstance(name, str):
+        raise UserError(f"extends is {name!r}, and not one name", where=where, cure="name one recipe")
+    beside = [path.parent / name, path.parent / f"{name}.yaml"]
+    # A recipe may have the name of the shipped one that it extends.
+    base = next((p for p in beside if p.is_file() and not p.samefile(path)), None) or find_recipe(name)
+    if any(base.samefile(p) for p in seen):
+        circle = " -> ".join(p.stem for p in [*reversed(seen), base])
+        raise UserError(f"recipes extend one another in a circle: {circle}", where=where, cure="break the circle")
+    return base
+
+
+def _with_bases(path: Path) -> dict[str, Any]:
+    """The recipe's tree over those of all recipes that it extends."""
+    (first, tree), *others = sources(path)
+    tree = _ordered(tree, first)
+    for place, own in others:
+        tree = _ordered(_merge(tree, own, leaves_out=True), place)
+    return tree
+
+
+def _ordered(tree: dict[str, Any], path: Path) -> dict[str, Any]:
+    """The tree with its stages as its `order` lists them; the list itself is no part of the recipe."""
+    tree = dict(tree)
+    order, stages = tree.pop("order", None), tree.get("stages")
+    if order is None or not isinstance(stages, dict):
+        return tree
+    where = f"{path}, key order"
+    if not isinstance(order, list) or len(set(map(str, order))) < len(order):
+        raise UserError(f"order is {order!r}, and no list of different stages", where=where, cure="order: [a, b, c]")
+    for name in order:
+        if name not in stages:
+            raise UserError(f"order names {name!r}, which is no stage", where=where, cure=did_you_mean(name, stages))
+    missing = [name for name in stages if name not in order]
+    if missing:
+        raise UserError(f"order does not name {', '.join(missing)}", where=where, cure="name every stage once")
+    return tree | {"stages": {name: stages[name] for name in order}}
 
 
 def _read(path: Path) -> dict[str, Any]:
@@ -225,75 +266,61 @@ def _override(tree: dict[str, Any], key: str, value: Any) -> None:
     section[last] = _merge({last: section.get(last)}, {last: value})[last]
 
 
-def _schema(tree: dict[str, Any], path: Path, tracks: Tracks[R]) -> type[R]:
-    """The schema of the track of target and drafter; where the target has no kind, the first one's, which says so."""
-    kind, drafter = _kind(tree, "target"), _kind(tree, "drafter")
-    if kind is None:
-        return next(iter(tracks.values()))[None]
-    if kind == "lumina-mgpt":
-        from ..models.targets.anole import refuse_lumina
-
-        refuse_lumina()
-    if kind not in tracks:
-        raise UserError(
-            f"target.kind: {kind!r} is no kind of target",
-            where=f"{path}, key target.kind",
-            cure=did_you_mean(str(kind), tracks),
-        )
-    if drafter not in tracks[kind]:
-        raise UserError(
-            f"drafter.kind: {drafter!r} is no kind of drafter for target {kind}",
-            where=f"{path}, key drafter.kind",
-            cure=did_you_mean(str(drafter), [name for name in tracks[kind] if name is not None]),
-        )
-    return tracks[kind][drafter]
+# Keys of before -> what to write now. `*` stands for any name, `KIND` for stages of that kind.
+MOVED: dict[str, str] = {}
 
 
-def _kind(tree: dict[str, Any], part: str) -> Any:
-    section = tree.get(part)
-    return section.get("kind") if isinstance(section, dict) else None
+def _readable(error: ValidationError, path: Path, fields: dict[str, Any], tree: dict[str, Any]) -> UserError:
+    """Pydantic's report as one message.
 
-
-def _check_kinds(tree: dict[str, Any], path: Path, schema: type[Section]) -> None:
-    """Kinds of later tracks are refused as such, not as typing mistakes."""
-    known = [tag for model in _sections(schema.model_fields["stages"].annotation) if (tag := _tag(model))]
-    for name, stage in (tree.get("stages") or {}).items():
-        kind = stage.get("kind") if isinstance(stage, dict) else None
-        if kind in FUTURE_KINDS and kind not in known:
-            raise UserError(
-                f"stage {name!r}: kind {kind!r} does not exist yet for this kind of target",
-                where=f"{path}, key stages.{name}.kind",
-                cure=f"leave the stage out; this track has the kinds {', '.join(known)}",
-            )
-
-
-def _readable(error: ValidationError, path: Path, schema: type[Section]) -> UserError:
+    Args:
+        fields: key at the top -> annotation, for this recipe's target and drafter.
+    """
     lines, cures = [], []
     for problem in _problems(error):
-        places = [str(p) for p in problem["loc"]]
-        key = ".".join(_walk(schema, places)[0])
-        kind, message = problem["type"], problem["msg"]
-        if kind == "extra_forbidden":
-            known = sorted({name for model in _walk(schema, places[:-1])[1] for name in _names(model)})
-            close = nearest(places[-1], known)
-            lines.append(f"unknown key {key}")
-            cures.append(f"{key}: did you mean {close[0]}?" if close else f"{key}: keys here are {', '.join(known)}")
-        elif kind == "missing":
-            lines.append(f"{key} is missing")
-        elif kind == "union_tag_invalid":
-            # The key that tells sections apart: quoted, or the name of a function.
-            name, tags = problem["ctx"]["discriminator"].strip("'()"), problem["ctx"]["expected_tags"]
-            lines.append(f"{key}.{name}: {problem['ctx']['tag']!r} is no {name}; {name}s are {tags}")
-        else:
-            lines.append(f"{key}: {message[0].lower()}{message[1:]} (found {redact_tree(problem['input'])!r})")
+        line, cure = _told(problem, fields, tree)
+        lines.append(line)
+        cures += [cure] if cure else []
     return UserError(
         "; ".join(lines), where=str(path), cure="; ".join(cures) or "mend the key, or see the recipe's header"
     )
 
 
-# What pydantic puts into a place where a key takes a word or a section.
-_WORD = re.compile(r"str|literal\[.*")
-_SECTION = re.compile(r"(tagged-union|function-\w+)\[.*")
+def _told(problem: Any, fields: dict[str, Any], tree: dict[str, Any]) -> tuple[str, str | None]:
+    """One problem: what is wrong, and what to do."""
+    places = [str(p) for p in problem["loc"]]
+    key, context = ".".join(walk(fields, places)[0]), problem.get("ctx", {})
+    refused = context.get("error")
+    if isinstance(refused, Refused):
+        key = ".".join(part for part in (key, refused.key) if part)
+        return f"{key}: {refused.problem}", refused.cure and f"{key}: {refused.cure}"
+    match problem["type"]:
+        case "extra_forbidden":
+            known = sorted({n for m in walk(fields, places[:-1])[1] for n in names(m)} if places[1:] else fields)
+            moved, close = _moved(key, tree), nearest(places[-1], known)
+            cure = moved or (f"did you mean {close[0]}?" if close else f"keys here are {', '.join(known)}")
+            return f"unknown key {key}", f"{key}: {cure}"
+        case "missing":
+            return f"{key} is missing", None
+        case "union_tag_invalid":
+            # The key that tells sections apart: quoted, or the name of a function.
+            name, tags, tag = context["discriminator"].strip("'()"), context["expected_tags"], context["tag"]
+            known = [t.strip("' ") for t in tags.split(",")]
+            close = nearest(str(tag), known)
+            line = f"{key}.{name}: {tag!r} is no {name}; {name}s are {tags}"
+            return line, f"{key}.{name}: did you mean {close[0]}?" if close else None
+    message, value = problem["msg"], redact_tree(problem["input"])
+    shown = "" if isinstance(value, dict) else f" (found {value!r})"  # of a whole section the message says enough
+    return f"{key}: {message[0].lower()}{message[1:]}{shown}", None
+
+
+def _moved(key: str, tree: dict[str, Any]) -> str | None:
+    """What replaced a key of before, if it is one."""
+    parts = key.split(".")
+    if parts[0] == "stages" and len(parts) > 2:
+        kind = _kind(tree.get("stages") or {}, parts[1])
+        key = ".".join([f"{kind}:", *parts[2:]])
+    return MOVED.get(key)
 
 
 def _problems(error: ValidationError) -> list[Any]:
@@ -302,57 +329,7 @@ def _problems(error: ValidationError) -> list[Any]:
     kept = []
     for problem in found:
         last, is_section = str(problem["loc"][-1]) if problem["loc"] else "", isinstance(problem["input"], dict)
-        if (is_section and _WORD.fullmatch(last)) or (not is_section and _SECTION.fullmatch(last)):
+        if (is_section and WORD.fullmatch(last)) or (not is_section and SECTION.fullmatch(last)):
             continue
         kept.append(problem)
     return kept or found
-
-
-def _walk(schema: type[Section], places: list[str]) -> tuple[list[str], list[type[Section]]]:
-    """Follow pydantic's place in a schema: the keys that the user wrote, and the sections reached.
-
-    Tagged unions put the kind into the place, and a mapping's keys (stage names) are no field.
-    """
-    kept: list[str] = []
-    models: list[type[Section]] = [schema]
-    free_name = False
-    for place in places:
-        if free_name:
-            kept.append(place)
-            free_name = False
-            continue
-        if (_WORD.fullmatch(place) or _SECTION.fullmatch(place)) and not any(place in _names(m) for m in models):
-            continue
-        tagged = [m for m in models if place in _tags(m)]
-        # Of several models one is chosen before any key of it is read.
-        if tagged and (len(models) > 1 or place not in _names(models[0])):
-            models = tagged
-            continue
-        kept.append(place)
-        fields = [f for m in models for n, f in m.model_fields.items() if place in (n, f.alias)]
-        free_name = any(get_origin(f.annotation) is dict for f in fields)
-        models = [inner for f in fields for inner in _sections(f.annotation)] or models
-    return kept, models
-
-
-def _tag(model: type[Section]) -> str | None:
-    kind = model.model_fields.get("kind")
-    values = get_args(kind.annotation) if kind else ()
-    return values[0] if values else None
-
-
-def _tags(model: type[Section]) -> set[str | None]:
-    """What tells a section from others: its kind, and whose weights a stage trains where that is one model alone."""
-    trained = model.model_fields.get("model")
-    values = get_args(trained.annotation) if trained else ()
-    return {_tag(model), *(values if len(values) == 1 else ())}
-
-
-def _names(model: type[Section]) -> set[str]:
-    return {field.alias or name for name, field in model.model_fields.items()}
-
-
-def _sections(annotation: Any) -> list[type[Section]]:
-    if isinstance(annotation, type) and issubclass(annotation, Section):
-        return [annotation]
-    return [found for part in get_args(annotation) for found in _sections(part)]

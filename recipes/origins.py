@@ -36,7 +36,7 @@ def resolved(loaded: Loaded) -> dict[str, Any]:
 def values(loaded: Loaded) -> list[Value]:
     """The settings in the order in which they are shown."""
     *base, (path, own) = sources(loaded.path)
-    layers = [(_file(path), own)] + [(f"extended {_file(p)}", tree) for p, tree in base]
+    layers = [(_file(path), own)] + [(f"extended {_file(p)}", tree) for p, tree in reversed(base)]
     tree = resolved(loaded)
     return [Value(place, value, _origin(place, loaded, layers)) for place, value in _leaves(tree)]
 

@@ -13,8 +13,8 @@ from ..data.records import file_identity
 from ..data.suite import INDEX, suite_identity
 from ..data.tars import expand_paths
 from ..models.drafters.made_for import MANIFEST
-from ..trainers.fit import SCRATCH
-from ..trainers.run import Planned
+from ..trainers.run import FINGERPRINTS
+from ..trainers.stages.base import Planned
 from .schema import Recipe
 
 
@@ -28,12 +28,11 @@ def plan(recipe: Recipe, path: Path) -> list[Planned]:
             maker = _maker(planned, thing.split("/")[0], wanted, name, recipe, path)
             if maker is not None:
                 inputs[thing] = maker
-        # A drafter that is trained goes on from the latest stage that trained it, where there is one.
-        if stage.kind == "train" and stage.from_stage != SCRATCH:
-            earlier = [p.name for p in planned if stage.model in p.stage.makes()]
-            if earlier:
-                inputs.setdefault(stage.model, earlier[-1])
-        planned.append(Planned(name, stage, inputs, _fingerprint(recipe, stage, inputs, planned)))
+        for thing in sorted(stage.uses()):
+            if makers := [p.name for p in planned if thing in p.stage.makes()]:
+                inputs.setdefault(thing, makers[-1])
+        fingerprint = _fingerprint(recipe, stage, inputs, planned)
+        planned.append(Planned(name, stage, inputs, fingerprint, recipe, {p.name: p for p in planned}))
     return planned
 
 
@@ -68,6 +67,7 @@ def _fingerprint(recipe: Recipe, stage: Any, inputs: dict[str, str], earlier: li
     drafter = recipe.drafter.model_dump(mode="json") if recipe.drafter else None
     by_name = {p.name: p.fingerprint for p in earlier}
     parts = {
+        "version": FINGERPRINTS,
         "stage": section,
         "inputs": {thing: by_name[maker] for thing, maker in inputs.items()},
         "seed": recipe.seed,

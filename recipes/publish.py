@@ -32,9 +32,7 @@ def publish_run(run: Path, settings: Sequence[str]) -> Path:
     from ..trainers.guard import RunLock
     from ..trainers.run import run_stages
     from ..trainers.stages.publish import PublishStage
-    from .dry_run_publish import publishing
     from .plan import plan
-    from .schema import TRACKS
 
     own = {field.alias or name for name, field in PublishStage.model_fields.items()}
     name, known = _stage(run)
@@ -42,11 +40,11 @@ def publish_run(run: Path, settings: Sequence[str]) -> Path:
     for setting in settings:
         key = setting.partition("=")[0]
         arguments.append(f"stages.{name}.{setting}" if key.split(".")[0] in own else setting)
-    loaded = load(arguments, TRACKS)
+    loaded = load(arguments)
     planned = plan(loaded.recipe, loaded.path)
     stage = next(p for p in planned if p.name == name)
     # Refuses a misleading name before a model is loaded.
-    say("\n".join(publishing(stage, loaded.recipe)))
+    say("\n".join(stage.stage.describe(stage)))
     RunLock(run, say=say)
     command = "scripts/publish " + shlex.join(redact_argument(a) for a in (str(run), *settings))
     run_stages(

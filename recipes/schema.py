@@ -1,64 +1,45 @@
-"""What a recipe may say: one section for each part, each defined beside the code that reads it.
-
-The kinds of target and drafter choose the track, and with it the kinds of stages that a recipe can have.
-"""
+"""What a recipe may say: a target, a drafter and stages, each section defined beside the code that reads it."""
 
 from __future__ import annotations
 
 from typing import Annotated, Any
 
-from pydantic import Discriminator, Field, Tag, model_validator
+from pydantic import (
+    Field,
+    SerializeAsAny,
+    TypeAdapter,
+    ValidationInfo,
+    field_validator,
+    model_validator,
+)
 
+from ..core.errors import did_you_mean, nearest
+from ..core.refused import Refused
 from ..core.section import Section
 from ..core.tracking import TrackingConfig
-from ..models.drafters.heads import HeadConfig
-from ..models.drafters.lvlm import LvlmConfig
-from ..models.drafters.pruned import PrunedConfig
-from ..models.drafters.reading import READING_KINDS, AnyReading
+from ..models.drafters import AnyDrafter
+from ..models.drafters.base import DrafterConfig
 from ..models.generators import LlamaGenTargetConfig
 from ..models.llava import FAMILIES
-from ..models.qwen import QWEN_KINDS
-from ..models.targets.anole import AnoleTargetConfig
-from ..models.targets.load import LlavaTargetConfig, TargetConfig
+from ..models.targets.anole import AnoleTargetConfig, refuse_lumina
+from ..models.targets.load import CausalTargetConfig, LlavaTargetConfig, QwenTargetConfig
 from ..trainers.engine import EngineConfig
+from ..trainers.stages.base import IMAGE_GENERATORS
+from ..trainers.stages.cache import CacheStage
+from ..trainers.stages.encode import EncodeStage
 from ..trainers.stages.evaluate import EvaluateStage
 from ..trainers.stages.generate import GenerateStage
-from ..trainers.stages.publish import PublishStage, VisualPublishStage
-from ..trainers.stages.reading.cache import CacheStage
-from ..trainers.stages.reading.evaluate import ReadingEvaluateStage
-from ..trainers.stages.reading.train import ReadingTrainStage
-from ..trainers.stages.regenerate import RegenerateAnswersStage
-from ..trainers.stages.train import TargetTrainStage, TrainStage
-from ..trainers.stages.visual.encode import EncodeStage
-from ..trainers.stages.visual.evaluate import VisualEvaluateStage
-from ..trainers.stages.visual.generate import GenerateCaptionedStage
-from ..trainers.stages.visual.regenerate import RegenerateStage
-from ..trainers.stages.visual.train import VisualTrainStage
+from ..trainers.stages.publish import PublishStage
+from ..trainers.stages.regenerate import RegenerateStage
+from ..trainers.stages.train import TrainStage
+from .sections import kinds, sections
 
-LvlmStage = Annotated[
-    GenerateStage | TrainStage | RegenerateAnswersStage | EvaluateStage | PublishStage, Field(discriminator="kind")
-]
-
-
-def model(stage: Any) -> str:
-    """Whose weights a `train` stage trains; pydantic names the key after this function."""
-    return str((stage.get("model") if isinstance(stage, dict) else stage.model) or "drafter")
-
-
-_ReadingTrain = Annotated[
-    Annotated[ReadingTrainStage, Tag("drafter")] | Annotated[TargetTrainStage, Tag("target")], Discriminator(model)
-]
-ReadingStage = Annotated[
-    GenerateStage | _ReadingTrain | RegenerateAnswersStage | CacheStage | ReadingEvaluateStage | PublishStage,
+AnyTarget = Annotated[
+    LlavaTargetConfig | QwenTargetConfig | CausalTargetConfig | LlamaGenTargetConfig | AnoleTargetConfig,
     Field(discriminator="kind"),
 ]
-VisualStage = Annotated[
-    GenerateCaptionedStage
-    | EncodeStage
-    | RegenerateStage
-    | VisualTrainStage
-    | VisualEvaluateStage
-    | VisualPublishStage,
+AnyStage = Annotated[
+    GenerateStage | EncodeStage | RegenerateStage | CacheStage | TrainStage | EvaluateStage | PublishStage,
     Field(discriminator="kind"),
 ]
 
@@ -66,8 +47,8 @@ VisualStage = Annotated[
 class Recipe(Section):
     """A whole run. Stages run in the order in which they are written."""
 
-    target: Any
-    drafter: Any = None
+    target: AnyTarget
+    drafter: SerializeAsAny[AnyDrafter | None] = None
     stages: dict[str, Any] = Field(min_length=1)
     engine: EngineConfig = EngineConfig()
     tracking: TrackingConfig = TrackingConfig()
@@ -75,45 +56,88 @@ class Recipe(Section):
     # Folder of the run: one folder in it for each stage.
     output: str
 
+    @field_validator("target", mode="before")
+    @classmethod
+    def _supported(cls, value: Any) -> Any:
+        if _kind_of(value) == "lumina-mgpt":
+            refuse_lumina()
+        return value
 
-class LvlmRecipe(Recipe):
-    """A draft LVLM for LLaVA."""
+    @field_validator("drafter", mode="plain")
+    @classmethod
+    def _drafter_of_the_target(cls, value: Any, info: ValidationInfo) -> Any:
+        # Of a target that is wrong itself nothing can be said.
+        target = info.data.get("target")
+        if value is None or target is None:
+            return None
+        kind, possible = _kind_of(value), drafter_kinds(target.kind)
+        if kind is not None and kind not in possible:
+            problem = f"{kind!r} is no kind of drafter for target {target.kind}"
+            close = "".join(f"did you mean {name!r}? " for name in nearest(str(kind), possible, 1))
+            raise Refused("kind", problem, f"{close}kinds here are {', '.join(possible)}")
+        drafter = TypeAdapter(AnyDrafter).validate_python(value)
+        for name in sorted(drafter.model_fields_set & drafter.unread(target.draws_images)):
+            known = {*type(drafter).model_fields} - drafter.unread(target.draws_images)
+            other = "language models" if target.draws_images else "image generators"
+            raise Refused(name, f"nothing reads it: it is of {kind} heads for {other}", did_you_mean(name, known))
+        return drafter
 
-    target: LlavaTargetConfig
-    drafter: LvlmConfig | None = None
-    stages: dict[str, LvlmStage] = Field(min_length=1)
-
-
-class VisualRecipe(Recipe):
-    """A head for an image generator."""
-
-    target: Annotated[LlamaGenTargetConfig | AnoleTargetConfig, Field(discriminator="kind")]
-    drafter: HeadConfig | None = None
-    stages: dict[str, VisualStage] = Field(min_length=1)
+    @field_validator("stages", mode="wrap")
+    @classmethod
+    def _stages_of_the_drafter(cls, value: Any, handler: Any, info: ValidationInfo) -> Any:
+        stages, target = handler(value), info.data.get("target")
+        if target is None or "drafter" not in info.data:
+            return stages
+        drafter = info.data["drafter"]
+        stages = {
+            name: TrainStage.of_target(stage, target.draws_images) if _kind_of(stage) == "train" else stage
+            for name, stage in stages.items()
+        }
+        pair = target.kind, drafter and drafter.kind
+        _check_kinds(stages, *pair)
+        return TypeAdapter(dict[str, AnyStage]).validate_python(stages)
 
     @model_validator(mode="after")
-    def _presets_of_the_target(self) -> VisualRecipe:
-        own, other = ("adt", "adt-llamagen") if self.target.kind == "anole" else ("adt-llamagen", "adt")
+    def _read_by_something(self) -> Recipe:
         for name, stage in self.stages.items():
-            if isinstance(stage, VisualEvaluateStage) and stage.preset == other:
-                raise ValueError(f"stages.{name}.preset {other} has the trees of another target; use {own}")
+            try:
+                stage.check(self.target, self.drafter)
+            except Refused as refused:
+                raise refused.under(f"stages.{name}") from None
         return self
 
 
-class ReadingRecipe(Recipe):
-    """A head that reads a language model's states, over text, pictures and clips; or a drafter that is not trained."""
-
-    target: TargetConfig
-    drafter: Annotated[AnyReading | PrunedConfig, Field(discriminator="kind")] | None = None
-    stages: dict[str, ReadingStage] = Field(min_length=1)
+def fields_of(target: Any, drafter: Any) -> dict[str, Any]:
+    """Key of a recipe -> annotation, for these kinds of target and drafter (of which either may be wrong)."""
+    fields = {name: field.annotation for name, field in Recipe.model_fields.items()}
+    return fields | {"drafter": AnyDrafter, "stages": dict[str, AnyStage]}
 
 
-_LVLM: dict[str | None, type[Recipe]] = {"lvlm": LvlmRecipe}
-_VISUAL: dict[str | None, type[Recipe]] = dict.fromkeys(("eagle", "medusa", "llamagen"), VisualRecipe)
-_READING: dict[str | None, type[Recipe]] = dict.fromkeys((*READING_KINDS, "pruned"), ReadingRecipe)
-# kind of target -> kind of drafter (None: no drafter) -> the recipe's schema.
-TRACKS: dict[str, dict[str | None, type[Recipe]]] = {
-    **{kind: {None: LvlmRecipe, **_LVLM, **_READING} for kind in FAMILIES},
-    **{kind: {None: ReadingRecipe, **_READING} for kind in (*QWEN_KINDS, "causal_lm")},
-    **{kind: {None: VisualRecipe, **_VISUAL} for kind in ("llamagen", "anole")},
-}
+def drafter_kinds(target: str) -> list[str]:
+    """Kinds of drafters that a kind of target can have. A draft LVLM sees what LLaVA's image processor makes."""
+    possible = [
+        kind
+        for section in sections(AnyDrafter)
+        if issubclass(section, DrafterConfig)
+        and (section.for_images if target in IMAGE_GENERATORS else section.for_language)
+        for kind in kinds(section)
+    ]
+    # An ensemble is made of other drafters by a method of an evaluation.
+    return [kind for kind in possible if kind != "ensemble" and (kind != "lvlm" or target in FAMILIES)]
+
+
+def _check_kinds(stages: dict[str, Any], target: str, drafter: str | None) -> None:
+    """Raises `Refused` for a kind of stage that has no place beside this target and drafter."""
+    reasons = {
+        kind: section.unsuited(target, drafter)  # type: ignore[attr-defined]
+        for section in sections(AnyStage)
+        for kind in kinds(section)
+    }
+    for name, stage in stages.items():
+        if reason := reasons.get(_kind_of(stage)):
+            possible = ", ".join(kind for kind, reason in reasons.items() if reason is None)
+            raise Refused(f"{name}.kind", reason, f"kinds here are {possible}")
+
+
+def _kind_of(section: Any) -> Any:
+    return section.get("kind") if isinstance(section, dict) else getattr(section, "kind", None)

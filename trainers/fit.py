@@ -22,6 +22,7 @@ from .engine import Engine
 from .loop import Schedule, Source, no_states, train
 from .optim import OptimConfig, build_optimizer, rate_multiplier
 from .progress import Progress
+from .stages.base import Stage
 from .tracked import track_sample
 
 SCRATCH = "scratch"
@@ -35,7 +36,7 @@ class Expected(Section):
     visual_tokens: int | None = Field(None, ge=0)
 
 
-class FitSettings(Section):
+class FitSettings(Stage):
     """How long, in which batches and with which optimizer."""
 
     # The stage whose weights this one starts from; null: the latest that made this model; scratch: none of them.
@@ -65,6 +66,10 @@ class FitSettings(Section):
     def num_steps(self, num_samples: int) -> int:
         """Optimizer steps, the last partial batch of each epoch kept."""
         return self.steps or steps_per_epoch(num_samples, self.batch_size) * (self.epochs or 0)
+
+    def uses(self) -> set[str]:
+        """The weights that this stage goes on from: those of the latest stage that trained this model."""
+        return set() if self.from_stage == SCRATCH else {self.model}  # type: ignore[attr-defined]
 
     @property
     def micro(self) -> int:

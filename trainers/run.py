@@ -6,52 +6,18 @@ import json
 import os
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from ..core import ranks
 from ..core.errors import UserError
 from .context import Context
-from .stages import evaluate, generate, publish, regenerate, train
-from .stages.reading import cache as reading_cache
-from .stages.reading import evaluate as reading_evaluate
-from .stages.reading import train as reading_train
-from .stages.visual import encode as visual_encode
-from .stages.visual import evaluate as visual_evaluate
-from .stages.visual import generate as visual_generate
-from .stages.visual import regenerate as visual_regenerate
-from .stages.visual import train as visual_train
+from .stages.base import Planned
 from .tracked import tracked
 
-RUNNERS: dict[type, Callable[[Any, Context], None]] = {
-    generate.GenerateStage: generate.run,
-    train.TrainStage: train.run,
-    train.TargetTrainStage: train.run,
-    regenerate.RegenerateAnswersStage: regenerate.run,
-    evaluate.EvaluateStage: evaluate.run,
-    publish.PublishStage: publish.run,
-    publish.VisualPublishStage: publish.run,
-    visual_generate.GenerateCaptionedStage: visual_generate.run,
-    visual_encode.EncodeStage: visual_encode.run,
-    visual_regenerate.RegenerateStage: visual_regenerate.run,
-    visual_train.VisualTrainStage: visual_train.run,
-    visual_evaluate.VisualEvaluateStage: visual_evaluate.run,
-    reading_cache.CacheStage: reading_cache.run,
-    reading_train.ReadingTrainStage: reading_train.run,
-    reading_evaluate.ReadingEvaluateStage: reading_evaluate.run,
-}
-DONE = "done.json"
-
-
-@dataclass(frozen=True)
-class Planned:
-    """A stage with the stages that make what it needs."""
-
-    name: str
-    stage: Any
-    inputs: dict[str, str]  # thing -> name of the stage that made it
-    fingerprint: str
+DONE, BEGUN = "done.json", "fingerprint.json"
+# Counts up when fingerprints begin to cover other things, so that no folder of before is taken for a changed one.
+FINGERPRINTS = 2
 
 
 def run_stages(
@@ -84,12 +50,12 @@ def run_stages(
         say(f"stage {planned.name}")
         if ranks.is_main():
             folder.mkdir(parents=True, exist_ok=True)
-            _write(folder / "fingerprint.json", {"fingerprint": planned.fingerprint})
+            _write(folder / BEGUN, {"fingerprint": planned.fingerprint, "version": FINGERPRINTS})
         ranks.barrier()
         start = time.monotonic()
         inputs = {thing: output / maker for thing, maker in planned.inputs.items()}
         with tracked(make_context(planned, folder, inputs)) as context:
-            RUNNERS[type(planned.stage)](planned.stage, context)
+            planned.stage.run(context)
         ranks.barrier()
         if ranks.is_main():
             _finish(folder, planned.fingerprint, time.monotonic() - start)
@@ -124,13 +90,20 @@ def _done(folder: Path) -> dict[str, Any] | None:
 
 
 def _refuse_other(folder: Path, planned: Planned) -> None:
-    path = folder / "fingerprint.json"
-    if path.is_file() and json.loads(path.read_text())["fingerprint"] != planned.fingerprint:
+    path = folder / BEGUN
+    begun = json.loads(path.read_text()) if path.is_file() else None
+    if begun is None or begun["fingerprint"] == planned.fingerprint:
+        return
+    cure = f"restart={planned.name} runs it again (the old folder is kept aside), or choose another output"
+    version = begun.get("version", 1)
+    if version != FINGERPRINTS:
         raise UserError(
-            f"stage {planned.name} was run (or begun) with other settings, data or earlier stages",
-            where=str(folder),
-            cure=f"restart={planned.name} runs it again (the old folder is kept aside), or choose another output",
-        )
+            f"stage {planned.name} was run (or begun) by another version of draftsmith (fingerprints {version}, here "
+            f"{FINGERPRINTS}): whether its settings are the same cannot be told",
+            where=str(folder), cure=f"go on with the version that began it; {cure}",
+        )  # fmt: skip
+    problem = f"stage {planned.name} was run (or begun) with other settings, data or earlier stages"
+    raise UserError(problem, where=str(folder), cure=cure)
 
 
 def _set_aside(plan: Sequence[Planned], restart: str, output: Path, say: Callable[[str], None]) -> None:
@@ -151,7 +124,7 @@ def _set_aside(plan: Sequence[Planned], restart: str, output: Path, say: Callabl
 
 
 def _finish(folder: Path, fingerprint: str, seconds: float) -> None:
-    _write(folder / DONE, {"fingerprint": fingerprint, "seconds": round(seconds, 1)})
+    _write(folder / DONE, {"fingerprint": fingerprint, "version": FINGERPRINTS, "seconds": round(seconds, 1)})
 
 
 def _write(path: Path, value: dict[str, Any]) -> None:

@@ -14,7 +14,8 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from ...core.nouns import TEXT, KeptScores, Request
+from ...core.nouns import TEXT, Request
+from ...core.states import KeptScores
 from ..pictures import pictures_of
 from .decoder import CachedDecoder
 from .rows import Rows, first_row

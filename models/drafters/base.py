@@ -86,8 +86,11 @@ class DrafterConfig(Section):
     kind: str
     # Settings that decoding alone reads, which need no other training: a method of an evaluation may change them.
     decoding_settings: ClassVar[frozenset[str]] = frozenset()
-    # Whether a `train` stage can train it, and on what: records with the target's states, or the records alone.
+    # What a `train` stage trains it on: "states" (the target's, for records or codes) or "records"; None: nothing.
     trains_on: ClassVar[str | None] = None
+    # Which targets it drafts for: those that answer in words, those that draw images.
+    for_language: ClassVar[bool] = True
+    for_images: ClassVar[bool] = False
 
     def provides(self) -> set[str]:
         """Things that need no stage: {"drafter"} where published weights, or the target's own, draft."""
@@ -162,6 +165,14 @@ class DrafterConfig(Section):
     def count(self, shape: TargetShape) -> dict[str, int]:
         """Part -> number of parameters that are its own, without weights."""
         return {}
+
+    def frozen_beside(self, shape: TargetShape) -> int:
+        """Parameters of the target's that the module holds as well, frozen."""
+        return 0
+
+    def unread(self, draws_images: bool) -> frozenset[str]:
+        """Settings that nothing reads where the target draws images, or where it does not."""
+        return frozenset()
 
     def _untrained(self) -> UserError:
         return UserError(

@@ -78,18 +78,17 @@ class EagleConfig(FusedHeadConfig):
     loss: EagleLoss = EagleLoss()
 
     decoding_settings: ClassVar[frozenset[str]] = frozenset({"positions", "vata"})
+    for_images: ClassVar[bool] = True
+
+    def unread(self, draws_images: bool) -> frozenset[str]:
+        return _OF_LANGUAGE if draws_images else _OF_IMAGES
 
     def check(self, shape: TargetShape) -> None:
-        """Refuse settings that are of the other kind of target."""
-        wrong = _OF_LANGUAGE if shape.draws_images else _OF_IMAGES
-        if unread := sorted(self.model_fields_set & wrong):
-            other = "language models" if shape.draws_images else "image generators"
-            raise UserError(
-                f"{', '.join(unread)}: of EAGLE heads for {other}; nothing would read them here",
-                where="key drafter", cure="leave them out",
-            )  # fmt: skip
         if not shape.draws_images:
             super().check(shape)
+
+    def frozen_beside(self, shape: TargetShape) -> int:
+        return shape.vocab_size * shape.hidden_size if shape.draws_images else 0
 
     def visual(self, *, training: bool) -> Visual:
         return "none" if self.vata else "read"
@@ -147,7 +146,7 @@ class EagleConfig(FusedHeadConfig):
     def manifest(self, target: Target, identity: TargetIdentity, **training: Any) -> dict[str, Any]:
         if not target.shape.draws_images:
             return super().manifest(target, identity, **training)
-        return image_head_manifest(self.kind, identity, **training)
+        return image_head_manifest(self.model_dump(mode="json"), identity, **training)
 
     def training_objective(self, module: nn.Module, target: Target, settings: HeadObjective | None = None) -> nn.Module:
         if target.shape.draws_images:

@@ -28,9 +28,19 @@ def tested_with() -> dict[str, str]:
     return {name: metadata.version(name) for name in ("torch", "transformers", "safetensors", "tokenizers")}
 
 
-def image_head_manifest(kind: str, identity: TargetIdentity, **training: Any) -> dict[str, Any]:
-    """What `draftsmith.json` says of a head of an image generator."""
-    return {"method": kind, "target": dict(identity.section), "tested_with": tested_with(), **training}
+def image_head_manifest(drafter: dict[str, Any], identity: TargetIdentity, **training: Any) -> dict[str, Any]:
+    """What `draftsmith.json` says of a head of an image generator.
+
+    Args:
+        drafter: its section.
+    """
+    return {
+        "method": drafter["kind"],
+        "drafter": drafter,
+        "target": dict(identity.section),
+        "tested_with": tested_with(),
+        **training,
+    }
 
 
 def check_made_for(folder: Path, target: Any, identity: TargetIdentity | None) -> None:

@@ -54,6 +54,7 @@ class MedusaConfig(PublishedDrafter):
     loss: MedusaLoss = MedusaLoss()
 
     trains_on: ClassVar[str | None] = "states"
+    for_images: ClassVar[bool] = True
 
     def shape(self, target: TargetShape) -> MedusaShape:
         return MedusaShape(target.hidden_size, self.num_heads, self.num_layers)
@@ -91,7 +92,7 @@ class MedusaConfig(PublishedDrafter):
 
     def manifest(self, target: Target, identity: TargetIdentity, **training: Any) -> dict[str, Any]:
         more = {} if target.shape.draws_images else {"tokenizer_sha256": identity.tokenizer_sha256}
-        return image_head_manifest(self.kind, identity, **more, **training)
+        return image_head_manifest(self.model_dump(mode="json"), identity, **more, **training)
 
     def training_objective(self, module: nn.Module, target: Target, settings: Any = None) -> nn.Module:
         training = MedusaImageTraining if target.shape.draws_images else MedusaTraining

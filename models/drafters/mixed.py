@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, ClassVar, Literal
 
 import torch
 from pydantic import Field, model_validator
@@ -27,6 +27,8 @@ class MixedConfig(DrafterConfig):
     """Several drafters at once. A member is the name of a stage that trained one, or a drafter's section."""
 
     kind: Literal["ensemble"]
+    for_images: ClassVar[bool] = True
+
     members: tuple[Any, ...] = Field(min_length=2)
     weights: WeightsConfig = FixedWeights(kind="fixed")
 

@@ -36,6 +36,8 @@ class SiblingConfig(DrafterConfig):
     cfg_scale: GuidanceScale | None = None
 
     decoding_settings: ClassVar[frozenset[str]] = frozenset({"cfg_scale"})
+    for_language: ClassVar[bool] = False
+    for_images: ClassVar[bool] = True
 
     def provides(self) -> set[str]:
         return {"drafter"}

@@ -10,7 +10,7 @@ from typing import Any
 
 from ...core.errors import UserError
 from ..finding import Finding, any_fault, fault, ok, shown
-from ..launch import dry_run_of, say
+from ..launch import say
 from ..load import load
 from .command import FAULTS, NAME, OK, SETTINGS, Argument, Command, recipe_arguments
 
@@ -18,12 +18,12 @@ GIB = 2**30
 
 
 def _run(given: argparse.Namespace) -> int:
+    from ..dry_run import dry_run
     from ..plan import plan
-    from ..schema import TRACKS
 
-    loaded = load(recipe_arguments(given), TRACKS)
+    loaded = load(recipe_arguments(given))
     planned = plan(loaded.recipe, loaded.path)
-    text = dry_run_of(loaded.recipe, planned)
+    text = dry_run(loaded.recipe, planned, loaded.options.stages)
     say(text)
     chosen = loaded.options.stages or tuple(p.name for p in planned)
     findings = [*_engine(loaded.recipe), *_models(loaded.recipe), *_disk(Path(loaded.recipe.output))]

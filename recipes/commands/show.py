@@ -11,9 +11,7 @@ from .command import NAME, OK, SETTINGS, Argument, Command, recipe_arguments
 
 
 def _run(given: argparse.Namespace) -> int:
-    from ..schema import TRACKS
-
-    loaded = load(recipe_arguments(given), TRACKS)
+    loaded = load(recipe_arguments(given))
     say(f"# {loaded.path}")
     say(shown(loaded, defaults=not given.no_defaults))
     return OK

@@ -16,9 +16,7 @@ OF_KIND = {"evaluate": "evaluate", "publish": "publish"}  # every other kind is 
 
 def chosen(arguments: list[str], command: str) -> list[str]:
     """`arguments` with the `stages=` that this command runs; those that the user names must be its own."""
-    from ..schema import TRACKS
-
-    loaded = load(arguments, TRACKS)
+    loaded = load(arguments)
     stages = loaded.recipe.stages
     own = [name for name, stage in stages.items() if OF_KIND.get(stage.kind, "train") == command]
     for name in loaded.options.stages or ():

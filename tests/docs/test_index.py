@@ -122,7 +122,7 @@ def test_every_page_is_in_the_list_and_every_decision_has_its_number():
 @cache
 def defaults() -> dict[str, frozenset[str]]:
     """Name or alias of every setting of every section -> its defaults there, as pages write them."""
-    assert schema.TRACKS
+    assert schema.Recipe
     found: dict[str, set[str]] = {}
     left = [Section]
     while left:

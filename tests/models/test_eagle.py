@@ -27,8 +27,8 @@ from draftsmith.models.drafters.eagle import (
     trained_positions,
 )
 from draftsmith.models.drafters.heads import build_head, load_head, save_head
-from draftsmith.models.layer import LayerShape
 from draftsmith.models.drafters.noise import row_uniforms
+from draftsmith.models.layer import LayerShape
 from draftsmith.models.llamagen.transformer import LlamaGenConfig, published
 from draftsmith.models.targets.base import Prompt, TargetSequence, TargetStep
 from torch import nn

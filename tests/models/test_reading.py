@@ -10,7 +10,6 @@ from draftsmith.core.errors import UserError
 from draftsmith.core.nouns import IMAGE, TEXT
 from draftsmith.core.states import StatesWanted
 from draftsmith.models.decoding.cache import Cache
-from draftsmith.models.layer import HeadAttention, LayerShape, Rotary
 from draftsmith.models.drafters.reading import (
     TEXT_STAGE,
     ReadingObjective,
@@ -26,6 +25,7 @@ from draftsmith.models.drafters.reading import (
     wanted,
 )
 from draftsmith.models.drafters.reading.slots import base_positions, lay_out, with_gaps
+from draftsmith.models.layer import HeadAttention, LayerShape, Rotary
 from draftsmith.models.losses import list_mle
 from pydantic import ValidationError
 from reading_tiny import SETTINGS, config_of, states_batch, tables, text_config

@@ -9,7 +9,6 @@ from draftsmith.core.errors import UserError
 from draftsmith.recipes.cli import main
 from draftsmith.recipes.load import load
 from draftsmith.recipes.plan import plan
-from draftsmith.recipes.schema import TRACKS
 from training import free_port
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -23,7 +22,7 @@ BAD = {
     "no recipe": (["output=x"], "give one recipe"),
     "unknown stage": (["recipe=llava15-68m", "stages=[pretrian]"], "pretrain"),
     "unknown restart": (["recipe=llava15-68m", "restart=finetone"], "finetune"),
-    "future kind": (["recipe=llava15-68m", "stages.pretrain.kind=cache"], "does not exist yet"),
+    "future kind": (["recipe=llava15-68m", "stages.pretrain.kind=cache"], "kinds here are generate"),
     "unknown kind": (["recipe=llava15-68m", "stages.pretrain.kind=trian"], "kinds are"),
     "needs earlier": (["recipe=demo/lvlm", "stages.target.data.from=evaluate"], "no earlier stage"),
     "makes no data": (["recipe=demo/lvlm", "stages.language.data.from=target"], "makes none"),
@@ -54,20 +53,20 @@ def test_two_stages_with_one_name(tmp_path):
     path = tmp_path / "twice.yaml"
     path.write_text("target: {}\nstages:\n  a: {kind: train}\n  a: {kind: train}\noutput: x\n")
     with pytest.raises(UserError, match="'a' stands twice"):
-        load([f"recipe={path}"], TRACKS)
+        load([f"recipe={path}"])
 
 
 def test_extends_goes_one_level_and_kind_changes_drop_old_keys():
-    loaded = load(["recipe=llava15-160m"], TRACKS)
+    loaded = load(["recipe=llava15-160m"])
     assert loaded.recipe.drafter.language_model == "JackFram/llama-160m"
     assert loaded.recipe.drafter.vision_tower == "openai/clip-vit-large-patch14-336"
-    changed = load(["recipe=demo/lvlm", "stages.world.splits.train.caption=7"], TRACKS)
+    changed = load(["recipe=demo/lvlm", "stages.world.splits.train.caption=7"])
     assert changed.recipe.stages["world"].splits["train"]["caption"] == 7
 
 
 def test_fingerprints_cover_what_changes_results_and_nothing_else():
     def prints(*overrides):
-        loaded = load(["recipe=demo/lvlm", *overrides], TRACKS)
+        loaded = load(["recipe=demo/lvlm", *overrides])
         return {p.name: p.fingerprint for p in plan(loaded.recipe, loaded.path)}
 
     base = prints()
@@ -91,7 +90,6 @@ def test_fingerprints_cover_the_files_that_a_stage_reads(tmp_path):
                 f"stages.finetune.validation={{data: {{path: {files['val']}}}, every: 5}}",
                 f"stages.evaluate.benchmarks=[{{name: b, data: {{path: {files['bench']}}}}}]",
             ],
-            TRACKS,
         )
         return {p.name: p.fingerprint for p in plan(loaded.recipe, loaded.path)}
 

@@ -8,7 +8,6 @@ from draftsmith.recipes.cli import main
 from draftsmith.recipes.commands.command import FAULTS, OK
 from draftsmith.recipes.load import load
 from draftsmith.recipes.preflight_data import sections
-from draftsmith.recipes.schema import TRACKS
 from PIL import Image
 
 FEW = [
@@ -168,7 +167,7 @@ def test_states_that_do_not_fit_and_sets_that_are_fetched(capsys, monkeypatch, t
     ],
 )
 def test_every_data_section_of_a_stage_is_found(recipe, keys):
-    loaded = load([f"recipe={recipe}"], TRACKS).recipe
+    loaded = load([f"recipe={recipe}"]).recipe
     found = {name: {f.key for f in sections(stage)} for name, stage in loaded.stages.items()}
     assert all(wanted <= found[name] for name, wanted in keys.items()), found
     trained = [name for name, stage in loaded.stages.items() if stage.kind in ("train", "cache", "regenerate")]

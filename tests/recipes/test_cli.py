@@ -16,13 +16,12 @@ from draftsmith.recipes.commands.command import CRASH, EXIT_CODES, FAULTS, MISTA
 from draftsmith.recipes.commands.completion import SHELLS
 from draftsmith.recipes.load import load, recipe_names
 from draftsmith.recipes.origins import COMMAND_LINE, DEFAULT, shown, values
-from draftsmith.recipes.schema import TRACKS
 
 OWN, BASE = "lvlm/llava15-160m.yaml", "extended lvlm/llava15-68m.yaml"
 
 
 def origins(*arguments: str) -> dict[str, tuple]:
-    return {".".join(v.place): (v.value, v.origin) for v in values(load(list(arguments), TRACKS))}
+    return {".".join(v.place): (v.value, v.origin) for v in values(load(list(arguments)))}
 
 
 def test_recipes_lists_each_with_its_headline(capsys):
@@ -50,12 +49,12 @@ SOME = {"demo/lvlm", "llava15-160m", "eagle-llamagen-c2i-l", "sparrow-qwen2.5-vl
     "name", [n if n in SOME else pytest.param(n, marks=pytest.mark.slow) for n in sorted(recipe_names())]
 )
 def test_what_is_shown_is_a_recipe_that_resolves_to_the_same(name, tmp_path):
-    loaded = load([f"recipe={name}", "seed=5"], TRACKS)
+    loaded = load([f"recipe={name}", "seed=5"])
     for number, defaults in enumerate((True, False)):
         text = shown(loaded, defaults=defaults)
         path = tmp_path / f"{number}.yaml"
         path.write_text(text)
-        again = load([f"recipe={path}"], TRACKS).recipe
+        again = load([f"recipe={path}"]).recipe
         assert again.model_dump(mode="json", by_alias=True) == loaded.recipe.model_dump(mode="json", by_alias=True)
         assert ("# default" in text) == defaults
 
@@ -99,7 +98,7 @@ def test_show_prints_no_secret(capsys):
 def test_a_runs_folder_stands_for_its_recipe(tmp_path, capsys):
     run = tmp_path / "run"
     run.mkdir()
-    tree = load(["recipe=demo/lvlm", "output=elsewhere", "seed=9"], TRACKS).tree
+    tree = load(["recipe=demo/lvlm", "output=elsewhere", "seed=9"]).tree
     (run / "recipe.yaml").write_text(yaml.safe_dump(tree))
     assert main(["show", str(run), "--no-defaults"]) == OK
     found = yaml.safe_load(capsys.readouterr().out)
@@ -218,7 +217,7 @@ def test_help_has_examples_that_parse(name, capsys):
         assert own[1] == name
         given = command.parse(own[2:])
         if command.takes == "recipe" and not given.name.startswith(("runs/", "mine")):
-            load([f"recipe={given.name}", *given.settings], TRACKS)
+            load([f"recipe={given.name}", *given.settings])
 
 
 def completed(words: list[str]) -> list[str]:

@@ -12,7 +12,7 @@ import pytest
 from draftsmith.data.conversations import PromptFormat
 from draftsmith.data.shards import tar_path
 from draftsmith.models.drafters.reading import Eagle3Config, HivisConfig, MsdConfig, SparrowConfig
-from draftsmith.recipes.dry_run_states import caching
+from draftsmith.trainers.describe.states import caching
 from draftsmith.trainers.run import Planned
 from draftsmith.trainers.stages.reading.cache import CacheStage
 from draftsmith.trainers.stages.reading.train import ReadingTrainStage
@@ -36,7 +36,7 @@ def stage(text: int, visual: int, **settings) -> CacheStage:
 
 
 def lines(stage, drafter) -> str:
-    return "\n".join(caching(plan(stage), [], drafter, TARGET, "."))
+    return "\n".join(caching(plan(stage), drafter, TARGET, "."))
 
 
 def gigabytes(text: str) -> float:

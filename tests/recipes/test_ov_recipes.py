@@ -7,11 +7,10 @@ import pytest
 from draftsmith.core.errors import UserError
 from draftsmith.data.tiles import Tiling, onevision_resolutions, tiled_picture
 from draftsmith.data.videos import write_clip
-from draftsmith.recipes import dry_run_data
 from draftsmith.recipes.cli import main
 from draftsmith.recipes.load import load, recipe_names
 from draftsmith.recipes.plan import plan
-from draftsmith.recipes.schema import TRACKS, LvlmRecipe
+from draftsmith.trainers.describe import data as describe_data
 from PIL import Image
 
 REAL = ["llava-ov-68m", "llava-ov-160m", "llava-ov-68m-anyres"]
@@ -19,7 +18,7 @@ PHASES = ["align", "knowledge", "single_image", "onevision"]
 
 
 def loaded(*arguments: str):
-    return load(list(arguments), TRACKS)
+    return load(list(arguments))
 
 
 @pytest.mark.parametrize("name", REAL)
@@ -48,7 +47,7 @@ def test_the_vision_tower_trains_at_one_fifth_wherever_it_trains():
     checked = 0
     for name in recipe_names():
         recipe = loaded(f"recipe={name}").recipe
-        if not isinstance(recipe, LvlmRecipe):
+        if recipe.drafter is None or recipe.drafter.kind != "lvlm":
             continue
         for stage in recipe.stages.values():
             if stage.kind == "train" and stage.model == "drafter" and "vision_tower" in stage.trainable:
@@ -126,7 +125,7 @@ def test_tiles_and_clips_are_counted_by_their_layout(tiled, capsys):
 
 
 def test_where_there_are_many_some_are_opened(tiled, capsys, monkeypatch):
-    monkeypatch.setattr(dry_run_data, "LOOKED_AT", 2)
+    monkeypatch.setattr(describe_data, "LOOKED_AT", 2)
     # Of the four whose sizes decide the first and the third: 384 x 384 stands for 640 x 480, 833 x 1428 for the clip.
     shown = tiled(capsys)
     assert "visual tokens" in shown and re.search(r"about [\d,]+ visual", shown)

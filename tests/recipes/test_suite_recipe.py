@@ -6,7 +6,6 @@ import pytest
 from draftsmith.recipes.cli import main
 from draftsmith.recipes.load import load
 from draftsmith.recipes.plan import plan
-from draftsmith.recipes.schema import TRACKS
 
 TARGETS = {
     "llava15_7b": "llava-hf/llava-1.5-7b-hf",
@@ -19,7 +18,7 @@ DRAFTS = {"1.5-68M": "mjbooo/lvlm68m", "1.5-160M": "mjbooo/lvlm160m-bf16", "OV-6
 
 @pytest.fixture
 def stages():
-    return load(["recipe=tabed-sweep"], TRACKS).recipe.stages
+    return load(["recipe=tabed-sweep"]).recipe.stages
 
 
 def test_every_pair_is_measured_alike(stages):
@@ -38,7 +37,7 @@ def test_every_pair_is_measured_alike(stages):
 
 
 def test_nothing_is_trained_and_no_stage_is_needed():
-    loaded = load(["recipe=tabed-sweep"], TRACKS)
+    loaded = load(["recipe=tabed-sweep"])
     assert all(planned.inputs == {} for planned in plan(loaded.recipe, loaded.path))
 
 
@@ -60,5 +59,5 @@ def test_a_limit_counts(capsys):
 
 
 def test_the_header_says_where_the_article_contradicts_itself():
-    header = "".join(line for line in load(["recipe=tabed-sweep"], TRACKS).path.read_text().splitlines() if "#" in line)
+    header = "".join(line for line in load(["recipe=tabed-sweep"]).path.read_text().splitlines() if "#" in line)
     assert "the caption of table 13 names LLaVA-OV 68M" in header and "its cells say LLaVA-1.5 160M" in header

@@ -12,7 +12,6 @@ from draftsmith.models.targets.load import target_config
 from draftsmith.recipes.cli import main
 from draftsmith.recipes.load import FOLDER, load
 from draftsmith.recipes.plan import plan
-from draftsmith.recipes.schema import TRACKS, LvlmRecipe, ReadingRecipe
 from draftsmith.trainers.stages.reading.methods import OpenMethod, with_reading
 
 SHIPPED = sorted(path.stem for path in (FOLDER / "video").glob("*.yaml"))
@@ -69,7 +68,7 @@ def test_headers_say_what_is_whose(name):
 
 
 def test_schedules_are_the_papers():
-    sparrow = load([QWEN], TRACKS).recipe.stages
+    sparrow = load([QWEN]).recipe.stages
     assert [sparrow[name].epochs for name in ("text", "pictures")] == [20, 20]
     assert {sparrow[name].batch_size for name in ("text", "pictures")} == {16}
     text, pictures = (sparrow[name].objective for name in ("text", "pictures"))
@@ -77,11 +76,11 @@ def test_schedules_are_the_papers():
     assert (pictures.l1, pictures.listmle, pictures.mtp_steps) == (10.0, 0.1, None)
     asked = {sparrow[name].data.question_end for name in ("answers", "picture_states")}
     assert asked == {"Please answer with at least 1000 words."} and sparrow["answers"].max_new_tokens == 1024
-    msd = load(["recipe=msd-qwen2.5-vl-7b"], TRACKS).recipe.stages
+    msd = load(["recipe=msd-qwen2.5-vl-7b"]).recipe.stages
     assert "text" not in msd and msd["pictures"].visual_share == "linear" and msd["pictures"].num_text_epochs == 20
     assert [*msd] == ["text_states", "answers", "picture_states", "pictures", "evaluate", "by_length", "images"]
     assert msd["pictures"].objective is None and msd["pictures"].from_stage is None
-    hivis = load(["recipe=hivis-llava-ov-7b"], TRACKS).recipe.stages
+    hivis = load(["recipe=hivis-llava-ov-7b"]).recipe.stages
     assert [*hivis["evaluate"].methods] == ["HiViS"], "null takes the base's methods away"
     # Table 2 and 3 have the target itself as SpecVLM's drafter, greedy alone; heads' breakdowns do not.
     assert (
@@ -93,7 +92,7 @@ def test_schedules_are_the_papers():
 @pytest.mark.parametrize("name", ["eagle-llava15-7b", "eagle3-llava15-7b", "eagle3-qwen2.5-vl-7b"])
 def test_what_is_trained_for_engines_is_served_with_pictures(name):
     """By vLLM: as the rules of its export have it, with the target's own shape."""
-    recipe = load([f"recipe={name}"], TRACKS).recipe
+    recipe = load([f"recipe={name}"]).recipe
     config = target_config(recipe.target, None, network=False)
     with torch.device("meta"):
         size = getattr(recipe.drafter, "draft_vocab_size", None)
@@ -108,7 +107,7 @@ def test_what_is_trained_for_engines_is_served_with_pictures(name):
 
 def test_every_row_of_the_ablation_is_measured():
     """Table 6: MTP, IVSB and VATA as each method's head was trained and decodes."""
-    loaded = load(["recipe=sparrow-ablation-qwen2.5-vl-7b"], TRACKS).recipe
+    loaded = load(["recipe=sparrow-ablation-qwen2.5-vl-7b"]).recipe
     rows = []
     for method in loaded.stages["ablation"].methods.values():
         config = with_reading(loaded.stages[method.stage].drafter or loaded.drafter, method.reading, "here")
@@ -122,12 +121,12 @@ def test_every_row_of_the_ablation_is_measured():
 
 
 def test_inputs_are_the_stages_that_made_them():
-    loaded = load(["recipe=msd-llava-ov-7b"], TRACKS)
+    loaded = load(["recipe=msd-llava-ov-7b"])
     inputs = {p.name: p.inputs for p in plan(loaded.recipe, loaded.path)}
     assert inputs["picture_states"] == {"answers": "answers"}
     assert inputs["pictures"] == {"states/text_states": "text_states", "states/picture_states": "picture_states"}
     assert inputs["evaluate"] == {"drafter/pictures": "pictures"}
-    loaded = load([LLAVA], TRACKS)
+    loaded = load([LLAVA])
     inputs = {p.name: p.inputs for p in plan(loaded.recipe, loaded.path)}
     assert inputs["pictures"] == {"states/picture_states": "picture_states", "drafter": "text"}
 
@@ -138,7 +137,7 @@ def test_a_head_of_another_run_that_was_trained_anew_makes_an_evaluation_stale(t
 
     def fingerprint() -> str:
         head = f"stages.by_length.methods.MSD={{drafter: {{kind: msd, path: {tmp_path}}}, tree: 48-5-10}}"
-        loaded = load([QWEN, head], TRACKS)
+        loaded = load([QWEN, head])
         return {p.name: p.fingerprint for p in plan(loaded.recipe, loaded.path)}["by_length"]
 
     made.write_text('{"training": {"step": 100}}')
@@ -148,11 +147,13 @@ def test_a_head_of_another_run_that_was_trained_anew_makes_an_evaluation_stale(t
     assert fingerprint() != before
 
 
-def test_the_llava_family_serves_two_tracks():
-    assert isinstance(load([LLAVA], TRACKS).recipe, ReadingRecipe)
-    assert isinstance(load(["recipe=llava15-68m"], TRACKS).recipe, LvlmRecipe)
-    assert isinstance(load(["recipe=tabed-sweep"], TRACKS).recipe, LvlmRecipe), "no drafter: the first track"
-    assert isinstance(load(["recipe=eagle-llava15-7b"], TRACKS).recipe, ReadingRecipe)
+def test_the_llava_family_has_draft_lvlms_and_heads():
+    def kind(name: str) -> str | None:
+        drafter = load([name]).recipe.drafter
+        return drafter and drafter.kind
+
+    assert kind(LLAVA) == "sparrow" and kind("recipe=eagle-llava15-7b") == "eagle"
+    assert kind("recipe=llava15-68m") == "lvlm" and kind("recipe=tabed-sweep") is None
 
 
 BAD = {
@@ -162,7 +163,7 @@ BAD = {
     "a head for pictures": ("recipe=demo/visual-ar", ["drafter.kind=sparrow"], "for target llamagen", "eagle"),
     "unknown key of a head": (QWEN, ["drafter.vatta=true"], "did you mean vata?", "drafter.vatta"),
     "unknown stage": (QWEN, ["stages.text.kind=trane"], "is no kind", "stages.text.kind"),
-    "a stage of another track": (QWEN, ["stages.text.kind=encode"], "does not exist yet for this kind", "cache"),
+    "a stage of another track": (QWEN, ["stages.text.kind=encode"], "which no qwen2_5_vl reads", "cache"),
     "a captioner": (QWEN, ["stages.text.model=captioner"], "'captioner' is no model", "models are 'drafter', 'target'"),
     "unknown key of a stage": (QWEN, ["stages.text.epoch=3"], "did you mean epochs?", "stages.text.epoch"),
     "unknown key inside a stage": (QWEN, ["stages.text.objective.featur=3"], "did you mean feature?", "objective"),

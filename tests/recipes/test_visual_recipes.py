@@ -4,7 +4,6 @@ import pytest
 from draftsmith.recipes.cli import main
 from draftsmith.recipes.load import load
 from draftsmith.recipes.plan import plan
-from draftsmith.recipes.schema import TRACKS
 
 DEMO = "recipe=demo/visual-ar"
 METHOD = "stages.evaluate.methods.EAGLE-2"
@@ -89,12 +88,12 @@ def test_mistakes_are_told_and_nothing_is_written(name, tmp_path, capsys, monkey
 
 def test_presets_are_the_papers_methods():
     def methods(*more):
-        recipe = load([DEMO, "stages.evaluate.methods=null", *more], TRACKS).recipe
+        recipe = load([DEMO, "stages.evaluate.methods=null", *more]).recipe
         return recipe.stages["evaluate"].methods
 
     adt = methods("stages.evaluate.methods={}", "stages.evaluate.preset=adt-llamagen")
     assert list(adt) == ["EAGLE-2", "LANTERN", "ADT-Tree", "ADT-Tree + LANTERN"]
-    anole = load(["recipe=eagle-anole-7b"], TRACKS).recipe.stages["evaluate"].methods
+    anole = load(["recipe=eagle-anole-7b"]).recipe.stages["evaluate"].methods
     for method in ("ADT-Tree", "ADT-Tree + LANTERN"):  # section V-A
         assert (adt[method].tree.width_step, adt[method].tree.width_range) == (10, (3, 40))
         assert (anole[method].tree.width_step, anole[method].tree.width_range) == (3, (3, 14))
@@ -113,12 +112,12 @@ def test_presets_are_the_papers_methods():
 
 def test_a_mapping_of_another_kind_takes_the_place_of_the_old_one():
     """As `tree.kind=chain` does, and as a recipe that extends another."""
-    recipe = load([DEMO, f"{METHOD}.tree={{kind: chain, gamma: 3}}"], TRACKS).recipe
+    recipe = load([DEMO, f"{METHOD}.tree={{kind: chain, gamma: 3}}"]).recipe
     assert recipe.stages["evaluate"].methods["EAGLE-2"].tree.gamma == 3
 
 
 def prints(*overrides) -> dict[str, str]:
-    loaded = load([DEMO, *overrides], TRACKS)
+    loaded = load([DEMO, *overrides])
     return {p.name: p.fingerprint for p in plan(loaded.recipe, loaded.path)}
 
 
@@ -168,7 +167,7 @@ def test_pictures_from_elsewhere_count_by_their_content(tmp_path):
 
 
 def test_inputs_are_the_stages_that_made_them():
-    loaded = load([DEMO], TRACKS)
+    loaded = load([DEMO])
     inputs = {p.name: p.inputs for p in plan(loaded.recipe, loaded.path)}
     assert inputs["codes"] == {"data": "world", "vq": "vq"}
     assert inputs["features"] == {"data": "world", "vq": "vq", "text": "target"}

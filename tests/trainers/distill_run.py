@@ -3,7 +3,6 @@
 from pathlib import Path
 
 from draftsmith.recipes.load import load
-from draftsmith.recipes.schema import TRACKS
 from stages_run import run_loaded
 
 SIZES = {"hidden_size": 32, "intermediate_size": 48, "num_attention_heads": 2, "num_key_value_heads": 2}
@@ -19,7 +18,7 @@ COUNTS = {
 
 
 def _few(split: str, counts: dict[str, int]) -> dict[str, int]:
-    named = load(["recipe=demo/lvlm-distilled"], TRACKS).tree["stages"]["world"]["splits"][split]
+    named = load(["recipe=demo/lvlm-distilled"]).tree["stages"]["world"]["splits"][split]
     return dict.fromkeys(named, 0) | counts
 
 
@@ -44,5 +43,5 @@ BEFORE = ("world", "target", "language", "pretrain", "answers")
 
 def run(output: Path, *settings: str, stages=None, restart=None) -> list[str]:
     """Stages of the tiny demo; returns what was said."""
-    found = load(["recipe=demo/lvlm-distilled", f"output={output}", *FEW, *settings], TRACKS)
+    found = load(["recipe=demo/lvlm-distilled", f"output={output}", *FEW, *settings])
     return run_loaded(found, output, stages=stages, restart=restart)

@@ -6,7 +6,6 @@ import yaml
 from draftsmith.recipes.launch import context_maker
 from draftsmith.recipes.load import load
 from draftsmith.recipes.plan import plan
-from draftsmith.recipes.schema import TRACKS
 from draftsmith.trainers.run import run_stages
 
 # Overrides of recipe=demo/lvlm: a target from a world of a hundred records.
@@ -28,7 +27,7 @@ def load_spelled(recipe: dict, name: str, output: Path, *settings: str):
     path = output / f"{name}.yaml"
     output.mkdir(parents=True, exist_ok=True)
     path.write_text(yaml.safe_dump(recipe | {"output": str(output)}, sort_keys=False))
-    return load([f"recipe={path}", *settings], TRACKS)
+    return load([f"recipe={path}", *settings])
 
 
 def run_loaded(found, output: Path, *, stages=None, restart=None) -> list[str]:

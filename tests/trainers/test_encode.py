@@ -16,8 +16,8 @@ from draftsmith.data.shards import ShardReader
 from draftsmith.models.generators import TEXT_ENCODER
 from draftsmith.models.llamagen.captions import TextFeatures
 from draftsmith.models.llamagen.files import load_vq
-from draftsmith.trainers.stages.visual import encode
-from draftsmith.trainers.stages.visual.encode import EncodeStage
+from draftsmith.trainers.stages import encode
+from draftsmith.trainers.stages.encode import EncodeStage
 from PIL import Image
 from visual_run import SHAPE, SIDE, VQ, context, noise, translators
 
@@ -45,7 +45,7 @@ def stage(folder: Path, **settings) -> EncodeStage:
 
 def run(output: Path, made, chosen: EncodeStage, **changes) -> tuple[ShardReader, list[str]]:
     given = context(output, changes.pop("target", made.target), made.inputs, **changes)
-    encode.run(chosen, given)
+    chosen.run(given)
     return ShardReader(output / encode.SHARDS), given.say.lines
 
 
@@ -86,7 +86,7 @@ def test_only_what_was_asked_for_is_written_and_loaded(tmp_path, made, write):
     needed = {"codes": "vq", "features": "text"}
     inputs = {needed[name]: made.inputs[needed[name]] for name in write if name in needed}
     chosen = stage(source, write=write)
-    encode.run(chosen, context(tmp_path / "out", made.target, inputs))
+    chosen.run(context(tmp_path / "out", made.target, inputs))
     _, tensors, _ = ShardReader(tmp_path / "out" / encode.SHARDS)[0]
     assert set(tensors) == set(write)
     assert {name for name in chosen.needs() if name != "data"} == set(inputs)
@@ -297,7 +297,7 @@ def test_two_ranks_write_the_shards_of_one(tmp_path, made, mixed, monkeypatch):
         if waits == [0, 0]:
             assert not (tmp_path / "out" / encode.SHARDS / "manifest.json").exists()
             now["rank"] = 1
-            encode.run(chosen, given)
+            chosen.run(given)
             now["rank"] = 0
 
     monkeypatch.setattr(ranks, "rank", lambda: now["rank"])
@@ -308,7 +308,7 @@ def test_two_ranks_write_the_shards_of_one(tmp_path, made, mixed, monkeypatch):
         "write_shard",
         lambda folder, index, *rest: wrote.append((now["rank"], index)) or real(folder, index, *rest),
     )
-    encode.run(chosen, given)
+    chosen.run(given)
     assert wrote == [(0, 0), (0, 2), (0, 4), (1, 1), (1, 3)]
     assert waits.count(0) == waits.count(1) == 3, "ranks that wait differently often hang"
     assert everything(tmp_path / "out") == everything(tmp_path / "alone")

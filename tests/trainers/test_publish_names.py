@@ -8,7 +8,6 @@ import yaml
 from draftsmith.core.errors import UserError
 from draftsmith.eval.published import PublishedSection
 from draftsmith.recipes.load import load, recipe_names
-from draftsmith.recipes.schema import TRACKS
 from draftsmith.trainers.publishing.card import CardFacts, front_matter, model_card
 from draftsmith.trainers.publishing.evaluated import Evaluated
 from draftsmith.trainers.publishing.licences import chain, licence_of, own_licence, warnings
@@ -168,7 +167,7 @@ def test_whose_weights_it_began_with(tmp_path):
 
 
 def stages_of(recipe: str) -> dict:
-    return load([f"recipe={recipe}"], TRACKS).tree["stages"]
+    return load([f"recipe={recipe}"]).tree["stages"]
 
 
 @pytest.mark.parametrize(

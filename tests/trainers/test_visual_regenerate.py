@@ -16,7 +16,8 @@ from draftsmith.eval.rules import RULES
 from draftsmith.models.decoding.warp import Warp
 from draftsmith.models.generators import Generator, build_transformer, load_generator, sample_condition
 from draftsmith.models.llamagen.files import save_llamagen
-from draftsmith.trainers.stages.visual import regenerate
+from draftsmith.trainers.answers import pictures
+from draftsmith.trainers.stages import regenerate
 from visual_run import context, translators
 from visual_tiny import anole
 
@@ -40,12 +41,12 @@ def stage(made, **changes) -> regenerate.RegenerateStage:
 
 
 def run(made, folder: Path, chosen=None, **changes) -> ShardReader:
-    regenerate.run(chosen or stage(made), context(folder, made.target, made.inputs, **changes))
-    return ShardReader(folder / regenerate.SHARDS)
+    (chosen or stage(made)).run(context(folder, made.target, made.inputs, **changes))
+    return ShardReader(folder / regenerate.CODES)
 
 
 def files(folder: Path) -> dict[str, bytes]:
-    return {p.name: p.read_bytes() for p in (folder / regenerate.SHARDS).iterdir()}
+    return {p.name: p.read_bytes() for p in (folder / regenerate.CODES).iterdir()}
 
 
 def test_a_record_holds_what_draws_it_again(made, tmp_path):
@@ -66,7 +67,7 @@ def test_a_record_holds_what_draws_it_again(made, tmp_path):
         drawn.append(tuple(again.tokens))
     assert len(reader) == 10 and len(set(drawn)) == 10, "repeats have luck of their own"
     # A head reads them as it reads encoded pictures.
-    sample = ShardSamples(tmp_path / regenerate.SHARDS, ShardData())[3]
+    sample = ShardSamples(tmp_path / regenerate.CODES, ShardData())[3]
     assert torch.equal(sample_condition(made.target)(sample), reader[3][1]["features"])
 
 
@@ -117,7 +118,7 @@ def test_answers_of_anole_are_ids_and_their_codes():
     greedy = regenerate.RegenerateStage(kind="regenerate", prompts={"path": "a.txt"}, temperature=0.0)
     named = SimpleNamespace(target=SimpleNamespace(path="hub/anole", revision=None), fingerprint="f" * 40, seed=2)
     target.config._commit_hash = "c0ffee"
-    answers = [*regenerate._answers(greedy, named, generator, [ImagePrompt(t, t) for t in texts], range(2))]
+    answers = [*pictures.draw(greedy, named, generator, [ImagePrompt(t, t) for t in texts], range(2))]
     decoding = Decoding(Chain(1), RULES["greedy"], Draw("top-k"), Warp(), target.num_codes, ())
     for number, (answer, text) in enumerate(zip(answers, texts.values(), strict=True)):
         assert answer.ids == generate(target, None, ImageRequest(text), decoding).tokens

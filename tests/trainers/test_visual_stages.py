@@ -38,9 +38,8 @@ from draftsmith.models.targets.anole import AnoleTargetConfig
 from draftsmith.recipes.cli import main
 from draftsmith.recipes.load import load
 from draftsmith.recipes.plan import plan
-from draftsmith.recipes.schema import TRACKS
 from draftsmith.trainers.loop import Stopped
-from draftsmith.trainers.stages.visual import encode as visual_encode
+from draftsmith.trainers.stages.encode import EncodeStage
 from draftsmith.trainers.stages.visual import evaluate as visual_evaluate
 from draftsmith.trainers.stages.visual import train as visual_train
 from PIL import Image
@@ -91,7 +90,7 @@ def untimed(found: dict) -> dict:
 
 
 def recipe(demo: Path):
-    return load(["recipe=demo/visual-ar", f"output={demo}", *FEW], TRACKS).recipe
+    return load(["recipe=demo/visual-ar", f"output={demo}", *FEW]).recipe
 
 
 @pytest.fixture(scope="module")
@@ -609,7 +608,7 @@ def test_a_reader_of_another_world_is_told_before_anything_is_drawn(demo, tmp_pa
 
 def test_prompts_without_a_path_go_through_the_plan(demo, tmp_path):
     """Class labels, and the latest stage's shards, have no file whose content could be looked at."""
-    loaded = load(["recipe=demo/visual-ar", f"output={tmp_path}", *FEW], TRACKS)
+    loaded = load(["recipe=demo/visual-ar", f"output={tmp_path}", *FEW])
     tree = loaded.recipe.stages
     changed = {
         **tree,
@@ -644,7 +643,7 @@ def test_medusa_for_a_class_conditional_target(demo, tmp_path):
         return context(tmp_path / name, target, made | inputs, name=name, drafter=drafter)
 
     source = {"kind": "classes", "folder": str(tmp_path / "pictures")}
-    visual_encode.run(visual_encode.EncodeStage(kind="encode", source=source), by_hand("codes"))
+    EncodeStage(kind="encode", source=source).run(by_hand("codes"))
     prompts = {"classes": 3, "max_samples": 4}
     stage = settings(
         steps=4, data={"held_out": 0.3}, validation={"every": 2}, select="top3",

@@ -12,7 +12,6 @@ from draftsmith.models.generators import TEXT_ENCODER, LlamaGenTargetConfig, bui
 from draftsmith.models.llamagen.files import save_vq
 from draftsmith.models.llamagen.vq import VqTokenizer
 from draftsmith.recipes.load import load
-from draftsmith.recipes.schema import TRACKS
 from draftsmith.trainers.context import Context
 from draftsmith.trainers.engine import EngineConfig
 from PIL import Image
@@ -63,15 +62,15 @@ FEW = [
     f"stages.head.decoding.tree={TREE}",
     "stages.head.decoding.every=4",
     "stages.head.decoding.prompts.max_samples=2",
-    "stages.evaluate.prompts.max_samples=3",
-    "stages.evaluate.analysis=null",  # its figures take as long as all the rest
+    "stages.evaluate.benchmarks.captions.prompts.max_samples=3",
+    "stages.evaluate.probes=null",  # its figures take as long as all the rest
     *(f"stages.evaluate.methods.{name}={method}" for name, method in METHODS.items()),
 ]
 
 
 def run(output: Path, *settings: str, stages=None, restart=None) -> list[str]:
     """Stages of the tiny demo; returns what was said."""
-    found = load(["recipe=demo/visual-ar", f"output={output}", *FEW, *settings], TRACKS)
+    found = load(["recipe=demo/visual-ar", f"output={output}", *FEW, *settings])
     return run_loaded(found, output, stages=stages, restart=restart)
 
 

@@ -6,13 +6,13 @@ by side, and a killed build goes on behind those that it finished.
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import Any, Literal
 
 import numpy as np
 from pydantic import Field, model_validator
 
 from ...core import ranks
-from ...core.section import Section
+from ...core.refused import Refused
 from ...data.conversations import PromptFormat
 from ...data.dataset import ConversationData
 from ...data.shards import ShardReader, claim, finish, finished, tar_path
@@ -21,7 +21,9 @@ from ...data.states.estimate import samples_per_shard, shown
 from ...data.states.samples import SeededCollate
 from ...data.states.writer import Deal
 from ...models.drafters import AnyDrafter
+from ...models.drafters.base import DrafterConfig
 from ..context import Context
+from ..describe.states import describe_states
 from ..engine import init_distributed
 from ..fit import Expected
 from ..records import check_fit
@@ -35,13 +37,15 @@ from ..training.states import (
     identity_of,
     open_samples,
     open_target,
+    sample_needs,
     wanted_taps,
 )
+from .base import Planned, Stage
 
 SHARDS = "states"
 
 
-class CacheStage(Section):
+class CacheStage(Stage):
     kind: Literal["cache"]
     format: PromptFormat = PromptFormat()
     data: ConversationData
@@ -65,15 +69,16 @@ class CacheStage(Section):
     def needs(self) -> dict[str, str | None]:
         return sample_needs(self.data, self.answers) | {"target": None, "processor": None}
 
+    def check(self, target: Any, drafter: DrafterConfig | None) -> None:
+        if target.draws_images or drafter is None or drafter.trains_on != "states":
+            of = "none" if drafter is None else drafter.kind
+            raise Refused("kind", f"cache keeps hidden states, which drafter {of} of a {target.kind} does not read")
 
-def sample_needs(data: ConversationData | None, answers: AnswersConfig | None) -> dict[str, str | None]:
-    """What a stage that reads samples takes from earlier ones."""
-    wanted: dict[str, str | None] = {}
-    if data is not None and data.from_stage is not None:
-        wanted["data"] = data.from_stage
-    if answers is not None and answers.share("target") and answers.path is None:
-        wanted["answers"] = answers.from_stage
-    return wanted
+    def run(self, context: Context) -> None:
+        run(self, context)
+
+    def describe(self, plan: Planned) -> list[str]:
+        return describe_states(plan)
 
 
 def run(stage: CacheStage, context: Context) -> None:

@@ -1,4 +1,8 @@
-"""Stage kind `generate`: write the shapes world and the tokenizer and processor that belong to it."""
+"""Stage kind `generate`: a synthetic dataset of drawn shapes, and the tokenizer and processor that belong to it.
+
+Language models get conversations about pictures and clips; image generators get captioned pictures. `splits` tells
+which: numbers of records of each scenario, or numbers of pictures.
+"""
 
 from __future__ import annotations
 
@@ -10,28 +14,40 @@ from pydantic import Field, model_validator
 
 from ...core import ranks
 from ...core.errors import did_you_mean
-from ...core.section import Section
+from ...core.refused import Refused
+from ...data.captioned import Captioned, TarSource, read
 from ...data.conversations import SYSTEM
 from ...data.mixture import STRATEGIES, is_strategy
 from ...data.processor import QWEN, Processor, build_processor, build_qwen_processor
+from ...data.shapes.captioned import write_captioned
 from ...data.shapes.scenarios import KINDS
 from ...data.shapes.scene import IMAGE_MEAN, IMAGE_STD
 from ...data.shapes.tokenizer import train_tokenizer
 from ...data.shapes.write import write_world
 from ..context import Context
+from .base import Planned, Stage, draws_pictures
+
+WORLD = "world"  # folder of the dataset inside the stage's
+TOKENIZER = "tokenizer"  # and of the captions' tokenizer
+CONVERSATIONS = {"patch_size", "mixtures", "suite", "clip_frames", "video_suite", "clip_lengths"}
+CAPTIONED = {"grain", "pairs"}
 
 
-class GenerateStage(Section):
+class GenerateStage(Stage):
     kind: Literal["generate"]
-    # Side of the pictures in pixels, and of a vision patch: a patch should hold one of the board's nine places.
-    image_size: int = Field(48, ge=24)
+    # Side of the pictures in pixels.
+    image_size: int = Field(48, ge=16)
+    # Ids of the tokenizer, which is trained on the first split; null: 640 for conversations, 400 for captions.
+    vocab_size: int | None = Field(None, ge=300)
+    # Conversations: split -> kind of scenario -> number of records. Captioned pictures: split -> number of pictures;
+    # `held_out` then has figures that no other split has.
+    splits: dict[str, int | dict[str, int]] = Field(min_length=1)
+
+    # Conversations: side of a vision patch, which should hold one of the board's nine places.
     patch_size: int = Field(16, ge=4)
-    vocab_size: int = Field(640, ge=400)
-    # split -> kind of scenario -> number of records.
-    splits: dict[str, dict[str, int]]
     # mixture -> split -> how much of it (all, first:10%, end:5, random:20%): OneVision's YAML files, named NAME.yaml.
     mixtures: dict[str, dict[str, str]] = Field(default_factory=dict)
-    # Records of each set of the benchmark suite's stand-in (evaluate reads it as suite.data.path: suite); 0: none.
+    # Records of each set of a small benchmark suite (evaluate reads it as suite.data.path: suite); 0: none.
     suite: int = Field(0, ge=0)
     # split -> frames of its clips, where they are not four: as many visual tokens as a longer clip has.
     clip_frames: dict[str, int] = Field(default_factory=dict)
@@ -40,14 +56,49 @@ class GenerateStage(Section):
     # Frames of that suite's clips, one set of clips for each.
     clip_lengths: list[int] = Field([4, 16, 64], min_length=1)
 
+    # Captioned pictures: noise of the paper, a standard deviation of 0 to 255: what makes its codes uncertain.
+    grain: float = Field(10.0, ge=0, le=128)
+    # Share of pictures with two figures.
+    pairs: float = Field(0.25, ge=0, le=1)
+
+    @property
+    def writes_conversations(self) -> bool:
+        return isinstance(next(iter(self.splits.values())), dict)
+
+    @property
+    def vocabulary(self) -> int:
+        """Ids of the tokenizer."""
+        return self.vocab_size or (640 if self.writes_conversations else 400)
+
     @model_validator(mode="after")
-    def _known(self) -> GenerateStage:
+    def _consistent(self) -> GenerateStage:
+        if len({isinstance(count, dict) for count in self.splits.values()}) > 1:
+            raise ValueError("splits are numbers of pictures, or records of each scenario, and not both")
+        if not self.writes_conversations:
+            if empty := [split for split, count in self.splits.items() if count < 1]:  # type: ignore[operator]
+                raise ValueError(f"splits {empty} hold no picture")
+            return self
+        if self.image_size < 24 or self.vocabulary < 400:
+            raise ValueError("conversations need image_size 24 and vocab_size 400, or more")
+        self._check_splits()
+        self._check_clips()
+        return self
+
+    def _check_splits(self) -> None:
         for split, counts in self.splits.items():
-            for kind, count in counts.items():
+            for kind, count in counts.items():  # type: ignore[union-attr]
                 if kind not in KINDS:
                     raise ValueError(f"splits.{split} names scenario {kind!r}; {did_you_mean(kind, KINDS)}")
                 if count < 0:
                     raise ValueError(f"splits.{split}.{kind} is {count}, below 0")
+        for mixture, parts in self.mixtures.items():
+            for split, strategy in parts.items():
+                if split not in self.splits:
+                    raise ValueError(f"mixtures.{mixture} names split {split!r}; {did_you_mean(split, self.splits)}")
+                if not is_strategy(strategy):
+                    raise ValueError(f"mixtures.{mixture}.{split} is {strategy!r}; {STRATEGIES}")
+
+    def _check_clips(self) -> None:
         for split, frames in self.clip_frames.items():
             if split not in self.splits:
                 raise ValueError(f"clip_frames names split {split!r}; {did_you_mean(split, self.splits)}")
@@ -55,46 +106,68 @@ class GenerateStage(Section):
                 raise ValueError(f"clip_frames.{split} is {frames}, and an object that moves needs 2")
         if min(self.clip_lengths) < 2 or len(set(self.clip_lengths)) < len(self.clip_lengths):
             raise ValueError(f"clip_lengths are different numbers of frames from 2, found {self.clip_lengths}")
-        for mixture, parts in self.mixtures.items():
-            for split, strategy in parts.items():
-                if split not in self.splits:
-                    raise ValueError(f"mixtures.{mixture} names split {split!r}; {did_you_mean(split, self.splits)}")
-                if not is_strategy(strategy):
-                    raise ValueError(f"mixtures.{mixture}.{split} is {strategy!r}; {STRATEGIES}")
-        return self
+
+    def unread(self) -> dict[str, str]:
+        if self.writes_conversations:
+            return dict.fromkeys(CAPTIONED, "conversations have none")
+        return dict.fromkeys(CONVERSATIONS, "captioned pictures have none")
+
+    def check(self, target: Any, drafter: Any) -> None:
+        if draws_pictures(target) == self.writes_conversations:
+            wanted = "numbers of pictures" if draws_pictures(target) else "records of each kind of scenario"
+            raise Refused("splits", f"target {target.kind} does not read what they say", f"give {wanted}")
 
     def makes(self) -> set[str]:
-        return {"data", "processor"}
+        return {"data", "processor" if self.writes_conversations else "tokenizer"}
 
     def needs(self) -> dict[str, str | None]:
         return {}
 
+    def run(self, context: Context) -> None:
+        """Rank 0 writes."""
+        if ranks.is_main():
+            write = _write_conversations if self.writes_conversations else _write_captioned
+            write(self, context, context.folder / WORLD)
+        ranks.barrier()
 
-def run(stage: GenerateStage, context: Context) -> None:
-    """Rank 0 writes; the tokenizer is trained on the text of the first split."""
-    if ranks.is_main():
-        world = context.folder / "world"
-        manifest = write_world(
-            world,
-            seed=context.seed,
-            image_size=stage.image_size,
-            splits=stage.splits,
-            mixtures=stage.mixtures,
-            suite=stage.suite,
-            clip_frames=stage.clip_frames,
-            video_suite=stage.video_suite,
-            lengths=stage.clip_lengths,
-        )
-        first = next(iter(stage.splits))
-        tokenizer = train_tokenizer(_texts(world / f"{first}.json"), stage.vocab_size)
-        _processor(stage, context.target.kind, tokenizer).save(context.folder)
-        total = sum(sum(counts.values()) for counts in manifest["splits"].values())
-        context.say(f"wrote {total} records in {len(stage.splits)} splits, {len(tokenizer)} token ids")
-    ranks.barrier()
+    def describe(self, plan: Planned) -> list[str]:
+        if self.writes_conversations:
+            return [f"  {split}: {sum(counts.values())} records" for split, counts in self.splits.items()]  # type: ignore[union-attr]
+        return [f"  {split}: {count} pictures" for split, count in self.splits.items()]
+
+
+def _write_conversations(stage: GenerateStage, context: Context, world: Path) -> None:
+    manifest = write_world(
+        world,
+        seed=context.seed,
+        image_size=stage.image_size,
+        splits=stage.splits,  # type: ignore[arg-type]
+        mixtures=stage.mixtures,
+        suite=stage.suite,
+        clip_frames=stage.clip_frames,
+        video_suite=stage.video_suite,
+        lengths=stage.clip_lengths,
+    )
+    first = next(iter(stage.splits))
+    tokenizer = train_tokenizer(_texts(world / f"{first}.json"), stage.vocabulary)
+    _processor(stage, context.target.kind, tokenizer).save(context.folder)
+    total = sum(sum(counts.values()) for counts in manifest["splits"].values())
+    context.say(f"wrote {total} records in {len(stage.splits)} splits, {len(tokenizer)} token ids")
+
+
+def _write_captioned(stage: GenerateStage, context: Context, world: Path) -> None:
+    splits: dict[str, int] = stage.splits  # type: ignore[assignment]
+    write_captioned(
+        world, seed=context.seed, image_size=stage.image_size, grain=stage.grain, pairs=stage.pairs, splits=splits
+    )
+    source = TarSource(kind="webdataset", path=str(world / f"{next(iter(splits))}-00000.tar"))
+    captions = [item.caption for item in read(source) if isinstance(item, Captioned)]
+    train_tokenizer(captions, stage.vocabulary).save_pretrained(context.folder / TOKENIZER)
+    context.say(f"wrote {sum(splits.values())} pictures in {len(splits)} splits")
 
 
 def _processor(stage: GenerateStage, kind: str, tokenizer: Any) -> Processor:
-    """As the recipe's target reads: a Qwen-VL the world's pictures whole, at most as large as they are."""
+    """As the recipe's target reads: a Qwen-VL reads whole pictures, at most as large as they are drawn."""
     pixels: dict[str, Any] = {"image_mean": IMAGE_MEAN, "image_std": IMAGE_STD}
     if kind in QWEN:
         least = (2 * stage.patch_size) ** 2

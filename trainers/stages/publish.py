@@ -31,9 +31,10 @@ from ..publishing.evaluated import read_evaluation
 from ..publishing.fresh import try_folder
 from ..publishing.licences import chain
 from ..publishing.lineage import data_of, trained_by, training_table
-from ..publishing.names import check_name
+from ..publishing.names import check_name, suggested
 from ..publishing.snippets import PICTURE, Snippet, loop_snippet, transformers_snippet
 from ..publishing.upload import Destination, Hub, Uploaded
+from .base import Planned, Stage, draws_pictures
 
 REPOSITORY, RESULT = "repository", "published.json"
 # Side of the stored picture in pixels; a multiple of 3, as its board wants it.
@@ -51,7 +52,7 @@ class StoredPrompt(Section):
     label: int = Field(0, ge=0)
 
 
-class PublishStage(Section):
+class PublishStage(Stage):
     kind: Literal["publish"]
     # NAMESPACE/NAME. Engines guess the method from it: `EAGLE-...` for EAGLE, `EAGLE3-...` for EAGLE-3, and neither
     # for others. null: the folder alone is built, which dry_run does with a name, too.
@@ -98,33 +99,44 @@ class PublishStage(Section):
         return {"publication"}
 
     def needs(self) -> dict[str, str | None]:
-        return {"drafter": self.from_stage, "report": self.report, "processor": None, "target": None}
+        return {"drafter": self.from_stage, "report": self.report}
 
+    def uses(self) -> set[str]:
+        """Parts of a target that the run trained."""
+        return {"target", "processor", "text", "vq"}
 
-class VisualPublishStage(PublishStage):
-    """The same of an image generator's head, whose target comes in parts."""
+    def run(self, context: Context) -> None:
+        """Rank 0 works; what stops it stops all ranks."""
+        problem: UserError | None = None
+        if ranks.is_main():
+            try:
+                _publish(self, context)
+            except UserError as error:
+                problem = error
+            except OSError as error:  # a disk that is full, a file that may not be read
+                problem = UserError(
+                    first_line(error), where=error.filename or str(context.folder),
+                    cure="mend it (the folder and what is fetched back are each as large as the weights), and run the "
+                    "same command again",
+                )  # fmt: skip
+        problem = ranks.agree(problem)
+        if problem is not None:
+            raise problem
 
-    def needs(self) -> dict[str, str | None]:
-        return {"drafter": self.from_stage, "report": self.report, "target": None, "text": None, "vq": None}
-
-
-def run(stage: PublishStage, context: Context) -> None:
-    """Rank 0 works; what stops it stops all ranks."""
-    problem: UserError | None = None
-    if ranks.is_main():
-        try:
-            _publish(stage, context)
-        except UserError as error:
-            problem = error
-        except OSError as error:  # a disk that is full, a file that may not be read
-            problem = UserError(
-                first_line(error), where=error.filename or str(context.folder),
-                cure="mend it (the folder and what is fetched back are each as large as the weights), and run the same "
-                "command again",
-            )  # fmt: skip
-    problem = ranks.agree(problem)
-    if problem is not None:
-        raise problem
+    def describe(self, plan: Planned) -> list[str]:
+        """What would be put where. Raises `UserError` for a name that is none, or is another method's."""
+        target, trained = plan.recipe.target, plan.maker("drafter")
+        method = (getattr(trained and trained.stage, "drafter", None) or plan.recipe.drafter).kind
+        name = self.base_model or target.path
+        what = f"  the drafter of stage {plan.inputs.get('drafter', '?')} with the report of {plan.inputs['report']}"
+        if self.repo is None:
+            usual = suggested(method, name)
+            return [what, f"  no repo is named: the folder is built and tried (a usual name: {usual})"]
+        check_name(self.repo, method, name, is_language=not draws_pictures(target))
+        if self.dry_run:
+            return [what, f"  dry_run: the folder is built and tried, {self.repo} is left alone"]
+        where = "as a pull request" if self.pull_request else f"to {self.revision or 'main'}"
+        return [what, f"  one commit {where} of {self.repo}, private until it is fetched back; then {self.visibility}"]
 
 
 def _publish(stage: PublishStage, context: Context) -> None:
@@ -197,7 +209,7 @@ def _publish(stage: PublishStage, context: Context) -> None:
 
 def track_of(context: Context) -> str:
     """lvlm, visual or language: what a drafter is, by the recipe's target and drafter."""
-    if context.target.kind in ("llamagen", "anole"):
+    if draws_pictures(context.target):
         return "visual"
     return LVLM if getattr(context.drafter, "kind", None) == LVLM else "language"
 

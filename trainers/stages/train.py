@@ -10,7 +10,8 @@ from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import Discriminator, Field, Tag, model_validator
 
-from ...core.errors import UserError, did_you_mean
+from ...core.errors import did_you_mean
+from ...core.refused import Refused
 from ...data.codes import ShardData
 from ...data.conversations import PromptFormat
 from ...data.dataset import ConversationData
@@ -22,15 +23,17 @@ from ...models.drafters.head_losses import HeadObjective
 from ...models.llava import Part
 from ...models.lora import LoraConfig
 from ..context import Context
+from ..describe.train import describe_head, describe_image_model, describe_lvlm, describe_target, positions_of
 from ..engine import init_distributed
 from ..fit import SCRATCH, FitSettings, fit, seed_all
 from ..training.codes import open_codes
-from ..training.conversations import open_records
+from ..training.conversations import check_positions, open_records
 from ..training.drafter import DecodingCheck
-from ..training.heads_on_states import open_heads
-from ..training.sources import CachedStates, FirstEpochStates, OnlineStates, StatesSource
+from ..training.heads_on_states import open_heads, training_order
+from ..training.sources import CachedStates, OnlineStates, StatesSource
 from ..training.states import check_answers, sample_needs
 from ..training.validate import ValidationSettings
+from .base import Planned
 
 
 def kind(section: Any) -> str:
@@ -219,7 +222,7 @@ class TrainStage(FitSettings):
         config = self.drafter or drafter
         if config is None or config.trains_on is None:
             what = "names none" if config is None else f"is of kind {config.kind}, which is not trained"
-            raise UserError(f"a drafter is trained and the recipe {what}", where="key drafter", cure="name one")
+            raise Refused("model", f"a drafter is trained and the recipe {what}", "name one")
         return config.trains_on
 
     def check(self, target: Any, drafter: DrafterConfig | None) -> None:
@@ -230,38 +233,39 @@ class TrainStage(FitSettings):
         """
         way = self.way(target, drafter)
         for name in sorted(self.model_fields_set - READS[way]):
-            raise UserError(f"{name} is not read here: this stage trains on {way}", cure=did_you_mean(name, READS[way]))
+            key = type(self).model_fields[name].alias or name
+            raise Refused(key, f"nothing reads it: this stage trains on {way}", did_you_mean(name, READS[way]))
         if way == "records":
             self._check_records()
         elif way == "states":
             check_answers(self.answers)
             if self.validation is not None and not self.held_out:
-                raise UserError("validation needs held_out", cure="hold out a share of the samples: held_out: 0.05")
+                raise Refused(
+                    "validation", "validation needs held_out", "hold out a share of the samples: held_out: 0.05"
+                )
         else:
             self._check_codes()
 
     def _check_records(self) -> None:
         if self.trainable is None:
-            raise UserError("trainable is missing", cure="name parts: [vision_tower, projector, language_model]")
+            raise Refused("trainable", "trainable is missing", "name parts: [vision_tower, projector, language_model]")
         if self.model in ("vq", "reader"):
-            raise UserError(f"model: {self.model} is of image generators", cure="use drafter, target or captioner")
+            raise Refused("model", f"{self.model} is of image generators", "use drafter, target or captioner")
         if isinstance(self.objective, HeadObjective):
-            raise UserError(
-                "objective has terms of a head's loss", cure="give objective.kind: cross_entropy or distill"
-            )
+            raise Refused("objective", "these are terms of a head's loss", "give kind: cross_entropy or distill")
         if self.validation is not None and self.validation.data is None:
-            raise UserError("validation.data is missing", cure="name held-out records")
+            raise Refused("validation.data", "validation.data is missing", "name held-out records")
 
     def _check_codes(self) -> None:
         if self.model == "captioner":
-            raise UserError("model: captioner is of draft LVLMs", cure="use drafter, target, vq or reader")
+            raise Refused("model", "captioner is of draft LVLMs", "use drafter, target, vq or reader")
         assert isinstance(self.data, ShardData)
         if self.validation is not None and not self.data.held_out:
-            raise UserError("validation needs data.held_out", cure="hold out a share of the samples")
+            raise Refused("validation", "validation needs data.held_out", "hold out a share of the samples")
         if self.model != "drafter" and self.validation:
-            raise UserError("validation is for heads (model: drafter)", cure="leave it out")
+            raise Refused("validation", "validation is for heads (model: drafter)", "leave it out")
         if self.decoding is not None and self.decoding.prompts is None:
-            raise UserError("decoding.prompts is missing", cure="name the captions to draw")
+            raise Refused("decoding.prompts", "decoding.prompts is missing", "name the captions to draw")
 
     def makes(self) -> set[str]:
         if self.model == "target" and isinstance(self.data, ShardData):
@@ -313,9 +317,21 @@ class TrainStage(FitSettings):
         training = self.ways[self.way(context.target, context.drafter)](self, context, seed)
         training.finish(fit(self, context, training))
 
+    def describe(self, plan: Planned) -> list[str]:
+        way = self.way(plan.recipe.target, plan.recipe.drafter)
+        if way == "codes":
+            return describe_image_model(plan)
+        if way == "states":
+            return describe_head(plan, training_order)
+        if self.model == "target" and plan.recipe.drafter is not None and plan.recipe.drafter.kind != "lvlm":
+            return describe_target(plan)
+        check_positions(positions_of(plan), self)
+        return describe_lvlm(plan)
 
-def run(stage: TrainStage, context: Context) -> None:
-    stage.run(context)
-
-
-__all__ = ["FirstEpochStates", "TrainStage", "run"]
+    @classmethod
+    def of_target(cls, section: dict[str, Any], draws_images: bool) -> dict[str, Any]:
+        """A section as a recipe has it, whose `data` says what it is: codes, where the target draws images."""
+        data = section.get("data")
+        if not draws_images or not isinstance(data, dict) or "kind" in data:
+            return section
+        return {**section, "data": {"kind": "codes", **data}}

@@ -1,4 +1,4 @@
-"""Models of image codes: a head of an image generator, and what the synthetic dataset needs (tokenizer, reader, target)."""
+"""Models of image codes: a head of an image generator, or the synthetic dataset's tokenizer, reader and generator."""
 
 from __future__ import annotations
 
@@ -36,8 +36,8 @@ from ..context import Context
 from ..engine import Engine
 from ..fit import Training, Validate, training_loader
 from ..loop import Source
-from ..stages.visual.encode import SHARDS
-from ..stages.visual.generate import TOKENIZER, WORLD
+from ..stages.encode import SHARDS
+from ..stages.generate import TOKENIZER, WORLD
 from .best import held_out_scores
 from .drafter import Requests, TrainedDrafter
 

@@ -21,9 +21,9 @@ from ...models.targets.load import build_target, load_llava, target_config, targ
 from ..context import Context
 from ..engine import Engine
 from ..fit import Training, Validate, training_loader
+from ..positions import before_training
 from ..records import data_files
 from .distill import frozen_target, held_target, other_pictures, source_of, training_data, training_module
-from .positions import before_training
 from .preflight import preflight
 from .validate import validate
 
@@ -146,7 +146,9 @@ def _start_weights(stage: Any, context: Context, processor: Processor, seed: int
 
 def _save(stage: Any, context: Context, engine: Engine, processor: Processor, total: int, seed: int) -> None:
     """The result: a directory that transformers loads, written by rank 0."""
+    is_draft = stage.model == "drafter" and context.drafter is not None
     manifest = {
+        **({"drafter": context.drafter.model_dump(mode="json")} if is_draft else {}),
         "model": stage.model,
         "target": str(context.target.path or "inline"),
         "target_revision": context.target.revision,

@@ -1,4 +1,4 @@
-"""A drafter of one `train` stage while it trains beside its target: weights, measured tau, the best and the last result."""
+"""A drafter of a `train` stage while it trains beside its target: weights, measured tau, best and last result."""
 
 from __future__ import annotations
 
@@ -97,7 +97,7 @@ class TrainedDrafter:
         self._best = Best(context.folder, lambda head, folder, step: self._save(head, folder, step))
 
     def _start(self, count_tokens: CountTokens | None) -> nn.Module:
-        """An earlier stage's drafter, the one that the recipe names, or fresh weights; `from: scratch` takes neither."""
+        """An earlier stage's drafter, the recipe's published one, or fresh weights; `from: scratch` takes neither."""
         folder, published = self.context.inputs.get("drafter"), self.config.provides()
         if folder is None and (not published or self.stage.from_stage == SCRATCH):
             return self.config.build(self.target, count_tokens=count_tokens)

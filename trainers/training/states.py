@@ -58,6 +58,16 @@ def check_answers(answers: AnswersConfig | None) -> None:
         raise ValueError("answers.shares of a head's stage name one source alone, data or target")
 
 
+def sample_needs(data: ConversationData | None, answers: AnswersConfig | None) -> dict[str, str | None]:
+    """What a stage that reads samples takes from earlier ones."""
+    wanted: dict[str, str | None] = {}
+    if data is not None and data.from_stage is not None:
+        wanted["data"] = data.from_stage
+    if answers is not None and answers.share("target") and answers.path is None:
+        wanted["answers"] = answers.from_stage
+    return wanted
+
+
 def open_samples(
     data: ConversationData,
     form: PromptFormat,

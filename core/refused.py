@@ -1,0 +1,21 @@
+"""A setting that a section refuses in a validator: the message names the key, the problem and what to do instead."""
+
+from __future__ import annotations
+
+
+class Refused(ValueError):
+    """Pydantic carries it as it carries every ValueError; `recipes/load.py` prints its parts.
+
+    Args:
+        key: dotted, below the section that raises it.
+        problem: what is wrong.
+        cure: what to do.
+    """
+
+    def __init__(self, key: str, problem: str, cure: str | None = None):
+        self.key, self.problem, self.cure = key, problem, cure
+        super().__init__(": ".join(part for part in (key, problem, cure) if part))
+
+    def under(self, place: str) -> Refused:
+        """The same for a section that holds this one at `place`."""
+        return Refused(f"{place}.{self.key}", self.problem, self.cure)

@@ -1,0 +1,66 @@
+"""Sections of a schema as messages need them: which kinds there are, which keys, and what stands at a place."""
+
+from __future__ import annotations
+
+import re
+from typing import Any, get_args, get_origin
+
+from ..core.section import Section
+
+# What pydantic puts into a place where a key takes a word or a section.
+WORD = re.compile(r"str|int|literal\[.*")
+SECTION = re.compile(r"(tagged-union|function-\w+|dict)\[.*")
+
+
+def sections(annotation: Any) -> list[type[Section]]:
+    """The section classes inside an annotation."""
+    if isinstance(annotation, type) and issubclass(annotation, Section):
+        return [annotation]
+    return [section for part in get_args(annotation) for section in sections(part)]
+
+
+def kinds(section: type[Section]) -> tuple[str, ...]:
+    """The kinds that a section is told by; none where it has no `kind`."""
+    kind = section.model_fields.get("kind")
+    return get_args(kind.annotation) if kind else ()
+
+
+def names(section: type[Section]) -> set[str]:
+    """Its keys as recipes write them."""
+    return {field.alias or name for name, field in section.model_fields.items()}
+
+
+def walk(fields: dict[str, Any], places: list[str]) -> tuple[list[str], list[type[Section]]]:
+    """Follow pydantic's place in a schema: the keys that the user wrote, and the sections reached.
+
+    Tagged unions put the kind into the place, and a mapping's keys (stage names) are no field.
+
+    Args:
+        fields: key -> annotation at the top.
+    """
+    kept, models = places[:1], sections(fields.get(places[0])) if places else []
+    free_name = bool(places) and get_origin(fields.get(places[0])) is dict
+    for place in places[1:]:
+        if free_name:
+            kept.append(place)
+            free_name = False
+            continue
+        if (WORD.fullmatch(place) or SECTION.fullmatch(place)) and not any(place in names(m) for m in models):
+            continue
+        tagged = [m for m in models if place in _tags(m)]
+        # Of several models one is chosen before any key of it is read.
+        if tagged and (len(models) > 1 or place not in names(models[0])):
+            models = tagged
+            continue
+        kept.append(place)
+        found = [f for m in models for n, f in m.model_fields.items() if place in (n, f.alias)]
+        free_name = any(get_origin(f.annotation) is dict for f in found)
+        models = [inner for f in found for inner in sections(f.annotation)] or models
+    return kept, models
+
+
+def _tags(section: type[Section]) -> set[str]:
+    """What tells a section from others: its kind, and whose weights a stage trains where that is one model alone."""
+    trained = section.model_fields.get("model")
+    values = get_args(trained.annotation) if trained else ()
+    return {*kinds(section), *(values if len(values) == 1 else ())}

@@ -1,0 +1,68 @@
+"""The recorded behaviour of `tests/goldens`: the quick part here, all of it by `scripts/freeze.py check`."""
+
+import importlib.util
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[1]
+SCRIPT = ROOT / "scripts" / "freeze.py"
+
+
+@pytest.fixture(scope="module")
+def freeze():
+    spec = importlib.util.spec_from_file_location("freeze", SCRIPT)
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def test_the_quick_part_is_as_recorded():
+    command = [sys.executable, str(SCRIPT), "check", "dry-runs", "visual-ar"]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=240, check=False)
+    assert done.returncode == 0, done.stdout[-4000:] + done.stderr[-4000:]
+    assert "no difference" in done.stdout
+
+
+def test_every_run_and_every_recipe_is_recorded(freeze):
+    recorded = {path.name for path in freeze.GOLDENS.glob("*.json")}
+    assert {f"{name}.json" for name in freeze.RUNS} <= recorded
+    assert {f"{name}-reports.json" for name in freeze.RUNS} <= recorded
+    assert {run["recipe"] for run in freeze.RUNS.values()} == {
+        f"demo/{path.stem}" for path in (ROOT / "recipes" / "demo").glob("*.yaml")
+    }
+    recipes = len(list((ROOT / "recipes").rglob("*.yaml")))
+    assert len(list((freeze.GOLDENS / freeze.DRY_RUNS).glob("*.txt"))) == recipes
+
+
+def test_a_difference_is_named(freeze):
+    old = {"stages": {"a": {"metrics": [{"step": 1, "loss": 0.5}], "weights": {"w": "F32 [2] 0123456789abcdef"}}}}
+    new = {"stages": {"a": {"metrics": [{"step": 1, "loss": 0.5000001}], "weights": {"v": "F32 [2] 0123456789abcdef"}}}}
+    assert freeze.differences(old, old, same_machine=True) == []
+    assert freeze.differences(old, new, same_machine=True) == [
+        "stages/a/metrics[0]/loss: 0.5 -> 0.5000001",
+        "stages/a/weights/w: 'F32 [2] 0123456789abcdef' -> '(absent)'",
+        "stages/a/weights/v: '(absent)' -> 'F32 [2] 0123456789abcdef'",
+    ]
+    # Elsewhere the last bits are another machine's, and names are not.
+    assert len(freeze.differences(old, new, same_machine=False)) == 2
+    assert freeze.differences({"loss": 1.0}, {"loss": 1.02}, same_machine=False) == ["loss: 1.0 -> 1.02"]
+
+
+def test_tokens_are_compared_in_any_order(freeze):
+    old = {"decoded": {"evaluate": {"q": ["1x plain: 1 2", "1x drafted: 1 2"]}}}
+    assert (
+        freeze.differences(
+            old, {"decoded": {"evaluate": {"q": ["1x drafted: 1 2", "1x plain: 1 2"]}}}, same_machine=True
+        )
+        == []
+    )
+    (line,) = freeze.differences(old, {"decoded": {"evaluate": {"q": ["1x plain: 1 2"]}}}, same_machine=True)
+    assert line.startswith("decoded/evaluate/q/1x drafted: 1 2")
+
+
+def test_what_the_clock_says_is_left_out(freeze):
+    table = {"title": "t", "columns": ["tau", "DSR"], "rows": [{"method": "m", "values": [2.0, 1.3]}], "total_s": 3.0}
+    assert freeze.cleaned(table) == {"title": "t", "columns": ["tau"], "rows": [{"method": "m", "values": [2.0]}]}

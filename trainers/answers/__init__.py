@@ -1,0 +1,1 @@
+"""How a target's own answers are made for training: texts and pictures."""

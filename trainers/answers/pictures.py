@@ -1,0 +1,76 @@
+"""Pictures that a target draws itself (LANTERN, appendix B.2: 118k for Anole)."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import torch
+
+from ...data.answers import Answer
+from ...data.prompts import ImagePrompt, read_prompts
+from ...data.shards import ShardReader
+from ...eval.loop import Decoding, generate
+from ...eval.policies import Chain, Draw
+from ...eval.rules import RULES
+from ...models.decoding.warp import Warp
+from ...models.generators import Generator, check_labels, load_generator
+from ..context import Context
+from ..stages.encode import summary
+from ..stages.generate import WORLD
+
+
+class Pictures:
+    """Draws the pictures of a `regenerate` stage, `repeats` of each prompt.
+
+    Args:
+        stage: its section.
+    """
+
+    per_shard = 100  # where the recipe names no number
+
+    def __init__(self, stage: Any, context: Context):
+        self.stage, self.context = stage, context
+        world = None if stage.prompts.from_stage is None else context.inputs["data"] / WORLD
+        self.prompts = read_prompts(stage.prompts.resolved(world))
+        check_labels(context.target, [(p.caption, p.label) for p in self.prompts])
+        self.generator = load_generator(context.target, context.inputs, device=context.device())
+
+    def __len__(self) -> int:
+        return len(self.prompts) * self.stage.repeats
+
+    def identity(self) -> dict[str, Any]:
+        """What the shards depend on besides the stage's fingerprint."""
+        return {"write": ["ids", "codes", "features"]}
+
+    def answers(self, numbers: range) -> Iterator[Answer]:
+        """The pictures with these numbers, in order."""
+        return draw(self.stage, self.context, self.generator, self.prompts, numbers)
+
+    def finish(self, reader: ShardReader) -> str:
+        """A line about the finished shards."""
+        return summary(reader.folder)
+
+
+def draw(
+    stage: Any, context: Context, generator: Generator, prompts: Sequence[ImagePrompt], numbers: range
+) -> Iterator[Answer]:
+    """Pictures by their numbers; each depends on its number, the run's seed and the target alone."""
+    target, temperature = generator.target, stage.sampling_temperature
+    warp = Warp(temperature, stage.top_k, stage.top_p)
+    # Plain decoding: the tree policy is there and never asked.
+    rule = RULES["sampling" if temperature else "greedy"]
+    decoding = Decoding(Chain(1), rule, Draw("top-k"), warp, target.num_codes, ())
+    # The commit of weights from the Hub, which a branch's name does not tell; of others the stage's fingerprint.
+    commit = getattr(target.config, "_commit_hash", None) or context.target.revision or context.fingerprint[:12]
+    name = f"{context.target.path or 'inline'}@{commit}"
+    for number in numbers:
+        prompt = prompts[number // stage.repeats]
+        request = generator.request(prompt.caption, prompt.label, prompt.key)
+        seed = context.seed * 1_000_003 + number
+        result = generate(target, None, request, decoding, torch.Generator().manual_seed(seed))
+        tensors = {"codes": target.codes(result.tokens).to(torch.int32)}
+        if request.condition.is_floating_point():
+            tensors["features"] = request.condition.cpu()
+        about = {"name": prompt.key, "caption": prompt.caption, "label": prompt.label}
+        yield Answer(number, about, result.tokens, result.stop, seed, name, tensors)

@@ -1,0 +1,135 @@
+"""Texts that a target writes: answers to the questions of a data section, in batches.
+
+Prompts are rendered as in evaluation, so that training sees what decoding sees.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections import Counter
+from collections.abc import Iterator
+from typing import Any
+
+from ...core.errors import UserError
+from ...core.nouns import Request
+from ...data.answers import SKIPPED, Answer, kept_tensors, text_ids
+from ...data.dataset import ConversationDataset
+from ...data.shards import ShardReader
+from ...models.decoding.batched import write_answers
+from ...models.decoding.warp import Warp
+from ...models.distillation import keep_scores
+from ...models.targets.load import load_target
+from ..context import Context
+from ..records import check_fit, data_files
+
+
+class Texts:
+    """Writes the answers of a `regenerate` stage, one for each record of its data.
+
+    Args:
+        stage: its section.
+    """
+
+    per_shard = 512  # where the recipe names no number
+
+    def __init__(self, stage: Any, context: Context):
+        self.stage, self.context = stage, context
+        self.processor = context.processor()
+        self.dataset = ConversationDataset(
+            stage.data,
+            stage.format,
+            self.processor,
+            files=data_files(stage.data, context),
+            skipped_log=context.folder / "skipped.jsonl",
+            cache=context.folder / "cache",
+        )
+        self.target: Any = load_target(
+            context.target,
+            context.target_source(),
+            num_token_ids=len(self.processor.tokenizer),
+            image_token_id=self.processor.image_token_id,
+            device=context.device(),
+        )
+        check_fit(context, self.dataset, self.target.decoder, as_cut=False)
+        _check_kept(stage.keep_logprobs, context.target.num_token_ids or len(self.processor.tokenizer))
+        self.name = f"{context.target.path or 'inline'}@{context.target.revision or context.fingerprint[:12]}"
+
+    def __len__(self) -> int:
+        return len(self.dataset)
+
+    def identity(self) -> dict[str, Any]:
+        """What the shards depend on besides the stage's fingerprint."""
+        return {"tokenizer": self.processor.tokenizer_hash, "kept": self.stage.keep_logprobs or 0}
+
+    def answers(self, numbers: range) -> list[Answer]:
+        """The answers to these records, in order."""
+        # Of like lengths together: padding costs as much as text. It changes no answer.
+        alike = sorted(numbers, key=lambda n: (int(self.dataset.lengths[n]), n))
+        size = self.stage.batch_size
+        found = [a for i in range(0, len(alike), size) for a in self._batch(alike[i : i + size])]
+        return sorted(found, key=lambda a: a.number)
+
+    def finish(self, reader: ShardReader) -> str:
+        """A line about the finished shards. Raises `UserError` where no record was answered."""
+        if reader.refused.get(SKIPPED) == len(reader):
+            raise UserError(
+                "every record was left out, and none answered", where=str(self.context.folder / "skipped.jsonl"),
+                cure=f"mend what it names, then restart={self.context.name}",
+            )  # fmt: skip
+        stops = Counter(reader[i][2]["stop"] for i in range(min(len(reader), 1000)))
+        shown = ", ".join(f"{count} {stop}" for stop, count in sorted(stops.items()))
+        reasons = ", ".join(f"{count} left out: {reason}" for reason, count in reader.refused.items())
+        return (
+            f"{len(reader):,} answers in {reader.folder} ({reasons or 'none left out'}); how the first ended: {shown}"
+        )
+
+    def _batch(self, numbers: list[int]) -> Iterator[Answer]:
+        asked: dict[int, Request] = {}
+        for number in numbers:
+            request = self._request(number)
+            if request is None:
+                yield Answer(number, {"name": self.dataset.sample_id(number)}, [], SKIPPED, 0, self.name)
+            else:
+                asked[number] = request
+        if not asked:
+            return
+        stage = self.stage
+        seeds = [self.context.seed * 1_000_003 + number for number in asked]
+        limits = [min(stage.max_new_tokens, stage.data.max_length - len(r.ids)) for r in asked.values()]
+        keep = functools.partial(keep_scores, count=stage.keep_logprobs) if stage.keep_logprobs else None
+        written = write_answers(
+            self.target.decoder, list(asked.values()), Warp(stage.sampling_temperature, stage.top_k, stage.top_p),
+            limits=limits, seeds=seeds, eos_ids=(self.processor.eos_id,), keep=keep,
+            prefill_chunk=self.target.prefill_chunk,
+        )  # fmt: skip
+        for (number, request), seed, answer in zip(asked.items(), seeds, written, strict=True):
+            tensors = {"prompt": text_ids(request), **kept_tensors(answer.kept)}
+            yield Answer(number, self._about(number, answer.ids), answer.ids, answer.stop, seed, self.name, tensors)
+
+    def _request(self, number: int) -> Request | None:
+        """The request, or None where the record cannot be used and is left out."""
+        try:
+            request = self.target.view(self.dataset.request(number)[0])
+            if len(request.ids) >= self.dataset.config.max_length:
+                raise self.dataset.too_long(len(request.ids) + 1)
+            return request
+        except UserError as error:
+            self.dataset.leave_out(number, error)
+            return None
+
+    def _about(self, number: int, ids: list[int]) -> dict[str, Any]:
+        """What was asked, and the answer as text for people: training reads the ids."""
+        record = self.dataset.record(number)
+        turns = record["conversations"]
+        turns = turns[:-1] if turns[-1]["from"] == "gpt" else turns
+        text = self.processor.tokenizer.decode(ids, skip_special_tokens=True)
+        about = {"name": self.dataset.sample_id(number), "conversations": turns, "text": text}
+        return about | {key: record[key] for key in ("id", "image") if key in record}
+
+
+def _check_kept(count: int | None, num_ids: int) -> None:
+    if count is not None and count > num_ids - 2:
+        raise UserError(
+            f"keep_logprobs is {count}, and of {num_ids} ids the image's never comes and one must be left to the rest",
+            cure=f"keep {num_ids - 2} or fewer: 64 already hold nearly all of the mass",
+        )

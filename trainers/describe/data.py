@@ -1,0 +1,189 @@
+"""What a dry run knows of a stage's data: counted where the files are on disk, declared or generated where not."""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Collection
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from transformers import PreTrainedConfig
+
+from ...core.errors import UserError
+from ...data.conversations import PromptFormat
+from ...data.dataset import ConversationData
+from ...data.images import is_tiled, layouts, tiling
+from ...data.media import Eyes
+from ...data.mixture import Share, are_present, is_mixture
+from ...data.processor import Processor
+from ...data.records import RecordFile
+from ...data.selection import Selection
+from ..stages.base import Planned
+
+LOOKED_AT = 500  # records whose pictures are opened at most: a head costs little, and a clip is read through
+
+
+@dataclass(frozen=True)
+class OnDisk:
+    """Columns of the usable records, where they lie, and a line about their files."""
+
+    words: np.ndarray
+    images: np.ndarray
+    clips: np.ndarray
+    files: list[RecordFile]
+    places: np.ndarray  # [n,2] file, record
+    about: str
+
+    def __len__(self) -> int:
+        return len(self.words)
+
+
+def on_disk(data: ConversationData) -> OnDisk | None:
+    """The data, indexed, where all of it is on disk."""
+    names = _names(data)
+    if data.from_stage is not None or not are_present(names):
+        return None
+    with tempfile.TemporaryDirectory() as cache:
+        chosen = Selection(names, cache=Path(cache), seed=data.mixture_seed)
+    places = chosen.places()[: data.max_samples]
+    columns = (chosen.column(name, places) for name in ("lengths", "images", "clips"))
+    words, images, clips = columns
+    return OnDisk(abs(words), images.astype(np.int64), clips.astype(np.int64), chosen.files, places, chosen.summary())
+
+
+def samples(stage: Any, generated: int | None, found: OnDisk | None) -> tuple[int | None, str]:
+    """How many, and how that is known."""
+    if generated is not None:
+        return generated, "the world's"
+    if found is not None:
+        return len(found), "measured"
+    if (expected := getattr(stage, "expected", None)) is not None:
+        return expected.samples, "declared"
+    return None, ""
+
+
+@dataclass(frozen=True)
+class VisualTokens:
+    """Visual tokens [n] of each record, and what is to be said of how they were found."""
+
+    tokens: np.ndarray
+    is_exact: bool  # else records that were not opened have the tokens of one that was
+    unread: int  # records whose files are missing or broken: a tile for each picture
+
+    def note(self) -> str:
+        return f"; pictures of {self.unread:,} opened records cannot be read: a tile each" if self.unread else ""
+
+
+def eyes_of(data: ConversationData, config: PreTrainedConfig) -> Eyes:
+    """How the data section looks at pictures. It only counts: a dry run has neither tokenizer nor pixels.
+
+    Args:
+        config: of the model whose tiles these are.
+    """
+    vision, nothing = config.vision_config, dict.fromkeys(("pad_id", "bos_id", "eos_id", "newline_id"), 0)
+    absent: Any = None
+    family: Any = config.model_type
+    processor = Processor(
+        absent, absent, 0, vision.patch_size, vision.image_size, **nothing, family=family,
+        resolutions=tuple((a, b) for a, b in getattr(config, "image_grid_pinpoints", None) or ()),
+    )  # fmt: skip
+    limits = data.min_pixels, data.max_pixels
+    return Eyes(processor, data.aspect, data.anyres_convention, data.video, limits)
+
+
+def visual_tokens(found: OnDisk, data: ConversationData, eyes: Eyes) -> VisualTokens:
+    """What pictures and clips become, by their layouts. Files are opened only where their size decides."""
+    # Of several pictures, which max_9 does not tile.
+    flat = layouts([(0, 0)] * 2, eyes.processor, "square" if data.aspect == "anyres" else data.aspect)[0]
+    counts = found.images * flat.num_tokens
+    tiled = [n for n in (1, 2) if is_tiled(data.aspect, n)]
+    sized = np.isin(np.minimum(found.images, 2), tiled) | (found.clips > 0)
+    opened = np.flatnonzero(sized)
+    if not len(opened):
+        return VisualTokens(counts, True, 0)
+    step = -(-len(opened) // LOOKED_AT)
+    looked = [_look(found, int(index), data, eyes) for index in opened[::step]]
+    unread = sum(count is None for count in looked)
+    fallback = [int(counts[index]) for index in opened[::step]]
+    seen = [known if count is None else count for count, known in zip(looked, fallback, strict=True)]
+    counts[opened] = np.repeat(seen, step)[: len(opened)]
+    return VisualTokens(counts, step == 1, unread)
+
+
+def _look(found: OnDisk, index: int, data: ConversationData, eyes: Eyes) -> int | None:
+    file, number = found.places[index]
+    records = found.files[file]
+    images = Path(data.images) if data.images else records.path.parent
+    try:
+        media = eyes.look(records.read(int(number)), images, Path(data.videos) if data.videos else images)
+    except UserError:
+        return None
+    return sum(picture.num_tokens for picture in media.pictures)
+
+
+def most_patches(data: ConversationData, eyes: Eyes) -> int:
+    """Patches that a tower reads for one row, roughly and at most: a grid that is shrunk has more than positions."""
+    tile, tiles = eyes.processor, 1
+    if is_tiled(data.aspect, 1):
+        scheme = tiling(tile, data.aspect, data.anyres_convention)
+        tiles += max(wide * high for wide, high in scheme.resolutions) // scheme.tile**2
+    if "video" in data.model_fields_set:  # a section that says how clips are read has some
+        tiles = max(tiles, data.video.num_frames)
+    return max(data.max_length, tiles * tile.num_image_tokens)
+
+
+def tokens(stage: Any, found: OnDisk | None, eyes: Eyes) -> list[str]:
+    """Text and visual tokens of one epoch; words are counted where the data is there, for a tokenizer is not."""
+    if found is not None:
+        visual = visual_tokens(found, stage.data, eyes)
+        about = "" if visual.is_exact else "about "
+        clips = f", of {int(found.clips.sum()):,} clips among them" if found.clips.any() else ""
+        lines = [f"  {found.about}"] if found.about else []
+        lines.append(
+            f"  an epoch has {int(found.words.sum()):,} words of text and {about}{int(visual.tokens.sum()):,} visual "
+            f"tokens{clips} (measured{visual.note()})"
+        )
+        return [*lines, _too_long(stage.data, stage.format, found, visual)]
+    if stage.expected is None:
+        return []
+    text, visual_count = stage.expected.text_tokens, stage.expected.visual_tokens
+    named = [f"{n:,} {kind}" for n, kind in ((text, "text"), (visual_count, "visual")) if n is not None]
+    return [f"  an epoch has {' and '.join(named)} tokens (declared)"] if named else []
+
+
+def _too_long(data: ConversationData, form: PromptFormat, found: OnDisk, visual: VisualTokens) -> str:
+    # The plain template leaves the question out, and a mark is no word; no word has less than one id.
+    words = 0 * found.words if form.template == "plain" else found.words - found.images - found.clips
+    count, about = int((words + visual.tokens > data.max_length).sum()), "" if visual.is_exact else "about "
+    done = data.over_length or f"on_error {data.on_error}"
+    return (
+        f"  longer than max_length {data.max_length:,} in words and pictures alone: {about}{count:,} samples ({done})"
+    )
+
+
+def generated(plan: Planned, *, only: Collection[str] | None = None) -> int | None:
+    """Records of the splits and mixtures that an earlier stage will write; None: the data is from elsewhere.
+
+    Args:
+        only: kinds of scenario that are counted; about, where a mixture or max_samples takes a part of a split.
+    """
+    maker = plan.maker("data")
+    if maker is None:
+        return None
+    source, data = maker.stage, plan.stage.data
+    counts = {split: sum(kinds.values()) for split, kinds in source.splits.items()}
+    total = counted = 0.0
+    for name in _names(data):
+        parts = source.mixtures[path.stem] if is_mixture(path := Path(name)) else {name: "all"}
+        for split, strategy in parts.items():
+            taken = Share(Path(split), strategy).count(counts[split]) / max(1, counts[split])
+            kinds = {kind: n for kind, n in source.splits[split].items() if data.kinds is None or kind in data.kinds}
+            total += taken * sum(kinds.values())
+            counted += taken * sum(n for kind, n in kinds.items() if only is None or kind in only)
+    return round(counted * min(1.0, (data.max_samples or total) / total)) if total else 0
+
+
+def _names(data: ConversationData) -> list[str]:
+    return [data.path] if isinstance(data.path, str) else data.path

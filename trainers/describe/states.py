@@ -1,0 +1,111 @@
+"""What a `cache` stage would write, or a first epoch that caches: bytes a sample and in all, before anything runs."""
+
+from __future__ import annotations
+
+import functools
+import operator
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from transformers import PreTrainedConfig
+
+from ...core.errors import UserError
+from ...core.states import Taps
+from ...data.states.dtypes import DTYPES
+from ...data.states.estimate import Size, check_disk, declared_size, samples_per_shard, shown
+from ...models.targets.base import language_shape
+from ..stages.base import Planned
+from .data import OnDisk, generated, on_disk, samples
+from .models import target_shape
+
+if TYPE_CHECKING:
+    from ..training.states import StatesStore
+
+_WORD = 1.4  # ids that a word becomes, about: no tokenizer is asked
+
+
+def describe_states(plan: Planned) -> list[str]:
+    """The lines of a stage that keeps states, in its recipe."""
+    recipe = plan.recipe
+    return caching(plan, recipe.drafter, target_shape(recipe), recipe.output)
+
+
+def caching(plan: Planned, drafter: Any, target: PreTrainedConfig, output: str | Path) -> list[str]:
+    """The same for one drafter and target.
+
+    Args:
+        drafter: the section whose states are kept.
+        target: its whole config.
+        output: the run's folder, whose disk is looked at.
+    """
+    stage = plan.stage
+    store: StatesStore = stage.states if stage.kind == "cache" else stage.source.states
+    text = target.get_text_config()
+    heads = [drafter, *stage.drafters] if stage.kind == "cache" else [stage.drafter or drafter]
+    shape = language_shape(text)
+    keeps = functools.reduce(operator.or_, (head.taps_for(shape, training=True) for head in heads))
+    found = on_disk(stage.data)
+    number, how = samples(stage, generated(plan), found)
+    counted = None if number is None else token_counts(stage, number, found, target)
+    lines = [f"  keeps {described(keeps)} in {store.dtype}"]
+    if number is None or counted is None:
+        missing = "expected.samples" if number is None else "expected.text_tokens"
+        return [*lines, f"  size unknown: the data is not on disk and the recipe declares no {missing}"]
+    text_tokens, visual_tokens, known = counted
+    sizes = {
+        dtype: declared_size(
+            keeps, text.hidden_size, dtype, samples=number, text_tokens=text_tokens, visual_tokens=visual_tokens,
+            position_rows=3 if has_mrope(text) else 1,
+        )
+        for dtype in DTYPES
+    }  # fmt: skip
+    lines.append(f"  samples {number:,} ({how}), {text_tokens:,} text and {visual_tokens:,} visual tokens ({known})")
+    lines.append(f"  disk: {summary(sizes[store.dtype], store)}")
+    try:
+        check_disk(Path(output), sizes[store.dtype].total_bytes)
+    except UserError as error:
+        lines.append(f"  warning: {error.problem} under {output}: the stage stops before it writes anything")
+    others = ", ".join(f"{dtype} {shown(size.total_bytes)}" for dtype, size in sizes.items() if dtype != store.dtype)
+    return [*lines, f"  in other types: {others}"]
+
+
+def summary(size: Size, store: StatesStore) -> str:
+    """Of a cache: bytes a sample, in all, and shards."""
+    per_shard = samples_per_shard(size, store.shard_bytes)
+    return (
+        f"{shown(size.sample_bytes)} a sample, {shown(size.total_bytes)} in all, "
+        f"in {-(-size.samples // per_shard):,} shards of {per_shard:,} samples"
+    )
+
+
+def described(keeps: Taps) -> str:
+    """For people."""
+    parts = [f"H {'at every place' if keeps.everywhere else 'where text is read or learned'}"] if keeps.feature else []
+    if keeps.text_layers:
+        parts.append(f"layers {', '.join(map(str, keeps.text_layers))} at the same places")
+    if keeps.visual_layers:
+        parts.append(f"layer {', '.join(map(str, keeps.visual_layers))} at visual places")
+    return ", ".join(parts)
+
+
+def token_counts(
+    stage: Any, number: int, found: OnDisk | None, target: PreTrainedConfig
+) -> tuple[int, int, str] | None:
+    """Text and visual tokens of all samples together, and how they are known; None: not at all."""
+    expected = stage.expected
+    if expected is not None and expected.text_tokens is not None:
+        share = number / expected.samples
+        return round(expected.text_tokens * share), round((expected.visual_tokens or 0) * share), "declared"
+    if found is None:
+        return None
+    vision = getattr(target, "vision_config", None)
+    per_image = 0
+    if vision is not None and getattr(vision, "image_size", None):
+        per_image = (vision.image_size // vision.patch_size) ** 2
+    return round(_WORD * int(found.words.sum())), per_image * int(found.images.sum()), "about, from words and pictures"
+
+
+def has_mrope(text: Any) -> bool:
+    """Whether positions have three rows."""
+    rope = getattr(text, "rope_parameters", None) or getattr(text, "rope_scaling", None) or {}
+    return "mrope_section" in rope

@@ -1,0 +1,264 @@
+"""What `train` stages would do: trained parameters, samples, steps, memory and disk."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sized
+from typing import Any
+
+import numpy as np
+import torch
+from transformers import PreTrainedConfig
+
+from ...core import ranks
+from ...data.images import is_tiled
+from ...data.loader import steps_per_epoch
+from ...data.media import Eyes
+from ...data.shapes.scenarios import WITHOUT_PICTURES
+from ...models.llava import is_tied
+from ...models.sizes import empty_model, parameter_counts
+from ...models.training import training_of
+from ..stages.base import Planned
+from .data import eyes_of, generated, most_patches, on_disk, samples, tokens
+from .models import (
+    draft_shape,
+    drafter_parameters,
+    generator_parameters,
+    target_shape,
+)
+from .states import describe_states
+
+_GIB = 2**30
+_BYTES = {"float32": 4, "bfloat16": 2, "float16": 2}
+_UNKNOWN = "  samples unknown: the data is not on disk and the recipe declares none (expected.samples)"
+
+
+# Language models that read pictures: drafts, captioners, and a demo's target.
+
+
+def describe_lvlm(plan: Planned) -> list[str]:
+    """A draft LVLM's stage, its captioner's, or its target's."""
+    stage, recipe = plan.stage, plan.recipe
+    target = target_shape(recipe)
+    drafter = stage.drafter or recipe.drafter
+    config = target if stage.model == "target" else draft_shape(recipe, drafter)
+    own = stage.model != "target" and drafter is not None and drafter.pictures == "own"
+    eyes = eyes_of(stage.data, config if own else target)
+    return _lvlm(plan, config, eyes) + _beside(plan, target)
+
+
+def describe_target(plan: Planned) -> list[str]:
+    """A demo's target, of a recipe whose drafter is a hidden-state head."""
+    stage = plan.stage
+    trained = trainable_counts(stage, target_shape(plan.recipe))
+    number, how = samples(stage, generated(plan), on_disk(stage.data))
+    lines = [f"  trains {', '.join(f'{part} {count:,}' for part, count in trained.items())}"]
+    if number is not None:
+        lines += [f"  samples {number:,} ({how})", f"  steps {stage.num_steps(number):,} at batch {stage.batch_size}"]
+    return lines
+
+
+def positions_of(plan: Planned) -> int:
+    """Positions of the language model that a draft LVLM's stage leaves."""
+    stage, before = plan.stage, plan.maker(plan.stage.model)
+    if stage.positions is not None:
+        return stage.positions
+    if before is not None:
+        return positions_of(before)
+    is_target = stage.model == "target"
+    config = target_shape(plan.recipe) if is_target else draft_shape(plan.recipe, stage.drafter)
+    return config.text_config.max_position_embeddings
+
+
+def trainable_counts(stage: Any, config: PreTrainedConfig) -> dict[str, int]:
+    """Parameters that a stage trains, by part; with LoRA the adapters'."""
+    with torch.device("meta"):
+        module = training_of(empty_model(config), stage.trainable, gradient_checkpointing=False, lora=stage.lora)
+    return {part: sum(p.numel() for _, p in named) for part, named in module.parts().items()}
+
+
+def _lvlm(plan: Planned, config: PreTrainedConfig, eyes: Eyes) -> list[str]:
+    stage, found = plan.stage, on_disk(plan.stage.data)
+    counts, trained = parameter_counts(config), trainable_counts(stage, config)
+    number, how = samples(stage, generated(plan), found)
+    steps = stage.steps if number is None else stage.num_steps(number)
+    lines = [f"  trains {', '.join(f'{p} {n:,}' for p, n in trained.items())}; {sum(trained.values()):,} in all"]
+    lines.append(_UNKNOWN if number is None else f"  samples {number:,} ({how})")
+    lines += _steps_line(steps, stage)
+    lines.append(_rows_line(steps, stage, eyes))
+    lines += tokens(stage, found, eyes)
+    memory = memory_bytes(sum(counts.values()), sum(trained.values()), plan.recipe.engine)
+    activations = activation_bytes(stage, config, most_patches(stage.data, eyes))
+    lines.append(
+        f"  memory per rank about {(memory + activations) / _GIB:.1f} GiB "
+        f"({memory / _GIB:.1f} weights, gradients and optimizer; {activations / _GIB:.1f} activations)"
+    )
+    disk = stage.checkpoints.keep * 12 * sum(trained.values()) + 4 * sum(counts.values())
+    return [*lines, f"  disk about {disk / _GIB:.1f} GiB ({stage.checkpoints.keep} checkpoints and the result)"]
+
+
+def _steps_line(steps: int | None, stage: Any) -> list[str]:
+    return [] if steps is None else [f"  steps {steps:,} at batch {stage.batch_size}, last partial batch kept"]
+
+
+def _rows_line(steps: int | None, stage: Any, eyes: Eyes) -> str:
+    rows = f"{steps * stage.batch_size:,}" if steps else "?"
+    what = "tile" if is_tiled(stage.data.aspect, 1) else "picture"
+    each = f"{eyes.processor.num_image_tokens} of them for each {what}"
+    return f"  at most {rows} rows of up to {stage.data.max_length:,} ids, {each}"
+
+
+def _beside(plan: Planned, target: PreTrainedConfig) -> list[str]:
+    """What distillation holds besides the draft."""
+    objective, section = plan.stage.objective, plan.recipe.target
+    if objective is None or objective.kind == "cross_entropy":
+        return []
+    if objective.probabilities == "kept":
+        return [f"  distills by {objective.divergence} from kept log-probabilities: no target in memory"]
+    held = _BYTES[section.dtype] * sum(parameter_counts(target).values())
+    chunk = 40 * objective.chunk * target.text_config.vocab_size
+    return [
+        f"  distills by {objective.divergence}: the frozen target beside it takes {held / _GIB:.1f} GiB "
+        f"{_where(section)}, a chunk of the vocabulary {chunk / _GIB:.1f} GiB"
+    ]
+
+
+def _where(target: Any) -> str:
+    return "per rank" if target.device_map is None else "over the devices of a rank"
+
+
+def memory_bytes(total: int, trained: int, engine: Any) -> float:
+    """Per rank, following the ZeRO paper's table: weights, gradients, float32 moments (and master weights)."""
+    ranks_, stage = ranks.world_size(), engine.zero_stage
+    low = engine.precision != "fp32"
+    weights, gradients = (2 if low else 4) * total, (2 if low else 4) * trained
+    states = (12 if low else 8) * trained
+    return (
+        weights / (ranks_ if stage == 3 else 1)
+        + gradients / (ranks_ if stage >= 2 else 1)
+        + states / (ranks_ if stage >= 1 else 1)
+    )
+
+
+def activation_bytes(stage: Any, config: PreTrainedConfig, patches: int) -> float:
+    """A rough upper figure: 34 bytes a position, width and layer (with checkpointing one of text), float32 scores.
+
+    Args:
+        patches: that the tower reads for a row.
+    """
+    micro = stage.micro_batch_size or -(-stage.batch_size // ranks.world_size())
+    text = config.text_config
+    layers = 1 + text.num_hidden_layers / 17 if stage.gradient_checkpointing else text.num_hidden_layers
+    positions = micro * stage.data.max_length
+    held = positions * text.hidden_size * 34 * layers + positions * text.vocab_size * 8 / 4
+    if "vision_tower" in stage.trainable:
+        # A tower that trains keeps what its layers made of each patch.
+        vision = config.vision_config
+        held += micro * patches * vision.hidden_size * 34 * vision.num_hidden_layers
+    return held
+
+
+# Hidden-state heads of language models.
+
+
+def describe_head(plan: Planned, order: Callable[[Any, np.ndarray, int], Sized]) -> list[str]:
+    """A hidden-state head's stage.
+
+    Args:
+        order: stage, lengths of the samples (below 0: without pictures) and seed -> the samples of an epoch.
+    """
+    stage, recipe = plan.stage, plan.recipe
+    config, target = stage.drafter or recipe.drafter, target_shape(recipe)
+    trained = drafter_parameters(config, recipe)
+    lines = [f"  trains the head ({config.kind}), {trained:,} parameters", *_head_samples(plan, order)]
+    if stage.source.kind == "online":
+        lines.append("  states are computed for each batch: the target runs in every step, nothing is kept")
+    elif stage.source.kind == "cached_on_first_epoch":
+        lines += describe_states(plan)
+    else:
+        lines.append("  states are read from shards")
+    return [*lines, *_head_memory(plan, trained, target)]
+
+
+def _head_samples(plan: Planned, order: Callable[[Any, np.ndarray, int], Sized]) -> list[str]:
+    stage, known = plan.stage, stage_samples(plan)
+    if known is None:
+        return [_UNKNOWN, *_steps_line(stage.steps, stage)]
+    (text, visual), how = known
+    held = round((text + visual) * stage.held_out)
+    share = 1 - stage.held_out
+    kinds = np.repeat([-1, 1], [round(text * share), round(visual * share)])
+    steps = stage.steps or steps_per_epoch(len(order(stage, kinds, 0)), stage.batch_size) * (stage.epochs or 0)
+    line = f"  samples {text + visual:,} ({how}), {held:,} of them held out; {visual:,} with pictures"
+    return [line, *_steps_line(steps, stage)]
+
+
+def _head_memory(plan: Planned, trained: int, target: PreTrainedConfig) -> list[str]:
+    stage, recipe = plan.stage, plan.recipe
+    weights, what = sum(parameter_counts(target).values()), "the frozen target"
+    if stage.reads_tables:
+        own, what = target.get_text_config(), "the target's embedding and LM head"
+        weights = (1 if is_tied(target) else 2) * own.vocab_size * own.hidden_size
+    # Weights, gradients and float32 moments of the head.
+    memory = (16 if recipe.engine.precision != "fp32" else 20) * trained + _BYTES[recipe.target.dtype] * weights
+    where = _where(recipe.target)
+    disk = stage.checkpoints.keep * 12 * trained + 4 * trained
+    return [
+        f"  memory {where} about {memory / _GIB:.1f} GiB: weights, gradients and optimizer, and {what}",
+        f"  disk about {disk / _GIB:.1f} GiB ({stage.checkpoints.keep} checkpoints and the result)",
+    ]
+
+
+def stage_samples(plan: Planned) -> tuple[tuple[int, int], str] | None:
+    """((without pictures, with pictures), how they are known) of a head's stage; None: not at all."""
+    stage = plan.stage
+    if stage.source.kind != "cached":
+        return _counted(plan)
+    if stage.expected is not None or stage.source.path is not None:
+        return None if stage.expected is None else _declared(stage.expected)
+    caches = [plan.earlier[maker] for thing, maker in plan.inputs.items() if thing.split("/")[0] == "states"]
+    parts = [_counted(cache) for cache in caches]
+    known = [part for part in parts if part is not None]
+    if len(known) < len(parts) or not known:
+        return None
+    return (sum(counts[0] for counts, _ in known), sum(counts[1] for counts, _ in known)), known[0][1]
+
+
+def _counted(plan: Planned) -> tuple[tuple[int, int], str] | None:
+    found, written = on_disk(plan.stage.data), generated(plan)
+    if found is not None:
+        visual = int(((found.images > 0) | (found.clips > 0)).sum())
+        return (len(found) - visual, visual), "measured"
+    number, how = samples(plan.stage, written, found)
+    if number is None:
+        return None
+    if how == "declared":
+        return _declared(plan.stage.expected)
+    text = generated(plan, only=WITHOUT_PICTURES) or 0
+    return (text, number - text), how
+
+
+def _declared(expected: Any) -> tuple[tuple[int, int], str]:
+    return ((0, expected.samples) if expected.visual_tokens else (expected.samples, 0)), "declared"
+
+
+# Drafters of image generators, and the models of their demo.
+
+
+def describe_image_model(plan: Planned) -> list[str]:
+    """A stage of an image generator's recipe."""
+    stage, recipe = plan.stage, plan.recipe
+    lines = [f"  trains the {stage.model}"]
+    if stage.model == "drafter":
+        target = target_shape(recipe)
+        trained = drafter_parameters(stage.drafter or recipe.drafter, recipe)
+        memory = 16 * trained + (2 if recipe.target.dtype != "float32" else 4) * generator_parameters(target)
+        about = f"about {memory / _GIB:.1f} GiB: weights, gradients and optimizer, and the frozen target"
+        lines = [f"  trains the head, {trained:,} parameters", f"  memory per rank {about}"]
+    declared = stage.expected.samples if stage.expected else None
+    if declared is not None:
+        usable = round(declared * (1 - stage.data.held_out))
+        lines.append(f"  samples {declared:,} (declared), {declared - usable:,} of them held out")
+        lines += _steps_line(stage.num_steps(usable), stage)
+    elif stage.steps:
+        lines.append(f"  steps {stage.steps:,} at batch {stage.batch_size}")
+    return lines

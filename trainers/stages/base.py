@@ -1,0 +1,99 @@
+"""What a stage of a recipe is: its settings, what it needs and makes, how it runs, and how a dry run describes it.
+
+One class for each kind of stage. A new kind is one file here and its name in the union of `recipes/schema.py`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any, Self
+
+from pydantic import SerializerFunctionWrapHandler, model_serializer, model_validator
+
+from ...core.errors import did_you_mean
+from ...core.refused import Refused
+from ...core.section import Section
+from ..context import Context
+
+IMAGE_GENERATORS = ("llamagen", "anole")  # kinds of targets
+
+
+class Stage(Section):
+    """A stage's section. Every subclass has a `kind`, by which recipes tell stages apart."""
+
+    def makes(self) -> set[str]:
+        """Things that later stages may take: data, processor, target, drafter, answers, states, codes, ..."""
+        raise NotImplementedError
+
+    def needs(self) -> dict[str, str | None]:
+        """Thing -> the stage that it must come from; None: the latest stage that makes it, or published weights."""
+        raise NotImplementedError
+
+    def uses(self) -> set[str]:
+        """Things that are taken from the latest stage that makes them, and that may be missing."""
+        return set()
+
+    def check(self, target: Any, drafter: Any) -> None:
+        """Refuses settings that nothing would read with this target and drafter.
+
+        Args:
+            target: the recipe's section.
+            drafter: the recipe's section, or None.
+
+        Raises:
+            Refused: names the setting, and what can be used in its place.
+        """
+
+    @classmethod
+    def unsuited(cls, target: str, drafter: str | None) -> str | None:
+        """Why this kind of stage has no place beside these kinds of target and drafter; None where it has one."""
+        return None
+
+    def run(self, context: Context) -> None:
+        """Does the stage's work on this rank and leaves its results in `context.folder`."""
+        raise NotImplementedError
+
+    def describe(self, plan: Planned) -> list[str]:
+        """The stage's lines of a dry run, without its title."""
+        raise NotImplementedError
+
+    def unread(self) -> Mapping[str, str]:
+        """Field -> why nothing reads it beside the other settings. Such fields cannot be set, and are not shown."""
+        return {}
+
+    @model_validator(mode="after")
+    def _all_read(self) -> Self:
+        unread = self.unread()
+        names = {name: info.alias or name for name, info in type(self).model_fields.items()}
+        known = [key for name, key in names.items() if name not in unread]
+        for name in sorted(self.model_fields_set & set(unread)):
+            cure = did_you_mean(names[name], known)
+            raise Refused(names[name], f"nothing reads it: {unread[name]}", cure)
+        return self
+
+    @model_serializer(mode="wrap")
+    def _as_read(self, write: SerializerFunctionWrapHandler) -> dict[str, Any]:
+        hidden = {key for name in self.unread() for key in (name, type(self).model_fields[name].alias)}
+        return {key: value for key, value in write(self).items() if key not in hidden}
+
+
+@dataclass(frozen=True)
+class Planned:
+    """A stage in its recipe, with the stages that make what it takes."""
+
+    name: str
+    stage: Any
+    inputs: dict[str, str]  # thing -> name of the stage that makes it
+    fingerprint: str
+    recipe: Any = None  # the whole recipe, for dry runs
+    earlier: Mapping[str, Planned] = field(default_factory=dict)  # every earlier stage by its name
+
+    def maker(self, thing: str) -> Planned | None:
+        """The stage that makes a thing which this one takes; None: it comes from elsewhere."""
+        return self.earlier.get(self.inputs.get(thing, ""))
+
+
+def draws_pictures(target: Any) -> bool:
+    """Whether a recipe's target section is of an image generator, and not of a language model."""
+    return target.kind in IMAGE_GENERATORS

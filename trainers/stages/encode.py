@@ -1,0 +1,219 @@
+"""Stage kind `encode`: captioned pictures to shards of pixels, codes and text features.
+
+Input items are dealt to output shards by their numbers, so shards depend on nothing but the source: ranks write side by
+side, a killed run leaves out the shards that it finished, and memory does not grow with the number of pictures.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+import json
+from collections import Counter
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+import numpy as np
+import torch
+from pydantic import Field
+from torch import Tensor
+
+from ...core import ranks
+from ...core.errors import UserError
+from ...data.captioned import Captioned, CaptionedSource, Refused, decode_image, num_items, read
+from ...data.duplicates import Duplicates, find_duplicates, next_number
+from ...data.shards import claim, finish, finished, write_shard
+from ...models.generators import caption_encoder, picture_encoder
+from ..context import Context
+from ..engine import init_distributed
+from .base import IMAGE_GENERATORS, Planned, Stage
+from .generate import WORLD
+
+SHARDS = "shards"
+Sample = tuple[str, dict[str, Tensor], dict[str, Any]]
+Write = Literal["pixels", "codes", "features"]
+
+
+class EncodeStage(Stage):
+    kind: Literal["encode"]
+    # The stage whose pictures are read (paths are then those of its world); null: files from elsewhere.
+    from_stage: str | None = Field(None, alias="from")
+    source: CaptionedSource
+    # pixels: for training a tokenizer; codes: for a target; features too: for a head of a text-conditional target.
+    write: list[Write] = Field(["codes", "features"], min_length=1)
+    # Input items of one output shard: what a killed run does again at most, on each rank.
+    samples_per_shard: int = Field(1000, ge=1)
+    # Pictures that are encoded at once.
+    batch_size: int = Field(16, ge=1)
+    # Shorter side below which a picture is refused; null: that of the codes' picture.
+    min_side: int | None = Field(None, ge=1)
+    # Leave out pictures whose bytes came before. The source is then read twice.
+    deduplicate: bool = True
+    # strict stops at the first picture that cannot be used; skip counts and lists it.
+    on_error: Literal["strict", "skip"] = "skip"
+
+    @classmethod
+    def unsuited(cls, target: str, drafter: str | None) -> str | None:
+        return None if target in IMAGE_GENERATORS else f"encode writes codes of pictures, which no {target} reads"
+
+    def makes(self) -> set[str]:
+        return {"codes"}
+
+    def needs(self) -> dict[str, str | None]:
+        wanted: dict[str, str | None] = {}
+        if self.from_stage is not None:
+            wanted["data"] = self.from_stage
+        if "codes" in self.write:
+            wanted["vq"] = None
+        if "features" in self.write:
+            wanted["text"] = None
+        return wanted
+
+    def describe(self, plan: Planned) -> list[str]:
+        """Samples, and how large their shards get."""
+        least, most = self._sample_bytes(plan.recipe.target)
+        count, how = self.source.max_samples, "declared"
+        if self.from_stage is None:
+            with contextlib.suppress(UserError):  # not on disk: what the recipe declares stands
+                count, how = num_items(self.source), "measured"
+        size = f"{least:,} to {most:,}" if most > least else f"{least:,}"
+        lines = [f"  writes {', '.join(self.write)}: {size} bytes a sample, 2.5 KB of tar around it"]
+        if count:
+            lines.append(f"  {count:,} samples ({how}): up to {count * (most + 2560) / 2**30:.1f} GiB")
+        return lines
+
+    def _sample_bytes(self, target: Any) -> tuple[int, int]:
+        """Of a sample without a caption's features, and with the longest caption's."""
+        least = 3 * target.image_size**2 * ("pixels" in self.write) + 4 * target.num_codes * ("codes" in self.write)
+        if "features" not in self.write or getattr(target, "condition", "class") != "text":
+            return least, least
+        text = target.model_config_of()
+        return least, least + 2 * text.num_slots * text.caption_dim
+
+    def run(self, context: Context) -> None:
+        init_distributed()
+        source = resolved(self.source, context.inputs.get("data"))
+        folder = context.folder / SHARDS
+        total = num_items(source)
+        if not total:
+            raise UserError("the source holds no picture", where=str(self.source), cure="check its path")
+        num_shards = -(-total // self.samples_per_shard)
+        identity = {
+            "settings": self.model_dump(mode="json", by_alias=True),
+            "image_size": context.target.image_size,
+            "items": total,
+            "stage": context.fingerprint,
+        }
+        claim(folder, identity)
+        duplicates = _duplicates(self, source, context)
+        encoder = _Encoder(self, context)
+        for index in range(ranks.rank(), num_shards, ranks.world_size()):
+            if not finished(folder, index):
+                self._write_shard(index, source, duplicates, encoder, context)
+        ranks.barrier()
+        if ranks.is_main():
+            finish(folder, identity, num_shards=num_shards)
+            context.say(summary(folder))
+        ranks.barrier()
+
+    def _write_shard(
+        self, index: int, source: CaptionedSource, duplicates: Duplicates | None, encoder: _Encoder, context: Context
+    ) -> None:
+        counts: Counter[str] = Counter()
+        items = itertools.islice(read(source, index * self.samples_per_shard), self.samples_per_shard)
+        log = context.folder / f"refused-{index:06d}.jsonl"
+        pictures = _usable(items, self, duplicates, counts, log, encoder.size)
+        write_shard(context.folder / SHARDS, index, encoder.samples(pictures), counts)
+
+
+def summary(folder: Path) -> str:
+    """What a finished folder of shards holds, and what was refused and why."""
+    manifest = json.loads((folder / "manifest.json").read_text())
+    refused = ", ".join(f"{count} {reason}" for reason, count in sorted(manifest["refused"].items())) or "none"
+    size = manifest["bytes"] / 2**20
+    return f"{manifest['num_samples']} samples in {len(manifest['shards'])} shards, {size:.1f} MiB; refused: {refused}"
+
+
+def resolved(source: CaptionedSource, made: Path | None) -> CaptionedSource:
+    """The source with its paths inside the world that a stage generated."""
+    if made is None:
+        return source
+    if source.kind != "webdataset":
+        raise UserError(f"a generated world is tars, not {source.kind}", cure="use source.kind: webdataset")
+    paths = [source.path] if isinstance(source.path, str) else source.path
+    return source.model_copy(update={"path": [str(made / WORLD / p) for p in paths]})
+
+
+def _duplicates(stage: EncodeStage, source: CaptionedSource, context: Context) -> Duplicates | None:
+    """Numbers of items that repeat an earlier one; found by rank 0 in one pass, kept on disk."""
+    if not stage.deduplicate:
+        return None
+    database = context.folder / "duplicates.sqlite"
+    if ranks.is_main():
+        items = read(source, next_number(database))  # a killed pass goes on
+        find_duplicates(((i.number, i.image) for i in items if isinstance(i, Captioned)), database)
+    ranks.barrier()
+    return Duplicates(database)
+
+
+@dataclass(frozen=True)
+class _Picture:
+    item: Captioned
+    pixels: Tensor  # [3,S,S] uint8
+
+
+def _usable(
+    items: Iterator[Captioned | Refused],
+    stage: EncodeStage,
+    duplicates: Duplicates | None,
+    counts: Counter[str],
+    log: Path,
+    size: int,
+) -> Iterator[_Picture]:
+    """Decoded pictures; the others are counted by their reason and listed."""
+    notes = []
+    for item in items:
+        found: Any = item
+        if isinstance(item, Captioned):
+            if duplicates is not None and item.number in duplicates:
+                counts["duplicate"] += 1
+                continue
+            found = decode_image(item, size, min_side=stage.min_side or size)
+        if isinstance(found, Refused):
+            if stage.on_error == "strict":
+                raise UserError(
+                    f"{found.reason}: {found.detail}", where=found.where, cure="remove it, or set on_error: skip"
+                )
+            counts[found.reason] += 1
+            notes.append({"key": found.key, "reason": found.reason, "where": found.where, "detail": found.detail})
+            continue
+        yield _Picture(item, torch.from_numpy(np.asarray(found).copy()).permute(2, 0, 1))
+    if notes:
+        log.write_text("".join(json.dumps(note) + "\n" for note in notes))
+
+
+class _Encoder:
+    """Writes what the stage asks for, a few pictures at a time."""
+
+    def __init__(self, stage: EncodeStage, context: Context):
+        self.stage, self.size = stage, context.target.image_size
+        device = context.device()
+        target, made = context.target, context.inputs
+        self.codes = picture_encoder(target, made, device=device) if "codes" in stage.write else None
+        self.features = caption_encoder(target, made, device=device) if "features" in stage.write else None
+
+    def samples(self, pictures: Iterator[_Picture]) -> Iterator[Sample]:
+        while batch := list(itertools.islice(pictures, self.stage.batch_size)):
+            pixels = torch.stack([p.pixels for p in batch])
+            codes = None if self.codes is None else self.codes(pixels).to(torch.int32)
+            features = None if self.features is None else self.features([p.item.caption for p in batch])
+            for place, picture in enumerate(batch):
+                tensors = {} if codes is None else {"codes": codes[place]}
+                if "pixels" in self.stage.write:
+                    tensors["pixels"] = picture.pixels
+                if features is not None:
+                    tensors["features"] = features[place].cpu()
+                item = picture.item
+                yield f"{item.number:09d}", tensors, {"name": item.key, "caption": item.caption, "label": item.label}
