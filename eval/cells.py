@@ -71,6 +71,8 @@ def labels(rows: Sequence[Row] | Sequence[Cell]) -> Label:
 
 
 def cells_of(rows: Sequence[Row], methods: Mapping[str, MethodInfo]) -> tuple[Cell, ...]:
+    """Every method on every set of requests, in the order of the tables. Plain decoding is no method of its own."""
+    rows = [row for row in rows if row.method != PLAIN]
     order = {name: number for number, name in enumerate(methods)}
     names = ("temperature", "max_new_tokens", "benchmark", "turn", "budget", "method")
     cells = []
@@ -156,10 +158,10 @@ def _score(quality: Quality, temperature: float, method: str, metric: str) -> Va
 def _plain_quality(
     cells: Sequence[Cell], columns: Sequence[Column], quality: Quality, metrics: Sequence[str]
 ) -> list[tuple[Value, ...]]:
-    """A line for plain decoding at each temperature, where no row is of it."""
+    """A line for plain decoding at each temperature."""
     lines: list[tuple[Value, ...]] = []
     for temperature, methods in quality.items():
-        if PLAIN in methods and not any(c.method == PLAIN and c.temperature == temperature for c in cells):
+        if PLAIN in methods:
             shown: dict[str, Value] = {"method": PLAIN, "T": temperature, "benchmark": cells[0].benchmark}
             line: list[Value] = [shown.get(column.name) for column in columns]
             lines.append((*line, *(_score(quality, temperature, PLAIN, m) for m in metrics)))

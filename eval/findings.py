@@ -5,16 +5,14 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 from .cells import Cell, Label
-from .rows import PLAIN
 from .tables import interval
 
 
 def findings(cells: Sequence[Cell], label: Label) -> list[str]:
     """What the numbers say; what did not hold is said as plainly."""
-    drafted = [cell for cell in cells if cell.method != PLAIN]
     lines: list[str] = []
-    for temperature in sorted({cell.temperature for cell in drafted}):
-        mine = [cell for cell in drafted if cell.temperature == temperature]
+    for temperature in sorted({cell.temperature for cell in cells}):
+        mine = [cell for cell in cells if cell.temperature == temperature]
         best = max(mine, key=lambda c: c.summary.tau)
         fastest = max(mine, key=lambda c: c.summary.DSR)
         lines.append(f"Best tau: {best.summary.tau:.2f} ({best.method}, {label(best)}).")
@@ -31,7 +29,7 @@ def findings(cells: Sequence[Cell], label: Label) -> list[str]:
         by_method = {c.method: [o.summary.DSR for o in mine if o.method == c.method] for c in mine}
         if slower := [name for name, values in by_method.items() if max(values) < 1 < fastest.summary.DSR]:
             lines.append(f"**Slower than plain decoding** at temperature {temperature:g}: {', '.join(slower)}.")
-    return lines + _exactness(drafted, label) + _over_lengths(drafted)
+    return lines + _exactness(cells, label) + _over_lengths(cells)
 
 
 def _exactness(cells: Sequence[Cell], label: Label) -> list[str]:
@@ -72,17 +70,16 @@ def _by_set(cells: Sequence[Cell]) -> dict[tuple[float, str, str], list[Cell]]:
 
 def cautions(cells: Sequence[Cell], label: Label) -> list[str]:
     """What makes some numbers say little."""
-    drafted = [cell for cell in cells if cell.method != PLAIN]
     lines = []
-    for method in dict.fromkeys(cell.method for cell in drafted):
-        far = [cell for cell in drafted if cell.method == method and cell.summary.beyond_positions]
+    for method in dict.fromkeys(cell.method for cell in cells):
+        far = [cell for cell in cells if cell.method == method and cell.summary.beyond_positions]
         if far:
             count, total = sum(c.summary.beyond_positions for c in far), sum(c.summary.requests for c in far)
             lines.append(
                 f"**{count} of {total} requests of {', '.join(map(label, far))} go beyond the draft's positions** in "
                 f"{method}: it was not trained there. Modes T and P are shorter."
             )
-    vacuous = [f"{c.method}, {label(c)}" for c in drafted if not c.summary.num_accepted or not
+    vacuous = [f"{c.method}, {label(c)}" for c in cells if not c.summary.num_accepted or not
                c.summary.rejected_somewhere]  # fmt: skip
     if vacuous:
         more = f" and {len(vacuous) - 6} more" if len(vacuous) > 6 else ""

@@ -92,8 +92,8 @@ def build(
         quality: of drawn pictures, plain decoding's too.
         sections: of studies and probes.
     """
-    assert rows, "nothing was measured"
     cells = cells_of(rows, methods)
+    assert cells, "nothing was drafted"
     label = labels(rows)
     single = [row for row in rows if not row.turn and row.method != PLAIN]  # of suites their own tables say more
     found = Differences(
@@ -150,9 +150,8 @@ def described(info: MethodInfo) -> str:
 
 def _shown(cells: Sequence[Cell]) -> dict[str, dict[str, Summary]]:
     """What the figures show: the lowest temperature, the longest answers, each set at its most visual tokens."""
-    drafted = [cell for cell in cells if cell.method != PLAIN]
-    coldest = min((cell.temperature for cell in drafted), default=0.0)
-    cold = [cell for cell in drafted if cell.temperature == coldest]
+    coldest = min((cell.temperature for cell in cells), default=0.0)
+    cold = [cell for cell in cells if cell.temperature == coldest]
     longest = max((cell.max_new_tokens for cell in cold), default=0)
     some = [cell for cell in cold if cell.max_new_tokens == longest]
     most = {

@@ -24,7 +24,6 @@ from draftsmith.models.decoding.neighbours import load_neighbours
 from draftsmith.models.decoding.rows import Guidance
 from draftsmith.models.decoding.warp import Warp
 from draftsmith.models.drafters.eagle import EagleConfig
-from draftsmith.models.drafters.heads import build_head, head_proposal
 from draftsmith.models.llamagen.transformer import LlamaGen, LlamaGenConfig
 from draftsmith.models.targets.anole import AnoleTarget
 from draftsmith.models.targets.llamagen import LlamaGenTarget
@@ -34,6 +33,7 @@ from ..rows import a_row
 
 GRID, CODES, FEATURES = 4, 24, 8
 CELLS = GRID * GRID
+EAGLE = EagleConfig(kind="eagle")
 
 
 def llamagen(condition: str = "text", guidance: Guidance | None = None) -> LlamaGenTarget:
@@ -66,7 +66,7 @@ def anole() -> AnoleTarget:
 
 def head_of(target):
     torch.manual_seed(2)
-    head = build_head(EagleConfig(kind="eagle"), target)
+    head = EAGLE.build(target)
     for parameter in head.parameters():
         if parameter.requires_grad and parameter.dim() > 1:
             torch.nn.init.normal_(parameter, std=0.2)
@@ -129,7 +129,7 @@ def test_p_is_what_plain_decoding_samples_from(name, warp):
     assert curves.p.shape == (CELLS, target.vocab_size)
     torch.testing.assert_close(curves.drafted, seen, atol=2e-5, rtol=0)
     assert curves.tokens.tolist() == found.tokens
-    _, prefill = target.prefill(ImageRequest(condition), head_proposal(head_of(target), target).taps, capacity=1)
+    _, prefill = target.prefill(ImageRequest(condition), EAGLE.drafter(head_of(target), target).taps, capacity=1)
     torch.testing.assert_close(curves.p[0], warp(prefill.logits[-1]), atol=2e-5, rtol=0)
 
 
@@ -138,7 +138,7 @@ def test_p_is_what_plain_decoding_samples_from(name, warp):
 def test_q_is_what_the_head_drafts_from_at_a_root(name, warp):
     target, condition = TARGETS[name]()
     head = head_of(target)
-    drafter = Drafting(head_proposal(head, target))
+    drafter = Drafting(EAGLE.drafter(head, target))
     found, rule = decode(target, condition, warp, drafter)
     curves = teacher_forced(target, head, condition, target.codes(found.tokens), warp)
     # A cycle after t tokens drafts token t; the head's first prediction is for token 1.
@@ -366,7 +366,7 @@ def test_depths_lengths_and_cycles_cell_by_cell():
 def test_maps_of_a_decoded_picture():
     """A token's depth is the place of its node: what the cycle kept, counted as it was emitted."""
     target, condition = TARGETS["text"]()
-    found, _ = decode(target, condition, Warp(0.0), head_proposal(head_of(target), target))
+    found, _ = decode(target, condition, Warp(0.0), EAGLE.drafter(head_of(target), target))
     accepted = [c.num_accepted for c in found.cycles]
     depths = [0]
     for cycle in found.cycles:
@@ -399,7 +399,7 @@ def test_the_section_has_every_figure_of_the_methods(tmp_path):
         for name, width in (("narrow", 1), ("wide", 4)):
             policy = DynamicTree(kind="dynamic", total=10, depth=2, width=width).build()
             decoding = Decoding(policy, RULES["sampling"], Draw("top-k"), warp, CELLS, ())
-            drafter, generator = head_proposal(head_of(target), target), torch.Generator().manual_seed(seed)
+            drafter, generator = EAGLE.drafter(head_of(target), target), torch.Generator().manual_seed(seed)
             drafted = generate(target, drafter, ImageRequest(condition, name=f"r{seed}"), decoding, generator)
             rows.append(measure([plain], [drafted], benchmark="captions", method=name, request=f"r{seed}",
                                 temperature=1.0, max_new_tokens=CELLS, medium="drawn"))  # fmt: skip

@@ -20,7 +20,6 @@ from draftsmith.models.decoding.neighbours import NeighbourTable, load_neighbour
 from draftsmith.models.decoding.tree import Tree
 from draftsmith.models.decoding.warp import Warp
 from draftsmith.models.drafters.eagle import save_eagle
-from draftsmith.models.drafters.heads import build_head, head_proposal
 from draftsmith.models.llamagen.files import save_llamagen, save_vq
 from draftsmith.models.llamagen.vq import VqConfig, VqTokenizer
 from draftsmith.models.shapes_reader import ShapesReader
@@ -193,7 +192,7 @@ def test_speedup_over_the_first_captions_with_its_interval():
 def test_recorded_rows_judge_their_drafts_and_decoding_is_the_same(temperature):
     drawer = target(llamagen())
     torch.manual_seed(0)
-    drafter = head_proposal(build_head(EAGLE, drawer), drawer)
+    drafter = EAGLE.drafter(EAGLE.build(drawer), drawer)
     rule = RULES["sampling" if temperature else "greedy"]
     recording = Recording(rule, 3, greedy=temperature == 0)
     policy, tokens = Dynamic(total=6, depth=2, width=3), []
@@ -263,7 +262,7 @@ def recipe(tmp_path_factory) -> Path:
     vq.reset_parameters(luck())
     save_vq(vq, folder / "vq")
     torch.manual_seed(0)
-    save_eagle(build_head(EAGLE, target(model)), folder / "head", {})
+    save_eagle(EAGLE.build(target(model)), folder / "head", {})
     shape = {n: v for n, v in model.config.model_dump().items() if n not in ("grid", "condition")}
     tree = {"kind": "dynamic", "total": 6, "depth": 2, "width": 3}
     captions = [f"a {color} circle at the top left" for color in ("red", "green", "blue", "black")]
