@@ -13,10 +13,12 @@ from typing import Any
 
 from . import video_tables
 from .measure import Row, summarize
+from .studies.video import by_visual_tokens
+from .studies.video_figures import tau_by_visual_tokens
+from .style import COLORS
 from .tables import interval, markdown_table
-from .video_plots import by_visual_tokens, tau_by_visual_tokens
 from .video_tables import Table, in_order
-from .visual_plots.style import COLORS
+from .visual_analysis import row_of
 
 Cell = tuple[float, int, str, str, str]  # temperature, generated tokens, set, budget, method
 
@@ -167,7 +169,7 @@ def _draw(folder: Path, rows: Sequence[Row], methods: Sequence[str]) -> list[str
         return []
     names = []
     for temperature in sorted({row["temperature"] for row in clips}):
-        lines = by_visual_tokens([row for row in clips if row["temperature"] == temperature])
+        lines = by_visual_tokens([row_of(row) for row in clips if row["temperature"] == temperature])
         ordered = [method for method in methods if method in lines]
         for start in range(0, len(ordered), len(COLORS)):
             name = f"tau-T{temperature:g}" + (f"-{start // len(COLORS) + 1}" if start else "") + ".png"

@@ -1,142 +1,166 @@
-"""The report of an evaluation: what was measured, on what, and what did not hold."""
+"""The report of an evaluation, whatever the target: findings, one common table, contrasts, figures, and sections.
+
+Everything in it is computed from rows. The papers' own tables and figures are sections that `eval/studies/` makes.
+"""
 
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from . import by_drafter, plots
-from .compare import sentence
-from .measure import Row, difference_by_drafter, paired_difference, summarize
-from .tables import interval, markdown_table
+from . import figures
+from .cells import Cell, MethodInfo, Quality, cells_of, common_table, cycles_table, labels
+from .contrasts import (
+    Comparison,
+    Contrasts,
+    Differences,
+    contrasts_of,
+    contrasts_table,
+    drafters_table,
+    mode_differences,
+    trainings_of,
+)
+from .findings import binding_sentence, cautions, findings
+from .rows import PLAIN, Row, write_rows
+from .summary import Summary
+from .tables import Figure, ReportSection, Table, markdown, section_markdown
 
-Results = dict[str, dict[str, list[Row]]]  # benchmark -> mode -> rows
+__all__ = ["Comparison", "MethodInfo", "Report", "build", "write"]
+
+VERSION = 2  # of report.json
+MANY = 40  # cells above which their tables stand behind the sections
+
+
+@dataclass(frozen=True)
+class Report:
+    """What `write` writes."""
+
+    about: Mapping[str, Any]
+    methods: Mapping[str, MethodInfo]
+    cells: tuple[Cell, ...]
+    findings: tuple[str, ...]
+    tables: tuple[Table, ...]  # the common one first
+    sections: tuple[ReportSection, ...] = ()
+    quality: Quality = field(default_factory=dict)
+    data: Mapping[str, Any] = field(default_factory=dict)  # differences and comparisons
+
+    def with_sections(self, *sections: ReportSection) -> Report:
+        """The same with more sections, of probes say, which run when the measurements are safe."""
+        return replace(self, sections=(*self.sections, *sections))
+
+    def to_json(self) -> dict[str, Any]:
+        return {
+            "version": VERSION,
+            "about": dict(self.about),
+            "methods": {name: asdict(info) for name, info in self.methods.items()},
+            "findings": list(self.findings),
+            "cells": [cell.to_json() for cell in self.cells],
+            "quality": {f"{t:g}": dict(methods) for t, methods in self.quality.items()},
+            **self.data,
+            "tables": [table.to_json() for table in self.tables],
+            "sections": [
+                {"title": s.title, "name": s.name, "data": dict(s.data),
+                 "tables": [part.to_json() for part in s.content if isinstance(part, Table)]}
+                for s in self.sections
+            ],
+        }  # fmt: skip
 
 
 def build(
-    results: Results,
+    rows: Sequence[Row],
     *,
-    gamma: int,
-    about: dict[str, Any],
-    binding: dict[str, Any] | None,
-    contrasts: by_drafter.Contrasts | None = None,
-) -> dict[str, Any]:
-    """The report as data.
+    about: Mapping[str, Any],
+    methods: Mapping[str, MethodInfo],
+    contrasts: Contrasts | None = None,
+    compare: Comparison | None = None,
+    binding: Mapping[str, float] | None = None,
+    quality: Quality | None = None,
+    sections: Sequence[ReportSection] = (),
+) -> Report:
+    """The report of some rows.
 
     Args:
-        contrasts: pairs of drafts whose difference says what one change does.
         about: command, device, date, seed, settings: what a number is worth nothing without.
-        binding: accuracy of the target's answers with and without the picture, where it was asked for.
+        methods: in the order of the tables.
+        contrasts: pairs of drafters (or methods) whose difference says what one change does.
+        compare: two ways of training over seeds.
+        binding: accuracy of the target's answers with the picture and without it, where it was asked for: `questions`,
+            `accuracy`, `blind_accuracy`.
+        quality: of drawn pictures, plain decoding's too.
+        sections: of studies and probes.
     """
-    tables = {b: {m: summarize(rows, gamma=gamma) for m, rows in modes.items()} for b, modes in results.items()}
-    differences = {b: paired_difference(m["M"], m["T"]) for b, m in results.items() if "M" in m and "T" in m}
-    seeds = {b: difference_by_drafter(m["M"], m["T"]) for b, m in results.items() if "M" in m and "T" in m}
-    return {
-        "about": about,
-        "gamma": gamma,
-        "tables": tables,
-        "M_minus_T": differences,
-        "M_minus_T_by_drafter": {b: s for b, s in seeds.items() if s},
-        "binding": binding,
-        "by_drafter": by_drafter.side_by_side(results, gamma=gamma),
-        "contrasts": by_drafter.contrasted(results, contrasts or {}),
-    }
+    cells = cells_of(rows, methods)
+    assert cells, "nothing was drafted"
+    label = labels(rows)
+    single = [row for row in rows if not row.turn and row.method != PLAIN]  # of suites their own tables say more
+    found = Differences(
+        modes=mode_differences(single, label),
+        contrasts=tuple(contrasts_of(single, contrasts or {}, label)),
+        trainings=trainings_of(single, compare, label),
+    )
+    tables = [common_table(cells, quality or {}), cycles_table(cells)]
+    if (by_drafter := drafters_table(single, label)) is not None:
+        tables.append(by_drafter)
+    if found.contrasts:
+        tables.append(contrasts_table(found.contrasts))
+    data = found.to_json() | ({"binding": dict(binding)} if binding else {})
+    told = (*findings(cells, label), *found.sentences(), *binding_sentence(binding), *cautions(cells, label))
+    return Report(about, methods, cells, told, tuple(tables), tuple(sections), quality or {}, data)
 
 
-def write(folder: Path, report: dict[str, Any]) -> None:
-    """`report.json`, `report.md` and two pictures."""
+def write(folder: Path, report: Report, rows: Sequence[Row]) -> None:
+    """`report.md`, `report.json`, `rows.jsonl` (without the tokens, which the resume log has), and the figures."""
     folder.mkdir(parents=True, exist_ok=True)
-    (folder / "report.json").write_text(json.dumps(report, indent=1))
-    plots.acceptance_by_depth(folder / "acceptance.png", report["tables"])
-    plots.speedups(folder / "speedup.png", report["tables"])
-    (folder / "report.md").write_text(markdown(report))
+    write_rows(folder / "rows.jsonl", (replace(row, tokens=()) for row in rows))
+    places = _shown(report.cells)
+    drawn: list[Figure] = []
+    if places:
+        figures.acceptance_by_depth(folder / "acceptance.png", places)
+        figures.speedups(folder / "speedup.png", places)
+        drawn = [Figure("acceptance.png", "Share accepted by depth."),
+                 Figure("speedup.png", "Speedup of decoding, expected and measured.")]  # fmt: skip
+    (folder / "report.json").write_text(json.dumps(report.to_json(), indent=1))
+    (folder / "report.md").write_text(page(report, drawn))
 
 
-def markdown(report: dict[str, Any]) -> str:
-    tables = [(b, m, t) for b, modes in report["tables"].items() for m, t in modes.items()]
-    lines = ["# Speculative decoding, measured", "", *findings(report), ""]
-    lines += markdown_table(
-        ["benchmark", "mode", "n", "tau [95%]", "tau per request", "accepted/cycle", "T_q/T_p", "expected", "DSR [IQR]",
-         "ESR [IQR]", "prefill", "identical"],
-        [
-            [b, m, str(t["requests"]), f"{t['tau']:.2f} {interval(t['tau_interval'])}",
-             f"{t['tau_mean_of_requests']:.2f}", f"{t['num_accepted']:.2f}", f"{t['T_q_over_T_p']:.2f}",
-             f"{t['expected_speedup']:.2f}x",
-             f"{t['DSR']:.2f}x {interval(t['DSR_spread'])}", f"{t['ESR']:.2f}x {interval(t['ESR_spread'])}",
-             f"{t['prefill_share']:.0%}", f"{t['identical']}/{t['requests']}"]
-            for b, m, t in tables
-        ],
-    )  # fmt: skip
-    lines += [
-        "",
-        "tau: tokens emitted after the prefill over verification passes, bonus token included; plain decoding has 1. "
-        "DSR: speedup of decoding, ESR: end to end, both against plain decoding of the same target in the same run. "
-        f"Expected: tau / (gamma T_q/T_p + T_verify/T_p), gamma = {report['gamma']}.",
-        "",
-        "![acceptance by depth](acceptance.png)",
-        "",
-        "![speedup, expected and measured](speedup.png)",
-        *(by_drafter.markdown(report["by_drafter"], report["contrasts"]) if report.get("by_drafter") else []),
-        "",
-        "## How it was measured",
-        "",
-        *(f"- {key}: {value}" for key, value in report["about"].items()),
-        "",
-    ]
-    return "\n".join(lines)
+def page(report: Report, drawn: Sequence[Figure]) -> str:
+    """The report as Markdown."""
+    lines = ["# Speculative decoding, measured", "", *(f"- {told}" for told in report.findings), ""]
+    cells = [line for table in report.tables[:2] for line in markdown(table)]
+    more = [line for table in report.tables[2:] for line in markdown(table)]
+    pictures = [line for figure in drawn for line in (f"![{figure.caption}]({figure.path})", "")]
+    sections = [line for section in report.sections for line in section_markdown(section)]
+    many = len(report.cells) > MANY
+    lines += [*pictures, *more, *sections, *cells] if many else [*cells, *pictures, *more, *sections]
+    lines += ["## How it was measured", "", *(f"- {key}: {value}" for key, value in report.about.items())]
+    trees = [f"- {name}: {told}" for name, info in report.methods.items() if (told := described(info))]
+    return "\n".join([*lines, *trees, ""])
 
 
-def findings(report: dict[str, Any]) -> list[str]:
-    """What the numbers say, in sentences; what did not hold is said as plainly."""
-    tables = [(b, m, t) for b, modes in report["tables"].items() for m, t in modes.items()]
-    best = max(tables, key=lambda entry: entry[2]["tau"])
-    fastest = max(tables, key=lambda entry: entry[2]["DSR"])
-    lines = [f"- Best tau: {best[2]['tau']:.2f} ({best[0]}, mode {best[1]})."]
-    different = [(b, m, t) for b, m, t in tables if t["identical"] < t["requests"]]
-    if report["about"].get("temperature", 0) == 0:
-        if different:
-            b, m, t = different[0]
-            lines.append(f"- **Outputs differ** from plain decoding: {b}, mode {m}, first at {t['first_different']}.")
-        else:
-            lines.append("- Outputs are identical to plain decoding, every token of every request.")
-    if fastest[2]["DSR"] > 1:
-        lines.append(
-            f"- Best measured speedup of decoding: {fastest[2]['DSR']:.2f}x ({fastest[0]}, mode {fastest[1]})."
-        )
-    else:
-        t = best[2]
-        lines.append(
-            f"- **No wall-clock gain on this machine**: the best DSR is {fastest[2]['DSR']:.2f}x. A draft step costs "
-            f"T_q/T_p = {t['T_q_over_T_p']:.2f} of a target step, so tau {t['tau']:.2f} is expected to give "
-            f"{t['expected_speedup']:.2f}x."
-        )
-    for benchmark, d in report["M_minus_T"].items():
-        lines.append(
-            f"- {benchmark}: tau with the picture minus without is {d['difference']:+.3f}, 95% interval "
-            f"{interval(d['interval'])} ({d['verdict']}; {d['requests']} requests)."
-        )
-    for benchmark, d in report["M_minus_T_by_drafter"].items():
-        each = ", ".join(f"{name} {value:+.3f}" for name, value in d["each"].items())
-        lines.append(
-            f"- {benchmark}, over {len(d['each'])} drafters: {d['mean']:+.3f}, 95% interval "
-            f"{interval(d['interval'])} ({d['verdict']}; {each})."
-        )
-    for benchmark, modes in report.get("comparison", {}).items():
-        lines += [sentence(benchmark, mode, found) for mode, found in modes.items()]
-    binding = report["binding"]
-    if binding:
-        lines.append(
-            f"- The target names the right attribute in {binding['accuracy']:.1%} of {binding['questions']} held-out "
-            f"questions with the picture and in {binding['blind_accuracy']:.1%} without it."
-        )
-    for b, m, t in tables:
-        if t["beyond_positions"]:
-            lines.append(
-                f"- **{t['beyond_positions']} of {t['requests']} requests of {b} go beyond the draft's positions** "
-                f"in mode {m}: it was not trained there. Modes T and P are shorter."
-            )
-    vacuous = [f"{b} {m}" for b, m, t in tables if not t["num_accepted"] or not t["rejected_somewhere"]]
-    if vacuous:
-        lines.append(f"- Nothing accepted, or nothing rejected, in: {', '.join(vacuous)}.")
-    return lines
+def described(info: MethodInfo) -> str:
+    """A method in a line."""
+    parts = [info.drafter and f"drafter {info.drafter}", info.mode and f"mode {info.mode}",
+             info.tree and f"tree {info.tree}", info.rule != "exact" and f"rule {info.rule}",
+             info.draw != "top-k" and f"draws by {info.draw}"]  # fmt: skip
+    return ", ".join(part for part in parts if part)
+
+
+def _shown(cells: Sequence[Cell]) -> dict[str, dict[str, Summary]]:
+    """What the figures show: the lowest temperature, the longest answers, each set at its most visual tokens."""
+    coldest = min((cell.temperature for cell in cells), default=0.0)
+    cold = [cell for cell in cells if cell.temperature == coldest]
+    longest = max((cell.max_new_tokens for cell in cold), default=0)
+    some = [cell for cell in cold if cell.max_new_tokens == longest]
+    most = {
+        cell.benchmark: max(c.summary.visual_tokens for c in some if c.benchmark == cell.benchmark) for cell in some
+    }
+    budgets = {c.benchmark: c.budget for c in some if c.summary.visual_tokens == most[c.benchmark]}
+    places: dict[str, dict[str, Summary]] = {}
+    label = labels(some)
+    for cell in some:
+        if cell.budget == budgets[cell.benchmark]:
+            places.setdefault(label(cell), {})[cell.method] = cell.summary
+    return places

@@ -1,14 +1,12 @@
-"""What any track's evaluation measured, as plain rows: one for each method on each set of requests.
-
-Reports differ by track (`report.py`, `visual_report.py`, `reading_report.py`, `suite_table.py`); trackers and
-comparisons of runs want one shape.
-"""
+"""What an evaluation measured, read back from its report: for trackers, comparisons of runs, and model cards."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
+
+from .tables import Column, Table, text
 
 COLUMNS = (
     "measured on",
@@ -32,12 +30,37 @@ class Cell:
     tau: float  # tokens per target pass, bonus token included
     interval: tuple[float, float] | None  # 95%, of tau
     speedup: float | None  # of decoding, against plain decoding in the same run
-    identical: int | None  # requests whose tokens are plain decoding's
+    identical: int | None  # requests whose tokens are plain decoding's; None: they need not be
+    temperature: float = 0.0
+    end_to_end: float | None = None  # speedup with the prefill
 
 
 def cells(report: Mapping[str, Any]) -> list[Cell]:
-    """Every cell of a report or of a suite's table, in its order."""
-    return [_cell(where, method, found) for where, method, found in _places(report)]
+    """Every cell of a `report.json`, in its order.
+
+    Raises:
+        KeyError: an earlier version of draftsmith wrote it.
+    """
+    many_t, many_new = (len({cell[key] for cell in report["cells"]}) > 1 for key in ("temperature", "max_new_tokens"))
+    return [_cell(cell, many_t, many_new) for cell in report["cells"]]
+
+
+def _cell(cell: Mapping[str, Any], with_temperature: bool, with_length: bool) -> Cell:
+    name = cell["benchmark"] + (f" at {cell['budget']}" if cell["budget"] else "")
+    parts = [name, cell["turn"], with_temperature and f"T {cell['temperature']:g}",
+             with_length and f"{cell['max_new_tokens']} new"]  # fmt: skip
+    low, high = cell["tau_interval"]
+    return Cell(
+        where=", ".join(part for part in parts if part),
+        method=cell["method"],
+        requests=int(cell["requests"]),
+        tau=float(cell["tau"]),
+        interval=(float(low), float(high)),
+        speedup=float(cell["DSR"]),
+        identical=int(cell["identical"]) if cell["exact"] else None,
+        temperature=float(cell["temperature"]),
+        end_to_end=float(cell["ESR"]),
+    )
 
 
 def readable(cell: Cell) -> list[Any]:
@@ -46,35 +69,14 @@ def readable(cell: Cell) -> list[Any]:
     return [cell.where, cell.method, cell.requests, cell.tau, low, high, cell.speedup, cell.identical]
 
 
-def _places(report: Mapping[str, Any]) -> Iterator[tuple[str, str, Mapping[str, Any]]]:
-    found = report.get("cells")
-    if isinstance(found, list):  # long visual inputs
-        for cell in found:
-            at = f" at {cell['budget']}" if cell.get("budget") else ""
-            where = f"{cell['set']}{at}, T {cell['temperature']:g}, {cell['max_new_tokens']} new"
-            yield where, cell["method"], cell
-    elif isinstance(found, Mapping):  # the suite
-        for drafter, modes in found.items():
-            for mode, sets in modes.items():
-                for name, turns in sets.items():
-                    for turn, cell in turns.items():
-                        yield f"{name}, {turn}", f"{drafter} {mode}", cell
-    else:  # benchmarks and modes, or temperatures and methods of an image generator
-        for where, methods in report.get("tables", {}).items():
-            for method, cell in methods.items():
-                if isinstance(cell, Mapping) and "tau" in cell:
-                    yield f"T {float(where):g}" if "grid" in report else where, method, cell
-
-
-def _cell(where: str, method: str, found: Mapping[str, Any]) -> Cell:
-    ends = found.get("tau_interval")
-    speedup = found.get("DSR", found.get("SR"))
-    return Cell(
-        where,
-        method,
-        int(found.get("requests", found.get("n", 0))),
-        float(found["tau"]),
-        (float(ends[0]), float(ends[1])) if ends else None,
-        None if speedup is None else float(speedup),
-        found.get("identical"),
-    )
+def overview(report: Mapping[str, Any]) -> Table:
+    """What a model card says of an evaluation."""
+    columns = (text("measured on"), text("method"), Column("T", "g"), Column("n", "d"),
+               Column("tau [95%]", kind="interval"), Column("decoding", unit="x"), Column("end to end", unit="x"),
+               Column("same tokens as plain", kind="count"))  # fmt: skip
+    rows = tuple(
+        (c.where, c.method, c.temperature, c.requests, (c.tau, *c.interval) if c.interval else None, c.speedup,
+         c.end_to_end, None if c.identical is None else (c.identical, c.requests))
+        for c in cells(report)
+    )  # fmt: skip
+    return Table("", columns, rows)

@@ -17,7 +17,7 @@ from ..core.tracking import unit
 from .run_tables import Cell, cells
 from .tables import interval, markdown_table
 
-REPORTS = ("report.json", "suite.json")
+REPORT = "report.json"
 # Of a stage's numbers, those that the table shows, and which end of them is the good one.
 BEST = {"val_loss": min, "val_accuracy": max, "val_top1": max, "tau": max, "tau_T0": max, "tau_T1": max}
 
@@ -48,7 +48,7 @@ def read_run(folder: Path, name: str) -> Run:
     stages = sorted((p for p in folder.iterdir() if p.is_dir() and ".before-" not in p.name),
                     key=lambda p: (ordered.index(p.name) if p.name in ordered else len(ordered), p.name))  # fmt: skip
     curves = {p.name: found for p in stages if (found := _curves(p / "metrics.jsonl"))}
-    evaluations = {p.name: cells for p in stages if (cells := [c for r in REPORTS for c in _cells(p / r)])}
+    evaluations = {p.name: cells for p in stages if (cells := _cells(p / REPORT))}
     if not curves and not evaluations:
         raise UserError("nothing was trained or measured here", where=str(folder),
                         cure="give the output folder of a run: it holds a folder for each stage")  # fmt: skip

@@ -1,11 +1,154 @@
-"""How the reports write tables and intervals."""
+"""Tables, figures and sections of a report as data, and the one writer that makes Markdown and JSON of them."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from typing import Any, Literal
+
+from .rows import PLAIN
+
+# None: not measured. Of a column of kind interval (value, low, high), of kind count (how many, of how many).
+Value = None | str | float | tuple[float, ...]
+Mark = Literal["", "best", "second"]
 
 
-def markdown_table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> list[str]:
+@dataclass(frozen=True)
+class Column:
+    """What stands in a column, and how it is printed."""
+
+    name: str
+    format: str = ".2f"  # of str.format, for each number
+    unit: str = ""  # behind the number
+    kind: Literal["text", "number", "interval", "count"] = "number"
+    group: str = ""  # heading above several columns: a set, a length
+
+    @property
+    def heading(self) -> str:
+        return " ".join(part for part in (self.group, self.name) if part)
+
+    def shown(self, value: Value) -> str:
+        if value is None:
+            return "-"
+        if isinstance(value, str):
+            return value
+        if not isinstance(value, tuple):
+            return f"{value:{self.format}}{self.unit}"
+        if self.kind == "count":
+            return "/".join(f"{part:.0f}" for part in value)
+        middle, low, high = value
+        ends = self.format.lstrip("+")
+        return f"{middle:{self.format}}{self.unit} [{low:{ends}}, {high:{ends}}]"
+
+
+def text(name: str) -> Column:
+    """A column of words."""
+    return Column(name, "", kind="text")
+
+
+@dataclass(frozen=True)
+class Table:
+    """A table of a report."""
+
+    title: str  # "": it stands under its section's
+    columns: tuple[Column, ...]
+    rows: tuple[tuple[Value, ...], ...]
+    source: str = ""  # the paper and table whose shape it has
+    note: str = ""
+    # Columns of words in which lines agree that are compared with one another: best and second best of each number are
+    # marked. None: no marks.
+    compared: tuple[str, ...] | None = None
+    footnotes: tuple[str, ...] = ()
+
+    def __post_init__(self) -> None:
+        assert all(len(row) == len(self.columns) for row in self.rows), f"{self.title}: lines and columns differ"
+
+    def column(self, heading: str) -> list[Value]:
+        """The values under a heading."""
+        number = [column.heading for column in self.columns].index(heading)
+        return [row[number] for row in self.rows]
+
+    def marks(self) -> list[list[Mark]]:
+        """Of each value. Lines of plain decoding are what others are compared with, and have none."""
+        marks: list[list[Mark]] = [[""] * len(self.columns) for _ in self.rows]
+        if self.compared is None:
+            return marks
+        within = [n for n, column in enumerate(self.columns) if column.heading in self.compared]
+        groups: dict[tuple[Value, ...], list[int]] = {}
+        for number, row in enumerate(self.rows):
+            if PLAIN not in row:
+                groups.setdefault(tuple(row[n] for n in within), []).append(number)
+        for numbers in groups.values():
+            for place, column in enumerate(self.columns):
+                if column.kind in ("number", "interval"):
+                    for number, mark in zip(numbers, best([self.rows[n][place] for n in numbers]), strict=True):
+                        marks[number][place] = mark
+        return marks
+
+    def to_json(self) -> dict[str, Any]:
+        """Columns with their formats, and rows of plain values."""
+        return asdict(self)
+
+
+@dataclass(frozen=True)
+class Figure:
+    path: str  # relative to the page
+    caption: str
+
+
+@dataclass(frozen=True)
+class ReportSection:
+    """Part of a page: a probe, or one of the papers' studies."""
+
+    title: str
+    content: tuple[str | Table | Figure, ...]
+    name: str = ""  # under which report.json has `data`
+    data: Mapping[str, Any] = field(default_factory=dict)
+
+
+def best(values: Sequence[Value]) -> list[Mark]:
+    """Best and second best as they are printed, to two decimals: what prints alike is marked alike."""
+    numbers = [value[0] if isinstance(value, tuple) else value for value in values]
+    printed = [round(number, 2) if isinstance(number, int | float) else None for number in numbers]
+    ranks = sorted({value for value in printed if value is not None}, reverse=True)[:2]
+    if len({value for value in printed if value is not None}) < 2:
+        return ["" for _ in values]
+    names: tuple[Mark, Mark] = ("best", "second")
+    return [names[ranks.index(value)] if value in ranks else "" for value in printed]
+
+
+def markdown(table: Table, *, level: int = 2) -> list[str]:
+    """The lines of a table under its title; best in bold, second best underlined.
+
+    Args:
+        level: of the heading.
+    """
+    lines = [f"{'#' * level} {table.title}", ""] if table.title else []
+    rows = [
+        [_marked(column.shown(value), mark) for column, value, mark in zip(table.columns, row, marks, strict=True)]
+        for row, marks in zip(table.rows, table.marks(), strict=True)
+    ]
+    lines += [*markdown_table([column.heading for column in table.columns], rows), ""]
+    notes = [table.note, f"In the shape of {table.source}." if table.source else ""]
+    if any(notes):
+        lines += [" ".join(note for note in notes if note), ""]
+    return [*lines, *(f"- {told}" for told in table.footnotes), *([""] if table.footnotes else [])]
+
+
+def section_markdown(section: ReportSection) -> list[str]:
+    """The lines of a section; its tables' headings are one level down."""
+    lines = [f"## {section.title}", ""]
+    for part in section.content:
+        if isinstance(part, Table):
+            lines += markdown(part, level=3)
+        elif isinstance(part, Figure):
+            lines += [f"![{part.caption}]({part.path})", "", part.caption, ""]
+        else:
+            lines += [part, ""]
+    return lines
+
+
+def markdown_table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> list[str]:
     """The lines of a table; cells are text."""
     return ["| " + " | ".join(cells) + " |" for cells in (head, ["---"] * len(head), *rows)]
 
@@ -14,3 +157,7 @@ def interval(ends: Sequence[float]) -> str:
     """[low, high] with two decimals."""
     low, high = ends
     return f"[{low:.2f}, {high:.2f}]"
+
+
+def _marked(printed: str, mark: Mark) -> str:
+    return {"best": f"**{printed}**", "second": f"<u>{printed}</u>"}.get(mark, printed)

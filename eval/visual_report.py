@@ -14,8 +14,8 @@ from typing import Any
 
 from torch import Tensor
 
+from .figures import save_grid
 from .measure import Row, bootstrap, quartiles
-from .pictures import save_grid
 from .tables import interval, markdown_table
 
 Results = dict[float, dict[str, list[Row]]]  # temperature -> method -> rows
@@ -37,6 +37,8 @@ def summarize(rows: Sequence[Row]) -> dict[str, Any]:
         "rule": rows[0]["rule"],
         "SR": sum(r["plain_total_s"] for r in rows) / sum(r["total_s"] for r in rows),
         "SR_spread": quartiles(speedups),
+        "ESR": sum(r["plain_total_s"] for r in rows) / sum(r["total_s"] for r in rows),
+        "ESR_spread": quartiles(speedups),
         "tau": sum(emitted) / max(1, sum(cycles)),
         "tau_interval": bootstrap(emitted, cycles),
         "tau_mean_of_requests": statistics.fmean(e / max(1, c) for e, c in zip(emitted, cycles, strict=True)),

@@ -21,8 +21,8 @@ from ..core.section import Section
 from ..data.prompts import ImagePrompt, PromptSource, read_prompts
 from ..trainers.run import DONE
 from ..trainers.stages.base import draws_pictures
+from ..trainers.stages.evaluate import EvaluateStage
 from ..trainers.stages.generate import WORLD
-from ..trainers.stages.visual.evaluate import VisualEvaluateStage
 from .cli import say
 from .load import RUN_OPTIONS, load
 from .plan import plan
@@ -64,8 +64,8 @@ class Finished(Generic[Options]):
                             cure="give another name=")  # fmt: skip
         self.stage_name, self.stage = self._stage()
 
-    def _stage(self) -> tuple[str, VisualEvaluateStage]:
-        found = {n: s for n, s in self.recipe.stages.items() if isinstance(s, VisualEvaluateStage)}
+    def _stage(self) -> tuple[str, EvaluateStage]:
+        found = {n: s for n, s in self.recipe.stages.items() if isinstance(s, EvaluateStage)}
         where = str(self.loaded.path)
         if not found:
             raise UserError("the recipe has no stage of kind evaluate, which would say what is drawn", where=where,
@@ -73,8 +73,7 @@ class Finished(Generic[Options]):
         name = self.options.stage or list(found)[-1]
         if name not in found:
             raise UserError(f"stage={name}: no stage of kind evaluate", where=where, cure=did_you_mean(name, found))
-        prompts = found[name].prompts.model_copy(update={"max_samples": self.options.count})
-        return name, found[name].model_copy(update={"prompts": prompts})
+        return name, found[name].with_count(self.options.count)
 
     def inputs(self, things: Iterable[str]) -> dict[str, Path]:
         """Thing -> folder of the finished stage that made it, of those of `things` that a stage makes."""

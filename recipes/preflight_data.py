@@ -24,11 +24,11 @@ from ..data.prompts import PromptSource, read_prompts
 from ..data.records import paths
 from ..data.selection import Selection
 from ..trainers.context import Context
+from ..trainers.evaluation.benchmarks import HUB, SetsBenchmark, TabedBenchmark
+from ..trainers.training.preflight import render
 from ..trainers.records import data_files
 from ..trainers.stages.encode import resolved
 from ..trainers.stages.generate import WORLD
-from ..trainers.stages.suite import HUB
-from ..trainers.training.preflight import render
 from .finding import Finding, fault, ok, warning
 
 SHOWN_IDS = 1200  # characters of a rendered sample
@@ -42,12 +42,15 @@ class Found:
     section: Any
     form: Any  # the prompt format around it, or None
     maker: str | None  # the stage that writes what it names
+    is_suite: bool = False  # a directory of benchmark sets
 
 
 def sections(section: Any, key: str = "", form: Any = None, maker: str | None = None) -> Iterator[Found]:
     """Every data section inside a stage."""
     if isinstance(section, ConversationData | PromptSource | Source):
         yield Found(key, section, form, getattr(section, "from_stage", maker))
+    elif isinstance(section, SetsBenchmark | TabedBenchmark):
+        yield Found(f"{key}.data", section.data, form, section.data.from_stage, is_suite=True)
     elif isinstance(section, Section):
         form, maker = getattr(section, "format", form), getattr(section, "from_stage", None)
         for name, field in type(section).model_fields.items():
@@ -85,7 +88,7 @@ def data_findings(name: str, stage: Any, context: Context, *, finished: set[str]
 def _look(subject: str, data: Found, stage: Any, context: Context, finished: set[str], count: int) -> list[Finding]:
     section, form = data.section, data.form
     made = context.inputs["data"] if data.maker is not None else None
-    if data.key.endswith("suite.data"):
+    if data.is_suite:
         return [_suite(subject, str(section.path), made)]
     if isinstance(section, PromptSource):
         return _prompts(subject, section.resolved(made / WORLD if made else None))

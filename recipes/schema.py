@@ -30,21 +30,18 @@ from ..trainers.stages.encode import EncodeStage
 from ..trainers.stages.evaluate import EvaluateStage
 from ..trainers.stages.generate import GenerateStage
 from ..trainers.stages.publish import PublishStage
-from ..trainers.stages.reading.evaluate import ReadingEvaluateStage
 from ..trainers.stages.regenerate import RegenerateStage
 from ..trainers.stages.train import TrainStage
-from ..trainers.stages.visual.evaluate import VisualEvaluateStage
 from .sections import kinds, sections
 
 AnyTarget = Annotated[
     LlavaTargetConfig | QwenTargetConfig | CausalTargetConfig | LlamaGenTargetConfig | AnoleTargetConfig,
     Field(discriminator="kind"),
 ]
-_Shared = GenerateStage | EncodeStage | RegenerateStage | CacheStage | PublishStage | TrainStage
-# What differs with the drafter: how it is measured.
-DraftLvlmStage = Annotated[_Shared | EvaluateStage, Field(discriminator="kind")]
-HeadStage = Annotated[_Shared | ReadingEvaluateStage, Field(discriminator="kind")]
-ImageStage = Annotated[_Shared | VisualEvaluateStage, Field(discriminator="kind")]
+AnyStage = Annotated[
+    GenerateStage | EncodeStage | RegenerateStage | CacheStage | TrainStage | EvaluateStage | PublishStage,
+    Field(discriminator="kind"),
+]
 
 
 class Recipe(Section):
@@ -98,7 +95,7 @@ class Recipe(Section):
         }
         pair = target.kind, drafter and drafter.kind
         _check_kinds(stages, *pair)
-        return TypeAdapter(dict[str, stage_type(*pair)]).validate_python(stages)  # type: ignore[misc]
+        return TypeAdapter(dict[str, AnyStage]).validate_python(stages)
 
     @model_validator(mode="after")
     def _read_by_something(self) -> Recipe:
@@ -113,7 +110,7 @@ class Recipe(Section):
 def fields_of(target: Any, drafter: Any) -> dict[str, Any]:
     """Key of a recipe -> annotation, for these kinds of target and drafter (of which either may be wrong)."""
     fields = {name: field.annotation for name, field in Recipe.model_fields.items()}
-    return fields | {"drafter": AnyDrafter, "stages": dict[str, stage_type(target, drafter)]}  # type: ignore[misc]
+    return fields | {"drafter": AnyDrafter, "stages": dict[str, AnyStage]}
 
 
 def drafter_kinds(target: str) -> list[str]:
@@ -129,19 +126,11 @@ def drafter_kinds(target: str) -> list[str]:
     return [kind for kind in possible if kind != "ensemble" and (kind != "lvlm" or target in FAMILIES)]
 
 
-def stage_type(target: str, drafter: str | None) -> Any:
-    """The union of the stages' sections that a recipe can have."""
-    if target in IMAGE_GENERATORS:
-        return ImageStage
-    is_draft_lvlm = drafter == "lvlm" or (drafter is None and target in FAMILIES)
-    return DraftLvlmStage if is_draft_lvlm else HeadStage
-
-
 def _check_kinds(stages: dict[str, Any], target: str, drafter: str | None) -> None:
     """Raises `Refused` for a kind of stage that has no place beside this target and drafter."""
     reasons = {
         kind: section.unsuited(target, drafter)  # type: ignore[attr-defined]
-        for section in sections(stage_type(target, drafter))
+        for section in sections(AnyStage)
         for kind in kinds(section)
     }
     for name, stage in stages.items():

@@ -31,8 +31,8 @@ import torch
 from draftsmith.core import ranks
 from draftsmith.core.secrets import redact_argument
 from draftsmith.data.prompts import ImagePrompt
-from draftsmith.eval import proximity
-from draftsmith.eval.pictures import save_grid
+from draftsmith.eval.figures import save_grid
+from draftsmith.eval.studies import proximity
 from draftsmith.eval.tables import markdown_table
 from draftsmith.models.decoding.neighbours import load_neighbours
 from draftsmith.models.decoding.warp import Warp

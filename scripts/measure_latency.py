@@ -27,9 +27,9 @@ os.environ.setdefault("HF_HUB_OFFLINE", "1")
 
 import torch
 from draftsmith.core.section import torch_dtype
-from draftsmith.eval import latency_plots
-from draftsmith.eval.latency import Measured, caption_times, grid_times, stage_times, step_times
-from draftsmith.eval.latency_models import (
+from draftsmith.eval.studies import latency_figures as latency_plots
+from draftsmith.eval.studies.latency import Measured, caption_times, grid_times, stage_times, step_times
+from draftsmith.eval.studies.latency_models import (
     CAPTIONERS,
     Shape,
     cache_bytes,
@@ -40,7 +40,7 @@ from draftsmith.eval.latency_models import (
     target_config,
     weight_bytes,
 )
-from draftsmith.eval.latency_report import captions_table, remarks_table, stages_table, steps_table
+from draftsmith.eval.studies.latency_report import captions_table, remarks_table, stages_table, steps_table
 from draftsmith.eval.timing import Action, command, machine
 from draftsmith.models.decoding.decoder import CachedDecoder
 from draftsmith.models.targets.llava import LlavaTarget

@@ -29,15 +29,15 @@ from draftsmith.core import ranks
 from draftsmith.core.errors import UserError, did_you_mean
 from draftsmith.core.secrets import redact_argument, redact_tree
 from draftsmith.data.prompts import ImagePrompt
-from draftsmith.eval import proximity
 from draftsmith.eval.lantern import LanternConfig, lantern
 from draftsmith.eval.loop import Decoding, generate
 from draftsmith.eval.policies import Draw
-from draftsmith.eval.proximity import Cost, Point, Setting
 from draftsmith.eval.quality import LOWER_IS_BETTER
 from draftsmith.eval.rules import RULES
+from draftsmith.eval.studies import proximity
+from draftsmith.eval.studies.drawn.method_figures import TradeOff, trade_off
+from draftsmith.eval.studies.proximity import Cost, Point, Setting
 from draftsmith.eval.tables import markdown_table
-from draftsmith.eval.visual_plots import TradeOff, trade_off
 from draftsmith.eval.visual_report import PLAIN
 from draftsmith.models.decoding.warp import Warp
 from draftsmith.models.drafters.heads import load_proposal
@@ -202,10 +202,14 @@ def of_temperature(
     return [
         *lines,
         *proximity.counts_table(
-            counts, {name: proximity.speedups(found, counts) for name, found in of_setting.items()}
+            counts, {name: proximity.speedups(*seconds(found), counts) for name, found in of_setting.items()}
         ),
         "",
     ]
+
+
+def seconds(rows: list[dict[str, Any]]) -> tuple[list[float], list[float]]:
+    return [row["plain_total_s"] for row in rows], [row["total_s"] for row in rows]
 
 
 def cost_table(timed: list[Cost], points: dict[Setting, Point]) -> list[str]:

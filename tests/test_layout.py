@@ -14,10 +14,9 @@ DOORS = {
     "wandb": {"core/tracking.py"},
     "matplotlib": {
         "eval/plots.py",
-        "eval/curve_plots.py",
+        "eval/style.py",
         "eval/suite_plots.py",
-        "eval/weights_plot.py",
-        *(f"eval/visual_plots/{n}.py" for n in ("style", "pictures", "shares", "methods")),
+        *(f"eval/studies/drawn/{n}_figures.py" for n in ("map", "share", "method")),
     },
     "webdataset": {"data/shapes/captioned.py"},
     "peft": {"models/lora.py"},

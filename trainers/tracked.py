@@ -16,7 +16,7 @@ from ..core.tracking import Tracker
 from ..eval.run_tables import COLUMNS, cells, readable
 from .context import Context
 
-SAMPLE, REPORTS = "sample.txt", ("report", "suite")
+SAMPLE, REPORTS = "sample.txt", ("report",)
 # Of a stage's folder: what makes up the model, and what a reader of the report wants.
 RESULT, REPORT = ("*.safetensors", "*.json", "*.jinja", "*.model", "*.txt"), ("*.md", "*.json", "*.png")
 NOT_RESULT = ("done.json", "fingerprint.json", "score.json", SAMPLE)

@@ -12,7 +12,7 @@ Every section has `build(grid=..., seed=...)`: codes in a row of the image (null
 from __future__ import annotations
 
 import re
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any
 
 from pydantic import BeforeValidator, Field
 
@@ -28,14 +28,23 @@ from .static import StaticTree
 _SIZES = re.compile(r"(\d+)-(\d+)-(\d+)")
 
 
-def named_tree(given: Any) -> Any:
-    """The section that a name stands for; a section, and the plain word chain, as they are.
+# SpecVLM's two trees.
+_NAMED: dict[str, dict[str, Any]] = {
+    "chain": {"kind": "chain", "gamma": 5},
+    "static": {"kind": "static", "choices": "mc_sim_7b_63"},
+}
 
-    "30-4-8" is EAGLE-2's tree of 30 nodes with the root on 4 levels, 8 wide; `sage` has SAGE's own settings; other
-    names are the published static lists. Raises `ValueError` for any other name.
+
+def named_tree(given: Any) -> Any:
+    """The section that a name stands for; a section as it is.
+
+    "chain" has 5 tokens, "static" 25 nodes; "30-4-8" is EAGLE-2's tree of 30 nodes with the root on 4 levels, 8 wide;
+    `sage` has SAGE's own settings; other names are the published static lists. Raises `ValueError` for any other name.
     """
-    if not isinstance(given, str) or given == "chain":
+    if not isinstance(given, str):
         return given
+    if given in _NAMED:
+        return _NAMED[given]
     if sizes := _SIZES.fullmatch(given):
         total, levels, width = map(int, sizes.groups())
         if levels < 1:
@@ -45,16 +54,16 @@ def named_tree(given: Any) -> Any:
         return {"kind": "sage"}
     if given in CHOICES:
         return {"kind": "static", "choices": given}
-    nearest = did_you_mean(given, ["chain", "30-4-8", "48-5-10", "25-5-8", "sage", *CHOICES])
-    raise ValueError(f"names no tree (chain, total-levels-width, sage or a static list); {nearest}")
+    nearest = did_you_mean(given, ["chain", "static", "30-4-8", "48-5-10", "25-5-8", "sage", *CHOICES])
+    raise ValueError(f"names no tree (chain, static, total-levels-width, sage or a published list); {nearest}")
 
 
 TreeConfig = Annotated[
     Annotated[ChainTree | StaticTree | DynamicTree | AdtTree | SageTree, Field(discriminator="kind")],
     BeforeValidator(named_tree),
 ]
-# Of text: ADT-Tree follows an image's rows, which language has not. The plain word chain goes with a stage's gamma.
+# Of text: ADT-Tree follows the rows of an image.
 TextTreeConfig = Annotated[
-    Literal["chain"] | Annotated[ChainTree | StaticTree | DynamicTree | SageTree, Field(discriminator="kind")],
+    Annotated[ChainTree | StaticTree | DynamicTree | SageTree, Field(discriminator="kind")],
     BeforeValidator(named_tree),
 ]

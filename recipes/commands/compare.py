@@ -13,7 +13,7 @@ from .command import OK, Argument, Command
 
 def _run(given: argparse.Namespace) -> int:
     from ...eval import side_by_side
-    from ...eval.curve_plots import draw_curves
+    from ...eval.figures import draw_curves
 
     folders = [Path(run) for run in given.runs]
     if len({folder.resolve() for folder in folders}) < len(folders):

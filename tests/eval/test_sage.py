@@ -439,7 +439,7 @@ def test_names_of_trees():
         assert (policy.num_nodes, policy.num_levels, policy.width) == (total - 1, levels, width)
     assert isinstance(TREE.validate_python("sage").build(), Sage)
     assert isinstance(TREE.validate_python("mc_sim_7b_63").build(), Static)
-    assert TREE.validate_python("chain") == "chain"
+    assert TREE.validate_python("chain").gamma == 5 and TREE.validate_python("static").build().max_nodes == 25
     assert isinstance(TREE.validate_python({"kind": "chain", "gamma": 3}).build(), Chain)
     for wrong in ("30-4", "30-0-8", "sgae"):
         with pytest.raises(ValidationError, match=r"names no tree|no level"):

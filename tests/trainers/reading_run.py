@@ -42,11 +42,17 @@ RECIPE = {
         },
         "evaluate": {
             "kind": "evaluate", "format": FORMAT, "max_new_tokens": 6, "temperatures": [0.0, 1.0], "warmup": 0,
-            "suite": {
-                "data": DATA | {"path": "video_suite", "max_samples": 1}, "sets": ["clips-6", "SEED-Bench", "GSM8K"],
-                "convention": "stock",
+            "benchmarks": {
+                "sets": {
+                    "kind": "sets", "data": DATA | {"path": "video_suite", "max_samples": 1},
+                    "sets": ["clips-6", "SEED-Bench", "GSM8K"], "convention": "stock",
+                },
             },
-            "lengths": [2, "54"], "looks": {"requests": 1, "importance": {"sets": ["SEED-Bench"], "layers": [0]}},
+            "lengths": [2, "54"],
+            "probes": {
+                "requests": 1, "confidence": True, "states": True,
+                "importance": {"sets": ["SEED-Bench"], "layers": [0]},
+            },
             "methods": {
                 "Sparrow": {"drafter": "head", "tree": "8-3-3"},
                 "Sparrow without VATA": {"drafter": "head", "tree": "8-3-3", "vata": False, "positions": "flat"},

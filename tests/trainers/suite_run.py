@@ -37,11 +37,13 @@ RECIPE = {
             "data": DATA | {"path": "train", "kinds": ["caption"]}, **ONE_STEP,
         },
         "evaluate": {
-            "kind": "evaluate", "format": FORMAT, "modes": ["M", "T", "MT*"], "max_new_tokens": 6,
-            "warmup": 1,
-            "suite": {
-                "data": DATA | {"path": "suite"}, "convention": "verbatim",
-                "sets": ["POPE", "Spot", "PSV"], "tasks": ["next", "caption", "NQ"],
+            "kind": "evaluate", "format": FORMAT, "max_new_tokens": 6,
+            "methods": {"M": {}, "T": {"mode": "T"}, "MT*": {"mode": "MT*"}},
+            "benchmarks": {
+                "suite": {
+                    "kind": "tabed", "data": DATA | {"path": "suite"}, "convention": "verbatim",
+                    "sets": ["POPE", "Spot", "PSV"], "tasks": ["next", "caption", "NQ"],
+                },
             },
         },
     },

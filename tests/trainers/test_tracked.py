@@ -72,8 +72,10 @@ def fill(folder: Path, *names: str) -> None:
 def test_an_evaluation_hands_on_its_table_plots_and_report(tmp_path, wandb):
     with tracked(context(tmp_path / "run" / "evaluate")) as mine:
         fill(mine.folder, "report.md", "speedup.png", "fingerprint.json")
-        cell = {"requests": 3, "tau": 2.5, "tau_interval": [2.0, 3.0], "DSR": 1.2, "identical": 3}
-        (mine.folder / "report.json").write_text(json.dumps({"tables": {"pictures": {"M": cell}}}))
+        cell = {"benchmark": "pictures", "turn": "", "budget": "", "temperature": 0.0, "max_new_tokens": 64,
+                "method": "M", "exact": True, "requests": 3, "tau": 2.5, "tau_interval": [2.0, 3.0], "DSR": 1.2,
+                "ESR": 1.1, "identical": 3}  # fmt: skip
+        (mine.folder / "report.json").write_text(json.dumps({"version": 2, "cells": [cell]}))
     assert wandb.inits[0]["group"] == "run" and wandb.inits[0]["name"] == "finetune"
     assert wandb.logged == [
         {"report": (list(COLUMNS), [["pictures", "M", 3, 2.5, 2.0, 3.0, 1.2, 3]])},
@@ -121,7 +123,7 @@ def test_a_report_that_no_tracker_can_read_spoils_no_stage(tmp_path, wandb):
     said = []
     mine = replace(context(tmp_path), say=said.append)
     with tracked(mine):
-        (mine.folder / "report.json").write_text('{"tables": {"pictures": {"M": {"tau": "many"}}}}')
+        (mine.folder / "report.json").write_text('{"cells": [{"tau": "many"}]}')
     assert len(said) == 1 and "tracking failed and goes on without" in said[0]
     assert wandb.codes == [0], "the stage itself is whole"
 

@@ -62,8 +62,8 @@ FEW = [
     f"stages.head.decoding.tree={TREE}",
     "stages.head.decoding.every=4",
     "stages.head.decoding.prompts.max_samples=2",
-    "stages.evaluate.prompts.max_samples=3",
-    "stages.evaluate.analysis=null",  # its figures take as long as all the rest
+    "stages.evaluate.benchmarks.captions.prompts.max_samples=3",
+    "stages.evaluate.probes=null",  # its figures take as long as all the rest
     *(f"stages.evaluate.methods.{name}={method}" for name, method in METHODS.items()),
 ]
 

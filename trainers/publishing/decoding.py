@@ -11,14 +11,12 @@ from pathlib import Path
 from typing import Any
 
 from ...core.errors import UserError, did_you_mean
-from ...data.conversations import PromptFormat
 from ...data.dataset import ConversationData
 from ...eval.published import Asked, Looking, PublishedDecoding, PublishedSection
 from ...models.drafters.made_for import MANIFEST
 from ..context import Context
+from ..evaluation.methods import Method
 from ..stages.evaluate import EvaluateStage
-from ..stages.reading.evaluate import ReadingEvaluateStage
-from ..stages.visual.evaluate import VisualEvaluateStage
 
 
 def published_section(
@@ -38,27 +36,14 @@ def published_section(
     written = json.loads((source / MANIFEST).read_text()).get("drafter")
     drafter = written if isinstance(written, dict) else context.drafter.model_dump(mode="json", by_alias=True)
     common = {"drafter": _elsewhere(drafter), "seed": context.seed, "prompt": prompt}
-    if context.target.kind in ("llamagen", "anole"):
-        stage = VisualEvaluateStage.model_validate(evaluation)
-        return PublishedSection(
-            target=_target(context.target, base), decoding=_drawing(stage, method, source), **common
-        )
-    if context.drafter is not None and context.drafter.kind == "lvlm":
-        answering = EvaluateStage.model_validate(evaluation)
-        return PublishedSection(
-            target=_target(answering.target or context.target, base), decoding=_mode(answering, method, source),
-            prompt_format=answering.format, looking=_looking(answering.data[0]), **common,
-        )  # fmt: skip
-    reading = ReadingEvaluateStage.model_validate(evaluation)
-    data = [b.data for b in reading.benchmarks] + ([reading.suite.data] if reading.suite else [])
+    stage = EvaluateStage.model_validate(evaluation)
+    target = _target(stage.target or context.target, base)
+    decoding = _decoding(stage, method, source, kind=str(drafter.get("kind")))
+    if stage.draws:
+        return PublishedSection(target=target, decoding=decoding, **common)
     return PublishedSection(
-        target=_target(context.target, base), decoding=_head(reading, method, source), prompt_format=_form(reading),
-        looking=_looking(data[0]), **common,
-    )  # fmt: skip
-
-
-def _form(stage: ReadingEvaluateStage) -> PromptFormat:
-    return stage.format
+        target=target, decoding=decoding, prompt_format=stage.format, looking=_looking(stage.data[0]), **common
+    )
 
 
 def _target(section: Any, base: str | None) -> dict[str, Any]:
@@ -97,34 +82,26 @@ def _chosen(names: list[str], method: str | None, what: str) -> str:
     return method or names[0]
 
 
-def _mode(stage: EvaluateStage, method: str | None, source: Path) -> PublishedDecoding:
-    """Of a draft LVLM alone: ensembles and captions want more than one prompt of it."""
-    measured = stage.from_stages is None or source.name in stage.from_stages
-    names = [mode.name for mode in stage.modes if len(mode.members) == 1 and mode.members[0] != "C"] if measured else []
-    chosen = next(m for m in stage.modes if m.name == _chosen(names, method, "mode"))
-    tree: Any = {"kind": "chain", "gamma": stage.gamma} if stage.tree == "chain" else stage.tree
-    return PublishedDecoding(
-        name=chosen.name, tree=tree, draw=stage.draw, temperature=stage.temperature, top_k=stage.top_k,
-        top_p=stage.top_p, max_new_tokens=stage.max_new_tokens, mode=chosen.members[0],
-    )  # fmt: skip
-
-
-def _head(stage: ReadingEvaluateStage, method: str | None, source: Path) -> PublishedDecoding:
-    fitting = {name: m for name, m in stage.methods.items() if m.drafter is None or m.stage == source.name}
+def _decoding(stage: EvaluateStage, method: str | None, source: Path, *, kind: str) -> PublishedDecoding:
+    """An exact method whose drafter is what is published, alone."""
+    fitting = {name: m for name, m in stage.methods.items() if _fits(m, source)}
     name = _chosen(list(fitting), method, "method")
     chosen = fitting[name]
-    return PublishedDecoding(
-        name=name, tree=chosen.tree, draw=chosen.draw, reading=chosen.reading, top_k=stage.top_k, top_p=stage.top_p,
-        temperature=min(t for t in stage.temperatures if chosen.allowed(t)),
-        max_new_tokens=max(stage.max_new_tokens),
-    )  # fmt: skip
+    common: dict[str, Any] = {"name": name, "tree": chosen.tree, "draw": chosen.draw, "top_k": stage.top_k,
+                              "top_p": stage.top_p,
+                              "temperature": min(t for t in stage.temperatures if chosen.allowed(t))}  # fmt: skip
+    if stage.draws:
+        return PublishedDecoding(**common)
+    common["max_new_tokens"] = max(stage.max_new_tokens)
+    if kind == "lvlm":
+        return PublishedDecoding(**common, mode=chosen.mode.members[0] if chosen.mode else "M")
+    return PublishedDecoding(**common, reading=chosen.settings)
 
 
-def _drawing(stage: VisualEvaluateStage, method: str | None, source: Path) -> PublishedDecoding:
-    fitting = {n: m for n, m in stage.methods.items() if m.drafter in (None, source.name) and m.rule.kind == "exact"}
-    name = _chosen(list(fitting), method, "method")
-    chosen = fitting[name]
-    return PublishedDecoding(
-        name=name, tree=chosen.tree, draw=chosen.draw, top_k=stage.top_k, top_p=stage.top_p,
-        temperature=min(t for t in stage.temperatures if chosen.allowed(t)),
-    )  # fmt: skip
+def _fits(method: Method, source: Path) -> bool:
+    """Ensembles and captions want more than one prompt of a draft; a relaxed rule changes what the target says."""
+    if method.rule.kind != "exact" or not isinstance(method.drafter, str | None):
+        return False
+    if method.names and source.name not in method.names:
+        return False
+    return method.mode is None or (len(method.mode.members) == 1 and method.mode.members[0] != "C")

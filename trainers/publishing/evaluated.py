@@ -8,7 +8,8 @@ from pathlib import Path
 from typing import Any
 
 from ...core.errors import UserError
-from ...eval.tables import interval, markdown_table
+from ...eval.run_tables import overview
+from ...eval.tables import interval, markdown, markdown_table
 from .places import without_places
 
 REPORT = "report.json"
@@ -37,6 +38,8 @@ def _read(folder: Path) -> Evaluated:
     path = folder / REPORT
     if path.is_file():
         report = json.loads(path.read_text())
+        if "version" in report:
+            return Evaluated(markdown(overview(report)), report["about"], [f"- {told}" for told in report["findings"]])
         rows = _cells(report) if "cells" in report else _drawn(report) if "grid" in report else _answered(report)
         head = ["measured on", "method", "T", "n", "tau [95%]", "decoding", "end to end", "same tokens as plain"]
         return Evaluated(markdown_table(head, rows), report["about"], _findings(folder / "report.md"))

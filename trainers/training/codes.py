@@ -17,7 +17,7 @@ from ...data.codes import CodeCollate, PictureCollate, ShardData, ShardSample, S
 from ...data.loader import Collate, Loader, steps_per_epoch
 from ...data.prompts import read_prompts
 from ...data.shapes.captioned import COLORS, SHAPES, figures_of, places_of
-from ...eval.pictures import save_grid
+from ...eval.figures import save_grid
 from ...models.drafters.base import TargetIdentity
 from ...models.generators import (
     TEXT_ENCODER,

@@ -1,0 +1,187 @@
+"""Cells: one method on one set of requests, and the two tables of them that every report has."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from .rows import PLAIN, Medium, Row, grouped
+from .summary import Summary, summarize
+from .tables import Column, Table, Value, text
+
+Quality = Mapping[float, Mapping[str, Mapping[str, Any]]]  # temperature -> method -> metric -> {value, n, what, ...}
+Label = Callable[[Any], str]  # of a row or a cell: what was measured on
+
+
+@dataclass(frozen=True)
+class MethodInfo:
+    """How a method decodes, in the words of its recipe."""
+
+    drafter: str = ""
+    mode: str = ""
+    tree: str = ""
+    levels: int = 0  # at most; gamma of a chain
+    rule: str = "exact"
+    draw: str = "top-k"
+    temperatures: tuple[float, ...] | None = None  # None: all of the stage
+    adaptive: bool = False  # the tree's shape follows the drafter's confidence (SAGE)
+    parts: Mapping[str, bool] | None = None  # of a hidden-state head: which of Sparrow's parts are on
+
+    @property
+    def relaxed(self) -> bool:
+        """Outputs are not distributed as the target's."""
+        return self.rule == "lantern"
+
+
+@dataclass(frozen=True)
+class Cell:
+    """One method on one set of requests."""
+
+    benchmark: str
+    turn: str
+    budget: str
+    temperature: float
+    max_new_tokens: int
+    medium: Medium
+    method: str
+    drafters: tuple[str, ...]
+    exact: bool  # outputs are compared with plain decoding's
+    summary: Summary
+
+    def to_json(self) -> dict[str, Any]:
+        about = {name: getattr(self, name) for name in _CELL}
+        return about | self.summary.to_json()
+
+
+_CELL = ("benchmark", "turn", "budget", "temperature", "max_new_tokens", "medium", "method", "drafters", "exact")
+
+
+def labels(rows: Sequence[Row] | Sequence[Cell]) -> Label:
+    """What rows were measured on, with as much as tells them apart: "clips at 25k, T = 1"."""
+    hot = len({row.temperature for row in rows}) > 1
+    long = len({row.max_new_tokens for row in rows}) > 1
+
+    def label(row: Any) -> str:
+        name = row.benchmark + (f" ({row.turn})" if row.turn else "") + (f" at {row.budget}" if row.budget else "")
+        more = [hot and f"T = {row.temperature:g}", long and f"{row.max_new_tokens} new"]
+        return ", ".join([name, *(part for part in more if part)])
+
+    return label
+
+
+def cells_of(rows: Sequence[Row], methods: Mapping[str, MethodInfo]) -> tuple[Cell, ...]:
+    """Every method on every set of requests, in the order of the tables. Plain decoding is no method of its own."""
+    rows = [row for row in rows if row.method != PLAIN]
+    order = {name: number for number, name in enumerate(methods)}
+    names = ("temperature", "max_new_tokens", "benchmark", "turn", "budget", "method")
+    cells = []
+    for (temperature, new, benchmark, turn, budget, method), some in grouped(rows, *names).items():
+        info = methods.get(method, MethodInfo())
+        drafters = tuple(sorted({row.drafter for row in some}))
+        exact = temperature == 0 and not info.relaxed
+        cells.append(
+            Cell(benchmark, turn, budget, temperature, new, some[0].medium, method, drafters, exact, summarize(some))
+        )
+    places = list(grouped(rows, *names[:-1]))
+    return tuple(
+        sorted(cells, key=lambda c: (places.index(tuple(getattr(c, n) for n in names[:-1])), order.get(c.method, -1)))
+    )
+
+
+# A column, and what stands in it.
+Measure = tuple[Column, Callable[[Cell], Value]]
+
+
+def _place_columns(cells: Sequence[Cell]) -> list[Measure]:
+    """The first columns of a table of cells: those in which they differ."""
+    found: list[Measure] = [(text("benchmark"), lambda c: c.benchmark)]
+    if any(cell.turn for cell in cells):
+        found.append((text("turn"), lambda c: c.turn))
+    if any(cell.budget for cell in cells):
+        found.append((Column("visual tokens", ",.0f"), lambda c: c.summary.visual_tokens))
+    if len({cell.temperature for cell in cells}) > 1:
+        found.append((Column("T", "g"), lambda c: c.temperature))
+    if len({cell.max_new_tokens for cell in cells}) > 1:
+        found.append((Column("new", "d"), lambda c: c.max_new_tokens))
+    return [*found, (text("method"), lambda c: c.method)]
+
+
+def common_table(cells: Sequence[Cell], quality: Quality) -> Table:
+    """Every cell with its spread."""
+    columns: list[Measure] = [
+        *_place_columns(cells),
+        (Column("n", "d"), lambda c: c.summary.requests),
+        (Column("tau [95%]", kind="interval"), lambda c: (c.summary.tau, *c.summary.tau_interval)),
+        (Column("tau per request"), lambda c: c.summary.tau_mean_of_requests),
+        (Column("accepted/cycle"), lambda c: c.summary.num_accepted),
+        (Column("T_q/T_p"), lambda c: c.summary.T_q_over_T_p),
+        (Column("expected", unit="x"), lambda c: c.summary.expected_speedup),
+        (Column("TABED's Eq. 1", unit="x"), lambda c: c.summary.expected_speedup_tabed),
+        (Column("DSR [IQR]", unit="x", kind="interval"), lambda c: (c.summary.DSR, *c.summary.DSR_spread)),
+        (Column("ESR [IQR]", unit="x", kind="interval"), lambda c: (c.summary.ESR, *c.summary.ESR_spread)),
+        (Column("prefill", ".0%"), lambda c: c.summary.prefill_share),
+        (Column("identical", kind="count"), _identical),
+    ]
+    lines: list[tuple[Value, ...]] = [tuple(value(cell) for _, value in columns) for cell in cells]
+    metrics = sorted({metric for found in quality.values() for of in found.values() for metric in of})
+    if metrics:
+        lines = [
+            line + tuple(_score(quality, c.temperature, c.method, m) for m in metrics)
+            for line, c in zip(lines, cells, strict=True)
+        ]
+        lines += _plain_quality(cells, [column for column, _ in columns], quality, metrics)
+    scores = tuple(Column(metric, ".4g") for metric in metrics)
+    notes = {m: f for found in quality.values() for of in found.values() for m, f in of.items()}
+    told = [f"{m}: {f['what']}, n = {f['n']}" + (f" ({f['caution']})" if f.get("caution") else "")
+            for m, f in sorted(notes.items())]  # fmt: skip
+    return Table("Every cell", (*(c for c, _ in columns), *scores), tuple(lines), note=NOTE, footnotes=tuple(told))
+
+
+NOTE = (
+    "tau: tokens emitted after the prefill over verification passes, bonus token included; plain decoding has 1. "
+    "Expected: tau / (levels T_q/T_p + T_verify/T_p) with the levels that were drafted; Eq. 1 takes T_verify/T_p as 1 "
+    "and the deepest tree. DSR: speedup of decoding, ESR: end to end, token for token, both against plain decoding of "
+    "the same target at the same temperature in the same run; quartiles are over requests."
+)
+
+
+def _identical(cell: Cell) -> Value:
+    return (cell.summary.identical, cell.summary.requests) if cell.exact else None
+
+
+def _score(quality: Quality, temperature: float, method: str, metric: str) -> Value:
+    found = quality.get(temperature, {}).get(method, {}).get(metric)
+    return None if found is None else float(found["value"])
+
+
+def _plain_quality(
+    cells: Sequence[Cell], columns: Sequence[Column], quality: Quality, metrics: Sequence[str]
+) -> list[tuple[Value, ...]]:
+    """A line for plain decoding at each temperature."""
+    lines: list[tuple[Value, ...]] = []
+    for temperature, methods in quality.items():
+        if PLAIN in methods:
+            shown: dict[str, Value] = {"method": PLAIN, "T": temperature, "benchmark": cells[0].benchmark}
+            line: list[Value] = [shown.get(column.name) for column in columns]
+            lines.append((*line, *(_score(quality, temperature, PLAIN, m) for m in metrics)))
+    return lines
+
+
+def cycles_table(cells: Sequence[Cell]) -> Table:
+    """What a cycle is made of: its tree, and where its time goes."""
+    columns: list[Measure] = [
+        *_place_columns(cells),
+        (Column("levels"), lambda c: c.summary.mean_levels),
+        (Column("nodes", ".1f"), lambda c: c.summary.mean_nodes),
+        (Column("first draft accepted", ".1%"), lambda c: c.summary.first_accepted),
+        (Column("of drafted levels", ".1%"), lambda c: c.summary.acceptance_rate),
+        (Column("plain step, ms"), lambda c: c.summary.T_p_ms),
+        (Column("target, ms"), lambda c: c.summary.target_ms),
+        (Column("rule, ms"), lambda c: c.summary.rule_ms),
+        (Column("drafter, ms"), lambda c: c.summary.drafter_ms),
+        (Column("whole cycle, ms"), lambda c: c.summary.cycle_ms),
+    ]
+    lines = tuple(tuple(value(cell) for _, value in columns) for cell in cells)
+    note = "Levels and nodes are means over cycles, times medians of a cycle."
+    return Table("A cycle", tuple(column for column, _ in columns), lines, note=note)

@@ -1,0 +1,235 @@
+"""What one change does: drafters side by side, two drafters on the same requests, two ways of training over seeds."""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from pydantic import Field, model_validator
+
+from ..core.section import Section
+from .rows import Row
+from .summary import (
+    Difference,
+    SeedDifference,
+    by_depth,
+    paired_difference,
+    seed_difference,
+    student_half_width,
+    summarize,
+)
+from .tables import Column, Table, interval, text
+
+# name -> (first, second): drafters, or methods, whose difference says what the first one's change does
+Contrasts = Mapping[str, tuple[str, str]]
+Label = Callable[[Row], str]
+
+
+class Comparison(Section):
+    """Stages that trained drafters, pair by pair: of one seed, and the same up to where the two ways part."""
+
+    first: list[str] = Field(min_length=2)
+    second: list[str] = Field(min_length=2)
+
+    @model_validator(mode="after")
+    def _pairs(self) -> Comparison:
+        if len(self.first) != len(self.second) or set(self.first) & set(self.second):
+            raise ValueError("first and second are lists of the same length, without a common stage")
+        return self
+
+
+def of(rows: Iterable[Row], name: str) -> list[Row]:
+    """The rows of one drafter, or of one method."""
+    return [row for row in rows if name in (row.drafter, row.method)]
+
+
+def by(rows: Iterable[Row], key: Label) -> dict[str, list[Row]]:
+    groups: dict[str, list[Row]] = {}
+    for row in rows:
+        groups.setdefault(key(row), []).append(row)
+    return groups
+
+
+def drafters_table(rows: Sequence[Row], label: Label) -> Table | None:
+    """tau of each drafter in each method by place; None where every method is of one drafter.
+
+    Args:
+        label: what a row was measured on.
+    """
+    drafters = {method: sorted({r.drafter for r in some}) for method, some in by(rows, lambda r: r.method).items()}
+    if all(len(names) < 2 for names in drafters.values()):
+        return None
+    places = list(by(rows, label))
+    lines = []
+    for method, names in drafters.items():
+        for name in names:
+            mine = by((r for r in rows if (r.method, r.drafter) == (method, name)), label)
+            found = {place: summarize(some) for place, some in mine.items()}
+            taus = [(s.tau, *s.tau_interval) if (s := found.get(place)) else None for place in places]
+            beyond = sum(s.beyond_positions for s in found.values())
+            lines.append((name, method, *taus, (beyond, sum(s.requests for s in found.values()))))
+    columns = (text("drafter"), text("method"), *(Column(place, kind="interval") for place in places))
+    beyond_column = Column("beyond positions", kind="count")
+    note = "tau [95%]; of how many requests the positions go beyond the draft's own."
+    return Table("Drafter by drafter", (*columns, beyond_column), tuple(lines), note=note)
+
+
+@dataclass(frozen=True)
+class Contrast:
+    """tau of the first drafter less that of the second in one place and mode."""
+
+    name: str
+    mode: str
+    place: str
+    found: Difference
+
+
+def contrasts_of(rows: Sequence[Row], contrasts: Contrasts, label: Label) -> list[Contrast]:
+    """Every contrast in every place and mode (of draft LVLMs) that both sides were measured in."""
+    found = []
+    for name, (first, second) in contrasts.items():
+        sides = of(rows, first), of(rows, second)
+        key = _mode_of(sides)
+        for mode in dict.fromkeys(map(key, sides[0])):
+            one, other = (by((r for r in side if key(r) == mode), label) for side in sides)
+            found += [Contrast(name, mode, p, paired_difference(one[p], other[p])) for p in one if p in other]
+    return found
+
+
+def _mode_of(sides: Iterable[Sequence[Row]]) -> Label:
+    """The mode, or the method where a drafter is in several methods of one mode."""
+    for side in sides:
+        methods = {(r.mode, r.method) for r in side}
+        if len(methods) > len({mode for mode, _ in methods}):
+            return lambda row: row.method
+    return lambda row: row.mode
+
+
+def contrasts_table(found: Sequence[Contrast]) -> Table:
+    places, lines = list(dict.fromkeys(one.place for one in found)), []
+    for name, mode in dict.fromkeys((one.name, one.mode) for one in found):
+        mine = {one.place: one.found for one in found if (one.name, one.mode) == (name, mode)}
+        lines.append((name, mode, *((d.difference, *d.interval) if (d := mine.get(p)) else None for p in places)))
+    columns = (text("what it changes"), text("mode"), *(Column(p, "+.2f", kind="interval") for p in places))
+    note = "Difference of tau on the same requests, 95% interval of a paired bootstrap."
+    return Table("What a change does", columns, tuple(lines), note=note)
+
+
+@dataclass(frozen=True)
+class TrainingComparison:
+    """Two ways of training over several seeds: is the first one's tau above the second's?"""
+
+    difference: SeedDifference
+    by_depth: Mapping[str, tuple[float, ...]]  # "first", "second" -> share accepted of the drafts reached
+    target_says_the_data: float  # share of requests whose plain answer is the data's, word for word
+    why: tuple[str, ...]  # what speaks against a difference, where the interval is not above 0
+
+    def to_json(self) -> dict[str, Any]:
+        return asdict(self.difference) | {k: v for k, v in asdict(self).items() if k != "difference"}
+
+
+def compare_trainings(rows: Sequence[Row], settings: Comparison) -> TrainingComparison:
+    """tau of the first stages less tau of the second in one place and mode, with Student's 95% interval over pairs."""
+    pairs = {f"{a} - {b}": (of(rows, a), of(rows, b)) for a, b in zip(settings.first, settings.second, strict=True)}
+    difference = seed_difference(pairs)
+    assert difference is not None, "two pairs at least"
+    first, second = ([row for pair in pairs.values() for row in pair[side]] for side in (0, 1))
+    depths = {
+        name: tuple(depth.share_of_reached for depth in by_depth(some))
+        for name, some in (("first", first), ("second", second))
+    }
+    same = statistics.fmean(float(row.details.get("plain_is_data", False)) for row in first)
+    why = () if difference.interval[0] > 0 else tuple(_why(difference, depths, same))
+    return TrainingComparison(difference, depths, same, why)
+
+
+def sentence(where: str, found: TrainingComparison) -> str:
+    """What a comparison says, and where it is not above 0, why."""
+    seeds = found.difference
+    each = ", ".join(f"{name} {value:+.3f}" for name, value in seeds.each.items())
+    low, high = seeds.interval
+    line = f"{where}, first trainings less second: tau {seeds.mean:+.3f}, 95% interval "
+    line += f"[{low:+.3f}, {high:+.3f}] ({seeds.verdict}; {each})."
+    if found.why:
+        line += " **Not shown to be above 0**: " + "; ".join(found.why) + "."
+    return line
+
+
+def _why(seeds: SeedDifference, depths: Mapping[str, Sequence[float]], same: float) -> list[str]:
+    values, mean, reasons = list(seeds.each.values()), seeds.mean, []
+    count, deviation = len(values), seeds.deviation
+    if mean > 0:
+        enough = next((k for k in range(count + 1, 31) if student_half_width(deviation, k) < mean), None)
+        more = f"{enough} would do if they spread alike" if enough else "even 30 would not do if they spread alike"
+        reasons.append(
+            f"{count} seeds that differ by {deviation:.3f} (standard deviation) cannot tell {mean:+.3f} from 0; {more}"
+        )
+    else:
+        reasons.append(f"on average the first accept no more ({sum(v > 0 for v in values)} of {count} seeds do)")
+    pairs = zip(depths["first"], depths["second"], strict=False)
+    shares = ", ".join(f"{depth}: {a:.1%} against {b:.1%}" for depth, (a, b) in enumerate(pairs, 1))
+    reasons.append(f"accepted of the drafts reached, by depth: {shares}")
+    reasons.append(
+        f"the target's own answer is the data's, word for word, in {same:.1%} of the requests"
+        + (": the two learned nearly the same text" if same > 0.5 else "")
+    )
+    return reasons
+
+
+@dataclass(frozen=True)
+class Differences:
+    modes: Mapping[str, tuple[Difference, SeedDifference | None]]  # place -> M less T
+    contrasts: tuple[Contrast, ...]
+    trainings: Mapping[str, TrainingComparison]
+
+    def to_json(self) -> dict[str, Any]:
+        return {
+            "M_minus_T": {place: asdict(found) for place, (found, _) in self.modes.items()},
+            "M_minus_T_by_drafter": {place: asdict(seeds) for place, (_, seeds) in self.modes.items() if seeds},
+            "contrasts": [asdict(one) for one in self.contrasts],
+            "comparison": {place: found.to_json() for place, found in self.trainings.items()},
+        }
+
+    def sentences(self) -> list[str]:
+        lines = []
+        for place, (found, seeds) in self.modes.items():
+            lines.append(
+                f"{place}: tau with the picture minus without is {found.difference:+.3f}, 95% interval "
+                f"{interval(found.interval)} ({found.verdict}; {found.requests} requests)."
+            )
+            if seeds is not None:
+                each = ", ".join(f"{name} {value:+.3f}" for name, value in seeds.each.items())
+                lines.append(f"{place}, over {len(seeds.each)} drafters: {seeds.mean:+.3f}, 95% interval "
+                             f"{interval(seeds.interval)} ({seeds.verdict}; {each}).")  # fmt: skip
+        return lines + [sentence(place, found) for place, found in self.trainings.items()]
+
+
+def mode_differences(rows: Sequence[Row], label: Label) -> dict[str, tuple[Difference, SeedDifference | None]]:
+    """tau of a draft LVLM that sees the pictures less that of the same draft without them."""
+    found = {}
+    for place, some in by(rows, label).items():
+        seeing, blind = ([row for row in some if row.mode == mode] for mode in ("M", "T"))
+        if not seeing or not blind or not _unique(seeing) or not _unique(blind):
+            continue
+        names = sorted({row.drafter for row in seeing} & {row.drafter for row in blind})
+        pairs = {n: ([r for r in seeing if r.drafter == n], [r for r in blind if r.drafter == n]) for n in names}
+        found[place] = paired_difference(seeing, blind), seed_difference(pairs)
+    return found
+
+
+def _unique(rows: Sequence[Row]) -> bool:
+    """Each request once by each drafter: no two methods share drafter and mode (another tree, say)."""
+    return len({(row.drafter, row.request) for row in rows}) == len(rows)
+
+
+def trainings_of(rows: Sequence[Row], settings: Comparison | None, label: Label) -> dict[str, TrainingComparison]:
+    if settings is None:
+        return {}
+    named = [of(rows, name) for name in (*settings.first, *settings.second)]
+    found, key = {}, _mode_of(named)
+    for place, some in by([row for side in named for row in side], label).items():
+        for mode, mine in by(some, key).items():
+            found[f"{place}, mode {mode}" if mode else place] = compare_trainings(mine, settings)
+    return found

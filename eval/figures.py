@@ -1,0 +1,120 @@
+"""The pictures that every report has: acceptance by depth, expected and measured speedup, what was drawn, curves.
+
+Letters: B pictures, S side in pixels.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from PIL import Image
+from torch import Tensor
+
+from .style import BLUE, COLORS, GREY, INK, ORANGE, WIDEST, panel_grid, save, styled, wrapped
+from .summary import Summary
+
+MOST_PANELS, PER_ROW, MOST_BARS = 6, 3, 24
+
+
+@styled
+def acceptance_by_depth(path: Path, places: Mapping[str, Mapping[str, Summary]]) -> None:
+    """One panel for each place, a line for each method: share of the drafted tokens of a depth that were accepted.
+
+    Args:
+        places: what was measured on -> method -> its summary; the first six, and the seven methods of highest tau.
+    """
+    shown = dict(list(places.items())[:MOST_PANELS])
+    rows, columns = -(-len(shown) // PER_ROW), min(PER_ROW, len(shown))
+    figure, panels = panel_grid(rows, columns, (min(WIDEST, 3.6 * columns), 2.7 * rows + 0.3), sharey=True)
+    names = _highest({name: s for methods in shown.values() for name, s in methods.items()}, len(COLORS))
+    for panel, (title, methods) in zip(panels.flat, shown.items(), strict=False):
+        for name, color in zip(names, COLORS, strict=False):
+            if name in methods and (depths := methods[name].accepted_by_depth):
+                panel.plot([d.depth for d in depths], [d.share for d in depths], "o-", color=color, markersize=4,
+                           label=f"{name} ({methods[name].tau:.2f})")  # fmt: skip
+        panel.set(title=title, xlabel="depth of the drafted token", ylim=(0, 1.02))
+        panel.xaxis.get_major_locator().set_params(integer=True)
+        panel.grid(alpha=0.25)
+        panel.legend(title="method (tau)", fontsize=7, title_fontsize=7)
+    for panel in panels.flat[len(shown) :]:
+        panel.set_visible(False)
+    for row in panels:
+        row[0].set_ylabel("share accepted")
+    save(figure, path)
+
+
+def _highest(methods: Mapping[str, Summary], count: int) -> list[str]:
+    """The methods of highest tau, in the order of the tables."""
+    best = sorted(methods, key=lambda name: -methods[name].tau)[:count]
+    return [name for name in methods if name in best]
+
+
+@styled
+def speedups(path: Path, places: Mapping[str, Mapping[str, Summary]]) -> None:
+    """Expected against measured speedup of decoding, with its quartiles; the line at 1 is plain decoding."""
+    bars = [(f"{place}: {name}", s) for place, methods in places.items() for name, s in methods.items()][:MOST_BARS]
+    figure, panels = panel_grid(1, 1, (6.4, 0.36 * len(bars) + 1.1))
+    panel = panels[0][0]
+    for row, (_, s) in enumerate(bars):
+        panel.barh(row - 0.19, s.expected_speedup, 0.36, color=ORANGE, label="expected" if not row else None)
+        errors = [[max(0.0, s.DSR - s.DSR_spread[0])], [max(0.0, s.DSR_spread[1] - s.DSR)]]
+        panel.barh(row + 0.19, s.DSR, 0.36, xerr=errors, color=BLUE, error_kw={"ecolor": INK, "capsize": 2},
+                   label="measured (DSR, quartiles)" if not row else None)  # fmt: skip
+    panel.axvline(1.0, color=GREY, linewidth=1, linestyle="--")
+    panel.set_yticks(range(len(bars)), wrapped([name for name, _ in bars]))
+    panel.invert_yaxis()
+    panel.tick_params(axis="y", length=0)
+    panel.set_xlabel("speedup of decoding over plain decoding")
+    figure.legend(loc="outside lower center", ncol=2)
+    save(figure, path)
+
+
+@styled
+def draw_curves(path: Path, panels: Sequence[tuple[str, Mapping[str, Sequence[tuple[int, float]]]]]) -> None:
+    """Training curves of several runs, one panel for each stage and metric.
+
+    Args:
+        panels: title, run -> (step, value); a run has the same colour in all of them.
+    """
+    names = list(dict.fromkeys(name for _, lines in panels for name in lines))
+    rows, columns = -(-len(panels) // PER_ROW), min(PER_ROW, len(panels))
+    figure, axes = panel_grid(rows, columns, (4.2 * columns, 3.0 * rows))
+    for panel in axes.flat[len(panels) :]:
+        panel.set_visible(False)
+    for panel, (title, lines) in zip(axes.flat, panels, strict=False):
+        for name, points in lines.items():
+            steps, values = zip(*points, strict=True)
+            marks: dict[str, Any] = {"marker": "o", "markersize": 3} if len(points) < 12 else {}
+            number = names.index(name)
+            # Wider below: runs that agree are both seen.
+            width = 1.2 + 1.6 * (len(names) - 1 - number) / len(names)
+            panel.plot(steps, values, color=f"C{number % 10}", label=name, linewidth=width, **marks)
+        panel.set(title=title, xlabel="optimizer step")
+        panel.grid(alpha=0.25)
+    axes[0][0].legend()
+    save(figure, path)
+
+
+def save_grid(path: Path, pictures: Tensor, *, columns: int | None = None, scale: int | None = None) -> None:
+    """uint8 [B,3,S,S] as one PNG, row by row.
+
+    Args:
+        columns: pictures in a row; None makes the grid about square.
+        scale: each pixel becomes so many; None enlarges small pictures to about 96 pixels.
+    """
+    path.parent.mkdir(parents=True, exist_ok=True)
+    side = pictures.shape[-1]
+    columns = columns or math.ceil(math.sqrt(len(pictures)))
+    scale = scale or max(1, 96 // side)
+    gap = 2
+    rows = math.ceil(len(pictures) / columns)
+    cell = side * scale + gap
+    sheet = Image.new("RGB", (columns * cell - gap, rows * cell - gap), (200, 200, 200))
+    for number, picture in enumerate(pictures.permute(0, 2, 3, 1).cpu().numpy()):
+        row, column = divmod(number, columns)
+        image = Image.fromarray(picture).resize((side * scale, side * scale), Image.Resampling.NEAREST)
+        sheet.paste(image, (column * cell, row * cell))
+    sheet.save(path)

@@ -1,0 +1,94 @@
+"""What the cells of a report say, in sentences; what did not hold is said as plainly."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+from .cells import Cell, Label
+from .tables import interval
+
+
+def findings(cells: Sequence[Cell], label: Label) -> list[str]:
+    """What the numbers say; what did not hold is said as plainly."""
+    lines: list[str] = []
+    for temperature in sorted({cell.temperature for cell in cells}):
+        mine = [cell for cell in cells if cell.temperature == temperature]
+        best = max(mine, key=lambda c: c.summary.tau)
+        fastest = max(mine, key=lambda c: c.summary.DSR)
+        lines.append(f"Best tau: {best.summary.tau:.2f} ({best.method}, {label(best)}).")
+        if fastest.summary.DSR > 1:
+            lines.append(f"Best measured speedup of decoding: {fastest.summary.DSR:.2f}x ({fastest.method}, "
+                         f"{label(fastest)}), expected {fastest.summary.expected_speedup:.2f}x.")  # fmt: skip
+        else:
+            s = best.summary
+            lines.append(
+                f"**No wall-clock gain on this machine**: the best DSR is {fastest.summary.DSR:.2f}x "
+                f"({fastest.method}, {label(fastest)}). A draft step costs T_q/T_p = {s.T_q_over_T_p:.2f} of a target "
+                f"step, so tau {s.tau:.2f} is expected to give {s.expected_speedup:.2f}x."
+            )
+        by_method = {c.method: [o.summary.DSR for o in mine if o.method == c.method] for c in mine}
+        if slower := [name for name, values in by_method.items() if max(values) < 1 < fastest.summary.DSR]:
+            lines.append(f"**Slower than plain decoding** at temperature {temperature:g}: {', '.join(slower)}.")
+    return lines + _exactness(cells, label) + _over_lengths(cells)
+
+
+def _exactness(cells: Sequence[Cell], label: Label) -> list[str]:
+    greedy = [cell for cell in cells if cell.exact]
+    different = [cell for cell in greedy if cell.summary.identical < cell.summary.requests]
+    if different:
+        first = different[0]
+        return [f"**Outputs differ** from plain decoding in {len(different)} of {len(greedy)} greedy cells: "
+                f"{first.method}, {label(first)}, first at {first.summary.first_different}."]  # fmt: skip
+    count = sum(cell.summary.requests for cell in greedy)
+    if greedy:
+        return [f"Greedy outputs are identical to plain decoding, every token of {count} decoded requests."]
+    return []
+
+
+def _over_lengths(cells: Sequence[Cell]) -> list[str]:
+    """How tau changes from the fewest to the most visual tokens of a set, in the longest answers."""
+    longest = max((cell.max_new_tokens for cell in cells), default=0)
+    some = [cell for cell in cells if cell.budget and cell.max_new_tokens == longest]
+    lines = []
+    for (temperature, name, method), group in _by_set(some).items():
+        if len(group) > 1:
+            rising = sorted((cell.summary for cell in group), key=lambda s: s.visual_tokens)
+            shown = [f"{s.tau:.2f} {interval(s.tau_interval)}" for s in (rising[0], rising[-1])]
+            lines.append(
+                f"{method}, {name}, T = {temperature:g}: tau {shown[0]} at {rising[0].visual_tokens:,.0f} visual "
+                f"tokens, {shown[1]} at {rising[-1].visual_tokens:,.0f}."
+            )
+    return lines
+
+
+def _by_set(cells: Sequence[Cell]) -> dict[tuple[float, str, str], list[Cell]]:
+    groups: dict[tuple[float, str, str], list[Cell]] = {}
+    for cell in cells:
+        groups.setdefault((cell.temperature, cell.benchmark, cell.method), []).append(cell)
+    return groups
+
+
+def cautions(cells: Sequence[Cell], label: Label) -> list[str]:
+    """What makes some numbers say little."""
+    lines = []
+    for method in dict.fromkeys(cell.method for cell in cells):
+        far = [cell for cell in cells if cell.method == method and cell.summary.beyond_positions]
+        if far:
+            count, total = sum(c.summary.beyond_positions for c in far), sum(c.summary.requests for c in far)
+            lines.append(
+                f"**{count} of {total} requests of {', '.join(map(label, far))} go beyond the draft's positions** in "
+                f"{method}: it was not trained there. Modes T and P are shorter."
+            )
+    vacuous = [f"{c.method}, {label(c)}" for c in cells if not c.summary.num_accepted or not
+               c.summary.rejected_somewhere]  # fmt: skip
+    if vacuous:
+        more = f" and {len(vacuous) - 6} more" if len(vacuous) > 6 else ""
+        lines.append(f"Nothing accepted, or nothing rejected, in: {'; '.join(vacuous[:6])}{more}.")
+    return lines
+
+
+def binding_sentence(found: Mapping[str, float] | None) -> list[str]:
+    if not found:
+        return []
+    return [f"The target names the right attribute in {found['accuracy']:.1%} of {found['questions']} held-out "
+            f"questions with the picture and in {found['blind_accuracy']:.1%} without it."]  # fmt: skip

@@ -1,0 +1,1 @@
+"""The papers' own figures and tables, apart from what every report has: each study makes sections from rows."""

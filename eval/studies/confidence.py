@@ -1,0 +1,157 @@
+"""What happened at every place that the target reached: how sure the drafter was, and which of its children stood.
+
+`Watched` wraps any tree policy and changes nothing of it. From its record come SAGE's figures (acceptance by
+confidence, autocorrelation of the entropy: its Figure 2) and the rates that the planner reads.
+"""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Iterable, Sequence
+from typing import NamedTuple
+
+from torch import Tensor
+
+from ...models.decoding.tree import ROOT, Tree
+from ..policies import Draw, Expand, TreePolicy
+from ..policies.confidence import Drafted, confidence
+from ..rules import Verified
+
+
+class Reached(NamedTuple):
+    """A place under which nodes were proposed and verified: the root, or an accepted node with children."""
+
+    depth: int  # of the node: 0 is the root
+    children: int
+    accepted: int | None  # rank of the child that stood; None: none did
+    confidence: float | None  # of the draft's distribution there; None: it expanded no such node
+
+    @property
+    def entropy(self) -> float | None:
+        """Over its largest value."""
+        return None if self.confidence is None else 1.0 - self.confidence
+
+
+class Watched:
+    """A policy that remembers. `requests` holds one list of places for each request.
+
+    Args:
+        top_k: likeliest tokens that the confidence is taken over.
+    """
+
+    def __init__(self, policy: TreePolicy, *, top_k: int = 10):
+        self.policy, self.top_k = policy, top_k
+        self.requests: list[list[Reached]] = []
+        self._drafted: Drafted | None = None
+
+    @property
+    def name(self) -> str:
+        return self.policy.name
+
+    @property
+    def prunes_by_token(self) -> bool:
+        return self.policy.prunes_by_token
+
+    @property
+    def num_levels(self) -> int:
+        return self.policy.num_levels
+
+    @property
+    def max_nodes(self) -> int:
+        return self.policy.max_nodes
+
+    def start(self) -> None:
+        self.requests.append([])
+        self._drafted = None
+        self.policy.start()
+
+    def grow(self, root: Tensor, expand: Expand, draw: Draw, *, max_levels: int) -> Tree:
+        self._drafted = Drafted(root, self.top_k)
+        return self.policy.grow(root, self._drafted.watch(expand), draw, max_levels=max_levels)
+
+    def observe(self, verified: Verified) -> None:
+        drafted, self._drafted = self._drafted, None
+        if drafted is not None and verified.tree is not None:
+            self.requests[-1] += reached(drafted, verified.tree, verified.path)
+        self.policy.observe(verified)
+
+
+def reached(drafted: Drafted, tree: Tree, path: Sequence[int]) -> list[Reached]:
+    """The places of one cycle from the root down."""
+    rows = drafted.reached(tree, path)
+    sure = confidence(drafted.ranked(rows)).tolist()
+    found = []
+    for depth, node in enumerate((ROOT, *path)):
+        children = tree.children.get(node)
+        if children:
+            rank = children.index(path[depth]) if depth < len(path) else None
+            found.append(Reached(depth, len(children), rank, sure[depth] if depth < len(sure) else None))
+    return found
+
+
+class Bin(NamedTuple):
+    """Places whose confidence lies in [low, high)."""
+
+    low: float
+    high: float
+    places: int
+    likeliest: float  # share of them where the likeliest child stood
+    any: float  # where some child stood
+
+
+def by_confidence(places: Iterable[Reached], *, bins: int = 10) -> list[Bin]:
+    """Acceptance against confidence, the premise of SAGE; bins without a place are left out."""
+    groups: list[list[Reached]] = [[] for _ in range(bins)]
+    for place in places:
+        if place.confidence is not None:
+            groups[min(bins - 1, int(place.confidence * bins))].append(place)
+    return [
+        Bin(
+            number / bins,
+            (number + 1) / bins,
+            len(group),
+            sum(place.accepted == 0 for place in group) / len(group),
+            sum(place.accepted is not None for place in group) / len(group),
+        )
+        for number, group in enumerate(groups)
+        if group
+    ]
+
+
+class Lag(NamedTuple):
+    lag: int  # cycles
+    correlation: float  # Pearson's
+    pairs: int
+
+
+def entropy_autocorrelation(requests: Iterable[Sequence[Reached]], *, lags: int = 10) -> list[Lag]:
+    """Of the entropy at the root from cycle to cycle (Figure 2); pairs of one request each, pooled.
+
+    A lag without two different values has no correlation and is left out.
+    """
+    series = [[p.entropy for p in places if p.depth == 0 and p.entropy is not None] for places in requests]
+    found = []
+    for lag in range(1, lags + 1):
+        pairs = [pair for values in series for pair in zip(values, values[lag:], strict=False)]
+        first, second = [a for a, _ in pairs], [b for _, b in pairs]
+        if len(set(first)) > 1 and len(set(second)) > 1:
+            found.append(Lag(lag, statistics.correlation(first, second), len(pairs)))
+    return found
+
+
+def rates_by_rank(places: Iterable[Reached], *, levels: int, width: int) -> list[list[float | None]]:
+    """[levels][width]: how often the child of a rank stood, of the places of a depth that had one of that rank.
+
+    None where no place had one: it was not measured.
+    """
+    offered = [[0] * width for _ in range(levels)]
+    stood = [[0] * width for _ in range(levels)]
+    for place in places:
+        if place.depth < levels:
+            for rank in range(min(width, place.children)):
+                offered[place.depth][rank] += 1
+                stood[place.depth][rank] += place.accepted == rank
+    return [
+        [s / o if o else None for s, o in zip(stood_at, offered_at, strict=True)]
+        for stood_at, offered_at in zip(stood, offered, strict=True)
+    ]

@@ -1,0 +1,212 @@
+"""The section of a report that explains the numbers of drawn pictures: every figure of this folder, and what it shows.
+
+What a figure holds is the other modules' to say; here it is decided which are drawn, and under which name.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from torch import Tensor
+
+from ...lantern import LanternConfig
+from ...quality import LOWER_IS_BETTER
+from ...rows import PLAIN, Row, grouped
+from ...style import COLORS
+from ...summary import Summary, summarize
+from ...tables import Column, Figure, ReportSection, Table, text
+from .cells import AnalysisConfig, Reading
+from .map_figures import MOST_COLUMNS, distributions_at, set_size_grid, top1_map
+from .map_figures import depth_map as depth_figure
+from .map_figures import length_map as length_figure
+from .maps import cell_map, depth_map, length_map, mean_map
+from .method_figures import TradeOff, acceptance_grid, initialisations, latency_bars, trade_off
+from .share_figures import accepted_histogram, accuracy_bars, probability_bars, rank_histogram
+
+FOLDER = "analysis"
+Content = list[str | Table | Figure]
+
+
+def drawn_section(
+    folder: Path,
+    config: AnalysisConfig,
+    readings: Mapping[float, Reading],
+    rows: Sequence[Row],
+    pictures: Mapping[float, Mapping[str, Tensor]],
+    captions: Sequence[str],
+    *,
+    rules: Mapping[str, LanternConfig],
+    quality: Mapping[float, Mapping[str, Mapping[str, Any]]],
+    encoded: Mapping[str, Reading],
+) -> ReportSection:
+    """Writes figures into `folder`/analysis.
+
+    Args:
+        readings, pictures, quality: by temperature; then by method, plain decoding among the pictures.
+        rows: of all requests, in the order of the pictures.
+        pictures: uint8 [B,3,S,S] of the first requests.
+        rules: of methods that relax acceptance and differ in nothing else; all others are references.
+        encoded: "training pictures", "held-out pictures" -> what was read from the head's own data.
+    """
+    place, content = folder / FOLDER, _numbers(config, readings)
+    content += _overall(place, readings, encoded)
+    for temperature, reading in readings.items():
+        tag = f"T{temperature:g}"
+        mine = [row for row in rows if row.temperature == temperature and row.method != PLAIN]
+        methods = {name: some for (name,), some in grouped(mine, "method").items()}
+        summaries = {name: summarize(some) for name, some in methods.items()}
+        content += [f"### Temperature {temperature:g}"]
+        content += _drawing(place, tag, methods, summaries, pictures[temperature])
+        content += _reading(place, tag, config, reading, pictures[temperature][PLAIN], captions)
+        content += _trade_offs(place, tag, summaries, quality.get(temperature, {}), rules)
+    data = {f"{t:g}": reading.summary() for t, reading in readings.items()}
+    return ReportSection("Why, and where", tuple(content), "analysis", data)
+
+
+def _numbers(config: AnalysisConfig, readings: Mapping[float, Reading]) -> Content:
+    shares = ("head top-1", "head top-3", "target top-1", "target top-10", "sum min(p, q)", "first draft, exact",
+              f"LANTERN k={config.k[-1]}, delta={config.delta[-1]:g}")  # fmt: skip
+    columns = (Column("T", "g"), Column("pictures", "d"), *(Column(name, ".1%") for name in shares))
+    rows = []
+    for temperature, reading in readings.items():
+        s = reading.summary()
+        values = (s["accuracy_top1"], s["accuracy_top3"], s["target_top1"], s["target_top10"], s["expected_acceptance"],
+                  s["first_draft_exact"], s["first_draft_lantern"][-1][-1])  # fmt: skip
+        rows.append((temperature, s["pictures"], *values))
+    note = ("Read from pictures that the target drew plainly, from true features. At temperature 0 probabilities are "
+            "those at temperature 1.")  # fmt: skip
+    bounds = (Column("T", "g"), text("divergence"), Column("delta", "g"), Column("first draft", ".1%"),
+              Column("size of A", ".1f"), Column("ms"))  # fmt: skip
+    costs = tuple(
+        (temperature, b.divergence, b.delta, b.accept, b.size, b.ms)
+        for temperature, reading in readings.items()
+        for b in reading.bounds
+    )
+    alike = f"Bounds that LANTERN found alike, at k = {max(config.k)}; median ms for 59 drafts."
+    return [
+        Table("Head and target, cell by cell", columns, tuple(rows), note=note),
+        Table("Bounds of LANTERN", bounds, costs, source="LANTERN, tables 3 and 9", note=alike),
+    ]
+
+
+def _overall(place: Path, readings: Mapping[float, Reading], encoded: Mapping[str, Reading]) -> Content:
+    groups = {**encoded, **{f"drawn, T = {t:g}": reading for t, reading in readings.items()}}
+    accuracy_bars(
+        place / "accuracy.png",
+        {name.replace(" ", "\n", 1): {"top-1": r.accuracy(1), "top-3": r.accuracy(3)} for name, r in groups.items()},
+    )
+    probability_bars(
+        place / "probability.png",
+        {f"T = {t:g}": {"top-1": float(r.top1.mean()), "top-10": float(r.top10.mean())} for t, r in readings.items()},
+    )
+    rank_histogram(place / "ranks.png", {f"T = {t:g}": r.rank_drawn for t, r in readings.items()})
+    return _shown(
+        ("accuracy", "How often the head ranks the target's most likely token first, or among three."),
+        ("probability", "How sure the target is."),
+        ("ranks", "Where the head ranks the token that was drawn."),
+    )
+
+
+def _drawing(
+    place: Path,
+    tag: str,
+    methods: Mapping[str, Sequence[Row]],
+    summaries: Mapping[str, Summary],
+    pictures: Mapping[str, Tensor],
+) -> Content:
+    """Where decoding stood: the first picture by each method, and counts over all."""
+    names = list(methods)[:MOST_COLUMNS]
+    first = [pictures[name][0] for name in names]
+    accepted = [methods[name][0].accepted for name in names]
+    grid = round((sum(accepted[0]) + len(accepted[0]) + 1) ** 0.5)
+    depth_figure(place / f"depth-{tag}.png", first, [depth_map(a, grid) for a in accepted], names)
+    length_figure(place / f"length-{tag}.png", first, [length_map(a, grid) for a in accepted], names)
+    means = [mean_map([length_map(row.accepted, grid) for row in methods[name]]) for name in names]
+    length_figure(place / f"mean-length-{tag}.png", (), means, names)
+    accepted_histogram(
+        place / f"accepted-{tag}.png",
+        {name: accepted_shares(summaries[name]) for name in list(methods)[: len(COLORS)]},
+    )
+    initialisations(place / f"methods-{tag}.png", summaries)
+    latency_bars(place / f"latency-{tag}.png", summaries)
+    return _shown(
+        (f"depth-{tag}", "Depth in its draft tree at which each token of the first picture stood; 0 was not drafted."),
+        (f"length-{tag}", "How many tokens came in one cycle with each token of the first picture."),
+        (f"mean-length-{tag}", f"The same, mean over {len(methods[names[0]])} pictures."),
+        (f"accepted-{tag}", "Cycles by tokens emitted."),
+        (f"methods-{tag}", "tau (95% of bootstraps), levels of a tree, speedup (quartiles)."),
+        (f"latency-{tag}", "Where a cycle's time goes."),
+    )
+
+
+def _reading(
+    place: Path, tag: str, config: AnalysisConfig, reading: Reading, pictures: Tensor, captions: Sequence[str]
+) -> Content:
+    """What target and head give the cells of plainly drawn pictures."""
+    count = min(4, len(pictures), len(reading.top1))
+    maps = [cell_map(values, reading.grid) for values in reading.top1[:count]]
+    top1_map(place / f"top1-{tag}.png", list(pictures[:count]), maps, captions[:count])
+    cells = config.cells_of(reading.top1[0], reading.grid)
+    chosen = "The flattest and the sharpest cell" if config.cells is None else "Cells"
+    distributions_at(
+        place / f"distributions-{tag}.png", pictures[0], reading.first.p, reading.first.q, cells, grid=reading.grid
+    )
+    acceptance_grid(
+        place / f"lantern-{tag}.png", reading.accept.mean((0, 3)), config.k, config.delta,
+        exact=float(reading.exact.mean()),
+    )  # fmt: skip
+    widest = config.k.index(max(config.k))
+    sizes = {
+        f"delta = {delta:g}": cell_map(reading.size[:, widest, number].float().mean(0), reading.grid)
+        for number, delta in enumerate(config.delta)
+    }
+    set_size_grid(place / f"sizes-{tag}.png", sizes)
+    return _shown(
+        (f"top1-{tag}", "Probability of the target's most likely token."),
+        (f"distributions-{tag}", f"{chosen} of the first picture: the target's likeliest tokens."),
+        (f"lantern-{tag}", "How likely LANTERN accepts a cycle's first draft."),
+        (f"sizes-{tag}", f"Mean size of LANTERN's sets over the cells, k = {max(config.k)}."),
+    )
+
+
+def _trade_offs(
+    place: Path,
+    tag: str,
+    summaries: Mapping[str, Summary],
+    quality: Mapping[str, Mapping[str, Any]],
+    rules: Mapping[str, LanternConfig],
+) -> Content:
+    """One figure for each metric, where several settings of LANTERN with the additive bound were measured."""
+    settings = {name: rule for name, rule in rules.items() if name in summaries and rule.delta is not None}
+    if len({(rule.k, rule.delta) for rule in settings.values()}) < 2:
+        return []
+    content: Content = []
+    for metric in sorted({metric for name in settings for metric in quality.get(name, {})}):
+        points = [
+            TradeOff(rule.k, rule.delta, summaries[name].tau, quality[name][metric]["value"])
+            for name, rule in settings.items()
+            if rule.delta is not None and metric in quality.get(name, {})
+        ]
+        references = {
+            name: (summaries[name].tau if name in summaries else 1.0, quality[name][metric]["value"])
+            for name in (PLAIN, *summaries)
+            if name not in rules and metric in quality.get(name, {})
+        }
+        trade_off(
+            place / f"trade-{metric}-{tag}.png", points, speed="mean accepted length (tau)", quality=metric,
+            higher_is_better=metric not in LOWER_IS_BETTER, references=references,
+        )  # fmt: skip
+        content += _shown((f"trade-{metric}-{tag}", f"{metric} against tau, by k and delta."))
+    return content
+
+
+def accepted_shares(summary: Summary) -> list[float]:
+    """Share of cycles that emitted 1, 2, ...: accepted drafts and the bonus token, as tau counts."""
+    total = sum(summary.accepted_histogram)
+    return [count / total for count in summary.accepted_histogram]
+
+
+def _shown(*figures: tuple[str, str]) -> Content:
+    return [Figure(f"{FOLDER}/{name}.png", caption) for name, caption in figures]

@@ -1,0 +1,151 @@
+"""Tables of TABED's suite: methods by sets, first and second turns, averages, expected and measured speedup.
+
+A suite's rows have a turn: first, or the task of a second turn. Source: TABED, tables 1, 2 and 10 to 14, equation 1.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from ..rows import PLAIN, Row, grouped
+from ..summary import summarize, tau_of
+from ..tables import Column, Figure, ReportSection, Table, Value, text
+from .tabed_figure import draw_tables
+from .video import mean
+
+FIRST = "first"
+AVERAGE = "Avg."
+Tau = Callable[[str, str], float | None]  # of a set and a turn
+
+NOTE = (
+    "Cells are tau: tokens emitted after the prefill over verification passes, bonus token included; plain decoding "
+    "has 1. **Best** and <u>second best</u> of each draft's methods. Averages are unweighted over sets; the second "
+    "turn of a set is the mean over its tasks. Each cell's n and 95% interval stand under Every cell."
+)
+SPEED_NOTE = (
+    "Speeds are over all first turns. Eq. 1: tau / (gamma T_q/T_p + 1), TABED's; expected: with the levels that were "
+    "drafted, and T_verify/T_p in place of 1; DSR: measured, of decoding."
+)
+
+
+@dataclass(frozen=True)
+class SetInfo:
+    """A column: the set's group (benchmark or ood), and what stands in for it."""
+
+    group: str
+    label: str = ""
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What was asked for, in the order of the tables."""
+
+    sets: Mapping[str, SetInfo]
+    dependent: Sequence[str]  # tasks that the second turn of a set is the mean of
+    free: Sequence[str]  # tasks with a column of their own: the mean over the benchmark sets
+    drafters: Sequence[str]
+    methods: Sequence[str]
+
+    def of_group(self, group: str) -> list[str]:
+        return [name for name, info in self.sets.items() if info.group == group]
+
+    def column(self, name: str, group: str = "") -> Column:
+        label = self.sets[name].label
+        return Column(f"{name} ({label})" if label else name, group=group)
+
+
+def tabed_section(folder: Path, rows: Sequence[Row], plan: Plan, *, notes: Sequence[str] = ()) -> ReportSection:
+    """The tables of a suite, and a picture of them (`suite.png`).
+
+    Args:
+        rows: of any benchmarks; those of the plan's sets count.
+        notes: what else is to be said.
+    """
+    found = tables(rows, plan)
+    draw_tables(folder / "suite.png", found)
+    told = [*notes, *_notes(rows, plan)]
+    listed = ["\n".join(f"- {note}" for note in told)] if told else []
+    return ReportSection("TABED's suite", (*found, NOTE, *listed, Figure("suite.png", "The tables.")), "suite")
+
+
+def tables(rows: Sequence[Row], plan: Plan) -> list[Table]:
+    """First turns, second turns where they were asked for, and averages."""
+    mine = [row for row in rows if row.turn and row.benchmark in plan.sets and row.method != PLAIN]
+    lines = {key: some for key, some in grouped(mine, "drafter", "method").items() if key[1] in plan.methods}
+    order = [(d, m) for d in plan.drafters for m in plan.methods if (d, m) in lines]
+    taus = {key: _taus(lines[key]) for key in order}
+    first = _first_turns(plan, taus)
+    second = _second_turns(plan, taus) if plan.dependent or plan.free else None
+    found = [first] if second is None else [first, second]
+    return [*found, _averages(plan, found, {key: lines[key] for key in order})]
+
+
+def _taus(rows: Sequence[Row]) -> Tau:
+    found = {key: tau_of(some) for key, some in grouped(rows, "benchmark", "turn").items()}
+    return lambda name, turn: found.get((name, turn))
+
+
+def _first_turns(plan: Plan, taus: Mapping[tuple[str, str], Tau]) -> Table:
+    benchmark, ood = plan.of_group("benchmark"), plan.of_group("ood")
+    columns = [*(plan.column(name) for name in benchmark), Column(AVERAGE), *(plan.column(o, "OOD") for o in ood)]
+    lines = []
+    for (drafter, method), tau in taus.items():
+        values = [tau(name, FIRST) for name in benchmark]
+        lines.append((drafter, method, *values, mean(values), *(tau(name, FIRST) for name in ood)))
+    return _table("First turn", columns, lines, "TABED, tables 1 and 10")
+
+
+def _second_turns(plan: Plan, taus: Mapping[tuple[str, str], Tau]) -> Table:
+    benchmark = plan.of_group("benchmark")
+    columns = [
+        *(plan.column(name) for name in benchmark),
+        Column(AVERAGE),
+        *(Column(t, group="NLP") for t in plan.free),
+    ]
+    lines = []
+    for (drafter, method), tau in taus.items():
+        values = [mean([tau(name, task) for task in plan.dependent]) for name in benchmark]
+        free = [mean([tau(name, task) for name in benchmark]) for task in plan.free]
+        lines.append((drafter, method, *values, mean(values), *free))
+    return _table("Second turn", columns, lines, "TABED, tables 11 to 14")
+
+
+def _averages(plan: Plan, found: Sequence[Table], lines: Mapping[tuple[str, str], Sequence[Row]]) -> Table:
+    """Averages alone (table 2), and speedups over all first turns: expected by equation 1, by the loop, measured."""
+    columns = [*(Column(table.title) for table in found), Column("OOD"), Column("T_q/T_p"), Column("Eq. 1", unit="x"),
+               Column("expected", unit="x"), Column("DSR", unit="x")]  # fmt: skip
+    averages = [table.column(AVERAGE) for table in found]
+    ood = [column.heading for column in found[0].columns if column.group == "OOD"]
+    out_of_domain = zip(*(found[0].column(name) for name in ood), strict=True) if ood else [()] * len(lines)
+    rows: list[tuple[Value, ...]] = []
+    for (key, some), *values, far in zip(lines.items(), *averages, out_of_domain, strict=True):
+        speeds: tuple[Value, ...] = (None,) * 4
+        if first := [row for row in some if row.turn == FIRST]:
+            s = summarize(first)
+            speeds = (s.T_q_over_T_p, s.expected_speedup_tabed, s.expected_speedup, s.DSR)
+        rows.append((*key, *values, mean(far), *speeds))
+    return _table("Averages", columns, rows, "TABED, table 2", SPEED_NOTE)
+
+
+def _table(
+    title: str, columns: Sequence[Column], lines: Sequence[tuple[Value, ...]], source: str, note: str = ""
+) -> Table:
+    return Table(title, (text("draft"), text("method"), *columns), tuple(lines), source, note, compared=("draft",))
+
+
+def _notes(rows: Sequence[Row], plan: Plan) -> list[str]:
+    far: dict[str, list[str]] = {}
+    for row in rows:
+        if row.turn and row.details.get("beyond_positions"):
+            far.setdefault(row.method, []).append(f"{row.benchmark} ({row.turn})")
+    notes = [
+        f"**Requests beyond the draft's positions** in {method}: {', '.join(dict.fromkeys(places))}. It was not "
+        "trained there."
+        for method, places in far.items()
+    ]
+    stand_ins = [f"{name} by {info.label}" for name, info in plan.sets.items() if info.label]
+    if stand_ins:
+        notes.append(f"Local stand-ins, not the published sets: {', '.join(stand_ins)}.")
+    return notes

@@ -1,0 +1,331 @@
+"""Tables and figures of long visual inputs in the shapes of Sparrow and SAGE, from the rows of any evaluation.
+
+Sources: Sparrow, tables 2 to 6 and 8, figure 1a; SAGE, tables 1 to 6 and figure 3.
+"""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from ...data.visual_budget import visual_tokens
+from ..cells import MethodInfo
+from ..rows import PLAIN, Row, grouped
+from ..style import COLORS
+from ..summary import Summary, ratio, summarize
+from ..tables import Column, Figure, ReportSection, Table, Value, text
+from .video_figures import tau_by_visual_tokens
+
+TAU_NOTE = (
+    "tau: tokens emitted after the prefill over verification passes, bonus token included; plain decoding has 1. "
+    "DSR and ESR: speedup of decoding alone and end to end, token for token, over plain decoding of the same target in "
+    "the same run."
+)
+SAGE_NOTE = (
+    "tau as SAGE counts it: drafted tokens accepted in a verification pass, **without the bonus token**, one less than "
+    "in all other tables here. Tokens/s and speedup are of decoding, without the prefill."
+)
+
+
+@dataclass(frozen=True)
+class Number:
+    """One number of a summary, as a column of a table."""
+
+    key: str  # of `Summary`
+    name: str
+    unit: str = ""
+    plain: str = ""  # the same of plain decoding; "": it has none
+
+
+TAU, DSR, ESR = Number("tau", "tau"), Number("DSR", "DSR", "x"), Number("ESR", "ESR", "x")
+TOKENS = Number("tokens_per_s", "tokens/s", plain="plain_tokens_per_s")  # end to end
+SAGE_TAU = Number("num_accepted", "tau (no bonus)")
+SAGE_TOKENS = Number("decoded_per_s", "tokens/s", plain="plain_decoded_per_s")
+SAGE_SPEEDUP = Number("DSR", "speedup", "x")
+
+
+def video_sections(
+    folder: Path, rows: Sequence[Row], methods: Mapping[str, MethodInfo], *, trained_to: float | None = None
+) -> list[ReportSection]:
+    """Those of the papers' tables that were measured, and tau against visual tokens; figures go to `folder`.
+
+    Args:
+        trained_to: visual tokens of the longest inputs that heads were trained on.
+    """
+    rows = [row for row in rows if row.method != PLAIN and not row.turn and row.medium != "drawn"]
+    if not rows:
+        return []
+    drawn = _figures(folder, rows, list(methods), trained_to)
+    content: list[str | Table | Figure] = [
+        Figure(name, "tau, and the time of a draft step, by visual tokens") for name in drawn
+    ]
+    content += tables(rows, methods)
+    return [ReportSection("As Sparrow and SAGE tell it", tuple(content))] if content else []
+
+
+def tables(rows: Sequence[Row], methods: Mapping[str, MethodInfo]) -> list[Table]:
+    """Those of the papers' tables that were measured; all but one are of the longest answers."""
+    names, longest = list(methods), max(row.max_new_tokens for row in rows)
+    whole = [row for row in rows if row.max_new_tokens == longest]
+    clips, images, texts = ([row for row in whole if row.medium == medium] for medium in ("video", "image", "text"))
+    budgets = list(dict.fromkeys(row.budget for row in in_order(clips)))
+    at_most = [row for row in clips if row.budget == budgets[-1]]
+    found = []
+    if clips:
+        found.append(sparrow_sets(at_most, names))
+    if len(budgets) > 1:
+        found.append(by_length(clips, names))
+    if clips and images:
+        found.append(image_sets(images, names))
+    switches = {name: info.parts for name, info in methods.items() if info.parts is not None}
+    if len({tuple(parts.values()) for parts in switches.values()}) > 1:
+        found.append(ablation([row for row in clips + images or whole if row.method in switches], switches))
+    if any(info.adaptive for info in methods.values()):
+        found.append(sage_sets(at_most + images + texts, names))
+    if longest > min(row.max_new_tokens for row in rows):
+        found.append(by_generated(rows, names))
+    if len(budgets) > 1:
+        coldest = min(row.temperature for row in clips)
+        cold = [row for row in clips if row.temperature == coldest]
+        measured = {row.method for row in cold}
+        found += [breakdown(cold, name) for name in names if name in measured]
+    return [*found, time_shares(whole, names)] if found else []
+
+
+def methods_by(
+    rows: Sequence[Row],
+    key: Callable[[Row], str],
+    numbers: Sequence[Number],
+    methods: Mapping[str, Sequence[str]] | Sequence[str],
+    *,
+    title: str,
+    source: str,
+    note: str = TAU_NOTE,
+    labels: Sequence[str] = ("method",),
+    average: bool = False,
+    plain: bool = False,
+) -> Table:
+    """Methods by groups of requests; lines of one temperature are compared with one another.
+
+    Args:
+        key: what a request's group is; groups stand in the order in which they first come up.
+        methods: in the order of the lines; a mapping says what stands in their first columns.
+        average: a last group, the unweighted mean over groups.
+        plain: a first line of plain decoding for each temperature.
+    """
+    groups = list(dict.fromkeys(key(row) for row in rows))
+    by_cell: dict[tuple[float, str, str], list[Row]] = {}
+    for row in rows:
+        by_cell.setdefault((row.temperature, row.method, key(row)), []).append(row)
+    named = methods if isinstance(methods, Mapping) else {name: (name,) for name in methods}
+    assert {row.method for row in rows} <= set(named), f"methods that the table has no line for, beside {[*named]}"
+    temperatures = sorted({row.temperature for row in rows})
+    lines: list[tuple[Value, ...]] = []
+    for temperature in temperatures:
+        first = (f"T = {temperature:g}",) if len(temperatures) > 1 else ()
+        if plain:
+            others = [[r for name in named for r in by_cell.get((temperature, name, group), ())] for group in groups]
+            values = [_plain_values(some, numbers) for some in others]
+            lines.append((*first, PLAIN, *[""] * (len(labels) - 1), *_line(values, average)))
+        for name, shown in named.items():
+            cells = [by_cell.get((temperature, name, group)) for group in groups]
+            if any(cells):
+                values = [_values(summarize(some), numbers) if some else [None] * len(numbers) for some in cells]
+                lines.append((*first, *shown, *_line(values, average)))
+    headed = [*groups, "Avg."] if average else groups
+    columns = [*(text(name) for name in ([""] if len(temperatures) > 1 else [])), *map(text, labels)]
+    columns += [Column(number.name, unit=number.unit, group=group) for group in headed for number in numbers]
+    compared = ("",) if len(temperatures) > 1 else ()
+    return Table(title, tuple(columns), tuple(lines), source, note, compared, _footnotes(rows))
+
+
+def _values(summary: Summary, numbers: Sequence[Number]) -> list[float | None]:
+    return [float(getattr(summary, number.key)) for number in numbers]
+
+
+def _plain_values(rows: Sequence[Row], numbers: Sequence[Number]) -> list[float | None]:
+    """Of plain decoding, which each row holds beside its method's: each request counts once."""
+    if not rows:
+        return [None] * len(numbers)
+    once = summarize({(row.request, row.benchmark, row.budget, row.max_new_tokens): row for row in rows}.values())
+    return [float(getattr(once, number.plain)) if number.plain else None for number in numbers]
+
+
+def _line(groups: Sequence[Sequence[float | None]], average: bool) -> list[float | None]:
+    values = [value for group in groups for value in group]
+    return values + [mean(column) for column in zip(*groups, strict=True)] if average else values
+
+
+def mean(values: Sequence[float | None]) -> float | None:
+    """None where a value is missing: an average over other sets would not compare."""
+    known = [value for value in values if value is not None]
+    return statistics.fmean(known) if known and len(known) == len(values) else None
+
+
+def of_benchmark(row: Row) -> str:
+    return row.benchmark
+
+
+def sparrow_sets(rows: Sequence[Row], methods: Sequence[str]) -> Table:
+    """tau, ESR and DSR of each set of videos (Sparrow's table 3 leaves ESR out)."""
+    asked = ", ".join(dict.fromkeys(row.budget for row in rows if row.budget))
+    note = TAU_NOTE + (f" Clips at {asked} visual tokens." if asked else "")
+    return methods_by(rows, of_benchmark, (TAU, ESR, DSR), methods, title="Sets of videos",
+                      source="Sparrow, tables 2 and 3", note=note, average=True)  # fmt: skip
+
+
+def by_length(rows: Sequence[Row], methods: Sequence[str]) -> Table:
+    """tau and DSR by visual tokens."""
+    return methods_by(in_order(rows), lambda row: row.budget, (TAU, DSR), methods, title="By visual tokens",
+                      source="Sparrow, table 4")  # fmt: skip
+
+
+def ablation(rows: Sequence[Row], parts: Mapping[str, Mapping[str, bool]]) -> Table:
+    """tau with Sparrow's parts (MTP, IVSB, VATA) on and off, by set and visual tokens.
+
+    Args:
+        parts: method -> part -> whether it is on; heads of other kinds may agree in all.
+    """
+    names = list(next(iter(parts.values())))
+    assert all(list(switches) == names for switches in parts.values()), parts
+    shown = {name: [name, *("yes" if on else "no" for on in switches.values())] for name, switches in parts.items()}
+    sets = list(dict.fromkeys(row.benchmark for row in rows))
+    ordered = sorted(in_order(rows), key=lambda row: sets.index(row.benchmark))
+    return methods_by(ordered, lambda row: f"{row.benchmark} {row.budget}".strip(), (TAU,), shown, title="Ablation",
+                      source="Sparrow, table 6", labels=("method", *names))  # fmt: skip
+
+
+def image_sets(rows: Sequence[Row], methods: Sequence[str]) -> Table:
+    """tau, tokens/s and ESR of each set of pictures."""
+    note = TAU_NOTE + " Tokens/s are end to end."
+    return methods_by(rows, of_benchmark, (TAU, TOKENS, ESR), methods, title="Sets of pictures",
+                      source="Sparrow, table 8", note=note, average=True)  # fmt: skip
+
+
+def sage_sets(rows: Sequence[Row], methods: Sequence[str], *, title: str = "Sets, as SAGE counts") -> Table:
+    """tau without the bonus, tokens/s and speedup, under plain decoding."""
+    return methods_by(rows, of_benchmark, (SAGE_TAU, SAGE_TOKENS, SAGE_SPEEDUP), methods, title=title,
+                      source="SAGE, tables 1 to 5", note=SAGE_NOTE, plain=True)  # fmt: skip
+
+
+def by_generated(rows: Sequence[Row], methods: Sequence[str]) -> Table:
+    """tau, as ours and as SAGE's, and tokens/s at 512, 1024, 2048 or other numbers of generated tokens.
+
+    Requests whose answers end before count nowhere, so that the same ones stand at every number.
+    """
+    ended = {row.request for row in rows if row.stop != "length"}
+    whole = sorted((row for row in rows if row.request not in ended), key=lambda row: row.max_new_tokens)
+    table = methods_by(
+        whole, lambda row: str(row.max_new_tokens), (TAU, SAGE_TAU, SAGE_TOKENS), methods, title="By generated tokens",
+        source="SAGE, figure 3",
+        note=TAU_NOTE + " No bonus: as SAGE counts tau. Tokens/s are of decoding, without the prefill.",
+    )  # fmt: skip
+    if not ended:
+        return table
+    count = len({row.request for row in rows})
+    told = f"Answers to {len(ended)} of {count} requests ended before: left out; `stop_at_end: false` lets none end."
+    return replace(table, footnotes=(*table.footnotes, told))
+
+
+_BREAKDOWN = (
+    ("tau", "tau", 1.0),
+    ("generated tokens", "generated", 1.0),
+    ("target calls", "calls", 1.0),
+    ("end to end (s)", "total_s", 1.0),
+    ("decoding (s)", "decode_s", 1.0),
+    ("prefill (s)", "prefill_s", 1.0),
+    ("prefill share (%)", "prefill_share", 100.0),
+    ("one decoding step (ms)", "step_s", 1e3),
+    ("visual tokens, mean", "visual_tokens", 1.0),
+)
+
+
+def breakdown(rows: Sequence[Row], method: str) -> Table:
+    """What one method's requests cost, by visual tokens, as means over requests."""
+    mine = in_order([row for row in rows if row.method == method])
+    lengths = {budget: summarize(some) for (budget,), some in grouped(mine, "budget").items()}
+    lines: list[tuple[Value, ...]] = [
+        (name, *(factor * float(getattr(summary, key)) for summary in lengths.values()))
+        for name, key, factor in _BREAKDOWN
+    ]
+    note = "Generated tokens count the first one, which comes from the prefill and enters no tau."
+    columns = (text("per request"), *(Column(length) for length in lengths))
+    return Table(f"Breakdown: {method}", columns, tuple(lines), "Sparrow, table 5", note)
+
+
+# Operation of SAGE's table 6 -> key of a row's `parts_s`.
+OPERATIONS = {
+    "target prefill": "target_prefill",
+    "target verification": "verification",
+    "draft prefill": "draft_prefill",
+    "draft decoding": "drafting",
+    "token pruning": "token_pruning",
+    "tree update": "tree_update",
+    "others": "others",
+}
+
+
+def time_shares(rows: Sequence[Row], methods: Sequence[str]) -> Table:
+    """Where the time goes, as shares of the whole."""
+    lines = []
+    for (name,), some in grouped(sorted(rows, key=lambda row: list(methods).index(row.method)), "method").items():
+        sums = [sum(row.parts_s.get(key, 0.0) for row in some) for key in OPERATIONS.values()]
+        lines.append((name, *(ratio(part, sum(sums)) for part in sums), 1.0 if sum(sums) else 0.0))
+    note = (
+        "Verification is the target's pass and the acceptance rule; a tree that is grown step by step belongs to draft "
+        "decoding, and what is told to it afterwards is the update."
+    )
+    columns = (text("method"), *(Column(name, ".2%") for name in (*OPERATIONS, "total")))
+    return Table("Time by operation", columns, tuple(lines), "SAGE, table 6", note)
+
+
+def in_order(rows: Sequence[Row]) -> list[Row]:
+    """Rows by the visual tokens that they had, the budgets of fewest tokens first."""
+    means = {
+        budget: statistics.fmean(r.visual_tokens for r in some) for (budget,), some in grouped(rows, "budget").items()
+    }
+    return sorted(rows, key=lambda row: means[row.budget])
+
+
+def by_visual_tokens(rows: Sequence[Row]) -> dict[str, list[Summary]]:
+    """Method -> summaries of its budgets, those of fewest visual tokens first."""
+    methods: dict[str, list[Summary]] = {}
+    for (method, _), some in grouped(in_order(rows), "method", "budget").items():
+        methods.setdefault(method, []).append(summarize(some))
+    return methods
+
+
+def _figures(folder: Path, rows: Sequence[Row], methods: Sequence[str], trained_to: float | None) -> list[str]:
+    """tau against visual tokens, for each temperature; as many methods in one figure as there are colours."""
+    longest = max(row.max_new_tokens for row in rows)
+    clips = [r for r in rows if r.medium == "video" and r.budget and r.max_new_tokens == longest]
+    if len({row.budget for row in clips}) < 2:
+        return []
+    names = []
+    for temperature in sorted({row.temperature for row in clips}):
+        lines = by_visual_tokens([row for row in clips if row.temperature == temperature])
+        shown = [method for method in methods if method in lines]
+        for start in range(0, len(shown), len(COLORS)):
+            name = f"tau-T{temperature:g}" + (f"-{start // len(COLORS) + 1}" if start else "") + ".png"
+            some = {method: lines[method] for method in shown[start : start + len(COLORS)]}
+            tau_by_visual_tokens(folder / name, some, trained_to=trained_to, title=f"T = {temperature:g}")
+            names.append(name)
+    return names
+
+
+def _footnotes(rows: Sequence[Row]) -> tuple[str, ...]:
+    greedy = [row for row in rows if not row.temperature]
+    different = [row for row in greedy if not row.identical]
+    told = []
+    if different:
+        first = f"first {different[0].method} in {different[0].request}"
+        told.append(f"**Outputs differ** from plain decoding in {len(different)} of {len(greedy)} requests, {first}.")
+    elif greedy:
+        told.append(f"Outputs are identical to plain decoding in all {len(greedy)} greedy requests, every token.")
+    short = [row for row in rows if row.budget and row.visual_tokens < 0.9 * visual_tokens(row.budget)]
+    if short:
+        why = "short clips, or small frames"
+        told.append(f"{len(short)} of {len(rows)} requests have fewer visual tokens than asked for: {why}.")
+    return tuple(told)

@@ -1,0 +1,144 @@
+"""Figures of the video track: tau against the number of visual tokens, and what becomes of those in target and draft.
+
+They are Sparrow's figures 1a, 2, 3 and 6, for whatever was measured, in the style of the visual track's.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from ..style import BLUE, COLORS, GREY, INK, ORANGE, PALE, WIDEST, one_panel, panel_grid, save, styled
+from ..summary import Summary
+from .visual_tokens import KINDS, THRESHOLD
+
+MARKERS = ("o", "s", "^", "D", "v", "P", "X")
+
+
+@styled
+def tau_by_visual_tokens(
+    path: Path, methods: Mapping[str, Sequence[Summary]], *, trained_to: float | None = None, title: str = ""
+) -> None:
+    """tau, and the time of a draft step, against visual tokens: a line for each method (Sparrow, figure 1a).
+
+    Args:
+        methods: `video.by_visual_tokens`.
+        trained_to: visual tokens of the longest inputs that heads were trained on.
+    """
+    assert len(methods) <= len(COLORS), f"{len(methods)} methods, and {len(COLORS)} colours"
+    figure, panels = panel_grid(1, 2, (WIDEST, 3.3))
+    left, right = panels[0]
+    for color, marker, (name, cells) in zip(COLORS, MARKERS, methods.items(), strict=False):
+        xs = [c.visual_tokens for c in cells]
+        low, high = zip(*(c.tau_interval for c in cells), strict=True)
+        left.fill_between(xs, low, high, color=color, alpha=0.15, linewidth=0)
+        left.plot(xs, [c.tau for c in cells], "-", marker=marker, color=color, label=name, markeredgecolor="white")
+        right.plot(xs, [c.T_q_ms for c in cells], "-", marker=marker, color=color, markeredgecolor="white")
+    left.set(ylabel="tau (tokens a target pass)", title="what a cycle emits")
+    right.set(ylabel="one draft step (ms)", title="what drafting costs")
+    longest = max(c.visual_tokens for cells in methods.values() for c in cells)
+    for panel in (left, right):
+        panel.set(xlabel="visual tokens", xlim=(0, 1.04 * longest))
+        panel.set_ylim(bottom=0)
+        panel.grid(alpha=0.25)
+        if trained_to is not None and trained_to < longest:
+            panel.axvspan(trained_to, 1.04 * longest, color=PALE, alpha=0.35, linewidth=0)
+    if trained_to is not None and trained_to < longest:
+        left.annotate("longer than trained on", (trained_to, 0), xytext=(4, 4), textcoords="offset points",
+                      fontsize=8, color=GREY)  # fmt: skip
+    left.axhline(1.0, color=GREY, linestyle="--", linewidth=1)
+    figure.legend(loc="outside lower center", ncol=min(len(methods), 4))
+    if title:
+        figure.suptitle(title)
+    save(figure, path)
+
+
+@styled
+def attention_bars(path: Path, shares: Mapping[str, Mapping[str, float]], *, title: str = "") -> None:
+    """Where a draft looks from the last instruction token, a bar for each length or drafter (Sparrow, figure 2)."""
+    figure, panel = one_panel((6.4, 0.42 * len(shares) + 1.5))
+    bars = {}
+    for place, found in enumerate(shares.values()):
+        end = 0.0
+        for color, kind in zip(COLORS, KINDS, strict=False):
+            bars[kind] = panel.barh(place, found[kind], left=end, height=0.62, color=color)
+            if found[kind] > 0.06:
+                panel.text(end + found[kind] / 2, place, f"{found[kind]:.0%}", ha="center", va="center", fontsize=8,
+                           color="white" if color == BLUE else "black")  # fmt: skip
+            end += found[kind]
+    panel.set_yticks(range(len(shares)), list(shares))
+    panel.invert_yaxis()
+    panel.set(xlabel="share of the last instruction token's attention", xlim=(0, 1), title=title)
+    panel.tick_params(axis="y", length=0)
+    figure.legend(bars.values(), bars.keys(), loc="outside lower center", ncol=len(KINDS))
+    save(figure, path)
+
+
+@styled
+def attention_map(path: Path, shares: Sequence[Sequence[float]], *, bridge: int | None = None, title: str = "") -> None:
+    """How much of the last prompt token's attention visual tokens get, layer by layer and head (Sparrow, figure 3b).
+
+    Args:
+        shares: [L][H], as `target_visual_attention` has them.
+    """
+    figure, panel = one_panel((4.8, 0.14 * len(shares) + 1.6))
+    # The strongest head of each layer on the left: heads have no order of their own.
+    image = panel.imshow([sorted(heads, reverse=True) for heads in shares], aspect="auto", cmap="viridis", vmin=0)
+    for axis in (panel.xaxis, panel.yaxis):
+        axis.get_major_locator().set_params(integer=True)
+    if bridge is not None:
+        panel.axhline(bridge - 0.5, color="white", linestyle="--", linewidth=1)
+        panel.annotate("m*", (1, bridge - 0.5), xycoords=("axes fraction", "data"), xytext=(-3, 3), ha="right",
+                       textcoords="offset points", fontsize=8, color="white")  # fmt: skip
+    panel.set(xlabel="attention heads, the strongest first", ylabel="layer", title=title)
+    figure.colorbar(image, ax=panel, label="attention to visual tokens")
+    save(figure, path)
+
+
+@styled
+def importance_curve(
+    path: Path, accuracy: Mapping[str, Mapping[int, float]], *, bridge: int | None = None, title: str = ""
+) -> None:
+    """Right answers where visual tokens are unseen from a layer on; dashed: seeing all (Sparrow, figures 3a and 5).
+
+    Args:
+        accuracy: set -> `importance`, the target's number of layers among its keys.
+        bridge: the layer whose states the head reads at visual places (m*).
+    """
+    figure, panel = one_panel((6.4, 3.3))
+    for color, marker, (name, found) in zip(COLORS, MARKERS, accuracy.items(), strict=False):
+        layers = sorted(found)
+        panel.plot(layers, [found[layer] for layer in layers], "-", marker=marker, color=color, label=name,
+                   markeredgecolor="white")  # fmt: skip
+        panel.axhline(found[layers[-1]], color=color, linestyle="--", linewidth=1, alpha=0.7)
+    _bridge(panel, bridge)
+    panel.set(xlabel="visual tokens are unseen from this layer on", ylabel="right answers", ylim=(0, 1.04), title=title)
+    panel.grid(alpha=0.25)
+    panel.legend(loc="lower right")
+    save(figure, path)
+
+
+@styled
+def retention_curve(
+    path: Path, found: Mapping[str, Sequence[float]], *, bridge: int | None = None, title: str = ""
+) -> None:
+    """Cosine of states with their embeddings, layer by layer (Sparrow, figure 6)."""
+    figure, panel = one_panel((6.4, 3.3))
+    colors = {"visual": ORANGE, "text": BLUE}
+    for kind, values in found.items():
+        panel.plot(range(len(values)), values, "-o", color=colors[kind], label=f"{kind} tokens", markersize=4)
+    panel.axhline(THRESHOLD, color=GREY, linestyle=":", linewidth=1)
+    _bridge(panel, bridge)
+    lowest = min(min(values) for values in found.values())
+    panel.set(xlabel="layer", ylabel="cosine with the embedding", ylim=(min(0.0, 1.1 * lowest), 1.04), title=title)
+    panel.grid(alpha=0.25)
+    panel.legend(loc="upper right")
+    save(figure, path)
+
+
+def _bridge(panel: Any, layer: int | None) -> None:
+    if layer is not None:
+        panel.axvline(layer, color=INK, linestyle="--", linewidth=1)
+        panel.annotate("m*", (layer, 1), xytext=(3, -2), xycoords=("data", "axes fraction"), textcoords="offset points",
+                       va="top", fontsize=8, color=INK)  # fmt: skip

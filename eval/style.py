@@ -1,0 +1,73 @@
+"""The one look of all figures, and the frame that each is drawn in.
+
+Colours stay apart for colour-blind readers (Okabe and Ito). Sizes suit a README: at most eight inches at 130 dots.
+"""
+
+from __future__ import annotations
+
+import functools
+import textwrap
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any, ParamSpec
+
+import matplotlib
+
+matplotlib.use("Agg")
+from matplotlib import pyplot as plt
+
+BLUE, ORANGE, GREEN, VERMILION, PINK, SKY = "#0072B2", "#E69F00", "#009E73", "#D55E00", "#CC79A7", "#56B4E9"
+GREY, PALE, INK = "#8A8A8A", "#D9D9D9", "#333333"
+COLORS = (BLUE, ORANGE, GREEN, VERMILION, PINK, SKY, GREY)
+STYLE: dict[Any, Any] = {
+    "font.size": 9, "axes.titlesize": 9, "axes.labelsize": 9, "figure.titlesize": 10, "legend.fontsize": 8,
+    "legend.frameon": False, "axes.spines.top": False, "axes.spines.right": False,
+    "figure.constrained_layout.h_pad": 0.07, "figure.constrained_layout.w_pad": 0.06,
+}  # fmt: skip
+WIDEST = 8.0  # inches
+Drawing = ParamSpec("Drawing")
+
+
+def styled(draw: Callable[Drawing, None]) -> Callable[Drawing, None]:
+    """With `STYLE` while a figure is drawn: matplotlib's own settings stay as they were."""
+
+    @functools.wraps(draw)
+    def drawn(*args: Drawing.args, **kwargs: Drawing.kwargs) -> None:
+        with plt.rc_context(STYLE):
+            draw(*args, **kwargs)
+
+    return drawn
+
+
+def one_panel(size: tuple[float, float]) -> tuple[Any, Any]:
+    """A figure of `size` inches and its only panel."""
+    figure, panels = panel_grid(1, 1, size)
+    return figure, panels[0][0]
+
+
+def panel_grid(
+    rows: int,
+    columns: int,
+    size: tuple[float, float],
+    *,
+    sharey: bool = False,
+    widths: Sequence[float] | None = None,
+    heights: Sequence[float] | None = None,
+) -> tuple[Any, Any]:
+    """A figure of `size` inches and its panels [rows][columns]."""
+    return plt.subplots(
+        rows, columns, figsize=size, squeeze=False, sharey=sharey, layout="constrained", width_ratios=widths,
+        height_ratios=heights,
+    )  # fmt: skip
+
+
+def save(figure: Any, path: Path) -> None:
+    """Writes the file, its folders too, and lets go of the figure."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    figure.savefig(path, dpi=130, bbox_inches="tight", pad_inches=0.08)
+    plt.close(figure)
+
+
+def wrapped(names: Sequence[str]) -> list[str]:
+    """Names on lines that leave room for the bars beside them."""
+    return [textwrap.fill(name, 26) for name in names]

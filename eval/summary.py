@@ -1,0 +1,344 @@
+"""Numbers of one method on one set of requests, and differences between two: all from rows, with one bootstrap.
+
+tau (block efficiency) is tokens emitted after the prefill over verification passes, over the whole set, cut cycles
+included, with the bonus token; plain decoding has 1 (TABED, section 2; docs/words.md). Intervals do not depend on the
+number of ranks or on the order in which rows were measured: requests are sorted by name and resampled from one seed.
+"""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from typing import Any, Literal
+
+import numpy as np
+
+from .rows import Row, median
+
+Interval = tuple[float, float]
+Verdict = Literal["above 0", "below 0", "includes 0"]
+DRAWS, SEED = 1000, 0  # of every bootstrap
+
+
+@dataclass(frozen=True)
+class Depth:
+    """What was drafted at one depth of the trees."""
+
+    depth: int  # from 1
+    drafted: int  # cycles whose tree had this level
+    share: float  # of these, where a token of it was accepted
+    share_of_reached: float  # of those where all before it were accepted, too
+
+
+@dataclass(frozen=True)
+class Summary:
+    """One method on one set of requests.
+
+    Times in ms are medians over requests of each request's median; times in s are means over requests. Speedups are
+    against plain decoding of the same target in the same run, of a token: sampled answers differ in length.
+    """
+
+    requests: int
+    tau: float
+    tau_interval: Interval  # 95%, over resampled requests
+    tau_mean_of_requests: float
+    num_accepted: float  # in a cycle, without the bonus token (SAGE's tau)
+    acceptance_rate: float  # of the drafted levels
+    first_accepted: float  # share of cycles that accepted a draft
+    accepted_by_depth: tuple[Depth, ...]
+    accepted_histogram: tuple[int, ...]  # cycles that accepted 0, 1, ...
+    levels: int  # of the deepest tree; gamma of a chain
+    mean_levels: float  # of a cycle's tree (ADT-Tree's d)
+    mean_nodes: float
+
+    T_q_ms: float  # drafting, for each level
+    T_p_ms: float  # a step of plain decoding
+    T_verify_ms: float  # a verification pass with its rule
+    T_q_over_T_p: float
+    expected_speedup: float  # tau / (mean_levels T_q/T_p + T_verify/T_p)
+    expected_speedup_tabed: float  # tau / (levels T_q/T_p + 1): TABED, equation 1
+    DSR: float  # speedup of decoding alone
+    ESR: float  # speedup end to end
+    DSR_spread: Interval  # quartiles over requests
+    ESR_spread: Interval
+    drafter_ms: float  # of a cycle
+    target_ms: float  # of a cycle, without the rule
+    rule_ms: float
+    cycle_ms: float
+
+    prefill_share: float  # of the time end to end
+    total_s: float
+    decode_s: float
+    prefill_s: float
+    step_s: float  # a cycle, everything included
+    plain_total_s: float
+    plain_prefill_s: float
+    tokens_per_s: float  # end to end
+    decoded_per_s: float  # without the prefill
+    plain_tokens_per_s: float
+    plain_decoded_per_s: float
+    generated: float  # tokens of a request, the prefill's included
+    calls: float  # verification passes of a request
+    visual_tokens: float
+    time_shares: Mapping[str, float] = field(default_factory=dict)  # of each operation (rows.time_parts)
+
+    identical: int = 0  # requests whose tokens are plain decoding's
+    first_different: str | None = None
+    rejected_somewhere: bool = False
+    beyond_positions: int = 0  # requests that go beyond the draft's positions
+
+    def to_json(self) -> dict[str, Any]:
+        return asdict(self)
+
+
+def summarize(rows: Iterable[Row]) -> Summary:
+    """The numbers of some rows, which may come from any number of ranks, in any order."""
+    rows = ordered(rows)
+    assert rows, "no request to summarize"
+    count, cycles, emitted = len(rows), sum(r.num_cycles for r in rows), sum(r.num_emitted for r in rows)
+    drafted, accepted = sum(sum(r.drafted) for r in rows), sum(sum(r.accepted) for r in rows)
+    tau, levels = ratio_of(emitted, cycles), max((d for r in rows for d in r.drafted), default=0)
+    t_p, t_q, t_verify, rule = (
+        median(getattr(r, name) for r in rows) for name in ("plain_cycle_s", "draft_s", "verify_s", "rule_s")
+    )
+    total, prefill = sum(r.total_s for r in rows), sum(r.prefill_s for r in rows)
+    plain_total, plain_prefill = sum(r.plain_total_s for r in rows), sum(r.plain_prefill_s for r in rows)
+    plain_tokens = sum(r.plain_tokens for r in rows)
+    each = [speedups([row]) for row in rows]
+    decoding, end_to_end = speedups(rows)
+    mean_levels, relative = ratio(drafted, cycles), ratio(t_q, t_p)
+    num_accepted = [a for r in rows for a in r.accepted]
+    return Summary(
+        requests=count,
+        tau=tau,
+        tau_interval=tau_interval(rows),
+        tau_mean_of_requests=_mean([r.num_emitted / r.num_cycles for r in rows if r.num_cycles]),
+        num_accepted=ratio(accepted, cycles),
+        acceptance_rate=ratio(accepted, drafted),
+        first_accepted=ratio(sum(a > 0 for a in num_accepted), cycles),
+        accepted_by_depth=by_depth(rows),
+        accepted_histogram=tuple(num_accepted.count(n) for n in range(max(num_accepted, default=0) + 1)),
+        levels=levels,
+        mean_levels=mean_levels,
+        mean_nodes=ratio(sum(sum(r.nodes) for r in rows), cycles),
+        T_q_ms=1e3 * t_q,
+        T_p_ms=1e3 * t_p,
+        T_verify_ms=1e3 * t_verify,
+        T_q_over_T_p=relative,
+        expected_speedup=tau / (mean_levels * relative + (t_verify / t_p if t_p else 1.0)) if cycles else 1.0,
+        expected_speedup_tabed=tau / (levels * relative + 1),
+        DSR=decoding,
+        ESR=end_to_end,
+        DSR_spread=quartiles([one[0] for one in each]),
+        ESR_spread=quartiles([one[1] for one in each]),
+        drafter_ms=1e3 * median(r.draft_cycle_s for r in rows),
+        target_ms=1e3 * (t_verify - rule),
+        rule_ms=1e3 * rule,
+        cycle_ms=1e3 * median(r.cycle_s for r in rows),
+        prefill_share=ratio(prefill, total),
+        total_s=total / count,
+        decode_s=(total - prefill) / count,
+        prefill_s=prefill / count,
+        step_s=ratio(total - prefill, cycles),
+        plain_total_s=plain_total / count,
+        plain_prefill_s=plain_prefill / count,
+        # The first token comes from the prefill: it is generated, and in no cycle.
+        tokens_per_s=ratio(emitted + count, total),
+        decoded_per_s=ratio(emitted, total - prefill),
+        plain_tokens_per_s=ratio(plain_tokens, plain_total),
+        plain_decoded_per_s=ratio(plain_tokens - count, plain_total - plain_prefill),
+        generated=(emitted + count) / count,
+        calls=cycles / count,
+        visual_tokens=_mean([r.visual_tokens for r in rows]),
+        time_shares=_time_shares(rows),
+        identical=sum(r.identical for r in rows),
+        first_different=next((r.request for r in rows if not r.identical), None),
+        rejected_somewhere=accepted < drafted,
+        beyond_positions=sum(bool(r.details.get("beyond_positions", False)) for r in rows),
+    )
+
+
+def ordered(rows: Iterable[Row]) -> list[Row]:
+    """By request first, so that the same requests are resampled alike whatever the method is called."""
+    return sorted(rows, key=lambda row: (row.request, *map(str, row.key)))
+
+
+def speedups(rows: Sequence[Row]) -> tuple[float, float]:
+    """DSR and ESR: seconds a token of plain decoding over those of drafting, without the prefill and with it."""
+    total, prefill = sum(r.total_s for r in rows), sum(r.prefill_s for r in rows)
+    plain_total, plain_prefill = sum(r.plain_total_s for r in rows), sum(r.plain_prefill_s for r in rows)
+    # Of equal answers the tokens cancel. The first one comes from the prefill.
+    decoded, plain_tokens = sum(r.num_emitted for r in rows), sum(r.plain_tokens for r in rows)
+    tokens, plain_decoded = decoded + len(rows), plain_tokens - len(rows)
+    return (
+        ratio((plain_total - plain_prefill) * decoded, (total - prefill) * plain_decoded),
+        ratio(plain_total * tokens, total * plain_tokens),
+    )
+
+
+def by_depth(rows: Iterable[Row], levels: int | None = None) -> tuple[Depth, ...]:
+    """Per depth: how often it was drafted, and the share accepted of those drafted and of those reached.
+
+    Args:
+        levels: None: those that were drafted.
+    """
+    pairs = [pair for r in rows for pair in zip(r.drafted, r.accepted, strict=True)]
+    depths = []
+    for depth in range(1, 1 + (max((d for d, _ in pairs), default=0) if levels is None else levels)):
+        drafted = sum(d >= depth for d, _ in pairs)
+        reached = sum(d >= depth and a >= depth - 1 for d, a in pairs)
+        accepted = sum(a >= depth for _, a in pairs)
+        depths.append(Depth(depth, drafted, ratio(accepted, drafted), ratio(accepted, reached)))
+    return tuple(depths)
+
+
+def tau_of(rows: Iterable[Row]) -> float:
+    """1 where no cycle was needed."""
+    rows = list(rows)
+    return ratio_of(sum(r.num_emitted for r in rows), sum(r.num_cycles for r in rows))
+
+
+def tau_interval(rows: Iterable[Row]) -> Interval:
+    """95% interval of tau over resampled requests."""
+    rows = ordered(rows)
+    return bootstrap([r.num_emitted for r in rows], [r.num_cycles for r in rows])
+
+
+def bootstrap(parts: Sequence[float], wholes: Sequence[float]) -> Interval:
+    """95% interval of sum(parts) / sum(wholes) over resampled requests; both in the order of `ordered`."""
+    if not len(parts):
+        return (0.0, 0.0)
+    (values,) = _resampled([(parts, wholes)])
+    return _ends(values)
+
+
+@dataclass(frozen=True)
+class Difference:
+    """tau of one method less that of another, on the same requests."""
+
+    difference: float
+    interval: Interval  # 95%, paired bootstrap
+    verdict: Verdict
+    requests: int
+
+
+def paired_difference(first: Iterable[Row], second: Iterable[Row]) -> Difference:
+    """tau of `first` less tau of `second` on the requests that both have.
+
+    Rows pair by request, and by drafter where both sides are of the same drafters (two modes of several drafts).
+    """
+    first, second = list(first), list(second)
+    same = {r.drafter for r in first} == {r.drafter for r in second}
+    other = {_pair(row, same): row for row in second}
+    mine = {_pair(row, same): row for row in first}
+    assert len(mine) == len(first) and len(other) == len(second), "a request stands twice on one side"
+    pairs = [(row, other[key]) for key, row in sorted(mine.items()) if key in other]
+    if not pairs:
+        return Difference(0.0, (0.0, 0.0), "includes 0", 0)
+    sides = [[pair[side] for pair in pairs] for side in (0, 1)]
+    taus = _resampled([([r.num_emitted for r in rows], [r.num_cycles for r in rows]) for rows in sides])
+    interval = _ends(taus[0] - taus[1])
+    return Difference(tau_of(sides[0]) - tau_of(sides[1]), interval, verdict(interval), len(pairs))
+
+
+def _pair(row: Row, with_drafter: bool) -> tuple[Any, ...]:
+    place = (row.request, row.benchmark, row.turn, row.budget, row.temperature, row.max_new_tokens)
+    return (*place, row.drafter if with_drafter else "")
+
+
+@dataclass(frozen=True)
+class SeedDifference:
+    """The same difference for each drafter (seed), with Student's 95% interval over drafters."""
+
+    each: Mapping[str, float]
+    mean: float
+    interval: Interval
+    verdict: Verdict
+
+    @property
+    def deviation(self) -> float:
+        """Standard deviation over drafters."""
+        return statistics.stdev(self.each.values())
+
+
+def seed_difference(pairs: Mapping[str, tuple[Iterable[Row], Iterable[Row]]]) -> SeedDifference | None:
+    """tau of the first rows less tau of the second, drafter by drafter; None for fewer than two drafters."""
+    if len(pairs) < 2:
+        return None
+    each = {name: tau_of(first) - tau_of(second) for name, (first, second) in pairs.items()}
+    mean = statistics.fmean(each.values())
+    half = student_half_width(statistics.stdev(each.values()), len(each))
+    return SeedDifference(each, mean, (mean - half, mean + half), verdict((mean - half, mean + half)))
+
+
+def student_half_width(deviation: float, count: int) -> float:
+    """Half of Student's 95% interval of the mean of `count` values with this standard deviation."""
+    return student_975(count - 1) * deviation / count**0.5
+
+
+# 97.5% points of Student's t for 1 to 9 degrees of freedom.
+_STUDENT_975 = (12.706, 4.303, 3.182, 2.776, 2.571, 2.447, 2.365, 2.306, 2.262)
+
+
+def student_975(degrees: int) -> float:
+    """The 97.5% point of Student's t, to 0.001 (from 10 degrees on by its expansion in 1 / degrees)."""
+    if degrees <= len(_STUDENT_975):
+        return _STUDENT_975[degrees - 1]
+    z, n = 1.959964, degrees
+    cubic = (3 * z**7 + 19 * z**5 + 17 * z**3 - 15 * z) / (384 * n**3)
+    return z + (z**3 + z) / (4 * n) + (5 * z**5 + 16 * z**3 + 3 * z) / (96 * n**2) + cubic
+
+
+def quartiles(values: Sequence[float]) -> Interval:
+    """The first and the third, of the values themselves."""
+    if len(values) < 2:
+        return (values[0], values[0]) if len(values) else (0.0, 0.0)
+    low, _, high = statistics.quantiles(values, n=4, method="inclusive")
+    return low, high
+
+
+def verdict(interval: Interval) -> Verdict:
+    low, high = interval
+    return "above 0" if low > 0 else "below 0" if high < 0 else "includes 0"
+
+
+def ratio(numerator: float, denominator: float) -> float:
+    """0 where there is nothing to divide by."""
+    return numerator / denominator if denominator > 0 else 0.0
+
+
+def ratio_of(emitted: float, cycles: float) -> float:
+    """tau; 1 without a cycle."""
+    return emitted / cycles if cycles else 1.0
+
+
+def _resampled(ratios: Sequence[tuple[Sequence[float], Sequence[float]]]) -> list[np.ndarray]:
+    """[DRAWS] of each ratio of sums over the same resampled requests."""
+    count = len(ratios[0][0])
+    rng, at_once = np.random.default_rng(SEED), max(1, 2**22 // count)  # of many requests a few draws at a time
+    values: list[list[np.ndarray]] = [[] for _ in ratios]
+    for start in range(0, DRAWS, at_once):
+        picks = rng.integers(count, size=(min(at_once, DRAWS - start), count))
+        for taken, (parts, wholes) in zip(values, ratios, strict=True):
+            whole = np.asarray(wholes)[picks].sum(1)
+            divided = np.asarray(parts)[picks].sum(1) / np.where(whole > 0, whole, 1)
+            taken.append(np.where(whole > 0, divided, 1.0))
+    return [np.concatenate(taken) for taken in values]
+
+
+def _ends(values: np.ndarray) -> Interval:
+    values = np.sort(values)
+    return float(values[int(0.025 * len(values))]), float(values[int(0.975 * len(values))])
+
+
+def _time_shares(rows: Sequence[Row]) -> dict[str, float]:
+    sums: dict[str, float] = {}
+    for row in rows:
+        for name, seconds in row.parts_s.items():
+            sums[name] = sums.get(name, 0.0) + seconds
+    return {name: ratio(seconds, sum(sums.values())) for name, seconds in sums.items()}
+
+
+def _mean(values: Sequence[float]) -> float:
+    return statistics.fmean(values) if values else 0.0

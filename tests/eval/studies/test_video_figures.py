@@ -1,0 +1,62 @@
+"""Figures of the video track are drawn from rows and analyses as they come."""
+
+from draftsmith.eval.studies import video_figures
+from draftsmith.eval.studies.video import by_visual_tokens
+from PIL import Image
+
+from ..rows import a_row
+
+# Sparrow, table 4 (tau by visual tokens), and what its figure 1a says of drafting.
+TAUS = {
+    "MSD": ([4.12, 3.97, 1.11, 1.04], [1.5, 1.7, 5.5, 7.8]),
+    "ViSpec": ([4.29, 4.18, 3.74, 3.42], [1.6, 1.6, 1.7, 1.8]),
+    "MSD + VATA": ([4.11, 4.01, 3.94, 4.01], [1.5, 1.5, 1.5, 1.5]),
+    "Sparrow": ([4.51, 4.36, 4.32, 4.37], [1.5, 1.5, 1.5, 1.6]),
+}
+TOKENS = {"0.5k": 500, "1.5k": 1500, "17k": 17_000, "25k": 25_089}
+
+
+def rows():
+    return [
+        a_row(request=f"r{n}", method=method, budget=budget, visual_tokens=TOKENS[budget] + n, medium="video",
+              accepted=(2,) * 100, emitted=(3,) * 99 + (round(100 * tau) + 20 * n - 297,), draft_s=ms / 1e3)
+        for method, (taus, times) in TAUS.items()
+        for budget, tau, ms in reversed([*zip(TOKENS, taus, times, strict=True)])
+        for n in (-1, 0, 1)
+    ]  # fmt: skip
+
+
+def is_drawn(path) -> bool:
+    with Image.open(path) as image:
+        assert image.width <= 8.4 * 130
+        return len(image.convert("RGB").getcolors(1 << 24)) > 50
+
+
+def test_cells_by_visual_tokens():
+    found = by_visual_tokens(rows())
+    assert [*found] == [*TAUS]
+    assert [c.tau for c in found["MSD"]] == TAUS["MSD"][0], "the shortest first, whatever came first"
+    assert [c.visual_tokens for c in found["MSD"]] == [*TOKENS.values()]
+
+
+def test_every_figure_is_drawn(tmp_path):
+    cells = by_visual_tokens(rows())
+    title = "Sparrow, table 4"
+    video_figures.tau_by_visual_tokens(tmp_path / "tau.png", cells, trained_to=2_000, title=title)
+    shares = {
+        "0.4k visual tokens": {"instruction": 0.45, "visual": 0.3, "text": 0.25},
+        "3k visual tokens": {"instruction": 0.2, "visual": 0.77, "text": 0.03},
+        "3k, VATA": {"instruction": 0.6, "visual": 0.0, "text": 0.4},
+    }
+    video_figures.attention_bars(tmp_path / "attention.png", shares)
+    accuracy = {
+        "AI2D": {0: 0.3, 4: 0.35, 8: 0.4, 12: 0.6, 16: 0.75, 20: 0.8, 28: 0.81},
+        "VideoMME": {0: 0.35, 4: 0.35, 8: 0.38, 12: 0.45, 16: 0.55, 20: 0.6, 28: 0.6},
+    }
+    video_figures.importance_curve(tmp_path / "importance.png", accuracy, bridge=14)
+    kept = {"visual": [0.97**n - 0.03 * n for n in range(29)], "text": [0.985**n for n in range(29)]}
+    video_figures.retention_curve(tmp_path / "retention.png", kept, bridge=14)
+    looks = [[0.1 + 0.02 * layer * head for head in range(28)] for layer in range(28)]
+    video_figures.attention_map(tmp_path / "map.png", looks, bridge=14)
+    for name in ("tau", "attention", "importance", "retention", "map"):
+        assert is_drawn(tmp_path / f"{name}.png"), name

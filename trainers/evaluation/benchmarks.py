@@ -1,0 +1,161 @@
+"""What an evaluation measures on: files of one's own, prompts of image generators, published sets, TABED's suite."""
+
+from __future__ import annotations
+
+import re
+from typing import Annotated, Any, Literal
+
+from pydantic import BeforeValidator, Field
+
+from ...core.section import Section
+from ...data.benchmark_sets import names_of, set_name
+from ...data.dataset import ConversationData
+from ...data.prompts import PromptSource
+from ...data.suite import BENCHMARK, OOD, QUALITY, TASKS, Convention, Task
+from ...eval.quality import QualityConfig
+
+HUB = "hub"
+
+
+class FilesBenchmark(Section):
+    """Records of one's own: each conversation up to its last answer is a request."""
+
+    kind: Literal["files"] = "files"
+    data: ConversationData
+
+
+class PromptsBenchmark(Section):
+    """Prompts of an image generator."""
+
+    kind: Literal["prompts"] = "prompts"
+    prompts: PromptSource
+    # Metrics on every picture that was drawn; null: none.
+    quality: QualityConfig | None = None
+    # Score the pictures with the reader of a world (a stage with model: reader).
+    reader: bool = False
+    # Pictures of each method in the report's grids.
+    shown: int = Field(8, ge=1)
+
+
+class SetsBenchmark(Section):
+    """Published sets of videos, pictures and texts, or a directory in their layout."""
+
+    kind: Literal["sets"]
+    # How pictures and clips are read; max_samples limits the rows of each set (100 as drawn with seed 42 of `hub`).
+    # `path` is `hub` (the published sets), a directory with suite.json, or with `from` the folder of one in a generated
+    # world (video_suite).
+    data: ConversationData
+    # null: those that the directory has; of `hub` all sets of clips.
+    sets: list[str] | None = Field(None, min_length=1)
+    # describe: long answers, to measure speed on; stock: the sets' own questions; verbatim: a directory's own words.
+    convention: Literal["describe", "stock", "verbatim"] = "describe"
+    # Of `hub`: the folder in which each set's archives of clips are unpacked, in a folder of the set's name.
+    media: str | None = None
+
+    @property
+    def on_hub(self) -> bool:
+        return self.data.from_stage is None and self.data.path == HUB
+
+    @property
+    def names(self) -> list[str] | None:
+        """Of the sets, as tables have them: published ones answer to other names, too. None: those of the directory.
+
+        Raises:
+            UserError: no published set is called so.
+        """
+        if not self.on_hub:
+            return self.sets
+        return names_of("video") if self.sets is None else [set_name(called) for called in self.sets]
+
+
+class QualitySection(Section):
+    """Answers of target and drafts, each with the pictures and without (TABED, tables 5 and 9, figure 7)."""
+
+    # OCRBench (accuracy), TextCaps (METEOR, ROUGE-L), Spot and MB (ROUGE-L); all but accuracy need the extra [metrics].
+    sets: list[str] = Field(list(QUALITY), min_length=1)
+    max_new_tokens: int = Field(128, ge=1)
+    # Rows of each set; null: as many as it has (OCRBench 1000, TextCaps 3166).
+    max_samples: int | None = Field(None, ge=1)
+    # Records of each set whose answers the report shows.
+    samples: int = Field(3, ge=0)
+
+
+class TabedBenchmark(Section):
+    """TABED's sets in first and second turns, with a table of their own: suite.md, suite.json and suite.png."""
+
+    kind: Literal["tabed"]
+    # How pictures are cut; max_samples limits the rows of each set. `path` is `hub` (the published sets), a directory
+    # with suite.json, or with `from` the folder of one in a generated world (suite).
+    data: ConversationData
+    # null: the nine of the article, or those that the directory has.
+    sets: list[str] | None = Field(None, min_length=1)
+    # 1: first turns alone.
+    turns: Literal[1, 2] = 2
+    # Second turns of benchmark sets. Those on the first turn count as one number, NQ and GSM8K have their own columns.
+    tasks: list[Task] = Field(list(TASKS), min_length=1)
+    # Prompts: paper (appendix I), released (TABED's code), or verbatim (the data's own words).
+    convention: Convention = "released"
+    # How a second turn's prompt holds the first: released, without the end token behind the answer; training, with it.
+    transcript: Literal["released", "training"] = "released"
+    quality: QualitySection | None = None
+
+    @property
+    def on_hub(self) -> bool:
+        return self.data.from_stage is None and self.data.path == HUB
+
+    @property
+    def names(self) -> list[str] | None:
+        """Of the sets; None: those of the directory."""
+        return [*BENCHMARK, *OOD] if self.sets is None and self.on_hub else self.sets
+
+
+def _known_kind(given: Any) -> Any:
+    """Without a kind: prompts where it has them, else files."""
+    if not isinstance(given, dict) or "kind" in given:
+        return given
+    return {"kind": "prompts" if "prompts" in given else "files", **given}
+
+
+AnyBenchmark = Annotated[
+    Annotated[FilesBenchmark | PromptsBenchmark | SetsBenchmark | TabedBenchmark, Field(discriminator="kind")],
+    BeforeValidator(_known_kind),
+]
+
+
+def _by_name(given: Any) -> Any:
+    """A list of sections with a name each, too. Raises `ValueError` where two have one name."""
+    if not isinstance(given, list) or not all(isinstance(entry, dict) for entry in given):
+        return given
+    found: dict[str, Any] = {}
+    for entry in given:
+        name = str(entry.get("name") or entry.get("kind"))
+        if name in found:
+            raise ValueError(f"two benchmarks are called {name!r}")
+        found[name] = {key: value for key, value in entry.items() if key != "name"}
+    return found
+
+
+# Name in the tables -> section; of `sets` and `tabed` the tables have the sets' names.
+Benchmarks = Annotated[dict[str, AnyBenchmark], BeforeValidator(_by_name)]
+
+
+def check_benchmarks(benchmarks: dict[str, Any]) -> None:
+    """Raises `ValueError` for names that are no files' names or stand twice, and for sections that contradict."""
+    names: list[str] = []
+    for name, benchmark in benchmarks.items():
+        if isinstance(benchmark, FilesBenchmark | PromptsBenchmark):
+            names.append(name)
+        else:
+            names += benchmark.names or []
+            _check_suite(name, benchmark)
+    if odd := [name for name in names if re.fullmatch(r"[\w.+ -]+", name) is None]:
+        raise ValueError(f"names of benchmarks become names of files: letters, digits, blanks and . + - _, found {odd}")
+    if twice := {name for name in names if names.count(name) > 1}:
+        raise ValueError(f"two benchmarks are called {', '.join(sorted(twice))}")
+
+
+def _check_suite(name: str, benchmark: SetsBenchmark | TabedBenchmark) -> None:
+    if not isinstance(benchmark.data.path, str):
+        raise ValueError(f"benchmarks.{name}.data.path names one directory (or {HUB}), found a list")
+    if benchmark.data.kinds is not None:
+        raise ValueError(f"benchmarks.{name}.data.kinds: sets are chosen by `sets`")

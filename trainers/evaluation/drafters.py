@@ -1,0 +1,205 @@
+"""Opens the drafters of an evaluation's methods beside the loaded target. Weights that several share load once."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from pydantic import TypeAdapter
+
+from ...core.errors import UserError, did_you_mean
+from ...eval.policies import TreePolicy
+from ...eval.rules import Rule
+from ...models.drafters import AnyDrafter
+from ...models.drafters.base import Drafter, DraftingOptions, TargetIdentity
+from ...models.drafters.ensemble import EnsembleConfig
+from ...models.drafters.made_for import MANIFEST
+from ...models.drafters.mixed import MixedConfig
+from ..context import Context
+from .methods import Method, decoding_with
+from .requests import Opened
+
+
+@dataclass(frozen=True, eq=False)
+class Drafting:
+    """A method with one of its drafters, ready to decode.
+
+    Args:
+        name: of the method, in the tables.
+        drafter_name: whose weights draft: a stage, a published name.
+        config: the drafter's section, as it decodes.
+        rule: temperature -> acceptance rule.
+    """
+
+    name: str
+    drafter_name: str
+    method: Method
+    config: Any
+    drafter: Drafter
+    policy: TreePolicy
+    rule: Callable[[float], Rule]
+
+    @property
+    def _mode(self) -> EnsembleConfig | None:
+        mode = getattr(self.config, "mode", None)
+        return mode if isinstance(mode, EnsembleConfig) else None
+
+    @property
+    def mode(self) -> str:
+        """Drafting mode of a draft LVLM; "" of other drafters."""
+        return "" if self._mode is None else self._mode.name
+
+    @property
+    def members(self) -> tuple[str, ...]:
+        """Of the drafting mode: what a draft LVLM is shown, row by row."""
+        return () if self._mode is None else self._mode.members
+
+    @property
+    def parts(self) -> dict[str, bool] | None:
+        """Which parts of Sparrow are on (its table 6); None: not a head of a language model."""
+        config = self.config
+        if not hasattr(config, "mtp_steps"):
+            return None
+        ivsb = bool(getattr(config, "ivsb", False)) and config.visual(training=True) == "direct"
+        return {"MTP": config.mtp_steps > 0, "IVSB": ivsb, "VATA": config.visual(training=False) == "none"}
+
+    def details(self, opened: Opened, max_new_tokens: int) -> dict[str, Any]:
+        """What drafter, policy and rule have to tell of the request that was just decoded."""
+        found: dict[str, Any] = {"rule": self.method.rule.kind}
+        for key in ("num_held", "num_kept"):
+            if (value := getattr(self.drafter, key, None)) is not None:
+                found[key] = int(value)
+        log = getattr(self.policy, "log", None)
+        if log is not None and self.policy.name == "sage":
+            found["sage"] = [cycle._asdict() for cycle in log]
+        elif log is not None:
+            found["adaptation"] = [list(cycle) for cycle in log]
+        if self.members:
+            held = self.drafter.decoder.max_positions  # type: ignore[attr-defined]
+            last = self.drafter.last_position(opened.request, max_new_tokens)  # type: ignore[attr-defined]
+            found["beyond_positions"] = held is not None and last > held
+        return found
+
+
+@dataclass(frozen=True)
+class Source:
+    """Where a drafter comes from: its section, and the folder of the stage that trained it (None: no stage did)."""
+
+    name: str
+    config: Any
+    folder: Path | None
+
+
+class Drafters:
+    """Opens drafters.
+
+    Args:
+        named: the evaluation's own sections by name.
+        methods: that members of an ensemble may name.
+    """
+
+    def __init__(
+        self,
+        context: Context,
+        target: Any,
+        *,
+        named: Mapping[str, Any],
+        methods: Mapping[str, Method],
+        tokenizer_sha256: str | None,
+        options: DraftingOptions,
+    ):
+        self.context, self.target, self.named, self.methods = context, target, named, methods
+        self.options = options
+        section = context.target.model_dump(mode="json")
+        self.identity = TargetIdentity(section=section, tokenizer_sha256=tokenizer_sha256)
+        self._modules: dict[Any, Any] = {}
+
+    def open(self, name: str, method: Method, rule: Callable[[float], Rule], policy: TreePolicy) -> list[Drafting]:
+        """The method with each of its drafters."""
+        options = self._options(method, policy)
+        found = []
+        for source in self.sources(name, method):
+            config = decoding_with(source.config, method.settings, self._where(name))
+            drafter = self._drafter(source, config, options, name)
+            found.append(Drafting(name, source.name, method, config, drafter, policy, rule))
+        return found
+
+    def modules(self, method: Method, name: str, *, kind: str) -> dict[str, Any]:
+        """The loaded models of a method's drafters of one kind, by drafter."""
+        sources = [source for source in self.sources(name, method) if source.config.kind == kind]
+        return {source.name: self._module(source, source.config) for source in sources}
+
+    def sources(self, name: str, method: Method) -> list[Source]:
+        if method.names:
+            return [self._named(drafter) for drafter in method.names]
+        if method.drafter is not None:
+            return [Source(_title(method.drafter), method.drafter, None)]
+        folder = self.context.inputs.get("drafter")
+        config = (_trained(folder) if folder is not None else None) or self.context.drafter
+        if config is None:
+            raise UserError("nothing drafts", where=self._where(name),
+                            cure="name a stage or a section under drafter, or give the recipe a drafter")  # fmt: skip
+        return [Source(folder.name if folder is not None else _title(config), config, folder)]
+
+    def _named(self, name: str) -> Source:
+        if name in self.named:
+            return Source(name, self.named[name], None)
+        folder = self.context.inputs[f"drafter/{name}"]
+        # A stage may have trained another drafter than the recipe's.
+        return Source(name, _trained(folder) or self.context.drafter, folder)
+
+    def _options(self, method: Method, policy: TreePolicy) -> DraftingOptions:
+        capacity = self.options.capacity + policy.max_nodes
+        return replace(self.options, chain=method.chain, capacity=capacity)
+
+    def _drafter(self, source: Source, config: Any, options: DraftingOptions, name: str) -> Drafter:
+        if isinstance(config, MixedConfig):
+            return self._mixed(config, options, name)
+        return config.drafter(self._module(source, config), self.target, options)
+
+    def _mixed(self, config: MixedConfig, options: DraftingOptions, name: str) -> Drafter:
+        """An ensemble of drafters of any kind, each opened anew: two of a cycle's drafters never share a cache."""
+        members = []
+        for member in config.members:
+            if not isinstance(member, str):
+                members.append(self._drafter(Source(_title(member), member, None), member, options, name))
+                continue
+            if member not in self.methods or member == name:
+                known = [other for other in self.methods if other != name]
+                raise UserError(f"member {member!r} is no other method of this evaluation", where=self._where(name),
+                                cure=did_you_mean(member, known))  # fmt: skip
+            method = self.methods[member]
+            (source,) = self.sources(member, method)
+            of_member = decoding_with(source.config, method.settings, self._where(member))
+            members.append(self._drafter(source, of_member, options, member))
+        return config.drafter(members, self.target, options)
+
+    def _module(self, source: Source, config: Any) -> Any:
+        # Settings of decoding share weights, but rotary positions of three rows are part of a head's module. What it
+        # was trained with decides whether it fits the target.
+        positions = {"positions": config.positions} if "positions" in config.decoding_settings else {}
+        trained = source.config.model_copy(update=positions)
+        section = trained.model_dump_json(by_alias=True, exclude=set(config.decoding_settings))
+        key = source.folder, section, positions.get("positions") == "mrope"
+        if key not in self._modules:
+            self._modules[key] = trained.load(source.folder, self.target, identity=self.identity)
+        return self._modules[key]
+
+    def _where(self, name: str) -> str:
+        return f"key stages.{self.context.name}.methods.{name}"
+
+
+def _title(config: Any) -> str:
+    """What tables call a drafter that no stage trained: its weights' path, or its kind."""
+    model = getattr(config, "model", None)
+    return str(getattr(config, "path", None) or getattr(model, "path", None) or model or config.kind)
+
+
+def _trained(folder: Path) -> Any | None:
+    """The section of the drafter in a stage's folder; None: its manifest has none."""
+    path = folder / MANIFEST
+    written = json.loads(path.read_text()).get("drafter") if path.is_file() else None
+    return TypeAdapter(AnyDrafter).validate_python(written) if isinstance(written, dict) else None

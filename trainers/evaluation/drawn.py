@@ -1,0 +1,189 @@
+"""An evaluation of an image generator: the same prompts drawn plainly and by every method."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ...core import ranks
+from ...core.errors import UserError
+from ...data.prompts import ImagePrompt, read_prompts
+from ...eval.lantern import LanternConfig, lantern
+from ...eval.rows import PLAIN, Row
+from ...eval.rules import Rule
+from ...eval.studies.drawn import Reading, encoded_pictures, read_pictures
+from ...eval.studies.drawn.section import drawn_section
+from ...eval.tables import ReportSection
+from ...models.decoding.warp import Warp
+from ...models.drafters.base import DraftingOptions
+from ...models.generators import Generator, check_labels, load_generator, sample_condition
+from ..context import Context
+from ..stages.encode import SHARDS
+from ..stages.generate import WORLD
+from .drafters import Drafters, Drafting
+from .judge import Drawn, Judge
+from .measuring import Measuring
+from .methods import Method
+from .reporting import Reporting, picture_grids
+from .requests import PromptSet
+
+
+def run(stage: Any, context: Context) -> None:
+    """Measure and report."""
+    device, benchmark = context.device(), stage.drawing
+    generator = load_generator(context.target, context.inputs, device=device)
+    source = benchmark.prompts.resolved(context.inputs["data"] / WORLD if benchmark.prompts.from_stage else None)
+    prompts = read_prompts(source)
+    check_labels(context.target, [(p.caption, p.label) for p in prompts])
+    judge = Judge(
+        benchmark.quality,
+        prompts,
+        reader=context.inputs["reader"] if benchmark.reader else None,
+        real=Path(source.path) if source.path and source.path.endswith(".tar") else None,
+        size=context.target.image_size,
+        device=device,
+    )
+    drafters = Drafters(
+        context, generator.target, named=stage.drafters, methods=stage.methods, tokenizer_sha256=None,
+        options=DraftingOptions(),
+    )  # fmt: skip
+    rules = _Rules(generator, context)
+    drafting = [
+        one
+        for name, method in stage.methods.items()
+        for one in drafters.open(
+            name, method, rules.of(method), method.policy(grid=generator.target.grid, seed=context.seed)
+        )
+    ]
+    if stage.probes.analysis is not None:
+        stage.probes.analysis.check(len(generator.codebook), generator.target.grid)
+        eagle_head(drafting)
+    measuring = Measuring(stage, context, generator.target, drafting, ())
+    (name,) = stage.benchmarks
+    requests = PromptSet(name, prompts, generator)
+    rows: list[Row] = []
+    for temperature in stage.temperatures:
+        measured = measuring.at(requests, temperature, generator.target.num_codes)
+        rows += measured.rows
+        context.say(
+            f"temperature {temperature:g}: {len(prompts)} prompts drawn plainly and by "
+            f"{sum(d.method.allowed(temperature) for d in drafting)} methods"
+        )
+    if ranks.is_main():
+        tokens = drawn_tokens(rows)
+        quality = {t: {m: judge(_drawn(generator, codes)) for m, codes in by.items()} for t, by in tokens.items()}
+        shown = {
+            t: {m: generator.pictures(codes_of(generator, codes[: benchmark.shown])) for m, codes in by.items()}
+            for t, by in tokens.items()
+        }
+        reporting = Reporting(stage, context, measuring, rows, _about(stage, context, prompts, judge))
+        grids = picture_grids(context.folder, shown)
+        reporting.write(grids, quality=quality)
+        # Behind the report: what was measured is there, whatever becomes of the analysis.
+        if stage.probes.analysis is not None:
+            more = _analysis(stage, context, generator, prompts, drafting, rows, shown, quality)
+            reporting.write(grids, more, quality=quality, again=True)
+    ranks.barrier()
+
+
+@dataclass(frozen=True)
+class _Rules:
+    """Acceptance rules of methods; LANTERN's read the target's codebook."""
+
+    generator: Generator
+    context: Context
+
+    def of(self, method: Method) -> Any:
+        def rule(temperature: float) -> Rule:
+            if not isinstance(method.rule, LanternConfig):
+                return method.exact_rule(temperature)
+            codebook = self.generator.codebook.to(self.generator.target.device)
+            return lantern(
+                method.rule,
+                codebook,
+                greedy=temperature == 0,
+                offset=self.generator.first_id,
+                seed=self.context.seed,
+                folder=self.context.folder / "neighbours",
+            )
+
+        return rule
+
+
+def drawn_tokens(rows: Sequence[Row]) -> dict[float, dict[str, list[tuple[int, ...]]]]:
+    """temperature -> method (plain decoding first) -> the tokens of each picture, in the order of the prompts."""
+    found: dict[float, dict[str, list[tuple[int, ...]]]] = {}
+    for row in rows:
+        found.setdefault(row.temperature, {}).setdefault(row.method, []).append(row.tokens)
+    return found
+
+
+def _about(stage: Any, context: Context, prompts: Sequence[ImagePrompt], judge: Judge) -> dict[str, Any]:
+    real, source = judge.score_of_real(), stage.prompts
+    return {
+        "prompts": f"{len(prompts)} of {source.path or f'{source.classes} classes'}",
+        "guidance": f"scale {context.target.cfg_scale:g}",
+    } | ({} if real is None else {"reader": f"reads {real:.1%} of the real pictures of these prompts as captioned"})
+
+
+def _drawn(generator: Generator, tokens: Sequence[Sequence[int]]) -> Drawn:
+    return Drawn(generator.pictures, codes_of(generator, tokens))
+
+
+def codes_of(generator: Generator, tokens: Sequence[Sequence[int]]) -> Tensor:
+    """Pictures' tokens as codes [B,n] of the image tokenizer."""
+    return torch.stack([generator.target.codes(list(row)) for row in tokens])
+
+
+def eagle_head(drafting: Sequence[Drafting]) -> Any:
+    """The head of the first method. Raises `UserError` where it is none of EAGLE's."""
+    head = getattr(drafting[0].drafter, "head", None)
+    if drafting[0].config.kind != "eagle" or head is None:
+        raise UserError("probes.analysis reads an EAGLE head, and the first method drafts with another",
+                        where="probes.analysis",
+                        cure="put a method with an eagle drafter first, or leave analysis out")  # fmt: skip
+    return head
+
+
+def _analysis(
+    stage: Any,
+    context: Context,
+    generator: Generator,
+    prompts: Sequence[ImagePrompt],
+    drafting: Sequence[Drafting],
+    rows: Sequence[Row],
+    shown: Mapping[float, Mapping[str, Tensor]],
+    quality: Mapping[float, Mapping[str, Mapping[str, Any]]],
+) -> ReportSection:
+    """What target and head make of the pictures that were drawn plainly, at every temperature."""
+    config, target, head = stage.probes.analysis, generator.target, eagle_head(drafting)
+    codebook = generator.codebook.to(target.device)
+    table = config.table(codebook, offset=generator.first_id, folder=context.folder / "neighbours")
+
+    def read(pictures: list[tuple[Tensor, Tensor]], temperature: float) -> Reading:
+        warp = Warp(temperature, stage.top_k, stage.top_p)
+        return read_pictures(config, target, head, pictures, warp, table, seed=context.seed)
+
+    conditions = [generator.request(p.caption, p.label, p.key).condition for p in prompts[: config.pictures]]
+    readings = {}
+    for temperature, by_method in drawn_tokens(rows).items():
+        codes = [target.codes(list(row)) for row in by_method[PLAIN][: len(conditions)]]
+        readings[temperature] = read(list(zip(conditions, codes, strict=True)), temperature)
+    encoded = {}
+    if config.head_data is not None:
+        data = config.head_data
+        folder = Path(data.path) if data.path else context.inputs["codes"] / SHARDS
+        for name, found in encoded_pictures(config, folder, sample_condition(context.target)).items():
+            encoded[name] = read(found, stage.temperatures[0])
+    relaxed = {name: (m.tree, m.rule) for name, m in stage.methods.items() if isinstance(m.rule, LanternConfig)}
+    tree = next((tree for tree, _ in relaxed.values()), None)
+    rules = {name: rule for name, (its, rule) in relaxed.items() if its == tree}
+    captions = [p.caption for p in prompts]
+    return drawn_section(
+        context.folder, config, readings, rows, shown, captions, rules=rules, quality=quality, encoded=encoded
+    )

@@ -1,0 +1,122 @@
+"""How drawn pictures are judged: the recipe's metrics, and for a world of shapes its reader.
+
+Letters: B pictures, S side in pixels.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from PIL import Image
+from torch import Tensor
+
+from ...data.captioned import Captioned, TarSource, decode_image, read
+from ...data.prompts import ImagePrompt
+from ...data.shapes.captioned import figures_of, places_of
+from ...eval.quality import Extractor, Measured, QualityConfig, as_is, check, measure
+from ...models.shapes_reader import ShapesReader
+
+
+class Drawn(Sequence[np.ndarray]):
+    """Codes as pictures uint8 [S,S,3], decoded a few at a time when asked for: 30,000 of them fit no memory."""
+
+    def __init__(self, decode: Callable[[Tensor], Tensor], codes: Tensor, at_once: int = 64):
+        self.decode, self.codes, self.at_once = decode, codes, at_once
+        self._start, self._held = -1, torch.empty(0)
+
+    def __len__(self) -> int:
+        return len(self.codes)
+
+    def __getitem__(self, index: Any) -> Any:
+        start = index - index % self.at_once
+        if start != self._start:
+            self._start, self._held = start, self.decode(self.codes[start : start + self.at_once])
+        return self._held[index - start].permute(1, 2, 0).numpy()
+
+
+class Judge:
+    """Of one evaluation: the same prompts, real pictures and networks for every method.
+
+    Args:
+        config: published metrics; null: none.
+        reader: folder of a world's reader; its features stand where Inception's do, and say so in the result.
+        real: tar of the world's pictures for these prompts, where the prompts come from one.
+    """
+
+    def __init__(
+        self,
+        config: QualityConfig | None,
+        prompts: Sequence[ImagePrompt],
+        *,
+        reader: Path | None,
+        real: Path | None,
+        size: int,
+        device: torch.device,
+    ):
+        self.config, self.prompts, self.device = config, prompts, device
+        if config is not None:
+            check(config)  # missing weights are told before an hour of decoding
+        self.reader = None if reader is None else ShapesReader.load(reader).to(device)
+        for prompt in prompts if reader is not None else ():
+            figures_of(prompt.caption)  # and so are captions that the reader cannot judge
+        self.real = real_pictures(real, size, len(prompts)) if self.reader is not None and real is not None else []
+
+    def __call__(self, images: Sequence[np.ndarray]) -> dict[str, dict[str, Any]]:
+        """Metric -> {value, n, what, spread} for pictures uint8 [S,S,3], one for each prompt."""
+        captions = [p.caption for p in self.prompts]
+        found: dict[str, Measured] = {}
+        if self.config is not None:
+            found |= measure(self.config, images, captions=captions, device=self.device)
+        if self.reader is not None:
+            right = as_captioned(self.reader, _stacked(images), captions)
+            found["as_captioned"] = Measured(right, len(images), "colour and shape as captioned, read by the reader")
+        if self.real:
+            assert self.reader is not None
+            features = Extractor("shapes reader", as_is, self._features)
+            real = [np.asarray(picture) for picture in self.real]
+            settings = QualityConfig(metrics=("fid",))
+            by_reader = measure(settings, images, reference=real, extractors={"fid": features}, device=self.device)
+            found["fid_of_reader"] = by_reader["fid"]  # no published FID: the two must not be taken for one
+        return {
+            name: {"value": m.value, "n": m.n, "what": m.what, "spread": m.spread, "caution": m.caution}
+            for name, m in found.items()
+        }
+
+    def score_of_real(self) -> float | None:
+        """The reader's own score on real pictures of the prompts: what a perfect generator could reach."""
+        if self.reader is None or not self.real:
+            return None
+        captions = [p.caption for p in self.prompts[: len(self.real)]]
+        return as_captioned(self.reader, _stacked([np.asarray(p) for p in self.real]), captions)
+
+    def _features(self, images: Tensor) -> Tensor:
+        assert self.reader is not None
+        return self.reader.features(images).mean(1)
+
+
+def _stacked(images: Sequence[np.ndarray]) -> Tensor:
+    """uint8 [B,3,S,S]."""
+    return torch.from_numpy(np.stack(list(images))).permute(0, 3, 1, 2)
+
+
+def as_captioned(reader: ShapesReader, pictures: Tensor, captions: Sequence[str]) -> float:
+    """Share of pictures in which every captioned figure stands at its place in its colour and shape."""
+    with torch.no_grad():
+        read_places = reader.read(pictures.to(next(reader.parameters()).device)).cpu()  # [B,4,2]
+    truth = torch.tensor([places_of(figures_of(caption)) for caption in captions])
+    asked = truth[..., 0] > 0
+    return float(((read_places == truth).all(-1) | ~asked).all(-1).float().mean())
+
+
+def real_pictures(tar: Path, size: int, count: int) -> list[Image.Image]:
+    """The first `count` pictures of a world's tar, whose captions are the prompts."""
+    found = []
+    for item in read(TarSource(kind="webdataset", path=str(tar), max_samples=count)):
+        picture = decode_image(item, size) if isinstance(item, Captioned) else None
+        if isinstance(picture, Image.Image):
+            found.append(picture)
+    return found

@@ -1,0 +1,217 @@
+"""The loop that measures: each request plainly and by every method, one after the other, and kept as soon as it is.
+
+Methods are interleaved request by request, so that a slow minute hits all alike. A killed run goes on behind what it
+kept, with any number of ranks.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from ...core import ranks
+from ...data.lengths import count_long
+from ...eval.loop import Decoding, Generation, generate
+from ...eval.policies import Chain, Draw
+from ...eval.rows import PLAIN, Row, measure
+from ...eval.rules import RULES
+from ...models.decoding.warp import Warp
+from ..context import Context
+from ..positions import before_decoding
+from .drafters import Drafting
+from .requests import ConversationSet, Opened, RequestSet
+from .resume_log import ResumeLog
+
+
+@dataclass(frozen=True)
+class Measured:
+    """One set at one temperature and length.
+
+    Args:
+        rows: of every request plain decoding's, and one for each method and drafter.
+        plain: plain decoding's of each request, in their order; None where the request is left out.
+    """
+
+    rows: list[Row]
+    plain: list[Row | None]
+
+    @property
+    def num_left_out(self) -> int:
+        return sum(row is None for row in self.plain)
+
+
+@dataclass(frozen=True)
+class Measuring:
+    """Everything that requests are decoded with.
+
+    Args:
+        stage: the evaluate stage's section.
+        drafting: each method's drafters, in the order in which they decode.
+        eos_ids: tokens that end an answer; none of an image.
+        tokenizer: None where tokens are an image's codes.
+    """
+
+    stage: Any
+    context: Context
+    target: Any
+    drafting: Sequence[Drafting]
+    eos_ids: tuple[int, ...]
+    tokenizer: Any = None
+    left_out: dict[str, str] = field(default_factory=dict)  # set -> how many of how many requests cannot be read
+    _warm: Counter[Any] = field(default_factory=Counter)
+
+    def all(self, requests: RequestSet) -> list[Row]:
+        """Rows of all ranks for one set, at every temperature and length."""
+        self.check_positions(requests)
+        rows = []
+        for temperature in self.stage.temperatures:
+            for length in self.lengths:
+                measured = self.at(requests, temperature, length)
+                rows += measured.rows
+        self.tell(requests, measured)
+        return rows
+
+    @property
+    def lengths(self) -> list[int]:
+        """Tokens of an answer; an image has as many as it has."""
+        return self.stage.max_new_tokens if self.tokenizer is not None else [self.target.num_codes]
+
+    def tell(self, requests: RequestSet, measured: Measured) -> None:
+        count = measured.num_left_out
+        if count:
+            self.left_out[requests.name] = f"{count} of {len(requests)} (skipped.jsonl)"
+        listed = f", {count} left out: {self.context.folder / 'skipped.jsonl'}" if count else ""
+        self.context.say(f"{requests.name}: {len(requests) - count} requests decoded{listed}")
+
+    def at(self, requests: RequestSet, temperature: float, max_new_tokens: int) -> Measured:
+        """One set at one temperature and length. What was kept before is read, not decoded again."""
+        stem = self.stem(requests, temperature, max_new_tokens)
+        log, decodings = ResumeLog(stem), self.decodings(temperature, max_new_tokens)
+        mine = range(ranks.rank(), len(requests), ranks.world_size())
+        left = [index for index in mine if str(index) not in log.values]
+        self._warm_up(requests, left, decodings, temperature)
+        unread = []
+        for index in left:
+            opened = requests.open(index, self.target)
+            if opened is None:
+                unread.append(index)
+                continue
+            common = {
+                "benchmark": requests.benchmark, "request": opened.request.name, "temperature": temperature,
+                "max_new_tokens": max_new_tokens, "medium": requests.medium, "budget": requests.budget,
+                "turn": requests.turn, "prompt_tokens": opened.prompt_tokens, "visual_tokens": opened.visual_tokens,
+            }  # fmt: skip
+            log.add(str(index), [row.to_json() for row in self._rows(index, opened, decodings, common)])
+        nowhere = {index for each in ranks.gather(unread) for index in each}
+        kept = ResumeLog(stem).values
+        each = [
+            [] if index in nowhere else [Row.from_json(value, where=stem) for value in kept[str(index)]]
+            for index in range(len(requests))
+        ]
+        return Measured([row for rows in each for row in rows], [rows[0] if rows else None for rows in each])
+
+    def stem(self, requests: RequestSet, temperature: float, max_new_tokens: int) -> Path:
+        """Of the resume log's files."""
+        parts = [requests.turn, requests.budget, f"T{temperature:g}", str(max_new_tokens)]
+        return self.context.folder / "rows" / requests.benchmark / "-".join(part for part in parts if part)
+
+    def _rows(
+        self, index: int, opened: Opened, decodings: Mapping[Drafting, Decoding], common: Mapping[str, Any]
+    ) -> list[Row]:
+        """Plain decoding's row, and one for each method and drafter."""
+        plain: list[Generation] = []
+        drafted: dict[Drafting, list[Generation]] = {drafting: [] for drafting in decodings}
+        logs: dict[Drafting, dict[str, Any]] = {}
+        plainly = self.plainly(common["temperature"], common["max_new_tokens"])
+        for _ in range(self.stage.repeats):
+            plain.append(self._generate(index, None, opened, plainly))
+            for drafting, decoding in decodings.items():
+                drafted[drafting].append(self._generate(index, drafting, opened, decoding))
+                logs[drafting] = drafting.details(opened, common["max_new_tokens"])
+        about = self._about_plain(plain[0].tokens, opened)
+        rows = [measure(plain, plain, method=PLAIN, details=about, **common)]
+        for drafting, generations in drafted.items():
+            rows.append(
+                measure(
+                    plain, generations, method=drafting.name, drafter=drafting.drafter_name, mode=drafting.mode,
+                    details=about | logs[drafting], **common,
+                )
+            )  # fmt: skip
+        return rows
+
+    def _about_plain(self, tokens: list[int], opened: Opened) -> dict[str, Any]:
+        """Whether the target's own answer is the data's, word for word."""
+        if opened.answer is None or self.tokenizer is None:
+            return {}
+        return {"plain_is_data": self.text(tokens).strip() == opened.answer.strip()}
+
+    def text(self, tokens: Sequence[int], *, special: bool = False) -> str:
+        """Tokens as text, with the end token and other special ones where asked for."""
+        return str(self.tokenizer.decode(list(tokens), skip_special_tokens=not special))
+
+    def _warm_up(
+        self, requests: RequestSet, left: Sequence[int], decodings: Mapping[Drafting, Decoding], temperature: float
+    ) -> None:
+        """The first requests of each medium, length and temperature, before the clock counts."""
+        place = requests.medium, requests.budget, temperature
+        for index in left[: max(0, self.stage.warmup - self._warm[place])]:
+            self._warm[place] += 1
+            opened = requests.open(index, self.target)
+            if opened is not None:
+                self._generate(index, None, opened, self.plainly(temperature, self.lengths[0]))
+                for drafting, decoding in decodings.items():
+                    self._generate(index, drafting, opened, decoding)
+
+    def _generate(self, index: int, drafting: Drafting | None, opened: Opened, decoding: Decoding) -> Generation:
+        drafter = None if drafting is None else drafting.drafter
+        return generate(self.target, drafter, opened.request, decoding, self.uniforms(index))
+
+    def uniforms(self, index: int) -> torch.Generator:
+        """Of the request, not of the rank: the report is the same with one rank and with two."""
+        return torch.Generator().manual_seed(self.context.seed * 1_000_003 + index)
+
+    def warp(self, temperature: float) -> Warp:
+        return Warp(temperature, self.stage.top_k, self.stage.top_p)
+
+    def plainly(self, temperature: float, max_new_tokens: int) -> Decoding:
+        """Plain decoding. It proposes nothing: the policy is never asked, and the rule draws the next token."""
+        rule = RULES["sampling" if temperature else "greedy"]
+        return Decoding(Chain(1), rule, Draw("top-k"), self.warp(temperature), max_new_tokens, self.eos_ids)
+
+    def decodings(self, temperature: float, max_new_tokens: int) -> dict[Drafting, Decoding]:
+        """Of the methods that this temperature can be used with."""
+        return {
+            drafting: Decoding(
+                drafting.policy, drafting.rule(temperature), Draw(drafting.method.draw), self.warp(temperature),
+                max_new_tokens, self.eos_ids,
+            )
+            for drafting in self.drafting
+            if drafting.method.allowed(temperature)
+        }  # fmt: skip
+
+    def check_positions(self, requests: RequestSet) -> None:
+        """Warn of requests beyond the positions of the target (it then answers noise) or of a draft that sees them."""
+        if not ranks.is_main() or not isinstance(requests, ConversationSet):
+            return
+        held, longest = self.target.decoder.max_positions, max(self.lengths)
+        if held is not None:
+            found = count_long(requests.dataset, held - longest, prompts=True)
+            if found.first is not None:
+                self.context.say(
+                    f"warning: {requests.name}: prompts that leave less than {longest:,} of the target's {held:,} "
+                    f"positions: {found}; its answers are noise there"
+                )
+        seeing = {d.drafter_name: d.drafter.decoder for d in self.drafting if "M" in d.members}
+        before_decoding(
+            requests.name,
+            requests.dataset,
+            {name: decoder.max_positions for name, decoder in seeing.items()},
+            self.context.say,
+            max_new_tokens=longest,
+            flat={name for name, decoder in seeing.items() if not decoder.reads_newlines},
+        )

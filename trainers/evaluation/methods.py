@@ -1,0 +1,178 @@
+"""A method of an evaluation: who drafts, in which tree, by which acceptance rule, and at which temperatures.
+
+The same keys serve every target. What cannot go together is refused by name before anything is loaded.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Annotated, Any, Literal
+
+from pydantic import BeforeValidator, Field, model_validator
+
+from ...core.errors import UserError
+from ...core.section import Section
+from ...eval.block import Block, BlockConfig
+from ...eval.lantern import LanternConfig
+from ...eval.policies import ChainTree, TreeConfig, TreePolicy, check_combination
+from ...eval.rules import RULES, Rule
+from ...models.drafters import AnyDrafter
+from ...models.drafters.ensemble import DraftingMode
+
+
+class ExactRule(Section):
+    """Greedy at temperature 0, speculative sampling above."""
+
+    kind: Literal["exact"] = "exact"
+
+
+def _rule(given: Any) -> Any:
+    return {"kind": given} if isinstance(given, str) else given
+
+
+# A section with a kind, or the name of a rule without settings (exact, block).
+RuleConfig = Annotated[
+    Annotated[ExactRule | LanternConfig | BlockConfig, Field(discriminator="kind")], BeforeValidator(_rule)
+]
+# What a method changes in its drafter's section: settings that decoding alone reads.
+SETTINGS = ("mode", "vata", "positions", "visual_share", "share_by", "share_layer", "cfg_scale")
+
+
+class Method(Section):
+    """One way of decoding."""
+
+    # What drafts: the name of a stage that trained it or of an entry of the evaluation's `drafters`, or a section like
+    # the recipe's `drafter` (something published by its path, kind: pruned, kind: ensemble). null: the recipe's
+    # drafter, as the latest stage left it.
+    drafter: str | AnyDrafter | None = None
+    # Several names: drafters of several seeds, say. They share this method's row in the tables.
+    drafters: list[str] | None = Field(None, min_length=1)
+    # A tree's name (chain: 5 tokens; static; 30-4-8: total with the root, levels, width; sage) or section. null: the
+    # evaluation's `tree`.
+    tree: TreeConfig = ChainTree(kind="chain")
+    # exact, block (of sampled chains), or a section: kind lantern relaxes acceptance, for image codes alone.
+    rule: RuleConfig = ExactRule()
+    # sample draws proposals from the drafter without replacement, for trees whose shape is fixed.
+    draw: Literal["top-k", "sample"] = "top-k"
+    # Only at these temperatures of the evaluation; null: at all that this method can be used at.
+    temperatures: list[float] | None = None
+    # Of a draft LVLM: M, T, C, P, T-text, T-raw; MT, MTCP (equal weights); MT*, MTCP* (adaptive); or a section with
+    # name, members and weights. null: M.
+    mode: DraftingMode | None = None
+    # Of heads of language models; null: as the head's own section has it. vata: no visual slot is held.
+    vata: bool | None = None
+    positions: Literal["compact", "flat", "mrope"] | None = None
+    # Share of the visual slots that is held without vata, by the attention that they get in the target.
+    visual_share: float | None = Field(None, ge=0, le=1)
+    share_by: Literal["last", "text"] | None = None
+    share_layer: int | None = Field(None, ge=0)
+    # Of a smaller LlamaGen: its guidance.
+    cfg_scale: float | None = Field(None, ge=0)
+
+    @model_validator(mode="after")
+    def _one_source(self) -> Method:
+        if self.drafter is not None and self.drafters is not None:
+            raise ValueError("give drafter (one) or drafters (several names), not both")
+        if self.drafters is not None and len({*self.drafters}) < len(self.drafters):
+            raise ValueError(f"drafters name one twice: {', '.join(self.drafters)}")
+        if not isinstance(self.drafter, str | None):
+            decoding_with(self.drafter, self.settings, "this method")
+        return self
+
+    @property
+    def names(self) -> list[str]:
+        """Drafters that are named, not spelt out."""
+        return [self.drafter] if isinstance(self.drafter, str) else self.drafters or []
+
+    @property
+    def settings(self) -> dict[str, Any]:
+        """What this method changes in its drafter's section."""
+        return {key: value for key in SETTINGS if (value := getattr(self, key)) is not None}
+
+    def allowed(self, temperature: float) -> bool:
+        if self.temperatures is not None and temperature not in self.temperatures:
+            return False
+        return temperature > 0 or (self.draw == "top-k" and self.rule.kind != "block")
+
+    def rule_name(self, temperature: float) -> str:
+        return ("sampling" if temperature else "greedy") if self.rule.kind == "exact" else self.rule.kind
+
+    def policy(self, *, grid: int | None = None, seed: int = 0) -> TreePolicy:
+        return self.tree.build(grid=grid, seed=seed)
+
+    def check(self, medium: Literal["text", "drawn"], temperature: float) -> None:
+        """Refuse what cannot be.
+
+        Args:
+            medium: drawn where the target's tokens are an image's codes.
+
+        Raises:
+            UserError: tree or rule are of another medium, or the combination would not be exact.
+        """
+        if medium == "text" and self.tree.kind == "adt":
+            raise UserError(
+                "tree: adt follows the rows of an image, and this target writes text",
+                cure="use 30-4-8 (EAGLE-2's), sage, static or chain",
+            )
+        if medium == "text" and self.rule.kind == "lantern":
+            raise UserError(
+                "rule: lantern lends mass between similar image codes, and words have no such neighbours",
+                cure="use rule: exact, which speculative decoding of text keeps to",
+            )
+        policy = self.policy(grid=1)  # of any side
+        check_combination(
+            temperature=temperature,
+            draw=self.draw,
+            policy=policy.name,
+            prunes_by_token=policy.prunes_by_token,
+            rule=self.rule_name(temperature),
+        )
+
+    def exact_rule(self, temperature: float) -> Rule:
+        """Of any rule but LANTERN's, which needs the target's codebook."""
+        return Block() if isinstance(self.rule, BlockConfig) else RULES[self.rule_name(temperature)]
+
+    @property
+    def chain(self) -> int | None:
+        """The tree's length where every proposal is the likeliest chain."""
+        return self.tree.gamma if isinstance(self.tree, ChainTree) and self.draw == "top-k" else None
+
+
+def decoding_with(config: Any, settings: Mapping[str, Any], where: str) -> Any:
+    """A drafter's section with a method's settings. Raises `UserError` for a setting that this kind does not have."""
+    try:
+        return config.for_decoding(**settings)
+    except ValueError as error:
+        raise UserError(str(error), where=where, cure="leave the setting out, or name another drafter") from error
+
+
+# LANTERN's and ADT-Tree's own comparisons; methods that a recipe names beside a preset are added to it.
+_EAGLE2: dict[str, Any] = {"tree": {"kind": "dynamic", "total": 60, "depth": 4, "width": 10}}
+_RELAXED: dict[str, Any] = {"rule": {"kind": "lantern", "k": 1000, "delta": 0.4}}
+
+
+def _adt(family: str) -> dict[str, dict[str, Any]]:
+    tree: dict[str, Any] = {"tree": {"kind": "adt", "preset": family}}
+    return {
+        "EAGLE-2": _EAGLE2,
+        "LANTERN": {**_EAGLE2, **_RELAXED},
+        "ADT-Tree": tree,
+        "ADT-Tree + LANTERN": {**tree, **_RELAXED},
+    }
+
+
+PRESETS: dict[str, dict[str, dict[str, Any]]] = {
+    "adt": _adt("anole"),
+    "adt-llamagen": _adt("llamagen"),
+    "lantern": {
+        "EAGLE-2": _EAGLE2,
+        **{
+            f"LANTERN (delta = {delta:g}, k = 1000)": {
+                **_EAGLE2,
+                "rule": {"kind": "lantern", "k": 1000, "delta": delta},
+                "temperatures": [temperature],
+            }
+            for delta, temperature in ((0.05, 0.0), (0.2, 0.0), (0.1, 1.0), (0.4, 1.0))
+        },
+    },
+}

@@ -1,0 +1,316 @@
+"""Probes: what an `evaluate` stage reads besides speed, on a few requests that are decoded once more, untimed.
+
+How sure drafters are and how much of it is accepted (SAGE's premises, and the planner's tree); where heads attend, how
+far visual tokens survive in the target, and from which layer on it can do without them (Sparrow); whether the target's
+answers depend on the picture.
+"""
+
+from __future__ import annotations
+
+import itertools
+import json
+import statistics
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Annotated, Any
+
+import torch
+from pydantic import Field
+
+from ...core import ranks
+from ...core.errors import UserError, did_you_mean
+from ...core.nouns import Request
+from ...core.section import Section
+from ...data.dataset import ConversationData
+from ...data.processor import Processor
+from ...data.visual_budget import visual_tokens as num_visual_tokens
+from ...eval.loop import Decoding, generate
+from ...eval.policies import Draw
+from ...eval.rows import Row
+from ...eval.rules import RULES
+from ...eval.studies import confidence_figures, video_figures, visual_tokens
+from ...eval.studies.confidence import Watched, by_confidence, entropy_autocorrelation, rates_by_rank
+from ...eval.studies.drawn import AnalysisConfig
+from ...eval.studies.planner import Costs, Plan, plan
+from ...eval.style import COLORS
+from ...eval.tables import Figure, ReportSection
+from ...models.decoding.warp import Warp
+from ...models.drafters.modes import without_pictures
+from ..context import Context
+from ..records import data_files
+from .benchmarks import SetsBenchmark
+from .drafters import Drafting
+from .measuring import Measuring
+from .requests import ConversationSet, Opening
+
+_WIDTH = 10  # ranks that a planned tree may have
+
+
+class Importance(Section):
+    """Right answers where visual tokens are hidden from a layer on (Sparrow, figures 3a and 5)."""
+
+    # Of the evaluation's sets those whose questions have options and end in a letter: published ones asked so
+    # (convention: stock or verbatim), or files of one's own whose records have the right option's `letter`.
+    sets: list[str] = Field(min_length=1)
+    # Layers from which on visual tokens are hidden, 0 to the target's number of them; null: every other one.
+    layers: list[Annotated[int, Field(ge=0)]] | None = None
+    # Tokens of an answer: a letter, and what may stand before it.
+    max_new_tokens: int = Field(8, ge=1)
+
+    def check(self, benchmarks: Mapping[str, Any]) -> None:
+        """Raises `ValueError` where the evaluation does not ask these sets for letters."""
+        suites = [benchmark for benchmark in benchmarks.values() if isinstance(benchmark, SetsBenchmark)]
+        known = [name for name, benchmark in benchmarks.items() if benchmark.kind == "files"]
+        known += [name for suite in suites for name in suite.names or []]
+        # A directory whose sets are not named has those that it has.
+        if all(suite.names is not None for suite in suites):
+            for name in self.sets:
+                if name not in known:
+                    raise ValueError(
+                        f"probes.importance.sets: {name!r} is not among the evaluation's sets; "
+                        + did_you_mean(name, known)
+                    )
+        for suite in suites:
+            asked = [name for name in self.sets if name in (suite.names or self.sets) and name not in benchmarks]
+            if asked and suite.convention == "describe":
+                raise ValueError(
+                    f"probes.importance.sets: {asked[0]} is asked for descriptions; set convention: stock, in an "
+                    "evaluation beside the one that measures speed"
+                )
+
+
+class Binding(Section):
+    """Questions whose records carry the one-word `answer`: does the target say it, and does it need the picture?"""
+
+    data: ConversationData
+
+
+class Probes(Section):
+    # Requests of each set that are decoded or read once more, of clips at the longest length.
+    requests: int = Field(8, ge=1)
+    # How sure each method's drafter is, and how much of that is accepted. null: of methods with tree: sage.
+    confidence: bool | None = None
+    # Where heads attend, which layers of the target attend to visual tokens, and the target's states against their
+    # embeddings, layer by layer (Sparrow, figures 2, 3b and 6).
+    states: bool = False
+    # From which layer on the target can do without visual tokens (Sparrow, figures 3a and 5); null: not asked.
+    importance: Importance | None = None
+    # Whether the target's answers depend on the picture; null: not asked.
+    binding: Binding | None = None
+    # Of image generators: figures and numbers of what target and head make of the pictures; true: the papers' settings.
+    analysis: AnalysisConfig | None = None
+
+
+@dataclass(frozen=True)
+class Probing:
+    """Probes of what a stage measured; rank 0 runs them alone."""
+
+    settings: Probes
+    context: Context
+    target: Any
+    drafting: Mapping[str, Drafting]
+    decoding: Decoding  # plain decoding at the lowest temperature
+
+    def report(
+        self, sets: Sequence[ConversationSet], rows: Sequence[Row], *, watched: Sequence[str]
+    ) -> list[ReportSection]:
+        """Sections of the report; numbers and figures go to the stage's folder.
+
+        Args:
+            watched: methods whose confidence is of interest.
+        """
+        longest = _longest(sets)
+        found: dict[str, Any] = {}
+        sections = [self._watch(longest, rows, watched, found)] if watched else []
+        clips = [part for part in longest if part.medium == "video"]
+        if self.settings.states and clips:
+            sections += [*self._shares(sets, found), self._in_the_target(clips, found)]
+        if self.settings.importance is not None:
+            sections.append(self._importance(self.settings.importance, sets, found))
+        (self.context.folder / "probes.json").write_text(json.dumps(found, indent=1))
+        return sections
+
+    def _requests(self, requests: ConversationSet) -> list[tuple[int, Request]]:
+        """The first of those that can be read, by their numbers."""
+        readable = ((i, seen) for i in range(len(requests)) if (seen := requests.request(i, self.target)))
+        return list(itertools.islice(readable, self.settings.requests))
+
+    def _watch(
+        self, sets: Sequence[ConversationSet], rows: Sequence[Row], watched: Sequence[str], found: dict[str, Any]
+    ) -> ReportSection:
+        bins, lags, plans = {}, {}, {}
+        for name in watched:
+            drafting = self.drafting[name]
+            policy = Watched(drafting.policy)
+            decoding = replace(self.decoding, policy=policy, draw=Draw(drafting.method.draw))
+            for part in sets:
+                for number, request in self._requests(part):
+                    generator = torch.Generator().manual_seed(self.context.seed * 1_000_003 + number)
+                    generate(self.target, drafting.drafter, request, decoding, generator)
+            places = [place for request in policy.requests for place in request]
+            rates = rates_by_rank(places, levels=drafting.policy.num_levels, width=_WIDTH)
+            mine = [r for r in rows if (r.method, r.drafter) == (drafting.name, drafting.drafter_name)]
+            bins[name], lags[name] = by_confidence(places), entropy_autocorrelation(policy.requests)
+            plans[name] = planned(rates, mine)
+            found[name] = {
+                "by_confidence": [one._asdict() for one in bins[name]],
+                "entropy_autocorrelation": [one._asdict() for one in lags[name]],
+                "rates": rates,
+                "plan": {"choices": plans[name].choices, "accepted": plans[name].accepted,
+                         "speedup": plans[name].speedup},
+            }  # fmt: skip
+        content: list[str | Figure] = []
+        for start in range(0, len(watched), len(COLORS)):
+            end = f"-{start // len(COLORS) + 1}.png" if start else ".png"
+            shown = watched[start : start + len(COLORS)]
+            confidence_figures.acceptance_by_confidence(self._path("confidence" + end), {n: bins[n] for n in shown})
+            confidence_figures.entropy_autocorrelation(self._path("entropy" + end), {n: lags[n] for n in shown})
+            content += [Figure(f"confidence{end}", "Accepted by confidence."),
+                        Figure(f"entropy{end}", "Entropy over cycles.")]  # fmt: skip
+        content.append("The best static tree by the rates and times that were measured (eval/planner.py); a proposal, "
+                       "to be measured itself:")  # fmt: skip
+        content.append("\n".join(f"- {name}: {_shown(found)}" for name, found in plans.items()))
+        return ReportSection("Confidence and acceptance", tuple(content))
+
+    def _shares(self, sets: Sequence[ConversationSet], found: dict[str, Any]) -> list[ReportSection]:
+        """Of every head, on the first set of clips, at each of its lengths."""
+        first = next(part.benchmark for part in sets if part.medium == "video")
+        shares: dict[str, dict[str, float]] = {}
+        for name, drafting in self.drafting.items():
+            if drafting.parts is None:
+                continue
+            for part in (p for p in sets if p.benchmark == first):
+                try:
+                    each = [visual_tokens.head_shares(self.target, drafting.drafter, r)
+                            for _, r in self._requests(part)]  # fmt: skip
+                except AssertionError:
+                    continue  # it holds some of the visual slots, or others in their place
+                label = f"{name}, {part.budget}" if part.budget else name
+                shares[label] = {kind: statistics.fmean(s[kind] for s in each) for kind in visual_tokens.KINDS}
+        if not shares:
+            return []
+        found["attention_shares"] = shares
+        video_figures.attention_bars(self._path("attention.png"), shares)
+        text = f"From the first token behind the prompt, on {first}."
+        return [ReportSection("Where heads attend", (text, Figure("attention.png", "Attention shares.")))]
+
+    def _in_the_target(self, clips: Sequence[ConversationSet], found: dict[str, Any]) -> ReportSection:
+        requests = [request for part in clips for _, request in self._requests(part)]
+        curve = found["retention"] = visual_tokens.retention(self.target, requests)
+        bridge = self._bridge()
+        video_figures.retention_curve(self._path("retention.png"), curve, bridge=bridge)
+        each = [visual_tokens.target_visual_attention(self.target, request) for request in requests]
+        attention = found["visual_attention"] = torch.stack(each).mean(0).tolist()
+        video_figures.attention_map(self._path("visual-attention.png"), attention, bridge=bridge)
+        layer = visual_tokens.fused_from(curve["visual"])
+        told = f"below {visual_tokens.THRESHOLD:g} " + ("at no layer" if layer is None else f"from layer {layer} on")
+        middle = "" if bridge is None else f"; heads read layer {bridge} at visual places"
+        content = (
+            f"The cosine of their states with their embeddings is {told}{middle}.",
+            Figure("retention.png", "Cosine of states with embeddings, by layer."),
+            Figure("visual-attention.png", "Attention to visual tokens by layer and head."),
+        )
+        return ReportSection("Visual tokens in the target", content)
+
+    def _importance(
+        self, settings: Importance, sets: Sequence[ConversationSet], found: dict[str, Any]
+    ) -> ReportSection:
+        count = self.target.decoder.num_layers
+        layers = settings.layers or list(range(0, count, 2))
+        if max(layers) > count:
+            raise UserError(f"layer {max(layers)}, and the target has {count}", where="key probes.importance.layers",
+                            cure=f"give layers from 0 to {count}")  # fmt: skip
+        # Answers are compared with the right one, whatever the stage's temperatures are.
+        decoding = replace(self.decoding, rule=RULES["greedy"], warp=Warp(0.0)).with_length(settings.max_new_tokens)
+        accuracy = {}
+        for part in _longest(sets):
+            if part.benchmark in settings.sets:
+                questions = self._questions(part)
+                accuracy[part.benchmark] = visual_tokens.importance(self.target, questions, [*layers, count], decoding)
+        if missing := [name for name in settings.sets if name not in accuracy]:
+            raise UserError(f"{missing[0]!r} is no set of this evaluation", where="key probes.importance.sets",
+                            cure=did_you_mean(missing[0], [part.benchmark for part in sets]))  # fmt: skip
+        found["importance"] = accuracy
+        video_figures.importance_curve(self._path("importance.png"), accuracy, bridge=self._bridge())
+        content = f"Stock prompts of {', '.join(accuracy)}.", Figure("importance.png", "Right answers by layer.")
+        return ReportSection("From which layer on the target can do without visual tokens", content)
+
+    def _questions(self, requests: ConversationSet) -> list[visual_tokens.Question]:
+        tokenizer, found = requests.dataset.processor.tokenizer, []
+        for index, request in self._requests(requests):
+            letter = requests.dataset.record(index).get("letter")
+            if letter is not None:
+                found.append(visual_tokens.Question(request, visual_tokens.says_letter(tokenizer.decode, letter)))
+        if not found:
+            raise UserError(f"no record of {requests.benchmark} says which letter is right",
+                            where="key probes.importance.sets",
+                            cure="name sets with options, and ask them with convention: stock")  # fmt: skip
+        return found
+
+    def _bridge(self) -> int | None:
+        """The middle layer that some head was trained with."""
+        heads = [one.config for one in self.drafting.values() if one.config.kind == "sparrow"]
+        return heads[0].visual_layer(self.target.shape, training=True) or None if heads else None
+
+    def _path(self, name: str) -> Path:
+        return self.context.folder / name
+
+
+def planned(rates: Sequence[Sequence[float | None]], rows: Sequence[Row]) -> Plan:
+    """The planner's tree for measured rates and the median times of `rows`; what was not offered is not grown."""
+    known = [[rate or 0.0 for rate in level] for level in rates]
+    verify_s, draft_s, plain_s = (
+        statistics.median(getattr(row, key) for row in rows) for key in ("verify_s", "draft_s", "plain_cycle_s")
+    )
+    return plan(known, Costs(verify_s, draft_s), plain_s=plain_s)
+
+
+def by_label(drafting: Sequence[Drafting]) -> dict[str, Drafting]:
+    """Each by its method's name, and by its drafter's too where a method has several."""
+    names = [one.name for one in drafting]
+    return {one.name if names.count(one.name) == 1 else f"{one.name}, {one.drafter_name}": one for one in drafting}
+
+
+def watched(drafting: Mapping[str, Drafting], settings: Probes) -> list[str]:
+    """Whose confidence is probed."""
+    every = settings.confidence
+    return [name for name, one in drafting.items() if (one.policy.name == "sage" if every is None else every)]
+
+
+def binding(probe: Binding, opening: Opening, measuring: Measuring, processor: Processor) -> dict[str, Any]:
+    """Share of questions whose answer names the record's key word, with the picture and without it."""
+    dataset = opening.dataset(probe.data, data_files(probe.data, opening.context))
+    decoding = measuring.plainly(min(measuring.stage.temperatures), 12)
+    right = blind = 0
+    words = {str(dataset.record(i)["answer"]) for i in range(len(dataset))}
+
+    def named(request: Request) -> str | None:
+        """The last of the known words that the first clause names ("The circle is red, ...": red)."""
+        tokens = generate(measuring.target, None, request, decoding, torch.Generator()).tokens
+        clause = measuring.text(tokens).split(",")[0].replace(".", " ")
+        said = [word for word in clause.split() if word in words]
+        return said[-1] if said else None
+
+    for index in range(ranks.rank(), len(dataset), ranks.world_size()):
+        request, _ = dataset.request(index)
+        answer = str(dataset.record(index)["answer"])
+        right += named(request) == answer
+        blind += named(without_pictures(request, processor.newline_id)) == answer
+    right, blind = (sum(counts) for counts in zip(*ranks.gather((right, blind)), strict=True))
+    return {"questions": len(dataset), "accuracy": right / len(dataset), "blind_accuracy": blind / len(dataset)}
+
+
+def _longest(sets: Sequence[ConversationSet]) -> list[ConversationSet]:
+    """Each set once, at the most visual tokens."""
+    rising = sorted(sets, key=lambda part: num_visual_tokens(part.budget) if part.budget else 0)
+    return list({part.benchmark: part for part in rising}.values())
+
+
+def _shown(found: Plan) -> str:
+    if not found.choices:
+        return "none; drafting does not pay here"
+    return (
+        f"{len(found.choices)} nodes on {found.levels} levels, up to {found.width} wide; {found.accepted:.2f} accepted "
+        f"in a cycle, {found.speedup:.2f}x expected"
+    )

@@ -1,0 +1,244 @@
+"""The requests of an evaluation: each set at each length, opened before a large target is loaded."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Protocol
+
+from ...core import ranks
+from ...core.errors import UserError
+from ...core.nouns import ImageRequest, Request
+from ...core.pictures import TEXT
+from ...data.benchmark_hub import fetch_benchmarks
+from ...data.benchmark_sets import SEED
+from ...data.conversations import PromptFormat
+from ...data.dataset import ConversationData, ConversationDataset
+from ...data.processor import Processor
+from ...data.prompts import ImagePrompt
+from ...data.suite import Suite, write_records
+from ...data.videos import VideoSettings
+from ...data.visual_budget import FrameTokens, label, llava_frames, visual_tokens
+from ...eval.rows import Medium
+from ...models.generators import Generator
+from ..context import Context
+from ..records import data_files
+from .benchmarks import SetsBenchmark
+
+# A number of frames; or, as text, a number of visual tokens ("25k", "700").
+Length = int | str
+
+
+@dataclass(frozen=True)
+class Opened:
+    """One request, ready to be decoded."""
+
+    request: Request | ImageRequest
+    answer: str | None = None  # that the data has
+    prompt_tokens: int = 0
+    visual_tokens: int = 0
+
+
+class RequestSet(Protocol):
+    """The requests of one benchmark at one length, as the loop that measures wants them."""
+
+    benchmark: str
+    medium: Medium
+    budget: str  # visual tokens asked for, as `visual_budget.label` has them; "": no clips, or as they come
+    turn: str  # of suites: first, or the task of the second turn
+
+    @property
+    def name(self) -> str:
+        """As messages call it."""
+        ...
+
+    def __len__(self) -> int: ...
+
+    def open(self, index: int, target: Any) -> Opened | None:
+        """Request `index`, or None where its files cannot be read and `on_error: skip` leaves it out (and lists it)."""
+        ...
+
+
+@dataclass(frozen=True)
+class ConversationSet:
+    """Conversations up to their last answers."""
+
+    benchmark: str
+    medium: Medium
+    budget: str
+    dataset: ConversationDataset
+    turn: str = ""
+    originals: bool = False  # with the pictures as they are on disk, for a captioner
+
+    @property
+    def name(self) -> str:
+        at = f" at {self.budget}" if self.budget else ""
+        return f"{self.benchmark}{at}" + (f" ({self.turn})" if self.turn else "")
+
+    def __len__(self) -> int:
+        return len(self.dataset)
+
+    def open(self, index: int, target: Any) -> Opened | None:
+        """As `RequestSet.open`. Raises `UserError` where pictures are cut for another target."""
+        try:
+            request, answer = self.dataset.request(index, originals=self.originals)
+        except UserError as error:
+            self.dataset.leave_out(index, error)
+            return None
+        seen = target.view(request)
+        return Opened(request, answer, len(seen.ids), int((seen.modality != TEXT).sum()))
+
+    def request(self, index: int, target: Any) -> Request | None:
+        """As the target reads it."""
+        found = self.open(index, target)
+        return None if found is None else target.view(found.request)
+
+
+@dataclass(frozen=True)
+class PromptSet:
+    """Prompts of an image generator."""
+
+    benchmark: str
+    prompts: Sequence[ImagePrompt]
+    generator: Generator
+    medium: Medium = "drawn"
+    budget: str = ""
+    turn: str = ""
+
+    @property
+    def name(self) -> str:
+        return self.benchmark
+
+    def __len__(self) -> int:
+        return len(self.prompts)
+
+    def open(self, index: int, target: Any) -> Opened | None:
+        prompt = self.prompts[index]
+        return Opened(self.generator.request(prompt.caption, prompt.label, prompt.key))
+
+
+@dataclass(frozen=True)
+class Opening:
+    """Opens the conversations of a stage."""
+
+    context: Context
+    processor: Processor
+    form: PromptFormat
+    lengths: Sequence[Length]
+    originals: bool = False
+
+    def files(self, name: str, data: ConversationData) -> list[ConversationSet]:
+        return self._at_lengths(name, data, data_files(data, self.context))
+
+    def sets(self, section: SetsBenchmark) -> Iterator[ConversationSet]:
+        suite = self._suite(section)
+        for name in section.names or list(suite.about.sets):
+            records = suite.first_turns(name, section.convention, section.data.max_samples)
+            file = self.context.folder / "suite" / f"{name}.json"
+            if ranks.is_main():
+                write_records(file, records)
+            ranks.barrier()
+            update = {"path": str(file), "from_stage": None, "images": str(suite.folder), "max_samples": None}
+            yield from self._at_lengths(name, section.data.model_copy(update=update), [file])
+
+    def dataset(
+        self, data: ConversationData, files: list[Path], form: PromptFormat | None = None
+    ) -> ConversationDataset:
+        return ConversationDataset(
+            data,
+            form or self.form,
+            self.processor,
+            files=files,
+            skipped_log=self.context.folder / "skipped.jsonl",
+            cache=self.context.folder / "cache",
+            drafter_processor=self.context.own_eyes(),
+        )
+
+    def _at_lengths(self, name: str, data: ConversationData, files: list[Path]) -> list[ConversationSet]:
+        first = self.dataset(data, files)
+        if not first.column("clips").any():
+            medium: Medium = "image" if first.column("images").any() else "text"
+            return [ConversationSet(name, medium, "", first, originals=self.originals)]
+        if not self.lengths:
+            return [ConversationSet(name, "video", "", first, originals=self.originals)]
+        found: list[ConversationSet] = []
+        for length in self.lengths:
+            video, budget = at_length(data.video, length, self.processor)
+            if any(other.budget == budget for other in found):
+                raise UserError(
+                    f"lengths name {budget} visual tokens twice, the second time as {length!r}",
+                    where=f"key stages.{self.context.name}.lengths",
+                    cure="leave one of them out",
+                )
+            dataset = self.dataset(data.model_copy(update={"video": video}), files)
+            found.append(ConversationSet(name, "video", budget, dataset, originals=self.originals))
+        return found
+
+    def _suite(self, section: SetsBenchmark) -> Suite:
+        names, most = section.names, section.data.max_samples
+        media = None if section.media is None else Path(section.media)
+        key = f"video-suite-{_digest(sorted(names or ()), most, section.media)}"
+
+        def fetch(folder: Path) -> None:
+            assert names is not None, "published sets have names"
+            fetch_benchmarks(folder, names, media=media, samples=most, seed=SEED)
+
+        return open_suite(section, self.context, key, names or (), fetch)
+
+
+def open_suite(section: Any, context: Context, key: str, names: Sequence[str], fetch: Callable[[Path], None]) -> Suite:
+    """A suite's directory.
+
+    Args:
+        section: with `data` and `on_hub`.
+        key: what a folder of published sets is called; all stages of a run share it.
+        fetch: writes published sets into a folder; rank 0 calls it once.
+    """
+    cache, name = context.folder / "cache", str(section.data.path)
+    if section.data.from_stage is not None:
+        return Suite(context.inputs["data"] / "world" / name, cache)
+    if not section.on_hub:
+        return Suite(Path(name), cache)
+    folder, failed = context.folder.parent / f".{key}", None
+    if ranks.is_main():
+        context.say(f"suite: published sets {', '.join(names)} in {folder}")
+        try:
+            fetch(folder)
+        except UserError as error:
+            failed = error
+    if (failed := ranks.agree(failed)) is not None:
+        raise failed
+    return Suite(folder, cache)
+
+
+def _digest(*values: Any) -> str:
+    return hashlib.sha256(repr(values).encode()).hexdigest()[:12]
+
+
+def frame_tokens(video: VideoSettings, processor: Processor) -> FrameTokens:
+    """How the target counts a clip. Of Qwen-VL, whose frames have sides of their own, frames as large as allowed."""
+    if not processor.reads_whole:
+        return llava_frames(video, processor.patches)
+    unit = processor.image_size
+    return FrameTokens(video.pixel_limits(1, unit)[1] // unit**2, frames_per_step=2)
+
+
+def at_length(video: VideoSettings, length: Length, processor: Processor) -> tuple[VideoSettings, str]:
+    """Settings that take so many frames at equal distances, and what tables call the length: its visual tokens.
+
+    Shorter clips give all the frames that they have.
+    """
+    tokens = frame_tokens(video, processor)
+    frames = length if isinstance(length, int) else tokens.frames(length)
+    settings = video.model_copy(update={"num_frames": frames, "fps": None, "min_frames": min(frames, video.min_frames)})
+    return settings, label(tokens.total(frames) if isinstance(length, int) else length)
+
+
+def check_length(length: Length) -> None:
+    """Raises `UserError` for what is no length."""
+    if isinstance(length, str):
+        visual_tokens(length)
+    elif length < 1:
+        raise UserError(f"{length} is no number of frames", cure='give 1 or more, or visual tokens as text ("25k")')

@@ -1,0 +1,153 @@
+"""An evaluation of a target that writes text, over conversations with pictures and clips or without."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+from ...core import ranks
+from ...core.errors import UserError
+from ...data.processor import Processor
+from ...eval import text_quality
+from ...eval.rows import Row
+from ...eval.studies.video import video_sections
+from ...eval.tables import ReportSection
+from ...models.drafters.base import DraftingOptions
+from ...models.targets.load import load_target
+from ..context import Context
+from ..stages.captions import stand_ins
+from . import probes
+from .answers import measure_quality
+from .benchmarks import FilesBenchmark, SetsBenchmark, TabedBenchmark
+from .drafters import Drafters, Drafting
+from .measuring import Measuring
+from .reporting import Reporting, infos
+from .requests import ConversationSet, Opening
+from .tabed import TabedRun, open_tabed
+from .weights import record_weights
+
+
+def run(stage: Any, context: Context) -> None:
+    """Measure and report."""
+    if stage.target is not None:
+        context = replace(context, target=stage.target)
+    processor = context.processor()
+    # Before a large target is loaded: a set may be out of reach, or a metric's library missing.
+    opening = Opening(context, processor, stage.format, stage.lengths, originals=stage.captioner is not None)
+    sets = _sets(stage, opening)
+    suites = [(b, open_tabed(b, context)) for b in stage.benchmarks.values() if isinstance(b, TabedBenchmark)]
+    scorers = {id(b): text_quality.scorers(b.quality.sets) for b, _ in suites if b.quality is not None}
+    target = load_target(
+        context.target,
+        context.target_source(),
+        num_token_ids=len(processor.tokenizer),
+        image_token_id=processor.image_token_id,
+        device=context.device(),
+    )
+    drafters = _drafters(stage, context, target, processor)
+    drafting = open_methods(stage, drafters, seed=context.seed)
+    measuring = Measuring(stage, context, target, drafting, stage.ends(processor.eos_id), tokenizer=processor.tokenizer)
+    rows: list[Row] = []
+    for requests in sets:
+        rows += measuring.all(requests)
+    binding = stage.probes.binding
+    bound = None if binding is None else probes.binding(binding, opening, measuring, processor)
+    runs = [TabedRun(section, suite, opening, measuring) for section, suite in suites]
+    notes: list[str] = []
+    for suite_run in runs:
+        some, said = suite_run.measure()
+        rows, notes = rows + some, notes + said
+        sets = sets + suite_run.first_turns
+    if not rows:
+        raise UserError("no request of any set could be read", where=str(context.folder / "skipped.jsonl"),
+                        cure="check the folders of pictures and clips")  # fmt: skip
+    if ranks.is_main():
+        about = _about(stage)
+        for suite_run in runs:
+            about |= suite_run.about()
+        reporting = Reporting(stage, context, measuring, rows, about)
+        sections = video_sections(context.folder, rows, infos(drafting))
+        sections += [suite_run.report(rows, notes) for suite_run in runs]
+        reporting.write(*sections, binding=bound)
+        # Behind the report: what was measured is there, whatever becomes of the probes.
+        if stage.record_weights:
+            for requests in sets:
+                record_weights(measuring, requests, stage.record_weights)
+        if more := _probe(stage, context, measuring, sets, rows):
+            reporting.write(*sections, *more, binding=bound, again=True)
+    for suite_run in runs:
+        quality = suite_run.section.quality
+        if quality is not None:
+            measure_quality(quality, suite_run, _draft_models(stage, drafters), scorers[id(suite_run.section)])
+    ranks.barrier()
+
+
+def _about(stage: Any) -> dict[str, Any]:
+    prompts = {b.convention for b in stage.benchmarks.values() if isinstance(b, SetsBenchmark)}
+    return {
+        "max_new_tokens": stage.max_new_tokens,
+        "answers": "end at the end token" if stage.stop_at_end else "go on behind the end token",
+        **({"prompts": ", ".join(sorted(prompts))} if prompts else {}),
+    }
+
+
+def _sets(stage: Any, opening: Opening) -> list[ConversationSet]:
+    found: list[ConversationSet] = []
+    for name, benchmark in stage.benchmarks.items():
+        if isinstance(benchmark, FilesBenchmark):
+            more = opening.files(name, benchmark.data)
+        elif isinstance(benchmark, SetsBenchmark):
+            more = list(opening.sets(benchmark))
+        else:
+            continue
+        if twice := {part.benchmark for part in more} & {part.benchmark for part in found}:
+            raise UserError(f"two benchmarks are called {', '.join(sorted(twice))}",
+                            where=f"key stages.{opening.context.name}.benchmarks.{name}",
+                            cure="name the sets that are wanted with `sets`")  # fmt: skip
+        found += more
+    return found
+
+
+def _drafters(stage: Any, context: Context, target: Any, processor: Processor) -> Drafters:
+    substitutes = stand_ins(stage.captioner, stage.format, context, processor, context.device())
+    return Drafters(
+        context,
+        target,
+        named=stage.drafters,
+        methods=stage.methods,
+        tokenizer_sha256=processor.tokenizer_hash,
+        options=DraftingOptions(substitutes=substitutes, capacity=stage.capacity),
+    )
+
+
+def open_methods(stage: Any, drafters: Drafters, *, seed: int) -> list[Drafting]:
+    """Each method with each of its drafters, in the order of the tables."""
+    return [
+        drafting
+        for name, method in stage.methods.items()
+        for drafting in drafters.open(name, method, method.exact_rule, method.policy(seed=seed))
+    ]
+
+
+def _draft_models(stage: Any, drafters: Drafters) -> dict[str, Any]:
+    """Models of draft LVLMs, by name: they answer on their own."""
+    return {
+        name: model
+        for called, method in stage.methods.items()
+        for name, model in drafters.modules(method, called, kind="lvlm").items()
+    }
+
+
+def _probe(
+    stage: Any, context: Context, measuring: Measuring, sets: list[ConversationSet], rows: list[Row]
+) -> list[ReportSection]:
+    """The report's sections on what the probes read; at the lowest temperature, where most methods can be used."""
+    settings = stage.probes
+    temperature = min(stage.temperatures)
+    labelled = probes.by_label([d for d in measuring.drafting if d.method.allowed(temperature)])
+    watched = probes.watched(labelled, settings)
+    if not watched and not settings.states and settings.importance is None:
+        return []
+    decoding = measuring.plainly(temperature, max(measuring.lengths))
+    probing = probes.Probing(settings, context, measuring.target, labelled, decoding)
+    return probing.report(sets, [row for row in rows if row.temperature == temperature], watched=watched)
