@@ -13,9 +13,7 @@ DOORS = {
     "omegaconf": {"recipes/load.py"},
     "wandb": {"core/tracking.py"},
     "matplotlib": {
-        "eval/plots.py",
         "eval/style.py",
-        "eval/suite_plots.py",
         *(f"eval/studies/drawn/{n}_figures.py" for n in ("map", "share", "method")),
     },
     "webdataset": {"data/shapes/captioned.py"},

@@ -10,59 +10,58 @@ from draftsmith.eval import summary as s
 
 from .rows import a_row, random_rows
 
+# What the three summaries before this one computed for these rows: language, video and image targets.
+LANGUAGE = {
+    "requests": 20, "tau": 2.412587413, "tau_mean_of_requests": 2.409543651, "num_accepted": 1.517482517,
+    "acceptance_rate": 0.520383693, "T_q_ms": 6.106639675, "T_p_ms": 19.736260303, "T_verify_ms": 28.315100745,
+    "T_q_over_T_p": 0.309412198, "expected_speedup_tabed": 0.947204415, "DSR": 1.251723869, "ESR": 1.210068311,
+    "DSR_spread": (1.043532157, 1.748445304), "ESR_spread": (0.993200729, 1.657651001), "prefill_share": 0.11263657,
+    "identical": 18, "first_different": "r11", "rejected_somewhere": True, "beyond_positions": 0,
+}  # fmt: skip
+DEPTHS = [
+    (1, 143, 0.734265734, 0.734265734), (2, 110, 0.581818182, 0.703296703), (3, 81, 0.395061728, 0.62745098),
+    (4, 55, 0.2, 0.44), (5, 28, 0.178571429, 0.625),
+]  # fmt: skip
+VIDEO = {
+    "tau": 2.32, "tau_interval": (2.114583333, 2.541666667), "requests": 12, "identical": 11, "beyond_positions": 0,
+    "DSR": 1.453693871, "ESR": 1.390654733, "num_accepted": 1.413333333, "tokens_per_s": 16.896268416,
+    "decoded_per_s": 18.239367778, "generated": 15.5, "calls": 6.25, "total_s": 0.91736232, "decode_s": 0.794983696,
+    "prefill_s": 0.122378625, "prefill_share": 0.133402716, "step_s": 0.127197391, "visual_tokens": 900.0,
+    "plain_tokens_per_s": 12.149865825, "plain_decoded_per_s": 12.546911105, "plain_total_s": 1.275734253,
+    "plain_prefill_s": 0.120071327, "expected_speedup": 1.628172987,
+}  # fmt: skip
+DRAWN = {
+    "requests": 12, "ESR": 1.19376171, "ESR_spread": (0.786857541, 1.520353481), "tau": 2.450549451,
+    "tau_mean_of_requests": 2.401575277, "mean_levels": 2.868131868, "mean_nodes": 7.208791209,
+    "accepted_histogram": (24, 29, 14, 14, 6, 4), "first_accepted": 0.736263736, "target_ms": 32.039778723,
+    "drafter_ms": 32.239543938, "rule_ms": 1.4026305, "cycle_ms": 60.823797608, "identical": 10,
+    "first_different": "r0", "T_p_ms": 25.268553021,
+}  # fmt: skip
 
-def old_form(row, **more):
-    """A row as the evaluations before this module kept it."""
-    values = {f.name: getattr(row, f.name) for f in dataclasses.fields(row)}
-    lists = {name: list(values[name]) for name in ("tokens", "drafted", "nodes", "accepted")}
-    return values | lists | {"emitted": row.num_emitted, "cycles": row.num_cycles} | more
 
-
-def test_language_numbers_are_those_of_before():
-    from draftsmith.eval import measure
-
-    rows = random_rows(20)
-    found, before = s.summarize(rows), measure.summarize([old_form(r) for r in rows], gamma=5)
-    changed = {"tau_interval", "accepted_by_depth", "expected_speedup"}
+@pytest.mark.parametrize(
+    ("rows", "before"),
+    [
+        (random_rows(20), LANGUAGE),
+        (random_rows(12, seed=1, visual_tokens=900), VIDEO),
+        ([dataclasses.replace(r, plain_tokens=r.num_emitted + 1) for r in random_rows(12, seed=2)], DRAWN),
+    ],
+)
+def test_numbers_are_those_of_each_targets_own_summary_before(rows, before):
+    found = s.summarize(rows)
     for name, value in before.items():
-        if name not in changed:
-            assert getattr(found, name) == pytest.approx(value), name
-    assert [dataclasses.asdict(d) for d in found.accepted_by_depth] == before["accepted_by_depth"]
+        assert getattr(found, name) == (value if isinstance(value, str) else pytest.approx(value, rel=1e-6)), name
+
+
+def test_shares_by_depth():
+    found = s.summarize(random_rows(20))
+    assert [dataclasses.astuple(depth) for depth in found.accepted_by_depth] == [pytest.approx(d) for d in DEPTHS]
     assert found.levels == 5 and found.mean_levels < 5
-    assert found.tau_interval == pytest.approx(before["tau_interval"], abs=0.15), "one of the two bootstraps went"
 
 
-def test_video_numbers_are_those_of_before():
-    from draftsmith.eval import reading_report, video_tables
-
-    rows = random_rows(12, seed=1, visual_tokens=900)
-    found, olds = s.summarize(rows), [old_form(r, set="clips") for r in rows]
-    for name, value in video_tables.cell(olds).items():
-        if name not in ("draft_ms", "emitted", "cycles"):  # a mean over requests, where T_q is their median
-            assert getattr(found, name) == pytest.approx(value), name
-    for name, value in video_tables.plain_cell(olds).items():
-        assert getattr(found, f"plain_{name}") == pytest.approx(value)
-    expected = reading_report._summary(olds, 5)["expected_speedup"]
-    assert found.expected_speedup == pytest.approx(expected), "by the levels that were drafted"
-
-
-def test_drawn_numbers_are_those_of_before():
-    from draftsmith.eval import visual_report
-
-    rows = [dataclasses.replace(r, plain_tokens=r.num_emitted + 1) for r in random_rows(12, seed=2)]
-    found, before = s.summarize(rows), visual_report.summarize([old_form(r, rule="exact") for r in rows])
-    assert pytest.approx(before.pop("SR")) == found.ESR and found.ESR_spread == pytest.approx(before.pop("SR_spread"))
-    before = {name: value for name, value in before.items() if name not in ("rule", "tau_interval")}
-    assert found.T_p_ms == pytest.approx(before.pop("plain_ms"))
-    for name, value in before.items():
-        assert getattr(found, name) == (tuple(value) if isinstance(value, list) else pytest.approx(value)), name
-
-
-def test_the_interval_is_the_suites():
-    from draftsmith.eval import suite_table
-
-    rows = random_rows(30, seed=3)
-    assert s.tau_interval(rows) == pytest.approx(suite_table.cell([old_form(r) for r in rows])["tau_interval"])
+def test_the_one_bootstrap_is_the_suites():
+    """The other one, of benchmarks, gave the same requests another interval."""
+    assert s.tau_interval(random_rows(30, seed=3)) == pytest.approx((2.1808510638297873, 2.5933014354066986))
 
 
 def test_rows_of_any_rank_in_any_order_give_the_same_numbers():

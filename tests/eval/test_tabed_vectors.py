@@ -12,9 +12,10 @@ import pytest
 import torch
 from draftsmith.core.nouns import Request
 from draftsmith.eval.loop import Cycle, Decoding, Generation, generate
-from draftsmith.eval.measure import measure_request, summarize
 from draftsmith.eval.policies import Chain, Draw
+from draftsmith.eval.rows import measure
 from draftsmith.eval.rules import Greedy
+from draftsmith.eval.summary import summarize
 from draftsmith.models.decoding.cache import Cache
 from draftsmith.models.decoding.warp import Warp
 from draftsmith.models.drafters.ensemble import EnsembleConfig, EnsembleProposal
@@ -164,12 +165,14 @@ def test_block_efficiency_and_speedup():
     for pair in FACTS["speedup"]:
         rows = []
         for number, accepted in enumerate(facts["accepted_per_block_per_sample"]):
-            cycles = [Cycle(GAMMA, GAMMA, a, a + 1, GAMMA * pair["ratio"], 1.0, 1.0) for a in accepted]
+            gamma = pair["gamma"]
+            cycles = [Cycle(gamma, gamma, a, a + 1, gamma * pair["ratio"], 1.0, 1.0) for a in accepted]
             plain = Generation([1], [Cycle(0, 0, 0, 1, 0.0, 1.0, 1.0)], 0.0, 0.0, 1.0, "length")
             drafted = Generation([1], cycles, 0.0, 0.0, 1.0, "length")
-            rows.append(measure_request(f"r{number}", "d", [plain], [drafted]))
-        table = summarize(rows, gamma=pair["gamma"])
-        assert table["tau"] == pytest.approx(facts["all_blocks"])
-        assert table["tau_mean_of_requests"] == pytest.approx(facts["mean_of_samples"])
-        assert [r["emitted"] / r["cycles"] for r in rows] == pytest.approx(facts["per_sample"])
-        assert table["expected_speedup_tabed"] * pair["tau"] / table["tau"] == pytest.approx(pair["speedup"])
+            rows.append(measure([plain], [drafted], benchmark="b", method="M", request=f"r{number}", temperature=0.0,
+                                max_new_tokens=64, medium="text"))  # fmt: skip
+        found = summarize(rows)
+        assert found.tau == pytest.approx(facts["all_blocks"])
+        assert found.tau_mean_of_requests == pytest.approx(facts["mean_of_samples"])
+        assert [r.num_emitted / r.num_cycles for r in rows] == pytest.approx(facts["per_sample"])
+        assert found.expected_speedup_tabed * pair["tau"] / found.tau == pytest.approx(pair["speedup"])

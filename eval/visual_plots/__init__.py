@@ -1,1 +1,0 @@
-"""Moved to `eval/studies/drawn/`; this name goes with the evaluate stages that use it."""

@@ -1,3 +1,0 @@
-"""The figures' look, which lies in `eval/style.py`."""
-
-from ..style import *  # noqa: F403
