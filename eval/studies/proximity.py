@@ -79,7 +79,8 @@ def draw_replaced(
     """A picture's tokens, each replaced by one of its k nearest; `table` lies where the scores do."""
     # The draws are made inside the target: what is left to the loop is greedy.
     decoding = Decoding(Chain(1), Greedy(), Draw("top-k"), Warp(), target.num_codes, ())
-    return generate(Replacing(target, warp, table, k, generator), None, request, decoding).tokens
+    replacing: Any = Replacing(target, warp, table, k, generator)  # a target in what plain decoding asks of one
+    return generate(replacing, None, request, decoding).tokens
 
 
 # ---- codes as patches
