@@ -23,6 +23,7 @@ _CURE = "fetch it again, or publish it anew: what is checked here is what was pu
 
 
 def sha256_of(path: Path) -> str:
+    """SHA-256 of a file, in hex."""
     with open(path, "rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
 

@@ -5,7 +5,7 @@ Letters: B rows, T tokens, I images, C channels, S side in pixels, D width, P po
 
 from __future__ import annotations
 
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -39,8 +39,9 @@ class Batch:
     states: TargetStates | None = None  # the target's, where the data brings them: cached states, kept scores
 
     def to(self, device: torch.device | str) -> Batch:
+        """The batch with its tensors on `device`."""
         moved: dict[str, Any] = {
-            f.name: v.to(device) for f in fields(self) if isinstance(v := getattr(self, f.name), Tensor | TargetStates)
+            name: v.to(device) for name, v in vars(self).items() if isinstance(v, Tensor | TargetStates)
         }
         return replace(self, **moved)
 
@@ -67,6 +68,7 @@ class CodeBatch:
     seeds: tuple[int, ...] = ()  # B, of (seed, epoch, sample); none where nothing is drawn
 
     def to(self, device: torch.device | str) -> CodeBatch:
+        """The batch with its tensors on `device`."""
         return replace(
             self,
             codes=self.codes.to(device),
@@ -77,6 +79,7 @@ class CodeBatch:
 
     @property
     def num_supervised(self) -> int:
+        """Number of supervised codes: those of real rows."""
         return int(self.real.sum()) * self.supervised_per_row
 
 
@@ -90,11 +93,13 @@ class PictureBatch:
     sample_ids: tuple[str, ...]
 
     def to(self, device: torch.device | str) -> PictureBatch:
-        moved = {name: getattr(self, name).to(device) for name in ("pixels", "labels", "real")}
-        return replace(self, **moved)
+        """The batch with its tensors on `device`."""
+        pixels, labels, real = (part.to(device) for part in (self.pixels, self.labels, self.real))
+        return replace(self, pixels=pixels, labels=labels, real=real)
 
     @property
     def num_supervised(self) -> int:
+        """Number of real rows: one supervised picture each."""
         return int(self.real.sum())
 
 
@@ -131,4 +136,5 @@ class ImageRequest:
     name: str = ""
 
     def to(self, device: torch.device | str) -> ImageRequest:
+        """The request with its condition on `device`."""
         return replace(self, condition=self.condition.to(device))

@@ -28,6 +28,7 @@ class TileGrid:
 
     @property
     def num_tokens(self) -> int:
+        """Tokens of the grid; each row of patches ends with a newline."""
         rows, columns = self.final
         return rows * (columns + 1)
 
@@ -51,10 +52,12 @@ class PatchGrid:
 
     @property
     def num_patches(self) -> int:
+        """Patches over all frames."""
         return self.frames * self.rows * self.columns
 
     @property
     def num_tokens(self) -> int:
+        """Tokens over all frames, after merging."""
         return self.num_patches // self.merge**2
 
     @property
@@ -84,6 +87,7 @@ class Picture:
 
     @property
     def num_tokens(self) -> int:
+        """Length of the picture's run of tokens in a prompt."""
         if self.whole is not None:
             return self.whole.num_tokens
         if self.grid is not None:

@@ -22,10 +22,12 @@ def rank() -> int:
 
 
 def world_size() -> int:
+    """Number of ranks; before the process group exists, what the launcher has set."""
     return dist.get_world_size() if _running() else int(os.environ.get("WORLD_SIZE", "1"))
 
 
 def local_rank() -> int:
+    """Rank within this node, as the launcher has set it."""
     return int(os.environ.get("LOCAL_RANK", "0"))
 
 
@@ -35,6 +37,7 @@ def is_main() -> bool:
 
 
 def barrier() -> None:
+    """Wait until every rank has come here; over gloo, without the watchdog's limit."""
     if _running():
         dist.barrier(group=_patient(dist.group.WORLD))
 

@@ -6,6 +6,7 @@ are refused by pydantic; `recipes/load.py` turns its report into one readable me
 
 from __future__ import annotations
 
+import torch
 from pydantic import BaseModel, ConfigDict
 
 
@@ -13,3 +14,8 @@ class Section(BaseModel):
     """A frozen part of a recipe; unknown keys are errors, and types are not coerced from strings."""
 
     model_config = ConfigDict(extra="forbid", frozen=True, strict=False, validate_default=True, protected_namespaces=())
+
+
+def torch_dtype(name: str) -> torch.dtype:
+    """The type that a `dtype` key names: bfloat16 -> `torch.bfloat16`."""
+    return getattr(torch, name)

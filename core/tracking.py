@@ -40,6 +40,8 @@ ENDS = {"_per_s": "per second", "_ms": "ms", "_s": "s", "_bytes": "bytes", "_gib
 
 
 class WandbConfig(Section):
+    """Where wandb keeps a run, and what it is sent."""
+
     project: str
     entity: str | None = None
     # null: online where a key is set, offline else.
@@ -52,6 +54,8 @@ class WandbConfig(Section):
 
 
 class TrackingConfig(Section):
+    """Which tracker is used beside each stage's `metrics.jsonl`."""
+
     # null: JSONL only.
     wandb: WandbConfig | None = None
 
@@ -126,6 +130,7 @@ class Tracker:
             self._attempt("file", lambda: self._keep_until(step))
 
     def finish(self, exit_code: int = 0) -> None:
+        """Close the wandb run; on other ranks, or without wandb, does nothing."""
         if self._run is not None:
             self._attempt("wandb", lambda: self._finish(exit_code))
 

@@ -66,6 +66,7 @@ class RisingVisualOrder:
         return max(visual, len(self.lengths) - visual)
 
     def share(self, epoch: int) -> float:
+        """Probability in [0, 1] that a sample of this epoch has a picture: 0 first, rising to 1 in the last epoch."""
         return min(1.0, max(0.0, (epoch + 1 - self.text_epochs) / (self.epochs - self.text_epochs)))
 
     def __call__(self, epoch: int) -> np.ndarray:

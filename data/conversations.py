@@ -70,6 +70,8 @@ class Rendered:
 
 @dataclass(frozen=True)
 class Encoded:
+    """A tokenized conversation: T ids with their loss mask and modality, and the text that they came from."""
+
     ids: list[int]
     loss_mask: list[bool]
     modality: list[int]

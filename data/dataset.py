@@ -146,6 +146,7 @@ class ConversationDataset:
         return self.selection.column(name, self.places)
 
     def record(self, index: int) -> dict[str, Any]:
+        """The record of sample `index`, as its file has it, with the data section's `question_end` added."""
         file, number = self.places[index]
         record = self.records[file].read(number)
         return _asked(record, self.config.question_end) if self.config.question_end else record

@@ -22,7 +22,10 @@ from .workers import kill_at_exit, quiet_worker
 class Samples(Protocol):
     """What the loader reads from."""
 
-    lengths: np.ndarray
+    @property
+    def lengths(self) -> np.ndarray:
+        """[n] tokens of each sample, negative without pictures."""
+        ...
 
     def __len__(self) -> int: ...
     def __getitem__(self, index: int) -> Any: ...

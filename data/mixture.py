@@ -104,6 +104,7 @@ def are_present(names: Iterable[str | Path]) -> bool:
 
 
 def is_mixture(path: Path) -> bool:
+    """Whether the path names a mixture (a YAML file) instead of records."""
     return path.suffix in (".yaml", ".yml")
 
 

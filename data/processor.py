@@ -66,6 +66,7 @@ class Processor:
 
     @property
     def reads_pictures(self) -> bool:
+        """False for a text-only model."""
         return self.family != "causal_lm"
 
     @property
@@ -87,6 +88,7 @@ class Processor:
 
     @property
     def tokenizer_hash(self) -> str:
+        """Hash of the tokenizer; drafts are checked against their target's."""
         return tokenizer_hash(self.tokenizer)
 
     def of_family(self, family: Family) -> Processor:
@@ -123,7 +125,8 @@ class Processor:
 
     def _save_onevision(self, folder: Path) -> None:
         side = {"height": self.image_size, "width": self.image_size}
-        statistics = {name: getattr(self.image_processor, name) for name in ("image_mean", "image_std", "resample")}
+        own = _settings(self.image_processor)
+        statistics = {name: own.get(name) for name in ("image_mean", "image_std", "resample")}
         images = _pil("LlavaOnevision")(size=side, **statistics, image_grid_pinpoints=self._pinpoints())
         images.save_pretrained(folder)
         self.tokenizer.save_pretrained(folder)
@@ -275,7 +278,7 @@ def _text_only(tokenizer: Any, where: str) -> Processor:
 
 
 def _check_fast(tokenizer: Any, where: str) -> None:
-    if not getattr(tokenizer, "is_fast", False):
+    if not tokenizer.is_fast:
         raise UserError(f"{where}: label masks need character offsets", cure="use a repository with tokenizer.json")
 
 
@@ -290,7 +293,7 @@ def with_own_eyes(
     if tower is None:
         old = processor.image_processor
         side = {"height": image_size, "width": image_size}
-        is_cropped = getattr(old, "crop_size", None) is not None
+        is_cropped = "crop_size" in _settings(old)
         size = {"size": {"shortest_edge": image_size}, "crop_size": side} if is_cropped else {"size": side}
         images = type(old)(**(_settings(old) | size))
     else:
@@ -337,7 +340,8 @@ def _load_images(source: str | Path, revision: str | None, found: Mapping[str, A
 
 def _side(images: Any) -> int:
     """Side of a tile in pixels."""
-    return int((getattr(images, "crop_size", None) or images.size)["height"])
+    settings = _settings(images)
+    return int((settings.get("crop_size") or settings["size"])["height"])
 
 
 def _processor(
@@ -353,7 +357,7 @@ def _processor(
     image_token_id = tokenizer.convert_tokens_to_ids("<image>")
     if image_token_id is None or image_token_id == tokenizer.unk_token_id:
         raise UserError(f"{where}: the tokenizer has no <image> token", cure="use the files of a LLaVA target")
-    ids = {name: getattr(tokenizer, f"{name}_token_id") for name in ("bos", "eos", "pad")}
+    ids = {"bos": tokenizer.bos_token_id, "eos": tokenizer.eos_token_id, "pad": tokenizer.pad_token_id}
     # Qwen's has no token that begins a text; what it pads with is another end token.
     needed = ("eos", "pad") if family == "llava_onevision" else ("bos", "eos", "pad")
     missing = [name for name in needed if ids[name] is None]

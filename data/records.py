@@ -28,6 +28,9 @@ from .workers import num_processes, quiet_worker
 _FORMAT = 3  # of a kept index and of the checks it holds: count up when either changes
 
 
+COLUMNS = ("offsets", "sizes", "lengths", "images", "clips")
+
+
 @dataclass(frozen=True)
 class RecordFile:
     """One indexed file. Arrays have an entry for each record, in file order."""
@@ -45,6 +48,11 @@ class RecordFile:
 
     def __len__(self) -> int:
         return len(self.offsets)
+
+    def column(self, name: str) -> np.ndarray:
+        """[n] the array of this name, one of `COLUMNS`."""
+        assert name in COLUMNS, name
+        return vars(self)[name]
 
     def read(self, index: int) -> dict[str, Any]:
         """Record `index`, opened anew each time: a handle shared by workers would share its position."""
@@ -150,6 +158,7 @@ def num_clips(record: dict[str, Any]) -> int:
 
 
 def paths(record: dict[str, Any], key: str) -> list[str]:
+    """The paths that a record names under `key`: none, one, or a list."""
     named = record.get(key)
     return [] if not named else [named] if isinstance(named, str) else named
 
@@ -276,6 +285,6 @@ def _keep(found: RecordFile, kept: Path) -> None:
         "first_duplicate": found.first_duplicate,
     }
     aside = kept.with_name(f"{kept.stem}.{os.getpid()}.tmp.npz")
-    columns = {name: getattr(found, name) for name in ("offsets", "sizes", "lengths", "images", "clips")}
+    columns: dict[str, Any] = {name: found.column(name) for name in COLUMNS}
     np.savez(aside, **columns, extra=np.array(json.dumps(extra)))
     os.replace(aside, kept)

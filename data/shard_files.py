@@ -29,10 +29,12 @@ class Shard:
 
 
 def tar_path(folder: Path, index: int) -> Path:
+    """Path of shard number `index`."""
     return folder / f"shard-{index:06d}.tar"
 
 
 def read_shard(folder: Path, index: int) -> Shard:
+    """What the JSON file beside a shard says of it. Raises `UserError` where the file is missing or damaged."""
     path = tar_path(folder, index).with_suffix(".json")
     summary = read_json(path)
     try:
@@ -43,10 +45,12 @@ def read_shard(folder: Path, index: int) -> Shard:
 
 
 def dump(value: Any) -> bytes:
+    """The value as JSON bytes; values that are not finite are refused."""
     return (json.dumps(value, indent=1, allow_nan=False) + "\n").encode()
 
 
 def read_json(path: Path) -> Any:
+    """What a JSON file of a shard folder holds. Raises `UserError` where it is missing or damaged."""
     try:
         return json.loads(path.read_bytes())
     except FileNotFoundError as error:
@@ -80,9 +84,11 @@ def write_whole(path: Path, data: bytes) -> None:
 
 
 def unwritable(path: Path, error: OSError) -> UserError:
+    """The error to raise where a shard cannot be written."""
     cure = "make room, and run the stage again: it goes on behind the shards that it finished"
     return UserError(f"cannot be written: {error.strerror or error}", where=str(path), cure=cure)
 
 
 def edited(path: Path, problem: str) -> UserError:
+    """The error to raise where a shard is not as it was written."""
     return UserError(f"edited or damaged shard: {problem}", where=str(path), cure=AGAIN)

@@ -100,6 +100,7 @@ class ShardWriter:
         self._file = open(self._aside, "wb")  # noqa: SIM115 (it stays open from sample to sample)
 
     def add(self, key: str, tensors: dict[str, Tensor], info: dict[str, Any]) -> None:
+        """Append one sample: its tensors as safetensors and `info` as JSON."""
         assert _KEY.fullmatch(key) and key not in self._keys, key
         self._keys.add(key)
         packed = pack(key, tensors, info)
@@ -296,12 +297,15 @@ class Span:
             raise edited(self.path, f"sample {self.number} differs from what was written")
 
     def broken(self, error: Exception) -> UserError:
+        """The error to raise where the bytes cannot be parsed."""
         return edited(self.path, f"sample {self.number} is not a safetensors and a json member: {error}")
 
     def cut(self) -> UserError:
+        """The error to raise where the file is too short."""
         return edited(self.path, f"it ends before byte {self.stop}")
 
     def missing(self) -> UserError:
+        """The error to raise where the file is gone."""
         return UserError("missing shard", where=str(self.path), cure=AGAIN)
 
 

@@ -58,6 +58,7 @@ class AnswersConfig(Section):
         return self
 
     def share(self, source: Source) -> float:
+        """Share in [0, 1] of the samples whose answers come from `source`."""
         return self.shares.get(source, 0.0)
 
     def source(self, seed: int, epoch: int, name: str) -> Source:
@@ -156,6 +157,7 @@ class OpenBatch:
 
     @property
     def sample_ids(self) -> tuple[str, ...]:
+        """[B] names of the records."""
         return tuple(row.sample.sample_id for row in self.rows)
 
     @property

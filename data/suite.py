@@ -120,6 +120,7 @@ class Suite:
         return group
 
     def label(self, name: str) -> str:
+        """The set's name in tables."""
         return self._set(name).label
 
     def rows(self, name: str, limit: int | None = None) -> list[dict[str, Any]]:

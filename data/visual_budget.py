@@ -79,11 +79,6 @@ def qwen_frames(height: int, width: int, *, unit: int = 28) -> FrameTokens:
     return FrameTokens(height // unit * (width // unit), frames_per_step=2)
 
 
-def frames_for(budget: int | str, tokens_per_frame: int, *, frames_per_step: int = 1, per_clip: int = 0) -> int:
-    """The number of frames nearest to a budget, where a step in time has `tokens_per_frame`."""
-    return FrameTokens(tokens_per_frame, frames_per_step, per_clip).frames(budget)
-
-
 def pixels_for(budget: int | str, num_frames: int, *, unit: int = 28, frames_per_step: int = 2) -> int:
     """The most pixels of a frame (Qwen's max_pixels) with which `num_frames` frames stay within a budget."""
     steps = -(-num_frames // frames_per_step)

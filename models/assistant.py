@@ -8,9 +8,9 @@ drafted tokens stand by chance. `sees` gives the assistant its pictures back for
 from __future__ import annotations
 
 import functools
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, cast
 
 from torch import Tensor
 from transformers import GenerationConfig, PreTrainedModel
@@ -40,7 +40,7 @@ def sees(assistant: PreTrainedModel, **inputs: Any) -> Iterator[PreTrainedModel]
     pictures = {name: value for name, value in inputs.items() if name in PICTURES and value is not None}
     if not any(name.startswith("pixel_values") for name in pictures):
         raise UserError("no pixels among the inputs", cure="give what the processor made: sees(draft, **inputs)")
-    prepare = assistant.prepare_inputs_for_generation
+    prepare = cast(Callable[..., dict[str, Any]], assistant.prepare_inputs_for_generation)
 
     # `generate` reads the signature to find out what a model takes.
     @functools.wraps(prepare)

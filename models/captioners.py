@@ -21,12 +21,14 @@ from transformers import Florence2ForConditionalGeneration as Florence2Model
 from ..core.errors import UserError, first_line
 from ..core.nouns import Request
 from ..core.pictures import IMAGE, TEXT, VIDEO
-from ..core.section import Section
+from ..core.section import Section, torch_dtype
 from .decoding.decoder import CachedDecoder
 from .pictures import pictures_of
 
 
 class Captioner(Protocol):
+    """Writes captions of a request's pictures."""
+
     def captions(self, request: Request) -> list[str]:
         """One for each picture, in prompt order."""
         ...
@@ -54,6 +56,8 @@ class Florence2Captions(_Published):
 
 
 class BlipCaptions(_Published):
+    """BLIP: small and fast, with short captions."""
+
     kind: Literal["blip"]
     path: str = "Salesforce/blip-image-captioning-base"
 
@@ -105,6 +109,7 @@ class PublishedCaptioner:
 
     @torch.inference_mode()
     def captions(self, request: Request) -> list[str]:
+        """One caption for each picture, in prompt order. Raises `UserError` where the originals are missing."""
         count = len(pictures_of(request))
         if count != len(request.originals):
             raise UserError(
@@ -177,7 +182,7 @@ def _load(cls: Any, config: _Published, device: torch.device) -> Any:
         model, report = cls.from_pretrained(
             config.path,
             revision=config.revision,
-            dtype=getattr(torch, config.dtype),
+            dtype=torch_dtype(config.dtype),
             weights_only=True,
             output_loading_info=True,
         )
@@ -247,6 +252,7 @@ class LvlmCaptioner:
 
     @torch.inference_mode()
     def captions(self, request: Request) -> list[str]:
+        """One caption for each picture, in prompt order."""
         tiles = _one_tile_each(request)
         return [self.tokenizer.decode(ids, skip_special_tokens=True).strip() for ids in self._answers(tiles)]
 

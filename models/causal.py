@@ -12,6 +12,7 @@ class CausalTraining(LlavaTraining):
     """The training forward over a model of text alone: LLaVA's loss, no pictures."""
 
     def by_part(self) -> dict[Part, nn.Module]:
+        """The model's only part: the language model."""
         return {"language_model": self.llava}
 
     def hidden_states(self, batch: Batch) -> Tensor:

@@ -42,7 +42,7 @@ class LlamaGenTargetConfig(Section):
     draws_images: ClassVar[bool] = True
 
     kind: Literal["llamagen"]
-    # Hub id or directory of the weights, as `scripts/convert_llamagen` writes them or in LANTERN's layout.
+    # Hub id or directory of the weights, as `scripts/convert_llamagen.py` writes them or in LANTERN's layout.
     path: str | None = None
     revision: str | None = None
     # A published size; or `shape`, spelt out.

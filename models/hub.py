@@ -88,12 +88,17 @@ def load_vision_tower(
     return _load(AutoModel, source, key=key, revision=revision)
 
 
+def config_value(config: Any, name: str, default: Any = None) -> Any:
+    """A value of a transformers config that not every family's config has."""
+    return getattr(config, name, default)
+
+
 def vision_half(config: PreTrainedConfig) -> PreTrainedConfig:
     """CLIP's Hub config holds a text and a vision half; a LLaVA needs the latter."""
-    return config.vision_config if hasattr(config, "vision_config") else config
+    return config_value(config, "vision_config", config)
 
 
-def _load(cls: type, source: str, *, key: str, revision: str | None) -> PreTrainedModel:
+def _load(cls: Any, source: str, *, key: str, revision: str | None) -> PreTrainedModel:
     try:
         # safetensors where the repository has them; older files are read with weights_only, which runs no code.
         return cls.from_pretrained(source, revision=revision, dtype=torch.float32, weights_only=True)

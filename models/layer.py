@@ -59,6 +59,7 @@ class LayerShape:
 
     @property
     def head_dim(self) -> int:
+        """Width of an attention head."""
         return self.own_head_dim or self.hidden_size // self.num_heads
 
     def to_dict(self) -> dict[str, Any]:
@@ -95,6 +96,8 @@ class DecoderLayer(nn.Module):
 
 
 class HeadAttention(nn.Module):
+    """Self-attention of Llama's layout, with the biases and norms that the shape names."""
+
     def __init__(self, shape: LayerShape):
         super().__init__()
         self.shape = shape
@@ -106,6 +109,7 @@ class HeadAttention(nn.Module):
         self.q_norm, self.k_norm = _head_norm(shape, inner), _head_norm(shape, shared)
 
     def forward(self, states: Tensor, rope: Tensor, mask: Tensor | None, cache: Cache | None) -> Tensor:
+        """States [R,N,D] -> [R,N,D]; arguments as in `DecoderLayer.forward`."""
         shape = self.shape
         q = self.q_norm(self.q_proj(states).unflatten(-1, (shape.num_heads, shape.head_dim)))  # [R,N,H,E]
         k = self.k_norm(self.k_proj(states).unflatten(-1, (shape.num_kv_heads, shape.head_dim)))
@@ -113,7 +117,7 @@ class HeadAttention(nn.Module):
         turn = rotate_pairs if shape.rope == "grid" else rotate_halves
         q, k = turn(q, rope).transpose(1, 2), turn(k, rope).transpose(1, 2)
         if cache is not None:
-            k, v = cache.layers[0].update(k, v)
+            k, v = cache.own_layers[0].update(k, v)
         assert mask is not None or k.shape[2] == q.shape[2], "a causal pass with a past needs its mask"
         grouped = shape.num_heads != shape.num_kv_heads
         if grouped and mask is not None and k.device.type != "cpu":
@@ -146,6 +150,8 @@ class HeadNorm(nn.Module):
 
 
 class GatedFeedForward(nn.Module):
+    """SwiGLU."""
+
     def __init__(self, shape: LayerShape):
         super().__init__()
         self.gate_proj = nn.Linear(shape.hidden_size, shape.intermediate_size, bias=False)

@@ -8,9 +8,9 @@ Letters: B rows, T tokens, I images, D width, V vocabulary, S supervised tokens.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any, Literal, cast
 
 import torch
 from torch import Tensor, nn
@@ -29,6 +29,7 @@ from transformers import (
 from ..core.loss import StepLoss
 from ..core.nouns import TEXT, Batch
 from ..core.states import TargetStates
+from .hub import config_value
 from .lora import LoraConfig, add_adapters
 from .pictures import Packing
 
@@ -37,7 +38,8 @@ PARTS: tuple[Part, ...] = ("vision_tower", "projector", "language_model")
 
 # model_type of transformers' configs -> config and model.
 Family = Literal["llava", "llava_next", "llava_onevision"]
-FAMILIES: dict[str, tuple[type[PreTrainedConfig], type[PreTrainedModel]]] = {
+# A config is a callable here: each family has its own keywords.
+FAMILIES: dict[str, tuple[Callable[..., PreTrainedConfig], type[PreTrainedModel]]] = {
     "llava": (LlavaConfig, LlavaForConditionalGeneration),
     "llava_next": (LlavaNextConfig, LlavaNextForConditionalGeneration),
     "llava_onevision": (LlavaOnevisionConfig, LlavaOnevisionForConditionalGeneration),
@@ -74,7 +76,7 @@ def llava_config(
     """
     text.vocab_size = ids.vocab_size
     text.bos_token_id, text.eos_token_id, text.pad_token_id = ids.bos, ids.eos, ids.pad
-    own: dict[str, object] = {}
+    own: dict[str, Any] = {}
     # `default` leaves the first state out, CLIP's CLS; SigLIP has none.
     strategy = "full" if vision.model_type.startswith("siglip") else "default"
     if family != "llava_onevision":
@@ -98,7 +100,7 @@ def llava_config(
         projector_hidden_act="gelu",
         vision_feature_layer=vision_feature_layer,
         vision_feature_select_strategy=strategy,
-        tie_word_embeddings=bool(getattr(text, "tie_word_embeddings", False)),
+        tie_word_embeddings=bool(config_value(text, "tie_word_embeddings", False)),
         **own,
     )
 
@@ -106,13 +108,18 @@ def llava_config(
 def placeholder_ids(config: PreTrainedConfig) -> tuple[int, ...]:
     """Ids that stand for images and clips in a prompt, and are never emitted."""
     names = ("image_token_index", "video_token_index", "image_token_id", "video_token_id")
-    found = (getattr(config, name, None) for name in names)
+    found = (config_value(config, name) for name in names)
     return tuple({value for value in found if value is not None})
+
+
+def language_model_of(model: Any) -> nn.Module:
+    """The decoder of a vision-language model, or of a causal language model, without the LM head."""
+    return getattr(model.model, "language_model", model.model)
 
 
 def is_tied(config: PreTrainedConfig) -> bool:
     """Whether embedding and LM head are one matrix; Qwen-VL's text configs leave that to the whole one."""
-    return bool(getattr(config.get_text_config(), "tie_word_embeddings", config.tie_word_embeddings))
+    return bool(config_value(config.get_text_config(), "tie_word_embeddings", config.tie_word_embeddings))
 
 
 def new_model(config: PreTrainedConfig) -> PreTrainedModel:
@@ -136,7 +143,7 @@ def assemble(
     """
     model = new_model(config).float()
     if language_model is not None:
-        if language_model.get_input_embeddings().weight.shape[0] < config.text_config.vocab_size:
+        if len(_vocabulary_weights(language_model)[0]) < config.text_config.vocab_size:
             grow_vocabulary(language_model, config.text_config.vocab_size, generator)
         model.model.language_model.load_state_dict(language_model.model.state_dict())
         model.lm_head.load_state_dict(language_model.lm_head.state_dict())
@@ -152,14 +159,18 @@ def grow_vocabulary(model: PreTrainedModel, vocab_size: int, generator: torch.Ge
     Embedding and head are resized in place. A draw from that Gaussian is the mean plus a random
     combination of the centred rows, which needs no Cholesky factor.
     """
-    tied = model.get_input_embeddings().weight is model.get_output_embeddings().weight
-    tables = [model.get_input_embeddings()] + ([] if tied else [model.get_output_embeddings()])
-    old_size = tables[0].weight.shape[0]
-    fresh = [_rows_near_mean(table.weight, vocab_size - old_size, generator) for table in tables]
+    tables = _vocabulary_weights(model)
+    old_size = len(tables[0])
+    fresh = [_rows_near_mean(table, vocab_size - old_size, generator) for table in tables]
     model.resize_token_embeddings(vocab_size, mean_resizing=False)
-    resized = [model.get_input_embeddings()] + ([] if tied else [model.get_output_embeddings()])
-    for table, rows in zip(resized, fresh, strict=True):
-        table.weight[old_size:] = rows
+    for table, rows in zip(_vocabulary_weights(model), fresh, strict=True):
+        table[old_size:] = rows
+
+
+def _vocabulary_weights(model: PreTrainedModel) -> list[Tensor]:
+    """Weights [V,D] of the embedding and, where it is not the same matrix, of the LM head."""
+    embedding, head = (cast(Tensor, m.weight) for m in (model.get_input_embeddings(), model.get_output_embeddings()))
+    return [embedding] if embedding is head else [embedding, head]
 
 
 def _rows_near_mean(weight: Tensor, count: int, generator: torch.Generator | None) -> Tensor:
@@ -189,7 +200,7 @@ class LlavaTraining(nn.Module):
         self.trains_vision = "vision_tower" in trainable
         for part, module in self.by_part().items():
             module.requires_grad_(part in trainable)
-        decoder = getattr(llava.model, "language_model", llava.model)
+        decoder: Any = language_model_of(llava)
         if lora is not None:
             llava.lm_head.requires_grad_(False)
             add_adapters(decoder, lora)
@@ -291,6 +302,7 @@ def pool_features(features: Tensor, pool: int) -> Tensor:
 
 
 def llava_parts(llava: PreTrainedModel) -> dict[Part, nn.Module]:
+    """The model's modules by part."""
     core, newline = llava.model, Packing(llava.model)
     return {
         "vision_tower": core.vision_tower,

@@ -6,6 +6,8 @@ ends, so that what is saved is an ordinary model.
 
 from __future__ import annotations
 
+from typing import cast
+
 from pydantic import Field
 from torch import nn
 
@@ -27,8 +29,10 @@ def add_adapters(language_model: nn.Module, config: LoraConfig) -> None:
     """Put adapters on `language_model` in place; only they are trainable afterwards."""
     import peft
 
+    # peft's annotation asks for a whole alpha; it computes with any.
+    alpha = cast(int, config.alpha)
     settings = peft.LoraConfig(
-        r=config.rank, lora_alpha=config.alpha, lora_dropout=config.dropout, target_modules=list(config.layers)
+        r=config.rank, lora_alpha=alpha, lora_dropout=config.dropout, target_modules=list(config.layers)
     )
     language_model.requires_grad_(False)
     try:

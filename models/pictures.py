@@ -84,14 +84,20 @@ def _as(newline: Tensor | None, like: Tensor) -> Tensor:
     return newline.to(like)
 
 
+def newline_of(core: nn.Module) -> nn.Parameter | None:
+    """The embedding [D] that LLaVA-NeXT and LLaVA-OneVision learn for the end of a row; None: LLaVA-1.5 has none."""
+    return getattr(core, "image_newline", None)
+
+
 class Packing(nn.Module):
     """`pack` as a module that shares the newline of a LLaVA's core: ZeRO-3 gathers weights by module call."""
 
     def __init__(self, core: nn.Module):
         super().__init__()
-        self.image_newline = getattr(core, "image_newline", None)
+        self.image_newline = newline_of(core)
 
     def forward(self, features: Tensor, pictures: Sequence[Picture]) -> Tensor:
+        """`pack` with the core's newline: features [I,P,D] -> [n,D]."""
         packed = pack(features, pictures, self.image_newline)
         # Ranks whose pictures need no newline have it in their graph, too.
         return packed if self.image_newline is None else packed + 0.0 * self.image_newline.sum().to(packed)

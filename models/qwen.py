@@ -7,9 +7,9 @@ Letters: B rows, T tokens, P patches, C numbers of a patch, n visual tokens, D w
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any, Literal, cast
 
 import torch
 from torch import Tensor, nn
@@ -29,11 +29,13 @@ from transformers import (
 from ..core.nouns import TEXT, Batch
 from ..core.pictures import PatchGrid, Picture, whole_picture
 from ..core.positions import PositionScheme, Resume, place_positions
+from .hub import config_value
 from .llava import LlavaTraining, Part, TokenIds
 from .lora import LoraConfig
 
 # model_type of transformers' configs -> config and model.
-QWEN_FAMILIES: dict[str, tuple[type[PreTrainedConfig], type[PreTrainedModel]]] = {
+# A config is a callable here: each family has its own keywords.
+QWEN_FAMILIES: dict[str, tuple[Callable[..., PreTrainedConfig], type[PreTrainedModel]]] = {
     "qwen2_vl": (Qwen2VLConfig, Qwen2VLForConditionalGeneration),
     "qwen2_5_vl": (Qwen2_5_VLConfig, Qwen2_5_VLForConditionalGeneration),
     "qwen3_vl": (Qwen3VLConfig, Qwen3VLForConditionalGeneration),
@@ -72,6 +74,11 @@ def position_scheme(config: PreTrainedConfig, resume: Resume) -> PositionScheme:
     return PositionScheme(3, per_second, resume)
 
 
+def num_deepstack(config: PreTrainedConfig) -> int:
+    """First decoder layers behind which visual states are added (Qwen3-VL); 0 in other families."""
+    return len(config_value(config.vision_config, "deepstack_visual_indexes") or ())
+
+
 @dataclass(frozen=True)
 class SeenPatches:
     """What a tower makes of pictures."""
@@ -80,7 +87,7 @@ class SeenPatches:
     deepstack: tuple[Tensor, ...]  # [n,D] for each of the first decoder layers (Qwen3-VL)
 
 
-def see_patches(model: nn.Module, patches: Tensor, pictures: Sequence[Picture]) -> SeenPatches:
+def see_patches(model: Any, patches: Tensor, pictures: Sequence[Picture]) -> SeenPatches:
     """Run the tower over patches [P,C] of pictures that are read whole."""
     grids = [picture.whole for picture in pictures]
     assert grids and all(grid is not None for grid in grids), "pictures in tiles, and the tower reads them whole"
@@ -88,7 +95,7 @@ def see_patches(model: nn.Module, patches: Tensor, pictures: Sequence[Picture]) 
     assert int(sizes.prod(1).sum()) == len(patches), f"{len(patches)} patches for grids {sizes.tolist()}"
     tower = model.model.visual
     seen = tower(patches.to(next(tower.parameters()).dtype), grid_thw=sizes, return_dict=True)
-    return SeenPatches(seen.pooler_output, tuple(getattr(seen, "deepstack_features", None) or ()))
+    return SeenPatches(seen.pooler_output, tuple(seen.get("deepstack_features") or ()))
 
 
 class QwenTraining(LlavaTraining):
@@ -111,6 +118,7 @@ class QwenTraining(LlavaTraining):
         self.scheme = position_scheme(model.config, resume)
 
     def by_part(self) -> dict[Part, nn.Module]:
+        """The model's modules by part."""
         return qwen_parts(self.llava)
 
     def hidden_states(self, batch: Batch) -> Tensor:
@@ -146,11 +154,10 @@ class QwenTraining(LlavaTraining):
 
 def qwen_parts(model: PreTrainedModel) -> dict[Part, nn.Module]:
     """The mergers are what LLaVA calls the projector; the LM head belongs to the language model."""
-    tower = model.model.visual
-    mergers = [tower.merger, *getattr(tower, "deepstack_merger_list", ())]
-    rest = [module for name, module in tower.named_children() if name not in ("merger", "deepstack_merger_list")]
+    rest = dict(model.model.visual.named_children())
+    mergers = [rest.pop("merger"), *cast(nn.ModuleList, rest.pop("deepstack_merger_list", nn.ModuleList()))]
     return {
-        "vision_tower": nn.ModuleList(rest),
+        "vision_tower": nn.ModuleList(rest.values()),
         "projector": nn.ModuleList(mergers),
         "language_model": nn.ModuleList([model.model.language_model, model.lm_head]),
     }

@@ -39,6 +39,7 @@ class ShapesReader(nn.Module):
         self.shape = nn.Linear(2 * width, num_shapes + 1)
 
     def parts(self) -> dict[str, list[tuple[str, nn.Parameter]]]:
+        """Trainable parameters by part, for the optimizer's groups."""
         return {"reader": [*self.named_parameters()]}
 
     def features(self, pixels: Tensor) -> Tensor:
@@ -56,9 +57,9 @@ class ShapesReader(nn.Module):
 
     def forward(self, batch: PictureBatch, states: TargetStates | None = None) -> StepLoss:
         """Cross-entropy of both names at all places; `labels` [B,P*2]."""
-        states = self.features(batch.pixels)
+        features = self.features(batch.pixels)
         truth = batch.labels.unflatten(-1, (4, 2))
-        color, shape = self.color(states), self.shape(states)
+        color, shape = self.color(features), self.shape(features)
         losses = F.cross_entropy(color.flatten(0, 1), truth[..., 0].flatten(), reduction="none")
         losses = losses + F.cross_entropy(shape.flatten(0, 1), truth[..., 1].flatten(), reduction="none")
         right = (color.argmax(-1) == truth[..., 0]).all(-1) & (shape.argmax(-1) == truth[..., 1]).all(-1)
@@ -67,12 +68,14 @@ class ShapesReader(nn.Module):
         return StepLoss(loss, real.sum(), {"accuracy": (right & real).sum()})
 
     def save(self, folder: Path) -> None:
+        """Write weights and settings to `folder`."""
         folder.mkdir(parents=True, exist_ok=True)
         save_file(self.state_dict(), folder / "model.safetensors")
         (folder / "config.json").write_text(json.dumps({"model_type": "shapes_reader", **self.settings}))
 
     @classmethod
     def load(cls, folder: Path) -> ShapesReader:
+        """The reader that `save` wrote, in eval mode."""
         settings = json.loads((folder / "config.json").read_text())
         settings.pop("model_type")
         reader = cls(**settings)

@@ -119,6 +119,8 @@ class Decoder(nn.Module):
 
 
 class Middle(nn.Module):
+    """The blocks at the lowest resolution: residual, attention, residual."""
+
     def __init__(self, width: int):
         super().__init__()
         self.block_1 = ResBlock(width, width, GROUPS)
@@ -126,6 +128,7 @@ class Middle(nn.Module):
         self.block_2 = ResBlock(width, width, GROUPS)
 
     def forward(self, states: Tensor) -> Tensor:
+        """[B,C,h,w] -> [B,C,h,w]."""
         return self.block_2(self.attn_1(self.block_1(states)))
 
 
@@ -138,6 +141,7 @@ class Level(nn.Module):
         self.upsample = Upsample(width) if upsample else None
 
     def forward(self, states: Tensor) -> Tensor:
+        """[B,C,h,w] -> [B,C',h,w], or [B,C',2h,2w] where it upsamples."""
         for block in self.block:
             states = block(states)
         return states if self.upsample is None else self.upsample(states)

@@ -12,7 +12,7 @@ from .. import __version__
 from ..core import ranks
 from ..core.errors import UserError, did_you_mean
 from ..core.secrets import redact
-from .commands import check, compare, completion, doctor, recipes, show, stages
+from .commands import check, compare, completion, doctor, export, recipes, show, stages
 from .commands.command import CRASH, EXIT_CODES, MISTAKE, OK, STOPPED, Command
 from .launch import run_recipe, say
 
@@ -25,6 +25,7 @@ COMMANDS: dict[str, Command] = {
         stages.TRAIN,
         stages.EVALUATE,
         stages.PUBLISH,
+        export.COMMAND,
         compare.COMMAND,
         doctor.COMMAND,
     )

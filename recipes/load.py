@@ -306,9 +306,8 @@ def _told(problem: Any, fields: dict[str, Any], tree: dict[str, Any]) -> tuple[s
             # The key that tells sections apart: quoted, or the name of a function.
             name, tags, tag = context["discriminator"].strip("'()"), context["expected_tags"], context["tag"]
             known = [t.strip("' ") for t in tags.split(",")]
-            close = nearest(str(tag), known)
             line = f"{key}.{name}: {tag!r} is no {name}; {name}s are {tags}"
-            return line, f"{key}.{name}: did you mean {close[0]}?" if close else None
+            return line, f"{key}.{name}: {did_you_mean(str(tag), known)}"
     message, value = problem["msg"], redact_tree(problem["input"])
     shown = "" if isinstance(value, dict) else f" (found {value!r})"  # of a whole section the message says enough
     return f"{key}: {message[0].lower()}{message[1:]}{shown}", None

@@ -25,7 +25,7 @@ from ..data.records import paths
 from ..data.selection import Selection
 from ..trainers.context import Context
 from ..trainers.evaluation.benchmarks import HUB, SetsBenchmark, TabedBenchmark
-from ..trainers.preflight import render
+from ..trainers.training.preflight import render
 from ..trainers.records import data_files
 from ..trainers.stages.encode import resolved
 from ..trainers.stages.generate import WORLD

@@ -1,4 +1,4 @@
-"""Publish a run that is finished, whether or not its recipe has a stage for it: `scripts/publish RUN key=value ...`.
+"""Publish a run that is finished, whether or not its recipe has a stage for it: `draftsmith publish RUN key=value ...`.
 
 Nothing is trained or measured. A publication that was made with other settings is kept aside, and made anew.
 """
@@ -7,8 +7,6 @@ from __future__ import annotations
 
 import json
 import shlex
-import sys
-import traceback
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -16,7 +14,7 @@ from typing import Any
 import yaml
 
 from ..core.errors import UserError
-from ..core.secrets import redact, redact_argument
+from ..core.secrets import redact_argument
 from .launch import context_maker, say
 from .load import load
 
@@ -46,7 +44,7 @@ def publish_run(run: Path, settings: Sequence[str]) -> Path:
     # Refuses a misleading name before a model is loaded.
     say("\n".join(stage.stage.describe(stage)))
     RunLock(run, say=say)
-    command = "scripts/publish " + shlex.join(redact_argument(a) for a in (str(run), *settings))
+    command = "draftsmith publish " + shlex.join(redact_argument(a) for a in (str(run), *settings))
     run_stages(
         planned, context_maker(loaded, command), output=run, chosen=(name,),
         restart=name if _is_other(run / name, stage.fingerprint) else None, say=say,
@@ -71,21 +69,3 @@ def _stage(run: Path) -> tuple[str, bool]:
 def _is_other(folder: Path, fingerprint: str) -> bool:
     path = folder / "fingerprint.json"
     return path.is_file() and json.loads(path.read_text())["fingerprint"] != fingerprint
-
-
-def main(doc: str | None, arguments: Sequence[str] | None = None) -> int:
-    """The script's whole work. Returns the exit code: 0, 2 on a user's mistake, or 1 where it crashed."""
-    given = list(sys.argv[1:] if arguments is None else arguments)
-    if not given or given[0] in ("-h", "--help"):
-        say(doc or "")
-        return 0
-    try:
-        publish_run(Path(given[0]), given[1:])
-    except UserError as error:
-        print(redact(f"error: {error}"), file=sys.stderr)
-        return 2
-    except Exception:
-        # Printed here and not by Python: messages of libraries hold addresses and keys.
-        print(redact(traceback.format_exc()), file=sys.stderr)
-        return 1
-    return 0

@@ -112,9 +112,9 @@ LVLM: Settings = {
 # Beside the demo's own evaluation: sampling, trees and ensembles.
 SEEN = {"from": "world", "path": "seen", "aspect": "square", "max_length": 256}
 SAMPLED = {
-    "kind": "evaluate", "format": FORMAT, "modes": ["M", "T", "P", "MT", "MT*"], "warmup": 0, "max_new_tokens": 10,
-    "benchmarks": [{"name": "pictures", "data": SEEN}],
+    "kind": "evaluate", "format": FORMAT, "warmup": 0, "max_new_tokens": 10, "benchmarks": {"pictures": {"data": SEEN}},
 }  # fmt: skip
+MODES = {mode: {"mode": mode} for mode in ("M", "T", "P", "MT", "MT*")}
 SEEDED = [f"{stage}_{seed}" for seed in (1, 2) for stage in ("language", "pretrain", "finetune")]
 DISTILLED = ["distill", "distill_1", "distill_2"]
 
@@ -151,7 +151,7 @@ SUITE: Settings = {
     "stages.suite.max_new_tokens": 6,
     "stages.suite.warmup": 0,
     "stages.suite.record_weights": 1,
-    "stages.suite.suite.quality.max_new_tokens": 6,
+    "stages.suite.benchmarks.suite.quality.max_new_tokens": 6,
 }  # fmt: skip
 
 READ_LANGUAGE = LANGUAGE | {"num_hidden_layers": 4, "num_attention_heads": 4, "initializer_range": 0.3}
@@ -180,7 +180,7 @@ VIDEO: Settings = {
     "stages.states.batch_size": 4,
     **train("sparrow_text", "sparrow", "msd_text", "msd", steps=12, batch_size=4),
     **train("sparrow_text", "sparrow", "msd_text", "msd", optim__lr=0.01, optim__warmup_steps=2),
-    "stages.evaluate.suite.sets": ["clips-6", "COCO", "GQA"],
+    "stages.evaluate.benchmarks.sets.sets": ["clips-6", "COCO", "GQA"],
     "stages.evaluate.lengths": [2, 6],
     "stages.evaluate.max_new_tokens": 8,
     "stages.evaluate.warmup": 0,
@@ -203,11 +203,14 @@ HEADS: Settings = {
     "stages.hivis": CACHED | {"drafter": {"kind": "hivis"}},
     "stages.all_heads": {
         "kind": "evaluate", "format": FORMAT, "warmup": 0, "max_new_tokens": 8, "temperatures": [0.0, 1.0],
-        "suite": {
-            "data": PICTURES | {"path": "video_suite"}, "sets": ["clips-6", "COCO"], "convention": "verbatim",
+        "benchmarks": {
+            "sets": {
+                "kind": "sets", "data": PICTURES | {"path": "video_suite"}, "sets": ["clips-6", "COCO"],
+                "convention": "verbatim",
+            },
         },
         "lengths": [4],
-        "looks": {"requests": 1},
+        "probes": {"requests": 1, "confidence": True, "states": True},
         "methods": {
             "EAGLE, dynamic": {"drafter": "eagle", "tree": "8-3-3"},
             "EAGLE, static": {"drafter": "eagle_online", "tree": "static"},
@@ -252,8 +255,8 @@ VISUAL: Settings = {
     "stages.head.decoding.tree": TREE,
     "stages.head.decoding.every": 4,
     "stages.head.decoding.prompts.max_samples": 2,
-    "stages.evaluate.prompts.max_samples": 2,
-    "stages.evaluate.analysis": None,  # its figures take as long as all the rest
+    "stages.evaluate.benchmarks.captions.prompts.max_samples": 2,
+    "stages.evaluate.probes": None,  # its figures take as long as all the rest
     "stages.evaluate.methods.EAGLE-2.tree": TREE,
     "stages.evaluate.methods.ADT-Tree.tree": ADT,
     "stages.evaluate.methods.LANTERN": {"tree": TREE, "rule": RELAXED},
@@ -267,9 +270,11 @@ RUNS: dict[str, dict[str, Any]] = {
         "recipe": "demo/lvlm",
         "set": LVLM
         | {
-            "stages.sampled": SAMPLED | {"temperature": 1.0, "rule": "sampling", "draw": "sample", "gamma": 3},
-            "stages.trees": SAMPLED | {"tree": "8-3-3", "gamma": None},
-            "stages.adaptive": SAMPLED | {"tree": "sage", "gamma": None},
+            "stages.sampled": SAMPLED
+            | {"temperatures": [1.0], "tree": {"kind": "chain", "gamma": 3}}
+            | {"methods": {name: mode | {"draw": "sample"} for name, mode in MODES.items()}},
+            "stages.trees": SAMPLED | {"tree": "8-3-3", "methods": MODES},
+            "stages.adaptive": SAMPLED | {"tree": "sage", "methods": MODES},
         },
         "exports": ["finetune"],
     },

@@ -76,6 +76,7 @@ def caption_text(data: bytes) -> str:
 
 
 def not_empty(caption: str) -> str:
+    """The caption without surrounding blanks. Raises `Unusable` where nothing is left."""
     if not caption.strip():
         raise Unusable("empty caption", "nothing but blanks")
     return caption.strip()
@@ -96,6 +97,7 @@ def file_bytes(path: Path, max_bytes: int, missing: str = "missing image") -> by
 
 
 def existing_folder(folder: str) -> Path:
+    """The folder as a path. Raises `UserError` where there is none."""
     path = Path(folder)
     if not path.is_dir():
         raise UserError("folder not found", where=folder, cure="check the data section")
@@ -103,6 +105,7 @@ def existing_folder(folder: str) -> Path:
 
 
 def json_file(path: Path) -> Any:
+    """What a JSON file holds. Raises `UserError` where it is missing or cannot be read."""
     try:
         return json.loads(path.read_bytes())
     except FileNotFoundError as error:

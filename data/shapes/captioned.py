@@ -32,16 +32,20 @@ PLACES = ("top left", "top right", "bottom left", "bottom right")
 
 @dataclass(frozen=True)
 class Figure:
+    """A coloured shape in one quarter of a picture."""
+
     color: str
     shape: str
     place: str
 
     @property
     def caption(self) -> str:
+        """The figure in words."""
         return f"a {self.color} {self.shape} at the {self.place}"
 
     @property
     def held_out(self) -> bool:
+        """Whether the figure appears in the held-out split only: one combination in five."""
         return zlib.crc32(self.caption.encode()) % 5 == 0
 
 
@@ -73,6 +77,7 @@ def draw_figures(figures: tuple[Figure, ...], size: int, *, grain: float, rng: n
 
 
 def caption_of(figures: tuple[Figure, ...]) -> str:
+    """The caption of a picture with these figures."""
     return " and ".join(figure.caption for figure in figures)
 
 

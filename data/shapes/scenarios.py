@@ -32,6 +32,8 @@ FACTS = (
 
 @dataclass(frozen=True)
 class Scenario:
+    """One record: its turns, its pictures or clip, and answer keys for scoring."""
+
     turns: Turns
     scenes: tuple[Scene, ...] = ()
     extra: dict[str, Any] = field(default_factory=dict)  # answer keys for scoring
@@ -39,6 +41,7 @@ class Scenario:
 
 
 def caption(rng: random.Random) -> Scenario:
+    """A description of one to three objects."""
     scene = sample_scene(rng, rng.randint(1, 3))
     return Scenario([("Describe the picture.", describe(scene))], (scene,))
 
@@ -50,6 +53,7 @@ def name(rng: random.Random) -> Scenario:
 
 
 def attribute(rng: random.Random) -> Scenario:
+    """The colour or the shape of one of two or three objects, with a reason."""
     scene = sample_scene(rng, rng.randint(2, 3))
     turn, answer = _attribute_turn(rng, scene)
     return Scenario([turn], (scene,), {"answer": answer, "num_objects": len(scene.objects)})
@@ -72,6 +76,7 @@ def colors(rng: random.Random) -> Scenario:
 
 
 def probe(rng: random.Random) -> Scenario:
+    """A yes-or-no question about one object, as POPE asks."""
     scene = sample_scene(rng, rng.randint(2, 3))
     item = rng.choice(scene.objects)
     if rng.random() < 0.5:
@@ -82,6 +87,7 @@ def probe(rng: random.Random) -> Scenario:
 
 
 def count(rng: random.Random) -> Scenario:
+    """The number of objects, and their names."""
     scene = sample_scene(rng, rng.randint(1, 4))
     names = _listing([o.name for o in scene.objects])
     noun = "object" if len(scene.objects) == 1 else "objects"
@@ -91,6 +97,7 @@ def count(rng: random.Random) -> Scenario:
 
 
 def place(rng: random.Random) -> Scenario:
+    """The place and colour of one object."""
     scene = sample_scene(rng, rng.randint(2, 3))
     item = rng.choice(scene.objects)
     answer = f"The {item.shape} is at the {item.place} of the board and its color is {item.color}."
@@ -98,18 +105,21 @@ def place(rng: random.Random) -> Scenario:
 
 
 def word(rng: random.Random) -> Scenario:
+    """A written word to read."""
     text = rng.choice(WORDS)
     answer = f"The word in the picture is {text}, and it is written in black letters."
     return Scenario([("Which word is written in the picture?", answer)], (Scene((), text),))
 
 
 def difference(rng: random.Random) -> Scenario:
+    """Two pictures that differ in the colour of one object."""
     first, second, item, color = _recolored(rng)
     answer = f"The {item.shape} is {item.color} in the first picture and {color} in the second picture."
     return Scenario([("What is the difference between the two pictures?", answer)], (first, second))
 
 
 def edit(rng: random.Random) -> Scenario:
+    """The same pair; the answer is the instruction that turns the first picture into the second."""
     first, second, item, color = _recolored(rng)
     question = "Which edit turns the first picture into the second picture?"
     return Scenario(
@@ -149,6 +159,7 @@ def clip(rng: random.Random, num_frames: int = 4) -> Scenario:
 
 
 def sums(rng: random.Random) -> Scenario:
+    """A sum of two small numbers, without a picture."""
     a, b = rng.randint(0, 3), rng.randint(0, 3)
     question = f"What is {NUMBERS[a]} plus {NUMBERS[b]}?"
     return Scenario([(question, f"If you add {NUMBERS[a]} and {NUMBERS[b]}, the sum is {NUMBERS[a + b]}.")])
@@ -160,6 +171,7 @@ def aside(rng: random.Random) -> Scenario:
 
 
 def fact(rng: random.Random) -> Scenario:
+    """A fact about shapes, without a picture."""
     return Scenario([rng.choice(FACTS)])
 
 

@@ -35,6 +35,8 @@ IMAGE_STD = (0.5, 0.5, 0.5)
 
 @dataclass(frozen=True)
 class Object:
+    """A coloured shape in one cell of the board."""
+
     shape: str
     color: str
     row: int
@@ -42,10 +44,12 @@ class Object:
 
     @property
     def place(self) -> str:
+        """The cell in words: "top left"."""
         return f"{ROWS[self.row]} {COLUMNS[self.column]}"
 
     @property
     def name(self) -> str:
+        """Colour and shape: "red circle"."""
         return f"{self.color} {self.shape}"
 
 
@@ -99,6 +103,7 @@ _CORNERS = {
 def draw_shape(
     pen: ImageDraw.ImageDraw, shape: str, x: float, y: float, side: float, fill: tuple[int, int, int]
 ) -> None:
+    """Draw one shape into the square of `side` pixels at (x, y), in place."""
     if shape == "circle":
         pen.ellipse((x, y, x + side, y + side), fill=fill)
     else:

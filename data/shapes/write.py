@@ -55,15 +55,7 @@ def write_world(
     frames = clip_frames or {}
     manifest |= {"clip_frames": frames} if frames else {}
     for split, counts in splits.items():
-        (aside / "images" / split).mkdir(parents=True)
-        records = [
-            _write_record(aside, split, kind, index, seed, image_size, frames.get(split))
-            for kind, number in counts.items()
-            for index in range(number)
-        ]
-        text = json.dumps(records, indent=0)
-        (aside / f"{split}.json").write_text(text)
-        manifest["sha256"][f"{split}.json"] = hashlib.sha256(text.encode()).hexdigest()
+        manifest["sha256"][f"{split}.json"] = _write_split(aside, split, counts, seed, image_size, frames.get(split))
     for mixture, parts in (mixtures or {}).items():
         entries = [{"json_path": f"{split}.json", "sampling_strategy": strategy} for split, strategy in parts.items()]
         (aside / f"{mixture}.yaml").write_text(yaml.safe_dump({"datasets": entries}, sort_keys=False))
@@ -87,6 +79,21 @@ def write_world(
     shutil.rmtree(folder, ignore_errors=True)
     aside.rename(folder)
     return manifest
+
+
+def _write_split(
+    folder: Path, split: str, counts: dict[str, int], seed: int, image_size: int, num_frames: int | None
+) -> str:
+    """Write a split's records and pictures; returns the SHA-256 of its JSON file."""
+    (folder / "images" / split).mkdir(parents=True)
+    records = [
+        _write_record(folder, split, kind, index, seed, image_size, num_frames)
+        for kind, number in counts.items()
+        for index in range(number)
+    ]
+    text = json.dumps(records, indent=0)
+    (folder / f"{split}.json").write_text(text)
+    return hashlib.sha256(text.encode()).hexdigest()
 
 
 def sample(seed: int, split: str, kind: str, index: int, *, num_frames: int | None = None) -> Scenario:

@@ -8,7 +8,6 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import fields
 from pathlib import Path
 from typing import Any, Literal, get_args
 
@@ -66,10 +65,9 @@ def image_backend(processor: Processor) -> str:
 def processor_settings(processor: Processor) -> dict[str, Any]:
     """Everything that decides which ids and pixels a sample becomes."""
     images = processor.image_processor
-    plain = {f.name: getattr(processor, f.name) for f in fields(processor)}
-    settings = plain | {
+    settings = vars(processor) | {
         "tokenizer": processor.tokenizer_hash,
-        "image_processor": images.to_dict() if hasattr(images, "to_dict") else str(images),
+        "image_processor": str(images) if images is None else images.to_dict(),
     }
     return json.loads(json.dumps(settings, default=str))
 

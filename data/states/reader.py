@@ -7,6 +7,7 @@ compared the first time that a process reads it: disks do not rot between two ep
 from __future__ import annotations
 
 import os
+import sys
 from collections.abc import Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
@@ -18,6 +19,7 @@ import torch
 from torch import Tensor
 from torch.utils.data import get_worker_info
 
+from ...core.section import torch_dtype
 from ...core.states import Taps
 from ..codes import forward_seed
 from ..shard_members import BAD_MEMBERS, TensorPlace, places, tensor_places
@@ -68,6 +70,7 @@ class StatesReader:
         return np.concatenate([reader.column(name) for reader in self.shards])[self._records]
 
     def span(self, index: int) -> Span:
+        """Where the bytes of sample `index` are."""
         record = int(self._records[index])
         cache = int(np.searchsorted(self._ends, record, side="right"))
         return self.shards[cache].span(record - (int(self._ends[cache - 1]) if cache else 0))
@@ -185,7 +188,7 @@ def form_of(identity: Mapping[str, Any]) -> StatesForm:
             everywhere=states["everywhere"],
         ),
         dtype=identity["dtype"],
-        computed_in=getattr(torch, samples["computed_in"]),
+        computed_in=torch_dtype(samples["computed_in"]),
         pad_id=samples["pad_id"],
         num_position_rows=samples["position_rows"],
         width=samples["width"],
@@ -194,7 +197,7 @@ def form_of(identity: Mapping[str, Any]) -> StatesForm:
 
 def _expect(span: Span) -> None:
     """Tell the disk what is read next."""
-    if hasattr(os, "posix_fadvise") and span.path.is_file():
+    if sys.platform == "linux" and span.path.is_file():
         with open(span.path, "rb", buffering=0) as file:
             os.posix_fadvise(file.fileno(), span.start, span.stop - span.start, os.POSIX_FADV_WILLNEED)
 

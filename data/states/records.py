@@ -41,6 +41,7 @@ def state_places(wanted: Taps, modality: Tensor, mask: Tensor, loss_mask: Tensor
 
 
 def layer_name(layer: int) -> str:
+    """Name of a layer's tensor in a record: layer_014."""
     return f"layer_{layer:03d}"
 
 

@@ -63,6 +63,7 @@ class StatesWriting:
     counts: Counts
 
     def open(self, index: int) -> ShardWriter:
+        """A writer for shard number `index`."""
         return ShardWriter(self.folder, index, columns=COLUMNS)
 
     def samples(

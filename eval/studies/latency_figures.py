@@ -1,4 +1,4 @@
-"""The figures of `scripts/measure_latency`: TABED's Figs. 5, 6 and 9, and the captioners of its Table 4.
+"""The figures of `scripts/measure_latency.py`: TABED's Figs. 5, 6 and 9, and the captioners of its Table 4.
 
 Medians with quartiles; all axes of times begin at 0, so that what stays constant looks constant.
 """

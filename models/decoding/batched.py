@@ -18,7 +18,6 @@ from ...core.nouns import TEXT, Request
 from ...core.states import KeptScores
 from ..pictures import pictures_of
 from .decoder import CachedDecoder
-from .rows import Rows, first_row
 from .warp import Warp
 
 
@@ -84,15 +83,16 @@ class _Rows:
     def __init__(
         self, decoder: CachedDecoder, requests: Sequence[Request], *, capacity: int, prefill_chunk: int | None
     ):
-        rows, device = Rows(tuple(len(r.ids) for r in requests), first_row), decoder.device
+        lengths, device = torch.tensor([len(r.ids) for r in requests]), decoder.device
+        longest = int(lengths.max())
         self.decoder, self.numbers = decoder, list(range(len(requests)))
-        self.seen = rows.prefix_mask().to(device)  # [R,places so far]
-        self.cache = decoder.new_cache(rows.prefix + capacity)
-        ids = torch.zeros(len(requests), rows.prefix, dtype=torch.int64)
+        self.seen = (torch.arange(longest) >= longest - lengths[:, None]).to(device)  # [R,positions so far]
+        self.cache = decoder.new_cache(longest + capacity)
+        ids = torch.zeros(len(requests), longest, dtype=torch.int64)
         modality = torch.full(ids.shape, TEXT, dtype=torch.int8)
         for row, request in enumerate(requests):
-            ids[row, rows.prefix - len(request.ids) :] = request.ids
-            modality[row, rows.prefix - len(request.ids) :] = request.modality
+            ids[row, longest - len(request.ids) :] = request.ids
+            modality[row, longest - len(request.ids) :] = request.modality
         pixels = [r.pixels.to(device) for r in requests if r.pixels is not None]
         pictures = [picture for r in requests for picture in pictures_of(r)]
         prompts = decoder.prompts(

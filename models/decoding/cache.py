@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from typing import cast
 
 import torch
 from torch import Tensor
@@ -16,10 +17,12 @@ from transformers.cache_utils import Cache as TransformersCache
 from transformers.cache_utils import CacheLayerMixin
 
 
-class _Layer(CacheLayerMixin):
+class CacheLayer(CacheLayerMixin):
     """Keys and values [R,H,L,D] of one layer, written at `length`."""
 
     is_croppable = True
+    keys: Tensor
+    values: Tensor
 
     def __init__(self, capacity: int):
         super().__init__()
@@ -28,6 +31,7 @@ class _Layer(CacheLayerMixin):
         self.places: Tensor | None = None  # [N] int64 on the device: write there and hand over everything
 
     def lazy_initialization(self, key_states: Tensor, value_states: Tensor) -> None:
+        """Allocate `capacity` positions for keys and values of this shape, [R,H,N,D]."""
         rows, heads, _, width = key_states.shape
         # Zeros: places that were never written are masked, and a mask does not hide a NaN.
         self.keys = key_states.new_zeros(rows, heads, self.capacity, width)
@@ -37,9 +41,9 @@ class _Layer(CacheLayerMixin):
     def update(
         self, key_states: Tensor, value_states: Tensor, *args: object, **kwargs: object
     ) -> tuple[Tensor, Tensor]:
+        """Write keys and values [R,H,N,D] behind `length`. Returns all up to the written ones."""
         if not self.is_initialized:
             self.lazy_initialization(key_states, value_states)
-        assert self.keys is not None and self.values is not None
         if self.places is not None:
             self.keys.index_copy_(2, self.places, key_states)
             self.values.index_copy_(2, self.places, value_states)
@@ -51,15 +55,19 @@ class _Layer(CacheLayerMixin):
         return self.keys[:, :, :end], self.values[:, :, :end]
 
     def get_mask_sizes(self, query_length: int) -> tuple[int, int]:
+        """Keys that a mask covers for so many queries, and their offset; for transformers."""
         return self.length + int(query_length), 0
 
     def get_seq_length(self) -> int:
+        """Committed positions; for transformers."""
         return self.length
 
     def get_max_length(self) -> int:
+        """Capacity; for transformers."""
         return self.capacity
 
     def get_max_cache_shape(self) -> int:  # the name before transformers 5.20
+        """Capacity, under the name that transformers had before 5.20."""
         return self.capacity
 
 
@@ -67,44 +75,50 @@ class Cache(TransformersCache):
     """One cache class for every model. A forward writes behind `length` and does not move it."""
 
     def __init__(self, num_layers: int, capacity: int):
-        super().__init__(layers=[_Layer(capacity) for _ in range(num_layers)])
+        super().__init__(layers=[CacheLayer(capacity) for _ in range(num_layers)])
         self.capacity = capacity
 
     @property
+    def own_layers(self) -> list[CacheLayer]:
+        """`layers` with their type: the base class allows layers of other kinds, which this cache never has."""
+        return cast(list[CacheLayer], self.layers)
+
+    @property
     def length(self) -> int:
-        """Positions that are committed."""
-        return self.layers[0].length
+        """Number of committed positions."""
+        return self.own_layers[0].length
 
     def advance(self, count: int) -> None:
         """Commit the first `count` positions that the last forward wrote."""
         self.crop_to(self.length + count)
 
     def crop_to(self, length: int) -> None:
-        for layer in self.layers:
+        """Set the number of committed positions; what lies behind is forgotten."""
+        for layer in self.own_layers:
             layer.length = length
 
     def select_rows(self, rows: Sequence[int]) -> None:
         """Keep these rows, in this order."""
-        for layer in self.layers:
+        for layer in self.own_layers:
             layer.keys, layer.values = layer.keys[list(rows)], layer.values[list(rows)]
 
     @contextmanager
     def written_at(self, places: Tensor) -> Iterator[None]:
         """Inside, forwards write at `places` [N] (int64, on the device) and see the whole capacity: a graph's way."""
-        for layer in self.layers:
+        for layer in self.own_layers:
             layer.places = places
         try:
             yield
         finally:
-            for layer in self.layers:
+            for layer in self.own_layers:
                 layer.places = None
 
     def commit(self, written: Sequence[int]) -> None:
         """Keep the positions `written` (counted from `length`) of what the last forwards wrote, in that order."""
         if list(written) != list(range(len(written))):
             start = self.length
-            index = torch.tensor([start + w for w in written], device=self.layers[0].keys.device)
-            for layer in self.layers:
+            index = torch.tensor([start + w for w in written], device=self.own_layers[0].keys.device)
+            for layer in self.own_layers:
                 layer.keys[:, :, start : start + len(written)] = layer.keys[:, :, index]
                 layer.values[:, :, start : start + len(written)] = layer.values[:, :, index]
         self.advance(len(written))

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Protocol, cast
 
 import torch
 from torch import Tensor, nn
@@ -17,8 +17,9 @@ from torch.nn import functional as F
 
 from ...core.pictures import TEXT, Picture
 from ...core.positions import FLAT, PositionScheme, place_positions
-from ..llava import placeholder_ids, pool_features, selected_features
-from ..pictures import pack
+from ..hub import config_value
+from ..llava import language_model_of, placeholder_ids, pool_features, selected_features
+from ..pictures import newline_of, pack
 from .cache import Cache
 
 _TILES = 32  # that a tower reads at once
@@ -52,6 +53,17 @@ class PromptRows:
         return int(self.behind[0]) - self.embeds.shape[1]
 
 
+class LanguageModel(Protocol):
+    """What the cached forward reads of transformers' decoders (`LlamaModel` and its likes)."""
+
+    config: Any
+    layers: Sequence[nn.Module]
+
+    def get_input_embeddings(self) -> nn.Embedding: ...
+    def set_attn_implementation(self, attn_implementation: str) -> None: ...
+    def __call__(self, **inputs: Any) -> Any: ...
+
+
 class CachedDecoder:
     """Wraps a model in eval mode.
 
@@ -65,37 +77,42 @@ class CachedDecoder:
     num_deepstack = 0  # first layers behind which visual states are added (Qwen3-VL)
 
     def __init__(self, model: nn.Module, *, num_token_ids: int, never: Sequence[int] = ()):
-        self.model = model.eval()
+        # transformers has no common type for these models: their attributes are checked where they are read.
+        self.model = cast(Any, model.eval())
         self.num_token_ids, self.never = num_token_ids, tuple(never)
-        self.core = model.model
-        self.language_model = getattr(self.core, "language_model", self.core)
+        self.core = self.model.model
+        self.language_model = cast(LanguageModel, language_model_of(self.model))
         config = self.language_model.config
-        self.num_layers, self.vocab_size = config.num_hidden_layers, config.vocab_size
-        self.max_positions = getattr(config, "max_position_embeddings", None)
+        self.num_layers: int = config.num_hidden_layers
+        self.vocab_size: int = config.vocab_size
+        self.max_positions: int | None = config_value(config, "max_position_embeddings")
         device = self.device
         self._banned = torch.zeros(self.vocab_size, dtype=torch.bool, device=device)
         self._banned[num_token_ids:] = True
-        self._banned[[i for i in (*never, *placeholder_ids(model.config)) if 0 <= i < self.vocab_size]] = True
+        self._banned[[i for i in (*never, *placeholder_ids(self.model.config)) if 0 <= i < self.vocab_size]] = True
 
     @property
     def device(self) -> torch.device:
+        """Where inputs go."""
         # Under an accelerate device map the embedding says where inputs go.
         return self.language_model.get_input_embeddings().weight.device
 
     @property
     def reads_images(self) -> bool:
-        return hasattr(self.core, "multi_modal_projector")
+        """Whether the model has a vision tower."""
+        return self.core is not self.language_model
 
     @property
     def reads_newlines(self) -> bool:
         """Whether it can read tiled pictures: their rows end with an embedding that the model has learned."""
-        return getattr(self.core, "image_newline", None) is not None
+        return newline_of(self.core) is not None
 
     @property
     def _eager(self) -> bool:
         return self.language_model.config._attn_implementation == "eager"
 
     def new_cache(self, capacity: int) -> Cache:
+        """An empty cache of `capacity` positions."""
         return Cache(self.num_layers, capacity)
 
     def embed(
@@ -120,7 +137,7 @@ class CachedDecoder:
             assert modality is not None
             seen = self.see(pixels, pictures) if seen is None else seen
             features = self.core.multi_modal_projector(pool_features(seen, pool))
-            packed = pack(features, pictures, getattr(self.core, "image_newline", None))
+            packed = pack(features, pictures, newline_of(self.core))
             embeds = with_features(embeds, modality, packed)
         return embeds
 
@@ -290,7 +307,7 @@ class _Tapped:
     the queries as they are seen: of 80 layers of 64 heads over 25k places the whole would be gigabytes.
     """
 
-    def __init__(self, model: nn.Module, layers: Sequence[int], attention: Sequence[int]):
+    def __init__(self, model: LanguageModel, layers: Sequence[int], attention: Sequence[int]):
         self.model, self.layers, self.attention = model, layers, attention
         self.states: dict[int, Tensor] = {}
         self.weights: dict[int, Tensor] = {}
@@ -301,7 +318,8 @@ class _Tapped:
             if layer > 0:
                 self._hooks.append(self.model.layers[layer - 1].register_forward_hook(self._keep_state(layer)))
         for layer in self.attention:
-            self._hooks.append(self.model.layers[layer].self_attn.register_forward_hook(self._keep_weights(layer)))
+            attention = cast(Any, self.model.layers[layer]).self_attn
+            self._hooks.append(attention.register_forward_hook(self._keep_weights(layer)))
         self._before = self.model.config._attn_implementation
         if self.attention:
             self.model.set_attn_implementation("eager")

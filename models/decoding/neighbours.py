@@ -35,10 +35,12 @@ class NeighbourTable:
 
     @property
     def num_codes(self) -> int:
+        """Codes in the codebook."""
         return self.codes.shape[0]
 
     @property
     def num_neighbours(self) -> int:
+        """Neighbours that the table keeps of each code."""
         return self.codes.shape[1]
 
     def of(self, tokens: Tensor, k: int) -> tuple[Tensor, Tensor]:
@@ -51,6 +53,7 @@ class NeighbourTable:
         return self.codes[codes.where(known, 0), :k].long() + self.offset, known
 
     def to(self, device: torch.device | str) -> NeighbourTable:
+        """The table on `device`."""
         return replace(self, codes=self.codes.to(device))
 
 

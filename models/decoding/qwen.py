@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from ...core.pictures import TEXT, Picture
 from ...core.positions import Resume
-from ..qwen import QWEN_FAMILIES, SeenPatches, position_scheme, see_patches
+from ..qwen import SeenPatches, num_deepstack, position_scheme, see_patches
 from .decoder import CachedDecoder, PromptRows, with_features
 
 
@@ -28,11 +28,13 @@ class QwenDecoder(CachedDecoder):
         self, model: nn.Module, *, num_token_ids: int, never: Sequence[int] = (), resume: Resume = "max_plus_one"
     ):
         super().__init__(model, num_token_ids=num_token_ids, never=never)
-        self.scheme = position_scheme(model.config, resume)
-        self.num_deepstack = len(getattr(model.config.vision_config, "deepstack_visual_indexes", None) or ())
+        config = self.model.config
+        self.scheme = position_scheme(config, resume)
+        self.num_deepstack = num_deepstack(config)
 
     @property
     def reads_images(self) -> bool:
+        """True: every Qwen-VL has a vision tower."""
         return True
 
     def see(self, pixels: Tensor, pictures: Sequence[Picture] = ()) -> Any:
@@ -86,12 +88,3 @@ class QwenDecoder(CachedDecoder):
     def _coordinates(self, positions: Tensor) -> Tensor:
         """[3,R,N]: what stands behind a prompt is text, and counts alike in all three."""
         return positions if positions.dim() == 3 else positions[None].expand(3, -1, -1)
-
-
-def decoder_for(
-    model: nn.Module, *, num_token_ids: int, never: Sequence[int] = (), resume: Resume = "max_plus_one"
-) -> CachedDecoder:
-    """The cached forward of the model's family; `resume` is Qwen-VL's."""
-    if model.config.model_type in QWEN_FAMILIES:
-        return QwenDecoder(model, num_token_ids=num_token_ids, never=never, resume=resume)
-    return CachedDecoder(model, num_token_ids=num_token_ids, never=never)

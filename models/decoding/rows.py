@@ -19,36 +19,6 @@ from .cache import Cache
 Reduce = Callable[[Tensor], Tensor]  # [R,F,V] -> [F,V]
 
 
-@dataclass(frozen=True)
-class Rows:
-    """Left-padded rows with their own positions.
-
-    A row of `lengths[r]` tokens fills the last places of the shared prefix; its positions count from 0,
-    and the padding before it is never seen.
-    """
-
-    lengths: tuple[int, ...]
-    reduce: Reduce
-
-    @property
-    def prefix(self) -> int:
-        return max(self.lengths)
-
-    def prefix_positions(self) -> Tensor:
-        """[R,prefix] int64; padding gets 0."""
-        places = torch.arange(self.prefix)
-        return torch.stack([(places - (self.prefix - n)).clamp(min=0) for n in self.lengths])
-
-    def prefix_mask(self) -> Tensor:
-        """[R,prefix] bool: the places that hold a token."""
-        places = torch.arange(self.prefix)
-        return torch.stack([places >= self.prefix - n for n in self.lengths])
-
-    def positions(self, offset: Tensor) -> Tensor:
-        """[R,F] positions of nodes that stand `offset` [F] places behind the prefix."""
-        return torch.tensor(self.lengths, device=offset.device)[:, None] + offset[None]
-
-
 class Places:
     """Where left-padded rows stand in one cache: all end at the same place, and each counts its own positions.
 
@@ -92,10 +62,9 @@ class Places:
 def stacked(caches: Sequence[Cache], capacity: int) -> Cache:
     """One cache of several single-row ones, whose committed positions end together."""
     joint = Cache(len(caches[0].layers), capacity)
-    for layer, like in zip(joint.layers, caches[0].layers, strict=True):
-        layer.lazy_initialization(
-            *(part[:, :, :1].expand(len(caches), -1, -1, -1) for part in (like.keys, like.values))
-        )
+    for layer, like in zip(joint.own_layers, caches[0].own_layers, strict=True):
+        keys, values = (part[:, :, :1].expand(len(caches), -1, -1, -1) for part in (like.keys, like.values))
+        layer.lazy_initialization(keys, values)
     fill(joint, caches)
     return joint
 
@@ -104,8 +73,8 @@ def fill(joint: Cache, caches: Sequence[Cache]) -> None:
     """Commit the rows of `caches` in place of what `joint` held; what stands in the padding must stay unseen."""
     prefix = max(cache.length for cache in caches)
     joint.crop_to(prefix)
-    for number, layer in enumerate(joint.layers):
-        for row, part in enumerate(cache.layers[number] for cache in caches):
+    for number, layer in enumerate(joint.own_layers):
+        for row, part in enumerate(cache.own_layers[number] for cache in caches):
             layer.keys[row, :, prefix - part.length : prefix] = part.keys[0, :, : part.length]
             layer.values[row, :, prefix - part.length : prefix] = part.values[0, :, : part.length]
 

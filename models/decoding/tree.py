@@ -33,6 +33,7 @@ class Tree:
 
     @property
     def num_nodes(self) -> int:
+        """Drafted nodes, without the root."""
         return len(self.parents)
 
     @cached_property
@@ -45,6 +46,7 @@ class Tree:
 
     @property
     def num_levels(self) -> int:
+        """Depth of the deepest node."""
         return max(self.depths, default=0)
 
     @property
@@ -54,6 +56,7 @@ class Tree:
 
     @property
     def is_chain(self) -> bool:
+        """Whether every node has at most one child."""
         return all(parent == index - 1 for index, parent in enumerate(self.parents))
 
     @cached_property

@@ -22,6 +22,7 @@ class Warp:
 
     @property
     def greedy(self) -> bool:
+        """Whether decoding takes the likeliest token."""
         return self.temperature == 0.0
 
     def heat(self, logits: Tensor) -> Tensor:

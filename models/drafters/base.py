@@ -166,6 +166,13 @@ class DrafterConfig(Section):
         """Part -> number of parameters that are its own, without weights."""
         return {}
 
+    def exports(self, engine: str) -> list[str]:
+        """Why a serving engine (vllm, sglang, speculators, eagle) cannot run this kind; none: its settings decide.
+
+        `models/exports/rules.py` asks this first, and then compares layers, taps and what stands at images.
+        """
+        return [f"no engine drafts with {self.kind}"]
+
     def frozen_beside(self, shape: TargetShape) -> int:
         """Parameters of the target's that the module holds as well, frozen."""
         return 0

@@ -98,6 +98,9 @@ class Eagle3Config(HeadConfig):
             ids = likeliest_ids(count_tokens(), self.draft_vocab_size, never)
         return self.module(self.layer(target.shape), ids)
 
+    def exports(self, engine: str) -> list[str]:
+        return []
+
     def _any_ids(self) -> Tensor | None:
         return None if self.draft_vocab_size is None else torch.arange(self.draft_vocab_size)
 

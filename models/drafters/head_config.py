@@ -168,6 +168,9 @@ class HeadConfig(PublishedDrafter):
             head = self.module(self.layer(shape), self._any_ids())
         return {"trainable": sum(p.numel() for p in head.parameters() if p.requires_grad)}
 
+    def exports(self, engine: str) -> list[str]:
+        return ["the format has no EAGLE-1 type; --to vllm writes what vLLM reads"] if engine == "speculators" else []
+
     def _any_ids(self) -> Tensor | None:
         """Draft ids of the right number, for counting."""
         return None

@@ -35,6 +35,14 @@ class HivisConfig(FusedHeadConfig):
     def written_settings(self) -> dict[str, Any]:
         return super().written_settings() | {"num_steps": self.num_steps}
 
+    def exports(self, engine: str) -> list[str]:
+        reasons = super().exports(engine)
+        if engine == "eagle":
+            reasons.append("hivis has no published code that would read it")
+        if self.num_steps:
+            reasons.append("it adds a vector for each step (HiViS), which no server has")
+        return reasons
+
 
 class HivisHead(StateHead):
     """Adds a learned vector for each step behind the last true state."""

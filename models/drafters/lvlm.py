@@ -129,6 +129,11 @@ class LvlmConfig(PublishedDrafter):
         assert isinstance(module, PreTrainedModel)
         save_llava(module, folder, manifest)
 
+    def exports(self, engine: str) -> list[str]:
+        if engine in ("vllm", "sglang"):
+            return []  # its language model alone, for prompts of text
+        return [f"the {engine} layout is for heads, and this is a whole model"]
+
     def drafter(self, module: nn.Module, target: Target, options: DraftingOptions = PLAIN) -> Drafter:
         decoder = target.decoder  # type: ignore[attr-defined]
         substitutes = options.substitutes

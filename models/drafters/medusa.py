@@ -101,6 +101,9 @@ class MedusaConfig(PublishedDrafter):
     def drafter(self, module: nn.Module, target: Target, options: DraftingOptions = PLAIN) -> Drafter:
         return MedusaProposal(module, target.guided)
 
+    def exports(self, engine: str) -> list[str]:
+        return ["vLLM 0.33 has no Medusa any more, SGLang never lists it"]
+
     def count(self, shape: TargetShape) -> dict[str, int]:
         with torch.device("meta"):
             head = MedusaHead(self.shape(shape))

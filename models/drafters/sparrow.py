@@ -45,3 +45,8 @@ class SparrowConfig(DirectHeadConfig):
 
     def written_settings(self) -> dict[str, Any]:
         return super().written_settings() | {"ivsb": self.ivsb}
+
+    def exports(self, engine: str) -> list[str]:
+        if engine == "eagle":
+            return [*super().exports(engine), "sparrow has no published code that would read it"]
+        return super().exports(engine)

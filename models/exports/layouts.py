@@ -7,13 +7,14 @@ Ids of tapped layers count what enters a layer in vLLM (as ours), and what leave
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import Tensor
 
 from ..drafters.eagle3 import Eagle3Config, Eagle3Head
 from ..drafters.head_module import StateHead
+from ..hub import config_value
 from ..layer import LayerShape
 from .rules import Engine
 from .source import HeadSource
@@ -60,7 +61,7 @@ def llama_values(shape: LayerShape, text: Any) -> dict[str, Any]:
         "attention_bias": False,
         "mlp_bias": False,
         # Qwen3-VL's text config has none of them.
-        **{name: getattr(text, name, None) for name in ("bos_token_id", "eos_token_id", "pad_token_id")},
+        **{name: config_value(text, name) for name in ("bos_token_id", "eos_token_id", "pad_token_id")},
     }
 
 
@@ -75,7 +76,7 @@ def _eagle3(engine: Engine, source: HeadSource) -> Files:
     values = {
         "architectures": ["LlamaForCausalLMEagle3"],
         **llama_values(head.shape, text),
-        "draft_vocab_size": len(head.d2t),
+        "draft_vocab_size": _draft_vocabulary(head),
         "target_hidden_size": text.hidden_size,
         "target_model_type": source.target.config.model_type,
         "norm_before_residual": False,
@@ -90,9 +91,14 @@ def _eagle3(engine: Engine, source: HeadSource) -> Files:
     return values, _without_table(state, head) if engine == "vllm" else state
 
 
+def _draft_vocabulary(head: Eagle3Head) -> int:
+    """Number of tokens that the head can propose."""
+    return len(cast(Tensor, head.d2t))
+
+
 def _without_table(state: dict[str, Tensor], head: Eagle3Head) -> dict[str, Tensor]:
     """vLLM has no place for the two tables of ids where the draft has all of the target's."""
-    whole = len(head.d2t) == head.shape.vocab_size
+    whole = _draft_vocabulary(head) == head.shape.vocab_size
     return {name: value for name, value in state.items() if not (whole and name in ("d2t", "t2d"))}
 
 
@@ -107,7 +113,7 @@ def _speculators(source: HeadSource) -> Files:
         "architectures": ["Eagle3Speculator"],
         "speculators_model_type": "eagle3",
         "speculators_version": "0.9.0",
-        "draft_vocab_size": len(head.d2t),
+        "draft_vocab_size": _draft_vocabulary(head),
         "norm_before_residual": False,
         "norm_before_fc": False,
         "target_hidden_size": None,

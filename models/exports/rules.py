@@ -10,6 +10,7 @@ from typing import Literal, get_args
 
 from ...core.errors import UserError
 from ..drafters.eagle3 import Eagle3Config
+from ..qwen import num_deepstack
 from .source import HeadSource
 
 # eagle: the layout of the methods' own code (EAGLE, and MSD's and ViSpec's, which share it).
@@ -33,7 +34,9 @@ _NAMES = {"vllm": "vLLM", "sglang": "SGLang", "speculators": "speculators (vLLM)
 
 def check_head(engine: Engine, source: HeadSource, prompts: Prompts) -> None:
     """Raises `UserError` with every reason why an engine would run something else than this head."""
-    found = [*_target(engine, source), *_layer(engine, source), *_taps(engine, source)]
+    found = [
+        *_target(engine, source), *source.config.exports(engine), *_layer(engine, source), *_taps(engine, source)
+    ]  # fmt: skip
     pictures = _pictures(engine, source) if source.target.sees and prompts == "all" else []
     if found or pictures:
         raise UserError(
@@ -55,7 +58,7 @@ def _target(engine: Engine, source: HeadSource) -> list[str]:
 
 
 def _layer(engine: Engine, source: HeadSource) -> list[str]:
-    config, head, shape, found = source.config, source.head, source.head.shape, []
+    config, shape, found = source.config, source.head.shape, []
     if config.positions == "mrope":
         if engine != "sglang" or not config.is_eagle3:
             found.append("heads get one position for each token, and this one turns by three (positions: mrope)")
@@ -71,18 +74,12 @@ def _layer(engine: Engine, source: HeadSource) -> list[str]:
             found.append("queries, keys and values have biases, and a head of EAGLE-3 has none")
         return found
     if engine == "speculators":
-        return [*found, "the format has no EAGLE-1 type; --to vllm writes what vLLM reads"]
+        return found
     if getattr(config, "state", "feature") != "feature":
         found.append("it reads the state before the last layer, and engines hand over the one behind the final norm")
     own = config.kind if engine == "eagle" else ""
-    if config.kind in ("sparrow", "hivis") and engine == "eagle":
-        found.append(f"{config.kind} has no published code that would read it")
     if shape.input_norm and own != "msd":
         found.append("its layer norms its input, and theirs has no such norm: the weight would be dropped")
-    if head.num_queries and own != "vispec":
-        found.append("a picture's global vector joins every state (ViSpec), which no server computes")
-    if head.num_steps:
-        found.append("it adds a vector for each step (HiViS), which no server has")
     return found
 
 
@@ -119,7 +116,7 @@ def _pictures(engine: Engine, source: HeadSource) -> list[str]:
     found = [] if image == wanted else [
         f"the {image} embedding stands at pictures here, and the engine puts the {wanted} one there"
     ]  # fmt: skip
-    added = len(getattr(source.target.config.vision_config, "deepstack_visual_indexes", None) or ())
+    added = num_deepstack(source.target.config)
     if isinstance(config, Eagle3Config) and (first := config.layers_of(source.target.shape)[0]) <= added:
         found.append(
             f"it joins layer {first} as that hands it over, and Qwen3-VL adds to each of its first {added} layers what "

@@ -43,6 +43,7 @@ class Target:
 
     @property
     def sees(self) -> bool:
+        """Whether the target reads pictures."""
         return self.text is not self.config
 
 
@@ -85,7 +86,7 @@ def kind_of(folder: Path) -> str:
     if (manifest.get("target") or {}) and isinstance(manifest["target"], dict):
         if manifest["target"].get("kind") in ("llamagen", "anole"):
             return "visual"
-        if manifest["target"].get("kind") and manifest.get("method") not in (None, "medusa"):
+        if manifest["target"].get("kind") and manifest.get("method") is not None:
             return "reading"
     if (manifest.get("imported") or {}).get("as") == "lantern":
         return "visual"
@@ -96,7 +97,7 @@ def kind_of(folder: Path) -> str:
         return "causal"
     raise UserError(
         f"{MANIFEST} does not say which drafter this is (model_type {model})", where=str(folder),
-        cure="give a folder that a stage of this project wrote; scripts/import_head makes one of a published head",
+        cure="give a folder that a stage of this project wrote; scripts/import_head.py makes one of a published head",
     )  # fmt: skip
 
 
@@ -127,8 +128,13 @@ def read_head(folder: Path, target: Target) -> HeadSource:
     except ValidationError as error:
         raise UserError(
             f"{MANIFEST} does not hold the head's settings: {error.errors()[0]['msg']}", where=str(folder / MANIFEST),
-            cure="train it with this version, or import it again with scripts/import_head",
+            cure="train it with this version, or import it again with scripts/import_head.py",
         ) from error  # fmt: skip
+    if not isinstance(config, HeadConfig):
+        raise UserError(
+            "no engine can express this head:\n" + "\n".join(f"  - {why}" for why in config.exports("")),
+            where=str(folder), cure="decode with our own loop",
+        )  # fmt: skip
     stored = next(value.dtype for value in head_state(folder).values() if value.is_floating_point())
     # Shapes and settings are compared with the target's; none of its weights is needed.
     beside: Any = SimpleNamespace(shape=target.shape, embedding=torch.empty(0, target.text.hidden_size))

@@ -12,7 +12,8 @@ import torch
 from transformers import AutoModelForCausalLM, PreTrainedModel
 
 from ...core.errors import UserError
-from ..llava import grow_vocabulary
+from ..hub import config_value
+from ..llava import grow_vocabulary, language_model_of
 from .source import Target
 
 
@@ -26,7 +27,7 @@ def text_draft(model: PreTrainedModel, target: Target, *, where: str) -> PreTrai
         UserError: its vocabulary is larger than the target's, or its positions have three coordinates.
     """
     text, rows = model.config.get_text_config(), target.text.vocab_size
-    if "mrope_section" in (getattr(text, "rope_parameters", None) or {}):
+    if "mrope_section" in (config_value(text, "rope_parameters") or {}):
         raise UserError(
             f"a draft of {text.model_type} has positions of three coordinates (M-RoPE), which engines refuse in a "
             "draft model", where=where, cure="draft with a Llama, or with a head",
@@ -38,14 +39,13 @@ def text_draft(model: PreTrainedModel, target: Target, *, where: str) -> PreTrai
         )  # fmt: skip
     config = type(text)(**{key: value for key, value in text.to_dict().items() if key not in _LEFT_OUT})
     draft = AutoModelForCausalLM.from_config(config, dtype=torch.float32)
-    core = getattr(model.model, "language_model", model.model)
-    draft.model.load_state_dict(core.state_dict())
+    draft.model.load_state_dict(language_model_of(model).state_dict())
     draft.lm_head.load_state_dict(model.lm_head.state_dict())
     if text.vocab_size < rows:
         grow_vocabulary(draft, rows, torch.Generator().manual_seed(0))
     for name in ("bos_token_id", "eos_token_id", "pad_token_id"):
         # A draft's own are not to be trusted: JackFram's are no ids of Llama's tokenizer.
-        value = getattr(target.text, name, None)
+        value = config_value(target.text, name)
         setattr(draft.config, name, value)
         setattr(draft.generation_config, name, value)
     draft.config.architectures = [type(draft).__name__]

@@ -7,7 +7,7 @@ EAGLE-1/2 (`yuhuili/EAGLE-*`), EAGLE-3 (EAGLE's own, SpecForge's, SGLang's, vLLM
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, Literal, get_args
+from typing import Any, Literal, cast, get_args
 
 import torch
 from pydantic import TypeAdapter
@@ -20,6 +20,7 @@ from ..drafters.head_config import HeadConfig
 from ..drafters.head_inputs import Image
 from ..drafters.head_module import StateHead
 from ..exports.layouts import unfold_fc_bias
+from ..hub import config_value
 from ..llamagen.folders import check_shapes, shapes_of
 from ..targets.base import language_shape
 from .files import State, as_one_layer, check_rope, read_published, theta_of
@@ -93,7 +94,7 @@ def import_head(
     if kind in ("eagle", "eagle3"):
         settings |= _at_pictures(kind, image, sees, where)
     settings |= _attention(state, "midlayer" if joined else "layers.0", text, where)
-    config: HeadConfig = TypeAdapter(AnyDrafter).validate_python(_plain(settings, text))
+    config = cast(HeadConfig, TypeAdapter[Any](AnyDrafter).validate_python(_plain(settings, text)))
     head = _load(config, state, text, where)
     if settings["norm_eps"] != text.rms_norm_eps:
         notes.append(f"norms add {settings['norm_eps']:g}, the target's {text.rms_norm_eps:g}: kept as norm_eps")
@@ -102,7 +103,7 @@ def import_head(
 
 def _plain(settings: dict[str, Any], text: Any) -> dict[str, Any]:
     """Without what is the target's anyway."""
-    rope = dict(getattr(text, "rope_parameters", None) or {})
+    rope = dict(config_value(text, "rope_parameters") or {})
     same = {"norm_eps": text.rms_norm_eps, "rope_theta": float(rope.get("rope_theta") or 10000.0)}
     return {name: value for name, value in settings.items() if same.get(name) != value}
 
@@ -156,7 +157,7 @@ def _attention(state: State, layer: str, text: Any, where: str) -> dict[str, Any
     if key not in state or gate not in state:
         held = ", ".join(sorted(state)[:4])
         raise UserError(f"{key} is missing; the file begins with {held}", where=where, cure="give the folder of a head")
-    width = getattr(text, "head_dim", None) or text.hidden_size // text.num_attention_heads
+    width = config_value(text, "head_dim") or text.hidden_size // text.num_attention_heads
     heads = state[key].shape[0] // width
     found: dict[str, Any] = {"qkv_bias": f"{layer}.self_attn.q_proj.bias" in state}
     if heads != text.num_key_value_heads:

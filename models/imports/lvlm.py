@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, cast
 
 import torch
+from torch import nn
 from transformers import PreTrainedConfig, PreTrainedModel
 
 from ...core.errors import UserError
+from ..hub import config_value
 from ..llava import grow_vocabulary
 from ..targets.load import load_llava
 
@@ -37,19 +39,19 @@ def import_lvlm(
         kept = next(model.parameters()).dtype
         model.float()
         grow_vocabulary(model, rows, torch.Generator().manual_seed(0))
-        model.to(kept)
+        cast(nn.Module, model).to(kept)
         notes.append(f"{rows - have} rows added near the mean, up to the target's vocabulary: they are never proposed")
     if ours.image_token_id != target.image_token_id:
         notes.append(f"its image token was {ours.image_token_id}, the target's is {target.image_token_id}")
         ours.image_token_id = ours.image_token_index = target.image_token_id
     for place, theirs in ((ours, target), (ours.text_config, target.text_config)):
         for name in _IDS:
-            value = getattr(theirs, name, None)
-            if getattr(place, name, None) != value:
-                notes.append(f"{name} was {getattr(place, name, None)}, the target's is {value}")
+            before, value = config_value(place, name), config_value(theirs, name)
+            if before != value:
+                notes.append(f"{name} was {before}, the target's is {value}")
                 setattr(place, name, value)
     for name in _IDS:
-        setattr(model.generation_config, name, getattr(target.text_config, name, None))
+        setattr(model.generation_config, name, config_value(target.text_config, name))
     if model.dtype == torch.bfloat16:
         notes.append("stored in bfloat16: evaluate it in bfloat16, as its authors ask for lvlm160m-bf16")
     positions = ours.text_config.max_position_embeddings

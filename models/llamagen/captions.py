@@ -46,10 +46,11 @@ class TextFeatures:
         device: torch.device | str = "cpu",
         revision: str | None = None,
     ):
+        encoders: Any = T5EncoderModel  # its annotations refuse a revision of None and `to(device)`
         try:
             self.tokenizer = AutoTokenizer.from_pretrained(source, revision=revision)
             # The decoder's weights in a full T5 are left out; older files are read with weights_only: no code runs.
-            encoder = T5EncoderModel.from_pretrained(source, revision=revision, dtype=dtype, weights_only=True)
+            encoder = encoders.from_pretrained(source, revision=revision, dtype=dtype, weights_only=True)
         except (OSError, ValueError) as error:
             cure = "check the name and the network, or download it once and give the local directory"
             raise UserError(f"cannot load the text encoder {str(source)!r}: {first_line(error)}", cure=cure) from error

@@ -83,14 +83,17 @@ def llamagen_values(config: LlamaGenConfig) -> dict[str, Any]:
 
 
 def vq_values(config: VqConfig) -> dict[str, Any]:
+    """What `config.json` of a tokenizer holds."""
     return {"model_type": VQ, **config.model_dump(mode="json")}
 
 
 def llamagen_shapes(config: LlamaGenConfig) -> Shapes:
+    """Shapes of the transformer's state dict, without allocating it."""
     return shapes_of(_meta_state(LlamaGen, config))
 
 
 def vq_shapes(config: VqConfig) -> Shapes:
+    """Shapes of the tokenizer's state dict, without allocating it."""
     return shapes_of(_meta_state(VqTokenizer, config))
 
 
@@ -107,7 +110,7 @@ def _config(schema: type[C], model_type: str, values: dict[str, Any], path: Path
             where=f"{path}, key model_type",
             cure="give the other directory: transformer and tokenizer have one each"
             if found in (LLAMAGEN, VQ)
-            else "scripts/convert_llamagen makes such a directory of a published file",
+            else "scripts/convert_llamagen.py makes such a directory of a published file",
         )
     try:
         return schema.model_validate({name: value for name, value in values.items() if name != "model_type"})

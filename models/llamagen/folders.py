@@ -58,9 +58,7 @@ def read_values(folder: Path) -> dict[str, Any]:
     try:
         values = json.loads(path.read_text())
     except OSError as error:
-        cure = (
-            "give a directory with config.json and model.safetensors; scripts/convert_llamagen makes one of a .pt file"
-        )
+        cure = "give a directory with config.json and model.safetensors; scripts/convert_llamagen.py makes one of a .pt"
         raise UserError(f"cannot read {CONFIG}: {error.strerror}", where=str(path), cure=cure) from error
     except ValueError as error:
         raise UserError(f"not JSON: {error}", where=str(path), cure="restore the file") from error
@@ -86,6 +84,7 @@ def read_weights(folder: Path, expected: Shapes, dtype: torch.dtype | None) -> S
 
 
 def shapes_of(state: Mapping[str, Tensor]) -> Shapes:
+    """Name -> shape of a state dict."""
     return {name: tuple(tensor.shape) for name, tensor in state.items()}
 
 

@@ -62,11 +62,6 @@ def weights_in(loaded: Mapping[str, Any], *, where: str) -> State:
     return dict(inner)
 
 
-def read_official(path: Path) -> State:
-    """The weights of a published `.pt` file, memory mapped, under their official names."""
-    return weights_in(load_pickle(path), where=str(path))
-
-
 def grid_of(name: str, image_size: int | None = None) -> int:
     """Codes per side: of `image_size` pixels, or of the size in a published file's name (c2i_B_384.pt)."""
     named = re.search(r"(?<!\d)(256|384|512)(?!\d)", name)

@@ -34,20 +34,22 @@ class LlamaGenTraining(nn.Module):
         self.transformer, self.text_encoder = model, text_encoder
 
     def parts(self) -> dict[str, list[tuple[str, nn.Parameter]]]:
+        """Trainable parameters by part, for the optimizer's groups."""
         named = {"transformer": [*self.transformer.named_parameters()]}
         if self.text_encoder is not None:
             named["text_encoder"] = [*self.text_encoder.named_parameters()]
         return named
 
     def forward(self, batch: CodeBatch, states: TargetStates | None = None) -> StepLoss:
+        """Next-code cross-entropy, summed over the n codes of real rows."""
         model = self.transformer
         if model.config.condition == "class":
             condition, mask = model.cls_embedding(torch.stack(batch.conditions), batch.uncond), None
         else:
             features, mask = pad_left(self._features(batch.conditions), model.config.num_slots)
             condition = model.cls_embedding(features, batch.uncond)
-        states = model.features(condition, batch.codes[:, :-1], mask)[:, model.config.num_slots - 1 :]
-        scores = model.output(states[batch.real]).float()
+        hidden = model.features(condition, batch.codes[:, :-1], mask)[:, model.config.num_slots - 1 :]
+        scores = model.output(hidden[batch.real]).float()
         codes = batch.codes[batch.real]
         loss = F.cross_entropy(scores.flatten(0, 1), codes.flatten(), reduction="sum")
         metrics = {"accuracy": (scores.argmax(-1) == codes).sum()}
@@ -86,9 +88,11 @@ class VqTraining(nn.Module):
         self.register_buffer("num_forwards", torch.zeros((), dtype=torch.int64))
 
     def parts(self) -> dict[str, list[tuple[str, nn.Parameter]]]:
+        """Trainable parameters by part, for the optimizer's groups."""
         return {"tokenizer": [*self.tokenizer.named_parameters()]}
 
     def forward(self, batch: PictureBatch, states: TargetStates | None = None) -> StepLoss:
+        """Reconstruction and quantisation loss, summed over real rows."""
         images = to_model(batch.pixels[batch.real])
         if self.training:
             self._revive(images)

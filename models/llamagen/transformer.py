@@ -65,6 +65,7 @@ class LlamaGenConfig(Section):
 
     @property
     def num_slots(self) -> int:
+        """Positions that the condition takes before the first code."""
         return 1 if self.condition == "class" else self.caption_slots
 
     @property
@@ -74,10 +75,12 @@ class LlamaGenConfig(Section):
 
     @property
     def head_dim(self) -> int:
+        """Width of an attention head."""
         return self.dim // self.num_heads
 
     @property
     def hidden(self) -> int:
+        """Width of the feed-forward."""
         return self.ffn_hidden or -(-int(2 * 4 * self.dim / 3) // 256) * 256
 
 
@@ -211,12 +214,15 @@ class CaptionEmbedding(nn.Module):
 
 
 class CaptionProjection(nn.Module):
+    """Two linear layers with GELU between them: caption features to the transformer's width."""
+
     def __init__(self, config: LlamaGenConfig):
         super().__init__()
         self.fc1 = nn.Linear(config.caption_dim, config.dim, bias=False)
         self.fc2 = nn.Linear(config.dim, config.dim, bias=False)
 
     def forward(self, features: Tensor) -> Tensor:
+        """[B,C,F] -> [B,C,D]."""
         return self.fc2(F.gelu(self.fc1(features), approximate="tanh"))
 
 
@@ -233,6 +239,8 @@ def pad_left(features: Sequence[Tensor], slots: int) -> tuple[Tensor, Tensor]:
 
 
 class Block(nn.Module):
+    """One pre-norm transformer layer."""
+
     def __init__(self, config: LlamaGenConfig):
         super().__init__()
         self.attention = Attention(config)
@@ -242,12 +250,15 @@ class Block(nn.Module):
         self.dropout = config.dropout
 
     def forward(self, states: Tensor, rope: Tensor, mask: Tensor, cache: Cache | None, layer: int) -> Tensor:
+        """States [R,N,D] -> [R,N,D]; arguments as in `Attention.forward`."""
         mixed = self.attention(self.attention_norm(states), rope, mask, cache, layer)
         states = states + F.dropout(mixed, self.dropout, self.training)
         return states + F.dropout(self.feed_forward(self.ffn_norm(states)), self.dropout, self.training)
 
 
 class Attention(nn.Module):
+    """Multi-head self-attention with rotary positions of a grid."""
+
     def __init__(self, config: LlamaGenConfig):
         super().__init__()
         self.num_heads, self.head_dim = config.num_heads, config.head_dim
@@ -255,16 +266,26 @@ class Attention(nn.Module):
         self.wo = nn.Linear(config.dim, config.dim, bias=False)
 
     def forward(self, states: Tensor, rope: Tensor, mask: Tensor, cache: Cache | None, layer: int) -> Tensor:
+        """States [R,N,D] -> [R,N,D].
+
+        Args:
+            rope: [N,E/2,2] or [R,N,E/2,2], see `rope_table`.
+            mask: bool, broadcast to [R,H,N,P+N].
+            cache: holds the P positions before; None: there are none.
+            layer: of the cache.
+        """
         rows, count, width = states.shape
         q, k, v = self.wqkv(states).view(rows, count, 3, self.num_heads, self.head_dim).unbind(2)  # [R,N,H,E]
         q, k, v = rotate_pairs(q, rope).transpose(1, 2), rotate_pairs(k, rope).transpose(1, 2), v.transpose(1, 2)
         if cache is not None:
-            k, v = cache.layers[layer].update(k, v)
+            k, v = cache.own_layers[layer].update(k, v)
         mixed = F.scaled_dot_product_attention(q, k, v, attn_mask=mask)
         return self.wo(mixed.transpose(1, 2).reshape(rows, count, width))
 
 
 class FeedForward(nn.Module):
+    """SwiGLU."""
+
     def __init__(self, config: LlamaGenConfig):
         super().__init__()
         self.w1 = nn.Linear(config.dim, config.hidden, bias=False)
@@ -272,6 +293,7 @@ class FeedForward(nn.Module):
         self.w2 = nn.Linear(config.hidden, config.dim, bias=False)
 
     def forward(self, states: Tensor) -> Tensor:
+        """[...,D] -> [...,D]."""
         return self.w2(F.silu(self.w1(states)) * self.w3(states))
 
 
@@ -284,6 +306,7 @@ class RMSNorm(nn.Module):
         self.eps = eps
 
     def forward(self, states: Tensor) -> Tensor:
+        """[...,D] -> [...,D]."""
         wide = states.float()
         return (wide * torch.rsqrt(wide.pow(2).mean(-1, keepdim=True) + self.eps)).to(states) * self.weight
 

@@ -187,6 +187,8 @@ class Codebook(nn.Module):
 
 
 class Encoder(nn.Module):
+    """Images to vectors, by convolutions; each level but the last halves the resolution."""
+
     def __init__(self, config: VqConfig):
         super().__init__()
         channels, last = config.channels, len(config.channels) - 1
@@ -207,6 +209,7 @@ class Encoder(nn.Module):
         self.conv_out = nn.Conv2d(channels[-1], config.z_channels, 3, padding=1)
 
     def forward(self, images: Tensor) -> Tensor:
+        """[B,3,S,S] -> [B,z,h,w]."""
         states = self.conv_in(images)
         for block in (*self.conv_blocks, *self.mid):
             states = block(states)
@@ -214,6 +217,8 @@ class Encoder(nn.Module):
 
 
 class Decoder(nn.Module):
+    """Vectors to images: the encoder's mirror, with one more block in each level."""
+
     def __init__(self, config: VqConfig):
         super().__init__()
         channels, last = config.channels, len(config.channels) - 1
@@ -234,6 +239,7 @@ class Decoder(nn.Module):
         self.conv_out = nn.Conv2d(channels[0], 3, 3, padding=1)
 
     def forward(self, vectors: Tensor) -> Tensor:
+        """[B,z,h,w] -> [B,3,S,S], not clamped."""
         states = self.conv_in(vectors)
         for block in (*self.mid, *self.conv_blocks):
             states = block(states)
@@ -262,6 +268,7 @@ class Level(nn.Module):
         self.upsample = Upsample(width) if upsample else None
 
     def forward(self, states: Tensor) -> Tensor:
+        """[B,C,h,w] -> [B,C',h',w']."""
         for number, block in enumerate(self.res):
             states = block(states)
             if len(self.attn):
@@ -273,14 +280,18 @@ class Level(nn.Module):
 
 
 def middle(width: int, groups: int) -> nn.ModuleList:
+    """The blocks at the lowest resolution: residual, attention, residual."""
     return nn.ModuleList([ResBlock(width, width, groups), Attention(width, groups), ResBlock(width, width, groups)])
 
 
 def norm(width: int, groups: int) -> nn.GroupNorm:
+    """Group normalization as published."""
     return nn.GroupNorm(groups, width, eps=1e-6)
 
 
 class ResBlock(nn.Module):
+    """Two convolutions around a shortcut."""
+
     def __init__(self, width_in: int, width: int, groups: int):
         super().__init__()
         self.norm1 = norm(width_in, groups)
@@ -290,6 +301,7 @@ class ResBlock(nn.Module):
         self.nin_shortcut = nn.Conv2d(width_in, width, 1) if width_in != width else None
 
     def forward(self, states: Tensor) -> Tensor:
+        """[B,C,h,w] -> [B,C',h,w]."""
         change = self.conv1(F.silu(self.norm1(states)))
         change = self.conv2(F.silu(self.norm2(change)))
         return change + (states if self.nin_shortcut is None else self.nin_shortcut(states))
@@ -307,6 +319,7 @@ class Attention(nn.Module):
         self.proj_out = nn.Conv2d(width, width, 1)
 
     def forward(self, states: Tensor) -> Tensor:
+        """[B,C,h,w] -> [B,C,h,w]."""
         normed = self.norm(states)
         q, k, v = (part(normed).flatten(2).transpose(1, 2) for part in (self.q, self.k, self.v))  # [B,n,C]
         mixed = F.scaled_dot_product_attention(q, k, v)
@@ -314,18 +327,24 @@ class Attention(nn.Module):
 
 
 class Downsample(nn.Module):
+    """Halves the resolution by a convolution with stride 2."""
+
     def __init__(self, width: int):
         super().__init__()
         self.conv = nn.Conv2d(width, width, 3, stride=2)
 
     def forward(self, states: Tensor) -> Tensor:
+        """[B,C,h,w] -> [B,C,h/2,w/2]."""
         return self.conv(F.pad(states, (0, 1, 0, 1)))
 
 
 class Upsample(nn.Module):
+    """Doubles the resolution: nearest neighbours, then a convolution."""
+
     def __init__(self, width: int):
         super().__init__()
         self.conv = nn.Conv2d(width, width, 3, padding=1)
 
     def forward(self, states: Tensor) -> Tensor:
+        """[B,C,h,w] -> [B,C,2h,2w]."""
         return self.conv(F.interpolate(states, scale_factor=2.0, mode="nearest"))

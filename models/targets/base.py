@@ -82,9 +82,11 @@ class Target(Protocol):
     """Frozen. `session` is the target's own state of one request; the loop passes it back unread."""
 
     vocab_size: int
-    shape: TargetShape
-    device: torch.device
 
+    @property
+    def shape(self) -> TargetShape: ...
+    @property
+    def device(self) -> torch.device: ...
     @property
     def embedding(self) -> Tensor:
         """[V,D] of token ids."""

@@ -11,6 +11,7 @@ from transformers import PreTrainedModel
 
 from ...core.errors import UserError
 from ..decoding.decoder import CachedDecoder
+from ..hub import config_value
 from .language import LanguageTarget
 from .section import TargetSection
 
@@ -49,19 +50,20 @@ class CausalTarget(LanguageTarget):
 def _check(model: PreTrainedModel) -> None:
     """That embedding, decoder and head in a row are the whole model: some scale or cap scores on the way."""
     name, cure = model.config.model_type, "use a model of Llama's shape (llama, qwen2, qwen3, mistral without windows)"
-    core = getattr(model, "model", None)
-    if not isinstance(getattr(core, "layers", None), nn.ModuleList) or not hasattr(model, "lm_head"):
+    children = dict(model.named_children())
+    core = children.get("model", nn.Identity())
+    if "lm_head" not in children or not isinstance(dict(core.named_children()).get("layers"), nn.ModuleList):
         raise UserError(f"{name} has no decoder `model.layers` and head `lm_head`", where="key target", cure=cure)
-    if {*(getattr(model.config, "layer_types", None) or ())} - {"full_attention"} or _window(model.config):
+    if {*(config_value(model.config, "layer_types") or ())} - {"full_attention"} or _window(model.config):
         raise UserError(f"some layers of {name} see a window alone", where="key target", cure=cure)
     model.eval()
-    ids = torch.arange(3, 7, device=model.get_input_embeddings().weight.device)[None]
+    embedding: Any = model.get_input_embeddings()
+    ids = torch.arange(3, 7, device=embedding.weight.device)[None]
     whole = model(input_ids=ids, use_cache=False).logits.float()
-    assert core is not None
-    parts = model.lm_head(core(inputs_embeds=model.get_input_embeddings()(ids), use_cache=False)[0]).float()
+    parts = model.lm_head(core(inputs_embeds=embedding(ids), use_cache=False)[0]).float()
     if not torch.allclose(whole, parts, atol=1e-2 * float(whole.abs().max()), rtol=0):
         raise UserError(f"{name} does more than embed, decode and score", where="key target", cure=cure)
 
 
 def _window(config: Any) -> bool:
-    return getattr(config, "sliding_window", None) is not None and getattr(config, "use_sliding_window", True)
+    return config_value(config, "sliding_window") is not None and config_value(config, "use_sliding_window", True)

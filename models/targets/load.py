@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, cast
 
 import torch
 from pydantic import Field, model_validator
+from torch import nn
 from transformers import AutoModelForCausalLM, PreTrainedConfig, PreTrainedModel
 from transformers.utils import logging
 
 from ...core.errors import UserError, did_you_mean, first_line
-from ..hub import read_config
+from ...core.section import torch_dtype
+from ..hub import config_value, read_config
 from ..llava import FAMILIES, TokenIds, assemble, llava_config
 from ..qwen import QWEN_FAMILIES, QWEN_KINDS, qwen_config
 from .causal import CausalTarget, CausalTargetConfig
@@ -107,10 +109,10 @@ def load_target(
         tables_only: no layer and no tower is read or held. Embedding, LM head and config are all that is asked of a
             target whose states are on disk.
     """
-    dtype = getattr(torch, config.dtype)
+    dtype = torch_dtype(config.dtype)
     model = target_weights(config, source, dtype=dtype, device_map=config.device_map, tables_only=tables_only)
     if config.device_map is None:
-        model.to(device)
+        cast(nn.Module, model).to(device)  # transformers' decorated `to` has lost its arguments' types
     num_token_ids, chunk = config.num_token_ids or num_token_ids, config.prefill_chunk
     if isinstance(config, QwenTargetConfig):
         return QwenTarget(model, num_token_ids=num_token_ids, resume=config.resume, prefill_chunk=chunk)
@@ -239,10 +241,10 @@ def load_weights(
 
 def _tables(maker: Any, source: str | Path, config: PreTrainedConfig, given: dict[str, Any]) -> Any:
     """The model without its layers; its config says how many it has."""
-    text, vision = config.get_text_config(), getattr(config, "vision_config", None)
+    text, vision = config.get_text_config(), config_value(config, "vision_config")
     layers, text.num_hidden_layers = text.num_hidden_layers, 0
     if vision is not None:
-        setattr(vision, "depth" if hasattr(vision, "depth") else "num_hidden_layers", 0)
+        setattr(vision, "num_hidden_layers" if config_value(vision, "depth") is None else "depth", 0)
     before = logging.get_verbosity()
     logging.set_verbosity_error()  # it would list every tensor that is left out
     try:

@@ -1,4 +1,4 @@
-"""`draftsmith compare`: runs side by side, printed and drawn. `scripts/compare` is the same."""
+"""`draftsmith compare`: runs side by side, printed and drawn."""
 
 from __future__ import annotations
 

@@ -91,7 +91,10 @@ EVALUATE = Command(
     examples=(
         ("draftsmith evaluate demo/lvlm", ""),
         ("draftsmith evaluate runs/demo-lvlm", "the recipe that this run ran"),
-        ("draftsmith evaluate llava15-68m stages.evaluate.gamma=7 restart=evaluate", "again, with longer drafts"),
+        (
+            "draftsmith evaluate llava15-68m 'stages.evaluate.tree={kind: chain, gamma: 7}' restart=evaluate",
+            "again, with longer drafts",
+        ),
     ),
     arguments=(NAME, SETTINGS),
     run=_runner("evaluate"),

@@ -6,7 +6,6 @@ from draftsmith.data.videos import VideoSettings
 from draftsmith.data.visual_budget import (
     PRESETS,
     FrameTokens,
-    frames_for,
     label,
     llava_frames,
     pixels_for,
@@ -21,7 +20,6 @@ def test_the_papers_25k_are_128_frames():
     assert onevision == FrameTokens(196, per_clip=1)
     assert onevision.frames("25k") == 128 and onevision.total(128) == 25_089
     assert [onevision.frames(preset) for preset in PRESETS] == [3, 8, 23, 31, 77, 87, 128]
-    assert frames_for("25k", 196, per_clip=1) == 128
 
 
 @pytest.mark.parametrize("settings", [

@@ -269,7 +269,7 @@ def test_a_page_that_does_not_do_what_it_says(good, bad, says, folder):
 def test_exit_codes_launchers_and_scripts(folder):
     page = "```bash run exit-2\ndraftsmith train no-such-recipe\n```\n```text output\nno recipe\n```\n"
     page += "```bash run\ndeepspeed --num_gpus 4 trains/train.py recipe=demo/lvlm dry_run=true > out.txt\n```\n"
-    page += "```bash run\nscripts/publish --help\ncat out.txt\n```\n```text output\nstage evaluate\n```\n"
+    page += "```bash run\nscripts/states.py --help\ncat out.txt\n```\n```text output\nstage evaluate\n```\n"
     run_page(page)
     with pytest.raises(AssertionError, match="exit code 1"):
         run_page("```bash slow\nexit 1\n```\n", slow=True)

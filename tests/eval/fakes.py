@@ -3,7 +3,6 @@
 import torch
 from draftsmith.core.nouns import Request
 from draftsmith.eval.policies import Chain
-from draftsmith.models.decoding.rows import Rows
 from draftsmith.models.decoding.tree import ROOT
 from draftsmith.models.drafters.modes import without_pictures
 from draftsmith.models.targets.base import Taps, TargetStep
@@ -18,31 +17,32 @@ class RowsModel:
 
     def prefill(self, request: Request, capacity: int):
         views = [view(request) for view in self.views]
-        self.rows = Rows(tuple(len(v.ids) for v in views), self.reduce)
-        prefix = self.rows.prefix
+        self.lengths = torch.tensor([len(v.ids) for v in views])
+        self.prefix = prefix = int(self.lengths.max())
         self.cache = self.decoder.new_cache(prefix + capacity)
         embedded = [self.decoder.embed(v.ids[None], v.modality[None], v.pixels) for v in views]
         embeds = torch.cat([torch.nn.functional.pad(e, (0, 0, prefix - e.shape[1], 0)) for e in embedded])
-        self.seen = self.rows.prefix_mask()  # [R,prefix]
+        places = torch.arange(prefix) - (prefix - self.lengths[:, None])
+        self.seen = places >= 0  # [R,prefix]
         # Padding sees itself, so that no row of the attention is empty.
         mask = (torch.ones(prefix, prefix, dtype=torch.bool).tril() & self.seen[:, None]) | torch.eye(prefix).bool()
-        states = self.decoder.forward(embeds, self.cache, self.rows.prefix_positions(), mask)
+        states = self.decoder.forward(embeds, self.cache, places.clamp(min=0), mask)
         self.cache.advance(prefix)
         return states.feature
 
     def forward(self, tokens, depths, mask):
         """Nodes at `depths` behind the committed tokens; `mask` [N,S] over what is written and not committed."""
-        count = len(self.rows.lengths)
+        count = len(self.lengths)
         committed = self.cache.length - mask.shape[1] + len(tokens)
-        past = torch.cat([self.seen, torch.ones(count, committed - self.rows.prefix, dtype=torch.bool)], dim=1)
+        past = torch.cat([self.seen, torch.ones(count, committed - self.prefix, dtype=torch.bool)], dim=1)
         full = torch.cat([past[:, None].expand(-1, len(tokens), -1), mask[None].expand(count, -1, -1)], dim=2)
-        offset = torch.tensor(depths) + committed - self.rows.prefix
+        offset = torch.tensor(depths) + committed - self.prefix
         embeds = self.decoder.embed(tokens[None]).expand(count, -1, -1)
-        return self.decoder.forward(embeds, self.cache, self.rows.positions(offset), full).feature
+        return self.decoder.forward(embeds, self.cache, self.lengths[:, None] + offset, full).feature
 
     def reduced(self, feature):
         """[R,N,D] -> [N,V]."""
-        return self.rows.reduce(self.decoder.logits(feature))
+        return self.reduce(self.decoder.logits(feature))
 
 
 def picture(request):
@@ -143,7 +143,7 @@ class Wrapped:
 class ReadsFeatures(Wrapped):
     """A head: wants the target's states of what was accepted."""
 
-    taps = Taps(layers=(0, 1, 2), feature=True)
+    taps = Taps(text_layers=(0, 1, 2), feature=True)
 
     def start(self, request, prefill, warp, *, capacity):
         super().start(request, prefill, warp, capacity=capacity)

@@ -35,7 +35,7 @@ SCRIPTS = Path(__file__).resolve().parents[2] / "scripts"
 
 def script(name, *arguments):
     """Exit code of a script's own main."""
-    loader = SourceFileLoader(name, str(SCRIPTS / name))
+    loader = SourceFileLoader(name, str(SCRIPTS / f"{name}.py"))
     module = module_from_spec(spec_from_loader(name, loader))
     loader.exec_module(module)
     return module.main(list(map(str, arguments)))

@@ -209,7 +209,7 @@ def test_tree_verification_equals_one_path_at_a_time(seed, guidance):
     dice, model = random.Random(seed), tiny(seed)
     target, text = AnoleTarget(model, guidance=guidance), [25, 31, 27][: seed + 1]
     prompts = [[0, *text, 22, 21], [0, 21]][: target.guidance.num_rows]
-    session, step = target.prefill(request(*text), Taps(layers=(0, 1, 2), feature=True), capacity=40)
+    session, step = target.prefill(request(*text), Taps(text_layers=(0, 1, 2), feature=True), capacity=40)
     for row, prompt in enumerate(prompts):
         close(step.feature[row, -len(prompt) :], plain_states(model, prompt), 2e-5)
     committed = [int(step.logits[-1].argmax())]

@@ -13,6 +13,7 @@ from draftsmith.models.exports.layouts import lay_out
 from draftsmith.models.exports.source import Target, read_head
 from draftsmith.models.imports import import_head
 from draftsmith.models.llava import TokenIds, assemble, llava_config
+from draftsmith.recipes.cli import main
 from published_tiny import (
     LONG,
     VOCAB,
@@ -420,20 +421,20 @@ def test_a_draft_of_fewer_rows_than_its_target(tmp_path):
         export_drafter(tmp_path / "big", tmp_path / "no", "vllm", target=str(target))
 
 
-# ---- scripts
+# ---- commands
 
 
 def test_scripts_there_and_back(tmp_path, capsys):
     """A head goes out in EAGLE's layout and comes back in ours, by the commands."""
     target, folder, head = made(tmp_path, weights=True, kind="msd", dtype=torch.bfloat16)
-    assert script("export", folder, tmp_path / "out", "--to", "eagle", "--target", target) == 0
+    assert main(["export", str(folder), str(tmp_path / "out"), "--to", "eagle", "--target", str(target)]) == 0
     assert "serve    EaModel" in capsys.readouterr().out
     assert script("import_head", tmp_path / "out", tmp_path / "back", "--as", "msd", "--target", target) == 0
     said = capsys.readouterr().out
     assert f"path: {tmp_path / 'back'}" in said and "kind: msd" in said
     found = load_file(tmp_path / "back" / "model.safetensors")
     assert all(torch.equal(value, head.state_dict()[name]) for name, value in found.items())
-    assert script("export", tmp_path / "back", tmp_path / "no", "--to", "vllm") == 2
+    assert main(["export", str(tmp_path / "back"), str(tmp_path / "no"), "--to", "vllm"]) == 2
     assert "a picture enters its layer directly" in capsys.readouterr().err
 
 

@@ -19,7 +19,7 @@ from safetensors.torch import load_file, save_file
 from torch import nn
 from transformers import LlamaConfig, LlamaForCausalLM
 
-SCRIPT = Path(__file__).parents[2] / "scripts" / "convert_llamagen"
+SCRIPT = Path(__file__).parents[2] / "scripts" / "convert_llamagen.py"
 SHAPE = {"num_layers": 2, "num_heads": 2, "dim": 16, "ffn_hidden": 24, "vocab_size": 32, "grid": 16}
 TEXT = LlamaGenConfig(**SHAPE, condition="text", caption_dim=12, caption_slots=5)
 CLASS = LlamaGenConfig(**SHAPE, condition="class", num_classes=7)
@@ -285,8 +285,12 @@ def test_damage_in_lantern_names(values, told, tmp_path):
 def test_official_files_are_read_wherever_the_weights_lie(wrap, tmp_path):
     state = llamagen(TEXT).state_dict()
     torch.save(wrap(dict(state)), tmp_path / "x.pt")
-    found = published_files.read_official(tmp_path / "x.pt")
+    found = read_official(tmp_path / "x.pt")
     assert found.keys() == state.keys() and all(torch.equal(found[name], state[name]) for name in state)
+
+
+def read_official(path: Path):
+    return published_files.weights_in(published_files.load_pickle(path), where=str(path))
 
 
 class Malicious:
@@ -302,7 +306,7 @@ def test_a_malicious_pickle_is_refused(zipped, tmp_path):
     state = {"model": dict(llamagen(TEXT).state_dict()), "extra": Malicious(tmp_path / "run")}
     torch.save(state, tmp_path / "x.pt", _use_new_zipfile_serialization=zipped)
     with pytest.raises(UserError, match="could run code" if zipped else "cannot be read") as caught:
-        published_files.read_official(tmp_path / "x.pt")
+        read_official(tmp_path / "x.pt")
     assert not (tmp_path / "run").exists()
     assert "x.pt" in str(caught.value)
 
@@ -314,14 +318,14 @@ def test_a_malicious_pickle_is_refused(zipped, tmp_path):
 def test_files_without_weights(content, told, tmp_path):
     torch.save(content, tmp_path / "x.pt")
     with pytest.raises(UserError, match=told):
-        published_files.read_official(tmp_path / "x.pt")
+        read_official(tmp_path / "x.pt")
 
 
 def test_files_that_are_none(tmp_path):
     (tmp_path / "x.pt").write_text("version https://git-lfs.github.com/spec/v1")
     for name in ("x.pt", "y.pt"):
         with pytest.raises(UserError, match="cannot be read"):
-            published_files.read_official(tmp_path / name)
+            read_official(tmp_path / name)
 
 
 def meta_state(config: LlamaGenConfig) -> dict[str, torch.Tensor]:

@@ -88,7 +88,7 @@ def test_a_tree_is_one_path_at_a_time(condition, scale, interval):
     for seed in range(2):
         dice, asked, generator = random.Random(seed), request(model, seed), target(model, scale, interval)
         rows, slots = generator.guidance.num_rows, model.config.num_slots
-        session, step = generator.prefill(asked, Taps(layers=(0, 1, 2), feature=True), capacity=40)
+        session, step = generator.prefill(asked, Taps(text_layers=(0, 1, 2), feature=True), capacity=40)
         close(step.feature, true_features(model, asked.condition, rows, []), 2e-5)
         assert step.prompt.mask.sum() == rows * (1 if condition == "class" else len(asked.condition))
         committed: list[int] = [int(step.logits[-1].argmax())]

@@ -176,6 +176,6 @@ def test_a_device_map_places_the_target_and_changes_nothing(tmp_path):
         loaded = load_target(
             config, tmp_path / "target", num_token_ids=60, image_token_id=IMAGE_ID, device=torch.device("cpu")
         )
-        steps.append(loaded.prefill(asked, Taps(layers=(1,)), capacity=4)[1])
+        steps.append(loaded.prefill(asked, Taps(text_layers=(1,)), capacity=4)[1])
     assert torch.equal(steps[0].logits, steps[1].logits)
     assert torch.equal(steps[0].layers[1], steps[1].layers[1])

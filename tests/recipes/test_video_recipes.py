@@ -5,14 +5,13 @@ from dataclasses import replace
 import pytest
 import torch
 from draftsmith.core.errors import UserError
-from draftsmith.models.drafters.reading import build_reading_head
 from draftsmith.models.exports.rules import check_head
 from draftsmith.models.exports.source import HeadSource, Target
+from draftsmith.models.targets.base import language_shape
 from draftsmith.models.targets.load import target_config
 from draftsmith.recipes.cli import main
 from draftsmith.recipes.load import FOLDER, load
 from draftsmith.recipes.plan import plan
-from draftsmith.trainers.stages.reading.methods import OpenMethod, with_reading
 
 SHIPPED = sorted(path.stem for path in (FOLDER / "video").glob("*.yaml"))
 QWEN, LLAVA = "recipe=sparrow-qwen2.5-vl-7b", "recipe=sparrow-llava-ov-7b"
@@ -97,7 +96,7 @@ def test_what_is_trained_for_engines_is_served_with_pictures(name):
     with torch.device("meta"):
         size = getattr(recipe.drafter, "draft_vocab_size", None)
         ids = None if size is None else torch.arange(size)
-        head = build_reading_head(recipe.drafter, config.get_text_config(), draft_ids=ids)
+        head = recipe.drafter.module(recipe.drafter.layer(language_shape(config.get_text_config())), ids)
     source = HeadSource(FOLDER, recipe.drafter, head, Target(config, recipe.target.path), {})
     check_head("vllm", source, "all")
     window = recipe.drafter.model_copy(update={"visual_slots": "none"} if "eagle3" in name else {"image": "projected"})
@@ -110,8 +109,10 @@ def test_every_row_of_the_ablation_is_measured():
     loaded = load(["recipe=sparrow-ablation-qwen2.5-vl-7b"]).recipe
     rows = []
     for method in loaded.stages["ablation"].methods.values():
-        config = with_reading(loaded.stages[method.stage].drafter or loaded.drafter, method.reading, "here")
-        rows.append(tuple(OpenMethod(method, None, None, config).parts.values()))
+        trained = loaded.stages[method.stage].drafter or loaded.drafter
+        config = trained.for_decoding(**method.reading)
+        ivsb = config.ivsb and config.visual(training=True) == "direct"
+        rows.append((config.mtp_steps > 0, ivsb, config.visual(training=False) == "none"))
     on, off = True, False
     assert rows == [(off, off, off), (off, off, on), (on, off, off), (on, off, on), (on, on, off), (on, on, on)]
     shares = [m.visual_share for m in loaded.stages["shares"].methods.values()]

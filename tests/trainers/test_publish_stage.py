@@ -16,9 +16,9 @@ from draftsmith.core.checksums import SUMS, check_sums, write_sums
 from draftsmith.core.errors import UserError
 from draftsmith.eval.published import open_published
 from draftsmith.eval.stored_prompt import reproduce
+from draftsmith.recipes.cli import main
 from draftsmith.recipes.dry_run import dry_run
 from draftsmith.recipes.plan import plan
-from draftsmith.recipes.publish import main
 from draftsmith.trainers.publishing.fresh import try_folder
 from draftsmith.trainers.publishing.snippets import Snippet
 from hub_server import TOKEN, HubServer
@@ -34,7 +34,7 @@ SETTINGS = [
 ]
 TRAINED = ("world", "target", "draft", "evaluate")
 PUBLISH = "stages.publish={kind: publish, repo: me/tiny-draft, dry_run: true}"
-SCRIPT = Path(__file__).resolve().parents[2] / "scripts" / "publish"
+COMMAND = [sys.executable, "-m", "draftsmith.recipes.cli", "publish"]
 SECRET = "hf_" + "S" * 34
 
 
@@ -176,10 +176,10 @@ def test_a_crash_is_told_without_secrets(tmp_path, capfd):
     run_of = tmp_path / SECRET
     run_of.mkdir()
     (run_of / "recipe.yaml").write_bytes(b"\xff")
-    assert main(None, [str(run_of)]) == 1
+    assert main(["publish", str(run_of)]) == 1
     assert "Traceback" in capfd.readouterr().err
     (run_of / "recipe.yaml").write_text(f"stages: {SECRET}: x")
-    assert main(None, [str(run_of)]) == 2
+    assert main(["publish", str(run_of)]) == 2
     said = capfd.readouterr().err
     assert "no stages that can be read" in said and "<hidden>" in said and "SSS" not in said
 
@@ -247,16 +247,16 @@ def test_a_method_that_was_not_measured(published):
 
 @pytest.mark.slow
 def test_a_finished_run_goes_to_the_hub_and_comes_back(tmp_path, capfd):
-    """`scripts/publish RUN` on a run whose recipe has no stage for it, and a stranger's process with the Hub's name."""
+    """`draftsmith publish RUN` of a recipe without a stage for it, and a stranger's process with the Hub's name."""
     run(tmp_path, *SETTINGS, stages=TRAINED)
     (tmp_path / "suite-test.yaml").rename(tmp_path / "recipe.yaml")
     tree = loaded(tmp_path / "again", *SETTINGS).tree
     (tmp_path / "recipe.yaml").write_text(yaml.safe_dump(tree | {"output": str(tmp_path)}, sort_keys=False))
-    assert main(None, [str(tmp_path), "repo=me/eagle-draft"]) == 2
+    assert main(["publish", str(tmp_path), "repo=me/eagle-draft"]) == 2
     assert "EAGLE" in capfd.readouterr().err and not (tmp_path / "publish").exists()
     with HubServer(part_bytes=50_000) as server:
         environment = os.environ | {"HF_ENDPOINT": server.address, "HF_HUB_OFFLINE": "0", "HF_HUB_DISABLE_XET": "1"}
-        asked = [sys.executable, str(SCRIPT), str(tmp_path), "repo=me/tiny-draft", "visibility=public"]
+        asked = [*COMMAND, str(tmp_path), "repo=me/tiny-draft", "visibility=public"]
         own = environment | {"HF_TOKEN": TOKEN}
         done = subprocess.run(asked, env=own, capture_output=True, text=True, check=False)
         assert done.returncode == 0, done.stderr

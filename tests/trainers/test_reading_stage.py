@@ -54,90 +54,84 @@ def test_with_vata_a_head_holds_no_visual_slot_at_any_length(finished):
     assert held["Sparrow", "8"][0] == held["Sparrow", "54"][0], "the question has the same words"
 
 
-def test_tables_are_the_papers(finished):
+def test_the_papers_tables_and_the_probes_are_sections_of_the_report(finished):
     output, _ = finished
     report = json.loads((output / "evaluate" / "report.json").read_text())
-    tables = {table["title"]: table for table in report["tables"]}
-    assert {"Sets of videos", "By visual tokens", "Sets of pictures", "Sets of texts", "Ablation", "Sets",
+    sections = {section["title"]: section for section in report["sections"]}
+    tables = {table["title"]: table for section in sections.values() for table in section["tables"]}
+    assert {"Sets of videos", "By visual tokens", "Sets of pictures", "Ablation", "Sets, as SAGE counts",
             "Time by operation", "Breakdown: Sparrow"} <= set(tables)  # fmt: skip
-    ablated = {line["labels"][0]: line["labels"][1:] for line in tables["Ablation"]["lines"]}
-    assert ablated == {
-        "Sparrow": ["yes", "yes", "yes"], "Sparrow without VATA": ["yes", "yes", "no"], "MSD": ["no", "no", "no"],
-    }, "MTP, IVSB, VATA"  # fmt: skip
-    assert tables["Sets"]["lines"][0]["labels"][0] == "plain decoding"
+    assert {"Confidence and acceptance", "Where heads attend", "Visual tokens in the target"} <= set(sections)
     page = (output / "evaluate" / "report.md").read_text()
-    looks = ("confidence", "entropy", "attention", "visual-attention", "retention", "importance")
-    for figure in [*report["figures"], *(f"{name}.png" for name in looks)]:
-        assert figure in page and (output / "evaluate" / figure).is_file()
+    for name in ("confidence", "entropy", "attention", "visual-attention", "retention", "importance"):
+        assert f"{name}.png" in page and (output / "evaluate" / f"{name}.png").is_file()
 
 
 def test_a_cell_by_hand_from_the_rows(finished):
-    """tau with the bonus token and SAGE's without, DSR and ESR, from one request's own counts and seconds."""
+    """tau with the bonus token, DSR and ESR, from one request's own counts and seconds."""
     output, _ = finished
     report = json.loads((output / "evaluate" / "report.json").read_text())
-    tables = {table["title"]: table for table in report["tables"]}
-
-    def printed(title: str, method: str, group: str, measure: str) -> float:
-        table = tables[title]
-        (line,) = (x for x in table["lines"] if x["labels"][0] == method and x["section"] == "T = 0")
-        return line["values"][[(g, m["key"]) for g, m in table["columns"]].index((group, measure))]
-
     for method in METHODS:
-        (row,) = (row for row in rows_of(output, "clips-6-54-T0-6") if row["drafter"] == method)
+        (row,) = (row for row in rows_of(output, "clips-6", "54-T0-6") if row["method"] == method)
         # Six tokens: the first from the prefill, five from the cycles.
-        assert row["emitted"] == len(row["tokens"]) - 1 == row["plain_tokens"] - 1
-        decoding = (row["plain_total_s"] - row["plain_prefill_s"]) / (row["total_s"] - row["prefill_s"])
-        accepted = sum(row["accepted"]) / row["cycles"]
-        assert printed("Sets of videos", method, "clips-6", "tau") == pytest.approx(row["emitted"] / row["cycles"])
-        assert printed("Sets of videos", method, "clips-6", "DSR") == pytest.approx(decoding)
-        whole = row["plain_total_s"] / row["total_s"]
-        assert printed("Sets of videos", method, "clips-6", "ESR") == pytest.approx(whole)
-        assert printed("Sets", method, "clips-6", "num_accepted") == pytest.approx(accepted)
-        assert printed("Sets", method, "clips-6", "DSR") == pytest.approx(decoding)
-        (cell,) = (c for c in report["cells"] if (c["method"], c["set"], c["budget"], c["temperature"]) == (
+        assert sum(row["emitted"]) == len(row["tokens"]) - 1 == row["plain_tokens"] - 1
+        (cell,) = (c for c in report["cells"] if (c["method"], c["benchmark"], c["budget"], c["temperature"]) == (
             method, "clips-6", "54", 0.0))  # fmt: skip
-        cycle = sum(row["drafted"]) / row["cycles"] * row["draft_s"] + row["verify_s"]
-        expected = row["emitted"] / row["cycles"] * row["plain_cycle_s"] / cycle
+        cycles = len(row["emitted"])
+        assert cell["tau"] == pytest.approx(sum(row["emitted"]) / cycles)
+        assert cell["num_accepted"] == pytest.approx(sum(row["accepted"]) / cycles)
+        decoding = (row["plain_total_s"] - row["plain_prefill_s"]) / (row["total_s"] - row["prefill_s"])
+        assert cell["DSR"] == pytest.approx(decoding)
+        assert cell["ESR"] == pytest.approx(row["plain_total_s"] / row["total_s"])
+        cycle_s = sum(row["drafted"]) / cycles * row["draft_s"] + row["verify_s"]
+        expected = sum(row["emitted"]) / cycles * row["plain_cycle_s"] / cycle_s
         assert cell["expected_speedup"] == pytest.approx(expected), "by the levels that were drafted, SAGE's too"
-    assert "without the bonus token" in tables["Sets"]["note"]
-    assert "54 visual tokens" in tables["Sets of videos"]["note"]
 
 
-def test_what_is_looked_into(finished):
+def test_what_is_probed(finished):
     output, _ = finished
-    looks = json.loads((output / "evaluate" / "looks.json").read_text())
-    for name, shares in looks["attention_shares"].items():
+    probes = json.loads((output / "evaluate" / "probes.json").read_text())
+    for name, shares in probes["attention_shares"].items():
         assert sum(shares.values()) == pytest.approx(1.0, abs=1e-4)
         assert (shares["visual"] == 0) == (name.startswith("Sparrow,")), name
-    assert len(looks["attention_shares"]) == 6
-    assert looks["retention"]["visual"][0] == pytest.approx(1.0)
-    assert [len(heads) for heads in looks["visual_attention"]] == [4] * 4, "four layers of four heads"
-    assert all(0 < share < 1 for heads in looks["visual_attention"] for share in heads)
-    assert [*looks["importance"]["SEED-Bench"]] == ["0", "4"], "without visual tokens, and with all four layers' sight"
+    assert len(probes["attention_shares"]) == 6
+    assert probes["retention"]["visual"][0] == pytest.approx(1.0)
+    assert [len(heads) for heads in probes["visual_attention"]] == [4] * 4, "four layers of four heads"
+    assert all(0 < share < 1 for heads in probes["visual_attention"] for share in heads)
+    assert [*probes["importance"]["SEED-Bench"]] == ["0", "4"], "without visual tokens, and with all four layers' sight"
     for name in METHODS:
-        assert sum(place["places"] for place in looks[name]["by_confidence"]) > 0
-        assert looks[name]["plan"]["speedup"] > 0
-    (row,) = (row for row in rows_of(output, "SEED-Bench-T0-6") if row["drafter"] == "SpecVLM")
-    assert len(row["sage"]) == sum(drafted > 0 for drafted in row["drafted"]) and row["num_kept"] == 4
+        assert sum(place["places"] for place in probes[name]["by_confidence"]) > 0
+        assert probes[name]["plan"]["speedup"] > 0
+    (row,) = (row for row in rows_of(output, "SEED-Bench", "T0-6") if row["method"] == "SpecVLM")
+    details = row["details"]
+    assert len(details["sage"]) == sum(drafted > 0 for drafted in row["drafted"]) and details["num_kept"] == 4
 
 
 def test_a_killed_run_goes_on_behind_what_it_kept(finished):
     output, _ = finished
     rows = output / "evaluate" / "rows"
-    kept = {path.name: path.read_text() for path in rows.iterdir()}
-    (rows / "SEED-Bench-T1-6-0.jsonl").unlink()
+
+    def kept():
+        return {str(path.relative_to(rows)): path.read_text() for path in rows.rglob("*.jsonl")}
+
+    before = kept()
+    (rows / "SEED-Bench" / "T1-6-0.jsonl").unlink()
     (output / "evaluate" / "done.json").unlink()
     told = run(output, stages=["evaluate"])
     assert "SEED-Bench: 1 requests decoded" in told
-    after = {path.name: path.read_text() for path in rows.iterdir()}
-    assert after.keys() == kept.keys()
-    assert {name for name in kept if after[name] != kept[name]} <= {"SEED-Bench-T1-6-0.jsonl"}
+    after = kept()
+    assert after.keys() == before.keys()
+    assert {name for name in before if after[name] != before[name]} <= {"SEED-Bench/T1-6-0.jsonl"}
 
 
 SMALL = [
-    "stages.evaluate.suite.sets=[clips-6]", "stages.evaluate.suite.data.max_samples=2", "stages.evaluate.looks=null",
+    "stages.evaluate.benchmarks.sets.sets=[clips-6]", "stages.evaluate.benchmarks.sets.data.max_samples=2",
+    "stages.evaluate.probes=null",
     "stages.evaluate.lengths=[2]", "stages.evaluate.temperatures=[0.0]",
 ]  # fmt: skip
+
+
+SKIP = "stages.evaluate.benchmarks.sets.data.on_error=skip"
 
 
 def test_a_clip_that_cannot_be_read_is_left_out_where_the_data_says_so(finished, tmp_path):
@@ -147,7 +141,7 @@ def test_a_clip_that_cannot_be_read_is_left_out_where_the_data_says_so(finished,
     with pytest.raises(UserError, match=r"corrupt clip") as error:
         run(output, *SMALL, stages=["evaluate"], restart="evaluate")
     assert str(clip) in str(error.value)
-    told = run(output, *SMALL, "stages.evaluate.suite.data.on_error=skip", stages=["evaluate"], restart="evaluate")
+    told = run(output, *SMALL, SKIP, stages=["evaluate"], restart="evaluate")
     assert any(line.startswith("clips-6 at 8: 1 requests decoded, 1 left out") for line in told)
     folder = output / "evaluate"
     assert len((folder / "skipped.jsonl").read_text().splitlines()) == 1
@@ -157,10 +151,10 @@ def test_a_clip_that_cannot_be_read_is_left_out_where_the_data_says_so(finished,
     # Once it is mended, a run that did not finish decodes it, and nothing else.
     shutil.copy(sorted(clip.parent.iterdir())[1], clip)
     (folder / "done.json").unlink()
-    kept = (folder / "rows" / "clips-6-8-T0-6-0.jsonl").read_text()
-    told = run(output, *SMALL, "stages.evaluate.suite.data.on_error=skip", stages=["evaluate"])
+    kept = (folder / "rows" / "clips-6" / "8-T0-6-0.jsonl").read_text()
+    told = run(output, *SMALL, SKIP, stages=["evaluate"])
     assert "clips-6 at 8: 2 requests decoded" in told
-    after = (folder / "rows" / "clips-6-8-T0-6-0.jsonl").read_text()
+    after = (folder / "rows" / "clips-6" / "8-T0-6-0.jsonl").read_text()
     assert after.startswith(kept) and len(after.splitlines()) == 2
 
 
@@ -192,14 +186,14 @@ def test_a_head_of_its_own_says_what_it_is(finished):
 
 
 def test_settings_of_decoding():
-    msd = with_reading(MsdConfig(kind="msd"), {"vata": True, "positions": "compact"}, "here")
+    msd = decoding_with(MsdConfig(kind="msd"), {"vata": True, "positions": "compact"}, "here")
     assert msd.visual(training=False) == "none" and msd.visual(training=True) == "direct"
-    with pytest.raises(UserError, match=r"vata: .* for a head of kind hivis") as error:
-        with_reading(HivisConfig(kind="hivis"), {"vata": True}, "key stages.evaluate.methods.HiViS")
-    assert "positions" in error.value.cure and "methods.HiViS" in str(error.value)
-    with pytest.raises(ValueError, match="vata: of heads"):
-        Method(drafter={"kind": "pruned"}, tree="static", vata=True)
-    assert Method(tree="static").tree.build().max_nodes == 25 and Method(tree="chain").tree.gamma == 5
+    with pytest.raises(UserError, match=r"vata is no decoding setting .*kind hivis has positions") as error:
+        decoding_with(HivisConfig(kind="hivis"), {"vata": True}, "key stages.evaluate.methods.HiViS")
+    assert "methods.HiViS" in str(error.value)
+    with pytest.raises(UserError, match="vata is no decoding setting"):
+        Method(drafter={"kind": "pruned", "model": "target"}, tree="static", vata=True)
+    assert Method(tree="static").tree.build().max_nodes == 25 and Method().tree.gamma == 5
 
 
 @pytest.mark.parametrize(

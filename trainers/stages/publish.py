@@ -1,6 +1,6 @@
 """Stage kind `publish`: the folder of a run's drafter, tried in a fresh process, and from there to the Hub.
 
-Rank 0 alone works; a run of its own (`scripts/publish RUN`) holds no other ranks for it.
+Rank 0 alone works; a run of its own (`draftsmith publish RUN`) holds no other ranks for it.
 """
 
 from __future__ import annotations

@@ -2,6 +2,7 @@
 
 What differs is a section: `data` (conversations or codes), `objective`, `drafter`. What trains on what is in
 `trainers/training/`: records (draft LVLMs), records with the target's states (heads), or codes (image generators).
+The loss is the drafter's own: `training_objective` in models/drafters/KIND.py. The loop is trainers/loop.py.
 """
 
 from __future__ import annotations

@@ -111,10 +111,8 @@ def open_target(context: Context, processor: Processor, *, tables_only: bool = F
 
 def wanted_taps(context: Context, shape: TargetShape, others: Sequence[DrafterConfig] = ()) -> Taps:
     """What the recipe's drafter, and `others` beside it, read of the target in training."""
-    if context.drafter is None:
-        raise UserError("states are kept for a head and the recipe names none", cure="add a drafter section")
-    first, *rest = (config.taps_for(shape, training=True) for config in (context.drafter, *others))
-    return functools.reduce(operator.or_, rest, first)
+    readers = [config for config in (context.drafter, *others) if config is not None and config.trains_on == "states"]
+    return functools.reduce(operator.or_, (config.taps_for(shape, training=True) for config in readers))
 
 
 def identity_of(

@@ -246,7 +246,7 @@ VQ = {
 
 
 def script(name: str):
-    loader = SourceFileLoader(name, str(ROOT / "scripts" / name))
+    loader = SourceFileLoader(name, str(ROOT / "scripts" / f"{name}.py"))
     module = module_from_spec(spec_from_loader(loader.name, loader))
     loader.exec_module(module)
     return lambda *arguments: module.main([str(a) for a in arguments])
@@ -378,4 +378,4 @@ def test_a_run_that_has_not_finished_is_told(tmp_path, capsys):
 def test_help_names_every_option(capsys, name):
     assert script(name)("--help") == 0
     told = capsys.readouterr().out
-    assert f"scripts/{name} recipe=" in told and "count=100" in told and "name=" in told
+    assert f"scripts/{name}.py recipe=" in told and "count=100" in told and "name=" in told

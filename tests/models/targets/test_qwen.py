@@ -112,7 +112,7 @@ def test_a_tree_is_its_paths_one_by_one(kind):
 @every_kind
 def test_chunks_are_the_whole_prompt(kind):
     asked = request(kind, CASES[1], CLIP, seed=6)
-    taps = Taps(layers=(0, 1, 3), feature=True, prefill_attention=(0, 2))
+    taps = Taps(text_layers=(0, 1, 3), feature=True, prefill_attention=(0, 2))
     _, whole = target(MODELS[kind]).prefill(asked, taps, capacity=1)
     for chunk in (1, 7, 1000):
         _, parts = target(MODELS[kind], prefill_chunk=chunk).prefill(asked, taps, capacity=1)
@@ -147,7 +147,7 @@ def test_in_chunks_nothing_grows_with_places_times_places_and_untapped_states_go
     for chunk in (None, 64):
         made.clear()
         with _Largest() as largest:
-            _, step = target(llm, prefill_chunk=chunk).prefill(asked, Taps(layers=(2,), feature=True), capacity=1)
+            _, step = target(llm, prefill_chunk=chunk).prefill(asked, Taps(text_layers=(2,), feature=True), capacity=1)
         most[chunk] = largest.most
     for hook in hooks:
         hook.remove()
@@ -206,7 +206,7 @@ def test_states_are_the_taps_of_a_prefill(kind):
     )
     for row, one in enumerate(asked):
         length = len(one.ids)
-        _, step = own.prefill(one, Taps(layers=(0, 1, 3), feature=True), capacity=1)
+        _, step = own.prefill(one, Taps(text_layers=(0, 1, 3), feature=True), capacity=1)
         assert torch.equal(states.positions[:, row, :length], step.prompt.positions[:, 0])
         assert torch.equal(step.prompt.modality[0], one.modality)
         for ours, theirs, kept in (
@@ -248,7 +248,7 @@ def test_the_refusal_names_what_is_so():
         llm.model.language_model.layers[n].register_forward_pre_hook(lambda m, args, n=n: taken.__setitem__(n, args[0]))
         for n in range(4)
     ]
-    _, step = target(llm).prefill(asked, Taps(layers=(1, 2, 3)), capacity=1)
+    _, step = target(llm).prefill(asked, Taps(text_layers=(1, 2, 3)), capacity=1)
     for hook in hooks:
         hook.remove()
     visual = asked.modality != TEXT

@@ -48,7 +48,7 @@ def test_states_are_the_taps_of_a_prefill(family):
     assert visual[0].any() and not visual[1].any() and not states.mask[1].all()
     for row, one in enumerate(asked):
         length = len(one.ids)
-        _, step = own.prefill(one, Taps(layers=(0, 1), feature=True), capacity=1)
+        _, step = own.prefill(one, Taps(text_layers=(0, 1), feature=True), capacity=1)
         kept_h, kept_t, kept_v = (m[row, :length] for m in (text, text | visual, visual))
         torch.testing.assert_close(states.feature[row, :length][kept_h], step.feature[0][kept_h], atol=1e-5, rtol=0)
         torch.testing.assert_close(states.layers[1][row, :length][kept_t], step.layers[1][0][kept_t], atol=1e-5, rtol=0)

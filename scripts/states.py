@@ -1,10 +1,10 @@
 #!/usr/bin/env python
 """Look at cached states of a target, check them, or tell how large they will get.
 
-    scripts/states show runs/sparrow/cache/states              what they are of, how many, and how they were rounded
-    scripts/states show runs/sparrow/cache/states --sample 3   one record
-    scripts/states verify runs/sparrow/cache/states ...        read all and compare every checksum
-    scripts/states estimate recipe=sparrow-qwen2.5-vl-7b       what each stage that keeps states will take
+    scripts/states.py show runs/sparrow/cache/states              what they are of, how many, and how they were rounded
+    scripts/states.py show runs/sparrow/cache/states --sample 3   one record
+    scripts/states.py verify runs/sparrow/cache/states ...        read all and compare every checksum
+    scripts/states.py estimate recipe=sparrow-qwen2.5-vl-7b       what each stage that keeps states will take
 
 A folder is a stage's `states` folder, or the stage's own. Exits with 2 where a file is missing or damaged, naming it.
 """
@@ -21,11 +21,13 @@ from draftsmith.data.states.reader import StatesReader
 
 
 def folder_of(name: str) -> Path:
+    """The folder of states: `name` itself, or the one inside a stage's folder."""
     inner = Path(name) / "states"
     return inner if inner.is_dir() else Path(name)
 
 
 def verify(names: list[str]) -> None:
+    """Read every folder whole and compare checksums. Raises `UserError` where one is damaged."""
     for name in names:
         reader = ShardReader(folder_of(name))
         reader.verify()
@@ -34,6 +36,7 @@ def verify(names: list[str]) -> None:
 
 
 def show(name: str, sample: int | None) -> None:
+    """Print what a cache is of, or one of its records."""
     reader = StatesReader([folder_of(name)])
     if sample is not None:
         show_sample(reader, sample)
@@ -50,6 +53,7 @@ def show(name: str, sample: int | None) -> None:
 
 
 def show_sample(reader: StatesReader, sample: int) -> None:
+    """Print one record: what is said of it, and its tensors."""
     if not 0 <= sample < len(reader):
         raise UserError(f"sample {sample} of {len(reader)}", cure="samples are counted from 0")
     buffer, (row,), (info,) = reader.read([sample])
@@ -61,6 +65,7 @@ def show_sample(reader: StatesReader, sample: int) -> None:
 
 
 def estimate(arguments: list[str]) -> None:
+    """Print the size that the states of each stage of a recipe will have."""
     from draftsmith.recipes.load import load
     from draftsmith.recipes.plan import plan
     from draftsmith.trainers.describe.states import describe_states
@@ -75,6 +80,7 @@ def estimate(arguments: list[str]) -> None:
 
 
 def keeps_first_epoch(stage) -> bool:
+    """Whether a train stage keeps the states that it computes in its first epoch."""
     return getattr(getattr(stage, "source", None), "kind", None) == "cached_on_first_epoch"
 
 

@@ -1,8 +1,8 @@
 #!/usr/bin/env python
 """How much memory the distillation loss takes beyond the models' own states, and how it grows with the tokens.
 
-    scripts/benchmark_distillation           prints a section for docs/benchmarks.md
-    scripts/benchmark_distillation --tokens 8192 --chunk 512
+    scripts/benchmark_distillation.py           prints a section for docs/benchmarks.md
+    scripts/benchmark_distillation.py --tokens 8192 --chunk 512
 
 One training step (forward and backward) of a draft of the 68M's width and vocabulary, with a frozen target beside it,
 each in a fresh process: the same batch with half of its tokens supervised and with all of them, the vocabulary in
@@ -18,19 +18,22 @@ import resource
 import statistics
 import subprocess
 import sys
+from typing import Any, cast
 
 import torch
+from draftsmith.core.loss import StepLoss
 from draftsmith.core.nouns import Batch
+from draftsmith.core.states import TargetStates
 from draftsmith.eval.timing import command, machine
-from draftsmith.models.distillation import DistillObjective, DistillTraining
+from draftsmith.models.distillation import DistillObjective, DistillTraining, Teacher
 from draftsmith.models.llava import TokenIds, assemble, llava_config
-from transformers import CLIPVisionConfig, LlamaConfig
+from transformers import CLIPVisionConfig, LlamaConfig, PreTrainedModel
 
 VOCAB, TOKENS = 32064, 32000
 BOUND = 1.1
 
 
-def model(width: int, layers: int) -> torch.nn.Module:
+def model(width: int, layers: int) -> PreTrainedModel:
     """Random weights; the tower is a small one, since the batch is text."""
     text = LlamaConfig(
         hidden_size=width, intermediate_size=4 * width, num_hidden_layers=layers, num_attention_heads=width // 64,
@@ -56,11 +59,15 @@ def batch(tokens: int, supervised: int, rows: int) -> Batch:
 class OwnStates(DistillTraining):
     """The same step without the vocabulary: both models run, and the loss is a sum of states."""
 
-    def forward(self, batch, target_choice=None):
-        with torch.no_grad():
-            goal = self.target.hidden_states(batch)[:, :-1][batch.loss_mask[:, 1:]]
-        hidden = self.hidden_states(batch)[:, :-1][batch.loss_mask[:, 1:]]
-        return hidden.float().sum() + goal.float().sum() + 0.0 * self.llava.lm_head.weight.sum()
+    def forward(
+        self, batch: Batch, states: TargetStates | None = None, target_choice: torch.Tensor | None = None
+    ) -> StepLoss:
+        """The sum of both models' states at supervised positions."""
+        assert states is not None and states.feature is not None
+        keep = batch.loss_mask[:, 1:]
+        hidden, goal = self.hidden_states(batch)[:, :-1][keep], states.feature[:, :-1][keep]
+        unused = 0.0 * cast(Any, self.llava).lm_head.weight.sum()
+        return StepLoss(hidden.float().sum() + goal.float().sum() + unused, keep.sum())
 
 
 def measure(tokens: int, supervised: int, chunk: int, rows: int) -> float:
@@ -71,17 +78,17 @@ def measure(tokens: int, supervised: int, chunk: int, rows: int) -> float:
     objective = DistillObjective(kind="distill", chunk=chunk or 1)
     banned = torch.zeros(VOCAB, dtype=torch.bool)
     banned[TOKENS:] = True
-    kind = DistillTraining if chunk else OwnStates
+    kind: Any = DistillTraining if chunk else OwnStates
+    teacher = Teacher(cast(Any, cast(torch.nn.Module, model(1024, 2)).to(device)))
     module = kind(
-        model(768, 2), ["projector", "language_model"], objective=objective, target=model(1024, 2).to(device),
+        model(768, 2), ["projector", "language_model"], objective=objective, teacher=teacher,
         banned=banned, gradient_checkpointing=False,
     ).to(device).train()  # fmt: skip
     given = batch(tokens, supervised, rows).to(device)
     assert given.num_supervised == supervised, (given.num_supervised, supervised)
     if device.type == "cuda":
         torch.cuda.reset_peak_memory_stats()
-    loss = module(given)
-    (loss.loss_sum if chunk else loss).backward()
+    module(given, teacher.states(given)).loss_sum.backward()
     if device.type == "cuda":
         return torch.cuda.max_memory_allocated() / 2**20
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
@@ -96,7 +103,8 @@ def main() -> None:
     parser.add_argument("--measure", type=int, nargs=2, help=argparse.SUPPRESS)  # supervised, chunk: a fresh process
     given = parser.parse_args()
     if given.measure:
-        print(json.dumps(measure(given.tokens, *given.measure, given.rows)))
+        supervised, chunk = given.measure
+        print(json.dumps(measure(given.tokens, supervised, chunk, given.rows)))
         return
 
     def peaks(supervised: int, chunk: int) -> list[float]:

@@ -1,9 +1,9 @@
 #!/usr/bin/env python
 """How long targets, drafts and captioners take: TABED's Tables 4 and 6 and Figs. 5, 6 and 9, with random weights.
 
-    scripts/measure_latency                  small models on a CPU, the real sizes on a GPU
-    scripts/measure_latency --quick          fewer points and rounds, for a look
-    scripts/measure_latency --sizes full --dtype bfloat16        whatever the device
+    scripts/measure_latency.py                  small models on a CPU, the real sizes on a GPU
+    scripts/measure_latency.py --quick          fewer points and rounds, for a look
+    scripts/measure_latency.py --sizes full --dtype bfloat16        whatever the device
 
 Latency does not depend on the weights. Real sizes are those of the pinned configs; models that do not fit into memory
 are left out and named. Small ones, "/16", keep the layers of the real ones and have a sixteenth of their widths,
@@ -19,12 +19,14 @@ import os
 import sys
 from collections.abc import Callable
 from dataclasses import asdict, dataclass, field, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
 
 import torch
+from draftsmith.core.section import torch_dtype
 from draftsmith.eval.studies import latency_figures as latency_plots
 from draftsmith.eval.studies.latency import Measured, caption_times, grid_times, stage_times, step_times
 from draftsmith.eval.studies.latency_models import (
@@ -70,7 +72,7 @@ SIZES = {
     "full": Sizes(Shape()),
     "small": Sizes(Shape(narrower=16, smaller_sides=3), lengths=(64, 128, 192, 256, 320), num_text=8, burst=3),
 }
-QUICK = {"rows": (1, 2), "gammas": (1, 5), "num_tokens": 20, "num_caption_tokens": 4}
+QUICK: dict[str, Any] = {"rows": (1, 2), "gammas": (1, 5), "num_tokens": 20, "num_caption_tokens": 4}
 
 
 # Measuring
@@ -103,27 +105,30 @@ class Run:
 
     def target(self, name: str, config: LlavaConfig) -> LlavaTarget | None:
         """With room for the caches of all prompts, and for the states of the longest one's prefill."""
+        text: Any = config.text_config
         places = [n * config.image_seq_length + self.sizes.num_text + self.sizes.num_tokens for n in self.sizes.images]
-        states = 16 * max(places) * config.text_config.intermediate_size * self.dtype.itemsize
-        beside = cache_bytes(config.text_config, 2 * sum(places), self.dtype) + states
+        states = 16 * max(places) * text.intermediate_size * self.dtype.itemsize
+        beside = cache_bytes(text, 2 * sum(places), self.dtype) + states
         model = self.model(name, lambda: LlavaForConditionalGeneration(config), beside=beside)
         ids = config.image_token_index
         return None if model is None else LlavaTarget(model, num_token_ids=ids, image_token_id=ids)
 
     def drafts(self, target: LlavaConfig) -> dict[str, CachedDecoder]:
+        """The drafts that fit in memory, by label."""
         found, ids, shape = {}, target.image_token_index, self.sizes.shape
         for name, pinned in DRAFTS.items():
             config = draft_config(pinned, target, shape)
-            build = lambda config=config: LlavaForConditionalGeneration(config)  # noqa: E731
+            build = partial(LlavaForConditionalGeneration, config)
             model = self.model(shape.label(name), build, beside=self._grid_bytes(config, self.sizes.rows))
             if model is not None:
                 found[shape.label(name)] = CachedDecoder(model, num_token_ids=ids, never=(ids,))
         return found
 
     def captioners(self) -> dict[str, Callable[[int], Action]]:
+        """The captioners that fit in memory, by name."""
         found, shape = {}, self.sizes.shape
         for name, captioner in CAPTIONERS.items():
-            model = self.model(name, lambda captioner=captioner: captioner.build(shape), beside=GIB // 2)
+            model = self.model(name, partial(captioner.build, shape), beside=GIB // 2)
             if model is not None:
                 found[name] = captioner.captioning(model, shape, self.sizes.num_caption_tokens)
         return found
@@ -137,8 +142,9 @@ class Run:
         return fitting
 
     def _grid_bytes(self, config: LlavaConfig, rows: tuple[int, ...]) -> int:
+        text: Any = config.text_config
         places = max(self.sizes.lengths) + max(self.sizes.gammas)
-        return cache_bytes(config.text_config, sum(rows) * places, self.dtype) + GIB // 2
+        return cache_bytes(text, sum(rows) * places, self.dtype) + GIB // 2
 
 
 Sections = dict[str, list[Measured]]
@@ -167,7 +173,7 @@ def beside_target(run: Run, name: str, config: LlavaConfig, drafts: dict[str, Ca
     target, sizes = run.target(name, config), run.sizes
     if target is None:
         return
-    often = {"num_rounds": run.num_rounds}
+    often: dict[str, Any] = {"num_rounds": run.num_rounds}
     progress(f"a token of {name} and of {', '.join(drafts)}")
     context = config.image_seq_length + sizes.num_text + sizes.num_tokens // 2
     found["steps"] += step_times((name, target), drafts, length=context, gamma=GAMMA, burst=sizes.burst,
@@ -178,13 +184,14 @@ def beside_target(run: Run, name: str, config: LlavaConfig, drafts: dict[str, Ca
     found["target"] = grid_times(name, target.decoder, rows=run.rows(name, config), lengths=sizes.lengths,
                                  gammas=sizes.gammas, burst=sizes.burst, **often)  # fmt: skip
     progress("stages of a request")
-    prompts = {"images": sizes.images, "num_text": sizes.num_text, **often}
+    prompts: dict[str, Any] = {"images": sizes.images, "num_text": sizes.num_text, **often}
     found["stages"] = stage_times(target, num_tokens=sizes.num_tokens, **prompts)
     progress("captioners beside the prefill")
     found["captions"] = caption_times(target, run.captioners(), **prompts)
 
 
 def progress(line: str) -> None:
+    """Say on stderr what is being measured."""
     print(f"... {line}", file=sys.stderr, flush=True)
 
 
@@ -257,7 +264,7 @@ def main() -> None:
     if arguments.quick:
         sizes = replace(sizes, lengths=sizes.lengths[::2], **QUICK)
     torch.manual_seed(arguments.seed)
-    run = Run(sizes, torch.device("cuda" if cuda else "cpu"), getattr(torch, arguments.dtype), arguments.seed,
+    run = Run(sizes, torch.device("cuda" if cuda else "cpu"), torch_dtype(arguments.dtype), arguments.seed,
               arguments.rounds or (3 if arguments.quick else 15))  # fmt: skip
     settings = f"{machine()}, seed {run.seed}, {arguments.dtype}, scaled dot product attention, no compilation"
     found = measure(run)

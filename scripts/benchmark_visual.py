@@ -1,8 +1,8 @@
 #!/usr/bin/env python
 """What drafting costs beside the models of the visual demo, and what encoding holds in memory.
 
-    scripts/benchmark_visual             prints a section for docs/benchmarks.md
-    scripts/benchmark_visual --quick     fewer pairs and pictures
+    scripts/benchmark_visual.py             prints a section for docs/benchmarks.md
+    scripts/benchmark_visual.py --quick     fewer pairs and pictures
 
 1. A request decoded by the loop against its bare forwards: every call of the target's layers, the head and the LM head
    is recorded once, with its tensors and the cache's length, and then replayed without the loop. Each pair is one
@@ -28,12 +28,13 @@ import sys
 import tarfile
 import tempfile
 import time
-from collections import Counter
+from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager, redirect_stdout
 from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
 
@@ -46,14 +47,13 @@ from draftsmith.eval.policies import Chain, Draw
 from draftsmith.eval.policies.adt import Adt
 from draftsmith.eval.policies.chain import ChainTree
 from draftsmith.eval.policies.dynamic import Dynamic
-from draftsmith.eval.rules import RULES, Verified
+from draftsmith.eval.rules import RULES, Rule, Verified
 from draftsmith.eval.timing import command, in_turn, machine, spread, timed, wall
 from draftsmith.models.decoding.cache import Cache
 from draftsmith.models.decoding.neighbours import NeighbourTable
 from draftsmith.models.decoding.tree import Tree
 from draftsmith.models.decoding.warp import Warp
-from draftsmith.models.drafters.eagle import EagleConfig, EagleProposal
-from draftsmith.models.drafters.heads import build_head, head_training
+from draftsmith.models.drafters.eagle import EagleConfig, ImageEagleHead, ImageEagleProposal
 from draftsmith.models.llamagen.transformer import Block, LlamaGen, LlamaGenConfig, published, rope_table
 from draftsmith.models.targets.llamagen import LlamaGenTarget
 from draftsmith.recipes.load import load
@@ -68,10 +68,13 @@ TOP_K = 1000  # of LlamaGen's decoding, and LANTERN's k for it
 
 @dataclass(frozen=True)
 class Models:
+    """The target and its head's proposal."""
+
     target: LlamaGenTarget
-    proposal: EagleProposal
+    proposal: ImageEagleProposal
 
     def request(self, seed: int) -> ImageRequest:
+        """A random caption, drawn from `seed`."""
         config, generator = self.target.config, torch.Generator().manual_seed(seed)
         features = torch.randn(10, config.caption_dim, generator=generator)
         return ImageRequest(features.to(self.target.device), name=str(seed))
@@ -85,8 +88,9 @@ def build(config: LlamaGenConfig, guidance: Any, device: torch.device, *, seed: 
     target = LlamaGenTarget(model.to(device), guidance)
     torch.manual_seed(seed)
     settings = EagleConfig(kind="eagle")
-    head = build_head(settings, target).to(device)
-    models = Models(target, EagleProposal(head, target.guided))
+    head = settings.build(target).to(device)
+    assert isinstance(head, ImageEagleHead)
+    models = Models(target, ImageEagleProposal(head, target.guided))
     if head_steps:
         requests = [models.request(number) for number in range(8)]
         plain = sampled(Chain(1), target.num_codes)
@@ -96,11 +100,13 @@ def build(config: LlamaGenConfig, guidance: Any, device: torch.device, *, seed: 
             torch.arange(8, device=device) == 0, torch.ones(8, dtype=torch.bool, device=device),
             tuple(r.name for r in requests), target.num_codes - 1,
         )  # fmt: skip
-        training = head_training(head, target, settings).train()
+        taps = settings.taps_for(target.shape, training=True)
+        training = settings.training_objective(head, target).train()
         optimizer = torch.optim.Adam((p for p in head.parameters() if p.requires_grad), lr=2e-3)
         for step in range(head_steps):
             optimizer.zero_grad()
-            loss = training(replace(batch, seeds=tuple(range(8 * step, 8 * step + 8))))
+            seeded = replace(batch, seeds=tuple(range(8 * step, 8 * step + 8)))
+            loss = training(seeded, target.states(seeded, taps))
             (loss.loss_sum / loss.num_tokens).backward()
             optimizer.step()
     head.eval().requires_grad_(False)
@@ -108,6 +114,7 @@ def build(config: LlamaGenConfig, guidance: Any, device: torch.device, *, seed: 
 
 
 def sampled(policy: Any, num_codes: int, *, rule: Any = RULES["sampling"], top_k: int = 0) -> Decoding:
+    """Settings for sampling `num_codes` codes at temperature 1."""
     return Decoding(policy, rule, Draw("top-k"), Warp(1.0, top_k), num_codes, ())
 
 
@@ -136,7 +143,7 @@ def row(what: str, bound: str, ratios: Sequence[np.ndarray], **style: Any) -> No
     print(f"| {what} | {bound} | {wall} | {own} | {len(ratios)} |", flush=True)
 
 
-PERCENT = {"digits": 2, "scale": 100.0, "unit": "%"}
+PERCENT: dict[str, Any] = {"digits": 2, "scale": 100.0, "unit": "%"}
 
 
 @contextmanager
@@ -155,6 +162,7 @@ def watched(functions: Sequence[tuple[Any, str]], watch: Callable[[Callable], Ca
 
 
 def forwards(models: Models) -> list[tuple[Any, str]]:
+    """The methods in which the models' bare forwards run."""
     model = models.target.model
     return [(model, "decode"), (model.output, "forward"), (models.proposal.head, "forward")]
 
@@ -171,6 +179,7 @@ class Call:
 
 
 def record(models: Models, decoding: Decoding, number: int) -> tuple[list[Call], Generation]:
+    """Decode a request and keep every forward that the loop made."""
     calls: list[Call] = []
 
     def watch(function: Callable) -> Callable:
@@ -201,7 +210,7 @@ class Meter:
     """Seconds of named parts by the better clock; what one part calls of another is the other's."""
 
     def __init__(self) -> None:
-        self.seconds: Counter[str] = Counter()
+        self.seconds: defaultdict[str, float] = defaultdict(float)
         self._open, self._since = ["loop"], self._now()
 
     def part(self, name: str) -> Callable[[Callable], Callable]:
@@ -221,7 +230,8 @@ class Meter:
 
     def shares(self) -> dict[str, float]:
         self._charge()
-        return {name: seconds / self.seconds.total() for name, seconds in self.seconds.items()}
+        total = sum(self.seconds.values())
+        return {name: seconds / total for name, seconds in self.seconds.items()}
 
     def _charge(self) -> None:
         moment = self._now()
@@ -250,9 +260,9 @@ def benchmark_overhead(name: str, models: Models, tree: Any, pairs: int, num_cod
     for number in range(WARM_UP + pairs):
         calls, first = record(models, decoding, number)
         actions: dict[str, Callable[[], Any]] = {
-            "request": lambda number=number: decode(models, decoding, number),
-            "bare": lambda calls=calls: replay(calls),
-            "whole": lambda calls=calls: replay(calls, distribution),
+            "request": partial(decode, models, decoding, number),
+            "bare": partial(replay, calls),
+            "whole": partial(replay, calls, distribution),
         }
         times = in_turn(actions, number, both)
         if number >= WARM_UP:
@@ -264,13 +274,14 @@ def benchmark_overhead(name: str, models: Models, tree: Any, pairs: int, num_cod
     row(f"{name}: request / forwards with guidance and softmax", "", whole)
     drafting = [sum(s.get(part, 0.0) for part in ("tree", ADT, "rule", "loop")) for s in shares]
     clock = (np.nan, 1.0) if one_thread() else (1.0, np.nan)
-    calls = [np.array(clock) / (1.0 - share) for share in drafting]
-    row(f"{name}: request / the target's and the head's calls", "at most 1.10", calls)
+    own_calls = [np.array(clock) / (1.0 - share) for share in drafting]
+    row(f"{name}: request / the target's and the head's calls", "at most 1.10", own_calls)
     cells = [spread([s.get(part, 0.0) for s in shares], **(PERCENT | {"digits": 1})) for part in PARTS]
     return f"| {name} | {' | '.join(cells)} | {len(shares)} |"
 
 
 def benchmark_adt(models: Models, tree: Any, pairs: int) -> None:
+    """Print the share of a request that ADT-Tree's own work takes."""
     for start in ("horizontal", "token-flock"):
         policy = tree.model_copy(update={"start_from": start}).build(grid=models.target.grid)
         decoding = sampled(policy, models.target.num_codes)
@@ -287,7 +298,7 @@ def benchmark_adt(models: Models, tree: Any, pairs: int) -> None:
 def metered(models: Models, decoding: Decoding, number: int) -> dict[str, float]:
     """Shares of a request's time, by part."""
     meter, target, proposal, policy = Meter(), models.target, models.proposal, decoding.policy
-    watches = {
+    watches: dict[str, Sequence[tuple[Any, str]]] = {
         TARGET: [(target, "prefill"), (target, "verify"), (target, "commit")],
         HEAD: [(proposal, name) for name in ("start", "begin", "root", "expand", "accept")],
         "tree": [(policy, "grow")],
@@ -298,7 +309,7 @@ def metered(models: Models, decoding: Decoding, number: int) -> dict[str, float]
     with ExitStack() as stack:
         for part, functions in watches.items():
             stack.enter_context(watched(functions, meter.part(part)))
-        decode(models, replace(decoding, rule=meter.part("rule")(decoding.rule)), number)
+        decode(models, replace(decoding, rule=cast(Rule, meter.part("rule")(decoding.rule))), number)
     return meter.shares()
 
 
@@ -344,9 +355,9 @@ def benchmark_proximity(what: str, models: Models, decoding: Decoding, pairs: in
         decode(models, replace(decoding, rule=watching), number)
         cycles = [cycle for cycle in watching.cycles if cycle[0].num_nodes]
         actions: dict[str, Callable[[], Any]] = {
-            "sets": lambda cycles=cycles: weigh_again(rule, cycles),
-            "request": lambda number=number: decode(models, decoding, number),
-            "prefill": lambda number=number: decode(models, decoding.with_length(1), number),
+            "sets": partial(weigh_again, rule, cycles),
+            "request": partial(decode, models, decoding, number),
+            "prefill": partial(decode, models, decoding.with_length(1), number),
         }
         times = in_turn(actions, number, both)
         if number >= WARM_UP:
@@ -456,6 +467,7 @@ def finished(process: subprocess.Popen) -> float:
 
 
 def benchmark_encode(folder: Path, few: int, many: int, pairs: int) -> None:
+    """Print the encode stage's peak memory over few and many pictures."""
     per_shard = many // NUM_SHARDS
     sizes = {count: write_pictures(folder / f"{count}", count) for count in (few, many)}
     peaks: dict[int, list[float]] = {few: [], many: []}
@@ -568,4 +580,5 @@ def main() -> None:
         encoding_section(arguments)
 
 
-main()
+if __name__ == "__main__":
+    main()

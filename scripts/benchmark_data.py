@@ -1,8 +1,8 @@
 #!/usr/bin/env python
 """How long a data section of LLaVA's size takes to open, and what it holds in memory.
 
-    scripts/benchmark_data                    665000 generated records, as many as LLaVA-1.5's finetuning mixture has
-    scripts/benchmark_data --suffix .jsonl
+    scripts/benchmark_data.py                    665000 generated records, as many as LLaVA-1.5's finetuning mixture has
+    scripts/benchmark_data.py --suffix .jsonl
 
 Writes LLaVA JSON of the mixture's shape (1.3 KB and four rounds a record, every sixteenth without a picture) and a few
 tiny pictures that all records share. Opens it as a train stage does, each time in a fresh process: cold, where the
@@ -39,6 +39,7 @@ NUM_PICTURES = 8
 
 
 def sentence(rng: random.Random, num_words: int) -> str:
+    """So many random words, capitalized, with a full stop."""
     return " ".join(rng.choices(TEXT.split(), k=num_words)).capitalize() + "."
 
 
@@ -67,6 +68,7 @@ def generate(path: Path, num_records: int) -> None:
 
 
 def small_processor() -> Processor:
+    """A processor with a tokenizer of 500 ids."""
     rng = random.Random(0)
     texts = ["USER: ASSISTANT:\n", *(sentence(rng, 12) for _ in range(300))]
     mean, std = (0.48, 0.46, 0.41), (0.27, 0.26, 0.28)
@@ -74,6 +76,7 @@ def small_processor() -> Processor:
 
 
 def held_mib() -> float:
+    """Memory that this process alone holds (USS), in MiB."""
     return psutil.Process().memory_full_info().uss / 2**20
 
 

@@ -1,8 +1,8 @@
 #!/usr/bin/env python
 """What an ensemble of drafting modes costs: its draft step, and the choice of its weights.
 
-    scripts/benchmark_ensemble                    sizes of the demo, on this machine
-    scripts/benchmark_ensemble --size full        a 7B target and a 68M draft with random weights (CUDA)
+    scripts/benchmark_ensemble.py                    sizes of the demo, on this machine
+    scripts/benchmark_ensemble.py --size full        a 7B target and a 68M draft with random weights (CUDA)
 
 1. Time of a draft step of four modes in one batch over that of a single mode: bound 1.6 on a CPU at demo size.
 2. Share of the weight selection in a cycle (MT*, and for comparison the other rules): bound 5% on a CPU at demo size,
@@ -13,9 +13,9 @@ are random, and latency depends on how many drafted tokens stand, not on which: 
 """
 
 import argparse
-import platform
 import statistics
 import time
+from typing import Any
 
 import torch
 from draftsmith.core.nouns import Request
@@ -23,6 +23,7 @@ from draftsmith.core.pictures import Picture
 from draftsmith.eval.loop import Decoding, generate
 from draftsmith.eval.policies import Chain, Draw
 from draftsmith.eval.rules import Verified, along
+from draftsmith.eval.timing import command, machine, spread
 from draftsmith.models.decoding.decoder import CachedDecoder
 from draftsmith.models.decoding.warp import Warp
 from draftsmith.models.drafters.ensemble import EnsembleConfig, EnsembleProposal, preset
@@ -46,6 +47,7 @@ class Words:
     """Captions without a captioner: its time is not an ensemble's."""
 
     def captions(self, request):
+        """The same caption for each picture."""
         return ["x" * 12] * len(request.pixels)
 
 
@@ -64,6 +66,8 @@ class InTurn:
 class Timed(EnsembleProposal):
     """Notes how long each choice of weights takes, between two synchronisations."""
 
+    seconds: list[float]
+
     def _observe(self, verified):
         wait()
         start = time.perf_counter()
@@ -73,11 +77,13 @@ class Timed(EnsembleProposal):
 
 
 def wait() -> None:
+    """Wait until the device has finished."""
     if torch.cuda.is_available():
         torch.cuda.synchronize()
 
 
 def llava(vocabulary, side, patch, text, tower, device, dtype):
+    """A LLaVA with random weights; `text` and `tower` are (width, inner width, layers, heads)."""
     width, inner, layers, heads = text
     config = llava_config(
         LlamaConfig(
@@ -96,17 +102,13 @@ def llava(vocabulary, side, patch, text, tower, device, dtype):
 
 
 def request(number, vocabulary, side, patch, words):
+    """A random prompt with one picture."""
     generator = torch.Generator().manual_seed(number)
     run = (side // patch) ** 2
     text = torch.randint(8, vocabulary, (words,), generator=generator)
     ids = torch.cat([torch.tensor([BOS]), torch.full((run,), IMAGE), text])
     pixels = torch.randn(1, 3, side, side, generator=generator)
     return Request(ids, (ids == IMAGE).to(torch.int8), pixels, str(number), (Picture(side // patch),))
-
-
-def spread(values) -> str:
-    low, _, high = statistics.quantiles(values, n=4, method="inclusive")
-    return f"{statistics.median(values):.3f} [{low:.3f}, {high:.3f}]"
 
 
 @torch.inference_mode()
@@ -124,7 +126,12 @@ def main() -> None:
     target = LlavaTarget(model, num_token_ids=vocabulary, image_token_id=IMAGE)
     draft = llava(vocabulary, side, patch, of_draft, tower, device, dtype)
     stands = StandIns(NEWLINE, (7, 8), (9, 10), lambda text: [20] * len(text), Words())
-    given = {"num_token_ids": vocabulary, "image_token_id": IMAGE, "newline_id": NEWLINE, "stand_ins": stands}
+    given: dict[str, Any] = {
+        "num_token_ids": vocabulary,
+        "image_token_id": IMAGE,
+        "newline_id": NEWLINE,
+        "stand_ins": stands,
+    }
     drafters = {name: proposal(draft, preset(name), **given) for name in ("M", "MT", "MTCP")}
     if device.type == "cuda":
         for name in ("M", "MTCP", "MTCP*"):
@@ -152,11 +159,10 @@ def main() -> None:
             if isinstance(drafter, Timed):
                 shares[name].append(sum(drafter.seconds) / sum(c.total_s for c in found.cycles))
                 chosen[name].append(1e3 * statistics.median(drafter.seconds))
-    name = torch.cuda.get_device_name() if device.type == "cuda" else f"CPU ({platform.machine()})"
     print(
-        f"{name}, {torch.get_num_threads()} threads, torch {torch.__version__}, {time.strftime('%Y-%m-%d')}, size "
-        f"{arguments.size}, {dtype}, vocabulary {vocabulary}, gamma {arguments.gamma}, n {arguments.requests} requests "
-        f"of {arguments.tokens} tokens, seed 0; medians [quartiles] over requests\n"
+        f"`{command()}`: {machine()}, size {arguments.size}, {dtype}, vocabulary {vocabulary}, "
+        f"gamma {arguments.gamma}, n {arguments.requests} requests of {arguments.tokens} tokens, seed 0; "
+        "medians [quartiles] over requests\n"
     )
     print("| draft step | ms | over M, request by request |\n| --- | --- | --- |")
     for name, values in steps.items():
@@ -168,4 +174,5 @@ def main() -> None:
             print(f"| {name} | {spread(chosen[name])} | {spread(values)} |")
 
 
-main()
+if __name__ == "__main__":
+    main()

@@ -1,11 +1,11 @@
 #!/usr/bin/env python
 """Sweep LANTERN's relaxed acceptance over k, delta and temperature: its figure 5 and tables 3, 7 and 9 to 11.
 
-    scripts/sweep_lantern recipe=NAME output=RUN [key=value ...] [k=[100,300,1000]] [delta=[0.05,0.1]] [own options]
+    scripts/sweep_lantern.py recipe=NAME output=RUN [key=value ...] [k=[100,300,1000]] [delta=[0.05,0.1]] [own options]
 
-    scripts/sweep_lantern recipe=demo/visual-ar output=runs/demo-visual-ar k=[2,5,10] delta=[0.1,0.4] count=20
-    scripts/sweep_lantern recipe=eagle-llamagen-xl-stage1 count=5000 counts=[100,1000,2000,5000]
-    scripts/sweep_lantern recipe=eagle-llamagen-xl-stage1 count=1000 k=[1000] delta=[0.2] metric=[l2,cosine,random]
+    scripts/sweep_lantern.py recipe=demo/visual-ar output=runs/demo-visual-ar k=[2,5,10] delta=[0.1,0.4] count=20
+    scripts/sweep_lantern.py recipe=eagle-llamagen-xl-stage1 count=5000 counts=[100,1000,2000,5000]
+    scripts/sweep_lantern.py recipe=eagle-llamagen-xl-stage1 count=1000 k=[1000] delta=[0.2] metric=[l2,cosine,random]
 
 Takes a finished run of a recipe, or one whose weights are published, and the recipe's stage of kind evaluate: its
 prompts, truncation, quality metrics, the world's reader, and the tree of one method. Other keys are the recipe's, as
@@ -56,6 +56,8 @@ Share = Annotated[float, Field(gt=0, le=1)]
 
 
 class Options(ScriptOptions):
+    """The script's own options, beside the recipe's keys."""
+
     # The plot has six colours and six marks.
     k: list[Positive] = Field([100, 300, 1000], min_length=1, max_length=6, description="neighbours that may lend")
     delta: list[Share] = Field([0.05, 0.1, 0.2, 0.4], min_length=1, max_length=6, description="its bounds")
@@ -74,14 +76,17 @@ class Options(ScriptOptions):
 
     @property
     def grid(self) -> list[Setting]:
+        """Every setting of the sweep."""
         return [Setting(k, d, m, v) for m in self.metric for v in self.divergence for k in self.k for d in self.delta]
 
     @property
     def pairs(self) -> list[Setting]:
+        """The settings that compare TVD with JSD."""
         k = max(self.k)
         return [Setting(k, d, "l2", v) for tvd, jsd in self.bounds for d, v in ((tvd, "tvd"), (jsd, "jsd"))]
 
     def captions(self) -> list[int]:
+        """Numbers of captions to give the speedup over. Raises `UserError` where one exceeds `count`."""
         if any(n > self.count for n in self.counts):
             raise UserError(f"counts={self.counts}, and count={self.count}", cure="raise count")
         return sorted({*(self.counts or (n for n in (100, 1000, 2000, 5000) if n <= self.count)), self.count})
@@ -134,11 +139,13 @@ def costs(options: Options, stage: VisualEvaluateStage, context: Context, prompt
 
 
 def points_of(report: dict[str, Any], temperature: float, settings: Sequence[Setting]) -> dict[Setting, Point]:
+    """Setting -> its measured speed and quality at one temperature."""
     key = str(temperature)
     return {s: Point(report["tables"][key][s.name], report["quality"][key][s.name]) for s in settings}
 
 
 def markdown(options: Options, report: dict[str, Any], rows: list[dict[str, Any]], timed: list[Cost]) -> str:
+    """The whole page."""
     lines = ["# LANTERN over k, delta and temperature, measured", ""]
     for temperature in options.temperatures:
         lines += [f"## Temperature {temperature:g}", ""]
@@ -163,12 +170,14 @@ def markdown(options: Options, report: dict[str, Any], rows: list[dict[str, Any]
 
 
 def metrics_of(report: dict[str, Any]) -> list[str]:
+    """Names of the report's quality metrics."""
     return sorted(next(iter(report["quality"].values()))[PLAIN])
 
 
 def of_temperature(
     options: Options, report: dict[str, Any], rows: list[dict[str, Any]], temperature: float
 ) -> list[str]:
+    """Lines of the page about one temperature."""
     key, lines = str(temperature), []
     exact = Point(report["tables"][key][EXACT], report["quality"][key][EXACT])
     plain = report["quality"][key][PLAIN]
@@ -204,6 +213,7 @@ def seconds(rows: list[dict[str, Any]]) -> tuple[list[float], list[float]]:
 
 
 def cost_table(timed: list[Cost], points: dict[Setting, Point]) -> list[str]:
+    """Lines of a table: the cost of proximity sets by TVD and by JSD."""
     rows = []
     for cost, point in zip(timed, points.values(), strict=True):
         low, high = cost.ms_spread
@@ -216,6 +226,7 @@ def cost_table(timed: list[Cost], points: dict[Setting, Point]) -> list[str]:
 
 
 def plot_names(report: dict[str, Any], temperature: float) -> list[str]:
+    """File names of a temperature's plots."""
     return [f"trade-off-T{temperature:g}-{metric}.png" for metric in metrics_of(report)]
 
 
@@ -238,6 +249,7 @@ def plot(folder: Path, options: Options, report: dict[str, Any]) -> None:
 
 
 def run(arguments: list[str]) -> None:
+    """Sweep, and write report, tables and plots."""
     opened = Finished(arguments, Options)
     options, recipe, folder = opened.options, opened.recipe, opened.folder
     options.captions()  # a mistake in them is told before an hour of decoding
@@ -249,7 +261,7 @@ def run(arguments: list[str]) -> None:
         name=options.name, folder=folder, seed=recipe.seed, fingerprint="", target=recipe.target,
         drafter=recipe.drafter, engine=recipe.engine, tracking=recipe.tracking, inputs=inputs, say=say,
         recipe=redact_tree(opened.loaded.tree),
-        command=shlex.join(["scripts/sweep_lantern", *(redact_argument(a) for a in arguments)]),
+        command=shlex.join(["scripts/sweep_lantern.py", *(redact_argument(a) for a in arguments)]),
     )  # fmt: skip
     evaluate.run(stage, context)
     if not ranks.is_main():

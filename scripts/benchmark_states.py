@@ -1,9 +1,9 @@
 #!/usr/bin/env python
 """What reading cached states costs beside reading their files, what writing them holds, and what each layout takes.
 
-    scripts/benchmark_states                            1.5 GB of made-up states at the width of a 7B target
-    scripts/benchmark_states --gigabytes 20 --folder /data/bench --workers 4     more than the machine's memory
-    scripts/benchmark_states --gigabytes 0.2 --repeats 2                         a look
+    scripts/benchmark_states.py                            1.5 GB of made-up states at the width of a 7B target
+    scripts/benchmark_states.py --gigabytes 20 --folder /data/bench --workers 4     more than the machine's memory
+    scripts/benchmark_states.py --gigabytes 0.2 --repeats 2                         a look
 
 Reading: the loader's batches (records checked and parsed, ready to be moved to a device) against `read` of the same
 files front to back, in blocks of 8 MiB into memory of their own (a batch is new memory, too) and into one reused block,
@@ -28,11 +28,13 @@ from pathlib import Path
 
 import numpy as np
 import torch
+from draftsmith.core.nouns import Batch
 from draftsmith.core.pictures import IMAGE, TEXT
-from draftsmith.core.states import StatesBatch, StatesWanted, feature_places, visual_places
+from draftsmith.core.states import Taps, TargetStates, feature_places, visual_places
 from draftsmith.data.buckets import BucketedOrder
 from draftsmith.data.loader import Loader
 from draftsmith.data.shards import claim, finish, tar_path
+from draftsmith.data.states.dtypes import StatesDtype
 from draftsmith.data.states.estimate import record_bytes, shown
 from draftsmith.data.states.memory import ahead
 from draftsmith.data.states.reader import CachedCollate, CachedSamples, StatesReader
@@ -43,15 +45,15 @@ BLOCK = 8 * 2**20
 # Mean tokens of a sample in the stages of a 7B target: text, visual.
 KINDS = {"text": (1328, 0), "Qwen image": (960, 280), "OneVision image": (960, 1900)}
 # An embedding is layer 0, wherever it is kept.
-LAYOUTS = {
-    "embeddings and last, everywhere": ("bf16", StatesWanted(text_layers=(0,), everywhere=True)),
-    "last and middle, everywhere": ("bf16", StatesWanted(text_layers=(14,), everywhere=True)),
-    "last at text, middle at visual places (Sparrow)": ("bf16", StatesWanted(visual_layers=(14,))),
-    "the same, int8 in 64-blocks": ("int8", StatesWanted(visual_layers=(14,))),
-    "the same, fp8": ("fp8", StatesWanted(visual_layers=(14,))),
-    "last at text (HiViS)": ("bf16", StatesWanted()),
-    "EAGLE-3, three taps and last, everywhere": ("bf16", StatesWanted(text_layers=(2, 14, 25), everywhere=True)),
-    "EAGLE-3, one tap at visual places": ("bf16", StatesWanted(text_layers=(2, 14, 25), visual_layers=(14,))),
+LAYOUTS: dict[str, tuple[StatesDtype, Taps]] = {
+    "embeddings and last, everywhere": ("bf16", Taps(feature=True, text_layers=(0,), everywhere=True)),
+    "last and middle, everywhere": ("bf16", Taps(feature=True, text_layers=(14,), everywhere=True)),
+    "last at text, middle at visual places (Sparrow)": ("bf16", Taps(feature=True, visual_layers=(14,))),
+    "the same, int8 in 64-blocks": ("int8", Taps(feature=True, visual_layers=(14,))),
+    "the same, fp8": ("fp8", Taps(feature=True, visual_layers=(14,))),
+    "last at text (HiViS)": ("bf16", Taps(feature=True)),
+    "EAGLE-3, three taps and last, everywhere": ("bf16", Taps(feature=True, text_layers=(2, 14, 25), everywhere=True)),
+    "EAGLE-3, one tap at visual places": ("bf16", Taps(feature=True, text_layers=(2, 14, 25), visual_layers=(14,))),
 }
 
 
@@ -62,7 +64,7 @@ def lengths(count: int) -> list[tuple[int, int]]:
     return [(max(16, round(means[n % 3][0] * rng.lognormal(-0.125, 0.5))), means[n % 3][1]) for n in range(count)]
 
 
-def made_up(number: int, text: int, visual: int, wanted: StatesWanted, width: int, noise: torch.Tensor) -> StatesBatch:
+def made_up(number: int, text: int, visual: int, wanted: Taps, width: int, noise: torch.Tensor) -> Batch:
     """States are cut out of one piece of noise: drawing them would take longer than writing them."""
     length = text + visual
     modality = torch.full((1, length), TEXT, dtype=torch.int8)
@@ -73,16 +75,17 @@ def made_up(number: int, text: int, visual: int, wanted: StatesWanted, width: in
     def states(shift: int) -> torch.Tensor:
         return noise[(number * 7 + shift) % 64 :][:length].view(1, length, width)
 
-    return StatesBatch(
-        torch.randint(0, 150000, (1, length)), torch.ones(1, length, dtype=torch.bool), loss_mask, modality,
-        torch.arange(length).expand(3, 1, length), states(0), (f"sample-{number}",),
-        {layer: states(layer) for layer in wanted.layers},
+    positions = torch.arange(length).expand(3, 1, length)
+    return Batch(
+        torch.randint(0, 150000, (1, length)), torch.ones(1, length, dtype=torch.bool), loss_mask, modality, positions,
+        None, (f"sample-{number}",),
+        states=TargetStates(states(0), {layer: states(layer) for layer in wanted.layers}, positions),
     )  # fmt: skip
 
 
 def write(folder: Path, count: int, width: int, shard_bytes: int) -> None:
     """A cache of `count` samples in Sparrow's layout."""
-    wanted = StatesWanted(visual_layers=(14,))
+    wanted = Taps(feature=True, visual_layers=(14,))
     sizes = lengths(count)
     longest = max(sum(size) for size in sizes) + 64
     noise = torch.randn(longest, width, generator=torch.Generator().manual_seed(0)).to(torch.bfloat16)
@@ -99,7 +102,10 @@ def write(folder: Path, count: int, width: int, shard_bytes: int) -> None:
     for index in range(len(deal)):
         writer = writing.open(index)
         for number in deal[index].tolist():
-            (sample,) = writing.samples(made_up(number, *sizes[number], wanted, width, noise), [number])
+            text, visual = sizes[number]
+            batch = made_up(number, text, visual, wanted, width, noise)
+            assert batch.states is not None
+            (sample,) = writing.samples(batch, batch.states, [number])
             writer.add(*sample)
         writer.close({})
     finish(folder, identity, num_shards=len(deal))
@@ -115,6 +121,7 @@ def forget(paths: list[Path]) -> None:
 
 
 def plain(paths: list[Path]) -> None:
+    """Read the files in blocks, into new memory."""
     for path in paths:
         with open(path, "rb", buffering=0) as file:
             while file.read(BLOCK):
@@ -122,6 +129,7 @@ def plain(paths: list[Path]) -> None:
 
 
 def plain_reused(paths: list[Path]) -> None:
+    """Read the files in blocks, into one block of memory."""
     block = bytearray(BLOCK)
     for path in paths:
         with open(path, "rb", buffering=0) as file:
@@ -130,7 +138,7 @@ def plain_reused(paths: list[Path]) -> None:
 
 
 def through_loader(reader: StatesReader, batch_size: int, workers: int, spread: bool) -> None:
-    """One epoch of micro-batches, read ahead as a train stage does; with `spread` each becomes a CPU `StatesBatch`."""
+    """One epoch of micro-batches, read ahead as a train stage does; with `spread` each is unpacked on the CPU."""
     samples = CachedSamples.of(reader)
     order = BucketedOrder(samples.lengths, 0, batch_size)
     loader = Loader(
@@ -224,11 +232,11 @@ def layouts(options: argparse.Namespace) -> None:
         print(f"  {name:<50}" + "".join(f"{shown(mean):>18}" for mean in means))
 
 
-def kept_bytes(text: int, visual: int, wanted: StatesWanted, dtype: str, width: int) -> float:
+def kept_bytes(text: int, visual: int, wanted: Taps, dtype: StatesDtype, width: int) -> float:
     """Of one sample, from the places that its states are kept at."""
-    one = made_up(0, text, visual, StatesWanted(), 1, torch.zeros(text + visual + 64, 1))
-    places = feature_places(one.modality, one.mask, one.loss_mask)
-    seen = int(visual_places(one.modality, one.mask).sum())
+    one = made_up(0, text, visual, Taps(feature=True), 1, torch.zeros(text + visual + 64, 1))
+    places = feature_places(one.modality, one.attention_mask, one.loss_mask)
+    seen = int(visual_places(one.modality, one.attention_mask).sum())
     return record_bytes(wanted, width, dtype, text=int(places.sum()), visual=seen, position_rows=3)
 
 

@@ -1,12 +1,12 @@
 #!/usr/bin/env python
 """Turn published LlamaGen files into directories that recipes read, or into LANTERN's layout and back.
 
-    scripts/convert_llamagen t2i_XL_stage1_256.pt weights/llamagen-t2i-xl-256
-    scripts/convert_llamagen t2i_XL_stage2_512.pt weights/llamagen-t2i-xl-512 --dtype bfloat16
-    scripts/convert_llamagen c2i_B_384.pt weights/llamagen-c2i-b-384
-    scripts/convert_llamagen --vq vq_ds16_t2i.pt weights/llamagen-vq-t2i
-    scripts/convert_llamagen jadohu/LlamaGen-T2I weights/llamagen-t2i-xl-256
-    scripts/convert_llamagen weights/llamagen-t2i-xl-256 weights/for-lantern --to lantern
+    scripts/convert_llamagen.py t2i_XL_stage1_256.pt weights/llamagen-t2i-xl-256
+    scripts/convert_llamagen.py t2i_XL_stage2_512.pt weights/llamagen-t2i-xl-512 --dtype bfloat16
+    scripts/convert_llamagen.py c2i_B_384.pt weights/llamagen-c2i-b-384
+    scripts/convert_llamagen.py --vq vq_ds16_t2i.pt weights/llamagen-vq-t2i
+    scripts/convert_llamagen.py jadohu/LlamaGen-T2I weights/llamagen-t2i-xl-256
+    scripts/convert_llamagen.py weights/llamagen-t2i-xl-256 weights/for-lantern --to lantern
 
 The files: t2i_XL_stage1_256.pt, t2i_XL_stage2_512.pt and vq_ds16_t2i.pt in peizesun/llamagen_t2i on the Hub, c2i_*.pt
 and vq_ds16_c2i.pt in FoundationVision/LlamaGen. No code in them is run. The destination must not exist; it appears
@@ -18,9 +18,10 @@ import os
 import shutil
 import sys
 from pathlib import Path
+from typing import Any
 
-import torch
 from draftsmith.core.errors import UserError
+from draftsmith.core.section import torch_dtype
 from draftsmith.models.llamagen import files, folders, lantern_layout, published_files
 from draftsmith.models.llamagen.transformer import SIZES
 
@@ -32,7 +33,7 @@ def from_pickle(arguments):
     state = published_files.weights_in(loaded, where=str(path))
     aside = [str(name) for name in loaded if name not in state and name not in published_files.WRAPPERS]
     if arguments.vq:
-        config = published_files.infer_vq_config(state, where=str(path))
+        config: Any = published_files.infer_vq_config(state, where=str(path))
         expected = files.vq_shapes(config)
     else:
         grid = published_files.grid_of(path.name, arguments.image_size)
@@ -46,8 +47,9 @@ def from_pickle(arguments):
 
 
 def from_folder(arguments):
+    """Weights, config, and what was left out (nothing), of a directory or a Hub id."""
     for name in ("vq", "size", "image_size", "heads"):
-        if getattr(arguments, name):
+        if vars(arguments)[name]:
             problem = f"--{name.replace('_', '-')} is for .pt files; a directory says what it is"
             raise UserError(problem, where=arguments.source, cure="leave it out")
     return *files.read_llamagen(arguments.source, revision=arguments.revision), []
@@ -67,6 +69,7 @@ def write(destination: Path, state, values) -> None:
 
 
 def described(config) -> str:
+    """One line about a model's size."""
     shape = (config.num_layers, config.num_heads, config.dim)
     names = [name for name, size in SIZES.items() if size == shape]
     return (
@@ -84,7 +87,7 @@ def convert(arguments) -> None:
     is_pickle = arguments.source.endswith((".pt", ".pth", ".bin")) or Path(arguments.source).is_file()
     state, config, left_out = (from_pickle if is_pickle else from_folder)(arguments)
     if arguments.dtype:
-        state = {name: tensor.to(getattr(torch, arguments.dtype)) for name, tensor in state.items()}
+        state = {name: tensor.to(torch_dtype(arguments.dtype)) for name, tensor in state.items()}
     if arguments.vq:
         values, what = files.vq_values(config), f"VQ tokenizer, {config.factor} pixels per code"
     else:

@@ -1,12 +1,12 @@
 #!/usr/bin/env python
 r"""Turn a published drafter into a folder that recipes read, with what its files leave unsaid filled in or asked for.
 
-    scripts/import_head lucylyn/MSD-LLaVA1.5-7B weights/msd --as msd --target llava-hf/llava-1.5-7b-hf
-    scripts/import_head downloads/vispec weights/vispec --as vispec --target Qwen/Qwen2.5-VL-7B-Instruct
-    scripts/import_head Rayzl/qwen2.5-vl-7b-eagle3-sgl weights/eagle3 --as eagle3 --image projected \
+    scripts/import_head.py lucylyn/MSD-LLaVA1.5-7B weights/msd --as msd --target llava-hf/llava-1.5-7b-hf
+    scripts/import_head.py downloads/vispec weights/vispec --as vispec --target Qwen/Qwen2.5-VL-7B-Instruct
+    scripts/import_head.py Rayzl/qwen2.5-vl-7b-eagle3-sgl weights/eagle3 --as eagle3 --image projected \
         --target Qwen/Qwen2.5-VL-7B-Instruct
-    scripts/import_head jadohu/llamagen_drafter weights/lantern --as lantern --target weights/llamagen-t2i-xl-256
-    scripts/import_head mjbooo/lvlm68m weights/lvlm68m --as lvlm --target llava-hf/llava-1.5-7b-hf
+    scripts/import_head.py jadohu/llamagen_drafter weights/lantern --as lantern --target weights/llamagen-t2i-xl-256
+    scripts/import_head.py mjbooo/lvlm68m weights/lvlm68m --as lvlm --target llava-hf/llava-1.5-7b-hf
 
 Weights are read from safetensors, or from a pickle without running anything in it. The recipe's `drafter` section is
 printed. The destination must not exist; it appears whole or not at all.
@@ -17,16 +17,18 @@ import os
 import shutil
 import sys
 from pathlib import Path
+from typing import Any
 
 import torch
 import yaml
 from draftsmith.core.errors import UserError
 from draftsmith.core.secrets import redact
 from draftsmith.data.processor import load_processor
+from draftsmith.models.drafters.base import TargetIdentity
 from draftsmith.models.drafters.eagle import save_eagle
+from draftsmith.models.drafters.head_files import manifest_of, save_head
 from draftsmith.models.drafters.lvlm import save_llava
 from draftsmith.models.drafters.made_for import tested_with
-from draftsmith.models.drafters.reading import reading_manifest, save_reading_head
 from draftsmith.models.hub import read_config
 from draftsmith.models.imports import READING, import_head, import_lantern, import_lvlm
 from draftsmith.models.llamagen.files import lantern_config
@@ -34,6 +36,7 @@ from draftsmith.models.llamagen.folders import find_folder, read_values
 from draftsmith.models.llamagen.lantern_layout import is_lantern
 from draftsmith.models.llamagen.transformer import LlamaGenConfig
 from draftsmith.models.qwen import QWEN_KINDS
+from draftsmith.models.targets.base import language_shape
 from draftsmith.models.weights_of import target_embedding
 from transformers import AutoTokenizer
 
@@ -45,10 +48,12 @@ def recipe_kind(model_type: str, sees: bool) -> str:
 
 
 def origin(given) -> dict:
+    """Where the drafter came from, for its manifest."""
     return {"source": given.source, "revision": given.revision, "as": given.kind}
 
 
 def reading(given, aside: Path):
+    """Write a head that reads hidden states to `aside`. Returns the recipe's drafter section and notes."""
     config = read_config(given.target, key="--target", revision=given.target_revision)
     text = config.get_text_config()
     embedding = (
@@ -62,16 +67,19 @@ def reading(given, aside: Path):
         "revision": given.target_revision,
     }
     drafter = found.config.model_dump(mode="json")
-    manifest = reading_manifest(found.config, text, target=target, drafter=drafter, imported=origin(given))
-    save_reading_head(found.head, aside, manifest)
+    manifest = manifest_of(
+        found.config, language_shape(text), TargetIdentity(target), drafter=drafter, imported=origin(given)
+    )
+    save_head(found.head, aside, manifest)
     return found.settings, found.notes
 
 
 def lantern(given, aside: Path):
+    """Write an image generator's EAGLE head to `aside`. Returns the recipe's drafter section and notes."""
     folder = find_folder(given.target, given.target_revision, files=("config.json",))
     values = read_values(folder)
     if values.get("model_type") == "chameleon":
-        target = read_config(str(folder), key="--target")
+        target: Any = read_config(str(folder), key="--target")
         named = {"target": {"kind": "anole", "path": given.target, "revision": given.target_revision}}
     else:
         where = str(folder / "config.json")
@@ -102,6 +110,7 @@ def own_words(given, tokenizer) -> list[str]:
 
 
 def lvlm(given, aside: Path):
+    """Write a draft LVLM to `aside`. Returns the recipe's drafter section and notes."""
     target = read_config(given.target, key="--target", revision=given.target_revision)
     model, notes = import_lvlm(given.source, target, revision=given.revision)
     processor = load_processor(given.target, revision=given.target_revision)
@@ -121,6 +130,7 @@ def lvlm(given, aside: Path):
 
 
 def write(given):
+    """Write the drafter to its destination, whole or not at all."""
     destination = Path(given.destination)
     if destination.exists():
         raise UserError("the destination exists", where=str(destination), cure="name another, or remove it first")

@@ -1,7 +1,7 @@
 #!/usr/bin/env python
 """How fast the decoding loop and the training step are, against what stands beside them.
 
-    scripts/benchmark_loop               prints a section for docs/benchmarks.md
+    scripts/benchmark_loop.py               prints a section for docs/benchmarks.md
 
 1. Our loop against `transformers.generate(assistant_model=...)`: the same target, the same text-only draft,
    the same gamma (constant schedule, threshold 0), request by request in turn. Their assistant never sees a
@@ -17,11 +17,15 @@ import os
 import statistics
 import tempfile
 from pathlib import Path
+from typing import Any
 
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
 
+import numpy as np
 import torch
 from draftsmith.core.nouns import Request
+from draftsmith.data.collate import ConversationCollate, Sample
+from draftsmith.data.loader import Loader
 from draftsmith.eval.loop import Decoding, generate
 from draftsmith.eval.policies import Chain, Draw
 from draftsmith.eval.rules import Greedy
@@ -35,9 +39,11 @@ from transformers import CLIPVisionConfig, DynamicCache, LlamaConfig, LlamaForCa
 from transformers.utils import logging
 
 VOCAB, IMAGE, BOS, EOS, PAD = 2048, 3, 1, 2, 0
+STEPS, BATCH = 12, 8  # of a training run
 
 
 def build_target(width: int, layers: int, seed: int):
+    """A tiny LLaVA with random weights."""
     torch.manual_seed(seed)
     text = LlamaConfig(
         hidden_size=width, intermediate_size=3 * width, num_hidden_layers=layers, num_attention_heads=width // 64,
@@ -66,6 +72,7 @@ def first_layers(target, layers: int) -> LlamaForCausalLM:
 
 @torch.inference_mode()
 def benchmark_loop(arguments, device) -> None:
+    """Print our decoding loop's time over transformers' assisted generation, plain decoding and bare forwards."""
     gamma, limit, n = arguments.gamma, 96, arguments.pairs
     model = build_target(512, 8, arguments.seed).to(device)
     draft = first_layers(model, 1).to(device)
@@ -75,12 +82,16 @@ def benchmark_loop(arguments, device) -> None:
     settings = draft.generation_config
     settings.num_assistant_tokens, settings.num_assistant_tokens_schedule = gamma, "constant"
     settings.assistant_confidence_threshold, settings.is_assistant = 0.0, True
-    ours, theirs, plain, overheads, taus = [], [], [], [], []
+    ours: list[float] = []
+    theirs: list[float] = []
+    plain: list[float] = []
+    overheads: list[float] = []
+    taus: list[float] = []
     for number in range(n + 1):
         generator = torch.Generator().manual_seed(arguments.seed * 1000 + number)
         ids = torch.randint(8, VOCAB, (64,), generator=generator)
         request = Request(ids, torch.zeros(64, dtype=torch.int8), None, str(number))
-        found = {}
+        found: dict[str, Any] = {}
 
         def our_loop(request=request, found=found):
             found["ours"] = generate(target, drafter, request, decoding)
@@ -131,79 +142,88 @@ def bare_times(draft, target, length: int, gamma: int, device) -> tuple[float, f
     return times[0], times[1]
 
 
-def benchmark_step(arguments) -> None:
-    from draftsmith.data.collate import ConversationCollate, Sample
-    from draftsmith.data.loader import Loader
+class Conversations:
+    """Random conversations of 128 ids, one picture each."""
+
+    lengths = np.full(STEPS * BATCH, 128)
+
+    def __len__(self) -> int:
+        return len(self.lengths)
+
+    def __getitem__(self, index: int) -> Sample:
+        generator = torch.Generator().manual_seed(index)
+        ids = torch.randint(8, VOCAB, (128,), generator=generator).tolist()
+        ids[4:20] = [IMAGE] * 16
+        mask = [position > 60 for position in range(128)]
+        pixels = torch.randn(1, 3, 32, 32, generator=generator)
+        return Sample(ids, mask, [int(i == IMAGE) for i in ids], pixels, str(index))
+
+
+def batches(start: int = 0) -> Loader:
+    """The conversations of all steps, from step `start` on."""
+    return Loader(Conversations(), seed=0, batch_size=BATCH, micro_batch_size=BATCH, total_steps=STEPS,
+                  collate=ConversationCollate(PAD, 32), start_step=start)  # fmt: skip
+
+
+def adamw(module: torch.nn.Module) -> torch.optim.AdamW:
+    """An optimizer of the module's trainable weights."""
+    return torch.optim.AdamW((p for p in module.parameters() if p.requires_grad), lr=1e-4)
+
+
+def our_training() -> tuple[float, float]:
+    """Mean seconds and mean loss of a step of our loop."""
     from draftsmith.trainers.checkpoint import CheckpointConfig
-    from draftsmith.trainers.engine import Engine, EngineConfig, init_distributed
+    from draftsmith.trainers.engine import Engine, EngineConfig
     from draftsmith.trainers.loop import Schedule, train
 
-    init_distributed()
-    steps, batch = 12, 8
-
-    class Samples:
-        """Random conversations of 128 ids, one picture each."""
-
-        lengths = [128] * (steps * batch)
-
-        def __len__(self) -> int:
-            return len(self.lengths)
-
-        def __getitem__(self, index: int) -> Sample:
-            generator = torch.Generator().manual_seed(index)
-            ids = torch.randint(8, VOCAB, (128,), generator=generator).tolist()
-            ids[4:20] = [IMAGE] * 16
-            mask = [place > 60 for place in range(128)]
-            return Sample(
-                ids, mask, [int(i == IMAGE) for i in ids], torch.randn(1, 3, 32, 32, generator=generator), str(index)
-            )
-
-    def loader(start: int = 0) -> Loader:
-        return Loader(Samples(), seed=0, batch_size=batch, micro_batch_size=batch, total_steps=steps,
-                      collate=ConversationCollate(PAD, 32), start_step=start)  # fmt: skip
-
-    def optimizer(module):
-        return torch.optim.AdamW((p for p in module.parameters() if p.requires_grad), lr=1e-4)
-
-    def our_run() -> float:
-        module = LlavaTraining(build_target(384, 6, 0), PARTS, gradient_checkpointing=False)
-        engine = Engine(module, optimizer(module), lambda step: 1.0, EngineConfig(), micro_batch_size=batch,
-                        accumulation=1, clip_norm=None)  # fmt: skip
-        log = lambda values, step: losses.append(values["loss"])  # noqa: E731
-        with tempfile.TemporaryDirectory() as folder:
-            schedule = Schedule(steps, CheckpointConfig(every=None), log_every=steps)
-            return timed(lambda: train(engine, loader, schedule, folder=Path(folder), fingerprint="x", log=log,
-                                       rewind=lambda step: None, say=print)) / steps  # fmt: skip
-
-    def bare_run() -> float:
-        model = build_target(384, 6, 0).train()
-        if torch.cuda.is_available():
-            model.cuda()
-        adamw = optimizer(model)
-
-        def run():
-            total = 0.0
-            for step in loader():
-                data = step.micro[0].to(model.device)
-                labels = data.ids.masked_fill(~data.loss_mask, -100)
-                loss = model(input_ids=data.ids, attention_mask=data.attention_mask.long(), labels=labels,
-                             pixel_values=data.pixels).loss  # fmt: skip
-                loss.backward()
-                adamw.step()
-                adamw.zero_grad()
-                total += loss.item()
-            bare_losses.append(total / steps)
-
-        return timed(run) / steps
-
+    module = LlavaTraining(build_target(384, 6, 0), PARTS, gradient_checkpointing=False)
+    engine = Engine(module, adamw(module), lambda step: 1.0, EngineConfig(), micro_batch_size=BATCH, accumulation=1,
+                    clip_norm=None)  # fmt: skip
     losses: list[float] = []
-    bare_losses: list[float] = []
-    ours, bare = [], []
+    with tempfile.TemporaryDirectory() as folder:
+        schedule = Schedule(STEPS, CheckpointConfig(every=None), log_every=STEPS)
+        seconds = timed(lambda: train(engine, batches, schedule, folder=Path(folder), fingerprint="x",
+                                      log=lambda values, step: losses.append(values["loss"]),
+                                      rewind=lambda step: None, say=print))  # fmt: skip
+    return seconds / STEPS, losses[0]
+
+
+def bare_training() -> tuple[float, float]:
+    """Mean seconds and mean loss of a step in bare torch."""
+    model = build_target(384, 6, 0).train()
+    if torch.cuda.is_available():
+        model.cuda()
+    optimizer, losses = adamw(model), []
+
+    def run() -> None:
+        for step in batches():
+            data = step.micro[0].to(model.device)
+            labels = data.ids.masked_fill(~data.loss_mask, -100)
+            loss = model(input_ids=data.ids, attention_mask=data.attention_mask.long(), labels=labels,
+                         pixel_values=data.pixels).loss  # fmt: skip
+            loss.backward()
+            optimizer.step()
+            optimizer.zero_grad()
+            losses.append(loss.item())
+
+    return timed(run) / STEPS, sum(losses) / STEPS
+
+
+def benchmark_step(arguments: argparse.Namespace) -> None:
+    """Print the time of a training step over the same step in bare torch."""
+    from draftsmith.trainers.engine import init_distributed
+
+    init_distributed()
+    ours: list[float] = []
+    bare: list[float] = []
     for number in range(arguments.pairs_step + 1):
-        pair = [(our_run, ours), (bare_run, bare)]
-        for action, times in pair if number % 2 else pair[::-1]:
-            times.append(action())
-    assert abs(losses[0] - bare_losses[0]) < 2e-3, (losses, bare_losses)
+        if number % 2:
+            (seconds, loss), (bare_seconds, bare_loss) = our_training(), bare_training()
+        else:
+            (bare_seconds, bare_loss), (seconds, loss) = bare_training(), our_training()
+        assert abs(loss - bare_loss) < 2e-3, (loss, bare_loss)
+        ours.append(seconds)
+        bare.append(bare_seconds)
     print(f"| training step, ours / bare torch | {spread(ratios(ours[1:], bare[1:]))} | {arguments.pairs_step} |")
 
 
@@ -222,4 +242,5 @@ def main() -> None:
     benchmark_step(arguments)
 
 
-main()
+if __name__ == "__main__":
+    main()

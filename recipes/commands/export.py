@@ -1,0 +1,43 @@
+"""`draftsmith export`: write a trained drafter in the layout of a serving engine."""
+
+from __future__ import annotations
+
+import argparse
+
+from ..launch import say
+from .command import OK, Argument, Command
+
+
+def _run(given: argparse.Namespace) -> int:
+    from ...models.exports import export_drafter
+
+    export = export_drafter(given.drafter, given.destination, given.to, target=given.target, prompts=given.prompts)
+    say(f"written  {export.folder} ({export.engine}, {export.method})")
+    for note in export.notes:
+        say(f"note     {note}")
+    say(f"serve    {export.command}")
+    return OK
+
+
+COMMAND = Command(
+    name="export",
+    summary="write a trained drafter in the layout of a serving engine",
+    description="Write a trained drafter in the layout of a serving engine. Export refuses a drafter that the engine\n"
+    "would run incorrectly, and lists the reasons. docs/exports.md has the table of engines and drafters.",
+    examples=(
+        ("draftsmith export runs/eagle3-qwen2.5-vl-7b/pictures out/EAGLE3-Qwen2.5-VL-7B --to vllm", ""),
+        ("draftsmith export runs/llava15-68m/finetune out/llava15-68m-text --to vllm --prompts text", ""),
+        ("draftsmith export runs/msd/train out/MSD --to eagle --target weights/llava-1.5-7b-hf", ""),
+    ),
+    arguments=(
+        Argument("drafter", "folder of the stage that trained it, or of scripts/import_head.py"),
+        Argument("destination", "a directory that does not exist yet"),
+        Argument("--to", "vllm, sglang, speculators or eagle", {"required": True}),
+        Argument("--target", "Hub id or directory of the target (as the drafter's manifest names it)"),
+        Argument(
+            "--prompts", "text: the engine will never receive images", {"choices": ("all", "text"), "default": "all"}
+        ),
+    ),
+    run=_run,
+    takes="folder",
+)

@@ -1,0 +1,88 @@
+"""Recipes that extend others: every shipped one, over several levels, with stages in another order."""
+
+from pathlib import Path
+
+import pytest
+from draftsmith.core.errors import UserError
+from draftsmith.recipes.dry_run import dry_run
+from draftsmith.recipes.load import load, recipe_names
+from draftsmith.recipes.origins import values
+from draftsmith.recipes.plan import plan
+
+
+def written(folder: Path, name: str, text: str) -> str:
+    path = folder / f"{name}.yaml"
+    path.write_text(text)
+    return f"recipe={path}"
+
+
+@pytest.mark.parametrize("name", recipe_names())
+def test_every_shipped_recipe_can_be_extended(name, tmp_path):
+    """Also under its own name; the result is what the shipped recipe is, but for what the file says."""
+    loaded = load([written(tmp_path, name.split("/")[-1], f"extends: {name}\nseed: 7\noutput: runs/mine\n")])
+    shipped = load([f"recipe={name}"]).recipe
+    assert loaded.recipe == shipped.model_copy(update={"seed": 7, "output": "runs/mine"})
+    text = dry_run(loaded.recipe, plan(loaded.recipe, loaded.path))
+    assert text.count("\nstage ") == len(shipped.stages)
+
+
+def test_several_levels_are_merged_nearest_last(tmp_path):
+    written(tmp_path, "first", "extends: llava15-160m\nseed: 1\nstages: {finetune: {optim: {lr: 1.0e-5}}}\n")
+    written(tmp_path, "second", "extends: first\nseed: 2\n")
+    loaded = load([written(tmp_path, "third", "extends: second\noutput: runs/third\n")])
+    recipe = loaded.recipe
+    assert (recipe.seed, recipe.output) == (2, "runs/third")
+    assert recipe.stages["finetune"].optim.lr == 1e-5
+    assert recipe.drafter.language_model == "JackFram/llama-160m"
+    origins = {".".join(v.place): v.origin for v in values(loaded)}
+    assert origins["seed"].endswith("second.yaml") and origins["stages.finetune.optim.lr"].endswith("first.yaml")
+    assert origins["drafter.language_model"] == "extended lvlm/llava15-160m.yaml"
+    assert origins["drafter.vision_tower"] == "extended lvlm/llava15-68m.yaml"
+
+
+def test_circles_are_named(tmp_path):
+    written(tmp_path, "a", "extends: b\n")
+    written(tmp_path, "b", "extends: c\n")
+    with pytest.raises(UserError, match="a circle: a -> b -> c -> a"):
+        load([written(tmp_path, "c", "extends: a\n").replace("c.yaml", "a.yaml")])
+
+
+def test_what_is_extended_is_one_name_that_exists(tmp_path):
+    for value, told in (("[a, b]", "not one name"), ("llava15-69m", "llava15-68m")):
+        with pytest.raises(UserError, match=told):
+            load([written(tmp_path, "mine", f"extends: {value}\n")])
+
+
+ORDERED = "extends: llava15-68m\nstages: {look: {kind: publish}}\norder: [%s]\n"
+
+
+def test_stages_run_in_the_order_that_is_named(tmp_path):
+    mine = written(tmp_path, "mine", ORDERED % "finetune, pretrain, look, evaluate")
+    assert list(load([mine]).recipe.stages) == ["finetune", "pretrain", "look", "evaluate"]
+    assert "order" not in load([mine]).tree
+    # A stage that a later file adds comes behind them, and the command line orders last.
+    other = written(tmp_path, "other", "extends: mine\nstages: {again: {kind: publish}}\n")
+    assert list(load([other]).recipe.stages) == ["finetune", "pretrain", "look", "evaluate", "again"]
+    ordered = load([other, "order=[pretrain,finetune,evaluate,look,again]"])
+    assert list(ordered.recipe.stages) == ["pretrain", "finetune", "evaluate", "look", "again"]
+
+
+@pytest.mark.parametrize(
+    ("order", "told"),
+    [
+        ("pretrain, finetune, look", "does not name evaluate"),
+        ("pretrain, finetune, look, evaluat", "'evaluat', which is no stage"),
+        ("pretrain, finetune, look, evaluate, pretrain", "different stages"),
+    ],
+)
+def test_an_order_names_every_stage_once(order, told, tmp_path):
+    with pytest.raises(UserError, match=told):
+        load([written(tmp_path, "mine", ORDERED % order)])
+
+
+def test_a_dry_run_has_the_stages_that_are_asked_for(capsys):
+    from draftsmith.recipes.cli import main
+
+    assert main(["recipe=demo/lvlm", "dry_run=true", "stages=[pretrain,evaluate]"]) == 0
+    titles = [line for line in capsys.readouterr().out.splitlines() if line.startswith("stage ")]
+    assert titles == ["stage pretrain (train)", "stage evaluate (evaluate)"]

@@ -1,0 +1,73 @@
+"""The runner: stages that finished are passed over, and folders of other settings or versions are refused."""
+
+import json
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+from draftsmith.core.errors import UserError
+from draftsmith.core.tracking import TrackingConfig
+from draftsmith.trainers.run import FINGERPRINTS, run_stages, stage_state
+from draftsmith.trainers.stages.base import Planned, Stage
+
+
+class Note(Stage):
+    """A stage that writes one file."""
+
+    text: str = "done"
+
+    def run(self, context) -> None:
+        (context.folder / "note.txt").write_text(self.text)
+
+
+def planned(**changes) -> Planned:
+    return Planned(**{"name": "note", "stage": Note(), "inputs": {}, "fingerprint": "f", **changes})
+
+
+def run(output: Path, *plan: Planned, restart: str | None = None) -> list[str]:
+    said: list[str] = []
+
+    def context(stage, folder, inputs):
+        return SimpleNamespace(folder=folder, tracking=TrackingConfig(), trackers=[], say=said.append)
+
+    run_stages(plan, context, output=output, chosen=None, restart=restart, say=said.append)
+    return said
+
+
+def test_a_finished_stage_is_passed_over(tmp_path):
+    assert run(tmp_path, planned()) == ["stage note"]
+    assert (tmp_path / "note" / "note.txt").read_text() == "done"
+    assert run(tmp_path, planned()) == ["stage note: finished before, same inputs"]
+
+
+def test_other_settings_are_refused_and_restarted_by_name(tmp_path):
+    run(tmp_path, planned())
+    changed = planned(stage=Note(text="again"), fingerprint="g")
+    with pytest.raises(UserError, match="with other settings"):
+        run(tmp_path, changed)
+    run(tmp_path, changed, restart="note")
+    assert (tmp_path / "note" / "note.txt").read_text() == "again"
+    assert (tmp_path / "note.before-1" / "note.txt").read_text() == "done"
+
+
+@pytest.mark.parametrize("version", [None, FINGERPRINTS + 1])
+def test_a_folder_of_another_version_is_refused_by_name(version, tmp_path):
+    """Fingerprints of the first version had no number."""
+    run(tmp_path, planned())
+    for name in ("done.json", "fingerprint.json"):
+        path = tmp_path / "note" / name
+        found = json.loads(path.read_text()) | {"fingerprint": "of before"}
+        assert found.pop("version") == FINGERPRINTS
+        path.write_text(json.dumps(found if version is None else found | {"version": version}))
+    state = stage_state(planned(), tmp_path)
+    assert isinstance(state, UserError)
+    assert f"by another version of draftsmith (fingerprints {version or 1}, here {FINGERPRINTS})" in state.problem
+    assert "restart=note" in state.cure and "note" in state.where
+
+
+def test_a_stage_without_its_inputs_says_which(tmp_path):
+    first = planned(name="first")
+    waits = planned(name="second", inputs={"data": "first"}, earlier={"first": first})
+    with pytest.raises(UserError, match="needs the data of stage first"):
+        run(tmp_path, waits)
+    assert run(tmp_path, first, waits) == ["stage first", "stage second"]
