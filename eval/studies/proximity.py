@@ -147,6 +147,18 @@ class Point:
     quality: Mapping[str, Mapping[str, Any]]  # metric -> value, n, what, spread
 
 
+def point_of(report: Mapping[str, Any], temperature: float, method: str) -> Point:
+    """A method of a `report.json` with scores."""
+    (cell,) = (c for c in report["cells"] if (c["method"], c["temperature"]) == (method, temperature))
+    return Point(cell, scores_of(report, temperature, method))
+
+
+def scores_of(report: Mapping[str, Any], temperature: float, method: str) -> Mapping[str, Mapping[str, Any]]:
+    """Metric -> value, n, what, spread; of plain decoding, too."""
+    found: Mapping[str, Mapping[str, Any]] = report["quality"][f"{temperature:g}"][method]
+    return found
+
+
 Cell = Callable[[Point], str]
 Spread = tuple[float, float]
 
