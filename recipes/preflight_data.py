@@ -25,10 +25,10 @@ from ..data.records import paths
 from ..data.selection import Selection
 from ..trainers.context import Context
 from ..trainers.evaluation.benchmarks import HUB, SetsBenchmark, TabedBenchmark
-from ..trainers.training.preflight import render
 from ..trainers.records import data_files
 from ..trainers.stages.encode import resolved
 from ..trainers.stages.generate import WORLD
+from ..trainers.training.preflight import render
 from .finding import Finding, fault, ok, warning
 
 SHOWN_IDS = 1200  # characters of a rendered sample

@@ -70,7 +70,9 @@ class CacheStage(Stage):
         return sample_needs(self.data, self.answers) | {"target": None, "processor": None}
 
     def check(self, target: Any, drafter: DrafterConfig | None) -> None:
-        readers = [config for config in (drafter, *self.drafters) if config is not None and config.trains_on == "states"]
+        readers = [
+            config for config in (drafter, *self.drafters) if config is not None and config.trains_on == "states"
+        ]
         if target.draws_images or not readers:
             of = "none" if drafter is None else drafter.kind
             raise Refused("kind", f"cache keeps hidden states, which drafter {of} of a {target.kind} does not read")

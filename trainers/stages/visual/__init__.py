@@ -1,1 +1,0 @@
-"""Runners of the visual autoregressive track: one per stage kind."""
