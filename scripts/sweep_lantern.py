@@ -40,7 +40,7 @@ from draftsmith.eval.studies.proximity import Cost, Point, Setting
 from draftsmith.eval.tables import markdown_table
 from draftsmith.eval.visual_report import PLAIN
 from draftsmith.models.decoding.warp import Warp
-from draftsmith.models.drafters.heads import load_proposal
+from draftsmith.models.drafters.base import TargetIdentity
 from draftsmith.models.generators import load_generator
 from draftsmith.recipes.cli import say
 from draftsmith.recipes.finished import Finished, ScriptOptions, run_script
@@ -122,7 +122,8 @@ def costs(options: Options, stage: VisualEvaluateStage, context: Context, prompt
     generator = load_generator(context.target, context.inputs, device=context.device())
     method, target = stage.methods[EXACT], generator.target
     head = context.inputs.get(f"drafter/{method.drafter}" if method.drafter else "drafter")
-    drafter = load_proposal(context.drafter, head, target, named=context.target)
+    identity = TargetIdentity(context.target.model_dump(mode="json"))
+    drafter = context.drafter.drafter(context.drafter.load(head, target, identity=identity), target)
     warmest = max(options.temperatures)
     rule = proximity.Recording(RULES[method.rule_name(warmest)], RECORDED, greedy=warmest == 0)
     warp = Warp(warmest, stage.top_k, stage.top_p)
