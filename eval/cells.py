@@ -47,6 +47,7 @@ class Cell:
     method: str
     drafters: tuple[str, ...]
     exact: bool  # outputs are compared with plain decoding's
+    relaxed: bool  # outputs are not distributed as the target's
     summary: Summary
 
     def to_json(self) -> dict[str, Any]:
@@ -54,7 +55,8 @@ class Cell:
         return about | self.summary.to_json()
 
 
-_CELL = ("benchmark", "turn", "budget", "temperature", "max_new_tokens", "medium", "method", "drafters", "exact")
+_CELL = ("benchmark", "turn", "budget", "temperature", "max_new_tokens", "medium", "method", "drafters", "exact",
+         "relaxed")  # fmt: skip
 
 
 def labels(rows: Sequence[Row] | Sequence[Cell]) -> Label:
@@ -81,7 +83,19 @@ def cells_of(rows: Sequence[Row], methods: Mapping[str, MethodInfo]) -> tuple[Ce
         drafters = tuple(sorted({row.drafter for row in some}))
         exact = temperature == 0 and not info.relaxed
         cells.append(
-            Cell(benchmark, turn, budget, temperature, new, some[0].medium, method, drafters, exact, summarize(some))
+            Cell(
+                benchmark,
+                turn,
+                budget,
+                temperature,
+                new,
+                some[0].medium,
+                method,
+                drafters,
+                exact,
+                info.relaxed,
+                summarize(some),
+            )
         )
     places = list(grouped(rows, *names[:-1]))
     return tuple(
@@ -126,15 +140,13 @@ def common_table(cells: Sequence[Cell], quality: Quality) -> Table:
     lines: list[tuple[Value, ...]] = [tuple(value(cell) for _, value in columns) for cell in cells]
     metrics = sorted({metric for found in quality.values() for of in found.values() for metric in of})
     if metrics:
-        lines = [
-            line + tuple(_score(quality, c.temperature, c.method, m) for m in metrics)
-            for line, c in zip(lines, cells, strict=True)
-        ]
-        lines += _plain_quality(cells, [column for column, _ in columns], quality, metrics)
+        lines = _with_quality(cells, [column for column, _ in columns], lines, quality, metrics)
     scores = tuple(Column(metric, ".4g") for metric in metrics)
     notes = {m: f for found in quality.values() for of in found.values() for m, f in of.items()}
     told = [f"{m}: {f['what']}, n = {f['n']}" + (f" ({f['caution']})" if f.get("caution") else "")
             for m, f in sorted(notes.items())]  # fmt: skip
+    if any(cell.relaxed for cell in cells):
+        told.append("Relaxed acceptance (LANTERN): outputs are not distributed as the target's.")
     return Table("Every cell", (*(c for c, _ in columns), *scores), tuple(lines), note=NOTE, footnotes=tuple(told))
 
 
@@ -155,17 +167,24 @@ def _score(quality: Quality, temperature: float, method: str, metric: str) -> Va
     return None if found is None else float(found["value"])
 
 
-def _plain_quality(
-    cells: Sequence[Cell], columns: Sequence[Column], quality: Quality, metrics: Sequence[str]
+def _with_quality(
+    cells: Sequence[Cell],
+    columns: Sequence[Column],
+    lines: Sequence[tuple[Value, ...]],
+    quality: Quality,
+    metrics: Sequence[str],
 ) -> list[tuple[Value, ...]]:
-    """A line for plain decoding at each temperature."""
-    lines: list[tuple[Value, ...]] = []
-    for temperature, methods in quality.items():
-        if PLAIN in methods:
+    """Lines with their scores, each temperature's under those of plain decoding."""
+    found: list[tuple[Value, ...]] = []
+    for temperature in dict.fromkeys(cell.temperature for cell in cells):
+        if PLAIN in quality.get(temperature, {}):
             shown: dict[str, Value] = {"method": PLAIN, "T": temperature, "benchmark": cells[0].benchmark}
-            line: list[Value] = [shown.get(column.name) for column in columns]
-            lines.append((*line, *(_score(quality, temperature, PLAIN, m) for m in metrics)))
-    return lines
+            plain = [shown.get(column.name) for column in columns]
+            found.append((*plain, *(_score(quality, temperature, PLAIN, m) for m in metrics)))
+        for line, cell in zip(lines, cells, strict=True):
+            if cell.temperature == temperature:
+                found.append((*line, *(_score(quality, temperature, cell.method, m) for m in metrics)))
+    return found
 
 
 def cycles_table(cells: Sequence[Cell]) -> Table:

@@ -30,19 +30,20 @@ def acceptance_by_depth(path: Path, places: Mapping[str, Mapping[str, Summary]])
     rows, columns = -(-len(shown) // PER_ROW), min(PER_ROW, len(shown))
     figure, panels = panel_grid(rows, columns, (min(WIDEST, 3.6 * columns), 2.7 * rows + 0.3), sharey=True)
     names = _highest({name: s for methods in shown.values() for name, s in methods.items()}, len(COLORS))
+    lines: dict[str, Any] = {}
     for panel, (title, methods) in zip(panels.flat, shown.items(), strict=False):
         for name, color in zip(names, COLORS, strict=False):
             if name in methods and (depths := methods[name].accepted_by_depth):
-                panel.plot([d.depth for d in depths], [d.share for d in depths], "o-", color=color, markersize=4,
-                           label=f"{name} ({methods[name].tau:.2f})")  # fmt: skip
+                (lines[name],) = panel.plot([d.depth for d in depths], [d.share for d in depths], "o-", color=color,
+                                            markersize=4)  # fmt: skip
         panel.set(title=title, xlabel="depth of the drafted token", ylim=(0, 1.02))
         panel.xaxis.get_major_locator().set_params(integer=True)
         panel.grid(alpha=0.25)
-        panel.legend(title="method (tau)", fontsize=7, title_fontsize=7)
     for panel in panels.flat[len(shown) :]:
         panel.set_visible(False)
     for row in panels:
         row[0].set_ylabel("share accepted")
+    figure.legend([*lines.values()], [*lines], loc="outside lower center", ncol=4)
     save(figure, path)
 
 
@@ -65,6 +66,7 @@ def speedups(path: Path, places: Mapping[str, Mapping[str, Summary]]) -> None:
                    label="measured (DSR, quartiles)" if not row else None)  # fmt: skip
     panel.axvline(1.0, color=GREY, linewidth=1, linestyle="--")
     panel.set_yticks(range(len(bars)), wrapped([name for name, _ in bars]))
+    panel.margins(y=0.5 / len(bars))
     panel.invert_yaxis()
     panel.tick_params(axis="y", length=0)
     panel.set_xlabel("speedup of decoding over plain decoding")

@@ -31,7 +31,7 @@ from .tables import Figure, ReportSection, Table, markdown, section_markdown
 __all__ = ["Comparison", "MethodInfo", "Report", "build", "write"]
 
 VERSION = 2  # of report.json
-MANY = 40  # cells above which their tables stand behind the sections
+MANY = 40  # cells above which their table stands behind the sections, and what a cycle is made of in report.json alone
 
 
 @dataclass(frozen=True)
@@ -129,11 +129,11 @@ def write(folder: Path, report: Report, rows: Sequence[Row]) -> None:
 def page(report: Report, drawn: Sequence[Figure]) -> str:
     """The report as Markdown."""
     lines = ["# Speculative decoding, measured", "", *(f"- {told}" for told in report.findings), ""]
-    cells = [line for table in report.tables[:2] for line in markdown(table)]
+    many = len(report.cells) > MANY
+    cells = [line for table in report.tables[: 1 if many else 2] for line in markdown(table)]
     more = [line for table in report.tables[2:] for line in markdown(table)]
     pictures = [line for figure in drawn for line in (f"![{figure.caption}]({figure.path})", "")]
     sections = [line for section in report.sections for line in section_markdown(section)]
-    many = len(report.cells) > MANY
     lines += [*pictures, *more, *sections, *cells] if many else [*cells, *pictures, *more, *sections]
     lines += ["## How it was measured", "", *(f"- {key}: {value}" for key, value in report.about.items())]
     trees = [f"- {name}: {told}" for name, info in report.methods.items() if (told := described(info))]
@@ -149,9 +149,11 @@ def described(info: MethodInfo) -> str:
 
 
 def _shown(cells: Sequence[Cell]) -> dict[str, dict[str, Summary]]:
-    """What the figures show: the lowest temperature, the longest answers, each set at its most visual tokens."""
+    """What the figures show: the lowest temperature, the longest answers, each set at its most visual tokens, and of
+    suites the first turns.
+    """
     coldest = min((cell.temperature for cell in cells), default=0.0)
-    cold = [cell for cell in cells if cell.temperature == coldest]
+    cold = [cell for cell in cells if cell.temperature == coldest and cell.turn in ("", "first")]
     longest = max((cell.max_new_tokens for cell in cold), default=0)
     some = [cell for cell in cold if cell.max_new_tokens == longest]
     most = {

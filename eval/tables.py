@@ -22,6 +22,7 @@ class Column:
     unit: str = ""  # behind the number
     kind: Literal["text", "number", "interval", "count"] = "number"
     group: str = ""  # heading above several columns: a set, a length
+    ranked: bool = True  # more is better: the best of compared lines is marked
 
     @property
     def heading(self) -> str:
@@ -80,7 +81,7 @@ class Table:
                 groups.setdefault(tuple(row[n] for n in within), []).append(number)
         for numbers in groups.values():
             for place, column in enumerate(self.columns):
-                if column.kind in ("number", "interval"):
+                if column.ranked and column.kind in ("number", "interval"):
                     for number, mark in zip(numbers, best([self.rows[n][place] for n in numbers]), strict=True):
                         marks[number][place] = mark
         return marks

@@ -5,9 +5,9 @@
 
     scripts/latent_proximity.py recipe=demo/visual-ar output=runs/demo-visual-ar k=[2,5,20] count=50
     scripts/latent_proximity.py recipe=eagle-llamagen-xl-stage1 count=5000 \\
-        stages.evaluate.quality='{metrics: [fid, clip], reference: data/coco/val2017, weights: {...}}'
+        stages.evaluate.benchmarks.NAME.quality='{metrics: [fid, clip], reference: data/coco/val2017, weights: {...}}'
     scripts/latent_proximity.py recipe=eagle-llamagen-xl-stage2 count=9 shown=9 name=appendix-i \\
-        stages.evaluate.prompts.path=recipes/visual_ar/lantern-prompts.txt
+        stages.evaluate.benchmarks.NAME.prompts.path=recipes/visual_ar/lantern-prompts.txt
 
 Takes a finished run of a recipe, or one whose weights are published, and the recipe's stage of kind evaluate: its
 prompts, truncation, quality metrics and the world's reader. Other keys are the recipe's, as for draftsmith;
@@ -40,8 +40,8 @@ from draftsmith.models.generators import Generator, load_generator
 from draftsmith.recipes.cli import say
 from draftsmith.recipes.finished import Finished, ScriptOptions, run_script
 from draftsmith.trainers.engine import init_distributed
-from draftsmith.trainers.stages.visual.evaluate import VisualEvaluateStage
-from draftsmith.trainers.stages.visual.judge import Drawn, Judge
+from draftsmith.trainers.evaluation.judge import Drawn, Judge
+from draftsmith.trainers.stages.evaluate import EvaluateStage
 from pydantic import Field
 from torch import Tensor
 
@@ -63,7 +63,7 @@ class Options(ScriptOptions):
 
 def draw(
     options: Options,
-    stage: VisualEvaluateStage,
+    stage: EvaluateStage,
     generator: Generator,
     prompts: list[ImagePrompt],
     folder: Path,
@@ -136,7 +136,7 @@ def run(arguments: list[str]) -> None:
     device = torch.device("cuda", ranks.local_rank()) if torch.cuda.is_available() else torch.device("cpu")
     generator = load_generator(recipe.target, inputs, device=device)
     judge = Judge(
-        stage.quality, prompts, reader=inputs.get("reader"), size=recipe.target.image_size, device=device,
+        stage.drawing.quality, prompts, reader=inputs.get("reader"), size=recipe.target.image_size, device=device,
         real=Path(source.path) if source.path and source.path.endswith(".tar") else None,
     )  # fmt: skip
     tokens = draw(options, stage, generator, prompts, folder, recipe.seed)

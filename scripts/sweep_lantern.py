@@ -33,20 +33,20 @@ from draftsmith.eval.lantern import LanternConfig, lantern
 from draftsmith.eval.loop import Decoding, generate
 from draftsmith.eval.policies import Draw
 from draftsmith.eval.quality import LOWER_IS_BETTER
+from draftsmith.eval.rows import PLAIN, Row, read_rows
 from draftsmith.eval.rules import RULES
 from draftsmith.eval.studies import proximity
 from draftsmith.eval.studies.drawn.method_figures import TradeOff, trade_off
 from draftsmith.eval.studies.proximity import Cost, Point, Setting
 from draftsmith.eval.tables import markdown_table
-from draftsmith.eval.visual_report import PLAIN
 from draftsmith.models.decoding.warp import Warp
-from draftsmith.models.drafters.base import TargetIdentity
+from draftsmith.models.drafters.base import DraftingOptions
 from draftsmith.models.generators import load_generator
 from draftsmith.recipes.cli import say
 from draftsmith.recipes.finished import Finished, ScriptOptions, run_script
 from draftsmith.trainers.context import Context
-from draftsmith.trainers.stages.visual import evaluate
-from draftsmith.trainers.stages.visual.evaluate import VisualEvaluateStage
+from draftsmith.trainers.evaluation.drafters import Drafters
+from draftsmith.trainers.stages.evaluate import EvaluateStage
 from pydantic import Field
 
 EXACT = "exact rule"
@@ -92,7 +92,7 @@ class Options(ScriptOptions):
         return sorted({*(self.counts or (n for n in (100, 1000, 2000, 5000) if n <= self.count)), self.count})
 
 
-def swept(options: Options, stage: VisualEvaluateStage, where: str) -> VisualEvaluateStage:
+def swept(options: Options, stage: EvaluateStage, where: str) -> EvaluateStage:
     """`stage` with a method for each setting, all with the tree, draw, drafter and residual of one of its methods."""
     base = options.method or next(
         (name for name, method in stage.methods.items() if method.rule.kind == "lantern"), next(iter(stage.methods))
@@ -113,24 +113,23 @@ def swept(options: Options, stage: VisualEvaluateStage, where: str) -> VisualEva
         "methods": {EXACT: {**like, "rule": {"kind": "exact"}}, **methods},
         "temperatures": options.temperatures,
     }
-    return VisualEvaluateStage.model_validate(values)
+    return EvaluateStage.model_validate(values)
 
 
 @torch.inference_mode()
-def costs(options: Options, stage: VisualEvaluateStage, context: Context, prompt: ImagePrompt) -> list[Cost]:
+def costs(options: Options, stage: EvaluateStage, context: Context, prompt: ImagePrompt) -> list[Cost]:
     """The sets of each pair's bounds, timed on p as decoding by the exact rule meets it at the warmest temperature."""
     generator = load_generator(context.target, context.inputs, device=context.device())
-    method, target = stage.methods[EXACT], generator.target
-    head = context.inputs.get(f"drafter/{method.drafter}" if method.drafter else "drafter")
-    identity = TargetIdentity(context.target.model_dump(mode="json"))
-    drafter = context.drafter.drafter(context.drafter.load(head, target, identity=identity), target)
-    warmest = max(options.temperatures)
+    method, target, warmest = stage.methods[EXACT], generator.target, max(options.temperatures)
+    drafters = Drafters(context, target, named=stage.drafters, methods=stage.methods, tokenizer_sha256=None,
+                        options=DraftingOptions())  # fmt: skip
+    policy = method.policy(grid=target.grid, seed=context.seed)
+    (drafting, *_) = drafters.open(EXACT, method, method.exact_rule, policy)
     rule = proximity.Recording(RULES[method.rule_name(warmest)], RECORDED, greedy=warmest == 0)
     warp = Warp(warmest, stage.top_k, stage.top_p)
-    policy = method.tree.build(grid=target.grid, seed=context.seed)
     decoding = Decoding(policy, rule, Draw(method.draw), warp, target.num_codes, ())
     request = generator.request(prompt.caption, prompt.label, prompt.key)
-    generate(target, drafter, request, decoding, torch.Generator().manual_seed(context.seed))
+    generate(target, drafting.drafter, request, decoding, torch.Generator().manual_seed(context.seed))
     rules = [stage.methods[s.name].rule for s in options.pairs]
     configs = [config for config in rules if isinstance(config, LanternConfig)]  # all are: for the type checker
     folder = context.folder / "neighbours"
@@ -141,11 +140,10 @@ def costs(options: Options, stage: VisualEvaluateStage, context: Context, prompt
 
 def points_of(report: dict[str, Any], temperature: float, settings: Sequence[Setting]) -> dict[Setting, Point]:
     """Setting -> its measured speed and quality at one temperature."""
-    key = str(temperature)
-    return {s: Point(report["tables"][key][s.name], report["quality"][key][s.name]) for s in settings}
+    return {s: proximity.point_of(report, temperature, s.name) for s in settings}
 
 
-def markdown(options: Options, report: dict[str, Any], rows: list[dict[str, Any]], timed: list[Cost]) -> str:
+def markdown(options: Options, report: dict[str, Any], rows: Sequence[Row], timed: list[Cost]) -> str:
     """The whole page."""
     lines = ["# LANTERN over k, delta and temperature, measured", ""]
     for temperature in options.temperatures:
@@ -160,7 +158,7 @@ def markdown(options: Options, report: dict[str, Any], rows: list[dict[str, Any]
         points = points_of(report, warmest, options.pairs)
         lines += [f"## TVD and JSD, temperature {warmest:g}", ""]
         lines += [*proximity.measures_table(points, metrics_of(report)), "", *cost_table(timed, points), ""]
-    quality_notes = {m: f["what"] for m, f in report["quality"][str(warmest)][PLAIN].items()}
+    quality_notes = {m: f["what"] for m, f in proximity.scores_of(report, warmest, PLAIN).items()}
     lines += [
         "Speedup: wall clock with prefill against plain decoding of the same target, temperature and run; quartiles "
         "are over captions, intervals over resampled captions. tau: tokens of a verification pass, bonus token "
@@ -175,13 +173,10 @@ def metrics_of(report: dict[str, Any]) -> list[str]:
     return sorted(next(iter(report["quality"].values()))[PLAIN])
 
 
-def of_temperature(
-    options: Options, report: dict[str, Any], rows: list[dict[str, Any]], temperature: float
-) -> list[str]:
+def of_temperature(options: Options, report: dict[str, Any], rows: Sequence[Row], temperature: float) -> list[str]:
     """Lines of the page about one temperature."""
-    key, lines = str(temperature), []
-    exact = Point(report["tables"][key][EXACT], report["quality"][key][EXACT])
-    plain = report["quality"][key][PLAIN]
+    lines: list[str] = []
+    exact, plain = proximity.point_of(report, temperature, EXACT), proximity.scores_of(report, temperature, PLAIN)
     for metric in options.metric:
         for divergence in options.divergence:
             same = [s for s in options.grid if (s.metric, s.divergence) == (metric, divergence)]
@@ -195,7 +190,7 @@ def of_temperature(
                 lines += [*proximity.grid_table(points, options.k, options.delta, cell, references), ""]
     lines += [f"![trade-off]({name})" for name in plot_names(report, temperature)]
     of_setting = {
-        name: [r for r in rows if r["method"] == name and r["temperature"] == temperature]
+        name: [row for row in rows if (row.method, row.temperature) == (name, temperature)]
         for name in (EXACT, *(s.name for s in options.grid))
     }
     counts = options.captions()
@@ -209,8 +204,9 @@ def of_temperature(
     ]
 
 
-def seconds(rows: list[dict[str, Any]]) -> tuple[list[float], list[float]]:
-    return [row["plain_total_s"] for row in rows], [row["total_s"] for row in rows]
+def seconds(rows: Sequence[Row]) -> tuple[list[float], list[float]]:
+    """Of each caption, plainly and by the method."""
+    return [row.plain_total_s for row in rows], [row.total_s for row in rows]
 
 
 def cost_table(timed: list[Cost], points: dict[Setting, Point]) -> list[str]:
@@ -236,8 +232,7 @@ def plot(folder: Path, options: Options, report: dict[str, Any]) -> None:
     first = [s for s in options.grid if (s.metric, s.divergence) == (options.metric[0], options.divergence[0])]
     for temperature in options.temperatures:
         points = points_of(report, temperature, first)
-        exact, plain = (report["quality"][str(temperature)][name] for name in (EXACT, PLAIN))
-        exact_tau = report["tables"][str(temperature)][EXACT]["tau"]
+        exact, plain = proximity.point_of(report, temperature, EXACT), proximity.scores_of(report, temperature, PLAIN)
         for metric, name in zip(metrics_of(report), plot_names(report, temperature), strict=True):
             trade_off(
                 folder / name,
@@ -245,7 +240,10 @@ def plot(folder: Path, options: Options, report: dict[str, Any]) -> None:
                 speed="mean accepted length (tau)",
                 quality=metric,
                 higher_is_better=metric not in LOWER_IS_BETTER,
-                references={PLAIN: (1.0, plain[metric]["value"]), EXACT: (exact_tau, exact[metric]["value"])},
+                references={
+                    PLAIN: (1.0, plain[metric]["value"]),
+                    EXACT: (exact.table["tau"], exact.quality[metric]["value"]),
+                },
             )
 
 
@@ -264,17 +262,17 @@ def run(arguments: list[str]) -> None:
         recipe=redact_tree(opened.loaded.tree),
         command=shlex.join(["scripts/sweep_lantern.py", *(redact_argument(a) for a in arguments)]),
     )  # fmt: skip
-    evaluate.run(stage, context)
+    stage.run(context)
     if not ranks.is_main():
         return
     report = json.loads((folder / "report.json").read_text())
-    rows = [json.loads(line) for line in (folder / "rows.jsonl").read_text().splitlines()]
+    rows = read_rows(folder / "rows.jsonl")
     timed = costs(options, stage, context, prompts[0]) if options.bounds else []
     plot(folder, options, report)
     text = markdown(options, report, rows, timed)
     (folder / "sweep.md").write_text(text)
     settings = {s.name: asdict(s) for s in (*options.grid, *options.pairs)}
-    data = {"about": report["about"], "settings": settings, "tables": report["tables"], "quality": report["quality"],
+    data = {"about": report["about"], "settings": settings, "cells": report["cells"], "quality": report["quality"],
             "costs": [asdict(cost) for cost in timed]}  # fmt: skip
     (folder / "sweep.json").write_text(json.dumps(data, indent=1))
     say(text)

@@ -79,7 +79,8 @@ def draw_replaced(
     """A picture's tokens, each replaced by one of its k nearest; `table` lies where the scores do."""
     # The draws are made inside the target: what is left to the loop is greedy.
     decoding = Decoding(Chain(1), Greedy(), Draw("top-k"), Warp(), target.num_codes, ())
-    return generate(Replacing(target, warp, table, k, generator), None, request, decoding).tokens
+    replacing: Any = Replacing(target, warp, table, k, generator)  # a target in what plain decoding asks of one
+    return generate(replacing, None, request, decoding).tokens
 
 
 # ---- codes as patches
@@ -144,6 +145,18 @@ class Point:
 
     table: Mapping[str, Any]  # a cell of report.json: `Summary.to_json`
     quality: Mapping[str, Mapping[str, Any]]  # metric -> value, n, what, spread
+
+
+def point_of(report: Mapping[str, Any], temperature: float, method: str) -> Point:
+    """A method of a `report.json` with scores."""
+    (cell,) = (c for c in report["cells"] if (c["method"], c["temperature"]) == (method, temperature))
+    return Point(cell, scores_of(report, temperature, method))
+
+
+def scores_of(report: Mapping[str, Any], temperature: float, method: str) -> Mapping[str, Mapping[str, Any]]:
+    """Metric -> value, n, what, spread; of plain decoding, too."""
+    found: Mapping[str, Mapping[str, Any]] = report["quality"][f"{temperature:g}"][method]
+    return found
 
 
 Cell = Callable[[Point], str]

@@ -62,7 +62,7 @@ def video_sections(
         Figure(name, "tau, and the time of a draft step, by visual tokens") for name in drawn
     ]
     content += tables(rows, methods)
-    return [ReportSection("As Sparrow and SAGE tell it", tuple(content))] if content else []
+    return [ReportSection("Tables of Sparrow and SAGE", tuple(content))] if content else []
 
 
 def tables(rows: Sequence[Row], methods: Mapping[str, MethodInfo]) -> list[Table]:
@@ -124,7 +124,7 @@ def methods_by(
     temperatures = sorted({row.temperature for row in rows})
     lines: list[tuple[Value, ...]] = []
     for temperature in temperatures:
-        first = (f"T = {temperature:g}",) if len(temperatures) > 1 else ()
+        first = (f"{temperature:g}",) if len(temperatures) > 1 else ()
         if plain:
             others = [[r for name in named for r in by_cell.get((temperature, name, group), ())] for group in groups]
             values = [_plain_values(some, numbers) for some in others]
@@ -135,9 +135,9 @@ def methods_by(
                 values = [_values(summarize(some), numbers) if some else [None] * len(numbers) for some in cells]
                 lines.append((*first, *shown, *_line(values, average)))
     headed = [*groups, "Avg."] if average else groups
-    columns = [*(text(name) for name in ([""] if len(temperatures) > 1 else [])), *map(text, labels)]
+    columns = [*map(text, ["T"] if len(temperatures) > 1 else []), *map(text, labels)]
     columns += [Column(number.name, unit=number.unit, group=group) for group in headed for number in numbers]
-    compared = ("",) if len(temperatures) > 1 else ()
+    compared = ("T",) if len(temperatures) > 1 else ()
     return Table(title, tuple(columns), tuple(lines), source, note, compared, _footnotes(rows))
 
 

@@ -29,7 +29,8 @@ def test_markdown():
 
 def test_json_has_columns_with_formats_and_plain_values():
     data = json.loads(json.dumps(TABLE.to_json()))
-    assert data["columns"][2] == {"name": "DSR", "format": ".2f", "unit": "x", "kind": "number", "group": "POPE"}
+    assert data["columns"][2] == {"name": "DSR", "format": ".2f", "unit": "x", "kind": "number", "group": "POPE",
+                                   "ranked": True}  # fmt: skip
     assert data["rows"][1] == ["M", [2.5, 2.0, 3.0], 1.5, [3, 4]] and data["source"] == "Sparrow, table 2"
     assert TABLE.column("POPE DSR") == [9.0, 1.5, 1.504]
 
@@ -60,6 +61,8 @@ def test_lines_are_compared_within_a_column():
     rows = (("68M", "M", 2.0), ("68M", "T", 1.5), ("160M", "M", 3.0), ("160M", "T", 4.0))
     table = Table("", (text("draft"), text("method"), Column("POPE")), rows, compared=("draft",))
     assert [marks[2] for marks in table.marks()] == ["best", "second", "second", "best"]
+    cost = Table("", (text("draft"), Column("T_q/T_p", ranked=False)), (("a", 1.0), ("b", 2.0)), compared=())
+    assert cost.marks() == [["", ""], ["", ""]]
     assert markdown(table)[0].startswith("| draft")
 
 

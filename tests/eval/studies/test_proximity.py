@@ -290,7 +290,8 @@ def recipe(tmp_path_factory) -> Path:
         },
     }
     evaluate = {
-        "kind": "evaluate", "prompts": {"path": str(folder / "prompts.jsonl")}, "top_k": 12, "reader": True,
+        "kind": "evaluate", "top_k": 12,
+        "benchmarks": {"captions": {"prompts": {"path": str(folder / "prompts.jsonl")}, "reader": True}},
         "methods": {"EAGLE-2": {"tree": tree}, "mine": {"tree": {**tree, "width": 2}, "rule": Setting(4, 0.2).rule}},
     }  # fmt: skip
     tree = {
@@ -332,8 +333,7 @@ def test_sweep_writes_the_tables_of_the_paper(recipe, capsys):
     text = (folder / "sweep.md").read_text()
     assert text in told
     written = json.loads((folder / "sweep.json").read_text())
-    assert {*written["tables"]} == {"0.0", "1.0"}
-    cold, warm = written["tables"]["0.0"], written["tables"]["1.0"]
+    cold, warm = ({c["method"]: c for c in written["cells"] if c["temperature"] == t} for t in (0.0, 1.0))
     pairs = {"k=6, delta=0.3", "k=6, delta=0.2, jsd"}  # at the warmest temperature alone
     assert {*warm} - {*cold} == pairs and len(cold) == 1 + 2 * 2
     assert all(table["requests"] == 2 for table in (*cold.values(), *warm.values()))
