@@ -54,7 +54,7 @@ def test_a_world_that_is_there_is_read_as_training_would(world, capsys):
     assert "passed over" in line(text, "stages.world")
     assert "34 usable records, 34 read" in line(text, "stages.target.data")
     assert "<image x 9>" in text and "[[" in text, "a sample with its supervised text"
-    assert "1 usable records, 1 read" in line(text, "stages.evaluate.binding.data")
+    assert "1 usable records, 1 read" in line(text, "stages.evaluate.probes.binding.data")
     assert text.endswith("0 fault(s), 0 warning(s)\n")
 
 
@@ -97,7 +97,7 @@ def test_records_are_looked_at_without_a_processor(own_data, capsys):
     code, text = check(capsys, "llava15-68m", *own_data(record(0, "a.png"), record(1)), *folders)
     assert code == OK
     assert line(text, "stages.finetune.data").startswith("ok") and "2 usable records, 2 looked at" in text
-    assert "not on disk" in line(text, "stages.evaluate.benchmarks.0.data")
+    assert "not on disk" in line(text, "stages.evaluate.benchmarks.held-out.data")
     assert "llava-hf/llava-1.5-7b-hf" in line(text, "target.path")
 
 
@@ -150,7 +150,7 @@ def test_states_that_do_not_fit_and_sets_that_are_fetched(capsys, monkeypatch, t
     settings = [f"output={tmp_path / 'run'}", f"stages.images.suite.data.path={mine}"]
     code, text = check(capsys, "sparrow-qwen2.5-vl-7b", *settings)
     assert code == FAULTS and line(text, "stages.text_states").startswith("fault")
-    assert "fetched from the Hub" in line(text, "stages.evaluate.suite.data")
+    assert "fetched from the Hub" in line(text, "stages.evaluate.benchmarks.sets.data")
     assert "suite.json" in line(text, "stages.images.suite.data")
     mine.mkdir()
     (mine / "suite.json").write_text('{"sets": {"POPE": {"file": "POPE.json"}}}')
