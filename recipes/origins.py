@@ -5,7 +5,7 @@ What is shown is YAML again: saved to a file it is a recipe that resolves to the
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -13,6 +13,7 @@ from typing import Any
 import yaml
 
 from ..core.secrets import redact_tree
+from ..core.section import Section
 from .load import FOLDER, Loaded, sources
 
 COMMAND_LINE, DEFAULT = "command line", "default"
@@ -29,8 +30,20 @@ class Value:
 
 
 def resolved(loaded: Loaded) -> dict[str, Any]:
-    """Every setting of the checked recipe, defaults included, without secrets."""
-    return redact_tree(loaded.recipe.model_dump(mode="json", by_alias=True))
+    """Every setting of the checked recipe that something reads, defaults included, without secrets."""
+    recipe = loaded.recipe
+    tree = recipe.model_dump(mode="json", by_alias=True)
+    if recipe.drafter is not None:
+        _hide(tree["drafter"], recipe.drafter, recipe.drafter.unread(recipe.target.draws_images))
+    for name, stage in recipe.stages.items():
+        _hide(tree["stages"][name], stage, stage.unread_with(recipe.target, recipe.drafter))
+    return redact_tree(tree)
+
+
+def _hide(tree: dict[str, Any], section: Section, unread: Iterable[str]) -> None:
+    """Takes settings away that nothing reads."""
+    for name in unread:
+        tree.pop(type(section).model_fields[name].alias or name, None)
 
 
 def values(loaded: Loaded) -> list[Value]:

@@ -160,12 +160,12 @@ def test_the_llava_family_has_draft_lvlms_and_heads():
 BAD = {
     "unknown drafter": (QWEN, ["drafter.kind=sparow"], "did you mean 'sparrow'", "drafter.kind"),
     "a drafter of another track": (QWEN, ["drafter.kind=lvlm"], "no kind of drafter for target qwen2_5_vl", "eagle3"),
-    "an image head": (LLAVA, ["drafter.kind=medusa"], "no kind of drafter for target llava_onevision", "drafter.kind"),
+    "an image drafter": (LLAVA, ["drafter.kind=llamagen"], "no kind of drafter for target llava_onevision", "kind"),
     "a head for pictures": ("recipe=demo/visual-ar", ["drafter.kind=sparrow"], "for target llamagen", "eagle"),
     "unknown key of a head": (QWEN, ["drafter.vatta=true"], "did you mean vata?", "drafter.vatta"),
     "unknown stage": (QWEN, ["stages.text.kind=trane"], "is no kind", "stages.text.kind"),
     "a stage of another track": (QWEN, ["stages.text.kind=encode"], "which no qwen2_5_vl reads", "cache"),
-    "a captioner": (QWEN, ["stages.text.model=captioner"], "'captioner' is no model", "models are 'drafter', 'target'"),
+    "a captioner": (QWEN, ["stages.text.model=captioner"], "'captioner' is no model", "built as a draft LVLM is"),
     "unknown key of a stage": (QWEN, ["stages.text.epoch=3"], "did you mean epochs?", "stages.text.epoch"),
     "unknown key inside a stage": (QWEN, ["stages.text.objective.featur=3"], "did you mean feature?", "objective"),
     "unknown key of a target's stage": (
