@@ -102,8 +102,7 @@ def drafter_kinds(target: Any) -> list[str]:
     possible = [
         kind
         for section in sections(AnyDrafter)
-        if issubclass(section, DrafterConfig)
-        and (section.for_images if target.draws_images else section.for_language)
+        if issubclass(section, DrafterConfig) and (section.for_images if target.draws_images else section.for_language)
         for kind in kinds(section)
     ]
     # An ensemble is made of other drafters by a method of an evaluation.
