@@ -427,7 +427,7 @@ def encode(pictures: Path, output: Path, per_shard: int) -> None:
     from draftsmith.models.llamagen.vq import VqConfig, VqTokenizer
     from draftsmith.trainers.context import Context
     from draftsmith.trainers.engine import EngineConfig
-    from draftsmith.trainers.stages.visual import encode as stage
+    from draftsmith.trainers.stages.encode import EncodeStage
 
     torch.set_num_threads(1)
     shape = VqConfig(base_channels=8, ch_mult=(1, 1, 1), num_res_blocks=1, z_channels=8, codebook_size=16, groups=8)
@@ -437,12 +437,12 @@ def encode(pictures: Path, output: Path, per_shard: int) -> None:
         save_vq(tokenizer, vq)
     target = demo_recipe().target.model_copy(update={"vq": shape, "image_size": SIDE})
     source = {"kind": "webdataset", "path": f"{pictures}/*.tar"}
-    settings = {"kind": "encode", "source": source, "write": ["pixels", "codes"], "samples_per_shard": per_shard}
+    settings: dict[str, Any] = {"kind": "encode", "source": source, "write": ["pixels", "codes"]}
     folder, engine, tracking = output / "stage", EngineConfig(), TrackingConfig()
     folder.mkdir(exist_ok=True)
     context = Context("codes", folder, 0, "benchmark", target, None, engine, tracking, {"vq": vq}, lambda line: None)
     with redirect_stdout(sys.stderr):
-        stage.run(stage.EncodeStage(**settings), context)
+        EncodeStage(**settings, samples_per_shard=per_shard).run(context)
 
 
 def peak_mib() -> float:

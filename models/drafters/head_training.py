@@ -136,7 +136,7 @@ class _Keys:
     """Stands in for a cache of one layer: keys and values [B,H,N,E] of all passes beside each other, with gradients."""
 
     def __init__(self) -> None:
-        self.layers = [self]
+        self.own_layers = [self]
         self.held: tuple[Tensor, Tensor] | None = None
 
     def update(self, keys: Tensor, values: Tensor) -> tuple[Tensor, Tensor]:

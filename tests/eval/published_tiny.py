@@ -6,13 +6,11 @@ from importlib.util import module_from_spec, spec_from_loader
 from pathlib import Path
 
 import torch
-from draftsmith.models.drafters.reading import (
-    build_reading_head,
-    likeliest_ids,
-    reading_manifest,
-    save_reading_head,
-)
-from reading_tiny import config_of, text_config
+from draftsmith.models.drafters.base import TargetIdentity
+from draftsmith.models.drafters.eagle3 import likeliest_ids
+from draftsmith.models.drafters.head_files import manifest_of
+from draftsmith.models.targets.base import language_shape
+from heads_tiny import config_of, head_of, text_config
 from safetensors.torch import load_file, save_file
 from torch import nn
 from transformers import (
@@ -88,16 +86,18 @@ def head_folder(folder, target, *, dtype=torch.float32, **settings):
     torch.manual_seed(0)
     size = getattr(config, "draft_vocab_size", None)
     ids = likeliest_ids(torch.arange(VOCAB).float().roll(7), size) if size else None
-    head = build_reading_head(config, text, draft_ids=ids)
+    head = head_of(config, language_shape(text), ids)
     for name, parameter in head.named_parameters():
         scale = 0.3 if name.endswith("bias") else parameter.shape[-1] ** -0.5
         noise = torch.randn_like(parameter) * scale
         parameter.data = noise + 1 if parameter.dim() == 1 and not name.endswith("bias") else noise
     kind = family if family in ("qwen2_5_vl", "qwen3_vl", "llava") else "causal_lm"
-    manifest = reading_manifest(
-        config, text, target={"kind": kind, "path": str(target)}, drafter=config.model_dump(mode="json")
+    identity = TargetIdentity({"kind": kind, "path": str(target)})
+    config.save(
+        head.to(dtype),
+        folder,
+        manifest_of(config, language_shape(text), identity, drafter=config.model_dump(mode="json")),
     )
-    save_reading_head(head.to(dtype), folder, manifest)
     return head
 
 

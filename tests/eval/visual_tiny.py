@@ -9,14 +9,15 @@ from types import SimpleNamespace
 
 import numpy as np
 import torch
+from draftsmith.core.loss import StepLoss
 from draftsmith.core.nouns import CodeBatch, ImageRequest
+from draftsmith.core.states import Taps, TargetStates
 from draftsmith.eval.loop import Decoding, generate
 from draftsmith.eval.policies import Chain, Draw
 from draftsmith.eval.rules import Greedy
 from draftsmith.models.decoding.rows import Guidance
 from draftsmith.models.decoding.warp import Warp
 from draftsmith.models.drafters.eagle import EagleConfig
-from draftsmith.models.drafters.heads import build_head, head_training
 from draftsmith.models.drafters.medusa import MedusaConfig
 from draftsmith.models.llamagen.transformer import LlamaGen, LlamaGenConfig, pad_left
 from draftsmith.models.targets.anole import AnoleTarget
@@ -105,17 +106,28 @@ def code_batch(
     )  # fmt: skip
 
 
+def step_of(training: torch.nn.Module, target: LlamaGenTarget | AnoleTarget, batch: CodeBatch) -> StepLoss:
+    """One training forward as the loop calls it, with the states that its loss needs."""
+    taps = Taps(feature=True, without_condition=bool(getattr(training.config, "guided", 0)))
+    return training(batch, target.states(batch, taps))
+
+
+def sequence(target: LlamaGenTarget | AnoleTarget, batch: CodeBatch, uncond: torch.Tensor) -> TargetStates:
+    """The target's states, where the rows of `uncond` [B] lose their condition."""
+    return target.states(replace(batch, uncond=uncond), Taps(feature=True))
+
+
 def trained(target: LlamaGenTarget, config: EagleConfig | MedusaConfig, *, steps: int, seed: int = 0, lr: float = 5e-3):
     """A head that agrees with the target now and then, trained on its own greedy images; and its losses."""
     torch.manual_seed(seed)
-    head = build_head(config, target)
-    training = head_training(head, target, config).train()
+    head = config.build(target)
+    training = config.training_objective(head, target).train()
     weights = [p for p in head.parameters() if p.requires_grad]
     optimizer = torch.optim.Adam(weights, lr=lr)
     codes = torch.tensor([plain(target, request(target.model, number)) for number in range(5)])
     batch, losses = code_batch(target.model, codes), []
     for step in range(steps):
-        loss = training(replace(batch, seeds=tuple(range(5 * step, 5 * step + 5))))
+        loss = step_of(training, target, replace(batch, seeds=tuple(range(5 * step, 5 * step + 5))))
         optimizer.zero_grad()
         (loss.loss_sum / loss.num_tokens).backward()
         optimizer.step()

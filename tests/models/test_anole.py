@@ -3,6 +3,7 @@
 import json
 import random
 import re
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -17,7 +18,6 @@ from draftsmith.models.decoding.rows import Guidance
 from draftsmith.models.decoding.tree import Tree, chain
 from draftsmith.models.decoding.warp import Warp
 from draftsmith.models.drafters.eagle import EagleConfig
-from draftsmith.models.drafters.heads import build_head, head_proposal
 from draftsmith.models.targets.anole import (
     AnoleIds,
     AnoleTarget,
@@ -169,13 +169,13 @@ def test_whole_sequences_have_the_recorded_states(recorded, attention):
         codes = (tensor("guided/input_ids")[0, length:] - 4).expand(2, -1)
         uncond = torch.tensor([False, True])
         batch = CodeBatch(codes, (request().condition,) * 2, uncond, torch.ones(2).bool(), ("a", "b"), 6)
-        sequence = target.sequence(batch, uncond)
+        sequence = target.states(replace(batch, uncond=uncond), Taps(feature=True))
     finally:
         recorded.set_attn_implementation("sdpa")
     # Alone, row 1 is padded to the length of row 0, as the recording is.
     assert torch.equal(sequence.ids, tensor("guided/input_ids"))
     assert torch.equal(sequence.mask.long(), tensor("guided/attention_mask"))
-    assert torch.equal(sequence.positions, tensor("guided/position_ids"))
+    assert torch.equal(sequence.positions[0], tensor("guided/position_ids"))
     close(sequence.feature, tensor("guided/hidden"))
     assert sequence.num_generated == codes.shape[1]
 
@@ -251,25 +251,26 @@ def test_sequences_of_unequal_texts_equal_their_prefills():
     codes = torch.randint(0, NUM_CODES, (3, 5), generator=torch.Generator().manual_seed(0))
     uncond = torch.tensor([False, False, True])
     batch = CodeBatch(codes, texts, uncond, torch.ones(3).bool(), ("a", "b", "c"), 5)
-    sequence = target.sequence(batch, uncond)
+    sequence = target.states(batch, Taps(feature=True))
     assert sequence.ids.shape == (3, 4 + 3 + 5) and not sequence.feature[~sequence.mask].any()
     for row, text in enumerate(texts):
         prompt = [0, 21] if uncond[row] else [0, *text.tolist(), 22, 21]
         whole = [*prompt, *(codes[row] + 4).tolist()]
         assert sequence.ids[row].tolist() == [1] * (12 - len(whole)) + whole
         close(sequence.feature[row, -len(whole) :], plain_states(model, whole), 2e-5)
-        assert sequence.positions[row, -len(whole) :].tolist() == list(range(len(whole)))
+        assert sequence.positions[0][row, -len(whole) :].tolist() == list(range(len(whole)))
 
 
 @pytest.mark.parametrize("policy", [Chain(3), Static([(0,), (1,), (0, 0), (0, 1), (1, 0), (0, 0, 0)])])
 def test_a_head_drafts_and_greedy_output_stays_the_targets(policy):
     target = AnoleTarget(tiny(2), num_image_tokens=16)
     torch.manual_seed(0)
-    head = build_head(EagleConfig(kind="eagle"), target)
+    config = EagleConfig(kind="eagle")
+    head = config.build(target)
     for seed in range(3):
         asked = request(24 + seed, 31)
         plain = generate(target, None, asked, greedy(policy, target.num_codes))
-        drafted = generate(target, head_proposal(head, target), asked, greedy(policy, target.num_codes))
+        drafted = generate(target, config.drafter(head, target), asked, greedy(policy, target.num_codes))
         assert drafted.tokens == plain.tokens and len(plain.tokens) == 16
         assert all(4 <= token < 20 for token in plain.tokens)
 

@@ -7,8 +7,7 @@ import pytest
 import torch
 from draftsmith.core.errors import UserError
 from draftsmith.models.decoding.rows import Guidance
-from draftsmith.models.drafters.eagle import EagleLoss, EagleTraining
-from draftsmith.models.drafters.heads import build_head
+from draftsmith.models.drafters.eagle import EagleLoss, ImageEagleTraining
 from draftsmith.models.drafters.sibling import SiblingConfig
 from draftsmith.models.generators import (
     AnoleTargetConfig,
@@ -18,7 +17,7 @@ from draftsmith.models.generators import (
     sample_condition,
 )
 from pydantic import ValidationError
-from visual_tiny import EAGLE, code_batch, llamagen, target
+from visual_tiny import EAGLE, code_batch, llamagen, step_of, target
 
 SHAPE = {"num_layers": 1, "num_heads": 2, "dim": 16, "num_classes": 3}
 CLASSES = LlamaGenTargetConfig(kind="llamagen", shape=SHAPE, condition="class", image_size=64, vq="vq")
@@ -97,8 +96,10 @@ def test_no_guidance_means_the_condition_alone_in_losses_too(scale):
     model = llamagen()
     teacher = target(model, scale)
     torch.manual_seed(0)
-    head = build_head(EAGLE, teacher)
+    head = EAGLE.build(teacher)
     batch = code_batch(model, torch.randint(0, 24, (2, 16), generator=torch.Generator().manual_seed(0)))
-    plain = EagleTraining(head, teacher, EagleLoss(noise=0, token_divergence="kl"))(batch)
-    paired = EagleTraining(head, teacher, EagleLoss(noise=0, guided=1.0, guided_divergence="kl"))(batch)
+    plain = step_of(ImageEagleTraining(head, teacher, EagleLoss(noise=0, token_divergence="kl")), teacher, batch)
+    paired = step_of(
+        ImageEagleTraining(head, teacher, EagleLoss(noise=0, guided=1.0, guided_divergence="kl")), teacher, batch
+    )
     torch.testing.assert_close(paired.metrics["guided_loss"], plain.metrics["token_loss"])

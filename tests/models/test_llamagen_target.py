@@ -12,7 +12,7 @@ from draftsmith.models.decoding.rows import Guidance
 from draftsmith.models.decoding.tree import ROOT, Tree, chain, no_tree
 from draftsmith.models.targets.base import Taps
 from draftsmith.models.targets.llamagen import LlamaGenTarget
-from visual_tiny import arrays, code_batch, greedy, llamagen, plain, published, request, target, true_features
+from visual_tiny import arrays, code_batch, greedy, llamagen, plain, published, request, sequence, target, true_features
 
 CASES = [("t2i", "a"), ("t2i", "b"), ("c2i", "a"), ("c2i", "b")]
 INTERVAL = {"t2i": "cfg7.5_interval4", "c2i": "cfg4.0_interval2"}
@@ -55,13 +55,13 @@ def test_sequences_hold_the_recorded_features(recorded, side):
         codes, tuple(asked.condition for asked in recorded.requests), torch.zeros(len(codes)).bool(),
         torch.ones(len(codes)).bool(), tuple(map(str, range(len(codes)))), codes.shape[1] - 1,
     )  # fmt: skip
-    found = target(model).sequence(batch, torch.full((len(codes),), side == "uncond"))
+    found = sequence(target(model), batch, torch.full((len(codes),), side == "uncond"))
     slots = model.config.num_slots
     close(found.feature[:, slots - 1 : -1], given[f"feature_{side}"], 1e-4)
     close(target(model).scores(found.feature[:, slots - 1 : -1]), given[f"logits_{side}"], 1e-4)
     assert found.num_generated == codes.shape[1] and not found.ids[:, :slots].any()
     assert torch.equal(found.ids[:, slots:], codes)
-    assert found.positions.tolist() == [list(range(slots + codes.shape[1]))] * len(codes)
+    assert found.positions[0].tolist() == [list(range(slots + codes.shape[1]))] * len(codes)
     wanted = given["cond_mask"].bool() if recorded.kind == "t2i" else torch.ones(len(codes), 1).bool()
     assert torch.equal(found.mask[:, :slots], wanted) and found.mask[:, slots:].all()
 
@@ -139,7 +139,7 @@ def test_sequences_equal_prefill_and_verification(condition):
     generator, codes = target(model, 3.0), torch.randint(0, 24, (3, 16), generator=torch.Generator().manual_seed(0))
     batch = code_batch(model, codes)
     for without in (False, True):
-        found = generator.sequence(batch, torch.full((3,), without))
+        found = sequence(generator, batch, torch.full((3,), without))
         for row in range(3):
             session, step = generator.prefill(request(model, row), Taps(feature=True), capacity=40)
             states = [step.feature[int(without)]]
@@ -150,15 +150,15 @@ def test_sequences_equal_prefill_and_verification(condition):
             places = model.config.num_slots
             assert torch.equal(found.ids[row, :places], prompt.ids[int(without)])
             assert torch.equal(found.mask[row, :places], prompt.mask[int(without)])
-            assert torch.equal(found.positions[row, :places], prompt.positions[int(without)])
+            assert torch.equal(found.positions[0][row, :places], prompt.positions[int(without)])
 
 
 def test_dropped_rows_are_mixed_in_one_batch():
     model = llamagen("text")
     generator, codes = target(model), torch.zeros(3, 16, dtype=torch.int64)
     batch = code_batch(model, codes)
-    sides = [generator.sequence(batch, torch.full((3,), without)).feature for without in (False, True)]
-    mixed = generator.sequence(batch, torch.tensor([False, True, False]))
+    sides = [sequence(generator, batch, torch.full((3,), without)).feature for without in (False, True)]
+    mixed = sequence(generator, batch, torch.tensor([False, True, False]))
     close(mixed.feature, torch.stack([sides[0][0], sides[1][1], sides[0][2]]), 1e-5)
     assert (sides[0] - sides[1])[:, -1].abs().amax(-1).min() > 0.1
     assert not mixed.feature.requires_grad
@@ -194,7 +194,7 @@ def test_the_targets_weights_do_not_move():
     before = {name: weight.clone() for name, weight in model.state_dict().items()}
     generator = target(model.train(), 3.0)
     plain(generator, request(model))
-    generator.sequence(code_batch(model, torch.zeros(1, 16, dtype=torch.int64)), torch.zeros(1).bool())
+    sequence(generator, code_batch(model, torch.zeros(1, 16, dtype=torch.int64)), torch.zeros(1).bool())
     assert all(torch.equal(before[name], weight) for name, weight in model.state_dict().items())
     assert not any(weight.requires_grad for weight in model.parameters()) and not model.training
     assert generator.embedding is model.tok_embeddings.weight

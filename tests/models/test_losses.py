@@ -6,7 +6,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from draftsmith.models.losses import divergence, divergence_of_logs, log_probs
+from draftsmith.models.losses import divergence, divergence_of_logs, list_mle, log_probs
 
 NAMES = ["soft_ce", "kl", "reverse_kl", "jsd", "tvd", "tvd_plus", "lk_alpha", "lk_hybrid"]
 BETA = 0.2  # of jsd
@@ -233,3 +233,18 @@ def test_tvd_plus_points_where_tvd_points():
     draft.requires_grad_()
     divergence("tvd_plus", target, draft).sum().backward()
     torch.testing.assert_close(draft.grad.double(), wanted / (mean * (1 - mean)).sqrt(), atol=1e-5, rtol=1e-4)
+
+
+def test_list_mle_is_plackett_luce():
+    """Minus the logarithm of the chance to draw the target's best tokens in their order, one after the other."""
+    generator = torch.Generator().manual_seed(0)
+    target, ours = (torch.randn(3, 7, generator=generator, dtype=torch.float64) for _ in range(2))
+    target[0, 2] = ours[0, 2] = float("-inf")
+    for row in range(3):
+        best = [i for i in target[row].argsort(descending=True).tolist() if target[row, i].isfinite()][:4]
+        chance = 1.0
+        for place in range(4):
+            left = ours[row, best[place:]].exp()
+            chance *= float(left[0] / left.sum())
+        assert float(list_mle(target, ours, 4)[row]) == pytest.approx(-torch.tensor(chance).log().item(), abs=1e-6)
+    assert list_mle(target, ours, 50).isfinite().all(), "fewer tokens than asked for"

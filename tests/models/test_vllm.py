@@ -12,7 +12,6 @@ from draftsmith.eval.loop import Decoding, generate
 from draftsmith.eval.policies import Chain, Draw
 from draftsmith.eval.rules import Greedy
 from draftsmith.models.decoding.warp import Warp
-from draftsmith.models.drafters.reading import reading_proposal
 from draftsmith.models.imports import import_head
 from draftsmith.models.targets.llava import LlavaTarget
 from draftsmith.models.weights_of import target_embedding
@@ -39,7 +38,7 @@ def test_the_fixtures_draft_in_our_own_loop(fixtures):
     assert found.config.taps == (2, 4, 5)
     request = Request(torch.tensor([1, 9, 40, 77, 12]), torch.full((5,), TEXT, dtype=torch.int8), None, "asked")
     decoding = Decoding(Chain(3), Greedy(), Draw("top-k"), Warp(0.0), 48, ())
-    drafter = reading_proposal(found.head, target, found.config)
+    drafter = found.config.drafter(found.head, target)
     drafted, plain = (generate(target, d, request, decoding) for d in (drafter, None))
     assert drafted.tokens == plain.tokens and len(set(plain.tokens)) > 2
     assert sum(cycle.num_accepted for cycle in drafted.cycles) > 5

@@ -36,8 +36,8 @@ RECIPE = {
             "data": DATA | {"path": "train"}, "steps": 1, **STEPS,
         },
         "eagle3": {
-            "kind": "train", "drafter": {"kind": "eagle3", "taps": [1, 2, 3]}, "format": FORMAT, "data": DATA | {"path": "train"},
-            "source": {"kind": "online"}, "from": "scratch", "steps": 1, **STEPS,
+            "kind": "train", "drafter": {"kind": "eagle3", "taps": [1, 2, 3]}, "format": FORMAT,
+            "data": DATA | {"path": "train"}, "source": {"kind": "online"}, "from": "scratch", "steps": 1, **STEPS,
         },
         "msd": {
             "kind": "train", "drafter": {"kind": "msd"}, "format": FORMAT, "data": DATA | {"path": "train"},

@@ -9,8 +9,10 @@ from draftsmith.core import ranks
 from draftsmith.core.errors import UserError
 from draftsmith.data.suite import clean
 from draftsmith.eval import text_quality
-from draftsmith.trainers.stages.kept import Kept
+from draftsmith.eval.rows import PLAIN
+from draftsmith.trainers.evaluation.resume_log import ResumeLog
 from suite_run import BEFORE, loaded, run
+from transformers import AutoTokenizer
 
 
 @pytest.fixture(scope="module")
@@ -27,14 +29,23 @@ def output(trained, tmp_path):
     return tmp_path / "run"
 
 
-def untimed(built):
-    """What of the tables does not depend on the clock."""
-    tables = {n: [r["values"][: -1 if n == "summary" else None] for r in t["rows"]] for n, t in built["tables"].items()}
-    return tables, built["cells"], built["notes"]
+def cells(output):
+    """(benchmark, turn, method, drafter) -> what does not depend on the clock."""
+    names = ("tau", "tau_interval", "requests", "identical", "num_accepted")
+    return {
+        (cell["benchmark"], cell["turn"], cell["method"], *cell["drafters"]): {name: cell[name] for name in names}
+        for cell in read(output)["cells"]
+        if cell["method"] != PLAIN
+    }
 
 
-def read(output, name="suite.json"):
+def read(output, name="report.json"):
     return json.loads((output / "evaluate" / name).read_text())
+
+
+def suite_tables(output):
+    (section,) = (section for section in read(output)["sections"] if section["name"] == "suite")
+    return {table["title"]: table for table in section["tables"]}
 
 
 @pytest.fixture(scope="module")
@@ -47,93 +58,115 @@ def first(trained, tmp_path_factory):
 
 
 def test_the_table_of_two_turns(first):
-    built = read(first)
-    assert built["tables"]["first"]["columns"] == ["POPE (probe)", "Spot (difference)", "Avg.", "PSV (story)"]
-    assert built["tables"]["second"]["columns"] == ["POPE (probe)", "Spot (difference)", "Avg.", "NQ"]
-    for table in built["tables"].values():
-        assert [row["mode"] for row in table["rows"]] == ["M", "T", "MT*"]
-        assert all(value is not None for row in table["rows"] for value in row["values"])
-    cells = built["cells"]["draft"]["M"]
-    assert set(cells["POPE"]) == {"first", "next", "caption", "NQ"} and set(cells["PSV"]) == {"first"}
-    every = [c for modes in built["cells"]["draft"].values() for turns in modes.values() for c in turns.values()]
-    assert all(c["identical"] == c["requests"] == 2 for c in every)
-    assert {c["tau"] for c in every} != {1.0}
-    page = (first / "evaluate" / "suite.md").read_text()
+    tables = suite_tables(first)
+    assert list(tables) == ["First turn", "Second turn", "Averages"]
+    headings = {title: [column["name"] for column in table["columns"]] for title, table in tables.items()}
+    assert headings["First turn"][-4:] == ["POPE (probe)", "Spot (difference)", "Avg.", "PSV (story)"]
+    assert headings["Second turn"][-4:] == ["POPE (probe)", "Spot (difference)", "Avg.", "NQ"]
+    assert {"Eq. 1", "expected", "DSR"} <= set(headings["Averages"]), "the expected speedups beside the measured one"
+    for table in tables.values():
+        assert [row[:2] for row in table["rows"]] == [["draft", "M"], ["draft", "T"], ["draft", "MT*"]]
+        assert all(value is not None for row in table["rows"] for value in row)
+    every = cells(first)
+    assert {turn for name, turn, *_ in every if name == "POPE"} == {"first", "next", "caption", "NQ"}
+    assert {turn for name, turn, *_ in every if name == "PSV"} == {"first"}
+    assert all(cell["identical"] == cell["requests"] == 2 for cell in every.values())
+    assert {cell["tau"] for cell in every.values()} != {1.0}
+    page = (first / "evaluate" / "report.md").read_text()
     assert "prompts verbatim" in page and "chain of 5" in page and "Local stand-ins" in page
-    assert not (first / "evaluate" / "report.md").exists()  # no benchmarks were asked for
+    assert (first / "evaluate" / "suite.png").is_file()
+
+
+def answers(output, turn):
+    """Plain decoding's row of each request."""
+    log = ResumeLog(output / "evaluate" / "rows" / "POPE" / f"{turn}-T0-6")
+    return {key: rows[0] for key, rows in log.values.items()}
 
 
 def test_second_turns_go_on_from_the_targets_own_answers(first):
-    kept = Kept(first / "evaluate" / "suite" / "POPE" / "first").values
-    records = json.loads((first / "evaluate" / "suite" / "POPE" / "next.json").read_text())
+    kept = answers(first, "first")
+    folder = first / "evaluate" / "suite"
+    tokenizer = AutoTokenizer.from_pretrained(first / "world")
+    records = json.loads((folder / "T0-6" / "POPE" / "next.json").read_text())
     for number, record in enumerate(records):
-        assert record["conversations"][1]["value"] == clean(kept[str(number)]["answer"]) != ""
-        assert len(kept[str(number)]["ids"]) <= 6
+        said = tokenizer.decode(kept[str(number)]["tokens"], skip_special_tokens=False)
+        assert record["conversations"][1]["value"] == clean(said) != ""
+        assert len(kept[str(number)]["tokens"]) <= 6
 
 
 def test_a_killed_run_goes_on_behind_what_is_kept(first, tmp_path):
     output = tmp_path / "run"
     shutil.copytree(first, output)
-    before, file = read(output), output / "evaluate" / "suite" / "POPE" / "caption-0.jsonl"
+    before, rows = cells(output), output / "evaluate" / "rows"
+    file = rows / "POPE" / "caption-T0-6-0.jsonl"
     lines = file.read_bytes().splitlines(keepends=True)
     # Killed while it wrote the second line; everything later is gone.
     file.write_bytes(lines[0] + lines[1][: len(lines[1]) // 2])
-    shutil.rmtree(output / "evaluate" / "suite" / "PSV")
-    for name in ("done.json", "suite.json", "suite.md"):
+    shutil.rmtree(rows / "PSV")
+    for name in ("done.json", "report.json", "report.md"):
         (output / "evaluate" / name).unlink()
     run(output)
-    assert untimed(read(output)) == untimed(before)
+    assert cells(output) == before
     again = file.read_bytes().splitlines(keepends=True)
     assert again[0] == lines[0]  # not decoded again
-    assert json.loads(again[2])[1]["ids"] == json.loads(lines[1])[1]["ids"]
-    kept = (output / "evaluate" / "suite" / "POPE" / "first-0.jsonl").read_bytes()
-    assert kept == (first / "evaluate" / "suite" / "POPE" / "first-0.jsonl").read_bytes()
+    assert json.loads(again[2])[1][0]["tokens"] == json.loads(lines[1])[1][0]["tokens"]
+    kept = (rows / "POPE" / "first-T0-6-0.jsonl").read_bytes()
+    assert kept == (first / "evaluate" / "rows" / "POPE" / "first-T0-6-0.jsonl").read_bytes()
 
 
-SUITE = {"sets": ["Spot"], "turns": 1, "convention": "verbatim"}
+SUITE = {"kind": "tabed", "sets": ["Spot"], "turns": 1, "convention": "verbatim"}
 SUITE["data"] = {"from": "world", "path": "suite", "aspect": "square", "max_length": 256}
+
+
+def only(key, value):
+    """Settings that put `value` in the place of all that the recipe has under a key."""
+    return [f"stages.evaluate.{key}=null", f"stages.evaluate.{key}={json.dumps(value)}"]
 
 
 @pytest.mark.parametrize(
     "tree", ["{kind: static, choices: mc_sim_7b_63}", "{kind: dynamic, total: 9, depth: 2, width: 3}"]
 )
 def test_trees_are_exact(tree, output):
-    run(output, f"stages.evaluate.tree={tree}", "stages.evaluate.gamma=null", f"stages.evaluate.suite={SUITE}")
-    built = read(output)
-    taus = {}
-    for mode, sets in built["cells"]["draft"].items():
-        found = sets["Spot"]["first"]
-        assert found["identical"] == found["requests"] == 2
-        taus[mode] = found["tau"]
-    assert taus["M"] > 1 and "tree" in built["about"] and "kind=" in built["about"]["tree"]
-    assert "second" not in built["tables"]
+    run(output, f"stages.evaluate.tree={tree}", *only("benchmarks", {"suite": SUITE}))
+    every = cells(output)
+    assert all(cell["identical"] == cell["requests"] == 2 for cell in every.values())
+    assert every["Spot", "first", "M", "draft"]["tau"] > 1
+    assert "Second turn" not in suite_tables(output)
+    assert all(method["tree"].split()[0] in tree for method in read(output)["methods"].values())
 
 
 def test_all_methods_stand_in_one_table(output):
-    modes = "[M, T, C, P, MT, MT*, MTCP, MTCP*]"
-    settings = [f"stages.evaluate.modes={modes}", "stages.evaluate.captioner={kind: lvlm, max_new_tokens: 4}"]
-    run(output, *settings, f"stages.evaluate.suite={SUITE}")
-    built = read(output)
-    assert [row["mode"] for row in built["tables"]["first"]["rows"]] == modes.strip("[]").split(", ")
-    for mode, sets in built["cells"]["draft"].items():
-        assert sets["Spot"]["first"]["identical"] == 2, mode
+    modes = ["M", "T", "C", "P", "MT", "MT*", "MTCP", "MTCP*"]
+    settings = [*only("methods", {mode: {"mode": mode} for mode in modes}), *only("benchmarks", {"suite": SUITE})]
+    run(output, *settings, "stages.evaluate.captioner={kind: lvlm, max_new_tokens: 4}")
+    assert [row[1] for row in suite_tables(output)["First turn"]["rows"]] == modes
+    assert all(cell["identical"] == 2 for cell in cells(output).values())
+
+
+def test_a_suite_and_files_stand_in_one_report(output):
+    """And the weights of ensembles over time are kept for the suite, too."""
+    files = {"data": SUITE["data"] | {"path": "train", "max_samples": 2}}
+    run(output, *only("benchmarks", {"suite": SUITE, "seen": files}), "stages.evaluate.record_weights=1")
+    assert {key[:2] for key in cells(output)} == {("Spot", "first"), ("seen", "")}
+    names = {path.stem for path in (output / "evaluate" / "weights").glob("*.json")}
+    assert names == {"seen-draft-MT-adaptive", "Spot-first-draft-MT-adaptive"}
 
 
 def test_what_several_ranks_kept_is_read_by_all(tmp_path, monkeypatch):
     for rank in (0, 1):
         monkeypatch.setattr(ranks, "rank", lambda rank=rank: rank)
-        Kept(tmp_path / "a" / "first").add(str(rank), {"rank": rank})
+        ResumeLog(tmp_path / "a" / "first").add(str(rank), {"rank": rank})
     monkeypatch.setattr(ranks, "rank", lambda: 0)
-    Kept(tmp_path / "a" / "first-class").add("x", 1)  # another stem
-    found = Kept(tmp_path / "a" / "first")
+    ResumeLog(tmp_path / "a" / "first-class").add("x", 1)  # another stem
+    found = ResumeLog(tmp_path / "a" / "first")
     assert found.values == {"0": {"rank": 0}, "1": {"rank": 1}}
     # Cut off within a line: that value is not there, and what is added later is.
     path = tmp_path / "a" / "first-0.jsonl"
     path.write_bytes(path.read_bytes()[:-5])
-    found = Kept(tmp_path / "a" / "first")
+    found = ResumeLog(tmp_path / "a" / "first")
     assert set(found.values) == {"1"}
     found.add("2", "new")
-    assert set(Kept(tmp_path / "a" / "first").values) == {"1", "2"}
+    assert set(ResumeLog(tmp_path / "a" / "first").values) == {"1", "2"}
 
 
 def test_combinations_that_make_no_sense_are_refused(tmp_path):
@@ -142,15 +175,13 @@ def test_combinations_that_make_no_sense_are_refused(tmp_path):
             loaded(tmp_path, *settings)
 
     dynamic = "stages.evaluate.tree={kind: dynamic, total: 9, depth: 2, width: 3}"
-    refused(dynamic, "stages.evaluate.gamma=3", match="gamma is of tree: chain")
-    refused("stages.evaluate.gamma=null", match="a chain needs its length")
-    sampled = ("stages.evaluate.draw=sample", "stages.evaluate.rule=sampling", "stages.evaluate.temperature=1")
-    refused(dynamic, "stages.evaluate.gamma=null", *sampled, match="not lossless")
-    refused("stages.evaluate.tree={kind: adt}", "stages.evaluate.gamma=null", match="adt")
-    refused("stages.evaluate.suite=null", match="give benchmarks or a suite")
-    refused("stages.evaluate.suite.turns=3", match="turns")
-    refused("stages.evaluate.suite.data.path=[a,b]", match="names one directory")
-    refused("stages.evaluate.suite.data.kinds=[word]", match="chosen by `sets`")
+    suite = "stages.evaluate.benchmarks.suite"
+    refused(dynamic, "stages.evaluate.methods.M.draw=sample", "stages.evaluate.temperatures=[1]", match="not lossless")
+    refused("stages.evaluate.tree={kind: adt, preset: anole}", match="tree: adt follows the rows of an image")
+    refused("stages.evaluate.benchmarks={}", "stages.evaluate.benchmarks=null", match="benchmarks")
+    refused(f"{suite}.turns=3", match="turns")
+    refused(f"{suite}.data.path=[a,b]", match="names one directory")
+    refused(f"{suite}.data.kinds=[word]", match="chosen by `sets`")
     refused(
         "stages.evaluate.target={kind: llava, language_model: {}, vision_tower: {}}", match="target.path is missing"
     )
@@ -162,27 +193,30 @@ def test_published_drafts_and_another_target_need_no_stage(output):
     suite = SUITE | {
         "data": {"from": None, "path": f"{folders['world']}/world/suite", "aspect": "square", "max_length": 256}
     }
+    drafts = {name: {"kind": "lvlm", "path": folders[of]} for name, of in (("mine", "draft"), ("twin", "target"))}
     settings = [
-        f"stages.evaluate.drafters={ {'mine': {'path': folders['draft']}, 'twin': {'path': folders['target']}} }",
+        f"stages.evaluate.drafters={json.dumps(drafts)}",
         f"stages.evaluate.target={ {'kind': 'llava', 'path': folders['target']} }",
-        f"stages.evaluate.suite={json.dumps(suite)}",
-        "stages.evaluate.modes=[M]",
+        *only("benchmarks", {"suite": suite}),
+        *only("methods", {"M": {"drafters": ["mine", "twin"]}}),
     ]
     run(output / "other", *settings, stages=["evaluate"])
-    built = read(output / "other")
-    assert list(built["cells"]) == ["mine", "twin"]
+    tables = suite_tables(output / "other")
+    assert [row[0] for row in tables["First turn"]["rows"]] == ["mine", "twin"]
     # The target as its own draft is accepted whole: five drafts and the target's token in the only cycle.
-    twin = built["cells"]["twin"]["M"]["Spot"]["first"]
-    assert twin["tau"] == max(found["M"]["Spot"]["first"]["tau"] for found in built["cells"].values())
-    assert twin["identical"] == 2
+    (mine,), (twin,) = ([row[2] for row in tables["First turn"]["rows"] if row[0] == name] for name in drafts)
+    assert twin >= mine
+    (cell,) = cells(output / "other").values()
+    assert cell["identical"] == cell["requests"] == 4, "two requests by two drafts"
 
 
 def test_published_sets_out_of_reach_are_said_before_a_model_is_loaded(output, monkeypatch):
     monkeypatch.setattr(datasets.config, "HF_HUB_OFFLINE", True)
-    hub = {"data": {"from": None, "path": "hub"}, "sets": ["POPE"]}
+    hub = {"kind": "tabed", "data": {"from": None, "path": "hub"}, "sets": ["POPE"]}
+    hub |= {"convention": "verbatim", "transcript": "training"}
     (output / "target" / "model.safetensors").unlink()
     with pytest.raises(UserError, match="cannot load set POPE") as caught:
-        run(output, f"stages.evaluate.suite={json.dumps(hub)}", stages=["evaluate"])
+        run(output, *only("benchmarks", {"suite": hub}), stages=["evaluate"])
     assert "directory with suite.json" in caught.value.cure
 
 
@@ -190,9 +224,8 @@ def test_quality_of_target_and_draft_seeing_and_blind(output, monkeypatch):
     def overlap():
         return lambda answer, record: float(bool(set(answer) & set(record["references"][0])))
 
-    settings = [
-        f"stages.evaluate.suite={SUITE | {'quality': {'sets': ['OCRBench', 'MB'], 'max_new_tokens': 8, 'samples': 1}}}"
-    ]
+    quality = {"sets": ["OCRBench", "MB"], "max_new_tokens": 8, "samples": 1}
+    settings = only("benchmarks", {"suite": SUITE | {"quality": quality}})
     monkeypatch.setitem(text_quality.QUALITY_MODULES, "ROUGE-L", "torchmetrics.no_such_module")
     with pytest.raises(UserError, match="needs torchmetrics"):
         run(output, *settings)

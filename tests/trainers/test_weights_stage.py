@@ -8,18 +8,29 @@ from draftsmith.eval.studies.weights import weights_over_time
 from suite_run import loaded, run
 
 BENCHMARK = "[{name: seen, data: {from: world, path: train, aspect: square, max_length: 256}}]"
-CHEAP = ["stages.evaluate.suite=null", f"stages.evaluate.benchmarks={BENCHMARK}", "stages.evaluate.max_new_tokens=8"]
-MODES = (
-    "[M, MT*, {name: mine, members: [T, M, P], weights: {kind: inverse, error: tvd, window: 4}},"
-    " {name: two-to-one, members: [M, T], weights: {kind: fixed, values: [2, 1]}}]"
-)
+CHEAP = ["stages.evaluate.methods=null", f"stages.evaluate.benchmarks={BENCHMARK}", "stages.evaluate.max_new_tokens=8"]
+INVERSE = {"kind": "inverse", "error": "tvd", "window": 4}
+METHODS = {
+    "M": {},
+    "MT*": {"mode": "MT*"},
+    "mine": {
+        "mode": {
+            "name": "mine",
+            "members": ["T", "M", "P"],
+            "weights": {"kind": "inverse", "error": "tvd", "window": 4},
+        }
+    },
+    "two-to-one": {
+        "mode": {"name": "two-to-one", "members": ["M", "T"], "weights": {"kind": "fixed", "values": [2, 1]}}
+    },
+}
 
 
 def test_weights_over_time_are_kept_and_drawn(tmp_path):
-    run(tmp_path, *CHEAP, f"stages.evaluate.modes={MODES}", "stages.evaluate.record_weights=2")
-    tables = json.loads((tmp_path / "evaluate" / "report.json").read_text())["tables"]["seen"]
-    assert list(tables) == ["M", "MT*", "mine", "two-to-one"]
-    assert all(table["identical"] == table["requests"] for table in tables.values())
+    run(tmp_path, *CHEAP, f"stages.evaluate.methods={json.dumps(METHODS)}", "stages.evaluate.record_weights=2")
+    cells = json.loads((tmp_path / "evaluate" / "report.json").read_text())["cells"]
+    assert [cell["method"] for cell in cells] == [*METHODS]
+    assert all(cell["identical"] == cell["requests"] for cell in cells)
     kept = tmp_path / "evaluate" / "weights"
     names = {path.stem for path in kept.glob("*.json")}
     assert names == {path.stem for path in kept.glob("*.png")}
@@ -35,24 +46,24 @@ def test_weights_over_time_are_kept_and_drawn(tmp_path):
 @pytest.mark.slow
 def test_sampled_weights_are_those_of_the_answers_that_were_measured(tmp_path):
     """Of a seed that is not 0: the same uniforms, so the same cycles."""
-    warm = ["seed=1", "stages.evaluate.temperature=1.0", "stages.evaluate.rule=sampling"]
-    run(tmp_path, *CHEAP, *warm, "stages.evaluate.modes=[MT*]", "stages.evaluate.record_weights=14")
-    table = json.loads((tmp_path / "evaluate" / "report.json").read_text())["tables"]["seen"]["MT*"]
+    warm = ["seed=1", "stages.evaluate.temperatures=[1.0]", "stages.evaluate.methods={MT*: {mode: MT*}}"]
+    run(tmp_path, *CHEAP, *warm, "stages.evaluate.record_weights=14")
+    cells = json.loads((tmp_path / "evaluate" / "report.json").read_text())["cells"]
+    (table,) = (cell for cell in cells if cell["method"] == "MT*")
     traces = json.loads((tmp_path / "evaluate" / "weights" / "seen-draft-MT-adaptive.json").read_text())
     assert len(traces) == table["requests"] == 14
     assert sum(len(trace["cycles"]) for trace in traces.values()) == table["accepted_by_depth"][0]["drafted"]
 
 
 @pytest.mark.parametrize(
-    ("modes", "message"),
+    ("mode", "message"),
     [
-        ("[MTX]", "no drafting mode"),
-        ("[MT, MT]", "twice"),
-        ("[MTCP]", "needs a captioner"),
-        ("[{name: x, members: [M, T], weights: {kind: fixed, values: [1]}}]", "one weight for each"),
-        ("[{name: x, members: [M, T], weights: {kind: grid, step: 0.1}}]", "step"),
+        ("MTX", "no drafting mode"),
+        ("MTCP", "needs a captioner"),
+        ("{name: x, members: [M, T], weights: {kind: fixed, values: [1]}}", "one weight for each"),
+        ("{name: x, members: [M, T], weights: {kind: grid, step: 0.1}}", "step"),
     ],
 )
-def test_what_makes_no_sense_is_refused_before_anything_runs(modes, message, tmp_path):
+def test_what_makes_no_sense_is_refused_before_anything_runs(mode, message, tmp_path):
     with pytest.raises(UserError, match=message):
-        loaded(tmp_path, *CHEAP, f"stages.evaluate.modes={modes}")
+        loaded(tmp_path, *CHEAP, f"stages.evaluate.methods={{x: {{mode: {mode}}}}}")

@@ -8,8 +8,16 @@ from typing import Any
 import yaml
 
 
+class _Plain(yaml.SafeDumper):
+    """Without anchors: a list that stands twice is written twice."""
+
+    def ignore_aliases(self, data: Any) -> bool:
+        return True
+
+
 def _flow(value: Any) -> str:
-    return yaml.safe_dump(value, default_flow_style=True, sort_keys=False, width=10_000).removesuffix("\n...\n").strip()
+    text = yaml.dump(value, Dumper=_Plain, default_flow_style=True, sort_keys=False, width=10_000)
+    return text.removesuffix("\n...\n").strip()
 
 
 def _modes(stage: Mapping[str, Any]) -> str:
@@ -32,8 +40,8 @@ def _modes(stage: Mapping[str, Any]) -> str:
 
 def _suite(stage: Mapping[str, Any]) -> str:
     suite = stage["suite"] if isinstance(stage["suite"], Mapping) else {}
-    asked = "media" in suite or suite.get("convention") in ("describe", "stock")
-    kind = "sets" if asked or "methods" in stage else "tabed"
+    of_tabed = {"turns", "tasks", "transcript", "quality"} & {*suite} or "modes" in stage
+    kind = "tabed" if of_tabed or suite.get("convention") in ("paper", "released") else "sets"
     return f"benchmarks: {{suite: {{kind: {kind}, ...}}}} with the suite's keys"
 
 
@@ -64,10 +72,14 @@ def refuse_old_keys(stage: Any) -> None:
     """Raises `ValueError` where a stage's section has such keys, with the same in today's words."""
     if not isinstance(stage, Mapping):
         return
-    told = [f"{key} is now written {now(stage)}" for key, now in _RENAMED.items() if key in stage]
+    by_text: dict[str, list[str]] = {}
+    for key, now in _RENAMED.items():
+        if key in stage:
+            by_text.setdefault(now(stage), []).append(key)
+    told = [f"{' and '.join(keys)}: now written {text}" for text, keys in by_text.items()]
     drafters = stage.get("drafters")
     for name, draft in drafters.items() if isinstance(drafters, Mapping) else ():
         if isinstance(draft, Mapping) and "kind" not in draft:
             told.append(f"drafters.{name} needs its kind: {_flow({'kind': 'lvlm', **draft})}")
     if told:
-        raise ValueError("; ".join(dict.fromkeys(told)))
+        raise ValueError("; ".join(told))

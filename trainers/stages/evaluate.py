@@ -53,7 +53,7 @@ class EvaluateStage(Stage):
     # (1,000 captions for speed, 30,000 for quality, Tables 2 and 6); null: the methods below. How many prompts there
     # are is for the benchmark to say.
     preset: Literal["adt", "adt-llamagen", "lantern"] | None = None
-    # Of methods that name no tree: a name or a section, as a method's.
+    # For methods that name no tree: a name or a section, as a method's; null: chain.
     tree: Any = None
     # Name in the tables -> how it decodes.
     methods: dict[str, Method] = Field(min_length=1)
@@ -93,11 +93,15 @@ class EvaluateStage(Stage):
         if not isinstance(given, dict):
             return given
         methods = {**PRESETS.get(given.get("preset") or "", {}), **(given.get("methods") or {})}
-        if given.get("tree") is not None:
+        if (tree := given.get("tree")) is not None:
+            sections = [method for method in methods.values() if isinstance(method, dict)]
+            if sections and all("tree" in method for method in sections):
+                raise Refused("tree", "nothing reads it: every method names its own", "leave one of them out")
             methods = {
-                name: {"tree": given["tree"], **method} if isinstance(method, dict) else method
+                name: {"tree": tree, **method} if isinstance(method, dict) else method
                 for name, method in methods.items()
             }
+            given = {**given, "tree": None}  # now the methods'
         return {**given, "methods": methods} if methods or "methods" in given else given
 
     @model_validator(mode="after")

@@ -17,7 +17,7 @@ from draftsmith.models.decoding.decoder import PromptRows
 from draftsmith.models.decoding.tree import ROOT, Tree, ancestor_mask
 from draftsmith.models.drafters.pruned import PrunedConfig, keep_visual, pruned_prompt, visual_scores
 
-VECTORS = Path(__file__).parent / "vectors_pruned"
+VECTORS = Path(__file__).parents[1] / "vectors_pruned"
 ARRAYS = np.load(VECTORS / "specvlm.npz")
 RECORDED = json.loads((VECTORS / "specvlm.json").read_text())
 

@@ -12,7 +12,7 @@ from draftsmith.models.pictures import flat_view
 from tiny import IMAGE_ID
 from transformers import AutoTokenizer
 
-TOKENIZER = Path(__file__).parents[1] / "data" / "vectors" / "lvlm" / "tokenizer_a"
+TOKENIZER = Path(__file__).parents[2] / "data" / "vectors" / "lvlm" / "tokenizer_a"
 
 
 class Two:

@@ -5,8 +5,9 @@ import json
 import pytest
 import torch
 from draftsmith.core.errors import UserError
+from draftsmith.models.drafters.base import TargetIdentity
 from draftsmith.models.drafters.eagle import EagleConfig
-from draftsmith.models.drafters.heads import build_head, find_head, load_head, load_proposal, save_head
+from draftsmith.models.drafters.head_files import find_head
 from draftsmith.models.generators import AnoleTargetConfig, LlamaGenTargetConfig
 from draftsmith.models.llamagen import folders
 from visual_tiny import EAGLE, MEDUSA, anole, llamagen, target
@@ -20,9 +21,15 @@ def section(condition="text", *, grid=4, **changes) -> LlamaGenTargetConfig:
     return LlamaGenTargetConfig(kind="llamagen", **(values | changes))
 
 
+def load(method, folder, teacher, named=None):
+    """As an evaluation loads it."""
+    identity = None if named is None else TargetIdentity(named.model_dump(mode="json"))
+    return method.load(folder, teacher, identity=identity)
+
+
 def saved(folder, method, named, teacher):
     torch.manual_seed(0)
-    save_head(build_head(method, teacher), folder, {"method": method.kind, "target": named.model_dump(mode="json")})
+    method.save(method.build(teacher), folder, {"method": method.kind, "target": named.model_dump(mode="json")})
     return folder
 
 
@@ -33,8 +40,8 @@ def test_a_head_loads_beside_its_own_target(tmp_path, method):
     folder = saved(tmp_path, method, section(cfg_scale=3.0), teacher)
     other = section(cfg_scale=7.5, dtype="bfloat16", shape={**section().shape.model_dump(), "dropout": 0.5})
     for named in (None, section(), other):
-        load_head(method, folder, teacher, torch.float32, named=named)
-    load_proposal(method, folder, teacher, named=other)
+        load(method, folder, teacher, named)
+    method.drafter(load(method, folder, teacher, other), teacher)
 
 
 @pytest.mark.parametrize("method", [EAGLE, MEDUSA], ids=["eagle", "medusa"])
@@ -51,10 +58,10 @@ def test_a_head_loads_beside_its_own_target(tmp_path, method):
 def test_a_head_of_another_target_of_one_width_is_refused(tmp_path, method, made_for, problem):
     teacher = target(llamagen("text"))
     with pytest.raises(UserError) as caught:
-        load_head(method, saved(tmp_path, method, made_for, teacher), teacher, torch.float32)
+        load(method, saved(tmp_path, method, made_for, teacher), teacher)
     assert problem in str(caught.value) and str(tmp_path / "draftsmith.json") in str(caught.value)
     with pytest.raises(UserError, match="another target"):
-        load_proposal(method, tmp_path, teacher, named=section())
+        load(method, tmp_path, teacher, section())
 
 
 @pytest.mark.parametrize(
@@ -75,22 +82,22 @@ def test_names_and_revisions(tmp_path, monkeypatch, first, second, problem):
     teacher = target(llamagen("text"))
     folder = saved(tmp_path / "head", MEDUSA, section(**first), teacher)
     if problem is None:
-        load_head(MEDUSA, folder, teacher, torch.float32, named=section(**second))
+        load(MEDUSA, folder, teacher, section(**second))
         return
     with pytest.raises(UserError) as caught:
-        load_head(MEDUSA, folder, teacher, torch.float32, named=section(**second))
+        load(MEDUSA, folder, teacher, section(**second))
     assert problem in str(caught.value) and ("mend target.path" in str(caught.value)) == ("path" in first)
 
 
 def test_heads_of_anole_and_of_llamagen(tmp_path):
     teacher = anole()
     folder = saved(tmp_path / "anole", MEDUSA, AnoleTargetConfig(kind="anole", revision="a"), teacher)
-    load_head(MEDUSA, folder, teacher, torch.float32, named=AnoleTargetConfig(kind="anole"))
+    load(MEDUSA, folder, teacher, AnoleTargetConfig(kind="anole"))
     with pytest.raises(UserError, match="revision is a, expected b"):
-        load_head(MEDUSA, folder, teacher, torch.float32, named=AnoleTargetConfig(kind="anole", revision="b"))
+        load(MEDUSA, folder, teacher, AnoleTargetConfig(kind="anole", revision="b"))
     folder = saved(tmp_path / "llamagen", MEDUSA, section(), teacher)
     with pytest.raises(UserError, match="kind is llamagen, expected anole"):
-        load_head(MEDUSA, folder, teacher, torch.float32)
+        load(MEDUSA, folder, teacher)
 
 
 def test_manifests_that_say_nothing_or_nonsense(tmp_path):
@@ -98,13 +105,13 @@ def test_manifests_that_say_nothing_or_nonsense(tmp_path):
     path = saved(tmp_path, MEDUSA, section(), teacher) / "draftsmith.json"
     for silent in ({}, {"target": "a name"}, []):
         path.write_text(json.dumps(silent))
-        load_head(MEDUSA, tmp_path, teacher, torch.float32, named=section())
+        load(MEDUSA, tmp_path, teacher, section())
     for nonsense in ("{", json.dumps({"target": {"kind": "llamagen", "shape": 3}})):
         path.write_text(nonsense)
         with pytest.raises(UserError, match=r"draftsmith\.json"):
-            load_head(MEDUSA, tmp_path, teacher, torch.float32)
+            load(MEDUSA, tmp_path, teacher)
     path.unlink()
-    load_head(MEDUSA, tmp_path, teacher, torch.float32, named=section())
+    load(MEDUSA, tmp_path, teacher, section())
 
 
 def test_a_head_on_the_hub_comes_with_its_manifest(tmp_path, monkeypatch):

@@ -1,4 +1,4 @@
-"""EAGLE heads: recorded numbers of the published modules, whole drafts through the contract, training, and files."""
+"""EAGLE heads of image generators: the published modules' recorded numbers, whole drafts, training, and files."""
 
 import json
 import os
@@ -10,6 +10,7 @@ import pytest
 import torch
 from draftsmith.core.errors import UserError
 from draftsmith.core.nouns import CodeBatch
+from draftsmith.core.states import TargetStates
 from draftsmith.eval.policies import Draw, Dynamic
 from draftsmith.models.decoding.cache import Cache
 from draftsmith.models.decoding.rows import Guidance
@@ -17,24 +18,24 @@ from draftsmith.models.decoding.warp import Warp
 from draftsmith.models.drafters import eagle as module
 from draftsmith.models.drafters.eagle import (
     EagleConfig,
-    EagleHead,
     EagleLoss,
-    EagleProposal,
-    EagleTraining,
-    eagle_shape,
+    ImageEagleHead,
+    ImageEagleProposal,
+    ImageEagleTraining,
     load_eagle,
     save_eagle,
     trained_positions,
 )
-from draftsmith.models.drafters.heads import build_head, load_head, save_head
 from draftsmith.models.drafters.noise import row_uniforms
 from draftsmith.models.layer import LayerShape
 from draftsmith.models.llamagen.transformer import LlamaGenConfig, published
-from draftsmith.models.targets.base import Prompt, TargetSequence, TargetStep
+from draftsmith.models.targets.anole import anole_shape
+from draftsmith.models.targets.base import Prompt, TargetStep
+from draftsmith.models.targets.llamagen import llamagen_shape
 from torch import nn
 from torch.nn import functional as F
 from transformers import ChameleonConfig
-from visual_tiny import EAGLE, LmHead, anole, arrays, code_batch, llamagen, target, trained, true_features
+from visual_tiny import EAGLE, LmHead, anole, arrays, code_batch, llamagen, step_of, target, trained, true_features
 
 CASES = ["eagle-a", "eagle-b", "net", "llamagen_t2i", "llamagen_c2i", "anole"]
 
@@ -56,28 +57,26 @@ def recorded(case: str) -> SimpleNamespace:
     config = EagleConfig(kind="eagle", norm_eps=1e-5 if case == "anole" else None)
     if case.startswith("llamagen"):
         text = case == "llamagen_t2i"
-        shape = eagle_shape(
-            config,
-            LlamaGenConfig(
+        shape = config.layer(
+            llamagen_shape(LlamaGenConfig(
                 num_layers=1, num_heads=heads, dim=sizes["hidden_size"], ffn_hidden=sizes["intermediate_size"],
                 vocab_size=sizes["vocab_size"], grid=sizes["grid"], condition="text" if text else "class",
-            ),
+            ))
         )  # fmt: skip
         assert shape.norm_eps == pytest.approx(sizes["rms_norm_eps"]) and shape.zeros_before == sizes["zero_rows_front"]
     elif case == "anole":
-        shape = eagle_shape(
-            EAGLE,
-            ChameleonConfig(
+        shape = EAGLE.layer(
+            anole_shape(ChameleonConfig(
                 vocab_size=sizes["vocab_size"], hidden_size=sizes["hidden_size"], num_attention_heads=heads,
                 num_key_value_heads=heads, intermediate_size=sizes["intermediate_size"], rms_norm_eps=1e-5,
-            ),
+            ), 4)
         )  # fmt: skip
     else:
         shape = LayerShape(
             sizes["vocab_size"], sizes["hidden_size"], sizes["intermediate_size"], heads, sizes["num_key_value_heads"],
             sizes["rms_norm_eps"], rope_theta=sizes["rope_theta"],
         )  # fmt: skip
-    head = EagleHead(shape, fc_bias=bool(sizes["fc_bias"])).eval()
+    head = ImageEagleHead(shape, fc_bias=bool(sizes["fc_bias"])).eval()
     head.load_state_dict({n.removeprefix("weights/"): v for n, v in found.items() if n.startswith("weights/")})
     return SimpleNamespace(head=head, arrays=found, sizes=sizes, guided=case in ("llamagen_t2i", "anole"))
 
@@ -109,7 +108,7 @@ def test_two_calls_on_one_cache(case):
     outputs = []
     for number in (1, 2):
         features, tokens = given[f"call{number}/features"], given[f"call{number}/tokens"]
-        outputs.append(head(features, tokens, places[number - 1], masks[number - 1], cache))
+        outputs.append(head.predict(features, tokens, places[number - 1], masks[number - 1], cache))
         cache.advance(tokens.shape[1])
     if case == "anole":
         start = int(given["position_shift"])
@@ -132,7 +131,7 @@ def test_a_padded_training_batch(case):
     given, seen = recording.arrays, recording.arrays["batch/attention_mask"].bool()
     count = seen.shape[1]
     mask = behind(count, 0) & seen[:, None] | torch.eye(count, dtype=torch.bool)
-    output = recording.head(given["batch/features"], given["batch/tokens"], torch.arange(count), mask)
+    output = recording.head.predict(given["batch/features"], given["batch/tokens"], torch.arange(count), mask)
     assert not seen.all()
     close(output[seen], given["batch/output"][seen], 1e-5)
 
@@ -149,7 +148,7 @@ def test_the_rotary_table_belongs_to_the_token_that_is_read(case):
     assert (int(used[0]), int(used[-1])) == (sizes["first_nonzero_row"], sizes["last_nonzero_row"])
     with pytest.raises(IndexError):
         head.rotary(torch.tensor([sizes["table_length"]]))
-    output = head(given["edge/features"], given["edge/tokens"], given["edge/positions"], behind(5, 0))
+    output = head.predict(given["edge/features"], given["edge/tokens"], given["edge/positions"], behind(5, 0))
     close(output, given["edge/output"], 1e-5)
 
 
@@ -166,19 +165,23 @@ def test_names_of_published_checkpoints():
 def test_sizes_of_published_heads():
     """LANTERN's for LlamaGen XL have 44.6M parameters, for Anole about 0.5B, 268M of them the frozen embedding."""
     anole = ChameleonConfig(vocab_size=65536)
-    for target_config, millions, frozen in ((published("XL"), 44.6, 21.0), (anole, 504.4, 268.4)):
+    shapes = llamagen_shape(published("XL")), anole_shape(anole, 32)
+    for shape, millions, frozen in zip(shapes, (44.6, 504.4), (21.0, 268.4), strict=True):
         with torch.device("meta"):
-            head = EagleHead(eagle_shape(EAGLE, target_config))
+            head = ImageEagleHead(EAGLE.layer(shape))
+        assert EAGLE.frozen_beside(shape) == sum(p.numel() for p in head.parameters() if not p.requires_grad)
+        assert EAGLE.count(shape) == {"trainable": sum(p.numel() for p in head.parameters() if p.requires_grad)}
         assert round(sum(p.numel() for p in head.parameters()) / 1e6, 1) == millions
         assert round(sum(p.numel() for p in head.parameters() if not p.requires_grad) / 1e6, 1) == frozen
 
 
 def test_the_shape_follows_the_target_and_the_config():
     config = EagleConfig(kind="eagle", num_heads=4, intermediate_size=7, norm_eps=0.5)
-    shape = eagle_shape(config, llamagen().config)
+    shape = config.layer(llamagen_shape(llamagen().config))
     assert (shape.num_heads, shape.num_kv_heads, shape.intermediate_size, shape.norm_eps) == (4, 4, 7, 0.5)
     turned = ChameleonConfig(rope_parameters={"rope_type": "default", "rope_theta": 500.0}, rms_norm_eps=1e-3)
-    assert eagle_shape(EAGLE, turned).rope_theta == 500.0 and eagle_shape(EAGLE, turned).norm_eps == 1e-3
+    shape = EAGLE.layer(anole_shape(turned, 32))
+    assert shape.rope_theta == 500.0 and shape.norm_eps == 1e-3
 
 
 # ---- the proposal, cycle by cycle
@@ -194,7 +197,7 @@ def test_whole_drafts_over_two_cycles(case):
     weight = recording.arrays["lm_head.weight"]
     guidance = Guidance(given["cfg/cfg_scale"].item() if recording.guided else 1.0)
     allowed = slice(4, 60) if case == "anole" else slice(None)
-    proposal = EagleProposal(recording.head, LmHead(weight, guidance, allowed).guided)
+    proposal = ImageEagleProposal(recording.head, LmHead(weight, guidance, allowed).guided)
     policy = Dynamic(int(given["cfg/n_draft"]) + 1, int(given["cfg/depth"]), int(given["cfg/top_k"]))
     histories = [given[f"cycle{i}/token_history"] for i in (1, 2)]
     histories = [h if h.dim() == 2 else h[None] for h in histories]
@@ -244,7 +247,11 @@ class Answers(nn.Module):
         super().__init__()
         self.shape, self.fc, self.states = SimpleNamespace(mask_padding=mask_padding), nn.Linear(1, 1), states
 
-    def forward(self, features, tokens, positions, mask, cache=None):
+    @property
+    def dtype(self):
+        return self.fc.weight.dtype
+
+    def predict(self, features, tokens, positions, mask, cache=None):
         self.fed = SimpleNamespace(features=features, tokens=tokens, positions=positions, mask=mask)
         return features if self.states is None else self.states
 
@@ -256,9 +263,11 @@ class Teaches(LmHead):
         super().__init__(weight, Guidance())
         seen = torch.ones_like(tokens, dtype=torch.bool) if mask is None else mask
         places = torch.arange(tokens.shape[1]).expand_as(tokens)
-        self.stored = TargetSequence(tokens, features, seen, places, count, (0,) * len(tokens))
+        self.stored = TargetStates(
+            features, {}, places[None], ids=tokens, mask=seen, num_generated=count, padding=(0,) * len(tokens)
+        )
 
-    def sequence(self, batch, uncond):
+    def states(self, batch, taps):
         return self.stored
 
 
@@ -278,8 +287,8 @@ def test_alignment_is_eagles(name):
     count, features = int(stored.sum()), given["features"]
     head = Answers()
     stand_in = Teaches(tokens[None], features[None], count, torch.eye(features.shape[1]))
-    training = EagleTraining(head, stand_in, EagleLoss(mask="eagle", noise=0))
-    found = training(empty_batch())
+    training = ImageEagleTraining(head, stand_in, EagleLoss(mask="eagle", noise=0))
+    found = step_of(training, stand_in, empty_batch())
     assert head.fed.tokens[0].tolist() == wanted["token_in"][:-1].tolist()
     assert torch.equal(head.fed.features[0], wanted["feature_in"][:-1])
     assert head.fed.positions[0].tolist() == list(range(len(tokens) - 1))
@@ -305,7 +314,7 @@ def test_losses_are_eagles():
     settings = EagleLoss(token=given["p_weight"].item())
     assert settings.feature == 1 and settings.token == pytest.approx(EagleLoss().token)
     keep = given["loss_mask"].bool()
-    training = EagleTraining(Answers(), stand_in, settings)
+    training = ImageEagleTraining(Answers(), stand_in, settings)
     total, metrics = training._unguided(given["predicted"][keep], given["target"][keep])
     count = given["mask_count"] + 1e-5
     close(metrics["feature_loss"] / count, given["vloss"], 1e-5)
@@ -327,13 +336,13 @@ def test_noise_depends_on_the_length(number, length, monkeypatch):
     monkeypatch.setattr(module, "row_uniforms", lambda like, padding, seeds: u.to(like))
     head = Answers(torch.zeros(1, length - 1, 3))
     stand_in = Teaches(torch.zeros(1, length).long(), clean, 4, torch.eye(3))
-    training = EagleTraining(head, stand_in, EagleLoss())
-    noisy = training.train()(empty_batch())
+    training = ImageEagleTraining(head, stand_in, EagleLoss())
+    noisy = step_of(training.train(), stand_in, empty_batch())
     close(head.fed.features[:, :shown], given[f"L{length}/noisy"][:, :shown], 1e-6)
     u.fill_(1.0)
-    training(empty_batch())
+    step_of(training, stand_in, empty_batch())
     close((head.fed.features - clean[:, :-1]).abs().max(), given["amplitude"][number], 1e-6)
-    quiet = training.eval()(empty_batch())
+    quiet = step_of(training.eval(), stand_in, empty_batch())
     assert torch.equal(head.fed.features, clean[:, :-1])
     close(noisy.loss_sum, quiet.loss_sum, 0.0)  # what is predicted stays clean
 
@@ -345,7 +354,8 @@ def test_noise_of_a_padded_row_counts_its_own_places(monkeypatch):
     seen[1, :3] = False
     head = Answers(mask_padding=True)
     stand_in = Teaches(torch.zeros(2, 8).long(), torch.zeros(2, 8, 3), 4, torch.eye(3), seen)
-    EagleTraining(head, stand_in, EagleLoss(noise=0.2)).train()(empty_batch(2))
+    training = ImageEagleTraining(head, stand_in, EagleLoss(noise=0.2)).train()
+    step_of(training, stand_in, empty_batch(2))
     close(head.fed.features[:, 0, 0], 0.1 * 512 / torch.tensor([8.0, 5.0]), 1e-5)
     eye = torch.eye(7, dtype=torch.bool)
     assert torch.equal(head.fed.mask, (behind(7, 0) & seen[:, None, :-1]) | eye)
@@ -354,11 +364,11 @@ def test_noise_of_a_padded_row_counts_its_own_places(monkeypatch):
 def test_noise_follows_from_a_rows_seed_alone():
     """The global generator, which another rank or a resumed run may have elsewhere, is not drawn from."""
     _, teacher, head, batch = setting()
-    training = EagleTraining(head, teacher, EagleLoss(guided=1.0)).train()
+    training = ImageEagleTraining(head, teacher, EagleLoss(guided=1.0)).train()
 
     def loss(state, *seeds):
         torch.manual_seed(state)
-        found = training(replace(batch, seeds=seeds)).loss_sum.detach()
+        found = step_of(training, teacher, replace(batch, seeds=seeds)).loss_sum.detach()
         assert torch.equal(torch.get_rng_state(), torch.Generator().manual_seed(state).get_state())
         return found
 
@@ -371,7 +381,7 @@ def test_noise_follows_from_a_rows_seed_alone():
     assert uniforms[0].min() < 0.001 and uniforms[0].max() > 0.999 and abs(uniforms[0].mean() - 0.5) < 0.01
     assert (uniforms[1, :50] == 0.5).all() and not (uniforms[1, 50:] == 0.5).all(-1).any()
     with pytest.raises(AssertionError, match="3 rows and 0 seeds"):
-        training(replace(batch, seeds=()))
+        step_of(training, teacher, replace(batch, seeds=()))
 
 
 def setting(condition="text", count=3, *, scale=3.0, interval=-1, seed=0):
@@ -383,7 +393,7 @@ def setting(condition="text", count=3, *, scale=3.0, interval=-1, seed=0):
     batch = code_batch(model, codes, uncond=uncond, real=torch.arange(count) != count - 1)
     teacher = target(model, scale, interval)
     torch.manual_seed(seed)
-    return model, teacher, build_head(EAGLE, teacher), batch
+    return model, teacher, EAGLE.build(teacher), batch
 
 
 def by_hand(model, head, batch, row, without):
@@ -392,7 +402,7 @@ def by_hand(model, head, batch, row, without):
     features = true_features(model, batch.conditions[row], 2, codes)[int(without)]
     tokens = torch.tensor([0] * (slots - 1) + codes)
     length = len(features) - 1
-    predicted = head(features[None, :-1], tokens[None], torch.arange(length), behind(length, 0))[0]
+    predicted = head.predict(features[None, :-1], tokens[None], torch.arange(length), behind(length, 0))[0]
     return predicted[slots - 1 : -1], features[slots:-1]
 
 
@@ -404,7 +414,7 @@ def cross(goal, ours):
 def test_the_loss_of_a_batch_by_hand(condition):
     """Row by row without batching; the unconditional row sees the unconditional states under its caption's mask."""
     model, teacher, head, batch = setting(condition)
-    found = EagleTraining(head, teacher, EagleLoss(noise=0))(batch)
+    found = step_of(ImageEagleTraining(head, teacher, EagleLoss(noise=0)), teacher, batch)
     feature, token, ranks = 0.0, 0.0, []
     for row in (0, 1):
         predicted, true = by_hand(model, head, batch, row, without=row == 1)
@@ -429,7 +439,7 @@ def test_guided_pairs_by_hand(kind, interval):
     """
     model, teacher, head, batch = setting(scale=3.0, interval=interval)
     loss = EagleLoss(noise=0, guided=0.7, guided_divergence=kind)
-    found = EagleTraining(head, teacher, loss)(batch)
+    found = step_of(ImageEagleTraining(head, teacher, loss), teacher, batch)
     sides, guided, hits = 0.0, 0.0, 0
     for row in (0, 1):
         predicted, true = zip(*(by_hand(model, head, batch, row, without) for without in (False, True)), strict=True)
@@ -458,17 +468,18 @@ def test_padded_rows_of_anole_are_trained_as_they_are_alone(guided, noise):
     """
     teacher = anole()
     torch.manual_seed(0)
-    head = build_head(EAGLE, teacher)
+    head = EAGLE.build(teacher)
     texts = (torch.tensor([25]), torch.tensor([30, 24, 27, 33]), torch.tensor([28, 29]))
     codes = torch.randint(0, 16, (3, 16), generator=torch.Generator().manual_seed(0))
     uncond = torch.tensor([False, False, True])
-    training = EagleTraining(head, teacher, EagleLoss(noise=noise, guided=guided)).train()
+    training = ImageEagleTraining(head, teacher, EagleLoss(noise=noise, guided=guided)).train()
 
     def loss(rows):
         conditions = tuple(texts[row] for row in rows)
         real = torch.ones(len(rows), dtype=torch.bool)
         names, seeds = tuple("abc"[row] for row in rows), tuple(2**62 + 7 * row for row in rows)
-        return training(CodeBatch(codes[rows], conditions, uncond[rows], real, names, 15, seeds))
+        batch = CodeBatch(codes[rows], conditions, uncond[rows], real, names, 15, seeds)
+        return step_of(training, teacher, batch)
 
     whole = loss([0, 1, 2])
     alone = [loss([row]) for row in range(3)]
@@ -482,9 +493,9 @@ def test_nothing_but_the_head_is_trained():
     model, teacher, head, batch = setting()
     before = {name: weight.clone() for name, weight in model.state_dict().items()}
     for guided in (0.0, 1.0):
-        training = EagleTraining(head, teacher, EagleLoss(guided=guided)).train()
+        training = ImageEagleTraining(head, teacher, EagleLoss(guided=guided)).train()
         training.zero_grad()
-        training(batch).loss_sum.backward()
+        step_of(training, teacher, batch).loss_sum.backward()
         names = [name for name, _ in training.parts()["head"]]
         assert "embed_tokens.weight" not in names and "fc.weight" in names
         for name, weight in head.named_parameters():
@@ -515,14 +526,16 @@ def test_training_teaches():
 
 def test_our_heads_travel_without_the_embedding(tmp_path):
     _, teacher, head, batch = setting()
-    save_head(head, tmp_path, {"target": "tiny"})
+    EAGLE.save(head, tmp_path, {"target": "tiny"})
     assert json.loads((tmp_path / "draftsmith.json").read_text()) == {"target": "tiny"}
     assert json.loads((tmp_path / "config.json").read_text())["grid"] == 4
-    back = load_head(EAGLE, tmp_path, teacher, torch.float32)
+    back = EAGLE.load(tmp_path, teacher)
     assert back.embed_tokens.weight.data_ptr() == teacher.embedding.data_ptr()
-    losses = [EagleTraining(h, teacher, EagleLoss(noise=0))(batch).loss_sum for h in (head, back)]
+    losses = [
+        step_of(ImageEagleTraining(h, teacher, EagleLoss(noise=0)), teacher, batch).loss_sum for h in (head, back)
+    ]
     assert torch.equal(*losses)
-    assert load_head(EAGLE, tmp_path, teacher, torch.bfloat16).fc.weight.dtype == torch.bfloat16
+    assert EAGLE.load(tmp_path, teacher, dtype=torch.bfloat16).fc.weight.dtype == torch.bfloat16
 
 
 def test_a_published_head_keeps_its_own_embedding(tmp_path):
@@ -532,11 +545,11 @@ def test_a_published_head_keeps_its_own_embedding(tmp_path):
     state["embed_tokens.weight"] = teacher.model.output.weight.clone()
     torch.save(state, tmp_path / "pytorch_model.bin")
     before = teacher.embedding.clone()
-    back = load_head(EAGLE, tmp_path, teacher, torch.float32)
+    back = EAGLE.load(tmp_path, teacher)
     assert torch.equal(back.embed_tokens.weight, teacher.model.output.weight)
     assert not back.embed_tokens.weight.requires_grad and torch.equal(teacher.embedding, before)
     save_eagle(back, tmp_path / "again", {}, with_embedding=True)
-    again = load_head(EAGLE, tmp_path / "again", teacher, torch.float32)
+    again = EAGLE.load(tmp_path / "again", teacher)
     assert torch.equal(again.embed_tokens.weight, teacher.model.output.weight)
 
 
@@ -557,10 +570,10 @@ def test_a_head_without_a_bias(tmp_path):
 )
 def test_a_head_of_another_target_is_refused_by_name(tmp_path, changes, problem):
     """Most that differs is in no weight's shape: the head would load, and draft badly."""
-    save_head(setting()[2], tmp_path, {})
+    EAGLE.save(setting()[2], tmp_path, {})
     other = target(llamagen(**{"condition": "text", **changes}))
     with pytest.raises(UserError) as caught:
-        load_head(EAGLE, tmp_path, other, torch.float32)
+        EAGLE.load(tmp_path, other)
     assert problem in str(caught.value) and str(tmp_path) in str(caught.value)
 
 
@@ -568,16 +581,16 @@ def test_a_published_head_and_its_config_are_taken_as_they_are(tmp_path):
     """Its config.json is transformers' or EAGLE's own and says nothing of ours."""
     torch.save(setting()[2].state_dict(), tmp_path / "pytorch_model.bin")
     (tmp_path / "config.json").write_text(json.dumps({"model_type": "llama", "hidden_size": 32, "bias": True}))
-    assert load_head(EAGLE, tmp_path, setting()[1], torch.float32).fc.bias is not None
+    assert EAGLE.load(tmp_path, setting()[1]).fc.bias is not None
     (tmp_path / "config.json").write_text("{")
     with pytest.raises(UserError, match=r"config.json"):
-        load_head(EAGLE, tmp_path, setting()[1], torch.float32)
+        EAGLE.load(tmp_path, setting()[1])
 
 
 def test_a_published_head_of_another_vocabulary_is_refused(tmp_path):
     torch.save(setting()[2].state_dict(), tmp_path / "pytorch_model.bin")
     with pytest.raises(UserError, match=r"embed_tokens.weight is \[24, 32\], expected \[30, 32\]"):
-        load_head(EAGLE, tmp_path, target(llamagen("text", vocab=30)), torch.float32)
+        EAGLE.load(tmp_path, target(llamagen("text", vocab=30)))
 
 
 class Hostile:
@@ -600,7 +613,7 @@ def test_files_that_are_no_head_are_refused(tmp_path, content, monkeypatch):
         path.touch()
     _, teacher, _, _ = setting()
     with pytest.raises(UserError) as caught:
-        load_head(EAGLE, tmp_path, teacher, torch.float32)
+        EAGLE.load(tmp_path, teacher)
     assert str(tmp_path) in str(caught.value)
     assert not (tmp_path / "hostile").exists()
     if content == "code":

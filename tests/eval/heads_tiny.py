@@ -1,14 +1,19 @@
-"""A stand-in for a target's tables, small configs of published families, and batches of states for heads that read."""
+"""A stand-in for a target's tables, small configs of published families, and batches with states for heads.
 
+A case is a pair: a `Batch`, and the `TargetStates` that a target of random weights might have for it.
+"""
+
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 
 import numpy as np
 import torch
-from draftsmith.core.nouns import IMAGE, TEXT
+from draftsmith.core.nouns import IMAGE, TEXT, Batch
 from draftsmith.core.section import Section
-from draftsmith.core.states import StatesBatch, StatesWanted, feature_places, visual_places
-from draftsmith.models.drafters.reading import ReadingConfig
+from draftsmith.core.states import Taps, TargetStates, feature_places, visual_places
+from draftsmith.models.drafters import AnyDrafter
+from draftsmith.models.targets.base import language_shape
 from transformers import LlamaConfig
 from transformers.models.qwen2_5_vl.configuration_qwen2_5_vl import Qwen2_5_VLTextConfig
 
@@ -31,7 +36,7 @@ SETTINGS = {
 
 
 class Holder(Section):
-    drafter: ReadingConfig
+    drafter: AnyDrafter
 
 
 def config_of(**settings):
@@ -48,11 +53,17 @@ def arrays(name: str, prefix: str = "") -> dict[str, torch.Tensor]:
 
 
 class Tables:
-    """`ReadTarget` without a model: what training and proposals ask of it."""
+    """A target without its layers: what building, training and proposals of heads ask of it."""
+
+    device = torch.device("cpu")
 
     def __init__(self, config, embedding, head_weight, banned=()):
         self.config, self.embedding, self.head_weight = config, embedding, head_weight
         self.banned = list(banned)
+
+    @property
+    def shape(self):
+        return language_shape(self.config)
 
     def scores(self, feature):
         scores = (feature @ self.head_weight.to(feature).T).to(
@@ -76,6 +87,19 @@ def text_config(*, qwen: bool = True, hidden=32, heads=4, kv_heads=2, intermedia
     )  # fmt: skip
 
 
+STRETCHED = {
+    "linear": {"factor": 4.0},
+    "llama3": {"factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0, "original_max_position_embeddings": 64},
+    "yarn": {"factor": 4.0, "original_max_position_embeddings": 64},
+}
+
+
+def stretched_text(kind, qwen=False, **more):
+    text = text_config(qwen=qwen, hidden=64, heads=2)
+    numbers = {"rope_type": kind, "rope_theta": 10000.0, **STRETCHED.get(kind, {}), **more}
+    return type(text)(**text.to_dict() | {"rope_parameters": numbers, "max_position_embeddings": 512})
+
+
 def tables(seed: int = 0, *, dtype=torch.float32, banned=(), **sizes) -> Tables:
     config = text_config(**sizes)
     generator = torch.Generator().manual_seed(seed)
@@ -83,7 +107,9 @@ def tables(seed: int = 0, *, dtype=torch.float32, banned=(), **sizes) -> Tables:
     return Tables(config, *(torch.randn(shape, generator=generator, dtype=dtype) for _ in range(2)), banned=banned)
 
 
-def states_batch(rows, wanted: StatesWanted, *, width=32, vocab=44, seed=0, everything=False) -> StatesBatch:
+def states_batch(
+    rows, taps: Taps, *, width=32, vocab=44, seed=0, everything=False
+) -> tuple[Batch, TargetStates]:  # fmt: skip
     """Rows are strings: t a word of the prompt, v an image token, a a supervised word. States are random.
 
     Args:
@@ -96,19 +122,65 @@ def states_batch(rows, wanted: StatesWanted, *, width=32, vocab=44, seed=0, ever
     mask, modality = codes >= 0, torch.where(codes == 1, IMAGE, TEXT).to(torch.int8)
     loss_mask = codes == 2
     ids = torch.randint(4, vocab, codes.shape, generator=generator).masked_fill(codes == 1, 1).masked_fill(~mask, 0)
-    feature, layers = draw(), {layer: draw() for layer in wanted.layers}
+    feature, layers = draw(), {layer: draw() for layer in taps.layers}
     if not everything:
-        text = feature_places(modality, mask, loss_mask, wanted.everywhere)
+        text = feature_places(modality, mask, loss_mask, taps.everywhere)
         visual = visual_places(modality, mask)
         feature = feature.masked_fill(~text[..., None], 0)
         for layer in layers:
-            kept = (text & (layer in wanted.text_layers)) | (visual & (layer in wanted.visual_layers))
+            kept = (text & (layer in taps.text_layers)) | (visual & (layer in taps.visual_layers))
             layers[layer] = layers[layer].masked_fill(~kept[..., None], 0)
     positions = torch.arange(length).expand(1, len(rows), -1)
-    return StatesBatch(
-        ids, mask, loss_mask, modality, positions, feature, tuple(f"r{i}" for i in range(len(rows))), layers,
-        tuple(range(seed, seed + len(rows))),
+    names, seeds = tuple(f"r{i}" for i in range(len(rows))), tuple(range(seed, seed + len(rows)))
+    batch = Batch(ids, mask, loss_mask, modality, positions, None, names, seeds=seeds)
+    return batch, TargetStates(feature, layers, positions)
+
+
+def rows_of(batch: Batch, states: TargetStates, rows: slice, length: int | None = None) -> tuple[Batch, TargetStates]:
+    """Some rows of a case, cut to `length` tokens."""
+    pick, end = rows, slice(length)
+    part = replace(
+        batch, ids=batch.ids[pick, end], attention_mask=batch.attention_mask[pick, end],
+        loss_mask=batch.loss_mask[pick, end], modality=batch.modality[pick, end],
+        positions=batch.positions[:, pick, end], sample_ids=batch.sample_ids[pick], seeds=batch.seeds[pick],
     )  # fmt: skip
+    layers = {layer: held[pick, end] for layer, held in states.layers.items()}
+    return part, TargetStates(states.feature[pick, end], layers, states.positions[:, pick, end])
+
+
+# A picture between texts, two pictures, text alone; the trained answer at the end. Of unequal lengths.
+ROWS = ("ttvvvttaaa", "tvvtvvvtaaaa", "ttttaaa")
+
+
+def head_of(config, shape, draft_ids=None):
+    """A fresh head for a target's shape."""
+    return config.module(config.layer(shape), draft_ids)
+
+
+def built(name: str, seed: int = 0, **changes):
+    """(config, target, training in evaluation mode) with loud random weights."""
+    config, target = config_of(**SETTINGS[name] | changes), tables(banned=(0, 1))
+    torch.manual_seed(seed)
+    head = config.build(target, count_tokens=lambda: torch.arange(44))
+    for parameter in head.parameters():
+        if parameter.dim() > 1:
+            parameter.data = torch.randn_like(parameter) / parameter.shape[-1] ** 0.5
+    return config, target, config.training_objective(head, target).eval()
+
+
+def case_for(config, target, rows=ROWS, **more):
+    """The batch and the states that the config's training asks for."""
+    return states_batch(rows, config.taps_for(target.shape, training=True), **more)
+
+
+@torch.no_grad()
+def outputs(training, batch, states):
+    """Passes of a case as {(row, entry): [W,D]} over text entries."""
+    filled, positions = training.fill(batch, states)
+    passes = torch.stack(training.passes(filled, positions, batch), 2)
+    layout = filled.layout
+    places = (layout.real & ~layout.visual).nonzero().tolist()
+    return {(row, int(layout.index[row, n])): passes[row, n] for row, n in places}
 
 
 def verified(step, tokens, bonus):

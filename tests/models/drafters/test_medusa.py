@@ -1,4 +1,4 @@
-"""Medusa heads: which place each level speaks of, in training and decoding, and files."""
+"""Medusa heads of image generators: which place each level speaks of, in training and decoding, and files."""
 
 import json
 
@@ -6,20 +6,19 @@ import pytest
 import torch
 from draftsmith.core.errors import UserError
 from draftsmith.models.decoding.warp import Warp
-from draftsmith.models.drafters.heads import build_head, load_head, save_head
 from draftsmith.models.drafters.medusa import (
     MedusaConfig,
     MedusaHead,
+    MedusaImageTraining,
     MedusaLoss,
     MedusaProposal,
     MedusaShape,
-    MedusaTraining,
 )
 from draftsmith.models.losses import divergence
 from draftsmith.models.targets.base import Taps
 from torch import nn
 from torch.nn import functional as F
-from visual_tiny import MEDUSA, code_batch, llamagen, request, target, trained, true_features
+from visual_tiny import MEDUSA, code_batch, llamagen, request, step_of, target, trained, true_features
 
 
 def close(found, expected, tolerance):
@@ -32,7 +31,7 @@ def setting(condition="text", *, num_heads=3, num_layers=1, seed=0):
     codes = torch.randint(0, 24, (3, 16), generator=torch.Generator().manual_seed(seed))
     real = torch.tensor([True, True, False])
     batch = code_batch(model, codes, uncond=torch.tensor([False, True, False]), real=real)
-    head = build_head(MedusaConfig(kind="medusa", num_heads=num_heads, num_layers=num_layers), target(model))
+    head = MedusaConfig(kind="medusa", num_heads=num_heads, num_layers=num_layers).build(target(model))
     torch.manual_seed(seed)
     for weight in head.parameters():
         nn.init.normal_(weight, std=0.2)
@@ -42,7 +41,7 @@ def setting(condition="text", *, num_heads=3, num_layers=1, seed=0):
 @pytest.mark.parametrize("num_layers", [1, 2])
 def test_fresh_heads_say_what_the_targets_own_head_does(num_layers):
     model = llamagen()
-    head = build_head(MedusaConfig(kind="medusa", num_heads=4, num_layers=num_layers), target(model))
+    head = MedusaConfig(kind="medusa", num_heads=4, num_layers=num_layers).build(target(model))
     features = torch.randn(2, 3, 32)
     assert torch.equal(head(features), features.expand(4, -1, -1, -1))
     head(features).sum().backward()
@@ -70,7 +69,9 @@ def features_by_hand(model, batch, row):
 def test_the_loss_by_hand(kind, condition):
     """Level i of state j against code j + i + 1, or the distribution there; level i has i places fewer."""
     model, head, batch = setting(condition)
-    found = MedusaTraining(head, target(model), MedusaLoss(token_divergence=kind, decay=0.5))(batch)
+    found = step_of(
+        MedusaImageTraining(head, target(model), MedusaLoss(token_divergence=kind, decay=0.5)), target(model), batch
+    )
     total, ranks, first = 0.0, [], 0.0
     for row in (0, 1):
         states, codes = features_by_hand(model, batch, row), batch.codes[row]
@@ -108,8 +109,8 @@ def test_states_one_place_on_are_right_and_others_are_not():
     model, _, batch = setting()
     losses = []
     for by in (0, 1, 2):
-        training = MedusaTraining(Shifted(by), target(model), MedusaLoss(token_divergence="kl"))
-        found = training(batch)
+        training = MedusaImageTraining(Shifted(by), target(model), MedusaLoss(token_divergence="kl"))
+        found = step_of(training, target(model), batch)
         losses.append(float(found.loss_sum / found.num_tokens))
         if by == 1:
             assert int(found.metrics["top1"]) == int(found.num_tokens)
@@ -118,18 +119,18 @@ def test_states_one_place_on_are_right_and_others_are_not():
 
 def test_images_shorter_than_the_levels():
     model, head, batch = setting(num_heads=20)
-    found = MedusaTraining(head, target(model), MedusaLoss())(batch)
+    found = step_of(MedusaImageTraining(head, target(model), MedusaLoss()), target(model), batch)
     short = setting(num_heads=15)
-    same = MedusaTraining(short[1], target(model), MedusaLoss())
+    same = MedusaImageTraining(short[1], target(model), MedusaLoss())
     short[1].load_state_dict({k: v for k, v in head.state_dict().items() if k in short[1].state_dict()})
-    assert torch.equal(found.loss_sum, same(batch).loss_sum)
+    assert torch.equal(found.loss_sum, step_of(same, target(model), batch).loss_sum)
 
 
 def test_only_the_heads_are_trained():
     model, head, batch = setting()
     before = {name: weight.clone() for name, weight in model.state_dict().items()}
-    training = MedusaTraining(head, target(model), MedusaLoss()).train()
-    training(batch).loss_sum.backward()
+    training = MedusaImageTraining(head, target(model), MedusaLoss()).train()
+    step_of(training, target(model), batch).loss_sum.backward()
     assert all(weight.grad.any() and weight.grad.isfinite().all() for weight in head.parameters())
     assert all(weight.grad is None for weight in model.parameters())
     assert {name for name, _ in training.parts()["heads"]} == set(head.state_dict())
@@ -172,13 +173,13 @@ def test_levels_are_numbered_from_the_token_behind_the_last_committed():
 
 def test_heads_travel(tmp_path):
     model, head, _ = setting(num_layers=2)
-    save_head(head, tmp_path, {"target": "tiny"})
+    MEDUSA.save(head, tmp_path, {"target": "tiny"})
     assert json.loads((tmp_path / "config.json").read_text())["num_heads"] == 3
     assert json.loads((tmp_path / "draftsmith.json").read_text()) == {"target": "tiny"}
     config = MedusaConfig(kind="medusa", num_heads=3, num_layers=2)
-    back = load_head(config, tmp_path, target(model), torch.float32)
+    back = config.load(tmp_path, target(model))
     assert all(torch.equal(weight, back.state_dict()[name]) for name, weight in head.state_dict().items())
-    assert load_head(config, tmp_path, target(model), torch.bfloat16).heads[0][0].linear.weight.dtype == torch.bfloat16
+    assert config.load(tmp_path, target(model), dtype=torch.bfloat16).heads[0][0].linear.weight.dtype == torch.bfloat16
 
 
 @pytest.mark.parametrize(
@@ -191,10 +192,10 @@ def test_heads_travel(tmp_path):
     ],
 )
 def test_heads_of_another_shape_are_refused_by_name(tmp_path, changes, dim, problem):
-    save_head(setting()[1], tmp_path, {})
+    MEDUSA.save(setting()[1], tmp_path, {})
     other = target(llamagen("text", dim=dim))
     with pytest.raises(UserError) as caught:
-        load_head(MedusaConfig(kind="medusa", **{"num_heads": 3, **changes}), tmp_path, other, torch.float32)
+        MedusaConfig(kind="medusa", **{"num_heads": 3, **changes}).load(tmp_path, other)
     assert problem in str(caught.value) and str(tmp_path) in str(caught.value)
 
 
@@ -203,5 +204,5 @@ def test_files_that_hold_no_heads_are_refused(tmp_path, content):
     if content is not None:
         (tmp_path / "model.safetensors").write_bytes(content)
     with pytest.raises(UserError) as caught:
-        load_head(MEDUSA, tmp_path, target(llamagen()), torch.float32)
+        MEDUSA.load(tmp_path, target(llamagen()))
     assert str(tmp_path) in str(caught.value)

@@ -1,0 +1,68 @@
+"""EAGLE-3: its layer written out, and its own vocabulary."""
+
+import pytest
+import torch
+from draftsmith.core.errors import UserError
+from draftsmith.models.drafters.eagle3 import likeliest_ids
+from heads_tiny import built, case_for, outputs
+from torch.nn import functional as F
+
+
+def test_eagle3s_layer_written_out():
+    config, target, training = built("eagle3", mtp_steps=0)
+    (batch, states), w = case_for(config, target, ("ttttaaa",)), dict(training.head.named_parameters())
+
+    def norm(x, name):
+        return F.rms_norm(x, (32,), w[name], 1e-6)
+
+    with torch.no_grad():
+        taps = torch.cat([states.layers[layer][0, :-1] for layer in (2, 4, 5)], -1)
+        state, embed = taps @ w["fc.weight"].T, target.embedding[batch.ids[0, 1:]]
+        joined = torch.cat(
+            [norm(embed, "midlayer.input_layernorm.weight"), norm(state, "midlayer.hidden_norm.weight")], -1
+        )
+        q, k, v = ((joined @ w[f"midlayer.self_attn.{n}_proj.weight"].T).view(6, -1, 8).transpose(0, 1) for n in "qkv")
+        angle = torch.arange(6)[:, None] / 10000 ** (torch.arange(4) / 4)
+        cos, sin = angle.cos().repeat(1, 2), angle.sin().repeat(1, 2)
+        turn = lambda x: x * cos + torch.cat([-x[..., 4:], x[..., :4]], -1) * sin  # noqa: E731
+        mixed = F.scaled_dot_product_attention(
+            turn(q), turn(k).repeat_interleave(2, 0), v.repeat_interleave(2, 0), is_causal=True
+        )
+        state = state + mixed.transpose(0, 1).flatten(1) @ w["midlayer.self_attn.o_proj.weight"].T
+        inner = norm(state, "midlayer.post_attention_layernorm.weight")
+        gate, up = (inner @ w[f"midlayer.mlp.{n}_proj.weight"].T for n in ("gate", "up"))
+        state = state + (F.silu(gate) * up) @ w["midlayer.mlp.down_proj.weight"].T
+    for slot in range(6):
+        torch.testing.assert_close(outputs(training, batch, states)[0, slot][0], state[slot], atol=2e-5, rtol=1e-4)
+
+
+def test_eagle3_leaves_out_slots_that_its_vocabulary_cannot_say():
+    config, target, training = built("eagle3-read", mtp_steps=0)
+    batch, states = case_for(config, target)
+    ids = training.head.draft_ids
+    assert ids.tolist() == list(range(24, 44)) and training.head.t2d.nonzero()[:, 0].tolist() == ids.tolist()
+    with torch.no_grad():
+        scores = target.scores(states.feature)
+        step = training(batch, states)
+        filled, positions = training.fill(batch, states)
+        (hidden,) = training.passes(filled, positions, batch)
+        expected, kept = 0.0, 0
+        for row, place in batch.loss_mask.nonzero().tolist():
+            if int(scores[row, place].argmax()) not in ids.tolist():
+                continue
+            kept += 1
+            p = scores[row, place][ids].softmax(-1)
+            ours = training.head.lm_head(training.head.norm(hidden[row, place - 1]))
+            expected -= float((p * ours.log_softmax(-1)).sum())
+    assert 0 < kept < int(step.num_tokens) == 10
+    assert step.loss_sum.item() == pytest.approx(expected, rel=1e-4)
+    whole = training.head.vocabulary(ours)
+    assert whole.shape == (44,) and whole[:24].isneginf().all() and torch.equal(whole[24:], ours)
+
+
+def test_likeliest_ids():
+    counts, never = torch.tensor([5, 0, 7, 7, 1]), torch.tensor([True, False, False, False, False])
+    assert likeliest_ids(counts, 2).tolist() == [2, 3]
+    assert likeliest_ids(counts, 3, never).tolist() == [2, 3, 4]
+    with pytest.raises(UserError, match="draft_vocab_size is 5, and 4 ids can come"):
+        likeliest_ids(counts, 5, never)

@@ -1,0 +1,248 @@
+"""The training forward of hidden-state heads: rows, passes and noise, and brute-force checks of both attentions."""
+
+import itertools
+from dataclasses import replace
+
+import pytest
+import torch
+from draftsmith.models.decoding.cache import Cache
+from draftsmith.models.drafters.head_losses import HeadObjective
+from heads_tiny import ROWS, SETTINGS, built, case_for, config_of, outputs, rows_of, states_batch, tables
+from torch.nn import functional as F
+
+
+@pytest.mark.parametrize("name", SETTINGS)
+def test_rows_do_not_see_each_other(name):
+    """A batch is its rows one by one: padding, other rows' pictures and their numbers change nothing."""
+    config, target, training = built(name)
+    batch, states = case_for(config, target)
+    together, whole = outputs(training, batch, states), training(batch, states)
+    total = 0.0
+    for row in range(len(ROWS)):
+        length = len(ROWS[row])
+        alone = rows_of(batch, states, slice(row, row + 1), length)
+        found = outputs(training, *alone)
+        assert {slot for _, slot in found} == {slot for other, slot in together if other == row}
+        for (_, slot), value in found.items():
+            torch.testing.assert_close(value, together[row, slot], atol=2e-5, rtol=1e-5)
+        total += training(*alone).loss_sum.item()
+    assert whole.loss_sum.item() == pytest.approx(total, rel=1e-4)
+    assert int(whole.num_tokens) == batch.num_supervised == 10
+
+
+@pytest.mark.parametrize("name", SETTINGS)
+def test_states_that_are_not_kept_are_not_read(name):
+    """A target keeps what the training's taps ask for: full states at all other positions change nothing."""
+    config, target, training = built(name)
+    (batch, kept), (_, everything) = (case_for(config, target, everything=value) for value in (False, True))
+    assert not all(torch.equal(a, everything.layers[n]) for n, a in kept.layers.items()) or not kept.layers
+    same = outputs(training, batch, everything)
+    for place, value in outputs(training, batch, kept).items():
+        torch.testing.assert_close(value, same[place])
+    assert training(batch, kept).loss_sum.item() == pytest.approx(training(batch, everything).loss_sum.item())
+
+
+@pytest.mark.parametrize("name", SETTINGS)
+@pytest.mark.parametrize("rows", [ROWS, ("tttaaa",), ("ttvvvttttt",)], ids=["pictures", "text", "filler"])
+def test_every_batch_touches_every_weight(name, rows):
+    """Ranks whose batches differ must make the same calls, and a filler's gradient is zero, not missing."""
+    config, target, training = built(name)
+    training.train()
+    called = []
+    for module in training.head.modules():
+        module.register_forward_hook(lambda module, *_: called.append(id(module)))
+    loss = training(*case_for(config, target, rows, seed=3))
+    loss.loss_sum.backward()
+    gradients = {n: p.grad for n, p in training.head.named_parameters()}
+    assert all(g is not None and g.isfinite().all() for g in gradients.values())
+    if rows == ("ttvvvttttt",):
+        assert loss.loss_sum.item() == 0 and int(loss.num_tokens) == 0
+        assert all(float(g.abs().max()) == 0 for g in gradients.values())
+    else:
+        assert float(gradients["fc.weight"].abs().max()) > 0
+    expected = len(called)
+    training(*case_for(config, target, ("tttaaa", "tvttaa"), seed=3))
+    assert len(called) == 2 * expected
+    assert not target.embedding.requires_grad and {n for n, _ in training.parts()["head"]} == set(gradients)
+
+
+@pytest.mark.parametrize("name", ["sparrow", "vispec", "eagle3-read"])
+def test_it_learns(name):
+    config, target, training = built(name)
+    training.train()
+    batch, states = case_for(config, target)
+    optimizer = torch.optim.Adam([p for _, p in training.parts()["head"]], lr=5e-3)
+    losses = []
+    for _ in range(20):
+        step = training(batch, states)
+        optimizer.zero_grad()
+        step.loss_sum.backward()
+        optimizer.step()
+        losses.append(step.loss_sum.item())
+    assert losses[-1] < 0.75 * losses[0]
+
+
+def test_chunks_change_nothing():
+    losses, gradients = [], []
+    for name in ("sparrow", "eagle3-read"):
+        for chunk in (1, 3, 100):
+            config, target, training = built(name)
+            objective = config.terms.model_copy(update={"chunk": chunk, "listmle": 0.1, "l1": 1.0})
+            training = config.training_objective(training.head, target, objective).eval()
+            step = training(*case_for(config, target))
+            step.loss_sum.backward()
+            losses.append(step.loss_sum.item())
+            gradients.append(training.head.fc.weight.grad)
+    for first in (0, 3):
+        for other in (first + 1, first + 2):
+            assert losses[other] == pytest.approx(losses[first], rel=1e-5)
+            torch.testing.assert_close(gradients[other], gradients[first], atol=1e-4, rtol=1e-3)
+
+
+def test_states_of_inference_mode_can_be_trained_on():
+    config, target, training = built("sparrow")
+    with torch.inference_mode():
+        batch, states = case_for(config, target)
+    training.train()
+    training(batch, states).loss_sum.backward()
+
+
+@pytest.mark.parametrize("rule", ["after_text", "all"])
+def test_a_further_pass_slot_by_slot(rule):
+    """Each slot's input is built alone, from the last pass's output at the slot before it."""
+    config, target, training = built("sparrow", mtp_steps=2, replace=rule)
+    batch, states = case_for(config, target, ROWS[:1])
+    head, (row,) = training.head, ROWS[:1]
+    slots = range(len(row) - 1)
+    embeds, feature, middle = target.embedding[batch.ids[0]], states.feature[0], states.layers[4][0]
+    visual = [row[j + 1] == "v" for j in slots]
+    halves = [feature[j] for j in slots]
+    for number in range(3):
+        inputs = [
+            middle[j + 1] if visual[j] else head.fc(torch.cat([embeds[j + 1], halves[j]])) for j in slots
+        ]  # fmt: skip
+        count = len(inputs)
+        mask, rope = torch.ones(count, count).bool().tril(), head.rotary(torch.arange(count))
+        out = head.layers[0](torch.stack(inputs)[None], rope, mask, None)[0]
+        for j in slots:
+            if not visual[j]:
+                torch.testing.assert_close(outputs(training, batch, states)[0, j][number], out[j], atol=1e-5, rtol=1e-5)
+        replaced = [j > 0 and (rule == "all" or not visual[j - 1]) for j in slots]
+        halves = [out[j - 1] if replaced[j] else feature[j] for j in slots]
+    assert any(visual[j - 1] and not visual[j] for j in slots if j), "the two rules differ here"
+
+
+@pytest.mark.parametrize("name", ["sparrow-ttt", "eagle3", "eagle3-middle"])
+def test_ttt_passes_are_what_decoding_does(name):
+    """Pass s at slot i: the cache holds true slots up to i - s, and a chain of s drafts reads its own outputs."""
+    config, target, training = built(name, mtp_steps=3)
+    (batch, states), head = case_for(config, target, ("ttvvttaaaa",)), training.head
+    with torch.no_grad():
+        filled, positions = training.fill(batch, states)
+        true, layout = filled.fused(head), filled.layout
+        found, count = outputs(training, batch, states), true.shape[1]
+        for last, steps in itertools.product(range(count), (1, 2, 3)):
+            chain = range(last - steps + 1, last + 1)
+            if last - steps < 0 or bool(layout.visual[0, last - steps : last + 1].any()):
+                continue
+            if int(layout.index[0, last] - layout.index[0, last - steps]) != steps:
+                continue  # a dropped picture stands between
+            start = last - steps + 1
+            cache = Cache(1, count)
+            one = lambda part, places: part[:, places] if part is not None else None  # noqa: E731
+            direct = None if filled.direct is None else tuple(part[:, :start] for part in filled.direct)
+            out = head(
+                filled.embeds[:, :start], true[:, :start], positions[:, :start],
+                torch.ones(start, start).bool().tril(), cache, direct=direct,
+            )  # fmt: skip
+            cache.advance(start)
+            state = out[:, -1:]
+            for n in chain:
+                seen = torch.ones(1, cache.length + 1).bool()
+                state = head(one(filled.embeds, [n]), state, positions[:, n : n + 1], seen, cache)
+                cache.advance(1)
+            torch.testing.assert_close(state[0, 0], found[0, int(layout.index[0, last])][steps], atol=2e-5, rtol=1e-4)
+
+
+@pytest.mark.parametrize("name", ["sparrow", "eagle3-read"])
+def test_training_asks_for_fast_attention(name, monkeypatch):
+    """A plainly causal pass has no mask."""
+    config, target, training = built(name)
+    calls, attend = [], F.scaled_dot_product_attention
+    monkeypatch.setattr(F, "scaled_dot_product_attention", lambda *a, **k: calls.append(k) or attend(*a, **k))
+    training(*case_for(config, target))
+    masked = [call.get("attn_mask") is not None for call in calls]
+    assert masked == ([False, False] if name == "sparrow" else [False, True])
+
+
+def test_full_and_ttt_differ_and_agree_on_the_first_pass():
+    config, target, training = built("sparrow", mtp_steps=1)
+    batch, states = case_for(config, target)
+    other = config.model_copy(update={"mtp_attention": "ttt"}).training_objective(training.head, target).eval()
+    full, ttt = outputs(training, batch, states), outputs(other, batch, states)
+    assert all(torch.allclose(full[k][0], ttt[k][0], atol=1e-5) for k in full)
+    assert not all(torch.allclose(full[k][1], ttt[k][1], atol=1e-3) for k in full)
+
+
+def test_weights_of_passes():
+    config, target, training = built("eagle3", mtp_steps=2)
+    assert training.weights == pytest.approx([1, 0.8, 0.64])
+    assert config.training_objective(training.head, target, HeadObjective(token=1.0, mtp_steps=3)).weights == [0.25] * 4
+    assert config.training_objective(training.head, target, HeadObjective(token=1.0, mtp_steps=0)).weights == [1.0]
+
+
+def test_noise_is_eagles_and_a_rows_own():
+    config, target, training = built("hivis", num_steps=0)
+    training.train()
+    seen = []
+    training.head.fc.register_forward_hook(lambda _, inputs, __: seen.append(inputs[0][..., 32:]))
+    batch, states = case_for(config, target, ("ttaaaa", "ttttttaaaaaa"))
+    training(batch, states)
+    training(*rows_of(batch, states, slice(1, 2)))
+    noise = seen[0][1] - states.feature[1, :-1]
+    assert float(noise.abs().max()) == pytest.approx(0.1 * 512 / 12, rel=0.02)
+    assert float((seen[0][0] - states.feature[0, :-1])[:5].abs().max()) == pytest.approx(0.1 * 512 / 6, rel=0.02)
+    assert torch.equal(seen[2][0], seen[0][1])
+    training.eval()
+    training(batch, states)
+    assert torch.equal(seen[-2][1], states.feature[1, :-1])
+
+
+def test_gaps_are_drawn_in_training_alone():
+    config, target, training = built("sparrow", gap=1000)
+    rows = ("ttvvttaa",) * 200
+    batch, states = states_batch(rows, config.taps_for(target.shape, training=True))
+    still = training.fill(batch, states)[1]
+    assert torch.equal(still, torch.arange(7).expand(200, -1))
+    training.train()
+    gaps = training.fill(batch, states)[1][:, 3] - 1
+    drawn = gaps[gaps != 2]
+    assert 70 < len(drawn) < 130 and 300 < drawn.float().mean() < 700 and int(drawn.max()) <= 1000
+    assert torch.equal(training.fill(batch, states)[1][:, 3] - 1, gaps), "from the rows' seeds"
+
+
+def test_positions_in_training():
+    row, target = "ttvvttaa", tables()
+    for kind, positions, expected in (
+        ("sparrow", "compact", list(range(7))),
+        ("hivis", "compact", [0, 1, 2, 3, 4]),
+        ("hivis", "flat", [0, 3, 4, 5, 6]),
+    ):
+        config = config_of(kind=kind, positions=positions)
+        training = config.training_objective(config.build(target), target).eval()
+        assert training.fill(*case_for(config, target, (row,)))[1][0].tolist() == expected
+    config = config_of(kind="hivis", positions="mrope")
+    training = config.training_objective(config.build(target), target).eval()
+    batch, states = case_for(config, target, (row,))
+    turned = torch.tensor([[0, 1, 2, 2, 3, 4, 5, 6], [0, 1, 2, 2, 3, 4, 5, 6], [0, 1, 2, 3, 3, 4, 5, 6]])[:, None]
+    found = training.fill(batch, replace(states, positions=turned))[1]
+    assert found.shape == (3, 1, 5) and found[2, 0].tolist() == [0, 3, 3, 4, 5]
+
+
+def test_a_share_of_visual_slots_in_training():
+    config, target, training = built("sparrow", train_visual_share=0.5)
+    layout = training.fill(*case_for(config, target, ("t" + 10 * "v" + "ttaa",)))[0].layout
+    assert int(layout.visual.sum()) == 5 and int(layout.real.sum()) == 9
+    config, target, training = built("sparrow", train_visual_share=0.0)
+    assert config.taps_for(target.shape, training=True).visual_layers == ()
+    assert not training.fill(*case_for(config, target))[0].layout.visual.any()

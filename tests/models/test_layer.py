@@ -1,0 +1,43 @@
+"""The decoder layer that heads are made of: its attention's kernels and its rotations."""
+
+import pytest
+import torch
+from draftsmith.models.layer import HeadAttention, LayerShape, Rotary
+from heads_tiny import text_config
+from torch.nn import functional as F
+from transformers.models.qwen2_5_vl import modeling_qwen2_5_vl as qwen2_5
+from transformers.models.qwen3_vl import modeling_qwen3_vl as qwen3
+
+
+@pytest.mark.parametrize(("device", "masked", "grouped"), [
+    ("cpu", True, True), ("cpu", False, True), ("meta", True, False), ("meta", False, True),
+])  # fmt: skip
+def test_grouped_heads_beside_a_mask_are_repeated_off_the_cpu(device, masked, grouped, monkeypatch):
+    """CUDA's fast kernels do not take both: it would keep [H,N,K] in float32."""
+    with torch.device(device):
+        attention = HeadAttention(LayerShape(8, 16, 16, num_heads=4, num_kv_heads=2, norm_eps=1e-5))
+        states, rope = torch.zeros(1, 3, 16), torch.zeros(3, 2, 2)
+        mask = torch.ones(3, 3, dtype=torch.bool) if masked else None
+    calls, attend = [], F.scaled_dot_product_attention
+    monkeypatch.setattr(F, "scaled_dot_product_attention", lambda *a, **k: calls.append((a, k)) or attend(*a, **k))
+    assert attention(states, rope, mask, None).shape == (1, 3, 16)
+    (((_, key, _), asked),) = calls
+    assert asked["enable_gqa"] == grouped and key.shape[1] == (2 if grouped else 4)
+
+
+def test_rotations_of_three_rows():
+    generator = torch.Generator().manual_seed(0)
+    positions = torch.randint(0, 50, (3, 2, 5), generator=generator)
+    for interleaved, library in ((False, qwen2_5.Qwen2_5_VLRotaryEmbedding), (True, qwen3.Qwen3VLTextRotaryEmbedding)):
+        shape = LayerShape(8, 32, 8, 2, 2, 1e-6, mrope_section=(4, 2, 2), mrope_interleaved=interleaved)
+        text = text_config(hidden=32, heads=2)
+        text.rope_parameters = {"rope_type": "default", "rope_theta": 10000.0, "mrope_section": [4, 2, 2]}
+        text.head_dim = 16
+        expected = library(text)(torch.zeros(1), positions)
+        found = Rotary(shape)(positions)
+        for part in (0, 1):
+            whole = expected[part]
+            if whole.dim() == 4:  # Qwen2.5-VL takes its blocks of the three later
+                blocks = whole.split([4, 2, 2] * 2, dim=-1)
+                whole = torch.cat([block[n % 3] for n, block in enumerate(blocks)], -1)
+            torch.testing.assert_close(found[..., part], whole[..., :8], atol=1e-6, rtol=1e-5)

@@ -1,0 +1,153 @@
+"""Drafters of every kind on one target, in one table: outputs, ensembles, old keys, and what is refused by name."""
+
+import json
+
+import pytest
+from draftsmith.core.errors import UserError
+from draftsmith.trainers.evaluation.resume_log import ResumeLog
+from draftsmith.trainers.stages.evaluate import EvaluateStage
+from pydantic import ValidationError
+from table_run import METHODS, loaded, run
+
+
+@pytest.fixture(scope="module")
+def output(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("table")
+    run(folder)
+    return folder
+
+
+def rows_of(output, temperature="0"):
+    log = ResumeLog(output / "evaluate" / "rows" / "held out" / f"T{temperature}-6")
+    return [row for rows in log.values.values() for row in rows]
+
+
+def test_a_draft_lvlm_heads_and_ensembles_stand_in_one_table(output):
+    report = json.loads((output / "evaluate" / "report.json").read_text())
+    cells = {cell["method"]: cell for cell in report["cells"]}
+    assert {*METHODS} <= {*cells}
+    assert all(cells[name]["identical"] == cells[name]["requests"] == 4 for name in METHODS)
+    assert cells["M"]["num_accepted"] > 0 and any(cell["rejected_somewhere"] for cell in cells.values())
+    page = (output / "evaluate" / "report.md").read_text()
+    assert all(f"| {name} | 4 |" in page for name in METHODS)
+
+
+def test_rows_say_whose_weights_drafted_and_how(output):
+    found = {row["method"]: (row["drafter"], row["mode"]) for row in rows_of(output)}
+    assert found["T"] == ("draft", "T") and found["MT*"] == ("draft", "MT*") and found["EAGLE-3"] == ("eagle3", "")
+    assert found["SpecVLM"] == ("target", "") and found["plain decoding"] == ("", "")
+
+
+def test_an_ensemble_drafts_as_its_members_do_where_they_agree(output):
+    """M with a head that is wrong everywhere: what both would draft is what M drafts, or less of it."""
+    accepted = {row["method"]: 0 for row in rows_of(output)}
+    for row in rows_of(output):
+        accepted[row["method"]] += sum(row["accepted"])
+    assert 0 < accepted["M with EAGLE-3"] <= accepted["M"]
+
+
+def stage(**changes):
+    section = {
+        "kind": "evaluate", "methods": {"M": {}}, "benchmarks": {"seen": {"data": {"path": "seen.json"}}},
+    }  # fmt: skip
+    return EvaluateStage.model_validate(section | changes)
+
+
+DRAWN = {"benchmarks": {"captions": {"prompts": {"classes": 3, "max_samples": 2}}}}
+LANTERN = {"kind": "lantern", "k": 4, "delta": 0.2}
+REFUSED = {
+    "lantern on text": ({"methods": {"M": {"rule": LANTERN}}}, "rule: lantern lends mass between similar image codes"),
+    "adt on text": ({"methods": {"M": {"tree": {"kind": "adt", "preset": "anole"}}}}, "follows the rows of an image"),
+    "block at temperature 0": (
+        {"methods": {"M": {"rule": "block", "draw": "sample"}}}, "fits none of the temperatures"
+    ),
+    "block on a tree": (
+        {"methods": {"M": {"rule": "block", "draw": "sample", "tree": "static"}}, "temperatures": [1.0]},
+        "rule: block with tree 'static'",
+    ),
+    "sampled draws on a pruned tree": (
+        {"methods": {"M": {"draw": "sample", "tree": "30-4-8"}}, "temperatures": [1.0]}, "not lossless"
+    ),
+    "a mode of a pruned drafter": (
+        {"methods": {"M": {"drafter": {"kind": "pruned", "model": "target"}, "mode": "T"}}},
+        "mode is no decoding setting",
+    ),
+    "drafter and drafters": ({"methods": {"M": {"drafter": "a", "drafters": ["b"]}}}, "give drafter .one. or drafters"),
+    "an unused drafter": (
+        {"drafters": {"mine": {"kind": "lvlm", "path": "x"}}}, "drafters.mine drafts in no method"
+    ),
+    "answers of an image generator": (DRAWN | {"max_new_tokens": 8}, "max_new_tokens.*image generators have no use"),
+    "a preset for text": ({"preset": "adt"}, "follows the rows of an image|have no use"),
+    "probes of answers, drawn": (DRAWN | {"probes": {"states": True}}, "probes.states: nothing reads it"),
+    "probes of pictures, said": ({"probes": {"analysis": True}}, "probes.analysis: nothing reads it"),
+    "two sets of one name": (
+        {"benchmarks": {
+            "COCO": {"data": {"path": "x"}}, "sets": {"kind": "sets", "data": {"path": "hub"}, "sets": ["COCO"]},
+        }},
+        "two benchmarks are called COCO",
+    ),
+    "two benchmarks of one name": (
+        {"benchmarks": [{"name": "a", "data": {"path": "x"}}, {"name": "a", "data": {"path": "y"}}]},
+        "two benchmarks are called 'a'",
+    ),
+    "text and drawn": (
+        {"benchmarks": {"a": {"data": {"path": "x"}}, **DRAWN["benchmarks"]}}, "want an evaluation each"
+    ),
+    "contrasts of nobody": ({"contrasts": {"x": ["M", "N"]}}, r"contrasts names \['N'\]"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_what_cannot_be_is_refused_by_name(name):
+    changes, words = REFUSED[name]
+    with pytest.raises((ValidationError, UserError), match=words):
+        stage(**changes)
+
+
+OLD = {
+    "modes": (["M", "MT*"], r"methods: {M: {drafters: \[a, b\]}, MT\*: {drafters: \[a, b\], mode: MT\*}}"),
+    "gamma": (7, "tree: {kind: chain, gamma: 7}"),
+    "temperature": (1.0, r"temperatures: \[1.0\]"),
+    "rule": ("sampling", "rule: exact"),
+    "draw": ("sample", "draw: sample"),
+    "suite": ({"data": {"path": "hub"}, "quality": {}}, "kind: tabed"),
+    "looks": ({"requests": 1}, "probes: {confidence: true, states: true"),
+    "binding": ({"data": {"path": "b"}}, "probes: {binding: {data: {path: b}}}"),
+    "analysis": (True, "probes: {analysis: true}"),
+    "prompts": ({"classes": 3}, "benchmarks: {prompts: {prompts: {classes: 3}}}"),
+    "reader": (True, "reader: true"),
+    "shown": (3, "shown: 3"),
+    "drafters": ({"mine": {"path": "x"}}, "drafters.mine needs its kind: {kind: lvlm, path: x}"),
+}
+
+
+@pytest.mark.parametrize("key", OLD)
+def test_an_old_key_is_told_as_it_is_written_now(key):
+    value, words = OLD[key]
+    with pytest.raises(ValidationError, match=words):
+        stage(**{"from": ["a", "b"]} if key == "modes" else {}, **{key: value})
+
+
+def test_settings_that_the_recipes_drafter_does_not_read_are_refused_when_it_loads(tmp_path):
+    with pytest.raises(UserError, match=r"vata is no decoding setting of this drafter \(kind lvlm has mode\)"):
+        loaded(tmp_path, "stages.evaluate.methods.M={drafter: null, vata: true}")
+    with pytest.raises(UserError, match="the target writes text"):
+        loaded(
+            tmp_path, "stages.evaluate.benchmarks=null", f"stages.evaluate.benchmarks={json.dumps(DRAWN['benchmarks'])}"
+        )
+
+
+def test_a_member_that_is_no_method_is_told(output):
+    settings = ["stages.evaluate.methods.M with EAGLE-3.drafter.members=[M, EAGLE-4]"]
+    with pytest.raises(UserError, match="member 'EAGLE-4' is no other method") as error:
+        run(output, *settings, stages=["evaluate"], restart="evaluate")
+    assert "'EAGLE-3'" in error.value.cure
+
+
+def test_a_plain_recipe_needs_benchmarks_and_methods_alone():
+    plain = stage(methods={"M": {}, "T": {"mode": "T"}})
+    assert plain.temperatures == [0.0] and plain.needs() == {"processor": None, "target": None, "drafter": None}
+    assert [method.tree.gamma for method in plain.methods.values()] == [5, 5]
+    assert stage(tree="30-4-8", methods={"M": {}, "N": {"tree": "sage"}}).methods["M"].tree.total == 30
+    # What is written down is read again as it is.
+    assert EvaluateStage.model_validate(plain.model_dump(mode="json", by_alias=True)) == plain
