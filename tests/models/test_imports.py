@@ -12,8 +12,8 @@ from draftsmith.models.drafters.eagle import EagleConfig, save_eagle
 from draftsmith.models.drafters.heads import build_head, load_head
 from draftsmith.models.drafters.reading import load_reading_head, reading_manifest, save_reading_head
 from draftsmith.models.exports.layouts import llama_values
+from draftsmith.models.hub import target_embedding
 from draftsmith.models.imports import import_head, import_lantern, import_lvlm
-from draftsmith.models.weights_of import target_embedding
 from published_tiny import VOCAB, WIDTH, head_folder, inputs, ours, published, script, target_config, target_folder
 from reading_tiny import Tables
 from safetensors.torch import load_file, save_file
