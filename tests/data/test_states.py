@@ -13,8 +13,8 @@ from draftsmith.core.errors import UserError
 from draftsmith.core.nouns import Batch
 from draftsmith.core.pictures import TEXT
 from draftsmith.core.states import Taps
-from draftsmith.data.buckets import BucketedOrder
 from draftsmith.data.loader import Loader
+from draftsmith.data.order import BucketedOrder
 from draftsmith.data.shards import ShardReader, tar_path
 from draftsmith.data.states import reader as reader_module
 from draftsmith.data.states.identity import check_identity, weights_identity

@@ -12,9 +12,9 @@ from draftsmith.models.drafters.base import TargetIdentity
 from draftsmith.models.drafters.eagle import EagleConfig, save_eagle
 from draftsmith.models.drafters.head_files import manifest_of
 from draftsmith.models.exports.layouts import llama_values
+from draftsmith.models.hub import target_embedding
 from draftsmith.models.imports import import_head, import_lantern, import_lvlm
 from draftsmith.models.targets.base import language_shape
-from draftsmith.models.weights_of import target_embedding
 from heads_tiny import Tables
 from published_tiny import VOCAB, WIDTH, head_folder, inputs, ours, published, script, target_config, target_folder
 from safetensors.torch import load_file, save_file
