@@ -54,7 +54,7 @@ def test_a_world_that_is_there_is_read_as_training_would(world, capsys):
     assert "passed over" in line(text, "stages.world")
     assert "34 usable records, 34 read" in line(text, "stages.target.data")
     assert "<image x 9>" in text and "[[" in text, "a sample with its supervised text"
-    assert "1 usable records, 1 read" in line(text, "stages.evaluate.binding.data")
+    assert "1 usable records, 1 read" in line(text, "stages.evaluate.probes.binding.data")
     assert text.endswith("0 fault(s), 0 warning(s)\n")
 
 
@@ -97,7 +97,7 @@ def test_records_are_looked_at_without_a_processor(own_data, capsys):
     code, text = check(capsys, "llava15-68m", *own_data(record(0, "a.png"), record(1)), *folders)
     assert code == OK
     assert line(text, "stages.finetune.data").startswith("ok") and "2 usable records, 2 looked at" in text
-    assert "not on disk" in line(text, "stages.evaluate.benchmarks.0.data")
+    assert "not on disk" in line(text, "stages.evaluate.benchmarks.held-out.data")
     assert "llava-hf/llava-1.5-7b-hf" in line(text, "target.path")
 
 
@@ -147,22 +147,28 @@ def test_states_that_do_not_fit_and_sets_that_are_fetched(capsys, monkeypatch, t
     monkeypatch.setattr(constants, "HF_HUB_OFFLINE", False)
     monkeypatch.setattr(shutil, "disk_usage", lambda path: shutil._ntuple_diskusage(2**40, 2**40 - 2**36, 2**36))
     mine = tmp_path / "sets"
-    settings = [f"output={tmp_path / 'run'}", f"stages.images.suite.data.path={mine}"]
+    settings = [f"output={tmp_path / 'run'}", f"stages.images.benchmarks.sets.data.path={mine}"]
     code, text = check(capsys, "sparrow-qwen2.5-vl-7b", *settings)
     assert code == FAULTS and line(text, "stages.text_states").startswith("fault")
-    assert "fetched from the Hub" in line(text, "stages.evaluate.suite.data")
-    assert "suite.json" in line(text, "stages.images.suite.data")
+    assert "fetched from the Hub" in line(text, "stages.evaluate.benchmarks.sets.data")
+    assert "suite.json" in line(text, "stages.images.benchmarks.sets.data")
     mine.mkdir()
     (mine / "suite.json").write_text('{"sets": {"POPE": {"file": "POPE.json"}}}')
     _, text = check(capsys, "sparrow-qwen2.5-vl-7b", *settings, "stages=[images]")
-    assert "1 sets: POPE" in line(text, "stages.images.suite.data") and "stages.text_states" not in text
+    assert "1 sets: POPE" in line(text, "stages.images.benchmarks.sets.data") and "stages.text_states" not in text
 
 
 @pytest.mark.parametrize(
     ("recipe", "keys"),
     [
-        ("demo/lvlm", {"finetune": {"data", "validation.data"}, "evaluate": {"benchmarks.0.data", "binding.data"}}),
-        ("demo/visual-ar", {"codes": {"source"}, "head": {"decoding.prompts"}, "evaluate": {"prompts"}}),
+        (
+            "demo/lvlm",
+            {"finetune": {"data", "validation.data"}, "evaluate": {"benchmarks.pictures.data", "probes.binding.data"}},
+        ),
+        (
+            "demo/visual-ar",
+            {"codes": {"source"}, "head": {"decoding.prompts"}, "evaluate": {"benchmarks.captions.prompts"}},
+        ),
         ("sparrow-qwen2.5-vl-7b", {}),
     ],
 )

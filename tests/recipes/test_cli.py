@@ -82,8 +82,8 @@ def test_a_name_that_stands_for_a_section_is_the_origin_of_all_in_it():
     found = origins("recipe=demo/visual-ar")
     methods = {key: origin for key, (_, origin) in found.items() if key.startswith("stages.evaluate.")}
     assert "demo/visual-ar.yaml" in methods.values()
-    found = origins("recipe=llava15-68m", "stages.evaluate.tree=30-4-8", "stages.evaluate.gamma=null")
-    inside = {origin for key, (_, origin) in found.items() if key.startswith("stages.evaluate.tree.")}
+    found = origins("recipe=llava15-68m", "stages.evaluate.methods.M.tree=30-4-8")
+    inside = {origin for key, (_, origin) in found.items() if key.startswith("stages.evaluate.methods.M.tree.")}
     assert inside == {COMMAND_LINE}
 
 

@@ -21,12 +21,12 @@ EXPECTED = {
     "sparrow-llava-ov-7b": [HEAD, "8,030,807,584", "648 GB in all", "1.4 TB in all", "steps 80,760", "24 nodes"],
     "sparrow-qwen2.5-vl-7b": [HEAD, "8,292,166,656", "9.55 MB a sample, 649 GB", "8.91 MB a sample, 606 GB in all",
                               "layer 14 at visual places", "0.5k visual tokens, 1.5k visual tokens, 17k"],
-    "sparrow-ablation-qwen2.5-vl-7b": ["layer 0, 14 at visual places", "743 GB in all", "12.5% in decoding: of stage",
-                                       "base + VATA: of stage base", "0.5k visual tokens, 1.5k visual tokens, 6k"],
+    "sparrow-ablation-qwen2.5-vl-7b": ["layer 0, 14 at visual places", "743 GB in all", "12.5% in decoding: of",
+                                       "base + VATA: of base", "0.5k visual tokens, 1.5k visual tokens, 6k"],
     "sparrow-qwen3-vl-8b": ["8,767,123,696", "226,504,960", "layer 18 at visual places"],
     "msd-llava-ov-7b": [HEAD, "layer 0 at visual places", "steps 161,520", "MSD + VATA"],
     "msd-qwen2.5-vl-7b": [HEAD, "samples 136,000 (declared), 6,800 of them held out; 68,000 with pictures"],
-    "vispec-llava-ov-7b": ["345,017,344", "ViSpec: of stage pictures"],
+    "vispec-llava-ov-7b": ["345,017,344", "ViSpec: of pictures"],
     "vispec-qwen2.5-vl-7b": ["345,017,344", "layer 0 at visual places"],
     "hivis-llava-ov-7b": ["258,758,656", "470 GB in all"],
     "hivis-qwen2.5-vl-7b": ["258,758,656", "470 GB in all"],
@@ -109,15 +109,15 @@ def test_every_row_of_the_ablation_is_measured():
     loaded = load(["recipe=sparrow-ablation-qwen2.5-vl-7b"]).recipe
     rows = []
     for method in loaded.stages["ablation"].methods.values():
-        trained = loaded.stages[method.stage].drafter or loaded.drafter
-        config = trained.for_decoding(**method.reading)
+        trained = loaded.stages[method.drafter].drafter or loaded.drafter
+        config = trained.for_decoding(**method.settings)
         ivsb = config.ivsb and config.visual(training=True) == "direct"
         rows.append((config.mtp_steps > 0, ivsb, config.visual(training=False) == "none"))
     on, off = True, False
     assert rows == [(off, off, off), (off, off, on), (on, off, off), (on, off, on), (on, on, off), (on, on, on)]
     shares = [m.visual_share for m in loaded.stages["shares"].methods.values()]
     assert shares == [None, 0.5, 0.125, None, 0.5, None]
-    trained = [loaded.stages[m.stage].drafter for m in loaded.stages["shares"].methods.values()][-2:]
+    trained = [loaded.stages[m.drafter].drafter for m in loaded.stages["shares"].methods.values()][-2:]
     assert [drafter.train_visual_share for drafter in trained] == [0.5, 0.0]
 
 
@@ -160,12 +160,12 @@ def test_the_llava_family_has_draft_lvlms_and_heads():
 BAD = {
     "unknown drafter": (QWEN, ["drafter.kind=sparow"], "did you mean 'sparrow'", "drafter.kind"),
     "a drafter of another track": (QWEN, ["drafter.kind=lvlm"], "no kind of drafter for target qwen2_5_vl", "eagle3"),
-    "an image head": (LLAVA, ["drafter.kind=medusa"], "no kind of drafter for target llava_onevision", "drafter.kind"),
+    "an image drafter": (LLAVA, ["drafter.kind=llamagen"], "no kind of drafter for target llava_onevision", "kind"),
     "a head for pictures": ("recipe=demo/visual-ar", ["drafter.kind=sparrow"], "for target llamagen", "eagle"),
     "unknown key of a head": (QWEN, ["drafter.vatta=true"], "did you mean vata?", "drafter.vatta"),
     "unknown stage": (QWEN, ["stages.text.kind=trane"], "is no kind", "stages.text.kind"),
     "a stage of another track": (QWEN, ["stages.text.kind=encode"], "which no qwen2_5_vl reads", "cache"),
-    "a captioner": (QWEN, ["stages.text.model=captioner"], "'captioner' is no model", "models are 'drafter', 'target'"),
+    "a captioner": (QWEN, ["stages.text.model=captioner"], "'captioner' is no model", "built as a draft LVLM is"),
     "unknown key of a stage": (QWEN, ["stages.text.epoch=3"], "did you mean epochs?", "stages.text.epoch"),
     "unknown key inside a stage": (QWEN, ["stages.text.objective.featur=3"], "did you mean feature?", "objective"),
     "unknown key of a target's stage": (
@@ -180,7 +180,8 @@ BAD = {
     ),
     "unknown tree": (QWEN, ["stages.evaluate.methods.Sparrow.tree=30-4"], "names no tree", "methods.Sparrow.tree"),
     "a tree of images": (
-        QWEN, ["stages.evaluate.methods.Sparrow.tree={kind: adt, preset: anole}"], "'adt' is no kind", "tree.kind"
+        QWEN, ["stages.evaluate.methods.Sparrow.tree={kind: adt, preset: anole}"], "follows the rows of an image",
+        "methods.Sparrow"
     ),
     "samples for a tree that prunes": (
         QWEN, ["stages.evaluate.methods.Sparrow.draw=sample"], "not lossless with draw: sample", "draw: top-k"
@@ -200,15 +201,19 @@ BAD = {
     "no frames": (QWEN, ["stages.evaluate.lengths=[0]"], "is no number of frames", "frames"),
     "a length twice": (QWEN, ["stages.evaluate.lengths=[16,16]"], "lengths name 16 twice", "stages.evaluate"),
     "a temperature twice": (QWEN, ["stages.evaluate.temperatures=[1.0,1]"], "temperatures name 1.0 twice", "evaluate"),
-    "a set that is none": (QWEN, ["stages.evaluate.suite.sets=[VideoMM]"], "is no published set", "did you mean"),
-    "a set under two names": (QWEN, ["stages.images.suite.sets=[SQA,ScienceQA]"], "name ScienceQA twice", "images"),
+    "a set that is none": (
+        QWEN, ["stages.evaluate.benchmarks.sets.sets=[VideoMM]"], "is no published set", "did you mean"
+    ),
+    "a set under two names": (
+        QWEN, ["stages.images.benchmarks.sets.sets=[SQA,ScienceQA]"], "two benchmarks are called ScienceQA", "images"
+    ),
     "letters of a set that is not measured": (
-        QWEN, ["stages.evaluate.looks={importance: {sets: [VideoMMEE]}}"], "not among the stage's sets", "looks"
+        QWEN, ["stages.evaluate.probes={importance: {sets: [VideoMMEE]}}"], "not among the evaluation's sets", "probes"
     ),
     "letters of descriptions": (
-        QWEN, ["stages.evaluate.looks={importance: {sets: [MVBench]}}"], "suite.convention: stock", "looks.importance"
+        QWEN, ["stages.evaluate.probes={importance: {sets: [MVBench]}}"], "convention: stock", "probes.importance"
     ),
-    "nothing to measure": (QWEN, ["stages.evaluate.suite=null"], "give benchmarks or a suite", "stages.evaluate"),
+    "nothing to measure": (QWEN, ["stages.evaluate.benchmarks=null"], "stages.evaluate.benchmarks", "dictionary"),
     "no method": (QWEN, ["stages.evaluate.methods=null"], "stages.evaluate.methods", "evaluate"),
     "a temperature of no method": (
         QWEN, [f"stages.images.methods.{name}.temperatures=[0.0]" for name in ("Sparrow", "Sparrow without VATA")],

@@ -60,13 +60,13 @@ BAD = {
     "something else to write": (["stages.codes.write=[tokens]"], "stages.codes.write"),
     "an empty split": (["stages.world.splits.train=0"], "hold no picture"),
     "class prompts without a number": (
-        ["stages.evaluate.prompts={from: null, path: null, classes: 10, max_samples: null}"],
+        ["stages.evaluate.benchmarks.captions.prompts={from: null, path: null, classes: 10, max_samples: null}"],
         "classes needs max_samples",
     ),
-    "path and classes": (["stages.evaluate.prompts.classes=10"], "give path"),
+    "path and classes": (["stages.evaluate.benchmarks.captions.prompts.classes=10"], "give path"),
     "shards from two places": (["stages.head.data.path=x"], "from or path"),
     "validation without held-out samples": (["stages.head.data.held_out=0"], "validation needs data.held_out"),
-    "selection without its measure": (["stages.vq.select=tau"], "select: tau needs decoding"),
+    "selection without its measure": (["stages.vq.select=tau"], "decoding and select are for heads"),
     "a data stage that makes no codes": (["stages.head.data.from=world"], "makes none"),
     "features of a later target": (["stages.pictures.write=[pixels, features]"], "needs a text"),
     "codes of a later tokenizer": (["stages.pictures.write=[codes]"], "needs a vq"),
@@ -128,7 +128,7 @@ def prints(*overrides) -> dict[str, str]:
         ("stages.head.log_every=3", set()),
         ("stages.head.num_workers=2", set()),
         ("stages.head.checkpoints.every=7", set()),
-        ("stages.evaluate.prompts.max_samples=5", {"evaluate"}),
+        ("stages.evaluate.benchmarks.captions.prompts.max_samples=5", {"evaluate"}),
         ("stages.head.optim.lr=0.5", {"head", "evaluate"}),
         ("stages.head.select=last", {"head", "evaluate"}),
         ("stages.features.samples_per_shard=10", {"features", "head", "head_without_dropout", "evaluate"}),
@@ -142,7 +142,8 @@ def test_a_setting_makes_stale_what_depends_on_it_and_nothing_else(override, sta
 
 def test_prompts_and_shards_from_elsewhere_count_by_their_content(tmp_path):
     (tmp_path / "prompts.txt").write_text("a red circle at the top left\n")
-    override = f"stages.evaluate.prompts={{from: null, path: {tmp_path / 'prompts.txt'}, max_samples: null}}"
+    source = f"{{from: null, path: {tmp_path / 'prompts.txt'}, max_samples: null}}"
+    override = f"stages.evaluate.benchmarks.captions.prompts={source}"
     before = prints(override)
     (tmp_path / "prompts.txt").write_text("a blue circle at the top left\n")
     after = prints(override)

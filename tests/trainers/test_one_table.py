@@ -1,9 +1,11 @@
 """Drafters of every kind on one target, in one table: outputs, ensembles, old keys, and what is refused by name."""
 
 import json
+from types import SimpleNamespace
 
 import pytest
 from draftsmith.core.errors import UserError
+from draftsmith.core.refused import Refused
 from draftsmith.trainers.evaluation.resume_log import ResumeLog
 from draftsmith.trainers.stages.evaluate import EvaluateStage
 from pydantic import ValidationError
@@ -131,10 +133,12 @@ def test_an_old_key_is_told_as_it_is_written_now(key):
 def test_settings_that_the_recipes_drafter_does_not_read_are_refused_when_it_loads(tmp_path):
     with pytest.raises(UserError, match=r"vata is no decoding setting of this drafter \(kind lvlm has mode\)"):
         loaded(tmp_path, "stages.evaluate.methods.M={drafter: null, vata: true}")
-    with pytest.raises(UserError, match="the target writes text"):
-        loaded(
-            tmp_path, "stages.evaluate.benchmarks=null", f"stages.evaluate.benchmarks={json.dumps(DRAWN['benchmarks'])}"
-        )
+
+
+@pytest.mark.parametrize(("section", "draws"), [(DRAWN, False), ({}, True)])
+def test_benchmarks_of_another_kind_of_target_are_refused(section, draws):
+    with pytest.raises(Refused, match="draws pictures" if draws else "writes text"):
+        stage(**section).check(SimpleNamespace(kind="any", draws_images=draws), None)
 
 
 def test_a_member_that_is_no_method_is_told(output):

@@ -10,9 +10,9 @@ from draftsmith.data.conversations import PromptFormat
 from draftsmith.data.dataset import ConversationData, ConversationDataset
 from draftsmith.data.processor import build_processor
 from draftsmith.data.shapes.tokenizer import train_tokenizer
-from draftsmith.models.drafters.ensemble import EnsembleConfig
+from draftsmith.trainers.evaluation.measuring import Measuring
+from draftsmith.trainers.evaluation.requests import ConversationSet
 from draftsmith.trainers.positions import before_decoding, before_training
-from draftsmith.trainers.stages.measuring import Measuring
 from PIL import Image
 
 TEXTS = ["USER: ASSISTANT:\n", "USER: Which picture? ASSISTANT: It is picture 1."] * 3
@@ -115,13 +115,15 @@ def test_drafts_that_see_are_known_by_their_members_not_by_their_name(open_pictu
     warned = {}
     for name, members in (("best", ("T", "M")), ("My words", ("T", "T-text"))):
         lines: list[str] = []
-        mode = EnsembleConfig(name=name, members=members)
-        decoder = SimpleNamespace(max_positions=16, reads_newlines=False)
-        measuring = Measuring(
-            SimpleNamespace(modes=[mode], max_new_tokens=10), SimpleNamespace(say=lines.append), None, None,
-            {("68M", name): SimpleNamespace(decoder=decoder)}, None,
-        )  # fmt: skip
-        measuring.check("x", open_pictures(1, max_length=512))
+        drafter = SimpleNamespace(decoder=SimpleNamespace(max_positions=16, reads_newlines=False))
+        drafting = SimpleNamespace(drafter_name="68M", drafter=drafter, members=members)
+        stage, target = (
+            SimpleNamespace(max_new_tokens=[10]),
+            SimpleNamespace(decoder=SimpleNamespace(max_positions=None)),
+        )
+        context = SimpleNamespace(say=lines.append)
+        measuring = Measuring(stage, context, target, [drafting], (2,), tokenizer="of the target")
+        measuring.check_positions(ConversationSet("x", "image", "", open_pictures(1, max_length=512)))
         warned[name] = len(lines)
     assert warned == {"best": 1, "My words": 0}
 

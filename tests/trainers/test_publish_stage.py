@@ -27,9 +27,9 @@ from suite_run import loaded, run
 
 DATA = "{from: world, path: train, aspect: square, max_length: 256, max_samples: 2}"
 SETTINGS = [
-    "stages.evaluate.suite=null",
     f"stages.evaluate.benchmarks=[{{name: seen, data: {DATA}}}]",
-    "stages.evaluate.modes=[MT*, M]",
+    "stages.evaluate.methods=null",
+    "stages.evaluate.methods={MT*: {mode: MT*}, M: {}}",
     "stages.evaluate.max_new_tokens=12",
 ]
 TRAINED = ("world", "target", "draft", "evaluate")

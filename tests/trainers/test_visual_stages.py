@@ -5,7 +5,6 @@ import math
 import os
 import shutil
 import signal
-import statistics
 import subprocess
 import sys
 from pathlib import Path
@@ -40,13 +39,12 @@ from draftsmith.recipes.load import load
 from draftsmith.recipes.plan import plan
 from draftsmith.trainers.loop import Stopped
 from draftsmith.trainers.stages.encode import EncodeStage
-from draftsmith.trainers.stages.visual import evaluate as visual_evaluate
 from draftsmith.trainers.stages.visual import train as visual_train
 from PIL import Image
 from safetensors.torch import load_file, save_file
 from training import free_port
 from transformers import T5EncoderModel
-from visual_run import FEW, METHODS, SHAPE, SIDE, STEPS, TREE, VQ, context, noise, run
+from visual_run import FEW, SHAPE, SIDE, STEPS, TREE, VQ, context, noise, run
 
 ROOT = Path(__file__).resolve().parents[2]
 HEADS = ("head", "head_without_dropout")
@@ -526,96 +524,16 @@ def test_settings_that_contradict_each_other_are_refused(changes, words):
         settings(**changes)
 
 
-# The report
-
-SAMPLED = {"sampled chain", "sampled chain, block rule"}  # these have no temperature 0
-
-
-def report(output: Path) -> tuple[dict, list[dict], str]:
-    folder = output / "evaluate"
-    rows = [json.loads(line) for line in (folder / "rows.jsonl").read_text().splitlines()]
-    return json.loads((folder / "report.json").read_text()), rows, (folder / "report.md").read_text()
-
-
-def test_the_report_has_a_table_for_each_temperature(demo):
-    built, rows, _ = report(demo)
-    assert set(built["tables"]) == {"0.0", "1.0"}
-    for temperature, methods in built["tables"].items():
-        assert set(methods) == (METHODS.keys() if temperature == "0.0" else METHODS.keys() | SAMPLED)
-        for method, table in methods.items():
-            mine = [r for r in rows if (r["temperature"], r["method"]) == (float(temperature), method)]
-            assert [r["request"] for r in mine] == [f"test-{n:06d}" for n in range(3)]
-            assert table["requests"] == 3
-            # The first of 16 tokens comes from the prefill; a cycle emits what it accepts, and one more.
-            assert all(r["emitted"] == 15 and r["plain_tokens"] == 16 for r in mine)
-            assert all(sum(r["accepted"]) + r["cycles"] == r["emitted"] for r in mine)
-            assert all(len(r["nodes"]) == r["cycles"] and max(r["nodes"]) <= 7 for r in mine)
-            assert table["tau"] == pytest.approx(45 / sum(r["cycles"] for r in mine))
-            low, high = table["tau_interval"]
-            assert low <= table["tau"] <= high
-            assert table["SR"] == pytest.approx(sum(r["plain_total_s"] for r in mine) / sum(r["total_s"] for r in mine))
-            assert table["mean_levels"] == pytest.approx(statistics.fmean(d for r in mine for d in r["drafted"]))
-            quality = built["quality"][temperature][method]["as_captioned"]
-            assert quality["n"] == 3 and 0 <= quality["value"] <= 1
-        assert set(built["quality"][temperature]) == {*methods, "plain decoding"}
-    about = built["about"]
-    assert "recipe=demo/visual-ar" in about["command"] and about["seed"] == 0 and "CPU" in about["device"]
-    assert about["prompts"].startswith("3 of")
-
-
-def test_exact_methods_draw_what_plain_decoding_draws_at_temperature_0(demo):
-    built, rows, _ = report(demo)
-    table = built["tables"]["0.0"]
-    for method in ("EAGLE-2", "ADT-Tree", "EAGLE-2, head without condition dropout"):
-        assert table[method]["identical"] == table[method]["requests"] == 3
-        assert table[method]["rule"] == "exact"
-    assert table["LANTERN"]["rule"] == "lantern" and table["LANTERN"]["tau"] >= table["EAGLE-2"]["tau"]
-    # Something was accepted and something was not: else all this would say little.
-    accepted = [a for r in rows if r["method"] == "EAGLE-2" for a in r["accepted"]]
-    assert min(accepted) == 0 < max(accepted)
-
-
-def test_the_report_can_be_read(demo):
-    built, _, text = report(demo)
-    for temperature in ("0", "1"):
-        assert f"## Temperature {temperature}" in text
-        image = Image.open(demo / "evaluate" / f"pictures-T{temperature}.png")
-        # Three prompts in a row, plain decoding and the methods below each other.
-        assert image.size == (3 * 98 - 2, (1 + len(built["tables"][f"{temperature}.0"])) * 98 - 2)
-    section = text.split("## Temperature ")[1]  # that of temperature 0
-    for method in METHODS:
-        table = built["tables"]["0.0"][method]
-        (row,) = [line for line in section.splitlines() if line.startswith(f"| {method} | 3 | {table['SR']:.2f}x [")]
-        assert f"| {table['tau']:.2f} [" in row and "(n=3)" in row
-        assert f"] | {table['tau_mean_of_requests']:.2f} | {table['mean_levels']:.2f} |" in row
-    assert "| plain decoding | 3 | 1.00x" in text and "recipe=demo/visual-ar" in text
-
-
-def test_adaptation_is_written_down_for_adaptive_trees_alone(demo):
-    _, rows, _ = report(demo)
-    adaptive = [r["adaptation"] for r in rows if r["method"].startswith("ADT-Tree")]
-    assert all(len(log) > 0 for log in adaptive)
-    assert all(r["adaptation"] == [] for r in rows if not r["method"].startswith("ADT-Tree"))
-
-
-def test_a_reader_of_another_world_is_told_before_anything_is_drawn(demo, tmp_path, monkeypatch):
-    monkeypatch.setattr(visual_evaluate, "generate", lambda *given: pytest.fail("drawn"))
-    (tmp_path / "prompts.txt").write_text("a red circle at the top left\na dog on a sofa\n")
-    output = branch(demo, tmp_path / "run", without=("evaluate",))
-    with pytest.raises(UserError, match="'a dog on a sofa' names no figures"):
-        run(output, f"stages.evaluate.prompts={{from: null, path: {tmp_path / 'prompts.txt'}}}", stages=["evaluate"])
-
-
 def test_prompts_without_a_path_go_through_the_plan(demo, tmp_path):
     """Class labels, and the latest stage's shards, have no file whose content could be looked at."""
     loaded = load(["recipe=demo/visual-ar", f"output={tmp_path}", *FEW])
     tree = loaded.recipe.stages
+    source = PromptSource(classes=3, max_samples=2)
+    drawing = tree["evaluate"].drawing.model_copy(update={"prompts": source, "reader": False})
     changed = {
         **tree,
         "head": tree["head"].model_copy(update={"data": ShardData(held_out=0.25)}),
-        "evaluate": tree["evaluate"].model_copy(
-            update={"prompts": PromptSource(classes=3, max_samples=2), "reader": False}
-        ),
+        "evaluate": tree["evaluate"].model_copy(update={"benchmarks": {"classes": drawing}}),
     }
     planned = {p.name: p for p in plan(loaded.recipe.model_copy(update={"stages": changed}), loaded.path)}
     assert planned["head"].inputs["codes"] == "features"
@@ -652,17 +570,6 @@ def test_medusa_for_a_class_conditional_target(demo, tmp_path):
     visual_train.run(stage, by_hand("head", codes=tmp_path / "codes"))
     assert sorted(metrics(tmp_path / "head")["validation"]) == [2, 4]
     assert {"best-top3", "best-tau"} <= {path.name for path in (tmp_path / "head").iterdir()}
-    methods = {"Medusa": {"tree": TREE}, "sampled": {"tree": {"kind": "chain", "gamma": 3}, "draw": "sample"}}
-    evaluation = visual_evaluate.VisualEvaluateStage(kind="evaluate", prompts=prompts, methods=methods, repeats=2)
-    visual_evaluate.run(evaluation, by_hand("evaluate", drafter=tmp_path / "head"))
-    built, rows, _ = report(tmp_path)
-    assert built["tables"]["0.0"]["Medusa"]["identical"] == 4 and set(built["tables"]["1.0"]) == set(methods)
-    assert [r["request"] for r in rows[:4]] == ["class-0-0", "class-1-1", "class-2-2", "class-0-3"]
-    # The first and the last picture are of one class, and greedy decoding knows no other difference.
-    assert rows[0]["accepted"] == rows[3]["accepted"] and built["about"]["prompts"] == "4 of 3 classes"
-    beyond = evaluation.model_copy(update={"prompts": PromptSource(classes=4, max_samples=4)})
-    with pytest.raises(UserError, match="label 3, and the target has classes 0 to 2"):
-        visual_evaluate.run(beyond, by_hand("beyond", drafter=tmp_path / "head"))
 
 
 # Two ranks
@@ -673,19 +580,6 @@ def launch(output: Path, *more: str) -> subprocess.CompletedProcess:
     command = [sys.executable, *launcher, "trains/train.py", "recipe=demo/visual-ar", f"output={output}", *FEW, *more]
     environment = os.environ | {"OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1"}
     return subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=200, check=False)
-
-
-@pytest.mark.slow
-def test_the_analysis_stands_in_the_report(demo, tmp_path):
-    output = branch(demo, tmp_path / "run", without=("evaluate",))
-    analysis = "{k: [2, 4], head_data: {from: features, held_out: 0.25}}"
-    run(output, f"stages.evaluate.analysis={analysis}", stages=["evaluate"])
-    built, _, text = report(output)
-    assert set(built["analysis"]) == {"0.0", "1.0"} and built["analysis"]["0.0"]["pictures"] == 3
-    figures = {path.name for path in (output / "evaluate" / "analysis").glob("*.png")}
-    assert len(figures) > 5 and all(f"analysis/{name}" in text for name in figures)
-    shown = [line.split("](")[1].split(")")[0] for line in text.splitlines() if line.startswith("![")]
-    assert shown and all((output / "evaluate" / name).is_file() for name in shown)
 
 
 @pytest.mark.slow
@@ -706,9 +600,12 @@ def test_two_ranks_write_the_same_shards_and_report(demo, tmp_path):
         for name in ("val_loss", "val_top1", "val_top3"):
             assert found["validation"][step][name] == pytest.approx(line[name], rel=1e-3, abs=0.01)
     # One rank alone comes to the same report with the same head.
-    shared = report(output)[0]
+    shared = cells(output)
     run(output, stages=["evaluate"], restart="evaluate")
-    for temperature, methods in report(output)[0]["tables"].items():
-        for method, table in methods.items():
-            for name in ("requests", "tau", "tau_interval", "mean_levels", "mean_nodes", "identical"):
-                assert shared["tables"][temperature][method][name] == table[name]
+    assert cells(output) == shared
+
+
+def cells(output: Path) -> list[list]:
+    built = json.loads((output / "evaluate" / "report.json").read_text())
+    names = ("method", "temperature", "requests", "tau", "tau_interval", "mean_levels", "mean_nodes", "identical")
+    return [[cell[name] for name in names] for cell in built["cells"]]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from pathlib import Path
 from typing import Any
 
@@ -34,7 +35,7 @@ def describe(stage: Any) -> list[str]:
     lines.append(
         f"  temperatures {', '.join(f'{t:g}' for t in stage.temperatures)}; {answers}each decoded plainly, and by"
     )
-    lines += [f"    {name}: {_method(method)}" for name, method in stage.methods.items()]
+    lines += [f"    {name}: {_method(method, stage.drafters)}" for name, method in stage.methods.items()]
     if stage.target is not None:
         counts = parameter_counts(target_config(stage.target, None, network=False))
         lines.append(f"  target {stage.target.path}: {sum(counts.values()):,} parameters")
@@ -68,9 +69,9 @@ def _tabed(suite: TabedBenchmark) -> list[str]:
     return lines
 
 
-def _method(method: Method) -> str:
+def _method(method: Method, drafters: Collection[str]) -> str:
     if method.names:
-        what = f"of {', '.join(method.names)}"
+        what = ", ".join(name if name in drafters else f"of stage {name}" for name in method.names)
     elif method.drafter is None:
         what = "the recipe's drafter"
     else:
