@@ -269,7 +269,8 @@ def _override(tree: dict[str, Any], key: str, value: Any) -> None:
     section[last] = _merge({last: section.get(last)}, {last: value})[last]
 
 
-# Keys of before -> what to write now. `*` stands for any name, `KIND` for stages of that kind.
+# Keys of before -> what to say of them: dotted, and of a stage behind its kind (`generate.sizes`). Evaluations have
+# theirs in trainers/evaluation/renamed.py.
 MOVED: dict[str, str] = {}
 
 
@@ -321,7 +322,7 @@ def _moved(key: str, tree: dict[str, Any]) -> str | None:
     parts = key.split(".")
     if parts[0] == "stages" and len(parts) > 2:
         kind = _kind(tree.get("stages") or {}, parts[1])
-        key = ".".join([f"{kind}:", *parts[2:]])
+        key = ".".join([str(kind), *parts[2:]])
     return MOVED.get(key)
 
 
