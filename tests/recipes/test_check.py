@@ -147,22 +147,28 @@ def test_states_that_do_not_fit_and_sets_that_are_fetched(capsys, monkeypatch, t
     monkeypatch.setattr(constants, "HF_HUB_OFFLINE", False)
     monkeypatch.setattr(shutil, "disk_usage", lambda path: shutil._ntuple_diskusage(2**40, 2**40 - 2**36, 2**36))
     mine = tmp_path / "sets"
-    settings = [f"output={tmp_path / 'run'}", f"stages.images.suite.data.path={mine}"]
+    settings = [f"output={tmp_path / 'run'}", f"stages.images.benchmarks.sets.data.path={mine}"]
     code, text = check(capsys, "sparrow-qwen2.5-vl-7b", *settings)
     assert code == FAULTS and line(text, "stages.text_states").startswith("fault")
     assert "fetched from the Hub" in line(text, "stages.evaluate.benchmarks.sets.data")
-    assert "suite.json" in line(text, "stages.images.suite.data")
+    assert "suite.json" in line(text, "stages.images.benchmarks.sets.data")
     mine.mkdir()
     (mine / "suite.json").write_text('{"sets": {"POPE": {"file": "POPE.json"}}}')
     _, text = check(capsys, "sparrow-qwen2.5-vl-7b", *settings, "stages=[images]")
-    assert "1 sets: POPE" in line(text, "stages.images.suite.data") and "stages.text_states" not in text
+    assert "1 sets: POPE" in line(text, "stages.images.benchmarks.sets.data") and "stages.text_states" not in text
 
 
 @pytest.mark.parametrize(
     ("recipe", "keys"),
     [
-        ("demo/lvlm", {"finetune": {"data", "validation.data"}, "evaluate": {"benchmarks.0.data", "binding.data"}}),
-        ("demo/visual-ar", {"codes": {"source"}, "head": {"decoding.prompts"}, "evaluate": {"prompts"}}),
+        (
+            "demo/lvlm",
+            {"finetune": {"data", "validation.data"}, "evaluate": {"benchmarks.pictures.data", "probes.binding.data"}},
+        ),
+        (
+            "demo/visual-ar",
+            {"codes": {"source"}, "head": {"decoding.prompts"}, "evaluate": {"benchmarks.captions.prompts"}},
+        ),
         ("sparrow-qwen2.5-vl-7b", {}),
     ],
 )

@@ -25,10 +25,16 @@ def test_every_pair_is_measured_alike(stages):
     assert {name: stage.target.path for name, stage in stages.items()} == TARGETS
     for stage in stages.values():
         assert {name: draft.path for name, draft in stage.drafters.items()} == DRAFTS
-        assert stage.mode_names == ["M", "T", "C", "P", "MT", "MT*", "MTCP", "MTCP*"]
-        assert (stage.gamma, stage.max_new_tokens, stage.temperature, stage.tree) == (5, 128, 0.0, "chain")
-        assert stage.suite.data.path == "hub" and stage.suite.turns == 2
-        assert (stage.suite.convention, stage.suite.transcript) == ("released", "released")
+        assert list(stage.methods) == ["M", "T", "C", "P", "MT", "MT*", "MTCP", "MTCP*"]
+        for name, method in stage.methods.items():
+            assert method.drafters == list(DRAFTS) and (
+                method.mode is None if name == "M" else method.mode.name == name
+            )
+            assert (method.tree.kind, method.tree.gamma, method.rule.kind) == ("chain", 5, "exact")
+        assert (stage.max_new_tokens, stage.temperatures) == ([128], [0.0])
+        suite = stage.benchmarks["suite"]
+        assert suite.data.path == "hub" and suite.turns == 2
+        assert (suite.convention, suite.transcript) == ("released", "released")
         # As released: no system sentence, and NeXT without its tiles.
         assert stage.format.system == "" and stage.format.image_join == "hf"
         assert stage.target.anyres is (False if "next" in stage.target.kind else None)
@@ -53,7 +59,7 @@ def test_dry_run_at_full_size_without_a_network(capsys, monkeypatch, tmp_path):
 
 
 def test_a_limit_counts(capsys):
-    assert main(["recipe=tabed-sweep", "dry_run=true", "stages.next_7b.suite.data.max_samples=5"]) == 0
+    assert main(["recipe=tabed-sweep", "dry_run=true", "stages.next_7b.benchmarks.suite.data.max_samples=5"]) == 0
     # 9 sets, 7 of which have 6 second turns.
     assert "requests 45 of the first turn and 210 of the second" in capsys.readouterr().out
 
