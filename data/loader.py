@@ -14,8 +14,7 @@ import numpy as np
 import torch
 
 from ..core.errors import UserError
-from .buckets import Order
-from .order import epoch_order
+from .order import Order, epoch_order
 from .workers import kill_at_exit, quiet_worker
 
 

@@ -7,10 +7,13 @@ counted. Format: POSIX ustar with pax or GNU long names; keys as webdataset form
 
 from __future__ import annotations
 
+import bisect
+import functools
 import glob
 import os
 import re
 import tarfile
+from array import array
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -248,3 +251,45 @@ def _damaged(path: Path, offset: int, problem: str) -> UserError:
 def _truncated(path: Path, needed: int) -> UserError:
     problem = f"truncated tar: it ends before byte {needed}"
     return UserError(problem, where=str(path), cure="fetch the file again, or pack it again from its samples")
+
+
+MOST_PLACES = 64  # remembered of a tar: about a kilobyte
+NEAREST = 16  # items between two of them at least; doubled whenever there would be more than MOST_PLACES
+
+
+@dataclass(frozen=True)
+class TarIndex:
+    """Items as `samples` numbers them within the tar, refused ones included."""
+
+    num_items: int
+    numbers: array[int]  # of the items that a pass may begin with, from 0 on
+    offsets: array[int]  # of the first header of each of them, in bytes
+
+    def before(self, number: int) -> tuple[int, int]:
+        """The last remembered item up to `number`: its own number, and the offset to begin at."""
+        place = bisect.bisect_right(self.numbers, number) - 1
+        return self.numbers[place], self.offsets[place]
+
+
+def tar_index(path: Path) -> TarIndex:
+    """Of the file as it is now. Raises as `members`."""
+    state = path.stat()
+    return _scan(path, state.st_size, state.st_mtime_ns)
+
+
+@functools.lru_cache(maxsize=1 << 16)
+def _scan(path: Path, size: int, mtime_ns: int) -> TarIndex:
+    """A pass may begin at a sample's first member alone: nothing before it is open that later members belong to."""
+    numbers, offsets, apart = array("Q", [0]), array("Q", [0]), NEAREST
+    count = begun = 0  # items so far, and how many came before the sample that is being put together
+    for item in samples(path):
+        count += 1
+        if isinstance(item, RefusedMember):
+            continue
+        if begun - numbers[-1] >= apart:
+            numbers.append(begun)
+            offsets.append(item.offset)
+        if len(numbers) > MOST_PLACES:
+            numbers, offsets, apart = numbers[::2], offsets[::2], 2 * apart
+        begun = count  # a sample is given out when the first member of the next one is met
+    return TarIndex(count, numbers, offsets)

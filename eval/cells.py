@@ -109,16 +109,16 @@ Measure = tuple[Column, Callable[[Cell], Value]]
 
 def _place_columns(cells: Sequence[Cell]) -> list[Measure]:
     """The first columns of a table of cells: those in which they differ."""
-    found: list[Measure] = [(text("benchmark"), lambda c: c.benchmark)]
+    columns: list[Measure] = [(text("benchmark"), lambda c: c.benchmark)]
     if any(cell.turn for cell in cells):
-        found.append((text("turn"), lambda c: c.turn))
+        columns.append((text("turn"), lambda c: c.turn))
     if any(cell.budget for cell in cells):
-        found.append((Column("visual tokens", ",.0f"), lambda c: c.summary.visual_tokens))
+        columns.append((Column("visual tokens", ",.0f"), lambda c: c.summary.visual_tokens))
     if len({cell.temperature for cell in cells}) > 1:
-        found.append((Column("T", "g"), lambda c: c.temperature))
+        columns.append((Column("T", "g"), lambda c: c.temperature))
     if len({cell.max_new_tokens for cell in cells}) > 1:
-        found.append((Column("new", "d"), lambda c: c.max_new_tokens))
-    return [*found, (text("method"), lambda c: c.method)]
+        columns.append((Column("new", "d"), lambda c: c.max_new_tokens))
+    return [*columns, (text("method"), lambda c: c.method)]
 
 
 def common_table(cells: Sequence[Cell], quality: Quality) -> Table:
@@ -138,16 +138,16 @@ def common_table(cells: Sequence[Cell], quality: Quality) -> Table:
         (Column("identical", kind="count"), _identical),
     ]
     lines: list[tuple[Value, ...]] = [tuple(value(cell) for _, value in columns) for cell in cells]
-    metrics = sorted({metric for found in quality.values() for of in found.values() for metric in of})
+    metrics = sorted({metric for by_method in quality.values() for of in by_method.values() for metric in of})
     if metrics:
         lines = _with_quality(cells, [column for column, _ in columns], lines, quality, metrics)
     scores = tuple(Column(metric, ".4g") for metric in metrics)
-    notes = {m: f for found in quality.values() for of in found.values() for m, f in of.items()}
-    told = [f"{m}: {f['what']}, n = {f['n']}" + (f" ({f['caution']})" if f.get("caution") else "")
+    notes = {m: f for by_method in quality.values() for of in by_method.values() for m, f in of.items()}
+    footnotes = [f"{m}: {f['what']}, n = {f['n']}" + (f" ({f['caution']})" if f.get("caution") else "")
             for m, f in sorted(notes.items())]  # fmt: skip
     if any(cell.relaxed for cell in cells):
-        told.append("Relaxed acceptance (LANTERN): outputs are not distributed as the target's.")
-    return Table("Every cell", (*(c for c, _ in columns), *scores), tuple(lines), note=NOTE, footnotes=tuple(told))
+        footnotes.append("Relaxed acceptance (LANTERN): outputs are not distributed as the target's.")
+    return Table("Every cell", (*(c for c, _ in columns), *scores), tuple(lines), note=NOTE, footnotes=tuple(footnotes))
 
 
 NOTE = (
@@ -163,8 +163,8 @@ def _identical(cell: Cell) -> Value:
 
 
 def _score(quality: Quality, temperature: float, method: str, metric: str) -> Value:
-    found = quality.get(temperature, {}).get(method, {}).get(metric)
-    return None if found is None else float(found["value"])
+    score = quality.get(temperature, {}).get(method, {}).get(metric)
+    return None if score is None else float(score["value"])
 
 
 def _with_quality(
@@ -175,16 +175,16 @@ def _with_quality(
     metrics: Sequence[str],
 ) -> list[tuple[Value, ...]]:
     """Lines with their scores, each temperature's under those of plain decoding."""
-    found: list[tuple[Value, ...]] = []
+    scored: list[tuple[Value, ...]] = []
     for temperature in dict.fromkeys(cell.temperature for cell in cells):
         if PLAIN in quality.get(temperature, {}):
             shown: dict[str, Value] = {"method": PLAIN, "T": temperature, "benchmark": cells[0].benchmark}
             plain = [shown.get(column.name) for column in columns]
-            found.append((*plain, *(_score(quality, temperature, PLAIN, m) for m in metrics)))
+            scored.append((*plain, *(_score(quality, temperature, PLAIN, m) for m in metrics)))
         for line, cell in zip(lines, cells, strict=True):
             if cell.temperature == temperature:
-                found.append((*line, *(_score(quality, temperature, cell.method, m) for m in metrics)))
-    return found
+                scored.append((*line, *(_score(quality, temperature, cell.method, m) for m in metrics)))
+    return scored
 
 
 def cycles_table(cells: Sequence[Cell]) -> Table:

@@ -66,10 +66,10 @@ def drafters_table(rows: Sequence[Row], label: Label) -> Table | None:
     for method, names in drafters.items():
         for name in names:
             mine = by((r for r in rows if (r.method, r.drafter) == (method, name)), label)
-            found = {place: summarize(some) for place, some in mine.items()}
-            taus = [(s.tau, *s.tau_interval) if (s := found.get(place)) else None for place in places]
-            beyond = sum(s.beyond_positions for s in found.values())
-            lines.append((name, method, *taus, (beyond, sum(s.requests for s in found.values()))))
+            summaries = {place: summarize(some) for place, some in mine.items()}
+            taus = [(s.tau, *s.tau_interval) if (s := summaries.get(place)) else None for place in places]
+            beyond = sum(s.beyond_positions for s in summaries.values())
+            lines.append((name, method, *taus, (beyond, sum(s.requests for s in summaries.values()))))
     columns = (text("drafter"), text("method"), *(Column(place, kind="interval") for place in places))
     beyond_column = Column("beyond positions", kind="count")
     note = "tau [95%]; of how many requests the positions go beyond the draft's own."
@@ -83,19 +83,19 @@ class Contrast:
     name: str
     mode: str
     place: str
-    found: Difference
+    result: Difference
 
 
 def contrasts_of(rows: Sequence[Row], contrasts: Contrasts, label: Label) -> list[Contrast]:
     """Every contrast in every place and mode (of draft LVLMs) that both sides were measured in."""
-    found = []
+    results = []
     for name, (first, second) in contrasts.items():
         sides = of(rows, first), of(rows, second)
         key = _mode_of(sides)
         for mode in dict.fromkeys(map(key, sides[0])):
             one, other = (by((r for r in side if key(r) == mode), label) for side in sides)
-            found += [Contrast(name, mode, p, paired_difference(one[p], other[p])) for p in one if p in other]
-    return found
+            results += [Contrast(name, mode, p, paired_difference(one[p], other[p])) for p in one if p in other]
+    return results
 
 
 def _mode_of(sides: Iterable[Sequence[Row]]) -> Label:
@@ -107,10 +107,10 @@ def _mode_of(sides: Iterable[Sequence[Row]]) -> Label:
     return lambda row: row.mode
 
 
-def contrasts_table(found: Sequence[Contrast]) -> Table:
-    places, lines = list(dict.fromkeys(one.place for one in found)), []
-    for name, mode in dict.fromkeys((one.name, one.mode) for one in found):
-        mine = {one.place: one.found for one in found if (one.name, one.mode) == (name, mode)}
+def contrasts_table(contrasts: Sequence[Contrast]) -> Table:
+    places, lines = list(dict.fromkeys(one.place for one in contrasts)), []
+    for name, mode in dict.fromkeys((one.name, one.mode) for one in contrasts):
+        mine = {one.place: one.result for one in contrasts if (one.name, one.mode) == (name, mode)}
         lines.append((name, mode, *((d.difference, *d.interval) if (d := mine.get(p)) else None for p in places)))
     columns = (text("what it changes"), text("mode"), *(Column(p, "+.2f", kind="interval") for p in places))
     note = "Difference of tau on the same requests, 95% interval of a paired bootstrap."
@@ -145,15 +145,15 @@ def compare_trainings(rows: Sequence[Row], settings: Comparison) -> TrainingComp
     return TrainingComparison(difference, depths, same, why)
 
 
-def sentence(where: str, found: TrainingComparison) -> str:
+def sentence(where: str, comparison: TrainingComparison) -> str:
     """What a comparison says, and where it is not above 0, why."""
-    seeds = found.difference
+    seeds = comparison.difference
     each = ", ".join(f"{name} {value:+.3f}" for name, value in seeds.each.items())
     low, high = seeds.interval
     line = f"{where}, first trainings less second: tau {seeds.mean:+.3f}, 95% interval "
     line += f"[{low:+.3f}, {high:+.3f}] ({seeds.verdict}; {each})."
-    if found.why:
-        line += " **Not shown to be above 0**: " + "; ".join(found.why) + "."
+    if comparison.why:
+        line += " **Not shown to be above 0**: " + "; ".join(comparison.why) + "."
     return line
 
 
@@ -186,37 +186,37 @@ class Differences:
 
     def to_json(self) -> dict[str, Any]:
         return {
-            "M_minus_T": {place: asdict(found) for place, (found, _) in self.modes.items()},
+            "M_minus_T": {place: asdict(difference) for place, (difference, _) in self.modes.items()},
             "M_minus_T_by_drafter": {place: asdict(seeds) for place, (_, seeds) in self.modes.items() if seeds},
             "contrasts": [asdict(one) for one in self.contrasts],
-            "comparison": {place: found.to_json() for place, found in self.trainings.items()},
+            "comparison": {place: comparison.to_json() for place, comparison in self.trainings.items()},
         }
 
     def sentences(self) -> list[str]:
         lines = []
-        for place, (found, seeds) in self.modes.items():
+        for place, (difference, seeds) in self.modes.items():
             lines.append(
-                f"{place}: tau with the picture minus without is {found.difference:+.3f}, 95% interval "
-                f"{interval(found.interval)} ({found.verdict}; {found.requests} requests)."
+                f"{place}: tau with the picture minus without is {difference.difference:+.3f}, 95% interval "
+                f"{interval(difference.interval)} ({difference.verdict}; {difference.requests} requests)."
             )
             if seeds is not None:
                 each = ", ".join(f"{name} {value:+.3f}" for name, value in seeds.each.items())
                 lines.append(f"{place}, over {len(seeds.each)} drafters: {seeds.mean:+.3f}, 95% interval "
                              f"{interval(seeds.interval)} ({seeds.verdict}; {each}).")  # fmt: skip
-        return lines + [sentence(place, found) for place, found in self.trainings.items()]
+        return lines + [sentence(place, comparison) for place, comparison in self.trainings.items()]
 
 
 def mode_differences(rows: Sequence[Row], label: Label) -> dict[str, tuple[Difference, SeedDifference | None]]:
     """tau of a draft LVLM that sees the pictures less that of the same draft without them."""
-    found = {}
+    differences = {}
     for place, some in by(rows, label).items():
         seeing, blind = ([row for row in some if row.mode == mode] for mode in ("M", "T"))
         if not seeing or not blind or not _unique(seeing) or not _unique(blind):
             continue
         names = sorted({row.drafter for row in seeing} & {row.drafter for row in blind})
         pairs = {n: ([r for r in seeing if r.drafter == n], [r for r in blind if r.drafter == n]) for n in names}
-        found[place] = paired_difference(seeing, blind), seed_difference(pairs)
-    return found
+        differences[place] = paired_difference(seeing, blind), seed_difference(pairs)
+    return differences
 
 
 def _unique(rows: Sequence[Row]) -> bool:
@@ -228,8 +228,8 @@ def trainings_of(rows: Sequence[Row], settings: Comparison | None, label: Label)
     if settings is None:
         return {}
     named = [of(rows, name) for name in (*settings.first, *settings.second)]
-    found, key = {}, _mode_of(named)
+    comparisons, key = {}, _mode_of(named)
     for place, some in by([row for side in named for row in side], label).items():
         for mode, mine in by(some, key).items():
-            found[f"{place}, mode {mode}" if mode else place] = compare_trainings(mine, settings)
-    return found
+            comparisons[f"{place}, mode {mode}" if mode else place] = compare_trainings(mine, settings)
+    return comparisons

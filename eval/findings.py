@@ -87,8 +87,8 @@ def cautions(cells: Sequence[Cell], label: Label) -> list[str]:
     return lines
 
 
-def binding_sentence(found: Mapping[str, float] | None) -> list[str]:
-    if not found:
+def binding_sentence(binding: Mapping[str, float] | None) -> list[str]:
+    if not binding:
         return []
-    return [f"The target names the right attribute in {found['accuracy']:.1%} of {found['questions']} held-out "
-            f"questions with the picture and in {found['blind_accuracy']:.1%} without it."]  # fmt: skip
+    return [f"The target names the right attribute in {binding['accuracy']:.1%} of {binding['questions']} held-out "
+            f"questions with the picture and in {binding['blind_accuracy']:.1%} without it."]  # fmt: skip

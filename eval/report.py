@@ -96,7 +96,7 @@ def build(
     assert cells, "nothing was drafted"
     label = labels(rows)
     single = [row for row in rows if not row.turn and row.method != PLAIN]  # of suites their own tables say more
-    found = Differences(
+    differences = Differences(
         modes=mode_differences(single, label),
         contrasts=tuple(contrasts_of(single, contrasts or {}, label)),
         trainings=trainings_of(single, compare, label),
@@ -104,11 +104,11 @@ def build(
     tables = [common_table(cells, quality or {}), cycles_table(cells)]
     if (by_drafter := drafters_table(single, label)) is not None:
         tables.append(by_drafter)
-    if found.contrasts:
-        tables.append(contrasts_table(found.contrasts))
-    data = found.to_json() | ({"binding": dict(binding)} if binding else {})
-    told = (*findings(cells, label), *found.sentences(), *binding_sentence(binding), *cautions(cells, label))
-    return Report(about, methods, cells, told, tuple(tables), tuple(sections), quality or {}, data)
+    if differences.contrasts:
+        tables.append(contrasts_table(differences.contrasts))
+    data = differences.to_json() | ({"binding": dict(binding)} if binding else {})
+    sentences = (*findings(cells, label), *differences.sentences(), *binding_sentence(binding), *cautions(cells, label))
+    return Report(about, methods, cells, sentences, tuple(tables), tuple(sections), quality or {}, data)
 
 
 def write(folder: Path, report: Report, rows: Sequence[Row]) -> None:
@@ -128,7 +128,7 @@ def write(folder: Path, report: Report, rows: Sequence[Row]) -> None:
 
 def page(report: Report, drawn: Sequence[Figure]) -> str:
     """The report as Markdown."""
-    lines = ["# Speculative decoding, measured", "", *(f"- {told}" for told in report.findings), ""]
+    lines = ["# Speculative decoding, measured", "", *(f"- {sentence}" for sentence in report.findings), ""]
     many = len(report.cells) > MANY
     cells = [line for table in report.tables[: 1 if many else 2] for line in markdown(table)]
     more = [line for table in report.tables[2:] for line in markdown(table)]
@@ -136,7 +136,7 @@ def page(report: Report, drawn: Sequence[Figure]) -> str:
     sections = [line for section in report.sections for line in section_markdown(section)]
     lines += [*pictures, *more, *sections, *cells] if many else [*cells, *pictures, *more, *sections]
     lines += ["## How it was measured", "", *(f"- {key}: {value}" for key, value in report.about.items())]
-    trees = [f"- {name}: {told}" for name, info in report.methods.items() if (told := described(info))]
+    trees = [f"- {name}: {line}" for name, info in report.methods.items() if (line := described(info))]
     return "\n".join([*lines, *trees, ""])
 
 

@@ -70,13 +70,13 @@ def readable(cell: Cell) -> list[Any]:
 
 
 def overview(report: Mapping[str, Any]) -> Table:
-    """What a model card says of an evaluation."""
+    """What a model card says of an evaluation; of suites the first turns."""
     columns = (text("measured on"), text("method"), Column("T", "g"), Column("n", "d"),
                Column("tau [95%]", kind="interval"), Column("decoding", unit="x"), Column("end to end", unit="x"),
                Column("same tokens as plain", kind="count"))  # fmt: skip
     rows = tuple(
         (c.where, c.method, c.temperature, c.requests, (c.tau, *c.interval) if c.interval else None, c.speedup,
          c.end_to_end, None if c.identical is None else (c.identical, c.requests))
-        for c in cells(report)
+        for c in cells({**report, "cells": [c for c in report["cells"] if c["turn"] in ("", "first")]})
     )  # fmt: skip
     return Table("", columns, rows)

@@ -13,6 +13,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Literal
 
 from ..core.errors import UserError
+from .tables import markdown_table
 
 Metric = Literal["accuracy", "ROUGE-L", "METEOR"]
 # (answer, record) -> a score in [0, 1]. References are the record's `references`.
@@ -146,11 +147,11 @@ def markdown(built: dict[str, Any], pictures: Callable[[Mapping[str, Any]], Sequ
     """
     columns = [(name, metric) for name, metrics in built["tables"].items() for metric in metrics]
     lines = ["# Quality of answers: target and draft, with the picture and without", ""]
-    lines += _row(["model", *(f"{name} {metric}" for name, metric in columns)])
-    lines += _row(["---"] * (1 + len(columns)))
+    rows = []
     for model in built["models"]:
         cells = [built["tables"][name][metric][model] for name, metric in columns]
-        lines += _row([model, *(f"{c['mean']:.3f} ± {c['half_width']:.3f}" for c in cells)])
+        rows.append([model, *(f"{c['mean']:.3f} ± {c['half_width']:.3f}" for c in cells)])
+    lines += markdown_table(["model", *(f"{name} {metric}" for name, metric in columns)], rows)
     counts = {name: next(iter(next(iter(m.values())).values()))["n"] for name, m in built["tables"].items()}
     lines += [
         "",
@@ -177,7 +178,3 @@ def markdown(built: dict[str, Any], pictures: Callable[[Mapping[str, Any]], Sequ
 
 def _flat(text: str) -> str:
     return " ".join(text.split())
-
-
-def _row(words: Sequence[str]) -> list[str]:
-    return ["| " + " | ".join(words) + " |"]

@@ -4,12 +4,31 @@ from __future__ import annotations
 
 from typing import Any
 
+from torch import Tensor, nn
 from transformers import PreTrainedModel
 
 from ..core.errors import UserError
-from .causal import CausalTraining
-from .llava import FAMILIES, LlavaTraining
+from ..core.nouns import Batch
+from .llava import FAMILIES, LlavaTraining, Part
 from .qwen import QWEN_FAMILIES, QwenTraining
+
+
+class CausalTraining(LlavaTraining):
+    """The training forward over a model of text alone: LLaVA's loss, no pictures."""
+
+    def by_part(self) -> dict[Part, nn.Module]:
+        """The model's only part: the language model."""
+        return {"language_model": self.llava}
+
+    def hidden_states(self, batch: Batch) -> Tensor:
+        """Final states [B,T,D]."""
+        assert batch.num_dummy_images or batch.pixels is None, "pictures for a model of text"
+        return self.llava.model(
+            input_ids=batch.ids,
+            attention_mask=batch.attention_mask.long(),
+            position_ids=batch.positions[0],
+            use_cache=False,
+        ).last_hidden_state
 
 
 def training_of(model: PreTrainedModel, trainable: Any, **settings: Any) -> LlavaTraining:

@@ -20,7 +20,6 @@ from ..core.secrets import redact
 from ..core.section import Section
 from ..data.prompts import ImagePrompt, PromptSource, read_prompts
 from ..trainers.run import DONE
-from ..trainers.stages.base import draws_pictures
 from ..trainers.stages.evaluate import EvaluateStage
 from ..trainers.stages.generate import WORLD
 from .cli import say
@@ -55,7 +54,7 @@ class Finished(Generic[Options]):
             raise UserError("; ".join(problems), cure="see --help") from error
         self.loaded = load(others)
         self.recipe: Any = self.loaded.recipe
-        if not draws_pictures(self.recipe.target):
+        if not self.recipe.target.draws_images:
             raise UserError(f"target {self.recipe.target.kind} draws no pictures", where=str(self.loaded.path),
                             cure="take a recipe of an image generator")  # fmt: skip
         self.folder = Path(self.recipe.output) / self.options.name

@@ -50,7 +50,7 @@ class Loaded:
 def load(arguments: list[str]) -> Loaded:
     """Read `recipe=NAME key=value ...`."""
     # The schema brings torch and transformers: a moment's wait that --help does not need.
-    from .schema import Recipe, fields_of
+    from .schema import Recipe
 
     pairs = [_pair(argument) for argument in arguments]
     names = [value for key, value in pairs if key == "recipe"]
@@ -65,8 +65,11 @@ def load(arguments: list[str]) -> Loaded:
     try:
         recipe = Recipe.model_validate(tree)
     except ValidationError as error:
-        fields = fields_of(_kind(tree, "target"), _kind(tree, "drafter"))
+        fields = {name: field.annotation for name, field in Recipe.model_fields.items()}
         raise _readable(error, path, fields, tree) from error
+    except UserError as error:  # of a section, which knows no file
+        where = f"{path}, {error.where}" if error.where else str(path)
+        raise UserError(error.problem, where=where, cure=error.cure) from error
     return Loaded(recipe, tree, path, options, tuple(overrides))
 
 
@@ -274,7 +277,7 @@ def _readable(error: ValidationError, path: Path, fields: dict[str, Any], tree: 
     """Pydantic's report as one message.
 
     Args:
-        fields: key at the top -> annotation, for this recipe's target and drafter.
+        fields: key at the top -> annotation.
     """
     lines, cures = [], []
     for problem in _problems(error):
@@ -308,7 +311,7 @@ def _told(problem: Any, fields: dict[str, Any], tree: dict[str, Any]) -> tuple[s
             known = [t.strip("' ") for t in tags.split(",")]
             line = f"{key}.{name}: {tag!r} is no {name}; {name}s are {tags}"
             return line, f"{key}.{name}: {did_you_mean(str(tag), known)}"
-    message, value = problem["msg"], redact_tree(problem["input"])
+    message, value = problem["msg"].removeprefix("Value error, "), redact_tree(problem["input"])
     shown = "" if isinstance(value, dict) else f" (found {value!r})"  # of a whole section the message says enough
     return f"{key}: {message[0].lower()}{message[1:]}{shown}", None
 

@@ -5,7 +5,7 @@ What is shown is YAML again: saved to a file it is a recipe that resolves to the
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -13,6 +13,7 @@ from typing import Any
 import yaml
 
 from ..core.secrets import redact_tree
+from ..core.section import Section
 from .load import FOLDER, Loaded, sources
 
 COMMAND_LINE, DEFAULT = "command line", "default"
@@ -29,16 +30,55 @@ class Value:
 
 
 def resolved(loaded: Loaded) -> dict[str, Any]:
-    """Every setting of the checked recipe, defaults included, without secrets."""
-    return redact_tree(loaded.recipe.model_dump(mode="json", by_alias=True))
+    """Every setting of the checked recipe that something reads, defaults included, without secrets."""
+    recipe = loaded.recipe
+    tree = recipe.model_dump(mode="json", by_alias=True)
+    if recipe.drafter is not None:
+        _hide(tree["drafter"], recipe.drafter, recipe.drafter.unread(recipe.target.draws_images))
+    for name, stage in recipe.stages.items():
+        _hide(tree["stages"][name], stage, stage.unread_with(recipe.target, recipe.drafter))
+    return redact_tree(tree)
+
+
+def _hide(tree: dict[str, Any], section: Section, unread: Iterable[str]) -> None:
+    """Takes settings away that nothing reads."""
+    for name in unread:
+        tree.pop(type(section).model_fields[name].alias or name, None)
 
 
 def values(loaded: Loaded) -> list[Value]:
     """The settings in the order in which they are shown."""
-    *base, (path, own) = sources(loaded.path)
-    layers = [(_file(path), own)] + [(f"extended {_file(p)}", tree) for p, tree in reversed(base)]
-    tree = resolved(loaded)
+    layers, tree = _layers(loaded), resolved(loaded)
     return [Value(place, value, _origin(place, loaded, layers)) for place, value in _leaves(tree)]
+
+
+def _layers(loaded: Loaded) -> list[tuple[str, dict[str, Any]]]:
+    """(what a file is called, what it says), the nearest first."""
+    *base, (path, own) = sources(loaded.path)
+    return [(_file(path), own)] + [(f"extended {_file(p)}", tree) for p, tree in reversed(base)]
+
+
+def _named(loaded: Loaded) -> list[Value]:
+    """The settings that something named. A section that was named and left empty (`M: {}`) is one of them."""
+    layers, found = _layers(loaded), []
+    for value in values(loaded):
+        empty = next(
+            (value.place[:n] for n in range(1, len(value.place)) if _is_empty(loaded.tree, value.place[:n])), ()
+        )
+        if value.origin != DEFAULT:
+            found.append(value)
+        elif empty and (not found or found[-1].place != empty):
+            found.append(Value(empty, {}, _origin(empty, loaded, layers)))
+    return found
+
+
+def _is_empty(tree: Any, place: Place) -> bool:
+    """Whether an empty section stands at `place`."""
+    for key in place:
+        if not isinstance(tree, dict) or key not in tree:
+            return False
+        tree = tree[key]
+    return tree == {}
 
 
 def shown(loaded: Loaded, *, defaults: bool = True) -> str:
@@ -47,7 +87,7 @@ def shown(loaded: Loaded, *, defaults: bool = True) -> str:
     Args:
         defaults: also settings that nothing named.
     """
-    found = [value for value in values(loaded) if defaults or value.origin != DEFAULT]
+    found = values(loaded) if defaults else _named(loaded)
     lines: list[tuple[str, str]] = []
     before: Place = ()
     for value in found:

@@ -1,17 +1,10 @@
-"""What a recipe may say: a target, a drafter and stages, each section defined beside the code that reads it."""
+"""What a recipe may say: a target, a drafter and stages. Each section is defined beside the code that reads it."""
 
 from __future__ import annotations
 
 from typing import Annotated, Any
 
-from pydantic import (
-    Field,
-    SerializeAsAny,
-    TypeAdapter,
-    ValidationInfo,
-    field_validator,
-    model_validator,
-)
+from pydantic import Field, SerializeAsAny, TypeAdapter, ValidationInfo, field_validator, model_validator
 
 from ..core.errors import did_you_mean, nearest
 from ..core.refused import Refused
@@ -24,7 +17,7 @@ from ..models.llava import FAMILIES
 from ..models.targets.anole import AnoleTargetConfig, refuse_lumina
 from ..models.targets.load import CausalTargetConfig, LlavaTargetConfig, QwenTargetConfig
 from ..trainers.engine import EngineConfig
-from ..trainers.stages.base import IMAGE_GENERATORS
+from ..trainers.stages.base import Stage
 from ..trainers.stages.cache import CacheStage
 from ..trainers.stages.encode import EncodeStage
 from ..trainers.stages.evaluate import EvaluateStage
@@ -49,7 +42,7 @@ class Recipe(Section):
 
     target: AnyTarget
     drafter: SerializeAsAny[AnyDrafter | None] = None
-    stages: dict[str, Any] = Field(min_length=1)
+    stages: dict[str, AnyStage] = Field(min_length=1)
     engine: EngineConfig = EngineConfig()
     tracking: TrackingConfig = TrackingConfig()
     seed: int = Field(0, ge=0)
@@ -58,10 +51,10 @@ class Recipe(Section):
 
     @field_validator("target", mode="before")
     @classmethod
-    def _supported(cls, value: Any) -> Any:
-        if _kind_of(value) == "lumina-mgpt":
+    def _supported(cls, target: Any) -> Any:
+        if _kind_of(target) == "lumina-mgpt":
             refuse_lumina()
-        return value
+        return target
 
     @field_validator("drafter", mode="plain")
     @classmethod
@@ -70,32 +63,29 @@ class Recipe(Section):
         target = info.data.get("target")
         if value is None or target is None:
             return None
-        kind, possible = _kind_of(value), drafter_kinds(target.kind)
+        kind, possible = _kind_of(value), drafter_kinds(target)
         if kind is not None and kind not in possible:
             problem = f"{kind!r} is no kind of drafter for target {target.kind}"
             close = "".join(f"did you mean {name!r}? " for name in nearest(str(kind), possible, 1))
             raise Refused("kind", problem, f"{close}kinds here are {', '.join(possible)}")
         drafter = TypeAdapter(AnyDrafter).validate_python(value)
-        for name in sorted(drafter.model_fields_set & drafter.unread(target.draws_images)):
-            known = {*type(drafter).model_fields} - drafter.unread(target.draws_images)
+        unread = drafter.unread(target.draws_images)
+        for name in sorted(drafter.model_fields_set & unread):
             other = "language models" if target.draws_images else "image generators"
-            raise Refused(name, f"nothing reads it: it is of {kind} heads for {other}", did_you_mean(name, known))
+            cure = did_you_mean(name, {*type(drafter).model_fields} - unread)
+            raise Refused(name, f"nothing reads it: it is of {kind} heads for {other}", cure)
         return drafter
 
     @field_validator("stages", mode="wrap")
     @classmethod
-    def _stages_of_the_drafter(cls, value: Any, handler: Any, info: ValidationInfo) -> Any:
-        stages, target = handler(value), info.data.get("target")
+    def _stages_of_the_target(cls, value: Any, check: Any, info: ValidationInfo) -> Any:
+        target = info.data.get("target")
         if target is None or "drafter" not in info.data:
-            return stages
-        drafter = info.data["drafter"]
-        stages = {
-            name: TrainStage.of_target(stage, target.draws_images) if _kind_of(stage) == "train" else stage
-            for name, stage in stages.items()
-        }
-        pair = target.kind, drafter and drafter.kind
-        _check_kinds(stages, *pair)
-        return TypeAdapter(dict[str, AnyStage]).validate_python(stages)
+            return {}
+        if isinstance(value, dict):
+            _check_kinds(value, target, info.data["drafter"])
+            value = {name: _told_by_target(stage, target) for name, stage in value.items()}
+        return check(value)
 
     @model_validator(mode="after")
     def _read_by_something(self) -> Recipe:
@@ -107,36 +97,37 @@ class Recipe(Section):
         return self
 
 
-def fields_of(target: Any, drafter: Any) -> dict[str, Any]:
-    """Key of a recipe -> annotation, for these kinds of target and drafter (of which either may be wrong)."""
-    fields = {name: field.annotation for name, field in Recipe.model_fields.items()}
-    return fields | {"drafter": AnyDrafter, "stages": dict[str, AnyStage]}
-
-
-def drafter_kinds(target: str) -> list[str]:
-    """Kinds of drafters that a kind of target can have. A draft LVLM sees what LLaVA's image processor makes."""
+def drafter_kinds(target: Any) -> list[str]:
+    """Kinds of drafters that a target's section can have. A draft LVLM sees what LLaVA's image processor makes."""
     possible = [
         kind
         for section in sections(AnyDrafter)
-        if issubclass(section, DrafterConfig)
-        and (section.for_images if target in IMAGE_GENERATORS else section.for_language)
+        if issubclass(section, DrafterConfig) and (section.for_images if target.draws_images else section.for_language)
         for kind in kinds(section)
     ]
     # An ensemble is made of other drafters by a method of an evaluation.
-    return [kind for kind in possible if kind != "ensemble" and (kind != "lvlm" or target in FAMILIES)]
+    return [kind for kind in possible if kind != "ensemble" and (kind != "lvlm" or target.kind in FAMILIES)]
 
 
-def _check_kinds(stages: dict[str, Any], target: str, drafter: str | None) -> None:
+def _check_kinds(stages: dict[str, Any], target: Any, drafter: Any) -> None:
     """Raises `Refused` for a kind of stage that has no place beside this target and drafter."""
     reasons = {
-        kind: section.unsuited(target, drafter)  # type: ignore[attr-defined]
+        kind: section.unsuited(target, drafter)
         for section in sections(AnyStage)
+        if issubclass(section, Stage)
         for kind in kinds(section)
     }
     for name, stage in stages.items():
         if reason := reasons.get(_kind_of(stage)):
             possible = ", ".join(kind for kind, reason in reasons.items() if reason is None)
             raise Refused(f"{name}.kind", reason, f"kinds here are {possible}")
+
+
+def _told_by_target(stage: Any, target: Any) -> Any:
+    """A `train` stage's data need not say that it is codes, where the target draws images."""
+    if isinstance(stage, dict) and stage.get("kind") == "train":
+        return TrainStage.of_target(stage, target.draws_images)
+    return stage
 
 
 def _kind_of(section: Any) -> Any:

@@ -31,8 +31,8 @@ import torch
 from draftsmith.core.nouns import Batch
 from draftsmith.core.pictures import IMAGE, TEXT
 from draftsmith.core.states import Taps, TargetStates, feature_places, visual_places
-from draftsmith.data.buckets import BucketedOrder
 from draftsmith.data.loader import Loader
+from draftsmith.data.order import BucketedOrder
 from draftsmith.data.shards import claim, finish, tar_path
 from draftsmith.data.states.dtypes import StatesDtype
 from draftsmith.data.states.estimate import record_bytes, shown

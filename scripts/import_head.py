@@ -29,7 +29,7 @@ from draftsmith.models.drafters.eagle import save_eagle
 from draftsmith.models.drafters.head_files import manifest_of, save_head
 from draftsmith.models.drafters.lvlm import save_llava
 from draftsmith.models.drafters.made_for import tested_with
-from draftsmith.models.hub import read_config
+from draftsmith.models.hub import read_config, target_embedding
 from draftsmith.models.imports import READING, import_head, import_lantern, import_lvlm
 from draftsmith.models.llamagen.files import lantern_config
 from draftsmith.models.llamagen.folders import find_folder, read_values
@@ -37,7 +37,6 @@ from draftsmith.models.llamagen.lantern_layout import is_lantern
 from draftsmith.models.llamagen.transformer import LlamaGenConfig
 from draftsmith.models.qwen import QWEN_KINDS
 from draftsmith.models.targets.base import language_shape
-from draftsmith.models.weights_of import target_embedding
 from transformers import AutoTokenizer
 
 

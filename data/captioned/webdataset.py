@@ -10,7 +10,6 @@ from pathlib import Path
 from typing import Literal
 
 from .. import tars
-from ..tar_index import tar_index
 from .items import MAX_TEXT_BYTES, Opener, Refused, Source, Unusable, caption_text, not_empty, opened
 
 
@@ -26,7 +25,7 @@ class TarSource(Source):
 
 def num_tar_items(source: TarSource) -> int:
     """All of them, before `max_samples`."""
-    return sum(tar_index(path).num_items for path in tars.expand_paths(source.path))
+    return sum(tars.tar_index(path).num_items for path in tars.expand_paths(source.path))
 
 
 def tar_openers(source: TarSource, start: int) -> Iterator[Opener]:
@@ -38,7 +37,7 @@ def _openers(source: TarSource, paths: list[Path], start: int) -> Iterator[Opene
     for path in paths:
         number = offset = 0
         if start:
-            index = tar_index(path)
+            index = tars.tar_index(path)
             if start >= index.num_items:
                 start -= index.num_items
                 continue

@@ -63,11 +63,11 @@ def tabed_section(folder: Path, rows: Sequence[Row], plan: Plan, *, notes: Seque
         rows: of any benchmarks; those of the plan's sets count.
         notes: what else is to be said.
     """
-    found = tables(rows, plan)
-    draw_tables(folder / "suite.png", found)
-    told = [*notes, *_notes(rows, plan)]
-    listed = ["\n".join(f"- {note}" for note in told)] if told else []
-    return ReportSection("TABED's suite", (*found, NOTE, *listed, Figure("suite.png", "The tables.")), "suite")
+    suite_tables = tables(rows, plan)
+    draw_tables(folder / "suite.png", suite_tables)
+    remarks = [*notes, *_notes(rows, plan)]
+    listed = ["\n".join(f"- {note}" for note in remarks)] if remarks else []
+    return ReportSection("TABED's suite", (*suite_tables, NOTE, *listed, Figure("suite.png", "The tables.")), "suite")
 
 
 def tables(rows: Sequence[Row], plan: Plan) -> list[Table]:
@@ -78,13 +78,13 @@ def tables(rows: Sequence[Row], plan: Plan) -> list[Table]:
     taus = {key: _taus(lines[key]) for key in order}
     first = _first_turns(plan, taus)
     second = _second_turns(plan, taus) if plan.dependent or plan.free else None
-    found = [first] if second is None else [first, second]
-    return [*found, _averages(plan, found, {key: lines[key] for key in order})]
+    turns = [first] if second is None else [first, second]
+    return [*turns, _averages(plan, turns, {key: lines[key] for key in order})]
 
 
 def _taus(rows: Sequence[Row]) -> Tau:
-    found = {key: tau_of(some) for key, some in grouped(rows, "benchmark", "turn").items()}
-    return lambda name, turn: found.get((name, turn))
+    taus = {key: tau_of(some) for key, some in grouped(rows, "benchmark", "turn").items()}
+    return lambda name, turn: taus.get((name, turn))
 
 
 def _first_turns(plan: Plan, taus: Mapping[tuple[str, str], Tau]) -> Table:
@@ -112,13 +112,13 @@ def _second_turns(plan: Plan, taus: Mapping[tuple[str, str], Tau]) -> Table:
     return _table("Second turn", columns, lines, "TABED, tables 11 to 14")
 
 
-def _averages(plan: Plan, found: Sequence[Table], lines: Mapping[tuple[str, str], Sequence[Row]]) -> Table:
+def _averages(plan: Plan, turns: Sequence[Table], lines: Mapping[tuple[str, str], Sequence[Row]]) -> Table:
     """Averages alone (table 2), and speedups over all first turns: expected by equation 1, by the loop, measured."""
-    columns = [*(Column(table.title) for table in found), Column("OOD"), Column("T_q/T_p", ranked=False),
+    columns = [*(Column(table.title) for table in turns), Column("OOD"), Column("T_q/T_p", ranked=False),
                *(Column(name, unit="x") for name in ("Eq. 1", "expected", "DSR"))]  # fmt: skip
-    averages = [table.column(AVERAGE) for table in found]
-    ood = [column.heading for column in found[0].columns if column.group == "OOD"]
-    out_of_domain = zip(*(found[0].column(name) for name in ood), strict=True) if ood else [()] * len(lines)
+    averages = [table.column(AVERAGE) for table in turns]
+    ood = [column.heading for column in turns[0].columns if column.group == "OOD"]
+    out_of_domain = zip(*(turns[0].column(name) for name in ood), strict=True) if ood else [()] * len(lines)
     rows: list[tuple[Value, ...]] = []
     for (key, some), *values, far in zip(lines.items(), *averages, out_of_domain, strict=True):
         speeds: tuple[Value, ...] = (None,) * 4

@@ -72,26 +72,26 @@ def tables(rows: Sequence[Row], methods: Mapping[str, MethodInfo]) -> list[Table
     clips, images, texts = ([row for row in whole if row.medium == medium] for medium in ("video", "image", "text"))
     budgets = list(dict.fromkeys(row.budget for row in in_order(clips)))
     at_most = [row for row in clips if row.budget == budgets[-1]]
-    found = []
+    results = []
     if clips:
-        found.append(sparrow_sets(at_most, names))
+        results.append(sparrow_sets(at_most, names))
     if len(budgets) > 1:
-        found.append(by_length(clips, names))
+        results.append(by_length(clips, names))
     if clips and images:
-        found.append(image_sets(images, names))
+        results.append(image_sets(images, names))
     switches = {name: info.parts for name, info in methods.items() if info.parts is not None}
     if len({tuple(parts.values()) for parts in switches.values()}) > 1:
-        found.append(ablation([row for row in clips + images or whole if row.method in switches], switches))
+        results.append(ablation([row for row in clips + images or whole if row.method in switches], switches))
     if any(info.adaptive for info in methods.values()):
-        found.append(sage_sets(at_most + images + texts, names))
+        results.append(sage_sets(at_most + images + texts, names))
     if longest > min(row.max_new_tokens for row in rows):
-        found.append(by_generated(rows, names))
+        results.append(by_generated(rows, names))
     if len(budgets) > 1:
         coldest = min(row.temperature for row in clips)
         cold = [row for row in clips if row.temperature == coldest]
         measured = {row.method for row in cold}
-        found += [breakdown(cold, name) for name in names if name in measured]
-    return [*found, time_shares(whole, names)] if found else []
+        results += [breakdown(cold, name) for name in names if name in measured]
+    return [*results, time_shares(whole, names)] if results else []
 
 
 def methods_by(
@@ -225,8 +225,10 @@ def by_generated(rows: Sequence[Row], methods: Sequence[str]) -> Table:
     if not ended:
         return table
     count = len({row.request for row in rows})
-    told = f"Answers to {len(ended)} of {count} requests ended before: left out; `stop_at_end: false` lets none end."
-    return replace(table, footnotes=(*table.footnotes, told))
+    footnote = (
+        f"Answers to {len(ended)} of {count} requests ended before: left out; `stop_at_end: false` lets none end."
+    )
+    return replace(table, footnotes=(*table.footnotes, footnote))
 
 
 _BREAKDOWN = (
@@ -318,14 +320,16 @@ def _figures(folder: Path, rows: Sequence[Row], methods: Sequence[str], trained_
 def _footnotes(rows: Sequence[Row]) -> tuple[str, ...]:
     greedy = [row for row in rows if not row.temperature]
     different = [row for row in greedy if not row.identical]
-    told = []
+    footnotes = []
     if different:
         first = f"first {different[0].method} in {different[0].request}"
-        told.append(f"**Outputs differ** from plain decoding in {len(different)} of {len(greedy)} requests, {first}.")
+        footnotes.append(
+            f"**Outputs differ** from plain decoding in {len(different)} of {len(greedy)} requests, {first}."
+        )
     elif greedy:
-        told.append(f"Outputs are identical to plain decoding in all {len(greedy)} greedy requests, every token.")
+        footnotes.append(f"Outputs are identical to plain decoding in all {len(greedy)} greedy requests, every token.")
     short = [row for row in rows if row.budget and row.visual_tokens < 0.9 * visual_tokens(row.budget)]
     if short:
         why = "short clips, or small frames"
-        told.append(f"{len(short)} of {len(rows)} requests have fewer visual tokens than asked for: {why}.")
-    return tuple(told)
+        footnotes.append(f"{len(short)} of {len(rows)} requests have fewer visual tokens than asked for: {why}.")
+    return tuple(footnotes)

@@ -9,19 +9,20 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import torch
 from torch import Tensor
-from transformers import AutoModelForCausalLM
+from transformers import AutoModelForCausalLM, PreTrainedModel
 
 from ...core.checksums import check_sums
 from ...core.errors import UserError, did_you_mean
 from ..drafters.made_for import MANIFEST, tested_with
+from ..hub import config_value, target_embedding
 from ..llamagen.folders import write_folder
+from ..llava import grow_vocabulary, language_model_of
 from ..targets.load import load_llava, load_weights
-from ..weights_of import target_embedding
 from .layouts import CHAIN, lay_out
 from .rules import ENGINES, Engine, Prompts, check_head
 from .source import Target, find_target, kind_of, read_head, read_manifest
-from .text_draft import text_draft
 
 # What is read of a folder: where it was published, held against its checksums.
 _READ = ("config.json", MANIFEST, "*.safetensors", "tokenizer*")
@@ -195,3 +196,49 @@ def _refuse_visual(folder: Path, engine: Engine) -> None:
         f"--to {engine}: no engine can express this head:\n" + "\n".join(f"  - {why}" for why in reasons),
         where=str(folder), cure="decode with our own loop",
     )  # fmt: skip
+
+
+# Draft language models without a vision tower: what every engine takes as a plain draft model. A draft LVLM's language
+# model reads a placeholder's own row at a picture, which it was never trained on: it is exported for text prompts only.
+
+
+def text_draft(model: PreTrainedModel, target: Target, *, where: str) -> PreTrainedModel:
+    """A causal language model with as many rows as the target, in the precision of `model`.
+
+    Args:
+        model: a LLaVA of any family, or a causal language model.
+
+    Raises:
+        UserError: its vocabulary is larger than the target's, or its positions have three coordinates.
+    """
+    text, rows = model.config.get_text_config(), target.text.vocab_size
+    if "mrope_section" in (config_value(text, "rope_parameters") or {}):
+        raise UserError(
+            f"a draft of {text.model_type} has positions of three coordinates (M-RoPE), which engines refuse in a "
+            "draft model", where=where, cure="draft with a Llama, or with a head",
+        )  # fmt: skip
+    if text.vocab_size > rows:
+        raise UserError(
+            f"the draft has {text.vocab_size} rows of vocabulary, and the target {rows}: another tokenizer's",
+            where=where, cure="name the target that it drafts for: --target",
+        )  # fmt: skip
+    config = type(text)(**{key: value for key, value in text.to_dict().items() if key not in _LEFT_OUT})
+    draft = AutoModelForCausalLM.from_config(config, dtype=torch.float32)
+    draft.model.load_state_dict(language_model_of(model).state_dict())
+    draft.lm_head.load_state_dict(model.lm_head.state_dict())
+    if text.vocab_size < rows:
+        grow_vocabulary(draft, rows, torch.Generator().manual_seed(0))
+    for name in ("bos_token_id", "eos_token_id", "pad_token_id"):
+        # A draft's own are not to be trusted: JackFram's are no ids of Llama's tokenizer.
+        value = config_value(target.text, name)
+        setattr(draft.config, name, value)
+        setattr(draft.generation_config, name, value)
+    draft.config.architectures = [type(draft).__name__]
+    return draft.to(_dtype(model))
+
+
+_LEFT_OUT = ("architectures", "dtype", "torch_dtype", "transformers_version", "_name_or_path")
+
+
+def _dtype(model: Any) -> torch.dtype:
+    return next(p.dtype for p in model.parameters() if p.is_floating_point())

@@ -7,7 +7,8 @@ from collections import Counter
 import pytest
 import torch
 from draftsmith.core.errors import UserError
-from draftsmith.core.nouns import TEXT, KeptScores, ScoredBatch
+from draftsmith.core.nouns import TEXT, Batch
+from draftsmith.core.states import KeptScores
 from draftsmith.data.answers import SKIPPED, Answer, Answers, kept_tensors, text_ids
 from draftsmith.data.collate import ConversationCollate
 from draftsmith.data.conversations import PromptFormat
@@ -159,15 +160,14 @@ def test_kept_scores_stand_at_the_supervised_positions(data, folder, processor):
     samples = answered(data, answers, target=1.0)
     collate = AnswerCollate(samples, processor.pad_id, processor.image_size, num_kept=answers.num_kept)
     batch = collate([4, 2, 0], epoch=0)
-    assert isinstance(batch, ScoredBatch)
-    plain = batch.batch
-    keep = plain.loss_mask[:, 1:]
-    assert plain.ids[:, 1:][keep].tolist() == [*odd(4), *odd(0)]
-    assert batch.num_supervised == len(batch.kept.ids) == len(odd(4)) + len(odd(0))
-    assert torch.equal(batch.kept.ids, torch.cat([kept_of(4).ids, kept_of(0).ids]))
-    assert (batch.kept.log_rest[: len(odd(4))] < -3.9).all() and (batch.kept.log_rest[len(odd(4)) :] > -1.1).all()
+    assert isinstance(batch, Batch) and batch.states is not None
+    keep, kept = batch.loss_mask[:, 1:], batch.states.kept
+    assert batch.ids[:, 1:][keep].tolist() == [*odd(4), *odd(0)]
+    assert batch.num_supervised == len(kept.ids) == len(odd(4)) + len(odd(0))
+    assert torch.equal(kept.ids, torch.cat([kept_of(4).ids, kept_of(0).ids]))
+    assert (kept.log_rest[: len(odd(4))] < -3.9).all() and (kept.log_rest[len(odd(4)) :] > -1.1).all()
     nothing = collate([], epoch=0)
-    assert nothing.num_supervised == 0 and nothing.kept.ids.shape == (0, KEPT)
+    assert nothing.num_supervised == 0 and nothing.states.kept.ids.shape == (0, KEPT)
 
 
 def test_an_open_batch_is_filled_with_what_the_draft_writes(data, folder, processor):

@@ -10,10 +10,11 @@ import pytest
 import torch
 import webdataset
 from draftsmith.core.errors import UserError
+from draftsmith.core.nouns import Batch
 from draftsmith.core.pictures import TEXT
-from draftsmith.core.states import StatesBatch, StatesWanted
-from draftsmith.data.buckets import BucketedOrder
+from draftsmith.core.states import Taps
 from draftsmith.data.loader import Loader
+from draftsmith.data.order import BucketedOrder
 from draftsmith.data.shards import ShardReader, tar_path
 from draftsmith.data.states import reader as reader_module
 from draftsmith.data.states.identity import check_identity, weights_identity
@@ -30,29 +31,31 @@ def cache(tmp_path_factory) -> Path:
     return folder
 
 
-def same(found: StatesBatch, expected: StatesBatch) -> bool:
-    fields = ("ids", "mask", "loss_mask", "modality", "positions", "feature")
+def same(found: Batch, expected: Batch) -> bool:
+    fields, states = ("ids", "attention_mask", "loss_mask", "modality", "positions"), found.states
     return (
         all(torch.equal(getattr(found, name), getattr(expected, name)) for name in fields)
         and found.sample_ids == expected.sample_ids
-        and found.layers.keys() == expected.layers.keys()
-        and all(torch.equal(found.layers[layer], states) for layer, states in expected.layers.items())
+        and torch.equal(states.feature, expected.states.feature)
+        and torch.equal(states.positions, expected.positions)
+        and states.layers.keys() == expected.states.layers.keys()
+        and all(torch.equal(states.layers[layer], held) for layer, held in expected.states.layers.items())
     )
 
 
 @pytest.mark.parametrize(
-    "wanted", [SPARROW, EAGLE3, StatesWanted(), StatesWanted(visual_layers=(0,)), StatesWanted((), (), (), True)],
+    "wanted", [SPARROW, EAGLE3, Taps(feature=True), Taps(feature=True, visual_layers=(0,)), Taps(everywhere=True)],
     ids=["sparrow", "eagle3", "hivis", "msd", "everywhere"],
 )  # fmt: skip
 def test_what_was_written_comes_back(tmp_path, wanted):
-    wanted = StatesWanted(True, (), (), True) if wanted.everywhere else wanted
+    wanted = Taps(feature=True, everywhere=True) if wanted.everywhere else wanted
     write(tmp_path / "c", wanted)
     reader = StatesReader([tmp_path / "c"])
     assert len(reader) == COUNT
     numbers = [4, 0, 22, 9]
     found = CachedCollate(reader, seed=1)(numbers, epoch=2).to("cpu")
     assert same(found, padded([row(n, wanted) for n in numbers]))
-    assert len(set(found.seeds)) == 4 and found.feature.dtype == torch.bfloat16
+    assert len(set(found.seeds)) == 4 and found.states.feature.dtype == torch.bfloat16
 
 
 def test_a_record_holds_states_at_the_places_that_are_read_and_nothing_else(cache):
@@ -116,7 +119,9 @@ def test_a_filler_supervises_nothing(cache):
     filler = CachedCollate(StatesReader([cache]), 0)([], epoch=0)
     found = filler.to("cpu")
     assert filler.num_supervised == 0 == found.num_supervised
-    assert found.ids.tolist() == [[3, 3]] and found.feature.shape == (1, 2, D) and not found.layers[2].any()
+    assert (
+        found.ids.tolist() == [[3, 3]] and found.states.feature.shape == (1, 2, D) and not found.states.layers[2].any()
+    )
 
 
 # Order
@@ -248,13 +253,13 @@ def test_a_branch_that_has_moved_on_is_another_target(tmp_path, monkeypatch):
 def test_layers_that_are_not_there_are_refused_and_more_than_is_wanted_is_not(cache):
     held = identity(SPARROW)
 
-    def check(wanted: StatesWanted) -> None:
+    def check(wanted: Taps) -> None:
         check_identity(held, {"states": identity(wanted)["states"]}, cache, ())
 
     check(SPARROW)
-    check(StatesWanted())  # HiViS reads a Sparrow cache
+    check(Taps(feature=True))  # HiViS reads a Sparrow cache
     for wanted, field in (
-        (StatesWanted(visual_layers=(0,)), "visual_layers lacks layer 0"),
+        (Taps(feature=True, visual_layers=(0,)), "visual_layers lacks layer 0"),
         (EAGLE3, "text_layers lacks layer 1"),
         (replace(SPARROW, everywhere=True), "everywhere is false"),
     ):

@@ -7,8 +7,7 @@ import numpy as np
 import pytest
 import torch
 from draftsmith.core.errors import UserError
-from draftsmith.core.states import StatesWanted
-from draftsmith.data.buckets import BucketedOrder, RisingVisualOrder
+from draftsmith.core.states import Taps
 from draftsmith.data.shards import ShardReader
 from draftsmith.data.states import estimate
 from draftsmith.data.states.dtypes import BLOCK, DTYPES, decode, encode, loud_channels, state_bytes
@@ -19,20 +18,20 @@ from states_fake import COUNT, EAGLE3, SPARROW, D, counts, write
 
 TB = 1e12
 SAMPLES, WIDTH = 68_000, 3584
-EVERYWHERE = StatesWanted(visual_layers=(14,), everywhere=True)
+EVERYWHERE = Taps(feature=True, visual_layers=(14,), everywhere=True)
 # Layouts at d = 3584 in bfloat16: text and visual tokens of a sample, and terabytes of 68,000.
 TABLE = [
-    ("sparrow, text", StatesWanted(visual_layers=(14,)), 1328, 0, 0.65),
-    ("sparrow, qwen images", StatesWanted(visual_layers=(14,)), 960, 280, 0.60),
-    ("sparrow, onevision images", StatesWanted(visual_layers=(14,)), 960, 1900, 1.39),
-    ("sparrow, 17k video", StatesWanted(visual_layers=(14,)), 557, 17_000, 8.6),
-    ("sparrow, 25k video", StatesWanted(visual_layers=(14,)), 557, 25_089, 12.5),
-    ("hivis, qwen images", StatesWanted(), 960, 280, 0.47),
-    ("last everywhere, onevision", StatesWanted(everywhere=True), 960, 1900, 1.39),
-    ("last and mid everywhere, onevision", StatesWanted(text_layers=(14,), everywhere=True), 960, 1900, 2.79),
-    ("eagle-3 everywhere, text", StatesWanted(text_layers=(2, 14, 25), everywhere=True), 1328, 0, 2.59),
-    ("eagle-3 everywhere, qwen images", StatesWanted(text_layers=(2, 14, 25), everywhere=True), 960, 280, 2.42),
-    ("eagle-3 everywhere, onevision", StatesWanted(text_layers=(2, 14, 25), everywhere=True), 960, 1900, 5.58),
+    ("sparrow, text", Taps(feature=True, visual_layers=(14,)), 1328, 0, 0.65),
+    ("sparrow, qwen images", Taps(feature=True, visual_layers=(14,)), 960, 280, 0.60),
+    ("sparrow, onevision images", Taps(feature=True, visual_layers=(14,)), 960, 1900, 1.39),
+    ("sparrow, 17k video", Taps(feature=True, visual_layers=(14,)), 557, 17_000, 8.6),
+    ("sparrow, 25k video", Taps(feature=True, visual_layers=(14,)), 557, 25_089, 12.5),
+    ("hivis, qwen images", Taps(feature=True), 960, 280, 0.47),
+    ("last everywhere, onevision", Taps(feature=True, everywhere=True), 960, 1900, 1.39),
+    ("last and mid everywhere, onevision", Taps(feature=True, text_layers=(14,), everywhere=True), 960, 1900, 2.79),
+    ("eagle-3 everywhere, text", Taps(feature=True, text_layers=(2, 14, 25), everywhere=True), 1328, 0, 2.59),
+    ("eagle-3 everywhere, qwen images", Taps(feature=True, text_layers=(2, 14, 25), everywhere=True), 960, 280, 2.42),
+    ("eagle-3 everywhere, onevision", Taps(feature=True, text_layers=(2, 14, 25), everywhere=True), 960, 1900, 5.58),
 ]
 
 
@@ -47,7 +46,7 @@ def test_declared_tokens_give_the_known_sizes(name, wanted, text, visual, teraby
 def test_ids_of_a_long_clip_are_little_beside_no_states_of_it():
     """0.27 TB of states; the ids, modalities and positions of 25,089 visual places are a fifteenth more."""
     size = declared_size(
-        StatesWanted(), WIDTH, "bf16", samples=SAMPLES, text_tokens=SAMPLES * 557, visual_tokens=SAMPLES * 25_089
+        Taps(feature=True), WIDTH, "bf16", samples=SAMPLES, text_tokens=SAMPLES * 557, visual_tokens=SAMPLES * 25_089
     )
     assert size.total_bytes / TB == pytest.approx(0.27, rel=0.08)
 
@@ -56,15 +55,15 @@ def test_a_middle_tap_alone_keeps_eagle3_from_growing_fourfold():
     def size(wanted):
         return record_bytes(wanted, WIDTH, "bf16", text=960, visual=1900)
 
-    everywhere = size(StatesWanted(text_layers=(2, 14, 25), everywhere=True))
-    assert size(StatesWanted(text_layers=(2, 14, 25), visual_layers=(14,))) < 0.52 * everywhere
+    everywhere = size(Taps(feature=True, text_layers=(2, 14, 25), everywhere=True))
+    assert size(Taps(feature=True, text_layers=(2, 14, 25), visual_layers=(14,))) < 0.52 * everywhere
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("wanted", [SPARROW, EAGLE3, EVERYWHERE], ids=["sparrow", "eagle3", "everywhere"])
 def test_the_estimate_is_the_size_on_disk(tmp_path, wanted, dtype):
     if wanted.everywhere:
-        wanted = StatesWanted(visual_layers=(2,), everywhere=True)
+        wanted = Taps(feature=True, visual_layers=(2,), everywhere=True)
     write(tmp_path / "c", wanted, dtype=dtype)
     seen = counts(wanted=SPARROW)  # what is counted does not depend on the layout
     expected = sum(

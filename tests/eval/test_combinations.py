@@ -13,11 +13,11 @@ from draftsmith.eval.loop import Decoding, generate
 from draftsmith.eval.policies import Chain, Draw, Dynamic, Static
 from draftsmith.eval.rules import Sampling
 from draftsmith.models.decoding.warp import Warp
+from draftsmith.models.drafters.eagle3 import likeliest_ids
 from draftsmith.models.drafters.pruned import PrunedConfig, PrunedProposal
-from draftsmith.models.drafters.reading import build_reading_head, likeliest_ids, reading_proposal
 from draftsmith.models.targets.base import Taps
 from draftsmith.models.targets.llava import LlavaTarget
-from reading_tiny import config_of
+from heads_tiny import config_of, head_of
 from test_contract import greedy
 from test_exactness import FORK, NoResidual, chi_square, outcomes
 from test_sage import Scripted, feed, peaked, tiny_sage
@@ -79,11 +79,11 @@ def drafter_of(name, big):
     if config.kind == "eagle3":
         never = big.scores(big.embedding[:1])[0].isneginf()
         ids = likeliest_ids(torch.arange(big.vocab_size).float(), EMITTED - 2, never)
-    head = build_reading_head(config, big.config, draft_ids=ids)
+    head = head_of(config, big.shape, ids)
     for parameter in head.parameters():
         if parameter.dim() > 1:
             parameter.data = torch.randn_like(parameter) / parameter.shape[-1] ** 0.5
-    return reading_proposal(head, big, config)
+    return config.drafter(head, big)
 
 
 def grown_once(name):

@@ -55,7 +55,7 @@ def test_each_drafter_has_its_own_numbers():
 
 def test_a_contrast_is_the_first_less_the_second_on_the_same_requests():
     found = contrasts_of(ROWS, {"more positions": ("many", "few")}, where)
-    values = {(one.place, one.mode): one.found for one in found}
+    values = {(one.place, one.mode): one.result for one in found}
     assert values["five", "M"].difference == pytest.approx(1.8) and values["five", "M"].verdict == "above 0"
     assert values["one", "T"].difference == pytest.approx(0) and values["one", "T"].requests == 4
     assert values["five", "M"] == paired_difference(drafted("many", 30), drafted("few", 12))
@@ -67,7 +67,7 @@ def test_methods_are_contrasted_too():
     rows = [*drafted("a", 30, mode="", method="EAGLE-3"), *drafted("b", 25, mode="", method="EAGLE")]
     for pair in (("EAGLE-3", "EAGLE"), ("a", "b")):
         (one,) = contrasts_of(rows, {"training test": pair}, where)
-        assert one.found.difference == pytest.approx(0.5) and one.mode == ""
+        assert one.result.difference == pytest.approx(0.5) and one.mode == ""
     # A drafter under two trees: its methods are told apart.
     rows = [
         row for d, e in (("a", 30), ("b", 25)) for m in ("chain", "tree") for row in drafted(d, e, mode="", method=m)

@@ -5,7 +5,7 @@ import json
 
 import pytest
 from draftsmith.core.errors import UserError
-from draftsmith.eval.report import MethodInfo, build, write
+from draftsmith.eval.report import Comparison, MethodInfo, build, write
 from draftsmith.eval.rows import PLAIN, read_rows
 from draftsmith.eval.summary import summarize
 from draftsmith.eval.tables import Figure, ReportSection
@@ -115,6 +115,15 @@ def test_drafters_of_one_method_and_contrasts_have_tables():
     assert [t.title for t in found.tables] == ["Every cell", "A cycle", "Drafter by drafter", "What a change does"]
     assert "over 2 drafters" in " ".join(found.findings)
     assert {one["name"] for one in found.to_json()["contrasts"]} == {"another seed"}
+
+
+def test_two_trainings_over_seeds_are_compared():
+    names = ("new", "new_1", "old", "old_1")
+    some = [dataclasses.replace(r, drafter=name) for name in names for r in rows() if r.mode == "M"]
+    ways = Comparison(first=["new", "new_1"], second=["old", "old_1"])
+    found = build(some, about={}, methods=METHODS, compare=ways)
+    assert list(found.to_json()["comparison"]) == ["pictures, mode M", "clips, mode M"]
+    assert any(line.startswith("pictures, mode M, first trainings less second: tau +0.000") for line in found.findings)
 
 
 def test_files(tmp_path):

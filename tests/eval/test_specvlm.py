@@ -12,7 +12,7 @@ from draftsmith.eval.loop import Decoding, generate
 from draftsmith.eval.policies import CHOICES, Chain, Draw, Sage, SageTree, Static
 from draftsmith.eval.rules import Greedy, Sampling
 from draftsmith.models.decoding.warp import Warp
-from draftsmith.models.drafters.pruned import PrunedConfig, PrunedProposal, keep_visual, load_pruned, visual_scores
+from draftsmith.models.drafters.pruned import PrunedConfig, PrunedProposal, keep_visual, visual_scores
 from draftsmith.models.targets.base import Taps
 from test_contract import compare, greedy, not_vacuous
 from test_exactness import chi_square
@@ -132,7 +132,8 @@ def test_sampling_repeats_and_fits_another_vocabulary(big, draw):
 
 
 def test_what_loads(big):
-    drafter = load_pruned(PrunedConfig(kind="pruned"), big, num_token_ids=TOKENS, image_token_id=IMAGE_ID)
+    config = PrunedConfig(kind="pruned")
+    drafter = config.drafter(config.load(None, big), big)
     assert drafter.decoder is big.decoder, "shared weights"
     found = generate(big, drafter, request(0, 2), Decoding(Chain(3), Greedy(), Draw("top-k"), Warp(), 12, ()))
     assert drafter.pruning_s > 0 and found.draft_prefill_s > drafter.pruning_s

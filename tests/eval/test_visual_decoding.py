@@ -17,8 +17,7 @@ from draftsmith.eval.policies import CHOICES, AdtTree, Chain, Draw, Dynamic, Sta
 from draftsmith.eval.rules import Sampling
 from draftsmith.models.decoding.tree import ROOT
 from draftsmith.models.decoding.warp import Warp
-from draftsmith.models.drafters.eagle import EagleProposal
-from draftsmith.models.drafters.heads import build_head, head_proposal
+from draftsmith.models.drafters.eagle import ImageEagleProposal
 from draftsmith.models.drafters.medusa import MedusaProposal
 from draftsmith.models.drafters.sibling import SiblingProposal
 from draftsmith.models.targets.anole import AnoleTarget
@@ -57,10 +56,8 @@ def drafters():
     found = {}
     for name, (condition, scale, interval) in SETTINGS.items():
         generator = target(llamagen(condition), scale, interval)
-        heads = {
-            kind: trained(generator, config, steps=40)[0] for kind, config in (("eagle", EAGLE), ("medusa", MEDUSA))
-        }
-        proposals = {kind: head_proposal(head, generator) for kind, head in heads.items()}
+        heads = [(config, trained(generator, config, steps=40)[0]) for config in (EAGLE, MEDUSA)]
+        proposals = {config.kind: config.drafter(head, generator) for config, head in heads}
         smaller = llamagen(condition)
         generator_ = torch.Generator().manual_seed(1)
         smaller.output.weight.data += 0.15 * torch.randn(smaller.output.weight.shape, generator=generator_)
@@ -120,10 +117,10 @@ def test_a_drafter_keeps_nothing_of_the_last_request(drafters, kind):
 def test_a_float32_head_of_a_bfloat16_target(config):
     generator = target(llamagen("text").bfloat16(), 3.0)
     torch.manual_seed(0)
-    head = build_head(config, generator)
+    head = config.build(generator)
     assert {p.dtype for p in head.parameters()} == {torch.float32}
     result = generate(
-        generator, head_proposal(head, generator), request(generator.model), greedy(Dynamic(16, 3, 4), 16)
+        generator, config.drafter(head, generator), request(generator.model), greedy(Dynamic(16, 3, 4), 16)
     )
     check_cycles(result, 16)
 
@@ -141,9 +138,9 @@ class Oracle(nn.Module):
         """`truth`: row, codes -> [D] state of the last of them. `prompts`: each row's tokens behind its first."""
         super().__init__()
         self.shape, self.fc = SimpleNamespace(mask_padding=mask_padding), nn.Linear(1, 1)
-        self.truth, self.prompts = truth, prompts
+        self.truth, self.prompts, self.dtype = truth, prompts, torch.float32
 
-    def forward(self, features, tokens, positions, mask, cache):
+    def predict(self, features, tokens, positions, mask, cache):
         rows, count = tokens.shape
         keys = tokens[:, None, :, None].float()
         seen, _ = cache.layers[0].update(keys, keys)  # [R,1,K,1]
@@ -212,7 +209,7 @@ def with_oracle(setting, kind, seed, *, loud):
     truth = truth_of(generator, asked)
     if kind == "eagle":
         oracle = Oracle(truth, prompts, mask_padding=setting == "anole")
-        return generator, asked, EagleProposal(oracle, generator.guided)
+        return generator, asked, ImageEagleProposal(oracle, generator.guided)
     image, rows = plain(generator, asked), generator.guidance.num_rows
     states = torch.stack([torch.stack([truth(row, image[:n]) for n in range(16)]) for row in range(rows)])
     return generator, asked, MedusaProposal(LevelOracle(states), generator.guided)
@@ -325,9 +322,8 @@ class Setting:
         self.model = llamagen("text", grid=2, vocab=5, loud=0.1)
         self.generator = target(self.model, scale, interval)
         self.asked, self.warp = request(self.model, 6), warp or Warp(0.8, top_k=3)
-        self.drafter = head_proposal(
-            trained(self.generator, EAGLE if kind == "eagle" else MEDUSA, steps=4)[0], self.generator
-        )
+        config = EAGLE if kind == "eagle" else MEDUSA
+        self.drafter = config.drafter(trained(self.generator, config, steps=4)[0], self.generator)
         self.scale, self.interval, self.known = scale, interval, {}
 
     def p(self, codes):

@@ -7,7 +7,6 @@ import pytest
 import torch
 from draftsmith.core.checksums import write_sums
 from draftsmith.core.errors import UserError
-from draftsmith.models.drafters.heads import build_head, save_head
 from draftsmith.models.exports import export_drafter
 from draftsmith.models.exports.layouts import lay_out
 from draftsmith.models.exports.source import Target, read_head
@@ -295,7 +294,7 @@ def test_a_head_that_only_pictures_would_confuse(tmp_path, settings):
 @pytest.mark.parametrize(("method", "says"), [(EAGLE, "row and column"), (MEDUSA, "no Medusa any more")])
 def test_heads_of_image_generators(tmp_path, method, says):
     teacher = drawing(llamagen("text"))
-    save_head(build_head(method, teacher), tmp_path / "head", {
+    method.save(method.build(teacher), tmp_path / "head", {
         "method": method.kind, "target": {"kind": "llamagen", "cfg_scale": 3.0}, "condition_dropout": 0.1})  # fmt: skip
     with pytest.raises(UserError, match="classifier-free guidance") as caught:
         export_drafter(tmp_path / "head", tmp_path / "out", "vllm")
@@ -305,7 +304,7 @@ def test_heads_of_image_generators(tmp_path, method, says):
 
 def test_an_imported_head_of_an_image_generator(tmp_path):
     """LANTERN's name no target."""
-    save_head(build_head(EAGLE, drawing(llamagen("text"))), tmp_path / "head",
+    EAGLE.save(EAGLE.build(drawing(llamagen("text"))), tmp_path / "head",
               {"method": "eagle", "imported": {"as": "lantern", "source": "jadohu/llamagen_drafter"}})  # fmt: skip
     with pytest.raises(UserError, match="row and column"):
         export_drafter(tmp_path / "head", tmp_path / "out", "sglang")

@@ -8,14 +8,15 @@ import torch
 from draftsmith.core.errors import UserError
 from draftsmith.data.processor import build_processor
 from draftsmith.data.shapes.tokenizer import train_tokenizer
+from draftsmith.models.drafters.base import TargetIdentity
 from draftsmith.models.drafters.eagle import EagleConfig, save_eagle
-from draftsmith.models.drafters.heads import build_head, load_head
-from draftsmith.models.drafters.reading import load_reading_head, reading_manifest, save_reading_head
+from draftsmith.models.drafters.head_files import manifest_of
 from draftsmith.models.exports.layouts import llama_values
+from draftsmith.models.hub import target_embedding
 from draftsmith.models.imports import import_head, import_lantern, import_lvlm
-from draftsmith.models.weights_of import target_embedding
+from draftsmith.models.targets.base import language_shape
+from heads_tiny import Tables
 from published_tiny import VOCAB, WIDTH, head_folder, inputs, ours, published, script, target_config, target_folder
-from reading_tiny import Tables
 from safetensors.torch import load_file, save_file
 from transformers import CLIPVisionConfig, LlamaConfig, LlavaConfig, LlavaForConditionalGeneration
 from visual_tiny import anole, llamagen
@@ -73,9 +74,10 @@ def test_settings_are_read_off_the_weights(tmp_path, kind, family, settings, sec
     same(found, head)
     assert section.items() <= (found.config.model_dump() | {"kind": kind}).items()
     out = tmp_path / "ours"
-    save_reading_head(found.head, out, reading_manifest(found.config, text_of(family), target={}))
+    manifest = manifest_of(found.config, language_shape(text_of(family)), TargetIdentity({}))
+    found.config.save(found.head, out, manifest)
     beside = Tables(text_of(family), ROWS, ROWS)
-    again = load_reading_head(found.config, out, beside, torch.float32)
+    again = found.config.load(out, beside)
     torch.testing.assert_close(ours(again, *inputs()), ours(head, *inputs())) if kind != "vispec" else same(
         found, again
     )
@@ -265,7 +267,7 @@ def test_lanterns_heads(tmp_path, condition):
     """Their embedding may hold the LM head's rows, and is kept; norms, heads and the grid follow config.json."""
     teacher = anole() if condition == "anole" else drawing(llamagen("text"))
     torch.manual_seed(2)
-    head = build_head(EagleConfig(kind="eagle"), teacher)
+    head = EagleConfig(kind="eagle").build(teacher)
     state = dict(head.state_dict()) | {"embed_tokens.weight": torch.randn_like(teacher.embedding)}
     folder = tmp_path / "theirs"
     folder.mkdir()
@@ -281,7 +283,7 @@ def test_lanterns_heads(tmp_path, condition):
     assert settings == {"kind": "eagle", "norm_eps": 2e-6} and found.shape.norm_eps == 2e-6
     assert any("own token" in note for note in notes) is (condition == "anole")
     save_eagle(found, tmp_path / "ours", {"method": "eagle"}, with_embedding=True)
-    again = load_head(EagleConfig(**settings), tmp_path / "ours", teacher, torch.float32)
+    again = EagleConfig(**settings).load(tmp_path / "ours", teacher)
     assert torch.equal(again.embed_tokens.weight, state["embed_tokens.weight"])
     if condition == "text":
         (folder / "config.json").write_text(json.dumps(values | {"block_size": 64}))

@@ -4,7 +4,7 @@ import pytest
 import torch
 from draftsmith.core.errors import UserError
 from draftsmith.core.nouns import Request
-from draftsmith.core.states import StatesWanted, feature_places
+from draftsmith.core.states import Taps, feature_places
 from draftsmith.data.collate import Sample, collate
 from draftsmith.eval.loop import Decoding, generate
 from draftsmith.eval.policies import Chain, Draw
@@ -13,7 +13,6 @@ from draftsmith.models.decoding.decoder import CachedDecoder
 from draftsmith.models.decoding.warp import Warp
 from draftsmith.models.drafters.independent import IndependentProposal
 from draftsmith.models.llava import TokenIds
-from draftsmith.models.targets.base import Taps
 from draftsmith.models.targets.causal import CausalTarget, CausalTargetConfig
 from draftsmith.models.targets.load import build_target, load_target
 from draftsmith.models.targets.qwen import QwenTarget, QwenTargetConfig
@@ -52,7 +51,7 @@ def batch_of(*asked: Request):
 def test_training_sees_what_decoding_sees(kind, resume):
     llm = model(kind)
     batch = batch_of(request(kind, ((4, 6),), (5, 4, 4)), request(kind, (), seed=1))
-    states = target(llm, resume=resume).states(batch, StatesWanted())
+    states = target(llm, resume=resume).states(batch, Taps(feature=True))
     kept = feature_places(batch.modality, batch.attention_mask, batch.loss_mask)
     with torch.no_grad():
         hidden = training_of(llm, PARTS, gradient_checkpointing=False, resume=resume).hidden_states(batch)
@@ -111,7 +110,7 @@ def test_a_target_of_text(tmp_path):
     made.save_pretrained(tmp_path)
     own = load_target(section, tmp_path, num_token_ids=TOKENS, image_token_id=-1, device=torch.device("cpu"))
     assert isinstance(own, CausalTarget)
-    states = own.states(batch, StatesWanted(text_layers=(1,)))
+    states = own.states(batch, Taps(feature=True, text_layers=(1,)))
     kept = feature_places(batch.modality, batch.attention_mask, batch.loss_mask)
     with torch.no_grad():
         torch.testing.assert_close(module.hidden_states(batch)[kept], states.feature[kept], atol=1e-5, rtol=0)

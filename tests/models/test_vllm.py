@@ -12,9 +12,9 @@ from draftsmith.eval.loop import Decoding, generate
 from draftsmith.eval.policies import Chain, Draw
 from draftsmith.eval.rules import Greedy
 from draftsmith.models.decoding.warp import Warp
+from draftsmith.models.hub import target_embedding
 from draftsmith.models.imports import import_head
 from draftsmith.models.targets.llava import LlavaTarget
-from draftsmith.models.weights_of import target_embedding
 from transformers import LlavaForConditionalGeneration
 
 SCRIPT = Path(__file__).resolve().parents[2] / "scripts" / "check_vllm.py"

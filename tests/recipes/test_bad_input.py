@@ -22,7 +22,7 @@ BAD = {
     "no recipe": (["output=x"], "give one recipe"),
     "unknown stage": (["recipe=llava15-68m", "stages=[pretrian]"], "pretrain"),
     "unknown restart": (["recipe=llava15-68m", "restart=finetone"], "finetune"),
-    "future kind": (["recipe=llava15-68m", "stages.pretrain.kind=cache"], "kinds here are generate"),
+    "kind of another target": (["recipe=llava15-68m", "stages.pretrain.kind=encode"], "kinds here are generate"),
     "unknown kind": (["recipe=llava15-68m", "stages.pretrain.kind=trian"], "kinds are"),
     "needs earlier": (["recipe=demo/lvlm", "stages.target.data.from=evaluate"], "no earlier stage"),
     "makes no data": (["recipe=demo/lvlm", "stages.language.data.from=target"], "makes none"),

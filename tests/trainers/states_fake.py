@@ -4,8 +4,8 @@ from pathlib import Path
 
 import numpy as np
 import torch
-from draftsmith.core.pictures import IMAGE, TEXT, VIDEO
-from draftsmith.core.states import StatesBatch, StatesWanted, feature_places, visual_places
+from draftsmith.core.nouns import IMAGE, TEXT, VIDEO, Batch
+from draftsmith.core.states import Taps, TargetStates, feature_places, visual_places
 from draftsmith.data.shards import claim, finish
 from draftsmith.data.states.records import state_places
 from draftsmith.data.states.samples import Counts
@@ -14,8 +14,8 @@ from draftsmith.data.states.writer import Deal, StatesWriting
 D = 96  # no multiple of 64
 COUNT = 23
 DEAL = Deal(COUNT, 5)
-SPARROW = StatesWanted(visual_layers=(2,))
-EAGLE3 = StatesWanted(text_layers=(1, 2, 3), visual_layers=(2,))
+SPARROW = Taps(feature=True, visual_layers=(2,))
+EAGLE3 = Taps(feature=True, text_layers=(1, 2, 3), visual_layers=(2,))
 IDENTITY = {
     "target": {"kind": "llava", "path": "a/b", "revision": "v1"},
     "processor": {"tokenizer": "t", "images": {"size": 24}},
@@ -27,7 +27,7 @@ IDENTITY = {
 }
 
 
-def row(number: int, wanted: StatesWanted, position_rows: int = 3) -> StatesBatch:
+def row(number: int, wanted: Taps, position_rows: int = 3) -> Batch:
     """Sample `number` alone: text around a clip, or text only (every third); what is not kept is zero."""
     draw = torch.Generator().manual_seed(number)
     length = 5 + 3 * (number % 4)
@@ -40,14 +40,15 @@ def row(number: int, wanted: StatesWanted, position_rows: int = 3) -> StatesBatc
         name: torch.randn(1, length, D, generator=draw).to(torch.bfloat16) * places.unsqueeze(-1)
         for name, places in state_places(wanted, modality, mask, loss_mask).items()
     }
-    return StatesBatch(
-        torch.randint(9, 99, (1, length), generator=draw), mask, loss_mask, modality,
-        torch.randint(0, 50, (position_rows, 1, length), generator=draw), states.pop("feature", None),
-        (f"file[{number}]",), {int(name[-3:]): held for name, held in states.items()},
+    ids = torch.randint(9, 99, (1, length), generator=draw)
+    positions = torch.randint(0, 50, (position_rows, 1, length), generator=draw)
+    found = TargetStates(
+        states.pop("feature", None), {int(name[-3:]): held for name, held in states.items()}, positions
     )  # fmt: skip
+    return Batch(ids, mask, loss_mask, modality, positions, None, (f"file[{number}]",), states=found)
 
 
-def padded(rows: list[StatesBatch], pad_id: int = 3) -> StatesBatch:
+def padded(rows: list[Batch], pad_id: int = 3) -> Batch:
     """The same rows as one batch, padded by the obvious loop."""
     length = max(r.ids.shape[1] for r in rows)
 
@@ -57,15 +58,19 @@ def padded(rows: list[StatesBatch], pad_id: int = 3) -> StatesBatch:
             for p in parts
         ], axis - 1)  # fmt: skip
 
-    return StatesBatch(
-        pad([r.ids for r in rows], pad_id), pad([r.mask for r in rows], False), pad([r.loss_mask for r in rows], False),
-        pad([r.modality for r in rows], TEXT), pad([r.positions for r in rows], 0, axis=2),
-        pad([r.feature for r in rows], 0), tuple(r.sample_ids[0] for r in rows),
-        {layer: pad([r.layers[layer] for r in rows], 0) for layer in rows[0].layers},
+    positions, layers = pad([r.positions for r in rows], 0, axis=2), rows[0].states.layers
+    states = TargetStates(
+        pad([r.states.feature for r in rows], 0),
+        {layer: pad([r.states.layers[layer] for r in rows], 0) for layer in layers}, positions,
+    )  # fmt: skip
+    return Batch(
+        pad([r.ids for r in rows], pad_id), pad([r.attention_mask for r in rows], False),
+        pad([r.loss_mask for r in rows], False), pad([r.modality for r in rows], TEXT), positions, None,
+        tuple(r.sample_ids[0] for r in rows), states=states,
     )  # fmt: skip
 
 
-def identity(wanted: StatesWanted, **changes) -> dict:
+def identity(wanted: Taps, **changes) -> dict:
     states = {
         "feature": wanted.feature, "text_layers": list(wanted.text_layers), "visual_layers": list(wanted.visual_layers),
         "everywhere": wanted.everywhere,
@@ -76,12 +81,12 @@ def identity(wanted: StatesWanted, **changes) -> dict:
 
 def counts(numbers=range(COUNT), wanted=SPARROW) -> Counts:
     rows = [row(number, wanted) for number in numbers]
-    texts = [int(feature_places(r.modality, r.mask, r.loss_mask, wanted.everywhere).sum()) for r in rows]
-    visuals = [int(visual_places(r.modality, r.mask).sum()) for r in rows]
+    texts = [int(feature_places(r.modality, r.attention_mask, r.loss_mask, wanted.everywhere).sum()) for r in rows]
+    visuals = [int(visual_places(r.modality, r.attention_mask).sum()) for r in rows]
     return Counts(np.array([r.ids.shape[1] for r in rows]), np.array(texts), np.array(visuals))
 
 
-def write(folder: Path, wanted: StatesWanted = SPARROW, *, deal=DEAL, shards=None, **changes) -> None:
+def write(folder: Path, wanted: Taps = SPARROW, *, deal=DEAL, shards=None, **changes) -> None:
     """Shards of the samples, two rows to a batch where two are left."""
     known = identity(wanted, **changes)
     writing = StatesWriting(folder, wanted, known["dtype"], counts(range(deal.num_samples), wanted))
@@ -91,7 +96,8 @@ def write(folder: Path, wanted: StatesWanted = SPARROW, *, deal=DEAL, shards=Non
         numbers = deal[index].tolist()
         for start in range(0, len(numbers), 2):
             part = numbers[start : start + 2]
-            for sample in writing.samples(padded([row(n, wanted) for n in part]), part):
+            batch = padded([row(n, wanted) for n in part])
+            for sample in writing.samples(batch, batch.states, part):
                 writer.add(*sample)
         writer.close({})
     if shards is None:

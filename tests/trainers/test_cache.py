@@ -9,10 +9,10 @@ import pytest
 import torch
 from draftsmith.core import ranks
 from draftsmith.core.errors import UserError
-from draftsmith.data.buckets import BucketedOrder
 from draftsmith.data.conversations import PromptFormat
 from draftsmith.data.dataset import ConversationData
 from draftsmith.data.loader import Loader
+from draftsmith.data.order import BucketedOrder
 from draftsmith.data.shards import ShardReader, tar_path
 from draftsmith.data.states import estimate
 from draftsmith.data.states.reader import StatesReader

@@ -55,7 +55,7 @@ def test_recipe_and_report(tmp_path):
     (run / "evaluate" / "suite").mkdir(parents=True)
     folder.mkdir()
     about = {"command": f"train.py output={HOME}/run", "suite": f"{HOME}/sets, prompts verbatim", "gamma": 5}
-    report = {"about": about, "gamma": 5, "tables": {}}
+    report = {"version": 2, "about": about, "cells": [], "findings": [f"read from {HOME}/sets"]}
     (run / "evaluate" / "report.json").write_text(json.dumps(report))
     (run / "evaluate" / "report.md").write_text(f"- read from {HOME}/sets\n\n![a](a.png)\n")
     (run / "evaluate" / "suite" / "a.json").write_text(json.dumps([f"{HOME}/a b.json"]))

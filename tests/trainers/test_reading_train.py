@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 from draftsmith.core.errors import UserError
-from draftsmith.data.buckets import RisingVisualOrder
+from draftsmith.data.order import RisingVisualOrder
 from draftsmith.data.shards import ShardReader
 from draftsmith.models.drafters.reading import Eagle3Config, SparrowConfig, load_reading_head
 from draftsmith.trainers.stages.reading import build, sources, train

@@ -23,14 +23,13 @@ from ...models.targets.anole import AnoleTargetConfig, anole_shape
 from ...models.targets.base import TargetShape, language_shape
 from ...models.targets.llamagen import llamagen_shape
 from ...models.targets.load import target_config
-from ..stages.base import draws_pictures
 
 WORLD_VOCABULARY = 32064  # of an inline target where no stage generates a world
 
 
 def target_shape(recipe: Any) -> Any:
     """The target's model config at full size. A generated world's vocabulary is its stage's."""
-    if draws_pictures(recipe.target):
+    if recipe.target.draws_images:
         return model_config(recipe.target)
     sizes = [stage.vocabulary for stage in recipe.stages.values() if stage.kind == "generate"]
     ids = TokenIds(sizes[0] if sizes else WORLD_VOCABULARY, 4, 1, 2, 3, 5, 6, 7)
@@ -47,7 +46,7 @@ def draft_shape(recipe: Any, drafter: Any = None) -> PreTrainedConfig:
 def target_lines(recipe: Any) -> list[str]:
     """What the target is made of."""
     shape = target_shape(recipe)
-    if draws_pictures(recipe.target):
+    if recipe.target.draws_images:
         return _generator_lines(recipe.target, shape)
     # A draft LVLM has a vocabulary of its own, which must be the target's.
     return parameter_lines(shape, vocabulary=recipe.drafter is None or recipe.drafter.kind == "lvlm")

@@ -81,7 +81,7 @@ class QualitySection(Section):
 
 
 class TabedBenchmark(Section):
-    """TABED's sets in first and second turns, with a table of their own: suite.md, suite.json and suite.png."""
+    """TABED's sets in first and second turns, with tables of their own in the report, and a picture of them."""
 
     kind: Literal["tabed"]
     # How pictures are cut; max_samples limits the rows of each set. `path` is `hub` (the published sets), a directory

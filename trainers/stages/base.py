@@ -16,8 +16,6 @@ from ...core.refused import Refused
 from ...core.section import Section
 from ..context import Context
 
-IMAGE_GENERATORS = ("llamagen", "anole")  # kinds of targets
-
 
 class Stage(Section):
     """A stage's section. Every subclass has a `kind`, by which recipes tell stages apart."""
@@ -35,19 +33,20 @@ class Stage(Section):
         return set()
 
     def check(self, target: Any, drafter: Any) -> None:
-        """Refuses settings that nothing would read with this target and drafter.
-
-        Args:
-            target: the recipe's section.
-            drafter: the recipe's section, or None.
+        """Refuses settings that do not go with the recipe's target and drafter, both as sections.
 
         Raises:
             Refused: names the setting, and what can be used in its place.
         """
+        self._refuse(self.unread_with(target, drafter))
+
+    def unread_with(self, target: Any, drafter: Any) -> Mapping[str, str]:
+        """Field -> why nothing reads it with this target and drafter. `check` refuses those that are set."""
+        return {}
 
     @classmethod
-    def unsuited(cls, target: str, drafter: str | None) -> str | None:
-        """Why this kind of stage has no place beside these kinds of target and drafter; None where it has one."""
+    def unsuited(cls, target: Any, drafter: Any) -> str | None:
+        """Why this kind of stage has no place beside these sections; None where it has one."""
         return None
 
     def run(self, context: Context) -> None:
@@ -64,13 +63,15 @@ class Stage(Section):
 
     @model_validator(mode="after")
     def _all_read(self) -> Self:
-        unread = self.unread()
+        self._refuse(self.unread())
+        return self
+
+    def _refuse(self, unread: Mapping[str, str]) -> None:
         names = {name: info.alias or name for name, info in type(self).model_fields.items()}
         known = [key for name, key in names.items() if name not in unread]
         for name in sorted(self.model_fields_set & set(unread)):
             cure = did_you_mean(names[name], known)
             raise Refused(names[name], f"nothing reads it: {unread[name]}", cure)
-        return self
 
     @model_serializer(mode="wrap")
     def _as_read(self, write: SerializerFunctionWrapHandler) -> dict[str, Any]:
@@ -92,8 +93,3 @@ class Planned:
     def maker(self, thing: str) -> Planned | None:
         """The stage that makes a thing which this one takes; None: it comes from elsewhere."""
         return self.earlier.get(self.inputs.get(thing, ""))
-
-
-def draws_pictures(target: Any) -> bool:
-    """Whether a recipe's target section is of an image generator, and not of a language model."""
-    return target.kind in IMAGE_GENERATORS

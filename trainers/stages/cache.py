@@ -69,11 +69,15 @@ class CacheStage(Stage):
     def needs(self) -> dict[str, str | None]:
         return sample_needs(self.data, self.answers) | {"target": None, "processor": None}
 
+    @classmethod
+    def unsuited(cls, target: Any, drafter: Any) -> str | None:
+        return f"cache keeps hidden states of text, and a {target.kind} draws images" if target.draws_images else None
+
     def check(self, target: Any, drafter: DrafterConfig | None) -> None:
         readers = [
             config for config in (drafter, *self.drafters) if config is not None and config.trains_on == "states"
         ]
-        if target.draws_images or not readers:
+        if not readers:
             of = "none" if drafter is None else drafter.kind
             raise Refused("kind", f"cache keeps hidden states, which drafter {of} of a {target.kind} does not read")
 

@@ -28,7 +28,7 @@ from ...data.shards import claim, finish, finished, write_shard
 from ...models.generators import caption_encoder, picture_encoder
 from ..context import Context
 from ..engine import init_distributed
-from .base import IMAGE_GENERATORS, Planned, Stage
+from .base import Planned, Stage
 from .generate import WORLD
 
 SHARDS = "shards"
@@ -55,8 +55,8 @@ class EncodeStage(Stage):
     on_error: Literal["strict", "skip"] = "skip"
 
     @classmethod
-    def unsuited(cls, target: str, drafter: str | None) -> str | None:
-        return None if target in IMAGE_GENERATORS else f"encode writes codes of pictures, which no {target} reads"
+    def unsuited(cls, target: Any, drafter: Any) -> str | None:
+        return None if target.draws_images else f"encode writes codes of pictures, which no {target.kind} reads"
 
     def makes(self) -> set[str]:
         return {"codes"}

@@ -25,7 +25,7 @@ from ...data.shapes.scene import IMAGE_MEAN, IMAGE_STD
 from ...data.shapes.tokenizer import train_tokenizer
 from ...data.shapes.write import write_world
 from ..context import Context
-from .base import Planned, Stage, draws_pictures
+from .base import Planned, Stage
 
 WORLD = "world"  # folder of the dataset inside the stage's
 TOKENIZER = "tokenizer"  # and of the captions' tokenizer
@@ -113,8 +113,8 @@ class GenerateStage(Stage):
         return dict.fromkeys(CONVERSATIONS, "captioned pictures have none")
 
     def check(self, target: Any, drafter: Any) -> None:
-        if draws_pictures(target) == self.writes_conversations:
-            wanted = "numbers of pictures" if draws_pictures(target) else "records of each kind of scenario"
+        if target.draws_images == self.writes_conversations:
+            wanted = "numbers of pictures" if target.draws_images else "records of each kind of scenario"
             raise Refused("splits", f"target {target.kind} does not read what they say", f"give {wanted}")
 
     def makes(self) -> set[str]:

@@ -34,7 +34,7 @@ from ..publishing.lineage import data_of, trained_by, training_table
 from ..publishing.names import check_name, suggested
 from ..publishing.snippets import PICTURE, Snippet, loop_snippet, transformers_snippet
 from ..publishing.upload import Destination, Hub, Uploaded
-from .base import Planned, Stage, draws_pictures
+from .base import Planned, Stage
 
 REPOSITORY, RESULT = "repository", "published.json"
 # Side of the stored picture in pixels; a multiple of 3, as its board wants it.
@@ -132,7 +132,7 @@ class PublishStage(Stage):
         if self.repo is None:
             usual = suggested(method, name)
             return [what, f"  no repo is named: the folder is built and tried (a usual name: {usual})"]
-        check_name(self.repo, method, name, is_language=not draws_pictures(target))
+        check_name(self.repo, method, name, is_language=not target.draws_images)
         if self.dry_run:
             return [what, f"  dry_run: the folder is built and tried, {self.repo} is left alone"]
         where = "as a pull request" if self.pull_request else f"to {self.revision or 'main'}"
@@ -209,7 +209,7 @@ def _publish(stage: PublishStage, context: Context) -> None:
 
 def track_of(context: Context) -> str:
     """lvlm, visual or language: what a drafter is, by the recipe's target and drafter."""
-    if draws_pictures(context.target):
+    if context.target.draws_images:
         return "visual"
     return LVLM if getattr(context.drafter, "kind", None) == LVLM else "language"
 

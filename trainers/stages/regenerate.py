@@ -24,7 +24,7 @@ from ..context import Context
 from ..describe.data import generated, on_disk, samples
 from ..engine import init_distributed
 from ..fit import Expected
-from .base import Planned, Stage, draws_pictures
+from .base import Planned, Stage
 from .encode import SHARDS as CODES
 
 TEXTS = {"data", "format", "max_new_tokens", "batch_size", "keep_logprobs", "expected"}
@@ -77,9 +77,9 @@ class RegenerateStage(Stage):
         return 1.0 if self.data is None else 0.0
 
     def check(self, target: Any, drafter: Any) -> None:
-        if draws_pictures(target) and self.prompts is None:
+        if target.draws_images and self.prompts is None:
             raise Refused("data", f"target {target.kind} draws pictures and answers no questions", "give prompts")
-        if not draws_pictures(target) and self.data is None:
+        if not target.draws_images and self.data is None:
             raise Refused("prompts", f"target {target.kind} answers questions and draws no pictures", "give data")
 
     def makes(self) -> set[str]:

@@ -11,7 +11,6 @@ from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import Discriminator, Field, Tag, model_validator
 
-from ...core.errors import did_you_mean
 from ...core.refused import Refused
 from ...data.codes import ShardData
 from ...data.conversations import PromptFormat
@@ -218,6 +217,8 @@ class TrainStage(FitSettings):
         """What it trains on: records, records with the target's states, or codes."""
         if target.draws_images:
             return "codes"
+        if self.model == "captioner" and (drafter is None or drafter.trains_on != "records"):
+            raise Refused("model", "'captioner' is no model here: it is built as a draft LVLM is", "leave it out")
         if self.model != "drafter":
             return "records"
         config = self.drafter or drafter
@@ -226,6 +227,10 @@ class TrainStage(FitSettings):
             raise Refused("model", f"a drafter is trained and the recipe {what}", "name one")
         return config.trains_on
 
+    def unread_with(self, target: Any, drafter: DrafterConfig | None) -> dict[str, str]:
+        way = self.way(target, drafter)
+        return dict.fromkeys(sorted(set(type(self).model_fields) - READS[way]), f"this stage trains on {way}")
+
     def check(self, target: Any, drafter: DrafterConfig | None) -> None:
         """Refuse settings that this training would not read.
 
@@ -233,9 +238,7 @@ class TrainStage(FitSettings):
             target: the recipe's section.
         """
         way = self.way(target, drafter)
-        for name in sorted(self.model_fields_set - READS[way]):
-            key = type(self).model_fields[name].alias or name
-            raise Refused(key, f"nothing reads it: this stage trains on {way}", did_you_mean(name, READS[way]))
+        super().check(target, drafter)
         if way == "records":
             self._check_records()
         elif way == "states":

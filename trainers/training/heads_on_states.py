@@ -15,9 +15,9 @@ from torch import Tensor
 
 from ...core import ranks
 from ...core.errors import UserError
-from ...data.buckets import BucketedOrder, Order, RisingVisualOrder
 from ...data.dataset import ConversationDataset
 from ...data.loader import Collate, Loader, Samples, steps_per_epoch
+from ...data.order import BucketedOrder, Order, RisingVisualOrder
 from ...data.processor import Processor
 from ...data.states.reader import StatesReader
 from ...data.states.samples import SeededCollate, split

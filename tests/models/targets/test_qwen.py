@@ -9,7 +9,7 @@ import pytest
 import torch
 from draftsmith.core.errors import UserError
 from draftsmith.core.pictures import TEXT, Picture
-from draftsmith.core.states import StatesWanted, feature_places, visual_places
+from draftsmith.core.states import Taps, feature_places, visual_places
 from draftsmith.data.collate import Sample, collate
 from draftsmith.eval.loop import Decoding, generate
 from draftsmith.eval.policies import Chain, Draw, Static
@@ -20,7 +20,6 @@ from draftsmith.models.decoding.qwen import QwenDecoder
 from draftsmith.models.decoding.tree import Tree
 from draftsmith.models.decoding.warp import Warp
 from draftsmith.models.drafters.independent import IndependentProposal
-from draftsmith.models.targets.base import Taps
 from draftsmith.models.targets.llava import LlavaTarget
 from tiny import llava
 from tiny_qwen import EOS, KINDS, TOKENS, model, published, reference, request, target
@@ -197,12 +196,12 @@ def batch_of(kind, louder=1.0):
 @every_kind
 def test_states_are_the_taps_of_a_prefill(kind):
     own, (batch, asked) = target(MODELS[kind], prefill_chunk=6), batch_of(kind)
-    wanted = StatesWanted(text_layers=(1,), visual_layers=(0, 3))
+    wanted = Taps(feature=True, text_layers=(1,), visual_layers=(0, 3))
     states = own.states(batch, wanted)
     assert states.positions.shape == (3, *batch.ids.shape)
     text, visual = (
-        feature_places(batch.modality, states.mask, states.loss_mask),
-        visual_places(batch.modality, states.mask),
+        feature_places(batch.modality, batch.attention_mask, batch.loss_mask),
+        visual_places(batch.modality, batch.attention_mask),
     )
     for row, one in enumerate(asked):
         length = len(one.ids)
@@ -220,9 +219,9 @@ def test_states_are_the_taps_of_a_prefill(kind):
 
 @every_kind
 def test_states_see_the_pixels(kind):
-    own, wanted = target(MODELS[kind]), StatesWanted(visual_layers=(3,))
-    seen, other = (own.states(batch_of(kind, louder)[0], wanted) for louder in (1.0, -1.0))
-    behind = seen.loss_mask[0]
+    own, wanted = target(MODELS[kind]), Taps(feature=True, visual_layers=(3,))
+    batch, other = (batch_of(kind, louder)[0] for louder in (1.0, -1.0))
+    behind, seen, other = batch.loss_mask[0], own.states(batch, wanted), own.states(other, wanted)
     assert (seen.feature[0, behind] - other.feature[0, behind]).abs().max() > 1e-2
     assert (seen.layers[3][0] - other.layers[3][0]).abs().max() > 1e-2
     torch.testing.assert_close(seen.feature[1], other.feature[1])
@@ -233,11 +232,11 @@ def test_early_visual_taps_of_deepstack_are_refused():
     own = target(MODELS["qwen3_vl"])
     for layer in (1, 2):
         with pytest.raises(UserError, match="first 2 layers"):
-            own.states(batch, StatesWanted(visual_layers=(layer,)))
-    own.states(batch, StatesWanted(text_layers=(1, 2), visual_layers=(0, 3)))
-    target(MODELS["qwen2_5_vl"]).states(batch_of("qwen2_5_vl")[0], StatesWanted(visual_layers=(1,)))
+            own.states(batch, Taps(feature=True, visual_layers=(layer,)))
+    own.states(batch, Taps(feature=True, text_layers=(1, 2), visual_layers=(0, 3)))
+    target(MODELS["qwen2_5_vl"]).states(batch_of("qwen2_5_vl")[0], Taps(feature=True, visual_layers=(1,)))
     with pytest.raises(UserError, match="the target has 4"):
-        own.states(batch, StatesWanted(text_layers=(5,)))
+        own.states(batch, Taps(feature=True, text_layers=(5,)))
 
 
 def test_the_refusal_names_what_is_so():

@@ -5,9 +5,8 @@ import tiny_qwen
 import torch
 from draftsmith.core.errors import UserError
 from draftsmith.core.nouns import TEXT, Batch
-from draftsmith.core.states import StatesWanted, feature_places, visual_places
+from draftsmith.core.states import Taps, feature_places, visual_places
 from draftsmith.data.collate import Sample, collate
-from draftsmith.models.targets.base import Taps
 from draftsmith.models.targets.llava import LlavaTarget
 from draftsmith.models.targets.load import LlavaTargetConfig, load_target
 from draftsmith.models.targets.qwen import QwenTargetConfig
@@ -16,7 +15,7 @@ from tiled import SIDE, model, processor, request
 
 FAMILIES = ("llava", "llava_next", "llava_onevision")
 PICTURES = {"llava": ([(20, 30)], 0), "llava_next": ([(90, 20), (30, 31)], 0), "llava_onevision": ([(33, 50)], 3)}
-WANTED = StatesWanted(text_layers=(1,), visual_layers=(0, 1))
+WANTED = Taps(feature=True, text_layers=(1,), visual_layers=(0, 1))
 
 
 def target(family: str) -> LlavaTarget:
@@ -40,12 +39,12 @@ def batch_of(family: str, *, louder: float = 1.0) -> tuple[Batch, list]:
 @pytest.mark.parametrize("family", FAMILIES)
 def test_states_are_the_taps_of_a_prefill(family):
     own, (batch, asked) = target(family), batch_of(family)
-    states = own.states(batch, WANTED, seeds=(3, 4))
+    states = own.states(batch, WANTED)
     text, visual = (
-        feature_places(states.modality, states.mask, states.loss_mask),
-        visual_places(states.modality, states.mask),
+        feature_places(batch.modality, batch.attention_mask, batch.loss_mask),
+        visual_places(batch.modality, batch.attention_mask),
     )
-    assert visual[0].any() and not visual[1].any() and not states.mask[1].all()
+    assert visual[0].any() and not visual[1].any() and not batch.attention_mask[1].all()
     for row, one in enumerate(asked):
         length = len(one.ids)
         _, step = own.prefill(one, Taps(text_layers=(0, 1), feature=True), capacity=1)
@@ -58,17 +57,18 @@ def test_states_are_the_taps_of_a_prefill(family):
         assert step.prompt.mask.all() and step.prompt.positions.tolist() == [list(range(length))]
     assert states.feature[~text].abs().max() == 0 and states.layers[0][~visual].abs().max() == 0
     assert states.layers[1][~(text | visual)].abs().max() == 0
-    assert states.seeds == (3, 4) and states.sample_ids == batch.sample_ids
+    assert torch.equal(states.positions[0, 0], torch.arange(batch.ids.shape[1]))
     assert own.embedding.shape == (own.vocab_size, own.config.hidden_size)
 
 
 @pytest.mark.parametrize("family", FAMILIES)
 def test_states_see_the_pixels(family):
     own = target(family)
-    seen, other = (own.states(batch_of(family, louder=x)[0], WANTED) for x in (1.0, -1.0))
-    behind = seen.loss_mask[0]
+    batch, louder = (batch_of(family, louder=x)[0] for x in (1.0, -1.0))
+    seen, other = own.states(batch, WANTED), own.states(louder, WANTED)
+    behind = batch.loss_mask[0]
     assert (seen.feature[0, behind] - other.feature[0, behind]).abs().max() > 1e-2
-    visual = seen.modality[0] != TEXT
+    visual = batch.modality[0] != TEXT
     assert (seen.layers[1][0, visual] - other.layers[1][0, visual]).abs().max() > 1e-2
     # A row without a picture is what it was.
     torch.testing.assert_close(seen.feature[1], other.feature[1])
@@ -76,7 +76,7 @@ def test_states_see_the_pixels(family):
 
 def test_what_was_not_asked_for_is_not_there_and_a_head_can_learn_from_it():
     own, (batch, _) = target("llava"), batch_of("llava")
-    states = own.states(batch, StatesWanted(feature=False, visual_layers=(1,)))
+    states = own.states(batch, Taps(visual_layers=(1,)))
     assert states.feature is None and list(states.layers) == [1]
     layer = torch.nn.Linear(own.config.hidden_size, 2)
     layer(states.layers[1]).sum().backward()
@@ -87,7 +87,7 @@ def test_a_batch_of_text_alone_has_states():
     own = target("llava")
     sample = Sample([1, 5, 6, 7], [False, False, True, True], [TEXT] * 4, None, "words")
     batch = collate([sample], pad_id=0, image_size=SIDE)
-    assert batch.num_dummy_images == 1 and own.states(batch, StatesWanted()).feature.abs().sum() > 0
+    assert batch.num_dummy_images == 1 and own.states(batch, Taps(feature=True)).feature.abs().sum() > 0
 
 
 @pytest.mark.parametrize("family", ["llava_onevision", "qwen2_5_vl", "qwen3_vl"])

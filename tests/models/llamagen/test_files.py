@@ -19,7 +19,7 @@ from safetensors.torch import load_file, save_file
 from torch import nn
 from transformers import LlamaConfig, LlamaForCausalLM
 
-SCRIPT = Path(__file__).parents[2] / "scripts" / "convert_llamagen.py"
+SCRIPT = Path(__file__).parents[3] / "scripts" / "convert_llamagen.py"
 SHAPE = {"num_layers": 2, "num_heads": 2, "dim": 16, "ffn_hidden": 24, "vocab_size": 32, "grid": 16}
 TEXT = LlamaGenConfig(**SHAPE, condition="text", caption_dim=12, caption_slots=5)
 CLASS = LlamaGenConfig(**SHAPE, condition="class", num_classes=7)

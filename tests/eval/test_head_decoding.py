@@ -1,4 +1,6 @@
-"""Heads that read states in the decoding loop, beside real tiny targets: identity, exactness, an oracle, the window."""
+"""Hidden-state heads in the decoding loop, beside real tiny targets: identity, exactness, an oracle, the window."""
+
+from dataclasses import replace
 
 import pytest
 import tiny_qwen
@@ -11,17 +13,12 @@ from draftsmith.eval.rules import Greedy
 from draftsmith.models.decoding.rows import Guidance
 from draftsmith.models.decoding.tree import ROOT
 from draftsmith.models.decoding.warp import Warp
-from draftsmith.models.drafters.reading import (
-    build_reading_head,
-    likeliest_ids,
-    reading_proposal,
-    reading_training,
-    wanted,
-)
-from draftsmith.models.drafters.reading import proposal as proposals
-from draftsmith.models.drafters.reading.slots import lay_out
+from draftsmith.models.drafters import head_proposal as proposals
+from draftsmith.models.drafters.eagle3 import likeliest_ids
+from draftsmith.models.drafters.head_inputs import lay_out
 from draftsmith.models.targets.base import Prompt, Taps, TargetStep
-from reading_tiny import SETTINGS, config_of
+from heads_tiny import SETTINGS, config_of
+from heads_tiny import head_of as fresh_head
 from test_contract import eagerly
 from tiny import IMAGE_ID, TOKENS, VOCAB, llava, request, target
 from torch import nn
@@ -44,12 +41,12 @@ def greedy(policy, length=16) -> Decoding:
     return Decoding(policy, Greedy(), Draw("top-k"), Warp(), length, ())
 
 
-def head_of(config, model, seed=0):
+def loud_head(config, model, seed=0):
     torch.manual_seed(seed)
     ids = None
     if config.kind == "eagle3":
         ids = likeliest_ids(torch.arange(model.vocab_size).float(), 50, model.scores(model.embedding[:1])[0].isneginf())
-    head = build_reading_head(config, model.config, draft_ids=ids)
+    head = fresh_head(config, model.shape, ids)
     for parameter in head.parameters():
         if parameter.dim() > 1:
             parameter.data = torch.randn_like(parameter) / parameter.shape[-1] ** 0.5
@@ -62,7 +59,7 @@ def drafter_of(name, model, **changes):
         settings["taps"] = (1, 3, 5)
         settings.pop("draft_vocab_size", None)
     config = config_of(**settings | changes)
-    return reading_proposal(head_of(config, model), model, config)
+    return config.drafter(loud_head(config, model), model)
 
 
 # ---- an oracle
@@ -84,6 +81,9 @@ class Oracle(nn.Module):
 
     def fuse(self, states):
         return states
+
+    def draft_scores(self, outputs, scores, dtype):
+        return scores(outputs.to(dtype))
 
     def truth(self, tokens):
         if tokens not in self.known:
@@ -125,7 +125,7 @@ def test_an_oracle_is_accepted_to_full_depth(name, images, shape):
     text = (asked.modality == TEXT) if name == "sparrow" else torch.ones_like(asked.modality).bool()
     # The first token of a prompt has no slot; the last slot reads the first generated token.
     held = asked.ids[1:][text[1:]].tolist()
-    drafter = reading_proposal(Oracle(model, asked, held), model, config)
+    drafter = config.drafter(Oracle(model, asked, held), model)
     result = generate(model, drafter, asked, greedy(POLICIES[shape]()))
     assert result.tokens == generate(model, None, asked, greedy(Chain(1))).tokens
     assert all(c.num_accepted == c.num_drafted for c in result.cycles)
@@ -229,9 +229,9 @@ def test_without_the_window_visual_slots_are_held(big):
 def test_the_window_on_an_msd_head_is_its_visual_slots_dropped(big):
     """The head of the published form, unchanged: masking the keys of visual slots gives the same answers."""
     config = config_of(kind="msd", vata=True, positions="flat")
-    head = head_of(config, big)
-    windowed = reading_proposal(head, big, config)
-    whole = reading_proposal(head, big, config.model_copy(update={"vata": False}))
+    head = loud_head(config, big)
+    windowed = config.drafter(head, big)
+    whole = config.model_copy(update={"vata": False}).drafter(head, big)
     prefill = prefilled(big, 6)
     windowed.start(None, prefill, Warp(), capacity=9)
     windowed.begin(9)
@@ -321,7 +321,7 @@ def test_positions_of_three_rows(kind, settings):
     model = tiny_qwen.target(tiny_qwen.model(kind))
     asked = tiny_qwen.request(kind, clip=(4, 8, 8))
     config = config_of(**settings)
-    drafter = reading_proposal(head_of(config, model), model, config)
+    drafter = config.drafter(loud_head(config, model), model)
     plain = generate(model, None, asked, greedy(Chain(1), 8)).tokens
     assert generate(model, drafter, asked, greedy(Dynamic(10, 2, 3), 8)).tokens == plain
     if config.kind == "sparrow":
@@ -348,8 +348,8 @@ def test_a_head_that_has_learned_is_accepted(big, name):
         )
         for one, answer in zip(asked, answers, strict=True)
     ]  # fmt: skip
-    batch = collate(samples, pad_id=0, image_size=16)
-    states = big.states(batch, wanted(drafter.config, big.config), seeds=(0, 1))
+    batch = replace(collate(samples, pad_id=0, image_size=16), seeds=(0, 1))
+    states = big.states(batch, drafter.config.taps_for(big.shape, training=True))
 
     def accepted():
         drafter.head.eval()
@@ -358,12 +358,12 @@ def test_a_head_that_has_learned_is_accepted(big, name):
         return sum(c.num_accepted for r in results for c in r.cycles)
 
     before = accepted()
-    training = reading_training(drafter.head, big, drafter.config).train()
+    training = drafter.config.training_objective(drafter.head, big).train()
     training.objective = training.objective.model_copy(update={"noise": 0.0})
     optimizer = torch.optim.Adam([p for _, p in training.parts()["head"]], lr=5e-3)
     for _ in range(50):
         optimizer.zero_grad()
-        training(states).loss_sum.backward()
+        training(batch, states).loss_sum.backward()
         optimizer.step()
     assert accepted() >= max(7, 2 * before)
     assert all(p.grad is None for p in big.decoder.model.parameters()), "the target learns nothing"

@@ -31,7 +31,7 @@ from draftsmith.models.targets.base import Taps
 from pydantic import ValidationError
 from transformers import ChameleonConfig, ChameleonForConditionalGeneration, LlamaConfig
 
-VECTORS = np.load(Path(__file__).parent / "vectors_anole" / "chameleon.npz", allow_pickle=False)
+VECTORS = np.load(Path(__file__).parents[1] / "vectors_anole" / "chameleon.npz", allow_pickle=False)
 NUM_CODES, VOCAB = 16, 34
 LOWEST = torch.finfo(torch.float32).min
 VQ = {

@@ -8,7 +8,7 @@ import torch
 from draftsmith.models.llamagen.transformer import SIZES, LlamaGen, LlamaGenConfig, pad_left, published
 from torch.nn import functional as F
 
-FOLDER = Path(__file__).parent / "vectors_llamagen"
+FOLDER = Path(__file__).parents[1] / "vectors_llamagen"
 CASES = [("t2i", "a"), ("t2i", "b"), ("c2i", "a"), ("c2i", "b")]
 
 

@@ -10,7 +10,7 @@ from draftsmith.models.llamagen.vq import VqConfig, VqTokenizer, nearest, revive
 from pydantic import ValidationError
 from torch.nn import functional as F
 
-VECTORS = np.load(Path(__file__).parent / "vectors_llamagen" / "vq.npz", allow_pickle=False)
+VECTORS = np.load(Path(__file__).parents[1] / "vectors_llamagen" / "vq.npz", allow_pickle=False)
 TINY = VqConfig(
     base_channels=8, ch_mult=(1, 2), num_res_blocks=1, z_channels=8, codebook_size=32, codebook_dim=4, groups=4
 )
