@@ -242,7 +242,7 @@ def test_a_dry_run_says_where_and_refuses_a_misleading_name(tmp_path):
 
 
 def test_a_method_that_was_not_measured(published):
-    with pytest.raises(UserError, match="no exact mode 'P'"):
+    with pytest.raises(UserError, match="no exact method 'P'"):
         run(published, *SETTINGS, "stages.other={kind: publish, method: P}", stages=("other",))
 
 
