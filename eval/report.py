@@ -120,7 +120,8 @@ def write(folder: Path, report: Report, rows: Sequence[Row]) -> None:
     if places:
         figures.acceptance_by_depth(folder / "acceptance.png", places)
         figures.speedups(folder / "speedup.png", places)
-        drawn = [Figure("acceptance.png", "Share accepted by depth."),
+        panels = f" of the first {figures.MOST_PANELS} sets" if len(places) > figures.MOST_PANELS else ""
+        drawn = [Figure("acceptance.png", f"Share accepted by depth{panels}."),
                  Figure("speedup.png", "Speedup of decoding, expected and measured.")]  # fmt: skip
     (folder / "report.json").write_text(json.dumps(report.to_json(), indent=1))
     (folder / "report.md").write_text(page(report, drawn))

@@ -8,6 +8,7 @@ import pytest
 import torch
 from draftsmith.core.errors import UserError
 from draftsmith.core.states import Taps
+from draftsmith.data.order import BucketedOrder, RisingVisualOrder
 from draftsmith.data.shards import ShardReader
 from draftsmith.data.states import estimate
 from draftsmith.data.states.dtypes import BLOCK, DTYPES, decode, encode, loud_channels, state_bytes

@@ -2,6 +2,7 @@
 
 import random
 
+from draftsmith.eval.cells import MethodInfo
 from draftsmith.eval.rows import Row
 
 CELL = {"benchmark": "photos", "method": "M", "temperature": 0.0, "max_new_tokens": 64, "medium": "image"}
@@ -43,3 +44,32 @@ def random_rows(count, *, seed=0, gamma=5, **changes) -> list[Row]:
             )
         )
     return rows
+
+
+METHODS = {
+    "M": MethodInfo("finetune", "M", "chain of 5", 5),
+    "T": MethodInfo("finetune", "T", "chain of 5", 5),
+    "EAGLE": MethodInfo("eagle", tree="30-4-8", levels=4),
+}
+
+
+def measured_rows(**changes):
+    """Three methods on two sets."""
+    values = {"identical": True, **changes}
+    of = {"drafter": "finetune", "benchmark": "pictures", **values}
+    found = []
+    for benchmark in ("pictures", "clips"):
+        found += random_rows(6, seed=1, **(of | {"method": "M", "mode": "M", "benchmark": benchmark}))
+        found += random_rows(6, seed=2, **(of | {"method": "T", "mode": "T", "benchmark": benchmark}))
+        found += random_rows(6, seed=3, **(of | {"method": "EAGLE", "drafter": "eagle", "benchmark": benchmark}))
+    return found
+
+
+MEASURED = {"requests": 12, "tau": 4.096, "tau_interval": [3.9, 4.3], "DSR": 1.446, "ESR": 1.2, "identical": 12,
+            "exact": True}  # fmt: skip
+
+
+def report_of(*cells, **common):
+    """A report as `eval/report.py` writes it, in what is read back."""
+    place = {"benchmark": "pictures", "turn": "", "budget": "", "temperature": 0.0, "max_new_tokens": 64, "method": "M"}
+    return {"version": 2, "cells": [place | MEASURED | common | cell for cell in cells or ({},)]}

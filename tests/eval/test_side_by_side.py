@@ -5,9 +5,6 @@ import json
 import pytest
 import yaml
 from draftsmith.core.errors import UserError
-from draftsmith.eval import tables
-from draftsmith.eval.report import build, write
-from draftsmith.eval.run_tables import COLUMNS, cells, overview, readable
 from draftsmith.eval.side_by_side import (
     as_data,
     differences,
@@ -18,55 +15,9 @@ from draftsmith.eval.side_by_side import (
     read_runs,
     training_rows,
 )
-from draftsmith.eval.summary import summarize
 from draftsmith.recipes.cli import main
 
-from .rows import random_rows
-
-MEASURED = {"requests": 12, "tau": 4.096, "tau_interval": [3.9, 4.3], "DSR": 1.446, "ESR": 1.2, "identical": 12,
-            "exact": True}  # fmt: skip
-
-
-def report_of(*cells, **common):
-    """A report as `eval/report.py` writes it, in what is read back."""
-    place = {"benchmark": "pictures", "turn": "", "budget": "", "temperature": 0.0, "max_new_tokens": 64, "method": "M"}
-    return {"version": 2, "cells": [place | MEASURED | common | cell for cell in cells or ({},)]}
-
-
-@pytest.mark.parametrize(
-    ("changes", "where"),
-    [
-        ([{}], ["pictures"]),
-        ([{"temperature": 0.0}, {"temperature": 1.0}], ["pictures, T 0", "pictures, T 1"]),
-        (
-            [{"budget": "25k", "max_new_tokens": n} for n in (32, 64)],
-            ["pictures at 25k, 32 new", "pictures at 25k, 64 new"],
-        ),
-        ([{"benchmark": "POPE", "turn": "first"}], ["POPE, first"]),
-    ],
-)
-def test_every_targets_report_becomes_the_same_rows(changes, where):
-    found = cells(report_of(*changes))
-    assert [cell.where for cell in found] == where
-    for cell in found:
-        assert (cell.method, cell.requests, cell.tau, cell.interval) == ("M", 12, 4.096, (3.9, 4.3))
-        assert (cell.speedup, cell.end_to_end, cell.identical) == (1.446, 1.2, 12)
-        assert len(readable(cell)) == len(COLUMNS)
-
-
-def test_a_real_report_is_read_back(tmp_path):
-    rows = random_rows(6)
-    write(tmp_path, build(rows, about={}, methods={}), rows)
-    report = json.loads((tmp_path / "report.json").read_text())
-    (cell,) = cells(report)
-    summary = summarize(rows)
-    assert (cell.tau, cell.interval, cell.speedup) == (summary.tau, summary.tau_interval, summary.DSR)
-    page = "\n".join(tables.markdown(overview(report)))
-    assert f"| photos | M | 0 | 6 | {summary.tau:.2f} [" in page and f"| {summary.identical}/6 |" in page
-
-
-def test_sampled_outputs_need_not_be_plain_decodings():
-    assert cells(report_of({"exact": False}))[0].identical is None
+from .rows import report_of
 
 
 def run(folder, name="a", *, recipe=None, lines=(), report=None):

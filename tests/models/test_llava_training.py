@@ -156,7 +156,7 @@ def test_the_loss_is_a_sum_over_supervised_tokens(processor):
     choice = output.logits[:, :-1].argmax(-1)[batch.loss_mask[:, 1:]]
     target_choice = choice.clone()
     target_choice[:3] += 1
-    found = module(batch, target_choice)
+    found = module(batch, None, target_choice)
     assert int(found.num_tokens) == 8
     torch.testing.assert_close(found.loss_sum / 8, output.loss, atol=1e-5, rtol=0)
     assert int(found.metrics["accuracy"]) == int((choice == labels[:, 12:].flatten()).sum())

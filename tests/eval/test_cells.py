@@ -1,0 +1,52 @@
+"""Cells and their tables: what is a line, what is a column, and what is compared."""
+
+from draftsmith.eval.report import MethodInfo, build
+from draftsmith.eval.rows import PLAIN
+from draftsmith.eval.summary import summarize
+
+from .rows import METHODS, measured_rows, random_rows
+
+
+def test_the_common_table_has_every_cell_in_the_order_of_the_methods():
+    found = build(measured_rows()[::-1], about={"device": "CPU"}, methods=METHODS)
+    table = found.tables[0]
+    assert (
+        table.column("method") == ["M", "T", "EAGLE"] * 2
+        and table.column("benchmark") == ["clips"] * 3 + ["pictures"] * 3
+    )
+    assert [c.heading for c in table.columns] == [
+        "benchmark", "method", "n", "tau [95%]", "tau per request", "accepted/cycle", "T_q/T_p", "expected",
+        "TABED's Eq. 1", "DSR [IQR]", "ESR [IQR]", "prefill", "identical",
+    ]  # fmt: skip
+    one = summarize([r for r in measured_rows() if (r.method, r.benchmark) == ("M", "clips")])
+    assert table.column("tau [95%]")[0] == (one.tau, *one.tau_interval)
+    assert table.column("expected")[0] == one.expected_speedup and table.column("identical")[0] == (6, 6)
+
+
+def test_temperatures_lengths_and_budgets_have_columns_where_they_differ():
+    some = [
+        *measured_rows(),
+        *measured_rows(temperature=1.0, identical=False),
+        *measured_rows(max_new_tokens=512, budget="25k", visual_tokens=25_089),
+    ]
+    table = build(some, about={}, methods=METHODS).tables[0]
+    assert [c.heading for c in table.columns][:5] == ["benchmark", "visual tokens", "T", "new", "method"]
+    warm = [row for row in table.rows if row[2] == 1.0]
+    assert warm and all(row[-1] is None for row in warm), "sampled outputs are not compared token by token"
+
+
+def test_a_relaxed_rule_is_not_held_to_plain_decoding():
+    methods = {"M": MethodInfo(rule="lantern")}
+    found = build(random_rows(4, identical=False), about={}, methods=methods)
+    assert "not distributed as the target's" in found.tables[0].footnotes[0]
+    assert found.tables[0].column("identical") == [None] and not any("differ" in line for line in found.findings)
+
+
+def test_quality_of_drawn_pictures_stands_beside_speed():
+    metric = {"what": "CLIP ViT-B/32", "n": 6, "value": 0.25, "spread": 0.01, "caution": "few"}
+    quality = {0.0: {PLAIN: {"clip": metric | {"value": 0.3}}, "M": {"clip": metric}}}
+    found = build(random_rows(6, medium="drawn"), about={}, methods=METHODS, quality=quality)
+    table = found.tables[0]
+    assert table.column("method") == [PLAIN, "M"] and table.column("clip") == [0.3, 0.25]
+    assert table.footnotes == ("clip: CLIP ViT-B/32, n = 6 (few)",)
+    assert found.to_json()["quality"]["0"]["M"]["clip"]["spread"] == 0.01

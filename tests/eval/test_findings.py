@@ -1,0 +1,40 @@
+"""What a report says in sentences: what holds, and what does not."""
+
+import dataclasses
+
+from draftsmith.eval.report import build
+
+from .rows import METHODS, a_row, measured_rows
+
+
+def test_findings_say_what_holds():
+    told = build(measured_rows(total_s=0.2, prefill_s=0.1), about={}, methods=METHODS).findings
+    assert told[0].startswith("Best tau: ") and "Best measured speedup of decoding: " in told[1]
+    assert "Greedy outputs are identical to plain decoding, every token of 36 decoded requests." in told
+    assert any(line.startswith("pictures: tau with the picture minus without is ") for line in told)
+    binding = {"questions": 20, "accuracy": 0.9, "blind_accuracy": 0.25}
+    assert "in 90.0% of 20 held-out questions" in " ".join(
+        build(measured_rows(), about={}, methods=METHODS, binding=binding).findings
+    )
+
+
+def test_findings_say_what_does_not_hold():
+    bad = [dataclasses.replace(r, identical=r.request != "r2", details={"beyond_positions": r.request == "r1"})
+           for r in measured_rows(total_s=9.0)]  # fmt: skip
+    bad += [a_row(method="dead", accepted=(0, 0), benchmark="pictures", total_s=9.0)]
+    told = " ".join(build(bad, about={}, methods=METHODS).findings)
+    assert "**No wall-clock gain on this machine**" in told and "first at r2" in told
+    assert "**Outputs differ** from plain decoding in 6 of 7 greedy cells: M, pictures" in told
+    assert "**2 of 12 requests of pictures, clips go beyond the draft's positions** in M" in told
+    assert "Nothing accepted, or nothing rejected, in: dead, pictures." in told
+
+
+def test_lengths_of_clips_are_compared_in_the_longest_answers():
+    some = [
+        a_row(budget=budget, visual_tokens=tokens, max_new_tokens=new, accepted=(a,) * 4, medium="video")
+        for budget, tokens in (("0.5k", 500), ("25k", 25_089))
+        for new, a in ((512, 2), (2048, 3))
+    ]
+    told = [line for line in build(some, about={}, methods=METHODS).findings if "visual tokens, " in line]
+    expected = "tau 4.00 [4.00, 4.00] at 500 visual tokens, 4.00 [4.00, 4.00] at 25,089."
+    assert told == [f"M, photos, T = 0: {expected}"]
