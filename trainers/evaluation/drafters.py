@@ -38,7 +38,7 @@ class Drafting:
     drafter_name: str
     method: Method
     config: Any
-    drafter: Drafter
+    drafter: Any  # a `Drafter`; draft LVLMs and pruned copies have a `decoder` besides
     policy: TreePolicy
     rule: Callable[[float], Rule]
 
@@ -78,8 +78,8 @@ class Drafting:
         elif log is not None:
             found["adaptation"] = [list(cycle) for cycle in log]
         if self.members:
-            held = self.drafter.decoder.max_positions  # type: ignore[attr-defined]
-            last = self.drafter.last_position(opened.request, max_new_tokens)  # type: ignore[attr-defined]
+            held = self.drafter.decoder.max_positions
+            last = self.drafter.last_position(opened.request, max_new_tokens)
             found["beyond_positions"] = held is not None and last > held
         return found
 
