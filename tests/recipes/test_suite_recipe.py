@@ -26,8 +26,12 @@ def test_every_pair_is_measured_alike(stages):
     for stage in stages.values():
         assert {name: draft.path for name, draft in stage.drafters.items()} == DRAFTS
         assert list(stage.methods) == ["M", "T", "C", "P", "MT", "MT*", "MTCP", "MTCP*"]
-        trees = {(method.tree.kind, method.tree.gamma) for method in stage.methods.values()}
-        assert (stage.max_new_tokens, stage.temperatures, trees) == ([128], [0.0], {("chain", 5)})
+        for name, method in stage.methods.items():
+            assert method.drafters == list(DRAFTS) and (
+                method.mode is None if name == "M" else method.mode.name == name
+            )
+            assert (method.tree.kind, method.tree.gamma, method.rule.kind) == ("chain", 5, "exact")
+        assert (stage.max_new_tokens, stage.temperatures) == ([128], [0.0])
         suite = stage.benchmarks["suite"]
         assert suite.data.path == "hub" and suite.turns == 2
         assert (suite.convention, suite.transcript) == ("released", "released")

@@ -1,6 +1,7 @@
 """Drafters of every kind on one target, in one table: outputs, ensembles, old keys, and what is refused by name."""
 
 import json
+import shutil
 from types import SimpleNamespace
 
 import pytest
@@ -141,11 +142,27 @@ def test_benchmarks_of_another_kind_of_target_are_refused(section, draws):
         stage(**section).check(SimpleNamespace(kind="any", draws_images=draws), None)
 
 
-def test_a_member_that_is_no_method_is_told(output):
-    settings = ["stages.evaluate.methods.M with EAGLE-3.drafter.members=[M, EAGLE-4]"]
-    with pytest.raises(UserError, match="member 'EAGLE-4' is no other method") as error:
-        run(output, *settings, stages=["evaluate"], restart="evaluate")
-    assert "'EAGLE-3'" in error.value.cure
+def test_members_are_methods_drafters_and_sections(output, tmp_path):
+    """Whatever names them, the same members draft the same."""
+    members = {
+        "by method": ["M", "EAGLE-3"],
+        "by stage": ["draft", "eagle3"],
+        "by section": [{"kind": "lvlm", "path": str(output / "draft")}, "eagle3"],
+    }
+    methods = {name: {"drafter": {"kind": "ensemble", "members": names}} for name, names in members.items()}
+    methods |= {"M": METHODS["M"], "EAGLE-3": METHODS["EAGLE-3"]}
+    copy = shutil.copytree(output, tmp_path / "run", ignore=shutil.ignore_patterns("evaluate"))
+    run(copy, "stages.evaluate.methods=null", f"stages.evaluate.methods={json.dumps(methods)}", stages=["evaluate"])
+    found = {name: [row["accepted"] for row in rows_of(copy) if row["method"] == name] for name in members}
+    assert found["by method"] == found["by stage"] == found["by section"]
+    with pytest.raises(UserError, match="'eagle4', which is no earlier stage"):
+        run(copy, "stages.evaluate.methods.M with EAGLE-3.drafter.members=[M, eagle4]", stages=["evaluate"])
+
+
+def test_an_ensemble_of_itself_is_refused():
+    a, b = ({"drafter": {"kind": "ensemble", "members": ["M", other]}} for other in ("b", "a"))
+    with pytest.raises(ValidationError, match=r"methods.a: an ensemble is a member of itself"):
+        stage(methods={"M": {}, "a": a, "b": b})
 
 
 def test_a_plain_recipe_needs_benchmarks_and_methods_alone():

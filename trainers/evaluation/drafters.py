@@ -10,7 +10,7 @@ from typing import Any
 
 from pydantic import TypeAdapter
 
-from ...core.errors import UserError, did_you_mean
+from ...core.errors import UserError
 from ...eval.policies import TreePolicy
 from ...eval.rules import Rule
 from ...models.drafters import AnyDrafter
@@ -19,7 +19,7 @@ from ...models.drafters.ensemble import EnsembleConfig
 from ...models.drafters.made_for import MANIFEST
 from ...models.drafters.mixed import MixedConfig
 from ..context import Context
-from .methods import Method, decoding_with
+from .methods import Method, decoding_with, members_of
 from .requests import Opened
 
 
@@ -38,7 +38,7 @@ class Drafting:
     drafter_name: str
     method: Method
     config: Any
-    drafter: Drafter
+    drafter: Any  # a `Drafter`; draft LVLMs and pruned copies have a `decoder` besides
     policy: TreePolicy
     rule: Callable[[float], Rule]
 
@@ -78,8 +78,8 @@ class Drafting:
         elif log is not None:
             found["adaptation"] = [list(cycle) for cycle in log]
         if self.members:
-            held = self.drafter.decoder.max_positions  # type: ignore[attr-defined]
-            last = self.drafter.last_position(opened.request, max_new_tokens)  # type: ignore[attr-defined]
+            held = self.drafter.decoder.max_positions
+            last = self.drafter.last_position(opened.request, max_new_tokens)
             found["beyond_positions"] = held is not None and last > held
         return found
 
@@ -144,6 +144,13 @@ class Drafters:
                             cure="name a stage or a section under drafter, or give the recipe a drafter")  # fmt: skip
         return [Source(folder.name if folder is not None else _title(config), config, folder)]
 
+    def _one_source(self, name: str, method: Method) -> list[Source]:
+        sources = self.sources(name, method)
+        if len(sources) > 1:
+            raise UserError(f"member {name!r} has {len(sources)} drafters, and an ensemble takes one of each member",
+                            where=self._where(name), cure="name a drafter in place of the method")  # fmt: skip
+        return sources
+
     def _named(self, name: str) -> Source:
         if name in self.named:
             return Source(name, self.named[name], None)
@@ -163,18 +170,17 @@ class Drafters:
     def _mixed(self, config: MixedConfig, options: DraftingOptions, name: str) -> Drafter:
         """An ensemble of drafters of any kind, each opened anew: two of a cycle's drafters never share a cache."""
         members = []
-        for member in config.members:
+        for member in members_of(config):
             if not isinstance(member, str):
                 members.append(self._drafter(Source(_title(member), member, None), member, options, name))
-                continue
-            if member not in self.methods or member == name:
-                known = [other for other in self.methods if other != name]
-                raise UserError(f"member {member!r} is no other method of this evaluation", where=self._where(name),
-                                cure=did_you_mean(member, known))  # fmt: skip
-            method = self.methods[member]
-            (source,) = self.sources(member, method)
-            of_member = decoding_with(source.config, method.settings, self._where(member))
-            members.append(self._drafter(source, of_member, options, member))
+            elif member in self.methods:
+                method = self.methods[member]
+                (source,) = self._one_source(member, method)
+                config_of_member = decoding_with(source.config, method.settings, self._where(member))
+                members.append(self._drafter(source, config_of_member, options, member))
+            else:
+                source = self._named(member)
+                members.append(self._drafter(source, source.config, options, name))
         return config.drafter(members, self.target, options)
 
     def _module(self, source: Source, config: Any) -> Any:

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Annotated, Any, Literal
 
-from pydantic import BeforeValidator, Field, model_validator
+from pydantic import BeforeValidator, Field, TypeAdapter, model_validator
 
 from ...core.errors import UserError
 from ...core.section import Section
@@ -18,6 +18,7 @@ from ...eval.policies import ChainTree, TreeConfig, TreePolicy, check_combinatio
 from ...eval.rules import RULES, Rule
 from ...models.drafters import AnyDrafter
 from ...models.drafters.ensemble import DraftingMode
+from ...models.drafters.mixed import MixedConfig
 
 
 class ExactRule(Section):
@@ -77,12 +78,18 @@ class Method(Section):
             raise ValueError(f"drafters name one twice: {', '.join(self.drafters)}")
         if not isinstance(self.drafter, str | None):
             decoding_with(self.drafter, self.settings, "this method")
+        _ = self.members  # sections among them are checked here
         return self
 
     @property
     def names(self) -> list[str]:
         """Drafters that are named, not spelt out."""
         return [self.drafter] if isinstance(self.drafter, str) else self.drafters or []
+
+    @property
+    def members(self) -> list[Any]:
+        """Of an ensemble: names (of methods, of drafters), and sections."""
+        return members_of(self.drafter) if isinstance(self.drafter, MixedConfig) else []
 
     @property
     def settings(self) -> dict[str, Any]:
@@ -136,6 +143,32 @@ class Method(Section):
     def chain(self) -> int | None:
         """The tree's length where every proposal is the likeliest chain."""
         return self.tree.gamma if isinstance(self.tree, ChainTree) and self.draw == "top-k" else None
+
+
+def members_of(config: MixedConfig) -> list[Any]:
+    """An ensemble's members: names as they are, sections read as a recipe's `drafter`."""
+    section = TypeAdapter(AnyDrafter)
+    return [member if isinstance(member, str) else section.validate_python(member) for member in config.members]
+
+
+def named_members(method: Method, methods: Mapping[str, Method], within: tuple[str, ...] = ()) -> set[str]:
+    """Names in an ensemble, and in the ensembles among its members, that are of no method: of drafters.
+
+    Args:
+        within: methods that this one is a member of.
+
+    Raises:
+        ValueError: an ensemble is a member of itself.
+    """
+    found: set[str] = set()
+    for member in method.members:
+        if isinstance(member, str) and member in within:
+            raise ValueError(f"methods.{member}: an ensemble is a member of itself, by way of {' and '.join(within)}")
+        if isinstance(member, str) and member in methods:
+            found |= named_members(methods[member], methods, (*within, member))
+        elif isinstance(member, str):
+            found.add(member)
+    return found
 
 
 def decoding_with(config: Any, settings: Mapping[str, Any], where: str) -> Any:

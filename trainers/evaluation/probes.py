@@ -142,7 +142,7 @@ class Probing:
         bins, lags, plans = {}, {}, {}
         for name in watched:
             drafting = self.drafting[name]
-            policy = Watched(drafting.policy)
+            policy: Any = Watched(drafting.policy)
             decoding = replace(self.decoding, policy=policy, draw=Draw(drafting.method.draw))
             for part in sets:
                 for number, request in self._requests(part):
@@ -238,10 +238,14 @@ class Probing:
 
     def _questions(self, requests: ConversationSet) -> list[visual_tokens.Question]:
         tokenizer, found = requests.dataset.processor.tokenizer, []
+
+        def decode(tokens: list[int]) -> str:
+            return str(tokenizer.decode(tokens))
+
         for index, request in self._requests(requests):
             letter = requests.dataset.record(index).get("letter")
             if letter is not None:
-                found.append(visual_tokens.Question(request, visual_tokens.says_letter(tokenizer.decode, letter)))
+                found.append(visual_tokens.Question(request, visual_tokens.says_letter(decode, letter)))
         if not found:
             raise UserError(f"no record of {requests.benchmark} says which letter is right",
                             where="key probes.importance.sets",
@@ -281,8 +285,8 @@ def watched(drafting: Mapping[str, Drafting], settings: Probes) -> list[str]:
 def binding(probe: Binding, opening: Opening, measuring: Measuring, processor: Processor) -> dict[str, Any]:
     """Share of questions whose answer names the record's key word, with the picture and without it."""
     dataset = opening.dataset(probe.data, data_files(probe.data, opening.context))
+    questions = ConversationSet("binding", "image", "", dataset)
     decoding = measuring.plainly(min(measuring.stage.temperatures), 12)
-    right = blind = 0
     words = {str(dataset.record(i)["answer"]) for i in range(len(dataset))}
 
     def named(request: Request) -> str | None:
@@ -292,13 +296,18 @@ def binding(probe: Binding, opening: Opening, measuring: Measuring, processor: P
         said = [word for word in clause.split() if word in words]
         return said[-1] if said else None
 
+    asked = right = blind = 0
     for index in range(ranks.rank(), len(dataset), ranks.world_size()):
-        request, _ = dataset.request(index)
-        answer = str(dataset.record(index)["answer"])
+        opened = questions.open(index, measuring.target)
+        if opened is None:
+            continue
+        request, answer = opened.request, str(dataset.record(index)["answer"])
+        assert isinstance(request, Request)
+        asked += 1
         right += named(request) == answer
         blind += named(without_pictures(request, processor.newline_id)) == answer
-    right, blind = (sum(counts) for counts in zip(*ranks.gather((right, blind)), strict=True))
-    return {"questions": len(dataset), "accuracy": right / len(dataset), "blind_accuracy": blind / len(dataset)}
+    asked, right, blind = (sum(counts) for counts in zip(*ranks.gather((asked, right, blind)), strict=True))
+    return {"questions": asked, "accuracy": right / max(1, asked), "blind_accuracy": blind / max(1, asked)}
 
 
 def _longest(sets: Sequence[ConversationSet]) -> list[ConversationSet]:

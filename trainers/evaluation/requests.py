@@ -6,7 +6,7 @@ import hashlib
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 from ...core import ranks
 from ...core.errors import UserError
@@ -41,29 +41,14 @@ class Opened:
     visual_tokens: int = 0
 
 
-class RequestSet(Protocol):
-    """The requests of one benchmark at one length, as the loop that measures wants them."""
-
-    benchmark: str
-    medium: Medium
-    budget: str  # visual tokens asked for, as `visual_budget.label` has them; "": no clips, or as they come
-    turn: str  # of suites: first, or the task of the second turn
-
-    @property
-    def name(self) -> str:
-        """As messages call it."""
-        ...
-
-    def __len__(self) -> int: ...
-
-    def open(self, index: int, target: Any) -> Opened | None:
-        """Request `index`, or None where its files cannot be read and `on_error: skip` leaves it out (and lists it)."""
-        ...
-
-
 @dataclass(frozen=True)
 class ConversationSet:
-    """Conversations up to their last answers."""
+    """Conversations up to their last answers: one benchmark at one length.
+
+    Args:
+        budget: visual tokens asked for, as `visual_budget.label` has them; "": no clips, or as they come.
+        turn: of suites: first, or the task of the second turn.
+    """
 
     benchmark: str
     medium: Medium
@@ -74,6 +59,7 @@ class ConversationSet:
 
     @property
     def name(self) -> str:
+        """As messages call it."""
         at = f" at {self.budget}" if self.budget else ""
         return f"{self.benchmark}{at}" + (f" ({self.turn})" if self.turn else "")
 
@@ -81,7 +67,11 @@ class ConversationSet:
         return len(self.dataset)
 
     def open(self, index: int, target: Any) -> Opened | None:
-        """As `RequestSet.open`. Raises `UserError` where pictures are cut for another target."""
+        """Request `index`, or None where its files cannot be read and `on_error: skip` leaves it out (and lists it).
+
+        Raises:
+            UserError: it cannot be read, or its pictures are cut for another target.
+        """
         try:
             request, answer = self.dataset.request(index, originals=self.originals)
         except UserError as error:
@@ -117,6 +107,10 @@ class PromptSet:
     def open(self, index: int, target: Any) -> Opened | None:
         prompt = self.prompts[index]
         return Opened(self.generator.request(prompt.caption, prompt.label, prompt.key))
+
+
+# What the loop that measures goes through.
+RequestSet = ConversationSet | PromptSet
 
 
 @dataclass(frozen=True)
@@ -188,7 +182,9 @@ class Opening:
         return open_suite(section, self.context, key, names or (), fetch)
 
 
-def open_suite(section: Any, context: Context, key: str, names: Sequence[str], fetch: Callable[[Path], None]) -> Suite:
+def open_suite(
+    section: Any, context: Context, key: str, names: Sequence[str], fetch: Callable[[Path], object]
+) -> Suite:
     """A suite's directory.
 
     Args:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from typing import Any
 
+from ...core.nouns import Request
 from ...eval.studies.weights import as_data, plot_weights, trace_weights, weights_over_time
 from .measuring import Measuring
 from .requests import RequestSet
@@ -26,14 +27,17 @@ def record_weights(measuring: Measuring, requests: RequestSet, count: int) -> di
         traces = {}
         for index in range(min(count, len(requests))):
             opened = requests.open(index, measuring.target)
-            if opened is None:
+            if opened is None or not isinstance(opened.request, Request):
                 continue
             uniforms = measuring.uniforms(index)
             traces[opened.request.name] = trace_weights(
                 measuring.target, drafting.drafter, opened.request, decoding, uniforms
             )
-        place = "-".join(part for part in (requests.benchmark, requests.turn, requests.budget) if part)
-        name = f"{place}-{drafting.drafter_name.replace('/', '-')}-{drafting.name.replace('*', '-adaptive')}"
+        if not traces:
+            continue
+        method = drafting.name.replace("*", "-adaptive")
+        parts = requests.benchmark, requests.turn, requests.budget, drafting.drafter_name, method
+        name = "-".join(part for part in parts if part).replace("/", "-")
         (folder / f"{name}.json").write_text(json.dumps({k: as_data(t) for k, t in traces.items()}))
         curves = {f"{k}, {drafting.name}": weights_over_time(t) for k, t in traces.items()}
         plot_weights(folder / f"{name}.png", curves)

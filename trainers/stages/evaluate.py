@@ -24,7 +24,7 @@ from ..context import Context
 from ..engine import init_distributed
 from ..evaluation.benchmarks import Benchmarks, PromptsBenchmark, TabedBenchmark, check_benchmarks
 from ..evaluation.describe import describe
-from ..evaluation.methods import PRESETS, Method, decoding_with
+from ..evaluation.methods import PRESETS, Method, decoding_with, named_members
 from ..evaluation.probes import Probes
 from ..evaluation.renamed import refuse_old_keys
 from ..evaluation.requests import Length, check_length
@@ -160,6 +160,7 @@ class EvaluateStage(Stage):
         if self.captioner is None and (wants := [name for name, mode in modes if "C" in mode.members]):
             raise ValueError(f"methods.{wants[0]}: mode C needs a captioner: add `captioner`, or leave the method out")
         drafters = {name for method in self.methods.values() for name in method.names}
+        drafters |= self._members()
         if unused := [name for name in self.drafters if name not in drafters]:
             raise ValueError(f"drafters.{unused[0]} drafts in no method; {did_you_mean(unused[0], sorted(drafters))}")
         if self.compare is not None:
@@ -222,6 +223,12 @@ class EvaluateStage(Stage):
         """Positions that a request may take, without a cycle's tree: the longest prompt, and what is emitted."""
         return max((data.max_length for data in self.data), default=0) + max(self.max_new_tokens) + 2
 
+    def _members(self) -> set[str]:
+        """Drafters that ensembles name."""
+        return {
+            drafter for name, method in self.methods.items() for drafter in named_members(method, self.methods, (name,))
+        }
+
     def ends(self, eos_id: int) -> tuple[int, ...]:
         """Tokens that end an answer."""
         return (eos_id,) if self.stop_at_end else ()
@@ -239,6 +246,7 @@ class EvaluateStage(Stage):
             wanted |= {f"drafter/{name}": name for name in method.names if name not in self.drafters}
             if method.drafter is None and method.drafters is None:
                 wanted["drafter"] = None
+        wanted |= {f"drafter/{name}": name for name in sorted(self._members() - {*self.drafters})}
         if isinstance(self.captioner, LvlmCaptions):
             wanted["captioner"] = self.captioner.from_stage
         if self.draws and self.drawing.reader:
