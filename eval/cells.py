@@ -121,6 +121,32 @@ def _place_columns(cells: Sequence[Cell]) -> list[Measure]:
     return [*columns, (text("method"), lambda c: c.method)]
 
 
+def methods_table(cells: Sequence[Cell]) -> Table | None:
+    """A line for each method, tau and DSR on every set: what a comparison of methods is read for.
+
+    None where there is one method or one set: the table of every cell says the same.
+    """
+    label, methods = labels(cells), list(dict.fromkeys(cell.method for cell in cells))
+    places = list(dict.fromkeys(label(cell) for cell in cells))
+    if min(len(methods), len(places)) < 2:
+        return None
+    by_place = {(cell.method, label(cell)): cell for cell in cells}
+    columns, lines = [text("method")], []
+    for place in places:
+        columns += [Column("tau", group=place), Column("DSR", unit="x", group=place)]
+    columns.append(Column("identical", kind="count", ranked=False))
+    for method in methods:
+        line: list[Value] = [method]
+        for place in places:
+            cell = by_place.get((method, place))
+            line += [None, None] if cell is None else [cell.summary.tau, cell.summary.DSR]
+        exact = [cell.summary for cell in cells if cell.method == method and cell.exact]
+        line.append((sum(s.identical for s in exact), sum(s.requests for s in exact)) if exact else None)
+        lines.append(tuple(line))
+    note = "Identical: greedy requests whose every token is plain decoding's."
+    return Table("Methods", tuple(columns), tuple(lines), note=note, compared=())
+
+
 def common_table(cells: Sequence[Cell], quality: Quality) -> Table:
     """Every cell with its spread."""
     columns: list[Measure] = [

@@ -54,6 +54,28 @@ def _highest(methods: Mapping[str, Summary], count: int) -> list[str]:
 
 
 @styled
+def methods(path: Path, places: Mapping[str, Mapping[str, Summary]]) -> None:
+    """A line for each method, a colour for each set: tau on the left, measured speedup of decoding on the right."""
+    names = list(dict.fromkeys(name for methods in places.values() for name in methods))
+    figure, panels = panel_grid(1, 2, (WIDEST, 0.3 * len(names) + 1.2), sharey=True)
+    for panel, (title, value) in zip(
+        panels[0],
+        (("tau (tokens a target pass)", lambda s: s.tau), ("speedup of decoding (DSR)", lambda s: s.DSR)),
+        strict=True,
+    ):
+        for (place, summaries), color in zip(places.items(), COLORS, strict=False):
+            points = [(value(summaries[name]), row) for row, name in enumerate(names) if name in summaries]
+            panel.plot(*zip(*points, strict=True), "o", color=color, markersize=5, label=place)
+        panel.set(xlabel=title)
+        panel.grid(axis="both", alpha=0.25)
+        panel.axvline(1.0, color=GREY, linewidth=1, linestyle="--")
+    panels[0][0].set_yticks(range(len(names)), names)
+    panels[0][0].invert_yaxis()
+    figure.legend(*panels[0][0].get_legend_handles_labels(), loc="outside lower center", ncol=6)
+    save(figure, path)
+
+
+@styled
 def speedups(path: Path, places: Mapping[str, Mapping[str, Summary]]) -> None:
     """Expected against measured speedup of decoding, with its quartiles; the line at 1 is plain decoding."""
     bars = [(f"{place}: {name}", s) for place, methods in places.items() for name, s in methods.items()][:MOST_BARS]

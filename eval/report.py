@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from . import figures
-from .cells import Cell, MethodInfo, Quality, cells_of, common_table, cycles_table, labels
+from .cells import Cell, MethodInfo, Quality, cells_of, common_table, cycles_table, labels, methods_table
 from .contrasts import (
     Comparison,
     Contrasts,
@@ -101,7 +101,8 @@ def build(
         contrasts=tuple(contrasts_of(single, contrasts or {}, label)),
         trainings=trainings_of(single, compare, label),
     )
-    tables = [common_table(cells, quality or {}), cycles_table(cells)]
+    overview = methods_table(cells)
+    tables = [*([overview] if overview else []), common_table(cells, quality or {}), cycles_table(cells)]
     if (by_drafter := drafters_table(single, label)) is not None:
         tables.append(by_drafter)
     if differences.contrasts:
@@ -119,10 +120,14 @@ def write(folder: Path, report: Report, rows: Sequence[Row]) -> None:
     drawn: list[Figure] = []
     if places:
         figures.acceptance_by_depth(folder / "acceptance.png", places)
-        figures.speedups(folder / "speedup.png", places)
         panels = f" of the first {figures.MOST_PANELS} sets" if len(places) > figures.MOST_PANELS else ""
-        drawn = [Figure("acceptance.png", f"Share accepted by depth{panels}."),
-                 Figure("speedup.png", "Speedup of decoding, expected and measured.")]  # fmt: skip
+        drawn = [Figure("acceptance.png", f"Share accepted by depth{panels}.")]
+        if methods_table(report.cells) is not None:
+            figures.methods(folder / "methods.png", places)
+            drawn.insert(0, Figure("methods.png", "Every method on every set: tau, and measured speedup of decoding."))
+        if sum(map(len, places.values())) <= figures.MOST_BARS:
+            figures.speedups(folder / "speedup.png", places)
+            drawn.append(Figure("speedup.png", "Speedup of decoding, expected and measured."))
     (folder / "report.json").write_text(json.dumps(report.to_json(), indent=1))
     (folder / "report.md").write_text(page(report, drawn))
 
@@ -131,11 +136,13 @@ def page(report: Report, drawn: Sequence[Figure]) -> str:
     """The report as Markdown."""
     lines = ["# Speculative decoding, measured", "", *(f"- {sentence}" for sentence in report.findings), ""]
     many = len(report.cells) > MANY
-    cells = [line for table in report.tables[: 1 if many else 2] for line in markdown(table)]
-    more = [line for table in report.tables[2:] for line in markdown(table)]
+    first = methods_table(report.cells) is not None  # then it stands before those of cells
+    overview = [line for table in report.tables[: int(first)] for line in markdown(table)]
+    cells = [line for table in report.tables[first : first + (1 if many else 2)] for line in markdown(table)]
+    more = [line for table in report.tables[first + 2 :] for line in markdown(table)]
     pictures = [line for figure in drawn for line in (f"![{figure.caption}]({figure.path})", "")]
     sections = [line for section in report.sections for line in section_markdown(section)]
-    lines += [*pictures, *more, *sections, *cells] if many else [*cells, *pictures, *more, *sections]
+    lines += overview + ([*pictures, *more, *sections, *cells] if many else [*cells, *pictures, *more, *sections])
     lines += ["## How it was measured", "", *(f"- {key}: {value}" for key, value in report.about.items())]
     trees = [f"- {name}: {line}" for name, info in report.methods.items() if (line := described(info))]
     return "\n".join([*lines, *trees, ""])

@@ -66,7 +66,9 @@ def run(stage: Any, context: Context) -> None:
         for suite_run in runs:
             about |= suite_run.about()
         reporting = Reporting(stage, context, measuring, rows, about)
-        sections = video_sections(context.folder, rows, infos(drafting))
+        # The papers' own tables are of the papers' kind of sets, and of clips at several lengths.
+        published = stage.lengths or any(isinstance(b, SetsBenchmark) for b in stage.benchmarks.values())
+        sections = video_sections(context.folder, rows, infos(drafting)) if published else []
         sections += [suite_run.report(rows, notes) for suite_run in runs]
         reporting.write(*sections, binding=bound)
         # Behind the report: what was measured is there, whatever becomes of the probes.
