@@ -1,6 +1,6 @@
-"""Checksums of a published folder, in the format of `sha256sum`: what was changed on the way is named, not loaded.
+"""Checksums of a published folder, in the format of `sha256sum`. A file that was changed on the way is refused by name.
 
-The model card is not among them: it may be edited where it is read. `sha256sum -c SHA256SUMS` checks the same list.
+The model card has no checksum, since it may be edited on the Hub. `sha256sum -c SHA256SUMS` checks the same list.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ def write_sums(folder: Path) -> None:
 
 
 def read_sums(folder: Path) -> dict[str, str]:
-    """Name -> SHA-256. Raises `UserError` for a line that is none, or a name that leads out of the folder."""
+    """Name -> SHA-256. Raises `UserError` for a malformed line, or a name that leads out of the folder."""
     found: dict[str, str] = {}
     for line in (folder / SUMS).read_text().splitlines():
         parts = _LINE.fullmatch(line)
@@ -46,7 +46,7 @@ def read_sums(folder: Path) -> dict[str, str]:
 
 
 def check_sums(folder: Path, only: Sequence[str] | None = None) -> None:
-    """Hold a folder against its list; one without a list is taken as it is.
+    """Compare a folder with its list of checksums. A folder without a list passes.
 
     Args:
         only: patterns of the files that are read; None: all of them, and no others that a loader would pick up.

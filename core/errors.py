@@ -11,7 +11,7 @@ from collections.abc import Iterable
 
 
 class UserError(Exception):
-    """A mistake outside the code, told so that the reader can mend it.
+    """A mistake in a recipe, a file or a command, with what the user can do about it.
 
     Args:
         problem: what was found and what was expected.
@@ -30,11 +30,11 @@ class UserError(Exception):
 
 
 class TrainingError(UserError):
-    """A run that had to stop to lose nothing: loss that is not finite, a skipped step, ..."""
+    """Training stopped before anything was lost: the loss is not finite, a step was skipped, ..."""
 
 
 def first_line(error: Exception) -> str:
-    """What another library's error says, in one line; its name where it says nothing."""
+    """The first line of another library's error, or the error's class name where it has no message."""
     return (str(error).strip().splitlines() or [type(error).__name__])[0]
 
 

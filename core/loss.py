@@ -11,8 +11,8 @@ from torch import Tensor
 class StepLoss:
     """Loss of one micro-batch on one rank.
 
-    A mean over a micro-batch would weigh its tokens by how few they are; the loop divides the sum by
-    the supervised tokens of the whole optimizer step instead.
+    The loop divides the sum by the supervised tokens of the whole optimizer step: a mean for each micro-batch
+    would give more weight to the tokens of small ones.
     """
 
     loss_sum: Tensor  # scalar float32, summed over supervised tokens

@@ -47,7 +47,7 @@ class Batch:
 
     @property
     def num_supervised(self) -> int:
-        """Labels that a causal model is trained on: the first position has nothing before it."""
+        """Number of supervised labels; the first position has nothing before it and is none."""
         return int(self.loss_mask[:, 1:].sum())
 
 
@@ -118,7 +118,7 @@ class Request:
     originals: tuple[Any, ...] = ()
 
     def to(self, device: torch.device | str) -> Request:
-        """The drafter's view stays where it is: the drafter moves it."""
+        """The request on `device`; `drafter_view` stays where it is, since the drafter moves it."""
         pixels = None if self.pixels is None else self.pixels.to(device)
         return replace(self, ids=self.ids.to(device), modality=self.modality.to(device), pixels=pixels)
 

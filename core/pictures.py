@@ -97,17 +97,17 @@ class Picture:
 
     @property
     def flat(self) -> Picture:
-        """As a model without a newline reads it: the first tile, which holds all of it; a clip without newlines."""
+        """As a model without a newline reads it: the first tile, which shows all of it, or a clip without newlines."""
         if self.whole is not None:
             return self
         return replace(self, newline="none") if self.modality == VIDEO else Picture(self.patches)
 
     @property
     def is_plain(self) -> bool:
-        """Nothing but tiles whose every patch is a token: all that LLaVA-1.5 knows."""
+        """Whether it is only tiles in which every patch is a token: all that LLaVA-1.5 can read."""
         return self.grid is None and self.whole is None and self.newline == "none" and self.pooling == "none"
 
 
 def whole_picture(grid: PatchGrid, modality: int = IMAGE) -> Picture:
-    """A picture in patches of its own number."""
+    """A picture that is read whole, with the patches of `grid`."""
     return Picture(1, grid.num_patches, modality, whole=grid)

@@ -40,7 +40,7 @@ FLAT = PositionScheme()
 def place_positions(
     modality: Tensor, mask: Tensor, pictures: Sequence[Picture], scheme: PositionScheme
 ) -> tuple[Tensor, Tensor]:
-    """Positions [n,B,T] (0 on padding), and [B] the one that a token behind each row has.
+    """Positions [n,B,T] (0 on padding), and the position [B] of the next token after each row.
 
     Args:
         modality: [B,T] int8.

@@ -1,4 +1,4 @@
-"""Which of the running processes this one is. Reads torch.distributed, or says "the only one"."""
+"""Rank and world size of this process, and what ranks exchange outside training. torch.distributed may be off."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def local_rank() -> int:
 
 
 def is_main() -> bool:
-    """Rank 0 speaks, writes and talks to the network."""
+    """Whether this is rank 0, which alone prints, writes and uses the network."""
     return rank() == 0
 
 
@@ -43,7 +43,8 @@ def barrier() -> None:
 
 
 def is_first_to(what: str) -> bool:
-    """Whether no rank has asked this before: of what one rank may know alone, and all may come upon."""
+    """Returns True for the first rank that asks about `what`, and False for all later ones: a message is printed once,
+    whether one rank or every rank has it."""
     if not _running() or world_size() == 1:
         return is_main()
     try:
@@ -62,7 +63,7 @@ def gather(value: Any) -> list[Any]:
 
 
 def agree(value: Any) -> Any:
-    """Rank 0's value, on every rank."""
+    """Broadcast rank 0's value to every rank."""
     if not _running():
         return value
     box = [value]
@@ -72,7 +73,7 @@ def agree(value: Any) -> Any:
 
 @lru_cache(maxsize=1)
 def _patient(world: Any) -> Any:
-    """All ranks of `world` over gloo: made where they first meet, and waited in without a GPU's watchdog."""
+    """A gloo group of all ranks, made at the first call. Waiting in it is not limited by a GPU's watchdog."""
     return dist.new_group(backend="gloo", timeout=PATIENCE)
 
 

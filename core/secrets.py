@@ -37,7 +37,7 @@ def redact(text: str) -> str:
 
 
 def secret_values() -> list[str]:
-    """Of the environment's variables that are named like secrets; short ones would be found everywhere."""
+    """Values of environment variables that are named like secrets, without short ones, which would match everywhere."""
     found = [value for name, value in os.environ.items() if _SECRET_ENV.search(name) and len(value) >= 8]
     return sorted(found, key=len, reverse=True)  # one may begin like another
 
@@ -64,7 +64,7 @@ def redact_tree(value: Any, name: str = "") -> Any:
 
 
 def _is_secret(name: str, value: str) -> bool:
-    """Whether a value under this name is to be hidden. A number of tokens is none: `max_new_tokens: 40`."""
+    """Whether a value under this name is hidden. A number is not: `max_new_tokens: 40`."""
     if name in _HARMLESS or not _SECRET_NAME.search(name):
         return False
     is_count = value.replace(".", "", 1).isdigit() and name.lower().endswith(("token", "tokens"))

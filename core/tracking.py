@@ -65,7 +65,7 @@ class Tracker:
 
     Args:
         name: of the stage, for wandb.
-        say: where a failure is told.
+        say: prints a message to the user.
         group: of the run whose stage this is; wandb shows its stages together.
     """
 
@@ -252,7 +252,7 @@ class Tracker:
 
 
 def unit(name: str) -> str | None:
-    """What a metric is in, by its name; None: a plain number."""
+    """The unit of a metric, by its name; None: a plain number."""
     plain = name.removeprefix("val_")
     if plain in UNITS:
         return UNITS[plain]
@@ -262,7 +262,7 @@ def unit(name: str) -> str | None:
 
 
 def wandb_login() -> str | None:
-    """Where wandb's key is, without a look at it; None: there is none."""
+    """Where wandb's key would be read from, without reading it; None: nowhere."""
     for name in ("WANDB_API_KEY", "WANDB_IDENTITY_TOKEN_FILE"):
         if os.environ.get(name):
             return f"{name} is set"

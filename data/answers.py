@@ -44,7 +44,7 @@ class Answer:
 
 
 def text_ids(request: Request) -> Tensor:
-    """[n] int32: the prompt without its runs of image tokens, which depend on the eyes that look."""
+    """[n] int32: the prompt without its runs of image tokens, which depend on the image processor."""
     return request.ids[request.modality == TEXT].to(torch.int32)
 
 
@@ -73,7 +73,7 @@ class Answers:
         return int(self.reader.identity["kept"])
 
     def read(self, index: int, request: Request) -> tuple[list[int], KeptScores | None]:
-        """The ids with which the target went on from `request`, record `index` of the data; none where it was skipped.
+        """The target's answer to `request`, record `index` of the data; empty where it was skipped.
 
         Raises:
             UserError: it was asked something else.

@@ -78,7 +78,7 @@ def write_answers(
 
 
 class _Rows:
-    """The requests that are being continued: their cache, and which places of it each of them sees."""
+    """The requests that are still being continued: their cache, and which positions each of them attends to."""
 
     def __init__(
         self, decoder: CachedDecoder, requests: Sequence[Request], *, capacity: int, prefill_chunk: int | None
@@ -112,7 +112,7 @@ class _Rows:
         return self.decoder.logits(states.feature[:, -1])
 
     def select(self, rows: list[int]) -> None:
-        """Go on with these rows alone."""
+        """Keep only these rows."""
         self.numbers = [self.numbers[row] for row in rows]
         self.places, self.seen = self.places[rows], self.seen[rows]
         self.cache.select_rows(rows)

@@ -41,7 +41,7 @@ class CacheLayer(CacheLayerMixin):
     def update(
         self, key_states: Tensor, value_states: Tensor, *args: object, **kwargs: object
     ) -> tuple[Tensor, Tensor]:
-        """Write keys and values [R,H,N,D] behind `length`. Returns all up to the written ones."""
+        """Write keys and values [R,H,N,D] behind `length`. Returns all from the first to the written ones."""
         if not self.is_initialized:
             self.lazy_initialization(key_states, value_states)
         if self.places is not None:
@@ -72,7 +72,7 @@ class CacheLayer(CacheLayerMixin):
 
 
 class Cache(TransformersCache):
-    """One cache class for every model. A forward writes behind `length` and does not move it."""
+    """The key-value cache of every model. A forward writes behind `length`; the caller commits by moving `length`."""
 
     def __init__(self, num_layers: int, capacity: int):
         super().__init__(layers=[CacheLayer(capacity) for _ in range(num_layers)])
@@ -104,7 +104,7 @@ class Cache(TransformersCache):
 
     @contextmanager
     def written_at(self, places: Tensor) -> Iterator[None]:
-        """Inside, forwards write at `places` [N] (int64, on the device) and see the whole capacity: a graph's way."""
+        """Within it, forwards write at `places` [N] int64 and return the whole capacity, as CUDA graphs need."""
         for layer in self.own_layers:
             layer.places = places
         try:

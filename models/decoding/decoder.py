@@ -28,7 +28,7 @@ _LOOKING = 256  # places whose attention is wanted that run at once: eagerly, ea
 
 @dataclass(frozen=True)
 class DecoderStates:
-    """What a forward leaves: the feature and, where asked for, states after layers and attention weights."""
+    """What a forward returns: the feature and, where asked for, hidden states of layers and attention weights."""
 
     feature: Tensor  # [R,N,D] post-final-norm
     layers: dict[int, Tensor]  # layer -> [R,N,D], the state after that many decoder layers
@@ -48,7 +48,7 @@ class PromptRows:
 
     @property
     def ahead(self) -> int:
-        """How far positions run before places (M-RoPE's delta): the same for every token behind a single prompt."""
+        """M-RoPE's delta: a token after this single prompt has its cache index plus this as its position."""
         assert len(self.behind) == 1, "of one row"
         return int(self.behind[0]) - self.embeds.shape[1]
 
@@ -104,7 +104,7 @@ class CachedDecoder:
 
     @property
     def reads_newlines(self) -> bool:
-        """Whether it can read tiled pictures: their rows end with an embedding that the model has learned."""
+        """Whether it can read tiled pictures, whose rows end with a learned newline embedding."""
         return newline_of(self.core) is not None
 
     @property
@@ -157,7 +157,7 @@ class CachedDecoder:
         pool: int = 1,
         seen: Any = None,
     ) -> PromptRows:
-        """What `run` runs: ids [R,T] with their pictures, embedded and placed.
+        """Embeds ids [R,T] with their pictures and computes their positions: the input of `run`.
 
         Args:
             mask: [R,T] bool: no padding; None: there is none.
@@ -248,11 +248,11 @@ class CachedDecoder:
         return DecoderStates(output.last_hidden_state.to(embeds.device), here(tapped.states), here(tapped.weights))
 
     def _coordinates(self, positions: Tensor) -> Tensor:
-        """Positions in as many coordinates as the model takes."""
+        """Positions in the number of coordinates that the model takes: [R,N], or [3,R,N] under M-RoPE."""
         return positions[0] if positions.dim() == 3 else positions
 
     def logits(self, feature: Tensor) -> Tensor:
-        """Scores [...,V] float32 with minus infinity where no token may come."""
+        """Scores [...,V] float32; minus infinity for ids that are never emitted."""
         return self.model.lm_head(feature).to(self.device).float().masked_fill_(self._banned, float("-inf"))
 
 
@@ -277,7 +277,7 @@ def _pieces(length: int, step: int, queries: Tensor | None) -> Iterator[tuple[in
 
 
 def _joined(parts: Sequence[DecoderStates], length: int) -> DecoderStates:
-    """One pass of several over the places of a prompt."""
+    """Joins the passes over parts of a prompt into one."""
     weights: dict[int, Tensor] = {}
     looking = [part for part in parts if part.attention]
     places = sum(part.feature.shape[1] for part in looking)

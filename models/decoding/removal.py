@@ -1,4 +1,4 @@
-"""Visual places that a target no longer sees from some layer on, in the prompt and in everything decoded behind it.
+"""Hides visual tokens from a target's layers, from some layer on, in the prompt and in everything decoded after it.
 
 What it cannot see there must have reached the text in the layers before (Sparrow, section 2 and figures 3 and 5).
 Letters: R rows, N queries, K keys, T prompt places.
@@ -20,7 +20,7 @@ from .decoder import CachedDecoder
 def unseen_from(decoder: CachedDecoder, places: Tensor, layer: int) -> Iterator[None]:
     """Within it, the layers from `layer` on (0: all; the number of layers: none) hide `places` from all others.
 
-    Positions stay as they are, and a hidden place sees itself, so that its own softmax is one.
+    Positions stay as they are. A hidden token attends to itself, since a softmax needs at least one key.
 
     Args:
         places: [T] bool of the prompt that the cache begins with; what comes behind is seen.

@@ -60,7 +60,7 @@ class Places:
 
 
 def stacked(caches: Sequence[Cache], capacity: int) -> Cache:
-    """One cache of several single-row ones, whose committed positions end together."""
+    """One cache with a row for each of several single-row caches; their committed positions end at the same index."""
     joint = Cache(len(caches[0].layers), capacity)
     for layer, like in zip(joint.own_layers, caches[0].own_layers, strict=True):
         keys, values = (part[:, :, :1].expand(len(caches), -1, -1, -1) for part in (like.keys, like.values))
@@ -70,7 +70,7 @@ def stacked(caches: Sequence[Cache], capacity: int) -> Cache:
 
 
 def fill(joint: Cache, caches: Sequence[Cache]) -> None:
-    """Commit the rows of `caches` in place of what `joint` held; what stands in the padding must stay unseen."""
+    """Copy the committed positions of `caches` into the rows of `joint`; the padding before them must stay masked."""
     prefix = max(cache.length for cache in caches)
     joint.crop_to(prefix)
     for number, layer in enumerate(joint.own_layers):

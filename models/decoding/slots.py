@@ -1,4 +1,4 @@
-"""Slots: the drafter's own numbering of the nodes that it has run in this cycle, and what each of them sees.
+"""Slots: the drafter numbers the nodes that it has run in this cycle, and knows which of them each one attends to.
 
 Letters: F new slots, S slots.
 """
@@ -32,7 +32,7 @@ class Slots:
         return depths
 
     def extends_chain(self, count: int) -> bool:
-        """Whether the last `count` slots are one slot behind a chain of all others: it sees all of them."""
+        """Whether the last `count` slots are a single one that extends a chain of all others: it then needs no mask."""
         return count == 1 and self.parents[-1] == len(self) - 2 and self.depths[-1] == len(self)
 
     def ancestors(self, first: int, *, past: int = 0) -> Tensor:

@@ -1,4 +1,4 @@
-"""How scores become the distribution that is decoded from: temperature, then top-k, then top-p.
+"""Turns scores into the distribution that is decoded from: temperature, then top-k, then top-p.
 
 The order is fixed (design vocabulary); ensembles mix after the temperature and before the truncation,
 which is why the two steps are apart. Letters: N positions, V vocabulary.

@@ -220,7 +220,7 @@ def test_a_whole_run_writes_and_prints_none(environment, tmp_path, capfd, monkey
     [
         [f"recipe={SHAPED['hugging face']}"],
         ["recipe=demo/lvlm", SHAPED["github"]],
-        ["recipe=demo/lvlm", f"stages.new={{api_key: {PLAIN}}}"],
+        ["recipe=demo/lvlm", f"stages.new={{kind: {SHAPED['github']}}}"],
         ["recipe=demo/lvlm", f"drafter.password=[{PLAIN}"],
         ["recipe=demo/lvlm", f"seed=https://me:{PLAIN}@host.org"],
         ["recipe=demo/lvlm", f"seed={VARIABLES['WANDB_API_KEY']}"],
