@@ -88,6 +88,8 @@ class DrafterConfig(Section):
     decoding_settings: ClassVar[frozenset[str]] = frozenset()
     # What a `train` stage trains it on: "states" (the target's, for records or codes) or "records"; None: nothing.
     trains_on: ClassVar[str | None] = None
+    # Whether a `train` stage's `objective` (the terms of a head's loss) takes the place of the section's own loss.
+    takes_objective: ClassVar[bool] = False
     # Which targets it drafts for: those that answer in words, those that draw images.
     for_language: ClassVar[bool] = True
     for_images: ClassVar[bool] = False

@@ -242,11 +242,7 @@ class TrainStage(FitSettings):
         if way == "records":
             self._check_records()
         elif way == "states":
-            check_answers(self.answers)
-            if self.validation is not None and not self.held_out:
-                raise Refused(
-                    "validation", "validation needs held_out", "hold out a share of the samples: held_out: 0.05"
-                )
+            self._check_states(self.drafter or drafter)
         else:
             self._check_codes()
 
@@ -260,6 +256,30 @@ class TrainStage(FitSettings):
         if self.validation is not None and self.validation.data is None:
             raise Refused("validation.data", "validation.data is missing", "name held-out records")
 
+    def _check_states(self, drafter: DrafterConfig | None) -> None:
+        check_answers(self.answers)
+        if isinstance(self.objective, CrossEntropyObjective | DistillObjective):
+            raise Refused("objective", f"{self.objective.kind} is of draft LVLMs", "give terms of a head's loss")
+        if self.objective is not None and not (drafter is not None and drafter.takes_objective):
+            what = "none" if drafter is None else drafter.kind
+            raise Refused("objective", f"a {what} drafter has its loss in its own section", "set drafter.loss")
+        self._check_held_out()
+        if self.validation is not None and not self.held_out:
+            raise Refused("validation", "validation needs held_out", "hold out a share of the samples: held_out: 0.05")
+        if self.decoding is None:
+            return
+        if self.decoding.prompts is not None or self.decoding.data is None:
+            raise Refused("decoding.data", "records are decoded, and none are named", "name a few: decoding.data.path")
+        if self.decoding.tree.kind == "adt":
+            problem = "tree: adt follows the rows of an image, and this target writes text"
+            raise Refused("decoding.tree", problem, "use a chain, static, dynamic or sage tree")
+
+    def _check_held_out(self) -> None:
+        """Heads are scored on a share of their own samples."""
+        for name in ("data", "against_target"):
+            if self.validation is not None and getattr(self.validation, name) is not None:
+                raise Refused(f"validation.{name}", "nothing reads it: heads hold out a share of their samples")
+
     def _check_codes(self) -> None:
         if self.model == "captioner":
             raise Refused("model", "captioner is of draft LVLMs", "use drafter, target, vq or reader")
@@ -268,8 +288,12 @@ class TrainStage(FitSettings):
             raise Refused("validation", "validation needs data.held_out", "hold out a share of the samples")
         if self.model != "drafter" and self.validation:
             raise Refused("validation", "validation is for heads (model: drafter)", "leave it out")
+        self._check_held_out()
         if self.decoding is not None and self.decoding.prompts is None:
             raise Refused("decoding.prompts", "decoding.prompts is missing", "name the captions to draw")
+        for name in ("data", "max_new_tokens"):
+            if self.decoding is not None and name in self.decoding.model_fields_set:
+                raise Refused(f"decoding.{name}", "nothing reads it: an image has its own number of codes")
 
     def makes(self) -> set[str]:
         if self.model == "target" and isinstance(self.data, ShardData):
