@@ -215,7 +215,7 @@ class TrainStage(FitSettings):
 
     def way(self, target: Any, drafter: DrafterConfig | None) -> str:
         """What it trains on: records, records with the target's states, or codes."""
-        if target.draws_images:
+        if self.model != "drafter" and target.draws_images:
             return "codes"
         if self.model == "captioner" and (drafter is None or drafter.trains_on != "records"):
             raise Refused("model", "'captioner' is no model here: it is built as a draft LVLM is", "leave it out")
@@ -225,7 +225,7 @@ class TrainStage(FitSettings):
         if config is None or config.trains_on is None:
             what = "names none" if config is None else f"is of kind {config.kind}, which is not trained"
             raise Refused("model", f"a drafter is trained and the recipe {what}", "name one")
-        return config.trains_on
+        return "codes" if target.draws_images else config.trains_on
 
     def unread_with(self, target: Any, drafter: DrafterConfig | None) -> dict[str, str]:
         way = self.way(target, drafter)
@@ -238,6 +238,11 @@ class TrainStage(FitSettings):
             target: the recipe's section.
         """
         way = self.way(target, drafter)
+        if self.drafter is not None:
+            try:
+                self.drafter.check_settings(target.draws_images)
+            except Refused as refused:
+                raise refused.under("drafter") from None
         super().check(target, drafter)
         if way == "records":
             self._check_records()
