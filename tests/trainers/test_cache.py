@@ -9,6 +9,7 @@ import pytest
 import torch
 from draftsmith.core import ranks
 from draftsmith.core.errors import UserError
+from draftsmith.core.refused import Refused
 from draftsmith.data.conversations import PromptFormat
 from draftsmith.data.dataset import ConversationData
 from draftsmith.data.loader import Loader
@@ -23,6 +24,7 @@ from draftsmith.models.drafters.sparrow import SparrowConfig
 from draftsmith.models.targets.load import LlavaTargetConfig
 from draftsmith.trainers.records import check_fit
 from draftsmith.trainers.stages import cache
+from draftsmith.trainers.stages.cache import CacheStage
 from draftsmith.trainers.training import states as build
 from draftsmith.trainers.training.heads_on_states import open_states
 from draftsmith.trainers.training.sources import Cached, Online
@@ -289,3 +291,16 @@ def test_what_the_target_cannot_read_is_refused_before_anything_is_kept(made, tm
         check_fit(asked, samples.dataset, target.decoder, as_cut=True)
         if anyres is False:  # requests lose their further tiles
             check_fit(tiled, samples.dataset, target.decoder, as_cut=False)
+
+
+@pytest.mark.parametrize(
+    ("others", "problem"),
+    [
+        ([{"kind": "pruned"}], r"drafters\.0\.kind: pruned reads no hidden states"),
+        ([{"kind": "msd"}, {"kind": "eagle", "num_heads": 2}], r"drafters\.1\.num_heads: nothing reads it"),
+    ],
+)
+def test_other_drafters_that_read_no_states_are_refused(made, others, problem):
+    asked = CacheStage(kind="cache", data=made.data, drafters=others)
+    with pytest.raises(Refused, match=problem):
+        asked.check(LlavaTargetConfig(kind="llava", path="x"), SparrowConfig(kind="sparrow"))

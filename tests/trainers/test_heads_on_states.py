@@ -212,6 +212,9 @@ def test_the_share_of_pictures_rises_over_caches_of_both_kinds(made, kept, tmp_p
         ({"validation": {"every": 1, "against_target": True}}, "validation.against_target: nothing reads it"),
         ({"trainable": ["projector"]}, "trainable: nothing reads it: this stage trains on states"),
         ({"condition_dropout": 0.5}, "condition_dropout: nothing reads it"),
+        ({"drafter": {"kind": "eagle", "num_heads": 2}, "from": "scratch"}, "drafter.num_heads: nothing reads it"),
+        ({"drafter": {"kind": "medusa"}, "from": "scratch", "objective": {"token": 1.0}}, "set drafter.loss"),
+        ({"drafter": {"kind": "pruned"}, "from": "scratch"}, "of kind pruned, which is not trained"),
     ],
 )
 def test_settings_that_contradict_each_other_are_refused(made, settings, problem, tmp_path):
