@@ -15,6 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from ...core.errors import UserError, did_you_mean
+from ...core.refused import Refused
 from ...core.section import Section
 from ...core.states import Taps
 from ..decoding.warp import Warp
@@ -88,6 +89,8 @@ class DrafterConfig(Section):
     decoding_settings: ClassVar[frozenset[str]] = frozenset()
     # What a `train` stage trains it on: "states" (the target's, for records or codes) or "records"; None: nothing.
     trains_on: ClassVar[str | None] = None
+    # Whether a `train` stage's `objective` (the terms of a head's loss) takes the place of the section's own loss.
+    takes_objective: ClassVar[bool] = False
     # Which targets it drafts for: those that answer in words, those that draw images.
     for_language: ClassVar[bool] = True
     for_images: ClassVar[bool] = False
@@ -176,6 +179,18 @@ class DrafterConfig(Section):
     def frozen_beside(self, shape: TargetShape) -> int:
         """Parameters of the target's that the module holds as well, frozen."""
         return 0
+
+    def check_settings(self, draws_images: bool) -> None:
+        """Raise `Refused` for a kind that drafts for other targets, or a setting that nothing reads there."""
+        if not (self.for_images if draws_images else self.for_language):
+            targets = "draw images" if draws_images else "answer in words"
+            raise Refused("kind", f"{self.kind} is no drafter for targets that {targets}")
+        unread = self.unread(draws_images)
+        for name in sorted(self.model_fields_set & unread):
+            known = {*type(self).model_fields} - unread
+            other = "language models" if draws_images else "image generators"
+            problem = f"nothing reads it: it is of {self.kind} heads for {other}"
+            raise Refused(name, problem, did_you_mean(name, known))
 
     def unread(self, draws_images: bool) -> frozenset[str]:
         """Settings that nothing reads where the target draws images, or where it does not."""

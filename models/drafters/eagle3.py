@@ -101,6 +101,14 @@ class Eagle3Config(HeadConfig):
     def exports(self, engine: str) -> list[str]:
         return []
 
+    def training_objective(self, module: nn.Module, target: Target, settings: HeadObjective | None = None) -> nn.Module:
+        if settings is not None and settings.feature:
+            raise UserError(
+                "objective.feature compares states, and this head's are its own", where="key objective.feature",
+                cure="give token, l1 or listmle",
+            )  # fmt: skip
+        return super().training_objective(module, target, settings)
+
     def _any_ids(self) -> Tensor | None:
         return None if self.draft_vocab_size is None else torch.arange(self.draft_vocab_size)
 

@@ -63,6 +63,7 @@ class HeadConfig(PublishedDrafter):
 
     decoding_settings: ClassVar[frozenset[str]] = frozenset({"positions"})
     trains_on: ClassVar[str | None] = "states"
+    takes_objective: ClassVar[bool] = True
     own_loss: ClassVar[HeadObjective] = EAGLE_LOSS
     # Which class of serving engines runs it, if its settings allow it: EAGLE-1's or EAGLE-3's.
     is_eagle3: ClassVar[bool] = False

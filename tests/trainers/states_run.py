@@ -8,12 +8,13 @@ import torch
 from draftsmith.core.tracking import TrackingConfig
 from draftsmith.data.processor import build_processor
 from draftsmith.data.shapes.tokenizer import train_tokenizer
-from draftsmith.models.drafters.reading import SparrowConfig
+from draftsmith.models.drafters.sparrow import SparrowConfig
 from draftsmith.models.llava import TokenIds, assemble, llava_config
 from draftsmith.models.targets.load import LlavaTargetConfig
 from draftsmith.trainers.context import Context
 from draftsmith.trainers.engine import EngineConfig
-from draftsmith.trainers.stages.reading import cache, train
+from draftsmith.trainers.stages.cache import CacheStage
+from draftsmith.trainers.stages.train import TrainStage
 from PIL import Image
 from transformers import CLIPVisionConfig, LlamaConfig
 
@@ -81,20 +82,20 @@ def context(made: SimpleNamespace, folder: Path, drafter=None, inputs=None, seed
 
 def cached(made: SimpleNamespace, folder: Path, drafter=None, **settings) -> Context:
     """Run a `cache` stage; small shards, so that there are several."""
-    stage = cache.CacheStage(
+    stage = CacheStage(
         kind="cache", data=made.data, batch_size=3,
         **({"states": {"shard_bytes": 20_000, "measured_samples": 4}} | settings),
     )  # fmt: skip
     asked = context(made, folder, drafter)
-    cache.run(stage, asked)
+    stage.run(asked)
     return asked
 
 
-def stage(made: SimpleNamespace, **settings) -> train.ReadingTrainStage:
+def stage(made: SimpleNamespace, **settings) -> TrainStage:
     known = {"data": made.data} if settings.get("source", {}).get("kind") != "cached" else {}
     known |= {"batch_size": 4, "micro_batch_size": 2, "optim": OPTIM, "log_every": 1, "held_out": 0.2, "window": 2}
     known |= {} if "steps" in settings else {"epochs": 2}
-    return train.ReadingTrainStage(kind="train", **(known | settings))
+    return TrainStage(kind="train", **(known | settings))
 
 
 def losses(folder: Path) -> dict[int, float]:

@@ -9,6 +9,7 @@ import pytest
 import torch
 from draftsmith.core import ranks
 from draftsmith.core.errors import UserError
+from draftsmith.core.refused import Refused
 from draftsmith.data.conversations import PromptFormat
 from draftsmith.data.dataset import ConversationData
 from draftsmith.data.loader import Loader
@@ -16,12 +17,17 @@ from draftsmith.data.order import BucketedOrder
 from draftsmith.data.shards import ShardReader, tar_path
 from draftsmith.data.states import estimate
 from draftsmith.data.states.reader import StatesReader
-from draftsmith.models.drafters.reading import Eagle3Config, HivisConfig, MsdConfig, SparrowConfig, wanted
+from draftsmith.models.drafters.eagle3 import Eagle3Config
+from draftsmith.models.drafters.hivis import HivisConfig
+from draftsmith.models.drafters.msd import MsdConfig
+from draftsmith.models.drafters.sparrow import SparrowConfig
 from draftsmith.models.targets.load import LlavaTargetConfig
-from draftsmith.trainers.stages.reading import build, cache
-from draftsmith.trainers.stages.reading.sources import Cached, Online
-from draftsmith.trainers.stages.reading.train import open_states
-from draftsmith.trainers.stages.regenerate import check_fit
+from draftsmith.trainers.records import check_fit
+from draftsmith.trainers.stages import cache
+from draftsmith.trainers.stages.cache import CacheStage
+from draftsmith.trainers.training import states as build
+from draftsmith.trainers.training.heads_on_states import open_states
+from draftsmith.trainers.training.sources import Cached, Online
 from safetensors.torch import load_file, save_file
 from states_fake import SPARROW, D, padded, row
 from states_run import RECORDS, cached, context, stage, world
@@ -111,17 +117,20 @@ def test_states_that_are_read_are_those_that_are_computed(made, tmp_path, drafte
         for first, second in zip(one.micro, other.micro, strict=True):
             assert first.num_supervised == second.num_supervised
             a, b = first.to("cpu"), second.to("cpu")
+            ours, theirs = online(a), read(b)
             assert a.sample_ids == b.sample_ids and a.seeds == b.seeds
-            for name in ("ids", "mask", "loss_mask", "modality"):
+            for name in ("ids", "attention_mask", "loss_mask", "modality"):
                 assert torch.equal(getattr(a, name), getattr(b, name)), name
-            assert torch.equal(a.positions * a.mask, b.positions * b.mask)
-            assert a.feature.dtype == b.feature.dtype and a.layers.keys() == b.layers.keys()
-            for ours, theirs in ((a.feature, b.feature), *((a.layers[layer], b.layers[layer]) for layer in a.layers)):
-                assert torch.allclose(ours, theirs, rtol=0.01, atol=0.02)
-                assert torch.equal(ours.any(-1), theirs.any(-1)), "other places"
+            real = a.attention_mask
+            assert torch.equal(ours.positions * real, theirs.positions * real)
+            assert ours.feature.dtype == theirs.feature.dtype and ours.layers.keys() == theirs.layers.keys()
+            pairs = [(ours.feature, theirs.feature), *((ours.layers[n], theirs.layers[n]) for n in ours.layers)]
+            for one_, other_ in pairs:
+                assert torch.allclose(one_, other_, rtol=0.01, atol=0.02)
+                assert torch.equal(one_.any(-1), other_.any(-1)), "other places"
     if drafter.kind == "msd":
         # Layer 0 at visual places is the projected picture: other pixels, other states; text is not kept at all.
-        assert wanted(drafter, target.config).visual_layers == (0,)
+        assert drafter.taps_for(target.shape, training=True).visual_layers == (0,)
 
 
 def test_text_embeddings_and_scores_are_never_kept(made, tmp_path):
@@ -141,11 +150,12 @@ def test_a_dtypes_loss_is_taken_a_few_places_at_a_time(monkeypatch):
         seen.append(len(states))
         return states.float() @ head.T
 
-    whole = build.dtype_loss(iter(batches), scores)
+    pairs = [(batch, batch.states) for batch in batches]
+    whole = build.dtype_loss(iter(pairs), scores)
     assert max(seen) > 2
     seen.clear()
     monkeypatch.setattr(build, "_PLACES", 2)
-    few = build.dtype_loss(iter(batches), scores)
+    few = build.dtype_loss(iter(pairs), scores)
     assert max(seen) == 2
     for dtype, found in whole.items():
         assert few[dtype]["kl"] == pytest.approx(found["kl"], rel=0.02)
@@ -281,3 +291,16 @@ def test_what_the_target_cannot_read_is_refused_before_anything_is_kept(made, tm
         check_fit(asked, samples.dataset, target.decoder, as_cut=True)
         if anyres is False:  # requests lose their further tiles
             check_fit(tiled, samples.dataset, target.decoder, as_cut=False)
+
+
+@pytest.mark.parametrize(
+    ("others", "problem"),
+    [
+        ([{"kind": "pruned"}], r"drafters\.0\.kind: pruned reads no hidden states"),
+        ([{"kind": "msd"}, {"kind": "eagle", "num_heads": 2}], r"drafters\.1\.num_heads: nothing reads it"),
+    ],
+)
+def test_other_drafters_that_read_no_states_are_refused(made, others, problem):
+    asked = CacheStage(kind="cache", data=made.data, drafters=others)
+    with pytest.raises(Refused, match=problem):
+        asked.check(LlavaTargetConfig(kind="llava", path="x"), SparrowConfig(kind="sparrow"))

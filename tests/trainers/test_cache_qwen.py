@@ -11,12 +11,12 @@ from draftsmith.data.processor import build_qwen_processor
 from draftsmith.data.shapes.tokenizer import train_tokenizer
 from draftsmith.data.shards import ShardReader
 from draftsmith.data.videos import write_clip
-from draftsmith.models.drafters.reading import SparrowConfig
+from draftsmith.models.drafters.sparrow import SparrowConfig
 from draftsmith.models.llava import TokenIds
 from draftsmith.models.qwen import QWEN_FAMILIES, qwen_config
 from draftsmith.models.targets.qwen import QwenTargetConfig
-from draftsmith.trainers.stages.reading import build, train
-from draftsmith.trainers.stages.reading.train import open_states
+from draftsmith.trainers.training import states as build
+from draftsmith.trainers.training.heads_on_states import open_states
 from PIL import Image
 from states_run import WORDS, cached, context, losses, stage
 from tiny_qwen import text_config, vision_config
@@ -72,17 +72,17 @@ def test_three_rows_of_positions_are_kept_and_train_a_head(made, tmp_path):
         processor = asked.processor()
         states = open_states(chosen, asked, processor, build.open_target(asked, processor), 0)
         batches[name] = states, chosen
-        train.run(chosen, asked)
+        chosen.run(asked)
         found[name] = losses(asked.folder)
     online = batches["online"][0].builder
     asked = online.collate([(n, online.samples[n]) for n in range(len(RECORDS))], epoch=0)
-    a = online.states(asked.batch, asked.seeds)
+    states = online.states(asked)
     numbers = np.argsort(reader.column("number"))
     for row, number in enumerate(numbers.tolist()):
         _, tensors, info = reader[number]
-        length = int(a.mask[row].sum())
+        length = int(asked.attention_mask[row].sum())
         assert info["number"] == row and tensors["positions"].shape == (3, length)
-        assert torch.equal(tensors["positions"].long(), a.positions[:, row, :length])
+        assert torch.equal(tensors["positions"].long(), states.positions[:, row, :length])
         visual = tensors["modality"] != TEXT
         assert visual.any() == bool(RECORDS[row])
         # Text has one position in all rows; a picture has three, and the text behind it does not count its tokens.
@@ -90,7 +90,7 @@ def test_three_rows_of_positions_are_kept_and_train_a_head(made, tmp_path):
         if visual.any():
             assert (tensors["positions"][:, visual].diff(dim=0) != 0).any()
             assert tensors["positions"].max() != length - 1
-    assert (a.modality == VIDEO).any()
+    assert (asked.modality == VIDEO).any()
     assert found["cached"].keys() == found["online"].keys() and len(found["online"]) == 3
     for step, loss in found["online"].items():
         assert found["cached"][step] == pytest.approx(loss, rel=0.02)

@@ -18,7 +18,7 @@ SCRIPT = """
 import os, signal, sys
 from draftsmith.core import ranks
 from draftsmith.recipes.cli import main
-from draftsmith.trainers.stages.reading import build
+from draftsmith.trainers.training import states as build
 
 real = build.Builder.write
 

@@ -10,15 +10,14 @@ import torch
 from distill_run import BEFORE
 from distill_run import run as run_recipe
 from draftsmith.core.errors import UserError
-from draftsmith.core.nouns import Batch, ScoredBatch
+from draftsmith.core.nouns import Batch
 from draftsmith.data.dataset import ConversationData
 from draftsmith.data.sources import OpenBatch
-from draftsmith.models.distillation import DistillObjective, DistillTraining
+from draftsmith.models.distillation import DistillObjective, DistillTraining, Teacher
 from draftsmith.models.targets.load import LlavaTargetConfig
 from draftsmith.trainers.optim import OptimConfig
-from draftsmith.trainers.stages import distill
-from draftsmith.trainers.stages import train as train_stage
-from draftsmith.trainers.validate import ValidationConfig
+from draftsmith.trainers.training import conversations, distill
+from draftsmith.trainers.training.validate import ValidationSettings
 from ranks_run import run_ranks
 from safetensors.torch import load_file
 from tiny import IMAGE_ID, TOKENS, VOCAB, llava
@@ -33,7 +32,7 @@ def module(chunk: int = 3) -> DistillTraining:
     banned[TOKENS:], banned[IMAGE_ID] = True, True
     return DistillTraining(
         llava(0, width=16, layers=1), ["projector", "language_model"], gradient_checkpointing=False, banned=banned,
-        objective=DistillObjective(kind="distill", divergence="kl", chunk=chunk), target=llava(7, width=24),
+        objective=DistillObjective(kind="distill", divergence="kl", chunk=chunk), teacher=Teacher(llava(7, width=24)),
     )  # fmt: skip
 
 
@@ -51,7 +50,8 @@ from test_distill import OPTIM, module
 
 init_distributed()
 for zero in (0, 3):
-    built = engine(module(), OPTIM, steps=3, zero=zero, micro=1)
+    model = module()
+    built = engine(model, OPTIM, steps=3, zero=zero, micro=1)
     losses = {}
     loop.train(
         built,
@@ -60,7 +60,7 @@ for zero in (0, 3):
             collate=ConversationCollate(3, 16), rank=ranks.rank(), world_size=ranks.world_size(), start_step=start,
         ),
         loop.Schedule(3, CheckpointConfig(every=2), log_every=1),
-        folder=Path(f"run{zero}"), fingerprint="f", rewind=lambda step: None, say=print,
+        source=model.teacher.states, folder=Path(f"run{zero}"), fingerprint="f", rewind=lambda step: None, say=print,
         log=lambda values, step: losses.update({step: [values[n] for n in ("loss", "alpha", "agreement")]}),
     )
     found = weights(built)
@@ -156,9 +156,9 @@ def seen_batches(monkeypatch) -> list:
     seen: list = []
     whole = DistillTraining.forward
 
-    def forward(self, batch, target_choice=None):
+    def forward(self, batch, states=None, target_choice=None):
         seen.append(batch)
-        return whole(self, batch, target_choice)
+        return whole(self, batch, states, target_choice)
 
     monkeypatch.setattr(DistillTraining, "forward", forward)
     return seen
@@ -241,7 +241,7 @@ def test_kept_log_probabilities_need_no_target(train, monkeypatch):
     monkeypatch.setattr(distill, "frozen_target", None)
     settings = ("stages.distill.objective.divergence=kl", "stages.distill.objective.probabilities=kept")
     kept = train("kept", *settings)
-    assert all(isinstance(batch, ScoredBatch) and batch.kept.ids.shape[1] == 8 for batch in seen)
+    assert all(batch.states.kept.ids.shape[1] == 8 for batch in seen)
     near, exact = losses(kept)[0], losses(online)[0]
     assert near["loss"] <= exact["loss"] + 1e-5
     assert near["loss"] == pytest.approx(exact["loss"], rel=0.4)
@@ -330,9 +330,9 @@ def test_a_draft_is_not_compared_on_pictures_that_its_target_reads_otherwise(
     assert found is None if problem is None else found.startswith(problem)
     if problem is None:
         return
-    monkeypatch.setattr(train_stage, "ConversationDataset", lambda *given, **named: None)
+    monkeypatch.setattr(conversations, "ConversationDataset", lambda *given, **named: None)
     stage = SimpleNamespace(model="drafter", format=None)
-    settings = ValidationConfig(data=data, every=1)
+    settings = ValidationSettings(data=data, every=1)
     with pytest.raises(UserError, match="validation runs the target on the draft's batches") as told:
-        train_stage._validation(settings, stage, context, None, None)
+        conversations._validation(settings, stage, context, None, None)
     assert problem in str(told.value) and "stages.finetune.validation" in str(told.value)

@@ -14,6 +14,7 @@ from draftsmith.trainers.checkpoint import CheckpointConfig
 from draftsmith.trainers.engine import Engine, EngineConfig, init_distributed
 from draftsmith.trainers.loop import Schedule, train
 from draftsmith.trainers.optim import OptimConfig, build_optimizer, rate_multiplier
+from draftsmith.trainers.training.distill import source_of
 from tiny import IMAGE_ID, PATCHES, llava
 
 BATCH = 4
@@ -110,7 +111,8 @@ def run(
     train(
         built,
         functools.partial(loader, samples or Samples(), steps, micro=micro),
-        Schedule(steps, CheckpointConfig(every=every, keep=keep), log_every=1),
+        source=source_of(model),
+        schedule=Schedule(steps, CheckpointConfig(every=every, keep=keep), log_every=1),
         folder=folder,
         fingerprint=fingerprint,
         log=keep_log,

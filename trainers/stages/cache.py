@@ -80,6 +80,13 @@ class CacheStage(Stage):
         if not readers:
             of = "none" if drafter is None else drafter.kind
             raise Refused("kind", f"cache keeps hidden states, which drafter {of} of a {target.kind} does not read")
+        for number, other in enumerate(self.drafters):
+            if other.trains_on != "states":
+                raise Refused(f"drafters.{number}.kind", f"{other.kind} reads no hidden states", "name heads")
+            try:
+                other.check_settings(draws_images=False)
+            except Refused as refused:
+                raise refused.under(f"drafters.{number}") from None
 
     def run(self, context: Context) -> None:
         run(self, context)

@@ -215,7 +215,7 @@ class TrainStage(FitSettings):
 
     def way(self, target: Any, drafter: DrafterConfig | None) -> str:
         """What it trains on: records, records with the target's states, or codes."""
-        if target.draws_images:
+        if self.model != "drafter" and target.draws_images:
             return "codes"
         if self.model == "captioner" and (drafter is None or drafter.trains_on != "records"):
             raise Refused("model", "'captioner' is no model here: it is built as a draft LVLM is", "leave it out")
@@ -225,7 +225,7 @@ class TrainStage(FitSettings):
         if config is None or config.trains_on is None:
             what = "names none" if config is None else f"is of kind {config.kind}, which is not trained"
             raise Refused("model", f"a drafter is trained and the recipe {what}", "name one")
-        return config.trains_on
+        return "codes" if target.draws_images else config.trains_on
 
     def unread_with(self, target: Any, drafter: DrafterConfig | None) -> dict[str, str]:
         way = self.way(target, drafter)
@@ -238,15 +238,16 @@ class TrainStage(FitSettings):
             target: the recipe's section.
         """
         way = self.way(target, drafter)
+        if self.drafter is not None:
+            try:
+                self.drafter.check_settings(target.draws_images)
+            except Refused as refused:
+                raise refused.under("drafter") from None
         super().check(target, drafter)
         if way == "records":
             self._check_records()
         elif way == "states":
-            check_answers(self.answers)
-            if self.validation is not None and not self.held_out:
-                raise Refused(
-                    "validation", "validation needs held_out", "hold out a share of the samples: held_out: 0.05"
-                )
+            self._check_states(self.drafter or drafter)
         else:
             self._check_codes()
 
@@ -260,6 +261,30 @@ class TrainStage(FitSettings):
         if self.validation is not None and self.validation.data is None:
             raise Refused("validation.data", "validation.data is missing", "name held-out records")
 
+    def _check_states(self, drafter: DrafterConfig | None) -> None:
+        check_answers(self.answers)
+        if isinstance(self.objective, CrossEntropyObjective | DistillObjective):
+            raise Refused("objective", f"{self.objective.kind} is of draft LVLMs", "give terms of a head's loss")
+        if self.objective is not None and not (drafter is not None and drafter.takes_objective):
+            what = "none" if drafter is None else drafter.kind
+            raise Refused("objective", f"a {what} drafter has its loss in its own section", "set drafter.loss")
+        self._check_held_out()
+        if self.validation is not None and not self.held_out:
+            raise Refused("validation", "validation needs held_out", "hold out a share of the samples: held_out: 0.05")
+        if self.decoding is None:
+            return
+        if self.decoding.prompts is not None or self.decoding.data is None:
+            raise Refused("decoding.data", "records are decoded, and none are named", "name a few: decoding.data.path")
+        if self.decoding.tree.kind == "adt":
+            problem = "tree: adt follows the rows of an image, and this target writes text"
+            raise Refused("decoding.tree", problem, "use a chain, static, dynamic or sage tree")
+
+    def _check_held_out(self) -> None:
+        """Heads are scored on a share of their own samples."""
+        for name in ("data", "against_target"):
+            if self.validation is not None and getattr(self.validation, name) is not None:
+                raise Refused(f"validation.{name}", "nothing reads it: heads hold out a share of their samples")
+
     def _check_codes(self) -> None:
         if self.model == "captioner":
             raise Refused("model", "captioner is of draft LVLMs", "use drafter, target, vq or reader")
@@ -268,8 +293,12 @@ class TrainStage(FitSettings):
             raise Refused("validation", "validation needs data.held_out", "hold out a share of the samples")
         if self.model != "drafter" and self.validation:
             raise Refused("validation", "validation is for heads (model: drafter)", "leave it out")
+        self._check_held_out()
         if self.decoding is not None and self.decoding.prompts is None:
             raise Refused("decoding.prompts", "decoding.prompts is missing", "name the captions to draw")
+        for name in ("data", "max_new_tokens"):
+            if self.decoding is not None and name in self.decoding.model_fields_set:
+                raise Refused(f"decoding.{name}", "nothing reads it: an image has its own number of codes")
 
     def makes(self) -> set[str]:
         if self.model == "target" and isinstance(self.data, ShardData):

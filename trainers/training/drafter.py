@@ -93,6 +93,7 @@ class TrainedDrafter:
         self.stage, self.context, self.target, self.identity = stage, context, target, identity
         self.config: DrafterConfig = context.drafter
         self.told, self.requests = dict(told), requests
+        self.config.check(target.shape)
         self.module = self.config.training_objective(self._start(count_tokens), target, stage.objective)
         self._best = Best(context.folder, lambda head, folder, step: self._save(head, folder, step))
 

@@ -19,6 +19,7 @@ from torch import Tensor
 from ...core import ranks
 from ...core.errors import UserError
 from ...core.nouns import Batch
+from ...core.refused import Refused
 from ...core.section import Section
 from ...core.states import Taps, TargetStates
 from ...data.answers import SHARDS as ANSWERS
@@ -55,7 +56,7 @@ class StatesStore(Section):
 def check_answers(answers: AnswersConfig | None) -> None:
     """States are of one text: whose it is must not change from epoch to epoch."""
     if answers is not None and max(answers.share("data"), answers.share("target")) < 1:
-        raise ValueError("answers.shares of a head's stage name one source alone, data or target")
+        raise Refused("answers.shares", "those of a head's stage name one source alone, data or target")
 
 
 def sample_needs(data: ConversationData | None, answers: AnswersConfig | None) -> dict[str, str | None]:

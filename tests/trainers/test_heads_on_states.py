@@ -6,10 +6,15 @@ import numpy as np
 import pytest
 import torch
 from draftsmith.core.errors import UserError
+from draftsmith.core.refused import Refused
 from draftsmith.data.order import RisingVisualOrder
 from draftsmith.data.shards import ShardReader
-from draftsmith.models.drafters.reading import Eagle3Config, SparrowConfig, load_reading_head
-from draftsmith.trainers.stages.reading import build, sources, train
+from draftsmith.models.drafters.base import TargetIdentity
+from draftsmith.models.drafters.eagle3 import Eagle3Config
+from draftsmith.models.drafters.sparrow import SparrowConfig
+from draftsmith.trainers.training import heads_on_states as train
+from draftsmith.trainers.training import sources
+from draftsmith.trainers.training import states as build
 from pydantic import ValidationError
 from safetensors.torch import load_file
 from states_run import RECORDS, cached, context, losses, stage, world
@@ -38,9 +43,8 @@ def runs(made, kept, tmp_path_factory):
     }
     for name, source in kinds.items():
         asked = context(made, folder / name, SPARROW, {"states": kept} if name == "cached" else None)
-        train.run(
-            stage(made, source=source, epochs=3, validation={"every": 4, "micro_batch_size": 2}, select="top3"), asked
-        )
+        validation = {"every": 4, "micro_batch_size": 2}
+        stage(made, source=source, epochs=3, validation=validation, select="top3").run(asked)
     return {name: folder / name for name in kinds}
 
 
@@ -73,9 +77,7 @@ def test_the_target_stays_as_it_was_and_the_head_is_saved_whole(made, runs, tmp_
     asked = context(made, tmp_path / "load", SPARROW)
     processor = asked.processor()
     target = build.open_target(asked, processor)
-    head = load_reading_head(
-        SPARROW, runs["online"], target, torch.float32, tokenizer_sha256=processor.tokenizer_hash
-    )  # fmt: skip
+    head = SPARROW.load(runs["online"], target, identity=TargetIdentity({}, processor.tokenizer_hash))
     assert sum(p.numel() for p in head.parameters()) > 1000
     manifest = json.loads((runs["online"] / "draftsmith.json").read_text())
     assert manifest["method"] == "sparrow" and manifest["selected"] == "top3" and manifest["seed"] == 0
@@ -107,16 +109,16 @@ def test_a_first_epoch_that_was_stopped_goes_on_as_it_would_have(made, runs, tmp
 
     seen = []
 
-    def dying(builder, batch, seeds):
+    def dying(builder, batch):
         seen.append(batch)
         if len(seen) == 2 + 2 * stopped:  # two micro-batches a step, and the measured ones before
             raise Killed
-        return real(builder, batch, seeds)
+        return real(builder, batch)
 
     monkeypatch.setattr(build.Builder, "states", dying)
     if stopped < 5:
         with pytest.raises(Killed):
-            train.run(stage(made, **settings), context(made, tmp_path / "first", SPARROW))
+            stage(made, **settings).run(context(made, tmp_path / "first", SPARROW))
     else:
         monkeypatch.setattr(build.Builder, "states", real)
         real_read = sources.StatesReader.read
@@ -130,10 +132,10 @@ def test_a_first_epoch_that_was_stopped_goes_on_as_it_would_have(made, runs, tmp
 
         monkeypatch.setattr(sources.StatesReader, "read", stopping)
         with pytest.raises(Killed):
-            train.run(stage(made, **settings), context(made, tmp_path / "first", SPARROW))
+            stage(made, **settings).run(context(made, tmp_path / "first", SPARROW))
         monkeypatch.setattr(sources.StatesReader, "read", real_read)
     monkeypatch.setattr(build.Builder, "states", real)
-    train.run(stage(made, **settings), context(made, tmp_path / "first", SPARROW))
+    stage(made, **settings).run(context(made, tmp_path / "first", SPARROW))
     assert losses(tmp_path / "first") == losses(runs["first"])
     ours, theirs = (
         {info["number"]: tensors for _, tensors, info in map(reader.__getitem__, range(len(reader)))}
@@ -151,20 +153,21 @@ def test_tau_is_measured_in_a_real_decoding_run(made, tmp_path):
         "every": 2, "data": made.data | {"max_samples": 2}, "tree": {"kind": "chain", "gamma": 2}, "max_new_tokens": 6,
         "temperatures": [0.0, 1.0],
     }  # fmt: skip
-    train.run(stage(made, steps=2, decoding=decoding, select="tau"), asked)
+    stage(made, steps=2, decoding=decoding, select="tau").run(asked)
     rows = [json.loads(line) for line in (asked.folder / "metrics.jsonl").read_text().splitlines()]
     taus = next(row for row in rows if "tau_T0" in row)
     assert 1 <= taus["tau_T0"] <= 3 and 1 <= taus["tau_T1"] <= 3
     best = json.loads((asked.folder / "best-tau" / "score.json").read_text())
     assert best["score"] == pytest.approx((taus["tau_T0"] + taus["tau_T1"]) / 2)
     # Text has no rows of codes: said before anything trains, not at the first measurement.
-    with pytest.raises(ValidationError, match="adt"):
-        stage(made, steps=2, decoding=decoding | {"tree": {"kind": "adt", "preset": "anole"}})
+    rows = stage(made, steps=2, decoding=decoding | {"tree": {"kind": "adt", "preset": "anole"}})
+    with pytest.raises(Refused, match="adt"):
+        rows.check(asked.target, SPARROW)
 
 
 def test_a_second_stage_goes_on_from_the_first(made, runs, tmp_path):
     asked = context(made, tmp_path / "second", SPARROW, {"drafter": runs["online"]})
-    train.run(stage(made, steps=1, optim={"lr": 1e-12}), asked)
+    stage(made, steps=1, optim={"lr": 1e-12}).run(asked)
     first, second = weights(runs["online"]), weights(asked.folder)
     assert all(torch.allclose(tensor, second[name], atol=1e-9) for name, tensor in first.items())
 
@@ -174,7 +177,7 @@ def test_a_reduced_vocabulary_holds_the_likeliest_ids_whatever_the_source(made, 
     folder = cached(made, tmp_path / "cache", drafter).folder
     for name, source in (("online", {"kind": "online"}), ("read", {"kind": "cached"})):
         asked = context(made, tmp_path / name, drafter, {"states": folder})
-        train.run(stage(made, source=source, steps=1), asked)
+        stage(made, source=source, steps=1).run(asked)
     one, other = (weights(tmp_path / name)["d2t"] for name in ("online", "read"))
     assert torch.equal(one, other) and len(one) == 40
 
@@ -188,7 +191,7 @@ def test_the_share_of_pictures_rises_over_caches_of_both_kinds(made, kept, tmp_p
     assert not (states.lengths[order(0)] > 0).any() and (states.lengths[order(3)] > 0).all()
     with pytest.raises(UserError, match="pictures and samples without"):
         train.training_order(chosen, np.array([3, 4]), 0)
-    train.run(chosen, asked)
+    chosen.run(asked)
     assert len(losses(asked.folder)) == 4 * -(-len(order) // 4)
 
 
@@ -204,11 +207,19 @@ def test_the_share_of_pictures_rises_over_caches_of_both_kinds(made, kept, tmp_p
         ({"visual_share": "linear", "source": {"kind": "cached_on_first_epoch"}}, "does not see"),
         ({"source": {"kind": "cached", "from": "a", "path": "b"}}, "give from or path"),
         ({"source": {"kind": "cached", "accept": ["image_backnd"]}}, "'image_backend'"),
+        ({"objective": {"kind": "distill"}}, "objective: distill is of draft LVLMs"),
+        ({"decoding": {"every": 1, "tree": {"kind": "chain", "gamma": 2}}}, "records are decoded, and none are named"),
+        ({"validation": {"every": 1, "against_target": True}}, "validation.against_target: nothing reads it"),
+        ({"trainable": ["projector"]}, "trainable: nothing reads it: this stage trains on states"),
+        ({"condition_dropout": 0.5}, "condition_dropout: nothing reads it"),
+        ({"drafter": {"kind": "eagle", "num_heads": 2}, "from": "scratch"}, "drafter.num_heads: nothing reads it"),
+        ({"drafter": {"kind": "medusa"}, "from": "scratch", "objective": {"token": 1.0}}, "set drafter.loss"),
+        ({"drafter": {"kind": "pruned"}, "from": "scratch"}, "of kind pruned, which is not trained"),
     ],
 )
-def test_settings_that_contradict_each_other_are_refused(made, settings, problem):
-    with pytest.raises(ValidationError, match=problem):
-        stage(made, **settings)
+def test_settings_that_contradict_each_other_are_refused(made, settings, problem, tmp_path):
+    with pytest.raises((ValidationError, Refused), match=problem):
+        stage(made, **settings).check(context(made, tmp_path).target, SPARROW)
 
 
 def test_what_a_stage_needs_of_earlier_ones(made):

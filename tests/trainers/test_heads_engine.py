@@ -1,4 +1,4 @@
-"""Heads that read states under the engine: ranks whose batches differ in kind make the same calls."""
+"""Hidden-state heads under the engine: ranks whose batches differ in kind make the same calls."""
 
 import os
 import subprocess
@@ -7,9 +7,8 @@ from pathlib import Path
 
 import pytest
 import torch
-from draftsmith.models.drafters.reading import build_reading_head, reading_training, wanted
 from draftsmith.trainers.optim import OptimConfig
-from reading_tiny import SETTINGS, config_of, states_batch, tables
+from heads_tiny import SETTINGS, config_of, states_batch, tables
 from training import engine, free_port, weights
 
 KINDS = ("sparrow", "vispec", "hivis", "eagle3-middle")
@@ -23,17 +22,16 @@ def trained(kind: str, zero: int, rank: int, world: int) -> tuple[list[float], d
     """Losses and weights after a step for each of STEPS; one rank alone takes both parts of it one after the other."""
     config, target = config_of(**SETTINGS[kind]), tables(banned=(0, 1))
     torch.manual_seed(0)
-    head = build_reading_head(config, target.config)
-    built = engine(reading_training(head, target, config), OPTIM, steps=3, zero=zero, micro=1, accumulation=2 // world)
+    training = config.training_objective(config.build(target), target)
+    built = engine(training, OPTIM, steps=3, zero=zero, micro=1, accumulation=2 // world)
     losses = []
     for number, parts in enumerate(STEPS):
-        batches = [
-            states_batch(rows, wanted(config, target.config), seed=10 * number + i) for i, rows in enumerate(parts)
-        ]
-        tokens = sum(batch.num_supervised for batch in batches)
+        taps = config.taps_for(target.shape, training=True)
+        batches = [states_batch(rows, taps, seed=10 * number + i) for i, rows in enumerate(parts)]
+        tokens = sum(batch.num_supervised for batch, _ in batches)
         total = torch.zeros(())
-        for batch in batches if world == 1 else batches[rank : rank + 1]:
-            loss = built(batch)
+        for batch, states in batches if world == 1 else batches[rank : rank + 1]:
+            loss = built(batch, states)
             built.backward(loss.loss_sum, tokens)
             built.step()
             total = total + loss.loss_sum.detach()
@@ -50,7 +48,7 @@ sys.path[:0] = {paths!r}
 import torch
 from draftsmith.core import ranks
 from draftsmith.trainers.engine import init_distributed
-from test_reading_engine import KINDS, trained
+from test_heads_engine import KINDS, trained
 
 init_distributed()
 found = {{(kind, zero): trained(kind, zero, ranks.rank(), ranks.world_size()) for kind in KINDS for zero in (0, 2, 3)}}

@@ -14,7 +14,7 @@ from draftsmith.trainers import loop
 from draftsmith.trainers.checkpoint import CheckpointConfig
 from draftsmith.trainers.engine import Engine, EngineConfig, check_engine, init_distributed
 from draftsmith.trainers.optim import OptimConfig, parameter_groups, rate_multiplier
-from draftsmith.trainers.validate import target_choice, validate
+from draftsmith.trainers.training.validate import target_choice, validate
 from ranks_run import run_ranks
 from tiny import llava
 from torch import nn
@@ -107,7 +107,7 @@ def test_a_loss_that_is_not_finite_stops_before_the_update(zero, tmp_path):
 
 def test_a_gradient_alone_that_is_not_finite_stops_too(tmp_path):
     class Explodes(LlavaTraining):
-        def forward(self, batch, target_choice=None):
+        def forward(self, batch, states=None, target_choice=None):
             loss = super().forward(batch)
             # sqrt at zero: a finite value with an infinite slope.
             return StepLoss(loss.loss_sum + (loss.loss_sum * 0).sqrt(), loss.num_tokens, loss.metrics)
@@ -265,7 +265,7 @@ def test_before_a_broken_step_the_weights_are_those_of_the_step_before(zero, pre
     class Watched(LlavaTraining):
         built = None
 
-        def forward(self, batch, target_choice=None):
+        def forward(self, batch, states=None, target_choice=None):
             if any(f"record-{broken}" == name for name in batch.sample_ids):
                 kept.append({name: p.detach().clone() for name, p in self.named_parameters()})
             return super().forward(batch)
@@ -293,7 +293,7 @@ class Huge(nn.Module):
         super().__init__()
         self.weight = nn.Parameter(torch.zeros(4))
 
-    def forward(self, batch):
+    def forward(self, batch, states):
         tokens = sum(b.num_supervised for b in next(iter(loader(Samples(), 1))).micro)
         value = (self.weight[0] * 1e20) * (2e18 * tokens)
         return StepLoss(value, batch.loss_mask[:, 1:].sum())

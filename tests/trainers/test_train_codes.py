@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 import torch
 from draftsmith.core.errors import UserError
+from draftsmith.core.refused import Refused
 from draftsmith.core.tracking import Tracker
 from draftsmith.data.codes import CodeCollate, ShardData, ShardSamples
 from draftsmith.data.prompts import PromptSource, read_prompts
@@ -22,7 +23,6 @@ from draftsmith.eval.policies.dynamic import Dynamic
 from draftsmith.eval.rules import RULES
 from draftsmith.models.decoding.warp import Warp
 from draftsmith.models.drafters.eagle import EagleConfig
-from draftsmith.models.drafters.heads import head_proposal, head_training, load_head
 from draftsmith.models.drafters.medusa import MedusaConfig
 from draftsmith.models.generators import (
     TEXT_ENCODER,
@@ -39,13 +39,18 @@ from draftsmith.recipes.load import load
 from draftsmith.recipes.plan import plan
 from draftsmith.trainers.loop import Stopped
 from draftsmith.trainers.stages.encode import EncodeStage
-from draftsmith.trainers.stages.visual import train as visual_train
+from draftsmith.trainers.stages.train import TrainStage
+from draftsmith.trainers.training import codes as training_codes
 from PIL import Image
 from safetensors.torch import load_file, save_file
 from training import free_port
 from transformers import T5EncoderModel
 from visual_run import FEW, SHAPE, SIDE, STEPS, TREE, VQ, context, noise, run
+from visual_tiny import step_of
 
+EAGLE = EagleConfig(kind="eagle")
+DRAWS = {"every": 1, "prompts": {"path": "a.txt"}, "tree": TREE}
+IMAGES = AnoleTargetConfig(kind="anole")
 ROOT = Path(__file__).resolve().parents[2]
 HEADS = ("head", "head_without_dropout")
 STAGES = ("world", "pictures", "vq", "reader", "codes", "target", "features", *HEADS, "evaluate")
@@ -98,7 +103,7 @@ def generator(demo):
 
 
 def saved_head(folder: Path, generator):
-    return load_head(EagleConfig(kind="eagle"), folder, generator.target, torch.float32)
+    return EAGLE.load(folder, generator.target)
 
 
 # What the stages leave
@@ -178,11 +183,10 @@ def test_held_out_scores_are_those_of_the_saved_head(demo, generator):
     folder = demo / "features" / "shards"
     held_out = ShardSamples(folder, ShardData(path=str(folder), held_out=0.25), held_out=True)
     assert 10 <= len(held_out) < 20
-    config = EagleConfig(kind="eagle")
-    module = head_training(saved_head(demo / "head", generator), generator.target, config).eval()
+    module = EAGLE.training_objective(saved_head(demo / "head", generator), generator.target).eval()
     collate = CodeCollate(sample_condition(recipe(demo).target), held_out[0], 0, 0.0, 15)
     with torch.no_grad():
-        loss = module(collate([held_out[n] for n in range(10)], epoch=0))
+        loss = step_of(module, generator.target, collate([held_out[n] for n in range(10)], epoch=0))
     last = metrics(demo / "head")["validation"][8]
     assert int(loss.num_tokens) == 150
     assert last["val_loss"] == pytest.approx(float(loss.loss_sum) / 150, rel=1e-5)
@@ -192,7 +196,7 @@ def test_held_out_scores_are_those_of_the_saved_head(demo, generator):
 
 def test_tau_is_that_of_the_saved_head(demo, generator):
     prompts = read_prompts(PromptSource(path=str(demo / "world/world/test-00000.tar"), max_samples=2))
-    proposal = head_proposal(saved_head(demo / "head", generator), generator.target)
+    proposal = EAGLE.drafter(saved_head(demo / "head", generator), generator.target)
     policy = Dynamic(**{name: value for name, value in TREE.items() if name != "kind"})
     emitted = cycles = 0
     for number, prompt in enumerate(prompts):
@@ -251,13 +255,13 @@ def test_the_target_does_not_move(demo, tmp_path, monkeypatch):
     """Neither its weights in memory, guided loss or not, nor the files that it came from."""
     seen = []
 
-    class Seen(visual_train.Heads):
-        def __init__(self, *arguments):
-            super().__init__(*arguments)
+    class Seen(training_codes.TrainedDrafter):
+        def __init__(self, *arguments, **named):
+            super().__init__(*arguments, **named)
             self.first = {name: value.clone() for name, value in self.module.head.state_dict().items()}
             seen.append(self)
 
-    monkeypatch.setattr(visual_train, "Heads", Seen)
+    monkeypatch.setattr(training_codes, "TrainedDrafter", Seen)
     output = branch(demo, tmp_path / "run")
     before = {path: path.read_bytes() for path in (output / "target").rglob("*") if path.is_file()}
     run(output, "stages.head.optim.weight_decay=0.1", stages=["head"])
@@ -404,7 +408,7 @@ def train_by_hand(demo, folder: Path, drafter, **changes) -> Path:
     made = {name: demo / name for name in ("target", "vq")} | {"text": demo / "target"}
     data = {"path": str(demo / "features" / "shards"), "held_out": 0.25}
     stage = settings(data=data, optim={"lr": 1e-12}, **changes)
-    visual_train.run(stage, context(folder, recipe(demo).target, made, name=folder.name, drafter=drafter))
+    stage.run(context(folder, recipe(demo).target, made, name=folder.name, drafter=drafter))
     return folder / "model.safetensors"
 
 
@@ -464,9 +468,10 @@ def test_a_head_of_another_target_is_told_before_it_is_trained_on_or_drawn_with(
 # What cannot be trained
 
 
-def settings(**changes) -> visual_train.VisualTrainStage:
+def settings(**changes) -> TrainStage:
     values = {"kind": "train", "steps": 1, "batch_size": 4, "optim": {"lr": 0.1}}
-    return visual_train.VisualTrainStage(**(values | changes))
+    data = {"kind": "codes"} | changes.pop("data", {})
+    return TrainStage(**(values | {"data": data} | changes))
 
 
 def test_data_that_a_model_cannot_be_trained_on_is_told(demo, tmp_path):
@@ -476,7 +481,7 @@ def test_data_that_a_model_cannot_be_trained_on_is_told(demo, tmp_path):
 
     def train(model, data, given=target, **changes):
         stage = settings(model=model, data={"path": shards[data], **changes})
-        visual_train.run(stage, context(tmp_path / "out", given, made, drafter=head))
+        stage.run(context(tmp_path / "out", given, made, drafter=head))
 
     with pytest.raises(UserError, match="hold pixels and no codes"):
         train("target", "pictures")
@@ -496,11 +501,9 @@ def test_data_that_a_model_cannot_be_trained_on_is_told(demo, tmp_path):
     with pytest.raises(UserError, match="model: target for anole"):
         train("target", "codes", AnoleTargetConfig(kind="anole"))
     with pytest.raises(UserError, match="no manifest"):
-        visual_train.run(settings(model="vq", data={"path": str(tmp_path)}), context(tmp_path / "out", target, made))
-    with pytest.raises(UserError, match="names none"):
-        visual_train.run(
-            settings(data={"path": shards["features"]}), context(tmp_path / "out", target, made, drafter=None)
-        )
+        settings(model="vq", data={"path": str(tmp_path)}).run(context(tmp_path / "out", target, made))
+    with pytest.raises(Refused, match="names none"):
+        settings(data={"path": shards["features"]}).check(target, None)
 
 
 @pytest.mark.parametrize(
@@ -517,11 +520,18 @@ def test_data_that_a_model_cannot_be_trained_on_is_told(demo, tmp_path):
         ),
         ({"epochs": 1}, "epochs or steps"),
         ({"micro_batch_size": 8}, "larger than batch_size"),
+        ({"objective": {"token": 1.0}}, "objective: nothing reads it: this stage trains on codes"),
+        ({"held_out": 0.1}, "held_out: nothing reads it"),
+        ({"decoding": {"every": 1, "tree": TREE}}, "decoding.prompts is missing"),
+        ({"decoding": DRAWS | {"max_new_tokens": 3}}, "decoding.max_new_tokens: nothing reads it"),
+        ({"drafter": {"kind": "eagle", "vata": True}, "from": "scratch"}, "drafter.vata: nothing reads it"),
+        ({"drafter": {"kind": "sparrow"}, "from": "scratch"}, "drafter.kind: sparrow is no drafter for targets that"),
+        ({"drafter": {"kind": "llamagen", "path": "a", "size": "B"}, "from": "scratch"}, "kind llamagen, which is not"),
     ],
 )  # fmt: skip
 def test_settings_that_contradict_each_other_are_refused(changes, words):
     with pytest.raises(ValueError, match=words):
-        settings(**changes)
+        settings(**changes).check(IMAGES, EAGLE)
 
 
 def test_prompts_without_a_path_go_through_the_plan(demo, tmp_path):
@@ -567,7 +577,7 @@ def test_medusa_for_a_class_conditional_target(demo, tmp_path):
         steps=4, data={"held_out": 0.3}, validation={"every": 2}, select="top3",
         decoding={"every": 2, "prompts": prompts, "tree": TREE},
     )  # fmt: skip
-    visual_train.run(stage, by_hand("head", codes=tmp_path / "codes"))
+    stage.run(by_hand("head", codes=tmp_path / "codes"))
     assert sorted(metrics(tmp_path / "head")["validation"]) == [2, 4]
     assert {"best-top3", "best-tau"} <= {path.name for path in (tmp_path / "head").iterdir()}
 
