@@ -21,9 +21,8 @@ from ..core.loss import StepLoss
 from ..core.nouns import Batch
 from ..core.section import Section
 from ..core.states import KeptScores, Taps, TargetStates
-from .chunked import ChunkedHead
 from .llava import LlavaTraining, Part
-from .losses import NEVER, Divergence, divergence_of_logs, log_probs
+from .losses import NEVER, ChunkedHead, Divergence, divergence_of_logs, log_probs
 
 
 class CrossEntropyObjective(Section):

@@ -17,7 +17,6 @@ from transformers import LlamaConfig
 from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 
 from .decoding.cache import Cache
-from .llamagen.transformer import RMSNorm, rope_table, rotate_pairs
 
 
 @dataclass(frozen=True)
@@ -149,6 +148,20 @@ class HeadNorm(nn.Module):
         return F.layer_norm(states, states.shape[-1:], eps=self.eps) * self.weight + self.bias
 
 
+class RMSNorm(nn.Module):
+    """Normalised in float32, cast back, then scaled: the order of the published code."""
+
+    def __init__(self, dim: int, eps: float):
+        super().__init__()
+        self.weight = nn.Parameter(torch.ones(dim))
+        self.eps = eps
+
+    def forward(self, states: Tensor) -> Tensor:
+        """[...,D] -> [...,D]."""
+        wide = states.float()
+        return (wide * torch.rsqrt(wide.pow(2).mean(-1, keepdim=True) + self.eps)).to(states) * self.weight
+
+
 class GatedFeedForward(nn.Module):
     """SwiGLU."""
 
@@ -242,6 +255,31 @@ def _axes(shape: LayerShape) -> Tensor:
     else:
         axes = torch.arange(3).repeat_interleave(torch.tensor(shape.mrope_section))
     return F.one_hot(axes, 3).T.float()
+
+
+def rope_table(grid: int, head_dim: int, base: float, *, zeros_before: int, zeros_behind: int = 10) -> Tensor:
+    """Cosines and sines [zeros_before + grid^2 + zeros_behind, head_dim/2, 2] float32; half of the pairs turn with the
+    row, half with the column.
+
+    Rows of condition positions are zero in both, as published: an identity rotation there is another model.
+    """
+    half = head_dim // 2
+    frequencies = 1.0 / base ** (torch.arange(0, half, 2)[: half // 2].float() / half)
+    angles = torch.arange(grid).float()[:, None] * frequencies  # [grid, half/2]
+    by_row = angles[:, None].expand(grid, grid, -1)
+    by_column = angles[None].expand(grid, grid, -1)
+    cells = torch.cat([by_row, by_column], dim=-1).flatten(0, 1)
+    table = torch.stack([cells.cos(), cells.sin()], dim=-1)
+    return F.pad(table, (0, 0, 0, 0, zeros_before, zeros_behind))
+
+
+def rotate_pairs(states: Tensor, rope: Tensor) -> Tensor:
+    """Turn neighbouring pairs of [R,N,H,E] by `rope` [N,E/2,2] or [R,N,E/2,2]."""
+    pairs = states.float().unflatten(-1, (-1, 2))
+    cos, sin = rope[..., None, :, 0], rope[..., None, :, 1]
+    even, odd = pairs[..., 0], pairs[..., 1]
+    turned = torch.stack([even * cos - odd * sin, odd * cos + even * sin], dim=-1)
+    return turned.flatten(-2).to(states)
 
 
 def rotate_halves(states: Tensor, rope: Tensor) -> Tensor:

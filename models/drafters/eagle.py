@@ -37,10 +37,9 @@ from .base import PLAIN, CountTokens, Drafter, DraftingOptions, TargetIdentity
 from .head_config import FusedHeadConfig
 from .head_files import find_head, head_state, weights_file
 from .head_inputs import Image, Visual
-from .head_losses import HeadObjective
 from .head_module import StateHead
+from .head_training import HeadObjective, add_noise, row_uniforms
 from .made_for import check_made_for, image_head_manifest
-from .noise import add_noise, row_uniforms
 from .recursion import Recursive
 
 

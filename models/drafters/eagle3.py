@@ -15,16 +15,15 @@ from pydantic import Field, model_validator
 from torch import Tensor, nn
 
 from ...core.errors import UserError
-from ..chunked import ChunkedHead
 from ..decoding.cache import Cache
-from ..layer import GatedFeedForward, HeadAttention, LayerShape, Rotary
-from ..llamagen.transformer import RMSNorm
+from ..layer import GatedFeedForward, HeadAttention, LayerShape, RMSNorm, Rotary
+from ..losses import ChunkedHead
 from ..targets.base import Target, TargetShape
 from .base import CountTokens
 from .head_config import HeadConfig, mirrored_layer
 from .head_inputs import Image, Reads, Visual
-from .head_losses import HeadObjective
 from .head_module import StateHead
+from .head_training import HeadObjective
 
 EAGLE3_LOSS = HeadObjective(token=1.0, decay=0.8, noise=0.0)
 

@@ -21,10 +21,9 @@ from ..targets.base import Target, TargetShape
 from .base import PLAIN, CountTokens, Drafter, DraftingOptions, PublishedDrafter, TargetIdentity
 from .head_files import find_head, load_head, manifest_of, save_head
 from .head_inputs import Image, Reads, Visual
-from .head_losses import HeadObjective
 from .head_module import StateHead
 from .head_proposal import HeadProposal
-from .head_training import HeadTraining
+from .head_training import HeadObjective, HeadTraining
 
 # ViSpec's two stages, which Sparrow follows; EAGLE's, which MSD follows.
 TEXT_STAGE = HeadObjective(feature=1.0, token=0.1, listmle=0.01, mtp_steps=0)

@@ -13,9 +13,9 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from ..chunked import FrozenHead
 from ..decoding.cache import Cache
 from ..layer import DecoderLayer, LayerShape, Rotary
+from ..losses import FrozenHead
 
 
 class StateHead(nn.Module):

@@ -1,30 +1,72 @@
-"""The training forward of hidden-state heads: one pass over the true states, then passes over its own.
+"""The training forward of hidden-state heads: one pass over the true states, then passes over its own, and their loss.
 
-A batch without pictures or without a supervised slot makes the same module calls as any other, so that ranks stay
-together under ZeRO. Letters: B rows, T places, N slots, S trained slots, W passes, D width.
+The terms compare the two LM heads' distributions a few entries at a time, at trained entries alone. A batch without
+pictures or without a supervised token makes the same module calls as any other, so that ranks stay together under ZeRO.
+Letters: B rows, T tokens, N input entries, S trained entries, W passes, C entries of a piece, D width, V vocabulary
+(the draft's own, in EAGLE-3).
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import TYPE_CHECKING
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Literal
 
 import torch
+from pydantic import Field, model_validator
 from torch import Tensor, nn
 from torch.nn import functional as F
 
 from ...core.loss import StepLoss
 from ...core.nouns import Batch
 from ...core.pictures import TEXT
+from ...core.section import Section
 from ...core.states import TargetStates
+from ..losses import Divergence, divergence_of_logs, list_mle, log_probs
 from ..targets.base import Target
 from .head_inputs import Filled, Sequences, base_positions, fill, lay_out, with_gaps
-from .head_losses import HeadObjective, TokenTerms, pass_weights
 from .head_module import StateHead
-from .noise import add_noise, row_uniforms
 
 if TYPE_CHECKING:
     from .head_config import HeadConfig
+
+
+class HeadObjective(Section):
+    """Weights of the terms at each trained slot; a term of weight 0 is not computed."""
+
+    # Of a train stage's `objective`: what is trained with the target's hidden states.
+    kind: Literal["head"] = Field("head", exclude=True)
+
+    # SmoothL1 between the predicted and the true state, mean over the width.
+    feature: float = Field(0.0, ge=0)
+    # Divergence between the two distributions that the LM head makes of them; lk_alpha and lk_hybrid are the LK losses.
+    token: float = Field(0.0, ge=0)
+    token_divergence: Divergence = "soft_ce"
+    # Sum of |Q - P| over the vocabulary, at most 2.
+    l1: float = Field(0.0, ge=0)
+    # ListMLE over the target's likeliest tokens.
+    listmle: float = Field(0.0, ge=0)
+    # How many of them.
+    top: int = Field(10, ge=1)
+    # Weight of pass s is decay^s, as in EAGLE-3 (0.8); null: the mean over passes.
+    decay: float | None = Field(None, gt=0, le=1)
+    # Passes after the first in this stage; null: the head's mtp_steps. 0 for a stage of plain text.
+    mtp_steps: int | None = Field(None, ge=0)
+    # Width of the uniform noise on true states at 512 places; shorter samples get more of it (EAGLE: 0.2).
+    noise: float = Field(0.2, ge=0)
+    # Slots whose vocabulary is projected at once: about 40 bytes for each slot, pass and id.
+    chunk: int = Field(128, ge=1)
+
+    @model_validator(mode="after")
+    def _some_term(self) -> HeadObjective:
+        if not any((self.feature, self.token, self.l1, self.listmle)):
+            raise ValueError("no term has a weight; give feature, token, l1 or listmle")
+        return self
+
+
+def pass_weights(objective: HeadObjective, count: int) -> list[float]:
+    if objective.decay is None:
+        return [1 / count] * count
+    return [objective.decay**step for step in range(count)]
 
 
 class HeadTraining(nn.Module):
@@ -38,6 +80,9 @@ class HeadTraining(nn.Module):
         super().__init__()
         self.head, self.config, self.objective = head, config, objective or config.terms
         self.target = target  # no module: neither the optimizer nor a checkpoint sees it
+        self.scores, self.embedding, self.dtype = target.scores, target.embedding.detach(), target.embedding.dtype
+        self.visual, self.reads = config.visual(training=True), config.reads(target.shape, training=True)
+        self.share, self.held = config.trained_visual_share, config.visual(training=False) == self.visual
         steps = self.objective.mtp_steps
         self.num_passes = 1 + (config.mtp_steps if steps is None else steps)
         self.weights = pass_weights(self.objective, self.num_passes)
@@ -69,20 +114,17 @@ class HeadTraining(nn.Module):
 
     def fill(self, batch: Batch, states: TargetStates) -> tuple[Filled, Tensor]:
         """What stands in the slots, and their positions."""
-        config, target = self.config, self.target
-        visual, reads = config.visual(training=True), config.reads(target.shape, training=True)
-        share, keep = config.trained_visual_share, None
-        if visual == "direct" and 0 < share < 1:
-            keep = _drawn(batch, share)
+        config, visual, keep = self.config, self.visual, None
+        if visual == "direct" and 0 < self.share < 1:
+            keep = _drawn(batch, self.share)
         vectors = self.head.num_queries - 1 if self.head.num_queries else 0
         layout = lay_out(visual, batch.modality, batch.attention_mask, num_vectors=vectors, keep=keep)
         assert states.positions is not None
         sequences = Sequences(
             batch.ids, batch.attention_mask, batch.modality, states.positions, states.feature, states.layers
         )
-        filled = fill(self.head, visual, reads, layout, sequences, target.embedding.detach())
-        held = config.visual(training=False) == visual
-        positions = base_positions(config.positions, layout, sequences, visual_held=held)
+        filled = fill(self.head, visual, self.reads, layout, sequences, self.embedding)
+        positions = base_positions(config.positions, layout, sequences, visual_held=self.held)
         if self.training and config.gap_share:
             assert len(batch.seeds) == len(batch.ids), "gaps are drawn from each row's seed"
             positions = with_gaps(positions, layout, _gaps(batch.seeds, config.gap_share, config.gap))
@@ -117,8 +159,7 @@ class HeadTraining(nn.Module):
 
     def target_scores(self, states: Tensor) -> Tensor:
         """[...,D] -> [...,V] float32."""
-        target = self.target
-        return target.scores(states.to(target.embedding.dtype))
+        return self.scores(states.to(self.dtype))
 
 
 def diagonals(count: int, step: int, device: torch.device) -> Tensor:
@@ -165,3 +206,89 @@ def _drawn(batch: Batch, share: float) -> Tensor:
         order = torch.randperm(len(places), generator=torch.Generator().manual_seed(seed))
         keep[row, places[order[: round(share * len(places))]]] = True
     return keep
+
+
+class TokenTerms:
+    """What is compared at each slot, between the target's scores and those of every pass.
+
+    Args:
+        goal: [S,D] true states.
+        scores: the target's LM head.
+        ids: [V] of the draft's vocabulary; None: the target's. The target's distribution is then the one over these
+            ids, and slots whose likeliest token lies outside count nothing (EAGLE-3).
+    """
+
+    metrics = ("top1", "top3", "alpha", "top1_last")
+
+    def __init__(
+        self, objective: HeadObjective, goal: Tensor, weights: list[float], scores: Callable[[Tensor], Tensor],
+        ids: Tensor | None = None,
+    ):  # fmt: skip
+        self.objective, self.goal, self.scores, self.ids = objective, goal, scores, ids
+        self.weights = weights
+
+    def __call__(self, piece: slice, ours: Tensor) -> tuple[Tensor, Tensor]:
+        """Weighted sum over a piece of the [S*W] outputs, with the scores [C*W,V], and the metrics' sums."""
+        passes = len(self.weights)
+        ours = ours.unflatten(0, (-1, passes))  # [C,W,V]
+        with torch.no_grad():
+            theirs = self.scores(self.goal[piece.start // passes : piece.stop // passes])
+            theirs = theirs.to(ours.device, ours.dtype)
+            best = theirs.argmax(-1)
+            known = torch.ones_like(best, dtype=torch.bool)
+            if self.ids is not None:
+                theirs, whole = theirs[:, self.ids], best
+                best = theirs.argmax(-1)
+                known = self.ids[best] == whole
+            log_p = log_probs(theirs)
+        # Ids without a token have no score on either side.
+        ours = ours.masked_fill(theirs.isneginf()[:, None], float("-inf"))
+        log_q = log_probs(ours)
+        loss = ours.new_zeros(())
+        for number, weight in enumerate(self.weights):
+            terms = self._terms(log_p, log_q[:, number], theirs, ours[:, number])
+            loss = loss + weight * (terms * known).sum()
+        with torch.no_grad():
+            ranked = ours[:, 0].topk(min(3, ours.shape[-1]), dim=-1).indices == best[:, None]
+            ranked &= known[:, None]
+            alpha = (torch.minimum(log_p, log_q[:, 0]).exp().sum(-1) * known).sum()
+            last = (ours[:, -1].argmax(-1) == best) & known
+            sums = torch.stack([ranked[:, 0].sum(), ranked.any(-1).sum(), alpha, last.sum()]).float()
+        return loss, sums
+
+    def _terms(self, log_p: Tensor, log_q: Tensor, theirs: Tensor, ours: Tensor) -> Tensor:
+        """[C], from log-probabilities and scores [C,V] of one pass."""
+        objective = self.objective
+        total = 0 * log_q.amax(-1)  # part of the graph where no term is
+        if objective.token:
+            total = total + objective.token * divergence_of_logs(objective.token_divergence, log_p, log_q)
+        if objective.l1:
+            total = total + 2 * objective.l1 * divergence_of_logs("tvd", log_p, log_q)
+        if objective.listmle:
+            total = total + objective.listmle * list_mle(theirs, ours, objective.top)
+        return total
+
+
+def add_noise(features: Tensor, uniforms: Tensor, lengths: Tensor, width: float) -> Tensor:
+    """[B,N,D] with EAGLE's noise: of `width` at 512 places, more for the shorter of `lengths` [B].
+
+    Args:
+        uniforms: [B,N,D] in [0, 1).
+    """
+    widths = width * 512 / lengths.to(features.dtype)
+    return features + (uniforms - 0.5) * widths[:, None, None]
+
+
+def row_uniforms(
+    like: Tensor, padding: Sequence[int], seeds: Sequence[int], lengths: Sequence[int] | None = None
+) -> Tensor:
+    """[B,N,D] in [0, 1), as `like`; 1/2 (no noise) in each row's `padding` places on the left and behind its `lengths`.
+
+    A row's draws follow from its seed and its own places: neither other rows nor the number of ranks change them.
+    """
+    assert len(seeds) == len(like), f"{len(like)} rows and {len(seeds)} seeds"
+    uniforms = torch.full_like(like, 0.5)
+    ends = lengths or [like.shape[1]] * len(like)
+    for row, skipped, end, seed in zip(uniforms, padding, ends, seeds, strict=True):
+        row[skipped:end].uniform_(generator=torch.Generator(like.device).manual_seed(seed))
+    return uniforms

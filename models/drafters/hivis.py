@@ -10,8 +10,8 @@ from torch import Tensor, nn
 from ..layer import LayerShape
 from .head_config import VISUAL_STAGE, FusedHeadConfig
 from .head_inputs import Visual
-from .head_losses import HeadObjective
 from .head_module import StateHead
+from .head_training import HeadObjective
 
 
 class HivisConfig(FusedHeadConfig):

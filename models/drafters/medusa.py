@@ -26,10 +26,9 @@ from ...core.loss import StepLoss
 from ...core.nouns import Batch, CodeBatch
 from ...core.section import Section
 from ...core.states import Taps, TargetStates
-from ..chunked import FrozenHead
 from ..decoding.slots import Slots
 from ..decoding.warp import Warp
-from ..losses import Divergence, divergence
+from ..losses import Divergence, FrozenHead, divergence
 from ..targets.base import Target, TargetShape, TargetStep
 from .base import PLAIN, CountTokens, Drafter, DraftingOptions, PublishedDrafter, TargetIdentity
 from .head_files import check_identity, find_head

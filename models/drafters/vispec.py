@@ -16,8 +16,8 @@ from ..layer import LayerShape
 from ..targets.base import TargetShape
 from .head_config import VISUAL_STAGE, FusedHeadConfig
 from .head_inputs import Visual
-from .head_losses import HeadObjective
 from .head_module import StateHead
+from .head_training import HeadObjective
 
 
 class VispecConfig(FusedHeadConfig):

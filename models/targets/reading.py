@@ -5,7 +5,7 @@ Letters: B rows, T places, D width, V vocabulary.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -40,9 +40,10 @@ class ReadsStates:
         """[V,D] of token ids."""
         return self.decoder.language_model.get_input_embeddings().weight
 
-    def scores(self, feature: Tensor) -> Tensor:
+    @property
+    def scores(self) -> Callable[[Tensor], Tensor]:
         """[...,D] -> [...,V] float32; minus infinity where no token may come."""
-        return self.decoder.logits(feature)
+        return self.decoder.logits
 
     def guided(self, feature: Tensor, steps: Sequence[int]) -> Tensor:
         """[1,N,D] -> [N,V]: one row, nothing to guide."""

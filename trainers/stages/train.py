@@ -19,7 +19,7 @@ from ...data.sources import AnswersConfig
 from ...models.distillation import CrossEntropyObjective, DistillObjective
 from ...models.drafters import AnyDrafter
 from ...models.drafters.base import DrafterConfig
-from ...models.drafters.head_losses import HeadObjective
+from ...models.drafters.head_training import HeadObjective
 from ...models.llava import Part
 from ...models.lora import LoraConfig
 from ..context import Context

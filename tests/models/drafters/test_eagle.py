@@ -26,7 +26,7 @@ from draftsmith.models.drafters.eagle import (
     save_eagle,
     trained_positions,
 )
-from draftsmith.models.drafters.noise import row_uniforms
+from draftsmith.models.drafters.head_training import row_uniforms
 from draftsmith.models.layer import LayerShape
 from draftsmith.models.llamagen.transformer import LlamaGenConfig, published
 from draftsmith.models.targets.anole import anole_shape

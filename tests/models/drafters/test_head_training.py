@@ -6,7 +6,7 @@ from dataclasses import replace
 import pytest
 import torch
 from draftsmith.models.decoding.cache import Cache
-from draftsmith.models.drafters.head_losses import HeadObjective
+from draftsmith.models.drafters.head_training import HeadObjective
 from heads_tiny import ROWS, SETTINGS, built, case_for, config_of, outputs, rows_of, states_batch, tables
 from torch.nn import functional as F
 

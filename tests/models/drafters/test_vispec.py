@@ -6,7 +6,7 @@ from draftsmith.models.decoding.rows import Guidance
 from draftsmith.models.decoding.tree import ROOT
 from draftsmith.models.decoding.warp import Warp
 from draftsmith.models.drafters.head_config import TEXT_STAGE
-from draftsmith.models.drafters.head_losses import HeadObjective
+from draftsmith.models.drafters.head_training import HeadObjective
 from draftsmith.models.drafters.vispec import VispecConfig
 from draftsmith.models.targets.base import Prompt, TargetStep
 from heads_recorded import LOSS, Recorder, batch_of, close, relatively, shifted_rows
@@ -83,7 +83,8 @@ def test_vispecs_first_stage_and_text():
         relatively(loss.loss_sum / loss.num_tokens, given[name], LOSS)
     given, config, target, head = vispec()
     recorder = Recorder(head)
-    config.training_objective(head, target).eval()(*vispec_batch(given, target, image=False))
+    batch, states = vispec_batch(given, target, image=False)
+    config.training_objective(head, target).eval()(batch, states)
     close(recorder.outputs[0], given["text_only"][0])
 
 
