@@ -173,9 +173,10 @@ class MedusaTraining(_Training):
         loss_mask, count = batch.loss_mask, batch.ids.shape[1]
         predicted = self.head(states.feature.to(next(self.head.parameters()).dtype))  # [L,B,T,D]
         total, sums = None, None
+        keep = loss_mask[:, 1:]
         for level, outputs in enumerate(predicted):
             length = max(0, count - 2 - level)  # indices whose token t + 2 + level is there
-            keep = loss_mask[:, 1 : 1 + length] & loss_mask[:, 2 + level :][:, :length]
+            keep = keep[:, :length] & loss_mask[:, 2 + level :][:, :length]  # one answer up to there
             goal = states.feature[:, 1 + level : 1 + level + length][keep]
             labels = batch.ids[:, 2 + level :][:, :length][keep]
             compare = functools.partial(self._compare, goal, labels)
