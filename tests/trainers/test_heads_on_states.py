@@ -7,10 +7,18 @@ import pytest
 import torch
 from draftsmith.core.errors import UserError
 from draftsmith.core.refused import Refused
+from draftsmith.data.conversations import PromptFormat
+from draftsmith.data.dataset import ConversationData
 from draftsmith.data.order import RisingVisualOrder
 from draftsmith.data.shards import ShardReader
+from draftsmith.eval.loop import Decoding, generate
+from draftsmith.eval.policies import Chain, Draw, Dynamic, Static
+from draftsmith.eval.rules import Greedy
+from draftsmith.models.decoding.warp import Warp
 from draftsmith.models.drafters.base import TargetIdentity
 from draftsmith.models.drafters.eagle3 import Eagle3Config
+from draftsmith.models.drafters.head_training import HeadTraining
+from draftsmith.models.drafters.medusa import MedusaConfig
 from draftsmith.models.drafters.sparrow import SparrowConfig
 from draftsmith.trainers.training import heads_on_states as train
 from draftsmith.trainers.training import sources
@@ -230,3 +238,73 @@ def test_what_a_stage_needs_of_earlier_ones(made):
     }  # fmt: skip
     assert stage(made, source={"kind": "cached"}).needs()["states"] is None
     assert "states" not in stage(made, source={"kind": "cached", "path": "somewhere"}).needs()
+
+
+MEDUSA = MedusaConfig(kind="medusa", num_heads=3)
+
+
+def test_medusa_heads_train_and_draft_what_the_target_says(made, tmp_path):
+    """A real stage with validation and a decoding check, and then requests with and without pictures."""
+    asked = context(made, tmp_path / "medusa", MEDUSA)
+    decoding = {
+        "every": 10, "data": made.data | {"max_samples": 2}, "tree": {"kind": "chain", "gamma": 3}, "max_new_tokens": 6,
+    }  # fmt: skip
+    validation = {"every": 10, "micro_batch_size": 4}
+    stage(made, epochs=None, steps=30, optim={"lr": 2e-2}, decoding=decoding, validation=validation).run(asked)
+    found = losses(asked.folder)
+    assert found[30] < 0.8 * found[1]
+    rows = [json.loads(line) for line in (asked.folder / "metrics.jsonl").read_text().splitlines()]
+    assert {"val_top1", "tau_T0"} <= next(row for row in rows if row["step"] == 30 and "tau_T0" in row).keys()
+    processor = asked.processor()
+    target = build.open_target(asked, processor)
+    identity = TargetIdentity(asked.target.model_dump(mode="json"), processor.tokenizer_hash)
+    drafter = MEDUSA.drafter(MEDUSA.load(asked.folder, target, identity=identity), target)
+    samples = build.open_samples(ConversationData(**made.data), PromptFormat(), None, asked, processor)
+    drafted_tokens = 0
+    for policy, number in ((Chain(3), 0), (Static([(0,), (1,), (0, 0)]), 1), (Dynamic(6, 2, 2), 2)):
+        request = samples.dataset.request(number)[0]
+        decode = lambda drafter, policy=policy, request=request: generate(  # noqa: E731
+            target, drafter, request, Decoding(policy, Greedy(), Draw("top-k"), Warp(), 12, ())
+        )
+        drafted = decode(drafter)
+        assert drafted.tokens == decode(None).tokens
+        drafted_tokens += sum(cycle.num_drafted for cycle in drafted.cycles)
+    assert drafted_tokens > 0
+    with pytest.raises(UserError, match="tokenizer_sha256"):
+        MEDUSA.load(asked.folder, target, identity=TargetIdentity({}, "another"))
+
+
+@pytest.mark.parametrize("kind", ["online", "cached", "cached_on_first_epoch"])
+def test_the_loop_asks_for_the_states_of_each_micro_batch_once(made, kept, tmp_path, monkeypatch, kind):
+    """And hands them on; the target runs in the first epoch and the step behind it where states are kept."""
+    source = {"kind": kind} | ({"states": {"measured_samples": 2}} if kind == "cached_on_first_epoch" else {})
+    asked_for, computed, given = [], [], []
+    named = {"online": sources.Online, "cached": sources.Cached, "cached_on_first_epoch": sources.FirstEpoch}[kind]
+    call, states_of, forward = named.__call__, build.Builder.states, HeadTraining.forward
+
+    def asked(self, batch):
+        states = call(self, batch)
+        asked_for.append((batch.sample_ids, id(states)))
+        return states
+
+    def counted(self, batch):
+        computed.append(batch.sample_ids)
+        return states_of(self, batch)
+
+    def engine(self, batch, states):
+        given.append((batch.sample_ids, id(states)))
+        return forward(self, batch, states)
+
+    monkeypatch.setattr(named, "__call__", asked)
+    monkeypatch.setattr(build.Builder, "states", counted)
+    monkeypatch.setattr(HeadTraining, "forward", engine)
+    own = context(made, tmp_path / "run", SPARROW, {"states": kept})
+    stage(made, source=source, epochs=3, held_out=0.0).run(own)
+    per_epoch = 2 * -(-RECORDS // 4)  # micro-batches
+    assert len(asked_for) == 3 * per_epoch and asked_for == given
+    for epoch in range(3):
+        names = [n for ids, _ in asked_for[epoch * per_epoch : (epoch + 1) * per_epoch] for n in ids if n[0] != "("]
+        assert len(names) == len(set(names)) == RECORDS
+    measured = 1 if kind == "cached_on_first_epoch" else 0
+    expected = {"online": 3 * per_epoch, "cached": 0, "cached_on_first_epoch": per_epoch + 2 + measured}
+    assert len(computed) == expected[kind]

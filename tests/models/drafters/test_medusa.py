@@ -1,10 +1,14 @@
-"""Medusa heads of image generators: which place each level speaks of, in training and decoding, and files."""
+"""Medusa heads of image generators and of language models: which token each level speaks of, and files."""
 
 import json
 
 import pytest
 import torch
 from draftsmith.core.errors import UserError
+from draftsmith.core.nouns import Batch, Request
+from draftsmith.eval.loop import Decoding, generate
+from draftsmith.eval.policies import Chain, Draw, Static
+from draftsmith.eval.rules import Greedy
 from draftsmith.models.decoding.warp import Warp
 from draftsmith.models.drafters.medusa import (
     MedusaConfig,
@@ -16,6 +20,9 @@ from draftsmith.models.drafters.medusa import (
 )
 from draftsmith.models.losses import divergence
 from draftsmith.models.targets.base import Taps
+from tiny import llava
+from tiny import request as spoken_to
+from tiny import target as language
 from torch import nn
 from torch.nn import functional as F
 from visual_tiny import MEDUSA, code_batch, llamagen, request, step_of, target, trained, true_features
@@ -206,3 +213,126 @@ def test_files_that_hold_no_heads_are_refused(tmp_path, content):
     with pytest.raises(UserError) as caught:
         MEDUSA.load(tmp_path, target(llamagen()))
     assert str(tmp_path) in str(caught.value)
+
+
+# ---- language models
+
+
+def spoken(*rows: str, big=None, seed=0):
+    """A batch of random words and its states; of each row t is a word of the prompt, a one of an answer."""
+    big = big or language(llava(0))
+    generator, length = torch.Generator().manual_seed(seed), max(map(len, rows))
+    codes = torch.tensor([["ta".find(c) for c in row.ljust(length)] for row in rows])
+    ids = torch.randint(6, 50, codes.shape, generator=generator)
+    positions = torch.arange(length).expand(1, len(rows), -1)
+    names = tuple(rows)
+    batch = Batch(ids, codes >= 0, codes == 1, torch.zeros_like(codes).to(torch.int8), positions, None, names)
+    return big, batch, big.states(batch, Taps(feature=True))
+
+
+def loud(levels: int, num_layers: int = 1):
+    torch.manual_seed(3)
+    head = MedusaHead(MedusaShape(32, levels, num_layers))
+    for weight in head.parameters():
+        nn.init.normal_(weight, std=0.3)
+    return head
+
+
+@pytest.mark.parametrize("kind", ["ce", "kl", "tvd", "lk_hybrid"])
+def test_the_loss_over_language_by_hand(kind):
+    """Row by row, level by level and token by token; the second row answers twice, and no level reaches across."""
+    big, batch, states = spoken("tttaaaaa", "taaattaa", "ttttttta")
+    head, config = loud(3), MedusaConfig(kind="medusa", num_heads=3, loss={"token_divergence": kind, "decay": 0.5})
+    training = config.training_objective(head, big)
+    training.lm.chunk = 2
+    found = training(batch, states)
+    found.loss_sum.backward()
+    total, first, ranks, count = 0.0, 0.0, [], 0
+    for row, marks in enumerate(batch.sample_ids):
+        for index in range(len(marks) - 1):
+            if marks[index + 1] != "a":
+                continue  # no cycle's root stands here
+            count += 1
+            for level in range(3):
+                goal = index + 2 + level
+                if not set(marks[index + 1 : goal + 1]) <= {"a"} or goal >= len(marks):
+                    continue
+                scores = big.scores(head(states.feature[row, index])[level])
+                there = big.scores(states.feature[row, goal - 1])
+                word = batch.ids[row, goal]
+                own = F.cross_entropy(scores, word) if kind == "ce" else divergence(kind, there[None], scores[None])[0]
+                total = total + 0.5**level * own
+                if level == 0:
+                    first += float(own.detach())
+                    ranks.append(int((scores > scores[there.argmax()]).sum()))
+    expected = torch.autograd.grad(total, [*head.parameters()])
+    torch.testing.assert_close(found.loss_sum, total.detach(), rtol=1e-5, atol=1e-4)
+    for weight, gradient in zip(head.parameters(), expected, strict=True):
+        torch.testing.assert_close(weight.grad, gradient, rtol=1e-4, atol=1e-5)
+    assert int(found.num_tokens) == batch.num_supervised == count == 11
+    assert int(found.metrics["top1"]) == ranks.count(0) and int(found.metrics["top3"]) == sum(r < 3 for r in ranks)
+    assert float(found.metrics["token_loss"]) == pytest.approx(first, rel=1e-5)
+
+
+def test_batches_without_a_level_make_the_same_calls():
+    """Ranks whose answers are shorter than the levels, or that supervise nothing, still touch every weight."""
+    for rows in (("ta",), ("tt",), ("ttttaaaa", "ttaa")):
+        big, batch, states = spoken(*rows)
+        head = loud(5)
+        called: list[int] = []
+        for block in head.heads:
+            block.register_forward_hook(lambda *_, called=called: called.append(1))
+        loss = MedusaConfig(kind="medusa").training_objective(head, big)(batch, states)
+        loss.loss_sum.backward()
+        assert len(called) == 5 and all(weight.grad is not None for weight in head.parameters())
+        assert (float(loss.loss_sum.detach()) > 0) == (rows[0] == "ttttaaaa") and loss.metrics.keys() == {
+            "top1", "top3", "token_loss"
+        }  # fmt: skip
+
+
+class Foresees(nn.Module):
+    """In place of heads: level i answers with the target's true feature i + 1 tokens on, found by decoding it."""
+
+    def __init__(self, big, asked, answer, levels):
+        super().__init__()
+        self.shape, self.unused = MedusaShape(32, levels, 1), nn.Parameter(torch.zeros(()))
+        ids = torch.cat([asked.ids, torch.tensor(answer)])
+        modality = F.pad(asked.modality, (0, len(answer)))
+        whole = Request(ids, modality, asked.pixels)
+        _, step = big.prefill(whole, Taps(feature=True), capacity=1)
+        self.truth = step.feature[0]
+
+    def forward(self, features):
+        away = (self.truth - features[0, 0]).abs().amax(-1)
+        index = int(away.argmin())
+        assert away[index] < 1e-4, "the proposal shows a feature of the answer"
+        rows = [min(index + 1 + level, len(self.truth) - 1) for level in range(self.shape.num_heads)]
+        return self.truth[rows][:, None, None]
+
+
+@pytest.mark.parametrize("images", [0, 1, 2])
+@pytest.mark.parametrize("policy", [Chain(4), Static([(0,), (0, 0), (1,), (0, 0, 0)])], ids=["chain", "static"])
+def test_heads_that_are_right_are_accepted_at_every_level(images, policy):
+    """Anything misplaced by one would show in the first cycle; heads that answer one token late are not accepted."""
+    big, asked = language(llava(1)), spoken_to(5, images)
+    greedy = Decoding(policy, Greedy(), Draw("top-k"), Warp(), 16, ())
+    answer = generate(big, None, asked, Decoding(Chain(1), Greedy(), Draw("top-k"), Warp(), 24, ())).tokens
+    oracle = Foresees(big, asked, answer, 4)
+    result = generate(big, MEDUSA.drafter(oracle, big), asked, greedy)
+    assert result.tokens == answer[:16]
+    assert all(cycle.num_accepted == cycle.num_drafted for cycle in result.cycles)
+    assert max(cycle.num_drafted for cycle in result.cycles) == (4 if policy.name == "chain" else 3)
+    late = generate(big, MEDUSA.drafter(Late(oracle), big), asked, greedy)
+    assert late.tokens == answer[:16] and any(cycle.num_accepted < cycle.num_drafted for cycle in late.cycles)
+
+
+class Late(nn.Module):
+    """The same heads, each of them one token behind."""
+
+    def __init__(self, oracle):
+        super().__init__()
+        self.oracle, self.shape, self.unused = oracle, oracle.shape, nn.Parameter(torch.zeros(()))
+
+    def forward(self, features):
+        answers = self.oracle(features)
+        return torch.cat([features[None], answers[:-1]])

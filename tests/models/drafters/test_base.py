@@ -1,0 +1,133 @@
+"""A drafter's section: what decoding may change, what nothing reads beside a target, and which kinds there are."""
+
+import pytest
+from draftsmith.core.errors import UserError
+from draftsmith.core.refused import Refused
+from draftsmith.models.drafters import AnyDrafter
+from draftsmith.models.drafters.base import DrafterConfig
+from draftsmith.models.targets.base import language_shape
+from heads_tiny import config_of, text_config
+from pydantic import TypeAdapter, ValidationError
+from visual_tiny import llamagen, target
+
+LVLM = {"kind": "lvlm", "path": "somewhere"}
+SECTIONS = {
+    "lvlm": LVLM,
+    "eagle": {"kind": "eagle"},
+    "eagle3": {"kind": "eagle3"},
+    "sparrow": {"kind": "sparrow"},
+    "msd": {"kind": "msd"},
+    "vispec": {"kind": "vispec"},
+    "hivis": {"kind": "hivis"},
+    "medusa": {"kind": "medusa"},
+    "pruned": {"kind": "pruned"},
+    "llamagen": {"kind": "llamagen", "path": "somewhere", "size": "B"},
+    "ensemble": {"kind": "ensemble", "members": ["a", "b"]},
+}
+# Settings that a method may change, with another value.
+CHANGES = {
+    "lvlm": {"mode": "MT"},
+    "eagle": {"vata": True, "positions": "compact"},
+    "eagle3": {"vata": True},
+    "sparrow": {"vata": False, "positions": "flat", "visual_share": 0.5, "share_by": "text", "share_layer": 1},
+    "msd": {"vata": True},
+    "vispec": {"vata": True},
+    "hivis": {"positions": "flat"},
+    "llamagen": {"cfg_scale": 3.0},
+}
+
+
+def section(kind: str) -> DrafterConfig:
+    return TypeAdapter(AnyDrafter).validate_python(SECTIONS[kind])
+
+
+def test_the_union_has_every_kind():
+    assert {type(section(kind)).__name__ for kind in SECTIONS} == {
+        part.__name__ for part in AnyDrafter.__args__[0].__args__
+    }
+
+
+@pytest.mark.parametrize("kind", SECTIONS)
+def test_decoding_changes_what_decoding_alone_reads(kind):
+    before, changes = section(kind), CHANGES.get(kind, {})
+    after = before.for_decoding(**changes)
+    assert set(changes) <= before.decoding_settings and type(after) is type(before)
+    different = {n for n in type(before).model_fields if getattr(after, n) != getattr(before, n)}
+    assert different == set(changes)
+    assert before == section(kind), "the trained section stays as it was"
+
+
+@pytest.mark.parametrize(
+    ("kind", "settings", "says"),
+    [
+        ("sparrow", {"visual_shares": 0.5}, "did you mean 'visual_share'"),
+        ("sparrow", {"ivsb": False}, "ivsb is no decoding setting of this drafter"),
+        ("hivis", {"vata": True}, "kind hivis has positions"),
+        ("medusa", {"num_heads": 2}, "kind medusa has none"),
+        ("lvlm", {"modes": "T"}, "did you mean 'mode'"),
+        ("ensemble", {"weights": {"kind": "grid"}}, "weights is no decoding setting"),
+    ],
+)
+def test_other_settings_are_refused_with_the_nearest(kind, settings, says):
+    with pytest.raises(ValueError, match=says):
+        section(kind).for_decoding(**settings)
+
+
+@pytest.mark.parametrize(
+    ("kind", "settings"),
+    [("sparrow", {"visual_share": 2.0}), ("lvlm", {"mode": "X"}), ("llamagen", {"cfg_scale": 0.5})],
+)
+def test_values_are_checked_as_in_a_recipe(kind, settings):
+    with pytest.raises((ValidationError, ValueError)):
+        section(kind).for_decoding(**settings)
+
+
+@pytest.mark.parametrize(
+    ("settings", "draws_images", "says"),
+    [
+        ({"vata": True}, True, "vata: nothing reads it: it is of eagle heads for language models"),
+        ({"mtp_steps": 2}, True, "mtp_steps: nothing reads it"),
+        ({"num_heads": 2}, False, "num_heads: nothing reads it: it is of eagle heads for image generators"),
+        ({"loss": {"guided": 1.0}}, False, "loss: nothing reads it"),
+        ({"intermediate_size": 8}, True, None),
+        ({"intermediate_size": 8, "image": "placeholder"}, False, None),
+    ],
+)
+def test_settings_of_eagle_that_nothing_reads_beside_a_target(settings, draws_images, says):
+    config = config_of(kind="eagle", **settings)
+    if says is None:
+        config.check_settings(draws_images)
+        return
+    with pytest.raises(Refused, match=says):
+        config.check_settings(draws_images)
+    config.check_settings(not draws_images)
+
+
+@pytest.mark.parametrize("kind", SECTIONS)
+def test_kinds_that_draft_for_other_targets_are_refused(kind):
+    config = section(kind)
+    for draws_images, drafts in ((False, config.for_language), (True, config.for_images)):
+        if drafts:
+            config.check_settings(draws_images)
+        else:
+            with pytest.raises(Refused, match=f"kind: {kind} is no drafter for targets that"):
+                config.check_settings(draws_images)
+
+
+def test_a_shape_that_does_not_fit_is_refused():
+    drawn, text = target(llamagen()).shape, language_shape(text_config())
+    for kind in ("sparrow", "pruned", "lvlm"):
+        with pytest.raises(UserError, match=r"drafter\.kind"):
+            section(kind).check(drawn)
+    with pytest.raises(UserError, match="kind: pruned"):
+        section("llamagen").check(text)
+    for kind, shape in (("eagle", drawn), ("medusa", drawn), ("eagle", text), ("sparrow", text), ("medusa", text)):
+        section(kind).check(shape)
+
+
+@pytest.mark.parametrize("kind", ["pruned", "llamagen", "ensemble"])
+def test_what_is_not_trained_says_so(kind):
+    config = section(kind)
+    assert config.trains_on is None and config.provides() == {"drafter"}
+    with pytest.raises(UserError, match=f"a drafter of kind {kind} is not trained"):
+        config.training_objective(None, None)
