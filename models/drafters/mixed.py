@@ -100,7 +100,8 @@ class MixedProposal:
 
     def _mixed(self, each: Sequence[Tensor]) -> Tensor:
         """[F,V] of the members' [F,V]. Drafts may have fewer rows of the vocabulary than the target, or more."""
-        q = torch.stack([F.pad(part[:, : self.vocab_size], (0, self.vocab_size - part.shape[-1])) for part in each])
+        cut = [part[:, : self.vocab_size] for part in each]
+        q = torch.stack([F.pad(part, (0, self.vocab_size - part.shape[-1])) for part in cut])
         if self.weights.adaptive:
             self._drafted.append(q)
         return mixture(self.weights.current().to(q.device), q)
