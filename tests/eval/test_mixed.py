@@ -13,9 +13,11 @@ from draftsmith.core.states import Taps
 from draftsmith.eval.loop import Decoding, generate
 from draftsmith.eval.policies import Chain, Draw, Dynamic, Static
 from draftsmith.eval.rules import Sampling
+from draftsmith.models.decoding.decoder import CachedDecoder
 from draftsmith.models.decoding.tree import ROOT
 from draftsmith.models.decoding.warp import Warp
 from draftsmith.models.drafters import AnyDrafter
+from draftsmith.models.drafters.independent import IndependentProposal
 from draftsmith.models.drafters.mixed import MixedConfig, MixedProposal
 from draftsmith.models.drafters.weights import FixedWeights
 from heads_tiny import config_of
@@ -93,7 +95,10 @@ def test_weights_follow_the_better_member(big, answered):
     """A copy of the target beside one that is far away: the copy has nearly all the weight behind a few cycles."""
     far = target(near(big.decoder.model)).decoder.model
     far.lm_head.weight.data = -far.lm_head.weight.data
-    members = [proposal(far), proposal(big.decoder.model)]
+    members = [
+        IndependentProposal(CachedDecoder(model, num_token_ids=EMITTED), "M", newline_id=5)
+        for model in (far, big.decoder.model)
+    ]
     for kind in ("grid", "inverse"):
         drafter = mixed(members, {"kind": kind}).drafter(members, big)
         seen = []
