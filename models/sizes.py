@@ -34,6 +34,18 @@ def parameter_counts(config: PreTrainedConfig) -> dict[str, int]:
     return {str(name): num_parameters([module]) for name, module in parts.items()}
 
 
+def parameter_lines(config: PreTrainedConfig, *, vocabulary: bool = False) -> list[str]:
+    """Lines of a dry run: a part's name in 16 places, its parameters in 16, and their sum.
+
+    Args:
+        vocabulary: whether its size stands beside the sum.
+    """
+    counts = parameter_counts(config)
+    suffix = f"   vocabulary {config.get_text_config().vocab_size:,}" if vocabulary else ""
+    lines = [f"  {name:<16} {count:>16,}" for name, count in {**counts, "total": sum(counts.values())}.items()]
+    return [*lines[:-1], lines[-1] + suffix]
+
+
 def num_parameters(modules: Sequence[nn.Module]) -> int:
     """Distinct parameters: a tied head counts once."""
     return sum(p.numel() for p in {id(p): p for m in modules for p in m.parameters()}.values())

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection, Sequence
 
 from ..core import ranks
-from ..trainers.describe.models import drafter_lines, target_lines
+from ..trainers.describe.models import mirrored_shape, target_lines, target_shape
 from ..trainers.stages.base import Planned
 from .schema import Recipe
 
@@ -19,7 +19,7 @@ def dry_run(recipe: Recipe, planned: Sequence[Planned], stages: Collection[str] 
     lines = [f"dry run: nothing is written, no network is used ({ranks.world_size()} rank(s))"]
     lines += ["", "target", *target_lines(recipe)]
     if recipe.drafter is not None:
-        lines += ["drafter", *drafter_lines(recipe)]
+        lines += ["drafter", *recipe.drafter.lines(mirrored_shape(recipe), target_shape(recipe))]
     for plan in planned:
         if stages is None or plan.name in stages:
             lines += ["", f"stage {plan.name} ({plan.stage.kind})", *plan.stage.describe(plan)]

@@ -18,7 +18,7 @@ from pydantic import ValidationError
 from ..core.errors import UserError, did_you_mean, nearest
 from ..core.refused import Refused
 from ..core.secrets import redact_argument, redact_tree
-from .sections import SECTION, WORD, names, walk
+from .sections import SECTION, WORD, kinds, names, walk
 
 if TYPE_CHECKING:
     from .schema import Recipe
@@ -66,16 +66,11 @@ def load(arguments: list[str]) -> Loaded:
         recipe = Recipe.model_validate(tree)
     except ValidationError as error:
         fields = {name: field.annotation for name, field in Recipe.model_fields.items()}
-        raise _readable(error, path, fields, tree) from error
+        raise _readable(error, path, fields) from error
     except UserError as error:  # of a section, which knows no file
         where = f"{path}, {error.where}" if error.where else str(path)
         raise UserError(error.problem, where=where, cure=error.cure) from error
     return Loaded(recipe, tree, path, options, tuple(overrides))
-
-
-def _kind(tree: dict[str, Any], part: str) -> Any:
-    section = tree.get(part)
-    return section.get("kind") if isinstance(section, dict) else None
 
 
 def recipe_names() -> dict[str, Path]:
@@ -269,12 +264,7 @@ def _override(tree: dict[str, Any], key: str, value: Any) -> None:
     section[last] = _merge({last: section.get(last)}, {last: value})[last]
 
 
-# Keys of before -> what to say of them: dotted, and of a stage behind its kind (`generate.sizes`). Evaluations have
-# theirs in trainers/evaluation/renamed.py.
-MOVED: dict[str, str] = {}
-
-
-def _readable(error: ValidationError, path: Path, fields: dict[str, Any], tree: dict[str, Any]) -> UserError:
+def _readable(error: ValidationError, path: Path, fields: dict[str, Any]) -> UserError:
     """Pydantic's report as one message.
 
     Args:
@@ -282,7 +272,7 @@ def _readable(error: ValidationError, path: Path, fields: dict[str, Any], tree: 
     """
     lines, cures = [], []
     for problem in _problems(error):
-        line, cure = _told(problem, fields, tree)
+        line, cure = _told(problem, fields)
         lines.append(line)
         cures += [cure] if cure else []
     return UserError(
@@ -290,7 +280,7 @@ def _readable(error: ValidationError, path: Path, fields: dict[str, Any], tree: 
     )
 
 
-def _told(problem: Any, fields: dict[str, Any], tree: dict[str, Any]) -> tuple[str, str | None]:
+def _told(problem: Any, fields: dict[str, Any]) -> tuple[str, str | None]:
     """One problem: what is wrong, and what to do."""
     places = [str(p) for p in problem["loc"]]
     key, context = ".".join(walk(fields, places)[0]), problem.get("ctx", {})
@@ -301,11 +291,14 @@ def _told(problem: Any, fields: dict[str, Any], tree: dict[str, Any]) -> tuple[s
     match problem["type"]:
         case "extra_forbidden":
             known = sorted({n for m in walk(fields, places[:-1])[1] for n in names(m)} if places[1:] else fields)
-            moved, close = _moved(key, tree), nearest(places[-1], known)
-            cure = moved or (f"did you mean {close[0]}?" if close else f"keys here are {', '.join(known)}")
+            close = nearest(places[-1], known)
+            cure = f"did you mean {close[0]}?" if close else f"keys here are {', '.join(known)}"
             return f"unknown key {key}", f"{key}: {cure}"
         case "missing":
             return f"{key} is missing", None
+        case "union_tag_not_found":
+            possible = ", ".join(dict.fromkeys(kind for section in walk(fields, places)[1] for kind in kinds(section)))
+            return f"{key}: its kind is missing; kinds are {possible}", f"{key}: add kind, one of these"
         case "union_tag_invalid":
             # The key that tells sections apart: quoted, or the name of a function.
             name, tags, tag = context["discriminator"].strip("'()"), context["expected_tags"], context["tag"]
@@ -315,15 +308,6 @@ def _told(problem: Any, fields: dict[str, Any], tree: dict[str, Any]) -> tuple[s
     message, value = problem["msg"].removeprefix("Value error, "), redact_tree(problem["input"])
     shown = "" if isinstance(value, dict) else f" (found {value!r})"  # of a whole section the message says enough
     return f"{key}: {message[0].lower()}{message[1:]}{shown}", None
-
-
-def _moved(key: str, tree: dict[str, Any]) -> str | None:
-    """What replaced a key of before, if it is one."""
-    parts = key.split(".")
-    if parts[0] == "stages" and len(parts) > 2:
-        kind = _kind(tree.get("stages") or {}, parts[1])
-        key = ".".join([str(kind), *parts[2:]])
-    return MOVED.get(key)
 
 
 def _problems(error: ValidationError) -> list[Any]:

@@ -169,6 +169,17 @@ class DrafterConfig(Section):
         """Part -> number of parameters that are its own, without weights."""
         return {}
 
+    def lines(self, shape: TargetShape, config: Any) -> list[str]:
+        """What a dry run says of it beside a target of this shape and model config."""
+        count = sum(self.count(shape).values())
+        if self.trains_on is None:
+            return [f"  {'parameters':<16} {count:>16,}   nothing is trained"]
+        trained = f"  {'trainable':<16} {count:>16,}"
+        if not shape.draws_images:
+            return [f"{trained}   {self.kind}, beside the target's tables"]
+        beside = self.frozen_beside(shape)
+        return [trained, f"  {'with embedding':<16} {count + beside:>16,}   frozen, the target's"][: 1 + (beside > 0)]
+
     def exports(self, engine: str) -> list[str]:
         """Why a serving engine (vllm, sglang, speculators, eagle) cannot run this kind; none: its settings decide.
 

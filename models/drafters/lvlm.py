@@ -24,6 +24,7 @@ from ..decoding.decoder import CachedDecoder
 from ..hub import ModelSource, load_language_model, load_vision_tower, read_config, vision_half
 from ..llamagen.folders import find_folder
 from ..llava import TokenIds, assemble, llava_config
+from ..sizes import parameter_lines
 from ..targets.base import Target, TargetShape
 from ..targets.load import load_llava
 from .base import PLAIN, CountTokens, Drafter, DraftingOptions, PublishedDrafter, TargetIdentity
@@ -128,6 +129,14 @@ class LvlmConfig(PublishedDrafter):
     def save(self, module: nn.Module, folder: Path, manifest: Mapping[str, Any]) -> None:
         assert isinstance(module, PreTrainedModel)
         save_llava(module, folder, manifest)
+
+    def lines(self, shape: TargetShape, config: PreTrainedConfig) -> list[str]:
+        return parameter_lines(self.config_beside(config), vocabulary=True)
+
+    def config_beside(self, target: PreTrainedConfig) -> PreTrainedConfig:
+        """Its model config beside a target's, from pinned or inline configs."""
+        ids = TokenIds(target.text_config.vocab_size, target.image_token_index, 1, 2, target.pad_token_id or 0)
+        return drafter_config(self, target, ids, network=False)
 
     def exports(self, engine: str) -> list[str]:
         if engine in ("vllm", "sglang"):

@@ -28,7 +28,7 @@ from ..decoding.decoder import PromptRows
 from ..decoding.rows import Places
 from ..decoding.slots import Slots
 from ..decoding.warp import Warp
-from ..sizes import parameter_counts
+from ..sizes import parameter_counts, parameter_lines
 from ..targets.base import Target, TargetShape, TargetStep
 from ..targets.language import LanguageTarget
 from ..targets.load import TargetConfig, load_target, target_config
@@ -92,6 +92,12 @@ class PrunedConfig(DrafterConfig):
         if self.model == "target":
             return {}
         return parameter_counts(target_config(self.model, None, network=False))
+
+    def lines(self, shape: TargetShape, config: Any) -> list[str]:
+        kept = f"{1 - self.ratio:.0%} of the visual tokens kept" if self.ratio else "every visual token kept"
+        if self.model == "target":
+            return [f"  the target's own weights, with a cache of its own; {kept}; nothing is trained"]
+        return [*parameter_lines(target_config(self.model, None, network=False)), f"  {kept}; nothing is trained"]
 
     def num_kept(self, visual: int) -> int:
         """The budget for so many visual tokens."""

@@ -24,6 +24,10 @@ BAD = {
     "unknown restart": (["recipe=llava15-68m", "restart=finetone"], "finetune"),
     "kind of another target": (["recipe=llava15-68m", "stages.pretrain.kind=encode"], "kinds here are generate"),
     "unknown kind": (["recipe=llava15-68m", "stages.pretrain.kind=trian"], "kinds are"),
+    "stage without a kind": (
+        ["recipe=llava15-68m", "stages.new={data: {path: mine.json}}"],
+        "stages.new: its kind is missing; kinds are generate, encode, regenerate, cache, train, evaluate, publish",
+    ),
     "needs earlier": (["recipe=demo/lvlm", "stages.target.data.from=evaluate"], "no earlier stage"),
     "makes no data": (["recipe=demo/lvlm", "stages.language.data.from=target"], "makes none"),
     "unknown scenario": (["recipe=demo/lvlm", "stages.world.splits.train.captoin=1"], "did you mean 'caption'"),
@@ -47,6 +51,14 @@ def test_mistakes_are_told_and_nothing_is_written(name, tmp_path, capsys, monkey
     assert expected in message
     assert "Traceback" not in message
     assert list(tmp_path.iterdir()) == []
+
+
+def test_a_stage_without_a_kind_is_told_without_what_it_holds(capsys):
+    secret = "hf_" + "a1B2" * 9
+    assert main(["recipe=demo/lvlm", f"stages.new={{data: {secret}, token: {secret}}}"]) == 2
+    message = capsys.readouterr().err
+    assert "stages.new: its kind is missing" in message and "stages.new: add kind, one of these" in message
+    assert secret not in message
 
 
 def test_two_stages_with_one_name(tmp_path):

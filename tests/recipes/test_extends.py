@@ -86,13 +86,3 @@ def test_a_dry_run_has_the_stages_that_are_asked_for(capsys):
     assert main(["recipe=demo/lvlm", "dry_run=true", "stages=[pretrain,evaluate]"]) == 0
     titles = [line for line in capsys.readouterr().out.splitlines() if line.startswith("stage ")]
     assert titles == ["stage pretrain (train)", "stage evaluate (evaluate)"]
-
-
-def test_a_key_of_before_is_told_with_its_new_name(monkeypatch):
-    from draftsmith.recipes import load as loading
-
-    moved = {"generate.sizes": "it is now image_size", "tracker": "it is now tracking"}
-    monkeypatch.setattr(loading, "MOVED", moved)
-    for setting, told in (("stages.world.sizes=3", "image_size"), ("tracker={}", "tracking")):
-        with pytest.raises(UserError, match=f"it is now {told}"):
-            load(["recipe=demo/lvlm", setting])

@@ -19,12 +19,7 @@ from ...models.sizes import empty_model, parameter_counts
 from ...models.training import training_of
 from ..stages.base import Planned
 from .data import eyes_of, generated, most_patches, on_disk, samples, tokens
-from .models import (
-    draft_shape,
-    drafter_parameters,
-    generator_parameters,
-    target_shape,
-)
+from .models import drafter_parameters, generator_parameters, target_shape
 from .states import describe_states
 
 _GIB = 2**30
@@ -40,7 +35,7 @@ def describe_lvlm(plan: Planned) -> list[str]:
     stage, recipe = plan.stage, plan.recipe
     target = target_shape(recipe)
     drafter = stage.drafter or recipe.drafter
-    config = target if stage.model == "target" else draft_shape(recipe, drafter)
+    config = target if stage.model == "target" else drafter.config_beside(target)
     own = stage.model != "target" and drafter is not None and drafter.pictures == "own"
     eyes = eyes_of(stage.data, config if own else target)
     return _lvlm(plan, config, eyes) + _beside(plan, target)
@@ -64,8 +59,9 @@ def positions_of(plan: Planned) -> int:
         return stage.positions
     if before is not None:
         return positions_of(before)
-    is_target = stage.model == "target"
-    config = target_shape(plan.recipe) if is_target else draft_shape(plan.recipe, stage.drafter)
+    config = target_shape(plan.recipe)
+    if stage.model != "target":
+        config = (stage.drafter or plan.recipe.drafter).config_beside(config)
     return config.text_config.max_position_embeddings
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import torch
+from torch import nn
 
 from ...core.pictures import Picture
 from ...data.conversations import PromptFormat, encode
@@ -30,9 +31,8 @@ def build_captioner(
     """A published captioner, or the one that an earlier stage trained, asked in the stage's own prompt format."""
     if not isinstance(config, LvlmCaptions):
         return load_captioner(config, device)
-    model = load_drafter(context.inputs["captioner"], tokenizer_hash=processor.tokenizer_hash, dtype=torch.float32).to(
-        device
-    )
+    model = load_drafter(context.inputs["captioner"], tokenizer_hash=processor.tokenizer_hash, dtype=torch.float32)
+    nn.Module.to(model, device)
     turns = [{"from": "human", "value": config.prompt}, {"from": "gpt", "value": "-"}]
     # It is a model like the drafter, and has the drafter's eyes.
     patches = (context.own_eyes() or processor).patches

@@ -175,21 +175,23 @@ def _usable(
     """Decoded pictures; the others are counted by their reason and listed."""
     notes = []
     for item in items:
-        found: Any = item
+        refused = item
         if isinstance(item, Captioned):
             if duplicates is not None and item.number in duplicates:
                 counts["duplicate"] += 1
                 continue
-            found = decode_image(item, size, min_side=stage.min_side or size)
-        if isinstance(found, Refused):
-            if stage.on_error == "strict":
-                raise UserError(
-                    f"{found.reason}: {found.detail}", where=found.where, cure="remove it, or set on_error: skip"
-                )
-            counts[found.reason] += 1
-            notes.append({"key": found.key, "reason": found.reason, "where": found.where, "detail": found.detail})
-            continue
-        yield _Picture(item, torch.from_numpy(np.asarray(found).copy()).permute(2, 0, 1))
+            image = decode_image(item, size, min_side=stage.min_side or size)
+            if not isinstance(image, Refused):
+                yield _Picture(item, torch.from_numpy(np.asarray(image).copy()).permute(2, 0, 1))
+                continue
+            refused = image
+        assert isinstance(refused, Refused)
+        if stage.on_error == "strict":
+            cure = "remove it, or set on_error: skip"
+            raise UserError(f"{refused.reason}: {refused.detail}", where=refused.where, cure=cure)
+        counts[refused.reason] += 1
+        note = {"key": refused.key, "reason": refused.reason, "where": refused.where, "detail": refused.detail}
+        notes.append(note)
     if notes:
         log.write_text("".join(json.dumps(note) + "\n" for note in notes))
 

@@ -66,6 +66,16 @@ class GenerateStage(Stage):
         return isinstance(next(iter(self.splits.values())), dict)
 
     @property
+    def records(self) -> dict[str, dict[str, int]]:
+        """Split -> scenario -> records, of conversations."""
+        return {split: counts for split, counts in self.splits.items() if isinstance(counts, dict)}
+
+    @property
+    def pictures(self) -> dict[str, int]:
+        """Split -> captioned pictures."""
+        return {split: count for split, count in self.splits.items() if isinstance(count, int)}
+
+    @property
     def vocabulary(self) -> int:
         """Ids of the tokenizer."""
         return self.vocab_size or (640 if self.writes_conversations else 400)
@@ -75,7 +85,7 @@ class GenerateStage(Stage):
         if len({isinstance(count, dict) for count in self.splits.values()}) > 1:
             raise ValueError("splits are numbers of pictures, or records of each scenario, and not both")
         if not self.writes_conversations:
-            if empty := [split for split, count in self.splits.items() if count < 1]:  # type: ignore[operator]
+            if empty := [split for split, count in self.pictures.items() if count < 1]:
                 raise ValueError(f"splits {empty} hold no picture")
             return self
         if self.image_size < 24 or self.vocabulary < 400:
@@ -85,8 +95,8 @@ class GenerateStage(Stage):
         return self
 
     def _check_splits(self) -> None:
-        for split, counts in self.splits.items():
-            for kind, count in counts.items():  # type: ignore[union-attr]
+        for split, counts in self.records.items():
+            for kind, count in counts.items():
                 if kind not in KINDS:
                     raise ValueError(f"splits.{split} names scenario {kind!r}; {did_you_mean(kind, KINDS)}")
                 if count < 0:
@@ -132,8 +142,8 @@ class GenerateStage(Stage):
 
     def describe(self, plan: Planned) -> list[str]:
         if self.writes_conversations:
-            return [f"  {split}: {sum(counts.values())} records" for split, counts in self.splits.items()]  # type: ignore[union-attr]
-        return [f"  {split}: {count} pictures" for split, count in self.splits.items()]
+            return [f"  {split}: {sum(counts.values())} records" for split, counts in self.records.items()]
+        return [f"  {split}: {count} pictures" for split, count in self.pictures.items()]
 
 
 def _write_conversations(stage: GenerateStage, context: Context, world: Path) -> None:
@@ -141,7 +151,7 @@ def _write_conversations(stage: GenerateStage, context: Context, world: Path) ->
         world,
         seed=context.seed,
         image_size=stage.image_size,
-        splits=stage.splits,  # type: ignore[arg-type]
+        splits=stage.records,
         mixtures=stage.mixtures,
         suite=stage.suite,
         clip_frames=stage.clip_frames,
@@ -156,7 +166,7 @@ def _write_conversations(stage: GenerateStage, context: Context, world: Path) ->
 
 
 def _write_captioned(stage: GenerateStage, context: Context, world: Path) -> None:
-    splits: dict[str, int] = stage.splits  # type: ignore[assignment]
+    splits = stage.pictures
     write_captioned(
         world, seed=context.seed, image_size=stage.image_size, grain=stage.grain, pairs=stage.pairs, splits=splits
     )
@@ -171,8 +181,10 @@ def _processor(stage: GenerateStage, kind: str, tokenizer: Any) -> Processor:
     pixels: dict[str, Any] = {"image_mean": IMAGE_MEAN, "image_std": IMAGE_STD}
     if kind in QWEN:
         least = (2 * stage.patch_size) ** 2
-        limits = {"min_pixels": least, "max_pixels": max(least, stage.image_size**2)}
-        return build_qwen_processor(tokenizer, kind, patch_size=stage.patch_size, **limits, **pixels)
+        most = max(least, stage.image_size**2)
+        return build_qwen_processor(
+            tokenizer, kind, patch_size=stage.patch_size, min_pixels=least, max_pixels=most, **pixels
+        )
     return build_processor(tokenizer, image_size=stage.image_size, patch_size=stage.patch_size, **pixels)
 
 
