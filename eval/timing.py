@@ -1,13 +1,15 @@
-"""Clocks for measurements: neighbouring runs in turn, in an order that changes, told as medians with quartiles.
+"""What the benchmarks share: neighbouring runs in turn, medians with quartiles, fresh processes, and printed tables.
 
 Machines are shared and warm up: only ratios of neighbours within one process say something, so nothing is timed alone.
 """
 
 from __future__ import annotations
 
+import argparse
 import os
 import platform
 import statistics
+import subprocess
 import sys
 import time
 from collections.abc import Callable, Hashable, Mapping, Sequence
@@ -19,6 +21,17 @@ import torch
 Name = TypeVar("Name", bound=Hashable)
 Action = Callable[[], Any]
 Clock = Callable[[], Any]  # the moment in seconds, or several clocks' as an array
+HIDDEN = argparse.SUPPRESS  # help of what only fresh processes are called with
+
+
+def options(description: str | None) -> argparse.ArgumentParser:
+    """A command line whose help is the script's docstring, as it is."""
+    return argparse.ArgumentParser(description=description, formatter_class=argparse.RawDescriptionHelpFormatter)
+
+
+def device() -> torch.device:
+    """CUDA where there is any."""
+    return torch.device("cuda" if torch.cuda.is_available() else "cpu")
 
 
 def wall() -> float:
@@ -83,3 +96,41 @@ def command() -> str:
     """This process's command line, as one types it in the repository."""
     threads = [f"OMP_NUM_THREADS={n}"] if (n := os.environ.get("OMP_NUM_THREADS")) else []
     return " ".join([*threads, f"scripts/{Path(sys.argv[0]).name}", *sys.argv[1:]])
+
+
+def header(settings: str) -> None:
+    """Print the line above a benchmark's tables: what was run, where, and with which settings."""
+    print(f"`{command()}`: {machine()}, {settings}\n")
+
+
+def table(*columns: str) -> None:
+    """Print the head of a Markdown table."""
+    row(*columns)
+    row(*["---"] * len(columns))
+
+
+def row(*cells: object) -> None:
+    """Print a line of a Markdown table at once: the next one may take minutes."""
+    print(f"| {' | '.join(map(str, cells))} |", flush=True)
+
+
+def fresh_process(*arguments: object, **environment: str) -> subprocess.Popen[str]:
+    """This script again, in a process of its own: what it holds in memory is then its own."""
+    return subprocess.Popen(
+        [sys.executable, sys.argv[0], *map(str, arguments)], env=os.environ | environment,
+        stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+    )  # fmt: skip
+
+
+def answer_of(process: subprocess.Popen[str]) -> str:
+    """The last line that a fresh process prints. Raises `SystemExit` with its errors where it fails."""
+    output, errors = process.communicate()
+    if process.returncode:
+        raise SystemExit(f"{' '.join(map(str, process.args))} failed:\n{errors}")  # type: ignore[arg-type]
+    return output.splitlines()[-1]
+
+
+def peak_mib() -> float:
+    """Memory that this process held at its peak; getrusage would begin with what its parent held."""
+    status = Path("/proc/self/status").read_text()
+    return int(status.split("VmHWM:")[1].split()[0]) / 1024

@@ -9,14 +9,10 @@ tiny pictures that all records share. Opens it as a train stage does, each time 
 index is made, and warm, where it is kept; then reads random samples. Memory is what the process alone holds (USS).
 """
 
-import argparse
 import json
 import os
-import platform
 import random
 import resource
-import subprocess
-import sys
 import tempfile
 import time
 from pathlib import Path
@@ -29,6 +25,7 @@ from draftsmith.data.dataset import ConversationData, ConversationDataset
 from draftsmith.data.order import epoch_order
 from draftsmith.data.processor import Processor, build_processor
 from draftsmith.data.shapes.tokenizer import train_tokenizer
+from draftsmith.eval import timing
 from PIL import Image
 
 TEXT = (
@@ -98,47 +95,44 @@ def measure(path: Path, num_samples: int) -> dict[str, float]:
         skipped_log=None,
         cache=path.parent / "cache",
     )
-    found = {"open_s": time.perf_counter() - start, "cpu_s": cpu_s() - used, "open_mib": held_mib() - before}
-    start = time.perf_counter()
-    epoch_order(dataset.lengths, seed=0, epoch=0, batch_size=128, grouped=True)
-    found["order_s"] = time.perf_counter() - start
+    numbers = {"open_s": time.perf_counter() - start, "cpu_s": cpu_s() - used, "open_mib": held_mib() - before}
+    order = lambda: epoch_order(dataset.lengths, seed=0, epoch=0, batch_size=128, grouped=True)  # noqa: E731
+    numbers["order_s"] = timing.timed(order)
     indices = np.random.default_rng(0).integers(0, len(dataset), num_samples)
     for name, part in zip(("tenth", "rest"), np.split(indices, [num_samples // 10]), strict=True):
         start = time.perf_counter()
         for index in part.tolist():
             dataset[index]
-        found[f"{name}_mib"] = held_mib() - before
-        found["samples_per_s"] = len(part) / (time.perf_counter() - start)
-    found["peak_rss_mib"] = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
-    found["reader_peak_rss_mib"] = resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss / 1024
-    return found
+        numbers[f"{name}_mib"] = held_mib() - before
+        numbers["samples_per_s"] = len(part) / (time.perf_counter() - start)
+    numbers["peak_rss_mib"] = timing.peak_mib()
+    numbers["reader_peak_rss_mib"] = resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss / 1024
+    return numbers
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = timing.options(__doc__)
     parser.add_argument("--records", type=int, default=665000)
     parser.add_argument("--samples", type=int, default=20000, help="read at random after opening")
     parser.add_argument("--suffix", choices=(".json", ".jsonl"), default=".json")
-    parser.add_argument("--measure", type=Path, help=argparse.SUPPRESS)  # what the fresh processes are called with
-    arguments = parser.parse_args()
-    if arguments.measure:
-        print(json.dumps(measure(arguments.measure, arguments.samples)))
+    parser.add_argument("--measure", type=Path, help=timing.HIDDEN)
+    options = parser.parse_args()
+    if options.measure:
+        print(json.dumps(measure(options.measure, options.samples)))
         return
-    cores = len(os.sched_getaffinity(0))
-    print(f"python {platform.python_version()}, {platform.machine()}, {cores} cores, load {os.getloadavg()[0]:.1f}")
     with tempfile.TemporaryDirectory() as folder:
-        path = Path(folder) / f"data{arguments.suffix}"
-        generate(path, arguments.records)
-        print(f"{arguments.records} records, {path.stat().st_size / 1e6:.0f} MB of {arguments.suffix}")
-        command = [sys.executable, __file__, "--samples", str(arguments.samples), "--measure", str(path)]
+        path = Path(folder) / f"data{options.suffix}"
+        generate(path, options.records)
+        timing.header(f"{options.records} records, {path.stat().st_size / 1e6:.0f} MB of {options.suffix}")
         for name in ("cold", "warm"):
-            found = json.loads(subprocess.run(command, check=True, capture_output=True, text=True).stdout)
+            process = timing.fresh_process("--samples", options.samples, "--measure", path)
+            numbers = json.loads(timing.answer_of(process))
             print(
-                f"{name}: open {found['open_s']:.2f} s ({found['cpu_s']:.1f} s of CPU), +{found['open_mib']:.0f} MiB; "
-                f"grouped order {found['order_s']:.2f} s; "
-                f"+{found['tenth_mib']:.0f} MiB after {arguments.samples // 10} samples, "
-                f"+{found['rest_mib']:.0f} MiB after {arguments.samples} ({found['samples_per_s']:.0f} a second); "
-                f"peak RSS {found['peak_rss_mib']:.0f} MiB, of an index reader {found['reader_peak_rss_mib']:.0f} MiB"
+                "{name}: open {open_s:.2f} s ({cpu_s:.1f} s of CPU), +{open_mib:.0f} MiB; grouped order {order_s:.2f} "
+                "s; +{tenth_mib:.0f} MiB after {few} samples, +{rest_mib:.0f} MiB after {many} ({samples_per_s:.0f} a "
+                "second); peak RSS {peak_rss_mib:.0f} MiB, of an index reader {reader_peak_rss_mib:.0f} MiB".format(
+                    name=name, few=options.samples // 10, many=options.samples, **numbers
+                )
             )
 
 

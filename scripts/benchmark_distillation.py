@@ -11,23 +11,18 @@ hidden states and activations, gradients. The loss takes what the peak has beyon
 peak, on a CPU the process's resident set.
 """
 
-import argparse
-import json
-import os
-import resource
-import statistics
-import subprocess
-import sys
+from statistics import median
 from typing import Any, cast
 
 import torch
 from draftsmith.core.loss import StepLoss
 from draftsmith.core.nouns import Batch
 from draftsmith.core.states import TargetStates
-from draftsmith.eval.timing import command, machine
+from draftsmith.eval import timing
+from draftsmith.eval.studies.latency_models import random_llava
 from draftsmith.models.distillation import DistillObjective, DistillTraining, Teacher
-from draftsmith.models.llava import TokenIds, assemble, llava_config
-from transformers import CLIPVisionConfig, LlamaConfig, PreTrainedModel
+from draftsmith.models.llava import TokenIds
+from transformers import PreTrainedModel
 
 VOCAB, TOKENS = 32064, 32000
 BOUND = 1.1
@@ -35,14 +30,8 @@ BOUND = 1.1
 
 def model(width: int, layers: int) -> PreTrainedModel:
     """Random weights; the tower is a small one, since the batch is text."""
-    text = LlamaConfig(
-        hidden_size=width, intermediate_size=4 * width, num_hidden_layers=layers, num_attention_heads=width // 64,
-        num_key_value_heads=width // 64, vocab_size=VOCAB, max_position_embeddings=4096,
-    )  # fmt: skip
-    vision = CLIPVisionConfig(
-        hidden_size=32, intermediate_size=64, num_hidden_layers=2, num_attention_heads=2, image_size=28, patch_size=14
-    )
-    return assemble(llava_config(text, vision, TokenIds(VOCAB, TOKENS, 1, 2, 0)))
+    text, tower = (width, 4 * width, layers, width // 64), (32, 64, 2, 2)
+    return random_llava(text, tower, TokenIds(VOCAB, TOKENS, 1, 2, 0), side=28, patch=14)
 
 
 def batch(tokens: int, supervised: int, rows: int) -> Batch:
@@ -73,66 +62,55 @@ class OwnStates(DistillTraining):
 def measure(tokens: int, supervised: int, chunk: int, rows: int) -> float:
     """Peak in MiB of one step in this process; chunk 0: without the vocabulary."""
     torch.set_num_threads(1)
-    device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
-    torch.manual_seed(0)
-    objective = DistillObjective(kind="distill", chunk=chunk or 1)
+    device = timing.device()
     banned = torch.zeros(VOCAB, dtype=torch.bool)
     banned[TOKENS:] = True
     kind: Any = DistillTraining if chunk else OwnStates
-    teacher = Teacher(cast(Any, cast(torch.nn.Module, model(1024, 2)).to(device)))
+    teacher = Teacher(cast(Any, model(1024, 2).to(device)))  # type: ignore[arg-type]
     module = kind(
-        model(768, 2), ["projector", "language_model"], objective=objective, teacher=teacher,
-        banned=banned, gradient_checkpointing=False,
+        model(768, 2), ["projector", "language_model"], objective=DistillObjective(kind="distill", chunk=chunk or 1),
+        teacher=teacher, banned=banned, gradient_checkpointing=False,
     ).to(device).train()  # fmt: skip
-    given = batch(tokens, supervised, rows).to(device)
-    assert given.num_supervised == supervised, (given.num_supervised, supervised)
+    example = batch(tokens, supervised, rows).to(device)
+    assert example.num_supervised == supervised, (example.num_supervised, supervised)
     if device.type == "cuda":
         torch.cuda.reset_peak_memory_stats()
-    module(given, teacher.states(given)).loss_sum.backward()
-    if device.type == "cuda":
-        return torch.cuda.max_memory_allocated() / 2**20
-    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
+    module(example, teacher.states(example)).loss_sum.backward()
+    return torch.cuda.max_memory_allocated() / 2**20 if device.type == "cuda" else timing.peak_mib()
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = timing.options(__doc__)
     parser.add_argument("--tokens", type=int, default=1024, help="supervised in the larger case")
     parser.add_argument("--chunk", type=int, default=128)
     parser.add_argument("--rows", type=int, default=4)
     parser.add_argument("--repeats", type=int, default=3)
-    parser.add_argument("--measure", type=int, nargs=2, help=argparse.SUPPRESS)  # supervised, chunk: a fresh process
-    given = parser.parse_args()
-    if given.measure:
-        supervised, chunk = given.measure
-        print(json.dumps(measure(given.tokens, supervised, chunk, given.rows)))
+    parser.add_argument("--measure", type=int, nargs=2, help=timing.HIDDEN)  # supervised, chunk: a fresh process
+    asked = parser.parse_args()
+    if asked.measure:
+        print(measure(asked.tokens, *asked.measure, asked.rows))
         return
 
     def peaks(supervised: int, chunk: int) -> list[float]:
-        again = [sys.executable, __file__, "--tokens", str(given.tokens), "--rows", str(given.rows)]
-        again += ["--measure", str(supervised), str(chunk)]
+        more = ["--tokens", asked.tokens, "--rows", asked.rows, "--measure", supervised, chunk]
         # Large blocks go back to the system when they are freed: else the resident set keeps what is long gone.
-        environment = os.environ | {"MALLOC_MMAP_THRESHOLD_": "1048576", "MALLOC_ARENA_MAX": "1"}
-        found = [
-            subprocess.run(again, check=True, capture_output=True, text=True, env=environment)
-            for _ in range(given.repeats)
-        ]
-        return [float(one.stdout.splitlines()[-1]) for one in found]
+        freeing = {"MALLOC_MMAP_THRESHOLD_": "1048576", "MALLOC_ARENA_MAX": "1"}
+        return [float(timing.answer_of(timing.fresh_process(*more, **freeing))) for _ in range(asked.repeats)]
 
-    half, whole = given.tokens // 2, given.tokens
-    own = {count: statistics.median(peaks(count, 0)) for count in (half, whole)}
-    print(f"`{command()}`: {machine()}, seed 0, float32; draft of width 768, target of width 1024, {VOCAB} ids.")
-    print(f"Medians of {given.repeats} fresh processes; own states {own[half]:.0f} and {own[whole]:.0f} MiB.\n")
-    print("| vocabulary | beyond own states, half supervised | all supervised | ratio | bound | whole peaks | ratio |")
-    print("| --- | --- | --- | --- | --- | --- | --- |")
-    for name, chunk in ((f"in chunks of {given.chunk}", given.chunk), ("at once", whole)):
+    half, whole = asked.tokens // 2, asked.tokens
+    own = {count: median(peaks(count, 0)) for count in (half, whole)}
+    timing.header(f"seed 0, float32; draft of width 768, target of width 1024, {VOCAB} ids")
+    print(f"Medians of {asked.repeats} fresh processes; own states {own[half]:.0f} and {own[whole]:.0f} MiB.\n")
+    timing.table("vocabulary", "beyond own states, half supervised", "all supervised", "ratio", "bound", "whole peaks",
+                 "ratio")  # fmt: skip
+    for name, chunk in ((f"in chunks of {asked.chunk}", asked.chunk), ("at once", whole)):
         first, second = (peaks(count, chunk) for count in (half, whole))
-        a, b = statistics.median(first), statistics.median(second)
-        beyond = a - own[half], b - own[whole]
-        ratio = beyond[1] / beyond[0]
-        bound = f"at most {BOUND}" if chunk == given.chunk else ""
-        shown = f"{ratio:.3f}" if not bound or ratio <= BOUND else f"**{ratio:.3f}: missed**"
+        few, many = median(first) - own[half], median(second) - own[whole]
+        bounded = chunk == asked.chunk
+        shown = f"**{many / few:.3f}: missed**" if bounded and many / few > BOUND else f"{many / few:.3f}"
         spread = f"[{min(first):.0f}, {max(first):.0f}], [{min(second):.0f}, {max(second):.0f}] MiB"
-        print(f"| {name} | {beyond[0]:.0f} MiB | {beyond[1]:.0f} MiB | {shown} | {bound} | {spread} | {b / a:.3f} |")
+        timing.row(name, f"{few:.0f} MiB", f"{many:.0f} MiB", shown, f"at most {BOUND}" if bounded else "", spread,
+                   f"{median(second) / median(first):.3f}")  # fmt: skip
 
 
 if __name__ == "__main__":

@@ -16,6 +16,8 @@ import copy
 import os
 import statistics
 import tempfile
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -26,16 +28,18 @@ import torch
 from draftsmith.core.nouns import Request
 from draftsmith.data.collate import ConversationCollate, Sample
 from draftsmith.data.loader import Loader
+from draftsmith.eval import timing
 from draftsmith.eval.loop import Decoding, generate
 from draftsmith.eval.policies import Chain, Draw
 from draftsmith.eval.rules import Greedy
-from draftsmith.eval.timing import command, in_turn, machine, ratios, spread, timed
+from draftsmith.eval.studies.latency_models import random_llava
+from draftsmith.eval.timing import in_turn, ratios, row, spread, timed
 from draftsmith.models.decoding.decoder import CachedDecoder
 from draftsmith.models.decoding.warp import Warp
 from draftsmith.models.drafters.independent import IndependentProposal
-from draftsmith.models.llava import PARTS, LlavaTraining, TokenIds, assemble, llava_config
+from draftsmith.models.llava import PARTS, LlavaTraining, TokenIds
 from draftsmith.models.targets.llava import LlavaTarget
-from transformers import CLIPVisionConfig, DynamicCache, LlamaConfig, LlamaForCausalLM
+from transformers import DynamicCache, LlamaForCausalLM
 from transformers.utils import logging
 
 VOCAB, IMAGE, BOS, EOS, PAD = 2048, 3, 1, 2, 0
@@ -44,15 +48,8 @@ STEPS, BATCH = 12, 8  # of a training run
 
 def build_target(width: int, layers: int, seed: int):
     """A tiny LLaVA with random weights."""
-    torch.manual_seed(seed)
-    text = LlamaConfig(
-        hidden_size=width, intermediate_size=3 * width, num_hidden_layers=layers, num_attention_heads=width // 64,
-        num_key_value_heads=width // 64, vocab_size=VOCAB, max_position_embeddings=2048, initializer_range=0.03,
-    )  # fmt: skip
-    vision = CLIPVisionConfig(
-        hidden_size=64, intermediate_size=128, num_hidden_layers=2, num_attention_heads=2, image_size=32, patch_size=8
-    )
-    model = assemble(llava_config(text, vision, TokenIds(VOCAB, IMAGE, BOS, EOS, PAD))).eval()
+    text, ids = (width, 3 * width, layers, width // 64), TokenIds(VOCAB, IMAGE, BOS, EOS, PAD)
+    model = random_llava(text, (64, 128, 2, 2), ids, side=32, patch=8, seed=seed)
     # Later layers change little, so that a draft of the first layer agrees now and then.
     for layer in model.model.language_model.layers[1:]:
         layer.self_attn.o_proj.weight.data *= 0.3
@@ -82,45 +79,43 @@ def benchmark_loop(arguments, device) -> None:
     settings = draft.generation_config
     settings.num_assistant_tokens, settings.num_assistant_tokens_schedule = gamma, "constant"
     settings.assistant_confidence_threshold, settings.is_assistant = 0.0, True
-    ours: list[float] = []
-    theirs: list[float] = []
-    plain: list[float] = []
+    times: dict[str, list[float]] = {"ours": [], "theirs": [], "plain": []}
     overheads: list[float] = []
     taus: list[float] = []
     for number in range(n + 1):
         generator = torch.Generator().manual_seed(arguments.seed * 1000 + number)
         ids = torch.randint(8, VOCAB, (64,), generator=generator)
         request = Request(ids, torch.zeros(64, dtype=torch.int8), None, str(number))
-        found: dict[str, Any] = {}
+        results: dict[str, Any] = {}
 
-        def our_loop(request=request, found=found):
-            found["ours"] = generate(target, drafter, request, decoding)
+        def run(name: str, action: Callable[[], Any], results: dict[str, Any] = results) -> None:
+            results[name] = action()
 
-        def their_loop(ids=ids, found=found):
-            found["theirs"] = model.generate(
-                ids[None].to(device), attention_mask=torch.ones(1, len(ids), dtype=torch.long, device=device),
-                assistant_model=draft, max_new_tokens=limit, do_sample=False, suppress_tokens=[IMAGE],
-                eos_token_id=None, pad_token_id=PAD,
-            )  # fmt: skip
-
-        def our_plain(request=request):
-            generate(target, None, request, decoding)
-
-        times = in_turn({"ours": our_loop, "theirs": their_loop, "plain": our_plain}, number)
-        for name, seconds in (("ours", ours), ("theirs", theirs), ("plain", plain)):
-            seconds.append(times[name])
-        result = found["ours"]
-        assert result.tokens == found["theirs"][0, len(ids) :].tolist(), "the two loops disagree"
-        t_q, t_verify = bare_times(draft, model, 64 + limit // 2, gamma, device)
-        full = [c for c in result.cycles if c.num_drafted == gamma]
-        overheads.append(statistics.median(c.total_s for c in full) / (gamma * t_q + t_verify))
-        taus.append(sum(c.num_emitted for c in result.cycles) / len(result.cycles))
+        assisted = partial(
+            model.generate, ids[None].to(device), attention_mask=torch.ones(1, len(ids), dtype=torch.long,
+            device=device), assistant_model=draft, max_new_tokens=limit, do_sample=False, suppress_tokens=[IMAGE],
+            eos_token_id=None, pad_token_id=PAD,
+        )  # fmt: skip
+        actions: dict[str, Callable[[], Any]] = {
+            "ours": partial(run, "ours", partial(generate, target, drafter, request, decoding)),
+            "theirs": partial(run, "theirs", assisted),
+            "plain": partial(generate, target, None, request, decoding),
+        }
+        seconds = in_turn(actions, number)
+        result = results["ours"]
+        assert result.tokens == results["theirs"][0, len(ids) :].tolist(), "the two loops disagree"
         if number == 0:  # warm-up
-            for values in (ours, theirs, plain, overheads, taus):
-                values.clear()
-    print(f"| ours / transformers' assisted generation | {spread(ratios(ours, theirs))} | {n} |")
-    print(f"| ours / our plain decoding (tau {statistics.mean(taus):.2f}) | {spread(ratios(ours, plain))} | {n} |")
-    print(f"| cycle / (gamma T_q + T_verify) | {spread(overheads)} | {n} |")
+            continue
+        for name, values in times.items():
+            values.append(seconds[name])
+        t_q, t_verify = bare_times(draft, model, 64 + limit // 2, gamma, device)
+        full = [c.total_s for c in result.cycles if c.num_drafted == gamma]
+        overheads.append(statistics.median(full) / (gamma * t_q + t_verify))
+        taus.append(sum(c.num_emitted for c in result.cycles) / len(result.cycles))
+    row("ours / transformers' assisted generation", spread(ratios(times["ours"], times["theirs"])), n)
+    plain = f"ours / our plain decoding (tau {statistics.mean(taus):.2f})"
+    row(plain, spread(ratios(times["ours"], times["plain"])), n)
+    row("cycle / (gamma T_q + T_verify)", spread(overheads), n)
 
 
 def bare_times(draft, target, length: int, gamma: int, device) -> tuple[float, float]:
@@ -134,11 +129,11 @@ def bare_times(draft, target, length: int, gamma: int, device) -> tuple[float, f
         def forward(model=model, core=core, cache=cache, ids=ids):
             model.lm_head(core(input_ids=ids, past_key_values=cache, use_cache=True).last_hidden_state).argmax(-1)
 
-        found = []
+        seconds = []
         for _ in range(9):
-            found.append(timed(forward))
+            seconds.append(timed(forward))
             cache.crop(-count)
-        times.append(statistics.median(found))
+        times.append(statistics.median(seconds))
     return times[0], times[1]
 
 
@@ -214,31 +209,28 @@ def benchmark_step(arguments: argparse.Namespace) -> None:
     from draftsmith.trainers.engine import init_distributed
 
     init_distributed()
-    ours: list[float] = []
-    bare: list[float] = []
+    quotients = []
     for number in range(arguments.pairs_step + 1):
         if number % 2:
             (seconds, loss), (bare_seconds, bare_loss) = our_training(), bare_training()
         else:
             (bare_seconds, bare_loss), (seconds, loss) = bare_training(), our_training()
         assert abs(loss - bare_loss) < 2e-3, (loss, bare_loss)
-        ours.append(seconds)
-        bare.append(bare_seconds)
-    print(f"| training step, ours / bare torch | {spread(ratios(ours[1:], bare[1:]))} | {arguments.pairs_step} |")
+        quotients.append(seconds / bare_seconds)
+    row("training step, ours / bare torch", spread(quotients[1:]), arguments.pairs_step)
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = timing.options(__doc__)
     parser.add_argument("--gamma", type=int, default=5)
     parser.add_argument("--pairs", type=int, default=15, help="requests, each decoded by both loops")
     parser.add_argument("--pairs-step", type=int, default=7, help="pairs of training runs of 12 steps")
     parser.add_argument("--seed", type=int, default=0)
     arguments = parser.parse_args()
     logging.set_verbosity_error()
-    device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
-    print(f"`{command()}`: {machine()}, seed {arguments.seed}, gamma {arguments.gamma}, target width 512, float32\n")
-    print("| what | median of ratios [quartiles] | pairs |\n| --- | --- | --- |")
-    benchmark_loop(arguments, device)
+    timing.header(f"seed {arguments.seed}, gamma {arguments.gamma}, target width 512, float32")
+    timing.table("what", "median of ratios [quartiles]", "pairs")
+    benchmark_loop(arguments, timing.device())
     benchmark_step(arguments)
 
 

@@ -9,15 +9,15 @@ random, which no time depends on; the two lengths take turns, and ratios are of 
 what 0.5k does, within 5% beyond the spread.
 """
 
-import argparse
 from types import SimpleNamespace
 from typing import cast
 
 import torch
 from draftsmith.core.pictures import TEXT, VIDEO
 from draftsmith.core.section import torch_dtype
+from draftsmith.eval import timing
 from draftsmith.eval.policies import Draw, Dynamic
-from draftsmith.eval.timing import command, machine, ratios, rounds, spread
+from draftsmith.eval.timing import ratios, rounds, spread
 from draftsmith.models.decoding.rows import Guidance
 from draftsmith.models.decoding.warp import Warp
 from draftsmith.models.drafters.head_module import StateHead
@@ -51,13 +51,8 @@ class Cycles:
         modality = torch.full((1, length), TEXT, dtype=torch.int8, device=self.device)
         modality[0, BEFORE : BEFORE + visual] = VIDEO
         ids = torch.randint(target.config.vocab_size, (1, length), device=self.device)
-        prompt = Prompt(
-            ids,
-            torch.ones_like(ids, dtype=torch.bool),
-            torch.arange(length, device=self.device)[None],
-            Guidance(),
-            modality,
-        )
+        seen, positions = torch.ones_like(ids, dtype=torch.bool), torch.arange(length, device=self.device)[None]
+        prompt = Prompt(ids, seen, positions, Guidance(), modality)
         self.proposal = HeadProposal(head, cast(Target, target), SparrowConfig(kind="sparrow", vata=vata))
         layers = {layer: self._states(length) for layer in self.proposal.taps.layers}
         step = TargetStep(torch.zeros(1, target.config.vocab_size), self._states(length), layers, {}, prompt)
@@ -90,7 +85,7 @@ class Cycles:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = timing.options(__doc__)
     parser.add_argument("--width", type=int, default=896)
     parser.add_argument("--vocabulary", type=int, default=32000)
     parser.add_argument("--dtype", choices=("float32", "bfloat16", "float16"), default="float32")
@@ -98,23 +93,18 @@ def main() -> None:
     parser.add_argument("--seed", type=int, default=0)
     options = parser.parse_args()
     torch.manual_seed(options.seed)
-    device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
-    dtype = torch_dtype(options.dtype)
+    device, dtype = timing.device(), torch_dtype(options.dtype)
     target = target_of(options.width, options.vocabulary, dtype, device)
     head = SparrowConfig(kind="sparrow").build(cast(Target, target)).to(device, dtype)
-    print(f"`{command()}`: {machine()}, seed {options.seed}, {options.dtype}, width {options.width}, "
-          f"{options.vocabulary} ids, tree 25-5-8, n {options.rounds}\n")  # fmt: skip
-    print("| window | slots held at 0.5k | at 25k | cycle at 0.5k, ms | at 25k / at 0.5k | same length twice |")
-    print("| --- | --- | --- | --- | --- | --- |")
+    timing.header(f"seed {options.seed}, {options.dtype}, width {options.width}, {options.vocabulary} ids, "
+                  f"tree 25-5-8, n {options.rounds}")  # fmt: skip
+    timing.table("window", "slots held at 0.5k", "at 25k", "cycle at 0.5k, ms", "at 25k / at 0.5k", "same length twice")
     for vata in (True, False):
         short, again, long = (Cycles(target, n, vata=vata, head=head) for n in (500, 500, 25000))
         times = rounds({"short": short, "again": again, "long": long}, options.rounds, warm_up=3)
-        print(
-            f"| {'text only (VATA)' if vata else 'all slots'} | {short.held} | {long.held} "
-            f"| {spread(times['short'], 2, 1000.0)} | {spread(ratios(times['long'], times['short']))} "
-            f"| {spread(ratios(times['again'], times['short']))} |",
-            flush=True,
-        )
+        over_short = [spread(ratios(times[name], times["short"])) for name in ("long", "again")]
+        window = "text only (VATA)" if vata else "all slots"
+        timing.row(window, short.held, long.held, spread(times["short"], 2, 1000.0), *over_short)
 
 
 if __name__ == "__main__":

@@ -21,6 +21,7 @@ import argparse
 import contextlib
 import hashlib
 import io
+import itertools
 import json
 import math
 import multiprocessing
@@ -31,11 +32,13 @@ import shutil
 import sys
 import tempfile
 import time
-from collections import Counter
+from collections import ChainMap, Counter
 from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
+
+import yaml
 
 # One thread, no network, no tracker, no GPU; set before torch is imported.
 ENVIRONMENT = {
@@ -50,263 +53,30 @@ ENVIRONMENT = {
 ROOT = Path(__file__).resolve().parents[1]
 GOLDENS = ROOT / "tests" / "goldens"
 
-Settings = dict[str, Any]
-
-# ---------------------------------------------------------------------------------------------------------------------
-# What is run: overrides of each recipe. Recipe keys that are renamed are renamed here, and nothing else of this script.
-# ---------------------------------------------------------------------------------------------------------------------
-
-# A random target with large weights says different things to different prompts: some drafts stand, some fall.
-LANGUAGE = {
-    "model_type": "llama", "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2, "num_attention_heads": 2,
-    "num_key_value_heads": 2, "max_position_embeddings": 512, "initializer_range": 0.4,
-}  # fmt: skip
-VISION = {
-    "model_type": "clip_vision_model", "hidden_size": 16, "intermediate_size": 32, "num_hidden_layers": 2,
-    "num_attention_heads": 2, "image_size": 48, "patch_size": 16,
-}  # fmt: skip
-# A draft of its target's shape begins as its copy, and training moves it a little away.
-TINY_LVLM = {
-    "target.language_model": LANGUAGE, "target.vision_tower": VISION, "drafter.language_model": LANGUAGE,
-    "stages.world.vocab_size": 420,
-}  # fmt: skip
-SCENARIOS = (
-    "name", "caption", "colors", "attribute", "conversation", "place", "probe", "count", "word", "difference", "edit",
-    "story", "clip", "sums", "fact", "aside",
-)  # fmt: skip
-FORMAT = {"system": "", "image_rule": "verbatim"}
-
-
-def split(kinds: str, **counts: int) -> dict[str, int]:
-    """Records of a split: of the `kinds` that the recipe names none, but for `counts`."""
-    return dict.fromkeys(kinds.split(), 0) | counts
-
-
-def train(*stages: str, **settings: Any) -> Settings:
-    """The same settings for several train stages, every step logged."""
-    settings = {"log_every": 1} | settings
-    return {f"stages.{stage}.{key.replace('__', '.')}": value for stage in stages for key, value in settings.items()}
-
-
-LVLM_WORLD = {
-    "stages.world.splits.train": split(
-        "name colors place probe count word edit story fact aside",
-        caption=9, attribute=9, conversation=3, difference=3, sums=3,
-    ),
-    "stages.world.splits.align": {"caption": 16},
-    "stages.world.splits.seen": split("count probe difference", attribute=2, conversation=1, place=1),
-    "stages.world.splits.text": split("aside", sums=2, fact=1),
-    "stages.world.splits.held_out": split("caption", attribute=3, conversation=1),
-    "stages.world.splits.binding": {"attribute": 2},
-}  # fmt: skip
-LVLM: Settings = {
-    **TINY_LVLM,
-    **LVLM_WORLD,
-    **train("target", "language", "pretrain", "finetune", batch_size=8),
-    **train("target", "language", "finetune", steps=3),
-    "stages.finetune.validation.every": 2,
-    "stages.finetune.validation.micro_batch_size": 4,
-    "stages.evaluate.max_new_tokens": 10,
-    "stages.evaluate.warmup": 0,
-}
-# Beside the demo's own evaluation: sampling, trees and ensembles.
-SEEN = {"from": "world", "path": "seen", "aspect": "square", "max_length": 256}
-SAMPLED = {
-    "kind": "evaluate", "format": FORMAT, "warmup": 0, "max_new_tokens": 10, "benchmarks": {"pictures": {"data": SEEN}},
-}  # fmt: skip
-MODES = {mode: {"mode": mode} for mode in ("M", "T", "P", "MT", "MT*")}
-SEEDED = [f"{stage}_{seed}" for seed in (1, 2) for stage in ("language", "pretrain", "finetune")]
-DISTILLED = ["distill", "distill_1", "distill_2"]
-
-OV_KINDS = "name colors place probe count fact"
-OV: Settings = {
-    **TINY_LVLM,
-    "drafter.language_model": LANGUAGE | {"max_position_embeddings": 64},
-    "stages.world.splits.words": split("", **dict.fromkeys(SCENARIOS[:8] + SCENARIOS[9:15], 2)),
-    "stages.world.splits.single": split(OV_KINDS, caption=8, attribute=8, conversation=6, sums=2),
-    "stages.world.splits.pairs": {"difference": 3, "edit": 3},
-    "stages.world.splits.stories": {"story": 4},
-    "stages.world.splits.clips": {"clip": 4},
-    "stages.world.splits.seen_single": split("", attribute=1, conversation=1, place=0),
-    "stages.world.splits.seen_pairs": {"difference": 1, "edit": 0},
-    "stages.world.splits.seen_stories": {"story": 1},
-    "stages.world.splits.seen_clips": {"clip": 1},
-    "stages.world.splits.binding": {"attribute": 2},
-    **train("target", "language", "align", "knowledge", "single_image", "onevision", "single_only", batch_size=8),
-    **train("few_single_image", "few_onevision", "few_single_only", batch_size=8),
-    **train("target", "language", "knowledge", "single_image", "onevision", "single_only", steps=2),
-    **train("few_single_image", "few_onevision", "few_single_only", steps=2),
-    "stages.evaluate.max_new_tokens": 8,
-    "stages.evaluate.warmup": 0,
-}
-SUITE: Settings = {
-    key: value
-    for key, value in OV.items()
-    if not key.startswith("stages.world.splits.words")
-} | {
-    "stages.world.splits.words": split("word aside", **dict.fromkeys(SCENARIOS[:8] + SCENARIOS[9:15], 2)),
-    "stages.world.splits.single": split(OV_KINDS + " word aside", caption=8, attribute=8, conversation=6, sums=2),
-    "stages.world.suite": 1,
-    **train("captioner", steps=2, batch_size=8),
-    "stages.suite.max_new_tokens": 6,
-    "stages.suite.warmup": 0,
-    "stages.suite.record_weights": 1,
-    "stages.suite.benchmarks.suite.quality.max_new_tokens": 6,
-}  # fmt: skip
-
-READ_LANGUAGE = LANGUAGE | {"num_hidden_layers": 4, "num_attention_heads": 4, "initializer_range": 0.3}
-VIDEO_KINDS = "name colors place"
-VIDEO: Settings = {
-    "target.language_model": READ_LANGUAGE,
-    "target.vision_tower": VISION,
-    "stages.world.vocab_size": 420,
-    "stages.world.splits.words": dict.fromkeys(
-        ("name", "caption", "colors", "attribute", "place", "clip", "sums", "fact"), 2
-    ),
-    "stages.world.splits.single": split(VIDEO_KINDS, caption=4, attribute=4),
-    "stages.world.splits.text": {"sums": 6, "fact": 2},
-    "stages.world.splits.clips": {"clip": 4},
-    "stages.world.splits.clips_12": {"clip": 2},
-    "stages.world.splits.clips_32": {"clip": 1},
-    "stages.world.splits.binding": {"attribute": 2},
-    "stages.world.clip_frames": {"clips_12": 6, "clips_32": 8},
-    "stages.world.video_suite": 1,
-    "stages.world.clip_lengths": [2, 4, 6],
-    # Until it says the commonest words, which a head learns in a few steps.
-    **train("target", steps=60, batch_size=8, optim__lr=0.005, optim__warmup_steps=5, log_every=5),
-    "stages.answers.max_new_tokens": 8,
-    "stages.answers.batch_size": 8,
-    "stages.text_states.batch_size": 4,
-    "stages.states.batch_size": 4,
-    **train("sparrow_text", "sparrow", "msd_text", "msd", steps=12, batch_size=4),
-    **train("sparrow_text", "sparrow", "msd_text", "msd", optim__lr=0.01, optim__warmup_steps=2),
-    "stages.evaluate.benchmarks.sets.sets": ["clips-6", "COCO", "GQA"],
-    "stages.evaluate.lengths": [2, 6],
-    "stages.evaluate.max_new_tokens": 8,
-    "stages.evaluate.warmup": 0,
-}  # fmt: skip
-# Every kind of head on the same target: what a head reads, learns and proposes, and where its states come from.
-HEAD = {"kind": "train", "from": "scratch", "format": FORMAT, "steps": 12, "batch_size": 4, "log_every": 1}
-HEAD |= {"optim": {"lr": 0.01, "betas": [0.9, 0.95], "warmup_steps": 2, "clip_norm": 0.5}}
-CACHED = HEAD | {"source": {"kind": "cached", "from": "states"}}
-VIDEO_READING = {"pooling": "none", "newline": "none", "num_frames": 32}
-PICTURES = {"from": "world", "path": "pictures.yaml", "aspect": "square", "video": VIDEO_READING, "max_length": 384}
-EAGLE3 = {"kind": "eagle3", "taps": [1, 2, 3]}
-HEADS: Settings = {
-    "stages.states.drafters": [EAGLE3, *({"kind": kind} for kind in ("msd", "eagle", "vispec", "hivis"))],
-    "stages.eagle": CACHED | {"drafter": {"kind": "eagle"}},
-    "stages.eagle_online": HEAD | {"drafter": {"kind": "eagle"}, "data": PICTURES, "source": {"kind": "online"}},
-    "stages.eagle3": CACHED | {"drafter": EAGLE3},
-    "stages.eagle3_kept": HEAD
-    | {"drafter": EAGLE3, "data": PICTURES, "source": {"kind": "cached_on_first_epoch"}},
-    "stages.vispec": CACHED | {"drafter": {"kind": "vispec"}},
-    "stages.hivis": CACHED | {"drafter": {"kind": "hivis"}},
-    "stages.all_heads": {
-        "kind": "evaluate", "format": FORMAT, "warmup": 0, "max_new_tokens": 8, "temperatures": [0.0, 1.0],
-        "benchmarks": {
-            "sets": {
-                "kind": "sets", "data": PICTURES | {"path": "video_suite"}, "sets": ["clips-6", "COCO"],
-                "convention": "verbatim",
-            },
-        },
-        "lengths": [4],
-        "probes": {"requests": 1, "confidence": True, "states": True},
-        "methods": {
-            "EAGLE, dynamic": {"drafter": "eagle", "tree": "8-3-3"},
-            "EAGLE, static": {"drafter": "eagle_online", "tree": "static"},
-            "EAGLE-3, dynamic": {"drafter": "eagle3", "tree": "8-3-3"},
-            "EAGLE-3, chain, sampled": {"drafter": "eagle3_kept", "tree": "chain", "draw": "sample"},
-            "EAGLE-3, sage": {"drafter": "eagle3", "tree": "sage"},
-            "ViSpec": {"drafter": "vispec", "tree": "8-3-3"},
-            "HiViS": {"drafter": "hivis", "tree": "8-3-3"},
-            "Sparrow, flat": {"drafter": "sparrow", "tree": "8-3-3", "vata": False, "positions": "flat"},
-            "MSD, half": {"drafter": "msd", "tree": "8-3-3", "visual_share": 0.5},
-            "SpecVLM": {"drafter": {"kind": "pruned", "ratio": 0.5}, "tree": "chain"},
-        },
-    },
-}  # fmt: skip
-
-TREE = {"kind": "dynamic", "total": 8, "depth": 2, "width": 3}
-ADT = {"kind": "adt", "total": 8, "width_step": 1, "width_range": [1, 4], "initial_width": 2}
-RELAXED = {"kind": "lantern", "k": 4, "delta": 0.2}
-DRAWN = {"target": 20, "vq": 4, "reader": 3, "head": 4, "head_without_dropout": 2}
-VISUAL: Settings = {
-    "target.image_size": 16,
-    "target.shape": {
-        "num_layers": 1, "num_heads": 2, "dim": 16, "ffn_hidden": 32, "vocab_size": 16, "caption_dim": 16,
-        "caption_slots": 16, "init_std": 0.3, "dropout": 0.1,
-    },
-    "target.vq": {
-        "base_channels": 8, "ch_mult": [1, 1, 1], "num_res_blocks": 1, "z_channels": 8, "codebook_size": 16,
-        "codebook_dim": 8, "groups": 8,
-    },
-    "target.text_encoder": {"d_model": 16, "d_kv": 8, "d_ff": 16, "num_layers": 1, "num_heads": 2, "dropout_rate": 0.0},
-    "stages.world.image_size": 16,
-    "stages.world.splits": {"train": 60, "test": 6},
-    **{f"stages.{stage}.samples_per_shard": 25 for stage in ("pictures", "codes", "features")},
-    **train(*DRAWN, batch_size=8),
-    **{f"stages.{stage}.steps": steps for stage, steps in DRAWN.items()},
-    **{f"stages.{stage}.optim.warmup_steps": 1 for stage in ("vq", "target", "head")},
-    "stages.vq.revive_every": None,
-    **train("target", "head", optim__lr=0.01),
-    "stages.head.select": "last",
-    "stages.head.data.held_out": 0.25,
-    "stages.head.validation": {"every": 2, "micro_batch_size": 4, "max_samples": 10},
-    "stages.head.decoding.tree": TREE,
-    "stages.head.decoding.every": 4,
-    "stages.head.decoding.prompts.max_samples": 2,
-    "stages.evaluate.benchmarks.captions.prompts.max_samples": 2,
-    "stages.evaluate.probes": None,  # its figures take as long as all the rest
-    "stages.evaluate.methods.EAGLE-2.tree": TREE,
-    "stages.evaluate.methods.ADT-Tree.tree": ADT,
-    "stages.evaluate.methods.LANTERN": {"tree": TREE, "rule": RELAXED},
-    "stages.evaluate.methods.ADT-Tree + LANTERN": {"tree": ADT, "rule": RELAXED},
-    "stages.evaluate.methods.EAGLE-2, head without condition dropout.tree": TREE,
-}  # fmt: skip
-
-# Run -> its recipe, its overrides, and whose results are exported.
-RUNS: dict[str, dict[str, Any]] = {
-    "lvlm": {
-        "recipe": "demo/lvlm",
-        "set": LVLM
-        | {
-            "stages.sampled": SAMPLED
-            | {"temperatures": [1.0], "tree": {"kind": "chain", "gamma": 3}}
-            | {"methods": {name: mode | {"draw": "sample"} for name, mode in MODES.items()}},
-            "stages.trees": SAMPLED | {"tree": "8-3-3", "methods": MODES},
-            "stages.adaptive": SAMPLED | {"tree": "sage", "methods": MODES},
-        },
-        "exports": ["finetune"],
-    },
-    "lvlm-distilled": {
-        "recipe": "demo/lvlm-distilled",
-        "set": LVLM
-        | train(*SEEDED, *DISTILLED, batch_size=8)
-        | train(*(stage for stage in SEEDED if "pretrain" not in stage), *DISTILLED, steps=2)
-        | {"stages.answers.max_new_tokens": 8, "stages.answers.batch_size": 8, "stages.answers.samples_per_shard": 7}
-        | {"stages.compare.max_new_tokens": 6, "stages.compare.warmup": 0},
-        "exports": ["distill"],
-    },
-    "lvlm-ov": {"recipe": "demo/lvlm-ov", "set": OV, "exports": ["onevision"]},
-    "lvlm-seeds": {
-        "recipe": "demo/lvlm-seeds",
-        "set": LVLM
-        | train(*SEEDED, batch_size=8)
-        | train(*(stage for stage in SEEDED if "pretrain" not in stage), steps=2)
-        | {"stages.seeds.max_new_tokens": 6, "stages.seeds.warmup": 0},
-        "exports": [],
-    },
-    "suite": {"recipe": "demo/suite", "set": SUITE, "exports": []},
-    "video": {
-        "recipe": "demo/video",
-        "set": VIDEO | HEADS,
-        "exports": ["sparrow", "msd", "eagle", "eagle3", "vispec", "hivis"],
-    },
-    "visual-ar": {"recipe": "demo/visual-ar", "set": VISUAL, "exports": ["head"]},
-    "medusa": {"recipe": "demo/visual-ar", "set": VISUAL | {"drafter": {"kind": "medusa"}}, "exports": ["head"]},
-}  # fmt: skip
 DRY_RUNS = "dry-runs"
 REPORTS = ("report.json", "suite.json")
+
+
+def expanded(value: Any) -> Any:
+    """`value` with each key of a mapping that has {a,b} in it as one key with a and one with b."""
+    if not isinstance(value, dict):
+        return value
+    items = {}
+    for key, item in value.items():
+        choices = [part.split(",") for part in re.split(r"[{}]", key)[1::2]]
+        for names in itertools.product(*choices):
+            rest = iter(names)
+            items[re.sub(r"\{[^}]*\}", lambda match, rest=rest: next(rest), key)] = expanded(item)
+    return items
+
+
+def load_runs() -> dict[str, dict[str, Any]]:
+    """Run -> its recipe, its settings in the order of the command line, and the stages whose results are exported."""
+    runs = yaml.safe_load((GOLDENS / "runs.yaml").read_text())["runs"]
+    return {name: run | {"set": dict(ChainMap(*map(expanded, reversed(run["set"]))))} for name, run in runs.items()}
+
+
+RUNS = load_runs()
 
 # ---------------------------------------------------------------------------------------------------------------------
 # What is left out

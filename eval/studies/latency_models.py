@@ -17,7 +17,9 @@ from torch import Tensor, nn
 from transformers import (
     Blip2ForConditionalGeneration,
     BlipForConditionalGeneration,
+    CLIPVisionConfig,
     Florence2ForConditionalGeneration,
+    LlamaConfig,
     PreTrainedConfig,
     PreTrainedModel,
 )
@@ -25,7 +27,7 @@ from transformers import (
 from ...models.captioners import Blip2Captions, BlipCaptions, Florence2Captions
 from ...models.drafters.lvlm import LvlmConfig, drafter_config
 from ...models.hub import read_config
-from ...models.llava import TokenIds, llava_config
+from ...models.llava import TokenIds, assemble, llava_config
 from ..timing import Action
 
 Model = TypeVar("Model", bound=PreTrainedModel)
@@ -138,6 +140,31 @@ def materialised(model: Model, *, dtype: torch.dtype, device: torch.device, seed
             setattr(module, name, made[empty])
     placed: Any = model  # buffers follow
     return placed.to(device).eval()
+
+
+def random_llava(
+    text: tuple[int, int, int, int],
+    tower: tuple[int, int, int, int],
+    ids: TokenIds,
+    *,
+    side: int,
+    patch: int,
+    seed: int = 0,
+    **settings: Any,
+) -> Any:
+    """A LLaVA with random weights.
+
+    Args:
+        text, tower: (width, inner width, layers, heads) of the language model and of the vision tower.
+        side, patch: of pictures, in pixels.
+        settings: other keys of the language model's config.
+    """
+    keys = ("hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads")
+    settings = {"max_position_embeddings": 2048, "initializer_range": 0.03} | settings
+    language = LlamaConfig(**dict(zip(keys, text, strict=True)), vocab_size=ids.vocab_size, **settings)
+    vision = CLIPVisionConfig(**dict(zip(keys, tower, strict=True)), image_size=side, patch_size=patch)
+    torch.manual_seed(seed)
+    return assemble(llava_config(language, vision, ids)).eval()
 
 
 # Memory
