@@ -15,7 +15,9 @@ from ..models.drafters.base import DrafterConfig
 from ..models.generators import LlamaGenTargetConfig
 from ..models.llava import FAMILIES
 from ..models.targets.anole import AnoleTargetConfig, refuse_lumina
-from ..models.targets.load import CausalTargetConfig, LlavaTargetConfig, QwenTargetConfig
+from ..models.targets.causal import CausalTargetConfig
+from ..models.targets.llava import LlavaTargetConfig
+from ..models.targets.qwen import QwenTargetConfig
 from ..trainers.engine import EngineConfig
 from ..trainers.stages.base import Stage
 from ..trainers.stages.cache import CacheStage

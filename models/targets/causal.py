@@ -7,11 +7,12 @@ from typing import Any, Literal
 import torch
 from pydantic import model_validator
 from torch import nn
-from transformers import PreTrainedModel
+from transformers import AutoModelForCausalLM, PreTrainedConfig, PreTrainedModel
 
 from ...core.errors import UserError
 from ..decoding.decoder import CachedDecoder
-from ..hub import config_value
+from ..hub import config_value, read_config
+from ..llava import TokenIds
 from .language import LanguageTarget
 from .section import TargetSection
 
@@ -28,6 +29,22 @@ class CausalTargetConfig(TargetSection):
         if (self.path is None) == (self.language_model is None):
             raise ValueError("give path or language_model")
         return self
+
+    def inline_config(self, ids: TokenIds) -> PreTrainedConfig:
+        assert self.language_model is not None
+        text = read_config(self.language_model, key="target.language_model")
+        text.vocab_size = ids.vocab_size
+        text.bos_token_id, text.eos_token_id, text.pad_token_id = ids.bos, ids.eos, ids.pad
+        return text
+
+    def new(self, config: PreTrainedConfig) -> PreTrainedModel:
+        return AutoModelForCausalLM.from_config(config, dtype=torch.float32)
+
+    def model_class(self, model_type: str, source: str) -> Any:
+        return AutoModelForCausalLM
+
+    def target(self, model: PreTrainedModel, *, num_token_ids: int, image_token_id: int | None) -> CausalTarget:
+        return CausalTarget(model, num_token_ids=num_token_ids, prefill_chunk=self.prefill_chunk)
 
 
 class CausalTarget(LanguageTarget):

@@ -2,13 +2,74 @@
 
 from __future__ import annotations
 
-from torch import nn
+from typing import Any, Literal
 
-from ...core.errors import UserError
+from pydantic import model_validator
+from torch import nn
+from transformers import PreTrainedConfig, PreTrainedModel
+
+from ...core.errors import UserError, did_you_mean
 from ...core.nouns import IMAGE, Request
 from ..decoding.decoder import CachedDecoder
+from ..hub import read_config
+from ..llava import FAMILIES, TokenIds, assemble, llava_config
 from ..pictures import flat_view, pictures_of
 from .language import LanguageTarget
+from .section import TargetSection, refuse_kind
+
+
+class LlavaTargetConfig(TargetSection):
+    """A LLaVA target: published weights, or a tiny one that a recipe spells out and trains itself."""
+
+    # LLaVA-1.5, LLaVA-NeXT (1.6) or LLaVA-OneVision; the model_type of the weights' own config.
+    kind: Literal["llava", "llava_next", "llava_onevision"]
+    # Inline configs of a target that a `train` stage with `model: target` makes from nothing.
+    language_model: dict[str, Any] | None = None
+    vision_tower: dict[str, Any] | None = None
+    # Of an inline tower; null: the family's, -2, or -1 in OneVision (whose tower has lost its last layer).
+    vision_feature_layer: int | None = None
+    # Whether it reads pictures in tiles, as the data must then cut them (aspect). false: the first tile alone, without
+    # a newline, which is what TABED's released code feeds LLaVA-NeXT; null: as the family was trained.
+    anyres: bool | None = None
+
+    @model_validator(mode="after")
+    def _one_source(self) -> LlavaTargetConfig:
+        inline = self.language_model is not None and self.vision_tower is not None
+        if (self.path is None) == (not inline):
+            raise ValueError("give path, or both language_model and vision_tower")
+        if self.anyres and self.kind == "llava":
+            raise ValueError("anyres is true, and LLaVA-1.5 reads one tile; use kind llava_next or llava_onevision")
+        return self
+
+    @property
+    def reads_tiles(self) -> bool | None:
+        """None: the family has one tile and nothing to choose."""
+        return None if self.kind == "llava" else self.anyres is not False
+
+    def inline_config(self, ids: TokenIds) -> PreTrainedConfig:
+        assert self.language_model is not None and self.vision_tower is not None
+        vision = read_config(self.vision_tower, key="target.vision_tower")
+        layer = self.vision_feature_layer
+        if layer is None:
+            layer = -1 if self.kind == "llava_onevision" else -2
+        text = read_config(self.language_model, key="target.language_model")
+        return llava_config(text, vision, ids, vision_feature_layer=layer, family=self.kind)
+
+    def new(self, config: PreTrainedConfig) -> PreTrainedModel:
+        return assemble(config)
+
+    def model_class(self, model_type: str, source: str) -> Any:
+        if model_type != self.kind:
+            known = model_type in FAMILIES
+            refuse_kind(source, model_type, self.kind, f"write kind: {model_type}" if known else
+                        did_you_mean(model_type, FAMILIES))  # fmt: skip
+        return FAMILIES[model_type][1]
+
+    def target(self, model: PreTrainedModel, *, num_token_ids: int, image_token_id: int | None) -> LlavaTarget:
+        return LlavaTarget(
+            model, num_token_ids=num_token_ids, image_token_id=image_token_id, reads_tiles=self.reads_tiles,
+            prefill_chunk=self.prefill_chunk,
+        )  # fmt: skip
 
 
 class LlavaTarget(LanguageTarget):

@@ -6,51 +6,19 @@ from pathlib import Path
 from typing import Annotated, Any, Literal, cast
 
 import torch
-from pydantic import Field, model_validator
+from pydantic import Field
 from torch import nn
-from transformers import AutoModelForCausalLM, PreTrainedConfig, PreTrainedModel
+from transformers import PreTrainedConfig, PreTrainedModel
 from transformers.utils import logging
 
 from ...core.errors import UserError, did_you_mean, first_line
 from ...core.section import torch_dtype
 from ..hub import config_value, read_config
-from ..llava import FAMILIES, TokenIds, assemble, llava_config
-from ..qwen import QWEN_FAMILIES, QWEN_KINDS, qwen_config
-from .causal import CausalTarget, CausalTargetConfig
+from ..llava import FAMILIES, TokenIds
+from .causal import CausalTargetConfig
 from .language import LanguageTarget
-from .llava import LlavaTarget
-from .qwen import QwenTarget, QwenTargetConfig
-from .section import TargetSection
-
-
-class LlavaTargetConfig(TargetSection):
-    """A LLaVA target: published weights, or a tiny one that a recipe spells out and trains itself."""
-
-    # LLaVA-1.5, LLaVA-NeXT (1.6) or LLaVA-OneVision; the model_type of the weights' own config.
-    kind: Literal["llava", "llava_next", "llava_onevision"]
-    # Inline configs of a target that a `train` stage with `model: target` makes from nothing.
-    language_model: dict[str, Any] | None = None
-    vision_tower: dict[str, Any] | None = None
-    # Of an inline tower; null: the family's, -2, or -1 in OneVision (whose tower has lost its last layer).
-    vision_feature_layer: int | None = None
-    # Whether it reads pictures in tiles, as the data must then cut them (aspect). false: the first tile alone, without
-    # a newline, which is what TABED's released code feeds LLaVA-NeXT; null: as the family was trained.
-    anyres: bool | None = None
-
-    @model_validator(mode="after")
-    def _one_source(self) -> LlavaTargetConfig:
-        inline = self.language_model is not None and self.vision_tower is not None
-        if (self.path is None) == (not inline):
-            raise ValueError("give path, or both language_model and vision_tower")
-        if self.anyres and self.kind == "llava":
-            raise ValueError("anyres is true, and LLaVA-1.5 reads one tile; use kind llava_next or llava_onevision")
-        return self
-
-    @property
-    def reads_tiles(self) -> bool | None:
-        """None: the family has one tile and nothing to choose."""
-        return None if self.kind == "llava" else self.anyres is not False
-
+from .llava import LlavaTargetConfig
+from .qwen import QwenTargetConfig
 
 # A recipe's `target` of the language tracks.
 TargetConfig = Annotated[LlavaTargetConfig | QwenTargetConfig | CausalTargetConfig, Field(discriminator="kind")]
@@ -60,38 +28,15 @@ def target_config(config: TargetConfig, ids: TokenIds | None, *, network: bool) 
     """The model config of a target; `ids` come from the processor where the target is inline."""
     if config.path is not None:
         return read_config(config.path, key="target.path", revision=config.revision, network=network)
-    assert config.language_model is not None and ids is not None
-    if isinstance(config, CausalTargetConfig):
-        text = read_config(config.language_model, key="target.language_model")
-        text.vocab_size = ids.vocab_size
-        text.bos_token_id, text.eos_token_id, text.pad_token_id = ids.bos, ids.eos, ids.pad
-        return text
-    assert config.vision_tower is not None
-    if isinstance(config, QwenTargetConfig):
-        return qwen_config(config.kind, config.language_model, config.vision_tower, ids)
-    vision = read_config(config.vision_tower, key="target.vision_tower")
-    layer = config.vision_feature_layer
-    if layer is None:
-        layer = -1 if config.kind == "llava_onevision" else -2
-    return llava_config(
-        read_config(config.language_model, key="target.language_model"),
-        vision,
-        ids,
-        vision_feature_layer=layer,
-        family=config.kind,
-    )
+    assert ids is not None
+    return config.inline_config(ids)
 
 
 def build_target(config: TargetConfig, ids: TokenIds) -> PreTrainedModel:
     """A target to train: from its weights, or random from inline configs (the global generator decides)."""
     if config.path is not None:
         return target_weights(config, config.path, dtype=torch.float32)
-    made = target_config(config, ids, network=False)
-    if isinstance(config, QwenTargetConfig):
-        return QWEN_FAMILIES[made.model_type][1](made).float()
-    if isinstance(config, CausalTargetConfig):
-        return AutoModelForCausalLM.from_config(made, dtype=torch.float32)
-    return assemble(made)
+    return config.new(config.inline_config(ids))
 
 
 def load_target(
@@ -113,18 +58,7 @@ def load_target(
     model = target_weights(config, source, dtype=dtype, device_map=config.device_map, tables_only=tables_only)
     if config.device_map is None:
         cast(nn.Module, model).to(device)  # transformers' decorated `to` has lost its arguments' types
-    num_token_ids, chunk = config.num_token_ids or num_token_ids, config.prefill_chunk
-    if isinstance(config, QwenTargetConfig):
-        return QwenTarget(model, num_token_ids=num_token_ids, resume=config.resume, prefill_chunk=chunk)
-    if isinstance(config, CausalTargetConfig):
-        return CausalTarget(model, num_token_ids=num_token_ids, prefill_chunk=chunk)
-    return LlavaTarget(
-        model,
-        num_token_ids=num_token_ids,
-        image_token_id=image_token_id,
-        reads_tiles=config.reads_tiles,
-        prefill_chunk=chunk,
-    )
+    return config.target(model, num_token_ids=config.num_token_ids or num_token_ids, image_token_id=image_token_id)
 
 
 def target_weights(
@@ -137,21 +71,9 @@ def target_weights(
 ) -> PreTrainedModel:
     """The model of a target's kind, from published weights or a stage's folder. Raises `UserError` for another kind."""
     revision, key = (None if Path(source).is_dir() else config.revision), "target.path"
+    model_type = read_config(str(source), key=key, revision=revision).model_type
     held: dict[str, Any] = {"dtype": dtype, "device_map": device_map, "tables_only": tables_only}
-    if isinstance(config, LlavaTargetConfig):
-        return load_llava(source, revision=revision, key=key, kind=config.kind, **held)
-    found = read_config(str(source), key=key, revision=revision).model_type
-    if isinstance(config, QwenTargetConfig):
-        if found not in QWEN_KINDS[config.kind]:
-            kinds = [kind for kind, types in QWEN_KINDS.items() if found in types]
-            raise UserError(
-                f"{key}: {str(source)!r} is of model_type {found!r}, expected {' or '.join(QWEN_KINDS[config.kind])}",
-                cure=f"write kind: {kinds[0]}" if kinds else did_you_mean(found, [*QWEN_FAMILIES]),
-            )
-        maker: Any = QWEN_FAMILIES[found][1]
-    else:
-        maker = AutoModelForCausalLM
-    return load_weights(maker, source, revision=revision, key=key, **held)
+    return load_weights(config.model_class(model_type, str(source)), source, revision=revision, key=key, **held)
 
 
 def load_llava(
@@ -161,7 +83,6 @@ def load_llava(
     dtype: torch.dtype | Literal["auto"],
     key: str,
     device_map: str | None = None,
-    kind: str | None = None,
     whole: bool = False,
     tables_only: bool = False,
 ) -> PreTrainedModel:
@@ -170,17 +91,16 @@ def load_llava(
     Args:
         dtype: auto: as it is stored.
         tables_only: as of `load_target`.
-        kind: the family that is expected; None: any.
         whole: refuse weights that lack a tensor, where transformers draws a random one, or have one of another shape.
 
     Raises:
         UserError: the weights cannot be read, or are of another family.
     """
     found = read_config(str(source), key=key, revision=revision).model_type
-    if found not in FAMILIES or kind not in (None, found):
+    if found not in FAMILIES:
         raise UserError(
-            f"{key}: {str(source)!r} is of model_type {found!r}, expected {kind or ' or '.join(FAMILIES)}",
-            cure=f"write kind: {found}" if found in FAMILIES else did_you_mean(found, FAMILIES),
+            f"{key}: {str(source)!r} is of model_type {found!r}, expected {' or '.join(FAMILIES)}",
+            cure=did_you_mean(found, FAMILIES),
         )
     maker = FAMILIES[found][1]
     held: dict[str, Any] = {"dtype": dtype, "device_map": device_map, "tables_only": tables_only}

@@ -6,14 +6,16 @@ from typing import Any
 
 from pydantic import model_validator
 from torch import nn
+from transformers import PreTrainedConfig, PreTrainedModel
 
-from ...core.errors import UserError
+from ...core.errors import UserError, did_you_mean
 from ...core.nouns import Request
 from ...core.positions import Resume
 from ..decoding.qwen import QwenDecoder
-from ..qwen import QwenKind
+from ..llava import TokenIds
+from ..qwen import QWEN_FAMILIES, QWEN_KINDS, QwenKind, qwen_config
 from .language import LanguageTarget
-from .section import TargetSection
+from .section import TargetSection, refuse_kind
 
 
 class QwenTargetConfig(TargetSection):
@@ -36,6 +38,23 @@ class QwenTargetConfig(TargetSection):
         if (self.path is None) == (not inline):
             raise ValueError("give path, or both language_model and vision_tower")
         return self
+
+    def inline_config(self, ids: TokenIds) -> PreTrainedConfig:
+        assert self.language_model is not None and self.vision_tower is not None
+        return qwen_config(self.kind, self.language_model, self.vision_tower, ids)
+
+    def new(self, config: PreTrainedConfig) -> PreTrainedModel:
+        return QWEN_FAMILIES[config.model_type][1](config).float()
+
+    def model_class(self, model_type: str, source: str) -> Any:
+        if model_type not in QWEN_KINDS[self.kind]:
+            kinds = [kind for kind, types in QWEN_KINDS.items() if model_type in types]
+            hint = f"write kind: {kinds[0]}" if kinds else did_you_mean(model_type, [*QWEN_FAMILIES])
+            refuse_kind(source, model_type, " or ".join(QWEN_KINDS[self.kind]), hint)
+        return QWEN_FAMILIES[model_type][1]
+
+    def target(self, model: PreTrainedModel, *, num_token_ids: int, image_token_id: int | None) -> QwenTarget:
+        return QwenTarget(model, num_token_ids=num_token_ids, resume=self.resume, prefill_chunk=self.prefill_chunk)
 
 
 class QwenTarget(LanguageTarget):

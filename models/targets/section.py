@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
-from typing import ClassVar, Literal
+from typing import Any, ClassVar, Literal, NoReturn
 
 from pydantic import Field
+from transformers import PreTrainedConfig, PreTrainedModel
 
+from ...core.errors import UserError
 from ...core.section import Section
+from ..llava import TokenIds
 
 
 class TargetSection(Section):
@@ -34,3 +37,31 @@ class TargetSection(Section):
     def provides(self) -> set[str]:
         """Things that need no stage: they come with the published weights."""
         return set() if self.path is None else {"target", "processor"}
+
+    # ---- verbs of a family; one file each
+
+    def inline_config(self, ids: TokenIds) -> PreTrainedConfig:
+        """The model config of a target that the recipe spells out."""
+        raise NotImplementedError
+
+    def new(self, config: PreTrainedConfig) -> PreTrainedModel:
+        """A model with random weights in float32 (the global generator draws them)."""
+        raise NotImplementedError
+
+    def model_class(self, model_type: str, source: str) -> Any:
+        """transformers' class of published weights. Raises `UserError` where they are of another kind.
+
+        Args:
+            model_type: of the weights' own config.
+            source: where they are, for the message.
+        """
+        raise NotImplementedError
+
+    def target(self, model: PreTrainedModel, *, num_token_ids: int, image_token_id: int | None) -> Any:
+        """The loaded model as the decoding loop and training see it."""
+        raise NotImplementedError
+
+
+def refuse_kind(source: str, found: str, expected: str, hint: str) -> NoReturn:
+    """Raises `UserError` for weights of another kind than the recipe names."""
+    raise UserError(f"target.path: {source!r} is of model_type {found!r}, expected {expected}", cure=hint)

@@ -22,7 +22,8 @@ from draftsmith.models.llava import (
     selected_features,
 )
 from draftsmith.models.targets.base import Taps
-from draftsmith.models.targets.load import LlavaTargetConfig, load_target
+from draftsmith.models.targets.llava import LlavaTargetConfig
+from draftsmith.models.targets.load import load_target
 from tiny import IMAGE_ID, VOCAB, llava, request
 from transformers import CLIPVisionConfig, CLIPVisionModel, LlamaConfig, LlamaForCausalLM, LlavaForConditionalGeneration
 

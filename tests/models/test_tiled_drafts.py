@@ -26,8 +26,8 @@ from draftsmith.models.drafters.lvlm import (
 )
 from draftsmith.models.hub import pinned_config
 from draftsmith.models.llava import PARTS, LlavaTraining
-from draftsmith.models.targets.llava import LlavaTarget
-from draftsmith.models.targets.load import LlavaTargetConfig, build_target, load_llava, load_target, target_config
+from draftsmith.models.targets.llava import LlavaTarget, LlavaTargetConfig
+from draftsmith.models.targets.load import build_target, load_llava, load_target, target_config
 from pydantic import ValidationError
 from tiled import VOCAB, look, model, processor, request, token_ids
 from transformers import (

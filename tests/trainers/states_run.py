@@ -10,7 +10,7 @@ from draftsmith.data.processor import build_processor
 from draftsmith.data.shapes.tokenizer import train_tokenizer
 from draftsmith.models.drafters.sparrow import SparrowConfig
 from draftsmith.models.llava import TokenIds, assemble, llava_config
-from draftsmith.models.targets.load import LlavaTargetConfig
+from draftsmith.models.targets.llava import LlavaTargetConfig
 from draftsmith.trainers.context import Context
 from draftsmith.trainers.engine import EngineConfig
 from draftsmith.trainers.stages.cache import CacheStage

@@ -14,7 +14,7 @@ from draftsmith.core.nouns import Batch
 from draftsmith.data.dataset import ConversationData
 from draftsmith.data.sources import OpenBatch
 from draftsmith.models.distillation import DistillObjective, DistillTraining, Teacher
-from draftsmith.models.targets.load import LlavaTargetConfig
+from draftsmith.models.targets.llava import LlavaTargetConfig
 from draftsmith.trainers.optim import OptimConfig
 from draftsmith.trainers.training import conversations, distill
 from draftsmith.trainers.training.validate import ValidationSettings
