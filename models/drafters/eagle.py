@@ -14,7 +14,7 @@ import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, ClassVar, Literal
+from typing import Any, ClassVar, Literal, cast
 
 import torch
 from pydantic import Field
@@ -149,12 +149,12 @@ class EagleConfig(FusedHeadConfig):
 
     def training_objective(self, module: nn.Module, target: Target, settings: HeadObjective | None = None) -> nn.Module:
         if target.shape.draws_images:
-            return ImageEagleTraining(module, target, self.loss)
+            return ImageEagleTraining(cast(ImageEagleHead, module), target, self.loss)
         return super().training_objective(module, target, settings)
 
     def drafter(self, module: nn.Module, target: Target, options: DraftingOptions = PLAIN) -> Drafter:
         if target.shape.draws_images:
-            return ImageEagleProposal(module, target.guided)
+            return ImageEagleProposal(cast(ImageEagleHead, module), target.guided)
         return super().drafter(module, target, options)
 
     def count(self, shape: TargetShape) -> dict[str, int]:
@@ -207,7 +207,9 @@ class ImageEagleHead(StateHead):
         return self(self.embed_tokens(tokens), features, positions, mask, cache)
 
 
-def save_eagle(head: ImageEagleHead, folder: Path, manifest: dict[str, Any], *, with_embedding: bool = False) -> None:
+def save_eagle(
+    head: ImageEagleHead, folder: Path, manifest: Mapping[str, Any], *, with_embedding: bool = False
+) -> None:
     """`model.safetensors`, `config.json` and our manifest; an embedding that is the target's stays out."""
     folder.mkdir(parents=True, exist_ok=True)
     whole = with_embedding or head.own_embedding

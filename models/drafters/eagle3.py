@@ -149,6 +149,7 @@ class Eagle3Head(StateHead):
         self.midlayer = JoinedLayer(shape)
         self.norm = RMSNorm(width, shape.norm_eps)
         self.lm_head = nn.Linear(width, len(draft_ids), bias=False)
+        self.d2t: Tensor
         known = torch.zeros(shape.vocab_size, dtype=torch.bool, device=device)
         known[draft_ids] = True
         # Servers read an offset: the target's id is i + d2t[i].

@@ -134,8 +134,8 @@ class EnsembleProposal(IndependentProposal):
 
     def _run_prompts(self, views: Sequence[View]) -> list[Cache]:
         """Each row's prompt alone: padding all to the longest would cost most of the prefill. M and P look once."""
-        shown = next((view.request for view in views if view.request.pixels is not None), None)
-        seen = None if shown is None else self.decoder.see(shown.pixels, shown.pictures)
+        shown = ((view.request.pixels, view.request.pictures) for view in views)
+        seen = next((self.decoder.see(pixels, pictures) for pixels, pictures in shown if pixels is not None), None)
         caches = [self.decoder.new_cache(len(view.request.ids)) for view in views]
         self._ahead = [self._run_prompt(view, cache, seen) for view, cache in zip(views, caches, strict=True)]
         return caches

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, ClassVar, Literal
+from typing import Any, ClassVar, Literal, cast
 
 import torch
 from pydantic import Field
@@ -152,16 +152,16 @@ class HeadConfig(PublishedDrafter):
         return copy
 
     def save(self, module: nn.Module, folder: Path, manifest: Mapping[str, Any]) -> None:
-        save_head(module, folder, manifest)
+        save_head(cast(StateHead, module), folder, manifest)
 
     def manifest(self, target: Target, identity: TargetIdentity, **training: Any) -> dict[str, Any]:
         return manifest_of(self, target.shape, identity, drafter=self.model_dump(mode="json"), **training)
 
     def training_objective(self, module: nn.Module, target: Target, settings: HeadObjective | None = None) -> nn.Module:
-        return HeadTraining(module, target, self, settings)
+        return HeadTraining(cast(StateHead, module), target, self, settings)
 
     def drafter(self, module: nn.Module, target: Target, options: DraftingOptions = PLAIN) -> Drafter:
-        return HeadProposal(module, target, self)
+        return HeadProposal(cast(StateHead, module), target, self)
 
     def count(self, shape: TargetShape) -> dict[str, int]:
         with torch.device("meta"):
@@ -268,7 +268,7 @@ def mirrored_layer(config: HeadConfig, text: Any, *, input_norm: bool | None, li
         UserError: `positions: mrope` for a target without M-RoPE, or a rotation that a layer does not know.
     """
     heads = text.num_attention_heads
-    rope = dict(getattr(text, "rope_parameters", None) or {})
+    rope: dict[str, Any] = dict(getattr(text, "rope_parameters", None) or {})
     scaling = stretched(rope) if config.rope == "target" else None
     if scaling is not None and scaling["rope_type"] not in STRETCHED:
         raise UserError(
@@ -277,6 +277,7 @@ def mirrored_layer(config: HeadConfig, text: Any, *, input_norm: bool | None, li
         )
     section = _mrope_section(config, text, rope)
     qwen = text.model_type.startswith("qwen")
+    theta: Any = config.rope_theta or rope.get("rope_theta") or getattr(text, "rope_theta", 10000.0)
     bias = not like_llama and (text.model_type.startswith("qwen2") or bool(getattr(text, "attention_bias", False)))
     own = getattr(text, "head_dim", None)
     return LayerShape(
@@ -284,7 +285,7 @@ def mirrored_layer(config: HeadConfig, text: Any, *, input_norm: bool | None, li
         num_kv_heads=heads if config.kv_heads == "mha" else text.num_key_value_heads,
         intermediate_size=config.intermediate_size or text.intermediate_size,
         norm_eps=config.norm_eps or text.rms_norm_eps,
-        rope_theta=float(config.rope_theta or rope.get("rope_theta") or getattr(text, "rope_theta", 10000.0)),
+        rope_theta=float(theta),
         input_norm=qwen if input_norm is None else input_norm,
         qkv_bias=bias if config.qkv_bias is None else config.qkv_bias,
         qk_rms_norm=text.model_type.startswith("qwen3") and not like_llama,
@@ -298,7 +299,7 @@ def mirrored_layer(config: HeadConfig, text: Any, *, input_norm: bool | None, li
 def _mrope_section(config: HeadConfig, text: Any, rope: Mapping[str, Any]) -> tuple[int, ...]:
     if config.positions != "mrope":
         return ()
-    section = tuple(rope.get("mrope_section") or _SECTIONS.get(text.model_type, ()))
+    section: tuple[int, ...] = tuple(rope.get("mrope_section") or _SECTIONS.get(text.model_type) or ())
     if not section:
         raise UserError(
             f"drafter.positions: mrope, and the target ({text.model_type}) has no M-RoPE", cure="use compact or flat"

@@ -108,7 +108,8 @@ def lay_out(
     order = torch.sort((~kept).to(torch.int8), dim=1, stable=True).indices[:, : real.shape[1]]
     index = torch.where(real, order, 0)
     found = torch.gather(seen, 1, index) & real
-    return Layout(*(part.to(modality.device) for part in (index, real, found)), runs)
+    device = modality.device
+    return Layout(index.to(device), real.to(device), found.to(device), runs)
 
 
 def _runs(modality: Tensor, mask: Tensor) -> list[tuple[int, int, int]]:
@@ -137,12 +138,15 @@ class Filled:
 
     def part(self, start: int, stop: int) -> Filled:
         """Slots `start` to `stop`."""
-        layout, some = self.layout, lambda values: None if values is None else values[:, start:stop]
+        layout, some = self.layout, (slice(None), slice(start, stop))
         return Filled(
-            Layout(some(layout.index), some(layout.real), some(layout.visual), layout.runs),
-            some(self.embeds), some(self.states), some(self.middle),
-            None if self.direct is None else (some(self.direct[0]), some(self.direct[1])), some(self.image),
-        )  # fmt: skip
+            Layout(layout.index[some], layout.real[some], layout.visual[some], layout.runs),
+            self.embeds[some],
+            self.states[some],
+            None if self.middle is None else self.middle[some],
+            None if self.direct is None else (self.direct[0][some], self.direct[1][some]),
+            None if self.image is None else self.image[some],
+        )
 
     def fused(self, head: StateHead, states: Tensor | None = None) -> Tensor:
         """[B,N,D] state halves of a first pass; `states` in place of the true ones (with noise)."""

@@ -100,15 +100,16 @@ class LvlmConfig(PublishedDrafter):
 
     def build(
         self,
-        target: Target | PreTrainedModel | PreTrainedConfig,
+        target: Any,
         *,
         count_tokens: CountTokens | None = None,
         ids: TokenIds | None = None,
         seed: int = 0,
     ) -> PreTrainedModel:
-        """As `build_drafter`."""
+        """As `build_drafter`; `target` may be a loaded target, its model, or the model's config."""
         assert ids is not None, "a draft shares the target's special ids"
-        return build_drafter(self, getattr(target, "decoder", target), ids, seed=seed)
+        plain = isinstance(target, PreTrainedModel | PreTrainedConfig)
+        return build_drafter(self, target if plain else target.decoder.model, ids, seed=seed)
 
     def load(
         self,
@@ -123,8 +124,11 @@ class LvlmConfig(PublishedDrafter):
         tokenizer = None if identity is None else identity.tokenizer_sha256
         ours = folder if folder is not None else _folder_of_ours(self)
         if ours is None:
-            return load_strangers(self, model.config, dtype=dtype).to(target.device)
-        return load_drafter(ours, tokenizer_hash=tokenizer, dtype=dtype).to(target.device)
+            draft = load_strangers(self, model.config, dtype=dtype)
+        else:
+            draft = load_drafter(ours, tokenizer_hash=tokenizer, dtype=dtype)
+        nn.Module.to(draft, target.device)
+        return draft
 
     def save(self, module: nn.Module, folder: Path, manifest: Mapping[str, Any]) -> None:
         assert isinstance(module, PreTrainedModel)
@@ -144,6 +148,7 @@ class LvlmConfig(PublishedDrafter):
         return [f"the {engine} layout is for heads, and this is a whole model"]
 
     def drafter(self, module: nn.Module, target: Target, options: DraftingOptions = PLAIN) -> Drafter:
+        assert isinstance(module, PreTrainedModel)
         decoder = target.decoder  # type: ignore[attr-defined]
         substitutes = options.substitutes
         return proposal(
@@ -161,6 +166,7 @@ class LvlmConfig(PublishedDrafter):
 
 def drafter_config(config: LvlmConfig, target: PreTrainedConfig, ids: TokenIds, *, network: bool) -> PreTrainedConfig:
     """The draft's model config: its own halves, the target's vocabulary and ids."""
+    assert config.language_model is not None and config.vision_tower is not None, "a published draft is not built"
     text = read_config(config.language_model, key="drafter.language_model", revision=config.revision, network=network)
     if config.vision_tower == "target":
         vision = target.vision_config
@@ -212,7 +218,7 @@ def build_drafter(
 ) -> PreTrainedModel:
     """A float32 draft before its first stage. A whole target is needed only for `vision_tower: target`."""
     full = target.config if isinstance(target, PreTrainedModel) else target
-    assert config.language_model is not None and config.vision_tower is not None, "a published draft is not built"
+    assert config.language_model is not None and config.vision_tower is not None
     joined = drafter_config(config, full, ids, network=True)
     text = read_config(config.language_model, key="drafter.language_model", revision=config.revision)
     language_model = load_language_model(

@@ -12,7 +12,7 @@ import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any, ClassVar, Literal
+from typing import Any, ClassVar, Literal, cast
 
 import torch
 from pydantic import Field
@@ -98,7 +98,7 @@ class MedusaConfig(PublishedDrafter):
         return training(module, target, self.loss)
 
     def drafter(self, module: nn.Module, target: Target, options: DraftingOptions = PLAIN) -> Drafter:
-        return MedusaProposal(module, target.guided)
+        return MedusaProposal(cast(MedusaHead, module), target.guided)
 
     def exports(self, engine: str) -> list[str]:
         return ["vLLM 0.33 has no Medusa any more, SGLang never lists it"]
@@ -217,12 +217,12 @@ class MedusaImageTraining(_Training):
         predicted = self.head(features.to(next(self.head.parameters()).dtype))
         total = features.new_zeros((), dtype=torch.float32)
         metrics: dict[str, Tensor] = {}
-        for level, states in enumerate(predicted):
+        for level, outputs in enumerate(predicted):
             # Level 0 is for the token behind the one that the target's own head gives.
             length = count - 1 - level
             if length < 1:
                 break
-            scores = self.target.scores(states[:, :length].to(features.dtype))
+            scores = self.target.scores(outputs[:, :length].to(features.dtype))
             goal_ids = ids[:, level + 1 : level + 1 + length]
             if self.config.token_divergence == "ce":
                 loss = F.cross_entropy(scores.flatten(0, 1), goal_ids.flatten(), reduction="sum")
@@ -244,7 +244,7 @@ class MedusaProposal:
 
     taps = Taps(feature=True)
 
-    def __init__(self, head: nn.Module, guided: Callable[[Tensor, Sequence[int]], Tensor]):
+    def __init__(self, head: MedusaHead, guided: Callable[[Tensor, Sequence[int]], Tensor]):
         self.head, self.guided = head.eval(), guided
         self.max_levels: int | None = head.shape.num_heads
 

@@ -333,8 +333,11 @@ class TrainStage(FitSettings):
         if isinstance(self.source, CachedStates):
             for name in self.source.stages:
                 wanted["states" if name is None else f"states/{name}"] = name
-        others = {"decoding": self.decoding and self.decoding.from_stage}
-        others["validation"] = self.validation and self.validation.data and self.validation.data.from_stage
+        held_out = None if self.validation is None else self.validation.data
+        others = {
+            "decoding": None if self.decoding is None else self.decoding.from_stage,
+            "validation": None if held_out is None else held_out.from_stage,
+        }
         for key, name in others.items():
             if name is not None:
                 if wanted.get("data", name) != name:

@@ -166,6 +166,6 @@ def _save(stage: Any, context: Context, engine: Engine, processor: Processor, to
             assert isinstance(module, LlavaTraining)
             merge_adapters(module.llava)
             save_llava(module.llava, context.folder, manifest)
-            family = module.llava.config.model_type
+            family: Any = module.llava.config.model_type
             (processor.of_family(family) if family in FAMILIES else processor).save(context.folder)
     ranks.barrier()

@@ -20,7 +20,7 @@ from ...data.sources import AnswerCollate, AnsweredSamples, OpenBatch
 from ...models.decoding.batched import write_answers
 from ...models.decoding.decoder import CachedDecoder
 from ...models.decoding.warp import Warp
-from ...models.distillation import CrossEntropyObjective, DistillTraining, Teacher
+from ...models.distillation import CrossEntropyObjective, DistillObjective, DistillTraining, Teacher
 from ...models.llava import LlavaTraining, placeholder_ids
 from ...models.targets.load import load_llava
 from ...models.training import training_of
@@ -32,7 +32,7 @@ from ..loop import Source, no_states
 def frozen_target(context: Context) -> Any:
     """The target's model, whole on this rank (or spread by its device map), in evaluation, without gradients."""
     config = context.target
-    target = load_llava(
+    target: Any = load_llava(
         context.target_source(),
         revision=config.revision,
         dtype=getattr(torch, config.dtype),
@@ -47,8 +47,8 @@ def frozen_target(context: Context) -> Any:
 def training_module(stage: Any, context: Context, llava: Any, processor: Processor) -> LlavaTraining:
     """The module that the engine trains, with the target beside it where the objective asks for one."""
     settings = {"gradient_checkpointing": stage.gradient_checkpointing, "lora": stage.lora}
-    objective = stage.objective or CrossEntropyObjective()
-    if objective.kind == "cross_entropy":
+    objective: CrossEntropyObjective | DistillObjective = stage.objective or CrossEntropyObjective()
+    if isinstance(objective, CrossEntropyObjective):
         resume = getattr(context.target, "resume", "max_plus_one")
         return training_of(llava, stage.trainable, resume=resume, **settings)
     target = None
