@@ -17,13 +17,10 @@ them, from the bytes of the records themselves.
 import argparse
 import json
 import os
-import platform
 import statistics
-import subprocess
-import sys
 import tempfile
-import time
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -40,6 +37,7 @@ from draftsmith.data.states.memory import ahead
 from draftsmith.data.states.reader import CachedCollate, CachedSamples, StatesReader
 from draftsmith.data.states.samples import Counts
 from draftsmith.data.states.writer import Deal, StatesWriting
+from draftsmith.eval import timing
 
 BLOCK = 8 * 2**20
 # Mean tokens of a sample in the stages of a 7B target: text, visual.
@@ -161,24 +159,21 @@ def reading(folder: Path, options: argparse.Namespace) -> None:
         "plain read, one reused block": lambda cold: plain_reused(paths),
     }
 
-    def loader(name: str, workers: int, spread: bool) -> Callable[[bool], None]:
-        def run(cold: bool) -> None:
-            # A process that reads for the first time compares checksums; one that has read before does not.
-            fresh = cold or name not in warm_readers
-            reader = warm_readers.setdefault(name, StatesReader([folder])) if not cold else StatesReader([folder])
-            if fresh and not cold:
-                reader._checked[:] = True
-            through_loader(reader, options.batch_size, workers, spread)
-
-        return run
+    def loader(name: str, workers: int, spread: bool, cold: bool) -> None:
+        """An epoch, cold as by a process that compares checksums, or warm as by one that has read the files before."""
+        reader = StatesReader([folder]) if cold or name not in warm_readers else warm_readers[name]
+        if not cold and name not in warm_readers:
+            warm_readers[name] = reader
+            reader._checked[:] = True
+        through_loader(reader, options.batch_size, workers, spread)
 
     for workers in sorted({0, options.workers}):
         name = "reader" if not workers else f"reader, {workers} processes"
-        kinds[name] = loader(name, workers, spread=False)
-    kinds["reader, spread on the CPU"] = loader("reader, spread on the CPU", 0, spread=True)
+        kinds[name] = partial(loader, name, workers, False)
+    kinds["reader, spread on the CPU"] = partial(loader, "reader, spread on the CPU", 0, True)
     print(f"\n{len(shards)} shards, {shown(size)}; GB/s, median (range) of {options.repeats}, and share of plain read")
     for state in ("cold", "warm"):
-        found: dict[str, list[float]] = {name: [] for name in kinds}
+        rates: dict[str, list[float]] = {name: [] for name in kinds}
         for repeat in range(options.repeats):
             turn = repeat % len(kinds)  # what comes after what matters to a disk
             for name, run in [*kinds.items()][turn:] + [*kinds.items()][:turn]:
@@ -186,37 +181,29 @@ def reading(folder: Path, options: argparse.Namespace) -> None:
                     forget(paths)
                 else:
                     plain_reused(paths)
-                start = time.perf_counter()
-                run(state == "cold")
-                found[name].append(size / 1e9 / (time.perf_counter() - start))
-        base = statistics.median(found["plain read"])
-        for name, rates in found.items():
-            rate = statistics.median(rates)
-            print(f"  {state}  {name:<30} {rate:6.2f} ({min(rates):.2f} to {max(rates):.2f})  {rate / base:6.1%}")
+                rates[name].append(size / 1e9 / timing.timed(partial(run, state == "cold")))
+        base = statistics.median(rates["plain read"])
+        for name, some in rates.items():
+            rate = statistics.median(some)
+            print(f"  {state}  {name:<30} {rate:6.2f} ({min(some):.2f} to {max(some):.2f})  {rate / base:6.1%}")
 
 
 def holding(options: argparse.Namespace) -> None:
     """Peak memory of fresh processes that write."""
     print("\npeak memory of a process that writes")
     for factor in (1, 4):
-        command = [sys.executable, __file__, "--write", str(options.few * factor), "--width", str(options.width)]
+        count = options.few * factor
         with tempfile.TemporaryDirectory(dir=options.folder) as folder:
-            said = subprocess.run([*command, "--folder", folder], check=True, capture_output=True, text=True).stdout
-        found = json.loads(said)
-        print(f"  {options.few * factor:>6,} samples ({shown(found['bytes'])}): {found['peak_mib']:.0f} MiB")
+            process = timing.fresh_process("--write", count, "--width", options.width, "--folder", folder)
+            held = json.loads(timing.answer_of(process))
+        print(f"  {count:>6,} samples ({shown(held['bytes'])}): {held['peak_mib']:.0f} MiB")
 
 
 def write_alone(options: argparse.Namespace) -> None:
     folder = Path(options.folder) / "states"
     write(folder, options.write, options.width, shard_bytes=200_000_000)
     size = sum(path.stat().st_size for path in folder.glob("*.tar"))
-    print(json.dumps({"peak_mib": peak_mib(), "bytes": size}))
-
-
-def peak_mib() -> float:
-    """Of this process since it began; getrusage would count what its parent held."""
-    status = Path("/proc/self/status").read_text()
-    return int(status.split("VmHWM:")[1].split()[0]) / 1024
+    print(json.dumps({"peak_mib": timing.peak_mib(), "bytes": size}))
 
 
 def layouts(options: argparse.Namespace) -> None:
@@ -241,7 +228,7 @@ def kept_bytes(text: int, visual: int, wanted: Taps, dtype: StatesDtype, width: 
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = timing.options(__doc__)
     parser.add_argument("--gigabytes", type=float, default=1.5, help="of states that are written and read")
     parser.add_argument("--shard-gigabytes", type=float, default=0.5)
     parser.add_argument("--width", type=int, default=3584, help="of a state")
@@ -250,15 +237,13 @@ def main() -> None:
     parser.add_argument("--repeats", type=int, default=5)
     parser.add_argument("--few", type=int, default=30, help="samples of the other two measurements")
     parser.add_argument("--folder", default=None, help="where files are written; on the disk that is to be measured")
-    parser.add_argument("--write", type=int, help=argparse.SUPPRESS)  # what fresh processes are called with
+    parser.add_argument("--write", type=int, help=timing.HIDDEN)
     options = parser.parse_args()
     torch.set_num_threads(1)
     if options.write:
         write_alone(options)
         return
-    cores = len(os.sched_getaffinity(0))
-    print(f"python {platform.python_version()}, torch {torch.__version__}, {platform.machine()}, {cores} cores, "
-          f"load {os.getloadavg()[0]:.1f}")  # fmt: skip
+    timing.header(f"width {options.width}, batches of {options.batch_size}")
     with tempfile.TemporaryDirectory(dir=options.folder) as folder:
         mean = statistics.fmean(7168 * options.width / 3584 * sum(size) for size in lengths(30))
         count = max(3, round(options.gigabytes * 1e9 / mean))

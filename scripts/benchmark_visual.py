@@ -23,24 +23,25 @@ import io
 import os
 import signal
 import statistics
-import subprocess
 import sys
 import tarfile
 import tempfile
 import time
 from collections import defaultdict
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager, redirect_stdout
+from collections.abc import Callable, Sequence
+from contextlib import ExitStack, redirect_stdout
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
 from typing import Any, cast
+from unittest.mock import patch
 
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
 
 import numpy as np
 import torch
 from draftsmith.core.nouns import CodeBatch, ImageRequest
+from draftsmith.eval import timing
 from draftsmith.eval.lantern import Lantern, LanternConfig, lantern
 from draftsmith.eval.loop import Decoding, Generation, generate
 from draftsmith.eval.policies import Chain, Draw
@@ -48,7 +49,7 @@ from draftsmith.eval.policies.adt import Adt
 from draftsmith.eval.policies.chain import ChainTree
 from draftsmith.eval.policies.dynamic import Dynamic
 from draftsmith.eval.rules import RULES, Rule, Verified
-from draftsmith.eval.timing import command, in_turn, machine, spread, timed, wall
+from draftsmith.eval.timing import answer_of, fresh_process, in_turn, row, spread, timed, wall
 from draftsmith.models.decoding.cache import Cache
 from draftsmith.models.decoding.neighbours import NeighbourTable
 from draftsmith.models.decoding.tree import Tree
@@ -137,28 +138,25 @@ def both() -> np.ndarray:
     return np.array([wall(), time.thread_time() if one_thread() else np.nan])
 
 
-def row(what: str, bound: str, ratios: Sequence[np.ndarray], **style: Any) -> None:
-    """Ratios of neighbouring runs, each [2] for the two clocks."""
-    wall, own = (spread([r[clock] for r in ratios], **style) for clock in (0, 1))
-    print(f"| {what} | {bound} | {wall} | {own} | {len(ratios)} |", flush=True)
+def compared(what: str, bound: str, ratios: Sequence[np.ndarray], **style: Any) -> None:
+    """Print ratios of neighbouring runs, each [2] for the two clocks."""
+    row(what, bound, *(spread([r[clock] for r in ratios], **style) for clock in (0, 1)), len(ratios))
+
+
+def own_clock(share: float) -> np.ndarray:
+    """[2] a metered share, under the clock that `Meter` reads."""
+    return np.array([np.nan, share] if one_thread() else [share, np.nan])
 
 
 PERCENT: dict[str, Any] = {"digits": 2, "scale": 100.0, "unit": "%"}
 
 
-@contextmanager
-def watched(functions: Sequence[tuple[Any, str]], watch: Callable[[Callable], Callable]) -> Iterator[None]:
-    """Methods (object, name) of single objects, each replaced by `watch` of it for a while."""
-    before = [(vars(owner), name, vars(owner).get(name)) for owner, name in functions]
+def watched(functions: Sequence[tuple[Any, str]], watch: Callable[[Callable], Callable]) -> ExitStack:
+    """Methods (object, name) of single objects, each replaced by `watch` of it until the stack closes."""
+    stack = ExitStack()
     for owner, name in functions:
-        vars(owner)[name] = watch(getattr(owner, name))
-    try:
-        yield
-    finally:
-        for owned, name, own in before:
-            owned.pop(name)
-            if own is not None:
-                owned[name] = own
+        stack.enter_context(patch.dict(vars(owner), {name: watch(getattr(owner, name))}))
+    return stack
 
 
 def forwards(models: Models) -> list[tuple[Any, str]]:
@@ -249,7 +247,7 @@ ADT, TARGET, HEAD = "ADT-Tree's own work", "target's masks and cache", "head's m
 PARTS = ("forwards", "guidance and softmax", TARGET, HEAD, "tree", "rule", "loop")
 
 
-def benchmark_overhead(name: str, models: Models, tree: Any, pairs: int, num_codes: int | None = None) -> str:
+def benchmark_overhead(name: str, models: Models, tree: Any, pairs: int, num_codes: int | None = None) -> list[Any]:
     """Prints the rows of the ratios; returns that of the shares. `num_codes`: of a request, null for a whole image."""
     decoding = sampled(tree.build(grid=models.target.grid), num_codes or models.target.num_codes)
     bare, whole, shares, taus = [], [], [], []
@@ -270,14 +268,13 @@ def benchmark_overhead(name: str, models: Models, tree: Any, pairs: int, num_cod
             whole.append(times["request"] / times["whole"])
             shares.append(metered(models, decoding, number))
             taus.append(sum(c.num_emitted for c in first.cycles) / len(first.cycles))
-    row(f"{name} (tau {statistics.mean(taus):.2f}): request / its forwards", "at most 1.10", bare)
-    row(f"{name}: request / forwards with guidance and softmax", "", whole)
+    compared(f"{name} (tau {statistics.mean(taus):.2f}): request / its forwards", "at most 1.10", bare)
+    compared(f"{name}: request / forwards with guidance and softmax", "", whole)
     drafting = [sum(s.get(part, 0.0) for part in ("tree", ADT, "rule", "loop")) for s in shares]
-    clock = (np.nan, 1.0) if one_thread() else (1.0, np.nan)
-    own_calls = [np.array(clock) / (1.0 - share) for share in drafting]
-    row(f"{name}: request / the target's and the head's calls", "at most 1.10", own_calls)
+    own_calls = [own_clock(1 / (1 - share)) for share in drafting]
+    compared(f"{name}: request / the target's and the head's calls", "at most 1.10", own_calls)
     cells = [spread([s.get(part, 0.0) for s in shares], **(PERCENT | {"digits": 1})) for part in PARTS]
-    return f"| {name} | {' | '.join(cells)} | {len(shares)} |"
+    return [name, *cells, len(shares)]
 
 
 def benchmark_adt(models: Models, tree: Any, pairs: int) -> None:
@@ -286,13 +283,7 @@ def benchmark_adt(models: Models, tree: Any, pairs: int) -> None:
         policy = tree.model_copy(update={"start_from": start}).build(grid=models.target.grid)
         decoding = sampled(policy, models.target.num_codes)
         shares = [metered(models, decoding, number)[ADT] for number in range(WARM_UP + pairs)][WARM_UP:]
-        clocks = (np.nan, 1.0) if one_thread() else (1.0, np.nan)
-        row(
-            f"ADT-Tree ({start}): its own work / request",
-            "at most 1%",
-            [s * np.array(clocks) for s in shares],
-            **PERCENT,
-        )
+        compared(f"ADT-Tree ({start}): its own work / request", "at most 1%", [own_clock(s) for s in shares], **PERCENT)
 
 
 def metered(models: Models, decoding: Decoding, number: int) -> dict[str, float]:
@@ -367,9 +358,9 @@ def benchmark_proximity(what: str, models: Models, decoding: Decoding, pairs: in
             of_xl += [] if xl is None else [times["sets"] / len(cycles) / xl()]
     detail = f"{rule.table.num_codes} codes, k {rule.config.k}, {statistics.mean(nodes):.0f} nodes"
     detail += f", {statistics.mean(later):.1f} sets after rejections"
-    row(f"proximity sets / cycle, {what} ({detail})", "at most 5%", shares, **PERCENT)
+    compared(f"proximity sets / cycle, {what} ({detail})", "at most 5%", shares, **PERCENT)
     if of_xl:
-        row("the same sets / estimate of GPT-XL's pass alone", "at most 5%", of_xl, **PERCENT)
+        compared("the same sets / estimate of GPT-XL's pass alone", "at most 5%", of_xl, **PERCENT)
 
 
 def xl_pass(nodes: int, device: torch.device) -> Callable[[], np.ndarray]:
@@ -445,25 +436,10 @@ def encode(pictures: Path, output: Path, per_shard: int) -> None:
         EncodeStage(**settings, samples_per_shard=per_shard).run(context)
 
 
-def peak_mib() -> float:
-    """Of this process. The kernel's usual number for a child, ru_maxrss, begins with what its parent held."""
-    lines = Path("/proc/self/status").read_text().splitlines()
-    return int(next(line for line in lines if line.startswith("VmHWM:")).split()[1]) / 1024
-
-
-def encoding(pictures: Path, output: Path, per_shard: int) -> subprocess.Popen:
+def encoding(pictures: Path, output: Path, per_shard: int) -> Any:
     """The stage in a fresh process."""
     output.mkdir(exist_ok=True)
-    command = [sys.executable, __file__, "--encode", str(pictures), str(output), str(per_shard)]
-    return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
-
-
-def finished(process: subprocess.Popen) -> float:
-    """Its peak in MiB."""
-    told, errors = process.communicate()
-    if process.returncode:
-        raise SystemExit(f"encoding failed:\n{errors}")
-    return float(told.split()[-1])
+    return fresh_process("--encode", pictures, output, per_shard)
 
 
 def benchmark_encode(folder: Path, few: int, many: int, pairs: int) -> None:
@@ -473,13 +449,15 @@ def benchmark_encode(folder: Path, few: int, many: int, pairs: int) -> None:
     peaks: dict[int, list[float]] = {few: [], many: []}
     for number in range(pairs):
         for count in (few, many) if number % 2 else (many, few):
-            peaks[count].append(finished(encoding(folder / f"{count}", folder / f"out-{count}-{number}", per_shard)))
+            process = encoding(folder / f"{count}", folder / f"out-{count}-{number}", per_shard)
+            peaks[count].append(float(answer_of(process)))
     low, high = peaks[few], peaks[many]
     added, files = (many - few) * SIDE * SIDE * 3 / 2**20, (sizes[many] - sizes[few]) / 2**20
-    print(f"| peak RSS over {many} pictures / over {few} ({statistics.median(low):.0f} MiB) | 1 | "
-          f"{spread([h / s for s, h in zip(low, high, strict=True)])} | {pairs} |")  # fmt: skip
-    print(f"| the same in MiB more; {added:.0f} MiB of pixels and {files:.0f} MiB of files were added | 0 | "
-          f"{spread([h - s for s, h in zip(low, high, strict=True)], 1)} | {pairs} |", flush=True)  # fmt: skip
+    more = [h - s for s, h in zip(low, high, strict=True)]
+    row(f"peak RSS over {many} pictures / over {few} ({statistics.median(low):.0f} MiB)", 1,
+        spread(timing.ratios(high, low)), pairs)  # fmt: skip
+    row(f"the same in MiB more; {added:.0f} MiB of pixels and {files:.0f} MiB of files were added", 0,
+        spread(more, 1), pairs)  # fmt: skip
     benchmark_kill(folder / f"{many}", folder / "killed", folder / f"out-{many}-0", per_shard)
 
 
@@ -492,22 +470,21 @@ def benchmark_kill(pictures: Path, output: Path, whole: Path, per_shard: int) ->
     process.kill()
     process.communicate()
     assert process.returncode == -signal.SIGKILL, "the run ended before it was killed"
-    before = {path.stem: [written(path), written(path.with_suffix(".tar"))] for path in shards.glob("shard-*.json")}
-    finished(encoding(pictures, output, per_shard))
-    after = {path.stem: [written(path), written(path.with_suffix(".tar"))] for path in shards.glob("shard-*.json")}
+    before = written(shards)
+    answer_of(encoding(pictures, output, per_shard))
+    after = written(shards)
     again = sum(before[name] != after[name] for name in before)
     expected = list((whole / "stage" / "shards").iterdir())
     same = sum(path.read_bytes() == (shards / path.name).read_bytes() for path in expected)
-    left = NUM_SHARDS - len(before)
-    print(f"| killed with {len(before)} of {NUM_SHARDS} shards finished; of these, the restart wrote again | 0 | "
-          f"{again} | 1 |")  # fmt: skip
-    print(f"| shards that it wrote for the first time | {left} | {len(after) - len(before)} | 1 |")
-    print(f"| its files that equal an undisturbed run's | {len(expected)} | {same} | 1 |", flush=True)
+    row(f"killed with {len(before)} of {NUM_SHARDS} shards finished; of these, the restart wrote again", 0, again, 1)
+    row("shards that it wrote for the first time", NUM_SHARDS - len(before), len(after) - len(before), 1)
+    row("its files that equal an undisturbed run's", len(expected), same, 1)
 
 
-def written(path: Path) -> tuple[int, int]:
-    """When, and as which file: a rename over it changes both."""
-    return path.stat().st_mtime_ns, path.stat().st_ino
+def written(shards: Path) -> dict[str, list[tuple[int, int]]]:
+    """Finished shard -> when its files were written, and as which ones: a rename over a file changes both."""
+    finished = {path.stem: (path, path.with_suffix(".tar")) for path in shards.glob("shard-*.json")}
+    return {name: [(p.stat().st_mtime_ns, p.stat().st_ino) for p in paths] for name, paths in finished.items()}
 
 
 # The sections
@@ -517,20 +494,18 @@ def demo_recipe() -> Any:
     return load(["recipe=demo/visual-ar"]).recipe
 
 
-def header(arguments: argparse.Namespace, rest: str) -> None:
-    print(f"`{command()}`: {machine()}, seed {arguments.seed}, {rest}\n")
-
-
 def decoding_section(arguments: argparse.Namespace) -> None:
-    device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    device = timing.device()
     seed, pairs, few = arguments.seed, *((3, 2) if arguments.quick else (9, 3))
     recipe = demo_recipe()
     config, guidance = recipe.target.model_config_of(), recipe.target.guidance
     methods = recipe.stages["evaluate"].methods
     dynamic, adt = methods["EAGLE-2"].tree, methods["ADT-Tree"].tree
-    header(arguments, f"float32, {config.num_layers} layers of width {config.dim}, {config.num_codes} codes out of "
-           f"{config.vocab_size}, guidance {guidance.scale:g}, temperature 1")  # fmt: skip
-    print("| what | bound | wall: median [quartiles] | this thread's time | pairs |\n| --- | --- | --- | --- | --- |")
+    timing.header(
+        f"seed {seed}, float32, {config.num_layers} layers of width {config.dim}, {config.num_codes} codes out of "
+        f"{config.vocab_size}, guidance {guidance.scale:g}, temperature 1"
+    )
+    timing.table("what", "bound", "wall: median [quartiles]", "this thread's time", "pairs")
     models = build(config, guidance, device, seed=seed, head_steps=60)
     trees = {"EAGLE-2": dynamic, "ADT-Tree": adt, "chain": ChainTree(kind="chain", gamma=4)}
     shares = [benchmark_overhead(name, models, tree, pairs) for name, tree in trees.items()]
@@ -547,32 +522,33 @@ def decoding_section(arguments: argparse.Namespace) -> None:
     models_wide = build(wide, guidance, device, seed=seed, head_steps=0)
     benchmark_proximity("the demo's layers", models_wide, decoding, few, xl=xl_pass(59, device))
     benchmark_adt(models, adt, pairs)
-    print(f"\nShares of a request, from metered runs:\n\n| tree | {' | '.join(PARTS)} | n |")
-    print("| --- |" + " --- |" * (len(PARTS) + 1) + "\n" + "\n".join(shares) + "\n")
+    print("\nShares of a request, from metered runs:\n")
+    timing.table("tree", *PARTS, "n")
+    for cells in shares:
+        row(*cells)
+    print()
 
 
 def encoding_section(arguments: argparse.Namespace) -> None:
     few, many, pairs = (100, 1000, 1) if arguments.quick else (500, 5000, 2)
-    header(
-        arguments,
-        f"pictures of {SIDE} x {SIDE} pixels, pixels and codes, deduplicated, {many // NUM_SHARDS} in a shard",
-    )
-    print("| what | bound | median [quartiles] | pairs |\n| --- | --- | --- | --- |")
+    size = f"pictures of {SIDE} x {SIDE} pixels, pixels and codes, deduplicated, {many // NUM_SHARDS} in a shard"
+    timing.header(f"seed {arguments.seed}, {size}")
+    timing.table("what", "bound", "median [quartiles]", "pairs")
     with tempfile.TemporaryDirectory() as folder:
         benchmark_encode(Path(folder), few, many, pairs)
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = timing.options(__doc__)
     parser.add_argument("--quick", action="store_true", help="fewer pairs, for a look")
     parser.add_argument("--only", choices=("decoding", "encoding"), help="one half of it")
     parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--encode", nargs=3, help=argparse.SUPPRESS)  # what fresh processes are called with
+    parser.add_argument("--encode", nargs=3, help=timing.HIDDEN)
     arguments = parser.parse_args()
     if arguments.encode:
         pictures, output, per_shard = arguments.encode
         encode(Path(pictures), Path(output), int(per_shard))
-        print(peak_mib())
+        print(timing.peak_mib())
         return
     if arguments.only != "encoding":
         decoding_section(arguments)

@@ -13,15 +13,14 @@ and vq_ds16_c2i.pt in FoundationVision/LlamaGen. No code in them is run. The des
 whole or not at all.
 """
 
-import argparse
-import os
-import shutil
 import sys
 from pathlib import Path
 from typing import Any
 
 from draftsmith.core.errors import UserError
+from draftsmith.core.folders import check_new, new_folder
 from draftsmith.core.section import torch_dtype
+from draftsmith.eval.timing import options
 from draftsmith.models.llamagen import files, folders, lantern_layout, published_files
 from draftsmith.models.llamagen.transformer import SIZES
 
@@ -55,19 +54,6 @@ def from_folder(arguments):
     return *files.read_llamagen(arguments.source, revision=arguments.revision), []
 
 
-def write(destination: Path, state, values) -> None:
-    """Beside the destination first, then moved there in one step."""
-    aside = destination.with_name(f".{destination.name}.partial")
-    shutil.rmtree(aside, ignore_errors=True)
-    try:
-        folders.write_folder(aside, values, state)
-        if destination.exists():  # somebody was quicker
-            raise UserError("the destination exists", where=str(destination))
-        os.replace(aside, destination)
-    finally:
-        shutil.rmtree(aside, ignore_errors=True)
-
-
 def described(config) -> str:
     """One line about a model's size."""
     shape = (config.num_layers, config.num_heads, config.dim)
@@ -80,8 +66,7 @@ def described(config) -> str:
 
 def convert(arguments) -> None:
     destination = Path(arguments.destination)
-    if destination.exists():
-        raise UserError("the destination exists", where=str(destination), cure="name another, or remove it first")
+    check_new(destination)
     if arguments.vq and arguments.to == "lantern":
         raise UserError("LANTERN's layout is for the transformer", cure="leave out --vq or --to lantern")
     is_pickle = arguments.source.endswith((".pt", ".pth", ".bin")) or Path(arguments.source).is_file()
@@ -96,7 +81,8 @@ def convert(arguments) -> None:
     count = sum(tensor.numel() for name, tensor in state.items() if name not in buffers)
     if arguments.to == "lantern":
         state, values = lantern_layout.to_lantern(state, config)
-    write(destination, state, values)
+    with new_folder(destination) as folder:
+        folders.write_folder(folder, values, state)
     types = ", ".join(sorted({str(tensor.dtype).removeprefix("torch.") for tensor in state.values()}))
     print(f"read      {arguments.source}: {what}")
     print(f"weights   {count:,} parameters in {len(state)} tensors, {types}")
@@ -105,7 +91,7 @@ def convert(arguments) -> None:
 
 
 def main(argv: list[str] | None = None) -> int:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = options(__doc__)
     parser.add_argument("source", help="a .pt file, our directory, one of LANTERN's layout, or a Hub id of such")
     parser.add_argument("destination", help="a directory that does not exist yet")
     parser.add_argument("--to", choices=("draftsmith", "lantern"), default="draftsmith", help="layout to write")

@@ -12,9 +12,6 @@ Weights are read from safetensors, or from a pickle without running anything in 
 printed. The destination must not exist; it appears whole or not at all.
 """
 
-import argparse
-import os
-import shutil
 import sys
 from pathlib import Path
 from typing import Any
@@ -22,8 +19,10 @@ from typing import Any
 import torch
 import yaml
 from draftsmith.core.errors import UserError
+from draftsmith.core.folders import new_folder
 from draftsmith.core.secrets import redact
 from draftsmith.data.processor import load_processor
+from draftsmith.eval.timing import options
 from draftsmith.models.drafters.base import TargetIdentity
 from draftsmith.models.drafters.eagle import save_eagle
 from draftsmith.models.drafters.head_files import manifest_of, save_head
@@ -51,43 +50,36 @@ def origin(given) -> dict:
     return {"source": given.source, "revision": given.revision, "as": given.kind}
 
 
-def reading(given, aside: Path):
-    """Write a head that reads hidden states to `aside`. Returns the recipe's drafter section and notes."""
-    config = read_config(given.target, key="--target", revision=given.target_revision)
+def heads(given, folder: Path):
+    """Write a head that reads hidden states to `folder`. Returns the recipe's drafter section and notes."""
+    config, revision = read_config(given.target, key="--target", revision=given.target_revision), given.target_revision
     text = config.get_text_config()
-    embedding = (
-        None if given.no_weights else target_embedding(given.target, where="--target", revision=given.target_revision)
-    )
-    found = import_head(given.kind, given.source, text, embedding=embedding, image=given.image, sees=text is not config,
-                        revision=given.revision)  # fmt: skip
-    target = {
-        "kind": recipe_kind(config.model_type, text is not config),
-        "path": given.target,
-        "revision": given.target_revision,
-    }
-    drafter = found.config.model_dump(mode="json")
-    manifest = manifest_of(
-        found.config, language_shape(text), TargetIdentity(target), drafter=drafter, imported=origin(given)
-    )
-    save_head(found.head, aside, manifest)
-    return found.settings, found.notes
+    sees = text is not config
+    embedding = None if given.no_weights else target_embedding(given.target, where="--target", revision=revision)
+    imported = import_head(given.kind, given.source, text, embedding=embedding, image=given.image, sees=sees,
+                           revision=given.revision)  # fmt: skip
+    target = {"kind": recipe_kind(config.model_type, sees), "path": given.target, "revision": revision}
+    manifest = manifest_of(imported.config, language_shape(text), TargetIdentity(target),
+                           drafter=imported.config.model_dump(mode="json"), imported=origin(given))  # fmt: skip
+    save_head(imported.head, folder, manifest)
+    return imported.settings, imported.notes
 
 
-def lantern(given, aside: Path):
-    """Write an image generator's EAGLE head to `aside`. Returns the recipe's drafter section and notes."""
-    folder = find_folder(given.target, given.target_revision, files=("config.json",))
-    values = read_values(folder)
+def lantern(given, folder: Path):
+    """Write an image generator's EAGLE head to `folder`. Returns the recipe's drafter section and notes."""
+    published = find_folder(given.target, given.target_revision, files=("config.json",))
+    values = read_values(published)
     if values.get("model_type") == "chameleon":
-        target: Any = read_config(str(folder), key="--target")
+        target: Any = read_config(str(published), key="--target")
         named = {"target": {"kind": "anole", "path": given.target, "revision": given.target_revision}}
     else:
-        where = str(folder / "config.json")
+        where = str(published / "config.json")
         own = {name: value for name, value in values.items() if name != "model_type"}
         target = lantern_config(values, where=where) if is_lantern(values) else LlamaGenConfig.model_validate(own)
         named = {}  # config.json holds the shape of what it mirrors
     head, settings, notes = import_lantern(given.source, target, revision=given.revision)
     about = {"method": "eagle", "imported": origin(given) | {"target": given.target}, "tested_with": tested_with()}
-    save_eagle(head, aside, about | named, with_embedding=True)
+    save_eagle(head, folder, about | named, with_embedding=True)
     return settings, notes
 
 
@@ -108,45 +100,24 @@ def own_words(given, tokenizer) -> list[str]:
     return []
 
 
-def lvlm(given, aside: Path):
-    """Write a draft LVLM to `aside`. Returns the recipe's drafter section and notes."""
+def lvlm(given, folder: Path):
+    """Write a draft LVLM to `folder`. Returns the recipe's drafter section and notes."""
     target = read_config(given.target, key="--target", revision=given.target_revision)
     model, notes = import_lvlm(given.source, target, revision=given.revision)
     processor = load_processor(given.target, revision=given.target_revision)
     notes = (*notes, *own_words(given, processor.tokenizer))
     manifest = {
-        "model": "drafter",
-        "target": given.target,
-        "target_revision": given.target_revision,
-        "tokenizer_hash": processor.tokenizer_hash,
-        "imported": origin(given),
-        "tested_with": tested_with(),
-    }
-    save_llava(model, aside, manifest)
-    processor.save(aside)
+        "model": "drafter", "target": given.target, "target_revision": given.target_revision,
+        "tokenizer_hash": processor.tokenizer_hash, "imported": origin(given), "tested_with": tested_with(),
+    }  # fmt: skip
+    save_llava(model, folder, manifest)
+    processor.save(folder)
     dtype = str(next(model.parameters()).dtype).removeprefix("torch.")
     return {"dtype": dtype} if dtype != "float32" else {}, notes
 
 
-def write(given):
-    """Write the drafter to its destination, whole or not at all."""
-    destination = Path(given.destination)
-    if destination.exists():
-        raise UserError("the destination exists", where=str(destination), cure="name another, or remove it first")
-    aside = destination.with_name(f".{destination.name}.partial")
-    shutil.rmtree(aside, ignore_errors=True)
-    aside.mkdir(parents=True)
-    try:
-        with torch.random.fork_rng(devices=[]):
-            found = {"lantern": lantern, "lvlm": lvlm}.get(given.kind, reading)(given, aside)
-        os.replace(aside, destination)
-        return found
-    finally:
-        shutil.rmtree(aside, ignore_errors=True)
-
-
 def main(argv: list[str] | None = None) -> int:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = options(__doc__)
     parser.add_argument("source", help="Hub id or directory of the published drafter")
     parser.add_argument("destination", help="a directory that does not exist yet")
     parser.add_argument("--as", dest="kind", choices=(*READING, "lantern", "lvlm"), required=True, help="what it is")
@@ -160,7 +131,8 @@ def main(argv: list[str] | None = None) -> int:
     )
     given = parser.parse_args(argv)
     try:
-        settings, notes = write(given)
+        with new_folder(Path(given.destination)) as folder, torch.random.fork_rng(devices=[]):
+            settings, notes = {"lantern": lantern, "lvlm": lvlm}.get(given.kind, heads)(given, folder)
     except UserError as error:
         print(redact(f"error: {error}"), file=sys.stderr)
         return 2

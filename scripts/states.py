@@ -1,15 +1,13 @@
 #!/usr/bin/env python
-"""Look at cached states of a target, check them, or tell how large they will get.
+"""Look at cached states of a target, or check them. How large they will get, a recipe's dry run says.
 
     scripts/states.py show runs/sparrow/cache/states              what they are of, how many, and how they were rounded
     scripts/states.py show runs/sparrow/cache/states --sample 3   one record
     scripts/states.py verify runs/sparrow/cache/states ...        read all and compare every checksum
-    scripts/states.py estimate recipe=sparrow-qwen2.5-vl-7b       what each stage that keeps states will take
 
 A folder is a stage's `states` folder, or the stage's own. Exits with 2 where a file is missing or damaged, naming it.
 """
 
-import argparse
 import json
 import sys
 from pathlib import Path
@@ -18,6 +16,7 @@ from draftsmith.core.errors import UserError
 from draftsmith.data.shards import ShardReader
 from draftsmith.data.states.estimate import shown
 from draftsmith.data.states.reader import StatesReader
+from draftsmith.eval.timing import options
 
 
 def folder_of(name: str) -> Path:
@@ -64,42 +63,19 @@ def show_sample(reader: StatesReader, sample: int) -> None:
     print(f"ids {ids[:16].tolist()} ...; {int(mask.sum())} supervised")
 
 
-def estimate(arguments: list[str]) -> None:
-    """Print the size that the states of each stage of a recipe will have."""
-    from draftsmith.recipes.load import load
-    from draftsmith.recipes.plan import plan
-    from draftsmith.trainers.describe.states import describe_states
-
-    loaded = load(arguments)
-    planned = plan(loaded.recipe, loaded.path)
-    keeping = [p for p in planned if p.stage.kind == "cache" or keeps_first_epoch(p.stage)]
-    if not keeping:
-        raise UserError("no stage of this recipe keeps states", where=str(loaded.path), cure="add a cache stage")
-    for chosen in keeping:
-        print("\n".join([f"stage {chosen.name}", *describe_states(chosen)]))
-
-
-def keeps_first_epoch(stage) -> bool:
-    """Whether a train stage keeps the states that it computes in its first epoch."""
-    return getattr(getattr(stage, "source", None), "kind", None) == "cached_on_first_epoch"
-
-
 def main(arguments: list[str] | None = None) -> int:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = options(__doc__)
     commands = parser.add_subparsers(dest="command", required=True)
     commands.add_parser("verify").add_argument("folders", nargs="+")
     shows = commands.add_parser("show")
     shows.add_argument("folder")
     shows.add_argument("--sample", type=int)
-    commands.add_parser("estimate").add_argument("recipe", nargs="+", help="recipe=NAME and settings, as in a run")
     given = parser.parse_args(arguments)
     try:
         if given.command == "verify":
             verify(given.folders)
-        elif given.command == "show":
-            show(given.folder, given.sample)
         else:
-            estimate(given.recipe)
+            show(given.folder, given.sample)
     except UserError as error:
         print(f"error: {error}", file=sys.stderr)
         return 2

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import shutil
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,6 +14,7 @@ from transformers import AutoModelForCausalLM, PreTrainedModel
 
 from ...core.checksums import check_sums
 from ...core.errors import UserError, did_you_mean
+from ...core.folders import check_new, new_folder
 from ..drafters.made_for import MANIFEST, tested_with
 from ..hub import config_value, target_embedding
 from ..llamagen.folders import write_folder
@@ -81,8 +81,7 @@ def export_drafter(
     folder, destination = Path(folder), Path(destination)
     if engine not in ENGINES:
         raise UserError(f"no layout of {engine!r}", cure=did_you_mean(engine, ENGINES))
-    if destination.exists():
-        raise UserError("the destination exists", where=str(destination), cure="name another, or remove it first")
+    check_new(destination)
     kind = kind_of(folder)
     check_sums(folder, only=_READ)
     if kind == "visual":
@@ -116,7 +115,9 @@ def _head(
         notes.append("vLLM's older runner (V1) counts a picture's tokens as one place for heads; measure with V2")
     export: dict[str, Any] = {"engine": engine, "prompts": prompts, "notes": notes, "tested_with": tested_with()}
     manifest = source.manifest | {"export": export}
-    _write(destination, lambda aside: _write_head(aside, values, state, manifest))
+    with new_folder(destination) as aside:
+        write_folder(aside, values, state)
+        (aside / MANIFEST).write_text(json.dumps(manifest, indent=1, sort_keys=True))
     return Exported(destination, engine, "eagle3" if joined else "eagle", whose.name, tuple(notes))
 
 
@@ -148,32 +149,13 @@ def _text(folder: Path, destination: Path, engine: Engine, whose: Target, prompt
     export = {"engine": engine, "prompts": prompts, "notes": notes, "tested_with": tested_with()}
     manifest = read_manifest(folder) | {"export": export}
 
-    def write(aside: Path) -> None:
+    with new_folder(destination) as aside:
         draft.save_pretrained(aside)
         for name in _TOKENIZER:
             if (folder / name).is_file():
                 shutil.copy2(folder / name, aside / name)
         (aside / MANIFEST).write_text(json.dumps(manifest, indent=1, sort_keys=True))
-
-    _write(destination, write)
     return Exported(destination, engine, "draft_model", whose.name, tuple(notes))
-
-
-def _write_head(folder: Path, values: dict[str, Any], state: dict[str, Tensor], manifest: dict[str, Any]) -> None:
-    write_folder(folder, values, state)
-    (folder / MANIFEST).write_text(json.dumps(manifest, indent=1, sort_keys=True))
-
-
-def _write(destination: Path, write: Any) -> None:
-    """Whole or not at all."""
-    aside = destination.with_name(f".{destination.name}.partial")
-    shutil.rmtree(aside, ignore_errors=True)
-    aside.mkdir(parents=True)
-    try:
-        write(aside)
-        os.replace(aside, destination)
-    finally:
-        shutil.rmtree(aside, ignore_errors=True)
 
 
 def _refuse_visual(folder: Path, engine: Engine) -> None:

@@ -127,8 +127,3 @@ def test_verify_names_the_damaged_file(script, cache, tmp_path, capsys):
     tar.write_bytes(data)
     assert script.main(["verify", str(cache), str(other)]) == 2
     assert "shard-000003.tar" in capsys.readouterr().err
-
-
-def test_estimate_needs_a_stage_that_keeps_states(script, capsys):
-    assert script.main(["estimate", "recipe=demo/lvlm"]) == 2
-    assert "no stage of this recipe keeps states" in capsys.readouterr().err

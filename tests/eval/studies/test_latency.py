@@ -271,7 +271,7 @@ def test_figures_show_something(tmp_path):
 @pytest.fixture
 def script(monkeypatch):
     name = "measure_latency"
-    loader = SourceFileLoader(name, str(Path(__file__).parents[3] / "scripts" / name))
+    loader = SourceFileLoader(name, str(Path(__file__).parents[3] / "scripts" / f"{name}.py"))
     module = module_from_spec(spec_from_loader(name, loader))
     loader.exec_module(module)
     monkeypatch.setitem(module.SIZES, "small", module.Sizes(TINY, num_text=4, lengths=(8, 12, 16)))
