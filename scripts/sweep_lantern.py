@@ -40,7 +40,6 @@ from draftsmith.eval.studies.drawn.method_figures import TradeOff, trade_off
 from draftsmith.eval.studies.proximity import Cost, Point, Setting
 from draftsmith.eval.tables import markdown_table
 from draftsmith.models.decoding.warp import Warp
-from draftsmith.models.drafters.base import DraftingOptions
 from draftsmith.models.generators import load_generator
 from draftsmith.recipes.cli import say
 from draftsmith.recipes.finished import Finished, ScriptOptions, run_script
@@ -121,8 +120,7 @@ def costs(options: Options, stage: EvaluateStage, context: Context, prompt: Imag
     """The sets of each pair's bounds, timed on p as decoding by the exact rule meets it at the warmest temperature."""
     generator = load_generator(context.target, context.inputs, device=context.device())
     method, target, warmest = stage.methods[EXACT], generator.target, max(options.temperatures)
-    drafters = Drafters(context, target, named=stage.drafters, methods=stage.methods, tokenizer_sha256=None,
-                        options=DraftingOptions())  # fmt: skip
+    drafters = Drafters(stage, context, target)
     policy = method.policy(grid=target.grid, seed=context.seed)
     (drafting, *_) = drafters.open(EXACT, method, method.exact_rule, policy)
     rule = proximity.Recording(RULES[method.rule_name(warmest)], RECORDED, greedy=warmest == 0)

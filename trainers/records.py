@@ -5,8 +5,10 @@ from __future__ import annotations
 from pathlib import Path
 
 from ..core.errors import UserError
+from ..data.conversations import PromptFormat
 from ..data.dataset import ConversationData, ConversationDataset
 from ..data.mixture import is_mixture
+from ..data.processor import Processor
 from ..models.decoding.decoder import CachedDecoder
 from .context import Context
 
@@ -18,6 +20,32 @@ def data_files(data: ConversationData, context: Context) -> list[Path]:
         return [Path(name) for name in names]
     folder = context.inputs["data"] / "world"
     return [folder / (name if is_mixture(Path(name)) else f"{name}.json") for name in names]
+
+
+def open_records(
+    data: ConversationData,
+    form: PromptFormat,
+    context: Context,
+    processor: Processor,
+    *,
+    files: list[Path] | None = None,
+    drafter_processor: Processor | None = None,
+) -> ConversationDataset:
+    """The records of a data section; what is left out is listed in the stage's skipped.jsonl.
+
+    Args:
+        files: None: those of the section.
+        drafter_processor: of a draft with an image processor of its own.
+    """
+    return ConversationDataset(
+        data,
+        form,
+        processor,
+        files=data_files(data, context) if files is None else files,
+        skipped_log=context.folder / "skipped.jsonl",
+        cache=context.folder / "cache",
+        drafter_processor=drafter_processor,
+    )
 
 
 def check_fit(context: Context, dataset: ConversationDataset, decoder: CachedDecoder, *, as_cut: bool) -> None:

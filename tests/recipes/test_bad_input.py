@@ -32,7 +32,7 @@ BAD = {
     "makes no data": (["recipe=demo/lvlm", "stages.language.data.from=target"], "makes none"),
     "unknown scenario": (["recipe=demo/lvlm", "stages.world.splits.train.captoin=1"], "did you mean 'caption'"),
     "lora without its part": (["recipe=llava15-68m", "stages.pretrain.lora={rank: 4}"], "does not name language_model"),
-    "rule at temperature": (["recipe=llava15-68m", "stages.evaluate.temperature=1.0"], "temperatures: [1.0]"),
+    "rule at temperature": (["recipe=llava15-68m", "stages.evaluate.temperature=1.0"], "temperatures: [NUMBER]"),
     "draw at zero": (["recipe=llava15-68m", "stages.evaluate.methods.M.draw=sample"], "fits none of the temperatures"),
     "fp16 on a CPU": (["recipe=llava15-68m", "engine.precision=fp16"], "fp16"),
     "dry_run value": (["recipe=llava15-68m", "dry_run=maybe"], "neither true nor false"),

@@ -13,14 +13,13 @@ from typing import Any
 from ...core.errors import UserError
 from ...core.nouns import Request
 from ...data.answers import SKIPPED, Answer, kept_tensors, text_ids
-from ...data.dataset import ConversationDataset
 from ...data.shards import ShardReader
 from ...models.decoding.batched import write_answers
 from ...models.decoding.warp import Warp
 from ...models.distillation import keep_scores
-from ...models.targets.load import load_target
 from ..context import Context
-from ..records import check_fit, data_files
+from ..records import check_fit, open_records
+from ..training.states import open_target
 
 
 class Texts:
@@ -35,21 +34,8 @@ class Texts:
     def __init__(self, stage: Any, context: Context):
         self.stage, self.context = stage, context
         self.processor = context.processor()
-        self.dataset = ConversationDataset(
-            stage.data,
-            stage.format,
-            self.processor,
-            files=data_files(stage.data, context),
-            skipped_log=context.folder / "skipped.jsonl",
-            cache=context.folder / "cache",
-        )
-        self.target: Any = load_target(
-            context.target,
-            context.target_source(),
-            num_token_ids=len(self.processor.tokenizer),
-            image_token_id=self.processor.image_token_id,
-            device=context.device(),
-        )
+        self.dataset = open_records(stage.data, stage.format, context, self.processor)
+        self.target = open_target(context, self.processor)
         check_fit(context, self.dataset, self.target.decoder, as_cut=False)
         _check_kept(stage.keep_logprobs, context.target.num_token_ids or len(self.processor.tokenizer))
         self.name = f"{context.target.path or 'inline'}@{context.target.revision or context.fingerprint[:12]}"

@@ -3,28 +3,40 @@
 from __future__ import annotations
 
 import re
+from pathlib import Path
 from typing import Annotated, Any, Literal
 
 from pydantic import BeforeValidator, Field
 
 from ...core.section import Section
-from ...data.benchmark_sets import names_of, set_name
+from ...data.benchmark_sets import SAMPLES, names_of, set_name
 from ...data.dataset import ConversationData
 from ...data.prompts import PromptSource
-from ...data.suite import BENCHMARK, OOD, QUALITY, TASKS, Convention, Task
+from ...data.suite import BENCHMARK, INDEX, OOD, QUALITY, TASKS, Convention, Task, read_index
+from ...data.suite_hub import PUBLISHED
 from ...eval.quality import QualityConfig
 
 HUB = "hub"
 
 
-class FilesBenchmark(Section):
+class Benchmark(Section):
+    """What every kind of benchmark answers."""
+
+    kind: str
+
+    def lines(self) -> list[str]:
+        """Its lines of a dry run, where its name does not say enough."""
+        return []
+
+
+class FilesBenchmark(Benchmark):
     """Records of one's own: each conversation up to its last answer is a request."""
 
     kind: Literal["files"] = "files"
     data: ConversationData
 
 
-class PromptsBenchmark(Section):
+class PromptsBenchmark(Benchmark):
     """Prompts of an image generator."""
 
     kind: Literal["prompts"] = "prompts"
@@ -36,8 +48,22 @@ class PromptsBenchmark(Section):
     # Pictures of each method in the report's grids.
     shown: int = Field(8, ge=1)
 
+    def lines(self) -> list[str]:
+        where = self.prompts.path or f"{self.prompts.classes} classes"
+        return [f"  {self.prompts.max_samples or 'all'} prompts of {where}"]
 
-class SetsBenchmark(Section):
+
+class SuiteBenchmark(Benchmark):
+    """A directory of sets, or the published ones."""
+
+    data: ConversationData
+
+    @property
+    def on_hub(self) -> bool:
+        return self.data.from_stage is None and self.data.path == HUB
+
+
+class SetsBenchmark(SuiteBenchmark):
     """Published sets of videos, pictures and texts, or a directory in their layout."""
 
     kind: Literal["sets"]
@@ -53,10 +79,6 @@ class SetsBenchmark(Section):
     media: str | None = None
 
     @property
-    def on_hub(self) -> bool:
-        return self.data.from_stage is None and self.data.path == HUB
-
-    @property
     def names(self) -> list[str] | None:
         """Of the sets, as tables have them: published ones answer to other names, too. None: those of the directory.
 
@@ -66,6 +88,11 @@ class SetsBenchmark(Section):
         if not self.on_hub:
             return self.sets
         return names_of("video") if self.sets is None else [set_name(called) for called in self.sets]
+
+    def lines(self) -> list[str]:
+        names = ", ".join(self.names or ["the sets that it has"])
+        rows = self.data.max_samples or (f"all (the papers: {SAMPLES})" if self.on_hub else "all")
+        return [f"  suite {self.data.path}: {names}; rows of a set: {rows}; {self.convention} prompts"]
 
 
 class QualitySection(Section):
@@ -80,7 +107,7 @@ class QualitySection(Section):
     samples: int = Field(3, ge=0)
 
 
-class TabedBenchmark(Section):
+class TabedBenchmark(SuiteBenchmark):
     """TABED's sets in first and second turns, with tables of their own in the report, and a picture of them."""
 
     kind: Literal["tabed"]
@@ -100,13 +127,27 @@ class TabedBenchmark(Section):
     quality: QualitySection | None = None
 
     @property
-    def on_hub(self) -> bool:
-        return self.data.from_stage is None and self.data.path == HUB
-
-    @property
     def names(self) -> list[str] | None:
         """Of the sets; None: those of the directory."""
         return [*BENCHMARK, *OOD] if self.sets is None and self.on_hub else self.sets
+
+    def lines(self) -> list[str]:
+        """Each request is decoded plainly and once by every method with each of its drafters."""
+        limit, path, names = self.data.max_samples, Path(str(self.data.path)), self.names
+        if names is None and self.data.from_stage is None and (path / INDEX).is_file():
+            names = list(read_index(path).sets)
+        turns = f"{self.convention} prompts, {self.turns} turn(s)"
+        if self.turns == 2:
+            turns += f" ({', '.join(self.tasks)}; {self.transcript} transcripts)"
+        lines = [f"  suite {self.data.path}: {', '.join(names) if names else 'the sets that it has'}; {turns}"]
+        if self.on_hub and names and all(name in PUBLISHED for name in names):
+            counts = {name: min(n for n in (PUBLISHED[name].rows, limit) if n is not None) for name in names}
+            first = sum(counts.values())
+            second = sum(counts[name] for name in names if name in BENCHMARK) * len(self.tasks) * (self.turns == 2)
+            lines.append(f"  requests {first:,} of the first turn and {second:,} of the second")
+        if self.quality is not None:
+            lines.append(f"  quality of answers on {', '.join(self.quality.sets)}")
+        return lines
 
 
 def _known_kind(given: Any) -> Any:
@@ -154,7 +195,7 @@ def check_benchmarks(benchmarks: dict[str, Any]) -> None:
         raise ValueError(f"two benchmarks are called {', '.join(sorted(twice))}")
 
 
-def _check_suite(name: str, benchmark: SetsBenchmark | TabedBenchmark) -> None:
+def _check_suite(name: str, benchmark: SuiteBenchmark) -> None:
     if not isinstance(benchmark.data.path, str):
         raise ValueError(f"benchmarks.{name}.data.path names one directory (or {HUB}), found a list")
     if benchmark.data.kinds is not None:

@@ -14,13 +14,15 @@ from ...core.errors import UserError
 from ...eval.policies import TreePolicy
 from ...eval.rules import Rule
 from ...models.drafters import AnyDrafter
-from ...models.drafters.base import Drafter, DraftingOptions, TargetIdentity
+from ...models.drafters.base import PLAIN, Drafter, DraftingOptions, TargetIdentity
 from ...models.drafters.ensemble import EnsembleConfig
 from ...models.drafters.made_for import MANIFEST
 from ...models.drafters.mixed import MixedConfig
 from ..context import Context
 from .methods import Method, decoding_with, members_of
 from .requests import Opened
+
+RuleOf = Callable[[Method], Callable[[float], Rule]]
 
 
 @dataclass(frozen=True, eq=False)
@@ -94,28 +96,37 @@ class Source:
 
 
 class Drafters:
-    """Opens drafters.
-
-    Args:
-        named: the evaluation's own sections by name.
-        methods: that members of an ensemble may name.
-    """
+    """Opens the drafters of an `evaluate` stage's section."""
 
     def __init__(
         self,
+        stage: Any,
         context: Context,
         target: Any,
         *,
-        named: Mapping[str, Any],
-        methods: Mapping[str, Method],
-        tokenizer_sha256: str | None,
-        options: DraftingOptions,
+        tokenizer_sha256: str | None = None,
+        options: DraftingOptions = PLAIN,
     ):
-        self.context, self.target, self.named, self.methods = context, target, named, methods
-        self.options = options
+        self.context, self.target, self.options = context, target, options
+        # The evaluation's own sections by name, and the methods that members of an ensemble may name.
+        self.named: Mapping[str, Any] = stage.drafters
+        self.methods: Mapping[str, Method] = stage.methods
         section = context.target.model_dump(mode="json")
         self.identity = TargetIdentity(section=section, tokenizer_sha256=tokenizer_sha256)
         self._modules: dict[Any, Any] = {}
+
+    def all(self, rule_of: RuleOf = lambda method: method.exact_rule, *, grid: int | None = None) -> list[Drafting]:
+        """Each method with each of its drafters, in the order of the tables.
+
+        Args:
+            rule_of: method -> temperature -> its acceptance rule.
+            grid: side of the target's pictures in codes; None: it writes text.
+        """
+        return [
+            drafting
+            for name, method in self.methods.items()
+            for drafting in self.open(name, method, rule_of(method), method.policy(grid=grid, seed=self.context.seed))
+        ]
 
     def open(self, name: str, method: Method, rule: Callable[[float], Rule], policy: TreePolicy) -> list[Drafting]:
         """The method with each of its drafters."""

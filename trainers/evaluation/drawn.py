@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+import functools
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +20,6 @@ from ...eval.studies.drawn import Reading, encoded_pictures, read_pictures
 from ...eval.studies.drawn.section import drawn_section
 from ...eval.tables import ReportSection
 from ...models.decoding.warp import Warp
-from ...models.drafters.base import DraftingOptions
 from ...models.generators import Generator, check_labels, load_generator, sample_condition
 from ..context import Context
 from ..stages.encode import SHARDS
@@ -48,32 +47,15 @@ def run(stage: Any, context: Context) -> None:
         size=context.target.image_size,
         device=device,
     )
-    drafters = Drafters(
-        context, generator.target, named=stage.drafters, methods=stage.methods, tokenizer_sha256=None,
-        options=DraftingOptions(),
-    )  # fmt: skip
-    rules = _Rules(generator, context)
-    drafting = [
-        one
-        for name, method in stage.methods.items()
-        for one in drafters.open(
-            name, method, rules.of(method), method.policy(grid=generator.target.grid, seed=context.seed)
-        )
-    ]
+    rule_of = functools.partial(_rule, generator, context)
+    drafting = Drafters(stage, context, generator.target).all(rule_of, grid=generator.target.grid)
     if stage.probes.analysis is not None:
         stage.probes.analysis.check(len(generator.codebook), generator.target.grid)
         eagle_head(drafting)
     measuring = Measuring(stage, context, generator.target, drafting, ())
     (name,) = stage.benchmarks
     requests = PromptSet(name, prompts, generator)
-    rows: list[Row] = []
-    for temperature in stage.temperatures:
-        measured = measuring.at(requests, temperature, generator.target.num_codes)
-        rows += measured.rows
-        context.say(
-            f"temperature {temperature:g}: {len(prompts)} prompts drawn plainly and by "
-            f"{sum(d.method.allowed(temperature) for d in drafting)} methods"
-        )
+    rows = measuring.all(requests)
     if ranks.is_main():
         tokens = drawn_tokens(rows)
         quality = {t: {m: judge(_drawn(generator, codes)) for m, codes in by.items()} for t, by in tokens.items()}
@@ -91,28 +73,15 @@ def run(stage: Any, context: Context) -> None:
     ranks.barrier()
 
 
-@dataclass(frozen=True)
-class _Rules:
-    """Acceptance rules of methods; LANTERN's read the target's codebook."""
-
-    generator: Generator
-    context: Context
-
-    def of(self, method: Method) -> Any:
-        def rule(temperature: float) -> Rule:
-            if not isinstance(method.rule, LanternConfig):
-                return method.exact_rule(temperature)
-            codebook = self.generator.codebook.to(self.generator.target.device)
-            return lantern(
-                method.rule,
-                codebook,
-                greedy=temperature == 0,
-                offset=self.generator.first_id,
-                seed=self.context.seed,
-                folder=self.context.folder / "neighbours",
-            )
-
-        return rule
+def _rule(generator: Generator, context: Context, method: Method) -> Callable[[float], Rule]:
+    """Temperature -> a method's acceptance rule; LANTERN's read the target's codebook."""
+    if not isinstance(method.rule, LanternConfig):
+        return method.exact_rule
+    codebook, folder = generator.codebook.to(generator.target.device), context.folder / "neighbours"
+    made = functools.partial(
+        lantern, method.rule, codebook, offset=generator.first_id, seed=context.seed, folder=folder
+    )
+    return lambda temperature: made(greedy=temperature == 0)
 
 
 def drawn_tokens(rows: Sequence[Row]) -> dict[float, dict[str, list[tuple[int, ...]]]]:

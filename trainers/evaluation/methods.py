@@ -5,7 +5,7 @@ The same keys serve every target. What cannot go together is refused by name bef
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from typing import Annotated, Any, Literal
 
 from pydantic import BeforeValidator, Field, TypeAdapter, model_validator
@@ -17,6 +17,7 @@ from ...eval.lantern import LanternConfig
 from ...eval.policies import ChainTree, TreeConfig, TreePolicy, check_combination
 from ...eval.rules import RULES, Rule
 from ...models.drafters import AnyDrafter
+from ...models.drafters.base import DrafterConfig
 from ...models.drafters.ensemble import DraftingMode
 from ...models.drafters.mixed import MixedConfig
 
@@ -138,6 +139,25 @@ class Method(Section):
     def exact_rule(self, temperature: float) -> Rule:
         """Of any rule but LANTERN's, which needs the target's codebook."""
         return Block() if isinstance(self.rule, BlockConfig) else RULES[self.rule_name(temperature)]
+
+    def line(self, drafters: Collection[str]) -> str:
+        """Of a dry run. The evaluation names `drafters`; stages train all others."""
+        if self.names:
+            what = ", ".join(name if name in drafters else f"of stage {name}" for name in self.names)
+        else:
+            what = f"kind {self.drafter.kind}" if isinstance(self.drafter, DrafterConfig) else "the recipe's drafter"
+        mode = "" if self.mode is None else f", mode {self.mode.name}"
+        policy = self.policy(grid=1)
+        shape = f"tree {policy.name}, {policy.num_levels} levels, at most {self._num_nodes()} nodes"
+        rule = "" if self.rule.kind == "exact" else f", rule {self.rule.kind}"
+        return f"{what}{mode}; {shape}{rule}{', sampled draws' if self.draw == 'sample' else ''}"
+
+    def _num_nodes(self) -> int:
+        """Nodes of its tree, without the root."""
+        tree: Any = self.tree
+        if tree.kind in ("dynamic", "adt"):
+            return int(tree.total - 1)
+        return int(tree.max_nodes if tree.kind == "sage" else tree.build().max_nodes)
 
     @property
     def chain(self) -> int | None:

@@ -24,7 +24,7 @@ from ...data.visual_budget import FrameTokens, label, llava_frames, visual_token
 from ...eval.rows import Medium
 from ...models.generators import Generator
 from ..context import Context
-from ..records import data_files
+from ..records import data_files, open_records
 from .benchmarks import SetsBenchmark
 
 # A number of frames; or, as text, a number of visual tokens ("25k", "700").
@@ -140,15 +140,8 @@ class Opening:
     def dataset(
         self, data: ConversationData, files: list[Path], form: PromptFormat | None = None
     ) -> ConversationDataset:
-        return ConversationDataset(
-            data,
-            form or self.form,
-            self.processor,
-            files=files,
-            skipped_log=self.context.folder / "skipped.jsonl",
-            cache=self.context.folder / "cache",
-            drafter_processor=self.context.own_eyes(),
-        )
+        form, eyes = form or self.form, self.context.own_eyes()
+        return open_records(data, form, self.context, self.processor, files=files, drafter_processor=eyes)
 
     def _at_lengths(self, name: str, data: ConversationData, files: list[Path]) -> list[ConversationSet]:
         first = self.dataset(data, files)

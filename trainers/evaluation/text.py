@@ -7,19 +7,18 @@ from typing import Any
 
 from ...core import ranks
 from ...core.errors import UserError
-from ...data.processor import Processor
 from ...eval import text_quality
 from ...eval.rows import Row
 from ...eval.studies.video import video_sections
 from ...eval.tables import ReportSection
 from ...models.drafters.base import DraftingOptions
-from ...models.targets.load import load_target
 from ..context import Context
 from ..stages.captions import stand_ins
+from ..training.states import open_target
 from . import probes
 from .answers import measure_quality
 from .benchmarks import FilesBenchmark, SetsBenchmark, TabedBenchmark
-from .drafters import Drafters, Drafting
+from .drafters import Drafters
 from .measuring import Measuring
 from .reporting import Reporting, infos
 from .requests import ConversationSet, Opening
@@ -37,16 +36,13 @@ def run(stage: Any, context: Context) -> None:
     sets = _sets(stage, opening)
     suites = [(b, open_tabed(b, context)) for b in stage.benchmarks.values() if isinstance(b, TabedBenchmark)]
     scorers = {id(b): text_quality.scorers(b.quality.sets) for b, _ in suites if b.quality is not None}
-    target = load_target(
-        context.target,
-        context.target_source(),
-        num_token_ids=len(processor.tokenizer),
-        image_token_id=processor.image_token_id,
-        device=context.device(),
+    target = open_target(context, processor)
+    substitutes = stand_ins(stage.captioner, stage.format, context, processor, context.device())
+    options = DraftingOptions(substitutes=substitutes, capacity=stage.capacity)
+    drafters = Drafters(stage, context, target, tokenizer_sha256=processor.tokenizer_hash, options=options)
+    measuring = Measuring(
+        stage, context, target, drafters.all(), stage.ends(processor.eos_id), tokenizer=processor.tokenizer
     )
-    drafters = _drafters(stage, context, target, processor)
-    drafting = open_methods(stage, drafters, seed=context.seed)
-    measuring = Measuring(stage, context, target, drafting, stage.ends(processor.eos_id), tokenizer=processor.tokenizer)
     rows: list[Row] = []
     for requests in sets:
         rows += measuring.all(requests)
@@ -68,7 +64,7 @@ def run(stage: Any, context: Context) -> None:
         reporting = Reporting(stage, context, measuring, rows, about)
         # The papers' own tables are of the papers' kind of sets, and of clips at several lengths.
         published = stage.lengths or any(isinstance(b, SetsBenchmark) for b in stage.benchmarks.values())
-        sections = video_sections(context.folder, rows, infos(drafting)) if published else []
+        sections = video_sections(context.folder, rows, infos(measuring.drafting)) if published else []
         sections += [suite_run.report(rows, notes) for suite_run in runs]
         reporting.write(*sections, binding=bound)
         # Behind the report: what was measured is there, whatever becomes of the probes.
@@ -108,27 +104,6 @@ def _sets(stage: Any, opening: Opening) -> list[ConversationSet]:
                             cure="name the sets that are wanted with `sets`")  # fmt: skip
         found += more
     return found
-
-
-def _drafters(stage: Any, context: Context, target: Any, processor: Processor) -> Drafters:
-    substitutes = stand_ins(stage.captioner, stage.format, context, processor, context.device())
-    return Drafters(
-        context,
-        target,
-        named=stage.drafters,
-        methods=stage.methods,
-        tokenizer_sha256=processor.tokenizer_hash,
-        options=DraftingOptions(substitutes=substitutes, capacity=stage.capacity),
-    )
-
-
-def open_methods(stage: Any, drafters: Drafters, *, seed: int) -> list[Drafting]:
-    """Each method with each of its drafters, in the order of the tables."""
-    return [
-        drafting
-        for name, method in stage.methods.items()
-        for drafting in drafters.open(name, method, method.exact_rule, method.policy(seed=seed))
-    ]
 
 
 def _draft_models(stage: Any, drafters: Drafters) -> dict[str, Any]:

@@ -19,14 +19,14 @@ from ...data.prompts import PromptSource
 from ...eval.contrasts import Comparison
 from ...models.captioners import CaptionerConfig, LvlmCaptions
 from ...models.drafters import AnyDrafter
-from ...models.targets.load import TargetConfig
+from ...models.drafters.pruned import PrunedConfig
+from ...models.sizes import parameter_counts
+from ...models.targets.load import TargetConfig, target_config
 from ..context import Context
 from ..engine import init_distributed
 from ..evaluation.benchmarks import Benchmarks, PromptsBenchmark, TabedBenchmark, check_benchmarks
-from ..evaluation.describe import describe
 from ..evaluation.methods import PRESETS, Method, decoding_with, named_members
 from ..evaluation.probes import Probes
-from ..evaluation.renamed import refuse_old_keys
 from ..evaluation.requests import Length, check_length
 from .base import Planned, Stage
 
@@ -36,6 +36,23 @@ _OF_TEXT = (
     "contrasts",
 )  # fmt: skip
 _OF_IMAGES = ("preset",)
+# Keys of before -> the same as it is written now.
+_RENAMED = {
+    "modes": "methods: {NAME: {drafter: STAGE, mode: MODE}}, one for each mode (NAME: {} is mode M)",
+    "from": "methods: {NAME: {drafter: STAGE}}, or drafters: [STAGE, ...] in place of drafter",
+    "gamma": "tree: {kind: chain, gamma: NUMBER}; other trees have sizes of their own",
+    "rule": "methods: {NAME: {rule: exact}} (the default; greedy at temperature 0, sampling above)",
+    "draw": "methods: {NAME: {draw: sample}}",
+    "temperature": "temperatures: [NUMBER]",
+    "suite": "benchmarks: {suite: {kind: tabed, ...}} with the suite's keys; kind: sets where it is not TABED's",
+    "looks": "probes: {confidence: true, states: true, ...} (importance and requests keep their names)",
+    "binding": "probes: {binding: ...}",
+    "analysis": "probes: {analysis: ...}",
+    "prompts": "benchmarks: {prompts: {prompts: ...}}",
+    "quality": "benchmarks: {prompts: {prompts: ..., quality: ...}}",
+    "reader": "benchmarks: {prompts: {prompts: ..., reader: true}}",
+    "shown": "benchmarks: {prompts: {prompts: ..., shown: NUMBER}}",
+}
 _PROBES_OF_TEXT = ("confidence", "states", "importance", "binding")
 
 
@@ -89,9 +106,10 @@ class EvaluateStage(Stage):
     @classmethod
     def _spelled_out(cls, given: Any) -> Any:
         """Old keys are refused; presets become methods; methods without a tree get the stage's."""
-        refuse_old_keys(given)
         if not isinstance(given, dict):
             return given
+        if renamed := [f"{key}: now written {text}" for key, text in _RENAMED.items() if key in given]:
+            raise ValueError("; ".join(renamed))
         methods = {**PRESETS.get(given.get("preset") or "", {}), **(given.get("methods") or {})}
         if (tree := given.get("tree")) is not None:
             sections = [method for method in methods.values() if isinstance(method, dict)]
@@ -266,7 +284,31 @@ class EvaluateStage(Stage):
         run(self, context)
 
     def describe(self, plan: Planned) -> list[str]:
-        return describe(self)
+        """Requests, methods and drafters, counted without the data."""
+        files = [name for name, benchmark in self.benchmarks.items() if benchmark.kind == "files"]
+        lines = [f"  benchmarks {', '.join(files)}"] if files else []
+        lines += [line for benchmark in self.benchmarks.values() for line in benchmark.lines()]
+        if self.lengths:
+            clips = (f"{length} frames" if isinstance(length, int) else f"{length} visual tokens"
+                     for length in self.lengths)  # fmt: skip
+            lines.append(f"  clips at {', '.join(clips)}")
+        answers = "" if self.draws else f"answers of up to {', '.join(map(str, self.max_new_tokens))} tokens; "
+        temperatures = ", ".join(f"{t:g}" for t in self.temperatures)
+        lines.append(f"  temperatures {temperatures}; {answers}each decoded plainly, and by")
+        lines += [f"    {name}: {method.line(self.drafters)}" for name, method in self.methods.items()]
+        if self.target is not None:
+            lines.append(f"  target {self.target.path}: {_num_parameters(self.target):,} parameters")
+        for name, section in self.drafters.items():
+            lines.append(f"  drafter {name}: {getattr(section, 'path', None) or section.kind}")
+        sections = [method.drafter for method in self.methods.values()] + list(self.drafters.values())
+        models = [s.model for s in sections if isinstance(s, PrunedConfig) and s.model != "target"]
+        published = {model.path: model for model in models}
+        return lines + [f"  draft {p}: {_num_parameters(model):,} parameters" for p, model in published.items()]
+
+
+def _num_parameters(section: Any) -> int:
+    """Of a published model that reads pictures."""
+    return sum(parameter_counts(target_config(section, None, network=False)).values())
 
 
 def _known(key: str, names: set[str], known: set[str]) -> None:

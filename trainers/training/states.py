@@ -25,7 +25,7 @@ from ...core.states import Taps, TargetStates
 from ...data.answers import SHARDS as ANSWERS
 from ...data.answers import Answers
 from ...data.conversations import PromptFormat
-from ...data.dataset import ConversationData, ConversationDataset
+from ...data.dataset import ConversationData
 from ...data.processor import Processor
 from ...data.sources import AnsweredSamples, AnswersConfig
 from ...data.states.dtypes import DTYPES, StatesDtype, decode, encode
@@ -38,7 +38,7 @@ from ...models.losses import log_probs
 from ...models.targets.base import TargetShape
 from ...models.targets.load import load_target
 from ..context import Context
-from ..records import data_files
+from ..records import open_records
 
 
 class StatesStore(Section):
@@ -77,14 +77,7 @@ def open_samples(
     processor: Processor,
 ) -> StatesSamples:
     """The sequences of a data section, with the answers that are asked for."""
-    dataset = ConversationDataset(
-        data,
-        form,
-        processor,
-        files=data_files(data, context),
-        skipped_log=context.folder / "skipped.jsonl",
-        cache=context.folder / "cache",
-    )
+    dataset = open_records(data, form, context, processor)
     if answers is None or not answers.share("target"):
         return StatesSamples(dataset, None)
     folder = Path(answers.path) if answers.path else context.inputs["answers"] / ANSWERS
