@@ -82,14 +82,13 @@ RUNS = load_runs()
 # What is left out
 # ---------------------------------------------------------------------------------------------------------------------
 
-# Keys of any JSON: of the clock, of this machine, of versions. Fingerprints have a version of their own.
+# Keys of any JSON: of the clock, of this machine, of versions. Fingerprints have a version of their own, and a report's
+# tables show its cells, which are recorded.
 LEFT_OUT = re.compile(
     r".*_(s|ms|bytes|gib)|time|date|seconds|(DSR|ESR|SR|T_)\b.*|(DSR|ESR|SR|T)_.*|prefill_share|.*speedup.*"
     r"|command|device|torch|versions|tested_with|transformers_version|path|fingerprint"
-    r"|findings"
+    r"|findings|tables"
 )
-# Printed tables of seconds, where a row is one measurement; what they say of tokens stands in the report's cells, too.
-TIME_TABLES = re.compile("Breakdown|Time by operation")
 # Files of a stage that say how long it took, or that hold what others say already.
 UNRECORDED = re.compile(
     r"done\.json|fingerprint\.json|metrics\.jsonl|report\.json|suite\.json|.*\.(lock|npz|png|md|sqlite)"
@@ -99,36 +98,10 @@ UNRECORDED = re.compile(
 def cleaned(value: Any) -> Any:
     """Without what depends on the clock, the machine or versions."""
     if isinstance(value, dict):
-        value = _untimed_table(value)
         return {str(key): cleaned(item) for key, item in value.items() if not LEFT_OUT.fullmatch(str(key))}
     if isinstance(value, list | tuple):
         return [cleaned(item) for item in value]
     return value
-
-
-def _untimed_table(value: dict[str, Any]) -> dict[str, Any]:
-    """A table that names its columns: without the cells of those that are left out, or of times altogether."""
-    columns = value.get("columns")
-    if not isinstance(columns, list):
-        return value
-    if TIME_TABLES.match(str(value.get("title"))):
-        return {"title": value["title"]}
-    kept = [number for number, column in enumerate(columns) if not any(map(LEFT_OUT.fullmatch, _names(column)))]
-
-    def cells(row: Any) -> Any:
-        if isinstance(row, dict):
-            return {key: cells(item) if isinstance(item, list) else item for key, item in row.items()}
-        return [row[number] for number in kept] if isinstance(row, list) and len(row) == len(columns) else row
-
-    rows = {key: [cells(row) for row in value[key]] for key in ("rows", "lines") if isinstance(value.get(key), list)}
-    return value | {"columns": [columns[number] for number in kept]} | rows
-
-
-def _names(column: Any) -> list[str]:
-    """What a column is called: a text, or a list of texts and of sections with a key."""
-    if isinstance(column, dict):
-        return [str(column.get("key", "")), str(column.get("name", ""))]
-    return [name for part in column for name in _names(part)] if isinstance(column, list) else [str(column)]
 
 
 # ---------------------------------------------------------------------------------------------------------------------

@@ -9,7 +9,10 @@ from .rows import METHODS, measured_rows, random_rows
 
 def test_the_common_table_has_every_cell_in_the_order_of_the_methods():
     found = build(measured_rows()[::-1], about={"device": "CPU"}, methods=METHODS)
-    table = found.tables[0]
+    overview, table, *_ = found.tables
+    assert overview.column("method") == ["M", "T", "EAGLE"]
+    assert overview.column("clips tau")[0] == table.column("tau [95%]")[0][0]
+    assert overview.column("identical") == [(12, 12)] * 3
     assert (
         table.column("method") == ["M", "T", "EAGLE"] * 2
         and table.column("benchmark") == ["clips"] * 3 + ["pictures"] * 3
@@ -29,7 +32,7 @@ def test_temperatures_lengths_and_budgets_have_columns_where_they_differ():
         *measured_rows(temperature=1.0, identical=False),
         *measured_rows(max_new_tokens=512, budget="25k", visual_tokens=25_089),
     ]
-    table = build(some, about={}, methods=METHODS).tables[0]
+    table = build(some, about={}, methods=METHODS).tables[1]
     assert [c.heading for c in table.columns][:5] == ["benchmark", "visual tokens", "T", "new", "method"]
     warm = [row for row in table.rows if row[2] == 1.0]
     assert warm and all(row[-1] is None for row in warm), "sampled outputs are not compared token by token"

@@ -15,7 +15,13 @@ from .rows import METHODS, a_row, measured_rows
 def test_drafters_of_one_method_and_contrasts_have_tables():
     some = [*measured_rows(), *(dataclasses.replace(r, drafter="seed_1") for r in measured_rows() if r.mode)]
     found = build(some, about={}, methods=METHODS, contrasts={"another seed": ("seed_1", "finetune")})
-    assert [t.title for t in found.tables] == ["Every cell", "A cycle", "Drafter by drafter", "What a change does"]
+    assert [t.title for t in found.tables] == [
+        "Methods",
+        "Every cell",
+        "A cycle",
+        "Drafter by drafter",
+        "What a change does",
+    ]
     assert "over 2 drafters" in " ".join(found.findings)
     assert {one["name"] for one in found.to_json()["contrasts"]} == {"another seed"}
 
