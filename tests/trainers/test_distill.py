@@ -295,7 +295,7 @@ def test_shared_out_weights_cannot_write(train):
         (["stages.distill.objective.divergence=js"], "stages.distill.objective.divergence"),
         (["stages.distill.objective.beta=1.5"], "stages.distill.objective.beta"),
         (["stages.distill.answers.from=world"], "takes its answers from 'world', which makes none"),
-        (["stages.compare.compare={first: [distill, target], second: [finetune, finetune_1]}"], "`from` does not"),
+        (["stages.compare.compare={first: [distill, target], second: [finetune, finetune_1]}"], "not among what is measured"),
         (["stages.compare.compare={first: [distill, distill_1], second: [distill, finetune_1]}"], "a common stage"),
     ],
 )  # fmt: skip
