@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import json
 from dataclasses import replace
 from typing import Any
 
 from ...core import ranks
 from ...core.errors import UserError
+from ...core.nouns import Request
 from ...eval import text_quality
 from ...eval.rows import Row
 from ...eval.studies.video import video_sections
+from ...eval.studies.weights import as_data, plot_weights, trace_weights, weights_over_time
 from ...eval.tables import ReportSection
 from ...models.drafters.base import DraftingOptions
 from ..context import Context
@@ -23,7 +26,6 @@ from .measuring import Measuring
 from .reporting import Reporting, infos
 from .requests import ConversationSet, Opening
 from .tabed import TabedRun, open_tabed
-from .weights import record_weights
 
 
 def run(stage: Any, context: Context) -> None:
@@ -128,3 +130,37 @@ def _probe(
     decoding = measuring.plainly(temperature, max(measuring.lengths))
     probing = probes.Probing(settings, context, measuring.target, labelled, decoding)
     return probing.report(sets, [row for row in rows if row.temperature == temperature], watched=watched)
+
+
+def record_weights(measuring: Measuring, requests: ConversationSet, count: int) -> dict[str, Any]:
+    """The first `count` requests of a set, decoded once more by each ensemble of modes, after all that is timed.
+
+    Writes `weights/SET-DRAFTER-METHOD.json` and `.png` in the stage's folder; returns, for each of them, the share of
+    drafted tokens that the target takes by the weights in use.
+    """
+    folder = measuring.context.folder / "weights"
+    folder.mkdir(parents=True, exist_ok=True)
+    temperature = min(measuring.stage.temperatures)
+    shares: dict[str, Any] = {}
+    for drafting, decoding in measuring.decodings(temperature, max(measuring.lengths)).items():
+        if len(drafting.members) < 2:
+            continue
+        traces = {}
+        for index in range(min(count, len(requests))):
+            opened = requests.open(index, measuring.target)
+            if opened is None or not isinstance(opened.request, Request):
+                continue
+            uniforms = measuring.uniforms(index)
+            traces[opened.request.name] = trace_weights(
+                measuring.target, drafting.drafter, opened.request, decoding, uniforms
+            )
+        if not traces:
+            continue
+        method = drafting.name.replace("*", "-adaptive")
+        parts = requests.benchmark, requests.turn, requests.budget, drafting.drafter_name, method
+        name = "-".join(part for part in parts if part).replace("/", "-")
+        (folder / f"{name}.json").write_text(json.dumps({k: as_data(t) for k, t in traces.items()}))
+        curves = {f"{k}, {drafting.name}": weights_over_time(t) for k, t in traces.items()}
+        plot_weights(folder / f"{name}.png", curves)
+        shares[name] = {k: curve.inside for k, curve in curves.items()}
+    return shares
