@@ -16,11 +16,11 @@ from ...eval.studies.weights import as_data, plot_weights, trace_weights, weight
 from ...eval.tables import ReportSection
 from ...models.drafters.base import DraftingOptions
 from ..context import Context
-from ..stages.captions import stand_ins
 from ..training.states import open_target
 from . import probes
 from .answers import measure_quality
 from .benchmarks import FilesBenchmark, SetsBenchmark, TabedBenchmark
+from .captions import stand_ins
 from .drafters import Drafters
 from .measuring import Measuring
 from .reporting import Reporting, infos
@@ -39,8 +39,7 @@ def run(stage: Any, context: Context) -> None:
     suites = [(b, open_tabed(b, context)) for b in stage.benchmarks.values() if isinstance(b, TabedBenchmark)]
     scorers = {id(b): text_quality.scorers(b.quality.sets) for b, _ in suites if b.quality is not None}
     target = open_target(context, processor)
-    substitutes = stand_ins(stage.captioner, stage.format, context, processor, context.device())
-    options = DraftingOptions(substitutes=substitutes, capacity=stage.capacity)
+    options = DraftingOptions(substitutes=stand_ins(stage, context, processor), capacity=stage.capacity)
     drafters = Drafters(stage, context, target, tokenizer_sha256=processor.tokenizer_hash, options=options)
     measuring = Measuring(
         stage, context, target, drafters.all(), stage.ends(processor.eos_id), tokenizer=processor.tokenizer
