@@ -12,15 +12,15 @@ from .. import __version__
 from ..core import ranks
 from ..core.errors import UserError, did_you_mean
 from ..core.secrets import redact
-from .commands import check, compare, completion, doctor, export, recipes, show, stages
+from .commands import check, compare, completion, doctor, export, recipes, stages
 from .commands.command import CRASH, EXIT_CODES, MISTAKE, OK, STOPPED, Command
 from .launch import run_recipe, say
 
 COMMANDS: dict[str, Command] = {
     command.name: command
     for command in (
-        recipes.COMMAND,
-        show.COMMAND,
+        recipes.LIST,
+        recipes.SHOW,
         check.COMMAND,
         stages.TRAIN,
         stages.EVALUATE,

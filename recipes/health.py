@@ -20,6 +20,7 @@ from packaging.version import Version
 from ..core.errors import first_line
 from ..core.tracking import wandb_login
 from .finding import Finding, fault, ok, warning
+from .provenance import version_of
 
 ROOT = Path(__file__).resolve().parents[1]  # the checkout, or the installed package
 GIB = 2**30
@@ -56,7 +57,7 @@ def packages(installed: dict[str, str | None] | None = None) -> list[Finding]:
         installed: name -> version; None: those of this environment.
     """
     wanted, tested = requirements(), pins()
-    have = {r.name: _version(r.name) for r in wanted} if installed is None else installed
+    have = {r.name: version_of(r.name) for r in wanted} if installed is None else installed
     found, same = [], []
     for requirement in wanted:
         name, version = requirement.name, have.get(requirement.name)
@@ -218,13 +219,6 @@ def _answers(subject: str, address: str, timeout_s: float, cure: str) -> Finding
     except (OSError, ValueError) as error:
         return fault(subject, f"{address} does not answer: {first_line(error)}", cure)
     return ok(subject, f"{address} answers")
-
-
-def _version(name: str) -> str | None:
-    try:
-        return metadata.version(name)
-    except metadata.PackageNotFoundError:
-        return None
 
 
 def _plain(name: str) -> str:

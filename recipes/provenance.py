@@ -24,7 +24,7 @@ PACKAGES = (
 def versions() -> dict[str, Any]:
     return {
         "python": platform.python_version(),
-        "packages": {name: _version(name) for name in PACKAGES},
+        "packages": {name: version_of(name) for name in PACKAGES},
         "git": {
             "commit": _git("rev-parse", "HEAD"),
             "changed_files": len((_git("status", "--porcelain") or "").splitlines()),
@@ -32,7 +32,8 @@ def versions() -> dict[str, Any]:
     }
 
 
-def _version(name: str) -> str | None:
+def version_of(name: str) -> str | None:
+    """Of an installed package; None: it is not."""
     try:
         return metadata.version(name)
     except metadata.PackageNotFoundError:

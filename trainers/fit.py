@@ -3,23 +3,20 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, Protocol
 
 import numpy as np
 import torch
 from pydantic import Field, model_validator
-from torch import nn
 
 from ..core import ranks
 from ..core.section import Section
-from ..data.loader import Collate, Loader, Samples, StepBatches, steps_per_epoch
+from ..data.loader import Collate, Loader, Samples, steps_per_epoch
 from .checkpoint import CheckpointConfig
 from .context import Context
 from .engine import Engine
-from .loop import Schedule, Source, no_states, train
+from .loop import Training, train
 from .optim import OptimConfig, build_optimizer, rate_multiplier
 from .progress import Progress
 from .stages.base import Stage
@@ -77,50 +74,13 @@ class FitSettings(Stage):
         return self.micro_batch_size or -(-self.batch_size // ranks.world_size())
 
 
-class Trainable(Protocol):
-    """A module whose forward returns a `StepLoss`."""
-
-    def parts(self) -> Mapping[str, Sequence[tuple[str, nn.Parameter]]]: ...
-
-
-# engine, step -> what is logged: numbers, and paths of pictures
-Validate = Callable[[Engine, int], Mapping[str, float | Path]]
-# engine, a step's batches -> the same with what the model itself has to write for them
-Write = Callable[[Engine, StepBatches], StepBatches]
-
-
-@dataclass(frozen=True)
-class Training:
-    """One training, ready to run.
-
-    Args:
-        module: `forward(batch, states)` returns a `StepLoss`.
-        steps: first step -> a loader of this rank.
-        total: optimizer steps.
-        source: batch -> the target's states for it: computed, read with the batch, or none.
-        finish: engine -> writes the stage's result (all ranks call).
-        validate: engine, step -> what is logged; every `validate_every` steps.
-        write: completes a step's batches with answers that the draft writes itself.
-    """
-
-    module: nn.Module
-    steps: Callable[[int], Any]
-    total: int
-    finish: Callable[[Engine], None]
-    source: Source = no_states
-    validate: Validate | None = None
-    validate_every: int | None = None
-    write: Write | None = None
-
-
 def fit(stage: FitSettings, context: Context, training: Training) -> Engine:
     """Train the module (a `Trainable`), or go on from its newest checkpoint; returns its engine."""
-    total, validate, write = training.total, training.validate, training.write
     optimizer = build_optimizer(training.module.parts(), stage.optim)  # type: ignore[operator]
     engine = Engine(
         training.module,
         optimizer,
-        rate_multiplier(stage.optim, total),
+        rate_multiplier(stage.optim, training.total),
         context.engine,
         micro_batch_size=stage.micro,
         accumulation=training.steps(0).accumulation,
@@ -128,7 +88,7 @@ def fit(stage: FitSettings, context: Context, training: Training) -> Engine:
     )
     tracker = context.tracker()
     track_sample(tracker, context.folder)
-    with Progress(context.name, total) as progress:
+    with Progress(context.name, training.total) as progress:
 
         def log(values: Mapping[str, float | Path], step: int) -> None:
             tracker.log(values, step)
@@ -136,17 +96,15 @@ def fit(stage: FitSettings, context: Context, training: Training) -> Engine:
 
         train(
             engine,
-            training.steps,
-            Schedule(total, stage.checkpoints, log_every=stage.log_every, validate_every=training.validate_every),
-            source=training.source,
+            training,
+            stage.checkpoints,
+            log_every=stage.log_every,
             folder=context.folder / "checkpoints",
             fingerprint=context.fingerprint,
             log=log,
             rewind=tracker.rewind,
             saved=lambda path, step: tracker.artifact("checkpoint", [path], step),
             say=context.say,
-            validate=None if validate is None else lambda step: validate(engine, step),
-            write=None if write is None else lambda batches: write(engine, batches),
         )
     return engine
 

@@ -8,18 +8,19 @@ from __future__ import annotations
 
 import signal
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 import torch.distributed as dist
+from torch import nn
 
 from ..core import ranks
 from ..core.errors import TrainingError
 from ..core.states import TargetStates
-from ..data.loader import Loader, StepBatches
+from ..data.loader import StepBatches
 from . import checkpoint
 from .checkpoint import CheckpointConfig
 from .engine import Engine
@@ -42,14 +43,41 @@ class Stopped(Exception):
         super().__init__(f"stopped after step {step}")
 
 
-@dataclass(frozen=True)
-class Schedule:
-    """What happens when, in optimizer steps."""
+class Trainable(Protocol):
+    """A module whose forward returns a `StepLoss`."""
 
-    total_steps: int
-    checkpoints: CheckpointConfig
-    log_every: int = 10
+    def parts(self) -> Mapping[str, Sequence[tuple[str, nn.Parameter]]]: ...
+
+
+# engine, step -> what is logged: numbers, and paths of pictures
+Validate = Callable[[Engine, int], Mapping[str, float | Path]]
+# engine, a step's batches -> the same with what the model itself has to write for them
+Write = Callable[[Engine, StepBatches], StepBatches]
+
+
+@dataclass(frozen=True)
+class Training:
+    """One training, ready to run.
+
+    Args:
+        module: `forward(batch, states)` returns a `StepLoss`.
+        steps: first step -> a loader of this rank.
+        total: optimizer steps.
+        source: batch -> the target's states for it: computed, read with the batch, or none.
+        finish: engine -> writes the stage's result (all ranks call).
+        validate: engine, step -> what is logged; every `validate_every` steps.
+        write: completes a step's batches with answers that the draft writes itself, by the weights as they are before
+            the step; their tokens can only be counted then, which costs a second all-reduce.
+    """
+
+    module: nn.Module
+    steps: Callable[[int], Any]
+    total: int
+    finish: Callable[[Engine], None]
+    source: Source = no_states
+    validate: Validate | None = None
     validate_every: int | None = None
+    write: Write | None = None
 
 
 @dataclass
@@ -68,27 +96,21 @@ class _Sums:
 
 def train(
     engine: Engine,
-    make_loader: Callable[[int], Loader],
-    schedule: Schedule,
+    training: Training,
+    checkpoints: CheckpointConfig,
     *,
+    log_every: int,
     folder: Path,
     fingerprint: str,
     log: Log,
     rewind: Callable[[int], None],
     say: Callable[[str], None],
-    source: Source = no_states,
-    validate: Callable[[int], Mapping[str, Any]] | None = None,
-    write: Callable[[StepBatches], StepBatches] | None = None,
     saved: Callable[[Path, int], None] = lambda path, step: None,
 ) -> None:
-    """Train to `schedule.total_steps`, resuming from the newest good checkpoint under `folder`.
+    """Train to the last step, resuming from the newest good checkpoint under `folder`.
 
     Args:
-        make_loader: first step -> loader of this rank.
-        source: where the target's states come from: online, cached, kept on the first epoch, or none.
         rewind: told the step that training starts from, so that later lines of an earlier try go.
-        write: completes a step's batches with the weights as they are before it (answers that the draft writes
-            itself); their tokens can only be counted then, which costs a second all-reduce.
         saved: told the folder and the step of each checkpoint.
 
     Raises:
@@ -104,34 +126,34 @@ def train(
             say(f"refused checkpoint {note}")
         say(f"resuming from {found.path} (step {step})")
     rewind(step)
+
+    def save(step: int) -> None:
+        path = checkpoint.save(engine, folder, step=step, fingerprint=fingerprint, keep=checkpoints.keep)
+        saved(path, step)
+
     with _StopFlag() as stop:
-        _steps(
-            engine, make_loader(step), source, schedule, step, stop, folder, fingerprint, log, validate, write, saved
-        )
+        _steps(engine, training, step, stop, log, log_every, save, checkpoints.every)
 
 
 def _steps(
     engine: Engine,
-    loader: Loader,
-    source: Source,
-    schedule: Schedule,
+    training: Training,
     step: int,
     stop: _StopFlag,
-    folder: Path,
-    fingerprint: str,
     log: Log,
-    validate: Callable[[int], Mapping[str, Any]] | None,
-    write: Callable[[StepBatches], StepBatches] | None,
-    saved: Callable[[Path, int], None],
+    log_every: int,
+    save: Callable[[int], None],
+    save_every: int | None,
 ) -> None:
+    loader, validate = training.steps(step), training.validate
     batches = _ahead(iter(loader))
     skipped = engine.num_skipped
     sums = _Sums(torch.zeros((), device=engine.device))
     clock, samples = time.perf_counter(), 0
     tokens = None
     for current, following in batches:
-        if write is not None:
-            current, tokens = write(current), None
+        if training.write is not None:
+            current, tokens = training.write(engine, current), None
         if tokens is None:
             tokens = _all_reduce(engine, _num_supervised(current))[0]
         if tokens == 0:
@@ -139,7 +161,7 @@ def _steps(
                 f"step {step}: no supervised token in the whole batch", where=_names(current),
                 cure="look at these records' answers; over-long or unreadable ones supervise nothing",
             )  # fmt: skip
-        loss_is_finite = _forward_backward(engine, current, source, tokens, sums)
+        loss_is_finite = _forward_backward(engine, current, training.source, tokens, sums)
         finite = loss_is_finite * engine.gradients_are_finite
         next_tokens, stops, broken = _all_reduce(
             engine, _num_supervised(following) if following else 0, float(stop.raised), 1.0 - float(finite)
@@ -158,17 +180,15 @@ def _steps(
         sums.tokens += tokens
         samples += loader.batch_size
         tokens = next_tokens
-        last = step == schedule.total_steps
-        if step % schedule.log_every == 0 or last:
+        last = step == training.total
+        if step % log_every == 0 or last:
             _report(engine, sums, samples, time.perf_counter() - clock, step, log)
             sums = _Sums(torch.zeros((), device=engine.device))
             clock, samples = time.perf_counter(), 0
-        if validate and schedule.validate_every and (step % schedule.validate_every == 0 or last):
-            log(validate(step), step)
-        every = schedule.checkpoints.every
-        if stops or (every and step % every == 0 and not last):
-            path = checkpoint.save(engine, folder, step=step, fingerprint=fingerprint, keep=schedule.checkpoints.keep)
-            saved(path, step)
+        if validate and training.validate_every and (step % training.validate_every == 0 or last):
+            log(validate(engine, step), step)
+        if stops or (save_every and step % save_every == 0 and not last):
+            save(step)
         if stops and not last:
             raise Stopped(step)
 

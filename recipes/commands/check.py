@@ -6,13 +6,16 @@ import argparse
 import os
 import shutil
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from ...core.errors import UserError
 from ..finding import Finding, any_fault, fault, ok, shown
-from ..launch import say
-from ..load import load
+from ..launch import context_maker, say
+from ..load import Loaded, load
 from .command import FAULTS, NAME, OK, SETTINGS, Argument, Command, recipe_arguments
+
+if TYPE_CHECKING:
+    from ...trainers.stages.base import Planned
 
 GIB = 2**30
 
@@ -27,7 +30,7 @@ def _run(given: argparse.Namespace) -> int:
     say(text)
     chosen = loaded.options.stages or tuple(p.name for p in planned)
     findings = [*_engine(loaded.recipe), *_models(loaded.recipe), *_disk(Path(loaded.recipe.output))]
-    findings += _stages(loaded.recipe, planned, chosen, given.samples, _too_large(text))
+    findings += _stages(loaded, planned, chosen, given.samples, _too_large(text))
     say(f"\ncheck of {loaded.path}\n{shown(findings)}")
     return FAULTS if any_fault(findings) else OK
 
@@ -98,13 +101,13 @@ def _too_large(text: str) -> dict[str, str]:
 
 
 def _stages(
-    recipe: Any, planned: list[Any], chosen: tuple[str, ...], count: int, too_large: dict[str, str]
+    loaded: Loaded, planned: list[Planned], chosen: tuple[str, ...], count: int, too_large: dict[str, str]
 ) -> list[Finding]:
-    from ...trainers.context import Context
     from ...trainers.run import DONE, stage_state
     from ..preflight_data import data_findings
 
-    output, found = Path(recipe.output), []
+    output, found = Path(loaded.recipe.output), []
+    make_context = context_maker(loaded, "draftsmith check")
     for stage in planned:
         if stage.name not in chosen:
             continue
@@ -122,11 +125,7 @@ def _stages(
             found.append(fault(subject, too_large[stage.name], "choose another output=, or a smaller states.dtype"))
         inputs = {thing: output / maker for thing, maker in stage.inputs.items()}
         finished = {thing for thing, folder in inputs.items() if (folder / DONE).is_file()}
-        context = Context(
-            name=stage.name, folder=output / stage.name, seed=recipe.seed, fingerprint=stage.fingerprint,
-            target=recipe.target, drafter=recipe.drafter, engine=recipe.engine, tracking=recipe.tracking,
-            inputs=inputs, say=say,
-        )  # fmt: skip
+        context = make_context(stage, output / stage.name, inputs)
         found += data_findings(stage.name, stage.stage, context, finished=finished, count=count)
     return found
 

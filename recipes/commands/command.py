@@ -15,10 +15,10 @@ from ..load import find_recipe
 OK, CRASH, MISTAKE, FAULTS, STOPPED = 0, 1, 2, 3, 143
 EXIT_CODES = {
     OK: "done",
-    CRASH: "crashed: a fault of the program or the machine, with its traceback",
-    MISTAKE: "a mistake in the command, the recipe or the data, or a run that had to stop: the message names the cure",
-    FAULTS: "check and doctor alone: they ran, and found something that has to be mended (warnings alone give 0)",
-    STOPPED: "asked to stop (SIGTERM, SIGINT): a checkpoint is written, and the same command goes on from there",
+    CRASH: "crashed: a bug or a fault of the machine, with its traceback",
+    MISTAKE: "a mistake in the command, the recipe or the data, or a run that had to stop; the message says what to do",
+    FAULTS: "only `check` and `doctor`: they found something that must be fixed (warnings alone give 0)",
+    STOPPED: "stopped on request (SIGTERM, SIGINT) after writing a checkpoint; the same command continues from there",
 }
 
 

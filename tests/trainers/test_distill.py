@@ -45,7 +45,7 @@ from draftsmith.data.loader import Loader
 from draftsmith.trainers import loop
 from draftsmith.trainers.checkpoint import CheckpointConfig
 from draftsmith.trainers.engine import init_distributed
-from training import Samples, engine, weights
+from training import Samples, engine, training_of, weights
 from test_distill import OPTIM, module
 
 init_distributed()
@@ -53,14 +53,13 @@ for zero in (0, 3):
     model = module()
     built = engine(model, OPTIM, steps=3, zero=zero, micro=1)
     losses = {}
+    make_loader = lambda start: Loader(
+        Samples(), seed=0, batch_size=4, micro_batch_size=1, total_steps=3,
+        collate=ConversationCollate(3, 16), rank=ranks.rank(), world_size=ranks.world_size(), start_step=start,
+    )
     loop.train(
-        built,
-        lambda start: Loader(
-            Samples(), seed=0, batch_size=4, micro_batch_size=1, total_steps=3,
-            collate=ConversationCollate(3, 16), rank=ranks.rank(), world_size=ranks.world_size(), start_step=start,
-        ),
-        loop.Schedule(3, CheckpointConfig(every=2), log_every=1),
-        source=model.teacher.states, folder=Path(f"run{zero}"), fingerprint="f", rewind=lambda step: None, say=print,
+        built, training_of(make_loader, 3, model.teacher.states), CheckpointConfig(every=2), log_every=1,
+        folder=Path(f"run{zero}"), fingerprint="f", rewind=lambda step: None, say=print,
         log=lambda values, step: losses.update({step: [values[n] for n in ("loss", "alpha", "agreement")]}),
     )
     found = weights(built)
@@ -295,7 +294,7 @@ def test_shared_out_weights_cannot_write(train):
         (["stages.distill.objective.divergence=js"], "stages.distill.objective.divergence"),
         (["stages.distill.objective.beta=1.5"], "stages.distill.objective.beta"),
         (["stages.distill.answers.from=world"], "takes its answers from 'world', which makes none"),
-        (["stages.compare.compare={first: [distill, target], second: [finetune, finetune_1]}"], "not among what is measured"),
+        (["stages.compare.compare={first: [distill, target], second: [finetune, finetune_1]}"], "not among what is"),
         (["stages.compare.compare={first: [distill, distill_1], second: [distill, finetune_1]}"], "a common stage"),
     ],
 )  # fmt: skip

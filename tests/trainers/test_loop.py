@@ -19,7 +19,7 @@ from ranks_run import run_ranks
 from tiny import llava
 from torch import nn
 from torch.nn import functional
-from training import BATCH, Samples, engine, loader, module, run
+from training import BATCH, Samples, engine, loader, module, run, training_of
 from training import weights as weights_of
 
 PLAIN = OptimConfig(lr=1e-2, schedule="constant")
@@ -340,8 +340,9 @@ def test_accumulated_gradients_are_those_of_the_whole_batch(zero, micro, tmp_pat
 def plain_train(built, folder, *, micro, steps):
     loop.train(
         built,
-        lambda start: loader(Samples(), steps, start, micro=micro),
-        loop.Schedule(steps, CheckpointConfig(every=None), log_every=1),
+        training_of(lambda start: loader(Samples(), steps, start, micro=micro), steps),
+        CheckpointConfig(every=None),
+        log_every=1,
         folder=folder,
         fingerprint="f",
         log=lambda values, step: None,
@@ -406,7 +407,7 @@ TWO_RANKS = """
 import torch
 from pathlib import Path
 from draftsmith.core import ranks
-from training import engine, module, weights, Samples
+from training import engine, module, training_of, weights, Samples
 from draftsmith.data.collate import ConversationCollate
 from draftsmith.data.loader import Loader
 from draftsmith.trainers import loop
@@ -418,13 +419,12 @@ init_distributed()
 for zero in (0, 2, 3):
     built = engine(module(noisy=False), OptimConfig(lr=1.0, eps=10.0), steps=3, zero=zero, micro=1)
     losses = {}
+    make_loader = lambda start: Loader(
+        Samples(), seed=0, batch_size=4, micro_batch_size=1, total_steps=3,
+        collate=ConversationCollate(3, 16), rank=ranks.rank(), world_size=ranks.world_size(), start_step=start,
+    )
     loop.train(
-        built,
-        lambda start: Loader(
-            Samples(), seed=0, batch_size=4, micro_batch_size=1, total_steps=3,
-            collate=ConversationCollate(3, 16), rank=ranks.rank(), world_size=ranks.world_size(), start_step=start,
-        ),
-        loop.Schedule(3, CheckpointConfig(every=None), log_every=1),
+        built, training_of(make_loader, 3), CheckpointConfig(every=None), log_every=1,
         folder=Path("none"), fingerprint="f", log=lambda values, step: losses.update({step: values["loss"]}),
         rewind=lambda step: None, say=print,
     )

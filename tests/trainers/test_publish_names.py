@@ -8,8 +8,7 @@ import yaml
 from draftsmith.core.errors import UserError
 from draftsmith.eval.published import PublishedSection
 from draftsmith.recipes.load import load, recipe_names
-from draftsmith.trainers.publishing.card import CardFacts, front_matter, model_card
-from draftsmith.trainers.publishing.evaluated import Evaluated
+from draftsmith.trainers.publishing.card import CardFacts, Evaluated, front_matter, model_card
 from draftsmith.trainers.publishing.licences import chain, licence_of, own_licence, warnings
 from draftsmith.trainers.publishing.lineage import WORLD, data_of, trained_by
 from draftsmith.trainers.publishing.names import check_name, suggested, taken_for
@@ -123,7 +122,7 @@ def facts(**changes) -> CardFacts:
                              drafter={"kind": "eagle3"}, prompt={"text": "What?"},
                              decoding={"name": "E", "tree": {"kind": "chain", "gamma": 3}})  # fmt: skip
     known = {
-        "repo": "me/EAGLE3-llava", "method": "eagle3", "track": "language", "target": LLAVA, "base": None,
+        "repo": "me/EAGLE3-llava", "method": "eagle3", "draws_images": False, "target": LLAVA, "base": None,
         "links": chain([("target", LLAVA), ("data", "my own.json")]), "license": None, "languages": ["en"],
         "datasets": ["org/set"], "training": [], "evaluated": Evaluated([], {}, []), "plots": [], "section": asked,
         "snippets": [],
@@ -141,7 +140,7 @@ def test_what_a_heads_card_begins_with():
 
 
 def test_what_a_whole_models_card_begins_with():
-    whole = facts(method="lvlm", track="lvlm", base="JackFram/llama-68m", repo="me/draft")
+    whole = facts(method="lvlm", base="JackFram/llama-68m", repo="me/draft")
     found = front_matter(whole)
     assert found["base_model"] == "JackFram/llama-68m" and found["base_model_relation"] == "finetune"
     assert found["pipeline_tag"] == "image-text-to-text"

@@ -4,7 +4,7 @@ import json
 from pathlib import Path
 
 import pytest
-from draftsmith.trainers.publishing.evaluated import read_evaluation
+from draftsmith.trainers.publishing.card import read_evaluation
 from draftsmith.trainers.publishing.folder import copy_provenance, copy_report
 from draftsmith.trainers.publishing.places import without_places
 

@@ -9,9 +9,9 @@ import pytest
 import torch
 from draftsmith.core.tracking import Tracker, TrackingConfig
 from draftsmith.trainers.checkpoint import CheckpointConfig
-from draftsmith.trainers.loop import Schedule, Stopped, train
+from draftsmith.trainers.loop import Stopped, train
 from draftsmith.trainers.optim import OptimConfig
-from training import Samples, engine, loader, module, run
+from training import Samples, engine, loader, module, run, training_of
 
 STEPS = 8  # three to an epoch, so that stops fall inside, at and after epoch borders
 
@@ -132,8 +132,9 @@ def test_each_step_stands_once_in_the_metrics(tmp_path):
         torch.manual_seed(0)
         train(
             engine(model, optim, steps=STEPS),
-            functools.partial(loader, Samples(), STEPS),
-            Schedule(STEPS, CheckpointConfig(every=3, keep=1), log_every=1),
+            training_of(functools.partial(loader, Samples(), STEPS), STEPS),
+            CheckpointConfig(every=3, keep=1),
+            log_every=1,
             folder=tmp_path / "c",
             fingerprint="f",
             log=log,

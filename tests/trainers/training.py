@@ -12,7 +12,7 @@ from draftsmith.data.loader import Loader
 from draftsmith.models.llava import PARTS, LlavaTraining
 from draftsmith.trainers.checkpoint import CheckpointConfig
 from draftsmith.trainers.engine import Engine, EngineConfig, init_distributed
-from draftsmith.trainers.loop import Schedule, train
+from draftsmith.trainers.loop import Training, no_states, train
 from draftsmith.trainers.optim import OptimConfig, build_optimizer, rate_multiplier
 from draftsmith.trainers.training.distill import source_of
 from tiny import IMAGE_ID, PATCHES, llava
@@ -110,9 +110,9 @@ def run(
 
     train(
         built,
-        functools.partial(loader, samples or Samples(), steps, micro=micro),
-        source=source_of(model),
-        schedule=Schedule(steps, CheckpointConfig(every=every, keep=keep), log_every=1),
+        training_of(functools.partial(loader, samples or Samples(), steps, micro=micro), steps, source_of(model)),
+        CheckpointConfig(every=every, keep=keep),
+        log_every=1,
         folder=folder,
         fingerprint=fingerprint,
         log=keep_log,
@@ -121,6 +121,11 @@ def run(
         saved=saved,
     )
     return losses, weights(built), told
+
+
+def training_of(make_loader: Callable, steps: int, source: Callable = no_states) -> Training:
+    """For the loop, whose engine already holds the module; nothing is written at the end."""
+    return Training(torch.nn.Module(), make_loader, steps, lambda engine: None, source)
 
 
 def free_port() -> str:

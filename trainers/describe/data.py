@@ -53,13 +53,13 @@ def on_disk(data: ConversationData) -> OnDisk | None:
     return OnDisk(abs(words), images.astype(np.int64), clips.astype(np.int64), chosen.files, places, chosen.summary())
 
 
-def samples(stage: Any, generated: int | None, found: OnDisk | None) -> tuple[int | None, str]:
-    """How many, and how that is known."""
-    if generated is not None:
-        return generated, "the world's"
+def samples(plan: Planned, found: OnDisk | None) -> tuple[int | None, str]:
+    """How many a stage has, and how that is known."""
+    if (written := generated(plan)) is not None:
+        return written, "the world's"
     if found is not None:
         return len(found), "measured"
-    if (expected := getattr(stage, "expected", None)) is not None:
+    if (expected := getattr(plan.stage, "expected", None)) is not None:
         return expected.samples, "declared"
     return None, ""
 

@@ -15,7 +15,7 @@ from ...data.states.dtypes import DTYPES
 from ...data.states.estimate import Size, check_disk, declared_size, samples_per_shard, shown
 from ...models.targets.base import language_shape
 from ..stages.base import Planned
-from .data import OnDisk, generated, on_disk, samples
+from .data import OnDisk, on_disk, samples
 from .models import target_shape
 
 if TYPE_CHECKING:
@@ -45,7 +45,7 @@ def caching(plan: Planned, drafter: Any, target: PreTrainedConfig, output: str |
     shape = language_shape(text)
     keeps = functools.reduce(operator.or_, (head.taps_for(shape, training=True) for head in heads))
     found = on_disk(stage.data)
-    number, how = samples(stage, generated(plan), found)
+    number, how = samples(plan, found)
     counted = None if number is None else token_counts(stage, number, found, target)
     lines = [f"  keeps {described(keeps)} in {store.dtype}"]
     if number is None or counted is None:

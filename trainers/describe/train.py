@@ -45,7 +45,7 @@ def describe_target(plan: Planned) -> list[str]:
     """A demo's target, of a recipe whose drafter is a hidden-state head."""
     stage = plan.stage
     trained = trainable_counts(stage, target_shape(plan.recipe))
-    number, how = samples(stage, generated(plan), on_disk(stage.data))
+    number, how = samples(plan, on_disk(stage.data))
     lines = [f"  trains {', '.join(f'{part} {count:,}' for part, count in trained.items())}"]
     if number is not None:
         lines += [f"  samples {number:,} ({how})", f"  steps {stage.num_steps(number):,} at batch {stage.batch_size}"]
@@ -75,7 +75,7 @@ def trainable_counts(stage: Any, config: PreTrainedConfig) -> dict[str, int]:
 def _lvlm(plan: Planned, config: PreTrainedConfig, eyes: Eyes) -> list[str]:
     stage, found = plan.stage, on_disk(plan.stage.data)
     counts, trained = parameter_counts(config), trainable_counts(stage, config)
-    number, how = samples(stage, generated(plan), found)
+    number, how = samples(plan, found)
     steps = stage.steps if number is None else stage.num_steps(number)
     lines = [f"  trains {', '.join(f'{p} {n:,}' for p, n in trained.items())}; {sum(trained.values()):,} in all"]
     lines.append(_UNKNOWN if number is None else f"  samples {number:,} ({how})")
@@ -220,11 +220,11 @@ def stage_samples(plan: Planned) -> tuple[tuple[int, int], str] | None:
 
 
 def _counted(plan: Planned) -> tuple[tuple[int, int], str] | None:
-    found, written = on_disk(plan.stage.data), generated(plan)
+    found = on_disk(plan.stage.data)
     if found is not None:
         visual = int(((found.images > 0) | (found.clips > 0)).sum())
         return (len(found) - visual, visual), "measured"
-    number, how = samples(plan.stage, written, found)
+    number, how = samples(plan, found)
     if number is None:
         return None
     if how == "declared":

@@ -21,7 +21,7 @@ from ...models.decoding.warp import Warp
 from ...models.drafters.modes import without_pictures
 from ...models.targets.llava import LlavaTarget
 from .benchmarks import QualitySection
-from .resume_log import ResumeLog
+from .resume_log import resumed
 from .tabed import TabedRun
 
 # A request -> ids of an answer.
@@ -84,27 +84,23 @@ def _answers(
     """Every record with everyone's answers, of all ranks."""
     stem = run.folder / "quality" / name
     dataset, processor = run.dataset(records, stem.with_name(f"{name}.json"), run.form), run.opening.processor
-    log, unread = ResumeLog(stem), []
-    for index in range(ranks.rank(), len(dataset), ranks.world_size()):
-        if str(index) in log.values:
-            continue
+
+    def answer_all(index: int) -> dict[str, str] | None:
         try:
             request, _ = dataset.request(index)
         except UserError as error:
             dataset.leave_out(index, error)
-            unread.append(index)
-            continue
+            return None
         answers = {}
         for model, answer in models.items():
             for blind, seen in (("", request), (BLIND, without_pictures(request, processor.newline_id))):
                 answers[f"{model}{blind}"] = str(processor.tokenizer.decode(answer(seen), skip_special_tokens=True))
-        log.add(str(index), answers)
-    nowhere = {index for each in ranks.gather(unread) for index in each}
-    kept = ResumeLog(stem).values
+        return answers
+
     return [
-        {"set": name, "number": index, "record": record, "answers": kept[str(index)]}
-        for index, record in enumerate(records)
-        if index not in nowhere
+        {"set": name, "number": index, "record": records[index], "answers": answers}
+        for index, answers in enumerate(resumed(stem, len(dataset), answer_all))
+        if answers is not None
     ]
 
 

@@ -25,7 +25,7 @@ from ..context import Context
 from ..positions import before_decoding
 from .drafters import Drafting
 from .requests import ConversationSet, Opened, RequestSet
-from .resume_log import ResumeLog
+from .resume_log import resumed
 
 
 @dataclass(frozen=True)
@@ -91,28 +91,23 @@ class Measuring:
     def at(self, requests: RequestSet, temperature: float, max_new_tokens: int) -> Measured:
         """One set at one temperature and length. What was kept before is read, not decoded again."""
         stem = self.stem(requests, temperature, max_new_tokens)
-        log, decodings = ResumeLog(stem), self.decodings(temperature, max_new_tokens)
-        mine = range(ranks.rank(), len(requests), ranks.world_size())
-        left = [index for index in mine if str(index) not in log.values]
-        self._warm_up(requests, left, decodings, temperature)
-        unread = []
-        for index in left:
+        decodings = self.decodings(temperature, max_new_tokens)
+
+        def decode(index: int) -> list[dict[str, Any]] | None:
             opened = requests.open(index, self.target)
             if opened is None:
-                unread.append(index)
-                continue
+                return None
             common = {
                 "benchmark": requests.benchmark, "request": opened.request.name, "temperature": temperature,
                 "max_new_tokens": max_new_tokens, "medium": requests.medium, "budget": requests.budget,
                 "turn": requests.turn, "prompt_tokens": opened.prompt_tokens, "visual_tokens": opened.visual_tokens,
             }  # fmt: skip
-            log.add(str(index), [row.to_json() for row in self._rows(index, opened, decodings, common)])
-        nowhere = {index for each in ranks.gather(unread) for index in each}
-        kept = ResumeLog(stem).values
-        each = [
-            [] if index in nowhere else [Row.from_json(value, where=stem) for value in kept[str(index)]]
-            for index in range(len(requests))
-        ]
+            return [row.to_json() for row in self._rows(index, opened, decodings, common)]
+
+        kept = resumed(
+            stem, len(requests), decode, before=lambda left: self._warm_up(requests, left, decodings, temperature)
+        )
+        each = [[Row.from_json(value, where=stem) for value in values or ()] for values in kept]
         return Measured([row for rows in each for row in rows], [rows[0] if rows else None for rows in each])
 
     def stem(self, requests: RequestSet, temperature: float, max_new_tokens: int) -> Path:

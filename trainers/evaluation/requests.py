@@ -131,11 +131,7 @@ class Opening:
         for name in section.names or list(suite.about.sets):
             records = suite.first_turns(name, section.convention, section.data.max_samples)
             file = self.context.folder / "suite" / f"{name}.json"
-            if ranks.is_main():
-                write_records(file, records)
-            ranks.barrier()
-            update = {"path": str(file), "from_stage": None, "images": str(suite.folder), "max_samples": None}
-            yield from self._at_lengths(name, section.data.model_copy(update=update), [file])
+            yield from self._at_lengths(name, written(section.data, records, suite, file), [file])
 
     def dataset(
         self, data: ConversationData, files: list[Path], form: PromptFormat | None = None
@@ -166,7 +162,7 @@ class Opening:
     def _suite(self, section: SetsBenchmark) -> Suite:
         names, most = section.names, section.data.max_samples
         media = None if section.media is None else Path(section.media)
-        key = f"video-suite-{_digest(sorted(names or ()), most, section.media)}"
+        key = f"video-suite-{digest(sorted(names or ()), most, section.media)}"
 
         def fetch(folder: Path) -> None:
             assert names is not None, "published sets have names"
@@ -202,7 +198,17 @@ def open_suite(
     return Suite(folder, cache)
 
 
-def _digest(*values: Any) -> str:
+def written(data: ConversationData, records: Sequence[dict[str, Any]], suite: Suite, file: Path) -> ConversationData:
+    """Records with pictures of the suite's directory, written to `file`, as a data section."""
+    if ranks.is_main():
+        write_records(file, records)
+    ranks.barrier()
+    update = {"path": str(file), "from_stage": None, "images": str(suite.folder), "max_samples": None}
+    return data.model_copy(update=update)
+
+
+def digest(*values: Any) -> str:
+    """Of what a folder of published sets holds, for its name."""
     return hashlib.sha256(repr(values).encode()).hexdigest()[:12]
 
 

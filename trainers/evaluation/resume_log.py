@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import re
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -37,6 +38,35 @@ class ResumeLog:
                 file.write(b"\n")
             file.write(json.dumps([key, value]).encode() + b"\n")
         self.values[key] = value
+
+
+def resumed(
+    stem: Path,
+    count: int,
+    work: Callable[[int], Any],
+    *,
+    before: Callable[[Sequence[int]], None] = lambda left: None,
+) -> list[Any]:
+    """What `work` returns for each of `count` items, of all ranks: kept as soon as it is there, and not done again.
+
+    Args:
+        stem: of the log's files.
+        work: index -> a value of JSON types; None: the item is left out, and tried again by the next run.
+        before: is told the items of this rank that are left to do.
+    """
+    log = ResumeLog(stem)
+    left = [index for index in range(ranks.rank(), count, ranks.world_size()) if str(index) not in log.values]
+    before(left)
+    nowhere = []
+    for index in left:
+        value = work(index)
+        if value is None:
+            nowhere.append(index)
+        else:
+            log.add(str(index), value)
+    left_out = {index for each in ranks.gather(nowhere) for index in each}
+    kept = ResumeLog(stem).values
+    return [None if index in left_out else kept[str(index)] for index in range(count)]
 
 
 def _ends_a_line(file: Any) -> bool:

@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from ...core import ranks
 from ...data.conversations import PromptFormat
 from ...data.dataset import ConversationDataset
-from ...data.suite import BENCHMARK, DEPENDENT, OOD, QUESTIONS, Suite, write_records
+from ...data.suite import BENCHMARK, DEPENDENT, OOD, QUESTIONS, Suite
 from ...data.suite_hub import fetch
 from ...eval.rows import Row
 from ...eval.studies.tabed import FIRST, Plan, SetInfo, tabed_section
@@ -18,7 +16,7 @@ from ...eval.tables import ReportSection
 from ..context import Context
 from .benchmarks import TabedBenchmark
 from .measuring import Measured, Measuring
-from .requests import ConversationSet, Opening, open_suite
+from .requests import ConversationSet, Opening, digest, open_suite, written
 
 
 def open_tabed(section: TabedBenchmark, context: Context) -> Suite:
@@ -29,7 +27,7 @@ def open_tabed(section: TabedBenchmark, context: Context) -> Suite:
         most = section.quality.max_samples
         sets[name] = most if name not in sets else _larger(sets[name], most)
     tasks = [task for task in section.tasks if task in QUESTIONS] if section.turns == 2 else []
-    key = hashlib.sha256(repr((sorted(sets.items()), sorted(tasks))).encode()).hexdigest()[:12]
+    key = digest(sorted(sets.items()), sorted(tasks))
     return open_suite(section, context, f"suite-{key}", [*sets], lambda folder: fetch(folder, sets, tasks))
 
 
@@ -111,14 +109,8 @@ class TabedRun:
         return ConversationSet(name, medium, "", dataset, turn, self.opening.originals)  # type: ignore[arg-type]
 
     def dataset(self, records: Sequence[dict[str, Any]], file: Path, form: PromptFormat) -> ConversationDataset:
-        """Records with pictures of the suite's directory, written to `file`, as requests."""
-        if ranks.is_main():
-            write_records(file, records)
-        ranks.barrier()
-        data = self.section.data.model_copy(
-            update={"path": str(file), "from_stage": None, "images": str(self.suite.folder), "max_samples": None}
-        )
-        return self.opening.dataset(data, [file], form)
+        """Records as requests."""
+        return self.opening.dataset(written(self.section.data, records, self.suite, file), [file], form)
 
     def about(self) -> dict[str, Any]:
         """How the suite was asked."""

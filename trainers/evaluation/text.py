@@ -2,28 +2,30 @@
 
 from __future__ import annotations
 
+import json
 from dataclasses import replace
 from typing import Any
 
 from ...core import ranks
 from ...core.errors import UserError
+from ...core.nouns import Request
 from ...eval import text_quality
 from ...eval.rows import Row
 from ...eval.studies.video import video_sections
+from ...eval.studies.weights import as_data, plot_weights, trace_weights, weights_over_time
 from ...eval.tables import ReportSection
 from ...models.drafters.base import DraftingOptions
 from ..context import Context
-from ..stages.captions import stand_ins
 from ..training.states import open_target
 from . import probes
 from .answers import measure_quality
 from .benchmarks import FilesBenchmark, SetsBenchmark, TabedBenchmark
+from .captions import stand_ins
 from .drafters import Drafters
 from .measuring import Measuring
 from .reporting import Reporting, infos
 from .requests import ConversationSet, Opening
 from .tabed import TabedRun, open_tabed
-from .weights import record_weights
 
 
 def run(stage: Any, context: Context) -> None:
@@ -37,8 +39,7 @@ def run(stage: Any, context: Context) -> None:
     suites = [(b, open_tabed(b, context)) for b in stage.benchmarks.values() if isinstance(b, TabedBenchmark)]
     scorers = {id(b): text_quality.scorers(b.quality.sets) for b, _ in suites if b.quality is not None}
     target = open_target(context, processor)
-    substitutes = stand_ins(stage.captioner, stage.format, context, processor, context.device())
-    options = DraftingOptions(substitutes=substitutes, capacity=stage.capacity)
+    options = DraftingOptions(substitutes=stand_ins(stage, context, processor), capacity=stage.capacity)
     drafters = Drafters(stage, context, target, tokenizer_sha256=processor.tokenizer_hash, options=options)
     measuring = Measuring(
         stage, context, target, drafters.all(), stage.ends(processor.eos_id), tokenizer=processor.tokenizer
@@ -128,3 +129,37 @@ def _probe(
     decoding = measuring.plainly(temperature, max(measuring.lengths))
     probing = probes.Probing(settings, context, measuring.target, labelled, decoding)
     return probing.report(sets, [row for row in rows if row.temperature == temperature], watched=watched)
+
+
+def record_weights(measuring: Measuring, requests: ConversationSet, count: int) -> dict[str, Any]:
+    """The first `count` requests of a set, decoded once more by each ensemble of modes, after all that is timed.
+
+    Writes `weights/SET-DRAFTER-METHOD.json` and `.png` in the stage's folder; returns, for each of them, the share of
+    drafted tokens that the target takes by the weights in use.
+    """
+    folder = measuring.context.folder / "weights"
+    folder.mkdir(parents=True, exist_ok=True)
+    temperature = min(measuring.stage.temperatures)
+    shares: dict[str, Any] = {}
+    for drafting, decoding in measuring.decodings(temperature, max(measuring.lengths)).items():
+        if len(drafting.members) < 2:
+            continue
+        traces = {}
+        for index in range(min(count, len(requests))):
+            opened = requests.open(index, measuring.target)
+            if opened is None or not isinstance(opened.request, Request):
+                continue
+            uniforms = measuring.uniforms(index)
+            traces[opened.request.name] = trace_weights(
+                measuring.target, drafting.drafter, opened.request, decoding, uniforms
+            )
+        if not traces:
+            continue
+        method = drafting.name.replace("*", "-adaptive")
+        parts = requests.benchmark, requests.turn, requests.budget, drafting.drafter_name, method
+        name = "-".join(part for part in parts if part).replace("/", "-")
+        (folder / f"{name}.json").write_text(json.dumps({k: as_data(t) for k, t in traces.items()}))
+        curves = {f"{k}, {drafting.name}": weights_over_time(t) for k, t in traces.items()}
+        plot_weights(folder / f"{name}.png", curves)
+        shares[name] = {k: curve.inside for k, curve in curves.items()}
+    return shares

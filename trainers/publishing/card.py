@@ -2,22 +2,52 @@
 
 from __future__ import annotations
 
+import json
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 import yaml
 
 from ... import __version__
+from ...core.errors import UserError
 from ...eval.published import PublishedSection
-from ...eval.tables import markdown_table
-from .evaluated import Evaluated
+from ...eval.run_tables import overview
+from ...eval.tables import markdown, markdown_table
 from .folder import REPORT
 from .licences import Licence, Link, own_licence, warnings
 from .lineage import Trained
+from .places import without_places
 from .snippets import PICTURE, Snippet
 
-LVLM = "lvlm"
-_MODALITY = {"lvlm": "image-text-to-text", "visual": "text-to-image", "language": "image-text-to-text"}
+LVLM = "lvlm"  # the one kind of drafter that is a whole model
+
+
+@dataclass(frozen=True)
+class Evaluated:
+    """Args:
+    table: lines of Markdown.
+    about: command, device, date and settings of the measurement.
+    findings: what the report says in sentences, as a list of Markdown.
+    """
+
+    table: list[str]
+    about: dict[str, Any]
+    findings: list[str]
+
+
+def read_evaluation(folder: Path) -> Evaluated:
+    """Of an `evaluate` stage's folder, without places. Raises `UserError` where it holds no report."""
+    path, again = folder / "report.json", f"run stage {folder.name} again, which writes it"
+    if not path.is_file():
+        raise UserError("no report of this evaluation", where=str(folder), cure=again)
+    report = json.loads(path.read_text())
+    try:
+        table, findings = overview(report), [f"- {told}" for told in report["findings"]]
+    except (KeyError, TypeError) as error:
+        raise UserError("the report is of an earlier version", where=str(path), cure=again) from error
+    parts = (markdown(table), report["about"], findings)
+    return Evaluated(*(without_places(part) for part in parts))
 
 
 @dataclass(frozen=True)
@@ -26,7 +56,7 @@ class CardFacts:
 
     Args:
         method: kind of the drafter.
-        track: lvlm (a whole model), language (a head of a language model) or visual (a head of an image generator).
+        draws_images: the target does.
         target: Hub id of the target; None: it was trained in the run, or is not on the Hub.
         base: Hub id of what the drafter's own weights began as; None: none.
         datasets: Hub ids for the front matter.
@@ -35,7 +65,7 @@ class CardFacts:
 
     repo: str
     method: str
-    track: str
+    draws_images: bool
     target: str | None
     base: str | None
     links: list[Link]
@@ -48,6 +78,11 @@ class CardFacts:
     section: PublishedSection
     snippets: list[Snippet]
     versions: dict[str, Any] = field(default_factory=dict)
+
+    @property
+    def is_whole(self) -> bool:
+        """A model of its own, and not a head."""
+        return self.method == LVLM
 
 
 def model_card(facts: CardFacts) -> str:
@@ -67,16 +102,17 @@ def model_card(facts: CardFacts) -> str:
 
 def front_matter(facts: CardFacts) -> dict[str, Any]:
     """A drafter that runs alone is finetuned from its initial weights; a head is an adapter of its target."""
-    whole = facts.track == LVLM
+    whole = facts.is_whole
+    modality = "text-to-image" if facts.draws_images else "image-text-to-text"
     base = facts.base if whole else facts.target
     licence = own_licence(facts.links, facts.license)
     found: dict[str, Any] = {
         "library_name": "transformers" if whole else "draftsmith",
-        "tags": ["speculative-decoding", "draft-model", "draftsmith", facts.method, _MODALITY[facts.track]],
+        "tags": ["speculative-decoding", "draft-model", "draftsmith", facts.method, modality],
         "language": facts.languages,
     }
     if whole:
-        found["pipeline_tag"] = _MODALITY[LVLM]
+        found["pipeline_tag"] = modality
     if licence.id is not None:
         found["license"] = licence.id
         if licence.id == "other":
@@ -94,7 +130,7 @@ def _other(facts: CardFacts, licence: Licence) -> dict[str, str]:
 
 def _introduction(facts: CardFacts) -> list[str]:
     target = f"[{facts.target}](https://huggingface.co/{facts.target})" if facts.target else "a target of its own run"
-    what = "A small model" if facts.track == LVLM else "A head, not a model of its own,"
+    what = "A small model" if facts.is_whole else "A head, not a model of its own,"
     revision = facts.section.target.get("revision")
     rows = [
         ["target", target + (f" at revision `{revision}`" if revision else "")],
@@ -173,7 +209,7 @@ def _licence(facts: CardFacts) -> list[str]:
 def _limitations(facts: CardFacts) -> list[str]:
     lines = ["## Limitations", "", "- It was trained for one target. Beside another it drafts noise, which costs time "
              "and changes no answer; another tokenizer or width is refused."]  # fmt: skip
-    if facts.track == LVLM:
+    if facts.is_whole:
         lines += [
             "- **`target.generate(assistant_model=drafter)` does not show the picture to the drafter** in transformers "
             "5 (read and measured in 5.18 to 5.23): answers stay right, and nearly nothing is accepted. Decode with "

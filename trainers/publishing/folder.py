@@ -11,7 +11,6 @@ from typing import Any
 
 import yaml
 
-from ...core.checksums import CARD, SUMS
 from ...core.errors import UserError
 from ...core.secrets import redact_tree, secret_values
 from ...eval.published import KEY, PublishedSection
@@ -92,6 +91,3 @@ def refuse_secrets(folder: Path, token: str | None) -> None:
                 f"{path.relative_to(folder)} holds a secret (its value is not shown)", where=str(path),
                 cure="find out which setting it came in by, take it out there, and change the token",
             )  # fmt: skip
-
-
-__all__ = ["CARD", "SUMS", "copy_model", "copy_provenance", "copy_report", "refuse_secrets", "write_manifest"]

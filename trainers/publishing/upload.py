@@ -194,13 +194,11 @@ class Hub:
 
     def _clean(self, error: BaseException) -> str:
         """What an exception and its causes say, in a line each, without the token."""
-        lines: list[str] = []
-        seen: BaseException | None = error
-        while seen is not None and len(lines) < 3:
+        lines = []
+        for cause in _causes(error)[:3]:
             # Redacted before it is cut: half a token is no longer found.
-            text = redact(str(seen).replace(self.token or HIDDEN, HIDDEN))
-            lines.append(" ".join(text.split())[:500] or type(seen).__name__)
-            seen = seen.__cause__
+            text = redact(str(cause).replace(self.token or HIDDEN, HIDDEN))
+            lines.append(" ".join(text.split())[:500] or type(cause).__name__)
         return " <- ".join(dict.fromkeys(lines))
 
 
@@ -208,26 +206,25 @@ class _Missing(UserError):
     """The Hub says that there is no such repository, or none that this token may see."""
 
 
-def _status(error: BaseException | None) -> int | None:
+def _causes(error: BaseException) -> list[BaseException]:
+    """The exception and its causes, the last one first."""
+    return [error, *(_causes(error.__cause__) if error.__cause__ is not None else [])]
+
+
+def _status(error: BaseException) -> int | None:
     """The HTTP status behind an exception or one of its causes."""
-    while error is not None:
-        if isinstance(error, HfHubHTTPError) and error.response is not None:
-            return int(error.response.status_code)
-        error = error.__cause__
-    return None
+    answers = (e.response for e in _causes(error) if isinstance(e, HfHubHTTPError) and e.response is not None)
+    return next((int(answer.status_code) for answer in answers), None)
 
 
 def _passes(error: BaseException) -> bool:
     """Whether another try may go better: a passing status, or a connection that broke."""
-    status, cause = _status(error), error
+    status = _status(error)
     if status is not None:
         return status in _PASSING
-    while cause is not None:
-        # httpx's errors (under either of the names that the client has used) are no OSErrors.
-        if isinstance(cause, ConnectionError | TimeoutError) or type(cause).__module__.startswith("httpx"):
-            return True
-        cause = cause.__cause__  # type: ignore[assignment]
-    return False
+    # httpx's errors (under either of the names that the client has used) are no OSErrors.
+    return any(isinstance(cause, ConnectionError | TimeoutError) or type(cause).__module__.startswith("httpx")
+               for cause in _causes(error))  # fmt: skip
 
 
 def _refuse_foreign(repo: str, others: set[str], there: set[str]) -> None:
@@ -244,19 +241,11 @@ def _rights(to: Destination) -> str:
     return f"check the name, and that your token may write to {to.repo.split('/')[0]} (hf auth whoami)"
 
 
-def _is_full(error: BaseException | None) -> bool:
-    while error is not None:
-        if isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT):
-            return True
-        error = error.__cause__
-    return False
-
-
 def _cure(error: BaseException, to: Destination) -> str:
     status = _status(error)
     if status in (401, 403):
         return _rights(to)
-    if _is_full(error):
+    if any(isinstance(e, OSError) and e.errno in (errno.ENOSPC, errno.EDQUOT) for e in _causes(error)):
         return "make room: what is fetched back is as large as what was sent; then run the same command again"
     if status == 412:
         return "somebody else commits to this repository: try again when they are done"

@@ -89,45 +89,42 @@ class CacheStage(Stage):
                 raise refused.under(f"drafters.{number}") from None
 
     def run(self, context: Context) -> None:
-        run(self, context)
+        init_distributed()
+        processor = context.processor()
+        samples = open_samples(self.data, self.format, self.answers, context, processor)
+        counts = count_samples(samples, context)
+        target = open_target(context, processor)
+        check_fit(context, samples.dataset, target.decoder, as_cut=True)
+        folder, store = context.folder / SHARDS, self.states
+        wanted = wanted_taps(context, target.shape, self.drafters)
+        builder = Builder(
+            samples, counts, target, wanted, store, folder,
+            SeededCollate(processor.pad_id, processor.image_size, seed=0), self.batch_size,
+        )  # fmt: skip
+        size = builder.size(np.arange(len(samples)), target.config.hidden_size)
+        deal = Deal(len(samples), samples_per_shard(size, store.shard_bytes))
+        context.say(f"states in {store.dtype}: {size}, in {len(deal)} shards of about {shown(store.shard_bytes)}")
+        done = [tar_path(folder, index) for index in range(len(deal)) if finished(folder, index)]
+        check_room(builder, size, sum(tar.stat().st_size for tar in done))
+        measured = ranks.agree(builder.measure() if ranks.is_main() else None)
+        known = identity_of(context, processor, self.format, self.data, wanted, store.dtype)
+        identity = builder.identity(known, measured, {"samples_per_shard": deal.per_shard})
+        claim(folder, identity)
+        for dtype, loss in measured.loss.items():
+            kl, agreement = loss["kl"], loss["agreement"]
+            context.say(f"  {dtype}: KL {kl:.2e} to the exact distribution, {agreement:.2%} of likeliest tokens stay")
+        for index in range(ranks.rank(), len(deal), ranks.world_size()):
+            if finished(folder, index):
+                continue
+            builder.write(index, deal[index])
+            context.say(f"shard {index + 1} of {len(deal)}")
+        ranks.barrier()
+        if ranks.is_main():
+            finish(folder, identity, num_shards=len(deal), measured=as_measured(measured))
+            reader = ShardReader(folder)
+            kept = sum(shard.bytes for shard in reader.shards)
+            context.say(f"{len(reader):,} samples, {shown(kept / len(reader))} each, {shown(kept)} in all")
+        ranks.barrier()
 
     def describe(self, plan: Planned) -> list[str]:
         return describe_states(plan)
-
-
-def run(stage: CacheStage, context: Context) -> None:
-    init_distributed()
-    processor = context.processor()
-    samples = open_samples(stage.data, stage.format, stage.answers, context, processor)
-    counts = count_samples(samples, context)
-    target = open_target(context, processor)
-    check_fit(context, samples.dataset, target.decoder, as_cut=True)
-    folder, store = context.folder / SHARDS, stage.states
-    wanted = wanted_taps(context, target.shape, stage.drafters)
-    builder = Builder(
-        samples, counts, target, wanted, store, folder,
-        SeededCollate(processor.pad_id, processor.image_size, seed=0), stage.batch_size,
-    )  # fmt: skip
-    size = builder.size(np.arange(len(samples)), target.config.hidden_size)
-    deal = Deal(len(samples), samples_per_shard(size, store.shard_bytes))
-    context.say(f"states in {store.dtype}: {size}, in {len(deal)} shards of about {shown(store.shard_bytes)}")
-    check_room(builder, size, sum(tar_path(folder, i).stat().st_size for i in range(len(deal)) if finished(folder, i)))
-    measured = ranks.agree(builder.measure() if ranks.is_main() else None)
-    known = identity_of(context, processor, stage.format, stage.data, wanted, store.dtype)
-    identity = builder.identity(known, measured, {"samples_per_shard": deal.per_shard})
-    claim(folder, identity)
-    for dtype, loss in measured.loss.items():
-        kl, agreement = loss["kl"], loss["agreement"]
-        context.say(f"  {dtype}: KL {kl:.2e} to the exact distribution, {agreement:.2%} of likeliest tokens stay")
-    for index in range(ranks.rank(), len(deal), ranks.world_size()):
-        if finished(folder, index):
-            continue
-        builder.write(index, deal[index])
-        context.say(f"shard {index + 1} of {len(deal)}")
-    ranks.barrier()
-    if ranks.is_main():
-        finish(folder, identity, num_shards=len(deal), measured=as_measured(measured))
-        reader = ShardReader(folder)
-        kept = sum(shard.bytes for shard in reader.shards)
-        context.say(f"{len(reader):,} samples, {shown(kept / len(reader))} each, {shown(kept)} in all")
-    ranks.barrier()

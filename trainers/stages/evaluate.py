@@ -281,7 +281,10 @@ class EvaluateStage(Stage):
         return wanted
 
     def run(self, context: Context) -> None:
-        run(self, context)
+        from ..evaluation import drawn, text
+
+        init_distributed()
+        (drawn if self.draws else text).run(self, context)
 
     def describe(self, plan: Planned) -> list[str]:
         """Requests, methods and drafters, counted without the data."""
@@ -315,11 +318,3 @@ def _known(key: str, names: set[str], known: set[str]) -> None:
     if unknown := sorted(names - known):
         raise ValueError(f"{key} names {unknown}, which are not among what is measured; "
                          f"{did_you_mean(unknown[0], sorted(known))}")  # fmt: skip
-
-
-def run(stage: EvaluateStage, context: Context) -> None:
-    """Measure and report."""
-    from ..evaluation import drawn, text
-
-    init_distributed()
-    (drawn if stage.draws else text).run(stage, context)

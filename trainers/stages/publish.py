@@ -25,9 +25,8 @@ from ...eval.published import Asked, PublishedSection, assemble
 from ...eval.stored_prompt import measure
 from ..context import Context
 from ..publishing import folder as folders
-from ..publishing.card import LVLM, CardFacts, model_card
+from ..publishing.card import LVLM, CardFacts, model_card, read_evaluation
 from ..publishing.decoding import published_section
-from ..publishing.evaluated import read_evaluation
 from ..publishing.fresh import try_folder
 from ..publishing.licences import chain
 from ..publishing.lineage import data_of, trained_by, training_table
@@ -154,10 +153,10 @@ def _publish(stage: PublishStage, context: Context) -> None:
     folders.copy_model(source, folder)
     prompt = _store_prompt(stage.prompt, context, folder)
     section = published_section(stages[report.name], stage.method, context, source, prompt, stage.base_model)
-    track, method = track_of(context), section.drafter["kind"]
+    draws_images, method = context.target.draws_images, section.drafter["kind"]
     target = _hub_id(stage.base_model or context.target.path)
     if stage.repo is not None:
-        check_name(stage.repo, method, target, is_language=track != "visual")
+        check_name(stage.repo, method, target, is_language=not draws_images)
     # As trained, from its own stage's folder: what is published must do the same.
     made = _sources(context)
     section = section.model_copy(update={"expected": measure(assemble(source, section, made), section.prompt, folder)})
@@ -183,8 +182,8 @@ def _publish(stage: PublishStage, context: Context) -> None:
     run_file = context.folder.parent / "run.yaml"
     versions = yaml.safe_load(run_file.read_text()) if run_file.is_file() else {}
     facts = CardFacts(
-        repo=repo, method=method, track=track, target=target, base=base, links=chain(parts), license=stage.license,
-        languages=stage.languages, datasets=stage.datasets,
+        repo=repo, method=method, draws_images=draws_images, target=target, base=base, links=chain(parts),
+        license=stage.license, languages=stage.languages, datasets=stage.datasets,
         training=training_table(stages, trained, context.folder.parent), evaluated=evaluated, plots=plots,
         section=section, snippets=snippets, versions=versions,
     )  # fmt: skip
@@ -205,13 +204,6 @@ def _publish(stage: PublishStage, context: Context) -> None:
     )  # fmt: skip
     context.say(f"published: {done.pull_request or done.url} ({'private' if done.private else 'public'})")
     _finish(context.folder, {"uploaded": True, "tau": section.expected.tau} | done.__dict__)
-
-
-def track_of(context: Context) -> str:
-    """lvlm, visual or language: what a drafter is, by the recipe's target and drafter."""
-    if context.target.draws_images:
-        return "visual"
-    return LVLM if getattr(context.drafter, "kind", None) == LVLM else "language"
 
 
 def _sources(context: Context) -> dict[str, Path] | None:
@@ -238,9 +230,8 @@ def _began_as(drafter: Any, *keys: str) -> list[str]:
 
 def _store_prompt(asked: StoredPrompt, context: Context, folder: Path) -> Asked:
     """The prompt as the folder keeps it, its pictures copied there."""
-    kept = folder / folders.CHECK
-    visual, text_only = track_of(context) == "visual", context.target.kind == "causal_lm"
-    if visual:
+    kept, text_only = folder / folders.CHECK, context.target.kind == "causal_lm"
+    if context.target.draws_images:
         has_classes = getattr(context.target, "condition", "text") == "class"
         return Asked(text=asked.text or "a red circle and a blue square", label=asked.label if has_classes else None)
     if text_only or (asked.text is not None and not asked.pictures):

@@ -21,7 +21,7 @@ from ...data.shards import ShardReader, claim, finish, finished, write_shard
 from ..answers.pictures import Pictures
 from ..answers.texts import Texts
 from ..context import Context
-from ..describe.data import generated, on_disk, samples
+from ..describe.data import on_disk, samples
 from ..engine import init_distributed
 from ..fit import Expected
 from .base import Planned, Stage
@@ -116,7 +116,7 @@ class RegenerateStage(Stage):
         if self.prompts is not None:
             return [f"  up to {self.prompts.max_samples or '?'} prompts x {self.repeats} pictures"]
         assert self.data is not None
-        number, how = samples(self, generated(plan), on_disk(self.data))
+        number, how = samples(plan, on_disk(self.data))
         shown = "unknown: the data is not on disk" if number is None else f"{number:,} ({how})"
         kept = "" if self.keep_logprobs is None else f"; {self.keep_logprobs} log-probabilities kept at each token"
         lines = [f"  answers {shown}, each of up to {self.max_new_tokens} tokens{kept}"]

@@ -34,8 +34,8 @@ from ...models.llamagen.vq import VqTokenizer
 from ...models.shapes_reader import ShapesReader
 from ..context import Context
 from ..engine import Engine
-from ..fit import Training, Validate, training_loader
-from ..loop import Source
+from ..fit import training_loader
+from ..loop import Source, Training, Validate
 from ..stages.encode import SHARDS
 from ..stages.generate import TOKENIZER, WORLD
 from .best import held_out_scores

@@ -20,7 +20,8 @@ from ...models.lora import merge_adapters
 from ...models.targets.load import build_target, load_llava, target_config, target_weights
 from ..context import Context
 from ..engine import Engine
-from ..fit import Training, Validate, training_loader
+from ..fit import training_loader
+from ..loop import Training, Validate
 from ..positions import before_training
 from ..records import data_files
 from .distill import frozen_target, held_target, other_pictures, source_of, training_data, training_module

@@ -24,7 +24,7 @@ from ...data.states.samples import SeededCollate, split
 from ...models.drafters.base import TargetIdentity
 from ..context import Context
 from ..engine import Engine
-from ..fit import Training, Validate
+from ..loop import Training, Validate
 from ..records import check_fit, data_files
 from .best import held_out_scores
 from .drafter import Requests, TrainedDrafter

@@ -17,22 +17,18 @@ from ...models.drafters.modes import StandIns
 from ..context import Context
 
 
-def stand_ins(
-    config: Any, form: PromptFormat, context: Context, processor: Processor, device: torch.device
-) -> StandIns:
-    """Of a stage whose `captioner` section is `config` (None: none of its modes needs one)."""
-    captioner = None if config is None else build_captioner(config, form, context, processor, device)
+def stand_ins(stage: Any, context: Context, processor: Processor) -> StandIns:
+    """For the modes of an `evaluate` stage's methods."""
+    captioner = None if stage.captioner is None else _captioner(stage.captioner, stage.format, context, processor)
     return StandIns.of(processor.tokenizer, newline_id=processor.newline_id, captioner=captioner)
 
 
-def build_captioner(
-    config: Any, form: PromptFormat, context: Context, processor: Processor, device: torch.device
-) -> Captioner:
+def _captioner(config: Any, form: PromptFormat, context: Context, processor: Processor) -> Captioner:
     """A published captioner, or the one that an earlier stage trained, asked in the stage's own prompt format."""
     if not isinstance(config, LvlmCaptions):
-        return load_captioner(config, device)
+        return load_captioner(config, context.device())
     model = load_drafter(context.inputs["captioner"], tokenizer_hash=processor.tokenizer_hash, dtype=torch.float32)
-    nn.Module.to(model, device)
+    nn.Module.to(model, context.device())
     turns = [{"from": "human", "value": config.prompt}, {"from": "gpt", "value": "-"}]
     # It is a model like the drafter, and has the drafter's eyes.
     patches = (context.own_eyes() or processor).patches
