@@ -17,10 +17,9 @@ from ...core.errors import UserError
 from ...core.section import Section
 from . import statistics
 from .clip import aesthetic_scores, clip_pair, hps_pair
+from .convolutional import class_logits, fid_features, load_inception, vgg_features
 from .extractors import Extractor, PairExtractor, embed, extract
-from .inception import class_logits, fid_features, load_inception
 from .pictures import Folder, Picture
-from .vgg import vgg_features
 from .weights import NEEDS, Metric, WeightName, find
 
 PREFIX = "A photo depicts "  # of the CLIP score (Hessel et al. 2021, section 3); HPS v2 reads the caption alone

@@ -7,7 +7,8 @@ confidence, autocorrelation of the entropy: its Figure 2) and the rates that the
 from __future__ import annotations
 
 import statistics
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
 from typing import NamedTuple
 
 from torch import Tensor
@@ -16,6 +17,7 @@ from ...models.decoding.tree import ROOT, Tree
 from ..policies import Draw, Expand, TreePolicy
 from ..policies.confidence import Drafted, confidence
 from ..rules import Verified
+from ..style import COLORS, GREY, lines, one_panel, save, styled
 
 
 class Reached(NamedTuple):
@@ -155,3 +157,33 @@ def rates_by_rank(places: Iterable[Reached], *, levels: int, width: int) -> list
         [s / o if o else None for s, o in zip(stood_at, offered_at, strict=True)]
         for stood_at, offered_at in zip(stood, offered, strict=True)
     ]
+
+
+@styled
+def plot_acceptance(path: Path, drafters: Mapping[str, Sequence[Bin]]) -> None:
+    """Share of places where the likeliest child stood, and (dashed) where any did, by the draft's confidence there."""
+    assert len(drafters) <= len(COLORS), f"{len(drafters)} drafters, and {len(COLORS)} colours"
+    figure, panel = one_panel((5.6, 3.6))
+    most = max((b.places for bins in drafters.values() for b in bins), default=1)
+    for color, (name, bins) in zip(COLORS, drafters.items(), strict=False):
+        xs, sizes = [(b.low + b.high) / 2 for b in bins], [8 + 60 * b.places / most for b in bins]
+        panel.plot(xs, [b.likeliest for b in bins], "-", color=color, label=name)
+        panel.scatter(xs, [b.likeliest for b in bins], sizes, color=color)
+        panel.plot(xs, [b.any for b in bins], "--", color=color, linewidth=1)
+    panel.set(xlabel="confidence of the draft's distribution", ylabel="share accepted", xlim=(0, 1), ylim=(0, 1.02))
+    panel.grid(alpha=0.25)
+    panel.set_title("accepted: likeliest child (line), any child (dashed); dots by number of places")
+    panel.legend(loc="lower right")
+    save(figure, path)
+
+
+@styled
+def plot_autocorrelation(path: Path, drafters: Mapping[str, Sequence[Lag]]) -> None:
+    """Pearson's correlation of the draft's entropy between cycles (SAGE, figure 2)."""
+    figure, panel = one_panel((5.6, 3.2))
+    lines(panel, {name: ([lag.lag for lag in of], [lag.correlation for lag in of]) for name, of in drafters.items()})
+    panel.axhline(0.0, color=GREY, linewidth=1)
+    panel.set(xlabel="cycles between the two", ylabel="correlation of the entropy")
+    panel.grid(alpha=0.25)
+    panel.legend()
+    save(figure, path)

@@ -11,10 +11,9 @@ import transformers
 from draftsmith.core.errors import UserError
 from draftsmith.eval.quality import Extractor, Folder, PairExtractor, QualityConfig, as_is, check, measure, statistics
 from draftsmith.eval.quality.clip import VIT_H, aesthetic_scores, clip_pair, hps_pair
+from draftsmith.eval.quality.convolutional import Vgg16, class_logits, fid_features, load_inception, vgg_features
 from draftsmith.eval.quality.extractors import extract
-from draftsmith.eval.quality.inception import class_logits, fid_features, load_inception
 from draftsmith.eval.quality.pictures import clean_resize, crop_bicubic, crop_lanczos, pad_bicubic, squash_bilinear
-from draftsmith.eval.quality.vgg import Vgg16, vgg_features
 from draftsmith.eval.quality.weights import NEEDS, SOURCES, load_state
 from PIL import Image
 from pydantic import ValidationError

@@ -10,9 +10,15 @@ import torch
 from draftsmith.eval.loop import Decoding, generate
 from draftsmith.eval.policies import Draw, Static
 from draftsmith.eval.rules import Sampling
-from draftsmith.eval.studies.confidence import Reached, Watched, by_confidence, rates_by_rank
+from draftsmith.eval.studies.confidence import (
+    Reached,
+    Watched,
+    by_confidence,
+    plot_acceptance,
+    plot_autocorrelation,
+    rates_by_rank,
+)
 from draftsmith.eval.studies.confidence import entropy_autocorrelation as correlations
-from draftsmith.eval.studies.confidence_figures import acceptance_by_confidence, entropy_autocorrelation
 from draftsmith.eval.studies.planner import (
     Costs,
     Plan,
@@ -113,6 +119,6 @@ def test_bins_and_lags(tmp_path):
     assert [lag.correlation for lag in lags] == pytest.approx([-1, 1, -1])
     assert [lag.pairs for lag in lags] == [38, 36, 34], "pairs of one request each"
     assert correlations([[Reached(0, 1, 0, 0.5)] * 5], lags=3) == [], "nothing varies"
-    acceptance_by_confidence(tmp_path / "bins.png", {"draft": bins})
-    entropy_autocorrelation(tmp_path / "lags.png", {"draft": lags})
+    plot_acceptance(tmp_path / "bins.png", {"draft": bins})
+    plot_autocorrelation(tmp_path / "lags.png", {"draft": lags})
     assert (tmp_path / "bins.png").stat().st_size > 1000 and (tmp_path / "lags.png").stat().st_size > 1000
