@@ -329,10 +329,8 @@ def _ends(values: np.ndarray) -> Interval:
 
 
 def _time_shares(rows: Sequence[Row]) -> dict[str, float]:
-    sums: dict[str, float] = {}
-    for row in rows:
-        for name, seconds in row.parts_s.items():
-            sums[name] = sums.get(name, 0.0) + seconds
+    names = dict.fromkeys(name for row in rows for name in row.parts_s)
+    sums = {name: sum(row.parts_s.get(name, 0.0) for row in rows) for name in names}
     return {name: ratio(seconds, sum(sums.values())) for name, seconds in sums.items()}
 
 
