@@ -63,10 +63,9 @@ def expanded(value: Any) -> Any:
         return value
     items = {}
     for key, item in value.items():
-        choices = [part.split(",") for part in re.split(r"[{}]", key)[1::2]]
+        texts, choices = re.split(r"\{[^}]*\}", key), [part.split(",") for part in re.findall(r"\{([^}]*)\}", key)]
         for names in itertools.product(*choices):
-            rest = iter(names)
-            items[re.sub(r"\{[^}]*\}", lambda match, rest=rest: next(rest), key)] = expanded(item)
+            items["".join(map("".join, zip(texts, (*names, ""), strict=True)))] = expanded(item)
     return items
 
 
