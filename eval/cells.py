@@ -83,20 +83,10 @@ def cells_of(rows: Sequence[Row], methods: Mapping[str, MethodInfo]) -> tuple[Ce
         drafters = tuple(sorted({row.drafter for row in some}))
         exact = temperature == 0 and not info.relaxed
         cells.append(
-            Cell(
-                benchmark,
-                turn,
-                budget,
-                temperature,
-                new,
-                some[0].medium,
-                method,
-                drafters,
-                exact,
-                info.relaxed,
-                summarize(some),
-            )
-        )
+            Cell(benchmark=benchmark, turn=turn, budget=budget, temperature=temperature, max_new_tokens=new,
+                 medium=some[0].medium, method=method, drafters=drafters, exact=exact, relaxed=info.relaxed,
+                 summary=summarize(some))
+        )  # fmt: skip
     places = list(grouped(rows, *names[:-1]))
     return tuple(
         sorted(cells, key=lambda c: (places.index(tuple(getattr(c, n) for n in names[:-1])), order.get(c.method, -1)))

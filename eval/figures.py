@@ -13,7 +13,7 @@ from typing import Any
 from PIL import Image
 from torch import Tensor
 
-from .style import BLUE, COLORS, GREY, INK, ORANGE, WIDEST, panel_grid, save, styled, wrapped
+from .style import BLUE, COLORS, GREY, INK, ORANGE, WIDEST, errors, one_panel, panel_grid, save, styled, wrapped
 from .summary import Summary
 
 MOST_PANELS, PER_ROW, MOST_BARS = 6, 3, 24
@@ -79,12 +79,11 @@ def methods(path: Path, places: Mapping[str, Mapping[str, Summary]]) -> None:
 def speedups(path: Path, places: Mapping[str, Mapping[str, Summary]]) -> None:
     """Expected against measured speedup of decoding, with its quartiles; the line at 1 is plain decoding."""
     bars = [(f"{place}: {name}", s) for place, methods in places.items() for name, s in methods.items()][:MOST_BARS]
-    figure, panels = panel_grid(1, 1, (6.4, 0.36 * len(bars) + 1.1))
-    panel = panels[0][0]
+    figure, panel = one_panel((6.4, 0.36 * len(bars) + 1.1))
     for row, (_, s) in enumerate(bars):
         panel.barh(row - 0.19, s.expected_speedup, 0.36, color=ORANGE, label="expected" if not row else None)
-        errors = [[max(0.0, s.DSR - s.DSR_spread[0])], [max(0.0, s.DSR_spread[1] - s.DSR)]]
-        panel.barh(row + 0.19, s.DSR, 0.36, xerr=errors, color=BLUE, error_kw={"ecolor": INK, "capsize": 2},
+        panel.barh(row + 0.19, s.DSR, 0.36, xerr=errors([s.DSR], [s.DSR_spread]), color=BLUE,
+                   error_kw={"ecolor": INK, "capsize": 2},
                    label="measured (DSR, quartiles)" if not row else None)  # fmt: skip
     panel.axvline(1.0, color=GREY, linewidth=1, linestyle="--")
     panel.set_yticks(range(len(bars)), wrapped([name for name, _ in bars]))

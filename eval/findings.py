@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 from .cells import Cell, Label
+from .rows import grouped
 from .tables import interval
 
 
@@ -50,7 +51,7 @@ def _over_lengths(cells: Sequence[Cell]) -> list[str]:
     longest = max((cell.max_new_tokens for cell in cells), default=0)
     some = [cell for cell in cells if cell.budget and cell.max_new_tokens == longest]
     lines = []
-    for (temperature, name, method), group in _by_set(some).items():
+    for (temperature, name, method), group in grouped(some, "temperature", "benchmark", "method").items():
         if len(group) > 1:
             rising = sorted((cell.summary for cell in group), key=lambda s: s.visual_tokens)
             shown = [f"{s.tau:.2f} {interval(s.tau_interval)}" for s in (rising[0], rising[-1])]
@@ -59,13 +60,6 @@ def _over_lengths(cells: Sequence[Cell]) -> list[str]:
                 f"tokens, {shown[1]} at {rising[-1].visual_tokens:,.0f}."
             )
     return lines
-
-
-def _by_set(cells: Sequence[Cell]) -> dict[tuple[float, str, str], list[Cell]]:
-    groups: dict[tuple[float, str, str], list[Cell]] = {}
-    for cell in cells:
-        groups.setdefault((cell.temperature, cell.benchmark, cell.method), []).append(cell)
-    return groups
 
 
 def cautions(cells: Sequence[Cell], label: Label) -> list[str]:

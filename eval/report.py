@@ -47,10 +47,6 @@ class Report:
     quality: Quality = field(default_factory=dict)
     data: Mapping[str, Any] = field(default_factory=dict)  # differences and comparisons
 
-    def with_sections(self, *sections: ReportSection) -> Report:
-        """The same with more sections, of probes say, which run when the measurements are safe."""
-        return replace(self, sections=(*self.sections, *sections))
-
     def to_json(self) -> dict[str, Any]:
         return {
             "version": VERSION,

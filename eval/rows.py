@@ -11,13 +11,14 @@ import statistics
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, TypeVar
 
 from ..core.errors import UserError
 from .loop import Generation
 
 VERSION = 1  # of the JSON form
 PLAIN = "plain decoding"  # the method that drafts nothing
+Grouped = TypeVar("Grouped")
 Medium = Literal["text", "image", "video", "drawn"]
 
 
@@ -194,9 +195,9 @@ def median(values: Iterable[float]) -> float:
     return statistics.median(known) if known else 0.0
 
 
-def grouped(rows: Iterable[Row], *names: str) -> dict[tuple[Any, ...], list[Row]]:
-    """Rows by these fields, in the order in which each group first comes up."""
-    groups: dict[tuple[Any, ...], list[Row]] = {}
+def grouped(rows: Iterable[Grouped], *names: str) -> dict[tuple[Any, ...], list[Grouped]]:
+    """Rows, or cells of them, by these fields, in the order in which each group first comes up."""
+    groups: dict[tuple[Any, ...], list[Grouped]] = {}
     for row in rows:
         groups.setdefault(tuple(getattr(row, name) for name in names), []).append(row)
     return groups

@@ -7,7 +7,8 @@ from __future__ import annotations
 
 import functools
 import textwrap
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from itertools import accumulate
 from pathlib import Path
 from typing import Any, ParamSpec
 
@@ -19,6 +20,7 @@ from matplotlib import pyplot as plt
 BLUE, ORANGE, GREEN, VERMILION, PINK, SKY = "#0072B2", "#E69F00", "#009E73", "#D55E00", "#CC79A7", "#56B4E9"
 GREY, PALE, INK = "#8A8A8A", "#D9D9D9", "#333333"
 COLORS = (BLUE, ORANGE, GREEN, VERMILION, PINK, SKY, GREY)
+MARKERS = ("o", "s", "^", "D", "v", "P", "X")
 STYLE: dict[Any, Any] = {
     "font.size": 9, "axes.titlesize": 9, "axes.labelsize": 9, "figure.titlesize": 10, "legend.fontsize": 8,
     "legend.frameon": False, "axes.spines.top": False, "axes.spines.right": False,
@@ -66,6 +68,53 @@ def save(figure: Any, path: Path) -> None:
     path.parent.mkdir(parents=True, exist_ok=True)
     figure.savefig(path, dpi=130, bbox_inches="tight", pad_inches=0.08)
     plt.close(figure)
+
+
+def lines(
+    panel: Any, groups: Mapping[str, tuple[Sequence[float], Sequence[float]]], style: str = "-", **more: Any
+) -> None:
+    """A line for each name, (x, y), with a colour and a mark of its own."""
+    assert len(groups) <= len(COLORS), f"{len(groups)} lines, and {len(COLORS)} colours"
+    for color, marker, (name, (xs, ys)) in zip(COLORS, MARKERS, groups.items(), strict=False):
+        panel.plot(xs, ys, style, color=color, marker=marker, label=name, markeredgecolor="white", **more)
+
+
+def stacked(
+    panel: Any, bars: Mapping[str, Sequence[float]], colors: Sequence[str], *, shown: str, least: float
+) -> list[Any]:
+    """Horizontal bars of parts side by side, the first on top, with the parts' values where there is room.
+
+    Args:
+        bars: name of a bar -> its parts, in the order of `colors`.
+        shown: format of a value.
+        least: share of the longest bar from which on a part has its value written on it.
+
+    Returns:
+        a handle of each part, for a legend.
+    """
+    handles: list[Any] = []
+    longest = max(map(sum, bars.values()))
+    for row, parts in enumerate(bars.values()):
+        ends = [*accumulate(parts, initial=0.0)]
+        handles = [
+            panel.barh(row, part, left=end, height=0.62, color=color)
+            for part, end, color in zip(parts, ends, colors, strict=False)
+        ]
+        for part, end, color in zip(parts, ends, colors, strict=False):
+            if part > least * longest:
+                ink = "white" if color in (BLUE, GREEN) else "black"
+                panel.text(end + part / 2, row, format(part, shown), ha="center", va="center", fontsize=8, color=ink)
+    panel.set_yticks(range(len(bars)), wrapped([*bars]))
+    panel.invert_yaxis()
+    panel.tick_params(axis="y", length=0)
+    return handles
+
+
+def errors(values: Sequence[float], intervals: Sequence[Sequence[float]]) -> list[list[float]]:
+    """Distances below and above, as error bars take them; an interval need not hold the value that it is of."""
+    low = [max(0.0, value - ends[0]) for value, ends in zip(values, intervals, strict=True)]
+    high = [max(0.0, ends[1] - value) for value, ends in zip(values, intervals, strict=True)]
+    return [low, high]
 
 
 def wrapped(names: Sequence[str]) -> list[str]:

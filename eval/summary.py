@@ -177,15 +177,11 @@ def speedups(rows: Sequence[Row]) -> tuple[float, float]:
     )
 
 
-def by_depth(rows: Iterable[Row], levels: int | None = None) -> tuple[Depth, ...]:
-    """Per depth: how often it was drafted, and the share accepted of those drafted and of those reached.
-
-    Args:
-        levels: None: those that were drafted.
-    """
+def by_depth(rows: Iterable[Row]) -> tuple[Depth, ...]:
+    """Per depth: how often it was drafted, and the share accepted of those drafted and of those reached."""
     pairs = [pair for r in rows for pair in zip(r.drafted, r.accepted, strict=True)]
     depths = []
-    for depth in range(1, 1 + (max((d for d, _ in pairs), default=0) if levels is None else levels)):
+    for depth in range(1, 1 + max((d for d, _ in pairs), default=0)):
         drafted = sum(d >= depth for d, _ in pairs)
         reached = sum(d >= depth and a >= depth - 1 for d, a in pairs)
         accepted = sum(a >= depth for _, a in pairs)
@@ -333,10 +329,8 @@ def _ends(values: np.ndarray) -> Interval:
 
 
 def _time_shares(rows: Sequence[Row]) -> dict[str, float]:
-    sums: dict[str, float] = {}
-    for row in rows:
-        for name, seconds in row.parts_s.items():
-            sums[name] = sums.get(name, 0.0) + seconds
+    names = dict.fromkeys(name for row in rows for name in row.parts_s)
+    sums = {name: sum(row.parts_s.get(name, 0.0) for row in rows) for name in names}
     return {name: ratio(seconds, sum(sums.values())) for name, seconds in sums.items()}
 
 

@@ -88,7 +88,8 @@ def main() -> None:
     parser.add_argument("--measure", type=int, nargs=2, help=timing.HIDDEN)  # supervised, chunk: a fresh process
     asked = parser.parse_args()
     if asked.measure:
-        print(measure(asked.tokens, *asked.measure, asked.rows))
+        supervised, chunk = asked.measure
+        print(measure(asked.tokens, supervised, chunk, asked.rows))
         return
 
     def peaks(supervised: int, chunk: int) -> list[float]:

@@ -32,28 +32,25 @@ def build(folder: Path) -> None:
     import torch
     from draftsmith.data.processor import build_processor
     from draftsmith.data.shapes.tokenizer import train_tokenizer
+    from draftsmith.eval.studies.latency_models import random_llava
     from draftsmith.models.drafters.base import TargetIdentity
     from draftsmith.models.drafters.eagle3 import Eagle3Config
     from draftsmith.models.drafters.head_files import manifest_of, save_head
     from draftsmith.models.exports import export_drafter
-    from draftsmith.models.llava import TokenIds, assemble, llava_config
+    from draftsmith.models.llava import TokenIds
     from draftsmith.models.targets.base import language_shape
-    from transformers import CLIPVisionConfig, LlamaConfig, LlamaForCausalLM
+    from transformers import LlamaForCausalLM
 
     torch.manual_seed(0)
     tokenizer = train_tokenizer([f"USER: {text} ASSISTANT: the red circle is on the left." for text in TEXTS * 4], 400)
     processor = build_processor(tokenizer, image_size=32, patch_size=16, image_mean=(0.5,) * 3, image_std=(0.5,) * 3)
     rows = -(-len(tokenizer) // 64) * 64
-    # Heads of 32: the smallest that the CPU engine has a kernel for.
-    text = LlamaConfig(hidden_size=128, intermediate_size=256, num_hidden_layers=8, num_attention_heads=4,
-                       vocab_size=rows, num_key_value_heads=2, max_position_embeddings=512,
-                       initializer_range=0.2)  # fmt: skip
-    vision = CLIPVisionConfig(hidden_size=32, intermediate_size=64, num_hidden_layers=2, num_attention_heads=2,
-                              image_size=32, patch_size=16)  # fmt: skip
     ids = TokenIds(
         rows, processor.image_token_id, tokenizer.bos_token_id, tokenizer.eos_token_id, tokenizer.pad_token_id
     )
-    model = assemble(llava_config(text, vision, ids)).eval()
+    # Heads of 32: the smallest that the CPU engine has a kernel for.
+    model = random_llava((128, 256, 8, 4), (32, 64, 2, 2), ids, side=32, patch=16, num_key_value_heads=2,
+                         max_position_embeddings=512, initializer_range=0.2)  # fmt: skip
     # Quiet layers: the next token follows mostly from the last one, which a head learns in seconds.
     for layer in model.model.language_model.layers:
         layer.self_attn.o_proj.weight.data *= 0.002
@@ -94,9 +91,7 @@ def _learn(head, model, tokenizer, never, steps: int = 150) -> tuple[float, int]
     starts[:, 0] = tokenizer.bos_token_id
     asked = {"do_sample": False, "max_new_tokens": LENGTH, "eos_token_id": None, "pad_token_id": tokenizer.pad_token_id}
     with torch.no_grad():
-        ids = model.generate(
-            input_ids=starts, attention_mask=torch.ones_like(starts), suppress_tokens=never, **asked
-        )  # fmt: skip
+        ids = model.generate(input_ids=starts, attention_mask=torch.ones_like(starts), suppress_tokens=never, **asked)
         made = model(input_ids=ids, output_hidden_states=True)
         made.logits[..., never] = float("-inf")
         states = torch.cat([made.hidden_states[tap] for tap in TAPS], -1)[:, :-1]
@@ -163,15 +158,8 @@ def compare(folder: Path) -> int:
     for pictures in (False, True):
         plain = None
         for case in CASES:
-            command = [
-                sys.executable,
-                __file__,
-                "--one",
-                case,
-                "--serve",
-                str(folder),
-                *(["--pictures"] if pictures else []),
-            ]
+            command = [sys.executable, __file__, "--one", case, "--serve", str(folder)]
+            command += ["--pictures"] if pictures else []
             done = subprocess.run(command, capture_output=True, text=True, check=False)
             line = next((x for x in reversed(done.stdout.splitlines()) if x.startswith('{"tokens"')), None)
             what = f"{case}, {'pictures' if pictures else 'text'}"

@@ -63,10 +63,9 @@ def expanded(value: Any) -> Any:
         return value
     items = {}
     for key, item in value.items():
-        choices = [part.split(",") for part in re.split(r"[{}]", key)[1::2]]
+        texts, choices = re.split(r"\{[^}]*\}", key), [part.split(",") for part in re.findall(r"\{([^}]*)\}", key)]
         for names in itertools.product(*choices):
-            rest = iter(names)
-            items[re.sub(r"\{[^}]*\}", lambda match, rest=rest: next(rest), key)] = expanded(item)
+            items["".join(map("".join, zip(texts, (*names, ""), strict=True)))] = expanded(item)
     return items
 
 
@@ -78,9 +77,7 @@ def load_runs() -> dict[str, dict[str, Any]]:
 
 RUNS = load_runs()
 
-# ---------------------------------------------------------------------------------------------------------------------
 # What is left out
-# ---------------------------------------------------------------------------------------------------------------------
 
 # Keys of any JSON: of the clock, of this machine, of versions. Fingerprints have a version of their own, and a report's
 # tables show its cells, which are recorded.
@@ -104,9 +101,7 @@ def cleaned(value: Any) -> Any:
     return value
 
 
-# ---------------------------------------------------------------------------------------------------------------------
 # What is recorded of a run
-# ---------------------------------------------------------------------------------------------------------------------
 
 
 class Decoded:
@@ -252,21 +247,23 @@ def exports_of(output: Path, stage: str, folder: Path) -> dict[str, Any]:
             except UserError:
                 found[f"{engine}, {prompts}"] = "refused"
                 continue
-            files = sorted(path for path in place.rglob("*") if path.is_file())
-            told: dict[str, Any] = {}
-            for path in files:
-                name = str(path.relative_to(place))
-                if path.suffix == ".safetensors":
-                    told[name] = tensors_of(path)
-                elif path.suffix == ".json" and not name.startswith("tokenizer"):
-                    told[name] = cleaned(json.loads(path.read_text()))
-                else:
-                    told[name] = hashlib.sha256(content(path, place)).hexdigest()[:16]
-            found[f"{engine}, {prompts}"] = told
+            found[f"{engine}, {prompts}"] = {
+                str(path.relative_to(place)): exported(path, place)
+                for path in sorted(place.rglob("*")) if path.is_file()
+            }  # fmt: skip
     return found
 
 
-def dry_runs(only: str | None = None) -> dict[str, str]:
+def exported(path: Path, folder: Path) -> Any:
+    """What is recorded of an exported file."""
+    if path.suffix == ".safetensors":
+        return tensors_of(path)
+    if path.suffix == ".json" and not path.name.startswith("tokenizer"):
+        return cleaned(json.loads(path.read_text()))
+    return hashlib.sha256(content(path, folder)).hexdigest()[:16]
+
+
+def dry_runs() -> dict[str, str]:
     """File name -> dry-run text of each shipped recipe."""
     from draftsmith.recipes.cli import main
 
@@ -283,9 +280,7 @@ def dry_runs(only: str | None = None) -> dict[str, str]:
     return found
 
 
-# ---------------------------------------------------------------------------------------------------------------------
 # Recording and checking
-# ---------------------------------------------------------------------------------------------------------------------
 
 
 def machine() -> dict[str, str]:
@@ -325,11 +320,10 @@ def preload() -> None:
     """Imports what every run needs, once; the runs are forked from here."""
     import deepspeed  # noqa: F401
     import draftsmith.recipes.cli
+    import draftsmith.recipes.schema
+    import draftsmith.trainers.run  # noqa: F401
     import torch
 
-    with contextlib.suppress(ImportError):
-        import draftsmith.recipes.schema
-        import draftsmith.trainers.run  # noqa: F401
     torch.set_num_threads(1)
 
 

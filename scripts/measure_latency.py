@@ -239,10 +239,10 @@ def report(run: Run, found: Sections, settings: str) -> str:
 
 def draw(folder: Path, found: Sections) -> None:
     if found["draft"]:
-        latency_plots.by_length(folder / "draft-step.png", found["draft"], lines="B")
+        latency_plots.by_length(folder / "draft-step.png", found["draft"], lines_of="B")
     if found["target"]:
         single = [m for m in found["target"] if m.at["B"] == 1]
-        latency_plots.by_length(folder / "verification.png", single, lines="gamma")
+        latency_plots.by_length(folder / "verification.png", single, lines_of="gamma")
     if found["stages"]:
         latency_plots.stages(folder / "stages.png", found["stages"])
     if found["captions"]:

@@ -235,7 +235,6 @@ def plot(folder: Path, options: Options, report: dict[str, Any]) -> None:
             trade_off(
                 folder / name,
                 [TradeOff(s.k, s.delta, p.table["tau"], p.quality[metric]["value"]) for s, p in points.items()],
-                speed="mean accepted length (tau)",
                 quality=metric,
                 higher_is_better=metric not in LOWER_IS_BETTER,
                 references={

@@ -45,46 +45,38 @@ class Static:
             if path[-1] and (*path[:-1], path[-1] - 1) not in known:
                 raise UserError(f"choice {list(path)} skips a sibling", cure="ranks under a node count up from 0")
         self.num_levels, self.max_nodes = len(self.choices[-1]), len(self.choices)
+        self._inner = {path[:-1] for path in self.choices}  # paths that have children
 
     def start(self) -> None:
         return None
 
     def grow(self, root: Tensor, expand: Expand, draw: Draw, *, max_levels: int) -> Tree:
-        index: dict[tuple[int, ...], int] = {(): ROOT}
-        parents: list[int] = []
-        slots: list[int] = []
-        tokens: list[Tensor] = []
+        tokens: dict[tuple[int, ...], Tensor] = {}  # in the order of `choices`
+        slots: dict[tuple[int, ...], int] = {}  # of what the drafter expanded
         probs: list[Tensor] = []
         rows: list[int] = []
         frontier: list[tuple[int, ...]] = [()]
-        q, num_slots = root[None], 0
-        for level in range(1, min(self.num_levels, max_levels) + 1):
-            here = [path for path in self.choices if len(path) == level]
+        q, levels = root[None], min(self.num_levels, max_levels)
+        for level in range(1, levels + 1):
+            newest = [path for path in self.choices if len(path) == level]
             for row, parent in enumerate(frontier):
-                children = [path for path in here if path[:-1] == parent]
-                drawn = draw(q[row : row + 1], len(children))[0] if children else None
-                for rank, path in enumerate(children):
-                    assert drawn is not None
-                    index[path] = len(parents)
-                    parents.append(index[parent])
-                    tokens.append(drawn[rank])
-                    slots.append(ROOT)
-                    rows.append(len(probs))
-                if children and draw.sampled:
+                children = [path for path in newest if path[:-1] == parent]
+                tokens |= zip(children, draw(q[row : row + 1], len(children))[0], strict=True)
+                if draw.sampled:
+                    rows += [len(probs)] * len(children)
                     probs.append(q[row])
-            inner = {path[:-1] for path in self.choices if len(path) == level + 1}
-            frontier = [path for path in here if path in inner]
-            if not frontier or level == max_levels:
+            frontier = [path for path in newest if path in self._inner]
+            if not frontier or level == levels:
                 break
-            nodes = [index[path] for path in frontier]
-            parent_slots = [slots[parents[n]] if parents[n] != ROOT else ROOT for n in nodes]
-            q = expand(parent_slots, torch.stack([tokens[n] for n in nodes]))
-            for node in nodes:
-                slots[node], num_slots = num_slots, num_slots + 1
-        joined = torch.stack(tokens) if tokens else torch.empty(0, dtype=torch.int64, device=root.device)
-        if not draw.sampled or not probs:
-            return Tree(joined, tuple(parents), tuple(slots))
-        return Tree(joined, tuple(parents), tuple(slots), torch.stack(probs), tuple(rows))
+            q = expand([slots.get(path[:-1], ROOT) for path in frontier], torch.stack([tokens[p] for p in frontier]))
+            slots |= {path: slot for slot, path in enumerate(frontier, len(slots))}
+        index = {path: node for node, path in enumerate(tokens)} | {(): ROOT}
+        joined = torch.stack([*tokens.values()]) if tokens else torch.empty(0, dtype=torch.int64, device=root.device)
+        parents = tuple(index[path[:-1]] for path in tokens)
+        slot_of = tuple(slots.get(path, ROOT) for path in tokens)
+        if not probs:
+            return Tree(joined, parents, slot_of)
+        return Tree(joined, parents, slot_of, torch.stack(probs), tuple(rows))
 
     def observe(self, verified: Verified) -> None:
         return None

@@ -1,6 +1,6 @@
 """Quality of generated images: FID, CLIP score, precision and recall, inception score, HPS v2.1, aesthetic score."""
 
-from .extractors import Extractor, Features, PairExtractor
+from .extractors import Extractor, Features
 from .measure import LOWER_IS_BETTER, Measured, QualityConfig, check, measure
 from .pictures import Folder, as_is
 
@@ -10,7 +10,6 @@ __all__ = [
     "Features",
     "Folder",
     "Measured",
-    "PairExtractor",
     "QualityConfig",
     "as_is",
     "check",

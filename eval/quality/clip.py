@@ -17,7 +17,7 @@ from torch import Tensor
 from torch.nn import functional as F
 from transformers import AutoTokenizer, CLIPConfig, CLIPModel, PreTrainedTokenizerBase
 
-from .extractors import Extractor, PairExtractor, standardize
+from .extractors import Extractor, standardize
 from .pictures import Picture, crop_bicubic, crop_lanczos, pad_bicubic
 from .weights import WeightName, load_state, read_state, unfit
 
@@ -39,7 +39,7 @@ VIT_H: dict[str, Any] = {
 }  # fmt: skip
 
 
-def clip_pair(folder: Path, device: torch.device | str) -> PairExtractor:
+def clip_pair(folder: Path, device: torch.device | str) -> Extractor:
     """CLIP for the CLIP score; the result names the folder. Raises `UserError` where it holds no CLIP model."""
     model = _load_clip(folder, "clip", device)
     tokenizer, side = _load_tokenizer(folder, model), _side(model)
@@ -47,12 +47,10 @@ def clip_pair(folder: Path, device: torch.device | str) -> PairExtractor:
     def prepare(picture: Picture) -> Picture:
         return crop_bicubic(crop_lanczos(picture, CROP), side)
 
-    return PairExtractor(folder.name, prepare, partial(embed_images, model), partial(embed_texts, model, tokenizer))
+    return Extractor(folder.name, prepare, partial(embed_images, model), partial(embed_texts, model, tokenizer))
 
 
-def hps_pair(
-    path: Path, clip_folder: Path, device: torch.device | str, config: dict[str, Any] = VIT_H
-) -> PairExtractor:
+def hps_pair(path: Path, clip_folder: Path, device: torch.device | str, config: dict[str, Any] = VIT_H) -> Extractor:
     """HPS v2.1 (Wu et al. 2023): a CLIP ViT-H/14 tuned on human choices.
 
     Args:
@@ -65,7 +63,7 @@ def hps_pair(
         model = CLIPModel(CLIPConfig(**config)).eval()
     load_state(model, transformers_names(read_state(path, "hpsv2")), path, "hpsv2")
     tokenizer = _load_tokenizer(clip_folder, model)
-    return PairExtractor(
+    return Extractor(
         path.stem,
         partial(pad_bicubic, side=_side(model)),
         partial(embed_images, model),

@@ -31,7 +31,7 @@ class Embeddings(Protocol):
 
 @dataclass(frozen=True)
 class Extractor:
-    """A network that sees pictures only.
+    """A network that sees pictures, and for `clip` and `hpsv2` texts, too.
 
     Features for `fid` and `precision_recall`, logits of classes for `inception_score`, one score for `aesthetic`.
     """
@@ -39,21 +39,12 @@ class Extractor:
     name: str  # stands in every result
     prepare: Callable[[Picture], Picture]  # uint8 [H,W,3] to uint8 [S,S,3], the same S for all
     features: Features
-
-
-@dataclass(frozen=True)
-class PairExtractor:
-    """A network that sees pictures and texts, for `clip` and `hpsv2`."""
-
-    name: str
-    prepare: Callable[[Picture], Picture]
-    features: Features
-    texts: Embeddings
+    texts: Embeddings | None = None
 
 
 @torch.inference_mode()
 def extract(
-    extractor: Extractor | PairExtractor, pictures: Sequence[Picture], *, batch_size: int, device: torch.device | str
+    extractor: Extractor, pictures: Sequence[Picture], *, batch_size: int, device: torch.device | str
 ) -> Tensor:
     """Features of all pictures, [n,D] float32 on the CPU. Pictures are read batch by batch."""
     parts = []
@@ -68,8 +59,9 @@ def extract(
 
 
 @torch.inference_mode()
-def embed(extractor: PairExtractor, texts: Sequence[str], *, batch_size: int) -> Tensor:
+def embed(extractor: Extractor, texts: Sequence[str], *, batch_size: int) -> Tensor:
     """Embeddings of all texts, [n,D] float32 on the CPU."""
+    assert extractor.texts is not None, f"{extractor.name} does not read texts"
     return torch.cat(
         [extractor.texts(texts[i : i + batch_size]).float().cpu() for i in range(0, len(texts), batch_size)]
     )

@@ -17,15 +17,14 @@ from ...core.errors import UserError
 from ...core.section import Section
 from . import statistics
 from .clip import aesthetic_scores, clip_pair, hps_pair
-from .extractors import Extractor, PairExtractor, embed, extract
-from .inception import class_logits, fid_features, load_inception
+from .convolutional import class_logits, fid_features, load_inception, vgg_features
+from .extractors import Extractor, embed, extract
 from .pictures import Folder, Picture
-from .vgg import vgg_features
 from .weights import NEEDS, Metric, WeightName, find
 
 PREFIX = "A photo depicts "  # of the CLIP score (Hessel et al. 2021, section 3); HPS v2 reads the caption alone
 LOWER_IS_BETTER = ("fid", "fid_of_reader")  # of all results; a distance by other features has a name of its own
-Extractors = Mapping[Metric, Extractor | PairExtractor]
+Extractors = Mapping[Metric, Extractor]
 
 
 class QualityConfig(Section):
@@ -116,9 +115,7 @@ def measure(
     return results
 
 
-def load(
-    metric: Metric, weights: Mapping[WeightName, str], device: torch.device | str = "cpu"
-) -> Extractor | PairExtractor:
+def load(metric: Metric, weights: Mapping[WeightName, str], device: torch.device | str = "cpu") -> Extractor:
     """The published network of a metric. Raises `UserError` where its weights are missing or are something else."""
     paths = [find(metric, name, weights) for name in NEEDS[metric]]
     match metric:
@@ -146,7 +143,7 @@ class _Task:
     batch_size: int
     device: torch.device | str
 
-    def run(self, metric: Metric, network: Extractor | PairExtractor) -> dict[str, Measured]:
+    def run(self, metric: Metric, network: Extractor) -> dict[str, Measured]:
         n, generated = len(self.images), self._features(network, self.images)
         name = network.name
         match metric:
@@ -176,11 +173,10 @@ class _Task:
                 value, error = statistics.mean_and_error(generated.flatten().double())
                 return {metric: Measured(value, n, f"aesthetic score ({name})", error)}
 
-    def _features(self, network: Extractor | PairExtractor, pictures: Sequence[Picture]) -> Tensor:
+    def _features(self, network: Extractor, pictures: Sequence[Picture]) -> Tensor:
         return extract(network, pictures, batch_size=self.batch_size, device=self.device)
 
-    def _agreement(self, network: Extractor | PairExtractor, generated: Tensor, prefix: str, what: str) -> Measured:
-        assert isinstance(network, PairExtractor), f"{network.name} does not read texts"
+    def _agreement(self, network: Extractor, generated: Tensor, prefix: str, what: str) -> Measured:
         texts = embed(network, [prefix + caption for caption in self.captions], batch_size=self.batch_size)
         value, error = statistics.mean_and_error(statistics.cosines(generated, texts))
         return Measured(value, len(generated), what, error)

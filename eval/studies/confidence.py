@@ -7,7 +7,9 @@ confidence, autocorrelation of the entropy: its Figure 2) and the rates that the
 from __future__ import annotations
 
 import statistics
-from collections.abc import Iterable, Sequence
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
 from typing import NamedTuple
 
 from torch import Tensor
@@ -16,6 +18,9 @@ from ...models.decoding.tree import ROOT, Tree
 from ..policies import Draw, Expand, TreePolicy
 from ..policies.confidence import Drafted, confidence
 from ..rules import Verified
+from ..style import COLORS, GREY, lines, one_panel, save, styled
+
+BINS, LAGS = 10, 10  # of the two figures
 
 
 class Reached(NamedTuple):
@@ -41,24 +46,10 @@ class Watched:
 
     def __init__(self, policy: TreePolicy, *, top_k: int = 10):
         self.policy, self.top_k = policy, top_k
+        self.name, self.prunes_by_token = policy.name, policy.prunes_by_token
+        self.num_levels, self.max_nodes = policy.num_levels, policy.max_nodes
         self.requests: list[list[Reached]] = []
         self._drafted: Drafted | None = None
-
-    @property
-    def name(self) -> str:
-        return self.policy.name
-
-    @property
-    def prunes_by_token(self) -> bool:
-        return self.policy.prunes_by_token
-
-    @property
-    def num_levels(self) -> int:
-        return self.policy.num_levels
-
-    @property
-    def max_nodes(self) -> int:
-        return self.policy.max_nodes
 
     def start(self) -> None:
         self.requests.append([])
@@ -99,16 +90,16 @@ class Bin(NamedTuple):
     any: float  # where some child stood
 
 
-def by_confidence(places: Iterable[Reached], *, bins: int = 10) -> list[Bin]:
+def by_confidence(places: Iterable[Reached]) -> list[Bin]:
     """Acceptance against confidence, the premise of SAGE; bins without a place are left out."""
-    groups: list[list[Reached]] = [[] for _ in range(bins)]
+    groups: list[list[Reached]] = [[] for _ in range(BINS)]
     for place in places:
         if place.confidence is not None:
-            groups[min(bins - 1, int(place.confidence * bins))].append(place)
+            groups[min(BINS - 1, int(place.confidence * BINS))].append(place)
     return [
         Bin(
-            number / bins,
-            (number + 1) / bins,
+            number / BINS,
+            (number + 1) / BINS,
             len(group),
             sum(place.accepted == 0 for place in group) / len(group),
             sum(place.accepted is not None for place in group) / len(group),
@@ -124,14 +115,14 @@ class Lag(NamedTuple):
     pairs: int
 
 
-def entropy_autocorrelation(requests: Iterable[Sequence[Reached]], *, lags: int = 10) -> list[Lag]:
+def entropy_autocorrelation(requests: Iterable[Sequence[Reached]]) -> list[Lag]:
     """Of the entropy at the root from cycle to cycle (Figure 2); pairs of one request each, pooled.
 
     A lag without two different values has no correlation and is left out.
     """
     series = [[p.entropy for p in places if p.depth == 0 and p.entropy is not None] for places in requests]
     found = []
-    for lag in range(1, lags + 1):
+    for lag in range(1, LAGS + 1):
         pairs = [pair for values in series for pair in zip(values, values[lag:], strict=False)]
         first, second = [a for a, _ in pairs], [b for _, b in pairs]
         if len(set(first)) > 1 and len(set(second)) > 1:
@@ -144,14 +135,43 @@ def rates_by_rank(places: Iterable[Reached], *, levels: int, width: int) -> list
 
     None where no place had one: it was not measured.
     """
-    offered = [[0] * width for _ in range(levels)]
-    stood = [[0] * width for _ in range(levels)]
+    offered: Counter[tuple[int, int]] = Counter()
+    stood: Counter[tuple[int, int]] = Counter()
     for place in places:
-        if place.depth < levels:
-            for rank in range(min(width, place.children)):
-                offered[place.depth][rank] += 1
-                stood[place.depth][rank] += place.accepted == rank
+        for rank in range(place.children):
+            offered[place.depth, rank] += 1
+            stood[place.depth, rank] += place.accepted == rank
     return [
-        [s / o if o else None for s, o in zip(stood_at, offered_at, strict=True)]
-        for stood_at, offered_at in zip(stood, offered, strict=True)
+        [stood[depth, rank] / of if (of := offered[depth, rank]) else None for rank in range(width)]
+        for depth in range(levels)
     ]
+
+
+@styled
+def plot_acceptance(path: Path, drafters: Mapping[str, Sequence[Bin]]) -> None:
+    """Share of places where the likeliest child stood, and (dashed) where any did, by the draft's confidence there."""
+    assert len(drafters) <= len(COLORS), f"{len(drafters)} drafters, and {len(COLORS)} colours"
+    figure, panel = one_panel((5.6, 3.6))
+    most = max((b.places for bins in drafters.values() for b in bins), default=1)
+    for color, (name, bins) in zip(COLORS, drafters.items(), strict=False):
+        xs, sizes = [(b.low + b.high) / 2 for b in bins], [8 + 60 * b.places / most for b in bins]
+        panel.plot(xs, [b.likeliest for b in bins], "-", color=color, label=name)
+        panel.scatter(xs, [b.likeliest for b in bins], sizes, color=color)
+        panel.plot(xs, [b.any for b in bins], "--", color=color, linewidth=1)
+    panel.set(xlabel="confidence of the draft's distribution", ylabel="share accepted", xlim=(0, 1), ylim=(0, 1.02))
+    panel.grid(alpha=0.25)
+    panel.set_title("accepted: likeliest child (line), any child (dashed); dots by number of places")
+    panel.legend(loc="lower right")
+    save(figure, path)
+
+
+@styled
+def plot_autocorrelation(path: Path, drafters: Mapping[str, Sequence[Lag]]) -> None:
+    """Pearson's correlation of the draft's entropy between cycles (SAGE, figure 2)."""
+    figure, panel = one_panel((5.6, 3.2))
+    lines(panel, {name: ([lag.lag for lag in of], [lag.correlation for lag in of]) for name, of in drafters.items()})
+    panel.axhline(0.0, color=GREY, linewidth=1)
+    panel.set(xlabel="cycles between the two", ylabel="correlation of the entropy")
+    panel.grid(alpha=0.25)
+    panel.legend()
+    save(figure, path)

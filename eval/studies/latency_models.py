@@ -161,10 +161,10 @@ def random_llava(
     """
     keys = ("hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads")
     settings = {"max_position_embeddings": 2048, "initializer_range": 0.03} | settings
-    language = LlamaConfig(**dict(zip(keys, text, strict=True)), vocab_size=ids.vocab_size, **settings)
-    vision = CLIPVisionConfig(**dict(zip(keys, tower, strict=True)), image_size=side, patch_size=patch)
+    language: Any = {"vocab_size": ids.vocab_size, **dict(zip(keys, text, strict=True)), **settings}
+    vision: Any = {"image_size": side, "patch_size": patch, **dict(zip(keys, tower, strict=True))}
     torch.manual_seed(seed)
-    return assemble(llava_config(language, vision, ids)).eval()
+    return assemble(llava_config(LlamaConfig(**language), CLIPVisionConfig(**vision), ids)).eval()
 
 
 # Memory

@@ -204,9 +204,10 @@ def image_sets(rows: Sequence[Row], methods: Sequence[str]) -> Table:
                       source="Sparrow, table 8", note=note, average=True)  # fmt: skip
 
 
-def sage_sets(rows: Sequence[Row], methods: Sequence[str], *, title: str = "Sets, as SAGE counts") -> Table:
+def sage_sets(rows: Sequence[Row], methods: Sequence[str]) -> Table:
     """tau without the bonus, tokens/s and speedup, under plain decoding."""
-    return methods_by(rows, of_benchmark, (SAGE_TAU, SAGE_TOKENS, SAGE_SPEEDUP), methods, title=title,
+    numbers = (SAGE_TAU, SAGE_TOKENS, SAGE_SPEEDUP)
+    return methods_by(rows, of_benchmark, numbers, methods, title="Sets, as SAGE counts",
                       source="SAGE, tables 1 to 5", note=SAGE_NOTE, plain=True)  # fmt: skip
 
 

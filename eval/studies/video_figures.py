@@ -9,11 +9,9 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from ..style import BLUE, COLORS, GREY, INK, ORANGE, PALE, WIDEST, one_panel, panel_grid, save, styled
+from ..style import BLUE, COLORS, GREY, INK, ORANGE, PALE, WIDEST, lines, one_panel, panel_grid, save, stacked, styled
 from ..summary import Summary
 from .visual_tokens import KINDS, THRESHOLD
-
-MARKERS = ("o", "s", "^", "D", "v", "P", "X")
 
 
 @styled
@@ -26,15 +24,14 @@ def tau_by_visual_tokens(
         methods: `video.by_visual_tokens`.
         trained_to: visual tokens of the longest inputs that heads were trained on.
     """
-    assert len(methods) <= len(COLORS), f"{len(methods)} methods, and {len(COLORS)} colours"
     figure, panels = panel_grid(1, 2, (WIDEST, 3.3))
     left, right = panels[0]
-    for color, marker, (name, cells) in zip(COLORS, MARKERS, methods.items(), strict=False):
-        xs = [c.visual_tokens for c in cells]
+    tokens = {name: [c.visual_tokens for c in cells] for name, cells in methods.items()}
+    for color, (name, cells) in zip(COLORS, methods.items(), strict=False):
         low, high = zip(*(c.tau_interval for c in cells), strict=True)
-        left.fill_between(xs, low, high, color=color, alpha=0.15, linewidth=0)
-        left.plot(xs, [c.tau for c in cells], "-", marker=marker, color=color, label=name, markeredgecolor="white")
-        right.plot(xs, [c.T_q_ms for c in cells], "-", marker=marker, color=color, markeredgecolor="white")
+        left.fill_between(tokens[name], low, high, color=color, alpha=0.15, linewidth=0)
+    lines(left, {name: (tokens[name], [c.tau for c in cells]) for name, cells in methods.items()})
+    lines(right, {name: (tokens[name], [c.T_q_ms for c in cells]) for name, cells in methods.items()})
     left.set(ylabel="tau (tokens a target pass)", title="what a cycle emits")
     right.set(ylabel="one draft step (ms)", title="what drafting costs")
     longest = max(c.visual_tokens for cells in methods.values() for c in cells)
@@ -48,35 +45,25 @@ def tau_by_visual_tokens(
         left.annotate("longer than trained on", (trained_to, 0), xytext=(4, 4), textcoords="offset points",
                       fontsize=8, color=GREY)  # fmt: skip
     left.axhline(1.0, color=GREY, linestyle="--", linewidth=1)
-    figure.legend(loc="outside lower center", ncol=min(len(methods), 4))
+    figure.legend(*left.get_legend_handles_labels(), loc="outside lower center", ncol=min(len(methods), 4))
     if title:
         figure.suptitle(title)
     save(figure, path)
 
 
 @styled
-def attention_bars(path: Path, shares: Mapping[str, Mapping[str, float]], *, title: str = "") -> None:
+def attention_bars(path: Path, shares: Mapping[str, Mapping[str, float]]) -> None:
     """Where a draft looks from the last instruction token, a bar for each length or drafter (Sparrow, figure 2)."""
     figure, panel = one_panel((6.4, 0.42 * len(shares) + 1.5))
-    bars = {}
-    for place, found in enumerate(shares.values()):
-        end = 0.0
-        for color, kind in zip(COLORS, KINDS, strict=False):
-            bars[kind] = panel.barh(place, found[kind], left=end, height=0.62, color=color)
-            if found[kind] > 0.06:
-                panel.text(end + found[kind] / 2, place, f"{found[kind]:.0%}", ha="center", va="center", fontsize=8,
-                           color="white" if color == BLUE else "black")  # fmt: skip
-            end += found[kind]
-    panel.set_yticks(range(len(shares)), list(shares))
-    panel.invert_yaxis()
-    panel.set(xlabel="share of the last instruction token's attention", xlim=(0, 1), title=title)
-    panel.tick_params(axis="y", length=0)
-    figure.legend(bars.values(), bars.keys(), loc="outside lower center", ncol=len(KINDS))
+    parts = {name: [of[kind] for kind in KINDS] for name, of in shares.items()}
+    handles = stacked(panel, parts, COLORS, shown=".0%", least=0.06)
+    panel.set(xlabel="share of the last instruction token's attention", xlim=(0, 1))
+    figure.legend(handles, KINDS, loc="outside lower center", ncol=len(KINDS))
     save(figure, path)
 
 
 @styled
-def attention_map(path: Path, shares: Sequence[Sequence[float]], *, bridge: int | None = None, title: str = "") -> None:
+def attention_map(path: Path, shares: Sequence[Sequence[float]], *, bridge: int | None = None) -> None:
     """How much of the last prompt token's attention visual tokens get, layer by layer and head (Sparrow, figure 3b).
 
     Args:
@@ -91,15 +78,13 @@ def attention_map(path: Path, shares: Sequence[Sequence[float]], *, bridge: int 
         panel.axhline(bridge - 0.5, color="white", linestyle="--", linewidth=1)
         panel.annotate("m*", (1, bridge - 0.5), xycoords=("axes fraction", "data"), xytext=(-3, 3), ha="right",
                        textcoords="offset points", fontsize=8, color="white")  # fmt: skip
-    panel.set(xlabel="attention heads, the strongest first", ylabel="layer", title=title)
+    panel.set(xlabel="attention heads, the strongest first", ylabel="layer")
     figure.colorbar(image, ax=panel, label="attention to visual tokens")
     save(figure, path)
 
 
 @styled
-def importance_curve(
-    path: Path, accuracy: Mapping[str, Mapping[int, float]], *, bridge: int | None = None, title: str = ""
-) -> None:
+def importance_curve(path: Path, accuracy: Mapping[str, Mapping[int, float]], *, bridge: int | None = None) -> None:
     """Right answers where visual tokens are unseen from a layer on; dashed: seeing all (Sparrow, figures 3a and 5).
 
     Args:
@@ -107,22 +92,18 @@ def importance_curve(
         bridge: the layer whose states the head reads at visual places (m*).
     """
     figure, panel = one_panel((6.4, 3.3))
-    for color, marker, (name, found) in zip(COLORS, MARKERS, accuracy.items(), strict=False):
-        layers = sorted(found)
-        panel.plot(layers, [found[layer] for layer in layers], "-", marker=marker, color=color, label=name,
-                   markeredgecolor="white")  # fmt: skip
-        panel.axhline(found[layers[-1]], color=color, linestyle="--", linewidth=1, alpha=0.7)
+    lines(panel, {name: (sorted(of), [of[layer] for layer in sorted(of)]) for name, of in accuracy.items()})
+    for color, of in zip(COLORS, accuracy.values(), strict=False):
+        panel.axhline(of[max(of)], color=color, linestyle="--", linewidth=1, alpha=0.7)
     _bridge(panel, bridge)
-    panel.set(xlabel="visual tokens are unseen from this layer on", ylabel="right answers", ylim=(0, 1.04), title=title)
+    panel.set(xlabel="visual tokens are unseen from this layer on", ylabel="right answers", ylim=(0, 1.04))
     panel.grid(alpha=0.25)
     panel.legend(loc="lower right")
     save(figure, path)
 
 
 @styled
-def retention_curve(
-    path: Path, found: Mapping[str, Sequence[float]], *, bridge: int | None = None, title: str = ""
-) -> None:
+def retention_curve(path: Path, found: Mapping[str, Sequence[float]], *, bridge: int | None = None) -> None:
     """Cosine of states with their embeddings, layer by layer (Sparrow, figure 6)."""
     figure, panel = one_panel((6.4, 3.3))
     colors = {"visual": ORANGE, "text": BLUE}
@@ -131,7 +112,7 @@ def retention_curve(
     panel.axhline(THRESHOLD, color=GREY, linestyle=":", linewidth=1)
     _bridge(panel, bridge)
     lowest = min(min(values) for values in found.values())
-    panel.set(xlabel="layer", ylabel="cosine with the embedding", ylim=(min(0.0, 1.1 * lowest), 1.04), title=title)
+    panel.set(xlabel="layer", ylabel="cosine with the embedding", ylim=(min(0.0, 1.1 * lowest), 1.04))
     panel.grid(alpha=0.25)
     panel.legend(loc="upper right")
     save(figure, path)

@@ -62,30 +62,6 @@ def target_visual_attention(target: Any, request: Request) -> Tensor:
 
 
 @torch.inference_mode()
-def draft_shares(target: Any, drafter: Drafter, request: Request, warp: Warp = Warp(0.0)) -> dict[Kind, float]:  # noqa: B008
-    """Where a drafter looks from the prompt's last token, as shares over kinds: means over its heads and layers.
-
-    It is observed while it takes in the prompt: nothing is asked of how it is built, but that it attends through
-    `scaled_dot_product_attention`, to the target's places, a head's slots, or either without the visual ones. Drafters
-    that rewrite or prune the prompt have other places.
-    """
-    _, step = target.prefill(request, drafter.taps, capacity=8)
-    assert step.prompt is not None and step.prompt.modality is not None, "the target tells of its prompt"
-    kinds = kinds_of(step.prompt.modality[0].cpu())
-    with _observed() as calls:
-        drafter.start(request, step, warp, capacity=8)
-    # A slot of a head is named after its token, the one behind its place; a head that skips visual slots has the rest.
-    text = kinds != KINDS.index("visual")
-    by_length = {len(found): found for found in (kinds[1:][text[1:]], kinds[text], kinds[1:], kinds)}
-    seen = [(weights, by_length[weights.shape[-1]]) for weights in calls if weights.shape[-1] in by_length]
-    assert seen, f"no pass over the prompt of {len(kinds)} places among keys {[w.shape[-1] for w in calls]}"
-    # Chunks and other models (a tower) come before: the last passes are over all slots.
-    longest = max(weights.shape[-1] for weights, _ in seen)
-    shares = [attention_shares(w.mean((0, 1)), k) for w, k in seen if w.shape[-1] == longest]
-    return {kind: float(torch.stack([share[kind] for share in shares]).mean()) for kind in KINDS}
-
-
-@torch.inference_mode()
 def head_shares(target: Any, head: Drafter, request: Request) -> dict[Kind, float]:
     """Where a hidden-state head looks from the first token behind the prompt, which is text, as shares over kinds.
 
@@ -221,10 +197,10 @@ def retention(target: Any, requests: Sequence[Request]) -> dict[str, list[float]
     return {kind: (sums[kind] / count).tolist() for kind, count in counts.items() if count}
 
 
-def fused_from(values: Sequence[float], threshold: float = THRESHOLD) -> int | None:
-    """The first layer from which on retention stays below the threshold; None where it never does.
+def fused_from(values: Sequence[float]) -> int | None:
+    """The first layer from which on retention stays below `THRESHOLD`; None where it never does.
 
     The paper's reading of the curve; what m* should be, it takes from the middle of the layers instead.
     """
-    layer = next((i for i in reversed(range(len(values))) if values[i] >= threshold), -1) + 1
+    layer = next((i for i in reversed(range(len(values))) if values[i] >= THRESHOLD), -1) + 1
     return layer if layer < len(values) else None

@@ -9,12 +9,11 @@ import pytest
 import torch
 import transformers
 from draftsmith.core.errors import UserError
-from draftsmith.eval.quality import Extractor, Folder, PairExtractor, QualityConfig, as_is, check, measure, statistics
+from draftsmith.eval.quality import Extractor, Folder, QualityConfig, as_is, check, measure, statistics
 from draftsmith.eval.quality.clip import VIT_H, aesthetic_scores, clip_pair, hps_pair
+from draftsmith.eval.quality.convolutional import Vgg16, class_logits, fid_features, load_inception, vgg_features
 from draftsmith.eval.quality.extractors import extract
-from draftsmith.eval.quality.inception import class_logits, fid_features, load_inception
 from draftsmith.eval.quality.pictures import clean_resize, crop_bicubic, crop_lanczos, pad_bicubic, squash_bilinear
-from draftsmith.eval.quality.vgg import Vgg16, vgg_features
 from draftsmith.eval.quality.weights import NEEDS, SOURCES, load_state
 from PIL import Image
 from pydantic import ValidationError
@@ -503,7 +502,7 @@ def test_a_folder_without_tokenizer_or_tower_is_refused(clip_folder, tmp_path):
     ],
 )
 def test_missing_inputs_are_refused(metric, arguments, message, rng):
-    extractors = {metric: PairExtractor("none", as_is, lambda images: images, lambda texts: torch.zeros(1))}
+    extractors = {metric: Extractor("none", as_is, lambda images: images, lambda texts: torch.zeros(1))}
     with pytest.raises(UserError, match=message):
         measure(QualityConfig(metrics=(metric,)), pictures(rng, 2), extractors=extractors, **arguments)
     with pytest.raises(UserError, match="no generated images"):

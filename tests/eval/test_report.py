@@ -37,7 +37,7 @@ def test_two_trainings_over_seeds_are_compared():
 
 def test_files(tmp_path):
     section = ReportSection("Where heads look", (Figure("a.png", "Shares."),), "attention", {"M": 0.5})
-    found = build(measured_rows(), about={"device": "CPU"}, methods=METHODS).with_sections(section)
+    found = build(measured_rows(), about={"device": "CPU"}, methods=METHODS, sections=[section])
     write(tmp_path, found, measured_rows())
     data = json.loads((tmp_path / "report.json").read_text())
     assert data["version"] == 2 and data["about"] == {"device": "CPU"} and data["sections"][0]["data"] == {"M": 0.5}

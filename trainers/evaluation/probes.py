@@ -29,7 +29,7 @@ from ...eval.loop import Decoding, generate
 from ...eval.policies import Draw
 from ...eval.rows import Row
 from ...eval.rules import RULES
-from ...eval.studies import confidence_figures, video_figures, visual_tokens
+from ...eval.studies import confidence, video_figures, visual_tokens
 from ...eval.studies.confidence import Watched, by_confidence, entropy_autocorrelation, rates_by_rank
 from ...eval.studies.drawn import AnalysisConfig
 from ...eval.studies.planner import Costs, Plan, plan
@@ -164,8 +164,8 @@ class Probing:
         for start in range(0, len(watched), len(COLORS)):
             end = f"-{start // len(COLORS) + 1}.png" if start else ".png"
             shown = watched[start : start + len(COLORS)]
-            confidence_figures.acceptance_by_confidence(self._path("confidence" + end), {n: bins[n] for n in shown})
-            confidence_figures.entropy_autocorrelation(self._path("entropy" + end), {n: lags[n] for n in shown})
+            confidence.plot_acceptance(self._path("confidence" + end), {n: bins[n] for n in shown})
+            confidence.plot_autocorrelation(self._path("entropy" + end), {n: lags[n] for n in shown})
             content += [Figure(f"confidence{end}", "Accepted by confidence."),
                         Figure(f"entropy{end}", "Entropy over cycles.")]  # fmt: skip
         content.append("The best static tree by the rates and times that were measured (eval/planner.py); a proposal, "

@@ -10,26 +10,36 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from matplotlib.lines import Line2D
-from matplotlib.patches import Patch
 from torch import Tensor
 
 from ...rows import PLAIN
-from ...style import BLUE, COLORS, GREEN, GREY, INK, ORANGE, WIDEST, one_panel, panel_grid, save, styled, wrapped
+from ...style import (
+    BLUE,
+    COLORS,
+    GREEN,
+    GREY,
+    INK,
+    MARKERS,
+    ORANGE,
+    WIDEST,
+    errors,
+    one_panel,
+    panel_grid,
+    save,
+    stacked,
+    styled,
+    wrapped,
+)  # fmt: skip
 from ...summary import Summary
-
-MARKERS = ("o", "s", "^", "D", "v", "P")
 
 
 @styled
-def acceptance_grid(
-    path: Path, accept: Tensor, ks: Sequence[int], deltas: Sequence[float], *, exact: float, what: str = ""
-) -> None:
+def acceptance_grid(path: Path, accept: Tensor, ks: Sequence[int], deltas: Sequence[float], *, exact: float) -> None:
     """Mean acceptance probability of a cycle's first draft under LANTERN (LANTERN, table 1).
 
     Args:
         accept: [K,E].
         exact: the same without relaxation (EAGLE-2's).
-        what: measured on which pictures.
     """
     figure, panel = one_panel((0.95 * len(deltas) + 1.3, 0.5 * len(ks) + 1.2))
     top = max(float(accept.max()), exact + 1e-6)
@@ -45,14 +55,14 @@ def acceptance_grid(
     panel.set_yticks([place + 0.5 for place in range(len(ks))], [str(k) for k in ks])
     panel.invert_yaxis()
     panel.set(xlabel="delta, the bound on the mass lent", ylabel="k, nearest codes")
-    panel.set_title(f"first draft accepted (exact rule: {exact:.3f})" + (f"\n{what}" if what else ""))
+    panel.set_title(f"first draft accepted (exact rule: {exact:.3f})")
     panel.tick_params(length=0)
     panel.spines[:].set_visible(False)
     save(figure, path)
 
 
 @styled
-def initialisations(path: Path, methods: Mapping[str, Summary], *, title: str = "") -> None:
+def initialisations(path: Path, methods: Mapping[str, Summary]) -> None:
     """tau, mean depth and speedup of ADT-Tree's ways to start a tree, or of any methods (ADT-Tree, figure 8)."""
     names = list(methods)
     labels = wrapped(names)
@@ -62,7 +72,7 @@ def initialisations(path: Path, methods: Mapping[str, Summary], *, title: str = 
     for panel, color, (key, spread, label) in zip(panels[0], COLORS, columns, strict=False):
         values = [float(getattr(methods[name], key)) for name in names]
         ends = None if spread is None else [getattr(methods[name], spread) for name in names]
-        error = None if ends is None else _errors(values, ends)
+        error = None if ends is None else errors(values, ends)
         panel.barh(labels, values, height=0.62, color=color, xerr=error, error_kw={"ecolor": INK, "capsize": 2})
         top = values if ends is None else [max(v, high) for v, (_, high) in zip(values, ends, strict=True)]
         for place, (value, end) in enumerate(zip(values, top, strict=True)):
@@ -72,8 +82,6 @@ def initialisations(path: Path, methods: Mapping[str, Summary], *, title: str = 
         panel.set(xlabel=label, xlim=(0, 1.2 * max(*top, 1.0)))
         panel.tick_params(axis="y", length=0)
     panels[0][0].invert_yaxis()
-    if title:
-        figure.suptitle(title)
     save(figure, path)
 
 
@@ -83,7 +91,7 @@ class TradeOff:
 
     k: int
     delta: float
-    speed: float  # tau, or a speedup
+    tau: float
     quality: float
 
 
@@ -92,26 +100,25 @@ def trade_off(
     path: Path,
     points: Sequence[TradeOff],
     *,
-    speed: str,
     quality: str,
     higher_is_better: bool,
     references: Mapping[str, tuple[float, float]] | None = None,
 ) -> None:
-    """Quality against speed: a colour and line for each k, a mark for each delta (LANTERN, figure 5).
+    """Quality against tau: a colour and line for each k, a mark for each delta (LANTERN, figure 5).
 
     Args:
-        speed, quality: what the axes show.
-        references: name -> (speed, quality) of methods without k and delta.
+        quality: the metric's name.
+        references: name -> (tau, quality) of methods without k and delta.
     """
     figure, panel = one_panel((6.4, 3.8))
     ks, deltas = sorted({p.k for p in points}), sorted({p.delta for p in points})
     assert len(ks) <= len(COLORS) and len(deltas) <= len(MARKERS), (ks, deltas)
     for color, k in zip(COLORS, ks, strict=False):
         line = sorted((p for p in points if p.k == k), key=lambda p: p.delta)
-        panel.plot([p.speed for p in line], [p.quality for p in line], "-", color=color, linewidth=1.2, alpha=0.7)
+        panel.plot([p.tau for p in line], [p.quality for p in line], "-", color=color, linewidth=1.2, alpha=0.7)
         for point in line:
             marker = MARKERS[deltas.index(point.delta)]
-            panel.plot(point.speed, point.quality, marker, color=color, markersize=7, markeredgecolor="white")
+            panel.plot(point.tau, point.quality, marker, color=color, markersize=7, markeredgecolor="white")
     for number, (name, (x, y)) in enumerate((references or {}).items()):
         panel.plot(x, y, "*", color=INK, markersize=11)
         # Above and below in turn: plain and exact decoding lie near one another.
@@ -122,43 +129,22 @@ def trade_off(
                 for i, d in enumerate(deltas)]  # fmt: skip
     panel.legend(handles=entries, loc="center left", bbox_to_anchor=(1.0, 0.5))
     better = "higher" if higher_is_better else "lower"
-    panel.set(xlabel=speed, ylabel=f"{quality} ({better} is better)")
+    panel.set(xlabel="mean accepted length (tau)", ylabel=f"{quality} ({better} is better)")
     panel.margins(0.12)
     panel.grid(alpha=0.25)
     save(figure, path)
 
 
 @styled
-def latency_bars(path: Path, methods: Mapping[str, Summary], *, title: str = "") -> None:
+def latency_bars(path: Path, methods: Mapping[str, Summary]) -> None:
     """Where a cycle's time goes, a row for each method under that of plain decoding (LANTERN, table 8)."""
-    names = [PLAIN, *methods]
-    figure, panel = one_panel((7.0, 0.42 * len(names) + 1.3))
-    bars = [(next(iter(methods.values())).T_p_ms, 0.0, 0.0)]
-    bars += [(s.target_ms, s.drafter_ms, s.rule_ms) for s in methods.values()]
-    widest = max(map(sum, bars))
-    for place, bar in enumerate(bars):
-        end = 0.0
-        for value, (color, _, ink) in zip(bar, _PARTS, strict=True):
-            panel.barh(place, value, left=end, height=0.62, color=color)
-            if value > 0.07 * widest:
-                panel.text(end + value / 2, place, f"{value:.1f}", ha="center", va="center", fontsize=8, color=ink)
-            end += value
-        panel.text(end + 0.01 * widest, place, f"{end:.1f}", va="center", fontsize=8, color=INK)
-    panel.set_yticks(range(len(names)), wrapped(names))
-    panel.invert_yaxis()
-    panel.set(xlabel="median times of a cycle (ms)", xlim=(0, 1.1 * widest), title=title)
-    panel.tick_params(axis="y", length=0)
-    entries = [Patch(color=color, label=label) for color, label, _ in _PARTS]
-    figure.legend(handles=entries, loc="outside lower center", ncol=3)
+    figure, panel = one_panel((7.0, 0.42 * (len(methods) + 1) + 1.3))
+    bars = {PLAIN: (next(iter(methods.values())).T_p_ms, 0.0, 0.0)}
+    bars |= {name: (s.target_ms, s.drafter_ms, s.rule_ms) for name, s in methods.items()}
+    handles = stacked(panel, bars, (BLUE, ORANGE, GREEN), shown=".1f", least=0.07)
+    widest = max(map(sum, bars.values()))
+    for row, parts in enumerate(bars.values()):
+        panel.text(sum(parts) + 0.01 * widest, row, f"{sum(parts):.1f}", va="center", fontsize=8, color=INK)
+    panel.set(xlabel="median times of a cycle (ms)", xlim=(0, 1.1 * widest))
+    figure.legend(handles, ("target", "drafter", "acceptance rule"), loc="outside lower center", ncol=3)
     save(figure, path)
-
-
-# Colour, name, and colour of the number on it.
-_PARTS = ((BLUE, "target", "white"), (ORANGE, "drafter", "black"), (GREEN, "acceptance rule", "white"))
-
-
-def _errors(values: Sequence[float], spreads: Sequence[Sequence[float]]) -> list[list[float]]:
-    """Distances below and above; a spread need not hold the value that it is of."""
-    low = [max(0.0, v - s[0]) for v, s in zip(values, spreads, strict=True)]
-    high = [max(0.0, s[1] - v) for v, s in zip(values, spreads, strict=True)]
-    return [low, high]

@@ -195,7 +195,7 @@ def _trade_offs(
             if name not in rules and metric in quality.get(name, {})
         }
         trade_off(
-            place / f"trade-{metric}-{tag}.png", points, speed="mean accepted length (tau)", quality=metric,
+            place / f"trade-{metric}-{tag}.png", points, quality=metric,
             higher_is_better=metric not in LOWER_IS_BETTER, references=references,
         )  # fmt: skip
         content += _shown((f"trade-{metric}-{tag}", f"{metric} against tau, by k and delta."))

@@ -9,7 +9,7 @@ from typing import Any
 from matplotlib.ticker import PercentFormatter
 from torch import Tensor
 
-from ...style import COLORS, GREY, INK, WIDEST, one_panel, save, styled, wrapped
+from ...style import COLORS, INK, WIDEST, one_panel, save, styled, wrapped
 
 RANK_BINS = ((1, 1), (2, 2), (3, 3), (4, 5), (6, 10), (11, 20), (21, 50), (51, 100), (101, 300), (301, 1000))
 
@@ -33,12 +33,11 @@ def accepted_histogram(path: Path, shares: Mapping[str, Sequence[float]]) -> Non
 
 
 @styled
-def rank_histogram(path: Path, ranks: Mapping[str, Tensor], *, width: int | None = None) -> None:
+def rank_histogram(path: Path, ranks: Mapping[str, Tensor]) -> None:
     """Where the head ranks the right token (ADT-Tree, figure 3b).
 
     Args:
         ranks: name -> ranks from 1, any shape.
-        width: of the trees: a right token beyond it is not drafted at their root.
     """
     largest = max(int(found.max()) for found in ranks.values())
     bins = [edges for edges in RANK_BINS if edges[0] <= largest]
@@ -50,26 +49,18 @@ def rank_histogram(path: Path, ranks: Mapping[str, Tensor], *, width: int | None
         groups[label] = {name: float(((r >= low) & (r <= high)).float().mean()) for name, r in ranks.items()}
     figure, panel = one_panel((min(max(4.6, 0.62 * len(bins) + 1.2), WIDEST), 3.1))
     _grouped(panel, groups)
-    inside = sum(high <= width for _, high in bins) if width else len(bins)
-    if width and inside < len(bins):
-        # A width between the ends of a bin cuts through it.
-        place = inside - (0.5 if bins[inside][0] > width else 0.0)
-        panel.axvline(place, color=GREY, linestyle="--", linewidth=1)
-        panel.text(place + 0.08, 0.98, f"beyond a tree\nof width {width}", transform=panel.get_xaxis_transform(),
-                   va="top", color=GREY, fontsize=8)  # fmt: skip
     panel.set(xlabel="rank of the right token in the head's distribution", ylabel="share of cells")
     save(figure, path)
 
 
 @styled
-def accuracy_bars(path: Path, groups: Mapping[str, Mapping[str, float]], *, target: str = "target") -> None:
+def accuracy_bars(path: Path, groups: Mapping[str, Mapping[str, float]]) -> None:
     """How often the head ranks the target's most likely token first, or among three (LANTERN 2b, ADT-Tree 1).
 
     Args:
         groups: "training pictures", "held-out pictures" -> {"top-1", "top-3"} -> share.
-        target: its name.
     """
-    _shares(path, groups, f"head's accuracy for the {target}'s\nmost likely token")
+    _shares(path, groups, "head's accuracy for the target's\nmost likely token")
 
 
 @styled

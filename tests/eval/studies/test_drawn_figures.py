@@ -47,22 +47,20 @@ FIGURES = {
     ),
     "accepted": lambda path: share_figures.accepted_histogram(path, {"T = 0": [0.5, 0.25, 0.25], "T = 1": [1.0]}),
     "ranks": lambda path: share_figures.rank_histogram(
-        path, {"T = 0": torch.tensor([[1, 2], [4, 9000]]), "T = 1": torch.tensor([1, 30])}, width=10
+        path, {"T = 0": torch.tensor([[1, 2], [4, 9000]]), "T = 1": torch.tensor([1, 30])}
     ),
-    "few ranks": lambda path: share_figures.rank_histogram(path, {"T = 0": torch.tensor([1, 1, 2])}, width=10),
-    "accuracy": lambda path: share_figures.accuracy_bars(
-        path, {"training": {"top-1": 0.4, "top-3": 0.6}}, target="LlamaGen"
-    ),
+    "few ranks": lambda path: share_figures.rank_histogram(path, {"T = 0": torch.tensor([1, 1, 2])}),
+    "accuracy": lambda path: share_figures.accuracy_bars(path, {"training": {"top-1": 0.4, "top-3": 0.6}}),
     "probability": lambda path: share_figures.probability_bars(path, {t: {"top-1": 0.1, "top-10": 0.5} for t in "ab"}),
     "acceptance": lambda path: method_figures.acceptance_grid(
-        path, torch.tensor([[0.07, 0.2], [0.08, 0.3]]), [100, 1000], [0.05, 0.4], exact=0.04, what="two pictures"
+        path, torch.tensor([[0.07, 0.2], [0.08, 0.3]]), [100, 1000], [0.05, 0.4], exact=0.04
     ),
     "no gain": lambda path: method_figures.acceptance_grid(path, torch.tensor([[0.5]]), [1], [0.1], exact=0.5),
-    "initialisations": lambda path: method_figures.initialisations(path, METHODS, title="temperature 1"),
+    "initialisations": lambda path: method_figures.initialisations(path, METHODS),
     "trade-off": lambda path: method_figures.trade_off(
-        path, SETTINGS, speed="tau", quality="FID", higher_is_better=False, references={"plain": (1, 15)}
+        path, SETTINGS, quality="FID", higher_is_better=False, references={"plain": (1, 15)}
     ),
-    "latency": lambda path: method_figures.latency_bars(path, METHODS, title="temperature 1"),
+    "latency": lambda path: method_figures.latency_bars(path, METHODS),
 }
 
 
@@ -114,12 +112,11 @@ def test_distributions_are_sorted_by_the_target_and_the_head_follows(monkeypatch
 
 def test_shares_of_ranks_are_whole(monkeypatch):
     ranks = torch.tensor([1, 2, 3, 4, 5, 6, 10, 11, 50, 51, 300, 1000, 1001, 16384])
-    figure = drawn(monkeypatch, share_figures.rank_histogram, {"T": ranks}, width=10)
+    figure = drawn(monkeypatch, share_figures.rank_histogram, {"T": ranks})
     panel = figure.axes[0]
     assert sum(bar.get_height() for bar in panel.patches) == pytest.approx(1.0)
     labels = [label.get_text() for label in panel.get_xticklabels()]
     assert labels[:5] == ["1", "2", "3", "4–5", "6–10"] and labels[-1] == ">1000"
-    assert panel.lines[0].get_xdata()[0] == 4.5  # between 6-10 and 11-20
 
 
 def test_latency_adds_up_under_plain_decoding(monkeypatch):
@@ -134,11 +131,11 @@ def test_latency_adds_up_under_plain_decoding(monkeypatch):
 
 def test_trade_off_draws_a_line_for_each_k_in_order_of_delta(monkeypatch):
     figure = drawn(
-        monkeypatch, method_figures.trade_off, SETTINGS[::-1], speed="tau", quality="FID", higher_is_better=False
+        monkeypatch, method_figures.trade_off, SETTINGS[::-1], quality="FID", higher_is_better=False
     )  # fmt: skip
     lines = [line for line in figure.axes[0].lines if line.get_linestyle() == "-"]
     assert [line.get_xdata().tolist() for line in map(_arrays, lines)] == [
-        [p.speed for p in SETTINGS if p.k == k] for k in (100, 300)
+        [p.tau for p in SETTINGS if p.k == k] for k in (100, 300)
     ]
     assert figure.axes[0].get_ylabel() == "FID (lower is better)"
 

@@ -257,7 +257,7 @@ def test_stages_and_captions_as_tables():
 
 def test_figures_show_something(tmp_path):
     single = [m for m in grid(lambda b, s, gamma: 0.01 * gamma + 0.001 * s) if m.at["B"] == 1]
-    latency_figures.by_length(tmp_path / "grid.png", single, lines="gamma")
+    latency_figures.by_length(tmp_path / "grid.png", single, lines_of="gamma")
     latency_figures.stages(tmp_path / "stages.png", STAGES)
     latency_figures.captioners(tmp_path / "captioners.png", CAPTIONS)
     for path in tmp_path.iterdir():

@@ -10,9 +10,15 @@ import torch
 from draftsmith.eval.loop import Decoding, generate
 from draftsmith.eval.policies import Draw, Static
 from draftsmith.eval.rules import Sampling
-from draftsmith.eval.studies.confidence import Reached, Watched, by_confidence, rates_by_rank
+from draftsmith.eval.studies.confidence import (
+    Reached,
+    Watched,
+    by_confidence,
+    plot_acceptance,
+    plot_autocorrelation,
+    rates_by_rank,
+)
 from draftsmith.eval.studies.confidence import entropy_autocorrelation as correlations
-from draftsmith.eval.studies.confidence_figures import acceptance_by_confidence, entropy_autocorrelation
 from draftsmith.eval.studies.planner import (
     Costs,
     Plan,
@@ -109,10 +115,10 @@ def test_bins_and_lags(tmp_path):
     bins = by_confidence(places)
     assert [(b.places, b.likeliest, b.any) for b in bins] == [(2, 0, 0.5), (1, 0, 0), (2, 1, 1)]
     wave = [[Reached(0, 1, 0, 0.5 + 0.4 * math.cos(math.pi * n)) for n in range(20)] for _ in range(2)]
-    lags = correlations(wave, lags=3)
+    lags = correlations(wave)[:3]
     assert [lag.correlation for lag in lags] == pytest.approx([-1, 1, -1])
     assert [lag.pairs for lag in lags] == [38, 36, 34], "pairs of one request each"
-    assert correlations([[Reached(0, 1, 0, 0.5)] * 5], lags=3) == [], "nothing varies"
-    acceptance_by_confidence(tmp_path / "bins.png", {"draft": bins})
-    entropy_autocorrelation(tmp_path / "lags.png", {"draft": lags})
+    assert correlations([[Reached(0, 1, 0, 0.5)] * 5]) == [], "nothing varies"
+    plot_acceptance(tmp_path / "bins.png", {"draft": bins})
+    plot_autocorrelation(tmp_path / "lags.png", {"draft": lags})
     assert (tmp_path / "bins.png").stat().st_size > 1000 and (tmp_path / "lags.png").stat().st_size > 1000
