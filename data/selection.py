@@ -48,7 +48,7 @@ class Selection:
         """[n] a column of the files' indices (lengths, sizes, images, clips) at `places` [n,2], which go by file."""
         starts = np.searchsorted(places[:, 0], np.arange(len(self.files) + 1))
         parts = [
-            file.column(name)[places[start:stop, 1]]
+            file.columns[name][places[start:stop, 1]]
             for file, start, stop in zip(self.files, starts[:-1], starts[1:], strict=True)
         ]
         return np.concatenate(parts)

@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import hashlib
 import json
-import os
-import uuid
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from ..core.errors import UserError
+from ..core.files import read_json
 
 FORMAT = 2  # of shards, their json and the manifest: count up when one changes
 AGAIN = "delete the file and run the stage again: it writes the missing shard only"
@@ -36,7 +35,7 @@ def tar_path(folder: Path, index: int) -> Path:
 def read_shard(folder: Path, index: int) -> Shard:
     """What the JSON file beside a shard says of it. Raises `UserError` where the file is missing or damaged."""
     path = tar_path(folder, index).with_suffix(".json")
-    summary = read_json(path)
+    summary = read_json(path, cure=AGAIN)
     try:
         fields = {name: summary[name] for name in ("sha256", "num_samples", "bytes", "refused")}
     except (KeyError, TypeError) as error:
@@ -49,46 +48,16 @@ def dump(value: Any) -> bytes:
     return (json.dumps(value, indent=1, allow_nan=False) + "\n").encode()
 
 
-def read_json(path: Path) -> Any:
-    """What a JSON file of a shard folder holds. Raises `UserError` where it is missing or damaged."""
-    try:
-        return json.loads(path.read_bytes())
-    except FileNotFoundError as error:
-        raise UserError("missing file", where=str(path), cure=AGAIN) from error
-    except (ValueError, RecursionError) as error:
-        raise edited(path, f"not valid JSON: {error}") from error
-
-
-def write_whole(path: Path, data: bytes) -> None:
-    """Aside, to the disk, renamed: a reader or a crash never meets half a file. Ranks may write the same at once.
-
-    Raises:
-        UserError: the disk is full, or the folder is not ours.
-    """
-    # Ranks in containers of two nodes may have one process id.
-    aside = path.with_name(f"{path.name}.{uuid.uuid4().hex}.partial")
-    try:
-        with open(aside, "wb") as file:
-            file.write(data)
-            file.flush()
-            os.fsync(file.fileno())
-        os.replace(aside, path)
-    except OSError as error:
-        aside.unlink(missing_ok=True)
-        raise unwritable(path, error) from error
-    directory = os.open(path.parent, os.O_RDONLY)
-    try:
-        os.fsync(directory)
-    finally:
-        os.close(directory)
-
-
-def unwritable(path: Path, error: OSError) -> UserError:
-    """The error to raise where a shard cannot be written."""
-    cure = "make room, and run the stage again: it goes on behind the shards that it finished"
-    return UserError(f"cannot be written: {error.strerror or error}", where=str(path), cure=cure)
-
-
 def edited(path: Path, problem: str) -> UserError:
     """The error to raise where a shard is not as it was written."""
     return UserError(f"edited or damaged shard: {problem}", where=str(path), cure=AGAIN)
+
+
+def difference(held: Any, wanted: Any, name: str = "") -> tuple[str, Any, Any] | None:
+    """The first field in which two JSON values differ, dotted, with both values."""
+    if not (isinstance(held, dict) and isinstance(wanted, dict)):
+        return None if held == wanted else (name, held, wanted)
+    for key in [*wanted, *(k for k in held if k not in wanted)]:
+        if (found := difference(held.get(key), wanted.get(key), f"{name}.{key}" if name else key)) is not None:
+            return found
+    return None

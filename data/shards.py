@@ -24,7 +24,8 @@ import xxhash
 from torch import Tensor
 
 from ..core.errors import UserError
-from .shard_files import AGAIN, FORMAT, Shard, dump, edited, read_json, read_shard, tar_path, unwritable, write_whole
+from ..core.files import read_json, unwritable, write_whole
+from .shard_files import AGAIN, FORMAT, Shard, difference, dump, edited, read_shard, tar_path
 from .shard_members import BAD_MEMBERS, Buffer, pack, unpack
 
 _KEY = re.compile(r"[A-Za-z0-9_-]{1,80}")  # no dot: webdataset's keys end there; short enough for a plain ustar header
@@ -47,11 +48,11 @@ def claim(folder: Path, identity: Mapping[str, Any]) -> None:
         if _indices(folder):
             raise UserError("shards without identity.json", where=str(folder), cure="give an empty folder")
         write_whole(mark, dump(wanted))
-    kept = [read_json(mark)]
+    kept = [read_json(mark, cure=AGAIN)]
     if (folder / "manifest.json").is_file():
         kept.append(_manifest(folder)["identity"])
     for held in kept:
-        if (field := _difference(held, wanted)) is not None:
+        if (field := difference(held, wanted)) is not None:
             problem = f"the shards in this folder were made with another {field[0]}: {field[1]!r}, now {field[2]!r}"
             raise UserError(problem, where=str(folder), cure="give another folder, or delete this one")
 
@@ -278,7 +279,7 @@ class ShardReader:
         path = tar_path(self.folder, shard.index).with_suffix(".json")
         if not path.is_file() or hashlib.sha256(path.read_bytes()).hexdigest() != shard.sidecar_sha256:
             raise edited(path, "missing, or its checksum is not the manifest's")
-        return read_json(path)
+        return read_json(path, cure=AGAIN)
 
 
 @dataclass(frozen=True)
@@ -338,18 +339,7 @@ def _manifest(folder: Path) -> dict[str, Any]:
     if not path.is_file():
         cure = "let the stage that writes the shards finish; it goes on where it stopped"
         raise UserError("no manifest.json: not a folder of finished shards", where=str(folder), cure=cure)
-    manifest = read_json(path)
+    manifest = read_json(path, cure=AGAIN)
     if not isinstance(manifest, dict) or manifest.get("format") != FORMAT:
         raise UserError(f"not a manifest of format {FORMAT}", where=str(path), cure="make the shards again")
     return manifest
-
-
-def _difference(kept: Any, wanted: Any, name: str = "") -> tuple[str, Any, Any] | None:
-    """The first field that differs, dotted, with both values."""
-    if isinstance(kept, dict) and isinstance(wanted, dict):
-        for key in [*wanted, *(k for k in kept if k not in wanted)]:
-            found = _difference(kept.get(key), wanted.get(key), f"{name}.{key}" if name else key)
-            if found is not None:
-                return found
-        return None
-    return None if kept == wanted else (name, kept, wanted)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import itertools
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Literal
@@ -23,11 +24,10 @@ class CocoSource(Source):
     # Of an image's captions the first by annotation id, the longest, or each as an item of its own.
     which: Literal["first", "longest", "all"] = "first"
 
-
-def coco_openers(source: CocoSource) -> Iterator[Opener]:
-    """One for each item, in the order of image ids."""
-    folder = None if source.images is None else existing_folder(source.images)
-    return _openers(source, folder, _images(Path(source.annotations)))
+    def openers(self, start: int) -> Iterator[Opener]:
+        """One for each item, in the order of image ids."""
+        folder = None if self.images is None else existing_folder(self.images)
+        return itertools.islice(_openers(self, folder, _images(Path(self.annotations))), start, None)
 
 
 def _images(path: Path) -> list[tuple[int, str, list[tuple[int, str]]]]:

@@ -37,6 +37,10 @@ class FolderSource(Source):
     # The folder; folders inside it are not looked into.
     folder: str
 
+    def openers(self, start: int) -> Iterator[Opener]:
+        """One for each picture, in the order of the names."""
+        return itertools.islice(_pairs(existing_folder(self.folder)), start, None)
+
 
 class ClassFolderSource(Source):
     """ImageNet's layout: one folder for each class; the caption is the class's name."""
@@ -50,15 +54,9 @@ class ClassFolderSource(Source):
     # classes; null: all.
     max_per_class: int | None = Field(None, ge=1)
 
-
-def folder_openers(source: FolderSource) -> Iterator[Opener]:
-    """One for each picture, in the order of the names."""
-    return _pairs(existing_folder(source.folder))
-
-
-def class_openers(source: ClassFolderSource) -> Iterator[Opener]:
-    """One for each picture, class by class in the order of the folders."""
-    return _labelled(_classes(source), source.max_per_class)
+    def openers(self, start: int) -> Iterator[Opener]:
+        """One for each picture, class by class in the order of the folders."""
+        return itertools.islice(_labelled(_classes(self), self.max_per_class), start, None)
 
 
 def _pairs(folder: Path) -> Iterator[Opener]:

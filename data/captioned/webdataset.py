@@ -22,15 +22,13 @@ class TarSource(Source):
     # Field of the json member that holds the caption; null: the txt member is the caption.
     caption_key: str | None = None
 
+    def num_items(self) -> int:
+        """All of them, by the tars' indices."""
+        return sum(tars.tar_index(path).num_items for path in tars.expand_paths(self.path))
 
-def num_tar_items(source: TarSource) -> int:
-    """All of them, before `max_samples`."""
-    return sum(tars.tar_index(path).num_items for path in tars.expand_paths(source.path))
-
-
-def tar_openers(source: TarSource, start: int) -> Iterator[Opener]:
-    """One for each item from `start` on; whole tars before it are passed over by their index."""
-    return _openers(source, tars.expand_paths(source.path), start)
+    def openers(self, start: int) -> Iterator[Opener]:
+        """One for each item from `start` on; whole tars before it are passed over by their index."""
+        return _openers(self, tars.expand_paths(self.path), start)
 
 
 def _openers(source: TarSource, paths: list[Path], start: int) -> Iterator[Opener]:
