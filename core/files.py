@@ -55,14 +55,19 @@ def unwritable(path: Path, error: OSError) -> UserError:
 
 
 @contextmanager
-def whole_folder(folder: Path) -> Iterator[Path]:
-    """An empty folder to write into. It takes the place of `folder` when the block ends without an error."""
+def whole_folder(folder: Path, *, replace: bool = False) -> Iterator[Path]:
+    """An empty folder to write into, which is renamed to `folder` when the block ends without an error.
+
+    Args:
+        replace: a `folder` that is there goes; without it the rename fails.
+    """
     aside = folder.with_name(f".{folder.name}.partial")
     shutil.rmtree(aside, ignore_errors=True)
     aside.mkdir(parents=True)
     try:
         yield aside
-        shutil.rmtree(folder, ignore_errors=True)
+        if replace:
+            shutil.rmtree(folder, ignore_errors=True)
         aside.rename(folder)
     finally:
         shutil.rmtree(aside, ignore_errors=True)

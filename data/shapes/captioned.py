@@ -90,7 +90,8 @@ def write_captioned(
         pairs: share of pictures with two figures.
         splits: split -> number of pictures; `held_out` has figures that no other split has.
     """
-    with whole_folder(folder) as aside:
+    # A stage that was killed before it was marked as done finds its own pictures here, and writes them again.
+    with whole_folder(folder, replace=True) as aside:
         for split, count in splits.items():
             # Fixed times and owners: the same seed writes the same bytes.
             with webdataset.TarWriter(str(aside / f"{split}-00000.tar"), mtime=0.0, user="", group="") as tar:

@@ -54,7 +54,8 @@ def write_world(
     def record(at: Path, split: str, kind: str, index: int, num_frames: int | None = None) -> dict[str, Any]:
         return _write_record(at, split, kind, index, seed, image_size, num_frames)
 
-    with whole_folder(folder) as aside:
+    # A stage that was killed before it was marked as done finds its own pictures here, and writes them again.
+    with whole_folder(folder, replace=True) as aside:
         for split, counts in splits.items():
             (aside / "images" / split).mkdir(parents=True)
             numbers = [(kind, index) for kind, count in counts.items() for index in range(count)]

@@ -7,8 +7,6 @@ Letters: C codes, K neighbours, D width of a code, N tokens.
 from __future__ import annotations
 
 import hashlib
-import os
-import uuid
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -20,6 +18,7 @@ from safetensors.torch import save
 from torch import Tensor
 
 from ...core.errors import UserError
+from ...core.files import write_whole
 
 Metric = Literal["l2", "cosine", "random"]
 NAME = "codes"  # of the tensor in the file
@@ -85,7 +84,8 @@ def load_neighbours(
     codes = _read(path, facts)
     if codes is None:
         codes = nearest(codebook, k, metric=metric, seed=seed)
-        _write(path, codes.cpu(), facts)
+        path.parent.mkdir(parents=True, exist_ok=True)
+        write_whole(path, save({NAME: codes.cpu().contiguous()}, metadata=facts))
     return NeighbourTable(codes.to(codebook.device), offset)
 
 
@@ -133,14 +133,3 @@ def _read(path: Path, facts: dict[str, str]) -> Tensor | None:
             return file.get_tensor(NAME) if file.metadata() == facts else None
     except SafetensorError as error:
         raise UserError(f"cannot read the neighbour table: {error}", where=str(path), cure="delete it") from error
-
-
-def _write(path: Path, codes: Tensor, facts: dict[str, str]) -> None:
-    """Whole or not at all, also where several ranks write the same table."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    aside = path.with_name(f".{path.name}.{uuid.uuid4().hex}")
-    with aside.open("wb") as file:
-        file.write(save({NAME: codes.contiguous()}, metadata=facts))
-        file.flush()
-        os.fsync(file.fileno())
-    os.replace(aside, path)
