@@ -229,7 +229,7 @@ class ShardReader:
 
     def __getitem__(self, index: int) -> tuple[str, dict[str, Tensor], dict[str, Any]]:
         span = self.span(index)
-        packed = _read_span(span)
+        packed = span.read()
         span.check(packed)
         try:
             return unpack(packed)
@@ -301,13 +301,25 @@ class Span:
         """The error to raise where the bytes cannot be parsed."""
         return edited(self.path, f"sample {self.number} is not a safetensors and a json member: {error}")
 
-    def cut(self) -> UserError:
-        """The error to raise where the file is too short."""
-        return edited(self.path, f"it ends before byte {self.stop}")
+    def read(self, start: int = 0, stop: int | None = None) -> bytes:
+        """Bytes `start` to `stop` of the sample. Raises `UserError` where the file is gone or too short."""
+        piece = bytearray((self.stop - self.start if stop is None else stop) - start)
+        self.read_into(memoryview(piece), start)
+        return bytes(piece)
 
-    def missing(self) -> UserError:
-        """The error to raise where the file is gone."""
-        return UserError("missing shard", where=str(self.path), cure=AGAIN)
+    def read_into(self, memory: memoryview, skip: int = 0) -> None:
+        """Fill `memory` with the sample's bytes behind the first `skip`. Raises as `read`."""
+        try:
+            with open(self.path, "rb", buffering=0) as file:
+                file.seek(self.start + skip)
+                done = 0
+                while done < len(memory):
+                    count = file.readinto(memory[done:])
+                    if not count:
+                        raise edited(self.path, f"it ends before byte {self.stop}")
+                    done += count
+        except FileNotFoundError as error:
+            raise UserError("missing shard", where=str(self.path), cure=AGAIN) from error
 
 
 def _checksum(packed: Buffer) -> int:
@@ -315,18 +327,6 @@ def _checksum(packed: Buffer) -> int:
     digest = xxhash.xxh3_64()
     digest.update(packed)  # without Python's lock, unlike the constructor
     return digest.intdigest()
-
-
-def _read_span(span: Span) -> bytes:
-    try:
-        with open(span.path, "rb") as file:
-            file.seek(span.start)
-            data = file.read(span.stop - span.start)
-    except FileNotFoundError as error:
-        raise span.missing() from error
-    if len(data) < span.stop - span.start:
-        raise span.cut()
-    return data
 
 
 def _indices(folder: Path) -> list[int]:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
@@ -19,6 +19,7 @@ from torch import Tensor
 
 from ...core.errors import UserError
 from ...core.files import write_whole
+from ...core.states import OnDevice
 
 Metric = Literal["l2", "cosine", "random"]
 NAME = "codes"  # of the tensor in the file
@@ -26,7 +27,7 @@ ROWS = 256  # rows of distances held at once: 256 rows of 16384 float64 are 32 M
 
 
 @dataclass(frozen=True)
-class NeighbourTable:
+class NeighbourTable(OnDevice):
     """The nearest codes of each code, nearest first, equally near ones by index. A code is not its own neighbour."""
 
     codes: Tensor  # [C,K] int32
@@ -50,10 +51,6 @@ class NeighbourTable:
         codes = tokens - self.offset
         known = (codes >= 0) & (codes < self.num_codes)
         return self.codes[codes.where(known, 0), :k].long() + self.offset, known
-
-    def to(self, device: torch.device | str) -> NeighbourTable:
-        """The table on `device`."""
-        return replace(self, codes=self.codes.to(device))
 
 
 def load_neighbours(
