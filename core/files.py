@@ -54,20 +54,32 @@ def unwritable(path: Path, error: OSError) -> UserError:
     return UserError(f"cannot be written: {error.strerror or error}", where=str(path), cure=cure)
 
 
+def check_new(destination: Path) -> None:
+    """Raises `UserError` where the destination exists."""
+    if destination.exists():
+        raise UserError("the destination exists", where=str(destination), cure="name another, or remove it first")
+
+
 @contextmanager
-def whole_folder(folder: Path, *, replace: bool = False) -> Iterator[Path]:
-    """An empty folder to write into, which is renamed to `folder` when the block ends without an error.
+def new_folder(destination: Path, *, replace: bool = False) -> Iterator[Path]:
+    """A folder beside the destination to write to; it becomes the destination once everything is written.
 
     Args:
-        replace: a `folder` that is there goes; without it the rename fails.
+        replace: it takes the place of a destination that exists.
+
+    Raises:
+        UserError: the destination exists, and is not to be replaced.
     """
-    aside = folder.with_name(f".{folder.name}.partial")
+    if not replace:
+        check_new(destination)
+    aside = destination.with_name(f".{destination.name}.partial")
     shutil.rmtree(aside, ignore_errors=True)
     aside.mkdir(parents=True)
     try:
         yield aside
         if replace:
-            shutil.rmtree(folder, ignore_errors=True)
-        aside.rename(folder)
+            shutil.rmtree(destination, ignore_errors=True)
+        check_new(destination)  # somebody may have been quicker
+        os.replace(aside, destination)
     finally:
         shutil.rmtree(aside, ignore_errors=True)

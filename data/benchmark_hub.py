@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 
 from ..core.errors import UserError
-from ..core.files import whole_folder
+from ..core.files import new_folder
 from .benchmark_sets import BENCHMARK_SETS, LETTERS, SAMPLES, SEED, BenchmarkSet, set_name
 from .conversations import IMAGE_MARK, VIDEO_MARK
 from .suite import INDEX
@@ -48,7 +48,7 @@ def fetch_benchmarks(
     """
     if folder.is_dir():
         return folder
-    with whole_folder(folder) as aside:
+    with new_folder(folder) as aside:
         if media is not None:
             (aside / MEDIA).symlink_to(media.resolve(), target_is_directory=True)
         sets = {}

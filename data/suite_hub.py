@@ -15,7 +15,7 @@ from typing import Any
 from PIL import Image
 
 from ..core.errors import UserError, did_you_mean, first_line
-from ..core.files import whole_folder
+from ..core.files import new_folder
 from .suite import INDEX, QUESTIONS, Task
 
 NO_REFERENCE = "(no reference)"  # records have an answer, and some sets have none
@@ -86,7 +86,7 @@ def fetch(
     if folder.is_dir():
         return folder
     index: dict[str, Any] = {"sets": {}, "questions": {}}
-    with whole_folder(folder) as aside:
+    with new_folder(folder) as aside:
         for name, limit in sets.items():
             if name not in published:
                 cure = did_you_mean(name, published)

@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from draftsmith.core.errors import UserError
-from draftsmith.core.folders import check_new, new_folder
+from draftsmith.core.files import check_new, new_folder
 from draftsmith.core.section import torch_dtype
 from draftsmith.eval.timing import options
 from draftsmith.models.llamagen import files, folders, lantern_layout, published_files

@@ -19,7 +19,7 @@ import webdataset
 from PIL import Image, ImageDraw
 
 from ...core.errors import UserError
-from ...core.files import whole_folder
+from ...core.files import new_folder
 from .scene import BACKGROUND, OVERSAMPLING, draw_shape
 from .scene import COLORS as ALL_COLORS
 
@@ -91,7 +91,7 @@ def write_captioned(
         splits: split -> number of pictures; `held_out` has figures that no other split has.
     """
     # A stage that was killed before it was marked as done finds its own pictures here, and writes them again.
-    with whole_folder(folder, replace=True) as aside:
+    with new_folder(folder, replace=True) as aside:
         for split, count in splits.items():
             # Fixed times and owners: the same seed writes the same bytes.
             with webdataset.TarWriter(str(aside / f"{split}-00000.tar"), mtime=0.0, user="", group="") as tar:

@@ -15,7 +15,7 @@ from typing import Any
 
 import yaml
 
-from ...core.files import whole_folder
+from ...core.files import new_folder
 from ..videos import write_clip
 from .scenarios import KINDS, TEXT_ONLY, Scenario, clip
 from .scene import draw
@@ -55,7 +55,7 @@ def write_world(
         return _write_record(at, split, kind, index, seed, image_size, num_frames)
 
     # A stage that was killed before it was marked as done finds its own pictures here, and writes them again.
-    with whole_folder(folder, replace=True) as aside:
+    with new_folder(folder, replace=True) as aside:
         for split, counts in splits.items():
             (aside / "images" / split).mkdir(parents=True)
             numbers = [(kind, index) for kind, count in counts.items() for index in range(count)]
