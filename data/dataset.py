@@ -22,10 +22,9 @@ from .collate import Sample, empty_sample
 from .conversations import MARKS, Encoded, PromptFormat, encode
 from .images import Aspect
 from .media import Eyes, Media
-from .mixture import identities
+from .mixture import Selection, identities
 from .processor import Processor
 from .records import RecordFile, num_clips
-from .selection import Selection
 from .tiles import Convention
 from .videos import VideoSettings
 

@@ -25,8 +25,20 @@ from torch import Tensor
 
 from ..core.errors import UserError
 from ..core.files import read_json, unwritable, write_whole
-from .shard_files import AGAIN, FORMAT, Shard, difference, dump, edited, read_shard, tar_path
-from .shard_members import BAD_MEMBERS, Buffer, pack, unpack
+from .shard_files import (
+    AGAIN,
+    BAD_MEMBERS,
+    FORMAT,
+    Buffer,
+    Shard,
+    difference,
+    dump,
+    edited,
+    pack,
+    read_shard,
+    tar_path,
+    unpack,
+)
 
 _KEY = re.compile(r"[A-Za-z0-9_-]{1,80}")  # no dot: webdataset's keys end there; short enough for a plain ustar header
 _SIDECAR = re.compile(r"shard-(\d{6,})\.json")

@@ -12,10 +12,8 @@ from typing import Annotated
 
 from pydantic import Field
 
-from .coco import CocoSource
-from .folders import ClassFolderSource, FolderSource
 from .items import Captioned, Refused, center_crop, decode_image
-from .webdataset import TarSource
+from .sources import ClassFolderSource, CocoSource, FolderSource, TarSource
 
 __all__ = [
     "Captioned",

@@ -22,7 +22,7 @@ from torch.utils.data import get_worker_info
 from ...core.section import torch_dtype
 from ...core.states import Taps
 from ..codes import forward_seed
-from ..shard_members import BAD_MEMBERS, TensorPlace, places, tensor_places
+from ..shard_files import BAD_MEMBERS, TensorPlace, places, tensor_places
 from ..shards import ShardReader, Span
 from .identity import check_identity, check_together
 from .memory import Lender
