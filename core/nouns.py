@@ -12,11 +12,11 @@ import torch
 from torch import Tensor
 
 from .pictures import IMAGE, TEXT, VIDEO, Picture  # noqa: F401 (modalities are nouns, too)
-from .states import TargetStates
+from .states import OnDevice, TargetStates
 
 
 @dataclass(frozen=True)
-class Batch:
+class Batch(OnDevice):
     """One micro-batch, right padded. Masks are True where the entry counts.
 
     A batch always carries at least one image so that every rank runs the vision tower in every step
@@ -32,18 +32,10 @@ class Batch:
     pixels: Tensor | None  # [I,C,S,S] float32: tiles and frames of images and clips in row order, dummies last
     sample_ids: tuple[str, ...]  # B names of records, for error messages
     num_dummy_images: int = 0
-    rows: Tensor | None = None  # [B] int8: 0 conditional, 1 unconditional; None where nothing is guided
     pictures: tuple[Picture, ...] = ()  # in row order; none given: each tile that is no dummy is a plain picture
     seeds: tuple[int, ...] = ()  # B: what a forward draws at random for a row comes from its seed
     numbers: tuple[int, ...] = ()  # of the rows' samples, for whoever keeps their states; a filler has none
     states: TargetStates | None = None  # the target's, where the data brings them: cached states, kept scores
-
-    def to(self, device: torch.device | str) -> Batch:
-        """The batch with its tensors on `device`."""
-        moved: dict[str, Any] = {
-            name: v.to(device) for name, v in vars(self).items() if isinstance(v, Tensor | TargetStates)
-        }
-        return replace(self, **moved)
 
     @property
     def num_supervised(self) -> int:
@@ -52,7 +44,7 @@ class Batch:
 
 
 @dataclass(frozen=True)
-class CodeBatch:
+class CodeBatch(OnDevice):
     """A micro-batch of images as codes, with what each was asked for.
 
     `uncond` says which rows lose their condition in this epoch (condition dropout); a row that is not `real` fills
@@ -67,16 +59,6 @@ class CodeBatch:
     supervised_per_row: int
     seeds: tuple[int, ...] = ()  # B, of (seed, epoch, sample); none where nothing is drawn
 
-    def to(self, device: torch.device | str) -> CodeBatch:
-        """The batch with its tensors on `device`."""
-        return replace(
-            self,
-            codes=self.codes.to(device),
-            conditions=tuple(c.to(device) for c in self.conditions),
-            uncond=self.uncond.to(device),
-            real=self.real.to(device),
-        )
-
     @property
     def num_supervised(self) -> int:
         """Number of supervised codes: those of real rows."""
@@ -84,18 +66,13 @@ class CodeBatch:
 
 
 @dataclass(frozen=True)
-class PictureBatch:
+class PictureBatch(OnDevice):
     """A micro-batch of pictures, for models that read pixels alone; a row that is not `real` supervises nothing."""
 
     pixels: Tensor  # [B,3,S,S] uint8
     labels: Tensor  # [B,L] int64, what is known of each picture
     real: Tensor  # [B] bool
     sample_ids: tuple[str, ...]
-
-    def to(self, device: torch.device | str) -> PictureBatch:
-        """The batch with its tensors on `device`."""
-        pixels, labels, real = (part.to(device) for part in (self.pixels, self.labels, self.real))
-        return replace(self, pixels=pixels, labels=labels, real=real)
 
     @property
     def num_supervised(self) -> int:
@@ -124,7 +101,7 @@ class Request:
 
 
 @dataclass(frozen=True)
-class ImageRequest:
+class ImageRequest(OnDevice):
     """What an image generator is asked for.
 
     `condition` is the target family's own: a class label (int64, no dimension), text features [n,D] float32 without
@@ -134,7 +111,3 @@ class ImageRequest:
     condition: Tensor
     caption: str = ""
     name: str = ""
-
-    def to(self, device: torch.device | str) -> ImageRequest:
-        """The request with its condition on `device`."""
-        return replace(self, condition=self.condition.to(device))

@@ -9,12 +9,29 @@ Letters: B rows, T tokens, R rows of positions (3 under M-RoPE), D width, S supe
 from __future__ import annotations
 
 from dataclasses import dataclass, field, fields, replace
-from typing import Any, Literal
+from typing import Any, Literal, Self
 
 import torch
 from torch import Tensor
 
 from .pictures import TEXT
+
+
+class OnDevice:
+    """A dataclass whose tensors move together."""
+
+    def to(self, device: torch.device | str) -> Self:
+        """A copy whose tensors, in tuples, dicts and dataclasses as well, are on `device`."""
+        record: Any = self
+        return replace(record, **{f.name: _moved(getattr(self, f.name), device) for f in fields(record)})
+
+
+def _moved(value: Any, device: torch.device | str) -> Any:
+    if isinstance(value, Tensor | OnDevice):
+        return value.to(device)
+    if isinstance(value, tuple):
+        return tuple(_moved(part, device) for part in value)
+    return {name: _moved(part, device) for name, part in value.items()} if isinstance(value, dict) else value
 
 
 @dataclass(frozen=True)
@@ -57,7 +74,7 @@ class Taps:
 
 
 @dataclass(frozen=True)
-class KeptScores:
+class KeptScores(OnDevice):
     """The target's likeliest tokens at supervised positions, kept in place of its whole distribution.
 
     The S supervised positions stand in the order of their batch (row by row), the K tokens likeliest first.
@@ -67,12 +84,9 @@ class KeptScores:
     log_probs: Tensor  # [S,K] float32
     log_rest: Tensor  # [S] float32: of all other tokens together
 
-    def to(self, device: torch.device | str) -> KeptScores:
-        return KeptScores(self.ids.to(device), self.log_probs.to(device), self.log_rest.to(device))
-
 
 @dataclass(frozen=True)
-class TargetStates:
+class TargetStates(OnDevice):
     """One teacher-forced pass of the frozen target over a batch. States that were not asked for are None or zero.
 
     A language model runs the batch as it is. An image generator puts its condition in front of the codes, so it also
@@ -88,14 +102,6 @@ class TargetStates:
     num_generated: int = 0  # image codes at the end of each row
     padding: tuple[int, ...] = ()  # B: columns on the left of each row that only longer rows of the batch need
     unconditional: TargetStates | None = None  # of `Taps.without_condition`
-
-    def to(self, device: torch.device | str) -> TargetStates:
-        moved: dict[str, Any] = {
-            f.name: value.to(device)
-            for f in fields(self)
-            if isinstance(value := getattr(self, f.name), Tensor | KeptScores | TargetStates)
-        }
-        return replace(self, **moved, layers={layer: states.to(device) for layer, states in self.layers.items()})
 
 
 def feature_places(modality: Tensor, mask: Tensor, loss_mask: Tensor, everywhere: bool = False) -> Tensor:

@@ -7,24 +7,22 @@ by hand, one folder for each set below a folder of media, and found there.
 from __future__ import annotations
 
 import json
-import shutil
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-from PIL import Image
 
 from ..core.errors import UserError
+from ..core.files import new_folder
 from .benchmark_sets import BENCHMARK_SETS, LETTERS, SAMPLES, SEED, BenchmarkSet, set_name
 from .conversations import IMAGE_MARK, VIDEO_MARK
 from .suite import INDEX
-from .suite_hub import NO_REFERENCE, load_rows
+from .suite_hub import CHANGED, NO_REFERENCE, load_rows, save_pictures, write_set
 
 MEDIA = "media"  # in the suite's folder, a link to the folder of media
 _ENDINGS = (".mp4", ".MP4", ".mkv", ".webm", ".avi")  # which most names leave out
 _NOTHING = ("", "None", "N/A")
-_CHANGED = "the set has changed since this was written: give a directory with suite.json"
 
 
 def fetch_benchmarks(
@@ -50,18 +48,14 @@ def fetch_benchmarks(
     """
     if folder.is_dir():
         return folder
-    aside = folder.with_name(folder.name + ".partial")
-    shutil.rmtree(aside, ignore_errors=True)
-    aside.mkdir(parents=True)
-    if media is not None:
-        (aside / MEDIA).symlink_to(media.resolve(), target_is_directory=True)
-    index: dict[str, Any] = {"sets": {}}
-    for name in dict.fromkeys(called if called in published else set_name(called) for called in names):
-        records = _records(name, published[name], aside, samples=samples, seed=seed)
-        (aside / f"{name}.json").write_text(json.dumps(records, indent=0))
-        index["sets"][name] = {"file": f"{name}.json"}
-    (aside / INDEX).write_text(json.dumps(index, indent=1))
-    aside.rename(folder)
+    with new_folder(folder) as aside:
+        if media is not None:
+            (aside / MEDIA).symlink_to(media.resolve(), target_is_directory=True)
+        sets = {}
+        for name in dict.fromkeys(called if called in published else set_name(called) for called in names):
+            records = _records(name, published[name], aside, samples=samples, seed=seed)
+            sets[name] = {"file": write_set(aside, name, records)}
+        (aside / INDEX).write_text(json.dumps({"sets": sets}, indent=1))
     return folder
 
 
@@ -109,7 +103,7 @@ def _table(name: str, about: BenchmarkSet, config: str | None) -> Any:
             raise UserError(
                 f"set {name} ({repository}) has no column {', '.join(sorted(map(str, missing)))}; it has "
                 f"{', '.join(found.column_names)}",
-                cure=_CHANGED,
+                cure=CHANGED,
             )
         return found
     told = "; ".join(error.problem for error in problems)
@@ -121,11 +115,11 @@ def _joined(name: str, about: BenchmarkSet, rows: Sequence[tuple[str | None, dic
     join = about.join
     assert join is not None
     images = _table(name, BenchmarkSet(about.medium, about.ids, join.split, "own", "own", answer=()), join.config)
-    places = {key: place for place, key in enumerate(images[join.id])}
+    places = {key: place for place, key in enumerate(images["id"])}
     if lost := [row[join.key] for _, row in rows if row[join.key] not in places]:
         raise UserError(f"set {name} has no picture {lost[0]!r}, nor {len(lost) - 1} others",
-                        cure=_CHANGED)  # fmt: skip
-    return [(config, row | {about.image: images[places[row[join.key]]]["image"]}) for config, row in rows]
+                        cure=CHANGED)  # fmt: skip
+    return [(config, row | {"image": images[places[row[join.key]]]["image"]}) for config, row in rows]
 
 
 def record(
@@ -134,8 +128,12 @@ def record(
     """A row as LLaVA JSON, its pictures written below `folder`; `options` and `letter` where it has options."""
     found: dict[str, Any] = {"id": f"{name}-{number:05d}"}
     marks = ""
-    if about.medium == "image" and (pictures := _written(name, row.get(about.image), number, folder)):
-        found["image"], marks = pictures, f"{IMAGE_MARK}\n" * len(pictures)
+    if about.medium == "image":
+        # There is one picture, a list, or none.
+        images = row.get("image")
+        images = images if isinstance(images, list) else [images]
+        if pictures := save_pictures(name, [image for image in images if image is not None], number, folder):
+            found["image"], marks = pictures, f"{IMAGE_MARK}\n" * len(pictures)
     if about.clip is not None:
         found["video"] = _clip(name, about, config, str(row[about.clip]), folder)
         marks = f"{VIDEO_MARK}\n"
@@ -151,21 +149,6 @@ def record(
     found |= {"letter": letter} if letter is not None else {}
     hint = str(row.get(about.hint) or "") if about.hint else ""
     return found | ({"hint": hint} if hint else {})
-
-
-def _written(name: str, value: Any, number: int, folder: Path) -> list[str]:
-    """Paths of a row's pictures: there is one, a list, or none."""
-    paths = []
-    for place, image in enumerate(value if isinstance(value, list) else [value]):
-        if image is None:
-            continue
-        if not isinstance(image, Image.Image):
-            raise UserError(f"set {name}, row {number}: a picture is {type(image).__name__}",
-                            cure=_CHANGED)  # fmt: skip
-        paths.append(f"images/{name}/{number:05d}-{place}.png")
-        (folder / paths[-1]).parent.mkdir(parents=True, exist_ok=True)
-        image.convert("RGB").save(folder / paths[-1])
-    return paths
 
 
 def _folders(about: BenchmarkSet, config: str | None) -> list[str]:

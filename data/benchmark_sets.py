@@ -21,12 +21,11 @@ SAMPLES, SEED = 100, 42  # as SpecVLM, ViSpec and Sparrow draw them
 
 @dataclass(frozen=True)
 class Join:
-    """Pictures that another configuration of the same repository holds, by an id."""
+    """Pictures that another configuration of the same repository holds, by their `id`."""
 
     config: str
     split: str
     key: str  # column of the questions
-    id: str = "id"  # column of the pictures
 
 
 @dataclass(frozen=True)
@@ -56,7 +55,6 @@ class BenchmarkSet:
     answer: tuple[str, ...] = ("answer",)
     answer_is: Literal["text", "letter", "index"] = "text"
     hint: str | None = None
-    image: str = "image"
     join: Join | None = None
     clip: str | None = None
     folders: tuple[str, ...] = ("",)

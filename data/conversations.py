@@ -31,7 +31,30 @@ SYSTEM = (
 QWEN_SYSTEM = "You are a helpful assistant."
 ROLES = {"human": "USER", "gpt": "ASSISTANT"}
 _CHAT_ROLES = {"human": "user", "gpt": "assistant"}
-_TURN_END = {"v1": "</s>", "qwen": "<|im_end|>", "qwen_vl": "<|im_end|>", "llama3": "<|eot_id|>"}
+
+
+@dataclass(frozen=True)
+class _Chat:
+    """A template whose turns begin with a head of their role.
+
+    Args:
+        head: what begins a turn, with {} for its role.
+        between: what stands behind a turn's end.
+        system: the template's own system sentence.
+    """
+
+    head: str
+    end: str
+    between: str
+    system: str
+
+
+_CHATS = {
+    "qwen": _Chat("<|im_start|>{}\n", "<|im_end|>", "\n", QWEN_SYSTEM),
+    "qwen_vl": _Chat("<|im_start|>{}\n", "<|im_end|>", "\n", QWEN_SYSTEM),
+    "llama3": _Chat("<|start_header_id|>{}<|end_header_id|>\n\n", "<|eot_id|>", "", ""),
+}
+_TURN_END = {"v1": "</s>"} | {name: chat.end for name, chat in _CHATS.items()}
 
 
 class PromptFormat(Section):
@@ -111,15 +134,16 @@ def render(
         pairs = [(role, place_marks(text, form.image_rule, has_clip=has_clip)) for role, text in pairs]
     if form.template == "plain":
         return _render_plain(pairs, open_ended, MARKS[has_clip])
+    if form.template == "v1":
+        end = " " if open_ended and form.answer_end == "blank" else "</s>"
+        return _render_v1(pairs, SYSTEM if form.system is None else form.system, open_ended, end)
+    chat = _CHATS[form.template]
     if form.template == "qwen_vl":
-        system = ("" if family == "qwen3_vl" else QWEN_SYSTEM) if form.system is None else form.system
-        return _render_qwen(_write_marks(pairs, written, MARKS[has_clip]), system, open_ended)
+        pairs = _write_marks(pairs, written, MARKS[has_clip])
     if form.template == "llama3":
-        return _render_llama3(pairs, form.system or "", open_ended)
-    if form.template == "qwen":
-        return _render_qwen(pairs, QWEN_SYSTEM if form.system is None else form.system, open_ended)
-    end = " " if open_ended and form.answer_end == "blank" else "</s>"
-    return _render_v1(pairs, SYSTEM if form.system is None else form.system, open_ended, end)
+        pairs = [(role, value.strip()) for role, value in pairs]
+    own = "" if family == "qwen3_vl" else chat.system
+    return _render_chat(pairs, chat, own if form.system is None else form.system, open_ended)
 
 
 def place_marks(text: str, rule: str, *, has_clip: bool = False) -> str:
@@ -152,7 +176,7 @@ def _render_plain(pairs: list[tuple[str, str]], open_ended: bool, marks: re.Patt
     return Rendered(text, ((len(mark[0]), len(text)),))
 
 
-def _render_v1(pairs: list[tuple[str, str]], system: str, open_ended: bool, end: str = "</s>") -> Rendered:
+def _render_v1(pairs: list[tuple[str, str]], system: str, open_ended: bool, end: str) -> Rendered:
     text = f"{system} " if system else ""
     spans = []
     last = len(pairs) - 1
@@ -173,40 +197,22 @@ def _render_v1(pairs: list[tuple[str, str]], system: str, open_ended: bool, end:
     return Rendered(text, tuple(spans))
 
 
-def _render_chat(
-    pairs: list[tuple[str, str]], system: str, open_ended: bool, *, head: str, end: str, between: str
-) -> Rendered:
-    """Turns that begin with a head of their role. Supervised are an answer and the token that ends it; Qwen's official
-    masker also takes every turn's outer tokens.
-
-    Args:
-        head: what begins a turn, with {} for its role.
-        between: what stands behind a turn's end.
-    """
-    text = head.format("system") + system + end + between if system else ""
+def _render_chat(pairs: list[tuple[str, str]], chat: _Chat, system: str, open_ended: bool) -> Rendered:
+    """Supervises each answer and the token that ends it; Qwen's official masker also takes a turn's outer tokens."""
+    text = chat.head.format("system") + system + chat.end + chat.between if system else ""
     spans, last = [], len(pairs) - 1
     for number, (role, value) in enumerate(pairs):
-        text += head.format(_CHAT_ROLES[role])
+        text += chat.head.format(_CHAT_ROLES[role])
         if open_ended and number == last and role == "gpt":
             break
         start = len(text)
-        text += f"{value}{end}"
+        text += f"{value}{chat.end}"
         if role == "gpt" and value:
             spans.append((start, len(text)))
-        text += between
+        text += chat.between
     if open_ended and pairs[last][0] == "human":
-        text += head.format(_CHAT_ROLES["gpt"])
+        text += chat.head.format(_CHAT_ROLES["gpt"])
     return Rendered(text, tuple(spans))
-
-
-def _render_qwen(pairs: list[tuple[str, str]], system: str, open_ended: bool) -> Rendered:
-    return _render_chat(pairs, system, open_ended, head="<|im_start|>{}\n", end=_TURN_END["qwen"], between="\n")
-
-
-def _render_llama3(pairs: list[tuple[str, str]], system: str, open_ended: bool) -> Rendered:
-    head = "<|start_header_id|>{}<|end_header_id|>\n\n"
-    stripped = [(role, value.strip()) for role, value in pairs]
-    return _render_chat(stripped, system, open_ended, head=head, end=_TURN_END["llama3"], between="")
 
 
 def written_marks(pictures: Sequence[Picture]) -> list[str]:

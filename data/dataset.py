@@ -18,14 +18,13 @@ from pydantic import Field
 from ..core.errors import UserError
 from ..core.nouns import Request
 from ..core.section import Section
-from .collate import Sample
+from .collate import Sample, empty_sample
 from .conversations import MARKS, Encoded, PromptFormat, encode
 from .images import Aspect
 from .media import Eyes, Media
-from .mixture import identities
+from .mixture import Selection, identities
 from .processor import Processor
 from .records import RecordFile, num_clips
-from .selection import Selection
 from .tiles import Convention
 from .videos import VideoSettings
 
@@ -162,26 +161,23 @@ class ConversationDataset:
         With `on_error: skip` a record that turns out to be unusable keeps its place with nothing to learn
         from, and is listed; its neighbour never takes the place.
         """
-        file, number = self.places[index]
         try:
             encoded, media = self._read(index)
             pixels, pictures = (media.pixels(), media.pictures) if media is not None else (None, ())
         except UserError as error:
             if self._stops(error):
-                raise self._unusable(self.records[file], int(number), error.problem, error) from error
-            self._log_skipped([self._note(self.records[file], int(number), error.problem)])
-            pad = self.processor.pad_id
-            return Sample([pad, pad], [False, False], [0, 0], None, self.sample_id(index))
+                raise self._named(index, error) from error
+            self._list(index, error.problem)
+            return replace(empty_sample(self.processor.pad_id), sample_id=self.sample_id(index))
         return Sample(encoded.ids, encoded.loss_mask, encoded.modality, pixels, self.sample_id(index), pictures)
 
     def outline(self, index: int) -> Encoded | None:
         """Sample `index` without its pixels, which costs the heads of its files; None where it is left out."""
-        file, number = self.places[index]
         try:
             return self._read(index)[0]
         except UserError as error:
             if self._stops(error):
-                raise self._unusable(self.records[file], int(number), error.problem, error) from error
+                raise self._named(index, error) from error
             return None
 
     def _read(self, index: int) -> tuple[Encoded, Media | None]:
@@ -227,9 +223,7 @@ class ConversationDataset:
         shorter = encode(_without_marks(record), self.form, self.processor)
         if len(shorter.ids) > config.max_length:
             raise error
-        file, number = self.places[index]
-        dropped = f"{error.problem}: its {len(media.pictures)} pictures are dropped, the text is kept"
-        self._log_skipped([self._note(self.records[file], int(number), dropped)])
+        self._list(index, f"{error.problem}: its {len(media.pictures)} pictures are dropped, the text is kept")
         return shorter, False
 
     def _stops(self, error: UserError) -> bool:
@@ -249,27 +243,25 @@ class ConversationDataset:
         """List sample `index` as left out; raises `error` where the settings say that such a record ends the run."""
         if self._stops(error):
             raise error
-        file, number = self.places[index]
-        self._log_skipped([self._note(self.records[file], int(number), error.problem)])
+        self._list(index, error.problem)
 
     def request(self, index: int, *, originals: bool = False, pixels: bool = True) -> tuple[Request, str]:
         """The prompt up to the last answer, and that answer as the data has it; with `originals` for a captioner.
 
         Without `pixels` it can only be counted.
         """
-        record = self.record(index)
-        file, number = self.places[index]
+        record, file = self.record(index), int(self.places[index, 0])
         turns = record["conversations"]
         try:
-            media = self._media(record, int(file))
+            media = self._media(record, file)
             seen = media.originals() if originals else ()
             request = self._asked(turns, media, self.processor, index, seen, pixels)
             if self._drafter_eyes is not None:
-                media = self._media(record, int(file), self._drafter_eyes)
+                media = self._media(record, file, self._drafter_eyes)
                 view = self._asked(turns, media, self._drafter_eyes.processor, index, seen, pixels)
                 request = replace(request, drafter_view=view)
         except UserError as error:
-            raise self._unusable(self.records[file], int(number), error.problem, error) from error
+            raise self._named(index, error) from error
         return request, turns[-1]["value"]
 
     def _asked(
@@ -302,6 +294,16 @@ class ConversationDataset:
             where += f", {cause.where}"
         cure = (cause and cause.cure) or "mend or remove the record, or set on_error: skip to leave such records out"
         return UserError(problem, where=where, cure=cure)
+
+    def _named(self, index: int, error: UserError) -> UserError:
+        """`error` with the file and record of sample `index`."""
+        file, number = self.places[index]
+        return self._unusable(self.records[file], int(number), error.problem, error)
+
+    def _list(self, index: int, reason: str) -> None:
+        """Write sample `index` into the log of what is left out."""
+        file, number = self.places[index]
+        self._log_skipped([self._note(self.records[file], int(number), reason)])
 
     def _note(self, file: RecordFile, index: int, problem: str) -> dict[str, Any]:
         return {"file": str(file.path), "record": index, "id": _id(file, index), "reason": problem}

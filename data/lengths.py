@@ -14,7 +14,7 @@ from ..core.errors import UserError
 from .conversations import SYSTEM
 from .dataset import ConversationDataset
 from .images import is_tiled
-from .selection import fewest_ids
+from .mixture import fewest_ids
 
 LOOKED_AT = 2000  # samples that are encoded at most
 _TOPS = 16  # samples among which the longest is looked for

@@ -15,7 +15,7 @@ from PIL import Image
 from torch import Tensor
 
 from ..core.errors import UserError
-from ..core.pictures import Picture
+from ..core.pictures import PatchGrid, Picture
 from .conversations import IMAGE_MARK, MARKS
 from .images import Aspect, image_size, is_tiled, layouts, load_image, pixels
 from .patches import clip_pictures, image_picture, patches
@@ -71,24 +71,6 @@ class Eyes:
         of_clips = (clip_pictures(clip, self.video, self.processor) for clip in clips)
         return (*((picture,) for picture in of_images), *of_clips)
 
-    def whole_pixels(self, frames: Sequence[Image.Image], pictures: Sequence[Picture]) -> Tensor:
-        """Of one image or clip that is read whole, its patches [P,C]."""
-        assert pictures[0].whole is not None
-        return patches(frames, pictures[0].whole, self.processor)
-
-    def image_pixels(self, files: Sequence[Path]) -> list[Tensor]:
-        """Of each image, its tiles [I,3,S,S]."""
-        if not is_tiled(self.aspect, len(files)):
-            return list(self._tiles(files).split(1)) if files else []
-        return [self._tiles([file]) for file in files]
-
-    def _tiles(self, files: Sequence[Path]) -> Tensor:
-        return pixels([load_image(file) for file in files], self.processor, self.aspect, self.convention)
-
-    def clip_pixels(self, clip: Clip) -> Tensor:
-        """Its frames [F,3,S,S], each as the tower's own image processor makes one tile."""
-        return pixels(clip.frames(), self.processor, "square")
-
 
 @dataclass(frozen=True)
 class Media:
@@ -114,11 +96,16 @@ class Media:
         """
         if not self._found:
             return None
-        if self._eyes.processor.reads_whole:
-            shown = [[load_image(file)] for file in self._files] + [clip.frames() for clip in self._clips]
-            whole = [self._eyes.whole_pixels(*pair) for pair in zip(shown, self._found, strict=True)]
-            return torch.cat([whole[place] for place in self._order])
-        each = self._eyes.image_pixels(self._files) + [self._eyes.clip_pixels(clip) for clip in self._clips]
+        eyes, images = self._eyes, [load_image(file) for file in self._files]
+        clips = [clip.frames() for clip in self._clips]
+        if eyes.processor.reads_whole:
+            shown = zip([*([image] for image in images), *clips], self._found, strict=True)
+            each = [patches(frames, _grid(pictures), eyes.processor) for frames, pictures in shown]
+        else:
+            tiles = pixels(images, eyes.processor, eyes.aspect, eyes.convention) if images else torch.empty(0)
+            each = list(tiles.split([picture.num_tiles for (picture,) in self._found[: len(images)]]))
+            # Each frame is one tile, as the tower's own image processor makes it.
+            each += [pixels(frames, eyes.processor, "square") for frames in clips]
         return torch.cat([each[place] for place in self._order])
 
     def originals(self) -> tuple[Image.Image, ...]:
@@ -126,6 +113,12 @@ class Media:
         frames = [clip.frames() for clip in self._clips]
         each = [load_image(file) for file in self._files] + [taken[len(taken) // 2] for taken in frames]
         return tuple(each[place] for place in self._order)
+
+
+def _grid(pictures: Sequence[Picture]) -> PatchGrid:
+    """Of one image or clip that is read whole."""
+    assert pictures[0].whole is not None
+    return pictures[0].whole
 
 
 def _order(record: dict[str, Any], num_images: int, num_clips: int) -> tuple[int, ...]:

@@ -101,14 +101,8 @@ class Processor:
         Of LLaVA and LLaVA-NeXT, `AutoProcessor.from_pretrained(folder)` makes the family's processor, too. Those of
         OneVision and Qwen-VL need torchvision: their files are written, and what loads them is ours.
         """
-        if self.family == "llava_onevision":
-            self._save_onevision(folder)
-            return
-        if self.family == "causal_lm":
-            self.tokenizer.save_pretrained(folder)
-            return
-        if self.reads_whole:
-            self._save_qwen(folder)
+        if self.family not in ("llava", "llava_next"):
+            self._save_apart(folder)
             return
         of_tile = self.image_processor
         images = of_tile
@@ -123,26 +117,20 @@ class Processor:
             num_additional_image_tokens=1,  # CLS, which the "default" strategy subtracts again
         ).save_pretrained(folder)
 
-    def _save_onevision(self, folder: Path) -> None:
-        side = {"height": self.image_size, "width": self.image_size}
-        own = _settings(self.image_processor)
-        statistics = {name: own.get(name) for name in ("image_mean", "image_std", "resample")}
-        images = _pil("LlavaOnevision")(size=side, **statistics, image_grid_pinpoints=self._pinpoints())
+    def _save_apart(self, folder: Path) -> None:
+        self.tokenizer.save_pretrained(folder)
+        if not self.reads_pictures:
+            return
+        images = self.image_processor
+        about: dict[str, Any] = {"processor_class": {family: name for name, family in _FAMILIES.items()}[self.family]}
+        if self.family == "llava_onevision":
+            side, own = {"height": self.image_size, "width": self.image_size}, _settings(images)
+            statistics = {name: own.get(name) for name in ("image_mean", "image_std", "resample")}
+            images = _pil("LlavaOnevision")(size=side, **statistics, image_grid_pinpoints=self._pinpoints())
+            about |= {"num_image_tokens": self.num_image_tokens, "vision_feature_select_strategy": "full"}
+            about |= {"patch_size": self.patch_size}
         images.save_pretrained(folder)
-        self.tokenizer.save_pretrained(folder)
-        about = {
-            "processor_class": "LlavaOnevisionProcessor",
-            "num_image_tokens": self.num_image_tokens,
-            "vision_feature_select_strategy": "full",
-            "patch_size": self.patch_size,
-        }
         (folder / "processor_config.json").write_text(json.dumps(about, indent=1))
-
-    def _save_qwen(self, folder: Path) -> None:
-        self.image_processor.save_pretrained(folder)
-        self.tokenizer.save_pretrained(folder)
-        names = {family: name for name, family in _FAMILIES.items()}
-        (folder / "processor_config.json").write_text(json.dumps({"processor_class": names[self.family]}, indent=1))
 
     def _pinpoints(self) -> list[list[int]]:
         usual = next_resolutions if self.family == "llava_next" else onevision_resolutions

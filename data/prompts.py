@@ -142,16 +142,15 @@ def _filled(path: Path) -> Iterator[tuple[int, str]]:
 
 
 def _coco(path: Path, source: PromptSource) -> Iterator[ImagePrompt]:
-    coco = CocoSource(kind="coco", annotations=str(path), which=source.which)
-    for item in read(coco):
-        if isinstance(item, Captioned):
-            yield ImagePrompt(item.key, item.caption)
+    return _captions(CocoSource(kind="coco", annotations=str(path), which=source.which))
 
 
 def _tar(path: Path, source: PromptSource) -> Iterator[ImagePrompt]:
-    for item in read(TarSource(kind="webdataset", path=str(path))):
-        if isinstance(item, Captioned):
-            yield ImagePrompt(item.key, item.caption)
+    return _captions(TarSource(kind="webdataset", path=str(path)))
+
+
+def _captions(source: CocoSource | TarSource) -> Iterator[ImagePrompt]:
+    return (ImagePrompt(item.key, item.caption) for item in read(source) if isinstance(item, Captioned))
 
 
 _READERS = {".json": _coco, ".jsonl": _json_lines, ".tsv": _parti, ".txt": _lines, ".tar": _tar}

@@ -28,37 +28,35 @@ from .workers import num_processes, quiet_worker
 _FORMAT = 3  # of a kept index and of the checks it holds: count up when either changes
 
 
-COLUMNS = ("offsets", "sizes", "lengths", "images", "clips")
+# What an index holds of each record, and the type of the array.
+COLUMNS = {
+    "offsets": np.int64,  # first byte
+    "sizes": np.int32,  # bytes
+    "lengths": np.int32,  # words over all turns, negative for text-only records
+    "images": np.int16,  # pictures that a record names
+    "clips": np.int16,
+}
 
 
 @dataclass(frozen=True)
 class RecordFile:
-    """One indexed file. Arrays have an entry for each record, in file order."""
+    """One indexed file."""
 
     path: Path
-    offsets: np.ndarray  # [n] int64 first byte
-    sizes: np.ndarray  # [n] int32 bytes
-    lengths: np.ndarray  # [n] int32 words over all turns, negative for text-only records
-    images: np.ndarray  # [n] int16 pictures that a record names
-    clips: np.ndarray  # [n] int16
+    columns: dict[str, np.ndarray]  # name, as in `COLUMNS` -> [n], in file order
     problems: dict[int, str]  # record -> what is wrong with it
     id_kinds: dict[str, int]  # type of a usable record's `id` -> the first record that has such a one
     duplicate_ids: int  # usable records whose id an earlier one has
     first_duplicate: tuple[int, int] | None  # the first of them, and that earlier record
 
     def __len__(self) -> int:
-        return len(self.offsets)
-
-    def column(self, name: str) -> np.ndarray:
-        """[n] the array of this name, one of `COLUMNS`."""
-        assert name in COLUMNS, name
-        return vars(self)[name]
+        return len(self.columns["offsets"])
 
     def read(self, index: int) -> dict[str, Any]:
         """Record `index`, opened anew each time: a handle shared by workers would share its position."""
         with open(self.path, "rb") as file:
-            file.seek(int(self.offsets[index]))
-            return json.loads(file.read(int(self.sizes[index])))
+            file.seek(int(self.columns["offsets"][index]))
+            return json.loads(file.read(int(self.columns["sizes"][index])))
 
 
 def open_records(path: Path, cache: Path) -> RecordFile:
@@ -78,18 +76,9 @@ def open_records(path: Path, cache: Path) -> RecordFile:
             _keep(_index(path), kept)
     with np.load(kept, allow_pickle=False) as arrays:
         extra = json.loads(str(arrays["extra"]))
-        return RecordFile(
-            path,
-            arrays["offsets"],
-            arrays["sizes"],
-            arrays["lengths"],
-            arrays["images"],
-            arrays["clips"],
-            {int(record): problem for record, problem in extra["problems"].items()},
-            extra["id_kinds"],
-            extra["duplicate_ids"],
-            extra["first_duplicate"] and tuple(extra["first_duplicate"]),
-        )
+        extra["problems"] = {int(record): problem for record, problem in extra["problems"].items()}
+        extra["first_duplicate"] = extra["first_duplicate"] and tuple(extra["first_duplicate"])
+        return RecordFile(path, {name: arrays[name] for name in COLUMNS}, **extra)
 
 
 def file_identity(path: Path) -> str:
@@ -177,39 +166,26 @@ def num_words(text: str) -> int:
 class _Part:
     """The records of a piece of a file, numbered from its beginning."""
 
-    offsets: np.ndarray
-    sizes: np.ndarray
-    lengths: np.ndarray
-    images: np.ndarray
-    clips: np.ndarray
+    columns: dict[str, np.ndarray]  # of `COLUMNS`, and id_hashes [n] int64: 0 without an id, and of unusable records
     problems: dict[int, str]
     id_kinds: dict[str, int]
-    id_hashes: np.ndarray  # [n] int64, 0 where there is no id or the record is unusable
 
 
 def _index(path: Path) -> RecordFile:
     parts = _scan_pieces(path) or [_scan(scan.entries(path))]
-    starts = np.cumsum([0] + [len(part.offsets) for part in parts]).tolist()
-    if not starts[-1]:
+    columns = {name: np.concatenate([part.columns[name] for part in parts]) for name in parts[0].columns}
+    if not len(columns["offsets"]):
         raise UserError("no records", where=str(path), cure="give a JSON list, or JSONL with one record in each line")
     problems: dict[int, str] = {}
     kinds: dict[str, int] = {}
-    for start, part in zip(starts[:-1], parts, strict=True):
+    start = 0
+    for part in parts:
         problems |= {start + record: problem for record, problem in part.problems.items()}
         kinds = {kind: start + record for kind, record in part.id_kinds.items()} | kinds
-    duplicates = _duplicates(np.concatenate([part.id_hashes for part in parts]))
-    return RecordFile(
-        path,
-        np.concatenate([part.offsets for part in parts]),
-        np.concatenate([part.sizes for part in parts]),
-        np.concatenate([part.lengths for part in parts]),
-        np.concatenate([part.images for part in parts]),
-        np.concatenate([part.clips for part in parts]),
-        problems,
-        dict(sorted(kinds.items())),
-        len(duplicates),
-        (int(duplicates[0, 0]), int(duplicates[0, 1])) if len(duplicates) else None,
-    )
+        start += len(part.columns["offsets"])
+    duplicates = _duplicates(columns.pop("id_hashes")).tolist()
+    first = tuple(duplicates[0]) if duplicates else None
+    return RecordFile(path, columns, problems, dict(sorted(kinds.items())), len(duplicates), first)
 
 
 def _scan_pieces(path: Path) -> list[_Part] | None:
@@ -232,41 +208,24 @@ def _scan_piece(path: Path, start: int, stop: int) -> _Part | None:
 
 
 def _scan(entries: Iterable[scan.Entry]) -> _Part:
-    offsets: list[int] = []
-    sizes: list[int] = []
-    lengths: list[int] = []
-    images: list[int] = []
-    clips: list[int] = []
-    hashes: list[int] = []
+    rows: list[tuple[int, ...]] = []  # in the order of `COLUMNS`, and the id's hash
     problems: dict[int, str] = {}
     kinds: dict[str, int] = {}
     for number, (offset, size, record) in enumerate(entries):
-        offsets.append(offset)
-        sizes.append(size)
-        problem = check_record(record)
-        if problem:
+        if problem := check_record(record):
             problems[number] = problem
-            for values in (lengths, images, clips, hashes):
-                values.append(0)
+            rows.append((offset, size, 0, 0, 0, 0))
             continue
         words = num_words(" ".join([turn["value"] for turn in record["conversations"]]))
-        images.append(num_images(record))
-        clips.append(num_clips(record))
-        lengths.append(words if images[-1] or clips[-1] else -words)
-        name = record.get("id")
+        images, clips, name = num_images(record), num_clips(record), record.get("id")
         kinds.setdefault(type(name).__name__, number)
         # Python's own hash differs from process to process, but not between forked ones.
-        hashes.append(0 if name is None else hash(str(name)))
-    return _Part(
-        np.array(offsets, dtype=np.int64),
-        np.array(sizes, dtype=np.int32),
-        np.array(lengths, dtype=np.int32),
-        np.array(images, dtype=np.int16),
-        np.array(clips, dtype=np.int16),
-        problems,
-        kinds,
-        np.array(hashes, dtype=np.int64),
-    )
+        id_hash = 0 if name is None else hash(str(name))
+        rows.append((offset, size, words if images or clips else -words, images, clips, id_hash))
+    table = np.array(rows, dtype=np.int64).reshape(-1, len(COLUMNS) + 1)
+    types = COLUMNS | {"id_hashes": np.int64}
+    columns = {name: table[:, place].astype(kind) for place, (name, kind) in enumerate(types.items())}
+    return _Part(columns, problems, kinds)
 
 
 def _duplicates(hashes: np.ndarray) -> np.ndarray:
@@ -285,6 +244,5 @@ def _keep(found: RecordFile, kept: Path) -> None:
         "first_duplicate": found.first_duplicate,
     }
     aside = kept.with_name(f"{kept.stem}.{os.getpid()}.tmp.npz")
-    columns: dict[str, Any] = {name: found.column(name) for name in COLUMNS}
-    np.savez(aside, **columns, extra=np.array(json.dumps(extra)))
+    np.savez(aside, **found.columns, extra=np.array(json.dumps(extra)))  # type: ignore[arg-type]
     os.replace(aside, kept)

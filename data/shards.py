@@ -24,8 +24,21 @@ import xxhash
 from torch import Tensor
 
 from ..core.errors import UserError
-from .shard_files import AGAIN, FORMAT, Shard, dump, edited, read_json, read_shard, tar_path, unwritable, write_whole
-from .shard_members import BAD_MEMBERS, Buffer, pack, unpack
+from ..core.files import read_json, unwritable, write_whole
+from .shard_files import (
+    AGAIN,
+    BAD_MEMBERS,
+    FORMAT,
+    Buffer,
+    Shard,
+    difference,
+    dump,
+    edited,
+    pack,
+    read_shard,
+    tar_path,
+    unpack,
+)
 
 _KEY = re.compile(r"[A-Za-z0-9_-]{1,80}")  # no dot: webdataset's keys end there; short enough for a plain ustar header
 _SIDECAR = re.compile(r"shard-(\d{6,})\.json")
@@ -47,11 +60,11 @@ def claim(folder: Path, identity: Mapping[str, Any]) -> None:
         if _indices(folder):
             raise UserError("shards without identity.json", where=str(folder), cure="give an empty folder")
         write_whole(mark, dump(wanted))
-    kept = [read_json(mark)]
+    kept = [read_json(mark, cure=AGAIN)]
     if (folder / "manifest.json").is_file():
         kept.append(_manifest(folder)["identity"])
     for held in kept:
-        if (field := _difference(held, wanted)) is not None:
+        if (field := difference(held, wanted)) is not None:
             problem = f"the shards in this folder were made with another {field[0]}: {field[1]!r}, now {field[2]!r}"
             raise UserError(problem, where=str(folder), cure="give another folder, or delete this one")
 
@@ -228,7 +241,7 @@ class ShardReader:
 
     def __getitem__(self, index: int) -> tuple[str, dict[str, Tensor], dict[str, Any]]:
         span = self.span(index)
-        packed = _read_span(span)
+        packed = span.read()
         span.check(packed)
         try:
             return unpack(packed)
@@ -278,7 +291,7 @@ class ShardReader:
         path = tar_path(self.folder, shard.index).with_suffix(".json")
         if not path.is_file() or hashlib.sha256(path.read_bytes()).hexdigest() != shard.sidecar_sha256:
             raise edited(path, "missing, or its checksum is not the manifest's")
-        return read_json(path)
+        return read_json(path, cure=AGAIN)
 
 
 @dataclass(frozen=True)
@@ -300,13 +313,25 @@ class Span:
         """The error to raise where the bytes cannot be parsed."""
         return edited(self.path, f"sample {self.number} is not a safetensors and a json member: {error}")
 
-    def cut(self) -> UserError:
-        """The error to raise where the file is too short."""
-        return edited(self.path, f"it ends before byte {self.stop}")
+    def read(self, start: int = 0, stop: int | None = None) -> bytes:
+        """Bytes `start` to `stop` of the sample. Raises `UserError` where the file is gone or too short."""
+        piece = bytearray((self.stop - self.start if stop is None else stop) - start)
+        self.read_into(memoryview(piece), start)
+        return bytes(piece)
 
-    def missing(self) -> UserError:
-        """The error to raise where the file is gone."""
-        return UserError("missing shard", where=str(self.path), cure=AGAIN)
+    def read_into(self, memory: memoryview, skip: int = 0) -> None:
+        """Fill `memory` with the sample's bytes behind the first `skip`. Raises as `read`."""
+        try:
+            with open(self.path, "rb", buffering=0) as file:
+                file.seek(self.start + skip)
+                done = 0
+                while done < len(memory):
+                    count = file.readinto(memory[done:])
+                    if not count:
+                        raise edited(self.path, f"it ends before byte {self.stop}")
+                    done += count
+        except FileNotFoundError as error:
+            raise UserError("missing shard", where=str(self.path), cure=AGAIN) from error
 
 
 def _checksum(packed: Buffer) -> int:
@@ -314,18 +339,6 @@ def _checksum(packed: Buffer) -> int:
     digest = xxhash.xxh3_64()
     digest.update(packed)  # without Python's lock, unlike the constructor
     return digest.intdigest()
-
-
-def _read_span(span: Span) -> bytes:
-    try:
-        with open(span.path, "rb") as file:
-            file.seek(span.start)
-            data = file.read(span.stop - span.start)
-    except FileNotFoundError as error:
-        raise span.missing() from error
-    if len(data) < span.stop - span.start:
-        raise span.cut()
-    return data
 
 
 def _indices(folder: Path) -> list[int]:
@@ -338,18 +351,7 @@ def _manifest(folder: Path) -> dict[str, Any]:
     if not path.is_file():
         cure = "let the stage that writes the shards finish; it goes on where it stopped"
         raise UserError("no manifest.json: not a folder of finished shards", where=str(folder), cure=cure)
-    manifest = read_json(path)
+    manifest = read_json(path, cure=AGAIN)
     if not isinstance(manifest, dict) or manifest.get("format") != FORMAT:
         raise UserError(f"not a manifest of format {FORMAT}", where=str(path), cure="make the shards again")
     return manifest
-
-
-def _difference(kept: Any, wanted: Any, name: str = "") -> tuple[str, Any, Any] | None:
-    """The first field that differs, dotted, with both values."""
-    if isinstance(kept, dict) and isinstance(wanted, dict):
-        for key in [*wanted, *(k for k in kept if k not in wanted)]:
-            found = _difference(kept.get(key), wanted.get(key), f"{name}.{key}" if name else key)
-            if found is not None:
-                return found
-        return None
-    return None if kept == wanted else (name, kept, wanted)

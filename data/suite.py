@@ -17,6 +17,7 @@ from typing import Any, Literal, get_args
 from pydantic import Field, ValidationError, model_validator
 
 from ..core.errors import UserError, did_you_mean
+from ..core.files import write_whole
 from ..core.section import Section
 from .benchmark_sets import BENCHMARK_SETS, DESCRIBE, EXPLAIN, Ask, Medium, wording
 from .conversations import IMAGE_MARK, MARKS, VIDEO_MARK
@@ -287,12 +288,10 @@ def clean(answer: str) -> str:
 
 def write_records(path: Path, records: Sequence[dict[str, Any]]) -> Path:
     """Records as LLaVA JSON. Written only where it differs, so that a restart keeps the index of an unchanged file."""
-    text = json.dumps(list(records), indent=0)
-    if not path.is_file() or path.read_text() != text:
+    text = json.dumps(list(records), indent=0).encode()
+    if not path.is_file() or path.read_bytes() != text:
         path.parent.mkdir(parents=True, exist_ok=True)
-        aside = path.with_name(f".{path.name}")
-        aside.write_text(text)
-        aside.replace(path)
+        write_whole(path, text)
     return path
 
 

@@ -7,8 +7,7 @@ from __future__ import annotations
 
 import json
 import re
-import shutil
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -16,9 +15,11 @@ from typing import Any
 from PIL import Image
 
 from ..core.errors import UserError, did_you_mean, first_line
+from ..core.files import new_folder
 from .suite import INDEX, QUESTIONS, Task
 
 NO_REFERENCE = "(no reference)"  # records have an answer, and some sets have none
+CHANGED = "the set has changed since this was written: give a directory with suite.json"
 
 
 @dataclass(frozen=True)
@@ -84,22 +85,16 @@ def fetch(
     """
     if folder.is_dir():
         return folder
-    aside = folder.with_name(folder.name + ".partial")
-    shutil.rmtree(aside, ignore_errors=True)
-    aside.mkdir(parents=True)
     index: dict[str, Any] = {"sets": {}, "questions": {}}
-    for name, limit in sets.items():
-        if name not in published:
-            raise UserError(f"{name!r} is no published set", where="key suite.sets", cure=did_you_mean(name, published))
-        rows = _first(_load(name, published[name]), published[name], limit)
-        records = [_record(name, row, number, published[name], aside) for number, row in enumerate(rows)]
-        index["sets"][name] = {"file": _write(aside, name, records)}
-    for task in (t for t in tasks if t in QUESTIONS):
-        rows = _first(_load(task, questions[task]), questions[task], None)
-        records = [_record(task, row, number, questions[task], aside) for number, row in enumerate(rows)]
-        index["questions"][task] = _write(aside, task, records)
-    (aside / INDEX).write_text(json.dumps(index, indent=1))
-    aside.rename(folder)
+    with new_folder(folder) as aside:
+        for name, limit in sets.items():
+            if name not in published:
+                cure = did_you_mean(name, published)
+                raise UserError(f"{name!r} is no published set", where="key suite.sets", cure=cure)
+            index["sets"][name] = {"file": write_set(aside, name, _records(name, published[name], limit, aside))}
+        for task in (t for t in tasks if t in QUESTIONS):
+            index["questions"][task] = write_set(aside, task, _records(task, questions[task], None, aside))
+        (aside / INDEX).write_text(json.dumps(index, indent=1))
     return folder
 
 
@@ -117,35 +112,27 @@ def load_rows(name: str, repository: str, config: str | None, split: str, *, rev
         ) from error
 
 
-def _load(name: str, source: Published) -> Any:
+def _records(name: str, source: Published, limit: int | None, folder: Path) -> list[dict[str, Any]]:
+    """The first rows that count as records. Columns of pictures are left alone while rows are looked for."""
     found = load_rows(name, source.repository, source.config, source.split)
     needed = {source.question} | ({"sub_task"} if source.sub_task else set())
     if missing := needed - set(found.column_names):
-        raise _other(
-            name, source, f"has no column {', '.join(sorted(missing))}; it has {', '.join(found.column_names)}"
+        raise UserError(
+            f"set {name} ({source.repository}) has no column {', '.join(sorted(missing))}; it has "
+            f"{', '.join(found.column_names)}",
+            where="key suite.data.path",
+            cure=CHANGED,
         )
-    return found
-
-
-def _first(found: Any, source: Published, limit: int | None) -> Iterable[dict[str, Any]]:
-    """The first rows that count. Columns of pictures are left alone while rows are looked for."""
     places = list(range(len(found)))
     if source.sub_task is not None:
         kinds = found.select_columns(["sub_task"])["sub_task"]
         places = [place for place, kind in enumerate(kinds) if kind == source.sub_task]
     most = min((count for count in (source.rows, limit) if count is not None), default=len(places))
-    return (found[place] for place in places[:most])
+    return [_record(name, found[place], number, source, folder) for number, place in enumerate(places[:most])]
 
 
 def _record(name: str, row: dict[str, Any], number: int, source: Published, folder: Path) -> dict[str, Any]:
-    pictures = []
-    for place, image in enumerate(_pictures(row)):
-        if not isinstance(image, Image.Image):
-            raise _other(name, source, f"row {number}: a picture is {type(image).__name__}")
-        file = f"images/{name}/{number:05d}-{place}.png"
-        (folder / file).parent.mkdir(parents=True, exist_ok=True)
-        image.convert("RGB").save(folder / file)
-        pictures.append(file)
+    pictures = save_pictures(name, _pictures(row), number, folder)
     question = str(row[source.question])
     if pictures and "<image>" not in question:
         question = "<image>\n" * len(pictures) + question
@@ -174,13 +161,21 @@ def _references(row: Mapping[str, Any], source: Published) -> list[str]:
     return [NO_REFERENCE]
 
 
-def _write(folder: Path, name: str, records: list[dict[str, Any]]) -> str:
+def save_pictures(name: str, images: Sequence[Any], number: int, folder: Path) -> list[str]:
+    """Write the pictures of row `number` below `folder`; returns their paths from there."""
+    files = []
+    for place, image in enumerate(images):
+        if not isinstance(image, Image.Image):
+            raise UserError(f"set {name}, row {number}: a picture is {type(image).__name__}", cure=CHANGED)
+        files.append(f"images/{name}/{number:05d}-{place}.png")
+        (folder / files[-1]).parent.mkdir(parents=True, exist_ok=True)
+        image.convert("RGB").save(folder / files[-1])
+    return files
+
+
+def write_set(folder: Path, name: str, records: list[dict[str, Any]]) -> str:
+    """Write the records of a set; returns the name of their file. Raises `UserError` where there are none."""
     if not records:
         raise UserError(f"set {name} has no rows", where="key suite.sets", cure="leave it out, or report this")
     (folder / f"{name}.json").write_text(json.dumps(records, indent=0))
     return f"{name}.json"
-
-
-def _other(name: str, source: Published, problem: str) -> UserError:
-    return UserError(f"set {name} ({source.repository}) {problem}", where="key suite.data.path",
-                     cure="the set has changed since this was written: give a directory with suite.json")  # fmt: skip

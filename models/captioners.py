@@ -22,7 +22,9 @@ from ..core.errors import UserError, first_line
 from ..core.nouns import Request
 from ..core.pictures import IMAGE, TEXT, VIDEO
 from ..core.section import Section, torch_dtype
+from .decoding.batched import write_answers
 from .decoding.decoder import CachedDecoder
+from .decoding.warp import Warp
 from .pictures import pictures_of
 
 
@@ -246,40 +248,27 @@ class LvlmCaptioner:
         max_new_tokens: int,
     ):
         self.decoder, self.tokenizer, self.max_new_tokens = decoder, tokenizer, max_new_tokens
-        self.prompt = torch.tensor(list(prompt), device=decoder.device)
+        self.prompt = torch.tensor(list(prompt))
         self.modality = torch.where(self.prompt == image_token_id, IMAGE, TEXT).to(torch.int8)
         self.stop_ids = frozenset(stop_ids)
 
     @torch.inference_mode()
     def captions(self, request: Request) -> list[str]:
         """One caption for each picture, in prompt order."""
-        tiles = _one_tile_each(request)
-        return [self.tokenizer.decode(ids, skip_special_tokens=True).strip() for ids in self._answers(tiles)]
-
-    def _answers(self, tiles: Sequence[Tensor]) -> list[list[int]]:
-        """Greedy answers about each tile [3,S,S]; rows that have ended run along until the last one has."""
-        if not tiles:
+        requests = [Request(self.prompt, self.modality, tile[None]) for tile in _one_tile_each(request)]
+        if not requests:
             return []
-        count, length, decoder = len(tiles), len(self.prompt), self.decoder
-        cache = decoder.new_cache(length + self.max_new_tokens)
-        pixels = torch.stack(list(tiles)).to(decoder.device)
-        embeds = decoder.embed(self.prompt.expand(count, -1), self.modality.expand(count, -1), pixels)
-        answers: list[list[int]] = [[] for _ in tiles]
-        running = set(range(count))
-        for _ in range(self.max_new_tokens):
-            places = torch.arange(cache.length, cache.length + embeds.shape[1], device=decoder.device)
-            feature = decoder.forward(embeds, cache, places.expand(count, -1)).feature
-            cache.advance(embeds.shape[1])
-            chosen = decoder.logits(feature[:, -1]).argmax(-1)
-            for row, token in enumerate(chosen.tolist()):
-                if token in self.stop_ids:
-                    running.discard(row)
-                elif row in running:
-                    answers[row].append(token)
-            if not running:
-                break
-            embeds = decoder.embed(chosen[:, None])
-        return answers
+        count, stop_ids = len(requests), self.stop_ids
+        answers = write_answers(
+            self.decoder,
+            requests,
+            Warp(),
+            limits=[self.max_new_tokens] * count,
+            seeds=range(count),
+            eos_ids=stop_ids,
+        )
+        spoken = [[token for token in answer.ids if token not in stop_ids] for answer in answers]
+        return [self.tokenizer.decode(ids, skip_special_tokens=True).strip() for ids in spoken]
 
 
 def _one_tile_each(request: Request) -> list[Tensor]:

@@ -153,6 +153,7 @@ class DistillTraining(LlavaTraining):
     """
 
     metrics = ("accuracy", "agreement", "alpha")
+    banned: Tensor
 
     def __init__(
         self,

@@ -25,7 +25,7 @@ from .llamagen.captions import TextFeatures
 from .llamagen.files import load_llamagen, load_vq
 from .llamagen.training import to_model, to_pixels
 from .llamagen.transformer import LlamaGen, LlamaGenConfig, published
-from .llamagen.vq import VqConfig, VqTokenizer
+from .llamagen.vq import VqConfig
 from .targets.anole import AnoleTarget, AnoleTargetConfig, anole_config, load_anole
 from .targets.llamagen import LlamaGenTarget
 from .vqgan import encode_images, load_encoder, load_vqgan
@@ -125,15 +125,13 @@ class Generator:
         return ImageRequest(self.condition(caption, label), caption, name)
 
 
-def load_generator(
-    config: TargetConfig, made: Mapping[str, Path], *, device: torch.device, guidance: Guidance | None = None
-) -> Generator:
+def load_generator(config: TargetConfig, made: Mapping[str, Path], *, device: torch.device) -> Generator:
     """Everything that decoding pictures needs.
 
     Args:
         made: thing (target, text, vq) -> folder of the stage that trained it; others come from the recipe.
     """
-    target = load_target(config, made, device=device, guidance=guidance)
+    target = load_target(config, made, device=device)
     condition = condition_source(config, made, device=device)
     if isinstance(config, AnoleTargetConfig):
         if config.vq_path is None:
@@ -141,7 +139,7 @@ def load_generator(
         drawer = load_vqgan(config.vq_path, revision=config.vq_revision).to(device)
         rows = drawer.codebook.detach()
         return Generator(target, condition, lambda codes: to_pixels(drawer.decode(codes.to(device))).cpu(), rows, 4)
-    vq, grid = load_tokenizer(config, made).to(device), target.grid
+    vq, grid = load_vq(made.get("vq") or str(config.vq)).to(device), target.grid
 
     def pictures(codes: Tensor) -> Tensor:
         return to_pixels(vq.decode(codes.to(device), (grid, grid))).cpu()
@@ -150,7 +148,7 @@ def load_generator(
 
 
 def load_target(
-    config: TargetConfig, made: Mapping[str, Path], *, device: torch.device, guidance: Guidance | None = None
+    config: TargetConfig, made: Mapping[str, Path], *, device: torch.device
 ) -> LlamaGenTarget | AnoleTarget:
     """The frozen target alone: what a head needs while it trains."""
     if isinstance(config, AnoleTargetConfig):
@@ -160,9 +158,9 @@ def load_target(
             dtype=getattr(torch, config.dtype),
             device_map=config.device_map,
             device=device,
-            guidance=guidance or config.guidance,
+            guidance=config.guidance,
         )
-    return LlamaGenTarget(load_transformer(config, made).to(device), guidance or config.guidance)
+    return LlamaGenTarget(load_transformer(config, made).to(device), config.guidance)
 
 
 def model_config(config: TargetConfig) -> LlamaGenConfig | ChameleonConfig:
@@ -180,6 +178,7 @@ def sample_condition(config: TargetConfig) -> Callable[[Any], Tensor]:
     return functools.partial(_sample_label, _Label.of(config)) if config.condition == "class" else _sample_features
 
 
+# At the module's level, since reading processes get them pickled.
 def _sample_label(label: _Label, sample: Any) -> Tensor:
     return label(sample.info["caption"], sample.info["label"])
 
@@ -195,9 +194,10 @@ def picture_encoder(
     if isinstance(config, AnoleTargetConfig):
         if config.vq_path is None:
             raise UserError("pictures are encoded and target.vq_path is null", cure="name the weights of the VQ-GAN")
-        encoder = load_encoder(config.vq_path, revision=config.vq_revision).to(device)
+        encoder: Any = load_encoder(config.vq_path, revision=config.vq_revision)
+        encoder.to(device)
         return lambda pixels: encode_images(encoder, to_model(pixels.to(device))).cpu()
-    vq = load_tokenizer(config, made).to(device)
+    vq = load_vq(made.get("vq") or str(config.vq)).to(device)
     return lambda pixels: vq.encode(to_model(pixels.to(device))).cpu()
 
 
@@ -232,10 +232,6 @@ def load_transformer(config: LlamaGenTargetConfig, made: Mapping[str, Path]) -> 
                 where=str(source), cure="name the size, condition and image_size of these weights",
             )  # fmt: skip
     return model
-
-
-def load_tokenizer(config: LlamaGenTargetConfig, made: Mapping[str, Path]) -> VqTokenizer:
-    return load_vq(made.get("vq") or str(config.vq))
 
 
 def condition_source(

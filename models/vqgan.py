@@ -22,10 +22,9 @@ from torch.nn import functional as F
 from transformers import ChameleonVQVAE, ChameleonVQVAEConfig
 
 from ..core.errors import UserError
-from ..core.section import Section
 from .llamagen.folders import WEIGHTS, check_shapes, find_folder, shapes_of
 from .llamagen.published_files import load_pickle, weights_in
-from .llamagen.vq import IMAGES_PER_PASS, Attention, ResBlock, Upsample, norm
+from .llamagen.vq import IMAGES_PER_PASS, Attention, ResBlock, Upsample, VqConfig, norm
 
 GROUPS = 32  # of the group norms, here as in transformers' encoder
 _DECODER = ("decoder.", "post_quant_conv.", "quantize.")
@@ -34,27 +33,11 @@ _LOSS = "loss."  # the discriminator that it was trained against
 _LANDMARK = "decoder.conv_in.weight"
 
 
-class VqGanConfig(Section):
+class VqGanConfig(VqConfig):
     """The shape of a tokenizer; the defaults are the published one's, which has 16 x 16 pixels to a code."""
 
-    base_channels: int = Field(128, ge=GROUPS, multiple_of=GROUPS)
-    # Channels per level over base_channels; each level but the last halves the side.
-    ch_mult: tuple[int, ...] = Field((1, 1, 2, 2, 4), min_length=1)
-    # Residual blocks per level of the encoder; the decoder has one more.
-    num_res_blocks: int = Field(2, ge=1)
-    z_channels: int = Field(256, ge=1)
     codebook_size: int = Field(8192, ge=2)
     codebook_dim: int = Field(256, ge=1)
-
-    @property
-    def channels(self) -> tuple[int, ...]:
-        """Of each level, finest first."""
-        return tuple(self.base_channels * m for m in self.ch_mult)
-
-    @property
-    def factor(self) -> int:
-        """Pixels along a side of one code."""
-        return 2 ** (len(self.ch_mult) - 1)
 
 
 class VqGan(nn.Module):
@@ -175,7 +158,7 @@ def encode_images(model: nn.Module, pixels: Tensor) -> Tensor:
 # ---- files
 
 
-def load_vqgan(source: str | Path, *, revision: str | None = None, dtype: torch.dtype = torch.float32) -> VqGan:
+def load_vqgan(source: str | Path, *, revision: str | None = None) -> VqGan:
     """The decoding half in eval mode on the CPU.
 
     Args:
@@ -190,7 +173,7 @@ def load_vqgan(source: str | Path, *, revision: str | None = None, dtype: torch.
     mine = {name: tensor for name, tensor in state.items() if name.startswith(_DECODER)}
     check_shapes(shapes_of(mine), shapes_of(model.state_dict()), where=where)
     model.load_state_dict(mine)
-    return model.to(dtype)
+    return model.float()
 
 
 def load_encoder(source: str | Path, *, revision: str | None = None) -> ChameleonVQVAE:

@@ -18,11 +18,10 @@ from ..core.section import Section
 from ..data.captioned import CaptionedSource, read
 from ..data.captioned.items import Source
 from ..data.dataset import ConversationData, ConversationDataset
-from ..data.mixture import are_present
+from ..data.mixture import Selection, are_present
 from ..data.processor import Processor
 from ..data.prompts import PromptSource, read_prompts
 from ..data.records import paths
-from ..data.selection import Selection
 from ..trainers.context import Context
 from ..trainers.evaluation.benchmarks import HUB, SetsBenchmark, TabedBenchmark
 from ..trainers.records import data_files

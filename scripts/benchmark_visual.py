@@ -414,7 +414,7 @@ def write_pictures(folder: Path, count: int) -> int:
 def encode(pictures: Path, output: Path, per_shard: int) -> None:
     """One stage in this process: pixels and codes."""
     from draftsmith.core.tracking import TrackingConfig
-    from draftsmith.models.llamagen.files import save_vq
+    from draftsmith.models.llamagen.files import save_model
     from draftsmith.models.llamagen.vq import VqConfig, VqTokenizer
     from draftsmith.trainers.context import Context
     from draftsmith.trainers.engine import EngineConfig
@@ -425,7 +425,7 @@ def encode(pictures: Path, output: Path, per_shard: int) -> None:
     if not (vq := output / "vq").is_dir():
         tokenizer = VqTokenizer(shape)
         tokenizer.reset_parameters(torch.Generator().manual_seed(0))
-        save_vq(tokenizer, vq)
+        save_model(tokenizer, vq)
     target = demo_recipe().target.model_copy(update={"vq": shape, "image_size": SIDE})
     source = {"kind": "webdataset", "path": f"{pictures}/*.tar"}
     settings: dict[str, Any] = {"kind": "encode", "source": source, "write": ["pixels", "codes"]}

@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from draftsmith.core.errors import UserError
-from draftsmith.core.folders import check_new, new_folder
+from draftsmith.core.files import check_new, new_folder
 from draftsmith.core.section import torch_dtype
 from draftsmith.eval.timing import options
 from draftsmith.models.llamagen import files, folders, lantern_layout, published_files
@@ -33,13 +33,12 @@ def from_pickle(arguments):
     aside = [str(name) for name in loaded if name not in state and name not in published_files.WRAPPERS]
     if arguments.vq:
         config: Any = published_files.infer_vq_config(state, where=str(path))
-        expected = files.vq_shapes(config)
     else:
         grid = published_files.grid_of(path.name, arguments.image_size)
         config = published_files.infer_config(
             state, grid=grid, size=arguments.size, num_heads=arguments.heads, where=str(path)
         )
-        expected = files.llamagen_shapes(config)
+    expected = files.shapes_for(config)
     state, unknown = published_files.leave_out(state, expected)
     folders.check_shapes(folders.shapes_of(state), expected, where=str(path))
     return state, config, [*aside, *unknown]
@@ -73,10 +72,8 @@ def convert(arguments) -> None:
     state, config, left_out = (from_pickle if is_pickle else from_folder)(arguments)
     if arguments.dtype:
         state = {name: tensor.to(torch_dtype(arguments.dtype)) for name, tensor in state.items()}
-    if arguments.vq:
-        values, what = files.vq_values(config), f"VQ tokenizer, {config.factor} pixels per code"
-    else:
-        values, what = files.llamagen_values(config), described(config)
+    values = files.values_of(config)
+    what = f"VQ tokenizer, {config.factor} pixels per code" if arguments.vq else described(config)
     buffers = {"quantize.codebook_used", "cls_embedding.uncond_embedding"}
     count = sum(tensor.numel() for name, tensor in state.items() if name not in buffers)
     if arguments.to == "lantern":

@@ -19,7 +19,7 @@ from typing import Any
 import torch
 import yaml
 from draftsmith.core.errors import UserError
-from draftsmith.core.folders import new_folder
+from draftsmith.core.files import new_folder
 from draftsmith.core.secrets import redact
 from draftsmith.data.processor import load_processor
 from draftsmith.eval.timing import options

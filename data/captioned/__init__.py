@@ -12,10 +12,8 @@ from typing import Annotated
 
 from pydantic import Field
 
-from .coco import CocoSource, coco_openers
-from .folders import ClassFolderSource, FolderSource, class_openers, folder_openers
-from .items import Captioned, Opener, Refused, center_crop, decode_image
-from .webdataset import TarSource, num_tar_items, tar_openers
+from .items import Captioned, Refused, center_crop, decode_image
+from .sources import ClassFolderSource, CocoSource, FolderSource, TarSource
 
 __all__ = [
     "Captioned",
@@ -41,29 +39,12 @@ def read(source: CaptionedSource, start: int = 0) -> Iterator[Captioned | Refuse
         UserError: a missing file or folder, an address, a damaged tar or json; at once or where the stream comes to it.
     """
     assert start >= 0, start
-    openers = _openers(source, start)
     left = None if source.max_samples is None else max(source.max_samples - start, 0)
-    return (opener(number) for number, opener in enumerate(itertools.islice(openers, left), start))
+    openers = itertools.islice(source.openers(start), left)
+    return (opener(number) for number, opener in enumerate(openers, start))
 
 
 def num_items(source: CaptionedSource) -> int:
     """How many items `read` gives, refused ones included; no picture is read."""
-    if isinstance(source, TarSource):
-        count = num_tar_items(source)
-    else:
-        count = sum(1 for _ in _openers(source, 0))
+    count = source.num_items()
     return count if source.max_samples is None else min(count, source.max_samples)
-
-
-def _openers(source: CaptionedSource, start: int) -> Iterator[Opener]:
-    """One for each item from `start` on."""
-    match source:
-        case TarSource():
-            return tar_openers(source, start)
-        case FolderSource():
-            return itertools.islice(folder_openers(source), start, None)
-        case ClassFolderSource():
-            return itertools.islice(class_openers(source), start, None)
-        case CocoSource():
-            return itertools.islice(coco_openers(source), start, None)
-    raise AssertionError(source)

@@ -6,10 +6,9 @@ A reader raises `Unusable` for what concerns one item, and `UserError` for what 
 from __future__ import annotations
 
 import io
-import json
 import struct
 import zlib
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -18,16 +17,28 @@ from PIL import Image
 from pydantic import Field
 
 from ...core.errors import UserError
+from ...core.files import read_json
 from ...core.section import Section
 
 MAX_TEXT_BYTES = 1 << 20  # of a caption file or of a sample's json
 
 
+Opener = Callable[[int], "Captioned | Refused"]  # number -> item; only then are picture and caption read
+
+
 class Source(Section):
-    """What every kind of source can be told."""
+    """What every kind of source can be told, and does."""
 
     # Read the first so many items, refused ones included; null: all.
     max_samples: int | None = Field(None, ge=1)
+
+    def openers(self, start: int) -> Iterator[Opener]:
+        """One for each item from number `start` on, in a fixed order."""
+        raise NotImplementedError
+
+    def num_items(self) -> int:
+        """All of them, before `max_samples`."""
+        return sum(1 for _ in self.openers(0))
 
 
 @dataclass(frozen=True)
@@ -55,9 +66,6 @@ class Refused:
 
 class Unusable(Exception):
     """Carries `reason` and `detail` to where the item's number is known."""
-
-
-Opener = Callable[[int], Captioned | Refused]  # number -> item; only then are picture and caption read
 
 
 def opened(
@@ -110,12 +118,7 @@ def existing_folder(folder: str) -> Path:
 
 def json_file(path: Path) -> Any:
     """What a JSON file holds. Raises `UserError` where it is missing or cannot be read."""
-    try:
-        return json.loads(path.read_bytes())
-    except FileNotFoundError as error:
-        raise UserError("file not found", where=str(path), cure="check the data section") from error
-    except (OSError, ValueError, RecursionError) as error:
-        raise UserError(f"not valid JSON: {error}", where=str(path), cure="fetch the file again") from error
+    return read_json(path, cure="check the data section, or fetch the file again")
 
 
 MAX_PIXELS = 89_478_485  # above it a picture is taken for a decompression bomb (Pillow's own limit)

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import io
 import random
-import shutil
 import zlib
 from dataclasses import dataclass
 from pathlib import Path
@@ -20,6 +19,7 @@ import webdataset
 from PIL import Image, ImageDraw
 
 from ...core.errors import UserError
+from ...core.files import new_folder
 from .scene import BACKGROUND, OVERSAMPLING, draw_shape
 from .scene import COLORS as ALL_COLORS
 
@@ -90,17 +90,13 @@ def write_captioned(
         pairs: share of pictures with two figures.
         splits: split -> number of pictures; `held_out` has figures that no other split has.
     """
-    aside = folder.with_name(folder.name + ".partial")
-    shutil.rmtree(aside, ignore_errors=True)
-    aside.mkdir(parents=True)
-    for split, count in splits.items():
-        # Fixed times and owners: the same seed writes the same bytes.
-        with webdataset.TarWriter(str(aside / f"{split}-00000.tar"), mtime=0.0, user="", group="") as tar:
-            for index in range(count):
-                tar.write(_sample(seed, split, index, image_size, grain, pairs))
-    # A stage that was killed before it was marked as done finds its own world here, and writes it again.
-    shutil.rmtree(folder, ignore_errors=True)
-    aside.rename(folder)
+    # A stage that was killed before it was marked as done finds its own pictures here, and writes them again.
+    with new_folder(folder, replace=True) as aside:
+        for split, count in splits.items():
+            # Fixed times and owners: the same seed writes the same bytes.
+            with webdataset.TarWriter(str(aside / f"{split}-00000.tar"), mtime=0.0, user="", group="") as tar:
+                for index in range(count):
+                    tar.write(_sample(seed, split, index, image_size, grain, pairs))
 
 
 def _sample(seed: int, split: str, index: int, image_size: int, grain: float, pairs: float) -> dict[str, Any]:

@@ -9,18 +9,17 @@ from __future__ import annotations
 import hashlib
 import json
 import random
-import shutil
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import yaml
 
+from ...core.files import new_folder
 from ..videos import write_clip
 from .scenarios import KINDS, TEXT_ONLY, Scenario, clip
 from .scene import draw
-from .suite import write_suite
-from .video_suite import write_video_suite
+from .suites import write_suite, write_video_suite
 
 
 def write_world(
@@ -48,52 +47,35 @@ def write_world(
         video_suite: records of each set of videos, pictures and texts, under `video_suite/`; 0: none.
         lengths: frames of that suite's clips, in turn.
     """
-    aside = folder.with_name(folder.name + ".partial")
-    shutil.rmtree(aside, ignore_errors=True)
-    aside.mkdir(parents=True)
-    manifest: dict[str, Any] = {"seed": seed, "image_size": image_size, "splits": splits, "sha256": {}}
     frames = clip_frames or {}
+    manifest: dict[str, Any] = {"seed": seed, "image_size": image_size, "splits": splits, "sha256": {}}
     manifest |= {"clip_frames": frames} if frames else {}
-    for split, counts in splits.items():
-        manifest["sha256"][f"{split}.json"] = _write_split(aside, split, counts, seed, image_size, frames.get(split))
-    for mixture, parts in (mixtures or {}).items():
-        entries = [{"json_path": f"{split}.json", "sampling_strategy": strategy} for split, strategy in parts.items()]
-        (aside / f"{mixture}.yaml").write_text(yaml.safe_dump({"datasets": entries}, sort_keys=False))
-    if suite:
-        write_suite(
-            aside / "suite",
-            suite,
-            lambda at, split, kind, index: _write_record(at, split, kind, index, seed, image_size),
-            words=lambda split, index: str(sample(seed, split, "word", index).scenes[0].word),
-        )
-    if video_suite:
-        write_video_suite(
-            aside / "video_suite",
-            video_suite,
-            lengths,
-            lambda at, split, kind, index, count: _write_record(at, split, kind, index, seed, image_size, count),
-            seed=seed,
-        )
-    (aside / "manifest.json").write_text(json.dumps(manifest, indent=1))
-    # A stage that was killed before it was marked as done finds its own world here, and writes it again.
-    shutil.rmtree(folder, ignore_errors=True)
-    aside.rename(folder)
+
+    def record(at: Path, split: str, kind: str, index: int, num_frames: int | None = None) -> dict[str, Any]:
+        return _write_record(at, split, kind, index, seed, image_size, num_frames)
+
+    # A stage that was killed before it was marked as done finds its own pictures here, and writes them again.
+    with new_folder(folder, replace=True) as aside:
+        for split, counts in splits.items():
+            (aside / "images" / split).mkdir(parents=True)
+            numbers = [(kind, index) for kind, count in counts.items() for index in range(count)]
+            text = json.dumps([record(aside, split, *number, frames.get(split)) for number in numbers], indent=0)
+            (aside / f"{split}.json").write_text(text)
+            manifest["sha256"][f"{split}.json"] = hashlib.sha256(text.encode()).hexdigest()
+        for mixture, parts in (mixtures or {}).items():
+            entries = [{"json_path": f"{split}.json", "sampling_strategy": share} for split, share in parts.items()]
+            (aside / f"{mixture}.yaml").write_text(yaml.safe_dump({"datasets": entries}, sort_keys=False))
+        if suite:
+            write_suite(
+                aside / "suite",
+                suite,
+                record,
+                words=lambda split, index: str(sample(seed, split, "word", index).scenes[0].word),
+            )
+        if video_suite:
+            write_video_suite(aside / "video_suite", video_suite, lengths, record, seed=seed)
+        (aside / "manifest.json").write_text(json.dumps(manifest, indent=1))
     return manifest
-
-
-def _write_split(
-    folder: Path, split: str, counts: dict[str, int], seed: int, image_size: int, num_frames: int | None
-) -> str:
-    """Write a split's records and pictures; returns the SHA-256 of its JSON file."""
-    (folder / "images" / split).mkdir(parents=True)
-    records = [
-        _write_record(folder, split, kind, index, seed, image_size, num_frames)
-        for kind, number in counts.items()
-        for index in range(number)
-    ]
-    text = json.dumps(records, indent=0)
-    (folder / f"{split}.json").write_text(text)
-    return hashlib.sha256(text.encode()).hexdigest()
 
 
 def sample(seed: int, split: str, kind: str, index: int, *, num_frames: int | None = None) -> Scenario:

@@ -20,6 +20,7 @@ from ...core.states import Taps
 from ..conversations import PromptFormat
 from ..dataset import ConversationData
 from ..processor import Processor
+from ..shard_files import difference
 from .dtypes import StatesDtype
 
 # Fields that may differ between a cache and its reader where the recipe says so (`accept`): the user knows better.
@@ -116,7 +117,7 @@ def check_identity(held: Mapping[str, Any], expected: Mapping[str, Any], folder:
     for name, value in expected.items():
         if name == "states" or name in accept:
             continue
-        found = _difference(held.get(name), value, name)
+        found = difference(held.get(name), value, name)
         if found is None:
             continue
         field, was, now = found
@@ -132,7 +133,7 @@ def check_together(identities: Sequence[Mapping[str, Any]], folders: Sequence[Pa
     """Caches that are read as one are of one target and kept alike. Raises `UserError` naming field and folder."""
     for held, folder in zip(identities[1:], folders[1:], strict=True):
         for name, value in identities[0].items():
-            if name not in _OWN and (found := _difference(held.get(name), value, name)) is not None:
+            if name not in _OWN and (found := difference(held.get(name), value, name)) is not None:
                 raise UserError(
                     f"{found[0]} is {found[1]!r}, and {found[2]!r} in {folders[0]}", where=str(folder),
                     cure="read caches together that were made alike, or make one of them again",
@@ -160,16 +161,6 @@ def _pictures(data: ConversationData) -> dict[str, Any]:
         "anyres_convention": data.anyres_convention,
         "video": data.video.model_dump(mode="json"),
     }
-
-
-def _difference(held: Any, wanted: Any, name: str) -> tuple[str, Any, Any] | None:
-    """The first field that differs, dotted, with both values."""
-    if isinstance(held, Mapping) and isinstance(wanted, Mapping):
-        for key in [*wanted, *(k for k in held if k not in wanted)]:
-            if (found := _difference(held.get(key), wanted.get(key), f"{name}.{key}")) is not None:
-                return found
-        return None
-    return None if held == wanted else (name, held, wanted)
 
 
 def _hash(value: Any) -> str:

@@ -22,7 +22,7 @@ from torch.utils.data import get_worker_info
 from ...core.section import torch_dtype
 from ...core.states import Taps
 from ..codes import forward_seed
-from ..shard_members import BAD_MEMBERS, TensorPlace, places, tensor_places
+from ..shard_files import BAD_MEMBERS, TensorPlace, places, tensor_places
 from ..shards import ShardReader, Span
 from .identity import check_identity, check_together
 from .memory import Lender
@@ -97,7 +97,7 @@ class StatesReader:
         return buffer, rows, infos
 
     def _fill(self, index: int, span: Span, memory: memoryview) -> None:
-        _read_into(span, memory)
+        span.read_into(memory)
         if not self._checked[index]:
             span.check(memory)
             self._checked[index] = True
@@ -123,13 +123,13 @@ class StatesReader:
     def supervised_ids(self, index: int) -> Tensor:
         """[n] int64 of one record, without reading its states."""
         span = self.span(index)
-        head = _piece(span, 0, min(_HEAD_BYTES, span.stop - span.start))
+        head = span.read(0, min(_HEAD_BYTES, span.stop - span.start))
         try:
             found = tensor_places(head)
         except BAD_MEMBERS as error:
             raise span.broken(error) from error
         ids, mask = (
-            torch.frombuffer(bytearray(_piece(span, place.start, place.stop)), dtype=place.dtype)
+            torch.frombuffer(bytearray(span.read(place.start, place.stop)), dtype=place.dtype)
             for place in (found["ids"], found["loss_mask"])
         )
         return ids[mask].long()
@@ -200,25 +200,3 @@ def _expect(span: Span) -> None:
     if sys.platform == "linux" and span.path.is_file():
         with open(span.path, "rb", buffering=0) as file:
             os.posix_fadvise(file.fileno(), span.start, span.stop - span.start, os.POSIX_FADV_WILLNEED)
-
-
-def _piece(span: Span, start: int, stop: int) -> bytes:
-    """Bytes `start` to `stop` of a record."""
-    piece = bytearray(stop - start)
-    _read_into(span, memoryview(piece), start)
-    return bytes(piece)
-
-
-def _read_into(span: Span, memory: memoryview, skip: int = 0) -> None:
-    """Fill `memory` with the record's bytes behind the first `skip`."""
-    try:
-        with open(span.path, "rb", buffering=0) as file:
-            file.seek(span.start + skip)
-            done = 0
-            while done < len(memory):
-                count = file.readinto(memory[done:])
-                if not count:
-                    raise span.cut()
-                done += count
-    except FileNotFoundError as error:
-        raise span.missing() from error

@@ -17,13 +17,13 @@ from typing import Any
 import numpy as np
 import torch
 
+from ...core.files import write_whole
 from ...core.nouns import Batch
 from ...core.pictures import TEXT
 from ...core.states import feature_places
 from ..codes import forward_seed
 from ..collate import Sample, collate, empty_sample
 from ..dataset import ConversationDataset
-from ..shard_files import write_whole
 from ..sources import AnsweredSamples
 
 

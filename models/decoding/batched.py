@@ -57,7 +57,7 @@ def write_answers(
     scores, step = rows.scores, 0
     while True:
         draws = torch.stack([uniforms[n][min(step, limits[n] - 1)] for n in rows.numbers])
-        tokens, of_step = _pick(scores, warp, draws), None if keep is None else _on_cpu(keep(scores))
+        tokens, of_step = _pick(scores, warp, draws), None if keep is None else keep(scores).to("cpu")
         for row, (n, token) in enumerate(zip(rows.numbers, tokens.tolist(), strict=True)):
             if _goes_on(ids[n], limits[n], eos_ids):
                 ids[n].append(token)
@@ -130,10 +130,6 @@ def _pick(scores: Tensor, warp: Warp, uniforms: Tensor) -> Tensor:
     wanted = uniforms.to(cdf)[:, None] * cdf[:, -1:]
     # On the right of equals: a token without probability is never hit.
     return torch.searchsorted(cdf, wanted, right=True)[:, 0]
-
-
-def _on_cpu(kept: KeptScores) -> KeptScores:
-    return KeptScores(kept.ids.cpu(), kept.log_probs.cpu(), kept.log_rest.cpu())
 
 
 def _stacked(kept: list[tuple[Tensor, Tensor, Tensor]]) -> KeptScores:

@@ -123,7 +123,7 @@ class CachedDecoder:
         pictures: Sequence[Picture] = (),
         *,
         pool: int = 1,
-        seen: Tensor | None = None,
+        seen: Any = None,
     ) -> Tensor:
         """Embeddings [R,N,D] of ids [R,N]; runs of image and video tokens are replaced by features of `pixels`.
 
@@ -136,12 +136,15 @@ class CachedDecoder:
         if pixels is not None:
             assert modality is not None
             seen = self.see(pixels, pictures) if seen is None else seen
-            features = self.core.multi_modal_projector(pool_features(seen, pool))
-            packed = pack(features, pictures, newline_of(self.core))
-            embeds = with_features(embeds, modality, packed)
+            embeds = with_features(embeds, modality, self._features(seen, pictures, pool))
         return embeds
 
-    def see(self, pixels: Tensor, pictures: Sequence[Picture] = ()) -> Tensor:
+    def _features(self, seen: Any, pictures: Sequence[Picture], pool: int) -> Tensor:
+        """[P,D] of the visual tokens, in order, of what `see` made."""
+        features = self.core.multi_modal_projector(pool_features(seen, pool))
+        return pack(features, pictures, newline_of(self.core))
+
+    def see(self, pixels: Tensor, pictures: Sequence[Picture] = ()) -> Any:
         """The tower's states [I,P,C] that the projector reads: one pass serves every pooling."""
         # Tile by tile they are the same; a tower's layers of a long clip at once would be what fills the memory.
         return torch.cat([selected_features(self.model, tiles) for tiles in pixels.split(_TILES)])
@@ -163,12 +166,17 @@ class CachedDecoder:
             mask: [R,T] bool: no padding; None: there is none.
             pool, seen: as in `embed`.
         """
+        if pixels is not None and seen is None:
+            seen = self.see(pixels, pictures)
         embeds = self.embed(ids, modality, pixels, pictures, pool=pool, seen=seen)
-        return PromptRows(embeds, *self._placed(modality, mask, pictures), mask)
-
-    def _placed(self, modality: Tensor, mask: Tensor | None, pictures: Sequence[Picture]) -> tuple[Tensor, Tensor]:
         real = torch.ones_like(modality, dtype=torch.bool) if mask is None else mask
-        return place_positions(modality, real, pictures, self.scheme)
+        positions, behind = place_positions(modality, real, pictures, self.scheme)
+        deepstack = self._deepstack_of(seen)
+        return PromptRows(embeds, positions, behind, mask, modality != TEXT if deepstack else None, deepstack)
+
+    def _deepstack_of(self, seen: Any) -> tuple[Tensor, ...]:
+        """What is added behind the first layers, of what `see` made (Qwen3-VL)."""
+        return ()
 
     def run(
         self,

@@ -7,10 +7,8 @@ Letters: C codes, K neighbours, D width of a code, N tokens.
 from __future__ import annotations
 
 import hashlib
-import os
-import uuid
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
@@ -20,6 +18,8 @@ from safetensors.torch import save
 from torch import Tensor
 
 from ...core.errors import UserError
+from ...core.files import write_whole
+from ...core.states import OnDevice
 
 Metric = Literal["l2", "cosine", "random"]
 NAME = "codes"  # of the tensor in the file
@@ -27,7 +27,7 @@ ROWS = 256  # rows of distances held at once: 256 rows of 16384 float64 are 32 M
 
 
 @dataclass(frozen=True)
-class NeighbourTable:
+class NeighbourTable(OnDevice):
     """The nearest codes of each code, nearest first, equally near ones by index. A code is not its own neighbour."""
 
     codes: Tensor  # [C,K] int32
@@ -51,10 +51,6 @@ class NeighbourTable:
         codes = tokens - self.offset
         known = (codes >= 0) & (codes < self.num_codes)
         return self.codes[codes.where(known, 0), :k].long() + self.offset, known
-
-    def to(self, device: torch.device | str) -> NeighbourTable:
-        """The table on `device`."""
-        return replace(self, codes=self.codes.to(device))
 
 
 def load_neighbours(
@@ -85,7 +81,8 @@ def load_neighbours(
     codes = _read(path, facts)
     if codes is None:
         codes = nearest(codebook, k, metric=metric, seed=seed)
-        _write(path, codes.cpu(), facts)
+        path.parent.mkdir(parents=True, exist_ok=True)
+        write_whole(path, save({NAME: codes.cpu().contiguous()}, metadata=facts))
     return NeighbourTable(codes.to(codebook.device), offset)
 
 
@@ -133,14 +130,3 @@ def _read(path: Path, facts: dict[str, str]) -> Tensor | None:
             return file.get_tensor(NAME) if file.metadata() == facts else None
     except SafetensorError as error:
         raise UserError(f"cannot read the neighbour table: {error}", where=str(path), cure="delete it") from error
-
-
-def _write(path: Path, codes: Tensor, facts: dict[str, str]) -> None:
-    """Whole or not at all, also where several ranks write the same table."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    aside = path.with_name(f".{path.name}.{uuid.uuid4().hex}")
-    with aside.open("wb") as file:
-        file.write(save({NAME: codes.contiguous()}, metadata=facts))
-        file.flush()
-        os.fsync(file.fileno())
-    os.replace(aside, path)

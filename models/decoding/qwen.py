@@ -6,15 +6,14 @@ Letters: R rows, T places, N new positions, P patches, D width, n visual tokens.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
 from typing import Any
 
 from torch import Tensor, nn
 
-from ...core.pictures import TEXT, Picture
+from ...core.pictures import Picture
 from ...core.positions import Resume
-from ..qwen import SeenPatches, num_deepstack, position_scheme, see_patches
-from .decoder import CachedDecoder, PromptRows, with_features
+from ..qwen import num_deepstack, position_scheme, see_patches
+from .decoder import CachedDecoder, PromptRows
 
 
 class QwenDecoder(CachedDecoder):
@@ -24,10 +23,8 @@ class QwenDecoder(CachedDecoder):
         resume: where text goes on behind a clip.
     """
 
-    def __init__(
-        self, model: nn.Module, *, num_token_ids: int, never: Sequence[int] = (), resume: Resume = "max_plus_one"
-    ):
-        super().__init__(model, num_token_ids=num_token_ids, never=never)
+    def __init__(self, model: nn.Module, *, num_token_ids: int, resume: Resume = "max_plus_one"):
+        super().__init__(model, num_token_ids=num_token_ids)
         config = self.model.config
         self.scheme = position_scheme(config, resume)
         self.num_deepstack = num_deepstack(config)
@@ -41,43 +38,12 @@ class QwenDecoder(CachedDecoder):
         """`SeenPatches` of patches [P,C]."""
         return see_patches(self.model, pixels, pictures)
 
-    def embed(
-        self,
-        ids: Tensor,
-        modality: Tensor | None = None,
-        pixels: Tensor | None = None,
-        pictures: Sequence[Picture] = (),
-        *,
-        pool: int = 1,
-        seen: Any = None,
-    ) -> Tensor:
-        """Embeddings [R,N,D]; what Qwen3-VL adds behind its first layers is in `prompts` alone."""
+    def _features(self, seen: Any, pictures: Sequence[Picture], pool: int) -> Tensor:
         assert pool == 1, "Qwen-VL's mergers read patches as they are"
-        embeds = self.language_model.get_input_embeddings()(ids)
-        if pixels is None:
-            return embeds
-        assert modality is not None
-        seen = self.see(pixels, pictures) if seen is None else seen
-        return with_features(embeds, modality, seen.features)
+        return seen.features
 
-    def prompts(
-        self,
-        ids: Tensor,
-        modality: Tensor,
-        pixels: Tensor | None = None,
-        pictures: Sequence[Picture] = (),
-        *,
-        mask: Tensor | None = None,
-        pool: int = 1,
-        seen: Any = None,
-    ) -> PromptRows:
-        """As `CachedDecoder.prompts`, with the visual states of the first layers."""
-        if pixels is not None and seen is None:
-            seen = self.see(pixels, pictures)
-        made = super().prompts(ids, modality, pixels, pictures, mask=mask, pool=pool, seen=seen)
-        if not isinstance(seen, SeenPatches) or not seen.deepstack:
-            return made
-        return replace(made, visual=modality != TEXT, deepstack=seen.deepstack)
+    def _deepstack_of(self, seen: Any) -> tuple[Tensor, ...]:
+        return () if seen is None else seen.deepstack
 
     def _deepstack(self, prompts: PromptRows, start: int, stop: int) -> Mapping[str, Any]:
         if prompts.visual is None or not (here := prompts.visual[:, start:stop]).any():

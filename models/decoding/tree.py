@@ -85,15 +85,14 @@ def ancestor_mask(parents: tuple[int, ...]) -> Tensor:
     return torch.from_numpy(mask)
 
 
-def chain(tokens: Tensor, draft_probs: Tensor | None = None, *, num_expanded: int | None = None) -> Tree:
-    """The chain of `tokens` [N], of which the drafter expanded the first `num_expanded` (default all but the last)."""
+def chain(tokens: Tensor, draft_probs: Tensor | None = None) -> Tree:
+    """The chain of `tokens` [N], of which the drafter expanded all but the last."""
     n = len(tokens)
-    expanded = n - 1 if num_expanded is None else num_expanded
-    slots = tuple(i if i < expanded else -1 for i in range(n))
+    slots = tuple(i if i < n - 1 else -1 for i in range(n))
     rows = tuple(range(n)) if draft_probs is not None else ()
     return Tree(tokens, tuple(range(-1, n - 1)), slots, draft_probs, rows)
 
 
-def no_tree(device: torch.device | str = "cpu") -> Tree:
+def no_tree() -> Tree:
     """Nothing proposed: one cycle is then a step of plain decoding."""
-    return Tree(torch.empty(0, dtype=torch.int64, device=device), (), ())
+    return Tree(torch.empty(0, dtype=torch.int64), (), ())

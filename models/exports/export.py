@@ -14,7 +14,7 @@ from transformers import AutoModelForCausalLM, PreTrainedModel
 
 from ...core.checksums import check_sums
 from ...core.errors import UserError, did_you_mean
-from ...core.folders import check_new, new_folder
+from ...core.files import check_new, new_folder
 from ..drafters.made_for import MANIFEST, tested_with
 from ..hub import config_value, target_embedding
 from ..llamagen.folders import write_folder

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from dataclasses import dataclass
 from pathlib import Path
 from types import SimpleNamespace
@@ -13,6 +12,7 @@ from pydantic import TypeAdapter, ValidationError
 from transformers import PreTrainedConfig
 
 from ...core.errors import UserError
+from ...core.files import read_json
 from ..drafters import AnyDrafter
 from ..drafters.head_config import HeadConfig
 from ..drafters.head_files import head_state
@@ -67,10 +67,7 @@ def read_manifest(folder: Path) -> dict[str, Any]:
     path = folder / MANIFEST
     if not path.is_file():
         return {}
-    try:
-        found = json.loads(path.read_text())
-    except (OSError, ValueError) as error:
-        raise UserError(f"unreadable: {error}", where=str(path), cure="restore it, or train again") from error
+    found = read_json(path, cure="restore it, or train again")
     return found if isinstance(found, dict) else {}
 
 

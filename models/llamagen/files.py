@@ -6,13 +6,11 @@ is checked in full, names and shapes, before a model is made of it.
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any, TypeVar
 
 import torch
 from pydantic import ValidationError
-from torch import nn
 
 from ...core.errors import UserError, did_you_mean
 from ...core.section import Section
@@ -25,9 +23,9 @@ LLAMAGEN, VQ = "llamagen", "llamagen_vq"
 C = TypeVar("C", bound=Section)
 
 
-def save_llamagen(model: LlamaGen, folder: Path) -> None:
+def save_model(model: LlamaGen | VqTokenizer, folder: Path) -> None:
     """Write `config.json` and `model.safetensors`. The weights keep their type."""
-    write_folder(folder, llamagen_values(model.config), model.state_dict())
+    write_folder(folder, values_of(model.config), model.state_dict())
 
 
 def load_llamagen(source: str | Path, *, revision: str | None = None, dtype: torch.dtype = torch.float32) -> LlamaGen:
@@ -55,51 +53,36 @@ def read_llamagen(
     values = read_values(folder)
     if is_lantern(values):
         config = lantern_config(values, where=str(folder / CONFIG))
-        expected = shapes_of(to_lantern(_meta_state(LlamaGen, config), config)[0])
+        expected = shapes_of(to_lantern(_meta_state(config), config)[0])
         return from_lantern(read_weights(folder, expected, dtype), values)
     config = _config(LlamaGenConfig, LLAMAGEN, values, folder / CONFIG)
-    return read_weights(folder, llamagen_shapes(config), dtype), config
+    return read_weights(folder, shapes_for(config), dtype), config
 
 
-def save_vq(model: VqTokenizer, folder: Path) -> None:
-    """Write `config.json` and `model.safetensors`. The weights keep their type."""
-    write_folder(folder, vq_values(model.config), model.state_dict())
-
-
-def load_vq(source: str | Path, *, revision: str | None = None, dtype: torch.dtype = torch.float32) -> VqTokenizer:
+def load_vq(source: str | Path) -> VqTokenizer:
     """A tokenizer in eval mode on the CPU, from our directory or the Hub id of one. Raises `UserError` as above."""
-    folder = find_folder(source, revision)
+    folder = find_folder(source, None)
     config = _config(VqConfig, VQ, read_values(folder), folder / CONFIG)
-    state = read_weights(folder, vq_shapes(config), dtype)
+    state = read_weights(folder, shapes_for(config), torch.float32)
     with torch.device("meta"):
         model = VqTokenizer(config)
     model.load_state_dict(state, assign=True)
     return model.eval()
 
 
-def llamagen_values(config: LlamaGenConfig) -> dict[str, Any]:
+def values_of(config: LlamaGenConfig | VqConfig) -> dict[str, Any]:
     """What `config.json` holds."""
-    return {"model_type": LLAMAGEN, **config.model_dump(mode="json")}
+    return {"model_type": VQ if isinstance(config, VqConfig) else LLAMAGEN, **config.model_dump(mode="json")}
 
 
-def vq_values(config: VqConfig) -> dict[str, Any]:
-    """What `config.json` of a tokenizer holds."""
-    return {"model_type": VQ, **config.model_dump(mode="json")}
+def shapes_for(config: LlamaGenConfig | VqConfig) -> Shapes:
+    """Shapes of the model's state dict, without allocating it."""
+    return shapes_of(_meta_state(config))
 
 
-def llamagen_shapes(config: LlamaGenConfig) -> Shapes:
-    """Shapes of the transformer's state dict, without allocating it."""
-    return shapes_of(_meta_state(LlamaGen, config))
-
-
-def vq_shapes(config: VqConfig) -> Shapes:
-    """Shapes of the tokenizer's state dict, without allocating it."""
-    return shapes_of(_meta_state(VqTokenizer, config))
-
-
-def _meta_state(make: Callable[[Any], nn.Module], config: Section) -> State:
+def _meta_state(config: LlamaGenConfig | VqConfig) -> State:
     with torch.device("meta"):
-        return make(config).state_dict()
+        return (VqTokenizer(config) if isinstance(config, VqConfig) else LlamaGen(config)).state_dict()
 
 
 def _config(schema: type[C], model_type: str, values: dict[str, Any], path: Path) -> C:

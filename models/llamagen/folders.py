@@ -19,6 +19,7 @@ from torch import Tensor
 
 from ...core.checksums import SUMS, check_sums
 from ...core.errors import UserError, first_line
+from ...core.files import read_json, write_whole
 
 CONFIG, WEIGHTS = "config.json", "model.safetensors"
 State = dict[str, Tensor]
@@ -31,9 +32,7 @@ def write_folder(folder: Path, values: Mapping[str, Any], state: Mapping[str, Te
     aside = folder / f".{WEIGHTS}.partial"
     save_file({name: tensor.detach().contiguous() for name, tensor in state.items()}, aside, {"format": "pt"})
     os.replace(aside, folder / WEIGHTS)
-    aside = folder / f".{CONFIG}.partial"
-    aside.write_text(json.dumps(values, indent=1))
-    os.replace(aside, folder / CONFIG)
+    write_whole(folder / CONFIG, json.dumps(values, indent=1).encode())
 
 
 def find_folder(source: str | Path, revision: str | None, *, files: Sequence[str] = (CONFIG, WEIGHTS)) -> Path:
@@ -55,13 +54,8 @@ def find_folder(source: str | Path, revision: str | None, *, files: Sequence[str
 def read_values(folder: Path) -> dict[str, Any]:
     """What `config.json` holds."""
     path = folder / CONFIG
-    try:
-        values = json.loads(path.read_text())
-    except OSError as error:
-        cure = "give a directory with config.json and model.safetensors; scripts/convert_llamagen.py makes one of a .pt"
-        raise UserError(f"cannot read {CONFIG}: {error.strerror}", where=str(path), cure=cure) from error
-    except ValueError as error:
-        raise UserError(f"not JSON: {error}", where=str(path), cure="restore the file") from error
+    cure = "give a directory with config.json and model.safetensors; scripts/convert_llamagen.py makes one of a .pt"
+    values = read_json(path, cure=cure)
     if not isinstance(values, dict):
         raise UserError("not a JSON object", where=str(path), cure="restore the file")
     return values

@@ -27,10 +27,22 @@ _TO_LANTERN = {
 }
 _FROM_LANTERN = {theirs: ours for ours, theirs in _TO_LANTERN.items()}
 _QKV = tuple(f"self_attn.{part}_proj.weight" for part in "qkv")
-_LANTERN_NEEDED = (
-    *("num_hidden_layers", "num_attention_heads", "hidden_size", "intermediate_size", "vocab_size", "rms_norm_eps"),
-    *("input_type", "block_size"),
-)
+# Keys of LANTERN's config that are fields of ours: those that must be there, and those that may be missing.
+_NEEDED = {
+    "num_hidden_layers": "num_layers",
+    "num_attention_heads": "num_heads",
+    "hidden_size": "dim",
+    "intermediate_size": "ffn_hidden",
+    "vocab_size": "vocab_size",
+    "rms_norm_eps": "norm_eps",
+}
+_OPTIONAL = {
+    "num_classes": "num_classes",
+    "caption_dim": "caption_dim",
+    "rope_base": "rope_base",
+    "initializer_range": "init_std",
+    "token_dropout_p": "dropout",
+}
 # A layer's weight under either layout's name: its number, and the rest.
 LAYER = re.compile(r"(?:model\.)?layers\.(\d+)\.(.+)")
 
@@ -80,25 +92,16 @@ def _lantern_values(config: LlamaGenConfig) -> dict[str, Any]:
     return {
         "architectures": ["LlamaForCausalLM"],
         "model_type": "llama",
-        "hidden_size": config.dim,
+        **{theirs: getattr(config, ours) for theirs, ours in (_NEEDED | _OPTIONAL).items()},
         "intermediate_size": config.hidden,
-        "num_hidden_layers": config.num_layers,
-        "num_attention_heads": config.num_heads,
         "num_key_value_heads": config.num_heads,
-        "vocab_size": config.vocab_size,
-        "rms_norm_eps": config.norm_eps,
         "hidden_act": "silu",
         "attention_bias": False,
-        "initializer_range": config.init_std,
         "pretraining_tp": 1,
         "tie_word_embeddings": False,
         "input_type": "c2i" if config.condition == "class" else "t2i",
         "block_size": config.num_codes,
         "cls_token_num": config.num_slots,
-        "rope_base": config.rope_base,
-        "num_classes": config.num_classes,
-        "caption_dim": config.caption_dim,
-        "token_dropout_p": config.dropout,
         "attn_dropout_p": 0.0,
         "resid_dropout_p": config.dropout,
         "ffn_dropout_p": config.dropout,
@@ -109,7 +112,7 @@ def _lantern_values(config: LlamaGenConfig) -> dict[str, Any]:
 
 def lantern_config(values: Mapping[str, Any], *, where: str) -> LlamaGenConfig:
     """Our config of theirs. Of their dropouts, which act in training alone, the tokens' is taken for all."""
-    for key in _LANTERN_NEEDED:
+    for key in (*_NEEDED, "input_type", "block_size"):
         if key not in values:
             cure = "a directory with input_type but without block_size is a LANTERN drafter, not a target"
             raise UserError(f"{key} is missing", where=where, cure=cure if key == "block_size" else "restore the file")
@@ -120,22 +123,11 @@ def lantern_config(values: Mapping[str, Any], *, where: str) -> LlamaGenConfig:
     if values["input_type"] not in kinds:
         cure = did_you_mean(str(values["input_type"]), kinds)
         raise UserError(f"input_type is {values['input_type']!r}", where=f"{where}, key input_type", cure=cure)
+    condition = kinds[values["input_type"]]
+    known = {ours: values[theirs] for theirs, ours in (_NEEDED | _OPTIONAL).items() if theirs in values}
+    if condition == "text" and "cls_token_num" in values:
+        known["caption_slots"] = values["cls_token_num"]
     try:
-        return LlamaGenConfig(
-            num_layers=values["num_hidden_layers"],
-            num_heads=values["num_attention_heads"],
-            dim=values["hidden_size"],
-            ffn_hidden=values["intermediate_size"],
-            vocab_size=values["vocab_size"],
-            grid=grid,
-            condition=kinds[values["input_type"]],
-            num_classes=values.get("num_classes", 1000),
-            caption_dim=values.get("caption_dim", 2048),
-            caption_slots=values.get("cls_token_num", 120) if kinds[values["input_type"]] == "text" else 120,
-            norm_eps=values["rms_norm_eps"],
-            rope_base=values.get("rope_base", 10000.0),
-            init_std=values.get("initializer_range", 0.02),
-            dropout=values.get("token_dropout_p", 0.1),
-        )
+        return LlamaGenConfig(**known, grid=grid, condition=condition)
     except ValidationError as error:
         raise UserError(error.errors()[0]["msg"], where=where, cure="restore the file") from error

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any, ClassVar, Literal, NoReturn
@@ -72,19 +72,15 @@ _CODE_NAME = re.compile(r"IMGIMG([A-J]+)Z")
 _DIGITS = str.maketrans("ABCDEFGHIJ", "0123456789")
 
 
-def read_ids(config: ChameleonConfig, tokenizer_vocabulary: Mapping[str, int] | None = None) -> AnoleIds:
-    """Ids by name from the config's `vocabulary_map` and the tokenizer; markers that neither names are the published.
+def read_ids(config: ChameleonConfig) -> AnoleIds:
+    """Ids by name from the config's `vocabulary_map`; markers that it does not name are the published.
 
     Raises:
-        UserError: the two disagree, an id is outside the model's vocabulary, or an image code's id is not code + 4,
+        UserError: an id is outside the model's vocabulary, or an image code's id is not code + 4,
             which the codes of every published file and the neighbour tables of LANTERN count on.
     """
-    cure = "give the vocabulary of leloy/Anole-7b-v0.1-hf or facebook/chameleon-7b: config.json and tokenizer together"
+    cure = "give the config.json of leloy/Anole-7b-v0.1-hf or facebook/chameleon-7b"
     vocabulary: dict[str, int] = {**(config.vocabulary_map or {})}
-    for name, number in (tokenizer_vocabulary or {}).items():
-        if vocabulary.setdefault(name, number) != number:
-            problem = f"{name} is {vocabulary[name]} in the config's vocabulary_map and {number} in the tokenizer"
-            raise UserError(problem, cure=cure)
     found = {int(m[1].translate(_DIGITS)): number for name, number in vocabulary.items()
              if (m := _CODE_NAME.fullmatch(name))}  # fmt: skip
     if not found:
@@ -120,19 +116,17 @@ class AnoleTarget:
     decoded from out of `guided`, which forbids the same ids for target and drafter; `forbid` does that alone.
 
     Args:
-        tokenizer_vocabulary: name -> id, where it should be held against the config's own `vocabulary_map`.
         num_image_tokens: of an image; a square.
     """
 
     def __init__(
         self,
         model: ChameleonForConditionalGeneration,
-        tokenizer_vocabulary: Mapping[str, int] | None = None,
         guidance: Guidance = DEFAULT_GUIDANCE,
         *,
         num_image_tokens: int = 1024,
     ):
-        self.ids = read_ids(model.config, tokenizer_vocabulary)
+        self.ids = read_ids(model.config)
         self.model = model.requires_grad_(False)
         self.decoder = CachedDecoder(model, num_token_ids=model.config.vocab_size)
         self.guidance = guidance
@@ -339,31 +333,29 @@ def load_anole(
     device_map: str | None = None,
     device: torch.device | str | None = None,
     guidance: Guidance = DEFAULT_GUIDANCE,
-    key: str = "target.path",
 ) -> AnoleTarget:
     """A frozen target. Only safetensors are read.
 
     Args:
         device: where to, without a `device_map`; None stays on the CPU.
-        key: the recipe's key, for error messages.
 
     Raises:
         UserError: it cannot be read, is no Chameleon, or lacks weights.
     """
-    _chameleon(read_config(str(path), key=key, revision=revision), path)
+    _chameleon(read_config(str(path), key="target.path", revision=revision), path)
+    maker: Any = ChameleonForConditionalGeneration
     try:
-        loaded: Any = ChameleonForConditionalGeneration.from_pretrained(
+        model, report = maker.from_pretrained(
             path, revision=revision, dtype=dtype, device_map=device_map,
             use_safetensors=True, weights_only=True, output_loading_info=True,
         )  # fmt: skip
     except (OSError, ValueError, RuntimeError) as error:
         cure = "check the name and the network; the layout is transformers', in safetensors"
-        raise UserError(f"{key}: cannot load {str(path)!r}: {first_line(error)}", cure=cure) from error
-    model, report = loaded
+        raise UserError(f"target.path: cannot load {str(path)!r}: {first_line(error)}", cure=cure) from error
     missing = sorted(report["missing_keys"])
     if missing:
         # transformers would go on with random values.
-        problem = f"{key}: {str(path)!r} lacks {len(missing)} weights, {missing[0]} the first"
+        problem = f"target.path: {str(path)!r} lacks {len(missing)} weights, {missing[0]} the first"
         raise UserError(problem, cure=f"download it again, or name {PUBLISHED}")
     if device is not None and device_map is None:
         model.to(device)

@@ -1,27 +1,26 @@
-"""A frozen model of language, with pictures or without, as a target: our positions, masks and cache.
+"""A frozen language model, with pictures or without, as a target: our positions, masks and cache.
 
-Letters: R rows, T places, N nodes without the root.
+Letters: R rows, B samples, T places, N nodes without the root, D width, V vocabulary.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import Literal
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, Literal
 
 import torch
 from torch import Tensor
 
 from ...core.errors import UserError
-from ...core.nouns import Request
+from ...core.nouns import Batch, Request
 from ...core.pictures import TEXT
-from ...core.states import Taps
+from ...core.states import Taps, TargetStates, feature_places, visual_places
 from ..decoding.cache import Cache
 from ..decoding.decoder import CachedDecoder
 from ..decoding.rows import Guidance
 from ..decoding.tree import Tree
-from .base import Prompt, TargetStep
-from .reading import ReadsStates
+from .base import Prompt, TargetShape, TargetStep, language_shape
 
 
 @dataclass
@@ -32,7 +31,7 @@ class LanguageSession:
     ahead: int = 0
 
 
-class LanguageTarget(ReadsStates):
+class LanguageTarget:
     """Any decoder over one row.
 
     Args:
@@ -57,6 +56,30 @@ class LanguageTarget(ReadsStates):
     @property
     def device(self) -> torch.device:
         return self.decoder.device
+
+    @property
+    def config(self) -> Any:
+        """transformers' config of the language model."""
+        return self.decoder.language_model.config
+
+    @property
+    def shape(self) -> TargetShape:
+        """What heads mirror of the language model."""
+        return language_shape(self.config)
+
+    @property
+    def embedding(self) -> Tensor:
+        """[V,D] of token ids."""
+        return self.decoder.language_model.get_input_embeddings().weight
+
+    @property
+    def scores(self) -> Callable[[Tensor], Tensor]:
+        """[...,D] -> [...,V] float32; minus infinity where no token may come."""
+        return self.decoder.logits
+
+    def guided(self, feature: Tensor, steps: Sequence[int]) -> Tensor:
+        """[1,N,D] -> [N,V]: one row, nothing to guide."""
+        return self.scores(feature[0])
 
     @torch.inference_mode()
     def prefill(self, request: Request, taps: Taps, *, capacity: int) -> tuple[LanguageSession, TargetStep]:
@@ -107,6 +130,52 @@ class LanguageTarget(ReadsStates):
             return torch.arange(root, root + tree.num_nodes + 1, device=self.device)
         return torch.tensor([root, *(root + depth for depth in tree.depths)], device=self.device)
 
+    # Not inference mode: a head's backward could not read what was made in it.
+    @torch.no_grad()
+    def states(self, batch: Batch, taps: Taps) -> TargetStates:
+        """One teacher-forced pass over `batch` (right padded) as `prefill` runs a prompt; what is not kept is zero."""
+        self._check(taps)
+        batch = batch.to(self.decoder.device)
+        mask, real = batch.attention_mask, None
+        if batch.pixels is not None and len(batch.pixels) > batch.num_dummy_images:
+            real = batch.pixels[: len(batch.pixels) - batch.num_dummy_images]
+        prompts = self.decoder.prompts(batch.ids, batch.modality, real, batch.pictures, mask=mask)
+        # Padding stands behind everything that is read: a causal pass never lets it be seen.
+        states = self.decoder.run(
+            replace(prompts, mask=None),
+            self.decoder.new_cache(batch.ids.shape[1]),
+            layers=taps.layers,
+            chunk=self.prefill_chunk,
+        )
+        text = feature_places(batch.modality, mask, batch.loss_mask, taps.everywhere)
+        visual = visual_places(batch.modality, mask)
+        kept = {layer: torch.zeros_like(mask) for layer in taps.layers}
+        for layer in taps.text_layers:
+            kept[layer] = kept[layer] | text
+        for layer in taps.visual_layers:
+            kept[layer] = kept[layer] | visual
+        return TargetStates(
+            feature=_only(states.feature, text) if taps.feature else None,
+            layers={layer: _only(states.layers[layer], places) for layer, places in kept.items()},
+            positions=prompts.positions,
+        )
+
+    def _check(self, taps: Taps) -> None:
+        """Raises `UserError` where the target's states after a layer are not what the layer's name says."""
+        behind = [layer for layer in taps.layers if layer > self.decoder.num_layers]
+        if behind:
+            raise UserError(
+                f"states after layer {behind[0]} are wanted, and the target has {self.decoder.num_layers}",
+                cure=f"name layers from 0 (the embedding) to {self.decoder.num_layers}",
+            )
+        deepstack = self.decoder.num_deepstack
+        if early := [layer for layer in taps.visual_layers if 1 <= layer <= deepstack]:
+            raise UserError(
+                f"visual states after layer {early[0]} are wanted, and Qwen3-VL adds to them what its tower saw behind "
+                f"each of its first {deepstack} layers: a tap there and the next layer's input are two things",
+                cure=f"tap visual places above layer {deepstack} (half of the layers is usual), or at 0, the embedding",
+            )
+
 
 def _queries(modality: Tensor, which: Literal["suffix", "text", "last"]) -> Tensor:
     """[T] bool: the places whose attention is averaged."""
@@ -115,3 +184,7 @@ def _queries(modality: Tensor, which: Literal["suffix", "text", "last"]) -> Tens
         return ~visual
     first = len(modality) - 1 if which == "last" else (int(visual.nonzero()[-1]) + 1 if visual.any() else 0)
     return places >= first
+
+
+def _only(states: Tensor, places: Tensor) -> Tensor:
+    return states.masked_fill(~places.unsqueeze(-1), 0)

@@ -81,7 +81,7 @@ def test_webdataset_reads_the_shards(cache):
 
 
 def test_columns_say_what_a_reader_needs_before_it_reads(cache, monkeypatch):
-    monkeypatch.setattr(reader_module, "_read_into", None)
+    monkeypatch.setattr(reader_module.Span, "read_into", None)
     reader = StatesReader([cache])
     assert reader.column("number").tolist() == list(range(COUNT))
     assert reader.column("length").tolist() == [5 + 3 * (n % 4) for n in range(COUNT)]

@@ -7,8 +7,8 @@ import pytest
 from draftsmith.core.errors import UserError
 from draftsmith.data.conversations import PromptFormat, render
 from draftsmith.data.records import check_record
-from draftsmith.data.shapes.suite import QUESTIONS as SHAPES_QUESTIONS
-from draftsmith.data.shapes.suite import STAND_INS
+from draftsmith.data.shapes.suites import QUESTIONS as SHAPES_QUESTIONS
+from draftsmith.data.shapes.suites import STAND_INS
 from draftsmith.data.shapes.write import sample, write_world
 from draftsmith.data.suite import BENCHMARK, OOD, QUALITY, TASKS, Suite, clean, prompt, suite_identity
 from draftsmith.data.suite_hub import NO_REFERENCE, PUBLISHED, PUBLISHED_QUESTIONS, Published, fetch

@@ -12,7 +12,7 @@ from draftsmith.models import generators
 from draftsmith.models.drafters.base import TargetIdentity
 from draftsmith.models.drafters.medusa import MedusaConfig
 from draftsmith.models.generators import LlamaGenTargetConfig, build_transformer
-from draftsmith.models.llamagen.files import save_llamagen
+from draftsmith.models.llamagen.files import save_model
 from draftsmith.trainers.evaluation import measuring
 from draftsmith.trainers.evaluation.resume_log import ResumeLog
 from draftsmith.trainers.stages.evaluate import EvaluateStage
@@ -156,7 +156,7 @@ def test_medusa_and_its_classes(demo, tmp_path):
     )
     model = build_transformer(target, seed=0)
     torch.nn.init.normal_(model.output.weight, std=0.3, generator=torch.Generator().manual_seed(1))
-    save_llamagen(model, tmp_path / "target")
+    save_model(model, tmp_path / "target")
     made = {"vq": demo / "vq", "target": tmp_path / "target"}
     config = MedusaConfig(kind="medusa", num_heads=3)
     loaded = generators.load_target(target, made, device=torch.device("cpu"))

@@ -31,7 +31,7 @@ from draftsmith.models.generators import (
     load_generator,
     sample_condition,
 )
-from draftsmith.models.llamagen.files import load_llamagen, load_vq, save_llamagen
+from draftsmith.models.llamagen.files import load_llamagen, load_vq, save_model
 from draftsmith.models.shapes_reader import ShapesReader
 from draftsmith.models.targets.anole import AnoleTargetConfig
 from draftsmith.recipes.cli import main
@@ -559,7 +559,7 @@ def test_medusa_for_a_class_conditional_target(demo, tmp_path):
     )
     model = build_transformer(target, seed=0)
     torch.nn.init.normal_(model.output.weight, std=0.3, generator=torch.Generator().manual_seed(1))
-    save_llamagen(model, tmp_path / "target")
+    save_model(model, tmp_path / "target")
     for number in range(30):
         folder = tmp_path / "pictures" / f"class {number % 3}"
         folder.mkdir(parents=True, exist_ok=True)

@@ -15,7 +15,7 @@ from draftsmith.eval.policies import Chain, Draw
 from draftsmith.eval.rules import RULES
 from draftsmith.models.decoding.warp import Warp
 from draftsmith.models.generators import Generator, build_transformer, load_generator, sample_condition
-from draftsmith.models.llamagen.files import save_llamagen
+from draftsmith.models.llamagen.files import save_model
 from draftsmith.trainers.answers import pictures
 from draftsmith.trainers.stages import regenerate
 from visual_run import context, translators
@@ -30,7 +30,7 @@ def made(tmp_path_factory) -> SimpleNamespace:
     found = translators(folder)
     model = build_transformer(found.target, seed=0)
     torch.nn.init.normal_(model.output.weight, std=0.3, generator=torch.Generator().manual_seed(1))
-    save_llamagen(model, folder / "target")
+    save_model(model, folder / "target")
     (folder / "prompts.txt").write_text("\n".join(CAPTIONS))
     return SimpleNamespace(folder=folder, target=found.target, inputs=found.inputs | {"target": folder / "target"})
 

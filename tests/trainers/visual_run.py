@@ -9,7 +9,7 @@ import torch
 from draftsmith.core.tracking import TrackingConfig
 from draftsmith.data.shapes.tokenizer import train_tokenizer
 from draftsmith.models.generators import TEXT_ENCODER, LlamaGenTargetConfig, build_text_encoder
-from draftsmith.models.llamagen.files import save_vq
+from draftsmith.models.llamagen.files import save_model
 from draftsmith.models.llamagen.vq import VqTokenizer
 from draftsmith.recipes.load import load
 from draftsmith.trainers.context import Context
@@ -96,7 +96,7 @@ def translators(folder: Path) -> SimpleNamespace:
     )
     vq = VqTokenizer(target.vq)
     vq.reset_parameters(torch.Generator().manual_seed(0))
-    save_vq(vq, folder / "vq")
+    save_model(vq, folder / "vq")
     words = train_tokenizer(["a picture with many words in it", "a short one"] * 4, 300)
     torch.manual_seed(0)
     encoder = build_text_encoder(target, vocab_size=len(words), pad_id=words.pad_token_id)

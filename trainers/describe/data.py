@@ -16,10 +16,9 @@ from ...data.conversations import PromptFormat
 from ...data.dataset import ConversationData
 from ...data.images import is_tiled, layouts, tiling
 from ...data.media import Eyes
-from ...data.mixture import Share, are_present, is_mixture
+from ...data.mixture import Selection, Share, are_present, is_mixture
 from ...data.processor import Processor
 from ...data.records import RecordFile
-from ...data.selection import Selection
 from ..stages.base import Planned
 
 LOOKED_AT = 500  # records whose pictures are opened at most: a head costs little, and a clip is read through

@@ -28,7 +28,7 @@ from ...models.generators import (
     sample_condition,
 )
 from ...models.llamagen.captions import caption_ids
-from ...models.llamagen.files import load_llamagen, load_vq, save_llamagen, save_vq
+from ...models.llamagen.files import load_llamagen, load_vq, save_model
 from ...models.llamagen.training import LlamaGenTraining, VqTraining
 from ...models.llamagen.vq import VqTokenizer
 from ...models.shapes_reader import ShapesReader
@@ -245,11 +245,11 @@ def _save(stage: Any, context: Context, engine: Engine) -> None:
     with engine.full_weights():
         if ranks.is_main():
             if stage.model == "vq":
-                save_vq(module.tokenizer, context.folder)
+                save_model(module.tokenizer, context.folder)
             elif stage.model == "reader":
                 module.save(context.folder)
             else:
-                save_llamagen(module.transformer, context.folder)
+                save_model(module.transformer, context.folder)
                 if module.text_encoder is not None:
                     module.text_encoder.save_pretrained(context.folder / TEXT_ENCODER)
                     tokenizer = AutoTokenizer.from_pretrained(context.inputs["tokenizer"] / TOKENIZER)

@@ -23,7 +23,7 @@ from draftsmith.data.captioned import (
     num_items,
     read,
 )
-from draftsmith.data.captioned.folders import image_names
+from draftsmith.data.captioned.sources import image_names
 from PIL import Image
 from pydantic import TypeAdapter, ValidationError
 

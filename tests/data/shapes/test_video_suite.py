@@ -7,7 +7,7 @@ from draftsmith.data.benchmark_sets import BENCHMARK_SETS
 from draftsmith.data.conversations import PromptFormat
 from draftsmith.data.dataset import ConversationData, ConversationDataset
 from draftsmith.data.records import check_record
-from draftsmith.data.shapes.video_suite import length_set
+from draftsmith.data.shapes.suites import length_set
 from draftsmith.data.shapes.write import sample, write_world
 from draftsmith.data.suite import Suite
 from draftsmith.data.videos import Clip, VideoSettings

@@ -20,7 +20,7 @@ from draftsmith.models.decoding.neighbours import NeighbourTable, load_neighbour
 from draftsmith.models.decoding.tree import Tree
 from draftsmith.models.decoding.warp import Warp
 from draftsmith.models.drafters.eagle import save_eagle
-from draftsmith.models.llamagen.files import save_llamagen, save_vq
+from draftsmith.models.llamagen.files import save_model
 from draftsmith.models.llamagen.vq import VqConfig, VqTokenizer
 from draftsmith.models.shapes_reader import ShapesReader
 from draftsmith.models.targets.base import Taps
@@ -257,10 +257,10 @@ def recipe(tmp_path_factory) -> Path:
     """Of a generator and a head that lie in folders, as published ones do, and a reader of a finished stage."""
     folder = tmp_path_factory.mktemp("published")
     model = llamagen(vocab=VOCAB)
-    save_llamagen(model, folder / "target")
+    save_model(model, folder / "target")
     vq = VqTokenizer(VqConfig(**VQ))
     vq.reset_parameters(luck())
-    save_vq(vq, folder / "vq")
+    save_model(vq, folder / "vq")
     torch.manual_seed(0)
     save_eagle(EAGLE.build(target(model)), folder / "head", {})
     shape = {n: v for n, v in model.config.model_dump().items() if n not in ("grid", "condition")}

@@ -58,7 +58,7 @@ def scores(model: LlamaGen) -> torch.Tensor:
 @pytest.mark.parametrize("config", [TEXT, CLASS], ids=["text", "class"])
 def test_a_saved_model_comes_back(config, tmp_path):
     model = llamagen(config)
-    files.save_llamagen(model, tmp_path)
+    files.save_model(model, tmp_path)
     assert sorted(p.name for p in tmp_path.iterdir()) == ["config.json", "model.safetensors"]
     again = files.load_llamagen(tmp_path)
     assert again.config == config and same(model, again) and not again.training
@@ -67,12 +67,12 @@ def test_a_saved_model_comes_back(config, tmp_path):
 
 
 def test_the_unconditional_features_are_saved(tmp_path):
-    files.save_llamagen(llamagen(TEXT), tmp_path)
+    files.save_model(llamagen(TEXT), tmp_path)
     assert "cls_embedding.uncond_embedding" in load_file(tmp_path / "model.safetensors")
 
 
 def test_weights_take_the_wanted_type(tmp_path):
-    files.save_llamagen(llamagen(TEXT), tmp_path)
+    files.save_model(llamagen(TEXT), tmp_path)
     model = files.load_llamagen(tmp_path, dtype=torch.bfloat16)
     assert {t.dtype for t in model.state_dict().values()} == {torch.bfloat16}
     assert model.rope(torch.device("cpu")).dtype == torch.float32
@@ -80,7 +80,7 @@ def test_weights_take_the_wanted_type(tmp_path):
 
 def test_a_saved_tokenizer_comes_back(tmp_path):
     model = tokenizer()
-    files.save_vq(model, tmp_path)
+    files.save_model(model, tmp_path)
     again = files.load_vq(tmp_path)
     assert again.config == VQ and same(model, again) and not again.training
     assert json.loads((tmp_path / "config.json").read_text())["model_type"] == "llamagen_vq"
@@ -100,7 +100,7 @@ def edit_weights(folder: Path, change) -> None:
 
 DAMAGES = {
     "no config": (lambda f: (f / "config.json").unlink(), "config.json"),
-    "config cut off": (lambda f: (f / "config.json").write_text('{"model'), "not JSON"),
+    "config cut off": (lambda f: (f / "config.json").write_text('{"model'), "not valid JSON"),
     "config is a list": (lambda f: (f / "config.json").write_text("[]"), "not a JSON object"),
     "other model": (lambda f: edit_config(f, model_type="gpt2"), "key model_type"),
     "plain llama": (lambda f: edit_config(f, model_type="llama"), "key model_type"),
@@ -123,7 +123,7 @@ DAMAGES = {
 
 @pytest.mark.parametrize("damage", DAMAGES)
 def test_damage_is_told_with_file_and_key(damage, tmp_path):
-    files.save_llamagen(llamagen(TEXT), tmp_path)
+    files.save_model(llamagen(TEXT), tmp_path)
     change, told = DAMAGES[damage]
     change(tmp_path)
     with pytest.raises(UserError, match=told) as caught:
@@ -132,8 +132,8 @@ def test_damage_is_told_with_file_and_key(damage, tmp_path):
 
 
 def test_transformer_and_tokenizer_are_told_apart(tmp_path):
-    files.save_vq(tokenizer(), tmp_path / "vq")
-    files.save_llamagen(llamagen(TEXT), tmp_path / "model")
+    files.save_model(tokenizer(), tmp_path / "vq")
+    files.save_model(llamagen(TEXT), tmp_path / "model")
     with pytest.raises(UserError, match="give the other directory"):
         files.load_llamagen(tmp_path / "vq")
     with pytest.raises(UserError, match="give the other directory"):
@@ -145,7 +145,7 @@ def test_transformer_and_tokenizer_are_told_apart(tmp_path):
 
 def test_a_write_that_fails_leaves_the_old_file(tmp_path, monkeypatch):
     model = llamagen(TEXT)
-    files.save_llamagen(model, tmp_path)
+    files.save_model(model, tmp_path)
 
     def full_disk(state, path, metadata):
         Path(path).write_bytes(b"half")
@@ -153,12 +153,12 @@ def test_a_write_that_fails_leaves_the_old_file(tmp_path, monkeypatch):
 
     monkeypatch.setattr(folders, "save_file", full_disk)
     with pytest.raises(OSError, match="no space"):
-        files.save_llamagen(llamagen(TEXT, seed=1), tmp_path)
+        files.save_model(llamagen(TEXT, seed=1), tmp_path)
     assert same(files.load_llamagen(tmp_path), model)
 
 
 def test_a_hub_id_fetches_its_files_and_their_sums(tmp_path, monkeypatch):
-    files.save_llamagen(llamagen(CLASS), tmp_path)
+    files.save_model(llamagen(CLASS), tmp_path)
     asked = {}
 
     def download(source, **options):
@@ -438,7 +438,7 @@ def test_a_tiny_file_needs_its_heads_and_size(convert, tmp_path, capsys):
 
 
 def test_nothing_is_overwritten(convert, tmp_path, capsys):
-    files.save_llamagen(llamagen(TEXT), tmp_path / "a")
+    files.save_model(llamagen(TEXT), tmp_path / "a")
     (tmp_path / "b").mkdir()
     assert convert(tmp_path / "a", tmp_path / "b") == 2
     assert "the destination exists" in capsys.readouterr().err
@@ -446,7 +446,7 @@ def test_nothing_is_overwritten(convert, tmp_path, capsys):
 
 
 def test_a_failed_conversion_leaves_nothing(convert, tmp_path, monkeypatch, capsys):
-    files.save_llamagen(llamagen(TEXT), tmp_path / "a")
+    files.save_model(llamagen(TEXT), tmp_path / "a")
 
     def full_disk(*_):
         raise OSError("no space left on device")
@@ -466,7 +466,7 @@ def test_a_failed_conversion_leaves_nothing(convert, tmp_path, monkeypatch, caps
     ],
 )
 def test_options_that_would_not_be_honoured(convert, arguments, told, tmp_path, capsys):
-    files.save_llamagen(llamagen(TEXT), tmp_path / "a")
+    files.save_model(llamagen(TEXT), tmp_path / "a")
     assert convert(tmp_path / "a", tmp_path / "b", *arguments) == 2
     assert told in capsys.readouterr().err
 

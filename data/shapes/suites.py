@@ -1,7 +1,7 @@
-"""A suite directory of the world for the sets of videos, pictures and texts: a kind of scenario stands in for each.
+"""Suite directories of the drawn scenes: for each published set, a kind of scenario like it.
 
-Clips of several lengths tell the same stories, so that what changes with a clip's length is its length alone. A tiny
-target knows the world's words only: long answers are asked for in them.
+They run the papers' tables without a network. A tiny target knows the scenes' words only, so second turns and long
+answers are asked for in them. Clips of several lengths tell the same stories, so that their length alone differs.
 """
 
 from __future__ import annotations
@@ -15,8 +15,30 @@ from typing import Any
 from ..benchmark_sets import BENCHMARK_SETS, LETTERS
 from ..suite import INDEX
 
-# Published set of pictures or texts -> the kind of scenario that stands in for it; sets of videos have clips.
+# Published set -> the kind of scenario that stands in for it.
 STAND_INS = {
+    "LLaVA-W": "conversation",
+    "DocVQA": "word",
+    "POPE": "probe",
+    "MMVet": "count",
+    "IEdit": "edit",
+    "MB": "edit",
+    "Spot": "difference",
+    "PSV": "story",
+    "VIST": "story",
+    "OCRBench": "word",
+    "TextCaps": "caption",
+}
+QUESTIONS = {"NQ": "fact", "GSM8K": "sums"}
+# The nearest that the world has to "summarize the previous answer" is a listing.
+TURNS = {
+    "caption": "Describe the picture.",
+    "summary": "Which color does each object have?",
+    "story": "Tell the story of the five pictures.",
+}
+
+# Published set of pictures or texts -> the kind of scenario that stands in for it; sets of videos have clips.
+VIDEO_STAND_INS = {
     "TextVQA": "word",
     "GQA": "attribute",
     "ChartQA": "count",
@@ -34,7 +56,30 @@ SPLIT = "clips"  # of all clips of all lengths: the split is part of what a stor
 _OPTIONS = 4
 
 # (folder, split, kind, index, frames of a clip) -> a record, whose pictures are written under folder/images/split.
-WriteRecord = Callable[[Path, str, str, int, int], dict[str, Any]]
+WriteRecord = Callable[..., dict[str, Any]]
+
+
+def write_suite(folder: Path, count: int, write_record: WriteRecord, *, words: Callable[[str, int], str]) -> None:
+    """Write `suite.json`, a file for each set and the pictures under `folder`.
+
+    Args:
+        count: records of each set.
+        words: (split, index) -> the word that is drawn in a picture of kind `word`.
+    """
+    folder.mkdir(parents=True)
+    index: dict[str, Any] = {"sets": {}, "questions": {}, "turns": TURNS}
+    for name, kind in (*STAND_INS.items(), *QUESTIONS.items()):
+        split = f"suite-{name}"
+        (folder / "images" / split).mkdir(parents=True)
+        records = [write_record(folder, split, kind, number) for number in range(count)]
+        if name == "OCRBench":
+            records = [record | {"references": [words(split, number)]} for number, record in enumerate(records)]
+        (folder / f"{name}.json").write_text(json.dumps(records, indent=0))
+        if name in QUESTIONS:
+            index["questions"][name] = f"{name}.json"
+        else:
+            index["sets"][name] = {"file": f"{name}.json", "label": kind}
+    (folder / INDEX).write_text(json.dumps(index, indent=1))
 
 
 def length_set(num_frames: int) -> str:
@@ -68,7 +113,7 @@ def write_video_suite(
         clips = [_moved(write_record(folder, SPLIT, "clip", i, frames), folder, name) for i in range(count)]
         write(name, f"{frames} frames", clips, group="video", describe="own", stock="own")
     for name, about in BENCHMARK_SETS.items():
-        kind = "clip" if about.medium == "video" else STAND_INS[name]
+        kind = "clip" if about.medium == "video" else VIDEO_STAND_INS[name]
         split = f"suite-{name}"
         (folder / "images" / split).mkdir(parents=True)
         write(name, kind, [write_record(folder, split, kind, i, lengths[i % len(lengths)]) for i in range(count)])
