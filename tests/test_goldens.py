@@ -64,5 +64,5 @@ def test_tokens_are_compared_in_any_order(freeze):
 
 
 def test_what_the_clock_says_is_left_out(freeze):
-    table = {"title": "t", "columns": ["tau", "DSR"], "rows": [{"method": "m", "values": [2.0, 1.3]}], "total_s": 3.0}
-    assert freeze.cleaned(table) == {"title": "t", "columns": ["tau"], "rows": [{"method": "m", "values": [2.0]}]}
+    report = {"cells": [{"method": "m", "tau": 2.0, "DSR": 1.3, "time_shares": {"drafting": 0.4}}], "total_s": 3.0}
+    assert freeze.cleaned(report | {"tables": [{"rows": [["m", 2.0]]}]}) == {"cells": [{"method": "m", "tau": 2.0}]}
