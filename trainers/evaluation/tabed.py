@@ -10,7 +10,7 @@ from ...data.conversations import PromptFormat
 from ...data.dataset import ConversationDataset
 from ...data.suite import BENCHMARK, DEPENDENT, OOD, QUESTIONS, Suite
 from ...data.suite_hub import fetch
-from ...eval.rows import Row
+from ...eval.rows import Medium, Row
 from ...eval.studies.tabed import FIRST, Plan, SetInfo, tabed_section
 from ...eval.tables import ReportSection
 from ..context import Context
@@ -105,8 +105,8 @@ class TabedRun:
         self, name: str, turn: str, records: Sequence[dict[str, Any]], form: PromptFormat, folder: Path
     ) -> ConversationSet:
         dataset = self.dataset(records, folder / f"{turn}.json", form)
-        medium = "image" if dataset.column("images").any() else "text"
-        return ConversationSet(name, medium, "", dataset, turn, self.opening.originals)  # type: ignore[arg-type]
+        medium: Medium = "image" if dataset.column("images").any() else "text"
+        return ConversationSet(name, medium, "", dataset, turn, self.opening.originals)
 
     def dataset(self, records: Sequence[dict[str, Any]], file: Path, form: PromptFormat) -> ConversationDataset:
         """Records as requests."""
