@@ -46,8 +46,9 @@ def _maker(earlier: list[Planned], thing: str, wanted: str | None, name: str, re
         if wanted in names:
             raise UserError(f"stage {name!r} takes its {thing} from {wanted!r}, which makes none", where=where,
                             cure=did_you_mean(wanted, makers))  # fmt: skip
+        others = recipe.stages[name].names_of(thing)
         raise UserError(f"stage {name!r} takes its {thing} from {wanted!r}, which is no earlier stage", where=where,
-                        cure=did_you_mean(wanted, makers or names))  # fmt: skip
+                        cure=did_you_mean(wanted, [*others, *(makers or names)]))  # fmt: skip
     if makers:
         return makers[-1]
     if thing in recipe.target.provides() or (recipe.drafter and thing in recipe.drafter.provides()):

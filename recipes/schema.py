@@ -6,7 +6,7 @@ from typing import Annotated, Any
 
 from pydantic import Field, SerializeAsAny, TypeAdapter, ValidationInfo, field_validator, model_validator
 
-from ..core.errors import did_you_mean, nearest
+from ..core.errors import nearest
 from ..core.refused import Refused
 from ..core.section import Section
 from ..core.tracking import TrackingConfig
@@ -71,11 +71,7 @@ class Recipe(Section):
             close = "".join(f"did you mean {name!r}? " for name in nearest(str(kind), possible, 1))
             raise Refused("kind", problem, f"{close}kinds here are {', '.join(possible)}")
         drafter = TypeAdapter(AnyDrafter).validate_python(value)
-        unread = drafter.unread(target.draws_images)
-        for name in sorted(drafter.model_fields_set & unread):
-            other = "language models" if target.draws_images else "image generators"
-            cure = did_you_mean(name, {*type(drafter).model_fields} - unread)
-            raise Refused(name, f"nothing reads it: it is of {kind} heads for {other}", cure)
+        drafter.check_settings(target.draws_images)
         return drafter
 
     @field_validator("stages", mode="wrap")

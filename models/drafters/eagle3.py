@@ -1,7 +1,7 @@
 """EAGLE-3: three layers' states joined, a vocabulary of its own, and a training-time test of seven passes.
 
 The loss is cross-entropy against the target's distribution over the draft's vocabulary, weighted 0.8^s for pass s
-(EAGLE-3, section 3; `HeadTraining` with `mtp_attention: ttt`).
+(EAGLE-3, section 3). Its arithmetic is `HeadTraining` in head_training.py, with `mtp_attention: ttt` and `EAGLE3_LOSS`.
 Letters: B rows, N inputs, D width, V' draft vocabulary, V the target's.
 """
 

@@ -28,6 +28,10 @@ class Stage(Section):
         """Thing -> the stage that it must come from; None: the latest stage that makes it, or published weights."""
         raise NotImplementedError
 
+    def names_of(self, thing: str) -> list[str]:
+        """Names in this stage, beside earlier stages, that a thing could have been meant by."""
+        return []
+
     def uses(self) -> set[str]:
         """Things that are taken from the latest stage that makes them, and that may be missing."""
         return set()

@@ -186,6 +186,9 @@ class EvaluateStage(Stage):
         _known("contrasts", {name for pair in self.contrasts.values() for name in pair}, drafters | {*self.methods})
         return self
 
+    def names_of(self, thing: str) -> list[str]:
+        return [*self.methods, *self.drafters] if thing == "drafter" else []
+
     def check(self, target: Any, drafter: Any) -> None:
         """Refuses questions to an image generator, prompts of pictures to a language model, the trees of another
         target, and settings of decoding that the drafter does not read.

@@ -68,7 +68,7 @@ class PublishStage(Stage):
     from_stage: str | None = Field(None, alias="from")
     # The evaluation that goes with it; null: the latest.
     report: str | None = None
-    # The method (or mode) of that evaluation by which the folder is opened; null: the first exact one that drafts
+    # The method of that evaluation by which the folder is opened; null: the first exact one that drafts
     # with this stage's drafter.
     method: str | None = None
     prompt: StoredPrompt = StoredPrompt()
