@@ -169,15 +169,16 @@ def our_training() -> tuple[float, float]:
     """Mean seconds and mean loss of a step of our loop."""
     from draftsmith.trainers.checkpoint import CheckpointConfig
     from draftsmith.trainers.engine import Engine, EngineConfig
-    from draftsmith.trainers.loop import Schedule, train
+    from draftsmith.trainers.loop import Training, train
 
     module = LlavaTraining(build_target(384, 6, 0), PARTS, gradient_checkpointing=False)
     engine = Engine(module, adamw(module), lambda step: 1.0, EngineConfig(), micro_batch_size=BATCH, accumulation=1,
                     clip_norm=None)  # fmt: skip
     losses: list[float] = []
     with tempfile.TemporaryDirectory() as folder:
-        schedule = Schedule(STEPS, CheckpointConfig(every=None), log_every=STEPS)
-        seconds = timed(lambda: train(engine, batches, schedule, folder=Path(folder), fingerprint="x",
+        training = Training(module, batches, STEPS, finish=lambda engine: None)
+        seconds = timed(lambda: train(engine, training, CheckpointConfig(every=None), log_every=STEPS,
+                                      folder=Path(folder), fingerprint="x",
                                       log=lambda values, step: losses.append(values["loss"]),
                                       rewind=lambda step: None, say=print))  # fmt: skip
     return seconds / STEPS, losses[0]
