@@ -168,8 +168,8 @@ class Probing:
             confidence.plot_autocorrelation(self._path("entropy" + end), {n: lags[n] for n in shown})
             content += [Figure(f"confidence{end}", "Accepted by confidence."),
                         Figure(f"entropy{end}", "Entropy over cycles.")]  # fmt: skip
-        content.append("The best static tree by the rates and times that were measured (eval/studies/planner.py); a proposal, "
-                       "to be measured itself:")  # fmt: skip
+        content.append("The best static tree by the rates and times that were measured (eval/studies/planner.py); a "
+                       "proposal, to be measured itself:")  # fmt: skip
         content.append("\n".join(f"- {name}: {_shown(found)}" for name, found in plans.items()))
         return ReportSection("Confidence and acceptance", tuple(content))
 

@@ -297,7 +297,7 @@ class TrainStage(FitSettings):
         if self.decoding is not None and self.decoding.prompts is None:
             raise Refused("decoding.prompts", "decoding.prompts is missing", "name the captions to draw")
         for name in ("data", "max_new_tokens"):
-            if self.decoding is not None and name in self.decoding.model_fields_set:
+            if self.decoding is not None and getattr(self.decoding, name) is not None:
                 raise Refused(f"decoding.{name}", "nothing reads it: an image has its own number of codes")
 
     def makes(self) -> set[str]:

@@ -37,8 +37,8 @@ class DecodingCheck(Section):
     # Language models: records, each up to its last answer; max_samples keeps them few.
     data: ConversationData | None = None
     tree: TreeConfig
-    # Tokens of an answer; an image has its own number.
-    max_new_tokens: int = Field(64, ge=1)
+    # Tokens of an answer; null: 64. An image has its own number.
+    max_new_tokens: int | None = Field(None, ge=1)
     # Null: 0 for answers; 0 and 1 for images.
     temperatures: list[float] | None = Field(None, min_length=1)
     top_k: int = Field(0, ge=0)

@@ -154,7 +154,7 @@ def _requests(stage: Any, context: Context, processor: Processor) -> Requests | 
     if not len(dataset):
         raise UserError("no request to decode", where=f"key stages.{context.name}.decoding.data", cure="check the data")
     return Requests(
-        len(dataset), lambda number: dataset.request(number)[0], check.max_new_tokens, (processor.eos_id,),
+        len(dataset), lambda number: dataset.request(number)[0], check.max_new_tokens or 64, (processor.eos_id,),
         check.temperatures or [0.0],
     )  # fmt: skip
 
