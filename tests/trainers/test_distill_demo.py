@@ -16,9 +16,10 @@ def test_from_the_world_to_the_interval(tmp_path):
     report = json.loads((folder / "report.json").read_text())
     names = [f"distill{n} - finetune{n}" for n in PAIRS]
     for benchmark in ("pictures", "text"):
-        table = report["tables"][benchmark]["M"]
-        assert table["identical"] == table["requests"] == 6 * {"pictures": 3, "text": 2}[benchmark]
-        found = report["comparison"][benchmark]["M"]
+        (cell,) = (c for c in report["cells"] if c["benchmark"] == benchmark)
+        assert cell["method"] == "M"
+        assert cell["identical"] == cell["requests"] == 6 * {"pictures": 3, "text": 2}[benchmark]
+        found = report["comparison"][f"{benchmark}, mode M"]
         assert list(found["each"]) == names
         assert found["mean"] == pytest.approx(sum(found["each"].values()) / 3)
         assert bool(found["why"]) == (found["interval"][0] <= 0)
