@@ -1,1 +1,1 @@
-"""Ground floor: errors, the config base, shared nouns, ranks, tracking. Imports nothing of ours."""
+"""Ground floor: errors, the config base, shared types, ranks, tracking. Imports nothing of ours."""

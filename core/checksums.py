@@ -30,19 +30,19 @@ def sha256_of(path: Path) -> str:
 
 def write_sums(folder: Path) -> None:
     """List every file of the folder but the card."""
-    found = {name: sha256_of(folder / name) for name in _files(folder)}
-    (folder / SUMS).write_text("".join(f"{value}  {name}\n" for name, value in sorted(found.items())))
+    sums = {name: sha256_of(folder / name) for name in _files(folder)}
+    (folder / SUMS).write_text("".join(f"{value}  {name}\n" for name, value in sorted(sums.items())))
 
 
 def read_sums(folder: Path) -> dict[str, str]:
     """Name -> SHA-256. Raises `UserError` for a malformed line, or a name that leads out of the folder."""
-    found: dict[str, str] = {}
+    sums: dict[str, str] = {}
     for line in (folder / SUMS).read_text().splitlines():
         parts = _LINE.fullmatch(line)
         if parts is None or parts[2].startswith("/") or ".." in parts[2].split("/"):
-            raise UserError(f"no line of checksums: {line[:100]!r}", where=str(folder / SUMS), cure=_CURE)
-        found[parts[2]] = parts[1]
-    return found
+            raise UserError(f"no line of checksums: {line[:100]!r}", where=str(folder / SUMS), hint=_CURE)
+        sums[parts[2]] = parts[1]
+    return sums
 
 
 def check_sums(folder: Path, only: Sequence[str] | None = None) -> None:
@@ -62,13 +62,13 @@ def check_sums(folder: Path, only: Sequence[str] | None = None) -> None:
             continue
         path = folder / name
         if not path.is_file():
-            raise UserError(f"{name} is missing", where=str(path), cure=_CURE)
+            raise UserError(f"{name} is missing", where=str(path), hint=_CURE)
         if sha256_of(path) != expected:
-            raise UserError(f"{name} is not as it was published: its checksum differs", where=str(path), cure=_CURE)
+            raise UserError(f"{name} is not as it was published: its checksum differs", where=str(path), hint=_CURE)
     if only is None:
         for name in _files(folder):
             if name not in listed and "/" not in name and Path(name).suffix in _LOADED:
-                raise UserError(f"{name} is not one of the published files", where=str(folder / name), cure=_CURE)
+                raise UserError(f"{name} is not one of the published files", where=str(folder / name), hint=_CURE)
 
 
 def _files(folder: Path) -> list[str]:

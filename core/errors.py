@@ -16,16 +16,16 @@ class UserError(Exception):
     Args:
         problem: what was found and what was expected.
         where: file, key or record that it was found in.
-        cure: what to do.
+        hint: what to do.
     """
 
-    def __init__(self, problem: str, *, where: str | None = None, cure: str | None = None):
-        self.problem, self.where, self.cure = problem, where, cure
+    def __init__(self, problem: str, *, where: str | None = None, hint: str | None = None):
+        self.problem, self.where, self.hint = problem, where, hint
         lines = [problem]
         if where:
             lines.append(f"  where: {where}")
-        if cure:
-            lines.append(f"  cure:  {cure}")
+        if hint:
+            lines.append(f"  hint:  {hint}")
         super().__init__("\n".join(lines))
 
 
@@ -44,7 +44,7 @@ def nearest(name: str, known: Iterable[str], count: int = 3) -> list[str]:
 
 
 def did_you_mean(name: str, known: Iterable[str]) -> str:
-    """A cure that names the nearest known names, or all of them where none is near."""
+    """A hint that names the nearest known names, or all of them where none is near."""
     known = list(known)
     close = nearest(name, known)
     if close:

@@ -14,14 +14,14 @@ from typing import Any
 from .errors import UserError
 
 
-def read_json(path: Path, *, cure: str) -> Any:
+def read_json(path: Path, *, hint: str) -> Any:
     """What a JSON file holds. Raises `UserError` where it is missing or cannot be read."""
     try:
         return json.loads(path.read_bytes())
     except FileNotFoundError as error:
-        raise UserError("file not found", where=str(path), cure=cure) from error
+        raise UserError("file not found", where=str(path), hint=hint) from error
     except (OSError, ValueError, RecursionError) as error:
-        raise UserError(f"not valid JSON: {error}", where=str(path), cure=cure) from error
+        raise UserError(f"not valid JSON: {error}", where=str(path), hint=hint) from error
 
 
 def write_whole(path: Path, data: bytes) -> None:
@@ -50,14 +50,14 @@ def write_whole(path: Path, data: bytes) -> None:
 
 def unwritable(path: Path, error: OSError) -> UserError:
     """The error to raise where a file cannot be written."""
-    cure = "make room, and run the stage again: it goes on behind the shards that it finished"
-    return UserError(f"cannot be written: {error.strerror or error}", where=str(path), cure=cure)
+    hint = "make room, and run the stage again: it goes on behind the shards that it finished"
+    return UserError(f"cannot be written: {error.strerror or error}", where=str(path), hint=hint)
 
 
 def check_new(destination: Path) -> None:
     """Raises `UserError` where the destination exists."""
     if destination.exists():
-        raise UserError("the destination exists", where=str(destination), cure="name another, or remove it first")
+        raise UserError("the destination exists", where=str(destination), hint="name another, or remove it first")
 
 
 @contextmanager

@@ -1,6 +1,6 @@
 """How one image or clip of a prompt is cut into tiles, and which run of tokens those become.
 
-Data decides it and models pack by it, so that both count alike; it travels with `Batch` and `Request`.
+Data code creates it and models pack features by it, so both count the same tokens. It is part of `Batch` and `Request`.
 """
 
 from __future__ import annotations
@@ -97,7 +97,9 @@ class Picture:
 
     @property
     def flat(self) -> Picture:
-        """As a model without a newline reads it: the first tile, which shows all of it, or a clip without newlines."""
+        """The picture as a model without a newline reads it: its first tile, which shows the whole picture, or the clip
+        without newlines.
+        """
         if self.whole is not None:
             return self
         return replace(self, newline="none") if self.modality == VIDEO else Picture(self.patches)

@@ -15,8 +15,8 @@ from torch import Tensor
 
 from .pictures import TEXT, Picture
 
-# Where text goes on behind a picture: one past the largest coordinate so far, as Qwen's models were trained, or as far
-# behind the picture's start as its longer side, as transformers counts since 5.3. Only clips tell them apart.
+# Position of the first text token after a picture: one past the largest coordinate so far, as Qwen's models were
+# trained, or the picture's start plus its longer side, as transformers counts since 5.3. The two differ for clips only.
 Resume = Literal["max_plus_one", "longer_side"]
 
 
@@ -51,13 +51,13 @@ def place_positions(
         counted = mask.long().cumsum(1)
         return ((counted - 1) * mask)[None], counted[:, -1]
     positions = torch.zeros(3, *modality.shape, dtype=torch.int64)
-    behind, left = [], iter(pictures)
+    next_positions, left = [], iter(pictures)
     for row, (kinds, real) in enumerate(zip(modality.cpu(), mask.cpu(), strict=True)):
-        found, end = _of_row(kinds[real], left, scheme)
-        positions[:, row, real] = found
-        behind.append(end)
+        row_positions, end = _of_row(kinds[real], left, scheme)
+        positions[:, row, real] = row_positions
+        next_positions.append(end)
     assert next(left, None) is None, "pictures without a run"
-    return positions.to(modality.device), torch.tensor(behind, device=modality.device)
+    return positions.to(modality.device), torch.tensor(next_positions, device=modality.device)
 
 
 def _of_row(modality: Tensor, pictures: Iterator[Picture], scheme: PositionScheme) -> tuple[Tensor, int]:
@@ -73,7 +73,7 @@ def _of_row(modality: Tensor, pictures: Iterator[Picture], scheme: PositionSchem
             length = picture.num_tokens
             assert kinds[place : place + length] == [picture.modality] * length, f"run of {picture} at {place}"
             parts.append(start + _coordinates(picture, scheme))
-            start = _behind(parts[-1], picture, start, scheme)
+            start = _next_start(parts[-1], picture, start, scheme)
         place += length
     return torch.cat(parts, dim=1), start
 
@@ -89,7 +89,7 @@ def _coordinates(picture: Picture, scheme: PositionScheme) -> Tensor:
     return torch.stack(torch.meshgrid(frames, rows, columns, indexing="ij")).flatten(1)
 
 
-def _behind(run: Tensor, picture: Picture, start: int, scheme: PositionScheme) -> int:
+def _next_start(run: Tensor, picture: Picture, start: int, scheme: PositionScheme) -> int:
     assert picture.whole is not None
     if scheme.resume == "longer_side":
         return start + max(picture.whole.of_tokens[1:])

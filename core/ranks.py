@@ -11,8 +11,8 @@ from typing import Any
 import torch.distributed as dist
 from torch.distributed import distributed_c10d
 
-# How long ranks wait here for one that works alone: rank 0 uploads, scores pictures, writes a report. Training's own
-# collectives keep the launcher's bound (DeepSpeed: ten minutes). A peer that dies is noticed at once all the same.
+# How long ranks wait here while rank 0 works alone (uploads, scores pictures, writes a report). Training's own
+# collectives keep the launcher's bound (DeepSpeed: ten minutes). A rank that dies is noticed at once in any case.
 PATIENCE = timedelta(days=7)
 
 
@@ -37,14 +37,15 @@ def is_main() -> bool:
 
 
 def barrier() -> None:
-    """Wait until every rank has come here; over gloo, without the watchdog's limit."""
+    """Wait until every rank reaches this call. Uses gloo, which has no watchdog timeout."""
     if _running():
         dist.barrier(group=_patient(dist.group.WORLD))
 
 
 def is_first_to(what: str) -> bool:
-    """Returns True for the first rank that asks about `what`, and False for all later ones: a message is printed once,
-    whether one rank or every rank has it."""
+    """Returns True for the first rank that asks about `what` and False for every later call. Used to print a message
+    once, whether one rank or all ranks have it.
+    """
     if not _running() or world_size() == 1:
         return is_main()
     try:
@@ -57,12 +58,12 @@ def gather(value: Any) -> list[Any]:
     """Every rank's value, on every rank, in rank order."""
     if not _running():
         return [value]
-    found: list[Any] = [None] * world_size()
-    dist.all_gather_object(found, value, group=_patient(dist.group.WORLD))
-    return found
+    values: list[Any] = [None] * world_size()
+    dist.all_gather_object(values, value, group=_patient(dist.group.WORLD))
+    return values
 
 
-def agree(value: Any) -> Any:
+def broadcast(value: Any) -> Any:
     """Broadcast rank 0's value to every rank."""
     if not _running():
         return value
@@ -72,7 +73,7 @@ def agree(value: Any) -> Any:
 
 
 @lru_cache(maxsize=1)
-def _patient(world: Any) -> Any:
+def _patient(group: Any) -> Any:
     """A gloo group of all ranks, made at the first call. Waiting in it is not limited by a GPU's watchdog."""
     return dist.new_group(backend="gloo", timeout=PATIENCE)
 

@@ -4,18 +4,18 @@ from __future__ import annotations
 
 
 class Refused(ValueError):
-    """Pydantic carries it as it carries every ValueError; `recipes/load.py` prints its parts.
+    """Pydantic wraps it like any ValueError, and `recipes/load.py` prints its parts.
 
     Args:
         key: dotted, below the section that raises it.
         problem: what is wrong.
-        cure: what to do.
+        hint: what to do.
     """
 
-    def __init__(self, key: str, problem: str, cure: str | None = None):
-        self.key, self.problem, self.cure = key, problem, cure
-        super().__init__(": ".join(part for part in (key, problem, cure) if part))
+    def __init__(self, key: str, problem: str, hint: str | None = None):
+        self.key, self.problem, self.hint = key, problem, hint
+        super().__init__(": ".join(part for part in (key, problem, hint) if part))
 
     def under(self, place: str) -> Refused:
         """The same for a section that holds this one at `place`."""
-        return Refused(f"{place}.{self.key}", self.problem, self.cure)
+        return Refused(f"{place}.{self.key}", self.problem, self.hint)

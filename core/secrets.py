@@ -17,7 +17,7 @@ _SHAPES = re.compile(
     r"|(?<!/commit/)[0-9a-f]{40}(?![A-Za-z0-9])|sk-[\w-]{16,})"
     r"|(?<=://)[^/\s]+(?=@)"  # user and password of an address
 )
-# What an address asks with, signed addresses of storage included, and what a header holds: `?token=abc`, `Bearer abc`.
+# Query parameters of a URL (signed storage URLs included) and values of headers: `?token=abc`, `Bearer abc`.
 _ASKED = re.compile(
     r"([?&][\w.%-]*(?:token|secret|password|passwd|api_?key|credential|signature)=|\bbearer\s+(?=\S{16}))"
     r"[^&\s'\"#,;)}\]]{4,}",
@@ -38,8 +38,8 @@ def redact(text: str) -> str:
 
 def secret_values() -> list[str]:
     """Values of environment variables that are named like secrets, without short ones, which would match everywhere."""
-    found = [value for name, value in os.environ.items() if _SECRET_ENV.search(name) and len(value) >= 8]
-    return sorted(found, key=len, reverse=True)  # one may begin like another
+    values = [value for name, value in os.environ.items() if _SECRET_ENV.search(name) and len(value) >= 8]
+    return sorted(values, key=len, reverse=True)  # one may begin like another
 
 
 def redact_argument(argument: str) -> str:
@@ -50,7 +50,9 @@ def redact_argument(argument: str) -> str:
 
 
 def redact_tree(value: Any, name: str = "") -> Any:
-    """A nested structure with secret values hidden, by their key's name or their look."""
+    """A nested structure with secret values hidden. Secrets are recognised by the name of their key or by their
+    format.
+    """
     if isinstance(value, dict):
         inherits = _is_secret(name, "")
         return {_redact_key(k): redact_tree(v, name if inherits else str(k)) for k, v in value.items()}

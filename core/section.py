@@ -17,5 +17,5 @@ class Section(BaseModel):
 
 
 def torch_dtype(name: str) -> torch.dtype:
-    """The type that a `dtype` key names: bfloat16 -> `torch.bfloat16`."""
+    """Converts the value of a `dtype` key to a torch dtype: bfloat16 -> `torch.bfloat16`."""
     return getattr(torch, name)

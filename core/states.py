@@ -59,11 +59,11 @@ class Taps:
 
     @property
     def kept(self) -> dict[str, Any]:
-        """The part that decides what a cache holds, as its manifest names it."""
+        """The fields that decide what a cache holds, under the names that its manifest uses."""
         return {name: getattr(self, name) for name in ("feature", "text_layers", "visual_layers", "everywhere")}
 
     def __or__(self, other: Taps) -> Taps:
-        """What serves both in training. Attention over a prompt is decoding's own and is not joined."""
+        """The union of both, for training. Attention over a prompt is used in decoding only and is left out."""
         return Taps(
             text_layers=tuple(sorted({*self.text_layers, *other.text_layers})),
             feature=self.feature or other.feature,
@@ -97,7 +97,7 @@ class TargetStates(OnDevice):
     layers: dict[int, Tensor] = field(default_factory=dict)  # layer -> [B,T,D]
     positions: Tensor | None = None  # [R,B,T] int64, the target's own
     kept: KeptScores | None = None  # log-probabilities that a regenerate stage kept, in place of states
-    ids: Tensor | None = None  # [B,T] int64; condition slots that hold no token have id 0
+    ids: Tensor | None = None  # [B,T] int64; condition tokens that hold no token have id 0
     mask: Tensor | None = None  # [B,T] bool: later positions may attend to it
     num_generated: int = 0  # image codes at the end of each row
     padding: tuple[int, ...] = ()  # B: columns on the left of each row that only longer rows of the batch need

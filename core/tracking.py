@@ -1,7 +1,7 @@
 """Where numbers of a run go: a JSONL file always, wandb where the recipe names a project.
 
-A full disk or a dead network never stops training, and never holds it for longer than `START_S` and `FINISH_S` (or
-`WEIGHTS_S`); the first failure of each is said once.
+A full disk or a dead network never stops training and never delays it by more than `START_S` and `FINISH_S` (or
+`WEIGHTS_S`). The first failure of each tracker is printed once.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from .section import Section
 # Longest waits for wandb's server: at a stage's start, for what is left at its end, and where weights are part of that.
 START_S, FINISH_S, WEIGHTS_S = 30, 60, 600
 ID_FILE = "wandb-id"  # in a stage's folder: a resumed stage goes on in the same wandb run
-# What a number is in: by its name, else by how it begins or ends. Shares and counts are plain numbers.
+# Units of metrics: looked up by the whole name, then by its beginning or end. Shares and counts have no unit.
 UNITS = {
     "loss": "per supervised token",
     "token_loss": "nats per supervised token",
@@ -94,7 +94,9 @@ class Tracker:
             self._attempt("wandb", lambda: self._start(config.wandb, recipe))
 
     def log(self, values: Mapping[str, float | Path], step: int) -> None:
-        """One line: values at an optimizer step. A path is a picture: the line names it, wandb gets it."""
+        """Log values at an optimizer step as one line. A path is a picture: the line holds its name, and wandb receives
+        the file.
+        """
         if not ranks.is_main():
             return
         plain = {name: str(value) if isinstance(value, Path) else value for name, value in values.items()}
@@ -141,7 +143,7 @@ class Tracker:
         os.replace(aside, self.path)
 
     def _append(self, line: str) -> None:
-        # What a full disk has cut off stays a line of its own.
+        # A line that a full disk cut off stays on a line of its own.
         torn, self._torn = self._torn, True
         with open(self.path, "a") as file:
             file.write("\n" + line if torn else line)
@@ -193,7 +195,7 @@ class Tracker:
         except Exception as error:
             if mode != "online":
                 raise
-            # Under another name: wandb's own process still holds the one that it could not begin.
+            # Use another name, because wandb's process still holds the run that failed to start.
             self._identity = _fresh_identity()
             self._run = start("offline", self._identity)
             if kept is None:  # the server may not know the first name: this one is the stage's
@@ -213,8 +215,8 @@ class Tracker:
     def _kept_identity(self) -> str | None:
         """The wandb run that this stage was begun in."""
         path = self.folder / ID_FILE
-        found = path.read_text().strip() if path.is_file() else ""
-        return found if re.fullmatch(r"[0-9a-f]{12}", found) else None
+        identity = path.read_text().strip() if path.is_file() else ""
+        return identity if re.fullmatch(r"[0-9a-f]{12}", identity) else None
 
     def _write_identity(self, identity: str) -> str:
         (self.folder / ID_FILE).write_text(identity)
@@ -245,7 +247,7 @@ class Tracker:
     def _attempt(self, where: str, action: Callable[[], Any]) -> None:
         try:
             action()
-        except Exception as error:  # tracking is never worth a run: any failure of a tracker is said and survived
+        except Exception as error:  # a failed tracker must not end a run: the failure is printed and training continues
             if where not in self._failed:
                 self.say(f"tracking failed and goes on without: {redact(str(error))}")
             self._failed.add(where)
@@ -256,13 +258,13 @@ def unit(name: str) -> str | None:
     plain = name.removeprefix("val_")
     if plain in UNITS:
         return UNITS[plain]
-    found = [u for start, u in STARTS.items() if plain.startswith(start)]
-    found += [u for end, u in ENDS.items() if plain.endswith(end)]
-    return found[0] if found else None
+    units = [u for start, u in STARTS.items() if plain.startswith(start)]
+    units += [u for end, u in ENDS.items() if plain.endswith(end)]
+    return units[0] if units else None
 
 
 def wandb_login() -> str | None:
-    """Where wandb's key would be read from, without reading it; None: nowhere."""
+    """Where wandb would read its key from, without reading it. Returns None if no place has one."""
     for name in ("WANDB_API_KEY", "WANDB_IDENTITY_TOKEN_FILE"):
         if os.environ.get(name):
             return f"{name} is set"

@@ -1,1 +1,1 @@
-"""From files to batches: records, conversations, images, order, collation, the shapes world."""
+"""From files to batches: records, conversations, images, order, collation, the synthetic shapes dataset."""

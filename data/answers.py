@@ -15,8 +15,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from ..core.batch import TEXT, Request
 from ..core.errors import UserError
-from ..core.nouns import TEXT, Request
 from ..core.states import KeptScores
 from .dataset import ConversationDataset
 from .shards import ShardReader
@@ -73,10 +73,10 @@ class Answers:
         return int(self.reader.identity["kept"])
 
     def read(self, index: int, request: Request) -> tuple[list[int], KeptScores | None]:
-        """The target's answer to `request`, record `index` of the data; empty where it was skipped.
+        """The target's answer to `request`, which is record `index` of the data. Empty if the record was skipped.
 
         Raises:
-            UserError: it was asked something else.
+            UserError: the stored request differs from `request`.
         """
         _, tensors, info = self.reader[index]
         if info["name"] != request.name:
@@ -93,5 +93,5 @@ class Answers:
     def _other(self, problem: str) -> UserError:
         return UserError(
             problem, where=str(self.folder),
-            cure="give the stage the data and format of the regenerate stage, or write the answers anew",
+            hint="give the stage the data and format of the regenerate stage, or write the answers anew",
         )  # fmt: skip

@@ -34,9 +34,10 @@ def fetch_benchmarks(
     seed: int = SEED,
     published: Mapping[str, BenchmarkSet] = BENCHMARK_SETS,
 ) -> Path:
-    """A suite directory with some rows of each set. Written aside and renamed; one that is there is taken as it is.
+    """Writes a suite directory with some rows of each set (to a temporary folder, then renamed). An existing directory
+    is used as it is.
 
-    A clip that is not found keeps its row: the reader meets it as any other missing file.
+    A row whose clip is missing is kept; reading it fails like any other missing file.
 
     Args:
         names: of sets, by any of their names or ids.
@@ -71,7 +72,7 @@ def _records(name: str, about: BenchmarkSet, folder: Path, *, samples: int | Non
         raise UserError(
             f"no clips of {name}",
             where=str((folder / MEDIA / name).resolve()),
-            cure=f"hf download {about.ids[0]} --repo-type dataset, unpack its archives into a folder {name}, and give "
+            hint=f"hf download {about.ids[0]} --repo-type dataset, unpack its archives into a folder {name}, and give "
             "the folder around it as media",
         )
     tables = [(config, _table(name, about, config)) for config in about.configs]
@@ -84,7 +85,7 @@ def _records(name: str, about: BenchmarkSet, folder: Path, *, samples: int | Non
     if about.clip is not None and not any((folder / entry["video"]).is_file() for entry in records):
         first = folder / records[0]["video"]
         raise UserError(f"none of the clips of {name} is there, the first one included", where=str(first.resolve()),
-                        cure=f"unpack the set's archives so that {name} has one of the folders: "
+                        hint=f"unpack the set's archives so that {name} has one of the folders: "
                         f"{', '.join(_folders(about, rows[0][0]))}")  # fmt: skip
     return records
 
@@ -94,20 +95,20 @@ def _table(name: str, about: BenchmarkSet, config: str | None) -> Any:
     problems: list[UserError] = []
     for repository in about.ids:
         try:
-            found = load_rows(name, repository, config, about.split, revision=about.revision)
+            rows = load_rows(name, repository, config, about.split, revision=about.revision)
         except UserError as error:
             problems.append(error)
             continue
         wanted = {*about.options, about.clip, *about.answer} - {None}
-        if missing := wanted - set(found.column_names):
+        if missing := wanted - set(rows.column_names):
             raise UserError(
                 f"set {name} ({repository}) has no column {', '.join(sorted(map(str, missing)))}; it has "
-                f"{', '.join(found.column_names)}",
-                cure=CHANGED,
+                f"{', '.join(rows.column_names)}",
+                hint=CHANGED,
             )
-        return found
-    told = "; ".join(error.problem for error in problems)
-    raise UserError(told, where=problems[0].where, cure=f"{problems[0].cure}; a gated set needs `hf auth login`")
+        return rows
+    problem = "; ".join(error.problem for error in problems)
+    raise UserError(problem, where=problems[0].where, hint=f"{problems[0].hint}; a gated set needs `hf auth login`")
 
 
 def _joined(name: str, about: BenchmarkSet, rows: Sequence[tuple[str | None, dict[str, Any]]]) -> list[Any]:
@@ -118,7 +119,7 @@ def _joined(name: str, about: BenchmarkSet, rows: Sequence[tuple[str | None, dic
     places = {key: place for place, key in enumerate(images["id"])}
     if lost := [row[join.key] for _, row in rows if row[join.key] not in places]:
         raise UserError(f"set {name} has no picture {lost[0]!r}, nor {len(lost) - 1} others",
-                        cure=CHANGED)  # fmt: skip
+                        hint=CHANGED)  # fmt: skip
     return [(config, row | {"image": images[places[row[join.key]]]["image"]}) for config, row in rows]
 
 
@@ -126,16 +127,16 @@ def record(
     name: str, about: BenchmarkSet, config: str | None, row: Mapping[str, Any], number: int, folder: Path
 ) -> dict[str, Any]:
     """A row as LLaVA JSON, its pictures written below `folder`; `options` and `letter` where it has options."""
-    found: dict[str, Any] = {"id": f"{name}-{number:05d}"}
+    fields: dict[str, Any] = {"id": f"{name}-{number:05d}"}
     marks = ""
     if about.medium == "image":
         # There is one picture, a list, or none.
         images = row.get("image")
         images = images if isinstance(images, list) else [images]
         if pictures := save_pictures(name, [image for image in images if image is not None], number, folder):
-            found["image"], marks = pictures, f"{IMAGE_MARK}\n" * len(pictures)
+            fields["image"], marks = pictures, f"{IMAGE_MARK}\n" * len(pictures)
     if about.clip is not None:
-        found["video"] = _clip(name, about, config, str(row[about.clip]), folder)
+        fields["video"] = _clip(name, about, config, str(row[about.clip]), folder)
         marks = f"{VIDEO_MARK}\n"
     question = next((text for key in about.question if (text := str(row.get(key)).strip()) not in _NOTHING), "")
     options = _options(about, row)
@@ -144,11 +145,11 @@ def record(
     if letter is not None and options:
         references = [options[LETTERS.index(letter)]]
     turns = [{"from": "human", "value": marks + question}, {"from": "gpt", "value": references[0]}]
-    found |= {"conversations": turns, "references": references}
-    found |= {"options": options} if options else {}
-    found |= {"letter": letter} if letter is not None else {}
+    fields |= {"conversations": turns, "references": references}
+    fields |= {"options": options} if options else {}
+    fields |= {"letter": letter} if letter is not None else {}
     hint = str(row.get(about.hint) or "") if about.hint else ""
-    return found | ({"hint": hint} if hint else {})
+    return fields | ({"hint": hint} if hint else {})
 
 
 def _folders(about: BenchmarkSet, config: str | None) -> list[str]:
@@ -163,7 +164,7 @@ def _clip(name: str, about: BenchmarkSet, config: str | None, called: str, folde
         UserError: its name leads out of the set's folder.
     """
     if called.startswith("/") or ".." in Path(called).parts:
-        raise UserError(f"set {name} names a clip outside of its folder: {called!r}", cure="report this to its authors")
+        raise UserError(f"set {name} names a clip outside of its folder: {called!r}", hint="report this to its authors")
     inside: Iterable[Path] = (Path(MEDIA, name, place) for place in _folders(about, config))
     endings = ("",) if called.endswith(_ENDINGS) else _ENDINGS
     candidates = [place / f"{called}{ending}" for place in inside for ending in endings]
@@ -188,7 +189,8 @@ def _answers(about: BenchmarkSet, row: Mapping[str, Any]) -> list[str]:
 def _letter(about: BenchmarkSet, answers: Sequence[str], options: Sequence[str]) -> str | None:
     """The right option's letter. None where nothing says it: no options, or a hidden answer.
 
-    What an answer is, is declared: MVBench counts, and its "3" is an option's text and no place.
+    `answer_is` declares how to read an answer: MVBench asks for counts, so its "3" is the text of an option, not an
+    index.
     """
     answer = answers[0]
     if about.answer_is == "letter":

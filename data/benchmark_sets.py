@@ -180,7 +180,7 @@ def set_name(called: str) -> str:
         known |= dict.fromkeys((*about.aliases, *about.ids), name)
     folded = {key.casefold(): name for key, name in known.items()}
     if called.casefold() not in folded:
-        raise UserError(f"{called!r} is no published set", cure=did_you_mean(called, known))
+        raise UserError(f"{called!r} is no published set", hint=did_you_mean(called, known))
     return folded[called.casefold()]
 
 
@@ -213,6 +213,6 @@ def wording(
     if way == "explain":
         question = question.replace(_YES_NO, "").strip()
     choices = [f"{letter}. {option}" for letter, option in zip(LETTERS, options, strict=False)]
-    told = {"explain": explain, "letter": LETTER, "word": WORD}[way]
-    lines = [f"Context: {hint}" if hint else "", question, *choices, told]
+    instruction = {"explain": explain, "letter": LETTER, "word": WORD}[way]
+    lines = [f"Context: {hint}" if hint else "", question, *choices, instruction]
     return "\n".join(line for line in lines if line)

@@ -20,7 +20,7 @@ import torch
 from pydantic import Field, model_validator
 from torch import Tensor
 
-from ..core.nouns import CodeBatch, PictureBatch
+from ..core.batch import CodeBatch, PictureBatch
 from ..core.section import Section
 from .shards import ShardReader
 

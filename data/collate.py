@@ -11,7 +11,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from ..core.nouns import TEXT, Batch
+from ..core.batch import TEXT, Batch
 from ..core.pictures import Picture
 
 

@@ -160,7 +160,7 @@ def place_marks(text: str, rule: str, *, has_clip: bool = False) -> str:
 def _role(turn: dict[str, Any]) -> str:
     role = turn.get("from")
     if role not in ROLES:
-        raise UserError(f"unknown role {role!r}", cure="roles are human and gpt")
+        raise UserError(f"unknown role {role!r}", hint="roles are human and gpt")
     return role
 
 
@@ -168,7 +168,7 @@ def _render_plain(pairs: list[tuple[str, str]], open_ended: bool, marks: re.Patt
     if len(pairs) != 2 or (mark := marks.search(pairs[0][1])) is None:
         raise UserError(
             "the plain template takes a question with <image> and one answer",
-            cure="use template: v1 for this data",
+            hint="use template: v1 for this data",
         )
     if open_ended:
         return Rendered(mark[0], ())
@@ -217,7 +217,7 @@ def _render_chat(pairs: list[tuple[str, str]], chat: _Chat, system: str, open_en
 
 def written_marks(pictures: Sequence[Picture]) -> list[str]:
     """What each image's and clip's mark becomes for Qwen-VL: marks between vision tokens, and times before frames."""
-    found: list[str] = []
+    texts: list[str] = []
     for picture in pictures:
         mark = VIDEO_MARK if picture.modality == VIDEO else IMAGE_MARK
         assert picture.whole is not None, "template qwen_vl is of pictures that are read whole"
@@ -225,17 +225,17 @@ def written_marks(pictures: Sequence[Picture]) -> list[str]:
         shown = f"<|vision_start|>{mark}<|vision_end|>"
         shown = shown if time is None else f"<{time:.1f} seconds>{shown}"
         if picture.whole.part:
-            found[-1] += shown
+            texts[-1] += shown
         else:
-            found.append(shown)
-    return found
+            texts.append(shown)
+    return texts
 
 
 def _write_marks(pairs: list[tuple[str, str]], written: Sequence[str], marks: re.Pattern[str]) -> list[tuple[str, str]]:
     """The line break beside a mark is LLaVA's way of writing, and goes."""
     left = iter(written)
     pattern = re.compile(f"\n?(?:{marks.pattern})\n?")
-    return [(role, pattern.sub(lambda found: next(left, found[0]), text)) for role, text in pairs]
+    return [(role, pattern.sub(lambda match: next(left, match[0]), text)) for role, text in pairs]
 
 
 def encode(
@@ -291,31 +291,33 @@ def encode(
 
 
 def _check_template(form: PromptFormat, processor: Processor) -> None:
-    """In a vocabulary without the template's end token it would be a few letters, and no answer would end."""
-    end, found = _TURN_END.get(form.template), processor.tokenizer.eos_token
-    if end is not None and found != end:
+    """Without the template's end token in the vocabulary, that token would be split into letters and no answer would
+    end.
+    """
+    end, eos = _TURN_END.get(form.template), processor.tokenizer.eos_token
+    if end is not None and eos != end:
         raise UserError(
-            f"template {form.template} ends turns with {end}, the tokenizer with {found}",
-            cure="use template: v1 with Llama's tokenizer, qwen or qwen_vl with Qwen's, llama3 with Llama-3's",
+            f"template {form.template} ends turns with {end}, the tokenizer with {eos}",
+            hint="use template: v1 with Llama's tokenizer, qwen or qwen_vl with Qwen's, llama3 with Llama-3's",
         )
     if processor.reads_whole != (form.template == "qwen_vl"):
         raise UserError(
             f"template {form.template} and a processor of {processor.family}",
-            cure="use template: qwen_vl with Qwen-VL, whose pictures stand between tokens of their own, and only there",
+            hint="use template: qwen_vl with Qwen-VL, whose pictures stand between tokens of their own, and only there",
         )
 
 
 def _check_marks(marks: list[str], pictures: Sequence[Picture], form: PromptFormat) -> None:
     if len(marks) != len(pictures):
         clips = any(picture.modality == VIDEO for picture in pictures)
-        cure = "write one <image> mark for each image" + (" and one <video> mark for each clip" if clips else "")
+        hint = "write one <image> mark for each image" + (" and one <video> mark for each clip" if clips else "")
         if form.image_rule == "llava15" and len(pictures) > 1:
-            cure += ", and set image_rule: next in the stage's format (llava15 keeps one mark of a turn)"
+            hint += ", and set image_rule: next in the stage's format (llava15 keeps one mark of a turn)"
         named = "images and clips" if clips else "images"
-        raise UserError(f"{len(marks)} <image> marks for {len(pictures)} {named}", cure=cure)
+        raise UserError(f"{len(marks)} <image> marks for {len(pictures)} {named}", hint=hint)
     for mark, picture in zip(marks, pictures, strict=True):
         if mark == VIDEO_MARK and picture.modality != VIDEO:
-            raise UserError("a <video> mark stands for an image", cure="write <image>, or name a clip under `video`")
+            raise UserError("a <video> mark stands for an image", hint="write <image>, or name a clip under `video`")
 
 
 def _placeholder(picture: Picture, processor: Processor) -> int:

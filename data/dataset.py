@@ -15,13 +15,13 @@ import numpy as np
 import torch
 from pydantic import Field
 
+from ..core.batch import Request
 from ..core.errors import UserError
-from ..core.nouns import Request
 from ..core.section import Section
 from .collate import Sample, empty_sample
 from .conversations import MARKS, Encoded, PromptFormat, encode
 from .images import Aspect
-from .media import Eyes, Media
+from .media import ImageReader, Media
 from .mixture import Selection, identities
 from .processor import Processor
 from .records import RecordFile, num_clips
@@ -59,7 +59,7 @@ class ConversationData(Section):
     video: VideoSettings = VideoSettings()
     # Ids in a sample, pictures included; no more than the language model has positions.
     max_length: int = Field(2048, ge=8)
-    # Put behind each record's last question ("Please answer with at least 1000 words.").
+    # Text that is appended to each record's last question ("Please answer with at least 1000 words.").
     question_end: str = ""
     # strict stops at the first unusable record; skip leaves it out and lists it in skipped.jsonl.
     on_error: Literal["strict", "skip"] = "strict"
@@ -67,7 +67,7 @@ class ConversationData(Section):
     # pictures (and their marks) away, keeps the text and lists it. null, and what is too long without pictures, too:
     # as on_error says. Prompts that are decoded are never shortened.
     over_length: Literal["error", "skip", "drop_images"] | None = None
-    # Keep the first so many usable records; null: all.
+    # Maximum number of usable records to keep, in file order; null: all.
     max_samples: int | None = Field(None, ge=1)
     # Keep only these scenario kinds (the record's `kind` key); null: all.
     kinds: list[str] | None = None
@@ -81,8 +81,8 @@ class ConversationDataset:
         image_folder: folder of relative image paths, or None for each file's own.
         skipped_log: file that lists what was left out and why (with `on_error: skip`).
         cache: folder for indices.
-        drafter_processor: of a draft with eyes of its own, whose view comes with every request; None: it shares the
-            target's.
+        drafter_processor: of a draft with its own image processor, whose view is added to every request; None: it
+            shares the target's.
     """
 
     def __init__(
@@ -98,11 +98,13 @@ class ConversationDataset:
     ):
         self.config, self.form, self.processor, self.skipped_log = config, form, processor, skipped_log
         limits = config.min_pixels, config.max_pixels
-        self._eyes = Eyes(processor, config.aspect, config.anyres_convention, config.video, limits)
-        self._drafter_eyes = None
+        self._image_reader = ImageReader(processor, config.aspect, config.anyres_convention, config.video, limits)
+        self._drafter_image_reader = None
         if drafter_processor is not None:
             aspect = config.drafter_aspect or config.aspect
-            self._drafter_eyes = Eyes(drafter_processor, aspect, config.anyres_convention, config.video, limits)
+            self._drafter_image_reader = ImageReader(
+                drafter_processor, aspect, config.anyres_convention, config.video, limits
+            )
         self._listed: set[str] = set()  # lines of the log up to `_log_read`
         self._log_read = 0
         self._paths = files
@@ -122,20 +124,20 @@ class ConversationDataset:
         for file in self.records:
             for problem, place in _id_problems(file):
                 if strict:
-                    cure = "mend the ids, or set on_error: skip (records are then told apart by their place)"
-                    raise UserError(problem, where=f"{file.path}, {place}", cure=cure)
+                    hint = "mend the ids, or set on_error: skip (records are then told apart by their place)"
+                    raise UserError(problem, where=f"{file.path}, {place}", hint=hint)
                 reason = f"{problem}, {place}: all are kept and told apart by their place"
                 notes.append({"file": str(file.path), "record": None, "id": None, "reason": reason})
-        found = self.selection.places()
+        places = self.selection.places()
         if self.config.kinds is not None:
             wanted = set(self.config.kinds)
-            kept = [self.records[f].read(i).get("kind") in wanted for f, i in found.tolist()]
-            found = found[np.array(kept, dtype=bool)]
-        found = found[: self.config.max_samples]
+            kept = [self.records[f].read(i).get("kind") in wanted for f, i in places.tolist()]
+            places = places[np.array(kept, dtype=bool)]
+        places = places[: self.config.max_samples]
         self._log_skipped(notes)
-        if not len(found):
-            raise UserError("no usable records", where=", ".join(str(f.path) for f in self.records), cure="see above")
-        return found
+        if not len(places):
+            raise UserError("no usable records", where=", ".join(str(f.path) for f in self.records), hint="see above")
+        return places
 
     def __len__(self) -> int:
         return len(self.places)
@@ -151,7 +153,7 @@ class ConversationDataset:
         return _asked(record, self.config.question_end) if self.config.question_end else record
 
     def sample_id(self, index: int) -> str:
-        """Unique whatever the ids are: file, place and id."""
+        """A name that is unique even if ids repeat: file, index and id."""
         file, number = self.places[index]
         return f"{self.records[file].path.name}[{number}]"
 
@@ -181,17 +183,17 @@ class ConversationDataset:
             return None
 
     def _read(self, index: int) -> tuple[Encoded, Media | None]:
-        """The sample within max_length, and its pictures where it has kept them."""
+        """The sample cut to max_length, and its pictures if it kept them."""
         record = self.record(index)
         media = self._media(record, int(self.places[index, 0]))
         encoded, seen = self._fitting(record, media, index)
         if not any(encoded.loss_mask):
-            raise UserError("nothing to learn from: no supervised token", cure="give every record an answer")
+            raise UserError("nothing to learn from: no supervised token", hint="give every record an answer")
         return encoded, media if seen else None
 
-    def eyes(self, *, prompt: bool) -> Eyes:
-        """Whose tiles are counted: of prompts those that the draft sees, which may have eyes of its own."""
-        return (self._drafter_eyes if prompt else None) or self._eyes
+    def image_reader(self, *, prompt: bool) -> ImageReader:
+        """The reader whose tiles are counted: for prompts it is the draft's, which may have its own image processor."""
+        return (self._drafter_image_reader if prompt else None) or self._image_reader
 
     def num_ids(self, index: int, *, prompt: bool = False, flat: bool = False) -> int:
         """Length of sample `index`, or of its prompt as the draft has it, with its pictures, which are not decoded.
@@ -200,12 +202,12 @@ class ConversationDataset:
             flat: as a model without a newline reads them.
         """
         record, file = self.record(index), int(self.places[index, 0])
-        eyes = self.eyes(prompt=prompt)
-        pictures = self._media(record, file, eyes).pictures
+        image_reader = self.image_reader(prompt=prompt)
+        pictures = self._media(record, file, image_reader).pictures
         if flat:
             pictures = tuple(picture.flat for picture in pictures)
         turns = record["conversations"]
-        return len(encode(turns, self.form, eyes.processor, pictures=pictures, open_ended=prompt).ids)
+        return len(encode(turns, self.form, image_reader.processor, pictures=pictures, open_ended=prompt).ids)
 
     def _fitting(self, record: dict[str, Any], media: Media, index: int) -> tuple[Encoded, bool]:
         """The sample within max_length, and whether it has kept its pictures."""
@@ -215,7 +217,7 @@ class ConversationDataset:
             return encoded, True
         error = _TooLong(
             f"{len(encoded.ids)} ids, more than max_length {config.max_length}",
-            cure="raise max_length (up to the model's positions), or set over_length: skip or drop_images",
+            hint="raise max_length (up to the model's positions), or set over_length: skip or drop_images",
         )
         # The plain template is nothing but a picture and its caption.
         if config.over_length != "drop_images" or not media.pictures or self.form.template == "plain":
@@ -236,7 +238,7 @@ class ConversationDataset:
         """What `leave_out` is told of a prompt, or of a prompt with its answer, of `count` ids."""
         return _TooLong(
             f"{count} ids, more than max_length {self.config.max_length}",
-            cure="raise max_length (up to the model's positions), or set over_length: skip",
+            hint="raise max_length (up to the model's positions), or set over_length: skip",
         )
 
     def leave_out(self, index: int, error: UserError) -> None:
@@ -256,9 +258,9 @@ class ConversationDataset:
             media = self._media(record, file)
             seen = media.originals() if originals else ()
             request = self._asked(turns, media, self.processor, index, seen, pixels)
-            if self._drafter_eyes is not None:
-                media = self._media(record, file, self._drafter_eyes)
-                view = self._asked(turns, media, self._drafter_eyes.processor, index, seen, pixels)
+            if self._drafter_image_reader is not None:
+                media = self._media(record, file, self._drafter_image_reader)
+                view = self._asked(turns, media, self._drafter_image_reader.processor, index, seen, pixels)
                 request = replace(request, drafter_view=view)
         except UserError as error:
             raise self._named(index, error) from error
@@ -284,16 +286,18 @@ class ConversationDataset:
         parts = [*identities(self._paths), self.config.model_dump_json(), self.form.model_dump_json()]
         return hashlib.sha256("/".join(parts).encode()).hexdigest()
 
-    def _media(self, record: dict[str, Any], file: int, eyes: Eyes | None = None) -> Media:
+    def _media(self, record: dict[str, Any], file: int, image_reader: ImageReader | None = None) -> Media:
         images = Path(self.config.images) if self.config.images else self.records[file].path.parent
-        return (eyes or self._eyes).look(record, images, Path(self.config.videos) if self.config.videos else images)
+        return (image_reader or self._image_reader).media(
+            record, images, Path(self.config.videos) if self.config.videos else images
+        )
 
     def _unusable(self, file: RecordFile, index: int, problem: str, cause: UserError | None = None) -> UserError:
         where = f"{file.path}, {_name(file, index)}"
         if cause is not None and cause.where:
             where += f", {cause.where}"
-        cure = (cause and cause.cure) or "mend or remove the record, or set on_error: skip to leave such records out"
-        return UserError(problem, where=where, cure=cure)
+        hint = (cause and cause.hint) or "mend or remove the record, or set on_error: skip to leave such records out"
+        return UserError(problem, where=where, hint=hint)
 
     def _named(self, index: int, error: UserError) -> UserError:
         """`error` with the file and record of sample `index`."""
@@ -309,7 +313,7 @@ class ConversationDataset:
         return {"file": str(file.path), "record": index, "id": _id(file, index), "reason": problem}
 
     def _log_skipped(self, notes: list[dict[str, Any]]) -> None:
-        """List each record once, whichever of the ranks, workers, epochs and starts of a stage comes upon it."""
+        """List each record once, even if several ranks, workers, epochs or restarts of a stage meet it."""
         if not notes or self.skipped_log is None:
             return
         self.skipped_log.parent.mkdir(parents=True, exist_ok=True)

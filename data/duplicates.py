@@ -74,8 +74,8 @@ class Duplicates:
                 tables = self._connection().execute("SELECT name FROM sqlite_master WHERE name = 'state'").fetchall()
                 finished = bool(tables and _state(self._connection(), "finished"))
         if not finished:
-            cure = "run the pass to its end; it goes on where it stopped"
-            raise UserError("no finished search for duplicates", where=str(database), cure=cure)
+            hint = "run the pass to its end; it goes on where it stopped"
+            raise UserError("no finished search for duplicates", where=str(database), hint=hint)
 
     def __contains__(self, number: int) -> bool:
         return self.first(number) is not None
@@ -102,7 +102,7 @@ class Duplicates:
 
 
 def _note(connection: sqlite3.Connection, number: int, digest: bytes) -> None:
-    """Noting an item again changes nothing."""
+    """Recording an item twice has no effect."""
     if connection.execute("INSERT OR IGNORE INTO images VALUES (?, ?)", (digest, number)).rowcount:
         return
     (first,) = connection.execute("SELECT number FROM images WHERE sha256 = ?", (digest,)).fetchone()
@@ -125,5 +125,5 @@ def _told(database: Path) -> Iterator[None]:
     try:
         yield
     except sqlite3.DatabaseError as error:
-        cure = "delete the file and run the pass again; check that the disk is not full"
-        raise UserError(f"cannot use the database of duplicates: {error}", where=str(database), cure=cure) from error
+        hint = "delete the file and run the pass again; check that the disk is not full"
+        raise UserError(f"cannot use the database of duplicates: {error}", where=str(database), hint=hint) from error

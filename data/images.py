@@ -45,10 +45,10 @@ def _opened(path: Path) -> Iterator[Image.Image]:
             yield image
     except FileNotFoundError as error:
         raise UserError(
-            "missing image", where=str(path), cure="check the `images` folder of the data section"
+            "missing image", where=str(path), hint="check the `images` folder of the data section"
         ) from error
     except (OSError, SyntaxError, ValueError, Image.DecompressionBombError) as error:
-        raise UserError(f"corrupt image: {error}", where=str(path), cure="replace or remove the file") from error
+        raise UserError(f"corrupt image: {error}", where=str(path), hint="replace or remove the file") from error
 
 
 def expand_to_square(image: Image.Image, mean: tuple[float, ...]) -> Image.Image:

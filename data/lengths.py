@@ -1,4 +1,4 @@
-"""How many samples are longer than a model has room for, without encoding millions of them.
+"""Counts the samples that are longer than a model's context without encoding all of them.
 
 Words and pictures alone prove a sample too long, and bytes alone prove one short enough; of those between, all are
 encoded where they are few, and some at equal distances where they are many.
@@ -23,7 +23,7 @@ _ROOM = 64  # ids of a template that a record's own punctuation may not cover
 
 @dataclass(frozen=True)
 class LongSamples:
-    """What was found; `count` is an estimate where not all doubtful samples were encoded."""
+    """Result of the count. `count` is an estimate if not all uncertain samples were encoded."""
 
     samples: int
     limit: int  # ids that there is room for
@@ -48,7 +48,7 @@ def count_long(dataset: ConversationDataset, limit: int, *, prompts: bool = Fals
     """
     numbers = np.arange(len(dataset))
     least, most = _bounds(dataset, prompts)
-    # What is proven of a whole sample is not of its prompt.
+    # A bound on the whole sample does not hold for its prompt.
     certain = np.zeros(len(dataset), dtype=bool) if prompts else least > limit
     doubtful = numbers[~certain & (most > limit)]
     looked_at = doubtful[:: max(1, -(-len(doubtful) // LOOKED_AT))]
@@ -71,9 +71,9 @@ def count_long(dataset: ConversationDataset, limit: int, *, prompts: bool = Fals
 
 def _bounds(dataset: ConversationDataset, prompts: bool) -> tuple[np.ndarray, np.ndarray]:
     """[n] and [n] ids that each sample has at least and at most; its prompt has no more, and may have less."""
-    eyes = dataset.eyes(prompt=prompts)
+    image_reader = dataset.image_reader(prompt=prompts)
     images, clips, sizes = (dataset.column(name).astype(np.int64) for name in ("images", "clips", "sizes"))
-    per_image = eyes.processor.num_image_tokens
+    per_image = image_reader.processor.num_image_tokens
     # The plain template leaves the question out, and a mark is no word.
     words = 0 * dataset.lengths if dataset.form.template == "plain" else abs(dataset.lengths) - images - clips
     least = fewest_ids(words, images, tokens_per_image=per_image)
@@ -81,13 +81,13 @@ def _bounds(dataset: ConversationDataset, prompts: bool) -> tuple[np.ndarray, np
     most = sizes + images * (per_image + 3) + len(dataset.form.system or SYSTEM) + _ROOM
     most = most + len(dataset.config.question_end)
     unknown = clips > 0
-    if is_tiled(eyes.aspect, 1) or eyes.processor.reads_whole:
+    if is_tiled(image_reader.aspect, 1) or image_reader.processor.reads_whole:
         unknown |= images > 0
     return least, np.where(unknown, np.iinfo(np.int64).max, most)
 
 
 def _num_ids(dataset: ConversationDataset, index: int, prompts: bool, flat: bool) -> int:
-    """0 for a record that cannot be read: it is told of when its turn comes."""
+    """Returns 0 for a record that cannot be read; the error is reported when the record is used."""
     try:
         return dataset.num_ids(index, prompt=prompts, flat=flat)
     except UserError:

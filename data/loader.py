@@ -33,7 +33,7 @@ class Samples(Protocol):
 class Collate(Protocol):
     """Makes a micro-batch; of no samples, one that supervises nothing (a rank that the last batch leaves without).
 
-    What is drawn at random for a sample is drawn here, from its name and the epoch.
+    Random draws of a sample happen here and depend on its name and the epoch only.
     """
 
     def __call__(self, samples: Sequence[Any], *, epoch: int) -> Any: ...
@@ -97,18 +97,18 @@ class Loader:
             # Reading draws nothing at random; a fixed generator keeps workers from touching the global one.
             generator=torch.Generator().manual_seed(self.seed),
         )
-        found = iter(loader)
+        batches = iter(loader)
         if self.num_workers:
             kill_at_exit()
         try:
-            for step in found:
+            for step in batches:
                 if isinstance(step, UserError):
                     raise step
                 yield step
         finally:
-            # Its processes end here. Left to the garbage collector, which closes their queues first, each would be
-            # waited for ten seconds.
-            del found
+            # Stop the worker processes here. Left to the garbage collector, which closes their queues first, each would
+            # be waited for ten seconds.
+            del batches
 
 
 class _Steps(torch.utils.data.Dataset):

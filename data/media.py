@@ -1,6 +1,6 @@
-"""The images and clips of one record: how many tokens they take is known before any is decoded.
+"""The images and clips of one record. Their number of tokens is known before any of them is decoded.
 
-A sample that turns out too long, or a request that is only counted, costs the heads of its files.
+For a sample that is too long, or a request that is only counted, only the headers of its files are read.
 """
 
 from __future__ import annotations
@@ -26,8 +26,8 @@ from .videos import Clip, VideoSettings
 
 
 @dataclass(frozen=True)
-class Eyes:
-    """How a data section looks at pictures.
+class ImageReader:
+    """Reads the images and clips of a record with the settings of a data section.
 
     Args:
         aspect: what is done to images that are not square; nothing where they are read whole.
@@ -41,7 +41,7 @@ class Eyes:
     video: VideoSettings
     pixel_limits: tuple[int | None, int | None] = (None, None)
 
-    def look(self, record: dict[str, Any], images: Path, videos: Path) -> Media:
+    def media(self, record: dict[str, Any], images: Path, videos: Path) -> Media:
         """The record's pictures; relative names start at the folders `images` and `videos`.
 
         Raises:
@@ -51,17 +51,17 @@ class Eyes:
         clips = [Clip(videos / name, self.video) for name in paths(record, "video")]
         if (files or clips) and not self.processor.reads_pictures:
             raise UserError(
-                "the record has pictures and the model reads text alone", cure="use records without pictures"
+                "the record has pictures and the model reads text alone", hint="use records without pictures"
             )
         if self.processor.reads_whole:
             whole = self._whole(files, clips)
             return Media(whole, _order(record, len(files), len(clips)), tuple(files), tuple(clips), self)
-        # One tile is one tile, whatever the size: no file is opened for it.
+        # A single tile does not depend on the image's size, so no file is opened for it.
         sizes = [image_size(file) if is_tiled(self.aspect, len(files)) else (0, 0) for file in files]
         of_images = layouts(sizes, self.processor, self.aspect, self.convention)
         of_clips = tuple(self.video.picture(len(clip.numbers), self.processor.patches) for clip in clips)
-        found = tuple((picture,) for picture in of_images + of_clips)
-        return Media(found, _order(record, len(files), len(clips)), tuple(files), tuple(clips), self)
+        by_file = tuple((picture,) for picture in of_images + of_clips)
+        return Media(by_file, _order(record, len(files), len(clips)), tuple(files), tuple(clips), self)
 
     def _whole(self, files: Sequence[Path], clips: Sequence[Clip]) -> tuple[tuple[Picture, ...], ...]:
         least, most = self.pixel_limits
@@ -74,18 +74,18 @@ class Eyes:
 
 @dataclass(frozen=True)
 class Media:
-    """What `Eyes.look` has found."""
+    """What `ImageReader.media` has found."""
 
-    _found: tuple[tuple[Picture, ...], ...]  # of the images, then of the clips; of a clip there may be several
+    _by_file: tuple[tuple[Picture, ...], ...]  # of the images, then of the clips; of a clip there may be several
     _order: tuple[int, ...]  # of them by their marks
     _files: tuple[Path, ...]
     _clips: tuple[Clip, ...]
-    _eyes: Eyes
+    _image_reader: ImageReader
 
     @property
     def pictures(self) -> tuple[Picture, ...]:
         """In the order of their marks."""
-        return tuple(picture for place in self._order for picture in self._found[place])
+        return tuple(picture for place in self._order for picture in self._by_file[place])
 
     def pixels(self) -> Tensor | None:
         """[I,3,S,S] float32: tiles and frames, in the order of the marks (patches [P,C] where pictures are read whole);
@@ -94,18 +94,22 @@ class Media:
         Raises:
             UserError: a file is missing or broken.
         """
-        if not self._found:
+        if not self._by_file:
             return None
-        eyes, images = self._eyes, [load_image(file) for file in self._files]
+        image_reader, images = self._image_reader, [load_image(file) for file in self._files]
         clips = [clip.frames() for clip in self._clips]
-        if eyes.processor.reads_whole:
-            shown = zip([*([image] for image in images), *clips], self._found, strict=True)
-            each = [patches(frames, _grid(pictures), eyes.processor) for frames, pictures in shown]
+        if image_reader.processor.reads_whole:
+            shown = zip([*([image] for image in images), *clips], self._by_file, strict=True)
+            each = [patches(frames, _grid(pictures), image_reader.processor) for frames, pictures in shown]
         else:
-            tiles = pixels(images, eyes.processor, eyes.aspect, eyes.convention) if images else torch.empty(0)
-            each = list(tiles.split([picture.num_tiles for (picture,) in self._found[: len(images)]]))
+            tiles = (
+                pixels(images, image_reader.processor, image_reader.aspect, image_reader.convention)
+                if images
+                else torch.empty(0)
+            )
+            each = list(tiles.split([picture.num_tiles for (picture,) in self._by_file[: len(images)]]))
             # Each frame is one tile, as the tower's own image processor makes it.
-            each += [pixels(frames, eyes.processor, "square") for frames in clips]
+            each += [pixels(frames, image_reader.processor, "square") for frames in clips]
         return torch.cat([each[place] for place in self._order])
 
     def originals(self) -> tuple[Image.Image, ...]:
@@ -122,7 +126,9 @@ def _grid(pictures: Sequence[Picture]) -> PatchGrid:
 
 
 def _order(record: dict[str, Any], num_images: int, num_clips: int) -> tuple[int, ...]:
-    """Images and clips (counted on behind them) by their marks: <image> is a clip, too, where no image is left."""
+    """Order of images and clips by their marks; clips are numbered after the images. <image> stands for a clip once no
+    image is left.
+    """
     if not num_clips:
         return tuple(range(num_images))
     text = "".join(turn["value"] for turn in record["conversations"])
@@ -137,6 +143,6 @@ def _order(record: dict[str, Any], num_images: int, num_clips: int) -> tuple[int
     if (image, clip) != (num_images, num_images + num_clips):
         raise UserError(
             f"{len(order)} <image> and <video> marks for {num_images} images and {num_clips} clips",
-            cure="write one <image> mark for each image and one <video> mark for each clip",
+            hint="write one <image> mark for each image and one <video> mark for each clip",
         )
     return tuple(order)

@@ -86,13 +86,13 @@ def expand(names: Sequence[str | Path]) -> list[Share]:
 
 def identities(names: Iterable[str | Path]) -> list[str]:
     """Hashes of the mixtures and of the files behind them, for a fingerprint; "absent" where one is not there."""
-    found = []
+    hashes = []
     for name in names:
         for path in _braces(str(name), "key path"):
-            found.append(_identity(path))
+            hashes.append(_identity(path))
             if is_mixture(path) and path.is_file():
-                found += [_identity(share.path) for share in _entries(path)]
-    return found
+                hashes += [_identity(share.path) for share in _entries(path)]
+    return hashes
 
 
 def are_present(names: Iterable[str | Path]) -> bool:
@@ -109,7 +109,7 @@ def is_mixture(path: Path) -> bool:
 
 
 def is_strategy(text: Any) -> bool:
-    """Whether `text` says how much of a file is used."""
+    """Whether `text` is a valid strategy (how much of a file is used)."""
     match = _STRATEGY.fullmatch(text) if isinstance(text, str) else None
     return text == "all" or (match is not None and not (match["percent"] and int(match["amount"]) > 100))
 
@@ -122,7 +122,7 @@ def _shares(path: Path) -> list[Share]:
     if not is_mixture(path):
         return [Share(path)]
     if not path.is_file():
-        raise UserError("mixture not found", where=str(path), cure="check `path` of the data section")
+        raise UserError("mixture not found", where=str(path), hint="check `path` of the data section")
     entries = _entries(path)
     missing = [share for share in entries if not share.path.is_file()]
     if missing:
@@ -131,7 +131,7 @@ def _shares(path: Path) -> list[Share]:
         raise UserError(
             f"{len(missing)} of {len(entries)} data files of a mixture are missing",
             where="; ".join(named) + more,
-            cure="correct the paths (relative ones start at the mixture's folder), or remove the entries: some files "
+            hint="correct the paths (relative ones start at the mixture's folder), or remove the entries: some files "
             "of the published mixtures were never released",
         )
     return entries
@@ -143,11 +143,11 @@ def _entries(path: Path) -> list[Share]:
     try:
         tree = yaml.safe_load(path.read_text(encoding="utf-8"))
     except (yaml.YAMLError, UnicodeDecodeError) as error:
-        raise UserError(f"not a readable mixture: {error}", where=where, cure="mend the YAML") from error
+        raise UserError(f"not a readable mixture: {error}", where=where, hint="mend the YAML") from error
     datasets = tree.get("datasets") if isinstance(tree, dict) and set(tree) == {"datasets"} else None
     if not isinstance(datasets, list) or not datasets:
-        cure = "write `datasets:` and under it one `- json_path: ...` for each file, with its `sampling_strategy: ...`"
-        raise UserError("a mixture is one list under the key datasets", where=where, cure=cure)
+        hint = "write `datasets:` and under it one `- json_path: ...` for each file, with its `sampling_strategy: ...`"
+        raise UserError("a mixture is one list under the key datasets", where=where, hint=hint)
     shares = []
     for number, entry in enumerate(datasets, 1):
         place = f"{path}, entry {number}"
@@ -159,14 +159,14 @@ def _entries(path: Path) -> list[Share]:
 
 def _check_entry(entry: Any, place: str) -> None:
     if not isinstance(entry, dict) or not isinstance(entry.get("json_path"), str):
-        raise UserError("an entry without json_path", where=place, cure="write json_path: FILE.json or FILE.jsonl")
+        raise UserError("an entry without json_path", where=place, hint="write json_path: FILE.json or FILE.jsonl")
     unknown = [str(key) for key in entry if key not in _KEYS]
     if unknown:
-        raise UserError(f"unknown key {unknown[0]!r}", where=place, cure=did_you_mean(unknown[0], _KEYS))
+        raise UserError(f"unknown key {unknown[0]!r}", where=place, hint=did_you_mean(unknown[0], _KEYS))
     strategy = entry.get("sampling_strategy")
     if strategy is not None and not is_strategy(strategy):
         where = f"{place} ({entry['json_path']})"
-        raise UserError(f"sampling_strategy {strategy!r} is none of this format", where=where, cure=STRATEGIES)
+        raise UserError(f"sampling_strategy {strategy!r} is none of this format", where=where, hint=STRATEGIES)
 
 
 def _braces(name: str, where: str) -> list[Path]:
@@ -174,9 +174,9 @@ def _braces(name: str, where: str) -> list[Path]:
     if "{" not in name or Path(name).exists():
         return [Path(name)]
     try:
-        return [Path(found) for found in braceexpand(name)]
+        return [Path(expanded) for expanded in braceexpand(name)]
     except ValueError as error:
-        raise UserError(f"braces that do not expand: {name!r}", where=where, cure="write them as {a,b}.json") from error
+        raise UserError(f"braces that do not expand: {name!r}", where=where, hint="write them as {a,b}.json") from error
 
 
 class Selection:
@@ -206,11 +206,11 @@ class Selection:
 
     def places(self) -> np.ndarray:
         """[n,2] int32 (file, record) of those that take part and can be used, file by file."""
-        found = []
+        places = []
         for number, (file, picked) in enumerate(zip(self.files, self._picked, strict=True)):
             good = picked[~np.isin(picked, np.array(list(file.problems), dtype=np.int64))] if file.problems else picked
-            found.append(np.stack([np.full_like(good, number), good], axis=1).astype(np.int32))
-        return np.concatenate(found)
+            places.append(np.stack([np.full_like(good, number), good], axis=1).astype(np.int32))
+        return np.concatenate(places)
 
     def column(self, name: str, places: np.ndarray) -> np.ndarray:
         """[n] a column of the files' indices (lengths, sizes, images, clips) at `places` [n,2], which go by file."""

@@ -35,7 +35,7 @@ def rounded(size: Size, unit: int, least: int, most: int) -> Size:
     if max(size) > _MOST_OBLONG * min(size):
         raise UserError(
             f"a picture of {width} x {height} pixels, and one side may be {_MOST_OBLONG} times the other",
-            cure="cut or remove the picture",
+            hint="cut or remove the picture",
         )
     wide, high = (round(side / unit) * unit for side in size)
     if wide * high > most:

@@ -1,4 +1,4 @@
-"""Tokenizer and image processor of a target, as one thing: drafts never bring their own.
+"""Tokenizer and image processor of a target. Drafts use their target's tokenizer, never their own.
 
 A draft that tokenizes differently from its target proposes noise, silently. The processor is saved
 with every draft so that plain `AutoProcessor` loads it, and its hash is compared before decoding.
@@ -138,7 +138,7 @@ class Processor:
 
 
 def _settings(images: Any) -> dict[str, Any]:
-    """What another family's image processor takes over from one that makes a tile."""
+    """Settings that another family's image processor copies from one that makes a single tile."""
     names = ("size", "crop_size", "image_mean", "image_std", "resample")
     return {name: value for name in names if (value := getattr(images, name, None)) is not None}
 
@@ -207,20 +207,20 @@ def load_processor(source: str | Path, *, revision: str | None = None, text_only
         tokenizer = AutoTokenizer.from_pretrained(source, revision=revision)
         if text_only:
             return _text_only(tokenizer, key)
-        found = _settings_of(source, revision)
-        if (family := _FAMILIES.get(str(found.get("processor_class")))) in QWEN:
+        settings = _settings_of(source, revision)
+        if (family := _FAMILIES.get(str(settings.get("processor_class")))) in QWEN:
             return _qwen(tokenizer, _pil("Qwen2VL").from_pretrained(source, revision=revision), family, key)
-        images = _load_images(source, revision, found)
+        images = _load_images(source, revision, settings)
     except (OSError, ValueError) as error:
         raise _cannot_load(key, error) from error
     # Old processor files lack the patch size; every CLIP-L/14 and SigLIP-so400m/14 LLaVA has 14.
     return _processor(
         tokenizer,
         images,
-        patch_size=int(found.get("patch_size") or 14),
+        patch_size=int(settings.get("patch_size") or 14),
         where=key,
-        family=_FAMILIES.get(str(found.get("processor_class")), "llava"),
-        resolutions=tuple((int(a), int(b)) for a, b in found.get("image_grid_pinpoints") or ()),
+        family=_FAMILIES.get(str(settings.get("processor_class")), "llava"),
+        resolutions=tuple((int(a), int(b)) for a, b in settings.get("image_grid_pinpoints") or ()),
     )
 
 
@@ -228,9 +228,9 @@ def _qwen(tokenizer: Any, images: Any, family: Family, where: str) -> Processor:
     _check_fast(tokenizer, where)
     marks = [tokenizer.convert_tokens_to_ids(mark) for mark in QWEN_MARKS]
     if None in marks or tokenizer.unk_token_id in marks:
-        raise UserError(f"{where}: the tokenizer lacks one of {', '.join(QWEN_MARKS)}", cure="use a Qwen-VL's files")
+        raise UserError(f"{where}: the tokenizer lacks one of {', '.join(QWEN_MARKS)}", hint="use a Qwen-VL's files")
     if images.temporal_patch_size != 2:
-        raise UserError(f"{where}: {images.temporal_patch_size} frames make a patch, expected 2", cure="report this")
+        raise UserError(f"{where}: {images.temporal_patch_size} frames make a patch, expected 2", hint="report this")
     image, video, start, end = marks
     return replace(
         _text_only(tokenizer, where),
@@ -249,7 +249,7 @@ def _text_only(tokenizer: Any, where: str) -> Processor:
     """Llama's and Qwen's: what begins a text may be missing, and padding is then the end token."""
     _check_fast(tokenizer, where)
     if tokenizer.eos_token_id is None:
-        raise UserError(f"{where}: the tokenizer has no eos token", cure="use the files of an instruction-tuned model")
+        raise UserError(f"{where}: the tokenizer has no eos token", hint="use the files of an instruction-tuned model")
     return Processor(
         tokenizer=tokenizer,
         image_processor=None,
@@ -267,10 +267,10 @@ def _text_only(tokenizer: Any, where: str) -> Processor:
 
 def _check_fast(tokenizer: Any, where: str) -> None:
     if not tokenizer.is_fast:
-        raise UserError(f"{where}: label masks need character offsets", cure="use a repository with tokenizer.json")
+        raise UserError(f"{where}: label masks need character offsets", hint="use a repository with tokenizer.json")
 
 
-def with_own_eyes(
+def with_own_image_processor(
     processor: Processor, tower: str | None, *, image_size: int, patch_size: int, family: Family, revision: str | None
 ) -> Processor:
     """The target's tokenizer beside the image processor of a draft's own tower.
@@ -301,7 +301,7 @@ def with_own_eyes(
 
 def _cannot_load(key: str, error: Exception) -> UserError:
     return UserError(
-        f"cannot load {key}: {first_line(error)}", cure="check the name and the network, or give a directory"
+        f"cannot load {key}: {first_line(error)}", hint="check the name and the network, or give a directory"
     )
 
 
@@ -309,21 +309,21 @@ def _settings_of(source: str | Path, revision: str | None) -> dict[str, Any]:
     """What the processor's files say, the image processor's part included; the first file that names a thing wins."""
     from transformers.utils import cached_file
 
-    found: dict[str, Any] = {}
+    settings: dict[str, Any] = {}
     for file in ("processor_config.json", "preprocessor_config.json", "tokenizer_config.json"):
         path = cached_file(source, file, revision=revision, _raise_exceptions_for_missing_entries=False)
         if path:
-            said = json.loads(Path(path).read_text())
-            found = {**(said.get("image_processor") or {}), **said} | found
-    return found
+            values = json.loads(Path(path).read_text())
+            settings = {**(values.get("image_processor") or {}), **values} | settings
+    return settings
 
 
-def _load_images(source: str | Path, revision: str | None, found: Mapping[str, Any]) -> Any:
+def _load_images(source: str | Path, revision: str | None, settings: Mapping[str, Any]) -> Any:
     """What makes one tile: CLIP's cuts the middle out of the picture, SigLIP's squeezes it."""
-    maker = _pil("CLIP" if found.get("crop_size") else "Siglip")
+    maker = _pil("CLIP" if settings.get("crop_size") else "Siglip")
     images = maker.from_pretrained(source, revision=revision)
     # Files of tiled families say more, of what is done to several tiles.
-    return maker(**_settings(images)) if found.get("image_grid_pinpoints") else images
+    return maker(**_settings(images)) if settings.get("image_grid_pinpoints") else images
 
 
 def _side(images: Any) -> int:
@@ -344,14 +344,14 @@ def _processor(
     _check_fast(tokenizer, where)
     image_token_id = tokenizer.convert_tokens_to_ids("<image>")
     if image_token_id is None or image_token_id == tokenizer.unk_token_id:
-        raise UserError(f"{where}: the tokenizer has no <image> token", cure="use the files of a LLaVA target")
+        raise UserError(f"{where}: the tokenizer has no <image> token", hint="use the files of a LLaVA target")
     ids = {"bos": tokenizer.bos_token_id, "eos": tokenizer.eos_token_id, "pad": tokenizer.pad_token_id}
     # Qwen's has no token that begins a text; what it pads with is another end token.
     needed = ("eos", "pad") if family == "llava_onevision" else ("bos", "eos", "pad")
     missing = [name for name in needed if ids[name] is None]
     if missing:
         raise UserError(
-            f"{where}: the tokenizer has no {', '.join(missing)} token", cure="use the files of a LLaVA target"
+            f"{where}: the tokenizer has no {', '.join(missing)} token", hint="use the files of a LLaVA target"
         )
     video = tokenizer.convert_tokens_to_ids("<video>")
     return Processor(

@@ -1,4 +1,4 @@
-"""What image generators are asked for: captions or classes from files, without pictures.
+"""Prompts of image generators: captions or classes from files, without pictures.
 
 MS-COCO's caption JSON, PartiPrompts' TSV, text and JSON lines, our own shards and sources of captioned pictures.
 """
@@ -38,7 +38,7 @@ class PromptSource(Section):
     """
 
     path: str | None = None
-    # The stage in whose folder the path lies (a generated world).
+    # The stage in whose folder the path lies (a synthetic dataset).
     from_stage: str | None = Field(None, alias="from")
     # Class-conditional models: labels in turn, as many as max_samples.
     classes: int | None = Field(None, ge=1)
@@ -75,21 +75,21 @@ def read_prompts(source: PromptSource) -> list[ImagePrompt]:
         return [ImagePrompt(f"class-{i % source.classes}-{i}", "", i % source.classes) for i in range(count)]
     path = Path(str(source.path))
     if not path.is_file():
-        raise UserError("no such file of prompts", where=str(path), cure="check the prompts' path")
+        raise UserError("no such file of prompts", where=str(path), hint="check the prompts' path")
     reader = _READERS.get(path.suffix)
     if reader is None:
         raise UserError(
-            f"prompts in a {path.suffix or 'nameless'} file", where=str(path), cure=f"use one of {', '.join(_READERS)}"
+            f"prompts in a {path.suffix or 'nameless'} file", where=str(path), hint=f"use one of {', '.join(_READERS)}"
         )
     if source.shuffle is None:
-        found = list(itertools.islice(reader(path, source), source.max_samples))
+        prompts = list(itertools.islice(reader(path, source), source.max_samples))
     else:
-        found = list(reader(path, source))
-        random.Random(source.shuffle).shuffle(found)
-        found = found[: source.max_samples]
-    if not found:
-        raise UserError("no prompt in the file", where=str(path), cure="give a file with prompts")
-    return found
+        prompts = list(reader(path, source))
+        random.Random(source.shuffle).shuffle(prompts)
+        prompts = prompts[: source.max_samples]
+    if not prompts:
+        raise UserError("no prompt in the file", where=str(path), hint="give a file with prompts")
+    return prompts
 
 
 def _lines(path: Path, source: PromptSource) -> Iterator[ImagePrompt]:
@@ -103,11 +103,11 @@ def _json_lines(path: Path, source: PromptSource) -> Iterator[ImagePrompt]:
             record = json.loads(line)
         except (ValueError, RecursionError):
             record = None
-        found = _asked(record) if isinstance(record, dict) else None
-        if found is None:
+        prompt = _asked(record) if isinstance(record, dict) else None
+        if prompt is None:
             problem = "not an object with a caption or prompt (text) or a label (a number from 0)"
-            raise UserError(problem, where=f"{path}, line {number + 1}", cure="mend the line")
-        yield ImagePrompt(str(record.get("id", f"line-{number}")), *found)
+            raise UserError(problem, where=f"{path}, line {number + 1}", hint="mend the line")
+        yield ImagePrompt(str(record.get("id", f"line-{number}")), *prompt)
 
 
 def _asked(record: dict[str, Any]) -> tuple[str, int | None] | None:
@@ -123,11 +123,11 @@ def _parti(path: Path, source: PromptSource) -> Iterator[ImagePrompt]:
     rows = _filled(path)
     columns = next(rows, (0, ""))[1].split("\t")
     if "Prompt" not in columns:
-        raise UserError("no column Prompt", where=str(path), cure="use PartiPrompts.tsv as published")
+        raise UserError("no column Prompt", where=str(path), hint="use PartiPrompts.tsv as published")
     for number, row in rows:
         cell = dict(zip(columns, row.split("\t"), strict=False)).get("Prompt", "").strip()
         if not cell:
-            raise UserError("a row without a prompt", where=f"{path}, line {number + 1}", cure="mend the row")
+            raise UserError("a row without a prompt", where=f"{path}, line {number + 1}", hint="mend the row")
         yield ImagePrompt(f"parti-{number - 1}", cell)
 
 
@@ -137,7 +137,7 @@ def _filled(path: Path) -> Iterator[tuple[int, str]]:
         text = path.read_text(encoding="utf-8-sig")  # spreadsheets leave a byte order mark
     except UnicodeDecodeError as error:
         problem = f"not UTF-8: byte {error.start} is {error.object[error.start]:#04x}"
-        raise UserError(problem, where=str(path), cure="save the file as UTF-8") from error
+        raise UserError(problem, where=str(path), hint="save the file as UTF-8") from error
     return ((number, line) for number, line in enumerate(text.split("\n")) if line.strip())
 
 

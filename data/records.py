@@ -66,7 +66,7 @@ def open_records(path: Path, cache: Path) -> RecordFile:
         UserError: the file is missing, empty or not JSON; the message names the place.
     """
     if not path.is_file():
-        raise UserError("data file not found", where=str(path), cure="check `path` of the data section")
+        raise UserError("data file not found", where=str(path), hint="check `path` of the data section")
     kept = cache / f"{path.stem}-{file_identity(path)[:16]}-{_FORMAT}.npz"
     cache.mkdir(parents=True, exist_ok=True)
     # The first of several ranks makes the index with all cores; the others wait and take it.
@@ -175,7 +175,7 @@ def _index(path: Path) -> RecordFile:
     parts = _scan_pieces(path) or [_scan(scan.entries(path))]
     columns = {name: np.concatenate([part.columns[name] for part in parts]) for name in parts[0].columns}
     if not len(columns["offsets"]):
-        raise UserError("no records", where=str(path), cure="give a JSON list, or JSONL with one record in each line")
+        raise UserError("no records", where=str(path), hint="give a JSON list, or JSONL with one record in each line")
     problems: dict[int, str] = {}
     kinds: dict[str, int] = {}
     start = 0
@@ -236,13 +236,13 @@ def _duplicates(hashes: np.ndarray) -> np.ndarray:
     return pairs[pairs[:, 0] != pairs[:, 1]]
 
 
-def _keep(found: RecordFile, kept: Path) -> None:
+def _keep(records: RecordFile, kept: Path) -> None:
     extra = {
-        "problems": found.problems,
-        "id_kinds": found.id_kinds,
-        "duplicate_ids": found.duplicate_ids,
-        "first_duplicate": found.first_duplicate,
+        "problems": records.problems,
+        "id_kinds": records.id_kinds,
+        "duplicate_ids": records.duplicate_ids,
+        "first_duplicate": records.first_duplicate,
     }
     aside = kept.with_name(f"{kept.stem}.{os.getpid()}.tmp.npz")
-    np.savez(aside, **found.columns, extra=np.array(json.dumps(extra)))  # type: ignore[arg-type]
+    np.savez(aside, **records.columns, extra=np.array(json.dumps(extra)))  # type: ignore[arg-type]
     os.replace(aside, kept)

@@ -36,7 +36,7 @@ def entries(path: Path) -> Iterator[Entry]:
         try:
             yield from _list(path, "", io.TextIOWrapper(file, encoding="utf-8", newline=""), start)
         except UnicodeDecodeError as error:
-            raise UserError(f"not UTF-8: {error}", where=str(path), cure="convert the file to UTF-8") from error
+            raise UserError(f"not UTF-8: {error}", where=str(path), hint="convert the file to UTF-8") from error
 
 
 def piece(path: Path, start: int, stop: int) -> Iterator[Entry]:
@@ -63,12 +63,12 @@ def cuts(path: Path) -> list[int]:
             between = re.compile(rb"\}\s*,\s*(?=\{\s*" + re.escape(key[1]) + rb")")
         else:
             return [start, size]
-        found = [start or 0]
-        while match := between.search(data, found[-1] + CHUNK):
+        starts = [start or 0]
+        while match := between.search(data, starts[-1] + CHUNK):
             if match.end() == size:
                 break
-            found.append(match.end())
-    return [*found, size]
+            starts.append(match.end())
+    return [*starts, size]
 
 
 def _list_start(path: Path) -> int | None:
@@ -116,5 +116,5 @@ def _list(path: Path, text: str, file: Any, offset: int) -> Iterator[Entry]:
 
 
 def _broken(path: Path, place: str, error: Exception | str) -> UserError:
-    cure = "repair the file or convert it again: a JSON list, or JSONL with one record in each line"
-    return UserError(f"not valid JSON: {error}", where=f"{path}, {place}", cure=cure)
+    hint = "repair the file or convert it again: a JSON list, or JSONL with one record in each line"
+    return UserError(f"not valid JSON: {error}", where=f"{path}, {place}", hint=hint)

@@ -62,7 +62,7 @@ def tar_path(folder: Path, index: int) -> Path:
 def read_shard(folder: Path, index: int) -> Shard:
     """What the JSON file beside a shard says of it. Raises `UserError` where the file is missing or damaged."""
     path = tar_path(folder, index).with_suffix(".json")
-    summary = read_json(path, cure=AGAIN)
+    summary = read_json(path, hint=AGAIN)
     try:
         fields = {name: summary[name] for name in ("sha256", "num_samples", "bytes", "refused")}
     except (KeyError, TypeError) as error:
@@ -77,7 +77,7 @@ def dump(value: Any) -> bytes:
 
 def edited(path: Path, problem: str) -> UserError:
     """The error to raise where a shard is not as it was written."""
-    return UserError(f"edited or damaged shard: {problem}", where=str(path), cure=AGAIN)
+    return UserError(f"edited or damaged shard: {problem}", where=str(path), hint=AGAIN)
 
 
 def difference(held: Any, wanted: Any, name: str = "") -> tuple[str, Any, Any] | None:

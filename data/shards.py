@@ -58,15 +58,15 @@ def claim(folder: Path, identity: Mapping[str, Any]) -> None:
     mark, wanted = folder / "identity.json", json.loads(json.dumps(identity))
     if not mark.is_file():
         if _indices(folder):
-            raise UserError("shards without identity.json", where=str(folder), cure="give an empty folder")
+            raise UserError("shards without identity.json", where=str(folder), hint="give an empty folder")
         write_whole(mark, dump(wanted))
-    kept = [read_json(mark, cure=AGAIN)]
+    kept = [read_json(mark, hint=AGAIN)]
     if (folder / "manifest.json").is_file():
         kept.append(_manifest(folder)["identity"])
     for held in kept:
         if (field := difference(held, wanted)) is not None:
             problem = f"the shards in this folder were made with another {field[0]}: {field[1]!r}, now {field[2]!r}"
-            raise UserError(problem, where=str(folder), cure="give another folder, or delete this one")
+            raise UserError(problem, where=str(folder), hint="give another folder, or delete this one")
 
 
 def write_shard(
@@ -165,7 +165,9 @@ class ShardWriter:
 
 
 def finished(folder: Path, index: int) -> bool:
-    """Whether shard `index` was written whole. What is broken counts as not written: it is made again, the same."""
+    """Whether shard `index` was written completely. A broken shard counts as missing and is rewritten with the same
+    content.
+    """
     try:
         return read_shard(folder, index).bytes == tar_path(folder, index).stat().st_size
     except (UserError, FileNotFoundError):
@@ -179,7 +181,7 @@ def finish(
     num_shards: int | None = None,
     measured: Mapping[str, Any] | None = None,
 ) -> None:
-    """Write `manifest.json` over all shards; once, after every process wrote its own.
+    """Write `manifest.json` over all shards; once, after every process has written its shards.
 
     Args:
         num_shards: how many there must be; None: up to the highest index that there is.
@@ -189,15 +191,15 @@ def finish(
         UserError: a shard is missing, cut or one too many; the folder is another identity's.
     """
     claim(folder, identity)
-    found = _indices(folder)
-    expected = range(max(found, default=-1) + 1 if num_shards is None else num_shards)
+    indices = _indices(folder)
+    expected = range(max(indices, default=-1) + 1 if num_shards is None else num_shards)
     missing = [tar_path(folder, i).name for i in expected if not finished(folder, i)]
     if missing or not expected:
         problem = f"{len(missing)} of {len(expected)} shards are missing or cut, first {(missing or ['all'])[0]}"
-        raise UserError(problem, where=str(folder), cure="run the stage again: it writes the missing shards only")
-    if len(found) > len(expected):
-        problem = f"{tar_path(folder, max(found)).name} is more than the {num_shards} shards expected"
-        raise UserError(problem, where=str(folder), cure="delete the shards that do not belong here")
+        raise UserError(problem, where=str(folder), hint="run the stage again: it writes the missing shards only")
+    if len(indices) > len(expected):
+        problem = f"{tar_path(folder, max(indices)).name} is more than the {num_shards} shards expected"
+        raise UserError(problem, where=str(folder), hint="delete the shards that do not belong here")
     shards = [read_shard(folder, index) for index in expected]
     manifest = {
         "format": FORMAT,
@@ -277,8 +279,8 @@ class ShardReader:
         path = tar_path(self.folder, shard.index)
         size = path.stat().st_size if path.is_file() else None
         if size != shard.bytes:
-            found = "missing shard" if size is None else f"shard of {size} bytes"
-            raise UserError(f"{found}, the manifest has one of {shard.bytes}", where=str(path), cure=AGAIN)
+            problem = "missing shard" if size is None else f"shard of {size} bytes"
+            raise UserError(f"{problem}, the manifest has one of {shard.bytes}", where=str(path), hint=AGAIN)
 
     def _starts(self, shard: Shard) -> tuple[np.ndarray, np.ndarray]:
         if shard.index not in self._index:
@@ -291,7 +293,7 @@ class ShardReader:
         path = tar_path(self.folder, shard.index).with_suffix(".json")
         if not path.is_file() or hashlib.sha256(path.read_bytes()).hexdigest() != shard.sidecar_sha256:
             raise edited(path, "missing, or its checksum is not the manifest's")
-        return read_json(path, cure=AGAIN)
+        return read_json(path, hint=AGAIN)
 
 
 @dataclass(frozen=True)
@@ -331,7 +333,7 @@ class Span:
                         raise edited(self.path, f"it ends before byte {self.stop}")
                     done += count
         except FileNotFoundError as error:
-            raise UserError("missing shard", where=str(self.path), cure=AGAIN) from error
+            raise UserError("missing shard", where=str(self.path), hint=AGAIN) from error
 
 
 def _checksum(packed: Buffer) -> int:
@@ -349,9 +351,9 @@ def _indices(folder: Path) -> list[int]:
 def _manifest(folder: Path) -> dict[str, Any]:
     path = folder / "manifest.json"
     if not path.is_file():
-        cure = "let the stage that writes the shards finish; it goes on where it stopped"
-        raise UserError("no manifest.json: not a folder of finished shards", where=str(folder), cure=cure)
-    manifest = read_json(path, cure=AGAIN)
+        hint = "let the stage that writes the shards finish; it goes on where it stopped"
+        raise UserError("no manifest.json: not a folder of finished shards", where=str(folder), hint=hint)
+    manifest = read_json(path, hint=AGAIN)
     if not isinstance(manifest, dict) or manifest.get("format") != FORMAT:
-        raise UserError(f"not a manifest of format {FORMAT}", where=str(path), cure="make the shards again")
+        raise UserError(f"not a manifest of format {FORMAT}", where=str(path), hint="make the shards again")
     return manifest

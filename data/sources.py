@@ -1,4 +1,4 @@
-"""Whose answers a draft is trained on: the records' own, the target's, or what the draft writes itself.
+"""Source of the answers that a draft is trained on: the records, the target, or the draft itself.
 
 The source is drawn for each sample in each epoch from (seed, epoch, sample), so that any rank and any resume agrees.
 Letters: T prompt tokens, n tokens of an answer.
@@ -14,8 +14,8 @@ from typing import Literal
 import torch
 from pydantic import Field, model_validator
 
+from ..core.batch import TEXT, Batch, Request
 from ..core.errors import UserError
-from ..core.nouns import TEXT, Batch, Request
 from ..core.section import Section
 from ..core.states import KeptScores, TargetStates
 from .answers import Answers
@@ -29,7 +29,7 @@ class DraftWriting(Section):
     """How the draft writes its own answers, with its weights as they are before each optimizer step."""
 
     max_new_tokens: int = Field(64, ge=1)
-    # 0 is greedy; 1 shows the target what sampling from the draft would draft.
+    # 0 is greedy; 1 samples from the draft, so that the target corrects what sampled drafting would propose.
     temperature: float = Field(1.0, ge=0)
     top_k: int = Field(0, ge=0)
     top_p: float = Field(1.0, gt=0, le=1)
@@ -45,7 +45,7 @@ class AnswersConfig(Section):
     # A folder of such answers to the same questions from elsewhere: they depend on the target alone, not on the draft.
     path: str | None = None
     # Share of the samples with the record's own answers (data), the target's and the draft's; they add up to 1.
-    # The draft's only make sense with a target that corrects them (objective: distill).
+    # Answers of the draft are useful only with a target that corrects them (objective: distill).
     shares: dict[Source, float] = Field({"target": 1.0}, min_length=1)
     draft: DraftWriting = DraftWriting()
 
@@ -62,7 +62,7 @@ class AnswersConfig(Section):
         return self.shares.get(source, 0.0)
 
     def source(self, seed: int, epoch: int, name: str) -> Source:
-        """Whose answer a sample has in an epoch."""
+        """The source of a sample's answer in an epoch."""
         draw = random.Random(f"answers/{seed}/{epoch}/{name}").random()
         for source in ("data", "target"):
             draw -= self.share(source)
@@ -73,7 +73,7 @@ class AnswersConfig(Section):
 
 @dataclass(frozen=True)
 class Row:
-    """A sample; of one that the draft has yet to answer, the prompt alone."""
+    """A sample. It holds only the prompt if the draft still has to write the answer."""
 
     sample: Sample
     kept: KeptScores | None = None  # at each supervised token
@@ -104,7 +104,7 @@ class AnsweredSamples:
             return Row(self.dataset[index])
         try:
             request, _ = self.dataset.request(index, pixels=pixels)
-            # The drafter's own tiles, where its eyes are not the target's.
+            # The drafter's own tiles, where its image processor is not the target's.
             own = request.drafter_view or request
             if self.limit(own) < 1:
                 raise self.dataset.too_long(len(own.ids) + 1)
@@ -144,7 +144,7 @@ def answered(request: Request, ids: Sequence[int], name: str) -> Sample:
 
 @dataclass(frozen=True)
 class OpenBatch:
-    """A micro-batch some of whose answers the draft has yet to write."""
+    """A micro-batch in which the draft still has to write some answers."""
 
     rows: tuple[Row, ...]
     pad_id: int
@@ -152,7 +152,7 @@ class OpenBatch:
 
     @property
     def requests(self) -> list[Request]:
-        """What it is asked, in row order."""
+        """The requests that the draft has to answer, in row order."""
         return [row.request for row in self.rows if row.request is not None]
 
     @property

@@ -117,7 +117,7 @@ class Suite:
             group = BENCHMARK_SETS[name].medium
         if group is None:
             raise UserError(f"set {name!r} is in no group", where=str(self.folder / INDEX),
-                            cure=f"give it a group: {', '.join(get_args(Group))}")  # fmt: skip
+                            hint=f"give it a group: {', '.join(get_args(Group))}")  # fmt: skip
         return group
 
     def label(self, name: str) -> str:
@@ -143,25 +143,30 @@ class Suite:
         firsts = self.first_turns(name, convention, limit)
         assert len(firsts) == len(answers), (name, len(firsts), len(answers))
         questions = self._questions(task, convention) if task in QUESTIONS else []
-        found = []
+        records = []
         for number, (first, answer) in enumerate(zip(firsts, answers, strict=True)):
-            said = clean(answer)
-            if not said:
+            answer_text = clean(answer)
+            if not answer_text:
                 continue
             pictures = paths(first, "image")
             if task == "next":
                 following = firsts[(number + 1) % len(firsts)]
-                asked = following["conversations"][0]["value"]
+                question = following["conversations"][0]["value"]
                 pictures = pictures + paths(following, "image")
             elif task in QUESTIONS:
-                asked = questions[number % len(questions)]
+                question = questions[number % len(questions)]
             else:
                 own = self.about.turns if convention == "verbatim" else {}
-                asked = own.get(task, _TURNS[task])
-            turns = [first["conversations"][0], _turn("gpt", said), _turn("human", asked), _turn("gpt", "(open)")]
+                question = own.get(task, _TURNS[task])
+            turns = [
+                first["conversations"][0],
+                _turn("gpt", answer_text),
+                _turn("human", question),
+                _turn("gpt", "(open)"),
+            ]
             record = {"id": f"{name}/{task}/{number:04d}", "row": number, "conversations": turns}
-            found.append(record | ({"image": pictures} if pictures else {}))
-        return found
+            records.append(record | ({"image": pictures} if pictures else {}))
+        return records
 
     def _first(self, name: str, row: dict[str, Any], convention: Convention, number: int) -> dict[str, Any]:
         question = next(turn["value"] for turn in row["conversations"] if turn["from"] == "human")
@@ -183,7 +188,7 @@ class Suite:
         return record | ({"image": pictures} if pictures else {}) | ({"video": clips} if clips else {})
 
     def _asked(self, name: str, row: dict[str, Any], question: str, convention: Convention) -> str:
-        """What a row is asked, without marks, with convention describe or stock."""
+        """The question for a row, without image marks, with convention describe or stock."""
         about, published = self._set(name), BENCHMARK_SETS.get(name)
         way: Ask | None = about.describe if convention == "describe" else about.stock
         if way is None and published is not None:
@@ -191,7 +196,7 @@ class Suite:
         if way is None:
             raise UserError(f"convention {convention!r} has no prompt for set {name!r}",
                             where=str(self.folder / INDEX),
-                            cure=f"give the set a {convention}: own, describe, explain, letter or word")  # fmt: skip
+                            hint=f"give the set a {convention}: own, describe, explain, letter or word")  # fmt: skip
         medium: Medium = "video" if row.get("video") else "image" if row.get("image") else "text"
         own: dict[str, str] = {part: text for part, text in self.about.prompts.items()}
         return wording(
@@ -207,7 +212,7 @@ class Suite:
         file = self.about.questions.get(task)
         if file is None:
             raise UserError(f"no questions for second turns of {task}", where=str(self.folder / INDEX),
-                            cure=f"name a file under questions.{task}, or leave {task} out of `tasks`")  # fmt: skip
+                            hint=f"name a file under questions.{task}, or leave {task} out of `tasks`")  # fmt: skip
         asked = [row["conversations"][0]["value"] for row in self._read(file, None)]
         if convention == "verbatim":
             return asked
@@ -217,7 +222,7 @@ class Suite:
     def _set(self, name: str) -> SetFile:
         if name not in self.about.sets:
             raise UserError(f"no set {name!r}", where=str(self.folder / INDEX),
-                            cure=did_you_mean(name, self.about.sets))  # fmt: skip
+                            hint=did_you_mean(name, self.about.sets))  # fmt: skip
         return self.about.sets[name]
 
     def _read(self, file: str, limit: int | None) -> list[dict[str, Any]]:
@@ -225,7 +230,7 @@ class Suite:
         count = min(len(records), limit or len(records))
         for index, problem in records.problems.items():
             if index < count:
-                raise UserError(problem, where=f"{records.path}, record {index}", cure="mend or remove the record")
+                raise UserError(problem, where=f"{records.path}, record {index}", hint="mend or remove the record")
         return [records.read(index) for index in range(count)]
 
 
@@ -234,19 +239,19 @@ def read_index(folder: Path) -> SuiteFile:
     path = folder / INDEX
     if not path.is_file():
         raise UserError("no suite here", where=str(path),
-                        cure="give a directory with suite.json, or `hub` for the published sets")  # fmt: skip
+                        hint="give a directory with suite.json, or `hub` for the published sets")  # fmt: skip
     try:
         return SuiteFile.model_validate_json(path.read_text())
     except ValidationError as error:
         first = error.errors()[0]
         key = ".".join(str(part) for part in first["loc"])
-        raise UserError(f"{key}: {first['msg']}", where=str(path), cure="mend the file") from error
+        raise UserError(f"{key}: {first['msg']}", where=str(path), hint="mend the file") from error
 
 
 def suite_identity(folder: Path) -> str:
     """Hash of a directory's index and record files, for a stage's fingerprint. Pictures count by their names."""
     about = read_index(folder)
-    files = [INDEX, *(found.file for found in about.sets.values()), *about.questions.values()]
+    files = [INDEX, *(set_info.file for set_info in about.sets.values()), *about.questions.values()]
     parts = [file_identity(folder / file) if (folder / file).is_file() else "absent" for file in files]
     return hashlib.sha256("/".join(parts).encode()).hexdigest()
 
@@ -270,7 +275,7 @@ def prompt(name: str, question: str, convention: Convention, *, num_images: int,
         return f"{IMAGE_MARK}\n{_ASKED[name]}"
     if name not in (*BENCHMARK, *OOD):
         raise UserError(f"convention {convention!r} has no prompt for set {name!r}",
-                        cure="set convention: verbatim, and the set is asked in its own words")  # fmt: skip
+                        hint="set convention: verbatim, and the set is asked in its own words")  # fmt: skip
     if convention == "released":
         return f"{IMAGE_MARK}\n{_REASON}\n{bare}" if name in ("DocVQA", "POPE", "MMVet") else own
     if name in OOD:  # captions of all pictures but the last stand between the marks

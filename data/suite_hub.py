@@ -89,8 +89,8 @@ def fetch(
     with new_folder(folder) as aside:
         for name, limit in sets.items():
             if name not in published:
-                cure = did_you_mean(name, published)
-                raise UserError(f"{name!r} is no published set", where="key suite.sets", cure=cure)
+                hint = did_you_mean(name, published)
+                raise UserError(f"{name!r} is no published set", where="key suite.sets", hint=hint)
             index["sets"][name] = {"file": write_set(aside, name, _records(name, published[name], limit, aside))}
         for task in (t for t in tasks if t in QUESTIONS):
             index["questions"][task] = write_set(aside, task, _records(task, questions[task], None, aside))
@@ -108,7 +108,7 @@ def load_rows(name: str, repository: str, config: str | None, split: str, *, rev
         raise UserError(
             f"cannot load set {name} ({repository}): {first_line(error)}",
             where="key suite.data.path",
-            cure="without a network, download the sets once (HF_HOME keeps them), or give a directory with suite.json",
+            hint="without a network, download the sets once (HF_HOME keeps them), or give a directory with suite.json",
         ) from error
 
 
@@ -121,7 +121,7 @@ def _records(name: str, source: Published, limit: int | None, folder: Path) -> l
             f"set {name} ({source.repository}) has no column {', '.join(sorted(missing))}; it has "
             f"{', '.join(found.column_names)}",
             where="key suite.data.path",
-            cure=CHANGED,
+            hint=CHANGED,
         )
     places = list(range(len(found)))
     if source.sub_task is not None:
@@ -148,14 +148,14 @@ def _pictures(row: Mapping[str, Any]) -> list[Any]:
     """`image`, or image_0, image_1, ... in the order of their numbers."""
     if row.get("image") is not None:
         return [row["image"]]
-    numbered = sorted((int(found[1]), key) for key in row if (found := re.fullmatch(r"image_(\d+)", key)))
+    numbered = sorted((int(match[1]), key) for key in row if (match := re.fullmatch(r"image_(\d+)", key)))
     return [row[key] for _, key in numbered if row[key] is not None]
 
 
 def _references(row: Mapping[str, Any], source: Published) -> list[str]:
     for key in source.references:
-        given = row.get(key)
-        texts = [str(text).strip() for text in (given if isinstance(given, list) else [given]) if text is not None]
+        value = row.get(key)
+        texts = [str(text).strip() for text in (value if isinstance(value, list) else [value]) if text is not None]
         if texts := [text for text in texts if text]:
             return texts
     return [NO_REFERENCE]
@@ -166,7 +166,7 @@ def save_pictures(name: str, images: Sequence[Any], number: int, folder: Path) -
     files = []
     for place, image in enumerate(images):
         if not isinstance(image, Image.Image):
-            raise UserError(f"set {name}, row {number}: a picture is {type(image).__name__}", cure=CHANGED)
+            raise UserError(f"set {name}, row {number}: a picture is {type(image).__name__}", hint=CHANGED)
         files.append(f"images/{name}/{number:05d}-{place}.png")
         (folder / files[-1]).parent.mkdir(parents=True, exist_ok=True)
         image.convert("RGB").save(folder / files[-1])
@@ -176,6 +176,6 @@ def save_pictures(name: str, images: Sequence[Any], number: int, folder: Path) -
 def write_set(folder: Path, name: str, records: list[dict[str, Any]]) -> str:
     """Write the records of a set; returns the name of their file. Raises `UserError` where there are none."""
     if not records:
-        raise UserError(f"set {name} has no rows", where="key suite.sets", cure="leave it out, or report this")
+        raise UserError(f"set {name} has no rows", where="key suite.sets", hint="leave it out, or report this")
     (folder / f"{name}.json").write_text(json.dumps(records, indent=0))
     return f"{name}.json"

@@ -70,34 +70,34 @@ def expand_paths(path: str | list[str]) -> list[Path]:
     Raises:
         UserError: an address (`pipe:`, `https:`, ...), a missing file, a pattern without a match, a file named twice.
     """
-    found: list[Path] = []
+    paths: list[Path] = []
     for pattern in [path] if isinstance(path, str) else path:
         if _ADDRESS.match(pattern):
-            cure = "download the shards first and give their local paths; addresses are never opened or run"
-            raise UserError("an address where local tar files are expected", where=repr(pattern), cure=cure)
+            hint = "download the shards first and give their local paths; addresses are never opened or run"
+            raise UserError("an address where local tar files are expected", where=repr(pattern), hint=hint)
         try:
             names = list(braceexpand(pattern))
         except ValueError as error:
             raise UserError(
-                f"braces that do not expand: {error}", where=repr(pattern), cure="{00000..00041}"
+                f"braces that do not expand: {error}", where=repr(pattern), hint="{00000..00041}"
             ) from error
         for name in names:
             matches = [name] if os.path.exists(name) or not glob.has_magic(name) else sorted(glob.glob(name))
             if not matches:
                 raise UserError(
-                    "no file matches the pattern", where=repr(name), cure="check `path` of the data section"
+                    "no file matches the pattern", where=repr(name), hint="check `path` of the data section"
                 )
-            found += map(Path, matches)
+            paths += map(Path, matches)
     seen = set()
-    for file in found:
+    for file in paths:
         if not file.is_file():
-            raise UserError("tar file not found", where=str(file), cure="check `path` of the data section")
+            raise UserError("tar file not found", where=str(file), hint="check `path` of the data section")
         if file in seen:
-            raise UserError("tar file named twice", where=str(file), cure="name each file once in `path`")
+            raise UserError("tar file named twice", where=str(file), hint="name each file once in `path`")
         seen.add(file)
-    if not found:
-        raise UserError("no tar files", where="`path` of the data section", cure="name at least one tar file")
-    return found
+    if not paths:
+        raise UserError("no tar files", where="`path` of the data section", hint="name at least one tar file")
+    return paths
 
 
 def members(
@@ -147,7 +147,7 @@ def content(path: Path, offset: int, size: int) -> bytes:
             file.seek(offset)
             data = file.read(size)
     except OSError as error:
-        raise UserError(f"cannot read the tar: {error.strerror}", where=str(path), cure="check the file") from error
+        raise UserError(f"cannot read the tar: {error.strerror}", where=str(path), hint="check the file") from error
     if len(data) < size:
         raise _truncated(path, offset + size)
     return data
@@ -182,7 +182,7 @@ def _headers(path: Path, start: int) -> Iterator[tarfile.TarInfo]:
     with open(path, "rb") as file:
         end = os.fstat(file.fileno()).st_size
         offset = first = start
-        given: dict[str, Any] = {}  # what extended headers say of the next member
+        extended: dict[str, Any] = {}  # what extended headers say of the next member
         while True:
             file.seek(offset)
             block = file.read(BLOCK)
@@ -192,16 +192,16 @@ def _headers(path: Path, start: int) -> Iterator[tarfile.TarInfo]:
                 return
             info = _parse(path, block, offset)
             info.offset_data = offset + BLOCK
-            info.size = given.get("size", info.size)
+            info.size = extended.get("size", info.size)
             offset = info.offset_data
             if info.isreg() or info.type not in tarfile.SUPPORTED_TYPES or info.type in (*_PAX, _LONG_NAME, *_SKIPPED):
                 offset += -(-info.size // BLOCK) * BLOCK
             if info.type in (*_PAX, _LONG_NAME):
-                given |= _extended(path, info, file.read(min(info.size, _MAX_HEADER)))
+                extended |= _extended(path, info, file.read(min(info.size, _MAX_HEADER)))
             elif info.type not in _SKIPPED:
-                info.name = given.get("path", info.name)
+                info.name = extended.get("path", info.name)
                 info.offset = first
-                first, given = offset, {}
+                first, extended = offset, {}
                 yield info
             if offset > end:
                 raise _truncated(path, offset)
@@ -213,8 +213,8 @@ def _parse(path: Path, block: bytes, offset: int) -> tarfile.TarInfo:
     except tarfile.HeaderError as error:
         if offset:
             raise _damaged(path, offset, str(error)) from error
-        cure = "give plain .tar files; unpack compressed ones first (gunzip)"
-        raise UserError("not a tar file", where=str(path), cure=cure) from error
+        hint = "give plain .tar files; unpack compressed ones first (gunzip)"
+        raise UserError("not a tar file", where=str(path), hint=hint) from error
     if info.size < 0 or info.type == tarfile.GNUTYPE_SPARSE:
         raise _damaged(path, offset, "sparse member" if info.size >= 0 else "negative size")
     return info
@@ -245,12 +245,12 @@ def _extended(path: Path, info: tarfile.TarInfo, data: bytes) -> dict[str, Any]:
 
 
 def _damaged(path: Path, offset: int, problem: str) -> UserError:
-    return UserError(f"damaged tar: {problem}", where=f"{path}, byte {offset}", cure="fetch or pack the file again")
+    return UserError(f"damaged tar: {problem}", where=f"{path}, byte {offset}", hint="fetch or pack the file again")
 
 
 def _truncated(path: Path, needed: int) -> UserError:
     problem = f"truncated tar: it ends before byte {needed}"
-    return UserError(problem, where=str(path), cure="fetch the file again, or pack it again from its samples")
+    return UserError(problem, where=str(path), hint="fetch the file again, or pack it again from its samples")
 
 
 MOST_PLACES = 64  # remembered of a tar: about a kilobyte

@@ -77,7 +77,7 @@ def frame_numbers(total: int, rate: float, settings: VideoSettings) -> list[int]
 
 
 class Clip:
-    """A clip that was looked through: which frames will be taken is known before any is decoded.
+    """A clip whose file was scanned. The frames to take are known before any is decoded.
 
     Raises:
         UserError: missing, broken, without pictures, or too short.
@@ -95,7 +95,7 @@ class Clip:
             raise UserError(
                 f"the clip has {total} frames, fewer than min_frames {settings.min_frames}",
                 where=str(path),
-                cure="remove the record, or lower video.min_frames",
+                hint="remove the record, or lower video.min_frames",
             )
         if settings.fps is not None and not rate:
             raise _broken(path, "does not say how many frames a second has")
@@ -115,18 +115,18 @@ class Clip:
 
     def frames(self) -> list[Image.Image]:
         """The taken frames, RGB. Raises `UserError` where one cannot be decoded."""
-        wanted, found = set(self.numbers), []
+        wanted, frames = set(self.numbers), []
         with _opened(self.path) as (container, stream):
             for number, frame in enumerate(container.decode(stream)):
                 if frame.width * frame.height > (Image.MAX_IMAGE_PIXELS or math.inf):
                     raise _broken(self.path, f"a frame of {frame.width} x {frame.height} pixels")
                 if number in wanted:
-                    found.append(frame.to_image())
-                if len(found) == len(wanted):
+                    frames.append(frame.to_image())
+                if len(frames) == len(wanted):
                     break
-        if len(found) < len(wanted):
-            raise _broken(self.path, f"{len(found)} of {len(wanted)} frames can be decoded")
-        return found
+        if len(frames) < len(wanted):
+            raise _broken(self.path, f"{len(frames)} of {len(wanted)} frames can be decoded")
+        return frames
 
 
 @contextmanager
@@ -135,7 +135,7 @@ def _opened(path: Path) -> Iterator[tuple[Any, Any]]:
     import av
 
     try:
-        # A file, not a name: names can be of other things than files.
+        # Open the file ourselves, since a name could be something other than a file (a URL, a device).
         with open(path, "rb") as file, av.open(file, options={"format_whitelist": _CONTAINERS}) as container:
             stream = next(iter(container.streams.video), None)
             if stream is None or stream.codec_context is None:
@@ -143,14 +143,14 @@ def _opened(path: Path) -> Iterator[tuple[Any, Any]]:
             stream.codec_context.thread_count = 1  # readers have a process each
             yield container, stream
     except FileNotFoundError as error:
-        cure = "check the `videos` folder of the data section"
-        raise UserError("missing clip", where=str(path), cure=cure) from error
+        hint = "check the `videos` folder of the data section"
+        raise UserError("missing clip", where=str(path), hint=hint) from error
     except (av.FFmpegError, OSError, ValueError) as error:
         raise _broken(path, str(error)) from error
 
 
 def _broken(path: Path, problem: str) -> UserError:
-    return UserError(f"corrupt clip: {problem}", where=str(path), cure="replace or remove the file")
+    return UserError(f"corrupt clip: {problem}", where=str(path), hint="replace or remove the file")
 
 
 def write_clip(path: Path, frames: Sequence[Image.Image], *, fps: int) -> None:

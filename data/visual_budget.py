@@ -23,7 +23,7 @@ def visual_tokens(budget: int | str) -> int:
         number = 0.0
     if not 1 <= number < float("inf"):
         raise UserError(
-            f"{budget!r} is no number of visual tokens", cure=f"give a number, or one of {', '.join(PRESETS)}"
+            f"{budget!r} is no number of visual tokens", hint=f"give a number, or one of {', '.join(PRESETS)}"
         )
     return round(number)
 
@@ -75,7 +75,7 @@ def qwen_frames(height: int, width: int, *, unit: int = 28) -> FrameTokens:
         unit: pixels along a side of what becomes one token: patch size times merge size.
     """
     if height % unit or width % unit:
-        raise UserError(f"a frame of {height} x {width} pixels is no grid of {unit}", cure="give the resized sides")
+        raise UserError(f"a frame of {height} x {width} pixels is no grid of {unit}", hint="give the resized sides")
     return FrameTokens(height // unit * (width // unit), frames_per_step=2)
 
 
@@ -85,7 +85,7 @@ def pixels_for(budget: int | str, num_frames: int, *, unit: int = 28, frames_per
     tokens = visual_tokens(budget) // steps
     if tokens < 1:
         raise UserError(
-            f"{num_frames} frames have more than {budget} visual tokens at any size", cure="take fewer frames"
+            f"{num_frames} frames have more than {budget} visual tokens at any size", hint="take fewer frames"
         )
     return tokens * unit * unit
 

@@ -34,7 +34,9 @@ def quiet_worker(worker: int) -> None:
 
 
 def kill_at_exit() -> None:
-    """Call after quiet workers were started: Python terminates what is left of them and waits, for ever as it were."""
+    """Call after quiet workers were started: Python terminates the remaining ones and then waits for them, possibly for
+    ever.
+    """
     atexit.unregister(_kill_workers)
     atexit.register(_kill_workers)  # the last to be registered is the first to run
 

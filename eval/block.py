@@ -70,6 +70,6 @@ def _chance(owed: float, weight: float) -> float:
 
 def _check(tree: Tree) -> None:
     if not tree.is_chain:
-        raise UserError("rule: block on a tree that branches", cure="use tree: chain, or rule: sampling")
+        raise UserError("rule: block on a tree that branches", hint="use tree: chain, or rule: sampling")
     if tree.num_nodes and tree.draft_probs is None:
-        raise UserError("rule: block with proposals that were not drawn", cure="use draw: sample, or rule: sampling")
+        raise UserError("rule: block with proposals that were not drawn", hint="use draw: sample, or rule: sampling")

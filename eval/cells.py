@@ -1,4 +1,4 @@
-"""Cells: one method on one set of requests, and the two tables of them that every report has."""
+"""A cell is one method on one set of requests. Every report has two tables of cells."""
 
 from __future__ import annotations
 
@@ -73,7 +73,7 @@ def labels(rows: Sequence[Row] | Sequence[Cell]) -> Label:
 
 
 def cells_of(rows: Sequence[Row], methods: Mapping[str, MethodInfo]) -> tuple[Cell, ...]:
-    """Every method on every set of requests, in the order of the tables. Plain decoding is no method of its own."""
+    """Every method on every set of requests, in the order of the tables. Plain decoding is not listed as a method."""
     rows = [row for row in rows if row.method != PLAIN]
     order = {name: number for number, name in enumerate(methods)}
     names = ("temperature", "max_new_tokens", "benchmark", "turn", "budget", "method")
@@ -98,7 +98,7 @@ Measure = tuple[Column, Callable[[Cell], Value]]
 
 
 def _place_columns(cells: Sequence[Cell]) -> list[Measure]:
-    """The first columns of a table of cells: those in which they differ."""
+    """The first columns of a table of cells: the settings in which the cells differ."""
     columns: list[Measure] = [(text("benchmark"), lambda c: c.benchmark)]
     if any(cell.turn for cell in cells):
         columns.append((text("turn"), lambda c: c.turn))
@@ -112,7 +112,7 @@ def _place_columns(cells: Sequence[Cell]) -> list[Measure]:
 
 
 def methods_table(cells: Sequence[Cell]) -> Table | None:
-    """A line for each method, tau and DSR on every set: what a comparison of methods is read for.
+    """One line per method with tau and DSR on every set: the main comparison of methods.
 
     None where there is one method or one set: the table of every cell says the same.
     """

@@ -146,7 +146,7 @@ def compare_trainings(rows: Sequence[Row], settings: Comparison) -> TrainingComp
 
 
 def sentence(where: str, comparison: TrainingComparison) -> str:
-    """What a comparison says, and where it is not above 0, why."""
+    """The result of a comparison as a sentence, with the reasons if the interval is not above 0."""
     seeds = comparison.difference
     each = ", ".join(f"{name} {value:+.3f}" for name, value in seeds.each.items())
     low, high = seeds.interval
@@ -220,7 +220,9 @@ def mode_differences(rows: Sequence[Row], label: Label) -> dict[str, tuple[Diffe
 
 
 def _unique(rows: Sequence[Row]) -> bool:
-    """Each request once by each drafter: no two methods share drafter and mode (another tree, say)."""
+    """Whether each drafter decoded each request once, that is, no two methods share drafter and mode (with another
+    tree, say).
+    """
     return len({(row.drafter, row.request) for row in rows}) == len(rows)
 
 

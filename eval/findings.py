@@ -1,4 +1,4 @@
-"""What the cells of a report say, in sentences; what did not hold is said as plainly."""
+"""States the results of a report in sentences, including expected results that were not confirmed."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from .tables import interval
 
 
 def findings(cells: Sequence[Cell], label: Label) -> list[str]:
-    """What the numbers say; what did not hold is said as plainly."""
+    """Findings as sentences, including expected results that were not confirmed."""
     lines: list[str] = []
     for temperature in sorted({cell.temperature for cell in cells}):
         mine = [cell for cell in cells if cell.temperature == temperature]
@@ -63,7 +63,7 @@ def _over_lengths(cells: Sequence[Cell]) -> list[str]:
 
 
 def cautions(cells: Sequence[Cell], label: Label) -> list[str]:
-    """What makes some numbers say little."""
+    """Warnings about numbers that should not be relied on."""
     lines = []
     for method in dict.fromkeys(cell.method for cell in cells):
         far = [cell for cell in cells if cell.method == method and cell.summary.beyond_positions]

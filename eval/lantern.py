@@ -61,7 +61,7 @@ class LanternConfig(Section):
         """Neighbours that the table must hold: the released code removes one more than may lend."""
         most = num_codes if self.residual == "paper" else num_codes - 1
         if self.k > most:
-            raise UserError(f"lantern: k is {self.k}, in a codebook of {num_codes}", cure=f"k is at most {most}")
+            raise UserError(f"lantern: k is {self.k}, in a codebook of {num_codes}", hint=f"k is at most {most}")
         return self.reach if self.residual == "paper" else min(self.k + 1, num_codes - 1)
 
 

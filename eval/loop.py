@@ -1,7 +1,7 @@
 """The decoding loop: prefill, then grow a tree, verify it in one target pass, accept a path, commit, observe.
 
-It knows no method: what is proposed is the drafter's, the tree's shape the policy's, acceptance the
-rule's. Plain decoding is the same loop with nothing proposed.
+The loop knows no method: the drafter proposes tokens, the policy shapes the tree, and the rule accepts. Plain decoding
+is the same loop with nothing proposed.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from ..core.nouns import ImageRequest, Request
+from ..core.batch import ImageRequest, Request
 from ..models.decoding.tree import no_tree
 from ..models.decoding.warp import Warp
 from ..models.drafters.base import Drafter
@@ -40,7 +40,7 @@ class Cycle:
 
 @dataclass(frozen=True)
 class Generation:
-    """What a request was continued with. The first token comes from the prefill, before any cycle."""
+    """The output of a request. The first token comes from the prefill, before any cycle."""
 
     tokens: list[int]
     cycles: list[Cycle]
@@ -101,7 +101,7 @@ def generate(
         begin = clock.now()
         tree = no_tree()
         if drafter is not None:
-            # One more token comes from the target, so the last places need no draft.
+            # The target adds one token itself, so the last positions need no draft.
             levels = min(limit - len(tokens) - 1, drafter.max_levels or limit)
             if levels > 0:
                 expand = _truncating(drafter, warp)
@@ -121,9 +121,9 @@ def generate(
         update_s = 0.0
         if drafter is not None:
             drafter.accept(verified)
-            told = clock.now()
+            time_s = clock.now()
             decoding.policy.observe(verified)
-            update_s = clock.now() - told
+            update_s = clock.now() - time_s
         emitted = _cut([*verified.tokens, verified.bonus], decoding.eos_ids, limit - len(tokens))
         tokens += emitted
         end = clock.now()
@@ -163,7 +163,7 @@ def _uniforms(num_nodes: int, warp: Warp, generator: torch.Generator | None) -> 
 
 
 def _cut(emitted: list[int], eos_ids: Collection[int], room: int) -> list[int]:
-    """An end token inside a block ends the output there, and so does the length."""
+    """Cut the output after an end token, or at the maximum length."""
     for place, token in enumerate(emitted):
         if token in eos_ids:
             return emitted[: min(place + 1, room)]

@@ -1,7 +1,8 @@
 """A published drafter beside its target, in one call: what a model card's snippet runs, and what it is checked with.
 
 `draftsmith.json` of a published folder says under "published" which target it drafts for, how prompts become tokens,
-how it decodes, and what it did on one stored prompt. The same prompt must do the same wherever the folder is opened.
+how it decodes, and what it did on one stored prompt. The stored prompt must give the same output wherever the folder is
+opened.
 """
 
 from __future__ import annotations
@@ -15,13 +16,13 @@ from typing import Annotated, Any, Literal
 import torch
 from pydantic import Field, TypeAdapter, ValidationError
 
+from ..core.batch import ImageRequest, Request
 from ..core.checksums import SUMS, check_sums
 from ..core.errors import UserError, first_line
-from ..core.nouns import ImageRequest, Request
 from ..core.section import Section
 from ..data.conversations import IMAGE_MARK, PromptFormat, encode
 from ..data.images import Aspect
-from ..data.media import Eyes
+from ..data.media import ImageReader
 from ..data.processor import Processor, load_processor
 from ..data.tiles import Convention
 from ..data.videos import VideoSettings
@@ -29,7 +30,7 @@ from ..models.decoding.warp import Warp
 from ..models.drafters import AnyDrafter
 from ..models.drafters.base import DraftingOptions, TargetIdentity
 from ..models.drafters.made_for import MANIFEST
-from ..models.drafters.modes import Mode, StandIns
+from ..models.drafters.modes import ImageSubstitutes, Mode
 from ..models.generators import LlamaGenTargetConfig, load_generator
 from ..models.targets.anole import AnoleTargetConfig
 from ..models.targets.load import TargetConfig as LanguageConfig
@@ -41,11 +42,11 @@ from .rules import RULES
 KEY = "published"
 _DRAFTER: TypeAdapter[Any] = TypeAdapter(AnyDrafter)
 VisualConfig = Annotated[LlamaGenTargetConfig | AnoleTargetConfig, Field(discriminator="kind")]
-# Thing -> where it lies. A language target is one thing; a generator may have its tokenizer and encoder elsewhere.
+# Part -> folder or Hub id. A language target is one part; a generator may keep its tokenizer and encoder elsewhere.
 Sources = Mapping[str, str | Path]
 
 
-class Looking(Section):
+class ImageSettings(Section):
     """How pictures become tokens; the keys of a recipe's data section."""
 
     aspect: Aspect = "pad"
@@ -55,9 +56,9 @@ class Looking(Section):
     max_pixels: int | None = None
     video: VideoSettings = VideoSettings()
 
-    def eyes(self, processor: Processor, *, drafter: bool = False) -> Eyes:
+    def image_reader(self, processor: Processor, *, drafter: bool = False) -> ImageReader:
         aspect = (self.drafter_aspect if drafter else None) or self.aspect
-        return Eyes(processor, aspect, self.anyres_convention, self.video, (self.min_pixels, self.max_pixels))
+        return ImageReader(processor, aspect, self.anyres_convention, self.video, (self.min_pixels, self.max_pixels))
 
 
 class PublishedDecoding(Section):
@@ -74,7 +75,7 @@ class PublishedDecoding(Section):
     reading: dict[str, Any] = Field(default_factory=dict)  # of heads: settings that decoding changes
 
 
-class Asked(Section):
+class UserRequest(Section):
     """The stored prompt."""
 
     text: str
@@ -83,7 +84,7 @@ class Asked(Section):
 
 
 class Expected(Section):
-    """What came of it, where it was measured."""
+    """The measured outcome of the stored prompt."""
 
     tokens: list[int]
     accepted: list[int]  # drafted tokens that stood, in each cycle
@@ -100,15 +101,15 @@ class PublishedSection(Section):
     drafter: dict[str, Any]
     decoding: PublishedDecoding
     prompt_format: PromptFormat = PromptFormat()
-    looking: Looking = Looking()
+    looking: ImageSettings = ImageSettings()
     seed: int = 0
-    prompt: Asked
+    prompt: UserRequest
     expected: Expected | None = None
 
 
 @dataclass(frozen=True)
-class Said:
-    """An answer, or a picture (uint8 [3,S,S]), and how it was decoded."""
+class Answer:
+    """A generated text or picture (uint8 [3,S,S]) with its decoding statistics."""
 
     output: Any
     generation: Generation
@@ -128,10 +129,10 @@ class Speculator:
     drafter: Any
     decoding: Decoding
     seed: int
-    ask: Callable[[Asked, Path], Request | ImageRequest]
+    ask: Callable[[UserRequest, Path], Request | ImageRequest]
     render: Callable[[list[int]], Any]
 
-    def __call__(self, text: str, *pictures: str | Path, label: int | None = None, plain: bool = False) -> Said:
+    def __call__(self, text: str, *pictures: str | Path, label: int | None = None, plain: bool = False) -> Answer:
         """Answer, or draw.
 
         Args:
@@ -139,15 +140,15 @@ class Speculator:
             label: of generators that draw classes; the text then only names the picture.
             plain: without the drafter, which greedily gives the same tokens, one at a time.
         """
-        asked = Asked(text=text, pictures=[str(Path(name).absolute()) for name in pictures], label=label)
+        asked = UserRequest(text=text, pictures=[str(Path(name).absolute()) for name in pictures], label=label)
         return self.say(asked, Path(), plain=plain)
 
-    def say(self, asked: Asked, folder: Path, *, plain: bool = False) -> Said:
+    def say(self, asked: UserRequest, folder: Path, *, plain: bool = False) -> Answer:
         """The same for a stored prompt, whose pictures lie in `folder`."""
         generator = torch.Generator().manual_seed(self.seed)
         drafter = None if plain else self.drafter
-        found = generate(self.target, drafter, self.ask(asked, folder), self.decoding, generator)
-        return Said(self.render(found.tokens), found)
+        generation = generate(self.target, drafter, self.ask(asked, folder), self.decoding, generator)
+        return Answer(self.render(generation.tokens), generation)
 
 
 def open_published(
@@ -167,8 +168,8 @@ def open_published(
     check_sums(folder)
     section = read_published(folder)
     if not (folder / SUMS).is_file():
-        cure = "fetch the folder again: without its list nothing shows whether a file was changed"
-        raise UserError(f"{SUMS} is missing", where=str(folder / SUMS), cure=cure)
+        hint = "fetch the folder again: without its list nothing shows whether a file was changed"
+        raise UserError(f"{SUMS} is missing", where=str(folder / SUMS), hint=hint)
     return assemble(folder, section, target)
 
 
@@ -184,42 +185,42 @@ def fetch(source: str | Path, revision: str | None) -> Path:
     except (OSError, ValueError) as error:
         raise UserError(
             f"{str(source)!r} is no directory, and cannot be fetched from the Hub: {first_line(error)}",
-            cure="check the name, the network and your login (hf auth login), or give a directory",
+            hint="check the name, the network and your login (hf auth login), or give a directory",
         ) from error
 
 
 def read_published(folder: Path) -> PublishedSection:
     """What the manifest says. Raises `UserError` where the folder was not published by this project."""
     path = folder / MANIFEST
-    cure = "give a folder that the stage publish made, or the Hub id of one"
+    hint = "give a folder that the stage publish made, or the Hub id of one"
     try:
-        found = json.loads(path.read_text()).get(KEY)
+        section = json.loads(path.read_text()).get(KEY)
     except (OSError, ValueError, AttributeError) as error:
-        raise UserError(f"cannot read {MANIFEST}: {first_line(error)}", where=str(path), cure=cure) from error
-    if found is None:
-        raise UserError(f"{MANIFEST} does not say how this drafter was published", where=str(path), cure=cure)
+        raise UserError(f"cannot read {MANIFEST}: {first_line(error)}", where=str(path), hint=hint) from error
+    if section is None:
+        raise UserError(f"{MANIFEST} does not say how this drafter was published", where=str(path), hint=hint)
     try:
-        return PublishedSection.model_validate(found)
+        return PublishedSection.model_validate(section)
     except ValidationError as error:
         place = ".".join(map(str, error.errors()[0]["loc"]))
         problem = f"{MANIFEST}, {KEY}.{place}: {error.errors()[0]['msg']}"
-        raise UserError(problem, where=str(path), cure="use the version of draftsmith that published it") from error
+        raise UserError(problem, where=str(path), hint="use the version of draftsmith that published it") from error
 
 
 def assemble(folder: Path, section: PublishedSection, target: str | Path | Sources | None) -> Speculator:
     """The speculator of a folder of weights: a published one, or a stage's before it is published."""
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
-    made: dict[str, Any] = dict(target) if isinstance(target, Mapping) else {}
+    folders: dict[str, Any] = dict(target) if isinstance(target, Mapping) else {}
     if isinstance(target, str | Path):
-        made["target"] = target
+        folders["target"] = target
     if section.target.get("kind") in ("llamagen", "anole"):
-        return _drawing(folder, section, made, device)
-    return _answering(folder, section, made, device)
+        return _drawing(folder, section, folders, device)
+    return _answering(folder, section, folders, device)
 
 
-def _drawing(folder: Path, section: PublishedSection, made: dict[str, Any], device: torch.device) -> Speculator:
+def _drawing(folder: Path, section: PublishedSection, folders: dict[str, Any], device: torch.device) -> Speculator:
     config = TypeAdapter(VisualConfig).validate_python(section.target)
-    parts = {thing: Path(place) for thing, place in made.items()}
+    parts = {thing: Path(place) for thing, place in folders.items()}
     config = _placed(config, parts)
     generator = load_generator(config, parts, device=device)
     target, identity = generator.target, TargetIdentity(config.model_dump(mode="json"))
@@ -227,7 +228,7 @@ def _drawing(folder: Path, section: PublishedSection, made: dict[str, Any], devi
     drafter = trained.drafter(trained.load(folder, target, identity=identity), target)
     decoding = _decoding(section, grid=target.grid, length=target.num_codes, eos=())
 
-    def ask(asked: Asked, _: Path) -> ImageRequest:
+    def ask(asked: UserRequest, _: Path) -> ImageRequest:
         return generator.request(asked.text, asked.label, "asked")
 
     def render(tokens: list[int]) -> Any:
@@ -248,7 +249,7 @@ def _placed(config: LlamaGenTargetConfig | AnoleTargetConfig, parts: Mapping[str
     if lacking:
         raise UserError(
             f"where are the target's {', '.join(lacking)}? They were on the disk of whoever trained this head",
-            cure="give target= a mapping of them to folders, as {'target': 'runs/x/target', 'vq': 'runs/x/vq', ...}",
+            hint="give target= a mapping of them to folders, as {'target': 'runs/x/target', 'vq': 'runs/x/vq', ...}",
         )
     return config
 
@@ -258,14 +259,14 @@ def _is_somewhere(place: str | None) -> bool:
     return place is not None and (Path(place).is_dir() or place.count("/") == 1)
 
 
-def _answering(folder: Path, section: PublishedSection, made: dict[str, Any], device: torch.device) -> Speculator:
+def _answering(folder: Path, section: PublishedSection, folders: dict[str, Any], device: torch.device) -> Speculator:
     config = TypeAdapter(LanguageConfig).validate_python(section.target)
-    source = made.get("target") or config.path
+    source = folders.get("target") or config.path
     if source is None or not _is_somewhere(str(source)):
         raise UserError(
-            "the target of this drafter was on the disk of whoever trained it", cure="give its folder as target="
+            "the target of this drafter was on the disk of whoever trained it", hint="give its folder as target="
         )
-    own = made.get("processor") or source
+    own = folders.get("processor") or source
     processor = load_processor(
         own, revision=None if Path(own).is_dir() else config.revision, text_only=config.kind == "causal_lm"
     )
@@ -274,15 +275,15 @@ def _answering(folder: Path, section: PublishedSection, made: dict[str, Any], de
     )
     identity = TargetIdentity(section.target | {"path": str(source)}, processor.tokenizer_hash)
     drafter = _opened(folder, section, target, processor, identity)
-    own_eyes = load_processor(folder) if section.drafter.get("pictures") == "own" else None
+    own_image_processor = load_processor(folder) if section.drafter.get("pictures") == "own" else None
     decoding = _decoding(section, grid=None, length=section.decoding.max_new_tokens, eos=(processor.eos_id,))
 
-    def ask(asked: Asked, place: Path) -> Request:
-        found = _request(asked, place, section.prompt_format, section.looking.eyes(processor))
-        if own_eyes is None:
-            return found
-        eyes = section.looking.eyes(own_eyes, drafter=True)
-        return replace(found, drafter_view=_request(asked, place, section.prompt_format, eyes))
+    def ask(asked: UserRequest, place: Path) -> Request:
+        request = _request(asked, place, section.prompt_format, section.looking.image_reader(processor))
+        if own_image_processor is None:
+            return request
+        image_reader = section.looking.image_reader(own_image_processor, drafter=True)
+        return replace(request, drafter_view=_request(asked, place, section.prompt_format, image_reader))
 
     def render(tokens: list[int]) -> str:
         return str(processor.tokenizer.decode(tokens, skip_special_tokens=True)).strip()
@@ -302,7 +303,7 @@ def _opened(
     # What it was trained with decides whether it fits; only a head's rotary embedding follows the positions.
     kept = trained.for_decoding(positions=changed["positions"]) if "positions" in changed else trained
     module = kept.load(folder, target, identity=identity)
-    substitutes = StandIns.of(processor.tokenizer, newline_id=processor.newline_id)
+    substitutes = ImageSubstitutes.of(processor.tokenizer, newline_id=processor.newline_id)
     return decoded.drafter(module, target, DraftingOptions(substitutes))
 
 
@@ -318,7 +319,7 @@ def _decoding(section: PublishedSection, *, grid: int | None, length: int, eos: 
     )
 
 
-def _request(asked: Asked, folder: Path, form: PromptFormat, eyes: Eyes) -> Request:
+def _request(asked: UserRequest, folder: Path, form: PromptFormat, image_reader: ImageReader) -> Request:
     text = asked.text
     if asked.pictures and IMAGE_MARK not in text:
         text = f"{IMAGE_MARK}\n" * len(asked.pictures) + text
@@ -326,7 +327,7 @@ def _request(asked: Asked, folder: Path, form: PromptFormat, eyes: Eyes) -> Requ
     record: dict[str, Any] = {"conversations": turns}
     if asked.pictures:
         record["image"] = asked.pictures
-    media = eyes.look(record, folder, folder)
-    encoded = encode(turns, form, eyes.processor, pictures=media.pictures, open_ended=True)
+    media = image_reader.media(record, folder, folder)
+    encoded = encode(turns, form, image_reader.processor, pictures=media.pictures, open_ended=True)
     ids, modality = torch.tensor(encoded.ids), torch.tensor(encoded.modality, dtype=torch.int8)
     return Request(ids, modality, media.pixels(), "asked", media.pictures)

@@ -80,7 +80,7 @@ class Row:
 
     @property
     def key(self) -> tuple[Any, ...]:
-        """What tells this row from all others of an evaluation. Rows are sorted by it before anything is drawn."""
+        """The key that identifies this row within an evaluation. Rows are sorted by it before resampling."""
         return (self.benchmark, self.turn, self.budget, self.temperature, self.max_new_tokens, self.method,
                 self.drafter, self.mode, self.request)  # fmt: skip
 
@@ -104,7 +104,7 @@ class Row:
             raise UserError(
                 f"a measured request of version {version or 'none'}, and this draftsmith reads version {VERSION}",
                 where=None if where is None else str(where),
-                cure="measure anew: restart=STAGE removes what the stage has kept",
+                hint="measure anew: restart=STAGE removes what the stage has kept",
             )
         values: dict[str, Any] = {name: tuple(value[name]) if name in _TUPLES else value[name] for name in names}
         return cls(**values)
@@ -210,5 +210,5 @@ def write_rows(path: Path, rows: Iterable[Row]) -> None:
 
 
 def read_rows(path: Path) -> list[Row]:
-    """What `write_rows` wrote. Raises `UserError` where another version did."""
+    """Read the rows that `write_rows` wrote. Raises `UserError` if another version wrote them."""
     return [Row.from_json(json.loads(line), where=path) for line in path.read_text().splitlines()]

@@ -42,16 +42,16 @@ def read_runs(folders: Sequence[Path]) -> list[Run]:
 def read_run(folder: Path, name: str) -> Run:
     """Raises `UserError` where the folder holds no run, or a file in it cannot be read."""
     if not folder.is_dir():
-        raise UserError("no such folder", where=str(folder), cure="give the output folder of a run")
+        raise UserError("no such folder", where=str(folder), hint="give the output folder of a run")
     settings = _settings(folder / "recipe.yaml")
     ordered = list(dict.fromkeys(key.split(".")[1] for key in settings if key.startswith("stages.")))
     stages = sorted((p for p in folder.iterdir() if p.is_dir() and ".before-" not in p.name),
                     key=lambda p: (ordered.index(p.name) if p.name in ordered else len(ordered), p.name))  # fmt: skip
-    curves = {p.name: found for p in stages if (found := _curves(p / "metrics.jsonl"))}
+    curves = {p.name: curves_of_stage for p in stages if (curves_of_stage := _curves(p / "metrics.jsonl"))}
     evaluations = {p.name: cells for p in stages if (cells := _cells(p / REPORT))}
     if not curves and not evaluations:
         raise UserError("nothing was trained or measured here", where=str(folder),
-                        cure="give the output folder of a run: it holds a folder for each stage")  # fmt: skip
+                        hint="give the output folder of a run: it holds a folder for each stage")  # fmt: skip
     return Run(name, settings, curves, evaluations)
 
 
@@ -61,7 +61,7 @@ def _settings(path: Path) -> dict[str, str]:
     try:
         return dict(_flat(yaml.safe_load(path.read_text())))
     except (yaml.YAMLError, UnicodeDecodeError) as error:
-        raise UserError(f"not a readable recipe: {error}", where=str(path), cure="restore the file") from error
+        raise UserError(f"not a readable recipe: {error}", where=str(path), hint="restore the file") from error
 
 
 def _flat(tree: Any, place: str = "") -> Iterator[tuple[str, str]]:
@@ -74,7 +74,7 @@ def _flat(tree: Any, place: str = "") -> Iterator[tuple[str, str]]:
 
 def _curves(path: Path) -> dict[str, list[tuple[int, float]]]:
     """Numbers by step. A line that a crash or a full disk has cut off is passed over."""
-    found: dict[str, list[tuple[int, float]]] = {}
+    curves: dict[str, list[tuple[int, float]]] = {}
     for line in path.read_text().splitlines() if path.is_file() else ():
         try:
             row = json.loads(line)
@@ -83,8 +83,8 @@ def _curves(path: Path) -> dict[str, list[tuple[int, float]]]:
             continue
         for name, value in row.items():
             if name not in ("step", "time") and isinstance(value, int | float) and math.isfinite(value):
-                found.setdefault(name, []).append((step, float(value)))
-    return found
+                curves.setdefault(name, []).append((step, float(value)))
+    return curves
 
 
 def _cells(path: Path) -> list[Cell]:
@@ -93,7 +93,7 @@ def _cells(path: Path) -> list[Cell]:
     try:
         return cells(json.loads(path.read_text()))
     except (ValueError, KeyError, TypeError) as error:
-        raise UserError(f"not a readable report: {error!r}", where=str(path), cure="run its stage again") from error
+        raise UserError(f"not a readable report: {error!r}", where=str(path), hint="run its stage again") from error
 
 
 def differences(runs: Sequence[Run]) -> list[tuple[str, list[str]]]:
@@ -118,14 +118,14 @@ def training_rows(runs: Sequence[Run]) -> list[list[str]]:
     """stage, metric, each run's value: the last of a number that falls or rises, the best where it is validated."""
     rows = []
     for stage in dict.fromkeys(stage for run in runs for stage in run.curves):
-        found = [run.curves.get(stage, {}) for run in runs]
-        last = [max((points[-1][0] for points in curves.values()), default=None) for curves in found]
+        of_stage = [run.curves.get(stage, {}) for run in runs]
+        last = [max((points[-1][0] for points in curves.values()), default=None) for curves in of_stage]
         rows.append([stage, "steps", *("-" if step is None else f"{step:,}" for step in last)])
-        for metric in dict.fromkeys(name for curves in found for name in curves if name == "loss" or name in BEST):
-            shown = ["-" if metric not in c else _number(metric, c[metric]) for c in found]
+        for metric in dict.fromkeys(name for curves in of_stage for name in curves if name == "loss" or name in BEST):
+            shown = ["-" if metric not in c else _number(metric, c[metric]) for c in of_stage]
             rows.append([stage, f"{metric} ({'best' if metric in BEST else 'last'})", *shown])
-        if any("samples_per_s" in curves for curves in found):
-            speeds = [[v for _, v in curves.get("samples_per_s", [])] for curves in found]
+        if any("samples_per_s" in curves for curves in of_stage):
+            speeds = [[v for _, v in curves.get("samples_per_s", [])] for curves in of_stage]
             rows.append([stage, "samples/s (median)", *(f"{statistics.median(s):,.1f}" if s else "-" for s in speeds)])
     return rows
 
@@ -137,12 +137,12 @@ def _number(metric: str, points: Sequence[tuple[int, float]]) -> str:
 
 def evaluation_rows(runs: Sequence[Run]) -> list[list[str]]:
     """stage, set, method, then tau with its interval and the speedup of each run; cells that any of them measured."""
-    found: dict[tuple[str, str, str], dict[int, Cell]] = {}
+    cells: dict[tuple[str, str, str], dict[int, Cell]] = {}
     for index, run in enumerate(runs):
         for stage, measured in run.evaluations.items():
             for cell in measured:
-                found.setdefault((stage, cell.where, cell.method), {})[index] = cell
-    return [[*place, *(_shown(by_run.get(i)) for i in range(len(runs)))] for place, by_run in found.items()]
+                cells.setdefault((stage, cell.where, cell.method), {})[index] = cell
+    return [[*place, *(_shown(by_run.get(i)) for i in range(len(runs)))] for place, by_run in cells.items()]
 
 
 def _shown(cell: Cell | None) -> str:
@@ -186,15 +186,15 @@ def panels(runs: Sequence[Run], metrics: Sequence[str] | None = None) -> list[tu
     present = list(dict.fromkeys(m for run in runs for curves in run.curves.values() for m in curves))
     for metric in metrics or ():
         if metric not in present:
-            raise UserError(f"no run has a metric {metric!r}", cure="known metrics: " + ", ".join(present))
+            raise UserError(f"no run has a metric {metric!r}", hint="known metrics: " + ", ".join(present))
     wanted = metrics or [m for m in present if m in ("loss", "val_loss") or m.startswith("tau")]
-    found: list[tuple[str, dict[str, list]]] = []
+    groups: list[tuple[str, dict[str, list]]] = []
     for stage in dict.fromkeys(stage for run in runs for stage in run.curves):
         for metric in wanted:
             lines = {run.name: run.curves[stage][metric] for run in runs if metric in run.curves.get(stage, {})}
             if lines:
-                found.append((f"{stage}: {metric}" + (f" ({unit(metric)})" if unit(metric) else ""), lines))
-    return found
+                groups.append((f"{stage}: {metric}" + (f" ({unit(metric)})" if unit(metric) else ""), lines))
+    return groups
 
 
 def as_data(runs: Sequence[Run]) -> dict[str, Any]:

@@ -133,7 +133,7 @@ def markdown(table: Table, *, level: int = 2) -> list[str]:
     notes = [table.note, f"In the shape of {table.source}." if table.source else ""]
     if any(notes):
         lines += [" ".join(note for note in notes if note), ""]
-    return [*lines, *(f"- {told}" for told in table.footnotes), *([""] if table.footnotes else [])]
+    return [*lines, *(f"- {footnote}" for footnote in table.footnotes), *([""] if table.footnotes else [])]
 
 
 def section_markdown(section: ReportSection) -> list[str]:

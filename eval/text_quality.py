@@ -67,8 +67,8 @@ def rouge_l() -> Scorer:
     def score(answer: str, record: Mapping[str, Any]) -> float:
         if not answer.strip():
             return 0.0
-        found = rouge([answer[:MOST_CHARACTERS]], [list(record["references"])], rouge_keys="rougeL", accumulate="best")
-        return float(found["rougeL_fmeasure"])
+        scores = rouge([answer[:MOST_CHARACTERS]], [list(record["references"])], rouge_keys="rougeL", accumulate="best")
+        return float(scores["rougeL_fmeasure"])
 
     return score
 
@@ -82,7 +82,7 @@ def meteor() -> Scorer:
     except LookupError as error:
         raise UserError(
             "METEOR needs WordNet, which is not there", where="key suite.quality",
-            cure="python -m nltk.downloader wordnet omw-1.4 (NLTK_DATA says where), or leave TextCaps out",
+            hint="python -m nltk.downloader wordnet omw-1.4 (NLTK_DATA says where), or leave TextCaps out",
         ) from error  # fmt: skip
 
     def score(answer: str, record: Mapping[str, Any]) -> float:
@@ -100,7 +100,7 @@ def _library(metric: Metric) -> Any:
     except ImportError as error:
         raise UserError(
             f"{metric} needs {name}, which is not installed", where="key suite.quality",
-            cure='pip install "draftsmith[metrics]", or leave out the sets that need it',
+            hint='pip install "draftsmith[metrics]", or leave out the sets that need it',
         ) from error  # fmt: skip
 
 

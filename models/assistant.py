@@ -1,4 +1,5 @@
-"""A draft that sees in `transformers.generate(assistant_model=...)`, which in 5.x drafts blind.
+"""Gives an assistant model its pictures in `transformers.generate(assistant_model=...)`; transformers 5.x drafts
+without them.
 
 There the target encodes its pictures once and takes the pixels out of what it hands on; the assistant's first pass is
 given none, its placeholders read their own rows of the embedding, and nothing says so: the output stays the target's,
@@ -26,7 +27,7 @@ PICTURES = (
 
 @contextmanager
 def sees(assistant: PreTrainedModel, **inputs: Any) -> Iterator[PreTrainedModel]:
-    """The assistant, with the pictures of one request before its eyes.
+    """The assistant with the pictures of one request attached.
 
         with sees(draft, **inputs) as assistant:
             target.generate(**inputs, assistant_model=assistant, max_new_tokens=64, do_sample=False)
@@ -39,19 +40,19 @@ def sees(assistant: PreTrainedModel, **inputs: Any) -> Iterator[PreTrainedModel]
     """
     pictures = {name: value for name, value in inputs.items() if name in PICTURES and value is not None}
     if not any(name.startswith("pixel_values") for name in pictures):
-        raise UserError("no pixels among the inputs", cure="give what the processor made: sees(draft, **inputs)")
+        raise UserError("no pixels among the inputs", hint="give what the processor made: sees(draft, **inputs)")
     prepare = cast(Callable[..., dict[str, Any]], assistant.prepare_inputs_for_generation)
 
     # `generate` reads the signature to find out what a model takes.
     @functools.wraps(prepare)
     def prepare_with_pictures(*args: Any, **kwargs: Any) -> dict[str, Any]:
-        made = prepare(*args, **kwargs)
+        inputs = prepare(*args, **kwargs)
         # The target's encoder outputs: of its own width, and dropped after this pass in any case.
-        made.pop("mm_encoder_outputs", None)
+        inputs.pop("mm_encoder_outputs", None)
         cache = kwargs.get("past_key_values")
         if cache is None or cache.get_seq_length() == 0:
-            made |= {name: _moved(value, assistant) for name, value in pictures.items()}
-        return made
+            inputs |= {name: _moved(value, assistant) for name, value in pictures.items()}
+        return inputs
 
     object.__setattr__(assistant, "prepare_inputs_for_generation", prepare_with_pictures)
     try:

@@ -1,7 +1,7 @@
-"""Captioners: what mode C reads in place of a picture (TABED, section 6, appendix D).
+"""Captioners. Drafting mode C reads a caption in place of each picture (TABED, section 6, appendix D).
 
-Published ones through transformers' own classes: Florence-2, BLIP, BLIP-2, each with the eyes and the tokenizer that
-it was trained with; and a LLaVA that a recipe has trained itself. All pictures of a request are one batch.
+Published ones through transformers' own classes: Florence-2, BLIP, BLIP-2, each with the vision tower and the tokenizer
+that it was trained with; and a LLaVA that a recipe has trained itself. All pictures of a request are one batch.
 Letters: R pictures, T tokens, S side in pixels.
 """
 
@@ -18,8 +18,8 @@ from torch import Tensor
 from transformers import AutoTokenizer, Blip2ForConditionalGeneration, BlipForConditionalGeneration
 from transformers import Florence2ForConditionalGeneration as Florence2Model
 
+from ..core.batch import Request
 from ..core.errors import UserError, first_line
-from ..core.nouns import Request
 from ..core.pictures import IMAGE, TEXT, VIDEO
 from ..core.section import Section, torch_dtype
 from .decoding.batched import write_answers
@@ -118,7 +118,7 @@ class PublishedCaptioner:
                 f"a captioner is asked about {count} pictures and given {len(request.originals)}: it reads the files, "
                 "not the target's pixels",
                 where=f"request {request.name!r}",
-                cure="make requests with their originals, or use captioner: {kind: lvlm}",
+                hint="make requests with their originals, or use captioner: {kind: lvlm}",
             )
         if not count:
             return []
@@ -127,13 +127,13 @@ class PublishedCaptioner:
         if self.prompt is not None:
             asked["input_ids"] = self.prompt.to(self.model.device).expand(count, -1)
             asked["attention_mask"] = torch.ones_like(asked["input_ids"])
-        found = self.model.generate(
+        output = self.model.generate(
             **asked,
             num_beams=self.settings.num_beams,
             do_sample=False,
             max_new_tokens=self.settings.max_new_tokens,
         )
-        spoken = found[:, self.num_echoed :]
+        spoken = output[:, self.num_echoed :]
         return [text.strip() for text in self.tokenizer.batch_decode(spoken, skip_special_tokens=True)]
 
 
@@ -159,7 +159,7 @@ def load_captioner(
             raise UserError(
                 "these BLIP-2 weights have no decoder-only language model, or name no image_token_index",
                 where=_where(config),
-                cure="use Salesforce/blip2-opt-2.7b at its latest revision",
+                hint="use Salesforce/blip2-opt-2.7b at its latest revision",
             )
         prompt = torch.tensor([settings.image_token_index] * queries + [settings.text_config.bos_token_id])
         reader = _reader("BlipImageProcessor", config)
@@ -190,14 +190,14 @@ def _load(cls: Any, config: _Published, device: torch.device) -> Any:
         )
     except (OSError, ValueError, KeyError, AttributeError, RuntimeError, TypeError) as error:
         raise UserError(
-            f"cannot load a captioner from {config.path!r}: {first_line(error)}", where=_where(config), cure=_CURE
+            f"cannot load a captioner from {config.path!r}: {first_line(error)}", where=_where(config), hint=_CURE
         ) from error
     # Weights of another layout would be left random, and the captions noise.
     if report["missing_keys"] or report["mismatched_keys"]:
         raise UserError(
             f"{config.path!r} lacks weights of {cls.__name__}: {sorted(report['missing_keys'])[:3]} ...",
             where=_where(config),
-            cure=_CURE,
+            hint=_CURE,
         )
     return model.to(device)
 
@@ -220,7 +220,7 @@ def _reader(name: str, config: _Published) -> tuple[Any, Any]:
         raise UserError(
             f"cannot read the captioner's tokenizer or image processor: {first_line(error)}",
             where=_where(config),
-            cure=_CURE,
+            hint=_CURE,
         ) from error
 
 

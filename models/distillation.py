@@ -17,8 +17,8 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 from transformers import LlavaForConditionalGeneration
 
+from ..core.batch import Batch
 from ..core.loss import StepLoss
-from ..core.nouns import Batch
 from ..core.section import Section
 from ..core.states import KeptScores, Taps, TargetStates
 from .llava import LlavaTraining, Part
@@ -53,14 +53,14 @@ class DistillObjective(Section):
 
 
 class Goal(Protocol):
-    """What the target says at the supervised positions, piece by piece."""
+    """The target's distributions at the supervised positions, one chunk at a time."""
 
     def log_probs(self, piece: slice) -> Tensor:
         """[C,N] over the outcomes that are compared."""
         ...
 
     def likeliest(self, log_p: Tensor, piece: slice) -> Tensor:
-        """[C] tokens, of what `log_probs` said of the piece."""
+        """[C] the likeliest tokens, given what `log_probs` returned for the chunk."""
         ...
 
     def outcomes(self, log_q: Tensor, piece: slice) -> Tensor:
@@ -127,7 +127,7 @@ FEATURE = Taps(feature=True)
 
 
 class Teacher:
-    """The frozen target on a draft LVLM's own batches: a plain object, so that no engine takes it for a part."""
+    """The frozen target on a draft LVLM's batches. It is a plain object, so that no engine treats it as a submodule."""
 
     def __init__(self, llava: LlavaForConditionalGeneration):
         self.llava = llava
@@ -144,7 +144,7 @@ class Teacher:
 
 
 class DistillTraining(LlavaTraining):
-    """A draft with its target beside it, which is no part of the module: neither optimizer nor checkpoint see it.
+    """A draft with its target. The target is not a submodule, so neither the optimizer nor a checkpoint sees it.
 
     Args:
         teacher: of the draft's vocabulary and pictures; None where every batch brings kept scores.

@@ -17,8 +17,8 @@ from pydantic import Field, model_validator
 from torch import Tensor
 from transformers import AutoTokenizer, ChameleonConfig, T5Config, T5EncoderModel
 
+from ..core.batch import ImageRequest
 from ..core.errors import UserError
-from ..core.nouns import ImageRequest
 from ..core.section import Section
 from .decoding.rows import Guidance, GuidanceScale
 from .llamagen.captions import TextFeatures
@@ -63,9 +63,9 @@ class LlamaGenTargetConfig(Section):
 
     @model_validator(mode="before")
     @classmethod
-    def _guidance_of_classes(cls, given: Any) -> Any:
-        asked_by_class = isinstance(given, dict) and given.get("condition") == "class"
-        return {"cfg_scale": 4.0, **given} if asked_by_class else given
+    def _guidance_of_classes(cls, values: Any) -> Any:
+        asked_by_class = isinstance(values, dict) and values.get("condition") == "class"
+        return {"cfg_scale": 4.0, **values} if asked_by_class else values
 
     @model_validator(mode="after")
     def _consistent(self) -> LlamaGenTargetConfig:
@@ -92,11 +92,11 @@ class LlamaGenTargetConfig(Section):
 
     def provides(self) -> set[str]:
         """Things that need no stage: they come from outside."""
-        found = {"target"} if self.path is not None else set()
-        found |= {"vq"} if isinstance(self.vq, str) else set()
-        # An inline text encoder is trained with the target, on a world's captions and its tokenizer.
-        found |= set() if isinstance(self.text_encoder, dict) else {"text", "tokenizer"}
-        return found
+        things = {"target"} if self.path is not None else set()
+        things |= {"vq"} if isinstance(self.vq, str) else set()
+        # An inline text encoder is trained with the target, on a synthetic dataset's captions and its tokenizer.
+        things |= set() if isinstance(self.text_encoder, dict) else {"text", "tokenizer"}
+        return things
 
     @property
     def num_codes(self) -> int:
@@ -125,21 +125,21 @@ class Generator:
         return ImageRequest(self.condition(caption, label), caption, name)
 
 
-def load_generator(config: TargetConfig, made: Mapping[str, Path], *, device: torch.device) -> Generator:
+def load_generator(config: TargetConfig, folders: Mapping[str, Path], *, device: torch.device) -> Generator:
     """Everything that decoding pictures needs.
 
     Args:
-        made: thing (target, text, vq) -> folder of the stage that trained it; others come from the recipe.
+        folders: thing (target, text, vq) -> folder of the stage that trained it; others come from the recipe.
     """
-    target = load_target(config, made, device=device)
-    condition = condition_source(config, made, device=device)
+    target = load_target(config, folders, device=device)
+    condition = condition_source(config, folders, device=device)
     if isinstance(config, AnoleTargetConfig):
         if config.vq_path is None:
-            raise UserError("pictures are drawn and target.vq_path is null", cure="name the weights of the VQ-GAN")
+            raise UserError("pictures are drawn and target.vq_path is null", hint="name the weights of the VQ-GAN")
         drawer = load_vqgan(config.vq_path, revision=config.vq_revision).to(device)
         rows = drawer.codebook.detach()
         return Generator(target, condition, lambda codes: to_pixels(drawer.decode(codes.to(device))).cpu(), rows, 4)
-    vq, grid = load_vq(made.get("vq") or str(config.vq)).to(device), target.grid
+    vq, grid = load_vq(folders.get("vq") or str(config.vq)).to(device), target.grid
 
     def pictures(codes: Tensor) -> Tensor:
         return to_pixels(vq.decode(codes.to(device), (grid, grid))).cpu()
@@ -148,7 +148,7 @@ def load_generator(config: TargetConfig, made: Mapping[str, Path], *, device: to
 
 
 def load_target(
-    config: TargetConfig, made: Mapping[str, Path], *, device: torch.device
+    config: TargetConfig, folders: Mapping[str, Path], *, device: torch.device
 ) -> LlamaGenTarget | AnoleTarget:
     """The frozen target alone: what a head needs while it trains."""
     if isinstance(config, AnoleTargetConfig):
@@ -160,7 +160,7 @@ def load_target(
             device=device,
             guidance=config.guidance,
         )
-    return LlamaGenTarget(load_transformer(config, made).to(device), config.guidance)
+    return LlamaGenTarget(load_transformer(config, folders).to(device), config.guidance)
 
 
 def model_config(config: TargetConfig) -> LlamaGenConfig | ChameleonConfig:
@@ -188,26 +188,26 @@ def _sample_features(sample: Any) -> Tensor:
 
 
 def picture_encoder(
-    config: TargetConfig, made: Mapping[str, Path], *, device: torch.device
+    config: TargetConfig, folders: Mapping[str, Path], *, device: torch.device
 ) -> Callable[[Tensor], Tensor]:
     """uint8 [B,3,S,S] -> codes [B,n] int64 on the CPU."""
     if isinstance(config, AnoleTargetConfig):
         if config.vq_path is None:
-            raise UserError("pictures are encoded and target.vq_path is null", cure="name the weights of the VQ-GAN")
+            raise UserError("pictures are encoded and target.vq_path is null", hint="name the weights of the VQ-GAN")
         encoder: Any = load_encoder(config.vq_path, revision=config.vq_revision)
         encoder.to(device)
         return lambda pixels: encode_images(encoder, to_model(pixels.to(device))).cpu()
-    vq = load_vq(made.get("vq") or str(config.vq)).to(device)
+    vq = load_vq(folders.get("vq") or str(config.vq)).to(device)
     return lambda pixels: vq.encode(to_model(pixels.to(device))).cpu()
 
 
 def caption_encoder(
-    config: TargetConfig, made: Mapping[str, Path], *, device: torch.device
+    config: TargetConfig, folders: Mapping[str, Path], *, device: torch.device
 ) -> Callable[[Sequence[str]], list[Tensor]] | None:
     """Captions to features [t,F], for targets that read any."""
     if isinstance(config, AnoleTargetConfig) or config.condition == "class":
         return None
-    return text_features(config, made, device=device).encode
+    return text_features(config, folders, device=device).encode
 
 
 class _TextIds:
@@ -220,8 +220,8 @@ class _TextIds:
         return torch.tensor(self.tokenizer(caption, add_special_tokens=False)["input_ids"], dtype=torch.int64)
 
 
-def load_transformer(config: LlamaGenTargetConfig, made: Mapping[str, Path]) -> LlamaGen:
-    source = made.get("target") or config.path
+def load_transformer(config: LlamaGenTargetConfig, folders: Mapping[str, Path]) -> LlamaGen:
+    source = folders.get("target") or config.path
     assert source is not None, "the plan gives every target a source"
     model = load_llamagen(source, revision=config.revision, dtype=getattr(torch, config.dtype))
     wanted = config.model_config_of()
@@ -229,18 +229,18 @@ def load_transformer(config: LlamaGenTargetConfig, made: Mapping[str, Path]) -> 
         if getattr(model.config, name) != getattr(wanted, name):
             raise UserError(
                 f"the weights have {name} {getattr(model.config, name)}, the recipe {getattr(wanted, name)}",
-                where=str(source), cure="name the size, condition and image_size of these weights",
+                where=str(source), hint="name the size, condition and image_size of these weights",
             )  # fmt: skip
     return model
 
 
 def condition_source(
-    config: TargetConfig, made: Mapping[str, Path], *, device: torch.device
+    config: TargetConfig, folders: Mapping[str, Path], *, device: torch.device
 ) -> Callable[[str, int | None], Tensor]:
     """Caption and label to a label [], features [t,F] or text ids [t]."""
     if isinstance(config, AnoleTargetConfig):
         return _TextIds(config)
-    encode = caption_encoder(config, made, device=device)
+    encode = caption_encoder(config, folders, device=device)
     return _Label.of(config) if encode is None else lambda caption, label: encode([caption])[0]
 
 
@@ -252,14 +252,14 @@ def check_labels(config: TargetConfig, asked: Iterable[tuple[str, int | None]]) 
             label_of(caption, label)
 
 
-def text_features(config: LlamaGenTargetConfig, made: Mapping[str, Path], *, device: torch.device) -> TextFeatures:
-    folder = made.get("text")
+def text_features(config: LlamaGenTargetConfig, folders: Mapping[str, Path], *, device: torch.device) -> TextFeatures:
+    folder = folders.get("text")
     own = isinstance(config.text_encoder, dict)
     assert not own or folder is not None, "an inline text encoder is trained with its target"
     source = folder / TEXT_ENCODER if own and folder is not None else str(config.text_encoder)
-    slots = config.model_config_of().num_slots
+    num_tokens = config.model_config_of().num_condition_tokens
     dtype = torch.float32 if own else torch.bfloat16
-    return TextFeatures(source, max_length=slots, dtype=dtype, device=device)
+    return TextFeatures(source, max_length=num_tokens, dtype=dtype, device=device)
 
 
 def build_transformer(config: LlamaGenTargetConfig, seed: int) -> LlamaGen:
@@ -289,11 +289,11 @@ class _Label:
 
     def __call__(self, caption: str, label: int | None) -> Tensor:
         if label is None:
-            cure = "use prompts or data with classes"
-            raise UserError("a class-conditional model was asked without a label", cure=cure)
+            hint = "use prompts or data with classes"
+            raise UserError("a class-conditional model was asked without a label", hint=hint)
         if not 0 <= label < self.num_classes:
             raise UserError(
                 f"label {label}, and the target has classes 0 to {self.num_classes - 1}", where=repr(caption),
-                cure="use prompts or data of the target's own classes, or the target that has these",
+                hint="use prompts or data of the target's own classes, or the target that has these",
             )  # fmt: skip
         return torch.tensor(label)

@@ -51,24 +51,24 @@ def read_config(
             known = sorted(p.stem for p in PINNED.glob("*.json"))
             raise UserError(
                 f"{key}: no pinned config for {source!r}, and a dry run uses no network",
-                cure="name a local directory, or a pinned model: " + did_you_mean(source.split("/")[-1], known),
+                hint="name a local directory, or a pinned model: " + did_you_mean(source.split("/")[-1], known),
             )
         return _from_dict(values, key)
     try:
         return AutoConfig.from_pretrained(source, revision=revision)
     except (OSError, ValueError) as error:
-        raise UserError(f"{key}: cannot read the config of {source!r}: {first_line(error)}", cure=_CURE) from error
+        raise UserError(f"{key}: cannot read the config of {source!r}: {first_line(error)}", hint=_CURE) from error
 
 
 def _from_dict(values: dict[str, Any], key: str) -> PreTrainedConfig:
     values = dict(values)
     model_type = values.pop("model_type", None)
     if model_type is None:
-        raise UserError(f"{key}: an inline config needs model_type", cure="add model_type: llama or clip_vision_model")
+        raise UserError(f"{key}: an inline config needs model_type", hint="add model_type: llama or clip_vision_model")
     try:
         return AutoConfig.for_model(model_type, **values)
     except ValueError as error:
-        raise UserError(f"{key}: {first_line(error)}", cure="use a model_type that transformers knows") from error
+        raise UserError(f"{key}: {first_line(error)}", hint="use a model_type that transformers knows") from error
 
 
 def load_language_model(
@@ -108,14 +108,14 @@ def _load(cls: Any, source: str, *, key: str, revision: str | None) -> PreTraine
         # safetensors where the repository has them; older files are read with weights_only, which runs no code.
         return cls.from_pretrained(source, revision=revision, dtype=torch.float32, weights_only=True)
     except (OSError, ValueError) as error:
-        raise UserError(f"{key}: cannot load {source!r}: {first_line(error)}", cure=_CURE) from error
+        raise UserError(f"{key}: cannot load {source!r}: {first_line(error)}", hint=_CURE) from error
 
 
 _CURE = "check the name and the network, or download it once and give the local directory"
 
 
 INDEX, SINGLE = "model.safetensors.index.json", "model.safetensors"
-# Of a plain language model, and of models with eyes as older and newer transformers write them.
+# Of a plain language model, and of models with a vision tower as older and newer transformers write them.
 _NAMES = (
     "model.embed_tokens.weight",
     "model.language_model.embed_tokens.weight",
@@ -132,24 +132,24 @@ def target_embedding(source: str | None, *, where: str, revision: str | None = N
     """
     if source is None:
         raise UserError("the target's embedding is needed, and its weights are not named", where=where,
-                        cure="give the target's folder: --target")  # fmt: skip
+                        hint="give the target's folder: --target")  # fmt: skip
     try:
         index = _fetch(source, INDEX, revision)
         files = json.loads(index.read_text())["weight_map"] if index else None
         name = next((n for n in _NAMES if files is not None and n in files), None)
         path = _fetch(source, files[name] if files and name else SINGLE, revision)
         if path is None:
-            raise UserError(f"{SINGLE} is missing", where=str(source), cure="pickles of targets are not read; convert")
+            raise UserError(f"{SINGLE} is missing", where=str(source), hint="pickles of targets are not read; convert")
         with safe_open(path, "pt") as file:
             held = set(file.keys())
-            found = next((n for n in _NAMES if n in held), None)
-            if found is None:
+            held_name = next((n for n in _NAMES if n in held), None)
+            if held_name is None:
                 raise UserError(f"no token embedding among {len(held)} tensors", where=str(path),
-                                cure="give the target that the head was trained for")  # fmt: skip
-            return file.get_tensor(found)
+                                hint="give the target that the head was trained for")  # fmt: skip
+            return file.get_tensor(held_name)
     except (OSError, ValueError, KeyError, SafetensorError) as error:
         raise UserError(f"cannot read the embedding of {source!r}: {first_line(error)}", where=where,
-                        cure="check the name and the network, or give a directory") from error  # fmt: skip
+                        hint="check the name and the network, or give a directory") from error  # fmt: skip
 
 
 def _fetch(source: str, name: str, revision: str | None) -> Path | None:

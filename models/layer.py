@@ -72,9 +72,9 @@ class LayerShape:
         """
         before = {f.name: f.default for f in fields(self)} | {"mrope_section": []}
         for name, expected in self.to_dict().items():
-            found = written.get(name, before[name])
-            if found != expected:
-                return name, found, expected
+            value = written.get(name, before[name])
+            if value != expected:
+                return name, value, expected
         return None
 
 
@@ -121,7 +121,7 @@ class HeadAttention(nn.Module):
         grouped = shape.num_heads != shape.num_kv_heads
         if grouped and mask is not None and k.device.type != "cpu":
             # enable_gqa beside a mask leaves CUDA its slow kernel alone, which keeps all scores: [H,N,K] in float32.
-            # A CPU's kernel reads grouped heads as they are; repeating 25k slots would take it three times as long.
+            # A CPU's kernel reads grouped heads as they are; repeating 25k inputs would take it three times as long.
             k, v = (part.repeat_interleave(shape.num_heads // shape.num_kv_heads, dim=1) for part in (k, v))
             grouped = False
         seen = mask.unsqueeze(1) if mask is not None and mask.dim() == 3 else mask

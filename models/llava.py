@@ -26,8 +26,8 @@ from transformers import (
     PreTrainedModel,
 )
 
+from ..core.batch import TEXT, Batch
 from ..core.loss import StepLoss
-from ..core.nouns import TEXT, Batch
 from ..core.states import TargetStates
 from .hub import config_value
 from .lora import LoraConfig, add_adapters
@@ -108,8 +108,8 @@ def llava_config(
 def placeholder_ids(config: PreTrainedConfig) -> tuple[int, ...]:
     """Ids that stand for images and clips in a prompt, and are never emitted."""
     names = ("image_token_index", "video_token_index", "image_token_id", "video_token_id")
-    found = (config_value(config, name) for name in names)
-    return tuple({value for value in found if value is not None})
+    ids = (config_value(config, name) for name in names)
+    return tuple({value for value in ids if value is not None})
 
 
 def language_model_of(model: Any) -> nn.Module:
@@ -215,14 +215,14 @@ class LlavaTraining(nn.Module):
 
     def parts(self) -> dict[str, list[tuple[str, nn.Parameter]]]:
         """Trainable parameters by part, for the optimizer's groups."""
-        found: dict[str, list[tuple[str, nn.Parameter]]] = {}
+        by_part: dict[str, list[tuple[str, nn.Parameter]]] = {}
         seen: set[int] = set()
         for part, module in self.by_part().items():
             named = [(f"{part}.{n}", p) for n, p in module.named_parameters() if p.requires_grad and id(p) not in seen]
             seen.update(id(p) for _, p in named)
             if named:
-                found[part] = named
-        return found
+                by_part[part] = named
+        return by_part
 
     def forward(
         self, batch: Batch, states: TargetStates | None = None, target_choice: Tensor | None = None

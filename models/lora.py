@@ -41,7 +41,7 @@ def add_adapters(language_model: nn.Module, config: LoraConfig) -> None:
         linear = sorted({n.split(".")[-1] for n, m in language_model.named_modules() if isinstance(m, nn.Linear)})
         raise UserError(
             f"lora.layers: {list(config.layers)} name no layer of the language model",
-            cure="its linear layers are " + ", ".join(linear),
+            hint="its linear layers are " + ", ".join(linear),
         ) from error
 
 

@@ -95,8 +95,8 @@ def list_mle(target_scores: Tensor, draft_scores: Tensor, top: int = 10) -> Tens
     ours = wide.gather(-1, best.indices)
     never = best.values.isneginf() | ours.isneginf()
     ours = ours.masked_fill(never, NEVER)
-    behind = ours.flip(-1).logcumsumexp(-1).flip(-1)
-    return (behind - ours).masked_fill(never, 0).sum(-1)
+    log_rest = ours.flip(-1).logcumsumexp(-1).flip(-1)
+    return (log_rest - ours).masked_fill(never, 0).sum(-1)
 
 
 def _tvd_plus(p: Tensor, q: Tensor, log_q: Tensor) -> Tensor:
@@ -155,13 +155,13 @@ class _Chunked(torch.autograd.Function):
         ctx.d_weight = torch.zeros(weight.shape, dtype=wide, device=hidden.device) if learns_weight else None
         ctx.dtypes = hidden.dtype, weight.dtype
         loss, sums = torch.zeros((), dtype=wide, device=hidden.device), torch.zeros((), device=hidden.device)
-        # A rank without supervised tokens in this batch compares nothing, once: its sums have the right shape.
+        # A rank without supervised tokens runs one empty chunk, so that its sums have the right shape.
         for start in range(0, max(1, len(hidden)), chunk):
             piece = slice(start, start + chunk)
             scores = F.linear(hidden[piece], weight).to(wide).requires_grad_(learns)
             with torch.set_grad_enabled(learns):
-                value, found = compare(piece, scores)
-            loss, sums = loss + value.detach(), sums + found
+                value, counts = compare(piece, scores)
+            loss, sums = loss + value.detach(), sums + counts
             if learns:
                 gradient = torch.autograd.grad(value, scores)[0].to(hidden.dtype)
                 ctx.d_hidden[piece] = gradient @ weight
@@ -207,13 +207,13 @@ class _Frozen(torch.autograd.Function):
         wide = torch.float64 if hidden.dtype == torch.float64 else torch.float32
         ctx.gradient = torch.zeros_like(hidden) if learns else None
         loss, sums = hidden.new_zeros((), dtype=wide), torch.zeros((), device=hidden.device)
-        # Nothing to compare is compared once: the sums have the right shape.
+        # Without positions one empty chunk runs, so that the sums have the right shape.
         for start in range(0, max(1, len(hidden)), chunk):
             piece = slice(start, min(start + chunk, len(hidden)))
             with torch.set_grad_enabled(learns):
                 states = hidden[piece].detach().requires_grad_(learns)
-                value, found = compare(piece, scores(states.to(dtype)))
-            loss, sums = loss + value.detach(), sums + found
+                value, counts = compare(piece, scores(states.to(dtype)))
+            loss, sums = loss + value.detach(), sums + counts
             if learns:
                 ctx.gradient[piece] = torch.autograd.grad(value, states)[0]
         ctx.mark_non_differentiable(sums)

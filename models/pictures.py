@@ -15,8 +15,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from ..core.batch import Request
 from ..core.errors import UserError
-from ..core.nouns import Request
 from ..core.pictures import TEXT, Picture, TileGrid
 
 
@@ -34,7 +34,7 @@ def pack(features: Tensor, pictures: Sequence[Picture], newline: Tensor | None) 
     if newline is None and any(picture.newline != "none" for picture in pictures):
         raise UserError(
             "a picture's tokens hold newlines and the model has learned none",
-            cure="set aspect: square or pad and video.newline: none, or use a model with an image newline (LLaVA-NeXT, "
+            hint="set aspect: square or pad and video.newline: none, or use a model with an image newline (LLaVA-NeXT, "
             "LLaVA-OneVision, a drafter with newline: true)",
         )
     each = features.split([picture.num_tiles for picture in pictures])

@@ -26,7 +26,7 @@ from transformers import (
     Qwen3VLMoeForConditionalGeneration,
 )
 
-from ..core.nouns import TEXT, Batch
+from ..core.batch import TEXT, Batch
 from ..core.pictures import PatchGrid, Picture, whole_picture
 from ..core.positions import PositionScheme, Resume, place_positions
 from .hub import config_value

@@ -1,7 +1,7 @@
 """Reads drawn figures: a small network that names colour and shape at each of the four places of a captioned picture.
 
-It is trained on real pictures of the world and scores generated ones; its hidden features stand where Inception's do.
-Letters: B pictures, S side in pixels, P = 4 places, D width.
+It is trained on real pictures of the synthetic dataset and scores generated ones; its hidden features stand where
+Inception's do. Letters: B pictures, S side in pixels, P = 4 places, D width.
 """
 
 from __future__ import annotations
@@ -14,8 +14,8 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from ..core.batch import PictureBatch
 from ..core.loss import StepLoss
-from ..core.nouns import PictureBatch
 from ..core.states import TargetStates
 
 

@@ -7,8 +7,8 @@ from typing import Any
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
+from ..core.batch import Batch
 from ..core.errors import UserError
-from ..core.nouns import Batch
 from .llava import FAMILIES, LlavaTraining, Part
 from .qwen import QWEN_FAMILIES, QwenTraining
 
@@ -47,5 +47,5 @@ def training_of(model: PreTrainedModel, trainable: Any, **settings: Any) -> Llav
     if family in FAMILIES:
         return LlavaTraining(model, trainable, **settings)
     if other := {*trainable} - {"language_model"}:
-        raise UserError(f"trainable names {sorted(other)}, and {family} reads text alone", cure="[language_model]")
+        raise UserError(f"trainable names {sorted(other)}, and {family} reads text alone", hint="[language_model]")
     return CausalTraining(model, trainable, **settings)

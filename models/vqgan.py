@@ -149,7 +149,7 @@ def encode_images(model: nn.Module, pixels: Tensor) -> Tensor:
     if vq.quant_conv.weight.dtype != torch.float32:
         raise UserError(
             f"images cannot be encoded in {vq.quant_conv.weight.dtype}: half precision picks other codes",
-            cure="take the encoder from the VQ-GAN's own file (load_encoder), which is float32",
+            hint="take the encoder from the VQ-GAN's own file (load_encoder), which is float32",
         )
     # One by one: the encoder keeps all its states, about 2 GB for a picture of 512 pixels.
     return torch.stack([vq.encode(picture, return_dict=True).image_tokens.flatten() for picture in pixels.split(1)])
@@ -200,20 +200,20 @@ def _read(source: str | Path, revision: str | None) -> tuple[dict[str, Tensor], 
         try:
             state: Mapping[str, Tensor] = load_file(path)
         except (SafetensorError, OSError) as error:
-            raise UserError(f"cannot be read: {error}", where=where, cure="fetch the file again") from error
+            raise UserError(f"cannot be read: {error}", where=where, hint="fetch the file again") from error
     else:
         state = _checkpoint(path)
     prefix = next((name.removesuffix(_LANDMARK) for name in state if name.endswith(_LANDMARK)), None)
     if prefix is None:
         raise UserError(
             f"no {_LANDMARK} here: this is no VQ-GAN with a decoder; the file begins with {', '.join(list(state)[:3])}",
-            where=where, cure="give Meta's vqgan.ckpt or leloy/Anole-7b-v0.1-vqvae-hf",
+            where=where, hint="give Meta's vqgan.ckpt or leloy/Anole-7b-v0.1-vqvae-hf",
         )  # fmt: skip
     own = {n.removeprefix(prefix): t for n, t in state.items() if n.startswith(prefix)}
     own = {n: t for n, t in own.items() if not n.startswith(_LOSS)}
     unknown = [n for n in own if not n.startswith(_DECODER + _ENCODER)]
     if unknown:
-        raise UserError(f"{unknown[0]} is not part of a VQ-GAN", where=where, cure="give the file as published")
+        raise UserError(f"{unknown[0]} is not part of a VQ-GAN", where=where, hint="give the file as published")
     return own, where
 
 
@@ -222,8 +222,8 @@ def _checkpoint(path: Path) -> dict[str, Tensor]:
     try:
         return weights_in(load_pickle(path), where=str(path))
     except UserError as error:
-        cure = "take leloy/Anole-7b-v0.1-vqvae-hf, which holds the same weights and nothing else (safetensors)"
-        raise UserError(error.problem, where=error.where, cure=cure) from error
+        hint = "take leloy/Anole-7b-v0.1-vqvae-hf, which holds the same weights and nothing else (safetensors)"
+        raise UserError(error.problem, where=error.where, hint=hint) from error
 
 
 def _infer_config(state: Mapping[str, Tensor], where: str) -> VqGanConfig:
@@ -236,7 +236,7 @@ def _infer_config(state: Mapping[str, Tensor], where: str) -> VqGanConfig:
         rows, width = state["quantize.embedding.weight"].shape
         z_channels = state[_LANDMARK].shape[1]
     except KeyError as error:
-        raise UserError(f"{error.args[0]} is missing", where=where, cure="fetch the file again") from error
+        raise UserError(f"{error.args[0]} is missing", where=where, hint="fetch the file again") from error
     if base % GROUPS or any(w % base for w in widths) or not widths or blocks < 2:
         raise UserError(f"levels of {widths} channels over {base} are no VQ-GAN of this family", where=where)
     return VqGanConfig(

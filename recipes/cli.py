@@ -74,13 +74,13 @@ def _dispatch(arguments: list[str]) -> int:
     if "=" in first or first.startswith("-"):
         return run_recipe(arguments)
     if first not in COMMANDS:
-        raise UserError(f"no command {first!r}", cure=did_you_mean(first, COMMANDS))
+        raise UserError(f"no command {first!r}", hint=did_you_mean(first, COMMANDS))
     command = COMMANDS[first]
     try:
-        given = command.parse(arguments[1:])
+        options = command.parse(arguments[1:])
     except SystemExit:  # argparse has printed the help
         return OK
-    return command.run(given)
+    return command.run(options)
 
 
 def usage() -> str:

@@ -1,4 +1,4 @@
-"""What `check` and `doctor` find: how bad it is, and what to do about it."""
+"""Findings of `check` and `doctor`: level, description and hint."""
 
 from __future__ import annotations
 
@@ -9,37 +9,37 @@ from typing import Literal
 
 @dataclass(frozen=True)
 class Finding:
-    """One thing that was looked at."""
+    """The result of one check."""
 
     level: Literal["ok", "warning", "fault"]
     subject: str
     what: str
-    cure: str | None = None
+    hint: str | None = None
 
     def __post_init__(self) -> None:
-        assert self.level == "ok" or self.cure, f"{self.subject}: what is wrong has a cure"
+        assert self.level == "ok" or self.hint, f"{self.subject}: what is wrong has a hint"
 
 
 def ok(subject: str, what: str) -> Finding:
     return Finding("ok", subject, what)
 
 
-def warning(subject: str, what: str, cure: str) -> Finding:
-    return Finding("warning", subject, what, cure)
+def warning(subject: str, what: str, hint: str) -> Finding:
+    return Finding("warning", subject, what, hint)
 
 
-def fault(subject: str, what: str, cure: str) -> Finding:
-    return Finding("fault", subject, what, cure)
+def fault(subject: str, what: str, hint: str) -> Finding:
+    return Finding("fault", subject, what, hint)
 
 
 def shown(findings: Sequence[Finding]) -> str:
-    """A line for each, with its cure under it, and the sum."""
+    """A line for each, with its hint under it, and the sum."""
     width = max((len(f.subject) for f in findings), default=0)
     lines = []
     for f in findings:
         lines.append(f"{f.level:<8} {f.subject:<{width}}  {f.what}")
-        if f.cure:
-            lines.append(f"{'':<8} {'':<{width}}  cure: {f.cure}")
+        if f.hint:
+            lines.append(f"{'':<8} {'':<{width}}  hint: {f.hint}")
     faults, warnings = (sum(f.level == level for f in findings) for level in ("fault", "warning"))
     return "\n".join([*lines, "", f"{faults} fault(s), {warnings} warning(s)"])
 

@@ -21,7 +21,7 @@ from ..core.section import Section
 from ..data.prompts import ImagePrompt, PromptSource, read_prompts
 from ..trainers.run import DONE
 from ..trainers.stages.evaluate import EvaluateStage
-from ..trainers.stages.generate import WORLD
+from ..trainers.stages.generate import DATASET_FOLDER
 from .cli import say
 from .load import RUN_OPTIONS, load
 from .plan import plan
@@ -51,52 +51,54 @@ class Finished(Generic[Options]):
             self.options = schema.model_validate(own)
         except ValidationError as error:
             problems = (f"{'.'.join(map(str, p['loc']))}: {p['msg']}" for p in error.errors())
-            raise UserError("; ".join(problems), cure="see --help") from error
+            raise UserError("; ".join(problems), hint="see --help") from error
         self.loaded = load(others)
         self.recipe: Any = self.loaded.recipe
         if not self.recipe.target.draws_images:
             raise UserError(f"target {self.recipe.target.kind} draws no pictures", where=str(self.loaded.path),
-                            cure="take a recipe of an image generator")  # fmt: skip
+                            hint="take a recipe of an image generator")  # fmt: skip
         self.folder = Path(self.recipe.output) / self.options.name
         if self.options.name in self.recipe.stages:
             raise UserError(f"{self.options.name!r} is a stage's folder", where=str(self.loaded.path),
-                            cure="give another name=")  # fmt: skip
+                            hint="give another name=")  # fmt: skip
         self.stage_name, self.stage = self._stage()
 
     def _stage(self) -> tuple[str, EvaluateStage]:
-        found = {n: s for n, s in self.recipe.stages.items() if isinstance(s, EvaluateStage)}
+        evaluations = {n: s for n, s in self.recipe.stages.items() if isinstance(s, EvaluateStage)}
         where = str(self.loaded.path)
-        if not found:
+        if not evaluations:
             raise UserError("the recipe has no stage of kind evaluate, which would say what is drawn", where=where,
-                            cure="add one, or take a recipe that has one")  # fmt: skip
-        name = self.options.stage or list(found)[-1]
-        if name not in found:
-            raise UserError(f"stage={name}: no stage of kind evaluate", where=where, cure=did_you_mean(name, found))
-        return name, found[name].with_count(self.options.count)
+                            hint="add one, or take a recipe that has one")  # fmt: skip
+        name = self.options.stage or list(evaluations)[-1]
+        if name not in evaluations:
+            raise UserError(
+                f"stage={name}: no stage of kind evaluate", where=where, hint=did_you_mean(name, evaluations)
+            )
+        return name, evaluations[name].with_count(self.options.count)
 
     def inputs(self, things: Iterable[str]) -> dict[str, Path]:
         """Thing -> folder of the finished stage that made it, of those of `things` that a stage makes."""
         planned = next(p for p in plan(self.recipe, self.loaded.path) if p.name == self.stage_name)
         makers = {thing: planned.inputs[thing] for thing in things if thing in planned.inputs}
-        found = {thing: Path(self.recipe.output) / maker for thing, maker in makers.items()}
-        for thing, folder in found.items():
+        folders = {thing: Path(self.recipe.output) / maker for thing, maker in makers.items()}
+        for thing, folder in folders.items():
             if not (folder / DONE).is_file():
                 raise UserError(f"the {thing} of stage {folder.name} is not there, or not finished", where=str(folder),
-                                cure="give the output= of a finished run, or run the recipe first")  # fmt: skip
-        return found
+                                hint="give the output= of a finished run, or run the recipe first")  # fmt: skip
+        return folders
 
     def refuse_old(self, file: str) -> None:
         if (self.folder / file).exists():
             raise UserError("the folder holds a report", where=str(self.folder),
-                            cure="give another name=, or remove it")  # fmt: skip
+                            hint="give another name=, or remove it")  # fmt: skip
 
     def prompts(self, inputs: dict[str, Path]) -> tuple[PromptSource, list[ImagePrompt]]:
-        """As many as were asked for, and where they are from."""
-        source = self.stage.prompts.resolved(inputs["data"] / WORLD if "data" in inputs else None)
+        """The requested number of prompts, and their source."""
+        source = self.stage.prompts.resolved(inputs["data"] / DATASET_FOLDER if "data" in inputs else None)
         prompts, count = read_prompts(source), self.options.count
         if len(prompts) < count:
             raise UserError(f"count={count}, and there are {len(prompts)} prompts", where=str(source.path),
-                            cure=f"count={len(prompts)}, or a larger file")  # fmt: skip
+                            hint=f"count={len(prompts)}, or a larger file")  # fmt: skip
         return source, prompts
 
 
@@ -104,14 +106,14 @@ def run_script(
     run: Callable[[list[str]], None], doc: str | None, schema: type[ScriptOptions], arguments: Sequence[str] | None
 ) -> int:
     """A script's whole `main`. Returns the exit code: 0, or 2 on a user's mistake."""
-    given = [a for a in (sys.argv[1:] if arguments is None else arguments) if not a.startswith("--local")]
-    if not given or given[0] in ("-h", "--help"):
+    words = [a for a in (sys.argv[1:] if arguments is None else arguments) if not a.startswith("--local")]
+    if not words or words[0] in ("-h", "--help"):
         fields = schema.model_fields.items()
         rows = ((f"{name}={json.dumps(field.default)}", field.description) for name, field in fields)
         say((doc or "") + "\n".join(f"    {setting:<30} {what}" for setting, what in rows))
         return 0
     try:
-        run(given)
+        run(words)
     except UserError as error:
         print(redact(f"error: {error}"), file=sys.stderr)
         return 2
@@ -128,10 +130,10 @@ def _split(arguments: Sequence[str], schema: type[Section]) -> tuple[dict[str, A
             try:
                 own[key] = yaml.safe_load(text)
             except yaml.YAMLError as error:
-                raise UserError(f"cannot read the value of {argument}", cure="quote it as YAML wants it") from error
+                raise UserError(f"cannot read the value of {argument}", hint="quote it as YAML wants it") from error
         elif key != "recipe" and (key in RUN_OPTIONS or key.split(".")[0] not in Recipe.model_fields):
             known = [*schema.model_fields, *Recipe.model_fields, "recipe"]
-            raise UserError(f"no option {key!r} here", cure=did_you_mean(key, known))
+            raise UserError(f"no option {key!r} here", hint=did_you_mean(key, known))
         else:
             others.append(argument)
     return own, others

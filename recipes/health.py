@@ -1,4 +1,4 @@
-"""What `draftsmith doctor` looks at: this environment and this machine, nothing of a recipe."""
+"""Checks of `draftsmith doctor`: the environment and the machine, independent of any recipe."""
 
 from __future__ import annotations
 
@@ -58,41 +58,43 @@ def packages(installed: dict[str, str | None] | None = None) -> list[Finding]:
     """
     wanted, tested = requirements(), pins()
     have = {r.name: version_of(r.name) for r in wanted} if installed is None else installed
-    found, same = [], []
+    findings, same = [], []
     for requirement in wanted:
         name, version = requirement.name, have.get(requirement.name)
         pin = tested.get(_plain(name))
         if version is None:
-            found.append(fault(name, f"not installed; {requirement} is required", REINSTALL))
+            findings.append(fault(name, f"not installed; {requirement} is required", REINSTALL))
         elif not requirement.specifier.contains(version, prereleases=True):
-            found.append(fault(name, f"{version}; {requirement} is required", f"pip install '{requirement}'"))
+            findings.append(fault(name, f"{version}; {requirement} is required", f"pip install '{requirement}'"))
         elif pin is not None and Version(version).public != pin:
-            found.append(
+            findings.append(
                 warning(name, f"{version}; tested with {pin}", f"pip install {name}=={pin} where it misbehaves")
             )
         else:
             same.append(f"{name} {version}")
-    return [*found, ok("packages", f"{len(same)} of {len(wanted)} as tested: {', '.join(same)}")]
+    return [*findings, ok("packages", f"{len(same)} of {len(wanted)} as tested: {', '.join(same)}")]
 
 
 def devices() -> list[Finding]:
     if torch.cuda.is_available():
-        found = []
+        findings = []
         for index in range(torch.cuda.device_count()):
             about = torch.cuda.get_device_properties(index)
             free, total = torch.cuda.mem_get_info(index)
             text = f"{about.name}, {free / GIB:.0f} of {total / GIB:.0f} GiB free"
             if free < 0.5 * total:
-                found.append(warning(f"GPU {index}", text, "end what uses it, or choose others: CUDA_VISIBLE_DEVICES"))
+                findings.append(
+                    warning(f"GPU {index}", text, "end what uses it, or choose others: CUDA_VISIBLE_DEVICES")
+                )
             else:
-                found.append(ok(f"GPU {index}", text))
-        return found
+                findings.append(ok(f"GPU {index}", text))
+        return findings
     if Path("/proc/driver/nvidia/version").is_file() or shutil.which("nvidia-smi"):
         if torch.version.cuda is None:
-            cure = f"pip install torch=={pins()['torch']} from an index that has CUDA builds"
-            return [fault("GPU", f"there is one, and torch {torch.__version__} is a CPU build", cure)]
-        cure = "nvidia-smi: is the driver as new as the CUDA of torch? is CUDA_VISIBLE_DEVICES empty?"
-        return [fault("GPU", f"torch (CUDA {torch.version.cuda}) sees none", cure)]
+            hint = f"pip install torch=={pins()['torch']} from an index that has CUDA builds"
+            return [fault("GPU", f"there is one, and torch {torch.__version__} is a CPU build", hint)]
+        hint = "nvidia-smi: is the driver as new as the CUDA of torch? is CUDA_VISIBLE_DEVICES empty?"
+        return [fault("GPU", f"torch (CUDA {torch.version.cuda}) sees none", hint)]
     return [ok("GPU", f"none: runs on the CPU with torch {torch.__version__}")]
 
 
@@ -101,7 +103,7 @@ def deepspeed() -> list[Finding]:
 
     try:
         state = deepspeed_state()
-    except Exception as error:  # whatever its import raises is what is looked for here
+    except Exception as error:  # any error of the import is a finding
         return [fault("DeepSpeed", f"cannot be imported: {first_line(error)}", REINSTALL)]
     prebuilt = ", ".join(state["prebuilt"]) or "none"
     text = f"{state['version']}; ops prebuilt: {prebuilt}; buildable here: {len(state['buildable'])}; needed: none"
@@ -115,18 +117,18 @@ def disk(folder: Path) -> list[Finding]:
     places = {"disk of runs": (folder, 20), "disk of models": (Path(constants.HF_HUB_CACHE), 20)}
     if Path("/dev/shm").is_dir():
         places["shared memory"] = (Path("/dev/shm"), 1)
-    found = []
+    findings = []
     for subject, (path, wanted) in places.items():
         there = next(p for p in (path, *path.parents) if p.exists())
         free = shutil.disk_usage(there).free / GIB
         text = f"{free:,.1f} GiB free under {there}"
         if not os.access(there, os.W_OK):
-            found.append(fault(subject, f"{there} cannot be written", _move(subject)))
+            findings.append(fault(subject, f"{there} cannot be written", _move(subject)))
         elif free < wanted:
-            found.append(warning(subject, f"{text}, less than {wanted}", _move(subject)))
+            findings.append(warning(subject, f"{text}, less than {wanted}", _move(subject)))
         else:
-            found.append(ok(subject, text))
-    return found
+            findings.append(ok(subject, text))
+    return findings
 
 
 def _move(subject: str) -> str:
@@ -140,8 +142,8 @@ def _move(subject: str) -> str:
 def memory() -> list[Finding]:
     free = psutil.virtual_memory().available / GIB
     if free < 4:
-        cure = "end other programs; smaller micro_batch_size; draftsmith check NAME says what a recipe needs"
-        return [warning("memory", f"{free:.1f} GiB free", cure)]
+        hint = "end other programs; smaller micro_batch_size; draftsmith check NAME says what a recipe needs"
+        return [warning("memory", f"{free:.1f} GiB free", hint)]
     return [ok("memory", f"{free:.1f} GiB free")]
 
 
@@ -153,15 +155,15 @@ def threads(ranks: int | None) -> list[Finding]:
     """
     ranks = ranks or torch.cuda.device_count() or 1
     cores = num_cores()
-    given = os.environ.get("OMP_NUM_THREADS")
+    value = os.environ.get("OMP_NUM_THREADS")
     best = max(1, cores // ranks)
-    if given is None and ranks > cores:
+    if value is None and ranks > cores:
         return [fault("threads", f"{ranks} ranks on {cores} cores", f"start at most {cores} ranks on this node")]
-    if given is None:
+    if value is None:
         return [ok("threads", f"{cores} cores, {ranks} rank(s): each will take {best} (OMP_NUM_THREADS is not set)")]
-    if not given.isdigit() or int(given) < 1:
-        return [fault("threads", f"OMP_NUM_THREADS={given} is no number of threads", f"export OMP_NUM_THREADS={best}")]
-    total, text = ranks * int(given), f"{ranks} rank(s) of {given} thread(s) on {cores} cores"
+    if not value.isdigit() or int(value) < 1:
+        return [fault("threads", f"OMP_NUM_THREADS={value} is no number of threads", f"export OMP_NUM_THREADS={best}")]
+    total, text = ranks * int(value), f"{ranks} rank(s) of {value} thread(s) on {cores} cores"
     if total > cores:
         return [fault("threads", text, f"export OMP_NUM_THREADS={best}, or start fewer ranks")]
     return [ok("threads", text)]
@@ -171,8 +173,8 @@ def num_cores() -> int:
     """Cores that this process may use: affinity, and the quota of a container."""
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     quota = Path("/sys/fs/cgroup/cpu.max")
-    if quota.is_file() and (found := re.match(r"(\d+) (\d+)", quota.read_text())):
-        cores = min(cores, max(1, int(found[1]) // int(found[2])))
+    if quota.is_file() and (match := re.match(r"(\d+) (\d+)", quota.read_text())):
+        cores = min(cores, max(1, int(match[1]) // int(match[2])))
     return cores
 
 
@@ -180,22 +182,24 @@ def logins() -> list[Finding]:
     """Whether Hub and wandb know this user, without asking them."""
     from huggingface_hub import constants, get_token
 
-    found = []
+    findings = []
     if constants.HF_HUB_OFFLINE:
-        found.append(ok("Hub login", "HF_HUB_OFFLINE is set: only what is in the cache"))
+        findings.append(ok("Hub login", "HF_HUB_OFFLINE is set: only what is in the cache"))
     elif get_token():
-        found.append(ok("Hub login", "a token is set"))
+        findings.append(ok("Hub login", "a token is set"))
     else:
-        cure = "hf auth login, or HF_TOKEN; public models need none"
-        found.append(warning("Hub login", "no token: gated models cannot be read, and nothing can be published", cure))
+        hint = "hf auth login, or HF_TOKEN; public models need none"
+        findings.append(
+            warning("Hub login", "no token: gated models cannot be read, and nothing can be published", hint)
+        )
     where = wandb_login()
     if where is None:
-        found.append(
+        findings.append(
             ok("wandb login", "no key: runs that name a wandb project are kept offline (wandb login; wandb sync)")
         )
     else:
-        found.append(ok("wandb login", where))
-    return found
+        findings.append(ok("wandb login", where))
+    return findings
 
 
 def network(timeout_s: float = 10.0) -> list[Finding]:
@@ -204,20 +208,20 @@ def network(timeout_s: float = 10.0) -> list[Finding]:
 
     wandb = os.environ.get("WANDB_BASE_URL", "https://api.wandb.ai")
     hub = os.environ.get("HF_ENDPOINT") or constants.ENDPOINT
-    cure = "proxy (HTTPS_PROXY), HF_ENDPOINT for a mirror, or HF_HUB_OFFLINE=1 with models fetched elsewhere"
-    found = [_answers("HF_ENDPOINT", hub, timeout_s, cure)]
-    return [*found, _answers("wandb", wandb, timeout_s, "proxy (HTTPS_PROXY), or tracking.wandb.mode=offline")]
+    hint = "proxy (HTTPS_PROXY), HF_ENDPOINT for a mirror, or HF_HUB_OFFLINE=1 with models fetched elsewhere"
+    findings = [_answers("HF_ENDPOINT", hub, timeout_s, hint)]
+    return [*findings, _answers("wandb", wandb, timeout_s, "proxy (HTTPS_PROXY), or tracking.wandb.mode=offline")]
 
 
-def _answers(subject: str, address: str, timeout_s: float, cure: str) -> Finding:
+def _answers(subject: str, address: str, timeout_s: float, hint: str) -> Finding:
     if not address.startswith(("http://", "https://")):
-        return fault(subject, f"{address} is no http address", cure)
+        return fault(subject, f"{address} is no http address", hint)
     try:
         urllib.request.urlopen(urllib.request.Request(address, method="HEAD"), timeout=timeout_s).close()
     except urllib.error.HTTPError:
         return ok(subject, f"{address} answers")
     except (OSError, ValueError) as error:
-        return fault(subject, f"{address} does not answer: {first_line(error)}", cure)
+        return fault(subject, f"{address} does not answer: {first_line(error)}", hint)
     return ok(subject, f"{address} answers")
 
 

@@ -47,7 +47,7 @@ def run_recipe(arguments: Sequence[str]) -> int:
     RunLock(output, say=say)
     init_distributed()
     if not sys.stderr.isatty() or not ranks.is_main():
-        # A bar drawn over itself is noise in a log, and one for each rank on a terminal.
+        # Progress bars of libraries clutter a log, and on a terminal every rank would draw one.
         hf_logging.disable_progress_bar()
     command = "trains/train.py " + shlex.join(redact_argument(a) for a in arguments)
     # Publishing alone makes nothing: what the run was trained with stays written.
@@ -71,7 +71,7 @@ def run_recipe(arguments: Sequence[str]) -> int:
 def context_maker(
     loaded: Loaded, command: str, tell: Callable[[str], None] = say
 ) -> Callable[[Any, Path, Mapping[str, Path]], Any]:
-    """What gives each planned stage its part of the run: planned, folder, inputs -> context.
+    """Returns the function that makes a stage's context: (planned, folder, inputs) -> context.
 
     Args:
         tell: what a stage says goes there.

@@ -1,7 +1,7 @@
-"""From text to a checked recipe: OmegaConf makes a tree of YAML and `key=value`, pydantic makes sense of it.
+"""Loads and checks a recipe: OmegaConf merges YAML and `key=value` into a tree, and pydantic validates it.
 
 The only door to OmegaConf. Everything a user can get wrong ends as a `UserError` that names the
-file, the key and the cure, before anything is allocated or written.
+file, the key and the hint, before anything is allocated or written.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ def load(arguments: list[str]) -> Loaded:
     pairs = [_pair(argument) for argument in arguments]
     names = [value for key, value in pairs if key == "recipe"]
     if len(names) != 1:
-        raise UserError("give one recipe", cure="recipe=NAME, one of: " + ", ".join(sorted(recipe_names())))
+        raise UserError("give one recipe", hint="recipe=NAME, one of: " + ", ".join(sorted(recipe_names())))
     path = find_recipe(names[0])
     tree = _with_bases(path)
     options, overrides = _options(pairs, tree)
@@ -69,17 +69,17 @@ def load(arguments: list[str]) -> Loaded:
         raise _readable(error, path, fields) from error
     except UserError as error:  # of a section, which knows no file
         where = f"{path}, {error.where}" if error.where else str(path)
-        raise UserError(error.problem, where=where, cure=error.cure) from error
+        raise UserError(error.problem, where=where, hint=error.hint) from error
     return Loaded(recipe, tree, path, options, tuple(overrides))
 
 
 def recipe_names() -> dict[str, Path]:
     """Recipes that ship with the project: name -> file. `demo/lvlm` keeps its folder, others go by their stem."""
-    found = {}
+    paths = {}
     for path in sorted(FOLDER.rglob("*.yaml")):
         relative = path.relative_to(FOLDER).with_suffix("")
-        found[str(relative) if relative.parts[0] == "demo" else relative.name] = path
-    return found
+        paths[str(relative) if relative.parts[0] == "demo" else relative.name] = path
+    return paths
 
 
 def find_recipe(name: str) -> Path:
@@ -88,13 +88,13 @@ def find_recipe(name: str) -> Path:
     for path in (known.get(name), FOLDER / f"{name}.yaml", Path(name)):
         if path is not None and path.is_file():
             return path
-    raise UserError(f"no recipe {name!r}", where=str(FOLDER), cure=did_you_mean(name, known))
+    raise UserError(f"no recipe {name!r}", where=str(FOLDER), hint=did_you_mean(name, known))
 
 
 def _pair(argument: str) -> tuple[str, str]:
     key, sign, value = argument.partition("=")
     if not sign or not key:
-        raise UserError(f"{argument!r} is not key=value", cure=f"write {argument.lstrip('-')}=VALUE, without blanks")
+        raise UserError(f"{argument!r} is not key=value", hint=f"write {argument.lstrip('-')}=VALUE, without blanks")
     return key.lstrip("-"), value
 
 
@@ -120,13 +120,13 @@ def _extended(path: Path, name: Any, seen: list[Path]) -> Path | None:
     if name is None:
         return None
     if not isinstance(name, str):
-        raise UserError(f"extends is {name!r}, and not one name", where=where, cure="name one recipe")
+        raise UserError(f"extends is {name!r}, and not one name", where=where, hint="name one recipe")
     beside = [path.parent / name, path.parent / f"{name}.yaml"]
     # A recipe may have the name of the shipped one that it extends.
     base = next((p for p in beside if p.is_file() and not p.samefile(path)), None) or find_recipe(name)
     if any(base.samefile(p) for p in seen):
         circle = " -> ".join(p.stem for p in [*reversed(seen), base])
-        raise UserError(f"recipes extend one another in a circle: {circle}", where=where, cure="break the circle")
+        raise UserError(f"recipes extend one another in a circle: {circle}", where=where, hint="break the circle")
     return base
 
 
@@ -147,13 +147,13 @@ def _ordered(tree: dict[str, Any], path: Path) -> dict[str, Any]:
         return tree
     where = f"{path}, key order"
     if not isinstance(order, list) or len(set(map(str, order))) < len(order):
-        raise UserError(f"order is {order!r}, and no list of different stages", where=where, cure="order: [a, b, c]")
+        raise UserError(f"order is {order!r}, and no list of different stages", where=where, hint="order: [a, b, c]")
     for name in order:
         if name not in stages:
-            raise UserError(f"order names {name!r}, which is no stage", where=where, cure=did_you_mean(name, stages))
+            raise UserError(f"order names {name!r}, which is no stage", where=where, hint=did_you_mean(name, stages))
     missing = [name for name in stages if name not in order]
     if missing:
-        raise UserError(f"order does not name {', '.join(missing)}", where=where, cure="name every stage once")
+        raise UserError(f"order does not name {', '.join(missing)}", where=where, hint="name every stage once")
     return tree | {"stages": {name: stages[name] for name in order}}
 
 
@@ -162,14 +162,16 @@ def _read(path: Path) -> dict[str, Any]:
         yaml.load(path.read_text(), Loader=_StrictLoader)  # duplicate keys: OmegaConf would take the last
         tree = OmegaConf.to_container(OmegaConf.load(path), resolve=True)
     except (yaml.YAMLError, OmegaConfBaseException, OSError, UnicodeDecodeError) as error:
-        raise UserError(f"not a readable recipe: {_fault(error)}", where=str(path), cure="mend the YAML") from None
+        raise UserError(f"not a readable recipe: {_fault(error)}", where=str(path), hint="mend the YAML") from None
     if not isinstance(tree, dict):
-        raise UserError("a recipe is a mapping", where=str(path), cure="see recipes/demo/lvlm.yaml")
+        raise UserError("a recipe is a mapping", where=str(path), hint="see recipes/demo/lvlm.yaml")
     return tree  # type: ignore[return-value]
 
 
 def _fault(error: Exception) -> str:
-    """What a reader says, with the place and without the text: YAML cuts a line, and half a key looks like none."""
+    """The YAML reader's message with line and column but without the quoted text, since a secret cut in half would not
+    be recognised.
+    """
     if isinstance(error, yaml.MarkedYAMLError) and error.problem_mark is not None:
         mark = error.problem_mark
         return f"line {mark.line + 1}, column {mark.column + 1}: {error.problem}"
@@ -189,7 +191,7 @@ class _StrictLoader(yaml.SafeLoader):
                 raise UserError(
                     f"{key!r} stands twice",
                     where=f"{key_node.start_mark.name}, line {key_node.start_mark.line + 1}",
-                    cure="give each stage (and key) a name of its own",
+                    hint="give each stage (and key) a name of its own",
                 )
             seen.add(key)
         return super().construct_mapping(node, deep)
@@ -234,13 +236,13 @@ def _options(pairs: list[tuple[str, str]], tree: dict[str, Any]) -> tuple[Option
         _known_stage(str(restart), known, "restart")
     dry_run = values.get("dry_run", False)
     if not isinstance(dry_run, bool):
-        raise UserError(f"dry_run={dry_run!r} is neither true nor false", cure="dry_run=true")
+        raise UserError(f"dry_run={dry_run!r} is neither true nor false", hint="dry_run=true")
     return Options(stages, restart, dry_run), overrides
 
 
 def _known_stage(stage: str, known: list[str], option: str) -> None:
     if stage not in known:
-        raise UserError(f"{option} names {stage!r}, which is no stage of this recipe", cure=did_you_mean(stage, known))
+        raise UserError(f"{option} names {stage!r}, which is no stage of this recipe", hint=did_you_mean(stage, known))
 
 
 def _value(key: str, text: str) -> Any:
@@ -248,7 +250,7 @@ def _value(key: str, text: str) -> Any:
         return OmegaConf.to_container(OmegaConf.from_dotlist([f"value={text}"]))["value"]  # type: ignore[index,call-overload]
     except (yaml.YAMLError, OmegaConfBaseException) as error:
         raise UserError(
-            f"cannot read the value of {redact_argument(f'{key}={text}')}", cure="quote it as YAML would want it"
+            f"cannot read the value of {redact_argument(f'{key}={text}')}", hint="quote it as YAML would want it"
         ) from error
 
 
@@ -270,13 +272,13 @@ def _readable(error: ValidationError, path: Path, fields: dict[str, Any]) -> Use
     Args:
         fields: key at the top -> annotation.
     """
-    lines, cures = [], []
+    lines, hints = [], []
     for problem in _problems(error):
-        line, cure = _told(problem, fields)
+        line, hint = _told(problem, fields)
         lines.append(line)
-        cures += [cure] if cure else []
+        hints += [hint] if hint else []
     return UserError(
-        "; ".join(lines), where=str(path), cure="; ".join(cures) or "mend the key, or see the recipe's header"
+        "; ".join(lines), where=str(path), hint="; ".join(hints) or "mend the key, or see the recipe's header"
     )
 
 
@@ -287,13 +289,13 @@ def _told(problem: Any, fields: dict[str, Any]) -> tuple[str, str | None]:
     refused = context.get("error")
     if isinstance(refused, Refused):
         key = ".".join(part for part in (key, refused.key) if part)
-        return f"{key}: {refused.problem}", refused.cure and f"{key}: {refused.cure}"
+        return f"{key}: {refused.problem}", refused.hint and f"{key}: {refused.hint}"
     match problem["type"]:
         case "extra_forbidden":
             known = sorted({n for m in walk(fields, places[:-1])[1] for n in names(m)} if places[1:] else fields)
             close = nearest(places[-1], known)
-            cure = f"did you mean {close[0]}?" if close else f"keys here are {', '.join(known)}"
-            return f"unknown key {key}", f"{key}: {cure}"
+            hint = f"did you mean {close[0]}?" if close else f"keys here are {', '.join(known)}"
+            return f"unknown key {key}", f"{key}: {hint}"
         case "missing":
             return f"{key} is missing", None
         case "union_tag_not_found":
@@ -312,11 +314,11 @@ def _told(problem: Any, fields: dict[str, Any]) -> tuple[str, str | None]:
 
 def _problems(error: ValidationError) -> list[Any]:
     """Of a key that takes a word or a section only what was wrong with the one that was given."""
-    found = error.errors()
+    errors = error.errors()
     kept = []
-    for problem in found:
+    for problem in errors:
         last, is_section = str(problem["loc"][-1]) if problem["loc"] else "", isinstance(problem["input"], dict)
         if (is_section and WORD.fullmatch(last)) or (not is_section and SECTION.fullmatch(last)):
             continue
         kept.append(problem)
-    return kept or found
+    return kept or errors

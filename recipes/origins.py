@@ -60,16 +60,16 @@ def _layers(loaded: Loaded) -> list[tuple[str, dict[str, Any]]]:
 
 def _named(loaded: Loaded) -> list[Value]:
     """The settings that something named. A section that was named and left empty (`M: {}`) is one of them."""
-    layers, found = _layers(loaded), []
+    layers, overridden = _layers(loaded), []
     for value in values(loaded):
         empty = next(
             (value.place[:n] for n in range(1, len(value.place)) if _is_empty(loaded.tree, value.place[:n])), ()
         )
         if value.origin != DEFAULT:
-            found.append(value)
-        elif empty and (not found or found[-1].place != empty):
-            found.append(Value(empty, {}, _origin(empty, loaded, layers)))
-    return found
+            overridden.append(value)
+        elif empty and (not overridden or overridden[-1].place != empty):
+            overridden.append(Value(empty, {}, _origin(empty, loaded, layers)))
+    return overridden
 
 
 def _is_empty(tree: Any, place: Place) -> bool:

@@ -1,4 +1,4 @@
-"""From a recipe to a plan: which stage makes what each one needs, and what makes a result stale."""
+"""Makes a plan from a recipe: which stage produces what each stage needs, and which settings make a result stale."""
 
 from __future__ import annotations
 
@@ -45,10 +45,10 @@ def _maker(earlier: list[Planned], thing: str, wanted: str | None, name: str, re
         names = [p.name for p in earlier]
         if wanted in names:
             raise UserError(f"stage {name!r} takes its {thing} from {wanted!r}, which makes none", where=where,
-                            cure=did_you_mean(wanted, makers))  # fmt: skip
+                            hint=did_you_mean(wanted, makers))  # fmt: skip
         others = recipe.stages[name].names_of(thing)
         raise UserError(f"stage {name!r} takes its {thing} from {wanted!r}, which is no earlier stage", where=where,
-                        cure=did_you_mean(wanted, [*others, *(makers or names)]))  # fmt: skip
+                        hint=did_you_mean(wanted, [*others, *(makers or names)]))  # fmt: skip
     if makers:
         return makers[-1]
     if thing in recipe.target.provides() or (recipe.drafter and thing in recipe.drafter.provides()):
@@ -56,12 +56,14 @@ def _maker(earlier: list[Planned], thing: str, wanted: str | None, name: str, re
     raise UserError(
         f"stage {name!r} needs a {thing} and no earlier stage makes one",
         where=where,
-        cure="put the stage that makes it before this one" + (", or give target.path" if thing != "drafter" else ""),
+        hint="put the stage that makes it before this one" + (", or give target.path" if thing != "drafter" else ""),
     )
 
 
 def _fingerprint(recipe: Recipe, stage: Any, inputs: dict[str, str], earlier: list[Planned]) -> str:
-    """Of all that a stage's result depends on: not tracking, places, or the number of ranks."""
+    """Fingerprint of everything that a stage's result depends on. Tracking, paths and the number of ranks are left
+    out.
+    """
     section = stage.model_dump(mode="json")
     for harmless in ("log_every", "num_workers", "checkpoints", "expected"):
         section.pop(harmless, None)
@@ -95,11 +97,11 @@ def _data_identity(section: Any) -> list[str]:
         if "mixture_seed" in section and not any((Path(name) / INDEX).is_file() for name in names):
             return identities(names)
         return [_path_identity(Path(name)) for name in names]
-    found = [identity for value in section.values() for identity in _data_identity(value)]
+    of_values = [identity for value in section.values() for identity in _data_identity(value)]
     # A drafter of another run: its manifest names the training and the step.
     named = section.get("path")
-    made = Path(named) / MANIFEST if isinstance(named, str) else None
-    return [*found, file_identity(made)] if made is not None and made.is_file() else found
+    manifest = Path(named) / MANIFEST if isinstance(named, str) else None
+    return [*of_values, file_identity(manifest)] if manifest is not None and manifest.is_file() else of_values
 
 
 def _path_identity(path: Path) -> str:

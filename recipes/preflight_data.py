@@ -26,7 +26,7 @@ from ..trainers.context import Context
 from ..trainers.evaluation.benchmarks import HUB, SetsBenchmark, TabedBenchmark
 from ..trainers.records import data_files
 from ..trainers.stages.encode import resolved
-from ..trainers.stages.generate import WORLD
+from ..trainers.stages.generate import DATASET_FOLDER
 from ..trainers.training.preflight import render
 from .finding import Finding, fault, ok, warning
 
@@ -63,36 +63,36 @@ def sections(section: Any, key: str = "", form: Any = None, maker: str | None = 
 
 
 def data_findings(name: str, stage: Any, context: Context, *, finished: set[str], count: int) -> list[Finding]:
-    """What there is to say of one stage's data.
+    """Findings about one stage's data.
 
     Args:
         context: of the stage; its `inputs` are folders of stages that may not have run.
         finished: things whose stage has finished.
         count: records of each data section that are read.
     """
-    found = []
+    findings = []
     for data in sections(stage):
         subject = f"stages.{name}.{data.key}"
         if data.maker is not None and "data" not in finished:
-            found.append(ok(subject, f"written by stage {data.maker}, which has not run"))
+            findings.append(ok(subject, f"written by stage {data.maker}, which has not run"))
             continue
         try:
-            found += _look(subject, data, stage, context, finished, count)
+            findings += _look(subject, data, stage, context, finished, count)
         except UserError as error:
             where = f", {error.where}" if error.where else ""
-            found.append(fault(subject, f"{error.problem}{where}", error.cure or "mend or replace the file"))
-    return found
+            findings.append(fault(subject, f"{error.problem}{where}", error.hint or "mend or replace the file"))
+    return findings
 
 
 def _look(subject: str, data: Found, stage: Any, context: Context, finished: set[str], count: int) -> list[Finding]:
     section, form = data.section, data.form
-    made = context.inputs["data"] if data.maker is not None else None
+    folder = context.inputs["data"] if data.maker is not None else None
     if data.is_suite:
-        return [_suite(subject, str(section.path), made)]
+        return [_suite(subject, str(section.path), folder)]
     if isinstance(section, PromptSource):
-        return _prompts(subject, section.resolved(made / WORLD if made else None))
+        return _prompts(subject, section.resolved(folder / DATASET_FOLDER if folder else None))
     if isinstance(section, Source):
-        return _captioned(subject, resolved(section, made), count)  # type: ignore[arg-type]
+        return _captioned(subject, resolved(section, folder), count)  # type: ignore[arg-type]
     files = data_files(section, context)
     if not are_present([str(file) for file in files]):
         return [_absent(subject, ", ".join(map(str, files)))]
@@ -107,16 +107,16 @@ def _absent(subject: str, path: str) -> Finding:
     return warning(subject, f"not on disk: {path}", "fetch it before the run, or name its place here with this key")
 
 
-def _suite(subject: str, path: str, made: Path | None) -> Finding:
+def _suite(subject: str, path: str, source: Path | None) -> Finding:
     """A directory of benchmark sets, or the published ones."""
     from huggingface_hub import constants
 
-    if path == HUB and made is None:
+    if path == HUB and source is None:
         if constants.HF_HUB_OFFLINE:
             return warning(subject, "its sets are fetched from the Hub, and HF_HUB_OFFLINE is set",
                            "name a directory of sets with this key (docs/suite.md)")  # fmt: skip
         return ok(subject, "its sets will be fetched from the Hub")
-    folder = made / WORLD / path if made else Path(path)
+    folder = source / DATASET_FOLDER / path if source else Path(path)
     if not (folder / "suite.json").is_file():
         return _absent(subject, str(folder / "suite.json"))
     try:

@@ -56,12 +56,12 @@ def _stage(run: Path) -> tuple[str, bool]:
     """The name of the run's publishing stage, and whether its recipe has one."""
     path = run / "recipe.yaml"
     if not path.is_file():
-        raise UserError("no run", where=str(run), cure="name the folder of a run, which holds its recipe.yaml")
+        raise UserError("no run", where=str(run), hint="name the folder of a run, which holds its recipe.yaml")
     try:
         stages: dict[str, Any] = yaml.safe_load(path.read_text())["stages"]
     except (yaml.YAMLError, KeyError, TypeError) as error:
-        cure = "name the folder of a run, as it was left: its recipe.yaml says what was run"
-        raise UserError("recipe.yaml has no stages that can be read", where=str(path), cure=cure) from error
+        hint = "name the folder of a run, as it was left: its recipe.yaml says what was run"
+        raise UserError("recipe.yaml has no stages that can be read", where=str(path), hint=hint) from error
     names = [name for name, stage in stages.items() if stage.get("kind") == KIND]
     return (names[-1], True) if names else (KIND, False)
 

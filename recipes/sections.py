@@ -53,14 +53,14 @@ def walk(fields: dict[str, Any], places: list[str]) -> tuple[list[str], list[typ
             models = tagged
             continue
         kept.append(place)
-        found = [f for m in models for n, f in m.model_fields.items() if place in (n, f.alias)]
-        free_name = any(get_origin(f.annotation) is dict for f in found)
-        models = [inner for f in found for inner in sections(f.annotation)] or models
+        matching = [f for m in models for n, f in m.model_fields.items() if place in (n, f.alias)]
+        free_name = any(get_origin(f.annotation) is dict for f in matching)
+        models = [inner for f in matching for inner in sections(f.annotation)] or models
     return kept, models
 
 
 def _tags(section: type[Section]) -> set[str]:
-    """What tells a section from others: its kind, and whose weights a stage trains where that is one model alone."""
+    """What distinguishes a section: its kind, and for stages that train one model, which model."""
     trained = section.model_fields.get("model")
     values = get_args(trained.annotation) if trained else ()
     return {*kinds(section), *(values if len(values) == 1 else ())}

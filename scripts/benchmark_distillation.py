@@ -15,8 +15,8 @@ from statistics import median
 from typing import Any, cast
 
 import torch
+from draftsmith.core.batch import Batch
 from draftsmith.core.loss import StepLoss
-from draftsmith.core.nouns import Batch
 from draftsmith.core.states import TargetStates
 from draftsmith.eval import timing
 from draftsmith.eval.studies.latency_models import random_llava

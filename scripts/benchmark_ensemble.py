@@ -16,7 +16,7 @@ from statistics import median
 from typing import Any
 
 import torch
-from draftsmith.core.nouns import Request
+from draftsmith.core.batch import Request
 from draftsmith.core.pictures import Picture
 from draftsmith.eval import timing
 from draftsmith.eval.loop import Decoding, generate
@@ -28,7 +28,7 @@ from draftsmith.models.decoding.decoder import CachedDecoder
 from draftsmith.models.decoding.warp import Warp
 from draftsmith.models.drafters.ensemble import EnsembleConfig, EnsembleProposal, preset
 from draftsmith.models.drafters.lvlm import proposal
-from draftsmith.models.drafters.modes import StandIns
+from draftsmith.models.drafters.modes import ImageSubstitutes
 from draftsmith.models.drafters.weights import GridWeights
 from draftsmith.models.llava import TokenIds
 from draftsmith.models.targets.llava import LlavaTarget
@@ -99,8 +99,8 @@ def main() -> None:
             random_llava(text, tower, ids, side=side, patch=patch).to(dtype) for text in (of_target, of_draft)
         )
     target = LlavaTarget(model, num_token_ids=vocabulary, image_token_id=IMAGE)
-    substitutes = StandIns(NEWLINE, (7, 8), (9, 10), lambda text: [20] * len(text), Words())
-    shared: dict[str, Any] = {"newline_id": NEWLINE, "stand_ins": substitutes}
+    substitutes = ImageSubstitutes(NEWLINE, (7, 8), (9, 10), lambda text: [20] * len(text), Words())
+    shared: dict[str, Any] = {"newline_id": NEWLINE, "substitutes": substitutes}
     named = {"num_token_ids": vocabulary, "image_token_id": IMAGE, **shared}
     drafters = {name: proposal(draft, preset(name), **named) for name in ("M", "MT", "MTCP")}
     if device.type == "cuda":

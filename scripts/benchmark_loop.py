@@ -25,7 +25,7 @@ os.environ.setdefault("HF_HUB_OFFLINE", "1")
 
 import numpy as np
 import torch
-from draftsmith.core.nouns import Request
+from draftsmith.core.batch import Request
 from draftsmith.data.collate import ConversationCollate, Sample
 from draftsmith.data.loader import Loader
 from draftsmith.eval import timing

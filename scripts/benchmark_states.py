@@ -25,7 +25,7 @@ from pathlib import Path
 
 import numpy as np
 import torch
-from draftsmith.core.nouns import Batch
+from draftsmith.core.batch import Batch
 from draftsmith.core.pictures import IMAGE, TEXT
 from draftsmith.core.states import Taps, TargetStates, feature_places, visual_places
 from draftsmith.data.loader import Loader
@@ -33,7 +33,7 @@ from draftsmith.data.order import BucketedOrder
 from draftsmith.data.shards import claim, finish, tar_path
 from draftsmith.data.states.dtypes import StatesDtype
 from draftsmith.data.states.estimate import record_bytes, shown
-from draftsmith.data.states.memory import ahead
+from draftsmith.data.states.memory import prefetched
 from draftsmith.data.states.reader import CachedCollate, CachedSamples, StatesReader
 from draftsmith.data.states.samples import Counts
 from draftsmith.data.states.writer import Deal, StatesWriting
@@ -143,13 +143,13 @@ def through_loader(reader: StatesReader, batch_size: int, workers: int, spread: 
         samples, seed=0, batch_size=batch_size, micro_batch_size=batch_size, num_workers=workers, order=order,
         total_steps=-(-len(samples) // batch_size), collate=CachedCollate(reader, 0),
     )  # fmt: skip
-    for step in loader if workers else ahead(loader):
+    for step in loader if workers else prefetched(loader):
         for micro in step.micro:
             if spread:
                 micro.to("cpu")
 
 
-def reading(folder: Path, options: argparse.Namespace) -> None:
+def time_reading(folder: Path, options: argparse.Namespace) -> None:
     shards = StatesReader([folder]).shards[0].shards
     paths = [tar_path(folder, shard.index) for shard in shards]
     size = sum(path.stat().st_size for path in paths)
@@ -248,7 +248,7 @@ def main() -> None:
         mean = statistics.fmean(7168 * options.width / 3584 * sum(size) for size in lengths(30))
         count = max(3, round(options.gigabytes * 1e9 / mean))
         write(Path(folder) / "states", count, options.width, round(options.shard_gigabytes * 1e9))
-        reading(Path(folder) / "states", options)
+        time_reading(Path(folder) / "states", options)
     holding(options)
     layouts(options)
 

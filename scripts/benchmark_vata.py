@@ -98,12 +98,14 @@ def main() -> None:
     head = SparrowConfig(kind="sparrow").build(cast(Target, target)).to(device, dtype)
     timing.header(f"seed {options.seed}, {options.dtype}, width {options.width}, {options.vocabulary} ids, "
                   f"tree 25-5-8, n {options.rounds}")  # fmt: skip
-    timing.table("window", "slots held at 0.5k", "at 25k", "cycle at 0.5k, ms", "at 25k / at 0.5k", "same length twice")
+    timing.table(
+        "window", "inputs held at 0.5k", "at 25k", "cycle at 0.5k, ms", "at 25k / at 0.5k", "same length twice"
+    )
     for vata in (True, False):
         short, again, long = (Cycles(target, n, vata=vata, head=head) for n in (500, 500, 25000))
         times = rounds({"short": short, "again": again, "long": long}, options.rounds, warm_up=3)
         over_short = [spread(ratios(times[name], times["short"])) for name in ("long", "again")]
-        window = "text only (VATA)" if vata else "all slots"
+        window = "text only (VATA)" if vata else "all inputs"
         timing.row(window, short.held, long.held, spread(times["short"], 2, 1000.0), *over_short)
 
 

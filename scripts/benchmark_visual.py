@@ -40,7 +40,7 @@ os.environ.setdefault("HF_HUB_OFFLINE", "1")
 
 import numpy as np
 import torch
-from draftsmith.core.nouns import CodeBatch, ImageRequest
+from draftsmith.core.batch import CodeBatch, ImageRequest
 from draftsmith.eval import timing
 from draftsmith.eval.lantern import Lantern, LanternConfig, lantern
 from draftsmith.eval.loop import Decoding, Generation, generate
@@ -294,7 +294,7 @@ def metered(models: Models, decoding: Decoding, number: int) -> dict[str, float]
         HEAD: [(proposal, name) for name in ("start", "begin", "root", "expand", "accept")],
         "tree": [(policy, "grow")],
         ADT: [(policy, "_next"), (policy, "observe")] if isinstance(policy, Adt) else [],
-        "guidance and softmax": [(target, "guided"), (proposal, "guided"), (decoding.warp, "heat")],
+        "guidance and softmax": [(target, "guided"), (proposal, "guided"), (decoding.warp, "apply_temperature")],
         "forwards": forwards(models),
     }
     with ExitStack() as stack:
@@ -368,9 +368,11 @@ def xl_pass(nodes: int, device: torch.device) -> Callable[[], np.ndarray]:
     config = published("XL")
     block = Block(config).to(device).eval()
     output = torch.nn.Linear(config.dim, config.vocab_size, bias=False).to(device)
-    past = config.num_slots + config.num_codes // 2
+    past = config.num_condition_tokens + config.num_codes // 2
     states = torch.randn(2, nodes + 1, config.dim, device=device)
-    rope = rope_table(config.grid, config.head_dim, config.rope_base, zeros_before=config.num_slots).to(device)
+    rope = rope_table(config.grid, config.head_dim, config.rope_base, zeros_before=config.num_condition_tokens).to(
+        device
+    )
     mask = torch.ones(nodes + 1, past + nodes + 1, dtype=torch.bool, device=device)
     cache = Cache(1, past + nodes + 1)
 

@@ -92,10 +92,10 @@ def _learn(head, model, tokenizer, never, steps: int = 150) -> tuple[float, int]
     asked = {"do_sample": False, "max_new_tokens": LENGTH, "eos_token_id": None, "pad_token_id": tokenizer.pad_token_id}
     with torch.no_grad():
         ids = model.generate(input_ids=starts, attention_mask=torch.ones_like(starts), suppress_tokens=never, **asked)
-        made = model(input_ids=ids, output_hidden_states=True)
-        made.logits[..., never] = float("-inf")
-        states = torch.cat([made.hidden_states[tap] for tap in TAPS], -1)[:, :-1]
-        embeds, wanted = model.get_input_embeddings()(ids[:, 1:]), made.logits[:, 1:].argmax(-1)
+        output = model(input_ids=ids, output_hidden_states=True)
+        output.logits[..., never] = float("-inf")
+        states = torch.cat([output.hidden_states[tap] for tap in TAPS], -1)[:, :-1]
+        embeds, wanted = model.get_input_embeddings()(ids[:, 1:]), output.logits[:, 1:].argmax(-1)
     count = states.shape[1]
     mask = torch.ones(count, count, dtype=torch.bool).tril()
     optimizer = torch.optim.AdamW(head.parameters(), lr=3e-3)
@@ -128,7 +128,7 @@ def serve(folder: Path, case: str, pictures: bool) -> dict:
     from PIL import Image
     from vllm import LLM, SamplingParams
 
-    given = json.loads((folder / "prompts.json").read_text())
+    stored = json.loads((folder / "prompts.json").read_text())
     method, speculative = CASES[case], None
     if method is not None:
         speculative = {"method": method, "model": str(folder / case), "num_speculative_tokens": CHAIN}
@@ -136,7 +136,7 @@ def serve(folder: Path, case: str, pictures: bool) -> dict:
                  max_model_len=256, seed=0, disable_log_stats=False)  # fmt: skip
     sampling = SamplingParams(temperature=0.0, max_tokens=LENGTH, ignore_eos=True)
     prompts = []
-    for number, text in enumerate(given["texts"]):
+    for number, text in enumerate(stored["texts"]):
         if pictures:
             picture = Image.new("RGB", (32, 32), (40 + 80 * number, 200 - 60 * number, 90))
             asked = f"USER: <image>\n{text} ASSISTANT:"
@@ -167,14 +167,14 @@ def compare(folder: Path) -> int:
                 print(f"FAULT  {what}: the engine stopped\n{done.stderr[-2000:]}")
                 faults += 1
                 continue
-            found = json.loads(line)
+            answer = json.loads(line)
             if case == "plain":
-                plain = found["tokens"]
+                plain = answer["tokens"]
                 continue
-            same, stood = found["tokens"] == plain, (found["accepted"] or 0) > 0
+            same, stood = answer["tokens"] == plain, (answer["accepted"] or 0) > 0
             faults += not (same and stood)
             print(f"{'ok' if same and stood else 'FAULT':6} {what}: tokens {'equal' if same else 'DIFFER'}, "
-                  f"{found['accepted']} of {found['drafted']} drafted tokens stood")  # fmt: skip
+                  f"{answer['accepted']} of {answer['drafted']} drafted tokens stood")  # fmt: skip
     return faults
 
 
@@ -184,18 +184,18 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument("--serve", metavar="FOLDER", help="serve the fixtures of a folder")
     parser.add_argument("--one", choices=CASES, help=argparse.SUPPRESS)
     parser.add_argument("--pictures", action="store_true", help=argparse.SUPPRESS)
-    given = parser.parse_args(argv)
-    if given.build:
-        build(Path(given.build))
+    options = parser.parse_args(argv)
+    if options.build:
+        build(Path(options.build))
         return 0
     if importlib.util.find_spec("vllm") is None:
         print("vLLM is not installed in this environment: nothing was checked", file=sys.stderr)
         return 3
-    if given.one:
-        print(json.dumps(serve(Path(given.serve), given.one, given.pictures)))
+    if options.one:
+        print(json.dumps(serve(Path(options.serve), options.one, options.pictures)))
         return 0
-    if given.serve:
-        return 1 if compare(Path(given.serve)) else 0
+    if options.serve:
+        return 1 if compare(Path(options.serve)) else 0
     with tempfile.TemporaryDirectory() as folder:
         build(Path(folder))
         return 1 if compare(Path(folder)) else 0

@@ -49,7 +49,7 @@ def from_folder(arguments):
     for name in ("vq", "size", "image_size", "heads"):
         if vars(arguments)[name]:
             problem = f"--{name.replace('_', '-')} is for .pt files; a directory says what it is"
-            raise UserError(problem, where=arguments.source, cure="leave it out")
+            raise UserError(problem, where=arguments.source, hint="leave it out")
     return *files.read_llamagen(arguments.source, revision=arguments.revision), []
 
 
@@ -67,7 +67,7 @@ def convert(arguments) -> None:
     destination = Path(arguments.destination)
     check_new(destination)
     if arguments.vq and arguments.to == "lantern":
-        raise UserError("LANTERN's layout is for the transformer", cure="leave out --vq or --to lantern")
+        raise UserError("LANTERN's layout is for the transformer", hint="leave out --vq or --to lantern")
     is_pickle = arguments.source.endswith((".pt", ".pth", ".bin")) or Path(arguments.source).is_file()
     state, config, left_out = (from_pickle if is_pickle else from_folder)(arguments)
     if arguments.dtype:

@@ -170,10 +170,10 @@ def record_run(name: str, folder: Path) -> dict[str, Any]:
     main_file = {"stages": {stage: of_stage(output / stage) for stage in stages}, "decoded": decoded.table()}
     reports = {f"{stage}/{file}": cleaned(json.loads(path.read_text()))
                for stage in stages for file in REPORTS if (path := output / stage / file).is_file()}  # fmt: skip
-    found: dict[str, Any] = {f"{name}.json": main_file, f"{name}-reports.json": reports}
+    goldens: dict[str, Any] = {f"{name}.json": main_file, f"{name}-reports.json": reports}
     if run["exports"]:
-        found[f"{name}-exports.json"] = {stage: exports_of(output, stage, folder) for stage in run["exports"]}
-    text = json.dumps(found).replace(str(output), "<run>").replace(str(ROOT), "<repository>")
+        goldens[f"{name}-exports.json"] = {stage: exports_of(output, stage, folder) for stage in run["exports"]}
+    text = json.dumps(goldens).replace(str(output), "<run>").replace(str(ROOT), "<repository>")
     return dict(json.loads(text))
 
 
@@ -181,15 +181,15 @@ def of_stage(folder: Path) -> dict[str, Any]:
     """Names of files, metrics of every step, manifest, and hashes of weights and data."""
     files = sorted(path for path in folder.rglob("*") if path.is_file())
     names = Counter(_shown(str(path.relative_to(folder))) for path in files)
-    found: dict[str, Any] = {"files": dict(sorted(names.items()))}
+    record: dict[str, Any] = {"files": dict(sorted(names.items()))}
     metrics = folder / "metrics.jsonl"
     if metrics.is_file():
-        found["metrics"] = [cleaned(json.loads(line)) for line in metrics.read_text().splitlines()]
+        record["metrics"] = [cleaned(json.loads(line)) for line in metrics.read_text().splitlines()]
     manifest = folder / "draftsmith.json"
     if manifest.is_file():
-        found["manifest"] = cleaned(json.loads(manifest.read_text()))
+        record["manifest"] = cleaned(json.loads(manifest.read_text()))
     kept = [path for path in files if "checkpoints" not in path.parts and not UNRECORDED.fullmatch(path.name)]
-    found["weights"] = {
+    record["weights"] = {
         str(path.relative_to(folder)): tensors_of(path) for path in kept if path.suffix == ".safetensors"
     }
     digests: dict[str, Any] = {}
@@ -201,8 +201,8 @@ def of_stage(folder: Path) -> dict[str, Any]:
             key = path.parent if path.suffix in (".png", ".mp4") else path
             digests.setdefault(_shown(str(key.relative_to(folder))), hashlib.sha256()).update(content(path, folder))
     if digests:
-        found["data"] = {key: digest.hexdigest()[:16] for key, digest in sorted(digests.items())}
-    return found
+        record["data"] = {key: digest.hexdigest()[:16] for key, digest in sorted(digests.items())}
+    return record
 
 
 def _shown(name: str) -> str:
@@ -223,13 +223,13 @@ def tensors_of(path: Path) -> dict[str, str]:
     """Name -> type, shape and hash of each tensor of a safetensors file."""
     data = path.read_bytes()
     size = int.from_bytes(data[:8], "little")
-    found = {}
+    tensors = {}
     for name, about in sorted(json.loads(data[8 : 8 + size]).items()):
         if name != "__metadata__":
             start, end = about["data_offsets"]
             digest = hashlib.sha256(data[8 + size + start : 8 + size + end]).hexdigest()[:16]
-            found[name] = f"{about['dtype']} {about['shape']} {digest}"
-    return found
+            tensors[name] = f"{about['dtype']} {about['shape']} {digest}"
+    return tensors
 
 
 def exports_of(output: Path, stage: str, folder: Path) -> dict[str, Any]:
@@ -237,7 +237,7 @@ def exports_of(output: Path, stage: str, folder: Path) -> dict[str, Any]:
     from draftsmith.core.errors import UserError
     from draftsmith.models.exports import ENGINES, export_drafter
 
-    found: dict[str, Any] = {}
+    exports: dict[str, Any] = {}
     for engine in ENGINES:
         for prompts in ("all", "text"):
             place = folder / "exports" / stage / f"{engine}-{prompts}"
@@ -245,13 +245,13 @@ def exports_of(output: Path, stage: str, folder: Path) -> dict[str, Any]:
             try:
                 export_drafter(output / stage, place, engine, target=str(output / "target"), prompts=prompts)  # type: ignore[arg-type]
             except UserError:
-                found[f"{engine}, {prompts}"] = "refused"
+                exports[f"{engine}, {prompts}"] = "refused"
                 continue
-            found[f"{engine}, {prompts}"] = {
+            exports[f"{engine}, {prompts}"] = {
                 str(path.relative_to(place)): exported(path, place)
                 for path in sorted(place.rglob("*")) if path.is_file()
             }  # fmt: skip
-    return found
+    return exports
 
 
 def exported(path: Path, folder: Path) -> Any:
@@ -269,15 +269,15 @@ def dry_runs() -> dict[str, str]:
 
     # As if every disk had room: a dry run warns where states do not fit, which depends on the machine.
     shutil.disk_usage = lambda path: SimpleNamespace(total=1 << 60, used=0, free=1 << 60)  # type: ignore[assignment,return-value]
-    found = {}
+    texts = {}
     for path in sorted((ROOT / "recipes").rglob("*.yaml")):
         name = str(path.relative_to(ROOT / "recipes").with_suffix(""))
         said = io.StringIO()
         with contextlib.redirect_stdout(said), contextlib.redirect_stderr(said):
             code = main([f"recipe={name}", "dry_run=true"])
         text = said.getvalue().replace(str(ROOT), "<repository>").replace(str(Path.home()), "~")
-        found[f"{DRY_RUNS}/{name.replace('/', '.')}.txt"] = text + (f"exit code {code}\n" if code else "")
-    return found
+        texts[f"{DRY_RUNS}/{name.replace('/', '.')}.txt"] = text + (f"exit code {code}\n" if code else "")
+    return texts
 
 
 # Recording and checking
@@ -299,8 +299,8 @@ def _child(name: str, folder: str) -> None:
     log = os.open("log.txt", os.O_WRONLY | os.O_CREAT)
     os.dup2(log, 1)
     os.dup2(log, 2)
-    found = dry_runs() if name == DRY_RUNS else record_run(name, Path(folder))
-    Path("found.json").write_text(json.dumps(found))
+    goldens = dry_runs() if name == DRY_RUNS else record_run(name, Path(folder))
+    Path("found.json").write_text(json.dumps(goldens))
 
 
 def run_one(name: str) -> dict[str, Any]:
@@ -413,14 +413,14 @@ def check(names: list[str]) -> int:
         print(f"recorded on {there}, and this is {here}: losses within 1%, and neither hashes, tokens nor reports")
     count = 0
     for name in names:
-        found = run_one(name)
-        for file, value in found.items():
+        goldens = run_one(name)
+        for file, value in goldens.items():
             if here != there and file.endswith("-reports.json"):
                 continue
             for line in differences(read(GOLDENS / file), json.loads(json.dumps(value)), same_machine=here == there):
                 print(f"{file}: {line}")
                 count += 1
-        gone = {f"{DRY_RUNS}/{path.name}" for path in (GOLDENS / DRY_RUNS).glob("*.txt")} - found.keys()
+        gone = {f"{DRY_RUNS}/{path.name}" for path in (GOLDENS / DRY_RUNS).glob("*.txt")} - goldens.keys()
         for file in sorted(gone if name == DRY_RUNS else ()):
             print(f"{file}: recorded, and no recipe makes it")
             count += 1

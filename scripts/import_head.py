@@ -29,7 +29,7 @@ from draftsmith.models.drafters.head_files import manifest_of, save_head
 from draftsmith.models.drafters.lvlm import save_llava
 from draftsmith.models.drafters.made_for import tested_with
 from draftsmith.models.hub import read_config, target_embedding
-from draftsmith.models.imports import READING, import_head, import_lantern, import_lvlm
+from draftsmith.models.imports import LANGUAGE_HEADS, import_head, import_lantern, import_lvlm
 from draftsmith.models.llamagen.files import lantern_config
 from draftsmith.models.llamagen.folders import find_folder, read_values
 from draftsmith.models.llamagen.lantern_layout import is_lantern
@@ -41,13 +41,13 @@ from transformers import AutoTokenizer
 
 def recipe_kind(model_type: str, sees: bool) -> str:
     """What a recipe calls a target."""
-    found = next((kind for kind, types in QWEN_KINDS.items() if model_type in types), model_type)
-    return found if sees else "causal_lm"
+    family = next((kind for kind, types in QWEN_KINDS.items() if model_type in types), model_type)
+    return family if sees else "causal_lm"
 
 
-def origin(given) -> dict:
+def origin(options) -> dict:
     """Where the drafter came from, for its manifest."""
-    return {"source": given.source, "revision": given.revision, "as": given.kind}
+    return {"source": options.source, "revision": options.revision, "as": options.kind}
 
 
 def heads(given, folder: Path):
@@ -65,28 +65,28 @@ def heads(given, folder: Path):
     return imported.settings, imported.notes
 
 
-def lantern(given, folder: Path):
+def lantern(options, folder: Path):
     """Write an image generator's EAGLE head to `folder`. Returns the recipe's drafter section and notes."""
-    published = find_folder(given.target, given.target_revision, files=("config.json",))
+    published = find_folder(options.target, options.target_revision, files=("config.json",))
     values = read_values(published)
     if values.get("model_type") == "chameleon":
         target: Any = read_config(str(published), key="--target")
-        named = {"target": {"kind": "anole", "path": given.target, "revision": given.target_revision}}
+        named = {"target": {"kind": "anole", "path": options.target, "revision": options.target_revision}}
     else:
         where = str(published / "config.json")
         own = {name: value for name, value in values.items() if name != "model_type"}
         target = lantern_config(values, where=where) if is_lantern(values) else LlamaGenConfig.model_validate(own)
         named = {}  # config.json holds the shape of what it mirrors
-    head, settings, notes = import_lantern(given.source, target, revision=given.revision)
-    about = {"method": "eagle", "imported": origin(given) | {"target": given.target}, "tested_with": tested_with()}
+    head, settings, notes = import_lantern(options.source, target, revision=options.revision)
+    about = {"method": "eagle", "imported": origin(options) | {"target": options.target}, "tested_with": tested_with()}
     save_eagle(head, folder, about | named, with_embedding=True)
     return settings, notes
 
 
-def own_words(given, tokenizer) -> list[str]:
+def own_words(options, tokenizer) -> list[str]:
     """Compare the draft's words with the target's: as many rows are no sign of the same tokenizer (Mistral's)."""
     try:
-        own = AutoTokenizer.from_pretrained(given.source, revision=given.revision)
+        own = AutoTokenizer.from_pretrained(options.source, revision=options.revision)
     except (OSError, ValueError, ImportError):
         return ["brings no tokenizer that can be read: whether its words are the target's was not compared"]
     theirs, added = tokenizer.get_vocab(), own.get_added_vocab()
@@ -95,20 +95,20 @@ def own_words(given, tokenizer) -> list[str]:
     if other:
         raise UserError(
             f"{len(other)} of its {len(words)} words have other ids in the target's tokenizer ({other[0]!r}): what it "
-            "drafts would be noise", where=given.source, cure="give a target of its tokenizer: TABED's are Vicuna's",
+            "drafts would be noise", where=options.source, hint="give a target of its tokenizer: TABED's are Vicuna's",
         )  # fmt: skip
     return []
 
 
-def lvlm(given, folder: Path):
+def lvlm(options, folder: Path):
     """Write a draft LVLM to `folder`. Returns the recipe's drafter section and notes."""
-    target = read_config(given.target, key="--target", revision=given.target_revision)
-    model, notes = import_lvlm(given.source, target, revision=given.revision)
-    processor = load_processor(given.target, revision=given.target_revision)
-    notes = (*notes, *own_words(given, processor.tokenizer))
+    target = read_config(options.target, key="--target", revision=options.target_revision)
+    model, notes = import_lvlm(options.source, target, revision=options.revision)
+    processor = load_processor(options.target, revision=options.target_revision)
+    notes = (*notes, *own_words(options, processor.tokenizer))
     manifest = {
-        "model": "drafter", "target": given.target, "target_revision": given.target_revision,
-        "tokenizer_hash": processor.tokenizer_hash, "imported": origin(given), "tested_with": tested_with(),
+        "model": "drafter", "target": options.target, "target_revision": options.target_revision,
+        "tokenizer_hash": processor.tokenizer_hash, "imported": origin(options), "tested_with": tested_with(),
     }  # fmt: skip
     save_llava(model, folder, manifest)
     processor.save(folder)
@@ -120,7 +120,9 @@ def main(argv: list[str] | None = None) -> int:
     parser = options(__doc__)
     parser.add_argument("source", help="Hub id or directory of the published drafter")
     parser.add_argument("destination", help="a directory that does not exist yet")
-    parser.add_argument("--as", dest="kind", choices=(*READING, "lantern", "lvlm"), required=True, help="what it is")
+    parser.add_argument(
+        "--as", dest="kind", choices=(*LANGUAGE_HEADS, "lantern", "lvlm"), required=True, help="what it is"
+    )
     parser.add_argument("--target", required=True, help="Hub id or directory of the model that it drafts for")
     parser.add_argument("--image", choices=("placeholder", "projected"),
                         help="eagle, eagle3: what stood at pictures in its training")  # fmt: skip

@@ -10,7 +10,7 @@
         stages.evaluate.benchmarks.NAME.prompts.path=recipes/visual_ar/lantern-prompts.txt
 
 Takes a finished run of a recipe, or one whose weights are published, and the recipe's stage of kind evaluate: its
-prompts, truncation, quality metrics and the world's reader. Other keys are the recipe's, as for draftsmith;
+prompts, truncation, quality metrics and the synthetic dataset's reader. Other keys are the recipe's, as for draftsmith;
 recipe=RUN/recipe.yaml is a run's own recipe. Writes RUN/latent_proximity: report.md and .json, pictures.png (a row
 for each k, the first is plain decoding) and codes.png (a code, its nearest, its farthest). Under `deepspeed` the ranks
 share the prompts.
@@ -103,10 +103,10 @@ def save_codes(path: Path, options: Options, generator: Generator, drawn: Tensor
 
 
 def report(about: dict[str, Any], quality: dict[int, dict[str, Any]], codes: list[int], options: Options) -> str:
-    metrics = sorted({name for found in quality.values() for name in found})
+    metrics = sorted({name for scores in quality.values() for name in scores})
     rows = []
-    for k, found in quality.items():
-        point = proximity.Point({}, found)
+    for k, scores in quality.items():
+        point = proximity.Point({}, scores)
         cells = [proximity.quality(metric)(point) for metric in metrics]
         rows.append(["plain decoding" if k == 1 else f"k = {k}", str(about["prompts drawn"]), *cells])
     whats = [f"{m}: {quality[1][m]['what']}" for m in metrics]

@@ -115,23 +115,23 @@ class Run:
 
     def drafts(self, target: LlavaConfig) -> dict[str, CachedDecoder]:
         """The drafts that fit in memory, by label."""
-        found, ids, shape = {}, target.image_token_index, self.sizes.shape
+        drafts, ids, shape = {}, target.image_token_index, self.sizes.shape
         for name, pinned in DRAFTS.items():
             config = draft_config(pinned, target, shape)
             build = partial(LlavaForConditionalGeneration, config)
             model = self.model(shape.label(name), build, beside=self._grid_bytes(config, self.sizes.rows))
             if model is not None:
-                found[shape.label(name)] = CachedDecoder(model, num_token_ids=ids, never=(ids,))
-        return found
+                drafts[shape.label(name)] = CachedDecoder(model, num_token_ids=ids, never=(ids,))
+        return drafts
 
     def captioners(self) -> dict[str, Callable[[int], Action]]:
         """The captioners that fit in memory, by name."""
-        found, shape = {}, self.sizes.shape
+        captioners, shape = {}, self.sizes.shape
         for name, captioner in CAPTIONERS.items():
             model = self.model(name, partial(captioner.build, shape), beside=GIB // 2)
             if model is not None:
-                found[name] = captioner.captioning(model, shape, self.sizes.num_caption_tokens)
-        return found
+                captioners[name] = captioner.captioning(model, shape, self.sizes.num_caption_tokens)
+        return captioners
 
     def rows(self, name: str, config: LlavaConfig) -> list[int]:
         """Those of the grid whose caches fit side by side."""
@@ -153,22 +153,22 @@ Sections = dict[str, list[Measured]]
 def measure(run: Run) -> Sections:
     """By section: steps (Table 6), draft (Fig. 5), target (Fig. 6), stages (Fig. 9), captions (Table 4)."""
     sizes = run.sizes
-    found: Sections = {key: [] for key in ("steps", "draft", "target", "stages", "captions")}
+    parts: Sections = {key: [] for key in ("steps", "draft", "target", "stages", "captions")}
     configs = {sizes.shape.label(name): target_config(pinned, sizes.shape) for name, pinned in TARGETS.items()}
     first, config = next(iter(configs.items()))
     drafts = run.drafts(config)
     if drafts:
         label, decoder = next(iter(drafts.items()))
         progress(f"T(B, S, 1) of {label}")
-        found["draft"] = grid_times(label, decoder, rows=sizes.rows, lengths=sizes.lengths, gammas=(1,),
+        parts["draft"] = grid_times(label, decoder, rows=sizes.rows, lengths=sizes.lengths, gammas=(1,),
                                     burst=sizes.burst, num_rounds=run.num_rounds)  # fmt: skip
     for name, config in configs.items():
         # One target at a time: it is let go before the next one is made.
-        beside_target(run, name, config, drafts, found, all_sections=name == first)
-    return found
+        beside_target(run, name, config, drafts, parts, all_sections=name == first)
+    return parts
 
 
-def beside_target(run: Run, name: str, config: LlavaConfig, drafts: dict[str, CachedDecoder], found: Sections, *,
+def beside_target(run: Run, name: str, config: LlavaConfig, drafts: dict[str, CachedDecoder], parts: Sections, *,
                   all_sections: bool) -> None:  # fmt: skip
     target, sizes = run.target(name, config), run.sizes
     if target is None:
@@ -176,18 +176,18 @@ def beside_target(run: Run, name: str, config: LlavaConfig, drafts: dict[str, Ca
     often: dict[str, Any] = {"num_rounds": run.num_rounds}
     progress(f"a token of {name} and of {', '.join(drafts)}")
     context = config.image_seq_length + sizes.num_text + sizes.num_tokens // 2
-    found["steps"] += step_times((name, target), drafts, length=context, gamma=GAMMA, burst=sizes.burst,
+    parts["steps"] += step_times((name, target), drafts, length=context, gamma=GAMMA, burst=sizes.burst,
                                  graphs=run.device.type == "cuda", **often)  # fmt: skip
     if not all_sections:
         return
     progress(f"T(B, S, gamma) of {name}")
-    found["target"] = grid_times(name, target.decoder, rows=run.rows(name, config), lengths=sizes.lengths,
+    parts["target"] = grid_times(name, target.decoder, rows=run.rows(name, config), lengths=sizes.lengths,
                                  gammas=sizes.gammas, burst=sizes.burst, **often)  # fmt: skip
     progress("stages of a request")
     prompts: dict[str, Any] = {"images": sizes.images, "num_text": sizes.num_text, **often}
-    found["stages"] = stage_times(target, num_tokens=sizes.num_tokens, **prompts)
+    parts["stages"] = stage_times(target, num_tokens=sizes.num_tokens, **prompts)
     progress("captioners beside the prefill")
-    found["captions"] = caption_times(target, run.captioners(), **prompts)
+    parts["captions"] = caption_times(target, run.captioners(), **prompts)
 
 
 def progress(line: str) -> None:
@@ -198,7 +198,7 @@ def progress(line: str) -> None:
 # What is written
 
 
-def report(run: Run, found: Sections, settings: str) -> str:
+def report(run: Run, timings: Sections, settings: str) -> str:
     """A section for docs/benchmarks.md."""
     sizes, shape = run.sizes, run.sizes.shape
     parts = [
@@ -213,40 +213,40 @@ def report(run: Run, found: Sections, settings: str) -> str:
         )
     if run.left_out:
         parts.append("Left out for want of memory: " + "; ".join(run.left_out) + ".")
-    if found["steps"]:
+    if timings["steps"]:
         parts += [
-            f"TABED's Table 6: one token of one row behind {found['steps'][0].at['S']} positions. A draft pays where "
+            f"TABED's Table 6: one token of one row behind {timings['steps'][0].at['S']} positions. A draft pays where "
             "tau is above the last column.",
-            steps_table(found["steps"], GAMMA, full=shape.published),
+            steps_table(timings["steps"], GAMMA, full=shape.published),
         ]
-    if found["target"]:
+    if timings["target"]:
         parts += [
             "Figs. 5 and 6: T(B, S, gamma) is a pass over gamma positions behind S others in each of B rows; verifying "
             "gamma drafted tokens takes gamma + 1 positions.",
-            remarks_table(found["draft"], found["target"]),
+            remarks_table(timings["draft"], timings["target"]),
         ]
-    if found["stages"]:
-        parts += [f"Fig. 9: {sizes.num_tokens} tokens, decoded plainly.", stages_table(found["stages"])]
-    if found["captions"]:
+    if timings["stages"]:
+        parts += [f"Fig. 9: {sizes.num_tokens} tokens, decoded plainly.", stages_table(timings["stages"])]
+    if timings["captions"]:
         parts += [
             f"Table 4: captions of exactly {sizes.num_caption_tokens} tokens, all images in one batch, Florence-2 with "
             f"{CAPTIONERS['Florence-2'].num_beams} beams and the others greedy; pixels lie ready on the device. The "
             "prefill includes the vision encoder. Below 1 a captioner that has a device of its own ends before it.",
-            captions_table(found["captions"], full=shape.published),
+            captions_table(timings["captions"], full=shape.published),
         ]
     return "\n\n".join(parts) + "\n"
 
 
-def draw(folder: Path, found: Sections) -> None:
-    if found["draft"]:
-        latency_plots.by_length(folder / "draft-step.png", found["draft"], lines_of="B")
-    if found["target"]:
-        single = [m for m in found["target"] if m.at["B"] == 1]
+def draw(folder: Path, parts: Sections) -> None:
+    if parts["draft"]:
+        latency_plots.by_length(folder / "draft-step.png", parts["draft"], lines_of="B")
+    if parts["target"]:
+        single = [m for m in parts["target"] if m.at["B"] == 1]
         latency_plots.by_length(folder / "verification.png", single, lines_of="gamma")
-    if found["stages"]:
-        latency_plots.stages(folder / "stages.png", found["stages"])
-    if found["captions"]:
-        latency_plots.captioners(folder / "captioners.png", found["captions"])
+    if parts["stages"]:
+        latency_plots.stages(folder / "stages.png", parts["stages"])
+    if parts["captions"]:
+        latency_plots.captioners(folder / "captioners.png", parts["captions"])
 
 
 def main() -> None:
@@ -267,14 +267,14 @@ def main() -> None:
     run = Run(sizes, torch.device("cuda" if cuda else "cpu"), torch_dtype(arguments.dtype), arguments.seed,
               arguments.rounds or (3 if arguments.quick else 15))  # fmt: skip
     settings = f"{machine()}, seed {run.seed}, {arguments.dtype}, scaled dot product attention, no compilation"
-    found = measure(run)
+    parts = measure(run)
     arguments.output.mkdir(parents=True, exist_ok=True)
-    text = report(run, found, settings)
+    text = report(run, parts, settings)
     (arguments.output / "latency.md").write_text(text)
     record = {"command": command(), "settings": settings, "sizes": asdict(sizes), "left_out": run.left_out}
-    record["measured"] = {section: [m.record() for m in measured] for section, measured in found.items()}
+    record["measured"] = {section: [m.record() for m in measured] for section, measured in parts.items()}
     (arguments.output / "latency.json").write_text(json.dumps(record, indent=1))
-    draw(arguments.output, found)
+    draw(arguments.output, parts)
     print(text)
 
 

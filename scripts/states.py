@@ -45,7 +45,7 @@ def show(name: str, sample: int | None) -> None:
     lengths, visual = reader.column("length"), reader.column("visual")
     print(f"{len(reader):,} samples, {int(visual.sum()):,} with pictures; {len(shards.shards)} shards, {shown(size)}")
     print(f"{shown(size / len(reader))} a sample; {lengths.mean():,.0f} places, the longest {lengths.max():,}")
-    print(f"{reader.column('supervised').sum():,} supervised slots")
+    print(f"{reader.column('supervised').sum():,} supervised tokens")
     for dtype, loss in shards.measured.get("head distribution", {}).items():
         print(f"{dtype}: KL {loss['kl']:.2e} to the exact distribution, {loss['agreement']:.2%} likeliest tokens stay")
     print(json.dumps(shards.identity, indent=1))
@@ -54,7 +54,7 @@ def show(name: str, sample: int | None) -> None:
 def show_sample(reader: StatesReader, sample: int) -> None:
     """Print one record: what is said of it, and its tensors."""
     if not 0 <= sample < len(reader):
-        raise UserError(f"sample {sample} of {len(reader)}", cure="samples are counted from 0")
+        raise UserError(f"sample {sample} of {len(reader)}", hint="samples are counted from 0")
     buffer, (row,), (info,) = reader.read([sample])
     print(json.dumps(info, indent=1))
     for tensor, place in row.items():

@@ -8,10 +8,10 @@
     scripts/sweep_lantern.py recipe=eagle-llamagen-xl-stage1 count=1000 k=[1000] delta=[0.2] metric=[l2,cosine,random]
 
 Takes a finished run of a recipe, or one whose weights are published, and the recipe's stage of kind evaluate: its
-prompts, truncation, quality metrics, the world's reader, and the tree of one method. Other keys are the recipe's, as
-for draftsmith; recipe=RUN/recipe.yaml is a run's own recipe. For each prompt the exact rule and all settings are
-decoded in turn by the evaluate stage's own code, which writes its report to RUN/sweep; beside it come sweep.md,
-sweep.json and the trade-off plots. Under `deepspeed` the ranks share the prompts.
+prompts, truncation, quality metrics, the synthetic dataset's reader, and the tree of one method. Other keys are the
+recipe's, as for draftsmith; recipe=RUN/recipe.yaml is a run's own recipe. For each prompt the exact rule and all
+settings are decoded in turn by the evaluate stage's own code, which writes its report to RUN/sweep; beside it come
+sweep.md, sweep.json and the trade-off plots. Under `deepspeed` the ranks share the prompts.
 
 Own options:
 """
@@ -87,7 +87,7 @@ class Options(ScriptOptions):
     def captions(self) -> list[int]:
         """Numbers of captions to give the speedup over. Raises `UserError` where one exceeds `count`."""
         if any(n > self.count for n in self.counts):
-            raise UserError(f"counts={self.counts}, and count={self.count}", cure="raise count")
+            raise UserError(f"counts={self.counts}, and count={self.count}", hint="raise count")
         return sorted({*(self.counts or (n for n in (100, 1000, 2000, 5000) if n <= self.count)), self.count})
 
 
@@ -97,11 +97,11 @@ def swept(options: Options, stage: EvaluateStage, where: str) -> EvaluateStage:
         (name for name, method in stage.methods.items() if method.rule.kind == "lantern"), next(iter(stage.methods))
     )
     if base not in stage.methods:
-        cure = did_you_mean(base, stage.methods)
-        raise UserError(f"method={base}: no method of the stage", where=where, cure=cure)
+        hint = did_you_mean(base, stage.methods)
+        raise UserError(f"method={base}: no method of the stage", where=where, hint=hint)
     like = {**stage.methods[base].model_dump(mode="json", by_alias=True), "temperatures": None}
     if like["draw"] == "sample" and 0.0 in options.temperatures:
-        raise UserError(f"method {base} samples its drafts, which temperature 0 cannot", cure="temperatures=[1]")
+        raise UserError(f"method {base} samples its drafts, which temperature 0 cannot", hint="temperatures=[1]")
     rule = stage.methods[base].rule
     kept = {"residual": rule.residual} if isinstance(rule, LanternConfig) else {}
     warmest = max(options.temperatures)
@@ -196,7 +196,7 @@ def of_temperature(options: Options, report: dict[str, Any], rows: Sequence[Row]
     return [
         *lines,
         *proximity.counts_table(
-            counts, {name: proximity.speedups(*seconds(found), counts) for name, found in of_setting.items()}
+            counts, {name: proximity.speedups(*seconds(result), counts) for name, result in of_setting.items()}
         ),
         "",
     ]

@@ -30,13 +30,13 @@ def sources() -> list[Path]:
 
 def imports(path: Path) -> list[tuple[int, str]]:
     """(level, module) of each import in a file."""
-    found = []
+    result = []
     for node in ast.walk(ast.parse(path.read_text())):
         if isinstance(node, ast.Import):
-            found += [(0, alias.name) for alias in node.names]
+            result += [(0, alias.name) for alias in node.names]
         elif isinstance(node, ast.ImportFrom):
-            found.append((node.level, node.module or ""))
-    return found
+            result.append((node.level, node.module or ""))
+    return result
 
 
 def package_of(path: Path, level: int, module: str) -> str | None:

@@ -1,4 +1,5 @@
-"""Checkpoints that are whole or not there: written aside, hashed, renamed; the newest good one is used.
+"""Atomic checkpoints: written to a temporary folder, hashed and renamed. A resumed run uses the newest one that
+verifies.
 
 DeepSpeed writes in place and saves neither random states nor the place in the data; here its files go
 into a folder that gets its name only when a manifest of sizes and SHA-256 stands in it.
@@ -71,22 +72,22 @@ def find(folder: Path, *, fingerprint: str) -> Found | None:
     Raises:
         UserError: the good one belongs to another recipe or another number of ranks.
     """
-    found: Found | UserError | None = None
+    checkpoint: Found | UserError | None = None
     if ranks.is_main():
         try:
-            found = _newest_good(folder, fingerprint)
+            checkpoint = _newest_good(folder, fingerprint)
         except UserError as error:
-            found = error
-    found = ranks.agree(found)
-    if isinstance(found, UserError):
-        raise found
-    return found
+            checkpoint = error
+    checkpoint = ranks.broadcast(checkpoint)
+    if isinstance(checkpoint, UserError):
+        raise checkpoint
+    return checkpoint
 
 
-def load(engine: Engine, found: Found) -> None:
+def load(engine: Engine, checkpoint: Found) -> None:
     """Restore weights, optimizer, schedule and this rank's random states."""
-    engine.load(found.path)
-    _restore_random_state(torch.load(found.path / f"random-{ranks.rank():05d}.pt", weights_only=True))
+    engine.load(checkpoint.path)
+    _restore_random_state(torch.load(checkpoint.path / f"random-{ranks.rank():05d}.pt", weights_only=True))
 
 
 def verify(path: Path) -> str | None:
@@ -124,21 +125,21 @@ def _newest_good(folder: Path, fingerprint: str) -> Found | None:
             raise UserError(
                 "the checkpoint was made by another recipe or from other data",
                 where=str(path),
-                cure="restore the recipe, or start the stage again with restart=STAGE",
+                hint="restore the recipe, or start the stage again with restart=STAGE",
             )
         if state["world_size"] != ranks.world_size():
             raise UserError(
                 f"the checkpoint was made by {state['world_size']} ranks, and this run has {ranks.world_size()}: "
                 "optimizer states are shared out by rank, and the sums would round differently",
                 where=str(path),
-                cure=f"resume with {state['world_size']} ranks, or start again with restart=STAGE",
+                hint=f"resume with {state['world_size']} ranks, or start again with restart=STAGE",
             )
         return Found(path, state["step"], tuple(notes))
     if notes:
         raise UserError(
             "no usable checkpoint: " + "; ".join(notes),
             where=str(folder),
-            cure="remove the folder or start the stage again with restart=STAGE",
+            hint="remove the folder or start the stage again with restart=STAGE",
         )
     return None
 
@@ -152,7 +153,9 @@ def _publish(aside: Path, final: Path, state: dict[str, Any]) -> None:
     manifest.write_text(json.dumps({"state": state, "files": files}, indent=1))
     _fsync(manifest)
     _fsync(aside)
-    shutil.rmtree(final, ignore_errors=True)  # the same step saved before: only after its twin is whole
+    shutil.rmtree(
+        final, ignore_errors=True
+    )  # an earlier save of the same step is removed only after the new one is complete
     os.replace(aside, final)
     _fsync(final.parent)
 

@@ -1,4 +1,4 @@
-"""What a stage's runner is given: the recipe's parts, its folder, and the results of earlier stages."""
+"""The context of a stage: the recipe's sections, the stage's folder, and the results of earlier stages."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import torch
 
 from ..core.ranks import local_rank
 from ..core.tracking import Tracker, TrackingConfig
-from ..data.processor import Processor, load_processor, with_own_eyes
+from ..data.processor import Processor, load_processor, with_own_image_processor
 from ..models.hub import read_config, vision_half
 from ..models.llava import TokenIds
 from .engine import EngineConfig
@@ -49,37 +49,37 @@ class Context:
         return self.trackers[0]
 
     def with_drafter(self, drafter: Any | None) -> Context:
-        """For a stage that names a drafter of its own; None: the recipe's."""
+        """The same context for a stage that names its own drafter. None keeps the recipe's."""
         return self if drafter is None else replace(self, drafter=drafter)
 
     def processor(self) -> Processor:
-        """The target's: of the world that a stage generated, or of the published target."""
-        made = self.inputs.get("processor")
+        """The target's: of the synthetic dataset that a stage generated, or of the published target."""
+        folder = self.inputs.get("processor")
         return load_processor(
-            made if made is not None else str(self.target.path),
+            folder if folder is not None else str(self.target.path),
             revision=self.target.revision,
             text_only=self.target.kind == "causal_lm",
         )
 
     @property
-    def drafter_has_own_eyes(self) -> bool:
-        """Whether the draft gets tiles of its own, and not the target's."""
+    def drafter_has_own_image_processor(self) -> bool:
+        """Whether the draft has its own image processor, so that it gets its own tiles."""
         return getattr(self.drafter, "pictures", None) == "own"
 
     def processor_of(self, model: str) -> Processor:
-        """What a `train` stage's model reads with: the target its own, a draft that or eyes of its own.
+        """The processor of a `train` stage's model: the target's, or the draft's own if it has one.
 
-        A captioner is assembled as the draft is, and has its eyes.
+        A captioner is assembled like the draft and uses the draft's image processor.
         """
-        return self.processor() if model == "target" else self.own_eyes() or self.processor()
+        return self.processor() if model == "target" else self.own_image_processor() or self.processor()
 
-    def own_eyes(self) -> Processor | None:
+    def own_image_processor(self) -> Processor | None:
         """The target's tokenizer and the image processor of the draft's tower; None: it shares the target's tiles."""
-        if not self.drafter_has_own_eyes:
+        if not self.drafter_has_own_image_processor:
             return None
         tower = self.drafter.vision_tower
         vision = vision_half(read_config(tower, key="drafter.vision_tower"))
-        return with_own_eyes(
+        return with_own_image_processor(
             self.processor(),
             tower if isinstance(tower, str) else None,
             image_size=vision.image_size,

@@ -37,7 +37,7 @@ class EngineConfig(Section):
 def check_engine(config: EngineConfig) -> None:
     """Refuse what this machine cannot run, before anything is built."""
     if config.precision == "fp16" and not torch.cuda.is_available():
-        raise UserError("engine.precision: fp16 does not run on a CPU", cure="use fp32 or bf16, or a machine with CUDA")
+        raise UserError("engine.precision: fp16 does not run on a CPU", hint="use fp32 or bf16, or a machine with CUDA")
 
 
 def init_distributed() -> None:
@@ -72,7 +72,7 @@ def _fit_threads() -> None:
 
 @contextmanager
 def _linear_is(function: Callable) -> Iterator[None]:
-    """Within, torch's linear layer is `function`; what it was comes back."""
+    """Replaces torch's linear layer by `function` inside the context, and restores it afterwards."""
     before = functional.linear
     functional.linear = function
     try:
@@ -175,9 +175,9 @@ class Engine:
 
         DeepSpeed averages over ranks and accumulation; the factors here undo both.
         """
-        world = torch.distributed.get_world_size()
+        world_size = torch.distributed.get_world_size()
         with _linear_is(self._linear):  # gradient checkpointing runs layers again
-            self._engine.backward(loss_sum * (world * self.accumulation / tokens))
+            self._engine.backward(loss_sum * (world_size * self.accumulation / tokens))
 
     def step(self) -> None:
         """Called after each micro-batch's backward; updates after the last one."""

@@ -26,7 +26,7 @@ SCRATCH = "scratch"
 
 
 class Expected(Section):
-    """What data that is not on disk is declared to hold; measurements take its place when it is there."""
+    """Declared sizes of data that is not on disk. Once the data is there, measured sizes replace them."""
 
     samples: int = Field(ge=1)
     text_tokens: int | None = Field(None, ge=0)

@@ -25,7 +25,7 @@ _GRACE_S = 60.0
 
 
 class AnotherRun(UserError):
-    """A live rank of another run holds the directory; told by whichever rank finds it."""
+    """A live rank of another run holds the directory. The first rank that notices raises this error."""
 
 
 class RunLock:
@@ -46,7 +46,7 @@ class RunLock:
             raise AnotherRun(
                 f"another run is writing here (process {holder})",
                 where=str(output),
-                cure="wait until it has ended or end it, or choose another output",
+                hint="wait until it has ended or end it, or choose another output",
             )
         os.ftruncate(self._handle, 0)
         os.write(self._handle, str(os.getpid()).encode())
@@ -57,7 +57,7 @@ class RunLock:
     @staticmethod
     def _take(handle: int, patience_s: float, say: Callable[[str], None]) -> str | None:
         """Lock the file, waiting a while; returns who holds it where that fails."""
-        start, told = time.monotonic(), False
+        start, printed = time.monotonic(), False
         while True:
             try:
                 fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -66,9 +66,9 @@ class RunLock:
                 holder = os.pread(handle, 32, 0).decode() or "unknown"
             if time.monotonic() - start > patience_s:
                 return holder
-            if not told:
+            if not printed:
                 say(f"waiting for an earlier run of this directory to end (process {holder})")
-                told = True
+                printed = True
             time.sleep(0.2)
 
     @classmethod

@@ -31,7 +31,7 @@ Source = Callable[[Any], TargetStates | None]
 
 
 def no_states(batch: Any) -> None:
-    """Of what learns from its own data alone."""
+    """States for a module that learns from its data alone: there are none."""
     return None
 
 
@@ -82,7 +82,7 @@ class Training:
 
 @dataclass
 class _Sums:
-    """Sums on the device since the last log: reading them is the only wait."""
+    """Sums since the last log, kept on the device. Reading them is the only synchronisation."""
 
     loss: torch.Tensor
     tokens: float = 0.0
@@ -117,14 +117,14 @@ def train(
         TrainingError: a loss or gradient that is not finite, a step without supervised tokens, a skipped step.
         Stopped: SIGTERM or SIGINT; the state is saved.
     """
-    found = checkpoint.find(folder, fingerprint=fingerprint)
+    resumed = checkpoint.find(folder, fingerprint=fingerprint)
     step = 0
-    if found is not None:
-        checkpoint.load(engine, found)
-        step = found.step
-        for note in found.notes:
+    if resumed is not None:
+        checkpoint.load(engine, resumed)
+        step = resumed.step
+        for note in resumed.notes:
             say(f"refused checkpoint {note}")
-        say(f"resuming from {found.path} (step {step})")
+        say(f"resuming from {resumed.path} (step {step})")
     rewind(step)
 
     def save(step: int) -> None:
@@ -146,7 +146,7 @@ def _steps(
     save_every: int | None,
 ) -> None:
     loader, validate = training.steps(step), training.validate
-    batches = _ahead(iter(loader))
+    batches = _with_next(iter(loader))
     skipped = engine.num_skipped
     sums = _Sums(torch.zeros((), device=engine.device))
     clock, samples = time.perf_counter(), 0
@@ -159,7 +159,7 @@ def _steps(
         if tokens == 0:
             raise TrainingError(
                 f"step {step}: no supervised token in the whole batch", where=_names(current),
-                cure="look at these records' answers; over-long or unreadable ones supervise nothing",
+                hint="look at these records' answers; over-long or unreadable ones supervise nothing",
             )  # fmt: skip
         loss_is_finite = _forward_backward(engine, current, training.source, tokens, sums)
         finite = loss_is_finite * engine.gradients_are_finite
@@ -170,12 +170,12 @@ def _steps(
             raise TrainingError(
                 f"step {step}: a loss or gradient is not finite; the weights are those before this step",
                 where=_names(current) if not finite else "records of another rank",
-                cure="look at these records, lower optim.lr, or set optim.clip_norm",
+                hint="look at these records, lower optim.lr, or set optim.clip_norm",
             )
         engine.step()
         engine.end_step()
         if engine.num_skipped != skipped and not engine.expects_skips:
-            raise TrainingError(f"step {step}: the engine skipped the update", cure="report this with the recipe")
+            raise TrainingError(f"step {step}: the engine skipped the update", hint="report this with the recipe")
         step += 1
         sums.tokens += tokens
         samples += loader.batch_size
@@ -208,8 +208,8 @@ def _forward_backward(engine: Engine, batches: StepBatches, source: Source, toke
     return finite
 
 
-def _ahead(steps: Iterator[StepBatches]) -> Iterator[tuple[StepBatches, StepBatches | None]]:
-    """Each step with the one after it, whose tokens must be counted before it begins."""
+def _with_next(steps: Iterator[StepBatches]) -> Iterator[tuple[StepBatches, StepBatches | None]]:
+    """Yields each step together with the next one, whose tokens must be counted before it begins."""
     current = next(steps, None)
     while current is not None:
         following = next(steps, None)

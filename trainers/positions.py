@@ -1,7 +1,7 @@
-"""Said before a run: which samples are too long for it, and which prompts go beyond a draft's positions.
+"""Warnings before a run: samples that are too long, and prompts that exceed a draft's positions.
 
 TABED's M collapses on five pictures: 2,880 visual tokens against the 2,048 positions of its drafts, which were not
-trained on several pictures either. Neither is an error anywhere; both cost acceptance, silently.
+trained on several pictures either. Neither raises an error, and both silently lower acceptance.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ _DONE = {
 
 
 def before_training(dataset: ConversationDataset, positions: int, say: Say, *, prompts: bool = False) -> None:
-    """Say what the data section takes from which files, and how many samples are too long.
+    """Print which files a data section reads, and how many samples are too long.
 
     Args:
         positions: of the language model.
@@ -33,17 +33,20 @@ def before_training(dataset: ConversationDataset, positions: int, say: Say, *, p
     if summary := dataset.selection.summary():
         say(summary)
     config = dataset.config
-    found = count_long(dataset, config.max_length, prompts=prompts)
-    if found.first is None:
-        say(f"no sample is longer than max_length {found.limit:,}" + ("" if found.is_exact else ", of those looked at"))
+    too_long = count_long(dataset, config.max_length, prompts=prompts)
+    if too_long.first is None:
+        say(
+            f"no sample is longer than max_length {too_long.limit:,}"
+            + ("" if too_long.is_exact else ", of those looked at")
+        )
         return
     if not prompts:
-        _ = dataset[found.first]  # stops where the section says so
+        _ = dataset[too_long.first]  # stops where the section says so
     done = _DONE[config.over_length if config.over_length in _DONE else "skip"]
-    cure = f"raise max_length (up to {positions:,} positions)" if config.max_length < positions else _MORE_POSITIONS
+    hint = f"raise max_length (up to {positions:,} positions)" if config.max_length < positions else _MORE_POSITIONS
     say(
-        f"longer than max_length {found.limit:,}: {found}; {done}, skipped.jsonl lists them as they come up. "
-        f"To keep them whole: {cure}, tile pictures less (aspect) or take fewer frames (video.num_frames)."
+        f"longer than max_length {too_long.limit:,}: {too_long}; {done}, skipped.jsonl lists them as they come up. "
+        f"To keep them whole: {hint}, tile pictures less (aspect) or take fewer frames (video.num_frames)."
     )
 
 
@@ -64,11 +67,11 @@ def before_decoding(
         flat: the drafts without a newline, which read one tile of each picture.
     """
     for draft, held in positions.items():
-        found = count_long(dataset, held - max_new_tokens, prompts=True, flat=draft in flat)
-        if found.first is not None:
+        too_long = count_long(dataset, held - max_new_tokens, prompts=True, flat=draft in flat)
+        if too_long.first is not None:
             say(
                 f"warning: {name}: prompts that leave less than {max_new_tokens:,} of the {held:,} positions of the "
-                f"draft {draft}: {found}. In mode M it proposes noise behind its positions. Cures: mode P (pools "
+                f"draft {draft}: {too_long}. In mode M it proposes noise behind its positions. Hints: mode P (pools "
                 f"pictures 2 x 2, a quarter of their tokens); {_MORE_POSITIONS}; train on several pictures (a mixture "
                 "with such data)."
             )

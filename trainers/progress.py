@@ -57,8 +57,8 @@ class Progress:
 
     def _say_validation(self, values: dict[str, float], step: int) -> None:
         if ranks.is_main():
-            found = " ".join(f"{name.removeprefix('val_')} {value:.4f}" for name, value in values.items())
-            self._bar.console.print(f"{self.name} {step}/{self.total} validation: {found}", highlight=False)
+            text = " ".join(f"{name.removeprefix('val_')} {value:.4f}" for name, value in values.items())
+            self._bar.console.print(f"{self.name} {step}/{self.total} validation: {text}", highlight=False)
 
 
 def _memory_gib() -> float:

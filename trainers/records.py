@@ -59,7 +59,7 @@ def check_fit(context: Context, dataset: ConversationDataset, decoder: CachedDec
     if decoder.max_positions is not None and data.max_length > decoder.max_positions:
         raise UserError(
             f"data.max_length is {data.max_length} and the target has {decoder.max_positions} positions", where=where,
-            cure=f"set data.max_length to {decoder.max_positions} or less",
+            hint=f"set data.max_length to {decoder.max_positions} or less",
         )  # fmt: skip
     in_tiles = context.target.reads_tiles
     if in_tiles in (None, data.aspect.startswith("anyres")) or not dataset.column("images").any():
@@ -69,7 +69,7 @@ def check_fit(context: Context, dataset: ConversationDataset, decoder: CachedDec
     raise UserError(
         f"data.aspect is {data.aspect} and the target reads pictures in {'tiles' if in_tiles else 'single tiles'}",
         where=where,
-        cure="set aspect: anyres (LLaVA-NeXT) or anyres_max_9 (LLaVA-OneVision), or target.anyres: false"
+        hint="set aspect: anyres (LLaVA-NeXT) or anyres_max_9 (LLaVA-OneVision), or target.anyres: false"
         if in_tiles
         else "set aspect: square or pad, or leave target.anyres out",
     )

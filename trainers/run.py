@@ -40,8 +40,8 @@ def run_stages(
         if chosen is not None and planned.name not in chosen:
             continue
         folder = output / planned.name
-        # Rank 0 looks and all ranks agree: what it writes next, another rank might read half of.
-        state = ranks.agree(stage_state(planned, output) if ranks.is_main() else None)
+        # Rank 0 reads the state and broadcasts it, since another rank might read a half-written file.
+        state = ranks.broadcast(stage_state(planned, output) if ranks.is_main() else None)
         if isinstance(state, UserError):
             raise state
         if state == "finished":
@@ -60,7 +60,7 @@ def run_stages(
         if ranks.is_main():
             _finish(folder, planned.fingerprint, time.monotonic() - start)
         ranks.barrier()
-    # A rank that leaves while another still reads what it sent looks like a crash.
+    # A rank that exits while another still reads its message looks like a crash.
     ranks.barrier()
 
 
@@ -79,7 +79,7 @@ def stage_state(planned: Planned, output: Path) -> str | UserError:
             return UserError(
                 f"stage {planned.name} needs the {thing} of stage {maker}, which has not finished",
                 where=str(output / maker),
-                cure=f"run it first: stages=[{maker},{planned.name}]",
+                hint=f"run it first: stages=[{maker},{planned.name}]",
             )
     return "to run"
 
@@ -94,16 +94,16 @@ def _refuse_other(folder: Path, planned: Planned) -> None:
     begun = json.loads(path.read_text()) if path.is_file() else None
     if begun is None or begun["fingerprint"] == planned.fingerprint:
         return
-    cure = f"restart={planned.name} runs it again (the old folder is kept aside), or choose another output"
+    hint = f"restart={planned.name} runs it again (the old folder is kept aside), or choose another output"
     version = begun.get("version", 1)
     if version != FINGERPRINTS:
         raise UserError(
             f"stage {planned.name} was run (or begun) by another version of draftsmith (fingerprints {version}, here "
             f"{FINGERPRINTS}): whether its settings are the same cannot be told",
-            where=str(folder), cure=f"go on with the version that began it; {cure}",
+            where=str(folder), hint=f"go on with the version that began it; {hint}",
         )  # fmt: skip
     problem = f"stage {planned.name} was run (or begun) with other settings, data or earlier stages"
-    raise UserError(problem, where=str(folder), cure=cure)
+    raise UserError(problem, where=str(folder), hint=hint)
 
 
 def _set_aside(plan: Sequence[Planned], restart: str, output: Path, say: Callable[[str], None]) -> None:
@@ -128,7 +128,7 @@ def _finish(folder: Path, fingerprint: str, seconds: float) -> None:
 
 
 def _write(path: Path, value: dict[str, Any]) -> None:
-    """Whole or not at all: a run may be killed here too."""
+    """Write atomically, since a run may be killed here too."""
     aside = path.with_name(f".{path.name}")
     aside.write_text(json.dumps(value))
     os.replace(aside, path)

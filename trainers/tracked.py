@@ -61,5 +61,5 @@ def _hand_on(context: Context) -> None:
 
 
 def _files(folder: Path, patterns: tuple[str, ...], without: tuple[str, ...]) -> list[Path]:
-    found = {path for pattern in patterns for path in folder.glob(pattern) if path.is_file()}
-    return sorted(path for path in found if path.name not in without)
+    paths = {path for pattern in patterns for path in folder.glob(pattern) if path.is_file()}
+    return sorted(path for path in paths if path.name not in without)

@@ -9,13 +9,13 @@ from pathlib import Path
 try:
     import draftsmith
 except ModuleNotFoundError:
-    sys.exit("error: draftsmith is not installed in this environment\n  cure: pip install -c constraints.txt -e .")
+    sys.exit("error: draftsmith is not installed in this environment\n  hint: pip install -c constraints.txt -e .")
 from draftsmith.recipes.cli import main
 
 here, found = Path(__file__).resolve().parents[1], Path(draftsmith.__file__).resolve().parent
 if here != found:
     sys.exit(
         f"error: this checkout is {here}, but the environment imports draftsmith from {found}\n"
-        f"  cure: pip install -e {here}"
+        f"  hint: pip install -e {here}"
     )
 sys.exit(main())

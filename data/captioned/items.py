@@ -112,13 +112,13 @@ def existing_folder(folder: str) -> Path:
     """The folder as a path. Raises `UserError` where there is none."""
     path = Path(folder)
     if not path.is_dir():
-        raise UserError("folder not found", where=folder, cure="check the data section")
+        raise UserError("folder not found", where=folder, hint="check the data section")
     return path
 
 
 def json_file(path: Path) -> Any:
     """What a JSON file holds. Raises `UserError` where it is missing or cannot be read."""
-    return read_json(path, cure="check the data section, or fetch the file again")
+    return read_json(path, hint="check the data section, or fetch the file again")
 
 
 MAX_PIXELS = 89_478_485  # above it a picture is taken for a decompression bomb (Pillow's own limit)

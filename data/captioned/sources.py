@@ -135,7 +135,7 @@ def _pairs(folder: Path) -> Iterator[Opener]:
         found = True
         yield functools.partial(_open_pair, folder / name)
     if not found:
-        raise UserError("no jpg, png or webp files", where=str(folder), cure="check `folder` of the data section")
+        raise UserError("no jpg, png or webp files", where=str(folder), hint="check `folder` of the data section")
 
 
 def _open_pair(path: Path, number: int) -> Captioned | Refused:
@@ -168,7 +168,7 @@ def _classes(source: ClassFolderSource) -> list[tuple[Path, int, str]]:
     root = existing_folder(source.folder)
     folders = sorted(p for p in root.iterdir() if p.is_dir() and not p.name.startswith("."))
     if not folders:
-        raise UserError("no class folders", where=str(root), cure="check `folder` of the data section")
+        raise UserError("no class folders", where=str(root), hint="check `folder` of the data section")
     if source.class_index is None:
         return [(folder, label, folder.name) for label, folder in enumerate(folders)]
     path = Path(source.class_index)
@@ -177,8 +177,8 @@ def _classes(source: ClassFolderSource) -> list[tuple[Path, int, str]]:
         for label, (folder_name, name) in json_file(path).items():
             labels[folder_name] = int(label), name
     except (AttributeError, TypeError, ValueError) as error:
-        cure = 'give {"0": ["n01440764", "tench"], ...}'
-        raise UserError(f"not a class index: {error}", where=str(path), cure=cure) from error
+        hint = 'give {"0": ["n01440764", "tench"], ...}'
+        raise UserError(f"not a class index: {error}", where=str(path), hint=hint) from error
     unknown = [folder.name for folder in folders if folder.name not in labels]
     if unknown:
         raise UserError(f"{len(unknown)} class folders without a label, first {unknown[0]!r}", where=str(path))
@@ -225,8 +225,8 @@ def _images(path: Path) -> list[tuple[int, str, list[tuple[int, str]]]]:
                 raise TypeError("a caption that is not text")
             images[int(annotation["image_id"])][1].append((int(annotation["id"]), annotation["caption"]))
     except (KeyError, TypeError, ValueError) as error:
-        cure = "give captions_*.json of MS-COCO; instances_*.json holds no captions"
-        raise UserError(f"not MS-COCO captions: {error!r}", where=str(path), cure=cure) from error
+        hint = "give captions_*.json of MS-COCO; instances_*.json holds no captions"
+        raise UserError(f"not MS-COCO captions: {error!r}", where=str(path), hint=hint) from error
     return [(number, name, sorted(captions)) for number, (name, captions) in sorted(images.items())]
 
 

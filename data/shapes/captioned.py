@@ -1,4 +1,4 @@
-"""Captioned pictures of the world, written as LAION-COCO's shards are: tar files of png, txt and json.
+"""Captioned pictures of the synthetic dataset, written as LAION-COCO's shards are: tar files of png, txt and json.
 
 One or two figures on a board of two by two, on paper with grain, so that the pictures' empty parts are as uncertain to
 a model as real backgrounds are. Figures of the held-out split never stand in another one: every fifth combination of
@@ -120,13 +120,15 @@ _NAMES = sorted(COLORS)
 
 
 def figures_of(caption: str) -> tuple[Figure, ...]:
-    """The figures that a caption of this world names (the inverse of `caption_of`). Raises `UserError` for others."""
+    """The figures that a caption of this synthetic dataset names (the inverse of `caption_of`). Raises `UserError` for
+    others.
+    """
     parts = [part.split() for part in caption.split(" and ")]
     figures = tuple(Figure(words[1], words[2], " ".join(words[5:])) for words in parts if len(words) == 7)
     known = all(f.color in COLORS and f.shape in SHAPES and f.place in PLACES for f in figures)
     if not figures or not known or caption_of(figures) != caption or len({f.place for f in figures}) < len(figures):
-        cure = "use captions of a generated world; a reader knows no other pictures"
-        raise UserError(f"the caption {caption!r} names no figures of this world", cure=cure)
+        hint = "use captions of a synthetic dataset; a reader knows no other pictures"
+        raise UserError(f"the caption {caption!r} names no figures of this dataset", hint=hint)
     return figures
 
 

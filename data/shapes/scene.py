@@ -28,7 +28,7 @@ SHAPES = ("circle", "square", "triangle", "cross", "diamond", "star")
 ROWS = ("top", "middle", "bottom")
 COLUMNS = ("left", "center", "right")
 BACKGROUND = (255, 255, 255)
-# Image statistics of the world, as a data set's own: an empty place is exactly zero.
+# Image statistics of the synthetic dataset, as a data set's own: an empty place is exactly zero.
 IMAGE_MEAN = (1.0, 1.0, 1.0)
 IMAGE_STD = (0.5, 0.5, 0.5)
 

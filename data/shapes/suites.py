@@ -16,7 +16,7 @@ from ..benchmark_sets import BENCHMARK_SETS, LETTERS
 from ..suite import INDEX
 
 # Published set -> the kind of scenario that stands in for it.
-STAND_INS = {
+SUBSTITUTES = {
     "LLaVA-W": "conversation",
     "DocVQA": "word",
     "POPE": "probe",
@@ -30,7 +30,7 @@ STAND_INS = {
     "TextCaps": "caption",
 }
 QUESTIONS = {"NQ": "fact", "GSM8K": "sums"}
-# The nearest that the world has to "summarize the previous answer" is a listing.
+# The nearest that the synthetic dataset has to "summarize the previous answer" is a listing.
 TURNS = {
     "caption": "Describe the picture.",
     "summary": "Which color does each object have?",
@@ -68,7 +68,7 @@ def write_suite(folder: Path, count: int, write_record: WriteRecord, *, words: C
     """
     folder.mkdir(parents=True)
     index: dict[str, Any] = {"sets": {}, "questions": {}, "turns": TURNS}
-    for name, kind in (*STAND_INS.items(), *QUESTIONS.items()):
+    for name, kind in (*SUBSTITUTES.items(), *QUESTIONS.items()):
         split = f"suite-{name}"
         (folder / "images" / split).mkdir(parents=True)
         records = [write_record(folder, split, kind, number) for number in range(count)]
@@ -132,11 +132,11 @@ def _moved(record: dict[str, Any], folder: Path, name: str) -> dict[str, Any]:
 def _with_options(records: list[dict[str, Any]], seed: str) -> list[dict[str, Any]]:
     """Records with the answers of others as wrong options, as far as there are other answers."""
     answers = [record["conversations"][-1]["value"] for record in records]
-    found = []
+    with_options = []
     for number, (record, answer) in enumerate(zip(records, answers, strict=True)):
         rng = random.Random(f"{seed}/{number}")
         others = sorted(set(answers) - {answer})
         options = [answer, *rng.sample(others, min(len(others), _OPTIONS - 1))]
         rng.shuffle(options)
-        found.append(record | {"options": options, "letter": LETTERS[options.index(answer)]})
-    return found
+        with_options.append(record | {"options": options, "letter": LETTERS[options.index(answer)]})
+    return with_options

@@ -1,4 +1,4 @@
-"""A small Llama-like tokenizer trained on the world's own text, since none can be downloaded.
+"""A small Llama-like tokenizer trained on the synthetic dataset's own text, since none can be downloaded.
 
 Byte-pair pieces with byte fallback and the conventions of Llama's: `<unk>` 0, `<s>` 1, `</s>` 2, a
 blank is part of the following word, and a beginning-of-text id is added.

@@ -1,4 +1,4 @@
-"""Write the world to disk as LLaVA JSON plus PNG and mp4, so that it enters training like any other data.
+"""Write the synthetic dataset to disk as LLaVA JSON plus PNG and mp4, so that it enters training like any other data.
 
 A record depends on (seed, split, kind, index) alone: changing how many there are changes none of them.
 The folder is written aside and renamed, so an interrupted write is never taken for a whole one.
@@ -22,7 +22,7 @@ from .scene import draw
 from .suites import write_suite, write_video_suite
 
 
-def write_world(
+def write_dataset(
     folder: Path,
     *,
     seed: int,
@@ -42,7 +42,7 @@ def write_world(
         image_size: side of the square pictures in pixels (even, where clips are written).
         splits: split -> kind of scenario (a key of `KINDS`) -> number of records.
         mixtures: mixture -> split -> how much of it, as OneVision's files have it.
-        suite: records of each set of the benchmark suite's stand-in, under `suite/`; 0: none.
+        suite: records of each set of the benchmark suite's substitute, under `suite/`; 0: none.
         clip_frames: split -> frames of its clips, where they are not four; at least two.
         video_suite: records of each set of videos, pictures and texts, under `video_suite/`; 0: none.
         lengths: frames of that suite's clips, in turn.

@@ -1,4 +1,4 @@
-"""How large a cache gets, before anything is written.
+"""Estimates the size of a cache before anything is written.
 
 Letters: D width.
 """
@@ -80,7 +80,7 @@ def check_disk(folder: Path, needed: float) -> None:
     if needed + _SPARE > free:
         raise UserError(
             f"the states take {shown(needed)} and the disk has {shown(free)} free", where=str(folder),
-            cure="choose another output, fewer samples, a smaller states.dtype (int8, fp8), or source: online, which "
+            hint="choose another output, fewer samples, a smaller states.dtype (int8, fp8), or source: online, which "
             "keeps nothing",
         )  # fmt: skip
 

@@ -1,4 +1,5 @@
-"""What states depend on: a cache is bound to it, and whoever reads one made otherwise is told by which field.
+"""The settings that cached states depend on. A cache stores them, and a reader with other settings gets an error that
+names the field.
 
 A head that trains on states of another target, template or image processor learns without an error and drafts badly.
 """
@@ -88,20 +89,20 @@ def weights_identity(source: str | Path, *, path: str | None, revision: str | No
 
 
 def _commit(name: str, revision: str | None) -> str | None:
-    """What a branch stood at when it was fetched: the folder of the snapshot; None where nothing was fetched."""
-    found = try_to_load_from_cache(name, "config.json", revision=revision)
-    return Path(found).parent.name if isinstance(found, str) else None
+    """The commit of a branch when it was fetched (name of the snapshot folder). None if nothing was fetched."""
+    cached = try_to_load_from_cache(name, "config.json", revision=revision)
+    return Path(cached).parent.name if isinstance(cached, str) else None
 
 
 def _glance(file: Path) -> str:
     """Of a file's size and pieces of it: reading tens of gigabytes for every start would take minutes."""
     size = file.stat().st_size
-    found = hashlib.sha256(str(size).encode())
+    digest = hashlib.sha256(str(size).encode())
     with open(file, "rb") as content:
         for start in np.linspace(0, max(0, size - _PIECE), _PIECES, dtype=np.int64).tolist():
             content.seek(start)
-            found.update(content.read(_PIECE))
-    return found.hexdigest()
+            digest.update(content.read(_PIECE))
+    return digest.hexdigest()
 
 
 def check_identity(held: Mapping[str, Any], expected: Mapping[str, Any], folder: Path, accept: Iterable[str]) -> None:
@@ -121,27 +122,29 @@ def check_identity(held: Mapping[str, Any], expected: Mapping[str, Any], folder:
         if found is None:
             continue
         field, was, now = found
-        cure = "make the cache again, or restore what it was made with"
+        hint = "make the cache again, or restore what it was made with"
         if name in get_args(Acceptable):
-            cure += f"; source.accept: [{name}] reads it all the same"
+            hint += f"; source.accept: [{name}] reads it all the same"
         raise UserError(
-            f"the states were made with another {field}: {was!r}, now {now!r}", where=str(folder), cure=cure
+            f"the states were made with another {field}: {was!r}, now {now!r}", where=str(folder), hint=hint
         )
 
 
 def check_together(identities: Sequence[Mapping[str, Any]], folders: Sequence[Path]) -> None:
-    """Caches that are read as one are of one target and kept alike. Raises `UserError` naming field and folder."""
+    """Check that caches which are read together come from one target and store the same states. Raises `UserError`
+    naming field and folder.
+    """
     for held, folder in zip(identities[1:], folders[1:], strict=True):
         for name, value in identities[0].items():
             if name not in _OWN and (found := difference(held.get(name), value, name)) is not None:
                 raise UserError(
                     f"{found[0]} is {found[1]!r}, and {found[2]!r} in {folders[0]}", where=str(folder),
-                    cure="read caches together that were made alike, or make one of them again",
+                    hint="read caches together that were made alike, or make one of them again",
                 )  # fmt: skip
 
 
 def _check_states(held: Mapping[str, Any], wanted: Mapping[str, Any], folder: Path) -> None:
-    """More than is wanted does no harm: a Sparrow cache serves a head that reads no visual states."""
+    """A cache may hold more than is needed: a Sparrow cache also serves a head that reads no visual states."""
     for name in ("text_layers", "visual_layers"):
         missing = sorted(set(wanted[name]) - set(held.get(name, ())))
         if missing:
@@ -152,7 +155,7 @@ def _check_states(held: Mapping[str, Any], wanted: Mapping[str, Any], folder: Pa
 
 
 def _lacking(problem: str, folder: Path) -> UserError:
-    return UserError(problem, where=str(folder), cure="make the cache for this drafter: it keeps what the head reads")
+    return UserError(problem, where=str(folder), hint="make the cache for this drafter: it keeps what the head reads")
 
 
 def _pictures(data: ConversationData) -> dict[str, Any]:

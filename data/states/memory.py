@@ -1,4 +1,4 @@
-"""Memory for batches that are read, and a thread that stays ahead of whoever asks for them.
+"""Reusable memory for batches, and a thread that prefetches items.
 
 New memory is slower than a page cache or a good disk: each of its pages is cleared before it is filled. Pieces are
 lent, and come back when the last tensor over them is gone.
@@ -23,7 +23,7 @@ T = TypeVar("T")
 
 
 class Lender:
-    """Lends memory; as much as was ever out at once stays."""
+    """A pool of memory. It never shrinks below the largest amount that was in use at once."""
 
     def __init__(self) -> None:
         self._free: list[np.ndarray] = []
@@ -40,18 +40,18 @@ class Lender:
         return torch.from_numpy(lent)
 
 
-def ahead(items: Iterable[T], depth: int = 2) -> Iterator[T]:
-    """The same items, up to `depth` of them made beforehand by a thread beside this one.
+def prefetched(items: Iterable[T], depth: int = 2) -> Iterator[T]:
+    """Iterate over the same items while another thread prefetches up to `depth` of them.
 
-    What making one raises is raised where it would have been. A reader that stops early leaves no thread behind.
+    An exception of an item is raised when that item is taken. The thread ends if the reader stops early.
     """
-    made: queue.Queue[tuple[Any, BaseException | None]] = queue.Queue(depth)
+    pending: queue.Queue[tuple[Any, BaseException | None]] = queue.Queue(depth)
     stopped = threading.Event()
 
     def put(item: Any, error: BaseException | None = None) -> None:
         while not stopped.is_set():
             try:
-                made.put((item, error), timeout=0.2)
+                pending.put((item, error), timeout=0.2)
                 return
             except queue.Full:
                 continue
@@ -71,7 +71,7 @@ def ahead(items: Iterable[T], depth: int = 2) -> Iterator[T]:
     thread.start()
     try:
         while True:
-            item, error = made.get()
+            item, error = pending.get()
             if error is not None:
                 raise error
             if item is _END:

@@ -89,10 +89,10 @@ class StatesReader:
         rows, infos = [], []
         for span, part, start in zip(spans, parts, starts, strict=False):
             try:
-                found, info = places(part)
+                tensors, info = places(part)
             except BAD_MEMBERS as error:
                 raise span.broken(error) from error
-            rows.append({name: replace(p, start=p.start + start, stop=p.stop + start) for name, p in found.items()})
+            rows.append({name: replace(p, start=p.start + start, stop=p.stop + start) for name, p in tensors.items()})
             infos.append(info)
         return buffer, rows, infos
 
@@ -103,13 +103,13 @@ class StatesReader:
             self._checked[index] = True
 
     def _threads(self) -> ThreadPoolExecutor:
-        """This process's: threads do not survive a fork."""
+        """The thread pool of this process, since threads do not survive a fork."""
         if self._pool is None or self._pool[0] != os.getpid():
             self._pool = os.getpid(), ThreadPoolExecutor(_THREADS), Lender()
         return self._pool[1]
 
     def _memory(self, size: int) -> Tensor:
-        """[size] uint8; of a reading process such that the rank sees it without a copy."""
+        """[size] uint8. A worker process allocates it in shared memory, so that the rank needs no copy."""
         self._threads()
         assert self._pool is not None
         if get_worker_info() is None or not size:
@@ -125,12 +125,12 @@ class StatesReader:
         span = self.span(index)
         head = span.read(0, min(_HEAD_BYTES, span.stop - span.start))
         try:
-            found = tensor_places(head)
+            members = tensor_places(head)
         except BAD_MEMBERS as error:
             raise span.broken(error) from error
         ids, mask = (
             torch.frombuffer(bytearray(span.read(place.start, place.stop)), dtype=place.dtype)
-            for place in (found["ids"], found["loss_mask"])
+            for place in (members["ids"], members["loss_mask"])
         )
         return ids[mask].long()
 

@@ -14,14 +14,14 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ...core.nouns import Batch
+from ...core.batch import Batch
 from ...core.pictures import TEXT
 from ...core.states import Taps, TargetStates, feature_places, visual_places
 from ..shard_files import TensorPlace
 from .dtypes import StatesDtype, decode, encode
 
 # Whole numbers of each record that its shard's json lists: the sample's number, its places, 1 where it has pictures,
-# its supervised slots, and the hash of its name by which samples are held out.
+# its supervised tokens, and the hash of its name, which decides whether it is held out.
 COLUMNS = ("number", "length", "visual", "supervised", "draw")
 
 
@@ -29,15 +29,15 @@ def state_places(wanted: Taps, modality: Tensor, mask: Tensor, loss_mask: Tensor
     """Name of a tensor of states -> [B,T] bool, the places that it is kept at."""
     text = feature_places(modality, mask, loss_mask, wanted.everywhere)
     visual = visual_places(modality, mask)
-    found = {"feature": text} if wanted.feature else {}
+    masks = {"feature": text} if wanted.feature else {}
     for layer in wanted.layers:
         kept = torch.zeros_like(mask)
         if layer in wanted.text_layers:
             kept |= text
         if layer in wanted.visual_layers:
             kept |= visual
-        found[layer_name(layer)] = kept
-    return found
+        masks[layer_name(layer)] = kept
+    return masks
 
 
 def layer_name(layer: int) -> str:
@@ -67,7 +67,7 @@ def record(batch: Batch, computed: TargetStates, row: int, wanted: Taps, dtype: 
 
 @dataclass(frozen=True)
 class StatesForm:
-    """What must be known of a cache to read its records."""
+    """What a reader must know about a cache to read its records."""
 
     wanted: Taps  # what the records hold
     dtype: StatesDtype
@@ -128,18 +128,20 @@ class PackedStates:
     def _filler(self, like: Tensor) -> dict[str, Tensor]:
         """Two padding ids that are read and not learned from, as `empty_sample`."""
         form = self.form
-        found = {
+        tensors = {
             "ids": like.new_full((2,), form.pad_id, dtype=torch.int32),
             "modality": like.new_full((2,), TEXT, dtype=torch.int8),
             "loss_mask": like.new_zeros(2, dtype=torch.bool),
             "positions": torch.arange(2, device=like.device).expand(form.num_position_rows, 2),
         }
-        blank = [row[None] for row in (found["modality"], torch.ones_like(found["loss_mask"]), found["loss_mask"])]
+        blank = [
+            row[None] for row in (tensors["modality"], torch.ones_like(tensors["loss_mask"]), tensors["loss_mask"])
+        ]
         for name, places in state_places(form.wanted, *blank).items():
             zeros = like.new_zeros((int(places.sum()), form.width), dtype=torch.float32)
             for part, tensor in encode(zeros, form.dtype).items():
-                found[f"{name}.{part}" if part else name] = tensor.to(like.device)
-        return found
+                tensors[f"{name}.{part}" if part else name] = tensor.to(like.device)
+        return tensors
 
 
 def _spread(name: str, rows: list[dict[str, Tensor]], places: Tensor, form: StatesForm) -> Tensor:

@@ -17,8 +17,8 @@ from typing import Any
 import numpy as np
 import torch
 
+from ...core.batch import Batch
 from ...core.files import write_whole
-from ...core.nouns import Batch
 from ...core.pictures import TEXT
 from ...core.states import feature_places
 from ..codes import forward_seed
@@ -77,13 +77,13 @@ class StatesSamples:
         """[k,3] of this rank's samples (every `world_size`-th), kept in `path` for the next start."""
         path = path.with_name(f"{path.name}-{self.dataset.identity()[:16]}-{rank}-of-{world_size}.npy")
         mine = range(rank, len(self), world_size)
-        if path.is_file() and len(found := np.load(path)) == len(mine):
-            return found
-        found = np.array([self.count(index) for index in mine], dtype=np.int32).reshape(-1, 3)
+        if path.is_file() and len(counts := np.load(path)) == len(mine):
+            return counts
+        counts = np.array([self.count(index) for index in mine], dtype=np.int32).reshape(-1, 3)
         path.parent.mkdir(parents=True, exist_ok=True)
-        np.save(content := io.BytesIO(), found)
+        np.save(content := io.BytesIO(), counts)
         write_whole(path, content.getvalue())
-        return found
+        return counts
 
 
 def joined_counts(parts: Sequence[np.ndarray]) -> Counts:

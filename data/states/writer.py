@@ -1,4 +1,5 @@
-"""States to shards: each shard's samples are fixed beforehand, so that a killed build leaves out what it finished.
+"""Writes states to shards. The samples of each shard are fixed beforehand, so a killed build can skip the shards that
+it finished.
 
 Samples are dealt to shards by a fixed shuffle: shards of mixed data get one size, and ranks like loads.
 Letters: B rows.
@@ -14,7 +15,7 @@ from typing import Any
 import numpy as np
 from torch import Tensor
 
-from ...core.nouns import Batch
+from ...core.batch import Batch
 from ...core.pictures import TEXT
 from ...core.states import Taps, TargetStates
 from ..shards import ShardWriter

@@ -67,9 +67,9 @@ class AdtTree(Section):
 
     @model_validator(mode="before")
     @classmethod
-    def _from_preset(cls, given: Any) -> Any:
-        preset = given.get("preset") if isinstance(given, dict) else None
-        return {**PRESETS[preset], **given} if isinstance(preset, str) and preset in PRESETS else given
+    def _from_preset(cls, value: Any) -> Any:
+        preset = value.get("preset") if isinstance(value, dict) else None
+        return {**PRESETS[preset], **value} if isinstance(preset, str) and preset in PRESETS else value
 
     @model_validator(mode="after")
     def _in_range(self) -> AdtTree:
@@ -87,7 +87,7 @@ class AdtTree(Section):
         if grid is None:
             raise UserError(
                 "tree: adt reads neighbours in an image, and this target emits no grid of codes",
-                cure="use tree: dynamic, or an image target",
+                hint="use tree: dynamic, or an image target",
             )
         return Adt(self, grid=grid, seed=seed)
 
@@ -136,8 +136,8 @@ class Adt:
         assert not draw.sampled, "check_combination refuses this"
         self._shape, self._drafting = self._next(), True
         depth, width = self._shape
-        found = candidates(root, expand, width=min(width, self.num_nodes), levels=min(depth + 1, max_levels))
-        return found.best(self.num_nodes)
+        beam = candidates(root, expand, width=min(width, self.num_nodes), levels=min(depth + 1, max_levels))
+        return beam.best(self.num_nodes)
 
     def observe(self, verified: Verified) -> None:
         accepted = verified.num_accepted

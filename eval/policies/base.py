@@ -18,7 +18,7 @@ from ...core.errors import UserError
 from ...models.decoding.tree import Tree
 from ..rules import Verified
 
-Expand = Callable[[Sequence[int], Tensor], Tensor]  # (parents' slots [F], tokens [F]) -> q [F,V]
+Expand = Callable[[Sequence[int], Tensor], Tensor]  # (parents' expansions [F], tokens [F]) -> q [F,V]
 DrawName = Literal["top-k", "sample"]
 
 
@@ -76,16 +76,16 @@ def check_combination(*, temperature: float, draw: DrawName, policy: str, prunes
     if draw == "sample" and prunes_by_token:
         raise UserError(
             f"tree {policy!r} prunes drawn nodes by their scores, which is not lossless with draw: sample",
-            cure="use draw: top-k, or a tree whose shape is fixed before the draw (chain, static)",
+            hint="use draw: top-k, or a tree whose shape is fixed before the draw (chain, static)",
         )
     if rule == "greedy" and temperature > 0:
-        raise UserError("rule: greedy at a temperature above 0", cure="use rule: sampling, or temperature: 0")
+        raise UserError("rule: greedy at a temperature above 0", hint="use rule: sampling, or temperature: 0")
     if rule not in ("greedy", "lantern") and temperature == 0:
-        raise UserError(f"rule: {rule} at temperature 0", cure="use rule: greedy, or a temperature above 0")
+        raise UserError(f"rule: {rule} at temperature 0", hint="use rule: greedy, or a temperature above 0")
     if draw == "sample" and temperature == 0:
-        raise UserError("draw: sample at temperature 0", cure="use draw: top-k")
+        raise UserError("draw: sample at temperature 0", hint="use draw: top-k")
     if rule == "block" and (policy != "chain" or draw != "sample"):
         raise UserError(
             f"rule: block with tree {policy!r} and draw: {draw}; it verifies one sampled chain as a whole",
-            cure="use tree: chain with draw: sample, or rule: sampling",
+            hint="use tree: chain with draw: sample, or rule: sampling",
         )

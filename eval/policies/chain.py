@@ -40,11 +40,11 @@ class Chain:
             if level + 1 < levels:
                 q = expand((level - 1,), token)
         parents = tuple(range(-1, levels - 1))
-        slots = tuple(i if i + 1 < levels else -1 for i in range(levels))
+        expansions = tuple(i if i + 1 < levels else -1 for i in range(levels))
         joined = torch.cat(tokens) if tokens else torch.empty(0, dtype=torch.int64, device=root.device)
         if not draw.sampled or not rows:
-            return Tree(joined, parents, slots)
-        return Tree(joined, parents, slots, torch.stack(rows), tuple(range(levels)))
+            return Tree(joined, parents, expansions)
+        return Tree(joined, parents, expansions, torch.stack(rows), tuple(range(levels)))
 
     def observe(self, verified: Verified) -> None:
         return None

@@ -28,14 +28,14 @@ def confidence(probs: Tensor) -> Tensor:
 
 
 class Drafted:
-    """The k largest probabilities of each distribution of one cycle: row 0 at the root, row 1 + s after slot s."""
+    """The k largest probabilities of each distribution of one cycle: row 0 at the root, row 1 + s after expansion s."""
 
     def __init__(self, root: Tensor, top_k: int):
         self.top_k = min(top_k, root.shape[-1])
         self._rows: list[Tensor] = [root.topk(self.top_k).values]
 
     def add(self, ranked: Tensor) -> None:
-        """[F,k] of the next slots."""
+        """[F,k] of the next expansions."""
         self._rows += ranked.unbind()
 
     def watch(self, expand: Expand) -> Expand:
@@ -59,7 +59,7 @@ class Drafted:
         """Rows at the root and along the accepted `path`, down to the last node that the drafter expanded."""
         rows = [0]
         for node in path:
-            if tree.slots[node] == ROOT:
+            if tree.expansions[node] == ROOT:
                 break
-            rows.append(1 + tree.slots[node])
+            rows.append(1 + tree.expansions[node])
         return rows

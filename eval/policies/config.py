@@ -35,26 +35,26 @@ _NAMED: dict[str, dict[str, Any]] = {
 }
 
 
-def named_tree(given: Any) -> Any:
+def named_tree(value: Any) -> Any:
     """The section that a name stands for; a section as it is.
 
     "chain" has 5 tokens, "static" 25 nodes; "30-4-8" is EAGLE-2's tree of 30 nodes with the root on 4 levels, 8 wide;
     `sage` has SAGE's own settings; other names are the published static lists. Raises `ValueError` for any other name.
     """
-    if not isinstance(given, str):
-        return given
-    if given in _NAMED:
-        return _NAMED[given]
-    if sizes := _SIZES.fullmatch(given):
+    if not isinstance(value, str):
+        return value
+    if value in _NAMED:
+        return _NAMED[value]
+    if sizes := _SIZES.fullmatch(value):
         total, levels, width = map(int, sizes.groups())
         if levels < 1:
-            raise ValueError(f"{given!r} has no level (total with the root - levels - width)")
+            raise ValueError(f"{value!r} has no level (total with the root - levels - width)")
         return {"kind": "dynamic", "total": total, "depth": levels - 1, "width": width}
-    if given == "sage":
+    if value == "sage":
         return {"kind": "sage"}
-    if given in CHOICES:
-        return {"kind": "static", "choices": given}
-    nearest = did_you_mean(given, ["chain", "static", "30-4-8", "48-5-10", "25-5-8", "sage", *CHOICES])
+    if value in CHOICES:
+        return {"kind": "static", "choices": value}
+    nearest = did_you_mean(value, ["chain", "static", "30-4-8", "48-5-10", "25-5-8", "sage", *CHOICES])
     raise ValueError(f"names no tree (chain, static, total-levels-width, sage or a published list); {nearest}")
 
 

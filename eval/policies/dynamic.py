@@ -54,31 +54,31 @@ class Dynamic:
 class Candidates:
     """Every child that was scored, in order of creation: by level, by rank of its parent, likeliest first.
 
-    Candidates come in groups of `width`: the root's, then those of slot 0, slot 1, ... They are plain numbers: a beam
-    is so small that each operation on it would take longer as one on tensors.
+    Candidates come in groups of `width`: the root's, then those of expansion 0, expansion 1, ... They are plain
+    numbers: a beam is so small that each operation on it would take longer as one on tensors.
     """
 
     tokens: list[int]  # C
     scores: list[float]  # C, probability of the whole path
-    expanded: tuple[int, ...]  # slot -> candidate
+    expanded: tuple[int, ...]  # expansion -> candidate
     width: int
     device: torch.device
 
     def parent(self, candidate: int) -> int:
         """The candidate above, or ROOT."""
-        slot = parent_slot(candidate, self.width)
-        return ROOT if slot == ROOT else self.expanded[slot]
+        expansion = parent_expansion(candidate, self.width)
+        return ROOT if expansion == ROOT else self.expanded[expansion]
 
     def best(self, count: int) -> Tree:
         """The tree of the `count` best, fewer where fewer are possible."""
         chosen = sorted(_likeliest(self.scores, count))
         node = {candidate: index for index, candidate in enumerate(chosen)}
-        slot = {candidate: index for index, candidate in enumerate(self.expanded)}
+        expansion = {candidate: index for index, candidate in enumerate(self.expanded)}
         parents = (self.parent(candidate) for candidate in chosen)
         return Tree(
             torch.tensor([self.tokens[candidate] for candidate in chosen], dtype=torch.int64, device=self.device),
             tuple(ROOT if parent == ROOT else node[parent] for parent in parents),
-            tuple(slot.get(candidate, ROOT) for candidate in chosen),
+            tuple(expansion.get(candidate, ROOT) for candidate in chosen),
         )
 
 
@@ -95,7 +95,7 @@ def candidates(root: Tensor, expand: Expand, *, width: int, levels: int) -> Cand
     for _ in range(levels - 1):
         beam = [first + place for place in _likeliest(scores[first:], width)]
         drafted = torch.tensor([tokens[node] for node in beam], dtype=torch.int64, device=root.device)
-        best = expand([parent_slot(node, width) for node in beam], drafted).topk(width, dim=-1)  # [F,K]
+        best = expand([parent_expansion(node, width) for node in beam], drafted).topk(width, dim=-1)  # [F,K]
         expanded += beam
         first = len(scores)
         for node, probs, children in zip(beam, best.values.tolist(), best.indices.tolist(), strict=True):
@@ -114,13 +114,13 @@ def _likeliest(scores: Sequence[float], count: int) -> list[int]:
     return [place for place in ranked if scores[place] > 0]
 
 
-def parent_slot(candidate: int, width: int) -> int:
-    """The slot whose group a candidate stands in; the first group is the root's."""
+def parent_expansion(candidate: int, width: int) -> int:
+    """The expansion whose group a candidate stands in; the first group is the root's."""
     return candidate // width - 1
 
 
 def most_written(num_nodes: int, *, depth: int, width: int) -> int:
-    """Nodes of the tree, or slots of the drafter where those are more: it expands D beams of K."""
+    """Nodes of the tree, or expansions of the drafter where those are more: it expands D beams of K."""
     return max(min(num_nodes, width + depth * width * width), depth * width)
 
 

@@ -23,18 +23,18 @@ from .choices import CHOICES
 from .confidence import Drafted, confidence
 from .dynamic import candidates, most_written
 from .history import DepthCap, History
-from .laws import Laws, LawSettings, Node, grow_nodes
+from .sizing import Node, SizingRules, SizingSettings, grow_nodes
 from .static import Static
 
 
-class SageTree(LawSettings):
-    """SAGE's settings, those of the laws among them."""
+class SageTree(SizingSettings):
+    """SAGE's settings, those of the sizing rules among them."""
 
     kind: Literal["sage"]
     # How the next tree is made. online: level by level from the draft's real distributions, its depth and width from
     # the last cycle (ours; best where a step of the drafter is cheap beside the target's). template: a shape of ranks
     # from the last cycle's distribution alone, as the paper's O(N) update; the only one for draw: sample. dynamic:
-    # EAGLE-2's beam with the laws' depth and width, for heads.
+    # EAGLE-2's beam with the sizing rules' depth and width, for heads.
     growth: Literal["online", "template", "dynamic"] = "online"
     # The list of the first cycle, which has no past (choices.py; the paper takes SpecVLM's 25 nodes).
     first_tree: str = "mc_sim_7b_63"
@@ -95,31 +95,31 @@ class Sage:
         self._shape: Static | None = self._first  # None: grown as the cycle goes
         self._drafted: Drafted | None = None
 
-    def laws(self) -> Laws:
+    def sizing(self) -> SizingRules:
         """Depth, width and thresholds of the next tree."""
-        return Laws.of(self.settings, self.confidence, cap=self._cap.value)
+        return SizingRules.of(self.settings, self.confidence, cap=self._cap.value)
 
     def grow(self, root: Tensor, expand: Expand, draw: Draw, *, max_levels: int) -> Tree:
         assert not (draw.sampled and self.prunes_by_token), "check_combination refuses this"
         self._drafted = drafted = Drafted(root, self.settings.top_k)
         if self._shape is not None:
             return self._shape.grow(root, drafted.watch(expand), draw, max_levels=max_levels)
-        laws = self.laws()
+        sizing = self.sizing()
         if self.settings.growth == "online":
-            return grow_online(laws, root, expand, drafted, levels=min(laws.levels, max_levels))
-        width, levels = min(laws.beam, self.settings.max_nodes), min(laws.levels, max_levels)
+            return grow_online(sizing, root, expand, drafted, levels=min(sizing.levels, max_levels))
+        width, levels = min(sizing.beam, self.settings.max_nodes), min(sizing.levels, max_levels)
         most = self.settings.max_nodes
-        total = most if self.settings.total == "max" else min(most, laws.levels * width)
+        total = most if self.settings.total == "max" else min(most, sizing.levels * width)
         return candidates(root, drafted.watch(expand), width=width, levels=levels).best(total)
 
     def observe(self, verified: Verified) -> None:
         tree, drafted, self._drafted = verified.tree, self._drafted, None
         if drafted is None or tree is None:
             return
-        laws, accepted = self.laws(), verified.num_accepted
+        sizing, accepted = self.sizing(), verified.num_accepted
         self.log.append(
             SageCycle(
-                self.confidence, laws.depth, laws.width, self._cap.value, tree.num_levels, tree.num_nodes, accepted
+                self.confidence, sizing.depth, sizing.width, self._cap.value, tree.num_levels, tree.num_nodes, accepted
             )
         )
         reached = drafted.reached(tree, verified.path)
@@ -127,44 +127,44 @@ class Sage:
         ranked = drafted.ranked(which)
         self.confidence = float(confidence(ranked).mean())
         self._cap.observe(accepted)
-        self._shape = template(self.laws(), ranked.mean(0).tolist()) if self.settings.growth == "template" else None
+        self._shape = template(self.sizing(), ranked.mean(0).tolist()) if self.settings.growth == "template" else None
 
 
-def template(laws: Laws, ranked: Sequence[float]) -> Static:
+def template(sizing: SizingRules, ranked: Sequence[float]) -> Static:
     """The tree of ranks where each node's k likeliest children have the probabilities `ranked`."""
-    nodes = grow_nodes(laws, ranked, lambda nodes: [ranked] * len(nodes), levels=laws.levels)
+    nodes = grow_nodes(sizing, ranked, lambda nodes: [ranked] * len(nodes), levels=sizing.levels)
     return Static([node.path for node in nodes] or [(0,)])
 
 
-def grow_online(laws: Laws, root: Tensor, expand: Expand, drafted: Drafted, *, levels: int) -> Tree:
+def grow_online(sizing: SizingRules, root: Tensor, expand: Expand, drafted: Drafted, *, levels: int) -> Tree:
     """The tree of the draft's real distributions. One synchronisation for each level."""
     best = root.topk(drafted.top_k)
     first = best.values.tolist()
     tokens: dict[tuple[int, ...], list[int]] = {(): best.indices.tolist()}  # path -> tokens of its children by rank
-    slots: dict[tuple[int, ...], int] = {(): ROOT}
+    expansions: dict[tuple[int, ...], int] = {(): ROOT}
 
     def below(nodes: Sequence[Node]) -> list[Sequence[float]]:
         # A child is at most as likely as its path: below the threshold there is nothing to ask the drafter for.
-        asked = [node for node in nodes if laws.may_have_children(node)]
-        if not asked:
+        parents = [node for node in nodes if sizing.may_have_children(node)]
+        if not parents:
             return [[] for _ in nodes]
-        ids = [tokens[node.path[:-1]][node.path[-1]] for node in asked]
-        q = expand([slots[node.path[:-1]] for node in asked], torch.tensor(ids, device=root.device))
+        ids = [tokens[node.path[:-1]][node.path[-1]] for node in parents]
+        q = expand([expansions[node.path[:-1]] for node in parents], torch.tensor(ids, device=root.device))
         best = q.topk(drafted.top_k, dim=-1)
         drafted.add(best.values)
-        found: dict[tuple[int, ...], Sequence[float]] = {}
-        for node, values, indices in zip(asked, best.values.tolist(), best.indices.tolist(), strict=True):
-            slots[node.path] = len(slots) - 1
-            found[node.path], tokens[node.path] = values, indices
-        return [found.get(node.path, []) for node in nodes]
+        ranked: dict[tuple[int, ...], Sequence[float]] = {}
+        for node, values, indices in zip(parents, best.values.tolist(), best.indices.tolist(), strict=True):
+            expansions[node.path] = len(expansions) - 1
+            ranked[node.path], tokens[node.path] = values, indices
+        return [ranked.get(node.path, []) for node in nodes]
 
-    nodes = grow_nodes(laws, first, below, levels=levels)
+    nodes = grow_nodes(sizing, first, below, levels=levels)
     paths = sorted((node.path for node in nodes), key=lambda path: (len(path), path)) or [(0,)]
     index = {path: place for place, path in enumerate(paths)} | {(): ROOT}
     return Tree(
         torch.tensor([tokens[path[:-1]][path[-1]] for path in paths], device=root.device),
         tuple(index[path[:-1]] for path in paths),
-        tuple(slots.get(path, ROOT) for path in paths),
+        tuple(expansions.get(path, ROOT) for path in paths),
     )
 
 
@@ -173,10 +173,10 @@ def _most_slots(settings: SageTree, deepest: int) -> int:
     if settings.growth == "template":
         return settings.max_nodes
     if settings.growth == "dynamic":
-        widest = Laws.of(settings, 0.0, cap=deepest).beam
+        widest = SizingRules.of(settings, 0.0, cap=deepest).beam
         return most_written(settings.max_nodes, depth=deepest - 1, width=widest)
-    widest_laws, level_nodes, slots = Laws.of(settings, 0.0, cap=deepest), 1, 0
+    widest_sizing, level_nodes, expansions = SizingRules.of(settings, 0.0, cap=deepest), 1, 0
     for level in range(1, deepest):
-        level_nodes = min(settings.max_nodes, level_nodes * widest_laws.num_children(level, parent=1.0))
-        slots += level_nodes
-    return max(settings.max_nodes, slots)
+        level_nodes = min(settings.max_nodes, level_nodes * widest_sizing.num_children(level, parent=1.0))
+        expansions += level_nodes
+    return max(settings.max_nodes, expansions)

@@ -35,15 +35,15 @@ class Static:
         known = set(self.choices)
         if not known or len(known) < len(self.choices) or () in known:
             raise UserError(
-                "choices are empty, hold an empty path, or hold one twice", cure="list each node's path once"
+                "choices are empty, hold an empty path, or hold one twice", hint="list each node's path once"
             )
         for path in self.choices:
             if path[:-1] and path[:-1] not in known:
                 raise UserError(
-                    f"choice {list(path)} has no parent {list(path[:-1])}", cure="list every prefix of a path"
+                    f"choice {list(path)} has no parent {list(path[:-1])}", hint="list every prefix of a path"
                 )
             if path[-1] and (*path[:-1], path[-1] - 1) not in known:
-                raise UserError(f"choice {list(path)} skips a sibling", cure="ranks under a node count up from 0")
+                raise UserError(f"choice {list(path)} skips a sibling", hint="ranks under a node count up from 0")
         self.num_levels, self.max_nodes = len(self.choices[-1]), len(self.choices)
         self._inner = {path[:-1] for path in self.choices}  # paths that have children
 
@@ -52,7 +52,7 @@ class Static:
 
     def grow(self, root: Tensor, expand: Expand, draw: Draw, *, max_levels: int) -> Tree:
         tokens: dict[tuple[int, ...], Tensor] = {}  # in the order of `choices`
-        slots: dict[tuple[int, ...], int] = {}  # of what the drafter expanded
+        expansions: dict[tuple[int, ...], int] = {}  # of what the drafter expanded
         probs: list[Tensor] = []
         rows: list[int] = []
         frontier: list[tuple[int, ...]] = [()]
@@ -68,12 +68,14 @@ class Static:
             frontier = [path for path in newest if path in self._inner]
             if not frontier or level == levels:
                 break
-            q = expand([slots.get(path[:-1], ROOT) for path in frontier], torch.stack([tokens[p] for p in frontier]))
-            slots |= {path: slot for slot, path in enumerate(frontier, len(slots))}
+            q = expand(
+                [expansions.get(path[:-1], ROOT) for path in frontier], torch.stack([tokens[p] for p in frontier])
+            )
+            expansions |= {path: expansion for expansion, path in enumerate(frontier, len(expansions))}
         index = {path: node for node, path in enumerate(tokens)} | {(): ROOT}
         joined = torch.stack([*tokens.values()]) if tokens else torch.empty(0, dtype=torch.int64, device=root.device)
         parents = tuple(index[path[:-1]] for path in tokens)
-        slot_of = tuple(slots.get(path, ROOT) for path in tokens)
+        slot_of = tuple(expansions.get(path, ROOT) for path in tokens)
         if not probs:
             return Tree(joined, parents, slot_of)
         return Tree(joined, parents, slot_of, torch.stack(probs), tuple(rows))

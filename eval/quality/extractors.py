@@ -1,4 +1,4 @@
-"""What turns pictures into numbers: an argument of every metric, so that small worlds bring their own network.
+"""What turns pictures into numbers: an argument of every metric, so that synthetic datasets bring their own network.
 
 A result always says whose features it stands on: a distance between features of one network means nothing beside
 the same distance between another's. Letters: B images, S side in pixels, D features.

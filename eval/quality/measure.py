@@ -103,7 +103,7 @@ def measure(
     extractors = extractors or {}
     check(config, extractors)
     if not len(images):
-        raise UserError("there are no generated images to measure", cure="generate some first")
+        raise UserError("there are no generated images to measure", hint="generate some first")
     if reference is None and config.reference is not None:
         reference = Folder(config.reference)
     _check_inputs(config.metrics, len(images), captions, reference)
@@ -190,13 +190,13 @@ def _check_inputs(
             raise UserError(
                 f"the metric {metric!r} compares with real images, and there are none",
                 where="reference",
-                cure="name a folder of real images",
+                hint="name a folder of real images",
             )
         if metric in ("clip", "hpsv2") and (captions is None or len(captions) != n):
-            found = "none" if captions is None else len(captions)
+            count = "none" if captions is None else len(captions)
             raise UserError(
-                f"the metric {metric!r} needs a caption for each of {n} images, found {found}",
-                cure=f"measure images that were asked for in words, or leave {metric!r} out of metrics",
+                f"the metric {metric!r} needs a caption for each of {n} images, found {count}",
+                hint=f"measure images that were asked for in words, or leave {metric!r} out of metrics",
             )
 
 

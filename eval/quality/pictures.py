@@ -31,7 +31,7 @@ class Folder(Sequence[Picture]):
         self.paths = sorted(p for p in Path(folder).expanduser().rglob("*") if p.suffix.lower() in SUFFIXES)
         if not self.paths:
             raise UserError(
-                f"no pictures ({', '.join(sorted(SUFFIXES))}) found", where=str(folder), cure="name another folder"
+                f"no pictures ({', '.join(sorted(SUFFIXES))}) found", where=str(folder), hint="name another folder"
             )
 
     def __len__(self) -> int:

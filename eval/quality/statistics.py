@@ -23,7 +23,7 @@ def frechet_distance(real: Tensor, generated: Tensor) -> float:
     """
     for name, features in (("real", real), ("generated", generated)):
         if len(features) < 2:
-            raise UserError(f"FID needs two {name} images at least, found {len(features)}", cure="give more images")
+            raise UserError(f"FID needs two {name} images at least, found {len(features)}", hint="give more images")
     real, generated = real.double(), generated.double()
     return gaussian_distance(real.mean(0), _covariance(real), generated.mean(0), _covariance(generated))
 
@@ -52,7 +52,7 @@ def precision_recall(real: Tensor, generated: Tensor, *, neighbours: int = 3) ->
         if len(features) <= neighbours:
             raise UserError(
                 f"precision and recall need more than {neighbours} {name} images, found {len(features)}",
-                cure="give more images",
+                hint="give more images",
             )
     real, generated = real.double(), generated.double()
     return _share_inside(generated, real, neighbours), _share_inside(real, generated, neighbours)
@@ -70,7 +70,7 @@ def inception_score(logits: Tensor, *, splits: int = 10) -> tuple[float, float]:
     count = len(logits)
     if count < splits:
         raise UserError(
-            f"the inception score is a mean over {splits} parts, and there are {count} images", cure="give more images"
+            f"the inception score is a mean over {splits} parts, and there are {count} images", hint="give more images"
         )
     scores = []
     for part in range(splits):

@@ -66,12 +66,12 @@ def find(metric: Metric, name: WeightName, weights: Mapping[WeightName, str]) ->
     """The place of one of a metric's weights. Raises `UserError` that says what is missing and where it comes from."""
     source = SOURCES[name]
     sentence = f"the metric {metric!r} needs {source.what} from {source.origin}"
-    cure = f"download it and set weights: {{{name}: <its path>}}, or leave {metric!r} out of metrics"
+    hint = f"download it and set weights: {{{name}: <its path>}}, or leave {metric!r} out of metrics"
     if name not in weights:
-        raise UserError(f"{sentence}, and the recipe names no place for it", where=f"weights.{name}", cure=cure)
+        raise UserError(f"{sentence}, and the recipe names no place for it", where=f"weights.{name}", hint=hint)
     path = Path(weights[name]).expanduser()
     if not path.exists():
-        raise UserError(f"{sentence}, and there is nothing at {path}", where=f"weights.{name}", cure=cure)
+        raise UserError(f"{sentence}, and there is nothing at {path}", where=f"weights.{name}", hint=hint)
     return path
 
 
@@ -95,10 +95,10 @@ def load_state(network: torch.nn.Module, state: Mapping[str, Tensor], path: Path
     """Fill a network, every tensor of both sides used. Raises `UserError` naming the first that does not fit."""
     own = network.state_dict()
     for key in sorted(own.keys() | state.keys()):
-        found = tuple(state[key].shape) if key in state else "missing"
+        shape = tuple(state[key].shape) if key in state else "missing"
         expected = tuple(own[key].shape) if key in own else "no such tensor"
-        if found != expected:
-            raise unfit(path, name, f"holds other weights: {key} is {found}, expected {expected}")
+        if shape != expected:
+            raise unfit(path, name, f"holds other weights: {key} is {shape}, expected {expected}")
     network.load_state_dict(dict(state))
 
 
@@ -106,5 +106,5 @@ def unfit(path: Path, name: WeightName, problem: str) -> UserError:
     """The error about a file or folder that is there and is not what the metric asks for."""
     source = SOURCES[name]
     return UserError(
-        f"{path.name} {problem}", where=f"weights.{name}: {path}", cure=f"use {source.what} from {source.origin}"
+        f"{path.name} {problem}", where=f"weights.{name}: {path}", hint=f"use {source.what} from {source.origin}"
     )

@@ -71,13 +71,13 @@ def reached(drafted: Drafted, tree: Tree, path: Sequence[int]) -> list[Reached]:
     """The places of one cycle from the root down."""
     rows = drafted.reached(tree, path)
     sure = confidence(drafted.ranked(rows)).tolist()
-    found = []
+    levels = []
     for depth, node in enumerate((ROOT, *path)):
         children = tree.children.get(node)
         if children:
             rank = children.index(path[depth]) if depth < len(path) else None
-            found.append(Reached(depth, len(children), rank, sure[depth] if depth < len(sure) else None))
-    return found
+            levels.append(Reached(depth, len(children), rank, sure[depth] if depth < len(sure) else None))
+    return levels
 
 
 class Bin(NamedTuple):
@@ -121,13 +121,13 @@ def entropy_autocorrelation(requests: Iterable[Sequence[Reached]]) -> list[Lag]:
     A lag without two different values has no correlation and is left out.
     """
     series = [[p.entropy for p in places if p.depth == 0 and p.entropy is not None] for places in requests]
-    found = []
+    results = []
     for lag in range(1, LAGS + 1):
         pairs = [pair for values in series for pair in zip(values, values[lag:], strict=False)]
         first, second = [a for a, _ in pairs], [b for _, b in pairs]
         if len(set(first)) > 1 and len(set(second)) > 1:
-            found.append(Lag(lag, statistics.correlation(first, second), len(pairs)))
-    return found
+            results.append(Lag(lag, statistics.correlation(first, second), len(pairs)))
+    return results
 
 
 def rates_by_rank(places: Iterable[Reached], *, levels: int, width: int) -> list[list[float | None]]:

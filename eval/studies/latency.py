@@ -16,7 +16,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ...core.nouns import IMAGE, Request
+from ...core.batch import IMAGE, Request
 from ...models.decoding.decoder import CachedDecoder
 from ...models.decoding.tree import no_tree
 from ...models.decoding.warp import Warp

@@ -96,7 +96,7 @@ def target_config(name: str, shape: Shape) -> Any:
 
 
 def draft_config(name: str, target: Any, shape: Shape) -> Any:
-    """A draft as recipes assemble it: the target's eyes and ids around a small language model."""
+    """A draft as recipes assemble it: the target's vision tower and ids around a small language model."""
     text = shape.config(read_config(name, key=name, network=False)).to_dict()
     vocab = target.text_config.vocab_size
     ids = TokenIds(vocab, target.image_token_index, bos=1, eos=2, pad=vocab - 1)

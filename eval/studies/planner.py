@@ -67,12 +67,12 @@ def plan(rates: Rates, costs: Costs, *, plain_s: float, most_nodes: int = 64) ->
             depth = max(map(len, chosen))
             seconds = costs.cycle_s(depth, len(chosen))
             plans.append(Plan(tuple(chosen), accepted, seconds, (accepted + 1) * plain_s / seconds))
-    return max(plans, key=lambda found: found.speedup)
+    return max(plans, key=lambda candidate: candidate.speedup)
 
 
 def likeliest_paths(rates: Rates, count: int) -> list[tuple[Path, float]]:
     """The `count` likeliest paths and their probabilities, parents before children, elder siblings before younger."""
-    found: list[tuple[Path, float]] = []
+    paths: list[tuple[Path, float]] = []
     waiting: list[tuple[float, int, Path, float]] = []
 
     def add(path: Path, parent: float) -> None:
@@ -81,9 +81,9 @@ def likeliest_paths(rates: Rates, count: int) -> list[tuple[Path, float]]:
             heapq.heappush(waiting, (-chance, len(path), path, parent))
 
     add((0,), 1.0)
-    while waiting and len(found) < count:
+    while waiting and len(paths) < count:
         negative, _, path, parent = heapq.heappop(waiting)
-        found.append((path, -negative))
+        paths.append((path, -negative))
         add((*path[:-1], path[-1] + 1), parent)
         add((*path, 0), -negative)
-    return found
+    return paths

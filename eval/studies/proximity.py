@@ -15,7 +15,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ...core.nouns import ImageRequest
+from ...core.batch import ImageRequest
 from ...models.decoding.neighbours import Metric, NeighbourTable
 from ...models.decoding.tree import Tree
 from ...models.decoding.warp import Warp
@@ -155,8 +155,8 @@ def point_of(report: Mapping[str, Any], temperature: float, method: str) -> Poin
 
 def scores_of(report: Mapping[str, Any], temperature: float, method: str) -> Mapping[str, Mapping[str, Any]]:
     """Metric -> value, n, what, spread; of plain decoding, too."""
-    found: Mapping[str, Mapping[str, Any]] = report["quality"][f"{temperature:g}"][method]
-    return found
+    scores: Mapping[str, Mapping[str, Any]] = report["quality"][f"{temperature:g}"][method]
+    return scores
 
 
 Cell = Callable[[Point], str]
@@ -173,9 +173,9 @@ def tau(point: Point) -> str:
 
 def quality(metric: str) -> Cell:
     def cell(point: Point) -> str:
-        found = point.quality[metric]
-        error = "" if found["spread"] is None else f" ± {found['spread']:.2g}"
-        return f"{found['value']:.4g}{error}"
+        score = point.quality[metric]
+        error = "" if score["spread"] is None else f" ± {score['spread']:.2g}"
+        return f"{score['value']:.4g}{error}"
 
     return cell
 
@@ -219,20 +219,20 @@ def speedups(plain_s: Sequence[float], total_s: Sequence[float], counts: Sequenc
     Args:
         plain_s, total_s: seconds of each caption, plainly and by the method (a row's `plain_total_s` and `total_s`).
     """
-    found = []
+    spreads = []
     for count in counts:
         assert 1 <= count <= len(plain_s), (count, len(plain_s))
         plain, own = plain_s[:count], total_s[:count]
-        found.append((sum(plain) / sum(own), bootstrap(plain, own)))
-    return found
+        spreads.append((sum(plain) / sum(own), bootstrap(plain, own)))
+    return spreads
 
 
 def counts_table(counts: Sequence[int], columns: Mapping[str, Sequence[tuple[float, Spread]]]) -> list[str]:
     """Captions down, settings across, as table 7."""
     rows = []
     for place, count in enumerate(counts):
-        found = [column[place] for column in columns.values()]
-        rows.append([str(count), *(f"{value:.2f}x {interval(ends)}" for value, ends in found)])
+        cells = [column[place] for column in columns.values()]
+        rows.append([str(count), *(f"{value:.2f}x {interval(ends)}" for value, ends in cells)])
     return markdown_table(["captions", *columns], rows)
 
 
@@ -277,9 +277,9 @@ def compare_costs(
     configs: Sequence[LanternConfig], table: NeighbourTable, p: Tensor, drafts: Tensor, *, rounds: int = 9
 ) -> list[Cost]:
     """Bounds timed in turn on the same rows, so that a slow moment hits all alike (table 9)."""
-    found = [[bound_cost(config, table, p, drafts, repeats=9) for config in configs] for _ in range(rounds)]
+    measured = [[bound_cost(config, table, p, drafts, repeats=9) for config in configs] for _ in range(rounds)]
     costs = []
-    for of_one in zip(*found, strict=True):
+    for of_one in zip(*measured, strict=True):
         first, times = of_one[0], [cost.ms for cost in of_one]
         costs.append(
             Cost(first.divergence, first.delta, statistics.median(times), quartiles(times), first.size, first.accept)

@@ -146,9 +146,9 @@ def _notes(rows: Sequence[Row], plan: Plan) -> list[str]:
         "trained there."
         for method, places in far.items()
     ]
-    stand_ins = [f"{name} by {info.label}" for name, info in plan.sets.items() if info.label]
-    if stand_ins:
-        notes.append(f"Local stand-ins, not the published sets: {', '.join(stand_ins)}.")
+    substitutes = [f"{name} by {info.label}" for name, info in plan.sets.items() if info.label]
+    if substitutes:
+        notes.append(f"Local substitutes, not the published sets: {', '.join(substitutes)}.")
     return notes
 
 

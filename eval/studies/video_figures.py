@@ -103,15 +103,15 @@ def importance_curve(path: Path, accuracy: Mapping[str, Mapping[int, float]], *,
 
 
 @styled
-def retention_curve(path: Path, found: Mapping[str, Sequence[float]], *, bridge: int | None = None) -> None:
+def retention_curve(path: Path, retention: Mapping[str, Sequence[float]], *, bridge: int | None = None) -> None:
     """Cosine of states with their embeddings, layer by layer (Sparrow, figure 6)."""
     figure, panel = one_panel((6.4, 3.3))
     colors = {"visual": ORANGE, "text": BLUE}
-    for kind, values in found.items():
+    for kind, values in retention.items():
         panel.plot(range(len(values)), values, "-o", color=colors[kind], label=f"{kind} tokens", markersize=4)
     panel.axhline(THRESHOLD, color=GREY, linestyle=":", linewidth=1)
     _bridge(panel, bridge)
-    lowest = min(min(values) for values in found.values())
+    lowest = min(min(values) for values in retention.values())
     panel.set(xlabel="layer", ylabel="cosine with the embedding", ylim=(min(0.0, 1.1 * lowest), 1.04))
     panel.grid(alpha=0.25)
     panel.legend(loc="upper right")

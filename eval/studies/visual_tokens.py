@@ -17,7 +17,7 @@ from torch import Tensor
 from torch.nn import functional as F
 from torch.overrides import TorchFunctionMode
 
-from ...core.nouns import Request
+from ...core.batch import Request
 from ...core.pictures import TEXT
 from ...models.decoding.removal import unseen_from
 from ...models.decoding.warp import Warp
@@ -68,11 +68,11 @@ def head_shares(target: Any, head: Drafter, request: Request) -> dict[Kind, floa
     It is observed while it drafts: it must attend through `scaled_dot_product_attention`.
 
     Raises:
-        AssertionError: it holds neither all visual slots nor none (a share of them, or vectors in their place).
+        AssertionError: it holds neither all visual inputs nor none (a share of them, or vectors in their place).
     """
     _, step = target.prefill(request, head.taps, capacity=8)
     assert step.prompt is not None and step.prompt.modality is not None, "the target tells of its prompt"
-    # A slot for each token but the first; the last one's is the token that the target has just emitted.
+    # An input for each token but the first; the last one's is the token that the target has just emitted.
     kinds = torch.cat([kinds_of(step.prompt.modality[0].cpu())[1:], torch.tensor([KINDS.index("instruction")])])
     head.start(request, step, Warp(0.0), capacity=8)
     head.begin(int(step.logits[-1].argmax()))
@@ -80,7 +80,7 @@ def head_shares(target: Any, head: Drafter, request: Request) -> dict[Kind, floa
         head.root()
     held = calls[-1].shape[-1]
     text = kinds[kinds != KINDS.index("visual")]
-    assert held in (len(kinds), len(text)), f"{held} slots, of {len(kinds)} with {len(text)} of text"
+    assert held in (len(kinds), len(text)), f"{held} inputs, of {len(kinds)} with {len(text)} of text"
     shares = attention_shares(calls[-1].mean((0, 1)), kinds if held == len(kinds) else text)
     return {kind: float(share) for kind, share in shares.items()}
 
@@ -157,14 +157,14 @@ def importance(
         decoding: plain and greedy, as many tokens as an answer needs.
     """
     assert decoding.warp.greedy and questions, "answers are compared at temperature 0"
-    found: dict[int, float] = {}
+    accuracy: dict[int, float] = {}
     for layer in layers:
         right = 0
         for question in questions:
             with unseen_from(target.decoder, _visual(target, question.request), layer):
                 right += question.is_right(generate(target, None, question.request, decoding).tokens)
-        found[layer] = right / len(questions)
-    return found
+        accuracy[layer] = right / len(questions)
+    return accuracy
 
 
 def _visual(target: Any, request: Request) -> Tensor:

@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from ...core.nouns import Request
+from ...core.batch import Request
 from ...models.drafters.ensemble import EnsembleProposal, WeightTrace
 from ...models.targets.base import Target
 from ..loop import Decoding, generate

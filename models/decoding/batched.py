@@ -14,7 +14,7 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from ...core.nouns import TEXT, Request
+from ...core.batch import TEXT, Request
 from ...core.states import KeptScores
 from ..pictures import pictures_of
 from .decoder import CachedDecoder
@@ -66,7 +66,7 @@ def write_answers(
         going = [row for row, n in enumerate(rows.numbers) if _goes_on(ids[n], limits[n], eos_ids)]
         if not going:
             break
-        # A row that has ended runs along, unread, until half of them have.
+        # A row that has ended keeps running, and its output is ignored, until half of the rows have ended.
         if 2 * len(going) <= len(rows.numbers):
             rows.select(going)
             tokens = tokens[going]
@@ -99,7 +99,7 @@ class _Rows:
             ids.to(device), modality.to(device), torch.cat(pixels) if pixels else None, pictures, mask=self.seen
         )
         states = decoder.run(prompts, self.cache, chunk=prefill_chunk)
-        self.places = prompts.behind
+        self.places = prompts.next_position
         self.scores = decoder.logits(states.feature[:, -1])  # [R,V]
 
     def feed(self, tokens: Tensor) -> Tensor:

@@ -1,8 +1,8 @@
 """A preallocated key-value cache whose length belongs to the caller.
 
-Verifying a tree writes its nodes behind the committed tokens; `commit` keeps the accepted path and
-rolling back is forgetting a length. transformers' models use it through its own layer interface.
-Letters: R rows, H heads, L capacity, D head width.
+Verification writes a tree's nodes after the committed tokens. `commit` keeps the accepted path, and a rollback only
+changes the length. transformers' models use it through its own layer interface. Letters: R rows, H heads, L capacity, D
+head width.
 """
 
 from __future__ import annotations
@@ -93,7 +93,7 @@ class Cache(TransformersCache):
         self.crop_to(self.length + count)
 
     def crop_to(self, length: int) -> None:
-        """Set the number of committed positions; what lies behind is forgotten."""
+        """Set the number of committed positions and forget the later ones."""
         for layer in self.own_layers:
             layer.length = length
 

@@ -23,7 +23,7 @@ from ..pictures import newline_of, pack
 from .cache import Cache
 
 _TILES = 32  # that a tower reads at once
-_LOOKING = 256  # places whose attention is wanted that run at once: eagerly, each layer's scores are [R,heads,N,P+N]
+_ATTENTION_CHUNK = 256  # positions per chunk where attention weights are wanted: scores are [R,heads,N,P+N]
 
 
 @dataclass(frozen=True)
@@ -41,16 +41,16 @@ class PromptRows:
 
     embeds: Tensor  # [R,T,D]
     positions: Tensor  # [n,R,T] int64: n coordinates, 1 or 3
-    behind: Tensor  # [R] int64: the position of a row's next token
+    next_position: Tensor  # [R] int64: the position of a row's next token
     mask: Tensor | None = None  # [R,T] bool: no padding; None: there is none that could be seen
     visual: Tensor | None = None  # [R,T] bool; given where `deepstack` is
     deepstack: tuple[Tensor, ...] = ()  # of the first layers: [n,D] that is added behind each, at visual places
 
     @property
-    def ahead(self) -> int:
+    def rope_delta(self) -> int:
         """M-RoPE's delta: a token after this single prompt has its cache index plus this as its position."""
-        assert len(self.behind) == 1, "of one row"
-        return int(self.behind[0]) - self.embeds.shape[1]
+        assert len(self.next_position) == 1, "of one row"
+        return int(self.next_position[0]) - self.embeds.shape[1]
 
 
 class LanguageModel(Protocol):
@@ -170,9 +170,9 @@ class CachedDecoder:
             seen = self.see(pixels, pictures)
         embeds = self.embed(ids, modality, pixels, pictures, pool=pool, seen=seen)
         real = torch.ones_like(modality, dtype=torch.bool) if mask is None else mask
-        positions, behind = place_positions(modality, real, pictures, self.scheme)
+        positions, next_position = place_positions(modality, real, pictures, self.scheme)
         deepstack = self._deepstack_of(seen)
-        return PromptRows(embeds, positions, behind, mask, modality != TEXT if deepstack else None, deepstack)
+        return PromptRows(embeds, positions, next_position, mask, modality != TEXT if deepstack else None, deepstack)
 
     def _deepstack_of(self, seen: Any) -> tuple[Tensor, ...]:
         """What is added behind the first layers, of what `see` made (Qwen3-VL)."""
@@ -194,14 +194,14 @@ class CachedDecoder:
             queries: [T] bool: places whose attention is averaged, [R,heads,T]; None: all.
         """
         length, parts = prompts.embeds.shape[1], []
-        for start, stop, looks in _pieces(length, chunk or length, queries if attention else None):
+        for start, stop, wants_attention in _pieces(length, chunk or length, queries if attention else None):
             part = self.forward(
                 prompts.embeds[:, start:stop],
                 cache,
                 prompts.positions[:, :, start:stop],
                 None if prompts.mask is None else _seen(prompts.mask, start, stop),
                 layers=layers,
-                attention=attention if looks else (),
+                attention=attention if wants_attention else (),
                 more=self._deepstack(prompts, start, stop),
             )
             cache.advance(stop - start)
@@ -209,7 +209,7 @@ class CachedDecoder:
         return parts[0] if len(parts) == 1 else _joined(parts, length)
 
     def _deepstack(self, prompts: PromptRows, start: int, stop: int) -> Mapping[str, Any]:
-        """What `forward` hands to the model beside embeddings, for these places."""
+        """Further inputs of the model for these positions, besides the embeddings."""
         return {}
 
     def forward(
@@ -251,8 +251,9 @@ class CachedDecoder:
             )
         if 0 in layers:
             tapped.states[0] = embeds
-        # Under a device map layers lie on several devices; what reads the states lies beside the embedding.
-        here = lambda found: {layer: part.to(embeds.device) for layer, part in found.items()}  # noqa: E731
+        # With a device map, layers are on several devices. The states are moved to the device of the embedding, where
+        # they are read.
+        here = lambda by_layer: {layer: part.to(embeds.device) for layer, part in by_layer.items()}  # noqa: E731
         return DecoderStates(output.last_hidden_state.to(embeds.device), here(tapped.states), here(tapped.weights))
 
     def _coordinates(self, positions: Tensor) -> Tensor:
@@ -268,30 +269,30 @@ def _seen(mask: Tensor, start: int, stop: int) -> Tensor:
     """[R,N,stop] bool: what the places from `start` to `stop` see of prompts with padding (`mask` [R,T])."""
     places = torch.arange(stop, device=mask.device)
     causal = places[None, :] <= places[start:, None]
-    # Padding sees itself: a place that sees nothing has no softmax.
+    # Padding attends to itself, because the softmax of a fully masked row is undefined.
     return (causal & mask[:, None, :stop]) | (places[None, :] == places[start:, None])
 
 
 def _pieces(length: int, step: int, queries: Tensor | None) -> Iterator[tuple[int, int, bool]]:
-    """Stretches of a prompt of at most `step` places, and whether their attention is wanted: all of it or none."""
+    """Yields chunks of at most `step` positions of a prompt, and whether the attention of the chunk is wanted."""
     wanted = torch.ones(length, dtype=torch.int8) if queries is None else queries.to("cpu", torch.int8)
     kinds, counts = torch.unique_consecutive(wanted, return_counts=True)
     first = 0
-    for looks, count in zip(kinds.tolist(), counts.tolist(), strict=True):
-        most = min(step, _LOOKING) if looks and queries is not None else step
+    for wants_attention, count in zip(kinds.tolist(), counts.tolist(), strict=True):
+        most = min(step, _ATTENTION_CHUNK) if wants_attention and queries is not None else step
         for start in range(first, first + count, most):
-            yield start, min(start + most, first + count), bool(looks)
+            yield start, min(start + most, first + count), bool(wants_attention)
         first += count
 
 
 def _joined(parts: Sequence[DecoderStates], length: int) -> DecoderStates:
     """Joins the passes over parts of a prompt into one."""
     weights: dict[int, Tensor] = {}
-    looking = [part for part in parts if part.attention]
-    places = sum(part.feature.shape[1] for part in looking)
-    for part in looking:
-        for layer, found in part.attention.items():
-            share = F.pad(found, (0, length - found.shape[-1])) * (part.feature.shape[1] / places)
+    with_attention = [part for part in parts if part.attention]
+    places = sum(part.feature.shape[1] for part in with_attention)
+    for part in with_attention:
+        for layer, part_weights in part.attention.items():
+            share = F.pad(part_weights, (0, length - part_weights.shape[-1])) * (part.feature.shape[1] / places)
             weights[layer] = weights[layer] + share if layer in weights else share
     layers = {layer: torch.cat([part.layers[layer] for part in parts], dim=1) for layer in parts[0].layers}
     return DecoderStates(torch.cat([part.feature for part in parts], dim=1), layers, weights)

@@ -68,10 +68,10 @@ def load_neighbours(
     if not 0 <= k < len(codebook):
         raise UserError(
             f"{k} neighbours of each code, in a codebook of {len(codebook)}",
-            cure=f"ask for at most {len(codebook) - 1}",
+            hint=f"ask for at most {len(codebook) - 1}",
         )
     if not bool(codebook.isfinite().all()):
-        raise UserError("the codebook holds values that are not finite", cure="check the tokenizer's checkpoint")
+        raise UserError("the codebook holds values that are not finite", hint="check the tokenizer's checkpoint")
     if folder is None:
         return NeighbourTable(nearest(codebook, k, metric=metric, seed=seed), offset)
     facts = {"sha256": _sha256(codebook), "metric": metric, "k": str(k)}
@@ -92,12 +92,12 @@ def nearest(codebook: Tensor, k: int, *, metric: Metric, seed: int = 0) -> Tenso
     "l2" reads the codebook as it stands: the published tables use the stored rows, also where the tokenizer
     normalises them to decode. "cosine" normalises them, which ranks as l2 between normalised rows does.
     """
-    found = []
+    ids = []
     for start, distances in _distances(codebook, metric, seed):
         rows = torch.arange(len(distances))
         distances[rows, rows + start] = float("inf")
-        found.append(distances.argsort(dim=-1, stable=True)[:, :k].int())
-    return torch.cat(found)
+        ids.append(distances.argsort(dim=-1, stable=True)[:, :k].int())
+    return torch.cat(ids)
 
 
 def _distances(codebook: Tensor, metric: Metric, seed: int) -> Iterator[tuple[int, Tensor]]:
@@ -129,4 +129,4 @@ def _read(path: Path, facts: dict[str, str]) -> Tensor | None:
         with safe_open(path, "pt") as file:
             return file.get_tensor(NAME) if file.metadata() == facts else None
     except SafetensorError as error:
-        raise UserError(f"cannot read the neighbour table: {error}", where=str(path), cure="delete it") from error
+        raise UserError(f"cannot read the neighbour table: {error}", where=str(path), hint="delete it") from error

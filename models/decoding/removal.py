@@ -44,8 +44,8 @@ def _hidden(mask: Tensor, places: Tensor) -> Tensor:
     """A mask [R,1,N,K], boolean or additive, whose keys at `places` only their own queries see."""
     queries, keys = mask.shape[-2:]
     key = torch.arange(keys, device=mask.device)
-    behind = torch.zeros(max(0, keys - len(places)), dtype=torch.bool, device=mask.device)
-    hidden = torch.cat([places.to(mask.device), behind])[:keys]
+    new_keys = torch.zeros(max(0, keys - len(places)), dtype=torch.bool, device=mask.device)
+    hidden = torch.cat([places.to(mask.device), new_keys])[:keys]
     # The queries are the last of the keys.
     hidden = hidden & (key != torch.arange(keys - queries, keys, device=mask.device)[:, None])  # [N,K]
     if mask.dtype == torch.bool:

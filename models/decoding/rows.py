@@ -20,17 +20,20 @@ Reduce = Callable[[Tensor], Tensor]  # [R,F,V] -> [F,V]
 
 
 class Places:
-    """Where left-padded rows stand in one cache: all end at the same place, and each counts its own positions.
+    """Positions of left-padded rows in one cache. All rows end at the same index, and each row counts its own
+    positions.
 
-    What depends on the prompts alone is made once, on the device: a draft step is short.
+    What depends only on the prompts is computed once, on the device, because a draft step is short.
 
     Args:
-        ahead: how far each row's positions run before its places (M-RoPE's delta); None: they are its places.
+        rope_deltas: each row's M-RoPE delta: its positions minus its cache indices; None: they are equal.
     """
 
-    def __init__(self, lengths: Sequence[int], capacity: int, device: torch.device, ahead: Sequence[int] | None = None):
+    def __init__(
+        self, lengths: Sequence[int], capacity: int, device: torch.device, rope_deltas: Sequence[int] | None = None
+    ):
         self.count, prefix = len(lengths), max(lengths)
-        shifts = ahead or [0] * self.count
+        shifts = rope_deltas or [0] * self.count
         self._shift = torch.tensor(
             [[prefix - n - shift] for n, shift in zip(lengths, shifts, strict=True)], device=device
         )  # [R,1]
@@ -45,7 +48,7 @@ class Places:
     def mask(self, count: int, total: int, mask: Tensor | None) -> Tensor | None:
         """What `count` new tokens, the last of `total` places, may see: `mask` [N,K] over the last K (None: causal).
 
-        Padding is hidden; where there is none the mask stays as it is.
+        Padding is hidden. Without padding the mask is returned unchanged.
         """
         if self._seen is None:
             return mask

@@ -19,7 +19,7 @@ ROOT = -1
 class Tree:
     """Parents stand before their children; siblings stand in the order in which they were drawn.
 
-    `slots` says which expansion of the drafter a node was (-1: it was proposed but never expanded), so
+    `expansions` says which expansion of the drafter a node was (-1: it was proposed but never expanded), so
     that the drafter can keep its own cache of an accepted path. `draft_probs` holds the full
     distributions that children were *sampled* from, one row for each parent; it is None where
     proposals are deterministic.
@@ -27,7 +27,7 @@ class Tree:
 
     tokens: Tensor  # [N] int64
     parents: tuple[int, ...]  # N, ROOT for children of the root
-    slots: tuple[int, ...]  # N
+    expansions: tuple[int, ...]  # N
     draft_probs: Tensor | None = None  # [P,V]
     parent_rows: tuple[int, ...] = ()  # N: row of draft_probs that a node was drawn from
 
@@ -62,10 +62,10 @@ class Tree:
     @cached_property
     def children(self) -> dict[int, list[int]]:
         """Node (or ROOT) -> its children in draw order."""
-        found: dict[int, list[int]] = {}
+        children: dict[int, list[int]] = {}
         for node, parent in enumerate(self.parents):
-            found.setdefault(parent, []).append(node)
-        return found
+            children.setdefault(parent, []).append(node)
+        return children
 
     def ancestor_mask(self, device: torch.device | str = "cpu") -> Tensor:
         """[N+1,N+1] bool, root first: row i sees itself and its ancestors."""
@@ -88,9 +88,9 @@ def ancestor_mask(parents: tuple[int, ...]) -> Tensor:
 def chain(tokens: Tensor, draft_probs: Tensor | None = None) -> Tree:
     """The chain of `tokens` [N], of which the drafter expanded all but the last."""
     n = len(tokens)
-    slots = tuple(i if i < n - 1 else -1 for i in range(n))
+    expansions = tuple(i if i < n - 1 else -1 for i in range(n))
     rows = tuple(range(n)) if draft_probs is not None else ()
-    return Tree(tokens, tuple(range(-1, n - 1)), slots, draft_probs, rows)
+    return Tree(tokens, tuple(range(-1, n - 1)), expansions, draft_probs, rows)
 
 
 def no_tree() -> Tree:

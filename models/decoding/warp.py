@@ -25,13 +25,13 @@ class Warp:
         """Whether decoding takes the likeliest token."""
         return self.temperature == 0.0
 
-    def heat(self, logits: Tensor) -> Tensor:
-        """Probabilities [...,V] float32 after the temperature (as it stands, where decoding is greedy)."""
+    def apply_temperature(self, logits: Tensor) -> Tensor:
+        """Probabilities [...,V] float32 after the temperature. Greedy decoding uses temperature 1 here."""
         logits = logits.float()
         return torch.softmax(logits if self.greedy else logits / self.temperature, dim=-1)
 
     def truncate(self, probs: Tensor) -> Tensor:
-        """Top-k, then top-p, renormalised. Greedy decoding reads only the largest entry: nothing to cut."""
+        """Top-k, then top-p, renormalised. Greedy decoding needs only the largest entry, so nothing is cut."""
         if self.greedy:
             return probs
         if 0 < self.top_k < probs.shape[-1]:
@@ -47,4 +47,4 @@ class Warp:
         return probs
 
     def __call__(self, logits: Tensor) -> Tensor:
-        return self.truncate(self.heat(logits))
+        return self.truncate(self.apply_temperature(logits))

@@ -58,7 +58,7 @@ class Drafter(Protocol):
 
 @dataclass(frozen=True)
 class TargetIdentity:
-    """The target that a trained drafter is held against when it is loaded."""
+    """Identity of the target, which a trained drafter is checked against when it is loaded."""
 
     section: Mapping[str, Any]  # of the recipe, in JSON types
     tokenizer_sha256: str | None = None
@@ -66,9 +66,9 @@ class TargetIdentity:
 
 @dataclass(frozen=True)
 class DraftingOptions:
-    """What an evaluation knows and a drafter may use; the default serves heads and plain drafts."""
+    """Facts that an evaluation passes to a drafter. The default suits heads and plain drafts."""
 
-    substitutes: Any = None  # `StandIns`: what stands for a picture in the text modes of draft LVLMs
+    substitutes: Any = None  # `ImageSubstitutes`: what stands for a picture in the text modes of draft LVLMs
     # Drafted tokens, where every proposal is the likeliest chain: on CUDA it is then one graph.
     chain: int | None = None
     capacity: int = 0  # positions that a request may take; for the graph
@@ -100,7 +100,9 @@ class DrafterConfig(Section):
         return set()
 
     def for_decoding(self, **settings: Any) -> Self:
-        """A copy that decodes otherwise. Raises `ValueError` for a setting that this kind does not read in decoding."""
+        """A copy with other decoding settings. Raises `ValueError` for a setting that this kind does not read in
+        decoding.
+        """
         for name in settings:
             if name not in self.decoding_settings:
                 known = f"kind {self.kind} has {', '.join(sorted(self.decoding_settings)) or 'none'}"
@@ -209,7 +211,7 @@ class DrafterConfig(Section):
 
     def _untrained(self) -> UserError:
         return UserError(
-            f"a drafter of kind {self.kind} is not trained", where="key drafter", cure="leave out the train stage"
+            f"a drafter of kind {self.kind} is not trained", where="key drafter", hint="leave out the train stage"
         )
 
 

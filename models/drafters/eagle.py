@@ -22,9 +22,9 @@ from safetensors.torch import save_file
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from ...core.batch import CodeBatch
 from ...core.errors import UserError
 from ...core.loss import StepLoss
-from ...core.nouns import CodeBatch
 from ...core.section import Section
 from ...core.states import Taps, TargetStates
 from ..decoding.cache import Cache
@@ -240,7 +240,7 @@ def load_eagle(folder: Path, embedding: Tensor, shape: LayerShape) -> ImageEagle
         state[_EMBEDDING] = embedding
     check_shapes(
         shapes_of(state), shapes_of(head.state_dict()), where=str(weights_file(folder)),
-        what="the head does not fit this target: ", cure="name the target that the head was trained for",
+        what="the head does not fit this target: ", hint="name the target that the head was trained for",
     )  # fmt: skip
     head.own_embedding = own
     if own:
@@ -256,15 +256,15 @@ def _check_made_for(folder: Path, shape: LayerShape) -> None:
     try:
         written = json.loads(path.read_text()) if path.is_file() else {}
     except ValueError as error:
-        raise UserError(f"unreadable: {error}", where=str(path), cure="train or download it again") from error
+        raise UserError(f"unreadable: {error}", where=str(path), hint="train or download it again") from error
     if "zeros_before" not in written:
         return
     different = shape.differs_from(written)
     if different is not None:
-        name, found, expected = different
+        name, value, expected = different
         raise UserError(
-            f"the head does not fit this target: {name} is {found}, expected {expected}",
-            where=str(path), cure="name the target and the settings that the head was trained with",
+            f"the head does not fit this target: {name} is {value}, expected {expected}",
+            where=str(path), hint="name the target and the settings that the head was trained with",
         )  # fmt: skip
 
 
@@ -272,7 +272,7 @@ _EMBEDDING = "embed_tokens.weight"
 
 
 class ImageEagleTraining(nn.Module):
-    """The training forward. The frozen target is no part of the module: neither optimizer nor checkpoint see it."""
+    """The training forward. The frozen target is not a submodule, so neither the optimizer nor a checkpoint sees it."""
 
     def __init__(self, head: ImageEagleHead, target: Target, config: EagleLoss):
         super().__init__()
@@ -425,5 +425,5 @@ class ImageEagleProposal(Recursive):
             mask = rows
         return self.head.predict(states.to(self.head.dtype), tokens, positions, mask, self._cache)
 
-    def _heat(self, hidden: Tensor, steps: Sequence[int]) -> Tensor:
-        return self._warp.heat(self.guided(hidden.to(self._features), steps))
+    def _probabilities(self, hidden: Tensor, steps: Sequence[int]) -> Tensor:
+        return self._warp.apply_temperature(self.guided(hidden.to(self._features), steps))

@@ -78,7 +78,7 @@ class Eagle3Config(HeadConfig):
             raise UserError(
                 f"EAGLE-3 joins the states after three different layers, and {layers} of a target of "
                 f"{shape.num_layers} are not",
-                cure="name them: drafter.taps: [1, 2, 3]",
+                hint="name them: drafter.taps: [1, 2, 3]",
             )
         return layers
 
@@ -104,7 +104,7 @@ class Eagle3Config(HeadConfig):
         if settings is not None and settings.feature:
             raise UserError(
                 "objective.feature compares states, and this head's are its own", where="key objective.feature",
-                cure="give token, l1 or listmle",
+                hint="give token, l1 or listmle",
             )  # fmt: skip
         return super().training_objective(module, target, settings)
 
@@ -127,7 +127,7 @@ def likeliest_ids(counts: Tensor, size: int, never: Tensor | None = None) -> Ten
         ranked = ranked.masked_fill(never, -1.0)
     if size > int((ranked >= 0).sum()):
         raise UserError(
-            f"drafter.draft_vocab_size is {size}, and {int((ranked >= 0).sum())} ids can come", cure="make it smaller"
+            f"drafter.draft_vocab_size is {size}, and {int((ranked >= 0).sum())} ids can come", hint="make it smaller"
         )
     return ranked.sort(descending=True, stable=True).indices[:size].sort().values
 

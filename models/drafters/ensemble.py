@@ -16,8 +16,8 @@ import torch
 from pydantic import BeforeValidator, Field, model_validator
 from torch import Tensor
 
+from ...core.batch import Request
 from ...core.errors import did_you_mean
-from ...core.nouns import Request
 from ...core.section import Section
 from ..decoding.cache import Cache
 from ..decoding.decoder import CachedDecoder
@@ -25,7 +25,7 @@ from ..decoding.rows import Places, stacked
 from ..decoding.warp import Warp
 from ..targets.base import TargetStep
 from .independent import IndependentProposal
-from .modes import MODES, Mode, StandIns, View
+from .modes import MODES, ImageSubstitutes, Mode, View
 from .weights import FixedWeights, GridWeights, InverseWeights, Weights, WeightsConfig, grid, grid_scores, mixture
 
 
@@ -47,25 +47,26 @@ class EnsembleConfig(Section):
 
 
 def preset(name: str) -> EnsembleConfig:
-    """What a name stands for: a mode, or modes in a row (MT, MTCP: equal weights; MT*, MTCP*: TABED's adaptive ones).
+    """Converts a name to members: a mode, or several modes (MT, MTCP: equal weights; MT*, MTCP*: TABED's adaptive
+    weights).
 
     The star is the grid for two members and the inverse error for more, as in the article's experiments.
     Raises `ValueError` for a name that stands for nothing.
     """
     if name in MODES:
         return EnsembleConfig(name=name, members=(name,))
-    found = re.fullmatch(r"([MTCP]{2,4})(\*?)", name)
-    if found is None or len(set(found[1])) < len(found[1]):
+    match = re.fullmatch(r"([MTCP]{2,4})(\*?)", name)
+    if match is None or len(set(match[1])) < len(match[1]):
         raise ValueError(f"no drafting mode {name!r}; {did_you_mean(name, [*MODES, 'MT', 'MT*', 'MTCP', 'MTCP*'])}")
-    members: Any = tuple(found[1])
+    members: Any = tuple(match[1])
     weights: Any = FixedWeights(kind="fixed")
-    if found[2]:
+    if match[2]:
         weights = GridWeights(kind="grid") if len(members) == 2 else InverseWeights(kind="inverse")
     return EnsembleConfig(name=name, members=members, weights=weights)
 
 
-def _named(given: Any) -> Any:
-    return preset(given) if isinstance(given, str) else given
+def _named(value: Any) -> Any:
+    return preset(value) if isinstance(value, str) else value
 
 
 # An entry of a recipe's list of modes: a name, or an ensemble spelt out.
@@ -104,12 +105,12 @@ class EnsembleProposal(IndependentProposal):
         weights: Weights,
         *,
         newline_id: int,
-        stand_ins: StandIns | None = None,
+        substitutes: ImageSubstitutes | None = None,
         record: bool = False,
     ):
-        super().__init__(decoder, members[0], newline_id=newline_id, stand_ins=stand_ins)
+        super().__init__(decoder, members[0], newline_id=newline_id, substitutes=substitutes)
         for mode in members:
-            self.stand_ins.check(mode)
+            self.substitutes.check(mode)
         self.members, self.weights, self.record = tuple(members), weights, record
         self.trace: WeightTrace | None = None
         self._drafted: list[Tensor] = []  # [R,F,V] of the root and of each expansion
@@ -121,23 +122,23 @@ class EnsembleProposal(IndependentProposal):
         self._emitted, self._drafted = 1, []  # tokens of the output so far
         self.trace = self._new_trace() if self.record else None
 
-    def _look(self, request: Request) -> tuple[View, ...]:
-        # A mode that stands twice is looked at once: captions cost a model's pass.
-        views = {mode: self.stand_ins.view(request, mode) for mode in dict.fromkeys(self.members)}
+    def _views_of(self, request: Request) -> tuple[View, ...]:
+        # A mode that is listed twice is computed once, because captions cost a pass of a model.
+        views = {mode: self.substitutes.view(request, mode) for mode in dict.fromkeys(self.members)}
         return tuple(views[mode] for mode in self.members)
 
     def _prefill(self, views: Sequence[View], capacity: int) -> None:
         caches = self._run_prompts(views)
         lengths = tuple(cache.length for cache in caches)
         self._cache = stacked(caches, max(lengths) + capacity)
-        self._places = Places(lengths, max(lengths) + capacity, self.decoder.device, self._ahead)
+        self._places = Places(lengths, max(lengths) + capacity, self.decoder.device, self._rope_delta)
 
     def _run_prompts(self, views: Sequence[View]) -> list[Cache]:
         """Each row's prompt alone: padding all to the longest would cost most of the prefill. M and P look once."""
         shown = ((view.request.pixels, view.request.pictures) for view in views)
         seen = next((self.decoder.see(pixels, pictures) for pixels, pictures in shown if pixels is not None), None)
         caches = [self.decoder.new_cache(len(view.request.ids)) for view in views]
-        self._ahead = [self._run_prompt(view, cache, seen) for view, cache in zip(views, caches, strict=True)]
+        self._rope_delta = [self._run_prompt(view, cache, seen) for view, cache in zip(views, caches, strict=True)]
         return caches
 
     def root(self) -> Tensor:
@@ -145,7 +146,7 @@ class EnsembleProposal(IndependentProposal):
         return super().root()
 
     def _q(self, feature: Tensor) -> Tensor:
-        q = self._warp.heat(self.decoder.logits(feature))
+        q = self._warp.apply_temperature(self.decoder.logits(feature))
         if self.weights.adaptive or self.record:
             self._drafted.append(q)
         return mixture(self.weights.current(), q)
@@ -161,15 +162,15 @@ class EnsembleProposal(IndependentProposal):
 
         The bonus position of a path that was accepted whole is none of them, as in TABED's code.
         """
-        tree, slots = verified.tree, []
+        tree, expansions = verified.tree, []
         for node in (-1, *verified.path):
             if node not in tree.children:
                 break
-            slots.append(0 if node == -1 else tree.slots[node] + 1)
-        if not slots or not (self.weights.adaptive or self.record):
+            expansions.append(0 if node == -1 else tree.expansions[node] + 1)
+        if not expansions or not (self.weights.adaptive or self.record):
             return
-        p = self._warp.heat(verified.step.logits[: len(slots)])
-        q = _rows(self._drafted, slots)
+        p = self._warp.apply_temperature(verified.step.logits[: len(expansions)])
+        q = _rows(self._drafted, expansions)
         if self.trace is not None:
             self._note(self.trace, p, q)
         self.weights.observe(p, q)

@@ -15,12 +15,12 @@ from torch import Tensor
 
 from ..decoding.cache import Cache
 from ..decoding.decoder import CachedDecoder
+from ..decoding.expansions import Expansions
 from ..decoding.rows import fill, stacked
-from ..decoding.slots import Slots
 from ..decoding.tree import ROOT
 from ..decoding.warp import Warp
 from .ensemble import EnsembleConfig, EnsembleProposal, preset
-from .modes import Mode, StandIns, View
+from .modes import ImageSubstitutes, Mode, View
 from .weights import mixture
 
 
@@ -41,19 +41,21 @@ class GraphedChain(EnsembleProposal):
         newline_id: int,
         gamma: int,
         capacity: int,
-        stand_ins: StandIns | None = None,
+        substitutes: ImageSubstitutes | None = None,
         record: bool = False,
     ):
         config = mode if isinstance(mode, EnsembleConfig) else preset(mode)
         weights = config.weights.build(len(config.members))
-        super().__init__(decoder, config.members, weights, newline_id=newline_id, stand_ins=stand_ins, record=record)
+        super().__init__(
+            decoder, config.members, weights, newline_id=newline_id, substitutes=substitutes, record=record
+        )
         self.gamma, self.capacity, self.max_levels = gamma, capacity, gamma
         self._static: Cache | None = None
         self._graphs: dict[tuple[int, Warp], torch.cuda.CUDAGraph] = {}
 
     def _prefill(self, views: Sequence[View], capacity: int) -> None:
         caches = self._run_prompts(views)
-        assert not any(self._ahead), "the graph counts positions as places"
+        assert not any(self._rope_delta), "the graph counts positions as places"
         lengths = [cache.length for cache in caches]
         needed = max(lengths) + capacity
         if needed > self.capacity:  # captions may make a prompt longer than its pictures did
@@ -79,7 +81,7 @@ class GraphedChain(EnsembleProposal):
 
     @torch.inference_mode()
     def root(self) -> Tensor:
-        """Run the whole chain; `expand` only hands out what it found."""
+        """Run the whole chain; `expand` only returns its results."""
         assert self._cache is not None
         count = len(self._pending)
         self._ids[:count] = torch.tensor(self._pending)
@@ -90,16 +92,16 @@ class GraphedChain(EnsembleProposal):
         else:
             self._chain(count)
         self._cache.advance(count)
-        self._slots = Slots()
+        self._expansions = Expansions()
         self._drafted = list(self._each)
         return self._probs[0]
 
     @torch.inference_mode()
     def expand(self, parents: Sequence[int], tokens: Tensor) -> Tensor:
         """q [1,V] of the next level. `tokens` is the likeliest one of the level before, which the chain has run."""
-        first = len(self._slots)
+        first = len(self._expansions)
         assert list(parents) == [first - 1 if first else ROOT], "a captured chain cannot branch"
-        self._slots.take(parents)
+        self._expansions.take(parents)
         return self._probs[first + 1 : first + 2]
 
     def _replay(self, count: int) -> None:
@@ -117,7 +119,7 @@ class GraphedChain(EnsembleProposal):
         """Feed the `count` committed tokens, then each likeliest token; reads and writes buffers only."""
         ids, places = self._ids[:count], self._length + torch.arange(count, device=self._ids.device)
         for level in range(self.gamma):
-            q = self._warp.heat(self.decoder.logits(self._step(ids, places)[:, -1:]))  # [R,1,V]
+            q = self._warp.apply_temperature(self.decoder.logits(self._step(ids, places)[:, -1:]))  # [R,1,V]
             self._each[level].copy_(q)
             mixed = mixture(self._weights, q)[0]
             self._probs[level].copy_(mixed)

@@ -116,7 +116,7 @@ class HeadConfig(PublishedDrafter):
         if shape.draws_images:
             raise UserError(
                 f"a {self.kind} head reads the hidden states of a language model, and the target draws images",
-                where="key drafter.kind", cure="use eagle, medusa or llamagen for an image generator",
+                where="key drafter.kind", hint="use eagle, medusa or llamagen for an image generator",
             )  # fmt: skip
         self.layer(shape)
 
@@ -250,7 +250,7 @@ class DirectHeadConfig(FusedHeadConfig):
         if layer >= shape.num_layers:
             raise UserError(
                 f"drafter.share_layer is {layer}, and the target's layers are 0 to {shape.num_layers - 1}",
-                cure="leave it null for half of them",
+                hint="leave it null for half of them",
             )
         return (layer,)
 
@@ -273,7 +273,7 @@ def mirrored_layer(config: HeadConfig, text: Any, *, input_norm: bool | None, li
     if scaling is not None and scaling["rope_type"] not in STRETCHED:
         raise UserError(
             f"the target ({text.model_type}) stretches its positions by {scaling['rope_type']}, unknown to heads",
-            cure="set drafter.rope: plain, for a head that turns by the base alone",
+            hint="set drafter.rope: plain, for a head that turns by the base alone",
         )
     section = _mrope_section(config, text, rope)
     qwen = text.model_type.startswith("qwen")
@@ -302,7 +302,7 @@ def _mrope_section(config: HeadConfig, text: Any, rope: Mapping[str, Any]) -> tu
     section: tuple[int, ...] = tuple(rope.get("mrope_section") or _SECTIONS.get(text.model_type) or ())
     if not section:
         raise UserError(
-            f"drafter.positions: mrope, and the target ({text.model_type}) has no M-RoPE", cure="use compact or flat"
+            f"drafter.positions: mrope, and the target ({text.model_type}) has no M-RoPE", hint="use compact or flat"
         )
     return section
 

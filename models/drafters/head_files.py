@@ -48,10 +48,10 @@ def head_state(folder: Path) -> dict[str, Tensor]:
             state = torch.load(path, map_location="cpu", weights_only=True)
             if isinstance(state, dict) and all(isinstance(value, Tensor) for value in state.values()):
                 return state
-            raise UserError("pytorch_model.bin holds no named tensors", where=str(path), cure="give a head's folder")
+            raise UserError("pytorch_model.bin holds no named tensors", where=str(path), hint="give a head's folder")
     except (SafetensorError, pickle.UnpicklingError, RuntimeError, OSError, EOFError) as error:
-        raise UserError(f"unreadable weights: {error}", where=str(path), cure="train or download it again") from error
-    raise UserError("no model.safetensors or pytorch_model.bin", where=str(folder), cure="give the folder of a head")
+        raise UserError(f"unreadable weights: {error}", where=str(path), hint="train or download it again") from error
+    raise UserError("no model.safetensors or pytorch_model.bin", where=str(folder), hint="give the folder of a head")
 
 
 def weights_file(folder: Path) -> Path:
@@ -121,7 +121,7 @@ def load_head(
     check_shapes(
         shapes_of(state), shapes_of(head.state_dict()), where=str(weights_file(folder)),
         what="the head does not fit this target and kind: ",
-        cure="name the target and the settings that the head was trained with",
+        hint="name the target and the settings that the head was trained with",
     )  # fmt: skip
     head.load_state_dict(state)
     return head.to(target.embedding.device, dtype)
@@ -146,13 +146,13 @@ def _check_shape(folder: Path, shape: LayerShape) -> None:
 
 
 def _check_manifest(config: HeadConfig, folder: Path, shape: TargetShape, identity: TargetIdentity | None) -> None:
-    """Compare what the head read in training with what it would read now; no manifest says nothing."""
+    """Compare what the head read in training with what it would read now. Without a manifest nothing is compared."""
     written = check_identity(folder, config.kind, identity)
     expected = {**config.written_settings(), **_read_by(config, shape)}
-    found = {**(written.get("settings") or {}), **(written.get("reads") or {})}
+    stored = {**(written.get("settings") or {}), **(written.get("reads") or {})}
     for name, value in expected.items():
-        if name in found and name != "numbering" and found[name] != value:
-            _refuse(name, found[name], value, folder / MANIFEST)
+        if name in stored and name != "numbering" and stored[name] != value:
+            _refuse(name, stored[name], value, folder / MANIFEST)
 
 
 def check_identity(folder: Path, kind: str, identity: TargetIdentity | None) -> dict[str, Any]:
@@ -167,13 +167,13 @@ def check_identity(folder: Path, kind: str, identity: TargetIdentity | None) -> 
     try:
         written = json.loads(path.read_text())
     except (OSError, ValueError) as error:
-        raise UserError(f"unreadable: {error}", where=str(path), cure="train the head again, or restore it") from error
+        raise UserError(f"unreadable: {error}", where=str(path), hint="train the head again, or restore it") from error
     if written.get("method", kind) != kind:
         _refuse("method", written["method"], kind, path)
-    made = written.get("target") or {}
+    target = written.get("target") or {}
     for name in ("path", "revision"):
-        value, other = (identity.section if identity else {}).get(name), made.get(name)
-        # A directory may have moved; what is not said is not compared.
+        value, other = (identity.section if identity else {}).get(name), target.get(name)
+        # A directory may have moved. Fields that the manifest lacks are not compared.
         if None in (value, other) or Path(str(value)).is_dir() or Path(str(other)).is_dir():
             continue
         if value != other:
@@ -184,10 +184,10 @@ def check_identity(folder: Path, kind: str, identity: TargetIdentity | None) -> 
     return written
 
 
-def _refuse(name: str, found: Any, expected: Any, path: Path) -> None:
+def _refuse(name: str, value: Any, expected: Any, path: Path) -> None:
     raise UserError(
-        f"the head was made otherwise: {name} is {found}, expected {expected}", where=str(path),
-        cure="name the target and the settings that the head was trained with, or train one for these",
+        f"the head was made otherwise: {name} is {value}, expected {expected}", where=str(path),
+        hint="name the target and the settings that the head was trained with, or train one for these",
     )  # fmt: skip
 
 
@@ -200,5 +200,5 @@ def _check_embedding(own: Tensor | None, target: Tensor, folder: Path) -> None:
     if not same_width or (own[:rows].float() - target[:rows].float().cpu()).abs().max() > 1e-2:
         raise UserError(
             "the head brings embeddings that are not the target's", where=str(folder),
-            cure="name the target that it was trained for",
+            hint="name the target that it was trained for",
         )  # fmt: skip

@@ -1,8 +1,9 @@
-"""From a sequence and its states to what the head's layer reads: which slots there are and what stands in each.
+"""Builds the inputs of a head's layer from a sequence and the target's states: which inputs there are and what each one
+holds.
 
-Slot j pairs token j + 1 with the state of place j. Every kind of head is one answer to what a visual slot holds; rows
-keep only the slots they hold, in order and padded on the right, so that a dropped slot costs nothing.
-Letters: B rows, T places, N slots that a row keeps, D width, S joined states, R rows of positions, Q vectors.
+Input j pairs token j + 1 with the state at index j. Kinds of heads differ in what a visual input holds. Rows hold only
+the inputs that they keep, in order and padded on the right, so dropped inputs cost nothing. Letters: B rows, T places,
+N inputs that a row keeps, D width, S joined states, R rows of positions, Q vectors.
 """
 
 from __future__ import annotations
@@ -38,7 +39,7 @@ class Reads:
 
 @dataclass(frozen=True)
 class Sequences:
-    """Places 0 to T - 1; of the last one only the token is read, its state where some slot's goal is."""
+    """Places 0 to T - 1; of the last one only the token is read, its state where some input's goal is."""
 
     ids: Tensor  # [B,T] int64
     mask: Tensor  # [B,T] bool
@@ -50,32 +51,32 @@ class Sequences:
 
 @dataclass(frozen=True)
 class Layout:
-    """Which slots each row keeps."""
+    """Which inputs each row keeps."""
 
-    index: Tensor  # [B,N] int64 number of the slot; 0 where `real` is False
+    index: Tensor  # [B,N] int64 number of the input; 0 where `real` is False
     real: Tensor  # [B,N] bool
     visual: Tensor  # [B,N] bool: its token is visual
     runs: tuple[tuple[int, int, int], ...]  # row, first place and end of each picture: a stretch of one modality
 
     def pick(self, values: Tensor, shift: int = 0) -> Tensor:
-        """[B,T,...] at the slots' places, or `shift` behind them: [B,N,...]."""
+        """[B,T,...] at the inputs' places, or `shift` behind them: [B,N,...]."""
         places = (self.index + shift).clamp(max=values.shape[1] - 1)
         return torch.gather(values, 1, places.view(*places.shape, *[1] * (values.dim() - 2)).expand(
             *places.shape, *values.shape[2:]))  # fmt: skip
 
     @property
     def follows(self) -> Tensor:
-        """[B,N] bool: the slot before it in the sequence stands before it here as well."""
+        """[B,N] bool: the previous input of the sequence was kept too."""
         before = torch.zeros_like(self.real)
         before[:, 1:] = (self.index[:, 1:] == self.index[:, :-1] + 1) & self.real[:, 1:]
         return before
 
     @property
     def follows_text(self) -> Tensor:
-        """[B,N] bool: the same, and that slot is text."""
-        found = self.follows
-        found[:, 1:] &= ~self.visual[:, :-1]
-        return found
+        """[B,N] bool: the previous input was kept too, and it is text."""
+        follows = self.follows
+        follows[:, 1:] &= ~self.visual[:, :-1]
+        return follows
 
 
 def lay_out(
@@ -84,13 +85,13 @@ def lay_out(
     """
     Args:
         modality, mask: [B,T].
-        num_vectors: of `compressed`: slots that a picture keeps, its last ones.
-        keep: [B,T] bool, of `direct`: visual places whose slots stay; None: all.
+        num_vectors: of `compressed`: inputs that a picture keeps, its last ones.
+        keep: [B,T] bool, of `direct`: visual places whose inputs stay; None: all.
     """
     # On the CPU: what follows depends on the values, and lengths of rows are needed there anyway.
     modality_, mask_ = modality.cpu(), mask.cpu()
     runs = tuple(_runs(modality_, mask_))
-    seen = modality_[:, 1:] != TEXT  # [B,T-1] of slots
+    seen = modality_[:, 1:] != TEXT  # [B,T-1] of inputs
     if visual == "none":
         kept = ~seen
     elif visual == "compressed":
@@ -107,37 +108,37 @@ def lay_out(
     # A stable sort of "dropped" puts what is kept in front, in order.
     order = torch.sort((~kept).to(torch.int8), dim=1, stable=True).indices[:, : real.shape[1]]
     index = torch.where(real, order, 0)
-    found = torch.gather(seen, 1, index) & real
+    is_visual = torch.gather(seen, 1, index) & real
     device = modality.device
-    return Layout(index.to(device), real.to(device), found.to(device), runs)
+    return Layout(index.to(device), real.to(device), is_visual.to(device), runs)
 
 
 def _runs(modality: Tensor, mask: Tensor) -> list[tuple[int, int, int]]:
     """Row, first place and end of every stretch of places of one visual modality."""
-    found = []
+    runs = []
     shown = torch.where(mask, modality, TEXT).int()
     for row, kinds in enumerate(shown):
         values, counts = torch.unique_consecutive(kinds, return_counts=True)
         ends = counts.cumsum(0)
         for kind, count, end in zip(values.tolist(), counts.tolist(), ends.tolist(), strict=True):
             if kind != TEXT:
-                found.append((row, end - count, end))
-    return found
+                runs.append((row, end - count, end))
+    return runs
 
 
 @dataclass(frozen=True)
 class Filled:
-    """What the layer reads at the slots of a layout, beside positions."""
+    """What the layer reads at the inputs of a layout, beside positions."""
 
     layout: Layout
     embeds: Tensor  # [B,N,D]
     states: Tensor  # [B,N,S*D] true ones, not fused yet
-    middle: Tensor | None  # [B,N,D] the state half of visual slots, where it is not a true state
+    middle: Tensor | None  # [B,N,D] the state half of visual inputs, where it is not a true state
     direct: tuple[Tensor, Tensor] | None  # as of `StateHead.forward`
     image: Tensor | None
 
     def part(self, start: int, stop: int) -> Filled:
-        """Slots `start` to `stop`."""
+        """Inputs `start` to `stop`."""
         layout, some = self.layout, (slice(None), slice(start, stop))
         return Filled(
             Layout(layout.index[some], layout.real[some], layout.visual[some], layout.runs),
@@ -150,24 +151,24 @@ class Filled:
 
     def fused(self, head: StateHead, states: Tensor | None = None) -> Tensor:
         """[B,N,D] state halves of a first pass; `states` in place of the true ones (with noise)."""
-        made = head.fuse((self.states if states is None else states).to(head.dtype))
-        return made if self.middle is None else torch.where(self.layout.visual.unsqueeze(-1), self.middle, made)
+        fused = head.fuse((self.states if states is None else states).to(head.dtype))
+        return fused if self.middle is None else torch.where(self.layout.visual.unsqueeze(-1), self.middle, fused)
 
 
 def fill(
-    head: StateHead, visual: Visual, found: Reads, layout: Layout, sequences: Sequences, embedding: Tensor
+    head: StateHead, visual: Visual, reads: Reads, layout: Layout, sequences: Sequences, embedding: Tensor
 ) -> Filled:
-    """Look up what stands in each slot. The adaptor of ViSpec runs here, once for all pictures of all rows.
+    """Gather the content of each input. ViSpec's adaptor runs here, once for all pictures of all rows.
 
     Args:
         embedding: [V,D], the target's.
     """
     dtype, at_visual = head.dtype, layout.visual.unsqueeze(-1)
     embeds = torch.nn.functional.embedding(layout.pick(sequences.ids, 1), embedding).to(dtype)
-    if found.image is not None:
-        embeds = torch.where(at_visual, layout.pick(sequences.layers[found.image], 1).to(dtype), embeds)
-    if found.state:
-        states = torch.cat([layout.pick(sequences.layers[layer]) for layer in found.state], dim=-1)
+    if reads.image is not None:
+        embeds = torch.where(at_visual, layout.pick(sequences.layers[reads.image], 1).to(dtype), embeds)
+    if reads.state:
+        states = torch.cat([layout.pick(sequences.layers[layer]) for layer in reads.state], dim=-1)
     else:
         assert sequences.feature is not None
         states = layout.pick(sequences.feature)
@@ -177,8 +178,8 @@ def fill(
         image = _global_vectors(layout, vectors)
         if visual == "compressed":
             direct = layout.visual, _spread(layout, vectors[:, :-1])
-    elif found.visual is not None and visual in ("direct", "middle"):
-        values = layout.pick(sequences.layers[found.visual], 1).to(dtype)
+    elif reads.visual is not None and visual in ("direct", "middle"):
+        values = layout.pick(sequences.layers[reads.visual], 1).to(dtype)
         if visual == "direct":
             direct = layout.visual, values
         else:
@@ -196,19 +197,19 @@ def _adapted(head: Any, embeds: Tensor, runs: Sequence[tuple[int, int, int]]) ->
 
 
 def _global_vectors(layout: Layout, vectors: Tensor) -> Tensor:
-    """[B,N,D]: at each slot the last vector of the last picture that ended before its token; zeros before any."""
+    """[B,N,D]: at each input the last vector of the last picture that ended before its token; zeros before any."""
     rows, count = layout.index.shape
     which = torch.zeros(rows, count, dtype=torch.int64, device=vectors.device)  # 0 is none
     for number, (row, _, end) in enumerate(layout.runs, 1):
-        # In the order of their places: a later picture takes over.
+        # Pictures are processed in order, so a later one replaces an earlier one.
         which[row] = torch.where(layout.index[row] >= end - 1, number, which[row])
-    # The zero picture's vector has no slot, and still a gradient of zero.
+    # The vector of the zero picture belongs to no input but still gets a gradient of zero.
     known = torch.cat([0 * vectors[:1, -1], vectors[: len(layout.runs), -1]])
     return known[which]
 
 
 def _spread(layout: Layout, vectors: Tensor) -> Tensor:
-    """[B,N,D]: the slots that a picture kept hold its vectors, the last ones where there are fewer slots."""
+    """[B,N,D]: the inputs that a picture kept hold its vectors, the last ones where there are fewer inputs."""
     values = vectors.new_zeros(*layout.index.shape, vectors.shape[-1])
     for number, (row, first, end) in enumerate(layout.runs):
         held = (layout.visual[row] & (layout.index[row] >= first - 1) & (layout.index[row] < end - 1)).nonzero()[:, 0]
@@ -222,9 +223,9 @@ def base_positions(kind: str, layout: Layout, sequences: Sequences, *, visual_he
     """[B,N], or [3,B,N] under M-RoPE, before any gap is drawn.
 
     Args:
-        kind: as of the config. `compact` counts slots; with visual slots that only training holds it has no meaning
+        kind: as of the config. `compact` counts inputs; with visual inputs that only training holds it has no meaning
             there, and `flat` stands for it.
-        visual_held: False where visual slots are held for training alone.
+        visual_held: False where visual inputs are held for training alone.
     """
     if kind == "mrope":
         return torch.stack([layout.pick(rows) for rows in sequences.positions])
@@ -246,11 +247,11 @@ def with_gaps(positions: Tensor, layout: Layout, gaps: Sequence[int | None]) -> 
             continue
         first, end = last[row]
         before = layout.real[row] & ~layout.visual[row] & (layout.index[row] < first - 1)
-        behind = layout.real[row] & (layout.index[row] >= end - 1)
-        if not bool(behind.any()):
+        text_after = layout.real[row] & (layout.index[row] >= end - 1)
+        if not bool(text_after.any()):
             continue
         here = positions[..., row, :]
         ends_at = here[..., before].amax(-1) if bool(before.any()) else torch.full_like(here[..., 0], -1)
-        starts_at = here[..., behind].amin(-1)
-        moved[..., row, :] = torch.where(behind, here + (gap - (starts_at - ends_at - 1))[..., None], here)
+        starts_at = here[..., text_after].amin(-1)
+        moved[..., row, :] = torch.where(text_after, here + (gap - (starts_at - ends_at - 1))[..., None], here)
     return moved

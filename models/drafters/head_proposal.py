@@ -1,9 +1,9 @@
 """Drafting with a head that reads states, one request at a time.
 
-The prompt's slots are read once, each cycle reads the newest tokens with their true states, and a tree's nodes read the
-head's own outputs. Under the text-only window (VATA) visual slots are never made: what the drafter holds and
+The prompt's inputs are read once, each cycle reads the newest tokens with their true states, and a tree's nodes read
+the head's own outputs. Under the text-only window (VATA) visual inputs are never made: what the drafter holds and
 does is the same for any number of visual tokens.
-Letters: N slots, T places, F nodes, D width, V vocabulary.
+Letters: N inputs, T places, F nodes, D width, V vocabulary.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from .recursion import Recursive
 if TYPE_CHECKING:
     from .head_config import HeadConfig
 
-PIECE = 4096  # slots of a prompt that are read at once
+PIECE = 4096  # inputs of a prompt that are read at once
 
 
 class HeadProposal(Recursive):
@@ -41,7 +41,7 @@ class HeadProposal(Recursive):
 
     @property
     def num_held(self) -> int:
-        """Slots whose keys and values the drafter holds."""
+        """Number of inputs whose keys and values the drafter holds."""
         return self._cache.length
 
     @torch.inference_mode()
@@ -54,9 +54,9 @@ class HeadProposal(Recursive):
 
     @torch.inference_mode()
     def begin(self, first: int) -> None:
-        """Read the prompt's slots, but for the last one: it reads `first`, and is the first cycle's."""
+        """Read the prompt's inputs except the last one, which reads `first` and belongs to the first cycle."""
         prompt, prefill = self._prompt, self._prefill
-        del self._prompt, self._prefill  # a long clip's states need not outlive the prompt
+        del self._prompt, self._prefill  # free the states of the prompt, which are large for a long clip
         visual = self.config.visual(training=False)
         keep = self._kept(prompt, prefill) if prefill.attention else None
         sequences = _with_first(prompt, first, prefill)
@@ -88,7 +88,7 @@ class HeadProposal(Recursive):
         self._emitted += self._tokens.shape[1]
 
     def _read_prompt(self, filled: Filled, positions: Tensor) -> None:
-        """All slots but the last one, a piece at a time: nothing is as large as a long clip's slots squared."""
+        """Run all inputs but the last one in chunks, so that no tensor is quadratic in the length of a long clip."""
         last = positions.shape[-1] - 1
         for start in range(0, last, PIECE):
             stop = min(start + PIECE, last)
@@ -123,9 +123,9 @@ class HeadProposal(Recursive):
             embeds, states, positions, mask, self._cache, direct=direct, image=image, depths=steps
         )  # fmt: skip
 
-    def _heat(self, hidden: Tensor, steps: Sequence[int]) -> Tensor:
+    def _probabilities(self, hidden: Tensor, steps: Sequence[int]) -> Tensor:
         scores = self.head.draft_scores(hidden[0], self.target.scores, self.target.embedding.dtype)
-        return self._warp.heat(scores)
+        return self._warp.apply_temperature(scores)
 
     def _kept(self, prompt: Prompt, prefill: TargetStep) -> Tensor:
         """[1,T+1] bool: the visual places that get the most attention, as many as the share says."""

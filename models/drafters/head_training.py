@@ -16,8 +16,8 @@ from pydantic import Field, model_validator
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from ...core.batch import Batch
 from ...core.loss import StepLoss
-from ...core.nouns import Batch
 from ...core.pictures import TEXT
 from ...core.section import Section
 from ...core.states import TargetStates
@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 
 
 class HeadObjective(Section):
-    """Weights of the terms at each trained slot; a term of weight 0 is not computed."""
+    """Weights of the terms at each trained input; a term of weight 0 is not computed."""
 
     # Of a train stage's `objective`: what is trained with the target's hidden states.
     kind: Literal["head"] = Field("head", exclude=True)
@@ -53,7 +53,7 @@ class HeadObjective(Section):
     mtp_steps: int | None = Field(None, ge=0)
     # Width of the uniform noise on true states at 512 places; shorter samples get more of it (EAGLE: 0.2).
     noise: float = Field(0.2, ge=0)
-    # Slots whose vocabulary is projected at once: about 40 bytes for each slot, pass and id.
+    # Inputs whose vocabulary is projected at once: about 40 bytes for each input, pass and id.
     chunk: int = Field(128, ge=1)
 
     @model_validator(mode="after")
@@ -93,7 +93,7 @@ class HeadTraining(nn.Module):
         return {"head": [(name, p) for name, p in self.head.named_parameters() if p.requires_grad]}
 
     def forward(self, batch: Batch, states: TargetStates) -> StepLoss:
-        """Sums over trained slots: those whose token is supervised.
+        """Sums over trained inputs: those whose token is supervised.
 
         Metrics are sums as well: hits of the target's best token by the first pass (top1, top3) and the last one
         (top1_last), and alpha of the first, the chance that a drafted token is accepted.
@@ -113,7 +113,7 @@ class HeadTraining(nn.Module):
         return StepLoss(loss, keep.sum(), dict(zip(TokenTerms.metrics, sums, strict=True)))
 
     def fill(self, batch: Batch, states: TargetStates) -> tuple[Filled, Tensor]:
-        """What stands in the slots, and their positions."""
+        """The inputs of the layer and their positions."""
         config, visual, keep = self.config, self.visual, None
         if visual == "direct" and 0 < self.share < 1:
             keep = _drawn(batch, self.share)
@@ -147,7 +147,7 @@ class HeadTraining(nn.Module):
         for step in range(self.num_passes):
             states = true if step == 0 else torch.where(replaced, F.pad(outputs[-1], (0, 0, 1, 0))[:, :-1], true)
             depths = torch.full_like(layout.index, step)
-            # Padding stands behind a row's slots: causal is enough, and needs no [N,N].
+            # Padding comes after a row's inputs, so causal attention suffices and no [N,N] mask is needed.
             mask = diagonals(count, step, true.device) if ttt and step else None
             outputs.append(
                 head(
@@ -163,18 +163,19 @@ class HeadTraining(nn.Module):
 
 
 def diagonals(count: int, step: int, device: torch.device) -> Tensor:
-    """[N,(step+1)N] bool, over the keys of all passes so far: what a slot drafted `step` steps behind a true one sees.
+    """[N,(step+1)N] bool mask over the keys of all passes so far, for inputs that were drafted `step` steps after a
+    true one.
 
-    Slot i of pass s stands behind true states up to slot i - s, and behind its own drafts: slot i - s + r of pass r.
+    Input i of pass s stands behind true states up to input i - s, and behind its own drafts: input i - s + r of pass r.
     """
-    slot = torch.arange(count, device=device)
-    blocks = [slot[None] <= slot[:, None] - step]
-    blocks += [slot[None] == slot[:, None] - step + number for number in range(1, step + 1)]
+    entry = torch.arange(count, device=device)
+    blocks = [entry[None] <= entry[:, None] - step]
+    blocks += [entry[None] == entry[:, None] - step + number for number in range(1, step + 1)]
     return torch.cat(blocks, dim=1)
 
 
 class _Keys:
-    """Stands in for a cache of one layer: keys and values [B,H,N,E] of all passes beside each other, with gradients."""
+    """Replaces the cache of one layer: keys and values [B,H,N,E] of all passes, concatenated, with gradients."""
 
     def __init__(self) -> None:
         self.own_layers = [self]
@@ -189,13 +190,13 @@ class _Keys:
 
 def _gaps(seeds: Sequence[int], share: float, most: int) -> list[int | None]:
     """Each row's gap in places, or None, from its seed."""
-    found: list[int | None] = []
+    gaps: list[int | None] = []
     for seed in seeds:
         generator = torch.Generator().manual_seed(seed)
         drawn = float(torch.rand((), generator=generator)) < share
         gap = int(torch.randint(most + 1, (), generator=generator))
-        found.append(gap if drawn else None)
-    return found
+        gaps.append(gap if drawn else None)
+    return gaps
 
 
 def _drawn(batch: Batch, share: float) -> Tensor:
@@ -209,13 +210,13 @@ def _drawn(batch: Batch, share: float) -> Tensor:
 
 
 class TokenTerms:
-    """What is compared at each slot, between the target's scores and those of every pass.
+    """What is compared at each input, between the target's scores and those of every pass.
 
     Args:
         goal: [S,D] true states.
         scores: the target's LM head.
         ids: [V] of the draft's vocabulary; None: the target's. The target's distribution is then the one over these
-            ids, and slots whose likeliest token lies outside count nothing (EAGLE-3).
+            ids, and inputs whose likeliest token lies outside count nothing (EAGLE-3).
     """
 
     metrics = ("top1", "top3", "alpha", "top1_last")
@@ -284,7 +285,7 @@ def row_uniforms(
 ) -> Tensor:
     """[B,N,D] in [0, 1), as `like`; 1/2 (no noise) in each row's `padding` places on the left and behind its `lengths`.
 
-    A row's draws follow from its seed and its own places: neither other rows nor the number of ranks change them.
+    A row's draws follow from its seed and its own places: they do not depend on other rows or on the number of ranks.
     """
     assert len(seeds) == len(like), f"{len(like)} rows and {len(seeds)} seeds"
     uniforms = torch.full_like(like, 0.5)

@@ -1,7 +1,7 @@
 """Drafting with a model of its own: a draft LVLM that sees the pictures (M, P) or text in their place (T, C).
 
 TABED, sections 3 and 6; what each mode is shown is in `modes.py`, several modes at once in `ensemble.py`.
-Letters: R rows, N tokens, F nodes, D width, V vocabulary, S slots.
+Letters: R rows, N tokens, F nodes, D width, V vocabulary, S expansions.
 """
 
 from __future__ import annotations
@@ -13,15 +13,15 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ...core.nouns import Request
+from ...core.batch import Request
 from ..decoding.cache import Cache
 from ..decoding.decoder import CachedDecoder
+from ..decoding.expansions import Expansions
 from ..decoding.rows import Places
-from ..decoding.slots import Slots
 from ..decoding.warp import Warp
 from ..pictures import flat_view
 from ..targets.base import Taps, TargetStep
-from .modes import Mode, StandIns, View
+from .modes import ImageSubstitutes, Mode, View
 
 
 class IndependentProposal:
@@ -29,25 +29,27 @@ class IndependentProposal:
 
     Args:
         newline_id: stands for a picture in mode T.
-        stand_ins: what stands for a picture in the other text modes.
+        substitutes: what stands for a picture in the other text modes.
     """
 
     taps = Taps()
     max_levels: int | None = None
 
-    def __init__(self, decoder: CachedDecoder, mode: Mode, *, newline_id: int, stand_ins: StandIns | None = None):
+    def __init__(
+        self, decoder: CachedDecoder, mode: Mode, *, newline_id: int, substitutes: ImageSubstitutes | None = None
+    ):
         self.decoder, self.mode, self.newline_id = decoder, mode, newline_id
-        self.stand_ins = stand_ins or StandIns(newline_id)
-        self.stand_ins.check(mode)
+        self.substitutes = substitutes or ImageSubstitutes(newline_id)
+        self.substitutes.check(mode)
         self._cache: Cache | None = None
         self._seen: tuple[Request, tuple[View, ...]] | None = None
 
     @torch.inference_mode()
     def start(self, request: Request, prefill: TargetStep, warp: Warp, *, capacity: int) -> None:
         self._warp = warp
-        self._seen = (request, self._look(self._own(request)))
+        self._seen = (request, self._views_of(self._own(request)))
         self._prefill([view.to(self.decoder.device) for view in self._seen[1]], capacity)
-        self._slots = Slots()
+        self._expansions = Expansions()
 
     def _own(self, request: Request) -> Request:
         """The request in the draft's own tiles, where they are not the target's, and as far as it can read them."""
@@ -55,34 +57,36 @@ class IndependentProposal:
             request = replace(view, originals=view.originals or request.originals)
         return request if self.decoder.reads_newlines else flat_view(request)
 
-    def _look(self, request: Request) -> tuple[View, ...]:
+    def _views_of(self, request: Request) -> tuple[View, ...]:
         """The request as each row sees it."""
-        return (self.stand_ins.view(request, self.mode),)
+        return (self.substitutes.view(request, self.mode),)
 
     def _prefill(self, views: Sequence[View], capacity: int) -> None:
-        """Run the prompts, of which there is one here; `capacity` tokens may follow."""
+        """Run the prompts (one in this class). At most `capacity` tokens follow."""
         (view,) = views
         length = len(view.request.ids)
         self._cache = self.decoder.new_cache(length + capacity)
-        ahead = self._run_prompt(view, self._cache)
-        self._places = Places((length,), length + capacity, self.decoder.device, [ahead])
+        rope_delta = self._run_prompt(view, self._cache)
+        self._places = Places((length,), length + capacity, self.decoder.device, [rope_delta])
 
     def _run_prompt(self, view: View, cache: Cache, seen: Tensor | None = None) -> int:
-        """Run a prompt into its cache; returns how far its positions run before its places."""
+        """Run a prompt into its cache. Returns the row's M-RoPE delta."""
         request = view.request
         ids, modality = request.ids[None], request.modality[None]
         prompts = self.decoder.prompts(ids, modality, request.pixels, request.pictures, pool=view.pool, seen=seen)
         self.decoder.run(prompts, cache)
-        return prompts.ahead
+        return prompts.rope_delta
 
     def views(self, request: Request) -> tuple[View, ...]:
-        """The request as each row sees it; the one that was decoded last is not captioned again."""
+        """The request as each row sees it. The latest request is cached, so it is not captioned twice."""
         if self._seen is None or self._seen[0] is not request:
-            self._seen = (request, self._look(self._own(request)))
+            self._seen = (request, self._views_of(self._own(request)))
         return self._seen[1]
 
     def last_position(self, request: Request, max_new_tokens: int) -> int:
-        """How far the positions go; past those that the draft has it proposes noise (TABED: M on five pictures)."""
+        """The last position that the request reaches. A draft proposes noise beyond its own positions (TABED: mode M on
+        five pictures).
+        """
         return max(len(view.request.ids) for view in self.views(request)) + max_new_tokens
 
     def begin(self, first: int) -> None:
@@ -96,17 +100,17 @@ class IndependentProposal:
         past = self._cache.length
         feature = self._forward(ids, torch.arange(past, past + len(ids), device=ids.device), None)
         self._cache.advance(len(ids))
-        self._slots = Slots()
+        self._expansions = Expansions()
         return self._q(feature[:, -1:])[0]
 
     @torch.inference_mode()
     def expand(self, parents: Sequence[int], tokens: Tensor) -> Tensor:
         assert self._cache is not None
-        past, first, device = self._cache.length, len(self._slots), self.decoder.device
-        depths = self._slots.take(parents)
+        past, first, device = self._cache.length, len(self._expansions), self.decoder.device
+        depths = self._expansions.take(parents)
         places = torch.tensor([past + depth - 1 for depth in depths], device=device)
-        mask = None if self._slots.extends_chain(len(parents)) else self._slots.ancestors(first).to(device)
-        # Slots are written behind each other: the cache's length stands at them only while they run.
+        mask = None if self._expansions.extends_chain(len(parents)) else self._expansions.ancestors(first).to(device)
+        # Expansions are written after each other; the cache's length covers them only during this forward.
         self._cache.crop_to(past + first)
         feature = self._forward(tokens.to(device), places, mask)
         self._cache.crop_to(past)
@@ -122,16 +126,16 @@ class IndependentProposal:
 
     def _q(self, feature: Tensor) -> Tensor:
         """[R,N,D] -> [N,V]."""
-        return self._warp.heat(self.decoder.logits(feature[0]))
+        return self._warp.apply_temperature(self.decoder.logits(feature[0]))
 
     def accept(self, verified: Any) -> None:
         assert self._cache is not None
         kept = []
         for node in verified.path:
-            slot = verified.tree.slots[node]
-            if slot == -1:
+            expansion = verified.tree.expansions[node]
+            if expansion == -1:
                 break
-            kept.append(slot)
+            kept.append(expansion)
         self._cache.commit(kept)
         self._pending = [*verified.tokens[len(kept) :], verified.bonus]
-        self._slots = Slots()
+        self._expansions = Expansions()

@@ -1,4 +1,4 @@
-"""Independent draft LVLMs: a 68M or 160M Llama with the target's kind of eyes (TABED, appendix H.1).
+"""Independent draft LVLMs: a 68M or 160M Llama with the target's kind of vision tower (TABED, appendix H.1).
 
 Config, assembly, the files it is saved as, and its proposals (M with the pictures, T without). The
 loss is LLaVA's own, `models/llava.py`.
@@ -31,7 +31,7 @@ from .base import PLAIN, CountTokens, Drafter, DraftingOptions, PublishedDrafter
 from .ensemble import DraftingMode, EnsembleConfig, EnsembleProposal, preset
 from .graph import GraphedChain
 from .independent import IndependentProposal
-from .modes import Mode, StandIns
+from .modes import ImageSubstitutes, Mode
 
 MANIFEST = "draftsmith.json"
 
@@ -95,7 +95,7 @@ class LvlmConfig(PublishedDrafter):
         if shape.draws_images:
             raise UserError(
                 "a draft LVLM answers about pictures, and the target draws them", where="key drafter.kind",
-                cure="use eagle, medusa or llamagen for an image generator",
+                hint="use eagle, medusa or llamagen for an image generator",
             )  # fmt: skip
 
     def build(
@@ -157,7 +157,7 @@ class LvlmConfig(PublishedDrafter):
             num_token_ids=decoder.num_token_ids,
             never=decoder.never,
             newline_id=0 if substitutes is None else substitutes.newline_id,
-            stand_ins=substitutes,
+            substitutes=substitutes,
             chain=options.chain,
             capacity=options.capacity,
             record=options.record_weights,
@@ -179,7 +179,7 @@ def drafter_config(config: LvlmConfig, target: PreTrainedConfig, ids: TokenIds, 
             f"the drafter's tower reads {vision.image_size} pixels in patches of {vision.patch_size}, the target's "
             f"{target.vision_config.image_size} in patches of {target.vision_config.patch_size}",
             where="key drafter.vision_tower",
-            cure="use a tower of the target's resolution, or set drafter.pictures: own",
+            hint="use a tower of the target's resolution, or set drafter.pictures: own",
         )
     layer = config.vision_feature_layer
     if layer is None:
@@ -200,12 +200,12 @@ def scale_positions(text: PreTrainedConfig, scaling: RopeScaling) -> None:
     known, rope = text.max_position_embeddings, dict(getattr(text, "rope_parameters", None) or {})
     where = "key drafter.rope_scaling"
     if rope.get("rope_type", "default") != "default":
-        raise UserError(f"the language model's positions are scaled already: {rope}", where=where, cure="remove it")
+        raise UserError(f"the language model's positions are scaled already: {rope}", where=where, hint="remove it")
     if scaling.max_positions <= known:
         raise UserError(
             f"max_positions is {scaling.max_positions} and the language model has {known}",
             where=where,
-            cure="remove it, or ask for more positions",
+            hint="remove it, or ask for more positions",
         )
     rope |= {"rope_type": scaling.kind, "factor": scaling.max_positions / known}
     if scaling.kind == "yarn":
@@ -256,7 +256,7 @@ def load_drafter(folder: Path, *, tokenizer_hash: str | None, dtype: torch.dtype
         raise UserError(
             "the draft was trained with another tokenizer than the target's: it would propose noise",
             where=str(folder / MANIFEST),
-            cure="train the draft with this target's processor, or evaluate it with its own target",
+            hint="train the draft with this target's processor, or evaluate it with its own target",
         )
     return load_llava(folder, revision=None, dtype=dtype, key="drafter", whole=True)
 
@@ -279,7 +279,7 @@ def load_strangers(config: LvlmConfig, target: PreTrainedConfig, *, dtype: torch
         if mine != other:
             raise UserError(
                 f"the {what} of {config.path!r} is {mine}, the target's {other}", where="key drafter.path",
-                cure="give a draft that was trained for targets of this vocabulary and resolution",
+                hint="give a draft that was trained for targets of this vocabulary and resolution",
             )  # fmt: skip
     return model
 
@@ -306,7 +306,7 @@ def proposal(
     newline_id: int,
     image_token_id: int | None = None,
     never: tuple[int, ...] = (),
-    stand_ins: StandIns | None = None,
+    substitutes: ImageSubstitutes | None = None,
     chain: int | None = None,
     capacity: int = 0,
     record: bool = False,
@@ -314,7 +314,7 @@ def proposal(
     """The draft as the decoding loop calls it.
 
     Args:
-        stand_ins: what stands for a picture in the text modes; needed for C and T-text.
+        substitutes: what stands for a picture in the text modes; needed for C and T-text.
         record: keep an ensemble's weights over time in its `trace`.
         chain: drafted tokens, where a cycle's proposal is the likeliest chain; on CUDA it is then one graph.
         never: ids that are never proposed, beside `image_token_id`.
@@ -329,11 +329,13 @@ def proposal(
             newline_id=newline_id,
             gamma=chain,
             capacity=capacity,
-            stand_ins=stand_ins,
+            substitutes=substitutes,
             record=record,
         )
     config = mode if isinstance(mode, EnsembleConfig) else preset(mode)
     if len(config.members) == 1:
-        return IndependentProposal(decoder, config.members[0], newline_id=newline_id, stand_ins=stand_ins)
+        return IndependentProposal(decoder, config.members[0], newline_id=newline_id, substitutes=substitutes)
     weights = config.weights.build(len(config.members))
-    return EnsembleProposal(decoder, config.members, weights, newline_id=newline_id, stand_ins=stand_ins, record=record)
+    return EnsembleProposal(
+        decoder, config.members, weights, newline_id=newline_id, substitutes=substitutes, record=record
+    )

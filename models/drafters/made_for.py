@@ -1,7 +1,8 @@
 """Whether a trained head was made for the target that it is loaded beside.
 
-Heads read states of one model: another of the same width loads without a word and drafts badly. Our heads say in
-`draftsmith.json` which target they were trained with; published ones have no such file, and are taken as they are.
+A head reads the states of one model. With another model of the same width it loads without an error and drafts badly.
+Our heads say in `draftsmith.json` which target they were trained with; published ones have no such file, and are taken
+as they are.
 """
 
 from __future__ import annotations
@@ -53,46 +54,46 @@ def check_made_for(folder: Path, target: Any, identity: TargetIdentity | None) -
         UserError: the head was made for another target, or its manifest cannot be read.
     """
     path = folder / MANIFEST
-    given = _given(path)
-    if given is None:
+    written = _given(path)
+    if written is None:
         return
     expected: dict[str, Any] = {"kind": "llamagen" if isinstance(target.config, LlamaGenConfig) else "anole"}
-    found: dict[str, Any] = {"kind": given.get("kind")}
-    if found == expected and found["kind"] == "llamagen":
-        shape = _shape(given, path)
-        found |= {name: getattr(shape, name) for name in NAMED_SHAPE}
+    actual: dict[str, Any] = {"kind": written.get("kind")}
+    if actual == expected and actual["kind"] == "llamagen":
+        shape = _shape(written, path)
+        actual |= {name: getattr(shape, name) for name in NAMED_SHAPE}
         expected |= {name: getattr(target.config, name) for name in NAMED_SHAPE}
     if identity is not None:
         path_now, revision_now = identity.section.get("path"), identity.section.get("revision")
         # A directory may have moved, and may be one of the Hub's models under another name.
-        if not any(name is None or Path(name).is_dir() for name in (given.get("path"), path_now)):
-            found["path"], expected["path"] = given.get("path"), path_now
-        if given.get("path") == path_now and None not in (given.get("revision"), revision_now):
-            found["revision"], expected["revision"] = given.get("revision"), revision_now
+        if not any(name is None or Path(name).is_dir() for name in (written.get("path"), path_now)):
+            actual["path"], expected["path"] = written.get("path"), path_now
+        if written.get("path") == path_now and None not in (written.get("revision"), revision_now):
+            actual["revision"], expected["revision"] = written.get("revision"), revision_now
     for name, value in expected.items():
-        if found[name] != value:
-            cure = "name the target that the head was trained for, or train a head for this one"
-            cure += "; if both names are of the same weights, mend target.path in this file" if name == "path" else ""
-            problem = f"the head was made for another target: {name} is {found[name]}, expected {value}"
-            raise UserError(problem, where=str(path), cure=cure)
+        if actual[name] != value:
+            hint = "name the target that the head was trained for, or train a head for this one"
+            hint += "; if both names are of the same weights, mend target.path in this file" if name == "path" else ""
+            problem = f"the head was made for another target: {name} is {actual[name]}, expected {value}"
+            raise UserError(problem, where=str(path), hint=hint)
 
 
 def _given(path: Path) -> dict[str, Any] | None:
-    """The target's section as the head's recipe had it; None where nothing is said of one."""
+    """The target's section of the head's recipe. None if the manifest names no target."""
     if not path.is_file():
         return None
     try:
         manifest = json.loads(path.read_text())
     except (OSError, ValueError) as error:
-        raise UserError(f"unreadable: {error}", where=str(path), cure="train the head again, or restore it") from error
+        raise UserError(f"unreadable: {error}", where=str(path), hint="train the head again, or restore it") from error
     target = manifest.get("target") if isinstance(manifest, dict) else None
     return target if isinstance(target, dict) else None
 
 
-def _shape(given: dict[str, Any], path: Path) -> LlamaGenConfig:
+def _shape(target: dict[str, Any], path: Path) -> LlamaGenConfig:
     try:
-        section = LlamaGenTargetConfig.model_validate({name: given[name] for name in _SHAPE_KEYS if name in given})
+        section = LlamaGenTargetConfig.model_validate({name: target[name] for name in _SHAPE_KEYS if name in target})
     except ValidationError as error:
         problem = f"target is no section of a recipe: {error.errors()[0]['msg']}"
-        raise UserError(problem, where=str(path), cure="train the head again, or restore the file") from error
+        raise UserError(problem, where=str(path), hint="train the head again, or restore the file") from error
     return section.model_config_of()

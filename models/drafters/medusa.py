@@ -21,12 +21,12 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from ...core.batch import Batch, CodeBatch
 from ...core.errors import UserError
 from ...core.loss import StepLoss
-from ...core.nouns import Batch, CodeBatch
 from ...core.section import Section
 from ...core.states import Taps, TargetStates
-from ..decoding.slots import Slots
+from ..decoding.expansions import Expansions
 from ..decoding.warp import Warp
 from ..losses import Divergence, FrozenHead, divergence
 from ..targets.base import Target, TargetShape, TargetStep
@@ -180,9 +180,9 @@ class MedusaTraining(_Training):
             goal = states.feature[:, 1 + level : 1 + level + length][keep]
             labels = batch.ids[:, 2 + level :][:, :length][keep]
             compare = functools.partial(self._compare, goal, labels)
-            loss, found = self.lm(outputs[:, :length][keep], compare)
+            loss, counts = self.lm(outputs[:, :length][keep], compare)
             total = self.config.decay**level * loss + (0 if total is None else total)
-            sums = found if sums is None else sums
+            sums = counts if sums is None else sums
         assert total is not None and sums is not None
         return StepLoss(total, loss_mask[:, 1:].sum(), dict(zip(self.metrics, sums, strict=True)))
 
@@ -260,12 +260,12 @@ class MedusaProposal:
         dtype = next(self.head.parameters()).dtype
         predicted = self.head(self._feature.to(dtype))[:, :, 0].transpose(0, 1)  # [R,L,D]
         steps = [self._emitted + level for level in range(len(predicted[0]))]
-        self._levels = self._warp.heat(self.guided(predicted.to(self._feature), steps))  # [L,V]
-        self._slots = Slots()
+        self._levels = self._warp.apply_temperature(self.guided(predicted.to(self._feature), steps))  # [L,V]
+        self._expansions = Expansions()
         return self._levels[0]
 
     def expand(self, parents: Sequence[int], tokens: Tensor) -> Tensor:
-        return self._levels[self._slots.take(parents)]
+        return self._levels[self._expansions.take(parents)]
 
     def accept(self, verified: Any) -> None:
         """The feature whose own head gave the bonus token is that of the last accepted one."""
@@ -291,6 +291,6 @@ def load_medusa(folder: Path, shape: MedusaShape) -> MedusaHead:
         raise UserError(
             f"the heads do not fit this target: {lines[:2][-1].strip()}",
             where=str(folder / "model.safetensors"),
-            cure="name the target and num_heads of these heads",
+            hint="name the target and num_heads of these heads",
         ) from error
     return head

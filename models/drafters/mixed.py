@@ -63,7 +63,7 @@ class MixedProposal:
 
     Args:
         members: drafters of one target; none is used outside.
-        weights: are told the outcome of each cycle.
+        weights: updated with the outcome of each cycle.
     """
 
     def __init__(self, members: Sequence[Drafter], weights: Weights, vocab_size: int):
@@ -114,9 +114,9 @@ class MixedProposal:
         for node in (-1, *verified.path):
             if node not in tree.children:
                 break
-            numbers.append(0 if node == -1 else tree.slots[node] + 1)
+            numbers.append(0 if node == -1 else tree.expansions[node] + 1)
         if numbers:
-            p = self._warp.heat(verified.step.logits[: len(numbers)])
+            p = self._warp.apply_temperature(verified.step.logits[: len(numbers)])
             self.weights.observe(p, torch.cat(self._drafted, dim=1)[:, numbers])
 
 

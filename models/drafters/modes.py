@@ -12,8 +12,8 @@ from typing import Any, Literal, get_args
 
 import torch
 
+from ...core.batch import Request
 from ...core.errors import UserError
-from ...core.nouns import Request
 from ...core.pictures import TEXT
 from ..captioners import Captioner
 from ..pictures import pictures_of, pooled_view
@@ -27,7 +27,9 @@ _POOL = 2
 
 @dataclass(frozen=True)
 class View:
-    """A request as a mode sees it; `pool` x `pool` patches make one feature. Modes that see see the same pixels."""
+    """A request as a mode sees it; `pool` x `pool` patches make one feature. All modes that read pictures read the same
+    pixels.
+    """
 
     request: Request
     pool: int = 1
@@ -37,8 +39,8 @@ class View:
 
 
 @dataclass(frozen=True)
-class StandIns:
-    """What the text modes put where a picture was; `of` reads it from a tokenizer.
+class ImageSubstitutes:
+    """Token ids that the text modes put in place of a picture. `of` reads them from a tokenizer.
 
     Args:
         literal_ids: "<image>" as text.
@@ -53,7 +55,7 @@ class StandIns:
     captioner: Captioner | None = None
 
     @classmethod
-    def of(cls, tokenizer: Any, *, newline_id: int, captioner: Captioner | None = None) -> StandIns:
+    def of(cls, tokenizer: Any, *, newline_id: int, captioner: Captioner | None = None) -> ImageSubstitutes:
         """From a tokenizer of transformers. The prefix and a caption are tokenized apart, as TABED's code does."""
 
         def encode(text: str) -> list[int]:
@@ -63,10 +65,12 @@ class StandIns:
         return cls(newline_id, tuple(encode("<image>")), tuple(encode("image: ")), encode, captioner)
 
     def check(self, mode: Mode) -> None:
-        """Raises `UserError` where a mode's stand-in is missing."""
+        """Raises `UserError` where a mode's substitute is missing."""
         if mode == "C" and (self.captioner is None or self.encode is None):
-            raise UserError("mode C needs a captioner, and none is given", cure="add `captioner`, or leave out C")
-        assert mode != "T-text" or self.literal_ids, "the tokenizer's ids of '<image>' are missing: use StandIns.of"
+            raise UserError("mode C needs a captioner, and none is given", hint="add `captioner`, or leave out C")
+        assert mode != "T-text" or self.literal_ids, (
+            "the tokenizer's ids of '<image>' are missing: use ImageSubstitutes.of"
+        )
 
     def view(self, request: Request, mode: Mode) -> View:
         """The request as `mode` sees it. Mode C runs the captioner."""
@@ -114,8 +118,8 @@ def with_shorter_pictures(request: Request, pool: int) -> Request:
 def _replaced(request: Request, words: Sequence[Sequence[int]]) -> Request:
     """The request with text ids in place of each picture's run."""
     pieces, place = [], 0
-    for (start, stop), stand_in in zip(picture_runs(request), words, strict=True):
-        pieces += [request.ids[place:start], request.ids.new_tensor(list(stand_in))]
+    for (start, stop), substitute in zip(picture_runs(request), words, strict=True):
+        pieces += [request.ids[place:start], request.ids.new_tensor(list(substitute))]
         place = stop
     ids = torch.cat([*pieces, request.ids[place:]])
     return Request(ids, torch.zeros_like(ids, dtype=torch.int8), None, request.name)

@@ -19,14 +19,14 @@ from pydantic import Field
 from torch import Tensor
 from torch.nn import functional as F
 
+from ...core.batch import Request
 from ...core.errors import UserError
-from ...core.nouns import Request
 from ...core.pictures import TEXT
 from ...core.positions import place_positions
 from ...core.states import Taps
 from ..decoding.decoder import PromptRows
+from ..decoding.expansions import Expansions
 from ..decoding.rows import Places
-from ..decoding.slots import Slots
 from ..decoding.warp import Warp
 from ..sizes import parameter_counts, parameter_lines
 from ..targets.base import Target, TargetShape, TargetStep
@@ -63,7 +63,7 @@ class PrunedConfig(DrafterConfig):
         if shape.draws_images:
             raise UserError(
                 "a pruned prompt is one of visual tokens, and the target draws images", where="key drafter.kind",
-                cure="use llamagen, a smaller image generator",
+                hint="use llamagen, a smaller image generator",
             )  # fmt: skip
 
     def taps_for(self, shape: TargetShape, *, training: bool) -> Taps:
@@ -117,7 +117,7 @@ def visual_scores(attention: Mapping[int, Tensor], modality: Tensor) -> Tensor:
     if suffix < 1 or not attention:
         raise UserError(
             "the prompt has no text behind its last picture, and that text's attention is what decides",
-            cure="put the question behind the picture, or set drafter.ratio: 0",
+            hint="put the question behind the picture, or set drafter.ratio: 0",
         )
     total = torch.zeros(len(visual))
     for weights in attention.values():
@@ -148,15 +148,15 @@ def keep_visual(scores: Tensor, budget: int, *, share: float = 0.4) -> Tensor:
 def pruned_prompt(prompts: PromptRows, kept: Tensor, *, positions: Literal["compact", "target"]) -> PromptRows:
     """The prompt of one row at the places `kept` alone."""
     kept = kept.to(prompts.embeds.device)
-    placed, behind = prompts.positions[:, :, kept], prompts.behind
+    placed, next_position = prompts.positions[:, :, kept], prompts.next_position
     if positions == "compact":
         placed = torch.arange(len(kept), device=kept.device).expand_as(placed)
-        behind = torch.full_like(behind, len(kept))
+        next_position = torch.full_like(next_position, len(kept))
     visual, deepstack = prompts.visual, prompts.deepstack
     if visual is not None:
         number = (visual[0].cumsum(0) - 1)[kept][visual[0, kept]]
         visual, deepstack = visual[:, kept], tuple(part[number] for part in deepstack)
-    return PromptRows(prompts.embeds[:, kept], placed, behind, None, visual, deepstack)
+    return PromptRows(prompts.embeds[:, kept], placed, next_position, None, visual, deepstack)
 
 
 class PrunedProposal(IndependentProposal):
@@ -169,7 +169,8 @@ class PrunedProposal(IndependentProposal):
     def __init__(self, reader: LanguageTarget, target: LanguageTarget, config: PrunedConfig):
         super().__init__(reader.decoder, "M", newline_id=0)  # no mode but M, which no newline stands in for
         self.reader, self.config, self.vocab_size = reader, config, target.vocab_size
-        # The target has embedded the prompt; what Qwen3-VL's tower adds further up is not in the embedding.
+        # The target has already embedded the prompt, but its embedding does not include what Qwen3-VL's tower adds to
+        # later layers.
         self._embedded = reader is target and reader.decoder.num_deepstack == 0
         taps = config.taps_for(target.shape, training=False)
         self.taps = replace(taps, text_layers=(0,)) if self._embedded else taps
@@ -189,8 +190,8 @@ class PrunedProposal(IndependentProposal):
         length = prompts.embeds.shape[1]
         self._cache = self.decoder.new_cache(length + capacity)
         self.decoder.run(prompts, self._cache, chunk=self.reader.prefill_chunk)
-        self._places = Places((length,), length + capacity, self.decoder.device, [prompts.ahead])
-        self._slots = Slots()
+        self._places = Places((length,), length + capacity, self.decoder.device, [prompts.rope_delta])
+        self._expansions = Expansions()
 
     def _kept(self, request: Request, prefill: TargetStep) -> Tensor:
         """Places of the prompt that stay: all text, and the chosen visual tokens."""
@@ -203,7 +204,7 @@ class PrunedProposal(IndependentProposal):
                 raise UserError(
                     f"the drafter reads the prompt in {len(request.ids)} places, the target in {weights.shape[-1]}",
                     where=request.name,
-                    cure="use a sibling of the target's family, cut as the target is (anyres)",
+                    hint="use a sibling of the target's family, cut as the target is (anyres)",
                 )
         scores = visual_scores(prefill.attention, request.modality)
         stays = (request.modality == TEXT).cpu()
@@ -234,7 +235,7 @@ def load_reader(config: PrunedConfig, target: LanguageTarget) -> LanguageTarget:
     if config.model == "target":
         return target
     if config.model.path is None:
-        raise UserError("the sibling has no path", where="key drafter.model.path", cure="name its weights")
+        raise UserError("the sibling has no path", where="key drafter.model.path", hint="name its weights")
     sibling = load_target(
         config.model,
         config.model.path,
@@ -253,15 +254,18 @@ _SIZES = ("image_size", "patch_size", "spatial_merge_size", "temporal_patch_size
 def check_sibling(sibling: LanguageTarget, target: LanguageTarget) -> None:
     """Raises `UserError` where the two do not read a prompt in the same places."""
     ours, theirs = sibling.decoder.model.config, target.decoder.model.config
-    my_eyes, its_eyes = (getattr(config, "vision_config", None) for config in (ours, theirs))
-    pairs = {f"vision tower's {name}": (getattr(my_eyes, name, None), getattr(its_eyes, name, None)) for name in _SIZES}
+    our_vision, their_vision = (getattr(config, "vision_config", None) for config in (ours, theirs))
+    pairs = {
+        f"vision tower's {name}": (getattr(our_vision, name, None), getattr(their_vision, name, None))
+        for name in _SIZES
+    }
     pairs["image token"] = _image_token(ours), _image_token(theirs)
     for what, (mine, other) in pairs.items():
         if mine != other:
             raise UserError(
                 f"the drafter's {what} is {mine}, the target's {other}",
                 where="key drafter.model",
-                cure="use a smaller model of the target's own family",
+                hint="use a smaller model of the target's own family",
             )
 
 

@@ -1,6 +1,7 @@
-"""What every head that reads its own last output does with a tree: run its nodes behind what stays in the cache.
+"""Tree expansion of every head that reads its own last output: the nodes run after the committed positions of the
+cache.
 
-Letters: R rows, N positions, D width, F nodes, V vocabulary, K places seen, S slots.
+Letters: R rows, N positions, D width, F nodes, V vocabulary, K places seen, S expansions.
 """
 
 from __future__ import annotations
@@ -11,7 +12,7 @@ import torch
 from torch import Tensor
 
 from ..decoding.cache import Cache
-from ..decoding.slots import Slots
+from ..decoding.expansions import Expansions
 from ..decoding.tree import ROOT
 
 
@@ -21,14 +22,14 @@ class Recursive:
     _cache: Cache
     _emitted: int  # tokens of the answer that are committed
     _next: Tensor  # [R,1] position of the root's children
-    _slots: Slots
-    _outputs: Tensor  # [R,1+S,D] the root's, then each slot's
+    _expansions: Expansions
+    _outputs: Tensor  # [R,1+S,D] the root's, then each expansion's
 
     def _run(self, states: Tensor, tokens: Tensor, positions: Tensor, mask: Tensor, depths: Sequence[int]) -> Tensor:
         """[R,N,D] outputs for N states and the tokens after them; `depths` 0 is a true state."""
         raise NotImplementedError
 
-    def _heat(self, hidden: Tensor, steps: Sequence[int]) -> Tensor:
+    def _probabilities(self, hidden: Tensor, steps: Sequence[int]) -> Tensor:
         """q [N,V] of outputs; output n scores token number `steps[n]` of the answer (from 0)."""
         raise NotImplementedError
 
@@ -36,20 +37,20 @@ class Recursive:
         """Keep N read positions [R,N] in the cache, whose last output is the root's; q [V] after it."""
         self._cache.advance(hidden.shape[1])
         self._next = positions[:, -1:] + 1
-        self._slots, self._outputs = Slots(), hidden[:, -1:]
-        return self._heat(self._outputs, [self._emitted])[0]
+        self._expansions, self._outputs = Expansions(), hidden[:, -1:]
+        return self._probabilities(self._outputs, [self._emitted])[0]
 
     @torch.inference_mode()
     def expand(self, parents: Sequence[int], tokens: Tensor) -> Tensor:
-        past, first, device = self._cache.length, len(self._slots), self._outputs.device
-        depths = self._slots.take(parents)
+        past, first, device = self._cache.length, len(self._expansions), self._outputs.device
+        depths = self._expansions.take(parents)
         above = torch.tensor([0 if p == ROOT else p + 1 for p in parents], device=device)
-        mask = self._slots.ancestors(first, past=past).to(device)
+        mask = self._expansions.ancestors(first, past=past).to(device)
         positions = self._next + torch.tensor([depth - 1 for depth in depths], device=device)
-        # Slots are written behind each other: the cache's length stands at them only while they run.
+        # Expansions are written after each other; the cache's length covers them only during this forward.
         self._cache.crop_to(past + first)
         rows = len(self._outputs)
         hidden = self._run(self._outputs[:, above], tokens.to(device).expand(rows, -1), positions, mask, depths)
         self._cache.crop_to(past)
         self._outputs = torch.cat([self._outputs, hidden], dim=1)
-        return self._heat(hidden, [self._emitted + depth for depth in depths])
+        return self._probabilities(hidden, [self._emitted + depth for depth in depths])

@@ -15,8 +15,8 @@ from torch import Tensor, nn
 
 from ...core.errors import UserError
 from ...core.states import Taps
+from ..decoding.expansions import Expansions
 from ..decoding.rows import Guidance, GuidanceScale
-from ..decoding.slots import Slots
 from ..decoding.warp import Warp
 from ..llamagen.files import load_llamagen
 from ..llamagen.transformer import LlamaGen, LlamaGenConfig, published
@@ -46,7 +46,7 @@ class SiblingConfig(DrafterConfig):
         if not shape.draws_images:
             raise UserError(
                 "a smaller LlamaGen draws images, and the target answers in words", where="key drafter.kind",
-                cure="use kind: pruned with a smaller model of the target's family",
+                hint="use kind: pruned with a smaller model of the target's family",
             )  # fmt: skip
 
     def load(
@@ -99,33 +99,35 @@ class SiblingProposal:
         mask = torch.ones(count, count, dtype=torch.bool).tril()
         logits = self.model.extend(self._session, tokens, range(count), mask)
         self._session.cache.advance(count)
-        self._slots = Slots()
-        return self._warp.heat(logits[-1])
+        self._expansions = Expansions()
+        return self._warp.apply_temperature(logits[-1])
 
     @torch.inference_mode()
     def expand(self, parents: Sequence[int], tokens: Tensor) -> Tensor:
-        first = len(self._slots)
-        depths = self._slots.take(parents)
-        behind = [depth - 1 for depth in depths]  # places behind the cache's end
-        return self._warp.heat(self.model.extend(self._session, tokens, behind, self._slots.ancestors(first)))
+        first = len(self._expansions)
+        depths = self._expansions.take(parents)
+        offsets = [depth - 1 for depth in depths]  # places behind the cache's end
+        return self._warp.apply_temperature(
+            self.model.extend(self._session, tokens, offsets, self._expansions.ancestors(first))
+        )
 
     def accept(self, verified: Any) -> None:
         kept = []
         for node in verified.path:
-            slot = verified.tree.slots[node]
-            if slot == -1:
+            expansion = verified.tree.expansions[node]
+            if expansion == -1:
                 break
-            kept.append(slot)
+            kept.append(expansion)
         self._session.cache.commit(kept)
         self._pending = [*verified.tokens[len(kept) :], verified.bonus]
 
 
 def check_sibling(target: LlamaGenConfig, sibling: LlamaGenConfig) -> None:
     """Raises `UserError` where the two do not draw the same codes on the same condition."""
-    for name in ("vocab_size", "grid", "condition", "num_slots"):
+    for name in ("vocab_size", "grid", "condition", "num_condition_tokens"):
         ours, theirs = getattr(sibling, name), getattr(target, name)
         if ours != theirs:
             raise UserError(
                 f"the drafter has {name} {ours}, the target {theirs}", where="key drafter",
-                cure="use a smaller model of the same condition, image size and image tokenizer",
+                hint="use a smaller model of the same condition, image size and image tokenizer",
             )  # fmt: skip

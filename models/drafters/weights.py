@@ -1,4 +1,5 @@
-"""How much each draft of an ensemble counts: fixed, or from how well each did on what was already verified.
+"""Weights of the members of an ensemble: fixed, or computed from how well each member predicted the tokens verified so
+far.
 
 After every cycle the target's distributions at the drafted positions are known (TABED, section 5). Each position is
 scored once, for every weight of a grid or for every draft, and only sums of scores are kept, or the last `window`.

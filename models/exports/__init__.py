@@ -1,7 +1,7 @@
 """Drafters in the layouts of serving engines, and the reasons why some of them have none.
 
-What an engine would load and run as something else is refused: its output would stay the target's, and nothing would
-say why no drafted token stands.
+A drafter that an engine would load but run differently is refused. Its output would still be correct, but no drafted
+token would be accepted and nothing would say why.
 """
 
 from __future__ import annotations

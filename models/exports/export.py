@@ -80,7 +80,7 @@ def export_drafter(
     """
     folder, destination = Path(folder), Path(destination)
     if engine not in ENGINES:
-        raise UserError(f"no layout of {engine!r}", cure=did_you_mean(engine, ENGINES))
+        raise UserError(f"no layout of {engine!r}", hint=did_you_mean(engine, ENGINES))
     check_new(destination)
     kind = kind_of(folder)
     check_sums(folder, only=_READ)
@@ -93,21 +93,21 @@ def export_drafter(
 
 
 def _head(
-    folder: Path, destination: Path, engine: Engine, whose: Target, prompts: Prompts, given: str | None
+    folder: Path, destination: Path, engine: Engine, whose: Target, prompts: Prompts, target: str | None
 ) -> Exported:
     source = read_head(folder, whose)
     check_head(engine, source, prompts)
-    joined = source.config.is_eagle3
+    is_eagle3 = source.config.is_eagle3
     if engine == "speculators" and whose.name is None:
         # vLLM starts from the head alone, so the head must name a target that others can find.
-        raise UserError("the speculators format names the target by its Hub id", cure="give it: --target ORG/NAME")
+        raise UserError("the speculators format names the target by its Hub id", hint="give it: --target ORG/NAME")
     embedding: Tensor | None = None
     notes = []
-    if engine == "eagle" and not joined:
-        embedding = target_embedding(given or whose.name, where="target")
+    if engine == "eagle" and not is_eagle3:
+        embedding = target_embedding(target or whose.name, where="target")
         notes.append("holds a copy of the target's embedding, as this layout wants it: the target's licence applies")
     values, state = lay_out(engine, source, embedding)
-    if engine == "vllm" and not joined and "fc.bias" in source.head.state_dict():
+    if engine == "vllm" and not is_eagle3 and "fc.bias" in source.head.state_dict():
         notes.append("vLLM's fc has no bias: it moved into the attention's biases, which gives the same numbers")
     if prompts == "text" and whose.sees:
         notes.append("for prompts without pictures: at a picture the engine runs something else than this head")
@@ -118,7 +118,7 @@ def _head(
     with new_folder(destination) as aside:
         write_folder(aside, values, state)
         (aside / MANIFEST).write_text(json.dumps(manifest, indent=1, sort_keys=True))
-    return Exported(destination, engine, "eagle3" if joined else "eagle", whose.name, tuple(notes))
+    return Exported(destination, engine, "eagle3" if is_eagle3 else "eagle", whose.name, tuple(notes))
 
 
 _VLLM = ("vllm", "speculators")
@@ -128,13 +128,13 @@ def _text(folder: Path, destination: Path, engine: Engine, whose: Target, prompt
     where = str(folder)
     if engine not in ("vllm", "sglang"):
         raise UserError(
-            f"the {engine} layout is for heads, and this is a whole model", where=where, cure="use --to vllm or sglang"
+            f"the {engine} layout is for heads, and this is a whole model", where=where, hint="use --to vllm or sglang"
         )
     if kind == "llava" and prompts == "all":
         raise UserError(
             "no engine lets a draft model read pictures: vLLM stops with an error, and SGLang's drafts read ids alone",
             where=where,
-            cure="its language model alone drafts on prompts of text: --prompts text; with pictures use our own loop, "
+            hint="its language model alone drafts on prompts of text: --prompts text; with pictures use our own loop, "
             "or transformers with draftsmith.models.assistant.sees",
         )
     if kind == "llava":
@@ -161,8 +161,8 @@ def _text(folder: Path, destination: Path, engine: Engine, whose: Target, prompt
 def _refuse_visual(folder: Path, engine: Engine) -> None:
     manifest = read_manifest(folder)
     # An imported head of LlamaGen's names no target: its config holds the shape of what it mirrors.
-    made = manifest.get("target") or {"kind": "llamagen"}
-    method, target = manifest.get("method"), made["kind"]
+    section = manifest.get("target") or {"kind": "llamagen"}
+    method, target = manifest.get("method"), section["kind"]
     reasons = [
         "no engine decodes this target's pictures with a drafter: vLLM runs such models to understand, if at all"
     ]
@@ -170,13 +170,13 @@ def _refuse_visual(folder: Path, engine: Engine) -> None:
         reasons.append("vLLM 0.33 has no Medusa any more, SGLang never lists it")
     elif target == "llamagen":
         reasons.append("its layer turns by row and column of the picture, and engines turn by the place alone")
-    if made.get("cfg_scale", 1.0) != 1.0 or manifest.get("condition_dropout"):
+    if section.get("cfg_scale", 1.0) != 1.0 or manifest.get("condition_dropout"):
         reasons.append(
             "it drafts with and without the condition and mixes both (classifier-free guidance): engines run one row"
         )
     raise UserError(
         f"--to {engine}: no engine can express this head:\n" + "\n".join(f"  - {why}" for why in reasons),
-        where=str(folder), cure="decode with our own loop",
+        where=str(folder), hint="decode with our own loop",
     )  # fmt: skip
 
 
@@ -197,12 +197,12 @@ def text_draft(model: PreTrainedModel, target: Target, *, where: str) -> PreTrai
     if "mrope_section" in (config_value(text, "rope_parameters") or {}):
         raise UserError(
             f"a draft of {text.model_type} has positions of three coordinates (M-RoPE), which engines refuse in a "
-            "draft model", where=where, cure="draft with a Llama, or with a head",
+            "draft model", where=where, hint="draft with a Llama, or with a head",
         )  # fmt: skip
     if text.vocab_size > rows:
         raise UserError(
             f"the draft has {text.vocab_size} rows of vocabulary, and the target {rows}: another tokenizer's",
-            where=where, cure="name the target that it drafts for: --target",
+            where=where, hint="name the target that it drafts for: --target",
         )  # fmt: skip
     config = type(text)(**{key: value for key, value in text.to_dict().items() if key not in _LEFT_OUT})
     draft = AutoModelForCausalLM.from_config(config, dtype=torch.float32)

@@ -1,7 +1,7 @@
 """What each engine can express of a head: every rule names what the engine would run instead.
 
-Read in the sources of vLLM 0.33, SGLang 0.5.23, speculators 0.9 and SafeAILab/EAGLE. In none of them a mismatch shows
-but in the number of drafted tokens that stand.
+Read in the sources of vLLM 0.33, SGLang 0.5.23, speculators 0.9 and SafeAILab/EAGLE. In all of them the only sign of a
+mismatch is a low acceptance rate.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from .source import HeadSource
 # eagle: the layout of the methods' own code (EAGLE, and MSD's and ViSpec's, which share it).
 Engine = Literal["vllm", "sglang", "speculators", "eagle"]
 ENGINES: tuple[Engine, ...] = get_args(Engine)
-# text: the user promises that the engine is asked without pictures; what a head does at pictures is then of no matter.
+# text: the user promises never to send the engine pictures, so checks on how the head handles images are skipped.
 Prompts = Literal["all", "text"]
 
 # Targets whose classes hand states to a head of EAGLE-1 and of EAGLE-3.
@@ -34,16 +34,16 @@ _NAMES = {"vllm": "vLLM", "sglang": "SGLang", "speculators": "speculators (vLLM)
 
 def check_head(engine: Engine, source: HeadSource, prompts: Prompts) -> None:
     """Raises `UserError` with every reason why an engine would run something else than this head."""
-    found = [
+    reasons = [
         *_target(engine, source), *source.config.exports(engine), *_layer(engine, source), *_taps(engine, source)
     ]  # fmt: skip
     pictures = _pictures(engine, source) if source.target.sees and prompts == "all" else []
-    if found or pictures:
+    if reasons or pictures:
         raise UserError(
-            f"{_NAMES[engine]} cannot express this head:\n" + "\n".join(f"  - {why}" for why in found + pictures),
+            f"{_NAMES[engine]} cannot express this head:\n" + "\n".join(f"  - {why}" for why in reasons + pictures),
             where=str(source.folder),
-            cure="on text alone it can: --prompts text, if it will only be asked without pictures"
-            if not found
+            hint="on text alone it can: --prompts text, if it will only be asked without pictures"
+            if not reasons
             else "serve it with our own loop, or train a head that the engine knows (docs/exports.md)",
         )
 
@@ -51,36 +51,36 @@ def check_head(engine: Engine, source: HeadSource, prompts: Prompts) -> None:
 def _target(engine: Engine, source: HeadSource) -> list[str]:
     if engine == "eagle":
         return []
-    model, joined = source.target.config.model_type, source.config.is_eagle3
-    if model in _SERVED[engine][joined]:
+    model, is_eagle3 = source.target.config.model_type, source.config.is_eagle3
+    if model in _SERVED[engine][is_eagle3]:
         return []
-    return [f"its class of {model} hands no states to a head of EAGLE-{3 if joined else 1}"]
+    return [f"its class of {model} hands no states to a head of EAGLE-{3 if is_eagle3 else 1}"]
 
 
 def _layer(engine: Engine, source: HeadSource) -> list[str]:
-    config, shape, found = source.config, source.head.shape, []
+    config, shape, reasons = source.config, source.head.shape, []
     if config.positions == "mrope":
         if engine != "sglang" or not config.is_eagle3:
-            found.append("heads get one position for each token, and this one turns by three (positions: mrope)")
+            reasons.append("heads get one position for each token, and this one turns by three (positions: mrope)")
         elif shape.mrope_interleaved:
-            found.append("its three positions alternate (Qwen3-VL), which the draft's rotation is not known to do")
+            reasons.append("its three positions alternate (Qwen3-VL), which the draft's rotation is not known to do")
     if shape.rope_scaling is not None and (shape.mrope_section or engine == "eagle"):
         kind = shape.rope_scaling["rope_type"]
-        found.append(f"its positions are stretched ({kind}), which the draft's rotation is not known to do")
+        reasons.append(f"its positions are stretched ({kind}), which the draft's rotation is not known to do")
     if shape.qk_rms_norm:
-        found.append("queries and keys are normed, and a head's layer is Llama's")
+        reasons.append("queries and keys are normed, and a head's layer is Llama's")
     if config.is_eagle3:
         if shape.qkv_bias:
-            found.append("queries, keys and values have biases, and a head of EAGLE-3 has none")
-        return found
+            reasons.append("queries, keys and values have biases, and a head of EAGLE-3 has none")
+        return reasons
     if engine == "speculators":
-        return found
+        return reasons
     if getattr(config, "state", "feature") != "feature":
-        found.append("it reads the state before the last layer, and engines hand over the one behind the final norm")
+        reasons.append("it reads the state before the last layer, and engines hand over the one behind the final norm")
     own = config.kind if engine == "eagle" else ""
     if shape.input_norm and own != "msd":
-        found.append("its layer norms its input, and theirs has no such norm: the weight would be dropped")
-    return found
+        reasons.append("its layer norms its input, and theirs has no such norm: the weight would be dropped")
+    return reasons
 
 
 def _taps(engine: Engine, source: HeadSource) -> list[str]:
@@ -95,7 +95,7 @@ def _taps(engine: Engine, source: HeadSource) -> list[str]:
 
 
 def _pictures(engine: Engine, source: HeadSource) -> list[str]:
-    """Reasons that are none where no prompt has a picture."""
+    """Reasons that do not apply if no prompt has a picture."""
     config = source.config
     if engine == "eagle" and config.kind in ("msd", "vispec"):
         return []
@@ -104,7 +104,7 @@ def _pictures(engine: Engine, source: HeadSource) -> list[str]:
     held = config.visual(training=True)
     if held != "read":
         what = {
-            "none": "no slot stands at a picture (text-only window), and the engine makes one for every token",
+            "none": "no input stands at a picture (text-only window), and the engine makes one for every token",
             "middle": "one middle state stands at a picture, and the engine joins three",
             "direct": "a picture enters its layer directly, and the engine feeds every token through fc",
             "compressed": "a few vectors stand for a picture, and the engine feeds it every token",
@@ -113,13 +113,13 @@ def _pictures(engine: Engine, source: HeadSource) -> list[str]:
     image, wanted = config.image_input(), "projected" if engine == "sglang" else "placeholder"
     if engine == "sglang" and not config.is_eagle3:
         return ["its EAGLE-1 class embeds ids alone, and at pictures those are hashes and no ids"]
-    found = [] if image == wanted else [
+    reasons = [] if image == wanted else [
         f"the {image} embedding stands at pictures here, and the engine puts the {wanted} one there"
     ]  # fmt: skip
     added = num_deepstack(source.target.config)
     if isinstance(config, Eagle3Config) and (first := config.layers_of(source.target.shape)[0]) <= added:
-        found.append(
+        reasons.append(
             f"it joins layer {first} as that hands it over, and Qwen3-VL adds to each of its first {added} layers what "
             "its tower saw: what an engine taps there is something else (drafter.taps above it)"
         )
-    return found
+    return reasons

@@ -63,12 +63,12 @@ class HeadSource:
 
 
 def read_manifest(folder: Path) -> dict[str, Any]:
-    """What `draftsmith.json` says; nothing where there is none."""
+    """The content of `draftsmith.json`; empty if the file is missing."""
     path = folder / MANIFEST
     if not path.is_file():
         return {}
-    found = read_json(path, cure="restore it, or train again")
-    return found if isinstance(found, dict) else {}
+    manifest = read_json(path, hint="restore it, or train again")
+    return manifest if isinstance(manifest, dict) else {}
 
 
 def kind_of(folder: Path) -> str:
@@ -78,7 +78,7 @@ def kind_of(folder: Path) -> str:
         UserError: no folder of a drafter.
     """
     if not folder.is_dir():
-        raise UserError(f"no directory {str(folder)!r}", cure="give the folder of a stage that trained a drafter")
+        raise UserError(f"no directory {str(folder)!r}", hint="give the folder of a stage that trained a drafter")
     manifest, values = read_manifest(folder), read_values(folder)
     if (manifest.get("target") or {}) and isinstance(manifest["target"], dict):
         if manifest["target"].get("kind") in ("llamagen", "anole"):
@@ -94,20 +94,20 @@ def kind_of(folder: Path) -> str:
         return "causal"
     raise UserError(
         f"{MANIFEST} does not say which drafter this is (model_type {model})", where=str(folder),
-        cure="give a folder that a stage of this project wrote; scripts/import_head.py makes one of a published head",
+        hint="give a folder that a stage of this project wrote; scripts/import_head.py makes one of a published head",
     )  # fmt: skip
 
 
-def find_target(folder: Path, given: str | None) -> Target:
+def find_target(folder: Path, target: str | None) -> Target:
     """The target that is named, or that the drafter's manifest names. Raises `UserError` where nobody does."""
-    made = read_manifest(folder).get("target")
-    path = made.get("path") if isinstance(made, dict) else made
-    revision = made.get("revision") if isinstance(made, dict) else None
-    name = given or (path if path != "inline" else None)
+    written = read_manifest(folder).get("target")
+    path = written.get("path") if isinstance(written, dict) else written
+    revision = written.get("revision") if isinstance(written, dict) else None
+    name = target or (path if path != "inline" else None)
     if name is None:
         raise UserError(
             "the target of this drafter was trained in its run and has no name", where=str(folder / MANIFEST),
-            cure="give its folder: --target runs/x/target",
+            hint="give its folder: --target runs/x/target",
         )  # fmt: skip
     config = read_config(name, key="target", revision=revision if name == path else None)
     return Target(config, None if Path(name).is_dir() else name)
@@ -125,12 +125,12 @@ def read_head(folder: Path, target: Target) -> HeadSource:
     except ValidationError as error:
         raise UserError(
             f"{MANIFEST} does not hold the head's settings: {error.errors()[0]['msg']}", where=str(folder / MANIFEST),
-            cure="train it with this version, or import it again with scripts/import_head.py",
+            hint="train it with this version, or import it again with scripts/import_head.py",
         ) from error  # fmt: skip
     if not isinstance(config, HeadConfig):
         raise UserError(
             "no engine can express this head:\n" + "\n".join(f"  - {why}" for why in config.exports("")),
-            where=str(folder), cure="decode with our own loop",
+            where=str(folder), hint="decode with our own loop",
         )  # fmt: skip
     stored = next(value.dtype for value in head_state(folder).values() if value.is_floating_point())
     # Shapes and settings are compared with the target's; none of its weights is needed.

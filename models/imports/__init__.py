@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from .heads import READING, ImportedHead, import_head
+from .heads import LANGUAGE_HEADS, ImportedHead, import_head
 from .lantern import import_lantern
 from .lvlm import import_lvlm
 
-__all__ = ["READING", "ImportedHead", "import_head", "import_lantern", "import_lvlm"]
+__all__ = ["LANGUAGE_HEADS", "ImportedHead", "import_head", "import_lantern", "import_lvlm"]

@@ -42,11 +42,11 @@ def _shards(folder: Path) -> State:
     try:
         names = sorted(set(json.loads((folder / INDEX).read_text())["weight_map"].values()))
         if any(Path(name).name != name for name in names):
-            raise UserError("names files outside its folder", where=str(folder / INDEX), cure="do not use it")
+            raise UserError("names files outside its folder", where=str(folder / INDEX), hint="do not use it")
         return {key: value for name in names for key, value in load_file(folder / name).items()}
     except (OSError, ValueError, KeyError, SafetensorError) as error:
         raise UserError(
-            f"unreadable weights: {first_line(error)}", where=str(folder / INDEX), cure="download it again"
+            f"unreadable weights: {first_line(error)}", where=str(folder / INDEX), hint="download it again"
         ) from error
 
 
@@ -68,7 +68,7 @@ def as_one_layer(state: State, layer: str, where: str) -> State:
     """
     deeper = sorted(name for name in state if name.startswith("layers.") and not name.startswith("layers.0."))
     if deeper:
-        raise UserError(f"the head has several layers ({deeper[0]})", where=where, cure="one layer is what is read")
+        raise UserError(f"the head has several layers ({deeper[0]})", where=where, hint="one layer is what is read")
     names = {"layers.0.", "midlayer."}
     return {
         next((layer + name.removeprefix(n) for n in names if name.startswith(n)), name): value
@@ -93,5 +93,5 @@ def check_rope(values: dict[str, Any], text: Any, where: str) -> tuple[tuple[int
     targets = stretched(dict(config_value(text, "rope_parameters") or {}))
     if own not in (None, targets):
         raise UserError(f"the head's positions are stretched ({own['rope_type']}), the target's otherwise or not",
-                        where=where, cure="name the target that it was trained for")  # fmt: skip
+                        where=where, hint="name the target that it was trained for")  # fmt: skip
     return tuple(rope.get("mrope_section") or ()), "target" if own == targets else "plain"

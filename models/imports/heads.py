@@ -25,8 +25,8 @@ from ..llamagen.folders import check_shapes, shapes_of
 from ..targets.base import language_shape
 from .files import State, as_one_layer, check_rope, read_published, theta_of
 
-Reading = Literal["eagle", "eagle3", "msd", "vispec"]
-READING: tuple[Reading, ...] = get_args(Reading)
+LanguageHead = Literal["eagle", "eagle3", "msd", "vispec"]
+LANGUAGE_HEADS: tuple[LanguageHead, ...] = get_args(LanguageHead)
 _TABLES = ("embed_tokens.weight", "lm_head.weight", "verifier_lm_head.weight", "verifier_norm.weight")
 # EAGLE-3 variants with other layers: the keys that say so, in files of any origin.
 _VARIANTS = ("norm_before_fc", "fc_norm", "use_aux_norm", "norm_output", "use_sp_ulysses")
@@ -46,7 +46,7 @@ class ImportedHead:
 
 
 def import_head(
-    kind: Reading,
+    kind: LanguageHead,
     source: str,
     text: Any,
     *,
@@ -70,20 +70,20 @@ def import_head(
     folder, values, state = read_published(source, revision)
     where = str(folder)
     notes: list[str] = []
-    joined = kind == "eagle3"
+    is_eagle3 = kind == "eagle3"
     layer = values.get("transformer_layer_config") or values
     if int(layer.get("num_hidden_layers", 1)) != 1 or layer.get("hidden_act", "silu") != "silu":
-        raise UserError("not one Llama layer with SiLU", where=where, cure="such heads are not read")
+        raise UserError("not one Llama layer with SiLU", where=where, hint="such heads are not read")
     section, turned = check_rope(layer, text, where)
-    if joined:
+    if is_eagle3:
         _refuse_variants(values, state, where)
-    state = as_one_layer(state, "midlayer." if joined else "layers.0.", where)
-    _check_tables(state, embedding, joined, where, notes)
+    state = as_one_layer(state, "midlayer." if is_eagle3 else "layers.0.", where)
+    _check_tables(state, embedding, is_eagle3, where, notes)
     settings: dict[str, Any] = {"kind": kind, "norm_eps": float(layer.get("rms_norm_eps", 1e-6))}
     settings |= {"rope_theta": theta_of(layer), "rope": turned}
     if turned == "plain":
         notes.append("its positions are not stretched as the target's are: rope: plain")
-    if joined:
+    if is_eagle3:
         settings |= _eagle3(values, state, text, where, notes)
         if section:
             settings["positions"] = "mrope"
@@ -93,7 +93,7 @@ def import_head(
         settings |= _fc(state, kind)
     if kind in ("eagle", "eagle3"):
         settings |= _at_pictures(kind, image, sees, where)
-    settings |= _attention(state, "midlayer" if joined else "layers.0", text, where)
+    settings |= _attention(state, "midlayer" if is_eagle3 else "layers.0", text, where)
     config = cast(HeadConfig, TypeAdapter[Any](AnyDrafter).validate_python(_plain(settings, text)))
     head = _load(config, state, text, where)
     if settings["norm_eps"] != text.rms_norm_eps:
@@ -108,11 +108,11 @@ def _plain(settings: dict[str, Any], text: Any) -> dict[str, Any]:
     return {name: value for name, value in settings.items() if same.get(name) != value}
 
 
-def _check_tables(state: State, embedding: Tensor | None, joined: bool, where: str, notes: list[str]) -> None:
+def _check_tables(state: State, embedding: Tensor | None, is_eagle3: bool, where: str, notes: list[str]) -> None:
     """Take the target's tables out, after a look whether they are the target's."""
     own = state.pop("embed_tokens.weight", None)
     for name in _TABLES:
-        if name in state and not (joined and name == "lm_head.weight"):
+        if name in state and not (is_eagle3 and name == "lm_head.weight"):
             del state[name]
             notes.append(f"{name} is left out: the target's own scores are used")
     if own is None:
@@ -123,13 +123,13 @@ def _check_tables(state: State, embedding: Tensor | None, joined: bool, where: s
     rows = min(len(own), len(embedding))
     if own.shape[1:] != embedding.shape[1:]:
         raise UserError(f"its embeddings are {list(own.shape)}, the target's {list(embedding.shape)}", where=where,
-                        cure="name the target that it was trained for")  # fmt: skip
+                        hint="name the target that it was trained for")  # fmt: skip
     # Rows behind the tokens are padding, which conversions draw anew: most of the others must agree.
     apart = (own[:rows].float() - embedding[:rows].float()).abs().amax(1) > 1e-2
     if float(apart.float().mean()) > 0.01:
         raise UserError(
             f"{int(apart.sum())} of its {rows} rows of embedding are not the target's", where=where,
-            cure="name the target that it was trained for (a chat model and its base model differ, too)",
+            hint="name the target that it was trained for (a chat model and its base model differ, too)",
         )  # fmt: skip
 
 
@@ -138,38 +138,38 @@ def _fused(state: State, where: str) -> State:
     if "layers.0.self_attn.o_proj.bias" not in state:
         return state
     if "fc.bias" in state or "layers.0.input_layernorm.weight" in state:
-        raise UserError("the attention's output has a bias of its own", where=where, cure="such heads are not read")
+        raise UserError("the attention's output has a bias of its own", where=where, hint="such heads are not read")
     return unfold_fc_bias(state)
 
 
 def _fc(state: State, kind: str) -> dict[str, Any]:
-    found: dict[str, Any] = {
+    settings: dict[str, Any] = {
         "fc_bias": "fc.bias" in state,
         "input_norm": "layers.0.input_layernorm.weight" in state,
     }
     if kind == "vispec" and "imadpt.q" in state:
-        found["num_queries"] = len(state["imadpt.q"])
-    return found
+        settings["num_queries"] = len(state["imadpt.q"])
+    return settings
 
 
 def _attention(state: State, layer: str, text: Any, where: str) -> dict[str, Any]:
     key, gate = f"{layer}.self_attn.k_proj.weight", f"{layer}.mlp.gate_proj.weight"
     if key not in state or gate not in state:
         held = ", ".join(sorted(state)[:4])
-        raise UserError(f"{key} is missing; the file begins with {held}", where=where, cure="give the folder of a head")
+        raise UserError(f"{key} is missing; the file begins with {held}", where=where, hint="give the folder of a head")
     width = config_value(text, "head_dim") or text.hidden_size // text.num_attention_heads
     heads = state[key].shape[0] // width
-    found: dict[str, Any] = {"qkv_bias": f"{layer}.self_attn.q_proj.bias" in state}
+    settings: dict[str, Any] = {"qkv_bias": f"{layer}.self_attn.q_proj.bias" in state}
     if heads != text.num_key_value_heads:
         if heads != text.num_attention_heads:
             raise UserError(
                 f"{heads} heads of keys and values, the target has {text.num_key_value_heads} for "
-                f"{text.num_attention_heads} of queries", where=where, cure="name the target that it was trained for",
+                f"{text.num_attention_heads} of queries", where=where, hint="name the target that it was trained for",
             )  # fmt: skip
-        found["kv_heads"] = "mha"
+        settings["kv_heads"] = "mha"
     if state[gate].shape[0] != text.intermediate_size:
-        found["intermediate_size"] = state[gate].shape[0]
-    return found
+        settings["intermediate_size"] = state[gate].shape[0]
+    return settings
 
 
 def _at_pictures(kind: str, image: Image | None, sees: bool, where: str) -> dict[str, Any]:
@@ -179,42 +179,42 @@ def _at_pictures(kind: str, image: Image | None, sees: bool, where: str) -> dict
         raise UserError(
             "what stood at pictures in this head's training is in none of its files, and a mismatch shows nowhere",
             where=where,
-            cure="say --image placeholder (vLLM's way: AngelSlim, speculators, heads trained on text alone) or --image "
+            hint="say --image placeholder (vLLM's way: AngelSlim, speculators, heads trained on text alone) or --image "
             "projected (SGLang's: SpecForge)",
         )
     return {"image": image} | ({"visual_slots": "read"} if kind == "eagle3" else {})
 
 
 def _refuse_variants(values: dict[str, Any], state: State, where: str) -> None:
-    found = [name for name in _VARIANTS if values.get(name)] + [
+    variants = [name for name in _VARIANTS if values.get(name)] + [
         n for n in state if n.startswith(("fc_norm", "input_norm"))
     ]
-    if found:
-        raise UserError(f"a variant of EAGLE-3 with other norms ({found[0]})", where=where, cure="it is not read")
+    if variants:
+        raise UserError(f"a variant of EAGLE-3 with other norms ({variants[0]})", where=where, hint="it is not read")
     before = values.get("norm_before_residual")
     if before is None and "speculators_model_type" in values:
         raise UserError(
             "norm_before_residual is not written: vLLM takes it for true, the speculators package for false",
-            where=where, cure="write into its config.json which it was trained with",
+            where=where, hint="write into its config.json which it was trained with",
         )  # fmt: skip
     if before:
         raise UserError("its residual is the normed state (norm_before_residual), and ours the state itself",
-                        where=where, cure="such heads are not read")  # fmt: skip
+                        where=where, hint="such heads are not read")  # fmt: skip
     if values.get("target_hidden_size") not in (
         None,
         (values.get("transformer_layer_config") or values)["hidden_size"],
     ):
-        raise UserError("it is narrower than its target (target_hidden_size)", where=where, cure="it is not read")
+        raise UserError("it is narrower than its target (target_hidden_size)", where=where, hint="it is not read")
 
 
 def _eagle3(values: dict[str, Any], state: State, text: Any, where: str, notes: list[str]) -> dict[str, Any]:
     taps = _taps(values, where, notes)
-    found: dict[str, Any] = {} if taps is None else {"taps": taps}
+    settings: dict[str, Any] = {} if taps is None else {"taps": taps}
     if taps is None:
         taken = Eagle3Config(kind="eagle3").layers_of(language_shape(text))
         notes.append(f"names no layers: {taken}, the default of every engine, are taken")
     state |= _vocabulary(state, text.vocab_size, where, notes)
-    return found
+    return settings
 
 
 def _taps(values: dict[str, Any], where: str, notes: list[str]) -> tuple[int, int, int] | None:
@@ -228,27 +228,27 @@ def _taps(values: dict[str, Any], where: str, notes: list[str]) -> tuple[int, in
         if top is not None and list(top) != raised:
             raise UserError(
                 f"eagle_aux_hidden_state_layer_ids are {list(top)}, and {list(inner)} in eagle_config, which count one "
-                "less: they name different layers", where=where, cure="remove the wrong one from its config.json",
+                "less: they name different layers", where=where, hint="remove the wrong one from its config.json",
             )  # fmt: skip
         notes.append(f"layers {list(inner)} of eagle_config count what leaves a layer: {raised} here")
         top = raised
     if top is None:
         return None
     if len(top) != 3:
-        raise UserError(f"it joins {len(top)} layers, {list(top)}", where=where, cure="three are what is read")
+        raise UserError(f"it joins {len(top)} layers, {list(top)}", where=where, hint="three are what is read")
     return tuple(sorted(top))  # type: ignore[return-value]
 
 
 def _vocabulary(state: State, rows: int, where: str, notes: list[str]) -> State:
     """d2t as an offset and t2d as a mask. Raises `UserError` where they contradict each other or the target."""
     if "lm_head.weight" not in state:
-        raise UserError("lm_head.weight is missing", where=where, cure="EAGLE-3 brings its own; is this EAGLE-1?")
+        raise UserError("lm_head.weight is missing", where=where, hint="EAGLE-3 brings its own; is this EAGLE-1?")
     size = len(state["lm_head.weight"])
     offset = state.get("d2t")
     if offset is None:
         if size != rows:
             raise UserError(f"{size} draft tokens and no d2t to say which of the target's {rows}", where=where,
-                            cure="fetch the whole checkpoint")  # fmt: skip
+                            hint="fetch the whole checkpoint")  # fmt: skip
         offset = torch.zeros(size, dtype=torch.int64)
     offset, known = offset.long(), state.get("t2d")
     ids = offset + torch.arange(size)
@@ -257,9 +257,9 @@ def _vocabulary(state: State, rows: int, where: str, notes: list[str]) -> State:
         notes.append("d2t held the target's ids themselves; engines read offsets, and would propose other tokens")
     if len(ids) != size or not bool(((ids >= 0) & (ids < rows)).all()) or len(ids.unique()) != size:
         raise UserError(f"d2t leads out of the target's {rows} ids, or twice to one", where=where,
-                        cure="name the target that it was trained for")  # fmt: skip
+                        hint="name the target that it was trained for")  # fmt: skip
     if known is not None and not _names(ids, known, rows):
-        raise UserError("d2t and t2d name different tokens", where=where, cure="fetch the checkpoint again")
+        raise UserError("d2t and t2d name different tokens", where=where, hint="fetch the checkpoint again")
     if not bool((ids.diff() > 0).all()):
         order = ids.argsort()
         ids, state["lm_head.weight"] = ids[order], state["lm_head.weight"][order]
@@ -279,7 +279,7 @@ def _load(config: HeadConfig, state: State, text: Any, where: str) -> StateHead:
     check_shapes(
         shapes_of(state), shapes_of(head.state_dict()), where=where,
         what=f"not a head of kind {config.kind} for this target: ",
-        cure="give --as and --target that it was trained as and for",
+        hint="give --as and --target that it was trained as and for",
     )  # fmt: skip
     head.load_state_dict(state)
     return head.to(next(v.dtype for v in state.values() if v.is_floating_point())).eval()

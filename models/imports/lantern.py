@@ -30,15 +30,15 @@ def import_lantern(
     folder, values, state = read_published(source, revision)
     if "embed_tokens.weight" not in state:
         raise UserError("embed_tokens.weight is missing, and may not have been the target's", where=str(folder),
-                        cure="fetch the whole checkpoint")  # fmt: skip
+                        hint="fetch the whole checkpoint")  # fmt: skip
     drawn = isinstance(target, LlamaGenConfig)
     settings: dict[str, Any] = {"kind": "eagle"}
-    given = {"intermediate_size": values.get("intermediate_size"), "num_heads": values.get("num_attention_heads"),
+    named = {"intermediate_size": values.get("intermediate_size"), "num_heads": values.get("num_attention_heads"),
              "norm_eps": values.get("rms_norm_eps")}  # fmt: skip
     mirrored = llamagen_shape(target) if isinstance(target, LlamaGenConfig) else anole_shape(target)
     plain = EagleConfig(kind="eagle").layer(mirrored)
     same = {"intermediate_size": plain.intermediate_size, "num_heads": plain.num_heads, "norm_eps": plain.norm_eps}
-    settings |= {name: value for name, value in given.items() if value not in (None, same[name])}
+    settings |= {name: value for name, value in named.items() if value not in (None, same[name])}
     shape = EagleConfig.model_validate(settings).layer(mirrored)
     asked = values.get("input_type")
     if drawn and asked is not None:
@@ -60,5 +60,5 @@ def _check_grid(asked: str, codes: Any, target: Any, where: str) -> None:
         raise UserError(
             f"it drafts {codes or 'some'} codes of {kind}-conditional pictures (input_type {asked}), and the target "
             f"draws {target.num_codes} of {target.condition}-conditional ones: its positions would be others",
-            where=where, cure="name the target that it was trained for",
+            where=where, hint="name the target that it was trained for",
         )  # fmt: skip

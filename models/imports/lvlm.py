@@ -34,7 +34,7 @@ def import_lvlm(
     rows, have = target.text_config.vocab_size, ours.text_config.vocab_size
     if have > rows:
         raise UserError(f"{have} rows of vocabulary, the target has {rows}", where=source,
-                        cure="give a target of the same tokenizer")  # fmt: skip
+                        hint="give a target of the same tokenizer")  # fmt: skip
     if have < rows:
         kept = next(model.parameters()).dtype
         model.float()
@@ -71,4 +71,4 @@ def _check_eyes(ours: Any, target: Any, source: str) -> None:
     for what, (mine, other) in pairs.items():
         if mine != other:
             raise UserError(f"its tower reads {mine} {what}, the target's {other}", where=source,
-                            cure="give a target of its resolution: published drafts read 336 pixels")  # fmt: skip
+                            hint="give a target of its resolution: published drafts read 336 pixels")  # fmt: skip

@@ -30,7 +30,7 @@ class TextFeatures:
 
     Args:
         source: Hub id (google/flan-t5-xl for the published models) or a directory of `save_pretrained`.
-        max_length: ids that a caption is cut to, the end mark included; the model's condition slots.
+        max_length: ids that a caption is cut to, the end mark included; the model's condition tokens.
         dtype: bfloat16 for Flan-T5-XL, as published.
 
     Raises:
@@ -52,8 +52,8 @@ class TextFeatures:
             # The decoder's weights in a full T5 are left out; older files are read with weights_only: no code runs.
             encoder = encoders.from_pretrained(source, revision=revision, dtype=dtype, weights_only=True)
         except (OSError, ValueError) as error:
-            cure = "check the name and the network, or download it once and give the local directory"
-            raise UserError(f"cannot load the text encoder {str(source)!r}: {first_line(error)}", cure=cure) from error
+            hint = "check the name and the network, or download it once and give the local directory"
+            raise UserError(f"cannot load the text encoder {str(source)!r}: {first_line(error)}", hint=hint) from error
         self.encoder = encoder.to(device).eval().requires_grad_(False)
         self.max_length = max_length
 

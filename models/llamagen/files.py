@@ -41,7 +41,7 @@ def load_llamagen(source: str | Path, *, revision: str | None = None, dtype: tor
     with torch.device("meta"):
         model = LlamaGen(config)
     model.load_state_dict(state, assign=True)
-    model._rope = rope_table(config.grid, config.head_dim, config.rope_base, zeros_before=config.num_slots)
+    model._rope = rope_table(config.grid, config.head_dim, config.rope_base, zeros_before=config.num_condition_tokens)
     return model.eval()
 
 
@@ -86,13 +86,13 @@ def _meta_state(config: LlamaGenConfig | VqConfig) -> State:
 
 
 def _config(schema: type[C], model_type: str, values: dict[str, Any], path: Path) -> C:
-    found = values.get("model_type")
-    if found != model_type:
+    written = values.get("model_type")
+    if written != model_type:
         raise UserError(
-            f"model_type is {found!r}, expected {model_type!r}",
+            f"model_type is {written!r}, expected {model_type!r}",
             where=f"{path}, key model_type",
-            cure="give the other directory: transformer and tokenizer have one each"
-            if found in (LLAMAGEN, VQ)
+            hint="give the other directory: transformer and tokenizer have one each"
+            if written in (LLAMAGEN, VQ)
             else "scripts/convert_llamagen.py makes such a directory of a published file",
         )
     try:
@@ -101,6 +101,6 @@ def _config(schema: type[C], model_type: str, values: dict[str, Any], path: Path
         first = error.errors()[0]
         key = ".".join(map(str, first["loc"]))
         unknown = first["type"] == "extra_forbidden"
-        cure = did_you_mean(key, schema.model_fields) if unknown else "restore the file, or mend the key"
+        hint = did_you_mean(key, schema.model_fields) if unknown else "restore the file, or mend the key"
         where = f"{path}, key {key}" if key else str(path)
-        raise UserError(f"{key or 'the config'}: {first['msg']}", where=where, cure=cure) from error
+        raise UserError(f"{key or 'the config'}: {first['msg']}", where=where, hint=hint) from error

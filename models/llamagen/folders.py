@@ -45,7 +45,7 @@ def find_folder(source: str | Path, revision: str | None, *, files: Sequence[str
     except (OSError, ValueError) as error:
         raise UserError(
             f"{str(source)!r} is no directory, and cannot be fetched from the Hub: {first_line(error)}",
-            cure="check the name and the network, or download it once and give the local directory",
+            hint="check the name and the network, or download it once and give the local directory",
         ) from error
     check_sums(folder, only=files)
     return folder
@@ -54,10 +54,10 @@ def find_folder(source: str | Path, revision: str | None, *, files: Sequence[str
 def read_values(folder: Path) -> dict[str, Any]:
     """What `config.json` holds."""
     path = folder / CONFIG
-    cure = "give a directory with config.json and model.safetensors; scripts/convert_llamagen.py makes one of a .pt"
-    values = read_json(path, cure=cure)
+    hint = "give a directory with config.json and model.safetensors; scripts/convert_llamagen.py makes one of a .pt"
+    values = read_json(path, hint=hint)
     if not isinstance(values, dict):
-        raise UserError("not a JSON object", where=str(path), cure="restore the file")
+        raise UserError("not a JSON object", where=str(path), hint="restore the file")
     return values
 
 
@@ -65,16 +65,16 @@ def read_weights(folder: Path, expected: Shapes, dtype: torch.dtype | None) -> S
     """All expected tensors, one by one, so that a change of type holds no second copy of the file."""
     path = folder / WEIGHTS
     if not path.is_file():
-        cure = "a single safetensors file is read; shards and pickles are not"
-        raise UserError(f"{WEIGHTS} is missing", where=str(folder), cure=cure)
+        hint = "a single safetensors file is read; shards and pickles are not"
+        raise UserError(f"{WEIGHTS} is missing", where=str(folder), hint=hint)
     try:
         with safe_open(path, "pt") as file:
-            found = {name: tuple(file.get_slice(name).get_shape()) for name in file.keys()}  # noqa: SIM118
-            check_shapes(found, expected, where=str(path))
+            shapes = {name: tuple(file.get_slice(name).get_shape()) for name in file.keys()}  # noqa: SIM118
+            check_shapes(shapes, expected, where=str(path))
             return {name: _cast(file.get_tensor(name), dtype) for name in expected}
     except (SafetensorError, OSError) as error:
-        cure = "the file is cut off or damaged: fetch or write it again"
-        raise UserError(f"cannot be read: {error}", where=str(path), cure=cure) from error
+        hint = "the file is cut off or damaged: fetch or write it again"
+        raise UserError(f"cannot be read: {error}", where=str(path), hint=hint) from error
 
 
 def shapes_of(state: Mapping[str, Tensor]) -> Shapes:
@@ -83,24 +83,24 @@ def shapes_of(state: Mapping[str, Tensor]) -> Shapes:
 
 
 def check_shapes(
-    found: Mapping[str, tuple[int, ...]],
+    shapes: Mapping[str, tuple[int, ...]],
     expected: Shapes,
     *,
     where: str,
     what: str = "",
-    cure: str = f"the weights and {CONFIG} do not belong together: restore the one that was changed",
+    hint: str = f"the weights and {CONFIG} do not belong together: restore the one that was changed",
 ) -> None:
     """Raises `UserError` with the first few keys that are missing, unknown or of another shape, behind `what`."""
-    problems = [f"{name} is missing" for name in expected if name not in found]
-    problems += [f"{name} is not part of this model" for name in found if name not in expected]
+    problems = [f"{name} is missing" for name in expected if name not in shapes]
+    problems += [f"{name} is not part of this model" for name in shapes if name not in expected]
     problems += [
-        f"{name} is {list(found[name])}, expected {list(shape)}"
+        f"{name} is {list(shapes[name])}, expected {list(shape)}"
         for name, shape in expected.items()
-        if found.get(name, shape) != shape
+        if shapes.get(name, shape) != shape
     ]
     if problems:
         more = f" (and {len(problems) - 3} more)" if len(problems) > 3 else ""
-        raise UserError(what + "; ".join(problems[:3]) + more, where=where, cure=cure)
+        raise UserError(what + "; ".join(problems[:3]) + more, where=where, hint=hint)
 
 
 def _cast(tensor: Tensor, dtype: torch.dtype | None) -> Tensor:

@@ -101,7 +101,7 @@ def _lantern_values(config: LlamaGenConfig) -> dict[str, Any]:
         "tie_word_embeddings": False,
         "input_type": "c2i" if config.condition == "class" else "t2i",
         "block_size": config.num_codes,
-        "cls_token_num": config.num_slots,
+        "cls_token_num": config.num_condition_tokens,
         "attn_dropout_p": 0.0,
         "resid_dropout_p": config.dropout,
         "ffn_dropout_p": config.dropout,
@@ -114,15 +114,15 @@ def lantern_config(values: Mapping[str, Any], *, where: str) -> LlamaGenConfig:
     """Our config of theirs. Of their dropouts, which act in training alone, the tokens' is taken for all."""
     for key in (*_NEEDED, "input_type", "block_size"):
         if key not in values:
-            cure = "a directory with input_type but without block_size is a LANTERN drafter, not a target"
-            raise UserError(f"{key} is missing", where=where, cure=cure if key == "block_size" else "restore the file")
+            hint = "a directory with input_type but without block_size is a LANTERN drafter, not a target"
+            raise UserError(f"{key} is missing", where=where, hint=hint if key == "block_size" else "restore the file")
     grid = round(values["block_size"] ** 0.5)
     if grid * grid != values["block_size"]:
-        raise UserError(f"block_size {values['block_size']} is not a square", where=where, cure="restore the file")
+        raise UserError(f"block_size {values['block_size']} is not a square", where=where, hint="restore the file")
     kinds: dict[str, Literal["class", "text"]] = {"c2i": "class", "t2i": "text", "t2i2": "text"}
     if values["input_type"] not in kinds:
-        cure = did_you_mean(str(values["input_type"]), kinds)
-        raise UserError(f"input_type is {values['input_type']!r}", where=f"{where}, key input_type", cure=cure)
+        hint = did_you_mean(str(values["input_type"]), kinds)
+        raise UserError(f"input_type is {values['input_type']!r}", where=f"{where}, key input_type", hint=hint)
     condition = kinds[values["input_type"]]
     known = {ours: values[theirs] for theirs, ours in (_NEEDED | _OPTIONAL).items() if theirs in values}
     if condition == "text" and "cls_token_num" in values:
@@ -130,4 +130,4 @@ def lantern_config(values: Mapping[str, Any], *, where: str) -> LlamaGenConfig:
     try:
         return LlamaGenConfig(**known, grid=grid, condition=condition)
     except ValidationError as error:
-        raise UserError(error.errors()[0]["msg"], where=where, cure="restore the file") from error
+        raise UserError(error.errors()[0]["msg"], where=where, hint="restore the file") from error

@@ -41,11 +41,11 @@ def load_pickle(path: Path) -> dict[str, Any]:
             "the file asks for more than tensors" + (f" ({name[1]})" if name else "")
             + ": loading that could run code from the file, so it is not loaded",
             where=str(path),
-            cure="fetch it from its publisher again; if it is your own, save only the state dict",
+            hint="fetch it from its publisher again; if it is your own, save only the state dict",
         ) from error  # fmt: skip
     except (OSError, RuntimeError, EOFError) as error:
         raise UserError(
-            f"cannot be read as a .pt file: {first_line(error)}", where=str(path), cure="fetch it again"
+            f"cannot be read as a .pt file: {first_line(error)}", where=str(path), hint="fetch it again"
         ) from error
     if not isinstance(loaded, dict):
         raise UserError(f"holds a {type(loaded).__name__}, expected a dict of weights", where=str(path))
@@ -56,9 +56,9 @@ def weights_in(loaded: Mapping[str, Any], *, where: str) -> State:
     """The state dict among a file's top-level entries, or the file itself."""
     inner = next((loaded[name] for name in WRAPPERS if isinstance(loaded.get(name), Mapping)), loaded)
     if not inner or not all(isinstance(value, Tensor) for value in inner.values()):
-        cure = f"weights are looked for under {', '.join(WRAPPERS)}, or as the whole file"
+        hint = f"weights are looked for under {', '.join(WRAPPERS)}, or as the whole file"
         held = ", ".join(list(map(str, loaded))[:8]) or "nothing"
-        raise UserError(f"no weights found; the file holds {held}", where=where, cure=cure)
+        raise UserError(f"no weights found; the file holds {held}", where=where, hint=hint)
     return dict(inner)
 
 
@@ -67,8 +67,8 @@ def grid_of(name: str, image_size: int | None = None) -> int:
     named = re.search(r"(?<!\d)(256|384|512)(?!\d)", name)
     size = image_size or (int(named[1]) if named else None)
     if size is None:
-        cure = "give --image-size: 256, 384 or 512; the file does not hold it, and the wrong one gives garbled images"
-        raise UserError("the image size is neither given nor part of the file's name", where=name, cure=cure)
+        hint = "give --image-size: 256, 384 or 512; the file does not hold it, and the wrong one gives garbled images"
+        raise UserError("the image size is neither given nor part of the file's name", where=name, hint=hint)
     if size % 16 or size < 16:
         raise UserError(f"image size {size} is not a multiple of 16 pixels, the side of a code", where=name)
     return size // 16
@@ -87,17 +87,17 @@ def infer_config(
     rows, dim = _shape(state, "tok_embeddings.weight", where)
     layers = 1 + max((int(m[1]) for name in state if (m := LAYER.fullmatch(name))), default=-1)
     if size is not None and size not in SIZES:
-        raise UserError(f"no published size {size!r}", where=where, cure=did_you_mean(size, SIZES))
+        raise UserError(f"no published size {size!r}", where=where, hint=did_you_mean(size, SIZES))
     names = [n for n, (depth, _, width) in SIZES.items() if (depth, width) == (layers, dim) and size in (None, n)]
     if size is not None and not names:
         raise UserError(
             f"size {size} has {SIZES[size][0]} layers of width {SIZES[size][2]}, the file {layers} of width {dim}",
             where=where,
-            cure="leave the size out: the published ones are told apart by their shapes",
+            hint="leave the size out: the published ones are told apart by their shapes",
         )
     if num_heads is None and not names:
-        cure = f"give --heads; published sizes are {', '.join(SIZES)}"
-        raise UserError(f"{layers} layers of width {dim} are no published size: heads unknown", where=where, cure=cure)
+        hint = f"give --heads; published sizes are {', '.join(SIZES)}"
+        raise UserError(f"{layers} layers of width {dim} are no published size: heads unknown", where=where, hint=hint)
     known: dict[str, Any] = {}
     if "cls_embedding.embedding_table.weight" in state:
         known |= {"condition": "class", "num_classes": len(state["cls_embedding.embedding_table.weight"]) - 1}
@@ -108,7 +108,7 @@ def infer_config(
         heads = num_heads or SIZES[names[0]][1]
         config = LlamaGenConfig(num_layers=layers, num_heads=heads, dim=dim, vocab_size=rows, grid=grid, **known)
     except ValidationError as error:
-        raise UserError(error.errors()[0]["msg"], where=where, cure="give other --heads") from error
+        raise UserError(error.errors()[0]["msg"], where=where, hint="give other --heads") from error
     hidden, _ = _shape(state, "layers.0.feed_forward.w1.weight", where)
     return config if hidden == config.hidden else config.model_copy(update={"ffn_hidden": hidden})
 
@@ -117,20 +117,20 @@ def infer_vq_config(state: Mapping[str, Tensor], *, where: str = "") -> VqConfig
     """The config behind an official tokenizer's state dict (32 groups, which the file does not hold)."""
     base = _shape(state, "encoder.conv_in.weight", where)[0]
     blocks = re.compile(r"encoder\.conv_blocks\.(\d+)\.res\.(\d+)\.conv1\.weight")
-    found = {(int(m[1]), int(m[2])): state[name].shape[0] for name in state if (m := blocks.fullmatch(name))}
-    levels = sorted({level for level, _ in found})
+    channels = {(int(m[1]), int(m[2])): state[name].shape[0] for name in state if (m := blocks.fullmatch(name))}
+    levels = sorted({level for level, _ in channels})
     rows, width = _shape(state, "quantize.embedding.weight", where)
     try:
         return VqConfig(
             base_channels=base,
-            ch_mult=tuple(found[level, 0] // base for level in levels),
-            num_res_blocks=1 + max((block for _, block in found), default=0),
+            ch_mult=tuple(channels[level, 0] // base for level in levels),
+            num_res_blocks=1 + max((block for _, block in channels), default=0),
             z_channels=_shape(state, "quant_conv.weight", where)[1],
             codebook_size=rows,
             codebook_dim=width,
         )
     except ValidationError as error:
-        raise UserError(error.errors()[0]["msg"], where=where or None, cure="give a published tokenizer") from error
+        raise UserError(error.errors()[0]["msg"], where=where or None, hint="give a published tokenizer") from error
 
 
 def leave_out(state: Mapping[str, Tensor], expected: Iterable[str]) -> tuple[State, list[str]]:
@@ -145,6 +145,6 @@ def _shape(state: Mapping[str, Tensor], name: str, where: str) -> tuple[int, ...
         raise UserError(
             f"{name} is missing; the file begins with {first}",
             where=where or None,
-            cure="give a LlamaGen transformer, or --vq for its tokenizer",
+            hint="give a LlamaGen transformer, or --vq for its tokenizer",
         )
     return tuple(state[name].shape)

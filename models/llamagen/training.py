@@ -1,7 +1,7 @@
-"""Training forwards of LlamaGen and of its image tokenizer: what the embedded world is drawn with.
+"""Training forwards of LlamaGen and of its image tokenizer: what the synthetic dataset is drawn with.
 
 The published models are trained elsewhere; these are the same classes at a size that a CPU can train.
-Letters: B rows, n codes, C condition slots, T ids of a caption.
+Letters: B rows, n codes, C condition tokens, T ids of a caption.
 """
 
 from __future__ import annotations
@@ -12,8 +12,8 @@ from torch.nn import functional as F
 from torch.nn.utils.rnn import pad_sequence
 
 from ...core import ranks
+from ...core.batch import CodeBatch, PictureBatch
 from ...core.loss import StepLoss
-from ...core.nouns import CodeBatch, PictureBatch
 from ...core.states import TargetStates
 from .transformer import LlamaGen, pad_left
 from .vq import VqTokenizer, revive_dead_codes
@@ -46,9 +46,9 @@ class LlamaGenTraining(nn.Module):
         if model.config.condition == "class":
             condition, mask = model.cls_embedding(torch.stack(batch.conditions), batch.uncond), None
         else:
-            features, mask = pad_left(self._features(batch.conditions), model.config.num_slots)
+            features, mask = pad_left(self._features(batch.conditions), model.config.num_condition_tokens)
             condition = model.cls_embedding(features, batch.uncond)
-        hidden = model.features(condition, batch.codes[:, :-1], mask)[:, model.config.num_slots - 1 :]
+        hidden = model.features(condition, batch.codes[:, :-1], mask)[:, model.config.num_condition_tokens - 1 :]
         scores = model.output(hidden[batch.real]).float()
         codes = batch.codes[batch.real]
         loss = F.cross_entropy(scores.flatten(0, 1), codes.flatten(), reduction="sum")
@@ -116,7 +116,7 @@ class VqTraining(nn.Module):
         if ranks.is_main() and cells >= self.tokenizer.config.codebook_size:
             revive_dead_codes(self.tokenizer, images, torch.Generator().manual_seed(count))
         rows = self.tokenizer.quantize.embedding.weight
-        rows.data.copy_(ranks.agree(rows.data.cpu() if ranks.is_main() else None))
+        rows.data.copy_(ranks.broadcast(rows.data.cpu() if ranks.is_main() else None))
 
 
 def to_model(pixels: Tensor) -> Tensor:

@@ -2,7 +2,7 @@
 
 Parameters carry the official names, so that the published files load as they are. What a reader would not expect: the
 rotary table is zero in cosine *and* sine at condition positions, so their queries and keys vanish.
-Letters: R rows, N new positions, C condition slots, T = C + n places, n image codes, D width, H heads, E head width,
+Letters: R rows, N new positions, C condition tokens, T = C + n places, n image codes, D width, H heads, E head width,
 V codes, K places seen.
 """
 
@@ -65,7 +65,7 @@ class LlamaGenConfig(Section):
         return self
 
     @property
-    def num_slots(self) -> int:
+    def num_condition_tokens(self) -> int:
         """Positions that the condition takes before the first code."""
         return 1 if self.condition == "class" else self.caption_slots
 
@@ -113,7 +113,9 @@ class LlamaGen(nn.Module):
         self.norm = RMSNorm(config.dim, config.norm_eps)
         self.output = nn.Linear(config.dim, config.vocab_size, bias=False)
         # No buffer: it stays float32 when the weights become bfloat16.
-        self._rope = rope_table(config.grid, config.head_dim, config.rope_base, zeros_before=config.num_slots)
+        self._rope = rope_table(
+            config.grid, config.head_dim, config.rope_base, zeros_before=config.num_condition_tokens
+        )
 
     def reset_parameters(self, generator: torch.Generator | None = None) -> None:
         """Random weights as published: N(0, init_std), the output matrix zero, norms one."""
@@ -145,40 +147,40 @@ class LlamaGen(nn.Module):
         """Run N new positions [R,N,D] behind the cache's committed ones (the caller commits).
 
         Args:
-            positions: [N] or [R,N] int64, counted over condition slots and codes.
+            positions: [N] or [R,N] int64, counted over condition tokens and codes.
             mask: [N,K], [R,N,K] bool over past and new places; True is seen.
         """
         rope = self.rope(embeds.device)[positions]  # [N,E/2,2] or [R,N,E/2,2]
         seen = mask if mask.dim() == 2 else mask.unsqueeze(1)
-        found = {0: embeds} if 0 in layers else {}
+        by_layer = {0: embeds} if 0 in layers else {}
         states = embeds
         for number, block in enumerate(self.layers):
             states = block(states, rope, seen, cache, number)
             if number + 1 in layers:
-                found[number + 1] = states
-        return LlamaGenStates(self.norm(states), found)
+                by_layer[number + 1] = states
+        return LlamaGenStates(self.norm(states), by_layer)
 
-    def features(self, condition: Tensor, codes: Tensor, slot_mask: Tensor | None = None) -> Tensor:
+    def features(self, condition: Tensor, codes: Tensor, condition_mask: Tensor | None = None) -> Tensor:
         """Final states [B,C+n,D] of whole sequences.
 
         Args:
-            condition: [B,C,D] embedded slots.
+            condition: [B,C,D] embedded condition tokens.
             codes: [B,n] int64.
-            slot_mask: [B,C] bool: condition slots that are seen. A slot always sees itself.
+            condition_mask: [B,C] bool: condition tokens that are seen. A token always sees itself.
         """
         embeds = torch.cat([condition, self.tok_embeddings(codes)], dim=1)
         states = F.dropout(embeds, self.config.dropout, self.training)
         length = embeds.shape[1]
         positions = torch.arange(length, device=embeds.device)
-        return self.decode(states, None, positions, sequence_mask(length, slot_mask, embeds.device)).feature
+        return self.decode(states, None, positions, sequence_mask(length, condition_mask, embeds.device)).feature
 
 
-def sequence_mask(length: int, slot_mask: Tensor | None, device: torch.device) -> Tensor:
-    """[T,T] or [B,T,T] bool: causal, without the padded condition slots, but with the diagonal."""
+def sequence_mask(length: int, condition_mask: Tensor | None, device: torch.device) -> Tensor:
+    """[T,T] or [B,T,T] bool: causal, without the padded condition tokens, but with the diagonal."""
     causal = torch.ones(length, length, dtype=torch.bool, device=device).tril()
-    if slot_mask is None:
+    if condition_mask is None:
         return causal
-    seen = F.pad(slot_mask, (0, length - slot_mask.shape[1]), value=True)
+    seen = F.pad(condition_mask, (0, length - condition_mask.shape[1]), value=True)
     return (causal & seen[:, None]) | torch.eye(length, dtype=torch.bool, device=device)
 
 
@@ -196,7 +198,7 @@ class LabelEmbedding(nn.Module):
 
 
 class CaptionEmbedding(nn.Module):
-    """A caption's features, projected slot by slot; the unconditional features go through the same projection.
+    """A caption's features, projected token by token. The unconditional features go through the same projection.
 
     They are a buffer: drawn once, never trained, and saved with the weights.
     """
@@ -227,15 +229,15 @@ class CaptionProjection(nn.Module):
         return self.fc2(F.gelu(self.fc1(features), approximate="tanh"))
 
 
-def pad_left(features: Sequence[Tensor], slots: int) -> tuple[Tensor, Tensor]:
+def pad_left(features: Sequence[Tensor], num_tokens: int) -> tuple[Tensor, Tensor]:
     """Unpadded caption features, each [n,F], to [B,C,F] with zeros in front, and their mask [B,C] bool.
 
-    Features beyond `slots` are cut, as the text encoder's own truncation does.
+    Features beyond `num_tokens` are cut, as the text encoder's own truncation does.
     """
-    cut = [f[:slots] for f in features]
-    padded = torch.stack([F.pad(f, (0, 0, slots - len(f), 0)) for f in cut])
-    places = torch.arange(slots)
-    mask = torch.stack([places >= slots - len(f) for f in cut])
+    cut = [f[:num_tokens] for f in features]
+    padded = torch.stack([F.pad(f, (0, 0, num_tokens - len(f), 0)) for f in cut])
+    places = torch.arange(num_tokens)
+    mask = torch.stack([places >= num_tokens - len(f) for f in cut])
     return padded, mask.to(padded.device)
 
 

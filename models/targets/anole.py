@@ -20,8 +20,8 @@ from torch import Tensor
 from torch.nn import functional as F
 from transformers import ChameleonConfig, ChameleonForConditionalGeneration
 
+from ...core.batch import CodeBatch, ImageRequest
 from ...core.errors import UserError, first_line
-from ...core.nouns import CodeBatch, ImageRequest
 from ...core.section import Section
 from ...core.states import Taps, TargetStates
 from ..decoding.cache import Cache
@@ -79,23 +79,23 @@ def read_ids(config: ChameleonConfig) -> AnoleIds:
         UserError: an id is outside the model's vocabulary, or an image code's id is not code + 4,
             which the codes of every published file and the neighbour tables of LANTERN count on.
     """
-    cure = "give the config.json of leloy/Anole-7b-v0.1-hf or facebook/chameleon-7b"
+    hint = "give the config.json of leloy/Anole-7b-v0.1-hf or facebook/chameleon-7b"
     vocabulary: dict[str, int] = {**(config.vocabulary_map or {})}
-    found = {int(m[1].translate(_DIGITS)): number for name, number in vocabulary.items()
+    numbers = {int(m[1].translate(_DIGITS)): number for name, number in vocabulary.items()
              if (m := _CODE_NAME.fullmatch(name))}  # fmt: skip
-    if not found:
-        raise UserError("the vocabulary names no image code (IMGIMGAZ is code 0)", cure=cure)
+    if not numbers:
+        raise UserError("the vocabulary names no image code (IMGIMGAZ is code 0)", hint=hint)
     first = AnoleIds.first_image
-    for code in range(len(found)):
-        if found.get(code) != code + first:
-            problem = f"image code {code} has id {found.get(code, 'none')}, expected {code + first} (code + {first})"
-            raise UserError(problem, cure=cure)
+    for code in range(len(numbers)):
+        if numbers.get(code) != code + first:
+            problem = f"image code {code} has id {numbers.get(code, 'none')}, expected {code + first} (code + {first})"
+            raise UserError(problem, hint=hint)
     named = {field: vocabulary[name] for field, name in _NAMES.items() if name in vocabulary}
-    ids = AnoleIds(**named, num_codes=len(found))
+    ids = AnoleIds(**named, num_codes=len(numbers))
     outside = [f"{f.name} {getattr(ids, f.name)}" for f in fields(ids) if getattr(ids, f.name) >= config.vocab_size]
     if outside or first + ids.num_codes > config.vocab_size:
         problem = f"ids outside the model's {config.vocab_size}: {', '.join(outside) or 'image codes'}"
-        raise UserError(problem, cure=cure)
+        raise UserError(problem, hint=hint)
     return ids
 
 
@@ -253,7 +253,7 @@ class AnoleTarget:
         if special:
             raise UserError(
                 f"the text's ids hold special ones ({', '.join(map(str, special))}), which the target adds itself",
-                cure="tokenize prompts with add_special_tokens=False",
+                hint="tokenize prompts with add_special_tokens=False",
             )
 
 
@@ -350,13 +350,13 @@ def load_anole(
             use_safetensors=True, weights_only=True, output_loading_info=True,
         )  # fmt: skip
     except (OSError, ValueError, RuntimeError) as error:
-        cure = "check the name and the network; the layout is transformers', in safetensors"
-        raise UserError(f"target.path: cannot load {str(path)!r}: {first_line(error)}", cure=cure) from error
+        hint = "check the name and the network; the layout is transformers', in safetensors"
+        raise UserError(f"target.path: cannot load {str(path)!r}: {first_line(error)}", hint=hint) from error
     missing = sorted(report["missing_keys"])
     if missing:
         # transformers would go on with random values.
         problem = f"target.path: {str(path)!r} lacks {len(missing)} weights, {missing[0]} the first"
-        raise UserError(problem, cure=f"download it again, or name {PUBLISHED}")
+        raise UserError(problem, hint=f"download it again, or name {PUBLISHED}")
     if device is not None and device_map is None:
         model.to(device)
     return AnoleTarget(model, guidance=guidance)
@@ -368,7 +368,7 @@ def _chameleon(config: Any, path: str | Path) -> ChameleonConfig:
         refuse_lumina()
     if not isinstance(config, ChameleonConfig):
         problem = f"target.path: {str(path)!r} is a {config.model_type}, expected a chameleon"
-        raise UserError(problem, cure=f"name {PUBLISHED}")
+        raise UserError(problem, hint=f"name {PUBLISHED}")
     return config
 
 
@@ -387,5 +387,5 @@ def refuse_lumina() -> NoReturn:
         "key norms), its pictures come in many sizes with announcing and row-end tokens that no head, tree or image "
         "decoder here knows, and its own code needs an older transformers and is installed with flash-attn",
         where="target.kind",
-        cure="use kind: anole, the same family with 512 x 512 pictures, or kind: llamagen",
+        hint="use kind: anole, the same family with 512 x 512 pictures, or kind: llamagen",
     )

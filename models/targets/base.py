@@ -22,7 +22,7 @@ from ..layer import LayerShape
 class Prompt:
     """The prompt as the target ran it, for heads that read its states: R rows (conditional, unconditional), T places.
 
-    Where guidance pads a row, its padding stands on the left; condition slots that hold no token have id 0.
+    Where guidance pads a row, its padding stands on the left; condition tokens that hold no token have id 0.
     """
 
     ids: Tensor  # [R,T] int64

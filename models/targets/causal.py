@@ -1,4 +1,4 @@
-"""A causal language model without eyes as a target: Llama and its likes (SAGE's rows of Llama-3)."""
+"""A causal language model without a vision tower as a target: Llama and its likes (SAGE's rows of Llama-3)."""
 
 from __future__ import annotations
 
@@ -66,20 +66,20 @@ class CausalTarget(LanguageTarget):
 @torch.inference_mode()
 def _check(model: PreTrainedModel) -> None:
     """That embedding, decoder and head in a row are the whole model: some scale or cap scores on the way."""
-    name, cure = model.config.model_type, "use a model of Llama's shape (llama, qwen2, qwen3, mistral without windows)"
+    name, hint = model.config.model_type, "use a model of Llama's shape (llama, qwen2, qwen3, mistral without windows)"
     children = dict(model.named_children())
     core = children.get("model", nn.Identity())
     if "lm_head" not in children or not isinstance(dict(core.named_children()).get("layers"), nn.ModuleList):
-        raise UserError(f"{name} has no decoder `model.layers` and head `lm_head`", where="key target", cure=cure)
+        raise UserError(f"{name} has no decoder `model.layers` and head `lm_head`", where="key target", hint=hint)
     if {*(config_value(model.config, "layer_types") or ())} - {"full_attention"} or _window(model.config):
-        raise UserError(f"some layers of {name} see a window alone", where="key target", cure=cure)
+        raise UserError(f"some layers of {name} see a window alone", where="key target", hint=hint)
     model.eval()
     embedding: Any = model.get_input_embeddings()
     ids = torch.arange(3, 7, device=embedding.weight.device)[None]
     whole = model(input_ids=ids, use_cache=False).logits.float()
     parts = model.lm_head(core(inputs_embeds=embedding(ids), use_cache=False)[0]).float()
     if not torch.allclose(whole, parts, atol=1e-2 * float(whole.abs().max()), rtol=0):
-        raise UserError(f"{name} does more than embed, decode and score", where="key target", cure=cure)
+        raise UserError(f"{name} does more than embed, decode and score", where="key target", hint=hint)
 
 
 def _window(config: Any) -> bool:

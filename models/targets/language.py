@@ -12,8 +12,8 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
+from ...core.batch import Batch, Request
 from ...core.errors import UserError
-from ...core.nouns import Batch, Request
 from ...core.pictures import TEXT
 from ...core.states import Taps, TargetStates, feature_places, visual_places
 from ..decoding.cache import Cache
@@ -28,7 +28,7 @@ class LanguageSession:
     cache: Cache
     taps: Taps
     # How far positions run before places: M-RoPE's delta, which the prompt fixes for all that is decoded behind it.
-    ahead: int = 0
+    rope_delta: int = 0
 
 
 class LanguageTarget:
@@ -49,7 +49,7 @@ class LanguageTarget:
             raise UserError(
                 "the request has pictures and the target is a model of text alone",
                 where=request.name,
-                cure="use records without pictures, or a target that sees",
+                hint="use records without pictures, or a target that sees",
             )
         return request
 
@@ -87,7 +87,7 @@ class LanguageTarget:
         request = self.view(request).to(self.device)
         length, ids, modality = len(request.ids), request.ids[None], request.modality[None]
         prompts = self.decoder.prompts(ids, modality, request.pixels, request.pictures)
-        session = LanguageSession(self.decoder.new_cache(length + capacity), taps, prompts.ahead)
+        session = LanguageSession(self.decoder.new_cache(length + capacity), taps, prompts.rope_delta)
         states = self.decoder.run(
             prompts,
             session.cache,
@@ -113,7 +113,7 @@ class LanguageTarget:
         states = self.decoder.forward(
             self.decoder.embed(ids[None]),
             session.cache,
-            self._positions(past + session.ahead, tree)[None],
+            self._positions(past + session.rope_delta, tree)[None],
             None if tree.is_chain else tree.ancestor_mask(device),
             layers=session.taps.layers,
         )
@@ -130,7 +130,7 @@ class LanguageTarget:
             return torch.arange(root, root + tree.num_nodes + 1, device=self.device)
         return torch.tensor([root, *(root + depth for depth in tree.depths)], device=self.device)
 
-    # Not inference mode: a head's backward could not read what was made in it.
+    # No inference mode: the backward pass of a head cannot use tensors that were created in it.
     @torch.no_grad()
     def states(self, batch: Batch, taps: Taps) -> TargetStates:
         """One teacher-forced pass over `batch` (right padded) as `prefill` runs a prompt; what is not kept is zero."""
@@ -140,7 +140,7 @@ class LanguageTarget:
         if batch.pixels is not None and len(batch.pixels) > batch.num_dummy_images:
             real = batch.pixels[: len(batch.pixels) - batch.num_dummy_images]
         prompts = self.decoder.prompts(batch.ids, batch.modality, real, batch.pictures, mask=mask)
-        # Padding stands behind everything that is read: a causal pass never lets it be seen.
+        # Padding is on the right, so a causal pass never attends to it.
         states = self.decoder.run(
             replace(prompts, mask=None),
             self.decoder.new_cache(batch.ids.shape[1]),
@@ -161,19 +161,21 @@ class LanguageTarget:
         )
 
     def _check(self, taps: Taps) -> None:
-        """Raises `UserError` where the target's states after a layer are not what the layer's name says."""
+        """Raises `UserError` for layers that do not exist, or whose visual states differ from the next layer's
+        input.
+        """
         behind = [layer for layer in taps.layers if layer > self.decoder.num_layers]
         if behind:
             raise UserError(
                 f"states after layer {behind[0]} are wanted, and the target has {self.decoder.num_layers}",
-                cure=f"name layers from 0 (the embedding) to {self.decoder.num_layers}",
+                hint=f"name layers from 0 (the embedding) to {self.decoder.num_layers}",
             )
         deepstack = self.decoder.num_deepstack
         if early := [layer for layer in taps.visual_layers if 1 <= layer <= deepstack]:
             raise UserError(
                 f"visual states after layer {early[0]} are wanted, and Qwen3-VL adds to them what its tower saw behind "
                 f"each of its first {deepstack} layers: a tap there and the next layer's input are two things",
-                cure=f"tap visual places above layer {deepstack} (half of the layers is usual), or at 0, the embedding",
+                hint=f"tap visual places above layer {deepstack} (half of the layers is usual), or at 0, the embedding",
             )
 
 

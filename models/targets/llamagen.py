@@ -1,6 +1,6 @@
 """LlamaGen as a target: conditional and unconditional rows in one batch, guided before anything is warped.
 
-Letters: R rows (1, or 2 under guidance), N nodes with the root, C condition slots, n image codes, D width, V codes.
+Letters: R rows (1, or 2 under guidance), N nodes with the root, C condition tokens, n image codes, D width, V codes.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from ...core.nouns import CodeBatch, ImageRequest
+from ...core.batch import CodeBatch, ImageRequest
 from ...core.states import Taps, TargetStates
 from ..decoding.cache import Cache
 from ..decoding.rows import Guidance
@@ -26,7 +26,7 @@ from .base import Prompt, TargetShape, TargetStep
 class LlamaGenSession:
     cache: Cache
     taps: Taps
-    slot_mask: Tensor | None  # [C] bool: the same for both rows
+    condition_mask: Tensor | None  # [C] bool: the same for both rows
 
 
 class LlamaGenTarget:
@@ -70,66 +70,66 @@ class LlamaGenTarget:
 
     @torch.inference_mode()
     def prefill(self, request: ImageRequest, taps: Taps, *, capacity: int) -> tuple[LlamaGenSession, TargetStep]:
-        embeds, slot_mask = self._condition(request.to(self.device))
-        rows, slots, _ = embeds.shape
-        cache = Cache(self.model.config.num_layers, slots + capacity)
-        positions = torch.arange(slots, device=self.device)
-        mask = sequence_mask(slots, None if slot_mask is None else slot_mask[None], self.device)
+        embeds, condition_mask = self._condition(request.to(self.device))
+        rows, length, _ = embeds.shape
+        cache = Cache(self.model.config.num_layers, length + capacity)
+        positions = torch.arange(length, device=self.device)
+        mask = sequence_mask(length, None if condition_mask is None else condition_mask[None], self.device)
         states = self.model.decode(embeds, cache, positions, mask, layers=taps.layers)
-        cache.advance(slots)
-        seen = torch.ones(slots, dtype=torch.bool, device=self.device) if slot_mask is None else slot_mask
+        cache.advance(length)
+        seen = torch.ones(length, dtype=torch.bool, device=self.device) if condition_mask is None else condition_mask
         prompt = Prompt(
-            torch.zeros(rows, slots, dtype=torch.int64, device=self.device),
-            seen.expand(rows, slots),
-            positions.expand(rows, slots),
+            torch.zeros(rows, length, dtype=torch.int64, device=self.device),
+            seen.expand(rows, length),
+            positions.expand(rows, length),
             self.guidance,
         )
         logits = self.guided(states.feature[:, -1:], [0])
         feature = states.feature if taps.feature else None
-        return LlamaGenSession(cache, taps, slot_mask), TargetStep(logits, feature, states.layers, {}, prompt)
+        return LlamaGenSession(cache, taps, condition_mask), TargetStep(logits, feature, states.layers, {}, prompt)
 
     @torch.inference_mode()
     def verify(self, session: LlamaGenSession, root: int, tree: Tree) -> TargetStep:
         tokens = torch.cat([torch.tensor([root], device=self.device), tree.tokens.to(self.device)])
-        states, steps = self._behind(session, tokens, [0, *tree.depths], tree.ancestor_mask(self.device))
+        states, steps = self._at_offsets(session, tokens, [0, *tree.depths], tree.ancestor_mask(self.device))
         feature = states.feature if session.taps.feature else None
         return TargetStep(self.guided(states.feature, steps), feature, states.layers)
 
     @torch.inference_mode()
-    def extend(self, session: LlamaGenSession, tokens: Tensor, behind: Sequence[int], mask: Tensor) -> Tensor:
+    def extend(self, session: LlamaGenSession, tokens: Tensor, offsets: Sequence[int], mask: Tensor) -> Tensor:
         """Guided scores [N,V] after `tokens` [N], for a drafter that writes behind its own committed ones.
 
         Args:
-            behind: places behind the cache's end, one of each token.
+            offsets: places behind the cache's end, one of each token.
             mask: [N,S] bool over the last S of what is written, these tokens included; what lies before is seen.
         """
         committed = session.cache.length
         # Earlier nodes of this cycle lie behind the committed tokens: the cache's length stands at their end meanwhile.
         session.cache.crop_to(committed + mask.shape[1] - len(tokens))
-        states, steps = self._behind(session, tokens.to(self.device), behind, mask.to(self.device), committed)
+        states, steps = self._at_offsets(session, tokens.to(self.device), offsets, mask.to(self.device), committed)
         session.cache.crop_to(committed)
         return self.guided(states.feature, steps)
 
-    def _behind(
+    def _at_offsets(
         self,
         session: LlamaGenSession,
         tokens: Tensor,
-        behind: Sequence[int],
+        offsets: Sequence[int],
         mask: Tensor,
         committed: int | None = None,
     ) -> tuple[LlamaGenStates, list[int]]:
-        """States of tokens `behind` places after the committed ones, and which image code each of them scores."""
+        """States of tokens `offsets` places after the committed ones, and which image code each of them scores."""
         device, past = self.device, session.cache.length
         committed = past if committed is None else committed
-        positions = torch.tensor([committed + place for place in behind], device=device)
+        positions = torch.tensor([committed + place for place in offsets], device=device)
         seen = torch.ones(len(tokens), past + len(tokens), dtype=torch.bool, device=device)
         seen[:, past + len(tokens) - mask.shape[1] :] = mask
-        if session.slot_mask is not None:
-            seen[:, : len(session.slot_mask)] = session.slot_mask
+        if session.condition_mask is not None:
+            seen[:, : len(session.condition_mask)] = session.condition_mask
         embeds = self.model.tok_embeddings(tokens).expand(self.guidance.num_rows, -1, -1)
         states = self.model.decode(embeds, session.cache, positions, seen, layers=session.taps.layers)
-        first = committed - self.model.config.num_slots + 1  # the code after the root
-        return states, [first + place for place in behind]
+        first = committed - self.model.config.num_condition_tokens + 1  # the code after the root
+        return states, [first + place for place in offsets]
 
     @torch.inference_mode()
     def commit(self, session: LlamaGenSession, path: Sequence[int]) -> None:
@@ -147,15 +147,17 @@ class LlamaGenTarget:
         """
         config = self.model.config
         if config.condition == "class":
-            embeds, slot_mask = self.model.cls_embedding(torch.stack(batch.conditions), uncond), None
+            embeds, condition_mask = self.model.cls_embedding(torch.stack(batch.conditions), uncond), None
         else:
-            features, slot_mask = pad_left([c.to(self.embedding.dtype) for c in batch.conditions], config.num_slots)
+            features, condition_mask = pad_left(
+                [c.to(self.embedding.dtype) for c in batch.conditions], config.num_condition_tokens
+            )
             embeds = self.model.cls_embedding(features, uncond)
-        feature = self.model.features(embeds, batch.codes, slot_mask)
-        ids = F.pad(batch.codes, (config.num_slots, 0))
+        feature = self.model.features(embeds, batch.codes, condition_mask)
+        ids = F.pad(batch.codes, (config.num_condition_tokens, 0))
         seen = torch.ones_like(ids, dtype=torch.bool)
-        if slot_mask is not None:
-            seen[:, : config.num_slots] = slot_mask
+        if condition_mask is not None:
+            seen[:, : config.num_condition_tokens] = condition_mask
         positions = torch.arange(ids.shape[1], device=ids.device).expand_as(ids)
         return TargetStates(
             feature, {}, positions[None], ids=ids, mask=seen, num_generated=batch.codes.shape[1],
@@ -163,11 +165,11 @@ class LlamaGenTarget:
         )  # fmt: skip
 
     def _condition(self, request: ImageRequest) -> tuple[Tensor, Tensor | None]:
-        """Embedded slots [R,C,D] and the caption's mask [C] (None for a class): the same for both rows."""
+        """Embedded condition tokens [R,C,D] and the caption's mask [C] (None for a class): the same for both rows."""
         uncond = torch.arange(self.guidance.num_rows, device=self.device) == 1
         if self.model.config.condition == "class":
             return self.model.cls_embedding(request.condition.expand(len(uncond)), uncond), None
-        features, mask = pad_left([request.condition.to(self.embedding.dtype)], self.model.config.num_slots)
+        features, mask = pad_left([request.condition.to(self.embedding.dtype)], self.model.config.num_condition_tokens)
         return self.model.cls_embedding(features.expand(len(uncond), -1, -1), uncond), mask[0]
 
 
@@ -177,9 +179,9 @@ def llamagen_shape(config: LlamaGenConfig) -> TargetShape:
         vocab_size=config.vocab_size, hidden_size=config.dim, num_heads=config.num_heads,
         num_kv_heads=config.num_heads, intermediate_size=config.hidden, norm_eps=1e-6,
         rope="grid", rope_theta=config.rope_base, grid=config.grid,
-        # A head's input at index t reads the token after it, whose cell turns it: one condition slot fewer than the
+        # A head's input at index t reads the token after it, whose cell turns it: one condition token fewer than the
         # target has.
-        zeros_before=config.num_slots - 1, mask_padding=False,
+        zeros_before=config.num_condition_tokens - 1, mask_padding=False,
     )  # fmt: skip
     return TargetShape(
         config.vocab_size, config.dim, config.num_layers, layer=layer, grid=config.grid, condition=config.condition
@@ -190,5 +192,5 @@ def both_sides(run: Callable[[CodeBatch, Tensor], TargetStates], batch: CodeBatc
     """What `run` makes of a batch, or of each of its rows with and without the condition (`taps.without_condition`)."""
     if not taps.without_condition:
         return run(batch, batch.uncond)
-    given, taken = (run(batch, torch.full_like(batch.uncond, without)) for without in (False, True))
-    return replace(given, unconditional=taken)
+    conditional, unconditional = (run(batch, torch.full_like(batch.uncond, without)) for without in (False, True))
+    return replace(conditional, unconditional=unconditional)

@@ -8,8 +8,8 @@ from pydantic import model_validator
 from torch import nn
 from transformers import PreTrainedConfig, PreTrainedModel
 
+from ...core.batch import IMAGE, Request
 from ...core.errors import UserError, did_you_mean
-from ...core.nouns import IMAGE, Request
 from ..decoding.decoder import CachedDecoder
 from ..hub import read_config
 from ..llava import FAMILIES, TokenIds, assemble, llava_config
@@ -103,7 +103,7 @@ class LlavaTarget(LanguageTarget):
             raise UserError(
                 "the target reads pictures in tiles, and these are cut for a Qwen-VL",
                 where=request.name,
-                cure="use the processor of a LLaVA for this target's requests",
+                hint="use the processor of a LLaVA for this target's requests",
             )
         if self.reads_tiles is False:
             return flat_view(request)
@@ -111,7 +111,7 @@ class LlavaTarget(LanguageTarget):
             raise UserError(
                 "the target reads pictures in tiles, and this one has a single tile",
                 where=request.name,
-                cure="set aspect: anyres (LLaVA-NeXT) or anyres_max_9 (LLaVA-OneVision) in the data section, or "
+                hint="set aspect: anyres (LLaVA-NeXT) or anyres_max_9 (LLaVA-OneVision) in the data section, or "
                 "target.anyres: false to feed it one tile",
             )
         return request

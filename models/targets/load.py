@@ -96,13 +96,13 @@ def load_llava(
     Raises:
         UserError: the weights cannot be read, or are of another family.
     """
-    found = read_config(str(source), key=key, revision=revision).model_type
-    if found not in FAMILIES:
+    actual = read_config(str(source), key=key, revision=revision).model_type
+    if actual not in FAMILIES:
         raise UserError(
-            f"{key}: {str(source)!r} is of model_type {found!r}, expected {' or '.join(FAMILIES)}",
-            cure=did_you_mean(found, FAMILIES),
+            f"{key}: {str(source)!r} is of model_type {actual!r}, expected {' or '.join(FAMILIES)}",
+            hint=did_you_mean(actual, FAMILIES),
         )
-    maker = FAMILIES[found][1]
+    maker = FAMILIES[actual][1]
     held: dict[str, Any] = {"dtype": dtype, "device_map": device_map, "tables_only": tables_only}
     return load_weights(maker, source, revision=revision, key=key, whole=whole, **held)
 
@@ -132,34 +132,34 @@ def load_weights(
     Raises:
         UserError: it cannot be read; or names a tensor that is missing or of another shape than the config's.
     """
-    given: dict[str, Any] = {"revision": revision, "dtype": dtype, "device_map": device_map, "weights_only": True}
-    given |= {"output_loading_info": True, "ignore_mismatched_sizes": True}
+    arguments: dict[str, Any] = {"revision": revision, "dtype": dtype, "device_map": device_map, "weights_only": True}
+    arguments |= {"output_loading_info": True, "ignore_mismatched_sizes": True}
     try:
-        found: Any
+        loaded: Any
         if tables_only:
-            found = _tables(maker, source, read_config(str(source), key=key, revision=revision), given)
+            loaded = _tables(maker, source, read_config(str(source), key=key, revision=revision), arguments)
         else:
-            found = maker.from_pretrained(source, **given)
+            loaded = maker.from_pretrained(source, **arguments)
     except (OSError, ValueError) as error:
         raise UserError(
-            f"{key}: cannot load {str(source)!r}: {first_line(error)}", cure="check the name and the network"
+            f"{key}: cannot load {str(source)!r}: {first_line(error)}", hint="check the name and the network"
         ) from error
-    model, told = found
-    problems = [f"{name} is {list(shape)}, expected {list(wanted)}" for name, shape, wanted in told["mismatched_keys"]]
-    problems += [f"{name} is missing" for name in told["missing_keys"]]
+    model, info = loaded
+    problems = [f"{name} is {list(shape)}, expected {list(wanted)}" for name, shape, wanted in info["mismatched_keys"]]
+    problems += [f"{name} is missing" for name in info["missing_keys"]]
     if whole:
-        unknown = [name for name in told["unexpected_keys"] if not name.endswith(_DERIVED)]
+        unknown = [name for name in info["unexpected_keys"] if not name.endswith(_DERIVED)]
         problems += [f"{name} is not part of this model" for name in unknown]
     if problems:
         raise UserError(
             f"{key}: model.safetensors does not fit its config.json: {min(problems)}"
             + (f" (and {len(problems) - 1} more)" if len(problems) > 1 else ""),
-            where=str(source), cure="the two do not belong together: restore the one that was changed",
+            where=str(source), hint="the two do not belong together: restore the one that was changed",
         )  # fmt: skip
     return model
 
 
-def _tables(maker: Any, source: str | Path, config: PreTrainedConfig, given: dict[str, Any]) -> Any:
+def _tables(maker: Any, source: str | Path, config: PreTrainedConfig, arguments: dict[str, Any]) -> Any:
     """The model without its layers; its config says how many it has."""
     text, vision = config.get_text_config(), config_value(config, "vision_config")
     layers, text.num_hidden_layers = text.num_hidden_layers, 0
@@ -168,8 +168,8 @@ def _tables(maker: Any, source: str | Path, config: PreTrainedConfig, given: dic
     before = logging.get_verbosity()
     logging.set_verbosity_error()  # it would list every tensor that is left out
     try:
-        model, told = maker.from_pretrained(source, config=config, **given)
+        model, info = maker.from_pretrained(source, config=config, **arguments)
     finally:
         logging.set_verbosity(before)
     model.config.get_text_config().num_hidden_layers = layers
-    return model, told
+    return model, info

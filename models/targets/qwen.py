@@ -8,8 +8,8 @@ from pydantic import model_validator
 from torch import nn
 from transformers import PreTrainedConfig, PreTrainedModel
 
+from ...core.batch import Request
 from ...core.errors import UserError, did_you_mean
-from ...core.nouns import Request
 from ...core.positions import Resume
 from ..decoding.qwen import QwenDecoder
 from ..llava import TokenIds
@@ -86,6 +86,6 @@ class QwenTarget(LanguageTarget):
             raise UserError(
                 "the target reads pictures whole, in patches, and these are cut into tiles",
                 where=request.name,
-                cure="use the processor of a Qwen-VL for this target's requests",
+                hint="use the processor of a Qwen-VL for this target's requests",
             )
         return request

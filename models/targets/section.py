@@ -64,4 +64,4 @@ class TargetSection(Section):
 
 def refuse_kind(source: str, found: str, expected: str, hint: str) -> NoReturn:
     """Raises `UserError` for weights of another kind than the recipe names."""
-    raise UserError(f"target.path: {source!r} is of model_type {found!r}, expected {expected}", cure=hint)
+    raise UserError(f"target.path: {source!r} is of model_type {found!r}, expected {expected}", hint=hint)

@@ -20,17 +20,17 @@ if TYPE_CHECKING:
 GIB = 2**30
 
 
-def _run(given: argparse.Namespace) -> int:
+def _run(options: argparse.Namespace) -> int:
     from ..dry_run import dry_run
     from ..plan import plan
 
-    loaded = load(recipe_arguments(given))
+    loaded = load(recipe_arguments(options))
     planned = plan(loaded.recipe, loaded.path)
     text = dry_run(loaded.recipe, planned, loaded.options.stages)
     say(text)
     chosen = loaded.options.stages or tuple(p.name for p in planned)
     findings = [*_engine(loaded.recipe), *_models(loaded.recipe), *_disk(Path(loaded.recipe.output))]
-    findings += _stages(loaded, planned, chosen, given.samples, _too_large(text))
+    findings += _stages(loaded, planned, chosen, options.samples, _too_large(text))
     say(f"\ncheck of {loaded.path}\n{shown(findings)}")
     return FAULTS if any_fault(findings) else OK
 
@@ -41,7 +41,7 @@ def _engine(recipe: Any) -> list[Finding]:
     try:
         check_engine(recipe.engine)
     except UserError as error:
-        return [fault("engine", error.problem, error.cure or "change engine")]
+        return [fault("engine", error.problem, error.hint or "change engine")]
     return [ok("engine", f"zero_stage {recipe.engine.zero_stage}, {recipe.engine.precision}")]
 
 
@@ -51,29 +51,29 @@ def _models(recipe: Any) -> list[Finding]:
 
     from ..preflight_data import is_local
 
-    found = []
+    findings = []
     for key, name, revision in _published(recipe):
         if is_local(name, revision):
-            found.append(ok(key, f"{name} is on this machine"))
+            findings.append(ok(key, f"{name} is on this machine"))
         elif constants.HF_HUB_OFFLINE:
-            found.append(fault(key, f"{name} is not on this machine, and HF_HUB_OFFLINE is set",
+            findings.append(fault(key, f"{name} is not on this machine, and HF_HUB_OFFLINE is set",
                                f"where there is a network: hf download {name}"))  # fmt: skip
         else:
-            found.append(ok(key, f"{name} will be downloaded"))
-    return found
+            findings.append(ok(key, f"{name} will be downloaded"))
+    return findings
 
 
 def _published(recipe: Any) -> list[tuple[str, str, str | None]]:
     """(key, Hub id or folder, revision)."""
     keys = ("path", "language_model", "vision_tower")
-    found = []
+    repositories = []
     for part in ("target", "drafter"):
         section = getattr(recipe, part)
         for key in keys:
             name = getattr(section, key, None)
             if isinstance(name, str) and name != "target":
-                found.append((f"{part}.{key}", name, getattr(section, "revision", None)))
-    return found
+                repositories.append((f"{part}.{key}", name, getattr(section, "revision", None)))
+    return repositories
 
 
 def _disk(output: Path) -> list[Finding]:
@@ -91,13 +91,13 @@ def _disk(output: Path) -> list[Finding]:
 
 def _too_large(text: str) -> dict[str, str]:
     """Of a dry run: stage -> why its states do not fit on the disk."""
-    found, stage = {}, ""
+    warnings, stage = {}, ""
     for line in text.splitlines():
         if line.startswith("stage "):
             stage = line.split()[1]
         elif line.startswith("  warning: "):
-            found[stage] = line.removeprefix("  warning: ")
-    return found
+            warnings[stage] = line.removeprefix("  warning: ")
+    return warnings
 
 
 def _stages(
@@ -106,7 +106,7 @@ def _stages(
     from ...trainers.run import DONE, stage_state
     from ..preflight_data import data_findings
 
-    output, found = Path(loaded.recipe.output), []
+    output, findings = Path(loaded.recipe.output), []
     make_context = context_maker(loaded, "draftsmith check")
     for stage in planned:
         if stage.name not in chosen:
@@ -117,17 +117,17 @@ def _stages(
             # What it waits for may be among what this run would do first.
             waits = any(maker in chosen and not (output / maker / DONE).is_file() for maker in stage.inputs.values())
             if not waits:
-                found.append(fault(subject, state.problem, state.cure or ""))
+                findings.append(fault(subject, state.problem, state.hint or ""))
         elif state == "finished":
-            found.append(ok(subject, "finished before, same inputs: passed over"))
+            findings.append(ok(subject, "finished before, same inputs: passed over"))
             continue
         if stage.name in too_large:
-            found.append(fault(subject, too_large[stage.name], "choose another output=, or a smaller states.dtype"))
+            findings.append(fault(subject, too_large[stage.name], "choose another output=, or a smaller states.dtype"))
         inputs = {thing: output / maker for thing, maker in stage.inputs.items()}
         finished = {thing for thing, folder in inputs.items() if (folder / DONE).is_file()}
         context = make_context(stage, output / stage.name, inputs)
-        found += data_findings(stage.name, stage.stage, context, finished=finished, count=count)
-    return found
+        findings += data_findings(stage.name, stage.stage, context, finished=finished, count=count)
+    return findings
 
 
 COMMAND = Command(

@@ -52,8 +52,8 @@ class Command:
     def options(self) -> list[str]:
         return [argument.name for argument in self.arguments if argument.name.startswith("-")]
 
-    def parse(self, given: Sequence[str]) -> argparse.Namespace:
-        return self._parser().parse_intermixed_args(given)
+    def parse(self, arguments: Sequence[str]) -> argparse.Namespace:
+        return self._parser().parse_intermixed_args(arguments)
 
     def _parser(self) -> argparse.ArgumentParser:
         width = max((len(command) for command, _ in self.examples), default=0)
@@ -72,25 +72,25 @@ class Command:
 
 class _Parser(argparse.ArgumentParser):
     def error(self, message: str) -> NoReturn:
-        raise UserError(message, cure=f"see {self.prog} --help")
+        raise UserError(message, hint=f"see {self.prog} --help")
 
 
 NAME = Argument("name", "a recipe's name, its file, or the folder of a run", {"metavar": "NAME"})
 SETTINGS = Argument("settings", "settings that win over the recipe's", {"nargs": "*", "metavar": "key=value"})
 
 
-def recipe_arguments(given: argparse.Namespace) -> list[str]:
+def recipe_arguments(options: argparse.Namespace) -> list[str]:
     """`NAME key=value ...` as `recipe=NAME key=value ...`; a run's folder stands for the recipe that it ran."""
-    name = given.name.removeprefix("recipe=")
-    for setting in given.settings:
+    name = options.name.removeprefix("recipe=")
+    for setting in options.settings:
         if setting.startswith("recipe="):
-            raise UserError(f"two recipes: {name} and {setting.removeprefix('recipe=')}", cure="name one")
+            raise UserError(f"two recipes: {name} and {setting.removeprefix('recipe=')}", hint="name one")
     folder = Path(name)
     if (folder / "recipe.yaml").is_file():
-        return [f"recipe={folder / 'recipe.yaml'}", f"output={folder}", *given.settings]
+        return [f"recipe={folder / 'recipe.yaml'}", f"output={folder}", *options.settings]
     if folder.is_dir() and not _is_recipe(name):
-        raise UserError("the folder holds no run", where=str(folder), cure="a run's folder has a recipe.yaml")
-    return [f"recipe={name}", *given.settings]
+        raise UserError("the folder holds no run", where=str(folder), hint="a run's folder has a recipe.yaml")
+    return [f"recipe={name}", *options.settings]
 
 
 def _is_recipe(name: str) -> bool:

@@ -11,20 +11,20 @@ from ..launch import say
 from .command import OK, Argument, Command
 
 
-def _run(given: argparse.Namespace) -> int:
+def _run(options: argparse.Namespace) -> int:
     from ...eval import side_by_side
     from ...eval.figures import draw_curves
 
-    folders = [Path(run) for run in given.runs]
+    folders = [Path(run) for run in options.runs]
     if len({folder.resolve() for folder in folders}) < len(folders):
-        raise UserError("one run is named twice", cure="name each run once")
+        raise UserError("one run is named twice", hint="name each run once")
     runs = side_by_side.read_runs(folders)
-    panels = side_by_side.panels(runs, given.metrics.split(",") if given.metrics else None)
+    panels = side_by_side.panels(runs, options.metrics.split(",") if options.metrics else None)
     page = side_by_side.markdown(runs)
     say(page)
-    output = Path(given.output)
+    output = Path(options.output)
     if output.resolve() in {folder.resolve() for folder in folders}:
-        raise UserError("the page would lie among a run's stages", where=str(output), cure="choose another --output")
+        raise UserError("the page would lie among a run's stages", where=str(output), hint="choose another --output")
     output.mkdir(parents=True, exist_ok=True)
     if panels:
         draw_curves(output / "curves.png", panels)

@@ -90,8 +90,8 @@ SHELLS: dict[str, Callable[[Mapping[str, Command]], str]] = {"bash": bash, "zsh"
 def command(commands: Mapping[str, Command]) -> Command:
     """The command itself, which knows all others."""
 
-    def run(given: argparse.Namespace) -> int:
-        print(SHELLS[given.shell](commands))
+    def run(options: argparse.Namespace) -> int:
+        print(SHELLS[options.shell](commands))
         return OK
 
     return Command(

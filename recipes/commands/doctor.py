@@ -1,4 +1,4 @@
-"""`draftsmith doctor`: what of this environment and machine would spoil a run, each with its cure."""
+"""`draftsmith doctor`: what of this environment and machine would spoil a run, each with its hint."""
 
 from __future__ import annotations
 
@@ -12,19 +12,19 @@ from ..launch import say
 from .command import FAULTS, OK, Argument, Command
 
 
-def _run(given: argparse.Namespace) -> int:
-    if given.ranks is not None and given.ranks < 1:
-        raise UserError(f"--ranks {given.ranks}", cure="the processes on one node: 1 or more")
+def _run(options: argparse.Namespace) -> int:
+    if options.ranks is not None and options.ranks < 1:
+        raise UserError(f"--ranks {options.ranks}", hint="the processes on one node: 1 or more")
     findings = [
         *health.python(),
         *health.packages(),
         *health.devices(),
         *health.deepspeed(),
-        *health.disk(Path(given.output)),
+        *health.disk(Path(options.output)),
         *health.memory(),
-        *health.threads(given.ranks),
+        *health.threads(options.ranks),
         *health.logins(),
-        *(health.network() if given.network else ()),
+        *(health.network() if options.network else ()),
     ]
     say(shown(findings))
     return FAULTS if any_fault(findings) else OK
@@ -32,7 +32,7 @@ def _run(given: argparse.Namespace) -> int:
 
 COMMAND = Command(
     name="doctor",
-    summary="look at this environment and machine, with the cure for each fault",
+    summary="look at this environment and machine, with the hint for each fault",
     description="Versions against those that were tested, devices, DeepSpeed and its ops, disk and memory, cores\n"
     "against threads and ranks, Hub and wandb login. The network is used only with --network.\n"
     "Exits with 3 where something has to be mended; warnings alone exit with 0.",

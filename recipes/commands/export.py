@@ -8,10 +8,12 @@ from ..launch import say
 from .command import OK, Argument, Command
 
 
-def _run(given: argparse.Namespace) -> int:
+def _run(options: argparse.Namespace) -> int:
     from ...models.exports import export_drafter
 
-    export = export_drafter(given.drafter, given.destination, given.to, target=given.target, prompts=given.prompts)
+    export = export_drafter(
+        options.drafter, options.destination, options.to, target=options.target, prompts=options.prompts
+    )
     say(f"written  {export.folder} ({export.engine}, {export.method})")
     for note in export.notes:
         say(f"note     {note}")

@@ -25,7 +25,7 @@ def _list(given: argparse.Namespace) -> int:
         return OK
     found = listing(tuple(given.words))
     if not found:
-        raise UserError(f"no recipe with {' and '.join(given.words)}", cure="draftsmith recipes lists all")
+        raise UserError(f"no recipe with {' and '.join(given.words)}", hint="draftsmith recipes lists all")
     say(found)
     return OK
 

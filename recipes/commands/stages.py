@@ -25,14 +25,14 @@ def chosen(arguments: list[str], command: str) -> list[str]:
             raise UserError(
                 f"stage {name!r} is of kind {stages[name].kind}",
                 where=str(loaded.path),
-                cure=f"draftsmith {other} runs it, and draftsmith recipe=NAME runs stages of any kind",
+                hint=f"draftsmith {other} runs it, and draftsmith recipe=NAME runs stages of any kind",
             )
     if not own:
         kinds = ", ".join(f"{name} ({stage.kind})" for name, stage in stages.items())
         raise UserError(
             f"the recipe has no stage for draftsmith {command}",
             where=str(loaded.path),
-            cure=f"its stages are {kinds}" + _missing(command),
+            hint=f"its stages are {kinds}" + _missing(command),
         )
     names = loaded.options.stages or own
     return [*(a for a in arguments if a.split("=")[0].lstrip("-") != "stages"), f"stages=[{','.join(names)}]"]
@@ -45,8 +45,8 @@ def _missing(command: str) -> str:
 
 
 def _runner(command: str) -> Callable[[argparse.Namespace], int]:
-    def run(given: argparse.Namespace) -> int:
-        arguments = chosen(recipe_arguments(given), command)
+    def run(options: argparse.Namespace) -> int:
+        arguments = chosen(recipe_arguments(options), command)
         code = run_recipe(arguments)
         if code == 0 and command == "train" and not any(a.startswith("dry_run=") for a in arguments):
             say("measure it: draftsmith evaluate with the same NAME and settings")
@@ -55,13 +55,13 @@ def _runner(command: str) -> Callable[[argparse.Namespace], int]:
     return run
 
 
-def _publish(given: argparse.Namespace) -> int:
+def _publish(options: argparse.Namespace) -> int:
     """A run's folder is published whether or not its recipe has a stage for it."""
-    if not (Path(given.name) / "recipe.yaml").is_file():
-        return _runner("publish")(given)
+    if not (Path(options.name) / "recipe.yaml").is_file():
+        return _runner("publish")(options)
     from ..publish import publish_run
 
-    publish_run(Path(given.name), given.settings)
+    publish_run(Path(options.name), options.settings)
     return OK
 
 

@@ -20,9 +20,9 @@ def rank_of_two(number: int, store: str, slow, told) -> None:
     if number == 0:
         slow()
     try:
-        found = ranks.agree("uploaded" if number == 0 else None), ranks.gather(number)
+        result = ranks.broadcast("uploaded" if number == 0 else None), ranks.gather(number)
         ranks.barrier()
-        told.put((number, found))
+        told.put((number, result))
         dist.destroy_process_group()
     except RuntimeError as error:
         told.put((number, str(error)))
@@ -34,15 +34,15 @@ def two_ranks(folder, slow, expected: int):
     started = [fork.Process(target=rank_of_two, args=(n, str(folder / "store"), slow, told)) for n in range(2)]
     for process in started:
         process.start()
-    found = dict(told.get(timeout=30) for _ in range(expected))
+    actual = dict(told.get(timeout=30) for _ in range(expected))
     for process in started:
         process.join(30)
-    return found
+    return actual
 
 
 def test_rank_0_may_work_alone_for_longer_than_a_collective_waits(tmp_path):
-    found = two_ranks(tmp_path, lambda: time.sleep(3 * BOUND_S), 2)
-    assert found == {0: ("uploaded", [0, 1]), 1: ("uploaded", [0, 1])}
+    result = two_ranks(tmp_path, lambda: time.sleep(3 * BOUND_S), 2)
+    assert result == {0: ("uploaded", [0, 1]), 1: ("uploaded", [0, 1])}
 
 
 def test_one_that_dies_is_not_waited_for(tmp_path):
@@ -53,5 +53,5 @@ def test_one_that_dies_is_not_waited_for(tmp_path):
 
 @pytest.mark.parametrize("value", [None, {"a": 1}])
 def test_alone(value):
-    assert ranks.agree(value) == value and ranks.gather(value) == [value]
+    assert ranks.broadcast(value) == value and ranks.gather(value) == [value]
     ranks.barrier()

@@ -85,9 +85,9 @@ def test_lines_of_the_file(tmp_path):
     mine.log({"loss": 2.0, "lr": 9e-4}, 20)
     mine.log({"val_loss": 2.1}, 20)
     mine.finish()
-    found = rows(tmp_path / "new")
-    times = [row.pop("time") for row in found]
-    assert found == [
+    result = rows(tmp_path / "new")
+    times = [row.pop("time") for row in result]
+    assert result == [
         {"step": 10, "loss": 2.5, "lr": 1e-3},
         {"step": 20, "loss": 2.0, "lr": 9e-4},
         {"step": 20, "val_loss": 2.1},
@@ -269,7 +269,7 @@ def test_without_a_key_nothing_asks_for_one(tmp_path, wandb):
     assert len(said) == 1 and "wandb login" in said[0]
 
 
-def test_what_is_left_unsent_at_the_end_is_said_with_its_cure(tmp_path, wandb, monkeypatch):
+def test_what_is_left_unsent_at_the_end_is_said_with_its_hint(tmp_path, wandb, monkeypatch):
     def finish(exit_code):
         raise TimeoutError("Timed out finishing run.")
 
@@ -353,7 +353,7 @@ def test_units_follow_from_names(name, expected):
     [("none", ["report"]), ("results", ["result", "report"]), ("checkpoints", ["checkpoint", "result", "report"])],
 )
 def test_which_weights_are_kept_is_the_recipes_word(tmp_path, wandb, artifacts, sent):
-    found = []
+    result = []
 
     class Artifact:
         def __init__(self, name, type, metadata):
@@ -365,17 +365,17 @@ def test_which_weights_are_kept_is_the_recipes_word(tmp_path, wandb, artifacts, 
         add_dir = add_file
 
     wandb.Artifact = Artifact
-    wandb.log_artifact = lambda artifact, aliases: found.append((artifact, aliases))
+    wandb.log_artifact = lambda artifact, aliases: result.append((artifact, aliases))
     (tmp_path / "step-00000005").mkdir()
     mine = tracker(tmp_path, with_wandb(artifacts=artifacts), group="my run")
     mine.artifact("checkpoint", [tmp_path / "step-00000005"], 5)
     mine.artifact("result", [tmp_path / "model.safetensors"], None)
     mine.artifact("report", [tmp_path / "report.md"], None)
-    assert [artifact.type for artifact, _ in found] == sent
+    assert [artifact.type for artifact, _ in result] == sent
     assert wandb.inits[0]["settings"]["finish_timeout"] == (60 if artifacts == "none" else 600), "weights take a while"
-    assert [artifact.name for artifact, _ in found] == [f"my-run-finetune-{kind}" for kind in sent]
+    assert [artifact.name for artifact, _ in result] == [f"my-run-finetune-{kind}" for kind in sent]
     if artifacts == "checkpoints":
-        artifact, aliases = found[0]
+        artifact, aliases = result[0]
         assert (
             artifact.files == ["step-00000005"] and aliases == ["latest", "step-5"] and artifact.metadata == {"step": 5}
         )
@@ -394,9 +394,9 @@ def test_whether_there_is_a_key(tmp_path, monkeypatch, where):
         path.write_text(texts[where])
     if where == "variable":
         monkeypatch.setenv("WANDB_API_KEY", "secretsecret")
-    found = wandb_login()
-    assert (found is not None) == (where in ("variable", "netrc"))
-    assert "secretsecret" not in (found or "")
+    result = wandb_login()
+    assert (result is not None) == (where in ("variable", "netrc"))
+    assert "secretsecret" not in (result or "")
 
 
 def test_the_real_package_offline(tmp_path, monkeypatch):
@@ -438,8 +438,8 @@ def written(path: Path, patience_s: float = 20.0) -> tuple[dict, list[dict]]:
             record = wandb_internal_pb2.Record()
             record.ParseFromString(data)
             kinds.setdefault(record.WhichOneof("record_type"), []).append(record)
-    found = {kind: len(records) for kind, records in kinds.items()}
-    assert found["run"] == 1, found
+    result = {kind: len(records) for kind, records in kinds.items()}
+    assert result["run"] == 1, result
     config = {item.key: json.loads(item.value_json) for record in kinds["run"] for item in record.run.config.update}
     history = []
     for record in kinds["history"]:
@@ -450,11 +450,11 @@ def written(path: Path, patience_s: float = 20.0) -> tuple[dict, list[dict]]:
 
 def leveldb_records(data: bytes) -> list[bytes]:
     """Whole records of a LevelDB log of one block: checksum (4 bytes), length (2), type (1: whole), content."""
-    found, place = [], 0
+    result, place = [], 0
     while place + 7 <= len(data):
         length, kind = int.from_bytes(data[place + 4 : place + 6], "little"), data[place + 6]
         assert kind == 1, "more than one block"
         if place + 7 + length <= len(data):
-            found.append(data[place + 7 : place + 7 + length])
+            result.append(data[place + 7 : place + 7 + length])
         place += 7 + length
-    return found
+    return result

@@ -100,14 +100,14 @@ class Server(http.server.BaseHTTPRequestHandler):
             project = {"id": "1", "name": "p", "entity": {"id": "2", "name": "e"}}
             bucket = {"id": "x", "name": "abc", "displayName": "d", "description": "", "config": "{}",
                       "sweepName": None, "project": project, "historyLineCount": 0}  # fmt: skip
-            found = {"upsertBucket": {"bucket": bucket, "inserted": True}}
+            result = {"upsertBucket": {"bucket": bucket, "inserted": True}}
         elif "CreateRunFiles" in query:
             address = f"http://127.0.0.1:{self.server.server_port}/put"
             files = [{"name": name, "uploadUrl": address} for name in variables["files"]]
-            found = {"createRunFiles": {"runID": "abc", "uploadHeaders": [], "files": files}}
+            result = {"createRunFiles": {"runID": "abc", "uploadHeaders": [], "files": files}}
         else:
-            found = {"viewer": {"id": "1", "username": "u", "entity": "e", "flags": "{}", "teams": {"edges": []}}}
-        data = json.dumps({"data": found}).encode()
+            result = {"viewer": {"id": "1", "username": "u", "entity": "e", "flags": "{}", "teams": {"edges": []}}}
+        data = json.dumps({"data": result}).encode()
         self.send_response(200)
         self.send_header("content-type", "application/json")
         self.send_header("content-length", str(len(data)))

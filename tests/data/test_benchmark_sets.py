@@ -95,26 +95,26 @@ def test_prompts_ask_for_long_answers_or_for_short_ones():
     ],
 )  # fmt: skip
 def test_options_and_the_right_letter(name, row, options, letter, tmp_path):
-    found = record(name, BENCHMARK_SETS[name], None, row, 0, tmp_path)
-    assert (found.get("options"), found.get("letter")) == (options, letter)
+    result = record(name, BENCHMARK_SETS[name], None, row, 0, tmp_path)
+    assert (result.get("options"), result.get("letter")) == (options, letter)
     if letter is not None and options:
-        assert found["references"] == [options["ABCD".index(letter)]], "good answers are texts"
+        assert result["references"] == [options["ABCD".index(letter)]], "good answers are texts"
 
 
 def test_questions_in_other_columns_and_several_answers(tmp_path):
     row = {"video_name": "v", "question_1": "None", "question_2": "What moves?", "answer": "A cat."}
-    found = record("VideoChatGPT", BENCHMARK_SETS["VideoChatGPT"], "Consistency", row, 4, tmp_path)
-    assert found["conversations"][0]["value"] == "<video>\nWhat moves?"
-    assert found["video"] == "media/VideoChatGPT/Test_Videos/v.mp4" and found["id"] == "VideoChatGPT-00004"
-    assert check_record(found) is None
+    result = record("VideoChatGPT", BENCHMARK_SETS["VideoChatGPT"], "Consistency", row, 4, tmp_path)
+    assert result["conversations"][0]["value"] == "<video>\nWhat moves?"
+    assert result["video"] == "media/VideoChatGPT/Test_Videos/v.mp4" and result["id"] == "VideoChatGPT-00004"
+    assert check_record(result) is None
     pictures = [Image.new("RGB", (4, 4), (value, 0, 0)) for value in (10, 20)]
     row = {"image": pictures, "question": "Who?", "answer": "A"} | {f"choice_{c}": c for c in "abcd"}
-    found = record("SEED-Bench", BENCHMARK_SETS["SEED-Bench"], None, row, 0, tmp_path)
-    assert found["conversations"][0]["value"] == "<image>\n<image>\nWho?" and check_record(found) is None
-    with Image.open(tmp_path / found["image"][1]) as second:
+    result = record("SEED-Bench", BENCHMARK_SETS["SEED-Bench"], None, row, 0, tmp_path)
+    assert result["conversations"][0]["value"] == "<image>\n<image>\nWho?" and check_record(result) is None
+    with Image.open(tmp_path / result["image"][1]) as second:
         assert second.getpixel((0, 0)) == (20, 0, 0)
-    found = record("COCO", BENCHMARK_SETS["COCO"], None, {"image": pictures[0], "answer": ["a", "b"]}, 0, tmp_path)
-    assert found["references"] == ["a", "b"] and found["conversations"][0]["value"] == "<image>\n"
+    result = record("COCO", BENCHMARK_SETS["COCO"], None, {"image": pictures[0], "answer": ["a", "b"]}, 0, tmp_path)
+    assert result["references"] == ["a", "b"] and result["conversations"][0]["value"] == "<image>\n"
     with pytest.raises(UserError, match="outside of its folder"):
         record("MVBench", BENCHMARK_SETS["MVBench"], "vlnqa", {"video": "../../etc/a.mp4"}, 0, tmp_path)
 
@@ -146,7 +146,7 @@ def test_clips_are_found_where_archives_unpack_them_and_a_missing_one_is_met_by_
     published, media = {"VideoDetailCaption": about}, tmp_path / "media"
     with pytest.raises(UserError, match="no clips of VideoDetailCaption") as caught:
         fetch_benchmarks(tmp_path / "suite", ["VDC"], media=media, published=published)
-    assert "hf download nobody/gone --repo-type dataset" in caught.value.cure
+    assert "hf download nobody/gone --repo-type dataset" in caught.value.hint
     (media / "VideoDetailCaption" / "Test_Videos").mkdir(parents=True)
     with pytest.raises(UserError, match="none of the clips of VideoDetailCaption is there"):
         fetch_benchmarks(tmp_path / "suite", ["VDC"], media=media, published=published)
@@ -200,8 +200,8 @@ def test_configurations_are_one_set_and_pictures_are_joined(tmp_path):
     assert [r["conversations"][0]["value"] for r in records] == [
         f"<image>\n{order[place]}\n{WORD}" for place in chosen(5, 4, 42)
     ]
-    for place, found in zip(chosen(5, 4, 42), records, strict=True):
-        with Image.open(folder / found["image"][0]) as image:
+    for place, result in zip(chosen(5, 4, 42), records, strict=True):
+        with Image.open(folder / result["image"][0]) as image:
             assert image.getpixel((0, 0))[0] == int(order[place][1])
     # What is there is taken as it is.
     assert fetch_benchmarks(folder, ["GQA"], published={}) == folder

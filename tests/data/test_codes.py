@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from draftsmith.core.nouns import CodeBatch, PictureBatch
+from draftsmith.core.batch import CodeBatch, PictureBatch
 from draftsmith.data.codes import (
     CodeCollate,
     PictureCollate,
@@ -192,12 +192,12 @@ def test_seeds_of_forwards_are_the_samples_own_on_any_rank_in_any_worker_and_aft
 
     def seeds(**how):
         collate = collate_of(samples, **({"seed": how.pop("seed")} if "seed" in how else {}))
-        found = {}
+        result = {}
         for epoch, batches in steps(samples, collate, **how):
             for batch in batches:
                 rows = zip(batch.sample_ids, batch.seeds, batch.real.tolist(), strict=True)
-                found |= {(epoch, name): seed for name, seed, real in rows if real}
-        return found
+                result |= {(epoch, name): seed for name, seed, real in rows if real}
+        return result
 
     alone = seeds()
     assert len(alone) == 2 * 21 == len({*alone.values()}) and all(0 <= seed < 2**63 for seed in alone.values())
@@ -341,12 +341,12 @@ def test_a_row_that_is_not_real_changes_no_sum(name, samples):
     collate = collate_for(name, samples)
     batch, more = (collate([samples[n] for n in rows], epoch=0) for rows in ([1, 2], [1, 2, 5]))
     masked = replace(more, real=torch.tensor([True, True, False]))
-    found, expected = step(module, masked), step(module, batch)
-    torch.testing.assert_close(found.loss_sum, expected.loss_sum, rtol=1e-5, atol=1e-5)
-    assert int(found.num_tokens) == int(expected.num_tokens) == batch.num_supervised == masked.num_supervised
-    assert found.metrics.keys() == expected.metrics.keys()
-    for metric in found.metrics:
-        torch.testing.assert_close(found.metrics[metric], expected.metrics[metric], rtol=1e-5, atol=1e-5)
+    actual, expected = step(module, masked), step(module, batch)
+    torch.testing.assert_close(actual.loss_sum, expected.loss_sum, rtol=1e-5, atol=1e-5)
+    assert int(actual.num_tokens) == int(expected.num_tokens) == batch.num_supervised == masked.num_supervised
+    assert actual.metrics.keys() == expected.metrics.keys()
+    for metric in actual.metrics:
+        torch.testing.assert_close(actual.metrics[metric], expected.metrics[metric], rtol=1e-5, atol=1e-5)
     # The third row would have counted.
     assert not torch.isclose(step(module, more).loss_sum, expected.loss_sum)
 

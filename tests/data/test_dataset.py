@@ -36,16 +36,16 @@ def five(folder: Path, broken) -> Path:
 
 def lessons(dataset, processor) -> dict[str, tuple[str, float]]:
     """name -> (supervised text, first pixel) of the samples that supervise anything."""
-    found = {}
+    result = {}
     for index in range(len(dataset)):
         sample = dataset[index]
         taught = [i for i, m in zip(sample.ids, sample.loss_mask, strict=True) if m]
         if taught:
             pixel = round(float(sample.pixels[0, 0, 12, 12]), 3) if sample.pixels is not None else 0.0
-            found[sample.sample_id] = (processor.tokenizer.decode(taught, skip_special_tokens=True).strip(), pixel)
+            result[sample.sample_id] = (processor.tokenizer.decode(taught, skip_special_tokens=True).strip(), pixel)
         else:
             assert sample.pixels is None and len(set(sample.ids)) == 1, "an unusable record keeps no content"
-    return found
+    return result
 
 
 def read_all(open_data, path: Path) -> None:
@@ -85,7 +85,7 @@ PROBLEMS = {
 
 
 @pytest.mark.parametrize("name", PROBLEMS)
-def test_strict_names_file_record_and_cure(folder, open_data, name):
+def test_strict_names_file_record_and_hint(folder, open_data, name):
     broken, reason = PROBLEMS[name]
     path = five(folder, broken)
     with pytest.raises(UserError) as caught:
@@ -94,7 +94,7 @@ def test_strict_names_file_record_and_cure(folder, open_data, name):
     assert reason in text
     assert f"{path}, record {BROKEN}" in text
     assert ("'r2'" in text) == isinstance(broken, dict)
-    assert caught.value.cure and f"cure:  {caught.value.cure}" in text
+    assert caught.value.hint and f"hint:  {caught.value.hint}" in text
     assert ("image_rule: next" in text) == (name == "two marks of which llava15 keeps one")
     assert not log(folder)
 
@@ -105,9 +105,9 @@ def test_skip_lists_the_record_and_yields_the_good_ones(folder, open_data, proce
     whole = lessons(open_data(five(folder, record(BROKEN))), processor)
     assert len(set(whole.values())) == 5, "five pictures and answers to tell apart"
     dataset = open_data(five(folder, broken), max_length=64, on_error="skip")
-    found = lessons(dataset, processor)
+    result = lessons(dataset, processor)
     del whole[f"data.json[{BROKEN}]"]
-    assert found == whole
+    assert result == whole
     (entry,) = log(folder)
     assert (entry["file"], entry["record"]) == (str(folder / "data.json"), BROKEN)
     assert entry["id"] == ("r2" if isinstance(broken, dict) else None)
@@ -144,10 +144,10 @@ def test_ids_that_cannot_tell_records_apart(folder, open_data, processor, name):
         with pytest.raises(UserError) as caught:
             open_data(path)
         assert problem in str(caught.value) and where in str(caught.value) and str(path) in str(caught.value)
-        assert caught.value.cure
+        assert caught.value.hint
     assert not log(folder)
-    found = lessons(open_data(path, on_error="skip"), processor)
-    assert [answer for answer, _ in found.values()] == [f"It is picture {n}." for n in range(5)]
+    result = lessons(open_data(path, on_error="skip"), processor)
+    assert [answer for answer, _ in result.values()] == [f"It is picture {n}." for n in range(5)]
     (entry,) = log(folder)
     assert entry["record"] is None and problem in entry["reason"] and where in entry["reason"]
     assert "all are kept" in entry["reason"]
@@ -186,11 +186,11 @@ def test_every_writing_gives_the_same_samples(folder, open_data, monkeypatch, wr
         monkeypatch.setattr(scan, "CHUNK", chunk)
     path = folder / f"other{Path(writing).suffix or '.json'}"
     path.write_bytes(WRITINGS[writing](ROWS).encode())
-    found = open_data(path, form=form)
-    assert len(found) == len(expected) == 5
-    assert found.lengths.tolist() == expected.lengths.tolist()
+    actual = open_data(path, form=form)
+    assert len(actual) == len(expected) == 5
+    assert actual.lengths.tolist() == expected.lengths.tolist()
     for index in range(5):
-        a, b = expected[index], found[index]
+        a, b = expected[index], actual[index]
         assert (a.ids, a.loss_mask, a.modality) == (b.ids, b.loss_mask, b.modality)
         assert (a.pixels is None) == (b.pixels is None)
         assert a.pixels is None or torch.equal(a.pixels, b.pixels)
@@ -277,7 +277,7 @@ def test_a_file_that_is_no_list_of_records(folder, open_data, name, on_error):
     path.write_bytes(content.encode() if isinstance(content, str) else content)
     with pytest.raises(UserError) as caught:
         open_data(path, on_error=on_error)
-    assert str(path) in str(caught.value) and says in str(caught.value) and caught.value.cure
+    assert str(path) in str(caught.value) and says in str(caught.value) and caught.value.hint
     assert not list(folder.rglob("*.npz")), "nothing of a broken file is kept"
 
 

@@ -45,9 +45,9 @@ def padded(image: Image.Image, mean) -> Image.Image:
 @pytest.mark.parametrize("shape", SHAPES)
 def test_square_cuts_the_longer_side(processor, shape):
     image = picture(*shape)
-    found = pixels([image], processor, "square")
-    assert found.dtype == torch.float32 and found.shape == (1, 3, SIZE, SIZE)
-    torch.testing.assert_close(found[0], clip(image, processor), atol=1e-5, rtol=0)
+    pixel_values = pixels([image], processor, "square")
+    assert pixel_values.dtype == torch.float32 and pixel_values.shape == (1, 3, SIZE, SIZE)
+    torch.testing.assert_close(pixel_values[0], clip(image, processor), atol=1e-5, rtol=0)
 
 
 @pytest.mark.parametrize("shape", SHAPES)
@@ -56,11 +56,13 @@ def test_pad_keeps_the_whole_picture_on_the_mean_colour(processor, shape):
     mean = processor.image_processor.image_mean
     expected = padded(image, mean)
     assert np.array_equal(np.asarray(expand_to_square(image, tuple(mean))), np.asarray(expected))
-    found = pixels([image], processor, "pad")
-    torch.testing.assert_close(found[0], clip(expected, processor), atol=1e-5, rtol=0)
+    pixel_values = pixels([image], processor, "pad")
+    torch.testing.assert_close(pixel_values[0], clip(expected, processor), atol=1e-5, rtol=0)
     if shape == (60, 20):
-        assert found[0, :, [0, -1]].abs().max() < 0.05, "the bars are the mean, which is zero after normalisation"
-        assert not torch.equal(found, pixels([image], processor, "square"))
+        assert pixel_values[0, :, [0, -1]].abs().max() < 0.05, (
+            "the bars are the mean, which is zero after normalisation"
+        )
+        assert not torch.equal(pixel_values, pixels([image], processor, "square"))
 
 
 def test_several_pictures_keep_their_order(processor):
@@ -73,14 +75,14 @@ def test_several_pictures_keep_their_order(processor):
 def test_every_mode_becomes_rgb(tmp_path, mode):
     path = tmp_path / ("a.tiff" if mode == "CMYK" else "a.png")
     picture(9, 6).convert(mode).save(path)
-    found = load_image(path)
-    assert found.mode == "RGB" and found.size == (9, 6)
-    assert np.array_equal(np.asarray(found), np.asarray(picture(9, 6).convert(mode).convert("RGB")))
+    result = load_image(path)
+    assert result.mode == "RGB" and result.size == (9, 6)
+    assert np.array_equal(np.asarray(result), np.asarray(picture(9, 6).convert(mode).convert("RGB")))
 
 
 def test_a_missing_picture_is_named(tmp_path):
     with pytest.raises(
-        UserError, match=rf"missing image\n.*{re.escape(str(tmp_path / 'a.png'))}\n  cure:  check the `im"
+        UserError, match=rf"missing image\n.*{re.escape(str(tmp_path / 'a.png'))}\n  hint:  check the `im"
     ):
         load_image(tmp_path / "a.png")
 
@@ -89,7 +91,7 @@ def test_a_decompression_bomb_is_refused(tmp_path, monkeypatch):
     picture(40, 40).save(tmp_path / "a.png")
     monkeypatch.setattr(Image, "MAX_IMAGE_PIXELS", 700)
     with pytest.raises(
-        UserError, match=r"corrupt image: .*decompression bomb[\s\S]*a\.png\n  cure:  replace or remove"
+        UserError, match=r"corrupt image: .*decompression bomb[\s\S]*a\.png\n  hint:  replace or remove"
     ):
         load_image(tmp_path / "a.png")
 
@@ -117,4 +119,4 @@ def test_damaged_files_end_in_one_kind_of_error(tmp_path, kind):
                 refused.append(error)
     assert len(refused) > 90
     for error in refused:
-        assert str(path) in str(error) and error.problem.startswith("corrupt image") and error.cure
+        assert str(path) in str(error) and error.problem.startswith("corrupt image") and error.hint

@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 import torch
+from draftsmith.core.batch import IMAGE, TEXT, Batch
 from draftsmith.core.errors import UserError
-from draftsmith.core.nouns import IMAGE, TEXT, Batch
 from draftsmith.data.collate import ConversationCollate, Sample, collate, empty_sample
 from draftsmith.data.loader import Loader
 from draftsmith.data.order import epoch_order
@@ -88,11 +88,11 @@ def equal(a: Batch, b: Batch) -> bool:
     return True
 
 
-def same_steps(found, expected) -> bool:
-    found, expected = list(found), list(expected)
-    return len(found) == len(expected) and all(
+def same_steps(actual, expected) -> bool:
+    actual, expected = list(actual), list(expected)
+    return len(actual) == len(expected) and all(
         (a.step, a.epoch, len(a.micro)) == (b.step, b.epoch, len(b.micro)) and all(map(equal, a.micro, b.micro))
-        for a, b in zip(found, expected, strict=True)
+        for a, b in zip(actual, expected, strict=True)
     )
 
 
@@ -159,7 +159,7 @@ def test_a_broken_record_stops_with_the_same_words(folder, open_data, workers):
     image = folder / "images" / "none.png"
     assert str(caught.value) == (
         f"missing image\n  where: {folder / 'data.json'}, record 7 (id 'r7'), {image}\n"
-        "  cure:  check the `images` folder of the data section"
+        "  hint:  check the `images` folder of the data section"
     )
     assert (caught.value.problem, type(caught.value)) == ("missing image", UserError)
 
@@ -167,9 +167,9 @@ def test_a_broken_record_stops_with_the_same_words(folder, open_data, workers):
 @pytest.mark.parametrize("workers", [0, 2])
 def test_a_skipped_record_leaves_the_other_rows_as_they_are(folder, open_data, workers):
     good = list(loader(open_data(write(folder)), micro_batch_size=1))
-    found = list(loader(open_data(write(folder, broken=7), on_error="skip"), micro_batch_size=1, num_workers=workers))
+    result = list(loader(open_data(write(folder, broken=7), on_error="skip"), micro_batch_size=1, num_workers=workers))
     differing = 0
-    for a, b in zip(good, found, strict=True):
+    for a, b in zip(good, result, strict=True):
         for x, y in zip(a.micro, b.micro, strict=True):
             assert x.sample_ids == y.sample_ids
             if x.sample_ids == ("data.json[7]",):

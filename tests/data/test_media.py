@@ -11,7 +11,7 @@ from draftsmith.core.pictures import IMAGE, TEXT, VIDEO, Picture
 from draftsmith.data.conversations import PromptFormat, encode
 from draftsmith.data.dataset import ConversationData, ConversationDataset
 from draftsmith.data.images import layouts, pixels
-from draftsmith.data.processor import with_own_eyes
+from draftsmith.data.processor import with_own_image_processor
 from draftsmith.data.videos import Clip, VideoSettings, write_clip
 from PIL import Image
 from tiled import FORMS, SIDE, picture, processor
@@ -45,11 +45,11 @@ def dataset(folder, records, family="llava_onevision", drafter_processor=None, f
 
 def runs(ids: list[int], modality: list[int]) -> list[tuple[int, int]]:
     """(kind, length) of the stretches that are no text."""
-    found: list[tuple[int, int]] = []
+    result: list[tuple[int, int]] = []
     for kind, before in zip(modality, [TEXT, *modality], strict=False):
         if kind != TEXT:
-            found = [*found[:-1], (kind, found[-1][1] + 1)] if kind == before else [*found, (kind, 1)]
-    return found
+            result = [*result[:-1], (kind, result[-1][1] + 1)] if kind == before else [*result, (kind, 1)]
+    return result
 
 
 RECORDS = {
@@ -133,17 +133,19 @@ def test_a_broken_clip_is_like_a_broken_picture(folder, damage):
     assert listed["record"] == 0 and "clip" in listed["reason"]
 
 
-def test_the_draft_s_own_eyes_come_with_the_request(folder):
+def test_the_draft_s_own_image_processor_come_with_the_request(folder):
     """The same prompt in tiles of another size and statistics."""
     made = processor("llava")
-    eyes = with_own_eyes(made, None, image_size=32, patch_size=8, family="llava_onevision", revision=None)
-    assert (eyes.image_size, eyes.patches, eyes.tokenizer) == (32, 4, made.tokenizer)
+    own_processor = with_own_image_processor(
+        made, None, image_size=32, patch_size=8, family="llava_onevision", revision=None
+    )
+    assert (own_processor.image_size, own_processor.patches, own_processor.tokenizer) == (32, 4, made.tokenizer)
     record = {"image": "0.png", "conversations": turns("<image>\nWhich?")}
-    data = dataset(folder, [record], "llava", eyes, aspect="pad", drafter_aspect="anyres_max_9")
+    data = dataset(folder, [record], "llava", own_processor, aspect="pad", drafter_aspect="anyres_max_9")
     asked, _ = data.request(0)
     view = asked.drafter_view
     assert asked.pictures == (Picture(3),) and asked.pixels.shape == (1, 3, 24, 24)
-    assert view.pictures == layouts([(40, 30)], eyes, "anyres_max_9") and view.pixels.shape[2:] == (32, 32)
+    assert view.pictures == layouts([(40, 30)], own_processor, "anyres_max_9") and view.pixels.shape[2:] == (32, 32)
     assert view.ids[view.modality == TEXT].tolist() == asked.ids[asked.modality == TEXT].tolist()
     assert dataset(folder, [record], "llava", aspect="pad").request(0)[0].drafter_view is None
 
@@ -185,25 +187,25 @@ class TestQwen:
 
     def test_rendering_and_supervision(self):
         conversation = [*turns("<image>\nWhich?", "3."), *turns("Why?", "It is.")]
-        found = encode(conversation, FORMS["llava_onevision"], self.MADE, num_images=1)
-        assert found.text == (
+        encoded = encode(conversation, FORMS["llava_onevision"], self.MADE, num_images=1)
+        assert encoded.text == (
             "<|im_start|>system\nYou are a helpful assistant.<|im_end|>\n<|im_start|>user\n<image>\nWhich?<|im_end|>\n"
             "<|im_start|>assistant\n3.<|im_end|>\n<|im_start|>user\nWhy?<|im_end|>\n<|im_start|>assistant\n"
             "It is.<|im_end|>\n"
         )
         end = self.MADE.eos_id
-        supervised = [i for i, kept in zip(found.ids, found.loss_mask, strict=True) if kept]
+        supervised = [i for i, kept in zip(encoded.ids, encoded.loss_mask, strict=True) if kept]
         assert [i for i in supervised if i == end] == [end] * 2 and supervised[-1] == end
         said = self.MADE.tokenizer.decode(supervised, skip_special_tokens=True)
         assert said.replace(" ", "") == "3.Itis."
         prompt = encode(conversation, FORMS["llava_onevision"], self.MADE, num_images=1, open_ended=True)
-        assert found.ids[: len(prompt.ids)] == prompt.ids and prompt.text.endswith("<|im_start|>assistant\n")
+        assert encoded.ids[: len(prompt.ids)] == prompt.ids and prompt.text.endswith("<|im_start|>assistant\n")
 
     def test_no_system_sentence_and_no_first_token(self):
         form = PromptFormat(template="qwen", system="")
-        found = encode(turns("Which?"), form, self.MADE)
-        assert found.text.startswith("<|im_start|>user")
-        assert found.ids[0] == self.MADE.tokenizer.convert_tokens_to_ids("<|im_start|>")
+        encoded = encode(turns("Which?"), form, self.MADE)
+        assert encoded.text.startswith("<|im_start|>user")
+        assert encoded.ids[0] == self.MADE.tokenizer.convert_tokens_to_ids("<|im_start|>")
 
     @pytest.mark.parametrize(("template", "family"), [("qwen", "llava"), ("v1", "llava_onevision")])
     def test_a_template_of_another_vocabulary_is_refused(self, template, family):

@@ -146,14 +146,14 @@ BAD = {
 
 
 @pytest.mark.parametrize("name", BAD)
-def test_a_bad_entry_is_named_with_its_file_and_cure(folder, name):
-    entry, where, cure = BAD[name]
+def test_a_bad_entry_is_named_with_its_file_and_hint(folder, name):
+    entry, where, hint = BAD[name]
     write(folder / "a.json", 3)
     path = mixture(folder, "json_path: a.json", entry)
     with pytest.raises(UserError) as caught:
         expand([path])
     assert re.search(rf"{re.escape(str(path))}, {where}", caught.value.where), caught.value.where
-    assert re.search(cure, caught.value.cure), caught.value.cure
+    assert re.search(hint, caught.value.hint), caught.value.hint
 
 
 def test_all_missing_files_are_named_at_once(folder):
@@ -170,7 +170,7 @@ def test_what_is_no_mixture(folder, text):
     path.write_text(text)
     with pytest.raises(UserError) as caught:
         expand([path])
-    assert str(path) in caught.value.where and caught.value.cure
+    assert str(path) in caught.value.where and caught.value.hint
 
 
 def test_identities_cover_the_mixture_and_its_files(folder, open_data):
@@ -183,7 +183,7 @@ def test_identities_cover_the_mixture_and_its_files(folder, open_data):
     second = identities([path])
     mixture(folder, "json_path: a.json", 'json_path: b.json, sampling_strategy: "end:2"')
     third = identities([path])
-    assert len({tuple(found) for found in (first, second, third)}) == 3
+    assert len({tuple(result) for result in (first, second, third)}) == 3
     assert open_data(path).identity() != whole
     (folder / "b.json").unlink()
     assert "absent" in identities([path]) and identities([folder / "none.yaml"]) == ["absent"]

@@ -24,8 +24,8 @@ def test_official_orders_are_reproduced(case):
     order = torch.randperm(full).numpy() if not case["single_modality"] else np.empty(0)
     # The official code forgets the sign where one modality stands alone, so text-only data is dealt shortest first.
     used = lengths if case["single_modality"] else np.abs(lengths)
-    found = arrange(used, images, texts, order, megabatch=case["megabatch"], num_bins=case["world_size"])
-    assert found.tolist() == case["order"]
+    result = arrange(used, images, texts, order, megabatch=case["megabatch"], num_bins=case["world_size"])
+    assert result.tolist() == case["order"]
 
 
 @pytest.mark.parametrize("grouped", [False, True])

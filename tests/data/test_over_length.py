@@ -11,7 +11,7 @@ from draftsmith.data import lengths
 from draftsmith.data.conversations import PromptFormat
 from draftsmith.data.lengths import count_long
 from draftsmith.data.shapes.scenarios import KINDS
-from draftsmith.data.shapes.write import write_world
+from draftsmith.data.shapes.write import write_dataset
 
 FORM = PromptFormat(system="", image_rule="verbatim")
 LIMIT = 64
@@ -70,7 +70,7 @@ def test_what_happens_to_a_long_sample(folder, open_data, processor, settings, l
         with pytest.raises(UserError, match=rf"more than max_length {LIMIT}") as caught:
             dataset[1]
         assert (
-            f"record 1 (id {long!r})" in str(caught.value) and "over_length: skip or drop_images" in caught.value.cure
+            f"record 1 (id {long!r})" in str(caught.value) and "over_length: skip or drop_images" in caught.value.hint
         )
         assert not log(folder)
         return
@@ -114,9 +114,9 @@ def test_a_prompt_to_decode_is_never_shortened(folder, open_data):
 
 
 @pytest.fixture(scope="module")
-def world(tmp_path_factory) -> Path:
+def synthetic(tmp_path_factory) -> Path:
     folder = tmp_path_factory.mktemp("lengths") / "world"
-    write_world(folder, seed=0, image_size=48, splits={"train": dict.fromkeys(KINDS, 12)})
+    write_dataset(folder, seed=0, image_size=48, splits={"train": dict.fromkeys(KINDS, 12)})
     return folder
 
 
@@ -124,9 +124,9 @@ def world(tmp_path_factory) -> Path:
 @pytest.mark.parametrize(
     ("template", "kinds"), [("v1", None), ("plain", ["caption", "name", "clip"]), ("v1", ["story", "clip", "edit"])]
 )
-def test_counts_equal_a_count_of_all(world, open_data, template, kinds, prompts):
+def test_counts_equal_a_count_of_all(synthetic, open_data, template, kinds, prompts):
     form = PromptFormat(template=template, system="", image_rule="verbatim")
-    dataset = open_data(world / "train.json", form=form, aspect="square", kinds=kinds, max_length=1024)
+    dataset = open_data(synthetic / "train.json", form=form, aspect="square", kinds=kinds, max_length=1024)
     if prompts:
         every = np.array([len(dataset.request(i)[0].ids) for i in range(len(dataset))])
     else:
@@ -134,25 +134,25 @@ def test_counts_equal_a_count_of_all(world, open_data, template, kinds, prompts)
         least, most = lengths._bounds(dataset, False)
         assert np.all(least <= every) and np.all(every <= most)
     for limit in (8, 40, 60, 90, 120, 1000):
-        found = count_long(dataset, limit, prompts=prompts)
-        assert (found.count, found.is_exact) == (int((every > limit).sum()), True)
-        assert (found.first is None) == (found.count == 0)
-        if found.first is not None:
-            assert every[found.first] > limit
-            assert (found.longest == every.max()) if found.is_longest else (0.9 * every.max() < found.longest)
+        too_long = count_long(dataset, limit, prompts=prompts)
+        assert (too_long.count, too_long.is_exact) == (int((every > limit).sum()), True)
+        assert (too_long.first is None) == (too_long.count == 0)
+        if too_long.first is not None:
+            assert every[too_long.first] > limit
+            assert (too_long.longest == every.max()) if too_long.is_longest else (0.9 * every.max() < too_long.longest)
 
 
-def test_many_samples_are_estimated_from_some(world, open_data, monkeypatch):
+def test_many_samples_are_estimated_from_some(synthetic, open_data, monkeypatch):
     monkeypatch.setattr(lengths, "LOOKED_AT", 30)
-    dataset = open_data(world / "train.json", form=FORM, aspect="square", max_length=1024)
+    dataset = open_data(synthetic / "train.json", form=FORM, aspect="square", max_length=1024)
     encoded = []
     num_ids = type(dataset).num_ids
     monkeypatch.setattr(type(dataset), "num_ids", lambda self, i, **k: encoded.append(i) or num_ids(self, i, **k))
-    found = count_long(dataset, 70)
-    assert not found.is_exact and len(encoded) <= 30 + 32
-    assert str(found).startswith("about ") and "at least" in str(found)
+    too_long = count_long(dataset, 70)
+    assert not too_long.is_exact and len(encoded) <= 30 + 32
+    assert str(too_long).startswith("about ") and "at least" in str(too_long)
     monkeypatch.setattr(lengths, "LOOKED_AT", 10**6)
-    assert abs(found.count - count_long(dataset, 70).count) < 0.15 * len(dataset)
+    assert abs(too_long.count - count_long(dataset, 70).count) < 0.15 * len(dataset)
 
 
 def test_what_words_and_pictures_prove_is_not_encoded(folder, open_data, monkeypatch):
@@ -161,6 +161,6 @@ def test_what_words_and_pictures_prove_is_not_encoded(folder, open_data, monkeyp
     encoded = []
     num_ids = type(dataset).num_ids
     monkeypatch.setattr(type(dataset), "num_ids", lambda self, i, **k: encoded.append(i) or num_ids(self, i, **k))
-    found = count_long(dataset, 75)
-    assert (found.count, found.is_exact, found.first) == (200, True, 0)
+    too_long = count_long(dataset, 75)
+    assert (too_long.count, too_long.is_exact, too_long.first) == (200, True, 0)
     assert sum(index < 200 for index in encoded) <= 2 * lengths._TOPS, "those alone that may be the longest"

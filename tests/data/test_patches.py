@@ -64,8 +64,8 @@ def test_patches_of_an_image_are_those_of_transformers(size):
     grid = layout.whole
     assert [grid.frames, grid.rows, grid.columns] == given["image_grid_thw"][0].tolist()
     assert layout.num_tokens == grid.rows * grid.columns // 4 and layout.num_tiles == len(given["pixel_values"])
-    found = patches([image], grid, made)
-    torch.testing.assert_close(found, given["pixel_values"], atol=1e-5, rtol=0)
+    result = patches([image], grid, made)
+    torch.testing.assert_close(result, given["pixel_values"], atol=1e-5, rtol=0)
 
 
 def test_limits_of_the_data_section_come_first():
@@ -79,7 +79,7 @@ def test_patches_of_a_clip_frame_by_frame():
     """[pair, row, column] of tokens, 2 x 2 patches of each, [channel, frame, row, column] of a patch: by loops."""
     made, shown = processor(), frames(3, (16, 8))
     grid = PatchGrid(2, 2, 4)
-    found = patches(shown, grid, made)
+    actual = patches(shown, grid, made)
     raw = np.stack([np.asarray(f, np.float32) for f in [*shown, shown[-1]]]) / 255
     raw = (raw - np.array(MEAN)) / np.array(STD)
     expected = []
@@ -90,7 +90,7 @@ def test_patches_of_a_clip_frame_by_frame():
                     for c in (column, column + 1):
                         cut = raw[2 * pair : 2 * pair + 2, 4 * r : 4 * r + 4, 4 * c : 4 * c + 4]
                         expected.append(cut.transpose(3, 0, 1, 2).ravel())
-    torch.testing.assert_close(found, torch.tensor(np.stack(expected), dtype=torch.float32), atol=1e-5, rtol=0)
+    torch.testing.assert_close(actual, torch.tensor(np.stack(expected), dtype=torch.float32), atol=1e-5, rtol=0)
     # A clip whose frames are all the same is its image over and over.
     still = patches([shown[0]] * 4, grid, made).view(2, 8, -1)
     torch.testing.assert_close(still[0], patches([shown[0]], replace(grid, frames=1), made))
@@ -126,39 +126,39 @@ def turns(text: str, answer: str = "It is picture 3.") -> list[dict]:
 def test_a_prompt_is_chatml_with_marks_around_pictures():
     made = processor()
     layout = image_picture((20, 12), made)
-    found = encode(turns("<image>\nWhich picture is this?"), FORM, made, pictures=[layout])
-    assert found.text == (
+    encoded = encode(turns("<image>\nWhich picture is this?"), FORM, made, pictures=[layout])
+    assert encoded.text == (
         "<|im_start|>system\nYou are a helpful assistant.<|im_end|>\n"
         "<|im_start|>user\n<|vision_start|><image><|vision_end|>Which picture is this?<|im_end|>\n"
         "<|im_start|>assistant\nIt is picture 3.<|im_end|>\n"
     )
-    run = [i for i, kind in enumerate(found.modality) if kind == IMAGE]
+    run = [i for i, kind in enumerate(encoded.modality) if kind == IMAGE]
     assert len(run) == layout.num_tokens and run == list(range(run[0], run[-1] + 1))
-    assert {found.ids[i] for i in run} == {made.image_token_id}
-    assert (found.ids[run[0] - 1], found.ids[run[-1] + 1]) == (made.vision_start_id, made.vision_end_id)
-    answer = [token for token, counts in zip(found.ids, found.loss_mask, strict=True) if counts]
+    assert {encoded.ids[i] for i in run} == {made.image_token_id}
+    assert (encoded.ids[run[0] - 1], encoded.ids[run[-1] + 1]) == (made.vision_start_id, made.vision_end_id)
+    answer = [token for token, counts in zip(encoded.ids, encoded.loss_mask, strict=True) if counts]
     assert answer[-1] == made.eos_id and "It is picture 3." in made.tokenizer.decode(answer)
     hf = encode(
         turns("<image>\nWhich picture is this?"), FORM.model_copy(update={"image_join": "hf"}), made, pictures=[layout]
     )
-    assert hf.ids == found.ids
+    assert hf.ids == encoded.ids
     # One function for training and decoding: the prompt is where the answer begins.
     asked = encode(turns("<image>\nWhich picture is this?"), FORM, made, pictures=[layout], open_ended=True)
-    assert asked.ids == found.ids[: len(asked.ids)] and found.loss_mask.index(True) == len(asked.ids)
+    assert asked.ids == encoded.ids[: len(asked.ids)] and encoded.loss_mask.index(True) == len(asked.ids)
 
 
 def test_times_before_the_frames_of_a_clip(tmp_path):
     made, settings = processor("qwen3_vl"), VideoSettings(min_pixels=64, max_pixels=256)
     parts = clip_pictures(clip(tmp_path, 4), settings, made)
     image = image_picture((8, 8), made)
-    found = encode(turns("<video>\nAnd <image>?"), FORM, made, pictures=[*parts, image], open_ended=True)
+    encoded = encode(turns("<video>\nAnd <image>?"), FORM, made, pictures=[*parts, image], open_ended=True)
     shown = "<|vision_start|><video><|vision_end|>"
-    assert found.text == (
+    assert encoded.text == (
         f"<|im_start|>user\n<0.1 seconds>{shown}<0.6 seconds>{shown}And <|vision_start|><image><|vision_end|>?"
         "<|im_end|>\n<|im_start|>assistant\n"
     )
-    assert found.modality.count(VIDEO) == sum(p.num_tokens for p in parts)
-    assert found.modality.count(IMAGE) == image.num_tokens
+    assert encoded.modality.count(VIDEO) == sum(p.num_tokens for p in parts)
+    assert encoded.modality.count(IMAGE) == image.num_tokens
     with pytest.raises(UserError, match="marks for"):
         encode(turns("<video>"), FORM, made, pictures=[*parts, image])
 
@@ -173,16 +173,16 @@ def test_templates_and_processors_that_do_not_fit():
 def test_a_saved_processor_is_read_again(family, tmp_path):
     made = processor(family, max_pixels=512)
     made.save(tmp_path)
-    found = load_processor(tmp_path)
+    result = load_processor(tmp_path)
     names = ("family", "image_token_id", "video_token_id", "vision_start_id", "vision_end_id", "patch_size",
              "image_size", "pad_id", "eos_id", "bos_id", "newline_id", "tokenizer_hash")  # fmt: skip
-    assert [getattr(found, name) for name in names] == [getattr(made, name) for name in names]
-    assert found.image_processor.size == made.image_processor.size
-    assert type(found.image_processor).__name__.endswith("Pil")
+    assert [getattr(result, name) for name in names] == [getattr(made, name) for name in names]
+    assert result.image_processor.size == made.image_processor.size
+    assert type(result.image_processor).__name__.endswith("Pil")
     image = picture((33, 50))
-    grid = image_picture(image.size, found).whole
+    grid = image_picture(image.size, result).whole
     assert grid == image_picture(image.size, made).whole
-    assert torch.equal(patches([image], grid, found), patches([image], grid, made))
+    assert torch.equal(patches([image], grid, result), patches([image], grid, made))
 
 
 def test_a_text_only_processor(tmp_path):
@@ -194,12 +194,12 @@ def test_a_text_only_processor(tmp_path):
     tokenizer.save_pretrained(tmp_path)
     made = load_processor(tmp_path, text_only=True)
     assert (made.family, made.image_token_id, made.bos_id) == ("causal_lm", NO_TOKEN, 1)
-    found = encode(turns("Which picture is this?"), PromptFormat(template="llama3"), made)
-    assert found.text == (
+    encoded = encode(turns("Which picture is this?"), PromptFormat(template="llama3"), made)
+    assert encoded.text == (
         "<|start_header_id|>user<|end_header_id|>\n\nWhich picture is this?<|eot_id|>"
         "<|start_header_id|>assistant<|end_header_id|>\n\nIt is picture 3.<|eot_id|>"
     )
-    assert found.ids[0] == 1 and found.loss_mask[-1] and set(found.modality) == {TEXT}
+    assert encoded.ids[0] == 1 and encoded.loss_mask[-1] and set(encoded.modality) == {TEXT}
     with pytest.raises(UserError, match="ends turns with"):
         encode(turns("Which?"), PromptFormat(template="v1"), made)
 

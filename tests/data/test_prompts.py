@@ -64,12 +64,12 @@ def test_coco_images_without_a_caption_are_no_prompts(tmp_path):
 def test_parti_prompts(tmp_path):
     path = tmp_path / "PartiPrompts.tsv"
     path.write_text(PARTI, encoding="utf-8")
-    found = prompts(path)
-    assert [p.caption for p in found] == [line.split("\t")[0] for line in PARTI.splitlines()[1:]]
-    assert len({p.key for p in found}) == 6
+    result = prompts(path)
+    assert [p.caption for p in result] == [line.split("\t")[0] for line in PARTI.splitlines()[1:]]
+    assert len({p.key for p in result}) == 6
     # With Windows' line ends and a byte order mark, as spreadsheets leave it.
     path.write_bytes(b"\xef\xbb\xbf" + PARTI.replace("\n", "\r\n").encode())
-    assert captions(path) == [p.caption for p in found]
+    assert captions(path) == [p.caption for p in result]
 
 
 def test_json_lines(tmp_path):
@@ -91,13 +91,13 @@ def test_lines(tmp_path):
     assert captions(path, max_samples=2) == ["a dog", "a cat"]
 
 
-def test_a_tar_of_the_world(tmp_path):
+def test_a_tar_of_the_synthetic_dataset(tmp_path):
     write_captioned(tmp_path / "world", seed=0, image_size=16, grain=1.0, pairs=0.5, splits={"held_out": 5})
-    found = read_prompts(
+    prompts = read_prompts(
         PromptSource(**{"from": "world", "path": "held_out-00000.tar", "max_samples": 4}).resolved(tmp_path / "world")
     )
-    assert [p.key for p in found] == [f"held_out-{n:06d}" for n in range(4)]
-    assert all(" at the " in p.caption for p in found)
+    assert [p.key for p in prompts] == [f"held_out-{n:06d}" for n in range(4)]
+    assert all(" at the " in p.caption for p in prompts)
 
 
 def test_prompts_in_an_order_that_a_seed_draws(tmp_path):
@@ -111,9 +111,9 @@ def test_prompts_in_an_order_that_a_seed_draws(tmp_path):
 
 
 def test_classes_come_in_turn():
-    found = read_prompts(PromptSource(classes=3, max_samples=5))
-    assert [p.label for p in found] == [0, 1, 2, 0, 1]
-    assert {p.caption for p in found} == {""} and len({p.key for p in found}) == 5
+    prompts = read_prompts(PromptSource(classes=3, max_samples=5))
+    assert [p.label for p in prompts] == [0, 1, 2, 0, 1]
+    assert {p.caption for p in prompts} == {""} and len({p.key for p in prompts}) == 5
 
 
 @pytest.mark.parametrize(
@@ -191,5 +191,5 @@ def test_broken_files_are_told(tmp_path, case):
     file = broken(tmp_path, name, content)
     with pytest.raises(UserError, match=words) as told:
         prompts(file)
-    # The file is named, and a cure is given.
-    assert str(file) in str(told.value) and "cure:" in str(told.value)
+    # The file is named, and a hint is given.
+    assert str(file) in str(told.value) and "hint:" in str(told.value)

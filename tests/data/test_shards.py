@@ -96,15 +96,17 @@ def test_webdataset_reads_our_tars_with_a_decoder_that_unpickles_nothing(folder)
     decoders = {"safetensors": safetensors.torch.load, "json": json.loads}
     urls = [str(path) for path in sorted(folder.glob("*.tar"))]
     stream = webdataset.WebDataset(urls, shardshuffle=False, empty_check=False, nodesplitter=None)
-    found = [(raw["__key__"], *(decoders[suffix](raw[suffix]) for suffix in ("safetensors", "json"))) for raw in stream]
-    assert len(found) == 17 and all(same(got, i) for i, got in enumerate(found))
+    result = [
+        (raw["__key__"], *(decoders[suffix](raw[suffix]) for suffix in ("safetensors", "json"))) for raw in stream
+    ]
+    assert len(result) == 17 and all(same(got, i) for i, got in enumerate(result))
 
 
 def test_our_reader_of_strangers_tars_reads_our_tars(folder):
     suffixes = tars.SUFFIXES | tars.SAFETENSORS
-    found = list(tars.samples(folder / "shard-000001.tar", suffixes=suffixes))
-    assert [s.key for s in found] == [f"{n:09d}" for n in range(6, 10)]
-    member = found[2].members["safetensors"]
+    result = list(tars.samples(folder / "shard-000001.tar", suffixes=suffixes))
+    assert [s.key for s in result] == [f"{n:09d}" for n in range(6, 10)]
+    member = result[2].members["safetensors"]
     tensors = safetensors.torch.load(tars.content(folder / "shard-000001.tar", member.offset, member.size))
     assert torch.equal(tensors["row"], sample(8)[1]["row"])
 
@@ -305,11 +307,11 @@ def bytes_of(number: int) -> bytes:
 
 
 def expected(count: int) -> dict[int, int]:
-    first, found = {}, {}
+    first, result = {}, {}
     for n in range(count):
         if first.setdefault(bytes_of(n), n) != n:
-            found[n] = first[bytes_of(n)]
-    return found
+            result[n] = first[bytes_of(n)]
+    return result
 
 
 def items(start: int, stop: int, then: type[BaseException] | None = None):

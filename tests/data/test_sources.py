@@ -6,8 +6,8 @@ from collections import Counter
 
 import pytest
 import torch
+from draftsmith.core.batch import TEXT, Batch
 from draftsmith.core.errors import UserError
-from draftsmith.core.nouns import TEXT, Batch
 from draftsmith.core.states import KeptScores
 from draftsmith.data.answers import SKIPPED, Answer, Answers, kept_tensors, text_ids
 from draftsmith.data.collate import ConversationCollate
@@ -97,8 +97,8 @@ def test_the_target_s_ids_are_trained_on_as_they_are_stored(data, folder, proces
 def test_the_data_s_own_answers_are_the_data_s_samples(data):
     samples = answered(data, data=1.0)
     for index in range(len(data)):
-        found, own = samples.row(index, epoch=3).sample, data[index]
-        assert (found.ids, found.loss_mask, found.sample_id) == (own.ids, own.loss_mask, own.sample_id)
+        result, own = samples.row(index, epoch=3).sample, data[index]
+        assert (result.ids, result.loss_mask, result.sample_id) == (own.ids, own.loss_mask, own.sample_id)
 
 
 def test_sources_are_drawn_by_seed_epoch_and_sample():
@@ -132,12 +132,12 @@ def loader(samples, collate, *, rank: int = 0, world_size: int = 1, start_step: 
 
 def rows_of(steps) -> dict[tuple[int, str], tuple[int, ...]]:
     """(step, sample) -> supervised ids."""
-    found = {}
+    result = {}
     for step in steps:
         for batch in step.micro:
             for row, name in enumerate(batch.sample_ids):
-                found[step.step, name] = tuple(batch.ids[row][batch.loss_mask[row]].tolist())
-    return {key: value for key, value in found.items() if key[1] != "(filler)"}
+                result[step.step, name] = tuple(batch.ids[row][batch.loss_mask[row]].tolist())
+    return {key: value for key, value in result.items() if key[1] != "(filler)"}
 
 
 def test_ranks_workers_and_resumed_runs_see_the_same(data, folder, processor):
@@ -216,9 +216,9 @@ def test_what_cannot_be_used_keeps_its_place_or_stops(data, folder, processor, o
     answers = write_answers(folder, data, skipped=(1,))
     (folder / "images" / "2.png").unlink()
     samples = answered(data, answers, target=1.0)
-    found = [samples.row(n, 0).sample for n in range(6)]
-    assert [any(s.loss_mask) for s in found] == [True, False, False, True, True, True]
-    assert [s.sample_id for s in found] == [data.sample_id(n) for n in range(6)]
+    result = [samples.row(n, 0).sample for n in range(6)]
+    assert [any(s.loss_mask) for s in result] == [True, False, False, True, True, True]
+    assert [s.sample_id for s in result] == [data.sample_id(n) for n in range(6)]
     strict = open_data(folder / "data.json", max_length=128)
     with pytest.raises(UserError, match="missing image"):
         answered(strict, Answers(answers.folder, strict), target=1.0).row(2, 0)

@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 import torch
 import webdataset
+from draftsmith.core.batch import Batch
 from draftsmith.core.errors import UserError
-from draftsmith.core.nouns import Batch
 from draftsmith.core.pictures import TEXT
 from draftsmith.core.states import Taps
 from draftsmith.data.loader import Loader
@@ -31,11 +31,11 @@ def cache(tmp_path_factory) -> Path:
     return folder
 
 
-def same(found: Batch, expected: Batch) -> bool:
-    fields, states = ("ids", "attention_mask", "loss_mask", "modality", "positions"), found.states
+def same(actual: Batch, expected: Batch) -> bool:
+    fields, states = ("ids", "attention_mask", "loss_mask", "modality", "positions"), actual.states
     return (
-        all(torch.equal(getattr(found, name), getattr(expected, name)) for name in fields)
-        and found.sample_ids == expected.sample_ids
+        all(torch.equal(getattr(actual, name), getattr(expected, name)) for name in fields)
+        and actual.sample_ids == expected.sample_ids
         and torch.equal(states.feature, expected.states.feature)
         and torch.equal(states.positions, expected.positions)
         and states.layers.keys() == expected.states.layers.keys()
@@ -53,14 +53,14 @@ def test_what_was_written_comes_back(tmp_path, wanted):
     reader = StatesReader([tmp_path / "c"])
     assert len(reader) == COUNT
     numbers = [4, 0, 22, 9]
-    found = CachedCollate(reader, seed=1)(numbers, epoch=2).to("cpu")
-    assert same(found, padded([row(n, wanted) for n in numbers]))
-    assert len(set(found.seeds)) == 4 and found.states.feature.dtype == torch.bfloat16
+    result = CachedCollate(reader, seed=1)(numbers, epoch=2).to("cpu")
+    assert same(result, padded([row(n, wanted) for n in numbers]))
+    assert len(set(result.seeds)) == 4 and result.states.feature.dtype == torch.bfloat16
 
 
 def test_a_record_holds_states_at_the_places_that_are_read_and_nothing_else(cache):
-    found = {info["number"]: tensors for _, tensors, info in map(ShardReader(cache).__getitem__, range(COUNT))}
-    for number, tensors in found.items():
+    result = {info["number"]: tensors for _, tensors, info in map(ShardReader(cache).__getitem__, range(COUNT))}
+    for number, tensors in result.items():
         made = row(number, SPARROW)
         assert tensors.keys() == {"ids", "modality", "loss_mask", "positions", "feature", "layer_002"}
         # A text slot reads the place before its token, a trained one is compared with its own place.
@@ -71,7 +71,7 @@ def test_a_record_holds_states_at_the_places_that_are_read_and_nothing_else(cach
         ]  # fmt: skip
         assert tensors["feature"].shape == (len(text), D)
         assert tensors["layer_002"].shape == (int((made.modality != TEXT).sum()), D)
-    assert found[3]["layer_002"].shape == (0, D), "text alone has no visual states"
+    assert result[3]["layer_002"].shape == (0, D), "text alone has no visual states"
 
 
 def test_webdataset_reads_the_shards(cache):
@@ -108,8 +108,8 @@ def test_supervised_ids_are_read_without_the_states(cache):
 def test_a_reader_of_several_caches_has_one_after_the_other(cache, tmp_path):
     write(tmp_path / "second", deal=Deal(4, 3), template="two", grouping={"samples_per_shard": 3})
     reader = StatesReader([cache, tmp_path / "second"])
-    found = CachedCollate(reader, 0)([COUNT + 2, 5], epoch=0).to("cpu")
-    assert len(reader) == COUNT + 4 and found.sample_ids == ("file[2]", "file[5]")
+    result = CachedCollate(reader, 0)([COUNT + 2, 5], epoch=0).to("cpu")
+    assert len(reader) == COUNT + 4 and result.sample_ids == ("file[2]", "file[5]")
     write(tmp_path / "third", deal=Deal(4, 3), image_backend="torchvision")
     with pytest.raises(UserError, match="image_backend is 'torchvision', and 'pil' in"):
         StatesReader([cache, tmp_path / "third"])
@@ -117,10 +117,12 @@ def test_a_reader_of_several_caches_has_one_after_the_other(cache, tmp_path):
 
 def test_a_filler_supervises_nothing(cache):
     filler = CachedCollate(StatesReader([cache]), 0)([], epoch=0)
-    found = filler.to("cpu")
-    assert filler.num_supervised == 0 == found.num_supervised
+    result = filler.to("cpu")
+    assert filler.num_supervised == 0 == result.num_supervised
     assert (
-        found.ids.tolist() == [[3, 3]] and found.states.feature.shape == (1, 2, D) and not found.states.layers[2].any()
+        result.ids.tolist() == [[3, 3]]
+        and result.states.feature.shape == (1, 2, D)
+        and not result.states.layers[2].any()
     )
 
 
@@ -139,9 +141,9 @@ def rows_of(found: list) -> list[list[str]]:
 
 
 def test_every_epoch_has_each_sample_once_in_an_order_of_its_own(cache):
-    found = rows_of(steps(StatesReader([cache]), total_steps=12))
+    rows = rows_of(steps(StatesReader([cache]), total_steps=12))
     names = sorted(f"file[{n}]" for n in range(COUNT))
-    epochs = [[name for step in found[start : start + 6] for name in step] for start in (0, 6)]
+    epochs = [[name for step in rows[start : start + 6] for name in step] for start in (0, 6)]
     assert [sorted(epoch) for epoch in epochs] == [names, names] and epochs[0] != epochs[1]
 
 
@@ -238,16 +240,16 @@ def test_a_branch_that_has_moved_on_is_another_target(tmp_path, monkeypatch):
     (tmp_path / "models--a--b" / "refs").mkdir()
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(tmp_path))
     monkeypatch.setattr("huggingface_hub.file_download.HF_HUB_CACHE", str(tmp_path), raising=False)
-    found = []
+    result = []
     for commit in ("c" * 40, "d" * 40):
         (tmp_path / "models--a--b" / "refs" / "main").write_text(commit)
-        found.append(weights_identity("a/b", path="a/b", revision=None))
-    assert [identity["commit"] for identity in found] == ["c" * 40, "d" * 40]
+        result.append(weights_identity("a/b", path="a/b", revision=None))
+    assert [identity["commit"] for identity in result] == ["c" * 40, "d" * 40]
     assert weights_identity("a/b", path="a/b", revision="c" * 40)["commit"] == "c" * 40
     assert weights_identity("a/other", path="a/other", revision=None)["commit"] is None
     states = identity(SPARROW)["states"]
     with pytest.raises(UserError, match=r"another target\.commit: 'cccc"):
-        check_identity({"states": states, "target": found[0]}, {"states": states, "target": found[1]}, tmp_path, ())
+        check_identity({"states": states, "target": result[0]}, {"states": states, "target": result[1]}, tmp_path, ())
 
 
 def test_layers_that_are_not_there_are_refused_and_more_than_is_wanted_is_not(cache):

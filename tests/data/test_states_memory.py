@@ -6,7 +6,7 @@ import threading
 import pytest
 import torch
 from draftsmith.core.errors import UserError
-from draftsmith.data.states.memory import Lender, ahead
+from draftsmith.data.states.memory import Lender, prefetched
 
 
 def test_memory_in_use_is_never_lent_again_and_comes_back_with_its_last_view():
@@ -42,14 +42,14 @@ def test_items_come_in_their_order_and_are_made_beforehand():
             made.append(number)
             yield number
 
-    found = ahead(items(), depth=2)
-    assert next(found) == 0
+    result = prefetched(items(), depth=2)
+    assert next(result) == 0
     for _ in range(200):
         if len(made) == 4:
             break
         threading.Event().wait(0.01)
     assert made == [0, 1, 2, 3], "one is out, two wait, and one waits to be put"
-    assert list(found) == [1, 2, 3, 4, 5]
+    assert list(result) == [1, 2, 3, 4, 5]
 
 
 def test_an_error_is_raised_where_its_item_would_have_been():
@@ -57,15 +57,15 @@ def test_an_error_is_raised_where_its_item_would_have_been():
         yield 1
         raise UserError("damaged", where="shard-000002.tar")
 
-    found = ahead(items())
-    assert next(found) == 1
+    result = prefetched(items())
+    assert next(result) == 1
     with pytest.raises(UserError, match="damaged"):
-        next(found)
+        next(result)
 
 
 def test_a_reader_that_stops_early_leaves_no_thread():
     before = threading.active_count()
-    found = ahead(range(1000))
-    assert next(found) == 0
-    found.close()
+    result = prefetched(range(1000))
+    assert next(result) == 0
+    result.close()
     assert threading.active_count() == before

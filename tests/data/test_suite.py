@@ -8,8 +8,8 @@ from draftsmith.core.errors import UserError
 from draftsmith.data.conversations import PromptFormat, render
 from draftsmith.data.records import check_record
 from draftsmith.data.shapes.suites import QUESTIONS as SHAPES_QUESTIONS
-from draftsmith.data.shapes.suites import STAND_INS
-from draftsmith.data.shapes.write import sample, write_world
+from draftsmith.data.shapes.suites import SUBSTITUTES
+from draftsmith.data.shapes.write import sample, write_dataset
 from draftsmith.data.suite import BENCHMARK, OOD, QUALITY, TASKS, Suite, clean, prompt, suite_identity
 from draftsmith.data.suite_hub import NO_REFERENCE, PUBLISHED, PUBLISHED_QUESTIONS, Published, fetch
 from PIL import Image
@@ -18,15 +18,15 @@ REASON = "For the following question, provide a detailed explanation of your rea
 
 
 @pytest.fixture(scope="module")
-def world(tmp_path_factory):
+def synthetic(tmp_path_factory):
     folder = tmp_path_factory.mktemp("suite")
-    write_world(folder / "world", seed=3, image_size=24, splits={"train": {"name": 1}}, suite=3)
+    write_dataset(folder / "world", seed=3, image_size=24, splits={"train": {"name": 1}}, suite=3)
     return folder
 
 
 @pytest.fixture
-def suite(world):
-    return Suite(world / "world" / "suite", world / "cache")
+def suite(synthetic):
+    return Suite(synthetic / "world" / "suite", synthetic / "cache")
 
 
 # Each set in its own words -> the prompts of TABED's appendix I and of its released code.
@@ -75,8 +75,8 @@ def test_a_set_of_ones_own_has_no_published_prompt():
         prompt("mine", "Who?", "released", num_images=1)
 
 
-def test_the_world_stands_in_for_every_set(suite):
-    assert set(STAND_INS) == {*BENCHMARK, *OOD, *QUALITY} == set(suite.about.sets)
+def test_the_synthetic_dataset_stands_in_for_every_set(suite):
+    assert set(SUBSTITUTES) == {*BENCHMARK, *OOD, *QUALITY} == set(suite.about.sets)
     for name in suite.about.sets:
         for convention in ("paper", "released", "verbatim"):
             records = suite.first_turns(name, convention, 2)
@@ -144,7 +144,7 @@ def test_what_reads_like_a_mark_opens_no_picture():
     assert clean("<s> look at <image> there</s>") == "look at  there"
 
 
-def test_a_directory_that_is_none(tmp_path, world):
+def test_a_directory_that_is_none(tmp_path, synthetic):
     with pytest.raises(UserError, match="no suite here"):
         Suite(tmp_path, tmp_path / "cache")
     (tmp_path / "suite.json").write_text(json.dumps({"sets": {"a": {"file": "a.json", "groop": "ood"}}}))
@@ -157,14 +157,14 @@ def test_a_directory_that_is_none(tmp_path, world):
     with pytest.raises(UserError, match="names of files"):
         Suite(tmp_path, tmp_path / "cache")
     with pytest.raises(UserError, match="did you mean 'POPE'"):
-        Suite(world / "world" / "suite", tmp_path / "cache").rows("POP")
+        Suite(synthetic / "world" / "suite", tmp_path / "cache").rows("POP")
 
 
-def test_identity_follows_the_records(world, tmp_path):
+def test_identity_follows_the_records(synthetic, tmp_path):
     import shutil
 
     copy = tmp_path / "suite"
-    shutil.copytree(world / "world" / "suite", copy)
+    shutil.copytree(synthetic / "world" / "suite", copy)
     before = suite_identity(copy)
     assert before == suite_identity(copy)
     (copy / "POPE.json").write_text((copy / "POPE.json").read_text().replace("pink", "rosy") + "\n")
@@ -240,7 +240,7 @@ def test_without_a_network_the_error_says_what_to_do(tmp_path, monkeypatch):
     monkeypatch.setattr(datasets.config, "HF_HUB_OFFLINE", True)
     with pytest.raises(UserError, match=r"cannot load set POPE \(nobody/such-a-set\)") as caught:
         fetch(tmp_path / "suite", {"POPE": 1}, [], published={"POPE": Published("nobody/such-a-set", "test")})
-    assert "suite.json" in caught.value.cure
+    assert "suite.json" in caught.value.hint
 
 
 def test_rows_without_an_answer_have_a_reference_that_says_so(tmp_path):

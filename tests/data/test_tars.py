@@ -53,11 +53,11 @@ def test_a_pass_may_begin_at_any_item(tmp_path, monkeypatch, form, seed):
     dice, members = random.Random(seed), []
     for n in range(40):
         stem = f"{n:03d}" + "long" * 40 * dice.randrange(2)
-        found = [(f"{stem}.jpg", b"x" * dice.randrange(1200)), (f"{stem}.txt", b"line %d" % n)]
+        result = [(f"{stem}.jpg", b"x" * dice.randrange(1200)), (f"{stem}.txt", b"line %d" % n)]
         extra = [(f"{n}.pkl", b"x"), (f"folder{n}/", b""), (f"{stem}.txt", b"again"), (f"../{n}.jpg", b"x")]
         for member in dice.sample(extra, dice.randrange(3)):
-            found.insert(dice.randrange(3), member)
-        members += found
+            result.insert(dice.randrange(3), member)
+        members += result
     path = write(tmp_path / "mixed.tar", members, form)
     index, items = tars.tar_index(path), list(tars.samples(path))
     assert index.num_items == len(items) > 40 and 2 <= len(index.numbers) <= 5

@@ -35,23 +35,23 @@ def test_recorded_layouts(setting, convention):
     tiling, differing = Tiling(tile, patches, resolutions, convention, cap), 0
     for entry in VECTORS["sizes"]:
         size, expected = tuple(entry["size_wh"]), entry[setting][convention]
-        found = tiled_picture(size, tiling)
-        down, across = found.grid.tiles
+        actual = tiled_picture(size, tiling)
+        down, across = actual.grid.tiles
         assert best_resolution(size, tiling) == tuple(expected["best_resolution_wh"])
-        assert [across, down] == expected["tile_grid_wh"] and found.num_tiles == 1 + across * down
-        assert found.grid.unpadded == tuple(expected["unpadded_grid_hw"])
+        assert [across, down] == expected["tile_grid_wh"] and actual.num_tiles == 1 + across * down
+        assert actual.grid.unpadded == tuple(expected["unpadded_grid_hw"])
         # transformers' final grid is not recorded: its tokens say the same.
-        assert found.grid.final == tuple(expected.get("final_grid_hw", found.grid.final))
-        assert found.num_tokens == expected["tokens"]
+        assert actual.grid.final == tuple(expected.get("final_grid_hw", actual.grid.final))
+        assert actual.num_tokens == expected["tokens"]
         differing += entry[setting]["layout_differs"]
     assert differing, "conventions that never differ would test one of them twice"
 
 
 def test_recorded_several_pictures_and_clips():
     for entry in VECTORS["multi_image"]:
-        found = Picture(27, newline="one_token")
-        assert found.num_tokens == entry["tokens_per_image"]
-        assert entry["n_images"] * found.num_tokens == entry["tokens"]
+        result = Picture(27, newline="one_token")
+        assert result.num_tokens == entry["tokens_per_image"]
+        assert entry["n_images"] * result.num_tokens == entry["tokens"]
     for entry in VECTORS["video"]:
         for newline, name in (("one_token", "one_token"), ("grid", "grid_newline"), ("none", "no_newline")):
             clip = Picture(27, entry["frames"], VIDEO, newline=newline, pooling="bilinear")
@@ -70,9 +70,9 @@ def test_tiles_are_those_of_transformers_next(size):
         image_mean=made.image_processor.image_mean, image_std=made.image_processor.image_std,
     )  # fmt: skip
     expected = images(images=[picture(size)], return_tensors="pt")["pixel_values"][0]
-    found = pixels([picture(size)], made, "anyres")
-    assert torch.equal(found, expected)
-    assert len(found) == layouts([size], made, "anyres")[0].num_tiles
+    pixel_values = pixels([picture(size)], made, "anyres")
+    assert torch.equal(pixel_values, expected)
+    assert len(pixel_values) == layouts([size], made, "anyres")[0].num_tiles
 
 
 @pytest.mark.parametrize("count", [1, 3])
@@ -87,10 +87,10 @@ def test_tiles_are_those_of_transformers_onevision(count):
         sizes = SIZES[start : start + count]
         asked = [picture(size) for size in sizes]
         given = images(images=[asked], return_tensors="pt")["pixel_values"]
-        found, layout = pixels(asked, made, "anyres_max_9"), layouts(sizes, made, "anyres_max_9")
-        assert [p.num_tiles for p in layout] == ([len(found)] if count == 1 else [1] * count)
+        actual, layout = pixels(asked, made, "anyres_max_9"), layouts(sizes, made, "anyres_max_9")
+        assert [p.num_tiles for p in layout] == ([len(actual)] if count == 1 else [1] * count)
         expected = given[0] if count == 1 else given[:, 0]
-        assert torch.equal(found, expected)
+        assert torch.equal(actual, expected)
 
 
 def test_a_cut_picture_can_be_put_together_again():
@@ -110,6 +110,6 @@ def test_a_cut_picture_can_be_put_together_again():
 def test_plain_pictures_are_one_tile():
     made = processor("llava")
     for aspect in ("square", "pad"):
-        found = layouts([(10, 90), (5, 5)], made, aspect)
-        assert found == (Picture(3), Picture(3))
-        assert all(p.is_plain and p.num_tokens == made.num_image_tokens and p.modality == IMAGE for p in found)
+        layout = layouts([(10, 90), (5, 5)], made, aspect)
+        assert layout == (Picture(3), Picture(3))
+        assert all(p.is_plain and p.num_tokens == made.num_image_tokens and p.modality == IMAGE for p in layout)

@@ -57,12 +57,12 @@ def test_settings_of_a_clip():
 def test_a_short_clip_is_refused(tmp_path):
     write_clip(tmp_path / "short.mp4", frames(3), fps=5)
     assert Clip(tmp_path / "short.mp4", VideoSettings(min_frames=3)).numbers == [0]
-    with pytest.raises(UserError, match=r"3 frames, fewer than min_frames 4\n.*short.mp4\n  cure:  remove"):
+    with pytest.raises(UserError, match=r"3 frames, fewer than min_frames 4\n.*short.mp4\n  hint:  remove"):
         Clip(tmp_path / "short.mp4", VideoSettings(min_frames=4))
 
 
 def test_a_missing_clip_is_named(tmp_path):
-    with pytest.raises(UserError, match=rf"missing clip\n.*{re.escape(str(tmp_path / 'a.mp4'))}\n  cure:  check"):
+    with pytest.raises(UserError, match=rf"missing clip\n.*{re.escape(str(tmp_path / 'a.mp4'))}\n  hint:  check"):
         Clip(tmp_path / "a.mp4", UNIFORM)
 
 
@@ -99,7 +99,7 @@ def test_damaged_clips_end_in_one_kind_of_error(path, tmp_path):
         except UserError as error:
             refused.append(error)
     assert len(refused) > 50
-    assert all(str(damaged_path) in str(error) and error.cure for error in refused)
+    assert all(str(damaged_path) in str(error) and error.hint for error in refused)
 
 
 def test_the_same_frames_make_the_same_file(path, tmp_path):

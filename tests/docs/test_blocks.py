@@ -54,14 +54,14 @@ class Block:
 
 def blocks(page: str, *, slow: bool = False) -> list[Block]:
     """Tagged blocks in order; slow ones, and what they are expected to say, only where they are asked for."""
-    found = [
+    result = [
         Block(page.count("\n", 0, fence.start()) + 1, fence[1], tuple(fence[2].split()), fence[3])
         for fence in FENCE.finditer(page)
         if {"run", "output", "slow", "dry-run"} & set(fence[2].split()[:1])
     ]
     kept: list[Block] = []
     heard = True  # whether the block that an output belongs to is among them
-    for block in found:
+    for block in result:
         heard = heard if block.tags[0] == "output" else slow or block.tags[0] != "slow"
         kept += [block] if heard else []
     return kept
@@ -100,12 +100,12 @@ def launched(words: list[str]) -> list[str]:
     """What a launcher hands to the ranks."""
     launcher, *rest = words
     if launcher == "deepspeed":
-        found = deepspeed_runner.parse_args(rest)
-        assert "--hostfile" not in rest or deepspeed_runner.fetch_hostfile(found.hostfile)
-        script, given, module = found.user_script, found.user_args, found.module
+        result = deepspeed_runner.parse_args(rest)
+        assert "--hostfile" not in rest or deepspeed_runner.fetch_hostfile(result.hostfile)
+        script, given, module = result.user_script, result.user_args, result.module
     elif launcher == "torchrun":
-        found = torch_launcher.parse_args(rest)
-        script, given, module = found.training_script, found.training_script_args, found.module
+        result = torch_launcher.parse_args(rest)
+        script, given, module = result.training_script, result.training_script_args, result.module
     else:
         assert launcher in ("python", "sbatch")
         script, *given = [word for word in rest if not word.startswith("--")]
@@ -147,7 +147,7 @@ def missing(expected: str, output: str) -> str | None:
         wanted = " ".join(line.split())
         if wanted in ("", "..."):
             continue
-        place = next((number for number, found in enumerate(rest) if wanted in found), None)
+        place = next((number for number, actual in enumerate(rest) if wanted in actual), None)
         if place is None:
             return line
         rest = rest[place + 1 :]

@@ -36,21 +36,21 @@ def sections(page: str) -> dict[str, str]:
 
 def rows(text: str) -> list[list[str]]:
     """Cells of the table rows, without heads and rules."""
-    found = []
+    result = []
     for line in text.splitlines():
         cells = [cell.strip() for cell in line.strip().strip("|").split("|")] if line.startswith("|") else []
         if cells and not set("".join(cells)) <= set("- "):
-            found.append(cells)
-    return found
+            result.append(cells)
+    return result
 
 
 def items(paper: str) -> dict[str, set[int]]:
     """equation, table, figure -> the numbers in the first column of a paper's table."""
-    found: dict[str, set[int]] = {"equation": set(), "table": set(), "figure": set()}
+    result: dict[str, set[int]] = {"equation": set(), "table": set(), "figure": set()}
     for cells in rows(sections(PAPERS.read_text())[paper]):
         for kind, number in re.findall(r"(equation|table|figure) (\w+)", cells[0]):
-            found[kind].add(ROMAN.get(number) or int(number))
-    return found
+            result[kind].add(ROMAN.get(number) or int(number))
+    return result
 
 
 @cache
@@ -123,15 +123,15 @@ def test_every_page_is_in_the_list_and_every_decision_has_its_number():
 def defaults() -> dict[str, frozenset[str]]:
     """Name or alias of every setting of every section -> its defaults there, as pages write them."""
     assert schema.Recipe
-    found: dict[str, set[str]] = {}
+    result: dict[str, set[str]] = {}
     left = [Section]
     while left:
         here = left.pop()
         left += here.__subclasses__()
         for key, field in here.model_fields.items():
             for name in filter(None, (key, field.alias)):
-                found.setdefault(name, set()).add(written(field.default))
-    return {name: frozenset(values) for name, values in found.items()}
+                result.setdefault(name, set()).add(written(field.default))
+    return {name: frozenset(values) for name, values in result.items()}
 
 
 def written(value: object) -> str:

@@ -1,7 +1,7 @@
 """Small drafters, a target and a policy, one for each thing that the contract must leave possible."""
 
 import torch
-from draftsmith.core.nouns import Request
+from draftsmith.core.batch import Request
 from draftsmith.eval.policies import Chain
 from draftsmith.models.decoding.tree import ROOT
 from draftsmith.models.drafters.modes import without_pictures
@@ -73,7 +73,7 @@ class RowsProposal:
         feature = self.model.forward(torch.tensor(self.pending), list(range(n)), torch.ones(n, n).bool().tril())
         self.model.cache.advance(n)
         self.parents, self.depths = [], []
-        return self.warp.heat(self.model.reduced(feature[:, -1:])[0])
+        return self.warp.apply_temperature(self.model.reduced(feature[:, -1:])[0])
 
     def expand(self, parents, tokens):
         first = len(self.parents)
@@ -81,18 +81,18 @@ class RowsProposal:
         self.depths += [1 if p == ROOT else self.depths[p] + 1 for p in parents]
         mask = torch.zeros(len(parents), len(self.parents), dtype=torch.bool)
         for row in range(len(parents)):
-            slot = first + row
-            while slot != ROOT:
-                mask[row, slot] = True
-                slot = self.parents[slot]
+            expansion = first + row
+            while expansion != ROOT:
+                mask[row, expansion] = True
+                expansion = self.parents[expansion]
         cache = self.model.cache
         cache.advance(first)
         feature = self.model.forward(tokens, [d - 1 for d in self.depths[first:]], mask)
         cache.crop_to(cache.length - first)
-        return self.warp.heat(self.model.reduced(feature))
+        return self.warp.apply_temperature(self.model.reduced(feature))
 
     def accept(self, verified):
-        kept = [verified.tree.slots[node] for node in verified.path if verified.tree.slots[node] != -1]
+        kept = [verified.tree.expansions[node] for node in verified.path if verified.tree.expansions[node] != -1]
         self.model.cache.commit(kept)
         self.pending = [*verified.tokens[len(kept) :], verified.bonus]
 
@@ -200,7 +200,7 @@ class CannotExpand:
         return torch.stack([self.levels[level] for level in levels])
 
     def accept(self, verified):
-        # Its one slot was the likeliest first token, which the tree may hold at any node.
+        # Its one input was the likeliest first token, which the tree may hold at any node.
         tree, kept = verified.tree, []
         if verified.path and int(tree.tokens[verified.path[0]]) == int(self.levels[0].argmax()):
             kept = [0]
@@ -236,11 +236,11 @@ class ReadsHistory(Chain):
 def states(model, asked, tokens):
     """(feature, {layer: state}) of a fresh pass over prompt and tokens; layer 0 is the embedding."""
     ids = torch.cat([asked.ids, torch.tensor(tokens)])
-    found, hooks = {}, []
+    result, hooks = {}, []
     for number, layer in enumerate(model.model.language_model.layers):
-        hooks.append(layer.register_forward_hook(lambda _, ins, out, n=number: found.update({n: ins[0], n + 1: out})))
+        hooks.append(layer.register_forward_hook(lambda _, ins, out, n=number: result.update({n: ins[0], n + 1: out})))
     with torch.no_grad():
         out = model.model(input_ids=ids[None], pixel_values=asked.pixels)
     for hook in hooks:
         hook.remove()
-    return out.last_hidden_state[0], {n: state[0] for n, state in found.items()}
+    return out.last_hidden_state[0], {n: state[0] for n, state in result.items()}

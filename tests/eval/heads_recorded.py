@@ -1,18 +1,18 @@
 """What tests of recorded heads share: batches of given states, and what goes into a head's layer and comes out."""
 
 import torch
-from draftsmith.core.nouns import IMAGE, TEXT, Batch
+from draftsmith.core.batch import IMAGE, TEXT, Batch
 from draftsmith.core.states import TargetStates
 
 OUTPUT, LOSS = 3e-4, 1e-4
 
 
-def close(found, expected, tolerance=OUTPUT):
-    torch.testing.assert_close(found.double(), expected.double(), atol=tolerance, rtol=0)
+def close(actual, expected, tolerance=OUTPUT):
+    torch.testing.assert_close(actual.double(), expected.double(), atol=tolerance, rtol=0)
 
 
-def relatively(found, expected, tolerance=1e-3):
-    assert (found.double() - expected.double()).abs().max() <= tolerance * expected.abs().max()
+def relatively(actual, expected, tolerance=1e-3):
+    assert (actual.double() - expected.double()).abs().max() <= tolerance * expected.abs().max()
 
 
 def batch_of(ids, visual, loss_mask, feature, layers) -> tuple[Batch, TargetStates]:
@@ -40,7 +40,7 @@ class Recorder(torch.nn.Module):
 def shifted_rows(given, target):
     """The embeddings that the published module was handed, as rows of a table and ids into it, and layer 0."""
     shifted = given["inputs_embeds_shifted"][0]
-    # Slot j reads token j + 1: the first place's embedding is never read.
+    # Input j reads token j + 1: the first place's embedding is never read.
     target.embedding = torch.cat([target.embedding, shifted])
     ids = torch.arange(len(shifted)) + len(target.embedding) - len(shifted)
     return torch.cat([ids[:1], ids]), torch.cat([shifted[:1], shifted])

@@ -1,4 +1,4 @@
-"""A stand-in for a target's tables, small configs of published families, and batches with states for heads.
+"""A substitute for a target's tables, small configs of published families, and batches with states for heads.
 
 A case is a pair: a `Batch`, and the `TargetStates` that a target of random weights might have for it.
 """
@@ -9,7 +9,7 @@ from types import SimpleNamespace
 
 import numpy as np
 import torch
-from draftsmith.core.nouns import IMAGE, TEXT, Batch
+from draftsmith.core.batch import IMAGE, TEXT, Batch
 from draftsmith.core.section import Section
 from draftsmith.core.states import Taps, TargetStates, feature_places, visual_places
 from draftsmith.models.drafters import AnyDrafter
@@ -17,7 +17,7 @@ from draftsmith.models.targets.base import language_shape
 from transformers import LlamaConfig
 from transformers.models.qwen2_5_vl.configuration_qwen2_5_vl import Qwen2_5_VLTextConfig
 
-VECTORS = Path(__file__).parents[1] / "models" / "vectors_reading"
+VECTORS = Path(__file__).parents[1] / "models" / "vectors_state_heads"
 
 
 SETTINGS = {
@@ -44,11 +44,11 @@ def config_of(**settings):
 
 
 def arrays(name: str, prefix: str = "") -> dict[str, torch.Tensor]:
-    found = np.load(VECTORS / f"{name}.npz")
+    loaded = np.load(VECTORS / f"{name}.npz")
     return {
-        n.removeprefix(prefix): torch.from_numpy(np.array(found[n]))
-        for n in found.files
-        if n.startswith(prefix) and found[n].dtype.kind != "U"
+        n.removeprefix(prefix): torch.from_numpy(np.array(loaded[n]))
+        for n in loaded.files
+        if n.startswith(prefix) and loaded[n].dtype.kind != "U"
     }
 
 

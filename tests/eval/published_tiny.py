@@ -81,8 +81,8 @@ def target_folder(folder, family: str = "llava", *, weights: bool = False):
 
 def head_folder(folder, target, *, dtype=torch.float32, **settings):
     """A head with loud random weights, as a stage leaves it; `target` is the folder of its target."""
-    config, found = config_of(**settings), AutoConfig.from_pretrained(target)
-    family, text = found.model_type, found.get_text_config()
+    config, result = config_of(**settings), AutoConfig.from_pretrained(target)
+    family, text = result.model_type, result.get_text_config()
     torch.manual_seed(0)
     size = getattr(config, "draft_vocab_size", None)
     ids = likeliest_ids(torch.arange(VOCAB).float().roll(7), size) if size else None

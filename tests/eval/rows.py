@@ -57,12 +57,12 @@ def measured_rows(**changes):
     """Three methods on two sets."""
     values = {"identical": True, **changes}
     of = {"drafter": "finetune", "benchmark": "pictures", **values}
-    found = []
+    result = []
     for benchmark in ("pictures", "clips"):
-        found += random_rows(6, seed=1, **(of | {"method": "M", "mode": "M", "benchmark": benchmark}))
-        found += random_rows(6, seed=2, **(of | {"method": "T", "mode": "T", "benchmark": benchmark}))
-        found += random_rows(6, seed=3, **(of | {"method": "EAGLE", "drafter": "eagle", "benchmark": benchmark}))
-    return found
+        result += random_rows(6, seed=1, **(of | {"method": "M", "mode": "M", "benchmark": benchmark}))
+        result += random_rows(6, seed=2, **(of | {"method": "T", "mode": "T", "benchmark": benchmark}))
+        result += random_rows(6, seed=3, **(of | {"method": "EAGLE", "drafter": "eagle", "benchmark": benchmark}))
+    return result
 
 
 MEASURED = {"requests": 12, "tau": 4.096, "tau_interval": [3.9, 4.3], "DSR": 1.446, "ESR": 1.2, "identical": 12,

@@ -47,9 +47,9 @@ def test_greedy_answers_are_those_of_transformers(model):
 def test_rows_end_at_their_own_end_token_and_limit(model):
     end = some_end(model)
     greedy = Decoding(Chain(1), RULES["greedy"], Draw("top-k"), Warp(), 12, (end,))
-    found = write(model, range(6), Warp(), eos=(end,))
+    result = write(model, range(6), Warp(), eos=(end,))
     stops = set()
-    for number, written in enumerate(found):
+    for number, written in enumerate(result):
         alone = generate(target(model), None, ASKED[number], greedy.with_length(max(2, LIMITS[number])))
         assert written.ids == alone.tokens[: LIMITS[number]]
         assert written.stop == ("eos" if written.ids[-1] == end else "length")

@@ -58,10 +58,10 @@ def block_outcomes(rule, tree, rows):
     chances = []
     for i in range(gamma):
         alone = [REFUSES] * gamma
-        found = jumps(lambda u, alone=alone, i=i: accepted([*alone[:i], u, *alone[i + 1 :]]), 0.0, REFUSES)
+        result = jumps(lambda u, alone=alone, i=i: accepted([*alone[:i], u, *alone[i + 1 :]]), 0.0, REFUSES)
         low, high = accepted([*alone[:i], 0.0, *alone[i + 1 :]]), accepted(alone)
         # Unseen: it never accepts, or something later always does (then it does not matter).
-        chances.append(next(found) if low != high else float(low == i + 1))
+        chances.append(next(result) if low != high else float(low == i + 1))
     for pattern in itertools.product([True, False], repeat=gamma):
         weight = 1.0
         for yes, chance in zip(pattern, chances, strict=True):
@@ -78,7 +78,7 @@ def block_outcomes(rule, tree, rows):
 
 def emitted(rule, p, q, vocab, gamma):
     """Distribution of the first gamma+1 tokens, the target's own after the block; and the mean accepted length."""
-    found = torch.zeros((vocab,) * (gamma + 1), dtype=torch.float64)
+    result = torch.zeros((vocab,) * (gamma + 1), dtype=torch.float64)
     mean = 0.0
     for tree, rows, tokens, drawn in chains(p, q, vocab, gamma):
         for length, bonus, weight in block_outcomes(rule, tree, rows):
@@ -88,8 +88,8 @@ def emitted(rule, p, q, vocab, gamma):
                 chance = weight * drawn
                 for i in range(len(rest)):
                     chance *= float(p[(*block, *rest[:i])][rest[i]])
-                found[(*block, *rest)] += chance
-    return found, mean
+                result[(*block, *rest)] += chance
+    return result, mean
 
 
 def token_by_token(p, q, vocab, gamma):
@@ -122,9 +122,9 @@ def test_the_block_is_distributed_as_the_target_and_longer(gamma, vocab, kind):
     gains = []
     for seed in range(2):
         p, q = tables(seed, vocab, gamma, kind)
-        found, length = emitted(Block(), p, q, vocab, gamma)
-        assert float(found.sum()) == pytest.approx(1, abs=1e-9)
-        assert (found - joint(p, vocab, gamma)).abs().max() < 1e-9
+        result, length = emitted(Block(), p, q, vocab, gamma)
+        assert float(result.sum()) == pytest.approx(1, abs=1e-9)
+        assert (result - joint(p, vocab, gamma)).abs().max() < 1e-9
         gains.append(length - token_by_token(p, q, vocab, gamma))
     if gamma == 1:
         assert gains == pytest.approx([0, 0], abs=1e-9)
@@ -165,9 +165,9 @@ def test_the_enumeration_finds_a_wrong_rule(wrong):
     distances = []
     for seed in range(3):
         p, q = tables(seed, 4, 2, "wide")
-        found, _ = emitted(wrong, p, q, 4, 2)
-        assert float(found.sum()) == pytest.approx(1, abs=1e-9)
-        distances.append(float((found - joint(p, 4, 2)).abs().sum() / 2))
+        result, _ = emitted(wrong, p, q, 4, 2)
+        assert float(result.sum()) == pytest.approx(1, abs=1e-9)
+        distances.append(float((result - joint(p, 4, 2)).abs().sum() / 2))
     assert max(distances) > 0.001
 
 
@@ -210,5 +210,5 @@ def test_what_it_cannot_verify_is_refused():
 
 def test_nothing_proposed():
     p = torch.tensor([[0.25, 0.75]])
-    found = Block()(no_tree(), p, [0.5])
-    assert (found.path, found.tokens, found.bonus) == ((), (), 1) and torch.equal(found.target_probs, p)
+    result = Block()(no_tree(), p, [0.5])
+    assert (result.path, result.tokens, result.bonus) == ((), (), 1) and torch.equal(result.target_probs, p)

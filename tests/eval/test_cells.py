@@ -8,8 +8,8 @@ from .rows import METHODS, measured_rows, random_rows
 
 
 def test_the_common_table_has_every_cell_in_the_order_of_the_methods():
-    found = build(measured_rows()[::-1], about={"device": "CPU"}, methods=METHODS)
-    overview, table, *_ = found.tables
+    report = build(measured_rows()[::-1], about={"device": "CPU"}, methods=METHODS)
+    overview, table, *_ = report.tables
     assert overview.column("method") == ["M", "T", "EAGLE"]
     assert overview.column("clips tau")[0] == table.column("tau [95%]")[0][0]
     assert overview.column("identical") == [(12, 12)] * 3
@@ -40,16 +40,16 @@ def test_temperatures_lengths_and_budgets_have_columns_where_they_differ():
 
 def test_a_relaxed_rule_is_not_held_to_plain_decoding():
     methods = {"M": MethodInfo(rule="lantern")}
-    found = build(random_rows(4, identical=False), about={}, methods=methods)
-    assert "not distributed as the target's" in found.tables[0].footnotes[0]
-    assert found.tables[0].column("identical") == [None] and not any("differ" in line for line in found.findings)
+    report = build(random_rows(4, identical=False), about={}, methods=methods)
+    assert "not distributed as the target's" in report.tables[0].footnotes[0]
+    assert report.tables[0].column("identical") == [None] and not any("differ" in line for line in report.findings)
 
 
 def test_quality_of_drawn_pictures_stands_beside_speed():
     metric = {"what": "CLIP ViT-B/32", "n": 6, "value": 0.25, "spread": 0.01, "caution": "few"}
     quality = {0.0: {PLAIN: {"clip": metric | {"value": 0.3}}, "M": {"clip": metric}}}
-    found = build(random_rows(6, medium="drawn"), about={}, methods=METHODS, quality=quality)
-    table = found.tables[0]
+    report = build(random_rows(6, medium="drawn"), about={}, methods=METHODS, quality=quality)
+    table = report.tables[0]
     assert table.column("method") == [PLAIN, "M"] and table.column("clip") == [0.3, 0.25]
     assert table.footnotes == ("clip: CLIP ViT-B/32, n = 6 (few)",)
-    assert found.to_json()["quality"]["0"]["M"]["clip"]["spread"] == 0.01
+    assert report.to_json()["quality"]["0"]["M"]["clip"]["spread"] == 0.01

@@ -8,7 +8,7 @@ import itertools
 
 import pytest
 import torch
-from draftsmith.core.nouns import TEXT, Request
+from draftsmith.core.batch import TEXT, Request
 from draftsmith.eval.loop import Decoding, generate
 from draftsmith.eval.policies import Chain, Draw, Dynamic, Static
 from draftsmith.eval.rules import Sampling
@@ -30,7 +30,7 @@ DRAFTERS = {
     "sparrow": {"kind": "sparrow"},
     "sparrow, second to last": {"kind": "sparrow", "state": -2},
     "sparrow without vata": {"kind": "sparrow", "vata": False, "positions": "flat"},
-    "sparrow, half of the slots": {"kind": "sparrow", "vata": False, "visual_share": 0.5, "share_by": "text"},
+    "sparrow, half of the visual inputs": {"kind": "sparrow", "vata": False, "visual_share": 0.5, "share_by": "text"},
     "msd": {"kind": "msd"},
     "msd with vata": {"kind": "msd", "vata": True},
     "vispec": {"kind": "vispec", "num_queries": 3},
@@ -106,9 +106,9 @@ def answered(big):
 def test_greedy_output_is_plain_decoding(big, answered, name):
     drafter, cycles = drafter_of(name, big), []
     for tree, (asked, plain) in zip(TREES, answered * 2, strict=True):
-        found = generate(big, drafter, asked, greedy(TREES[tree](), 7))
-        assert found.tokens == plain, tree
-        cycles += found.cycles
+        result = generate(big, drafter, asked, greedy(TREES[tree](), 7))
+        assert result.tokens == plain, tree
+        cycles += result.cycles
     assert any(c.num_accepted for c in cycles)
     assert name == "pruned target" or any(c.num_accepted < c.num_drafted for c in cycles)
 
@@ -168,9 +168,9 @@ def test_two_sampled_tokens_are_distributed_as_the_targets(big, name):
     for tree_name in names if name == "sparrow" else [names[[*DRAFTERS].index(name) % len(names)]]:
         tree, p = cycle.grow(grown_once(tree_name), Draw("top-k"))
         for rule in (Sampling(), NoResidual()):
-            found = torch.zeros(EMITTED, EMITTED, dtype=torch.float64)
-            cycle.add(found, rule, tree, p)
-            off = float((found - cycle.wanted).abs().max())
+            result = torch.zeros(EMITTED, EMITTED, dtype=torch.float64)
+            cycle.add(result, rule, tree, p)
+            off = float((result - cycle.wanted).abs().max())
             assert off < 2e-5 if isinstance(rule, Sampling) else off > 1e-3, (tree_name, off)
 
 
@@ -184,7 +184,7 @@ def test_two_sampled_tokens_are_distributed_as_the_targets(big, name):
 )  # fmt: skip
 def test_sampled_proposals(big, name, tree_name):
     """The same over all draws of a fixed shape as well."""
-    cycle, found, waiting = cycle_of(name, big), torch.zeros(EMITTED, EMITTED, dtype=torch.float64), [[]]
+    cycle, result, waiting = cycle_of(name, big), torch.zeros(EMITTED, EMITTED, dtype=torch.float64), [[]]
     while waiting:
         script = waiting.pop()
         draw = Scripted(script)
@@ -192,8 +192,8 @@ def test_sampled_proposals(big, name, tree_name):
         if draw.open:
             waiting += [[*script, choice] for choice in range(draw.open[0])]
         else:
-            cycle.add(found, Sampling(), tree, p, draw.chance)
-    assert float((found - cycle.wanted).abs().max()) < 2e-5
+            cycle.add(result, Sampling(), tree, p, draw.chance)
+    assert float((result - cycle.wanted).abs().max()) < 2e-5
 
 
 @pytest.mark.slow
@@ -220,9 +220,9 @@ def test_end_to_end(big, name, tree_name, draw):
     generator, seen, accepted = torch.Generator().manual_seed(0), dict.fromkeys(expected, 0), 0
     decoding = Decoding(TREES[tree_name](), Sampling(), Draw(draw), warp, 5, ())
     for _ in range(count):
-        found = generate(big, drafter, asked, decoding, generator)
-        seen[tuple(found.tokens[:3])] += 1
-        accepted += sum(c.num_accepted for c in found.cycles)
+        result = generate(big, drafter, asked, decoding, generator)
+        seen[tuple(result.tokens[:3])] += 1
+        accepted += sum(c.num_accepted for c in result.cycles)
     assert accepted > 0
     observed, values = (torch.tensor([*v], dtype=torch.float64) for v in (seen.values(), expected.values()))
     assert chi_square(observed, count * values) < 1

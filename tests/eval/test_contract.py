@@ -5,7 +5,7 @@ from dataclasses import replace
 
 import pytest
 import torch
-from draftsmith.core.nouns import TEXT
+from draftsmith.core.batch import TEXT
 from draftsmith.eval.loop import Decoding, generate
 from draftsmith.eval.policies import Chain, Draw, Static
 from draftsmith.eval.rules import Greedy, Sampling
@@ -127,8 +127,8 @@ def test_features_of_accepted_nodes(big, near, policy):
         count = len(asked.ids) + len(result.tokens) - 1
         assert torch.allclose(feature[:count], expected_feature[:count], atol=3e-5)
         for layer in (0, 1, 2):
-            found = torch.cat([step[layer] for step in drafter.layers], 1)[0]
-            assert torch.allclose(found[:count], expected_layers[layer][:count], rtol=1e-4, atol=1e-4)
+            actual = torch.cat([step[layer] for step in drafter.layers], 1)[0]
+            assert torch.allclose(actual[:count], expected_layers[layer][:count], rtol=1e-4, atol=1e-4)
         # Not the same thing under several names: the state after the last layer is before the norm.
         assert not torch.allclose(expected_layers[2], expected_feature, atol=0.1)
 
@@ -221,20 +221,20 @@ def test_sampled_draws_keep_what_they_were_drawn_from(near, policy):
     drafter.start(asked, None, warp, capacity=40)
     drafter.begin(7)
     asked_for = {ROOT: warp.truncate(drafter.root())}
-    slots = []
+    expansions = []
 
     def expand(parents, tokens):
         q = warp.truncate(drafter.expand(parents, tokens))
         for row in q:
-            asked_for[len(slots)] = row
-            slots.append(row)
+            asked_for[len(expansions)] = row
+            expansions.append(row)
         return q
 
     draw = Draw("sample", torch.Generator().manual_seed(0))
     tree = policy.grow(asked_for[ROOT], expand, draw, max_levels=9)
     for node, parent in enumerate(tree.parents):
         row = tree.draft_probs[tree.parent_rows[node]]
-        assert torch.equal(row, asked_for[ROOT if parent == ROOT else tree.slots[parent]])
+        assert torch.equal(row, asked_for[ROOT if parent == ROOT else tree.expansions[parent]])
         assert row[tree.tokens[node]] > 0
     for children in tree.children.values():
         tokens = [int(tree.tokens[c]) for c in children]

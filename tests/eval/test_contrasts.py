@@ -54,12 +54,12 @@ def test_each_drafter_has_its_own_numbers():
 
 
 def test_a_contrast_is_the_first_less_the_second_on_the_same_requests():
-    found = contrasts_of(ROWS, {"more positions": ("many", "few")}, where)
-    values = {(one.place, one.mode): one.result for one in found}
+    actual = contrasts_of(ROWS, {"more positions": ("many", "few")}, where)
+    values = {(one.place, one.mode): one.result for one in actual}
     assert values["five", "M"].difference == pytest.approx(1.8) and values["five", "M"].verdict == "above 0"
     assert values["one", "T"].difference == pytest.approx(0) and values["one", "T"].requests == 4
     assert values["five", "M"] == paired_difference(drafted("many", 30), drafted("few", 12))
-    page = markdown(contrasts_table(found))
+    page = markdown(contrasts_table(actual))
     assert any(line.startswith("| more positions | M | +0.20 [") and "+1.80 [" in line for line in page)
 
 
@@ -76,8 +76,8 @@ def test_methods_are_contrasted_too():
 
 
 def test_seeing_less_blind_pairs_by_drafter():
-    (found, seeds) = mode_differences(ROWS, where)["five"]
-    assert found.requests == 8 and found.difference == pytest.approx((1.35 + 3.15 - 2.55 - 2.65) / 2)
+    (result, seeds) = mode_differences(ROWS, where)["five"]
+    assert result.requests == 8 and result.difference == pytest.approx((1.35 + 3.15 - 2.55 - 2.65) / 2)
     assert list(seeds.each) == ["few", "many"] and seeds.each["many"] == pytest.approx(0.5)
     other_tree = [row for row in drafted("few", 20, benchmark="five", method="M, tree")]
     assert "five" not in mode_differences(ROWS + other_tree, where), "two methods see: it is not said which is meant"
@@ -97,30 +97,30 @@ def trained(gains, **details):
 
 
 def test_the_interval_is_students_over_pairs():
-    found = compare_trainings(trained([2, 4, 6]), WAYS)
-    each, seeds = [0.2, 0.4, 0.6], found.difference
+    result = compare_trainings(trained([2, 4, 6]), WAYS)
+    each, seeds = [0.2, 0.4, 0.6], result.difference
     assert list(seeds.each) == ["new - old", "new_1 - old_1", "new_2 - old_2"]
     assert list(seeds.each.values()) == pytest.approx(each)
     half = 4.303 * statistics.stdev(each) / 3**0.5
     assert seeds.interval == pytest.approx((0.4 - half, 0.4 + half))
-    assert found.by_depth["second"][0] == 1.0 and found.by_depth["second"][1] == 0.0
-    assert found.by_depth["first"][1] == pytest.approx(0.4)
+    assert result.by_depth["second"][0] == 1.0 and result.by_depth["second"][1] == 0.0
+    assert result.by_depth["first"][1] == pytest.approx(0.4)
     assert list(trainings_of(trained([2, 4, 6]), WAYS, where)) == ["photos, mode M"]
-    assert found.to_json()["mean"] == pytest.approx(0.4) and "why" in found.to_json()
+    assert result.to_json()["mean"] == pytest.approx(0.4) and "why" in result.to_json()
 
 
 def test_the_order_of_the_lists_makes_the_pairs():
     crossed = Comparison(first=["new_2", "new", "new_1"], second=["old", "old_1", "old_2"])
     better = [a_row(request=r, drafter="old_1", gamma=3, accepted=[2] * 5, mode="M") for r in ("a", "b")]
     rows = [row for row in trained([2, 4, 6]) if row.drafter != "old_1"] + better
-    found = compare_trainings(rows, crossed).difference
-    assert found.each == pytest.approx({"new_2 - old": 0.6, "new - old_1": 0.2 - 1.0, "new_1 - old_2": 0.4})
+    result = compare_trainings(rows, crossed).difference
+    assert result.each == pytest.approx({"new_2 - old": 0.6, "new - old_1": 0.2 - 1.0, "new_1 - old_2": 0.4})
 
 
 def test_a_clear_gain_needs_no_excuse():
-    found = compare_trainings(trained([6, 6, 8]), WAYS)
-    assert found.difference.interval[0] > 0 and found.difference.verdict == "above 0" and found.why == ()
-    line = sentence("pictures, mode M", found)
+    result = compare_trainings(trained([6, 6, 8]), WAYS)
+    assert result.difference.interval[0] > 0 and result.difference.verdict == "above 0" and result.why == ()
+    line = sentence("pictures, mode M", result)
     assert "above 0" in line and "Not shown" not in line and "tau +0.667" in line
 
 
@@ -134,9 +134,9 @@ def test_a_clear_gain_needs_no_excuse():
     ],
 )
 def test_no_gain_is_said_with_its_reasons(gains, says):
-    found = compare_trainings(trained(gains, plain_is_data=True), WAYS)
-    line = sentence("pictures", found)
-    assert found.difference.interval[0] <= 0 and "**Not shown to be above 0**" in line and says in line
+    result = compare_trainings(trained(gains, plain_is_data=True), WAYS)
+    line = sentence("pictures", result)
+    assert result.difference.interval[0] <= 0 and "**Not shown to be above 0**" in line and says in line
     assert "accepted of the drafts reached, by depth: 1:" in line
     assert "the data's, word for word, in 100.0% of the requests: the two learned nearly the same text" in line
     assert compare_trainings(trained(gains), WAYS).why[-1].endswith("in 0.0% of the requests")

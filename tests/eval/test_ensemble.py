@@ -14,7 +14,7 @@ from draftsmith.models.decoding.decoder import CachedDecoder
 from draftsmith.models.decoding.warp import Warp
 from draftsmith.models.drafters.ensemble import EnsembleConfig, EnsembleProposal, preset
 from draftsmith.models.drafters.independent import IndependentProposal
-from draftsmith.models.drafters.modes import MODES, StandIns
+from draftsmith.models.drafters.modes import MODES, ImageSubstitutes
 from draftsmith.models.drafters.weights import FixedWeights, GridWeights, InverseWeights
 from draftsmith.models.targets.llava import LlavaTarget
 from test_contract import greedy, not_vacuous
@@ -58,7 +58,7 @@ class Captions:
         return [" ".join(["abc"[n % 3]] * (2 + n)) for n in (pixels.sum() > 0 for pixels in request.pixels)]
 
 
-STAND_INS = StandIns(5, (8, 9, 10), (11, 12), lambda text: [20 + ord(c) % 7 for c in text], Captions())
+SUBSTITUTES = ImageSubstitutes(5, (8, 9, 10), (11, 12), lambda text: [20 + ord(c) % 7 for c in text], Captions())
 
 
 def decoder(model):
@@ -66,12 +66,12 @@ def decoder(model):
 
 
 def alone(model, mode):
-    return IndependentProposal(decoder(model), mode, newline_id=5, stand_ins=STAND_INS)
+    return IndependentProposal(decoder(model), mode, newline_id=5, substitutes=SUBSTITUTES)
 
 
 def ensemble(model, config, **more):
     weights = config.weights.build(len(config.members))
-    return EnsembleProposal(decoder(model), config.members, weights, newline_id=5, stand_ins=STAND_INS, **more)
+    return EnsembleProposal(decoder(model), config.members, weights, newline_id=5, substitutes=SUBSTITUTES, **more)
 
 
 def members(*names, values=None):
@@ -92,11 +92,11 @@ def cycles(model, drafter, policy, seeds=3, images=2, warp=None, draw=TOP_K):
     """Every cycle of a few requests."""
     rule = Sampling() if warp else Greedy()
     decoding = Decoding(policy, rule, draw, warp or Warp(), 24, ())
-    found = []
+    actual = []
     for seed in range(seeds):
         result = generate(model, drafter, request(seed, images), decoding, torch.Generator().manual_seed(seed))
-        found.append((result.tokens, [(c.num_drafted, c.num_nodes, c.num_accepted) for c in result.cycles]))
-    return found
+        actual.append((result.tokens, [(c.num_drafted, c.num_nodes, c.num_accepted) for c in result.cycles]))
+    return actual
 
 
 # --- one batched forward against each mode alone ---
@@ -140,7 +140,7 @@ class Compared(EnsembleProposal):
 @pytest.mark.parametrize("config", [STANDARD[1], STANDARD[3], FURTHER[-1]], ids=lambda c: c.name)
 def test_batched_rows_are_the_modes_run_one_by_one(big, near, config, policy):
     weights = config.weights.build(len(config.members))
-    drafter = Compared(decoder(near), config.members, weights, newline_id=5, stand_ins=STAND_INS)
+    drafter = Compared(decoder(near), config.members, weights, newline_id=5, substitutes=SUBSTITUTES)
     drafter.beside([alone(near, mode) for mode in config.members])
     for images in (1, 3):
         not_vacuous(generate(target(big), drafter, request(images, images), greedy(policy)).cycles)
@@ -191,12 +191,12 @@ def answers(big):
 
 @in_turn([*map(preset, MODES), *STANDARD, *FURTHER], "config")
 def test_greedy_output_is_plain_decoding(big, near, answers, config, policy):
-    drafter, found = ensemble(near, config), []
+    drafter, actual = ensemble(near, config), []
     for asked, expected in answers:
         result = generate(target(big), drafter, asked, greedy(policy))
         assert result.tokens == expected
-        found += result.cycles
-    not_vacuous(found)
+        actual += result.cycles
+    not_vacuous(actual)
 
 
 # --- self-draft ---
@@ -211,7 +211,7 @@ class SeesAs(LlavaTarget):
         self.decoder.embed = lambda *given, **more: embed(*given, **(more | {"pool": 2 if mode == "P" else 1}))
 
     def prefill(self, request, taps, *, capacity):
-        return super().prefill(STAND_INS.view(request, self.mode).request, taps, capacity=capacity)
+        return super().prefill(SUBSTITUTES.view(request, self.mode).request, taps, capacity=capacity)
 
 
 @pytest.mark.parametrize("mode", MODES)
@@ -225,9 +225,9 @@ def test_a_copy_of_the_target_is_accepted_whole(big, mode):
         ensemble(copy.deepcopy(big), members(other, mode, values=(0, 1))),
         ensemble(copy.deepcopy(big), EnsembleConfig(name="x", members=(mode, mode), weights=GridWeights(kind="grid"))),
     ):
-        found = cycles(SeesAs(big, mode), drafter, Chain(4), seeds=1)
-        assert all(drafted == accepted for _, each in found for drafted, _, accepted in each)
-        assert sum(accepted for _, each in found for _, _, accepted in each) > 15
+        result = cycles(SeesAs(big, mode), drafter, Chain(4), seeds=1)
+        assert all(drafted == accepted for _, each in result for drafted, _, accepted in each)
+        assert sum(accepted for _, each in result for _, _, accepted in each) > 15
     # Guard: what a mode sees decides what it proposes.
     rejected = cycles(SeesAs(big, mode), alone(copy.deepcopy(big), other), Chain(4), seeds=2)
     assert any(drafted > accepted for _, each in rejected for drafted, _, accepted in each)
@@ -263,8 +263,8 @@ def test_accepted_positions_and_the_first_rejected_one(big, near, policy, warp):
     told = Told()
     drafter = EnsembleProposal(decoder(near), ("M", "M"), told, newline_id=5)
     decoding = Decoding(policy, Greedy() if warp.greedy else Sampling(), TOP_K, warp, 24, ())
-    found = generate(target(big), drafter, request(1, 1), decoding, torch.Generator().manual_seed(0)).cycles
-    drafted = [c for c in found if c.num_drafted]
+    result = generate(target(big), drafter, request(1, 1), decoding, torch.Generator().manual_seed(0)).cycles
+    drafted = [c for c in result if c.num_drafted]
     assert len(told.counts) == len(drafted)
     for count, cycle in zip(told.counts, drafted, strict=True):
         # Below a dynamic tree's shallow leaves nothing was drafted, either.

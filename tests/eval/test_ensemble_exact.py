@@ -12,7 +12,7 @@ from types import SimpleNamespace
 
 import pytest
 import torch
-from draftsmith.core.nouns import Request
+from draftsmith.core.batch import Request
 from draftsmith.eval.loop import Decoding, generate
 from draftsmith.eval.policies import Chain, Draw, Dynamic, Static
 from draftsmith.eval.rules import Sampling, Verified
@@ -75,18 +75,18 @@ def proposals(drafter, shape, warp, vocab):
     if not isinstance(shape, list):
         yield shape.grow(root, lambda p, t: warp.truncate(drafter.expand(p, t)), TOP_K, max_levels=9), 1.0
         return
-    # Each first token gets the slot of its number.
+    # Each first token gets the input of its number.
     after = warp.truncate(drafter.expand([ROOT] * vocab, torch.arange(vocab)))
     q = {(): root.double(), **{(token,): row.double() for token, row in enumerate(after)}}
     for tree, _, weight in trees(shape, q, "sample"):
         inner = [node in tree.children for node in range(tree.num_nodes)]
-        slots = tuple(int(t) if i else ROOT for t, i in zip(tree.tokens, inner, strict=True))
-        yield replace(tree, slots=slots), weight
+        expansions = tuple(int(t) if i else ROOT for t, i in zip(tree.tokens, inner, strict=True))
+        yield replace(tree, expansions=expansions), weight
 
 
 def continuation(drafter, shape, rule, scores, warp, vocab, length, seen):
     """Distribution of the next `length` tokens over as many cycles as they take."""
-    found = defaultdict(float)
+    actual = defaultdict(float)
 
     def p(prefix):
         return warp(scores(prefix)).double()
@@ -94,7 +94,7 @@ def continuation(drafter, shape, rule, scores, warp, vocab, length, seen):
     def go(drafter, weight):
         prefix = drafter.committed
         if len(prefix) > length:
-            found[prefix[1 : length + 1]] += weight
+            actual[prefix[1 : length + 1]] += weight
             return
         seen.add(tuple(round(w, 6) for w in drafter.weights.current().tolist()))
         for tree, chance in proposals(drafter, shape, warp, vocab):
@@ -116,8 +116,8 @@ def continuation(drafter, shape, rule, scores, warp, vocab, length, seen):
     for tokens in itertools.product(range(vocab), repeat=length):
         before = [(0, *tokens[:i]) for i in range(length)]
         expected = math.prod(float(p(b)[t]) for b, t in zip(before, tokens, strict=True))
-        off += abs(found.get(tokens, 0.0) - expected)
-    assert sum(found.values()) == pytest.approx(1, abs=1e-6)
+        off += abs(actual.get(tokens, 0.0) - expected)
+    assert sum(actual.values()) == pytest.approx(1, abs=1e-6)
     return off / 2
 
 

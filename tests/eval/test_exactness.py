@@ -137,15 +137,15 @@ def jumps(function, low, high, grid=6):
 
 def emitted_distribution(rule, shape, draw, p, q, vocab):
     """Distribution of the first two tokens; a block of one is completed by the target's own next token."""
-    found = torch.zeros(vocab, vocab, dtype=torch.float64)
+    result = torch.zeros(vocab, vocab, dtype=torch.float64)
     for tree, prefixes, weight in trees(shape, q, draw):
         rows = torch.stack([p[prefix] for prefix in prefixes])
         for tokens, chance in outcomes(rule, tree, rows):
             if len(tokens) > 1:
-                found[tokens[0], tokens[1]] += weight * chance
+                result[tokens[0], tokens[1]] += weight * chance
             else:
-                found[tokens[0]] += weight * chance * p[tokens]
-    return found
+                result[tokens[0]] += weight * chance * p[tokens]
+    return result
 
 
 def wanted(p, vocab):
@@ -202,9 +202,9 @@ class WithReplacement:
 def test_enumerated(shape, vocab, kind, draw):
     for seed in (0,) if kind == "wide" else (1, 2, 3):
         p, q = distributions(seed, vocab, kind)
-        found = emitted_distribution(Sampling(), shape, draw, p, q, vocab)
-        assert float(found.sum()) == pytest.approx(1, abs=1e-9)
-        assert (found - wanted(p, vocab)).abs().max() < 1e-9
+        result = emitted_distribution(Sampling(), shape, draw, p, q, vocab)
+        assert float(result.sum()) == pytest.approx(1, abs=1e-9)
+        assert (result - wanted(p, vocab)).abs().max() < 1e-9
 
 
 def test_a_sibling_that_q_gives_nothing_is_a_point_mass():
@@ -212,10 +212,10 @@ def test_a_sibling_that_q_gives_nothing_is_a_point_mass():
     p = torch.tensor([0.2, 0.5, 0.3], dtype=torch.float64).expand(4, 3)
     q = torch.tensor([[1.0, 0.0, 0.0]], dtype=torch.float64)
     tree = Tree(torch.tensor([0, 1, 2]), (ROOT,) * 3, (-1,) * 3, q, (0,) * 3)
-    found = torch.zeros(3, dtype=torch.float64)
+    result = torch.zeros(3, dtype=torch.float64)
     for tokens, chance in outcomes(Sampling(), tree, p):
-        found[tokens[0]] += chance
-    assert torch.allclose(found, p[0], atol=1e-9)
+        result[tokens[0]] += chance
+    assert torch.allclose(result, p[0], atol=1e-9)
 
 
 @pytest.mark.parametrize(
@@ -231,9 +231,9 @@ def test_a_sibling_that_q_gives_nothing_is_a_point_mass():
 )
 def test_the_enumeration_finds_a_wrong_rule(rule, shape, draw):
     p, q = distributions(2, 3)
-    found = emitted_distribution(rule, shape, draw, p, q, 3)
-    assert float(found.sum()) == pytest.approx(1, abs=1e-9)
-    assert (found - wanted(p, 3)).abs().sum() / 2 > 0.01
+    result = emitted_distribution(rule, shape, draw, p, q, 3)
+    assert float(result.sum()) == pytest.approx(1, abs=1e-9)
+    assert (result - wanted(p, 3)).abs().sum() / 2 > 0.01
 
 
 @torch.inference_mode()
@@ -247,12 +247,12 @@ def draws(rule, policy, draw, p, q, count, seed=0):
         return row * vocab + token + 1
 
     def propose():
-        slots: list[int] = []
+        expansions: list[int] = []
 
         def expand(parents, tokens):
-            before = [slots[i] if i != ROOT else 0 for i in parents]
-            slots.extend(map(after, before, tokens.tolist()))
-            return q_rows[slots[len(slots) - len(parents) :]]
+            before = [expansions[i] if i != ROOT else 0 for i in parents]
+            expansions.extend(map(after, before, tokens.tolist()))
+            return q_rows[expansions[len(expansions) - len(parents) :]]
 
         tree = policy.grow(q_rows[0], expand, drawing, max_levels=2)
         rows = [0]
@@ -396,8 +396,8 @@ def test_greedy_is_sampling_at_a_temperature_near_zero():
     cold = Decoding(Chain(3), Sampling(), Draw("sample"), Warp(1e-4), 20, (EOS,))
     for seed in range(3):
         expected = generate(target(big), None, request(seed, 1), greedy).tokens
-        found = generate(target(big), proposal(small), request(seed, 1), cold, torch.Generator().manual_seed(0))
-        assert found.tokens == expected
+        result = generate(target(big), proposal(small), request(seed, 1), cold, torch.Generator().manual_seed(0))
+        assert result.tokens == expected
 
 
 def test_what_would_not_be_exact_is_refused_by_name():

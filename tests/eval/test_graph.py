@@ -9,7 +9,7 @@ from draftsmith.models.decoding.decoder import CachedDecoder
 from draftsmith.models.decoding.warp import Warp
 from draftsmith.models.drafters.ensemble import preset
 from draftsmith.models.drafters.graph import GraphedChain
-from test_ensemble import STAND_INS, decoder, ensemble
+from test_ensemble import SUBSTITUTES, decoder, ensemble
 from tiny import IMAGE_ID, TOKENS, llava, near, proposal, request, target
 
 
@@ -33,16 +33,16 @@ def test_it_proposes_what_the_ordinary_draft_proposes(mode, warp, rule):
     accepted = 0
     for seed in range(3):  # the buffers are used again from request to request
         asked = request(seed, images=seed)
-        found = cycles(target(big), chain, asked, warp, rule)
-        assert found == cycles(target(big), proposal(draft, mode), asked, warp, rule)
-        accepted += sum(a for _, a in found[1])
+        result = cycles(target(big), chain, asked, warp, rule)
+        assert result == cycles(target(big), proposal(draft, mode), asked, warp, rule)
+        accepted += sum(a for _, a in result[1])
     assert accepted > 0
 
 
 def test_a_copy_is_accepted_whole():
     big = llava(0)
-    _, found = cycles(target(big), graphed(llava(0), "M", 4), request(1, 2), Warp(), Greedy())
-    assert all(drafted == accepted for drafted, accepted in found)
+    _, result = cycles(target(big), graphed(llava(0), "M", 4), request(1, 2), Warp(), Greedy())
+    assert all(drafted == accepted for drafted, accepted in result)
 
 
 def test_it_does_not_branch():
@@ -61,13 +61,13 @@ def test_an_ensemble_in_one_graph(name, warp, rule):
     """Rows, their padding and the adapting weights, over requests of other lengths, and larger buffers on the way."""
     big = llava(0)
     draft, config = near(big), preset(name)
-    chain = GraphedChain(decoder(draft), config, newline_id=5, gamma=4, capacity=30, stand_ins=STAND_INS)
+    chain = GraphedChain(decoder(draft), config, newline_id=5, gamma=4, capacity=30, substitutes=SUBSTITUTES)
     used = []
     for seed in (1, 0, 3, 2):
         asked = request(seed, images=seed)
-        found = cycles(target(big), chain, asked, warp, rule)
+        result = cycles(target(big), chain, asked, warp, rule)
         plain = ensemble(draft, config)
-        assert found == cycles(target(big), plain, asked, warp, rule)
+        assert result == cycles(target(big), plain, asked, warp, rule)
         # Without a picture the modes are the same, and rounding chooses among equal weights.
         assert seed == 0 or torch.allclose(chain.weights.current(), plain.weights.current(), atol=1e-5)
         used.append(tuple(chain.weights.current().tolist()))
@@ -79,7 +79,7 @@ def test_captured_ensemble():
     """On CUDA the same through replayed graphs."""
     big = llava(0).cuda()
     draft, config = near(big), preset("MT*")
-    chain = GraphedChain(decoder(draft), config, newline_id=5, gamma=4, capacity=96, stand_ins=STAND_INS)
+    chain = GraphedChain(decoder(draft), config, newline_id=5, gamma=4, capacity=96, substitutes=SUBSTITUTES)
     for seed in range(4):
         asked = request(seed, images=1)
         plain = ensemble(draft, config)

@@ -5,7 +5,7 @@ from dataclasses import replace
 import pytest
 import tiny_qwen
 import torch
-from draftsmith.core.nouns import IMAGE, TEXT, VIDEO, Request
+from draftsmith.core.batch import IMAGE, TEXT, VIDEO, Request
 from draftsmith.data.collate import Sample, collate
 from draftsmith.eval.loop import Decoding, generate
 from draftsmith.eval.policies import Chain, Draw, Dynamic, Static
@@ -68,8 +68,8 @@ def drafter_of(name, model, **changes):
 class Oracle(nn.Module):
     """In a head's place: the target's true next state, found out from what the proposal shows alone.
 
-    Tokens travel in the cache as keys; a slot's history is what its mask lets it see. Each state that it is handed must
-    be the true one.
+    Tokens travel in the cache as keys; an input's history is what its mask lets it see. Each state that it is handed
+    must be the true one.
     """
 
     num_queries = num_steps = 0
@@ -123,7 +123,7 @@ def test_an_oracle_is_accepted_to_full_depth(name, images, shape):
     model = target(loud)
     asked, config = request(5, images), config_of(**SETTINGS[name])
     text = (asked.modality == TEXT) if name == "sparrow" else torch.ones_like(asked.modality).bool()
-    # The first token of a prompt has no slot; the last slot reads the first generated token.
+    # The first token of a prompt has no input; the last input reads the first generated token.
     held = asked.ids[1:][text[1:]].tolist()
     drafter = config.drafter(Oracle(model, asked, held), model)
     result = generate(model, drafter, asked, greedy(POLICIES[shape]()))
@@ -156,19 +156,19 @@ def prefilled(model, visual: int, *, seed=0, before=3, behind=4, kind=IMAGE):
 
 
 def drafted(drafter, prefill, cycles=2):
-    """Every q of a few cycles with the same tokens and states, and the slots that the drafter held after each root."""
+    """Every q of a few cycles with the same tokens and states, and the inputs that the drafter held after each root."""
     drafter.start(None, prefill, Warp(), capacity=30)
     drafter.begin(9)
-    generator, found, held = torch.Generator().manual_seed(5), [], []
+    generator, result, held = torch.Generator().manual_seed(5), [], []
     for _ in range(cycles):
-        found.append(drafter.root())
+        result.append(drafter.root())
         held.append(drafter.num_held)
-        found += drafter.expand([ROOT, ROOT], torch.tensor([11, 12]))
-        found += drafter.expand([0, 1], torch.tensor([13, 14]))
+        result += drafter.expand([ROOT, ROOT], torch.tensor([11, 12]))
+        result += drafter.expand([0, 1], torch.tensor([13, 14]))
         states = torch.randn(1, 3, drafter.target.config.hidden_size, generator=generator)
         step = TargetStep(torch.zeros(3, VOCAB), states, {layer: states * (layer + 1) for layer in range(7)})
         drafter.accept(Outcome(step, (11, 13), 15))
-    return torch.stack(found), held
+    return torch.stack(result), held
 
 
 class Outcome:
@@ -195,8 +195,8 @@ def test_the_window_does_not_depend_on_the_number_of_visual_tokens(big, name, ch
     expected, held = drafted(drafter, prefilled(big, 2, kind=kind))
     assert held == [7, 10]
     for visual in (1, 40, 3000):
-        found, again = drafted(drafter, prefilled(big, visual, kind=kind))
-        assert again == held and torch.equal(found, expected)
+        actual, again = drafted(drafter, prefilled(big, visual, kind=kind))
+        assert again == held and torch.equal(actual, expected)
         assert drafter._cache.layers[0].keys.shape[2] == 7 + 30
     flat = drafter_of(name, big, **changes | {"positions": "flat"})
     assert not torch.allclose(drafted(flat, prefilled(big, 40, kind=kind))[0], expected, atol=1e-4)
@@ -211,9 +211,9 @@ def test_a_long_prompt_is_read_in_pieces(big, name, monkeypatch):
     monkeypatch.setattr(proposals, "PIECE", 7)
     seen, attend = [], F.scaled_dot_product_attention
     monkeypatch.setattr(F, "scaled_dot_product_attention", lambda *a, **k: seen.append(k) or attend(*a, **k))
-    found, again = drafted(drafter, prefill, 1)
+    actual, again = drafted(drafter, prefill, 1)
     assert again == held
-    torch.testing.assert_close(found, expected, atol=1e-6, rtol=1e-5)
+    torch.testing.assert_close(actual, expected, atol=1e-6, rtol=1e-5)
     masks = [k["attn_mask"] for k in seen if k.get("attn_mask") is not None]
     assert masks and max(mask.shape[-2] for mask in masks) <= 7
 
@@ -227,7 +227,7 @@ def test_without_the_window_visual_slots_are_held(big):
 
 
 def test_the_window_on_an_msd_head_is_its_visual_slots_dropped(big):
-    """The head of the published form, unchanged: masking the keys of visual slots gives the same answers."""
+    """The head of the published form, unchanged: masking the keys of visual inputs gives the same answers."""
     config = config_of(kind="msd", vata=True, positions="flat")
     head = loud_head(config, big)
     windowed = config.drafter(head, big)
@@ -329,7 +329,7 @@ def test_positions_of_three_rows(kind, settings):
         drafter.start(asked, step, Warp(), capacity=20)
         drafter.begin(9)
         drafter.root()
-        assert int(drafter._next) == len(asked.ids) + session.ahead
+        assert int(drafter._next) == len(asked.ids) + session.rope_delta
         assert int(drafter._next) < len(asked.ids)
         texts = int((asked.modality[1:] == TEXT).sum()) + 1
         assert drafter.num_held == (texts if config.vata else len(asked.ids))

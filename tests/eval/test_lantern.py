@@ -42,8 +42,8 @@ def named(setting: str) -> tuple[int, float]:
 
 def every_setting(folder: str) -> list[tuple[str, str, str]]:
     """(case, form, setting) of the folders of a kind."""
-    found = {tuple(key.split("/")[:3]) for key in V if key.startswith(folder) and key.split("/")[2:3]}
-    return sorted((c, f, s) for c, s, f in found if s in SETTINGS and f in FORMS)
+    result = {tuple(key.split("/")[:3]) for key in V if key.startswith(folder) and key.split("/")[2:3]}
+    return sorted((c, f, s) for c, s, f in result if s in SETTINGS and f in FORMS)
 
 
 # The table.
@@ -74,10 +74,10 @@ def test_nearest_by_hand_with_ties_and_in_blocks(metric, rows, monkeypatch):
     generator = torch.Generator().manual_seed(0)
     codebook = torch.randn(60, 5, generator=generator)
     codebook[50:] = codebook[:10]  # twins: at distance 0 from one another, and equally far from all others
-    found = nearest(codebook, 20, metric=metric)
-    assert torch.equal(found.long(), by_hand(codebook, 20, metric))
-    assert torch.equal(nearest(codebook, 5, metric=metric), found[:, :5])
-    assert found[0, 0] == 50 and found[50, 0] == 0
+    result = nearest(codebook, 20, metric=metric)
+    assert torch.equal(result.long(), by_hand(codebook, 20, metric))
+    assert torch.equal(nearest(codebook, 5, metric=metric), result[:, :5])
+    assert result[0, 0] == 50 and result[50, 0] == 0
 
 
 def test_cosine_is_l2_of_the_normalised_codebook():
@@ -210,8 +210,8 @@ def test_trees(case, form, setting, monkeypatch):
     relaxed = rule(form, *named(setting))
     tree, p = recorded_tree(V, case), V[f"{case}/node_probs"]
     for trial, uniforms in enumerate(V[f"{case}/uniforms"]):
-        found = walk(relaxed, monkeypatch, tree, p, uniforms)
-        check_walk(V, case, f"{case}/{setting}/{form}", trial, found, tree)
+        result = walk(relaxed, monkeypatch, tree, p, uniforms)
+        check_walk(V, case, f"{case}/{setting}/{form}", trial, result, tree)
 
 
 @pytest.mark.parametrize("case", [f"static{i}" for i in range(4)])
@@ -219,8 +219,8 @@ def test_drawn_children_of_the_released_code(case, monkeypatch):
     relaxed = rule("code", int(V[f"{case}/lantern_k"]), float(V[f"{case}/lantern_delta"]))
     tree, p = recorded_tree(V, case), V[f"{case}/node_probs"]
     for trial, uniforms in enumerate(V[f"{case}/uniforms"]):
-        found = walk(relaxed, monkeypatch, tree, p, uniforms)
-        check_walk(V, case, case, trial, found, tree)
+        result = walk(relaxed, monkeypatch, tree, p, uniforms)
+        check_walk(V, case, case, trial, result, tree)
 
 
 def test_the_released_code_may_remove_everything(monkeypatch):
@@ -241,7 +241,7 @@ def by_leaf(tree: Tree, scores, rows):
     parents = tuple(place[tree.parents[old - 1] + 1] - 1 for old in order[1:])
     assert all(parent < node for node, parent in enumerate(parents))
     tokens = tree.tokens[[old - 1 for old in order[1:]]]
-    return Tree(tokens, parents, tree.slots), scores[order], order
+    return Tree(tokens, parents, tree.expansions), scores[order], order
 
 
 @pytest.mark.parametrize(("case", "form", "setting"), [*every_setting("greedy")])
@@ -283,10 +283,10 @@ def random_tree(generator, form: str):
         tokens[children] = (
             torch.multinomial(row, len(children), generator=generator) if drawn else row.topk(len(children)).indices
         )
-    slots = (-1,) * 8
+    expansions = (-1,) * 8
     if form == "deterministic":
-        return Tree(tokens, parents, slots), p
-    return Tree(tokens, parents, slots, q, tuple(above + 1 for above in parents)), p
+        return Tree(tokens, parents, expansions), p
+    return Tree(tokens, parents, expansions, q, tuple(above + 1 for above in parents)), p
 
 
 def same(a, b) -> bool:
@@ -305,14 +305,14 @@ def test_delta_0_is_the_exact_rule_bit_for_bit(form, divergence, monkeypatch):
         uniforms = torch.rand(9, generator=generator, dtype=torch.float64)
         one, other = [], []
         expected = Sampling()(tree, p, (one.append(u) or u for u in uniforms.tolist()))
-        found = relaxed(tree, p, (other.append(u) or u for u in uniforms.tolist()))
-        assert same(found, expected) and one == other
+        actual = relaxed(tree, p, (other.append(u) or u for u in uniforms.tolist()))
+        assert same(actual, expected) and one == other
         # The bonus shows one token of the residual, this all of it.
         with monkeypatch.context() as patch:
             ours = walk(relaxed, patch, tree, p, uniforms)[2]
             exact = walk(Sampling(), patch, tree, p, uniforms)[2]
         assert torch.equal(ours, exact)
-        accepted, refused = accepted + found.num_accepted, refused + len(one) - 1 - found.num_accepted
+        accepted, refused = accepted + actual.num_accepted, refused + len(one) - 1 - actual.num_accepted
     assert accepted > 100 and refused > 300
 
 
@@ -334,13 +334,13 @@ def test_greedy_delta_0_is_the_exact_rule(form):
 @pytest.mark.parametrize(("shape", "draw"), [(FORK, "top-k"), (CHAIN, "sample")])
 def test_the_relaxed_rule_strays_from_the_target(shape, draw):
     p, q = distributions(0, 3)
-    found = []
+    result = []
     for delta in (0.0, 0.2, 0.5):
         relaxed = lantern(config("paper", 3, delta), V["codebook"][:3].double(), greedy=False)
         seen = emitted_distribution(relaxed, shape, draw, p, q, 3)
         assert float(seen.sum()) == pytest.approx(1, abs=1e-9)
-        found.append(float((seen - wanted(p, 3)).abs().sum() / 2))
-    assert found[0] < 1e-9 and found[2] > 0.05 and found[1] <= found[2]
+        result.append(float((seen - wanted(p, 3)).abs().sum() / 2))
+    assert result[0] < 1e-9 and result[2] > 0.05 and result[1] <= result[2]
 
 
 def test_a_single_proposal_strays_by_the_mass_moved_and_no_further_than_delta():
@@ -403,7 +403,7 @@ def test_the_set_member_by_member(kind, form):
     sizes = set()
     for setting in settings:
         made = LanternConfig(kind="lantern", k=12, residual=FORMS[form], **setting)
-        found = all_tokens(lantern(made, V["codebook"], greedy=False), p)
+        result = all_tokens(lantern(made, V["codebook"], greedy=False), p)
         for token in range(24):
             others = V["neighbours"][token][: 11 if form == "paper" else 12]
             bound = made.lambda_ * p[token] if kind == "multiplicative" else made.delta
@@ -414,8 +414,8 @@ def test_the_set_member_by_member(kind, form):
                 if cost >= bound:  # nothing here is near enough for equality to matter
                     break
                 size += 1
-            assert int(found.size[token]) == size
-            assert float(found.mass[token]) == pytest.approx(float(p[token] + p[others[: size - 1]].sum()))
+            assert int(result.size[token]) == size
+            assert float(result.mass[token]) == pytest.approx(float(p[token] + p[others[: size - 1]].sum()))
             sizes.add(size)
     assert len(sizes) > 5
 
@@ -433,8 +433,8 @@ def test_mass_that_is_no_code_lends_nothing_and_borrows_nothing():
 @pytest.mark.parametrize("greedy", [True, False])
 def test_nothing_proposed(greedy):
     p = V["unit/p"][None]
-    found = rule("paper", 5, 0.2, greedy=greedy)(no_tree(), p, [0.5])
-    assert same(found, (Greedy() if greedy else Sampling())(no_tree(), p, [0.5]))
+    result = rule("paper", 5, 0.2, greedy=greedy)(no_tree(), p, [0.5])
+    assert same(result, (Greedy() if greedy else Sampling())(no_tree(), p, [0.5]))
 
 
 @pytest.mark.parametrize(

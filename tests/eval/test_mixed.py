@@ -8,7 +8,7 @@ import itertools
 
 import pytest
 import torch
-from draftsmith.core.nouns import Request
+from draftsmith.core.batch import Request
 from draftsmith.core.states import Taps
 from draftsmith.eval.loop import Decoding, generate
 from draftsmith.eval.policies import Chain, Draw, Dynamic, Static
@@ -64,9 +64,9 @@ def test_greedy_output_is_plain_decoding(big, pair, answered, weights):
     drafter, cycles = mixed(pair, weights).drafter(pair, big), []
     assert drafter.taps.text_layers == pair[1].taps.text_layers and drafter.max_levels is None
     for tree, (asked, plain) in zip(TREES, answered * 2, strict=True):
-        found = generate(big, drafter, asked, greedy(TREES[tree](), 9))
-        assert found.tokens == plain, tree
-        cycles += found.cycles
+        result = generate(big, drafter, asked, greedy(TREES[tree](), 9))
+        assert result.tokens == plain, tree
+        cycles += result.cycles
     assert any(c.num_accepted for c in cycles) and any(c.num_accepted < c.num_drafted for c in cycles)
 
 
@@ -124,13 +124,13 @@ class Table:
 
     def root(self):
         self.paths = []
-        return self.warp.heat(self.scores(self.committed)[None])[0]
+        return self.warp.apply_temperature(self.scores(self.committed)[None])[0]
 
     def expand(self, parents, tokens):
         above = [self.paths[p] if p != ROOT else self.committed for p in parents]
         new = [(*a, t) for a, t in zip(above, tokens.tolist(), strict=True)]
         self.paths += new
-        return self.warp.heat(torch.stack([self.scores(path) for path in new]))
+        return self.warp.apply_temperature(torch.stack([self.scores(path) for path in new]))
 
     def accept(self, verified):
         self.committed += (*verified.tokens, verified.bonus)
@@ -169,7 +169,7 @@ def test_the_enumeration_finds_weights_that_draw_and_verify_differently():
     class Wrong(Tables):
         def root(self):
             super().root()
-            return self.warp.heat(table(1, vocab)(self.committed)[None])[0]
+            return self.warp.apply_temperature(table(1, vocab)(self.committed)[None])[0]
 
         warp = property(lambda self: self._warp)
 

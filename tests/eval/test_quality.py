@@ -50,8 +50,8 @@ def test_gaussian_distance_of_independent_features_has_a_closed_form():
     a, b = torch.tensor([1.0, 4.0, 0.0]).double(), torch.tensor([9.0, 1.0, 2.0]).double()
     mean = torch.tensor([1.0, 2.0, 2.0]).double()
     expected = 9 + (a.sqrt() - b.sqrt()).square().sum()  # |mean|^2, and each deviation on its own
-    found = statistics.gaussian_distance(mean, a.diag(), torch.zeros(3).double(), b.diag())
-    assert found == pytest.approx(float(expected), abs=1e-12)
+    actual = statistics.gaussian_distance(mean, a.diag(), torch.zeros(3).double(), b.diag())
+    assert actual == pytest.approx(float(expected), abs=1e-12)
 
 
 def test_gaussian_distance_equals_the_eigenvalues_of_the_plain_product():
@@ -74,8 +74,8 @@ def test_frechet_distance_takes_mean_and_covariance_of_the_samples(rng):
     real, generated = rng.normal(size=(50, 5)), rng.normal(2, 3, size=(40, 5))
     moments = [m for x in (real, generated) for m in (x.mean(0), np.cov(x, rowvar=False))]
     expected = statistics.gaussian_distance(*(torch.from_numpy(m) for m in moments))
-    found = statistics.frechet_distance(torch.from_numpy(real), torch.from_numpy(generated))
-    assert found == pytest.approx(expected, rel=1e-12)
+    actual = statistics.frechet_distance(torch.from_numpy(real), torch.from_numpy(generated))
+    assert actual == pytest.approx(expected, rel=1e-12)
 
 
 def test_precision_and_recall_equal_the_obvious_loops(rng, monkeypatch):
@@ -88,8 +88,8 @@ def test_precision_and_recall_equal_the_obvious_loops(rng, monkeypatch):
         return np.mean(inside)
 
     expected = share(generated, real), share(real, generated)
-    found = statistics.precision_recall(torch.from_numpy(real), torch.from_numpy(generated))
-    assert found == pytest.approx(expected)
+    actual = statistics.precision_recall(torch.from_numpy(real), torch.from_numpy(generated))
+    assert actual == pytest.approx(expected)
     assert 0 < expected[1] < expected[0]  # narrow and inside: precise, and little of the real set is covered
 
 
@@ -160,8 +160,8 @@ def test_folder_reads_pictures_in_the_order_of_their_names(tmp_path, rng):
     (tmp_path / "notes.txt").write_text("no picture")
     folder = Folder(tmp_path)
     assert len(folder) == 3
-    for found, expected in zip(folder, [images[1], images[0], images[2]], strict=True):
-        assert (found == expected).all()
+    for actual, expected in zip(folder, [images[1], images[0], images[2]], strict=True):
+        assert (actual == expected).all()
     with pytest.raises(UserError, match="no pictures"):
         Folder(tmp_path / "nowhere")
 
@@ -205,7 +205,7 @@ def clip_folder(tmp_path):
 def test_clip_score_is_the_mean_cosine_of_the_prefixed_captions(clip_folder, rng):
     images = pictures(rng, 4, height=300, width=280)
     config = QualityConfig(metrics=("clip",), weights={"clip": str(clip_folder)}, batch_size=3)
-    found = measure(config, images, captions=CAPTIONS)["clip"]
+    result = measure(config, images, captions=CAPTIONS)["clip"]
 
     model, tokenizer = CLIPModel.from_pretrained(clip_folder).eval(), CLIPTokenizer.from_pretrained(clip_folder)
     processor = CLIPImageProcessor(size={"shortest_edge": SIDE}, crop_size={"height": SIDE, "width": SIDE})
@@ -216,10 +216,10 @@ def test_clip_score_is_the_mean_cosine_of_the_prefixed_captions(clip_folder, rng
             pixels = processor(images=image, return_tensors="pt")["pixel_values"]
             outputs = model(pixel_values=pixels, **tokenizer("A photo depicts " + caption, return_tensors="pt"))
             cosines.append(F.cosine_similarity(outputs.image_embeds, outputs.text_embeds).item())
-    assert found.value == pytest.approx(np.mean(cosines), abs=1e-6)
-    assert found.spread == pytest.approx(np.std(cosines, ddof=1) / 2, abs=1e-6)
-    assert np.ptp(cosines) > 0.01 and found.n == 4
-    assert str(found).startswith("CLIP score (tiny-clip, mean cosine with 'A photo depicts ...'), n=4: ")
+    assert result.value == pytest.approx(np.mean(cosines), abs=1e-6)
+    assert result.spread == pytest.approx(np.std(cosines, ddof=1) / 2, abs=1e-6)
+    assert np.ptp(cosines) > 0.01 and result.n == 4
+    assert str(result).startswith("CLIP score (tiny-clip, mean cosine with 'A photo depicts ...'), n=4: ")
 
 
 def test_long_captions_are_cut_and_keep_their_end(clip_folder):
@@ -302,9 +302,9 @@ def test_hps_reads_a_state_of_open_clip(clip_folder, tmp_path, rng):
         torch.testing.assert_close(pair.texts(CAPTIONS), expected, atol=1e-5, rtol=0)
 
     config = QualityConfig(metrics=("hpsv2",))
-    found = measure(config, [image] * 4, captions=CAPTIONS, extractors={"hpsv2": pair})["hpsv2"]
-    assert found.value == pytest.approx((pair.features(batch) @ pair.texts(CAPTIONS).T).mean().item(), abs=1e-6)
-    assert found.what.startswith("HPS v2 (HPS_v2.1_compressed, mean cosine")
+    actual = measure(config, [image] * 4, captions=CAPTIONS, extractors={"hpsv2": pair})["hpsv2"]
+    assert actual.value == pytest.approx((pair.features(batch) @ pair.texts(CAPTIONS).T).mean().item(), abs=1e-6)
+    assert actual.what.startswith("HPS v2 (HPS_v2.1_compressed, mean cosine")
 
 
 def test_the_published_hps_has_the_size_of_vit_h_14():
@@ -333,9 +333,9 @@ def test_the_aesthetic_score_is_linear_in_the_unit_embedding(clip_folder, tmp_pa
         expected = nn.Sequential(*layers)(clip_pair(clip_folder, "cpu").features(batch)).mean().item()
     for name in ("head.pth", "head.safetensors"):
         weights = {"aesthetic": str(tmp_path / name), "clip_large": str(clip_folder)}
-        found = measure(QualityConfig(metrics=("aesthetic",), weights=weights), images)["aesthetic"]
-        assert found.value == pytest.approx(expected, abs=1e-6)
-        assert found.what == "aesthetic score (head on tiny-clip)"
+        actual = measure(QualityConfig(metrics=("aesthetic",), weights=weights), images)["aesthetic"]
+        assert actual.value == pytest.approx(expected, abs=1e-6)
+        assert actual.what == "aesthetic score (head on tiny-clip)"
 
 
 # Inception and VGG16
@@ -406,9 +406,9 @@ def test_vgg16_gives_the_second_hidden_layer_before_its_relu(tmp_path, rng):
     with torch.no_grad():
         hidden = network.classifier[0](network.features(pixels).flatten(1)).relu()
         expected = network.classifier[3](hidden)
-    found = extract(extractor, images, batch_size=2, device="cpu")
-    torch.testing.assert_close(found, expected)
-    assert (found < 0).any()
+    actual = extract(extractor, images, batch_size=2, device="cpu")
+    torch.testing.assert_close(actual, expected)
+    assert (actual < 0).any()
 
 
 # The entry

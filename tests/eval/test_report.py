@@ -14,31 +14,31 @@ from .rows import METHODS, a_row, measured_rows
 
 def test_drafters_of_one_method_and_contrasts_have_tables():
     some = [*measured_rows(), *(dataclasses.replace(r, drafter="seed_1") for r in measured_rows() if r.mode)]
-    found = build(some, about={}, methods=METHODS, contrasts={"another seed": ("seed_1", "finetune")})
-    assert [t.title for t in found.tables] == [
+    report = build(some, about={}, methods=METHODS, contrasts={"another seed": ("seed_1", "finetune")})
+    assert [t.title for t in report.tables] == [
         "Methods",
         "Every cell",
         "A cycle",
         "Drafter by drafter",
         "What a change does",
     ]
-    assert "over 2 drafters" in " ".join(found.findings)
-    assert {one["name"] for one in found.to_json()["contrasts"]} == {"another seed"}
+    assert "over 2 drafters" in " ".join(report.findings)
+    assert {one["name"] for one in report.to_json()["contrasts"]} == {"another seed"}
 
 
 def test_two_trainings_over_seeds_are_compared():
     names = ("new", "new_1", "old", "old_1")
     some = [dataclasses.replace(r, drafter=name) for name in names for r in measured_rows() if r.mode == "M"]
     ways = Comparison(first=["new", "new_1"], second=["old", "old_1"])
-    found = build(some, about={}, methods=METHODS, compare=ways)
-    assert list(found.to_json()["comparison"]) == ["pictures, mode M", "clips, mode M"]
-    assert any(line.startswith("pictures, mode M, first trainings less second: tau +0.000") for line in found.findings)
+    report = build(some, about={}, methods=METHODS, compare=ways)
+    assert list(report.to_json()["comparison"]) == ["pictures, mode M", "clips, mode M"]
+    assert any(line.startswith("pictures, mode M, first trainings less second: tau +0.000") for line in report.findings)
 
 
 def test_files(tmp_path):
     section = ReportSection("Where heads look", (Figure("a.png", "Shares."),), "attention", {"M": 0.5})
-    found = build(measured_rows(), about={"device": "CPU"}, methods=METHODS, sections=[section])
-    write(tmp_path, found, measured_rows())
+    report = build(measured_rows(), about={"device": "CPU"}, methods=METHODS, sections=[section])
+    write(tmp_path, report, measured_rows())
     data = json.loads((tmp_path / "report.json").read_text())
     assert data["version"] == 2 and data["about"] == {"device": "CPU"} and data["sections"][0]["data"] == {"M": 0.5}
     cell = data["cells"][0]
@@ -56,8 +56,8 @@ def test_files(tmp_path):
 
 def test_many_cells_stand_behind_the_sections(tmp_path):
     some = [a_row(benchmark=f"set {n}", turn="first", mode="M") for n in range(50)]
-    found = build(some, about={}, methods={}, sections=[ReportSection("Suite", ("words",))])
-    write(tmp_path, found, some)
+    report = build(some, about={}, methods={}, sections=[ReportSection("Suite", ("words",))])
+    write(tmp_path, report, some)
     page = (tmp_path / "report.md").read_text()
     assert page.index("## Suite") < page.index("## Every cell") and "| set 3 | first | M |" in page
 

@@ -24,9 +24,9 @@ from .rows import random_rows, report_of
     ],
 )
 def test_every_targets_report_becomes_the_same_rows(changes, where):
-    found = cells(report_of(*changes))
-    assert [cell.where for cell in found] == where
-    for cell in found:
+    result = cells(report_of(*changes))
+    assert [cell.where for cell in result] == where
+    for cell in result:
         assert (cell.method, cell.requests, cell.tau, cell.interval) == ("M", 12, 4.096, (3.9, 4.3))
         assert (cell.speedup, cell.end_to_end, cell.identical) == (1.446, 1.2, 12)
         assert len(readable(cell)) == len(COLUMNS)

@@ -18,8 +18,8 @@ from draftsmith.eval.loop import Decoding, generate
 from draftsmith.eval.policies import Chain, Draw, Dynamic, Sage, SageTree, Static, TextTreeConfig, check_combination
 from draftsmith.eval.policies.confidence import Drafted, confidence
 from draftsmith.eval.policies.history import DepthCap, History
-from draftsmith.eval.policies.laws import Laws, LawSettings, grow_nodes
 from draftsmith.eval.policies.sage import FIRST_CONFIDENCE, grow_online, template
+from draftsmith.eval.policies.sizing import SizingRules, SizingSettings, grow_nodes
 from draftsmith.eval.rules import Sampling
 from draftsmith.models.decoding.tree import ROOT
 from draftsmith.models.decoding.warp import Warp
@@ -43,75 +43,75 @@ NAMES = {
 }
 
 
-def laws_of(parameters, alpha, **reading):
-    settings = LawSettings(
+def sizing_of(parameters, alpha, **variant):
+    settings = SizingSettings(
         top_k=parameters["k"],
         min_depth=parameters["d_min"],
         max_depth=parameters["d_max"],
         min_width=parameters["w_min"],
         max_width=parameters["w_max"],
         max_nodes=parameters["n_max"],
-        **reading,
+        **variant,
     )
-    return Laws.of(settings, alpha, cap=settings.max_depth)
+    return SizingRules.of(settings, alpha, cap=settings.max_depth)
 
 
 def test_confidence():
     for row, parameters in enumerate(RECORDED["parameters"]):
-        found = confidence(torch.from_numpy(ARRAYS["logits"]).softmax(-1).topk(parameters["k"]).values)
-        assert found.numpy() == pytest.approx(ARRAYS["alpha"][row], abs=1e-9)
-        laws = [laws_of(parameters, float(alpha)) for alpha in found]
-        assert [one.depth for one in laws] == pytest.approx(ARRAYS["D"][row].tolist(), abs=1e-9)
-        assert [one.width for one in laws] == pytest.approx(ARRAYS["W"][row].tolist(), abs=1e-9)
+        result = confidence(torch.from_numpy(ARRAYS["logits"]).softmax(-1).topk(parameters["k"]).values)
+        assert result.numpy() == pytest.approx(ARRAYS["alpha"][row], abs=1e-9)
+        sizing = [sizing_of(parameters, float(alpha)) for alpha in result]
+        assert [one.depth for one in sizing] == pytest.approx(ARRAYS["D"][row].tolist(), abs=1e-9)
+        assert [one.width for one in sizing] == pytest.approx(ARRAYS["W"][row].tolist(), abs=1e-9)
 
 
 @pytest.mark.parametrize("number", range(len(RECORDED["cases"])))
-def test_laws_and_templates(number):
+def test_sizing_rules_and_templates(number):
     case = RECORDED["cases"][number]
     parameters = RECORDED["parameters"][case["parameters"]]
-    laws = laws_of(parameters, case["alpha"])
-    assert laws.depth == pytest.approx(case["D"], abs=1e-9)
-    assert laws.width == pytest.approx(case["W"], abs=1e-9)
-    assert laws.levels == case["D_rounded"]
+    sizing = sizing_of(parameters, case["alpha"])
+    assert sizing.depth == pytest.approx(case["D"], abs=1e-9)
+    assert sizing.width == pytest.approx(case["W"], abs=1e-9)
+    assert sizing.levels == case["D_rounded"]
     for level, row in enumerate(case["W_l"], start=1):
         for parent, value in zip((1, 0.5, 0.1, 0.01), row, strict=True):
-            assert laws.width_at(level, parent) == pytest.approx(value, abs=1e-9)
+            assert sizing.width_at(level, parent) == pytest.approx(value, abs=1e-9)
     for level, value in enumerate(case["theta_l"], start=1):
-        assert laws.threshold_at(level) == pytest.approx(value, abs=1e-9)
+        assert sizing.threshold_at(level) == pytest.approx(value, abs=1e-9)
     ranked = case["topk_prob"]
-    for reading, tree in zip(RECORDED["readings"], case["trees"], strict=True):
+    for variant, tree in zip(RECORDED["readings"], case["trees"], strict=True):
         assert not tree["rounding_sensitive"]
-        laws = laws_of(
+        sizing = sizing_of(
             parameters,
             case["alpha"],
-            threshold=reading["threshold"],
-            rounding=reading["rounding"],
-            order=NAMES[reading["order"]],
-            first_level=NAMES[reading["first_level"]],
-            depth_rounding=NAMES[reading["depth"]],
+            threshold=variant["threshold"],
+            rounding=variant["rounding"],
+            order=NAMES[variant["order"]],
+            first_level=NAMES[variant["first_level"]],
+            depth_rounding=NAMES[variant["depth"]],
         )
-        nodes = grow_nodes(laws, ranked, lambda some: [ranked] * len(some), levels=laws.levels)
+        nodes = grow_nodes(sizing, ranked, lambda some: [ranked] * len(some), levels=sizing.levels)
         paths = sorted((node.path for node in nodes), key=lambda path: (len(path), path))
         assert [list(path) for path in paths] == tree["nodes"]
-        static = template(laws, ranked)
+        static = template(sizing, ranked)
         assert static.choices == (paths or [(0,)]), "nothing above the threshold: one likeliest node"
 
 
 def test_probabilities_of_the_tree_may_be_renormalised():
     case = next(case for case in RECORDED["cases"] if 0.2 < sum(case["topk_prob"]) < 0.9)
-    ranked, found = case["topk_prob"], {}
+    ranked, result = case["topk_prob"], {}
     for name, given in (("raw", ranked), ("renormalised", ranked), ("by hand", [p / sum(ranked) for p in ranked])):
         settings = {"probabilities": name} if name != "by hand" else {}
-        laws = laws_of(RECORDED["parameters"][0], case["alpha"], **settings)
-        found[name] = template(laws, given).choices
-    assert found["renormalised"] == found["by hand"] != found["raw"]
+        sizing = sizing_of(RECORDED["parameters"][0], case["alpha"], **settings)
+        result[name] = template(sizing, given).choices
+    assert result["renormalised"] == result["by hand"] != result["raw"]
 
 
 @pytest.mark.parametrize("number", range(len(RECORDED["online"])))
 def test_online_growth(number):
     case = RECORDED["online"][number]
     q = torch.from_numpy(ARRAYS["markov_logits"]).softmax(-1)
-    laws = laws_of(RECORDED["parameters"][0], case["alpha"], threshold=case["threshold"])
+    sizing = sizing_of(RECORDED["parameters"][0], case["alpha"], threshold=case["threshold"])
     root, asked = q[case["start_token"]], []
 
     def expand(parents, tokens):
@@ -119,13 +119,17 @@ def test_online_growth(number):
         return q[tokens]
 
     drafted = Drafted(root, 10)
-    tree = grow_online(laws, root, expand, drafted, levels=laws.levels)
+    tree = grow_online(sizing, root, expand, drafted, levels=sizing.levels)
     assert [list(path) for path in ranks(tree)] == case["nodes"]
     assert tree.tokens.tolist() == case["tokens"]
-    # A node's slot is its expansion, and what was expanded was kept.
-    assert all(asked[slot] == token for slot, token in zip(tree.slots, case["tokens"], strict=True) if slot >= 0)
+    # A node's expansion is its expansion, and what was expanded was kept.
+    assert all(
+        asked[expansion] == token
+        for expansion, token in zip(tree.expansions, case["tokens"], strict=True)
+        if expansion >= 0
+    )
     assert len(drafted) == len(asked) + 1
-    assert any(slot >= 0 for slot in tree.slots)
+    assert any(expansion >= 0 for expansion in tree.expansions)
 
 
 def ranks(tree):
@@ -143,12 +147,12 @@ def test_the_cap_follows_what_was_accepted():
             window=given["window"], low=given["low"], high=given["high"], max_depth=given["cap_max"],
             full_window=trace["full_window_required"], clear=trace["clear_after_change"],
         )  # fmt: skip
-        cap, found, depths = DepthCap(settings, start=given["cap_start"], least=given["d_min"]), [], []
+        cap, result, depths = DepthCap(settings, start=given["cap_start"], least=given["d_min"]), [], []
         for accepted in given["accepted_without_bonus"]:
             cap.observe(accepted)
-            found.append(cap.value)
-            depths.append(Laws.of(LawSettings(), 0.6, cap=cap.value).depth)
-        assert found == trace["cap_after"]
+            result.append(cap.value)
+            depths.append(SizingRules.of(SizingSettings(), 0.6, cap=cap.value).depth)
+        assert result == trace["cap_after"]
         assert depths == pytest.approx(trace["depth_at_alpha_0_6"], abs=1e-9)
     still = DepthCap(None, start=8, least=3)
     for accepted in given["accepted_without_bonus"]:
@@ -194,11 +198,11 @@ def told(tree, tokens):
 
 def continuation(policy, rule, p, q, length, shapes):
     """Distribution of the next `length` tokens over as many cycles as they take, by enumeration."""
-    found = defaultdict(float)
+    result = defaultdict(float)
 
     def go(policy, prefix, weight):
         if len(prefix) > length:
-            found[prefix[1 : length + 1]] += weight
+            result[prefix[1 : length + 1]] += weight
             return
         tree, rows = grown(policy, q, prefix, max_levels=2)
         shapes.add(tree.parents)
@@ -209,7 +213,7 @@ def continuation(policy, rule, p, q, length, shapes):
 
     policy.start()
     go(policy, (0,), 1.0)
-    return found
+    return result
 
 
 GROWTHS = pytest.mark.parametrize("growth", ["online", "template", "dynamic"])
@@ -220,9 +224,9 @@ GROWTHS = pytest.mark.parametrize("growth", ["online", "template", "dynamic"])
 def test_enumerated(growth, confidence_from):
     p, q = table(3, 3, 3)
     policy, shapes = tiny_sage(growth, confidence_from=confidence_from), set()
-    found = continuation(policy, Sampling(), p, q, 3, shapes)
-    assert sum(found.values()) == pytest.approx(1, abs=1e-9)
-    assert off_target(found, p, 3, 3) < 1e-9
+    result = continuation(policy, Sampling(), p, q, 3, shapes)
+    assert sum(result.values()) == pytest.approx(1, abs=1e-9)
+    assert off_target(result, p, 3, 3) < 1e-9
     assert len(shapes) > 2, "the shape changes with what was drafted and accepted"
     wrong = continuation(policy, NoResidual(), p, q, 3, set())
     assert off_target(wrong, p, 3, 3) > 0.01
@@ -256,23 +260,23 @@ class Scripted:
 def test_templates_are_exact_with_sampled_draws():
     """Their shape stands before anything is drawn in the cycle; the first tree and the next ones."""
     p, q = table(1, 3, 3)
-    policy, found, shapes = tiny_sage("template"), defaultdict(float), set()
+    policy, result, shapes = tiny_sage("template"), defaultdict(float), set()
     policy.max_nodes = 99
 
     def cycle(policy, prefix, script):
-        slots, draw = [], Scripted(script)
+        expansions, draw = [], Scripted(script)
 
         def expand(parents, tokens):
-            above = [slots[i] if i != ROOT else prefix for i in parents]
-            slots.extend((*a, t) for a, t in zip(above, tokens.tolist(), strict=True))
-            return torch.stack([q(s) for s in slots[len(slots) - len(parents) :]])
+            above = [expansions[i] if i != ROOT else prefix for i in parents]
+            expansions.extend((*a, t) for a, t in zip(above, tokens.tolist(), strict=True))
+            return torch.stack([q(s) for s in expansions[len(expansions) - len(parents) :]])
 
         policy = copy.deepcopy(policy)
         return policy, policy.grow(q(prefix), expand, draw, max_levels=2), draw
 
     def go(policy, prefix, weight):
         if len(prefix) > 2:
-            found[prefix[1:3]] += weight
+            result[prefix[1:3]] += weight
             return
         waiting = [[]]
         while waiting:
@@ -292,8 +296,8 @@ def test_templates_are_exact_with_sampled_draws():
 
     policy.start()
     go(policy, (0,), 1.0)
-    assert sum(found.values()) == pytest.approx(1, abs=1e-9)
-    assert off_target(found, p, 3, 2) < 1e-9
+    assert sum(result.values()) == pytest.approx(1, abs=1e-9)
+    assert off_target(result, p, 3, 2) < 1e-9
     assert len(shapes) > 1
 
 
@@ -339,22 +343,22 @@ def test_the_drafter_keeps_what_was_accepted(big, near, growth):
 
 
 @GROWTHS
-def test_the_log_and_the_laws(big, near, growth):
+def test_the_log_and_the_sizing_rules(big, near, growth):
     policy, asked = sage(growth=growth), request(1, 1)
     decoding = Decoding(policy, Sampling(), Draw("top-k"), Warp(1.0), 32, ())
     logs = []
     for _ in range(2):
-        found = generate(target(big), proposal(near), asked, decoding, torch.Generator().manual_seed(3))
+        result = generate(target(big), proposal(near), asked, decoding, torch.Generator().manual_seed(3))
         logs.append(policy.log)
     assert logs[0] == logs[1], "each request starts afresh"
-    drafted = [cycle for cycle in found.cycles if cycle.num_nodes]
+    drafted = [cycle for cycle in result.cycles if cycle.num_nodes]
     assert [(c.levels, c.nodes, c.accepted) for c in policy.log] == [
         (c.num_drafted, c.num_nodes, c.num_accepted) for c in drafted
     ]
     assert policy.log[0].confidence == FIRST_CONFIDENCE and policy.log[0].nodes == 25
     for cycle in policy.log:
-        laws = Laws.of(policy.settings, cycle.confidence, cap=cycle.cap)
-        assert (cycle.depth, cycle.width) == (laws.depth, laws.width)
+        sizing = SizingRules.of(policy.settings, cycle.confidence, cap=cycle.cap)
+        assert (cycle.depth, cycle.width) == (sizing.depth, sizing.width)
     assert all(c.levels <= round(c.depth) and c.nodes <= 64 for c in policy.log[1:])
     assert len({c.confidence for c in policy.log}) > 3
     assert all(cycle.update_s > 0 for cycle in drafted)

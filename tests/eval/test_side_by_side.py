@@ -98,7 +98,7 @@ def test_units_stand_in_the_titles_and_unknown_metrics_are_refused(two):
     assert [title for title, _ in panels(runs, ["samples_per_s"])] == ["finetune: samples_per_s (samples/s)"]
     with pytest.raises(UserError, match="no run has a metric 'los'") as refused:
         panels(runs, ["los"])
-    assert "loss" in refused.value.cure
+    assert "loss" in refused.value.hint
 
 
 def test_runs_of_one_name_are_told_apart_by_their_paths(tmp_path):

@@ -74,7 +74,7 @@ class Fresh(Checked):
         hidden = self.model.model.language_model(inputs_embeds=embeds, position_ids=positions).last_hidden_state
         scores = self.model.lm_head(hidden[0, -1]).clone()
         scores[[IMAGE_ID, *range(TOKENS, len(scores))]] = float("-inf")
-        assert torch.allclose(q, self.warp.heat(scores), atol=1e-4)
+        assert torch.allclose(q, self.warp.apply_temperature(scores), atol=1e-4)
         self.checked += 1
 
 
@@ -135,8 +135,8 @@ def test_what_loads(big):
     config = PrunedConfig(kind="pruned")
     drafter = config.drafter(config.load(None, big), big)
     assert drafter.decoder is big.decoder, "shared weights"
-    found = generate(big, drafter, request(0, 2), Decoding(Chain(3), Greedy(), Draw("top-k"), Warp(), 12, ()))
-    assert drafter.pruning_s > 0 and found.draft_prefill_s > drafter.pruning_s
+    result = generate(big, drafter, request(0, 2), Decoding(Chain(3), Greedy(), Draw("top-k"), Warp(), 12, ()))
+    assert drafter.pruning_s > 0 and result.draft_prefill_s > drafter.pruning_s
 
 
 @pytest.mark.parametrize("kind", ["qwen2_5_vl", "qwen3_vl"])
@@ -152,9 +152,9 @@ def test_qwen(kind):
             cycles = generate(own, whole, asked, greedy(Chain(3), 14)).cycles
             assert all(c.num_accepted == c.num_drafted for c in cycles)
             drafter = pruned(reader, own, ratio=0.5, positions=positions)
-            found = generate(own, drafter, asked, greedy(Static(CHOICES["mc_sim_7b_63"]), 14))
-            assert found.tokens == plain.tokens
-            assert any(c.num_accepted for c in found.cycles)
+            result = generate(own, drafter, asked, greedy(Static(CHOICES["mc_sim_7b_63"]), 14))
+            assert result.tokens == plain.tokens
+            assert any(c.num_accepted for c in result.cycles)
             assert drafter.num_kept == round(drafter.num_visual / 2)
 
 
@@ -177,8 +177,8 @@ def test_what_comes_out_is_the_targets(big, sibling, growth, draw):
     generator, seen, cycles = torch.Generator().manual_seed(3), Counter(), []
     decoding = Decoding(policy, Sampling(), Draw(draw), warp, 6, ())
     for _ in range(count):
-        found = generate(big, drafter, asked, decoding, generator)
-        seen[tuple(found.tokens[:4])] += 1
+        result = generate(big, drafter, asked, decoding, generator)
+        seen[tuple(result.tokens[:4])] += 1
         cycles.append(len(policy.log))
     assert set(seen) <= set(expected) and max(cycles) > 2
     common = {k: v for k, v in expected.items() if v * count >= 10}

@@ -48,15 +48,15 @@ DRAWN = {
     ],
 )
 def test_numbers_are_those_of_each_targets_own_summary_before(rows, before):
-    found = s.summarize(rows)
+    result = s.summarize(rows)
     for name, value in before.items():
-        assert getattr(found, name) == (value if isinstance(value, str) else pytest.approx(value, rel=1e-6)), name
+        assert getattr(result, name) == (value if isinstance(value, str) else pytest.approx(value, rel=1e-6)), name
 
 
 def test_shares_by_depth():
-    found = s.summarize(random_rows(20))
-    assert [dataclasses.astuple(depth) for depth in found.accepted_by_depth] == [pytest.approx(d) for d in DEPTHS]
-    assert found.levels == 5 and found.mean_levels < 5
+    result = s.summarize(random_rows(20))
+    assert [dataclasses.astuple(depth) for depth in result.accepted_by_depth] == [pytest.approx(d) for d in DEPTHS]
+    assert result.levels == 5 and result.mean_levels < 5
 
 
 def test_the_one_bootstrap_is_the_suites():
@@ -91,9 +91,9 @@ def test_a_request_without_a_cycle_counts():
 def test_expected_speedups_by_hand():
     # tau 2, a chain of 5 with T_q/T_p = 1/4, and verification as dear as a step.
     row = a_row(accepted=(1, 1, 1), plain_cycle_s=0.02, draft_s=0.005, verify_s=0.04)
-    found = s.summarize([row])
-    assert found.expected_speedup == pytest.approx(2 / (5 / 4 + 2))
-    assert found.expected_speedup_tabed == pytest.approx(2 / (5 / 4 + 1)), "TABED, equation 1"
+    result = s.summarize([row])
+    assert result.expected_speedup == pytest.approx(2 / (5 / 4 + 2))
+    assert result.expected_speedup_tabed == pytest.approx(2 / (5 / 4 + 1)), "TABED, equation 1"
 
 
 def test_sampled_answers_of_other_lengths_are_compared_by_the_token():
@@ -105,8 +105,8 @@ def test_sampled_answers_of_other_lengths_are_compared_by_the_token():
 def test_paired_differences_pair_by_request_and_drafter():
     first = [a_row(request=f"r{n}", drafter=d, accepted=(a,) * 4) for n in range(6) for d, a in (("a", 2), ("b", 3))]
     second = [dataclasses.replace(row, method="T", accepted=(1,) * 4, emitted=(2,) * 4) for row in first]
-    found = s.paired_difference(first, second[::-1])
-    assert found.difference == pytest.approx(1.5) and found.requests == 12 and found.verdict == "above 0"
+    result = s.paired_difference(first, second[::-1])
+    assert result.difference == pytest.approx(1.5) and result.requests == 12 and result.verdict == "above 0"
     one, other = ([r for r in first if r.drafter == d] for d in "ab")
     assert s.paired_difference(one, other) == s.Difference(-1.0, (-1.0, -1.0), "below 0", 6)
     assert s.paired_difference(one, [dataclasses.replace(other[0], request="new")]).requests == 0
@@ -118,17 +118,17 @@ def test_a_paired_interval_is_narrower_than_an_unpaired_one():
     easy = random.Random(0)
     first = [a_row(request=f"r{n}", accepted=(easy.randint(0, 4),) * 9) for n in range(30)]
     second = [dataclasses.replace(r, emitted=tuple(e + 1 for e in r.emitted)) for r in first]
-    found = s.paired_difference(second, first)
+    result = s.paired_difference(second, first)
     low, high = s.tau_interval(first)
-    assert found.interval == pytest.approx((1.0, 1.0)) and high - low > 0.5
+    assert result.interval == pytest.approx((1.0, 1.0)) and high - low > 0.5
 
 
 def test_seeds_have_students_interval():
     pairs = {n: ([a_row(accepted=(a,) * 10)], [a_row(accepted=(1,) * 10)]) for n, a in (("a", 1), ("b", 2), ("c", 3))}
-    found = s.seed_difference(pairs)
+    result = s.seed_difference(pairs)
     half = 4.303 * statistics.stdev([0, 1, 2]) / 3**0.5
-    assert found.mean == 1.0 and found.interval == pytest.approx((1 - half, 1 + half))
-    assert found.verdict == "includes 0" and found.deviation == pytest.approx(1.0)
+    assert result.mean == 1.0 and result.interval == pytest.approx((1 - half, 1 + half))
+    assert result.verdict == "includes 0" and result.deviation == pytest.approx(1.0)
     assert s.seed_difference({"a": pairs["a"]}) is None
 
 

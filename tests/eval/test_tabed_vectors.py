@@ -10,7 +10,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from draftsmith.core.nouns import Request
+from draftsmith.core.batch import Request
 from draftsmith.eval.loop import Cycle, Decoding, Generation, generate
 from draftsmith.eval.policies import Chain, Draw
 from draftsmith.eval.rows import measure
@@ -71,14 +71,14 @@ class ScriptedEnsemble(EnsembleProposal):
         self._cache = Cache(1, capacity)
 
     def _forward(self, tokens, places, mask):
-        step = len(self._slots)
+        step = len(self._expansions)
         return self.logits[self.block, :, [step]].expand(-1, len(tokens), -1)
 
     def root(self):
         self.block += 1
         if self.block == len(self.logits):
             raise Finished
-        self._slots = type(self._slots)()
+        self._expansions = type(self._expansions)()
         self.weights_used.append(self.weights.current())
         return super().root()
 
@@ -153,10 +153,10 @@ def test_the_variants_differ():
 
 @pytest.mark.parametrize(("members", "points"), FACTS["grid_points"].items())
 def test_the_grid(members, points):
-    found = grid(int(members), 10)
-    assert len(found) == points == len(set(found))
-    assert found == sorted(found)
-    assert all(abs(sum(weights) - 1) < 1e-12 for weights in found)
+    result = grid(int(members), 10)
+    assert len(result) == points == len(set(result))
+    assert result == sorted(result)
+    assert all(abs(sum(weights) - 1) < 1e-12 for weights in result)
 
 
 def test_block_efficiency_and_speedup():
@@ -171,8 +171,8 @@ def test_block_efficiency_and_speedup():
             drafted = Generation([1], cycles, 0.0, 0.0, 1.0, "length")
             rows.append(measure([plain], [drafted], benchmark="b", method="M", request=f"r{number}", temperature=0.0,
                                 max_new_tokens=64, medium="text"))  # fmt: skip
-        found = summarize(rows)
-        assert found.tau == pytest.approx(facts["all_blocks"])
-        assert found.tau_mean_of_requests == pytest.approx(facts["mean_of_samples"])
+        result = summarize(rows)
+        assert result.tau == pytest.approx(facts["all_blocks"])
+        assert result.tau_mean_of_requests == pytest.approx(facts["mean_of_samples"])
         assert [r.num_emitted / r.num_cycles for r in rows] == pytest.approx(facts["per_sample"])
-        assert found.expected_speedup_tabed * pair["tau"] / found.tau == pytest.approx(pair["speedup"])
+        assert result.expected_speedup_tabed * pair["tau"] / result.tau == pytest.approx(pair["speedup"])

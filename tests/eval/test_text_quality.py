@@ -48,7 +48,7 @@ def test_a_missing_library_is_named_with_its_extra(name, library, monkeypatch):
         monkeypatch.setitem(sys.modules, module, None)  # as if it were not installed
     with pytest.raises(UserError, match=f"needs {library}") as caught:
         scorers([name])
-    assert "draftsmith[metrics]" in caught.value.cure
+    assert "draftsmith[metrics]" in caught.value.hint
 
 
 def overlap(answer, found):
@@ -82,7 +82,7 @@ def test_tables_and_samples():
     assert built["tables"]["Spot"]["ROUGE-L"]["target"]["mean"] == pytest.approx(2 / 3)
     # The first record, in the set's order; not chosen.
     assert [s["record"]["references"] for s in built["samples"]["OCRBench"]] == [["friend"]]
-    page = markdown(built, lambda found: [f"samples/{found['id'].replace('/', '-')}-0.png"])
+    page = markdown(built, lambda result: [f"samples/{result['id'].replace('/', '-')}-0.png"])
     assert "| model | OCRBench accuracy | Spot ROUGE-L |" in page
     assert "| target | 1.000 ± 0.000 | 0.667 ± 0.000 |" in page
     assert "![](samples/OCRBench-0000-0.png)" in page and "> Which word?" in page
@@ -122,7 +122,7 @@ def test_meteor_takes_words_and_says_when_wordnet_is_missing(monkeypatch):
     missing = True
     with pytest.raises(UserError, match="WordNet") as caught:
         meteor()
-    assert "nltk.downloader" in caught.value.cure
+    assert "nltk.downloader" in caught.value.hint
     missing = False
     assert meteor()("The Cat", {"references": ["A Cat", "dogs"]}) == 0.5
     assert asked[-1] == ([["a", "cat"], ["dogs"]], ["the", "cat"])

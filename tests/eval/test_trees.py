@@ -74,17 +74,18 @@ def test_the_tree_of_eagle(case):
     width, depth, count = (int(wanted[f"cfg/{key}"]) for key in ("top_k", "depth", "n_draft"))
     root, rows = wanted["logp_first"].exp(), wanted["logp_expand"].exp()
     expand = Recorded(rows)
-    found = candidates(root, expand, width=width, levels=depth + 1)
-    assert found.tokens == wanted["candidate_tokens"].tolist()
-    assert torch.allclose(torch.tensor(found.scores).log(), wanted["candidate_scores"], atol=1e-4)
-    # The beam in rank order, its parents as slots: rank r of the beam before the last expansion is slot (i - 1) K + r.
+    result = candidates(root, expand, width=width, levels=depth + 1)
+    assert result.tokens == wanted["candidate_tokens"].tolist()
+    assert torch.allclose(torch.tensor(result.scores).log(), wanted["candidate_scores"], atol=1e-4)
+    # The beam in rank order, its parents as expansions: rank r of the beam before the last expansion is expansion (i -
+    # 1) K + r.
     assert expand.tokens == wanted["beam_tokens"][:depth].tolist()
     ranks = wanted["beam_parents"][:depth]
     assert expand.parents == [[ROOT if r < 0 else (i - 1) * width + r for r in row] for i, row in enumerate(ranks)]
-    scores = torch.tensor([found.scores[c] for c in found.expanded]).log().view(depth, width)
+    scores = torch.tensor([result.scores[c] for c in result.expanded]).log().view(depth, width)
     assert torch.allclose(scores, wanted["beam_scores"][:depth], atol=1e-4)
     tree = Dynamic(count + 1, depth, width).grow(root, Recorded(rows), TOP_K, max_levels=99)
-    for grown in (tree, found.best(count)):
+    for grown in (tree, result.best(count)):
         assert grown.tokens.tolist() == wanted["draft_tokens"][1:].tolist()
         assert torch.equal(grown.ancestor_mask(), wanted["tree_mask"].bool())
         assert [0, *grown.depths] == wanted["position_offsets"].tolist()
@@ -137,21 +138,21 @@ def table(seed, vocab, kept):
 
 def grown(policy, q, prefix, max_levels=99):
     """The policy's tree after a prefix, and each row's prefix (the root's first)."""
-    slots = []
+    expansions = []
 
     def expand(parents, tokens):
-        above = [slots[i] if i != ROOT else prefix for i in parents]
-        slots.extend((*a, t) for a, t in zip(above, tokens.tolist(), strict=True))
-        return torch.stack([q(s) for s in slots[len(slots) - len(parents) :]])
+        above = [expansions[i] if i != ROOT else prefix for i in parents]
+        expansions.extend((*a, t) for a, t in zip(above, tokens.tolist(), strict=True))
+        return torch.stack([q(s) for s in expansions[len(expansions) - len(parents) :]])
 
     tree = policy.grow(q(prefix), expand, TOP_K, max_levels=max_levels)
     rows = [prefix]
     for parent, token in zip(tree.parents, tree.tokens.tolist(), strict=True):
         rows.append((*rows[parent + 1], token))
-    # A node's slot is its expansion; a node without one was never expanded.
-    assert list(tree.slots) == [slots.index(row) if row in slots else ROOT for row in rows[1:]]
-    assert all(q(path[:-1])[path[-1]] > 0 for path in slots), "nothing impossible is expanded"
-    assert len(slots) <= policy.max_nodes and tree.num_nodes <= policy.max_nodes
+    # A node's expansion is its expansion; a node without one was never expanded.
+    assert list(tree.expansions) == [expansions.index(row) if row in expansions else ROOT for row in rows[1:]]
+    assert all(q(path[:-1])[path[-1]] > 0 for path in expansions), "nothing impossible is expanded"
+    assert len(expansions) <= policy.max_nodes and tree.num_nodes <= policy.max_nodes
     assert tree.num_levels <= min(policy.num_levels, max_levels)
     return tree, rows
 
@@ -209,11 +210,11 @@ def adt(**given):
 
 def continuation(policy, rule, p, q, length, shapes):
     """Distribution of the next `length` tokens over as many cycles as they take, by enumeration."""
-    found = defaultdict(float)
+    result = defaultdict(float)
 
     def go(policy, prefix, weight):
         if len(prefix) > length:
-            found[prefix[1 : length + 1]] += weight
+            result[prefix[1 : length + 1]] += weight
             return
         tree, rows = grown(policy, q, prefix)
         shapes.add((tree.parents, tree.num_levels))
@@ -224,7 +225,7 @@ def continuation(policy, rule, p, q, length, shapes):
 
     policy.start()
     go(policy, (0,), 1.0)
-    return found
+    return result
 
 
 def off_target(found, p, vocab, length):
@@ -241,9 +242,9 @@ def test_enumerated(policy):
     for seed, kept in ((0, 3), (1, 2)):
         p, q = table(seed, 3, kept)
         shapes = set()
-        found = continuation(policy, Sampling(), p, q, 3, shapes)
-        assert sum(found.values()) == pytest.approx(1, abs=1e-9)
-        assert off_target(found, p, 3, 3) < 1e-9
+        result = continuation(policy, Sampling(), p, q, 3, shapes)
+        assert sum(result.values()) == pytest.approx(1, abs=1e-9)
+        assert off_target(result, p, 3, 3) < 1e-9
         assert len(shapes) > 1, "the tree's shape changes with what was drafted and accepted"
         wrong = continuation(policy, NoResidual(), p, q, 3, set())
         assert off_target(wrong, p, 3, 3) > 0.01
@@ -274,7 +275,7 @@ def test_greedy_output_is_plain_decoding(big, near, policy):
 
 
 class Checked(Wrapped):
-    """Every distribution is that of a fresh pass over its prefix: the slots that the policy names are right."""
+    """Every distribution is that of a fresh pass over its prefix: the expansions that the policy names are right."""
 
     def __init__(self, model):
         super().__init__(model)
@@ -292,7 +293,7 @@ class Checked(Wrapped):
         ids = torch.cat([self.request.ids, torch.tensor(tokens)])
         scores = self.model(input_ids=ids[None], pixel_values=self.request.pixels).logits[0, -1]
         scores[[IMAGE_ID, *range(TOKENS, len(scores))]] = float("-inf")
-        assert torch.allclose(q, self.warp.heat(scores), atol=1e-4)
+        assert torch.allclose(q, self.warp.apply_temperature(scores), atol=1e-4)
         self.checked += 1
 
     def root(self):
@@ -431,13 +432,13 @@ def test_token_flock_against_the_formula():
             for n, shape in enumerate(cells)
             if shape and math.dist((row, column), divmod(n, grid)) <= radius
         ]
-        found = flock(cells, grid, radius)
+        result = flock(cells, grid, radius)
         if not near_by:
-            assert found is None
+            assert result is None
             continue
         total = sum(weight for _, weight in near_by)
         means = [sum(w / total * shape[i] for shape, w in near_by) for i in (0, 1)]
-        assert found == tuple(math.floor(mean + 0.5) for mean in means)
+        assert result == tuple(math.floor(mean + 0.5) for mean in means)
     assert flock([None], grid, radius) is None
 
 

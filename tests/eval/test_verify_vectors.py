@@ -34,13 +34,13 @@ def recorded_tree(vectors, case: str) -> Tree:
     """Siblings stand in draw order; inner nodes have a row of draft_probs where children were drawn."""
     parents = vectors[f"{case}/parent"][1:].tolist()
     tokens = vectors[f"{case}/tokens"][1:]
-    slots = (-1,) * len(parents)
+    expansions = (-1,) * len(parents)
     above = tuple(parent - 1 for parent in parents)
     if f"{case}/draft_probs" not in vectors:
-        return Tree(tokens, above, slots)
+        return Tree(tokens, above, expansions)
     ranks = vectors[f"{case}/child_rank"][1:].tolist()
     assert all(ranks[n] == sum(p == parents[n] for p in parents[:n]) for n in range(len(parents)))
-    return Tree(tokens, above, slots, vectors[f"{case}/draft_probs"], tuple(parents))
+    return Tree(tokens, above, expansions, vectors[f"{case}/draft_probs"], tuple(parents))
 
 
 def walk(rule, monkeypatch, tree, p, uniforms):
@@ -84,8 +84,8 @@ def test_sampling(vectors, case, monkeypatch):
     uniforms = vectors[f"{case}/uniforms"]
     assert vectors[f"{case}/min_gap"].min() > 1e-5
     for trial in range(len(uniforms)):
-        found = walk(Sampling(), monkeypatch, tree, p, uniforms[trial])
-        check_walk(vectors, case, case, trial, found, tree)
+        result = walk(Sampling(), monkeypatch, tree, p, uniforms[trial])
+        check_walk(vectors, case, case, trial, result, tree)
 
 
 def settings(vectors, case: str) -> Warp:
@@ -100,10 +100,10 @@ def test_warping_where_the_order_of_the_cuts_does_not_matter(vectors, case):
     if warp.top_k and warp.top_p < 1:
         assert case in {"eagle2_4", "eagle2_5", "eagle2_10", "eagle2_11"}
         nucleus = Warp(warp.temperature, 0, warp.top_p)(vectors[f"{case}/node_logits"])
-        found = Warp(1.0, warp.top_k).truncate(nucleus)
+        result = Warp(1.0, warp.top_k).truncate(nucleus)
     else:
-        found = warp(vectors[f"{case}/node_logits"])
-    assert torch.allclose(found, vectors[f"{case}/node_probs"], atol=1e-6)
+        result = warp(vectors[f"{case}/node_logits"])
+    assert torch.allclose(result, vectors[f"{case}/node_probs"], atol=1e-6)
 
 
 @pytest.mark.parametrize("case", cases("eagle1"))

@@ -10,7 +10,7 @@ from types import SimpleNamespace
 
 import pytest
 import torch
-from draftsmith.core.nouns import ImageRequest
+from draftsmith.core.batch import ImageRequest
 from draftsmith.eval.block import Block
 from draftsmith.eval.loop import Decoding, generate
 from draftsmith.eval.policies import CHOICES, AdtTree, Chain, Draw, Dynamic, Static
@@ -53,7 +53,7 @@ POLICIES = {
 @pytest.fixture(scope="module")
 def drafters():
     """Heads that agree with their target now and then, for each setting."""
-    found = {}
+    result = {}
     for name, (condition, scale, interval) in SETTINGS.items():
         generator = target(llamagen(condition), scale, interval)
         heads = [(config, trained(generator, config, steps=40)[0]) for config in (EAGLE, MEDUSA)]
@@ -62,8 +62,8 @@ def drafters():
         generator_ = torch.Generator().manual_seed(1)
         smaller.output.weight.data += 0.15 * torch.randn(smaller.output.weight.shape, generator=generator_)
         proposals["sibling"] = SiblingProposal(target(smaller, scale, interval))
-        found[name] = generator, proposals
-    return found
+        result[name] = generator, proposals
+    return result
 
 
 def check_cycles(result, length):
@@ -205,7 +205,7 @@ def with_oracle(setting, kind, seed, *, loud):
         condition, scale, interval = SETTINGS[setting]
         generator = target(llamagen(condition, loud=loud), scale, interval)
         asked = request(generator.model, seed)
-        prompts = [[0] * (generator.config.num_slots - 1)] * 2
+        prompts = [[0] * (generator.config.num_condition_tokens - 1)] * 2
     truth = truth_of(generator, asked)
     if kind == "eagle":
         oracle = Oracle(truth, prompts, mask_padding=setting == "anole")
@@ -248,10 +248,10 @@ class Watched(Static):
         return super().grow(root, kept, draw, max_levels=max_levels)
 
     def observe(self, verified):
-        slots = [ROOT, *(verified.tree.slots[node] for node in verified.path)]
-        for place, (slot, scores) in enumerate(zip(slots, verified.target_probs, strict=True)):
-            if verified.tree.num_nodes and (place == 0 or slot != ROOT):
-                torch.testing.assert_close(self.q[slot], scores.softmax(-1), atol=1e-3, rtol=0)
+        num_condition = [ROOT, *(verified.tree.expansions[node] for node in verified.path)]
+        for place, (index, scores) in enumerate(zip(num_condition, verified.target_probs, strict=True)):
+            if verified.tree.num_nodes and (place == 0 or index != ROOT):
+                torch.testing.assert_close(self.q[index], scores.softmax(-1), atol=1e-3, rtol=0)
                 self.compared += 1
 
 
@@ -352,7 +352,7 @@ class Setting:
 
     def emitted(self, policy, rule, first, draw):
         """Distribution [V,V] of the two tokens after `first`, and the probability that a draft stands."""
-        found, accepted = torch.zeros(5, 5, dtype=torch.float64), 0.0
+        result, accepted = torch.zeros(5, 5, dtype=torch.float64), 0.0
         run = lambda: self.cycle(policy, draw, first)  # noqa: E731
         for (tree, p), weight in draw.runs(run) if draw.sampled else [(run(), 1.0)]:
             if isinstance(rule, Block):
@@ -363,10 +363,10 @@ class Setting:
             for tokens, chance in found_:
                 accepted += weight * chance * (len(tokens) > 1)
                 if len(tokens) > 1:
-                    found[tokens[0], tokens[1]] += weight * chance
+                    result[tokens[0], tokens[1]] += weight * chance
                 else:
-                    found[tokens[0]] += weight * chance * self.p((first, tokens[0]))
-        return found, accepted
+                    result[tokens[0]] += weight * chance * self.p((first, tokens[0]))
+        return result, accepted
 
     def wanted(self, first):
         return torch.stack([self.p((first,))[a] * self.p((first, a)) for a in range(5)])
@@ -390,9 +390,9 @@ def test_two_tokens_are_distributed_as_the_targets(name, kind):
     setting = Setting(kind, interval=0)
     roots = setting.p(()).nonzero().flatten().tolist()
     for first in roots[: 1 if draw == "sample" else 2]:
-        found, accepted = setting.emitted(make(), rule, first, Every() if draw == "sample" else Draw("top-k"))
-        assert float(found.sum()) == pytest.approx(1, abs=1e-6)
-        assert (found - setting.wanted(first)).abs().max() < 2e-6
+        result, accepted = setting.emitted(make(), rule, first, Every() if draw == "sample" else Draw("top-k"))
+        assert float(result.sum()) == pytest.approx(1, abs=1e-6)
+        assert (result - setting.wanted(first)).abs().max() < 2e-6
         assert 0.05 < accepted < 0.999
     if name != "block":
         wrong, _ = setting.emitted(make(), NoResidual(), first, Every() if draw == "sample" else Draw("top-k"))

@@ -2,7 +2,7 @@
 
 import numpy as np
 import torch
-from draftsmith.core.nouns import Request
+from draftsmith.core.batch import Request
 from draftsmith.core.pictures import Picture
 from draftsmith.data.conversations import PromptFormat, encode
 from draftsmith.data.images import layouts, pixels
@@ -90,20 +90,20 @@ def request(
     family: str, sizes: list[tuple[int, int]], *, frames: int = 0, aspect: str | None = None, side_by_side: bool = False
 ) -> Request:
     """Pictures of the given sizes and one clip, each with its mark; `side_by_side` writes nothing between them."""
-    made, tiles, found = processor(family), [], ()
+    made, tiles, result = processor(family), [], ()
     if sizes:
-        seen, found = look(made, sizes, aspect or ASPECTS[family])
+        seen, result = look(made, sizes, aspect or ASPECTS[family])
         tiles.append(seen)
     if frames:
         seen, layout = clip(made, frames)
         tiles.append(seen)
-        found += (layout,)
+        result += (layout,)
     marks = ["<image>"] * len(sizes) + ["<video>"] * bool(frames)
     text = ("" if side_by_side else "\n").join(marks) + "\nWhich picture is this?"
     turns = [{"from": "human", "value": text}]
-    encoded = encode(turns, FORMS[family], made, pictures=found, open_ended=True)
+    encoded = encode(turns, FORMS[family], made, pictures=result, open_ended=True)
     modality = torch.tensor(encoded.modality, dtype=torch.int8)
-    return Request(torch.tensor(encoded.ids), modality, torch.cat(tiles) if tiles else None, "asked", found)
+    return Request(torch.tensor(encoded.ids), modality, torch.cat(tiles) if tiles else None, "asked", result)
 
 
 def published(family: str, asked: Request, sizes: list[tuple[int, int]]) -> dict[str, torch.Tensor]:

@@ -3,7 +3,7 @@
 import copy
 
 import torch
-from draftsmith.core.nouns import IMAGE, TEXT, Request
+from draftsmith.core.batch import IMAGE, TEXT, Request
 from draftsmith.models.decoding.decoder import CachedDecoder
 from draftsmith.models.drafters.independent import IndependentProposal
 from draftsmith.models.llava import TokenIds, assemble, llava_config

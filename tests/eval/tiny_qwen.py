@@ -1,7 +1,7 @@
 """Tiny Qwen-VL of every family, and requests to them written by hand; transformers' own classes."""
 
 import torch
-from draftsmith.core.nouns import IMAGE, TEXT, VIDEO, Request
+from draftsmith.core.batch import IMAGE, TEXT, VIDEO, Request
 from draftsmith.core.pictures import PatchGrid, whole_picture
 from draftsmith.models.llava import TokenIds
 from draftsmith.models.qwen import QWEN_FAMILIES, QWEN_KINDS, qwen_config

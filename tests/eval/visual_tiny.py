@@ -1,6 +1,6 @@
 """Tiny image generators, heads and requests for the visual track's tests; real classes, no mocks of our own code.
 
-Letters: B samples, R rows, N positions, K places seen, C condition slots, n image codes, D width, V codes.
+Letters: B samples, R rows, N positions, K places seen, C condition tokens, n image codes, D width, V codes.
 """
 
 from dataclasses import replace
@@ -9,8 +9,8 @@ from types import SimpleNamespace
 
 import numpy as np
 import torch
+from draftsmith.core.batch import CodeBatch, ImageRequest
 from draftsmith.core.loss import StepLoss
-from draftsmith.core.nouns import CodeBatch, ImageRequest
 from draftsmith.core.states import Taps, TargetStates
 from draftsmith.eval.loop import Decoding, generate
 from draftsmith.eval.policies import Chain, Draw
@@ -140,21 +140,21 @@ def embedded(model: LlamaGen, condition: torch.Tensor, rows: int) -> tuple[torch
     uncond = torch.tensor([False, True])[:rows]
     if model.config.condition == "class":
         return model.cls_embedding(condition.expand(rows), uncond), None
-    features, mask = pad_left([condition], model.config.num_slots)
+    features, mask = pad_left([condition], model.config.num_condition_tokens)
     return model.cls_embedding(features.expand(rows, -1, -1), uncond), mask.expand(rows, -1)
 
 
 @torch.no_grad()
 def true_features(model: LlamaGen, condition: torch.Tensor, rows: int, codes: list[int]) -> torch.Tensor:
     """[R,C+len(codes),D] by one teacher-forced pass without a cache."""
-    slots, mask = embedded(model, condition, rows)
-    return model.features(slots, torch.tensor(codes, dtype=torch.int64).expand(rows, -1), mask)
+    num_condition, mask = embedded(model, condition, rows)
+    return model.features(num_condition, torch.tensor(codes, dtype=torch.int64).expand(rows, -1), mask)
 
 
 def published(kind: str, case: str) -> SimpleNamespace:
     """A recorded LlamaGen (t2i or c2i, a or b): model, arrays, and the request of each sample."""
-    found = arrays(f"vectors_llamagen/{kind}.npz", f"{case}/")
-    sizes = {name.removeprefix("cfg/"): value.item() for name, value in found.items() if name.startswith("cfg/")}
+    result = arrays(f"vectors_llamagen/{kind}.npz", f"{case}/")
+    sizes = {name.removeprefix("cfg/"): value.item() for name, value in result.items() if name.startswith("cfg/")}
     text = kind == "t2i"
     own = (
         {"condition": "text", "caption_dim": sizes["caption_dim"], "caption_slots": sizes["cls_token_num"]}
@@ -168,13 +168,13 @@ def published(kind: str, case: str) -> SimpleNamespace:
             rope_base=sizes["rope_base"], dropout=0, **own,
         )
     ).eval()  # fmt: skip
-    model.load_state_dict({n.removeprefix("weights/"): v for n, v in found.items() if n.startswith("weights/")})
+    model.load_state_dict({n.removeprefix("weights/"): v for n, v in result.items() if n.startswith("weights/")})
     if text:
-        lengths = found["caption_mask_raw"].sum(-1).int().tolist()
-        conditions = [rows[:n] for rows, n in zip(found["caption_features_raw"], lengths, strict=True)]
+        lengths = result["caption_mask_raw"].sum(-1).int().tolist()
+        conditions = [rows[:n] for rows, n in zip(result["caption_features_raw"], lengths, strict=True)]
     else:
-        conditions = list(found["labels"])
-    return SimpleNamespace(model=model, arrays=found, requests=[ImageRequest(c) for c in conditions])
+        conditions = list(result["labels"])
+    return SimpleNamespace(model=model, arrays=result, requests=[ImageRequest(c) for c in conditions])
 
 
 class LmHead:

@@ -48,9 +48,9 @@ def passes(model, inputs, never, *, shown):
     }
     with sees(draft, **inputs) if shown else contextlib.nullcontext(draft) as assistant:
         hook = model.model.language_model.register_forward_hook(lambda *_: count.append(1))
-        found = model.generate(**inputs, assistant_model=assistant, **settings)
+        result = model.generate(**inputs, assistant_model=assistant, **settings)
         hook.remove()
-    assert torch.equal(found, model.generate(**inputs, **settings))
+    assert torch.equal(result, model.generate(**inputs, **settings))
     assert "prepare_inputs_for_generation" not in vars(draft)
     return len(count)
 

@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 import torch
 import transformers
+from draftsmith.core.batch import Request
 from draftsmith.core.errors import UserError
-from draftsmith.core.nouns import Request
 from draftsmith.core.pictures import IMAGE, Picture
 from draftsmith.models.captioners import (
     Blip2Captions,
@@ -130,10 +130,10 @@ def load(kind, saved, **more):
 def test_captions_of_several_pictures_are_those_of_each(kind, beams, saved):
     captioner = load(kind, saved, num_beams=beams)
     several = pictures(3)
-    found = captioner.captions(asked(several))
-    assert found == [captioner.captions(asked((picture,)))[0] for picture in several]
-    assert len(set(found)) > 1, "pictures make a difference"
-    assert all(caption == caption.strip() and not any(s in caption for s in SPECIAL) for caption in found)
+    result = captioner.captions(asked(several))
+    assert result == [captioner.captions(asked((picture,)))[0] for picture in several]
+    assert len(set(result)) > 1, "pictures make a difference"
+    assert all(caption == caption.strip() and not any(s in caption for s in SPECIAL) for caption in result)
     assert captioner.captions(asked(())) == []
 
 
@@ -203,12 +203,12 @@ def own(model, stop_ids=(EOS,), limit=12):
 
 def test_a_llava_captions_as_it_generates():
     model, several = llava(3), request(0, 3)
-    found = own(model).captions(several)
-    for number, caption in enumerate(found):
+    result = own(model).captions(several)
+    for number, caption in enumerate(result):
         ids = torch.tensor(PROMPT)
         one = Request(ids, (ids == IMAGE_ID).to(torch.int8), several.pixels[number : number + 1])
         assert caption == Numbers().decode([t for t in reference(model, one, 12) if t != EOS], True)
-    assert len(set(found)) > 1
+    assert len(set(result)) > 1
     assert own(model).captions(request(0, 0)) == []
 
 
@@ -226,9 +226,9 @@ def test_of_tiles_the_first_and_of_a_clip_the_middle():
     model, generator = llava(3), torch.Generator().manual_seed(0)
     pixels = torch.randn(6, 3, 16, 16, generator=generator)
     layout = (Picture(2), Picture(2, num_tiles=3, modality=2), Picture(2, num_tiles=2))
-    found = own(model).captions(Request(torch.tensor([1]), torch.zeros(1, dtype=torch.int8), pixels, "r", layout))
+    result = own(model).captions(Request(torch.tensor([1]), torch.zeros(1, dtype=torch.int8), pixels, "r", layout))
     each = own(model).captions(
         Request(torch.tensor([1]), torch.zeros(1, dtype=torch.int8), pixels[[0, 2, 4]], "r", (Picture(2),) * 3)
     )
-    assert found == each
-    assert len(set(found)) > 1
+    assert result == each
+    assert len(set(result)) > 1

@@ -5,7 +5,7 @@ from dataclasses import replace
 
 import pytest
 import torch
-from draftsmith.core.nouns import IMAGE, TEXT, Batch
+from draftsmith.core.batch import IMAGE, TEXT, Batch
 from draftsmith.core.states import KeptScores, TargetStates
 from draftsmith.models.distillation import DistillObjective, DistillTraining, Teacher, keep_scores, with_rest
 from draftsmith.models.losses import ChunkedHead, divergence, divergence_of_logs, log_probs
@@ -84,11 +84,11 @@ def test_the_loss_is_the_divergence_of_the_two_models_scores(name):
     wanted = divergence(name, p, q).sum()
     wanted.backward()
     module = training(objective(name, chunk=5), target=target, draft=draft)
-    loss, found = gradients(module, asked)
+    loss, actual = gradients(module, asked)
     assert loss == pytest.approx(wanted.item(), rel=1e-5)
     expected = {n: w.grad for n, w in plain.named_parameters() if w.grad is not None}
-    assert {n.removeprefix("llava.") for n in found} == set(expected)
-    for parameter, gradient in found.items():
+    assert {n.removeprefix("llava.") for n in actual} == set(expected)
+    for parameter, gradient in actual.items():
         torch.testing.assert_close(gradient, expected[parameter.removeprefix("llava.")], atol=2e-5, rtol=1e-4)
 
 
@@ -130,14 +130,14 @@ def test_settings(settings):
 def test_chunks_change_nothing(name):
     asked, draft, target = batch(), llava(1, width=16, layers=1).double(), llava(0).double()
     asked = replace(asked, pixels=asked.pixels.double())
-    found = [
+    result = [
         gradients(training(objective(name, chunk=chunk), target=target, draft=copy.deepcopy(draft)), asked)
         for chunk in (1000, 21, 8, 1)
     ]
-    for loss, grads in found[1:]:
-        assert loss == pytest.approx(found[0][0], rel=1e-12)
+    for loss, grads in result[1:]:
+        assert loss == pytest.approx(result[0][0], rel=1e-12)
         for parameter, gradient in grads.items():
-            torch.testing.assert_close(gradient, found[0][1][parameter], atol=1e-11, rtol=1e-9)
+            torch.testing.assert_close(gradient, result[0][1][parameter], atol=1e-11, rtol=1e-9)
 
 
 def test_gradient_checkpointing_and_adapters_go_with_chunks():
@@ -227,9 +227,9 @@ def test_evaluation_is_cross_entropy():
         input_ids=asked.ids, attention_mask=asked.attention_mask.long(), pixel_values=asked.pixels
     ).logits[:, :-1][asked.loss_mask[:, 1:]]
     labels = asked.ids[:, 1:][asked.loss_mask[:, 1:]]
-    found = module(asked, None, scores.argmax(-1))
-    assert found.loss_sum.item() == pytest.approx(F.cross_entropy(scores, labels, reduction="sum").item(), rel=1e-5)
-    assert found.metrics["agreement"] == len(labels)
+    result = module(asked, None, scores.argmax(-1))
+    assert result.loss_sum.item() == pytest.approx(F.cross_entropy(scores, labels, reduction="sum").item(), rel=1e-5)
+    assert result.metrics["agreement"] == len(labels)
 
 
 class Largest(TorchDispatchMode):
@@ -240,11 +240,11 @@ class Largest(TorchDispatchMode):
         self.numel = 0
 
     def __torch_dispatch__(self, function, types, args=(), kwargs=None):
-        found = function(*args, **(kwargs or {}))
-        for value in found if isinstance(found, tuple | list) else (found,):
+        result = function(*args, **(kwargs or {}))
+        for value in result if isinstance(result, tuple | list) else (result,):
             if isinstance(value, torch.Tensor):
                 self.numel = max(self.numel, value.numel())
-        return found
+        return result
 
 
 def largest(head: torch.nn.Module, hidden: torch.Tensor, compare) -> int:
@@ -286,9 +286,9 @@ def test_kept_scores_are_a_lower_bound_that_reaches_the_whole(name):
         assert (kept.log_probs.diff(dim=-1) <= 0).all()
         log_p = torch.cat([kept.log_probs, kept.log_rest[:, None]], dim=-1)
         torch.testing.assert_close(log_p.exp().sum(-1), torch.ones(9, dtype=torch.float64))
-        found = divergence_of_logs(name, log_p, with_rest(log_probs(q), kept.ids))
-        values.append(found.detach())
-        (gradient,) = torch.autograd.grad(found.sum(), q)
+        result = divergence_of_logs(name, log_p, with_rest(log_probs(q), kept.ids))
+        values.append(result.detach())
+        (gradient,) = torch.autograd.grad(result.sum(), q)
         assert gradient.isfinite().all()
     torch.testing.assert_close(values[-1], whole.detach(), atol=1e-12, rtol=1e-12)
     torch.testing.assert_close(gradient, wanted, atol=1e-12, rtol=1e-9)

@@ -170,7 +170,7 @@ def test_eagle3_in_eagles_own_layout(tmp_path):
 def test_eagle1_for_vllm(tmp_path, family, fc_bias):
     """Its fc has no bias: ours moves into the attention's, and the layer computes the same."""
     _, folder, head = made(tmp_path, family, kind="eagle", image="placeholder", fc_bias=fc_bias)
-    found = export_drafter(folder, tmp_path / "out", "vllm")
+    result = export_drafter(folder, tmp_path / "out", "vllm")
     values, state = exported(tmp_path / "out")
     assert values["architectures"] == ["LlamaForCausalLM"] and values["model_type"] == "llama" and "bias" not in values
     assert state["fc.weight"].shape == (WIDTH, 2 * WIDTH) and "fc.bias" not in state
@@ -178,7 +178,7 @@ def test_eagle1_for_vllm(tmp_path, family, fc_bias):
     assert values["attention_bias"] is fc_bias and ("layers.0.self_attn.o_proj.bias" in state) is fc_bias
     assert ("qkv_bias" in values) == (family == "qwen2_5_vl" and not fc_bias)
     same(eagle1_of_engines(values, state, *inputs()), head)
-    assert any("no bias" in note for note in found.notes) is fc_bias
+    assert any("no bias" in note for note in result.notes) is fc_bias
     again = back("eagle", tmp_path / "out", family)
     same(ours(again.head, *inputs()), head)
     assert again.config.fc_bias is fc_bias and again.config.image == "placeholder"
@@ -200,7 +200,7 @@ def test_eagle1_for_sglang(tmp_path, fc_bias):
 def test_eagles_own_layout(tmp_path, kind):
     """With a copy of the target's rows, which that code loads strictly, and flags under its names."""
     target, folder, head = made(tmp_path, weights=True, kind=kind, **({} if kind == "vispec" else {"fc_bias": True}))
-    found = export_drafter(
+    result = export_drafter(
         folder, tmp_path / "out", "eagle", target=str(target), prompts="text" if kind == "eagle" else "all"
     )
     values, state = exported(tmp_path / "out")
@@ -211,7 +211,7 @@ def test_eagles_own_layout(tmp_path, kind):
     assert all(torch.equal(value, head.state_dict()[n]) for n, value in state.items()) and len(state) == len(
         head.state_dict()
     )
-    assert any("licence" in note for note in found.notes)
+    assert any("licence" in note for note in result.notes)
     text = target_config().get_text_config()
     again = import_head(kind, str(tmp_path / "out"), text, embedding=rows[name], image="placeholder")
     assert all(torch.equal(value, head.state_dict()[n]) for n, value in again.head.state_dict().items())
@@ -230,9 +230,9 @@ def test_a_stretched_rotation_travels(tmp_path, engine, kind):
     assert again.config.rope == "target" and again.head.shape.rope_scaling == head.shape.rope_scaling == LONG
     plain = {**values, "rope_scaling": None, "rope_parameters": {"rope_type": "default", "rope_theta": 10000.0}}
     (tmp_path / "out" / "config.json").write_text(json.dumps(plain))
-    found = back(kind, tmp_path / "out", "llama_long")
-    assert found.config.rope == "plain" and found.head.shape.rope_scaling is None
-    assert any("rope: plain" in note for note in found.notes)
+    result = back(kind, tmp_path / "out", "llama_long")
+    assert result.config.rope == "plain" and result.head.shape.rope_scaling is None
+    assert any("rope: plain" in note for note in result.notes)
     with pytest.raises(UserError, match="positions are stretched"):
         export_drafter(folder, tmp_path / "third", "eagle")
 
@@ -243,7 +243,7 @@ def test_a_stretched_rotation_travels(tmp_path, engine, kind):
 @pytest.mark.parametrize(
     ("engine", "family", "settings", "says"),
     [
-        ("vllm", "llava", {"kind": "eagle3"}, "no slot stands at a picture"),
+        ("vllm", "llava", {"kind": "eagle3"}, "no input stands at a picture"),
         ("vllm", "llava", {"kind": "eagle3", "visual_slots": "middle"}, "one middle state"),
         ("vllm", "llava", READ | {"image": "projected"}, "the projected embedding stands at pictures here"),
         ("speculators", "llava", READ | {"image": "projected"}, "puts the placeholder"),
@@ -283,10 +283,10 @@ def test_what_an_engine_cannot_express(tmp_path, engine, family, settings, says)
 def test_a_head_that_only_pictures_would_confuse(tmp_path, settings):
     """For prompts of text it is the same layer; the folder says so."""
     _, folder, head = made(tmp_path, **settings)
-    found = export_drafter(folder, tmp_path / "out", "vllm", prompts="text")
+    result = export_drafter(folder, tmp_path / "out", "vllm", prompts="text")
     values, state = exported(tmp_path / "out")
     same((eagle3_of_engines if settings["kind"] == "eagle3" else eagle1_of_engines)(values, state, *inputs()), head)
-    assert any("without pictures" in note for note in found.notes)
+    assert any("without pictures" in note for note in result.notes)
     said = json.loads((tmp_path / "out" / "draftsmith.json").read_text())["export"]
     assert said["prompts"] == "text" and said["engine"] == "vllm" and "transformers" in said["tested_with"]
 
@@ -366,7 +366,7 @@ def draft_folder(folder, rows=VOCAB, dtype=torch.bfloat16):
     return model
 
 
-def test_a_draft_with_eyes(tmp_path):
+def test_a_draft_with_a_tower(tmp_path):
     target = target_folder(tmp_path / "target")
     model = draft_folder(tmp_path / "draft")
     with pytest.raises(UserError, match="no engine lets a draft model read pictures"):
@@ -375,9 +375,9 @@ def test_a_draft_with_eyes(tmp_path):
         export_drafter(tmp_path / "draft", tmp_path / "out", "vllm", prompts="text")
     with pytest.raises(UserError, match="layout is for heads"):
         export_drafter(tmp_path / "draft", tmp_path / "out", "speculators", target=str(target))
-    found = export_drafter(tmp_path / "draft", tmp_path / "out", "vllm", target=str(target), prompts="text")
+    exported = export_drafter(tmp_path / "draft", tmp_path / "out", "vllm", target=str(target), prompts="text")
     draft = AutoModelForCausalLM.from_pretrained(tmp_path / "out", dtype="auto")
-    assert type(draft) is LlamaForCausalLM and draft.dtype == torch.bfloat16 and found.method == "draft_model"
+    assert type(draft) is LlamaForCausalLM and draft.dtype == torch.bfloat16 and exported.method == "draft_model"
     ids = torch.tensor([[1, 5, 9, 30]])
     assert torch.equal(draft(ids).logits, model(ids).logits)
     assert draft.config.vocab_size == VOCAB and (tmp_path / "out" / "tokenizer.json").is_file()
@@ -407,10 +407,10 @@ def test_a_draft_of_fewer_rows_than_its_target(tmp_path):
     torch.manual_seed(1)
     small = LlamaForCausalLM(config).eval()
     small.save_pretrained(tmp_path / "draft")
-    found = export_drafter(tmp_path / "draft", tmp_path / "out", "sglang", target=str(target))
+    exported = export_drafter(tmp_path / "draft", tmp_path / "out", "sglang", target=str(target))
     draft = AutoModelForCausalLM.from_pretrained(tmp_path / "out").eval()
     ids = torch.tensor([[3, 5, 9]])
-    assert draft.config.vocab_size == VOCAB and any("4 rows added" in note for note in found.notes)
+    assert draft.config.vocab_size == VOCAB and any("4 rows added" in note for note in exported.notes)
     torch.testing.assert_close(draft(ids).logits[..., :40], small(ids).logits)
     theirs = AutoConfig.from_pretrained(target)
     assert (draft.config.bos_token_id, draft.config.pad_token_id) == (theirs.bos_token_id, theirs.pad_token_id)
@@ -431,8 +431,8 @@ def test_scripts_there_and_back(tmp_path, capsys):
     assert script("import_head", tmp_path / "out", tmp_path / "back", "--as", "msd", "--target", target) == 0
     said = capsys.readouterr().out
     assert f"path: {tmp_path / 'back'}" in said and "kind: msd" in said
-    found = load_file(tmp_path / "back" / "model.safetensors")
-    assert all(torch.equal(value, head.state_dict()[name]) for name, value in found.items())
+    result = load_file(tmp_path / "back" / "model.safetensors")
+    assert all(torch.equal(value, head.state_dict()[name]) for name, value in result.items())
     assert main(["export", str(tmp_path / "back"), str(tmp_path / "no"), "--to", "vllm"]) == 2
     assert "a picture enters its layer directly" in capsys.readouterr().err
 

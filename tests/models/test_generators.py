@@ -70,7 +70,7 @@ def sections(scale: float):
 
 
 @pytest.mark.parametrize("scale", [0.01, 0.5, 0.999])
-def test_scales_between_0_and_1_are_refused_with_the_cure(scale):
+def test_scales_between_0_and_1_are_refused_with_the_hint(scale):
     """Decoding would leave them out, where losses over pairs of rows would apply them."""
     for make in sections(scale):
         with pytest.raises(ValidationError, match=r"use 1 \(or 0\) for no guidance, or a scale above 1"):

@@ -70,16 +70,16 @@ def test_settings_are_read_off_the_weights(tmp_path, kind, family, settings, sec
     (folder / "config.json").write_text(json.dumps(values))
     torch.save(state | {"embed_tokens.weight": ROWS, "layers.0.self_attn.rotary_emb.inv_freq": torch.ones(4)},
                folder / "pytorch_model.bin")  # fmt: skip
-    found = read(kind, folder, family, sees=family != "llama")
-    same(found, head)
-    assert section.items() <= (found.config.model_dump() | {"kind": kind}).items()
+    result = read(kind, folder, family, sees=family != "llama")
+    same(result, head)
+    assert section.items() <= (result.config.model_dump() | {"kind": kind}).items()
     out = tmp_path / "ours"
-    manifest = manifest_of(found.config, language_shape(text_of(family)), TargetIdentity({}))
-    found.config.save(found.head, out, manifest)
+    manifest = manifest_of(result.config, language_shape(text_of(family)), TargetIdentity({}))
+    result.config.save(result.head, out, manifest)
     beside = Tables(text_of(family), ROWS, ROWS)
-    again = found.config.load(out, beside)
+    again = result.config.load(out, beside)
     torch.testing.assert_close(ours(again, *inputs()), ours(head, *inputs())) if kind != "vispec" else same(
-        found, again
+        result, again
     )
 
 
@@ -87,17 +87,19 @@ def test_norms_and_angles_are_the_heads_own(tmp_path):
     """EAGLE's code turns by 10,000 where its config says nothing; its norms have an epsilon of their own."""
     values, state, _ = checkpoint(tmp_path, kind="msd")
     values |= {"rms_norm_eps": 1e-5}
-    found = read("msd", published(tmp_path / "a", values, state))
-    assert found.config.norm_eps == 1e-5 and found.config.rope_theta is None and any("1e-05" in n for n in found.notes)
-    assert found.head.shape.norm_eps == 1e-5
-    found = read("msd", published(tmp_path / "b", values | {"rope_theta": 5e5}, state))
-    assert found.head.shape.rope_theta == 5e5 and found.settings["rope_theta"] == 5e5
+    result = read("msd", published(tmp_path / "a", values, state))
+    assert (
+        result.config.norm_eps == 1e-5 and result.config.rope_theta is None and any("1e-05" in n for n in result.notes)
+    )
+    assert result.head.shape.norm_eps == 1e-5
+    result = read("msd", published(tmp_path / "b", values | {"rope_theta": 5e5}, state))
+    assert result.head.shape.rope_theta == 5e5 and result.settings["rope_theta"] == 5e5
     del values["rope_theta"]
     text = text_of()
     text.rope_parameters["rope_theta"] = 1e6
-    found = import_head("msd", str(published(tmp_path / "c", values, state)), text, embedding=None)
-    assert found.head.shape.rope_theta == 10000.0
-    assert any("not compared" in n for n in found.notes) is False
+    result = import_head("msd", str(published(tmp_path / "c", values, state)), text, embedding=None)
+    assert result.head.shape.rope_theta == 10000.0
+    assert any("not compared" in n for n in result.notes) is False
 
 
 def test_rows_that_are_not_the_targets(tmp_path):
@@ -108,8 +110,8 @@ def test_rows_that_are_not_the_targets(tmp_path):
         read("msd", published(tmp_path / "b", values, state | {"embed_tokens.weight": ROWS.flip(0)}))
     with pytest.raises(UserError, match=r"its embeddings are \[44, 32\], the target's \[44, 16\]"):
         read("msd", tmp_path / "a", embedding=ROWS[:, :16])
-    found = read("msd", tmp_path / "a", embedding=None)
-    assert any("was not compared" in note for note in found.notes)
+    result = read("msd", tmp_path / "a", embedding=None)
+    assert any("was not compared" in note for note in result.notes)
 
 
 @pytest.mark.parametrize("prefix", ["module.", "ea_layer.", "draft_model.", "module.ea_layer."])
@@ -198,10 +200,10 @@ def read3(folder, **more):
 )  # fmt: skip
 def test_layers_are_counted_in_two_ways(tmp_path, said, taps):
     values, state, head = eagle3_checkpoint(tmp_path, **said)
-    found = read3(published(tmp_path / "a", values, state))
-    same(found, head)
-    assert found.config.taps == taps and found.config.visual_slots == "read" and found.config.image == "placeholder"
-    assert any("default of every engine" in note for note in found.notes) is (taps is None)
+    result = read3(published(tmp_path / "a", values, state))
+    same(result, head)
+    assert result.config.taps == taps and result.config.visual_slots == "read" and result.config.image == "placeholder"
+    assert any("default of every engine" in note for note in result.notes) is (taps is None)
 
 
 def test_the_speculators_form(tmp_path):
@@ -224,9 +226,9 @@ def test_vocabularies(tmp_path):
     """d2t as an offset, as the ids themselves, out of order, and in contradiction to t2d."""
     values, state, head = eagle3_checkpoint(tmp_path)
     ids = head.draft_ids
-    found = read3(published(tmp_path / "a", values, state | {"d2t": ids.clone()}))
-    same(found, head)
-    assert any("ids themselves" in note for note in found.notes)
+    result = read3(published(tmp_path / "a", values, state | {"d2t": ids.clone()}))
+    same(result, head)
+    assert any("ids themselves" in note for note in result.notes)
     turned = {"d2t": ids.flip(0) - torch.arange(20), "lm_head.weight": state["lm_head.weight"].flip(0)}
     same(read3(published(tmp_path / "b", values, state | turned)), head)
     without = {name: value for name, value in state.items() if name not in ("t2d", "d2t")}
@@ -243,8 +245,8 @@ def test_what_eagle3_files_do_not_say(tmp_path):
     folder = published(tmp_path / "a", values, state)
     with pytest.raises(UserError, match="in this head's training is in none of its files"):
         read3(folder, image=None)
-    found = read3(folder, image=None, sees=False)
-    assert found.config.visual_slots == "read"
+    result = read3(folder, image=None, sees=False)
+    assert result.config.visual_slots == "read"
     with pytest.raises(UserError, match=r"variant of EAGLE-3 with other norms \(norm_output\)"):
         read3(published(tmp_path / "b", values | {"norm_output": True}, state))
     with pytest.raises(UserError, match="narrower than its target"):
@@ -278,11 +280,11 @@ def test_lanterns_heads(tmp_path, condition):
     if condition == "text":
         values |= {"input_type": "t2i", "block_size": 16}
     (folder / "config.json").write_text(json.dumps(values))
-    found, settings, notes = import_lantern(str(folder), teacher.config)
-    assert torch.equal(found.embed_tokens.weight, state["embed_tokens.weight"]) and found.own_embedding
-    assert settings == {"kind": "eagle", "norm_eps": 2e-6} and found.shape.norm_eps == 2e-6
+    result, settings, notes = import_lantern(str(folder), teacher.config)
+    assert torch.equal(result.embed_tokens.weight, state["embed_tokens.weight"]) and result.own_embedding
+    assert settings == {"kind": "eagle", "norm_eps": 2e-6} and result.shape.norm_eps == 2e-6
     assert any("own token" in note for note in notes) is (condition == "anole")
-    save_eagle(found, tmp_path / "ours", {"method": "eagle"}, with_embedding=True)
+    save_eagle(result, tmp_path / "ours", {"method": "eagle"}, with_embedding=True)
     again = EagleConfig(**settings).load(tmp_path / "ours", teacher)
     assert torch.equal(again.embed_tokens.weight, state["embed_tokens.weight"])
     if condition == "text":
@@ -322,17 +324,17 @@ def draft(folder, *, rows=VOCAB, side=16):
 def test_tabeds_drafts(tmp_path, rows):
     model, target = draft(tmp_path / "theirs", rows=rows), target_config()
     target.text_config.bos_token_id, target.text_config.pad_token_id = 1, 41
-    found, notes = import_lvlm(str(tmp_path / "theirs"), target)
-    assert found.dtype == torch.bfloat16 and found.config.text_config.vocab_size == VOCAB
-    assert found.config.image_token_id == 40 and found.config.text_config.bos_token_id == 1
-    assert found.config.text_config.pad_token_id == 41
+    result, notes = import_lvlm(str(tmp_path / "theirs"), target)
+    assert result.dtype == torch.bfloat16 and result.config.text_config.vocab_size == VOCAB
+    assert result.config.image_token_id == 40 and result.config.text_config.bos_token_id == 1
+    assert result.config.text_config.pad_token_id == 41
     tower = model.model.vision_tower.state_dict()
-    assert all(torch.equal(value, tower[name]) for name, value in found.model.vision_tower.state_dict().items())
-    assert torch.equal(found.lm_head.weight[:rows], model.lm_head.weight)
+    assert all(torch.equal(value, tower[name]) for name, value in result.model.vision_tower.state_dict().items())
+    assert torch.equal(result.lm_head.weight[:rows], model.lm_head.weight)
     said = " ".join(notes)
     assert "bfloat16" in said and "2048 positions" in said and "image token was 39, the target's is 40" in said
     assert ("4 rows added" in said) is (rows == 40)
-    found.save_pretrained(tmp_path / "ours")
+    result.save_pretrained(tmp_path / "ours")
     again = LlavaForConditionalGeneration.from_pretrained(tmp_path / "ours")
     assert again.config.text_config.vocab_size == VOCAB == len(again.lm_head.weight)
 
@@ -376,7 +378,7 @@ def test_as_many_words_are_not_the_same_words(tmp_path, capsys):
     assert "have other ids in the target's tokenizer" in capsys.readouterr().err and not (tmp_path / "other").exists()
 
 
-def test_a_draft_with_other_eyes(tmp_path):
+def test_a_draft_with_another_image_processor(tmp_path):
     draft(tmp_path / "theirs", side=32)
     with pytest.raises(UserError, match="its tower reads 32 pixels along a side, the target's 16"):
         import_lvlm(str(tmp_path / "theirs"), target_config())

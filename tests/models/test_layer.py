@@ -34,10 +34,10 @@ def test_rotations_of_three_rows():
         text.rope_parameters = {"rope_type": "default", "rope_theta": 10000.0, "mrope_section": [4, 2, 2]}
         text.head_dim = 16
         expected = library(text)(torch.zeros(1), positions)
-        found = Rotary(shape)(positions)
+        actual = Rotary(shape)(positions)
         for part in (0, 1):
             whole = expected[part]
             if whole.dim() == 4:  # Qwen2.5-VL takes its blocks of the three later
                 blocks = whole.split([4, 2, 2] * 2, dim=-1)
                 whole = torch.cat([block[n % 3] for n, block in enumerate(blocks)], -1)
-            torch.testing.assert_close(found[..., part], whole[..., :8], atol=1e-6, rtol=1e-5)
+            torch.testing.assert_close(actual[..., part], whole[..., :8], atol=1e-6, rtol=1e-5)

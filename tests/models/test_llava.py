@@ -6,8 +6,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from draftsmith.core.batch import Batch
 from draftsmith.core.errors import UserError
-from draftsmith.core.nouns import Batch
 from draftsmith.models.decoding.decoder import CachedDecoder
 from draftsmith.models.drafters.lvlm import LvlmConfig, build_drafter, load_drafter, save_llava
 from draftsmith.models.drafters.modes import with_shorter_pictures, without_pictures

@@ -7,8 +7,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from draftsmith.core.batch import IMAGE, Batch
 from draftsmith.core.errors import UserError
-from draftsmith.core.nouns import IMAGE, Batch
 from draftsmith.data.conversations import PromptFormat, encode
 from draftsmith.data.images import pixels
 from draftsmith.data.processor import build_processor
@@ -104,8 +104,8 @@ def test_frozen_parts_get_no_gradient_and_do_not_move(processor, trainable):
     parameters = [p for named in module.parts().values() for _, p in named]
     assert {id(p) for p in parameters} == {id(p) for p in module.parameters() if p.requires_grad}
     optimizer = torch.optim.SGD(parameters, lr=1.0)
-    found = gradients(module, batch_of(processor))
-    assert {part_of(name) for name in found} == set(trainable)
+    result = gradients(module, batch_of(processor))
+    assert {part_of(name) for name in result} == set(trainable)
     optimizer.step()
     moved = {part_of(name) for name, p in module.named_parameters() if not torch.equal(p, before[name])}
     assert moved == set(trainable)
@@ -116,16 +116,16 @@ def test_gradient_checkpointing_changes_no_gradient(processor, trainable):
     plain, saving = (LlavaTraining(tiny(processor), trainable, gradient_checkpointing=on) for on in (False, True))
     assert not plain.llava.model.language_model.is_gradient_checkpointing
     assert saving.llava.model.language_model.is_gradient_checkpointing
-    expected, found = (gradients(module, batch_of(processor)) for module in (plain, saving))
-    assert expected.keys() == found.keys() and expected
+    expected, actual = (gradients(module, batch_of(processor)) for module in (plain, saving))
+    assert expected.keys() == actual.keys() and expected
     for name, value in expected.items():
-        torch.testing.assert_close(found[name], value, atol=1e-6, rtol=1e-5)
+        torch.testing.assert_close(actual[name], value, atol=1e-6, rtol=1e-5)
 
 
 def test_a_dummy_picture_keeps_the_projector_in_the_graph_and_teaches_nothing(processor):
     module = LlavaTraining(tiny(processor), ["projector", "language_model"], gradient_checkpointing=False)
-    found = gradients(module, batch_of(processor, dummy=True))
-    projector = {name: value for name, value in found.items() if part_of(name) == "projector"}
+    actual = gradients(module, batch_of(processor, dummy=True))
+    projector = {name: value for name, value in actual.items() if part_of(name) == "projector"}
     assert len(projector) == 4 and not any(value.any() for value in projector.values())
     batch = batch_of(processor, dummy=True)
     expected = module.llava.model.language_model(input_ids=batch.ids).last_hidden_state
@@ -142,9 +142,9 @@ def test_padding_and_neighbours_change_nothing(processor):
         whole.ids[1:, :10], keep[1:, :10], whole.loss_mask[1:, :10], whole.modality[1:, :10],
         whole.positions[:, 1:, :10], torch.zeros(1, 3, 24, 24), ("b",), 1,
     )  # fmt: skip
-    found = module.hidden_states(padded)
-    torch.testing.assert_close(found[1, :10], module.hidden_states(alone)[0], atol=1e-5, rtol=0)
-    torch.testing.assert_close(found[0], module.hidden_states(whole)[0], atol=1e-5, rtol=0)
+    result = module.hidden_states(padded)
+    torch.testing.assert_close(result[1, :10], module.hidden_states(alone)[0], atol=1e-5, rtol=0)
+    torch.testing.assert_close(result[0], module.hidden_states(whole)[0], atol=1e-5, rtol=0)
 
 
 def test_the_loss_is_a_sum_over_supervised_tokens(processor):
@@ -156,11 +156,11 @@ def test_the_loss_is_a_sum_over_supervised_tokens(processor):
     choice = output.logits[:, :-1].argmax(-1)[batch.loss_mask[:, 1:]]
     target_choice = choice.clone()
     target_choice[:3] += 1
-    found = module(batch, None, target_choice)
-    assert int(found.num_tokens) == 8
-    torch.testing.assert_close(found.loss_sum / 8, output.loss, atol=1e-5, rtol=0)
-    assert int(found.metrics["accuracy"]) == int((choice == labels[:, 12:].flatten()).sum())
-    assert int(found.metrics["agreement"]) == 5
+    result = module(batch, None, target_choice)
+    assert int(result.num_tokens) == 8
+    torch.testing.assert_close(result.loss_sum / 8, output.loss, atol=1e-5, rtol=0)
+    assert int(result.metrics["accuracy"]) == int((choice == labels[:, 12:].flatten()).sum())
+    assert int(result.metrics["agreement"]) == 5
 
 
 @pytest.mark.parametrize("tie", [False, True])
@@ -270,8 +270,8 @@ def test_a_draft_is_assembled_from_directories(processor, sources, tower):
     draft = build_drafter(config, target, token_ids(processor), seed=9)
     language = LlamaForCausalLM.from_pretrained(sources["llama"])
     for name, value in language.model.state_dict().items():
-        found = draft.model.language_model.state_dict()[name]
-        assert torch.equal(found[:400] if name == "embed_tokens.weight" else found, value), name
+        actual = draft.model.language_model.state_dict()[name]
+        assert torch.equal(actual[:400] if name == "embed_tokens.weight" else actual, value), name
     assert torch.equal(draft.lm_head.weight[:400], language.lm_head.weight)
     assert draft.lm_head.weight.shape[0] == draft.config.text_config.vocab_size == 416
     same = {"vision": CLIPVisionModel, "clip": CLIPModel}
@@ -280,8 +280,8 @@ def test_a_draft_is_assembled_from_directories(processor, sources, tower):
     source = getattr(source, "vision_model", source)
     with torch.no_grad():
         expected = source(pictures, output_hidden_states=True).hidden_states[-2][:, 1:]
-        found = LlavaTraining(draft, [], gradient_checkpointing=False).selected_features(pictures)
-    assert torch.equal(found, expected)
+        actual = LlavaTraining(draft, [], gradient_checkpointing=False).selected_features(pictures)
+    assert torch.equal(actual, expected)
     assert torch.equal(build_drafter(config, target, token_ids(processor), seed=9).lm_head.weight, draft.lm_head.weight)
     assert (draft.config.image_token_id, draft.config.pad_token_id) == (processor.image_token_id, processor.pad_id)
 
@@ -291,4 +291,4 @@ def test_a_missing_directory_is_named(processor, tmp_path):
     config = LvlmConfig(kind="lvlm", language_model=source, vision_tower="target")
     with pytest.raises(UserError, match=r"drafter\.language_model") as caught:
         build_drafter(config, tiny(processor), token_ids(processor), seed=0)
-    assert source in str(caught.value) and caught.value.cure
+    assert source in str(caught.value) and caught.value.hint

@@ -24,7 +24,7 @@ def scores(seed: int, rows: int = 6, vocab: int = 9, *, spread: float = 2.0, ban
 
 def by_sums(name: str, target, draft) -> list[float]:
     """One term at a time, from the papers' formulas."""
-    found = []
+    result = []
     for p_scores, q_scores in zip(target.double().tolist(), draft.double().tolist(), strict=True):
         p_total, q_total = (math.fsum(math.exp(s) for s in row) for row in (p_scores, q_scores))
         pairs = [(math.exp(a) / p_total, math.exp(b) / q_total) for a, b in zip(p_scores, q_scores, strict=True)]
@@ -39,8 +39,8 @@ def by_sums(name: str, target, draft) -> list[float]:
         jensen = math.fsum(BETA * p * math.log(p / m) + (1 - BETA) * q * math.log(q / m) for p, q, m in middles)
         values = {"soft_ce": cross, "kl": relative, "lk_alpha": -math.log(alpha), "lk_hybrid": hybrid}
         values |= {"reverse_kl": reverse, "jsd": jensen, "tvd": distance, "tvd_plus": distance}
-        found.append(values[name])
-    return found
+        result.append(values[name])
+    return result
 
 
 @pytest.mark.parametrize("banned", [0, 3])
@@ -48,18 +48,18 @@ def by_sums(name: str, target, draft) -> list[float]:
 def test_formulas(name, banned):
     for seed in range(3):
         target, draft = scores(seed, banned=banned)
-        found = divergence(name, target, draft, beta=BETA)
-        assert found.dtype == torch.float32 and found.shape == (6,)
-        torch.testing.assert_close(found, torch.tensor(by_sums(name, target, draft)), atol=2e-6, rtol=1e-5)
+        result = divergence(name, target, draft, beta=BETA)
+        assert result.dtype == torch.float32 and result.shape == (6,)
+        torch.testing.assert_close(result, torch.tensor(by_sums(name, target, draft)), atol=2e-6, rtol=1e-5)
         shifted = divergence(name, target + 7, draft - 5, beta=BETA)
-        torch.testing.assert_close(shifted, found, atol=1e-5, rtol=1e-5)
+        torch.testing.assert_close(shifted, result, atol=1e-5, rtol=1e-5)
 
 
 @pytest.mark.parametrize("name", NAMES)
 def test_half_precision_scores_are_summed_in_float32(name):
     target, draft = (one.bfloat16() for one in scores(0))
-    found = divergence(name, target, draft, beta=BETA)
-    torch.testing.assert_close(found, torch.tensor(by_sums(name, target, draft)), atol=2e-6, rtol=1e-5)
+    result = divergence(name, target, draft, beta=BETA)
+    torch.testing.assert_close(result, torch.tensor(by_sums(name, target, draft)), atol=2e-6, rtol=1e-5)
 
 
 @pytest.mark.parametrize("banned", [0, 3])
@@ -67,11 +67,11 @@ def test_half_precision_scores_are_summed_in_float32(name):
 def test_zero_where_both_agree(name, banned):
     target, _ = scores(1, banned=banned)
     draft = (target + 3).requires_grad_()
-    found = divergence(name, target, draft)
-    assert found.abs().max() < 1e-6
+    result = divergence(name, target, draft)
+    assert result.abs().max() < 1e-6
     assert (divergence(name, *scores(1, banned=banned)) > 0.03).all()
     if name in ("kl", "reverse_kl", "jsd"):
-        found.sum().backward()
+        result.sum().backward()
         assert draft.grad[:, : 9 - banned].abs().max() < 1e-6
 
 
@@ -169,14 +169,14 @@ def recorded(name: str) -> torch.Tensor:
 @pytest.mark.parametrize(("name", "settings", "file"), RECORDED)
 def test_recorded_values_and_gradients(name, settings, file, dtype, atol):
     target, draft = recorded("p_logits").to(dtype), recorded("q_logits").to(dtype).requires_grad_()
-    found = divergence(name, target, draft, **settings)
-    assert found.dtype == dtype
-    torch.testing.assert_close(found.double(), recorded(file), atol=atol, rtol=atol)
+    result = divergence(name, target, draft, **settings)
+    assert result.dtype == dtype
+    torch.testing.assert_close(result.double(), recorded(file), atol=atol, rtol=atol)
     if f"{file}_grad" in VECTORS:
-        found.sum().backward()
+        result.sum().backward()
         torch.testing.assert_close(draft.grad.double()[1:], recorded(f"{file}_grad")[1:], atol=atol, rtol=atol)
         mask = recorded("mask")
-        mean = found.detach()[mask].double().mean()
+        mean = result.detach()[mask].double().mean()
         torch.testing.assert_close(mean, recorded(f"{file}_masked_mean"), atol=atol, rtol=atol)
 
 
@@ -200,9 +200,9 @@ def test_lk_hybrid_with_one_lambda_for_the_batch():
     log_p = log_probs(recorded("p_logits"))
     draft = recorded("q_logits").requires_grad_()
     alpha = recorded("alpha")[mask].mean()
-    found = divergence_of_logs("lk_hybrid", log_p[mask], log_probs(draft)[mask], alpha=alpha).mean()
-    torch.testing.assert_close(found, recorded("lk_hybrid_batch_alpha"), atol=1e-9, rtol=1e-9)
-    found.backward()
+    result = divergence_of_logs("lk_hybrid", log_p[mask], log_probs(draft)[mask], alpha=alpha).mean()
+    torch.testing.assert_close(result, recorded("lk_hybrid_batch_alpha"), atol=1e-9, rtol=1e-9)
+    result.backward()
     wanted = recorded("lk_hybrid_batch_alpha_grad")
     torch.testing.assert_close(draft.grad[1:], wanted[1:], atol=1e-9, rtol=1e-9)
 

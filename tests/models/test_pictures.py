@@ -7,8 +7,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from draftsmith.core.batch import Batch
 from draftsmith.core.errors import UserError
-from draftsmith.core.nouns import Batch
 from draftsmith.core.pictures import TEXT, VIDEO, Picture, TileGrid
 from draftsmith.data.collate import Sample, collate
 from draftsmith.data.tiles import Tiling, next_resolutions, onevision_resolutions, tiled_picture
@@ -61,8 +61,8 @@ def test_recorded_pooling():
     frames = torch.from_numpy(VECTORS["frame_features"])
     for pooling, name in (("bilinear", "pooled_bilinear"), ("average", "pooled_average")):
         clip = Picture(27, len(frames), VIDEO, pooling=pooling)
-        found = pack(frames, [clip], None).unflatten(0, (len(frames), -1))
-        torch.testing.assert_close(found, torch.from_numpy(VECTORS[name]), atol=1e-6, rtol=0)
+        result = pack(frames, [clip], None).unflatten(0, (len(frames), -1))
+        torch.testing.assert_close(result, torch.from_numpy(VECTORS[name]), atol=1e-6, rtol=0)
 
 
 def test_newlines_of_a_clip():
@@ -151,9 +151,9 @@ def test_a_request_that_names_no_pictures_has_plain_ones():
 def batch(family: str, asked) -> Batch:
     samples = []
     for sizes, frames in asked:
-        found = request(family, sizes, frames=frames)
-        mask = [False] * (len(found.ids) - 4) + [True] * 4
-        samples.append(Sample(found.ids.tolist(), mask, found.modality.tolist(), found.pixels, "s", found.pictures))
+        result = request(family, sizes, frames=frames)
+        mask = [False] * (len(result.ids) - 4) + [True] * 4
+        samples.append(Sample(result.ids.tolist(), mask, result.modality.tolist(), result.pixels, "s", result.pictures))
     return collate(samples, pad_id=3, image_size=24)
 
 

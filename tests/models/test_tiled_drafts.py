@@ -1,14 +1,16 @@
-"""Drafts with a newline, with eyes of their own and with more positions; targets of the tiled families."""
+"""Drafts with a newline, with an image processor of their own and with more positions; targets of the tiled
+families.
+"""
 
 import json
 from dataclasses import replace
 
 import pytest
 import torch
+from draftsmith.core.batch import Batch
 from draftsmith.core.errors import UserError
-from draftsmith.core.nouns import Batch
 from draftsmith.core.pictures import TEXT
-from draftsmith.data.processor import with_own_eyes
+from draftsmith.data.processor import with_own_image_processor
 from draftsmith.eval.loop import Decoding, generate
 from draftsmith.eval.policies import Chain, Draw
 from draftsmith.eval.rules import Greedy
@@ -56,8 +58,8 @@ def own(**more) -> LvlmConfig:
     return config(**({"vision_tower": SIGLIP, "pictures": "own", "newline": True, "rope_scaling": scaling} | more))
 
 
-def eyes(family="llava_onevision"):
-    return with_own_eyes(processor("llava"), None, image_size=16, patch_size=8, family=family, revision=None)
+def own_processor(family="llava_onevision"):
+    return with_own_image_processor(processor("llava"), None, image_size=16, patch_size=8, family=family, revision=None)
 
 
 def test_a_newline_makes_a_onevision_of_a_llama():
@@ -71,7 +73,7 @@ def test_a_newline_makes_a_onevision_of_a_llama():
     assert [d.reads_newlines for d in decoders] == [False, True]
 
 
-def test_a_draft_with_eyes_of_its_own_is_saved_loaded_and_exact(tmp_path):
+def test_a_draft_with_an_image_processor_of_its_own_is_saved_loaded_and_exact(tmp_path):
     """From published halves to the decoding loop, beside a LLaVA-1.5 that reads other tiles."""
     torch.manual_seed(2)
     text = LlamaConfig(**{k: v for k, v in LLAMA.items() if k != "model_type"}, vocab_size=VOCAB - 8)
@@ -90,7 +92,7 @@ def test_a_draft_with_eyes_of_its_own_is_saved_loaded_and_exact(tmp_path):
     assert again.config.text_config.rope_parameters["factor"] == 8.0
 
     asked = request("llava", [(40, 30)])
-    pixels, pictures = look(eyes(), [(40, 30)], "anyres_max_9")
+    pixels, pictures = look(own_processor(), [(40, 30)], "anyres_max_9")
     placeholder = int(asked.ids[asked.modality != TEXT][0])
     first, run = int((asked.modality != TEXT).nonzero()[0, 0]), pictures[0].num_tokens
     behind = first + asked.pictures[0].num_tokens
@@ -142,9 +144,9 @@ def test_stretched_positions(kind):
     ids = torch.arange(20, 40)[None]
     with torch.no_grad():
         expected = old(ids, position_ids=torch.arange(20)[None].float() / 2).logits
-        found = new(ids, position_ids=torch.arange(20)[None]).logits
-    assert torch.allclose(found, expected, atol=1e-5) == (kind == "linear")
-    assert not torch.allclose(found, old(ids).logits, atol=1e-5)
+        actual = new(ids, position_ids=torch.arange(20)[None]).logits
+    assert torch.allclose(actual, expected, atol=1e-5) == (kind == "linear")
+    assert not torch.allclose(actual, old(ids).logits, atol=1e-5)
 
 
 def test_positions_that_need_no_stretching_are_refused():
@@ -158,7 +160,7 @@ def test_positions_that_need_no_stretching_are_refused():
 
 def test_a_newline_draft_learns_on_tiles():
     """A few steps on one sample: the loss falls, and the newline moves with the projector."""
-    made, target = eyes(), model("llava")
+    made, target = own_processor(), model("llava")
     draft = build_drafter(own(), target, token_ids(processor("llava")), seed=0)
     training = LlavaTraining(draft, PARTS, gradient_checkpointing=False).train()
     pixels, pictures = look(made, [(40, 30)], "anyres_max_9")
@@ -191,9 +193,9 @@ def test_an_inline_target_of_each_family(kind, tmp_path):
     assert made.config.model_type == kind
     assert made.config.vision_feature_layer == (-1 if kind == "llava_onevision" else -2)
     save_llava(made, tmp_path, {})
-    found = load_target(section, tmp_path, num_token_ids=400, image_token_id=4, device=torch.device("cpu"))
-    assert found.reads_tiles is (None if kind == "llava" else True)
-    state = found.decoder.model.state_dict()
+    result = load_target(section, tmp_path, num_token_ids=400, image_token_id=4, device=torch.device("cpu"))
+    assert result.reads_tiles is (None if kind == "llava" else True)
+    state = result.decoder.model.state_dict()
     assert all(torch.equal(state[name], value) for name, value in made.state_dict().items())
 
 
@@ -221,6 +223,6 @@ def test_anyres_is_for_families_that_tile():
 def test_pinned_targets_are_of_their_family(name):
     assert pinned_config(name)["model_type"] == "llava_next"
     section = LlavaTargetConfig(kind="llava_next", path=f"llava-hf/{name}")
-    found = target_config(section, None, network=False)
+    result = target_config(section, None, network=False)
     pairs = [[336, 672], [672, 336], [672, 672], [1008, 336], [336, 1008]]
-    assert found.image_grid_pinpoints == pairs
+    assert result.image_grid_pinpoints == pairs

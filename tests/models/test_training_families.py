@@ -2,8 +2,8 @@
 
 import pytest
 import torch
+from draftsmith.core.batch import Request
 from draftsmith.core.errors import UserError
-from draftsmith.core.nouns import Request
 from draftsmith.core.states import Taps, feature_places
 from draftsmith.data.collate import Sample, collate
 from draftsmith.eval.loop import Decoding, generate
@@ -87,9 +87,9 @@ def test_an_inline_target_is_made_and_comes_back(kind, tmp_path):
     assert isinstance(own, QwenTarget)
     asked = request(kind)
     expected = target(made).prefill(asked, Taps(), capacity=1)[1].logits
-    found = own.prefill(asked, Taps(), capacity=1)[1].logits
-    torch.testing.assert_close(found, expected)
-    assert found[:, [IMAGE_ID, CLIP_ID]].isinf().all()
+    actual = own.prefill(asked, Taps(), capacity=1)[1].logits
+    torch.testing.assert_close(actual, expected)
+    assert actual[:, [IMAGE_ID, CLIP_ID]].isinf().all()
     other = "qwen2_vl" if kind != "qwen2_vl" else "qwen3_vl"
     with pytest.raises(UserError, match="write kind: qwen"):
         load_target(QwenTargetConfig(kind=other, path=str(tmp_path)), tmp_path, **settings)

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from draftsmith.core.nouns import TEXT, Request
+from draftsmith.core.batch import TEXT, Request
 from draftsmith.eval.loop import Decoding, generate
 from draftsmith.eval.policies import Chain, Draw
 from draftsmith.eval.rules import Greedy
@@ -34,11 +34,11 @@ def test_the_fixtures_draft_in_our_own_loop(fixtures):
     image = model.config.image_token_id
     target = LlavaTarget(model, num_token_ids=model.config.text_config.vocab_size, image_token_id=image)
     rows = target_embedding(str(fixtures / "target"), where="target")
-    found = import_head("eagle3", str(fixtures / "eagle3"), target.config, embedding=rows, image="placeholder")
-    assert found.config.taps == (2, 4, 5)
+    result = import_head("eagle3", str(fixtures / "eagle3"), target.config, embedding=rows, image="placeholder")
+    assert result.config.taps == (2, 4, 5)
     request = Request(torch.tensor([1, 9, 40, 77, 12]), torch.full((5,), TEXT, dtype=torch.int8), None, "asked")
     decoding = Decoding(Chain(3), Greedy(), Draw("top-k"), Warp(0.0), 48, ())
-    drafter = found.config.drafter(found.head, target)
+    drafter = result.config.drafter(result.head, target)
     drafted, plain = (generate(target, d, request, decoding) for d in (drafter, None))
     assert drafted.tokens == plain.tokens and len(set(plain.tokens)) > 2
     assert sum(cycle.num_accepted for cycle in drafted.cycles) > 5

@@ -27,7 +27,7 @@ def files(folder) -> dict[str, bytes]:
 
 
 @pytest.fixture(scope="module")
-def world(tmp_path_factory):
+def generated(tmp_path_factory):
     """A run whose first stage has finished."""
     output = tmp_path_factory.mktemp("check") / "run"
     assert main([*FEW, f"output={output}", "stages=[world]"]) == OK
@@ -43,14 +43,14 @@ def check(capsys, *arguments: str) -> tuple[int, str]:
 
 
 def line(text: str, subject: str) -> str:
-    (found,) = [part for part in text.splitlines() if f" {subject} " in part]
-    return found
+    (result,) = [part for part in text.splitlines() if f" {subject} " in part]
+    return result
 
 
-def test_a_world_that_is_there_is_read_as_training_would(world, capsys):
-    before = files(world)
-    code, text = check(capsys, *FEW, f"output={world}")
-    assert code == OK and files(world) == before
+def test_a_synthetic_dataset_that_is_there_is_read_as_training_would(generated, capsys):
+    before = files(generated)
+    code, text = check(capsys, *FEW, f"output={generated}")
+    assert code == OK and files(generated) == before
     assert "passed over" in line(text, "stages.world")
     assert "34 usable records, 34 read" in line(text, "stages.target.data")
     assert "<image x 9>" in text and "[[" in text, "a sample with its supervised text"
@@ -58,13 +58,13 @@ def test_a_world_that_is_there_is_read_as_training_would(world, capsys):
     assert text.endswith("0 fault(s), 0 warning(s)\n")
 
 
-def test_settings_that_changed_are_a_fault_with_the_cure(world, capsys):
-    code, text = check(capsys, *FEW, f"output={world}", "stages.world.splits.text={sums: 2}")
+def test_settings_that_changed_are_a_fault_with_the_hint(generated, capsys):
+    code, text = check(capsys, *FEW, f"output={generated}", "stages.world.splits.text={sums: 2}")
     assert code == FAULTS
     assert line(text, "stages.world").startswith("fault") and "restart=world" in text
 
 
-def test_a_world_that_is_not_there_yet_is_no_fault(tmp_path, capsys):
+def test_a_synthetic_dataset_that_is_not_there_yet_is_no_fault(tmp_path, capsys):
     code, text = check(capsys, *FEW, f"output={tmp_path / 'new'}")
     assert code == OK and list(tmp_path.iterdir()) == []
     assert "written by stage world, which has not run" in line(text, "stages.target.data")
@@ -174,9 +174,9 @@ def test_states_that_do_not_fit_and_sets_that_are_fetched(capsys, monkeypatch, t
 )
 def test_every_data_section_of_a_stage_is_found(recipe, keys):
     loaded = load([f"recipe={recipe}"]).recipe
-    found = {name: {f.key for f in sections(stage)} for name, stage in loaded.stages.items()}
-    assert all(wanted <= found[name] for name, wanted in keys.items()), found
+    result = {name: {f.key for f in sections(stage)} for name, stage in loaded.stages.items()}
+    assert all(wanted <= result[name] for name, wanted in keys.items()), result
     trained = [name for name, stage in loaded.stages.items() if stage.kind in ("train", "cache", "regenerate")]
-    assert any(found[name] for name in trained)
+    assert any(result[name] for name in trained)
     makers = {f.maker for stage in loaded.stages.values() for f in sections(stage)}
     assert makers <= {None, *loaded.stages}

@@ -29,7 +29,7 @@ def test_recipes_lists_each_with_its_headline(capsys):
     listed = capsys.readouterr().out.splitlines()
     assert len(listed) == len(recipe_names())
     (line,) = [line for line in listed if line.split()[0] == "demo/lvlm"]
-    assert "shapes world" in line
+    assert "synthetic shapes dataset" in line
     assert main(["recipes", "--names"]) == OK
     assert capsys.readouterr().out.split() == list(recipe_names())
 
@@ -60,30 +60,30 @@ def test_what_is_shown_is_a_recipe_that_resolves_to_the_same(name, tmp_path):
 
 
 def test_where_values_come_from():
-    found = origins("recipe=llava15-160m", "stages.finetune.optim.lr=5e-5", "stages.pretrain.lora={rank: 4}",
+    result = origins("recipe=llava15-160m", "stages.finetune.optim.lr=5e-5", "stages.pretrain.lora={rank: 4}",
                     "stages.pretrain.trainable=[language_model]")  # fmt: skip
-    assert found["drafter.language_model"] == ("JackFram/llama-160m", OWN)
-    assert found["drafter.vision_tower"] == ("openai/clip-vit-large-patch14-336", BASE)
-    assert found["stages.finetune.optim.lr"] == (5e-5, COMMAND_LINE)
-    assert found["stages.pretrain.lora.rank"] == (4, COMMAND_LINE)
-    assert found["stages.pretrain.lora.alpha"][1] == DEFAULT, "a part of the section that nobody named"
-    assert found["stages.pretrain.optim.eps"][1] == DEFAULT
-    assert found["seed"] == (0, DEFAULT)
+    assert result["drafter.language_model"] == ("JackFram/llama-160m", OWN)
+    assert result["drafter.vision_tower"] == ("openai/clip-vit-large-patch14-336", BASE)
+    assert result["stages.finetune.optim.lr"] == (5e-5, COMMAND_LINE)
+    assert result["stages.pretrain.lora.rank"] == (4, COMMAND_LINE)
+    assert result["stages.pretrain.lora.alpha"][1] == DEFAULT, "a part of the section that nobody named"
+    assert result["stages.pretrain.optim.eps"][1] == DEFAULT
+    assert result["seed"] == (0, DEFAULT)
 
 
 def test_a_kind_that_changes_takes_the_old_kinds_values_along():
     """The base sets a language model; another kind of target has none of the base's keys."""
-    found = origins("recipe=llava15-160m", "target.kind=llava_next", "target.path=llava-hf/llava-v1.6-vicuna-7b-hf")
-    assert found["target.kind"] == ("llava_next", COMMAND_LINE)
-    assert found["target.num_token_ids"][1] == DEFAULT, "the base's 32000 went with its kind"
+    result = origins("recipe=llava15-160m", "target.kind=llava_next", "target.path=llava-hf/llava-v1.6-vicuna-7b-hf")
+    assert result["target.kind"] == ("llava_next", COMMAND_LINE)
+    assert result["target.num_token_ids"][1] == DEFAULT, "the base's 32000 went with its kind"
 
 
 def test_a_name_that_stands_for_a_section_is_the_origin_of_all_in_it():
-    found = origins("recipe=demo/visual-ar")
-    methods = {key: origin for key, (_, origin) in found.items() if key.startswith("stages.evaluate.")}
+    result = origins("recipe=demo/visual-ar")
+    methods = {key: origin for key, (_, origin) in result.items() if key.startswith("stages.evaluate.")}
     assert "demo/visual-ar.yaml" in methods.values()
-    found = origins("recipe=llava15-68m", "stages.evaluate.methods.M.tree=30-4-8")
-    inside = {origin for key, (_, origin) in found.items() if key.startswith("stages.evaluate.methods.M.tree.")}
+    result = origins("recipe=llava15-68m", "stages.evaluate.methods.M.tree=30-4-8")
+    inside = {origin for key, (_, origin) in result.items() if key.startswith("stages.evaluate.methods.M.tree.")}
     assert inside == {COMMAND_LINE}
 
 
@@ -101,8 +101,8 @@ def test_a_runs_folder_stands_for_its_recipe(tmp_path, capsys):
     tree = load(["recipe=demo/lvlm", "output=elsewhere", "seed=9"]).tree
     (run / "recipe.yaml").write_text(yaml.safe_dump(tree))
     assert main(["show", str(run), "--no-defaults"]) == OK
-    found = yaml.safe_load(capsys.readouterr().out)
-    assert found["seed"] == 9 and found["output"] == str(run)
+    result = yaml.safe_load(capsys.readouterr().out)
+    assert result["seed"] == 9 and result["output"] == str(run)
     (tmp_path / "other").mkdir()
     assert main(["show", str(tmp_path / "other")]) == MISTAKE
     assert "the folder holds no run" in capsys.readouterr().err
@@ -125,10 +125,10 @@ def test_a_command_runs_the_stages_of_its_kind(command, settings, expected):
 def test_a_stage_of_another_kind_is_refused_with_its_command():
     with pytest.raises(UserError, match="of kind evaluate") as refused:
         stages.chosen(["recipe=demo/lvlm", "stages=[evaluate]"], "train")
-    assert "draftsmith evaluate runs it" in refused.value.cure
+    assert "draftsmith evaluate runs it" in refused.value.hint
     with pytest.raises(UserError, match="no stage for draftsmith publish") as refused:
         stages.chosen(["recipe=demo/lvlm"], "publish")
-    assert "kind: publish" in refused.value.cure
+    assert "kind: publish" in refused.value.hint
 
 
 def test_commands_hand_on_to_one_runner(monkeypatch, capsys):
@@ -162,7 +162,7 @@ def test_commands_hand_on_to_one_runner(monkeypatch, capsys):
 def test_mistakes_have_one_message_and_exit_code_2(arguments, message, capsys):
     assert main(arguments) == MISTAKE
     printed = capsys.readouterr()
-    assert message in printed.err and "Traceback" not in printed.err and "cure:" in printed.err
+    assert message in printed.err and "Traceback" not in printed.err and "hint:" in printed.err
     assert printed.out == ""
 
 

@@ -1,4 +1,4 @@
-"""`draftsmith doctor`: each fault is found where it is, with its cure, and nothing is asked of the network unasked."""
+"""`draftsmith doctor`: each fault is found where it is, with its hint, and nothing is asked of the network unasked."""
 
 import http.server
 import shutil
@@ -45,14 +45,14 @@ def test_the_whole_of_it_here(capsys, monkeypatch, tmp_path):
     assert list(tmp_path.iterdir()) == []
 
 
-def test_lines_have_their_cures_and_a_sum():
+def test_lines_have_their_hints_and_a_sum():
     findings = [ok("Python", "3.11"), warning("disk", "little room", "make some"), fault("GPU", "none", "buy one")]
     text = shown(findings)
     assert text.splitlines()[1:] == [
         "warning  disk    little room",
-        "                 cure: make some",
+        "                 hint: make some",
         "fault    GPU     none",
-        "                 cure: buy one",
+        "                 hint: buy one",
         "",
         "1 fault(s), 1 warning(s)",
     ]
@@ -65,11 +65,11 @@ def test_versions_against_what_is_required_and_what_was_tested():
     have = {r.name: health.pins()[health._plain(r.name)] for r in health.requirements()}
     assert levels(health.packages(have)) == {"packages": "ok"}
     have |= {"torch": "2.13.0+cpu", "transformers": "4.57.6", "wandb": None, "peft": "0.20.0"}
-    found = health.packages(have)
-    assert levels(found) == {"transformers": "fault", "wandb": "fault", "peft": "warning", "packages": "ok"}
-    by_name = {finding.subject: finding for finding in found}
-    assert "transformers" in by_name["transformers"].cure and "not installed" in by_name["wandb"].what
-    assert f"pip install peft=={health.pins()['peft']}" in by_name["peft"].cure
+    result = health.packages(have)
+    assert levels(result) == {"transformers": "fault", "wandb": "fault", "peft": "warning", "packages": "ok"}
+    by_name = {finding.subject: finding for finding in result}
+    assert "transformers" in by_name["transformers"].hint and "not installed" in by_name["wandb"].what
+    assert f"pip install peft=={health.pins()['peft']}" in by_name["peft"].hint
 
 
 def test_this_environment_has_what_is_required():
@@ -93,10 +93,10 @@ def test_ranks_times_threads_against_the_cores(given, ranks, level, best, monkey
     monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
     if given is not None:
         monkeypatch.setenv("OMP_NUM_THREADS", given)
-    (found,) = health.threads(ranks)
-    assert found.level == level
+    (result,) = health.threads(ranks)
+    assert result.level == level
     if best is not None and level == "fault":
-        assert f"OMP_NUM_THREADS={best}" in found.cure
+        assert f"OMP_NUM_THREADS={best}" in result.hint
 
 
 def test_cores_are_those_that_the_container_may_use(tmp_path, monkeypatch):
@@ -112,11 +112,11 @@ def test_a_gpu_beside_a_cpu_build_is_a_fault(monkeypatch):
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     monkeypatch.setattr(shutil, "which", lambda name: "/usr/bin/nvidia-smi")
     monkeypatch.setattr(torch.version, "cuda", None)
-    (found,) = health.devices()
-    assert found.level == "fault" and "CPU build" in found.what and "CUDA" in found.cure
+    (result,) = health.devices()
+    assert result.level == "fault" and "CPU build" in result.what and "CUDA" in result.hint
     monkeypatch.setattr(torch.version, "cuda", "12.8")
-    (found,) = health.devices()
-    assert found.level == "fault" and "CUDA_VISIBLE_DEVICES" in found.cure
+    (result,) = health.devices()
+    assert result.level == "fault" and "CUDA_VISIBLE_DEVICES" in result.hint
 
 
 def test_a_deepspeed_that_cannot_be_imported_is_a_fault(monkeypatch):
@@ -126,14 +126,14 @@ def test_a_deepspeed_that_cannot_be_imported_is_a_fault(monkeypatch):
         raise ImportError("libcudart.so.12: cannot open shared object file")
 
     monkeypatch.setattr(engine, "deepspeed_state", broken)
-    (found,) = health.deepspeed()
-    assert found.level == "fault" and "libcudart.so.12" in found.what
+    (result,) = health.deepspeed()
+    assert result.level == "fault" and "libcudart.so.12" in result.what
 
 
 def test_little_room_and_no_room(monkeypatch, tmp_path):
     monkeypatch.setattr(shutil, "disk_usage", lambda path: shutil._ntuple_diskusage(100 * GIB, 95 * GIB, 5 * GIB))
-    found = levels(health.disk(tmp_path / "runs"))
-    assert found["disk of runs"] == "warning" and found.get("shared memory", "ok") == "ok"
+    result = levels(health.disk(tmp_path / "runs"))
+    assert result["disk of runs"] == "warning" and result.get("shared memory", "ok") == "ok"
     monkeypatch.setattr(health.os, "access", lambda path, mode: False)
     assert levels(health.disk(tmp_path / "runs"))["disk of runs"] == "fault"
 
@@ -167,10 +167,10 @@ def test_the_network_is_asked_when_asked_to(monkeypatch):
         dead = probe.getsockname()[1]
     monkeypatch.setenv("HF_ENDPOINT", f"http://127.0.0.1:{server.server_port}")
     monkeypatch.setenv("WANDB_BASE_URL", f"http://127.0.0.1:{dead}")
-    found = {finding.subject: finding for finding in health.network(timeout_s=5)}
+    result = {finding.subject: finding for finding in health.network(timeout_s=5)}
     server.shutdown()
     server.server_close()
-    assert found["HF_ENDPOINT"].level == "ok", "a refusal is an answer, too"
-    assert found["wandb"].level == "fault" and "offline" in found["wandb"].cure
+    assert result["HF_ENDPOINT"].level == "ok", "a refusal is an answer, too"
+    assert result["wandb"].level == "fault" and "offline" in result["wandb"].hint
     monkeypatch.setenv("HF_ENDPOINT", "file:///etc/passwd")
     assert health.network(timeout_s=5)[0].level == "fault"

@@ -150,8 +150,8 @@ def test_fingerprints_cover_a_mixture_and_its_files(tmp_path):
     mixture.write_text("datasets:\n- {json_path: a.json}\n")
 
     def prints() -> dict[str, str]:
-        found = loaded("recipe=llava-ov-68m", f"stages.single_image.data.path={mixture}")
-        return {p.name: p.fingerprint for p in plan(found.recipe, found.path)}
+        result = loaded("recipe=llava-ov-68m", f"stages.single_image.data.path={mixture}")
+        return {p.name: p.fingerprint for p in plan(result.recipe, result.path)}
 
     base = prints()
     (tmp_path / "a.json").write_text("[{}]")

@@ -100,7 +100,7 @@ def test_what_is_trained_for_engines_is_served_with_pictures(name):
     source = HeadSource(FOLDER, recipe.drafter, head, Target(config, recipe.target.path), {})
     check_head("vllm", source, "all")
     window = recipe.drafter.model_copy(update={"visual_slots": "none"} if "eagle3" in name else {"image": "projected"})
-    with pytest.raises(UserError, match=r"pictures here|no slot stands at a picture"):
+    with pytest.raises(UserError, match=r"pictures here|no input stands at a picture"):
         check_head("vllm", replace(source, config=window), "all")
 
 
@@ -233,5 +233,5 @@ def test_mistakes_are_told_and_nothing_is_written(name, tmp_path, capsys, monkey
     message = capsys.readouterr().err
     for part in expected:
         assert part in message
-    assert "cure:" in message and "Traceback" not in message
+    assert "hint:" in message and "Traceback" not in message
     assert list(tmp_path.iterdir()) == []

@@ -1,4 +1,4 @@
-"""Recipes of the visual track: what does not fit together is told by name, with a cure, before anything is written."""
+"""Recipes of the visual track: what does not fit together is told by name, with a hint, before anything is written."""
 
 import pytest
 from draftsmith.recipes.cli import main
@@ -81,7 +81,7 @@ def test_mistakes_are_told_and_nothing_is_written(name, tmp_path, capsys, monkey
     arguments, expected = BAD[name]
     assert main([DEMO, *arguments]) == 2
     message = capsys.readouterr().err
-    assert expected in message and "cure:" in message
+    assert expected in message and "hint:" in message
     assert "Traceback" not in message
     assert list(tmp_path.iterdir()) == []
 

@@ -43,5 +43,5 @@ BEFORE = ("world", "target", "language", "pretrain", "answers")
 
 def run(output: Path, *settings: str, stages=None, restart=None) -> list[str]:
     """Stages of the tiny demo; returns what was said."""
-    found = load(["recipe=demo/lvlm-distilled", f"output={output}", *FEW, *settings])
-    return run_loaded(found, output, stages=stages, restart=restart)
+    loaded = load(["recipe=demo/lvlm-distilled", f"output={output}", *FEW, *settings])
+    return run_loaded(loaded, output, stages=stages, restart=restart)

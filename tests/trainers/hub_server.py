@@ -96,9 +96,9 @@ class Handler(http.server.BaseHTTPRequestHandler):
     def _route(self, method, path, silent=False):
         self.silent = silent
         for verb, pattern, action in ROUTES:
-            found = re.fullmatch(pattern, path)
-            if verb == method and found:
-                named = found.groupdict()
+            match = re.fullmatch(pattern, path)
+            if verb == method and match:
+                named = match.groupdict()
                 if "repo" in named:
                     repository = self.server.repositories.get(named["repo"])
                     if repository is None or (repository.private and not self.authorized):
@@ -147,14 +147,14 @@ class Handler(http.server.BaseHTTPRequestHandler):
 
     def tree(self, repo, revision):
         files = repo.commits[repo.resolve(revision)]
-        found = []
+        result = []
         for name, content in files.items():
             entry = {"type": "file", "path": name, "size": len(content), "oid": git_oid(content)}
             if is_lfs(name):
                 sha = hashlib.sha256(content).hexdigest()
                 entry["lfs"] = {"oid": sha, "size": len(content), "pointerSize": 134}
-            found.append(entry)
-        return self._json(found)
+            result.append(entry)
+        return self._json(result)
 
     def validate(self):
         return self._json({"errors": [], "warnings": []})

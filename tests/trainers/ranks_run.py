@@ -18,11 +18,11 @@ FORKS.set_forkserver_preload(["deepspeed", "draftsmith.recipes.schema", "draftsm
 MAIN = "import sys; from draftsmith.recipes.cli import main; sys.exit(main(sys.argv[1:]))"
 
 
-def run_ranks(world: int, script: str, *arguments: str, cwd: Path, timeout: float = 240, **environment: str):
-    """Run `script` as each of `world` ranks. Returns [(exit code, what it printed)], by rank."""
-    rendezvous = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": free_port(), "WORLD_SIZE": str(world)}
+def run_ranks(world_size: int, script: str, *arguments: str, cwd: Path, timeout: float = 240, **environment: str):
+    """Run `script` as each of `world_size` ranks. Returns [(exit code, what it printed)], by rank."""
+    rendezvous = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": free_port(), "WORLD_SIZE": str(world_size)}
     folder = Path(tempfile.mkdtemp())
-    logs = [folder / f"rank-{rank}" for rank in range(world)]
+    logs = [folder / f"rank-{rank}" for rank in range(world_size)]
     started = []
     for rank, log in enumerate(logs):
         own = os.environ | rendezvous | environment | {"RANK": str(rank), "LOCAL_RANK": str(rank)}
@@ -34,16 +34,16 @@ def run_ranks(world: int, script: str, *arguments: str, cwd: Path, timeout: floa
     for process in started:
         process.kill()
         process.join()
-    found = [(process.exitcode, log.read_text()) for process, log in zip(started, logs, strict=True)]
+    result = [(process.exitcode, log.read_text()) for process, log in zip(started, logs, strict=True)]
     shutil.rmtree(folder)
-    return found
+    return result
 
 
-def run_recipe(world: int, *arguments: str, cwd: Path, **environment: str) -> str:
+def run_recipe(world_size: int, *arguments: str, cwd: Path, **environment: str) -> str:
     """`deepspeed --num_accelerators WORLD trains/train.py ARGUMENTS` without the launcher. Returns what rank 0 said."""
-    found = run_ranks(world, MAIN, *arguments, cwd=cwd, **environment)
-    assert [code for code, _ in found] == [0] * world, "\n".join(text[-3000:] for _, text in found)
-    return found[0][1]
+    result = run_ranks(world_size, MAIN, *arguments, cwd=cwd, **environment)
+    assert [code for code, _ in result] == [0] * world_size, "\n".join(text[-3000:] for _, text in result)
+    return result[0][1]
 
 
 def _rank(script: str, arguments: tuple[str, ...], cwd: str, environment: dict[str, str], log: str) -> None:

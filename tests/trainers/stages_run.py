@@ -8,8 +8,8 @@ from draftsmith.recipes.load import load
 from draftsmith.recipes.plan import plan
 from draftsmith.trainers.run import run_stages
 
-# Overrides of recipe=demo/lvlm: a target from a world of a hundred records.
-TINY_WORLD = [
+# Overrides of recipe=demo/lvlm: a target from a synthetic dataset of a hundred records.
+TINY_DATASET = [
     "stages=[world,target]",
     "stages.world.splits.train={name: 2, colors: 2, caption: 2, attribute: 60, "
     "conversation: 20, place: 2, probe: 2, count: 2, word: 2, "

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import numpy as np
 import torch
-from draftsmith.core.nouns import IMAGE, TEXT, VIDEO, Batch
+from draftsmith.core.batch import IMAGE, TEXT, VIDEO, Batch
 from draftsmith.core.states import Taps, TargetStates, feature_places, visual_places
 from draftsmith.data.shards import claim, finish
 from draftsmith.data.states.records import state_places
@@ -42,10 +42,10 @@ def row(number: int, wanted: Taps, position_rows: int = 3) -> Batch:
     }
     ids = torch.randint(9, 99, (1, length), generator=draw)
     positions = torch.randint(0, 50, (position_rows, 1, length), generator=draw)
-    found = TargetStates(
+    result = TargetStates(
         states.pop("feature", None), {int(name[-3:]): held for name, held in states.items()}, positions
     )  # fmt: skip
-    return Batch(ids, mask, loss_mask, modality, positions, None, (f"file[{number}]",), states=found)
+    return Batch(ids, mask, loss_mask, modality, positions, None, (f"file[{number}]",), states=result)
 
 
 def padded(rows: list[Batch], pad_id: int = 3) -> Batch:

@@ -23,7 +23,7 @@ WORDS = ["one", "two", "three", "four", "five", "six", "seven", "eight", "nine",
 OPTIM = {"lr": 3e-3, "warmup_steps": 1, "clip_norm": 1.0}
 
 
-def world(folder: Path) -> SimpleNamespace:
+def synthetic(folder: Path) -> SimpleNamespace:
     """`folder` with a target and data; every third record is text alone."""
     folder.mkdir(parents=True, exist_ok=True)
     said = [f"USER: Which? ASSISTANT: {' '.join(WORDS[i:] + WORDS[:i])}." for i in range(len(WORDS))]

@@ -1,4 +1,6 @@
-"""A small recipe whose evaluate stage has a suite: a loud random target, a draft, and the world's own sets."""
+"""A small recipe whose evaluate stage has a suite: a loud random target, a draft, and the synthetic dataset's own
+sets.
+"""
 
 from pathlib import Path
 

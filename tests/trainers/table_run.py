@@ -2,7 +2,7 @@
 
 from pathlib import Path
 
-from reading_run import DATA, FORMAT, LANGUAGE, STEPS, VISION
+from heads_run import DATA, FORMAT, LANGUAGE, STEPS, VISION
 from stages_run import load_spelled, run_loaded
 
 METHODS = {

@@ -30,12 +30,12 @@ from draftsmith.trainers.training.heads_on_states import open_states
 from draftsmith.trainers.training.sources import Cached, Online
 from safetensors.torch import load_file, save_file
 from states_fake import SPARROW, D, padded, row
-from states_run import RECORDS, cached, context, stage, world
+from states_run import RECORDS, cached, context, stage, synthetic
 
 
 @pytest.fixture(scope="module")
 def made(tmp_path_factory):
-    return world(tmp_path_factory.mktemp("world"))
+    return synthetic(tmp_path_factory.mktemp("world"))
 
 
 @pytest.fixture(scope="module")
@@ -73,7 +73,7 @@ def test_the_manifest_says_what_the_states_are_bound_to(kept):
 def test_the_loss_of_every_dtype_is_in_the_manifest(kept):
     loss = ShardReader(kept.folder / "states").measured["head distribution"]
     assert 0 < loss["bf16"]["kl"] < loss["int8"]["kl"] < 0.05 and 0 < loss["fp8"]["kl"] < 0.1
-    assert all(0.8 < found["agreement"] <= 1 for found in loss.values())
+    assert all(0.8 < result["agreement"] <= 1 for result in loss.values())
     assert any("bf16: KL" in line for line in kept.say.lines)
 
 
@@ -157,9 +157,9 @@ def test_a_dtypes_loss_is_taken_a_few_places_at_a_time(monkeypatch):
     monkeypatch.setattr(build, "_PLACES", 2)
     few = build.dtype_loss(iter(pairs), scores)
     assert max(seen) == 2
-    for dtype, found in whole.items():
-        assert few[dtype]["kl"] == pytest.approx(found["kl"], rel=0.02)
-        assert few[dtype]["agreement"] == found["agreement"]
+    for dtype, result in whole.items():
+        assert few[dtype]["kl"] == pytest.approx(result["kl"], rel=0.02)
+        assert few[dtype]["agreement"] == result["agreement"]
 
 
 def test_a_killed_build_goes_on_behind_its_finished_shards(made, kept, tmp_path, monkeypatch):
@@ -205,7 +205,7 @@ def test_two_ranks_write_the_shards_of_one(made, kept, tmp_path, monkeypatch):
     monkeypatch.setattr(cache, "ShardReader", lambda folder: ShardReader(kept.folder / "states"))
     monkeypatch.setattr(ranks, "world_size", lambda: 2)
     monkeypatch.setattr(ranks, "barrier", lambda: None)
-    monkeypatch.setattr(ranks, "agree", lambda value: told["measured"])
+    monkeypatch.setattr(ranks, "broadcast", lambda value: told["measured"])
     for rank in (0, 1):
         monkeypatch.setattr(ranks, "rank", lambda rank=rank: rank)
         cached(made, tmp_path / "cache")

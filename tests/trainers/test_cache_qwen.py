@@ -65,7 +65,7 @@ def test_three_rows_of_positions_are_kept_and_train_a_head(made, tmp_path):
     kept = cached(made, tmp_path / "cache", drafter, format=FORM)
     reader = ShardReader(kept.folder / "states")
     assert reader.identity["samples"]["position_rows"] == 3
-    batches, found = {}, {}
+    batches, result = {}, {}
     for name, source in (("online", {"kind": "online"}), ("cached", {"kind": "cached"})):
         asked = context(made, tmp_path / name, drafter, {"states": kept.folder})
         chosen = stage(made, source=source, format=FORM, steps=3, held_out=0.0)
@@ -73,7 +73,7 @@ def test_three_rows_of_positions_are_kept_and_train_a_head(made, tmp_path):
         states = open_states(chosen, asked, processor, build.open_target(asked, processor), 0)
         batches[name] = states, chosen
         chosen.run(asked)
-        found[name] = losses(asked.folder)
+        result[name] = losses(asked.folder)
     online = batches["online"][0].builder
     asked = online.collate([(n, online.samples[n]) for n in range(len(RECORDS))], epoch=0)
     states = online.states(asked)
@@ -91,6 +91,6 @@ def test_three_rows_of_positions_are_kept_and_train_a_head(made, tmp_path):
             assert (tensors["positions"][:, visual].diff(dim=0) != 0).any()
             assert tensors["positions"].max() != length - 1
     assert (asked.modality == VIDEO).any()
-    assert found["cached"].keys() == found["online"].keys() and len(found["online"]) == 3
-    for step, loss in found["online"].items():
-        assert found["cached"][step] == pytest.approx(loss, rel=0.02)
+    assert result["cached"].keys() == result["online"].keys() and len(result["online"]) == 3
+    for step, loss in result["online"].items():
+        assert result["cached"][step] == pytest.approx(loss, rel=0.02)

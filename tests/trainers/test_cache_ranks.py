@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 import yaml
 from draftsmith.data.shards import tar_path
-from states_run import cached, world
+from states_run import cached, synthetic
 from training import free_port
 
 # Rank 1 ends, as `kill -9` ends it, when it is about to write the shard that the environment names.
@@ -61,7 +61,7 @@ def run(made, output: Path, **more: str) -> list[tuple[int, str]]:
 
 @pytest.mark.slow
 def test_two_ranks_one_of_them_killed_write_what_one_does(tmp_path):
-    made, output = world(tmp_path / "world"), tmp_path / "run"
+    made, output = synthetic(tmp_path / "world"), tmp_path / "run"
     alone = cached(made, tmp_path / "alone").folder / "states"
     count = len(list(alone.glob("*.tar")))
     assert count >= 6
@@ -71,8 +71,8 @@ def test_two_ranks_one_of_them_killed_write_what_one_does(tmp_path):
     before = {path.name: path.stat().st_mtime_ns for path in states.glob("*.tar")}
     assert {tar_path(states, index).name for index in (0, 1, 2, 3, 4)} <= before.keys()
     assert tar_path(states, 5).name not in before and not (states / "manifest.json").exists()
-    found = run(made, output)
-    assert [code for code, _ in found] == [0, 0], found
+    result = run(made, output)
+    assert [code for code, _ in result] == [0, 0], result
     assert {path.name: path.stat().st_mtime_ns for path in states.glob("*.tar")}.items() >= before.items()
     # In the recipe's own words the target's section says more; what was computed is the same.
     mine, theirs = (
@@ -83,7 +83,7 @@ def test_two_ranks_one_of_them_killed_write_what_one_does(tmp_path):
 
 @pytest.mark.slow
 def test_what_one_rank_alone_comes_upon_is_said_once(tmp_path):
-    made = world(tmp_path / "world")
+    made = synthetic(tmp_path / "world")
     cached(made, tmp_path / "alone")
     states = tmp_path / "alone" / "states"
     odd = [json.loads(path.read_text())["columns"] for path in sorted(states.glob("shard-*.json"))[1::2]]
@@ -93,12 +93,12 @@ def test_what_one_rank_alone_comes_upon_is_said_once(tmp_path):
     )
     picture = made.folder / "images" / f"{number}.png"
     shutil.copy(made.folder / "data.json", picture)  # its header is not looked at: LLaVA-1.5 has one tile
-    found = run(made, tmp_path / "run")
-    assert [code != 0 for code, _ in found] == [True, True] and found[1][0] == 2
-    said = "".join(text for _, text in found)
+    result = run(made, tmp_path / "run")
+    assert [code != 0 for code, _ in result] == [True, True] and result[1][0] == 2
+    said = "".join(text for _, text in result)
     assert said.count("error: ") == 1 and picture.name in said and f"record {number}" in said, said
     # What all of them come upon, too.
     made.data["max_length"] = 10**6
-    found = run(made, tmp_path / "other")
-    assert [code for code, _ in found] == [2, 2]
-    assert "".join(text for _, text in found).count("the target has 256 positions") == 1
+    result = run(made, tmp_path / "other")
+    assert [code for code, _ in result] == [2, 2]
+    assert "".join(text for _, text in result).count("the target has 256 positions") == 1

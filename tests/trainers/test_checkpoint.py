@@ -52,9 +52,9 @@ def test_a_harmed_checkpoint_is_refused_and_the_newest_good_one_named(saved, har
     manifest = json.loads((saved / "step-00000006" / checkpoint.MANIFEST).read_text())
     for name in manifest["files"]:
         harm(saved / "step-00000006" / name)
-        found = checkpoint.find(saved, fingerprint="f")
-        assert found.step == 4
-        assert "step-00000006" in found.notes[0] and reason in found.notes[0]
+        result = checkpoint.find(saved, fingerprint="f")
+        assert result.step == 4
+        assert "step-00000006" in result.notes[0] and reason in result.notes[0]
         break
     losses, _, told = run(saved, steps=7)
     assert sorted(losses) == [5, 6, 7]
@@ -65,8 +65,8 @@ def test_a_harmed_checkpoint_is_refused_and_the_newest_good_one_named(saved, har
 def test_without_a_manifest_it_is_no_checkpoint(saved):
     (saved / "step-00000006" / checkpoint.MANIFEST).unlink()
     (saved / "step-00000004" / checkpoint.MANIFEST).write_text("{")
-    found = checkpoint.find(saved, fingerprint="f")
-    assert found.step == 2 and len(found.notes) == 2
+    result = checkpoint.find(saved, fingerprint="f")
+    assert result.step == 2 and len(result.notes) == 2
 
 
 def test_all_bad_is_an_error_and_not_a_fresh_start(saved):
@@ -74,7 +74,7 @@ def test_all_bad_is_an_error_and_not_a_fresh_start(saved):
         truncate(path / checkpoint.MANIFEST)
     with pytest.raises(UserError, match=r"no usable checkpoint.*step-00000006") as error:
         checkpoint.find(saved, fingerprint="f")
-    assert "restart=" in error.value.cure
+    assert "restart=" in error.value.hint
 
 
 def test_nothing_is_unpickled_that_does_not_verify(saved, monkeypatch):
@@ -146,9 +146,9 @@ RANDOM = "random-00000.pt"
 )
 def test_a_harmed_manifest_is_refused(saved, harm, reason):
     harm(saved / "step-00000006")
-    found = checkpoint.find(saved, fingerprint="f")
-    assert found.step == 4
-    assert [note.startswith(f"step-00000006: {reason}") for note in found.notes] == [True]
+    result = checkpoint.find(saved, fingerprint="f")
+    assert result.step == 4
+    assert [note.startswith(f"step-00000006: {reason}") for note in result.notes] == [True]
 
 
 def test_refused_checkpoints_do_not_push_out_the_one_just_saved(saved):
@@ -162,8 +162,8 @@ def test_refused_checkpoints_do_not_push_out_the_one_just_saved(saved):
 
     with pytest.raises(Died):
         run(saved, steps=7, every=3, keep=1, log=die)
-    found = checkpoint.find(saved, fingerprint="f")
-    assert found.step == 3 and [note[:13] for note in found.notes] == ["step-00000006", "step-00000004"]
+    result = checkpoint.find(saved, fingerprint="f")
+    assert result.step == 3 and [note[:13] for note in result.notes] == ["step-00000006", "step-00000004"]
     losses, _, told = run(saved, steps=7, every=3, keep=1)
     assert sorted(losses) == [4, 5, 6, 7] and len(told) == 3
     assert [path.name for path in saved.iterdir()] == ["step-00000006"]
@@ -203,9 +203,9 @@ def test_a_save_that_dies_at_any_write_leaves_one_that_verifies(tmp_path, monkey
                 checkpoint.save(built, tmp_path, step=4, fingerprint="f", keep=5)
                 break
             except Died:
-                found = checkpoint.find(tmp_path, fingerprint="f")
-                assert found.notes == ()
-                survivors.append(found.step)
+                saved = checkpoint.find(tmp_path, fingerprint="f")
+                assert saved.notes == ()
+                survivors.append(saved.step)
                 shutil.rmtree(tmp_path / "step-00000004", ignore_errors=True)
     # Two files, the manifest, the folder, the renaming; then it counts, though its parent is not brought to disk yet.
     assert survivors == [2, 2, 2, 2, 2, 4]

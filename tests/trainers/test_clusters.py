@@ -11,7 +11,7 @@ import tomllib
 from pathlib import Path
 
 import pytest
-from stages_run import TINY_WORLD
+from stages_run import TINY_DATASET
 from training import free_port
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -19,7 +19,7 @@ FILES = ROOT / "scripts" / "cluster"
 STEPS = 6
 SETTINGS = [
     "recipe=demo/lvlm",
-    *TINY_WORLD,
+    *TINY_DATASET,
     f"stages.target.steps={STEPS}",
     "stages.target.batch_size=8",
     "stages.target.log_every=1",
@@ -246,9 +246,11 @@ def test_a_wheelhouse_installs_without_a_network(tmp_path):
         )
         assert expected in run.stdout
     asked = "from draftsmith.recipes import health; print(health.ROOT, len(health.pins()), len(health.requirements()))"
-    found = subprocess.run([str(venv / "bin" / "python"), "-c", asked], cwd=tmp_path, env=offline, capture_output=True,
+    actual = subprocess.run([str(venv / "bin" / "python"), "-c", asked], cwd=tmp_path, env=offline, capture_output=True,
                            text=True, timeout=120, check=True).stdout.split()  # fmt: skip
-    assert found[0].startswith(str(venv)) and int(found[1]) > 50 and int(found[2]) >= 18, "constraints are in the wheel"
+    assert actual[0].startswith(str(venv)) and int(actual[1]) > 50 and int(actual[2]) >= 18, (
+        "constraints are in the wheel"
+    )
     (wheel,) = house.glob("draftsmith-*.whl")
     wheel.write_bytes(wheel.read_bytes() + b"x")
     done = install()

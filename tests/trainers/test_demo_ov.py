@@ -75,8 +75,8 @@ def test_the_report_tells_positions_and_training_apart(run):
     report = json.loads((folder / "evaluate" / "report.json").read_text())
     drafts = {"onevision", "single_only", "few_onevision", "few_single_only"}
     rows = [row for row in read_rows(folder / "evaluate" / "rows.jsonl") if row.method != PLAIN]
-    found = Counter((row.benchmark, row.method, row.drafter) for row in rows)
-    assert found == {(name, mode, draft): 2 for name in ("single", "pairs", "stories", "clips") for mode in "MT"
+    result = Counter((row.benchmark, row.method, row.drafter) for row in rows)
+    assert result == {(name, mode, draft): 2 for name in ("single", "pairs", "stories", "clips") for mode in "MT"
                      for draft in drafts}  # fmt: skip
     # Five pictures and what is decoded behind them: more than 64 positions.
     beyond = {(row.benchmark, row.method, row.drafter) for row in rows if row.details["beyond_positions"]}

@@ -9,8 +9,8 @@ import pytest
 import torch
 from distill_run import BEFORE
 from distill_run import run as run_recipe
+from draftsmith.core.batch import Batch
 from draftsmith.core.errors import UserError
-from draftsmith.core.nouns import Batch
 from draftsmith.data.dataset import ConversationData
 from draftsmith.data.sources import OpenBatch
 from draftsmith.models.distillation import DistillObjective, DistillTraining, Teacher
@@ -77,11 +77,11 @@ def test_two_ranks_compute_what_one_does(tmp_path):
     moved = {n for n, value in expected.items() if (value - start[n]).abs().max() > 1e-4}
     assert {"llava.lm_head.weight", "llava.model.multi_modal_projector.linear_1.weight"} <= moved
     for zero in (0, 3):
-        losses, found = torch.load(tmp_path / f"zero{zero}.pt", weights_only=True)
+        losses, actual = torch.load(tmp_path / f"zero{zero}.pt", weights_only=True)
         assert {step: values[0] for step, values in losses.items()} == pytest.approx(one, rel=1e-5)
         assert all(0 < alpha < 1 for _, alpha, _ in losses.values())
         for name, value in expected.items():
-            assert torch.allclose(found[name], value, atol=1e-5), (zero, name)
+            assert torch.allclose(actual[name], value, atol=1e-5), (zero, name)
     (path,) = (tmp_path / "run0").rglob("*model_states.pt")
     kept = set(torch.load(path, weights_only=False)["module"])
     assert kept == {n for n, p in module().state_dict(keep_vars=True).items() if p.requires_grad}
@@ -130,16 +130,16 @@ def losses(folder: Path) -> list[dict]:
     return [row for line in (folder / "metrics.jsonl").read_text().splitlines() if "loss" in (row := json.loads(line))]
 
 
-def equal(found: dict[str, torch.Tensor], expected: dict[str, torch.Tensor]) -> bool:
-    return found.keys() == expected.keys() and all(torch.equal(v, expected[n]) for n, v in found.items())
+def equal(actual: dict[str, torch.Tensor], expected: dict[str, torch.Tensor]) -> bool:
+    return actual.keys() == expected.keys() and all(torch.equal(v, expected[n]) for n, v in actual.items())
 
 
 def test_the_stage_trains_the_draft_and_leaves_the_target(train, before):
     was = (before / "target" / "model.safetensors").read_bytes()
     folder = train("a", "stages.distill.steps=3")
     assert (before / "target" / "model.safetensors").read_bytes() == was
-    start, found = weights(before / "pretrain"), weights(folder)
-    moved = {name for name, value in found.items() if not torch.equal(value, start[name])}
+    start, result = weights(before / "pretrain"), weights(folder)
+    moved = {name for name, value in result.items() if not torch.equal(value, start[name])}
     assert any("multi_modal_projector" in n for n in moved) and any("layers.0" in n for n in moved)
     assert not any("vision_tower" in n for n in moved)
     rows = losses(folder)
@@ -202,8 +202,8 @@ def test_answers_are_those_of_the_weights_of_that_step(train, monkeypatch):
         train(name, *settings, f"stages.distill.optim.lr={rate}")
         answers[name] = [supervised(b) for b in seen]
         monkeypatch.undo()
-    for name, found in answers.items():
-        pairs = [(a[n], b[n]) for i, a in enumerate(found) for b in found[i + 1 :] for n in a.keys() & b.keys()]
+    for name, result in answers.items():
+        pairs = [(a[n], b[n]) for i, a in enumerate(result) for b in result[i + 1 :] for n in a.keys() & b.keys()]
         assert len(pairs) >= 20
         same = sum(a == b for a, b in pairs) / len(pairs)
         assert same == 1.0 if name == "still" else same < 0.8
@@ -270,8 +270,8 @@ def test_validation_is_cross_entropy_and_shares_the_target(train, monkeypatch):
     data = "{from: world, path: held_out, aspect: square, max_length: 256}"
     folder = train("a", f"stages.distill.validation={{data: {data}, every: 2, micro_batch_size: 3}}")
     assert len(loaded) == 1
-    found = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
-    scores = next(row for row in found if "val_loss" in row)
+    result = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
+    scores = next(row for row in result if "val_loss" in row)
     assert scores["val_loss"] > 2 and 0 <= scores["val_agreement"] <= 1
 
 
@@ -308,7 +308,7 @@ def test_recipes_that_make_no_sense(settings, problem, tmp_path):
     ("kind", "anyres", "own", "aspect", "problem"),
     [
         ("llava", None, False, "pad", None),
-        ("llava", None, True, "pad", "the drafter has eyes of its own"),
+        ("llava", None, True, "pad", "the drafter has an image processor of its own"),
         ("llava_next", None, False, "anyres", None),
         ("llava_next", None, False, "square", "the target reads pictures in tiles and the drafter aspect: square"),
         ("llava_next", False, False, "square", None),
@@ -321,12 +321,12 @@ def test_a_draft_is_not_compared_on_pictures_that_its_target_reads_otherwise(
 ):
     """Neither in distillation nor in validation: `val_agreement` would be of pictures that are never decoded so."""
     context = SimpleNamespace(
-        name="finetune", folder=tmp_path, drafter_has_own_eyes=own,
+        name="finetune", folder=tmp_path, drafter_has_own_image_processor=own,
         target=LlavaTargetConfig(kind=kind, path="somewhere", anyres=anyres),
     )  # fmt: skip
     data = ConversationData(path="held_out.json", aspect=aspect)
-    found = distill.other_pictures(context, data)
-    assert found is None if problem is None else found.startswith(problem)
+    result = distill.other_pictures(context, data)
+    assert result is None if problem is None else result.startswith(problem)
     if problem is None:
         return
     monkeypatch.setattr(conversations, "ConversationDataset", lambda *given, **named: None)

@@ -1,4 +1,4 @@
-"""The distillation demo from the world to the comparison of six drafts, at its smallest."""
+"""The distillation demo from the synthetic dataset to the comparison of six drafts, at its smallest."""
 
 import json
 
@@ -10,7 +10,7 @@ from draftsmith.data.shards import ShardReader
 PAIRS = ("", "_1", "_2")
 
 
-def test_from_the_world_to_the_interval(tmp_path):
+def test_from_the_synthetic_dataset_to_the_interval(tmp_path):
     told = run(tmp_path / "run")
     folder = tmp_path / "run" / "compare"
     report = json.loads((folder / "report.json").read_text())
@@ -19,10 +19,10 @@ def test_from_the_world_to_the_interval(tmp_path):
         (cell,) = (c for c in report["cells"] if c["benchmark"] == benchmark)
         assert cell["method"] == "M"
         assert cell["identical"] == cell["requests"] == 6 * {"pictures": 3, "text": 2}[benchmark]
-        found = report["comparison"][f"{benchmark}, mode M"]
-        assert list(found["each"]) == names
-        assert found["mean"] == pytest.approx(sum(found["each"].values()) / 3)
-        assert bool(found["why"]) == (found["interval"][0] <= 0)
+        result = report["comparison"][f"{benchmark}, mode M"]
+        assert list(result["each"]) == names
+        assert result["mean"] == pytest.approx(sum(result["each"].values()) / 3)
+        assert bool(result["why"]) == (result["interval"][0] <= 0)
         shown = f"{benchmark}, mode M, first trainings less second"
         assert shown in (folder / "report.md").read_text() and any(shown in line for line in told)
     manifests = [

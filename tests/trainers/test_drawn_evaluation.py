@@ -1,4 +1,6 @@
-"""An evaluation of an image generator, from a trained world to its report: what is drawn, kept, judged and resumed."""
+"""An evaluation of an image generator, from a synthetic dataset to its report: what is drawn, kept, judged and
+resumed.
+"""
 
 import json
 import shutil
@@ -42,11 +44,11 @@ def report(output: Path) -> tuple[dict, str]:
 def rows_of(output: Path, temperature: int) -> dict[str, list[dict]]:
     """Method -> rows in the order of the prompts."""
     log = ResumeLog(output / "evaluate" / "rows" / "captions" / f"T{temperature}-16")
-    found: dict[str, list[dict]] = {}
+    result: dict[str, list[dict]] = {}
     for index in sorted(log.values, key=int):
         for row in log.values[index]:
-            found.setdefault(row["method"], []).append(row)
-    return found
+            result.setdefault(row["method"], []).append(row)
+    return result
 
 
 def test_every_method_is_measured_on_every_prompt(demo):
@@ -126,10 +128,10 @@ def test_a_killed_evaluation_goes_on_behind_the_pictures_it_kept(demo, tmp_path,
     assert log.read_bytes().startswith(lines)
     untimed = ("method", "request", "tokens", "drafted", "nodes", "accepted", "emitted", "identical", "details")
     for temperature in (0, 1):
-        found, whole = rows_of(output, temperature), rows_of(demo, temperature)
-        assert found.keys() == whole.keys()
+        result, whole = rows_of(output, temperature), rows_of(demo, temperature)
+        assert result.keys() == whole.keys()
         for method, rows in whole.items():
-            assert [[row[k] for k in untimed] for row in found[method]] == [[row[k] for k in untimed] for row in rows]
+            assert [[row[k] for k in untimed] for row in result[method]] == [[row[k] for k in untimed] for row in rows]
     assert report(output)[0]["quality"] == report(demo)[0]["quality"], (
         "judged on all pictures, those that were kept too"
     )
@@ -140,7 +142,7 @@ def test_a_killed_evaluation_goes_on_behind_the_pictures_it_kept(demo, tmp_path,
     assert kept > 0 and len(calls) <= whole_run + warm_up - kept * (1 + len(METHODS))
 
 
-def test_a_reader_of_another_world_is_told_before_anything_is_drawn(demo, tmp_path, monkeypatch):
+def test_a_reader_of_another_dataset_is_told_before_anything_is_drawn(demo, tmp_path, monkeypatch):
     monkeypatch.setattr(measuring, "generate", lambda *given: pytest.fail("drawn"))
     (tmp_path / "prompts.txt").write_text("a red circle at the top left\na dog on a sofa\n")
     output = branch(demo, tmp_path / "run")

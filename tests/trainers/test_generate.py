@@ -1,4 +1,4 @@
-"""Settings of the generated world that name clips."""
+"""Settings of the synthetic dataset that name clips."""
 
 import pytest
 from draftsmith.trainers.stages.generate import GenerateStage

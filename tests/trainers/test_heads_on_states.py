@@ -25,14 +25,14 @@ from draftsmith.trainers.training import sources
 from draftsmith.trainers.training import states as build
 from pydantic import ValidationError
 from safetensors.torch import load_file
-from states_run import RECORDS, cached, context, losses, stage, world
+from states_run import RECORDS, cached, context, losses, stage, synthetic
 
 SPARROW = SparrowConfig(kind="sparrow", gap_share=0.5)
 
 
 @pytest.fixture(scope="module")
 def made(tmp_path_factory):
-    return world(tmp_path_factory.mktemp("world"))
+    return synthetic(tmp_path_factory.mktemp("world"))
 
 
 @pytest.fixture(scope="module")
@@ -251,8 +251,8 @@ def test_medusa_heads_train_and_draft_what_the_target_says(made, tmp_path):
     }  # fmt: skip
     validation = {"every": 10, "micro_batch_size": 4}
     stage(made, epochs=None, steps=30, optim={"lr": 2e-2}, decoding=decoding, validation=validation).run(asked)
-    found = losses(asked.folder)
-    assert found[30] < 0.8 * found[1]
+    result = losses(asked.folder)
+    assert result[30] < 0.8 * result[1]
     rows = [json.loads(line) for line in (asked.folder / "metrics.jsonl").read_text().splitlines()]
     assert {"val_top1", "tau_T0"} <= next(row for row in rows if row["step"] == 30 and "tau_T0" in row).keys()
     processor = asked.processor()

@@ -12,13 +12,13 @@ from pathlib import Path
 import psutil
 import pytest
 from ranks_run import run_recipe
-from stages_run import TINY_WORLD
+from stages_run import TINY_DATASET
 from training import free_port
 
 ROOT = Path(__file__).resolve().parents[2]
 STEPS = 24
 SETTINGS = [
-    *TINY_WORLD,
+    *TINY_DATASET,
     f"stages.target.steps={STEPS}",
     "stages.target.batch_size=8",
     "stages.target.log_every=1",

@@ -56,13 +56,13 @@ def test_a_step_is_adamw_with_clipping(zero, tmp_path):
     assert norm > 0.2
     torch.optim.AdamW((p for p in reference.parameters() if p.grad is not None), lr=1e-2, weight_decay=0.0).step()
     optim = OptimConfig(lr=1e-2, schedule="constant", clip_norm=0.1, eps=1e-8)
-    _, found, _ = run(tmp_path, steps=1, zero=zero, micro=4, model=module(noisy=False), optim=optim)
+    _, result, _ = run(tmp_path, steps=1, zero=zero, micro=4, model=module(noisy=False), optim=optim)
     before = dict(module(noisy=False).named_parameters())
     moved = 0
     for name, value in reference.named_parameters():
         # Adam divides by the gradient's size: entries near zero are rounding's.
-        assert (found[name] - value).abs().mean() < 2e-4, name
-        moved += int(not torch.equal(found[name], before[name]))
+        assert (result[name] - value).abs().mean() < 2e-4, name
+        moved += int(not torch.equal(result[name], before[name]))
     assert moved > 20
 
 
@@ -212,7 +212,7 @@ def test_lora_trains_adapters_and_merges_them(tmp_path):
 def test_lora_names_a_layer_that_is_not_there():
     with pytest.raises(UserError, match="name no layer") as error:
         LlavaTraining(llava(0), ("language_model",), gradient_checkpointing=False, lora=LoraConfig(layers=("query",)))
-    assert "q_proj" in error.value.cure
+    assert "q_proj" in error.value.hint
 
 
 def test_validation_counts_agreement_with_the_target():
@@ -227,8 +227,8 @@ def test_validation_counts_agreement_with_the_target():
     assert torch.equal(torch.get_rng_state(), before)
     assert model.training
     other = llava(5, width=16, layers=1).eval()
-    found = validate(built, steps, other)
-    assert found["val_loss"] == pytest.approx(same["val_loss"])
+    result = validate(built, steps, other)
+    assert result["val_loss"] == pytest.approx(same["val_loss"])
     agreed = tokens = loss = 0.0
     for step in steps:
         for batch in step.micro:
@@ -238,9 +238,9 @@ def test_validation_counts_agreement_with_the_target():
             agreed += float((logits.argmax(-1) == target_choice(other, batch)).sum())
             loss += float(torch.nn.functional.cross_entropy(logits, labels, reduction="sum"))
             tokens += len(labels)
-    assert found["val_agreement"] == pytest.approx(agreed / tokens)
-    assert 0 < found["val_agreement"] < 0.9
-    assert found["val_loss"] == pytest.approx(loss / tokens, rel=1e-5)
+    assert result["val_agreement"] == pytest.approx(agreed / tokens)
+    assert 0 < result["val_agreement"] < 0.9
+    assert result["val_loss"] == pytest.approx(loss / tokens, rel=1e-5)
     assert "val_agreement" not in validate(built, steps, None)
 
 
@@ -444,7 +444,7 @@ def test_two_ranks_compute_what_one_does(tmp_path):
     optim = OptimConfig(lr=1.0, eps=10.0)
     losses, expected, _ = run(tmp_path / "one", steps=3, model=module(noisy=False), optim=optim)
     for zero in (0, 2, 3):
-        found_losses, found = torch.load(tmp_path / f"zero{zero}.pt", weights_only=True)
+        found_losses, actual = torch.load(tmp_path / f"zero{zero}.pt", weights_only=True)
         assert found_losses == pytest.approx(losses, rel=1e-5), zero
         for name, value in expected.items():
-            assert torch.allclose(found[name], value, atol=1e-5), (zero, name)
+            assert torch.allclose(actual[name], value, atol=1e-5), (zero, name)

@@ -36,9 +36,9 @@ def test_a_draft_lvlm_heads_and_ensembles_stand_in_one_table(output):
 
 
 def test_rows_say_whose_weights_drafted_and_how(output):
-    found = {row["method"]: (row["drafter"], row["mode"]) for row in rows_of(output)}
-    assert found["T"] == ("draft", "T") and found["MT*"] == ("draft", "MT*") and found["EAGLE-3"] == ("eagle3", "")
-    assert found["SpecVLM"] == ("target", "") and found["plain decoding"] == ("", "")
+    result = {row["method"]: (row["drafter"], row["mode"]) for row in rows_of(output)}
+    assert result["T"] == ("draft", "T") and result["MT*"] == ("draft", "MT*") and result["EAGLE-3"] == ("eagle3", "")
+    assert result["SpecVLM"] == ("target", "") and result["plain decoding"] == ("", "")
 
 
 def test_an_ensemble_drafts_as_its_members_do_where_they_agree(output):
@@ -158,8 +158,8 @@ def test_members_are_methods_drafters_and_sections(output, tmp_path):
     methods |= {"M": METHODS["M"], "EAGLE-3": METHODS["EAGLE-3"]}
     copy = shutil.copytree(output, tmp_path / "run", ignore=shutil.ignore_patterns("evaluate"))
     run(copy, "stages.evaluate.methods=null", f"stages.evaluate.methods={json.dumps(methods)}", stages=["evaluate"])
-    found = {name: [row["accepted"] for row in rows_of(copy) if row["method"] == name] for name in members}
-    assert found["by method"] == found["by stage"] == found["by section"]
+    result = {name: [row["accepted"] for row in rows_of(copy) if row["method"] == name] for name in members}
+    assert result["by method"] == result["by stage"] == result["by section"]
     with pytest.raises(UserError, match="'eagle4', which is no earlier stage"):
         run(copy, "stages.evaluate.methods.M with EAGLE-3.drafter.members=[M, eagle4]", stages=["evaluate"])
 

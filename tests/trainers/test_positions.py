@@ -1,4 +1,4 @@
-"""What is said before a run of samples and prompts that are too long: numbers and cures, or nothing."""
+"""What is said before a run of samples and prompts that are too long: numbers and hints, or nothing."""
 
 import json
 from pathlib import Path
@@ -71,7 +71,7 @@ def test_what_becomes_of_long_samples_is_said_with_numbers(open_pictures, settin
     (line,) = said(before_training, dataset, 64)
     assert f"longer than max_length 64: 2 of 5 (the longest has {longest} ids)" in line and done in line
     assert "drafter.rope_scaling" in line and "skipped.jsonl" in line
-    assert "raise max_length (up to 256 positions)" in said(before_training, dataset, 256)[0], "a simpler cure first"
+    assert "raise max_length (up to 256 positions)" in said(before_training, dataset, 256)[0], "a simpler hint first"
 
 
 @pytest.mark.parametrize("settings", [{}, {"over_length": "error", "on_error": "skip"}])
@@ -88,7 +88,7 @@ def test_prompts_alone_are_counted_where_a_model_writes_the_answers(open_picture
     assert said(before_training, fits, 64, prompts=True) == [f"no sample is longer than max_length {prompt}"]
 
 
-def test_prompts_beyond_a_draft_s_positions_are_told_with_cures(open_pictures):
+def test_prompts_beyond_a_draft_s_positions_are_told_with_hints(open_pictures):
     dataset = open_pictures(1, 5, 5, max_length=512)
     longest = dataset.num_ids(1, prompt=True)
     room = longest + 10
@@ -96,8 +96,8 @@ def test_prompts_beyond_a_draft_s_positions_are_told_with_cures(open_pictures):
     (line,) = said(before_decoding, "stories", dataset, {"few": room - 1, "many": 4096}, max_new_tokens=10)
     assert line.startswith("warning: stories:") and "draft few" in line
     assert f"{room - 1} positions" in line and f"2 of 3 (the longest has {longest} ids)" in line
-    for cure in ("mode P", "drafter.rope_scaling", "train on several pictures"):
-        assert cure in line
+    for hint in ("mode P", "drafter.rope_scaling", "train on several pictures"):
+        assert hint in line
 
 
 def test_of_a_tiled_prompt_a_draft_without_newlines_reads_one_tile(open_pictures):

@@ -10,7 +10,7 @@ from draftsmith.eval.published import PublishedSection
 from draftsmith.recipes.load import load, recipe_names
 from draftsmith.trainers.publishing.card import CardFacts, Evaluated, front_matter, model_card
 from draftsmith.trainers.publishing.licences import chain, licence_of, own_licence, warnings
-from draftsmith.trainers.publishing.lineage import WORLD, data_of, trained_by
+from draftsmith.trainers.publishing.lineage import SYNTHETIC_DATASET, data_of, trained_by
 from draftsmith.trainers.publishing.names import check_name, suggested, taken_for
 from draftsmith.trainers.stages.publish import _began_as
 
@@ -46,7 +46,7 @@ def test_names_that_engines_read_rightly(repo, method):
 def test_names_that_engines_take_for_another_method(repo, method, found):
     with pytest.raises(UserError) as caught:
         check_name(repo, method, LLAVA, is_language=True)
-    assert found in str(caught.value) and f"/{suggested(method, LLAVA)}" in caught.value.cure
+    assert found in str(caught.value) and f"/{suggested(method, LLAVA)}" in caught.value.hint
 
 
 def test_every_suggested_name_is_read_rightly():
@@ -92,8 +92,8 @@ def test_the_chain_warns_of_what_restricts_and_of_what_is_not_known():
     ],
 )
 def test_known_targets(name, restricts):
-    found = licence_of(name)
-    assert found.id is not None and bool(found.restricts) is restricts
+    result = licence_of(name)
+    assert result.id is not None and bool(result.restricts) is restricts
 
 
 @pytest.mark.parametrize(
@@ -131,27 +131,29 @@ def facts(**changes) -> CardFacts:
 
 
 def test_what_a_heads_card_begins_with():
-    found = front_matter(facts())
-    assert found["base_model"] == LLAVA and found["base_model_relation"] == "adapter"
-    assert found["license"] == "llama2" and found["library_name"] == "draftsmith" and found["datasets"] == ["org/set"]
-    assert {"speculative-decoding", "eagle3", "image-text-to-text"} <= set(found["tags"])
+    fields = front_matter(facts())
+    assert fields["base_model"] == LLAVA and fields["base_model_relation"] == "adapter"
+    assert (
+        fields["license"] == "llama2" and fields["library_name"] == "draftsmith" and fields["datasets"] == ["org/set"]
+    )
+    assert {"speculative-decoding", "eagle3", "image-text-to-text"} <= set(fields["tags"])
     body = model_card(facts())
     assert "Llama 2" in body and "`my own.json` is not known" in body and "at revision `abc`" in body
 
 
 def test_what_a_whole_models_card_begins_with():
     whole = facts(method="lvlm", base="JackFram/llama-68m", repo="me/draft")
-    found = front_matter(whole)
-    assert found["base_model"] == "JackFram/llama-68m" and found["base_model_relation"] == "finetune"
-    assert found["pipeline_tag"] == "image-text-to-text"
+    fields = front_matter(whole)
+    assert fields["base_model"] == "JackFram/llama-68m" and fields["base_model_relation"] == "finetune"
+    assert fields["pipeline_tag"] == "image-text-to-text"
     # The Hub has no relation of drafters: the target stands in the text, and its terms in front.
-    assert found["license"] == "llama2" and f"({HUB}/{LLAVA})" in model_card(whole)
+    assert fields["license"] == "llama2" and f"({HUB}/{LLAVA})" in model_card(whole)
 
 
 def test_licences_that_the_hub_has_no_word_for():
     qwen = "Qwen/Qwen2.5-VL-3B-Instruct"
-    found = front_matter(facts(target=qwen, links=chain([("target", qwen)])))
-    assert found["license"] == "other" and found["license_name"] and found["license_link"] == f"{HUB}/{qwen}"
+    fields = front_matter(facts(target=qwen, links=chain([("target", qwen)])))
+    assert fields["license"] == "other" and fields["license_name"] and fields["license_link"] == f"{HUB}/{qwen}"
     unknown = front_matter(facts(target="a/b", links=chain([("target", "a/b")])))
     assert "license" not in unknown
 
@@ -181,8 +183,8 @@ def stages_of(recipe: str) -> dict:
 def test_where_a_drafter_is_from(recipe, stage, trained):
     stages = stages_of(recipe)
     assert trained_by(stages, stage) == trained
-    # Through cached states, regenerated answers and encoded pictures, down to what the world drew.
-    assert data_of(stages, stage) == [WORLD]
+    # Through cached states, regenerated answers and encoded pictures, down to what the synthetic dataset drew.
+    assert data_of(stages, stage) == [SYNTHETIC_DATASET]
 
 
 def test_files_are_named_without_their_place():

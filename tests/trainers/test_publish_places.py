@@ -66,5 +66,5 @@ def test_recipe_and_report(tmp_path):
         assert "alice" not in path.read_text(), path
     assert json.loads((folder / "report" / "report.json").read_text())["about"]["gamma"] == 5
     assert "path: org/name" in (folder / "recipe.yaml").read_text()
-    found = read_evaluation(run / "evaluate")
-    assert found.about["suite"] == "sets, prompts verbatim" and found.findings == ["- read from sets"]
+    result = read_evaluation(run / "evaluate")
+    assert result.about["suite"] == "sets, prompts verbatim" and result.findings == ["- read from sets"]

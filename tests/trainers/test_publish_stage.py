@@ -8,8 +8,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+import heads_run
 import pytest
-import reading_run
 import visual_run
 import yaml
 from draftsmith.core.checksums import SUMS, check_sums, write_sums
@@ -170,7 +170,7 @@ def test_a_disk_that_takes_no_more(published):
             run(published, *SETTINGS, "stages.full={kind: publish}", stages=("full",))
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, before)
-    assert "run the same command again" in caught.value.cure and (published / "draft" / "model.safetensors").is_file()
+    assert "run the same command again" in caught.value.hint and (published / "draft" / "model.safetensors").is_file()
 
 
 def test_a_crash_is_told_without_secrets(tmp_path, capfd):
@@ -195,7 +195,7 @@ def test_a_login_that_is_missing_is_told_before_anything_is_built(published, mon
 def test_without_its_target_it_says_what_is_lacking(published):
     with pytest.raises(UserError, match="on the disk of whoever trained it") as caught:
         open_published(published / "publish" / "repository")
-    assert "target=" in caught.value.cure
+    assert "target=" in caught.value.hint
 
 
 @pytest.mark.slow
@@ -231,8 +231,8 @@ def test_settings_that_contradict_each_other(settings, says, tmp_path):
 
 def test_a_dry_run_says_where_and_refuses_a_misleading_name(tmp_path):
     def lines(repo: str) -> str:
-        found = loaded(tmp_path, *SETTINGS, f"stages.publish={{kind: publish, repo: {repo}, visibility: public}}")
-        return dry_run(found.recipe, plan(found.recipe, found.path))
+        result = loaded(tmp_path, *SETTINGS, f"stages.publish={{kind: publish, repo: {repo}, visibility: public}}")
+        return dry_run(result.recipe, plan(result.recipe, result.path))
 
     assert "one commit to main of me/tiny-draft, private until it is fetched back; then public" in lines(
         "me/tiny-draft"
@@ -287,7 +287,7 @@ def test_heads_of_both_kinds_are_published(track, tmp_path):
         visual_run.run(tmp_path, f"stages.publish={publish}")
     else:
         publish = "{kind: publish, repo: me/tiny-sparrow, dry_run: true, from: head, method: Sparrow without VATA}"
-        reading_run.run(tmp_path, f"stages.publish={publish}")
+        heads_run.run(tmp_path, f"stages.publish={publish}")
     folder = tmp_path / "publish" / "repository"
     assert {"model.safetensors", "config.json", "draftsmith.json", "recipe.yaml"} <= {p.name for p in folder.iterdir()}
     assert not (folder / "tokenizer.json").exists()

@@ -108,7 +108,7 @@ def test_another_models_files_are_not_removed(pull_request, server, folder):
     other.commit("main", held, "years of work")
     with pytest.raises(UserError, match=r"adapter/a\.bin, pytorch_model\.bin") as caught:
         Upload(server, folder, pull_request=pull_request)
-    assert "repository of its own" in caught.value.cure and other.commits[other.refs["main"]] == held
+    assert "repository of its own" in caught.value.hint and other.commits[other.refs["main"]] == held
     assert not any("/storage/" in path for _, path in server.requests)
 
 
@@ -119,9 +119,9 @@ def test_a_licence_beside_a_publication_stays(server, folder):
     Upload(server, folder)
     (folder / "report" / "plot.png").unlink()
     write_sums(folder)
-    found = made.commits[Upload(server, folder).done.commit]
-    assert found["LICENSE"] == b"terms" and found["README.md"] == FILES["README.md"]
-    assert "report/plot.png" not in found
+    result = made.commits[Upload(server, folder).done.commit]
+    assert result["LICENSE"] == b"terms" and result["README.md"] == FILES["README.md"]
+    assert "report/plot.png" not in result
 
 
 def test_a_repository_that_could_not_be_made_private(server, folder):
@@ -139,7 +139,7 @@ def test_a_disk_that_is_full_when_it_comes_back(server, folder, monkeypatch):
     monkeypatch.setattr("draftsmith.trainers.publishing.upload.snapshot_download", full)
     with pytest.raises(UserError, match="No space left") as caught:
         Upload(server, folder, public=True)
-    assert "make room" in caught.value.cure and server.repositories[REPO].private
+    assert "make room" in caught.value.hint and server.repositories[REPO].private
 
 
 def test_the_same_folder_again_is_no_second_commit(server, folder):
@@ -163,7 +163,7 @@ def test_a_public_repository_gets_nothing_untried_on_main(server, folder):
     Upload(server, folder, public=True)
     with pytest.raises(UserError, match="is public") as caught:
         Upload(server, folder)
-    assert "pull_request" in caught.value.cure
+    assert "pull_request" in caught.value.hint
     (folder / "config.json").write_text("{}")
     write_sums(folder)
     assert Upload(server, folder, pull_request=True).done.pull_request
@@ -194,7 +194,7 @@ def test_a_hub_that_stays_busy_is_told_and_nothing_is_public(server, folder):
     server.fail("POST", "/commit/", 503, times=9)
     with pytest.raises(UserError, match=r"uploading.*503") as caught:
         Upload(server, folder, attempts=3, public=True)
-    assert "run the same command again" in caught.value.cure
+    assert "run the same command again" in caught.value.hint
     assert server.repositories[REPO].private and server.failures[0].times == 6
 
 
@@ -225,14 +225,14 @@ def test_a_folder_that_does_not_load_stays_private(server, folder):
 def test_without_rights_the_namespace_is_named(server, folder):
     with pytest.raises(UserError, match="you/llava-draft") as caught:
         Upload(server, folder, repo="you/llava-draft")
-    assert "may write to you" in caught.value.cure
+    assert "may write to you" in caught.value.hint
 
 
 def test_without_a_login(server, folder, monkeypatch):
     monkeypatch.setattr("draftsmith.trainers.publishing.upload.get_token", lambda: None)
     with pytest.raises(UserError, match="not logged in") as caught:
         Upload(server, folder, token=None)
-    assert "hf auth login" in caught.value.cure and server.requests == []
+    assert "hf auth login" in caught.value.hint and server.requests == []
 
 
 def test_offline_is_said_before_anything_is_asked(server, folder, monkeypatch):

@@ -2,8 +2,8 @@
 
 import json
 
+import heads_run
 import pytest
-import reading_run
 import torch
 from draftsmith.data.processor import load_processor
 from draftsmith.models.targets.load import load_target
@@ -28,19 +28,19 @@ def for_qwen(value):
 @pytest.fixture
 def recipe_of(monkeypatch):
     def change(kind: str) -> None:
-        recipe = for_qwen(reading_run.RECIPE)
+        recipe = for_qwen(heads_run.RECIPE)
         tower = vision_config(kind, 32) | {"patch_size": 8}
         recipe["target"] = {"kind": kind, "language_model": text_config(kind, 6, 32), "vision_tower": tower}
         recipe["target"]["prefill_chunk"] = 24
         recipe["stages"]["target"]["trainable"] = ["vision_tower", "projector", "language_model"]
-        monkeypatch.setattr(reading_run, "RECIPE", recipe)
+        monkeypatch.setattr(heads_run, "RECIPE", recipe)
 
     return change
 
 
 def test_a_tiny_target_is_trained_and_answers(recipe_of, tmp_path):
     recipe_of("qwen2_5_vl")
-    told = reading_run.run(tmp_path, stages=["world", "target", "answers"])
+    told = heads_run.run(tmp_path, stages=["world", "target", "answers"])
     assert any("<|vision_start|><image x 1><|vision_end|>" in line for line in told)
     made = load_processor(tmp_path / "target")
     assert (made.family, made.patch_size, made.image_size) == ("qwen2_5_vl", 8, 16)
@@ -57,5 +57,5 @@ def test_a_tiny_target_is_trained_and_answers(recipe_of, tmp_path):
 @pytest.mark.parametrize("kind", KINDS)
 def test_every_drafter_on_a_tiny_target(kind, recipe_of, tmp_path):
     recipe_of(kind)
-    told = "\n".join(reading_run.run(tmp_path))
+    told = "\n".join(heads_run.run(tmp_path))
     assert "Greedy outputs are identical to plain decoding" in told

@@ -107,7 +107,7 @@ def test_two_ranks_write_what_one_does(made, again, monkeypatch):
             patch.setattr(ranks, "rank", lambda rank=rank: rank)
             patch.setattr(ranks, "world_size", lambda: 2)
             patch.setattr(ranks, "barrier", lambda: None)
-            patch.setattr(ranks, "agree", lambda value: value)
+            patch.setattr(ranks, "broadcast", lambda value: value)
             if rank == 1:
                 patch.setattr(regenerate, "finish", None)
             told += [line for line in run(again, stages=["answers"]) if line.startswith("shard")]
@@ -174,9 +174,9 @@ def test_log_probabilities_are_kept_on_demand(made, again, asked):
 
 def test_what_cannot_be_asked_is_left_out_and_counted(made, again):
     """A picture that is gone, and prompts without room for an answer."""
-    world = again / "world" / "world"
-    records = json.loads((world / "train.json").read_text())
-    (world / records[3]["image"]).unlink()
+    synthetic = again / "world" / "world"
+    records = json.loads((synthetic / "train.json").read_text())
+    (synthetic / records[3]["image"]).unlink()
     with pytest.raises(UserError, match="missing image"):
         run(again, stages=["answers"])
     shutil.rmtree(again / "answers")

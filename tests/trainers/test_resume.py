@@ -23,9 +23,9 @@ def alone(request, tmp_path_factory):
     return request.param, losses, weights
 
 
-def equal(found, expected):
-    assert found.keys() == expected.keys()
-    return all(torch.equal(found[name], expected[name]) for name in expected)
+def equal(actual, expected):
+    assert actual.keys() == expected.keys()
+    return all(torch.equal(actual[name], expected[name]) for name in expected)
 
 
 def at(all_steps, few):
@@ -46,10 +46,10 @@ def test_asked_to_stop_at_every_step(alone, step, tmp_path):
         run(tmp_path, steps=STEPS, zero=zero, log=terminate)
     # The flag travels with the all-reduce of the next step, which is then the last one.
     assert stopped.value.step == step + 1
-    seen, found, told = run(tmp_path, steps=STEPS, zero=zero)
+    seen, result, told = run(tmp_path, steps=STEPS, zero=zero)
     assert any("resuming from" in line for line in told)
     assert seen == {at: loss for at, loss in losses.items() if at > stopped.value.step}
-    assert equal(found, weights)
+    assert equal(result, weights)
 
 
 class Died(Exception):
@@ -67,18 +67,18 @@ def test_died_without_a_word(alone, step, tmp_path):
 
     with pytest.raises(Died):
         run(tmp_path, steps=STEPS, zero=zero, every=2, log=die)
-    seen, found, _ = run(tmp_path, steps=STEPS, zero=zero, every=2)
+    seen, result, _ = run(tmp_path, steps=STEPS, zero=zero, every=2)
     first = 2 * ((step - 1) // 2) + 1
     assert seen == {at: loss for at, loss in losses.items() if at >= first}
-    assert equal(found, weights)
+    assert equal(result, weights)
 
 
 def test_asked_to_stop_before_the_last_step_it_finishes(alone, tmp_path):
     zero, losses, weights = alone
-    seen, found, _ = run(
+    seen, result, _ = run(
         tmp_path, steps=STEPS, zero=zero, log=lambda s: s == STEPS - 1 and os.kill(os.getpid(), signal.SIGTERM)
     )
-    assert seen == losses and equal(found, weights)
+    assert seen == losses and equal(result, weights)
 
 
 def test_asked_to_stop_before_the_first_step_it_does_one(alone, tmp_path):
@@ -100,9 +100,9 @@ def test_asked_to_stop_before_the_first_step_it_does_one(alone, tmp_path):
         run(tmp_path, steps=STEPS, zero=zero, samples=Interrupting())
     assert stopped.value.step == 1
     assert signal.getsignal(number) is handler
-    seen, found, _ = run(tmp_path, steps=STEPS, zero=zero)
+    seen, result, _ = run(tmp_path, steps=STEPS, zero=zero)
     assert seen == {step: loss for step, loss in losses.items() if step > 1}
-    assert equal(found, weights)
+    assert equal(result, weights)
 
 
 @pytest.mark.parametrize("zero", [0, 2])
@@ -112,9 +112,9 @@ def test_bf16_comes_back_bit_equal(zero, tmp_path):
     losses, weights, _ = run(tmp_path / "alone", **settings)
     with pytest.raises(Stopped):
         run(tmp_path / "c", log=lambda step: step == 4 and os.kill(os.getpid(), signal.SIGTERM), **settings)
-    seen, found, _ = run(tmp_path / "c", **settings)
+    seen, result, _ = run(tmp_path / "c", **settings)
     assert seen == {step: loss for step, loss in losses.items() if step > 5}
-    assert equal(found, weights)
+    assert equal(result, weights)
 
 
 def test_each_step_stands_once_in_the_metrics(tmp_path):

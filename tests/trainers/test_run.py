@@ -56,13 +56,13 @@ def test_a_folder_of_another_version_is_refused_by_name(version, tmp_path):
     run(tmp_path, planned())
     for name in ("done.json", "fingerprint.json"):
         path = tmp_path / "note" / name
-        found = json.loads(path.read_text()) | {"fingerprint": "of before"}
-        assert found.pop("version") == FINGERPRINTS
-        path.write_text(json.dumps(found if version is None else found | {"version": version}))
+        result = json.loads(path.read_text()) | {"fingerprint": "of before"}
+        assert result.pop("version") == FINGERPRINTS
+        path.write_text(json.dumps(result if version is None else result | {"version": version}))
     state = stage_state(planned(), tmp_path)
     assert isinstance(state, UserError)
     assert f"by another version of draftsmith (fingerprints {version or 1}, here {FINGERPRINTS})" in state.problem
-    assert "restart=note" in state.cure and "note" in state.where
+    assert "restart=note" in state.hint and "note" in state.where
 
 
 def test_a_stage_without_its_inputs_says_which(tmp_path):

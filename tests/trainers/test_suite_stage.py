@@ -17,7 +17,7 @@ from transformers import AutoTokenizer
 
 @pytest.fixture(scope="module")
 def trained(tmp_path_factory):
-    """A world with a suite, a target and a draft."""
+    """A synthetic dataset with a suite, a target and a draft."""
     folder = tmp_path_factory.mktemp("suite-run") / "run"
     run(folder, stages=BEFORE)
     return folder
@@ -73,7 +73,7 @@ def test_the_table_of_two_turns(first):
     assert all(cell["identical"] == cell["requests"] == 2 for cell in every.values())
     assert {cell["tau"] for cell in every.values()} != {1.0}
     page = (first / "evaluate" / "report.md").read_text()
-    assert "prompts verbatim" in page and "chain of 5" in page and "Local stand-ins" in page
+    assert "prompts verbatim" in page and "chain of 5" in page and "Local substitutes" in page
     assert (first / "evaluate" / "suite.png").is_file()
 
 
@@ -158,14 +158,14 @@ def test_what_several_ranks_kept_is_read_by_all(tmp_path, monkeypatch):
         ResumeLog(tmp_path / "a" / "first").add(str(rank), {"rank": rank})
     monkeypatch.setattr(ranks, "rank", lambda: 0)
     ResumeLog(tmp_path / "a" / "first-class").add("x", 1)  # another stem
-    found = ResumeLog(tmp_path / "a" / "first")
-    assert found.values == {"0": {"rank": 0}, "1": {"rank": 1}}
+    result = ResumeLog(tmp_path / "a" / "first")
+    assert result.values == {"0": {"rank": 0}, "1": {"rank": 1}}
     # Cut off within a line: that value is not there, and what is added later is.
     path = tmp_path / "a" / "first-0.jsonl"
     path.write_bytes(path.read_bytes()[:-5])
-    found = ResumeLog(tmp_path / "a" / "first")
-    assert set(found.values) == {"1"}
-    found.add("2", "new")
+    result = ResumeLog(tmp_path / "a" / "first")
+    assert set(result.values) == {"1"}
+    result.add("2", "new")
     assert set(ResumeLog(tmp_path / "a" / "first").values) == {"1", "2"}
 
 
@@ -217,7 +217,7 @@ def test_published_sets_out_of_reach_are_said_before_a_model_is_loaded(output, m
     (output / "target" / "model.safetensors").unlink()
     with pytest.raises(UserError, match="cannot load set POPE") as caught:
         run(output, *only("benchmarks", {"suite": hub}), stages=["evaluate"])
-    assert "directory with suite.json" in caught.value.cure
+    assert "directory with suite.json" in caught.value.hint
 
 
 def test_quality_of_target_and_draft_seeing_and_blind(output, monkeypatch):

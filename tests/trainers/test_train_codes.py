@@ -1,4 +1,6 @@
-"""The visual track from a drawn world to a report, at its smallest: what each stage leaves, and that it comes back."""
+"""The visual track from a synthetic dataset to a report, at its smallest: what each stage leaves, and that it comes
+back.
+"""
 
 import json
 import math
@@ -73,12 +75,12 @@ def branch(demo: Path, output: Path, without=(*HEADS, "evaluate")) -> Path:
 def metrics(folder: Path) -> dict[str, dict[int, dict]]:
     """training, validation -> step -> line."""
     lines = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
-    found = {kind: {} for kind in ("training", "validation")}
+    result = {kind: {} for kind in ("training", "validation")}
     for line in lines:
-        kind = found["training" if "samples_per_s" in line else "validation"]
+        kind = result["training" if "samples_per_s" in line else "validation"]
         assert line["step"] not in kind, "a step stands twice"
         kind[line["step"]] = line
-    return found
+    return result
 
 
 def untimed(found: dict) -> dict:
@@ -134,7 +136,7 @@ def test_pictures_codes_and_features_lie_in_shards(demo, generator):
         assert pictures[number][0] == key and pictures[number][2] == info
 
 
-def test_the_world_models_can_be_loaded_and_were_trained(demo):
+def test_the_synthetic_dataset_models_can_be_loaded_and_were_trained(demo):
     for name in ("vq", "reader", "target"):
         losses = {step: line["loss"] for step, line in metrics(demo / name)["training"].items()}
         assert max(losses) == STEPS[name] and all(math.isfinite(loss) for loss in losses.values())
@@ -163,9 +165,9 @@ def test_a_saved_head_has_no_embedding_and_says_where_it_comes_from(demo, genera
 
 
 def test_metrics_hold_validation_and_decoding_with_its_pictures(demo):
-    found = metrics(demo / "head")
-    assert sorted(found["training"]) == list(range(1, 9)) and sorted(found["validation"]) == [2, 4, 6, 8]
-    for step, line in found["validation"].items():
+    result = metrics(demo / "head")
+    assert sorted(result["training"]) == list(range(1, 9)) and sorted(result["validation"]) == [2, 4, 6, 8]
+    for step, line in result["validation"].items():
         assert {"val_loss", "val_top1", "val_top3"} <= line.keys()
         assert 0 <= line["val_top1"] <= line["val_top3"] <= 1
         decoded = {name for name in line if name.startswith(("tau", "samples"))}
@@ -234,13 +236,13 @@ def test_select_takes_the_best_and_not_the_last(demo, tmp_path):
               "stages.head.decoding.prompts.max_samples=1"]  # fmt: skip
     last = branch(demo, tmp_path / "last")
     run(last, *ruined, stages=["head"])
-    found = metrics(last / "head")
+    actual = metrics(last / "head")
     for name in ("top3", "tau"):
-        value, step = best(found, name)
+        value, step = best(actual, name)
         assert step < 8, "the test needs a best that is not the last"
         output = branch(demo, tmp_path / name)
         told = run(output, *ruined, f"stages.head.select={name}", stages=["head"])
-        assert untimed(metrics(output / "head")) == untimed(found)
+        assert untimed(metrics(output / "head")) == untimed(actual)
         assert f"head: weights of step {step}, best {name} {value:.4f}" in told
         manifest = json.loads((output / "head" / "draftsmith.json").read_text())
         assert (manifest["training"]["step"], manifest["selected"]) == (step, name)
@@ -311,14 +313,14 @@ def die():
     raise Died
 
 
-def same_head(found: Path, expected: Path) -> None:
-    assert untimed(metrics(found)) == untimed(metrics(expected))
+def same_head(actual: Path, expected: Path) -> None:
+    assert untimed(metrics(actual)) == untimed(metrics(expected))
     for folder in ("", "best-top3", "best-tau"):
-        assert (found / folder / "model.safetensors").read_bytes() == (
+        assert (actual / folder / "model.safetensors").read_bytes() == (
             expected / folder / "model.safetensors"
         ).read_bytes(), folder
     for name in ("top3", "tau"):
-        assert (found / f"best-{name}/score.json").read_bytes() == (expected / f"best-{name}/score.json").read_bytes()
+        assert (actual / f"best-{name}/score.json").read_bytes() == (expected / f"best-{name}/score.json").read_bytes()
 
 
 @pytest.mark.parametrize(("step", "validation"), [(2, False), (4, True), (5, False), (8, True)])
@@ -361,7 +363,7 @@ def test_killed_while_the_best_weights_were_written(demo, alone, tmp_path, monke
 
 
 @pytest.mark.parametrize("name", ["vq", "reader", "target"])
-def test_a_world_model_that_died_comes_back_bit_equal(demo, tmp_path, monkeypatch, name):
+def test_a_synthetic_dataset_model_that_died_comes_back_bit_equal(demo, tmp_path, monkeypatch, name):
     """With a tokenizer's dead codes revived, a target's dropout, and a last batch that leaves a micro-batch empty."""
     short = [f"stages.{name}.steps=10", f"stages.{name}.micro_batch_size=4", f"stages.{name}.checkpoints.every=3",
              f"stages.{name}.log_every=1", *(["stages.vq.revive_every=2"] if name == "vq" else [])]  # fmt: skip
@@ -598,17 +600,17 @@ def test_two_ranks_write_the_same_shards_and_report(demo, tmp_path):
     done = launch(output, "stages=[pictures,features,head,evaluate]")
     assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-3000:]
     for name in ("pictures", "features"):
-        found, expected = (
+        actual, expected = (
             {path.name: path.read_bytes() for path in (folder / name / "shards").iterdir()} for folder in (output, demo)
         )
-        assert found == expected
+        assert actual == expected
     # The same batches with the same noise: only sums round differently.
-    found, expected = (metrics(folder / "head") for folder in (output, demo))
+    actual, expected = (metrics(folder / "head") for folder in (output, demo))
     for step, line in expected["training"].items():
-        assert found["training"][step]["loss"] == pytest.approx(line["loss"], rel=1e-3)
+        assert actual["training"][step]["loss"] == pytest.approx(line["loss"], rel=1e-3)
     for step, line in expected["validation"].items():
         for name in ("val_loss", "val_top1", "val_top3"):
-            assert found["validation"][step][name] == pytest.approx(line[name], rel=1e-3, abs=0.01)
+            assert actual["validation"][step][name] == pytest.approx(line[name], rel=1e-3, abs=0.01)
     # One rank alone comes to the same report with the same head.
     shared = cells(output)
     run(output, stages=["evaluate"], restart="evaluate")

@@ -5,8 +5,8 @@ from types import SimpleNamespace
 
 import pytest
 import torch
+from draftsmith.core.batch import ImageRequest
 from draftsmith.core.errors import UserError
-from draftsmith.core.nouns import ImageRequest
 from draftsmith.data.codes import ShardData, ShardSamples
 from draftsmith.data.prompts import ImagePrompt
 from draftsmith.data.shards import ShardReader
@@ -27,12 +27,12 @@ CAPTIONS = [f"picture number {n} of something" for n in range(5)]
 @pytest.fixture(scope="module")
 def made(tmp_path_factory) -> SimpleNamespace:
     folder = tmp_path_factory.mktemp("made")
-    found = translators(folder)
-    model = build_transformer(found.target, seed=0)
+    result = translators(folder)
+    model = build_transformer(result.target, seed=0)
     torch.nn.init.normal_(model.output.weight, std=0.3, generator=torch.Generator().manual_seed(1))
     save_model(model, folder / "target")
     (folder / "prompts.txt").write_text("\n".join(CAPTIONS))
-    return SimpleNamespace(folder=folder, target=found.target, inputs=found.inputs | {"target": folder / "target"})
+    return SimpleNamespace(folder=folder, target=result.target, inputs=result.inputs | {"target": folder / "target"})
 
 
 def stage(made, **changes) -> regenerate.RegenerateStage:

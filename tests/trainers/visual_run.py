@@ -70,8 +70,8 @@ FEW = [
 
 def run(output: Path, *settings: str, stages=None, restart=None) -> list[str]:
     """Stages of the tiny demo; returns what was said."""
-    found = load(["recipe=demo/visual-ar", f"output={output}", *FEW, *settings])
-    return run_loaded(found, output, stages=stages, restart=restart)
+    loaded = load(["recipe=demo/visual-ar", f"output={output}", *FEW, *settings])
+    return run_loaded(loaded, output, stages=stages, restart=restart)
 
 
 def context(folder: Path, target: LlamaGenTargetConfig, inputs: dict[str, Path], **changes) -> Context:

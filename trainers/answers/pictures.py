@@ -17,7 +17,7 @@ from ...models.decoding.warp import Warp
 from ...models.generators import Generator, check_labels, load_generator
 from ..context import Context
 from ..stages.encode import summary
-from ..stages.generate import WORLD
+from ..stages.generate import DATASET_FOLDER
 
 
 class Pictures:
@@ -31,8 +31,8 @@ class Pictures:
 
     def __init__(self, stage: Any, context: Context):
         self.stage, self.context = stage, context
-        world = None if stage.prompts.from_stage is None else context.inputs["data"] / WORLD
-        self.prompts = read_prompts(stage.prompts.resolved(world))
+        folder = None if stage.prompts.from_stage is None else context.inputs["data"] / DATASET_FOLDER
+        self.prompts = read_prompts(stage.prompts.resolved(folder))
         check_labels(context.target, [(p.caption, p.label) for p in self.prompts])
         self.generator = load_generator(context.target, context.inputs, device=context.device())
 

@@ -10,8 +10,8 @@ from collections import Counter
 from collections.abc import Iterator
 from typing import Any
 
+from ...core.batch import Request
 from ...core.errors import UserError
-from ...core.nouns import Request
 from ...data.answers import SKIPPED, Answer, kept_tensors, text_ids
 from ...data.shards import ShardReader
 from ...models.decoding.batched import write_answers
@@ -52,15 +52,15 @@ class Texts:
         # Of like lengths together: padding costs as much as text. It changes no answer.
         alike = sorted(numbers, key=lambda n: (int(self.dataset.lengths[n]), n))
         size = self.stage.batch_size
-        found = [a for i in range(0, len(alike), size) for a in self._batch(alike[i : i + size])]
-        return sorted(found, key=lambda a: a.number)
+        answers = [a for i in range(0, len(alike), size) for a in self._batch(alike[i : i + size])]
+        return sorted(answers, key=lambda a: a.number)
 
     def finish(self, reader: ShardReader) -> str:
         """A line about the finished shards. Raises `UserError` where no record was answered."""
         if reader.refused.get(SKIPPED) == len(reader):
             raise UserError(
                 "every record was left out, and none answered", where=str(self.context.folder / "skipped.jsonl"),
-                cure=f"mend what it names, then restart={self.context.name}",
+                hint=f"mend what it names, then restart={self.context.name}",
             )  # fmt: skip
         stops = Counter(reader[i][2]["stop"] for i in range(min(len(reader), 1000)))
         shown = ", ".join(f"{count} {stop}" for stop, count in sorted(stops.items()))
@@ -117,5 +117,5 @@ def _check_kept(count: int | None, num_ids: int) -> None:
     if count is not None and count > num_ids - 2:
         raise UserError(
             f"keep_logprobs is {count}, and of {num_ids} ids the image's never comes and one must be left to the rest",
-            cure=f"keep {num_ids - 2} or fewer: 64 already hold nearly all of the mass",
+            hint=f"keep {num_ids - 2} or fewer: 64 already hold nearly all of the mass",
         )

@@ -15,7 +15,7 @@ from ...core.errors import UserError
 from ...data.conversations import PromptFormat
 from ...data.dataset import ConversationData
 from ...data.images import is_tiled, layouts, tiling
-from ...data.media import Eyes
+from ...data.media import ImageReader
 from ...data.mixture import Selection, Share, are_present, is_mixture
 from ...data.processor import Processor
 from ...data.records import RecordFile
@@ -52,12 +52,12 @@ def on_disk(data: ConversationData) -> OnDisk | None:
     return OnDisk(abs(words), images.astype(np.int64), clips.astype(np.int64), chosen.files, places, chosen.summary())
 
 
-def samples(plan: Planned, found: OnDisk | None) -> tuple[int | None, str]:
+def samples(plan: Planned, files: OnDisk | None) -> tuple[int | None, str]:
     """How many a stage has, and how that is known."""
     if (written := generated(plan)) is not None:
         return written, "the world's"
-    if found is not None:
-        return len(found), "measured"
+    if files is not None:
+        return len(files), "measured"
     if (expected := getattr(plan.stage, "expected", None)) is not None:
         return expected.samples, "declared"
     return None, ""
@@ -75,7 +75,7 @@ class VisualTokens:
         return f"; pictures of {self.unread:,} opened records cannot be read: a tile each" if self.unread else ""
 
 
-def eyes_of(data: ConversationData, config: PreTrainedConfig) -> Eyes:
+def image_reader_of(data: ConversationData, config: PreTrainedConfig) -> ImageReader:
     """How the data section looks at pictures. It only counts: a dry run has neither tokenizer nor pixels.
 
     Args:
@@ -89,21 +89,21 @@ def eyes_of(data: ConversationData, config: PreTrainedConfig) -> Eyes:
         resolutions=tuple((a, b) for a, b in getattr(config, "image_grid_pinpoints", None) or ()),
     )  # fmt: skip
     limits = data.min_pixels, data.max_pixels
-    return Eyes(processor, data.aspect, data.anyres_convention, data.video, limits)
+    return ImageReader(processor, data.aspect, data.anyres_convention, data.video, limits)
 
 
-def visual_tokens(found: OnDisk, data: ConversationData, eyes: Eyes) -> VisualTokens:
+def visual_tokens(files: OnDisk, data: ConversationData, image_reader: ImageReader) -> VisualTokens:
     """What pictures and clips become, by their layouts. Files are opened only where their size decides."""
     # Of several pictures, which max_9 does not tile.
-    flat = layouts([(0, 0)] * 2, eyes.processor, "square" if data.aspect == "anyres" else data.aspect)[0]
-    counts = found.images * flat.num_tokens
+    flat = layouts([(0, 0)] * 2, image_reader.processor, "square" if data.aspect == "anyres" else data.aspect)[0]
+    counts = files.images * flat.num_tokens
     tiled = [n for n in (1, 2) if is_tiled(data.aspect, n)]
-    sized = np.isin(np.minimum(found.images, 2), tiled) | (found.clips > 0)
+    sized = np.isin(np.minimum(files.images, 2), tiled) | (files.clips > 0)
     opened = np.flatnonzero(sized)
     if not len(opened):
         return VisualTokens(counts, True, 0)
     step = -(-len(opened) // LOOKED_AT)
-    looked = [_look(found, int(index), data, eyes) for index in opened[::step]]
+    looked = [_look(files, int(index), data, image_reader) for index in opened[::step]]
     unread = sum(count is None for count in looked)
     fallback = [int(counts[index]) for index in opened[::step]]
     seen = [known if count is None else count for count, known in zip(looked, fallback, strict=True)]
@@ -111,20 +111,20 @@ def visual_tokens(found: OnDisk, data: ConversationData, eyes: Eyes) -> VisualTo
     return VisualTokens(counts, step == 1, unread)
 
 
-def _look(found: OnDisk, index: int, data: ConversationData, eyes: Eyes) -> int | None:
-    file, number = found.places[index]
-    records = found.files[file]
+def _look(files: OnDisk, index: int, data: ConversationData, image_reader: ImageReader) -> int | None:
+    file, number = files.places[index]
+    records = files.files[file]
     images = Path(data.images) if data.images else records.path.parent
     try:
-        media = eyes.look(records.read(int(number)), images, Path(data.videos) if data.videos else images)
+        media = image_reader.media(records.read(int(number)), images, Path(data.videos) if data.videos else images)
     except UserError:
         return None
     return sum(picture.num_tokens for picture in media.pictures)
 
 
-def most_patches(data: ConversationData, eyes: Eyes) -> int:
+def most_patches(data: ConversationData, image_reader: ImageReader) -> int:
     """Patches that a tower reads for one row, roughly and at most: a grid that is shrunk has more than positions."""
-    tile, tiles = eyes.processor, 1
+    tile, tiles = image_reader.processor, 1
     if is_tiled(data.aspect, 1):
         scheme = tiling(tile, data.aspect, data.anyres_convention)
         tiles += max(wide * high for wide, high in scheme.resolutions) // scheme.tile**2
@@ -133,18 +133,18 @@ def most_patches(data: ConversationData, eyes: Eyes) -> int:
     return max(data.max_length, tiles * tile.num_image_tokens)
 
 
-def tokens(stage: Any, found: OnDisk | None, eyes: Eyes) -> list[str]:
+def tokens(stage: Any, files: OnDisk | None, image_reader: ImageReader) -> list[str]:
     """Text and visual tokens of one epoch; words are counted where the data is there, for a tokenizer is not."""
-    if found is not None:
-        visual = visual_tokens(found, stage.data, eyes)
+    if files is not None:
+        visual = visual_tokens(files, stage.data, image_reader)
         about = "" if visual.is_exact else "about "
-        clips = f", of {int(found.clips.sum()):,} clips among them" if found.clips.any() else ""
-        lines = [f"  {found.about}"] if found.about else []
+        clips = f", of {int(files.clips.sum()):,} clips among them" if files.clips.any() else ""
+        lines = [f"  {files.about}"] if files.about else []
         lines.append(
-            f"  an epoch has {int(found.words.sum()):,} words of text and {about}{int(visual.tokens.sum()):,} visual "
+            f"  an epoch has {int(files.words.sum()):,} words of text and {about}{int(visual.tokens.sum()):,} visual "
             f"tokens{clips} (measured{visual.note()})"
         )
-        return [*lines, _too_long(stage.data, stage.format, found, visual)]
+        return [*lines, _too_long(stage.data, stage.format, files, visual)]
     if stage.expected is None:
         return []
     text, visual_count = stage.expected.text_tokens, stage.expected.visual_tokens
@@ -152,9 +152,9 @@ def tokens(stage: Any, found: OnDisk | None, eyes: Eyes) -> list[str]:
     return [f"  an epoch has {' and '.join(named)} tokens (declared)"] if named else []
 
 
-def _too_long(data: ConversationData, form: PromptFormat, found: OnDisk, visual: VisualTokens) -> str:
+def _too_long(data: ConversationData, form: PromptFormat, files: OnDisk, visual: VisualTokens) -> str:
     # The plain template leaves the question out, and a mark is no word; no word has less than one id.
-    words = 0 * found.words if form.template == "plain" else found.words - found.images - found.clips
+    words = 0 * files.words if form.template == "plain" else files.words - files.images - files.clips
     count, about = int((words + visual.tokens > data.max_length).sum()), "" if visual.is_exact else "about "
     done = data.over_length or f"on_error {data.on_error}"
     return (

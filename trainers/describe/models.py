@@ -18,15 +18,15 @@ from ...models.targets.base import TargetShape, language_shape
 from ...models.targets.llamagen import llamagen_shape
 from ...models.targets.load import target_config
 
-WORLD_VOCABULARY = 32064  # of an inline target where no stage generates a world
+SYNTHETIC_VOCABULARY = 32064  # of an inline target where no stage generates a synthetic dataset
 
 
 def target_shape(recipe: Any) -> Any:
-    """The target's model config at full size. A generated world's vocabulary is its stage's."""
+    """The target's model config at full size. A synthetic dataset's vocabulary is its stage's."""
     if recipe.target.draws_images:
         return model_config(recipe.target)
     sizes = [stage.vocabulary for stage in recipe.stages.values() if stage.kind == "generate"]
-    ids = TokenIds(sizes[0] if sizes else WORLD_VOCABULARY, 4, 1, 2, 3, 5, 6, 7)
+    ids = TokenIds(sizes[0] if sizes else SYNTHETIC_VOCABULARY, 4, 1, 2, 3, 5, 6, 7)
     return target_config(recipe.target, ids, network=False)
 
 

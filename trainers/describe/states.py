@@ -44,9 +44,9 @@ def caching(plan: Planned, drafter: Any, target: PreTrainedConfig, output: str |
     heads = [drafter, *stage.drafters] if stage.kind == "cache" else [stage.drafter or drafter]
     shape = language_shape(text)
     keeps = functools.reduce(operator.or_, (head.taps_for(shape, training=True) for head in heads))
-    found = on_disk(stage.data)
-    number, how = samples(plan, found)
-    counted = None if number is None else token_counts(stage, number, found, target)
+    files = on_disk(stage.data)
+    number, how = samples(plan, files)
+    counted = None if number is None else token_counts(stage, number, files, target)
     lines = [f"  keeps {described(keeps)} in {store.dtype}"]
     if number is None or counted is None:
         missing = "expected.samples" if number is None else "expected.text_tokens"
@@ -89,20 +89,20 @@ def described(keeps: Taps) -> str:
 
 
 def token_counts(
-    stage: Any, number: int, found: OnDisk | None, target: PreTrainedConfig
+    stage: Any, number: int, files: OnDisk | None, target: PreTrainedConfig
 ) -> tuple[int, int, str] | None:
     """Text and visual tokens of all samples together, and how they are known; None: not at all."""
     expected = stage.expected
     if expected is not None and expected.text_tokens is not None:
         share = number / expected.samples
         return round(expected.text_tokens * share), round((expected.visual_tokens or 0) * share), "declared"
-    if found is None:
+    if files is None:
         return None
     vision = getattr(target, "vision_config", None)
     per_image = 0
     if vision is not None and getattr(vision, "image_size", None):
         per_image = (vision.image_size // vision.patch_size) ** 2
-    return round(_WORD * int(found.words.sum())), per_image * int(found.images.sum()), "about, from words and pictures"
+    return round(_WORD * int(files.words.sum())), per_image * int(files.images.sum()), "about, from words and pictures"
 
 
 def has_mrope(text: Any) -> bool:

@@ -12,13 +12,13 @@ from transformers import PreTrainedConfig
 from ...core import ranks
 from ...data.images import is_tiled
 from ...data.loader import steps_per_epoch
-from ...data.media import Eyes
+from ...data.media import ImageReader
 from ...data.shapes.scenarios import WITHOUT_PICTURES
 from ...models.llava import is_tied
 from ...models.sizes import empty_model, parameter_counts
 from ...models.training import training_of
 from ..stages.base import Planned
-from .data import eyes_of, generated, most_patches, on_disk, samples, tokens
+from .data import generated, image_reader_of, most_patches, on_disk, samples, tokens
 from .models import drafter_parameters, generator_parameters, target_shape
 from .states import describe_states
 
@@ -37,8 +37,8 @@ def describe_lvlm(plan: Planned) -> list[str]:
     drafter = stage.drafter or recipe.drafter
     config = target if stage.model == "target" else drafter.config_beside(target)
     own = stage.model != "target" and drafter is not None and drafter.pictures == "own"
-    eyes = eyes_of(stage.data, config if own else target)
-    return _lvlm(plan, config, eyes) + _beside(plan, target)
+    image_reader = image_reader_of(stage.data, config if own else target)
+    return _lvlm(plan, config, image_reader) + _beside(plan, target)
 
 
 def describe_target(plan: Planned) -> list[str]:
@@ -72,18 +72,18 @@ def trainable_counts(stage: Any, config: PreTrainedConfig) -> dict[str, int]:
     return {part: sum(p.numel() for _, p in named) for part, named in module.parts().items()}
 
 
-def _lvlm(plan: Planned, config: PreTrainedConfig, eyes: Eyes) -> list[str]:
-    stage, found = plan.stage, on_disk(plan.stage.data)
+def _lvlm(plan: Planned, config: PreTrainedConfig, image_reader: ImageReader) -> list[str]:
+    stage, files = plan.stage, on_disk(plan.stage.data)
     counts, trained = parameter_counts(config), trainable_counts(stage, config)
-    number, how = samples(plan, found)
+    number, how = samples(plan, files)
     steps = stage.steps if number is None else stage.num_steps(number)
     lines = [f"  trains {', '.join(f'{p} {n:,}' for p, n in trained.items())}; {sum(trained.values()):,} in all"]
     lines.append(_UNKNOWN if number is None else f"  samples {number:,} ({how})")
     lines += _steps_line(steps, stage)
-    lines.append(_rows_line(steps, stage, eyes))
-    lines += tokens(stage, found, eyes)
+    lines.append(_rows_line(steps, stage, image_reader))
+    lines += tokens(stage, files, image_reader)
     memory = memory_bytes(sum(counts.values()), sum(trained.values()), plan.recipe.engine)
-    activations = activation_bytes(stage, config, most_patches(stage.data, eyes))
+    activations = activation_bytes(stage, config, most_patches(stage.data, image_reader))
     lines.append(
         f"  memory per rank about {(memory + activations) / _GIB:.1f} GiB "
         f"({memory / _GIB:.1f} weights, gradients and optimizer; {activations / _GIB:.1f} activations)"
@@ -96,15 +96,15 @@ def _steps_line(steps: int | None, stage: Any) -> list[str]:
     return [] if steps is None else [f"  steps {steps:,} at batch {stage.batch_size}, last partial batch kept"]
 
 
-def _rows_line(steps: int | None, stage: Any, eyes: Eyes) -> str:
+def _rows_line(steps: int | None, stage: Any, image_reader: ImageReader) -> str:
     rows = f"{steps * stage.batch_size:,}" if steps else "?"
     what = "tile" if is_tiled(stage.data.aspect, 1) else "picture"
-    each = f"{eyes.processor.num_image_tokens} of them for each {what}"
+    each = f"{image_reader.processor.num_image_tokens} of them for each {what}"
     return f"  at most {rows} rows of up to {stage.data.max_length:,} ids, {each}"
 
 
 def _beside(plan: Planned, target: PreTrainedConfig) -> list[str]:
-    """What distillation holds besides the draft."""
+    """Memory of distillation besides the draft."""
     objective, section = plan.stage.objective, plan.recipe.target
     if objective is None or objective.kind == "cross_entropy":
         return []
@@ -220,11 +220,11 @@ def stage_samples(plan: Planned) -> tuple[tuple[int, int], str] | None:
 
 
 def _counted(plan: Planned) -> tuple[tuple[int, int], str] | None:
-    found = on_disk(plan.stage.data)
-    if found is not None:
-        visual = int(((found.images > 0) | (found.clips > 0)).sum())
-        return (len(found) - visual, visual), "measured"
-    number, how = samples(plan, found)
+    files = on_disk(plan.stage.data)
+    if files is not None:
+        visual = int(((files.images > 0) | (files.clips > 0)).sum())
+        return (len(files) - visual, visual), "measured"
+    number, how = samples(plan, files)
     if number is None:
         return None
     if how == "declared":

@@ -9,8 +9,8 @@ from pathlib import Path
 from typing import Any
 
 from ...core import ranks
+from ...core.batch import Request
 from ...core.errors import UserError
-from ...core.nouns import Request
 from ...data.records import paths
 from ...eval import text_quality
 from ...eval.loop import Decoding, generate
@@ -39,13 +39,13 @@ def measure_quality(
         score: as `text_quality.scorers`.
     """
     folder, models = run.context.folder, answering(config, run, drafts)
-    found: list[dict[str, Any]] = []
+    measured: list[dict[str, Any]] = []
     for name in config.sets:
         records = run.suite.first_turns(name, run.section.convention, config.max_samples)
-        found += _answers(name, records, run, models)
+        measured += _answers(name, records, run, models)
         run.context.say(f"{name}: {len(records)} questions answered by {', '.join(models)}, seeing and blind")
     names = [f"{model}{blind}" for model in models for blind in ("", BLIND)]
-    built = text_quality.build(found, score, sets=config.sets, models=names, samples=config.samples)
+    built = text_quality.build(measured, score, sets=config.sets, models=names, samples=config.samples)
     if ranks.is_main():
         (folder / "quality.json").write_text(json.dumps(built, indent=1))
         page = text_quality.markdown(built, lambda record: _shown(record, run.suite.folder, folder / "samples"))
@@ -65,7 +65,7 @@ def answering(config: QualitySection, run: TabedRun, drafts: Mapping[str, Any]) 
 
         return answer
 
-    found = {"target": by(run.measuring.target, is_draft=False)}
+    models = {"target": by(run.measuring.target, is_draft=False)}
     for name, model in drafts.items():
         draft = LlavaTarget(
             model,
@@ -74,8 +74,8 @@ def answering(config: QualitySection, run: TabedRun, drafts: Mapping[str, Any]) 
             # A plain LLaVA reads one tile of what a target reads in several.
             reads_tiles=False if model.config.model_type == "llava" else None,
         )
-        found[name] = by(draft, is_draft=True)
-    return found
+        models[name] = by(draft, is_draft=True)
+    return models
 
 
 def _answers(

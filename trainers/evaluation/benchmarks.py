@@ -43,7 +43,7 @@ class PromptsBenchmark(Benchmark):
     prompts: PromptSource
     # Metrics on every picture that was drawn; null: none.
     quality: QualityConfig | None = None
-    # Score the pictures with the reader of a world (a stage with model: reader).
+    # Score the pictures with the reader of a synthetic dataset (a stage with model: reader).
     reader: bool = False
     # Pictures of each method in the report's grids.
     shown: int = Field(8, ge=1)
@@ -112,7 +112,7 @@ class TabedBenchmark(SuiteBenchmark):
 
     kind: Literal["tabed"]
     # How pictures are cut; max_samples limits the rows of each set. `path` is `hub` (the published sets), a directory
-    # with suite.json, or with `from` the folder of one in a generated world (suite).
+    # with suite.json, or with `from` the folder of one in a synthetic dataset (suite).
     data: ConversationData
     # null: the nine of the article, or those that the directory has.
     sets: list[str] | None = Field(None, min_length=1)
@@ -150,11 +150,11 @@ class TabedBenchmark(SuiteBenchmark):
         return lines
 
 
-def _known_kind(given: Any) -> Any:
+def _known_kind(value: Any) -> Any:
     """Without a kind: prompts where it has them, else files."""
-    if not isinstance(given, dict) or "kind" in given:
-        return given
-    return {"kind": "prompts" if "prompts" in given else "files", **given}
+    if not isinstance(value, dict) or "kind" in value:
+        return value
+    return {"kind": "prompts" if "prompts" in value else "files", **value}
 
 
 AnyBenchmark = Annotated[
@@ -163,17 +163,17 @@ AnyBenchmark = Annotated[
 ]
 
 
-def _by_name(given: Any) -> Any:
+def _by_name(section: Any) -> Any:
     """A list of sections with a name each, too. Raises `ValueError` where two have one name."""
-    if not isinstance(given, list) or not all(isinstance(entry, dict) for entry in given):
-        return given
-    found: dict[str, Any] = {}
-    for entry in given:
+    if not isinstance(section, list) or not all(isinstance(entry, dict) for entry in section):
+        return section
+    entries: dict[str, Any] = {}
+    for entry in section:
         name = str(entry.get("name") or entry.get("kind"))
-        if name in found:
+        if name in entries:
             raise ValueError(f"two benchmarks are called {name!r}")
-        found[name] = {key: value for key, value in entry.items() if key != "name"}
-    return found
+        entries[name] = {key: value for key, value in entry.items() if key != "name"}
+    return entries
 
 
 # Name in the tables -> section; of `sets` and `tabed` the tables have the sets' names.

@@ -13,14 +13,14 @@ from ...data.processor import Processor
 from ...models.captioners import Captioner, LvlmCaptioner, LvlmCaptions, load_captioner
 from ...models.decoding.decoder import CachedDecoder
 from ...models.drafters.lvlm import load_drafter
-from ...models.drafters.modes import StandIns
+from ...models.drafters.modes import ImageSubstitutes
 from ..context import Context
 
 
-def stand_ins(stage: Any, context: Context, processor: Processor) -> StandIns:
+def substitutes_of(stage: Any, context: Context, processor: Processor) -> ImageSubstitutes:
     """For the modes of an `evaluate` stage's methods."""
     captioner = None if stage.captioner is None else _captioner(stage.captioner, stage.format, context, processor)
-    return StandIns.of(processor.tokenizer, newline_id=processor.newline_id, captioner=captioner)
+    return ImageSubstitutes.of(processor.tokenizer, newline_id=processor.newline_id, captioner=captioner)
 
 
 def _captioner(config: Any, form: PromptFormat, context: Context, processor: Processor) -> Captioner:
@@ -30,8 +30,8 @@ def _captioner(config: Any, form: PromptFormat, context: Context, processor: Pro
     model = load_drafter(context.inputs["captioner"], tokenizer_hash=processor.tokenizer_hash, dtype=torch.float32)
     nn.Module.to(model, context.device())
     turns = [{"from": "human", "value": config.prompt}, {"from": "gpt", "value": "-"}]
-    # It is a model like the drafter, and has the drafter's eyes.
-    patches = (context.own_eyes() or processor).patches
+    # The captioner is built like the drafter and uses the drafter's image processor.
+    patches = (context.own_image_processor() or processor).patches
     asked = encode(turns, form, processor, pictures=[Picture(patches)], open_ended=True)
     decoder = CachedDecoder(model, num_token_ids=len(processor.tokenizer), never=(processor.image_token_id,))
     return LvlmCaptioner(

@@ -69,26 +69,26 @@ class Drafting:
         return {"MTP": config.mtp_steps > 0, "IVSB": ivsb, "VATA": config.visual(training=False) == "none"}
 
     def details(self, opened: Opened, max_new_tokens: int) -> dict[str, Any]:
-        """What drafter, policy and rule have to tell of the request that was just decoded."""
-        found: dict[str, Any] = {"rule": self.method.rule.kind}
+        """Details that drafter, policy and rule recorded for the request that was just decoded."""
+        details: dict[str, Any] = {"rule": self.method.rule.kind}
         for key in ("num_held", "num_kept"):
             if (value := getattr(self.drafter, key, None)) is not None:
-                found[key] = int(value)
+                details[key] = int(value)
         log = getattr(self.policy, "log", None)
         if log is not None and self.policy.name == "sage":
-            found["sage"] = [cycle._asdict() for cycle in log]
+            details["sage"] = [cycle._asdict() for cycle in log]
         elif log is not None:
-            found["adaptation"] = [list(cycle) for cycle in log]
+            details["adaptation"] = [list(cycle) for cycle in log]
         if self.members:
             held = self.drafter.decoder.max_positions
             last = self.drafter.last_position(opened.request, max_new_tokens)
-            found["beyond_positions"] = held is not None and last > held
-        return found
+            details["beyond_positions"] = held is not None and last > held
+        return details
 
 
 @dataclass(frozen=True)
 class Source:
-    """Where a drafter comes from: its section, and the folder of the stage that trained it (None: no stage did)."""
+    """The source of a drafter: its section, and the folder of the stage that trained it (None if no stage did)."""
 
     name: str
     config: Any
@@ -131,12 +131,12 @@ class Drafters:
     def open(self, name: str, method: Method, rule: Callable[[float], Rule], policy: TreePolicy) -> list[Drafting]:
         """The method with each of its drafters."""
         options = self._options(method, policy)
-        found = []
+        opened = []
         for source in self.sources(name, method):
             config = decoding_with(source.config, method.settings, self._where(name))
             drafter = self._drafter(source, config, options, name)
-            found.append(Drafting(name, source.name, method, config, drafter, policy, rule))
-        return found
+            opened.append(Drafting(name, source.name, method, config, drafter, policy, rule))
+        return opened
 
     def modules(self, method: Method, name: str, *, kind: str) -> dict[str, Any]:
         """The loaded models of a method's drafters of one kind, by drafter."""
@@ -152,14 +152,14 @@ class Drafters:
         config = (_trained(folder) if folder is not None else None) or self.context.drafter
         if config is None:
             raise UserError("nothing drafts", where=self._where(name),
-                            cure="name a stage or a section under drafter, or give the recipe a drafter")  # fmt: skip
+                            hint="name a stage or a section under drafter, or give the recipe a drafter")  # fmt: skip
         return [Source(folder.name if folder is not None else _title(config), config, folder)]
 
     def _one_source(self, name: str, method: Method) -> list[Source]:
         sources = self.sources(name, method)
         if len(sources) > 1:
             raise UserError(f"member {name!r} has {len(sources)} drafters, and an ensemble takes one of each member",
-                            where=self._where(name), cure="name a drafter in place of the method")  # fmt: skip
+                            where=self._where(name), hint="name a drafter in place of the method")  # fmt: skip
         return sources
 
     def _named(self, name: str) -> Source:

@@ -16,14 +16,14 @@ from ...data.prompts import ImagePrompt, read_prompts
 from ...eval.lantern import LanternConfig, lantern
 from ...eval.rows import PLAIN, Row
 from ...eval.rules import Rule
-from ...eval.studies.drawn import Reading, encoded_pictures, read_pictures
+from ...eval.studies.drawn import CellStatistics, encoded_pictures, read_pictures
 from ...eval.studies.drawn.section import drawn_section
 from ...eval.tables import ReportSection
 from ...models.decoding.warp import Warp
 from ...models.generators import Generator, check_labels, load_generator, sample_condition
 from ..context import Context
 from ..stages.encode import SHARDS
-from ..stages.generate import WORLD
+from ..stages.generate import DATASET_FOLDER
 from .drafters import Drafters, Drafting
 from .judge import Drawn, Judge
 from .measuring import Measuring
@@ -36,7 +36,9 @@ def run(stage: Any, context: Context) -> None:
     """Measure and report."""
     device, benchmark = context.device(), stage.drawing
     generator = load_generator(context.target, context.inputs, device=device)
-    source = benchmark.prompts.resolved(context.inputs["data"] / WORLD if benchmark.prompts.from_stage else None)
+    source = benchmark.prompts.resolved(
+        context.inputs["data"] / DATASET_FOLDER if benchmark.prompts.from_stage else None
+    )
     prompts = read_prompts(source)
     check_labels(context.target, [(p.caption, p.label) for p in prompts])
     judge = Judge(
@@ -66,7 +68,7 @@ def run(stage: Any, context: Context) -> None:
         reporting = Reporting(stage, context, measuring, rows, _about(stage, context, prompts, judge))
         grids = picture_grids(context.folder, shown)
         reporting.write(grids, quality=quality)
-        # Behind the report: what was measured is there, whatever becomes of the analysis.
+        # Runs after the report is written, so that a failing analysis loses no measurements.
         if stage.probes.analysis is not None:
             more = _analysis(stage, context, generator, prompts, drafting, rows, shown, quality)
             reporting.write(grids, more, quality=quality, again=True)
@@ -86,10 +88,10 @@ def _rule(generator: Generator, context: Context, method: Method) -> Callable[[f
 
 def drawn_tokens(rows: Sequence[Row]) -> dict[float, dict[str, list[tuple[int, ...]]]]:
     """temperature -> method (plain decoding first) -> the tokens of each picture, in the order of the prompts."""
-    found: dict[float, dict[str, list[tuple[int, ...]]]] = {}
+    tokens_by: dict[float, dict[str, list[tuple[int, ...]]]] = {}
     for row in rows:
-        found.setdefault(row.temperature, {}).setdefault(row.method, []).append(row.tokens)
-    return found
+        tokens_by.setdefault(row.temperature, {}).setdefault(row.method, []).append(row.tokens)
+    return tokens_by
 
 
 def _about(stage: Any, context: Context, prompts: Sequence[ImagePrompt], judge: Judge) -> dict[str, Any]:
@@ -115,7 +117,7 @@ def eagle_head(drafting: Sequence[Drafting]) -> Any:
     if drafting[0].config.kind != "eagle" or head is None:
         raise UserError("probes.analysis reads an EAGLE head, and the first method drafts with another",
                         where="probes.analysis",
-                        cure="put a method with an eagle drafter first, or leave analysis out")  # fmt: skip
+                        hint="put a method with an eagle drafter first, or leave analysis out")  # fmt: skip
     return head
 
 
@@ -134,25 +136,25 @@ def _analysis(
     codebook = generator.codebook.to(target.device)
     table = config.table(codebook, offset=generator.first_id, folder=context.folder / "neighbours")
 
-    def read(pictures: list[tuple[Tensor, Tensor]], temperature: float) -> Reading:
+    def read(pictures: list[tuple[Tensor, Tensor]], temperature: float) -> CellStatistics:
         warp = Warp(temperature, stage.top_k, stage.top_p)
         return read_pictures(config, target, head, pictures, warp, table, seed=context.seed)
 
     conditions = [generator.request(p.caption, p.label, p.key).condition for p in prompts[: config.pictures]]
-    readings = {}
+    by_temperature = {}
     for temperature, by_method in drawn_tokens(rows).items():
         codes = [target.codes(list(row)) for row in by_method[PLAIN][: len(conditions)]]
-        readings[temperature] = read(list(zip(conditions, codes, strict=True)), temperature)
+        by_temperature[temperature] = read(list(zip(conditions, codes, strict=True)), temperature)
     encoded = {}
     if config.head_data is not None:
         data = config.head_data
         folder = Path(data.path) if data.path else context.inputs["codes"] / SHARDS
-        for name, found in encoded_pictures(config, folder, sample_condition(context.target)).items():
-            encoded[name] = read(found, stage.temperatures[0])
+        for name, samples in encoded_pictures(config, folder, sample_condition(context.target)).items():
+            encoded[name] = read(samples, stage.temperatures[0])
     relaxed = {name: (m.tree, m.rule) for name, m in stage.methods.items() if isinstance(m.rule, LanternConfig)}
     tree = next((tree for tree, _ in relaxed.values()), None)
     rules = {name: rule for name, (its, rule) in relaxed.items() if its == tree}
     captions = [p.caption for p in prompts]
     return drawn_section(
-        context.folder, config, readings, rows, shown, captions, rules=rules, quality=quality, encoded=encoded
+        context.folder, config, by_temperature, rows, shown, captions, rules=rules, quality=quality, encoded=encoded
     )

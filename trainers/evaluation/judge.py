@@ -1,4 +1,4 @@
-"""How drawn pictures are judged: the recipe's metrics, and for a world of shapes its reader.
+"""How drawn pictures are judged: the recipe's metrics, and for a synthetic dataset of shapes its reader.
 
 Letters: B pictures, S side in pixels.
 """
@@ -43,8 +43,9 @@ class Judge:
 
     Args:
         config: published metrics; null: none.
-        reader: folder of a world's reader; its features stand where Inception's do, and say so in the result.
-        real: tar of the world's pictures for these prompts, where the prompts come from one.
+        reader: folder of a synthetic dataset's reader; its features stand where Inception's do, and say so in the
+            result.
+        real: tar of the synthetic dataset's pictures for these prompts, where the prompts come from one.
     """
 
     def __init__(
@@ -68,22 +69,24 @@ class Judge:
     def __call__(self, images: Sequence[np.ndarray]) -> dict[str, dict[str, Any]]:
         """Metric -> {value, n, what, spread} for pictures uint8 [S,S,3], one for each prompt."""
         captions = [p.caption for p in self.prompts]
-        found: dict[str, Measured] = {}
+        measured: dict[str, Measured] = {}
         if self.config is not None:
-            found |= measure(self.config, images, captions=captions, device=self.device)
+            measured |= measure(self.config, images, captions=captions, device=self.device)
         if self.reader is not None:
             right = as_captioned(self.reader, _stacked(images), captions)
-            found["as_captioned"] = Measured(right, len(images), "colour and shape as captioned, read by the reader")
+            measured["as_captioned"] = Measured(right, len(images), "colour and shape as captioned, read by the reader")
         if self.real:
             assert self.reader is not None
             features = Extractor("shapes reader", as_is, self._features)
             real = [np.asarray(picture) for picture in self.real]
             settings = QualityConfig(metrics=("fid",))
             by_reader = measure(settings, images, reference=real, extractors={"fid": features}, device=self.device)
-            found["fid_of_reader"] = by_reader["fid"]  # no published FID: the two must not be taken for one
+            measured["fid_of_reader"] = by_reader[
+                "fid"
+            ]  # not comparable with published FIDs, and named differently for that reason
         return {
             name: {"value": m.value, "n": m.n, "what": m.what, "spread": m.spread, "caution": m.caution}
-            for name, m in found.items()
+            for name, m in measured.items()
         }
 
     def score_of_real(self) -> float | None:
@@ -113,10 +116,10 @@ def as_captioned(reader: ShapesReader, pictures: Tensor, captions: Sequence[str]
 
 
 def real_pictures(tar: Path, size: int, count: int) -> list[Image.Image]:
-    """The first `count` pictures of a world's tar, whose captions are the prompts."""
-    found = []
+    """The first `count` pictures of a synthetic dataset's tar, whose captions are the prompts."""
+    pictures = []
     for item in read(TarSource(kind="webdataset", path=str(tar), max_samples=count)):
         picture = decode_image(item, size) if isinstance(item, Captioned) else None
         if isinstance(picture, Image.Image):
-            found.append(picture)
-    return found
+            pictures.append(picture)
+    return pictures

@@ -1,7 +1,7 @@
-"""The loop that measures: each request plainly and by every method, one after the other, and kept as soon as it is.
+"""The measuring loop: decodes each request plainly and by every method, and saves each result at once.
 
-Methods are interleaved request by request, so that a slow minute hits all alike. A killed run goes on behind what it
-kept, with any number of ranks.
+Methods are interleaved request by request, so that a slow minute hits all alike. A killed run resumes after the saved
+results, with any number of ranks.
 """
 
 from __future__ import annotations
@@ -167,7 +167,7 @@ class Measuring:
         return generate(self.target, drafter, opened.request, decoding, self.uniforms(index))
 
     def uniforms(self, index: int) -> torch.Generator:
-        """Of the request, not of the rank: the report is the same with one rank and with two."""
+        """The seed depends on the request and not on the rank, so the report does not depend on the number of ranks."""
         return torch.Generator().manual_seed(self.context.seed * 1_000_003 + index)
 
     def warp(self, temperature: float) -> Warp:
@@ -179,7 +179,7 @@ class Measuring:
         return Decoding(Chain(1), rule, Draw("top-k"), self.warp(temperature), max_new_tokens, self.eos_ids)
 
     def decodings(self, temperature: float, max_new_tokens: int) -> dict[Drafting, Decoding]:
-        """Of the methods that this temperature can be used with."""
+        """The drafters of the methods that can be used at this temperature."""
         return {
             drafting: Decoding(
                 drafting.policy, drafting.rule(temperature), Draw(drafting.method.draw), self.warp(temperature),
@@ -195,11 +195,11 @@ class Measuring:
             return
         held, longest = self.target.decoder.max_positions, max(self.lengths)
         if held is not None:
-            found = count_long(requests.dataset, held - longest, prompts=True)
-            if found.first is not None:
+            too_long = count_long(requests.dataset, held - longest, prompts=True)
+            if too_long.first is not None:
                 self.context.say(
                     f"warning: {requests.name}: prompts that leave less than {longest:,} of the target's {held:,} "
-                    f"positions: {found}; its answers are noise there"
+                    f"positions: {too_long}; its answers are noise there"
                 )
         seeing = {d.drafter_name: d.drafter.decoder for d in self.drafting if "M" in d.members}
         before_decoding(

@@ -28,8 +28,8 @@ class ExactRule(Section):
     kind: Literal["exact"] = "exact"
 
 
-def _rule(given: Any) -> Any:
-    return {"kind": given} if isinstance(given, str) else given
+def _rule(value: Any) -> Any:
+    return {"kind": value} if isinstance(value, str) else value
 
 
 # A section with a kind, or the name of a rule without settings (exact, block).
@@ -61,10 +61,10 @@ class Method(Section):
     # Of a draft LVLM: M, T, C, P, T-text, T-raw; MT, MTCP (equal weights); MT*, MTCP* (adaptive); or a section with
     # name, members and weights. null: M.
     mode: DraftingMode | None = None
-    # Of heads of language models; null: as the head's own section has it. vata: no visual slot is held.
+    # Of heads of language models; null: as the head's own section has it. vata: no visual input is held.
     vata: bool | None = None
     positions: Literal["compact", "flat", "mrope"] | None = None
-    # Share of the visual slots that is held without vata, by the attention that they get in the target.
+    # Share of the visual inputs that is held without vata, by the attention that they get in the target.
     visual_share: float | None = Field(None, ge=0, le=1)
     share_by: Literal["last", "text"] | None = None
     share_layer: int | None = Field(None, ge=0)
@@ -120,12 +120,12 @@ class Method(Section):
         if medium == "text" and self.tree.kind == "adt":
             raise UserError(
                 "tree: adt follows the rows of an image, and this target writes text",
-                cure="use 30-4-8 (EAGLE-2's), sage, static or chain",
+                hint="use 30-4-8 (EAGLE-2's), sage, static or chain",
             )
         if medium == "text" and self.rule.kind == "lantern":
             raise UserError(
                 "rule: lantern lends mass between similar image codes, and words have no such neighbours",
-                cure="use rule: exact, which speculative decoding of text keeps to",
+                hint="use rule: exact, which speculative decoding of text keeps to",
             )
         policy = self.policy(grid=1)  # of any side
         check_combination(
@@ -180,15 +180,15 @@ def named_members(method: Method, methods: Mapping[str, Method], within: tuple[s
     Raises:
         ValueError: an ensemble is a member of itself.
     """
-    found: set[str] = set()
+    names: set[str] = set()
     for member in method.members:
         if isinstance(member, str) and member in within:
             raise ValueError(f"methods.{member}: an ensemble is a member of itself, by way of {' and '.join(within)}")
         if isinstance(member, str) and member in methods:
-            found |= named_members(methods[member], methods, (*within, member))
+            names |= named_members(methods[member], methods, (*within, member))
         elif isinstance(member, str):
-            found.add(member)
-    return found
+            names.add(member)
+    return names
 
 
 def decoding_with(config: Any, settings: Mapping[str, Any], where: str) -> Any:
@@ -196,7 +196,7 @@ def decoding_with(config: Any, settings: Mapping[str, Any], where: str) -> Any:
     try:
         return config.for_decoding(**settings)
     except ValueError as error:
-        raise UserError(str(error), where=where, cure="leave the setting out, or name another drafter") from error
+        raise UserError(str(error), where=where, hint="leave the setting out, or name another drafter") from error
 
 
 # LANTERN's and ADT-Tree's own comparisons; methods that a recipe names beside a preset are added to it.

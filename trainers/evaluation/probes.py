@@ -19,8 +19,8 @@ import torch
 from pydantic import Field
 
 from ...core import ranks
+from ...core.batch import Request
 from ...core.errors import UserError, did_you_mean
-from ...core.nouns import Request
 from ...core.section import Section
 from ...data.dataset import ConversationData
 from ...data.processor import Processor
@@ -121,14 +121,14 @@ class Probing:
             watched: methods whose confidence is of interest.
         """
         longest = _longest(sets)
-        found: dict[str, Any] = {}
-        sections = [self._watch(longest, rows, watched, found)] if watched else []
+        data: dict[str, Any] = {}
+        sections = [self._watch(longest, rows, watched, data)] if watched else []
         clips = [part for part in longest if part.medium == "video"]
         if self.settings.states and clips:
-            sections += [*self._shares(sets, found), self._in_the_target(clips, found)]
+            sections += [*self._shares(sets, data), self._in_the_target(clips, data)]
         if self.settings.importance is not None:
-            sections.append(self._importance(self.settings.importance, sets, found))
-        (self.context.folder / "probes.json").write_text(json.dumps(found, indent=1))
+            sections.append(self._importance(self.settings.importance, sets, data))
+        (self.context.folder / "probes.json").write_text(json.dumps(data, indent=1))
         return sections
 
     def _requests(self, requests: ConversationSet) -> list[tuple[int, Request]]:
@@ -137,7 +137,7 @@ class Probing:
         return list(itertools.islice(readable, self.settings.requests))
 
     def _watch(
-        self, sets: Sequence[ConversationSet], rows: Sequence[Row], watched: Sequence[str], found: dict[str, Any]
+        self, sets: Sequence[ConversationSet], rows: Sequence[Row], watched: Sequence[str], data: dict[str, Any]
     ) -> ReportSection:
         bins, lags, plans = {}, {}, {}
         for name in watched:
@@ -153,7 +153,7 @@ class Probing:
             mine = [r for r in rows if (r.method, r.drafter) == (drafting.name, drafting.drafter_name)]
             bins[name], lags[name] = by_confidence(places), entropy_autocorrelation(policy.requests)
             plans[name] = planned(rates, mine)
-            found[name] = {
+            data[name] = {
                 "by_confidence": [one._asdict() for one in bins[name]],
                 "entropy_autocorrelation": [one._asdict() for one in lags[name]],
                 "rates": rates,
@@ -170,10 +170,10 @@ class Probing:
                         Figure(f"entropy{end}", "Entropy over cycles.")]  # fmt: skip
         content.append("The best static tree by the rates and times that were measured (eval/studies/planner.py); a "
                        "proposal, to be measured itself:")  # fmt: skip
-        content.append("\n".join(f"- {name}: {_shown(found)}" for name, found in plans.items()))
+        content.append("\n".join(f"- {name}: {_shown(data)}" for name, data in plans.items()))
         return ReportSection("Confidence and acceptance", tuple(content))
 
-    def _shares(self, sets: Sequence[ConversationSet], found: dict[str, Any]) -> list[ReportSection]:
+    def _shares(self, sets: Sequence[ConversationSet], data: dict[str, Any]) -> list[ReportSection]:
         """Of every head, on the first set of clips, at each of its lengths."""
         first = next(part.benchmark for part in sets if part.medium == "video")
         shares: dict[str, dict[str, float]] = {}
@@ -185,42 +185,42 @@ class Probing:
                     each = [visual_tokens.head_shares(self.target, drafting.drafter, r)
                             for _, r in self._requests(part)]  # fmt: skip
                 except AssertionError:
-                    continue  # it holds some of the visual slots, or others in their place
+                    continue  # it holds some of the visual inputs, or others in their place
                 label = f"{name}, {part.budget}" if part.budget else name
                 shares[label] = {kind: statistics.fmean(s[kind] for s in each) for kind in visual_tokens.KINDS}
         if not shares:
             return []
-        found["attention_shares"] = shares
+        data["attention_shares"] = shares
         video_figures.attention_bars(self._path("attention.png"), shares)
         text = f"From the first token behind the prompt, on {first}."
         return [ReportSection("Where heads attend", (text, Figure("attention.png", "Attention shares.")))]
 
-    def _in_the_target(self, clips: Sequence[ConversationSet], found: dict[str, Any]) -> ReportSection:
+    def _in_the_target(self, clips: Sequence[ConversationSet], data: dict[str, Any]) -> ReportSection:
         requests = [request for part in clips for _, request in self._requests(part)]
-        curve = found["retention"] = visual_tokens.retention(self.target, requests)
+        curve = data["retention"] = visual_tokens.retention(self.target, requests)
         bridge = self._bridge()
         video_figures.retention_curve(self._path("retention.png"), curve, bridge=bridge)
         each = [visual_tokens.target_visual_attention(self.target, request) for request in requests]
-        attention = found["visual_attention"] = torch.stack(each).mean(0).tolist()
+        attention = data["visual_attention"] = torch.stack(each).mean(0).tolist()
         video_figures.attention_map(self._path("visual-attention.png"), attention, bridge=bridge)
         layer = visual_tokens.fused_from(curve["visual"])
-        told = f"below {visual_tokens.THRESHOLD:g} " + ("at no layer" if layer is None else f"from layer {layer} on")
+        sentence = f"below {visual_tokens.THRESHOLD:g} " + (
+            "at no layer" if layer is None else f"from layer {layer} on"
+        )
         middle = "" if bridge is None else f"; heads read layer {bridge} at visual places"
         content = (
-            f"The cosine of their states with their embeddings is {told}{middle}.",
+            f"The cosine of their states with their embeddings is {sentence}{middle}.",
             Figure("retention.png", "Cosine of states with embeddings, by layer."),
             Figure("visual-attention.png", "Attention to visual tokens by layer and head."),
         )
         return ReportSection("Visual tokens in the target", content)
 
-    def _importance(
-        self, settings: Importance, sets: Sequence[ConversationSet], found: dict[str, Any]
-    ) -> ReportSection:
+    def _importance(self, settings: Importance, sets: Sequence[ConversationSet], data: dict[str, Any]) -> ReportSection:
         count = self.target.decoder.num_layers
         layers = settings.layers or list(range(0, count, 2))
         if max(layers) > count:
             raise UserError(f"layer {max(layers)}, and the target has {count}", where="key probes.importance.layers",
-                            cure=f"give layers from 0 to {count}")  # fmt: skip
+                            hint=f"give layers from 0 to {count}")  # fmt: skip
         # Answers are compared with the right one, whatever the stage's temperatures are.
         decoding = replace(self.decoding, rule=RULES["greedy"], warp=Warp(0.0)).with_length(settings.max_new_tokens)
         accuracy = {}
@@ -230,14 +230,14 @@ class Probing:
                 accuracy[part.benchmark] = visual_tokens.importance(self.target, questions, [*layers, count], decoding)
         if missing := [name for name in settings.sets if name not in accuracy]:
             raise UserError(f"{missing[0]!r} is no set of this evaluation", where="key probes.importance.sets",
-                            cure=did_you_mean(missing[0], [part.benchmark for part in sets]))  # fmt: skip
-        found["importance"] = accuracy
+                            hint=did_you_mean(missing[0], [part.benchmark for part in sets]))  # fmt: skip
+        data["importance"] = accuracy
         video_figures.importance_curve(self._path("importance.png"), accuracy, bridge=self._bridge())
         content = f"Stock prompts of {', '.join(accuracy)}.", Figure("importance.png", "Right answers by layer.")
         return ReportSection("From which layer on the target can do without visual tokens", content)
 
     def _questions(self, requests: ConversationSet) -> list[visual_tokens.Question]:
-        tokenizer, found = requests.dataset.processor.tokenizer, []
+        tokenizer, questions = requests.dataset.processor.tokenizer, []
 
         def decode(tokens: list[int]) -> str:
             return str(tokenizer.decode(tokens))
@@ -245,12 +245,12 @@ class Probing:
         for index, request in self._requests(requests):
             letter = requests.dataset.record(index).get("letter")
             if letter is not None:
-                found.append(visual_tokens.Question(request, visual_tokens.says_letter(decode, letter)))
-        if not found:
+                questions.append(visual_tokens.Question(request, visual_tokens.says_letter(decode, letter)))
+        if not questions:
             raise UserError(f"no record of {requests.benchmark} says which letter is right",
                             where="key probes.importance.sets",
-                            cure="name sets with options, and ask them with convention: stock")  # fmt: skip
-        return found
+                            hint="name sets with options, and ask them with convention: stock")  # fmt: skip
+        return questions
 
     def _bridge(self) -> int | None:
         """The middle layer that some head was trained with."""
@@ -316,10 +316,10 @@ def _longest(sets: Sequence[ConversationSet]) -> list[ConversationSet]:
     return list({part.benchmark: part for part in rising}.values())
 
 
-def _shown(found: Plan) -> str:
-    if not found.choices:
+def _shown(plan: Plan) -> str:
+    if not plan.choices:
         return "none; drafting does not pay here"
     return (
-        f"{len(found.choices)} nodes on {found.levels} levels, up to {found.width} wide; {found.accepted:.2f} accepted "
-        f"in a cycle, {found.speedup:.2f}x expected"
+        f"{len(plan.choices)} nodes on {plan.levels} levels, up to {plan.width} wide; {plan.accepted:.2f} accepted "
+        f"in a cycle, {plan.speedup:.2f}x expected"
     )

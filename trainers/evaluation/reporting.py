@@ -57,7 +57,7 @@ class Reporting:
         )
         report.write(self.context.folder, built, self.rows)
         if not again:
-            self.context.say("\n".join(f"- {told}" for told in built.findings))
+            self.context.say("\n".join(f"- {finding}" for finding in built.findings))
             self.context.say(f"report: {self.context.folder / 'report.md'}")
 
     def _about(self) -> dict[str, Any]:
@@ -81,14 +81,14 @@ class Reporting:
 
 def infos(drafting: Sequence[Drafting]) -> dict[str, MethodInfo]:
     """How each method decodes, for the report."""
-    found: dict[str, MethodInfo] = {}
+    by_method: dict[str, MethodInfo] = {}
     for one in drafting:
         method, policy = one.method, one.policy
         drafters = [other.drafter_name for other in drafting if other.name == one.name]
         tree = method.tree.model_dump(mode="json", exclude_defaults=True)
         shape = ", ".join(f"{key} {value}" for key, value in tree.items() if key != "kind")
         named = f"{policy.name} ({shape})" if shape else policy.name
-        found[one.name] = MethodInfo(
+        by_method[one.name] = MethodInfo(
             drafter=", ".join(drafters),
             mode=one.mode,
             tree=f"chain of {policy.num_levels}" if policy.name == "chain" else named,
@@ -99,7 +99,7 @@ def infos(drafting: Sequence[Drafting]) -> dict[str, MethodInfo]:
             adaptive=policy.name == "sage",
             parts=one.parts,
         )
-    return found
+    return by_method
 
 
 def picture_grids(folder: Path, shown: Mapping[float, Mapping[str, Tensor]]) -> ReportSection:

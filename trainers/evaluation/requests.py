@@ -9,8 +9,8 @@ from pathlib import Path
 from typing import Any
 
 from ...core import ranks
+from ...core.batch import ImageRequest, Request
 from ...core.errors import UserError
-from ...core.nouns import ImageRequest, Request
 from ...core.pictures import TEXT
 from ...data.benchmark_hub import fetch_benchmarks
 from ...data.benchmark_sets import SEED
@@ -82,8 +82,8 @@ class ConversationSet:
 
     def request(self, index: int, target: Any) -> Request | None:
         """As the target reads it."""
-        found = self.open(index, target)
-        return None if found is None else target.view(found.request)
+        opened = self.open(index, target)
+        return None if opened is None else target.view(opened.request)
 
 
 @dataclass(frozen=True)
@@ -109,7 +109,7 @@ class PromptSet:
         return Opened(self.generator.request(prompt.caption, prompt.label, prompt.key))
 
 
-# What the loop that measures goes through.
+# The sets that the measuring loop iterates over.
 RequestSet = ConversationSet | PromptSet
 
 
@@ -136,7 +136,7 @@ class Opening:
     def dataset(
         self, data: ConversationData, files: list[Path], form: PromptFormat | None = None
     ) -> ConversationDataset:
-        form, eyes = form or self.form, self.context.own_eyes()
+        form, eyes = form or self.form, self.context.own_image_processor()
         return open_records(data, form, self.context, self.processor, files=files, drafter_processor=eyes)
 
     def _at_lengths(self, name: str, data: ConversationData, files: list[Path]) -> list[ConversationSet]:
@@ -146,18 +146,18 @@ class Opening:
             return [ConversationSet(name, medium, "", first, originals=self.originals)]
         if not self.lengths:
             return [ConversationSet(name, "video", "", first, originals=self.originals)]
-        found: list[ConversationSet] = []
+        sets: list[ConversationSet] = []
         for length in self.lengths:
             video, budget = at_length(data.video, length, self.processor)
-            if any(other.budget == budget for other in found):
+            if any(other.budget == budget for other in sets):
                 raise UserError(
                     f"lengths name {budget} visual tokens twice, the second time as {length!r}",
                     where=f"key stages.{self.context.name}.lengths",
-                    cure="leave one of them out",
+                    hint="leave one of them out",
                 )
             dataset = self.dataset(data.model_copy(update={"video": video}), files)
-            found.append(ConversationSet(name, "video", budget, dataset, originals=self.originals))
-        return found
+            sets.append(ConversationSet(name, "video", budget, dataset, originals=self.originals))
+        return sets
 
     def _suite(self, section: SetsBenchmark) -> Suite:
         names, most = section.names, section.data.max_samples
@@ -193,7 +193,7 @@ def open_suite(
             fetch(folder)
         except UserError as error:
             failed = error
-    if (failed := ranks.agree(failed)) is not None:
+    if (failed := ranks.broadcast(failed)) is not None:
         raise failed
     return Suite(folder, cache)
 
@@ -236,4 +236,4 @@ def check_length(length: Length) -> None:
     if isinstance(length, str):
         visual_tokens(length)
     elif length < 1:
-        raise UserError(f"{length} is no number of frames", cure='give 1 or more, or visual tokens as text ("25k")')
+        raise UserError(f"{length} is no number of frames", hint='give 1 or more, or visual tokens as text ("25k")')

@@ -1,4 +1,4 @@
-"""What a stage has finished, line by line, so that a killed run goes on behind it.
+"""Log of the finished work of a stage, one line per item, so that a killed run can resume.
 
 Every rank appends to a file of its own and reads all of them, so the number of ranks may change between two starts. A
 line that was cut off while it was written does not count.

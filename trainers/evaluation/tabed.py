@@ -116,10 +116,10 @@ class TabedRun:
         """How the suite was asked."""
         section = self.section
         rows = section.data.max_samples or "all (of published sets those of the released code)"
-        found = {"suite": f"{section.data.path}, prompts {section.convention}, rows of a set: {rows}"}
+        about = {"suite": f"{section.data.path}, prompts {section.convention}, rows of a set: {rows}"}
         if self.tasks:
-            found["second turns"] = f"{', '.join(self.tasks)}; {section.transcript} transcripts"
-        return found
+            about["second turns"] = f"{', '.join(self.tasks)}; {section.transcript} transcripts"
+        return about
 
     def report(self, rows: Sequence[Row], notes: Sequence[str]) -> ReportSection:
         """The suite's tables, for the report."""

@@ -7,8 +7,8 @@ from dataclasses import replace
 from typing import Any
 
 from ...core import ranks
+from ...core.batch import Request
 from ...core.errors import UserError
-from ...core.nouns import Request
 from ...eval import text_quality
 from ...eval.rows import Row
 from ...eval.studies.video import video_sections
@@ -20,7 +20,7 @@ from ..training.states import open_target
 from . import probes
 from .answers import measure_quality
 from .benchmarks import FilesBenchmark, SetsBenchmark, TabedBenchmark
-from .captions import stand_ins
+from .captions import substitutes_of
 from .drafters import Drafters
 from .measuring import Measuring
 from .reporting import Reporting, infos
@@ -39,7 +39,7 @@ def run(stage: Any, context: Context) -> None:
     suites = [(b, open_tabed(b, context)) for b in stage.benchmarks.values() if isinstance(b, TabedBenchmark)]
     scorers = {id(b): text_quality.scorers(b.quality.sets) for b, _ in suites if b.quality is not None}
     target = open_target(context, processor)
-    options = DraftingOptions(substitutes=stand_ins(stage, context, processor), capacity=stage.capacity)
+    options = DraftingOptions(substitutes=substitutes_of(stage, context, processor), capacity=stage.capacity)
     drafters = Drafters(stage, context, target, tokenizer_sha256=processor.tokenizer_hash, options=options)
     measuring = Measuring(
         stage, context, target, drafters.all(), stage.ends(processor.eos_id), tokenizer=processor.tokenizer
@@ -57,7 +57,7 @@ def run(stage: Any, context: Context) -> None:
         sets = sets + suite_run.first_turns
     if not rows:
         raise UserError("no request of any set could be read", where=str(context.folder / "skipped.jsonl"),
-                        cure="check the folders of pictures and clips")  # fmt: skip
+                        hint="check the folders of pictures and clips")  # fmt: skip
     if ranks.is_main():
         about = _about(stage)
         for suite_run in runs:
@@ -68,7 +68,7 @@ def run(stage: Any, context: Context) -> None:
         sections = video_sections(context.folder, rows, infos(measuring.drafting)) if published else []
         sections += [suite_run.report(rows, notes) for suite_run in runs]
         reporting.write(*sections, binding=bound)
-        # Behind the report: what was measured is there, whatever becomes of the probes.
+        # Runs after the report is written, so that a failing probe loses no measurements.
         if stage.record_weights:
             for requests in sets:
                 record_weights(measuring, requests, stage.record_weights)
@@ -91,7 +91,7 @@ def _about(stage: Any) -> dict[str, Any]:
 
 
 def _sets(stage: Any, opening: Opening) -> list[ConversationSet]:
-    found: list[ConversationSet] = []
+    sets: list[ConversationSet] = []
     for name, benchmark in stage.benchmarks.items():
         if isinstance(benchmark, FilesBenchmark):
             more = opening.files(name, benchmark.data)
@@ -99,12 +99,12 @@ def _sets(stage: Any, opening: Opening) -> list[ConversationSet]:
             more = list(opening.sets(benchmark))
         else:
             continue
-        if twice := {part.benchmark for part in more} & {part.benchmark for part in found}:
+        if twice := {part.benchmark for part in more} & {part.benchmark for part in sets}:
             raise UserError(f"two benchmarks are called {', '.join(sorted(twice))}",
                             where=f"key stages.{opening.context.name}.benchmarks.{name}",
-                            cure="name the sets that are wanted with `sets`")  # fmt: skip
-        found += more
-    return found
+                            hint="name the sets that are wanted with `sets`")  # fmt: skip
+        sets += more
+    return sets
 
 
 def _draft_models(stage: Any, drafters: Drafters) -> dict[str, Any]:

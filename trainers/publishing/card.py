@@ -40,12 +40,12 @@ def read_evaluation(folder: Path) -> Evaluated:
     """Of an `evaluate` stage's folder, without places. Raises `UserError` where it holds no report."""
     path, again = folder / "report.json", f"run stage {folder.name} again, which writes it"
     if not path.is_file():
-        raise UserError("no report of this evaluation", where=str(folder), cure=again)
+        raise UserError("no report of this evaluation", where=str(folder), hint=again)
     report = json.loads(path.read_text())
     try:
-        table, findings = overview(report), [f"- {told}" for told in report["findings"]]
+        table, findings = overview(report), [f"- {finding}" for finding in report["findings"]]
     except (KeyError, TypeError) as error:
-        raise UserError("the report is of an earlier version", where=str(path), cure=again) from error
+        raise UserError("the report is of an earlier version", where=str(path), hint=again) from error
     parts = (markdown(table), report["about"], findings)
     return Evaluated(*(without_places(part) for part in parts))
 
@@ -106,20 +106,20 @@ def front_matter(facts: CardFacts) -> dict[str, Any]:
     modality = "text-to-image" if facts.draws_images else "image-text-to-text"
     base = facts.base if whole else facts.target
     licence = own_licence(facts.links, facts.license)
-    found: dict[str, Any] = {
+    fields: dict[str, Any] = {
         "library_name": "transformers" if whole else "draftsmith",
         "tags": ["speculative-decoding", "draft-model", "draftsmith", facts.method, modality],
         "language": facts.languages,
     }
     if whole:
-        found["pipeline_tag"] = modality
+        fields["pipeline_tag"] = modality
     if licence.id is not None:
-        found["license"] = licence.id
+        fields["license"] = licence.id
         if licence.id == "other":
-            found |= _other(facts, licence)
+            fields |= _other(facts, licence)
     if base is not None:
-        found |= {"base_model": base, "base_model_relation": "finetune" if whole else "adapter"}
-    return found | ({"datasets": facts.datasets} if facts.datasets else {})
+        fields |= {"base_model": base, "base_model_relation": "finetune" if whole else "adapter"}
+    return fields | ({"datasets": facts.datasets} if facts.datasets else {})
 
 
 def _other(facts: CardFacts, licence: Licence) -> dict[str, str]:
@@ -157,11 +157,11 @@ def _use(facts: CardFacts) -> list[str]:
     lines = ["## Use", "", "The code below was run before this was published.", ""]
     for snippet in facts.snippets:
         lines += [f"{snippet.title}:", "", "```python", snippet.code, "```", ""]
-    found, expected = facts.section.prompt, facts.section.expected
+    prompt, expected = facts.section.prompt, facts.section.expected
     if expected is not None:
-        pictures = " with `check/picture.png`" if found.pictures else ""
+        pictures = " with `check/picture.png`" if prompt.pictures else ""
         lines += [
-            f"On the stored prompt ({found.text!r}{pictures}) it has tau {expected.tau:.2f} "
+            f"On the stored prompt ({prompt.text!r}{pictures}) it has tau {expected.tau:.2f} "
             f"({facts.section.decoding.name}, temperature {facts.section.decoding.temperature:g}, "
             f"{expected.measured['device']}): `draftsmith.eval.stored_prompt.reproduce` measures it again. "
             f"`sha256sum -c SHA256SUMS` checks the files; a folder with a changed file is refused by its name.", "",
@@ -183,11 +183,11 @@ def _training(facts: CardFacts) -> list[str]:
 
 
 def _evaluation(facts: CardFacts) -> list[str]:
-    found = facts.evaluated
-    about = [f"- {key}: {value}" for key, value in found.about.items() if key != "command"]
+    evaluated = facts.evaluated
+    about = [f"- {key}: {value}" for key, value in evaluated.about.items() if key != "command"]
     plots = [line for name in facts.plots for line in (f"![{name.removesuffix('.png')}]({REPORT}/{name})", "")]
     return [
-        "## Evaluation", "", *found.findings, "", *found.table, "",
+        "## Evaluation", "", *evaluated.findings, "", *evaluated.table, "",
         "tau: tokens emitted after the prefill over verification passes, bonus token included; plain decoding has 1. "
         "Speedups are wall clock against plain decoding of the same target in the same run, on:", "", *about, "",
         *plots, f"The whole report is in [{REPORT}]({REPORT}).", "",

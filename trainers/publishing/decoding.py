@@ -12,7 +12,7 @@ from typing import Any
 
 from ...core.errors import UserError, did_you_mean
 from ...data.dataset import ConversationData
-from ...eval.published import Asked, Looking, PublishedDecoding, PublishedSection
+from ...eval.published import ImageSettings, PublishedDecoding, PublishedSection, UserRequest
 from ...models.drafters.made_for import MANIFEST
 from ..context import Context
 from ..evaluation.methods import Method
@@ -20,7 +20,12 @@ from ..stages.evaluate import EvaluateStage
 
 
 def published_section(
-    evaluation: Mapping[str, Any], method: str | None, context: Context, source: Path, prompt: Asked, base: str | None
+    evaluation: Mapping[str, Any],
+    method: str | None,
+    context: Context,
+    source: Path,
+    prompt: UserRequest,
+    base: str | None,
 ) -> PublishedSection:
     """What `draftsmith.json` says under "published", without the outcome.
 
@@ -48,13 +53,13 @@ def published_section(
 
 def _target(section: Any, base: str | None) -> dict[str, Any]:
     """The target's section without places on this disk and without what is of this machine."""
-    found = section.model_dump(mode="json", by_alias=True, exclude={"device_map", "prefill_chunk"})
-    if found.get("path") is not None or base is not None:
-        found["path"] = base or _name(found["path"])
+    values = section.model_dump(mode="json", by_alias=True, exclude={"device_map", "prefill_chunk"})
+    if values.get("path") is not None or base is not None:
+        values["path"] = base or _name(values["path"])
         # Inline configs are of a target that the run trained; with a name of its own it is one of the Hub's.
         if base is not None:
-            found |= {key: None for key in ("language_model", "vision_tower") if key in found}
-    return _elsewhere(found)
+            values |= {key: None for key in ("language_model", "vision_tower") if key in values}
+    return _elsewhere(values)
 
 
 def _elsewhere(values: Mapping[str, Any]) -> dict[str, Any]:
@@ -66,18 +71,18 @@ def _name(value: str) -> str:
     return Path(value).name if value.startswith(("/", "~", ".")) or Path(value).is_dir() else value
 
 
-def _looking(data: ConversationData) -> Looking:
-    return Looking(**data.model_dump(include=set(Looking.model_fields)))
+def _looking(data: ConversationData) -> ImageSettings:
+    return ImageSettings(**data.model_dump(include=set(ImageSettings.model_fields)))
 
 
 def _chosen(names: list[str], method: str | None, what: str) -> str:
     if method is not None and method not in names:
         raise UserError(f"method: no exact {what} {method!r} drafts with what is published",
-                        where="key method", cure=did_you_mean(method, names))  # fmt: skip
+                        where="key method", hint=did_you_mean(method, names))  # fmt: skip
     if not names:
         raise UserError(
             f"no exact {what} of this evaluation drafts with what is published", where="key report",
-            cure="name another evaluation, or measure the drafter that is published with an exact rule",
+            hint="name another evaluation, or measure the drafter that is published with an exact rule",
         )  # fmt: skip
     return method or names[0]
 

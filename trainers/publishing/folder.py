@@ -34,12 +34,12 @@ _TOKEN = re.compile(rb"hf_[A-Za-z0-9]{30,}|gh[a-z]_[A-Za-z0-9]{36,}|wandb_v\d+_\
 
 def copy_model(source: Path, folder: Path) -> None:
     """The drafter's own files. Raises `UserError` where there are no weights."""
-    found = sorted({path for pattern in _MODEL_FILES for path in source.glob(pattern) if path.is_file()})
-    if not any(path.suffix == ".safetensors" for path in found):
+    files = sorted({path for pattern in _MODEL_FILES for path in source.glob(pattern) if path.is_file()})
+    if not any(path.suffix == ".safetensors" for path in files):
         raise UserError("no weights to publish (model.safetensors)", where=str(source),
-                        cure="run the stage that trains the drafter")  # fmt: skip
+                        hint="run the stage that trains the drafter")  # fmt: skip
     folder.mkdir(parents=True)
-    for path in found:
+    for path in files:
         shutil.copyfile(path, folder / path.name)
 
 
@@ -89,5 +89,5 @@ def refuse_secrets(folder: Path, token: str | None) -> None:
         if _TOKEN.search(text) or any(value in text for value in known):
             raise UserError(
                 f"{path.relative_to(folder)} holds a secret (its value is not shown)", where=str(path),
-                cure="find out which setting it came in by, take it out there, and change the token",
+                hint="find out which setting it came in by, take it out there, and change the token",
             )  # fmt: skip

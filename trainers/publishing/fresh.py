@@ -49,12 +49,12 @@ def try_folder(
     except subprocess.TimeoutExpired:
         raise UserError(
             f"the published folder was still not tried after {hours:g} hours", where=str(folder),
-            cure="look for what holds it up: the device may be full",
+            hint="look for what holds it up: the device may be full",
         ) from None  # fmt: skip
     if done.returncode != 0:
         said = redact(done.stderr.strip()) or "no message"
         raise UserError(f"in a fresh process: {said[-3000:]}", where=str(folder),
-                        cure="nothing was made public; mend what it names, and publish again")  # fmt: skip
+                        hint="nothing was made public; mend what it names, and publish again")  # fmt: skip
 
 
 def _plain(target: Any) -> Any:

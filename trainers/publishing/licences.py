@@ -92,14 +92,14 @@ def chain(parts: Iterable[tuple[str, str]]) -> list[Link]:
 
 def warnings(links: Iterable[Link]) -> list[str]:
     """A sentence for each part that restricts, and for each of which nothing is known."""
-    found = []
+    lines = []
     for link in links:
         if link.licence.restricts:
-            found.append(f"The {link.role} `{link.name}` restricts what this drafter may be used for: "
+            lines.append(f"The {link.role} `{link.name}` restricts what this drafter may be used for: "
                          f"{link.licence.restricts}.")  # fmt: skip
         elif link.licence.id is None:
-            found.append(f"The licence of the {link.role} `{link.name}` is not known to draftsmith: look it up.")
-    return found
+            lines.append(f"The licence of the {link.role} `{link.name}` is not known to draftsmith: look it up.")
+    return lines
 
 
 def own_licence(links: Iterable[Link], chosen: str | None) -> Licence:

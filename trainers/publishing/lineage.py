@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 SCRATCH = "scratch"
-WORLD = "draftsmith shapes world"
+SYNTHETIC_DATASET = "draftsmith shapes world"
 # Sections of a stage that name files of data, or the stage that wrote them.
 _DATA = ("data", "source", "answers", "prompts")
 
@@ -33,13 +33,13 @@ class Trained:
 
 def trained_by(stages: Mapping[str, Any], name: str) -> list[str]:
     """The `train` stages that made the drafter of stage `name`, the first one first."""
-    order, found = list(stages), [name]
-    while (start := stages[found[-1]].get("from")) != SCRATCH:
-        earlier = [n for n in order[: order.index(found[-1])] if _trains_drafter(stages[n])]
+    order, names = list(stages), [name]
+    while (start := stages[names[-1]].get("from")) != SCRATCH:
+        earlier = [n for n in order[: order.index(names[-1])] if _trains_drafter(stages[n])]
         if start is None and not earlier:
             break
-        found.append(start if start is not None else earlier[-1])
-    return found[::-1]
+        names.append(start if start is not None else earlier[-1])
+    return names[::-1]
 
 
 def _trains_drafter(stage: Mapping[str, Any]) -> bool:
@@ -48,38 +48,38 @@ def _trains_drafter(stage: Mapping[str, Any]) -> bool:
 
 def data_of(stages: Mapping[str, Any], name: str) -> list[str]:
     """Names of the data that a stage read, through the stages that prepared it: files by their name alone."""
-    found: list[str] = []
-    _collect(stages, name, found, set())
-    return list(dict.fromkeys(found))
+    names: list[str] = []
+    _collect(stages, name, names, set())
+    return list(dict.fromkeys(names))
 
 
-def _collect(stages: Mapping[str, Any], name: str, found: list[str], seen: set[str]) -> None:
+def _collect(stages: Mapping[str, Any], name: str, names: list[str], seen: set[str]) -> None:
     if name in seen or name not in stages:
         return
     seen.add(name)
     stage = stages[name]
     if stage.get("kind") == "generate":
-        found.append(WORLD)
+        names.append(SYNTHETIC_DATASET)
         return
     for key in _DATA:
         section = stage.get(key)
         if not isinstance(section, Mapping):
             continue
-        made = section.get("from")
-        if made is None and key == "source" and section.get("kind") in ("cached", "cached_on_first_epoch"):
-            made = _latest(stages, name, "cache")
-        if made is None and key == "data" and not section.get("path"):
-            made = _latest(stages, name, "encode")
-        for maker in made if isinstance(made, list) else [made]:
+        source = section.get("from")
+        if source is None and key == "source" and section.get("kind") in ("cached", "cached_on_first_epoch"):
+            source = _latest(stages, name, "cache")
+        if source is None and key == "data" and not section.get("path"):
+            source = _latest(stages, name, "encode")
+        for maker in source if isinstance(source, list) else [source]:
             if maker is not None:
-                _collect(stages, maker, found, seen)
+                _collect(stages, maker, names, seen)
         # With `from` on the stage itself, paths are inside what that stage wrote.
         paths = section.get("path") or section.get("annotations")
-        if made is None and paths and not (stage.get("kind") == "encode" and stage.get("from")):
-            found += [Path(str(path)).name for path in (paths if isinstance(paths, list) else [paths])]
+        if source is None and paths and not (stage.get("kind") == "encode" and stage.get("from")):
+            names += [Path(str(path)).name for path in (paths if isinstance(paths, list) else [paths])]
     # An `encode` stage's own input.
     if isinstance(stage.get("from"), str) and stage.get("kind") == "encode":
-        _collect(stages, stage["from"], found, seen)
+        _collect(stages, stage["from"], names, seen)
 
 
 def _latest(stages: Mapping[str, Any], name: str, kind: str) -> str | None:
@@ -112,10 +112,10 @@ def _row(name: str, stages: Mapping[str, Any], folder: Path) -> Trained:
 
 
 def _last_loss(path: Path) -> float | None:
-    found = None
+    loss = None
     for line in path.read_text().splitlines() if path.is_file() else ():
         try:
-            found = json.loads(line).get("loss", found)
+            loss = json.loads(line).get("loss", loss)
         except ValueError:
             continue  # cut off by a crash
-    return found
+    return loss

@@ -34,16 +34,16 @@ def check_name(repo: str, method: str, target: str | None, *, is_language: bool)
     Args:
         is_language: the target is a language model; no engine drafts for image generators by these names.
     """
-    where, cure = "key repo", f"a name in use is NAMESPACE/{suggested(method, target)}"
+    where, hint = "key repo", f"a name in use is NAMESPACE/{suggested(method, target)}"
     if not _REPO.fullmatch(repo) or "--" in repo or ".." in repo or len(repo.split("/")[1]) > 96:
-        raise UserError(f"repo: {repo!r} is no NAMESPACE/NAME of the Hub", where=where, cure=cure)
-    found, wanted = taken_for(repo), _METHODS.get(method)
-    if not is_language and found in (None, wanted):
+        raise UserError(f"repo: {repo!r} is no NAMESPACE/NAME of the Hub", where=where, hint=hint)
+    named, wanted = taken_for(repo), _METHODS.get(method)
+    if not is_language and named in (None, wanted):
         return
-    if found != wanted:
-        said = f"holds {found!r}" if found else f"does not hold {wanted!r}"
-        as_what = f"take it for {found.rstrip('-').upper()}" if found else "do not know it for what it is"
+    if named != wanted:
+        said = f"holds {named!r}" if named else f"does not hold {wanted!r}"
+        as_what = f"take it for {named.rstrip('-').upper()}" if named else "do not know it for what it is"
         raise UserError(
             f"repo: {repo!r} {said}: engines that go by the path {as_what}, and this is {method}", where=where,
-            cure=cure + (" (the namespace counts, too)" if found and found in repo.split("/")[0].lower() + "/" else ""),
+            hint=hint + (" (the namespace counts, too)" if named and named in repo.split("/")[0].lower() + "/" else ""),
         )  # fmt: skip

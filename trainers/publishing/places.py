@@ -28,7 +28,7 @@ def _text(text: str) -> str:
     for known, shown in sorted(((Path.cwd(), "."), (Path.home(), "~")), key=lambda pair: -len(pair[0].parts)):
         if len(known.parts) > 1:
             text = re.sub(re.escape(str(known)) + r"(?![\w.-])", shown, text)
-    return _PLACE.sub(lambda found: _last(found[0]), _HOME.sub("~", text))
+    return _PLACE.sub(lambda match: _last(match[0]), _HOME.sub("~", text))
 
 
 def _last(path: str) -> str:

@@ -90,9 +90,9 @@ class Hub:
         self.say, self.attempts, self.wait = say, attempts, wait
         self.token = token or get_token()
         if self.token is None:
-            raise UserError("not logged in to the Hub", cure="hf auth login, or set HF_TOKEN to a token that may write")
+            raise UserError("not logged in to the Hub", hint="hf auth login, or set HF_TOKEN to a token that may write")
         if constants.HF_HUB_OFFLINE:
-            raise UserError("the Hub is switched off (HF_HUB_OFFLINE)", cure="unset HF_HUB_OFFLINE, or use dry_run")
+            raise UserError("the Hub is switched off (HF_HUB_OFFLINE)", hint="unset HF_HUB_OFFLINE, or use dry_run")
         self._api = HfApi(endpoint=endpoint, token=self.token)
 
     def publish(
@@ -117,7 +117,7 @@ class Hub:
             self._tried(to, "making it public", lambda: self._api.update_repo_settings(to.repo, private=False))
         private = bool(self._tried(to, "asking how it is", lambda: self._api.repo_info(to.repo)).private)
         if to.public and private:
-            raise UserError(f"{to.repo} is still private", cure="make it public on its page: its content is verified")
+            raise UserError(f"{to.repo} is still private", hint="make it public on its page: its content is verified")
         return Uploaded(to.repo, done.oid, done.commit_url, done.pr_url, private)
 
     def _open(self, to: Destination) -> None:
@@ -129,7 +129,7 @@ class Hub:
         if private is False and not to.pull_request and to.revision is None:
             raise UserError(
                 f"{to.repo} is public: what is committed to its main branch is seen before it has been tried",
-                cure="set pull_request: true or a revision, or make the repository private first",
+                hint="set pull_request: true or a revision, or make the repository private first",
             )
         if to.revision is not None:
             branch = to.revision
@@ -138,7 +138,7 @@ class Hub:
             )
 
     def _is_private(self, to: Destination) -> bool | None:
-        """None: there is no such repository, or none that this token may see."""
+        """None if the repository does not exist or this token may not see it."""
         try:
             return bool(self._tried(to, "looking it up", lambda: self._api.repo_info(to.repo)).private)
         except _Missing:
@@ -179,11 +179,11 @@ class Hub:
             except UserError:
                 raise
             except RepositoryNotFoundError as error:
-                problem = _Missing(f"{to.repo}, {what}: {self._clean(error)}", cure=_rights(to))
+                problem = _Missing(f"{to.repo}, {what}: {self._clean(error)}", hint=_rights(to))
             except OfflineModeIsEnabled:
-                problem = UserError("the Hub is switched off (HF_HUB_OFFLINE)", cure="unset HF_HUB_OFFLINE")
+                problem = UserError("the Hub is switched off (HF_HUB_OFFLINE)", hint="unset HF_HUB_OFFLINE")
             except Exception as error:  # whatever the client raises holds its requests: only its text goes on, redacted
-                problem = UserError(f"{to.repo}, {what}: {self._clean(error)}", cure=_cure(error, to))
+                problem = UserError(f"{to.repo}, {what}: {self._clean(error)}", hint=_hint(error, to))
                 if _passes(error) and attempt + 1 < attempts:
                     self.say(f"{what}: {self._clean(error)}; trying again in {2**attempt} s")
                     self.wait(float(2**attempt))
@@ -233,7 +233,7 @@ def _refuse_foreign(repo: str, others: set[str], there: set[str]) -> None:
         named = ", ".join(sorted(others)[:3]) + (f" and {len(others) - 3} more" if len(others) > 3 else "")
         raise UserError(
             f"{repo} holds files that no publication wrote ({named}), which the commit would remove",
-            where="key repo", cure="name a repository of its own, or take them away first",
+            where="key repo", hint="name a repository of its own, or take them away first",
         )  # fmt: skip
 
 
@@ -241,7 +241,7 @@ def _rights(to: Destination) -> str:
     return f"check the name, and that your token may write to {to.repo.split('/')[0]} (hf auth whoami)"
 
 
-def _cure(error: BaseException, to: Destination) -> str:
+def _hint(error: BaseException, to: Destination) -> str:
     status = _status(error)
     if status in (401, 403):
         return _rights(to)
@@ -254,11 +254,11 @@ def _cure(error: BaseException, to: Destination) -> str:
 
 def _compare(folder: Path, fetched: Path) -> None:
     """What came back is what was sent. Raises `UserError` with the name of the first file that is not."""
-    cure = "the repository was left as it is, and private: run the same command again"
+    hint = "the repository was left as it is, and private: run the same command again"
     for name in (SUMS, CARD):
         if not (fetched / name).is_file() or sha256_of(fetched / name) != sha256_of(folder / name):
-            raise UserError(f"{name} came back from the Hub otherwise than it was sent", where=name, cure=cure)
+            raise UserError(f"{name} came back from the Hub otherwise than it was sent", where=name, hint=hint)
     try:
         check_sums(fetched)
     except UserError as error:
-        raise UserError(f"came back from the Hub: {error.problem}", where=error.where, cure=cure) from error
+        raise UserError(f"came back from the Hub: {error.problem}", where=error.where, hint=hint) from error

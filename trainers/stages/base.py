@@ -74,8 +74,8 @@ class Stage(Section):
         names = {name: info.alias or name for name, info in type(self).model_fields.items()}
         known = [key for name, key in names.items() if name not in unread]
         for name in sorted(self.model_fields_set & set(unread)):
-            cure = did_you_mean(names[name], known)
-            raise Refused(names[name], f"nothing reads it: {unread[name]}", cure)
+            hint = did_you_mean(names[name], known)
+            raise Refused(names[name], f"nothing reads it: {unread[name]}", hint)
 
     @model_serializer(mode="wrap")
     def _as_read(self, write: SerializerFunctionWrapHandler) -> dict[str, Any]:

@@ -1,6 +1,6 @@
 """Stage kind `cache`: the target's states that the recipe's head reads, computed once and kept in shards.
 
-What it will take is said before anything is written. Shards depend on the data and the target alone: ranks write side
+The size is printed before anything is written. Shards depend on the data and the target alone: ranks write side
 by side, and a killed build goes on behind those that it finished.
 """
 
@@ -106,7 +106,7 @@ class CacheStage(Stage):
         context.say(f"states in {store.dtype}: {size}, in {len(deal)} shards of about {shown(store.shard_bytes)}")
         done = [tar_path(folder, index) for index in range(len(deal)) if finished(folder, index)]
         check_room(builder, size, sum(tar.stat().st_size for tar in done))
-        measured = ranks.agree(builder.measure() if ranks.is_main() else None)
+        measured = ranks.broadcast(builder.measure() if ranks.is_main() else None)
         known = identity_of(context, processor, self.format, self.data, wanted, store.dtype)
         identity = builder.identity(known, measured, {"samples_per_shard": deal.per_shard})
         claim(folder, identity)

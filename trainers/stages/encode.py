@@ -29,7 +29,7 @@ from ...models.generators import caption_encoder, picture_encoder
 from ..context import Context
 from ..engine import init_distributed
 from .base import Planned, Stage
-from .generate import WORLD
+from .generate import DATASET_FOLDER
 
 SHARDS = "shards"
 Sample = tuple[str, dict[str, Tensor], dict[str, Any]]
@@ -90,7 +90,7 @@ class EncodeStage(Stage):
         if "features" not in self.write or getattr(target, "condition", "class") != "text":
             return least, least
         text = target.model_config_of()
-        return least, least + 2 * text.num_slots * text.caption_dim
+        return least, least + 2 * text.num_condition_tokens * text.caption_dim
 
     def run(self, context: Context) -> None:
         init_distributed()
@@ -98,7 +98,7 @@ class EncodeStage(Stage):
         folder = context.folder / SHARDS
         total = num_items(source)
         if not total:
-            raise UserError("the source holds no picture", where=str(self.source), cure="check its path")
+            raise UserError("the source holds no picture", where=str(self.source), hint="check its path")
         num_shards = -(-total // self.samples_per_shard)
         identity = {
             "settings": self.model_dump(mode="json", by_alias=True),
@@ -136,14 +136,14 @@ def summary(folder: Path) -> str:
     return f"{manifest['num_samples']} samples in {len(manifest['shards'])} shards, {size:.1f} MiB; refused: {refused}"
 
 
-def resolved(source: CaptionedSource, made: Path | None) -> CaptionedSource:
-    """The source with its paths inside the world that a stage generated."""
-    if made is None:
+def resolved(source: CaptionedSource, folder: Path | None) -> CaptionedSource:
+    """The source with its paths inside the synthetic dataset that a stage generated."""
+    if folder is None:
         return source
     if source.kind != "webdataset":
-        raise UserError(f"a generated world is tars, not {source.kind}", cure="use source.kind: webdataset")
+        raise UserError(f"a synthetic dataset is tars, not {source.kind}", hint="use source.kind: webdataset")
     paths = [source.path] if isinstance(source.path, str) else source.path
-    return source.model_copy(update={"path": [str(made / WORLD / p) for p in paths]})
+    return source.model_copy(update={"path": [str(folder / DATASET_FOLDER / p) for p in paths]})
 
 
 def _duplicates(stage: EncodeStage, source: CaptionedSource, context: Context) -> Duplicates | None:
@@ -187,8 +187,8 @@ def _usable(
             refused = image
         assert isinstance(refused, Refused)
         if stage.on_error == "strict":
-            cure = "remove it, or set on_error: skip"
-            raise UserError(f"{refused.reason}: {refused.detail}", where=refused.where, cure=cure)
+            hint = "remove it, or set on_error: skip"
+            raise UserError(f"{refused.reason}: {refused.detail}", where=refused.where, hint=hint)
         counts[refused.reason] += 1
         note = {"key": refused.key, "reason": refused.reason, "where": refused.where, "detail": refused.detail}
         notes.append(note)
@@ -202,9 +202,9 @@ class _Encoder:
     def __init__(self, stage: EncodeStage, context: Context):
         self.stage, self.size = stage, context.target.image_size
         device = context.device()
-        target, made = context.target, context.inputs
-        self.codes = picture_encoder(target, made, device=device) if "codes" in stage.write else None
-        self.features = caption_encoder(target, made, device=device) if "features" in stage.write else None
+        target, folders = context.target, context.inputs
+        self.codes = picture_encoder(target, folders, device=device) if "codes" in stage.write else None
+        self.features = caption_encoder(target, folders, device=device) if "features" in stage.write else None
 
     def samples(self, pictures: Iterator[_Picture]) -> Iterator[Sample]:
         while batch := list(itertools.islice(pictures, self.stage.batch_size)):

@@ -104,14 +104,14 @@ class EvaluateStage(Stage):
 
     @model_validator(mode="before")
     @classmethod
-    def _spelled_out(cls, given: Any) -> Any:
+    def _spelled_out(cls, values: Any) -> Any:
         """Old keys are refused; presets become methods; methods without a tree get the stage's."""
-        if not isinstance(given, dict):
-            return given
-        if renamed := [f"{key}: now written {text}" for key, text in _RENAMED.items() if key in given]:
+        if not isinstance(values, dict):
+            return values
+        if renamed := [f"{key}: now written {text}" for key, text in _RENAMED.items() if key in values]:
             raise ValueError("; ".join(renamed))
-        methods = {**PRESETS.get(given.get("preset") or "", {}), **(given.get("methods") or {})}
-        if (tree := given.get("tree")) is not None:
+        methods = {**PRESETS.get(values.get("preset") or "", {}), **(values.get("methods") or {})}
+        if (tree := values.get("tree")) is not None:
             sections = [method for method in methods.values() if isinstance(method, dict)]
             if sections and all("tree" in method for method in sections):
                 raise Refused("tree", "nothing reads it: every method names its own", "leave one of them out")
@@ -119,8 +119,8 @@ class EvaluateStage(Stage):
                 name: {"tree": tree, **method} if isinstance(method, dict) else method
                 for name, method in methods.items()
             }
-            given = {**given, "tree": None}  # now the methods'
-        return {**given, "methods": methods} if methods or "methods" in given else given
+            values = {**values, "tree": None}  # now the methods'
+        return {**values, "methods": methods} if methods or "methods" in values else values
 
     @model_validator(mode="after")
     def _whole(self) -> EvaluateStage:
@@ -166,7 +166,7 @@ class EvaluateStage(Stage):
                 try:
                     method.check("drawn" if self.draws else "text", temperature)
                 except UserError as error:
-                    raise Refused(f"methods.{name}", error.problem, error.cure) from error
+                    raise Refused(f"methods.{name}", error.problem, error.hint) from error
         for temperature in self.temperatures:
             if not any(method.allowed(temperature) for method in self.methods.values()):
                 raise ValueError(f"temperature {temperature:g} is used by no method")
@@ -205,7 +205,7 @@ class EvaluateStage(Stage):
                 try:
                     decoding_with(drafter, method.settings, "")
                 except UserError as error:
-                    raise Refused(f"methods.{name}", error.problem, error.cure) from error
+                    raise Refused(f"methods.{name}", error.problem, error.hint) from error
 
     @property
     def draws(self) -> bool:
@@ -273,11 +273,11 @@ class EvaluateStage(Stage):
         if self.draws and self.drawing.reader:
             wanted["reader"] = None
         sections = [self.drawing.prompts] if self.draws else self.data
-        made = {section.from_stage for section in sections} - {None}
-        if len(made) > 1:
-            raise ValueError(f"benchmarks come from {len(made)} stages, {' and '.join(sorted(map(str, made)))}")
-        if made:
-            wanted["data"] = made.pop()
+        sources = {section.from_stage for section in sections} - {None}
+        if len(sources) > 1:
+            raise ValueError(f"benchmarks come from {len(sources)} stages, {' and '.join(sorted(map(str, sources)))}")
+        if sources:
+            wanted["data"] = sources.pop()
         analysis = self.probes.analysis
         if analysis is not None and analysis.head_data is not None and not analysis.head_data.path:
             wanted["codes"] = analysis.head_data.from_stage

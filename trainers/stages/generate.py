@@ -23,11 +23,11 @@ from ...data.shapes.captioned import write_captioned
 from ...data.shapes.scenarios import KINDS
 from ...data.shapes.scene import IMAGE_MEAN, IMAGE_STD
 from ...data.shapes.tokenizer import train_tokenizer
-from ...data.shapes.write import write_world
+from ...data.shapes.write import write_dataset
 from ..context import Context
 from .base import Planned, Stage
 
-WORLD = "world"  # folder of the dataset inside the stage's
+DATASET_FOLDER = "world"  # folder of the dataset inside the stage's
 TOKENIZER = "tokenizer"  # and of the captions' tokenizer
 CONVERSATIONS = {"patch_size", "mixtures", "suite", "clip_frames", "video_suite", "clip_lengths"}
 CAPTIONED = {"grain", "pairs"}
@@ -137,7 +137,7 @@ class GenerateStage(Stage):
         """Rank 0 writes."""
         if ranks.is_main():
             write = _write_conversations if self.writes_conversations else _write_captioned
-            write(self, context, context.folder / WORLD)
+            write(self, context, context.folder / DATASET_FOLDER)
         ranks.barrier()
 
     def describe(self, plan: Planned) -> list[str]:
@@ -146,9 +146,9 @@ class GenerateStage(Stage):
         return [f"  {split}: {count} pictures" for split, count in self.pictures.items()]
 
 
-def _write_conversations(stage: GenerateStage, context: Context, world: Path) -> None:
-    manifest = write_world(
-        world,
+def _write_conversations(stage: GenerateStage, context: Context, folder: Path) -> None:
+    manifest = write_dataset(
+        folder,
         seed=context.seed,
         image_size=stage.image_size,
         splits=stage.records,
@@ -159,18 +159,18 @@ def _write_conversations(stage: GenerateStage, context: Context, world: Path) ->
         lengths=stage.clip_lengths,
     )
     first = next(iter(stage.splits))
-    tokenizer = train_tokenizer(_texts(world / f"{first}.json"), stage.vocabulary)
+    tokenizer = train_tokenizer(_texts(folder / f"{first}.json"), stage.vocabulary)
     _processor(stage, context.target.kind, tokenizer).save(context.folder)
     total = sum(sum(counts.values()) for counts in manifest["splits"].values())
     context.say(f"wrote {total} records in {len(stage.splits)} splits, {len(tokenizer)} token ids")
 
 
-def _write_captioned(stage: GenerateStage, context: Context, world: Path) -> None:
+def _write_captioned(stage: GenerateStage, context: Context, folder: Path) -> None:
     splits = stage.pictures
     write_captioned(
-        world, seed=context.seed, image_size=stage.image_size, grain=stage.grain, pairs=stage.pairs, splits=splits
+        folder, seed=context.seed, image_size=stage.image_size, grain=stage.grain, pairs=stage.pairs, splits=splits
     )
-    source = TarSource(kind="webdataset", path=str(world / f"{next(iter(splits))}-00000.tar"))
+    source = TarSource(kind="webdataset", path=str(folder / f"{next(iter(splits))}-00000.tar"))
     captions = [item.caption for item in read(source) if isinstance(item, Captioned)]
     train_tokenizer(captions, stage.vocabulary).save_pretrained(context.folder / TOKENIZER)
     context.say(f"wrote {sum(splits.values())} pictures in {len(splits)} splits")

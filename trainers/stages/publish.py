@@ -21,7 +21,7 @@ from ...core.errors import UserError, first_line
 from ...core.section import Section
 from ...data.shapes.scene import draw
 from ...data.shapes.write import sample
-from ...eval.published import Asked, PublishedSection, assemble
+from ...eval.published import PublishedSection, UserRequest, assemble
 from ...eval.stored_prompt import measure
 from ..context import Context
 from ..publishing import folder as folders
@@ -105,7 +105,7 @@ class PublishStage(Stage):
         return {"target", "processor", "text", "vq"}
 
     def run(self, context: Context) -> None:
-        """Rank 0 works; what stops it stops all ranks."""
+        """Rank 0 publishes; an error there is raised on all ranks."""
         problem: UserError | None = None
         if ranks.is_main():
             try:
@@ -115,15 +115,17 @@ class PublishStage(Stage):
             except OSError as error:  # a disk that is full, a file that may not be read
                 problem = UserError(
                     first_line(error), where=error.filename or str(context.folder),
-                    cure="mend it (the folder and what is fetched back are each as large as the weights), and run the "
+                    hint="mend it (the folder and what is fetched back are each as large as the weights), and run the "
                     "same command again",
                 )  # fmt: skip
-        problem = ranks.agree(problem)
+        problem = ranks.broadcast(problem)
         if problem is not None:
             raise problem
 
     def describe(self, plan: Planned) -> list[str]:
-        """What would be put where. Raises `UserError` for a name that is none, or is another method's."""
+        """Which folder would be published where. Raises `UserError` for an invalid name or a name that suggests another
+        method.
+        """
         target, trained = plan.recipe.target, plan.maker("drafter")
         method = (getattr(trained and trained.stage, "drafter", None) or plan.recipe.drafter).kind
         name = self.base_model or target.path
@@ -143,7 +145,7 @@ def _publish(stage: PublishStage, context: Context) -> None:
     source = context.inputs.get("drafter")
     if source is None:
         raise UserError("no stage of this run trained a drafter", where=f"key stages.{context.name}",
-                        cure="publish what a run trains; a published drafter is on the Hub already")  # fmt: skip
+                        hint="publish what a run trains; a published drafter is on the Hub already")  # fmt: skip
     # Before anything is built: a login that is missing.
     hub = None if stage.builds_only else Hub(context.say, attempts=stage.attempts)
     report = context.inputs["report"]
@@ -158,8 +160,10 @@ def _publish(stage: PublishStage, context: Context) -> None:
     if stage.repo is not None:
         check_name(stage.repo, method, target, is_language=not draws_images)
     # As trained, from its own stage's folder: what is published must do the same.
-    made = _sources(context)
-    section = section.model_copy(update={"expected": measure(assemble(source, section, made), section.prompt, folder)})
+    sources = _sources(context)
+    section = section.model_copy(
+        update={"expected": measure(assemble(source, section, sources), section.prompt, folder)}
+    )
     if torch.cuda.is_available():
         torch.cuda.empty_cache()
     assert section.expected is not None
@@ -169,7 +173,7 @@ def _publish(stage: PublishStage, context: Context) -> None:
     folders.copy_provenance(context.folder.parent, context.recipe, folder)
     plots = folders.copy_report(report, folder)
     repo = stage.repo or f"me/{folder.parent.parent.name}"
-    snippets, names = _snippets(repo, section, folder, made, target)
+    snippets, names = _snippets(repo, section, folder, sources, target)
     base = _hub_id(getattr(context.drafter, "language_model", None))
     trained = trained_by(stages, source.name)
     data = [name for stage_name in trained for name in data_of(stages, stage_name)]
@@ -191,7 +195,7 @@ def _publish(stage: PublishStage, context: Context) -> None:
     write_sums(folder)
     folders.refuse_secrets(folder, hub.token if hub is not None else None)
     context.say(f"{context.name}: tau {section.expected.tau:.2f} on the stored prompt; trying it in a fresh process")
-    try_folder(folder, made, snippets, names(folder))
+    try_folder(folder, sources, snippets, names(folder))
     if hub is None:
         context.say(f"built and tried, not uploaded: {folder}")
         _finish(context.folder, {"repo": stage.repo, "uploaded": False, "tau": section.expected.tau})
@@ -200,7 +204,7 @@ def _publish(stage: PublishStage, context: Context) -> None:
     to = Destination(stage.repo, stage.revision, stage.pull_request, stage.visibility == "public")
     done: Uploaded = hub.publish(
         folder, to, message=f"draftsmith: {method} drafter, tau {section.expected.tau:.2f} on the stored prompt",
-        fetched=context.folder / "fetched", try_it=lambda place: try_folder(place, made, snippets, names(place)),
+        fetched=context.folder / "fetched", try_it=lambda place: try_folder(place, sources, snippets, names(place)),
     )  # fmt: skip
     context.say(f"published: {done.pull_request or done.url} ({'private' if done.private else 'public'})")
     _finish(context.folder, {"uploaded": True, "tau": section.expected.tau} | done.__dict__)
@@ -209,12 +213,12 @@ def _publish(stage: PublishStage, context: Context) -> None:
 def _sources(context: Context) -> dict[str, Path] | None:
     """Where the target's parts lie here: of stages, or a directory of the recipe; None: the Hub has them."""
     things: tuple[str, ...] = ("target", "processor", "vq", "text")
-    made = {thing: context.inputs[thing] for thing in things if thing in context.inputs}
+    folders = {thing: context.inputs[thing] for thing in things if thing in context.inputs}
     vq, path = getattr(context.target, "vq", None), context.target.path
     for thing, place in (("target", path), ("vq", vq)):
         if isinstance(place, str) and Path(place).is_dir():
-            made.setdefault(thing, Path(place))
-    return made or None
+            folders.setdefault(thing, Path(place))
+    return folders or None
 
 
 def _hub_id(name: Any) -> str | None:
@@ -228,37 +232,39 @@ def _began_as(drafter: Any, *keys: str) -> list[str]:
     return [_hub_id(name) or Path(name).name for name in named]
 
 
-def _store_prompt(asked: StoredPrompt, context: Context, folder: Path) -> Asked:
+def _store_prompt(asked: StoredPrompt, context: Context, folder: Path) -> UserRequest:
     """The prompt as the folder keeps it, its pictures copied there."""
     kept, text_only = folder / folders.CHECK, context.target.kind == "causal_lm"
     if context.target.draws_images:
         has_classes = getattr(context.target, "condition", "text") == "class"
-        return Asked(text=asked.text or "a red circle and a blue square", label=asked.label if has_classes else None)
+        return UserRequest(
+            text=asked.text or "a red circle and a blue square", label=asked.label if has_classes else None
+        )
     if text_only or (asked.text is not None and not asked.pictures):
-        return Asked(text=asked.text or "Explain how a bicycle stays upright.")
+        return UserRequest(text=asked.text or "Explain how a bicycle stays upright.")
     kept.mkdir()
     if not asked.pictures:
         draw(sample(0, "published", "caption", 0).scenes[0], _SIDE).save(kept / PICTURE)
-        return Asked(text=asked.text or "Describe the picture.", pictures=[f"{folders.CHECK}/{PICTURE}"])
+        return UserRequest(text=asked.text or "Describe the picture.", pictures=[f"{folders.CHECK}/{PICTURE}"])
     names = []
     for number, name in enumerate(asked.pictures):
         place = Path(name)
         if not place.is_file():
-            raise UserError("no such picture", where=name, cure="mend prompt.pictures")
+            raise UserError("no such picture", where=name, hint="mend prompt.pictures")
         # The card's code names one picture of the reader's.
         kept_as = PICTURE if not number else f"picture-{number}{place.suffix}"
         shutil.copyfile(place, kept / kept_as)
         names.append(f"{folders.CHECK}/{kept_as}")
-    return Asked(text=asked.text or "Describe the picture.", pictures=names)
+    return UserRequest(text=asked.text or "Describe the picture.", pictures=names)
 
 
 def _snippets(
-    repo: str, section: PublishedSection, folder: Path, made: Mapping[str, Path] | None, target: str | None
+    repo: str, section: PublishedSection, folder: Path, sources: Mapping[str, Path] | None, target: str | None
 ) -> tuple[list[Snippet], Any]:
     """The card's code, and a function: folder -> what stands for its names where it is tried."""
     placeholder = "path/to/the/target"
-    shown = placeholder if made is not None and target is None else None
-    if made is not None and target is not None:
+    shown = placeholder if sources is not None and target is None else None
+    if sources is not None and target is not None:
         shown = target
     prompt = section.prompt
     snippets = [loop_snippet(repo, shown, prompt.text, pictures=min(1, len(prompt.pictures)), label=prompt.label)]
@@ -267,10 +273,10 @@ def _snippets(
         snippets.append(transformers_snippet(repo, has_processor=family != "llava_onevision"))
 
     def names(place: Path) -> dict[str, str]:
-        found = {repo: json.dumps(str(place)), PICTURE: json.dumps(str(place / folders.CHECK / PICTURE))}
-        if shown is not None and made is not None:
-            found[shown] = json.dumps({thing: str(where) for thing, where in made.items()})
-        return found
+        literals = {repo: json.dumps(str(place)), PICTURE: json.dumps(str(place / folders.CHECK / PICTURE))}
+        if shown is not None and sources is not None:
+            literals[shown] = json.dumps({thing: str(where) for thing, where in sources.items()})
+        return literals
 
     return snippets, names
 

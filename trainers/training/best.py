@@ -64,19 +64,19 @@ class Best:
             head: makes a copy of the weights, whole on every rank.
         """
         for name, score in scores.items():
-            # Rank 0 looks and all ranks agree: what it writes next, another rank might read half of.
-            if score is None or not ranks.agree(self._is_better(name, score) if ranks.is_main() else None):
+            # Rank 0 reads the score and broadcasts the decision, since another rank might read a half-written file.
+            if score is None or not ranks.broadcast(self._is_better(name, score) if ranks.is_main() else None):
                 continue
-            made = head()
+            files = head()
             if ranks.is_main():
-                self._write(made, name, score, step)
+                self._write(files, name, score, step)
         ranks.barrier()
 
     def of(self, name: str) -> tuple[Path, float, int]:
         """Folder, score and step of the best by `name`."""
         folder = self._folder(name)
-        found = json.loads((folder / SCORE).read_text())
-        return folder, found["score"], found["step"]
+        score = json.loads((folder / SCORE).read_text())
+        return folder, score["score"], score["step"]
 
     def _is_better(self, name: str, score: float) -> bool:
         mark = self._folder(name) / SCORE

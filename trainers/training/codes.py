@@ -37,7 +37,7 @@ from ..engine import Engine
 from ..fit import training_loader
 from ..loop import Source, Training, Validate
 from ..stages.encode import SHARDS
-from ..stages.generate import TOKENIZER, WORLD
+from ..stages.generate import DATASET_FOLDER, TOKENIZER
 from .best import held_out_scores
 from .drafter import Requests, TrainedDrafter
 
@@ -46,10 +46,10 @@ def open_codes(stage: Any, context: Context, seed: int) -> Training:
     """A head of an image generator, or a model of the synthetic dataset: image tokenizer, reader, generator."""
     if stage.model in ("vq", "target") and context.target.kind != "llamagen":
         raise UserError(f"model: {stage.model} for {context.target.kind}, which is published and not trained here",
-                        where=f"stages.{context.name}.model", cure="train its head: model: drafter")  # fmt: skip
+                        where=f"stages.{context.name}.model", hint="train its head: model: drafter")  # fmt: skip
     samples = ShardSamples(shards_of(stage.data, context), stage.data)
     if not len(samples):
-        raise UserError("no sample to train on", where=str(samples.reader.folder), cure="check data and held_out")
+        raise UserError("no sample to train on", where=str(samples.reader.folder), hint="check data and held_out")
     _check_tensors(stage, context, samples[0])
     total = stage.num_steps(len(samples))
     context.say(f"{len(samples)} samples, {total} steps of {stage.batch_size}")
@@ -66,7 +66,7 @@ def _open_head(stage: Any, context: Context, seed: int, samples: ShardSamples, t
     dropout = 0.1 if stage.condition_dropout is None else stage.condition_dropout
     drafter = TrainedDrafter(
         stage, context, target, TargetIdentity(context.target.model_dump(mode="json")),
-        told={"condition_dropout": dropout}, requests=requests,
+        manifest_fields={"condition_dropout": dropout}, requests=requests,
     )  # fmt: skip
     template = samples[0]
     collate = CodeCollate(
@@ -92,7 +92,7 @@ def _target_and_requests(stage: Any, context: Context) -> tuple[Any, Requests | 
         return load_target(context.target, context.inputs, device=device), None
     generator = load_generator(context.target, context.inputs, device=device)
     target, source = generator.target, check.prompts
-    folder = None if source.from_stage is None else context.inputs["data"] / WORLD
+    folder = None if source.from_stage is None else context.inputs["data"] / DATASET_FOLDER
     requests = [generator.request(p.caption, p.label, p.key) for p in read_prompts(source.resolved(folder))]
 
     def pictures(temperature: float, step: int, tokens: list[list[int]]) -> dict[str, Path]:
@@ -126,12 +126,12 @@ def _check_tensors(stage: Any, context: Context, sample: ShardSample) -> None:
         if name not in sample.tensors:
             raise UserError(
                 f"the shards hold {', '.join(sample.tensors)} and no {name}", where=str(stage.data),
-                cure=f"add {name} to `write` of the encode stage",
+                hint=f"add {name} to `write` of the encode stage",
             )  # fmt: skip
     if wanted == "codes" and len(sample.tensors["codes"]) != context.target.num_codes:
         raise UserError(
             f"images of {len(sample.tensors['codes'])} codes, the target's have {context.target.num_codes}",
-            where=str(stage.data), cure="encode at the target's image_size",
+            where=str(stage.data), hint="encode at the target's image_size",
         )  # fmt: skip
 
 
@@ -140,26 +140,26 @@ def _module(stage: Any, context: Context, seed: int, total: int) -> nn.Module:
     target = context.target
     if stage.model == "vq":
         if isinstance(target.vq, str):
-            raise UserError("target.vq is a directory, and a stage trains vq", cure="spell out its shape in target.vq")
+            raise UserError("target.vq is a directory, and a stage trains vq", hint="spell out its shape in target.vq")
         engine = context.engine
         if stage.revive_every and (engine.zero_stage or engine.precision != "fp32"):
             raise UserError(
-                "revive_every needs zero_stage 0 and fp32", cure="leave it out, or change the engine section"
+                "revive_every needs zero_stage 0 and fp32", hint="leave it out, or change the engine section"
             )
-        made = context.inputs.get("vq")
-        tokenizer = VqTokenizer(target.vq) if made is None else load_vq(made)
-        if made is None:
+        folder = context.inputs.get("vq")
+        tokenizer = VqTokenizer(target.vq) if folder is None else load_vq(folder)
+        if folder is None:
             tokenizer.reset_parameters(torch.Generator().manual_seed(seed))
         forwards = total * -(-stage.batch_size // (stage.micro * ranks.world_size()))  # of each rank
         return VqTraining(tokenizer, revive_every=stage.revive_every, revive_until=int(0.6 * forwards))
     if stage.model == "reader":
-        made = context.inputs.get("reader")
-        return ShapesReader(len(COLORS), len(SHAPES)) if made is None else ShapesReader.load(made)
-    made = context.inputs.get("target")
-    transformer = load_llamagen(made) if made is not None else build_transformer(target, seed)
+        folder = context.inputs.get("reader")
+        return ShapesReader(len(COLORS), len(SHAPES)) if folder is None else ShapesReader.load(folder)
+    folder = context.inputs.get("target")
+    transformer = load_llamagen(folder) if folder is not None else build_transformer(target, seed)
     encoder: Any = None
-    if isinstance(target.text_encoder, dict) and made is not None:
-        encoder = T5EncoderModel.from_pretrained(made / TEXT_ENCODER, dtype=torch.float32, weights_only=True)
+    if isinstance(target.text_encoder, dict) and folder is not None:
+        encoder = T5EncoderModel.from_pretrained(folder / TEXT_ENCODER, dtype=torch.float32, weights_only=True)
     elif isinstance(target.text_encoder, dict):
         words = AutoTokenizer.from_pretrained(context.inputs["tokenizer"] / TOKENIZER)
         encoder = build_text_encoder(target, vocab_size=len(words), pad_id=words.pad_token_id)
@@ -172,7 +172,9 @@ def _collate(stage: Any, context: Context, samples: ShardSamples, seed: int) -> 
         return PictureCollate(template, _places if stage.model == "reader" else _nothing)
     condition = sample_condition(context.target)
     if isinstance(context.target.text_encoder, dict):
-        condition = _CaptionIds(context.inputs["tokenizer"] / TOKENIZER, context.target.model_config_of().num_slots)
+        condition = _CaptionIds(
+            context.inputs["tokenizer"] / TOKENIZER, context.target.model_config_of().num_condition_tokens
+        )
     dropout = 0.1 if stage.condition_dropout is None else stage.condition_dropout
     return CodeCollate(condition, template, seed, dropout, len(template.tensors["codes"]))
 
@@ -188,11 +190,11 @@ def _nothing(sample: ShardSample) -> Tensor:
 class _CaptionIds:
     """Ids [t] of a sample's caption, for a text encoder that is trained along."""
 
-    def __init__(self, folder: Path, slots: int):
-        self.tokenizer, self.slots = AutoTokenizer.from_pretrained(folder), slots
+    def __init__(self, folder: Path, num_tokens: int):
+        self.tokenizer, self.num_tokens = AutoTokenizer.from_pretrained(folder), num_tokens
 
     def __call__(self, sample: ShardSample) -> Tensor:
-        batch = caption_ids(self.tokenizer, [sample.info["caption"]], self.slots)
+        batch = caption_ids(self.tokenizer, [sample.info["caption"]], self.num_tokens)
         return batch["input_ids"][0][batch["attention_mask"][0].bool()]
 
 
@@ -207,7 +209,7 @@ def _validation(
     if settings is not None:
         held_out = ShardSamples(shards_of(stage.data, context), stage.data, held_out=True)
         if not len(held_out):
-            raise UserError("no held-out sample", where=str(stage.data), cure="raise data.held_out")
+            raise UserError("no held-out sample", where=str(stage.data), hint="raise data.held_out")
         rows, count = settings.rows(16), min(len(held_out), settings.max_samples or len(held_out))
         batch_size = rows * ranks.world_size()
         # Every condition is given: dropout is training's.

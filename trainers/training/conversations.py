@@ -87,7 +87,7 @@ def _validation(settings: Any, stage: Any, context: Context, processor: Processo
             raise UserError(
                 f"validation runs the target on the draft's batches, and {difference}",
                 where=f"key stages.{context.name}.validation",
-                cure="set validation.against_target: false",
+                hint="set validation.against_target: false",
             )
         target = held_target(module) or frozen_target(context)
     rows = settings.rows(8)
@@ -120,18 +120,18 @@ def check_positions(positions: int, stage: Any) -> None:
     if stage.data.max_length > positions:
         raise UserError(
             f"data.max_length is {stage.data.max_length} and the language model has {positions} positions",
-            cure=f"set data.max_length to {positions} or less, or give the model more: drafter.rope_scaling, or the "
+            hint=f"set data.max_length to {positions} or less, or give the model more: drafter.rope_scaling, or the "
             "stage's positions",
         )
 
 
 def _start_weights(stage: Any, context: Context, processor: Processor, seed: int) -> Any:
     """The model as this stage finds it: an earlier stage's result, or assembled from the recipe."""
-    made = context.inputs.get(stage.model)
-    if made is not None:
+    trained = context.inputs.get(stage.model)
+    if trained is not None:
         if stage.model != "target":
-            return load_drafter(made, tokenizer_hash=processor.tokenizer_hash, dtype=torch.float32)
-        return target_weights(context.target, made, dtype=torch.float32)
+            return load_drafter(trained, tokenizer_hash=processor.tokenizer_hash, dtype=torch.float32)
+        return target_weights(context.target, trained, dtype=torch.float32)
     if stage.model == "target":
         return build_target(context.target, context.token_ids(processor, len(processor.tokenizer)))
     assert context.drafter is not None
@@ -154,7 +154,7 @@ def _save(stage: Any, context: Context, engine: Engine, processor: Processor, to
         "target": str(context.target.path or "inline"),
         "target_revision": context.target.revision,
         "tokenizer_hash": processor.tokenizer_hash,
-        # Its own eyes' projected features stand at visual places, and every token has one position.
+        # Its own image processor' projected features stand at visual places, and every token has one position.
         "reads": {"visual_embedding": "projected", "positions": "flat"},
         "tested_with": tested_with(),
         "format": stage.format.model_dump(),

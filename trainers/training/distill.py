@@ -65,8 +65,8 @@ def training_module(stage: Any, context: Context, llava: Any, processor: Process
 
 def other_pictures(context: Context, data: ConversationData) -> str | None:
     """Why target and draft cannot read one batch of `data`, as far as pictures are concerned; None: they can."""
-    if context.drafter_has_own_eyes:
-        return "the drafter has eyes of its own"
+    if context.drafter_has_own_image_processor:
+        return "the drafter has an image processor of its own"
     if context.target.reads_tiles not in (None, data.aspect.startswith("anyres")):
         shown = "tiles" if context.target.reads_tiles else "single tiles"
         return f"the target reads pictures in {shown} and the drafter aspect: {data.aspect}"
@@ -105,7 +105,7 @@ def _not_one_batch(difference: str) -> UserError:
     return UserError(
         f"{difference}: it cannot read one batch with the target",
         where="key objective",
-        cure="distill a draft of the target's vocabulary and pictures; or let it learn the target's answers by "
+        hint="distill a draft of the target's vocabulary and pictures; or let it learn the target's answers by "
         "cross-entropy, or from kept log-probabilities",
     )
 
@@ -138,7 +138,7 @@ def training_data(
         if not num_kept:
             raise UserError(
                 "the answers were written without log-probabilities", where=str(answers.folder),
-                cure="set keep_logprobs in the regenerate stage, or objective.probabilities: online",
+                hint="set keep_logprobs in the regenerate stage, or objective.probabilities: online",
             )  # fmt: skip
     samples = AnsweredSamples(dataset, stage.answers, answers, seed=seed)
     writer = None
@@ -147,7 +147,7 @@ def training_data(
             raise UserError(
                 "the draft writes answers itself, and engine.zero_stage 3 shares its weights out: ranks whose answers "
                 "differ in length would wait for each other for ever",
-                where="key engine.zero_stage", cure="use stage 0 to 2: a draft is small",
+                where="key engine.zero_stage", hint="use stage 0 to 2: a draft is small",
             )  # fmt: skip
         writer = DraftWriter(samples, processor, _num_token_ids(context, processor), seed)
     collate = AnswerCollate(samples, processor.pad_id, processor.image_size, num_kept)

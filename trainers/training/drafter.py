@@ -85,14 +85,14 @@ class TrainedDrafter:
         target: Target,
         identity: TargetIdentity,
         *,
-        told: Mapping[str, Any],
+        manifest_fields: Mapping[str, Any],
         requests: Requests | None,
         count_tokens: CountTokens | None = None,
     ):
         assert context.drafter is not None
         self.stage, self.context, self.target, self.identity = stage, context, target, identity
         self.config: DrafterConfig = context.drafter
-        self.told, self.requests = dict(told), requests
+        self.manifest_fields, self.requests = dict(manifest_fields), requests
         self.config.check(target.shape)
         self.module = self.config.training_objective(self._start(count_tokens), target, stage.objective)
         self._best = Best(context.folder, lambda head, folder, step: self._save(head, folder, step))
@@ -158,7 +158,7 @@ class TrainedDrafter:
         context = self.context
         training = {"stage": context.name, "step": step, "fingerprint": context.fingerprint}
         manifest = self.config.manifest(
-            self.target, self.identity, training=training, command=context.command, **self.told, **more
+            self.target, self.identity, training=training, command=context.command, **self.manifest_fields, **more
         )
         self.config.save(head, folder, manifest)
 

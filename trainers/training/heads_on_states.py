@@ -41,13 +41,13 @@ def open_heads(stage: Any, context: Context, seed: int) -> Training:
     states = open_states(stage, context, processor, target, seed)
     train, held_out = split(states.draws, stage.held_out)
     if not len(train) or (stage.validation is not None and not len(held_out)):
-        raise UserError("no sample to train on, or none held out", cure="check the data and held_out")
+        raise UserError("no sample to train on, or none held out", hint="check the data and held_out")
     order = training_order(stage, states.lengths[train], seed)
     total = stage.steps or steps_per_epoch(len(order), stage.batch_size) * (stage.epochs or 0)
     context.say(f"{len(train):,} samples, {len(held_out):,} held out; {total:,} steps of {stage.batch_size}")
     drafter = TrainedDrafter(
         stage, context, target, TargetIdentity(context.target.model_dump(mode="json"), processor.tokenizer_hash),
-        told={"format": stage.format.model_dump(mode="json")},
+        manifest_fields={"format": stage.format.model_dump(mode="json")},
         requests=_requests(stage, context, processor),
         count_tokens=functools.partial(_count_tokens, states, train, len(target.embedding)),
     )  # fmt: skip
@@ -75,8 +75,8 @@ def open_states(stage: Any, context: Context, processor: Processor, target: Any,
     taps, source = wanted_taps(context, target.shape), stage.source
     if isinstance(source, CachedStates):
         expected = identity_of(context, processor, stage.format, None, taps, None)
-        made = [context.inputs["states" if n is None else f"states/{n}"] / SHARDS for n in source.stages]
-        reader = StatesReader([*made, *source.folders], expected=expected, accept=source.accept)
+        folders = [context.inputs["states" if n is None else f"states/{n}"] / SHARDS for n in source.stages]
+        reader = StatesReader([*folders, *source.folders], expected=expected, accept=source.accept)
         return Cached(reader, seed)
     assert stage.data is not None
     samples = open_samples(stage.data, stage.format, stage.answers, context, processor)
@@ -88,7 +88,7 @@ def open_states(stage: Any, context: Context, processor: Processor, target: Any,
     )  # fmt: skip
     if not isinstance(source, FirstEpochStates):
         return Online(builder)
-    measured = ranks.agree(builder.measure() if ranks.is_main() else None)
+    measured = ranks.broadcast(builder.measure() if ranks.is_main() else None)
     known = identity_of(context, processor, stage.format, stage.data, taps, source.states.dtype)
     return FirstEpoch(builder, known, measured, context.say)
 
@@ -100,7 +100,7 @@ def training_order(stage: Any, lengths: np.ndarray, seed: int) -> Order:
     if not (lengths > 0).any() or not (lengths <= 0).any():
         raise UserError(
             "visual_share: linear needs samples with pictures and samples without",
-            cure="give data of both kinds, or caches of both in source.from",
+            hint="give data of both kinds, or caches of both in source.from",
         )
     assert stage.epochs is not None
     return RisingVisualOrder(lengths, seed, stage.batch_size, stage.num_text_epochs, stage.epochs, stage.window)
@@ -152,7 +152,7 @@ def _requests(stage: Any, context: Context, processor: Processor) -> Requests | 
         cache=context.folder / "cache",
     )
     if not len(dataset):
-        raise UserError("no request to decode", where=f"key stages.{context.name}.decoding.data", cure="check the data")
+        raise UserError("no request to decode", where=f"key stages.{context.name}.decoding.data", hint="check the data")
     return Requests(
         len(dataset), lambda number: dataset.request(number)[0], check.max_new_tokens or 64, (processor.eos_id,),
         check.temperatures or [0.0],

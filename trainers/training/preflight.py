@@ -9,8 +9,8 @@ from pathlib import Path
 import torch
 
 from ...core import ranks
+from ...core.batch import IMAGE, TEXT, VIDEO
 from ...core.errors import UserError
-from ...core.nouns import IMAGE, TEXT, VIDEO
 from ...data.collate import Sample, collate
 from ...data.dataset import ConversationDataset
 from ...data.processor import Processor
@@ -80,7 +80,7 @@ def _check_image_tokens(module: LlavaTraining, processor: Processor) -> None:
     if count != processor.num_image_tokens:
         raise UserError(
             f"the processor writes {processor.num_image_tokens} tokens for a picture, the vision tower gives {count}",
-            cure="use the processor of this tower: patch_size and crop_size must be the tower's",
+            hint="use the processor of this tower: patch_size and crop_size must be the tower's",
         )
 
 
@@ -102,5 +102,5 @@ def _check_head(module: LlavaTraining, sample: Sample, processor: Processor) -> 
     if gap > 1e-3:
         raise UserError(
             f"lm_head(feature) differs from the model's scores by {gap:.2g}",
-            cure="report this with the model's name: its class computes something beyond the head",
+            hint="report this with the model's name: its class computes something beyond the head",
         )

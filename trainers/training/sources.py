@@ -15,14 +15,14 @@ from pydantic import Field, model_validator
 from torch import Tensor
 
 from ...core import ranks
-from ...core.nouns import Batch
+from ...core.batch import Batch
 from ...core.section import Section
 from ...core.states import TargetStates
 from ...data.loader import Collate, Loader, Samples, StepBatches
 from ...data.shards import ShardWriter, claim, finish, finished
 from ...data.states.estimate import shown
 from ...data.states.identity import Acceptable
-from ...data.states.memory import ahead
+from ...data.states.memory import prefetched
 from ...data.states.reader import CachedCollate, CachedSamples, StatesReader
 from .states import Builder, Measured, StatesStore, as_measured, check_room, chosen
 
@@ -113,8 +113,8 @@ class Steps:
         found: the steps themselves.
     """
 
-    def __init__(self, loader: Loader, found: Callable[[], Iterator[StepBatches]] | None = None):
-        self.loader, self._found = loader, found
+    def __init__(self, loader: Loader, iterate: Callable[[], Iterator[StepBatches]] | None = None):
+        self.loader, self._iterate = loader, iterate
 
     @property
     def batch_size(self) -> int:
@@ -128,7 +128,7 @@ class Steps:
         return len(self.loader)
 
     def __iter__(self) -> Iterator[StepBatches]:
-        return iter(self.loader) if self._found is None else self._found()
+        return iter(self.loader) if self._iterate is None else self._iterate()
 
 
 class Online:
@@ -166,7 +166,7 @@ class Cached:
         collate = CachedCollate(self.reader, self.seed)
         loader = make_loader(CachedSamples.of(self.reader, indices), collate, first, last)
         # A thread reads ahead, unless processes do: its batches need not go from process to process.
-        return Steps(loader, None if loader.num_workers else lambda: ahead(loader))
+        return Steps(loader, None if loader.num_workers else lambda: prefetched(loader))
 
     def __call__(self, batch: Batch) -> TargetStates:
         assert batch.states is not None
@@ -276,11 +276,11 @@ class _EpochShards:
 
     def finish(self) -> StatesReader:
         """Complete what is missing, and read (all ranks call at the same step)."""
-        folder, world = self.builder.folder, self.loader.world_size
+        folder, world_size = self.builder.folder, self.loader.world_size
         if self._writer is not None:
             self._writer.abandon()
             self._writer = None
-        for index in range(self.loader.rank, self.num_shards, world):
+        for index in range(self.loader.rank, self.num_shards, world_size):
             if not finished(folder, index):
                 self.builder.write(index, self._numbers(index))
         ranks.barrier()

@@ -17,8 +17,8 @@ from pydantic import Field
 from torch import Tensor
 
 from ...core import ranks
+from ...core.batch import Batch
 from ...core.errors import UserError
-from ...core.nouns import Batch
 from ...core.refused import Refused
 from ...core.section import Section
 from ...core.states import Taps, TargetStates
@@ -187,7 +187,7 @@ class Builder:
         numbers = np.flatnonzero(self.counts.length > 2)[: self.store.measured_samples]
         parts = batches(numbers, self.counts, self.batch_size)
         if not parts:
-            raise UserError("no sample to compute states of", where=str(self.folder), cure="see skipped.jsonl")
+            raise UserError("no sample to compute states of", where=str(self.folder), hint="see skipped.jsonl")
         computed = map(self._computed, parts)
         first = next(computed)
         states = first[1]
@@ -250,10 +250,10 @@ def dtype_loss(batches: Iterable[tuple[Batch, TargetStates]], scores: Any) -> di
 
 
 @torch.no_grad()
-def _away(goal: Tensor, found: Tensor) -> tuple[float, float]:
+def _away(goal: Tensor, scores: Tensor) -> tuple[float, float]:
     """[S,V] log-probabilities -> sums of KL(goal | found), and of places with one likeliest token."""
-    kl = (goal.double().exp() * (goal.double() - found.double())).sum(-1).sum()
-    return float(kl), float((goal.argmax(-1) == found.argmax(-1)).sum())
+    kl = (goal.double().exp() * (goal.double() - scores.double())).sum(-1).sum()
+    return float(kl), float((goal.argmax(-1) == scores.argmax(-1)).sum())
 
 
 def check_room(builder: Builder, size: Size, done_bytes: int) -> None:
@@ -264,7 +264,7 @@ def check_room(builder: Builder, size: Size, done_bytes: int) -> None:
             check_disk(builder.folder, size.total_bytes - done_bytes)
         except UserError as error:
             problem = error
-    problem = ranks.agree(problem)
+    problem = ranks.broadcast(problem)
     if problem is not None:
         raise problem
 

@@ -14,7 +14,7 @@ from pydantic import Field
 from torch import Tensor
 from transformers import PreTrainedModel
 
-from ...core.nouns import Batch
+from ...core.batch import Batch
 from ...core.section import Section
 from ...data.dataset import ConversationData
 from ...data.loader import StepBatches
@@ -62,8 +62,8 @@ def validate(engine: Engine, steps: Iterable[StepBatches], target: PreTrainedMod
     engine.module.train()
     dist.all_reduce(sums)
     loss_sum, right, agreed_sum, tokens = sums.tolist()
-    found = {"val_loss": loss_sum / tokens, "val_accuracy": right / tokens}
-    return found if target is None else found | {"val_agreement": agreed_sum / tokens}
+    metrics = {"val_loss": loss_sum / tokens, "val_accuracy": right / tokens}
+    return metrics if target is None else metrics | {"val_agreement": agreed_sum / tokens}
 
 
 def target_choice(target: PreTrainedModel, batch: Batch) -> Tensor:

@@ -27,7 +27,7 @@ from .relaxation import BoundCost, bound_cost, relaxed
 
 Bound = Annotated[float, Field(ge=0, le=1)]
 Place = Annotated[int, Field(ge=1)]
-Asked = tuple[Tensor, Tensor]  # a picture's condition and its codes [n]
+ConditionAndCodes = tuple[Tensor, Tensor]  # a picture's condition and its codes [n]
 
 
 class AnalysisConfig(Section):
@@ -50,20 +50,20 @@ class AnalysisConfig(Section):
 
     @model_validator(mode="before")
     @classmethod
-    def _defaults(cls, given: Any) -> Any:
+    def _defaults(cls, value: Any) -> Any:
         """`true` stands for the defaults."""
-        return {} if given is True else given
+        return {} if value is True else value
 
     def check(self, num_codes: int, grid: int | None = None) -> None:
         """Raises `UserError` before any picture is drawn. `grid`: codes along a side, where cells are asked for."""
         outside = [cell for cell in self.cells or () if grid is not None and max(cell) > grid]
         if outside:
             raise UserError(
-                f"analysis: cell {outside[0]}, and pictures have {grid} rows and columns", cure="count them from 1"
+                f"analysis: cell {outside[0]}, and pictures have {grid} rows and columns", hint="count them from 1"
             )
         if max(self.k) > num_codes:
             raise UserError(
-                f"analysis: k is {max(self.k)}, in a codebook of {num_codes}", cure="give k of at most that many"
+                f"analysis: k is {max(self.k)}, in a codebook of {num_codes}", hint="give k of at most that many"
             )
 
     def cells_of(self, top1: Tensor, grid: int) -> list[int]:
@@ -80,24 +80,24 @@ class AnalysisConfig(Section):
 
 def encoded_pictures(
     config: AnalysisConfig, folder: Path, condition: Callable[[ShardSample], Tensor]
-) -> dict[str, list[Asked]]:
+) -> dict[str, list[ConditionAndCodes]]:
     """Pictures of the head's data in `folder`: those it was trained on, and those held out, where there are any.
 
     Args:
         condition: `generators.sample_condition` of the target.
     """
     assert config.head_data is not None
-    found = {}
+    pictures = {}
     for name, held_out in (("training pictures", False), ("held-out pictures", True)):
         samples = ShardSamples(folder, config.head_data, held_out=held_out)
         chosen = [samples[number] for number in range(min(config.pictures, len(samples)))]
         if chosen:
-            found[name] = [(condition(sample), sample.tensors["codes"].long()) for sample in chosen]
-    return found
+            pictures[name] = [(condition(sample), sample.tensors["codes"].long()) for sample in chosen]
+    return pictures
 
 
 @dataclass(frozen=True)
-class Reading:
+class CellStatistics:
     """Numbers of I pictures, cell by cell, on the CPU. `first` is kept whole, for the distributions of its cells."""
 
     grid: int
@@ -136,12 +136,12 @@ def read_pictures(
     config: AnalysisConfig,
     target: Any,
     head: ImageEagleHead,
-    pictures: Sequence[Asked],
+    pictures: Sequence[ConditionAndCodes],
     warp: Warp,
     table: NeighbourTable,
     *,
     seed: int,
-) -> Reading:
+) -> CellStatistics:
     """Reads up to `config.pictures` of `pictures` (condition, codes [n]).
 
     Args:
@@ -150,7 +150,7 @@ def read_pictures(
     """
     assert pictures, "at least one picture"
     generator = torch.Generator(target.device).manual_seed(seed)
-    found: dict[str, list[Tensor]] = {}
+    tensors: dict[str, list[Tensor]] = {}
     first: Curves | None = None
     bounds: tuple[BoundCost, ...] = ()
     for condition, codes in pictures[: config.pictures]:
@@ -161,16 +161,16 @@ def read_pictures(
             first = Curves(curves.p.cpu(), curves.q.cpu(), curves.tokens.cpu())
             bounds = _bounds(config, table, curves.drafted, drafts)
         for name, values in _cells(config, curves, drafts, table, sampled=sampled).items():
-            found.setdefault(name, []).append(values.cpu())
+            tensors.setdefault(name, []).append(values.cpu())
     assert first is not None
-    stacked = {name: torch.stack(values) for name, values in found.items()}
-    return Reading(grid=target.grid, first=first, bounds=bounds, **stacked)
+    stacked = {name: torch.stack(values) for name, values in tensors.items()}
+    return CellStatistics(grid=target.grid, first=first, bounds=bounds, **stacked)
 
 
 def _cells(
     config: AnalysisConfig, curves: Curves, drafts: Tensor, table: NeighbourTable, *, sampled: bool
 ) -> dict[str, Tensor]:
-    """The fields of a `Reading` for one picture."""
+    """The fields of a `CellStatistics` for one picture."""
     p, q = curves.drafted, curves.q
     grid = [[relaxed(_lantern(k, d), table, p, drafts, q if sampled else None) for d in config.delta] for k in config.k]
     exact = p.gather(-1, drafts[:, None])[:, 0]

@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ....core.nouns import CodeBatch
+from ....core.batch import CodeBatch
 from ....core.states import Taps, TargetStates
 from ....models.decoding.warp import Warp
 from ....models.drafters.eagle import ImageEagleHead, causal_mask
@@ -71,11 +71,11 @@ def _predicted(head: ImageEagleHead, sequence: TargetStates) -> Tensor:
 
 def _distributions(target: Any, feature: Tensor, first: int, warp: Warp) -> Tensor:
     """[R,N,D] -> [N,V]; the first of them scores image token number `first`."""
-    found = []
+    probs = []
     for start in range(0, feature.shape[1], AT_ONCE):
         part = feature[:, start : start + AT_ONCE]
-        found.append(warp(target.guided(part, [first + start + place for place in range(part.shape[1])])))
-    return torch.cat(found)
+        probs.append(warp(target.guided(part, [first + start + place for place in range(part.shape[1])])))
+    return torch.cat(probs)
 
 
 def ranks(q: Tensor, tokens: Tensor) -> Tensor:

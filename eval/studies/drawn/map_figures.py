@@ -116,7 +116,7 @@ def set_size_grid(path: Path, maps: Mapping[str, Tensor]) -> None:
     assert 1 <= len(maps) <= MOST_COLUMNS, len(maps)
     figure, panels = panel_grid(1, len(maps), (min(2.0 * len(maps), WIDEST), 2.9 if len(maps) < 5 else 2.5))
     for panel, (name, values) in zip(panels[0], maps.items(), strict=True):
-        shown = _heat(panel, values)
+        shown = _probabilities(panel, values)
         panel.set_title(f"{name}\nmean {float(values.nanmean()):.3g}")
         bar = figure.colorbar(shown, ax=panel, orientation="horizontal", pad=0.04, aspect=18, ticks=MaxNLocator(4))
         _calm(bar)
@@ -145,7 +145,7 @@ def _maps(
     for column, values in enumerate(maps):
         if pictures:
             _picture(panels[0][column], pictures[column])
-        shown = _heat(panels[-1][column], values, (low, high), steps=whole)
+        shown = _probabilities(panels[-1][column], values, (low, high), steps=whole)
         panels[0][column].set_title(texts[column] if texts else "")
     shrink = min(1.0, 1.6 / len(maps)) if len(maps) > 1 else 1.0
     bar = figure.colorbar(
@@ -163,7 +163,9 @@ def _picture(panel: Any, picture: Tensor) -> None:
     panel.spines[:].set(visible=True, color=PALE)
 
 
-def _heat(panel: Any, values: Tensor, limits: tuple[float, float] | None = None, *, steps: bool = False) -> Any:
+def _probabilities(
+    panel: Any, values: Tensor, limits: tuple[float, float] | None = None, *, steps: bool = False
+) -> Any:
     """The map; `steps` gives each whole number a colour of its own, and cells without a number stay grey."""
     low, high = limits or (float(values[~values.isnan()].min()), float(values[~values.isnan()].max()))
     colors = plt.get_cmap(MAP, int(high - low) + 1) if steps else plt.get_cmap(MAP)

@@ -53,7 +53,7 @@ class BoundCost(NamedTuple):
 def bound_cost(
     config: LanternConfig, table: NeighbourTable, p: Tensor, drafts: Tensor, *, repeats: int = 20
 ) -> BoundCost:
-    found = relaxed(config, table, p, drafts)
+    outcome = relaxed(config, table, p, drafts)
     rule, times = Lantern(config, table, greedy=False), []
     rows = torch.arange(CYCLE_NODES, device=p.device) % len(drafts)
     for _ in range(repeats + 1):
@@ -64,7 +64,7 @@ def bound_cost(
         times.append(1e3 * (time.perf_counter() - start))
     assert config.delta is not None
     return BoundCost(
-        config.divergence, config.delta, float(found.accept.mean()), float(found.size.float().mean()),
+        config.divergence, config.delta, float(outcome.accept.mean()), float(outcome.size.float().mean()),
         statistics.median(times[1:]),
     )  # fmt: skip
 

@@ -17,7 +17,7 @@ from ...rows import PLAIN, Row, grouped
 from ...style import COLORS
 from ...summary import Summary, summarize
 from ...tables import Column, Figure, ReportSection, Table, text
-from .cells import AnalysisConfig, Reading
+from .cells import AnalysisConfig, CellStatistics
 from .map_figures import MOST_COLUMNS, distributions_at, set_size_grid, top1_map
 from .map_figures import depth_map as depth_figure
 from .map_figures import length_map as length_figure
@@ -32,14 +32,14 @@ Content = list[str | Table | Figure]
 def drawn_section(
     folder: Path,
     config: AnalysisConfig,
-    readings: Mapping[float, Reading],
+    by_temperature: Mapping[float, CellStatistics],
     rows: Sequence[Row],
     pictures: Mapping[float, Mapping[str, Tensor]],
     captions: Sequence[str],
     *,
     rules: Mapping[str, LanternConfig],
     quality: Mapping[float, Mapping[str, Mapping[str, Any]]],
-    encoded: Mapping[str, Reading],
+    encoded: Mapping[str, CellStatistics],
 ) -> ReportSection:
     """Writes figures into `folder`/analysis.
 
@@ -50,28 +50,28 @@ def drawn_section(
         rules: of methods that relax acceptance and differ in nothing else; all others are references.
         encoded: "training pictures", "held-out pictures" -> what was read from the head's own data.
     """
-    place, content = folder / FOLDER, _numbers(config, readings)
-    content += _overall(place, readings, encoded)
-    for temperature, reading in readings.items():
+    place, content = folder / FOLDER, _numbers(config, by_temperature)
+    content += _overall(place, by_temperature, encoded)
+    for temperature, statistics in by_temperature.items():
         tag = f"T{temperature:g}"
         mine = [row for row in rows if row.temperature == temperature and row.method != PLAIN]
         methods = {name: some for (name,), some in grouped(mine, "method").items()}
         summaries = {name: summarize(some) for name, some in methods.items()}
         content += [f"### Temperature {temperature:g}"]
         content += _drawing(place, tag, methods, summaries, pictures[temperature])
-        content += _reading(place, tag, config, reading, pictures[temperature][PLAIN], captions)
+        content += _statistics(place, tag, config, statistics, pictures[temperature][PLAIN], captions)
         content += _trade_offs(place, tag, summaries, quality.get(temperature, {}), rules)
-    data = {f"{t:g}": reading.summary() for t, reading in readings.items()}
+    data = {f"{t:g}": statistics.summary() for t, statistics in by_temperature.items()}
     return ReportSection("Why, and where", tuple(content), "analysis", data)
 
 
-def _numbers(config: AnalysisConfig, readings: Mapping[float, Reading]) -> Content:
+def _numbers(config: AnalysisConfig, by_temperature: Mapping[float, CellStatistics]) -> Content:
     shares = ("head top-1", "head top-3", "target top-1", "target top-10", "sum min(p, q)", "first draft, exact",
               f"LANTERN k={config.k[-1]}, delta={config.delta[-1]:g}")  # fmt: skip
     columns = (Column("T", "g"), Column("pictures", "d"), *(Column(name, ".1%") for name in shares))
     rows = []
-    for temperature, reading in readings.items():
-        s = reading.summary()
+    for temperature, statistics in by_temperature.items():
+        s = statistics.summary()
         values = (s["accuracy_top1"], s["accuracy_top3"], s["target_top1"], s["target_top10"], s["expected_acceptance"],
                   s["first_draft_exact"], s["first_draft_lantern"][-1][-1])  # fmt: skip
         rows.append((temperature, s["pictures"], *values))
@@ -81,8 +81,8 @@ def _numbers(config: AnalysisConfig, readings: Mapping[float, Reading]) -> Conte
               Column("size of A", ".1f"), Column("ms"))  # fmt: skip
     costs = tuple(
         (temperature, b.divergence, b.delta, b.accept, b.size, b.ms)
-        for temperature, reading in readings.items()
-        for b in reading.bounds
+        for temperature, statistics in by_temperature.items()
+        for b in statistics.bounds
     )
     alike = f"Bounds that LANTERN found alike, at k = {max(config.k)}; median ms for 59 drafts."
     return [
@@ -91,17 +91,22 @@ def _numbers(config: AnalysisConfig, readings: Mapping[float, Reading]) -> Conte
     ]
 
 
-def _overall(place: Path, readings: Mapping[float, Reading], encoded: Mapping[str, Reading]) -> Content:
-    groups = {**encoded, **{f"drawn, T = {t:g}": reading for t, reading in readings.items()}}
+def _overall(
+    place: Path, by_temperature: Mapping[float, CellStatistics], encoded: Mapping[str, CellStatistics]
+) -> Content:
+    groups = {**encoded, **{f"drawn, T = {t:g}": statistics for t, statistics in by_temperature.items()}}
     accuracy_bars(
         place / "accuracy.png",
         {name.replace(" ", "\n", 1): {"top-1": r.accuracy(1), "top-3": r.accuracy(3)} for name, r in groups.items()},
     )
     probability_bars(
         place / "probability.png",
-        {f"T = {t:g}": {"top-1": float(r.top1.mean()), "top-10": float(r.top10.mean())} for t, r in readings.items()},
+        {
+            f"T = {t:g}": {"top-1": float(r.top1.mean()), "top-10": float(r.top10.mean())}
+            for t, r in by_temperature.items()
+        },
     )
-    rank_histogram(place / "ranks.png", {f"T = {t:g}": r.rank_drawn for t, r in readings.items()})
+    rank_histogram(place / "ranks.png", {f"T = {t:g}": r.rank_drawn for t, r in by_temperature.items()})
     return _shown(
         ("accuracy", "How often the head ranks the target's most likely token first, or among three."),
         ("probability", "How sure the target is."),
@@ -141,25 +146,30 @@ def _drawing(
     )
 
 
-def _reading(
-    place: Path, tag: str, config: AnalysisConfig, reading: Reading, pictures: Tensor, captions: Sequence[str]
+def _statistics(
+    place: Path, tag: str, config: AnalysisConfig, statistics: CellStatistics, pictures: Tensor, captions: Sequence[str]
 ) -> Content:
     """What target and head give the cells of plainly drawn pictures."""
-    count = min(4, len(pictures), len(reading.top1))
-    maps = [cell_map(values, reading.grid) for values in reading.top1[:count]]
+    count = min(4, len(pictures), len(statistics.top1))
+    maps = [cell_map(values, statistics.grid) for values in statistics.top1[:count]]
     top1_map(place / f"top1-{tag}.png", list(pictures[:count]), maps, captions[:count])
-    cells = config.cells_of(reading.top1[0], reading.grid)
+    cells = config.cells_of(statistics.top1[0], statistics.grid)
     chosen = "The flattest and the sharpest cell" if config.cells is None else "Cells"
     distributions_at(
-        place / f"distributions-{tag}.png", pictures[0], reading.first.p, reading.first.q, cells, grid=reading.grid
+        place / f"distributions-{tag}.png",
+        pictures[0],
+        statistics.first.p,
+        statistics.first.q,
+        cells,
+        grid=statistics.grid,
     )
     acceptance_grid(
-        place / f"lantern-{tag}.png", reading.accept.mean((0, 3)), config.k, config.delta,
-        exact=float(reading.exact.mean()),
+        place / f"lantern-{tag}.png", statistics.accept.mean((0, 3)), config.k, config.delta,
+        exact=float(statistics.exact.mean()),
     )  # fmt: skip
     widest = config.k.index(max(config.k))
     sizes = {
-        f"delta = {delta:g}": cell_map(reading.size[:, widest, number].float().mean(0), reading.grid)
+        f"delta = {delta:g}": cell_map(statistics.size[:, widest, number].float().mean(0), statistics.grid)
         for number, delta in enumerate(config.delta)
     }
     set_size_grid(place / f"sizes-{tag}.png", sizes)

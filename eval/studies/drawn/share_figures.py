@@ -39,7 +39,7 @@ def rank_histogram(path: Path, ranks: Mapping[str, Tensor]) -> None:
     Args:
         ranks: name -> ranks from 1, any shape.
     """
-    largest = max(int(found.max()) for found in ranks.values())
+    largest = max(int(values.max()) for values in ranks.values())
     bins = [edges for edges in RANK_BINS if edges[0] <= largest]
     last = RANK_BINS[-1][1]
     bins += [(last + 1, largest)] if largest > last else []

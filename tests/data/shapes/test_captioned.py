@@ -1,4 +1,4 @@
-"""The captioned world: the same bytes for a seed, figures that are kept back, and captions that say what is drawn."""
+"""The synthetic dataset: the same bytes for a seed, figures that are kept back, and captions that say what is drawn."""
 
 import io
 import itertools
@@ -117,9 +117,9 @@ def test_captions_of_elsewhere_are_refused_in_words(caption):
 
 def test_webdataset_reads_it(tmp_path):
     folder = write(tmp_path / "world")
-    found = list(webdataset.WebDataset(str(folder / "train-00000.tar"), shardshuffle=False).decode("rgb8"))
-    assert [sample["__key__"] for sample in found] == [f"train-{n:06d}" for n in range(40)]
-    for sample in found:
+    result = list(webdataset.WebDataset(str(folder / "train-00000.tar"), shardshuffle=False).decode("rgb8"))
+    assert [sample["__key__"] for sample in result] == [f"train-{n:06d}" for n in range(40)]
+    for sample in result:
         assert sample["png"].shape == (16, 16, 3) and sample["png"].dtype == np.uint8
         figures = tuple(Figure(**figure) for figure in sample["json"]["figures"])
         assert caption_of(figures) == sample["txt"]
@@ -135,11 +135,11 @@ def test_our_own_reader_reads_it(tmp_path):
 def test_a_caption_says_what_is_drawn(tmp_path):
     """Without grain, the middle of each quarter has the named colour, and empty quarters are paper."""
     folder = write(tmp_path / "world", grain=0.0, image_size=48, pairs=0.5)
-    for name, data in (found := members(folder / "train-00000.tar")).items():
+    for name, data in (result := members(folder / "train-00000.tar")).items():
         if not name.endswith(".png"):
             continue
-        figures = figures_of(found[name.replace(".png", ".txt")].decode())
-        assert json.loads(found[name.replace(".png", ".json")]) == {"figures": [f.__dict__ for f in figures]}
+        figures = figures_of(result[name.replace(".png", ".txt")].decode())
+        assert json.loads(result[name.replace(".png", ".json")]) == {"figures": [f.__dict__ for f in figures]}
         pixels = np.asarray(Image.open(io.BytesIO(data)))
         colors = {figure.place: COLORS[figure.color] for figure in figures}
         for index, place in enumerate(PLACES):
@@ -165,7 +165,7 @@ def test_pairs_is_a_share(tmp_path):
     assert np.mean([" and " in caption for caption in captions]) == pytest.approx(0.25, abs=0.08)
 
 
-def test_an_interrupted_write_leaves_no_half_world_and_can_be_done_again(tmp_path, monkeypatch):
+def test_an_interrupted_write_leaves_no_half_dataset_and_can_be_done_again(tmp_path, monkeypatch):
     from draftsmith.data.shapes import captioned
 
     def die(*arguments, **settings):
@@ -177,6 +177,6 @@ def test_an_interrupted_write_leaves_no_half_world_and_can_be_done_again(tmp_pat
             write(tmp_path / "world")
     assert not (tmp_path / "world").exists()
     whole = files(write(tmp_path / "world"))
-    # Killed after the world was there, and before its stage was marked as done: the stage writes it again.
+    # Killed after the synthetic dataset was there, and before its stage was marked as done: the stage writes it again.
     assert files(write(tmp_path / "world")) == whole
     assert [path.name for path in tmp_path.iterdir()] == ["world"]

@@ -1,4 +1,4 @@
-"""The shapes world: a function of its seed, true in every sentence, and drawn as it is described."""
+"""The synthetic shapes dataset: a function of its seed, true in every sentence, and drawn as it is described."""
 
 import itertools
 import json
@@ -11,7 +11,7 @@ import pytest
 from draftsmith.data.conversations import PromptFormat
 from draftsmith.data.shapes.scenarios import FACTS, KINDS, NUMBERS, TEXT_ONLY, WORDS, Scenario
 from draftsmith.data.shapes.scene import BACKGROUND, COLORS, COLUMNS, ROWS, SHAPES, Object, Scene, draw, sample_scene
-from draftsmith.data.shapes.write import sample, write_world
+from draftsmith.data.shapes.write import sample, write_dataset
 from draftsmith.data.videos import Clip, VideoSettings
 from PIL import Image, ImageChops, ImageStat
 
@@ -22,9 +22,9 @@ COLOR, SHAPE = f"(?:{'|'.join(COLORS)})", f"(?:{'|'.join(SHAPES)})"
 
 
 @pytest.fixture(scope="module")
-def world(tmp_path_factory) -> Path:
+def synthetic(tmp_path_factory) -> Path:
     folder = tmp_path_factory.mktemp("shapes") / "world"
-    write_world(folder, seed=5, image_size=SIZE, splits={"train": ALL, "test": ALL})
+    write_dataset(folder, seed=5, image_size=SIZE, splits={"train": ALL, "test": ALL})
     return folder
 
 
@@ -32,14 +32,14 @@ def content(folder: Path) -> dict[str, bytes]:
     return {str(p.relative_to(folder)): p.read_bytes() for p in sorted(folder.rglob("*")) if p.is_file()}
 
 
-def test_the_world_is_a_function_of_its_seed(world, tmp_path):
+def test_the_synthetic_dataset_is_a_function_of_its_seed(synthetic, tmp_path):
     """To the last byte, in any process: the seed is a string, whose hash Python draws anew each time."""
     splits = {"train": ALL, "test": ALL}
-    assert write_world(tmp_path / "same", seed=5, image_size=SIZE, splits=splits)["sha256"]
-    assert content(tmp_path / "same") == content(world)
-    write_world(tmp_path / "other", seed=6, image_size=SIZE, splits=splits)
-    assert read(tmp_path / "other", "train") != read(world, "train")
-    # Pinned: whatever changes these lines changes every world that was ever made from a seed.
+    assert write_dataset(tmp_path / "same", seed=5, image_size=SIZE, splits=splits)["sha256"]
+    assert content(tmp_path / "same") == content(synthetic)
+    write_dataset(tmp_path / "other", seed=6, image_size=SIZE, splits=splits)
+    assert read(tmp_path / "other", "train") != read(synthetic, "train")
+    # Pinned: whatever changes these lines changes every synthetic dataset that was ever made from a seed.
     assert sample(0, "train", "name", 0).turns == [("What is in the picture?", "A pink cross.")]
 
 
@@ -47,18 +47,18 @@ def read(folder: Path, split: str) -> list[dict]:
     return json.loads((folder / f"{split}.json").read_text())
 
 
-def test_a_record_depends_on_no_other(world, tmp_path):
+def test_a_record_depends_on_no_other(synthetic, tmp_path):
     """More of one kind, none of another, another order of kinds and splits: the rest stays."""
     counts = {kind: 9 if kind == "caption" else 2 for kind in reversed(KINDS) if kind != "probe"}
-    write_world(tmp_path / "other", seed=5, image_size=SIZE, splits={"test": {"name": 1}, "train": counts})
-    ours = {r["id"]: r for r in read(world, "train")}
+    write_dataset(tmp_path / "other", seed=5, image_size=SIZE, splits={"test": {"name": 1}, "train": counts})
+    ours = {r["id"]: r for r in read(synthetic, "train")}
     theirs = {r["id"]: r for r in read(tmp_path / "other", "train")}
     both = ours.keys() & theirs.keys()
     assert len(both) == 6 + 2 * (len(KINDS) - 2)
     for name in both:
         assert ours[name] == theirs[name]
         for image in pictures(ours[name]):
-            assert (world / image).read_bytes() == (tmp_path / "other" / image).read_bytes()
+            assert (synthetic / image).read_bytes() == (tmp_path / "other" / image).read_bytes()
 
 
 def test_splits_share_no_scenes_by_construction():
@@ -92,18 +92,18 @@ def pictures(record: dict) -> list[str]:
 def seen(image: Image.Image) -> dict[str, str]:
     """place -> colour, from the pixel in the middle of each place."""
     names = {rgb: name for name, rgb in COLORS.items()}
-    found = {}
+    result = {}
     for row, down in enumerate(ROWS):
         for column, across in enumerate(COLUMNS):
             pixel = image.getpixel((column * CELL + CELL // 2, row * CELL + CELL // 2))
             if pixel != BACKGROUND:
-                found[f"{down} {across}"] = names[pixel]
-    return found
+                result[f"{down} {across}"] = names[pixel]
+    return result
 
 
 def recognised(image: Image.Image) -> list[tuple[str, str, str]]:
     """(place, colour, shape): the shape is the one whose drawing in that place and colour is what stands there."""
-    found = []
+    result = []
     for place, color in seen(image).items():
         row, column = ROWS.index(place.split()[0]), COLUMNS.index(place.split()[1])
         # Smoothing lets a neighbour reach less than two pixels into a place.
@@ -111,8 +111,8 @@ def recognised(image: Image.Image) -> list[tuple[str, str, str]]:
         for shape in SHAPES:
             alone = draw(Scene((Object(shape, color, row, column),)), SIZE)
             if ImageChops.difference(alone.crop(box), image.crop(box)).getbbox() is None:
-                found.append((place, color, shape))
-    return found
+                result.append((place, color, shape))
+    return result
 
 
 @pytest.mark.parametrize("shape", SHAPES)
@@ -135,8 +135,8 @@ def check_name(scenario: Scenario, objects) -> None:
 
 
 def check_caption(scenario: Scenario, objects) -> None:
-    found = re.findall(rf"at the {PLACE} there is a ({COLOR}) ({SHAPE})", scenario.turns[0][1].lower())
-    assert found == objects[0], "in reading order"
+    matches = re.findall(rf"at the {PLACE} there is a ({COLOR}) ({SHAPE})", scenario.turns[0][1].lower())
+    assert matches == objects[0], "in reading order"
 
 
 def check_turn(question: str, answer: str, objects) -> str:
@@ -232,7 +232,7 @@ def check_clip(scenario: Scenario, objects) -> None:
     seen = [recognised(draw(scene, SIZE)) for scene in scenario.frames]
     pattern = rf"The ({COLOR}) ({SHAPE}) starts at the (.*), moves on and stops at the (.*) of the board\."
     color, shape, start, end = re.fullmatch(pattern, scenario.turns[0][1]).groups()
-    assert all(len(found) == 1 and found[0][1:] == (color, shape) for found in seen)
+    assert all(len(result) == 1 and result[0][1:] == (color, shape) for result in seen)
     assert (seen[0][0][0], seen[-1][0][0]) == (start, end) and start != end
     cells = [(ROWS.index(row), COLUMNS.index(column)) for ((place, _, _),) in seen for row, column in [place.split()]]
     steps = [(b[0] - a[0], b[1] - a[1]) for a, b in itertools.pairwise(cells)]
@@ -272,15 +272,15 @@ def test_every_answer_is_true_of_the_pictures(kind):
         scenario = sample(11, "train", kind, index)
         images = [draw(scene, SIZE) for scene in scenario.scenes]
         objects = [] if kind == "word" else [recognised(image) for image in images]
-        for scene, found in zip(scenario.scenes, objects, strict=bool(objects)):
-            assert found == [(o.place, o.color, o.shape) for o in scene.objects]
+        for scene, result in zip(scenario.scenes, objects, strict=bool(objects)):
+            assert result == [(o.place, o.color, o.shape) for o in scene.objects]
         CHECKS[kind](scenario, objects)
         questions.add(scenario.turns[0])
     assert len(questions) > 3, "no kind says the same again and again"
 
 
 def test_facts_are_true_of_the_drawings():
-    """Those that speak of how the world is drawn."""
+    """Those that speak of how the synthetic dataset is drawn."""
     facts = dict(FACTS)
     assert "white" in facts["Which color is the background?"] and BACKGROUND == (255, 255, 255)
     assert "three rows and three columns" in facts["What is the board of a scene?"] and len(ROWS) == len(COLUMNS) == 3
@@ -304,11 +304,11 @@ def test_words_are_legible_and_differ():
         assert image.getextrema()[0][0] < 40
 
 
-def test_records_load_in_strict_mode(world, open_data):
-    """The world's files are real data: the reader of LLaVA JSON finds nothing to complain about."""
-    records = read(world, "train")
+def test_records_load_in_strict_mode(synthetic, open_data):
+    """The synthetic dataset's files are real data: the reader of LLaVA JSON finds nothing to complain about."""
+    records = read(synthetic, "train")
     form = PromptFormat(system="", image_rule="verbatim")
-    dataset = open_data(world / "train.json", form=form, aspect="square", max_length=1024)
+    dataset = open_data(synthetic / "train.json", form=form, aspect="square", max_length=1024)
     assert len(dataset) == len(records) == 6 * len(KINDS)
     for index, record in enumerate(records):
         sample = dataset[index]
@@ -317,26 +317,26 @@ def test_records_load_in_strict_mode(world, open_data):
         assert (0 if sample.pixels is None else len(sample.pixels)) == tiles
         assert record["id"].startswith(f"train-{record['kind']}-")
         assert record["picture_dependent"] == (record["kind"] not in TEXT_ONLY)
-    attributes = open_data(world / "train.json", aspect="square", kinds=["attribute", "fact"], max_length=1024)
+    attributes = open_data(synthetic / "train.json", aspect="square", kinds=["attribute", "fact"], max_length=1024)
     assert {attributes.record(i)["kind"] for i in range(len(attributes))} == {"attribute", "fact"}
 
 
-def test_the_pictures_on_disk_are_those_of_the_scenes(world):
-    for record in read(world, "train"):
+def test_the_pictures_on_disk_are_those_of_the_scenes(synthetic):
+    for record in read(synthetic, "train"):
         _, kind, number = record["id"].split("-")
         scenario = sample(5, "train", kind, int(number))
         assert [a for turn in scenario.turns for a in turn[1:]] == [t["value"] for t in record["conversations"][1::2]]
         for path, scene in zip(pictures(record), scenario.scenes, strict=True):
-            assert Image.open(world / path).tobytes() == draw(scene, SIZE).tobytes()
+            assert Image.open(synthetic / path).tobytes() == draw(scene, SIZE).tobytes()
 
 
-def test_a_clip_on_disk_is_read_back_frame_by_frame(world):
+def test_a_clip_on_disk_is_read_back_frame_by_frame(synthetic):
     """As lossy as MPEG-4 is, every frame still shows what stands where."""
-    for record in read(world, "train"):
+    for record in read(synthetic, "train"):
         if record["kind"] != "clip":
             continue
         scenario = sample(5, "train", "clip", int(record["id"].split("-")[2]))
-        clip = Clip(world / record["video"], VideoSettings())
+        clip = Clip(synthetic / record["video"], VideoSettings())
         assert clip.numbers == [0, 1, 2, 3], "one frame a second"
         for frame, scene in zip(clip.frames(), scenario.frames, strict=True):
             drawn = draw(scene, SIZE)
@@ -346,13 +346,13 @@ def test_a_clip_on_disk_is_read_back_frame_by_frame(world):
             assert all(abs(a - b) < 16 for a, b in zip(frame.getpixel(place), COLORS[item.color], strict=True))
 
 
-def test_mixtures_of_the_world_are_read_like_any_other(tmp_path, open_data):
-    world = tmp_path / "world"
+def test_mixtures_of_the_synthetic_dataset_are_read_like_any_other(tmp_path, open_data):
+    synthetic = tmp_path / "world"
     splits = {"single": {"name": 6}, "pairs": {"difference": 4}, "clips": {"clip": 2}}
     parts = {"single": "first:50%", "pairs": "all", "clips": "end:1"}
-    write_world(world, seed=0, image_size=SIZE, splits=splits, mixtures={"mix": parts})
+    write_dataset(synthetic, seed=0, image_size=SIZE, splits=splits, mixtures={"mix": parts})
     form = PromptFormat(system="", image_rule="verbatim")
-    dataset = open_data(world / "mix.yaml", form=form, aspect="square", max_length=1024)
+    dataset = open_data(synthetic / "mix.yaml", form=form, aspect="square", max_length=1024)
     kinds = [dataset.record(index)["kind"] for index in range(len(dataset))]
     assert kinds == ["name"] * 3 + ["difference"] * 4 + ["clip"]
     assert [len(dataset[index].pixels) for index in range(len(dataset))] == [1] * 3 + [2] * 4 + [4]
@@ -366,8 +366,8 @@ def test_an_interrupted_write_is_never_taken_for_a_whole_one(tmp_path, monkeypat
 
     monkeypatch.setattr(write, "draw", full)
     with pytest.raises(OSError, match="disk full"):
-        write_world(tmp_path / "world", seed=0, image_size=SIZE, splits={"train": {"name": 1}})
+        write_dataset(tmp_path / "world", seed=0, image_size=SIZE, splits={"train": {"name": 1}})
     assert not (tmp_path / "world").exists()
     monkeypatch.undo()
-    write_world(tmp_path / "world", seed=0, image_size=SIZE, splits={"train": {"name": 1}})
+    write_dataset(tmp_path / "world", seed=0, image_size=SIZE, splits={"train": {"name": 1}})
     assert sorted(p.name for p in tmp_path.iterdir()) == ["world"]

@@ -1,4 +1,4 @@
-"""The world's stand-ins for the sets of videos, pictures and texts."""
+"""The synthetic dataset's substitutes for the sets of videos, pictures and texts."""
 
 import json
 
@@ -8,7 +8,7 @@ from draftsmith.data.conversations import PromptFormat
 from draftsmith.data.dataset import ConversationData, ConversationDataset
 from draftsmith.data.records import check_record
 from draftsmith.data.shapes.suites import length_set
-from draftsmith.data.shapes.write import sample, write_world
+from draftsmith.data.shapes.write import sample, write_dataset
 from draftsmith.data.suite import Suite
 from draftsmith.data.videos import Clip, VideoSettings
 from draftsmith.data.visual_budget import within
@@ -17,18 +17,18 @@ LENGTHS = (4, 9)
 
 
 def write(folder):
-    write_world(folder, seed=7, image_size=24, splits={"train": {"clip": 2}}, video_suite=3, lengths=LENGTHS)
+    write_dataset(folder, seed=7, image_size=24, splits={"train": {"clip": 2}}, video_suite=3, lengths=LENGTHS)
     return folder
 
 
 @pytest.fixture(scope="module")
-def world(tmp_path_factory):
+def synthetic(tmp_path_factory):
     return write(tmp_path_factory.mktemp("videos") / "world")
 
 
 @pytest.fixture
-def suite(world, tmp_path):
-    return Suite(world / "video_suite", tmp_path / "cache")
+def suite(synthetic, tmp_path):
+    return Suite(synthetic / "video_suite", tmp_path / "cache")
 
 
 def test_a_longer_clip_is_the_same_story_told_slowly():
@@ -46,11 +46,11 @@ def test_lengths_share_their_stories(suite):
     assert [r["conversations"] for r in short] == [r["conversations"] for r in long]
     assert len({r["video"][0] for r in short + long}) == 6
     for records, frames in ((short, LENGTHS[0]), (long, LENGTHS[1])):
-        for found in records:
-            assert len(Clip(suite.folder / found["video"][0], VideoSettings(fps=None)).numbers) == frames
+        for result in records:
+            assert len(Clip(suite.folder / result["video"][0], VideoSettings(fps=None)).numbers) == frames
 
 
-def test_the_world_stands_in_for_every_set_in_both_ways_to_ask(suite):
+def test_the_synthetic_dataset_stands_in_for_every_set_in_both_ways_to_ask(suite):
     assert BENCHMARK_SETS.keys() <= suite.about.sets.keys()
     for name, about in BENCHMARK_SETS.items():
         long, stock = (suite.first_turns(name, way, None) for way in ("describe", "stock"))
@@ -58,13 +58,13 @@ def test_the_world_stands_in_for_every_set_in_both_ways_to_ask(suite):
         medium = "video" if "video" in long[0] else "image" if "image" in long[0] else "text"
         assert medium == about.medium == suite.group(name)
         if about.stock == "letter":
-            for found in stock:
-                text, letter = found["conversations"][0]["value"], found["letter"]
-                assert f"\n{letter}. {found['references'][0]}\n" in text
+            for result in stock:
+                text, letter = result["conversations"][0]["value"], result["letter"]
+                assert f"\n{letter}. {result['references'][0]}\n" in text
         if about.describe == "describe":
             own = {"video": "<video>\nWhat happens in the clip?", "image": "<image>\nDescribe the picture."}
-            assert {found["conversations"][0]["value"] for found in long} == {own[medium]}
-    letters = {found["letter"] for name in ("MVBench", "MLVU", "VideoMME") for found in suite.rows(name)}
+            assert {result["conversations"][0]["value"] for result in long} == {own[medium]}
+    letters = {result["letter"] for name in ("MVBench", "MLVU", "VideoMME") for result in suite.rows(name)}
     assert len(letters) > 1, "the right option is not always the first"
 
 
@@ -82,15 +82,15 @@ def test_a_budget_takes_so_many_frames_of_a_long_clip(suite, processor, tmp_path
     assert tokens == [8, 20, 36]
 
 
-def test_the_suite_is_a_function_of_the_seed_and_moves_nothing_else(world, tmp_path):
+def test_the_suite_is_a_function_of_the_seed_and_moves_nothing_else(synthetic, tmp_path):
     again = write(tmp_path / "again")
-    for path in sorted(p for p in world.rglob("*") if p.is_file()):
-        assert (again / path.relative_to(world)).read_bytes() == path.read_bytes(), path
+    for path in sorted(p for p in synthetic.rglob("*") if p.is_file()):
+        assert (again / path.relative_to(synthetic)).read_bytes() == path.read_bytes(), path
     plain = tmp_path / "plain"
-    write_world(plain, seed=7, image_size=24, splits={"train": {"clip": 2}})
+    write_dataset(plain, seed=7, image_size=24, splits={"train": {"clip": 2}})
     for path in (p for p in plain.rglob("*") if p.is_file()):
-        assert (world / path.relative_to(plain)).read_bytes() == path.read_bytes(), path
+        assert (synthetic / path.relative_to(plain)).read_bytes() == path.read_bytes(), path
     longer = tmp_path / "longer"
-    write_world(longer, seed=7, image_size=24, splits={"train": {"clip": 2}}, clip_frames={"train": 9})
-    assert json.loads((longer / "train.json").read_text()) == json.loads((world / "train.json").read_text())
+    write_dataset(longer, seed=7, image_size=24, splits={"train": {"clip": 2}}, clip_frames={"train": 9})
+    assert json.loads((longer / "train.json").read_text()) == json.loads((synthetic / "train.json").read_text())
     assert len(Clip(longer / "videos/train/clip-000000.mp4", VideoSettings()).numbers) == 9

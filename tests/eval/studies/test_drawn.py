@@ -4,8 +4,8 @@ import math
 
 import pytest
 import torch
+from draftsmith.core.batch import ImageRequest
 from draftsmith.core.errors import UserError
-from draftsmith.core.nouns import ImageRequest
 from draftsmith.data.codes import ShardData, ShardSamples
 from draftsmith.data.shards import claim, finish, write_shard
 from draftsmith.eval.lantern import LanternConfig
@@ -111,9 +111,9 @@ def decode(target, condition, warp, drafter=None, seed: int = 0):
     policy = DynamicTree(kind="dynamic", total=8, depth=2, width=3).build()
     decoding = Decoding(policy, rule, Draw("top-k"), warp, CELLS, ())
     generator = torch.Generator().manual_seed(seed)
-    found = generate(target, drafter, ImageRequest(condition), decoding, generator)
-    assert len(found.tokens) == CELLS
-    return found, rule
+    result = generate(target, drafter, ImageRequest(condition), decoding, generator)
+    assert len(result.tokens) == CELLS
+    return result, rule
 
 
 # ---- p and q
@@ -123,12 +123,12 @@ def decode(target, condition, warp, drafter=None, seed: int = 0):
 @pytest.mark.parametrize("warp", [Warp(0.0), Warp(1.0), Warp(0.8, top_k=9, top_p=0.95)], ids=str)
 def test_p_is_what_plain_decoding_samples_from(name, warp):
     target, condition = TARGETS[name]()
-    found, rule = decode(target, condition, warp)
-    curves = teacher_forced(target, head_of(target), condition, target.codes(found.tokens), warp)
+    result, rule = decode(target, condition, warp)
+    curves = teacher_forced(target, head_of(target), condition, target.codes(result.tokens), warp)
     seen = torch.stack([warp(scores) for scores in rule.roots] if warp.greedy else rule.roots)
     assert curves.p.shape == (CELLS, target.vocab_size)
     torch.testing.assert_close(curves.drafted, seen, atol=2e-5, rtol=0)
-    assert curves.tokens.tolist() == found.tokens
+    assert curves.tokens.tolist() == result.tokens
     _, prefill = target.prefill(ImageRequest(condition), EAGLE.drafter(head_of(target), target).taps, capacity=1)
     torch.testing.assert_close(curves.p[0], warp(prefill.logits[-1]), atol=2e-5, rtol=0)
 
@@ -139,10 +139,10 @@ def test_q_is_what_the_head_drafts_from_at_a_root(name, warp):
     target, condition = TARGETS[name]()
     head = head_of(target)
     drafter = Drafting(EAGLE.drafter(head, target))
-    found, rule = decode(target, condition, warp, drafter)
-    curves = teacher_forced(target, head, condition, target.codes(found.tokens), warp)
+    result, rule = decode(target, condition, warp, drafter)
+    curves = teacher_forced(target, head, condition, target.codes(result.tokens), warp)
     # A cycle after t tokens drafts token t; the head's first prediction is for token 1.
-    places = torch.tensor([c.num_emitted for c in found.cycles]).cumsum(0)
+    places = torch.tensor([c.num_emitted for c in result.cycles]).cumsum(0)
     starts = [0, *places[:-1].tolist()]
     assert len(starts) == len(drafter.roots)
     torch.testing.assert_close(curves.q[starts], warp.truncate(torch.stack(drafter.roots)), atol=2e-5, rtol=0)
@@ -216,7 +216,7 @@ def test_relaxed_acceptance_against_the_definition(offset, k, delta):
     p, q = distributions(tokens=CODES + offset)
     drafts = torch.randint(offset, CODES + offset, (len(p),), generator=torch.Generator().manual_seed(6))
     table = load_neighbours(codebook(), CODES - 1, metric="l2", offset=offset)
-    found = relaxed(LanternConfig(kind="lantern", k=k, delta=delta), table, p, drafts)
+    result = relaxed(LanternConfig(kind="lantern", k=k, delta=delta), table, p, drafts)
     over_q = relaxed(LanternConfig(kind="lantern", k=k, delta=delta), table, p, drafts, q)
     rows = codebook()
     for row, token in enumerate(drafts.tolist()):
@@ -227,8 +227,8 @@ def test_relaxed_acceptance_against_the_definition(offset, k, delta):
                 break
             lent, size = lent + float(p[row, code + offset]), size + 1
         accept = float(p[row, token]) + lent
-        assert int(found.size[row]) == size
-        assert float(found.accept[row]) == pytest.approx(accept, abs=1e-6)
+        assert int(result.size[row]) == size
+        assert float(result.accept[row]) == pytest.approx(accept, abs=1e-6)
         assert float(over_q.accept[row]) == pytest.approx(min(1.0, accept / float(q[row, token])), abs=1e-5)
 
 
@@ -237,10 +237,10 @@ def test_cost_of_a_bound():
     drafts = p.argmax(-1)
     table = load_neighbours(codebook(), CODES - 1, metric="l2")
     config = LanternConfig(kind="lantern", k=10, delta=0.13, divergence="jsd")
-    cost, found = bound_cost(config, table, p, drafts, repeats=3), relaxed(config, table, p, drafts)
+    cost, result = bound_cost(config, table, p, drafts, repeats=3), relaxed(config, table, p, drafts)
     assert (cost.divergence, cost.delta) == ("jsd", 0.13) and cost.ms > 0
-    assert cost.accept == pytest.approx(float(found.accept.mean()))
-    assert cost.size == pytest.approx(float(found.size.double().mean()))
+    assert cost.accept == pytest.approx(float(result.accept.mean()))
+    assert cost.size == pytest.approx(float(result.size.double().mean()))
 
 
 # ---- many pictures
@@ -258,8 +258,8 @@ def test_a_reading_is_the_numbers_of_its_pictures(first_draft):
     generator = torch.Generator().manual_seed(9)
     drawn = [(condition, torch.randint(CODES, (CELLS,), generator=generator)) for _ in range(3)]
     table = config.table(codebook())
-    reading = read_pictures(config, target, head, drawn, warp, table, seed=0)
-    assert reading.top1.shape == (2, CELLS) and reading.accept.shape == (2, 2, 2, CELLS - 1)
+    statistics = read_pictures(config, target, head, drawn, warp, table, seed=0)
+    assert statistics.top1.shape == (2, CELLS) and statistics.accept.shape == (2, 2, 2, CELLS - 1)
     draws = torch.Generator().manual_seed(0)
     for picture in range(2):
         curves = teacher_forced(target, head, *drawn[picture], warp)
@@ -267,23 +267,23 @@ def test_a_reading_is_the_numbers_of_its_pictures(first_draft):
         sampled = first_draft == "sampled"
         drafts = torch.multinomial(q, 1, generator=draws)[:, 0] if sampled else q.argmax(-1)
         rank = ranks(q, p.argmax(-1))
-        assert reading.rank_best[picture].tolist() == rank.tolist()
-        assert reading.rank_drawn[picture].tolist() == ranks(q, drawn[picture][1][1:]).tolist()
-        assert torch.equal(reading.overlap[picture], overlap(p, q))
+        assert statistics.rank_best[picture].tolist() == rank.tolist()
+        assert statistics.rank_drawn[picture].tolist() == ranks(q, drawn[picture][1][1:]).tolist()
+        assert torch.equal(statistics.overlap[picture], overlap(p, q))
         assert not sampled or bool((p > q).gather(-1, drafts[:, None]).any())
         exact = relaxed(LanternConfig(kind="lantern", k=1, delta=0.0), table, p, drafts, q if sampled else None)
-        torch.testing.assert_close(reading.exact[picture], exact.accept)
+        torch.testing.assert_close(statistics.exact[picture], exact.accept)
         for i, k in enumerate(config.k):
             for j, delta in enumerate(config.delta):
                 lantern = LanternConfig(kind="lantern", k=k, delta=delta)
                 expected = relaxed(lantern, table, p, drafts, q if sampled else None)
-                found = Relaxed(reading.accept[picture, i, j], reading.size[picture, i, j])
-                assert torch.equal(found.accept, expected.accept) and torch.equal(found.size, expected.size)
+                actual = Relaxed(statistics.accept[picture, i, j], statistics.size[picture, i, j])
+                assert torch.equal(actual.accept, expected.accept) and torch.equal(actual.size, expected.size)
         if picture == 0:
-            assert torch.equal(reading.first.p, curves.p) and torch.equal(reading.first.q, q)
-    summary = reading.summary()
+            assert torch.equal(statistics.first.p, curves.p) and torch.equal(statistics.first.q, q)
+    summary = statistics.summary()
     assert summary["pictures"] == 2
-    assert summary["accuracy_top1"] == pytest.approx(float((reading.rank_best == 1).double().mean()))
+    assert summary["accuracy_top1"] == pytest.approx(float((statistics.rank_best == 1).double().mean()))
     assert summary["accuracy_top3"] >= summary["accuracy_top1"]
     gains = torch.tensor(summary["first_draft_lantern"])
     assert (gains.diff(dim=0) >= 0).all() and (gains.diff(dim=1) >= 0).all()  # more k and more delta accept more
@@ -300,9 +300,9 @@ def test_the_heads_own_pictures_are_those_of_its_training(tmp_path):
 
     def numbers(**changes) -> dict[str, list[int]]:
         config = settings(head_data={"path": str(tmp_path), **changes}, pictures=30)
-        found = encoded_pictures(config, tmp_path, lambda sample: torch.tensor(sample.info["label"]))
-        assert all(int(label) == int(codes[0]) % 5 for asked in found.values() for label, codes in asked)
-        return {name: [int(codes[0]) for _, codes in asked] for name, asked in found.items()}
+        result = encoded_pictures(config, tmp_path, lambda sample: torch.tensor(sample.info["label"]))
+        assert all(int(label) == int(codes[0]) % 5 for asked in result.values() for label, codes in asked)
+        return {name: [int(codes[0]) for _, codes in asked] for name, asked in result.items()}
 
     held_out = ShardSamples(tmp_path, ShardData(held_out=0.3), held_out=True).indices.tolist()
     rest = [n for n in range(40) if n not in held_out]
@@ -311,11 +311,11 @@ def test_the_heads_own_pictures_are_those_of_its_training(tmp_path):
     assert numbers() == {"training pictures": list(range(30))}
     drawn = encoded_pictures(settings(head_data={"path": str(tmp_path)}), tmp_path, lambda sample: torch.tensor(1))
     target, _ = TARGETS["class"]()
-    reading = read_pictures(
+    statistics = read_pictures(
         settings(pictures=2), target, head_of(target), drawn["training pictures"], Warp(0.0),
         settings().table(codebook()), seed=0,
     )  # fmt: skip
-    assert len(reading.top1) == 2
+    assert len(statistics.top1) == 2
 
 
 def test_weights_did_not_move_and_want_no_gradient():
@@ -366,10 +366,10 @@ def test_depths_lengths_and_cycles_cell_by_cell():
 def test_maps_of_a_decoded_picture():
     """A token's depth is the place of its node: what the cycle kept, counted as it was emitted."""
     target, condition = TARGETS["text"]()
-    found, _ = decode(target, condition, Warp(0.0), EAGLE.drafter(head_of(target), target))
-    accepted = [c.num_accepted for c in found.cycles]
+    result, _ = decode(target, condition, Warp(0.0), EAGLE.drafter(head_of(target), target))
+    accepted = [c.num_accepted for c in result.cycles]
     depths = [0]
-    for cycle in found.cycles:
+    for cycle in result.cycles:
         assert cycle.num_emitted == cycle.num_accepted + 1  # the last places never overrun
         depths += [depth + 1 if depth < cycle.num_accepted else 0 for depth in range(cycle.num_emitted)]
     assert depth_map(accepted, GRID).flatten().tolist() == depths
@@ -404,13 +404,13 @@ def test_the_section_has_every_figure_of_the_methods(tmp_path):
             rows.append(measure([plain], [drafted], benchmark="captions", method=name, request=f"r{seed}",
                                 temperature=1.0, max_new_tokens=CELLS, medium="drawn"))  # fmt: skip
     config = settings()
-    reading = read_pictures(config, target, head_of(target), drawn, warp, config.table(codebook()), seed=0)
+    statistics = read_pictures(config, target, head_of(target), drawn, warp, config.table(codebook()), seed=0)
     pictures = torch.randint(0, 256, (2, 3, 16, 16), dtype=torch.uint8)
     shown = {1.0: {name: pictures for name in (PLAIN, "narrow", "wide")}}
     rules = {name: LanternConfig(kind="lantern", k=k, delta=0.1) for name, k in (("narrow", 2), ("wide", 4))}
     quality = {1.0: {name: {"fid": {"value": 9.0 + n}} for n, name in enumerate((PLAIN, "narrow", "wide"))}}
     section = drawn_section(
-        tmp_path, config, {1.0: reading}, rows, shown, ["a", "b"], rules=rules, quality=quality, encoded={}
+        tmp_path, config, {1.0: statistics}, rows, shown, ["a", "b"], rules=rules, quality=quality, encoded={}
     )
     figures = [part.path for part in section.content if isinstance(part, Figure)]
     assert len(figures) == 14 and all((tmp_path / path).stat().st_size > 3000 for path in figures)

@@ -51,17 +51,17 @@ def trees(levels, width, nodes):
 def test_no_tree_is_better(draft_s):
     rates = [[0.6, 0.2], [0.5, 0.3]]
     costs = Costs(verify_s=1.0, draft_s=draft_s, verify_node_s=0.02)
-    found = plan(rates, costs, plain_s=1.0, most_nodes=6)
+    result = plan(rates, costs, plain_s=1.0, most_nodes=6)
     best = 0.0
     for nodes in range(1, 7):
         for tree in trees(2, 2, nodes):
             accepted = sum(math.prod(rates[n][rank] for n, rank in enumerate(path)) for path in tree)
             depth = max(map(len, tree))
             best = max(best, (accepted + 1) / costs.cycle_s(depth, nodes))
-    assert found.speedup == pytest.approx(best)
-    assert found.cycle_s == pytest.approx(costs.cycle_s(found.levels, len(found.choices)))
-    Static(found.choices)  # the real policy takes it
-    assert (found.levels, found.width) == ((2, 2) if draft_s < 0.1 else (found.levels, found.width))
+    assert result.speedup == pytest.approx(best)
+    assert result.cycle_s == pytest.approx(costs.cycle_s(result.levels, len(result.choices)))
+    Static(result.choices)  # the real policy takes it
+    assert (result.levels, result.width) == ((2, 2) if draft_s < 0.1 else (result.levels, result.width))
 
 
 def test_dear_drafts_give_shallow_trees():
@@ -89,9 +89,9 @@ def watched():
 def test_what_was_reached(watched):
     policy, cycles = watched
     assert len(policy.requests) == len(cycles) == 4
-    for places, found in zip(policy.requests, cycles, strict=True):
+    for places, result in zip(policy.requests, cycles, strict=True):
         roots = [place for place in places if place.depth == 0]
-        drafted = [cycle for cycle in found if cycle.num_nodes]
+        drafted = [cycle for cycle in result if cycle.num_nodes]
         assert [place.accepted is not None for place in roots] == [c.num_accepted > 0 for c in drafted]
         assert sum(place.accepted is not None for place in places) == sum(c.num_accepted for c in drafted)
         assert {place.children for place in roots[:-1]} == {3}

@@ -78,10 +78,10 @@ def test_replaced_tokens_are_distributed_as_a_draw_and_a_uniform_draw_after_it()
     expected = torch.zeros(VOCAB, dtype=torch.float64).index_add(0, members.flatten(), (p / k).repeat_interleave(k))
     drawing = Replacing(drawer, warp, table, k, luck())
     drawn = [int(drawing.prefill(asked, Taps(), capacity=1)[1].logits.argmax()) for _ in range(n)]
-    found = torch.bincount(torch.tensor(drawn), minlength=VOCAB) / n
+    actual = torch.bincount(torch.tensor(drawn), minlength=VOCAB) / n
     noise = ((expected * (1 - expected) / n).sqrt() * (2 / torch.pi) ** 0.5).sum() / 2
-    assert (found - expected).abs().sum() / 2 < 2 * noise
-    assert (found - p).abs().sum() / 2 > 10 * noise  # and not as the target draws
+    assert (actual - expected).abs().sum() / 2 < 2 * noise
+    assert (actual - p).abs().sum() / 2 > 10 * noise  # and not as the target draws
 
 
 def test_the_luck_of_a_request_is_the_same_for_every_k():
@@ -101,7 +101,7 @@ def test_ids_that_are_codes_plus_an_offset_stay_codes():
 
 
 def request_of_text():
-    from draftsmith.core.nouns import ImageRequest
+    from draftsmith.core.batch import ImageRequest
 
     return ImageRequest(torch.tensor([24, 25, 26]), name="text")
 
@@ -129,9 +129,9 @@ def test_a_patch_is_the_centre_cell_of_a_picture_of_one_code():
         return (vq.decode(codes, (4, 4)) * 100).round().clamp(0, 255).to(torch.uint8)
 
     codes = torch.tensor([5, 0])
-    found = proximity.patches(pictures, codes, 4)
-    assert found.shape == (2, 3, 16, 16)
-    for row, code in zip(found, codes, strict=True):
+    result = proximity.patches(pictures, codes, 4)
+    assert result.shape == (2, 3, 16, 16)
+    for row, code in zip(result, codes, strict=True):
         assert torch.equal(row, pictures(torch.full((1, 16), int(code)))[0, :, 32:48, 32:48])
 
 
@@ -214,8 +214,8 @@ def test_a_draft_is_recorded_with_the_row_above_it():
     recording = Recording(RULES["greedy"], 1, greedy=False)
     for rows in (p, p.flip(0)):  # the second cycle is one too many
         recording(tree, rows, ())
-    found, drafts = recording.recorded()
-    assert drafts.tolist() == [4, 5, 6, 7] and torch.equal(found, p[[0, 1, 0, 2]])
+    result, drafts = recording.recorded()
+    assert drafts.tolist() == [4, 5, 6, 7] and torch.equal(result, p[[0, 1, 0, 2]])
 
 
 def test_bounds_are_timed_and_sized_on_the_same_rows():

@@ -32,14 +32,14 @@ def rows(tau, name, method, turn=FIRST, drafter="68M", **more):
 
 @pytest.fixture(scope="module")
 def article():
-    found = []
+    result = []
     for method, taus in ARTICLE.items():
         for name, tau in zip(SETS, (*taus[:7], *taus[8:]), strict=True):
-            found += rows(tau, name, method)
+            result += rows(tau, name, method)
             if SETS[name].group == "benchmark":
-                found += rows(tau, name, method, "next") + rows(tau + 0.5, name, method, "story")
-                found += rows(tau - 1, name, method, "NQ")
-    return found
+                result += rows(tau, name, method, "next") + rows(tau + 0.5, name, method, "story")
+                result += rows(tau - 1, name, method, "NQ")
+    return result
 
 
 PLAN = Plan(SETS, ("next", "story"), ("NQ",), ("68M",), tuple(ARTICLE))
@@ -73,12 +73,12 @@ def test_averages_stand_beside_expected_and_measured_speedups(article):
 
 def test_drafts_are_marked_apart_and_only_measured_lines_stand():
     plan = Plan({"POPE": SetInfo("benchmark")}, (), (), ("68M", "160M"), ("M", "T"))
-    found = [*rows(2.0, "POPE", "M"), *rows(1.5, "POPE", "T"), *rows(1.0, "POPE", PLAIN, drafter="")]
-    found += [*rows(3.0, "POPE", "M", drafter="160M"), *rows(4.0, "POPE", "T", drafter="160M")]
-    first, summary = tables(found, plan)
+    result = [*rows(2.0, "POPE", "M"), *rows(1.5, "POPE", "T"), *rows(1.0, "POPE", PLAIN, drafter="")]
+    result += [*rows(3.0, "POPE", "M", drafter="160M"), *rows(4.0, "POPE", "T", drafter="160M")]
+    first, summary = tables(result, plan)
     assert [marks[2] for marks in first.marks()] == ["best", "second", "second", "best"]
     assert summary.title == "Averages"
-    assert len(tables(found[:2], plan)[0].rows) == 1
+    assert len(tables(result[:2], plan)[0].rows) == 1
 
 
 def test_a_missing_set_leaves_no_average():
@@ -94,6 +94,6 @@ def test_the_section(article, tmp_path):
     ]  # fmt: skip
     page = "\n".join(section_markdown(section))
     assert "| 68M | MT* | <u>2.26</u> | **2.16** |" in page and "In the shape of TABED, tables 1 and 10." in page
-    assert "- a note" in page and "Local stand-ins, not the published sets: PSV by story, VIST by story." in page
+    assert "- a note" in page and "Local substitutes, not the published sets: PSV by story, VIST by story." in page
     assert "beyond the draft's positions** in M: PSV (first). It was not trained there." in page
     assert (tmp_path / "suite.png").stat().st_size > 10_000

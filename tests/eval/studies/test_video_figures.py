@@ -33,10 +33,10 @@ def is_drawn(path) -> bool:
 
 
 def test_cells_by_visual_tokens():
-    found = by_visual_tokens(rows())
-    assert [*found] == [*TAUS]
-    assert [c.tau for c in found["MSD"]] == TAUS["MSD"][0], "the shortest first, whatever came first"
-    assert [c.visual_tokens for c in found["MSD"]] == [*TOKENS.values()]
+    result = by_visual_tokens(rows())
+    assert [*result] == [*TAUS]
+    assert [c.tau for c in result["MSD"]] == TAUS["MSD"][0], "the shortest first, whatever came first"
+    assert [c.visual_tokens for c in result["MSD"]] == [*TOKENS.values()]
 
 
 def test_every_figure_is_drawn(tmp_path):

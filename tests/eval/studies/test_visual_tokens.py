@@ -6,7 +6,7 @@ import pytest
 import tiny
 import tiny_qwen
 import torch
-from draftsmith.core.nouns import IMAGE, TEXT
+from draftsmith.core.batch import IMAGE, TEXT
 from draftsmith.eval.loop import Decoding, generate
 from draftsmith.eval.policies import Chain, Draw
 from draftsmith.eval.rules import RULES
@@ -43,7 +43,7 @@ def causal_mask(length: int) -> torch.Tensor:
 
 @torch.inference_mode()
 def by_hand(target, request, layer: int):
-    """Scores at the prompt's end where the text goes on alone from `layer` on: the visual slots are dropped there."""
+    """Scores at the prompt's end where the text goes on alone from `layer` on: the visual inputs are dropped there."""
     model = target.decoder.language_model
     states, positions = prompt_states(target, request)
     text = request.modality == TEXT
@@ -121,8 +121,8 @@ def test_importance_falls_where_answers_need_the_picture(target):
         if seeing != blind:
             questions.append(Question(request, lambda ids, right=seeing: ids == right))
     assert len(questions) > 1
-    found = importance(target, questions, (0, 1, LAYERS), plain(3))
-    assert found[LAYERS] == 1.0 and found[0] == 0.0 and 0 <= found[1] <= 1
+    result = importance(target, questions, (0, 1, LAYERS), plain(3))
+    assert result[LAYERS] == 1.0 and result[0] == 0.0 and 0 <= result[1] <= 1
     with pytest.raises(AssertionError, match="temperature 0"):
         importance(target, questions, [0], replace(plain(3), warp=Warp(1.0)))
 
@@ -163,16 +163,16 @@ def test_observed_attention_is_that_of_the_eager_computation(target):
 
 def test_visual_attention_by_layer_and_head(target):
     request = tiny.request(6)
-    found = analysis.target_visual_attention(target, request)
-    assert found.shape == (LAYERS, 2) and bool(((found > 0) & (found < 1)).all())
+    result = analysis.target_visual_attention(target, request)
+    assert result.shape == (LAYERS, 2) and bool(((result > 0) & (result < 1)).all())
     assert not analysis.target_visual_attention(target, tiny.request(6, images=0)).any()
 
 
 def test_retention_by_hand(target):
     requests = [tiny.request(8), tiny.request(9, images=2, words=3)]
-    found = retention(target, requests)
-    assert {kind: len(values) for kind, values in found.items()} == {"visual": LAYERS + 1, "text": LAYERS + 1}
-    assert found["visual"][0] == pytest.approx(1.0) == found["text"][0]
+    result = retention(target, requests)
+    assert {kind: len(values) for kind, values in result.items()} == {"visual": LAYERS + 1, "text": LAYERS + 1}
+    assert result["visual"][0] == pytest.approx(1.0) == result["text"][0]
     sums, count = 0.0, 0
     with torch.inference_mode():
         for request in requests:
@@ -187,7 +187,7 @@ def test_retention_by_hand(target):
             visual = request.modality != TEXT
             sums += float(torch.nn.functional.cosine_similarity(states[0, visual], embeds[0, visual], dim=-1).sum())
             count += int(visual.sum())
-    assert found["visual"][1] == pytest.approx(sums / count, abs=1e-5)
+    assert result["visual"][1] == pytest.approx(sums / count, abs=1e-5)
     assert "visual" not in retention(target, [tiny.request(8, images=0)])
 
 

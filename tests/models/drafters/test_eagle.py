@@ -8,8 +8,8 @@ from types import SimpleNamespace
 
 import pytest
 import torch
+from draftsmith.core.batch import CodeBatch
 from draftsmith.core.errors import UserError
-from draftsmith.core.nouns import CodeBatch
 from draftsmith.core.states import TargetStates
 from draftsmith.eval.policies import Draw, Dynamic
 from draftsmith.models.decoding.cache import Cache
@@ -40,19 +40,19 @@ from visual_tiny import EAGLE, LmHead, anole, arrays, code_batch, llamagen, step
 CASES = ["eagle-a", "eagle-b", "net", "llamagen_t2i", "llamagen_c2i", "anole"]
 
 
-def close(found, expected, tolerance):
-    torch.testing.assert_close(found, expected, atol=tolerance, rtol=0)
+def close(actual, expected, tolerance):
+    torch.testing.assert_close(actual, expected, atol=tolerance, rtol=0)
 
 
 def recorded(case: str) -> SimpleNamespace:
     """A published head of the vectors. LANTERN's take the shape that we give a head of that target."""
     if case == "net":
-        found = arrays("vectors_heads/eagle_net.npz")
+        result = arrays("vectors_heads/eagle_net.npz")
     elif case.startswith("eagle"):
-        found = arrays("vectors_heads/eagle_head.npz", f"{case[-1]}/")
+        result = arrays("vectors_heads/eagle_head.npz", f"{case[-1]}/")
     else:
-        found = arrays("vectors_heads/lantern_drafter.npz", f"{case}/")
-    sizes = {name.removeprefix("cfg/"): value.item() for name, value in found.items() if name.startswith("cfg/")}
+        result = arrays("vectors_heads/lantern_drafter.npz", f"{case}/")
+    sizes = {name.removeprefix("cfg/"): value.item() for name, value in result.items() if name.startswith("cfg/")}
     heads = sizes["num_attention_heads"]
     config = EagleConfig(kind="eagle", norm_eps=1e-5 if case == "anole" else None)
     if case.startswith("llamagen"):
@@ -77,8 +77,8 @@ def recorded(case: str) -> SimpleNamespace:
             sizes["rms_norm_eps"], rope_theta=sizes["rope_theta"],
         )  # fmt: skip
     head = ImageEagleHead(shape, fc_bias=bool(sizes["fc_bias"])).eval()
-    head.load_state_dict({n.removeprefix("weights/"): v for n, v in found.items() if n.startswith("weights/")})
-    return SimpleNamespace(head=head, arrays=found, sizes=sizes, guided=case in ("llamagen_t2i", "anole"))
+    head.load_state_dict({n.removeprefix("weights/"): v for n, v in result.items() if n.startswith("weights/")})
+    return SimpleNamespace(head=head, arrays=result, sizes=sizes, guided=case in ("llamagen_t2i", "anole"))
 
 
 def behind(new: int, past: int) -> torch.Tensor:
@@ -286,9 +286,9 @@ def test_alignment_is_eagles(name):
         tokens, stored = given["tokens"], given["loss_mask"]
     count, features = int(stored.sum()), given["features"]
     head = Answers()
-    stand_in = Teaches(tokens[None], features[None], count, torch.eye(features.shape[1]))
-    training = ImageEagleTraining(head, stand_in, EagleLoss(mask="eagle", noise=0))
-    found = step_of(training, stand_in, empty_batch())
+    substitute = Teaches(tokens[None], features[None], count, torch.eye(features.shape[1]))
+    training = ImageEagleTraining(head, substitute, EagleLoss(mask="eagle", noise=0))
+    result = step_of(training, substitute, empty_batch())
     assert head.fed.tokens[0].tolist() == wanted["token_in"][:-1].tolist()
     assert torch.equal(head.fed.features[0], wanted["feature_in"][:-1])
     assert head.fed.positions[0].tolist() == list(range(len(tokens) - 1))
@@ -297,8 +297,8 @@ def test_alignment_is_eagles(name):
     # The last place has nothing to predict: its mask is 0 there, and here it is left out.
     assert wanted["loss_mask"][-1] == 0 and torch.equal(keep, wanted["loss_mask"][:-1].bool())
     off = F.smooth_l1_loss(wanted["feature_in"], wanted["target_feature"], reduction="none").mean(-1)
-    close(found.metrics["feature_loss"], (off * wanted["loss_mask"]).sum(), 1e-4)
-    assert int(found.num_tokens) == int(wanted["loss_mask"].sum())
+    close(result.metrics["feature_loss"], (off * wanted["loss_mask"]).sum(), 1e-4)
+    assert int(result.num_tokens) == int(wanted["loss_mask"].sum())
 
 
 def test_next_trains_the_first_prediction_and_none_behind_the_end():
@@ -310,11 +310,11 @@ def test_next_trains_the_first_prediction_and_none_behind_the_end():
 
 def test_losses_are_eagles():
     given = arrays("vectors_heads/eagle_data.npz", "loss/")
-    stand_in = Teaches(torch.zeros(1, 2).long(), torch.zeros(1, 2, 12), 1, given["lm_head.weight"])
+    substitute = Teaches(torch.zeros(1, 2).long(), torch.zeros(1, 2, 12), 1, given["lm_head.weight"])
     settings = EagleLoss(token=given["p_weight"].item())
     assert settings.feature == 1 and settings.token == pytest.approx(EagleLoss().token)
     keep = given["loss_mask"].bool()
-    training = ImageEagleTraining(Answers(), stand_in, settings)
+    training = ImageEagleTraining(Answers(), substitute, settings)
     total, metrics = training._unguided(given["predicted"][keep], given["target"][keep])
     count = given["mask_count"] + 1e-5
     close(metrics["feature_loss"] / count, given["vloss"], 1e-5)
@@ -335,14 +335,14 @@ def test_noise_depends_on_the_length(number, length, monkeypatch):
     clean[:, :shown], u[:, :shown] = given[f"L{length}/clean"][:, :shown], given[f"L{length}/u"][:, :shown]
     monkeypatch.setattr(module, "row_uniforms", lambda like, padding, seeds: u.to(like))
     head = Answers(torch.zeros(1, length - 1, 3))
-    stand_in = Teaches(torch.zeros(1, length).long(), clean, 4, torch.eye(3))
-    training = ImageEagleTraining(head, stand_in, EagleLoss())
-    noisy = step_of(training.train(), stand_in, empty_batch())
+    substitute = Teaches(torch.zeros(1, length).long(), clean, 4, torch.eye(3))
+    training = ImageEagleTraining(head, substitute, EagleLoss())
+    noisy = step_of(training.train(), substitute, empty_batch())
     close(head.fed.features[:, :shown], given[f"L{length}/noisy"][:, :shown], 1e-6)
     u.fill_(1.0)
-    step_of(training, stand_in, empty_batch())
+    step_of(training, substitute, empty_batch())
     close((head.fed.features - clean[:, :-1]).abs().max(), given["amplitude"][number], 1e-6)
-    quiet = step_of(training.eval(), stand_in, empty_batch())
+    quiet = step_of(training.eval(), substitute, empty_batch())
     assert torch.equal(head.fed.features, clean[:, :-1])
     close(noisy.loss_sum, quiet.loss_sum, 0.0)  # what is predicted stays clean
 
@@ -353,9 +353,9 @@ def test_noise_of_a_padded_row_counts_its_own_places(monkeypatch):
     seen = torch.ones(2, 8, dtype=torch.bool)
     seen[1, :3] = False
     head = Answers(mask_padding=True)
-    stand_in = Teaches(torch.zeros(2, 8).long(), torch.zeros(2, 8, 3), 4, torch.eye(3), seen)
-    training = ImageEagleTraining(head, stand_in, EagleLoss(noise=0.2)).train()
-    step_of(training, stand_in, empty_batch(2))
+    substitute = Teaches(torch.zeros(2, 8).long(), torch.zeros(2, 8, 3), 4, torch.eye(3), seen)
+    training = ImageEagleTraining(head, substitute, EagleLoss(noise=0.2)).train()
+    step_of(training, substitute, empty_batch(2))
     close(head.fed.features[:, 0, 0], 0.1 * 512 / torch.tensor([8.0, 5.0]), 1e-5)
     eye = torch.eye(7, dtype=torch.bool)
     assert torch.equal(head.fed.mask, (behind(7, 0) & seen[:, None, :-1]) | eye)
@@ -368,9 +368,9 @@ def test_noise_follows_from_a_rows_seed_alone():
 
     def loss(state, *seeds):
         torch.manual_seed(state)
-        found = step_of(training, teacher, replace(batch, seeds=seeds)).loss_sum.detach()
+        result = step_of(training, teacher, replace(batch, seeds=seeds)).loss_sum.detach()
         assert torch.equal(torch.get_rng_state(), torch.Generator().manual_seed(state).get_state())
-        return found
+        return result
 
     assert torch.equal(loss(0, 1, 2, 3), loss(9, 1, 2, 3))
     assert torch.equal(loss(0, 1, 2, 3), loss(0, 1, 2, 8)), "the third row is a filler"
@@ -398,12 +398,12 @@ def setting(condition="text", count=3, *, scale=3.0, interval=-1, seed=0):
 
 def by_hand(model, head, batch, row, without):
     """(predicted, true) [n-1,D] of one sample, from a run of its own: positions C-1 to C+n-3."""
-    slots, codes = model.config.num_slots, batch.codes[row].tolist()
+    num_condition, codes = model.config.num_condition_tokens, batch.codes[row].tolist()
     features = true_features(model, batch.conditions[row], 2, codes)[int(without)]
-    tokens = torch.tensor([0] * (slots - 1) + codes)
+    tokens = torch.tensor([0] * (num_condition - 1) + codes)
     length = len(features) - 1
     predicted = head.predict(features[None, :-1], tokens[None], torch.arange(length), behind(length, 0))[0]
-    return predicted[slots - 1 : -1], features[slots:-1]
+    return predicted[num_condition - 1 : -1], features[num_condition:-1]
 
 
 def cross(goal, ours):
@@ -414,7 +414,7 @@ def cross(goal, ours):
 def test_the_loss_of_a_batch_by_hand(condition):
     """Row by row without batching; the unconditional row sees the unconditional states under its caption's mask."""
     model, teacher, head, batch = setting(condition)
-    found = step_of(ImageEagleTraining(head, teacher, EagleLoss(noise=0)), teacher, batch)
+    result = step_of(ImageEagleTraining(head, teacher, EagleLoss(noise=0)), teacher, batch)
     feature, token, ranks = 0.0, 0.0, []
     for row in (0, 1):
         predicted, true = by_hand(model, head, batch, row, without=row == 1)
@@ -423,11 +423,11 @@ def test_the_loss_of_a_batch_by_hand(condition):
         token += cross(goal, ours)
         best = ours.gather(-1, goal.argmax(-1, keepdim=True))
         ranks += (ours > best).sum(-1).tolist()
-    assert int(found.num_tokens) == 2 * 15 == batch.num_supervised
-    close(found.metrics["feature_loss"], feature.detach(), 1e-3)
-    close(found.loss_sum.double(), feature.double() + 0.1 * token, 1e-3)
-    assert int(found.metrics["top1"]) == ranks.count(0)
-    assert int(found.metrics["top3"]) == sum(rank < 3 for rank in ranks) > ranks.count(0)
+    assert int(result.num_tokens) == 2 * 15 == batch.num_supervised
+    close(result.metrics["feature_loss"], feature.detach(), 1e-3)
+    close(result.loss_sum.double(), feature.double() + 0.1 * token, 1e-3)
+    assert int(result.metrics["top1"]) == ranks.count(0)
+    assert int(result.metrics["top3"]) == sum(rank < 3 for rank in ranks) > ranks.count(0)
 
 
 @pytest.mark.parametrize(("kind", "interval"), [("kl", -1), ("soft_ce", -1), ("kl", 4)])
@@ -439,7 +439,7 @@ def test_guided_pairs_by_hand(kind, interval):
     """
     model, teacher, head, batch = setting(scale=3.0, interval=interval)
     loss = EagleLoss(noise=0, guided=0.7, guided_divergence=kind)
-    found = step_of(ImageEagleTraining(head, teacher, loss), teacher, batch)
+    result = step_of(ImageEagleTraining(head, teacher, loss), teacher, batch)
     sides, guided, hits = 0.0, 0.0, 0
     for row in (0, 1):
         predicted, true = zip(*(by_hand(model, head, batch, row, without) for without in (False, True)), strict=True)
@@ -453,10 +453,10 @@ def test_guided_pairs_by_hand(kind, interval):
         )
         guided += cross(goal, ours) - (cross(goal, goal) if kind == "kl" else 0)
         hits += int((ours.argmax(-1) == goal.argmax(-1)).sum())
-    assert int(found.num_tokens) == 2 * 15
-    close(found.metrics["guided_loss"].double(), guided, 1e-3 * float(guided))
-    close(found.loss_sum.double(), sides / 2 + 0.7 * guided, 1e-3 * float(guided))
-    assert int(found.metrics["guided_top1"]) == hits
+    assert int(result.num_tokens) == 2 * 15
+    close(result.metrics["guided_loss"].double(), guided, 1e-3 * float(guided))
+    close(result.loss_sum.double(), sides / 2 + 0.7 * guided, 1e-3 * float(guided))
+    assert int(result.metrics["guided_top1"]) == hits
 
 
 @pytest.mark.parametrize("noise", [0.0, 0.2])

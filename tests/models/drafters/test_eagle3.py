@@ -32,8 +32,8 @@ def test_eagle3s_layer_written_out():
         inner = norm(state, "midlayer.post_attention_layernorm.weight")
         gate, up = (inner @ w[f"midlayer.mlp.{n}_proj.weight"].T for n in ("gate", "up"))
         state = state + (F.silu(gate) * up) @ w["midlayer.mlp.down_proj.weight"].T
-    for slot in range(6):
-        torch.testing.assert_close(outputs(training, batch, states)[0, slot][0], state[slot], atol=2e-5, rtol=1e-4)
+    for entry in range(6):
+        torch.testing.assert_close(outputs(training, batch, states)[0, entry][0], state[entry], atol=2e-5, rtol=1e-4)
 
 
 def test_eagle3_leaves_out_slots_that_its_vocabulary_cannot_say():

@@ -21,10 +21,10 @@ def test_a_stretched_rotation_is_the_targets(kind):
     text, positions = stretched_text(kind), torch.tensor([[0, 1, 40, 63, 64, 500, 25000]])
     cos, sin = LlamaRotaryEmbedding(text)(torch.zeros(1), positions)
     shape = config_of(kind="msd").layer(language_shape(text))
-    found = Rotary(shape)(positions)
-    torch.testing.assert_close(found, torch.stack([cos, sin], -1)[:, :, :16], atol=1e-6, rtol=1e-5)
+    result = Rotary(shape)(positions)
+    torch.testing.assert_close(result, torch.stack([cos, sin], -1)[:, :, :16], atol=1e-6, rtol=1e-5)
     plain = config_of(kind="msd", rope="plain").layer(language_shape(text))
-    assert plain.rope_scaling is None and not torch.allclose(Rotary(plain)(positions), found, atol=0.1)
+    assert plain.rope_scaling is None and not torch.allclose(Rotary(plain)(positions), result, atol=0.1)
     assert LayerShape(**json.loads(json.dumps(shape.to_dict()))).differs_from(shape.to_dict()) is None
     assert plain.differs_from(shape.to_dict())[0] == "rope_scaling"
 
@@ -33,11 +33,11 @@ def test_a_stretched_rotation_of_three_rows():
     text = stretched_text("yarn", qwen=True, mrope_section=[8, 4, 4])
     positions = torch.randint(0, 500, (3, 1, 5), generator=torch.Generator().manual_seed(0))
     cos, sin = qwen2_5.Qwen2_5_VLRotaryEmbedding(text)(torch.zeros(1), positions)
-    found = Rotary(config_of(kind="msd", positions="mrope").layer(language_shape(text)))(positions)
+    result = Rotary(config_of(kind="msd", positions="mrope").layer(language_shape(text)))(positions)
     for part, whole in enumerate((cos, sin)):
         if whole.dim() == 4:
             whole = torch.cat([b[n % 3] for n, b in enumerate(whole.split([8, 4, 4] * 2, dim=-1))], -1)
-        torch.testing.assert_close(found[..., part], whole[..., :16], atol=1e-5, rtol=1e-5)
+        torch.testing.assert_close(result[..., part], whole[..., :16], atol=1e-5, rtol=1e-5)
 
 
 def test_rotations_that_a_layer_does_not_know():

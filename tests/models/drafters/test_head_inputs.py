@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from draftsmith.core.nouns import IMAGE, TEXT
+from draftsmith.core.batch import IMAGE, TEXT
 from draftsmith.models.drafters.head_inputs import base_positions, lay_out, with_gaps
 
 
@@ -38,8 +38,8 @@ def test_gaps(visual):
     flat = layout.index
     for gap in (0, 4, 100):
         moved = with_gaps(flat, layout, [gap])[0]
-        # The text token between the pictures is that of slot 4, the one behind the last picture that of slot 9.
-        between, behind = (int(moved[layout.index[0] == slot]) for slot in (4, 9))
+        # The text token between the pictures is that of input 4, the one behind the last picture that of input 9.
+        between, behind = (int(moved[layout.index[0] == entry]) for entry in (4, 9))
         assert behind - between == gap + 1
         assert torch.equal(moved[layout.index[0] < 9], flat[0][layout.index[0] < 9])
         assert moved[-1] - behind == 1

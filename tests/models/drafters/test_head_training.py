@@ -21,10 +21,10 @@ def test_rows_do_not_see_each_other(name):
     for row in range(len(ROWS)):
         length = len(ROWS[row])
         alone = rows_of(batch, states, slice(row, row + 1), length)
-        found = outputs(training, *alone)
-        assert {slot for _, slot in found} == {slot for other, slot in together if other == row}
-        for (_, slot), value in found.items():
-            torch.testing.assert_close(value, together[row, slot], atol=2e-5, rtol=1e-5)
+        result = outputs(training, *alone)
+        assert {entry for _, entry in result} == {entry for other, entry in together if other == row}
+        for (_, entry), value in result.items():
+            torch.testing.assert_close(value, together[row, entry], atol=2e-5, rtol=1e-5)
         total += training(*alone).loss_sum.item()
     assert whole.loss_sum.item() == pytest.approx(total, rel=1e-4)
     assert int(whole.num_tokens) == batch.num_supervised == 10
@@ -109,38 +109,38 @@ def test_states_of_inference_mode_can_be_trained_on():
 
 @pytest.mark.parametrize("rule", ["after_text", "all"])
 def test_a_further_pass_slot_by_slot(rule):
-    """Each slot's input is built alone, from the last pass's output at the slot before it."""
+    """Each input's input is built alone, from the last pass's output at the input before it."""
     config, target, training = built("sparrow", mtp_steps=2, replace=rule)
     batch, states = case_for(config, target, ROWS[:1])
     head, (row,) = training.head, ROWS[:1]
-    slots = range(len(row) - 1)
+    entries = range(len(row) - 1)
     embeds, feature, middle = target.embedding[batch.ids[0]], states.feature[0], states.layers[4][0]
-    visual = [row[j + 1] == "v" for j in slots]
-    halves = [feature[j] for j in slots]
+    visual = [row[j + 1] == "v" for j in entries]
+    halves = [feature[j] for j in entries]
     for number in range(3):
         inputs = [
-            middle[j + 1] if visual[j] else head.fc(torch.cat([embeds[j + 1], halves[j]])) for j in slots
+            middle[j + 1] if visual[j] else head.fc(torch.cat([embeds[j + 1], halves[j]])) for j in entries
         ]  # fmt: skip
         count = len(inputs)
         mask, rope = torch.ones(count, count).bool().tril(), head.rotary(torch.arange(count))
         out = head.layers[0](torch.stack(inputs)[None], rope, mask, None)[0]
-        for j in slots:
+        for j in entries:
             if not visual[j]:
                 torch.testing.assert_close(outputs(training, batch, states)[0, j][number], out[j], atol=1e-5, rtol=1e-5)
-        replaced = [j > 0 and (rule == "all" or not visual[j - 1]) for j in slots]
-        halves = [out[j - 1] if replaced[j] else feature[j] for j in slots]
-    assert any(visual[j - 1] and not visual[j] for j in slots if j), "the two rules differ here"
+        replaced = [j > 0 and (rule == "all" or not visual[j - 1]) for j in entries]
+        halves = [out[j - 1] if replaced[j] else feature[j] for j in entries]
+    assert any(visual[j - 1] and not visual[j] for j in entries if j), "the two rules differ here"
 
 
 @pytest.mark.parametrize("name", ["sparrow-ttt", "eagle3", "eagle3-middle"])
 def test_ttt_passes_are_what_decoding_does(name):
-    """Pass s at slot i: the cache holds true slots up to i - s, and a chain of s drafts reads its own outputs."""
+    """Pass s at input i: the cache holds true inputs up to i - s, and a chain of s drafts reads its own outputs."""
     config, target, training = built(name, mtp_steps=3)
     (batch, states), head = case_for(config, target, ("ttvvttaaaa",)), training.head
     with torch.no_grad():
         filled, positions = training.fill(batch, states)
         true, layout = filled.fused(head), filled.layout
-        found, count = outputs(training, batch, states), true.shape[1]
+        result, count = outputs(training, batch, states), true.shape[1]
         for last, steps in itertools.product(range(count), (1, 2, 3)):
             chain = range(last - steps + 1, last + 1)
             if last - steps < 0 or bool(layout.visual[0, last - steps : last + 1].any()):
@@ -161,7 +161,7 @@ def test_ttt_passes_are_what_decoding_does(name):
                 seen = torch.ones(1, cache.length + 1).bool()
                 state = head(one(filled.embeds, [n]), state, positions[:, n : n + 1], seen, cache)
                 cache.advance(1)
-            torch.testing.assert_close(state[0, 0], found[0, int(layout.index[0, last])][steps], atol=2e-5, rtol=1e-4)
+            torch.testing.assert_close(state[0, 0], result[0, int(layout.index[0, last])][steps], atol=2e-5, rtol=1e-4)
 
 
 @pytest.mark.parametrize("name", ["sparrow", "eagle3-read"])
@@ -235,8 +235,8 @@ def test_positions_in_training():
     training = config.training_objective(config.build(target), target).eval()
     batch, states = case_for(config, target, (row,))
     turned = torch.tensor([[0, 1, 2, 2, 3, 4, 5, 6], [0, 1, 2, 2, 3, 4, 5, 6], [0, 1, 2, 3, 3, 4, 5, 6]])[:, None]
-    found = training.fill(batch, replace(states, positions=turned))[1]
-    assert found.shape == (3, 1, 5) and found[2, 0].tolist() == [0, 3, 3, 4, 5]
+    actual = training.fill(batch, replace(states, positions=turned))[1]
+    assert actual.shape == (3, 1, 5) and actual[2, 0].tolist() == [0, 3, 3, 4, 5]
 
 
 def test_a_share_of_visual_slots_in_training():

@@ -4,8 +4,8 @@ import json
 
 import pytest
 import torch
+from draftsmith.core.batch import Batch, Request
 from draftsmith.core.errors import UserError
-from draftsmith.core.nouns import Batch, Request
 from draftsmith.eval.loop import Decoding, generate
 from draftsmith.eval.policies import Chain, Draw, Static
 from draftsmith.eval.rules import Greedy
@@ -28,8 +28,8 @@ from torch.nn import functional as F
 from visual_tiny import MEDUSA, code_batch, llamagen, request, step_of, target, trained, true_features
 
 
-def close(found, expected, tolerance):
-    torch.testing.assert_close(found, expected, atol=tolerance, rtol=0)
+def close(actual, expected, tolerance):
+    torch.testing.assert_close(actual, expected, atol=tolerance, rtol=0)
 
 
 def setting(condition="text", *, num_heads=3, num_layers=1, seed=0):
@@ -68,7 +68,7 @@ def features_by_hand(model, batch, row):
     """[n,D]: entry j is the state whose own head scores code j."""
     side = int(batch.uncond[row])
     states = true_features(model, batch.conditions[row], 2, batch.codes[row].tolist())[side]
-    return states[model.config.num_slots - 1 : -1]
+    return states[model.config.num_condition_tokens - 1 : -1]
 
 
 @pytest.mark.parametrize("kind", ["ce", "kl"])
@@ -76,7 +76,7 @@ def features_by_hand(model, batch, row):
 def test_the_loss_by_hand(kind, condition):
     """Level i of state j against code j + i + 1, or the distribution there; level i has i places fewer."""
     model, head, batch = setting(condition)
-    found = step_of(
+    result = step_of(
         MedusaImageTraining(head, target(model), MedusaLoss(token_divergence=kind, decay=0.5)), target(model), batch
     )
     total, ranks, first = 0.0, [], 0.0
@@ -94,11 +94,11 @@ def test_the_loss_by_hand(kind, condition):
                 if level == 0:
                     first += loss
                     ranks.append(int((scores > scores[there.argmax()]).sum()))
-    close(found.loss_sum, total, 1e-3)
-    close(found.metrics["token_loss"], first, 1e-3)
-    assert int(found.num_tokens) == 2 * 15 == batch.num_supervised == len(ranks)
-    assert int(found.metrics["top1"]) == ranks.count(0)
-    assert int(found.metrics["top3"]) == sum(rank < 3 for rank in ranks) > 0
+    close(result.loss_sum, total, 1e-3)
+    close(result.metrics["token_loss"], first, 1e-3)
+    assert int(result.num_tokens) == 2 * 15 == batch.num_supervised == len(ranks)
+    assert int(result.metrics["top1"]) == ranks.count(0)
+    assert int(result.metrics["top3"]) == sum(rank < 3 for rank in ranks) > 0
 
 
 class Shifted(nn.Module):
@@ -117,20 +117,20 @@ def test_states_one_place_on_are_right_and_others_are_not():
     losses = []
     for by in (0, 1, 2):
         training = MedusaImageTraining(Shifted(by), target(model), MedusaLoss(token_divergence="kl"))
-        found = step_of(training, target(model), batch)
-        losses.append(float(found.loss_sum / found.num_tokens))
+        result = step_of(training, target(model), batch)
+        losses.append(float(result.loss_sum / result.num_tokens))
         if by == 1:
-            assert int(found.metrics["top1"]) == int(found.num_tokens)
+            assert int(result.metrics["top1"]) == int(result.num_tokens)
     assert losses[1] < 1e-6 < 0.1 < min(losses[0], losses[2])
 
 
 def test_images_shorter_than_the_levels():
     model, head, batch = setting(num_heads=20)
-    found = step_of(MedusaImageTraining(head, target(model), MedusaLoss()), target(model), batch)
+    result = step_of(MedusaImageTraining(head, target(model), MedusaLoss()), target(model), batch)
     short = setting(num_heads=15)
     same = MedusaImageTraining(short[1], target(model), MedusaLoss())
     short[1].load_state_dict({k: v for k, v in head.state_dict().items() if k in short[1].state_dict()})
-    assert torch.equal(found.loss_sum, step_of(same, target(model), batch).loss_sum)
+    assert torch.equal(result.loss_sum, step_of(same, target(model), batch).loss_sum)
 
 
 def test_only_the_heads_are_trained():
@@ -245,8 +245,8 @@ def test_the_loss_over_language_by_hand(kind):
     head, config = loud(3), MedusaConfig(kind="medusa", num_heads=3, loss={"token_divergence": kind, "decay": 0.5})
     training = config.training_objective(head, big)
     training.lm.chunk = 2
-    found = training(batch, states)
-    found.loss_sum.backward()
+    actual = training(batch, states)
+    actual.loss_sum.backward()
     total, first, ranks, count = 0.0, 0.0, [], 0
     for row, marks in enumerate(batch.sample_ids):
         for index in range(len(marks) - 1):
@@ -266,12 +266,12 @@ def test_the_loss_over_language_by_hand(kind):
                     first += float(own.detach())
                     ranks.append(int((scores > scores[there.argmax()]).sum()))
     expected = torch.autograd.grad(total, [*head.parameters()])
-    torch.testing.assert_close(found.loss_sum, total.detach(), rtol=1e-5, atol=1e-4)
+    torch.testing.assert_close(actual.loss_sum, total.detach(), rtol=1e-5, atol=1e-4)
     for weight, gradient in zip(head.parameters(), expected, strict=True):
         torch.testing.assert_close(weight.grad, gradient, rtol=1e-4, atol=1e-5)
-    assert int(found.num_tokens) == batch.num_supervised == count == 11
-    assert int(found.metrics["top1"]) == ranks.count(0) and int(found.metrics["top3"]) == sum(r < 3 for r in ranks)
-    assert float(found.metrics["token_loss"]) == pytest.approx(first, rel=1e-5)
+    assert int(actual.num_tokens) == batch.num_supervised == count == 11
+    assert int(actual.metrics["top1"]) == ranks.count(0) and int(actual.metrics["top3"]) == sum(r < 3 for r in ranks)
+    assert float(actual.metrics["token_loss"]) == pytest.approx(first, rel=1e-5)
 
 
 def test_batches_without_a_level_make_the_same_calls():

@@ -4,10 +4,10 @@ from pathlib import Path
 
 import pytest
 import torch
+from draftsmith.core.batch import Request
 from draftsmith.core.errors import UserError
-from draftsmith.core.nouns import Request
 from draftsmith.core.pictures import IMAGE, VIDEO, Picture
-from draftsmith.models.drafters.modes import MODES, StandIns, picture_runs
+from draftsmith.models.drafters.modes import MODES, ImageSubstitutes, picture_runs
 from draftsmith.models.pictures import flat_view
 from tiny import IMAGE_ID
 from transformers import AutoTokenizer
@@ -26,7 +26,9 @@ class Two:
         return list(self.said)
 
 
-STANDS = StandIns(5, (20, 21, 22), (30, 31), lambda text: [40 + len(word) for word in text.split()], Two("a bc", ""))
+STANDS = ImageSubstitutes(
+    5, (20, 21, 22), (30, 31), lambda text: [40 + len(word) for word in text.split()], Two("a bc", "")
+)
 
 
 def side_by_side():
@@ -62,14 +64,14 @@ def test_text_alone_is_the_same_in_every_mode(mode):
     ids = torch.tensor([1, 7, 8])
     asked = Request(ids, torch.zeros(3, dtype=torch.int8), None)
     captioner = Two()
-    stands = StandIns(5, (20,), (30,), lambda text: [9], captioner)
+    stands = ImageSubstitutes(5, (20,), (30,), lambda text: [9], captioner)
     view = stands.view(asked, mode)
     assert view.request.ids.tolist() == [1, 7, 8] and view.request.pixels is None
     assert captioner.asked == 0
 
 
 def test_runs_of_different_lengths_and_a_clip():
-    """A tiled picture, a plain one and a clip: each becomes one stand-in, also for a draft that reads no tiles."""
+    """A tiled picture, a plain one and a clip: each becomes one substitute, also for a draft that reads no tiles."""
     layout = (
         Picture(2, num_tiles=2, newline="one_token"),
         Picture(2),
@@ -81,7 +83,9 @@ def test_runs_of_different_lengths_and_a_clip():
     modality = torch.tensor([0, *[IMAGE] * 13, 0, *[VIDEO] * 13, 0], dtype=torch.int8)
     asked = Request(ids, modality, torch.zeros(6, 3, 16, 16), "r", layout)
     assert picture_runs(asked) == [(1, 10), (10, 14), (15, 28)]
-    stands = StandIns(5, captioner=Two("a", "bb", "ccc"), prefix_ids=(30,), encode=lambda text: [40 + len(text)])
+    stands = ImageSubstitutes(
+        5, captioner=Two("a", "bb", "ccc"), prefix_ids=(30,), encode=lambda text: [40 + len(text)]
+    )
     for request in (asked, flat_view(asked)):
         assert stands.view(request, "T").request.ids.tolist() == [1, 5, 5, 6, 5, 8]
         assert stands.view(request, "C").request.ids.tolist() == [1, 30, 41, 30, 42, 6, 30, 43, 8]
@@ -89,15 +93,15 @@ def test_runs_of_different_lengths_and_a_clip():
 
 def test_what_a_mode_needs_is_asked_for():
     with pytest.raises(UserError, match="needs a captioner"):
-        StandIns(5).check("C")
+        ImageSubstitutes(5).check("C")
     with pytest.raises(AssertionError, match="are missing"):
-        StandIns(5).check("T-text")
-    StandIns(5).check("T")
+        ImageSubstitutes(5).check("T-text")
+    ImageSubstitutes(5).check("T")
 
 
 def test_from_a_tokenizer():
     tokenizer = AutoTokenizer.from_pretrained(TOKENIZER)
-    stands = StandIns.of(tokenizer, newline_id=13)
+    stands = ImageSubstitutes.of(tokenizer, newline_id=13)
     special = {tokenizer.convert_tokens_to_ids(token) for token in ("<image>", "<s>", "</s>")}
     assert tokenizer.decode(stands.literal_ids).strip() == "<image>"
     assert len(stands.literal_ids) > 1 and not special & {*stands.literal_ids}

@@ -45,7 +45,7 @@ def test_msd(name):
         training = config.training_objective(head, target, objective).eval()
         filled, positions = training.fill(*case)
         keep = given["loss_mask"]
-        training.fill = lambda *_, found=(filled, positions): found
+        training.fill = lambda *_, actual=(filled, positions): actual
         with torch.no_grad():
             loss = training(*batch_of(rows, visual, loss_mask, goal, {0: layer}))
         assert int(loss.num_tokens) == int(keep.sum())

@@ -74,16 +74,16 @@ def test_a_pruned_prompt_in_three_coordinates(positions):
     placed = torch.randint(0, 9, (3, 1, 6))
     prompts = PromptRows(torch.randn(1, 6, 4), placed, torch.tensor([8]), None, visual, (torch.randn(3, 4),))
     kept = torch.tensor([0, 2, 3, 4, 5])
-    found = pruned_prompt(prompts, kept, positions=positions)
-    assert torch.equal(found.embeds, prompts.embeds[:, kept])
-    assert found.visual.tolist() == [[False, True, True, False, False]]
-    assert torch.equal(found.deepstack[0], prompts.deepstack[0][1:])
+    result = pruned_prompt(prompts, kept, positions=positions)
+    assert torch.equal(result.embeds, prompts.embeds[:, kept])
+    assert result.visual.tolist() == [[False, True, True, False, False]]
+    assert torch.equal(result.deepstack[0], prompts.deepstack[0][1:])
     if positions == "compact":
-        assert torch.equal(found.positions, torch.arange(5).expand(3, 1, 5))
-        assert found.ahead == 0
+        assert torch.equal(result.positions, torch.arange(5).expand(3, 1, 5))
+        assert result.rope_delta == 0
     else:
-        assert torch.equal(found.positions, placed[:, :, kept])
-        assert found.ahead == 8 - 5, "the next token stands where the target has it"
+        assert torch.equal(result.positions, placed[:, :, kept])
+        assert result.rope_delta == 8 - 5, "the next token stands where the target has it"
 
 
 TREES = {"static25": CHOICES["mc_sim_7b_63"], "chain5": CHOICES["chain5"]}
@@ -116,7 +116,10 @@ def test_trees(name):
 
 def levels_of_drafting(name, tree, asked):
     """Where each token stands among the candidates, and what each expanded node sees of the others of its level."""
-    expanded = [ROOT, *sorted((n for n in range(tree.num_nodes) if tree.slots[n] >= 0), key=lambda n: tree.slots[n])]
+    expanded = [
+        ROOT,
+        *sorted((n for n in range(tree.num_nodes) if tree.expansions[n] >= 0), key=lambda n: tree.expansions[n]),
+    ]
     ranks = [tree.children[parent].index(node) for node, parent in enumerate(tree.parents)]
     flat = [1 + 10 * expanded.index(parent) + rank for parent, rank in zip(tree.parents, ranks, strict=True)]
     assert [0, *flat] == array(f"{name}_flat_topk_index").tolist()

@@ -22,13 +22,13 @@ ROOT = Path(HeadTraining.forward.__code__.co_filename).parents[2]
 
 def entered(function) -> dict[str, int]:
     """File of the package -> calls of its functions while `function` runs, in all threads (backward has its own)."""
-    found: dict[str, int] = {}
+    result: dict[str, int] = {}
 
     def look(frame, event, argument):
         path = Path(frame.f_code.co_filename)
         if event == "call" and path.is_relative_to(ROOT) and "tests" not in path.parts:
             name = str(path.relative_to(ROOT))
-            found[name] = found.get(name, 0) + 1
+            result[name] = result.get(name, 0) + 1
 
     threading.setprofile(look)
     sys.setprofile(look)
@@ -37,7 +37,7 @@ def entered(function) -> dict[str, int]:
     finally:
         sys.setprofile(None)
         threading.setprofile(None)
-    return found
+    return result
 
 
 def eagle3():

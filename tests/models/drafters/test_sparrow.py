@@ -4,7 +4,7 @@ from types import SimpleNamespace
 
 import pytest
 import torch
-from draftsmith.core.nouns import IMAGE, TEXT
+from draftsmith.core.batch import IMAGE, TEXT
 from draftsmith.models.decoding.rows import Guidance
 from draftsmith.models.decoding.tree import ROOT
 from draftsmith.models.decoding.warp import Warp
@@ -57,14 +57,14 @@ def test_sparrows_two_passes(norm, rule):
 
 
 def test_sparrows_slots():
-    """Which token, state and goal each slot has, one row of the recorded table for each."""
+    """Which token, state and goal each input has, one row of the recorded table for each."""
     case = sparrow(True)
     given, batch = case.given, case.batch
     filled, _ = case.config.training_objective(case.head, case.target).eval().fill(batch, case.states)
     layout, table = filled.layout, given["slot_table"]
-    slot, token, token_id, state, goal, _, visual, in_loss, replaced = table.T
-    assert torch.equal(layout.index[0], slot) and torch.equal(layout.pick(batch.ids, 1)[0], token_id)
-    assert torch.equal(token, slot + 1) and torch.equal(goal, token)
+    entry, token, token_id, state, goal, _, visual, in_loss, replaced = table.T
+    assert torch.equal(layout.index[0], entry) and torch.equal(layout.pick(batch.ids, 1)[0], token_id)
+    assert torch.equal(token, entry + 1) and torch.equal(goal, token)
     assert layout.visual[0].tolist() == given["slot_is_visual"].tolist() == visual.bool().tolist()
     kept = (layout.pick(batch.loss_mask, 1) & ~layout.visual)[0]
     assert kept.tolist() == given["slot_in_loss"].tolist() == in_loss.bool().tolist()
@@ -96,7 +96,7 @@ def test_sparrows_terms(rule, norm):
 @pytest.mark.parametrize("positions", ["flat", "compact"])
 @torch.no_grad()
 def test_sparrows_window(norm, positions):
-    """Prefill of the text slots alone, then three drafted steps through the contract."""
+    """Prefill of the text inputs alone, then three drafted steps through the contract."""
     case = sparrow(norm, positions=positions)
     given, prefix = case.given, "" if norm else "nonorm_"
     recorder = Recorder(case.head)

@@ -1,7 +1,7 @@
 """ViSpec: its own module, against recorded numbers, and several pictures at once."""
 
 import torch
-from draftsmith.core.nouns import IMAGE, TEXT
+from draftsmith.core.batch import IMAGE, TEXT
 from draftsmith.models.decoding.rows import Guidance
 from draftsmith.models.decoding.tree import ROOT
 from draftsmith.models.decoding.warp import Warp
@@ -29,7 +29,7 @@ def vispec_batch(given, target, *, image: bool = True):
     if image:
         visual[1:] = torch.cat([given["image_mask"][0, 1:], torch.zeros(1, dtype=torch.bool)])
     loss_mask = torch.cat([torch.zeros(1, dtype=torch.bool), given["loss_mask"][0]])
-    # H of place j enters slot j, and goals are those of the next place.
+    # H of place j enters input j, and goals are those of the next place.
     state = torch.cat([given["hidden_states"][0], given["target"][0, -1:]])
     return batch_of(rows, visual, loss_mask, state, {0: layer})
 
@@ -60,8 +60,8 @@ def test_vispec():
         alone = config.training_objective(head, target).eval()
         alone.weights = [float(number == step) for step in (0, 1)]
         with torch.no_grad():
-            found = alone(batch, states)
-        relatively(found.loss_sum / found.num_tokens, given[name], LOSS)
+            result = alone(batch, states)
+        relatively(result.loss_sum / result.num_tokens, given[name], LOSS)
     mean.backward()
     relatively(head.fc.weight.grad, given["grad_fc_weight"])
     relatively(head.layers[0].self_attn.q_proj.weight.grad, given["grad_q_proj_weight"])
@@ -121,11 +121,11 @@ def test_each_picture_has_its_vectors():
     filled, head = training.fill(batch, states)[0], training.head
     first, second = (head.imadpt(states.layers[0][:, a:b], torch.ones(1, b - a).bool())[0] for a, b in ((1, 3), (4, 8)))
     index, image = filled.layout.index[0].tolist(), filled.image[0]
-    for slot, expected in ((2, first[-1]), (7, second[-1]), (9, second[-1])):
-        torch.testing.assert_close(image[index.index(slot)], expected)
-    held = {slot: filled.direct[1][0, n] for n, slot in enumerate(index) if filled.layout.visual[0, n]}
+    for entry, expected in ((2, first[-1]), (7, second[-1]), (9, second[-1])):
+        torch.testing.assert_close(image[index.index(entry)], expected)
+    held = {entry: filled.direct[1][0, n] for n, entry in enumerate(index) if filled.layout.visual[0, n]}
     assert list(held) == [0, 1, 5, 6]
-    for slot, expected in zip(held, (*first[:-1], *second[:-1]), strict=True):
-        torch.testing.assert_close(held[slot], expected)
+    for entry, expected in zip(held, (*first[:-1], *second[:-1]), strict=True):
+        torch.testing.assert_close(held[entry], expected)
     before = training.fill(*case_for(config, target, ("ttvvtaa",)))[0]
     assert before.image[0, 0].abs().max().item() == 0

@@ -97,12 +97,12 @@ def features(folder) -> TextFeatures:
 
 
 def test_features_have_the_length_of_the_caption(features):
-    found = features.encode(CAPTIONS)
+    encoded = features.encode(CAPTIONS)
     # Words and the end mark; the last is cut to 12.
-    assert [len(f) for f in found] == [8, 4, 1, 12]
-    assert all(f.shape[1] == 16 and f.dtype == torch.float32 and not f.requires_grad for f in found)
+    assert [len(f) for f in encoded] == [8, 4, 1, 12]
+    assert all(f.shape[1] == 16 and f.dtype == torch.float32 and not f.requires_grad for f in encoded)
     # They enter training as inputs.
-    torch.nn.Linear(16, 2)(found[0]).sum().backward()
+    torch.nn.Linear(16, 2)(encoded[0]).sum().backward()
 
 
 def test_a_batch_changes_nothing(features):

@@ -47,7 +47,11 @@ def same(left: nn.Module, right: nn.Module) -> bool:
 @torch.no_grad()
 def scores(model: LlamaGen) -> torch.Tensor:
     config = model.config
-    asked = torch.tensor([1]) if config.condition == "class" else torch.ones(1, config.num_slots, config.caption_dim)
+    asked = (
+        torch.tensor([1])
+        if config.condition == "class"
+        else torch.ones(1, config.num_condition_tokens, config.caption_dim)
+    )
     condition = model.cls_embedding(asked, torch.tensor([False]))
     return model.output(model.features(condition, torch.arange(20)[None]))
 
@@ -88,8 +92,8 @@ def test_a_saved_tokenizer_comes_back(tmp_path):
 
 def edit_config(folder: Path, **values) -> None:
     path = folder / "config.json"
-    found = json.loads(path.read_text()) | values
-    path.write_text(json.dumps({name: value for name, value in found.items() if value is not None}))
+    result = json.loads(path.read_text()) | values
+    path.write_text(json.dumps({name: value for name, value in result.items() if value is not None}))
 
 
 def edit_weights(folder: Path, change) -> None:
@@ -128,7 +132,7 @@ def test_damage_is_told_with_file_and_key(damage, tmp_path):
     change(tmp_path)
     with pytest.raises(UserError, match=told) as caught:
         files.load_llamagen(tmp_path)
-    assert str(tmp_path) in str(caught.value) and "cure:" in str(caught.value)
+    assert str(tmp_path) in str(caught.value) and "hint:" in str(caught.value)
 
 
 def test_transformer_and_tokenizer_are_told_apart(tmp_path):
@@ -216,7 +220,11 @@ def test_lantern_names_mean_what_llama_means_by_them(config):
             own[name] = rows.transpose(1, 2).reshape(own[name].shape)
     llama.load_state_dict(own)
     llama.model.rotary_emb = OurRope(model.rope(torch.device("cpu")))
-    asked = torch.tensor([1]) if config.condition == "class" else torch.randn(1, config.num_slots, config.caption_dim)
+    asked = (
+        torch.tensor([1])
+        if config.condition == "class"
+        else torch.randn(1, config.num_condition_tokens, config.caption_dim)
+    )
     condition, codes = model.cls_embedding(asked, torch.tensor([False])), torch.arange(20)[None]
     embeds = torch.cat([condition, llama.model.embed_tokens(codes)], 1)
     expected = model.output(model.features(condition, codes))
@@ -285,8 +293,8 @@ def test_damage_in_lantern_names(values, told, tmp_path):
 def test_official_files_are_read_wherever_the_weights_lie(wrap, tmp_path):
     state = llamagen(TEXT).state_dict()
     torch.save(wrap(dict(state)), tmp_path / "x.pt")
-    found = read_official(tmp_path / "x.pt")
-    assert found.keys() == state.keys() and all(torch.equal(found[name], state[name]) for name in state)
+    result = read_official(tmp_path / "x.pt")
+    assert result.keys() == state.keys() and all(torch.equal(result[name], state[name]) for name in state)
 
 
 def read_official(path: Path):
@@ -411,9 +419,9 @@ def test_an_official_file_through_all_layouts(convert, tmp_path, capsys):
     assert "left out  nothing" in capsys.readouterr().out
     assert lantern_layout.is_lantern(json.loads((theirs / "config.json").read_text()))
     assert convert(theirs, back) == 0
-    found = load_file(back / "model.safetensors")
-    assert found.keys() == state.keys()
-    assert all(torch.equal(found[name], state[name].bfloat16()) for name in state)
+    result = load_file(back / "model.safetensors")
+    assert result.keys() == state.keys()
+    assert all(torch.equal(result[name], state[name].bfloat16()) for name in state)
     assert sorted(p.name for p in tmp_path.iterdir()) == ["back", "c2i_384.pt", "ours", "theirs"]
 
 

@@ -19,8 +19,8 @@ class Recorded:
         self.archive, self.case, self.text = np.load(FOLDER / f"{kind}.npz", allow_pickle=False), case, kind == "t2i"
         sizes = {n.split("/")[-1]: self.archive[n].item() for n in self.archive.files if n.startswith(f"{case}/cfg/")}
         if self.text:
-            slots = sizes["cls_token_num"]
-            condition = {"condition": "text", "caption_dim": sizes["caption_dim"], "caption_slots": slots}
+            num_condition = sizes["cls_token_num"]
+            condition = {"condition": "text", "caption_dim": sizes["caption_dim"], "caption_slots": num_condition}
         else:
             condition = {"condition": "class", "num_classes": sizes["num_classes"]}
         self.config = LlamaGenConfig(
@@ -49,14 +49,14 @@ class Recorded:
         uncond = torch.full((len(self("image_tokens")),), side == "uncond")
         if not self.text:
             return self.model.cls_embedding(self("labels"), uncond), None
-        features, mask = pad_left(self.captions(), self.config.num_slots)
+        features, mask = pad_left(self.captions(), self.config.num_condition_tokens)
         return self.model.cls_embedding(features, uncond), mask
 
     def features(self, side: str) -> torch.Tensor:
         """[B,n,D]: entry t predicts code t."""
         condition, mask = self.condition(side)
         states = self.model.features(condition, self("image_tokens")[:, :-1], mask)
-        return states[:, self.config.num_slots - 1 :]
+        return states[:, self.config.num_condition_tokens - 1 :]
 
 
 @pytest.fixture(scope="module", params=CASES, ids=lambda case: "-".join(case))
@@ -64,13 +64,13 @@ def recorded(request) -> Recorded:
     return Recorded(*request.param)
 
 
-def close(found: torch.Tensor, expected: torch.Tensor, tolerance: float) -> None:
-    torch.testing.assert_close(found, expected, atol=tolerance, rtol=0)
+def close(actual: torch.Tensor, expected: torch.Tensor, tolerance: float) -> None:
+    torch.testing.assert_close(actual, expected, atol=tolerance, rtol=0)
 
 
 def test_sizes_follow_from_the_config(recorded):
     config, sizes = recorded.config, recorded.sizes
-    assert (config.num_slots, config.num_codes) == (sizes["cls_token_num"], sizes["block_size"])
+    assert (config.num_condition_tokens, config.num_codes) == (sizes["cls_token_num"], sizes["block_size"])
     assert (config.head_dim, config.hidden) == (sizes["head_dim"], sizes["ffn_hidden"])
 
 
@@ -78,7 +78,7 @@ def test_rope_table(recorded):
     """Recorded over condition and image; ours has ten zero rows more, as the published table."""
     table, expected = recorded.model.rope(torch.device("cpu")), recorded("rope_table")
     close(table[: len(expected)], expected, 1e-6)
-    assert not table[: recorded.config.num_slots].any() and not table[len(expected) :].any()
+    assert not table[: recorded.config.num_condition_tokens].any() and not table[len(expected) :].any()
     assert len(table) == len(expected) + 10
 
 
@@ -113,7 +113,7 @@ def test_states_at_all_positions_padded_slots_included():
 @torch.no_grad()
 def test_captions_are_padded_on_the_left(case):
     recorded = Recorded("t2i", case)
-    features, mask = pad_left(recorded.captions(), recorded.config.num_slots)
+    features, mask = pad_left(recorded.captions(), recorded.config.num_condition_tokens)
     assert torch.equal(features, recorded("cond")) and torch.equal(mask.float(), recorded("cond_mask"))
     condition, _ = recorded.condition("cond")
     close(condition[:, -6:], recorded("cond_embedding_tail"), 1e-4)

@@ -71,8 +71,8 @@ def test_the_codebook_is_normalised_where_the_stored_rows_are_not(recorded):
         ("encode_indices", "encode_quantized", 1e-5),
         ("given_indices", "given_lookup", 1e-6),
     ):
-        found = recorded.codebook[tensor(codes)].transpose(1, 2).reshape(tensor(rows).shape)
-        torch.testing.assert_close(found, tensor(rows), atol=tolerance, rtol=0)
+        result = recorded.codebook[tensor(codes)].transpose(1, 2).reshape(tensor(rows).shape)
+        torch.testing.assert_close(result, tensor(rows), atol=tolerance, rtol=0)
     raw = torch.cdist(
         recorded.pre_quant(tensor("image")).flatten(2).transpose(1, 2), recorded.quantize.embedding.weight
     )

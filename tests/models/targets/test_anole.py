@@ -9,8 +9,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from draftsmith.core.batch import CodeBatch, ImageRequest
 from draftsmith.core.errors import UserError
-from draftsmith.core.nouns import CodeBatch, ImageRequest
 from draftsmith.eval.loop import Decoding, generate
 from draftsmith.eval.policies import Chain, Draw, Static
 from draftsmith.eval.rules import Greedy
@@ -83,8 +83,8 @@ def tiny(seed: int = 0) -> ChameleonForConditionalGeneration:
     return model
 
 
-def close(found: torch.Tensor, expected: torch.Tensor, tolerance: float = 1e-4) -> None:
-    torch.testing.assert_close(found, expected, atol=tolerance, rtol=0)
+def close(actual: torch.Tensor, expected: torch.Tensor, tolerance: float = 1e-4) -> None:
+    torch.testing.assert_close(actual, expected, atol=tolerance, rtol=0)
 
 
 def request(*text: int) -> ImageRequest:

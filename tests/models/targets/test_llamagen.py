@@ -5,7 +5,7 @@ import random
 
 import pytest
 import torch
-from draftsmith.core.nouns import CodeBatch
+from draftsmith.core.batch import CodeBatch
 from draftsmith.eval.loop import generate
 from draftsmith.eval.policies import Chain
 from draftsmith.models.decoding.rows import Guidance
@@ -18,17 +18,17 @@ CASES = [("t2i", "a"), ("t2i", "b"), ("c2i", "a"), ("c2i", "b")]
 INTERVAL = {"t2i": "cfg7.5_interval4", "c2i": "cfg4.0_interval2"}
 
 
-def close(found, expected, tolerance):
-    torch.testing.assert_close(found, expected, atol=tolerance, rtol=0)
+def close(actual, expected, tolerance):
+    torch.testing.assert_close(actual, expected, atol=tolerance, rtol=0)
 
 
 @pytest.fixture(scope="module", params=CASES, ids=lambda case: "-".join(case))
 def recorded(request):
     """t2i b holds captions of one and of all 120 tokens."""
-    found = published(*request.param)
-    found.kind = request.param[0]
-    found.greedy = arrays("vectors_heads/llamagen_greedy.npz", "/".join((*request.param, "greedy", "")))
-    return found
+    result = published(*request.param)
+    result.kind = request.param[0]
+    result.greedy = arrays("vectors_heads/llamagen_greedy.npz", "/".join((*request.param, "greedy", "")))
+    return result
 
 
 @pytest.mark.parametrize("setting", ["cfg3.0", "cfg7.5", "interval", "nocfg"])
@@ -55,15 +55,15 @@ def test_sequences_hold_the_recorded_features(recorded, side):
         codes, tuple(asked.condition for asked in recorded.requests), torch.zeros(len(codes)).bool(),
         torch.ones(len(codes)).bool(), tuple(map(str, range(len(codes)))), codes.shape[1] - 1,
     )  # fmt: skip
-    found = sequence(target(model), batch, torch.full((len(codes),), side == "uncond"))
-    slots = model.config.num_slots
-    close(found.feature[:, slots - 1 : -1], given[f"feature_{side}"], 1e-4)
-    close(target(model).scores(found.feature[:, slots - 1 : -1]), given[f"logits_{side}"], 1e-4)
-    assert found.num_generated == codes.shape[1] and not found.ids[:, :slots].any()
-    assert torch.equal(found.ids[:, slots:], codes)
-    assert found.positions[0].tolist() == [list(range(slots + codes.shape[1]))] * len(codes)
+    result = sequence(target(model), batch, torch.full((len(codes),), side == "uncond"))
+    num_condition = model.config.num_condition_tokens
+    close(result.feature[:, num_condition - 1 : -1], given[f"feature_{side}"], 1e-4)
+    close(target(model).scores(result.feature[:, num_condition - 1 : -1]), given[f"logits_{side}"], 1e-4)
+    assert result.num_generated == codes.shape[1] and not result.ids[:, :num_condition].any()
+    assert torch.equal(result.ids[:, num_condition:], codes)
+    assert result.positions[0].tolist() == [list(range(num_condition + codes.shape[1]))] * len(codes)
     wanted = given["cond_mask"].bool() if recorded.kind == "t2i" else torch.ones(len(codes), 1).bool()
-    assert torch.equal(found.mask[:, :slots], wanted) and found.mask[:, slots:].all()
+    assert torch.equal(result.mask[:, :num_condition], wanted) and result.mask[:, num_condition:].all()
 
 
 def random_tree(dice: random.Random, vocab: int, size: int) -> Tree:
@@ -87,7 +87,7 @@ def test_a_tree_is_one_path_at_a_time(condition, scale, interval):
     checked = unguided = 0
     for seed in range(2):
         dice, asked, generator = random.Random(seed), request(model, seed), target(model, scale, interval)
-        rows, slots = generator.guidance.num_rows, model.config.num_slots
+        rows, num_condition = generator.guidance.num_rows, model.config.num_condition_tokens
         session, step = generator.prefill(asked, Taps(text_layers=(0, 1, 2), feature=True), capacity=40)
         close(step.feature, true_features(model, asked.condition, rows, []), 2e-5)
         assert step.prompt.mask.sum() == rows * (1 if condition == "class" else len(asked.condition))
@@ -109,7 +109,7 @@ def test_a_tree_is_one_path_at_a_time(condition, scale, interval):
                 checked, unguided = checked + 1, unguided + alone
             kept = path_to(tree, dice.randrange(ROOT, tree.num_nodes))
             generator.commit(session, kept)
-            assert session.cache.length == slots + len(committed) + len(kept)
+            assert session.cache.length == num_condition + len(committed) + len(kept)
             committed += [*(int(tree.tokens[n]) for n in kept), dice.randrange(24)]
     assert checked > 30 and (0 < unguided < checked) == (interval >= 0)
 
@@ -139,18 +139,18 @@ def test_sequences_equal_prefill_and_verification(condition):
     generator, codes = target(model, 3.0), torch.randint(0, 24, (3, 16), generator=torch.Generator().manual_seed(0))
     batch = code_batch(model, codes)
     for without in (False, True):
-        found = sequence(generator, batch, torch.full((3,), without))
+        result = sequence(generator, batch, torch.full((3,), without))
         for row in range(3):
             session, step = generator.prefill(request(model, row), Taps(feature=True), capacity=40)
             states = [step.feature[int(without)]]
             prompt = step.prompt
             step = generator.verify(session, int(codes[row, 0]), chain(codes[row, 1:]))
             states = torch.cat([*states, step.feature[int(without)]])
-            close(found.feature[row], states, 2e-5)
-            places = model.config.num_slots
-            assert torch.equal(found.ids[row, :places], prompt.ids[int(without)])
-            assert torch.equal(found.mask[row, :places], prompt.mask[int(without)])
-            assert torch.equal(found.positions[0][row, :places], prompt.positions[int(without)])
+            close(result.feature[row], states, 2e-5)
+            places = model.config.num_condition_tokens
+            assert torch.equal(result.ids[row, :places], prompt.ids[int(without)])
+            assert torch.equal(result.mask[row, :places], prompt.mask[int(without)])
+            assert torch.equal(result.positions[0][row, :places], prompt.positions[int(without)])
 
 
 def test_dropped_rows_are_mixed_in_one_batch():

@@ -6,7 +6,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from draftsmith.core.nouns import Request
+from draftsmith.core.batch import Request
 from draftsmith.core.pictures import IMAGE, VIDEO, PatchGrid, whole_picture
 from draftsmith.core.positions import FLAT, PositionScheme, place_positions
 from draftsmith.models.decoding.tree import chain
@@ -73,13 +73,13 @@ def test_positions_of_a_prompt_and_behind_it(case, resume):
     one, whole = asked(case), asked(case, 3)
     for request, name in ((one, "position_ids" if resume == "longer_side" else None), (whole, "position_ids_full")):
         kinds = request.modality[None]
-        found, behind = place_positions(
+        result, behind = place_positions(
             kinds, torch.ones_like(kinds, dtype=torch.bool), request.pictures, scheme(resume)
         )
         if name is not None:
             suffix = NAMES[resume] if name.endswith("full") else ""
-            assert found[:, 0].tolist() == FOUND[f"{case}_{name}{suffix}"].tolist()
-        assert int(behind) == int(found[0, 0, -1]) + 1  # decoding goes on where the prompt ended
+            assert result[:, 0].tolist() == FOUND[f"{case}_{name}{suffix}"].tolist()
+        assert int(behind) == int(result[0, 0, -1]) + 1  # decoding goes on where the prompt ended
 
 
 @resumes
@@ -89,19 +89,19 @@ def test_position_table_of_clips(number, resume):
     clip = whole_picture(PatchGrid(*row["grid_thw"], seconds=row["second_per_grid"]), VIDEO)
     before, run = row["text_before"], clip.num_tokens
     kinds = torch.tensor([[0] * before + [VIDEO] * run + [0] * row["text_after"]], dtype=torch.int8)
-    found = place_positions(kinds, torch.ones_like(kinds, dtype=torch.bool), [clip], scheme(resume))[0][:, 0]
-    assert found[:, before].tolist() == row["first_video"]
-    assert found[:, before + run - 1].tolist() == row["last_video"]
-    assert found[:, before + run].tolist() == row[f"first_text_after{suffix}"]
-    assert int(found.max()) + 1 - kinds.shape[1] == row[f"rope_delta{suffix}"]
+    result = place_positions(kinds, torch.ones_like(kinds, dtype=torch.bool), [clip], scheme(resume))[0][:, 0]
+    assert result[:, before].tolist() == row["first_video"]
+    assert result[:, before + run - 1].tolist() == row["last_video"]
+    assert result[:, before + run].tolist() == row[f"first_text_after{suffix}"]
+    assert int(result.max()) + 1 - kinds.shape[1] == row[f"rope_delta{suffix}"]
 
 
 def test_positions_of_a_padded_batch():
     mask = torch.from_numpy(FOUND["padded_attention_mask"]).bool()
     kinds = (torch.from_numpy(FOUND["padded_input_ids"]) == ABOUT["config"]["image_token_id"]).to(torch.int8)
     grids = [whole_picture(PatchGrid(*grid)) for grid in FOUND["padded_image_grid_thw"].tolist()]
-    found, behind = place_positions(kinds, mask, grids, scheme("longer_side"))
-    assert torch.equal(found, torch.from_numpy(FOUND["padded_position_ids"]))
+    result, behind = place_positions(kinds, mask, grids, scheme("longer_side"))
+    assert torch.equal(result, torch.from_numpy(FOUND["padded_position_ids"]))
     assert (behind - mask.sum(1)).tolist() == FOUND["padded_rope_deltas"][:, 0].tolist()
     right, _ = place_positions(kinds.flip(1), mask.flip(1), grids, FLAT)
     assert right[0, 1].tolist() == [*range(int(mask[1].sum())), *[0] * int((~mask[1]).sum())]

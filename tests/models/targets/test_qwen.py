@@ -95,7 +95,7 @@ def test_decoding_behind_a_clip_is_one_forward_over_everything(kind):
 def test_a_tree_is_its_paths_one_by_one(kind):
     own, asked = target(MODELS[kind]), request(kind, CASES[1], CLIP, seed=5)
     session, _ = own.prefill(asked, Taps(), capacity=20)
-    assert (session.ahead != 0) == any(p.num_tokens > 1 for p in asked.pictures)
+    assert (session.rope_delta != 0) == any(p.num_tokens > 1 for p in asked.pictures)
     tree = Tree(torch.tensor([11, 12, 13, 14, 15]), (-1, -1, 0, 0, 2), (0,) * 5)
     paths = {0: [11], 1: [12], 2: [11, 13], 3: [11, 14], 4: [11, 13, 15]}
     before = [9]
@@ -129,10 +129,10 @@ class _Largest(TorchDispatchMode):
     most = 0
 
     def __torch_dispatch__(self, func, types, args=(), kwargs=None):
-        found = func(*args, **(kwargs or {}))
-        sizes = [part.numel() for part in tree_leaves(found) if isinstance(part, torch.Tensor)]
+        result = func(*args, **(kwargs or {}))
+        sizes = [part.numel() for part in tree_leaves(result) if isinstance(part, torch.Tensor)]
         self.most = max([self.most, *sizes])
-        return found
+        return result
 
 
 def test_in_chunks_nothing_grows_with_places_times_places_and_untapped_states_go():
@@ -162,7 +162,7 @@ def test_attention_is_averaged_as_it_is_seen(queries, chunk, monkeypatch):
     """Visual places never look at anybody, and nothing that grows with queries times places is kept."""
     asked, llm = request("qwen2_5_vl", CASES[0], CLIP, words=6), MODELS["qwen2_5_vl"]
     own, passes = target(llm, prefill_chunk=chunk), []
-    monkeypatch.setattr(decoders, "_LOOKING", 3)
+    monkeypatch.setattr(decoders, "_ATTENTION_CHUNK", 3)
     forward = own.decoder.forward
     monkeypatch.setattr(
         own.decoder, "forward", lambda *a, attention=(), **k: passes.append((a[0].shape[1], bool(attention)))

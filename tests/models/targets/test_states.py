@@ -1,10 +1,10 @@
-"""States of whole sequences: the numbers of a prefill's taps, with eyes open, and nothing that was not asked for."""
+"""States of whole sequences: the numbers of a prefill's taps, with the pictures, and nothing that was not asked for."""
 
 import pytest
 import tiny_qwen
 import torch
+from draftsmith.core.batch import TEXT, Batch
 from draftsmith.core.errors import UserError
-from draftsmith.core.nouns import TEXT, Batch
 from draftsmith.core.states import Taps, feature_places, visual_places
 from draftsmith.data.collate import Sample, collate
 from draftsmith.models.targets.llava import LlavaTarget, LlavaTargetConfig

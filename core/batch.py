@@ -1,4 +1,4 @@
-"""The nouns that all parts share: a batch of tokens and what a decoder is asked.
+"""The types that all parts share: a batch of tokens and what a decoder is asked.
 
 Letters: B rows, T tokens, I images, C channels, S side in pixels, D width, P positions held.
 """
@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from .pictures import IMAGE, TEXT, VIDEO, Picture  # noqa: F401 (modalities are nouns, too)
+from .pictures import IMAGE, TEXT, VIDEO, Picture  # noqa: F401 (modalities belong to the shared types)
 from .states import OnDevice, TargetStates
 
 
@@ -45,7 +45,7 @@ class Batch(OnDevice):
 
 @dataclass(frozen=True)
 class CodeBatch(OnDevice):
-    """A micro-batch of images as codes, with what each was asked for.
+    """A micro-batch of images as codes, with the condition of each.
 
     `uncond` says which rows lose their condition in this epoch (condition dropout); a row that is not `real` fills
     a rank's place and supervises nothing. What a forward draws at random for a row comes from that row's seed.
@@ -82,16 +82,18 @@ class PictureBatch(OnDevice):
 
 @dataclass(frozen=True)
 class Request:
-    """What a decoder is asked to continue: a rendered prompt with its runs of image and video tokens expanded."""
+    """A prompt for the decoder to continue: rendered, with its runs of image and video tokens expanded."""
 
     ids: Tensor  # [T] int64
     modality: Tensor  # [T] int8
     pixels: Tensor | None  # [I,C,S,S] float32: tiles and frames, in prompt order
     name: str = ""
     pictures: tuple[Picture, ...] = ()  # in prompt order; none given: each tile is a plain picture
-    # The same prompt in the drafter's own tiles, where its eyes are not the target's; None: it shares the target's.
+    # The same prompt in the drafter's own tiles, for a drafter with its own image processor. None: it shares the
+    # target's tiles.
     drafter_view: Request | None = None
-    # Each picture as its file has it (RGB, of a clip its middle frame), for captioners; none where none was asked for.
+    # Each picture as stored in its file (RGB; the middle frame of a clip), for captioners. Empty if the caller did not
+    # ask for them.
     originals: tuple[Any, ...] = ()
 
     def to(self, device: torch.device | str) -> Request:

@@ -1,4 +1,6 @@
-"""The video track from a world to a report: what is written, kept, measured, and what heads hold while they draft."""
+"""The video track from a synthetic dataset to a report: what is written, kept, measured, and what heads hold while they
+draft.
+"""
 
 import json
 import shutil
@@ -12,7 +14,7 @@ from draftsmith.models.drafters.msd import MsdConfig
 from draftsmith.trainers.evaluation.methods import Method, decoding_with
 from draftsmith.trainers.evaluation.requests import at_length
 from draftsmith.trainers.evaluation.resume_log import ResumeLog
-from reading_run import loaded, run
+from heads_run import loaded, run
 
 METHODS = ["Sparrow", "Sparrow without VATA", "MSD", "SpecVLM"]
 
@@ -201,13 +203,13 @@ def test_settings_of_decoding():
 )
 def test_lengths_of_llava_onevision(length, frames, label):
     """196 tokens a frame and one newline."""
-    video, found = at_length(VideoSettings(), length, SimpleNamespace(reads_whole=False, patches=27))
-    assert (video.num_frames, video.fps, video.min_frames, found) == (frames, None, min(2, frames), label)
+    video, result = at_length(VideoSettings(), length, SimpleNamespace(reads_whole=False, patches=27))
+    assert (video.num_frames, video.fps, video.min_frames, result) == (frames, None, min(2, frames), label)
 
 
 @pytest.mark.parametrize(("length", "frames", "label"), [("17k", 132, "17k"), (128, 128, "16384"), ("0.5k", 4, "0.5k")])
 def test_lengths_of_qwen(length, frames, label):
     """At most 256 tokens for two frames of 448 x 448."""
     processor = SimpleNamespace(reads_whole=True, image_size=28)
-    video, found = at_length(VideoSettings(max_pixels=448**2), length, processor)
-    assert (video.num_frames, found) == (frames, label)
+    video, result = at_length(VideoSettings(max_pixels=448**2), length, processor)
+    assert (video.num_frames, result) == (frames, label)

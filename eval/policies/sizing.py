@@ -1,4 +1,4 @@
-"""SAGE's laws: how deep and wide a tree is at a confidence, and which nodes it then holds.
+"""SAGE's sizing rules: depth and width of a tree at a given confidence, and which nodes it then holds.
 
 Pure functions of numbers, without a drafter. Source: SAGE, equations 10 to 12, the threshold of section 3.2.
 """
@@ -15,8 +15,8 @@ from pydantic import Field, model_validator
 from ...core.section import Section
 
 
-class LawSettings(Section):
-    """What the laws read; numbers are the paper's."""
+class SizingSettings(Section):
+    """What the sizing rules read; numbers are the paper's."""
 
     # Likeliest tokens that the entropy is taken over, and the most children of a node.
     top_k: int = Field(10, ge=2)
@@ -42,7 +42,7 @@ class LawSettings(Section):
     first_level: Literal["root", "plain"] = "root"
 
     @model_validator(mode="after")
-    def _ordered(self) -> LawSettings:
+    def _ordered(self) -> SizingSettings:
         for name in ("depth", "width"):
             low, high = getattr(self, f"min_{name}"), getattr(self, f"max_{name}")
             if low > high:
@@ -63,15 +63,15 @@ _WHOLE = 1e-9
 
 
 @dataclass(frozen=True)
-class Laws:
+class SizingRules:
     """One cycle's depth D(alpha) and width W(alpha), and what follows from them."""
 
-    settings: LawSettings
+    settings: SizingSettings
     depth: float
     width: float
 
     @classmethod
-    def of(cls, settings: LawSettings, alpha: float, *, cap: int) -> Laws:
+    def of(cls, settings: SizingSettings, alpha: float, *, cap: int) -> SizingRules:
         """`cap` is D_max, which history moves."""
         return cls(
             settings,
@@ -133,7 +133,7 @@ class Laws:
 
 
 def grow_nodes(
-    laws: Laws,
+    sizing: SizingRules,
     first: Sequence[float],
     below: Callable[[Sequence[Node]], Sequence[Sequence[float]]],
     *,
@@ -151,8 +151,8 @@ def grow_nodes(
     kept: list[Node] = []
     newest, ranked = [Node((), 1.0, 1.0)], [first]
     for level in range(1, levels + 1):
-        found = [child for node, probs in zip(newest, ranked, strict=True) for child in laws.children(node, probs)]
-        kept = laws.first([*kept, *found])
+        children = [child for node, probs in zip(newest, ranked, strict=True) for child in sizing.children(node, probs)]
+        kept = sizing.first([*kept, *children])
         newest = [node for node in kept if len(node.path) == level]
         if not newest or level == levels:
             break
