@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import json
 import shutil
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any, Literal
 
@@ -153,22 +153,11 @@ def _publish(stage: PublishStage, context: Context) -> None:
     folder = context.folder / REPOSITORY
     shutil.rmtree(folder, ignore_errors=True)
     folders.copy_model(source, folder)
-    prompt = _store_prompt(stage.prompt, context, folder)
-    section = published_section(stages[report.name], stage.method, context, source, prompt, stage.base_model)
-    draws_images, method = context.target.draws_images, section.drafter["kind"]
+    draws_images = context.target.draws_images
     target = _hub_id(stage.base_model or context.target.path)
-    if stage.repo is not None:
-        check_name(stage.repo, method, target, is_language=not draws_images)
-    # As trained, from its own stage's folder: what is published must do the same.
-    sources = _sources(context)
-    section = section.model_copy(
-        update={"expected": measure(assemble(source, section, sources), section.prompt, folder)}
-    )
-    if torch.cuda.is_available():
-        torch.cuda.empty_cache()
+    section, sources = _measured(stage, context, source, report, folder)
     assert section.expected is not None
-    if not any(section.expected.accepted):
-        context.say("warning: nothing is accepted on the stored prompt, which then shows little: set prompt.text")
+    method = section.drafter["kind"]
     folders.write_manifest(source, folder, section)
     folders.copy_provenance(context.folder.parent, context.recipe, folder)
     plots = folders.copy_report(report, folder)
@@ -177,12 +166,7 @@ def _publish(stage: PublishStage, context: Context) -> None:
     base = _hub_id(getattr(context.drafter, "language_model", None))
     trained = trained_by(stages, source.name)
     data = [name for stage_name in trained for name in data_of(stages, stage_name)]
-    # A target that the run trained itself has no terms but those of its data.
-    named = target or (Path(context.target.path).name if context.target.path else None)
-    parts = [("target", named)] if named else []
-    parts += [("initial weights", name) for name in _began_as(context.drafter, "language_model", "path")]
-    parts += [("vision tower", name) for name in _began_as(context.drafter, "vision_tower")]
-    parts += [("data", name) for name in (stage.datasets or data)]
+    parts = _parts(context, target, stage.datasets or data)
     run_file = context.folder.parent / "run.yaml"
     versions = yaml.safe_load(run_file.read_text()) if run_file.is_file() else {}
     facts = CardFacts(
@@ -208,6 +192,41 @@ def _publish(stage: PublishStage, context: Context) -> None:
     )  # fmt: skip
     context.say(f"published: {done.pull_request or done.url} ({'private' if done.private else 'public'})")
     _finish(context.folder, {"uploaded": True, "tau": section.expected.tau} | done.__dict__)
+
+
+def _measured(
+    stage: PublishStage, context: Context, source: Path, report: Path, folder: Path
+) -> tuple[PublishedSection, dict[str, Path] | None]:
+    """The section of the manifest with what the drafter accepts on the stored prompt, and where the target's parts are.
+
+    Raises:
+        UserError: the repository's name suggests another method or target.
+    """
+    prompt = _store_prompt(stage.prompt, context, folder)
+    section = published_section(
+        context.recipe["stages"][report.name], stage.method, context, source, prompt, stage.base_model
+    )
+    if stage.repo is not None:
+        target = _hub_id(stage.base_model or context.target.path)
+        check_name(stage.repo, section.drafter["kind"], target, is_language=not context.target.draws_images)
+    # As trained, from its own stage's folder: what is published must do the same.
+    sources = _sources(context)
+    expected = measure(assemble(source, section, sources), section.prompt, folder)
+    if torch.cuda.is_available():
+        torch.cuda.empty_cache()
+    if not any(expected.accepted):
+        context.say("warning: nothing is accepted on the stored prompt, which then shows little: set prompt.text")
+    return section.model_copy(update={"expected": expected}), sources
+
+
+def _parts(context: Context, target: str | None, datasets: Iterable[str]) -> list[tuple[str, str]]:
+    """What the drafter was made from, whose licences the card follows: (role, name)."""
+    # A target that the run trained itself has no terms but those of its data.
+    named = target or (Path(context.target.path).name if context.target.path else None)
+    parts = [("target", named)] if named else []
+    parts += [("initial weights", name) for name in _began_as(context.drafter, "language_model", "path")]
+    parts += [("vision tower", name) for name in _began_as(context.drafter, "vision_tower")]
+    return parts + [("data", name) for name in datasets]
 
 
 def _sources(context: Context) -> dict[str, Path] | None:
