@@ -135,6 +135,7 @@ class Teacher:
 
     @property
     def lm_head(self) -> nn.Module:
+        """The target's projection of features [...,D] to scores [...,V]."""
         return self.llava.lm_head
 
     @torch.no_grad()

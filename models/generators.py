@@ -105,6 +105,7 @@ class LlamaGenTargetConfig(Section):
 
     @property
     def guidance(self) -> Guidance:
+        """`cfg_scale` and `cfg_interval` as the rule that combines the scores of both rows."""
         return Guidance(self.cfg_scale, self.cfg_interval)
 
 
@@ -122,6 +123,11 @@ class Generator:
     first_id: int = 0  # a token's id is its code plus this
 
     def request(self, caption: str, label: int | None, name: str) -> ImageRequest:
+        """What the target is asked for: the condition made from the caption or the label, the caption, and `name`.
+
+        Raises:
+            UserError: the target is class-conditional, and the label is None or no class of it.
+        """
         return ImageRequest(self.condition(caption, label), caption, name)
 
 
@@ -221,6 +227,11 @@ class _TextIds:
 
 
 def load_transformer(config: LlamaGenTargetConfig, folders: Mapping[str, Path]) -> LlamaGen:
+    """The LlamaGen on the CPU in the recipe's precision, of a stage's folder or else of `path`.
+
+    Raises:
+        UserError: its files cannot be read, or its shape is not what the recipe names.
+    """
     source = folders.get("target") or config.path
     assert source is not None, "the plan gives every target a source"
     model = load_llamagen(source, revision=config.revision, dtype=getattr(torch, config.dtype))
@@ -253,6 +264,7 @@ def check_labels(config: TargetConfig, asked: Iterable[tuple[str, int | None]]) 
 
 
 def text_features(config: LlamaGenTargetConfig, folders: Mapping[str, Path], *, device: torch.device) -> TextFeatures:
+    """The frozen T5 encoder on `device`: an inline one in float32 from its stage's folder, any other in bfloat16."""
     folder = folders.get("text")
     own = isinstance(config.text_encoder, dict)
     assert not own or folder is not None, "an inline text encoder is trained with its target"

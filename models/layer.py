@@ -145,6 +145,7 @@ class HeadNorm(nn.Module):
         self.eps = eps
 
     def forward(self, states: Tensor) -> Tensor:
+        """[R,N,H,E] -> [R,N,H,E]; H is G where keys are normed."""
         return F.layer_norm(states, states.shape[-1:], eps=self.eps) * self.weight + self.bias
 
 
@@ -172,6 +173,7 @@ class GatedFeedForward(nn.Module):
         self.down_proj = nn.Linear(shape.intermediate_size, shape.hidden_size, bias=False)
 
     def forward(self, states: Tensor) -> Tensor:
+        """[...,D] -> [...,D]."""
         return self.down_proj(F.silu(self.gate_proj(states)) * self.up_proj(states))
 
 

@@ -59,8 +59,14 @@ class LanguageModel(Protocol):
     config: Any
     layers: Sequence[nn.Module]
 
-    def get_input_embeddings(self) -> nn.Embedding: ...
-    def set_attn_implementation(self, attn_implementation: str) -> None: ...
+    def get_input_embeddings(self) -> nn.Embedding:
+        """The table that turns token ids into embeddings; its weight is [V,D]."""
+        ...
+
+    def set_attn_implementation(self, attn_implementation: str) -> None:
+        """Switch to another attention kernel of transformers: "eager" is the one that returns weights."""
+        ...
+
     def __call__(self, **inputs: Any) -> Any: ...
 
 

@@ -39,6 +39,7 @@ class Target:
 
     @property
     def shape(self) -> TargetShape:
+        """Sizes and config of its language model, which heads mirror."""
         return language_shape(self.text)
 
     @property

@@ -57,6 +57,7 @@ class AnoleIds:
 
     @property
     def markers(self) -> tuple[int, ...]:
+        """The ids of the special tokens, which the ids of a prompt's text must not include."""
         return self.bos, self.pad, self.end_of_image, self.begin_of_image, self.end_of_turn
 
 
@@ -138,14 +139,17 @@ class AnoleTarget:
 
     @property
     def config(self) -> ChameleonConfig:
+        """transformers' config of the model."""
         return self.model.config
 
     @property
     def shape(self) -> TargetShape:
+        """What heads mirror: sizes, a layer of Chameleon's, and the grid of codes."""
         return anole_shape(self.config, self.grid)
 
     @property
     def device(self) -> torch.device:
+        """Where inputs go: the device of the embedding."""
         return self.decoder.device
 
     @property
@@ -307,6 +311,7 @@ class AnoleTargetConfig(Section):
 
     @property
     def image_size(self) -> int:
+        """Pixels along a side of the pictures."""
         return 512
 
     @property
@@ -316,6 +321,7 @@ class AnoleTargetConfig(Section):
 
     @property
     def guidance(self) -> Guidance:
+        """`cfg_scale` as the rule that combines the scores of both rows, for all tokens."""
         return Guidance(self.cfg_scale)
 
 

@@ -70,6 +70,7 @@ class TargetShape:
 
     @property
     def draws_images(self) -> bool:
+        """Whether the target is an image generator, not a language model."""
         return self.text is None
 
 
@@ -84,9 +85,15 @@ class Target(Protocol):
     vocab_size: int
 
     @property
-    def shape(self) -> TargetShape: ...
+    def shape(self) -> TargetShape:
+        """Sizes, and the text config or the layer, that heads mirror."""
+        ...
+
     @property
-    def device(self) -> torch.device: ...
+    def device(self) -> torch.device:
+        """Where inputs go, and where a drafter is loaded."""
+        ...
+
     @property
     def embedding(self) -> Tensor:
         """[V,D] of token ids."""

@@ -55,6 +55,7 @@ class LanguageTarget:
 
     @property
     def device(self) -> torch.device:
+        """Where inputs go: the device of the embedding."""
         return self.decoder.device
 
     @property

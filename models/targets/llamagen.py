@@ -41,14 +41,17 @@ class LlamaGenTarget:
 
     @property
     def config(self) -> LlamaGenConfig:
+        """The transformer's shape, with its grid and kind of condition."""
         return self.model.config
 
     @property
     def shape(self) -> TargetShape:
+        """What heads mirror: sizes, a layer as in LANTERN's published heads, and the grid of codes."""
         return llamagen_shape(self.config)
 
     @property
     def device(self) -> torch.device:
+        """Where inputs go: the device of the embedding."""
         return self.model.tok_embeddings.weight.device
 
     @property
