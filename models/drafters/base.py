@@ -224,4 +224,5 @@ class PublishedDrafter(DrafterConfig):
     revision: str | None = None
 
     def provides(self) -> set[str]:
+        """Return {"drafter"} where `path` names trained weights, else an empty set."""
         return set() if self.path is None else {"drafter"}

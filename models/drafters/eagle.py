@@ -80,19 +80,24 @@ class EagleConfig(FusedHeadConfig):
     for_images: ClassVar[bool] = True
 
     def unread(self, draws_images: bool) -> frozenset[str]:
+        """Return the settings of language heads where the target draws images, else those of image heads."""
         return _OF_LANGUAGE if draws_images else _OF_IMAGES
 
     def check(self, shape: TargetShape) -> None:
+        """Accept every target that draws images; check the others as `HeadConfig` does."""
         if not shape.draws_images:
             super().check(shape)
 
     def frozen_beside(self, shape: TargetShape) -> int:
+        """Count the target's embedding, V * D parameters, where it draws images; else 0."""
         return shape.vocab_size * shape.hidden_size if shape.draws_images else 0
 
     def visual(self, *, training: bool) -> Visual:
+        """Return "none" under `vata`, in training as well; else "read": visual tokens are ordinary inputs."""
         return "none" if self.vata else "read"
 
     def image_input(self, *, training: bool = True) -> Image | None:
+        """Return the setting `image`; None under `vata`."""
         return None if self.vata else self.image
 
     def layer(self, shape: TargetShape) -> LayerShape:
@@ -110,11 +115,13 @@ class EagleConfig(FusedHeadConfig):
         return StateHead(layer, fc_bias=self.fc_bias)
 
     def taps_for(self, shape: TargetShape, *, training: bool) -> Taps:
+        """Ask an image generator for the feature; with `loss.guided`, training also runs without the condition."""
         if shape.draws_images:
             return Taps(feature=True, without_condition=training and bool(self.loss.guided))
         return super().taps_for(shape, training=training)
 
     def build(self, target: Target, *, count_tokens: CountTokens | None = None) -> StateHead:
+        """Give the head of an image generator a float32 copy of the target's embedding, frozen."""
         if not target.shape.draws_images:
             return super().build(target)
         head = ImageEagleHead(self.layer(target.shape))
@@ -130,6 +137,7 @@ class EagleConfig(FusedHeadConfig):
         dtype: torch.dtype | None = None,
         identity: TargetIdentity | None = None,
     ) -> StateHead:
+        """Load heads of image generators, ours or LANTERN's, with `load_eagle`; others as `HeadConfig` does."""
         if not target.shape.draws_images:
             return super().load(folder, target, dtype=dtype, identity=identity)
         source, dtype = folder if folder is not None else find_head(self), dtype or target.embedding.dtype
@@ -158,6 +166,7 @@ class EagleConfig(FusedHeadConfig):
         return super().drafter(module, target, options)
 
     def count(self, shape: TargetShape) -> dict[str, int]:
+        """Count trainable parameters; the frozen embedding of an image generator's head is left out."""
         if not shape.draws_images:
             return super().count(shape)
         with torch.device("meta"):
@@ -185,6 +194,7 @@ class ImageEagleHead(StateHead):
         self.own_embedding = False
 
     def fresh(self) -> ImageEagleHead:
+        """Keep `own_embedding`; the embedding holds random rows until others are loaded or shared."""
         head = ImageEagleHead(self.shape, fc_bias=self.fc.bias is not None)
         head.own_embedding = self.own_embedding
         return head
@@ -280,6 +290,7 @@ class ImageEagleTraining(nn.Module):
         self.target = target
 
     def parts(self) -> dict[str, list[tuple[str, nn.Parameter]]]:
+        """Return the head's trainable parameters as one part, for the optimizer's groups."""
         return {"head": [(n, p) for n, p in self.head.named_parameters() if p.requires_grad]}
 
     def forward(self, batch: CodeBatch, states: TargetStates) -> StepLoss:
@@ -385,6 +396,7 @@ class ImageEagleProposal(Recursive):
 
     @torch.inference_mode()
     def start(self, request: Any, prefill: TargetStep, warp: Warp, *, capacity: int) -> None:
+        """Keep the prompt and its features, and make the cache; the head first runs in `root`."""
         prompt = prefill.prompt
         assert prompt is not None and prefill.feature is not None, "an image generator's prefill gives its prompt"
         self._warp, self._prompt = warp, prompt

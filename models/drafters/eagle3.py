@@ -61,12 +61,15 @@ class Eagle3Config(HeadConfig):
         return self
 
     def visual(self, *, training: bool) -> Visual:
+        """Return `visual_slots`; "none" in decoding under `vata`."""
         return "none" if self.vata and not training else self.visual_slots
 
     def image_input(self, *, training: bool = True) -> Image | None:
+        """Return the setting `image`; None where no input stands at a visual token."""
         return self.image if self.visual(training=training) != "none" else None
 
     def reads(self, shape: TargetShape, *, training: bool) -> Reads:
+        """Join three layers; the second of them alone stands at visual tokens where `visual` is "middle"."""
         layers, held = self.layers_of(shape), self.visual(training=training)
         image = 0 if held != "none" and self.image_input() == "projected" else None
         return Reads(layers, layers[1] if held == "middle" else None, image)
@@ -83,9 +86,11 @@ class Eagle3Config(HeadConfig):
         return layers
 
     def layer(self, shape: TargetShape) -> LayerShape:
+        """Mirror a layer without what only Qwen has; its attention reads embedding and state, 2 * D wide."""
         return mirrored_layer(self, shape.text, input_norm=True, like_llama=True)
 
     def module(self, layer: LayerShape, draft_ids: Tensor | None) -> StateHead:
+        """Make an `Eagle3Head`; without `draft_ids` [V'] it scores the whole vocabulary."""
         return Eagle3Head(layer, torch.arange(layer.vocab_size) if draft_ids is None else draft_ids)
 
     def build(self, target: Target, *, count_tokens: CountTokens | None = None) -> StateHead:
@@ -98,9 +103,11 @@ class Eagle3Config(HeadConfig):
         return self.module(self.layer(target.shape), ids)
 
     def exports(self, engine: str) -> list[str]:
+        """Return no reason for any engine: the settings decide."""
         return []
 
     def training_objective(self, module: nn.Module, target: Target, settings: HeadObjective | None = None) -> nn.Module:
+        """Raise `UserError` for settings with a `feature` term: this head's states are its own."""
         if settings is not None and settings.feature:
             raise UserError(
                 "objective.feature compares states, and this head's are its own", where="key objective.feature",
@@ -159,13 +166,16 @@ class Eagle3Head(StateHead):
 
     @property
     def dtype(self) -> torch.dtype:
+        """Return the dtype of the weights, read from `fc`."""
         return self.fc.weight.dtype
 
     def fresh(self) -> Eagle3Head:
+        """Return another head of the same shape and draft vocabulary, with weights of its own."""
         return Eagle3Head(self.shape, self.draft_ids.cpu())
 
     @property
     def draft_ids(self) -> Tensor:  # type: ignore[override]
+        """Return the target's id of each entry of the draft's vocabulary, [V'] int64 ascending."""
         return self.d2t + torch.arange(len(self.d2t), device=self.d2t.device)
 
     def fuse(self, states: Tensor) -> Tensor:
@@ -173,6 +183,7 @@ class Eagle3Head(StateHead):
         return self.fc(states)
 
     def joined(self, embeds: Tensor, states: Tensor, image: Tensor | None, depths: Tensor | None) -> Tensor:
+        """Raise `AssertionError`: `JoinedLayer` joins embedding and state."""
         raise AssertionError("embedding and state stand beside each other in the attention's input")
 
     def forward(
@@ -192,12 +203,15 @@ class Eagle3Head(StateHead):
         return self.midlayer(embeds, states, self.rotary(positions), mask, cache)
 
     def hidden(self, outputs: Tensor) -> Tensor:
+        """Apply the head's final norm to outputs [...,D]."""
         return self.norm(outputs)
 
     def lm_head_of(self, scores: Callable[[Tensor], Tensor], chunk: int, dtype: torch.dtype) -> nn.Module:
+        """Use the head's own LM head, over V' ids; `scores` and `dtype` are not read."""
         return ChunkedHead(self.lm_head, chunk)
 
     def draft_scores(self, outputs: Tensor, scores: Callable[[Tensor], Tensor], dtype: torch.dtype) -> Tensor:
+        """Score outputs [N,D] with the head's own LM head: [N,V], minus infinity for ids that are not the draft's."""
         return self.vocabulary(self.lm_head(self.norm(outputs)))
 
     def vocabulary(self, scores: Tensor) -> Tensor:
@@ -219,6 +233,7 @@ class JoinedLayer(nn.Module):
         self.mlp = GatedFeedForward(shape)
 
     def forward(self, embeds: Tensor, states: Tensor, rope: Tensor, mask: Tensor | None, cache: Any) -> Tensor:
+        """Return [B,N,D] from embeddings and states [B,N,D]; `rope` comes from `Rotary`, `mask` is [N,K] or [B,N,K]."""
         joined = torch.cat([self.input_layernorm(embeds), self.hidden_norm(states)], dim=-1)
         states = states + self.self_attn(joined, rope, mask, cache)
         return states + self.mlp(self.post_attention_layernorm(states))

@@ -117,6 +117,7 @@ class EnsembleProposal(IndependentProposal):
 
     @torch.inference_mode()
     def start(self, request: Request, prefill: TargetStep, warp: Warp, *, capacity: int) -> None:
+        """Run each mode's prompt, start the weights, and begin a new `trace` with `record`."""
         super().start(request, prefill, warp, capacity=capacity)
         self.weights.start(self.decoder.device)
         self._emitted, self._drafted = 1, []  # tokens of the output so far
@@ -142,6 +143,7 @@ class EnsembleProposal(IndependentProposal):
         return caches
 
     def root(self) -> Tensor:
+        """Drop the last cycle's q of the modes, then return the mixture's q [V]."""
         self._drafted = []
         return super().root()
 
@@ -153,6 +155,7 @@ class EnsembleProposal(IndependentProposal):
 
     @torch.inference_mode()
     def accept(self, verified: Any) -> None:
+        """Update the weights by the cycle's p and q, then commit the path."""
         self._observe(verified)
         self._emitted += len(verified.tokens) + 1
         super().accept(verified)

@@ -113,6 +113,7 @@ class HeadConfig(PublishedDrafter):
     # ---- verbs
 
     def check(self, shape: TargetShape) -> None:
+        """Raise `UserError` for a target that draws images, or one that `mirrored_layer` refuses."""
         if shape.draws_images:
             raise UserError(
                 f"a {self.kind} head reads the hidden states of a language model, and the target draws images",
@@ -121,6 +122,7 @@ class HeadConfig(PublishedDrafter):
         self.layer(shape)
 
     def taps_for(self, shape: TargetShape, *, training: bool) -> Taps:
+        """Ask for the layers of `reads`; for the feature in training, and in decoding where no layers are joined."""
         reads = self.reads(shape, training=training)
         visual = {layer for layer in (reads.visual, reads.image) if layer is not None}
         if training:
@@ -169,6 +171,7 @@ class HeadConfig(PublishedDrafter):
         return {"trainable": sum(p.numel() for p in head.parameters() if p.requires_grad)}
 
     def exports(self, engine: str) -> list[str]:
+        """Refuse speculators, whose format has no EAGLE-1 type; elsewhere the settings decide."""
         return ["the format has no EAGLE-1 type; --to vllm writes what vLLM reads"] if engine == "speculators" else []
 
     def _any_ids(self) -> Tensor | None:
@@ -191,10 +194,12 @@ class FusedHeadConfig(HeadConfig):
     state: Literal["feature", -2] = "feature"
 
     def reads(self, shape: TargetShape, *, training: bool) -> Reads:
+        """Join one state; layer 0 gives visual tokens their embedding where `image_input` is "projected"."""
         image = 0 if self.image_input(training=training) == "projected" else None
         return Reads(self.state_layers(shape), self.visual_layer(shape, training=training), image)
 
     def state_layers(self, shape: TargetShape) -> tuple[int, ...]:
+        """Return the layer that enters as the state, num_layers - 1; none where the feature does."""
         return () if self.state == "feature" else (shape.num_layers - 1,)
 
     def visual_layer(self, shape: TargetShape, *, training: bool) -> int | None:
@@ -227,6 +232,7 @@ class DirectHeadConfig(FusedHeadConfig):
     )
 
     def visual(self, *, training: bool) -> Visual:
+        """Return "none" where the share of visual tokens is 0, or in decoding under `vata`; else "direct"."""
         if training:
             return "direct" if self.train_visual_share else "none"
         return "direct" if self.visual_share and not self.vata else "none"
@@ -244,6 +250,7 @@ class DirectHeadConfig(FusedHeadConfig):
         return self.share_by
 
     def attention_layers(self, shape: TargetShape) -> tuple[int, ...]:
+        """Return `share_layer`, null: the layer at half depth; () where no or all visual tokens are held."""
         if self.vata or self.visual_share in (0.0, 1.0):
             return ()
         layer = shape.num_layers // 2 if self.share_layer is None else self.share_layer

@@ -40,6 +40,7 @@ class StateHead(nn.Module):
 
     @property
     def dtype(self) -> torch.dtype:
+        """Return the dtype of the weights, read from `fc`."""
         return self.fc.weight.dtype
 
     def fresh(self) -> StateHead:

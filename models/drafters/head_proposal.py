@@ -46,6 +46,7 @@ class HeadProposal(Recursive):
 
     @torch.inference_mode()
     def start(self, request: Any, prefill: TargetStep, warp: Warp, *, capacity: int) -> None:
+        """Keep the prompt and its states; the head reads them in `begin`."""
         prompt = prefill.prompt
         assert prompt is not None and prompt.modality is not None, "this target does not tell what it prefilled"
         assert len(prompt.ids) == 1, "heads of language models read one row"

@@ -64,6 +64,7 @@ class HeadObjective(Section):
 
 
 def pass_weights(objective: HeadObjective, count: int) -> list[float]:
+    """Return the weights of `count` passes: decay^s for pass s, or 1 / count each without `decay`."""
     if objective.decay is None:
         return [1 / count] * count
     return [objective.decay**step for step in range(count)]
@@ -90,6 +91,7 @@ class HeadTraining(nn.Module):
         self.lm = head.lm_head_of(target.scores, chunk, target.embedding.dtype)
 
     def parts(self) -> dict[str, list[tuple[str, nn.Parameter]]]:
+        """Return the head's trainable parameters as one part, for the optimizer's groups."""
         return {"head": [(name, p) for name, p in self.head.named_parameters() if p.requires_grad]}
 
     def forward(self, batch: Batch, states: TargetStates) -> StepLoss:

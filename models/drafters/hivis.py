@@ -36,6 +36,7 @@ class HivisConfig(FusedHeadConfig):
         return super().written_settings() | {"num_steps": self.num_steps}
 
     def exports(self, engine: str) -> list[str]:
+        """Also refuse the eagle layout, and every engine for a head with step vectors."""
         reasons = super().exports(engine)
         if engine == "eagle":
             reasons.append("hivis has no published code that would read it")
@@ -58,6 +59,7 @@ class HivisHead(StateHead):
         return HivisHead(self.shape, fc_bias=self.fc.bias is not None, num_steps=self.num_steps)
 
     def joined(self, embeds: Tensor, states: Tensor, image: Tensor | None, depths: Tensor | None) -> Tensor:
+        """Add the step vector of each input's depth, if there are any; larger depths take the last vector."""
         inputs = super().joined(embeds, states, image, depths)
         if not self.num_steps:
             return inputs

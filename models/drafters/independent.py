@@ -46,6 +46,7 @@ class IndependentProposal:
 
     @torch.inference_mode()
     def start(self, request: Request, prefill: TargetStep, warp: Warp, *, capacity: int) -> None:
+        """Run the request's prompt, as the mode sees it, into the draft's own cache."""
         self._warp = warp
         self._seen = (request, self._views_of(self._own(request)))
         self._prefill([view.to(self.decoder.device) for view in self._seen[1]], capacity)
@@ -90,6 +91,7 @@ class IndependentProposal:
         return max(len(view.request.ids) for view in self.views(request)) + max_new_tokens
 
     def begin(self, first: int) -> None:
+        """Keep the first token, which `root` feeds."""
         self._pending = [first]
 
     @torch.inference_mode()
@@ -105,6 +107,7 @@ class IndependentProposal:
 
     @torch.inference_mode()
     def expand(self, parents: Sequence[int], tokens: Tensor) -> Tensor:
+        """Run tokens [F] behind the committed ones; the cache keeps its committed length."""
         assert self._cache is not None
         past, first, device = self._cache.length, len(self._expansions), self.decoder.device
         depths = self._expansions.take(parents)
@@ -129,6 +132,7 @@ class IndependentProposal:
         return self._warp.apply_temperature(self.decoder.logits(feature[0]))
 
     def accept(self, verified: Any) -> None:
+        """Keep the cache of accepted nodes; `root` feeds the bonus token and accepted tokens that were not expanded."""
         assert self._cache is not None
         kept = []
         for node in verified.path:

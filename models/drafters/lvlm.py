@@ -92,6 +92,7 @@ class LvlmConfig(PublishedDrafter):
         return self
 
     def check(self, shape: TargetShape) -> None:
+        """Raise `UserError` for a target that draws images."""
         if shape.draws_images:
             raise UserError(
                 "a draft LVLM answers about pictures, and the target draws them", where="key drafter.kind",
@@ -119,6 +120,7 @@ class LvlmConfig(PublishedDrafter):
         dtype: torch.dtype | None = None,
         identity: TargetIdentity | None = None,
     ) -> PreTrainedModel:
+        """Load a draft of ours, or one without our manifest; `dtype` None: the section's, or else the target's."""
         model = target.decoder.model  # type: ignore[attr-defined]
         dtype = dtype or (getattr(torch, self.dtype) if self.dtype else model.dtype)
         tokenizer = None if identity is None else identity.tokenizer_sha256
@@ -135,6 +137,7 @@ class LvlmConfig(PublishedDrafter):
         save_llava(module, folder, manifest)
 
     def lines(self, shape: TargetShape, config: PreTrainedConfig) -> list[str]:
+        """Return the number of parameters of each part and the size of the vocabulary."""
         return parameter_lines(self.config_beside(config), vocabulary=True)
 
     def config_beside(self, target: PreTrainedConfig) -> PreTrainedConfig:
@@ -143,6 +146,7 @@ class LvlmConfig(PublishedDrafter):
         return drafter_config(self, target, ids, network=False)
 
     def exports(self, engine: str) -> list[str]:
+        """Refuse the layouts for heads; vLLM and SGLang run the language model alone, for prompts of text."""
         if engine in ("vllm", "sglang"):
             return []  # its language model alone, for prompts of text
         return [f"the {engine} layout is for heads, and this is a whole model"]

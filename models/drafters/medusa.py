@@ -56,9 +56,11 @@ class MedusaConfig(PublishedDrafter):
     for_images: ClassVar[bool] = True
 
     def shape(self, target: TargetShape) -> MedusaShape:
+        """Return the sizes of the heads: the target's width, the number of heads, and the blocks of each."""
         return MedusaShape(target.hidden_size, self.num_heads, self.num_layers)
 
     def taps_for(self, shape: TargetShape, *, training: bool) -> Taps:
+        """Ask for the feature alone, in training and in decoding."""
         return Taps(feature=True)
 
     def build(self, target: Target, *, count_tokens: CountTokens | None = None) -> MedusaHead:
@@ -90,10 +92,12 @@ class MedusaConfig(PublishedDrafter):
         save_medusa(module, folder, manifest)
 
     def manifest(self, target: Target, identity: TargetIdentity, **training: Any) -> dict[str, Any]:
+        """Add the tokenizer's hash where the target answers in words."""
         more = {} if target.shape.draws_images else {"tokenizer_sha256": identity.tokenizer_sha256}
         return image_head_manifest(self.model_dump(mode="json"), identity, **more, **training)
 
     def training_objective(self, module: nn.Module, target: Target, settings: Any = None) -> nn.Module:
+        """Use the section's own loss; `settings` is not read."""
         training = MedusaImageTraining if target.shape.draws_images else MedusaTraining
         return training(module, target, self.loss)
 
@@ -126,6 +130,7 @@ class ResidualBlock(nn.Module):
         nn.init.zeros_(self.linear.bias)
 
     def forward(self, states: Tensor) -> Tensor:
+        """Map states [...,D] to [...,D]."""
         return states + F.silu(self.linear(states))
 
 
@@ -141,6 +146,7 @@ class MedusaHead(nn.Module):
         )
 
     def forward(self, features: Tensor) -> Tensor:
+        """Map features [...,D] to one feature for each level, [L,...,D]."""
         return torch.stack([head(features) for head in self.heads])
 
 
@@ -249,6 +255,7 @@ class MedusaProposal:
         self.max_levels: int | None = head.shape.num_heads
 
     def start(self, request: Any, prefill: TargetStep, warp: Warp, *, capacity: int) -> None:
+        """Keep the feature [R,1,D] of the prompt's last token."""
         assert prefill.feature is not None
         self._warp, self._feature, self._emitted = warp, prefill.feature[:, -1:], 0
 
@@ -257,6 +264,7 @@ class MedusaProposal:
 
     @torch.inference_mode()
     def root(self) -> Tensor:
+        """Score all levels from the last committed feature; return q [V] of the first one."""
         dtype = next(self.head.parameters()).dtype
         predicted = self.head(self._feature.to(dtype))[:, :, 0].transpose(0, 1)  # [R,L,D]
         steps = [self._emitted + level for level in range(len(predicted[0]))]
@@ -265,6 +273,7 @@ class MedusaProposal:
         return self._levels[0]
 
     def expand(self, parents: Sequence[int], tokens: Tensor) -> Tensor:
+        """Return q [F,V] by the depth of each node; `tokens` are not read."""
         return self._levels[self._expansions.take(parents)]
 
     def accept(self, verified: Any) -> None:
@@ -274,6 +283,7 @@ class MedusaProposal:
 
 
 def save_medusa(head: MedusaHead, folder: Path, manifest: Mapping[str, Any]) -> None:
+    """Write `model.safetensors`, `config.json` and the manifest into `folder`."""
     folder.mkdir(parents=True, exist_ok=True)
     save_file({k: v.contiguous() for k, v in head.state_dict().items()}, folder / "model.safetensors")
     (folder / "config.json").write_text(json.dumps({"model_type": "medusa", **asdict(head.shape)}, indent=1))

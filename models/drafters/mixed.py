@@ -51,6 +51,7 @@ class MixedConfig(DrafterConfig):
         dtype: torch.dtype | None = None,
         identity: TargetIdentity | None = None,
     ) -> Any:
+        """Raise `AssertionError`: an evaluation loads the members one by one."""
         raise AssertionError("an evaluation opens the members and mixes them: they have no module of their own")
 
     def drafter(self, module: Any, target: Target, options: DraftingOptions = PLAIN) -> Drafter:
@@ -86,6 +87,7 @@ class MixedProposal:
             member.begin(first)
 
     def root(self) -> Tensor:
+        """Drop the last cycle's q of the members, then return the mixture's q [V]."""
         self._drafted = []
         return self._mixed([member.root()[None] for member in self.members])[0]
 
@@ -94,6 +96,7 @@ class MixedProposal:
 
     @torch.inference_mode()
     def accept(self, verified: Any) -> None:
+        """Update the weights by the cycle's p and q, then tell every member."""
         self._observe(verified)
         for member in self.members:
             member.accept(verified)

@@ -35,6 +35,7 @@ class View:
     pool: int = 1
 
     def to(self, device: torch.device) -> View:
+        """Return a copy whose request is on `device`."""
         return View(self.request.to(device), self.pool)
 
 

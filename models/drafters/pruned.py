@@ -60,6 +60,7 @@ class PrunedConfig(DrafterConfig):
         return {"drafter"}
 
     def check(self, shape: TargetShape) -> None:
+        """Raise `UserError` for a target that draws images."""
         if shape.draws_images:
             raise UserError(
                 "a pruned prompt is one of visual tokens, and the target draws images", where="key drafter.kind",
@@ -94,6 +95,7 @@ class PrunedConfig(DrafterConfig):
         return parameter_counts(target_config(self.model, None, network=False))
 
     def lines(self, shape: TargetShape, config: Any) -> list[str]:
+        """Return the share of visual tokens kept, behind the sibling's parameters where a sibling drafts."""
         kept = f"{1 - self.ratio:.0%} of the visual tokens kept" if self.ratio else "every visual token kept"
         if self.model == "target":
             return [f"  the target's own weights, with a cache of its own; {kept}; nothing is trained"]
@@ -179,6 +181,7 @@ class PrunedProposal(IndependentProposal):
 
     @torch.inference_mode()
     def start(self, request: Request, prefill: TargetStep, warp: Warp, *, capacity: int) -> None:
+        """Prune the prompt and run it; set `num_visual` and `num_kept` (tokens) and `pruning_s` (seconds)."""
         self._warp = warp
         request = self.reader.view(request).to(self.decoder.device)
         began = time.perf_counter()
@@ -219,6 +222,7 @@ class PrunedProposal(IndependentProposal):
         return PromptRows(prefill.layers[0], *place_positions(modality, seen, request.pictures, self.decoder.scheme))
 
     def last_position(self, request: Request, max_new_tokens: int) -> int:
+        """Count only the kept visual tokens under `positions: compact`, all of them under `target`."""
         visual = int((request.modality != TEXT).sum())
         if self.config.positions == "target":
             return len(request.ids) + max_new_tokens

@@ -42,6 +42,7 @@ class Recursive:
 
     @torch.inference_mode()
     def expand(self, parents: Sequence[int], tokens: Tensor) -> Tensor:
+        """Run nodes [F] on their parents' outputs; the cache keeps its committed length."""
         past, first, device = self._cache.length, len(self._expansions), self._outputs.device
         depths = self._expansions.take(parents)
         above = torch.tensor([0 if p == ROOT else p + 1 for p in parents], device=device)

@@ -43,6 +43,7 @@ class SiblingConfig(DrafterConfig):
         return {"drafter"}
 
     def check(self, shape: TargetShape) -> None:
+        """Raise `UserError` for a target that answers in words."""
         if not shape.draws_images:
             raise UserError(
                 "a smaller LlamaGen draws images, and the target answers in words", where="key drafter.kind",
@@ -57,12 +58,14 @@ class SiblingConfig(DrafterConfig):
         dtype: torch.dtype | None = None,
         identity: TargetIdentity | None = None,
     ) -> LlamaGen:
+        """Load the weights at `path`; `folder` is not read. Raise `UserError` as `check_sibling`."""
         assert isinstance(target, LlamaGenTarget), "see check_sibling"
         model = load_llamagen(self.path, revision=self.revision, dtype=dtype or target.embedding.dtype)
         check_sibling(target.config, model.config)
         return model.to(target.device)
 
     def drafter(self, module: nn.Module, target: Target, options: DraftingOptions = PLAIN) -> Drafter:
+        """Guide by `cfg_scale` in the target's interval; null: by the target's scale."""
         assert isinstance(target, LlamaGenTarget) and isinstance(module, LlamaGen)
         guidance = target.guidance
         if self.cfg_scale is not None:
@@ -85,10 +88,12 @@ class SiblingProposal:
         self.model = model
 
     def start(self, request: Any, prefill: TargetStep, warp: Warp, *, capacity: int) -> None:
+        """Run the request's prompt through the sibling, into a cache of its own."""
         self._warp = warp
         self._session, _ = self.model.prefill(request, Taps(), capacity=capacity)
 
     def begin(self, first: int) -> None:
+        """Keep the first token, which `root` feeds."""
         self._pending = [first]
 
     @torch.inference_mode()
@@ -104,6 +109,7 @@ class SiblingProposal:
 
     @torch.inference_mode()
     def expand(self, parents: Sequence[int], tokens: Tensor) -> Tensor:
+        """Run tokens [F] behind the committed ones, each after its ancestors alone."""
         first = len(self._expansions)
         depths = self._expansions.take(parents)
         offsets = [depth - 1 for depth in depths]  # places behind the cache's end
@@ -112,6 +118,7 @@ class SiblingProposal:
         )
 
     def accept(self, verified: Any) -> None:
+        """Keep the cache of accepted nodes; `root` feeds the bonus token and accepted tokens that were not expanded."""
         kept = []
         for node in verified.path:
             expansion = verified.tree.expansions[node]

@@ -30,6 +30,7 @@ class SparrowConfig(DirectHeadConfig):
     own_loss: ClassVar[HeadObjective] = VISUAL_STAGE
 
     def visual_layer(self, shape: TargetShape, *, training: bool) -> int | None:
+        """Return the middle layer with `ivsb`, else 0; None where there are no direct visual inputs."""
         if self.visual(training=training) != "direct":
             return None
         return self._middle(shape) if self.ivsb else 0
@@ -47,6 +48,7 @@ class SparrowConfig(DirectHeadConfig):
         return super().written_settings() | {"ivsb": self.ivsb}
 
     def exports(self, engine: str) -> list[str]:
+        """Also refuse the eagle layout: no published code would read a Sparrow head."""
         if engine == "eagle":
             return [*super().exports(engine), "sparrow has no published code that would read it"]
         return super().exports(engine)

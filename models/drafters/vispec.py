@@ -36,6 +36,7 @@ class VispecConfig(FusedHeadConfig):
     own_loss: ClassVar[HeadObjective] = VISUAL_STAGE
 
     def visual(self, *, training: bool) -> Visual:
+        """Return "none" with one query (the global vector alone) or in decoding under `vata`; else "compressed"."""
         return "none" if (self.vata and not training) or self.num_queries == 1 else "compressed"
 
     def visual_layer(self, shape: TargetShape, *, training: bool) -> int | None:
@@ -48,6 +49,7 @@ class VispecConfig(FusedHeadConfig):
         return super().written_settings() | {"num_queries": self.num_queries}
 
     def exports(self, engine: str) -> list[str]:
+        """Also refuse all but the eagle layout: no server computes the global vector."""
         reasons = super().exports(engine)
         if engine != "eagle":
             reasons.append("a picture's global vector joins every state (ViSpec), which no server computes")
@@ -70,6 +72,7 @@ class VispecHead(StateHead):
         return VispecHead(self.shape, fc_bias=self.fc.bias is not None, num_queries=self.num_queries)
 
     def joined(self, embeds: Tensor, states: Tensor, image: Tensor | None, depths: Tensor | None) -> Tensor:
+        """Join the states with the global vectors `image` [B,N,D] by `img_fc` first."""
         assert image is not None
         return super().joined(embeds, self.img_fc(torch.cat([states, image], dim=-1)), image, depths)
 

@@ -51,6 +51,7 @@ class FixedWeights(Section):
     values: tuple[float, ...] | None = None
 
     def build(self, members: int) -> Fixed:
+        """Return the rule for so many members; without `values` all count the same."""
         return Fixed(self.values or (1.0,) * members)
 
 
@@ -69,6 +70,7 @@ class GridWeights(Section):
     window: int | None = Field(None, ge=1)
 
     def build(self, members: int) -> GridSearch:
+        """Return the rule for so many members."""
         return GridSearch(self, members)
 
 
@@ -85,6 +87,7 @@ class InverseWeights(Section):
     window: int | None = Field(None, ge=1)
 
     def build(self, members: int) -> InverseError:
+        """Return the rule for so many members."""
         return InverseError(self, members)
 
 
@@ -105,6 +108,7 @@ class Fixed:
         return self._current
 
     def observe(self, p: Tensor, q: Tensor) -> None:
+        """Do nothing: the weights stay fixed."""
         return None
 
 
@@ -137,6 +141,7 @@ class GridSearch:
         self.settings, self.members = settings, members
 
     def start(self, device: torch.device) -> None:
+        """Make the grid's weights [G,R]; begin with equal weights and no history."""
         points = grid(self.members, self.settings.parts)
         self.points = torch.tensor(points[::-1] if self.settings.order == "article" else points, device=device)
         self.hits, self.divergence = History(self.settings.window), History(self.settings.window)
@@ -146,6 +151,7 @@ class GridSearch:
         return self._current
 
     def observe(self, p: Tensor, q: Tensor) -> None:
+        """Score every weight of the grid at each position, then take the best one over the history."""
         score = self.settings.score
         hits, divergence = grid_scores(
             self.points,
@@ -186,6 +192,7 @@ class InverseError:
         return self._current
 
     def observe(self, p: Tensor, q: Tensor) -> None:
+        """Add each draft's errors, then weight the drafts by the inverse of the sums."""
         self.errors.add(errors(p, q, self.settings.error))
         total = self.errors.total()
         self._current = self._weights(torch.where(total == 0, _FLAWLESS, 1 / total))
