@@ -84,6 +84,7 @@ def _dispatch(arguments: list[str]) -> int:
 
 
 def usage() -> str:
+    """What `draftsmith` prints without a command or with --help: commands, exit codes and recipes."""
     width = max(map(len, COMMANDS))
     return "\n".join(
         [

@@ -21,14 +21,17 @@ class Finding:
 
 
 def ok(subject: str, what: str) -> Finding:
+    """A finding of nothing wrong."""
     return Finding("ok", subject, what)
 
 
 def warning(subject: str, what: str, hint: str) -> Finding:
+    """A finding that does not stop a run; `hint` says what to do."""
     return Finding("warning", subject, what, hint)
 
 
 def fault(subject: str, what: str, hint: str) -> Finding:
+    """A finding that must be fixed; `hint` says how."""
     return Finding("fault", subject, what, hint)
 
 
@@ -45,4 +48,5 @@ def shown(findings: Sequence[Finding]) -> str:
 
 
 def any_fault(findings: Sequence[Finding]) -> bool:
+    """Whether something must be fixed. Warnings do not count."""
     return any(f.level == "fault" for f in findings)

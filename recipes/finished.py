@@ -88,6 +88,7 @@ class Finished(Generic[Options]):
         return folders
 
     def refuse_old(self, file: str) -> None:
+        """Raises `UserError` where the script's folder already holds `file`."""
         if (self.folder / file).exists():
             raise UserError("the folder holds a report", where=str(self.folder),
                             hint="give another name=, or remove it")  # fmt: skip

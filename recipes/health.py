@@ -28,6 +28,7 @@ REINSTALL = "pip install -c constraints.txt -e .  (or scripts/demo, which makes 
 
 
 def python() -> list[Finding]:
+    """Fault for another Python than 3.11 or 3.12."""
     version = platform.python_version()
     if not (3, 11) <= tuple(map(int, platform.python_version_tuple()[:2])) < (3, 13):
         return [fault("Python", version, "draftsmith needs 3.11 or 3.12: make an environment with one of them")]
@@ -76,6 +77,7 @@ def packages(installed: dict[str, str | None] | None = None) -> list[Finding]:
 
 
 def devices() -> list[Finding]:
+    """A finding for each GPU, warning if under half of its memory is free; fault for GPUs that torch does not see."""
     if torch.cuda.is_available():
         findings = []
         for index in range(torch.cuda.device_count()):
@@ -99,6 +101,7 @@ def devices() -> list[Finding]:
 
 
 def deepspeed() -> list[Finding]:
+    """DeepSpeed's version and ops; fault where it cannot be imported."""
     from ..trainers.engine import deepspeed_state
 
     try:
@@ -140,6 +143,7 @@ def _move(subject: str) -> str:
 
 
 def memory() -> list[Finding]:
+    """Available memory; warning under 4 GiB."""
     free = psutil.virtual_memory().available / GIB
     if free < 4:
         hint = "end other programs; smaller micro_batch_size; draftsmith check NAME says what a recipe needs"

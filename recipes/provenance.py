@@ -22,6 +22,7 @@ PACKAGES = (
 
 
 def versions() -> dict[str, Any]:
+    """Python, packages (None: not installed) and the checkout's git commit with its number of changed files."""
     return {
         "python": platform.python_version(),
         "packages": {name: version_of(name) for name in PACKAGES},

@@ -89,9 +89,11 @@ class Context:
         )
 
     def target_source(self) -> str | Path:
+        """The target's weights: the folder of the stage that made them, else the path in the target's section."""
         return self.inputs.get("target") or str(self.target.path)
 
     def token_ids(self, processor: Processor, vocab_size: int) -> TokenIds:
+        """The vocabulary's size and the processor's ids of special tokens."""
         return TokenIds(
             vocab_size,
             processor.image_token_id,
@@ -104,4 +106,5 @@ class Context:
         )
 
     def device(self) -> torch.device:
+        """This rank's GPU; the CPU where there is no CUDA."""
         return torch.device("cuda", local_rank()) if torch.cuda.is_available() else torch.device("cpu")

@@ -146,10 +146,12 @@ class Engine:
 
     @property
     def device(self) -> torch.device:
+        """Where DeepSpeed keeps the module, and where batches must go."""
         return self._engine.device
 
     @property
     def module(self) -> nn.Module:
+        """The trained module itself, without DeepSpeed around it."""
         return self._engine.module
 
     @property
@@ -184,17 +186,21 @@ class Engine:
         self._engine.step()
 
     def end_step(self) -> None:
+        """Forget the finished step's `gradients_are_finite`; called once after each optimizer step."""
         self._finite = torch.ones((), device=self.device)
 
     @property
     def num_updates(self) -> int:
+        """Optimizer steps as DeepSpeed counts them: skipped ones count too."""
         return self._engine.global_steps
 
     @property
     def num_skipped(self) -> int:
+        """Optimizer steps that DeepSpeed skipped because of an overflow."""
         return self._engine.skipped_steps
 
     def rates(self) -> list[float]:
+        """Current learning rate of each parameter group."""
         return [group["lr"] for group in self._engine.optimizer.param_groups]
 
     def save(self, folder: Path, client_state: dict[str, Any]) -> None:

@@ -136,6 +136,7 @@ def training_loader(
 
 
 def seed_all(seed: int) -> None:
+    """Seed the global generators of Python, NumPy and torch."""
     random.seed(seed)
     np.random.seed(seed)
     torch.manual_seed(seed)

@@ -52,6 +52,7 @@ class RunLock:
         os.write(self._handle, str(os.getpid()).encode())
 
     def release(self) -> None:
+        """Let go of the directory before the process ends. It can be called once."""
         os.close(self._handle)
 
     @staticmethod

@@ -46,7 +46,9 @@ class Stopped(Exception):
 class Trainable(Protocol):
     """A module whose forward returns a `StepLoss`."""
 
-    def parts(self) -> Mapping[str, Sequence[tuple[str, nn.Parameter]]]: ...
+    def parts(self) -> Mapping[str, Sequence[tuple[str, nn.Parameter]]]:
+        """Part -> its trainable parameters with their names, for the optimizer's groups."""
+        ...
 
 
 # engine, step -> what is logged: numbers, and paths of pictures

@@ -54,6 +54,7 @@ def parameter_groups(parts: Parts, config: OptimConfig) -> list[dict[str, Any]]:
 
 
 def build_optimizer(parts: Parts, config: OptimConfig) -> torch.optim.AdamW:
+    """AdamW over the groups of `parameter_groups`; fused where all parameters are on a GPU."""
     groups = parameter_groups(parts, config)
     fused = all(p.is_cuda for g in groups for p in g["params"])
     return torch.optim.AdamW(groups, lr=config.lr, betas=config.betas, eps=config.eps, fused=fused)

@@ -35,6 +35,7 @@ class Progress:
             self._bar.stop()
 
     def update(self, values: dict[str, float], step: int) -> None:
+        """Show step `step`. Values without a loss are a validation's and are printed at once."""
         if "loss" not in values:
             self._say_validation(values, step)
             return

@@ -50,9 +50,11 @@ class Command:
 
     @property
     def options(self) -> list[str]:
+        """Its arguments that start with a dash, without `--help`."""
         return [argument.name for argument in self.arguments if argument.name.startswith("-")]
 
     def parse(self, arguments: Sequence[str]) -> argparse.Namespace:
+        """The parsed words. Raises `UserError` for what the command does not take."""
         return self._parser().parse_intermixed_args(arguments)
 
     def _parser(self) -> argparse.ArgumentParser:

@@ -15,6 +15,7 @@ OPTIONS = ("stages=", "restart=", "dry_run=true", "output=", "seed=")
 
 
 def bash(commands: Mapping[str, Command]) -> str:
+    """Completion script for bash; `compgen` and `complete` read it."""
     cases = []
     for command in commands.values():
         names = ["$recipes"] if command.takes == "recipe" else _words(command)
@@ -42,6 +43,7 @@ complete -o default -F _draftsmith draftsmith"""
 
 
 def zsh(commands: Mapping[str, Command]) -> str:
+    """Completion script for zsh; `compadd` and `compdef` read it."""
     names = "\n".join(f"        '{c.name}:{_quoted(c.summary)}'" for c in commands.values())
     cases = []
     for command in commands.values():
@@ -69,6 +71,7 @@ compdef _draftsmith draftsmith"""
 
 
 def fish(commands: Mapping[str, Command]) -> str:
+    """Completion script for fish: one `complete` line for each group of words."""
     lines = ["# fish completion of draftsmith:  draftsmith completion fish | source", "complete -c draftsmith -f"]
     for command in commands.values():
         first = "complete -c draftsmith -n __fish_use_subcommand"

@@ -72,6 +72,7 @@ class VisualTokens:
     unread: int  # records whose files are missing or broken: a tile for each picture
 
     def note(self) -> str:
+        """How many opened records have unreadable pictures, as the end of a line; empty where none has."""
         return f"; pictures of {self.unread:,} opened records cannot be read: a tile each" if self.unread else ""
 
 

@@ -60,6 +60,7 @@ class SuiteBenchmark(Benchmark):
 
     @property
     def on_hub(self) -> bool:
+        """Whether the published sets are read: `path: hub`, and no stage that wrote a suite."""
         return self.data.from_stage is None and self.data.path == HUB
 
 

@@ -144,6 +144,11 @@ class Drafters:
         return {source.name: self._module(source, source.config) for source in sources}
 
     def sources(self, name: str, method: Method) -> list[Source]:
+        """The drafters of method `name`: those it names, its own section, the trained one, or else the recipe's.
+
+        Raises:
+            UserError: there is none.
+        """
         if method.names:
             return [self._named(drafter) for drafter in method.names]
         if method.drafter is not None:

@@ -42,6 +42,7 @@ class Measured:
 
     @property
     def num_left_out(self) -> int:
+        """Requests that could not be read and have no rows."""
         return sum(row is None for row in self.plain)
 
 
@@ -82,6 +83,7 @@ class Measuring:
         return self.stage.max_new_tokens if self.tokenizer is not None else [self.target.num_codes]
 
     def tell(self, requests: RequestSet, measured: Measured) -> None:
+        """Log how many requests of a set were decoded, and note those left out for the report."""
         count = measured.num_left_out
         if count:
             self.left_out[requests.name] = f"{count} of {len(requests)} (skipped.jsonl)"
@@ -171,6 +173,7 @@ class Measuring:
         return torch.Generator().manual_seed(self.context.seed * 1_000_003 + index)
 
     def warp(self, temperature: float) -> Warp:
+        """The stage's top-k and top-p at this temperature."""
         return Warp(temperature, self.stage.top_k, self.stage.top_p)
 
     def plainly(self, temperature: float, max_new_tokens: int) -> Decoding:

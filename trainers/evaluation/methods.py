@@ -98,14 +98,17 @@ class Method(Section):
         return {key: value for key in SETTINGS if (value := getattr(self, key)) is not None}
 
     def allowed(self, temperature: float) -> bool:
+        """Whether `temperatures` has it (None: any). 0 also needs `draw: top-k` and another rule than `block`."""
         if self.temperatures is not None and temperature not in self.temperatures:
             return False
         return temperature > 0 or (self.draw == "top-k" and self.rule.kind != "block")
 
     def rule_name(self, temperature: float) -> str:
+        """The rule as reports name it: `exact` is `greedy` at temperature 0 and `sampling` above."""
         return ("sampling" if temperature else "greedy") if self.rule.kind == "exact" else self.rule.kind
 
     def policy(self, *, grid: int | None = None, seed: int = 0) -> TreePolicy:
+        """The policy that the `tree` section builds. `grid`: codes along one side; None for text."""
         return self.tree.build(grid=grid, seed=seed)
 
     def check(self, medium: Literal["text", "drawn"], temperature: float) -> None:

@@ -99,12 +99,14 @@ class PromptSet:
 
     @property
     def name(self) -> str:
+        """As messages call it: the benchmark's name."""
         return self.benchmark
 
     def __len__(self) -> int:
         return len(self.prompts)
 
     def open(self, index: int, target: Any) -> Opened | None:
+        """Prompt `index` as a request. It is never left out, and `target` is not read."""
         prompt = self.prompts[index]
         return Opened(self.generator.request(prompt.caption, prompt.label, prompt.key))
 
@@ -124,9 +126,11 @@ class Opening:
     originals: bool = False
 
     def files(self, name: str, data: ConversationData) -> list[ConversationSet]:
+        """The conversations of `data`: one set, or one for each of `lengths` where there are clips."""
         return self._at_lengths(name, data, data_files(data, self.context))
 
     def sets(self, section: SetsBenchmark) -> Iterator[ConversationSet]:
+        """The suite's sets that the section names (all without names), each at every length where it has clips."""
         suite = self._suite(section)
         for name in section.names or list(suite.about.sets):
             records = suite.first_turns(name, section.convention, section.data.max_samples)
@@ -136,6 +140,7 @@ class Opening:
     def dataset(
         self, data: ConversationData, files: list[Path], form: PromptFormat | None = None
     ) -> ConversationDataset:
+        """The records of `files` in `form` (None: the stage's), with the draft's own image processor if it has one."""
         form, eyes = form or self.form, self.context.own_image_processor()
         return open_records(data, form, self.context, self.processor, files=files, drafter_processor=eyes)
 

@@ -31,6 +31,7 @@ class ResumeLog:
                 self.values[key] = value
 
     def add(self, key: str, value: Any) -> None:
+        """Keep a JSON value, and append it to this rank's file at once."""
         self._path.parent.mkdir(parents=True, exist_ok=True)
         with open(self._path, "a+b") as file:
             # A new value starts on a line of its own, also behind one that was cut off.

@@ -79,6 +79,7 @@ def _try(job: Mapping[str, Any]) -> None:
 
 
 def main() -> int:
+    """Try the job on standard input. Returns 0, or 2 with the reason on standard error."""
     try:
         _try(json.loads(sys.stdin.read()))
     except UserError as error:

@@ -88,6 +88,7 @@ def _latest(stages: Mapping[str, Any], name: str, kind: str) -> str | None:
 
 
 def training_table(stages: Mapping[str, Any], names: list[str], run: Path) -> list[Trained]:
+    """A row for each of the stages `names`, whose folders lie in `run`."""
     return [_row(name, stages, run / name) for name in names]
 
 

@@ -74,6 +74,7 @@ class CacheStage(Stage):
         return f"cache keeps hidden states of text, and a {target.kind} draws images" if target.draws_images else None
 
     def check(self, target: Any, drafter: DrafterConfig | None) -> None:
+        """Refuses a recipe none of whose drafters reads states, and an entry of `drafters` that does not."""
         readers = [
             config for config in (drafter, *self.drafters) if config is not None and config.trains_on == "states"
         ]
@@ -89,6 +90,7 @@ class CacheStage(Stage):
                 raise refused.under(f"drafters.{number}") from None
 
     def run(self, context: Context) -> None:
+        """Writes the shards that are not there yet; ranks take turns."""
         init_distributed()
         processor = context.processor()
         samples = open_samples(self.data, self.format, self.answers, context, processor)

@@ -93,6 +93,7 @@ class EncodeStage(Stage):
         return least, least + 2 * text.num_condition_tokens * text.caption_dim
 
     def run(self, context: Context) -> None:
+        """Writes the shards that are not there yet; ranks take turns."""
         init_distributed()
         source = resolved(self.source, context.inputs.get("data"))
         folder = context.folder / SHARDS

@@ -258,6 +258,7 @@ class EvaluateStage(Stage):
         return {"report"}
 
     def needs(self) -> dict[str, str | None]:
+        """Raises `ValueError` where the benchmarks come from more than one stage."""
         wanted: dict[str, str | None] = {}
         if self.draws:
             wanted |= {"target": None, "text": None, "vq": None}

@@ -63,6 +63,7 @@ class GenerateStage(Stage):
 
     @property
     def writes_conversations(self) -> bool:
+        """Whether the splits are of conversations; else they are of captioned pictures."""
         return isinstance(next(iter(self.splits.values())), dict)
 
     @property
@@ -123,6 +124,7 @@ class GenerateStage(Stage):
         return dict.fromkeys(CONVERSATIONS, "captioned pictures have none")
 
     def check(self, target: Any, drafter: Any) -> None:
+        """Refuses splits of pictures for a target that writes text, and of conversations for one that draws."""
         if target.draws_images == self.writes_conversations:
             wanted = "numbers of pictures" if target.draws_images else "records of each kind of scenario"
             raise Refused("splits", f"target {target.kind} does not read what they say", f"give {wanted}")

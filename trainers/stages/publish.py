@@ -92,6 +92,7 @@ class PublishStage(Stage):
 
     @property
     def builds_only(self) -> bool:
+        """Whether the folder is built and nothing is uploaded."""
         return self.dry_run or self.repo is None
 
     def makes(self) -> set[str]:

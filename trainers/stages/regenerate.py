@@ -72,11 +72,13 @@ class RegenerateStage(Stage):
 
     @property
     def sampling_temperature(self) -> float:
+        """`temperature`; unset, it is 1 for pictures and 0 (greedy) for texts."""
         if self.temperature is not None:
             return self.temperature
         return 1.0 if self.data is None else 0.0
 
     def check(self, target: Any, drafter: Any) -> None:
+        """Refuses `data` for a target that draws, and `prompts` for one that writes text."""
         if target.draws_images and self.prompts is None:
             raise Refused("data", f"target {target.kind} draws pictures and answers no questions", "give prompts")
         if not target.draws_images and self.data is None:
@@ -92,6 +94,7 @@ class RegenerateStage(Stage):
         return wanted | ({"data": source.from_stage} if source is not None and source.from_stage is not None else {})
 
     def run(self, context: Context) -> None:
+        """Writes the shards that are not there yet; ranks take turns."""
         init_distributed()
         source: Any = Pictures(self, context) if self.data is None else Texts(self, context)
         per_shard = self.samples_per_shard or source.per_shard

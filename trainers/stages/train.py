@@ -200,6 +200,7 @@ class TrainStage(FitSettings):
 
     @property
     def num_text_epochs(self) -> int:
+        """`text_epochs`; unset, half of the epochs, rounded down."""
         return (self.epochs or 0) // 2 if self.text_epochs is None else self.text_epochs
 
     @property

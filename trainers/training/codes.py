@@ -113,6 +113,7 @@ def _target_and_requests(stage: Any, context: Context) -> tuple[Any, Requests | 
 
 
 def shards_of(data: ShardData, context: Context) -> Path:
+    """The folder of code shards: `path`, or where the stage of `from` left them."""
     return Path(data.path) if data.path else context.inputs["codes"] / SHARDS
 
 

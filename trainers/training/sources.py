@@ -118,10 +118,12 @@ class Steps:
 
     @property
     def batch_size(self) -> int:
+        """Rows of one optimizer step over all ranks."""
         return self.loader.batch_size
 
     @property
     def accumulation(self) -> int:
+        """Micro-batches of one optimizer step on each rank."""
         return self.loader.accumulation
 
     def __len__(self) -> int:
@@ -147,6 +149,7 @@ class Online:
     held_out = __call__
 
     def loader(self, indices: np.ndarray, make_loader: MakeLoader, first: int, last: int) -> Loader:
+        """Steps `first` to `last` over these samples, with the builder's collate and without states."""
         samples = chosen(self.builder.samples, self.builder.counts, indices)
         return make_loader(samples, self.builder.collate, first, last)
 

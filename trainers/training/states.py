@@ -155,9 +155,11 @@ class Builder:
 
     @property
     def writing(self) -> StatesWriting:
+        """How the target's states become samples of this folder's shards."""
         return StatesWriting(self.folder, self.wanted, self.store.dtype, self.counts)
 
     def states(self, batch: Batch) -> TargetStates:
+        """The target's states for the taps `wanted`: one teacher-forced pass over the batch, without gradients."""
         return self.target.states(batch, self.wanted)
 
     def write(self, index: int, numbers: np.ndarray) -> None:
@@ -270,4 +272,5 @@ def check_room(builder: Builder, size: Size, done_bytes: int) -> None:
 
 
 def chosen(samples: StatesSamples, counts: Counts, indices: np.ndarray) -> Chosen:
+    """The samples of these indices; their lengths are negative without pictures."""
     return Chosen(samples, indices, counts.signed[indices])
