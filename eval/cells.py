@@ -51,6 +51,7 @@ class Cell:
     summary: Summary
 
     def to_json(self) -> dict[str, Any]:
+        """What the cell is of (benchmark, method, ...) and the numbers of its summary, in one mapping."""
         about = {name: getattr(self, name) for name in _CELL}
         return about | self.summary.to_json()
 

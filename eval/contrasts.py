@@ -46,6 +46,7 @@ def of(rows: Iterable[Row], name: str) -> list[Row]:
 
 
 def by(rows: Iterable[Row], key: Label) -> dict[str, list[Row]]:
+    """Key -> its rows, in the order in which the keys first occur."""
     groups: dict[str, list[Row]] = {}
     for row in rows:
         groups.setdefault(key(row), []).append(row)
@@ -108,6 +109,7 @@ def _mode_of(sides: Iterable[Sequence[Row]]) -> Label:
 
 
 def contrasts_table(contrasts: Sequence[Contrast]) -> Table:
+    """A line for each contrast and mode: the difference of tau with its interval in each place."""
     places, lines = list(dict.fromkeys(one.place for one in contrasts)), []
     for name, mode in dict.fromkeys((one.name, one.mode) for one in contrasts):
         mine = {one.place: one.result for one in contrasts if (one.name, one.mode) == (name, mode)}
@@ -127,6 +129,7 @@ class TrainingComparison:
     why: tuple[str, ...]  # what speaks against a difference, where the interval is not above 0
 
     def to_json(self) -> dict[str, Any]:
+        """The fields of `difference` and all other fields, in one mapping."""
         return asdict(self.difference) | {k: v for k, v in asdict(self).items() if k != "difference"}
 
 
@@ -185,6 +188,7 @@ class Differences:
     trainings: Mapping[str, TrainingComparison]
 
     def to_json(self) -> dict[str, Any]:
+        """What report.json holds of modes, contrasts and comparisons of trainings."""
         return {
             "M_minus_T": {place: asdict(difference) for place, (difference, _) in self.modes.items()},
             "M_minus_T_by_drafter": {place: asdict(seeds) for place, (_, seeds) in self.modes.items() if seeds},
@@ -193,6 +197,7 @@ class Differences:
         }
 
     def sentences(self) -> list[str]:
+        """Sentences on M less T in each place, over several drafters too, and on each comparison of trainings."""
         lines = []
         for place, (difference, seeds) in self.modes.items():
             lines.append(
@@ -227,6 +232,7 @@ def _unique(rows: Sequence[Row]) -> bool:
 
 
 def trainings_of(rows: Sequence[Row], settings: Comparison | None, label: Label) -> dict[str, TrainingComparison]:
+    """Place and mode (or method) -> comparison of the two trainings; empty without `settings`."""
     if settings is None:
         return {}
     named = [of(rows, name) for name in (*settings.first, *settings.second)]

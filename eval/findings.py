@@ -82,6 +82,7 @@ def cautions(cells: Sequence[Cell], label: Label) -> list[str]:
 
 
 def binding_sentence(binding: Mapping[str, float] | None) -> list[str]:
+    """One sentence on the questions answered right with and without the picture; empty where none were asked."""
     if not binding:
         return []
     return [f"The target names the right attribute in {binding['accuracy']:.1%} of {binding['questions']} held-out "

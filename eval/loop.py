@@ -63,6 +63,7 @@ class Decoding:
     eos_ids: Collection[int]
 
     def with_length(self, max_new_tokens: int) -> Decoding:
+        """A copy with this `max_new_tokens`."""
         return replace(self, max_new_tokens=max_new_tokens)
 
 

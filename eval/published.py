@@ -57,6 +57,7 @@ class ImageSettings(Section):
     video: VideoSettings = VideoSettings()
 
     def image_reader(self, processor: Processor, *, drafter: bool = False) -> ImageReader:
+        """A reader of pictures and clips; with `drafter`, in `drafter_aspect` where that is set."""
         aspect = (self.drafter_aspect if drafter else None) or self.aspect
         return ImageReader(processor, aspect, self.anyres_convention, self.video, (self.min_pixels, self.max_pixels))
 

@@ -48,6 +48,7 @@ class Report:
     data: Mapping[str, Any] = field(default_factory=dict)  # differences and comparisons
 
     def to_json(self) -> dict[str, Any]:
+        """The content of report.json."""
         return {
             "version": VERSION,
             "about": dict(self.about),

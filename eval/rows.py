@@ -71,6 +71,7 @@ class Row:
 
     @property
     def num_cycles(self) -> int:
+        """Cycles behind the prefill, each with one verification pass."""
         return len(self.emitted)
 
     @property

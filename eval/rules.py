@@ -30,6 +30,7 @@ class Verified:
 
     @property
     def num_accepted(self) -> int:
+        """Drafted tokens accepted, without the bonus token."""
         return len(self.path)
 
 
@@ -131,6 +132,7 @@ def inverse_cdf(probs: Tensor, uniform: float) -> int:
 
 
 def without(probs: Tensor, token: int) -> Tensor:
+    """`probs` [V] with `token` set to 0 and the rest normalised; all zero where no other token has probability."""
     left = probs.clone()
     left[token] = 0.0
     total = left.sum()
@@ -145,6 +147,7 @@ def positive_part(values: Tensor, fallback: Tensor) -> Tensor:
 
 
 def along(p: Tensor, path: Sequence[int]) -> Tensor:
+    """Rows of p [num_nodes+1,V] at the root and along `path`: [len(path)+1,V]."""
     return p[[0, *(node + 1 for node in path)]]
 
 

@@ -154,6 +154,7 @@ def _shown(cell: Cell | None) -> str:
 
 
 def markdown(runs: Sequence[Run]) -> str:
+    """The page: settings that differ, training and evaluation, with a column for each run."""
     names = [run.name for run in runs]
     lines = ["# Runs side by side", ""]
     settings = differences(runs)

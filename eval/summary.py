@@ -89,6 +89,7 @@ class Summary:
     beyond_positions: int = 0  # requests that go beyond the draft's positions
 
     def to_json(self) -> dict[str, Any]:
+        """Field name -> value of every field."""
         return asdict(self)
 
 
@@ -295,6 +296,7 @@ def quartiles(values: Sequence[float]) -> Interval:
 
 
 def verdict(interval: Interval) -> Verdict:
+    """On which side of 0 both ends lie ("above 0", "below 0"); else "includes 0", also where an end is 0."""
     low, high = interval
     return "above 0" if low > 0 else "below 0" if high < 0 else "includes 0"
 

@@ -26,9 +26,11 @@ class Column:
 
     @property
     def heading(self) -> str:
+        """Group and name in one line; the name alone without a group."""
         return " ".join(part for part in (self.group, self.name) if part)
 
     def shown(self, value: Value) -> str:
+        """A value as text, with format and unit; "-" where nothing was measured."""
         if value is None:
             return "-"
         if isinstance(value, str):

@@ -35,6 +35,7 @@ QUALITY_MODULES: dict[Metric, str] = {
 
 
 def metrics_of(name: str) -> tuple[Metric, ...]:
+    """Metrics that the set `name` is scored by; those of TextCaps for sets that `METRICS` does not list."""
     return METRICS.get(name, METRICS["TextCaps"])
 
 

@@ -150,6 +150,7 @@ def through_loader(reader: StatesReader, batch_size: int, workers: int, spread: 
 
 
 def time_reading(folder: Path, options: argparse.Namespace) -> None:
+    """Print rates of plain reads and of the reader in GB/s, with the files cold and warm in the page cache."""
     shards = StatesReader([folder]).shards[0].shards
     paths = [tar_path(folder, shard.index) for shard in shards]
     size = sum(path.stat().st_size for path in paths)
@@ -200,6 +201,7 @@ def holding(options: argparse.Namespace) -> None:
 
 
 def write_alone(options: argparse.Namespace) -> None:
+    """Write `options.write` samples, then print the peak memory in MiB and the bytes of the shards as JSON."""
     folder = Path(options.folder) / "states"
     write(folder, options.write, options.width, shard_bytes=200_000_000)
     size = sum(path.stat().st_size for path in folder.glob("*.tar"))

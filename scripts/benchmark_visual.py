@@ -212,6 +212,8 @@ class Meter:
         self._open, self._since = ["loop"], self._now()
 
     def part(self, name: str) -> Callable[[Callable], Callable]:
+        """A decorator that adds the time of a function's calls to part `name`."""
+
         def watch(function: Callable) -> Callable:
             def metered(*args: Any, **named: Any) -> Any:
                 self._charge()
@@ -227,6 +229,7 @@ class Meter:
         return watch
 
     def shares(self) -> dict[str, float]:
+        """Part -> its share of all seconds since the meter was made; shares sum to 1."""
         self._charge()
         total = sum(self.seconds.values())
         return {name: seconds / total for name, seconds in self.seconds.items()}
@@ -493,10 +496,12 @@ def written(shards: Path) -> dict[str, list[tuple[int, int]]]:
 
 
 def demo_recipe() -> Any:
+    """The shipped recipe demo/visual-ar as it stands, without overrides."""
     return load(["recipe=demo/visual-ar"]).recipe
 
 
 def decoding_section(arguments: argparse.Namespace) -> None:
+    """Print what the loop, LANTERN's sets and ADT-Tree cost beside the models, and each part's share of a request."""
     device = timing.device()
     seed, pairs, few = arguments.seed, *((3, 2) if arguments.quick else (9, 3))
     recipe = demo_recipe()
@@ -532,6 +537,7 @@ def decoding_section(arguments: argparse.Namespace) -> None:
 
 
 def encoding_section(arguments: argparse.Namespace) -> None:
+    """Print the measurements of encoding, made in a temporary folder."""
     few, many, pairs = (100, 1000, 1) if arguments.quick else (500, 5000, 2)
     size = f"pictures of {SIDE} x {SIDE} pixels, pixels and codes, deduplicated, {many // NUM_SHARDS} in a shard"
     timing.header(f"seed {arguments.seed}, {size}")

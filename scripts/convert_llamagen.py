@@ -64,6 +64,7 @@ def described(config) -> str:
 
 
 def convert(arguments) -> None:
+    """Write `arguments.source` to a new directory in the layout asked for, and print what was read and left out."""
     destination = Path(arguments.destination)
     check_new(destination)
     if arguments.vq and arguments.to == "lantern":

@@ -127,6 +127,7 @@ class Decoded:
                 module.generate = generate  # type: ignore[attr-defined]
 
     def note(self, request: Any, drafter: Any, generation: Any) -> None:
+        """Add a line for one call: its tokens, and levels/nodes/accepted/emitted of each cycle."""
         cycles = " ".join(f"{c.num_drafted}/{c.num_nodes}/{c.num_accepted}/{c.num_emitted}" for c in generation.cycles)
         how = "plain" if drafter is None else "drafted"
         line = f"{how}: {' '.join(map(str, generation.tokens))} | {cycles}"
@@ -328,11 +329,13 @@ def preload() -> None:
 
 
 def write(path: Path, value: Any) -> None:
+    """Write a string as it is and any other value as JSON; folders are made as needed."""
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text(value if isinstance(value, str) else pretty(value) + "\n")
 
 
 def read(path: Path) -> Any:
+    """The value of a .json file, or another file's text; None where there is no file."""
     if not path.is_file():
         return None
     text = path.read_text()

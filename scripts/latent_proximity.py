@@ -103,6 +103,7 @@ def save_codes(path: Path, options: Options, generator: Generator, drawn: Tensor
 
 
 def report(about: dict[str, Any], quality: dict[int, dict[str, Any]], codes: list[int], options: Options) -> str:
+    """The text of report.md: scores for each k, the codes in the picture, and how it was measured."""
     metrics = sorted({name for scores in quality.values() for name in scores})
     rows = []
     for k, scores in quality.items():
@@ -126,6 +127,7 @@ def report(about: dict[str, Any], quality: dict[int, dict[str, Any]], codes: lis
 
 
 def run(arguments: list[str]) -> None:
+    """Draw the pictures for each k, score them, and write report.md, report.json and two pictures."""
     opened = Finished(arguments, Options)
     options, stage, recipe, folder = opened.options, opened.stage, opened.recipe, opened.folder
     inputs = opened.inputs({"target", "text", "vq", "reader", "data"})

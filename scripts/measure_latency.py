@@ -170,6 +170,10 @@ def measure(run: Run) -> Sections:
 
 def beside_target(run: Run, name: str, config: LlavaConfig, drafts: dict[str, CachedDecoder], parts: Sections, *,
                   all_sections: bool) -> None:  # fmt: skip
+    """Add the times of a target to `parts`: steps; with `all_sections` also target, stages and captions.
+
+    Adds nothing where the target does not fit in memory.
+    """
     target, sizes = run.target(name, config), run.sizes
     if target is None:
         return
@@ -238,6 +242,7 @@ def report(run: Run, timings: Sections, settings: str) -> str:
 
 
 def draw(folder: Path, parts: Sections) -> None:
+    """Write one plot into `folder` for each section that was measured; steps have none."""
     if parts["draft"]:
         latency_plots.by_length(folder / "draft-step.png", parts["draft"], lines_of="B")
     if parts["target"]:

@@ -31,6 +31,7 @@ class Draw:
 
     @property
     def sampled(self) -> bool:
+        """Whether children are samples without replacement, not the k likeliest tokens."""
         return self.name == "sample"
 
     def __call__(self, q: Tensor, count: int) -> Tensor:

@@ -56,4 +56,5 @@ class ChainTree(Section):
     gamma: int = Field(5, ge=1)
 
     def build(self, *, grid: int | None = None, seed: int = 0) -> Chain:
+        """The policy that drafts `gamma` tokens in a row; `grid` and `seed` change nothing."""
         return Chain(self.gamma)

@@ -138,4 +138,5 @@ class DynamicTree(Section):
     width: int = Field(10, ge=1)
 
     def build(self, *, grid: int | None = None, seed: int = 0) -> Dynamic:
+        """EAGLE-2's policy with these settings; `grid` and `seed` change nothing."""
         return Dynamic(self.total, self.depth, self.width)

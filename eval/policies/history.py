@@ -41,6 +41,7 @@ class DepthCap:
         self._window: deque[int] = deque(maxlen=settings.window if settings else 1)
 
     def observe(self, accepted: int) -> None:
+        """Move `value` by at most one level after a cycle with `accepted` drafts (without the bonus token)."""
         settings = self.settings
         if settings is None:
             return

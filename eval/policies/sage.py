@@ -55,6 +55,7 @@ class SageTree(SizingSettings):
         return self
 
     def build(self, *, grid: int | None = None, seed: int = 0) -> Sage:
+        """SAGE's policy with these settings; `grid` and `seed` change nothing."""
         return Sage(self)
 
 

@@ -81,6 +81,7 @@ class SizingRules:
 
     @property
     def levels(self) -> int:
+        """Levels of the tree: the depth as a whole number, rounded as `depth_rounding` says."""
         return int(self.depth + (0.5 if self.settings.depth_rounding == "nearest" else _WHOLE))
 
     def width_at(self, level: int, parent: float) -> float:
@@ -90,6 +91,7 @@ class SizingRules:
         return self.width / level * (0.5 + parent)
 
     def threshold_at(self, level: int) -> float:
+        """The probability that a node at `level` must exceed to be in the tree."""
         return 0.1 * level / self.depth
 
     def num_children(self, level: int, parent: float) -> int:

@@ -97,4 +97,5 @@ class StaticTree(Section):
         return self
 
     def build(self, *, grid: int | None = None, seed: int = 0) -> Static:
+        """The policy of these paths, or of the published list named; `grid` and `seed` change nothing."""
         return Static(CHOICES[self.choices] if isinstance(self.choices, str) else self.choices)

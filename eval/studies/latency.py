@@ -39,9 +39,11 @@ class Measured:
 
     @property
     def median(self) -> float:
+        """Median over the rounds, in seconds."""
         return statistics.median(self.seconds)
 
     def record(self) -> dict[str, Any]:
+        """The fields as a mapping, for JSON."""
         return asdict(self)
 
 

@@ -57,9 +57,11 @@ class Shape:
 
     @property
     def published(self) -> bool:
+        """Whether nothing is made smaller than published."""
         return self == Shape()
 
     def label(self, name: str) -> str:
+        """`name`, followed by "/" and the factor `narrower` unless the shape is the published one."""
         return name if self.published else f"{name}/{self.narrower}"
 
     def config(self, config: Any) -> Any:
@@ -171,6 +173,7 @@ def random_llava(
 
 
 def weight_bytes(model: nn.Module, dtype: torch.dtype) -> int:
+    """Bytes of all parameters of `model` if stored as `dtype`."""
     return sum(p.numel() for p in model.parameters()) * dtype.itemsize
 
 
@@ -181,6 +184,7 @@ def cache_bytes(text: PreTrainedConfig, positions: int, dtype: torch.dtype) -> i
 
 
 def free_bytes(device: torch.device) -> int:
+    """Free bytes of a CUDA device after its unused cached memory is released; else the machine's available bytes."""
     if device.type != "cuda":
         return psutil.virtual_memory().available
     torch.cuda.empty_cache()
@@ -219,6 +223,7 @@ class CaptionerShape:
     num_beams: int
 
     def build(self, shape: Shape) -> PreTrainedModel:
+        """The captioner in `shape`, with newly initialised weights."""
         return self.cls(shape.config(read_config(self.published, key="captioner")))
 
     def captioning(self, model: Any, shape: Shape, num_tokens: int) -> Callable[[int], Action]:

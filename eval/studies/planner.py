@@ -26,6 +26,7 @@ class Costs:
     verify_node_s: float = 0.0  # more for each node: large trees make large passes
 
     def cycle_s(self, levels: int, nodes: int) -> float:
+        """Seconds of a cycle that drafts `nodes` nodes on `levels` levels and verifies them."""
         return self.verify_s + levels * self.draft_s + nodes * (self.draft_node_s + self.verify_node_s)
 
 
@@ -40,6 +41,7 @@ class Plan:
 
     @property
     def levels(self) -> int:
+        """Levels of the tree; 0 without nodes."""
         return max((len(path) for path in self.choices), default=0)
 
     @property

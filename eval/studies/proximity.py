@@ -129,6 +129,7 @@ class Setting:
 
     @property
     def name(self) -> str:
+        """k and delta; the metric and the divergence only where they are not l2 and tvd."""
         measures = [m for m, usual in ((self.metric, "l2"), (self.divergence, "tvd")) if m != usual]
         return ", ".join([f"k={self.k}, delta={self.delta:g}", *measures])
 
@@ -164,14 +165,18 @@ Spread = tuple[float, float]
 
 
 def speedup(point: Point) -> str:
+    """ESR with its quartiles, as text."""
     return f"{point.table['ESR']:.2f}x {interval(point.table['ESR_spread'])}"
 
 
 def tau(point: Point) -> str:
+    """tau with its 95% interval, as text."""
     return f"{point.table['tau']:.2f} {interval(point.table['tau_interval'])}"
 
 
 def quality(metric: str) -> Cell:
+    """A function that gives a point's score in `metric` as text, with ± its spread where that is known."""
+
     def cell(point: Point) -> str:
         score = point.quality[metric]
         error = "" if score["spread"] is None else f" ± {score['spread']:.2g}"

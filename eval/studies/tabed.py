@@ -50,9 +50,11 @@ class Plan:
     methods: Sequence[str]
 
     def of_group(self, group: str) -> list[str]:
+        """Names of the sets in `group` ("benchmark" or "ood")."""
         return [name for name, info in self.sets.items() if info.group == group]
 
     def column(self, name: str, group: str = "") -> Column:
+        """The column of the set `name`, under the heading `group`, with its substitute's label in brackets."""
         label = self.sets[name].label
         return Column(f"{name} ({label})" if label else name, group=group)
 

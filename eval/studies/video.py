@@ -165,6 +165,7 @@ def mean(values: Sequence[float | None]) -> float | None:
 
 
 def of_benchmark(row: Row) -> str:
+    """The row's benchmark; a key for `methods_by`."""
     return row.benchmark
 
 

@@ -53,6 +53,7 @@ class BoundCost(NamedTuple):
 def bound_cost(
     config: LanternConfig, table: NeighbourTable, p: Tensor, drafts: Tensor, *, repeats: int = 20
 ) -> BoundCost:
+    """Acceptance of `drafts` [N] under p [N,V], and the time of a cycle's sets over `repeats` runs behind a warm-up."""
     outcome = relaxed(config, table, p, drafts)
     rule, times = Lantern(config, table, greedy=False), []
     rows = torch.arange(CYCLE_NODES, device=p.device) % len(drafts)
