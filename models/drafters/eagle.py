@@ -35,7 +35,7 @@ from ..losses import Divergence, divergence
 from ..targets.base import Target, TargetShape, TargetStep
 from .base import PLAIN, CountTokens, Drafter, DraftingOptions, TargetIdentity
 from .head_config import FusedHeadConfig
-from .head_files import find_head, head_state, weights_file
+from .head_files import find_head, head_state, stored_layer, weights_file
 from .head_inputs import Image, Visual
 from .head_module import StateHead
 from .head_training import HeadObjective, add_noise, row_uniforms
@@ -106,8 +106,16 @@ class EagleConfig(FusedHeadConfig):
             return super().layer(shape)
         mirrored = shape.layer
         heads = self.num_heads or mirrored.num_heads
+        shared = (
+            heads if self.kv_heads == "mha" or mirrored.num_kv_heads == mirrored.num_heads else mirrored.num_kv_heads
+        )
+        if heads % shared:
+            raise UserError(
+                f"drafter.num_heads is {heads}, no multiple of the target's {shared} heads of keys and values",
+                hint="choose a multiple, or drafter.kv_heads: mha",
+            )
         return replace(
-            mirrored, num_heads=heads, num_kv_heads=heads, norm_eps=self.norm_eps or mirrored.norm_eps,
+            mirrored, num_heads=heads, num_kv_heads=shared, norm_eps=self.norm_eps or mirrored.norm_eps,
             intermediate_size=self.intermediate_size or mirrored.intermediate_size,
         )  # fmt: skip
 
@@ -142,7 +150,7 @@ class EagleConfig(FusedHeadConfig):
             return super().load(folder, target, dtype=dtype, identity=identity)
         source, dtype = folder if folder is not None else find_head(self), dtype or target.embedding.dtype
         check_made_for(source, target, identity)
-        return load_eagle(source, target.embedding.to(dtype), self.layer(target.shape)).to(dtype)
+        return load_eagle(source, target.embedding.to(dtype), self.layer(target.shape), self).to(dtype)
 
     def save(self, module: nn.Module, folder: Path, manifest: Mapping[str, Any]) -> None:
         if isinstance(module, ImageEagleHead):
@@ -176,7 +184,7 @@ class EagleConfig(FusedHeadConfig):
 
 _OF_IMAGES = frozenset({"num_heads", "loss"})
 _OF_LANGUAGE = frozenset({*EagleConfig.model_fields} - _OF_IMAGES - {
-    "kind", "path", "revision", "intermediate_size", "norm_eps",
+    "kind", "path", "revision", "kv_heads", "intermediate_size", "norm_eps",
 })  # fmt: skip
 
 
@@ -230,19 +238,21 @@ def save_eagle(
     (folder / "draftsmith.json").write_text(json.dumps(manifest, indent=1, sort_keys=True))
 
 
-def load_eagle(folder: Path, embedding: Tensor, shape: LayerShape) -> ImageEagleHead:
+def load_eagle(folder: Path, embedding: Tensor, shape: LayerShape, config: EagleConfig) -> ImageEagleHead:
     """A trained head, ours or one that LANTERN published (pytorch_model.bin, read without running code).
 
     Args:
         embedding: the target's [V,D], for heads that were saved without one. A published head keeps its own: some
             hold rows of the LM head there, and were trained with them.
-        shape: what this target's heads look like.
+        shape: what this target's heads look like; sizes that a published folder names take its place.
+        config: the recipe's section: what it sets must be what the folder says.
 
     Raises:
         UserError: a file is missing, or the head was made for another target.
     """
     _check_made_for(folder, shape)
     state = head_state(folder)
+    shape = stored_layer(config, folder, shape, state)
     head = ImageEagleHead(shape, fc_bias="fc.bias" in state)
     own = _EMBEDDING in state
     if not own:

@@ -9,10 +9,12 @@ from __future__ import annotations
 import json
 import pickle
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
+from pydantic import BaseModel, PositiveFloat, PositiveInt, ValidationError
 from safetensors import SafetensorError
 from safetensors.torch import load_file
 from torch import Tensor
@@ -114,6 +116,7 @@ def load_head(
     layer = config.layer(target.shape)
     _check_shape(folder, layer)
     state = head_state(folder)
+    layer = stored_layer(config, folder, layer, state)
     _check_embedding(state.pop(_EMBEDDING, None), target.embedding, folder)
     # A file of EAGLE-3 without d2t holds the whole vocabulary, whatever the recipe says.
     ids = state["d2t"] + torch.arange(len(state["d2t"])) if "d2t" in state else None
@@ -143,6 +146,71 @@ def _check_shape(folder: Path, shape: LayerShape) -> None:
     different = shape.differs_from(written | axes)
     if different is not None:
         _refuse(different[0], different[1], different[2], folder / CONFIG)
+
+
+class _Written(BaseModel):
+    """Keys of a published head's `config.json` that its layer is built from; null: the file does not say."""
+
+    num_attention_heads: PositiveInt | None = None
+    intermediate_size: PositiveInt | None = None
+    rms_norm_eps: PositiveFloat | None = None
+    rope_theta: PositiveFloat | None = None
+
+
+# Key of a published config -> field of the layer, which the drafter's setting of the same name chooses.
+_FIELDS = {
+    "num_attention_heads": "num_heads",
+    "intermediate_size": "intermediate_size",
+    "rms_norm_eps": "norm_eps",
+    "rope_theta": "rope_theta",
+}
+
+
+def stored_layer(config: HeadConfig, folder: Path, mirrored: LayerShape, state: Mapping[str, Tensor]) -> LayerShape:
+    """The layer that a published head was trained with; what its files leave out mirrors the target.
+
+    The heads of keys and values are counted in the weights, since some published configs copy the target's number. Our
+    own folders hold the whole layer, which `LayerShape.differs_from` compares instead.
+
+    Args:
+        mirrored: the layer by the recipe's settings and the target.
+        state: the head's weights.
+
+    Raises:
+        UserError: the recipe sets another value than the folder has.
+    """
+    values = read_values(folder) if (folder / CONFIG).is_file() else {}
+    if "zeros_before" in values:
+        return mirrored
+    written, chosen = _written_fields(values, folder), config.model_fields_set
+    if mirrored.rope != "half":
+        written.pop("rope_theta", None)
+    for name, value in written.items():
+        expected = mirrored.to_dict()[name]
+        if name in chosen and value != expected:
+            _refuse(f"{name} (drafter.{name})", value, expected, folder / CONFIG)
+    layer = replace(mirrored, **written)
+    keys = next((weight for name, weight in state.items() if name.endswith("self_attn.k_proj.weight")), None)
+    heads = layer.num_kv_heads if keys is None else len(keys) // layer.head_dim
+    if heads not in (layer.num_kv_heads, 0) and layer.num_heads % heads == 0:
+        if "kv_heads" in chosen:
+            _refuse("num_kv_heads (drafter.kv_heads)", heads, layer.num_kv_heads, weights_file(folder))
+        layer = replace(layer, num_kv_heads=heads)
+    return layer
+
+
+def _written_fields(values: Mapping[str, Any], folder: Path) -> dict[str, Any]:
+    """Field of the layer -> value, of the keys that a published config has."""
+    layer = values.get("transformer_layer_config") or values
+    rope = layer.get("rope_parameters") or {}
+    try:
+        written = _Written.model_validate({"rope_theta": rope.get("rope_theta"), **layer})
+    except ValidationError as error:
+        first = error.errors()[0]
+        raise UserError(
+            f"{first['loc'][0]}: {first['msg']}", where=str(folder / CONFIG), hint="download the file again"
+        ) from error
+    return {_FIELDS[key]: value for key, value in written.model_dump(exclude_none=True).items()}
 
 
 def _check_manifest(config: HeadConfig, folder: Path, shape: TargetShape, identity: TargetIdentity | None) -> None:

@@ -39,11 +39,14 @@ def import_lantern(
     plain = EagleConfig(kind="eagle").layer(mirrored)
     same = {"intermediate_size": plain.intermediate_size, "num_heads": plain.num_heads, "norm_eps": plain.norm_eps}
     settings |= {name: value for name, value in named.items() if value not in (None, same[name])}
-    shape = EagleConfig.model_validate(settings).layer(mirrored)
+    if plain.num_kv_heads not in (plain.num_heads, values.get("num_key_value_heads")):
+        settings["kv_heads"] = "mha"
+    config = EagleConfig.model_validate(settings)
+    shape = config.layer(mirrored)
     asked = values.get("input_type")
     if drawn and asked is not None:
         _check_grid(asked, values.get("block_size"), target, str(folder))
-    head = load_eagle(folder, torch.zeros(shape.vocab_size, shape.hidden_size), shape)
+    head = load_eagle(folder, torch.zeros(shape.vocab_size, shape.hidden_size), shape, config)
     head.to(state["fc.weight"].dtype)
     notes = ["keeps its own embedding, which need not be the target's: the one that it was trained beside"]
     if not drawn:

@@ -32,6 +32,7 @@ from draftsmith.models.llamagen.transformer import LlamaGenConfig, published
 from draftsmith.models.targets.anole import anole_shape
 from draftsmith.models.targets.base import Prompt, TargetStep
 from draftsmith.models.targets.llamagen import llamagen_shape
+from safetensors.torch import save_file
 from torch import nn
 from torch.nn import functional as F
 from transformers import ChameleonConfig
@@ -556,7 +557,7 @@ def test_a_published_head_keeps_its_own_embedding(tmp_path):
 def test_a_head_without_a_bias(tmp_path):
     head = recorded("eagle-b").head
     save_eagle(head, tmp_path, {})
-    back = load_eagle(tmp_path, head.embed_tokens.weight, head.shape)
+    back = load_eagle(tmp_path, head.embed_tokens.weight, head.shape, EAGLE)
     assert back.fc.bias is None and torch.equal(back.fc.weight, head.fc.weight)
 
 
@@ -585,6 +586,46 @@ def test_a_published_head_and_its_config_are_taken_as_they_are(tmp_path):
     (tmp_path / "config.json").write_text("{")
     with pytest.raises(UserError, match=r"config.json"):
         EAGLE.load(tmp_path, setting()[1])
+
+
+@pytest.mark.parametrize(
+    ("written", "field", "value"),
+    [({"rms_norm_eps": 1e-5}, "norm_eps", 1e-5), ({"num_attention_heads": 4}, "num_heads", 4)],
+)
+def test_a_published_heads_config_wins(tmp_path, written, field, value):
+    """Neither is in a weight's shape: a head of 1e-5 was loaded with the mirrored 1e-6."""
+    teacher, head = setting()[1:3]
+    torch.save(head.state_dict(), tmp_path / "pytorch_model.bin")
+    (tmp_path / "config.json").write_text(json.dumps({"model_type": "llama", **written}))
+    assert getattr(head.shape, field) != value
+    assert getattr(EAGLE.load(tmp_path, teacher).shape, field) == value
+    other = EagleConfig(kind="eagle", **{field: 2 * value})
+    with pytest.raises(UserError, match=rf"{field} \(drafter.{field}\) is {value}, expected {2 * value}"):
+        other.load(tmp_path, teacher)
+    (tmp_path / "config.json").write_text(json.dumps(dict.fromkeys(written, "many")))
+    with pytest.raises(UserError, match=rf"{next(iter(written))}: Input should be a valid"):
+        EAGLE.load(tmp_path, teacher)
+
+
+def test_a_target_with_shared_keys_and_values(tmp_path):
+    """A Chameleon of 4 heads with 2 of keys and values: its head has as many, or `mha`; a published one says itself."""
+    config = ChameleonConfig(
+        vocab_size=24, hidden_size=32, intermediate_size=48, num_attention_heads=4, num_key_value_heads=2
+    )
+    shape = anole_shape(config)
+    assert EAGLE.layer(shape).num_kv_heads == 2
+    assert EagleConfig(kind="eagle", kv_heads="mha").layer(shape).num_kv_heads == 4
+    assert EagleConfig(kind="eagle", num_heads=8).layer(shape).num_kv_heads == 2
+    with pytest.raises(UserError, match=r"drafter\.num_heads is 3, no multiple of the target's 2 heads"):
+        EagleConfig(kind="eagle", num_heads=3).layer(shape)
+    assert EAGLE.count(shape)["trainable"] < EagleConfig(kind="eagle", kv_heads="mha").count(shape)["trainable"]
+    for kv_heads in ("target", "mha"):
+        head = ImageEagleHead(EagleConfig(kind="eagle", kv_heads=kv_heads).layer(shape))
+        save_file(head.state_dict(), tmp_path / "model.safetensors")
+        back = load_eagle(tmp_path, head.embed_tokens.weight, EAGLE.layer(shape), EAGLE)
+        assert back.shape.num_kv_heads == (2 if kv_heads == "target" else 4)
+    with pytest.raises(UserError, match=r"num_kv_heads \(drafter.kv_heads\) is 4, expected 2"):
+        load_eagle(tmp_path, head.embed_tokens.weight, EAGLE.layer(shape), EagleConfig(kind="eagle", kv_heads="target"))
 
 
 def test_a_published_head_of_another_vocabulary_is_refused(tmp_path):
