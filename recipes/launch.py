@@ -27,7 +27,7 @@ def run_recipe(arguments: Sequence[str]) -> int:
     loaded = load(list(arguments))
     from ..trainers.engine import check_engine
     from ..trainers.loop import Stopped
-    from ..trainers.run import run_stages
+    from ..trainers.run import check_stages, run_stages
     from .dry_run import dry_run
     from .plan import plan
 
@@ -46,6 +46,7 @@ def run_recipe(arguments: Sequence[str]) -> int:
     output = Path(recipe.output)
     RunLock(output, say=say)
     init_distributed()
+    check_stages(planned, output, options.stages, options.restart)
     if not sys.stderr.isatty() or not ranks.is_main():
         # Progress bars of libraries clutter a log, and on a terminal every rank would draw one.
         hf_logging.disable_progress_bar()

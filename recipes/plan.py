@@ -8,12 +8,13 @@ from pathlib import Path
 from typing import Any
 
 from ..core.errors import UserError, did_you_mean
+from ..core.secrets import redact_tree
 from ..data.mixture import identities
 from ..data.records import file_identity
 from ..data.suite import INDEX, suite_identity
 from ..data.tars import expand_paths
 from ..models.drafters.made_for import MANIFEST
-from ..trainers.run import FINGERPRINTS
+from ..trainers.run import ABSENT, FINGERPRINTS
 from ..trainers.stages.base import Planned
 from .schema import Recipe
 
@@ -31,8 +32,10 @@ def plan(recipe: Recipe, path: Path) -> list[Planned]:
         for thing in sorted(stage.uses()):
             if makers := [p.name for p in planned if thing in p.stage.makes()]:
                 inputs.setdefault(thing, makers[-1])
-        fingerprint = _fingerprint(recipe, stage, inputs, planned)
-        planned.append(Planned(name, stage, inputs, fingerprint, recipe, {p.name: p for p in planned}))
+        settings = _settings(recipe, name, inputs, planned)
+        fingerprint = hashlib.sha256(json.dumps(settings, sort_keys=True).encode()).hexdigest()
+        earlier = {p.name: p for p in planned}
+        planned.append(Planned(name, stage, inputs, fingerprint, recipe, earlier, redact_tree(settings)))
     return planned
 
 
@@ -60,26 +63,26 @@ def _maker(earlier: list[Planned], thing: str, wanted: str | None, name: str, re
     )
 
 
-def _fingerprint(recipe: Recipe, stage: Any, inputs: dict[str, str], earlier: list[Planned]) -> str:
-    """Fingerprint of everything that a stage's result depends on. Tracking, paths and the number of ranks are left
-    out.
+def _settings(recipe: Recipe, name: str, inputs: dict[str, str], earlier: list[Planned]) -> dict[str, Any]:
+    """Everything that a stage's result depends on, under the keys of a recipe. Tracking, paths and the number of ranks
+    are left out, and the engine where no weights are trained.
     """
+    stage = recipe.stages[name]
     section = stage.model_dump(mode="json")
     for harmless in ("log_every", "num_workers", "checkpoints", "expected"):
         section.pop(harmless, None)
     drafter = recipe.drafter.model_dump(mode="json") if recipe.drafter else None
     by_name = {p.name: p.fingerprint for p in earlier}
-    parts = {
+    return {
         "version": FINGERPRINTS,
-        "stage": section,
+        "stages": {name: section},
         "inputs": {thing: by_name[maker] for thing, maker in inputs.items()},
         "seed": recipe.seed,
         "target": recipe.target.model_dump(mode="json", exclude={"device_map"}),
         "drafter": drafter,
-        "engine": recipe.engine.model_dump(mode="json"),
+        "engine": recipe.engine.model_dump(mode="json") if stage.trains else None,
         "data": _data_identity([section, drafter]),
     }
-    return hashlib.sha256(json.dumps(parts, sort_keys=True).encode()).hexdigest()
 
 
 def _data_identity(section: Any) -> list[str]:
@@ -109,7 +112,7 @@ def _path_identity(path: Path) -> str:
     if (path / INDEX).is_file():
         return suite_identity(path)
     path = path / "manifest.json" if path.is_dir() else path
-    return file_identity(path) if path.is_file() else "absent"
+    return file_identity(path) if path.is_file() else ABSENT
 
 
 def _source_identity(source: dict[str, Any]) -> list[str]:
@@ -121,4 +124,4 @@ def _source_identity(source: dict[str, Any]) -> list[str]:
     try:
         return [file_identity(path) for path in expand_paths(source["path"])]
     except UserError:
-        return ["absent"]  # a dry run needs no data; the stage itself says what is missing
+        return [ABSENT]  # a dry run needs no data; the stage itself says what is missing

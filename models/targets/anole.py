@@ -273,9 +273,9 @@ def anole_shape(config: ChameleonConfig, grid: int = 32) -> TargetShape:
     rope = config.rope_parameters or {}
     layer = LayerShape(
         vocab_size=config.vocab_size, hidden_size=config.hidden_size, num_heads=config.num_attention_heads,
-        num_kv_heads=config.num_key_value_heads or config.num_attention_heads, intermediate_size=config.intermediate_size,
-        norm_eps=config.rms_norm_eps, rope="half", rope_theta=float(rope.get("rope_theta") or 10000.0),
-        input_norm=True, qk_norm=True,
+        num_kv_heads=config.num_key_value_heads or config.num_attention_heads,
+        intermediate_size=config.intermediate_size, norm_eps=config.rms_norm_eps, rope="half",
+        rope_theta=float(rope.get("rope_theta") or 10000.0), input_norm=True, qk_norm=True,
     )  # fmt: skip
     sizes = config.vocab_size, config.hidden_size, config.num_hidden_layers
     return TargetShape(*sizes, layer=layer, grid=grid, condition="text")

@@ -86,6 +86,9 @@ def test_fingerprints_cover_what_changes_results_and_nothing_else():
     changed = prints("stages.pretrain.optim.lr=0.5")
     assert {n for n in base if changed[n] != base[n]} == {"pretrain", "finetune", "evaluate"}
     assert all(changed != base[name] for name, changed in prints("seed=1").items())
+    # The synthetic dataset is written without an engine; what trains, and all that builds on it, depends on one.
+    changed = prints("engine.precision=bf16")
+    assert {n for n in base if changed[n] != base[n]} == {*base} - {"world"}
 
 
 def test_fingerprints_cover_the_files_that_a_stage_reads(tmp_path):

@@ -7,7 +7,7 @@ from types import SimpleNamespace
 import pytest
 from draftsmith.core.errors import UserError
 from draftsmith.core.tracking import TrackingConfig
-from draftsmith.trainers.run import FINGERPRINTS, run_stages, stage_state
+from draftsmith.trainers.run import ABSENT, FINGERPRINTS, check_stages, run_stages, stage_state
 from draftsmith.trainers.stages.base import Planned, Stage
 
 
@@ -71,3 +71,55 @@ def test_a_stage_without_its_inputs_says_which(tmp_path):
     with pytest.raises(UserError, match="needs the data of stage first"):
         run(tmp_path, waits)
     assert run(tmp_path, first, waits) == ["stage first", "stage second"]
+
+
+SETTINGS = {"stages": {"first": {"optim": {"lr": 0.001}, "text": "a"}}, "seed": 0, "inputs": {}, "data": ["d"]}
+
+
+def two_stages(**changes) -> list[Planned]:
+    """A stage and one that reads what it made; `changes` are of the first one's settings."""
+    settings = SETTINGS | changes
+    first = planned(name="first", fingerprint=json.dumps(settings), settings=settings)
+    own = {"stages": {"second": {}}, "seed": 0, "inputs": {"data": first.fingerprint}, "data": []}
+    second = planned(
+        name="second", fingerprint=json.dumps(own), settings=own, inputs={"data": "first"}, earlier={"first": first}
+    )
+    return [first, second]
+
+
+def test_an_input_of_other_settings_is_refused_with_what_changed(tmp_path):
+    """stages=[second] took what stage first had made with other settings, and wrote the new ones into the recipe."""
+    first, _ = two_stages()
+    run(tmp_path, first)
+    _, second = two_stages(stages={"first": {"optim": {"lr": 0.5}, "text": "a", "more": [1]}}, seed=7)
+    for refuse in (lambda: run(tmp_path, second), lambda: check_stages([first, second], tmp_path, ["second"], None)):
+        with pytest.raises(UserError) as caught:
+            refuse()
+        assert "stage second takes the data of stage first, which was run with other settings" in caught.value.problem
+        for change in (
+            "stages.first.optim.lr was 0.001, is now 0.5",
+            "stages.first.more was not set, is now [1]",
+            "seed was 0, is now 7",
+        ):
+            assert change in caught.value.problem
+        assert "text" not in caught.value.problem and "restart=first" in caught.value.hint
+    assert not (tmp_path / "second").exists()
+
+
+def test_data_that_is_not_here_matches_and_data_that_changed_does_not(tmp_path):
+    """A run is evaluated on a machine without its training data."""
+    run(tmp_path, two_stages()[0])
+    run(tmp_path, two_stages(data=[ABSENT])[1])
+    with pytest.raises(UserError, match=r"stage second was run .*: the files of stage first changed"):
+        check_stages(two_stages(data=["e"]), tmp_path, ["second"], None)
+
+
+def test_a_restart_that_nothing_would_make_again_is_refused(tmp_path):
+    plan = two_stages()
+    run(tmp_path, *plan)
+    with pytest.raises(UserError, match="restart=first sets aside stage first, whose data stage second takes"):
+        check_stages(plan, tmp_path, ["second"], "first")
+    changed = two_stages(seed=7)
+    with pytest.raises(UserError, match=r"stage first was run .* seed was 0, is now 7"):
+        check_stages(changed, tmp_path, None, None)
+    check_stages(changed, tmp_path, None, "first")

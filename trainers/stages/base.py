@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any, Self
+from typing import Any, ClassVar, Self
 
 from pydantic import SerializerFunctionWrapHandler, model_serializer, model_validator
 
@@ -19,6 +19,11 @@ from ..context import Context
 
 class Stage(Section):
     """A stage's section. Every subclass has a `kind`, by which recipes tell stages apart."""
+
+    # Whether the recipe's `engine` section changes what it writes.
+    trains: ClassVar[bool] = False
+    # Whether data that changed since its inputs were made does not matter.
+    takes_any_data: ClassVar[bool] = False
 
     def makes(self) -> set[str]:
         """Things that later stages may take: data, processor, target, drafter, answers, states, codes, ..."""
@@ -93,6 +98,7 @@ class Planned:
     fingerprint: str
     recipe: Any = None  # the whole recipe, for dry runs
     earlier: Mapping[str, Planned] = field(default_factory=dict)  # every earlier stage by its name
+    settings: Mapping[str, Any] = field(default_factory=dict)  # what the fingerprint covers, secrets hidden
 
     def maker(self, thing: str) -> Planned | None:
         """The stage that makes a thing which this one takes; None: it comes from elsewhere."""

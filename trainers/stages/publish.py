@@ -9,7 +9,7 @@ import json
 import shutil
 from collections.abc import Iterable, Mapping
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, ClassVar, Literal
 
 import torch
 import yaml
@@ -52,6 +52,8 @@ class StoredPrompt(Section):
 
 
 class PublishStage(Stage):
+    takes_any_data: ClassVar[bool] = True
+
     kind: Literal["publish"]
     # NAMESPACE/NAME. Engines guess the method from it: `EAGLE-...` for EAGLE, `EAGLE3-...` for EAGLE-3, and neither
     # for others. null: the folder alone is built, which dry_run does with a name, too.

@@ -82,6 +82,8 @@ READS: dict[str, set[str]] = {
 
 
 class TrainStage(FitSettings):
+    trains: ClassVar[bool] = True
+
     kind: Literal["train"]
     # Whose weights are trained; everything else is frozen. A captioner is a model like a draft LVLM, for mode C; vq and
     # reader are the image tokenizer and the reader of a synthetic dataset.
