@@ -14,7 +14,7 @@ import numpy as np
 import torch
 
 from ..core.errors import UserError
-from .order import Order, epoch_order
+from .order import Order, epoch_order, rows_of_rank
 from .workers import kill_at_exit, quiet_worker
 
 
@@ -84,6 +84,10 @@ class Loader:
         """Micro-batches of a step on each rank: the same number on all of them."""
         return -(-self.batch_size // (self.micro_batch_size * self.world_size))
 
+    def share(self, batch: np.ndarray, rank: int) -> np.ndarray:
+        """The rows of a global batch that `rank` computes."""
+        return rows_of_rank(batch, self.samples.lengths, rank, self.world_size)
+
     def __len__(self) -> int:
         return self.total_steps - self.start_step
 
@@ -129,7 +133,7 @@ class _Steps(torch.utils.data.Dataset):
         if epoch != self._epoch:
             self._epoch, self._order = epoch, self._rows(epoch)
         rows = self._order[step_in_epoch * loader.batch_size : (step_in_epoch + 1) * loader.batch_size]
-        mine = [loader.samples[int(i)] for i in rows[loader.rank :: loader.world_size]]
+        mine = [loader.samples[int(i)] for i in loader.share(rows, loader.rank)]
         size = loader.micro_batch_size
         micro = [loader.collate(mine[i * size : (i + 1) * size], epoch=epoch) for i in range(loader.accumulation)]
         return StepBatches(step, epoch, micro)

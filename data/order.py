@@ -1,9 +1,8 @@
 """In which order samples are trained on: a pure function of (seed, epoch, lengths, batch size).
 
 Grouping follows LLaVA's `group_by_modality_length`: a global batch holds pictures or text only, and
-inside it rows are dealt longest first so that ranks carry like loads. The order does not depend on
-the number of ranks; a rank takes every `world_size`-th of the dealt rows. The bucketed orders keep padding small:
-batches of like lengths, still in a random order.
+inside it rows are dealt longest first so that ranks carry like loads (`rows_of_rank`). The order does not depend on
+the number of ranks. The bucketed orders keep padding small: batches of like lengths, still in a random order.
 """
 
 from __future__ import annotations
@@ -62,10 +61,18 @@ def arrange(
 
 
 def deal(indices: np.ndarray, lengths: np.ndarray, num_bins: int) -> np.ndarray:
-    """Deal one megabatch longest first, each to the bin with the smallest sum that has room; bins follow each other."""
+    """Deal one megabatch longest first into bins, which follow each other in the result."""
+    return np.concatenate(bins_of(indices, lengths, num_bins))
+
+
+def bins_of(indices: np.ndarray, lengths: np.ndarray, num_bins: int) -> list[np.ndarray]:
+    """Deal rows longest first, each to the bin with the smallest sum of lengths that has room.
+
+    Rows that cannot be shared evenly go round the bins in turn, as in LLaVA's code.
+    """
     ranked = sorted(indices.tolist(), key=lambda i: lengths[i], reverse=True)
     if len(ranked) % num_bins:
-        return np.array([i for b in range(num_bins) for i in ranked[b::num_bins]], dtype=np.int64)
+        return [np.array(ranked[b::num_bins], dtype=np.int64) for b in range(num_bins)]
     room = len(ranked) // num_bins
     bins: list[list[int]] = [[] for _ in range(num_bins)]
     sums = [0.0] * num_bins
@@ -75,7 +82,19 @@ def deal(indices: np.ndarray, lengths: np.ndarray, num_bins: int) -> np.ndarray:
         sums[smallest] += int(lengths[index])
         if len(bins[smallest]) == room:
             sums[smallest] = float("inf")
-    return np.array([i for b in bins for i in b], dtype=np.int64)
+    return [np.array(indices, dtype=np.int64) for indices in bins]
+
+
+def rows_of_rank(batch: np.ndarray, lengths: np.ndarray, rank: int, world_size: int) -> np.ndarray:
+    """The rows of a global batch that a rank computes, so that all ranks have about as many tokens.
+
+    Args:
+        batch: [n] indices of samples; one rank takes them in their order.
+        lengths: of all samples, of any sign.
+    """
+    if world_size == 1:
+        return batch
+    return bins_of(batch, np.abs(lengths), world_size)[rank]
 
 
 class Order(Protocol):

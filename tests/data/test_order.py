@@ -6,7 +6,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from draftsmith.data.order import arrange, epoch_order, num_full_megabatches
+from draftsmith.data.order import arrange, epoch_order, num_full_megabatches, rows_of_rank
 
 CASES = json.loads((Path(__file__).parent / "vectors" / "lvlm" / "sampler.json").read_text())[
     "group_by_modality_length"
@@ -39,3 +39,32 @@ def test_every_sample_once_and_epochs_differ(grouped):
         full = num_full_megabatches(int((lengths > 0).sum()), int((lengths < 0).sum()), 8)
         for batch in first[: full * 8].reshape(full, 8):
             assert len(set(lengths[batch] > 0)) == 1
+
+
+@pytest.mark.parametrize("case", [c for c in CASES if not c["single_modality"]], ids=lambda c: str(c["torch_seed"]))
+def test_ranks_get_the_rows_of_the_official_deal(case):
+    """Of the batches that production makes, which know no ranks: each rank computes the official rank's rows."""
+    world, lengths = case["world_size"], np.abs(case["lengths"])
+    full = num_full_megabatches(case["n_multimodal"], case["n_text"], case["megabatch"])
+    for start in range(0, full * case["megabatch"], case["megabatch"]):
+        official = case["order"][start : start + case["megabatch"]]
+        # As `epoch_order` leaves it: longest first, in one bin.
+        batch = np.array(sorted(official, key=lambda i: (-lengths[i], official.index(i))))
+        shares = [rows_of_rank(batch, lengths, rank, world) for rank in range(world)]
+        assert [sum(lengths[share].tolist()) for share in shares] == case["rank_length_sums"][
+            start // case["megabatch"]
+        ]
+
+
+@pytest.mark.parametrize("grouped", [False, True])
+def test_no_rank_is_always_the_heaviest(grouped):
+    """Every world_size-th of rows that are sorted by length gave rank 0 the longest of each round."""
+    lengths = np.random.default_rng(0).integers(5, 500, 4000)
+    order = epoch_order(lengths, seed=0, epoch=0, batch_size=32, grouped=grouped)
+    sums = np.zeros((125, 4))
+    for number, batch in enumerate(order.reshape(125, 32)):
+        shares = [rows_of_rank(batch, lengths, rank, 4) for rank in range(4)]
+        assert sorted(np.concatenate(shares).tolist()) == sorted(batch.tolist()) and {len(s) for s in shares} == {8}
+        sums[number] = [lengths[share].sum() for share in shares]
+    assert (sums.max(1) / sums.mean(1)).mean() < 1.02
+    assert len(set(sums.argmax(1).tolist())) == 4 and rows_of_rank(batch, lengths, 0, 1) is batch

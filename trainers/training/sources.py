@@ -300,5 +300,6 @@ class _EpochShards:
         group, rank = divmod(index, loader.world_size)
         order = loader.order(0)
         steps = range(group * self.steps_per_shard, min((group + 1) * self.steps_per_shard, self.num_steps))
-        rows = [order[s * loader.batch_size : (s + 1) * loader.batch_size][rank :: loader.world_size] for s in steps]
+        size = loader.batch_size
+        rows = [loader.share(order[step * size : (step + 1) * size], rank) for step in steps]
         return self.indices[np.concatenate(rows)]
