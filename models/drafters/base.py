@@ -111,7 +111,7 @@ class DrafterConfig(Section):
                     f"{did_you_mean(name, self.decoding_settings)}"
                 )
         checked = type(self).model_validate(self.model_dump() | settings)
-        return self.model_copy(update={name: getattr(checked, name) for name in settings})
+        return self.model_copy(update={name: value for name, value in checked if name in settings})
 
     def check(self, shape: TargetShape) -> None:
         """Raise `UserError` for a target that it cannot draft for, or a setting that would not be read there."""

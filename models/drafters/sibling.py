@@ -131,8 +131,13 @@ class SiblingProposal:
 
 def check_sibling(target: LlamaGenConfig, sibling: LlamaGenConfig) -> None:
     """Raises `UserError` where the two do not draw the same codes on the same condition."""
-    for name in ("vocab_size", "grid", "condition", "num_condition_tokens"):
-        ours, theirs = getattr(sibling, name), getattr(target, name)
+    pairs = {
+        "vocab_size": (sibling.vocab_size, target.vocab_size),
+        "grid": (sibling.grid, target.grid),
+        "condition": (sibling.condition, target.condition),
+        "num_condition_tokens": (sibling.num_condition_tokens, target.num_condition_tokens),
+    }
+    for name, (ours, theirs) in pairs.items():
         if ours != theirs:
             raise UserError(
                 f"the drafter has {name} {ours}, the target {theirs}", where="key drafter",

@@ -15,7 +15,7 @@ from ...data.loader import Loader, steps_per_epoch
 from ...data.processor import Processor
 from ...models.drafters.lvlm import build_drafter, load_drafter, save_llava
 from ...models.drafters.made_for import tested_with
-from ...models.llava import FAMILIES, LlavaTraining
+from ...models.llava import FAMILIES, LlavaTraining, language_model_of
 from ...models.lora import merge_adapters
 from ...models.targets.load import build_target, load_llava, target_config, target_weights
 from ..context import Context
@@ -110,7 +110,7 @@ def _set_positions(llava: Any, stage: Any) -> int:
     text = llava.config.get_text_config()
     if stage.positions is not None:
         text.max_position_embeddings = stage.positions
-        decoder = getattr(llava.model, "language_model", llava.model)
+        decoder = language_model_of(llava)
         assert decoder.config is text, "one config, so that what is saved is what was trained"
     return text.max_position_embeddings
 

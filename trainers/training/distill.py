@@ -11,6 +11,7 @@ from typing import Any
 import torch
 
 from ...core.errors import UserError
+from ...core.section import torch_dtype
 from ...data.answers import SHARDS, Answers
 from ...data.collate import ConversationCollate
 from ...data.dataset import ConversationData, ConversationDataset
@@ -35,7 +36,7 @@ def frozen_target(context: Context) -> Any:
     target: Any = load_llava(
         context.target_source(),
         revision=config.revision,
-        dtype=getattr(torch, config.dtype),
+        dtype=torch_dtype(config.dtype),
         device_map=config.device_map,
         key="target.path",
     )
