@@ -123,7 +123,7 @@ class Decoded:
             return generation
 
         for module in [module for name, module in sys.modules.items() if name.startswith("draftsmith")]:
-            if getattr(module, "generate", None) is original:
+            if vars(module).get("generate") is original:
                 module.generate = generate  # type: ignore[attr-defined]
 
     def note(self, request: Any, drafter: Any, generation: Any) -> None:

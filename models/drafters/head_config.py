@@ -75,6 +75,10 @@ class HeadConfig(PublishedDrafter):
         """What is trained for: the section's objective, or the kind's own."""
         return self.objective or self.own_loss
 
+    @property
+    def parts(self) -> dict[str, bool]:
+        return {"MTP": self.mtp_steps > 0, "IVSB": False, "VATA": self.visual(training=False) == "none"}
+
     # ---- what differs between the kinds
 
     def visual(self, *, training: bool) -> Visual:

@@ -57,6 +57,10 @@ class PrunedConfig(DrafterConfig):
     # Layers whose attention is averaged; null: all.
     attention_layers: tuple[int, ...] | None = None
 
+    @property
+    def display_name(self) -> str:
+        return self.model if self.model == "target" else str(self.model.path or self.model)
+
     def provides(self) -> set[str]:
         return {"drafter"}
 

@@ -39,6 +39,10 @@ class SiblingConfig(DrafterConfig):
     for_language: ClassVar[bool] = False
     for_images: ClassVar[bool] = True
 
+    @property
+    def display_name(self) -> str:
+        return self.path
+
     def provides(self) -> set[str]:
         return {"drafter"}
 

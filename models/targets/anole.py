@@ -288,6 +288,7 @@ class AnoleTargetConfig(Section):
     """Anole 7B, published: a stage trains heads for it and never the model itself."""
 
     draws_images: ClassVar[bool] = True
+    condition: ClassVar[str] = "ids"  # what its pictures are asked by: a text, as the ids of its own tokenizer
 
     kind: Literal["anole"]
     # Hub id or directory in transformers' layout (leloy/Anole-7b-v0.1-hf). GAIR/Anole-7b-v0.1 is in Meta's.

@@ -178,7 +178,7 @@ class Probing:
         first = next(part.benchmark for part in sets if part.medium == "video")
         shares: dict[str, dict[str, float]] = {}
         for name, drafting in self.drafting.items():
-            if drafting.parts is None:
+            if drafting.config.parts is None:
                 continue
             for part in (p for p in sets if p.benchmark == first):
                 try:
