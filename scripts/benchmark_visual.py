@@ -54,7 +54,8 @@ from draftsmith.models.decoding.cache import Cache
 from draftsmith.models.decoding.neighbours import NeighbourTable
 from draftsmith.models.decoding.tree import Tree
 from draftsmith.models.decoding.warp import Warp
-from draftsmith.models.drafters.eagle import EagleConfig, ImageEagleHead, ImageEagleProposal
+from draftsmith.models.drafters.eagle import EagleConfig
+from draftsmith.models.drafters.eagle_images import ImageEagleHead, ImageEagleProposal
 from draftsmith.models.llamagen.transformer import Block, LlamaGen, LlamaGenConfig, published, rope_table
 from draftsmith.models.targets.llamagen import LlamaGenTarget
 from draftsmith.recipes.load import load

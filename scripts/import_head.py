@@ -24,7 +24,7 @@ from draftsmith.core.secrets import redact
 from draftsmith.data.processor import load_processor
 from draftsmith.eval.timing import options
 from draftsmith.models.drafters.base import TargetIdentity
-from draftsmith.models.drafters.eagle import save_eagle
+from draftsmith.models.drafters.eagle_images import save_eagle
 from draftsmith.models.drafters.head_files import manifest_of, save_head
 from draftsmith.models.drafters.lvlm import save_llava
 from draftsmith.models.drafters.made_for import tested_with
