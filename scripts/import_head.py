@@ -117,6 +117,7 @@ def lvlm(options, folder: Path):
 
 
 def main(argv: list[str] | None = None) -> int:
+    """Imports as the command line says. Returns the exit code: 0, or 2 after an error of the user."""
     parser = options(__doc__)
     parser.add_argument("source", help="Hub id or directory of the published drafter")
     parser.add_argument("destination", help="a directory that does not exist yet")

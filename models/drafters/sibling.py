@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 from ...core.errors import UserError
 from ...core.states import Taps
-from ..decoding.expansions import Expansions
+from ..decoding.expansions import Expansions, accepted_expansions
 from ..decoding.rows import Guidance, GuidanceScale
 from ..decoding.warp import Warp
 from ..llamagen.files import load_llamagen
@@ -123,12 +123,7 @@ class SiblingProposal:
 
     def accept(self, verified: Any) -> None:
         """Keep the cache of accepted nodes; `root` feeds the bonus token and accepted tokens that were not expanded."""
-        kept = []
-        for node in verified.path:
-            expansion = verified.tree.expansions[node]
-            if expansion == -1:
-                break
-            kept.append(expansion)
+        kept = accepted_expansions(verified)
         self._session.cache.commit(kept)
         self._pending = [*verified.tokens[len(kept) :], verified.bonus]
 
