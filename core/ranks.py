@@ -31,6 +31,11 @@ def local_rank() -> int:
     return int(os.environ.get("LOCAL_RANK", "0"))
 
 
+def num_cores() -> int:
+    """Cores that this process may run on: its affinity, or all where the system keeps none."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
 def is_main() -> bool:
     """Whether this is rank 0, which alone prints, writes and uses the network."""
     return rank() == 0

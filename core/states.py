@@ -60,7 +60,12 @@ class Taps:
     @property
     def kept(self) -> dict[str, Any]:
         """The fields that decide what a cache holds, under the names that its manifest uses."""
-        return {name: getattr(self, name) for name in ("feature", "text_layers", "visual_layers", "everywhere")}
+        return {
+            "feature": self.feature,
+            "text_layers": self.text_layers,
+            "visual_layers": self.visual_layers,
+            "everywhere": self.everywhere,
+        }
 
     def __or__(self, other: Taps) -> Taps:
         """The union of both, for training. Attention over a prompt is used in decoding only and is left out."""

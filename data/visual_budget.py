@@ -68,28 +68,6 @@ def llava_frames(settings: VideoSettings, patches: int) -> FrameTokens:
     return FrameTokens(two - one, per_clip=2 * one - two)
 
 
-def qwen_frames(height: int, width: int, *, unit: int = 28) -> FrameTokens:
-    """How Qwen2-VL, Qwen2.5-VL (unit 28) and Qwen3-VL (unit 32) count frames of these sides, in pixels, once resized.
-
-    Args:
-        unit: pixels along a side of what becomes one token: patch size times merge size.
-    """
-    if height % unit or width % unit:
-        raise UserError(f"a frame of {height} x {width} pixels is no grid of {unit}", hint="give the resized sides")
-    return FrameTokens(height // unit * (width // unit), frames_per_step=2)
-
-
-def pixels_for(budget: int | str, num_frames: int, *, unit: int = 28, frames_per_step: int = 2) -> int:
-    """The most pixels of a frame (Qwen's max_pixels) with which `num_frames` frames stay within a budget."""
-    steps = -(-num_frames // frames_per_step)
-    tokens = visual_tokens(budget) // steps
-    if tokens < 1:
-        raise UserError(
-            f"{num_frames} frames have more than {budget} visual tokens at any size", hint="take fewer frames"
-        )
-    return tokens * unit * unit
-
-
 def within(settings: VideoSettings, budget: int | str, patches: int) -> VideoSettings:
     """The settings with as many frames, at equal distances, as the budget asks for. Shorter clips give all they have.
 

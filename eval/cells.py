@@ -52,12 +52,8 @@ class Cell:
 
     def to_json(self) -> dict[str, Any]:
         """What the cell is of (benchmark, method, ...) and the numbers of its summary, in one mapping."""
-        about = {name: getattr(self, name) for name in _CELL}
+        about = {name: value for name, value in vars(self).items() if name != "summary"}
         return about | self.summary.to_json()
-
-
-_CELL = ("benchmark", "turn", "budget", "temperature", "max_new_tokens", "medium", "method", "drafters", "exact",
-         "relaxed")  # fmt: skip
 
 
 def labels(rows: Sequence[Row] | Sequence[Cell]) -> Label:
@@ -78,20 +74,20 @@ def cells_of(rows: Sequence[Row], methods: Mapping[str, MethodInfo]) -> tuple[Ce
     rows = [row for row in rows if row.method != PLAIN]
     order = {name: number for number, name in enumerate(methods)}
     names = ("temperature", "max_new_tokens", "benchmark", "turn", "budget", "method")
+    places = list(grouped(rows, *names[:-1]))
     cells = []
-    for (temperature, new, benchmark, turn, budget, method), some in grouped(rows, *names).items():
+    for (*place, method), some in grouped(rows, *names).items():
+        temperature, new, benchmark, turn, budget = place
         info = methods.get(method, MethodInfo())
         drafters = tuple(sorted({row.drafter for row in some}))
         exact = temperature == 0 and not info.relaxed
-        cells.append(
-            Cell(benchmark=benchmark, turn=turn, budget=budget, temperature=temperature, max_new_tokens=new,
-                 medium=some[0].medium, method=method, drafters=drafters, exact=exact, relaxed=info.relaxed,
-                 summary=summarize(some))
+        cell = Cell(
+            benchmark=benchmark, turn=turn, budget=budget, temperature=temperature, max_new_tokens=new,
+            medium=some[0].medium, method=method, drafters=drafters, exact=exact, relaxed=info.relaxed,
+            summary=summarize(some),
         )  # fmt: skip
-    places = list(grouped(rows, *names[:-1]))
-    return tuple(
-        sorted(cells, key=lambda c: (places.index(tuple(getattr(c, n) for n in names[:-1])), order.get(c.method, -1)))
-    )
+        cells.append((places.index(tuple(place)), order.get(method, -1), cell))
+    return tuple(cell for _, _, cell in sorted(cells, key=lambda entry: entry[:2]))
 
 
 # A column, and what stands in it.

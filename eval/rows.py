@@ -87,7 +87,7 @@ class Row:
 
     def to_json(self) -> dict[str, Any]:
         """JSON values, with the version of this form."""
-        return {"version": VERSION} | {f.name: getattr(self, f.name) for f in fields(self)}
+        return {"version": VERSION} | vars(self)
 
     @classmethod
     def from_json(cls, value: Mapping[str, Any], *, where: str | Path | None = None) -> Row:

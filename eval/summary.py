@@ -97,67 +97,89 @@ def summarize(rows: Iterable[Row]) -> Summary:
     """The numbers of some rows, which may come from any number of ranks, in any order."""
     rows = ordered(rows)
     assert rows, "no request to summarize"
-    count, cycles, emitted = len(rows), sum(r.num_cycles for r in rows), sum(r.num_emitted for r in rows)
-    drafted, accepted = sum(sum(r.drafted) for r in rows), sum(sum(r.accepted) for r in rows)
-    tau, levels = ratio_of(emitted, cycles), max((d for r in rows for d in r.drafted), default=0)
-    t_p, t_q, t_verify, rule = (
-        median(getattr(r, name) for r in rows) for name in ("plain_cycle_s", "draft_s", "verify_s", "rule_s")
-    )
-    total, prefill = sum(r.total_s for r in rows), sum(r.prefill_s for r in rows)
-    plain_total, plain_prefill = sum(r.plain_total_s for r in rows), sum(r.plain_prefill_s for r in rows)
-    plain_tokens = sum(r.plain_tokens for r in rows)
-    each = [speedups([row]) for row in rows]
-    decoding, end_to_end = speedups(rows)
-    mean_levels, relative = ratio(drafted, cycles), ratio(t_q, t_p)
-    num_accepted = [a for r in rows for a in r.accepted]
     return Summary(
-        requests=count,
-        tau=tau,
-        tau_interval=tau_interval(rows),
-        tau_mean_of_requests=_mean([r.num_emitted / r.num_cycles for r in rows if r.num_cycles]),
-        num_accepted=ratio(accepted, cycles),
-        acceptance_rate=ratio(accepted, drafted),
-        first_accepted=ratio(sum(a > 0 for a in num_accepted), cycles),
-        accepted_by_depth=by_depth(rows),
-        accepted_histogram=tuple(num_accepted.count(n) for n in range(max(num_accepted, default=0) + 1)),
-        levels=levels,
-        mean_levels=mean_levels,
-        mean_nodes=ratio(sum(sum(r.nodes) for r in rows), cycles),
-        T_q_ms=1e3 * t_q,
-        T_p_ms=1e3 * t_p,
-        T_verify_ms=1e3 * t_verify,
-        T_q_over_T_p=relative,
-        expected_speedup=tau / (mean_levels * relative + (t_verify / t_p if t_p else 1.0)) if cycles else 1.0,
-        expected_speedup_tabed=tau / (levels * relative + 1),
-        DSR=decoding,
-        ESR=end_to_end,
-        DSR_spread=quartiles([one[0] for one in each]),
-        ESR_spread=quartiles([one[1] for one in each]),
-        drafter_ms=1e3 * median(r.draft_cycle_s for r in rows),
-        target_ms=1e3 * (t_verify - rule),
-        rule_ms=1e3 * rule,
-        cycle_ms=1e3 * median(r.cycle_s for r in rows),
-        prefill_share=ratio(prefill, total),
-        total_s=total / count,
-        decode_s=(total - prefill) / count,
-        prefill_s=prefill / count,
-        step_s=ratio(total - prefill, cycles),
-        plain_total_s=plain_total / count,
-        plain_prefill_s=plain_prefill / count,
-        # The first token comes from the prefill: it is generated, and in no cycle.
-        tokens_per_s=ratio(emitted + count, total),
-        decoded_per_s=ratio(emitted, total - prefill),
-        plain_tokens_per_s=ratio(plain_tokens, plain_total),
-        plain_decoded_per_s=ratio(plain_tokens - count, plain_total - plain_prefill),
-        generated=(emitted + count) / count,
-        calls=cycles / count,
+        requests=len(rows),
+        **_acceptance(rows),
+        **_speed(rows),
+        **_totals(rows),
         visual_tokens=_mean([r.visual_tokens for r in rows]),
         time_shares=_time_shares(rows),
         identical=sum(r.identical for r in rows),
         first_different=next((r.request for r in rows if not r.identical), None),
-        rejected_somewhere=accepted < drafted,
         beyond_positions=sum(bool(r.details.get("beyond_positions", False)) for r in rows),
     )
+
+
+def _acceptance(rows: Sequence[Row]) -> dict[str, Any]:
+    """The fields of `Summary` that count tokens."""
+    cycles, emitted = sum(r.num_cycles for r in rows), sum(r.num_emitted for r in rows)
+    drafted, accepted = sum(sum(r.drafted) for r in rows), sum(sum(r.accepted) for r in rows)
+    num_accepted = [a for r in rows for a in r.accepted]
+    return {
+        "tau": ratio_of(emitted, cycles),
+        "tau_interval": tau_interval(rows),
+        "tau_mean_of_requests": _mean([r.num_emitted / r.num_cycles for r in rows if r.num_cycles]),
+        "num_accepted": ratio(accepted, cycles),
+        "acceptance_rate": ratio(accepted, drafted),
+        "first_accepted": ratio(sum(a > 0 for a in num_accepted), cycles),
+        "accepted_by_depth": by_depth(rows),
+        "accepted_histogram": tuple(num_accepted.count(n) for n in range(max(num_accepted, default=0) + 1)),
+        "levels": max((d for r in rows for d in r.drafted), default=0),
+        "mean_levels": ratio(drafted, cycles),
+        "mean_nodes": ratio(sum(sum(r.nodes) for r in rows), cycles),
+        "rejected_somewhere": accepted < drafted,
+    }
+
+
+def _speed(rows: Sequence[Row]) -> dict[str, Any]:
+    """The fields of `Summary` that say what a cycle costs, and the speedups that are expected of it and measured."""
+    cycles, levels = sum(r.num_cycles for r in rows), max((d for r in rows for d in r.drafted), default=0)
+    tau = ratio_of(sum(r.num_emitted for r in rows), cycles)
+    mean_levels = ratio(sum(sum(r.drafted) for r in rows), cycles)
+    t_p, t_q = median(r.plain_cycle_s for r in rows), median(r.draft_s for r in rows)
+    t_verify, rule = median(r.verify_s for r in rows), median(r.rule_s for r in rows)
+    decoding, end_to_end = speedups(rows)
+    each, relative = [speedups([row]) for row in rows], ratio(t_q, t_p)
+    return {
+        "T_q_ms": 1e3 * t_q,
+        "T_p_ms": 1e3 * t_p,
+        "T_verify_ms": 1e3 * t_verify,
+        "T_q_over_T_p": relative,
+        "expected_speedup": tau / (mean_levels * relative + (t_verify / t_p if t_p else 1.0)) if cycles else 1.0,
+        "expected_speedup_tabed": tau / (levels * relative + 1),
+        "DSR": decoding,
+        "ESR": end_to_end,
+        "DSR_spread": quartiles([one[0] for one in each]),
+        "ESR_spread": quartiles([one[1] for one in each]),
+        "drafter_ms": 1e3 * median(r.draft_cycle_s for r in rows),
+        "target_ms": 1e3 * (t_verify - rule),
+        "rule_ms": 1e3 * rule,
+        "cycle_ms": 1e3 * median(r.cycle_s for r in rows),
+    }
+
+
+def _totals(rows: Sequence[Row]) -> dict[str, Any]:
+    """The fields of `Summary` that are seconds and tokens of whole requests."""
+    count, cycles, emitted = len(rows), sum(r.num_cycles for r in rows), sum(r.num_emitted for r in rows)
+    total, prefill = sum(r.total_s for r in rows), sum(r.prefill_s for r in rows)
+    plain_total, plain_prefill = sum(r.plain_total_s for r in rows), sum(r.plain_prefill_s for r in rows)
+    plain_tokens = sum(r.plain_tokens for r in rows)
+    return {
+        "prefill_share": ratio(prefill, total),
+        "total_s": total / count,
+        "decode_s": (total - prefill) / count,
+        "prefill_s": prefill / count,
+        "step_s": ratio(total - prefill, cycles),
+        "plain_total_s": plain_total / count,
+        "plain_prefill_s": plain_prefill / count,
+        # The first token comes from the prefill: it is generated, and in no cycle.
+        "tokens_per_s": ratio(emitted + count, total),
+        "decoded_per_s": ratio(emitted, total - prefill),
+        "plain_tokens_per_s": ratio(plain_tokens, plain_total),
+        "plain_decoded_per_s": ratio(plain_tokens - count, plain_total - plain_prefill),
+        "generated": (emitted + count) / count,
+        "calls": cycles / count,
+    }
 
 
 def ordered(rows: Iterable[Row]) -> list[Row]:

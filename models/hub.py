@@ -98,6 +98,11 @@ def config_value(config: Any, name: str, default: Any = None) -> Any:
     return getattr(config, name, default)
 
 
+def rope_of(text: Any) -> dict[str, Any]:
+    """The rotation of a transformers text config, a copy of its `rope_parameters`; empty where it names none."""
+    return dict(config_value(text, "rope_parameters") or {})
+
+
 def vision_half(config: PreTrainedConfig) -> PreTrainedConfig:
     """CLIP's Hub config holds a text and a vision half; a LLaVA needs the latter."""
     return config_value(config, "vision_config", config)

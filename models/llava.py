@@ -114,7 +114,7 @@ def placeholder_ids(config: PreTrainedConfig) -> tuple[int, ...]:
 
 def language_model_of(model: Any) -> nn.Module:
     """The decoder of a vision-language model, or of a causal language model, without the LM head."""
-    return getattr(model.model, "language_model", model.model)
+    return dict(model.model.named_children()).get("language_model", model.model)
 
 
 def is_tied(config: PreTrainedConfig) -> bool:

@@ -86,7 +86,7 @@ def _as(newline: Tensor | None, like: Tensor) -> Tensor:
 
 def newline_of(core: nn.Module) -> nn.Parameter | None:
     """The embedding [D] that LLaVA-NeXT and LLaVA-OneVision learn for the end of a row; None: LLaVA-1.5 has none."""
-    return getattr(core, "image_newline", None)
+    return dict(core.named_parameters(recurse=False)).get("image_newline")
 
 
 class Packing(nn.Module):

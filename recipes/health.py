@@ -17,6 +17,7 @@ import torch
 from packaging.requirements import Requirement
 from packaging.version import Version
 
+from ..core import ranks
 from ..core.errors import first_line
 from ..core.tracking import wandb_login
 from .finding import Finding, fault, ok, warning
@@ -175,7 +176,7 @@ def threads(ranks: int | None) -> list[Finding]:
 
 def num_cores() -> int:
     """Cores that this process may use: affinity, and the quota of a container."""
-    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    cores = ranks.num_cores()
     quota = Path("/sys/fs/cgroup/cpu.max")
     if quota.is_file() and (match := re.match(r"(\d+) (\d+)", quota.read_text())):
         cores = min(cores, max(1, int(match[1]) // int(match[2])))

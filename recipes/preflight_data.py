@@ -16,7 +16,7 @@ from typing import Any
 from ..core.errors import UserError, first_line
 from ..core.section import Section
 from ..data.captioned import CaptionedSource, read
-from ..data.captioned.items import Source
+from ..data.captioned.items import Captioned, Source
 from ..data.dataset import ConversationData, ConversationDataset
 from ..data.mixture import Selection, are_present
 from ..data.processor import Processor
@@ -47,13 +47,14 @@ class Found:
 def sections(section: Any, key: str = "", form: Any = None, maker: str | None = None) -> Iterator[Found]:
     """Every data section inside a stage."""
     if isinstance(section, ConversationData | PromptSource | Source):
-        yield Found(key, section, form, getattr(section, "from_stage", maker))
+        yield Found(key, section, form, dict(section).get("from_stage", maker))
     elif isinstance(section, SetsBenchmark | TabedBenchmark):
         yield Found(f"{key}.data", section.data, form, section.data.from_stage, is_suite=True)
     elif isinstance(section, Section):
-        form, maker = getattr(section, "format", form), getattr(section, "from_stage", None)
-        for name, field in type(section).model_fields.items():
-            yield from sections(getattr(section, name), f"{key}.{field.alias or name}".lstrip("."), form, maker)
+        values, fields = dict(section), type(section).model_fields
+        form, maker = values.get("format", form), values.get("from_stage")
+        for name, value in values.items():
+            yield from sections(value, f"{key}.{fields[name].alias or name}".lstrip("."), form, maker)
     elif isinstance(section, Mapping):
         for name, value in section.items():
             yield from sections(value, f"{key}.{name}", form, maker)
@@ -189,7 +190,7 @@ def _captioned(subject: str, source: CaptionedSource, count: int) -> list[Findin
         if "not found" not in error.problem and "no file" not in error.problem:
             raise
         return [_absent(subject, error.where or error.problem)]
-    refused = [item for item in items if not hasattr(item, "caption")]
+    refused = [item for item in items if not isinstance(item, Captioned)]
     if len(refused) == len(items):
         return [fault(subject, f"none of the first {len(items)} items can be used: {refused[:1]}", "mend the source")]
     return [ok(subject, f"{len(items) - len(refused)} of the first {len(items)} items can be used")]
@@ -199,7 +200,7 @@ def _processor(stage: Any, context: Context, finished: set[str]) -> Processor | 
     """The processor that training would use, where it needs no network; else why there is none."""
     if "processor" in context.inputs and "processor" not in finished:
         return "the stage that makes the processor has not run"
-    path = getattr(context.target, "path", None)
+    path = context.target.path
     if "processor" not in context.inputs and (path is None or not is_local(str(path), context.target.revision)):
         return f"the processor of {path} is not on this machine"
     try:

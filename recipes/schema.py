@@ -129,4 +129,4 @@ def _told_by_target(stage: Any, target: Any) -> Any:
 
 
 def _kind_of(section: Any) -> Any:
-    return section.get("kind") if isinstance(section, dict) else getattr(section, "kind", None)
+    return (dict(section) if isinstance(section, dict | Section) else {}).get("kind")

@@ -111,6 +111,7 @@ def measure(path: Path, num_samples: int) -> dict[str, float]:
 
 
 def main() -> None:
+    """Writes a file of records and prints what opening and reading it takes; `--measure` is one fresh process."""
     parser = timing.options(__doc__)
     parser.add_argument("--records", type=int, default=665000)
     parser.add_argument("--samples", type=int, default=20000, help="read at random after opening")

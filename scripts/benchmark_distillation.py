@@ -80,6 +80,7 @@ def measure(tokens: int, supervised: int, chunk: int, rows: int) -> float:
 
 
 def main() -> None:
+    """Prints peak memory and time of the losses; `--measure` is one fresh process."""
     parser = timing.options(__doc__)
     parser.add_argument("--tokens", type=int, default=1024, help="supervised in the larger case")
     parser.add_argument("--chunk", type=int, default=128)

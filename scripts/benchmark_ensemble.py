@@ -84,6 +84,7 @@ def request(number, vocabulary, side, patch, words):
 
 @torch.inference_mode()
 def main() -> None:
+    """Decodes requests by one drafter and by ensembles, in turn, and prints what each cycle takes."""
     parser = timing.options(__doc__)
     parser.add_argument("--size", choices=SIZES, default="demo")
     parser.add_argument("--gamma", type=int, default=5)

@@ -222,6 +222,7 @@ def benchmark_step(arguments: argparse.Namespace) -> None:
 
 
 def main() -> None:
+    """Prints decoding and training steps against the bare libraries, as ratios of pairs."""
     parser = timing.options(__doc__)
     parser.add_argument("--gamma", type=int, default=5)
     parser.add_argument("--pairs", type=int, default=15, help="requests, each decoded by both loops")

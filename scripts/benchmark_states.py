@@ -230,6 +230,7 @@ def kept_bytes(text: int, visual: int, wanted: Taps, dtype: StatesDtype, width: 
 
 
 def main() -> None:
+    """Prints throughput of written and read states, and memory; `--write` is one fresh process."""
     parser = timing.options(__doc__)
     parser.add_argument("--gigabytes", type=float, default=1.5, help="of states that are written and read")
     parser.add_argument("--shard-gigabytes", type=float, default=0.5)

@@ -85,6 +85,7 @@ class Cycles:
 
 
 def main() -> None:
+    """Prints what a head of random weights takes with and without visual inputs."""
     parser = timing.options(__doc__)
     parser.add_argument("--width", type=int, default=896)
     parser.add_argument("--vocabulary", type=int, default=32000)

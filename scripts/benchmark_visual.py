@@ -1,8 +1,8 @@
 #!/usr/bin/env python
-"""What drafting costs beside the models of the visual demo, and what encoding holds in memory.
+"""What drafting costs beside the models of the visual demo; of encoding, see benchmark_encoding.py.
 
     scripts/benchmark_visual.py             prints a section for docs/benchmarks.md
-    scripts/benchmark_visual.py --quick     fewer pairs and pictures
+    scripts/benchmark_visual.py --quick     fewer pairs
 
 1. A request decoded by the loop against its bare forwards: every call of the target's layers, the head and the LM head
    is recorded once, with its tensors and the cache's length, and then replayed without the loop. Each pair is one
@@ -12,27 +12,20 @@
    16384 codes, 1000 neighbours and 60 nodes, against cycles of a target that has the demo's layers (its real ones would
    take longer), and against an estimate of GPT-XL's pass: 36 times one of its layers, and its LM head.
 3. ADT-Tree's own work (reading neighbours, one step, noting the outcome) inside the cycles.
-4. Peak memory of an encode stage over 500 and 5000 pictures, each in a fresh process; and a run that is killed.
 
 The shapes are those of recipe=demo/visual-ar; the target is random and the head learns from its images for a moment.
 Two clocks: wall, and on a CPU also the time of this thread alone, which does not count where it waits for a core.
 """
 
 import argparse
-import io
 import os
-import signal
 import statistics
-import sys
-import tarfile
-import tempfile
 import time
 from collections import defaultdict
 from collections.abc import Callable, Sequence
-from contextlib import ExitStack, redirect_stdout
+from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
 from functools import partial
-from pathlib import Path
 from typing import Any, cast
 from unittest.mock import patch
 
@@ -49,16 +42,16 @@ from draftsmith.eval.policies.adt import Adt
 from draftsmith.eval.policies.chain import ChainTree
 from draftsmith.eval.policies.dynamic import Dynamic
 from draftsmith.eval.rules import RULES, Rule, Verified
-from draftsmith.eval.timing import answer_of, fresh_process, in_turn, row, spread, timed, wall
+from draftsmith.eval.timing import in_turn, row, spread, timed, wall
 from draftsmith.models.decoding.cache import Cache
 from draftsmith.models.decoding.neighbours import NeighbourTable
 from draftsmith.models.decoding.tree import Tree
 from draftsmith.models.decoding.warp import Warp
-from draftsmith.models.drafters.eagle import EagleConfig, ImageEagleHead, ImageEagleProposal
+from draftsmith.models.drafters.eagle import EagleConfig
+from draftsmith.models.drafters.eagle_images import ImageEagleHead, ImageEagleProposal
 from draftsmith.models.llamagen.transformer import Block, LlamaGen, LlamaGenConfig, published, rope_table
 from draftsmith.models.targets.llamagen import LlamaGenTarget
 from draftsmith.recipes.load import load
-from PIL import Image
 
 WARM_UP = 1  # requests before the clock counts
 TOP_K = 1000  # of LlamaGen's decoding, and LANTERN's k for it
@@ -395,103 +388,6 @@ def random_table(num_codes: int, k: int, device: torch.device, seed: int) -> Nei
     return NeighbourTable(torch.randint(num_codes, (num_codes, k), generator=generator).int().to(device))
 
 
-# 4. Encoding
-
-SIDE, PER_TAR, NUM_SHARDS = 32, 1000, 20
-
-
-def write_pictures(folder: Path, count: int) -> int:
-    """Tars of noise with captions, in which every fiftieth picture repeats an earlier one; returns their bytes."""
-    folder.mkdir()
-    for first in range(0, count, PER_TAR):
-        with tarfile.open(folder / f"{first:06d}.tar", "w") as tar:
-            for number in range(first, min(first + PER_TAR, count)):
-                generator = np.random.default_rng(number - 7 if number % 50 == 49 else number)
-                data, pixels = io.BytesIO(), generator.integers(0, 256, (SIDE, SIDE, 3), dtype=np.uint8)
-                Image.fromarray(pixels).save(data, "PNG", compress_level=1)
-                for suffix, content in (("png", data.getvalue()), ("txt", b"a picture of noise")):
-                    member = tarfile.TarInfo(f"{number:06d}.{suffix}")
-                    member.size = len(content)
-                    tar.addfile(member, io.BytesIO(content))
-    return sum(path.stat().st_size for path in folder.iterdir())
-
-
-def encode(pictures: Path, output: Path, per_shard: int) -> None:
-    """One stage in this process: pixels and codes."""
-    from draftsmith.core.tracking import TrackingConfig
-    from draftsmith.models.llamagen.files import save_model
-    from draftsmith.models.llamagen.vq import VqConfig, VqTokenizer
-    from draftsmith.trainers.context import Context
-    from draftsmith.trainers.engine import EngineConfig
-    from draftsmith.trainers.stages.encode import EncodeStage
-
-    torch.set_num_threads(1)
-    shape = VqConfig(base_channels=8, ch_mult=(1, 1, 1), num_res_blocks=1, z_channels=8, codebook_size=16, groups=8)
-    if not (vq := output / "vq").is_dir():
-        tokenizer = VqTokenizer(shape)
-        tokenizer.reset_parameters(torch.Generator().manual_seed(0))
-        save_model(tokenizer, vq)
-    target = demo_recipe().target.model_copy(update={"vq": shape, "image_size": SIDE})
-    source = {"kind": "webdataset", "path": f"{pictures}/*.tar"}
-    settings: dict[str, Any] = {"kind": "encode", "source": source, "write": ["pixels", "codes"]}
-    folder, engine, tracking = output / "stage", EngineConfig(), TrackingConfig()
-    folder.mkdir(exist_ok=True)
-    context = Context("codes", folder, 0, "benchmark", target, None, engine, tracking, {"vq": vq}, lambda line: None)
-    with redirect_stdout(sys.stderr):
-        EncodeStage(**settings, samples_per_shard=per_shard).run(context)
-
-
-def encoding(pictures: Path, output: Path, per_shard: int) -> Any:
-    """The stage in a fresh process."""
-    output.mkdir(exist_ok=True)
-    return fresh_process("--encode", pictures, output, per_shard)
-
-
-def benchmark_encode(folder: Path, few: int, many: int, pairs: int) -> None:
-    """Print the encode stage's peak memory over few and many pictures."""
-    per_shard = many // NUM_SHARDS
-    sizes = {count: write_pictures(folder / f"{count}", count) for count in (few, many)}
-    peaks: dict[int, list[float]] = {few: [], many: []}
-    for number in range(pairs):
-        for count in (few, many) if number % 2 else (many, few):
-            process = encoding(folder / f"{count}", folder / f"out-{count}-{number}", per_shard)
-            peaks[count].append(float(answer_of(process)))
-    low, high = peaks[few], peaks[many]
-    added, files = (many - few) * SIDE * SIDE * 3 / 2**20, (sizes[many] - sizes[few]) / 2**20
-    more = [h - s for s, h in zip(low, high, strict=True)]
-    row(f"peak RSS over {many} pictures / over {few} ({statistics.median(low):.0f} MiB)", 1,
-        spread(timing.ratios(high, low)), pairs)  # fmt: skip
-    row(f"the same in MiB more; {added:.0f} MiB of pixels and {files:.0f} MiB of files were added", 0,
-        spread(more, 1), pairs)  # fmt: skip
-    benchmark_kill(folder / f"{many}", folder / "killed", folder / f"out-{many}-0", per_shard)
-
-
-def benchmark_kill(pictures: Path, output: Path, whole: Path, per_shard: int) -> None:
-    """SIGKILL in the middle, then the same command again; `whole` is an undisturbed run's."""
-    shards = output / "stage" / "shards"
-    process = encoding(pictures, output, per_shard)
-    while len(list(shards.glob("shard-*.json"))) < NUM_SHARDS // 2 and process.poll() is None:
-        time.sleep(0.02)
-    process.kill()
-    process.communicate()
-    assert process.returncode == -signal.SIGKILL, "the run ended before it was killed"
-    before = written(shards)
-    answer_of(encoding(pictures, output, per_shard))
-    after = written(shards)
-    again = sum(before[name] != after[name] for name in before)
-    expected = list((whole / "stage" / "shards").iterdir())
-    same = sum(path.read_bytes() == (shards / path.name).read_bytes() for path in expected)
-    row(f"killed with {len(before)} of {NUM_SHARDS} shards finished; of these, the restart wrote again", 0, again, 1)
-    row("shards that it wrote for the first time", NUM_SHARDS - len(before), len(after) - len(before), 1)
-    row("its files that equal an undisturbed run's", len(expected), same, 1)
-
-
-def written(shards: Path) -> dict[str, list[tuple[int, int]]]:
-    """Finished shard -> when its files were written, and as which ones: a rename over a file changes both."""
-    finished = {path.stem: (path, path.with_suffix(".tar")) for path in shards.glob("shard-*.json")}
-    return {name: [(p.stat().st_mtime_ns, p.stat().st_ino) for p in paths] for name, paths in finished.items()}
-
-
 # The sections
 
 
@@ -536,32 +432,12 @@ def decoding_section(arguments: argparse.Namespace) -> None:
     print()
 
 
-def encoding_section(arguments: argparse.Namespace) -> None:
-    """Print the measurements of encoding, made in a temporary folder."""
-    few, many, pairs = (100, 1000, 1) if arguments.quick else (500, 5000, 2)
-    size = f"pictures of {SIDE} x {SIDE} pixels, pixels and codes, deduplicated, {many // NUM_SHARDS} in a shard"
-    timing.header(f"seed {arguments.seed}, {size}")
-    timing.table("what", "bound", "median [quartiles]", "pairs")
-    with tempfile.TemporaryDirectory() as folder:
-        benchmark_encode(Path(folder), few, many, pairs)
-
-
 def main() -> None:
+    """Prints the measurements of decoding."""
     parser = timing.options(__doc__)
     parser.add_argument("--quick", action="store_true", help="fewer pairs, for a look")
-    parser.add_argument("--only", choices=("decoding", "encoding"), help="one half of it")
     parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--encode", nargs=3, help=timing.HIDDEN)
-    arguments = parser.parse_args()
-    if arguments.encode:
-        pictures, output, per_shard = arguments.encode
-        encode(Path(pictures), Path(output), int(per_shard))
-        print(timing.peak_mib())
-        return
-    if arguments.only != "encoding":
-        decoding_section(arguments)
-    if arguments.only != "decoding":
-        encoding_section(arguments)
+    decoding_section(parser.parse_args())
 
 
 if __name__ == "__main__":

@@ -179,6 +179,7 @@ def compare(folder: Path) -> int:
 
 
 def main(argv: list[str] | None = None) -> int:
+    """Builds or serves the fixtures, or checks them. Returns the exit code: 0, 1 (a check failed) or 3 (no vLLM)."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--build", metavar="FOLDER", help="write the fixtures and stop")
     parser.add_argument("--serve", metavar="FOLDER", help="serve the fixtures of a folder")

@@ -89,6 +89,7 @@ def convert(arguments) -> None:
 
 
 def main(argv: list[str] | None = None) -> int:
+    """Converts as the command line says. Returns the exit code: 0, or 2 after an error of the user."""
     parser = options(__doc__)
     parser.add_argument("source", help="a .pt file, our directory, one of LANTERN's layout, or a Hub id of such")
     parser.add_argument("destination", help="a directory that does not exist yet")

@@ -23,7 +23,6 @@ import hashlib
 import io
 import itertools
 import json
-import math
 import multiprocessing
 import os
 import platform
@@ -33,12 +32,12 @@ import sys
 import tempfile
 import time
 from collections import ChainMap, Counter
-from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import yaml
+from goldens import differences, read, write
 
 # One thread, no network, no tracker, no GPU; set before torch is imported.
 ENVIRONMENT = {
@@ -123,7 +122,7 @@ class Decoded:
             return generation
 
         for module in [module for name, module in sys.modules.items() if name.startswith("draftsmith")]:
-            if getattr(module, "generate", None) is original:
+            if vars(module).get("generate") is original:
                 module.generate = generate  # type: ignore[attr-defined]
 
     def note(self, request: Any, drafter: Any, generation: Any) -> None:
@@ -328,79 +327,8 @@ def preload() -> None:
     torch.set_num_threads(1)
 
 
-def write(path: Path, value: Any) -> None:
-    """Write a string as it is and any other value as JSON; folders are made as needed."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text(value if isinstance(value, str) else pretty(value) + "\n")
-
-
-def read(path: Path) -> Any:
-    """The value of a .json file, or another file's text; None where there is no file."""
-    if not path.is_file():
-        return None
-    text = path.read_text()
-    return json.loads(text) if path.suffix == ".json" else text
-
-
-def pretty(value: Any, depth: int = 0) -> str:
-    """JSON with a line for each key, and lists of numbers in one line."""
-    pad = " " * (depth + 1)
-    if isinstance(value, dict) and value:
-        lines = [f"{pad}{json.dumps(key)}: {pretty(item, depth + 1)}" for key, item in value.items()]
-        return "{\n" + ",\n".join(lines) + "\n" + " " * depth + "}"
-    if isinstance(value, list) and any(isinstance(item, dict | list | str) for item in value):
-        return "[\n" + ",\n".join(pad + pretty(item, depth + 1) for item in value) + "\n" + " " * depth + "]"
-    return json.dumps(value)
-
-
-def leaves(value: Any, key: str = "") -> Iterator[tuple[str, Any]]:
-    """Key and value of everything in a file; texts by their lines."""
-    if isinstance(value, dict) and value:
-        for name, item in value.items():
-            yield from leaves(item, f"{key}/{name}" if key else str(name))
-    elif isinstance(value, list) and value and all(isinstance(item, str) for item in value):
-        # In any order: what a request was continued with.
-        for item, count in Counter(value).items():
-            yield f"{key}/{item}", count
-    elif isinstance(value, list) and value:
-        for number, item in enumerate(value):
-            yield from leaves(item, f"{key}[{number}]")
-    elif isinstance(value, str) and "\n" in value:
-        for number, line in enumerate(value.splitlines(), 1):
-            yield f"line {number}", line
-    else:
-        yield key, value
-
-
-ABSENT = "(absent)"
-_HASH = re.compile(r"[0-9a-f]{16}$")
-
-
-def differences(old: Any, new: Any, *, same_machine: bool) -> list[str]:
-    """`key: old -> new` for everything that differs."""
-    before, after = dict(leaves(old)), dict(leaves(new))
-    return [
-        f"{key}: {before.get(key, ABSENT)!r} -> {after.get(key, ABSENT)!r}"
-        for key in [*before, *(key for key in after if key not in before)]
-        if not _equal(key, before.get(key, ABSENT), after.get(key, ABSENT), same_machine)
-    ]
-
-
-def _equal(key: str, old: Any, new: Any, same_machine: bool) -> bool:
-    if isinstance(old, float) and isinstance(new, float) and math.isnan(old) and math.isnan(new):
-        return True
-    if same_machine or old == new:
-        return bool(old == new and type(old) is type(new))
-    if key.startswith("decoded/"):
-        return True
-    if isinstance(old, str) and isinstance(new, str):
-        return _HASH.sub("", old) == _HASH.sub("", new)
-    if isinstance(old, float) and isinstance(new, float):
-        return not key.endswith("loss") or math.isclose(old, new, rel_tol=1e-2)
-    return False
-
-
 def record(names: list[str]) -> int:
+    """Run these and write their goldens and the machine's description; returns the exit code."""
     for name in names:
         for file, value in run_one(name).items():
             write(GOLDENS / file, value)
@@ -411,6 +339,7 @@ def record(names: list[str]) -> int:
 
 
 def check(names: list[str]) -> int:
+    """Run these and print every difference from their goldens; returns the exit code, 1 where there is one."""
     here, there = machine(), read(GOLDENS / "machine.json")
     if here != there:
         print(f"recorded on {there}, and this is {here}: losses within 1%, and neither hashes, tokens nor reports")
@@ -432,6 +361,7 @@ def check(names: list[str]) -> int:
 
 
 def main() -> int:
+    """Read the command line and record or check; returns the exit code."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("command", choices=("record", "check"))
     parser.add_argument("runs", nargs="*", help=f"of {DRY_RUNS}, {', '.join(RUNS)}; none: all")

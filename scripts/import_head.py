@@ -24,7 +24,7 @@ from draftsmith.core.secrets import redact
 from draftsmith.data.processor import load_processor
 from draftsmith.eval.timing import options
 from draftsmith.models.drafters.base import TargetIdentity
-from draftsmith.models.drafters.eagle import save_eagle
+from draftsmith.models.drafters.eagle_images import save_eagle
 from draftsmith.models.drafters.head_files import manifest_of, save_head
 from draftsmith.models.drafters.lvlm import save_llava
 from draftsmith.models.drafters.made_for import tested_with
@@ -117,6 +117,7 @@ def lvlm(options, folder: Path):
 
 
 def main(argv: list[str] | None = None) -> int:
+    """Imports as the command line says. Returns the exit code: 0, or 2 after an error of the user."""
     parser = options(__doc__)
     parser.add_argument("source", help="Hub id or directory of the published drafter")
     parser.add_argument("destination", help="a directory that does not exist yet")

@@ -255,6 +255,7 @@ def draw(folder: Path, parts: Sections) -> None:
 
 
 def main() -> None:
+    """Measures every point, writes figures and numbers to `--output`, and prints the report."""
     cuda = torch.cuda.is_available()
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--sizes", choices=tuple(SIZES), default="full" if cuda else "small")

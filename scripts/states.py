@@ -64,6 +64,7 @@ def show_sample(reader: StatesReader, sample: int) -> None:
 
 
 def main(arguments: list[str] | None = None) -> int:
+    """Verifies folders of states, or shows one. Returns the exit code: 0, or 2 after an error of the user."""
     parser = options(__doc__)
     commands = parser.add_subparsers(dest="command", required=True)
     commands.add_parser("verify").add_argument("folders", nargs="+")

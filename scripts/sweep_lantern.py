@@ -276,6 +276,7 @@ def run(arguments: list[str]) -> None:
 
 
 def main(arguments: list[str] | None = None) -> int:
+    """Runs the sweep for `key=value` arguments (None: the command line's). Returns the exit code."""
     return run_script(run, __doc__, Options, arguments)
 
 

@@ -15,7 +15,9 @@ SCRIPT = ROOT / "scripts" / "freeze.py"
 def freeze():
     spec = importlib.util.spec_from_file_location("freeze", SCRIPT)
     module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.syspath_prepend(SCRIPT.parent)
+        spec.loader.exec_module(module)
     return module
 
 

@@ -19,6 +19,7 @@ from torch import nn
 from torch.nn import functional
 
 from ..core.errors import UserError
+from ..core.ranks import num_cores
 from ..core.section import Section
 
 BUCKET = 500_000_000  # DeepSpeed's default
@@ -66,8 +67,7 @@ def _fit_threads() -> None:
     """Ranks times threads at most the cores: two spinning pools on two cores run a hundred times slower (measured)."""
     if "OMP_NUM_THREADS" not in os.environ and not torch.cuda.is_available():
         local_ranks = int(os.environ.get("LOCAL_SIZE") or os.environ["WORLD_SIZE"])
-        cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-        torch.set_num_threads(max(1, cores // local_ranks))
+        torch.set_num_threads(max(1, num_cores() // local_ranks))
 
 
 @contextmanager

@@ -28,12 +28,14 @@ def open_records(
     context: Context,
     processor: Processor,
     *,
+    log: str = "skipped",
     files: list[Path] | None = None,
     drafter_processor: Processor | None = None,
 ) -> ConversationDataset:
-    """The records of a data section; what is left out is listed in the stage's skipped.jsonl.
+    """The records of a data section; what is left out is listed in the stage's folder.
 
     Args:
+        log: name of that list, a .jsonl file.
         files: None: those of the section.
         drafter_processor: of a draft with an image processor of its own.
     """
@@ -42,7 +44,7 @@ def open_records(
         form,
         processor,
         files=data_files(data, context) if files is None else files,
-        skipped_log=context.folder / "skipped.jsonl",
+        skipped_log=context.folder / f"{log}.jsonl",
         cache=context.folder / "cache",
         drafter_processor=drafter_processor,
     )

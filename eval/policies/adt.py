@@ -73,11 +73,12 @@ class AdtTree(Section):
 
     @model_validator(mode="after")
     def _in_range(self) -> AdtTree:
+        values = dict(self)
         for name, (low, high) in (("depth", self.depth_range), ("width", self.width_range)):
             if low < 0 or high - low < 2:
                 raise ValueError(f"{name}_range ({low}, {high}) allows nothing: both ends are excluded")
             for key in (f"initial_{name}", f"fixed_{name}"):
-                value = getattr(self, key)
+                value = values[key]
                 if value is not None and not low < value < high:
                     raise ValueError(f"{key} {value} is outside {name}_range ({low}, {high}), whose ends are excluded")
         return self

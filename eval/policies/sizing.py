@@ -43,8 +43,8 @@ class SizingSettings(Section):
 
     @model_validator(mode="after")
     def _ordered(self) -> SizingSettings:
-        for name in ("depth", "width"):
-            low, high = getattr(self, f"min_{name}"), getattr(self, f"max_{name}")
+        depths, widths = (self.min_depth, self.max_depth), (self.min_width, self.max_width)
+        for name, (low, high) in {"depth": depths, "width": widths}.items():
             if low > high:
                 raise ValueError(f"min_{name} {low} is above max_{name} {high}")
         return self

@@ -33,17 +33,17 @@ SAGE_NOTE = (
 class Number:
     """One number of a summary, as a column of a table."""
 
-    key: str  # of `Summary`
+    of: Callable[[Summary], float]
     name: str
     unit: str = ""
-    plain: str = ""  # the same of plain decoding; "": it has none
+    plain: Callable[[Summary], float] | None = None  # the same of plain decoding; None: it has none
 
 
-TAU, DSR, ESR = Number("tau", "tau"), Number("DSR", "DSR", "x"), Number("ESR", "ESR", "x")
-TOKENS = Number("tokens_per_s", "tokens/s", plain="plain_tokens_per_s")  # end to end
-SAGE_TAU = Number("num_accepted", "tau (no bonus)")
-SAGE_TOKENS = Number("decoded_per_s", "tokens/s", plain="plain_decoded_per_s")
-SAGE_SPEEDUP = Number("DSR", "speedup", "x")
+TAU, ESR = Number(lambda s: s.tau, "tau"), Number(lambda s: s.ESR, "ESR", "x")
+DSR, SAGE_SPEEDUP = Number(lambda s: s.DSR, "DSR", "x"), Number(lambda s: s.DSR, "speedup", "x")
+TOKENS = Number(lambda s: s.tokens_per_s, "tokens/s", plain=lambda s: s.plain_tokens_per_s)  # end to end
+SAGE_TAU = Number(lambda s: s.num_accepted, "tau (no bonus)")
+SAGE_TOKENS = Number(lambda s: s.decoded_per_s, "tokens/s", plain=lambda s: s.plain_decoded_per_s)
 
 
 def video_sections(
@@ -142,7 +142,7 @@ def methods_by(
 
 
 def _values(summary: Summary, numbers: Sequence[Number]) -> list[float | None]:
-    return [float(getattr(summary, number.key)) for number in numbers]
+    return [float(number.of(summary)) for number in numbers]
 
 
 def _plain_values(rows: Sequence[Row], numbers: Sequence[Number]) -> list[float | None]:
@@ -150,7 +150,7 @@ def _plain_values(rows: Sequence[Row], numbers: Sequence[Number]) -> list[float 
     if not rows:
         return [None] * len(numbers)
     once = summarize({(row.request, row.benchmark, row.budget, row.max_new_tokens): row for row in rows}.values())
-    return [float(getattr(once, number.plain)) if number.plain else None for number in numbers]
+    return [float(number.plain(once)) if number.plain else None for number in numbers]
 
 
 def _line(groups: Sequence[Sequence[float | None]], average: bool) -> list[float | None]:
@@ -233,17 +233,17 @@ def by_generated(rows: Sequence[Row], methods: Sequence[str]) -> Table:
     return replace(table, footnotes=(*table.footnotes, footnote))
 
 
-_BREAKDOWN = (
-    ("tau", "tau", 1.0),
-    ("generated tokens", "generated", 1.0),
-    ("target calls", "calls", 1.0),
-    ("end to end (s)", "total_s", 1.0),
-    ("decoding (s)", "decode_s", 1.0),
-    ("prefill (s)", "prefill_s", 1.0),
-    ("prefill share (%)", "prefill_share", 100.0),
-    ("one decoding step (ms)", "step_s", 1e3),
-    ("visual tokens, mean", "visual_tokens", 1.0),
-)
+_BREAKDOWN: Mapping[str, Callable[[Summary], float]] = {
+    "tau": lambda s: s.tau,
+    "generated tokens": lambda s: s.generated,
+    "target calls": lambda s: s.calls,
+    "end to end (s)": lambda s: s.total_s,
+    "decoding (s)": lambda s: s.decode_s,
+    "prefill (s)": lambda s: s.prefill_s,
+    "prefill share (%)": lambda s: 100.0 * s.prefill_share,
+    "one decoding step (ms)": lambda s: 1e3 * s.step_s,
+    "visual tokens, mean": lambda s: s.visual_tokens,
+}
 
 
 def breakdown(rows: Sequence[Row], method: str) -> Table:
@@ -251,8 +251,7 @@ def breakdown(rows: Sequence[Row], method: str) -> Table:
     mine = in_order([row for row in rows if row.method == method])
     lengths = {budget: summarize(some) for (budget,), some in grouped(mine, "budget").items()}
     lines: list[tuple[Value, ...]] = [
-        (name, *(factor * float(getattr(summary, key)) for summary in lengths.values()))
-        for name, key, factor in _BREAKDOWN
+        (name, *(float(of(summary)) for summary in lengths.values())) for name, of in _BREAKDOWN.items()
     ]
     note = "Generated tokens count the first one, which comes from the prefill and enters no tau."
     columns = (text("per request"), *(Column(length) for length in lengths))

@@ -169,8 +169,7 @@ def importance(
 
 def _visual(target: Any, request: Request) -> Tensor:
     """[T] bool of the prompt as the target reads it."""
-    seen = target.view(request) if hasattr(target, "view") else request
-    return seen.modality != TEXT
+    return target.view(request).modality != TEXT
 
 
 @torch.inference_mode()

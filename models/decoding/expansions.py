@@ -5,7 +5,9 @@ Letters: F new expansions, S expansions.
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 import torch
@@ -51,3 +53,9 @@ class Expansions:
                 mask[row, past + expansion] = True
                 expansion = self.parents[expansion]
         return torch.from_numpy(mask)
+
+
+def accepted_expansions(verified: Any) -> list[int]:
+    """The accepted path's expansions, up to the first node that the drafter has not expanded."""
+    expansions = (verified.tree.expansions[node] for node in verified.path)
+    return list(itertools.takewhile(lambda expansion: expansion != ROOT, expansions))

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, ClassVar, Protocol, Self
+from typing import TYPE_CHECKING, Any, ClassVar, Protocol, Self
 
 import torch
 from torch import Tensor, nn
@@ -20,6 +20,9 @@ from ...core.section import Section
 from ...core.states import Taps
 from ..decoding.warp import Warp
 from ..targets.base import Target, TargetShape, TargetStep
+
+if TYPE_CHECKING:
+    from .ensemble import EnsembleConfig
 
 
 class Drafter(Protocol):
@@ -95,6 +98,26 @@ class DrafterConfig(Section):
     for_language: ClassVar[bool] = True
     for_images: ClassVar[bool] = False
 
+    @property
+    def display_name(self) -> str:
+        """What tables call it where no stage trained it: its weights' path, or its kind."""
+        return self.kind
+
+    @property
+    def drafting_mode(self) -> EnsembleConfig | None:
+        """What a draft LVLM is shown in decoding; None of other drafters."""
+        return None
+
+    @property
+    def has_own_image_processor(self) -> bool:
+        """Whether it cuts pictures into tiles of its own, other than the target's."""
+        return False
+
+    @property
+    def parts(self) -> dict[str, bool] | None:
+        """Which parts of Sparrow are on (its table 6); None: not a head of a language model."""
+        return None
+
     def provides(self) -> set[str]:
         """Things that need no stage: {"drafter"} where published weights, or the target's own, draft."""
         return set()
@@ -111,7 +134,7 @@ class DrafterConfig(Section):
                     f"{did_you_mean(name, self.decoding_settings)}"
                 )
         checked = type(self).model_validate(self.model_dump() | settings)
-        return self.model_copy(update={name: getattr(checked, name) for name in settings})
+        return self.model_copy(update={name: value for name, value in checked if name in settings})
 
     def check(self, shape: TargetShape) -> None:
         """Raise `UserError` for a target that it cannot draft for, or a setting that would not be read there."""
@@ -222,6 +245,10 @@ class PublishedDrafter(DrafterConfig):
     # stage trains it from random weights.
     path: str | None = None
     revision: str | None = None
+
+    @property
+    def display_name(self) -> str:
+        return self.path or self.kind
 
     def provides(self) -> set[str]:
         """Return {"drafter"} where `path` names trained weights, else an empty set."""

@@ -10,57 +10,34 @@ Letters: R rows, B samples, N new positions, T positions, F nodes, D width, V vo
 
 from __future__ import annotations
 
-import json
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, ClassVar, Literal, cast
 
 import torch
 from pydantic import Field
-from safetensors.torch import save_file
 from torch import Tensor, nn
-from torch.nn import functional as F
 
-from ...core.batch import CodeBatch
 from ...core.errors import UserError
-from ...core.loss import StepLoss
-from ...core.section import Section
-from ...core.states import Taps, TargetStates
-from ..decoding.cache import Cache
-from ..decoding.warp import Warp
+from ...core.states import Taps
 from ..layer import LayerShape
-from ..llamagen.folders import check_shapes, shapes_of
-from ..losses import Divergence, divergence
-from ..targets.base import Target, TargetShape, TargetStep
+from ..targets.base import Target, TargetShape
 from .base import PLAIN, CountTokens, Drafter, DraftingOptions, TargetIdentity
+from .eagle_images import (
+    EagleLoss,
+    ImageEagleHead,
+    ImageEagleProposal,
+    ImageEagleTraining,
+    load_eagle,
+    save_eagle,
+)
 from .head_config import FusedHeadConfig
-from .head_files import find_head, head_state, stored_layer, weights_file
+from .head_files import find_head
 from .head_inputs import Image, Visual
 from .head_module import StateHead
-from .head_training import HeadObjective, add_noise, row_uniforms
+from .head_training import HeadObjective
 from .made_for import check_made_for, image_head_manifest
-from .recursion import Recursive
-
-
-class EagleLoss(Section):
-    """EAGLE's weights are the defaults; the papers of the visual track give none."""
-
-    # SmoothL1 between predicted and true features.
-    feature: float = Field(1.0, ge=0)
-    # Between the two distributions that the LM head makes of them.
-    token: float = Field(0.1, ge=0)
-    token_divergence: Divergence = "soft_ce"
-    # The same between guided distributions: every sample then runs with and without its condition, which doubles
-    # the cost and takes the place of condition dropout.
-    guided: float = Field(0.0, ge=0)
-    guided_divergence: Divergence = "kl"
-    # Width of the uniform noise on input features at 512 positions; shorter samples get more of it (EAGLE: 0.2).
-    noise: float = Field(0.2, ge=0)
-    # next: the predictions that give codes 1 to n - 1 of an image; decoding drafts these but for the last one, which
-    # the target's own pass always gives. eagle: the published mask, which leaves out the first of them (code 1) and
-    # has one behind the end.
-    mask: Literal["next", "eagle"] = "next"
 
 
 class EagleConfig(FusedHeadConfig):
@@ -186,266 +163,3 @@ _OF_IMAGES = frozenset({"num_heads", "loss"})
 _OF_LANGUAGE = frozenset({*EagleConfig.model_fields} - _OF_IMAGES - {
     "kind", "path", "revision", "kv_heads", "intermediate_size", "norm_eps",
 })  # fmt: skip
-
-
-class ImageEagleHead(StateHead):
-    """The head of an image generator: the same layer, with the target's embedding, frozen, inside.
-
-    Some published heads were trained with other rows than the target's; they travel with the head.
-    """
-
-    def __init__(self, shape: LayerShape, *, fc_bias: bool = True):
-        # Drawn first, as it always was: a seed gives the same layer.
-        embedding = nn.Embedding(shape.vocab_size, shape.hidden_size)
-        super().__init__(shape, fc_bias=fc_bias)
-        self.embed_tokens = embedding.requires_grad_(False)
-        self.own_embedding = False
-
-    def fresh(self) -> ImageEagleHead:
-        """Keep `own_embedding`; the embedding holds random rows until others are loaded or shared."""
-        head = ImageEagleHead(self.shape, fc_bias=self.fc.bias is not None)
-        head.own_embedding = self.own_embedding
-        return head
-
-    def share_embedding(self, weight: Tensor) -> None:
-        """Use the target's rows [V,D] as they are, without a copy."""
-        self.embed_tokens.weight = nn.Parameter(weight.detach(), requires_grad=False)
-
-    def predict(
-        self, features: Tensor, tokens: Tensor, positions: Tensor, mask: Tensor, cache: Cache | None = None
-    ) -> Tensor:
-        """Predicted features [R,N,D]; a module call, as the engine needs it.
-
-        Args:
-            features: [R,N,D] of the positions.
-            tokens: [R,N] the token after each position.
-            positions: [R,N] or [N] int64 of the features.
-            mask: [N,K] or [R,N,K] bool.
-        """
-        return self(self.embed_tokens(tokens), features, positions, mask, cache)
-
-
-def save_eagle(
-    head: ImageEagleHead, folder: Path, manifest: Mapping[str, Any], *, with_embedding: bool = False
-) -> None:
-    """`model.safetensors`, `config.json` and our manifest; an embedding that is the target's stays out."""
-    folder.mkdir(parents=True, exist_ok=True)
-    whole = with_embedding or head.own_embedding
-    state = {k: v.contiguous() for k, v in head.state_dict().items() if whole or k != _EMBEDDING}
-    save_file(state, folder / "model.safetensors")
-    settings = {"model_type": "eagle", "fc_bias": head.fc.bias is not None, **head.shape.to_dict()}
-    (folder / "config.json").write_text(json.dumps(settings, indent=1))
-    (folder / "draftsmith.json").write_text(json.dumps(manifest, indent=1, sort_keys=True))
-
-
-def load_eagle(folder: Path, embedding: Tensor, shape: LayerShape, config: EagleConfig) -> ImageEagleHead:
-    """A trained head, ours or one that LANTERN published (pytorch_model.bin, read without running code).
-
-    Args:
-        embedding: the target's [V,D], for heads that were saved without one. A published head keeps its own: some
-            hold rows of the LM head there, and were trained with them.
-        shape: what this target's heads look like; sizes that a published folder names take its place.
-        config: the recipe's section: what it sets must be what the folder says.
-
-    Raises:
-        UserError: a file is missing, or the head was made for another target.
-    """
-    _check_made_for(folder, shape)
-    state = head_state(folder)
-    shape = stored_layer(config, folder, shape, state)
-    head = ImageEagleHead(shape, fc_bias="fc.bias" in state)
-    own = _EMBEDDING in state
-    if not own:
-        head.share_embedding(embedding)
-        state[_EMBEDDING] = embedding
-    check_shapes(
-        shapes_of(state), shapes_of(head.state_dict()), where=str(weights_file(folder)),
-        what="the head does not fit this target: ", hint="name the target that the head was trained for",
-    )  # fmt: skip
-    head.own_embedding = own
-    if own:
-        head.load_state_dict(state)
-    else:
-        head.load_state_dict({k: v for k, v in state.items() if k != _EMBEDDING}, strict=False)
-    return head.to(embedding.device)
-
-
-def _check_made_for(folder: Path, shape: LayerShape) -> None:
-    """Our heads say what they mirror, most of which is in no weight's shape. Published configs do not."""
-    path = folder / "config.json"
-    try:
-        written = json.loads(path.read_text()) if path.is_file() else {}
-    except ValueError as error:
-        raise UserError(f"unreadable: {error}", where=str(path), hint="train or download it again") from error
-    if "zeros_before" not in written:
-        return
-    different = shape.differs_from(written)
-    if different is not None:
-        name, value, expected = different
-        raise UserError(
-            f"the head does not fit this target: {name} is {value}, expected {expected}",
-            where=str(path), hint="name the target and the settings that the head was trained with",
-        )  # fmt: skip
-
-
-_EMBEDDING = "embed_tokens.weight"
-
-
-class ImageEagleTraining(nn.Module):
-    """The training forward. The frozen target is not a submodule, so neither the optimizer nor a checkpoint sees it."""
-
-    def __init__(self, head: ImageEagleHead, target: Target, config: EagleLoss):
-        super().__init__()
-        self.head, self.config = head, config
-        self.target = target
-
-    def parts(self) -> dict[str, list[tuple[str, nn.Parameter]]]:
-        """Return the head's trainable parameters as one part, for the optimizer's groups."""
-        return {"head": [(n, p) for n, p in self.head.named_parameters() if p.requires_grad]}
-
-    def forward(self, batch: CodeBatch, states: TargetStates) -> StepLoss:
-        """Sums over trained positions; metrics are sums as well: top-1 and top-3 hits of the target's best token."""
-        if self.config.guided:
-            return self._pairs(batch, states)
-        predicted, true, keep = self._predict(states, batch)
-        terms, metrics = self._unguided(predicted[keep], true[keep])
-        return StepLoss(terms, keep.sum(), metrics)
-
-    def _pairs(self, batch: CodeBatch, states: TargetStates) -> StepLoss:
-        """Each sample with and without its condition; guided distributions of target and head are compared too."""
-        assert states.unconditional is not None and states.ids is not None
-        sides = [self._predict(side, batch, number) for number, side in enumerate((states, states.unconditional))]
-        keep = sides[0][2]
-        unguided = [self._unguided(predicted[keep], true[keep]) for predicted, true, _ in sides]
-        # Position t predicts the state that scores token t + 2 - (prompt length).
-        prompt = states.ids.shape[1] - states.num_generated
-        steps = (keep.nonzero()[:, 1] + 2 - prompt).tolist()
-        with torch.no_grad():
-            goal = self.target.guided(torch.stack([true[keep] for _, true, _ in sides]), steps)
-        ours = self.target.guided(torch.stack([predicted[keep] for predicted, _, _ in sides]), steps)
-        guided = divergence(self.config.guided_divergence, goal, ours).sum()
-        metrics = {name: (unguided[0][1][name] + unguided[1][1][name]) / 2 for name in unguided[0][1]}
-        metrics |= {"guided_loss": guided.detach(), **_hits(goal, ours, "guided_")}
-        loss = (unguided[0][0] + unguided[1][0]) / 2 + self.config.guided * guided
-        return StepLoss(loss, keep.sum(), metrics)
-
-    def _predict(self, states: TargetStates, batch: CodeBatch, side: int = 0) -> tuple[Tensor, Tensor, Tensor]:
-        """Predicted and true features [B,T-1,D] and which positions count [B,T-1]; each side has noise of its own."""
-        assert states.feature is not None and states.ids is not None
-        assert states.mask is not None and states.positions is not None
-        features, true = states.feature[:, :-1], states.feature[:, 1:]
-        if self.training and self.config.noise:
-            lengths = (
-                states.mask.sum(1)
-                if self.head.shape.mask_padding
-                else features.new_full((len(features),), states.ids.shape[1])
-            )
-            uniforms = row_uniforms(features, states.padding, [seed + side for seed in batch.seeds])
-            features = add_noise(features, uniforms, lengths, self.config.noise)
-        length = features.shape[1]
-        mask = causal_mask(self.head, states.mask[:, :-1])
-        predicted = self.head.predict(
-            features.to(self.head.dtype), states.ids[:, 1:], states.positions[0, :, :-1], mask
-        )  # fmt: skip
-        keep = trained_positions(length + 1, states.num_generated, self.config.mask).to(features.device)
-        return predicted, true, keep & batch.real[:, None]
-
-    def _unguided(self, predicted: Tensor, true: Tensor) -> tuple[Tensor, dict[str, Tensor]]:
-        """[P,D] each: EAGLE's two terms, summed over positions."""
-        feature = F.smooth_l1_loss(predicted.float(), true.float(), reduction="none").mean(-1).sum()
-        with torch.no_grad():
-            goal = self.target.scores(true)
-        ours = self.target.scores(predicted.to(true.dtype))
-        token = divergence(self.config.token_divergence, goal, ours).sum()
-        metrics = {"feature_loss": feature.detach(), "token_loss": token.detach(), **_hits(goal, ours, "")}
-        return self.config.feature * feature + self.config.token * token, metrics
-
-
-def causal_mask(head: ImageEagleHead, seen: Tensor) -> Tensor:
-    """[N,N], or [B,N,N] where the head hides padding, for inputs that are no padding where `seen` [B,N]."""
-    length = seen.shape[1]
-    mask = torch.ones(length, length, dtype=torch.bool, device=seen.device).tril()
-    if head.shape.mask_padding:
-        # Padding sees itself, so that no row of the attention is empty.
-        mask = (mask & seen[:, None]) | torch.eye(length, dtype=torch.bool, device=seen.device)
-    return mask
-
-
-def trained_positions(length: int, num_generated: int, mask: Literal["next", "eagle"]) -> Tensor:
-    """[T-1] bool for a sequence of T = `length` places that ends with `num_generated` tokens.
-
-    Position t predicts the feature of t + 1. The first prediction that decoding makes stands at the last prompt
-    place, which reads the first generated token; EAGLE's unshifted mask begins one later and ends one later.
-    """
-    places = torch.arange(length - 1)
-    first = length - num_generated
-    if mask == "eagle":
-        return places >= first
-    return (places >= first - 1) & (places < length - 2)
-
-
-def _hits(goal: Tensor, ours: Tensor, prefix: str) -> dict[str, Tensor]:
-    best = goal.argmax(-1, keepdim=True)
-    ranked = ours.topk(min(3, ours.shape[-1]), dim=-1).indices
-    right = ranked == best
-    return {f"{prefix}top1": right[:, 0].sum(), f"{prefix}top3": right.any(-1).sum()}
-
-
-class ImageEagleProposal(Recursive):
-    """Drafts with a head, row by row as the target is guided.
-
-    Args:
-        guided: [R,F,D], steps -> [F,V]: the target's LM head and its guidance.
-    """
-
-    taps = Taps(feature=True)
-    max_levels: int | None = None
-
-    def __init__(self, head: ImageEagleHead, guided: Callable[[Tensor, Sequence[int]], Tensor]):
-        self.head, self.guided = head.eval(), guided
-
-    @torch.inference_mode()
-    def start(self, request: Any, prefill: TargetStep, warp: Warp, *, capacity: int) -> None:
-        """Keep the prompt and its features, and make the cache; the head first runs in `root`."""
-        prompt = prefill.prompt
-        assert prompt is not None and prefill.feature is not None, "an image generator's prefill gives its prompt"
-        self._warp, self._prompt = warp, prompt
-        self._cache = Cache(1, prompt.ids.shape[1] + capacity)
-        self._features, self._positions = prefill.feature, prompt.positions
-        self._emitted = 0
-
-    def begin(self, first: int) -> None:
-        """Every prompt position reads the token after it; the last one reads the first generated."""
-        ids = self._prompt.ids
-        self._tokens = torch.cat([ids[:, 1:], ids.new_full((len(ids), 1), first)], dim=1)
-        self._emitted = 1
-
-    @torch.inference_mode()
-    def root(self) -> Tensor:
-        """Read the true features of what was committed; only they stay in the cache."""
-        count, past = self._features.shape[1], self._cache.length
-        mask = torch.ones(count, past + count, dtype=torch.bool, device=self._features.device).tril_(past)
-        hidden = self._run(self._features, self._tokens, self._positions, mask, [0] * count)
-        return self._stand(hidden, self._positions)
-
-    def accept(self, verified: Any) -> None:
-        """Features of the root and of the accepted path, each with the token after it."""
-        self._features = verified.step.feature
-        tokens = torch.tensor([*verified.tokens, verified.bonus], device=self._features.device)
-        self._tokens = tokens.expand(len(self._features), -1)
-        self._positions = self._next + torch.arange(len(tokens), device=tokens.device)
-        self._emitted += len(tokens)
-
-    def _run(self, states: Tensor, tokens: Tensor, positions: Tensor, mask: Tensor, depths: Sequence[int]) -> Tensor:
-        if self.head.shape.mask_padding:
-            seen = self._prompt.mask  # [R,T]
-            rows = mask.expand(len(seen), *mask.shape).clone()
-            rows[:, :, : seen.shape[1]] &= seen[:, None]
-            # Padding sees itself, so that no row of the attention is empty.
-            own = torch.arange(mask.shape[0], device=mask.device)
-            rows[:, own, mask.shape[1] - mask.shape[0] + own] = True
-            mask = rows
-        return self.head.predict(states.to(self.head.dtype), tokens, positions, mask, self._cache)
-
-    def _probabilities(self, hidden: Tensor, steps: Sequence[int]) -> Tensor:
-        return self._warp.apply_temperature(self.guided(hidden.to(self._features), steps))

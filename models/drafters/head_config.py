@@ -16,6 +16,7 @@ from torch import Tensor, nn
 
 from ...core.errors import UserError
 from ...core.states import Taps
+from ..hub import config_value, rope_of
 from ..layer import STRETCHED, LayerShape, stretched
 from ..targets.base import Target, TargetShape
 from .base import PLAIN, CountTokens, Drafter, DraftingOptions, PublishedDrafter, TargetIdentity
@@ -73,6 +74,10 @@ class HeadConfig(PublishedDrafter):
     def terms(self) -> HeadObjective:
         """What is trained for: the section's objective, or the kind's own."""
         return self.objective or self.own_loss
+
+    @property
+    def parts(self) -> dict[str, bool]:
+        return {"MTP": self.mtp_steps > 0, "IVSB": False, "VATA": self.visual(training=False) == "none"}
 
     # ---- what differs between the kinds
 
@@ -275,7 +280,7 @@ def mirrored_layer(config: HeadConfig, text: Any, *, input_norm: bool | None, li
         UserError: `positions: mrope` for a target without M-RoPE, or a rotation that a layer does not know.
     """
     heads = text.num_attention_heads
-    rope: dict[str, Any] = dict(getattr(text, "rope_parameters", None) or {})
+    rope = rope_of(text)
     scaling = stretched(rope) if config.rope == "target" else None
     if scaling is not None and scaling["rope_type"] not in STRETCHED:
         raise UserError(
@@ -284,9 +289,9 @@ def mirrored_layer(config: HeadConfig, text: Any, *, input_norm: bool | None, li
         )
     section = _mrope_section(config, text, rope)
     qwen = text.model_type.startswith("qwen")
-    theta: Any = config.rope_theta or rope.get("rope_theta") or getattr(text, "rope_theta", 10000.0)
-    bias = not like_llama and (text.model_type.startswith("qwen2") or bool(getattr(text, "attention_bias", False)))
-    own = getattr(text, "head_dim", None)
+    theta: Any = config.rope_theta or rope.get("rope_theta") or config_value(text, "rope_theta", 10000.0)
+    bias = not like_llama and (text.model_type.startswith("qwen2") or bool(config_value(text, "attention_bias")))
+    own = config_value(text, "head_dim")
     return LayerShape(
         vocab_size=text.vocab_size, hidden_size=text.hidden_size, num_heads=heads,
         num_kv_heads=heads if config.kv_heads == "mha" else text.num_key_value_heads,

@@ -16,7 +16,7 @@ from torch import Tensor
 from ...core.batch import Request
 from ..decoding.cache import Cache
 from ..decoding.decoder import CachedDecoder
-from ..decoding.expansions import Expansions
+from ..decoding.expansions import Expansions, accepted_expansions
 from ..decoding.rows import Places
 from ..decoding.warp import Warp
 from ..pictures import flat_view
@@ -134,12 +134,7 @@ class IndependentProposal:
     def accept(self, verified: Any) -> None:
         """Keep the cache of accepted nodes; `root` feeds the bonus token and accepted tokens that were not expanded."""
         assert self._cache is not None
-        kept = []
-        for node in verified.path:
-            expansion = verified.tree.expansions[node]
-            if expansion == -1:
-                break
-            kept.append(expansion)
+        kept = accepted_expansions(verified)
         self._cache.commit(kept)
         self._pending = [*verified.tokens[len(kept) :], verified.bonus]
         self._expansions = Expansions()

@@ -19,9 +19,9 @@ from transformers.utils import cached_file
 
 from ...core.checksums import check_sums
 from ...core.errors import UserError
-from ...core.section import Section
+from ...core.section import Section, torch_dtype
 from ..decoding.decoder import CachedDecoder
-from ..hub import ModelSource, load_language_model, load_vision_tower, read_config, vision_half
+from ..hub import ModelSource, load_language_model, load_vision_tower, read_config, rope_of, vision_half
 from ..llamagen.folders import find_folder
 from ..llava import TokenIds, assemble, llava_config
 from ..sizes import parameter_lines
@@ -81,6 +81,14 @@ class LvlmConfig(PublishedDrafter):
         """transformers' class that holds its weights."""
         return "llava_onevision" if self.newline else "llava"
 
+    @property
+    def drafting_mode(self) -> EnsembleConfig:
+        return self.mode
+
+    @property
+    def has_own_image_processor(self) -> bool:
+        return self.pictures == "own"
+
     @model_validator(mode="after")
     def _one_source(self) -> LvlmConfig:
         if self.path is None and (self.language_model is None or self.vision_tower is None):
@@ -122,7 +130,7 @@ class LvlmConfig(PublishedDrafter):
     ) -> PreTrainedModel:
         """Load a draft of ours, or one without our manifest; `dtype` None: the section's, or else the target's."""
         model = target.decoder.model  # type: ignore[attr-defined]
-        dtype = dtype or (getattr(torch, self.dtype) if self.dtype else model.dtype)
+        dtype = dtype or (torch_dtype(self.dtype) if self.dtype else model.dtype)
         tokenizer = None if identity is None else identity.tokenizer_sha256
         ours = folder if folder is not None else _folder_of_ours(self)
         if ours is None:
@@ -201,7 +209,7 @@ def drafter_config(config: LvlmConfig, target: PreTrainedConfig, ids: TokenIds, 
 
 def scale_positions(text: PreTrainedConfig, scaling: RopeScaling) -> None:
     """Stretch a language model's rotary positions. Raises `UserError` where it has as many, or stretched ones."""
-    known, rope = text.max_position_embeddings, dict(getattr(text, "rope_parameters", None) or {})
+    known, rope = text.max_position_embeddings, rope_of(text)
     where = "key drafter.rope_scaling"
     if rope.get("rope_type", "default") != "default":
         raise UserError(f"the language model's positions are scaled already: {rope}", where=where, hint="remove it")

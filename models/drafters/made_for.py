@@ -60,9 +60,8 @@ def check_made_for(folder: Path, target: Any, identity: TargetIdentity | None) -
     expected: dict[str, Any] = {"kind": "llamagen" if isinstance(target.config, LlamaGenConfig) else "anole"}
     actual: dict[str, Any] = {"kind": written.get("kind")}
     if actual == expected and actual["kind"] == "llamagen":
-        shape = _shape(written, path)
-        actual |= {name: getattr(shape, name) for name in NAMED_SHAPE}
-        expected |= {name: getattr(target.config, name) for name in NAMED_SHAPE}
+        actual |= _shape(written, path).model_dump(include=set(NAMED_SHAPE))
+        expected |= target.config.model_dump(include=set(NAMED_SHAPE))
     if identity is not None:
         path_now, revision_now = identity.section.get("path"), identity.section.get("revision")
         # A directory may have moved, and may be one of the Hub's models under another name.

@@ -28,6 +28,7 @@ from ..decoding.decoder import PromptRows
 from ..decoding.expansions import Expansions
 from ..decoding.rows import Places
 from ..decoding.warp import Warp
+from ..hub import config_value
 from ..sizes import parameter_counts, parameter_lines
 from ..targets.base import Target, TargetShape, TargetStep
 from ..targets.language import LanguageTarget
@@ -55,6 +56,10 @@ class PrunedConfig(DrafterConfig):
     positions: Literal["compact", "target"] = "compact"
     # Layers whose attention is averaged; null: all.
     attention_layers: tuple[int, ...] | None = None
+
+    @property
+    def display_name(self) -> str:
+        return self.model if self.model == "target" else str(self.model.path or self.model)
 
     def provides(self) -> set[str]:
         return {"drafter"}
@@ -258,10 +263,9 @@ _SIZES = ("image_size", "patch_size", "spatial_merge_size", "temporal_patch_size
 def check_sibling(sibling: LanguageTarget, target: LanguageTarget) -> None:
     """Raises `UserError` where the two do not read a prompt in the same places."""
     ours, theirs = sibling.decoder.model.config, target.decoder.model.config
-    our_vision, their_vision = (getattr(config, "vision_config", None) for config in (ours, theirs))
+    our_vision, their_vision = (config_value(config, "vision_config") for config in (ours, theirs))
     pairs = {
-        f"vision tower's {name}": (getattr(our_vision, name, None), getattr(their_vision, name, None))
-        for name in _SIZES
+        f"vision tower's {name}": (config_value(our_vision, name), config_value(their_vision, name)) for name in _SIZES
     }
     pairs["image token"] = _image_token(ours), _image_token(theirs)
     for what, (mine, other) in pairs.items():
@@ -274,4 +278,4 @@ def check_sibling(sibling: LanguageTarget, target: LanguageTarget) -> None:
 
 
 def _image_token(config: Any) -> int | None:
-    return getattr(config, "image_token_id", getattr(config, "image_token_index", None))
+    return config_value(config, "image_token_id", config_value(config, "image_token_index"))

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 from ...core.errors import UserError
 from ...core.states import Taps
-from ..decoding.expansions import Expansions
+from ..decoding.expansions import Expansions, accepted_expansions
 from ..decoding.rows import Guidance, GuidanceScale
 from ..decoding.warp import Warp
 from ..llamagen.files import load_llamagen
@@ -38,6 +38,10 @@ class SiblingConfig(DrafterConfig):
     decoding_settings: ClassVar[frozenset[str]] = frozenset({"cfg_scale"})
     for_language: ClassVar[bool] = False
     for_images: ClassVar[bool] = True
+
+    @property
+    def display_name(self) -> str:
+        return self.path
 
     def provides(self) -> set[str]:
         return {"drafter"}
@@ -119,20 +123,20 @@ class SiblingProposal:
 
     def accept(self, verified: Any) -> None:
         """Keep the cache of accepted nodes; `root` feeds the bonus token and accepted tokens that were not expanded."""
-        kept = []
-        for node in verified.path:
-            expansion = verified.tree.expansions[node]
-            if expansion == -1:
-                break
-            kept.append(expansion)
+        kept = accepted_expansions(verified)
         self._session.cache.commit(kept)
         self._pending = [*verified.tokens[len(kept) :], verified.bonus]
 
 
 def check_sibling(target: LlamaGenConfig, sibling: LlamaGenConfig) -> None:
     """Raises `UserError` where the two do not draw the same codes on the same condition."""
-    for name in ("vocab_size", "grid", "condition", "num_condition_tokens"):
-        ours, theirs = getattr(sibling, name), getattr(target, name)
+    pairs = {
+        "vocab_size": (sibling.vocab_size, target.vocab_size),
+        "grid": (sibling.grid, target.grid),
+        "condition": (sibling.condition, target.condition),
+        "num_condition_tokens": (sibling.num_condition_tokens, target.num_condition_tokens),
+    }
+    for name, (ours, theirs) in pairs.items():
         if ours != theirs:
             raise UserError(
                 f"the drafter has {name} {ours}, the target {theirs}", where="key drafter",

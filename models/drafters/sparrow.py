@@ -29,6 +29,10 @@ class SparrowConfig(DirectHeadConfig):
 
     own_loss: ClassVar[HeadObjective] = VISUAL_STAGE
 
+    @property
+    def parts(self) -> dict[str, bool]:
+        return super().parts | {"IVSB": self.ivsb and self.visual(training=True) == "direct"}
+
     def visual_layer(self, shape: TargetShape, *, training: bool) -> int | None:
         """Return the middle layer with `ivsb`, else 0; None where there are no direct visual inputs."""
         if self.visual(training=training) != "direct":

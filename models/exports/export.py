@@ -16,7 +16,7 @@ from ...core.checksums import check_sums
 from ...core.errors import UserError, did_you_mean
 from ...core.files import check_new, new_folder
 from ..drafters.made_for import MANIFEST, tested_with
-from ..hub import config_value, target_embedding
+from ..hub import config_value, rope_of, target_embedding
 from ..llamagen.folders import write_folder
 from ..llava import grow_vocabulary, language_model_of
 from ..targets.load import load_llava, load_weights
@@ -194,7 +194,7 @@ def text_draft(model: PreTrainedModel, target: Target, *, where: str) -> PreTrai
         UserError: its vocabulary is larger than the target's, or its positions have three coordinates.
     """
     text, rows = model.config.get_text_config(), target.text.vocab_size
-    if "mrope_section" in (config_value(text, "rope_parameters") or {}):
+    if "mrope_section" in rope_of(text):
         raise UserError(
             f"a draft of {text.model_type} has positions of three coordinates (M-RoPE), which engines refuse in a "
             "draft model", where=where, hint="draft with a Llama, or with a head",

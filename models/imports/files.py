@@ -12,7 +12,7 @@ from torch import Tensor
 
 from ...core.errors import UserError, first_line
 from ..drafters.head_files import head_state
-from ..hub import config_value
+from ..hub import rope_of
 from ..layer import stretched
 from ..llamagen.folders import CONFIG, find_folder, read_values
 
@@ -90,7 +90,7 @@ def check_rope(values: dict[str, Any], text: Any, where: str) -> tuple[tuple[int
     """
     rope = values.get("rope_parameters") or values.get("rope_scaling") or {}
     own = stretched(rope, values.get("max_position_embeddings"))
-    targets = stretched(dict(config_value(text, "rope_parameters") or {}))
+    targets = stretched(rope_of(text))
     if own not in (None, targets):
         raise UserError(f"the head's positions are stretched ({own['rope_type']}), the target's otherwise or not",
                         where=where, hint="name the target that it was trained for")  # fmt: skip

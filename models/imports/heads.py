@@ -20,7 +20,7 @@ from ..drafters.head_config import HeadConfig
 from ..drafters.head_inputs import Image
 from ..drafters.head_module import StateHead
 from ..exports.layouts import unfold_fc_bias
-from ..hub import config_value
+from ..hub import config_value, rope_of
 from ..llamagen.folders import check_shapes, shapes_of
 from ..targets.base import language_shape
 from .files import State, as_one_layer, check_rope, read_published, theta_of
@@ -103,7 +103,7 @@ def import_head(
 
 def _plain(settings: dict[str, Any], text: Any) -> dict[str, Any]:
     """Without what is the target's anyway."""
-    rope = dict(config_value(text, "rope_parameters") or {})
+    rope = rope_of(text)
     same = {"norm_eps": text.rms_norm_eps, "rope_theta": float(rope.get("rope_theta") or 10000.0)}
     return {name: value for name, value in settings.items() if same.get(name) != value}
 

@@ -12,7 +12,8 @@ import torch
 from transformers import ChameleonConfig
 
 from ...core.errors import UserError
-from ..drafters.eagle import EagleConfig, ImageEagleHead, load_eagle
+from ..drafters.eagle import EagleConfig
+from ..drafters.eagle_images import ImageEagleHead, load_eagle
 from ..llamagen.transformer import LlamaGenConfig
 from ..targets.anole import anole_shape
 from ..targets.llamagen import llamagen_shape

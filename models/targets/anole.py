@@ -11,7 +11,7 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Sequence
-from dataclasses import dataclass, fields
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, ClassVar, Literal, NoReturn
 
@@ -93,7 +93,7 @@ def read_ids(config: ChameleonConfig) -> AnoleIds:
             raise UserError(problem, hint=hint)
     named = {field: vocabulary[name] for field, name in _NAMES.items() if name in vocabulary}
     ids = AnoleIds(**named, num_codes=len(numbers))
-    outside = [f"{f.name} {getattr(ids, f.name)}" for f in fields(ids) if getattr(ids, f.name) >= config.vocab_size]
+    outside = [f"{name} {number}" for name, number in asdict(ids).items() if number >= config.vocab_size]
     if outside or first + ids.num_codes > config.vocab_size:
         problem = f"ids outside the model's {config.vocab_size}: {', '.join(outside) or 'image codes'}"
         raise UserError(problem, hint=hint)
@@ -288,6 +288,7 @@ class AnoleTargetConfig(Section):
     """Anole 7B, published: a stage trains heads for it and never the model itself."""
 
     draws_images: ClassVar[bool] = True
+    condition: ClassVar[str] = "ids"  # what its pictures are asked by: a text, as the ids of its own tokenizer
 
     kind: Literal["anole"]
     # Hub id or directory in transformers' layout (leloy/Anole-7b-v0.1-hf). GAIR/Anole-7b-v0.1 is in Meta's.

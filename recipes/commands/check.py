@@ -67,12 +67,12 @@ def _published(recipe: Any) -> list[tuple[str, str, str | None]]:
     """(key, Hub id or folder, revision)."""
     keys = ("path", "language_model", "vision_tower")
     repositories = []
-    for part in ("target", "drafter"):
-        section = getattr(recipe, part)
+    for part, section in (("target", recipe.target), ("drafter", recipe.drafter)):
+        values = {} if section is None else dict(section)
         for key in keys:
-            name = getattr(section, key, None)
+            name = values.get(key)
             if isinstance(name, str) and name != "target":
-                repositories.append((f"{part}.{key}", name, getattr(section, "revision", None)))
+                repositories.append((f"{part}.{key}", name, values.get("revision")))
     return repositories
 
 

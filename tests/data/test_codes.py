@@ -19,7 +19,8 @@ from draftsmith.data.codes import (
 from draftsmith.data.loader import Loader
 from draftsmith.data.shards import claim, finish, write_shard
 from draftsmith.models.decoding.rows import Guidance
-from draftsmith.models.drafters.eagle import EagleConfig, EagleLoss
+from draftsmith.models.drafters.eagle import EagleConfig
+from draftsmith.models.drafters.eagle_images import EagleLoss
 from draftsmith.models.drafters.medusa import MedusaConfig
 from draftsmith.models.llamagen.training import LlamaGenTraining, VqTraining
 from draftsmith.models.llamagen.transformer import LlamaGen, LlamaGenConfig

@@ -8,8 +8,6 @@ from draftsmith.data.visual_budget import (
     FrameTokens,
     label,
     llava_frames,
-    pixels_for,
-    qwen_frames,
     visual_tokens,
     within,
 )
@@ -38,17 +36,10 @@ def test_frames_are_counted_as_the_reader_counts_them(settings):
                     assert abs(family.total(frames) - budget) <= abs(family.total(other) - budget)
 
 
-def test_qwens_steps_are_two_frames():
-    family = qwen_frames(308, 420)
-    assert family.per_step == 11 * 15 and family.total(7) == 4 * 165
+def test_steps_of_two_frames():
+    family = FrameTokens(11 * 15, frames_per_step=2)
+    assert family.total(7) == 4 * 165
     assert family.frames("17k") == 206 and family.total(206) == 16_995
-    assert qwen_frames(320, 320, unit=32).per_step == 100
-    with pytest.raises(UserError, match="no grid of 28"):
-        qwen_frames(300, 420)
-    pixels = pixels_for("17k", 128)
-    assert pixels == 265 * 28 * 28 and 64 * (pixels // 28**2) <= 17_000
-    with pytest.raises(UserError, match="at any size"):
-        pixels_for(10, 64)
 
 
 def test_budgets_are_any_number():

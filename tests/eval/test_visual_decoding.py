@@ -17,7 +17,7 @@ from draftsmith.eval.policies import CHOICES, AdtTree, Chain, Draw, Dynamic, Sta
 from draftsmith.eval.rules import Sampling
 from draftsmith.models.decoding.tree import ROOT
 from draftsmith.models.decoding.warp import Warp
-from draftsmith.models.drafters.eagle import ImageEagleProposal
+from draftsmith.models.drafters.eagle_images import ImageEagleProposal
 from draftsmith.models.drafters.medusa import MedusaProposal
 from draftsmith.models.drafters.sibling import SiblingProposal
 from draftsmith.models.targets.anole import AnoleTarget

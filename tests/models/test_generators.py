@@ -7,7 +7,7 @@ import pytest
 import torch
 from draftsmith.core.errors import UserError
 from draftsmith.models.decoding.rows import Guidance
-from draftsmith.models.drafters.eagle import EagleLoss, ImageEagleTraining
+from draftsmith.models.drafters.eagle_images import EagleLoss, ImageEagleTraining
 from draftsmith.models.drafters.sibling import SiblingConfig
 from draftsmith.models.generators import (
     AnoleTargetConfig,

@@ -9,7 +9,8 @@ from draftsmith.core.errors import UserError
 from draftsmith.data.processor import build_processor
 from draftsmith.data.shapes.tokenizer import train_tokenizer
 from draftsmith.models.drafters.base import TargetIdentity
-from draftsmith.models.drafters.eagle import EagleConfig, save_eagle
+from draftsmith.models.drafters.eagle import EagleConfig
+from draftsmith.models.drafters.eagle_images import save_eagle
 from draftsmith.models.drafters.head_files import manifest_of
 from draftsmith.models.exports.layouts import llama_values
 from draftsmith.models.hub import target_embedding

@@ -329,7 +329,7 @@ def test_a_draft_is_not_compared_on_pictures_that_its_target_reads_otherwise(
     assert result is None if problem is None else result.startswith(problem)
     if problem is None:
         return
-    monkeypatch.setattr(conversations, "ConversationDataset", lambda *given, **named: None)
+    monkeypatch.setattr(conversations.records, "open_records", lambda *given, **named: None)
     stage = SimpleNamespace(model="drafter", format=None)
     settings = ValidationSettings(data=data, every=1)
     with pytest.raises(UserError, match="validation runs the target on the draft's batches") as told:

@@ -1,12 +1,13 @@
 """What a publication says without a model: names that engines read, terms that restrict, where drafters are from."""
 
 from pathlib import Path
-from types import SimpleNamespace
 
 import pytest
 import yaml
 from draftsmith.core.errors import UserError
 from draftsmith.eval.published import PublishedSection
+from draftsmith.models.drafters.eagle import EagleConfig
+from draftsmith.models.drafters.lvlm import LvlmConfig
 from draftsmith.recipes.load import load, recipe_names
 from draftsmith.trainers.publishing.card import CardFacts, Evaluated, front_matter, model_card
 from draftsmith.trainers.publishing.licences import chain, licence_of, own_licence, warnings
@@ -161,9 +162,9 @@ def test_licences_that_the_hub_has_no_word_for():
 def test_whose_weights_it_began_with(tmp_path):
     """A directory's are somebody's, too; of those nothing is known."""
     (tmp_path / "mine").mkdir()
-    draft = SimpleNamespace(language_model=str(tmp_path / "mine"), vision_tower="target", path=None)
+    draft = LvlmConfig(kind="lvlm", language_model=str(tmp_path / "mine"), vision_tower="target")
     assert _began_as(draft, "language_model", "path") == ["mine"] and _began_as(draft, "vision_tower") == []
-    head = SimpleNamespace(path="jadohu/llamagen_drafter")
+    head = EagleConfig(kind="eagle", path="jadohu/llamagen_drafter")
     assert _began_as(head, "language_model", "path") == ["jadohu/llamagen_drafter"]
 
 

@@ -15,6 +15,7 @@ from ...eval.policies import Chain, Draw
 from ...eval.rules import RULES
 from ...models.decoding.warp import Warp
 from ...models.generators import Generator, check_labels, load_generator
+from ...models.hub import config_value
 from ..context import Context
 from ..stages.encode import summary
 from ..stages.generate import DATASET_FOLDER
@@ -62,7 +63,7 @@ def draw(
     rule = RULES["sampling" if temperature else "greedy"]
     decoding = Decoding(Chain(1), rule, Draw("top-k"), warp, target.num_codes, ())
     # The commit of weights from the Hub, which a branch's name does not tell; of others the stage's fingerprint.
-    commit = getattr(target.config, "_commit_hash", None) or context.target.revision or context.fingerprint[:12]
+    commit = config_value(target.config, "_commit_hash") or context.target.revision or context.fingerprint[:12]
     name = f"{context.target.path or 'inline'}@{commit}"
     for number in numbers:
         prompt = prompts[number // stage.repeats]

@@ -19,6 +19,7 @@ from ...data.media import ImageReader
 from ...data.mixture import Selection, Share, are_present, is_mixture
 from ...data.processor import Processor
 from ...data.records import RecordFile
+from ...models.hub import config_value
 from ..stages.base import Planned
 
 LOOKED_AT = 500  # records whose pictures are opened at most: a head costs little, and a clip is read through
@@ -87,7 +88,7 @@ def image_reader_of(data: ConversationData, config: PreTrainedConfig) -> ImageRe
     family: Any = config.model_type
     processor = Processor(
         absent, absent, 0, vision.patch_size, vision.image_size, **nothing, family=family,
-        resolutions=tuple((a, b) for a, b in getattr(config, "image_grid_pinpoints", None) or ()),
+        resolutions=tuple((a, b) for a, b in config_value(config, "image_grid_pinpoints") or ()),
     )  # fmt: skip
     limits = data.min_pixels, data.max_pixels
     return ImageReader(processor, data.aspect, data.anyres_convention, data.video, limits)

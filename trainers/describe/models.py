@@ -61,7 +61,7 @@ def generator_parameters(shape: Any) -> int:
 
 def _generator_lines(section: Any, shape: Any) -> list[str]:
     counts, suffix = {"transformer": generator_parameters(shape)}, ""
-    if isinstance(getattr(section, "vq", None), VqConfig):
+    if isinstance(dict(section).get("vq"), VqConfig):
         with torch.device("meta"):
             counts["image tokenizer"] = num_parameters([VqTokenizer(section.vq)])
             text = build_text_encoder(section, vocab_size=400, pad_id=0)

@@ -13,6 +13,7 @@ from ...core.errors import UserError
 from ...core.states import Taps
 from ...data.states.dtypes import DTYPES
 from ...data.states.estimate import Size, check_disk, declared_size, samples_per_shard, shown
+from ...models.hub import config_value, rope_of
 from ...models.targets.base import language_shape
 from ..stages.base import Planned
 from .data import OnDisk, on_disk, samples
@@ -55,7 +56,7 @@ def caching(plan: Planned, drafter: Any, target: PreTrainedConfig, output: str |
     sizes = {
         dtype: declared_size(
             keeps, text.hidden_size, dtype, samples=number, text_tokens=text_tokens, visual_tokens=visual_tokens,
-            position_rows=3 if has_mrope(text) else 1,
+            position_rows=3 if "mrope_section" in rope_of(text) else 1,
         )
         for dtype in DTYPES
     }  # fmt: skip
@@ -98,14 +99,8 @@ def token_counts(
         return round(expected.text_tokens * share), round((expected.visual_tokens or 0) * share), "declared"
     if files is None:
         return None
-    vision = getattr(target, "vision_config", None)
+    vision = config_value(target, "vision_config")
     per_image = 0
-    if vision is not None and getattr(vision, "image_size", None):
+    if vision is not None and config_value(vision, "image_size"):
         per_image = (vision.image_size // vision.patch_size) ** 2
     return round(_WORD * int(files.words.sum())), per_image * int(files.images.sum()), "about, from words and pictures"
-
-
-def has_mrope(text: Any) -> bool:
-    """Whether positions have three rows."""
-    rope = getattr(text, "rope_parameters", None) or getattr(text, "rope_scaling", None) or {}
-    return "mrope_section" in rope

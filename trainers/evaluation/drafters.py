@@ -15,7 +15,6 @@ from ...eval.policies import TreePolicy
 from ...eval.rules import Rule
 from ...models.drafters import AnyDrafter
 from ...models.drafters.base import PLAIN, Drafter, DraftingOptions, TargetIdentity
-from ...models.drafters.ensemble import EnsembleConfig
 from ...models.drafters.made_for import MANIFEST
 from ...models.drafters.mixed import MixedConfig
 from ..context import Context
@@ -45,28 +44,16 @@ class Drafting:
     rule: Callable[[float], Rule]
 
     @property
-    def _mode(self) -> EnsembleConfig | None:
-        mode = getattr(self.config, "mode", None)
-        return mode if isinstance(mode, EnsembleConfig) else None
-
-    @property
     def mode(self) -> str:
         """Drafting mode of a draft LVLM; "" of other drafters."""
-        return "" if self._mode is None else self._mode.name
+        mode = self.config.drafting_mode
+        return "" if mode is None else mode.name
 
     @property
     def members(self) -> tuple[str, ...]:
         """Of the drafting mode: what a draft LVLM is shown, row by row."""
-        return () if self._mode is None else self._mode.members
-
-    @property
-    def parts(self) -> dict[str, bool] | None:
-        """Which parts of Sparrow are on (its table 6); None: not a head of a language model."""
-        config = self.config
-        if not hasattr(config, "mtp_steps"):
-            return None
-        ivsb = bool(getattr(config, "ivsb", False)) and config.visual(training=True) == "direct"
-        return {"MTP": config.mtp_steps > 0, "IVSB": ivsb, "VATA": config.visual(training=False) == "none"}
+        mode = self.config.drafting_mode
+        return () if mode is None else mode.members
 
     def details(self, opened: Opened, max_new_tokens: int) -> dict[str, Any]:
         """Details that drafter, policy and rule recorded for the request that was just decoded."""
@@ -152,13 +139,14 @@ class Drafters:
         if method.names:
             return [self._named(drafter) for drafter in method.names]
         if method.drafter is not None:
-            return [Source(_title(method.drafter), method.drafter, None)]
+            assert not isinstance(method.drafter, str), "a name is among `names`"
+            return [Source(method.drafter.display_name, method.drafter, None)]
         folder = self.context.inputs.get("drafter")
         config = (_trained(folder) if folder is not None else None) or self.context.drafter
         if config is None:
             raise UserError("nothing drafts", where=self._where(name),
                             hint="name a stage or a section under drafter, or give the recipe a drafter")  # fmt: skip
-        return [Source(folder.name if folder is not None else _title(config), config, folder)]
+        return [Source(folder.name if folder is not None else config.display_name, config, folder)]
 
     def _one_source(self, name: str, method: Method) -> list[Source]:
         sources = self.sources(name, method)
@@ -188,7 +176,7 @@ class Drafters:
         members = []
         for member in members_of(config):
             if not isinstance(member, str):
-                members.append(self._drafter(Source(_title(member), member, None), member, options, name))
+                members.append(self._drafter(Source(member.display_name, member, None), member, options, name))
             elif member in self.methods:
                 method = self.methods[member]
                 (source,) = self._one_source(member, method)
@@ -212,12 +200,6 @@ class Drafters:
 
     def _where(self, name: str) -> str:
         return f"key stages.{self.context.name}.methods.{name}"
-
-
-def _title(config: Any) -> str:
-    """What tables call a drafter that no stage trained: its weights' path, or its kind."""
-    model = getattr(config, "model", None)
-    return str(getattr(config, "path", None) or getattr(model, "path", None) or model or config.kind)
 
 
 def _trained(folder: Path) -> Any | None:

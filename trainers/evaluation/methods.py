@@ -95,7 +95,7 @@ class Method(Section):
     @property
     def settings(self) -> dict[str, Any]:
         """What this method changes in its drafter's section."""
-        return {key: value for key in SETTINGS if (value := getattr(self, key)) is not None}
+        return {key: value for key, value in self if key in SETTINGS and value is not None}
 
     def allowed(self, temperature: float) -> bool:
         """Whether `temperatures` has it (None: any). 0 also needs `draw: top-k` and another rule than `block`."""

@@ -178,7 +178,7 @@ class Probing:
         first = next(part.benchmark for part in sets if part.medium == "video")
         shares: dict[str, dict[str, float]] = {}
         for name, drafting in self.drafting.items():
-            if drafting.parts is None:
+            if drafting.config.parts is None:
                 continue
             for part in (p for p in sets if p.benchmark == first):
                 try:
@@ -264,10 +264,8 @@ class Probing:
 def planned(rates: Sequence[Sequence[float | None]], rows: Sequence[Row]) -> Plan:
     """The planner's tree for measured rates and the median times of `rows`; what was not offered is not grown."""
     known = [[rate or 0.0 for rate in level] for level in rates]
-    verify_s, draft_s, plain_s = (
-        statistics.median(getattr(row, key) for row in rows) for key in ("verify_s", "draft_s", "plain_cycle_s")
-    )
-    return plan(known, Costs(verify_s, draft_s), plain_s=plain_s)
+    costs = Costs(statistics.median(row.verify_s for row in rows), statistics.median(row.draft_s for row in rows))
+    return plan(known, costs, plain_s=statistics.median(row.plain_cycle_s for row in rows))
 
 
 def by_label(drafting: Sequence[Drafting]) -> dict[str, Drafting]:

@@ -69,7 +69,7 @@ class Reporting:
             "device": f"{name}, {torch.get_num_threads()} threads, {ranks.world_size()} rank(s)",
             "date": time.strftime("%Y-%m-%d"),
             "seed": context.seed,
-            "target": getattr(context.target, "path", None) or "trained in this run",
+            "target": context.target.path or "trained in this run",
             "temperatures": stage.temperatures,
             "truncation": f"top-k {stage.top_k or 'all'}, top-p {stage.top_p:g}",
             "repeats": stage.repeats,
@@ -97,7 +97,7 @@ def infos(drafting: Sequence[Drafting]) -> dict[str, MethodInfo]:
             draw=method.draw,
             temperatures=None if method.temperatures is None else tuple(method.temperatures),
             adaptive=policy.name == "sage",
-            parts=one.parts,
+            parts=one.config.parts,
         )
     return by_method
 

@@ -87,7 +87,7 @@ class EncodeStage(Stage):
     def _sample_bytes(self, target: Any) -> tuple[int, int]:
         """Of a sample without a caption's features, and with the longest caption's."""
         least = 3 * target.image_size**2 * ("pixels" in self.write) + 4 * target.num_codes * ("codes" in self.write)
-        if "features" not in self.write or getattr(target, "condition", "class") != "text":
+        if "features" not in self.write or target.condition != "text":
             return least, least
         text = target.model_config_of()
         return least, least + 2 * text.num_condition_tokens * text.caption_dim

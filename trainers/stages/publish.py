@@ -23,6 +23,7 @@ from ...data.shapes.scene import draw
 from ...data.shapes.write import sample
 from ...eval.published import PublishedSection, UserRequest, assemble
 from ...eval.stored_prompt import measure
+from ...models.drafters.base import DrafterConfig
 from ..context import Context
 from ..publishing import folder as folders
 from ..publishing.card import LVLM, CardFacts, model_card, read_evaluation
@@ -166,7 +167,7 @@ def _publish(stage: PublishStage, context: Context) -> None:
     plots = folders.copy_report(report, folder)
     repo = stage.repo or f"me/{folder.parent.parent.name}"
     snippets, names = _snippets(repo, section, folder, sources, target)
-    base = _hub_id(getattr(context.drafter, "language_model", None))
+    base = _hub_id(_values(context.drafter).get("language_model"))
     trained = trained_by(stages, source.name)
     data = [name for stage_name in trained for name in data_of(stages, stage_name)]
     parts = _parts(context, target, stage.datasets or data)
@@ -236,8 +237,7 @@ def _sources(context: Context) -> dict[str, Path] | None:
     """Where the target's parts lie here: of stages, or a directory of the recipe; None: the Hub has them."""
     things: tuple[str, ...] = ("target", "processor", "vq", "text")
     folders = {thing: context.inputs[thing] for thing in things if thing in context.inputs}
-    vq, path = getattr(context.target, "vq", None), context.target.path
-    for thing, place in (("target", path), ("vq", vq)):
+    for thing, place in (("target", context.target.path), ("vq", dict(context.target).get("vq"))):
         if isinstance(place, str) and Path(place).is_dir():
             folders.setdefault(thing, Path(place))
     return folders or None
@@ -248,9 +248,14 @@ def _hub_id(name: Any) -> str | None:
     return name if isinstance(name, str) and name.count("/") == 1 and not Path(name).is_dir() else None
 
 
+def _values(drafter: DrafterConfig | None) -> dict[str, Any]:
+    return {} if drafter is None else dict(drafter)
+
+
 def _began_as(drafter: Any, *keys: str) -> list[str]:
     """Whose weights a drafter began with: Hub ids, and directories by their last name, of which nothing is known."""
-    named = [value for key in keys if isinstance(value := getattr(drafter, key, None), str) and value != "target"]
+    values = _values(drafter)
+    named = [value for key in keys if isinstance(value := values.get(key), str) and value != "target"]
     return [_hub_id(name) or Path(name).name for name in named]
 
 
@@ -258,7 +263,7 @@ def _store_prompt(asked: StoredPrompt, context: Context, folder: Path) -> UserRe
     """The prompt as the folder keeps it, its pictures copied there."""
     kept, text_only = folder / folders.CHECK, context.target.kind == "causal_lm"
     if context.target.draws_images:
-        has_classes = getattr(context.target, "condition", "text") == "class"
+        has_classes = context.target.condition == "class"
         return UserRequest(
             text=asked.text or "a red circle and a blue square", label=asked.label if has_classes else None
         )

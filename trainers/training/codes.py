@@ -122,7 +122,7 @@ def _check_tensors(stage: Any, context: Context, sample: ShardSample) -> None:
     wanted = {"vq": "pixels", "reader": "pixels"}.get(stage.model, "codes")
     # A target whose text encoder is trained along reads captions instead.
     reads = stage.model == "drafter" or (stage.model == "target" and not isinstance(context.target.text_encoder, dict))
-    needs_features = reads and getattr(context.target, "condition", None) == "text"
+    needs_features = reads and context.target.condition == "text"
     for name in [wanted] + (["features"] if needs_features else []):
         if name not in sample.tensors:
             raise UserError(

@@ -10,20 +10,19 @@ import torch
 from ...core import ranks
 from ...core.errors import UserError
 from ...data.collate import ConversationCollate
-from ...data.dataset import ConversationDataset
 from ...data.loader import Loader, steps_per_epoch
 from ...data.processor import Processor
 from ...models.drafters.lvlm import build_drafter, load_drafter, save_llava
 from ...models.drafters.made_for import tested_with
-from ...models.llava import FAMILIES, LlavaTraining
+from ...models.llava import FAMILIES, LlavaTraining, language_model_of
 from ...models.lora import merge_adapters
 from ...models.targets.load import build_target, load_llava, target_config, target_weights
+from .. import records
 from ..context import Context
 from ..engine import Engine
 from ..fit import training_loader
 from ..loop import Training, Validate
 from ..positions import before_training
-from ..records import data_files
 from .distill import frozen_target, held_target, other_pictures, source_of, training_data, training_module
 from .preflight import preflight
 from .validate import validate
@@ -32,14 +31,7 @@ from .validate import validate
 def open_records(stage: Any, context: Context, seed: int) -> Training:
     """A draft LVLM, a tiny target or a captioner on conversations: next tokens, or distillation."""
     processor = context.processor_of(stage.model)
-    dataset = ConversationDataset(
-        stage.data,
-        stage.format,
-        processor,
-        files=data_files(stage.data, context),
-        skipped_log=context.folder / "skipped.jsonl",
-        cache=context.folder / "cache",
-    )
+    dataset = records.open_records(stage.data, stage.format, context, processor)
     llava = _start_weights(stage, context, processor, seed)
     positions = _set_positions(llava, stage)
     check_positions(positions, stage)
@@ -73,14 +65,7 @@ def open_records(stage: Any, context: Context, seed: int) -> Training:
 
 def _validation(settings: Any, stage: Any, context: Context, processor: Processor, module: LlavaTraining) -> Validate:
     """What the loop calls to score held-out records; the frozen target is loaded once, and only here."""
-    dataset = ConversationDataset(
-        settings.data,
-        stage.format,
-        processor,
-        files=data_files(settings.data, context),
-        skipped_log=context.folder / "skipped-validation.jsonl",
-        cache=context.folder / "cache",
-    )
+    dataset = records.open_records(settings.data, stage.format, context, processor, log="skipped-validation")
     target: Any = None
     if stage.model == "drafter" and settings.against_target is not False:
         if (difference := other_pictures(context, settings.data)) is not None:
@@ -110,7 +95,7 @@ def _set_positions(llava: Any, stage: Any) -> int:
     text = llava.config.get_text_config()
     if stage.positions is not None:
         text.max_position_embeddings = stage.positions
-        decoder = getattr(llava.model, "language_model", llava.model)
+        decoder = language_model_of(llava)
         assert decoder.config is text, "one config, so that what is saved is what was trained"
     return text.max_position_embeddings
 

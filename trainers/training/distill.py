@@ -11,6 +11,7 @@ from typing import Any
 import torch
 
 from ...core.errors import UserError
+from ...core.section import torch_dtype
 from ...data.answers import SHARDS, Answers
 from ...data.collate import ConversationCollate
 from ...data.dataset import ConversationData, ConversationDataset
@@ -35,7 +36,7 @@ def frozen_target(context: Context) -> Any:
     target: Any = load_llava(
         context.target_source(),
         revision=config.revision,
-        dtype=getattr(torch, config.dtype),
+        dtype=torch_dtype(config.dtype),
         device_map=config.device_map,
         key="target.path",
     )
@@ -94,11 +95,14 @@ def _num_token_ids(context: Context, processor: Processor) -> int:
 
 def _check_shares(draft: Any, target: Any) -> None:
     """Online, the target reads the draft's own batch."""
-    for part, names in (("text_config", ("vocab_size",)), ("vision_config", ("image_size", "patch_size"))):
-        for name in names:
-            ours, theirs = getattr(getattr(draft, part), name), getattr(getattr(target, part), name)
-            if ours != theirs:
-                raise _not_one_batch(f"the drafter's {part}.{name} is {ours}, the target's {theirs}")
+    pairs = {
+        "text_config.vocab_size": (draft.text_config.vocab_size, target.text_config.vocab_size),
+        "vision_config.image_size": (draft.vision_config.image_size, target.vision_config.image_size),
+        "vision_config.patch_size": (draft.vision_config.patch_size, target.vision_config.patch_size),
+    }
+    for name, (ours, theirs) in pairs.items():
+        if ours != theirs:
+            raise _not_one_batch(f"the drafter's {name} is {ours}, the target's {theirs}")
 
 
 def _not_one_batch(difference: str) -> UserError:

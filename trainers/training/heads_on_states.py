@@ -15,7 +15,6 @@ from torch import Tensor
 
 from ...core import ranks
 from ...core.errors import UserError
-from ...data.dataset import ConversationDataset
 from ...data.loader import Collate, Loader, Samples, steps_per_epoch
 from ...data.order import BucketedOrder, Order, RisingVisualOrder
 from ...data.processor import Processor
@@ -25,7 +24,7 @@ from ...models.drafters.base import TargetIdentity
 from ..context import Context
 from ..engine import Engine
 from ..loop import Training, Validate
-from ..records import check_fit, data_files
+from ..records import check_fit, open_records
 from .best import held_out_scores
 from .drafter import Requests, TrainedDrafter
 from .sources import Cached, CachedStates, FirstEpoch, FirstEpochStates, Online, States
@@ -143,14 +142,7 @@ def _requests(stage: Any, context: Context, processor: Processor) -> Requests | 
     check = stage.decoding
     if check is None:
         return None
-    dataset = ConversationDataset(
-        check.data,
-        stage.format,
-        processor,
-        files=data_files(check.data, context),
-        skipped_log=context.folder / "skipped-decoding.jsonl",
-        cache=context.folder / "cache",
-    )
+    dataset = open_records(check.data, stage.format, context, processor, log="skipped-decoding")
     if not len(dataset):
         raise UserError("no request to decode", where=f"key stages.{context.name}.decoding.data", hint="check the data")
     return Requests(

@@ -20,7 +20,7 @@ from ....core.section import Section
 from ....data.codes import ShardData, ShardSample, ShardSamples
 from ....models.decoding.neighbours import NeighbourTable, load_neighbours
 from ....models.decoding.warp import Warp
-from ....models.drafters.eagle import ImageEagleHead
+from ....models.drafters.eagle_images import ImageEagleHead
 from ...lantern import LanternConfig
 from .distributions import Curves, overlap, ranks, teacher_forced, top_mass
 from .relaxation import BoundCost, bound_cost, relaxed

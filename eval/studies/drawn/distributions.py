@@ -15,7 +15,7 @@ from torch import Tensor
 from ....core.batch import CodeBatch
 from ....core.states import Taps, TargetStates
 from ....models.decoding.warp import Warp
-from ....models.drafters.eagle import ImageEagleHead, causal_mask
+from ....models.drafters.eagle_images import ImageEagleHead, causal_mask
 
 AT_ONCE = 256  # cells whose scores are held in full before they are warped
 

@@ -67,17 +67,19 @@ def initialisations(path: Path, methods: Mapping[str, Summary]) -> None:
     names = list(methods)
     labels = wrapped(names)
     figure, panels = panel_grid(1, 3, (WIDEST, 0.42 * len(names) + 1.35), sharey=True)
-    columns = (("tau", "tau_interval", "tau (tokens a target pass)"), ("mean_levels", None, "mean depth (levels)"),
-               ("ESR", "ESR_spread", "speedup (SR)"))  # fmt: skip
-    for panel, color, (key, spread, label) in zip(panels[0], COLORS, columns, strict=False):
-        values = [float(getattr(methods[name], key)) for name in names]
-        ends = None if spread is None else [getattr(methods[name], spread) for name in names]
+    some = list(methods.values())
+    columns = (
+        ([one.tau for one in some], [one.tau_interval for one in some], "tau (tokens a target pass)"),
+        ([one.mean_levels for one in some], None, "mean depth (levels)"),
+        ([one.ESR for one in some], [one.ESR_spread for one in some], "speedup (SR)"),
+    )
+    for panel, color, (values, ends, label) in zip(panels[0], COLORS, columns, strict=False):
         error = None if ends is None else errors(values, ends)
         panel.barh(labels, values, height=0.62, color=color, xerr=error, error_kw={"ecolor": INK, "capsize": 2})
         top = values if ends is None else [max(v, high) for v, (_, high) in zip(values, ends, strict=True)]
         for place, (value, end) in enumerate(zip(values, top, strict=True)):
             panel.text(end + 0.02 * max(top), place, f"{value:.2f}", va="center", fontsize=8, color=INK)
-        if key != "mean_levels":
+        if ends is not None:  # plain decoding has 1 of tau and of SR, and no depth
             panel.axvline(1.0, color=GREY, linestyle="--", linewidth=1)
         panel.set(xlabel=label, xlim=(0, 1.2 * max(*top, 1.0)))
         panel.tick_params(axis="y", length=0)

@@ -19,7 +19,7 @@ from draftsmith.eval.studies.proximity import Point, Recording, Replacing, Setti
 from draftsmith.models.decoding.neighbours import NeighbourTable, load_neighbours
 from draftsmith.models.decoding.tree import Tree
 from draftsmith.models.decoding.warp import Warp
-from draftsmith.models.drafters.eagle import save_eagle
+from draftsmith.models.drafters.eagle_images import save_eagle
 from draftsmith.models.llamagen.files import save_model
 from draftsmith.models.llamagen.vq import VqConfig, VqTokenizer
 from draftsmith.models.shapes_reader import ShapesReader

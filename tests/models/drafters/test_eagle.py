@@ -15,9 +15,9 @@ from draftsmith.eval.policies import Draw, Dynamic
 from draftsmith.models.decoding.cache import Cache
 from draftsmith.models.decoding.rows import Guidance
 from draftsmith.models.decoding.warp import Warp
-from draftsmith.models.drafters import eagle as module
-from draftsmith.models.drafters.eagle import (
-    EagleConfig,
+from draftsmith.models.drafters import eagle_images as module
+from draftsmith.models.drafters.eagle import EagleConfig
+from draftsmith.models.drafters.eagle_images import (
     EagleLoss,
     ImageEagleHead,
     ImageEagleProposal,
