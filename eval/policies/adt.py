@@ -136,8 +136,9 @@ class Adt:
         assert not draw.sampled, "check_combination refuses this"
         self._shape, self._drafting = self._next(), True
         depth, width = self._shape
-        beam = candidates(root, expand, width=min(width, self.num_nodes), levels=min(depth + 1, max_levels))
-        return beam.best(self.num_nodes)
+        width, levels = min(width, self.num_nodes), min(depth + 1, max_levels)
+        beam = candidates(root, expand, width=width, levels=levels, ends=draw.ends)
+        return beam.best(self.num_nodes, planned=depth + 1)
 
     def observe(self, verified: Verified) -> None:
         accepted = verified.num_accepted

@@ -28,6 +28,7 @@ class Draw:
 
     name: DrawName
     generator: torch.Generator | None = None
+    ends: frozenset[int] = frozenset()  # tokens that end an answer: nothing is drafted below them
 
     @property
     def sampled(self) -> bool:
