@@ -49,14 +49,16 @@ class Summary:
     accepted_by_depth: tuple[Depth, ...]
     accepted_histogram: tuple[int, ...]  # cycles that accepted 0, 1, ...
     levels: int  # of the deepest tree; gamma of a chain
-    mean_levels: float  # of a cycle's tree (ADT-Tree's d)
+    planned_depth: float  # levels that a tree was to have, of the cycles that drafted (ADT-Tree's mean depth d)
+    kept_depth: float  # levels that it had when it was verified, of all cycles
+    tau_over_depth: float  # tau / planned_depth: ADT-Tree's acceptance rate alpha as section III-B defines it
     mean_nodes: float
 
     T_q_ms: float  # drafting, for each level
     T_p_ms: float  # a step of plain decoding
     T_verify_ms: float  # a verification pass with its rule
     T_q_over_T_p: float
-    expected_speedup: float  # tau / (mean_levels T_q/T_p + T_verify/T_p)
+    expected_speedup: float  # tau / (kept_depth T_q/T_p + T_verify/T_p)
     expected_speedup_tabed: float  # tau / (levels T_q/T_p + 1): TABED, equation 1
     DSR: float  # speedup of decoding alone
     ESR: float  # speedup end to end
@@ -108,7 +110,9 @@ def summarize(rows: Iterable[Row]) -> Summary:
     plain_tokens = sum(r.plain_tokens for r in rows)
     each = [speedups([row]) for row in rows]
     decoding, end_to_end = speedups(rows)
-    mean_levels, relative = ratio(drafted, cycles), ratio(t_q, t_p)
+    kept_depth, relative = ratio(drafted, cycles), ratio(t_q, t_p)
+    planned = [levels for r in rows for levels in r.planned if levels]
+    planned_depth = _mean(planned)
     num_accepted = [a for r in rows for a in r.accepted]
     return Summary(
         requests=count,
@@ -121,13 +125,15 @@ def summarize(rows: Iterable[Row]) -> Summary:
         accepted_by_depth=by_depth(rows),
         accepted_histogram=tuple(num_accepted.count(n) for n in range(max(num_accepted, default=0) + 1)),
         levels=levels,
-        mean_levels=mean_levels,
+        planned_depth=planned_depth,
+        kept_depth=kept_depth,
+        tau_over_depth=ratio(tau, planned_depth),
         mean_nodes=ratio(sum(sum(r.nodes) for r in rows), cycles),
         T_q_ms=1e3 * t_q,
         T_p_ms=1e3 * t_p,
         T_verify_ms=1e3 * t_verify,
         T_q_over_T_p=relative,
-        expected_speedup=tau / (mean_levels * relative + (t_verify / t_p if t_p else 1.0)) if cycles else 1.0,
+        expected_speedup=tau / (kept_depth * relative + (t_verify / t_p if t_p else 1.0)) if cycles else 1.0,
         expected_speedup_tabed=tau / (levels * relative + 1),
         DSR=decoding,
         ESR=end_to_end,

@@ -63,11 +63,11 @@ def acceptance_grid(path: Path, accept: Tensor, ks: Sequence[int], deltas: Seque
 
 @styled
 def initialisations(path: Path, methods: Mapping[str, Summary]) -> None:
-    """tau, mean depth and speedup of ADT-Tree's ways to start a tree, or of any methods (ADT-Tree, figure 8)."""
+    """tau, planned depth and speedup of ADT-Tree's ways to start a tree, or of any methods (ADT-Tree, figure 8)."""
     names = list(methods)
     labels = wrapped(names)
     figure, panels = panel_grid(1, 3, (WIDEST, 0.42 * len(names) + 1.35), sharey=True)
-    columns = (("tau", "tau_interval", "tau (tokens a target pass)"), ("mean_levels", None, "mean depth (levels)"),
+    columns = (("tau", "tau_interval", "tau (tokens a target pass)"), ("planned_depth", None, "planned depth (d)"),
                ("ESR", "ESR_spread", "speedup (SR)"))  # fmt: skip
     for panel, color, (key, spread, label) in zip(panels[0], COLORS, columns, strict=False):
         values = [float(getattr(methods[name], key)) for name in names]
@@ -77,7 +77,7 @@ def initialisations(path: Path, methods: Mapping[str, Summary]) -> None:
         top = values if ends is None else [max(v, high) for v, (_, high) in zip(values, ends, strict=True)]
         for place, (value, end) in enumerate(zip(values, top, strict=True)):
             panel.text(end + 0.02 * max(top), place, f"{value:.2f}", va="center", fontsize=8, color=INK)
-        if key != "mean_levels":
+        if key != "planned_depth":
             panel.axvline(1.0, color=GREY, linestyle="--", linewidth=1)
         panel.set(xlabel=label, xlim=(0, 1.2 * max(*top, 1.0)))
         panel.tick_params(axis="y", length=0)
