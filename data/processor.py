@@ -87,6 +87,11 @@ class Processor:
         return 1 if self.reads_whole else self.patches**2
 
     @property
+    def num_token_ids(self) -> int:
+        """One more than the last id that has a token, added ones included (32,002 of LLaVA-1.5's 32,064 rows)."""
+        return 1 + max(self.tokenizer.get_vocab().values())
+
+    @property
     def tokenizer_hash(self) -> str:
         """Hash of the tokenizer; drafts are checked against their target's."""
         return tokenizer_hash(self.tokenizer)

@@ -165,7 +165,7 @@ def common_table(cells: Sequence[Cell], quality: Quality) -> Table:
 
 NOTE = (
     "tau: tokens emitted after the prefill over verification passes, bonus token included; plain decoding has 1. "
-    "Expected: tau / (levels T_q/T_p + T_verify/T_p) with the levels that were drafted; Eq. 1 takes T_verify/T_p as 1 "
+    "Expected: tau / (levels T_q/T_p + T_verify/T_p) with the kept depth for levels; Eq. 1 takes T_verify/T_p as 1 "
     "and the deepest tree. DSR: speedup of decoding, ESR: end to end, token for token, both against plain decoding of "
     "the same target at the same temperature in the same run; quartiles are over requests."
 )
@@ -204,7 +204,9 @@ def cycles_table(cells: Sequence[Cell]) -> Table:
     """What a cycle is made of: its tree, and where its time goes."""
     columns: list[Measure] = [
         *_place_columns(cells),
-        (Column("levels"), lambda c: c.summary.mean_levels),
+        (Column("planned depth"), lambda c: c.summary.planned_depth),
+        (Column("kept depth"), lambda c: c.summary.kept_depth),
+        (Column("tau / planned depth"), lambda c: c.summary.tau_over_depth),
         (Column("nodes", ".1f"), lambda c: c.summary.mean_nodes),
         (Column("first draft accepted", ".1%"), lambda c: c.summary.first_accepted),
         (Column("of drafted levels", ".1%"), lambda c: c.summary.acceptance_rate),
@@ -215,5 +217,9 @@ def cycles_table(cells: Sequence[Cell]) -> Table:
         (Column("whole cycle, ms"), lambda c: c.summary.cycle_ms),
     ]
     lines = tuple(tuple(value(cell) for _, value in columns) for cell in cells)
-    note = "Levels and nodes are means over cycles, times medians of a cycle."
+    note = (
+        "Depths and nodes are means over cycles, times medians of a cycle. Planned: levels that a tree was to have, "
+        "ADT-Tree's d; kept: levels of what was verified, after reranking and before an end token or the answer's end. "
+        "tau / planned depth is ADT-Tree's alpha."
+    )
     return Table("A cycle", tuple(column for column, _ in columns), lines, note=note)

@@ -7,7 +7,7 @@ is the same loop with nothing proposed.
 from __future__ import annotations
 
 import time
-from collections.abc import Collection, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, replace
 from typing import Literal
 
@@ -15,11 +15,11 @@ import torch
 from torch import Tensor
 
 from ..core.batch import ImageRequest, Request
-from ..models.decoding.tree import no_tree
+from ..models.decoding.tree import Tree, no_tree
 from ..models.decoding.warp import Warp
 from ..models.drafters.base import Drafter
 from ..models.targets.base import Taps, Target
-from .policies import Draw, Expand, TreePolicy
+from .policies import Draw, TreePolicy
 from .rules import Rule, inverse_cdf
 
 
@@ -29,13 +29,14 @@ class Cycle:
 
     num_drafted: int  # levels of the tree
     num_nodes: int
-    num_accepted: int  # without the bonus token
-    num_emitted: int  # with it, and after a cut by the end token or the length
+    num_accepted: int  # without the bonus token, or the end token in its place
+    num_emitted: int  # with it
     draft_s: float
     verify_s: float  # the target's pass and the rule
     total_s: float
     rule_s: float = 0.0  # the rule alone
     update_s: float = 0.0  # what the tree's policy makes of the outcome
+    num_planned: int = 0  # levels that the policy set out to draft (ADT-Tree's d); 0: the cycle drafted nothing
 
 
 @dataclass(frozen=True)
@@ -82,75 +83,90 @@ def generate(
         generator: draws the uniforms of the rule and the bonus tokens and seeds sampled draws, on the CPU; needed
             above temperature 0.
     """
-    clock = _Clock(target)
-    start = clock.now()
-    warp, limit = decoding.warp, decoding.max_new_tokens
-    # A tree's nodes are written behind the committed tokens before a path of them is kept.
-    capacity = limit + 1 + _most_nodes(decoding.policy, drafter)
-    session, step = target.prefill(request, drafter.taps if drafter else Taps(), capacity=capacity)
-    token = _pick(warp(step.logits[-1]), warp, generator)
-    prefill_s = clock.now() - start
-    draft_start = clock.now()
-    if drafter is not None:
-        drafter.start(request, step, warp, capacity=capacity)
-        drafter.begin(token)
-        decoding.policy.start()
-    draft_prefill_s = clock.now() - draft_start
+    run = _Run(target, drafter, decoding, generator)
+    start = run.clock()
+    prefill_s, draft_prefill_s = run.prefill(request)
+    cycles = []
+    while not run.ended:
+        cycles.append(run.cycle())
+    stop: Literal["eos", "length"] = "eos" if run.tokens[-1] in decoding.eos_ids else "length"
+    pruning_s = getattr(drafter, "pruning_s", 0.0)
+    return Generation(run.tokens, cycles, prefill_s, draft_prefill_s, run.clock() - start, stop, pruning_s)
 
-    tokens, cycles, draw = [token], [], decoding.draw
-    while tokens[-1] not in decoding.eos_ids and len(tokens) < limit:
-        begin = clock.now()
-        tree = no_tree()
+
+class _Run:
+    """One request while it is decoded; `tokens` is its answer so far."""
+
+    def __init__(self, target: Target, drafter: Drafter | None, decoding: Decoding, generator: torch.Generator | None):
+        self.target, self.drafter, self.decoding, self.generator = target, drafter, decoding, generator
+        self.draw = replace(decoding.draw, ends=frozenset(decoding.eos_ids))
+        self.clock, self.tokens = _clock(target), list[int]()
+
+    @property
+    def room(self) -> int:
+        """How many tokens may still come."""
+        return self.decoding.max_new_tokens - len(self.tokens)
+
+    @property
+    def ended(self) -> bool:
+        return self.tokens[-1] in self.decoding.eos_ids or self.room <= 0
+
+    def prefill(self, request: Request | ImageRequest) -> tuple[float, float]:
+        """Emit the first token, and start the drafter behind it. Returns the seconds of each."""
+        drafter, warp, start = self.drafter, self.decoding.warp, self.clock()
+        # A tree's nodes are written behind the committed tokens before a path of them is kept.
+        most_nodes = 1 if drafter is None else self.decoding.policy.max_nodes + 1
+        capacity = self.decoding.max_new_tokens + 1 + most_nodes
+        self.session, step = self.target.prefill(request, drafter.taps if drafter else Taps(), capacity=capacity)
+        self.tokens.append(_pick(warp(step.logits[-1]), warp, self.generator))
+        begin = self.clock()
         if drafter is not None:
-            # The target adds one token itself, so the last positions need no draft.
-            levels = min(limit - len(tokens) - 1, drafter.max_levels or limit)
-            if levels > 0:
-                expand = _truncating(drafter, warp)
-                root = warp.truncate(drafter.root())
-                draw = draw.seeded(generator, root.device)
-                tree = decoding.policy.grow(root, expand, draw, max_levels=levels)
-            else:
-                drafter.root()
-        drafted = clock.now()
-        step = target.verify(session, tokens[-1], tree)
+            drafter.start(request, step, warp, capacity=capacity)
+            drafter.begin(self.tokens[0])
+            self.decoding.policy.start()
+        return begin - start, self.clock() - begin
+
+    def cycle(self) -> Cycle:
+        """Draft a tree, verify it, commit the accepted path, and let drafter and policy learn of it."""
+        drafter, policy, warp, clock = self.drafter, self.decoding.policy, self.decoding.warp, self.clock
+        begin = clock()
+        tree = no_tree() if drafter is None else self._drafted(drafter)
+        drafted = clock()
+        step = self.target.verify(self.session, self.tokens[-1], tree)
         p = step.logits if warp.greedy else warp(step.logits)
-        scored = clock.now()
-        verified = decoding.rule(tree, p, _uniforms(tree.num_nodes, warp, generator))
+        scored = clock()
+        verified = self.decoding.rule(tree, p, _uniforms(tree.num_nodes, warp, self.generator))
+        verified = verified.until_end(self.decoding.eos_ids)
         verified = replace(verified, step=step.along([0, *(n + 1 for n in verified.path)]), tree=tree)
-        checked = clock.now()
-        target.commit(session, verified.path)
+        checked = clock()
+        self.target.commit(self.session, verified.path)
         update_s = 0.0
         if drafter is not None:
             drafter.accept(verified)
-            time_s = clock.now()
-            decoding.policy.observe(verified)
-            update_s = clock.now() - time_s
-        emitted = _cut([*verified.tokens, verified.bonus], decoding.eos_ids, limit - len(tokens))
-        tokens += emitted
-        end = clock.now()
-        cycles.append(
-            Cycle(
-                tree.num_levels,
-                tree.num_nodes,
-                verified.num_accepted,
-                len(emitted),
-                drafted - begin,
-                checked - drafted,
-                end - begin,
-                checked - scored,
-                update_s,
-            )
-        )
-    stop: Literal["eos", "length"] = "eos" if tokens[-1] in decoding.eos_ids else "length"
-    pruning_s = getattr(drafter, "pruning_s", 0.0)
-    return Generation(tokens, cycles, prefill_s, draft_prefill_s, clock.now() - start, stop, pruning_s)
+            told = clock()
+            policy.observe(verified)
+            update_s = clock() - told
+        self.tokens += [*verified.tokens, verified.bonus]
+        return Cycle(
+            num_drafted=tree.num_levels, num_nodes=tree.num_nodes, num_accepted=verified.num_accepted,
+            num_emitted=verified.num_accepted + 1, num_planned=tree.planned, draft_s=drafted - begin,
+            verify_s=checked - drafted, rule_s=checked - scored, update_s=update_s, total_s=clock() - begin,
+        )  # fmt: skip
 
+    def _drafted(self, drafter: Drafter) -> Tree:
+        # The target adds one token itself, so the last positions need no draft.
+        levels = min(self.room - 1, drafter.max_levels or self.room)
+        if levels <= 0:
+            drafter.root()
+            return no_tree()
+        warp = self.decoding.warp
 
-def _truncating(drafter: Drafter, warp: Warp) -> Expand:
-    def expand(parents: Sequence[int], tokens: Tensor) -> Tensor:
-        return warp.truncate(drafter.expand(parents, tokens))
+        def expand(parents: Sequence[int], tokens: Tensor) -> Tensor:
+            return warp.truncate(drafter.expand(parents, tokens))
 
-    return expand
+        root = warp.truncate(drafter.root())
+        self.draw = self.draw.seeded(self.generator, root.device)
+        return self.decoding.policy.grow(root, expand, self.draw, max_levels=levels)
 
 
 def _pick(probs: Tensor, warp: Warp, generator: torch.Generator | None) -> int:
@@ -163,25 +179,13 @@ def _uniforms(num_nodes: int, warp: Warp, generator: torch.Generator | None) -> 
     return [] if warp.greedy else torch.rand(num_nodes + 1, generator=generator, dtype=torch.float64).tolist()
 
 
-def _cut(emitted: list[int], eos_ids: Collection[int], room: int) -> list[int]:
-    """Cut the output after an end token, or at the maximum length."""
-    for place, token in enumerate(emitted):
-        if token in eos_ids:
-            return emitted[: min(place + 1, room)]
-    return emitted[:room]
-
-
-def _most_nodes(policy: TreePolicy, drafter: Drafter | None) -> int:
-    return 1 if drafter is None else policy.max_nodes + 1
-
-
-class _Clock:
+def _clock(target: Target) -> Callable[[], float]:
     """perf_counter, after the device has finished (CUDA runs behind)."""
+    on_cuda = getattr(target, "device", torch.device("cpu")).type == "cuda"
 
-    def __init__(self, target: Target):
-        self.cuda = getattr(target, "device", torch.device("cpu")).type == "cuda"
-
-    def now(self) -> float:
-        if self.cuda:
+    def now() -> float:
+        if on_cuda:
             torch.cuda.synchronize()
         return time.perf_counter()
+
+    return now

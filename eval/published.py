@@ -261,7 +261,8 @@ def _is_somewhere(place: str | None) -> bool:
 
 
 def _answering(folder: Path, section: PublishedSection, folders: dict[str, Any], device: torch.device) -> Speculator:
-    config = TypeAdapter(LanguageConfig).validate_python(section.target)
+    # A folder may hold a number that its recipe wrote by hand when that was not checked.
+    config = TypeAdapter(LanguageConfig).validate_python(section.target | {"num_token_ids": None})
     source = folders.get("target") or config.path
     if source is None or not _is_somewhere(str(source)):
         raise UserError(
@@ -272,7 +273,7 @@ def _answering(folder: Path, section: PublishedSection, folders: dict[str, Any],
         own, revision=None if Path(own).is_dir() else config.revision, text_only=config.kind == "causal_lm"
     )
     target = load_target(
-        config, source, num_token_ids=len(processor.tokenizer), image_token_id=processor.image_token_id, device=device
+        config, source, num_token_ids=processor.num_token_ids, image_token_id=processor.image_token_id, device=device
     )
     identity = TargetIdentity(section.target | {"path": str(source)}, processor.tokenizer_hash)
     drafter = _opened(folder, section, target, processor, identity)

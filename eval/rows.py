@@ -16,7 +16,7 @@ from typing import Any, Literal, TypeVar
 from ..core.errors import UserError
 from .loop import Generation
 
-VERSION = 1  # of the JSON form
+VERSION = 2  # of the JSON form
 PLAIN = "plain decoding"  # the method that drafts nothing
 Grouped = TypeVar("Grouped")
 Medium = Literal["text", "image", "video", "drawn"]
@@ -48,10 +48,11 @@ class Row:
     identical: bool  # every repeat gave plain decoding's tokens
 
     # One value for each cycle.
-    drafted: tuple[int, ...]  # levels of the tree
+    planned: tuple[int, ...]  # levels that the tree was to have; 0: nothing was drafted
+    drafted: tuple[int, ...]  # levels that it had when it was verified
     nodes: tuple[int, ...]
-    accepted: tuple[int, ...]  # without the bonus token
-    emitted: tuple[int, ...]  # with the bonus token, after a cut by the end token or the length
+    accepted: tuple[int, ...]  # without the bonus token, or the end token in its place
+    emitted: tuple[int, ...]  # with it: accepted + 1
 
     plain_prefill_s: float
     plain_total_s: float
@@ -111,7 +112,7 @@ class Row:
         return cls(**values)
 
 
-_TUPLES = {"tokens", "drafted", "nodes", "accepted", "emitted"}
+_TUPLES = {"tokens", "planned", "drafted", "nodes", "accepted", "emitted"}
 
 
 def measure(
@@ -157,6 +158,7 @@ def measure(
         plain_tokens=len(plain[0].tokens),
         stop=first.stop,
         identical=all(generation.tokens == plain[0].tokens for generation in (*plain, *drafted)),
+        planned=tuple(cycle.num_planned for cycle in first.cycles),
         drafted=tuple(cycle.num_drafted for cycle in first.cycles),
         nodes=tuple(cycle.num_nodes for cycle in first.cycles),
         accepted=tuple(cycle.num_accepted for cycle in first.cycles),

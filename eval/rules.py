@@ -6,8 +6,8 @@ Letters: N nodes without the root, V vocabulary.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Collection, Iterator, Sequence
+from dataclasses import dataclass, replace
 from typing import Protocol
 
 import torch
@@ -27,10 +27,24 @@ class Verified:
     target_probs: Tensor  # [len(path)+1,V] p at the root and along the path
     step: TargetStep | None = None  # what the target computed at the root and along the path
     tree: Tree | None = None
+    ended: bool = False  # the bonus token is an end token that was drafted and accepted: nothing could follow it
+
+    def until_end(self, eos_ids: Collection[int]) -> Verified:
+        """Up to the first accepted end token, which takes the bonus token's place.
+
+        TABED's released loop counts alike: a drafted end token saves no pass, for the target would have added it.
+        """
+        place = next((n for n, token in enumerate(self.tokens) if token in eos_ids), None)
+        if place is None:
+            return self
+        kept, probs = self.path[:place], self.target_probs[: place + 1]
+        return replace(
+            self, path=kept, tokens=self.tokens[:place], bonus=self.tokens[place], target_probs=probs, ended=True
+        )
 
     @property
     def num_accepted(self) -> int:
-        """Drafted tokens accepted, without the bonus token."""
+        """Drafted tokens accepted, without the bonus token: one less than the cycle emits."""
         return len(self.path)
 
 

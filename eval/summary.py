@@ -49,14 +49,16 @@ class Summary:
     accepted_by_depth: tuple[Depth, ...]
     accepted_histogram: tuple[int, ...]  # cycles that accepted 0, 1, ...
     levels: int  # of the deepest tree; gamma of a chain
-    mean_levels: float  # of a cycle's tree (ADT-Tree's d)
+    planned_depth: float  # levels that a tree was to have, of the cycles that drafted (ADT-Tree's mean depth d)
+    kept_depth: float  # levels that it had when it was verified, of all cycles
+    tau_over_depth: float  # tau / planned_depth: ADT-Tree's acceptance rate alpha as section III-B defines it
     mean_nodes: float
 
     T_q_ms: float  # drafting, for each level
     T_p_ms: float  # a step of plain decoding
     T_verify_ms: float  # a verification pass with its rule
     T_q_over_T_p: float
-    expected_speedup: float  # tau / (mean_levels T_q/T_p + T_verify/T_p)
+    expected_speedup: float  # tau / (kept_depth T_q/T_p + T_verify/T_p)
     expected_speedup_tabed: float  # tau / (levels T_q/T_p + 1): TABED, equation 1
     DSR: float  # speedup of decoding alone
     ESR: float  # speedup end to end
@@ -115,8 +117,9 @@ def _acceptance(rows: Sequence[Row]) -> dict[str, Any]:
     cycles, emitted = sum(r.num_cycles for r in rows), sum(r.num_emitted for r in rows)
     drafted, accepted = sum(sum(r.drafted) for r in rows), sum(sum(r.accepted) for r in rows)
     num_accepted = [a for r in rows for a in r.accepted]
+    tau, planned_depth = ratio_of(emitted, cycles), _mean([levels for r in rows for levels in r.planned if levels])
     return {
-        "tau": ratio_of(emitted, cycles),
+        "tau": tau,
         "tau_interval": tau_interval(rows),
         "tau_mean_of_requests": _mean([r.num_emitted / r.num_cycles for r in rows if r.num_cycles]),
         "num_accepted": ratio(accepted, cycles),
@@ -125,7 +128,9 @@ def _acceptance(rows: Sequence[Row]) -> dict[str, Any]:
         "accepted_by_depth": by_depth(rows),
         "accepted_histogram": tuple(num_accepted.count(n) for n in range(max(num_accepted, default=0) + 1)),
         "levels": max((d for r in rows for d in r.drafted), default=0),
-        "mean_levels": ratio(drafted, cycles),
+        "planned_depth": planned_depth,
+        "kept_depth": ratio(drafted, cycles),
+        "tau_over_depth": ratio(tau, planned_depth),
         "mean_nodes": ratio(sum(sum(r.nodes) for r in rows), cycles),
         "rejected_somewhere": accepted < drafted,
     }
@@ -135,7 +140,7 @@ def _speed(rows: Sequence[Row]) -> dict[str, Any]:
     """The fields of `Summary` that say what a cycle costs, and the speedups that are expected of it and measured."""
     cycles, levels = sum(r.num_cycles for r in rows), max((d for r in rows for d in r.drafted), default=0)
     tau = ratio_of(sum(r.num_emitted for r in rows), cycles)
-    mean_levels = ratio(sum(sum(r.drafted) for r in rows), cycles)
+    kept_depth = ratio(sum(sum(r.drafted) for r in rows), cycles)
     t_p, t_q = median(r.plain_cycle_s for r in rows), median(r.draft_s for r in rows)
     t_verify, rule = median(r.verify_s for r in rows), median(r.rule_s for r in rows)
     decoding, end_to_end = speedups(rows)
@@ -145,7 +150,7 @@ def _speed(rows: Sequence[Row]) -> dict[str, Any]:
         "T_p_ms": 1e3 * t_p,
         "T_verify_ms": 1e3 * t_verify,
         "T_q_over_T_p": relative,
-        "expected_speedup": tau / (mean_levels * relative + (t_verify / t_p if t_p else 1.0)) if cycles else 1.0,
+        "expected_speedup": tau / (kept_depth * relative + (t_verify / t_p if t_p else 1.0)) if cycles else 1.0,
         "expected_speedup_tabed": tau / (levels * relative + 1),
         "DSR": decoding,
         "ESR": end_to_end,

@@ -54,12 +54,11 @@ class Context:
 
     def processor(self) -> Processor:
         """The target's: of the synthetic dataset that a stage generated, or of the published target."""
-        folder = self.inputs.get("processor")
-        return load_processor(
-            folder if folder is not None else str(self.target.path),
-            revision=self.target.revision,
-            text_only=self.target.kind == "causal_lm",
-        )
+        source = self.inputs.get("processor") or str(self.target.path)
+        text_only = self.target.kind == "causal_lm"
+        processor = load_processor(source, revision=self.target.revision, text_only=text_only)
+        self.target.check_token_ids(processor.num_token_ids, str(source))
+        return processor
 
     @property
     def drafter_has_own_image_processor(self) -> bool:

@@ -30,7 +30,7 @@ PRESETS: dict[str, dict[str, Any]] = {
 
 
 class AdtTree(Section):
-    """ADT-Tree's settings. Its depth d is `Dynamic`'s: d expansions, d + 1 levels, as its EAGLE-2 baseline counts."""
+    """ADT-Tree's settings. A depth is `Dynamic`'s: d expansions plan d + 1 levels, which the paper's tables count."""
 
     kind: Literal["adt"]
     # The paper's steps and widths for a target; keys written beside it win. null: give width_step and width_range.
@@ -50,8 +50,9 @@ class AdtTree(Section):
     # Table V: every cycle starts from this value instead, in the paper 1 and 25.
     fixed_depth: int | None = Field(None, ge=1)
     fixed_width: int | None = Field(None, ge=1)
-    # The rate alpha of the last tree: accepted drafts over d, accepted drafts over the d + 1 levels, or emitted tokens
-    # over levels. The first is inferred from the paper's mean depths at temperature 1, which the second misses.
+    # alpha of the last tree, tau / d in section III-B. With tau as its tables count it (bonus token included) and their
+    # d (levels planned) that is emitted/levels. At the paper's beta of 1 accepted/depth steers alike; accepted/levels
+    # (tau without the bonus token) does not, and misses table I's mean depth at temperature 1.
     acceptance: Literal["accepted/depth", "accepted/levels", "emitted/levels"] = "accepted/depth"
     # beta: the rate from which the next tree becomes deeper and narrower.
     threshold: float = Field(1.0, gt=0)
@@ -137,8 +138,9 @@ class Adt:
         assert not draw.sampled, "check_combination refuses this"
         self._shape, self._drafting = self._next(), True
         depth, width = self._shape
-        beam = candidates(root, expand, width=min(width, self.num_nodes), levels=min(depth + 1, max_levels))
-        return beam.best(self.num_nodes)
+        width, levels = min(width, self.num_nodes), min(depth + 1, max_levels)
+        beam = candidates(root, expand, width=width, levels=levels, ends=draw.ends)
+        return beam.best(self.num_nodes, planned=depth + 1)
 
     def observe(self, verified: Verified) -> None:
         accepted = verified.num_accepted

@@ -28,6 +28,7 @@ class Draw:
 
     name: DrawName
     generator: torch.Generator | None = None
+    ends: frozenset[int] = frozenset()  # tokens that end an answer: nothing is drafted below them
 
     @property
     def sampled(self) -> bool:
@@ -61,7 +62,10 @@ class TreePolicy(Protocol):
         ...
 
     def grow(self, root: Tensor, expand: Expand, draw: Draw, *, max_levels: int) -> Tree:
-        """A tree under the root, whose distribution is `root` [V], at most `max_levels` deep."""
+        """A tree under the root, whose distribution is `root` [V], at most `max_levels` deep; leaves at `draw.ends`.
+
+        Its `planned` says how many levels it was to have.
+        """
         ...
 
     def observe(self, verified: Verified) -> None:

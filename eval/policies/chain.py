@@ -12,13 +12,13 @@ from pydantic import Field
 from torch import Tensor
 
 from ...core.section import Section
-from ...models.decoding.tree import Tree
+from ...models.decoding.tree import Tree, chain
 from ..rules import Verified
 from .base import Draw, Expand
 
 
 class Chain:
-    """`gamma` tokens in a row."""
+    """`gamma` tokens in a row, fewer where one of them ends the answer."""
 
     name = "chain"
     prunes_by_token = False
@@ -37,14 +37,11 @@ class Chain:
             tokens.append(token)
             if draw.sampled:
                 rows.append(q[0])
-            if level + 1 < levels:
-                q = expand((level - 1,), token)
-        parents = tuple(range(-1, levels - 1))
-        expansions = tuple(i if i + 1 < levels else -1 for i in range(levels))
+            if level + 1 == levels or (draw.ends and int(token) in draw.ends):
+                break
+            q = expand((level - 1,), token)
         joined = torch.cat(tokens) if tokens else torch.empty(0, dtype=torch.int64, device=root.device)
-        if not draw.sampled or not rows:
-            return Tree(joined, parents, expansions)
-        return Tree(joined, parents, expansions, torch.stack(rows), tuple(range(levels)))
+        return chain(joined, torch.stack(rows) if rows else None, planned=self.num_levels)
 
     def observe(self, verified: Verified) -> None:
         return None

@@ -8,7 +8,7 @@ Letters: C candidates, D expansions, F nodes expanded at once, K width, N nodes 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
@@ -44,7 +44,8 @@ class Dynamic:
     def grow(self, root: Tensor, expand: Expand, draw: Draw, *, max_levels: int) -> Tree:
         assert not draw.sampled, "check_combination refuses this"
         levels = min(self.num_levels, max_levels)
-        return candidates(root, expand, width=self.width, levels=levels).best(self.num_nodes)
+        beam = candidates(root, expand, width=self.width, levels=levels, ends=draw.ends)
+        return beam.best(self.num_nodes, planned=self.num_levels)
 
     def observe(self, verified: Verified) -> None:
         return None
@@ -69,8 +70,8 @@ class Candidates:
         expansion = parent_expansion(candidate, self.width)
         return ROOT if expansion == ROOT else self.expanded[expansion]
 
-    def best(self, count: int) -> Tree:
-        """The tree of the `count` best, fewer where fewer are possible."""
+    def best(self, count: int, *, planned: int = 0) -> Tree:
+        """The tree of the `count` best, fewer where fewer are possible, of a cycle that planned so many levels."""
         chosen = sorted(_likeliest(self.scores, count))
         node = {candidate: index for index, candidate in enumerate(chosen)}
         expansion = {candidate: index for index, candidate in enumerate(self.expanded)}
@@ -79,21 +80,26 @@ class Candidates:
             torch.tensor([self.tokens[candidate] for candidate in chosen], dtype=torch.int64, device=self.device),
             tuple(ROOT if parent == ROOT else node[parent] for parent in parents),
             tuple(expansion.get(candidate, ROOT) for candidate in chosen),
+            planned=planned,
         )
 
 
-def candidates(root: Tensor, expand: Expand, *, width: int, levels: int) -> Candidates:
+def candidates(root: Tensor, expand: Expand, *, width: int, levels: int, ends: Collection[int] = ()) -> Candidates:
     """Grow a beam: `levels - 1` times, expand the `width` best of the newest level. One synchronisation for each.
 
     Args:
         root: q [V] after the root, which need not have `width` possible tokens: impossible ones are never expanded.
+        ends: tokens that end an answer; they are never expanded, either.
     """
     width = min(width, root.shape[-1])
     best = root.topk(width)
     tokens, scores, expanded = best.indices.tolist(), best.values.tolist(), []
     first = 0  # of the newest level
     for _ in range(levels - 1):
-        beam = [first + place for place in _likeliest(scores[first:], width)]
+        going = [0.0 if t in ends else s for t, s in zip(tokens[first:], scores[first:], strict=True)]
+        beam = [first + place for place in _likeliest(going, width)]
+        if not beam:
+            break
         drafted = torch.tensor([tokens[node] for node in beam], dtype=torch.int64, device=root.device)
         best = expand([parent_expansion(node, width) for node in beam], drafted).topk(width, dim=-1)  # [F,K]
         expanded += beam

@@ -8,7 +8,7 @@ Source: SAGE, sections 3.1 to 3.3, settings of section 5.1. Its tau is `num_acce
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from typing import Literal, NamedTuple
 
 import torch
@@ -107,11 +107,13 @@ class Sage:
             return self._shape.grow(root, drafted.watch(expand), draw, max_levels=max_levels)
         sizing = self.sizing()
         if self.settings.growth == "online":
-            return grow_online(sizing, root, expand, drafted, levels=min(sizing.levels, max_levels))
+            levels = min(sizing.levels, max_levels)
+            return grow_online(sizing, root, expand, drafted, levels=levels, ends=draw.ends)
         width, levels = min(sizing.beam, self.settings.max_nodes), min(sizing.levels, max_levels)
         most = self.settings.max_nodes
         total = most if self.settings.total == "max" else min(most, sizing.levels * width)
-        return candidates(root, drafted.watch(expand), width=width, levels=levels).best(total)
+        beam = candidates(root, drafted.watch(expand), width=width, levels=levels, ends=draw.ends)
+        return beam.best(total, planned=sizing.levels)
 
     def observe(self, verified: Verified) -> None:
         tree, drafted, self._drafted = verified.tree, self._drafted, None
@@ -137,8 +139,10 @@ def template(sizing: SizingRules, ranked: Sequence[float]) -> Static:
     return Static([node.path for node in nodes] or [(0,)])
 
 
-def grow_online(sizing: SizingRules, root: Tensor, expand: Expand, drafted: Drafted, *, levels: int) -> Tree:
-    """The tree of the draft's real distributions. One synchronisation for each level."""
+def grow_online(
+    sizing: SizingRules, root: Tensor, expand: Expand, drafted: Drafted, *, levels: int, ends: Collection[int] = ()
+) -> Tree:
+    """The tree of the draft's real distributions. One synchronisation for each level; nothing grows below `ends`."""
     best = root.topk(drafted.top_k)
     first = best.values.tolist()
     tokens: dict[tuple[int, ...], list[int]] = {(): best.indices.tolist()}  # path -> tokens of its children by rank
@@ -146,7 +150,8 @@ def grow_online(sizing: SizingRules, root: Tensor, expand: Expand, drafted: Draf
 
     def below(nodes: Sequence[Node]) -> list[Sequence[float]]:
         # A child is at most as likely as its path: below the threshold there is nothing to ask the drafter for.
-        parents = [node for node in nodes if sizing.may_have_children(node)]
+        going = [node for node in nodes if sizing.may_have_children(node)]
+        parents = [node for node in going if tokens[node.path[:-1]][node.path[-1]] not in ends]
         if not parents:
             return [[] for _ in nodes]
         ids = [tokens[node.path[:-1]][node.path[-1]] for node in parents]
@@ -166,6 +171,7 @@ def grow_online(sizing: SizingRules, root: Tensor, expand: Expand, drafted: Draf
         torch.tensor([tokens[path[:-1]][path[-1]] for path in paths], device=root.device),
         tuple(index[path[:-1]] for path in paths),
         tuple(expansions.get(path, ROOT) for path in paths),
+        planned=sizing.levels,
     )
 
 

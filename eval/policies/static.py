@@ -58,14 +58,16 @@ class Static:
         frontier: list[tuple[int, ...]] = [()]
         q, levels = root[None], min(self.num_levels, max_levels)
         for level in range(1, levels + 1):
-            newest = [path for path in self.choices if len(path) == level]
             for row, parent in enumerate(frontier):
-                children = [path for path in newest if path[:-1] == parent]
+                children = [path for path in self.choices if len(path) == level and path[:-1] == parent]
                 tokens |= zip(children, draw(q[row : row + 1], len(children))[0], strict=True)
                 if draw.sampled:
                     rows += [len(probs)] * len(children)
                     probs.append(q[row])
-            frontier = [path for path in newest if path in self._inner]
+            frontier = [path for path in tokens if len(path) == level and path in self._inner]
+            if draw.ends and frontier and level < levels:
+                ids = torch.stack([tokens[path] for path in frontier]).tolist()
+                frontier = [path for path, token in zip(frontier, ids, strict=True) if token not in draw.ends]
             if not frontier or level == levels:
                 break
             q = expand(
@@ -76,9 +78,7 @@ class Static:
         joined = torch.stack([*tokens.values()]) if tokens else torch.empty(0, dtype=torch.int64, device=root.device)
         parents = tuple(index[path[:-1]] for path in tokens)
         slot_of = tuple(expansions.get(path, ROOT) for path in tokens)
-        if not probs:
-            return Tree(joined, parents, slot_of)
-        return Tree(joined, parents, slot_of, torch.stack(probs), tuple(rows))
+        return Tree(joined, parents, slot_of, torch.stack(probs) if probs else None, tuple(rows), self.num_levels)
 
     def observe(self, verified: Verified) -> None:
         return None

@@ -63,7 +63,9 @@ class Watched:
     def observe(self, verified: Verified) -> None:
         drafted, self._drafted = self._drafted, None
         if drafted is not None and verified.tree is not None:
-            self.requests[-1] += reached(drafted, verified.tree, verified.path)
+            places = reached(drafted, verified.tree, verified.path)
+            # Where an end token stood it was neither refused nor did it save a pass.
+            self.requests[-1] += places[:-1] if verified.ended else places
         self.policy.observe(verified)
 
 

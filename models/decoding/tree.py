@@ -30,6 +30,9 @@ class Tree:
     expansions: tuple[int, ...]  # N
     draft_probs: Tensor | None = None  # [P,V]
     parent_rows: tuple[int, ...] = ()  # N: row of draft_probs that a node was drawn from
+    # Levels that the policy set out to draft. Fewer stand where reranking leaves the deepest out, a token ends the
+    # answer, or the answer has no room for more.
+    planned: int = 0
 
     @property
     def num_nodes(self) -> int:
@@ -85,12 +88,12 @@ def ancestor_mask(parents: tuple[int, ...]) -> Tensor:
     return torch.from_numpy(mask)
 
 
-def chain(tokens: Tensor, draft_probs: Tensor | None = None) -> Tree:
+def chain(tokens: Tensor, draft_probs: Tensor | None = None, *, planned: int = 0) -> Tree:
     """The chain of `tokens` [N], of which the drafter expanded all but the last."""
     n = len(tokens)
     expansions = tuple(i if i < n - 1 else -1 for i in range(n))
     rows = tuple(range(n)) if draft_probs is not None else ()
-    return Tree(tokens, tuple(range(-1, n - 1)), expansions, draft_probs, rows)
+    return Tree(tokens, tuple(range(-1, n - 1)), expansions, draft_probs, rows, planned or n)
 
 
 def no_tree() -> Tree:

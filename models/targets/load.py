@@ -51,14 +51,19 @@ def load_target(
     """A frozen target from `source` (a trained stage's folder, or `config.path`).
 
     Args:
+        num_token_ids: of the target's tokenizer; ids from here on, rows that only pad the tables, are never emitted.
         tables_only: no layer and no tower is read or held. Embedding, LM head and config are all that is asked of a
             target whose states are on disk.
+
+    Raises:
+        UserError: the section's own `num_token_ids` is another, or the weights cannot be read.
     """
+    config.check_token_ids(num_token_ids, str(source))
     dtype = torch_dtype(config.dtype)
     model = target_weights(config, source, dtype=dtype, device_map=config.device_map, tables_only=tables_only)
     if config.device_map is None:
         cast(nn.Module, model).to(device)  # transformers' decorated `to` has lost its arguments' types
-    return config.target(model, num_token_ids=config.num_token_ids or num_token_ids, image_token_id=image_token_id)
+    return config.target(model, num_token_ids=num_token_ids, image_token_id=image_token_id)
 
 
 def target_weights(

@@ -23,7 +23,8 @@ class TargetSection(Section):
     dtype: Literal["float32", "bfloat16", "float16"] = "float32"
     # accelerate's device map for targets larger than one GPU (auto, balanced, ...); null: this rank's device.
     device_map: str | None = None
-    # Vocabulary ids that have a token; null: all of the tokenizer's.
+    # Vocabulary ids that have a token. The tokenizer says how many: a number here is held against it, and changes
+    # nothing.
     num_token_ids: int | None = Field(None, ge=1)
     # Tokens of a prompt that are run at once: memory for speed. null runs it whole, which 25k visual tokens of a 7B
     # target do not allow beside much else; 4096 is a good size there.
@@ -37,6 +38,20 @@ class TargetSection(Section):
     def provides(self) -> set[str]:
         """Things that need no stage: they come with the published weights."""
         return set() if self.path is None else {"target", "processor"}
+
+    def check_token_ids(self, number: int, tokenizer: str) -> None:
+        """Raises `UserError` where `num_token_ids` is not the tokenizer's: a target without its last ids, or with ids
+        that have no token, is another target.
+
+        Args:
+            number: of the tokenizer.
+            tokenizer: where it was read, for the message.
+        """
+        if self.num_token_ids not in (None, number):
+            raise UserError(
+                f"num_token_ids is {self.num_token_ids}, and the tokenizer of {tokenizer} has {number} ids",
+                where="key target.num_token_ids", hint="leave the key out: the number follows from the tokenizer",
+            )  # fmt: skip
 
     # ---- verbs of a family; one file each
 

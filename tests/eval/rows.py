@@ -18,8 +18,9 @@ def a_row(*, request="r0", accepted=(2, 1, 0), gamma=5, nodes=None, **changes) -
     drafted = changes.pop("drafted", (gamma,) * len(accepted))
     emitted = changes.pop("emitted", tuple(a + 1 for a in accepted))
     values = {
-        **CELL, **TIMES, "request": request, "drafted": drafted, "nodes": nodes or drafted, "accepted": accepted,
-        "emitted": emitted, "tokens": tuple(range(sum(emitted) + 1)), "plain_tokens": sum(emitted) + 1,
+        **CELL, **TIMES, "request": request, "planned": drafted, "drafted": drafted,
+        "nodes": nodes or drafted, "accepted": accepted, "emitted": emitted,
+        "tokens": tuple(range(sum(emitted) + 1)), "plain_tokens": sum(emitted) + 1,
         "stop": "length", "identical": True,
     } | changes  # fmt: skip
     return Row(**values)

@@ -68,7 +68,7 @@ def test_a_row_of_another_version_is_refused_with_its_file(tmp_path):
         path.write_text(json.dumps(other) + "\n")
         with pytest.raises(UserError, match=r"rows-0\.jsonl") as told:
             read_rows(path)
-        assert "version 1" in str(told.value) and "restart=" in str(told.value)
+        assert "version 2" in str(told.value) and "restart=" in str(told.value)
 
 
 def test_rows_cannot_change_and_have_one_key_each():

@@ -235,7 +235,7 @@ def test_enumerated(growth, confidence_from):
 class Scripted:
     """A sampled draw that follows a script of choices, and notes how likely they were and how many there were."""
 
-    sampled, name = True, "sample"
+    sampled, name, ends = True, "sample", frozenset()
 
     def __init__(self, script):
         self.script, self.taken, self.chance, self.open = script, 0, 1.0, []

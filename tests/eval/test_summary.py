@@ -32,7 +32,7 @@ VIDEO = {
 }  # fmt: skip
 DRAWN = {
     "requests": 12, "ESR": 1.19376171, "ESR_spread": (0.786857541, 1.520353481), "tau": 2.450549451,
-    "tau_mean_of_requests": 2.401575277, "mean_levels": 2.868131868, "mean_nodes": 7.208791209,
+    "tau_mean_of_requests": 2.401575277, "kept_depth": 2.868131868, "mean_nodes": 7.208791209,
     "accepted_histogram": (24, 29, 14, 14, 6, 4), "first_accepted": 0.736263736, "target_ms": 32.039778723,
     "drafter_ms": 32.239543938, "rule_ms": 1.4026305, "cycle_ms": 60.823797608, "identical": 10,
     "first_different": "r0", "T_p_ms": 25.268553021,
@@ -56,7 +56,15 @@ def test_numbers_are_those_of_each_targets_own_summary_before(rows, before):
 def test_shares_by_depth():
     result = s.summarize(random_rows(20))
     assert [dataclasses.astuple(depth) for depth in result.accepted_by_depth] == [pytest.approx(d) for d in DEPTHS]
-    assert result.levels == 5 and result.mean_levels < 5
+    assert result.levels == 5 and result.kept_depth < 5
+
+
+def test_planned_and_kept_depth():
+    """ADT-Tree's d leaves out neither what reranking dropped nor counts a cycle that drafted nothing."""
+    rows = [a_row(accepted=(2, 0, 0), planned=(5, 5, 0), drafted=(4, 3, 0))]
+    result = s.summarize(rows)
+    assert (result.planned_depth, result.kept_depth) == (5.0, 7 / 3)
+    assert result.tau_over_depth == pytest.approx(result.tau / 5)
 
 
 def test_the_one_bootstrap_is_the_suites():

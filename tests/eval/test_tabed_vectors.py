@@ -19,7 +19,7 @@ from draftsmith.eval.summary import summarize
 from draftsmith.models.decoding.cache import Cache
 from draftsmith.models.decoding.warp import Warp
 from draftsmith.models.drafters.ensemble import EnsembleConfig, EnsembleProposal
-from draftsmith.models.drafters.weights import GridWeights, InverseWeights, grid
+from draftsmith.models.drafters.weights import GridWeights, InverseError, InverseWeights, grid
 from draftsmith.models.targets.base import TargetStep
 
 VECTORS = Path(__file__).parent / "vectors_tabed"
@@ -66,6 +66,7 @@ class ScriptedEnsemble(EnsembleProposal):
 
     def script(self, logits):
         self.logits, self.block, self.weights_used, self.mixtures = logits, -1, [], []  # logits [blocks,R,gamma,V]
+        self.weights_raw = []  # of inverse errors, before they are normalised
 
     def _prefill(self, views, capacity):
         self._cache = Cache(1, capacity)
@@ -80,6 +81,8 @@ class ScriptedEnsemble(EnsembleProposal):
             raise Finished
         self._expansions = type(self._expansions)()
         self.weights_used.append(self.weights.current())
+        if self.block and isinstance(self.weights, InverseError):
+            self.weights_raw.append(1 / self.weights.errors.total())
         return super().root()
 
     def _q(self, feature):
@@ -106,7 +109,7 @@ class ScriptedTarget:
         self.accepted.append(len(path))
 
 
-def run(name):
+def run(name, eos=()):
     prefix = name.split("_")[0]
     drafts = torch.from_numpy(ARRAYS[f"{prefix}_draft_logits"])
     target = ScriptedTarget(torch.from_numpy(ARRAYS[f"{prefix}_target_logits"]))
@@ -116,15 +119,18 @@ def run(name):
     )
     ensemble.script(drafts)
     asked = Request(torch.tensor([1, 3]), torch.zeros(2, dtype=torch.int8), None)
-    decoding = Decoding(Chain(GAMMA), Greedy(), Draw("top-k"), Warp(), 1000, ())
-    with pytest.raises(Finished):
-        generate(target, ensemble, asked, decoding)
+    decoding = Decoding(Chain(GAMMA), Greedy(), Draw("top-k"), Warp(), 1000, eos)
+    try:
+        target.cycles = generate(target, ensemble, asked, decoding).cycles
+    except Finished:
+        target.cycles = []
     return ensemble, target
 
 
 @pytest.mark.parametrize("name", CASES)
 def test_block_by_block(name):
     ensemble, target = run(name)
+    assert not target.cycles, "every recorded block was decoded"
     wanted = {key: ARRAYS[f"{name}_{key}"] for key in ("weights_used", "accepted", "draft_tokens")}
     tolerance = 1e-6 if isinstance(CASES[name], GridWeights) else 1e-5
     assert torch.stack(ensemble.weights_used).numpy() == pytest.approx(wanted["weights_used"], abs=tolerance)
@@ -136,9 +142,37 @@ def test_block_by_block(name):
         steps = {}
         for block, q in ensemble.mixtures:
             steps.setdefault(block, []).append(q)
+        if ensemble.weights_raw:
+            assert torch.stack(ensemble.weights_raw).numpy() == pytest.approx(
+                ARRAYS[f"{name}_weights_raw"][1:], rel=1e-5
+            )
         for block, rows in steps.items():
             expected = ARRAYS[f"{name}_ensembled"][block, : len(rows)]
             assert torch.stack(rows).numpy() == pytest.approx(expected, abs=1e-5)
+
+
+@pytest.mark.parametrize("scenario", FACTS["scenarios"], ids=lambda scenario: scenario["prefix"])
+def test_an_end_token_inside_a_recorded_block(scenario):
+    """Every drafted token of the record as the end token: drafts stop behind it, and weights stay as recorded.
+
+    Blocks without it are whole. Where it is accepted the count leaves it out, as the released code does; where it is
+    refused the history is the recorded one, which ends at the first refused place.
+    """
+    name, stopped = scenario["prefix"], 0
+    drafts, accepted = ARRAYS[f"{name}_draft_tokens"].tolist(), ARRAYS[f"{name}_accepted"].tolist()
+    assert not any(scenario["eos"] in block for block in drafts) and {*ARRAYS[f"{name}_drafted"]} == {GAMMA}
+    for eos in sorted({token for block in drafts for token in block}):
+        ensemble, target = run(name, (eos,))
+        assert len(target.trees) == len(target.accepted)
+        for block, (tree, kept) in enumerate(zip(target.trees, target.accepted, strict=True)):
+            place = drafts[block].index(eos) if eos in drafts[block] else GAMMA
+            assert tree.tokens.tolist() == drafts[block][: place + 1]
+            assert kept == min(accepted[block], place)
+            stopped += tree.num_nodes < GAMMA
+        if ensemble.weights_used:  # else the prefill's token ended the answer
+            used = torch.stack(ensemble.weights_used).numpy()
+            assert used == pytest.approx(ARRAYS[f"{name}_weights_used"][: len(used)], abs=1e-5)
+    assert stopped > 5
 
 
 def test_the_variants_differ():

@@ -387,9 +387,32 @@ def test_what_counts_as_accepted():
     assert [acceptance_rate(s, 3, 0) for s in by.values()] == [0, 0, 1 / 4]
 
 
-@pytest.mark.parametrize(("acceptance", "levels"), [("accepted/depth", 2.09), ("accepted/levels", 2.01)])
+def test_the_papers_alpha_steers_as_the_default_does():
+    """Section III-B: alpha = tau / d. Against the paper's beta of 1 both say the same of every tree."""
+    literal, ours = settings(acceptance="emitted/levels"), settings()
+    trees = [(depth, accepted) for depth in range(1, 10) for accepted in range(depth + 2)]
+    rates = [(acceptance_rate(literal, *tree), acceptance_rate(ours, *tree)) for tree in trees]
+    assert all((a >= 1) == (b >= 1) for a, b in rates)
+    assert any((a >= 0.5) != (b >= 0.5) for a, b in rates)
+    without_bonus = settings(acceptance="accepted/levels")
+    assert [t for t, (a, _) in zip(trees, rates, strict=True) if (acceptance_rate(without_bonus, *t) >= 1) != (a >= 1)]
+
+
+def test_the_planned_depth_is_the_papers_d():
+    """Tables I and II: exactly 5.00 for EAGLE-2 with depth 4, however many levels are left after reranking."""
+    flat = torch.full((40,), 1 / 40)
+    for policy in (Dynamic(60, 4, 10), Adt(AdtTree(kind="adt", preset="anole"), grid=8)):
+        tree = policy.grow(flat, lambda parents, tokens: flat.expand(len(parents), -1), TOP_K, max_levels=99)
+        assert (tree.planned, tree.num_levels) == (5, 2)
+        cut = policy.grow(flat, lambda parents, tokens: flat.expand(len(parents), -1), TOP_K, max_levels=1)
+        assert (cut.planned, cut.num_levels) == (5, 1)
+
+
+@pytest.mark.parametrize(
+    ("acceptance", "levels"), [("accepted/depth", 2.09), ("emitted/levels", 2.09), ("accepted/levels", 2.01)]
+)
 def test_the_reading_that_gives_the_papers_depth(acceptance, levels):
-    """Table I, temperature 1: tau 1.10 and mean depth 2.09, where one draft in ten is accepted."""
+    """Table I, temperature 1: tau 1.10 and (planned) mean depth 2.09, where one draft in ten is accepted."""
     anole = AdtTree(kind="adt", preset="anole", acceptance=acceptance)
     generator, shape, depths = random.Random(0), Shape(4, 10), []
     for _ in range(50_000):

@@ -285,7 +285,7 @@ def test_a_copy_of_the_target_is_accepted_whole(setting, shape):
 class Every:
     """In a Draw's place: `runs` goes through all that could be drawn without replacement, with its probability."""
 
-    sampled = True
+    sampled, ends = True, frozenset()
 
     def __call__(self, q, count):
         assert len(q) == 1

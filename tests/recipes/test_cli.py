@@ -75,7 +75,7 @@ def test_a_kind_that_changes_takes_the_old_kinds_values_along():
     """The base sets a language model; another kind of target has none of the base's keys."""
     result = origins("recipe=llava15-160m", "target.kind=llava_next", "target.path=llava-hf/llava-v1.6-vicuna-7b-hf")
     assert result["target.kind"] == ("llava_next", COMMAND_LINE)
-    assert result["target.num_token_ids"][1] == DEFAULT, "the base's 32000 went with its kind"
+    assert result["target.dtype"][1] == DEFAULT, "the base's bfloat16 went with its kind"
 
 
 def test_a_name_that_stands_for_a_section_is_the_origin_of_all_in_it():

@@ -619,5 +619,5 @@ def test_two_ranks_write_the_same_shards_and_report(demo, tmp_path):
 
 def cells(output: Path) -> list[list]:
     built = json.loads((output / "evaluate" / "report.json").read_text())
-    names = ("method", "temperature", "requests", "tau", "tau_interval", "mean_levels", "mean_nodes", "identical")
+    names = ("method", "temperature", "requests", "tau", "tau_interval", "kept_depth", "mean_nodes", "identical")
     return [[cell[name] for name in names] for cell in built["cells"]]

@@ -37,7 +37,7 @@ class Texts:
         self.dataset = open_records(stage.data, stage.format, context, self.processor)
         self.target = open_target(context, self.processor)
         check_fit(context, self.dataset, self.target.decoder, as_cut=False)
-        _check_kept(stage.keep_logprobs, context.target.num_token_ids or len(self.processor.tokenizer))
+        _check_kept(stage.keep_logprobs, self.processor.num_token_ids)
         self.name = f"{context.target.path or 'inline'}@{context.target.revision or context.fingerprint[:12]}"
 
     def __len__(self) -> int:

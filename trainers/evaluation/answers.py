@@ -69,7 +69,7 @@ def answering(config: QualitySection, run: TabedRun, drafts: Mapping[str, Any]) 
     for name, model in drafts.items():
         draft = LlavaTarget(
             model,
-            num_token_ids=len(processor.tokenizer),
+            num_token_ids=processor.num_token_ids,
             image_token_id=processor.image_token_id,
             # A plain LLaVA reads one tile of what a target reads in several.
             reads_tiles=False if model.config.model_type == "llava" else None,

@@ -33,7 +33,7 @@ def _captioner(config: Any, form: PromptFormat, context: Context, processor: Pro
     # The captioner is built like the drafter and uses the drafter's image processor.
     patches = (context.own_image_processor() or processor).patches
     asked = encode(turns, form, processor, pictures=[Picture(patches)], open_ended=True)
-    decoder = CachedDecoder(model, num_token_ids=len(processor.tokenizer), never=(processor.image_token_id,))
+    decoder = CachedDecoder(model, num_token_ids=processor.num_token_ids, never=(processor.image_token_id,))
     return LvlmCaptioner(
         decoder,
         asked.ids,

@@ -118,7 +118,7 @@ def _start_weights(stage: Any, context: Context, processor: Processor, seed: int
             return load_drafter(trained, tokenizer_hash=processor.tokenizer_hash, dtype=torch.float32)
         return target_weights(context.target, trained, dtype=torch.float32)
     if stage.model == "target":
-        return build_target(context.target, context.token_ids(processor, len(processor.tokenizer)))
+        return build_target(context.target, context.token_ids(processor, processor.num_token_ids))
     assert context.drafter is not None
     if context.drafter.vision_tower == "target":
         target: Any = load_llava(context.target_source(), revision=None, dtype=torch.float32, key="target.path")

@@ -59,7 +59,7 @@ def training_module(stage: Any, context: Context, llava: Any, processor: Process
         target = Teacher(frozen_target(context))
         _check_shares(llava.config, target.llava.config)
     banned = torch.zeros(llava.config.text_config.vocab_size, dtype=torch.bool)
-    banned[_num_token_ids(context, processor) :] = True
+    banned[processor.num_token_ids :] = True
     banned[[processor.image_token_id, *placeholder_ids(llava.config)]] = True
     return DistillTraining(llava, stage.trainable, objective=objective, teacher=target, banned=banned, **settings)
 
@@ -87,10 +87,6 @@ def held_target(module: LlavaTraining) -> Any | None:
     """The target's model, where the module that is trained has a teacher beside it."""
     teacher = module.teacher if isinstance(module, DistillTraining) else None
     return None if teacher is None else teacher.llava
-
-
-def _num_token_ids(context: Context, processor: Processor) -> int:
-    return context.target.num_token_ids or len(processor.tokenizer)
 
 
 def _check_shares(draft: Any, target: Any) -> None:
@@ -153,7 +149,7 @@ def training_data(
                 "differ in length would wait for each other for ever",
                 where="key engine.zero_stage", hint="use stage 0 to 2: a draft is small",
             )  # fmt: skip
-        writer = DraftWriter(samples, processor, _num_token_ids(context, processor), seed)
+        writer = DraftWriter(samples, processor, seed)
     collate = AnswerCollate(samples, processor.pad_id, processor.image_size, num_kept)
     return TrainingData(samples, collate, _FirstEpoch(samples), writer)
 
@@ -175,14 +171,14 @@ class DraftWriter:
     An answer depends on the weights and on (seed, step, sample) alone.
     """
 
-    def __init__(self, samples: AnsweredSamples, processor: Processor, num_token_ids: int, seed: int):
-        self.samples, self.processor, self.num_token_ids, self.seed = samples, processor, num_token_ids, seed
+    def __init__(self, samples: AnsweredSamples, processor: Processor, seed: int):
+        self.samples, self.processor, self.seed = samples, processor, seed
 
     def __call__(self, engine: Engine, batches: StepBatches) -> StepBatches:
         module: Any = engine.module
         try:
             decoder = CachedDecoder(
-                module.llava, num_token_ids=self.num_token_ids, never=(self.processor.image_token_id,)
+                module.llava, num_token_ids=self.processor.num_token_ids, never=(self.processor.image_token_id,)
             )
             micro = [self._filled(decoder, batch, batches.step) for batch in batches.micro]
         finally:

@@ -96,7 +96,7 @@ def open_target(context: Context, processor: Processor, *, tables_only: bool = F
     return load_target(
         context.target,
         context.target_source(),
-        num_token_ids=len(processor.tokenizer),
+        num_token_ids=processor.num_token_ids,
         image_token_id=processor.image_token_id,
         device=context.device(),
         tables_only=tables_only,

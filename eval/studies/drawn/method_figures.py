@@ -63,14 +63,14 @@ def acceptance_grid(path: Path, accept: Tensor, ks: Sequence[int], deltas: Seque
 
 @styled
 def initialisations(path: Path, methods: Mapping[str, Summary]) -> None:
-    """tau, mean depth and speedup of ADT-Tree's ways to start a tree, or of any methods (ADT-Tree, figure 8)."""
+    """tau, planned depth and speedup of ADT-Tree's ways to start a tree, or of any methods (ADT-Tree, figure 8)."""
     names = list(methods)
     labels = wrapped(names)
     figure, panels = panel_grid(1, 3, (WIDEST, 0.42 * len(names) + 1.35), sharey=True)
     some = list(methods.values())
     columns = (
         ([one.tau for one in some], [one.tau_interval for one in some], "tau (tokens a target pass)"),
-        ([one.mean_levels for one in some], None, "mean depth (levels)"),
+        ([one.planned_depth for one in some], None, "planned depth (d)"),
         ([one.ESR for one in some], [one.ESR_spread for one in some], "speedup (SR)"),
     )
     for panel, color, (values, ends, label) in zip(panels[0], COLORS, columns, strict=False):

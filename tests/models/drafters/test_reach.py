@@ -26,7 +26,8 @@ def entered(function) -> dict[str, int]:
 
     def look(frame, event, argument):
         path = Path(frame.f_code.co_filename)
-        if event == "call" and path.is_relative_to(ROOT) and "tests" not in path.parts:
+        ours = path.is_relative_to(ROOT) and not {"tests", "site-packages"} & {*path.parts}
+        if event == "call" and ours:
             name = str(path.relative_to(ROOT))
             result[name] = result.get(name, 0) + 1
 
