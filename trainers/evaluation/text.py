@@ -12,6 +12,7 @@ from ...core.errors import UserError
 from ...eval import text_quality
 from ...eval.rows import Row
 from ...eval.studies.video import video_sections
+from ...eval.studies.video_figures import HeldVisual
 from ...eval.studies.weights import as_data, plot_weights, trace_weights, weights_over_time
 from ...eval.tables import ReportSection
 from ...models.drafters.base import DraftingOptions
@@ -65,7 +66,9 @@ def run(stage: Any, context: Context) -> None:
         reporting = Reporting(stage, context, measuring, rows, about)
         # The papers' own tables are of the papers' kind of sets, and of clips at several lengths.
         published = stage.lengths or any(isinstance(b, SetsBenchmark) for b in stage.benchmarks.values())
-        sections = video_sections(context.folder, rows, infos(measuring.drafting)) if published else []
+        sections = (
+            video_sections(context.folder, rows, infos(measuring.drafting), held=_held(measuring)) if published else []
+        )
         sections += [suite_run.report(rows, notes) for suite_run in runs]
         reporting.write(*sections, binding=bound)
         # Runs after the report is written, so that a failing probe loses no measurements.
@@ -79,6 +82,11 @@ def run(stage: Any, context: Context) -> None:
         if quality is not None:
             measure_quality(quality, suite_run, _draft_models(stage, drafters), scorers[id(suite_run.section)])
     ranks.barrier()
+
+
+def _held(measuring: Measuring) -> dict[str, HeldVisual]:
+    """Method -> the visual input that its head holds."""
+    return {one.name: one.held_visual for one in measuring.drafting if one.held_visual is not None}
 
 
 def _about(stage: Any) -> dict[str, Any]:
