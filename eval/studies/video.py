@@ -318,7 +318,7 @@ def _share_figures(folder: Path, rows: Sequence[Row], held: Mapping[str, HeldVis
     coldest, longest = min(row.temperature for row in rows), max(row.max_new_tokens for row in rows)
     some = [r for r in rows if (r.temperature, r.max_new_tokens) == (coldest, longest) and r.method in held
             and r.medium != "text"]  # fmt: skip
-    names = []
+    names: list[str] = []
     for drafter in dict.fromkeys(held[row.method].drafter for row in some):
         mine = [row for row in some if held[row.method].drafter == drafter]
         if not any(held[row.method].by for row in mine):
