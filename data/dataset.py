@@ -25,7 +25,7 @@ from .media import ImageReader, Media
 from .mixture import Selection, identities
 from .processor import Processor
 from .records import RecordFile, num_clips
-from .tiles import Convention
+from .tiles import Convention, Size
 from .videos import VideoSettings
 
 
@@ -208,6 +208,27 @@ class ConversationDataset:
             pictures = tuple(picture.flat for picture in pictures)
         turns = record["conversations"]
         return len(encode(turns, self.form, image_reader.processor, pictures=pictures, open_ended=prompt).ids)
+
+    def clip_sizes(self, count: int) -> list[Size]:
+        """Width and height of up to `count` clips, from the heads of files spread over the samples.
+
+        Raises:
+            UserError: a clip cannot be read with `on_error: strict`, or none can.
+        """
+        with_clips = np.flatnonzero(self.column("clips"))
+        spread = with_clips[np.linspace(0, len(with_clips) - 1, min(count, len(with_clips))).round().astype(int)]
+        sizes: list[Size] = []
+        problem: UserError | None = None
+        for index in spread.tolist():
+            try:
+                sizes += self._media(self.record(index), int(self.places[index, 0])).clip_sizes
+            except UserError as error:
+                problem = self._named(index, error)
+                if self._stops(error):
+                    raise problem from error
+        if problem is not None and not sizes:
+            raise problem
+        return sizes
 
     def _fitting(self, record: dict[str, Any], media: Media, index: int) -> tuple[Encoded, bool]:
         """The sample within max_length, and whether it has kept its pictures."""

@@ -21,7 +21,7 @@ from .images import Aspect, image_size, is_tiled, layouts, load_image, pixels
 from .patches import clip_pictures, image_picture, patches
 from .processor import Processor
 from .records import paths
-from .tiles import Convention
+from .tiles import Convention, Size
 from .videos import Clip, VideoSettings
 
 
@@ -86,6 +86,11 @@ class Media:
     def pictures(self) -> tuple[Picture, ...]:
         """In the order of their marks."""
         return tuple(picture for place in self._order for picture in self._by_file[place])
+
+    @property
+    def clip_sizes(self) -> list[Size]:
+        """Width and height of each clip's frames, as its file has them."""
+        return [clip.size for clip in self._clips]
 
     def pixels(self) -> Tensor | None:
         """[I,3,S,S] float32: tiles and frames, in the order of the marks (patches [P,C] where pictures are read whole);

@@ -11,7 +11,9 @@ from dataclasses import dataclass
 from ..core.errors import UserError
 from .videos import VideoSettings
 
-PRESETS = {"0.5k": 500, "1.5k": 1_500, "4.5k": 4_500, "6k": 6_000, "15k": 15_000, "17k": 17_000, "25k": 25_000}
+PRESETS = {
+    "0.5k": 500, "1.5k": 1_500, "4.5k": 4_500, "6k": 6_000, "13k": 13_000, "15k": 15_000, "17k": 17_000, "25k": 25_000,
+}  # fmt: skip
 
 
 def visual_tokens(budget: int | str) -> int:

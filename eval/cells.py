@@ -208,7 +208,7 @@ def cycles_table(cells: Sequence[Cell]) -> Table:
         (Column("kept depth"), lambda c: c.summary.kept_depth),
         (Column("tau / planned depth"), lambda c: c.summary.tau_over_depth),
         (Column("nodes", ".1f"), lambda c: c.summary.mean_nodes),
-        (Column("first draft accepted", ".1%"), lambda c: c.summary.first_accepted),
+        (Column("cycles with an accepted draft", ".1%"), lambda c: c.summary.first_accepted),
         (Column("of drafted levels", ".1%"), lambda c: c.summary.acceptance_rate),
         (Column("plain step, ms"), lambda c: c.summary.T_p_ms),
         (Column("target, ms"), lambda c: c.summary.target_ms),

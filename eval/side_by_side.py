@@ -14,8 +14,9 @@ import yaml
 
 from ..core.errors import UserError
 from ..core.tracking import unit
+from . import tables
 from .run_tables import Cell, cells
-from .tables import interval, markdown_table
+from .tables import Table, interval, words
 
 REPORT = "report.json"
 # Of a stage's numbers, those that the table shows, and which end of them is the good one.
@@ -153,26 +154,25 @@ def _shown(cell: Cell | None) -> str:
     return f"{cell.tau:.2f}{spread}{speedup}"
 
 
-def markdown(runs: Sequence[Run]) -> str:
-    """The page: settings that differ, training and evaluation, with a column for each run."""
+def tables_of(runs: Sequence[Run]) -> list[Table]:
+    """Settings that differ, training and evaluation, with a column for each run; those that have lines."""
     names = [run.name for run in runs]
-    lines = ["# Runs side by side", ""]
-    settings = differences(runs)
-    if settings:
-        lines += [
-            "## Settings that differ",
-            "",
-            *markdown_table(["setting", *names], [[k, *v] for k, v in settings]),
-            "",
-        ]
-    if rows := training_rows(runs):
-        lines += ["## Training", "", *markdown_table(["stage", "metric", *names], rows), ""]
-    if rows := evaluation_rows(runs):
-        lines += ["## Evaluation", "", *markdown_table(["stage", "measured on", "method", *names], rows), "",
-                  "tau: tokens emitted after the prefill over verification passes, bonus token included, with its 95% "
-                  "interval; then the measured speedup of decoding. Speedups of runs on different machines cannot be "
-                  "compared.", ""]  # fmt: skip
-    return "\n".join(lines)
+    note = ("tau: tokens emitted after the prefill over verification passes, bonus token included, with its 95% "
+            "interval; then the measured speedup of decoding. Speedups of runs on different machines cannot be "
+            "compared.")  # fmt: skip
+    settings = [[key, *values] for key, values in differences(runs)]
+    each = [
+        words(["setting", *names], settings, title="Settings that differ"),
+        words(["stage", "metric", *names], training_rows(runs), title="Training"),
+        words(["stage", "measured on", "method", *names], evaluation_rows(runs), title="Evaluation", note=note),
+    ]
+    return [table for table in each if table.rows]
+
+
+def markdown(runs: Sequence[Run]) -> str:
+    """The page of `tables_of`."""
+    lines = [line for table in tables_of(runs) for line in tables.markdown(table)]
+    return "\n".join(["# Runs side by side", "", *lines])
 
 
 def panels(runs: Sequence[Run], metrics: Sequence[str] | None = None) -> list[tuple[str, dict[str, list]]]:

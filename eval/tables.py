@@ -131,7 +131,7 @@ def markdown(table: Table, *, level: int = 2) -> list[str]:
         [_marked(column.shown(value), mark) for column, value, mark in zip(table.columns, row, marks, strict=True)]
         for row, marks in zip(table.rows, table.marks(), strict=True)
     ]
-    lines += [*markdown_table([column.heading for column in table.columns], rows), ""]
+    lines += [*_grid([column.heading for column in table.columns], rows), ""]
     notes = [table.note, f"In the shape of {table.source}." if table.source else ""]
     if any(notes):
         lines += [" ".join(note for note in notes if note), ""]
@@ -151,8 +151,12 @@ def section_markdown(section: ReportSection) -> list[str]:
     return lines
 
 
-def markdown_table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> list[str]:
-    """The lines of a table; cells are text."""
+def words(head: Sequence[str], rows: Iterable[Sequence[str]], *, title: str = "", note: str = "") -> Table:
+    """A table of words, under `head`."""
+    return Table(title, tuple(map(text, head)), tuple(map(tuple, rows)), note=note)
+
+
+def _grid(head: Sequence[str], rows: Iterable[Sequence[str]]) -> list[str]:
     return ["| " + " | ".join(cells) + " |" for cells in (head, ["---"] * len(head), *rows)]
 
 

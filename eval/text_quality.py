@@ -13,7 +13,8 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Literal
 
 from ..core.errors import UserError
-from .tables import markdown_table
+from . import tables
+from .tables import Column, Table, Value
 
 Metric = Literal["accuracy", "ROUGE-L", "METEOR"]
 # (answer, record) -> a score in [0, 1]. References are the record's `references`.
@@ -140,27 +141,35 @@ def _scored(values: Sequence[float]) -> dict[str, float]:
     return {"mean": statistics.fmean(values), "half_width": 1.96 * spread, "n": len(values)}
 
 
+def scores_table(built: Mapping[str, Any]) -> Table:
+    """Tables 9 and 5: a line for each model, a column for each set and metric, 1.96 standard errors around each."""
+    columns = [(name, metric) for name, metrics in built["tables"].items() for metric in metrics]
+    rows: list[tuple[Value, ...]] = []
+    for model in built["models"]:
+        scores = [built["tables"][name][metric][model] for name, metric in columns]
+        ends = ((s["mean"], s["mean"] - s["half_width"], s["mean"] + s["half_width"]) for s in scores)
+        rows.append((model, *ends))
+    counts = {name: next(iter(next(iter(m.values())).values()))["n"] for name, m in built["tables"].items()}
+    note = (
+        "Scores are in [0, 1], with 1.96 standard errors to each side; n: "
+        + ", ".join(f"{k} {n}" for k, n in counts.items()) + ". "
+        "Accuracy: the answer contains a reference (OCRBench). METEOR: nltk's. ROUGE-L: F1, torchmetrics', best of the "
+        f"references, of an answer's first {MOST_CHARACTERS} characters. TABED's table 5 names no metric; ROUGE-L is "
+        "that of the sets' own bench."
+    )  # fmt: skip
+    shown = (Column(metric, ".3f", kind="interval", group=name) for name, metric in columns)
+    return Table("", (tables.text("model"), *shown), tuple(rows), note=note)
+
+
 def markdown(built: dict[str, Any], pictures: Callable[[Mapping[str, Any]], Sequence[str]]) -> str:
-    """The tables (table 9 and 5) and sample answers (figure 7).
+    """The table of scores and sample answers (figure 7).
 
     Args:
         pictures: record -> paths of its pictures, relative to where the page will lie.
     """
-    columns = [(name, metric) for name, metrics in built["tables"].items() for metric in metrics]
     lines = ["# Quality of answers: target and draft, with the picture and without", ""]
-    rows = []
-    for model in built["models"]:
-        cells = [built["tables"][name][metric][model] for name, metric in columns]
-        rows.append([model, *(f"{c['mean']:.3f} ± {c['half_width']:.3f}" for c in cells)])
-    lines += markdown_table(["model", *(f"{name} {metric}" for name, metric in columns)], rows)
-    counts = {name: next(iter(next(iter(m.values())).values()))["n"] for name, m in built["tables"].items()}
     lines += [
-        "",
-        "Scores are in [0, 1], ± 1.96 standard errors; n: " + ", ".join(f"{k} {n}" for k, n in counts.items()) + ". "
-        "Accuracy: the answer contains a reference (OCRBench). METEOR: nltk's. ROUGE-L: F1, torchmetrics', best of the "
-        f"references, of an answer's first {MOST_CHARACTERS} characters. TABED's table 5 names no metric; ROUGE-L is "
-        "that of the sets' own bench.",
-        "",
+        *tables.markdown(scores_table(built)),
         "## Sample answers",
         "",
         "The first of each set, not chosen.",

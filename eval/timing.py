@@ -72,14 +72,24 @@ def ratios(these: Sequence[float], those: Sequence[float]) -> list[float]:
     return [a / b for a, b in zip(these, those, strict=True)]
 
 
-def spread(values: Sequence[float], digits: int = 3, scale: float = 1.0, unit: str = "") -> str:
-    """Median with quartiles; "-" where a clock told nothing."""
+def median(values: Sequence[float], scale: float = 1.0) -> float | tuple[float, float, float] | None:
+    """Median and quartiles, as a column of kind interval takes them; None where a clock told nothing."""
     if any(value != value for value in values):
-        return "-"
+        return None
     if len(values) == 1:
-        return f"{scale * values[0]:.{digits}f}{unit}"
+        return scale * values[0]
     low, middle, high = (scale * v for v in statistics.quantiles(values, n=4, method="inclusive"))
-    return f"{middle:.{digits}f}{unit} [{low:.{digits}f}, {high:.{digits}f}]"
+    return middle, low, high
+
+
+def spread(values: Sequence[float], digits: int = 3, scale: float = 1.0, unit: str = "") -> str:
+    """Median with quartiles as text; "-" where a clock told nothing."""
+    value = median(values, scale)
+    if value is None:
+        return "-"
+    middle, *ends = value if isinstance(value, tuple) else (value,)
+    around = f" [{', '.join(f'{end:.{digits}f}' for end in ends)}]" if ends else ""
+    return f"{middle:.{digits}f}{unit}{around}"
 
 
 def machine() -> str:

@@ -33,7 +33,7 @@ from draftsmith.core.secrets import redact_argument
 from draftsmith.data.prompts import ImagePrompt
 from draftsmith.eval.figures import save_grid
 from draftsmith.eval.studies import proximity
-from draftsmith.eval.tables import markdown_table
+from draftsmith.eval.tables import markdown, words
 from draftsmith.models.decoding.neighbours import load_neighbours
 from draftsmith.models.decoding.warp import Warp
 from draftsmith.models.generators import Generator, load_generator
@@ -108,14 +108,14 @@ def report(about: dict[str, Any], quality: dict[int, dict[str, Any]], codes: lis
     rows = []
     for k, scores in quality.items():
         point = proximity.Point({}, scores)
-        cells = [proximity.quality(metric)(point) for metric in metrics]
+        cells = [str(proximity.quality(metric).value(point)) for metric in metrics]
         rows.append(["plain decoding" if k == 1 else f"k = {k}", str(about["prompts drawn"]), *cells])
     whats = [f"{m}: {quality[1][m]['what']}" for m in metrics]
     return "\n".join([
         "# Tokens replaced by near codes, measured", "",
         "Every token is replaced, when it is drawn, by a uniform draw among its k nearest codes, itself included; the "
         "next token is drawn after the replaced one (LANTERN, section 4.1 and table 4).", "",
-        *markdown_table(["replaced by one of", "pictures", *metrics], rows), "",
+        *markdown(words(["replaced by one of", "pictures", *metrics], rows)),
         *(f"- {line}" for line in whats), *(["- ±: standard error of the mean, where it is known"] if whats else []),
         *([] if metrics else ["Nothing was scored: the stage names no quality metrics and no reader."]), "",
         f"![pictures](pictures.png)\n\nRows: {', '.join('plain decoding' if k == 1 else f'k = {k}' for k in quality)}.",

@@ -41,6 +41,7 @@ from draftsmith.eval.studies.latency_models import (
     weight_bytes,
 )
 from draftsmith.eval.studies.latency_report import captions_table, remarks_table, stages_table, steps_table
+from draftsmith.eval.tables import Table, markdown
 from draftsmith.eval.timing import Action, command, machine
 from draftsmith.models.decoding.decoder import CachedDecoder
 from draftsmith.models.targets.llava import LlavaTarget
@@ -221,24 +222,29 @@ def report(run: Run, timings: Sections, settings: str) -> str:
         parts += [
             f"TABED's Table 6: one token of one row behind {timings['steps'][0].at['S']} positions. A draft pays where "
             "tau is above the last column.",
-            steps_table(timings["steps"], GAMMA, full=shape.published),
+            shown(steps_table(timings["steps"], GAMMA, full=shape.published)),
         ]
     if timings["target"]:
         parts += [
             "Figs. 5 and 6: T(B, S, gamma) is a pass over gamma positions behind S others in each of B rows; verifying "
             "gamma drafted tokens takes gamma + 1 positions.",
-            remarks_table(timings["draft"], timings["target"]),
+            shown(remarks_table(timings["draft"], timings["target"])),
         ]
     if timings["stages"]:
-        parts += [f"Fig. 9: {sizes.num_tokens} tokens, decoded plainly.", stages_table(timings["stages"])]
+        parts += [f"Fig. 9: {sizes.num_tokens} tokens, decoded plainly.", shown(stages_table(timings["stages"]))]
     if timings["captions"]:
         parts += [
             f"Table 4: captions of exactly {sizes.num_caption_tokens} tokens, all images in one batch, Florence-2 with "
             f"{CAPTIONERS['Florence-2'].num_beams} beams and the others greedy; pixels lie ready on the device. The "
             "prefill includes the vision encoder. Below 1 a captioner that has a device of its own ends before it.",
-            captions_table(timings["captions"], full=shape.published),
+            shown(captions_table(timings["captions"], full=shape.published)),
         ]
     return "\n\n".join(parts) + "\n"
+
+
+def shown(table: Table) -> str:
+    """A table as Markdown."""
+    return "\n".join(markdown(table)).rstrip()
 
 
 def draw(folder: Path, parts: Sections) -> None:

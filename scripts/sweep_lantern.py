@@ -29,6 +29,7 @@ from draftsmith.core import ranks
 from draftsmith.core.errors import UserError, did_you_mean
 from draftsmith.core.secrets import redact_argument, redact_tree
 from draftsmith.data.prompts import ImagePrompt
+from draftsmith.eval import tables
 from draftsmith.eval.lantern import LanternConfig, lantern
 from draftsmith.eval.loop import Decoding, generate
 from draftsmith.eval.policies import Draw
@@ -38,7 +39,6 @@ from draftsmith.eval.rules import RULES
 from draftsmith.eval.studies import proximity
 from draftsmith.eval.studies.drawn.method_figures import TradeOff, trade_off
 from draftsmith.eval.studies.proximity import Cost, Point, Setting
-from draftsmith.eval.tables import markdown_table
 from draftsmith.models.decoding.warp import Warp
 from draftsmith.models.generators import load_generator
 from draftsmith.recipes.cli import say
@@ -151,11 +151,12 @@ def markdown(options: Options, report: dict[str, Any], rows: Sequence[Row], time
     if len(options.metric) > 1:
         points = points_of(report, warmest, [s for s in options.grid if s.k == max(options.k)])
         lines += [f"## Distances between codes, temperature {warmest:g}", ""]
-        lines += [*proximity.measures_table(points, metrics_of(report)), ""]
+        lines += tables.markdown(proximity.measures_table(points, metrics_of(report)))
     if timed:
         points = points_of(report, warmest, options.pairs)
         lines += [f"## TVD and JSD, temperature {warmest:g}", ""]
-        lines += [*proximity.measures_table(points, metrics_of(report)), "", *cost_table(timed, points), ""]
+        lines += tables.markdown(proximity.measures_table(points, metrics_of(report)))
+        lines += tables.markdown(proximity.costs_table(timed, points))
     quality_notes = {m: f["what"] for m, f in proximity.scores_of(report, warmest, PLAIN).items()}
     lines += [
         "Speedup: wall clock with prefill against plain decoding of the same target, temperature and run; quartiles "
@@ -179,13 +180,12 @@ def of_temperature(options: Options, report: dict[str, Any], rows: Sequence[Row]
         for divergence in options.divergence:
             same = [s for s in options.grid if (s.metric, s.divergence) == (metric, divergence)]
             points = points_of(report, temperature, same)
-            cells: dict[str, tuple[proximity.Cell, str]]
-            cells = {"speedup [quartiles]": (proximity.speedup, "1.00x"), "tau [95%]": (proximity.tau, "1.00")}
-            cells |= {m: (proximity.quality(m), proximity.quality(m)(Point({}, plain))) for m in metrics_of(report)}
-            for what, (cell, alone) in cells.items():
-                references = {PLAIN: alone, EXACT: cell(exact)}
-                lines += [f"{what}, {metric}, {divergence}, n = {exact.table['requests']}:", ""]
-                lines += [*proximity.grid_table(points, options.k, options.delta, cell, references), ""]
+            scores = [proximity.quality(m) for m in metrics_of(report)]
+            alone = [1.0, 1.0, *(score.value(Point({}, plain)) for score in scores)]
+            for measure, value in zip((proximity.SPEEDUP, proximity.TAU, *scores), alone, strict=True):
+                references = {PLAIN: value, EXACT: measure.value(exact)}
+                lines += [f"{measure.name}, {metric}, {divergence}, n = {exact.table['requests']}:", ""]
+                lines += tables.markdown(proximity.grid_table(points, options.k, options.delta, measure, references))
     lines += [f"![trade-off]({name})" for name in plot_names(report, temperature)]
     of_setting = {
         name: [row for row in rows if (row.method, row.temperature) == (name, temperature)]
@@ -193,31 +193,13 @@ def of_temperature(options: Options, report: dict[str, Any], rows: Sequence[Row]
     }
     counts = options.captions()
     lines += ["", "Speedup over the first so many captions [95%]:", ""]
-    return [
-        *lines,
-        *proximity.counts_table(
-            counts, {name: proximity.speedups(*seconds(result), counts) for name, result in of_setting.items()}
-        ),
-        "",
-    ]
+    speedups = {name: proximity.speedups(*seconds(result), counts) for name, result in of_setting.items()}
+    return lines + tables.markdown(proximity.counts_table(counts, speedups))
 
 
 def seconds(rows: Sequence[Row]) -> tuple[list[float], list[float]]:
     """Of each caption, plainly and by the method."""
     return [row.plain_total_s for row in rows], [row.total_s for row in rows]
-
-
-def cost_table(timed: list[Cost], points: dict[Setting, Point]) -> list[str]:
-    """Lines of a table: the cost of proximity sets by TVD and by JSD."""
-    rows = []
-    for cost, point in zip(timed, points.values(), strict=True):
-        low, high = cost.ms_spread
-        rows.append([
-            cost.divergence, f"{cost.delta:g}", f"{cost.ms:.3f} [{low:.3f}, {high:.3f}]",
-            f"{point.table['rule_ms']:.2f}", f"{point.table['cycle_ms']:.2f}", f"{cost.size:.1f}", f"{cost.mass:.3f}",
-        ])  # fmt: skip
-    head = ["", "delta", "sets of a cycle, ms [quartiles]", "rule, ms", "whole cycle, ms", "tokens in A", "p of A"]
-    return markdown_table(head, rows)
 
 
 def plot_names(report: dict[str, Any], temperature: float) -> list[str]:

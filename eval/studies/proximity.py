@@ -10,7 +10,7 @@ from __future__ import annotations
 import statistics
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from torch import Tensor
@@ -25,7 +25,7 @@ from ..loop import Decoding, generate
 from ..policies import Chain, Draw
 from ..rules import Greedy, Rule, Verified, inverse_cdf
 from ..summary import bootstrap, quartiles
-from ..tables import interval, markdown_table
+from ..tables import Column, Table, Value, text
 from .drawn.relaxation import bound_cost
 
 # ---- drawing with near codes
@@ -160,59 +160,62 @@ def scores_of(report: Mapping[str, Any], temperature: float, method: str) -> Map
     return scores
 
 
-Cell = Callable[[Point], str]
 Spread = tuple[float, float]
 
 
-def speedup(point: Point) -> str:
-    """ESR with its quartiles, as text."""
-    return f"{point.table['ESR']:.2f}x {interval(point.table['ESR_spread'])}"
+@dataclass(frozen=True)
+class Measure:
+    """What a table shows of a point."""
+
+    name: str
+    value: Callable[[Point], Value]
+    unit: str = ""
+    kind: Literal["text", "interval"] = "interval"
+
+    def column(self, name: str) -> Column:
+        """A column of this measure's values."""
+        return Column(name, unit=self.unit, kind=self.kind, ranked=False)
 
 
-def tau(point: Point) -> str:
-    """tau with its 95% interval, as text."""
-    return f"{point.table['tau']:.2f} {interval(point.table['tau_interval'])}"
+SPEEDUP = Measure("speedup [quartiles]", lambda point: (point.table["ESR"], *point.table["ESR_spread"]), "x")
+TAU = Measure("tau [95%]", lambda point: (point.table["tau"], *point.table["tau_interval"]))
 
 
-def quality(metric: str) -> Cell:
-    """A function that gives a point's score in `metric` as text, with ± its spread where that is known."""
+def quality(metric: str, *, with_n: bool = False) -> Measure:
+    """A point's score in `metric`, with ± its spread where that is known."""
 
-    def cell(point: Point) -> str:
+    def value(point: Point) -> str:
         score = point.quality[metric]
         error = "" if score["spread"] is None else f" ± {score['spread']:.2g}"
-        return f"{score['value']:.4g}{error}"
+        return f"{score['value']:.4g}{error}" + (f" (n={score['n']})" if with_n else "")
 
-    return cell
-
-
-def _quality_with_n(metric: str) -> Cell:
-    return lambda point: f"{quality(metric)(point)} (n={point.quality[metric]['n']})"
+    return Measure(metric, value, kind="text")
 
 
 def grid_table(
     points: Mapping[Setting, Point],
     ks: Sequence[int],
     deltas: Sequence[float],
-    cell: Cell,
-    references: Mapping[str, str],
-) -> list[str]:
+    measure: Measure,
+    references: Mapping[str, Value],
+) -> Table:
     """k down, delta across, as tables 10 and 11; points of one metric and divergence.
 
     Args:
-        references: name -> cell of what has neither k nor delta.
+        references: name -> value of what has neither k nor delta.
     """
-    by_place = {(s.k, s.delta): cell(point) for s, point in points.items()}
+    by_place = {(s.k, s.delta): measure.value(point) for s, point in points.items()}
     blank = [""] * (len(deltas) - 1)
-    rows = [[name, value, *blank] for name, value in references.items()]
-    rows += [[f"k = {k}", *(by_place[k, delta] for delta in deltas)] for k in ks]
-    return markdown_table(["", *(f"delta = {delta:g}" for delta in deltas)], rows)
+    rows: list[tuple[Value, ...]] = [(name, value, *blank) for name, value in references.items()]
+    rows += [(f"k = {k}", *(by_place[k, delta] for delta in deltas)) for k in ks]
+    return Table("", (text(""), *(measure.column(f"delta = {delta:g}") for delta in deltas)), tuple(rows))
 
 
-def measures_table(points: Mapping[Setting, Point], metrics: Sequence[str]) -> list[str]:
+def measures_table(points: Mapping[Setting, Point], metrics: Sequence[str]) -> Table:
     """A setting in a row, as table 3: tau, speedup, and quality by each of `metrics` with its n."""
-    cells: list[Cell] = [tau, speedup, *(_quality_with_n(metric) for metric in metrics)]
-    rows = [[s.name, *(cell(point) for cell in cells)] for s, point in points.items()]
-    return markdown_table(["", "tau [95%]", "speedup [IQR]", *metrics], rows)
+    measures = [TAU, SPEEDUP, *(quality(metric, with_n=True) for metric in metrics)]
+    rows = tuple((s.name, *(measure.value(point) for measure in measures)) for s, point in points.items())
+    return Table("", (text(""), *(measure.column(measure.name) for measure in measures)), rows)
 
 
 # ---- speedup and the number of captions
@@ -232,13 +235,14 @@ def speedups(plain_s: Sequence[float], total_s: Sequence[float], counts: Sequenc
     return spreads
 
 
-def counts_table(counts: Sequence[int], columns: Mapping[str, Sequence[tuple[float, Spread]]]) -> list[str]:
+def counts_table(counts: Sequence[int], columns: Mapping[str, Sequence[tuple[float, Spread]]]) -> Table:
     """Captions down, settings across, as table 7."""
-    rows = []
+    rows: list[tuple[Value, ...]] = []
     for place, count in enumerate(counts):
-        cells = [column[place] for column in columns.values()]
-        rows.append([str(count), *(f"{value:.2f}x {interval(ends)}" for value, ends in cells)])
-    return markdown_table(["captions", *columns], rows)
+        cells = (column[place] for column in columns.values())
+        rows.append((count, *((value, *ends) for value, ends in cells)))
+    shown = (Column(name, unit="x", kind="interval", ranked=False) for name in columns)
+    return Table("", (Column("captions", "d"), *shown), tuple(rows))
 
 
 # ---- what the bound costs
@@ -290,3 +294,16 @@ def compare_costs(
             Cost(first.divergence, first.delta, statistics.median(times), quartiles(times), first.size, first.accept)
         )
     return costs
+
+
+def costs_table(timed: Sequence[Cost], points: Mapping[Setting, Point]) -> Table:
+    """What the sets of each bound cost, beside the rule and the cycle that they are a part of (table 9)."""
+    columns = (text(""), Column("delta", "g"), Column("sets of a cycle, ms [quartiles]", ".3f", kind="interval"),
+               Column("rule, ms"), Column("whole cycle, ms"), Column("tokens in A", ".1f"),
+               Column("p of A", ".3f"))  # fmt: skip
+    rows = tuple(
+        (cost.divergence, cost.delta, (cost.ms, *cost.ms_spread), point.table["rule_ms"], point.table["cycle_ms"],
+         cost.size, cost.mass)
+        for cost, point in zip(timed, points.values(), strict=True)
+    )  # fmt: skip
+    return Table("", columns, rows)

@@ -1,6 +1,6 @@
 """Tables and figures of long visual inputs in the shapes of Sparrow and SAGE, from the rows of any evaluation.
 
-Sources: Sparrow, tables 2 to 6 and 8, figure 1a; SAGE, tables 1 to 6 and figure 3.
+Sources: Sparrow, tables 2 to 6 and 8, figure 1; SAGE, tables 1 to 6 and figure 3.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from ..rows import PLAIN, Row, grouped
 from ..style import COLORS
 from ..summary import Summary, ratio, summarize
 from ..tables import Column, Figure, ReportSection, Table, Value, text
-from .video_figures import tau_by_visual_tokens
+from .video_figures import HeldVisual, tau_by_visual_share, tau_by_visual_tokens
 
 TAU_NOTE = (
     "tau: tokens emitted after the prefill over verification passes, bonus token included; plain decoding has 1. "
@@ -47,19 +47,27 @@ SAGE_TOKENS = Number(lambda s: s.decoded_per_s, "tokens/s", plain=lambda s: s.pl
 
 
 def video_sections(
-    folder: Path, rows: Sequence[Row], methods: Mapping[str, MethodInfo], *, trained_to: float | None = None
+    folder: Path,
+    rows: Sequence[Row],
+    methods: Mapping[str, MethodInfo],
+    *,
+    held: Mapping[str, HeldVisual] | None = None,
 ) -> list[ReportSection]:
-    """Those of the papers' tables that were measured, and tau against visual tokens; figures go to `folder`.
+    """Those of the papers' tables and figures that were measured; figures go to `folder`.
 
     Args:
-        trained_to: visual tokens of the longest inputs that heads were trained on.
+        held: method -> the visual input that it holds, of hidden-state heads.
     """
     rows = [row for row in rows if row.method != PLAIN and not row.turn and row.medium != "drawn"]
     if not rows:
         return []
-    drawn = _figures(folder, rows, list(methods), trained_to)
+    drawn = _figures(folder, rows, list(methods))
     content: list[str | Table | Figure] = [
         Figure(name, "tau, and the time of a draft step, by visual tokens") for name in drawn
+    ]
+    content += [
+        Figure(name, "tau by the share of the visual tokens that the head holds (Sparrow, figure 1b)")
+        for name in _share_figures(folder, rows, held or {})
     ]
     content += tables(rows, methods)
     return [ReportSection("Tables of Sparrow and SAGE", tuple(content))] if content else []
@@ -70,13 +78,15 @@ def tables(rows: Sequence[Row], methods: Mapping[str, MethodInfo]) -> list[Table
     names, longest = list(methods), max(row.max_new_tokens for row in rows)
     whole = [row for row in rows if row.max_new_tokens == longest]
     clips, images, texts = ([row for row in whole if row.medium == medium] for medium in ("video", "image", "text"))
-    budgets = list(dict.fromkeys(row.budget for row in in_order(clips)))
-    at_most = [row for row in clips if row.budget == budgets[-1]]
+    budgets = {name: list(dict.fromkeys(row.budget for row in in_order(some)))
+               for (name,), some in grouped(clips, "benchmark").items()}  # fmt: skip
+    at_most = [row for row in clips if row.budget == budgets[row.benchmark][-1]]
+    rising = [row for row in clips if len(budgets[row.benchmark]) > 1]
     results = []
     if clips:
         results.append(sparrow_sets(at_most, names))
-    if len(budgets) > 1:
-        results.append(by_length(clips, names))
+    if rising:
+        results.append(by_length(rising, names))
     if clips and images:
         results.append(image_sets(images, names))
     switches = {name: info.parts for name, info in methods.items() if info.parts is not None}
@@ -86,9 +96,9 @@ def tables(rows: Sequence[Row], methods: Mapping[str, MethodInfo]) -> list[Table
         results.append(sage_sets(at_most + images + texts, names))
     if longest > min(row.max_new_tokens for row in rows):
         results.append(by_generated(rows, names))
-    if len(budgets) > 1:
-        coldest = min(row.temperature for row in clips)
-        cold = [row for row in clips if row.temperature == coldest]
+    if rising:
+        coldest = min(row.temperature for row in rising)
+        cold = [row for row in rising if row.temperature == coldest]
         measured = {row.method for row in cold}
         results += [breakdown(cold, name) for name in names if name in measured]
     return [*results, time_shares(whole, names)] if results else []
@@ -171,8 +181,10 @@ def of_benchmark(row: Row) -> str:
 
 def sparrow_sets(rows: Sequence[Row], methods: Sequence[str]) -> Table:
     """tau, ESR and DSR of each set of videos (Sparrow's table 3 leaves ESR out)."""
-    asked = ", ".join(dict.fromkeys(row.budget for row in rows if row.budget))
-    note = TAU_NOTE + (f" Clips at {asked} visual tokens." if asked else "")
+    asked = {row.benchmark: row.budget for row in rows if row.budget}
+    lengths = [*dict.fromkeys(asked.values())]
+    each = lengths if len(lengths) < 2 else [f"{length} ({name})" for name, length in asked.items()]
+    note = TAU_NOTE + (f" Clips at {', '.join(each)} visual tokens." if asked else "")
     return methods_by(rows, of_benchmark, (TAU, ESR, DSR), methods, title="Sets of videos",
                       source="Sparrow, tables 2 and 3", note=note, average=True)  # fmt: skip
 
@@ -300,11 +312,31 @@ def by_visual_tokens(rows: Sequence[Row]) -> dict[str, list[Summary]]:
     return methods
 
 
-def _figures(folder: Path, rows: Sequence[Row], methods: Sequence[str], trained_to: float | None) -> list[str]:
+def _share_figures(folder: Path, rows: Sequence[Row], held: Mapping[str, HeldVisual]) -> list[str]:
+    """A figure for each head that holds several shares of the visual tokens, at the lowest temperature."""
+    coldest, longest = min(row.temperature for row in rows), max(row.max_new_tokens for row in rows)
+    some = [r for r in rows if (r.temperature, r.max_new_tokens) == (coldest, longest) and r.method in held
+            and r.medium != "text"]  # fmt: skip
+    names: list[str] = []
+    for drafter in dict.fromkeys(held[row.method].drafter for row in some):
+        mine = [row for row in some if held[row.method].drafter == drafter]
+        if not any(held[row.method].by for row in mine):
+            continue
+        by_set: dict[str, dict[HeldVisual, Summary]] = {}
+        for (name, budget, method), group in grouped(in_order(mine), "benchmark", "budget", "method").items():
+            by_set.setdefault(f"{name}, {budget}" if budget else name, {})[held[method]] = summarize(group)
+        names.append("visual-share.png" if not names else f"visual-share-{len(names) + 1}.png")
+        tau_by_visual_share(folder / names[-1], by_set, title=drafter)
+    return names
+
+
+def _figures(folder: Path, rows: Sequence[Row], methods: Sequence[str]) -> list[str]:
     """tau against visual tokens, for each temperature; as many methods in one figure as there are colours."""
     longest = max(row.max_new_tokens for row in rows)
     clips = [r for r in rows if r.medium == "video" and r.budget and r.max_new_tokens == longest]
-    if len({row.budget for row in clips}) < 2:
+    budgets = {name: {row.budget for row in some} for (name,), some in grouped(clips, "benchmark").items()}
+    clips = [row for row in clips if len(budgets[row.benchmark]) > 1]
+    if not clips:
         return []
     names = []
     for temperature in sorted({row.temperature for row in clips}):
@@ -313,7 +345,7 @@ def _figures(folder: Path, rows: Sequence[Row], methods: Sequence[str], trained_
         for start in range(0, len(shown), len(COLORS)):
             name = f"tau-T{temperature:g}" + (f"-{start // len(COLORS) + 1}" if start else "") + ".png"
             some = {method: lines[method] for method in shown[start : start + len(COLORS)]}
-            tau_by_visual_tokens(folder / name, some, trained_to=trained_to, title=f"T = {temperature:g}")
+            tau_by_visual_tokens(folder / name, some, title=f"T = {temperature:g}")
             names.append(name)
     return names
 

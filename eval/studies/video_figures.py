@@ -1,28 +1,43 @@
 """Figures of the video track: tau against the number of visual tokens, and what becomes of those in target and draft.
 
-They are Sparrow's figures 1a, 2, 3 and 6, for whatever was measured, in the style of the visual track's.
+They are Sparrow's figures 1, 2, 3, 5 and 6, for whatever was measured, in the style of the visual track's.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
-from ..style import BLUE, COLORS, GREY, INK, ORANGE, PALE, WIDEST, lines, one_panel, panel_grid, save, stacked, styled
+from ..style import (
+    BLUE,
+    COLORS,
+    GREY,
+    INK,
+    MARKERS,
+    ORANGE,
+    WIDEST,
+    lines,
+    one_panel,
+    panel_grid,
+    save,
+    stacked,
+    styled,
+)
 from ..summary import Summary
 from .visual_tokens import KINDS, THRESHOLD
 
+# Whose attention chooses visual tokens -> its name in figures and the style of its lines.
+CHOSEN_BY = {"last": ("chosen by the last instruction token", "-"), "text": ("chosen by all text", "--")}
+
 
 @styled
-def tau_by_visual_tokens(
-    path: Path, methods: Mapping[str, Sequence[Summary]], *, trained_to: float | None = None, title: str = ""
-) -> None:
+def tau_by_visual_tokens(path: Path, methods: Mapping[str, Sequence[Summary]], *, title: str = "") -> None:
     """tau, and the time of a draft step, against visual tokens: a line for each method (Sparrow, figure 1a).
 
     Args:
         methods: `video.by_visual_tokens`.
-        trained_to: visual tokens of the longest inputs that heads were trained on.
     """
     figure, panels = panel_grid(1, 2, (WIDEST, 3.3))
     left, right = panels[0]
@@ -39,15 +54,56 @@ def tau_by_visual_tokens(
         panel.set(xlabel="visual tokens", xlim=(0, 1.04 * longest))
         panel.set_ylim(bottom=0)
         panel.grid(alpha=0.25)
-        if trained_to is not None and trained_to < longest:
-            panel.axvspan(trained_to, 1.04 * longest, color=PALE, alpha=0.35, linewidth=0)
-    if trained_to is not None and trained_to < longest:
-        left.annotate("longer than trained on", (trained_to, 0), xytext=(4, 4), textcoords="offset points",
-                      fontsize=8, color=GREY)  # fmt: skip
     left.axhline(1.0, color=GREY, linestyle="--", linewidth=1)
     figure.legend(*left.get_legend_handles_labels(), loc="outside lower center", ncol=min(len(methods), 4))
     if title:
         figure.suptitle(title)
+    save(figure, path)
+
+
+@dataclass(frozen=True)
+class HeldVisual:
+    """The visual input that a head holds while it decodes.
+
+    Args:
+        drafter: whose head it is.
+        share: of the visual tokens.
+        by: whose attention chooses them, where some are left out.
+    """
+
+    drafter: str
+    share: float
+    by: Literal["last", "text"] | None = None
+
+
+@styled
+def tau_by_visual_share(path: Path, sets: Mapping[str, Mapping[HeldVisual, Summary]], *, title: str = "") -> None:
+    """tau by the share of the visual tokens that a head holds: a colour for each set, a line style for each way to
+    choose them (Sparrow, figure 1b).
+
+    Args:
+        sets: name of a set -> what was held -> its summary.
+    """
+    figure, panel = one_panel((6.4, 3.6))
+    handles: dict[str, Any] = {}
+    for color, marker, (name, measured) in zip(COLORS, MARKERS, sets.items(), strict=False):
+        for by, (label, style) in CHOSEN_BY.items():
+            points = sorted(((100 * held.share, s) for held, s in measured.items() if held.by in (by, None)),
+                            key=lambda point: point[0])  # fmt: skip
+            if not any(held.by == by for held in measured):
+                continue
+            shares, summaries = zip(*points, strict=True)
+            (line,) = panel.plot(shares, [s.tau for s in summaries], style, color=color, marker=marker,
+                                 markeredgecolor="white")  # fmt: skip
+            handles.setdefault(name, line)
+            handles.setdefault(label, panel.plot([], [], style, color=INK)[0])
+            low, high = zip(*(s.tau_interval for s in summaries), strict=True)
+            panel.fill_between(shares, low, high, color=color, alpha=0.1, linewidth=0)
+    panel.set(xlabel="visual tokens that the head holds (%)", ylabel="tau (tokens a target pass)", title=title)
+    panel.set_ylim(bottom=0)
+    panel.grid(alpha=0.25)
+    handles = {name: handles[name] for name in sorted(handles, key=lambda name: name not in sets)}
+    figure.legend([*handles.values()], [*handles], loc="outside lower center", ncol=2, handlelength=3)
     save(figure, path)
 
 

@@ -6,7 +6,7 @@ target takes; a good rule stays inside it. Letters: S steps, G weights on the li
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -19,6 +19,7 @@ from ...models.drafters.ensemble import EnsembleProposal, WeightTrace
 from ...models.targets.base import Target
 from ..loop import Decoding, generate
 from ..style import WIDEST, panel_grid, save, styled
+from ..tables import Column, Figure, ReportSection, Table, Value, text
 
 SHADE, UNDRAFTED, LINE = "#cfe3cf", "#ececec", "#2a6fbb"
 
@@ -34,11 +35,53 @@ class WeightsOverTime:
     accepted: np.ndarray  # [S,G] bool: whether the target takes the mixture's likeliest token
 
     @property
-    def inside(self) -> float:
-        """Share of steps whose token, by the nearest share on the line, the target takes."""
-        known = ~np.isnan(self.weight)
-        nearest = np.abs(self.line[None] - self.weight[known, None]).argmin(1)
-        return float(self.accepted[known][np.arange(known.sum()), nearest].mean()) if known.any() else float("nan")
+    def known(self) -> np.ndarray:
+        """[S] bool: steps at which one of the two members has a weight."""
+        return ~np.isnan(self.weight)
+
+    def taken(self, weight: float | None = None) -> int:
+        """Known steps whose token, by the nearest share on the line, the target takes.
+
+        Args:
+            weight: that stays the same; None: the one in use at each step.
+        """
+        used = self.weight[self.known] if weight is None else np.full(self.known.sum(), weight)
+        nearest = np.abs(self.line[None] - used[:, None]).argmin(1)
+        return int(self.accepted[self.known][np.arange(len(used)), nearest].sum())
+
+
+@dataclass(frozen=True)
+class WeightsFigure:
+    """One picture of weights: some requests of a set, decoded by one ensemble of a drafter's modes."""
+
+    path: str  # relative to the report
+    place: str  # the set, its turn and visual tokens
+    drafter: str
+    method: str
+    curves: Mapping[str, WeightsOverTime]
+
+
+def weights_section(figures: Sequence[WeightsFigure]) -> ReportSection:
+    """TABED's figures 3 and 4, and how often the weights in use were among those that would have been right.
+
+    MT, M and T beside it are the constant weights 0.5, 1 and 0 of the same steps.
+    """
+    lines: list[tuple[Value, ...]] = []
+    for figure in figures:
+        curves = figure.curves.values()
+        steps = sum(int(curve.known.sum()) for curve in curves)
+        taken = (sum(curve.taken(weight) for curve in curves) for weight in (None, 1.0, 0.5, 0.0))
+        shares = [count / steps if steps else None for count in taken]
+        lines.append((figure.place, figure.drafter, figure.method, len(curves), steps, *shares))
+    columns = (text("set"), text("drafter"), text("method"), Column("requests", "d"), Column("steps", "d"),
+               Column("its weights", ".1%"), Column("weight 1", ".1%"), Column("weight 0.5", ".1%"),
+               Column("weight 0", ".1%"))  # fmt: skip
+    note = ("Share of the drafted tokens at which the target takes the likeliest token of the mixture: by the weights "
+            "in use, and by weights that stay (1: the first member alone, 0: the second, 0.5: both alike). Of an "
+            "ensemble of more members these are two, by their shares of what the two have.")  # fmt: skip
+    table = Table("", columns, tuple(lines), source="TABED, figures 3 and 4", note=note)
+    drawn = (Figure(figure.path, f"{figure.place}: {figure.method} of {figure.drafter}") for figure in figures)
+    return ReportSection("Weights over time", (table, *drawn), "weights")
 
 
 def trace_weights(

@@ -134,9 +134,12 @@ class HeadConfig(PublishedDrafter):
             everywhere = self.visual(training=True) == "read"
             return Taps(reads.state, True, visual_layers=tuple(sorted(visual)), everywhere=everywhere)
         layers = tuple(sorted({*reads.state, *visual}))
-        return Taps(layers, not reads.state, self.attention_layers(shape), self._attention_queries)
+        return Taps(layers, not reads.state, self.attention_layers(shape), self.attention_queries)
 
-    _attention_queries: ClassVar[Literal["last", "text"]] = "last"
+    @property
+    def attention_queries(self) -> Literal["last", "text"]:
+        """Whose attention says which visual tokens are held: the prompt's last token's, or all its text's."""
+        return "last"
 
     def build(self, target: Target, *, count_tokens: CountTokens | None = None) -> StateHead:
         return self.module(self.layer(target.shape), None)
@@ -251,7 +254,7 @@ class DirectHeadConfig(FusedHeadConfig):
         return self.visual_share
 
     @property
-    def _attention_queries(self) -> Literal["last", "text"]:  # type: ignore[override]
+    def attention_queries(self) -> Literal["last", "text"]:
         return self.share_by
 
     def attention_layers(self, shape: TargetShape) -> tuple[int, ...]:

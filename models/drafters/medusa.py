@@ -174,7 +174,12 @@ class MedusaTraining(_Training):
         self.lm = FrozenHead(target.scores, chunk, target.embedding.dtype)
 
     def forward(self, batch: Batch, states: TargetStates) -> StepLoss:
-        """Sums over supervised tokens; top1 and top3 are hits of the first level on the target's best token."""
+        """Sums over supervised tokens; top1 and top3 are hits of the first level on the target's best token.
+
+        The loop divides all sums by the supervised tokens. An answer of n of them has n - 1 predictions of the first
+        level, because the token of the target's own head comes before it: val_top1 is at most (n - 1) / n. It compares
+        Medusa heads with one another, not with heads that predict n times.
+        """
         assert states.feature is not None
         loss_mask, count = batch.loss_mask, batch.ids.shape[1]
         predicted = self.head(states.feature.to(next(self.head.parameters()).dtype))  # [L,B,T,D]

@@ -64,6 +64,27 @@ def test_every_item_of_a_paper_has_a_row(paper):
     assert items(paper) == {kind: set(range(1, count + 1)) for kind, count in counts.items()}
 
 
+# Rows that have nothing to fail: drawings, texts and what is left out. All others name a function each.
+NO_TEST = ("-", "left out")
+
+
+def test_every_row_names_tests_that_are_there():
+    """file::function, one or more; "as table 10" would hold nothing once that row changes."""
+    named = 0
+    for name, text in sections(PAPERS.read_text()).items():
+        for cells in rows(text):
+            if cells[0] in ("item", "method"):
+                continue
+            tests, reproduced = cells[3], cells[5]
+            assert tests or reproduced.startswith(NO_TEST), f"{name}, {cells[0]}: no test"
+            for test in filter(None, tests.split(", ")):
+                path, _, function = test.strip("`").partition("::")
+                assert re.fullmatch(r"`tests/[\w/]+\.py::test_\w+`", test), f"{name}, {cells[0]}: {test}"
+                assert function in functions(ROOT / path), f"{name}, {cells[0]}: {test}"
+                named += 1
+    assert named > 130
+
+
 def test_every_row_says_what_was_reproduced():
     known = ("formula", "arithmetic", "settings", "G", "demo", "-", "left out", "false as printed", "an interpretation")
     for name, text in sections(PAPERS.read_text()).items():

@@ -1,8 +1,10 @@
 """Tables as data: formats, marks, and the one writer."""
 
 import json
+from pathlib import Path
 
 import pytest
+from draftsmith.eval import tables
 from draftsmith.eval.rows import PLAIN
 from draftsmith.eval.tables import Column, Figure, ReportSection, Table, best, markdown, section_markdown, text
 
@@ -75,3 +77,11 @@ def test_a_section():
     lines = section_markdown(ReportSection("Heads", ("Words.", TABLE, Figure("a.png", "What it shows."))))
     assert lines[:4] == ["## Heads", "", "Words.", ""] and "### Sets" in lines
     assert lines[-4:] == ["![What it shows.](a.png)", "", "What it shows.", ""]
+
+
+def test_reports_have_one_writer():
+    """Rules of tables stand in the writer alone, and where benchmarks print theirs line by line while they measure."""
+    root = Path(tables.__file__).parents[1]
+    sources = [path for part in ("eval", "trainers", "recipes", "scripts") for path in (root / part).rglob("*.py")]
+    writers = {path.relative_to(root).as_posix() for path in sources if '["---"]' in path.read_text()}
+    assert len(sources) > 100 and writers == {"eval/tables.py", "eval/timing.py"}

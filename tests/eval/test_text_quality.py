@@ -84,7 +84,7 @@ def test_tables_and_samples():
     assert [s["record"]["references"] for s in built["samples"]["OCRBench"]] == [["friend"]]
     page = markdown(built, lambda result: [f"samples/{result['id'].replace('/', '-')}-0.png"])
     assert "| model | OCRBench accuracy | Spot ROUGE-L |" in page
-    assert "| target | 1.000 ± 0.000 | 0.667 ± 0.000 |" in page
+    assert "| target | 1.000 [1.000, 1.000] | 0.667 [0.667, 0.667] |" in page
     assert "![](samples/OCRBench-0000-0.png)" in page and "> Which word?" in page
     assert "- **target**: it says friend" in page and "- **target (text only)**: (nothing)" in page
     assert "table 5 names no metric" in page

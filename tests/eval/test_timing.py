@@ -5,7 +5,7 @@ import time
 
 import pytest
 from draftsmith.eval import timing
-from draftsmith.eval.timing import in_turn, ratios, rounds, spread, timed
+from draftsmith.eval.timing import in_turn, median, ratios, rounds, spread, timed
 
 
 def test_the_order_changes_from_round_to_round():
@@ -49,6 +49,7 @@ def test_spread_tells_median_and_quartiles():
     assert spread([4.0, 1.0, 2.0, 3.0, 5.0], 1) == "3.0 [2.0, 4.0]"
     assert spread([0.25], 0, 100, "%") == "25%"
     assert spread([1.0, math.nan]) == "-"
+    assert median([4.0, 1.0, 2.0, 3.0, 5.0], 10) == (30, 20, 40) and median([1.0, math.nan]) is None
 
 
 def test_ratios_are_of_neighbours():

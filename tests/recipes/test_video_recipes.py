@@ -27,7 +27,8 @@ EXPECTED = {
     "msd-llava-ov-7b": [HEAD, "layer 0 at visual places", "steps 161,520", "MSD + VATA"],
     "msd-qwen2.5-vl-7b": [HEAD, "samples 136,000 (declared), 6,800 of them held out; 68,000 with pictures"],
     "vispec-llava-ov-7b": ["345,017,344", "ViSpec: of stage pictures"],
-    "vispec-qwen2.5-vl-7b": ["345,017,344", "layer 0 at visual places"],
+    "vispec-qwen2.5-vl-7b": ["345,017,344", "layer 0 at visual places", "clips of MVBench at 13k visual tokens",
+                             "ViSpec (orig): kind vispec, JLKang/ViSpec-Qwen2.5-VL-7B-Instruct; tree"],
     "hivis-llava-ov-7b": ["258,758,656", "470 GB in all"],
     "hivis-qwen2.5-vl-7b": ["258,758,656", "470 GB in all"],
     "eagle-llava15-7b": ["235,937,792", "7,063,427,072", "the target runs in every step", "at most 59 nodes"],
@@ -77,7 +78,8 @@ def test_schedules_are_the_papers():
     assert asked == {"Please answer with at least 1000 words."} and sparrow["answers"].max_new_tokens == 1024
     msd = load(["recipe=msd-qwen2.5-vl-7b"]).recipe.stages
     assert "text" not in msd and msd["pictures"].visual_share == "linear" and msd["pictures"].num_text_epochs == 20
-    assert [*msd] == ["text_states", "answers", "picture_states", "pictures", "evaluate", "by_length", "images"]
+    assert [*msd][:4] == ["text_states", "answers", "picture_states", "pictures"]
+    assert [*msd][4:] == ["evaluate", "by_length", "images", "retention"]
     assert msd["pictures"].objective is None and msd["pictures"].from_stage is None
     hivis = load(["recipe=hivis-llava-ov-7b"]).recipe.stages
     assert [*hivis["evaluate"].methods] == ["HiViS"], "null takes the base's methods away"
@@ -115,10 +117,55 @@ def test_every_row_of_the_ablation_is_measured():
         rows.append((config.mtp_steps > 0, ivsb, config.visual(training=False) == "none"))
     on, off = True, False
     assert rows == [(off, off, off), (off, off, on), (on, off, off), (on, off, on), (on, on, off), (on, on, on)]
-    shares = [m.visual_share for m in loaded.stages["shares"].methods.values()]
-    assert shares == [None, 0.5, 0.125, None, 0.5, None]
-    trained = [loaded.stages[m.drafter].drafter for m in loaded.stages["shares"].methods.values()][-2:]
-    assert [drafter.train_visual_share for drafter in trained] == [0.5, 0.0]
+
+
+def held(recipe, method):
+    """What a method's head holds of the visual tokens while it decodes, and what it saw of them in training."""
+    config = (recipe.stages[method.drafter].drafter or recipe.drafter).for_decoding(**method.settings)
+    share = 0.0 if config.visual(training=False) == "none" else config.held_visual_share
+    return share, config.attention_queries, config.trained_visual_share
+
+
+def test_every_row_of_tables_1_and_7_is_measured():
+    """Table 7: one head that holds 100, 50, 12.5 and 0% in decoding; table 1: heads trained with half and none."""
+    recipe = load(["recipe=sparrow-ablation-qwen2.5-vl-7b"]).recipe
+    stage = recipe.stages["shares"]
+    assert stage.benchmarks["sets"].sets == ["ChartQA", "AI2D"]
+    rows = [held(recipe, method) for method in stage.methods.values()]
+    assert rows == [(share, "last", 1.0) for share in (1.0, 0.5, 0.125, 0.0)] + [(0.5, "last", 0.5), (0.0, "last", 0.0)]
+    methods = [*stage.methods.values()]
+    assert {m.drafter for m in methods[:4]} == {"pictures"} and len({str(m.tree) for m in methods}) == 1
+
+
+def test_figure_1b_holds_the_same_shares_by_both_kinds_of_attention():
+    """MSD on clips and pictures; all and nothing need no choice."""
+    recipe = load(["recipe=msd-qwen2.5-vl-7b"]).recipe
+    stage = recipe.stages["retention"]
+    assert recipe.drafter.kind == "msd" and stage.benchmarks["sets"].sets == ["VideoDetailCaption", "ChartQA", "AI2D"]
+    rows = [held(recipe, method)[:2] for method in stage.methods.values()]
+    assert rows == [(1.0, "last"), (0.5, "last"), (0.125, "last"), (0.5, "text"), (0.125, "text"), (0.0, "last")]
+    assert {m.drafter for m in stage.methods.values()} == {"pictures"}
+
+
+def test_figure_5_removes_visual_tokens_layer_by_layer_on_onevision():
+    recipe = load([LLAVA]).recipe
+    stage = recipe.stages["layers"]
+    assert recipe.target.path == "llava-hf/llava-onevision-qwen2-7b-ov-hf"
+    assert stage.probes.importance.sets == ["VideoMME", "AI2D"] and stage.probes.importance.layers is None
+    assert stage.benchmarks["sets"].convention == "stock", "answers are letters"
+    for other in ("msd", "vispec", "hivis"):
+        assert "layers" not in load([f"recipe={other}-llava-ov-7b"]).recipe.stages
+
+
+def test_vispec_orig_stands_in_tables_3_4_and_8_beside_the_retrained_head():
+    """Published weights, with the trees of the table; a folder of them may be named."""
+    stages = load(["recipe=vispec-qwen2.5-vl-7b"]).recipe.stages
+    for name in ("evaluate", "by_length", "images"):
+        own, published = (stages[name].methods[called] for called in ("ViSpec", "ViSpec (orig)"))
+        assert published.drafter.path == "JLKang/ViSpec-Qwen2.5-VL-7B-Instruct" and published.tree == own.tree
+        assert own.drafter == "pictures" and published.drafter.kind == "vispec"
+    local = load(["recipe=vispec-qwen2.5-vl-7b", "stages.images.methods.ViSpec (orig).drafter.path=heads/vispec"])
+    assert local.recipe.stages["images"].methods["ViSpec (orig)"].drafter.path == "heads/vispec"
 
 
 def test_inputs_are_the_stages_that_made_them():

@@ -35,6 +35,12 @@ def test_weights_over_time_are_kept_and_drawn(tmp_path):
     names = {path.stem for path in kept.glob("*.json")}
     assert names == {path.stem for path in kept.glob("*.png")}
     assert names == {"seen-draft-MT-adaptive", "seen-draft-mine", "seen-draft-two-to-one"}
+    report = json.loads((tmp_path / "evaluate" / "report.json").read_text())
+    (section,) = (section for section in report["sections"] if section["name"] == "weights")
+    (table,) = section["tables"]
+    assert [row[:4] for row in table["rows"]] == [["seen", "draft", name, 2] for name in ("MT*", "mine", "two-to-one")]
+    page = (tmp_path / "evaluate" / "report.md").read_text()
+    assert all(f"(weights/{name}.png)" in page for name in names)
     traces = json.loads((kept / "seen-draft-two-to-one.json").read_text())
     assert len(traces) == 2
     for trace in traces.values():

@@ -181,6 +181,19 @@ def _by_name(section: Any) -> Any:
 Benchmarks = Annotated[dict[str, AnyBenchmark], BeforeValidator(_by_name)]
 
 
+def clip_sets(benchmarks: dict[str, Any]) -> set[str]:
+    """Names of the sets that may hold clips. Raises `ValueError` where a directory's sets are not named."""
+    names: set[str] = set()
+    for name, benchmark in benchmarks.items():
+        if isinstance(benchmark, FilesBenchmark):
+            names.add(name)
+        elif isinstance(benchmark, SetsBenchmark):
+            if benchmark.names is None:
+                raise ValueError(f"lengths by set: benchmarks.{name} names no sets; give its `sets`")
+            names |= {*benchmark.names}
+    return names
+
+
 def check_benchmarks(benchmarks: dict[str, Any]) -> None:
     """Raises `ValueError` for names that are no files' names or stand twice, and for sections that contradict."""
     names: list[str] = []

@@ -13,8 +13,10 @@ from pydantic import TypeAdapter
 from ...core.errors import UserError
 from ...eval.policies import TreePolicy
 from ...eval.rules import Rule
+from ...eval.studies.video_figures import HeldVisual
 from ...models.drafters import AnyDrafter
 from ...models.drafters.base import PLAIN, Drafter, DraftingOptions, TargetIdentity
+from ...models.drafters.head_config import HeadConfig
 from ...models.drafters.made_for import MANIFEST
 from ...models.drafters.mixed import MixedConfig
 from ..context import Context
@@ -54,6 +56,15 @@ class Drafting:
         """Of the drafting mode: what a draft LVLM is shown, row by row."""
         mode = self.config.drafting_mode
         return () if mode is None else mode.members
+
+    @property
+    def held_visual(self) -> HeldVisual | None:
+        """How much of the visual input is held while decoding; None: not a head of a language model."""
+        config = self.config
+        if not isinstance(config, HeadConfig):
+            return None
+        share = 0.0 if config.visual(training=False) == "none" else config.held_visual_share
+        return HeldVisual(self.drafter_name, share, config.attention_queries if 0 < share < 1 else None)
 
     def details(self, opened: Opened, max_new_tokens: int) -> dict[str, Any]:
         """Details that drafter, policy and rule recorded for the request that was just decoded."""

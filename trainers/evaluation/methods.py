@@ -17,7 +17,7 @@ from ...eval.lantern import LanternConfig
 from ...eval.policies import ChainTree, TreeConfig, TreePolicy, check_combination
 from ...eval.rules import RULES, Rule
 from ...models.drafters import AnyDrafter
-from ...models.drafters.base import DrafterConfig
+from ...models.drafters.base import DrafterConfig, PublishedDrafter
 from ...models.drafters.ensemble import DraftingMode
 from ...models.drafters.mixed import MixedConfig
 
@@ -149,6 +149,8 @@ class Method(Section):
             what = ", ".join(name if name in drafters else f"of stage {name}" for name in self.names)
         else:
             what = f"kind {self.drafter.kind}" if isinstance(self.drafter, DrafterConfig) else "the recipe's drafter"
+            if isinstance(self.drafter, PublishedDrafter) and self.drafter.path is not None:
+                what += f", {self.drafter.path}"
         mode = "" if self.mode is None else f", mode {self.mode.name}"
         policy = self.policy(grid=1)
         shape = f"tree {policy.name}, {policy.num_levels} levels, at most {self._num_nodes()} nodes"

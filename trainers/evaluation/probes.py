@@ -233,7 +233,10 @@ class Probing:
                             hint=did_you_mean(missing[0], [part.benchmark for part in sets]))  # fmt: skip
         data["importance"] = accuracy
         video_figures.importance_curve(self._path("importance.png"), accuracy, bridge=self._bridge())
-        content = f"Stock prompts of {', '.join(accuracy)}.", Figure("importance.png", "Right answers by layer.")
+        content = (
+            f"Stock prompts of {', '.join(accuracy)}.",
+            Figure("importance.png", "Right answers without visual tokens from a layer on; dashed: with all of them."),
+        )
         return ReportSection("From which layer on the target can do without visual tokens", content)
 
     def _questions(self, requests: ConversationSet) -> list[visual_tokens.Question]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import statistics
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -16,9 +17,11 @@ from ...data.benchmark_hub import fetch_benchmarks
 from ...data.benchmark_sets import SEED
 from ...data.conversations import PromptFormat
 from ...data.dataset import ConversationData, ConversationDataset
+from ...data.patches import rounded
 from ...data.processor import Processor
 from ...data.prompts import ImagePrompt
 from ...data.suite import Suite, write_records
+from ...data.tiles import Size
 from ...data.videos import VideoSettings
 from ...data.visual_budget import FrameTokens, label, llava_frames, visual_tokens
 from ...eval.rows import Medium
@@ -29,6 +32,9 @@ from .benchmarks import SetsBenchmark
 
 # A number of frames; or, as text, a number of visual tokens ("25k", "700").
 Length = int | str
+# Of every set of clips, or set -> its own; sets that are not named are decoded as they come.
+Lengths = list[Length] | dict[str, list[Length]]
+SIZED = 32  # clips of a set whose sides say how many tokens its frames have
 
 
 @dataclass(frozen=True)
@@ -46,7 +52,8 @@ class ConversationSet:
     """Conversations up to their last answers: one benchmark at one length.
 
     Args:
-        budget: visual tokens asked for, as `visual_budget.label` has them; "": no clips, or as they come.
+        budget: visual tokens that the language model sees, as `visual_budget.label` has them; "": no clips, or as they
+            come.
         turn: of suites: first, or the task of the second turn.
     """
 
@@ -122,7 +129,7 @@ class Opening:
     context: Context
     processor: Processor
     form: PromptFormat
-    lengths: Sequence[Length]
+    lengths: Lengths
     originals: bool = False
 
     def files(self, name: str, data: ConversationData) -> list[ConversationSet]:
@@ -149,11 +156,13 @@ class Opening:
         if not first.column("clips").any():
             medium: Medium = "image" if first.column("images").any() else "text"
             return [ConversationSet(name, medium, "", first, originals=self.originals)]
-        if not self.lengths:
+        lengths = lengths_of(self.lengths, name)
+        if not lengths:
             return [ConversationSet(name, "video", "", first, originals=self.originals)]
         sets: list[ConversationSet] = []
-        for length in self.lengths:
-            video, budget = at_length(data.video, length, self.processor)
+        sizes = first.clip_sizes(SIZED) if self.processor.reads_whole else []
+        for length in lengths:
+            video, budget = at_length(data.video, length, self.processor, sizes)
             if any(other.budget == budget for other in sets):
                 raise UserError(
                     f"lengths name {budget} visual tokens twice, the second time as {length!r}",
@@ -217,23 +226,46 @@ def digest(*values: Any) -> str:
     return hashlib.sha256(repr(values).encode()).hexdigest()[:12]
 
 
-def frame_tokens(video: VideoSettings, processor: Processor) -> FrameTokens:
-    """How the target counts a clip. Of Qwen-VL, whose frames have sides of their own, frames as large as allowed."""
+def frame_tokens(
+    video: VideoSettings, processor: Processor, sizes: Sequence[Size], *, num_frames: int = 1
+) -> FrameTokens:
+    """How the target's language model counts a clip.
+
+    Args:
+        sizes: width and height of the set's clips, read where frames keep sides of their own (Qwen-VL): the median of
+            their tokens, two frames merged into one step, counts.
+        num_frames: taken of a clip, which share `max_tokens`.
+    """
     if not processor.reads_whole:
         return llava_frames(video, processor.patches)
     unit = processor.image_size
-    return FrameTokens(video.pixel_limits(1, unit)[1] // unit**2, frames_per_step=2)
+    limits = video.pixel_limits(num_frames, unit)
+    resized = [rounded(size, unit, *limits) for size in sizes]
+    return FrameTokens(statistics.median_low(w * h // unit**2 for w, h in resized), frames_per_step=2)
 
 
-def at_length(video: VideoSettings, length: Length, processor: Processor) -> tuple[VideoSettings, str]:
+def at_length(
+    video: VideoSettings, length: Length, processor: Processor, sizes: Sequence[Size]
+) -> tuple[VideoSettings, str]:
     """Settings that take so many frames at equal distances, and what tables call the length: its visual tokens.
 
     Shorter clips give all the frames that they have.
+
+    Args:
+        sizes: as `frame_tokens` has them.
     """
-    tokens = frame_tokens(video, processor)
-    frames = length if isinstance(length, int) else tokens.frames(length)
+    if isinstance(length, int):
+        frames, tokens = length, frame_tokens(video, processor, sizes, num_frames=length)
+    else:
+        tokens = frame_tokens(video, processor, sizes)
+        frames = tokens.frames(length)
     settings = video.model_copy(update={"num_frames": frames, "fps": None, "min_frames": min(frames, video.min_frames)})
     return settings, label(tokens.total(frames) if isinstance(length, int) else length)
+
+
+def lengths_of(lengths: Lengths, name: str) -> list[Length]:
+    """Those of the set `name`; none: its clips are decoded once, as they come."""
+    return lengths.get(name, []) if isinstance(lengths, dict) else lengths
 
 
 def check_length(length: Length) -> None:

@@ -12,7 +12,15 @@ from ...core.errors import UserError
 from ...eval import text_quality
 from ...eval.rows import Row
 from ...eval.studies.video import video_sections
-from ...eval.studies.weights import as_data, plot_weights, trace_weights, weights_over_time
+from ...eval.studies.video_figures import HeldVisual
+from ...eval.studies.weights import (
+    WeightsFigure,
+    as_data,
+    plot_weights,
+    trace_weights,
+    weights_over_time,
+    weights_section,
+)
 from ...eval.tables import ReportSection
 from ...models.drafters.base import DraftingOptions
 from ..context import Context
@@ -65,20 +73,27 @@ def run(stage: Any, context: Context) -> None:
         reporting = Reporting(stage, context, measuring, rows, about)
         # The papers' own tables are of the papers' kind of sets, and of clips at several lengths.
         published = stage.lengths or any(isinstance(b, SetsBenchmark) for b in stage.benchmarks.values())
-        sections = video_sections(context.folder, rows, infos(measuring.drafting)) if published else []
+        sections = (
+            video_sections(context.folder, rows, infos(measuring.drafting), held=_held(measuring)) if published else []
+        )
         sections += [suite_run.report(rows, notes) for suite_run in runs]
         reporting.write(*sections, binding=bound)
         # Runs after the report is written, so that a failing probe loses no measurements.
-        if stage.record_weights:
-            for requests in sets:
-                record_weights(measuring, requests, stage.record_weights)
-        if more := _probe(stage, context, measuring, sets, rows):
+        drawn = [part for requests in sets for part in record_weights(measuring, requests, stage.record_weights)]
+        more = [weights_section(drawn)] if drawn else []
+        more += _probe(stage, context, measuring, sets, rows)
+        if more:
             reporting.write(*sections, *more, binding=bound, again=True)
     for suite_run in runs:
         quality = suite_run.section.quality
         if quality is not None:
             measure_quality(quality, suite_run, _draft_models(stage, drafters), scorers[id(suite_run.section)])
     ranks.barrier()
+
+
+def _held(measuring: Measuring) -> dict[str, HeldVisual]:
+    """Method -> the visual input that its head holds."""
+    return {one.name: one.held_visual for one in measuring.drafting if one.held_visual is not None}
 
 
 def _about(stage: Any) -> dict[str, Any]:
@@ -131,16 +146,17 @@ def _probe(
     return probing.report(sets, [row for row in rows if row.temperature == temperature], watched=watched)
 
 
-def record_weights(measuring: Measuring, requests: ConversationSet, count: int) -> dict[str, Any]:
+def record_weights(measuring: Measuring, requests: ConversationSet, count: int) -> list[WeightsFigure]:
     """The first `count` requests of a set, decoded once more by each ensemble of modes, after all that is timed.
 
-    Writes `weights/SET-DRAFTER-METHOD.json` and `.png` in the stage's folder; returns, for each of them, the share of
-    drafted tokens that the target takes by the weights in use.
+    Writes `weights/SET-DRAFTER-METHOD.json` and `.png` in the stage's folder; none where `count` is 0.
     """
+    if not count:
+        return []
     folder = measuring.context.folder / "weights"
     folder.mkdir(parents=True, exist_ok=True)
     temperature = min(measuring.stage.temperatures)
-    shares: dict[str, Any] = {}
+    figures: list[WeightsFigure] = []
     for drafting, decoding in measuring.decodings(temperature, max(measuring.lengths)).items():
         if len(drafting.members) < 2:
             continue
@@ -161,5 +177,6 @@ def record_weights(measuring: Measuring, requests: ConversationSet, count: int) 
         (folder / f"{name}.json").write_text(json.dumps({k: as_data(t) for k, t in traces.items()}))
         curves = {f"{k}, {drafting.name}": weights_over_time(t) for k, t in traces.items()}
         plot_weights(folder / f"{name}.png", curves)
-        shares[name] = {k: curve.inside for k, curve in curves.items()}
-    return shares
+        place = ", ".join(part for part in (requests.benchmark, requests.turn, requests.budget) if part)
+        figures.append(WeightsFigure(f"weights/{name}.png", place, drafting.drafter_name, drafting.name, curves))
+    return figures

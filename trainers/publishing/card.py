@@ -13,7 +13,7 @@ from ... import __version__
 from ...core.errors import UserError
 from ...eval.published import PublishedSection
 from ...eval.run_tables import overview
-from ...eval.tables import markdown, markdown_table
+from ...eval.tables import markdown, words
 from .folder import REPORT
 from .licences import Licence, Link, own_licence, warnings
 from .lineage import Trained
@@ -143,7 +143,7 @@ def _introduction(facts: CardFacts) -> list[str]:
         f"# {facts.repo.split('/')[-1]}", "",
         f"{what} that drafts tokens for {target}, which checks them: what it says stays its own, "
         "and how much sooner it comes is measured below.", "",
-        *markdown_table(["", ""], rows), "",
+        *markdown(words(["", ""], rows)),
     ]  # fmt: skip
 
 
@@ -178,7 +178,7 @@ def _training(facts: CardFacts) -> list[str]:
          "-" if t.loss is None else f"{t.loss:.4f}", "-" if t.hours is None else f"{t.hours:.2f}"]
         for t in facts.training
     ]  # fmt: skip
-    return ["## Training", "", *markdown_table(head, rows), "",
+    return ["## Training", "", *markdown(words(head, rows)),
             "`recipe.yaml` has every setting, `run.yaml` command and versions of the last start.", ""]  # fmt: skip
 
 
@@ -202,7 +202,7 @@ def _licence(facts: CardFacts) -> list[str]:
         "## Licence", "",
         "A drafter inherits the terms of what it was made from: the target whose answers or states it learned, the "
         "weights that it began as, and its data. The table is from draftsmith's own list and may be out of date.", "",
-        *markdown_table(["part", "name", "licence"], rows), "", *spaced,
+        *markdown(words(["part", "name", "licence"], rows)), *spaced,
     ]  # fmt: skip
 
 
@@ -239,4 +239,4 @@ def _files(facts: CardFacts) -> list[str]:
         ["`check/`", "pictures of the stored prompt"],
         ["`SHA256SUMS`", "checksums of all of these but this page"],
     ]
-    return ["## Files", "", *markdown_table(["file", "what it is"], named)]
+    return ["## Files", "", *markdown(words(["file", "what it is"], named))]

@@ -24,10 +24,10 @@ from ...models.sizes import parameter_counts
 from ...models.targets.load import TargetConfig, target_config
 from ..context import Context
 from ..engine import init_distributed
-from ..evaluation.benchmarks import Benchmarks, PromptsBenchmark, TabedBenchmark, check_benchmarks
+from ..evaluation.benchmarks import Benchmarks, PromptsBenchmark, TabedBenchmark, check_benchmarks, clip_sets
 from ..evaluation.methods import PRESETS, Method, decoding_with, named_members
 from ..evaluation.probes import Probes
-from ..evaluation.requests import Length, check_length
+from ..evaluation.requests import Lengths, check_length
 from .base import Planned, Stage
 
 # Keys that only one kind of target reads.
@@ -77,8 +77,8 @@ class EvaluateStage(Stage):
     # What writes the captions of drafting mode C; needed where a method has it.
     captioner: CaptionerConfig | None = None
     # Of clips: numbers of frames, or as text of visual tokens ("0.5k", "25k"); each clip is decoded at every one of
-    # them. none: once, as the data section reads it.
-    lengths: list[Length] = Field(default_factory=list)
+    # them. none: once, as the data section reads it. A mapping gives each set its own ({MVBench: ["13k"]}).
+    lengths: Lengths = Field(default_factory=list)
     temperatures: list[Annotated[float, Field(ge=0)]] = Field([0.0], min_length=1)
     # 0 keeps all. Image generators' own: 1000 for text-conditional LlamaGen, 2000 for class-conditional and Anole.
     top_k: int = Field(0, ge=0)
@@ -129,10 +129,13 @@ class EvaluateStage(Stage):
             raise ValueError("benchmarks of text and of prompts of an image generator want an evaluation each")
         if self.draws and len(self.benchmarks) > 1:
             raise ValueError("prompts of an image generator: one benchmark in an evaluation")
-        for length in self.lengths:
+        listed = self._lengths()
+        for length in (length for lengths in listed.values() for length in lengths):
             check_length(length)
-        for key in ("lengths", "temperatures", "max_new_tokens"):
-            values = getattr(self, key)
+        if isinstance(self.lengths, dict):
+            _known("lengths", {*self.lengths}, clip_sets(self.benchmarks))
+        once = {**listed, "temperatures": self.temperatures, "max_new_tokens": self.max_new_tokens}
+        for key, values in once.items():
             if twice := {value for value in values if values.count(value) > 1}:
                 raise ValueError(f"{key} name {', '.join(map(str, twice))} twice: its requests would count twice")
         if self.target is not None and self.target.path is None:
@@ -211,6 +214,14 @@ class EvaluateStage(Stage):
     def draws(self) -> bool:
         """Whether an image generator is measured."""
         return all(isinstance(benchmark, PromptsBenchmark) for benchmark in self.benchmarks.values())
+
+    def _lengths(self) -> dict[str, list[Any]]:
+        """Key -> lengths, of those that there are."""
+        if isinstance(self.lengths, dict):
+            listed = {f"lengths.{name}": lengths for name, lengths in self.lengths.items()}
+        else:
+            listed = {"lengths": self.lengths}
+        return {key: [*lengths] for key, lengths in listed.items() if lengths}
 
     def _tabed(self) -> Iterator[tuple[str, TabedBenchmark]]:
         return ((name, b) for name, b in self.benchmarks.items() if isinstance(b, TabedBenchmark))
@@ -295,10 +306,11 @@ class EvaluateStage(Stage):
         files = [name for name, benchmark in self.benchmarks.items() if benchmark.kind == "files"]
         lines = [f"  benchmarks {', '.join(files)}"] if files else []
         lines += [line for benchmark in self.benchmarks.values() for line in benchmark.lines()]
-        if self.lengths:
+        for key, lengths in self._lengths().items():
             clips = (f"{length} frames" if isinstance(length, int) else f"{length} visual tokens"
-                     for length in self.lengths)  # fmt: skip
-            lines.append(f"  clips at {', '.join(clips)}")
+                     for length in lengths)  # fmt: skip
+            of = key.removeprefix("lengths").replace(".", " of ")
+            lines.append(f"  clips{of} at {', '.join(clips)}")
         answers = "" if self.draws else f"answers of up to {', '.join(map(str, self.max_new_tokens))} tokens; "
         temperatures = ", ".join(f"{t:g}" for t in self.temperatures)
         lines.append(f"  temperatures {temperatures}; {answers}each decoded plainly, and by")

@@ -35,7 +35,7 @@ from ...summary import Summary
 
 @styled
 def acceptance_grid(path: Path, accept: Tensor, ks: Sequence[int], deltas: Sequence[float], *, exact: float) -> None:
-    """Mean acceptance probability of a cycle's first draft under LANTERN (LANTERN, table 1).
+    """The first draft's chance under LANTERN, a mean over cells (LANTERN, table 1).
 
     Args:
         accept: [K,E].
@@ -55,7 +55,7 @@ def acceptance_grid(path: Path, accept: Tensor, ks: Sequence[int], deltas: Seque
     panel.set_yticks([place + 0.5 for place in range(len(ks))], [str(k) for k in ks])
     panel.invert_yaxis()
     panel.set(xlabel="delta, the bound on the mass lent", ylabel="k, nearest codes")
-    panel.set_title(f"first draft accepted (exact rule: {exact:.3f})")
+    panel.set_title(f"first draft's chance (exact rule: {exact:.3f})")
     panel.tick_params(length=0)
     panel.spines[:].set_visible(False)
     save(figure, path)

@@ -66,8 +66,9 @@ def drawn_section(
 
 
 def _numbers(config: AnalysisConfig, by_temperature: Mapping[float, CellStatistics]) -> Content:
-    shares = ("head top-1", "head top-3", "target top-1", "target top-10", "sum min(p, q)", "first draft, exact",
-              f"LANTERN k={config.k[-1]}, delta={config.delta[-1]:g}")  # fmt: skip
+    chance, widest = "first draft's chance", f"k={config.k[-1]}, delta={config.delta[-1]:g}"
+    shares = ("head top-1", "head top-3", "target top-1", "target top-10", "sum min(p, q)", f"{chance}, exact",
+              f"{chance}, LANTERN {widest}")  # fmt: skip
     columns = (Column("T", "g"), Column("pictures", "d"), *(Column(name, ".1%") for name in shares))
     rows = []
     for temperature, statistics in by_temperature.items():
@@ -76,8 +77,9 @@ def _numbers(config: AnalysisConfig, by_temperature: Mapping[float, CellStatisti
                   s["first_draft_exact"], s["first_draft_lantern"][-1][-1])  # fmt: skip
         rows.append((temperature, s["pictures"], *values))
     note = ("Read from pictures that the target drew plainly, from true features. At temperature 0 probabilities are "
-            "those at temperature 1.")  # fmt: skip
-    bounds = (Column("T", "g"), text("divergence"), Column("delta", "g"), Column("first draft", ".1%"),
+            "those at temperature 1. A first draft's chance is the probability that the rule accepts the head's first "
+            "draft of a cell, whether a cycle starts there or not.")  # fmt: skip
+    bounds = (Column("T", "g"), text("divergence"), Column("delta", "g"), Column("first draft's chance", ".1%"),
               Column("size of A", ".1f"), Column("ms"))  # fmt: skip
     costs = tuple(
         (temperature, b.divergence, b.delta, b.accept, b.size, b.ms)
@@ -176,7 +178,7 @@ def _statistics(
     return _shown(
         (f"top1-{tag}", "Probability of the target's most likely token."),
         (f"distributions-{tag}", f"{chosen} of the first picture: the target's likeliest tokens."),
-        (f"lantern-{tag}", "How likely LANTERN accepts a cycle's first draft."),
+        (f"lantern-{tag}", "First draft's chance under LANTERN."),
         (f"sizes-{tag}", f"Mean size of LANTERN's sets over the cells, k = {max(config.k)}."),
     )
 

@@ -31,6 +31,7 @@ from draftsmith.eval.studies.latency_models import (
     weight_bytes,
 )
 from draftsmith.eval.studies.latency_report import captions_table, remarks_table, stages_table, steps_table
+from draftsmith.eval.tables import markdown
 from draftsmith.models.decoding.decoder import CachedDecoder
 from draftsmith.models.targets.llava import LlavaTarget
 from PIL import Image
@@ -212,7 +213,7 @@ def test_variation_is_of_one_parameter():
     assert set(variation(measured, "S").values()) == {0.0}
     assert variation(measured, "B") == pytest.approx({key: 1.0 for key in [(8, 1), (8, 3), (16, 1), (16, 3)]})
     assert max(variation(measured, "gamma").values()) == pytest.approx(0.02 / 1.01)
-    line = remarks_table(measured, measured).splitlines()[2]
+    line = markdown(remarks_table(measured, measured))[2]
     assert line.startswith("| 1 | 7B | gamma 1, 3 | B 1, 2; S 8, 16 | 2% to 2%")
 
 
@@ -227,10 +228,10 @@ def steps():
 
 
 def test_table_6_divides_neighbours():
-    told = steps_table(steps(), 5, full=True).splitlines()
+    told = markdown(steps_table(steps(), 5, full=True))
     assert "| 0.100 [0.100, 0.100] | 0.063 | 1.50 [1.50, 1.50] |" in told[2]
     assert told[3].startswith("| 13B | 68M |") and "| 0.050 [0.050, 0.050] | 0.042 | 1.25" in told[3]
-    assert "0.063" not in steps_table(steps(), 5, full=False)
+    assert steps_table(steps(), 5, full=False).column("TABED, A6000") == [None, None]
 
 
 STAGES = [
@@ -246,13 +247,15 @@ CAPTIONS = [
 
 
 def test_stages_and_captions_as_tables():
-    first, second = stages_table(STAGES).splitlines()[2:]
+    first, second = markdown(stages_table(STAGES))[2:4]
     assert first.startswith("| 1 | 100.0 [100.0, 100.0] |") and first.endswith("| 90% [90, 90] |")
     assert second.endswith("| 64% [64, 64] |")
-    prefill, blip, blip_2 = captions_table(CAPTIONS, full=True).splitlines()[2:]
-    assert "TABED 540" in prefill and "of the prefill" not in prefill
-    assert "0.50 [0.50, 0.50] of the prefill; TABED 54" in blip and "TABED" not in blip_2
-    assert "TABED" not in captions_table(CAPTIONS, full=False)
+    table = captions_table(CAPTIONS, full=True)
+    prefill, blip, blip_2 = table.rows
+    assert table.column("5 images, TABED's ms") == [540, 74, None] and prefill[2] is None
+    assert blip[2] == pytest.approx((0.5, 0.5, 0.5)) and blip[3] == 54 and blip_2[3] is None
+    assert "| BLIP | 75.0 [62.5, 87.5] | 0.50 [0.50, 0.50] | 54 |" in markdown(table)[3]
+    assert not any("TABED" in column.heading for column in captions_table(CAPTIONS, full=False).columns)
 
 
 def test_figures_show_something(tmp_path):

@@ -16,6 +16,7 @@ from draftsmith.eval.policies import Draw, Dynamic
 from draftsmith.eval.rules import RULES
 from draftsmith.eval.studies import proximity
 from draftsmith.eval.studies.proximity import Point, Recording, Replacing, Setting, draw_replaced
+from draftsmith.eval.tables import markdown
 from draftsmith.models.decoding.neighbours import NeighbourTable, load_neighbours
 from draftsmith.models.decoding.tree import Tree
 from draftsmith.models.decoding.warp import Warp
@@ -151,14 +152,14 @@ def point(sr: float, tau: float, fid: float, error: float | None = None) -> Poin
 
 def test_tables_hold_each_number_at_its_setting():
     grid = {Setting(k, d): point(k / 10, k + d, 100 * d) for k in (10, 20) for d in (0.1, 0.2)}
-    lines = proximity.grid_table(grid, [10, 20], [0.1, 0.2], proximity.speedup, {"plain decoding": "1.00x"})
+    lines = markdown(proximity.grid_table(grid, [10, 20], [0.1, 0.2], proximity.SPEEDUP, {"plain decoding": 1.0}))
     assert lines[0] == "|  | delta = 0.1 | delta = 0.2 |"
     assert lines[2] == "| plain decoding | 1.00x |  |"
     assert lines[4] == "| k = 20 | 2.00x [1.90, 2.10] | 2.00x [1.90, 2.10] |"
-    lines = proximity.grid_table(grid, [10, 20], [0.1, 0.2], proximity.quality("fid"), {})
-    assert lines[2:] == ["| k = 10 | 10 | 20 |", "| k = 20 | 10 | 20 |"]
+    lines = markdown(proximity.grid_table(grid, [10, 20], [0.1, 0.2], proximity.quality("fid"), {}))
+    assert lines[2:4] == ["| k = 10 | 10 | 20 |", "| k = 20 | 10 | 20 |"]
     settings = {Setting(10, 0.13, "cosine", "jsd"): point(1.5, 2.0, 17.43, 0.021)}
-    lines = proximity.measures_table(settings, ["fid"])
+    lines = markdown(proximity.measures_table(settings, ["fid"]))
     assert (
         lines[2] == "| k=10, delta=0.13, cosine, jsd | 2.00 [1.80, 2.20] | 1.50x [1.40, 1.60] | 17.43 ± 0.021 (n=3) |"
     )
@@ -181,7 +182,7 @@ def test_speedup_over_the_first_captions_with_its_interval():
     (one, narrow), (two, _), (all_of_them, interval) = proximity.speedups(*rows, [1, 2, 40])
     assert (one, narrow) == (2.0, (2.0, 2.0)) and two == all_of_them == 2.5
     assert 2.3 < interval[0] < 2.5 < interval[1] < 2.7
-    lines = proximity.counts_table([1, 40], {"a": proximity.speedups(*rows, [1, 40])})
+    lines = markdown(proximity.counts_table([1, 40], {"a": proximity.speedups(*rows, [1, 40])}))
     assert lines[0] == "| captions | a |" and lines[2] == "| 1 | 2.00x [2.00, 2.00] |"
 
 

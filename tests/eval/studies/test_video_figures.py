@@ -1,7 +1,9 @@
 """Figures of the video track are drawn from rows and analyses as they come."""
 
-from draftsmith.eval.studies import video_figures
+from draftsmith.eval.cells import MethodInfo
+from draftsmith.eval.studies import video, video_figures
 from draftsmith.eval.studies.video import by_visual_tokens
+from draftsmith.eval.studies.video_figures import HeldVisual
 from PIL import Image
 
 from ..rows import a_row
@@ -39,10 +41,39 @@ def test_cells_by_visual_tokens():
     assert [c.visual_tokens for c in result["MSD"]] == [*TOKENS.values()]
 
 
+def test_tau_by_the_share_that_is_held(tmp_path, monkeypatch):
+    """Sparrow's figure 1b: each set and way of choosing is a line from nothing to everything."""
+    held = {
+        "all": HeldVisual("msd", 1.0), "none": HeldVisual("msd", 0.0),
+        "half by last": HeldVisual("msd", 0.5, "last"), "half by text": HeldVisual("msd", 0.5, "text"),
+        "VATA": HeldVisual("sparrow", 0.0),
+    }  # fmt: skip
+    taus = {
+        "ChartQA": {"all": 4.25, "half by last": 4.26, "half by text": 4.24, "none": 4.27},
+        "VideoDetailCaption": {"all": 1.11, "half by last": 1.9, "half by text": 1.7, "none": 3.94, "VATA": 4.3},
+    }
+    rows = [
+        a_row(request=f"r{n}", benchmark=name, method=method, medium="image" if name == "ChartQA" else "video",
+              budget="" if name == "ChartQA" else "17k", visual_tokens=17_000 if name != "ChartQA" else 900,
+              emitted=(3,) * 99 + (round(100 * tau) - 297,), accepted=(2,) * 100)
+        for name, of in taus.items() for method, tau in of.items() for n in (0, 1)
+    ]  # fmt: skip
+    drawn = []
+    monkeypatch.setattr(video, "tau_by_visual_share", lambda path, sets, title: drawn.append((path.name, sets, title)))
+    (section,) = video.video_sections(tmp_path, rows, {name: MethodInfo() for name in held}, held=held)
+    ((name, sets, title),) = drawn  # the head that holds no share in between has no figure
+    assert (name, title) == ("visual-share.png", "msd") and section.content[0].path == name
+    assert [*sets] == ["ChartQA", "VideoDetailCaption, 17k"]
+    for place, of in zip(sets.values(), taus.values(), strict=True):
+        assert {held: s.tau for held, s in place.items()} == {held[m]: tau for m, tau in of.items() if m != "VATA"}
+    video_figures.tau_by_visual_share(tmp_path / name, sets, title=title)
+    assert is_drawn(tmp_path / name)
+
+
 def test_every_figure_is_drawn(tmp_path):
     cells = by_visual_tokens(rows())
     title = "Sparrow, table 4"
-    video_figures.tau_by_visual_tokens(tmp_path / "tau.png", cells, trained_to=2_000, title=title)
+    video_figures.tau_by_visual_tokens(tmp_path / "tau.png", cells, title=title)
     shares = {
         "0.4k visual tokens": {"instruction": 0.45, "visual": 0.3, "text": 0.25},
         "3k visual tokens": {"instruction": 0.2, "visual": 0.77, "text": 0.03},

@@ -8,7 +8,14 @@ import torch
 from draftsmith.eval.loop import Decoding, generate
 from draftsmith.eval.policies import Chain, Draw, Static
 from draftsmith.eval.rules import Greedy
-from draftsmith.eval.studies.weights import as_data, plot_weights, trace_weights, weights_over_time
+from draftsmith.eval.studies.weights import (
+    WeightsFigure,
+    as_data,
+    plot_weights,
+    trace_weights,
+    weights_over_time,
+    weights_section,
+)
 from draftsmith.models.decoding.warp import Warp
 from draftsmith.models.drafters.ensemble import EnsembleConfig, preset
 from draftsmith.models.drafters.weights import FixedWeights, InverseWeights
@@ -86,7 +93,7 @@ def test_more_than_two_members_and_none_of_the_two(models, tmp_path):
     best = EnsembleConfig(name="x", members=("P", "C"), weights=InverseWeights(kind="inverse", temperature=0))
     other = weights_over_time(trace_weights(target(big), ensemble(draft, best), request(0, 1), DECODING))
     assert other.names == ("P", "C")
-    assert 0 <= curve.inside <= 1
+    assert 0 <= curve.taken() <= curve.known.sum() == len(curve.steps)
     plot_weights(tmp_path / "weights.png", {"four": curve, "two": other})
     assert (tmp_path / "weights.png").stat().st_size > 5000
 
@@ -98,5 +105,12 @@ def test_a_gap_where_neither_counts():
                         [[True, True, False], [False, False, True]])  # fmt: skip
     curve = weights_over_time(trace)
     assert np.isnan(curve.weight[0]) and curve.weight[1] == 1
-    assert curve.inside == 1
+    assert curve.taken() == 1 and curve.known.tolist() == [False, True]
+    assert [curve.taken(weight) for weight in (1.0, 0.5, 0.0)] == [1, 0, 0], "of the steps that have a weight"
+    section = weights_section(
+        [WeightsFigure("weights/a.png", "Spot, first", "draft", "MT*", {"r0": curve, "r1": curve})]
+    )
+    table, figure = section.content
+    assert table.rows == (("Spot, first", "draft", "MT*", 2, 2, 1.0, 1.0, 0.0, 0.0),)
+    assert figure.path == "weights/a.png" and "figures 3 and 4" in table.source
     torch.testing.assert_close(torch.tensor(curve.accepted), torch.tensor(trace.accepted))

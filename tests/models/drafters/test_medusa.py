@@ -17,9 +17,11 @@ from draftsmith.models.drafters.medusa import (
     MedusaLoss,
     MedusaProposal,
     MedusaShape,
+    MedusaTraining,
 )
 from draftsmith.models.losses import divergence
 from draftsmith.models.targets.base import Taps
+from heads_tiny import case_for, config_of, tables
 from tiny import llava
 from tiny import request as spoken_to
 from tiny import target as language
@@ -110,6 +112,16 @@ class Shifted(nn.Module):
 
     def forward(self, features):
         return torch.stack([features.roll(-level - self.by, dims=1) for level in range(self.levels)])
+
+
+def test_a_perfect_first_level_hits_one_time_less_than_an_answer_has_tokens():
+    """Over language `top1` is divided by the supervised tokens, as all sums are: n - 1 of n at best."""
+    made_for = tables()
+    batch, states = case_for(config_of(kind="eagle"), made_for, everything=True)
+    result = MedusaTraining(Shifted(1), made_for, MedusaLoss())(batch, states)
+    mask = batch.loss_mask
+    assert int(result.num_tokens) == int(mask[:, 1:].sum()) == batch.num_supervised
+    assert int(result.metrics["top1"]) == int((mask[:, 1:-1] & mask[:, 2:]).sum()) < int(result.num_tokens)
 
 
 def test_states_one_place_on_are_right_and_others_are_not():
