@@ -65,7 +65,7 @@ def _fingerprint(recipe: Recipe, stage: Any, inputs: dict[str, str], earlier: li
     out.
     """
     section = stage.model_dump(mode="json")
-    for harmless in ("log_every", "num_workers", "checkpoints", "expected"):
+    for harmless in ("log_every", "num_workers", "checkpoints", "expected", *stage.harmless()):
         section.pop(harmless, None)
     drafter = recipe.drafter.model_dump(mode="json") if recipe.drafter else None
     by_name = {p.name: p.fingerprint for p in earlier}

@@ -25,12 +25,12 @@ from ...core.errors import UserError, first_line
 from ...core.section import Section
 from ...core.states import Taps, TargetStates
 from ..decoding.cache import Cache
-from ..decoding.decoder import CachedDecoder
+from ..decoding.decoder import CachedDecoder, DecoderStates
 from ..decoding.rows import Guidance, GuidanceScale
 from ..decoding.tree import Tree
 from ..hub import read_config
 from ..layer import LayerShape
-from .base import Prompt, TargetShape, TargetStep
+from .base import Prompt, TargetShape, TargetStep, guided_batch
 from .llamagen import both_sides
 
 DEFAULT_GUIDANCE = Guidance(3.0)
@@ -175,41 +175,73 @@ class AnoleTarget:
 
     @torch.inference_mode()
     def prefill(self, request: ImageRequest, taps: Taps, *, capacity: int) -> tuple[AnoleSession, TargetStep]:
-        self._check_text(request.condition)
-        rows = self.guidance.num_rows
-        texts = [request.condition.to(self.device)] * rows
-        uncond = torch.arange(rows, device=self.device) == 1
-        ids, mask, positions = self._rows(texts, uncond.new_empty(rows, 0, dtype=torch.int64), uncond)
-        prompt = Prompt(ids, mask, positions, self.guidance)
-        length = ids.shape[1]
-        session = AnoleSession(self.decoder.new_cache(length + capacity), taps, prompt)
-        embeds, seen = self.decoder.embed(ids), _causal(mask)
-        states = self.decoder.forward(
-            embeds, session.cache, positions, seen, layers=taps.layers, attention=taps.prefill_attention
-        )
-        session.cache.advance(length)
+        session, states = self._prompts([request], taps, capacity)
         logits = self.guided(states.feature[:, -1:], [0])
         feature = states.feature if taps.feature else None
-        return session, TargetStep(logits, feature, states.layers, states.attention, prompt)
+        return session, TargetStep(logits, feature, states.layers, states.attention, session.prompt)
 
     @torch.inference_mode()
     def verify(self, session: AnoleSession, root: int, tree: Tree) -> TargetStep:
+        ids = torch.cat([torch.tensor([root], device=self.device), tree.tokens.to(self.device)])
+        rows, depths = len(session.prompt.ids), [0, *tree.depths]
+        states, steps = self._at_depths(session, ids.expand(rows, -1), depths, tree.ancestor_mask(self.device))
+        feature = states.feature if session.taps.feature else None
+        return TargetStep(self.guided(states.feature, steps), feature, states.layers)
+
+    @torch.inference_mode()
+    def prefill_batch(self, requests: Sequence[ImageRequest], *, capacity: int) -> tuple[AnoleSession, Tensor]:
+        """Run the prompts of B pictures side by side: the session that `feed` takes, and scores [B,V]."""
+        session, states = self._prompts(requests, Taps(), capacity)
+        return session, guided_batch(self, states.feature[:, -1], 0)
+
+    @torch.inference_mode()
+    def feed(self, session: AnoleSession, tokens: Tensor) -> Tensor:
+        """Scores [B,V] after one more token [B] of each picture of `prefill_batch`."""
+        ids = tokens.to(self.device).repeat(self.guidance.num_rows)[:, None]
+        alone = torch.ones(1, 1, dtype=torch.bool, device=self.device)
+        states, (step,) = self._at_depths(session, ids, [0], alone)
+        session.cache.advance(1)
+        return guided_batch(self, states.feature[:, -1], step)
+
+    def _prompts(
+        self, requests: Sequence[ImageRequest], taps: Taps, capacity: int
+    ) -> tuple[AnoleSession, DecoderStates]:
+        """Runs B prompts: rows are the B with their texts, then, under guidance, the B without, padded on the left."""
+        for request in requests:
+            self._check_text(request.condition)
+        num_rows = self.guidance.num_rows
+        texts = [request.condition.to(self.device) for request in requests] * num_rows
+        uncond = (torch.arange(num_rows, device=self.device) == 1).repeat_interleave(len(requests))
+        ids, mask, positions = self._rows(texts, uncond.new_empty(len(texts), 0, dtype=torch.int64), uncond)
+        length = ids.shape[1]
+        cache = self.decoder.new_cache(length + capacity)
+        states = self.decoder.forward(
+            self.decoder.embed(ids), cache, positions, _causal(mask), layers=taps.layers,
+            attention=taps.prefill_attention,
+        )  # fmt: skip
+        cache.advance(length)
+        return AnoleSession(cache, taps, Prompt(ids, mask, positions, self.guidance)), states
+
+    def _at_depths(
+        self, session: AnoleSession, ids: Tensor, depths: Sequence[int], tree: Tensor
+    ) -> tuple[DecoderStates, list[int]]:
+        """States of `ids` [R,N] behind the committed tokens, and which image token each of them scores.
+
+        Args:
+            depths: N; siblings share a position.
+            tree: [N,N] bool: which of the N each sees.
+        """
         prompt, past = session.prompt, session.cache.length
         rows, length = prompt.ids.shape
-        ids = torch.cat([torch.tensor([root], device=self.device), tree.tokens.to(self.device)])
-        depths = [0, *tree.depths]
-        # Every row counts from its own last prompt token, and by depth: siblings share a position.
-        offsets = torch.tensor([past - length + 1 + depth for depth in depths], device=self.device)
-        positions = prompt.positions[:, -1:] + offsets
-        mask = torch.ones(rows, len(ids), past + len(ids), dtype=torch.bool, device=self.device)
-        mask[:, :, :length] = prompt.mask[:, None]
-        mask[:, :, past:] = tree.ancestor_mask(self.device)
-        states = self.decoder.forward(
-            self.decoder.embed(ids.expand(rows, -1)), session.cache, positions, mask, layers=session.taps.layers
-        )
         first = past - length + 1  # number of the token after the root
-        logits = self.guided(states.feature, [first + depth for depth in depths])
-        return TargetStep(logits, states.feature if session.taps.feature else None, states.layers)
+        # Every row counts from its own last prompt token.
+        positions = prompt.positions[:, -1:] + torch.tensor([first + depth for depth in depths], device=self.device)
+        mask = torch.ones(rows, ids.shape[1], past + ids.shape[1], dtype=torch.bool, device=self.device)
+        mask[:, :, :length] = prompt.mask[:, None]
+        mask[:, :, past:] = tree
+        embeds = self.decoder.embed(ids)
+        states = self.decoder.forward(embeds, session.cache, positions, mask, layers=session.taps.layers)
+        return states, [first + depth for depth in depths]
 
     @torch.inference_mode()
     def commit(self, session: AnoleSession, path: Sequence[int]) -> None:
