@@ -22,7 +22,6 @@ from ..targets.base import DrawingTarget
 from .decoder import CachedDecoder
 from .warp import Warp
 
-
 T = TypeVar("T")
 
 
