@@ -211,8 +211,9 @@ class CaptionEmbedding(nn.Module):
         self.cap_proj = CaptionProjection(config)
 
     def forward(self, features: Tensor, uncond: Tensor) -> Tensor:
-        """features [B,C,F] left padded with zeros, uncond [B] bool -> [B,C,D]."""
-        chosen = torch.where(uncond[:, None, None], self.uncond_embedding.to(features.dtype), features)
+        """features [B,C,F] of any type, left padded with zeros, uncond [B] bool -> [B,C,D]."""
+        dtype = self.cap_proj.fc1.weight.dtype  # a published encoder's features are bfloat16
+        chosen = torch.where(uncond[:, None, None], self.uncond_embedding.to(dtype), features.to(dtype))
         return self.cap_proj(chosen)
 
 

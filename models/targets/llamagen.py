@@ -170,9 +170,7 @@ class LlamaGenTarget:
         if config.condition == "class":
             embeds, condition_mask = self.model.cls_embedding(torch.stack(batch.conditions), uncond), None
         else:
-            features, condition_mask = pad_left(
-                [c.to(self.embedding.dtype) for c in batch.conditions], config.num_condition_tokens
-            )
+            features, condition_mask = pad_left(batch.conditions, config.num_condition_tokens)
             embeds = self.model.cls_embedding(features, uncond)
         feature = self.model.features(embeds, batch.codes, condition_mask)
         ids = F.pad(batch.codes, (config.num_condition_tokens, 0))
@@ -200,8 +198,7 @@ class LlamaGenTarget:
         if config.condition == "class":
             embeds = self.model.cls_embedding(torch.stack(conditions).repeat(num_rows), uncond)
         else:
-            dtype = self.embedding.dtype
-            features, mask = pad_left([c.to(dtype) for c in conditions], config.num_condition_tokens)
+            features, mask = pad_left(conditions, config.num_condition_tokens)
             embeds = self.model.cls_embedding(features.repeat(num_rows, 1, 1), uncond)
             mask = mask.repeat(num_rows, 1)  # unconditional rows keep the caption's mask
         length = embeds.shape[1]
