@@ -1,4 +1,4 @@
-"""A text-conditional LlamaGen whose T5 encoder comes from a directory: in bfloat16, as published, beside a float32 model."""
+"""A float32 LlamaGen beside a T5 encoder from a directory, which is held in bfloat16 as published."""
 
 from pathlib import Path
 from types import SimpleNamespace
@@ -34,8 +34,8 @@ def made(tmp_path_factory) -> SimpleNamespace:
 
 
 def train(made, folder: Path, inputs=None, **changes) -> Path:
-    values = {"kind": "train", "data": {"kind": "codes", "from": "codes"}, "steps": 2, "batch_size": 4, "optim": OPTIM, "log_every": 1}
-    stage = TrainStage(**(values | changes))
+    data = {"kind": "codes", "from": "codes"}
+    stage = TrainStage(kind="train", data=data, steps=2, batch_size=4, optim=OPTIM, log_every=1, **changes)
     stage.run(context(folder, made.target, inputs or made.inputs, drafter=EagleConfig(kind="eagle")))
     return folder
 
