@@ -12,8 +12,7 @@ import math
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass, fields
-from pathlib import Path
-from typing import Any, ClassVar, Literal, NoReturn
+from typing import ClassVar
 
 import torch
 from torch import Tensor
@@ -21,21 +20,17 @@ from torch.nn import functional as F
 from transformers import ChameleonConfig, ChameleonForConditionalGeneration
 
 from ...core.batch import CodeBatch, ImageRequest
-from ...core.errors import UserError, first_line
-from ...core.section import Section
+from ...core.errors import UserError
 from ...core.states import Taps, TargetStates
 from ..decoding.cache import Cache
 from ..decoding.decoder import CachedDecoder, DecoderStates
-from ..decoding.rows import Guidance, GuidanceScale
+from ..decoding.rows import Guidance
 from ..decoding.tree import Tree
-from ..hub import read_config
 from ..layer import LayerShape
 from .base import Prompt, TargetShape, TargetStep, guided_batch
 from .llamagen import both_sides
 
 DEFAULT_GUIDANCE = Guidance(3.0)
-PINNED = "chameleon-anole-7b"  # the config that dry runs build
-PUBLISHED = "leloy/Anole-7b-v0.1-hf"
 
 # ---- ids
 
@@ -119,6 +114,8 @@ class AnoleTarget:
     Args:
         num_image_tokens: of an image; a square.
     """
+
+    kind: ClassVar[str] = "anole"  # of its section
 
     def __init__(
         self,
@@ -311,119 +308,3 @@ def anole_shape(config: ChameleonConfig, grid: int = 32) -> TargetShape:
     )  # fmt: skip
     sizes = config.vocab_size, config.hidden_size, config.num_hidden_layers
     return TargetShape(*sizes, layer=layer, grid=grid, condition="text")
-
-
-# ---- recipes
-
-
-class AnoleTargetConfig(Section):
-    """Anole 7B, published: a stage trains heads for it and never the model itself."""
-
-    draws_images: ClassVar[bool] = True
-
-    kind: Literal["anole"]
-    # Hub id or directory in transformers' layout (leloy/Anole-7b-v0.1-hf). GAIR/Anole-7b-v0.1 is in Meta's.
-    path: str = PUBLISHED
-    revision: str | None = None
-    # bfloat16 is the published precision; float32 takes 28 GB.
-    dtype: Literal["float32", "bfloat16", "float16"] = "bfloat16"
-    # accelerate's device map for GPUs that do not hold 14 GB; null: this rank's device.
-    device_map: str | None = None
-    # Guidance. Two samplers are published: LANTERN's has scale 3, top-k 2000, T 1; GAIR's, without pictures in the
-    # prompt, scale 3, T 0.7, top-p 0.9. Numbers of one are not comparable with the other's.
-    cfg_scale: GuidanceScale = 3.0
-    # What draws the pictures: Hub id or directory in the layout of leloy/Anole-7b-v0.1-vqvae-hf, or the file of Meta's
-    # vqgan.ckpt; null draws none.
-    vq_path: str | None = "leloy/Anole-7b-v0.1-vqvae-hf"
-    vq_revision: str | None = None
-
-    def provides(self) -> set[str]:
-        """Things that need no stage: they come from outside. The text's tokenizer lies beside the weights."""
-        return {"target", "text"} | ({"vq"} if self.vq_path is not None else set())
-
-    @property
-    def image_size(self) -> int:
-        """Pixels along a side of the pictures."""
-        return 512
-
-    @property
-    def num_codes(self) -> int:
-        """Tokens of an image."""
-        return 1024
-
-    @property
-    def guidance(self) -> Guidance:
-        """`cfg_scale` as the rule that combines the scores of both rows, for all tokens."""
-        return Guidance(self.cfg_scale)
-
-
-def anole_config(config: AnoleTargetConfig, *, network: bool) -> ChameleonConfig:
-    """The model's config. A dry run takes the pinned one for the published weights; it names no image codes."""
-    source = PINNED if config.path == PUBLISHED and not network else config.path
-    return _chameleon(read_config(source, key="target.path", revision=config.revision, network=network), config.path)
-
-
-def load_anole(
-    path: str | Path,
-    *,
-    revision: str | None = None,
-    dtype: torch.dtype = torch.bfloat16,
-    device_map: str | None = None,
-    device: torch.device | str | None = None,
-    guidance: Guidance = DEFAULT_GUIDANCE,
-) -> AnoleTarget:
-    """A frozen target. Only safetensors are read.
-
-    Args:
-        device: where to, without a `device_map`; None stays on the CPU.
-
-    Raises:
-        UserError: it cannot be read, is no Chameleon, or lacks weights.
-    """
-    _chameleon(read_config(str(path), key="target.path", revision=revision), path)
-    maker: Any = ChameleonForConditionalGeneration
-    try:
-        model, report = maker.from_pretrained(
-            path, revision=revision, dtype=dtype, device_map=device_map,
-            use_safetensors=True, weights_only=True, output_loading_info=True,
-        )  # fmt: skip
-    except (OSError, ValueError, RuntimeError) as error:
-        hint = "check the name and the network; the layout is transformers', in safetensors"
-        raise UserError(f"target.path: cannot load {str(path)!r}: {first_line(error)}", hint=hint) from error
-    missing = sorted(report["missing_keys"])
-    if missing:
-        # transformers would go on with random values.
-        problem = f"target.path: {str(path)!r} lacks {len(missing)} weights, {missing[0]} the first"
-        raise UserError(problem, hint=f"download it again, or name {PUBLISHED}")
-    if device is not None and device_map is None:
-        model.to(device)
-    return AnoleTarget(model, guidance=guidance)
-
-
-def _chameleon(config: Any, path: str | Path) -> ChameleonConfig:
-    """`config` if it is one of Chameleon's own; Lumina-mGPT's says chameleon too."""
-    if any("XLLMX" in name for name in config.architectures or ()):
-        refuse_lumina()
-    if not isinstance(config, ChameleonConfig):
-        problem = f"target.path: {str(path)!r} is a {config.model_type}, expected a chameleon"
-        raise UserError(problem, hint=f"name {PUBLISHED}")
-    return config
-
-
-# ---- what is not supported, and why
-
-
-def refuse_lumina() -> NoReturn:
-    """Raises `UserError`.
-
-    From its repository (Alpha-VLLM/Lumina-mGPT): pictures come in many sizes, which two tokens announce, and every row
-    of codes ends with a fixed token; its weights say chameleon, but have query and key norms of one row per
-    model-parallel rank where transformers' class has one per head.
-    """
-    raise UserError(
-        "Lumina-mGPT is not supported: transformers has no class for it (its weights do not fit Chameleon's query and "
-        "key norms), its pictures come in many sizes with announcing and row-end tokens that no head, tree or image "
-        "decoder here knows, and its own code needs an older transformers and is installed with flash-attn",
-        where="target.kind",
-        hint="use kind: anole, the same family with 512 x 512 pictures, or kind: llamagen",
-    )

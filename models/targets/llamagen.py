@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from typing import ClassVar
 
 import torch
 from torch import Tensor
@@ -31,6 +32,8 @@ class LlamaGenSession:
 
 class LlamaGenTarget:
     """Frozen. A request's `condition` is a class label or a caption's features [n,F]."""
+
+    kind: ClassVar[str] = "llamagen"  # of its section
 
     def __init__(self, model: LlamaGen, guidance: Guidance):
         self.model = model.eval().requires_grad_(False)

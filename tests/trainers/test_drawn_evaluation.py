@@ -11,11 +11,11 @@ import pytest
 import torch
 from draftsmith.core.errors import UserError
 from draftsmith.data.prompts import PromptSource
-from draftsmith.models import generators
 from draftsmith.models.drafters.base import TargetIdentity
 from draftsmith.models.drafters.medusa import MedusaConfig
-from draftsmith.models.generators import LlamaGenTargetConfig, build_transformer
+from draftsmith.models.generators import LlamaGenTargetConfig
 from draftsmith.models.llamagen.files import save_model
+from draftsmith.models.targets.llamagen_section import build_transformer
 from draftsmith.recipes.load import load
 from draftsmith.trainers.evaluation import measuring, untimed
 from draftsmith.trainers.evaluation.kept_pictures import FOLDER
@@ -164,7 +164,7 @@ def test_medusa_and_its_classes(demo, tmp_path):
     save_model(model, tmp_path / "target")
     made = {"vq": demo / "vq", "target": tmp_path / "target"}
     config = MedusaConfig(kind="medusa", num_heads=3)
-    loaded = generators.load_target(target, made, device=torch.device("cpu"))
+    loaded = target.load(made, device=torch.device("cpu"))
     torch.manual_seed(0)
     (tmp_path / "head").mkdir()
     identity = TargetIdentity(section=target.model_dump(mode="json"))

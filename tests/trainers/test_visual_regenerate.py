@@ -14,8 +14,9 @@ from draftsmith.eval.loop import Decoding, generate
 from draftsmith.eval.policies import Chain, Draw
 from draftsmith.eval.rules import RULES
 from draftsmith.models.decoding.warp import Warp
-from draftsmith.models.generators import Generator, build_transformer, load_generator, sample_condition
+from draftsmith.models.generators import Generator, load_generator
 from draftsmith.models.llamagen.files import save_model
+from draftsmith.models.targets.llamagen_section import build_transformer
 from draftsmith.recipes.load import load
 from draftsmith.recipes.plan import plan
 from draftsmith.trainers.answers import pictures
@@ -70,7 +71,7 @@ def test_a_record_holds_what_draws_it_again(made, tmp_path):
     assert len(reader) == 10 and len(set(drawn)) == 10, "repeats have luck of their own"
     # A head reads them as it reads encoded pictures.
     sample = ShardSamples(tmp_path / regenerate.CODES, ShardData())[3]
-    assert torch.equal(sample_condition(made.target)(sample), reader[3][1]["features"])
+    assert torch.equal(made.target.sample_condition()(sample), reader[3][1]["features"])
 
 
 def test_other_seeds_and_no_guidance_draw_other_pictures(made, tmp_path):

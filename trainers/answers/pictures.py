@@ -12,7 +12,7 @@ from ...data.prompts import ImagePrompt, read_prompts
 from ...data.shards import ShardReader
 from ...models.decoding.batched import draw_pictures, even_batches
 from ...models.decoding.warp import Warp
-from ...models.generators import Generator, check_labels, load_generator
+from ...models.generators import Generator, load_generator
 from ..context import Context
 from ..stages.encode import summary
 from ..stages.generate import DATASET_FOLDER
@@ -31,7 +31,7 @@ class Pictures:
         self.stage, self.context = stage, context
         folder = None if stage.prompts.from_stage is None else context.inputs["data"] / DATASET_FOLDER
         self.prompts = read_prompts(stage.prompts.resolved(folder))
-        check_labels(context.target, [(p.caption, p.label) for p in self.prompts])
+        context.target.check_labels([(p.caption, p.label) for p in self.prompts])
         self.generator = load_generator(context.target, context.inputs, device=context.device())
 
     def __len__(self) -> int:

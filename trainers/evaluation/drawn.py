@@ -20,7 +20,7 @@ from ...eval.studies.drawn import CellStatistics, encoded_pictures, read_picture
 from ...eval.studies.drawn.section import drawn_section
 from ...eval.tables import ReportSection
 from ...models.decoding.warp import Warp
-from ...models.generators import Generator, check_labels, load_generator, sample_condition
+from ...models.generators import Generator, load_generator
 from ..context import Context
 from ..stages.encode import SHARDS
 from ..stages.generate import DATASET_FOLDER
@@ -42,7 +42,7 @@ def run(stage: Any, context: Context) -> None:
         context.inputs["data"] / DATASET_FOLDER if benchmark.prompts.from_stage else None
     )
     prompts = read_prompts(source)
-    check_labels(context.target, [(p.caption, p.label) for p in prompts])
+    context.target.check_labels([(p.caption, p.label) for p in prompts])
     judge = Judge(
         benchmark.quality,
         prompts,
@@ -198,7 +198,7 @@ def _analysis(
     if config.head_data is not None:
         data = config.head_data
         folder = Path(data.path) if data.path else context.inputs["codes"] / SHARDS
-        for name, samples in encoded_pictures(config, folder, sample_condition(context.target)).items():
+        for name, samples in encoded_pictures(config, folder, context.target.sample_condition()).items():
             encoded[name] = read(samples, stage.temperatures[0])
     relaxed = {name: (m.tree, m.rule) for name, m in stage.methods.items() if isinstance(m.rule, LanternConfig)}
     tree = next((tree for tree, _ in relaxed.values()), None)
