@@ -161,7 +161,13 @@ class LlamaGen(nn.Module):
         return LlamaGenStates(self.norm(states), by_layer)
 
     def features(self, condition: Tensor, codes: Tensor, condition_mask: Tensor | None = None) -> Tensor:
-        """Final states [B,C+n,D] of whole sequences.
+        """Final states [B,C+n,D] of whole sequences; arguments as of `states`."""
+        return self.states(condition, codes, condition_mask).feature
+
+    def states(
+        self, condition: Tensor, codes: Tensor, condition_mask: Tensor | None = None, *, layers: Sequence[int] = ()
+    ) -> LlamaGenStates:
+        """States of whole sequences.
 
         Args:
             condition: [B,C,D] embedded condition tokens.
@@ -172,7 +178,8 @@ class LlamaGen(nn.Module):
         states = F.dropout(embeds, self.config.dropout, self.training)
         length = embeds.shape[1]
         positions = torch.arange(length, device=embeds.device)
-        return self.decode(states, None, positions, sequence_mask(length, condition_mask, embeds.device)).feature
+        mask = sequence_mask(length, condition_mask, embeds.device)
+        return self.decode(states, None, positions, mask, layers=layers)
 
 
 def sequence_mask(length: int, condition_mask: Tensor | None, device: torch.device) -> Tensor:

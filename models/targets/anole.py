@@ -23,11 +23,11 @@ from ...core.batch import CodeBatch, ImageRequest
 from ...core.errors import UserError
 from ...core.states import Taps, TargetStates
 from ..decoding.cache import Cache
-from ..decoding.decoder import CachedDecoder, DecoderStates
+from ..decoding.decoder import CachedDecoder, DecoderStates, Tapped
 from ..decoding.rows import Guidance
 from ..decoding.tree import Tree
 from ..layer import LayerShape
-from .base import Prompt, TargetShape, TargetStep, guided_batch
+from .base import Prompt, TargetShape, TargetStep, check_layers, guided_batch
 from .llamagen import both_sides
 
 DEFAULT_GUIDANCE = Guidance(3.0)
@@ -247,19 +247,27 @@ class AnoleTarget:
     @torch.no_grad()
     def states(self, batch: CodeBatch, taps: Taps) -> TargetStates:
         """States of `batch`'s images behind their texts, which the rows of `batch.uncond` lose."""
+        check_layers(taps, self.decoder.num_layers)
         return both_sides(self._states, batch, taps)
 
-    def _states(self, batch: CodeBatch, uncond: Tensor) -> TargetStates:
-        """Rows marked in `uncond` [B] run without their text. Features of padding are zero."""
+    def _states(self, batch: CodeBatch, uncond: Tensor, layers: Sequence[int]) -> TargetStates:
+        """Rows marked in `uncond` [B] run without their text. States of padding are zero."""
         ids, mask, positions = self._rows(batch.conditions, batch.codes + self.ids.first_image, uncond)
         dtype = self.embedding.dtype
         added = torch.zeros(1, dtype=dtype, device=self.device).where(_causal(mask), torch.finfo(dtype).min)
-        output = self.model.model(input_ids=ids, attention_mask=added[:, None], position_ids=positions, use_cache=False)
-        feature = output.last_hidden_state.masked_fill(~mask[..., None], 0.0)
+        with Tapped(self.decoder.language_model, layers, ()) as tapped:
+            output = self.model.model(
+                input_ids=ids, attention_mask=added[:, None], position_ids=positions, use_cache=False
+            )
+        if 0 in layers:
+            tapped.states[0] = self.decoder.embed(ids)
+        padding_places = ~mask[..., None]
+        feature = output.last_hidden_state.masked_fill(padding_places, 0.0)
+        by_layer = {layer: s.to(feature.device).masked_fill(padding_places, 0.0) for layer, s in tapped.states.items()}
         longest = max(len(text) for text in batch.conditions)
         padding = tuple(longest - len(text) for text in batch.conditions)
         return TargetStates(
-            feature, {}, positions[None], ids=ids, mask=mask, num_generated=batch.codes.shape[1], padding=padding
+            feature, by_layer, positions[None], ids=ids, mask=mask, num_generated=batch.codes.shape[1], padding=padding
         )
 
     def _rows(self, texts: Sequence[Tensor], tokens: Tensor, uncond: Tensor) -> tuple[Tensor, Tensor, Tensor]:

@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from ...core.batch import ImageRequest
+from ...core.errors import UserError
 from ...core.states import Taps, TargetStates
 from ..decoding.rows import Guidance
 from ..decoding.tree import Tree
@@ -123,6 +124,16 @@ class Target(Protocol):
     def commit(self, session: Any, path: Sequence[int]) -> None:
         """Keep the root and the nodes of `path` of the last verification."""
         ...
+
+
+def check_layers(taps: Taps, num_layers: int) -> None:
+    """Raises `UserError` for layers that a target does not have."""
+    behind = [layer for layer in taps.layers if layer > num_layers]
+    if behind:
+        raise UserError(
+            f"states after layer {behind[0]} are wanted, and the target has {num_layers}",
+            hint=f"name layers from 0 (the embedding) to {num_layers}",
+        )
 
 
 class DrawingTarget(Target, Protocol):

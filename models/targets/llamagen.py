@@ -20,7 +20,7 @@ from ..decoding.rows import Guidance
 from ..decoding.tree import Tree
 from ..layer import LayerShape
 from ..llamagen.transformer import LlamaGen, LlamaGenConfig, LlamaGenStates, pad_left, sequence_mask
-from .base import Prompt, TargetShape, TargetStep, guided_batch
+from .base import Prompt, TargetShape, TargetStep, check_layers, guided_batch
 
 
 @dataclass
@@ -162,10 +162,11 @@ class LlamaGenTarget:
     @torch.no_grad()
     def states(self, batch: CodeBatch, taps: Taps) -> TargetStates:
         """States of `batch`'s images behind their conditions, which the rows of `batch.uncond` lose."""
+        check_layers(taps, self.model.config.num_layers)
         return both_sides(self._states, batch, taps)
 
-    def _states(self, batch: CodeBatch, uncond: Tensor) -> TargetStates:
-        """Rows marked in `uncond` [B] run without their condition.
+    def _states(self, batch: CodeBatch, uncond: Tensor, layers: Sequence[int]) -> TargetStates:
+        """Rows marked in `uncond` [B] run without their condition; states after `layers` are kept everywhere.
 
         The unconditional rows keep the caption's mask, as in training and in sampling.
         """
@@ -175,14 +176,14 @@ class LlamaGenTarget:
         else:
             features, condition_mask = pad_left(batch.conditions, config.num_condition_tokens)
             embeds = self.model.cls_embedding(features, uncond)
-        feature = self.model.features(embeds, batch.codes, condition_mask)
+        states = self.model.states(embeds, batch.codes, condition_mask, layers=layers)
         ids = F.pad(batch.codes, (config.num_condition_tokens, 0))
         seen = torch.ones_like(ids, dtype=torch.bool)
         if condition_mask is not None:
             seen[:, : config.num_condition_tokens] = condition_mask
         positions = torch.arange(ids.shape[1], device=ids.device).expand_as(ids)
         return TargetStates(
-            feature, {}, positions[None], ids=ids, mask=seen, num_generated=batch.codes.shape[1],
+            states.feature, states.layers, positions[None], ids=ids, mask=seen, num_generated=batch.codes.shape[1],
             padding=(0,) * len(ids),
         )  # fmt: skip
 
@@ -229,9 +230,13 @@ def llamagen_shape(config: LlamaGenConfig) -> TargetShape:
     )
 
 
-def both_sides(run: Callable[[CodeBatch, Tensor], TargetStates], batch: CodeBatch, taps: Taps) -> TargetStates:
+def both_sides(
+    run: Callable[[CodeBatch, Tensor, Sequence[int]], TargetStates], batch: CodeBatch, taps: Taps
+) -> TargetStates:
     """What `run` makes of a batch, or of each of its rows with and without the condition (`taps.without_condition`)."""
     if not taps.without_condition:
-        return run(batch, batch.uncond)
-    conditional, unconditional = (run(batch, torch.full_like(batch.uncond, without)) for without in (False, True))
+        return run(batch, batch.uncond, taps.layers)
+    conditional, unconditional = (
+        run(batch, torch.full_like(batch.uncond, without), taps.layers) for without in (False, True)
+    )
     return replace(conditional, unconditional=unconditional)
