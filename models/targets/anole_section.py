@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any, Literal, NoReturn
+from typing import Any, ClassVar, Literal, NoReturn
 
 import torch
 from torch import Tensor
@@ -26,6 +26,8 @@ PUBLISHED = "leloy/Anole-7b-v0.1-hf"
 
 class AnoleTargetConfig(ImageTargetSection):
     """Anole 7B, published: a stage trains heads for it and never the model itself."""
+
+    adt_preset: ClassVar[str] = "adt"
 
     kind: Literal["anole"]
     # Hub id or directory in transformers' layout (leloy/Anole-7b-v0.1-hf). GAIR/Anole-7b-v0.1 is in Meta's.

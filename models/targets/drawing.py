@@ -35,6 +35,7 @@ class ImageTargetSection(Section):
     """A family of image generators; `models/generators.py` has their union."""
 
     draws_images: ClassVar[bool] = True
+    adt_preset: ClassVar[str]  # the evaluation's preset that has ADT-Tree's trees for this family
 
     def provides(self) -> set[str]:
         """Things that need no stage: they come from outside."""

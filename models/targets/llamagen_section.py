@@ -6,7 +6,7 @@ import functools
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, ClassVar, Literal
 
 import torch
 from pydantic import Field, model_validator
@@ -36,6 +36,8 @@ TEXT_ENCODER = "text_encoder"  # folder beside the weights of a target that was 
 
 class LlamaGenTargetConfig(ImageTargetSection):
     """A LlamaGen: published weights, or a tiny one that a recipe spells out and trains itself."""
+
+    adt_preset: ClassVar[str] = "adt-llamagen"
 
     kind: Literal["llamagen"]
     # Hub id or directory of the weights, as `scripts/convert_llamagen.py` writes them or in LANTERN's layout.

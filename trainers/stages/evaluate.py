@@ -36,6 +36,7 @@ _OF_TEXT = (
     "contrasts",
 )  # fmt: skip
 _OF_IMAGES = ("preset",)
+_OF_FAMILIES = ("adt", "adt-llamagen")  # presets of one family of image generators each
 _OF_TIMES = ("warmup", "repeats")  # nor where pictures are drawn for their quality alone
 # Keys of before -> the same as it is written now.
 _RENAMED = {
@@ -204,9 +205,8 @@ class EvaluateStage(Stage):
             what, wanted = ("draws pictures", "prompts") if target.draws_images else ("writes text", "data")
             raise Refused("benchmarks", f"the target {what}, and these ask it for something else",
                           f"give a benchmark with {wanted}")  # fmt: skip
-        own, other = ("adt", "adt-llamagen") if target.kind == "anole" else ("adt-llamagen", "adt")
-        if self.preset == other:
-            raise Refused("preset", f"{other} has the trees of another target", f"use {own}")
+        if target.draws_images and self.preset in _OF_FAMILIES and self.preset != target.adt_preset:
+            raise Refused("preset", f"{self.preset} has the trees of another target", f"use {target.adt_preset}")
         for name, method in self.methods.items():
             if method.drafter is None and method.drafters is None and drafter is not None:
                 try:
