@@ -34,7 +34,8 @@ class OptimConfig(Section):
     # Global gradient norm that updates are cut to; null: no clipping (LLaVA-1.5's scripts set none).
     clip_norm: float | None = Field(None, gt=0)
     # Largest entry of a gradient, in its place: EAGLE's and LANTERN's released training clips values at 0.5.
-    clip_value: float | None = Field(None, gt=0)
+    # Unset it stays out of fingerprints, so that trainings of before go on.
+    clip_value: float | None = Field(None, gt=0, exclude_if=lambda value: value is None)
 
     @model_validator(mode="after")
     def _one_warmup(self) -> OptimConfig:

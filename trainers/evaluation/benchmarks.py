@@ -57,7 +57,8 @@ class PromptsBenchmark(Benchmark):
     # Score the pictures with the reader of a synthetic dataset (a stage with model: reader).
     reader: bool = False
     # Draw for quality alone, in batches; null: every method's pictures are drawn one by one, and timed.
-    untimed: Untimed | None = None
+    # Unset it stays out of fingerprints, so that evaluations of before go on.
+    untimed: Untimed | None = Field(None, exclude_if=lambda value: value is None)
     # Pictures of each method in the report's grids.
     shown: int = Field(8, ge=1)
 
