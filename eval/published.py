@@ -11,7 +11,7 @@ import json
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Any, Literal
 
 import torch
 from pydantic import Field, TypeAdapter, ValidationError
@@ -31,8 +31,8 @@ from ..models.drafters import AnyDrafter
 from ..models.drafters.base import DraftingOptions, TargetIdentity
 from ..models.drafters.made_for import MANIFEST
 from ..models.drafters.modes import ImageSubstitutes, Mode
-from ..models.generators import LlamaGenTargetConfig, load_generator
-from ..models.targets.anole import AnoleTargetConfig
+from ..models.generators import ImageTargetConfig, load_generator
+from ..models.hub import is_somewhere
 from ..models.targets.load import TargetConfig as LanguageConfig
 from ..models.targets.load import load_target
 from .loop import Decoding, Generation, generate
@@ -41,7 +41,6 @@ from .rules import RULES
 
 KEY = "published"
 _DRAFTER: TypeAdapter[Any] = TypeAdapter(AnyDrafter)
-VisualConfig = Annotated[LlamaGenTargetConfig | AnoleTargetConfig, Field(discriminator="kind")]
 # Part -> folder or Hub id. A language target is one part; a generator may keep its tokenizer and encoder elsewhere.
 Sources = Mapping[str, str | Path]
 
@@ -220,9 +219,9 @@ def assemble(folder: Path, section: PublishedSection, target: str | Path | Sourc
 
 
 def _drawing(folder: Path, section: PublishedSection, folders: dict[str, Any], device: torch.device) -> Speculator:
-    config = TypeAdapter(VisualConfig).validate_python(section.target)
+    config = TypeAdapter(ImageTargetConfig).validate_python(section.target)
     parts = {thing: Path(place) for thing, place in folders.items()}
-    config = _placed(config, parts)
+    config = config.placed(parts)
     generator = load_generator(config, parts, device=device)
     target, identity = generator.target, TargetIdentity(config.model_dump(mode="json"))
     trained = _DRAFTER.validate_python(section.drafter)
@@ -238,33 +237,11 @@ def _drawing(folder: Path, section: PublishedSection, folders: dict[str, Any], d
     return Speculator(target, drafter, decoding, section.seed, ask, render)
 
 
-def _placed(config: LlamaGenTargetConfig | AnoleTargetConfig, parts: Mapping[str, Path]) -> Any:
-    """The target's section with the reader's places in it. Raises `UserError` where a part lies nowhere."""
-    if isinstance(config, AnoleTargetConfig):
-        named = {"path": parts.get("target"), "vq_path": parts.get("vq")}
-        return config.model_copy(update={key: str(place) for key, place in named.items() if place is not None})
-    places = {"target": config.path, "vq": config.vq if isinstance(config.vq, str) else None}
-    if isinstance(config.text_encoder, dict):
-        places["text"] = None
-    lacking = [thing for thing, place in places.items() if thing not in parts and not _is_somewhere(place)]
-    if lacking:
-        raise UserError(
-            f"where are the target's {', '.join(lacking)}? They were on the disk of whoever trained this head",
-            hint="give target= a mapping of them to folders, as {'target': 'runs/x/target', 'vq': 'runs/x/vq', ...}",
-        )
-    return config
-
-
-def _is_somewhere(place: str | None) -> bool:
-    """A directory here, or a Hub id."""
-    return place is not None and (Path(place).is_dir() or place.count("/") == 1)
-
-
 def _answering(folder: Path, section: PublishedSection, folders: dict[str, Any], device: torch.device) -> Speculator:
     # A folder may hold a number that its recipe wrote by hand when that was not checked.
     config = TypeAdapter(LanguageConfig).validate_python(section.target | {"num_token_ids": None})
     source = folders.get("target") or config.path
-    if source is None or not _is_somewhere(str(source)):
+    if source is None or not is_somewhere(str(source)):
         raise UserError(
             "the target of this drafter was on the disk of whoever trained it", hint="give its folder as target="
         )

@@ -110,9 +110,13 @@ def build(
 
 
 def write(folder: Path, report: Report, rows: Sequence[Row]) -> None:
-    """`report.md`, `report.json`, `rows.jsonl` (without the tokens, which the resume log has), and the figures."""
+    """`report.md`, `report.json`, `rows.jsonl` (without the tokens, which the resume log has), and the figures.
+
+    Without rows there is no `rows.jsonl`: pictures were drawn for their quality alone.
+    """
     folder.mkdir(parents=True, exist_ok=True)
-    write_rows(folder / "rows.jsonl", (replace(row, tokens=()) for row in rows))
+    if rows:
+        write_rows(folder / "rows.jsonl", (replace(row, tokens=()) for row in rows))
     places = _shown(report.cells)
     drawn: list[Figure] = []
     if places:
@@ -131,7 +135,8 @@ def write(folder: Path, report: Report, rows: Sequence[Row]) -> None:
 
 def page(report: Report, drawn: Sequence[Figure]) -> str:
     """The report as Markdown."""
-    lines = ["# Speculative decoding, measured", "", *(f"- {sentence}" for sentence in report.findings), ""]
+    title = "Speculative decoding, measured" if report.cells else "Pictures, scored"
+    lines = [f"# {title}", "", *(f"- {sentence}" for sentence in report.findings), ""]
     many = len(report.cells) > MANY
     first = methods_table(report.cells) is not None  # then it stands before those of cells
     overview = [line for table in report.tables[: int(first)] for line in markdown(table)]

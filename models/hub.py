@@ -165,3 +165,8 @@ def _fetch(source: str, name: str, revision: str | None) -> Path | None:
         return Path(hf_hub_download(source, name, revision=revision))
     except EntryNotFoundError:
         return None
+
+
+def is_somewhere(place: str | None) -> bool:
+    """Whether a name of weights is a directory here, or looks like a Hub id."""
+    return place is not None and (Path(place).is_dir() or place.count("/") == 1)

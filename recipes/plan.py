@@ -69,7 +69,7 @@ def _settings(recipe: Recipe, name: str, inputs: dict[str, str], earlier: list[P
     """
     stage = recipe.stages[name]
     section = stage.model_dump(mode="json")
-    for harmless in ("log_every", "num_workers", "checkpoints", "expected"):
+    for harmless in ("log_every", "num_workers", "checkpoints", "expected", *stage.harmless()):
         section.pop(harmless, None)
     drafter = recipe.drafter.model_dump(mode="json") if recipe.drafter else None
     by_name = {p.name: p.fingerprint for p in earlier}

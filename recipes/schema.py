@@ -12,12 +12,10 @@ from ..core.section import Section
 from ..core.tracking import TrackingConfig
 from ..models.drafters import AnyDrafter
 from ..models.drafters.base import DrafterConfig
-from ..models.generators import LlamaGenTargetConfig
+from ..models.generators import ImageTargetConfig
 from ..models.llava import FAMILIES
-from ..models.targets.anole import AnoleTargetConfig, refuse_lumina
-from ..models.targets.causal import CausalTargetConfig
-from ..models.targets.llava import LlavaTargetConfig
-from ..models.targets.qwen import QwenTargetConfig
+from ..models.targets.anole_section import refuse_lumina
+from ..models.targets.load import TargetConfig
 from ..trainers.engine import EngineConfig
 from ..trainers.stages.base import Stage
 from ..trainers.stages.cache import CacheStage
@@ -29,10 +27,7 @@ from ..trainers.stages.regenerate import RegenerateStage
 from ..trainers.stages.train import TrainStage
 from .sections import kinds, sections
 
-AnyTarget = Annotated[
-    LlavaTargetConfig | QwenTargetConfig | CausalTargetConfig | LlamaGenTargetConfig | AnoleTargetConfig,
-    Field(discriminator="kind"),
-]
+AnyTarget = Annotated[TargetConfig | ImageTargetConfig, Field(discriminator="kind")]
 AnyStage = Annotated[
     GenerateStage | EncodeStage | RegenerateStage | CacheStage | TrainStage | EvaluateStage | PublishStage,
     Field(discriminator="kind"),

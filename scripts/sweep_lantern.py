@@ -112,6 +112,8 @@ def swept(options: Options, stage: EvaluateStage, where: str) -> EvaluateStage:
         "methods": {EXACT: {**like, "rule": {"kind": "exact"}}, **methods},
         "temperatures": options.temperatures,
     }
+    for benchmark in values["benchmarks"].values():
+        benchmark["untimed"] = None  # a sweep measures speed, too
     return EvaluateStage.model_validate(values)
 
 

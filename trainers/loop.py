@@ -172,7 +172,7 @@ def _steps(
             raise TrainingError(
                 f"step {step}: a loss or gradient is not finite; the weights are those before this step",
                 where=_names(current) if not finite else "records of another rank",
-                hint="look at these records, lower optim.lr, or set optim.clip_norm",
+                hint="look at these records, lower optim.lr, or set optim.clip_norm or clip_value",
             )
         engine.step()
         engine.end_step()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Literal
@@ -32,11 +33,16 @@ class OptimConfig(Section):
     final_ratio: float = Field(0.0, ge=0, le=1)
     # Global gradient norm that updates are cut to; null: no clipping (LLaVA-1.5's scripts set none).
     clip_norm: float | None = Field(None, gt=0)
+    # Largest entry of a gradient, in its place: EAGLE's and LANTERN's released training clips values at 0.5.
+    # Unset it stays out of fingerprints, so that trainings of before go on.
+    clip_value: float | None = Field(None, gt=0, exclude_if=lambda value: value is None)
 
     @model_validator(mode="after")
     def _one_warmup(self) -> OptimConfig:
         if self.warmup_ratio and self.warmup_steps:
             raise ValueError("give warmup_ratio or warmup_steps, not both")
+        if self.clip_norm is not None and self.clip_value is not None:
+            raise ValueError("give clip_norm or clip_value, not both")
         return self
 
 
@@ -54,10 +60,21 @@ def parameter_groups(parts: Parts, config: OptimConfig) -> list[dict[str, Any]]:
 
 
 def build_optimizer(parts: Parts, config: OptimConfig) -> torch.optim.AdamW:
-    """AdamW over the groups of `parameter_groups`; fused where all parameters are on a GPU."""
+    """AdamW over the groups of `parameter_groups`; fused where all parameters are on a GPU.
+
+    With `clip_value` it clips the gradients of every step itself: DeepSpeed clips by norm alone, and whatever its stage
+    it hands the optimizer whole gradients, averaged and unscaled, or this rank's share of them.
+    """
     groups = parameter_groups(parts, config)
     fused = all(p.is_cuda for g in groups for p in g["params"])
-    return torch.optim.AdamW(groups, lr=config.lr, betas=config.betas, eps=config.eps, fused=fused)
+    optimizer = torch.optim.AdamW(groups, lr=config.lr, betas=config.betas, eps=config.eps, fused=fused)
+    if config.clip_value is not None:
+        optimizer.register_step_pre_hook(functools.partial(_clip_values, config.clip_value))
+    return optimizer
+
+
+def _clip_values(bound: float, optimizer: torch.optim.Optimizer, *_: Any) -> None:
+    nn.utils.clip_grad_value_([p for group in optimizer.param_groups for p in group["params"]], bound)
 
 
 def rate_multiplier(config: OptimConfig, total_steps: int) -> Callable[[int], float]:

@@ -1,4 +1,4 @@
-"""Plain decoding of many requests at once: how answers are written for training, by a target or by the draft itself.
+"""Plain decoding of many requests at once: answers for training, by a target or by the draft itself, and pictures.
 
 Rows are left padded, so that all of them write at the same place of the cache; each draws from a seed of its own, so
 that what a request is answered does not depend on the others beside it (beyond the last bits of a sum).
@@ -7,18 +7,22 @@ Letters: R rows, N prompt places, V vocabulary, K kept tokens.
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
-from typing import Literal
+from typing import Literal, TypeVar
 
 import torch
 from torch import Tensor
 
-from ...core.batch import TEXT, Request
+from ...core.batch import TEXT, ImageRequest, Request
 from ...core.states import KeptScores
 from ..pictures import pictures_of
+from ..targets.base import DrawingTarget
 from .decoder import CachedDecoder
 from .warp import Warp
+
+T = TypeVar("T")
 
 
 @dataclass(frozen=True)
@@ -75,6 +79,38 @@ def write_answers(
         Written(own, "eos" if own[-1] in eos_ids else "length", None if keep is None else _stacked(mine))
         for own, mine in zip(ids, kept, strict=True)
     ]
+
+
+@torch.inference_mode()
+def draw_pictures(
+    target: DrawingTarget, requests: Sequence[ImageRequest], warp: Warp, *, seeds: Sequence[int]
+) -> list[list[int]]:
+    """Tokens of whole pictures, drawn side by side: those of `eval.loop.generate` without a drafter, whatever B is.
+
+    Args:
+        seeds: of each picture's draws; unused where `warp` is greedy.
+    """
+    length = target.num_codes
+    uniforms = torch.stack([_uniforms(length, seed) for seed in seeds]).to(target.device)  # [B,n]
+    session, scores = target.prefill_batch(requests, capacity=length)
+    tokens = [_pick(scores, warp, uniforms[:, 0])]
+    for step in range(1, length):
+        tokens.append(_pick(target.feed(session, tokens[-1]), warp, uniforms[:, step]))
+    return torch.stack(tokens, dim=1).tolist()
+
+
+def even_batches(items: Sequence[T], size: int) -> list[Sequence[T]]:
+    """`items` in order, in as few batches of at most `size` as there can be, of about equal sizes."""
+    count = -(-len(items) // size)
+    ends = [len(items) * number // count for number in range(count + 1)] if count else [0]
+    return [items[start:end] for start, end in itertools.pairwise(ends)]
+
+
+def _uniforms(count: int, seed: int) -> Tensor:
+    """[n] float64, as the decoding loop draws them: the prefill's token from a float32."""
+    generator = _seeded(seed)
+    first = torch.rand(1, generator=generator).double()
+    return torch.cat([first, torch.rand(count - 1, generator=generator, dtype=torch.float64)])
 
 
 class _Rows:

@@ -245,7 +245,7 @@ class CachedDecoder:
             full[..., total - mask.shape[-1] :] = mask if mask.dim() == 2 else mask.unsqueeze(1)
         elif count > 1:
             full[..., cache.length :].tril_()
-        with _Tapped(self.language_model, layers, attention) as tapped:
+        with Tapped(self.language_model, layers, attention) as tapped:
             output = self.language_model(
                 inputs_embeds=embeds,
                 # Eager attention, the only one that returns its weights, adds the mask to the scores.
@@ -315,7 +315,7 @@ def _additive(mask: Tensor, dtype: torch.dtype) -> Tensor:
     return torch.zeros(mask.shape, dtype=dtype, device=mask.device).masked_fill_(~mask, torch.finfo(dtype).min)
 
 
-class _Tapped:
+class Tapped:
     """Keeps states and attention weights of the named layers of one forward, and of no other layer.
 
     Weights are wanted for a prompt only; for that one pass the model computes attention eagerly. They are averaged over
@@ -327,7 +327,7 @@ class _Tapped:
         self.states: dict[int, Tensor] = {}
         self.weights: dict[int, Tensor] = {}
 
-    def __enter__(self) -> _Tapped:
+    def __enter__(self) -> Tapped:
         self._hooks = []
         for layer in self.layers:
             if layer > 0:

@@ -15,8 +15,8 @@ from typing import Any
 from pydantic import ValidationError
 
 from ...core.errors import UserError
-from ..generators import NAMED_SHAPE, LlamaGenTargetConfig
 from ..llamagen.transformer import LlamaGenConfig
+from ..targets.llamagen_section import NAMED_SHAPE, LlamaGenTargetConfig
 from .base import TargetIdentity
 
 MANIFEST = "draftsmith.json"
@@ -57,7 +57,7 @@ def check_made_for(folder: Path, target: Any, identity: TargetIdentity | None) -
     written = _given(path)
     if written is None:
         return
-    expected: dict[str, Any] = {"kind": "llamagen" if isinstance(target.config, LlamaGenConfig) else "anole"}
+    expected: dict[str, Any] = {"kind": target.kind}
     actual: dict[str, Any] = {"kind": written.get("kind")}
     if actual == expected and actual["kind"] == "llamagen":
         actual |= _shape(written, path).model_dump(include=set(NAMED_SHAPE))

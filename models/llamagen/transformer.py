@@ -161,7 +161,13 @@ class LlamaGen(nn.Module):
         return LlamaGenStates(self.norm(states), by_layer)
 
     def features(self, condition: Tensor, codes: Tensor, condition_mask: Tensor | None = None) -> Tensor:
-        """Final states [B,C+n,D] of whole sequences.
+        """Final states [B,C+n,D] of whole sequences; arguments as of `states`."""
+        return self.states(condition, codes, condition_mask).feature
+
+    def states(
+        self, condition: Tensor, codes: Tensor, condition_mask: Tensor | None = None, *, layers: Sequence[int] = ()
+    ) -> LlamaGenStates:
+        """States of whole sequences.
 
         Args:
             condition: [B,C,D] embedded condition tokens.
@@ -172,7 +178,8 @@ class LlamaGen(nn.Module):
         states = F.dropout(embeds, self.config.dropout, self.training)
         length = embeds.shape[1]
         positions = torch.arange(length, device=embeds.device)
-        return self.decode(states, None, positions, sequence_mask(length, condition_mask, embeds.device)).feature
+        mask = sequence_mask(length, condition_mask, embeds.device)
+        return self.decode(states, None, positions, mask, layers=layers)
 
 
 def sequence_mask(length: int, condition_mask: Tensor | None, device: torch.device) -> Tensor:
@@ -211,8 +218,9 @@ class CaptionEmbedding(nn.Module):
         self.cap_proj = CaptionProjection(config)
 
     def forward(self, features: Tensor, uncond: Tensor) -> Tensor:
-        """features [B,C,F] left padded with zeros, uncond [B] bool -> [B,C,D]."""
-        chosen = torch.where(uncond[:, None, None], self.uncond_embedding.to(features.dtype), features)
+        """features [B,C,F] of any type, left padded with zeros, uncond [B] bool -> [B,C,D]."""
+        dtype = self.cap_proj.fc1.weight.dtype  # a published encoder's features are bfloat16
+        chosen = torch.where(uncond[:, None, None], self.uncond_embedding.to(dtype), features.to(dtype))
         return self.cap_proj(chosen)
 
 

@@ -12,8 +12,7 @@ import math
 import re
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
-from pathlib import Path
-from typing import Any, ClassVar, Literal, NoReturn
+from typing import ClassVar
 
 import torch
 from torch import Tensor
@@ -21,21 +20,17 @@ from torch.nn import functional as F
 from transformers import ChameleonConfig, ChameleonForConditionalGeneration
 
 from ...core.batch import CodeBatch, ImageRequest
-from ...core.errors import UserError, first_line
-from ...core.section import Section
+from ...core.errors import UserError
 from ...core.states import Taps, TargetStates
 from ..decoding.cache import Cache
-from ..decoding.decoder import CachedDecoder
-from ..decoding.rows import Guidance, GuidanceScale
+from ..decoding.decoder import CachedDecoder, DecoderStates, Tapped
+from ..decoding.rows import Guidance
 from ..decoding.tree import Tree
-from ..hub import read_config
 from ..layer import LayerShape
-from .base import Prompt, TargetShape, TargetStep
+from .base import Prompt, TargetShape, TargetStep, check_layers, guided_batch
 from .llamagen import both_sides
 
 DEFAULT_GUIDANCE = Guidance(3.0)
-PINNED = "chameleon-anole-7b"  # the config that dry runs build
-PUBLISHED = "leloy/Anole-7b-v0.1-hf"
 
 # ---- ids
 
@@ -120,6 +115,8 @@ class AnoleTarget:
         num_image_tokens: of an image; a square.
     """
 
+    kind: ClassVar[str] = "anole"  # of its section
+
     def __init__(
         self,
         model: ChameleonForConditionalGeneration,
@@ -175,41 +172,73 @@ class AnoleTarget:
 
     @torch.inference_mode()
     def prefill(self, request: ImageRequest, taps: Taps, *, capacity: int) -> tuple[AnoleSession, TargetStep]:
-        self._check_text(request.condition)
-        rows = self.guidance.num_rows
-        texts = [request.condition.to(self.device)] * rows
-        uncond = torch.arange(rows, device=self.device) == 1
-        ids, mask, positions = self._rows(texts, uncond.new_empty(rows, 0, dtype=torch.int64), uncond)
-        prompt = Prompt(ids, mask, positions, self.guidance)
-        length = ids.shape[1]
-        session = AnoleSession(self.decoder.new_cache(length + capacity), taps, prompt)
-        embeds, seen = self.decoder.embed(ids), _causal(mask)
-        states = self.decoder.forward(
-            embeds, session.cache, positions, seen, layers=taps.layers, attention=taps.prefill_attention
-        )
-        session.cache.advance(length)
+        session, states = self._prompts([request], taps, capacity)
         logits = self.guided(states.feature[:, -1:], [0])
         feature = states.feature if taps.feature else None
-        return session, TargetStep(logits, feature, states.layers, states.attention, prompt)
+        return session, TargetStep(logits, feature, states.layers, states.attention, session.prompt)
 
     @torch.inference_mode()
     def verify(self, session: AnoleSession, root: int, tree: Tree) -> TargetStep:
+        ids = torch.cat([torch.tensor([root], device=self.device), tree.tokens.to(self.device)])
+        rows, depths = len(session.prompt.ids), [0, *tree.depths]
+        states, steps = self._at_depths(session, ids.expand(rows, -1), depths, tree.ancestor_mask(self.device))
+        feature = states.feature if session.taps.feature else None
+        return TargetStep(self.guided(states.feature, steps), feature, states.layers)
+
+    @torch.inference_mode()
+    def prefill_batch(self, requests: Sequence[ImageRequest], *, capacity: int) -> tuple[AnoleSession, Tensor]:
+        """Run the prompts of B pictures side by side: the session that `feed` takes, and scores [B,V]."""
+        session, states = self._prompts(requests, Taps(), capacity)
+        return session, guided_batch(self, states.feature[:, -1], 0)
+
+    @torch.inference_mode()
+    def feed(self, session: AnoleSession, tokens: Tensor) -> Tensor:
+        """Scores [B,V] after one more token [B] of each picture of `prefill_batch`."""
+        ids = tokens.to(self.device).repeat(self.guidance.num_rows)[:, None]
+        alone = torch.ones(1, 1, dtype=torch.bool, device=self.device)
+        states, (step,) = self._at_depths(session, ids, [0], alone)
+        session.cache.advance(1)
+        return guided_batch(self, states.feature[:, -1], step)
+
+    def _prompts(
+        self, requests: Sequence[ImageRequest], taps: Taps, capacity: int
+    ) -> tuple[AnoleSession, DecoderStates]:
+        """Runs B prompts: rows are the B with their texts, then, under guidance, the B without, padded on the left."""
+        for request in requests:
+            self._check_text(request.condition)
+        num_rows = self.guidance.num_rows
+        texts = [request.condition.to(self.device) for request in requests] * num_rows
+        uncond = (torch.arange(num_rows, device=self.device) == 1).repeat_interleave(len(requests))
+        ids, mask, positions = self._rows(texts, uncond.new_empty(len(texts), 0, dtype=torch.int64), uncond)
+        length = ids.shape[1]
+        cache = self.decoder.new_cache(length + capacity)
+        states = self.decoder.forward(
+            self.decoder.embed(ids), cache, positions, _causal(mask), layers=taps.layers,
+            attention=taps.prefill_attention,
+        )  # fmt: skip
+        cache.advance(length)
+        return AnoleSession(cache, taps, Prompt(ids, mask, positions, self.guidance)), states
+
+    def _at_depths(
+        self, session: AnoleSession, ids: Tensor, depths: Sequence[int], tree: Tensor
+    ) -> tuple[DecoderStates, list[int]]:
+        """States of `ids` [R,N] behind the committed tokens, and which image token each of them scores.
+
+        Args:
+            depths: N; siblings share a position.
+            tree: [N,N] bool: which of the N each sees.
+        """
         prompt, past = session.prompt, session.cache.length
         rows, length = prompt.ids.shape
-        ids = torch.cat([torch.tensor([root], device=self.device), tree.tokens.to(self.device)])
-        depths = [0, *tree.depths]
-        # Every row counts from its own last prompt token, and by depth: siblings share a position.
-        offsets = torch.tensor([past - length + 1 + depth for depth in depths], device=self.device)
-        positions = prompt.positions[:, -1:] + offsets
-        mask = torch.ones(rows, len(ids), past + len(ids), dtype=torch.bool, device=self.device)
-        mask[:, :, :length] = prompt.mask[:, None]
-        mask[:, :, past:] = tree.ancestor_mask(self.device)
-        states = self.decoder.forward(
-            self.decoder.embed(ids.expand(rows, -1)), session.cache, positions, mask, layers=session.taps.layers
-        )
         first = past - length + 1  # number of the token after the root
-        logits = self.guided(states.feature, [first + depth for depth in depths])
-        return TargetStep(logits, states.feature if session.taps.feature else None, states.layers)
+        # Every row counts from its own last prompt token.
+        positions = prompt.positions[:, -1:] + torch.tensor([first + depth for depth in depths], device=self.device)
+        mask = torch.ones(rows, ids.shape[1], past + ids.shape[1], dtype=torch.bool, device=self.device)
+        mask[:, :, :length] = prompt.mask[:, None]
+        mask[:, :, past:] = tree
+        embeds = self.decoder.embed(ids)
+        states = self.decoder.forward(embeds, session.cache, positions, mask, layers=session.taps.layers)
+        return states, [first + depth for depth in depths]
 
     @torch.inference_mode()
     def commit(self, session: AnoleSession, path: Sequence[int]) -> None:
@@ -218,19 +247,27 @@ class AnoleTarget:
     @torch.no_grad()
     def states(self, batch: CodeBatch, taps: Taps) -> TargetStates:
         """States of `batch`'s images behind their texts, which the rows of `batch.uncond` lose."""
+        check_layers(taps, self.decoder.num_layers)
         return both_sides(self._states, batch, taps)
 
-    def _states(self, batch: CodeBatch, uncond: Tensor) -> TargetStates:
-        """Rows marked in `uncond` [B] run without their text. Features of padding are zero."""
+    def _states(self, batch: CodeBatch, uncond: Tensor, layers: Sequence[int]) -> TargetStates:
+        """Rows marked in `uncond` [B] run without their text. States of padding are zero."""
         ids, mask, positions = self._rows(batch.conditions, batch.codes + self.ids.first_image, uncond)
         dtype = self.embedding.dtype
         added = torch.zeros(1, dtype=dtype, device=self.device).where(_causal(mask), torch.finfo(dtype).min)
-        output = self.model.model(input_ids=ids, attention_mask=added[:, None], position_ids=positions, use_cache=False)
-        feature = output.last_hidden_state.masked_fill(~mask[..., None], 0.0)
+        with Tapped(self.decoder.language_model, layers, ()) as tapped:
+            output = self.model.model(
+                input_ids=ids, attention_mask=added[:, None], position_ids=positions, use_cache=False
+            )
+        if 0 in layers:
+            tapped.states[0] = self.decoder.embed(ids)
+        padding_places = ~mask[..., None]
+        feature = output.last_hidden_state.masked_fill(padding_places, 0.0)
+        by_layer = {layer: s.to(feature.device).masked_fill(padding_places, 0.0) for layer, s in tapped.states.items()}
         longest = max(len(text) for text in batch.conditions)
         padding = tuple(longest - len(text) for text in batch.conditions)
         return TargetStates(
-            feature, {}, positions[None], ids=ids, mask=mask, num_generated=batch.codes.shape[1], padding=padding
+            feature, by_layer, positions[None], ids=ids, mask=mask, num_generated=batch.codes.shape[1], padding=padding
         )
 
     def _rows(self, texts: Sequence[Tensor], tokens: Tensor, uncond: Tensor) -> tuple[Tensor, Tensor, Tensor]:
@@ -279,120 +316,3 @@ def anole_shape(config: ChameleonConfig, grid: int = 32) -> TargetShape:
     )  # fmt: skip
     sizes = config.vocab_size, config.hidden_size, config.num_hidden_layers
     return TargetShape(*sizes, layer=layer, grid=grid, condition="text")
-
-
-# ---- recipes
-
-
-class AnoleTargetConfig(Section):
-    """Anole 7B, published: a stage trains heads for it and never the model itself."""
-
-    draws_images: ClassVar[bool] = True
-    condition: ClassVar[str] = "ids"  # what its pictures are asked by: a text, as the ids of its own tokenizer
-
-    kind: Literal["anole"]
-    # Hub id or directory in transformers' layout (leloy/Anole-7b-v0.1-hf). GAIR/Anole-7b-v0.1 is in Meta's.
-    path: str = PUBLISHED
-    revision: str | None = None
-    # bfloat16 is the published precision; float32 takes 28 GB.
-    dtype: Literal["float32", "bfloat16", "float16"] = "bfloat16"
-    # accelerate's device map for GPUs that do not hold 14 GB; null: this rank's device.
-    device_map: str | None = None
-    # Guidance. Two samplers are published: LANTERN's has scale 3, top-k 2000, T 1; GAIR's, without pictures in the
-    # prompt, scale 3, T 0.7, top-p 0.9. Numbers of one are not comparable with the other's.
-    cfg_scale: GuidanceScale = 3.0
-    # What draws the pictures: Hub id or directory in the layout of leloy/Anole-7b-v0.1-vqvae-hf, or the file of Meta's
-    # vqgan.ckpt; null draws none.
-    vq_path: str | None = "leloy/Anole-7b-v0.1-vqvae-hf"
-    vq_revision: str | None = None
-
-    def provides(self) -> set[str]:
-        """Things that need no stage: they come from outside. The text's tokenizer lies beside the weights."""
-        return {"target", "text"} | ({"vq"} if self.vq_path is not None else set())
-
-    @property
-    def image_size(self) -> int:
-        """Pixels along a side of the pictures."""
-        return 512
-
-    @property
-    def num_codes(self) -> int:
-        """Tokens of an image."""
-        return 1024
-
-    @property
-    def guidance(self) -> Guidance:
-        """`cfg_scale` as the rule that combines the scores of both rows, for all tokens."""
-        return Guidance(self.cfg_scale)
-
-
-def anole_config(config: AnoleTargetConfig, *, network: bool) -> ChameleonConfig:
-    """The model's config. A dry run takes the pinned one for the published weights; it names no image codes."""
-    source = PINNED if config.path == PUBLISHED and not network else config.path
-    return _chameleon(read_config(source, key="target.path", revision=config.revision, network=network), config.path)
-
-
-def load_anole(
-    path: str | Path,
-    *,
-    revision: str | None = None,
-    dtype: torch.dtype = torch.bfloat16,
-    device_map: str | None = None,
-    device: torch.device | str | None = None,
-    guidance: Guidance = DEFAULT_GUIDANCE,
-) -> AnoleTarget:
-    """A frozen target. Only safetensors are read.
-
-    Args:
-        device: where to, without a `device_map`; None stays on the CPU.
-
-    Raises:
-        UserError: it cannot be read, is no Chameleon, or lacks weights.
-    """
-    _chameleon(read_config(str(path), key="target.path", revision=revision), path)
-    maker: Any = ChameleonForConditionalGeneration
-    try:
-        model, report = maker.from_pretrained(
-            path, revision=revision, dtype=dtype, device_map=device_map,
-            use_safetensors=True, weights_only=True, output_loading_info=True,
-        )  # fmt: skip
-    except (OSError, ValueError, RuntimeError) as error:
-        hint = "check the name and the network; the layout is transformers', in safetensors"
-        raise UserError(f"target.path: cannot load {str(path)!r}: {first_line(error)}", hint=hint) from error
-    missing = sorted(report["missing_keys"])
-    if missing:
-        # transformers would go on with random values.
-        problem = f"target.path: {str(path)!r} lacks {len(missing)} weights, {missing[0]} the first"
-        raise UserError(problem, hint=f"download it again, or name {PUBLISHED}")
-    if device is not None and device_map is None:
-        model.to(device)
-    return AnoleTarget(model, guidance=guidance)
-
-
-def _chameleon(config: Any, path: str | Path) -> ChameleonConfig:
-    """`config` if it is one of Chameleon's own; Lumina-mGPT's says chameleon too."""
-    if any("XLLMX" in name for name in config.architectures or ()):
-        refuse_lumina()
-    if not isinstance(config, ChameleonConfig):
-        problem = f"target.path: {str(path)!r} is a {config.model_type}, expected a chameleon"
-        raise UserError(problem, hint=f"name {PUBLISHED}")
-    return config
-
-
-# ---- what is not supported, and why
-
-
-def refuse_lumina() -> NoReturn:
-    """Raises `UserError`.
-
-    From its repository (Alpha-VLLM/Lumina-mGPT): pictures come in many sizes, which two tokens announce, and every row
-    of codes ends with a fixed token; its weights say chameleon, but have query and key norms of one row per
-    model-parallel rank where transformers' class has one per head.
-    """
-    raise UserError(
-        "Lumina-mGPT is not supported: transformers has no class for it (its weights do not fit Chameleon's query and "
-        "key norms), its pictures come in many sizes with announcing and row-end tokens that no head, tree or image "
-        "decoder here knows, and its own code needs an older transformers and is installed with flash-attn",
-        where="target.kind",
-        hint="use kind: anole, the same family with 512 x 512 pictures, or kind: llamagen",
-    )

@@ -12,6 +12,8 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor
 
+from ...core.batch import ImageRequest
+from ...core.errors import UserError
 from ...core.states import Taps, TargetStates
 from ..decoding.rows import Guidance
 from ..decoding.tree import Tree
@@ -122,3 +124,34 @@ class Target(Protocol):
     def commit(self, session: Any, path: Sequence[int]) -> None:
         """Keep the root and the nodes of `path` of the last verification."""
         ...
+
+
+def check_layers(taps: Taps, num_layers: int) -> None:
+    """Raises `UserError` for layers that a target does not have."""
+    behind = [layer for layer in taps.layers if layer > num_layers]
+    if behind:
+        raise UserError(
+            f"states after layer {behind[0]} are wanted, and the target has {num_layers}",
+            hint=f"name layers from 0 (the embedding) to {num_layers}",
+        )
+
+
+class DrawingTarget(Target, Protocol):
+    """An image generator, which also draws B pictures side by side: R rows (2 under guidance) for each of them."""
+
+    guidance: Guidance
+    num_codes: int
+
+    def prefill_batch(self, requests: Sequence[ImageRequest], *, capacity: int) -> tuple[Any, Tensor]:
+        """Run the conditions of B pictures; returns a session of them, and scores [B,V] of their first tokens."""
+        ...
+
+    def feed(self, session: Any, tokens: Tensor) -> Tensor:
+        """Scores [B,V] after one more token [B] of each picture."""
+        ...
+
+
+def guided_batch(target: DrawingTarget, feature: Tensor, step: int) -> Tensor:
+    """[R*B,D] -> [B,V]: what B pictures are decoded from at token `step`; their conditional rows come first."""
+    rows = feature.unflatten(0, (target.guidance.num_rows, -1))
+    return target.guided(rows, [step] * rows.shape[1])

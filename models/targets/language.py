@@ -20,7 +20,7 @@ from ..decoding.cache import Cache
 from ..decoding.decoder import CachedDecoder
 from ..decoding.rows import Guidance
 from ..decoding.tree import Tree
-from .base import Prompt, TargetShape, TargetStep, language_shape
+from .base import Prompt, TargetShape, TargetStep, check_layers, language_shape
 
 
 @dataclass
@@ -165,12 +165,7 @@ class LanguageTarget:
         """Raises `UserError` for layers that do not exist, or whose visual states differ from the next layer's
         input.
         """
-        behind = [layer for layer in taps.layers if layer > self.decoder.num_layers]
-        if behind:
-            raise UserError(
-                f"states after layer {behind[0]} are wanted, and the target has {self.decoder.num_layers}",
-                hint=f"name layers from 0 (the embedding) to {self.decoder.num_layers}",
-            )
+        check_layers(taps, self.decoder.num_layers)
         deepstack = self.decoder.num_deepstack
         if early := [layer for layer in taps.visual_layers if 1 <= layer <= deepstack]:
             raise UserError(

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from typing import ClassVar
 
 import torch
 from torch import Tensor
@@ -19,18 +20,20 @@ from ..decoding.rows import Guidance
 from ..decoding.tree import Tree
 from ..layer import LayerShape
 from ..llamagen.transformer import LlamaGen, LlamaGenConfig, LlamaGenStates, pad_left, sequence_mask
-from .base import Prompt, TargetShape, TargetStep
+from .base import Prompt, TargetShape, TargetStep, check_layers, guided_batch
 
 
 @dataclass
 class LlamaGenSession:
     cache: Cache
     taps: Taps
-    condition_mask: Tensor | None  # [C] bool: the same for both rows
+    condition_mask: Tensor | None  # [C] bool: the same for both rows; [R*B,C] of B pictures
 
 
 class LlamaGenTarget:
     """Frozen. A request's `condition` is a class label or a caption's features [n,F]."""
+
+    kind: ClassVar[str] = "llamagen"  # of its section
 
     def __init__(self, model: LlamaGen, guidance: Guidance):
         self.model = model.eval().requires_grad_(False)
@@ -73,13 +76,10 @@ class LlamaGenTarget:
 
     @torch.inference_mode()
     def prefill(self, request: ImageRequest, taps: Taps, *, capacity: int) -> tuple[LlamaGenSession, TargetStep]:
-        embeds, condition_mask = self._condition(request.to(self.device))
-        rows, length, _ = embeds.shape
-        cache = Cache(self.model.config.num_layers, length + capacity)
+        session, states = self._prompts([request], taps, capacity)
+        rows, length = states.feature.shape[:2]
+        condition_mask = None if session.condition_mask is None else session.condition_mask[0]
         positions = torch.arange(length, device=self.device)
-        mask = sequence_mask(length, None if condition_mask is None else condition_mask[None], self.device)
-        states = self.model.decode(embeds, cache, positions, mask, layers=taps.layers)
-        cache.advance(length)
         seen = torch.ones(length, dtype=torch.bool, device=self.device) if condition_mask is None else condition_mask
         prompt = Prompt(
             torch.zeros(rows, length, dtype=torch.int64, device=self.device),
@@ -89,14 +89,31 @@ class LlamaGenTarget:
         )
         logits = self.guided(states.feature[:, -1:], [0])
         feature = states.feature if taps.feature else None
-        return LlamaGenSession(cache, taps, condition_mask), TargetStep(logits, feature, states.layers, {}, prompt)
+        session = replace(session, condition_mask=condition_mask)
+        return session, TargetStep(logits, feature, states.layers, {}, prompt)
 
     @torch.inference_mode()
     def verify(self, session: LlamaGenSession, root: int, tree: Tree) -> TargetStep:
         tokens = torch.cat([torch.tensor([root], device=self.device), tree.tokens.to(self.device)])
-        states, steps = self._at_offsets(session, tokens, [0, *tree.depths], tree.ancestor_mask(self.device))
+        depths = [0, *tree.depths]
+        states, steps = self._at_offsets(session, self._embed(tokens), depths, tree.ancestor_mask(self.device))
         feature = states.feature if session.taps.feature else None
         return TargetStep(self.guided(states.feature, steps), feature, states.layers)
+
+    @torch.inference_mode()
+    def prefill_batch(self, requests: Sequence[ImageRequest], *, capacity: int) -> tuple[LlamaGenSession, Tensor]:
+        """Run the conditions of B pictures side by side: the session that `feed` takes, and scores [B,V]."""
+        session, states = self._prompts(requests, Taps(), capacity)
+        return session, guided_batch(self, states.feature[:, -1], 0)
+
+    @torch.inference_mode()
+    def feed(self, session: LlamaGenSession, tokens: Tensor) -> Tensor:
+        """Scores [B,V] after one more token [B] of each picture of `prefill_batch`."""
+        embeds = self.model.tok_embeddings(tokens.to(self.device).repeat(self.guidance.num_rows))[:, None]
+        alone = torch.ones(1, 1, dtype=torch.bool, device=self.device)
+        states, (step,) = self._at_offsets(session, embeds, [0], alone)
+        session.cache.advance(1)
+        return guided_batch(self, states.feature[:, -1], step)
 
     @torch.inference_mode()
     def extend(self, session: LlamaGenSession, tokens: Tensor, offsets: Sequence[int], mask: Tensor) -> Tensor:
@@ -109,27 +126,31 @@ class LlamaGenTarget:
         committed = session.cache.length
         # Earlier nodes of this cycle lie behind the committed tokens: the cache's length stands at their end meanwhile.
         session.cache.crop_to(committed + mask.shape[1] - len(tokens))
-        states, steps = self._at_offsets(session, tokens.to(self.device), offsets, mask.to(self.device), committed)
+        embeds = self._embed(tokens.to(self.device))
+        states, steps = self._at_offsets(session, embeds, offsets, mask.to(self.device), committed)
         session.cache.crop_to(committed)
         return self.guided(states.feature, steps)
 
     def _at_offsets(
         self,
         session: LlamaGenSession,
-        tokens: Tensor,
+        embeds: Tensor,
         offsets: Sequence[int],
         mask: Tensor,
         committed: int | None = None,
     ) -> tuple[LlamaGenStates, list[int]]:
-        """States of tokens `offsets` places after the committed ones, and which image code each of them scores."""
-        device, past = self.device, session.cache.length
+        """States of tokens `embeds` [R,N,D], `offsets` places after the committed ones, and which image code each of
+        them scores.
+        """
+        device, past, count = self.device, session.cache.length, embeds.shape[1]
         committed = past if committed is None else committed
         positions = torch.tensor([committed + place for place in offsets], device=device)
-        seen = torch.ones(len(tokens), past + len(tokens), dtype=torch.bool, device=device)
-        seen[:, past + len(tokens) - mask.shape[1] :] = mask
-        if session.condition_mask is not None:
-            seen[:, : len(session.condition_mask)] = session.condition_mask
-        embeds = self.model.tok_embeddings(tokens).expand(self.guidance.num_rows, -1, -1)
+        condition = session.condition_mask
+        rows = () if condition is None else condition.shape[:-1]
+        seen = torch.ones(*rows, count, past + count, dtype=torch.bool, device=device)
+        seen[..., past + count - mask.shape[1] :] = mask
+        if condition is not None:
+            seen[..., : condition.shape[-1]] = condition[..., None, :]
         states = self.model.decode(embeds, session.cache, positions, seen, layers=session.taps.layers)
         first = committed - self.model.config.num_condition_tokens + 1  # the code after the root
         return states, [first + place for place in offsets]
@@ -141,10 +162,11 @@ class LlamaGenTarget:
     @torch.no_grad()
     def states(self, batch: CodeBatch, taps: Taps) -> TargetStates:
         """States of `batch`'s images behind their conditions, which the rows of `batch.uncond` lose."""
+        check_layers(taps, self.model.config.num_layers)
         return both_sides(self._states, batch, taps)
 
-    def _states(self, batch: CodeBatch, uncond: Tensor) -> TargetStates:
-        """Rows marked in `uncond` [B] run without their condition.
+    def _states(self, batch: CodeBatch, uncond: Tensor, layers: Sequence[int]) -> TargetStates:
+        """Rows marked in `uncond` [B] run without their condition; states after `layers` are kept everywhere.
 
         The unconditional rows keep the caption's mask, as in training and in sampling.
         """
@@ -152,28 +174,45 @@ class LlamaGenTarget:
         if config.condition == "class":
             embeds, condition_mask = self.model.cls_embedding(torch.stack(batch.conditions), uncond), None
         else:
-            features, condition_mask = pad_left(
-                [c.to(self.embedding.dtype) for c in batch.conditions], config.num_condition_tokens
-            )
+            features, condition_mask = pad_left(batch.conditions, config.num_condition_tokens)
             embeds = self.model.cls_embedding(features, uncond)
-        feature = self.model.features(embeds, batch.codes, condition_mask)
+        states = self.model.states(embeds, batch.codes, condition_mask, layers=layers)
         ids = F.pad(batch.codes, (config.num_condition_tokens, 0))
         seen = torch.ones_like(ids, dtype=torch.bool)
         if condition_mask is not None:
             seen[:, : config.num_condition_tokens] = condition_mask
         positions = torch.arange(ids.shape[1], device=ids.device).expand_as(ids)
         return TargetStates(
-            feature, {}, positions[None], ids=ids, mask=seen, num_generated=batch.codes.shape[1],
+            states.feature, states.layers, positions[None], ids=ids, mask=seen, num_generated=batch.codes.shape[1],
             padding=(0,) * len(ids),
         )  # fmt: skip
 
-    def _condition(self, request: ImageRequest) -> tuple[Tensor, Tensor | None]:
-        """Embedded condition tokens [R,C,D] and the caption's mask [C] (None for a class): the same for both rows."""
-        uncond = torch.arange(self.guidance.num_rows, device=self.device) == 1
-        if self.model.config.condition == "class":
-            return self.model.cls_embedding(request.condition.expand(len(uncond)), uncond), None
-        features, mask = pad_left([request.condition.to(self.embedding.dtype)], self.model.config.num_condition_tokens)
-        return self.model.cls_embedding(features.expand(len(uncond), -1, -1), uncond), mask[0]
+    def _embed(self, tokens: Tensor) -> Tensor:
+        """Tokens [N] as embeddings [R,N,D], the same for both rows."""
+        return self.model.tok_embeddings(tokens).expand(self.guidance.num_rows, -1, -1)
+
+    def _prompts(
+        self, requests: Sequence[ImageRequest], taps: Taps, capacity: int
+    ) -> tuple[LlamaGenSession, LlamaGenStates]:
+        """Runs B conditions: rows are the B with their conditions, then, under guidance, the B without."""
+        config, num_rows = self.model.config, self.guidance.num_rows
+        uncond = (torch.arange(num_rows, device=self.device) == 1).repeat_interleave(len(requests))
+        conditions = [request.condition.to(self.device) for request in requests]
+        mask: Tensor | None = None
+        if config.condition == "class":
+            embeds = self.model.cls_embedding(torch.stack(conditions).repeat(num_rows), uncond)
+        else:
+            features, mask = pad_left(conditions, config.num_condition_tokens)
+            embeds = self.model.cls_embedding(features.repeat(num_rows, 1, 1), uncond)
+            mask = mask.repeat(num_rows, 1)  # unconditional rows keep the caption's mask
+        length = embeds.shape[1]
+        cache = Cache(config.num_layers, length + capacity)
+        positions = torch.arange(length, device=self.device)
+        states = self.model.decode(
+            embeds, cache, positions, sequence_mask(length, mask, self.device), layers=taps.layers
+        )
+        cache.advance(length)
+        return LlamaGenSession(cache, taps, mask), states
 
 
 def llamagen_shape(config: LlamaGenConfig) -> TargetShape:
@@ -191,9 +230,13 @@ def llamagen_shape(config: LlamaGenConfig) -> TargetShape:
     )
 
 
-def both_sides(run: Callable[[CodeBatch, Tensor], TargetStates], batch: CodeBatch, taps: Taps) -> TargetStates:
+def both_sides(
+    run: Callable[[CodeBatch, Tensor, Sequence[int]], TargetStates], batch: CodeBatch, taps: Taps
+) -> TargetStates:
     """What `run` makes of a batch, or of each of its rows with and without the condition (`taps.without_condition`)."""
     if not taps.without_condition:
-        return run(batch, batch.uncond)
-    conditional, unconditional = (run(batch, torch.full_like(batch.uncond, without)) for without in (False, True))
+        return run(batch, batch.uncond, taps.layers)
+    conditional, unconditional = (
+        run(batch, torch.full_like(batch.uncond, without), taps.layers) for without in (False, True)
+    )
     return replace(conditional, unconditional=unconditional)

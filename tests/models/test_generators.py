@@ -9,13 +9,7 @@ from draftsmith.core.errors import UserError
 from draftsmith.models.decoding.rows import Guidance
 from draftsmith.models.drafters.eagle_images import EagleLoss, ImageEagleTraining
 from draftsmith.models.drafters.sibling import SiblingConfig
-from draftsmith.models.generators import (
-    AnoleTargetConfig,
-    LlamaGenTargetConfig,
-    check_labels,
-    condition_source,
-    sample_condition,
-)
+from draftsmith.models.generators import AnoleTargetConfig, LlamaGenTargetConfig
 from pydantic import ValidationError
 from visual_tiny import EAGLE, code_batch, llamagen, step_of, target
 
@@ -27,11 +21,11 @@ CLASSES = LlamaGenTargetConfig(kind="llamagen", shape=SHAPE, condition="class", 
 def test_labels_outside_the_classes_are_refused(label):
     """Label 3 of 3 classes would draw without any, and -1 as well."""
     sample = SimpleNamespace(info={"caption": "a dog", "label": label})
-    source = condition_source(CLASSES, {}, device=torch.device("cpu"))
+    source = CLASSES.conditions({}, device=torch.device("cpu"))
     for ask in (
         lambda: source("a dog", label),
-        lambda: sample_condition(CLASSES)(sample),
-        lambda: check_labels(CLASSES, [("a cat", 0), ("a dog", label)]),
+        lambda: CLASSES.sample_condition()(sample),
+        lambda: CLASSES.check_labels([("a cat", 0), ("a dog", label)]),
     ):
         with pytest.raises(UserError, match=f"label {label}, and the target has classes 0 to 2") as caught:
             ask()
@@ -39,20 +33,20 @@ def test_labels_outside_the_classes_are_refused(label):
 
 
 def test_labels_of_the_classes_are_taken():
-    source = condition_source(CLASSES, {}, device=torch.device("cpu"))
-    of_sample = pickle.loads(pickle.dumps(sample_condition(CLASSES)))  # as a reading process gets it
+    source = CLASSES.conditions({}, device=torch.device("cpu"))
+    of_sample = pickle.loads(pickle.dumps(CLASSES.sample_condition()))  # as a reading process gets it
     for label in range(3):
         sample = SimpleNamespace(info={"caption": "", "label": label})
         assert source("", label).tolist() == of_sample(sample).tolist() == label
-    check_labels(CLASSES, [("", label) for label in range(3)])
+    CLASSES.check_labels([("", label) for label in range(3)])
     with pytest.raises(UserError, match="without a label"):
         source("a dog", None)
     published = LlamaGenTargetConfig(kind="llamagen", size="B", condition="class", image_size=256, vq="vq")
-    assert condition_source(published, {}, device=torch.device("cpu"))("", 999).item() == 999
+    assert published.conditions({}, device=torch.device("cpu"))("", 999).item() == 999
     # Captions need no label, and whatever stands there is not read.
     text = LlamaGenTargetConfig(kind="llamagen", size="B", condition="text", image_size=256, vq="vq", text_encoder="t5")
     for config in (text, AnoleTargetConfig(kind="anole")):
-        check_labels(config, [("a dog", None), ("a dog", 5000)])
+        config.check_labels([("a dog", None), ("a dog", 5000)])
 
 
 def test_guidance_is_by_default_the_published_samplers():

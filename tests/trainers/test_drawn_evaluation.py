@@ -5,17 +5,20 @@ resumed.
 import json
 import shutil
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
 from draftsmith.core.errors import UserError
 from draftsmith.data.prompts import PromptSource
-from draftsmith.models import generators
 from draftsmith.models.drafters.base import TargetIdentity
 from draftsmith.models.drafters.medusa import MedusaConfig
-from draftsmith.models.generators import LlamaGenTargetConfig, build_transformer
+from draftsmith.models.generators import LlamaGenTargetConfig
 from draftsmith.models.llamagen.files import save_model
-from draftsmith.trainers.evaluation import measuring
+from draftsmith.models.targets.llamagen_section import build_transformer
+from draftsmith.recipes.load import load
+from draftsmith.trainers.evaluation import measuring, untimed
+from draftsmith.trainers.evaluation.kept_pictures import FOLDER
 from draftsmith.trainers.evaluation.resume_log import ResumeLog
 from draftsmith.trainers.stages.evaluate import EvaluateStage
 from PIL import Image
@@ -161,7 +164,7 @@ def test_medusa_and_its_classes(demo, tmp_path):
     save_model(model, tmp_path / "target")
     made = {"vq": demo / "vq", "target": tmp_path / "target"}
     config = MedusaConfig(kind="medusa", num_heads=3)
-    loaded = generators.load_target(target, made, device=torch.device("cpu"))
+    loaded = target.load(made, device=torch.device("cpu"))
     torch.manual_seed(0)
     (tmp_path / "head").mkdir()
     identity = TargetIdentity(section=target.model_dump(mode="json"))
@@ -206,3 +209,113 @@ def test_the_analysis_stands_in_the_report(demo, tmp_path):
     shown = [line.split("](")[1].split(")")[0] for line in text.splitlines() if line.startswith("![")]
     assert shown and all((output / "evaluate" / name).is_file() for name in shown)
     assert len(built["sections"]) == 2
+
+
+# ---- pictures for their quality alone
+
+UNTIMED = "stages.evaluate.benchmarks.captions.untimed"
+
+
+@pytest.fixture
+def drawn(monkeypatch):
+    """What the stage draws: pictures of each batch of plain decoding, and the methods' pictures one by one."""
+    batches, methods = [], []
+    plainly, drafted = untimed.draw_pictures, untimed.generate
+    monkeypatch.setattr(
+        untimed, "draw_pictures", lambda t, asked, *a, **k: batches.append(len(asked)) or plainly(t, asked, *a, **k)
+    )
+    monkeypatch.setattr(untimed, "generate", lambda *a: methods.append(1) or drafted(*a))
+    monkeypatch.setattr(measuring, "generate", lambda *a: pytest.fail("timed"))
+    return SimpleNamespace(batches=batches, methods=methods)
+
+
+def without_pictures(demo: Path, output: Path) -> Path:
+    shutil.rmtree(branch(demo, output) / FOLDER)
+    return output
+
+
+def test_untimed_pictures_are_those_of_a_timed_evaluation(demo, tmp_path, drawn):
+    """The same scores to the last bit, of plain decoding and of every relaxed method; exact methods are not drawn."""
+    output = without_pictures(demo, tmp_path / "run")
+    run(output, f"{UNTIMED}={{batch_size: 2}}", stages=["evaluate"])
+    # Three prompts at two temperatures, at most two side by side; two relaxed methods.
+    assert drawn.batches == [1, 2, 1, 2] and len(drawn.methods) == 2 * 2 * 3
+    built, text = report(output)
+    timed, _ = report(demo)
+    kept = {"plain decoding", "LANTERN", "ADT-Tree + LANTERN"}
+    for temperature in ("0", "1"):
+        assert built["quality"][temperature].keys() == kept
+        assert all(built["quality"][temperature][m] == timed["quality"][temperature][m] for m in kept)
+    taus = {(c["temperature"], c["method"]): c["tau"] for c in timed["cells"]}
+    (table,) = built["tables"]
+    for temperature, method, n, tau, *_ in table["rows"]:
+        assert n == 3 and tau == pytest.approx(taus.get((temperature, method), 1.0))
+    assert built["cells"] == [] and not (output / "evaluate" / "rows.jsonl").exists()
+    assert "Not drawn, because exact methods have plain decoding's distribution: EAGLE-2, ADT-Tree, sampled" in text
+    assert "| plain decoding | 3 |" in text and "pictures-T1.png" in text and "ms" not in table["columns"]
+
+
+def test_exact_methods_are_drawn_where_they_are_asked_for(demo, tmp_path, drawn):
+    output = without_pictures(demo, tmp_path / "run")
+    run(output, f"{UNTIMED}={{exact_methods: true}}", stages=["evaluate"])
+    built, text = report(output)
+    assert set(built["quality"]["0"]) == {"plain decoding", *METHODS}
+    assert set(built["quality"]["1"]) == {"plain decoding", *METHODS, *SAMPLED}
+    assert built["quality"]["0"]["EAGLE-2"] == built["quality"]["0"]["plain decoding"], "at temperature 0 the same"
+    assert "Not drawn" not in text and drawn.batches == [3, 3]
+
+
+def test_what_a_run_has_drawn_is_not_drawn_again(demo, tmp_path, drawn):
+    """A timed evaluation's pictures serve a later table of the same settings; other settings, prompts and weights
+    are drawn.
+    """
+    output = branch(demo, tmp_path / "run")
+    run(output, f"{UNTIMED}={{}}", stages=["evaluate"])
+    assert not drawn.batches and not drawn.methods
+    assert report(output)[0]["quality"]["1"]["LANTERN"] == report(demo)[0]["quality"]["1"]["LANTERN"]
+    more = [f"{UNTIMED}={{}}", "stages.evaluate.benchmarks.captions.prompts.max_samples=5"]
+    run(output, *more, stages=["evaluate"], restart="evaluate")
+    assert drawn.batches == [2, 2] and len(drawn.methods) == 2 * 2 * 2, "the two new prompts"
+    drawn.batches.clear(), drawn.methods.clear()
+    run(output, *more, "stages.evaluate.methods.LANTERN.rule.delta=0.3", stages=["evaluate"], restart="evaluate")
+    assert not drawn.batches and len(drawn.methods) == 2 * 5, "one method is another"
+    drawn.methods.clear()
+    run(output, *more, "stages.evaluate.top_k=5", stages=["evaluate"], restart="evaluate")
+    assert drawn.batches == [5, 5]
+    drawn.batches.clear(), drawn.methods.clear()
+    (output / "head" / "model.safetensors").touch()  # a head that was trained anew
+    run(output, *more, stages=["evaluate"], restart="evaluate")
+    assert not drawn.batches and len(drawn.methods) == 2 * 2 * 5
+
+
+def test_a_killed_untimed_evaluation_goes_on_with_another_batch_size(demo, tmp_path, monkeypatch, drawn):
+    output, counted, calls = without_pictures(demo, tmp_path / "run"), untimed.draw_pictures, []
+
+    def dying(*given, **named):
+        calls.append(1)
+        if len(calls) == 3:
+            raise KeyboardInterrupt
+        return counted(*given, **named)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(untimed, "draw_pictures", dying)
+        with pytest.raises(KeyboardInterrupt):
+            run(output, f"{UNTIMED}={{batch_size: 2}}", stages=["evaluate"])
+    assert drawn.batches == [1, 2] and len(drawn.methods) == 2 * 3, "temperature 0 was drawn"
+    run(output, f"{UNTIMED}={{batch_size: 2}}", stages=["evaluate"])
+    assert drawn.batches == [1, 2, 1, 2] and len(drawn.methods) == 4 * 3
+    plain = report(demo)[0]["quality"]["1"]["plain decoding"]
+    assert report(output)[0]["quality"]["1"]["plain decoding"] == plain
+
+
+@pytest.mark.parametrize(
+    ("setting", "match"),
+    [
+        ("benchmarks.captions.reader=false", "give quality or reader"),
+        ("repeats=2", "repeats.*the benchmark is untimed"),
+        ("probes={analysis: {k: [2]}}", "probes.analysis.*the benchmark is untimed"),
+    ],
+)
+def test_settings_that_an_untimed_evaluation_does_not_read_are_refused(setting, match):
+    with pytest.raises(UserError, match=match):
+        load(["recipe=demo/visual-ar", f"{UNTIMED}={{}}", f"stages.evaluate.{setting}"])

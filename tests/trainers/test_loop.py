@@ -15,6 +15,7 @@ from draftsmith.trainers.checkpoint import CheckpointConfig
 from draftsmith.trainers.engine import Engine, EngineConfig, check_engine, init_distributed
 from draftsmith.trainers.optim import OptimConfig, parameter_groups, rate_multiplier
 from draftsmith.trainers.training.validate import target_choice, validate
+from pydantic import ValidationError
 from ranks_run import run_ranks
 from tiny import llava
 from torch import nn
@@ -64,6 +65,36 @@ def test_a_step_is_adamw_with_clipping(zero, tmp_path):
         assert (result[name] - value).abs().mean() < 2e-4, name
         moved += int(not torch.equal(result[name], before[name]))
     assert moved > 20
+
+
+@pytest.mark.parametrize("zero", [0, 1, 2, 3])
+def test_a_step_is_adamw_with_values_clipped(zero, tmp_path):
+    """Of the whole batch's gradient, not of each micro-batch's. A large eps keeps Adam from dividing its size away."""
+    optim, bound = {"lr": 1e-2, "schedule": "constant", "eps": 0.02}, 5e-3
+    reference = module(noisy=False)
+    (step,) = loader(Samples(), 1, micro=BATCH)
+    loss = reference(step.micro[0])
+    (loss.loss_sum / loss.num_tokens).backward()
+    sizes = torch.cat([p.grad.abs().flatten() for p in reference.parameters() if p.grad is not None])
+    assert 0.01 < float((sizes > bound).float().mean()) < 0.99, "some are clipped and some are not"
+    torch.nn.utils.clip_grad_value_(reference.parameters(), bound)
+    parameters = [p for p in reference.parameters() if p.grad is not None]
+    torch.optim.AdamW(parameters, lr=1e-2, eps=0.02, weight_decay=0.0).step()
+    results = {}
+    for name, more in {"clipped": {"clip_value": bound}, "free": {}}.items():
+        results[name] = run(
+            tmp_path / name, steps=1, zero=zero, micro=2, model=module(noisy=False), optim=OptimConfig(**optim, **more)
+        )[1]
+    for name, value in reference.named_parameters():
+        torch.testing.assert_close(results["clipped"][name], value, atol=2e-6, rtol=0)
+    assert max(float((results["free"][n] - v.detach()).abs().max()) for n, v in reference.named_parameters()) > 1e-4
+
+
+def test_gradients_are_clipped_in_one_way():
+    with pytest.raises(ValidationError, match="give clip_norm or clip_value, not both"):
+        OptimConfig(lr=1.0, clip_norm=0.5, clip_value=0.5)
+    with pytest.raises(ValidationError, match="clip_value"):
+        OptimConfig(lr=1.0, clip_value=0.0)
 
 
 def test_groups_have_their_own_rates():

@@ -26,16 +26,11 @@ from draftsmith.eval.rules import RULES
 from draftsmith.models.decoding.warp import Warp
 from draftsmith.models.drafters.eagle import EagleConfig
 from draftsmith.models.drafters.medusa import MedusaConfig
-from draftsmith.models.generators import (
-    TEXT_ENCODER,
-    LlamaGenTargetConfig,
-    build_transformer,
-    load_generator,
-    sample_condition,
-)
+from draftsmith.models.generators import LlamaGenTargetConfig, load_generator
 from draftsmith.models.llamagen.files import load_llamagen, load_vq, save_model
 from draftsmith.models.shapes_reader import ShapesReader
-from draftsmith.models.targets.anole import AnoleTargetConfig
+from draftsmith.models.targets.anole_section import AnoleTargetConfig
+from draftsmith.models.targets.llamagen_section import TEXT_ENCODER, build_transformer
 from draftsmith.recipes.cli import main
 from draftsmith.recipes.load import load
 from draftsmith.recipes.plan import plan
@@ -186,7 +181,7 @@ def test_held_out_scores_are_those_of_the_saved_head(demo, generator):
     held_out = ShardSamples(folder, ShardData(path=str(folder), held_out=0.25), held_out=True)
     assert 10 <= len(held_out) < 20
     module = EAGLE.training_objective(saved_head(demo / "head", generator), generator.target).eval()
-    collate = CodeCollate(sample_condition(recipe(demo).target), held_out[0], 0, 0.0, 15)
+    collate = CodeCollate(recipe(demo).target.sample_condition(), held_out[0], 0, 0.0, 15)
     with torch.no_grad():
         loss = step_of(module, generator.target, collate([held_out[n] for n in range(10)], epoch=0))
     last = metrics(demo / "head")["validation"][8]

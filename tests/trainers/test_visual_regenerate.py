@@ -14,8 +14,11 @@ from draftsmith.eval.loop import Decoding, generate
 from draftsmith.eval.policies import Chain, Draw
 from draftsmith.eval.rules import RULES
 from draftsmith.models.decoding.warp import Warp
-from draftsmith.models.generators import Generator, build_transformer, load_generator, sample_condition
+from draftsmith.models.generators import Generator, load_generator
 from draftsmith.models.llamagen.files import save_model
+from draftsmith.models.targets.llamagen_section import build_transformer
+from draftsmith.recipes.load import load
+from draftsmith.recipes.plan import plan
 from draftsmith.trainers.answers import pictures
 from draftsmith.trainers.stages import regenerate
 from visual_run import context, translators
@@ -68,7 +71,7 @@ def test_a_record_holds_what_draws_it_again(made, tmp_path):
     assert len(reader) == 10 and len(set(drawn)) == 10, "repeats have luck of their own"
     # A head reads them as it reads encoded pictures.
     sample = ShardSamples(tmp_path / regenerate.CODES, ShardData())[3]
-    assert torch.equal(sample_condition(made.target)(sample), reader[3][1]["features"])
+    assert torch.equal(made.target.sample_condition()(sample), reader[3][1]["features"])
 
 
 def test_other_seeds_and_no_guidance_draw_other_pictures(made, tmp_path):
@@ -102,6 +105,49 @@ def test_a_killed_run_goes_on_behind_its_shards(made, tmp_path, monkeypatch, sha
     monkeypatch.setattr(regenerate, "write_shard", counting)
     run(made, tmp_path / "out")
     assert written == list(range(shard, 4)) and files(tmp_path / "out") == files(tmp_path / "alone")
+
+
+@pytest.mark.parametrize("size", [1, 2, 8])
+def test_files_do_not_depend_on_the_batch_size(made, tmp_path, size):
+    run(made, tmp_path / "alone", stage(made, batch_size=1))
+    run(made, tmp_path / "out", stage(made, batch_size=size, samples_per_shard=3))
+    assert files(tmp_path / "out") == files(tmp_path / "alone")
+
+
+def test_a_run_killed_on_two_ranks_goes_on_alone_with_another_batch_size(made, tmp_path, monkeypatch):
+    """Rank 1 of 2 finished its shards and rank 0 none: memory ran out, say. The result is a whole run's, byte by
+    byte, and what was finished is not drawn again.
+    """
+    run(made, tmp_path / "alone")
+    with monkeypatch.context() as patch:
+        patch.setattr(regenerate.ranks, "rank", lambda: 1)
+        patch.setattr(regenerate.ranks, "world_size", lambda: 2)
+        patch.setattr(regenerate.ranks, "is_main", lambda: False)
+        stage(made, batch_size=3).run(context(tmp_path / "out", made.target, made.inputs))
+    kept = files(tmp_path / "out")
+    assert [name for name in sorted(kept) if name.endswith(".tar")] == ["shard-000001.tar", "shard-000003.tar"]
+    drawn, real = [], pictures.draw_pictures
+    monkeypatch.setattr(
+        pictures, "draw_pictures", lambda t, asked, *a, **k: drawn.append(len(asked)) or real(t, asked, *a, **k)
+    )
+    run(made, tmp_path / "out", stage(made, batch_size=2))
+    # Shards of 3, 3, 3 and 1 pictures; the first and the third were left to draw, two at a time.
+    assert drawn == [1, 2, 1, 2]
+    assert files(tmp_path / "out") == files(tmp_path / "alone") and kept.items() <= files(tmp_path / "out").items()
+
+
+def fingerprints(setting: str) -> dict[str, str]:
+    loaded = load(["recipe=eagle-anole-7b", setting])
+    return {planned.name: planned.fingerprint for planned in plan(loaded.recipe, loaded.path)}
+
+
+def test_the_batch_size_stales_no_pictures():
+    """A run that ran out of memory goes on with a smaller one: it is no part of the fingerprint."""
+    found = {}
+    for size in (16, 4):
+        found[size] = fingerprints(f"stages.draw.batch_size={size}")
+    assert found[16] == found[4]
+    assert fingerprints("stages.draw.top_k=7")["draw"] != found[4]["draw"]
 
 
 def test_other_settings_in_the_same_folder_are_refused(made, tmp_path):

@@ -10,11 +10,9 @@ import torch
 from ...data.answers import Answer
 from ...data.prompts import ImagePrompt, read_prompts
 from ...data.shards import ShardReader
-from ...eval.loop import Decoding, generate
-from ...eval.policies import Chain, Draw
-from ...eval.rules import RULES
+from ...models.decoding.batched import draw_pictures, even_batches
 from ...models.decoding.warp import Warp
-from ...models.generators import Generator, check_labels, load_generator
+from ...models.generators import Generator, load_generator
 from ...models.hub import config_value
 from ..context import Context
 from ..stages.encode import summary
@@ -34,7 +32,7 @@ class Pictures:
         self.stage, self.context = stage, context
         folder = None if stage.prompts.from_stage is None else context.inputs["data"] / DATASET_FOLDER
         self.prompts = read_prompts(stage.prompts.resolved(folder))
-        check_labels(context.target, [(p.caption, p.label) for p in self.prompts])
+        context.target.check_labels([(p.caption, p.label) for p in self.prompts])
         self.generator = load_generator(context.target, context.inputs, device=context.device())
 
     def __len__(self) -> int:
@@ -56,22 +54,22 @@ class Pictures:
 def draw(
     stage: Any, context: Context, generator: Generator, prompts: Sequence[ImagePrompt], numbers: range
 ) -> Iterator[Answer]:
-    """Pictures by their numbers; each depends on its number, the run's seed and the target alone."""
-    target, temperature = generator.target, stage.sampling_temperature
-    warp = Warp(temperature, stage.top_k, stage.top_p)
-    # Plain decoding: the tree policy is there and never asked.
-    rule = RULES["sampling" if temperature else "greedy"]
-    decoding = Decoding(Chain(1), rule, Draw("top-k"), warp, target.num_codes, ())
+    """Pictures by their numbers, `batch_size` side by side; each depends on its number, the run's seed and the target
+    alone.
+    """
+    target = generator.target
+    warp = Warp(stage.sampling_temperature, stage.top_k, stage.top_p)
     # The commit of weights from the Hub, which a branch's name does not tell; of others the stage's fingerprint.
     commit = config_value(target.config, "_commit_hash") or context.target.revision or context.fingerprint[:12]
     name = f"{context.target.path or 'inline'}@{commit}"
-    for number in numbers:
-        prompt = prompts[number // stage.repeats]
-        request = generator.request(prompt.caption, prompt.label, prompt.key)
-        seed = context.seed * 1_000_003 + number
-        result = generate(target, None, request, decoding, torch.Generator().manual_seed(seed))
-        tensors = {"codes": target.codes(result.tokens).to(torch.int32)}
-        if request.condition.is_floating_point():
-            tensors["features"] = request.condition.cpu()
-        about = {"name": prompt.key, "caption": prompt.caption, "label": prompt.label}
-        yield Answer(number, about, result.tokens, result.stop, seed, name, tensors)
+    for some in even_batches(numbers, stage.batch_size):
+        asked = [prompts[number // stage.repeats] for number in some]
+        requests = [generator.request(prompt.caption, prompt.label, prompt.key) for prompt in asked]
+        seeds = [context.seed * 1_000_003 + number for number in some]
+        drawn = draw_pictures(target, requests, warp, seeds=seeds)
+        for number, prompt, request, seed, tokens in zip(some, asked, requests, seeds, drawn, strict=True):
+            tensors = {"codes": target.codes(tokens).to(torch.int32)}
+            if request.condition.is_floating_point():
+                tensors["features"] = request.condition.cpu()
+            about = {"name": prompt.key, "caption": prompt.caption, "label": prompt.label}
+            yield Answer(number, about, tokens, "length", seed, name, tensors)

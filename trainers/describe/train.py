@@ -19,7 +19,7 @@ from ...models.sizes import empty_model, parameter_counts
 from ...models.training import training_of
 from ..stages.base import Planned
 from .data import generated, image_reader_of, most_patches, on_disk, samples, tokens
-from .models import drafter_parameters, generator_parameters, target_shape
+from .models import drafter_parameters, target_shape
 from .states import describe_states
 
 _GIB = 2**30
@@ -245,9 +245,8 @@ def describe_image_model(plan: Planned) -> list[str]:
     stage, recipe = plan.stage, plan.recipe
     lines = [f"  trains the {stage.model}"]
     if stage.model == "drafter":
-        target = target_shape(recipe)
         trained = drafter_parameters(stage.drafter or recipe.drafter, recipe)
-        memory = 16 * trained + (2 if recipe.target.dtype != "float32" else 4) * generator_parameters(target)
+        memory = 16 * trained + (2 if recipe.target.dtype != "float32" else 4) * recipe.target.count()["transformer"]
         about = f"about {memory / _GIB:.1f} GiB: weights, gradients and optimizer, and the frozen target"
         lines = [f"  trains the head, {trained:,} parameters", f"  memory per rank {about}"]
     declared = stage.expected.samples if stage.expected else None

@@ -6,7 +6,7 @@ import re
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-from pydantic import BeforeValidator, Field
+from pydantic import BeforeValidator, Field, model_validator
 
 from ...core.section import Section
 from ...data.benchmark_sets import SAMPLES, names_of, set_name
@@ -36,6 +36,17 @@ class FilesBenchmark(Benchmark):
     data: ConversationData
 
 
+class Untimed(Section):
+    """Pictures for their quality alone. Nothing is timed, and the report has no speed."""
+
+    # Pictures of plain decoding that each rank draws side by side; memory as in a regenerate stage. Methods draw theirs
+    # one by one.
+    batch_size: int = Field(16, ge=1)
+    # Draw those of exact methods, too. They are distributed as plain decoding's (at temperature 0 they are the same),
+    # so a table of quality needs none of them.
+    exact_methods: bool = False
+
+
 class PromptsBenchmark(Benchmark):
     """Prompts of an image generator."""
 
@@ -45,8 +56,17 @@ class PromptsBenchmark(Benchmark):
     quality: QualityConfig | None = None
     # Score the pictures with the reader of a synthetic dataset (a stage with model: reader).
     reader: bool = False
+    # Draw for quality alone, in batches; null: every method's pictures are drawn one by one, and timed.
+    # Unset it stays out of fingerprints, so that evaluations of before go on.
+    untimed: Untimed | None = Field(None, exclude_if=lambda value: value is None)
     # Pictures of each method in the report's grids.
     shown: int = Field(8, ge=1)
+
+    @model_validator(mode="after")
+    def _judged(self) -> PromptsBenchmark:
+        if self.untimed is not None and self.quality is None and not self.reader:
+            raise ValueError("untimed draws pictures for their quality: give quality or reader, which judge it")
+        return self
 
     def lines(self) -> list[str]:
         where = self.prompts.path or f"{self.prompts.classes} classes"

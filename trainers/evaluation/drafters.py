@@ -58,6 +58,11 @@ class Drafting:
         return () if mode is None else mode.members
 
     @property
+    def title(self) -> str:
+        """The method, with the drafter where it has several."""
+        return self.name if self.method.drafters is None else f"{self.name} ({self.drafter_name})"
+
+    @property
     def held_visual(self) -> HeldVisual | None:
         """How much of the visual input is held while decoding; None: not a head of a language model."""
         config = self.config
@@ -113,16 +118,24 @@ class Drafters:
         self.identity = TargetIdentity(section=section, tokenizer_sha256=tokenizer_sha256)
         self._modules: dict[Any, Any] = {}
 
-    def all(self, rule_of: RuleOf = lambda method: method.exact_rule, *, grid: int | None = None) -> list[Drafting]:
+    def all(
+        self,
+        rule_of: RuleOf = lambda method: method.exact_rule,
+        *,
+        grid: int | None = None,
+        wanted: Callable[[Method], bool] = lambda method: True,
+    ) -> list[Drafting]:
         """Each method with each of its drafters, in the order of the tables.
 
         Args:
             rule_of: method -> temperature -> its acceptance rule.
             grid: side of the target's pictures in codes; None: it writes text.
+            wanted: methods that are opened.
         """
         return [
             drafting
             for name, method in self.methods.items()
+            if wanted(method)
             for drafting in self.open(name, method, rule_of(method), method.policy(grid=grid, seed=self.context.seed))
         ]
 

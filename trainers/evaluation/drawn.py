@@ -14,22 +14,24 @@ from ...core import ranks
 from ...core.errors import UserError
 from ...data.prompts import ImagePrompt, read_prompts
 from ...eval.lantern import LanternConfig, lantern
-from ...eval.rows import PLAIN, Row
+from ...eval.rows import PLAIN, Row, grouped
 from ...eval.rules import Rule
 from ...eval.studies.drawn import CellStatistics, encoded_pictures, read_pictures
 from ...eval.studies.drawn.section import drawn_section
 from ...eval.tables import ReportSection
 from ...models.decoding.warp import Warp
-from ...models.generators import Generator, check_labels, load_generator, sample_condition
+from ...models.generators import Generator, load_generator
 from ..context import Context
 from ..stages.encode import SHARDS
 from ..stages.generate import DATASET_FOLDER
 from .drafters import Drafters, Drafting
 from .judge import Drawn, Judge
+from .kept_pictures import KeptPicture, identity_of, keep
 from .measuring import Measuring
 from .methods import Method
 from .reporting import Reporting, picture_grids
 from .requests import PromptSet
+from .untimed import Untimed, scores_table
 
 
 def run(stage: Any, context: Context) -> None:
@@ -40,7 +42,7 @@ def run(stage: Any, context: Context) -> None:
         context.inputs["data"] / DATASET_FOLDER if benchmark.prompts.from_stage else None
     )
     prompts = read_prompts(source)
-    check_labels(context.target, [(p.caption, p.label) for p in prompts])
+    context.target.check_labels([(p.caption, p.label) for p in prompts])
     judge = Judge(
         benchmark.quality,
         prompts,
@@ -50,7 +52,12 @@ def run(stage: Any, context: Context) -> None:
         device=device,
     )
     rule_of = functools.partial(_rule, generator, context)
-    drafting = Drafters(stage, context, generator.target).all(rule_of, grid=generator.target.grid)
+    drafting = Drafters(stage, context, generator.target).all(
+        rule_of, grid=generator.target.grid, wanted=stage.is_drawn
+    )
+    if benchmark.untimed is not None:
+        _scored(stage, context, generator, prompts, judge, Measuring(stage, context, generator.target, drafting, ()))
+        return
     if stage.probes.analysis is not None:
         stage.probes.analysis.check(len(generator.codebook), generator.target.grid)
         eagle_head(drafting)
@@ -59,12 +66,8 @@ def run(stage: Any, context: Context) -> None:
     requests = PromptSet(name, prompts, generator)
     rows = measuring.all(requests)
     if ranks.is_main():
-        tokens = drawn_tokens(rows)
-        quality = {t: {m: judge(_drawn(generator, codes)) for m, codes in by.items()} for t, by in tokens.items()}
-        shown = {
-            t: {m: generator.pictures(codes_of(generator, codes[: benchmark.shown])) for m, codes in by.items()}
-            for t, by in tokens.items()
-        }
+        _keep(stage, context, prompts, drafting, rows)
+        quality, shown = _judged(generator, judge, drawn_tokens(rows), benchmark.shown)
         reporting = Reporting(stage, context, measuring, rows, _about(stage, context, prompts, judge))
         grids = picture_grids(context.folder, shown)
         reporting.write(grids, quality=quality)
@@ -73,6 +76,52 @@ def run(stage: Any, context: Context) -> None:
             more = _analysis(stage, context, generator, prompts, drafting, rows, shown, quality)
             reporting.write(grids, more, quality=quality, again=True)
     ranks.barrier()
+
+
+def _scored(
+    stage: Any,
+    context: Context,
+    generator: Generator,
+    prompts: Sequence[ImagePrompt],
+    judge: Judge,
+    measuring: Measuring,
+) -> None:
+    """Draw and judge, without the clock."""
+    pictures = Untimed(stage, context, generator, prompts, measuring).all()
+    if ranks.is_main():
+        tokens = {t: {m: [p.tokens for p in of] for m, of in by.items()} for t, by in pictures.items()}
+        quality, shown = _judged(generator, judge, tokens, stage.drawing.shown)
+        left_out = [name for name, method in stage.methods.items() if not stage.is_drawn(method)]
+        note = "tau as in every report. Nothing was timed."
+        if left_out:
+            note += f" Not drawn, because exact methods have plain decoding's distribution: {', '.join(left_out)}."
+        reporting = Reporting(stage, context, measuring, (), _about(stage, context, prompts, judge))
+        table = scores_table(pictures, quality, note)
+        reporting.write_scores(table, picture_grids(context.folder, shown), quality=quality)
+    ranks.barrier()
+
+
+def _judged(
+    generator: Generator, judge: Judge, tokens: Mapping[float, Mapping[str, Any]], shown: int
+) -> tuple[dict[float, dict[str, Any]], dict[float, dict[str, Tensor]]]:
+    """temperature -> method -> scores of all of its pictures, and the first of them."""
+    quality = {t: {m: judge(_drawn(generator, codes)) for m, codes in by.items()} for t, by in tokens.items()}
+    first = {
+        t: {m: generator.pictures(codes_of(generator, codes[:shown])) for m, codes in by.items()}
+        for t, by in tokens.items()
+    }
+    return quality, first
+
+
+def _keep(
+    stage: Any, context: Context, prompts: Sequence[ImagePrompt], drafting: Sequence[Drafting], rows: Sequence[Row]
+) -> None:
+    """Keep what was drawn for tables of quality with the same settings."""
+    by_setting = grouped(rows, "temperature", "method", "drafter")
+    for (temperature, method, drafter), its in by_setting.items():
+        one = next((d for d in drafting if (d.name, d.drafter_name) == (method, drafter)), None)
+        identity = identity_of(stage, context, temperature, one)
+        keep(context.folder.parent, identity, prompts, (KeptPicture(row.tokens, row.num_cycles) for row in its))
 
 
 def _rule(generator: Generator, context: Context, method: Method) -> Callable[[float], Rule]:
@@ -149,7 +198,7 @@ def _analysis(
     if config.head_data is not None:
         data = config.head_data
         folder = Path(data.path) if data.path else context.inputs["codes"] / SHARDS
-        for name, samples in encoded_pictures(config, folder, sample_condition(context.target)).items():
+        for name, samples in encoded_pictures(config, folder, context.target.sample_condition()).items():
             encoded[name] = read(samples, stage.temperatures[0])
     relaxed = {name: (m.tree, m.rule) for name, m in stage.methods.items() if isinstance(m.rule, LanternConfig)}
     tree = next((tree for tree, _ in relaxed.values()), None)

@@ -170,7 +170,11 @@ class Measuring:
 
     def uniforms(self, index: int) -> torch.Generator:
         """The seed depends on the request and not on the rank, so the report does not depend on the number of ranks."""
-        return torch.Generator().manual_seed(self.context.seed * 1_000_003 + index)
+        return torch.Generator().manual_seed(self.seed(index))
+
+    def seed(self, index: int) -> int:
+        """Of the draws of request `index`."""
+        return self.context.seed * 1_000_003 + index
 
     def warp(self, temperature: float) -> Warp:
         """The stage's top-k and top-p at this temperature."""

@@ -97,6 +97,11 @@ class Method(Section):
         """What this method changes in its drafter's section."""
         return {key: value for key, value in self if key in SETTINGS and value is not None}
 
+    @property
+    def is_exact(self) -> bool:
+        """Whether its outputs are distributed as plain decoding's."""
+        return not isinstance(self.rule, LanternConfig)
+
     def allowed(self, temperature: float) -> bool:
         """Whether `temperatures` has it (None: any). 0 also needs `draw: top-k` and another rule than `block`."""
         if self.temperatures is not None and temperature not in self.temperatures:

@@ -17,7 +17,7 @@ from ...eval import report
 from ...eval.cells import MethodInfo, Quality
 from ...eval.figures import save_grid
 from ...eval.rows import Row
-from ...eval.tables import Figure, ReportSection
+from ...eval.tables import Figure, ReportSection, Table
 from ..context import Context
 from .drafters import Drafting
 from .measuring import Measuring
@@ -59,6 +59,13 @@ class Reporting:
         if not again:
             self.context.say("\n".join(f"- {finding}" for finding in built.findings))
             self.context.say(f"report: {self.context.folder / 'report.md'}")
+
+    def write_scores(self, table: Table, *sections: ReportSection, quality: Quality) -> None:
+        """A report of pictures that were drawn for their quality alone: no rows, no speed."""
+        methods = infos(self.measuring.drafting)
+        built = report.Report(self._about(), methods, (), (), (table,), sections, quality)
+        report.write(self.context.folder, built, ())
+        self.context.say(f"report: {self.context.folder / 'report.md'}")
 
     def _about(self) -> dict[str, Any]:
         stage, context, device = self.stage, self.context, self.context.device()

@@ -70,6 +70,10 @@ class Stage(Section):
         """Field -> why nothing reads it beside the other settings. Such fields cannot be set, and are not shown."""
         return {}
 
+    def harmless(self) -> set[str]:
+        """Fields that change no result and stay out of the fingerprint: a run may go on with other values."""
+        return set()
+
     @model_validator(mode="after")
     def _all_read(self) -> Self:
         self._refuse(self.unread())

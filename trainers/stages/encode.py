@@ -25,7 +25,6 @@ from ...core.errors import UserError
 from ...data.captioned import Captioned, CaptionedSource, Refused, decode_image, num_items, read
 from ...data.duplicates import Duplicates, find_duplicates, next_number
 from ...data.shards import claim, finish, finished, write_shard
-from ...models.generators import caption_encoder, picture_encoder
 from ..context import Context
 from ..engine import init_distributed
 from .base import Planned, Stage
@@ -204,8 +203,8 @@ class _Encoder:
         self.stage, self.size = stage, context.target.image_size
         device = context.device()
         target, folders = context.target, context.inputs
-        self.codes = picture_encoder(target, folders, device=device) if "codes" in stage.write else None
-        self.features = caption_encoder(target, folders, device=device) if "features" in stage.write else None
+        self.codes = target.picture_encoder(folders, device=device) if "codes" in stage.write else None
+        self.features = target.caption_encoder(folders, device=device) if "features" in stage.write else None
 
     def samples(self, pictures: Iterator[_Picture]) -> Iterator[Sample]:
         while batch := list(itertools.islice(pictures, self.stage.batch_size)):

@@ -36,6 +36,8 @@ _OF_TEXT = (
     "contrasts",
 )  # fmt: skip
 _OF_IMAGES = ("preset",)
+_OF_FAMILIES = ("adt", "adt-llamagen")  # presets of one family of image generators each
+_OF_TIMES = ("warmup", "repeats")  # nor where pictures are drawn for their quality alone
 # Keys of before -> the same as it is written now.
 _RENAMED = {
     "modes": "methods: {NAME: {drafter: STAGE, mode: MODE}}, one for each mode (NAME: {} is mode M)",
@@ -149,7 +151,10 @@ class EvaluateStage(Stage):
 
     def unread(self) -> Mapping[str, str]:
         what, fields = ("image generators", _OF_TEXT) if self.draws else ("targets that write text", _OF_IMAGES)
-        return dict.fromkeys(fields, f"{what} have no use for it")
+        unread = dict.fromkeys(fields, f"{what} have no use for it")
+        if self.draws and self.drawing.untimed is not None:
+            unread |= dict.fromkeys(_OF_TIMES, "the benchmark is untimed, and its pictures are scored alone")
+        return unread
 
     @model_validator(mode="after")
     def _probed(self) -> EvaluateStage:
@@ -157,6 +162,9 @@ class EvaluateStage(Stage):
             if getattr(self.probes, name) != Probes.model_fields[name].default:
                 what = "pictures are drawn here, and it probes answers" if self.draws else "it probes drawn pictures"
                 raise Refused(f"probes.{name}", f"nothing reads it: {what}", "leave it out")
+        if self.draws and self.drawing.untimed is not None and self.probes.analysis is not None:
+            what = "nothing reads it: the benchmark is untimed, and its pictures are scored alone"
+            raise Refused("probes.analysis", what, "leave it out, or leave out untimed")
         return self
 
     @model_validator(mode="after")
@@ -200,9 +208,8 @@ class EvaluateStage(Stage):
             what, wanted = ("draws pictures", "prompts") if target.draws_images else ("writes text", "data")
             raise Refused("benchmarks", f"the target {what}, and these ask it for something else",
                           f"give a benchmark with {wanted}")  # fmt: skip
-        own, other = ("adt", "adt-llamagen") if target.kind == "anole" else ("adt-llamagen", "adt")
-        if self.preset == other:
-            raise Refused("preset", f"{other} has the trees of another target", f"use {own}")
+        if target.draws_images and self.preset in _OF_FAMILIES and self.preset != target.adt_preset:
+            raise Refused("preset", f"{self.preset} has the trees of another target", f"use {target.adt_preset}")
         for name, method in self.methods.items():
             if method.drafter is None and method.drafters is None and drafter is not None:
                 try:
@@ -295,6 +302,20 @@ class EvaluateStage(Stage):
             wanted["codes"] = analysis.head_data.from_stage
         return wanted
 
+    def is_drawn(self, method: Method) -> bool:
+        """Of an image generator: whether its pictures are drawn; a table of quality alone needs no exact method's."""
+        untimed = self.drawing.untimed
+        return untimed is None or untimed.exact_methods or not method.is_exact
+
+    def _untimed_lines(self) -> list[str]:
+        if not self.draws or self.drawing.untimed is None:
+            return []
+        lines = [f"  for their quality alone, untimed: plainly {self.drawing.untimed.batch_size} side by side"]
+        left_out = [name for name, method in self.methods.items() if not self.is_drawn(method)]
+        return lines + (
+            [f"  not drawn, since plain decoding's stand for them: {', '.join(left_out)}"] if left_out else []
+        )
+
     def run(self, context: Context) -> None:
         from ..evaluation import drawn, text
 
@@ -315,6 +336,7 @@ class EvaluateStage(Stage):
         temperatures = ", ".join(f"{t:g}" for t in self.temperatures)
         lines.append(f"  temperatures {temperatures}; {answers}each decoded plainly, and by")
         lines += [f"    {name}: {method.line(self.drafters)}" for name, method in self.methods.items()]
+        lines += self._untimed_lines()
         if self.target is not None:
             lines.append(f"  target {self.target.path}: {_num_parameters(self.target):,} parameters")
         for name, section in self.drafters.items():

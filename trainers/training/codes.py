@@ -19,19 +19,13 @@ from ...data.prompts import read_prompts
 from ...data.shapes.captioned import COLORS, SHAPES, figures_of, places_of
 from ...eval.figures import save_grid
 from ...models.drafters.base import TargetIdentity
-from ...models.generators import (
-    TEXT_ENCODER,
-    build_text_encoder,
-    build_transformer,
-    load_generator,
-    load_target,
-    sample_condition,
-)
+from ...models.generators import load_generator
 from ...models.llamagen.captions import caption_ids
 from ...models.llamagen.files import load_llamagen, load_vq, save_model
 from ...models.llamagen.training import LlamaGenTraining, VqTraining
 from ...models.llamagen.vq import VqTokenizer
 from ...models.shapes_reader import ShapesReader
+from ...models.targets.llamagen_section import TEXT_ENCODER, build_text_encoder, build_transformer
 from ..context import Context
 from ..engine import Engine
 from ..fit import training_loader
@@ -70,7 +64,7 @@ def _open_head(stage: Any, context: Context, seed: int, samples: ShardSamples, t
     )  # fmt: skip
     template = samples[0]
     collate = CodeCollate(
-        sample_condition(context.target), template, seed, dropout, len(template.tensors["codes"]) - 1
+        context.target.sample_condition(), template, seed, dropout, len(template.tensors["codes"]) - 1
     )  # fmt: skip
     taps = drafter.config.taps_for(target.shape, training=True)
     source = functools.partial(target.states, taps=taps)
@@ -89,7 +83,7 @@ def _target_and_requests(stage: Any, context: Context) -> tuple[Any, Requests | 
     """The frozen target, and what its decoding check draws."""
     device, check = context.device(), stage.decoding
     if check is None:
-        return load_target(context.target, context.inputs, device=device), None
+        return context.target.load(context.inputs, device=device), None
     generator = load_generator(context.target, context.inputs, device=device)
     target, source = generator.target, check.prompts
     folder = None if source.from_stage is None else context.inputs["data"] / DATASET_FOLDER
@@ -171,7 +165,7 @@ def _collate(stage: Any, context: Context, samples: ShardSamples, seed: int) -> 
     template = samples[0]
     if stage.model in ("vq", "reader"):
         return PictureCollate(template, _places if stage.model == "reader" else _nothing)
-    condition = sample_condition(context.target)
+    condition = context.target.sample_condition()
     if isinstance(context.target.text_encoder, dict):
         condition = _CaptionIds(
             context.inputs["tokenizer"] / TOKENIZER, context.target.model_config_of().num_condition_tokens

@@ -21,10 +21,12 @@ from draftsmith.models.drafters.eagle import EagleConfig
 from draftsmith.models.targets.anole import (
     AnoleIds,
     AnoleTarget,
+    read_ids,
+)
+from draftsmith.models.targets.anole_section import (
     AnoleTargetConfig,
     anole_config,
     load_anole,
-    read_ids,
     refuse_lumina,
 )
 from draftsmith.models.targets.base import Taps

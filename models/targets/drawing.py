@@ -1,0 +1,97 @@
+"""What the section of every image generator answers: one class a family, so that stages need not tell them apart.
+
+Folders are those of the stages that trained a thing (target, text, vq), by its name; others come from the recipe.
+Letters: B pictures, n codes of each, S side in pixels, t tokens of a caption, F width of its features.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, ClassVar
+
+import torch
+from torch import Tensor
+
+from ...core.section import Section
+from ..decoding.rows import Guidance
+from .base import TargetShape
+
+Folders = Mapping[str, Path]
+Conditions = Callable[[str, int | None], Tensor]  # caption, label -> what the target is asked by
+
+
+@dataclass(frozen=True)
+class Drawer:
+    """What turns codes into pictures."""
+
+    pictures: Callable[[Tensor], Tensor]  # codes [B,n] -> uint8 [B,3,S,S], on the CPU
+    codebook: Tensor  # [C,d] as stored: what codes are near one another by
+    first_id: int = 0  # a token's id is its code plus this
+
+
+class ImageTargetSection(Section):
+    """A family of image generators; `models/generators.py` has their union."""
+
+    draws_images: ClassVar[bool] = True
+    adt_preset: ClassVar[str]  # the evaluation's preset that has ADT-Tree's trees for this family
+
+    def provides(self) -> set[str]:
+        """Things that need no stage: they come from outside."""
+        raise NotImplementedError
+
+    @property
+    def num_codes(self) -> int:
+        """Tokens of an image."""
+        raise NotImplementedError
+
+    @property
+    def guidance(self) -> Guidance:
+        """The rule that combines the scores of both rows."""
+        raise NotImplementedError
+
+    def model_config_of(self) -> Any:
+        """The transformer's config, without a network."""
+        raise NotImplementedError
+
+    def mirrored(self) -> TargetShape:
+        """What heads mirror, without weights."""
+        raise NotImplementedError
+
+    def count(self) -> dict[str, int]:
+        """Parameters of each part that the section describes, without weights."""
+        raise NotImplementedError
+
+    def load(self, folders: Folders, *, device: torch.device) -> Any:
+        """The frozen target alone: what a head needs while it trains."""
+        raise NotImplementedError
+
+    def conditions(self, folders: Folders, *, device: torch.device) -> Conditions:
+        """What the target is asked by: a label [], features [t,F] or text ids [t]."""
+        raise NotImplementedError
+
+    def sample_condition(self) -> Callable[[Any], Tensor]:
+        """What a sample of shards (its `tensors` and `info`) was asked for by, as `conditions` would make it."""
+        raise NotImplementedError
+
+    def drawer(self, folders: Folders, *, device: torch.device) -> Drawer:
+        """What its codes become."""
+        raise NotImplementedError
+
+    def picture_encoder(self, folders: Folders, *, device: torch.device) -> Callable[[Tensor], Tensor]:
+        """uint8 [B,3,S,S] -> codes [B,n] int64 on the CPU."""
+        raise NotImplementedError
+
+    def caption_encoder(
+        self, folders: Folders, *, device: torch.device
+    ) -> Callable[[Sequence[str]], list[Tensor]] | None:
+        """Captions to features [t,F]; None where the target reads none."""
+        return None
+
+    def check_labels(self, asked: Iterable[tuple[str, int | None]]) -> None:
+        """Raises `UserError` where the target is asked by class and has none of these labels (beside captions)."""
+
+    def placed(self, parts: Mapping[str, Path]) -> Any:
+        """The section with a reader's places in it. Raises `UserError` where a part lies nowhere."""
+        raise NotImplementedError
