@@ -77,8 +77,8 @@ class Static:
         parents = tuple(index[path[:-1]] for path in tokens)
         slot_of = tuple(expansions.get(path, ROOT) for path in tokens)
         if not probs:
-            return Tree(joined, parents, slot_of)
-        return Tree(joined, parents, slot_of, torch.stack(probs), tuple(rows))
+            return Tree(joined, parents, slot_of, by_path=True)
+        return Tree(joined, parents, slot_of, torch.stack(probs), tuple(rows), by_path=True)
 
     def observe(self, verified: Verified) -> None:
         return None

@@ -110,6 +110,17 @@ def test_presets_are_the_papers_methods():
     assert {*changed} == {*adt, "mine"} and changed["LANTERN"].tree.kind == "chain"
 
 
+def test_a_released_rule_as_a_baseline_is_warned_of_when_the_recipe_loads(capsys):
+    """`residual: reference` with a bound of 0 (tests/eval/test_lantern.py has its distance from the target)."""
+    base = [DEMO, f"{LANTERN}.residual=reference", f"{LANTERN}.delta=0", "stages=[evaluate]"]
+    expected = "stages.evaluate.methods.LANTERN: residual: reference with delta 0 is no exact baseline"
+    assert main([*base, "dry_run=true"]) == 0
+    assert f"warning: {expected}" in capsys.readouterr().out
+    greedy = "stages.evaluate.methods.LANTERN.temperatures=[0.0]"
+    for other in (f"{LANTERN}.residual=paper", f"{LANTERN}.delta=0.1", greedy):
+        assert load([*base, other]).recipe.stages["evaluate"].warnings() == [], other
+
+
 def test_a_mapping_of_another_kind_takes_the_place_of_the_old_one():
     """As `tree.kind=chain` does, and as a recipe that extends another."""
     recipe = load([DEMO, f"{METHOD}.tree={{kind: chain, gamma: 3}}"]).recipe
