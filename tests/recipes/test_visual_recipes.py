@@ -15,7 +15,7 @@ BAD = {
     "samples for a dynamic tree": ([f"{METHOD}.draw=sample"], "not lossless with draw: sample"),
     "samples for an adaptive tree": ([*ADT, f"{METHOD}.draw=sample"], "tree 'adt' prunes"),
     "samples for a tree that adapts by confidence": (
-        [f"{METHOD}.tree={{kind: sage}}", f"{METHOD}.draw=sample"],
+        [f"{METHOD}.tree={{kind: sage, growth: online}}", f"{METHOD}.draw=sample"],
         "tree 'sage' prunes",
     ),
     "block on a tree": ([f"{METHOD}.rule={{kind: block}}"], "rule: block with tree 'dynamic'"),
