@@ -176,6 +176,9 @@ def test_a_released_rule_as_a_baseline_is_warned_of_when_the_recipe_loads(capsys
     expected = "stages.evaluate.methods.LANTERN: residual: reference with delta 0 is no exact baseline"
     assert main([*base, "dry_run=true"]) == 0
     assert f"warning: {expected}" in capsys.readouterr().out
+    main(["check", *base])
+    (found,) = [part for part in capsys.readouterr().out.splitlines() if part.startswith("warning")]
+    assert expected.removeprefix("stages.evaluate.") in found
     greedy = "stages.evaluate.methods.LANTERN.temperatures=[0.0]"
     for other in (f"{LANTERN}.residual=paper", f"{LANTERN}.delta=0.1", greedy):
         assert load([*base, other]).recipe.stages["evaluate"].warnings() == [], other
