@@ -53,6 +53,18 @@ class LanternConfig(Section):
         return self
 
     @property
+    def caution(self) -> str | None:
+        """Why a bound of 0 is not the exact rule above temperature 0; None where it is, or where the bound is not 0."""
+        if self.residual == "paper" or (self.delta if self.lambda_ is None else self.lambda_):
+            return None
+        name = "delta" if self.lambda_ is None else "lambda"
+        return (
+            f"residual: reference with {name} 0 is no exact baseline: a neighbour without probability (by top-k, top-p "
+            "or an earlier rejection) counts as lending, and a rejection then removes "
+            f"{self.k + 1} neighbours. For a baseline use rule: exact, or residual: paper"
+        )
+
+    @property
     def reach(self) -> int:
         """Neighbours besides the token that may lend."""
         return self.k - 1 if self.residual == "paper" else self.k
@@ -119,8 +131,8 @@ class Lantern:
     def _greedy(self, tree: Tree, scores: Tensor) -> Verified:
         """A node counts whose token is the most likely one once A's mass is moved onto it, ties included.
 
-        Several siblings may: the longest path wins, among equals that of the first leaf. p is the softmax at
-        temperature 1 without truncation.
+        Several siblings may: the longest path wins, among equals that of the first of the tree's leaves as the released
+        code lists them. p is the softmax at temperature 1 without truncation.
         """
         p = scores.softmax(-1)
         rows, ids = _rows_above(tree, p), tree.tokens.to(p.device)
@@ -229,13 +241,10 @@ def _rows_above(tree: Tree, p: Tensor) -> Tensor:
 
 
 def _longest(tree: Tree, accepted: Sequence[int]) -> tuple[int, ...]:
-    """The longest path of accepted nodes from the root; among equals the one towards the first leaf."""
+    """The longest path of accepted nodes from the root; among equals the one towards the first of the leaves."""
     paths: dict[int, tuple[int, ...]] = {ROOT: ()}  # to the last accepted node on the way to each node
-    longest: tuple[int, ...] = ()
     for node, parent in enumerate(tree.parents):
         before = paths[parent]
         whole = parent == ROOT or before[-1:] == (parent,)
         paths[node] = (*before, node) if whole and accepted[node] else before
-        if node not in tree.children and len(paths[node]) > len(longest):
-            longest = paths[node]
-    return longest
+    return max((paths[leaf] for leaf in tree.leaves), key=len, default=())

@@ -76,6 +76,7 @@ def build(
     binding: Mapping[str, float] | None = None,
     quality: Quality | None = None,
     sections: Sequence[ReportSection] = (),
+    warnings: Sequence[str] = (),
 ) -> Report:
     """The report of some rows.
 
@@ -88,6 +89,7 @@ def build(
             `accuracy`, `blind_accuracy`.
         quality: of drawn pictures, plain decoding's too.
         sections: of studies and probes.
+        warnings: of settings that mislead; findings, too.
     """
     cells = cells_of(rows, methods)
     assert cells, "nothing was drafted"
@@ -106,6 +108,7 @@ def build(
         tables.append(contrasts_table(differences.contrasts))
     data = differences.to_json() | ({"binding": dict(binding)} if binding else {})
     sentences = (*findings(cells, label), *differences.sentences(), *binding_sentence(binding), *cautions(cells, label))
+    sentences += tuple(f"**Warning**: {text}." for text in warnings)
     return Report(about, methods, cells, sentences, tuple(tables), tuple(sections), quality or {}, data)
 
 

@@ -14,6 +14,7 @@ from typing import Any, Generic, TypeVar
 
 import yaml
 from pydantic import Field, ValidationError
+from pydantic.fields import FieldInfo
 
 from ..core.errors import UserError, did_you_mean
 from ..core.secrets import redact
@@ -109,8 +110,7 @@ def run_script(
     """A script's whole `main`. Returns the exit code: 0, or 2 on a user's mistake."""
     words = [a for a in (sys.argv[1:] if arguments is None else arguments) if not a.startswith("--local")]
     if not words or words[0] in ("-h", "--help"):
-        fields = schema.model_fields.items()
-        rows = ((f"{name}={json.dumps(field.default)}", field.description) for name, field in fields)
+        rows = ((f"{name}={json.dumps(field.default)}", field.description) for name, field in _named(schema).items())
         say((doc or "") + "\n".join(f"    {setting:<30} {what}" for setting, what in rows))
         return 0
     try:
@@ -121,19 +121,24 @@ def run_script(
     return 0
 
 
+def _named(schema: type[Section]) -> dict[str, FieldInfo]:
+    """The options by the names that users write."""
+    return {field.alias or name: field for name, field in schema.model_fields.items()}
+
+
 def _split(arguments: Sequence[str], schema: type[Section]) -> tuple[dict[str, Any], list[str]]:
     """The script's own options, and the recipe's arguments."""
     own: dict[str, Any] = {}
     others: list[str] = []
     for argument in arguments:
         key, _, text = argument.partition("=")
-        if key in schema.model_fields:
+        if key in _named(schema):
             try:
                 own[key] = yaml.safe_load(text)
             except yaml.YAMLError as error:
                 raise UserError(f"cannot read the value of {argument}", hint="quote it as YAML wants it") from error
         elif key != "recipe" and (key in RUN_OPTIONS or key.split(".")[0] not in Recipe.model_fields):
-            known = [*schema.model_fields, *Recipe.model_fields, "recipe"]
+            known = [*_named(schema), *Recipe.model_fields, "recipe"]
             raise UserError(f"no option {key!r} here", hint=did_you_mean(key, known))
         else:
             others.append(argument)

@@ -34,6 +34,9 @@ def run_recipe(arguments: Sequence[str]) -> int:
     recipe, options = loaded.recipe, loaded.options
     check_engine(recipe.engine)
     planned = plan(recipe, loaded.path)
+    for one in planned:
+        for text in one.stage.warnings():
+            say(f"warning: stages.{one.name}.{text}")
     if options.dry_run:
         say(dry_run(recipe, planned, options.stages))
         return 0

@@ -1,11 +1,12 @@
 #!/usr/bin/env python
-"""Sweep LANTERN's relaxed acceptance over k, delta and temperature: its figure 5 and tables 3, 7 and 9 to 11.
+"""Sweep LANTERN's relaxed acceptance over k, its bound and temperature: its figure 5 and tables 3, 7 and 9 to 11.
 
     scripts/sweep_lantern.py recipe=NAME output=RUN [key=value ...] [k=[100,300,1000]] [delta=[0.05,0.1]] [own options]
 
     scripts/sweep_lantern.py recipe=demo/visual-ar output=runs/demo-visual-ar k=[2,5,10] delta=[0.1,0.4] count=20
     scripts/sweep_lantern.py recipe=eagle-llamagen-xl-stage1 count=5000 counts=[100,1000,2000,5000]
     scripts/sweep_lantern.py recipe=eagle-llamagen-xl-stage1 count=1000 k=[1000] delta=[0.2] metric=[l2,cosine,random]
+    scripts/sweep_lantern.py recipe=lanternpp-llamagen-xl-stage1 k=[10] lambda=[1,4,9,19] delta=[] temperatures=[1.0]
 
 Takes a finished run of a recipe, or one whose weights are published, and the recipe's stage of kind evaluate: its
 prompts, truncation, quality metrics, the synthetic dataset's reader, and the tree of one method. Other keys are the
@@ -34,11 +35,11 @@ from draftsmith.eval.lantern import LanternConfig, lantern
 from draftsmith.eval.loop import Decoding, generate
 from draftsmith.eval.policies import Draw
 from draftsmith.eval.quality import LOWER_IS_BETTER
-from draftsmith.eval.rows import PLAIN, Row, read_rows
+from draftsmith.eval.rows import PLAIN, Row, grouped, read_rows
 from draftsmith.eval.rules import RULES
 from draftsmith.eval.studies import proximity
 from draftsmith.eval.studies.drawn.method_figures import TradeOff, trade_off
-from draftsmith.eval.studies.proximity import Cost, Point, Setting
+from draftsmith.eval.studies.proximity import Bound, Cost, Point, Setting
 from draftsmith.models.decoding.warp import Warp
 from draftsmith.models.generators import load_generator
 from draftsmith.recipes.cli import say
@@ -46,7 +47,7 @@ from draftsmith.recipes.finished import Finished, ScriptOptions, run_script
 from draftsmith.trainers.context import Context
 from draftsmith.trainers.evaluation.drafters import Drafters
 from draftsmith.trainers.stages.evaluate import EvaluateStage
-from pydantic import Field
+from pydantic import Field, model_validator
 
 EXACT = "exact rule"
 RECORDED = 10  # cycles whose sets are timed: with 59 drafts each, 40 MB of p for 16384 codes
@@ -59,7 +60,10 @@ class Options(ScriptOptions):
 
     # The plot has six colours and six marks.
     k: list[Positive] = Field([100, 300, 1000], min_length=1, max_length=6, description="neighbours that may lend")
-    delta: list[Share] = Field([0.05, 0.1, 0.2, 0.4], min_length=1, max_length=6, description="its bounds")
+    delta: list[Share] = Field([0.05, 0.1, 0.2, 0.4], max_length=6, description="LANTERN's bounds; []: none")
+    lambda_: list[Annotated[float, Field(gt=0)]] = Field(
+        [], alias="lambda", max_length=6, description="LANTERN++'s bounds, in multiples of p(x); []: none"
+    )
     temperatures: list[Annotated[float, Field(ge=0)]] = Field([0.0, 1.0], min_length=1, description="each swept whole")
     metric: list[Literal["l2", "cosine", "random"]] = Field(
         ["l2"], min_length=1, description="distances between codes, each swept whole"
@@ -73,16 +77,43 @@ class Options(ScriptOptions):
     method: str | None = Field(None, description="the stage's method whose tree is swept; null: the first with LANTERN")
     name: str = Field("sweep", min_length=1, description="folder inside the run")
 
+    @model_validator(mode="after")
+    def _some_bound(self) -> "Options":
+        if not self.delta and not self.lambda_:
+            raise ValueError("delta and lambda are both empty: there is nothing to sweep")
+        return self
+
+    @property
+    def limits(self) -> dict[Bound, list[float]]:
+        """Bound -> its values, of those that are swept."""
+        swept: dict[Bound, list[float]] = {"delta": self.delta, "lambda": self.lambda_}
+        return {bound: values for bound, values in swept.items() if values}
+
+    def divergences(self, bound: Bound) -> list[str]:
+        """Those that a bound is swept with: lambda bounds the mass itself, which is the tvd."""
+        return list(self.divergence) if bound == "delta" else ["tvd"]
+
     @property
     def grid(self) -> list[Setting]:
         """Every setting of the sweep."""
-        return [Setting(k, d, m, v) for m in self.metric for v in self.divergence for k in self.k for d in self.delta]
+        return [
+            Setting(k, limit, metric, divergence, bound)
+            for bound, limits in self.limits.items()
+            for metric in self.metric
+            for divergence in self.divergences(bound)
+            for k in self.k
+            for limit in limits
+        ]
 
     @property
     def pairs(self) -> list[Setting]:
-        """The settings that compare TVD with JSD."""
+        """The settings that compare TVD with JSD, which bound by delta."""
         k = max(self.k)
-        return [Setting(k, d, "l2", v) for tvd, jsd in self.bounds for d, v in ((tvd, "tvd"), (jsd, "jsd"))]
+        return (
+            []
+            if not self.delta
+            else [Setting(k, d, "l2", v) for tvd, jsd in self.bounds for d, v in ((tvd, "tvd"), (jsd, "jsd"))]
+        )
 
     def captions(self) -> list[int]:
         """Numbers of captions to give the speedup over. Raises `UserError` where one exceeds `count`."""
@@ -178,17 +209,18 @@ def of_temperature(options: Options, report: dict[str, Any], rows: Sequence[Row]
     """Lines of the page about one temperature."""
     lines: list[str] = []
     exact, plain = proximity.point_of(report, temperature, EXACT), proximity.scores_of(report, temperature, PLAIN)
-    for metric in options.metric:
-        for divergence in options.divergence:
-            same = [s for s in options.grid if (s.metric, s.divergence) == (metric, divergence)]
-            points = points_of(report, temperature, same)
-            scores = [proximity.quality(m) for m in metrics_of(report)]
-            alone = [1.0, 1.0, *(score.value(Point({}, plain)) for score in scores)]
-            for measure, value in zip((proximity.SPEEDUP, proximity.TAU, *scores), alone, strict=True):
-                references = {PLAIN: value, EXACT: measure.value(exact)}
-                lines += [f"{measure.name}, {metric}, {divergence}, n = {exact.table['requests']}:", ""]
-                lines += tables.markdown(proximity.grid_table(points, options.k, options.delta, measure, references))
-    lines += [f"![trade-off]({name})" for name in plot_names(report, temperature)]
+    scores = [proximity.quality(metric) for metric in metrics_of(report)]
+    alone = [1.0, 1.0, *(score.value(Point({}, plain)) for score in scores)]
+    for place, same in grouped(options.grid, "bound", "metric", "divergence").items():
+        bound, metric, divergence = place
+        points = points_of(report, temperature, same)
+        for measure, value in zip((proximity.SPEEDUP, proximity.TAU, *scores), alone, strict=True):
+            references = {PLAIN: value, EXACT: measure.value(exact)}
+            lines += [f"{measure.name}, {metric}, {divergence}, n = {exact.table['requests']}:", ""]
+            table = proximity.grid_table(points, options.k, options.limits[bound], measure, references)
+            lines += tables.markdown(table)
+    lines += [f"![trade-off]({plot_name(temperature, metric, bound)})" for bound in options.limits
+              for metric in metrics_of(report)]  # fmt: skip
     of_setting = {
         name: [row for row in rows if (row.method, row.temperature) == (name, temperature)]
         for name in (EXACT, *(s.name for s in options.grid))
@@ -204,28 +236,31 @@ def seconds(rows: Sequence[Row]) -> tuple[list[float], list[float]]:
     return [row.plain_total_s for row in rows], [row.total_s for row in rows]
 
 
-def plot_names(report: dict[str, Any], temperature: float) -> list[str]:
-    """File names of a temperature's plots."""
-    return [f"trade-off-T{temperature:g}-{metric}.png" for metric in metrics_of(report)]
+def plot_name(temperature: float, metric: str, bound: Bound) -> str:
+    """File name of a plot."""
+    return f"trade-off-T{temperature:g}-{metric}{'-lambda' if bound == 'lambda' else ''}.png"
 
 
 def plot(folder: Path, options: Options, report: dict[str, Any]) -> None:
-    """Quality against tau, for the first distance and divergence."""
-    first = [s for s in options.grid if (s.metric, s.divergence) == (options.metric[0], options.divergence[0])]
+    """Quality against tau for each bound, for its first distance and divergence."""
     for temperature in options.temperatures:
-        points = points_of(report, temperature, first)
         exact, plain = proximity.point_of(report, temperature, EXACT), proximity.scores_of(report, temperature, PLAIN)
-        for metric, name in zip(metrics_of(report), plot_names(report, temperature), strict=True):
-            trade_off(
-                folder / name,
-                [TradeOff(s.k, s.delta, p.table["tau"], p.quality[metric]["value"]) for s, p in points.items()],
-                quality=metric,
-                higher_is_better=metric not in LOWER_IS_BETTER,
-                references={
-                    PLAIN: (1.0, plain[metric]["value"]),
-                    EXACT: (exact.table["tau"], exact.quality[metric]["value"]),
-                },
-            )
+        for bound in options.limits:
+            of_bound = [s for s in options.grid if s.bound == bound]
+            first = [s for s in of_bound if (s.metric, s.divergence) == (of_bound[0].metric, of_bound[0].divergence)]
+            points = points_of(report, temperature, first)
+            for metric in metrics_of(report):
+                trade_off(
+                    folder / plot_name(temperature, metric, bound),
+                    [TradeOff(s.k, s.limit, p.table["tau"], p.quality[metric]["value"]) for s, p in points.items()],
+                    quality=metric,
+                    higher_is_better=metric not in LOWER_IS_BETTER,
+                    references={
+                        PLAIN: (1.0, plain[metric]["value"]),
+                        EXACT: (exact.table["tau"], exact.quality[metric]["value"]),
+                    },
+                    bound=bound,
+                )
 
 
 def run(arguments: list[str]) -> None:
@@ -248,11 +283,11 @@ def run(arguments: list[str]) -> None:
         return
     report = json.loads((folder / "report.json").read_text())
     rows = read_rows(folder / "rows.jsonl")
-    timed = costs(options, stage, context, prompts[0]) if options.bounds else []
+    timed = costs(options, stage, context, prompts[0]) if options.pairs else []
     plot(folder, options, report)
     text = markdown(options, report, rows, timed)
     (folder / "sweep.md").write_text(text)
-    settings = {s.name: asdict(s) for s in (*options.grid, *options.pairs)}
+    settings = {s.name: s.to_json() for s in (*options.grid, *options.pairs)}
     data = {"about": report["about"], "settings": settings, "cells": report["cells"], "quality": report["quality"],
             "costs": [asdict(cost) for cost in timed]}  # fmt: skip
     (folder / "sweep.json").write_text(json.dumps(data, indent=1))

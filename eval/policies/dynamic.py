@@ -136,7 +136,8 @@ class DynamicTree(Section):
     """
 
     kind: Literal["dynamic"]
-    # Nodes with the root. More are accepted more often, until the target's pass gets slower. LANTERN: 59 to 60.
+    # Nodes with the root. More are accepted more often, until the target's pass gets slower. LANTERN's paper has 60
+    # (appendix B.2), its released default 59.
     total: int = Field(60, ge=2)
     # Expansions; levels are one more. Deeper pays where long prefixes are accepted. EAGLE: 5 to 7, LANTERN: 4.
     depth: int = Field(4, ge=0)

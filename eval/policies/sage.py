@@ -2,7 +2,7 @@
 
 Sure drafters get deep and narrow trees, unsure ones shallow and wide ones. The next tree depends on past cycles (and,
 where it is grown online, on the draft's own distributions), never on what the target will say: it is exact at any
-temperature. No code of the method is published; what the paper leaves open is an option here, ours the default.
+temperature. No code of the method is published; what the paper prints is the default, what it leaves open an option.
 Source: SAGE, sections 3.1 to 3.3, settings of section 5.1. Its tau is `num_accepted`, without the bonus token.
 """
 
@@ -31,11 +31,11 @@ class SageTree(SizingSettings):
     """SAGE's settings, those of the sizing rules among them."""
 
     kind: Literal["sage"]
-    # How the next tree is made. online: level by level from the draft's real distributions, its depth and width from
-    # the last cycle (ours; best where a step of the drafter is cheap beside the target's). template: a shape of ranks
-    # from the last cycle's distribution alone, as the paper's O(N) update; the only one for draw: sample. dynamic:
-    # EAGLE-2's beam with the sizing rules' depth and width, for heads.
-    growth: Literal["online", "template", "dynamic"] = "online"
+    # How the next tree is made. template: a shape of ranks from the last cycle's distribution alone, as algorithm 1
+    # prints it; the only one for draw: sample. online (ours): level by level from the draft's real distributions, its
+    # depth and width from the last cycle; accepts more. dynamic (ours): EAGLE-2's beam with the sizing rules' depth and
+    # width, for heads.
+    growth: Literal["template", "online", "dynamic"] = "template"
     # The list of the first cycle, which has no past (choices.py; the paper takes SpecVLM's 25 nodes).
     first_tree: str = "mc_sim_7b_63"
     # Which distribution of the last cycle says how sure the drafter was (the paper does not say): after the deepest

@@ -78,7 +78,9 @@ class Static:
         joined = torch.stack([*tokens.values()]) if tokens else torch.empty(0, dtype=torch.int64, device=root.device)
         parents = tuple(index[path[:-1]] for path in tokens)
         slot_of = tuple(expansions.get(path, ROOT) for path in tokens)
-        return Tree(joined, parents, slot_of, torch.stack(probs) if probs else None, tuple(rows), self.num_levels)
+        return Tree(
+            joined, parents, slot_of, torch.stack(probs) if probs else None, tuple(rows), self.num_levels, by_path=True
+        )
 
     def observe(self, verified: Verified) -> None:
         return None

@@ -117,27 +117,34 @@ def patches(pictures: Callable[[Tensor], Tensor], codes: Tensor, grid: int) -> T
 
 # ---- settings of a sweep
 
+Bound = Literal["delta", "lambda"]
+
 
 @dataclass(frozen=True)
 class Setting:
-    """One way of relaxing acceptance (additive bound)."""
+    """One way of relaxing acceptance: by LANTERN's bound, delta, or by LANTERN++'s, lambda."""
 
     k: int
-    delta: float
+    limit: float  # the bound's value
     metric: Metric = "l2"
     divergence: str = "tvd"
+    bound: Bound = "delta"
 
     @property
     def name(self) -> str:
-        """k and delta; the metric and the divergence only where they are not l2 and tvd."""
+        """k and the bound; the metric and the divergence only where they are not l2 and tvd."""
         measures = [m for m, usual in ((self.metric, "l2"), (self.divergence, "tvd")) if m != usual]
-        return ", ".join([f"k={self.k}, delta={self.delta:g}", *measures])
+        return ", ".join([f"k={self.k}, {self.bound}={self.limit:g}", *measures])
 
     @property
     def rule(self) -> dict[str, Any]:
         """As a recipe spells it."""
-        return {"kind": "lantern", "k": self.k, "delta": self.delta, "metric": self.metric,
-                "divergence": self.divergence}  # fmt: skip
+        multiplicative = {"bound": "multiplicative"} if self.bound == "lambda" else {}
+        return {"kind": "lantern", **self.to_json(), **multiplicative}
+
+    def to_json(self) -> dict[str, Any]:
+        """The setting as `sweep.json` lists it."""
+        return {"k": self.k, self.bound: self.limit, "metric": self.metric, "divergence": self.divergence}
 
 
 @dataclass(frozen=True)
@@ -195,20 +202,21 @@ def quality(metric: str, *, with_n: bool = False) -> Measure:
 def grid_table(
     points: Mapping[Setting, Point],
     ks: Sequence[int],
-    deltas: Sequence[float],
+    limits: Sequence[float],
     measure: Measure,
     references: Mapping[str, Value],
 ) -> Table:
-    """k down, delta across, as tables 10 and 11; points of one metric and divergence.
+    """k down, the bound across, as tables 10 and 11; points of one bound, metric and divergence.
 
     Args:
-        references: name -> value of what has neither k nor delta.
+        references: name -> value of what has neither k nor a bound.
     """
-    by_place = {(s.k, s.delta): measure.value(point) for s, point in points.items()}
-    blank = [""] * (len(deltas) - 1)
+    (bound,) = {s.bound for s in points}
+    by_place = {(s.k, s.limit): measure.value(point) for s, point in points.items()}
+    blank = [""] * (len(limits) - 1)
     rows: list[tuple[Value, ...]] = [(name, value, *blank) for name, value in references.items()]
-    rows += [(f"k = {k}", *(by_place[k, delta] for delta in deltas)) for k in ks]
-    return Table("", (text(""), *(measure.column(f"delta = {delta:g}") for delta in deltas)), tuple(rows))
+    rows += [(f"k = {k}", *(by_place[k, limit] for limit in limits)) for k in ks]
+    return Table("", (text(""), *(measure.column(f"{bound} = {limit:g}") for limit in limits)), tuple(rows))
 
 
 def measures_table(points: Mapping[Setting, Point], metrics: Sequence[str]) -> Table:

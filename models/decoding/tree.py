@@ -22,7 +22,8 @@ class Tree:
     `expansions` says which expansion of the drafter a node was (-1: it was proposed but never expanded), so
     that the drafter can keep its own cache of an accepted path. `draft_probs` holds the full
     distributions that children were *sampled* from, one row for each parent; it is None where
-    proposals are deterministic.
+    proposals are deterministic. `by_path` says how the published code lists the leaves of such a tree: a static tree's
+    in the order of their paths, and one that grew (EAGLE-2's) in that of their numbers.
     """
 
     tokens: Tensor  # [N] int64
@@ -33,6 +34,7 @@ class Tree:
     # Levels that the policy set out to draft. Fewer stand where reranking leaves the deepest out, a token ends the
     # answer, or the answer has no room for more.
     planned: int = 0
+    by_path: bool = False
 
     @property
     def num_nodes(self) -> int:
@@ -69,6 +71,17 @@ class Tree:
         for node, parent in enumerate(self.parents):
             children.setdefault(parent, []).append(node)
         return children
+
+    @cached_property
+    def leaves(self) -> tuple[int, ...]:
+        """Nodes without children, in the order in which relaxed greedy acceptance prefers equally long paths."""
+        leaves = [node for node in range(self.num_nodes) if node not in self.children]
+        if not self.by_path:
+            return tuple(leaves)
+        paths: list[tuple[int, ...]] = []
+        for node, parent in enumerate(self.parents):
+            paths.append((*(paths[parent] if parent != ROOT else ()), node))
+        return tuple(sorted(leaves, key=paths.__getitem__))
 
     def ancestor_mask(self, device: torch.device | str = "cpu") -> Tensor:
         """[N+1,N+1] bool, root first: row i sees itself and its ancestors."""

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ...core.errors import UserError
-from ..finding import Finding, any_fault, fault, ok, shown
+from ..finding import Finding, any_fault, fault, ok, shown, warning
 from ..launch import context_maker, say
 from ..load import Loaded, load
 from .command import FAULTS, NAME, OK, SETTINGS, Argument, Command, recipe_arguments
@@ -30,6 +30,9 @@ def _run(options: argparse.Namespace) -> int:
     say(text)
     chosen = loaded.options.stages or tuple(p.name for p in planned)
     findings = [*_engine(loaded.recipe), *_models(loaded.recipe), *_disk(Path(loaded.recipe.output))]
+    findings += [
+        warning(f"stages.{p.name}", text, "see docs/evaluation.md") for p in planned for text in p.stage.warnings()
+    ]
     findings += _stages(loaded, planned, chosen, options.samples, _too_large(text))
     say(f"\ncheck of {loaded.path}\n{shown(findings)}")
     return FAULTS if any_fault(findings) else OK

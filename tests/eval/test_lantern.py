@@ -5,6 +5,7 @@ setting, d<delta>_k<k>: a delta above 1 is the multiplicative bound, of (delta -
 """
 
 import math
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -12,11 +13,13 @@ import pytest
 import torch
 from draftsmith.core.errors import UserError
 from draftsmith.eval.lantern import Lantern, LanternConfig, lantern, moved_jsd
+from draftsmith.eval.policies import Draw, Static
 from draftsmith.eval.rules import Greedy, Sampling
 from draftsmith.models.decoding.neighbours import NeighbourTable, load_neighbours, nearest
 from draftsmith.models.decoding.tree import ROOT, Tree, no_tree
+from draftsmith.models.decoding.warp import Warp
 from pydantic import ValidationError
-from test_exactness import CHAIN, FORK, distributions, emitted_distribution, wanted
+from test_exactness import CHAIN, FORK, distributions, emitted_distribution, outcomes, wanted
 from test_verify_vectors import check_walk, recorded_tree, walk
 
 VECTORS = Path(__file__).parent / "vectors" / "lantern.npz"
@@ -233,32 +236,33 @@ def test_the_released_code_may_remove_everything(monkeypatch):
     assert torch.allclose(rest, V["allzero/code/next_probs"], atol=1e-6)
 
 
-def by_leaf(tree: Tree, scores, rows):
-    """The same tree with its nodes numbered so that its leaves come in the order of `rows`; old number of each node."""
-    ends = [int(row[row >= 0][-1]) for row in rows]
-    order = [0, *(n for n in range(1, len(scores)) if n not in ends), *ends]
-    place = {old: new for new, old in enumerate(order)}
-    parents = tuple(place[tree.parents[old - 1] + 1] - 1 for old in order[1:])
-    assert all(parent < node for node, parent in enumerate(parents))
-    tokens = tree.tokens[[old - 1 for old in order[1:]]]
-    return Tree(tokens, parents, tree.expansions), scores[order], order
-
-
 @pytest.mark.parametrize(("case", "form", "setting"), [*every_setting("greedy")])
 def test_greedy(case, form, setting):
-    """Among equally long paths the reference takes its first row: leaves in node order, but case 0 has them sorted."""
+    """Among equally long paths the reference takes its first row: those of case 0 stand as of a static tree."""
     folder = f"{case}/{setting}/{form}"
     tree, scores, rows = recorded_tree(V, case), V[f"{case}/node_logits"], V[f"{case}/retrieve"]
-    order = list(range(len(scores)))
-    if case == "greedy0":
-        tree, scores, order = by_leaf(tree, scores, rows)
+    tree = replace(tree, by_path=case == "greedy0")
+    assert [leaf + 1 for leaf in tree.leaves] == [int(row[row >= 0][-1]) for row in rows]
     verified = rule(form, *named(setting), greedy=True)(tree, scores)
     length = int(V[f"{folder}/accept_length"])
     assert verified.num_accepted == length
-    assert [0, *(order[n + 1] for n in verified.path)] == rows[int(V[f"{folder}/best_row"])][: length + 1].tolist()
+    assert [0, *(n + 1 for n in verified.path)] == rows[int(V[f"{folder}/best_row"])][: length + 1].tolist()
     assert verified.tokens == tuple(tree.tokens[list(verified.path)].tolist())
     assert verified.bonus == int(V[f"{folder}/bonus_token"])
     assert torch.equal(verified.target_probs, scores[[0, *(n + 1 for n in verified.path)]])
+
+
+def test_ties_of_a_static_tree_go_by_path():
+    """Both children of the root count, nothing below them: the leaf under the first is numbered behind the second."""
+    q = torch.arange(24, 0, -1) / 300
+    tree = Static([(0,), (1,), (0, 0)]).grow(
+        q, lambda parents, _: q.expand(len(parents), -1), Draw("top-k"), max_levels=9
+    )
+    scores = torch.zeros(4, 24)
+    scores[1:, 5] = 99.0
+    relaxed = rule("code", 12, 0.5, greedy=True)
+    assert relaxed(tree, scores).tokens == (0,)
+    assert relaxed(replace(tree, by_path=False), scores).tokens == (1,), "as of EAGLE-2's tree"
 
 
 # Without relaxation it is the exact rule.
@@ -329,6 +333,45 @@ def test_greedy_delta_0_is_the_exact_rule(form):
         assert same(relaxed(tree, scores), expected)
         accepted += expected.num_accepted
     assert accepted > 100
+
+
+def strays(form: str, k: int, warp: Warp, seed: int, children: int) -> float:
+    """Total variation of the next token from p at delta 0: all outcomes of a root with so many children."""
+    generator = torch.Generator().manual_seed(seed)
+    scores = 1.5 * torch.randn(24, generator=generator)
+    tokens = (scores + torch.randn(24, generator=generator)).topk(children).indices
+    p, seen = warp(scores).double(), torch.zeros(24, dtype=torch.float64)
+    tree = Tree(tokens, (ROOT,) * children, (-1,) * children)
+    for (token, *_), chance in outcomes(rule(form, k, 0.0), tree, p.expand(children + 1, -1)):
+        seen[token] += chance
+    assert float(seen.sum()) == pytest.approx(1, abs=1e-9)
+    return float((seen - p).abs().sum() / 2)
+
+
+@pytest.mark.parametrize("warp", [Warp(1.0, 4, 1.0), Warp(1.0, 0, 0.6)], ids=["top-k", "top-p"])
+def test_the_released_code_at_delta_0_is_no_exact_baseline(warp):
+    """Its bound may be met: a neighbour that top-k, top-p or a rejection left nothing lends its nothing.
+
+    After a rejection k + 1 neighbours then go, whatever they have.
+    """
+    for k, expected in ((3, 0.16), (10, 0.30)):
+        assert sum(strays("code", k, warp, seed, 3) for seed in range(4, 8)) / 4 == pytest.approx(expected, abs=0.02)
+    assert strays("paper", 10, warp, 6, 3) < 1e-6
+    assert strays("code", 10, Warp(1.0), 6, 1) < 1e-6, "where every code has some probability, nothing lends"
+
+
+@pytest.mark.parametrize(
+    ("setting", "told"),
+    [
+        ({"residual": "reference", "delta": 0}, True),
+        ({"residual": "reference", "bound": "multiplicative", "lambda": 0}, True),
+        ({"residual": "reference", "delta": 0.1}, False),
+        ({"residual": "paper", "delta": 0}, False),
+    ],
+)
+def test_which_settings_are_warned_of(setting, told):
+    caution = LanternConfig(kind="lantern", **setting).caution
+    assert (caution is not None) == told and (not told or "residual: paper" in caution)
 
 
 @pytest.mark.parametrize(("shape", "draw"), [(FORK, "top-k"), (CHAIN, "sample")])

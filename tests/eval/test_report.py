@@ -56,7 +56,10 @@ def test_files(tmp_path):
 
 def test_many_cells_stand_behind_the_sections(tmp_path):
     some = [a_row(benchmark=f"set {n}", turn="first", mode="M") for n in range(50)]
-    report = build(some, about={}, methods={}, sections=[ReportSection("Suite", ("words",))])
+    report = build(
+        some, about={}, methods={}, sections=[ReportSection("Suite", ("words",))], warnings=["settings: such"]
+    )
+    assert report.findings[-1] == "**Warning**: settings: such."
     write(tmp_path, report, some)
     page = (tmp_path / "report.md").read_text()
     assert page.index("## Suite") < page.index("## Every cell") and "| set 3 | first | M |" in page

@@ -67,6 +67,17 @@ def test_headers_say_what_is_whose(name):
     assert "measured here" in text and max(map(len, header)) <= 132
 
 
+@pytest.mark.parametrize("name", [name for name in SHIPPED if name.startswith("sage-")])
+def test_sages_tables_have_the_printed_algorithm_with_both_thresholds(name):
+    """A method beside them that tells growths apart names them; `tree: sage` is algorithm 1."""
+    for stage in load([f"recipe={name}"]).recipe.stages.values():
+        trees = {n: (m.tree.growth, m.tree.threshold) for n, m in stage.methods.items() if m.tree.kind == "sage"}
+        printed = [n.removesuffix(", local threshold") for n, tree in trees.items() if tree == ("template", "local")]
+        assert printed and all(trees[n] == ("template", "cumulative") for n in printed), trees
+        assert all(("online" in n) == (growth == "online") for n, (growth, _) in trees.items())
+        assert {growth for growth, _ in trees.values()} <= {"template", "online"}
+
+
 def test_schedules_are_the_papers():
     sparrow = load([QWEN]).recipe.stages
     assert [sparrow[name].epochs for name in ("text", "pictures")] == [20, 20]

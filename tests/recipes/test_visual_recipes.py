@@ -2,7 +2,7 @@
 
 import pytest
 from draftsmith.recipes.cli import main
-from draftsmith.recipes.load import load
+from draftsmith.recipes.load import load, recipe_names
 from draftsmith.recipes.plan import plan
 
 DEMO = "recipe=demo/visual-ar"
@@ -15,7 +15,7 @@ BAD = {
     "samples for a dynamic tree": ([f"{METHOD}.draw=sample"], "not lossless with draw: sample"),
     "samples for an adaptive tree": ([*ADT, f"{METHOD}.draw=sample"], "tree 'adt' prunes"),
     "samples for a tree that adapts by confidence": (
-        [f"{METHOD}.tree={{kind: sage}}", f"{METHOD}.draw=sample"],
+        [f"{METHOD}.tree={{kind: sage, growth: online}}", f"{METHOD}.draw=sample"],
         "tree 'sage' prunes",
     ),
     "block on a tree": ([f"{METHOD}.rule={{kind: block}}"], "rule: block with tree 'dynamic'"),
@@ -99,15 +99,89 @@ def test_presets_are_the_papers_methods():
         assert (anole[method].tree.width_step, anole[method].tree.width_range) == (3, (3, 14))
     lantern = methods("stages.evaluate.methods={}", "stages.evaluate.preset=lantern")
     assert next(iter(lantern)) == "EAGLE-2"
-    # The paper's pairs of bound and temperature (section 5), and nothing crossed.
+    # The paper's pairs of bound and temperature (section 5), nothing crossed: by the paper's rule and the released one.
     pairs = {
-        (m.rule.delta, t) for m in lantern.values() if m.rule.kind == "lantern" for t in (0.0, 1.0) if m.allowed(t)
+        (m.rule.residual, m.rule.delta, t)
+        for m in lantern.values()
+        for t in (0.0, 1.0)
+        if m.rule.kind == "lantern" and m.allowed(t)
     }
-    assert pairs == {(0.05, 0.0), (0.2, 0.0), (0.1, 1.0), (0.4, 1.0)}
+    printed = {(0.05, 0.0), (0.2, 0.0), (0.1, 1.0), (0.4, 1.0)}
+    assert pairs == {(residual, *pair) for residual in ("paper", "reference") for pair in printed}
+    table_6 = [m.rule for m in anole.values() if m.rule.kind == "lantern" and (m.rule.k, m.rule.delta) == (100, 0.5)]
+    assert {rule.residual for rule in table_6} == {"paper", "reference"}
     # A method beside the preset is added to it, and one of its name takes its place.
     own = "{mine: {tree: {kind: chain, gamma: 2}}, LANTERN: {tree: {kind: chain, gamma: 2}}}"
     changed = methods(f"stages.evaluate.methods={own}", "stages.evaluate.preset=adt-llamagen")
     assert {*changed} == {*adt, "mine"} and changed["LANTERN"].tree.kind == "chain"
+
+
+# Trees of one evaluation whose sizes the papers print apart: recipe -> numbers of nodes without the root, and where.
+PRINTED_APART = {
+    "sage-": ({25, 64}, "SAGE, section 5.1 (N_max 64) and appendix A.1 (SpecVLM's tree); rows with 25 stand beside"),
+    "sparrow-llava-ov-7b": ({24, 25}, "Sparrow, section 5: both are called 25, one with the root and one without"),
+    "sparrow-qwen": ({29, 25}, "Sparrow, section 5: 30-4-8, and SpecVLM's default of 25"),
+    "eagle": ({59, 29}, "EAGLE's own 60 and Sparrow's 30, which the rows' names give"),
+    "demo/compare": ({24, 64}, "SAGE's N_max (its README numbers are measured so)"),
+}
+
+
+@pytest.mark.parametrize("name", recipe_names())
+def test_trees_that_are_compared_have_the_same_number_of_nodes(name):
+    """Chains aside, which are another baseline. A sampled static list sets the number: nothing can cut it."""
+    for stage in load([f"recipe={name}"]).recipe.stages.values():
+        sizes = (
+            {m.num_nodes for m in stage.methods.values() if m.tree.kind != "chain"} if stage.kind == "evaluate" else {}
+        )
+        apart = [allowed for start, (allowed, _) in PRINTED_APART.items() if name.startswith(start)]
+        assert len(sizes) <= 1 or sizes in apart, sizes
+
+
+def test_heads_are_selected_and_measured_with_the_same_tree():
+    for name in ("eagle-llamagen-xl-stage1", "eagle-llamagen-c2i-xl", "eagle-anole-7b"):
+        stages = load([f"recipe={name}"]).recipe.stages
+        assert stages["head"].decoding.tree == stages["evaluate"].methods["EAGLE-2"].tree, name
+        assert stages["head"].decoding.tree.total == 60, "appendix B.2 of LANTERN: tokens passed to the target"
+
+
+def test_lantern_plus_plus():
+    """Static trees with sampled drafts, 10 neighbours, the multiplicative bound; the rest is the head's recipe."""
+    for name, base in (("xl-stage1", "eagle-llamagen-xl-stage1"), ("anole", "eagle-anole-7b")):
+        (recipe,) = (load([f"recipe={n}"]).recipe for n in recipe_names() if n.startswith("lanternpp-") and name in n)
+        head = load([f"recipe={base}"]).recipe
+        assert recipe.output == head.output and recipe.stages["head"] == head.stages["head"]
+        plus = {n: m for n, m in recipe.stages["lanternpp"].methods.items() if n.startswith("LANTERN++")}
+        assert all(m.tree.kind == "static" and m.rule.bound == "multiplicative" for m in plus.values())
+        sampled = plus["LANTERN++ (k = 10, lambda = 4)"]
+        assert (sampled.draw, sampled.rule.k, sampled.rule.lambda_) == ("sample", 10, 4)
+        assert {m.rule.residual for m in plus.values()} == {"paper", "reference"}
+
+
+def test_adt_trees_head_of_200000_pairs():
+    """Section V-A."""
+    recipe = load(["recipe=eagle-llamagen-xl-stage1-200k"]).recipe
+    assert recipe.stages["encode"].source.max_samples == recipe.stages["head"].expected.samples == 200_000
+    assert recipe.stages["head"].condition_dropout == 0.1 and recipe.target.cfg_scale == 3.0
+    evaluate = recipe.stages["evaluate"]
+    assert evaluate.prompts.max_samples == 100
+    adapting = [m.tree for m in evaluate.methods.values() if m.tree.kind == "adt"]
+    assert {(t.threshold, t.depth_step, t.width_step, t.depth_range, t.width_range) for t in adapting} == {
+        (1.0, 1, 10, (0, 10), (3, 40))
+    }
+
+
+def test_a_released_rule_as_a_baseline_is_warned_of_when_the_recipe_loads(capsys):
+    """`residual: reference` with a bound of 0 (tests/eval/test_lantern.py has its distance from the target)."""
+    base = [DEMO, f"{LANTERN}.residual=reference", f"{LANTERN}.delta=0", "stages=[evaluate]"]
+    expected = "stages.evaluate.methods.LANTERN: residual: reference with delta 0 is no exact baseline"
+    assert main([*base, "dry_run=true"]) == 0
+    assert f"warning: {expected}" in capsys.readouterr().out
+    main(["check", *base])
+    (found,) = [part for part in capsys.readouterr().out.splitlines() if part.startswith("warning")]
+    assert expected.removeprefix("stages.evaluate.") in found
+    greedy = "stages.evaluate.methods.LANTERN.temperatures=[0.0]"
+    for other in (f"{LANTERN}.residual=paper", f"{LANTERN}.delta=0.1", greedy):
+        assert load([*base, other]).recipe.stages["evaluate"].warnings() == [], other
 
 
 def test_a_mapping_of_another_kind_takes_the_place_of_the_old_one():

@@ -158,11 +158,12 @@ class Method(Section):
                 what += f", {self.drafter.path}"
         mode = "" if self.mode is None else f", mode {self.mode.name}"
         policy = self.policy(grid=1)
-        shape = f"tree {policy.name}, {policy.num_levels} levels, at most {self._num_nodes()} nodes"
+        shape = f"tree {policy.name}, {policy.num_levels} levels, at most {self.num_nodes} nodes"
         rule = "" if self.rule.kind == "exact" else f", rule {self.rule.kind}"
         return f"{what}{mode}; {shape}{rule}{', sampled draws' if self.draw == 'sample' else ''}"
 
-    def _num_nodes(self) -> int:
+    @property
+    def num_nodes(self) -> int:
         """Nodes of its tree, without the root."""
         tree: Any = self.tree
         if tree.kind in ("dynamic", "adt"):
@@ -209,7 +210,8 @@ def decoding_with(config: Any, settings: Mapping[str, Any], where: str) -> Any:
         raise UserError(str(error), where=where, hint="leave the setting out, or name another drafter") from error
 
 
-# LANTERN's and ADT-Tree's own comparisons; methods that a recipe names beside a preset are added to it.
+# LANTERN's and ADT-Tree's own comparisons; methods that a recipe names beside a preset are added to it. Trees have 60
+# nodes with the root: LANTERN's appendix B.2 passes 60 tokens to the target, and ADT-Tree gives no number.
 _EAGLE2: dict[str, Any] = {"tree": {"kind": "dynamic", "total": 60, "depth": 4, "width": 10}}
 _RELAXED: dict[str, Any] = {"rule": {"kind": "lantern", "k": 1000, "delta": 0.4}}
 
@@ -230,11 +232,12 @@ PRESETS: dict[str, dict[str, dict[str, Any]]] = {
     "lantern": {
         "EAGLE-2": _EAGLE2,
         **{
-            f"LANTERN (delta = {delta:g}, k = 1000)": {
+            f"LANTERN{name} (delta = {delta:g}, k = 1000)": {
                 **_EAGLE2,
-                "rule": {"kind": "lantern", "k": 1000, "delta": delta},
+                "rule": {"kind": "lantern", "k": 1000, "delta": delta, "residual": residual},
                 "temperatures": [temperature],
             }
+            for name, residual in (("", "paper"), (", released rule", "reference"))
             for delta, temperature in ((0.05, 0.0), (0.2, 0.0), (0.1, 1.0), (0.4, 1.0))
         },
     },

@@ -54,6 +54,7 @@ class Reporting:
             binding=binding,
             quality=quality,
             sections=sections,
+            warnings=self.stage.warnings(),
         )
         report.write(self.context.folder, built, self.rows)
         if not again:

@@ -62,6 +62,10 @@ class Stage(Section):
         """Does the stage's work on this rank and leaves its results in `context.folder`."""
         raise NotImplementedError
 
+    def warnings(self) -> list[str]:
+        """What in these settings misleads without being wrong, by key; said when the recipe loads, and in reports."""
+        return []
+
     def describe(self, plan: Planned) -> list[str]:
         """The stage's lines of a dry run, without its title."""
         raise NotImplementedError

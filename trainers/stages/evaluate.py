@@ -17,6 +17,7 @@ from ...data.conversations import PromptFormat
 from ...data.dataset import ConversationData
 from ...data.prompts import PromptSource
 from ...eval.contrasts import Comparison
+from ...eval.lantern import LanternConfig
 from ...models.captioners import CaptionerConfig, LvlmCaptions
 from ...models.drafters import AnyDrafter
 from ...models.drafters.pruned import PrunedConfig
@@ -216,6 +217,14 @@ class EvaluateStage(Stage):
                     decoding_with(drafter, method.settings, "")
                 except UserError as error:
                     raise Refused(f"methods.{name}", error.problem, error.hint) from error
+
+    def warnings(self) -> list[str]:
+        return [
+            f"methods.{name}: {method.rule.caution}"
+            for name, method in self.methods.items()
+            if isinstance(method.rule, LanternConfig) and method.rule.caution
+            if any(temperature > 0 and method.allowed(temperature) for temperature in self.temperatures)
+        ]
 
     @property
     def draws(self) -> bool:

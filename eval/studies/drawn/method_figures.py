@@ -92,7 +92,7 @@ class TradeOff:
     """One setting of LANTERN, measured."""
 
     k: int
-    delta: float
+    limit: float  # the value of its bound
     tau: float
     quality: float
 
@@ -105,21 +105,23 @@ def trade_off(
     quality: str,
     higher_is_better: bool,
     references: Mapping[str, tuple[float, float]] | None = None,
+    bound: str = "delta",
 ) -> None:
-    """Quality against tau: a colour and line for each k, a mark for each delta (LANTERN, figure 5).
+    """Quality against tau: a colour and line for each k, a mark for each value of the bound (LANTERN, figure 5).
 
     Args:
         quality: the metric's name.
-        references: name -> (tau, quality) of methods without k and delta.
+        references: name -> (tau, quality) of methods without k and a bound.
+        bound: its name; LANTERN++'s is lambda.
     """
     figure, panel = one_panel((6.4, 3.8))
-    ks, deltas = sorted({p.k for p in points}), sorted({p.delta for p in points})
-    assert len(ks) <= len(COLORS) and len(deltas) <= len(MARKERS), (ks, deltas)
+    ks, limits = sorted({p.k for p in points}), sorted({p.limit for p in points})
+    assert len(ks) <= len(COLORS) and len(limits) <= len(MARKERS), (ks, limits)
     for color, k in zip(COLORS, ks, strict=False):
-        line = sorted((p for p in points if p.k == k), key=lambda p: p.delta)
+        line = sorted((p for p in points if p.k == k), key=lambda p: p.limit)
         panel.plot([p.tau for p in line], [p.quality for p in line], "-", color=color, linewidth=1.2, alpha=0.7)
         for point in line:
-            marker = MARKERS[deltas.index(point.delta)]
+            marker = MARKERS[limits.index(point.limit)]
             panel.plot(point.tau, point.quality, marker, color=color, markersize=7, markeredgecolor="white")
     for number, (name, (x, y)) in enumerate((references or {}).items()):
         panel.plot(x, y, "*", color=INK, markersize=11)
@@ -127,8 +129,8 @@ def trade_off(
         panel.annotate(name, (x, y), xytext=(0, -16 if number % 2 else 8), textcoords="offset points", ha="center",
                        fontsize=8, color=INK)  # fmt: skip
     entries = [Line2D([], [], color=c, linewidth=2.5, label=f"k = {k}") for c, k in zip(COLORS, ks, strict=False)]
-    entries += [Line2D([], [], color=GREY, marker=MARKERS[i], linestyle="", label=f"delta = {d:g}")
-                for i, d in enumerate(deltas)]  # fmt: skip
+    entries += [Line2D([], [], color=GREY, marker=MARKERS[i], linestyle="", label=f"{bound} = {v:g}")
+                for i, v in enumerate(limits)]  # fmt: skip
     panel.legend(handles=entries, loc="center left", bbox_to_anchor=(1.0, 0.5))
     better = "higher" if higher_is_better else "lower"
     panel.set(xlabel="mean accepted length (tau)", ylabel=f"{quality} ({better} is better)")

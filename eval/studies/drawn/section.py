@@ -190,27 +190,29 @@ def _trade_offs(
     quality: Mapping[str, Mapping[str, Any]],
     rules: Mapping[str, LanternConfig],
 ) -> Content:
-    """One figure for each metric, where several settings of LANTERN with the additive bound were measured."""
-    settings = {name: rule for name, rule in rules.items() if name in summaries and rule.delta is not None}
-    if len({(rule.k, rule.delta) for rule in settings.values()}) < 2:
-        return []
+    """One figure for each residual and metric, where several settings of the additive bound were measured."""
     content: Content = []
-    for metric in sorted({metric for name in settings for metric in quality.get(name, {})}):
-        points = [
-            TradeOff(rule.k, rule.delta, summaries[name].tau, quality[name][metric]["value"])
-            for name, rule in settings.items()
-            if rule.delta is not None and metric in quality.get(name, {})
-        ]
-        references = {
-            name: (summaries[name].tau if name in summaries else 1.0, quality[name][metric]["value"])
-            for name in (PLAIN, *summaries)
-            if name not in rules and metric in quality.get(name, {})
-        }
-        trade_off(
-            place / f"trade-{metric}-{tag}.png", points, quality=metric,
-            higher_is_better=metric not in LOWER_IS_BETTER, references=references,
-        )  # fmt: skip
-        content += _shown((f"trade-{metric}-{tag}", f"{metric} against tau, by k and delta."))
+    for residual, name in (("paper", ""), ("reference", "-released")):
+        settings = {n: r for n, r in rules.items() if n in summaries and r.delta is not None and r.residual == residual}
+        if len({(rule.k, rule.delta) for rule in settings.values()}) < 2:
+            continue
+        for metric in sorted({metric for n in settings for metric in quality.get(n, {})}):
+            points = [
+                TradeOff(rule.k, rule.delta, summaries[n].tau, quality[n][metric]["value"])
+                for n, rule in settings.items()
+                if rule.delta is not None and metric in quality.get(n, {})
+            ]
+            references = {
+                n: (summaries[n].tau if n in summaries else 1.0, quality[n][metric]["value"])
+                for n in (PLAIN, *summaries)
+                if n not in rules and metric in quality.get(n, {})
+            }
+            figure = f"trade-{metric}-{tag}{name}"
+            trade_off(
+                place / f"{figure}.png", points, quality=metric,
+                higher_is_better=metric not in LOWER_IS_BETTER, references=references,
+            )  # fmt: skip
+            content += _shown((figure, f"{metric} against tau, by k and delta{name and ' (released rule)'}."))
     return content
 
 

@@ -158,6 +158,9 @@ def test_tables_hold_each_number_at_its_setting():
     assert lines[4] == "| k = 20 | 2.00x [1.90, 2.10] | 2.00x [1.90, 2.10] |"
     lines = markdown(proximity.grid_table(grid, [10, 20], [0.1, 0.2], proximity.quality("fid"), {}))
     assert lines[2:4] == ["| k = 10 | 10 | 20 |", "| k = 20 | 10 | 20 |"]
+    of_lambda = {Setting(k, 4.0, bound="lambda"): point(1.0, 2.0, 3.0) for k in (10, 20)}
+    lines = markdown(proximity.grid_table(of_lambda, [10, 20], [4.0], proximity.TAU, {}))
+    assert lines[0] == "|  | lambda = 4 |" and [line for line in lines if line.startswith("| k")] == lines[2:4]
     settings = {Setting(10, 0.13, "cosine", "jsd"): point(1.5, 2.0, 17.43, 0.021)}
     lines = markdown(proximity.measures_table(settings, ["fid"]))
     assert (
@@ -175,6 +178,9 @@ def test_settings_are_rules_of_a_recipe():
         "additive",
     )
     assert Setting(7, 0.3).name == "k=7, delta=0.3"
+    plus = LanternConfig.model_validate(Setting(10, 4, bound="lambda").rule)
+    assert (plus.k, plus.bound, plus.lambda_, plus.delta) == (10, "multiplicative", 4, None)
+    assert Setting(10, 4, bound="lambda").name == "k=10, lambda=4"
 
 
 def test_speedup_over_the_first_captions_with_its_interval():
@@ -328,7 +334,9 @@ def test_latent_proximity_writes_pictures_codes_and_a_report(recipe, capsys):
 
 def test_sweep_writes_the_tables_of_the_paper(recipe, capsys):
     run = script("sweep_lantern")
-    own = ["k=[2,6]", "delta=[0.4]", "bounds=[[0.3,0.2]]", "count=2", "counts=[1]", "metric=[l2,random]"]
+    own = [
+        "k=[2,6]", "delta=[0.4]", "lambda=[1,4]", "bounds=[[0.3,0.2]]", "count=2", "counts=[1]", "metric=[l2,random]",
+    ]  # fmt: skip
     assert run(f"recipe={recipe}", *own, "stages.evaluate.warmup=0") == 0
     told, folder = capsys.readouterr().out, recipe.parent / "run" / "sweep"
     text = (folder / "sweep.md").read_text()
@@ -336,9 +344,11 @@ def test_sweep_writes_the_tables_of_the_paper(recipe, capsys):
     written = json.loads((folder / "sweep.json").read_text())
     cold, warm = ({c["method"]: c for c in written["cells"] if c["temperature"] == t} for t in (0.0, 1.0))
     pairs = {"k=6, delta=0.3", "k=6, delta=0.2, jsd"}  # at the warmest temperature alone
-    assert {*warm} - {*cold} == pairs and len(cold) == 1 + 2 * 2
+    assert {*warm} - {*cold} == pairs and len(cold) == 1 + 2 * (2 + 2 * 2)
     assert all(table["requests"] == 2 for table in (*cold.values(), *warm.values()))
     assert written["settings"]["k=6, delta=0.2, jsd"] == {"k": 6, "delta": 0.2, "metric": "l2", "divergence": "jsd"}
+    assert written["settings"]["k=6, lambda=4"] == {"k": 6, "lambda": 4, "metric": "l2", "divergence": "tvd"}
+    assert "|  | lambda = 1 | lambda = 4 |" in text and (folder / "trade-off-T1-as_captioned-lambda.png").is_file()
     assert [c["divergence"] for c in written["costs"]] == ["tvd", "jsd"] and written["costs"][0]["ms"] > 0
     for part in ("## Temperature 0", "## Temperature 1", "| k = 6 |", "## Distances between codes", "## TVD and JSD"):
         assert part in text
@@ -363,6 +373,8 @@ def test_sweep_writes_the_tables_of_the_paper(recipe, capsys):
         ("sweep_lantern", ["count=3", "counts=[4]"], "raise count"),
         ("sweep_lantern", ["method=theirs", "name=other"], "method=theirs: no method of"),
         ("sweep_lantern", ["delta=[2]"], "delta.0: Input should be less than or equal to 1"),
+        ("sweep_lantern", ["lambda=[0]"], "lambda.0: Input should be greater than 0"),
+        ("sweep_lantern", ["delta=[]"], "delta and lambda are both empty"),
     ],
 )
 def test_mistakes_are_told_and_end_with_2(recipe, capsys, name, given, told):
