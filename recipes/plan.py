@@ -93,8 +93,9 @@ def _data_identity(section: Any) -> list[str]:
     if "path" in section and "from_stage" in section:
         if section["from_stage"] is not None or section["path"] is None:
             return []
-        names = [section["path"]] if isinstance(section["path"], str) else section["path"]
-        if "mixture_seed" in section and not any((Path(name) / INDEX).is_file() for name in names):
+        names = section["path"] if isinstance(section["path"], list) else [section["path"]]
+        suites = any(isinstance(name, str) and (Path(name) / INDEX).is_file() for name in names)
+        if "mixture_seed" in section and not suites:
             return identities(names)
         return [_path_identity(Path(name)) for name in names]
     of_values = [identity for value in section.values() for identity in _data_identity(value)]
