@@ -10,6 +10,7 @@ import datasets
 import numpy as np
 import pytest
 import torch
+import training
 from draftsmith.core.errors import UserError
 from draftsmith.data import tar_records
 from draftsmith.data.collate import ConversationCollate
@@ -21,8 +22,10 @@ from draftsmith.data.mixture import are_present, identities
 from draftsmith.data.table_records import Columns, TableRecords
 from draftsmith.data.tar_records import TarRecords
 from draftsmith.data.videos import write_clip
+from draftsmith.models.llava import PARTS, LlavaTraining, TokenIds, assemble, llava_config
 from PIL import Image
 from record_forms import members, table, write_forms, write_tar
+from transformers import CLIPVisionConfig, LlamaConfig
 
 FORMS = ("arrow", "parquet", "tar")
 
@@ -130,6 +133,57 @@ def test_requests_preflight_and_skipping_are_those_of_json(forms, opened, form):
     assert count_long(other, 60).count > 3
     assert other.record(5)["id"] == "r5"
     assert pickle.loads(pickle.dumps(other.record(4)))["id"] == "r4", "text crosses processes"
+
+
+# ---- training
+
+
+@pytest.fixture
+def trained(processor, opened, media, monkeypatch):
+    """Losses of each step and final weights of a tiny draft LVLM; a run that goes on where its folder's stopped."""
+    ids = TokenIds(
+        len(processor.tokenizer), processor.image_token_id, processor.bos_id, processor.eos_id, processor.pad_id
+    )
+    text = LlamaConfig(hidden_size=16, intermediate_size=32, num_hidden_layers=1, num_attention_heads=2,
+                       vocab_size=ids.vocab_size, max_position_embeddings=256)  # fmt: skip
+    vision = CLIPVisionConfig(hidden_size=16, intermediate_size=32, num_hidden_layers=1, num_attention_heads=2,
+                              image_size=24, patch_size=8)  # fmt: skip
+    monkeypatch.setattr(training, "loader", lambda samples, steps, start_step=0, micro=2: loader(
+        samples, total_steps=steps, start_step=start_step, micro_batch_size=micro))  # fmt: skip
+
+    def trained(name, folder: str, **settings):
+        torch.manual_seed(0)
+        model = LlavaTraining(assemble(llava_config(text, vision, ids)).train(), PARTS, gradient_checkpointing=False)
+        samples = opened(name, run=folder)
+        losses, weights, _ = training.run(media / folder, steps=6, model=model, samples=samples, **settings)
+        return losses, weights
+
+    return trained
+
+
+class Died(Exception):
+    pass
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_losses_and_a_resumed_run_are_those_of_json(forms, trained, form):
+    expected, weights = trained(forms["json"], "plain")
+    assert len(expected) == 6 and len(set(expected.values())) == 6
+    losses, other = trained(forms[form], "whole")
+    assert losses == expected and all(torch.equal(other[name], weights[name]) for name in weights)
+
+    def die(step: int) -> None:
+        if step == 4:
+            raise Died
+
+    with pytest.raises(Died):
+        trained(forms[form], "stopped", every=2, log=die)
+    resumed, other = trained(forms[form], "stopped", every=2)
+    assert resumed == {step: loss for step, loss in expected.items() if step >= 3}, "from the checkpoint of step 2"
+    assert all(torch.equal(other[name], weights[name]) for name in weights)
+
+
+# ---- mixtures and fingerprints
 
 
 def test_a_mixture_of_all_of_them(forms, opened, media):
