@@ -22,7 +22,7 @@ from .collate import Sample, empty_sample
 from .conversations import MARKS, Encoded, PromptFormat, encode
 from .images import Aspect
 from .media import ImageReader, Media
-from .mixture import Name, RecordSource, Selection, identities
+from .mixture import Name, RecordSources, Selection, identities
 from .processor import Processor
 from .records import RecordFile, num_clips
 from .tiles import Convention
@@ -37,7 +37,7 @@ class ConversationData(Section):
     # Files, brace patterns ({a,b}.json) and OneVision mixtures (.yaml); with `from` the names of splits, or of
     # mixtures (NAME.yaml), that a `generate` stage wrote. Records of a table or of tars, pictures included:
     # {kind: datasets, path: HUB_ID_OR_FOLDER} or {kind: webdataset, path: "shards/{000..999}.tar"}.
-    path: str | RecordSource | list[str | RecordSource]
+    path: RecordSources
     # Of the draws of `random:` in a mixture. Not the recipe's seed: drafts of several seeds see the same records.
     mixture_seed: int = Field(0, ge=0)
     # The stage that wrote the files; null: `path` names files on disk.

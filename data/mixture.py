@@ -18,7 +18,7 @@ from typing import Annotated, Any
 import numpy as np
 import yaml
 from braceexpand import braceexpand
-from pydantic import Field, TypeAdapter, ValidationError
+from pydantic import Discriminator, Field, Tag, TypeAdapter, ValidationError
 
 from ..core.errors import UserError, did_you_mean
 from .records import RecordFile, file_identity, open_records
@@ -30,8 +30,24 @@ _KEYS = ("json_path", "sampling_strategy")
 STRATEGIES = "write all, or first:, end: or random: with a count or a percentage of 0 to 100 (first:500, random:10%)"
 _SHOWN = 12  # missing files that a message names
 
-RecordSource = Annotated[TableRecords | TarRecords, Field(discriminator="kind")]
-_SOURCES: TypeAdapter[TableRecords | TarRecords] = TypeAdapter(RecordSource)
+_SOURCES: TypeAdapter[TableRecords | TarRecords] = TypeAdapter(
+    Annotated[TableRecords | TarRecords, Field(discriminator="kind")]
+)
+
+
+def kind(value: Any) -> str | None:
+    """What one of a data section's `path` is; None: a section without a kind."""
+    if isinstance(value, TableRecords | TarRecords):
+        return value.kind
+    if isinstance(value, list):
+        return "list"
+    return value.get("kind") if isinstance(value, dict) else "str"
+
+
+# Chosen by a function, so that a mistake is told about what was written, and not about each thing that might have been.
+_Of = Annotated[str, Tag("str")] | Annotated[TableRecords, Tag("datasets")] | Annotated[TarRecords, Tag("webdataset")]
+RecordSource = Annotated[_Of, Discriminator(kind)]
+RecordSources = Annotated[_Of | Annotated[list[RecordSource], Tag("list")], Discriminator(kind)]
 
 
 @dataclass(frozen=True)

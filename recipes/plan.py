@@ -53,10 +53,11 @@ def _maker(earlier: list[Planned], thing: str, wanted: str | None, name: str, re
         return makers[-1]
     if thing in recipe.target.provides() or (recipe.drafter and thing in recipe.drafter.provides()):
         return None
+    outside = {"drafter": "", "tokenizer": ", or give target.tokenizer"}.get(thing, ", or give target.path")
     raise UserError(
         f"stage {name!r} needs a {thing} and no earlier stage makes one",
         where=where,
-        hint="put the stage that makes it before this one" + (", or give target.path" if thing != "drafter" else ""),
+        hint=f"put the stage that makes it before this one{outside}",
     )
 
 
