@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from ..core.errors import UserError, did_you_mean, first_line
+from ..core.files import write_whole
 from ..core.section import Section
 from .embedded import Embedded
 from .records import RecordFile, file_identity, joined, open_index, scan_part
@@ -124,11 +125,22 @@ class TableRecords(Section):
         """Load and index it. Raises `UserError`: it is out of reach, or has no such split or columns."""
         rows = self._loaded()
         reader = TableReader(self, rows)
-        about = hashlib.sha256(f"{rows._fingerprint}/{self.columns.model_dump_json()}".encode()).hexdigest()[:16]
-        stem = f"{_NO_FILE_NAME.sub('_', self.source_name)}-{about}"
-        return open_index(
-            reader, stem, cache, lambda: joined(reader, [scan_part(reader.entries())], "name another split")
-        )
+        stem, settings = _NO_FILE_NAME.sub("_", self.source_name), self.model_dump_json()
+
+        def index() -> RecordFile:
+            return joined(reader, [scan_part(reader.entries())], "name another split")
+
+        file = open_index(reader, f"{stem}-{_hash(settings + rows._fingerprint)}", cache, index)
+        if self.is_remote:
+            self._check_unchanged(file.digest(), cache / f"{stem}-{_hash(settings)}.sha256")
+        return file
+
+    def _check_unchanged(self, digest: str, kept: Path) -> None:
+        """Of a branch on the Hub: a stage that goes on must see what it began with."""
+        if kept.is_file() and kept.read_text() != digest:
+            hint = "set revision to the commit that the stage began with, or restart the stage (restart=STAGE)"
+            raise UserError("the set has changed on the Hub since this stage began", where=str(self), hint=hint)
+        write_whole(kept, digest.encode())
 
     def _loaded(self) -> Any:
         """The split, a `datasets.Dataset`."""
@@ -166,6 +178,10 @@ class TableRecords(Section):
     def _no_split(self, splits: list[str]) -> UserError:
         problem = f"the set has no split {self.split or 'train'!r}; it has {', '.join(splits) or 'one without a name'}"
         return UserError(problem, where=f"{self}, key split", hint=did_you_mean(self.split or "train", splits))
+
+
+def _hash(text: str) -> str:
+    return hashlib.sha256(text.encode()).hexdigest()[:16]
 
 
 def _is_saved(path: Path) -> bool:

@@ -2,6 +2,7 @@
 
 import json
 import pickle
+import shutil
 import tracemalloc
 from dataclasses import fields
 from pathlib import Path
@@ -350,6 +351,38 @@ def test_a_folder_of_one_configuration(media, opened):
     assert len(data) == 21 and data.sample_id(3) == "ov/ai2d(internvl)/train[3]"
     with pytest.raises(UserError, match=r"no such folder[\s\S]*ai2d2"):
         opened(source.model_copy(update={"name": "ai2d2"}))
+
+
+def cached(rows: datasets.Dataset, media: Path, commit: str) -> None:
+    """As `load_dataset("owner/MiniSet")` leaves it where there is a network."""
+    rows.to_parquet(media / f"{commit}.parquet")
+    datasets.load_dataset("parquet", data_files=str(media / f"{commit}.parquet"), cache_dir=str(media / commit))
+    converted = next((media / commit).rglob("dataset_info.json")).parent
+    folder = Path(datasets.config.HF_DATASETS_CACHE) / "owner___mini_set" / "default" / "0.0.0" / commit
+    shutil.copytree(converted, folder)
+    (folder / "parquet-train.arrow").rename(folder / "mini_set-train.arrow")
+    about = json.loads((folder / "dataset_info.json").read_text()) | {"dataset_name": "mini_set"}
+    (folder / "dataset_info.json").write_text(json.dumps(about))
+
+
+def test_a_set_of_the_hub_without_a_network(media, opened, forms):
+    source = TableRecords(kind="datasets", path="owner/MiniSet")
+    assert not are_present([source])
+    rows = table(records(), media)
+    cached(rows, media, "a" * 16)
+    assert are_present([source]) and not are_present([source], opens_fast=True)
+    first = opened(source)
+    assert all(map(same, batches(loader(opened(forms["json"]))), batches(loader(first))))
+    assert opened(source).identity() == first.identity() and first.sample_id(3) == "MiniSet[3]"
+    with pytest.raises(UserError, match=r"no split 'test'; it has train"):
+        opened(source.model_copy(update={"split": "test"}))
+    with pytest.raises(UserError, match=r"cannot load the set[\s\S]*other"):
+        opened(source.model_copy(update={"name": "other"}))
+    shutil.rmtree(datasets.config.HF_DATASETS_CACHE)
+    cached(rows.select([*range(1, 21), 0]), media, "b" * 16)
+    with pytest.raises(UserError, match=r"has changed on the Hub[\s\S]*owner/MiniSet[\s\S]*revision"):
+        opened(source)
+    assert opened(source, run="another").identity() != first.identity()
 
 
 BAD_TABLES = {
