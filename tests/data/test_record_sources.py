@@ -24,6 +24,7 @@ from draftsmith.data.table_records import Columns, TableRecords
 from draftsmith.data.tar_records import TarRecords
 from draftsmith.data.videos import write_clip
 from draftsmith.models.llava import PARTS, LlavaTraining, TokenIds, assemble, llava_config
+from draftsmith.trainers.answers.texts import _shown
 from PIL import Image
 from record_forms import members, table, write_forms, write_tar
 from transformers import CLIPVisionConfig, LlamaConfig
@@ -551,3 +552,10 @@ def test_tars_that_are_damaged_or_not_there(media, opened, forms):
     write_tar(media / "empty.tar", [("readme.md", b"x")])
     with pytest.raises(UserError, match=r"no records[\s\S]*empty\.tar[\s\S]*KEY\.json"):
         opened(TarRecords(kind="webdataset", path=str(media / "empty.tar")))
+
+
+def test_answers_about_them_name_their_pictures_as_text(forms, opened):
+    """What `regenerate` keeps of a record is JSON: bytes inside a table or a tar go by their place."""
+    kept = [_shown(opened(forms[form]).record(1)["image"]) for form in ("json", "arrow", "tar")]
+    assert kept[0] == "images/1.png" and "row 1, column image" in kept[1][0] and "shard-000.tar" in kept[2][0]
+    assert all(isinstance(json.dumps(image), str) for image in kept) and _shown(None) is None
