@@ -6,14 +6,14 @@ import fcntl
 import hashlib
 import json
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, Literal
 
 import numpy as np
 import torch
-from pydantic import Field
+from pydantic import Field, model_validator
 
 from ..core.batch import Request
 from ..core.errors import UserError
@@ -22,7 +22,7 @@ from .collate import Sample, empty_sample
 from .conversations import MARKS, Encoded, PromptFormat, encode
 from .images import Aspect
 from .media import ImageReader, Media
-from .mixture import Selection, identities
+from .mixture import Name, RecordSources, Selection, identities
 from .processor import Processor
 from .records import RecordFile, num_clips
 from .tiles import Convention, Size
@@ -30,13 +30,14 @@ from .videos import VideoSettings
 
 
 class ConversationData(Section):
-    """LLaVA JSON or JSONL with an image folder, single files or mixtures of them."""
+    """LLaVA JSON or JSONL with an image folder, tables of `datasets`, tars, or mixtures of them."""
 
     # Of a train stage's `data`: the default where the target is a language model.
     kind: Literal["conversations"] = Field("conversations", exclude=True)
     # Files, brace patterns ({a,b}.json) and OneVision mixtures (.yaml); with `from` the names of splits, or of
-    # mixtures (NAME.yaml), that a `generate` stage wrote.
-    path: str | list[str]
+    # mixtures (NAME.yaml), that a `generate` stage wrote. Records of a table or of tars, pictures included:
+    # {kind: datasets, path: HUB_ID_OR_FOLDER} or {kind: webdataset, path: "shards/{000..999}.tar"}.
+    path: RecordSources
     # Of the draws of `random:` in a mixture. Not the recipe's seed: drafts of several seeds see the same records.
     mixture_seed: int = Field(0, ge=0)
     # The stage that wrote the files; null: `path` names files on disk.
@@ -72,12 +73,19 @@ class ConversationData(Section):
     # Keep only these scenario kinds (the record's `kind` key); null: all.
     kinds: list[str] | None = None
 
+    @model_validator(mode="after")
+    def _named(self) -> ConversationData:
+        names = self.path if isinstance(self.path, list) else [self.path]
+        if self.from_stage is not None and not all(isinstance(name, str) for name in names):
+            raise ValueError("`from` is for splits that a stage wrote: name them alone, or leave `from` out")
+        return self
+
 
 class ConversationDataset:
     """Samples in file order; which of them are used is fixed before training starts.
 
     Args:
-        files: data files, brace patterns and mixtures.
+        files: data files, brace patterns and mixtures, or sections that name tables or tars.
         image_folder: folder of relative image paths, or None for each file's own.
         skipped_log: file that lists what was left out and why (with `on_error: skip`).
         cache: folder for indices.
@@ -91,7 +99,7 @@ class ConversationDataset:
         form: PromptFormat,
         processor: Processor,
         *,
-        files: list[Path],
+        files: Sequence[Name],
         skipped_log: Path | None,
         cache: Path,
         drafter_processor: Processor | None = None,
@@ -125,9 +133,9 @@ class ConversationDataset:
             for problem, place in _id_problems(file):
                 if strict:
                     hint = "mend the ids, or set on_error: skip (records are then told apart by their place)"
-                    raise UserError(problem, where=f"{file.path}, {place}", hint=hint)
+                    raise UserError(problem, where=f"{file}, {place}", hint=hint)
                 reason = f"{problem}, {place}: all are kept and told apart by their place"
-                notes.append({"file": str(file.path), "record": None, "id": None, "reason": reason})
+                notes.append({"file": str(file), "record": None, "id": None, "reason": reason})
         places = self.selection.places()
         if self.config.kinds is not None:
             wanted = set(self.config.kinds)
@@ -136,7 +144,7 @@ class ConversationDataset:
         places = places[: self.config.max_samples]
         self._log_skipped(notes)
         if not len(places):
-            raise UserError("no usable records", where=", ".join(str(f.path) for f in self.records), hint="see above")
+            raise UserError("no usable records", where=", ".join(map(str, self.records)), hint="see above")
         return places
 
     def __len__(self) -> int:
@@ -155,7 +163,7 @@ class ConversationDataset:
     def sample_id(self, index: int) -> str:
         """A name that is unique even if ids repeat: file, index and id."""
         file, number = self.places[index]
-        return f"{self.records[file].path.name}[{number}]"
+        return f"{self.records[file].name}[{number}]"
 
     def __getitem__(self, index: int) -> Sample:
         """Sample `index`, encoded.
@@ -304,17 +312,22 @@ class ConversationDataset:
 
     def identity(self) -> str:
         """Hash of what the samples are made from, for a stage's fingerprint."""
-        parts = [*identities(self._paths), self.config.model_dump_json(), self.form.model_dump_json()]
+        parts = [
+            *identities(self._paths),
+            *self.selection.digests(),
+            self.config.model_dump_json(),
+            self.form.model_dump_json(),
+        ]
         return hashlib.sha256("/".join(parts).encode()).hexdigest()
 
     def _media(self, record: dict[str, Any], file: int, image_reader: ImageReader | None = None) -> Media:
-        images = Path(self.config.images) if self.config.images else self.records[file].path.parent
+        images = Path(self.config.images) if self.config.images else self.records[file].folder
         return (image_reader or self._image_reader).media(
             record, images, Path(self.config.videos) if self.config.videos else images
         )
 
     def _unusable(self, file: RecordFile, index: int, problem: str, cause: UserError | None = None) -> UserError:
-        where = f"{file.path}, {_name(file, index)}"
+        where = f"{file.file_of(index)}, {_name(file, index)}"
         if cause is not None and cause.where:
             where += f", {cause.where}"
         hint = (cause and cause.hint) or "mend or remove the record, or set on_error: skip to leave such records out"
@@ -331,7 +344,7 @@ class ConversationDataset:
         self._log_skipped([self._note(self.records[file], int(number), reason)])
 
     def _note(self, file: RecordFile, index: int, problem: str) -> dict[str, Any]:
-        return {"file": str(file.path), "record": index, "id": _id(file, index), "reason": problem}
+        return {"file": file.file_of(index), "record": index, "id": _id(file, index), "reason": problem}
 
     def _log_skipped(self, notes: list[dict[str, Any]]) -> None:
         """List each record once, even if several ranks, workers, epochs or restarts of a stage meet it."""

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from pathlib import Path
 from typing import Literal
 
 import torch
@@ -19,29 +18,32 @@ from torch import Tensor
 
 from ..core.errors import UserError
 from ..core.pictures import Picture
+from .embedded import MediaFile
 from .processor import Processor
 from .tiles import Convention, Size, Tiling, cut, next_resolutions, onevision_resolutions, tiled_picture
 
 Aspect = Literal["square", "pad", "anyres", "anyres_max_9"]
 _MAX_TILES = 9
+# Listed because others run programs (EPS) or have never been looked at.
+_FORMATS = ("BMP", "GIF", "JPEG", "PNG", "PPM", "TIFF", "WEBP")
 
 
-def load_image(path: Path) -> Image.Image:
+def load_image(path: MediaFile) -> Image.Image:
     """An RGB picture. Raises `UserError` naming the file where it is missing, broken or a decompression bomb."""
     with _opened(path) as image:
         return image.convert("RGB")
 
 
-def image_size(path: Path) -> Size:
+def image_size(path: MediaFile) -> Size:
     """Width and height, from the file's head. Raises as `load_image`."""
     with _opened(path) as image:
         return image.size
 
 
 @contextmanager
-def _opened(path: Path) -> Iterator[Image.Image]:
+def _opened(path: MediaFile) -> Iterator[Image.Image]:
     try:
-        with Image.open(path) as image:
+        with path.open("rb") as file, Image.open(file, formats=_FORMATS) as image:
             yield image
     except FileNotFoundError as error:
         raise UserError(

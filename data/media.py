@@ -17,6 +17,7 @@ from torch import Tensor
 from ..core.errors import UserError
 from ..core.pictures import PatchGrid, Picture
 from .conversations import IMAGE_MARK, MARKS
+from .embedded import MediaFile, located
 from .images import Aspect, image_size, is_tiled, layouts, load_image, pixels
 from .patches import clip_pictures, image_picture, patches
 from .processor import Processor
@@ -47,8 +48,8 @@ class ImageReader:
         Raises:
             UserError: a clip, or a picture whose size is needed, is missing or broken, or the marks are too few.
         """
-        files = [images / name for name in paths(record, "image")]
-        clips = [Clip(videos / name, self.video) for name in paths(record, "video")]
+        files = [located(images, name) for name in paths(record, "image")]
+        clips = [Clip(located(videos, name), self.video) for name in paths(record, "video")]
         if (files or clips) and not self.processor.reads_pictures:
             raise UserError(
                 "the record has pictures and the model reads text alone", hint="use records without pictures"
@@ -63,7 +64,7 @@ class ImageReader:
         by_file = tuple((picture,) for picture in of_images + of_clips)
         return Media(by_file, _order(record, len(files), len(clips)), tuple(files), tuple(clips), self)
 
-    def _whole(self, files: Sequence[Path], clips: Sequence[Clip]) -> tuple[tuple[Picture, ...], ...]:
+    def _whole(self, files: Sequence[MediaFile], clips: Sequence[Clip]) -> tuple[tuple[Picture, ...], ...]:
         least, most = self.pixel_limits
         of_images = (
             image_picture(image_size(file), self.processor, min_pixels=least, max_pixels=most) for file in files
@@ -78,7 +79,7 @@ class Media:
 
     _by_file: tuple[tuple[Picture, ...], ...]  # of the images, then of the clips; of a clip there may be several
     _order: tuple[int, ...]  # of them by their marks
-    _files: tuple[Path, ...]
+    _files: tuple[MediaFile, ...]
     _clips: tuple[Clip, ...]
     _image_reader: ImageReader
 

@@ -1,7 +1,8 @@
 """Which records take part: plain files, brace patterns, and LLaVA-OneVision's YAML mixtures.
 
-A mixture names data files and how much of each is used. Records are chosen by their numbers, so that nothing is
-loaded for it; format and arithmetic are those of LLaVA-NeXT's training code, with two differences that `pick` names.
+A mixture names data files (or tables, or tars) and how much of each is used. Records are chosen by their numbers, so
+that nothing is loaded for it; format and arithmetic are those of LLaVA-NeXT's training code, with two differences that
+`pick` names.
 """
 
 from __future__ import annotations
@@ -12,24 +13,80 @@ from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 import numpy as np
 import yaml
 from braceexpand import braceexpand
+from pydantic import Discriminator, Field, Tag, TypeAdapter, ValidationError
 
 from ..core.errors import UserError, did_you_mean
 from .records import RecordFile, file_identity, open_records
+from .table_records import Columns, TableRecords
+from .tar_records import TarRecords
 
 _STRATEGY = re.compile(r"(?P<how>first|end|random):(?P<amount>\d+)(?P<percent>%?)")
 _KEYS = ("json_path", "sampling_strategy")
 STRATEGIES = "write all, or first:, end: or random: with a count or a percentage of 0 to 100 (first:500, random:10%)"
 _SHOWN = 12  # missing files that a message names
 
+_SOURCES: TypeAdapter[TableRecords | TarRecords] = TypeAdapter(
+    Annotated[TableRecords | TarRecords, Field(discriminator="kind")]
+)
+
+
+def kind(value: Any) -> str | None:
+    """What one of a data section's `path` is; None: a section without a kind."""
+    if isinstance(value, TableRecords | TarRecords):
+        return value.kind
+    if isinstance(value, list):
+        return "list"
+    return value.get("kind") if isinstance(value, dict) else "str"
+
+
+# Chosen by a function, so that a mistake is told about what was written, and not about each thing that might have been.
+_Of = Annotated[str, Tag("str")] | Annotated[TableRecords, Tag("datasets")] | Annotated[TarRecords, Tag("webdataset")]
+RecordSource = Annotated[_Of, Discriminator(kind)]
+RecordSources = Annotated[_Of | Annotated[list[RecordSource], Tag("list")], Discriminator(kind)]
+
+
+@dataclass(frozen=True)
+class JsonFile:
+    """A JSON or JSONL file, as a source of records like the others."""
+
+    path: Path
+
+    @property
+    def source_name(self) -> str:
+        """The file's name."""
+        return self.path.name
+
+    def __str__(self) -> str:
+        return str(self.path)
+
+    def is_present(self) -> bool:
+        """Whether the file is there."""
+        return self.path.is_file()
+
+    opens_fast = True  # opening reads no more than an index needs
+    is_remote = False
+
+    def identity(self) -> str:
+        """Hash of the file, or "absent"."""
+        return _identity(self.path)
+
+    def open(self, cache: Path) -> RecordFile:
+        """Index it."""
+        return open_records(self.path, cache)
+
+
+Source = JsonFile | TableRecords | TarRecords
+Name = str | Path | TableRecords | TarRecords  # of files, of mixtures, or what says where records lie
+
 
 @dataclass(frozen=True)
 class Share:
-    """A data file, and how much of it takes part.
+    """A data file, table or set of tars, and how much of it takes part.
 
     Args:
         strategy: all, or first, end or random with a count or a whole percentage.
@@ -37,7 +94,7 @@ class Share:
         repeat: how often the same file stood before it; another draw of `random` each time.
     """
 
-    path: Path
+    source: Source
     strategy: str = "all"
     where: str = ""
     repeat: int = 0
@@ -63,44 +120,67 @@ class Share:
         if self.strategy.startswith("end"):
             return np.arange(num_records - count, num_records, dtype=np.int64)
         if self.strategy.startswith("random"):
-            key = hashlib.sha256(f"{seed}/{self.path.name}/{self.repeat}".encode()).digest()
+            key = hashlib.sha256(f"{seed}/{self.source.source_name}/{self.repeat}".encode()).digest()
             rng = np.random.default_rng(int.from_bytes(key[:8], "little"))
             return np.sort(rng.permutation(num_records)[:count]).astype(np.int64)
         return np.arange(count, dtype=np.int64)
 
 
-def expand(names: Sequence[str | Path]) -> list[Share]:
-    """The files behind `names`, in their order: each a file, a brace pattern ({a,b}.json) or a mixture (.yaml).
+def expand(names: Sequence[Name]) -> list[Share]:
+    """The sources behind `names`, in their order: each a file, a brace pattern ({a,b}.json) or a mixture (.yaml).
 
     Raises:
         UserError: a mixture that cannot be read, or that names missing files.
     """
-    shares = [share for name in names for path in _braces(str(name), "key path") for share in _shares(path)]
-    seen: Counter[Path] = Counter()
+    shares = [share for source in _sources(names) for share in _shares(source)]
+    seen: Counter[Source] = Counter()
     numbered = []
     for share in shares:
-        numbered.append(replace(share, repeat=seen[share.path]))
-        seen[share.path] += 1
+        numbered.append(replace(share, repeat=seen[share.source]))
+        seen[share.source] += 1
     return numbered
 
 
-def identities(names: Iterable[str | Path]) -> list[str]:
-    """Hashes of the mixtures and of the files behind them, for a fingerprint; "absent" where one is not there."""
+def identities(names: Iterable[Name | dict[str, Any]]) -> list[str]:
+    """Hashes of the mixtures and of the files behind them, for a fingerprint; "absent" where one is not there.
+
+    Args:
+        names: sources may be sections, or what these were read from.
+    """
     hashes = []
-    for name in names:
-        for path in _braces(str(name), "key path"):
-            hashes.append(_identity(path))
-            if is_mixture(path) and path.is_file():
-                hashes += [_identity(share.path) for share in _entries(path)]
+    for source in _sources(_SOURCES.validate_python(n) if isinstance(n, dict) else n for n in names):
+        hashes.append(source.identity())
+        if _is_mixture_file(source) and source.is_present():
+            hashes += [share.source.identity() for share in _shares(source, check=False)]
     return hashes
 
 
-def are_present(names: Iterable[str | Path]) -> bool:
-    """Whether all files are on disk, those that mixtures name included."""
-    paths = [path for name in names for path in _braces(str(name), "key path")]
-    if not all(path.is_file() for path in paths):
+def are_present(names: Iterable[Name], *, opens_fast: bool = False) -> bool:
+    """Whether all files are on disk, those that mixtures name included.
+
+    Args:
+        opens_fast: and none of them must be converted first.
+    """
+    sources = _sources(names)
+    if not all(source.is_present() for source in sources):
         return False
-    return all(share.path.is_file() for path in paths if is_mixture(path) for share in _entries(path))
+    shares = [share for source in sources for share in _shares(source, check=False)]
+    return all(share.source.is_present() and (share.source.opens_fast or not opens_fast) for share in shares)
+
+
+def _sources(names: Iterable[Name]) -> list[Source]:
+    """What is named; mixtures are files here."""
+    return [
+        source
+        for name in names
+        for source in (
+            [JsonFile(path) for path in _braces(str(name), "key path")] if isinstance(name, str | Path) else [name]
+        )
+    ]
+
+
+def _is_mixture_file(source: Source) -> bool:
+    return isinstance(source, JsonFile) and is_mixture(source.path)
 
 
 def is_mixture(path: Path) -> bool:
@@ -118,15 +198,18 @@ def _identity(path: Path) -> str:
     return file_identity(path) if path.is_file() else "absent"
 
 
-def _shares(path: Path) -> list[Share]:
-    if not is_mixture(path):
-        return [Share(path)]
+def _shares(source: Source, *, check: bool = True) -> list[Share]:
+    """The source itself, or what a mixture names; with `check` all files of that are there."""
+    if not isinstance(source, JsonFile) or not is_mixture(source.path):
+        return [Share(source)]
+    path = source.path
     if not path.is_file():
         raise UserError("mixture not found", where=str(path), hint="check `path` of the data section")
     entries = _entries(path)
-    missing = [share for share in entries if not share.path.is_file()]
+    # Tables and tars say themselves what is missing of them; a set of the Hub may have to be fetched first.
+    missing = [s for s in entries if check and isinstance(s.source, JsonFile) and not s.source.is_present()]
     if missing:
-        named = [f"{share.where}: {share.path}" for share in missing[:_SHOWN]]
+        named = [f"{share.where}: {share.source}" for share in missing[:_SHOWN]]
         more = f" and {len(missing) - _SHOWN} more" if len(missing) > _SHOWN else ""
         raise UserError(
             f"{len(missing)} of {len(entries)} data files of a mixture are missing",
@@ -151,10 +234,31 @@ def _entries(path: Path) -> list[Share]:
     shares = []
     for number, entry in enumerate(datasets, 1):
         place = f"{path}, entry {number}"
+        strategy = (entry.get("sampling_strategy") if isinstance(entry, dict) else None) or "all"
+        if isinstance(entry, dict) and "kind" in entry:
+            source = _source({key: value for key, value in entry.items() if key != "sampling_strategy"}, place)
+            _check_strategy(strategy, f"{place} ({source})")
+            shares.append(Share(source.inside(path.parent), strategy, place))
+            continue
         _check_entry(entry, place)
         for file in _braces(entry["json_path"], place):
-            shares.append(Share(path.parent / file, entry.get("sampling_strategy") or "all", place))
+            shares.append(Share(JsonFile(path.parent / file), strategy, place))
     return shares
+
+
+def _source(section: dict[str, Any], place: str) -> TableRecords | TarRecords:
+    try:
+        return _SOURCES.validate_python(section)
+    except ValidationError as error:
+        problem = error.errors()[0]
+        keys = [str(key) for key in problem["loc"] if key != section["kind"]]
+        hint = "kinds are datasets (tables, the Hub) and webdataset (tars)"
+        if problem["type"] == "extra_forbidden":
+            model = TarRecords if section["kind"] == "webdataset" else TableRecords
+            known = [*model.model_fields, "sampling_strategy"] if len(keys) == 1 else list(Columns.model_fields)
+            hint = did_you_mean(keys[-1], known)
+            raise UserError(f"unknown key {'.'.join(keys)!r}", where=place, hint=hint) from error
+        raise UserError(f"{'.'.join(keys) or 'kind'}: {problem['msg']}", where=place, hint=hint) from error
 
 
 def _check_entry(entry: Any, place: str) -> None:
@@ -163,9 +267,12 @@ def _check_entry(entry: Any, place: str) -> None:
     unknown = [str(key) for key in entry if key not in _KEYS]
     if unknown:
         raise UserError(f"unknown key {unknown[0]!r}", where=place, hint=did_you_mean(unknown[0], _KEYS))
-    strategy = entry.get("sampling_strategy")
-    if strategy is not None and not is_strategy(strategy):
-        where = f"{place} ({entry['json_path']})"
+    if entry.get("sampling_strategy") is not None:
+        _check_strategy(entry["sampling_strategy"], f"{place} ({entry['json_path']})")
+
+
+def _check_strategy(strategy: Any, where: str) -> None:
+    if not is_strategy(strategy):
         raise UserError(f"sampling_strategy {strategy!r} is none of this format", where=where, hint=STRATEGIES)
 
 
@@ -183,7 +290,7 @@ class Selection:
     """Indexed files and the records of each that take part; nothing of a record is held but numbers.
 
     Args:
-        names: data files, brace patterns and mixtures.
+        names: data files, brace patterns and mixtures, or sections that name tables or tars.
         cache: folder for indices.
         seed: of the draws of `random:` in mixtures.
 
@@ -191,10 +298,10 @@ class Selection:
         UserError: a file that is missing or no list of records, or a mixture that cannot be read.
     """
 
-    def __init__(self, names: Sequence[str | Path], *, cache: Path, seed: int):
+    def __init__(self, names: Sequence[Name], *, cache: Path, seed: int):
         self.shares = expand(names)
-        opened = {path: open_records(path, cache) for path in dict.fromkeys(share.path for share in self.shares)}
-        self.files: list[RecordFile] = [opened[share.path] for share in self.shares]
+        opened = {source: source.open(cache) for source in dict.fromkeys(share.source for share in self.shares)}
+        self.files: list[RecordFile] = [opened[share.source] for share in self.shares]
         self._picked = [s.pick(len(f), seed=seed) for s, f in zip(self.shares, self.files, strict=True)]
 
     def problems(self) -> Iterator[tuple[RecordFile, int, str]]:
@@ -221,13 +328,19 @@ class Selection:
         ]
         return np.concatenate(parts)
 
+    def digests(self) -> list[str]:
+        """Hashes of the records behind sources that are not on disk, which `identities` can only name."""
+        return [f.digest() for share, f in zip(self.shares, self.files, strict=True) if share.source.is_remote]
+
     def summary(self) -> str:
         """How much of which files, in a line for a mixture and in none for whole files."""
         partial = sum(share.strategy != "all" for share in self.shares)
         if len(self.shares) == 1 and not partial:
             return ""
         kept, there = sum(map(len, self._picked)), sum(len(file) for file in self.files)
-        empty = [share.path.name for share, picked in zip(self.shares, self._picked, strict=True) if not len(picked)]
+        empty = [
+            share.source.source_name for share, picked in zip(self.shares, self._picked, strict=True) if not len(picked)
+        ]
         line = f"{len(self.shares)} data files, of {partial} a part: {kept:,} of {there:,} records"
         return line + (f"; nothing of {', '.join(empty)}" if empty else "")
 

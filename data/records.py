@@ -1,4 +1,4 @@
-"""LLaVA JSON and JSONL read by offset: memory stays flat however many records there are.
+"""Records read by offset: memory stays flat however many there are. Here those of LLaVA JSON and JSONL.
 
 One pass over a file notes where each record lies, how long it is and what is wrong with it; the
 result is kept in a cache folder, so that the next start reads numpy arrays only.
@@ -12,17 +12,18 @@ import hashlib
 import json
 import multiprocessing
 import os
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 
 from ..core.errors import UserError
 from . import scan
 from .conversations import IMAGE_MARK, ROLES, VIDEO_MARK
+from .embedded import Embedded
 from .workers import num_processes, quiet_worker
 
 _FORMAT = 3  # of a kept index and of the checks it holds: count up when either changes
@@ -39,10 +40,73 @@ COLUMNS = {
 
 
 @dataclass(frozen=True)
-class RecordFile:
-    """One indexed file."""
+class Unreadable:
+    """Stands for a record that cannot be read at all, where others of its file can."""
+
+    problem: str
+
+
+class Reader(Protocol):
+    """How records are read from where they lie: a JSON file, a table, tars."""
+
+    @property
+    def name(self) -> str:
+        """In the names of samples; a file keeps it when its folder moves."""
+        ...
+
+    @property
+    def folder(self) -> Path:
+        """That relative paths of pictures start at, unless the data section names one."""
+        ...
+
+    def __str__(self) -> str:
+        """For messages."""
+        ...
+
+    def file_of(self, offset: int) -> str:
+        """The file that holds the record at `offset`, for messages."""
+        ...
+
+    def read(self, offset: int, size: int) -> Any:
+        """The record there. Files are opened anew: a handle shared by workers would share its position."""
+        ...
+
+
+@dataclass(frozen=True)
+class JsonReader:
+    """Records of a JSON or JSONL file by their bytes."""
 
     path: Path
+
+    @property
+    def name(self) -> str:
+        """The file's name."""
+        return self.path.name
+
+    @property
+    def folder(self) -> Path:
+        """The file's own folder."""
+        return self.path.parent
+
+    def __str__(self) -> str:
+        return str(self.path)
+
+    def file_of(self, offset: int) -> str:
+        """The file itself."""
+        return str(self.path)
+
+    def read(self, offset: int, size: int) -> Any:
+        """Decode the bytes [offset, offset + size)."""
+        with open(self.path, "rb") as file:
+            file.seek(offset)
+            return json.loads(file.read(size))
+
+
+@dataclass(frozen=True)
+class RecordFile:
+    """One indexed file, or a set of files that count as one."""
+
+    reader: Reader
     columns: dict[str, np.ndarray]  # name, as in `COLUMNS` -> [n], in file order
     problems: dict[int, str]  # record -> what is wrong with it
     id_kinds: dict[str, int]  # type of a usable record's `id` -> the first record that has such a one
@@ -52,11 +116,30 @@ class RecordFile:
     def __len__(self) -> int:
         return len(self.columns["offsets"])
 
+    def __str__(self) -> str:
+        return str(self.reader)
+
+    @property
+    def name(self) -> str:
+        """In the names of samples."""
+        return self.reader.name
+
+    @property
+    def folder(self) -> Path:
+        """That relative paths of pictures start at, unless the data section names one."""
+        return self.reader.folder
+
     def read(self, index: int) -> dict[str, Any]:
-        """Record `index`, opened anew each time: a handle shared by workers would share its position."""
-        with open(self.path, "rb") as file:
-            file.seek(int(self.columns["offsets"][index]))
-            return json.loads(file.read(int(self.columns["sizes"][index])))
+        """Record `index`; of one that is listed in `problems` maybe no dict."""
+        return self.reader.read(int(self.columns["offsets"][index]), int(self.columns["sizes"][index]))
+
+    def file_of(self, index: int) -> str:
+        """The file that holds record `index`."""
+        return self.reader.file_of(int(self.columns["offsets"][index]))
+
+    def digest(self) -> str:
+        """Hash of the records' sizes and lengths, where there is no file to hash."""
+        return hashlib.sha256(b"".join(self.columns[name].tobytes() for name in ("sizes", "lengths"))).hexdigest()
 
 
 def open_records(path: Path, cache: Path) -> RecordFile:
@@ -67,18 +150,23 @@ def open_records(path: Path, cache: Path) -> RecordFile:
     """
     if not path.is_file():
         raise UserError("data file not found", where=str(path), hint="check `path` of the data section")
-    kept = cache / f"{path.stem}-{file_identity(path)[:16]}-{_FORMAT}.npz"
+    return open_index(JsonReader(path), f"{path.stem}-{file_identity(path)[:16]}", cache, lambda: _index(path))
+
+
+def open_index(reader: Reader, name: str, cache: Path, index: Callable[[], RecordFile]) -> RecordFile:
+    """The index that `cache` keeps under `name`, or else the one that `index` makes."""
+    kept = cache / f"{name}-{_FORMAT}.npz"
     cache.mkdir(parents=True, exist_ok=True)
     # The first of several ranks makes the index with all cores; the others wait and take it.
     with open(kept.with_suffix(".lock"), "w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
         if not kept.is_file():
-            _keep(_index(path), kept)
+            _keep(index(), kept)
     with np.load(kept, allow_pickle=False) as arrays:
         extra = json.loads(str(arrays["extra"]))
         extra["problems"] = {int(record): problem for record, problem in extra["problems"].items()}
         extra["first_duplicate"] = extra["first_duplicate"] and tuple(extra["first_duplicate"])
-        return RecordFile(path, {name: arrays[name] for name in COLUMNS}, **extra)
+        return RecordFile(reader, {name: arrays[name] for name in COLUMNS}, **extra)
 
 
 def file_identity(path: Path) -> str:
@@ -87,7 +175,8 @@ def file_identity(path: Path) -> str:
     digest = hashlib.sha256(f"{path.name}/{size}/".encode())
     with open(path, "rb") as file:
         if size <= 64 << 20:
-            digest.update(file.read())
+            while piece := file.read(1 << 20):
+                digest.update(piece)
         else:
             digest.update(file.read(1 << 20))
             file.seek(-(1 << 20), os.SEEK_END)
@@ -98,6 +187,8 @@ def file_identity(path: Path) -> str:
 
 def check_record(record: Any) -> str | None:
     """What is wrong with a record's text, or None. Pictures are looked at when they are read."""
+    if isinstance(record, Unreadable):
+        return record.problem
     if not isinstance(record, dict):
         return "not an object with id and conversations"
     turns = record.get("conversations")
@@ -105,7 +196,7 @@ def check_record(record: Any) -> str | None:
         return "no conversations"
     for key in ("image", "video"):
         named = record.get(key)
-        if named and not all(isinstance(path, str) for path in (named if isinstance(named, list) else [named])):
+        if named and not all(isinstance(p, str | Embedded) for p in (named if isinstance(named, list) else [named])):
             return f"{key} is neither a path nor a list of paths"
     return _check_turns(turns, num_images(record), num_clips(record))
 
@@ -146,8 +237,8 @@ def num_clips(record: dict[str, Any]) -> int:
     return len(paths(record, "video"))
 
 
-def paths(record: dict[str, Any], key: str) -> list[str]:
-    """The paths that a record names under `key`: none, one, or a list."""
+def paths(record: dict[str, Any], key: str) -> list[Any]:
+    """The paths (or `Embedded` bytes) that a record names under `key`: none, one, or a list."""
     named = record.get(key)
     return [] if not named else [named] if isinstance(named, str) else named
 
@@ -163,7 +254,7 @@ def num_words(text: str) -> int:
 
 
 @dataclass(frozen=True)
-class _Part:
+class Part:
     """The records of a piece of a file, numbered from its beginning."""
 
     columns: dict[str, np.ndarray]  # of `COLUMNS`, and id_hashes [n] int64: 0 without an id, and of unusable records
@@ -172,10 +263,15 @@ class _Part:
 
 
 def _index(path: Path) -> RecordFile:
-    parts = _scan_pieces(path) or [_scan(scan.entries(path))]
+    parts = _scan_pieces(path) or [scan_part(scan.entries(path))]
+    return joined(JsonReader(path), parts, "give a JSON list, or JSONL with one record in each line")
+
+
+def joined(reader: Reader, parts: list[Part], hint: str) -> RecordFile:
+    """The index of parts that follow each other. Raises `UserError` with `hint` where there is no record."""
     columns = {name: np.concatenate([part.columns[name] for part in parts]) for name in parts[0].columns}
     if not len(columns["offsets"]):
-        raise UserError("no records", where=str(path), hint="give a JSON list, or JSONL with one record in each line")
+        raise UserError("no records", where=str(reader), hint=hint)
     problems: dict[int, str] = {}
     kinds: dict[str, int] = {}
     start = 0
@@ -183,31 +279,37 @@ def _index(path: Path) -> RecordFile:
         problems |= {start + record: problem for record, problem in part.problems.items()}
         kinds = {kind: start + record for kind, record in part.id_kinds.items()} | kinds
         start += len(part.columns["offsets"])
-    duplicates = _duplicates(columns.pop("id_hashes")).tolist()
-    first = tuple(duplicates[0]) if duplicates else None
-    return RecordFile(path, columns, problems, dict(sorted(kinds.items())), len(duplicates), first)
+    repeated = duplicates(columns.pop("id_hashes")).tolist()
+    first = tuple(repeated[0]) if repeated else None
+    return RecordFile(reader, columns, problems, dict(sorted(kinds.items())), len(repeated), first)
 
 
-def _scan_pieces(path: Path) -> list[_Part] | None:
+def _scan_pieces(path: Path) -> list[Part] | None:
     """The parts of a large file, by several processes; None where that does not help or a cut was wrong."""
     if num_processes() < 2 or path.stat().st_size < 4 * scan.CHUNK:
         return None
     cuts = scan.cuts(path)
+    return by_processes(functools.partial(_scan_piece, path), cuts[:-1], cuts[1:])
+
+
+def by_processes(scan_piece: Callable[..., Part | None], *arguments: Iterable[Any]) -> list[Part] | None:
+    """The parts of all pieces in their order; None where one of them is None."""
     fork = multiprocessing.get_context("fork")
     with ProcessPoolExecutor(num_processes(), mp_context=fork, initializer=quiet_worker, initargs=(0,)) as pool:
-        parts = list(pool.map(functools.partial(_scan_piece, path), cuts[:-1], cuts[1:]))
+        parts = list(pool.map(scan_piece, *arguments))
     whole = [part for part in parts if part is not None]
     return whole if len(whole) == len(parts) else None
 
 
-def _scan_piece(path: Path, start: int, stop: int) -> _Part | None:
+def _scan_piece(path: Path, start: int, stop: int) -> Part | None:
     try:
-        return _scan(scan.piece(path, start, stop))
+        return scan_part(scan.piece(path, start, stop))
     except (UserError, ValueError):
         return None
 
 
-def _scan(entries: Iterable[scan.Entry]) -> _Part:
+def scan_part(entries: Iterable[scan.Entry]) -> Part:
+    """What an index holds of records that come one by one."""
     rows: list[tuple[int, ...]] = []  # in the order of `COLUMNS`, and the id's hash
     problems: dict[int, str] = {}
     kinds: dict[str, int] = {}
@@ -225,10 +327,10 @@ def _scan(entries: Iterable[scan.Entry]) -> _Part:
     table = np.array(rows, dtype=np.int64).reshape(-1, len(COLUMNS) + 1)
     types = COLUMNS | {"id_hashes": np.int64}
     columns = {name: table[:, place].astype(kind) for place, (name, kind) in enumerate(types.items())}
-    return _Part(columns, problems, kinds)
+    return Part(columns, problems, kinds)
 
 
-def _duplicates(hashes: np.ndarray) -> np.ndarray:
+def duplicates(hashes: np.ndarray) -> np.ndarray:
     """[d,2] the records whose id an earlier record has, in file order, and the first record that has it."""
     named = np.flatnonzero(hashes)
     _, first, inverse = np.unique(hashes[named], return_index=True, return_inverse=True)

@@ -230,7 +230,7 @@ class Suite:
         count = min(len(records), limit or len(records))
         for index, problem in records.problems.items():
             if index < count:
-                raise UserError(problem, where=f"{records.path}, record {index}", hint="mend or remove the record")
+                raise UserError(problem, where=f"{records}, record {index}", hint="mend or remove the record")
         return [records.read(index) for index in range(count)]
 
 

@@ -25,8 +25,12 @@ from ..core.errors import UserError
 
 BLOCK = tarfile.BLOCKSIZE
 IMAGE_SUFFIXES = ("jpg", "jpeg", "png", "webp")
+CLIP_SUFFIXES = ("mp4", "m4v", "mov", "webm", "mkv", "avi")
 SUFFIXES = frozenset({*IMAGE_SUFFIXES, "txt", "json"})
-SAFETENSORS = frozenset({"safetensors"})  # only where the caller asks
+# Only where the caller asks.
+SAFETENSORS = frozenset({"safetensors"})
+CLIPS = frozenset(CLIP_SUFFIXES)
+UNKNOWN_SUFFIX = "suffix not allowed"
 MAX_BYTES = 64 << 20  # of a member
 _MAX_HEADER = 1 << 20  # bytes of an extended header, which is read whole
 _ADDRESS = re.compile(r"\s*[A-Za-z][A-Za-z0-9+.-]*:")
@@ -101,30 +105,41 @@ def expand_paths(path: str | list[str]) -> list[Path]:
 
 
 def members(
-    path: Path, *, start: int = 0, suffixes: frozenset[str] = SUFFIXES, max_bytes: int = MAX_BYTES
+    path: Path,
+    *,
+    start: int = 0,
+    suffixes: frozenset[str] = SUFFIXES,
+    max_bytes: int = MAX_BYTES,
+    labelled: bool = False,
 ) -> Iterator[Member | RefusedMember]:
     """Files of a tar in their order; no content is read. Directories are passed over.
 
     Args:
         start: offset of the header to begin at, a `Member.header` or `TarSample.offset` of this tar.
-        suffixes: which suffixes are let through, out of `SUFFIXES` and `SAFETENSORS`.
+        suffixes: which suffixes are let through, out of `SUFFIXES`, `CLIPS` and `SAFETENSORS`.
         max_bytes: members larger than that are refused.
+        labelled: let a label stand before the suffix: key.0.jpg, key.left.jpg.
 
     Raises:
         UserError: not a tar, compressed, damaged or truncated; the message names the file.
     """
-    assert suffixes <= SUFFIXES | SAFETENSORS, suffixes
+    assert suffixes <= SUFFIXES | CLIPS | SAFETENSORS, suffixes
     for info in _headers(path, start):
         if not info.isdir():
-            yield _judge(info, suffixes, max_bytes)
+            yield _judge(info, suffixes, max_bytes, labelled)
 
 
 def samples(
-    path: Path, *, start: int = 0, suffixes: frozenset[str] = SUFFIXES, max_bytes: int = MAX_BYTES
+    path: Path,
+    *,
+    start: int = 0,
+    suffixes: frozenset[str] = SUFFIXES,
+    max_bytes: int = MAX_BYTES,
+    labelled: bool = False,
 ) -> Iterator[TarSample | RefusedMember]:
     """Members grouped by key, and between them what was refused, each once, in a fixed order. Raises as `members`."""
     sample: TarSample | None = None
-    for member in members(path, start=start, suffixes=suffixes, max_bytes=max_bytes):
+    for member in members(path, start=start, suffixes=suffixes, max_bytes=max_bytes, labelled=labelled):
         if isinstance(member, RefusedMember):
             yield member
             continue
@@ -162,7 +177,7 @@ def unsafe_name(name: str) -> str | None:
     return "leads out of its folder" if ".." in name.split("/") else None
 
 
-def _judge(info: tarfile.TarInfo, suffixes: frozenset[str], max_bytes: int) -> Member | RefusedMember:
+def _judge(info: tarfile.TarInfo, suffixes: frozenset[str], max_bytes: int, labelled: bool) -> Member | RefusedMember:
     name = info.name.removeprefix("./")
     if not info.isreg():
         return RefusedMember(name, "not a plain file", f"type {info.type!r}, link to {info.linkname!r}")
@@ -170,8 +185,8 @@ def _judge(info: tarfile.TarInfo, suffixes: frozenset[str], max_bytes: int) -> M
         return RefusedMember(name, "unsafe name", problem)
     folder, slash, last = name.rpartition("/")
     stem, _, suffix = last.partition(".")
-    if not stem or suffix.lower() not in suffixes:
-        return RefusedMember(name, "suffix not allowed", f"{suffix!r} is none of {', '.join(sorted(suffixes))}")
+    if not stem or (suffix.rpartition(".")[2] if labelled else suffix).lower() not in suffixes:
+        return RefusedMember(name, UNKNOWN_SUFFIX, f"{suffix!r} is none of {', '.join(sorted(suffixes))}")
     if info.size > max_bytes:
         return RefusedMember(name, "member too large", f"{info.size} bytes, more than {max_bytes}")
     return Member(name, folder + slash + stem, suffix.lower(), info.offset_data, info.size, info.offset)

@@ -20,6 +20,7 @@ from pydantic import Field, model_validator
 from ..core.errors import UserError
 from ..core.pictures import VIDEO, Newline, Picture, Pooling
 from ..core.section import Section
+from .embedded import MediaFile
 
 # Containers that hold pictures in time and nothing else: a playlist would send the reader to other files and hosts.
 _CONTAINERS = "mov,mp4,m4a,3gp,3g2,mj2,matroska,webm,avi,mpegts,mpeg,flv,asf,ogg,gif,apng"
@@ -83,7 +84,7 @@ class Clip:
         UserError: missing, broken, without pictures, or too short.
     """
 
-    def __init__(self, path: Path, settings: VideoSettings):
+    def __init__(self, path: MediaFile, settings: VideoSettings):
         self.path = path
         with _opened(path) as (container, stream):
             announced, rate = stream.frames, float(stream.average_rate or stream.guessed_rate or 0)
@@ -130,13 +131,13 @@ class Clip:
 
 
 @contextmanager
-def _opened(path: Path) -> Iterator[tuple[Any, Any]]:
+def _opened(path: MediaFile) -> Iterator[tuple[Any, Any]]:
     """A container and its first stream of pictures; what goes wrong while they are read ends in a `UserError`."""
     import av
 
     try:
         # Open the file ourselves, since a name could be something other than a file (a URL, a device).
-        with open(path, "rb") as file, av.open(file, options={"format_whitelist": _CONTAINERS}) as container:
+        with path.open("rb") as file, av.open(file, options={"format_whitelist": _CONTAINERS}) as container:
             stream = next(iter(container.streams.video), None)
             if stream is None or stream.codec_context is None:
                 raise _broken(path, "holds no pictures that can be read")
@@ -149,7 +150,7 @@ def _opened(path: Path) -> Iterator[tuple[Any, Any]]:
         raise _broken(path, str(error)) from error
 
 
-def _broken(path: Path, problem: str) -> UserError:
+def _broken(path: MediaFile, problem: str) -> UserError:
     return UserError(f"corrupt clip: {problem}", where=str(path), hint="replace or remove the file")
 
 

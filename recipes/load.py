@@ -304,8 +304,8 @@ def _told(problem: Any, fields: dict[str, Any]) -> tuple[str, str | None]:
         case "union_tag_invalid":
             # The key that tells sections apart: quoted, or the name of a function.
             name, tags, tag = context["discriminator"].strip("'()"), context["expected_tags"], context["tag"]
-            known = [t.strip("' ") for t in tags.split(",")]
-            line = f"{key}.{name}: {tag!r} is no {name}; {name}s are {tags}"
+            known = [word for t in tags.split(",") if not WORD.fullmatch(word := t.strip("' "))]
+            line = f"{key}.{name}: {tag!r} is no {name}; {name}s are {', '.join(map(repr, known))}"
             return line, f"{key}.{name}: {did_you_mean(str(tag), known)}"
     message, value = problem["msg"].removeprefix("Value error, "), redact_tree(problem["input"])
     shown = "" if isinstance(value, dict) else f" (found {value!r})"  # of a whole section the message says enough

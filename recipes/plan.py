@@ -56,10 +56,11 @@ def _maker(earlier: list[Planned], thing: str, wanted: str | None, name: str, re
         return makers[-1]
     if thing in recipe.target.provides() or (recipe.drafter and thing in recipe.drafter.provides()):
         return None
+    outside = {"drafter": "", "tokenizer": ", or give target.tokenizer"}.get(thing, ", or give target.path")
     raise UserError(
         f"stage {name!r} needs a {thing} and no earlier stage makes one",
         where=where,
-        hint="put the stage that makes it before this one" + (", or give target.path" if thing != "drafter" else ""),
+        hint=f"put the stage that makes it before this one{outside}",
     )
 
 
@@ -96,8 +97,9 @@ def _data_identity(section: Any) -> list[str]:
     if "path" in section and "from_stage" in section:
         if section["from_stage"] is not None or section["path"] is None:
             return []
-        names = [section["path"]] if isinstance(section["path"], str) else section["path"]
-        if "mixture_seed" in section and not any((Path(name) / INDEX).is_file() for name in names):
+        names = section["path"] if isinstance(section["path"], list) else [section["path"]]
+        suites = any(isinstance(name, str) and (Path(name) / INDEX).is_file() for name in names)
+        if "mixture_seed" in section and not suites:
             return identities(names)
         return [_path_identity(Path(name)) for name in names]
     of_values = [identity for value in section.values() for identity in _data_identity(value)]

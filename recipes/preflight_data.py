@@ -18,7 +18,8 @@ from ..core.section import Section
 from ..data.captioned import CaptionedSource, read
 from ..data.captioned.items import Captioned, Source
 from ..data.dataset import ConversationData, ConversationDataset
-from ..data.mixture import Selection, are_present
+from ..data.embedded import located
+from ..data.mixture import Name, Selection, are_present
 from ..data.processor import Processor
 from ..data.prompts import PromptSource, read_prompts
 from ..data.records import paths
@@ -95,7 +96,7 @@ def _look(subject: str, data: Found, stage: Any, context: Context, finished: set
     if isinstance(section, Source):
         return _captioned(subject, resolved(section, folder), count)  # type: ignore[arg-type]
     files = data_files(section, context)
-    if not are_present([str(file) for file in files]):
+    if not are_present(files):
         return [_absent(subject, ", ".join(map(str, files)))]
     processor = _processor(stage, context, finished)
     if form is None or isinstance(processor, str):
@@ -127,7 +128,7 @@ def _suite(subject: str, path: str, source: Path | None) -> Finding:
     return ok(subject, f"{len(names)} sets: {', '.join(names)}")
 
 
-def _encoded(subject: str, section: ConversationData, form: Any, files: list[Path], processor: Processor,
+def _encoded(subject: str, section: ConversationData, form: Any, files: list[Name], processor: Processor,
              count: int) -> list[Finding]:  # fmt: skip
     with tempfile.TemporaryDirectory() as cache:
         dataset = ConversationDataset(section, form, processor, files=files, skipped_log=None, cache=Path(cache))
@@ -147,7 +148,7 @@ def _encoded(subject: str, section: ConversationData, form: Any, files: list[Pat
     return [ok(subject, about)]
 
 
-def _files(subject: str, section: ConversationData, files: list[Path], why: str, count: int) -> list[Finding]:
+def _files(subject: str, section: ConversationData, files: list[Name], why: str, count: int) -> list[Finding]:
     """Records and the files that they name, without a processor."""
     with tempfile.TemporaryDirectory() as cache:
         chosen = Selection(files, cache=Path(cache), seed=section.mixture_seed)
@@ -158,14 +159,15 @@ def _files(subject: str, section: ConversationData, files: list[Path], why: str,
     for file, number in looked:
         records = chosen.files[file]
         record = records.read(number)
-        images = Path(section.images) if section.images else records.path.parent
+        images = Path(section.images) if section.images else records.folder
         videos = Path(section.videos) if section.videos else images
-        named = [images / p for p in paths(record, "image")] + [videos / p for p in paths(record, "video")]
+        named = [located(images, p) for p in paths(record, "image")]
+        named += [located(videos, p) for p in paths(record, "video")]
         missing += [path for path in named if not path.is_file()]
     about = f"{len(places):,} usable records, {len(looked)} looked at ({why})"
     if problems:
         file, number, problem = problems[0]
-        about += f"; {len(problems)} unusable, the first: {file.path}, record {number}: {problem}"
+        about += f"; {len(problems)} unusable, the first: {file.file_of(number)}, record {number}: {problem}"
     if not len(places):
         return [fault(subject, about, "mend the records, or name another file")]
     if missing:

@@ -8,7 +8,7 @@ from typing import Any, get_args, get_origin
 from ..core.section import Section
 
 # What pydantic puts into a place where a key takes a word or a section.
-WORD = re.compile(r"str|int|literal\[.*")
+WORD = re.compile(r"str|int|list|literal\[.*")
 SECTION = re.compile(r"(tagged-union|function-\w+|dict)\[.*")
 
 

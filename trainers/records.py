@@ -2,24 +2,25 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 
 from ..core.errors import UserError
 from ..data.conversations import PromptFormat
 from ..data.dataset import ConversationData, ConversationDataset
-from ..data.mixture import is_mixture
+from ..data.mixture import Name, is_mixture
 from ..data.processor import Processor
 from ..models.decoding.decoder import CachedDecoder
 from .context import Context
 
 
-def data_files(data: ConversationData, context: Context) -> list[Path]:
-    """Files on disk, or splits and mixtures of the dataset that an earlier stage generated."""
-    names = [data.path] if isinstance(data.path, str) else data.path
+def data_files(data: ConversationData, context: Context) -> list[Name]:
+    """Files on disk, tables and tars, or splits and mixtures of the dataset that an earlier stage generated."""
+    names: list[Name] = list(data.path) if isinstance(data.path, list) else [data.path]
     if data.from_stage is None:
-        return [Path(name) for name in names]
+        return names
     folder = context.inputs["data"] / "world"
-    return [folder / (name if is_mixture(Path(name)) else f"{name}.json") for name in names]
+    return [folder / (name if is_mixture(Path(name)) else f"{name}.json") for name in map(str, names)]
 
 
 def open_records(
@@ -29,7 +30,7 @@ def open_records(
     processor: Processor,
     *,
     log: str = "skipped",
-    files: list[Path] | None = None,
+    files: Sequence[Name] | None = None,
     drafter_processor: Processor | None = None,
 ) -> ConversationDataset:
     """The records of a data section; what is left out is listed in the stage's folder.

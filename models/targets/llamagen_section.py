@@ -53,6 +53,8 @@ class LlamaGenTargetConfig(ImageTargetSection):
     vq: str | VqConfig
     # Text-conditional: Hub id or directory of the T5 encoder, or an inline config that is trained with the model.
     text_encoder: str | dict[str, Any] | None = None
+    # Of an inline text encoder: Hub id or directory of the captions' tokenizer; null: that of a synthetic dataset.
+    tokenizer: str | None = None
     dtype: Literal["float32", "bfloat16", "float16"] = "float32"
     # Guidance; the official samplers' by default: 7.5 for text, 4.0 for classes (1.5 to 2.0 where FID is measured).
     cfg_scale: GuidanceScale = 7.5
@@ -73,6 +75,8 @@ class LlamaGenTargetConfig(ImageTargetSection):
             raise ValueError("condition: text needs text_encoder")
         if self.condition == "class" and self.text_encoder is not None:
             raise ValueError("text_encoder is given, and condition is class")
+        if self.tokenizer is not None and not isinstance(self.text_encoder, dict):
+            raise ValueError("tokenizer is given, and text_encoder is not spelt out: it brings its own")
         return self
 
     @property
@@ -92,9 +96,9 @@ class LlamaGenTargetConfig(ImageTargetSection):
         """Things that need no stage: they come from outside."""
         things = {"target"} if self.path is not None else set()
         things |= {"vq"} if isinstance(self.vq, str) else set()
-        # An inline text encoder is trained with the target, on a synthetic dataset's captions and its tokenizer.
+        # An inline text encoder is trained with the target.
         things |= set() if isinstance(self.text_encoder, dict) else {"text", "tokenizer"}
-        return things
+        return things | ({"tokenizer"} if self.tokenizer is not None else set())
 
     @property
     def num_codes(self) -> int:

@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from draftsmith.core.errors import UserError
-from draftsmith.data.mixture import Share, are_present, expand, identities
+from draftsmith.data.mixture import JsonFile, Share, are_present, expand, identities
 
 CASES = json.loads((Path(__file__).parent / "vectors" / "lvlm" / "sampler.json").read_text())["yaml_mixture"]
 
@@ -41,7 +41,7 @@ def test_counts_of_the_published_code():
     assert len(CASES) > 100
     zero_ends = 0
     for case in CASES:
-        share = Share(Path("a.json"), case["strategy"] or "all")
+        share = Share(JsonFile(Path("a.json")), case["strategy"] or "all")
         picked = share.pick(case["rows"], seed=0)
         if case["strategy"] in ("end:0", "end:0%"):
             assert case["count"] == case["rows"] and not len(picked)
@@ -56,7 +56,7 @@ def test_counts_of_the_published_code():
 
 
 def test_random_is_reproducible_and_independent_of_the_global_generators():
-    share = Share(Path("a.json"), "random:30%")
+    share = Share(JsonFile(Path("a.json")), "random:30%")
     random.seed(1), np.random.seed(1)
     first = share.pick(1000, seed=0)
     random.seed(2), np.random.seed(2)
@@ -65,18 +65,22 @@ def test_random_is_reproducible_and_independent_of_the_global_generators():
     assert (random.getstate(), np.random.get_state()[1].tolist()) == state, "nothing was drawn from them"
     others = [
         share.pick(1000, seed=1),
-        Share(Path("b.json"), "random:30%").pick(1000, seed=0),
-        Share(Path("a.json"), "random:30%", repeat=1).pick(1000, seed=0),
+        Share(JsonFile(Path("b.json")), "random:30%").pick(1000, seed=0),
+        Share(JsonFile(Path("a.json")), "random:30%", repeat=1).pick(1000, seed=0),
     ]
     for other in others:
         assert len(other) == 300 and not np.array_equal(other, first)
-    assert np.array_equal(Share(Path("elsewhere/a.json"), "random:300").pick(1000, seed=0), first), "folders may move"
+    assert np.array_equal(Share(JsonFile(Path("elsewhere/a.json")), "random:300").pick(1000, seed=0), first), (
+        "folders may move"
+    )
     # Pinned: whatever changes these numbers changes every mixture that was ever trained on.
     assert share.pick(20, seed=0).tolist() == [5, 9, 12, 15, 17, 18]
 
 
 def test_random_draws_evenly():
-    counts = Counter(n for seed in range(200) for n in Share(Path("a.json"), "random:5").pick(50, seed=seed).tolist())
+    counts = Counter(
+        n for seed in range(200) for n in Share(JsonFile(Path("a.json")), "random:5").pick(50, seed=seed).tolist()
+    )
     assert len(counts) == 50 and max(counts.values()) < 45
 
 
@@ -192,5 +196,5 @@ def test_identities_cover_the_mixture_and_its_files(folder, open_data):
 
 def test_millions_of_records_by_their_numbers():
     """8 bytes for each record that is drawn, and no record read."""
-    picked = Share(Path("a.json"), "random:50%").pick(2_000_000, seed=0)
+    picked = Share(JsonFile(Path("a.json")), "random:50%").pick(2_000_000, seed=0)
     assert picked.nbytes == 8_000_000 and np.all(np.diff(picked) > 0)

@@ -110,7 +110,13 @@ class Texts:
         turns = turns[:-1] if turns[-1]["from"] == "gpt" else turns
         text = self.processor.tokenizer.decode(ids, skip_special_tokens=True)
         about = {"name": self.dataset.sample_id(number), "conversations": turns, "text": text}
-        return about | {key: record[key] for key in ("id", "image") if key in record}
+        about |= {"id": record["id"]} if "id" in record else {}
+        return about | ({"image": _shown(record["image"])} if "image" in record else {})
+
+
+def _shown(image: Any) -> Any:
+    """A record's `image` as text: bytes inside a table or a tar by their place."""
+    return [str(one) for one in image] if isinstance(image, list) else image
 
 
 def _check_kept(count: int | None, num_ids: int) -> None:

@@ -16,7 +16,7 @@ from ...data.conversations import PromptFormat
 from ...data.dataset import ConversationData
 from ...data.images import is_tiled, layouts, tiling
 from ...data.media import ImageReader
-from ...data.mixture import Selection, Share, are_present, is_mixture
+from ...data.mixture import JsonFile, Name, Selection, Share, are_present, is_mixture
 from ...data.processor import Processor
 from ...data.records import RecordFile
 from ...models.hub import config_value
@@ -43,7 +43,7 @@ class OnDisk:
 def on_disk(data: ConversationData) -> OnDisk | None:
     """The data, indexed, where all of it is on disk."""
     names = _names(data)
-    if data.from_stage is not None or not are_present(names):
+    if data.from_stage is not None or not are_present(names, opens_fast=True):
         return None
     with tempfile.TemporaryDirectory() as cache:
         chosen = Selection(names, cache=Path(cache), seed=data.mixture_seed)
@@ -116,7 +116,7 @@ def visual_tokens(files: OnDisk, data: ConversationData, image_reader: ImageRead
 def _look(files: OnDisk, index: int, data: ConversationData, image_reader: ImageReader) -> int | None:
     file, number = files.places[index]
     records = files.files[file]
-    images = Path(data.images) if data.images else records.path.parent
+    images = Path(data.images) if data.images else records.folder
     try:
         media = image_reader.media(records.read(int(number)), images, Path(data.videos) if data.videos else images)
     except UserError:
@@ -177,14 +177,14 @@ def generated(plan: Planned, *, only: Collection[str] | None = None) -> int | No
     counts = {split: sum(kinds.values()) for split, kinds in source.splits.items()}
     total = counted = 0.0
     for name in _names(data):
-        parts = source.mixtures[path.stem] if is_mixture(path := Path(name)) else {name: "all"}
+        parts = source.mixtures[path.stem] if is_mixture(path := Path(str(name))) else {str(name): "all"}
         for split, strategy in parts.items():
-            taken = Share(Path(split), strategy).count(counts[split]) / max(1, counts[split])
+            taken = Share(JsonFile(Path(split)), strategy).count(counts[split]) / max(1, counts[split])
             kinds = {kind: n for kind, n in source.splits[split].items() if data.kinds is None or kind in data.kinds}
             total += taken * sum(kinds.values())
             counted += taken * sum(n for kind, n in kinds.items() if only is None or kind in only)
     return round(counted * min(1.0, (data.max_samples or total) / total)) if total else 0
 
 
-def _names(data: ConversationData) -> list[str]:
-    return [data.path] if isinstance(data.path, str) else data.path
+def _names(data: ConversationData) -> list[Name]:
+    return list(data.path) if isinstance(data.path, list) else [data.path]

@@ -18,6 +18,7 @@ from ...data.benchmark_sets import SEED
 from ...data.conversations import PromptFormat
 from ...data.dataset import ConversationData, ConversationDataset
 from ...data.patches import rounded
+from ...data.mixture import Name
 from ...data.processor import Processor
 from ...data.prompts import ImagePrompt
 from ...data.suite import Suite, write_records
@@ -145,13 +146,13 @@ class Opening:
             yield from self._at_lengths(name, written(section.data, records, suite, file), [file])
 
     def dataset(
-        self, data: ConversationData, files: list[Path], form: PromptFormat | None = None
+        self, data: ConversationData, files: Sequence[Name], form: PromptFormat | None = None
     ) -> ConversationDataset:
         """The records of `files` in `form` (None: the stage's), with the draft's own image processor if it has one."""
         form, eyes = form or self.form, self.context.own_image_processor()
         return open_records(data, form, self.context, self.processor, files=files, drafter_processor=eyes)
 
-    def _at_lengths(self, name: str, data: ConversationData, files: list[Path]) -> list[ConversationSet]:
+    def _at_lengths(self, name: str, data: ConversationData, files: Sequence[Name]) -> list[ConversationSet]:
         first = self.dataset(data, files)
         if not first.column("clips").any():
             medium: Medium = "image" if first.column("images").any() else "text"

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from transformers import AutoTokenizer, T5EncoderModel
 
 from ...core import ranks
-from ...core.errors import UserError
+from ...core.errors import UserError, first_line
 from ...data.codes import CodeCollate, PictureCollate, ShardData, ShardSample, ShardSamples
 from ...data.loader import Collate, Loader, steps_per_epoch
 from ...data.prompts import read_prompts
@@ -156,7 +156,7 @@ def _module(stage: Any, context: Context, seed: int, total: int) -> nn.Module:
     if isinstance(target.text_encoder, dict) and folder is not None:
         encoder = T5EncoderModel.from_pretrained(folder / TEXT_ENCODER, dtype=torch.float32, weights_only=True)
     elif isinstance(target.text_encoder, dict):
-        words = AutoTokenizer.from_pretrained(context.inputs["tokenizer"] / TOKENIZER)
+        words = _tokenizer(context)
         encoder = build_text_encoder(target, vocab_size=len(words), pad_id=words.pad_token_id)
     return LlamaGenTraining(transformer, encoder)
 
@@ -167,9 +167,7 @@ def _collate(stage: Any, context: Context, samples: ShardSamples, seed: int) -> 
         return PictureCollate(template, _places if stage.model == "reader" else _nothing)
     condition = context.target.sample_condition()
     if isinstance(context.target.text_encoder, dict):
-        condition = _CaptionIds(
-            context.inputs["tokenizer"] / TOKENIZER, context.target.model_config_of().num_condition_tokens
-        )
+        condition = _CaptionIds(_tokenizer(context), context.target.model_config_of().num_condition_tokens)
     dropout = 0.1 if stage.condition_dropout is None else stage.condition_dropout
     return CodeCollate(condition, template, seed, dropout, len(template.tensors["codes"]))
 
@@ -182,11 +180,25 @@ def _nothing(sample: ShardSample) -> Tensor:
     return torch.zeros(0, dtype=torch.int64)
 
 
+def _tokenizer(context: Context) -> Any:
+    """Of the captions, for a text encoder that is trained along: the recipe's, or the synthetic dataset's."""
+    source = context.target.tokenizer or context.inputs["tokenizer"] / TOKENIZER
+    try:
+        tokenizer: Any = AutoTokenizer.from_pretrained(source)
+    except (OSError, ValueError) as error:
+        problem = f"cannot load the tokenizer {str(source)!r}: {first_line(error)}"
+        raise UserError(problem, where="key target.tokenizer", hint="give a Hub id or a tokenizer's folder") from error
+    if tokenizer.pad_token_id is None:
+        problem = f"the tokenizer {str(source)!r} has no padding token"
+        raise UserError(problem, where="key target.tokenizer", hint="set its pad_token and save it again")
+    return tokenizer
+
+
 class _CaptionIds:
     """Ids [t] of a sample's caption, for a text encoder that is trained along."""
 
-    def __init__(self, folder: Path, num_tokens: int):
-        self.tokenizer, self.num_tokens = AutoTokenizer.from_pretrained(folder), num_tokens
+    def __init__(self, tokenizer: Any, num_tokens: int):
+        self.tokenizer, self.num_tokens = tokenizer, num_tokens
 
     def __call__(self, sample: ShardSample) -> Tensor:
         batch = caption_ids(self.tokenizer, [sample.info["caption"]], self.num_tokens)
@@ -249,6 +261,5 @@ def _save(stage: Any, context: Context, engine: Engine) -> None:
                 save_model(module.transformer, context.folder)
                 if module.text_encoder is not None:
                     module.text_encoder.save_pretrained(context.folder / TEXT_ENCODER)
-                    tokenizer = AutoTokenizer.from_pretrained(context.inputs["tokenizer"] / TOKENIZER)
-                    tokenizer.save_pretrained(context.folder / TEXT_ENCODER)
+                    _tokenizer(context).save_pretrained(context.folder / TEXT_ENCODER)
     ranks.barrier()
