@@ -67,7 +67,7 @@ def video_sections(
     ]
     content += [
         Figure(name, "tau by the share of the visual tokens that the head holds (Sparrow, figure 1b)")
-        for name in _share_figures(folder, rows, held or {})
+        for name in _share_figures(folder, rows, methods, held or {})
     ]
     content += tables(rows, methods)
     return [ReportSection("Tables of Sparrow and SAGE", tuple(content))] if content else []
@@ -312,21 +312,24 @@ def by_visual_tokens(rows: Sequence[Row]) -> dict[str, list[Summary]]:
     return methods
 
 
-def _share_figures(folder: Path, rows: Sequence[Row], held: Mapping[str, HeldVisual]) -> list[str]:
-    """A figure for each head that holds several shares of the visual tokens, at the lowest temperature."""
+def _share_figures(
+    folder: Path, rows: Sequence[Row], methods: Mapping[str, MethodInfo], held: Mapping[str, HeldVisual]
+) -> list[str]:
+    """A figure for each head that holds several shares by one tree, at the lowest temperature."""
     coldest, longest = min(row.temperature for row in rows), max(row.max_new_tokens for row in rows)
     some = [r for r in rows if (r.temperature, r.max_new_tokens) == (coldest, longest) and r.method in held
             and r.medium != "text"]  # fmt: skip
     names: list[str] = []
-    for drafter in dict.fromkeys(held[row.method].drafter for row in some):
-        mine = [row for row in some if held[row.method].drafter == drafter]
+    heads = {method: (held[method].drafter, methods[method].tree) for method in methods if method in held}
+    for head in dict.fromkeys(heads.values()):
+        mine = [row for row in some if heads[row.method] == head]
         if not any(held[row.method].by for row in mine):
             continue
         by_set: dict[str, dict[HeldVisual, Summary]] = {}
         for (name, budget, method), group in grouped(in_order(mine), "benchmark", "budget", "method").items():
-            by_set.setdefault(f"{name}, {budget}" if budget else name, {})[held[method]] = summarize(group)
+            by_set.setdefault(f"{name} at {budget}" if budget else name, {})[held[method]] = summarize(group)
         names.append("visual-share.png" if not names else f"visual-share-{len(names) + 1}.png")
-        tau_by_visual_share(folder / names[-1], by_set, title=drafter)
+        tau_by_visual_share(folder / names[-1], by_set, title=", ".join(filter(None, head)))
     return names
 
 

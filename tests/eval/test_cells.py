@@ -1,7 +1,12 @@
 """Cells and their tables: what is a line, what is a column, and what is compared."""
 
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
 from draftsmith.eval.report import MethodInfo, build
 from draftsmith.eval.rows import PLAIN
+from draftsmith.eval.studies.drawn import section
 from draftsmith.eval.summary import summarize
 
 from .rows import METHODS, measured_rows, random_rows
@@ -53,3 +58,24 @@ def test_quality_of_drawn_pictures_stands_beside_speed():
     assert table.column("method") == [PLAIN, "M"] and table.column("clip") == [0.3, 0.25]
     assert table.footnotes == ("clip: CLIP ViT-B/32, n = 6 (few)",)
     assert report.to_json()["quality"]["0"]["M"]["clip"]["spread"] == 0.01
+
+
+def test_cycles_that_accept_a_draft_and_a_first_drafts_chance_have_a_name_each():
+    """A report of drawn pictures holds both; words.md says what each counts, and nothing else is called so."""
+    rows = [row for row in measured_rows() if (row.method, row.benchmark) == ("M", "clips")]
+    (table,) = (table for table in build(rows, about={}, methods=METHODS).tables if table.title == "A cycle")
+    accepted = [count for row in rows for count in row.accepted]
+    share = sum(count > 0 for count in accepted) / len(accepted)
+    assert table.column("cycles with an accepted draft") == [pytest.approx(share)] and 0 < share < 1
+    root = Path(section.__file__).parents[3]
+    words = (root / "docs" / "words.md").read_text()
+    assert "| cycles with an accepted draft, `first_accepted` |" in words and "| first draft's chance |" in words
+    assert not [path for path in (root / "eval").rglob("*.py") if "first draft accepted" in path.read_text()]
+    statistics = SimpleNamespace(bounds=(), summary=lambda: {
+        "pictures": 2, "accuracy_top1": 0.1, "accuracy_top3": 0.2, "target_top1": 0.3, "target_top10": 0.4,
+        "expected_acceptance": 0.5, "first_draft_exact": 0.334, "first_draft_lantern": [[0.6]],
+    })  # fmt: skip
+    settings = SimpleNamespace(k=[4], delta=[0.2])
+    cells, _ = section._numbers(settings, {0.0: statistics})
+    assert cells.column("first draft's chance, exact") == [0.334]
+    assert cells.column("first draft's chance, LANTERN k=4, delta=0.2") == [0.6]

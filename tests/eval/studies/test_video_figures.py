@@ -46,11 +46,18 @@ def test_tau_by_the_share_that_is_held(tmp_path, monkeypatch):
     held = {
         "all": HeldVisual("msd", 1.0), "none": HeldVisual("msd", 0.0),
         "half by last": HeldVisual("msd", 0.5, "last"), "half by text": HeldVisual("msd", 0.5, "text"),
-        "VATA": HeldVisual("sparrow", 0.0),
+        "VATA": HeldVisual("sparrow", 0.0), "chain": HeldVisual("msd", 1.0),
     }  # fmt: skip
     taus = {
         "ChartQA": {"all": 4.25, "half by last": 4.26, "half by text": 4.24, "none": 4.27},
-        "VideoDetailCaption": {"all": 1.11, "half by last": 1.9, "half by text": 1.7, "none": 3.94, "VATA": 4.3},
+        "VideoDetailCaption": {
+            "all": 1.11,
+            "half by last": 1.9,
+            "half by text": 1.7,
+            "none": 3.94,
+            "VATA": 4.3,
+            "chain": 2.0,
+        },
     }
     rows = [
         a_row(request=f"r{n}", benchmark=name, method=method, medium="image" if name == "ChartQA" else "video",
@@ -60,12 +67,19 @@ def test_tau_by_the_share_that_is_held(tmp_path, monkeypatch):
     ]  # fmt: skip
     drawn = []
     monkeypatch.setattr(video, "tau_by_visual_share", lambda path, sets, title: drawn.append((path.name, sets, title)))
-    (section,) = video.video_sections(tmp_path, rows, {name: MethodInfo() for name in held}, held=held)
-    ((name, sets, title),) = drawn  # the head that holds no share in between has no figure
-    assert (name, title) == ("visual-share.png", "msd") and section.content[0].path == name
-    assert [*sets] == ["ChartQA", "VideoDetailCaption, 17k"]
+    (section,) = video.video_sections(
+        tmp_path,
+        rows,
+        {name: MethodInfo(tree="chain of 5" if name == "chain" else "30-4-8") for name in held},
+        held=held,
+    )
+    ((name, sets, title),) = drawn  # a head, or a tree, with no share in between has no figure
+    assert (name, title) == ("visual-share.png", "msd, 30-4-8") and section.content[0].path == name
+    assert [*sets] == ["ChartQA", "VideoDetailCaption at 17k"]
     for place, of in zip(sets.values(), taus.values(), strict=True):
-        assert {held: s.tau for held, s in place.items()} == {held[m]: tau for m, tau in of.items() if m != "VATA"}
+        assert {held: s.tau for held, s in place.items()} == {
+            held[m]: tau for m, tau in of.items() if m not in ("VATA", "chain")
+        }
     video_figures.tau_by_visual_share(tmp_path / name, sets, title=title)
     assert is_drawn(tmp_path / name)
 
