@@ -12,11 +12,6 @@ from itertools import accumulate
 from pathlib import Path
 from typing import Any, ParamSpec
 
-import matplotlib
-
-matplotlib.use("Agg")
-from matplotlib import pyplot as plt
-
 BLUE, ORANGE, GREEN, VERMILION, PINK, SKY = "#0072B2", "#E69F00", "#009E73", "#D55E00", "#CC79A7", "#56B4E9"
 GREY, PALE, INK = "#8A8A8A", "#D9D9D9", "#333333"
 COLORS = (BLUE, ORANGE, GREEN, VERMILION, PINK, SKY, GREY)
@@ -30,12 +25,24 @@ WIDEST = 8.0  # inches
 Drawing = ParamSpec("Drawing")
 
 
+def pyplot() -> Any:
+    """matplotlib's, without a window. Imported when something is drawn: sections of recipes stand beside figures, and
+    a dry run draws nothing.
+    """
+    import matplotlib
+
+    matplotlib.use("Agg")
+    from matplotlib import pyplot as plt
+
+    return plt
+
+
 def styled(draw: Callable[Drawing, None]) -> Callable[Drawing, None]:
     """With `STYLE` while a figure is drawn: matplotlib's own settings stay as they were."""
 
     @functools.wraps(draw)
     def drawn(*args: Drawing.args, **kwargs: Drawing.kwargs) -> None:
-        with plt.rc_context(STYLE):
+        with pyplot().rc_context(STYLE):
             draw(*args, **kwargs)
 
     return drawn
@@ -57,7 +64,7 @@ def panel_grid(
     heights: Sequence[float] | None = None,
 ) -> tuple[Any, Any]:
     """A figure of `size` inches and its panels [rows][columns]."""
-    return plt.subplots(
+    return pyplot().subplots(
         rows, columns, figsize=size, squeeze=False, sharey=sharey, layout="constrained", width_ratios=widths,
         height_ratios=heights,
     )  # fmt: skip
@@ -67,7 +74,7 @@ def save(figure: Any, path: Path) -> None:
     """Writes the file, its folders too, and lets go of the figure."""
     path.parent.mkdir(parents=True, exist_ok=True)
     figure.savefig(path, dpi=130, bbox_inches="tight", pad_inches=0.08)
-    plt.close(figure)
+    pyplot().close(figure)
 
 
 def lines(
