@@ -25,24 +25,17 @@ WIDEST = 8.0  # inches
 Drawing = ParamSpec("Drawing")
 
 
-def pyplot() -> Any:
-    """matplotlib's, without a window. Imported when something is drawn: sections of recipes stand beside figures, and
-    a dry run draws nothing.
-    """
-    import matplotlib
-
-    matplotlib.use("Agg")
-    from matplotlib import pyplot as plt
-
-    return plt
-
-
 def styled(draw: Callable[Drawing, None]) -> Callable[Drawing, None]:
-    """With `STYLE` while a figure is drawn: matplotlib's own settings stay as they were."""
+    """With `STYLE` while a figure is drawn: matplotlib's own settings stay as they were.
+
+    matplotlib is imported here and in `panel_grid`: sections of recipes stand beside figures, and a dry run draws none.
+    """
 
     @functools.wraps(draw)
     def drawn(*args: Drawing.args, **kwargs: Drawing.kwargs) -> None:
-        with pyplot().rc_context(STYLE):
+        import matplotlib
+
+        with matplotlib.rc_context(STYLE):
             draw(*args, **kwargs)
 
     return drawn
@@ -64,17 +57,18 @@ def panel_grid(
     heights: Sequence[float] | None = None,
 ) -> tuple[Any, Any]:
     """A figure of `size` inches and its panels [rows][columns]."""
-    return pyplot().subplots(
-        rows, columns, figsize=size, squeeze=False, sharey=sharey, layout="constrained", width_ratios=widths,
-        height_ratios=heights,
-    )  # fmt: skip
+    from matplotlib.figure import Figure  # without a window, whatever the backend
+
+    figure = Figure(figsize=size, layout="constrained")
+    return figure, figure.subplots(
+        rows, columns, squeeze=False, sharey=sharey, width_ratios=widths, height_ratios=heights
+    )
 
 
 def save(figure: Any, path: Path) -> None:
-    """Writes the file, its folders too, and lets go of the figure."""
+    """Writes the file, its folders too."""
     path.parent.mkdir(parents=True, exist_ok=True)
     figure.savefig(path, dpi=130, bbox_inches="tight", pad_inches=0.08)
-    pyplot().close(figure)
 
 
 def lines(
