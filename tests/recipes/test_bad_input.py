@@ -33,6 +33,18 @@ BAD = {
     "unknown scenario": (["recipe=demo/lvlm", "stages.world.splits.train.captoin=1"], "did you mean 'caption'"),
     "lora without its part": (["recipe=llava15-68m", "stages.pretrain.lora={rank: 4}"], "does not name language_model"),
     "rule at temperature": (["recipe=llava15-68m", "stages.evaluate.temperature=1.0"], "temperatures: [NUMBER]"),
+    "setting of a named drafter": (
+        [
+            "recipe=demo/lvlm",
+            "stages.evaluate.drafters={draft: {kind: lvlm, path: some/draft, language_model: some/model}}",
+            "stages.evaluate.methods={a: {drafter: draft, vata: true}}",
+        ],
+        "methods.a: vata is no decoding setting of this drafter (kind lvlm",
+    ),
+    "setting of a stage's drafter": (
+        ["recipe=demo/lvlm", "stages.evaluate.methods={a: {drafter: finetune, vata: true}}"],
+        "methods.a: vata is no decoding setting of this drafter (kind lvlm",
+    ),
     "draw at zero": (["recipe=llava15-68m", "stages.evaluate.methods.M.draw=sample"], "fits none of the temperatures"),
     "fp16 on a CPU": (["recipe=llava15-68m", "engine.precision=fp16"], "fp16"),
     "another tool's name": (["recipe=demo/lvlm", "stages.target.optim.learning_rate=1"], "did you mean lr?"),
