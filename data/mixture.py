@@ -11,6 +11,7 @@ import re
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
+from glob import glob, has_magic
 from pathlib import Path
 from typing import Any
 
@@ -70,12 +71,13 @@ class Share:
 
 
 def expand(names: Sequence[str | Path]) -> list[Share]:
-    """The files behind `names`, in their order: each a file, a brace pattern ({a,b}.json) or a mixture (.yaml).
+    """The files behind `names`, in their order: each a file, a pattern ({a,b}.json, part-*.json) or a mixture (.yaml).
 
     Raises:
-        UserError: a mixture that cannot be read, or that names missing files.
+        UserError: a pattern without a match, a mixture that cannot be read, or that names missing files.
     """
-    shares = [share for name in names for path in _braces(str(name), "key path") for share in _shares(path)]
+    named = [path for name in names for path in _braces(str(name), "key path")]
+    shares = [share for path in named for share in _shares(Path(matched(str(path), "key path")))]
     seen: Counter[Path] = Counter()
     numbered = []
     for share in shares:
@@ -170,13 +172,31 @@ def _check_entry(entry: Any, place: str) -> None:
 
 
 def _braces(name: str, where: str) -> list[Path]:
-    """A name as it is where such a file exists, else with its braces expanded."""
-    if "{" not in name or Path(name).exists():
+    """A name as it is where such a file exists, else with its braces expanded and its glob patterns matched, sorted.
+
+    A pattern that matches nothing stands for itself: `matched` tells of it.
+    """
+    if Path(name).exists():
         return [Path(name)]
     try:
-        return [Path(expanded) for expanded in braceexpand(name)]
+        names = list(braceexpand(name)) if "{" in name else [name]
     except ValueError as error:
         raise UserError(f"braces that do not expand: {name!r}", where=where, hint="write them as {a,b}.json") from error
+    return [Path(match) for one in names for match in (sorted(glob(one)) if _is_pattern(one) else []) or [one]]
+
+
+def _is_pattern(name: str) -> bool:
+    return has_magic(name) and not Path(name).exists()
+
+
+def matched(name: str, key: str) -> str:
+    """`name`, a file or a pattern. Raises `UserError` with pattern and folder where it is one that matches nothing."""
+    if _is_pattern(name) and not glob(name):
+        folder = Path(name).parent
+        missing = "" if folder.is_dir() or has_magic(str(folder)) else ", which is no folder"
+        raise UserError(f"no file matches the pattern {Path(name).name!r} in {folder}{missing}", where=key,
+                        hint="correct the pattern or the folder")  # fmt: skip
+    return name
 
 
 class Selection:

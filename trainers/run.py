@@ -35,7 +35,12 @@ def run_stages(
         UserError: a finished stage whose inputs changed, or one whose inputs were never made.
     """
     if restart is not None:
-        _set_aside(plan, restart, output, say)
+        stale = built_on(plan, restart)
+        # All of it is looked at before anything moves: results that are good must not go for a run that cannot begin.
+        refused = ranks.broadcast(_refused(plan, chosen, stale, output) if ranks.is_main() else None)
+        if refused is not None:
+            raise refused
+        _set_aside(stale, output, say)
     for planned in plan:
         if chosen is not None and planned.name not in chosen:
             continue
@@ -76,12 +81,34 @@ def stage_state(planned: Planned, output: Path) -> str | UserError:
         return error
     for thing, maker in planned.inputs.items():
         if _done(output / maker) is None:
-            return UserError(
-                f"stage {planned.name} needs the {thing} of stage {maker}, which has not finished",
-                where=str(output / maker),
-                hint=f"run it first: stages=[{maker},{planned.name}]",
-            )
+            return _unmade(planned, thing, maker, output)
     return "to run"
+
+
+def _unmade(planned: Planned, thing: str, maker: str, output: Path) -> UserError:
+    return UserError(
+        f"stage {planned.name} needs the {thing} of stage {maker}, which has not finished",
+        where=str(output / maker),
+        hint=f"run it first: stages=[{maker},{planned.name}]",
+    )
+
+
+def _refused(plan: Sequence[Planned], chosen: Sequence[str] | None, stale: set[str], output: Path) -> UserError | None:
+    """Why the stages could not run one after another once those of `stale` were moved aside."""
+    made: set[str] = set()
+    for planned in plan:
+        if chosen is not None and planned.name not in chosen:
+            continue
+        for thing, maker in planned.inputs.items():
+            if maker not in made and (maker in stale or _done(output / maker) is None):
+                return _unmade(planned, thing, maker, output)
+        if planned.name not in stale:
+            try:
+                _refuse_other(output / planned.name, planned)
+            except UserError as error:
+                return error
+        made.add(planned.name)
+    return None
 
 
 def _done(folder: Path) -> dict[str, Any] | None:
@@ -106,12 +133,17 @@ def _refuse_other(folder: Path, planned: Planned) -> None:
     raise UserError(problem, where=str(folder), hint=hint)
 
 
-def _set_aside(plan: Sequence[Planned], restart: str, output: Path, say: Callable[[str], None]) -> None:
-    """Rename the folders of a stage and of all stages that build on it; nothing is deleted."""
+def built_on(plan: Sequence[Planned], restart: str) -> set[str]:
+    """The stage, and all stages that build on it."""
     stale = {restart}
     for planned in plan:
         if stale & set(planned.inputs.values()):
             stale.add(planned.name)
+    return stale
+
+
+def _set_aside(stale: set[str], output: Path, say: Callable[[str], None]) -> None:
+    """Rename the folders of these stages; nothing is deleted."""
     for name in sorted(stale):
         folder = output / name
         if ranks.is_main() and folder.exists():

@@ -71,3 +71,19 @@ def test_a_stage_without_its_inputs_says_which(tmp_path):
     with pytest.raises(UserError, match="needs the data of stage first"):
         run(tmp_path, waits)
     assert run(tmp_path, first, waits) == ["stage first", "stage second"]
+
+
+def test_a_restart_that_cannot_run_moves_nothing(tmp_path):
+    """What is not restarted may be missing, or of other settings; what is restarted may not be among what runs."""
+    first, second = planned(), planned(name="second", inputs={"data": "note"})
+    run(tmp_path, first, second)
+    for chosen, plan, problem in [
+        (("second",), (first, second), "needs the data of stage note"),
+        (None, (first, planned(name="third", inputs={"data": "gone"})), "needs the data of stage gone"),
+        (None, (first, planned(name="second", fingerprint="g")), "with other settings"),
+    ]:
+        with pytest.raises(UserError, match=problem):
+            run_stages(plan, None, output=tmp_path, chosen=chosen, restart="note", say=pytest.fail)
+        assert sorted(path.name for path in tmp_path.iterdir()) == ["note", "second"]
+    run(tmp_path, first, second, restart="note")
+    assert (tmp_path / "note.before-1").is_dir() and (tmp_path / "second.before-1").is_dir()
