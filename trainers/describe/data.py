@@ -19,11 +19,10 @@ from ...data.images import is_tiled, layouts, tiling
 from ...data.media import ImageReader
 from ...data.mixture import Selection, Share, are_present, is_mixture
 from ...data.processor import QWEN, Processor
+from ...data.published_settings import WHOLE_PIXELS
 from ...data.records import RecordFile
 from ..stages.base import Planned
 
-# The fewest and the most pixels of a picture in the published files of Qwen-VL's processors; a data section's own win.
-_PIXELS = {"qwen2_vl": (3136, 12845056), "qwen2_5_vl": (3136, 12845056), "qwen3_vl": (65536, 16777216)}
 LOOKED_AT = 500  # records whose pictures are opened at most: a head costs little, and a clip is read through
 
 
@@ -91,7 +90,7 @@ def image_reader_of(data: ConversationData, config: PreTrainedConfig) -> ImageRe
     images: Any = None
     if family in QWEN:  # reads pictures whole: a tile's side is then that of what becomes one token
         side = vision.patch_size * vision.spatial_merge_size
-        images = SimpleNamespace(size={"shortest_edge": _PIXELS[family][0], "longest_edge": _PIXELS[family][1]})
+        images = SimpleNamespace(size=dict(zip(("shortest_edge", "longest_edge"), WHOLE_PIXELS[family], strict=True)))
     else:
         side = vision.image_size
     processor = Processor(
