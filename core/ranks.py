@@ -4,12 +4,10 @@ from __future__ import annotations
 
 import hashlib
 import os
+import sys
 from datetime import timedelta
 from functools import lru_cache
 from typing import Any
-
-import torch.distributed as dist
-from torch.distributed import distributed_c10d
 
 # How long ranks wait here while rank 0 works alone (uploads, scores pictures, writes a report). Training's own
 # collectives keep the launcher's bound (DeepSpeed: ten minutes). A rank that dies is noticed at once in any case.
@@ -18,12 +16,12 @@ PATIENCE = timedelta(days=7)
 
 def rank() -> int:
     """Global rank; before the process group exists, what the launcher has set."""
-    return dist.get_rank() if _running() else int(os.environ.get("RANK", "0"))
+    return _group().get_rank() if _running() else int(os.environ.get("RANK", "0"))
 
 
 def world_size() -> int:
     """Number of ranks; before the process group exists, what the launcher has set."""
-    return dist.get_world_size() if _running() else int(os.environ.get("WORLD_SIZE", "1"))
+    return _group().get_world_size() if _running() else int(os.environ.get("WORLD_SIZE", "1"))
 
 
 def local_rank() -> int:
@@ -44,7 +42,7 @@ def is_main() -> bool:
 def barrier() -> None:
     """Wait until every rank reaches this call. Uses gloo, which has no watchdog timeout."""
     if _running():
-        dist.barrier(group=_patient(dist.group.WORLD))
+        _group().barrier(group=_patient(_group().group.WORLD))
 
 
 def is_first_to(what: str) -> bool:
@@ -54,7 +52,7 @@ def is_first_to(what: str) -> bool:
     if not _running() or world_size() == 1:
         return is_main()
     try:
-        return distributed_c10d._get_default_store().add(hashlib.sha256(what.encode()).hexdigest(), 1) == 1
+        return _group().distributed_c10d._get_default_store().add(hashlib.sha256(what.encode()).hexdigest(), 1) == 1
     except RuntimeError:  # rank 0, which holds the store, has ended
         return True
 
@@ -64,7 +62,7 @@ def gather(value: Any) -> list[Any]:
     if not _running():
         return [value]
     values: list[Any] = [None] * world_size()
-    dist.all_gather_object(values, value, group=_patient(dist.group.WORLD))
+    _group().all_gather_object(values, value, group=_patient(_group().group.WORLD))
     return values
 
 
@@ -73,15 +71,22 @@ def broadcast(value: Any) -> Any:
     if not _running():
         return value
     box = [value]
-    dist.broadcast_object_list(box, src=0, group=_patient(dist.group.WORLD))
+    _group().broadcast_object_list(box, src=0, group=_patient(_group().group.WORLD))
     return box[0]
 
 
 @lru_cache(maxsize=1)
 def _patient(group: Any) -> Any:
     """A gloo group of all ranks, made at the first call. Waiting in it is not limited by a GPU's watchdog."""
-    return dist.new_group(backend="gloo", timeout=PATIENCE)
+    return _group().new_group(backend="gloo", timeout=PATIENCE)
 
 
 def _running() -> bool:
-    return dist.is_available() and dist.is_initialized()
+    # A process that has not imported torch has joined no group: `--help` need not wait for the import.
+    return "torch.distributed" in sys.modules and _group().is_available() and _group().is_initialized()
+
+
+def _group() -> Any:
+    import torch.distributed
+
+    return torch.distributed

@@ -6,8 +6,12 @@ are refused by pydantic; `recipes/load.py` turns its report into one readable me
 
 from __future__ import annotations
 
-import torch
+from typing import TYPE_CHECKING
+
 from pydantic import BaseModel, ConfigDict
+
+if TYPE_CHECKING:
+    import torch
 
 
 class Section(BaseModel):
@@ -18,4 +22,6 @@ class Section(BaseModel):
 
 def torch_dtype(name: str) -> torch.dtype:
     """Converts the value of a `dtype` key to a torch dtype: bfloat16 -> `torch.bfloat16`."""
+    import torch
+
     return getattr(torch, name)

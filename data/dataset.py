@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import fcntl
 import hashlib
-import json
 import re
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
@@ -24,7 +22,8 @@ from .images import Aspect
 from .media import ImageReader, Media
 from .mixture import Name, RecordSources, Selection, identities
 from .processor import Processor
-from .records import RecordFile, num_clips
+from .records import RecordFile, num_clips, paths
+from .skipped import TEXT_KEPT, SkippedLog
 from .tiles import Convention, Size
 from .videos import VideoSettings
 
@@ -81,6 +80,9 @@ class ConversationData(Section):
         return self
 
 
+_LOOKED_AT = 64  # records with pictures whose files are looked for at the start
+
+
 class ConversationDataset:
     """Samples in file order; which of them are used is fixed before training starts.
 
@@ -104,7 +106,7 @@ class ConversationDataset:
         cache: Path,
         drafter_processor: Processor | None = None,
     ):
-        self.config, self.form, self.processor, self.skipped_log = config, form, processor, skipped_log
+        self.config, self.form, self.processor = config, form, processor
         limits = config.min_pixels, config.max_pixels
         self._image_reader = ImageReader(processor, config.aspect, config.anyres_convention, config.video, limits)
         self._drafter_image_reader = None
@@ -113,13 +115,14 @@ class ConversationDataset:
             self._drafter_image_reader = ImageReader(
                 drafter_processor, aspect, config.anyres_convention, config.video, limits
             )
-        self._listed: set[str] = set()  # lines of the log up to `_log_read`
-        self._log_read = 0
+        self.log = SkippedLog(skipped_log)
         self._paths = files
         self.selection = Selection(files, cache=cache, seed=config.mixture_seed)
         self.records: list[RecordFile] = self.selection.files
         self.places = self._usable()
         self.lengths = self.column("lengths")
+        if config.on_error == "skip":  # else the first record stops, by its name
+            self._refuse_all_missing()
 
     def _usable(self) -> np.ndarray:
         """[n,2] (file, record) of the records that can be used."""
@@ -142,7 +145,7 @@ class ConversationDataset:
             kept = [self.records[f].read(i).get("kind") in wanted for f, i in places.tolist()]
             places = places[np.array(kept, dtype=bool)]
         places = places[: self.config.max_samples]
-        self._log_skipped(notes)
+        self.log.add(notes)
         if not len(places):
             raise UserError("no usable records", where=", ".join(map(str, self.records)), hint="see above")
         return places
@@ -254,7 +257,7 @@ class ConversationDataset:
         shorter = encode(_without_marks(record), self.form, self.processor)
         if len(shorter.ids) > config.max_length:
             raise error
-        self._list(index, f"{error.problem}: its {len(media.pictures)} pictures are dropped, the text is kept")
+        self._list(index, f"{error.problem}: its {len(media.pictures)} {TEXT_KEPT}")
         return shorter, False
 
     def _stops(self, error: UserError) -> bool:
@@ -321,10 +324,12 @@ class ConversationDataset:
         return hashlib.sha256("/".join(parts).encode()).hexdigest()
 
     def _media(self, record: dict[str, Any], file: int, image_reader: ImageReader | None = None) -> Media:
+        return (image_reader or self._image_reader).media(record, *self._folders(file))
+
+    def _folders(self, file: int) -> tuple[Path, Path]:
+        """Of images and of clips."""
         images = Path(self.config.images) if self.config.images else self.records[file].folder
-        return (image_reader or self._image_reader).media(
-            record, images, Path(self.config.videos) if self.config.videos else images
-        )
+        return images, Path(self.config.videos) if self.config.videos else images
 
     def _unusable(self, file: RecordFile, index: int, problem: str, cause: UserError | None = None) -> UserError:
         where = f"{file.file_of(index)}, {_name(file, index)}"
@@ -341,31 +346,31 @@ class ConversationDataset:
     def _list(self, index: int, reason: str) -> None:
         """Write sample `index` into the log of what is left out."""
         file, number = self.places[index]
-        self._log_skipped([self._note(self.records[file], int(number), reason)])
+        self.log.add([self._note(self.records[file], int(number), reason)])
 
     def _note(self, file: RecordFile, index: int, problem: str) -> dict[str, Any]:
         return {"file": file.file_of(index), "record": index, "id": _id(file, index), "reason": problem}
 
-    def _log_skipped(self, notes: list[dict[str, Any]]) -> None:
-        """List each record once, even if several ranks, workers, epochs or restarts of a stage meet it."""
-        if not notes or self.skipped_log is None:
-            return
-        self.skipped_log.parent.mkdir(parents=True, exist_ok=True)
-        with open(self.skipped_log, "a+") as log:
-            fcntl.flock(log, fcntl.LOCK_EX)
-            log.seek(self._log_read)
-            self._listed.update(log.readlines())
-            fresh = [line for note in notes if (line := json.dumps(note) + "\n") not in self._listed]
-            log.writelines(fresh)
-            self._listed.update(fresh)
-            self._log_read = log.tell()
+    def _refuse_all_missing(self) -> None:
+        """Raises `UserError` where none of several pictures is there: that is a wrong folder, and no bad record."""
+        named = np.flatnonzero((self.column("images") > 0) | (self.column("clips") > 0))
+        looked = named[:: max(1, len(named) // _LOOKED_AT)]
+        files = [path for index in looked.tolist() for path in self._named_files(index)]
+        missing = [path for path in files if not path.is_file()]
+        if len(set(files)) > 1 and len(missing) == len(files):
+            first = self.records[self.places[looked[0], 0]]
+            folder = self.config.images or self.config.videos or str(first.folder)
+            about = "" if len(looked) == len(named) else f" that were looked at (of {len(named):,} records)"
+            raise UserError(
+                f"{len(missing)} of {len(files)} pictures{about} missing in {folder}, first: {missing[0].name}",
+                where=str(missing[0]), hint="check `images` (and `videos`) of the data section",
+            )  # fmt: skip
 
-    def num_listed(self) -> int:
-        """Lines of the skipped log, whoever wrote them."""
-        if self.skipped_log is None or not self.skipped_log.is_file():
-            return 0
-        with open(self.skipped_log) as log:
-            return sum(1 for _ in log)
+    def _named_files(self, index: int) -> list[Path]:
+        file, number = self.places[index]
+        images, videos = self._folders(int(file))
+        record = self.records[file].read(int(number))
+        return [images / name for name in paths(record, "image")] + [videos / name for name in paths(record, "video")]
 
 
 class _TooLong(UserError):

@@ -12,6 +12,7 @@ import re
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
+from glob import glob, has_magic
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -127,12 +128,12 @@ class Share:
 
 
 def expand(names: Sequence[Name]) -> list[Share]:
-    """The sources behind `names`, in their order: each a file, a brace pattern ({a,b}.json) or a mixture (.yaml).
+    """The sources behind `names`, in their order: each a file, a pattern ({a,b}.json, part-*.json) or a mixture (.yaml).
 
     Raises:
-        UserError: a mixture that cannot be read, or that names missing files.
+        UserError: a pattern without a match, a mixture that cannot be read, or that names missing files.
     """
-    shares = [share for source in _sources(names) for share in _shares(source)]
+    shares = [share for source in _sources(names) for share in _shares(_matched(source))]
     seen: Counter[Source] = Counter()
     numbered = []
     for share in shares:
@@ -177,6 +178,13 @@ def _sources(names: Iterable[Name]) -> list[Source]:
             [JsonFile(path) for path in _braces(str(name), "key path")] if isinstance(name, str | Path) else [name]
         )
     ]
+
+
+def _matched(source: Source) -> Source:
+    """The source as it is. Raises `UserError` for a pattern of files that matches nothing."""
+    if isinstance(source, JsonFile):
+        matched(str(source.path), "key path")
+    return source
 
 
 def _is_mixture_file(source: Source) -> bool:
@@ -277,13 +285,31 @@ def _check_strategy(strategy: Any, where: str) -> None:
 
 
 def _braces(name: str, where: str) -> list[Path]:
-    """A name as it is where such a file exists, else with its braces expanded."""
-    if "{" not in name or Path(name).exists():
+    """A name as it is where such a file exists, else with its braces expanded and its glob patterns matched, sorted.
+
+    A pattern that matches nothing stands for itself: `matched` tells of it.
+    """
+    if Path(name).exists():
         return [Path(name)]
     try:
-        return [Path(expanded) for expanded in braceexpand(name)]
+        names = list(braceexpand(name)) if "{" in name else [name]
     except ValueError as error:
         raise UserError(f"braces that do not expand: {name!r}", where=where, hint="write them as {a,b}.json") from error
+    return [Path(match) for one in names for match in (sorted(glob(one)) if _is_pattern(one) else []) or [one]]
+
+
+def _is_pattern(name: str) -> bool:
+    return has_magic(name) and not Path(name).exists()
+
+
+def matched(name: str, key: str) -> str:
+    """`name`, a file or a pattern. Raises `UserError` with pattern and folder where it is one that matches nothing."""
+    if _is_pattern(name) and not glob(name):
+        folder = Path(name).parent
+        missing = "" if folder.is_dir() or has_magic(str(folder)) else ", which is no folder"
+        raise UserError(f"no file matches the pattern {Path(name).name!r} in {folder}{missing}", where=key,
+                        hint="correct the pattern or the folder")  # fmt: skip
+    return name
 
 
 class Selection:

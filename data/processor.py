@@ -17,6 +17,7 @@ import transformers
 from transformers import AutoTokenizer, LlavaNextProcessor, LlavaProcessor, PreTrainedTokenizerFast
 
 from ..core.errors import UserError, first_line
+from .published_settings import Published, published_settings
 from .tiles import next_resolutions, onevision_resolutions
 
 Family = Literal["llava", "llava_next", "llava_onevision", "qwen2_vl", "qwen2_5_vl", "qwen3_vl", "causal_lm"]
@@ -32,6 +33,8 @@ QWEN: tuple[Family, ...] = ("qwen2_vl", "qwen2_5_vl", "qwen3_vl")
 # What stands for pictures in prompts, and what surrounds them; a text-only tokenizer has none of it.
 QWEN_MARKS = ("<|image_pad|>", "<|video_pad|>", "<|vision_start|>", "<|vision_end|>")
 NO_TOKEN = -1
+# Of these a file that says how pictures are read has some.
+_IMAGE_KEYS = {"image_mean", "size", "crop_size", "image_processor_type", "feature_extractor_type"}
 
 
 def _pil(name: str) -> Any:
@@ -143,7 +146,7 @@ class Processor:
 
 
 def _settings(images: Any) -> dict[str, Any]:
-    """Settings that another family's image processor copies from one that makes a single tile."""
+    """Settings that another family's image processor copies, from one that makes a single tile or from a file's."""
     names = ("size", "crop_size", "image_mean", "image_std", "resample")
     return {name: value for name in names if (value := getattr(images, name, None)) is not None}
 
@@ -213,9 +216,14 @@ def load_processor(source: str | Path, *, revision: str | None = None, text_only
         if text_only:
             return _text_only(tokenizer, key)
         settings = _settings_of(source, revision)
+        known = {name: kind for kind, name in _FAMILIES.items()}
+        published = None if _IMAGE_KEYS & set(settings) else published_settings(source, revision, known)
+        settings = (published.about if published else {}) | settings
         if (family := _FAMILIES.get(str(settings.get("processor_class")))) in QWEN:
-            return _qwen(tokenizer, _pil("Qwen2VL").from_pretrained(source, revision=revision), family, key)
-        images = _load_images(source, revision, settings)
+            made = _pil("Qwen2VL")
+            own = made(**published.images) if published else made.from_pretrained(source, revision=revision)
+            return _qwen(tokenizer, own, family, key)
+        images = _load_images(source, revision, settings, published)
     except (OSError, ValueError) as error:
         raise _cannot_load(key, error) from error
     # Old processor files lack the patch size; every CLIP-L/14 and SigLIP-so400m/14 LLaVA has 14.
@@ -323,8 +331,16 @@ def _settings_of(source: str | Path, revision: str | None) -> dict[str, Any]:
     return settings
 
 
-def _load_images(source: str | Path, revision: str | None, settings: Mapping[str, Any]) -> Any:
-    """What makes one tile: CLIP's cuts the middle out of the picture, SigLIP's squeezes it."""
+def _load_images(
+    source: str | Path, revision: str | None, settings: Mapping[str, Any], published: Published | None = None
+) -> Any:
+    """What makes one tile: CLIP's cuts the middle out of the picture, SigLIP's squeezes it.
+
+    Args:
+        published: settings that stand for a missing file.
+    """
+    if published is not None:
+        return _pil("CLIP" if "crop_size" in published.images else "Siglip")(**published.images)
     maker = _pil("CLIP" if settings.get("crop_size") else "Siglip")
     images = maker.from_pretrained(source, revision=revision)
     # Files of tiled families say more, of what is done to several tiles.

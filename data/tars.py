@@ -22,6 +22,7 @@ from typing import Any
 from braceexpand import braceexpand
 
 from ..core.errors import UserError
+from .mixture import matched
 
 BLOCK = tarfile.BLOCKSIZE
 IMAGE_SUFFIXES = ("jpg", "jpeg", "png", "webp")
@@ -87,11 +88,7 @@ def expand_paths(path: str | list[str]) -> list[Path]:
             ) from error
         for name in names:
             matches = [name] if os.path.exists(name) or not glob.has_magic(name) else sorted(glob.glob(name))
-            if not matches:
-                raise UserError(
-                    "no file matches the pattern", where=repr(name), hint="check `path` of the data section"
-                )
-            paths += map(Path, matches)
+            paths += map(Path, matches or [matched(name, "key path")])
     seen = set()
     for file in paths:
         if not file.is_file():

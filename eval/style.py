@@ -12,11 +12,6 @@ from itertools import accumulate
 from pathlib import Path
 from typing import Any, ParamSpec
 
-import matplotlib
-
-matplotlib.use("Agg")
-from matplotlib import pyplot as plt
-
 BLUE, ORANGE, GREEN, VERMILION, PINK, SKY = "#0072B2", "#E69F00", "#009E73", "#D55E00", "#CC79A7", "#56B4E9"
 GREY, PALE, INK = "#8A8A8A", "#D9D9D9", "#333333"
 COLORS = (BLUE, ORANGE, GREEN, VERMILION, PINK, SKY, GREY)
@@ -31,11 +26,16 @@ Drawing = ParamSpec("Drawing")
 
 
 def styled(draw: Callable[Drawing, None]) -> Callable[Drawing, None]:
-    """With `STYLE` while a figure is drawn: matplotlib's own settings stay as they were."""
+    """With `STYLE` while a figure is drawn: matplotlib's own settings stay as they were.
+
+    matplotlib is imported here and in `panel_grid`: sections of recipes stand beside figures, and a dry run draws none.
+    """
 
     @functools.wraps(draw)
     def drawn(*args: Drawing.args, **kwargs: Drawing.kwargs) -> None:
-        with plt.rc_context(STYLE):
+        import matplotlib
+
+        with matplotlib.rc_context(STYLE):
             draw(*args, **kwargs)
 
     return drawn
@@ -57,17 +57,18 @@ def panel_grid(
     heights: Sequence[float] | None = None,
 ) -> tuple[Any, Any]:
     """A figure of `size` inches and its panels [rows][columns]."""
-    return plt.subplots(
-        rows, columns, figsize=size, squeeze=False, sharey=sharey, layout="constrained", width_ratios=widths,
-        height_ratios=heights,
-    )  # fmt: skip
+    from matplotlib.figure import Figure  # without a window, whatever the backend
+
+    figure = Figure(figsize=size, layout="constrained")
+    return figure, figure.subplots(
+        rows, columns, squeeze=False, sharey=sharey, width_ratios=widths, height_ratios=heights
+    )
 
 
 def save(figure: Any, path: Path) -> None:
-    """Writes the file, its folders too, and lets go of the figure."""
+    """Writes the file, its folders too."""
     path.parent.mkdir(parents=True, exist_ok=True)
     figure.savefig(path, dpi=130, bbox_inches="tight", pad_inches=0.08)
-    plt.close(figure)
 
 
 def lines(

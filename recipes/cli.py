@@ -14,7 +14,7 @@ from ..core.errors import UserError, did_you_mean
 from ..core.secrets import redact
 from .commands import check, compare, completion, doctor, export, recipes, stages
 from .commands.command import CRASH, EXIT_CODES, MISTAKE, OK, STOPPED, Command
-from .launch import run_recipe, say
+from .launch import run_recipe, say, typed
 
 COMMANDS: dict[str, Command] = {
     command.name: command
@@ -72,7 +72,7 @@ def main(arguments: list[str] | None = None) -> int:
 def _dispatch(arguments: list[str]) -> int:
     first = arguments[0]
     if "=" in first or first.startswith("-"):
-        return run_recipe(arguments)
+        return run_recipe(arguments, typed(arguments))
     if first not in COMMANDS:
         raise UserError(f"no command {first!r}", hint=did_you_mean(first, COMMANDS))
     command = COMMANDS[first]
@@ -80,6 +80,7 @@ def _dispatch(arguments: list[str]) -> int:
         options = command.parse(arguments[1:])
     except SystemExit:  # argparse has printed the help
         return OK
+    options.typed = typed(arguments)
     return command.run(options)
 
 

@@ -12,6 +12,7 @@ from typing import Any
 import yaml
 
 from ..core import ranks
+from ..core.errors import UserError
 from ..core.secrets import redact, redact_argument, redact_tree
 from .load import Loaded, load
 
@@ -22,8 +23,19 @@ def say(text: str) -> None:
         print(redact(text), flush=True)
 
 
-def run_recipe(arguments: Sequence[str]) -> int:
-    """Run (or dry-run) a recipe's stages. Returns 0, or 143 when asked to stop and saved."""
+def typed(arguments: Sequence[str]) -> str:
+    """The command as it was typed, without secrets. A launcher's own words are not known to its processes."""
+    programs = {"train.py": "trains/train.py", "cli.py": "python -m draftsmith.recipes.cli"}
+    program = programs.get(Path(sys.argv[0]).name, "draftsmith")
+    return f"{program} {shlex.join(redact_argument(a) for a in arguments)}"
+
+
+def run_recipe(arguments: Sequence[str], command: str) -> int:
+    """Run (or dry-run) a recipe's stages. Returns 0, or 143 when asked to stop and saved.
+
+    Args:
+        command: as it was typed, for records.
+    """
     loaded = load(list(arguments))
     from ..trainers.engine import check_engine
     from ..trainers.loop import Stopped
@@ -47,13 +59,14 @@ def run_recipe(arguments: Sequence[str]) -> int:
 
     end_with_launcher()
     output = Path(recipe.output)
+    if options.restart is not None:
+        _refuse_restart(loaded, planned, command)
     RunLock(output, say=say)
     init_distributed()
     check_stages(planned, output, options.stages, options.restart)
     if not sys.stderr.isatty() or not ranks.is_main():
         # Progress bars of libraries clutter a log, and on a terminal every rank would draw one.
         hf_logging.disable_progress_bar()
-    command = "trains/train.py " + shlex.join(redact_argument(a) for a in arguments)
     # Publishing alone makes nothing: what the run was trained with stays written.
     if any(recipe.stages[name].kind != "publish" for name in options.stages or recipe.stages):
         _write_provenance(loaded, output, command)
@@ -70,6 +83,26 @@ def run_recipe(arguments: Sequence[str]) -> int:
         say(f"{stopped}: the checkpoint is written; the same command goes on from there")
         return 143
     return 0
+
+
+def _refuse_restart(loaded: Loaded, planned: Sequence[Any], command: str) -> None:
+    """Raises `UserError` where data of the stages that would run is missing or broken: before results move aside."""
+    from ..trainers.run import DONE, built_on
+    from .finding import any_fault
+    from .preflight_data import ABSENT, data_findings
+
+    output, options = Path(loaded.recipe.output), loaded.options
+    assert options.restart is not None
+    make_context, stale = context_maker(loaded, command), built_on(planned, options.restart)
+    for stage in planned:
+        if stage.name not in stale or (options.stages is not None and stage.name not in options.stages):
+            continue
+        inputs = {thing: output / maker for thing, maker in stage.inputs.items()}
+        kept = {t for t, maker in stage.inputs.items() if maker not in stale and (output / maker / DONE).is_file()}
+        context = make_context(stage, output / stage.name, inputs)
+        for finding in data_findings(stage.name, stage.stage, context, finished=kept, count=8):
+            if any_fault([finding]) or finding.what.startswith(ABSENT):
+                raise UserError(f"restart={options.restart}: {finding.what}", where=finding.subject, hint=finding.hint)
 
 
 def context_maker(

@@ -15,10 +15,9 @@ from omegaconf import OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 from pydantic import ValidationError
 
-from ..core.errors import UserError, did_you_mean, nearest
-from ..core.refused import Refused
-from ..core.secrets import redact_argument, redact_tree
-from .sections import SECTION, WORD, kinds, names, walk
+from ..core.errors import UserError, did_you_mean
+from ..core.secrets import redact_argument
+from .messages import Asked, readable
 
 if TYPE_CHECKING:
     from .schema import Recipe
@@ -58,6 +57,7 @@ def load(arguments: list[str]) -> Loaded:
         raise UserError("give one recipe", hint="recipe=NAME, one of: " + ", ".join(sorted(recipe_names())))
     path = find_recipe(names[0])
     tree = _with_bases(path)
+    own_stages = dict(tree.get("stages") or {})
     options, overrides = _options(pairs, tree)
     for key, value in overrides:
         _override(tree, key, value)
@@ -66,7 +66,8 @@ def load(arguments: list[str]) -> Loaded:
         recipe = Recipe.model_validate(tree)
     except ValidationError as error:
         fields = {name: field.annotation for name, field in Recipe.model_fields.items()}
-        raise _readable(error, path, fields) from error
+        settings = [pair for pair in pairs if pair[0] not in RUN_OPTIONS]
+        raise readable(error, Asked(path, settings, own_stages, fields, RUN_OPTIONS)) from error
     except UserError as error:  # of a section, which knows no file
         where = f"{path}, {error.where}" if error.where else str(path)
         raise UserError(error.problem, where=where, hint=error.hint) from error
@@ -264,61 +265,3 @@ def _override(tree: dict[str, Any], key: str, value: Any) -> None:
     if last == "kind" and section.get("kind") not in (None, value):
         section.clear()
     section[last] = _merge({last: section.get(last)}, {last: value})[last]
-
-
-def _readable(error: ValidationError, path: Path, fields: dict[str, Any]) -> UserError:
-    """Pydantic's report as one message.
-
-    Args:
-        fields: key at the top -> annotation.
-    """
-    lines, hints = [], []
-    for problem in _problems(error):
-        line, hint = _told(problem, fields)
-        lines.append(line)
-        hints += [hint] if hint else []
-    return UserError(
-        "; ".join(lines), where=str(path), hint="; ".join(hints) or "mend the key, or see the recipe's header"
-    )
-
-
-def _told(problem: Any, fields: dict[str, Any]) -> tuple[str, str | None]:
-    """One problem: what is wrong, and what to do."""
-    places = [str(p) for p in problem["loc"]]
-    key, context = ".".join(walk(fields, places)[0]), problem.get("ctx", {})
-    refused = context.get("error")
-    if isinstance(refused, Refused):
-        key = ".".join(part for part in (key, refused.key) if part)
-        return f"{key}: {refused.problem}", refused.hint and f"{key}: {refused.hint}"
-    match problem["type"]:
-        case "extra_forbidden":
-            known = sorted({n for m in walk(fields, places[:-1])[1] for n in names(m)} if places[1:] else fields)
-            close = nearest(places[-1], known)
-            hint = f"did you mean {close[0]}?" if close else f"keys here are {', '.join(known)}"
-            return f"unknown key {key}", f"{key}: {hint}"
-        case "missing":
-            return f"{key} is missing", None
-        case "union_tag_not_found":
-            possible = ", ".join(dict.fromkeys(kind for section in walk(fields, places)[1] for kind in kinds(section)))
-            return f"{key}: its kind is missing; kinds are {possible}", f"{key}: add kind, one of these"
-        case "union_tag_invalid":
-            # The key that tells sections apart: quoted, or the name of a function.
-            name, tags, tag = context["discriminator"].strip("'()"), context["expected_tags"], context["tag"]
-            known = [word for t in tags.split(",") if not WORD.fullmatch(word := t.strip("' "))]
-            line = f"{key}.{name}: {tag!r} is no {name}; {name}s are {', '.join(map(repr, known))}"
-            return line, f"{key}.{name}: {did_you_mean(str(tag), known)}"
-    message, value = problem["msg"].removeprefix("Value error, "), redact_tree(problem["input"])
-    shown = "" if isinstance(value, dict) else f" (found {value!r})"  # of a whole section the message says enough
-    return f"{key}: {message[0].lower()}{message[1:]}{shown}", None
-
-
-def _problems(error: ValidationError) -> list[Any]:
-    """Of a key that takes a word or a section only what was wrong with the one that was given."""
-    errors = error.errors()
-    kept = []
-    for problem in errors:
-        last, is_section = str(problem["loc"][-1]) if problem["loc"] else "", isinstance(problem["input"], dict)
-        if (is_section and WORD.fullmatch(last)) or (not is_section and SECTION.fullmatch(last)):
-            continue
-        kept.append(problem)
-    return kept or errors

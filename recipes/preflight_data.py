@@ -23,6 +23,8 @@ from ..data.mixture import Name, Selection, are_present
 from ..data.processor import Processor
 from ..data.prompts import PromptSource, read_prompts
 from ..data.records import paths
+from ..data.skipped import Listed
+from ..eval.quality import QualityConfig, check
 from ..trainers.context import Context
 from ..trainers.evaluation.benchmarks import HUB, SetsBenchmark, TabedBenchmark
 from ..trainers.records import data_files
@@ -31,6 +33,7 @@ from ..trainers.stages.generate import DATASET_FOLDER
 from ..trainers.training.preflight import render
 from .finding import Finding, fault, ok, warning
 
+ABSENT = "not on disk"  # how the finding begins
 SHOWN_IDS = 1200  # characters of a rendered sample
 
 
@@ -72,7 +75,7 @@ def data_findings(name: str, stage: Any, context: Context, *, finished: set[str]
         finished: things whose stage has finished.
         count: records of each data section that are read.
     """
-    findings = []
+    findings = [finding for key, quality in judged(stage) for finding in _quality(f"stages.{name}.{key}", quality)]
     for data in sections(stage):
         subject = f"stages.{name}.{data.key}"
         if data.maker is not None and "data" not in finished:
@@ -105,8 +108,40 @@ def _look(subject: str, data: Found, stage: Any, context: Context, finished: set
     return _encoded(subject, section, form, files, processor, count)
 
 
+def judged(section: Any, key: str = "") -> Iterator[tuple[str, QualityConfig]]:
+    """Every section inside a stage that says how drawn pictures are judged."""
+    if isinstance(section, QualityConfig):
+        yield key, section
+    elif isinstance(section, Section):
+        for name, field in type(section).model_fields.items():
+            yield from judged(getattr(section, name), f"{key}.{field.alias or name}".lstrip("."))
+    elif isinstance(section, Mapping):
+        for name, value in section.items():
+            yield from judged(value, f"{key}.{name}")
+
+
+def _quality(subject: str, config: QualityConfig) -> list[Finding]:
+    """A finding for each metric's weights and for the real images."""
+    looked = {f"{subject}.weights ({m})": config.model_copy(update={"metrics": (m,), "reference": None})
+              for m in config.metrics}  # fmt: skip
+    if config.reference is not None:
+        looked[f"{subject}.reference"] = config.model_copy(update={"metrics": ()})
+    findings = []
+    for place, part in looked.items():
+        try:
+            check(part)
+            findings.append(ok(place, "there"))
+        except UserError as error:
+            findings.append(fault(place, error.problem, error.hint or "name its place with this key"))
+    compares = {"fid", "precision_recall"} & set(config.metrics)
+    if compares and config.reference is None:
+        what = f"{' and '.join(sorted(compares))} compare with real images, and no folder is named"
+        findings.append(fault(f"{subject}.reference", what, "name a folder of real images"))
+    return findings
+
+
 def _absent(subject: str, path: str) -> Finding:
-    return warning(subject, f"not on disk: {path}", "fetch it before the run, or name its place here with this key")
+    return warning(subject, f"{ABSENT}: {path}", "fetch it before the run, or name its place here with this key")
 
 
 def _suite(subject: str, path: str, source: Path | None) -> Finding:
@@ -131,20 +166,23 @@ def _suite(subject: str, path: str, source: Path | None) -> Finding:
 def _encoded(subject: str, section: ConversationData, form: Any, files: list[Name], processor: Processor,
              count: int) -> list[Finding]:  # fmt: skip
     with tempfile.TemporaryDirectory() as cache:
-        dataset = ConversationDataset(section, form, processor, files=files, skipped_log=None, cache=Path(cache))
-    looked = range(0, len(dataset), max(1, -(-len(dataset) // count)))
-    samples = [dataset[index] for index in looked]
+        log = Path(cache) / "skipped.jsonl"
+        dataset = ConversationDataset(section, form, processor, files=files, skipped_log=log, cache=Path(cache))
+        looked = range(0, len(dataset), max(1, -(-len(dataset) // count)))
+        samples = [dataset[index] for index in looked]
+        listed = dataset.log.listed()
     kept = [sample for sample in samples if any(sample.loss_mask)]
     about = f"{len(dataset):,} usable records, {len(samples)} read"
+    why = "; ".join(f"{number} times {reason}" for reason, number in list(listed.reasons.items())[:3])
     if not kept:
-        return [fault(subject, f"{about}: none can be learned from", "set on_error: strict to see what is wrong")]
+        return [fault(subject, f"{about}: none can be learned from: {why}", "mend the records")]
     ids, supervised = (sum(map(of, kept)) for of in (lambda s: len(s.ids), lambda s: sum(s.loss_mask)))
     shown = render(kept[0], processor)
     shown = shown if len(shown) <= SHOWN_IDS else shown[:SHOWN_IDS] + " ..."
     about += f": {ids / len(kept):,.0f} ids each, {supervised / len(kept):,.0f} of them supervised\n  [[ ]]: {shown}"
-    if len(kept) < len(samples):
-        left = f"{len(samples) - len(kept)} of {len(samples)} records are left out (on_error: skip); {about}"
-        return [warning(subject, left, "set on_error: strict to see what is wrong with them")]
+    if listed != Listed():
+        return [warning(subject, f"{listed} ({why or 'see ids and over_length'}); {about}",
+                        "mend them, or set on_error: strict to stop at the first")]  # fmt: skip
     return [ok(subject, about)]
 
 

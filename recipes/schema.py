@@ -82,9 +82,16 @@ class Recipe(Section):
 
     @model_validator(mode="after")
     def _read_by_something(self) -> Recipe:
+        # A stage without a drafter of its own trains the recipe's.
+        trained = {
+            name: stage.drafter or self.drafter
+            for name, stage in self.stages.items()
+            if isinstance(stage, TrainStage) and stage.model == "drafter"
+        }
         for name, stage in self.stages.items():
             try:
                 stage.check(self.target, self.drafter)
+                stage.check_named(trained)
             except Refused as refused:
                 raise refused.under(f"stages.{name}") from None
         return self

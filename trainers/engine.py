@@ -9,6 +9,7 @@ from __future__ import annotations
 import logging
 import os
 import socket
+import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -108,6 +109,11 @@ class Engine:
     ):
         import deepspeed
 
+        # DeepSpeed still calls these two by their old names, and torch tells the user of it in every stage: nothing in
+        # a recipe could change it.
+        old = "(all_gather_into_tensor|reduce_scatter_tensor)"
+        text = rf"`torch\.distributed\.{old}` is deprecated\. Please use"
+        warnings.filterwarnings("ignore", message=text, category=FutureWarning)
         scheduler = torch.optim.lr_scheduler.LambdaLR(optimizer, multiplier)
         # Allocated whole, 2 GB in float32, however small the model; all of its gradients are one bucket as before.
         trained = sum(p.numel() for group in optimizer.param_groups for p in group["params"])

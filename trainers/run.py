@@ -37,6 +37,9 @@ def run_stages(
         UserError: a finished stage whose inputs changed, or one whose inputs were never made.
     """
     if restart is not None:
+        # Before anything moves: good results must not go for a run that cannot begin.
+        check_stages(plan, output, chosen, restart)
+        ranks.barrier()
         _set_aside(plan, restart, output, say)
     for planned in plan:
         if chosen is not None and planned.name not in chosen:
@@ -75,7 +78,7 @@ def check_stages(plan: Sequence[Planned], output: Path, chosen: Sequence[str] | 
         UserError: a chosen stage was run with other settings and is not restarted, or takes its inputs from a stage
             that is not chosen and has not finished with these settings.
     """
-    stale = _stale(plan, restart)
+    stale = built_on(plan, restart)
     running = {p.name for p in plan if chosen is None or p.name in chosen}
     for planned in plan:
         if planned.name not in running:
@@ -213,7 +216,7 @@ def _shown(values: Mapping[str, Any], key: str) -> str:
     return json.dumps(values[key])[:80] if key in values else "not set"
 
 
-def _stale(plan: Sequence[Planned], restart: str | None) -> set[str]:
+def built_on(plan: Sequence[Planned], restart: str | None) -> set[str]:
     """The stage that is restarted, and all that build on it."""
     stale = set() if restart is None else {restart}
     for planned in plan:
@@ -224,7 +227,7 @@ def _stale(plan: Sequence[Planned], restart: str | None) -> set[str]:
 
 def _set_aside(plan: Sequence[Planned], restart: str, output: Path, say: Callable[[str], None]) -> None:
     """Rename the folders of a stage and of all stages that build on it; nothing is deleted."""
-    for name in sorted(_stale(plan, restart)):
+    for name in sorted(built_on(plan, restart)):
         folder = output / name
         if ranks.is_main() and folder.exists():
             number = 1

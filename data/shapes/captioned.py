@@ -15,7 +15,6 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import webdataset
 from PIL import Image, ImageDraw
 
 from ...core.errors import UserError
@@ -90,6 +89,8 @@ def write_captioned(
         pairs: share of pictures with two figures.
         splits: split -> number of pictures; `held_out` has figures that no other split has.
     """
+    import webdataset  # brings packages that a recipe's sections have no use for
+
     # A stage that was killed before it was marked as done finds its own pictures here, and writes them again.
     with new_folder(folder, replace=True) as aside:
         for split, count in splits.items():

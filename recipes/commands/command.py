@@ -37,7 +37,7 @@ class Command:
 
     Args:
         takes: what its first word names, for completion.
-        run: arguments -> exit code.
+        run: arguments, with the whole command as it was `typed` -> exit code.
     """
 
     name: str

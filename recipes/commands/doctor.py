@@ -6,13 +6,14 @@ import argparse
 from pathlib import Path
 
 from ...core.errors import UserError
-from .. import health
 from ..finding import any_fault, shown
 from ..launch import say
 from .command import FAULTS, OK, Argument, Command
 
 
 def _run(options: argparse.Namespace) -> int:
+    from .. import health
+
     if options.ranks is not None and options.ranks < 1:
         raise UserError(f"--ranks {options.ranks}", hint="the processes on one node: 1 or more")
     findings = [

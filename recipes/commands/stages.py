@@ -47,7 +47,7 @@ def _missing(command: str) -> str:
 def _runner(command: str) -> Callable[[argparse.Namespace], int]:
     def run(options: argparse.Namespace) -> int:
         arguments = chosen(recipe_arguments(options), command)
-        code = run_recipe(arguments)
+        code = run_recipe(arguments, options.typed)
         if code == 0 and command == "train" and not any(a.startswith("dry_run=") for a in arguments):
             say("measure it: draftsmith evaluate with the same NAME and settings")
         return code

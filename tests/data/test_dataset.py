@@ -129,6 +129,25 @@ def test_a_skipped_record_is_listed_once(folder, open_data):
     assert sorted(entry["record"] for entry in log(folder)) == [1, 3]
 
 
+def test_what_was_left_out_is_counted_apart_from_notices(folder, open_data):
+    rows = [record(n) for n in range(5)]
+    rows[1]["conversations"][1]["value"] = ""
+    rows[4]["id"] = rows[3]["id"]  # said of the file, and both are kept
+    dataset = open_data(write(folder / "data.json", rows), on_error="skip")
+    listed = dataset.log.listed()
+    assert (listed.left_out, listed.changed, listed.notices) == (1, 0, 1) and len(dataset) == 4
+    assert str(listed) == "1 record(s) were left out; 1 notice(s) of whole files"
+
+
+def test_a_wrong_folder_is_an_error_also_under_skip(folder, open_data):
+    """With every record left out, training would stop at a batch that teaches nothing, and name no folder."""
+    path, wrong = write(folder / "data.json", [record(n) for n in range(5)]), folder / "elsewhere"
+    with pytest.raises(UserError, match=f"5 of 5 pictures missing in {wrong}, first: 0.png"):
+        open_data(path, on_error="skip", images=str(wrong))
+    (folder / "images" / "0.png").unlink()
+    assert len(open_data(path, on_error="skip")) == 5, "one that is missing is a record's own fault"
+
+
 IDS = {
     "duplicated": ([5, 6, 7, 6, 5], "2 records repeat", "record 3 (id 6) repeats record 1"),
     "mixed": ([5, 6, "7", 8, "9"], "ids of different types: int, str", "record 0 (id 5) and record 2 (id '7')"),

@@ -36,6 +36,17 @@ def used(dataset) -> list[str]:
     return [dataset.record(index)["id"] for index in range(len(dataset))]
 
 
+def test_patterns_are_matched_in_order_and_without_a_match_named(tmp_path):
+    for name in ("part-2.json", "part-1.json", "whole[1].json"):
+        write(tmp_path / name, 1)
+    assert [s.path.name for s in expand([tmp_path / "part-*.json"])] == ["part-1.json", "part-2.json"]
+    assert [s.path.name for s in expand([tmp_path / "whole[1].json"])] == ["whole[1].json"], "a file by its name"
+    assert not are_present([tmp_path / "x-*.json"]) and identities([tmp_path / "x-*.json"]) == ["absent"]
+    for pattern, told in (("x-*.json", f"'x-*.json' in {tmp_path}"), ("gone/*.json", "gone, which is no folder")):
+        with pytest.raises(UserError, match=re.escape(told)):
+            expand([tmp_path / pattern])
+
+
 def test_counts_of_the_published_code():
     """Except for `end:0` and `end:0%`, which keep everything there (a slice from -0) and nothing here."""
     assert len(CASES) > 100

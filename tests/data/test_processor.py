@@ -1,13 +1,16 @@
 """Processors of the three families: written, read again, and loaded by transformers where that needs no torchvision."""
 
+import json
+import re
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 import torch
 from draftsmith.core.errors import UserError
 from draftsmith.data.conversations import PromptFormat, encode
 from draftsmith.data.images import layouts, pixels
-from draftsmith.data.processor import load_processor, with_own_image_processor
+from draftsmith.data.processor import build_qwen_processor, load_processor, with_own_image_processor
 from tiled import TEXTS, picture, processor
 from transformers import AutoProcessor, LlavaNextProcessor, LlavaProcessor, SiglipImageProcessorPil
 
@@ -73,3 +76,52 @@ def test_own_image_processor_from_a_tower_s_files(tmp_path):
         with_own_image_processor(
             made, str(tmp_path / "none"), image_size=16, patch_size=8, family="llava", revision=None
         )
+
+
+CLIP_MEAN = [0.48145466, 0.4578275, 0.40821073]
+
+
+@pytest.mark.parametrize(
+    ("family", "vision", "mean"),
+    [
+        ("llava", {"model_type": "clip_vision_model", "image_size": 24, "patch_size": 8}, CLIP_MEAN),
+        ("llava_next", {"model_type": "clip_vision_model", "image_size": 24, "patch_size": 8}, CLIP_MEAN),
+        ("llava_onevision", {"model_type": "siglip_vision_model", "image_size": 24, "patch_size": 8}, [0.5] * 3),
+    ],
+)
+def test_without_image_settings_the_published_ones_are_taken(family, vision, mean, tmp_path):
+    made = processor(family)
+    made.tokenizer.save_pretrained(tmp_path)
+    pinpoints = [[24, 48], [48, 24]]
+    config = {"model_type": family, "vision_config": vision, "image_grid_pinpoints": pinpoints}
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    result = load_processor(tmp_path)
+    assert (result.family, result.image_size, result.patch_size) == (family, 24, 8)
+    assert list(result.image_processor.image_mean) == mean and result.image_processor.resample == 3
+    assert result.resolutions == ((24, 48), (48, 24))
+    assert pixels([picture((40, 30))], result, "pad").shape == (1, 3, 24, 24)
+
+
+@pytest.mark.parametrize(("family", "patch", "least"), [("qwen2_5_vl", 14, 3136), ("qwen3_vl", 16, 65536)])
+def test_without_image_settings_qwens_are_the_published_ones(family, patch, least, tmp_path):
+    tokenizer = processor("llava").tokenizer
+    made = build_qwen_processor(tokenizer, family, patch_size=patch, min_pixels=4, max_pixels=9,
+                                image_mean=(0, 0, 0), image_std=(1, 1, 1))  # fmt: skip
+    made.tokenizer.save_pretrained(tmp_path)
+    vision = {"patch_size": patch, "spatial_merge_size": 2}
+    (tmp_path / "config.json").write_text(json.dumps({"model_type": family, "vision_config": vision}))
+    result = load_processor(tmp_path)
+    assert (result.family, result.patch_size, result.image_size) == (family, patch, 2 * patch)
+    assert result.image_processor.size["shortest_edge"] == least
+    assert list(result.image_processor.image_mean) == (CLIP_MEAN if family == "qwen2_5_vl" else [0.5] * 3)
+
+
+def test_a_tower_without_published_settings_is_refused_with_the_file_to_write(tmp_path):
+    processor("llava").tokenizer.save_pretrained(tmp_path)
+    config = {"model_type": "llava", "vision_config": {"model_type": "own_vision", "image_size": 30}}
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    with pytest.raises(UserError, match="has no preprocessor_config") as refused:
+        load_processor(tmp_path)
+    path, text = re.search(r"write (\S+) .*?(\{.*\})", refused.value.hint).groups()
+    Path(path).write_text(text)
+    assert load_processor(tmp_path).image_size == 30, "what the message prints is what loads"

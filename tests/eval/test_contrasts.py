@@ -47,6 +47,9 @@ def test_each_drafter_has_its_own_numbers():
     assert [row[:2] for row in table.rows] == [("few", "M"), ("many", "M"), ("few", "T"), ("many", "T")]
     alone = summarize(drafted("few", 12, benchmark="five", beyond=True))
     assert table.rows[0][3] == (alone.tau, *alone.tau_interval) and table.rows[0][-1] == (4, 8)
+    assert [c.heading for c in table.columns[2:4]] == ["one", "five"], "a column for each place, none left out"
+    assert alone.beyond_positions == 4 and summarize(drafted("few", 30)).beyond_positions == 0
+    assert [row[-1] for row in table.rows[1:]] == [(0, 8)] * 3
     page = markdown(table)
     assert "| drafter | method | one | five | beyond positions |" in page
     assert any(line.startswith("| few | M | 3.15 [") and line.endswith("| 4/8 |") for line in page)
@@ -57,10 +60,12 @@ def test_a_contrast_is_the_first_less_the_second_on_the_same_requests():
     actual = contrasts_of(ROWS, {"more positions": ("many", "few")}, where)
     values = {(one.place, one.mode): one.result for one in actual}
     assert values["five", "M"].difference == pytest.approx(1.8) and values["five", "M"].verdict == "above 0"
-    assert values["one", "T"].difference == pytest.approx(0) and values["one", "T"].requests == 4
+    assert values["one", "T"].difference == pytest.approx(0) and values["one", "T"].verdict == "includes 0"
+    assert values["one", "T"].requests == values["five", "M"].requests == 4
     assert values["five", "M"] == paired_difference(drafted("many", 30), drafted("few", 12))
     page = markdown(contrasts_table(actual))
     assert any(line.startswith("| more positions | M | +0.20 [") and "+1.80 [" in line for line in page)
+    assert contrasts_of(ROWS, {}, where) == [] and contrasts_of(ROWS, {"gone": ("many", "absent")}, where) == []
 
 
 def test_methods_are_contrasted_too():
@@ -130,6 +135,7 @@ def test_a_clear_gain_needs_no_excuse():
         ([2, 4, 8], "seeds that differ by 0.306 (standard deviation) cannot tell +0.467 from 0; 5 would do"),
         ([-8, 2, 10], "even 30 would not do"),
         ([-2, -4, 2], "on average the first accept no more (1 of 3 seeds do)"),
+        ([-4, -4, -4], "on average the first accept no more (0 of 3 seeds do)"),
         ([0, 0, 0], "on average the first accept no more (0 of 3 seeds do)"),
     ],
 )

@@ -22,21 +22,7 @@ from tiny import IMAGE_ID, TOKENS, llava, near, request, target
 
 TREE = [(0,), (1,), (0, 0), (0, 1), (1, 0)]
 TOP_K = Draw("top-k")
-TREES = [Chain(3), Static(TREE), Dynamic(8, 2, 3)]
-POLICIES = pytest.mark.parametrize("policy", TREES, ids=lambda p: p.name)
-
-
-def in_turn(values, name):
-    """Each value with one tree in turn, and with the others in the slow tests."""
-    cases = [
-        pytest.param(value, tree, id=f"{getattr(value, 'name', value)}-{tree.name}",
-                     marks=() if number % len(TREES) == turn else pytest.mark.slow)
-        for number, value in enumerate(values)
-        for turn, tree in enumerate(TREES)
-    ]  # fmt: skip
-    return pytest.mark.parametrize((name, "policy"), cases)
-
-
+POLICIES = pytest.mark.parametrize("policy", [Chain(3), Static(TREE), Dynamic(8, 2, 3)], ids=lambda p: p.name)
 STANDARD = [preset(name) for name in ("MT", "MT*", "MTCP", "MTCP*")]
 FURTHER = [
     EnsembleConfig(name="MTCP-grid", members=tuple("MTCP"), weights=GridWeights(kind="grid", window=4)),
@@ -150,7 +136,8 @@ def test_batched_rows_are_the_modes_run_one_by_one(big, near, config, policy):
     assert drafter.compared > 20
 
 
-@in_turn(MODES, "mode")
+@POLICIES
+@pytest.mark.parametrize("mode", MODES)
 def test_one_member_is_the_mode_itself(big, near, mode, policy):
     """To the last bit."""
     for images in (0, 1, 2):
@@ -189,7 +176,8 @@ def answers(big):
     return [(one, generate(target(big), None, one, greedy(Chain(5))).tokens) for one in asked]
 
 
-@in_turn([*map(preset, MODES), *STANDARD, *FURTHER], "config")
+@POLICIES
+@pytest.mark.parametrize("config", [*map(preset, MODES), *STANDARD, *FURTHER], ids=lambda c: c.name)
 def test_greedy_output_is_plain_decoding(big, near, answers, config, policy):
     drafter, actual = ensemble(near, config), []
     for asked, expected in answers:

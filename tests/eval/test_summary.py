@@ -96,6 +96,14 @@ def test_a_request_without_a_cycle_counts():
     assert s.summarize([empty, a_row()]).requests == 2
 
 
+def test_tau_pools_the_requests_cycles():
+    """Not the mean of the requests' own taus, which would be 1.5; the interval's ends are the requests' own."""
+    rows = [a_row(request="a", accepted=(1,) * 100), a_row(request="b", accepted=(0,) * 300)]
+    result = s.summarize(rows)
+    assert result.requests == 2 and result.tau == pytest.approx((200 + 300) / 400)
+    assert result.tau_interval == pytest.approx((1.0, 2.0)) and s.summarize(rows[::-1]) == result
+
+
 def test_expected_speedups_by_hand():
     # tau 2, a chain of 5 with T_q/T_p = 1/4, and verification as dear as a step.
     row = a_row(accepted=(1, 1, 1), plain_cycle_s=0.02, draft_s=0.005, verify_s=0.04)

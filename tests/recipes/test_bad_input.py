@@ -33,8 +33,34 @@ BAD = {
     "unknown scenario": (["recipe=demo/lvlm", "stages.world.splits.train.captoin=1"], "did you mean 'caption'"),
     "lora without its part": (["recipe=llava15-68m", "stages.pretrain.lora={rank: 4}"], "does not name language_model"),
     "rule at temperature": (["recipe=llava15-68m", "stages.evaluate.temperature=1.0"], "temperatures: [NUMBER]"),
+    "setting of a named drafter": (
+        [
+            "recipe=demo/lvlm",
+            "stages.evaluate.drafters={draft: {kind: lvlm, path: some/draft, language_model: some/model}}",
+            "stages.evaluate.methods={a: {drafter: draft, vata: true}}",
+        ],
+        "methods.a: vata is no decoding setting of this drafter (kind lvlm",
+    ),
+    "setting of a stage's drafter": (
+        ["recipe=demo/lvlm", "stages.evaluate.methods={a: {drafter: finetune, vata: true}}"],
+        "methods.a: vata is no decoding setting of this drafter (kind lvlm",
+    ),
     "draw at zero": (["recipe=llava15-68m", "stages.evaluate.methods.M.draw=sample"], "fits none of the temperatures"),
     "fp16 on a CPU": (["recipe=llava15-68m", "engine.precision=fp16"], "fp16"),
+    "another tool's name": (["recipe=demo/lvlm", "stages.target.optim.learning_rate=1"], "did you mean lr?"),
+    "another tool's name, by place": (["recipe=demo/lvlm", "stages.target.max_steps=1"], "did you mean steps?"),
+    "joined words": (["recipe=demo/lvlm", "dryrun=true"], "did you mean dry_run?"),
+    "words in another order": (
+        ["recipe=demo/lvlm", "stages.target.optim.ratio_warmup=0"],
+        "did you mean warmup_ratio?",
+    ),
+    "stage of an override": (["recipe=demo/lvlm", "stages.finetoone.steps=2"], "did you mean stages.finetune?"),
+    "key of a stage at the top": (
+        ["recipe=demo/lvlm", "temperatures=[0]"],
+        "did you mean stages.evaluate.temperatures?",
+    ),
+    "example": (["recipe=demo/lvlm", "stages.evaluate.temperatures=hot"], "write temperatures=[0.0], for example"),
+    "example of a number": (["recipe=demo/lvlm", "stages.target.checkpoints.every=x"], "write every=500, for example"),
     "dry_run value": (["recipe=llava15-68m", "dry_run=maybe"], "neither true nor false"),
 }
 
@@ -51,6 +77,38 @@ def test_mistakes_are_told_and_nothing_is_written(name, tmp_path, capsys, monkey
     assert expected in message
     assert "Traceback" not in message
     assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize(
+    ("setting", "where"),
+    [
+        ("sede=1", "command line: sede=1\n"),
+        ("stages.target.optim.learning_rate=1", "command line: stages.target.optim.learning_rate=1\n"),
+        ("stages.target.optim={learning_rate: 1}", "command line: stages.target.optim={learning_rate: 1}\n"),
+        ("stages.finetoone.steps=2", "command line: stages.finetoone.steps=2\n"),
+        # The section as a whole is wrong: it is the file's, with what was added to it.
+        (
+            "stages.evaluate.temperatures=[0.0,0.0]",
+            "mine.yaml with command line: stages.evaluate.temperatures=[0.0,0.0]\n",
+        ),
+    ],
+)
+def test_a_mistake_is_blamed_on_who_made_it(tmp_path, capsys, setting, where):
+    mine = tmp_path / "mine.yaml"
+    mine.write_text("extends: demo/lvlm\n")
+    assert main([f"recipe={mine}", setting, "dry_run=true"]) == 2
+    assert f"{where}" in capsys.readouterr().err
+    mine.write_text("extends: demo/lvlm\nsede: 1\n")
+    assert main([f"recipe={mine}", "seed=2", "dry_run=true"]) == 2
+    message = capsys.readouterr().err
+    assert f"where: {mine}\n" in message and "command line" not in message
+
+
+def test_secrets_of_the_command_line_are_not_repeated(capsys):
+    secret = "hf_" + "a1B2" * 9
+    assert main(["recipe=demo/lvlm", f"tracking.tokn={secret}", "dry_run=true"]) == 2
+    message = capsys.readouterr().err
+    assert "command line: tracking.tokn=" in message and secret not in message
 
 
 def test_a_stage_without_a_kind_is_told_without_what_it_holds(capsys):

@@ -1,6 +1,7 @@
 """`draftsmith check`: what it says of data that is there, broken or absent, and that it writes nothing."""
 
 import json
+import re
 import shutil
 
 import pytest
@@ -56,6 +57,35 @@ def test_a_synthetic_dataset_that_is_there_is_read_as_training_would(generated, 
     assert "<image x 9>" in text and "[[" in text, "a sample with its supervised text"
     assert "1 usable records, 1 read" in line(text, "stages.evaluate.probes.binding.data")
     assert text.endswith("0 fault(s), 0 warning(s)\n")
+
+
+def test_a_wrong_folder_under_skip_is_a_fault_that_names_it(generated, capsys, tmp_path):
+    data = ["stages.target.data.on_error=skip", f"stages.target.data.images={tmp_path}"]
+    code, text = check(capsys, *FEW, f"output={generated}", *data)
+    told = line(text, "stages.target.data")
+    assert (
+        code == FAULTS and told.startswith("fault") and re.search(rf"(\d+) of \1 pictures missing in {tmp_path}", told)
+    )
+
+
+def test_everything_that_was_read_is_reported(generated, capsys):
+    """What is too long is found by encoding: the reason stands there, and how often."""
+    data = ["stages.target.data.on_error=skip", "stages.target.data.max_length=60"]
+    code, text = check(capsys, *FEW, f"output={generated}", *data)
+    told = line(text, "stages.target.data")
+    assert code == OK and told.startswith("warning") and "34 usable records, 34 read" in told
+    assert re.search(r"record\(s\) were left out \(\d+ times \d+ ids, more than max_length 60", told)
+
+
+def test_weights_and_pictures_of_a_judge_are_looked_for(capsys, tmp_path):
+    place = "stages.evaluate.benchmarks.captions.quality"
+    named = f"reference: {tmp_path / 'none'}, weights: {{inception: {tmp_path / 'gone.pt'}}}"
+    settings = [f"output={tmp_path / 'run'}", f"{place}={{metrics: [fid, clip], {named}}}"]
+    code, text = check(capsys, "recipe=demo/visual-ar", *settings)
+    assert code == FAULTS
+    for metric in ("fid", "clip"):
+        assert re.search(rf"fault +{re.escape(place)}.weights \({metric}\)", text)
+    assert line(text, f"{place}.reference").startswith("fault") and "no pictures" in line(text, f"{place}.reference")
 
 
 def test_settings_that_changed_are_a_fault_with_the_hint(generated, capsys):

@@ -14,6 +14,7 @@ from draftsmith.recipes.cli import COMMANDS, main
 from draftsmith.recipes.commands import stages
 from draftsmith.recipes.commands.command import CRASH, EXIT_CODES, FAULTS, MISTAKE, OK, STOPPED
 from draftsmith.recipes.commands.completion import SHELLS
+from draftsmith.recipes.launch import typed
 from draftsmith.recipes.load import load, recipe_names
 from draftsmith.recipes.origins import COMMAND_LINE, DEFAULT, shown, values
 
@@ -32,6 +33,41 @@ def test_recipes_lists_each_with_its_headline(capsys):
     assert "synthetic shapes dataset" in line
     assert main(["recipes", "--names"]) == OK
     assert capsys.readouterr().out.split() == list(recipe_names())
+
+
+def test_a_restart_with_wrong_data_moves_nothing(tmp_path, monkeypatch, capsys):
+    output = tmp_path / "run"
+    for stage in ("world", "target", "language", "pretrain"):
+        (output / stage).mkdir(parents=True)
+        (output / stage / "done.json").write_text('{"fingerprint": "f", "version": 2}')
+    monkeypatch.setattr("draftsmith.trainers.engine.init_distributed", lambda: pytest.fail("it began to run"))
+    data = f"stages.pretrain.data={{path: {tmp_path / 'absent.json'}, from: null}}"
+    assert main(["recipe=demo/lvlm", f"output={output}", data, "stages=[pretrain]", "restart=pretrain"]) == MISTAKE
+    assert "restart=pretrain: not on disk" in capsys.readouterr().err
+    assert sorted(path.name for path in output.iterdir()) == ["language", "pretrain", "target", "world"]
+
+
+def test_records_hold_the_command_that_was_typed(monkeypatch):
+    token = "hf_" + "a1B2" * 9
+    for program, expected in [
+        ("/opt/bin/draftsmith", "draftsmith"),
+        ("trains/train.py", "trains/train.py"),
+        ("/site-packages/draftsmith/recipes/cli.py", "python -m draftsmith.recipes.cli"),
+    ]:
+        monkeypatch.setattr("sys.argv", [program])
+        assert typed(["recipe=demo/lvlm", "a={b: 1}"]) == f"{expected} recipe=demo/lvlm 'a={{b: 1}}'"
+        assert token not in typed([f"tracking.token={token}"])
+
+
+@pytest.mark.parametrize("words", ["recipe=demo/lvlm seed=3", "train demo/lvlm seed=3", "evaluate demo/lvlm seed=3"])
+def test_each_way_to_run_passes_on_what_was_typed(monkeypatch, words):
+    """A subcommand runs other words than those that were typed."""
+    commands = []
+    for module in (cli, stages):
+        monkeypatch.setattr(module, "run_recipe", lambda arguments, command: commands.append(command) or MISTAKE)
+    monkeypatch.setattr("sys.argv", ["/opt/bin/draftsmith"])
+    assert main(words.split()) == MISTAKE
+    assert commands == [f"draftsmith {words}"]
 
 
 def test_recipes_are_found_by_words(capsys):
@@ -133,8 +169,8 @@ def test_a_stage_of_another_kind_is_refused_with_its_command():
 
 def test_commands_hand_on_to_one_runner(monkeypatch, capsys):
     given = []
-    monkeypatch.setattr(stages, "run_recipe", lambda arguments: given.append(arguments) or STOPPED)
-    monkeypatch.setattr(cli, "run_recipe", lambda arguments: given.append(arguments) or OK)
+    monkeypatch.setattr(stages, "run_recipe", lambda arguments, command: given.append(arguments) or STOPPED)
+    monkeypatch.setattr(cli, "run_recipe", lambda arguments, command: given.append(arguments) or OK)
     assert main(["evaluate", "demo/lvlm", "seed=3"]) == STOPPED, "the run's exit code is the command's"
     assert main(["--local_rank=1", "train", "recipe=demo/lvlm", "stages=[world]"]) == STOPPED, "as a launcher starts it"
     assert main(["--local_rank=0", "recipe=demo/lvlm", "seed=3"]) == OK, "the present way"
@@ -167,7 +203,7 @@ def test_mistakes_have_one_message_and_exit_code_2(arguments, message, capsys):
 
 
 def test_a_crash_exits_with_1_and_hides_keys(monkeypatch, capsys):
-    def crash(arguments):
+    def crash(arguments, command):
         raise RuntimeError("no route to https://me:hunter2@host")
 
     monkeypatch.setattr(cli, "run_recipe", crash)
@@ -182,7 +218,7 @@ def test_the_version_is_told(capsys):
 
 
 def test_an_interrupt_outside_of_training_has_no_traceback(monkeypatch, capsys):
-    def interrupted(arguments):
+    def interrupted(arguments, command):
         raise KeyboardInterrupt
 
     monkeypatch.setattr(cli, "run_recipe", interrupted)

@@ -1,5 +1,7 @@
 """What a recipe says of the disk before anything runs, and `scripts/states.py`."""
 
+import json
+import math
 import re
 import shutil
 import sys
@@ -9,20 +11,28 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
+import torch
+import transformers
 from draftsmith.data.conversations import PromptFormat
 from draftsmith.data.shards import tar_path
+from draftsmith.data.tiles import Tiling, tiled_picture
+from draftsmith.data.videos import write_clip
 from draftsmith.models.drafters.eagle3 import Eagle3Config
 from draftsmith.models.drafters.hivis import HivisConfig
 from draftsmith.models.drafters.msd import MsdConfig
 from draftsmith.models.drafters.sparrow import SparrowConfig
+from draftsmith.models.hub import read_config
 from draftsmith.trainers.describe.states import caching
 from draftsmith.trainers.run import Planned
 from draftsmith.trainers.stages.cache import CacheStage
 from draftsmith.trainers.stages.train import TrainStage
+from PIL import Image
 from states_fake import COUNT, write
 from transformers import CLIPVisionConfig, LlamaConfig, LlavaConfig
 
 SAMPLES = 68_000
+# Without torchvision there is the PIL one alone.
+Qwen2VLImageProcessor = getattr(transformers, "Qwen2VLImageProcessorPil", None) or transformers.Qwen2VLImageProcessor
 TARGET = LlavaConfig(
     text_config=LlamaConfig(hidden_size=3584, num_attention_heads=28, num_hidden_layers=28).to_dict(),
     vision_config=CLIPVisionConfig(image_size=336, patch_size=14).to_dict(),
@@ -86,6 +96,67 @@ def test_a_first_epoch_that_caches_is_estimated_as_well():
         expected={"samples": SAMPLES, "text_tokens": SAMPLES * 1328},
     )  # fmt: skip
     assert gigabytes(lines(train, SparrowConfig(kind="sparrow"))) == pytest.approx(650, abs=5)
+
+
+SIZES = [(640, 480), (1000, 300), (30, 30), (2000, 1500), (336, 336)]
+
+
+@pytest.mark.parametrize(
+    ("target", "settings"),
+    [
+        ("Qwen/Qwen2.5-VL-7B-Instruct", {}),
+        ("Qwen/Qwen2.5-VL-7B-Instruct", {"min_pixels": 200704, "max_pixels": 1003520}),
+        ("Qwen/Qwen3-VL-8B-Instruct", {}),
+        ("llava-hf/llava-onevision-qwen2-7b-ov-hf", {"aspect": "anyres_max_9"}),
+        ("llava-hf/llava-1.5-7b-hf", {}),
+    ],
+    ids=["qwen2.5", "qwen2.5-limits", "qwen3", "onevision", "llava"],
+)
+def test_pictures_and_clips_on_disk_are_counted_as_the_family_reads_them(tmp_path, target, settings):
+    """Against transformers' own image processors, and the frames of a clip by hand."""
+    config = read_config(target, key="target.path", network=False)
+    records = []
+    for number, size in enumerate(SIZES):
+        Image.new("RGB", size).save(tmp_path / f"{number}.png")
+        records.append(said("<image>\nWhich?") | {"image": f"{number}.png"})
+    frames = [Image.new("RGB", (308, 196), (n, 0, 0)) for n in range(8)]
+    write_clip(tmp_path / "a.mp4", frames, fps=1)
+    with_clip = [*records, said("<video>\nWhich?") | {"video": "a.mp4"}]
+    wanted = [published_tokens(config, size, settings) for size in SIZES]
+    video = {"num_frames": 8, "fps": None}
+    if config.model_type == "llava":
+        with_clip, clip = records, 0
+    elif config.model_type == "llava_onevision":
+        clip = 8 * 196 + 1
+    else:  # two frames in one, each at least 128 tokens' worth of pixels: 308 x 196 grows
+        unit = config.vision_config.patch_size * config.vision_config.spatial_merge_size
+        grow = (128 * unit**2 / (308 * 196)) ** 0.5
+        side = [math.ceil(pixels * grow / unit) if grow > 1 else round(pixels / unit) for pixels in (308, 196)]
+        clip = 4 * side[0] * side[1]
+    (tmp_path / "data.json").write_text(json.dumps(with_clip))
+    cached = CacheStage(kind="cache", data={"path": str(tmp_path / "data.json"), "video": video, **settings})
+    text = "\n".join(caching(plan(cached), SparrowConfig(kind="sparrow"), config, "."))
+    counted = int(re.search(r"([\d,]+) visual tokens", text)[1].replace(",", ""))
+    assert counted == sum(wanted) + clip, (wanted, clip)
+
+
+def said(question: str) -> dict:
+    return {"conversations": [{"from": "human", "value": question}, {"from": "gpt", "value": "This."}]}
+
+
+def published_tokens(config, size: tuple[int, int], settings: dict) -> int:
+    """Of one picture, by transformers' processor with its published limits."""
+    if config.model_type == "llava":
+        return 576
+    if config.model_type == "llava_onevision":
+        pinpoints = tuple((a, b) for a, b in config.image_grid_pinpoints)
+        return tiled_picture(size, Tiling(384, 27, pinpoints, "hf", 9)).num_tokens
+    vision = config.vision_config
+    least, most = (65536, 16777216) if config.model_type == "qwen3_vl" else (3136, 12845056)
+    limits = {"shortest_edge": settings.get("min_pixels", least), "longest_edge": settings.get("max_pixels", most)}
+    made = Qwen2VLImageProcessor(patch_size=vision.patch_size, merge_size=2, size=limits)
+    shape = torch.from_numpy(made(images=[Image.new("RGB", size)], return_tensors="np")["image_grid_thw"])
+    return int(shape.prod()) // 4
 
 
 # The script

@@ -2,6 +2,7 @@
 
 import copy
 import math
+import warnings
 
 import psutil
 import pytest
@@ -479,3 +480,14 @@ def test_two_ranks_compute_what_one_does(tmp_path):
         assert found_losses == pytest.approx(losses, rel=1e-5), zero
         for name, value in expected.items():
             assert torch.allclose(actual[name], value, atol=1e-5), (zero, name)
+
+
+@pytest.mark.parametrize("zero", [1, 3])
+def test_what_deepspeed_makes_torch_complain_of_is_not_the_users(zero, tmp_path):
+    """Other warnings of the same kind still come through."""
+    with warnings.catch_warnings(record=True) as told:
+        warnings.simplefilter("always")
+        run(tmp_path, steps=2, zero=zero, precision="bf16")
+        warnings.warn("`torch.distributed.other` is deprecated. Please use another", FutureWarning, stacklevel=1)
+    deprecated = [str(one.message) for one in told if "torch.distributed." in str(one.message)]
+    assert deprecated == ["`torch.distributed.other` is deprecated. Please use another"]

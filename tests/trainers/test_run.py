@@ -123,3 +123,20 @@ def test_a_restart_that_nothing_would_make_again_is_refused(tmp_path):
     with pytest.raises(UserError, match=r"stage first was run .* seed was 0, is now 7"):
         check_stages(changed, tmp_path, None, None)
     check_stages(changed, tmp_path, None, "first")
+
+
+def test_a_restart_that_cannot_run_moves_nothing(tmp_path):
+    """What is not restarted may be missing, or of other settings; what is restarted may not be among what runs."""
+    first = planned()
+    second = planned(name="second", inputs={"data": "note"}, earlier={"note": first})
+    run(tmp_path, first, second)
+    for chosen, plan, problem in [
+        (("second",), (first, second), "needs the data of stage note"),
+        (None, (first, planned(name="third", inputs={"data": "gone"})), "needs the data of stage gone"),
+        (None, (first, planned(name="second", fingerprint="g")), "with other settings"),
+    ]:
+        with pytest.raises(UserError, match=problem):
+            run_stages(plan, None, output=tmp_path, chosen=chosen, restart="note", say=pytest.fail)
+        assert sorted(path.name for path in tmp_path.iterdir()) == ["note", "second"]
+    run(tmp_path, first, second, restart="note")
+    assert (tmp_path / "note.before-1").is_dir() and (tmp_path / "second.before-1").is_dir()

@@ -6,6 +6,7 @@ import tempfile
 from collections.abc import Collection
 from dataclasses import dataclass
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -17,7 +18,8 @@ from ...data.dataset import ConversationData
 from ...data.images import is_tiled, layouts, tiling
 from ...data.media import ImageReader
 from ...data.mixture import JsonFile, Name, Selection, Share, are_present, is_mixture
-from ...data.processor import Processor
+from ...data.processor import QWEN, Processor
+from ...data.published_settings import WHOLE_PIXELS
 from ...data.records import RecordFile
 from ...models.hub import config_value
 from ..stages.base import Planned
@@ -70,7 +72,7 @@ class VisualTokens:
 
     tokens: np.ndarray
     is_exact: bool  # else records that were not opened have the tokens of one that was
-    unread: int  # records whose files are missing or broken: a tile for each picture
+    unread: int  # records whose files are missing or broken: a tile (or the fewest pixels) for each picture
 
     def note(self) -> str:
         """How many opened records have unreadable pictures, as the end of a line; empty where none has."""
@@ -85,9 +87,15 @@ def image_reader_of(data: ConversationData, config: PreTrainedConfig) -> ImageRe
     """
     vision, nothing = config.vision_config, dict.fromkeys(("pad_id", "bos_id", "eos_id", "newline_id"), 0)
     absent: Any = None
-    family: Any = config.model_type
+    family: Any = config.model_type.removesuffix("_moe")
+    images: Any = None
+    if family in QWEN:  # reads pictures whole: a tile's side is then that of what becomes one token
+        side = vision.patch_size * vision.spatial_merge_size
+        images = SimpleNamespace(size=dict(zip(("shortest_edge", "longest_edge"), WHOLE_PIXELS[family], strict=True)))
+    else:
+        side = vision.image_size
     processor = Processor(
-        absent, absent, 0, vision.patch_size, vision.image_size, **nothing, family=family,
+        absent, images, 0, vision.patch_size, side, **nothing, family=family,
         resolutions=tuple((a, b) for a, b in config_value(config, "image_grid_pinpoints") or ()),
     )  # fmt: skip
     limits = data.min_pixels, data.max_pixels
@@ -98,8 +106,13 @@ def visual_tokens(files: OnDisk, data: ConversationData, image_reader: ImageRead
     """What pictures and clips become, by their layouts. Files are opened only where their size decides."""
     # Of several pictures, which max_9 does not tile.
     flat = layouts([(0, 0)] * 2, image_reader.processor, "square" if data.aspect == "anyres" else data.aspect)[0]
-    counts = files.images * flat.num_tokens
     tiled = [n for n in (1, 2) if is_tiled(data.aspect, n)]
+    least = flat.num_tokens
+    if image_reader.processor.reads_whole:
+        tiled = [1, 2]
+        pixels = data.min_pixels or image_reader.processor.image_processor.size["shortest_edge"]
+        least = pixels // image_reader.processor.image_size**2
+    counts = files.images * least
     sized = np.isin(np.minimum(files.images, 2), tiled) | (files.clips > 0)
     opened = np.flatnonzero(sized)
     if not len(opened):

@@ -13,10 +13,10 @@ from ...core.errors import UserError
 from ...core.states import Taps
 from ...data.states.dtypes import DTYPES
 from ...data.states.estimate import Size, check_disk, declared_size, samples_per_shard, shown
-from ...models.hub import config_value, rope_of
+from ...models.hub import rope_of
 from ...models.targets.base import language_shape
 from ..stages.base import Planned
-from .data import OnDisk, on_disk, samples
+from .data import OnDisk, image_reader_of, on_disk, samples, visual_tokens
 from .models import target_shape
 
 if TYPE_CHECKING:
@@ -99,8 +99,8 @@ def token_counts(
         return round(expected.text_tokens * share), round((expected.visual_tokens or 0) * share), "declared"
     if files is None:
         return None
-    vision = config_value(target, "vision_config")
-    per_image = 0
-    if vision is not None and config_value(vision, "image_size"):
-        per_image = (vision.image_size // vision.patch_size) ** 2
-    return round(_WORD * int(files.words.sum())), per_image * int(files.images.sum()), "about, from words and pictures"
+    text = round(_WORD * int(files.words.sum()))
+    if target.model_type == target.get_text_config().model_type:  # reads text alone
+        return text, 0, "about, from words"
+    visual = visual_tokens(files, stage.data, image_reader_of(stage.data, target))
+    return text, int(visual.tokens.sum()), f"about, from words and pictures{visual.note()}"

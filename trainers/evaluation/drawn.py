@@ -17,7 +17,6 @@ from ...eval.lantern import LanternConfig, lantern
 from ...eval.rows import PLAIN, Row, grouped
 from ...eval.rules import Rule
 from ...eval.studies.drawn import CellStatistics, encoded_pictures, read_pictures
-from ...eval.studies.drawn.section import drawn_section
 from ...eval.tables import ReportSection
 from ...models.decoding.warp import Warp
 from ...models.generators import Generator, load_generator
@@ -204,6 +203,8 @@ def _analysis(
     tree = next((tree for tree, _ in relaxed.values()), None)
     rules = {name: rule for name, (its, rule) in relaxed.items() if its == tree}
     captions = [p.caption for p in prompts]
+    from ...eval.studies.drawn.section import drawn_section  # and with it matplotlib
+
     return drawn_section(
         context.folder, config, by_temperature, rows, shown, captions, rules=rules, quality=quality, encoded=encoded
     )

@@ -17,8 +17,8 @@ from ...data.benchmark_hub import fetch_benchmarks
 from ...data.benchmark_sets import SEED
 from ...data.conversations import PromptFormat
 from ...data.dataset import ConversationData, ConversationDataset
-from ...data.patches import rounded
 from ...data.mixture import Name
+from ...data.patches import rounded
 from ...data.processor import Processor
 from ...data.prompts import ImagePrompt
 from ...data.suite import Suite, write_records

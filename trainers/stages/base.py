@@ -49,6 +49,9 @@ class Stage(Section):
         """
         self._refuse(self.unread_with(target, drafter))
 
+    def check_named(self, trained: Mapping[str, Any]) -> None:
+        """Refuses settings that do not go with drafters that earlier stages train: stage -> section."""
+
     def unread_with(self, target: Any, drafter: Any) -> Mapping[str, str]:
         """Field -> why nothing reads it with this target and drafter. `check` refuses those that are set."""
         return {}

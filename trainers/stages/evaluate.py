@@ -213,10 +213,15 @@ class EvaluateStage(Stage):
             raise Refused("preset", f"{self.preset} has the trees of another target", f"use {target.adt_preset}")
         for name, method in self.methods.items():
             if method.drafter is None and method.drafters is None and drafter is not None:
-                try:
-                    decoding_with(drafter, method.settings, "")
-                except UserError as error:
-                    raise Refused(f"methods.{name}", error.problem, error.hint) from error
+                _check_settings(name, method, drafter)
+
+    def check_named(self, trained: Mapping[str, Any]) -> None:
+        """Refuses settings of decoding that a drafter that is named does not read."""
+        sections = {**trained, **self.drafters}
+        for name, method in self.methods.items():
+            for drafter in method.names:
+                if sections.get(drafter) is not None:
+                    _check_settings(name, method, sections[drafter])
 
     def warnings(self) -> list[str]:
         return [
@@ -359,6 +364,13 @@ class EvaluateStage(Stage):
 def _num_parameters(section: Any) -> int:
     """Of a published model that reads pictures."""
     return sum(parameter_counts(target_config(section, None, network=False)).values())
+
+
+def _check_settings(name: str, method: Method, drafter: Any) -> None:
+    try:
+        decoding_with(drafter, method.settings, "")
+    except UserError as error:
+        raise Refused(f"methods.{name}", error.problem, error.hint) from error
 
 
 def _known(key: str, names: set[str], known: set[str]) -> None:

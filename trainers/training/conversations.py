@@ -12,6 +12,7 @@ from ...core.errors import UserError
 from ...data.collate import ConversationCollate
 from ...data.loader import Loader, steps_per_epoch
 from ...data.processor import Processor
+from ...data.skipped import Listed
 from ...models.drafters.lvlm import build_drafter, load_drafter, save_llava
 from ...models.drafters.made_for import tested_with
 from ...models.llava import FAMILIES, LlavaTraining, language_model_of
@@ -48,8 +49,8 @@ def open_records(stage: Any, context: Context, seed: int) -> Training:
 
     def finish(engine: Engine) -> None:
         _save(stage, context, engine, processor, total, seed)
-        if ranks.is_main() and (listed := dataset.num_listed()):
-            context.say(f"{listed:,} records were left out or changed: {dataset.skipped_log}")
+        if ranks.is_main() and (listed := dataset.log.listed()) != Listed():
+            context.say(f"{listed}: {dataset.log.path}")
 
     return Training(
         module,

@@ -10,8 +10,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+import matplotlib
 import torch
-from matplotlib import pyplot as plt
 from matplotlib.colors import BoundaryNorm
 from matplotlib.lines import Line2D
 from matplotlib.patches import Patch, Rectangle
@@ -168,7 +168,7 @@ def _probabilities(
 ) -> Any:
     """The map; `steps` gives each whole number a colour of its own, and cells without a number stay grey."""
     low, high = limits or (float(values[~values.isnan()].min()), float(values[~values.isnan()].max()))
-    colors = plt.get_cmap(MAP, int(high - low) + 1) if steps else plt.get_cmap(MAP)
+    colors = matplotlib.colormaps[MAP].resampled(int(high - low) + 1) if steps else matplotlib.colormaps[MAP]
     colors = colors.with_extremes(bad=PALE)
     if steps:
         bounds = [low - 0.5 + step for step in range(int(high - low) + 2)]

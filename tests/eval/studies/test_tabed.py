@@ -1,6 +1,9 @@
 """Suite tables: what the cells, averages and marks are, against the article's own numbers."""
 
+import dataclasses
+
 import pytest
+from draftsmith.eval.report import build
 from draftsmith.eval.rows import PLAIN
 from draftsmith.eval.studies.tabed import FIRST, Plan, SetInfo, tabed_section, tables
 from draftsmith.eval.summary import summarize
@@ -66,6 +69,8 @@ def test_averages_stand_beside_expected_and_measured_speedups(article):
     assert table.rows[0][2:5] == pytest.approx((2.241, 2.491, 1.175), abs=0.001)
     first = summarize([row for row in article if row.method == "M" and row.turn == FIRST])
     ratio, gamma = 0.005 / 0.02, 5
+    # By hand: (3 - 1) s of plain decoding and (2 - 1) s of drafting for as many tokens.
+    assert table.rows[0][-1] == pytest.approx(2.0)
     assert table.rows[0][5:] == pytest.approx(
         (ratio, first.tau / (gamma * ratio + 1), first.tau / (gamma * ratio + 1), first.DSR)
     ), "verification costs a step here, so equation 1 and the loop's own agree"
@@ -84,6 +89,17 @@ def test_drafts_are_marked_apart_and_only_measured_lines_stand():
 def test_a_missing_set_leaves_no_average():
     plan = Plan({n: SetInfo("benchmark") for n in ("POPE", "DocVQA")}, (), (), ("68M",), ("M",))
     assert tables(rows(2.0, "POPE", "M"), plan)[0].rows == (("68M", "M", 2.0, None, None),)
+
+
+def test_outputs_that_differ_are_said_of_greedy_cells_alone():
+    some = rows(2.0, "PSV", "M")
+    some[0] = dataclasses.replace(some[0], identical=False)
+    told = " ".join(build(some, about={}, methods={}).findings)
+    assert "**Outputs differ** from plain decoding in 1 of 1 greedy cells: M, PSV" in told
+    warm = [dataclasses.replace(row, temperature=1.0) for row in some]
+    report = build(warm, about={}, methods={})
+    page = " ".join([*report.findings, *(note for table in report.tables for note in table.footnotes)])
+    assert "identical" not in page and "Outputs differ" not in page
 
 
 def test_the_section(article, tmp_path):

@@ -1,0 +1,63 @@
+"""The log of what a data section leaves out: each record once, whoever of ranks, workers and restarts meets it."""
+
+from __future__ import annotations
+
+import fcntl
+import json
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+# Under over_length: drop_images a record is changed and kept; how such a line ends.
+TEXT_KEPT = "pictures are dropped, the text is kept"
+
+
+@dataclass(frozen=True)
+class Listed:
+    """Lines of a log, counted by what happened."""
+
+    left_out: int = 0
+    changed: int = 0  # records whose pictures were dropped
+    notices: int = 0  # of whole files: ids that repeat, say
+    reasons: Mapping[str, int] = field(default_factory=dict)  # of what was left out, the commonest first
+
+    def __str__(self) -> str:
+        more = [f"{self.changed:,} lost their pictures"] * bool(self.changed)
+        more += [f"{self.notices:,} notice(s) of whole files"] * bool(self.notices)
+        return "; ".join([f"{self.left_out:,} record(s) were left out", *more])
+
+
+class SkippedLog:
+    """Notes (file, record, id, reason) as lines of JSON. `path` None: nothing is kept."""
+
+    def __init__(self, path: Path | None):
+        self.path = path
+        self._lines: set[str] = set()  # up to `_read`
+        self._read = 0
+
+    def add(self, notes: Sequence[Mapping[str, Any]]) -> None:
+        """Append the notes that nobody has written."""
+        if not notes or self.path is None:
+            return
+        self.path.parent.mkdir(parents=True, exist_ok=True)
+        with open(self.path, "a+") as log:
+            fcntl.flock(log, fcntl.LOCK_EX)
+            log.seek(self._read)
+            self._lines.update(log.readlines())
+            fresh = [line for note in notes if (line := json.dumps(note) + "\n") not in self._lines]
+            log.writelines(fresh)
+            self._lines.update(fresh)
+            self._read = log.tell()
+
+    def listed(self) -> Listed:
+        """What the log holds, whoever wrote it."""
+        if self.path is None or not self.path.is_file():
+            return Listed()
+        with open(self.path) as log:
+            notes = [json.loads(line) for line in log]
+        of_records = [note["reason"] for note in notes if note["record"] is not None]
+        changed = sum(reason.endswith(TEXT_KEPT) for reason in of_records)
+        reasons = Counter(reason for reason in of_records if not reason.endswith(TEXT_KEPT))
+        return Listed(len(of_records) - changed, changed, len(notes) - len(of_records), dict(reasons.most_common()))

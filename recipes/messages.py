@@ -1,0 +1,168 @@
+"""What pydantic finds wrong with a recipe, as one message: the key, who set it, the nearest known key, an example."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, get_args, get_origin
+
+import yaml
+from pydantic import ValidationError
+from pydantic_core import PydanticUndefined
+
+from ..core.errors import UserError, did_you_mean, nearest
+from ..core.refused import Refused
+from ..core.secrets import redact_argument, redact_tree
+from .sections import SECTION, WORD, kinds, names, sections, walk
+
+# A value of each type, where a key has no default to show.
+_EXAMPLES: dict[Any, Any] = {float: 1e-4, int: 8, bool: True, str: "text"}
+_WRONG_TYPES = ("_type", "_parsing", "_from_float")
+
+
+@dataclass(frozen=True)
+class Asked:
+    """What was asked for.
+
+    Args:
+        path: the recipe's file.
+        settings: (dotted key, text) of the command line.
+        stages: name -> section of the recipe's own files.
+        fields: key at the top -> annotation.
+        options: keys of the command line that are no part of a recipe.
+    """
+
+    path: Path
+    settings: Sequence[tuple[str, str]]
+    stages: Mapping[str, Any]
+    fields: Mapping[str, Any]
+    options: Sequence[str]
+
+    def place(self, key: str) -> str:
+        """Who set what is wrong at `key`: the command line, the file, or the file with what the command line adds."""
+        for setting, text in reversed(self.settings):
+            given = "command line: " + redact_argument(f"{setting}={text}")
+            if f"{key}.".startswith(f"{setting}."):
+                return given
+            if setting.startswith(f"{key}."):
+                is_new = key.startswith("stages.") and key.split(".")[1] not in self.stages
+                return given if is_new else f"{self.path} with {given}"
+        return str(self.path)
+
+
+def readable(error: ValidationError, asked: Asked) -> UserError:
+    """Pydantic's report as one message."""
+    told = [_told(problem, asked) for problem in _problems(error)]
+    hints = [hint for _, _, hint in told if hint]
+    return UserError(
+        "; ".join(line for _, line, _ in told),
+        where="; ".join(dict.fromkeys(asked.place(key) for key, _, _ in told)),
+        hint="; ".join(hints) or "mend the key, or see the recipe's header",
+    )
+
+
+def _told(problem: Any, asked: Asked) -> tuple[str, str, str | None]:
+    """One problem: its key, what is wrong, and what to do."""
+    places = [str(p) for p in problem["loc"]]
+    kept, found = walk(dict(asked.fields), places)
+    key, context = ".".join(kept), problem.get("ctx", {})
+    refused = context.get("error")
+    if isinstance(refused, Refused):
+        key = ".".join(part for part in (key, refused.key) if part)
+        return key, f"{key}: {refused.problem}", refused.hint and f"{key}: {refused.hint}"
+    match problem["type"]:
+        case "extra_forbidden":
+            return key, f"unknown key {key}", f"{key}: {_known_key(places, asked)}"
+        case "missing":
+            return key, f"{key} is missing", None
+        case "union_tag_not_found":
+            possible = ", ".join(dict.fromkeys(kind for section in found for kind in kinds(section)))
+            if stage := _stage_meant(kept, asked):
+                hint = f"{key}: did you mean stages.{stage}? A new stage says its kind: {possible}"
+                return key, f"{key}: the recipe has no such stage", hint
+            return key, f"{key}: its kind is missing; kinds are {possible}", f"{key}: add kind, one of these"
+        case "union_tag_invalid":
+            # The key that tells sections apart: quoted, or the name of a function.
+            name, tags, tag = context["discriminator"].strip("'()"), context["expected_tags"], context["tag"]
+            known = [word for t in tags.split(",") if not WORD.fullmatch(word := t.strip("' "))]
+            line = f"{key}.{name}: {tag!r} is no {name}; {name}s are {', '.join(map(repr, known))}"
+            return f"{key}.{name}", line, f"{key}.{name}: {did_you_mean(str(tag), known)}"
+    message, value = problem["msg"].removeprefix("Value error, "), redact_tree(problem["input"])
+    shown = "" if isinstance(value, dict) else f" (found {value!r})"  # of a whole section the message says enough
+    hint = _example(places, asked) if problem["type"].endswith(_WRONG_TYPES) else None
+    return key, f"{key}: {message[0].lower()}{message[1:]}{shown}", hint and f"{key}: {hint}"
+
+
+def _known_key(places: list[str], asked: Asked) -> str:
+    """The key that an unknown one stands for."""
+    name = places[-1]
+    if not places[1:]:
+        of_stages = [
+            f"stages.{stage}.{name}" for stage, section in asked.stages.items() if name in _keys(section, asked)
+        ]
+        if of_stages:
+            return f"did you mean {' or '.join(of_stages)}?"
+        known = sorted([*asked.fields, *asked.options])
+    else:
+        known = sorted({n for m in walk(dict(asked.fields), places[:-1])[1] for n in names(m)})
+    close = nearest(name, known)
+    return f"did you mean {close[0]}?" if close else f"keys here are {', '.join(known)}"
+
+
+def _keys(stage: Any, asked: Asked) -> set[str]:
+    """Keys of a stage, by its kind."""
+    kind = stage.get("kind") if isinstance(stage, dict) else None
+    return {n for section in sections(asked.fields["stages"]) if kind in kinds(section) for n in names(section)}
+
+
+def _stage_meant(kept: list[str], asked: Asked) -> str | None:
+    """The stage that a setting of the command line seems to mean, where it names none."""
+    if len(kept) != 2 or kept[0] != "stages" or kept[1] in asked.stages:
+        return None
+    if not any(key.startswith(f"stages.{kept[1]}.") for key, _ in asked.settings):
+        return None
+    return next(iter(nearest(kept[1], asked.stages, 1)), None)
+
+
+def _example(places: list[str], asked: Asked) -> str | None:
+    """What could stand at a key that was given a value of another type."""
+    while places and places[-1].isdigit():  # an item of a list
+        places = places[:-1]
+    if not places[1:]:
+        return _written(places[0], _of_type(asked.fields[places[0]])) if places else None
+    for section in walk(dict(asked.fields), places[:-1])[1]:
+        for name, field in section.model_fields.items():
+            if places[-1] in (name, field.alias):
+                value = field.get_default(call_default_factory=True)
+                value = _of_type(field.annotation) if value in (None, PydanticUndefined, [], {}) else value
+                return _written(places[-1], value)
+    return None
+
+
+def _written(key: str, value: Any) -> str | None:
+    if not isinstance(value, float | int | str | list | tuple):
+        return None
+    text = yaml.safe_dump(value, default_flow_style=True).removesuffix("\n...\n").strip()
+    return f"write {key}={text}, for example"
+
+
+def _of_type(annotation: Any) -> Any:
+    if annotation in _EXAMPLES:
+        return _EXAMPLES[annotation]
+    if get_origin(annotation) is list:
+        item = _of_type(get_args(annotation)[0])
+        return None if item is None else [item]
+    return next((value for part in get_args(annotation) if (value := _of_type(part)) is not None), None)
+
+
+def _problems(error: ValidationError) -> list[Any]:
+    """Of a key that takes a word or a section only what was wrong with the one that was given."""
+    errors = error.errors()
+    kept = []
+    for problem in errors:
+        last, is_section = str(problem["loc"][-1]) if problem["loc"] else "", isinstance(problem["input"], dict)
+        if (is_section and WORD.fullmatch(last)) or (not is_section and SECTION.fullmatch(last)):
+            continue
+        kept.append(problem)
+    return kept or errors
