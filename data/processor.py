@@ -216,9 +216,9 @@ def load_processor(source: str | Path, *, revision: str | None = None, text_only
         if text_only:
             return _text_only(tokenizer, key)
         settings = _settings_of(source, revision)
-        known = {name: kind for kind, name in _FAMILIES.items()}
+        known = {str(name): kind for kind, name in _FAMILIES.items()}
         published = None if _IMAGE_KEYS & set(settings) else published_settings(source, revision, known)
-        settings = (published.about if published else {}) | settings
+        settings = {**(published.about if published else {}), **settings}
         if (family := _FAMILIES.get(str(settings.get("processor_class")))) in QWEN:
             made = _pil("Qwen2VL")
             own = made(**published.images) if published else made.from_pretrained(source, revision=revision)

@@ -90,8 +90,8 @@ def _told(problem: Any, asked: Asked) -> tuple[str, str, str | None]:
             return f"{key}.{name}", line, f"{key}.{name}: {did_you_mean(str(tag), known)}"
     message, value = problem["msg"].removeprefix("Value error, "), redact_tree(problem["input"])
     shown = "" if isinstance(value, dict) else f" (found {value!r})"  # of a whole section the message says enough
-    hint = _example(places, asked) if problem["type"].endswith(_WRONG_TYPES) else None
-    return key, f"{key}: {message[0].lower()}{message[1:]}{shown}", hint and f"{key}: {hint}"
+    example = _example(places, asked) if problem["type"].endswith(_WRONG_TYPES) else None
+    return key, f"{key}: {message[0].lower()}{message[1:]}{shown}", example and f"{key}: {example}"
 
 
 def _known_key(places: list[str], asked: Asked) -> str:
