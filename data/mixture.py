@@ -128,7 +128,7 @@ class Share:
 
 
 def expand(names: Sequence[Name]) -> list[Share]:
-    """The sources behind `names`, in their order: each a file, a pattern ({a,b}.json, part-*.json) or a mixture (.yaml).
+    """The sources behind `names`, in their order: files, patterns ({a,b}.json, part-*.json), mixtures (.yaml).
 
     Raises:
         UserError: a pattern without a match, a mixture that cannot be read, or that names missing files.
