@@ -284,7 +284,10 @@ def test_the_share_of_pictures_rises_over_caches_of_both_kinds(made, kept, tmp_p
         ({"trainable": ["projector"]}, "trainable: nothing reads it: this stage trains on states"),
         ({"condition_dropout": 0.5}, "condition_dropout: nothing reads it"),
         ({"drafter": {"kind": "eagle", "num_heads": 2}, "from": "scratch"}, "drafter.num_heads: nothing reads it"),
-        ({"drafter": {"kind": "hivis", "blind_share": 0.5}, "from": "scratch"}, "blind_share: this hivis head holds no"),
+        (
+            {"drafter": {"kind": "hivis", "blind_share": 0.5}, "from": "scratch"},
+            "blind_share: this hivis head holds no",
+        ),
         ({"drafter": {"kind": "eagle3", "blind_share": 1}, "from": "scratch"}, "so that every sample is blind"),
         ({"drafter": {"kind": "medusa"}, "from": "scratch", "objective": {"token": 1.0}}, "set drafter.loss"),
         ({"drafter": {"kind": "pruned"}, "from": "scratch"}, "of kind pruned, which is not trained"),

@@ -281,7 +281,7 @@ def test_a_blind_row_is_what_decoding_holds_under_vata(name):
 def test_all_rows_blind_is_a_training_without_visual_inputs(name):
     results = []
     for changes in ({"blind_share": 1.0}, {"train_visual_share": 0.0}, {"blind_share": 0.0}):
-        config, target, training = built(name, gap_share=0.0, **changes)
+        _, target, training = built(name, gap_share=0.0, **changes)
         training.train()
         # Both read the same states, noise included; the text-only training asks for fewer.
         case = case_for(config_of(**SETTINGS[name]), target)
