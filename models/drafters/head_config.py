@@ -235,8 +235,8 @@ class DirectHeadConfig(FusedHeadConfig):
     share_by: Literal["last", "text"] = "last"
     # Null: half of the target's layers.
     share_layer: int | None = Field(None, ge=0)
-    # Share that training keeps in each sample, drawn at random: states carry no attention. 0 trains without any. Every
-    # sample then still sees some: `blind_share` has samples that see none.
+    # Share that training keeps in each sample, drawn at random: states carry no attention. 0 trains without any;
+    # above it every sample with a picture sees some, and `blind_share` has samples that see none.
     train_visual_share: float = Field(1.0, ge=0, le=1)
 
     decoding_settings: ClassVar[frozenset[str]] = frozenset(
