@@ -15,6 +15,7 @@ from pydantic import Field
 from torch import Tensor, nn
 
 from ...core.errors import UserError
+from ...core.refused import Refused
 from ...core.states import Taps
 from ..hub import config_value, rope_of
 from ..layer import STRETCHED, LayerShape, stretched
@@ -52,6 +53,9 @@ class HeadConfig(PublishedDrafter):
     # before it: the head then does not depend on the choice above.
     gap_share: float = Field(0.0, ge=0, le=1)
     gap: int = Field(32768, ge=1)
+    # Share of the samples in training, drawn anew in each epoch, that hold no input at visual tokens, as in decoding
+    # with `vata`; 1 trains for that window alone.
+    blind_share: float = Field(0.0, ge=0, le=1)
     # Passes after the first that read the head's own outputs (multi-token prediction); 0: none.
     mtp_steps: int = Field(0, ge=0)
     # full: a pass sees its own keys alone. ttt: older inputs keep their true states, as they do in decoding (EAGLE-3).
@@ -125,6 +129,13 @@ class HeadConfig(PublishedDrafter):
                 where="key drafter.kind", hint="use eagle, medusa or llamagen for an image generator",
             )  # fmt: skip
         self.layer(shape)
+
+    def check_settings(self, draws_images: bool) -> None:
+        """Also refuse `blind_share` of a head that holds no visual input in training."""
+        super().check_settings(draws_images)
+        if self.blind_share and self.visual(training=True) == "none":
+            problem = f"this {self.kind} head holds no visual input in training, so that every sample is blind"
+            raise Refused("blind_share", problem, "leave it out")
 
     def taps_for(self, shape: TargetShape, *, training: bool) -> Taps:
         """Ask for the layers of `reads`; for the feature in training, and in decoding where no layers are joined."""
@@ -232,7 +243,8 @@ class DirectHeadConfig(FusedHeadConfig):
     share_by: Literal["last", "text"] = "last"
     # Null: half of the target's layers.
     share_layer: int | None = Field(None, ge=0)
-    # Share that training keeps, drawn at random: states carry no attention. 0 trains without any.
+    # Share that training keeps in each sample, drawn at random: states carry no attention. 0 trains without any;
+    # above it every sample with a picture sees some, and `blind_share` has samples that see none.
     train_visual_share: float = Field(1.0, ge=0, le=1)
 
     decoding_settings: ClassVar[frozenset[str]] = frozenset(

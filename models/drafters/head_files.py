@@ -32,6 +32,8 @@ if TYPE_CHECKING:
 
 _FILES = (CONFIG, MANIFEST, WEIGHTS, "pytorch_model.bin")
 _EMBEDDING = "embed_tokens.weight"
+# What says how visual inputs are read. Weights that never read one (`text_only`) can become a head with any of these.
+_OF_VISUAL = {"visual_slots", "visual_layer", "visual_embedding", "ivsb"}
 NUMBERING = "layers count decoder layers passed, 0 is the embedding; feature is the state behind the final norm"
 
 
@@ -218,8 +220,9 @@ def _check_manifest(config: HeadConfig, folder: Path, shape: TargetShape, identi
     written = check_identity(folder, config.kind, identity)
     expected = {**config.written_settings(), **_read_by(config, shape)}
     stored = {**(written.get("settings") or {}), **(written.get("reads") or {})}
+    skipped = {"numbering"} | (_OF_VISUAL if written.get("text_only") else set())
     for name, value in expected.items():
-        if name in stored and name != "numbering" and stored[name] != value:
+        if name in stored and name not in skipped and stored[name] != value:
             _refuse(name, stored[name], value, folder / MANIFEST)
 
 
@@ -229,13 +232,7 @@ def check_identity(folder: Path, kind: str, identity: TargetIdentity | None) -> 
     Raises:
         UserError: it cannot be read, or names another kind, target or tokenizer.
     """
-    path = folder / MANIFEST
-    if not path.is_file():
-        return {}
-    try:
-        written = json.loads(path.read_text())
-    except (OSError, ValueError) as error:
-        raise UserError(f"unreadable: {error}", where=str(path), hint="train the head again, or restore it") from error
+    path, written = folder / MANIFEST, read_manifest(folder)
     if written.get("method", kind) != kind:
         _refuse("method", written["method"], kind, path)
     target = written.get("target") or {}
@@ -249,6 +246,18 @@ def check_identity(folder: Path, kind: str, identity: TargetIdentity | None) -> 
     tokenizer, other = identity.tokenizer_sha256 if identity else None, written.get("tokenizer_sha256")
     if None not in (tokenizer, other) and tokenizer != other:
         _refuse("tokenizer_sha256", other, tokenizer, path)
+    return written
+
+
+def read_manifest(folder: Path) -> dict[str, Any]:
+    """What a head's `draftsmith.json` says; {} where there is none. Raises `UserError` where it cannot be read."""
+    path = folder / MANIFEST
+    if not path.is_file():
+        return {}
+    try:
+        written: dict[str, Any] = json.loads(path.read_text())
+    except (OSError, ValueError) as error:
+        raise UserError(f"unreadable: {error}", where=str(path), hint="train the head again, or restore it") from error
     return written
 
 

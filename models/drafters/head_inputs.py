@@ -86,7 +86,7 @@ def lay_out(
     Args:
         modality, mask: [B,T].
         num_vectors: of `compressed`: inputs that a picture keeps, its last ones.
-        keep: [B,T] bool, of `direct`: visual places whose inputs stay; None: all.
+        keep: [B,T] bool: visual places whose inputs stay, of those that the kind has; None: all.
     """
     # On the CPU: what follows depends on the values, and lengths of rows are needed there anyway.
     modality_, mask_ = modality.cpu(), mask.cpu()
@@ -100,8 +100,8 @@ def lay_out(
             kept[row, max(end - 1 - num_vectors, first - 1, 0) : end - 1] = True
     else:
         kept = torch.ones_like(seen)
-        if keep is not None:
-            kept = ~seen | keep[:, 1:].cpu()
+    if keep is not None:
+        kept = kept & (~seen | keep[:, 1:].cpu())
     kept = kept & mask_[:, 1:]
     counts = kept.sum(1)
     real = torch.arange(max(1, int(counts.max()))) < counts[:, None]
@@ -223,15 +223,16 @@ def base_positions(kind: str, layout: Layout, sequences: Sequences, *, visual_he
     """[B,N], or [3,B,N] under M-RoPE, before any gap is drawn.
 
     Args:
-        kind: as of the config. `compact` counts inputs; with visual inputs that only training holds it has no meaning
-            there, and `flat` stands for it.
+        kind: as of the config. `compact` counts inputs; in a row with visual inputs that only training holds it has
+            no meaning, and `flat` stands for it.
         visual_held: False where visual inputs are held for training alone.
     """
     if kind == "mrope":
         return torch.stack([layout.pick(rows) for rows in sequences.positions])
-    if kind == "compact" and (visual_held or not bool(layout.visual.any())):
-        return torch.arange(layout.index.shape[1], device=layout.index.device).expand_as(layout.index)
-    return layout.index
+    if kind == "flat":
+        return layout.index
+    counted = torch.arange(layout.index.shape[1], device=layout.index.device).expand_as(layout.index)
+    return counted if visual_held else torch.where(layout.visual.any(1, keepdim=True), layout.index, counted)
 
 
 def with_gaps(positions: Tensor, layout: Layout, gaps: Sequence[int | None]) -> Tensor:

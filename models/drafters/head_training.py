@@ -8,6 +8,7 @@ Letters: B rows, T tokens, N input entries, S trained entries, W passes, C entri
 
 from __future__ import annotations
 
+import random
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Literal
 
@@ -116,11 +117,11 @@ class HeadTraining(nn.Module):
 
     def fill(self, batch: Batch, states: TargetStates) -> tuple[Filled, Tensor]:
         """The inputs of the layer and their positions."""
-        config, visual, keep = self.config, self.visual, None
-        if visual == "direct" and 0 < self.share < 1:
-            keep = _drawn(batch, self.share)
+        config, visual = self.config, self.visual
         vectors = self.head.num_queries - 1 if self.head.num_queries else 0
-        layout = lay_out(visual, batch.modality, batch.attention_mask, num_vectors=vectors, keep=keep)
+        layout = lay_out(
+            visual, batch.modality, batch.attention_mask, num_vectors=vectors, keep=self._seen(batch)
+        )  # fmt: skip
         assert states.positions is not None
         sequences = Sequences(
             batch.ids, batch.attention_mask, batch.modality, states.positions, states.feature, states.layers
@@ -131,6 +132,16 @@ class HeadTraining(nn.Module):
             assert len(batch.seeds) == len(batch.ids), "gaps are drawn from each row's seed"
             positions = with_gaps(positions, layout, _gaps(batch.seeds, config.gap_share, config.gap))
         return filled, positions
+
+    def _seen(self, batch: Batch) -> Tensor | None:
+        """[B,T] bool: visual places whose inputs this epoch keeps; None: all."""
+        share, blind = self.share if self.visual == "direct" else 1.0, self.config.blind_share
+        if not blind and share in (0.0, 1.0):
+            return None
+        assert len(batch.seeds) == len(batch.ids), "visual inputs are drawn from each row's seed"
+        seen = torch.ones(batch.ids.shape, dtype=torch.bool) if share == 1 else _drawn(batch, share)
+        seen[[is_blind(seed, blind) for seed in batch.seeds]] = False
+        return seen
 
     def passes(self, filled: Filled, positions: Tensor, batch: Batch) -> list[Tensor]:
         """Outputs [B,N,D] of every pass, all with a gradient."""
@@ -199,6 +210,11 @@ def _gaps(seeds: Sequence[int], share: float, most: int) -> list[int | None]:
         gap = int(torch.randint(most + 1, (), generator=generator))
         gaps.append(gap if drawn else None)
     return gaps
+
+
+def is_blind(seed: int, share: float) -> bool:
+    """Whether the row of this seed is one of the `share` without visual inputs; apart from what else the seed draws."""
+    return random.Random(f"blind/{seed}").random() < share
 
 
 def _drawn(batch: Batch, share: float) -> Tensor:

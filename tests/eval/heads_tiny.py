@@ -23,6 +23,7 @@ VECTORS = Path(__file__).parents[1] / "models" / "vectors_state_heads"
 SETTINGS = {
     "sparrow": {"kind": "sparrow"},
     "sparrow-ttt": {"kind": "sparrow", "mtp_steps": 2, "mtp_attention": "ttt", "ivsb": False},
+    "sparrow-half-blind": {"kind": "sparrow", "blind_share": 0.5},
     "sparrow-second-to-last": {"kind": "sparrow", "state": -2},
     "msd": {"kind": "msd"},
     "vispec": {"kind": "vispec", "num_queries": 3},

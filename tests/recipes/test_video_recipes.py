@@ -1,5 +1,6 @@
 """Recipes of the video track: the papers' numbers at full size without a network, and mistakes told by name."""
 
+import re
 from dataclasses import replace
 
 import pytest
@@ -13,6 +14,7 @@ from draftsmith.recipes.cli import main
 from draftsmith.recipes.load import FOLDER, load
 from draftsmith.recipes.plan import plan
 
+HEADS = ("pictures", "base", "mtp", "half", "blind")  # of the ablation
 SHIPPED = sorted(path.stem for path in (FOLDER / "video").glob("*.yaml"))
 QWEN, LLAVA = "recipe=sparrow-qwen2.5-vl-7b", "recipe=sparrow-llava-ov-7b"
 SPECVLM = "recipe=specvlm-qwen2.5-vl-72b-7b"
@@ -177,6 +179,32 @@ def test_vispec_orig_stands_in_tables_3_4_and_8_beside_the_retrained_head():
         assert own.drafter == "pictures" and published.drafter.kind == "vispec"
     local = load(["recipe=vispec-qwen2.5-vl-7b", "stages.images.methods.ViSpec (orig).drafter.path=heads/vispec"])
     assert local.recipe.stages["images"].methods["ViSpec (orig)"].drafter.path == "heads/vispec"
+
+
+def test_the_ablation_trains_text_once(capsys, tmp_path, monkeypatch):
+    """80,760 steps a stage: text, and a head from it for each row that differs; text was trained three times."""
+    monkeypatch.chdir(tmp_path)
+    assert main(["recipe=sparrow-ablation-qwen2.5-vl-7b", "dry_run=true"]) == 0
+    shown = capsys.readouterr().out
+    steps = [int(found.replace(",", "")) for found in re.findall(r"^  steps ([\d,]+) at batch 16", shown, re.M)]
+    before = 8 * 80760
+    assert sum(steps) == before - 161520 == 6 * 80760
+    loaded = load(["recipe=sparrow-ablation-qwen2.5-vl-7b"])
+    starts = {p.name: p.inputs["drafter"] for p in plan(loaded.recipe, loaded.path) if p.name in HEADS}
+    assert starts == dict.fromkeys(HEADS, "text")
+    # Heads that are compared are trained and chosen alike.
+    settings = [{n: v for n, v in dict(loaded.recipe.stages[name]).items() if n != "drafter"} for name in HEADS]
+    assert all(other == settings[0] for other in settings)
+
+
+@pytest.mark.parametrize("name", [name for name in SHIPPED if name.startswith("sparrow-")])
+def test_rows_are_of_heads_without_what_is_ours(name):
+    """Random gaps and blind samples are not in the paper: no head of its tables has them, with VATA or without."""
+    recipe = load([f"recipe={name}"]).recipe
+    methods = [m for stage in recipe.stages.values() if stage.kind == "evaluate" for m in stage.methods.values()]
+    heads = [recipe.stages[m.drafter].drafter or recipe.drafter for m in methods if isinstance(m.drafter, str)]
+    assert len(heads) >= 4 and {(head.gap_share, head.blind_share) for head in heads} == {(0.0, 0.0)}
+    assert {m.settings.get("vata", True) for m in methods} == {True, False}
 
 
 def test_inputs_are_the_stages_that_made_them():

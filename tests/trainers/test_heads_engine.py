@@ -11,7 +11,7 @@ from draftsmith.trainers.optim import OptimConfig
 from heads_tiny import SETTINGS, config_of, states_batch, tables
 from training import engine, free_port, weights
 
-KINDS = ("sparrow", "vispec", "hivis", "eagle3-middle")
+KINDS = ("sparrow", "sparrow-half-blind", "vispec", "hivis", "eagle3-middle")
 # Of two ranks: pictures beside text, text beside a filler, a picture beside a filler.
 STEPS = ((("ttvvvttaaa",), ("ttttaa",)), (("tttaaa",), ("ttvvtttt",)), (("ttttttt",), ("tvvtvvvtaaaa",)))
 # So large an eps moves weights by their gradients.

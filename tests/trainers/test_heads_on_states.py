@@ -9,7 +9,8 @@ from draftsmith.core.errors import UserError
 from draftsmith.core.refused import Refused
 from draftsmith.data.conversations import PromptFormat
 from draftsmith.data.dataset import ConversationData
-from draftsmith.data.order import RisingVisualOrder
+from draftsmith.data.loader import Loader
+from draftsmith.data.order import BucketedOrder, RisingVisualOrder
 from draftsmith.data.shards import ShardReader
 from draftsmith.eval.loop import Decoding, generate
 from draftsmith.eval.policies import Chain, Draw, Dynamic, Static
@@ -17,7 +18,7 @@ from draftsmith.eval.rules import Greedy
 from draftsmith.models.decoding.warp import Warp
 from draftsmith.models.drafters.base import TargetIdentity
 from draftsmith.models.drafters.eagle3 import Eagle3Config
-from draftsmith.models.drafters.head_training import HeadTraining
+from draftsmith.models.drafters.head_training import HeadTraining, is_blind
 from draftsmith.models.drafters.medusa import MedusaConfig
 from draftsmith.models.drafters.sparrow import SparrowConfig
 from draftsmith.trainers.training import heads_on_states as train
@@ -27,7 +28,7 @@ from pydantic import ValidationError
 from safetensors.torch import load_file
 from states_run import RECORDS, cached, context, losses, stage, synthetic
 
-SPARROW = SparrowConfig(kind="sparrow", gap_share=0.5)
+SPARROW = SparrowConfig(kind="sparrow", gap_share=0.5, blind_share=0.5)
 
 
 @pytest.fixture(scope="module")
@@ -190,6 +191,68 @@ def test_a_reduced_vocabulary_holds_the_likeliest_ids_whatever_the_source(made, 
     assert torch.equal(one, other) and len(one) == 40
 
 
+def test_blind_rows_are_the_same_on_any_ranks_and_after_a_resume(made, kept, tmp_path):
+    """Computed or read: each epoch draws anew, by the samples' names alone."""
+    asked = context(made, tmp_path / "blind", SPARROW, {"states": kept})
+    processor = asked.processor()
+    target, found = build.open_target(asked, processor), {}
+    for kind in ("online", "cached"):
+        states = train.open_states(stage(made, source={"kind": kind}), asked, processor, target, 0)
+        for world_size, first in ((1, 0), (2, 0), (2, 7)):
+            drawn = found[kind, world_size, first] = {}
+            for rank in range(world_size):
+
+                def make_loader(samples, collate, first, last, rank=rank, world_size=world_size, states=states):
+                    return Loader(
+                        samples, seed=0, batch_size=4, micro_batch_size=2, total_steps=last, collate=collate, rank=rank,
+                        world_size=world_size, start_step=first, order=BucketedOrder(states.lengths, 0, 4, 2),
+                    )  # fmt: skip
+
+                steps = states.steps(np.arange(RECORDS), make_loader, first, 15, trains=True)
+                for number, step in enumerate(steps, first):
+                    pairs = [pair for b in step.micro for pair in zip(b.sample_ids, b.seeds, strict=True)]
+                    drawn |= {(number // 5, name): is_blind(seed, 0.5) for name, seed in pairs if name[0] != "("}
+    whole = found["online", 1, 0]
+    assert len(whole) == 3 * RECORDS and 18 < sum(whole.values()) < 42
+    epochs = [{name: blind for (epoch, name), blind in whole.items() if epoch == number} for number in range(3)]
+    assert epochs[0] != epochs[1] != epochs[2]
+    for (_, _, first), drawn in found.items():
+        assert drawn.items() <= whole.items() and len(drawn) == (15 - first) * 4
+
+
+def test_a_head_of_text_alone_starts_any_variant(made, tmp_path):
+    """What stands at visual tokens changes nothing while there are none: three trainings give the same tensors."""
+    text = json.loads((made.folder / "data.json").read_text())
+    (tmp_path / "text.json").write_text(json.dumps([record for record in text if "image" not in record]))
+    data = {"path": str(tmp_path / "text.json"), "max_length": 256}
+    variants = (
+        {}, {"ivsb": False, "mtp_steps": 0}, {"train_visual_share": 0.0}, {"blind_share": 0.5}, {"gap_share": 0.5},
+        {"middle_layer": 3},
+    )  # fmt: skip
+    configs = [SparrowConfig(kind="sparrow", **{"gap_share": 0.0} | changes) for changes in variants]
+    objective = {"feature": 1.0, "token": 0.1, "listmle": 0.01, "mtp_steps": 0}
+    for number, config in enumerate(configs):
+        asked = context(made, tmp_path / str(number), config)
+        stage(made, data=data, held_out=0.0, steps=4, objective=objective).run(asked)
+        assert json.loads((asked.folder / "draftsmith.json").read_text())["text_only"]
+    first = weights(tmp_path / "0")
+    for number in range(1, len(configs)):
+        assert all(torch.equal(value, first[name]) for name, value in weights(tmp_path / str(number)).items())
+    # So each goes on from the first, and what has seen pictures is a head of its own making.
+    for number, config in enumerate(configs[1:], 1):
+        asked = context(made, tmp_path / f"next-{number}", config, {"drafter": tmp_path / "0"})
+        stage(made, steps=1, optim={"lr": 1e-12}).run(asked)
+        assert all(torch.allclose(v, first[n], atol=1e-9) for n, v in weights(asked.folder).items())
+        assert "text_only" not in json.loads((asked.folder / "draftsmith.json").read_text())
+    asked = context(made, tmp_path / "again", configs[0], {"drafter": tmp_path / "next-1"})
+    with pytest.raises(UserError, match="made otherwise: ivsb is False, expected True"):
+        stage(made, data=data, steps=1).run(asked)
+    # Text behind pictures is not text alone.
+    asked = context(made, tmp_path / "behind", configs[1], {"drafter": tmp_path / "next-1"})
+    stage(made, data=data, held_out=0.0, steps=1).run(asked)
+    assert "text_only" not in json.loads((asked.folder / "draftsmith.json").read_text())
+
+
 def test_the_share_of_pictures_rises_over_caches_of_both_kinds(made, kept, tmp_path):
     asked = context(made, tmp_path / "rising", SPARROW, {"states": kept})
     chosen = stage(made, source={"kind": "cached"}, visual_share="linear", epochs=4, text_epochs=1, held_out=0.0)
@@ -221,6 +284,11 @@ def test_the_share_of_pictures_rises_over_caches_of_both_kinds(made, kept, tmp_p
         ({"trainable": ["projector"]}, "trainable: nothing reads it: this stage trains on states"),
         ({"condition_dropout": 0.5}, "condition_dropout: nothing reads it"),
         ({"drafter": {"kind": "eagle", "num_heads": 2}, "from": "scratch"}, "drafter.num_heads: nothing reads it"),
+        (
+            {"drafter": {"kind": "hivis", "blind_share": 0.5}, "from": "scratch"},
+            "blind_share: this hivis head holds no",
+        ),
+        ({"drafter": {"kind": "eagle3", "blind_share": 1}, "from": "scratch"}, "so that every sample is blind"),
         ({"drafter": {"kind": "medusa"}, "from": "scratch", "objective": {"token": 1.0}}, "set drafter.loss"),
         ({"drafter": {"kind": "pruned"}, "from": "scratch"}, "of kind pruned, which is not trained"),
     ],

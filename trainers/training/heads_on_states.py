@@ -21,8 +21,10 @@ from ...data.processor import Processor
 from ...data.states.reader import StatesReader
 from ...data.states.samples import SeededCollate, split
 from ...models.drafters.base import TargetIdentity
+from ...models.drafters.head_files import read_manifest
 from ..context import Context
 from ..engine import Engine
+from ..fit import SCRATCH
 from ..loop import Training, Validate
 from ..records import check_fit, open_records
 from .best import held_out_scores
@@ -46,7 +48,7 @@ def open_heads(stage: Any, context: Context, seed: int) -> Training:
     context.say(f"{len(train):,} samples, {len(held_out):,} held out; {total:,} steps of {stage.batch_size}")
     drafter = TrainedDrafter(
         stage, context, target, TargetIdentity(context.target.model_dump(mode="json"), processor.tokenizer_hash),
-        manifest_fields={"format": stage.format.model_dump(mode="json")},
+        manifest_fields={"format": stage.format.model_dump(mode="json"), **_text_only(stage, context, states, train)},
         requests=_requests(stage, context, processor),
         count_tokens=functools.partial(_count_tokens, states, train, len(target.embedding)),
     )  # fmt: skip
@@ -67,6 +69,17 @@ def open_heads(stage: Any, context: Context, seed: int) -> Training:
         validate=_validation(stage, states, held_out, drafter, total),
         validate_every=stage.checked_every,
     )
+
+
+def _text_only(stage: Any, context: Context, states: States, train: np.ndarray) -> dict[str, bool]:
+    """What the manifest says of weights that have read no sample with pictures, here or in a stage before."""
+    folder, drafter = context.inputs.get("drafter"), context.drafter
+    assert drafter is not None
+    if folder is None:
+        started_so = stage.from_stage == SCRATCH or not drafter.provides()
+    else:
+        started_so = bool(read_manifest(folder).get("text_only"))
+    return {"text_only": True} if started_so and not (states.lengths[train] > 0).any() else {}
 
 
 def open_states(stage: Any, context: Context, processor: Processor, target: Any, seed: int) -> States:

@@ -6,7 +6,8 @@ from dataclasses import replace
 import pytest
 import torch
 from draftsmith.models.decoding.cache import Cache
-from draftsmith.models.drafters.head_training import HeadObjective
+from draftsmith.models.drafters.head_inputs import lay_out
+from draftsmith.models.drafters.head_training import HeadObjective, _gaps, is_blind
 from heads_tiny import ROWS, SETTINGS, built, case_for, config_of, outputs, rows_of, states_batch, tables
 from torch.nn import functional as F
 
@@ -246,3 +247,71 @@ def test_a_share_of_visual_slots_in_training():
     config, target, training = built("sparrow", train_visual_share=0.0)
     assert config.taps_for(target.shape, training=True).visual_layers == ()
     assert not training.fill(*case_for(config, target))[0].layout.visual.any()
+
+
+BLINDABLE = [name for name in SETTINGS if name not in ("hivis", "eagle3")]  # the others hold no visual input
+
+
+@pytest.mark.parametrize("name", BLINDABLE)
+def test_a_blind_row_is_what_decoding_holds_under_vata(name):
+    """Its inputs and positions, and those of the seeing rows beside it as without the setting."""
+    config, target, training = built(name)
+    case, own = case_for(config, target, ROWS * 4), training.config
+    training.config = own.model_copy(update={"blind_share": 0.5})
+    blind = [is_blind(seed, 0.5) for seed in case[0].seeds]
+    assert 3 < sum(blind) < 9 and [is_blind(seed, 0.0) or not is_blind(seed, 1.0) for seed in range(9)] == [False] * 9
+    (filled, positions), (plain, unchanged) = (training.fill(*case), _filled(training, own, case))
+    window = own.model_copy(update={"vata": True})
+    visual = window.visual(training=False)
+    assert visual == "none"
+    expected = lay_out("none", case[0].modality, case[0].attention_mask)
+    for row, is_one in enumerate(blind):
+        layout, source = filled.layout, expected if is_one else plain.layout
+        held, count = layout.real[row], int(source.real[row].sum())
+        assert layout.index[row][held].tolist() == source.index[row, :count].tolist()
+        assert not (is_one and bool(layout.visual[row].any()))
+        places = positions[row, :count].tolist()
+        compact = own.positions == "compact" and is_one
+        assert places == (list(range(count)) if compact else source.index[row, :count].tolist())
+        if not is_one:
+            assert places == unchanged[row, :count].tolist()
+
+
+@pytest.mark.parametrize("name", ["sparrow", "sparrow-ttt", "msd"])
+def test_all_rows_blind_is_a_training_without_visual_inputs(name):
+    results = []
+    for changes in ({"blind_share": 1.0}, {"train_visual_share": 0.0}, {"blind_share": 0.0}):
+        _, target, training = built(name, gap_share=0.0, **changes)
+        training.train()
+        # Both read the same states, noise included; the text-only training asks for fewer.
+        case = case_for(config_of(**SETTINGS[name]), target)
+        loss = training(*case).loss_sum
+        loss.backward()
+        results.append((loss, {n: p.grad for n, p in training.head.named_parameters()}))
+    (blind, its), (matched, theirs), (seeing, _) = results
+    assert torch.equal(blind, matched) and all(torch.equal(grad, theirs[n]) for n, grad in its.items())
+    assert not torch.equal(blind, seeing)
+
+
+def test_blind_rows_are_drawn_apart_from_gaps():
+    """Half of the blind rows have a gap, and half of the others."""
+    drawn = [(is_blind(seed, 0.5), gap is not None) for seed, gap in enumerate(_gaps(range(2000), 0.5, 10))]
+    counts = [drawn.count((blind, gap)) for blind in (True, False) for gap in (True, False)]
+    assert all(430 < count < 570 for count in counts), counts
+
+
+def test_a_share_of_each_row_is_weaker_than_a_share_of_rows():
+    """`train_visual_share` leaves every row with a picture some visual input; both settings compose."""
+    config, target, training = built("sparrow", train_visual_share=0.5)
+    case = case_for(config, target, ("t" + 10 * "v" + "ttaa",) * 12)
+    assert training.fill(*case)[0].layout.visual.sum(1).tolist() == [5] * 12
+    training.config = config.model_copy(update={"blind_share": 0.5})
+    blind = [is_blind(seed, 0.5) for seed in case[0].seeds]
+    assert training.fill(*case)[0].layout.visual.sum(1).tolist() == [0 if one else 5 for one in blind]
+
+
+def _filled(training, config, case):
+    other, training.config = training.config, config
+    filled = training.fill(*case)
+    training.config = other
+    return filled
