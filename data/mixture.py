@@ -12,16 +12,15 @@ import re
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from glob import glob, has_magic
 from pathlib import Path
 from typing import Annotated, Any
 
 import numpy as np
 import yaml
-from braceexpand import braceexpand
 from pydantic import Discriminator, Field, Tag, TypeAdapter, ValidationError
 
 from ..core.errors import UserError, did_you_mean
+from .patterns import braces, matched
 from .records import RecordFile, file_identity, open_records
 from .table_records import Columns, TableRecords
 from .tar_records import TarRecords
@@ -175,7 +174,7 @@ def _sources(names: Iterable[Name]) -> list[Source]:
         source
         for name in names
         for source in (
-            [JsonFile(path) for path in _braces(str(name), "key path")] if isinstance(name, str | Path) else [name]
+            [JsonFile(path) for path in braces(str(name), "key path")] if isinstance(name, str | Path) else [name]
         )
     ]
 
@@ -249,7 +248,7 @@ def _entries(path: Path) -> list[Share]:
             shares.append(Share(source.inside(path.parent), strategy, place))
             continue
         _check_entry(entry, place)
-        for file in _braces(entry["json_path"], place):
+        for file in braces(entry["json_path"], place):
             shares.append(Share(JsonFile(path.parent / file), strategy, place))
     return shares
 
@@ -282,34 +281,6 @@ def _check_entry(entry: Any, place: str) -> None:
 def _check_strategy(strategy: Any, where: str) -> None:
     if not is_strategy(strategy):
         raise UserError(f"sampling_strategy {strategy!r} is none of this format", where=where, hint=STRATEGIES)
-
-
-def _braces(name: str, where: str) -> list[Path]:
-    """A name as it is where such a file exists, else with its braces expanded and its glob patterns matched, sorted.
-
-    A pattern that matches nothing stands for itself: `matched` tells of it.
-    """
-    if Path(name).exists():
-        return [Path(name)]
-    try:
-        names = list(braceexpand(name)) if "{" in name else [name]
-    except ValueError as error:
-        raise UserError(f"braces that do not expand: {name!r}", where=where, hint="write them as {a,b}.json") from error
-    return [Path(match) for one in names for match in (sorted(glob(one)) if _is_pattern(one) else []) or [one]]
-
-
-def _is_pattern(name: str) -> bool:
-    return has_magic(name) and not Path(name).exists()
-
-
-def matched(name: str, key: str) -> str:
-    """`name`, a file or a pattern. Raises `UserError` with pattern and folder where it is one that matches nothing."""
-    if _is_pattern(name) and not glob(name):
-        folder = Path(name).parent
-        missing = "" if folder.is_dir() or has_magic(str(folder)) else ", which is no folder"
-        raise UserError(f"no file matches the pattern {Path(name).name!r} in {folder}{missing}", where=key,
-                        hint="correct the pattern or the folder")  # fmt: skip
-    return name
 
 
 class Selection:

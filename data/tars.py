@@ -22,7 +22,7 @@ from typing import Any
 from braceexpand import braceexpand
 
 from ..core.errors import UserError
-from .mixture import matched
+from .patterns import matched
 
 BLOCK = tarfile.BLOCKSIZE
 IMAGE_SUFFIXES = ("jpg", "jpeg", "png", "webp")

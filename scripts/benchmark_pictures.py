@@ -9,6 +9,7 @@ unequal lengths. Each ratio is of one round's neighbours. The tokens are compare
 """
 
 import argparse
+import functools
 import os
 
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
@@ -58,7 +59,7 @@ def benchmark(name: str, arguments: argparse.Namespace, device: torch.device) ->
             drawn[size] += draw_pictures(target, chosen, Warp(1.0, 1000), seeds=list(some))
 
     count = 3 if arguments.quick else 9
-    times = timing.rounds({size: lambda size=size: draw(size) for size in BATCHES}, count)
+    times = timing.rounds({size: functools.partial(draw, size) for size in BATCHES}, count)
     for size in BATCHES:
         speed = timing.spread([PICTURES / seconds for seconds in times[size]], 2)
         ratio = timing.spread(timing.ratios(times[1], times[size]), 2, unit="x")
