@@ -18,6 +18,7 @@ from ..core.errors import UserError
 from ..core.section import Section
 from .collate import Sample, empty_sample
 from .conversations import MARKS, Encoded, PromptFormat, encode
+from .embedded import located
 from .images import Aspect
 from .media import ImageReader, Media
 from .mixture import Name, RecordSources, Selection, identities
@@ -352,7 +353,10 @@ class ConversationDataset:
         return {"file": file.file_of(index), "record": index, "id": _id(file, index), "reason": problem}
 
     def _refuse_all_missing(self) -> None:
-        """Raises `UserError` where none of several pictures is there: that is a wrong folder, and no bad record."""
+        """Raises `UserError` where none of several pictures is there: that is a wrong folder, and no bad record.
+
+        Pictures inside a table or a tar lie in no folder.
+        """
         named = np.flatnonzero((self.column("images") > 0) | (self.column("clips") > 0))
         looked = named[:: max(1, len(named) // _LOOKED_AT)]
         files = [path for index in looked.tolist() for path in self._named_files(index)]
@@ -370,7 +374,9 @@ class ConversationDataset:
         file, number = self.places[index]
         images, videos = self._folders(int(file))
         record = self.records[file].read(int(number))
-        return [images / name for name in paths(record, "image")] + [videos / name for name in paths(record, "video")]
+        files = [located(images, name) for name in paths(record, "image")]
+        files += [located(videos, name) for name in paths(record, "video")]
+        return [file for file in files if isinstance(file, Path)]
 
 
 class _TooLong(UserError):

@@ -70,8 +70,7 @@ def opened(processor, media):
         video = {"fps": None, "num_frames": 4, "pooling": "none", "newline": "none"}
         config = ConversationData(
             path=[str(n) if isinstance(n, Path) else n for n in names],
-            images=str(media),
-            **({"aspect": "square", "video": video} | settings),
+            **({"aspect": "square", "video": video, "images": str(media)} | settings),
         )
         return ConversationDataset(config, PromptFormat(system="", image_rule="verbatim"), processor, files=list(names),
                                    skipped_log=media / run / "skipped.jsonl", cache=media / run / "cache")  # fmt: skip
@@ -458,6 +457,14 @@ def test_a_record_of_a_table_that_cannot_be_used(media, opened):
     listed = [json.loads(line) for line in (media / "run" / "skipped.jsonl").read_text().splitlines()]
     assert sorted(note["record"] for note in listed) == [0, 1, 2, 3]
     assert any("corrupt image" in note["reason"] for note in listed)
+
+
+def test_a_wrong_folder_beside_embedded_pictures(media, opened, forms):
+    """Pictures inside tables and tars are in no folder, so that a wrong one is told of those of the JSON file alone."""
+    for form in ("arrow", "tar"):
+        assert any(opened(forms[form], on_error="skip", images=str(media / "elsewhere"))[1].loss_mask)
+        with pytest.raises(UserError, match=r"(\d+) of \1 pictures missing in \S*elsewhere, first: "):
+            opened(forms["json"], forms[form], on_error="skip", images=str(media / "elsewhere"))
 
 
 # ---- tars
