@@ -190,7 +190,9 @@ def of_stage(folder: Path) -> dict[str, Any]:
         record["manifest"] = cleaned(json.loads(manifest.read_text()))
     kept = [path for path in files if "checkpoints" not in path.parts and not UNRECORDED.fullmatch(path.name)]
     record["weights"] = {
-        str(path.relative_to(folder)): tensors_of(path) for path in kept if path.suffix == ".safetensors"
+        _without_hashes(str(path.relative_to(folder))): tensors_of(path)
+        for path in kept
+        if path.suffix == ".safetensors"
     }
     digests: dict[str, Any] = {}
     # What an evaluation has measured is its report; the rest are logs with times.
@@ -207,7 +209,12 @@ def of_stage(folder: Path) -> dict[str, Any]:
 
 def _shown(name: str) -> str:
     """A file's name without hashes and numbers of records."""
-    return re.sub(r"\d{3,}", "#", re.sub(r"[0-9a-f]{12,}", "*", name))
+    return re.sub(r"\d{3,}", "#", _without_hashes(name))
+
+
+def _without_hashes(name: str) -> str:
+    """A table of neighbours is named by its codebook's hash, whose last bits are the machine's."""
+    return re.sub(r"[0-9a-f]{12,}", "*", name)
 
 
 def content(path: Path, folder: Path) -> bytes:
