@@ -92,6 +92,7 @@ class Recipe(Section):
             try:
                 stage.check(self.target, self.drafter)
                 stage.check_named(trained)
+                stage.check_engine(self.engine)
             except Refused as refused:
                 raise refused.under(f"stages.{name}") from None
         return self

@@ -39,8 +39,8 @@ def used(dataset) -> list[str]:
 def test_patterns_are_matched_in_order_and_without_a_match_named(tmp_path):
     for name in ("part-2.json", "part-1.json", "whole[1].json"):
         write(tmp_path / name, 1)
-    assert [s.path.name for s in expand([tmp_path / "part-*.json"])] == ["part-1.json", "part-2.json"]
-    assert [s.path.name for s in expand([tmp_path / "whole[1].json"])] == ["whole[1].json"], "a file by its name"
+    assert [s.source.path.name for s in expand([tmp_path / "part-*.json"])] == ["part-1.json", "part-2.json"]
+    assert [s.source.path.name for s in expand([tmp_path / "whole[1].json"])] == ["whole[1].json"], "a file by its name"
     assert not are_present([tmp_path / "x-*.json"]) and identities([tmp_path / "x-*.json"]) == ["absent"]
     for pattern, told in (("x-*.json", f"'x-*.json' in {tmp_path}"), ("gone/*.json", "gone, which is no folder")):
         with pytest.raises(UserError, match=re.escape(told)):

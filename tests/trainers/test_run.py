@@ -131,7 +131,7 @@ def test_a_restart_that_cannot_run_moves_nothing(tmp_path):
     second = planned(name="second", inputs={"data": "note"}, earlier={"note": first})
     run(tmp_path, first, second)
     for chosen, plan, problem in [
-        (("second",), (first, second), "needs the data of stage note"),
+        (("second",), (first, second), "restart=note sets aside stage note, whose data stage second takes"),
         (None, (first, planned(name="third", inputs={"data": "gone"})), "needs the data of stage gone"),
         (None, (first, planned(name="second", fingerprint="g")), "with other settings"),
     ]:

@@ -52,6 +52,9 @@ class Stage(Section):
     def check_named(self, trained: Mapping[str, Any]) -> None:
         """Refuses settings that do not go with drafters that earlier stages train: stage -> section."""
 
+    def check_engine(self, engine: Any) -> None:
+        """Refuses settings that do not go with the recipe's `engine` section. Raises `Refused`."""
+
     def unread_with(self, target: Any, drafter: Any) -> Mapping[str, str]:
         """Field -> why nothing reads it with this target and drafter. `check` refuses those that are set."""
         return {}

@@ -24,7 +24,7 @@ from ...models.llava import Part
 from ...models.lora import LoraConfig
 from ..context import Context
 from ..describe.train import describe_head, describe_image_model, describe_lvlm, describe_target, positions_of
-from ..engine import init_distributed
+from ..engine import EngineConfig, init_distributed
 from ..fit import SCRATCH, FitSettings, fit, seed_all
 from ..training.codes import open_codes
 from ..training.conversations import check_positions, open_records
@@ -233,6 +233,16 @@ class TrainStage(FitSettings):
     def unread_with(self, target: Any, drafter: DrafterConfig | None) -> dict[str, str]:
         way = self.way(target, drafter)
         return dict.fromkeys(sorted(set(type(self).model_fields) - READS[way]), f"this stage trains on {way}")
+
+    def check_engine(self, engine: EngineConfig) -> None:
+        """Refuse drafts that write answers while ZeRO 3 shares their weights out: ranks would wait for each other."""
+        if self.answers is not None and self.answers.share("draft") and engine.zero_stage == 3:
+            raise Refused(
+                "answers",
+                "the draft writes answers itself, and engine.zero_stage 3 shares its weights out: ranks whose answers "
+                "differ in length would wait for each other for ever",
+                "use engine.zero_stage 0 to 2: a draft is small",
+            )
 
     def check(self, target: Any, drafter: DrafterConfig | None) -> None:
         """Refuse settings that this training would not read.

@@ -143,12 +143,6 @@ def training_data(
     samples = AnsweredSamples(dataset, stage.answers, answers, seed=seed)
     writer = None
     if stage.answers.share("draft"):
-        if context.engine.zero_stage == 3:
-            raise UserError(
-                "the draft writes answers itself, and engine.zero_stage 3 shares its weights out: ranks whose answers "
-                "differ in length would wait for each other for ever",
-                where="key engine.zero_stage", hint="use stage 0 to 2: a draft is small",
-            )  # fmt: skip
         writer = DraftWriter(samples, processor, seed)
     collate = AnswerCollate(samples, processor.pad_id, processor.image_size, num_kept)
     return TrainingData(samples, collate, _FirstEpoch(samples), writer)
