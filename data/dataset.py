@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, Literal
@@ -23,7 +23,7 @@ from .images import Aspect
 from .media import ImageReader, Media
 from .mixture import Name, RecordSources, Selection, identities
 from .processor import Processor
-from .records import RecordFile, num_clips, paths
+from .records import RecordFile, id_of, id_problems, name_of, num_clips, paths
 from .skipped import TEXT_KEPT, SkippedLog
 from .tiles import Convention, Size
 from .videos import VideoSettings
@@ -134,7 +134,7 @@ class ConversationDataset:
                 raise self._unusable(file, index, problem)
             notes.append(self._note(file, index, problem))
         for file in self.records:
-            for problem, place in _id_problems(file):
+            for problem, place in id_problems(file):
                 if strict:
                     hint = "mend the ids, or set on_error: skip (records are then told apart by their place)"
                     raise UserError(problem, where=f"{file}, {place}", hint=hint)
@@ -333,7 +333,7 @@ class ConversationDataset:
         return images, Path(self.config.videos) if self.config.videos else images
 
     def _unusable(self, file: RecordFile, index: int, problem: str, cause: UserError | None = None) -> UserError:
-        where = f"{file.file_of(index)}, {_name(file, index)}"
+        where = f"{file.file_of(index)}, {name_of(file, index)}"
         if cause is not None and cause.where:
             where += f", {cause.where}"
         hint = (cause and cause.hint) or "mend or remove the record, or set on_error: skip to leave such records out"
@@ -350,13 +350,10 @@ class ConversationDataset:
         self.log.add([self._note(self.records[file], int(number), reason)])
 
     def _note(self, file: RecordFile, index: int, problem: str) -> dict[str, Any]:
-        return {"file": file.file_of(index), "record": index, "id": _id(file, index), "reason": problem}
+        return {"file": file.file_of(index), "record": index, "id": id_of(file, index), "reason": problem}
 
     def _refuse_all_missing(self) -> None:
-        """Raises `UserError` where none of several pictures is there: that is a wrong folder, and no bad record.
-
-        Pictures inside a table or a tar lie in no folder.
-        """
+        """Raises `UserError` where none of several files is there: that is a wrong folder, and no bad record."""
         named = np.flatnonzero((self.column("images") > 0) | (self.column("clips") > 0))
         looked = named[:: max(1, len(named) // _LOOKED_AT)]
         files = [path for index in looked.tolist() for path in self._named_files(index)]
@@ -371,6 +368,7 @@ class ConversationDataset:
             )  # fmt: skip
 
     def _named_files(self, index: int) -> list[Path]:
+        """Without what lies inside a table or a tar, which is in no folder."""
         file, number = self.places[index]
         images, videos = self._folders(int(file))
         record = self.records[file].read(int(number))
@@ -399,25 +397,3 @@ def _without_marks(record: dict[str, Any]) -> list[dict[str, Any]]:
         return marks.sub("", re.sub(f"({marks.pattern})\n", "", text)).strip()
 
     return [turn | {"value": stripped(turn["value"])} for turn in record["conversations"]]
-
-
-def _id(file: RecordFile, index: int) -> Any:
-    record = file.read(index)
-    return record.get("id") if isinstance(record, dict) else None
-
-
-def _name(file: RecordFile, index: int) -> str:
-    return f"record {index} (id {_id(file, index)!r})"
-
-
-def _id_problems(file: RecordFile) -> Iterator[tuple[str, str]]:
-    """(problem, place) where ids do not tell the records of a file apart."""
-    if len(file.id_kinds) > 1:
-        first = " and ".join(_name(file, index) for index in sorted(file.id_kinds.values()))
-        yield f"ids of different types: {', '.join(file.id_kinds)}", first
-    if file.first_duplicate:
-        index, earlier = file.first_duplicate
-        yield (
-            f"{file.duplicate_ids} records repeat the id of an earlier one",
-            f"{_name(file, index)} repeats record {earlier}",
-        )

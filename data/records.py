@@ -12,7 +12,7 @@ import hashlib
 import json
 import multiprocessing
 import os
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
@@ -348,3 +348,27 @@ def _keep(records: RecordFile, kept: Path) -> None:
     aside = kept.with_name(f"{kept.stem}.{os.getpid()}.tmp.npz")
     np.savez(aside, **records.columns, extra=np.array(json.dumps(extra)))  # type: ignore[arg-type]
     os.replace(aside, kept)
+
+
+def id_of(file: RecordFile, index: int) -> Any:
+    """What a record calls itself; None where it is no object or has no id."""
+    record = file.read(index)
+    return record.get("id") if isinstance(record, dict) else None
+
+
+def name_of(file: RecordFile, index: int) -> str:
+    """Place and id of a record, for messages."""
+    return f"record {index} (id {id_of(file, index)!r})"
+
+
+def id_problems(file: RecordFile) -> Iterator[tuple[str, str]]:
+    """(problem, place) where ids do not tell the records of a file apart."""
+    if len(file.id_kinds) > 1:
+        first = " and ".join(name_of(file, index) for index in sorted(file.id_kinds.values()))
+        yield f"ids of different types: {', '.join(file.id_kinds)}", first
+    if file.first_duplicate:
+        index, earlier = file.first_duplicate
+        yield (
+            f"{file.duplicate_ids} records repeat the id of an earlier one",
+            f"{name_of(file, index)} repeats record {earlier}",
+        )
