@@ -46,6 +46,9 @@ def init_distributed() -> None:
     """Join the process group; without a launcher this process is the only rank."""
     # DeepSpeed's loggers write to the console at import; the run has its own progress line.
     logging.getLogger("DeepSpeed").setLevel(logging.ERROR)
+    if not torch.cuda.is_available():
+        # Named, DeepSpeed takes it; else every rank warns that it has looked for a GPU and takes it as well.
+        os.environ.setdefault("DS_ACCELERATOR", "cpu")
     import deepspeed
     from deepspeed import ops
 

@@ -2,6 +2,9 @@
 
 import copy
 import math
+import os
+import subprocess
+import sys
 import warnings
 
 import psutil
@@ -491,3 +494,11 @@ def test_what_deepspeed_makes_torch_complain_of_is_not_the_users(zero, tmp_path)
         warnings.warn("`torch.distributed.other` is deprecated. Please use another", FutureWarning, stacklevel=1)
     deprecated = [str(one.message) for one in told if "torch.distributed." in str(one.message)]
     assert deprecated == ["`torch.distributed.other` is deprecated. Please use another"]
+
+
+def test_a_rank_says_nothing_of_the_accelerator():
+    """Every rank warned on a CPU that no GPU was detected."""
+    code = "from draftsmith.trainers.engine import init_distributed; init_distributed()"
+    environment = {name: value for name, value in os.environ.items() if name != "DS_ACCELERATOR"}
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, env=environment, check=True)
+    assert "accelerator" not in (done.stdout + done.stderr).lower()
