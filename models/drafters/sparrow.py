@@ -20,7 +20,6 @@ class SparrowConfig(DirectHeadConfig):
     input_norm: bool | None = True
     vata: bool = True
     positions: Literal["compact", "flat", "mrope"] = "compact"
-    gap_share: float = Field(0.5, ge=0, le=1)
     mtp_steps: int = Field(1, ge=0)
     # Visual inputs of training hold middle states; false: embeddings.
     ivsb: bool = True

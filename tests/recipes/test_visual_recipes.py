@@ -122,7 +122,6 @@ PRINTED_APART = {
     "sparrow-llava-ov-7b": ({24, 25}, "Sparrow, section 5: both are called 25, one with the root and one without"),
     "sparrow-qwen": ({29, 25}, "Sparrow, section 5: 30-4-8, and SpecVLM's default of 25"),
     "eagle": ({59, 29}, "EAGLE's own 60 and Sparrow's 30, which the rows' names give"),
-    "demo/compare": ({24, 64}, "SAGE's N_max (its README numbers are measured so)"),
 }
 
 

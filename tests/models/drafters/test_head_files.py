@@ -41,7 +41,7 @@ def test_the_manifest_says_what_was_read(tmp_path):
     manifest = json.loads((tmp_path / "draftsmith.json").read_text())
     assert manifest["reads"]["state"] == "feature" and manifest["reads"]["visual_layer"] == 4
     assert manifest["reads"]["visual_slots"] == "direct" and "0 is the embedding" in manifest["reads"]["numbering"]
-    assert manifest["positions"] == {"kind": "compact", "gap_share": 0.5, "gap": 32768}
+    assert manifest["positions"] == {"kind": "compact", "gap_share": 0.0, "gap": 32768}
     assert manifest["tokenizer_sha256"] == "t" and manifest["target"]["revision"] == "a"
     saved("eagle3-middle", tmp_path / "b")
     reads = json.loads((tmp_path / "b" / "draftsmith.json").read_text())["reads"]
