@@ -162,3 +162,20 @@ def test_tabeds_tables_5_and_9():
     stage = stages("tabed-sweep")["llava15_7b"]
     assert set(stage.benchmarks["suite"].quality.sets) == {"Spot", "MB", "OCRBench", "TextCaps"}
     assert "1.5-68M" in stage.drafters and stage.target.path == "llava-hf/llava-1.5-7b-hf"
+
+
+@pytest.mark.parametrize("family", ["llava-ov-7b", "qwen2.5-vl-7b"])
+@pytest.mark.parametrize("kind", ["sparrow", "msd", "vispec", "hivis"])
+def test_heads_of_sparrows_tables_train_as_appendix_c3_says(kind, family):
+    """68,000 conversations and 68,000 pictures at batch 16: 20 epochs of each in turn; of MSD 40, mixed linearly."""
+    found = stages(f"{kind}-{family}")
+    assert found["text_states"].expected.samples == found["picture_states"].expected.samples == 68_000
+    assert {found[name].data.question_end for name in ("answers", "picture_states")} == {
+        "Please answer with at least 1000 words."
+    }
+    trained = {name: (stage.epochs, stage.batch_size) for name, stage in found.items() if stage.kind == "train"}
+    if kind == "msd":
+        assert trained == {"pictures": (40, 16)} and found["pictures"].visual_share == "linear"
+        assert found["pictures"].num_text_epochs == 20
+    else:
+        assert trained == {"text": (20, 16), "pictures": (20, 16)} and found["pictures"].from_stage == "text"

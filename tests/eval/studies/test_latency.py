@@ -320,6 +320,13 @@ def run(script, monkeypatch, folder):
     return (folder / "latency.md").read_text(), json.loads((folder / "latency.json").read_text())
 
 
+def test_the_full_sizes_are_the_papers(script):
+    """Tables 4 and 6, figures 5, 6 and 9: what is timed on a GPU."""
+    full = script.SIZES["full"]
+    assert (full.rows, full.gammas, full.images, script.GAMMA) == ((1, 2, 3, 4), (1, 3, 5, 7), (1, 2, 5), 5)
+    assert max(full.lengths) == 3072 and ({*script.TARGETS}, {*script.DRAFTS}) == ({"7B", "13B"}, {"68M", "160M"})
+
+
 def test_the_script_writes_everything(script, monkeypatch, tmp_path, capsys):
     targets, alive, make = [], [], script.Run.target
 
