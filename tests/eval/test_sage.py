@@ -6,6 +6,7 @@ The vectors are described in vectors_sage/README.md.
 import copy
 import itertools
 import json
+import math
 from collections import defaultdict
 from pathlib import Path
 from types import SimpleNamespace
@@ -62,6 +63,13 @@ def test_the_defaults_are_the_papers():
     assert (tree.growth, tree.threshold, tree.top_k, tree.max_nodes) == ("template", "cumulative", 10, 64)
     assert (tree.min_depth, tree.max_depth, tree.min_width, tree.max_width) == (3, 8, 2, 10)
     assert (tree.history.window, tree.history.low, tree.history.high) == (10, 2.0, 3.0)
+
+
+def test_confidence_of_any_k():
+    """Equation 9: 1 - H / log k, of the k that there are."""
+    assert float(confidence(torch.tensor([0.25, 0.25]))) == pytest.approx(0)
+    entropy = -sum(p * math.log(p) for p in (0.7, 0.2, 0.1))
+    assert float(confidence(torch.tensor([1.4, 0.4, 0.2]))) == pytest.approx(1 - entropy / math.log(3))
 
 
 def test_confidence():
