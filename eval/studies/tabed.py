@@ -97,7 +97,7 @@ def _first_turns(plan: Plan, taus: Mapping[tuple[str, str], Tau]) -> Table:
     for (drafter, method), tau in taus.items():
         values = [tau(name, FIRST) for name in benchmark]
         lines.append((drafter, method, *values, mean(values), *(tau(name, FIRST) for name in ood)))
-    return _table("First turn", columns, lines, "TABED, tables 1 and 10")
+    return _table("First turn", columns, lines, "TABED, tables 1 and 10 to 14")
 
 
 def _second_turns(plan: Plan, taus: Mapping[tuple[str, str], Tau]) -> Table:
@@ -112,7 +112,7 @@ def _second_turns(plan: Plan, taus: Mapping[tuple[str, str], Tau]) -> Table:
         values = [mean([tau(name, task) for task in plan.dependent]) for name in benchmark]
         free = [mean([tau(name, task) for name in benchmark]) for task in plan.free]
         lines.append((drafter, method, *values, mean(values), *free))
-    return _table("Second turn", columns, lines, "TABED, tables 11 to 14")
+    return _table("Second turn", columns, lines, "TABED, tables 1 and 10 to 14")
 
 
 def _averages(plan: Plan, turns: Sequence[Table], lines: Mapping[tuple[str, str], Sequence[Row]]) -> Table:

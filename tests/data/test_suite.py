@@ -46,6 +46,22 @@ def suite(synthetic):
             "What was done? Source Image: <image> Target Image: <image> Instruction:",
         ),
         (
+            "IEdit",
+            "How? <image><image>",
+            2,
+            "Please provide instructions for editing the source image to match the target image. "
+            "Source Image: <image> Target Image: <image> Instruction:",
+            "How? <image><image>",
+        ),
+        (
+            "VIST",
+            "End it. <image> Caption #1: We met. <image> Caption #2:",
+            2,
+            "With the narratives paired with the initial images, how would you conclude the story using the last "
+            "picture? <image> Caption #1: We met. <image> Caption #2:",
+            "End it. <image> Caption #1: We met. <image> Caption #2:",
+        ),
+        (
             "Spot",
             "How do they differ? <image><image>",
             2,

@@ -49,6 +49,17 @@ def every_setting(folder: str) -> list[tuple[str, str, str]]:
     return sorted((c, f, s) for c, s, f in result if s in SETTINGS and f in FORMS)
 
 
+@pytest.mark.parametrize(("form", "size"), [("paper", 2), ("code", 3)])
+@pytest.mark.parametrize("delta", [0.25, 1.5])
+def test_a_bound_that_is_met_stops_the_papers_rule_and_not_the_released_one(form, size, delta):
+    """Section 4.3: the divergence stays below delta; the released code lends up to it. 1.5 is lambda 0.5."""
+    table = NeighbourTable(torch.tensor([[1, 2, 3], [0, 2, 3], [1, 0, 3], [0, 1, 2]], dtype=torch.int32))
+    relaxed = Lantern(config(form, 3 if form == "paper" else 2, delta), table, greedy=False)
+    p = torch.tensor([[0.5, 0.125, 0.125, 0.25]])
+    found = relaxed.proximity(p, torch.tensor([0]), torch.tensor([0]))
+    assert int(found.size) == size and float(found.mass) == 0.5 + 0.125 * (size - 1)
+
+
 # The table.
 
 

@@ -6,6 +6,7 @@ The vectors are described in vectors_sage/README.md.
 import copy
 import itertools
 import json
+import math
 from collections import defaultdict
 from pathlib import Path
 from types import SimpleNamespace
@@ -18,7 +19,7 @@ from draftsmith.eval.loop import Decoding, generate
 from draftsmith.eval.policies import Chain, Draw, Dynamic, Sage, SageTree, Static, TextTreeConfig, check_combination
 from draftsmith.eval.policies.confidence import Drafted, confidence
 from draftsmith.eval.policies.history import DepthCap, History
-from draftsmith.eval.policies.sage import FIRST_CONFIDENCE, grow_online, template
+from draftsmith.eval.policies.sage import grow_online, template
 from draftsmith.eval.policies.sizing import SizingRules, SizingSettings, grow_nodes
 from draftsmith.eval.rules import Sampling
 from draftsmith.models.decoding.tree import ROOT
@@ -54,6 +55,21 @@ def sizing_of(parameters, alpha, **variant):
         **variant,
     )
     return SizingRules.of(settings, alpha, cap=settings.max_depth)
+
+
+def test_the_defaults_are_the_papers():
+    """Algorithm 1 (a template, by the formal line's threshold) with the numbers of section 5.1 and history of 3.3."""
+    tree = SageTree(kind="sage")
+    assert (tree.growth, tree.threshold, tree.top_k, tree.max_nodes) == ("template", "cumulative", 10, 64)
+    assert (tree.min_depth, tree.max_depth, tree.min_width, tree.max_width) == (3, 8, 2, 10)
+    assert (tree.history.window, tree.history.low, tree.history.high) == (10, 2.0, 3.0)
+
+
+def test_confidence_of_any_k():
+    """Equation 9: 1 - H / log k, of the k that there are."""
+    assert float(confidence(torch.tensor([0.25, 0.25]))) == pytest.approx(0)
+    entropy = -sum(p * math.log(p) for p in (0.7, 0.2, 0.1))
+    assert float(confidence(torch.tensor([1.4, 0.4, 0.2]))) == pytest.approx(1 - entropy / math.log(3))
 
 
 def test_confidence():
@@ -355,7 +371,7 @@ def test_the_log_and_the_sizing_rules(big, near, growth):
     assert [(c.levels, c.nodes, c.accepted) for c in policy.log] == [
         (c.num_drafted, c.num_nodes, c.num_accepted) for c in drafted
     ]
-    assert policy.log[0].confidence == FIRST_CONFIDENCE and policy.log[0].nodes == 25
+    assert policy.log[0].confidence == 0.5 and policy.log[0].nodes == 25
     for cycle in policy.log:
         sizing = SizingRules.of(policy.settings, cycle.confidence, cap=cycle.cap)
         assert (cycle.depth, cycle.width) == (sizing.depth, sizing.width)

@@ -75,6 +75,8 @@ def test_the_tree_of_eagle(case):
     expand = Recorded(rows)
     result = candidates(root, expand, width=width, levels=depth + 1)
     assert result.tokens == wanted["candidate_tokens"].tolist()
+    levels = depth + 1
+    assert len(result.tokens) == width**2 * (levels - 1) + width, "ADT-Tree, equation 5"
     assert torch.allclose(torch.tensor(result.scores).log(), wanted["candidate_scores"], atol=1e-4)
     # The beam in rank order, its parents as expansions: rank r of the beam before the last expansion is expansion (i -
     # 1) K + r.

@@ -1,5 +1,6 @@
 """Each figure is a file that shows something, at a README's size, and leaves matplotlib as it was."""
 
+from dataclasses import replace
 from pathlib import Path
 
 import matplotlib
@@ -138,6 +139,40 @@ def test_trade_off_draws_a_line_for_each_k_in_order_of_delta(monkeypatch):
         [p.tau for p in SETTINGS if p.k == k] for k in (100, 300)
     ]
     assert figure.axes[0].get_ylabel() == "FID (lower is better)"
+
+
+def test_bars_are_the_shares_that_are_written_above_them(monkeypatch):
+    """LANTERN's figures 2b and 2c, ADT-Tree's figure 1: a colour for each of top-1 and top-3, or top-10."""
+    groups = {"training": {"top-1": 0.4, "top-3": 0.6}, "held-out": {"top-1": 0.3, "top-3": 0.5}}
+    for draw in (share_figures.accuracy_bars, share_figures.probability_bars):
+        panel = drawn(monkeypatch, draw, groups).axes[0]
+        assert [bar.get_height() for bar in panel.patches] == [0.4, 0.3, 0.6, 0.5]
+        assert [text.get_text() for text in panel.texts] == ["40.0%", "30.0%", "60.0%", "50.0%"]
+        assert [label.get_text() for label in panel.get_xticklabels()] == [*groups]
+
+
+def test_every_cell_of_table_1_has_its_acceptance(monkeypatch):
+    accept = torch.tensor([[0.0759, 0.3267], [0.0786, 0.3657]])  # two of its rows
+    draw = method_figures.acceptance_grid
+    panel = drawn(monkeypatch, draw, accept, [300, 1000], [0.05, 0.4], exact=0.0402).axes[0]
+    assert [text.get_text() for text in panel.texts] == ["0.076", "0.327", "0.079", "0.366"]
+    assert [label.get_text() for label in panel.get_xticklabels()] == ["0.05", "0.4"]
+    assert [label.get_text() for label in panel.get_yticklabels()] == ["300", "1000"] and "0.040" in panel.get_title()
+
+
+def test_initialisations_are_compared_by_tau_planned_depth_and_speedup(monkeypatch):
+    """ADT-Tree's figure 8, in its order."""
+    methods = {name: replace(s, planned_depth=5.0, kept_depth=3.9) for name, s in METHODS.items()}
+    panels = drawn(monkeypatch, method_figures.initialisations, methods).axes
+    expected = [[getattr(s, name) for s in methods.values()] for name in ("tau", "planned_depth", "ESR")]
+    assert [[bar.get_width() for bar in panel.patches] for panel in panels] == expected
+
+
+def test_a_map_has_each_cells_probability_at_its_place(monkeypatch):
+    """ADT-Tree's figures 4 and 9: likeliest probabilities, whatever their range on one scale from 0 to 1."""
+    values = cell_map(P.amax(-1), GRID)
+    image = drawn(monkeypatch, map_figures.top1_map, [PICTURE], [values]).axes[1].images[0]
+    assert np.asarray(image.get_array()) == pytest.approx(values.numpy()) and image.get_clim() == (0.0, 1.0)
 
 
 def _arrays(line):

@@ -227,6 +227,22 @@ def steps():
     ]
 
 
+def test_tabeds_own_numbers_stand_beside_ours():
+    """Table 6 (T_q/T_p) and table 4 (seconds of captioners and of the prefill beside them)."""
+    pairs = [(draft, target) for target in ("7B", "13B") for draft in ("68M", "160M")]
+    measured = [Measured(name, {"target": target, "S": 9}, [1.0])
+                for target in ("7B", "13B") for name in (target, "68M", "160M")]  # fmt: skip
+    table = steps_table(measured, 5, full=True)
+    assert [row[1::-1] for row in table.rows] == pairs
+    assert table.column("TABED, A6000") == [0.063, 0.206, 0.042, 0.137]
+    named = [Measured(name, {"images": n}, [0.1]) for n in (1, 2, 5) for name in ("prefill", "BLIP", "Florence-2")]
+    printed = {1: [112, 54, 105], 2: [207, 55, 149], 5: [540, 74, 292]}
+    for n, values in printed.items():
+        (found,) = (c.heading for c in captions_table(named, full=True).columns if c.heading.startswith(f"{n} image")
+                    and "TABED" in c.heading)  # fmt: skip
+        assert captions_table(named, full=True).column(found) == values
+
+
 def test_table_6_divides_neighbours():
     told = markdown(steps_table(steps(), 5, full=True))
     assert "| 0.100 [0.100, 0.100] | 0.063 | 1.50 [1.50, 1.50] |" in told[2]
@@ -268,6 +284,19 @@ def test_figures_show_something(tmp_path):
         assert 0.02 < (pixels.min(-1) < 250).mean() < 0.95, path.name
 
 
+@pytest.mark.parametrize("over", ["B", "gamma"])
+def test_a_line_for_each_value_over_the_length(monkeypatch, over):
+    """Figure 5 has a line for each B, figure 6 one for each gamma: medians in ms over S."""
+    other, kept = {"B": "gamma", "gamma": "B"}[over], []
+    monkeypatch.setattr(latency_figures, "save", lambda figure, path: kept.append(figure))
+    some = [m for m in grid(lambda b, s, gamma: 0.1 * b + 0.01 * gamma + 0.001 * s) if m.at[other] == 1]
+    latency_figures.by_length(Path("unwritten.png"), some, lines_of=over)
+    found = {tuple(line.get_ydata()) for line in kept[0].axes[0].lines}
+    expected = {tuple(1e3 * m.median for m in some if m.at[over] == value) for value in {m.at[over] for m in some}}
+    assert found == expected and len(found) == 2
+    assert all(list(line.get_xdata()) == [8, 16] for line in kept[0].axes[0].lines)
+
+
 # The script
 
 
@@ -289,6 +318,13 @@ def run(script, monkeypatch, folder):
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     script.main()
     return (folder / "latency.md").read_text(), json.loads((folder / "latency.json").read_text())
+
+
+def test_the_full_sizes_are_the_papers(script):
+    """Tables 4 and 6, figures 5, 6 and 9: what is timed on a GPU."""
+    full = script.SIZES["full"]
+    assert (full.rows, full.gammas, full.images, script.GAMMA) == ((1, 2, 3, 4), (1, 3, 5, 7), (1, 2, 5), 5)
+    assert max(full.lengths) == 3072 and ({*script.TARGETS}, {*script.DRAFTS}) == ({"7B", "13B"}, {"68M", "160M"})
 
 
 def test_the_script_writes_everything(script, monkeypatch, tmp_path, capsys):

@@ -47,6 +47,15 @@ def trees(levels, width, nodes):
             yield some
 
 
+def test_the_papers_cost_of_a_cycle():
+    """SAGE, equation 6: S = (E[tau] + 1) / (c_d |T| + c_t); ours has times of levels and of verified nodes, too."""
+    paper = Costs(verify_s=1.0, draft_node_s=0.05)
+    assert paper.cycle_s(levels=3, nodes=12) == pytest.approx(1.0 + 12 * 0.05)
+    assert Costs(1.0, 0.1, 0.05, 0.02).cycle_s(3, 12) == pytest.approx(1.0 + 3 * 0.1 + 12 * 0.07)
+    chain = plan([[0.5]], paper, plain_s=1.0, most_nodes=1)
+    assert chain.speedup == pytest.approx((0.5 + 1) / (0.05 * 1 + 1))
+
+
 @pytest.mark.parametrize("draft_s", [0.01, 0.2])
 def test_no_tree_is_better(draft_s):
     rates = [[0.6, 0.2], [0.5, 0.3]]

@@ -1,5 +1,6 @@
 """Drawing with near codes, patches of codes, tables of a sweep; and both scripts on a tiny image generator."""
 
+import hashlib
 import json
 from importlib.machinery import SourceFileLoader
 from importlib.util import module_from_spec, spec_from_loader
@@ -242,6 +243,9 @@ def test_the_nine_prompts_are_there():
     assert len(prompts) == 9
     assert all(p.caption[0] == "A" and p.caption[-1] == "." and "  " not in p.caption for p in prompts)
     assert prompts[4].caption.startswith("A classic still life") and "wolf" in prompts[8].caption
+    # As printed, word for word: the texts were compared with the appendix once, and are held by their digest.
+    digest = hashlib.sha256("\n".join(p.caption for p in prompts).encode()).hexdigest()
+    assert digest.startswith("ef0cb534d3840a0a")
 
 
 # ---- the scripts
@@ -257,6 +261,21 @@ def script(name: str):
     module = module_from_spec(spec_from_loader(loader.name, loader))
     loader.exec_module(module)
     return lambda *arguments: module.main([str(a) for a in arguments])
+
+
+def test_the_scripts_ask_for_the_papers_settings():
+    """Tables 3, 9 to 11 and figure 5 (sweep), table 4 and figures 3 and 6 (proximity): what they do when not told."""
+
+    def options(name: str):
+        loader = SourceFileLoader(name, str(ROOT / "scripts" / f"{name}.py"))
+        module = module_from_spec(spec_from_loader(loader.name, loader))
+        loader.exec_module(module)
+        return module.Options()
+
+    sweep, near_by = options("sweep_lantern"), options("latent_proximity")
+    assert (sweep.k, sweep.delta, sweep.temperatures) == ([100, 300, 1000], [0.05, 0.1, 0.2, 0.4], [0.0, 1.0])
+    assert {(v, j) for v, j in sweep.bounds} == {(0.2, 0.13), (0.3, 0.2)}, "TVD and JSD that accept alike"
+    assert (near_by.k, near_by.extremes, near_by.temperature) == ([50, 100, 1000], 5, 1.0)
 
 
 @pytest.fixture(scope="module")
