@@ -20,7 +20,7 @@ from draftsmith.models.decoding.tree import ROOT, Tree, no_tree
 from draftsmith.models.decoding.warp import Warp
 from pydantic import ValidationError
 from test_exactness import CHAIN, FORK, distributions, emitted_distribution, outcomes, wanted
-from test_verify_vectors import check_draws, check_walk, recorded_tree, walk
+from test_verify_vectors import check_conditional, check_draws, check_walk, recorded_tree, walk
 
 VECTORS = Path(__file__).parent / "vectors" / "lantern.npz"
 FORMS = {"code": "reference", "paper": "paper"}
@@ -230,6 +230,7 @@ def test_drawn_children_of_the_released_code(case, monkeypatch):
 def test_drawn_children_come_of_the_recorded_draft(case):
     temperature, top_k, top_p = (float(V[f"{case}/{name}"]) for name in ("temperature", "top_k", "top_p"))
     check_draws(V, case, Warp(temperature, int(top_k), top_p))
+    check_conditional(V, case)
 
 
 @pytest.mark.parametrize("case", [f"greedy{i}" for i in range(4)])

@@ -122,6 +122,10 @@ def test_warping_in_llamagens_order():
 
 @pytest.mark.parametrize("case", cases("eagle1"))
 def test_recorded_draft_probs_are_what_the_siblings_were_drawn_from(vectors, case):
+    check_conditional(vectors, case)
+
+
+def check_conditional(vectors, case: str) -> None:
     """q of a child given the earlier draws, which `Sampling` takes off one by one, as EAGLE-1 stores it."""
     tree, stored = recorded_tree(vectors, case), vectors[f"{case}/q_conditional"]
     for siblings in tree.children.values():
