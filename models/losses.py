@@ -47,19 +47,9 @@ def log_probs(scores: Tensor) -> Tensor:
 
 
 def divergence_of_logs(
-    name: Divergence,
-    log_p: Tensor,
-    log_q: Tensor,
-    *,
-    beta: float = 0.5,
-    eta: float = 3.0,
-    alpha: Tensor | None = None,
+    name: Divergence, log_p: Tensor, log_q: Tensor, *, beta: float = 0.5, eta: float = 3.0
 ) -> Tensor:
-    """[S,N], [S,N] -> [S], over any N outcomes: a vocabulary, or a few tokens and the rest of it as one.
-
-    Args:
-        alpha: what lk_hybrid takes lambda from, without gradient; None: each position's own.
-    """
+    """[S,N], [S,N] -> [S], over any N outcomes: a vocabulary, or a few tokens and the rest of it as one."""
     p = log_p.exp()
     if name == "soft_ce":
         return -(p * log_q).sum(-1)
@@ -79,9 +69,9 @@ def divergence_of_logs(
     log_alpha = torch.minimum(log_p, log_q).logsumexp(-1)
     if name == "lk_alpha":
         return -log_alpha
-    own = log_alpha.exp()
-    weight = torch.exp(-eta * (own if alpha is None else alpha).detach())
-    return weight * (p * (log_p - log_q)).sum(-1) + (1 - weight) * (1 - own)
+    alpha = log_alpha.exp()
+    weight = torch.exp(-eta * alpha.detach())
+    return weight * (p * (log_p - log_q)).sum(-1) + (1 - weight) * (1 - alpha)
 
 
 def list_mle(target_scores: Tensor, draft_scores: Tensor, top: int = 10) -> Tensor:

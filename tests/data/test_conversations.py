@@ -42,6 +42,14 @@ def test_rendering_equals_the_official_prompts(name, template):
         assert rendered.text == sample["v1_next_image_rule"]["prompt"]
 
 
+@pytest.mark.parametrize("name", [n for n, s in CONVERSATIONS.items() if "values_after_image_step" in s["v1"]])
+def test_turns_after_the_image_step(name):
+    sample = CONVERSATIONS[name]
+    values = [turn["value"] for turn in sample["conversations"]]
+    moved = [place_marks(value, "llava15") for value in values] if sample["has_image"] else values
+    assert moved == sample["v1"]["values_after_image_step"]
+
+
 def test_image_rules_relocate_marks():
     assert place_marks("A <image> B <image> C", "llava15") == "<image>\nA  B  C"
     assert place_marks("A <image> B <image> C", "next") == "A <image> B <image> C"

@@ -11,7 +11,8 @@ import pytest
 from draftsmith.core.errors import UserError
 from draftsmith.data.mixture import JsonFile, Share, are_present, expand, identities
 
-CASES = json.loads((Path(__file__).parent / "vectors" / "lvlm" / "sampler.json").read_text())["yaml_mixture"]
+RECORDED = json.loads((Path(__file__).parent / "vectors" / "lvlm" / "sampler.json").read_text())
+CASES = RECORDED["yaml_mixture"]
 
 
 def rows(count: int, start: int = 0) -> list[dict]:
@@ -113,6 +114,14 @@ def test_several_files_json_and_jsonl(folder, open_data):
     assert dataset.lengths.tolist() == [-5] * 15
     assert used(open_data(path, folder / "b.jsonl"))[15:] == [f"t{n}" for n in range(10, 20)], "beside plain files"
     assert used(open_data(path, max_samples=3)) == ["t0", "t1", "t18"]
+
+
+def test_lengths_are_the_published_ones(folder, open_data):
+    """Words of all turns, however they are separated; negative without a picture."""
+    cases = RECORDED["modality_word_lengths"]
+    written = [{"id": str(n)} | case["sample"] for n, case in enumerate(cases)]
+    (folder / "words.json").write_text(json.dumps(written))
+    assert open_data(folder / "words.json").lengths.tolist() == [case["length"] for case in cases] == [8, -3, 8]
 
 
 def test_a_drawn_mixture_is_the_same_at_every_start_and_has_its_own_seed(folder, open_data):

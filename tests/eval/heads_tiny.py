@@ -158,11 +158,15 @@ def head_of(config, shape, draft_ids=None):
     return config.module(config.layer(shape), draft_ids)
 
 
-def built(name: str, seed: int = 0, **changes):
+# Another width and vocabulary, and as many KV heads as heads, under a Llama.
+OTHER_SIZES = {"qwen": False, "hidden": 48, "heads": 6, "kv_heads": 6, "intermediate": 40, "vocab": 61}
+
+
+def built(name: str, seed: int = 0, *, sizes: dict | None = None, **changes):
     """(config, target, training in evaluation mode) with loud random weights."""
-    config, target = config_of(**SETTINGS[name] | changes), tables(banned=(0, 1))
+    config, target = config_of(**SETTINGS[name] | changes), tables(banned=(0, 1), **sizes or {})
     torch.manual_seed(seed)
-    head = config.build(target, count_tokens=lambda: torch.arange(44))
+    head = config.build(target, count_tokens=lambda: torch.arange(target.config.vocab_size))
     for parameter in head.parameters():
         if parameter.dim() > 1:
             parameter.data = torch.randn_like(parameter) / parameter.shape[-1] ** 0.5
@@ -171,7 +175,8 @@ def built(name: str, seed: int = 0, **changes):
 
 def case_for(config, target, rows=ROWS, **more):
     """The batch and the states that the config's training asks for."""
-    return states_batch(rows, config.taps_for(target.shape, training=True), **more)
+    sizes = {"width": target.config.hidden_size, "vocab": target.config.vocab_size}
+    return states_batch(rows, config.taps_for(target.shape, training=True), **sizes, **more)
 
 
 @torch.no_grad()

@@ -10,10 +10,11 @@ from draftsmith.models.decoding.decoder import CachedDecoder
 from draftsmith.models.decoding.warp import Warp
 from draftsmith.models.distillation import keep_scores
 from draftsmith.models.losses import log_probs
-from tiny import EOS, IMAGE_ID, TOKENS, llava, reference, request, target
+from tiny import EOS, IMAGE_ID, SIZES, TOKENS, llava, num_tokens, reference, request, target
 
 # Of unequal lengths, with one picture, two and none.
 ASKED = [request(n, images=n % 3, words=3 + 2 * n) for n in range(6)]
+OTHER = [request(n, images=n % 3, words=3 + 2 * n, sizes=SIZES["other"]) for n in range(6)]
 LIMITS = [12, 3, 12, 1, 9, 12]
 
 
@@ -23,7 +24,7 @@ def model():
 
 
 def decoder(model) -> CachedDecoder:
-    return CachedDecoder(model, num_token_ids=TOKENS, never=(IMAGE_ID,))
+    return CachedDecoder(model, num_token_ids=num_tokens(model), never=(IMAGE_ID,))
 
 
 def write(model, numbers, warp, *, eos=(EOS,), keep=None):
@@ -38,9 +39,13 @@ def some_end(model) -> int:
     return reference(model, ASKED[0], 12)[4]
 
 
-def test_greedy_answers_are_those_of_transformers(model):
-    for number, written in enumerate(write(model, range(6), Warp(), eos=())):
-        assert written.ids == reference(model, ASKED[number], LIMITS[number])
+@pytest.mark.parametrize(("sizes", "asked"), [(SIZES["small"], ASKED), (SIZES["other"], OTHER)], ids=SIZES)
+def test_greedy_answers_are_those_of_transformers(sizes, asked):
+    model = llava(4, sizes=sizes)
+    seeds = [100 + n for n in range(6)]
+    result = write_answers(decoder(model), asked, Warp(), limits=LIMITS, seeds=seeds, eos_ids=())
+    for number, written in enumerate(result):
+        assert written.ids == reference(model, asked[number], LIMITS[number])
         assert written.stop == "length" and written.kept is None
 
 

@@ -15,8 +15,8 @@ WARPS = [Warp(), Warp(1.0), Warp(0.7, top_k=9, top_p=0.8)]
 TEXTS = [[25, 27, 31], [30], [24, 25, 26, 27, 28, 29], [33, 33], [24], [28, 31, 25, 27], [26, 26, 26], [32, 24]]
 
 
-def llamagens(condition, scale, interval=-1):
-    model = llamagen(condition)
+def llamagens(condition, scale, interval=-1, **sizes):
+    model = llamagen(condition, **sizes)
     return target(model, scale, interval), [request(model, seed) for seed in range(8)]
 
 
@@ -28,6 +28,11 @@ TARGETS = {
     "text": lambda: llamagens("text", 3.0),
     "text, unguided": lambda: llamagens("text", 1.0),
     "anole": lambda: (anole(), [ImageRequest(torch.tensor(ids)) for ids in TEXTS]),
+    "text, other sizes": lambda: llamagens("text", 3.0, 6, grid=5, vocab=37, dim=48, heads=3),
+    "anole, other sizes": lambda: (
+        anole(grid=3, heads=4, kv_heads=2),
+        [ImageRequest(torch.tensor(ids)) for ids in TEXTS],
+    ),
     "anole, unguided": lambda: (anole(scale=1.0), [ImageRequest(torch.tensor(ids)) for ids in TEXTS]),
 }
 

@@ -21,7 +21,8 @@ from heads_tiny import config_of, head_of
 from test_contract import greedy
 from test_exactness import FORK, NoResidual, chi_square, outcomes
 from test_sage import Scripted, feed, peaked, tiny_sage
-from tiny import IMAGE_ID, llava, near, request
+from tiny import IMAGE_ID, SIZES, llava, near
+from tiny import request as ask
 from torch.nn import functional as F
 
 EMITTED = 6
@@ -95,15 +96,17 @@ def grown_once(name):
     return policy
 
 
-@pytest.fixture(scope="module")
-def answered(big):
-    """Requests with two pictures, with none and with one, and what the target answers."""
-    asked = [request(3, images) for images in (2, 0, 1)]
-    return [(one, generate(big, None, one, greedy(Chain(1), 7)).tokens) for one in asked]
+@pytest.fixture(scope="module", params=SIZES.values(), ids=SIZES)
+def answered(request):
+    """A target; requests to it with two pictures, with none and with one, and what it answers."""
+    big = target(llava(0, layers=6, sizes=request.param))
+    asked = [ask(3, images, sizes=request.param) for images in (2, 0, 1)]
+    return big, [(one, generate(big, None, one, greedy(Chain(1), 7)).tokens) for one in asked]
 
 
 @pytest.mark.parametrize("name", DRAFTERS)
-def test_greedy_output_is_plain_decoding(big, answered, name):
+def test_greedy_output_is_plain_decoding(answered, name):
+    big, answered = answered
     drafter, cycles = drafter_of(name, big), []
     for tree, (asked, plain) in zip(TREES, answered * 2, strict=True):
         result = generate(big, drafter, asked, greedy(TREES[tree](), 7))
@@ -153,7 +156,7 @@ class Cycle:
 def cycle_of(name, big):
     """Behind a first token where the likeliest draft may stand, and need not."""
     drafter = drafter_of(name, big)
-    for asked, first in itertools.product((request(seed, 1) for seed in range(3)), range(EMITTED)):
+    for asked, first in itertools.product((ask(seed, 1) for seed in range(3)), range(EMITTED)):
         cycle = Cycle(big, drafter, asked, first)
         tree, p = cycle.grow(Chain(1), Draw("top-k"))
         if 0.05 < float(p[0, int(tree.tokens[0])]) < 0.95:
@@ -207,7 +210,7 @@ def test_sampled_proposals(big, name, tree_name):
 )  # fmt: skip
 def test_end_to_end(big, name, tree_name, draw):
     """Five tokens over several cycles, of which the first three are counted; test_specvlm.py has the pruned ones."""
-    asked, drafter, count, warp = request(1, 1), drafter_of(name, big), 500, Warp(1.0, top_k=2)
+    asked, drafter, count, warp = ask(1, 1), drafter_of(name, big), 500, Warp(1.0, top_k=2)
     expected = {(): 1.0}
     for _ in range(3):
         further = {}

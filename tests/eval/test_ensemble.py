@@ -18,7 +18,8 @@ from draftsmith.models.drafters.modes import MODES, ImageSubstitutes
 from draftsmith.models.drafters.weights import FixedWeights, GridWeights, InverseWeights
 from draftsmith.models.targets.llava import LlavaTarget
 from test_contract import greedy, not_vacuous
-from tiny import IMAGE_ID, TOKENS, llava, near, request, target
+from tiny import IMAGE_ID, SIZES, llava, near, num_tokens, target
+from tiny import request as ask
 
 TREE = [(0,), (1,), (0, 0), (0, 1), (1, 0)]
 TOP_K = Draw("top-k")
@@ -48,7 +49,7 @@ SUBSTITUTES = ImageSubstitutes(5, (8, 9, 10), (11, 12), lambda text: [20 + ord(c
 
 
 def decoder(model):
-    return CachedDecoder(model, num_token_ids=TOKENS, never=(IMAGE_ID,))
+    return CachedDecoder(model, num_token_ids=num_tokens(model), never=(IMAGE_ID,))
 
 
 def alone(model, mode):
@@ -80,7 +81,7 @@ def cycles(model, drafter, policy, seeds=3, images=2, warp=None, draw=TOP_K):
     decoding = Decoding(policy, rule, draw, warp or Warp(), 24, ())
     actual = []
     for seed in range(seeds):
-        result = generate(model, drafter, request(seed, images), decoding, torch.Generator().manual_seed(seed))
+        result = generate(model, drafter, ask(seed, images), decoding, torch.Generator().manual_seed(seed))
         actual.append((result.tokens, [(c.num_drafted, c.num_nodes, c.num_accepted) for c in result.cycles]))
     return actual
 
@@ -124,14 +125,17 @@ class Compared(EnsembleProposal):
 
 @POLICIES
 @pytest.mark.parametrize("config", [STANDARD[1], STANDARD[3], FURTHER[-1]], ids=lambda c: c.name)
-def test_batched_rows_are_the_modes_run_one_by_one(big, near, config, policy):
+@pytest.mark.parametrize("sizes", SIZES.values(), ids=SIZES)
+def test_batched_rows_are_the_modes_run_one_by_one(config, policy, sizes):
+    big = llava(0, sizes=sizes)
+    small, asked = near(big), [ask(images, images, sizes=sizes) for images in (1, 3)]
     weights = config.weights.build(len(config.members))
-    drafter = Compared(decoder(near), config.members, weights, newline_id=5, substitutes=SUBSTITUTES)
-    drafter.beside([alone(near, mode) for mode in config.members])
-    for images in (1, 3):
-        not_vacuous(generate(target(big), drafter, request(images, images), greedy(policy)).cycles)
+    drafter = Compared(decoder(small), config.members, weights, newline_id=5, substitutes=SUBSTITUTES)
+    drafter.beside([alone(small, mode) for mode in config.members])
+    for one in asked:
+        not_vacuous(generate(target(big), drafter, one, greedy(policy)).cycles)
     # Guard: the rows are padded to different lengths, and they do not all say the same.
-    lengths = [len(view.request.ids) for view in drafter.views(request(3, 3))]
+    lengths = [len(view.request.ids) for view in drafter.views(asked[1])]
     assert len(set(lengths)) > 1
     assert drafter.compared > 20
 
@@ -141,7 +145,7 @@ def test_batched_rows_are_the_modes_run_one_by_one(big, near, config, policy):
 def test_one_member_is_the_mode_itself(big, near, mode, policy):
     """To the last bit."""
     for images in (0, 1, 2):
-        asked = request(images, images)
+        asked = ask(images, images)
         plain, single = alone(near, mode), ensemble(near, preset(mode))
         for drafter in (plain, single):
             drafter.start(asked, None, Warp(), capacity=20)
@@ -161,7 +165,7 @@ def test_pictures_are_looked_at_once(big, near):
     hook = near.model.vision_tower.register_forward_hook(lambda *_: looked.append(1))
     for config, passes in ((preset("MTCP*"), 1), (preset("MT"), 1), (preset("TC"), 0)):
         looked.clear()
-        ensemble(near, config).start(request(0, 2), None, Warp(), capacity=4)
+        ensemble(near, config).start(ask(0, 2), None, Warp(), capacity=4)
         assert len(looked) == passes
     hook.remove()
 
@@ -169,17 +173,19 @@ def test_pictures_are_looked_at_once(big, near):
 # --- greedy identity ---
 
 
-@pytest.fixture(scope="module")
-def answers(big):
-    """Requests and what the target alone answers."""
-    asked = [request(seed, images) for seed, images in ((0, 1), (1, 2), (2, 0))]
-    return [(one, generate(target(big), None, one, greedy(Chain(5))).tokens) for one in asked]
+@pytest.fixture(scope="module", params=SIZES.values(), ids=SIZES)
+def answers(request):
+    """Target and draft; requests and what the target alone answers."""
+    big = llava(0, sizes=request.param)
+    asked = [ask(seed, images, sizes=request.param) for seed, images in ((0, 1), (1, 2), (2, 0))]
+    return big, near(big), [(one, generate(target(big), None, one, greedy(Chain(5))).tokens) for one in asked]
 
 
 @POLICIES
 @pytest.mark.parametrize("config", [*map(preset, MODES), *STANDARD, *FURTHER], ids=lambda c: c.name)
-def test_greedy_output_is_plain_decoding(big, near, answers, config, policy):
-    drafter, actual = ensemble(near, config), []
+def test_greedy_output_is_plain_decoding(answers, config, policy):
+    big, small, answers = answers
+    drafter, actual = ensemble(small, config), []
     for asked, expected in answers:
         result = generate(target(big), drafter, asked, greedy(policy))
         assert result.tokens == expected
@@ -194,7 +200,7 @@ class SeesAs(LlavaTarget):
     """A target that is shown what a mode is shown."""
 
     def __init__(self, model, mode):
-        super().__init__(model, num_token_ids=TOKENS, image_token_id=IMAGE_ID)
+        super().__init__(model, num_token_ids=num_tokens(model), image_token_id=IMAGE_ID)
         self.mode, embed = mode, self.decoder.embed
         self.decoder.embed = lambda *given, **more: embed(*given, **(more | {"pool": 2 if mode == "P" else 1}))
 
@@ -251,7 +257,7 @@ def test_accepted_positions_and_the_first_rejected_one(big, near, policy, warp):
     told = Told()
     drafter = EnsembleProposal(decoder(near), ("M", "M"), told, newline_id=5)
     decoding = Decoding(policy, Greedy() if warp.greedy else Sampling(), TOP_K, warp, 24, ())
-    result = generate(target(big), drafter, request(1, 1), decoding, torch.Generator().manual_seed(0)).cycles
+    result = generate(target(big), drafter, ask(1, 1), decoding, torch.Generator().manual_seed(0)).cycles
     drafted = [c for c in result if c.num_drafted]
     assert len(told.counts) == len(drafted)
     for count, cycle in zip(told.counts, drafted, strict=True):
@@ -276,5 +282,5 @@ def test_a_copy_tells_its_own_distributions(big):
             close.append(torch.allclose(q, p.expand_as(q), atol=1e-5))
 
         told.observe = compare
-        generate(target(big), drafter, request(1, 1), decoding, torch.Generator().manual_seed(0))
+        generate(target(big), drafter, ask(1, 1), decoding, torch.Generator().manual_seed(0))
         assert len(close) > 1 and all(close)

@@ -20,7 +20,7 @@ from draftsmith.models.targets.base import Prompt, Taps, TargetStep
 from heads_tiny import SETTINGS, config_of
 from heads_tiny import head_of as fresh_head
 from test_contract import eagerly
-from tiny import IMAGE_ID, TOKENS, VOCAB, llava, request, target
+from tiny import IMAGE_ID, SIZES, TOKENS, VOCAB, llava, request, target
 from torch import nn
 from torch.nn import functional as F
 
@@ -116,12 +116,13 @@ class Oracle(nn.Module):
 @pytest.mark.parametrize("shape", POLICIES)
 @pytest.mark.parametrize("images", [0, 1, 2])
 @pytest.mark.parametrize("name", ["sparrow", "msd"])
-def test_an_oracle_is_accepted_to_full_depth(name, images, shape):
+@pytest.mark.parametrize("sizes", SIZES.values(), ids=SIZES)
+def test_an_oracle_is_accepted_to_full_depth(name, images, shape, sizes):
     """True states in, the target's own choice out: anything misplaced by one would show in the first cycle."""
-    loud = llava(1)
+    loud = llava(1, sizes=sizes)
     loud.lm_head.weight.data *= 6  # the likeliest path is then a tree's best path
     model = target(loud)
-    asked, config = request(5, images), config_of(**SETTINGS[name])
+    asked, config = request(5, images, sizes=sizes), config_of(**SETTINGS[name])
     text = (asked.modality == TEXT) if name == "sparrow" else torch.ones_like(asked.modality).bool()
     # The first token of a prompt has no input; the last input reads the first generated token.
     held = asked.ids[1:][text[1:]].tolist()

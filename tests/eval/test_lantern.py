@@ -20,7 +20,7 @@ from draftsmith.models.decoding.tree import ROOT, Tree, no_tree
 from draftsmith.models.decoding.warp import Warp
 from pydantic import ValidationError
 from test_exactness import CHAIN, FORK, distributions, emitted_distribution, outcomes, wanted
-from test_verify_vectors import check_walk, recorded_tree, walk
+from test_verify_vectors import check_conditional, check_draws, check_walk, recorded_tree, walk
 
 VECTORS = Path(__file__).parent / "vectors" / "lantern.npz"
 FORMS = {"code": "reference", "paper": "paper"}
@@ -235,6 +235,24 @@ def test_drawn_children_of_the_released_code(case, monkeypatch):
     for trial, uniforms in enumerate(V[f"{case}/uniforms"]):
         result = walk(relaxed, monkeypatch, tree, p, uniforms)
         check_walk(V, case, case, trial, result, tree)
+
+
+@pytest.mark.parametrize("case", [f"static{i}" for i in range(4)])
+def test_drawn_children_come_of_the_recorded_draft(case):
+    temperature, top_k, top_p = (float(V[f"{case}/{name}"]) for name in ("temperature", "top_k", "top_p"))
+    check_draws(V, case, Warp(temperature, int(top_k), top_p))
+    check_conditional(V, case)
+
+
+@pytest.mark.parametrize("case", [f"greedy{i}" for i in range(4)])
+def test_unrelaxed_greedy(case):
+    """What the same trees give without relaxation: the exact rule."""
+    tree, rows = recorded_tree(V, case), V[f"{case}/retrieve"]
+    verified = Greedy()(tree, V[f"{case}/node_logits"])
+    assert verified.num_accepted == int(V[f"{case}/strict/accept_length"])
+    assert verified.bonus == int(V[f"{case}/strict/bonus_token"])
+    row = rows[int(V[f"{case}/strict/best_row"])][: verified.num_accepted + 1]
+    assert [0, *(n + 1 for n in verified.path)] == row.tolist()
 
 
 def test_the_released_code_may_remove_everything(monkeypatch):

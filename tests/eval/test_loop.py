@@ -6,7 +6,7 @@ from draftsmith.eval.loop import Decoding, generate
 from draftsmith.eval.policies import Chain, Draw, Static
 from draftsmith.eval.rules import Greedy
 from draftsmith.models.decoding.warp import Warp
-from tiny import EOS, llava, proposal, reference, self_draft, target
+from tiny import EOS, SIZES, llava, proposal, reference, self_draft, target
 from tiny import request as ask
 
 TREE = [(0,), (1,), (2,), (0, 0), (0, 1), (1, 0), (0, 0, 0), (0, 0, 1), (0, 1, 0)]
@@ -16,15 +16,20 @@ def greedy(policy, max_new_tokens=24, eos=(EOS,)) -> Decoding:
     return Decoding(policy, Greedy(), Draw("top-k"), Warp(), max_new_tokens, eos)
 
 
+@pytest.fixture(scope="module", params=SIZES.values(), ids=SIZES)
+def sizes(request):
+    return request.param
+
+
 @pytest.fixture(scope="module")
-def models():
-    return llava(0), llava(1, width=16, layers=1)
+def models(sizes):
+    return llava(0, sizes=sizes), llava(1, width=16, layers=1, sizes=sizes)
 
 
 @pytest.fixture(scope="module", params=[0, 1, 3])
-def answers(request, models):
+def answers(request, models, sizes):
     """Requests with so many pictures, and what transformers' own decoding answers."""
-    asked = [ask(seed, request.param) for seed in range(3)]
+    asked = [ask(seed, request.param, sizes=sizes) for seed in range(3)]
     return [(one, reference(models[0], one, 24)) for one in asked]
 
 
@@ -34,7 +39,9 @@ def test_plain_output_is_the_targets_own(models, answers):
 
 
 @pytest.mark.parametrize("mode", ["M", "T"])
-@pytest.mark.parametrize("policy", [Chain(1), Chain(4), Static(TREE)], ids=["chain1", "chain4", "static"])
+@pytest.mark.parametrize(
+    "policy", [Chain(1), Chain(4), Chain(7), Static(TREE)], ids=["chain1", "chain4", "chain7", "static"]
+)
 def test_greedy_output_is_the_targets_own(models, answers, policy, mode):
     big, small = models
     for asked, expected in answers:
@@ -42,32 +49,37 @@ def test_greedy_output_is_the_targets_own(models, answers, policy, mode):
 
 
 @pytest.mark.parametrize(("mode", "images"), [("M", 0), ("M", 1), ("M", 2), ("T", 0)])
-def test_a_copy_of_the_target_is_accepted_whole(models, mode, images):
+@pytest.mark.parametrize("gamma", [5, 3])
+def test_a_copy_of_the_target_is_accepted_whole(models, sizes, mode, images, gamma):
     big, _ = models
     drafted = accepted = 0
     for seed in range(4):
-        result = generate(target(big), self_draft(big, mode), ask(seed, images), greedy(Chain(5), eos=()))
+        result = generate(
+            target(big), self_draft(big, mode), ask(seed, images, sizes=sizes), greedy(Chain(gamma), eos=())
+        )
         for cycle in result.cycles:
             assert cycle.num_accepted == cycle.num_drafted
             drafted, accepted = drafted + cycle.num_drafted, accepted + cycle.num_accepted
     assert drafted == accepted > 40
 
 
-def test_a_blind_copy_is_rejected_somewhere(models):
+def test_a_blind_copy_is_rejected_somewhere(models, sizes):
     """Guards the test above: if pictures did not matter, it would pass for a blind draft too."""
     big, _ = models
     cycles = [
         cycle
         for seed in range(4)
-        for cycle in generate(target(big), self_draft(big, "T"), ask(seed, 1), greedy(Chain(5), eos=())).cycles
+        for cycle in generate(
+            target(big), self_draft(big, "T"), ask(seed, 1, sizes=sizes), greedy(Chain(5), eos=())
+        ).cycles
     ]
     assert any(cycle.num_accepted < cycle.num_drafted for cycle in cycles)
     assert any(cycle.num_accepted > 0 for cycle in cycles)
 
 
-def test_end_token_inside_a_block_and_length_limits(models):
+def test_end_token_inside_a_block_and_length_limits(models, sizes):
     big, _ = models
-    asked = ask(1, 1)
+    asked = ask(1, 1, sizes=sizes)
     free = reference_without_end(big, asked)
     for place in range(1, 12):
         eos = free[place]
@@ -86,10 +98,10 @@ def reference_without_end(model, asked):
     return generate(target(model), None, asked, greedy(Chain(1), 24, eos=())).tokens
 
 
-def test_tree_verification_equals_one_path_at_a_time(models):
+def test_tree_verification_equals_one_path_at_a_time(models, sizes):
     """Scores of a tree's nodes are those of plain passes along each path, also after a commit."""
     big, small = models
-    asked = ask(3, 1)
+    asked = ask(3, 1, sizes=sizes)
     drafter, model = proposal(small), target(big)
     from draftsmith.models.targets.base import Taps
 

@@ -146,6 +146,9 @@ def test_block_by_block(name):
             assert torch.stack(ensemble.weights_raw).numpy() == pytest.approx(
                 ARRAYS[f"{name}_weights_raw"][1:], rel=1e-5
             )
+        else:  # a point of the grid sums to 1 as it is
+            raw = torch.stack(ensemble.weights_used).numpy()[1:]
+            assert raw == pytest.approx(ARRAYS[f"{name}_weights_raw"][1:], abs=1e-6)
         for block, rows in steps.items():
             expected = ARRAYS[f"{name}_ensembled"][block, : len(rows)]
             assert torch.stack(rows).numpy() == pytest.approx(expected, abs=1e-5)

@@ -7,7 +7,7 @@ import copy
 import itertools
 import math
 import random
-from collections import defaultdict
+from collections import Counter, defaultdict
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -21,13 +21,14 @@ from draftsmith.eval.policies.adt import Shape, acceptance_rate, adapt, flock
 from draftsmith.eval.policies.dynamic import candidates
 from draftsmith.eval.rules import Sampling
 from draftsmith.models.decoding.rows import guide
-from draftsmith.models.decoding.tree import ROOT
+from draftsmith.models.decoding.tree import ROOT, ancestor_mask
 from draftsmith.models.decoding.warp import Warp
 from fakes import CannotExpand, GuidedTarget, ReadsFeatures, RowsProposal, Wrapped, no_picture, picture
 from pydantic import TypeAdapter, ValidationError
 from test_contract import compare, decoder, greedy, not_vacuous
 from test_exactness import NoResidual, outcomes
 from tiny import IMAGE_ID, TOKENS, llava, near, proposal, request, target
+from trees_recorded import leaf_paths, unpadded
 
 VECTORS = Path(__file__).parent / "vectors_trees"
 TOP_K = Draw("top-k")
@@ -37,22 +38,6 @@ def arrays(name, case):
     stored = np.load(VECTORS / f"{name}.npz")
     prefix = f"{case}/"
     return {key[len(prefix) :]: torch.from_numpy(stored[key]) for key in stored.files if key.startswith(prefix)}
-
-
-def leaf_paths(tree):
-    """Every leaf's path in nodes with the root as 0, in the order of `tree.leaves`: the rows of a table of paths."""
-    paths = []
-    for leaf in tree.leaves:
-        path, node = [], leaf
-        while node != ROOT:
-            path.append(node + 1)
-            node = tree.parents[node]
-        paths.append((0, *reversed(path)))
-    return paths
-
-
-def unpadded(rows):
-    return [tuple(x for x in row if x >= 0) for row in rows.tolist()]
 
 
 class Recorded:
@@ -91,6 +76,8 @@ def test_the_tree_of_eagle(case):
         assert torch.equal(grown.ancestor_mask(), wanted["tree_mask"].bool())
         assert [0, *grown.depths] == wanted["position_offsets"].tolist()
         assert leaf_paths(grown) == unpadded(wanted["retrieve_greedy"])
+        padding_last = sorted(leaf_paths(grown), key=lambda path: (*path, math.inf))
+        assert padding_last == unpadded(wanted["retrieve_sampling"])
 
 
 @pytest.mark.parametrize("name", [*CHOICES, "random_shuffled"])
@@ -98,7 +85,7 @@ def test_the_published_static_trees(name):
     wanted = arrays("static_tree", name)
     listed = unpadded(wanted["choices"])
     assert name == "random_shuffled" or sorted(listed) == sorted(CHOICES[name])
-    policy, asked = Static(listed), []
+    policy, asked, expansions = Static(listed), [], []
 
     def q(first, count):
         """Row r's j-th likeliest token is 10 r + j: a token says which draw of which inner node it is."""
@@ -111,6 +98,7 @@ def test_the_published_static_trees(name):
     def expand(parents, tokens):
         first = 1 + sum(len(parents) for parents in asked)
         asked.append(list(parents))
+        expansions.append((parents, tokens))
         return q(first, len(parents))
 
     tree = policy.grow(q(0, 1)[0], expand, TOP_K, max_levels=99)
@@ -121,6 +109,37 @@ def test_the_published_static_trees(name):
     assert leaf_paths(tree) == unpadded(wanted["retrieve"]), "in this order relaxed greedy acceptance breaks ties"
     assert (tree.tokens + 1).tolist() == wanted["tree_indices"][1:].tolist()
     assert policy.max_nodes == len(listed)
+    check_expansions(wanted, expansions)
+    check_table(wanted, tree)
+
+
+def check_expansions(wanted, expansions):
+    """What the drafter is asked for at each level: whose tokens, under whom, and which expanded nodes each one sees."""
+    assert len(expansions) == sum(key.endswith("/select") for key in wanted)
+    seen = ancestor_mask(tuple(parent for parents, _ in expansions for parent in parents))[1:, 1:]
+    above, first = 0, 0  # inner nodes in front of the level that was expanded last, and of this one
+    for level, (parents, tokens) in enumerate(expansions):
+        # Draws of the level before, ten to an inner node: a token is 10 * (row of its parent, the root's first) + rank.
+        before = 0 if level == 0 else 1 + above
+        assert (tokens - 10 * before).tolist() == wanted[f"expand{level}/select"].tolist()
+        assert [*Counter(parents).values()] == wanted[f"expand{level}/repeat"].tolist()
+        mask = seen[first : first + len(parents), : first + len(parents)]
+        assert torch.equal(mask, wanted[f"expand{level}/mask"].bool())
+        above, first = first, first + len(parents)
+
+
+def check_table(wanted, tree):
+    """For each entry of the table of paths: its parent among the inner nodes of that level, and who came before."""
+    inner = [node for node in (ROOT, *range(tree.num_nodes)) if tree.children.get(node)]
+    depth = {ROOT: 0} | dict(enumerate(tree.depths))
+    rows = {node: [other for other in inner if depth[other] == depth[node]].index(node) for node in inner}
+    for row, path in enumerate(leaf_paths(tree)):
+        assert wanted["parent_row"][row, 0] == -1
+        for place, node in enumerate(path[1:], 1):
+            parent = tree.parents[node - 1]
+            assert rows[parent] == wanted["parent_row"][row, place]
+            older = [child + 1 for child in tree.children[parent] if child + 1 < node]
+            assert older == [n for n in wanted["earlier_siblings"][row, place].tolist() if n >= 0]
 
 
 def table(seed, vocab, kept):

@@ -75,6 +75,8 @@ def test_greedy(vectors, case):
     assert [0, *(n + 1 for n in verified.path)] == vectors[f"{case}/path_nodes"].tolist()
     assert verified.num_accepted == int(vectors[f"{case}/accept_length"])
     assert verified.bonus == int(vectors[f"{case}/bonus_token"])
+    row = vectors[f"{case}/retrieve"][int(vectors[f"{case}/best_row"])]
+    assert [0, *(n + 1 for n in verified.path)] == row[: verified.num_accepted + 1].tolist()
 
 
 @pytest.mark.parametrize("case", cases("eagle"))
@@ -106,8 +108,24 @@ def test_warping_where_the_order_of_the_cuts_does_not_matter(vectors, case):
     assert torch.allclose(result, vectors[f"{case}/node_probs"], atol=1e-6)
 
 
+def test_warping_in_llamagens_order():
+    """Temperature, top-k with its ties, then the nucleus with the token that passes it: LlamaGen's sampler as it is."""
+    with np.load(VECTORS.with_name("warp.npz")) as file:
+        given = {key: torch.from_numpy(file[key]) for key in file.files}
+    logits = given["logits"]
+    tied = logits[0].sort(descending=True).values
+    cuts = list(zip(*(given[name].tolist() for name in ("temperature", "top_k", "top_p")), strict=True))
+    assert any(k > 0 and tied[k - 1] == tied[k] for _, k, _ in cuts), "a tie at the edge of a cut"
+    for setting, wanted in zip(cuts, given["probs"], strict=True):
+        torch.testing.assert_close(Warp(*setting)(logits), wanted, atol=1e-6, rtol=0)
+
+
 @pytest.mark.parametrize("case", cases("eagle1"))
 def test_recorded_draft_probs_are_what_the_siblings_were_drawn_from(vectors, case):
+    check_conditional(vectors, case)
+
+
+def check_conditional(vectors, case: str) -> None:
     """q of a child given the earlier draws, which `Sampling` takes off one by one, as EAGLE-1 stores it."""
     tree, stored = recorded_tree(vectors, case), vectors[f"{case}/q_conditional"]
     for siblings in tree.children.values():
@@ -115,3 +133,19 @@ def test_recorded_draft_probs_are_what_the_siblings_were_drawn_from(vectors, cas
         for child in siblings:
             assert float(q[tree.tokens[child]]) == pytest.approx(float(stored[child + 1]), abs=1e-5)
             q = rules.without(q, int(tree.tokens[child]))
+
+
+@pytest.mark.parametrize("case", cases("eagle1"))
+def test_recorded_children_are_draws_from_the_warped_draft(vectors, case):
+    """Inner nodes: their distribution comes of their scores, their children of the ten draws, in order."""
+    check_draws(vectors, case, settings(vectors, case))
+
+
+def check_draws(vectors, case: str, warp: Warp) -> None:
+    tree, draws = recorded_tree(vectors, case), vectors[f"{case}/draws"]
+    inner = torch.tensor(sorted(node + 1 for node in tree.children))
+    scores, probs = vectors[f"{case}/draft_logits"][inner], vectors[f"{case}/draft_probs"][inner]
+    torch.testing.assert_close(warp(scores), probs, atol=1e-6, rtol=0)
+    assert sorted(inner.tolist()) == [n for n, row in enumerate(draws.tolist()) if row[0] >= 0]
+    for parent, children in tree.children.items():
+        assert tree.tokens[list(children)].tolist() == draws[parent + 1, : len(children)].tolist()

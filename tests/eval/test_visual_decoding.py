@@ -30,22 +30,25 @@ SETTINGS = {  # name -> condition, guidance scale, interval
     "class": ("class", 1.0, -1),
     "guided": ("text", 3.0, -1),
     "interval": ("class", 3.0, 3),
+    "other sizes": ("text", 3.0, 6),
 }
+SIZES = {"other sizes": {"grid": 5, "vocab": 37, "dim": 48, "heads": 3}}
+ANOLES = {"anole": {}, "anole, other sizes": {"grid": 5, "heads": 4, "kv_heads": 2}}
 FORK = [(0,), (1,), (0, 0)]
 
 
-def adt(**changes):
+def adt(grid=4, **changes):
     settings = {
         "total": 12, "initial_depth": 2, "initial_width": 3, "width_step": 1, "width_range": (1, 5),
         "depth_range": (0, 5), **changes,
     }  # fmt: skip
-    return AdtTree(kind="adt", **settings).build(grid=4)
+    return AdtTree(kind="adt", **settings).build(grid=grid)
 
 
 POLICIES = {
-    "chain": lambda: Chain(4),
-    "static": lambda: Static(CHOICES["mc_sim_7b_63"]),
-    "dynamic": lambda: Dynamic(total=16, depth=3, width=4),
+    "chain": lambda grid: Chain(4),
+    "static": lambda grid: Static(CHOICES["mc_sim_7b_63"]),
+    "dynamic": lambda grid: Dynamic(total=16, depth=3, width=4),
     "adt": adt,
 }
 
@@ -55,10 +58,10 @@ def drafters():
     """Heads that agree with their target now and then, for each setting."""
     result = {}
     for name, (condition, scale, interval) in SETTINGS.items():
-        generator = target(llamagen(condition), scale, interval)
+        generator = target(llamagen(condition, **SIZES.get(name, {})), scale, interval)
         heads = [(config, trained(generator, config, steps=40)[0]) for config in (EAGLE, MEDUSA)]
         proposals = {config.kind: config.drafter(head, generator) for config, head in heads}
-        smaller = llamagen(condition)
+        smaller = llamagen(condition, **SIZES.get(name, {}))
         generator_ = torch.Generator().manual_seed(1)
         smaller.output.weight.data += 0.15 * torch.randn(smaller.output.weight.shape, generator=generator_)
         proposals["sibling"] = SiblingProposal(target(smaller, scale, interval))
@@ -85,9 +88,11 @@ def test_greedy_images_are_the_targets(drafters, setting, kind, shape):
     for seed in range(6, 9):
         asked = request(generator.model, seed)
         images.append(plain(generator, asked))
-        result = generate(generator, proposals[kind], asked, greedy(POLICIES[shape](), 16))
+        result = generate(
+            generator, proposals[kind], asked, greedy(POLICIES[shape](generator.grid), generator.num_codes)
+        )
         assert result.tokens == images[-1]
-        check_cycles(result, 16)
+        check_cycles(result, generator.num_codes)
         cycles += result.cycles
     assert any(c.num_accepted for c in cycles) and any(c.num_accepted < c.num_drafted for c in cycles)
     assert len(set(map(tuple, images))) == 3 and len(set(itertools.chain(*images))) > 5
@@ -197,37 +202,38 @@ def truth_of(generator, asked):
 
 def with_oracle(setting, kind, seed, *, loud):
     """(target, request, proposal); `loud` targets are sure of each token."""
-    if setting == "anole":
-        generator = anole()
+    if setting in ANOLES:
+        generator = anole(**ANOLES[setting])
         asked = ImageRequest(torch.tensor([25, 31, 28])[:seed])
         prompts = [[*asked.condition.tolist(), 22, 21], [21]]
     else:
         condition, scale, interval = SETTINGS[setting]
-        generator = target(llamagen(condition, loud=loud), scale, interval)
+        generator = target(llamagen(condition, loud=loud, **SIZES.get(setting, {})), scale, interval)
         asked = request(generator.model, seed)
         prompts = [[0] * (generator.config.num_condition_tokens - 1)] * 2
     truth = truth_of(generator, asked)
     if kind == "eagle":
-        oracle = Oracle(truth, prompts, mask_padding=setting == "anole")
+        oracle = Oracle(truth, prompts, mask_padding=setting in ANOLES)
         return generator, asked, ImageEagleProposal(oracle, generator.guided)
     image, rows = plain(generator, asked), generator.guidance.num_rows
-    states = torch.stack([torch.stack([truth(row, image[:n]) for n in range(16)]) for row in range(rows)])
+    states = torch.stack([torch.stack([truth(row, image[:n]) for n in range(len(image))]) for row in range(rows)])
     return generator, asked, MedusaProposal(LevelOracle(states), generator.guided)
 
 
 @pytest.mark.parametrize("shape", POLICIES)
 @pytest.mark.parametrize("kind", ["eagle", "medusa"])
-@pytest.mark.parametrize("setting", [*SETTINGS, "anole"])
+@pytest.mark.parametrize("setting", [*SETTINGS, *ANOLES])
 def test_an_oracle_is_accepted_to_full_depth(setting, kind, shape):
     """True states in, the target's own choice out: anything misplaced by one would show in the first cycle."""
     for seed in (1, 3):
         # Loud: the likeliest path is then a tree's best path.
         generator, asked, draft = with_oracle(setting, kind, seed, loud=3.0)
-        result = generate(generator, draft, asked, greedy(POLICIES[shape](), 16))
+        count = generator.num_codes
+        result = generate(generator, draft, asked, greedy(POLICIES[shape](generator.grid), count))
         assert result.tokens == plain(generator, asked) and len(set(result.tokens)) > 2
-        check_cycles(result, 16)
+        check_cycles(result, count)
         assert all(c.num_accepted == c.num_drafted for c in result.cycles)
-        assert max(c.num_drafted for c in result.cycles) >= 3 and len(result.cycles) <= 6
+        assert max(c.num_drafted for c in result.cycles) >= 3 and len(result.cycles) <= max(6, count // 3)
 
 
 class Watched(Static):
@@ -256,14 +262,14 @@ class Watched(Static):
 
 
 @pytest.mark.parametrize("kind", ["eagle", "medusa"])
-@pytest.mark.parametrize("setting", [*SETTINGS, "anole"])
+@pytest.mark.parametrize("setting", [*SETTINGS, *ANOLES])
 def test_an_oracle_drafts_from_the_targets_own_distribution(setting, kind):
     """Guided as the target is, token by token: also where guidance ends."""
     generator, asked, draft = with_oracle(setting, kind, 1, loud=0.35)
     # A short tree has its root at every other token, a tall one its nodes at most of them.
     for choices in ([(0,)], CHOICES["mc_sim_7b_63"]):
         policy = Watched(choices)
-        result = generate(generator, draft, asked, greedy(policy, 16))
+        result = generate(generator, draft, asked, greedy(policy, generator.num_codes))
         assert result.tokens == plain(generator, asked) and policy.compared > 6
 
 
@@ -271,12 +277,13 @@ def test_an_oracle_drafts_from_the_targets_own_distribution(setting, kind):
 @pytest.mark.parametrize("setting", SETTINGS)
 def test_a_copy_of_the_target_is_accepted_whole(setting, shape):
     condition, scale, interval = SETTINGS[setting]
-    generator = target(llamagen(condition, loud=3.0), scale, interval)
+    generator = target(llamagen(condition, loud=3.0, **SIZES.get(setting, {})), scale, interval)
     draft = SiblingProposal(target(copy.deepcopy(generator.model), scale, interval))
     asked = request(generator.model, 6)
-    result = generate(generator, draft, asked, greedy(POLICIES[shape](), 16))
+    count = generator.num_codes
+    result = generate(generator, draft, asked, greedy(POLICIES[shape](generator.grid), count))
     assert result.tokens == plain(generator, asked)
-    assert all(c.num_accepted == c.num_drafted for c in result.cycles) and len(result.cycles) <= 6
+    assert all(c.num_accepted == c.num_drafted for c in result.cycles) and len(result.cycles) <= max(6, count // 3)
 
 
 # ---- sampling

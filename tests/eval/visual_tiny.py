@@ -37,11 +37,18 @@ def arrays(file: str, prefix: str = "") -> dict[str, torch.Tensor]:
 
 
 def llamagen(
-    condition: str = "class", seed: int = 0, *, grid: int = 4, vocab: int = 24, dim: int = 32, loud: float = 0.35
+    condition: str = "class",
+    seed: int = 0,
+    *,
+    grid: int = 4,
+    vocab: int = 24,
+    dim: int = 32,
+    heads: int = 2,
+    loud: float = 0.35,
 ) -> LlamaGen:
     """Random weights whose scores follow the condition, the cell and the codes before it; `loud` sharpens them."""
     config = LlamaGenConfig(
-        num_layers=2, num_heads=2, dim=dim, ffn_hidden=2 * dim, vocab_size=vocab, grid=grid, condition=condition,
+        num_layers=2, num_heads=heads, dim=dim, ffn_hidden=2 * dim, vocab_size=vocab, grid=grid, condition=condition,
         num_classes=5, caption_dim=12, caption_slots=6, init_std=0.5, dropout=0,
     )  # fmt: skip
     generator = torch.Generator().manual_seed(seed)
@@ -55,24 +62,24 @@ def target(model: LlamaGen, scale: float = 1.0, interval: int = -1) -> LlamaGenT
     return LlamaGenTarget(model, Guidance(scale, interval))
 
 
-def anole(seed: int = 0, *, scale: float = 3.0) -> AnoleTarget:
-    """A tiny Chameleon whose ids are the published ones as far as they go: 16 codes from id 4 on, images of 4 x 4."""
+def anole(seed: int = 0, *, scale: float = 3.0, heads: int = 2, kv_heads: int = 2, grid: int = 4) -> AnoleTarget:
+    """A tiny Chameleon whose ids are the published ones as far as they go: 16 codes from id 4 on, `grid` a side."""
     names = {f"IMGIMG{''.join('ABCDEFGHIJ'[int(digit)] for digit in str(code))}Z": code + 4 for code in range(16)}
     names |= {"<s>": 0, "<pad>": 1, "</s>": 2, "<unk>": 3, "<image>": 23}
     names |= {"<eoss>": 20, "<racm3:break>": 21, "<reserved08706>": 22, **{f"w{i}": i for i in range(24, 34)}}
     vq = {
         "base_channels": 32, "channel_multiplier": [1, 1], "num_res_blocks": 1, "latent_channels": 8, "embed_dim": 4,
-        "num_embeddings": 16, "resolution": 8, "attn_resolutions": [],
+        "num_embeddings": 16, "resolution": 2 * grid, "attn_resolutions": [],
     }  # fmt: skip
     config = ChameleonConfig(
-        vocab_size=34, hidden_size=32, intermediate_size=48, num_hidden_layers=2, num_attention_heads=2,
-        num_key_value_heads=2, max_position_embeddings=128, vq_config=vq, vocabulary_map=names, pad_token_id=1,
+        vocab_size=34, hidden_size=32, intermediate_size=48, num_hidden_layers=2, num_attention_heads=heads,
+        num_key_value_heads=kv_heads, max_position_embeddings=128, vq_config=vq, vocabulary_map=names, pad_token_id=1,
         initializer_range=0.5,
     )  # fmt: skip
     torch.manual_seed(seed)
     model = ChameleonForConditionalGeneration(config).eval()
     model.lm_head.weight.data *= 2
-    return AnoleTarget(model, guidance=Guidance(scale), num_image_tokens=16)
+    return AnoleTarget(model, guidance=Guidance(scale), num_image_tokens=grid**2)
 
 
 def request(model: LlamaGen, seed: int = 0) -> ImageRequest:

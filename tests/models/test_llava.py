@@ -25,6 +25,7 @@ from draftsmith.models.targets.base import Taps
 from draftsmith.models.targets.llava import LlavaTargetConfig
 from draftsmith.models.targets.load import load_target
 from tiny import IMAGE_ID, VOCAB, llava, request
+from torch.nn import functional as F
 from transformers import CLIPVisionConfig, CLIPVisionModel, LlamaConfig, LlamaForCausalLM, LlavaForConditionalGeneration
 
 VECTORS = np.load(Path(__file__).parents[1] / "data" / "vectors" / "lvlm" / "llava_logits.npz", allow_pickle=False)
@@ -83,7 +84,7 @@ def test_recorded_logits_features_and_loss(recorded):
 @pytest.mark.parametrize("prefix", ["", "pooled_"])
 def test_recorded_logits_through_the_cached_decoder(recorded, prefix):
     """Row by row, pictures pooled 2 x 2 before the projector in the pooled variant."""
-    data, decoder = batch(prefix), CachedDecoder(recorded, num_token_ids=96)
+    data, decoder, losses = batch(prefix), CachedDecoder(recorded, num_token_ids=96), []
     for row, length in enumerate(data.attention_mask.sum(1).tolist()):
         ids, modality = data.ids[row : row + 1, :length], data.modality[row : row + 1, :length]
         with torch.no_grad():
@@ -91,6 +92,9 @@ def test_recorded_logits_through_the_cached_decoder(recorded, prefix):
             states = decoder.forward(embeds, decoder.new_cache(length), torch.arange(length)[None])
             logits = recorded.lm_head(states.feature)[0]
         assert (logits - tensor(f"{prefix}logits")[row, :length]).abs().max() < 3e-4
+        keep = data.loss_mask[row, 1:length]
+        losses.append(F.cross_entropy(logits[:-1][keep], ids[0, 1:][keep], reduction="none"))
+    assert float(torch.cat(losses).mean()) == pytest.approx(float(VECTORS[f"{prefix}loss"]), abs=1e-5)
 
 
 def test_pooling_stands_before_the_projector(recorded):

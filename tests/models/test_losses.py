@@ -2,11 +2,14 @@
 
 import math
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
 import torch
-from draftsmith.models.losses import divergence, divergence_of_logs, list_mle, log_probs
+from draftsmith.models.distillation import DistillObjective, DistillTraining, OnlineGoal
+from draftsmith.models.losses import divergence, list_mle
+from torch import nn
 
 NAMES = ["soft_ce", "kl", "reverse_kl", "jsd", "tvd", "tvd_plus", "lk_alpha", "lk_hybrid"]
 BETA = 0.2  # of jsd
@@ -194,17 +197,31 @@ def test_recorded_values_at_temperature_two():
     torch.testing.assert_close(divergence("kl", target, draft), recorded("forward_kl_temp2"), atol=1e-9, rtol=1e-9)
 
 
-def test_lk_hybrid_with_one_lambda_for_the_batch():
-    """The other convention: lambda from the mean alpha of the rows that count, which then are averaged."""
-    mask = recorded("mask")
-    log_p = log_probs(recorded("p_logits"))
-    draft = recorded("q_logits").requires_grad_()
-    alpha = recorded("alpha")[mask].mean()
-    result = divergence_of_logs("lk_hybrid", log_p[mask], log_probs(draft)[mask], alpha=alpha).mean()
-    torch.testing.assert_close(result, recorded("lk_hybrid_batch_alpha"), atol=1e-9, rtol=1e-9)
-    result.backward()
-    wanted = recorded("lk_hybrid_batch_alpha_grad")
-    torch.testing.assert_close(draft.grad[1:], wanted[1:], atol=1e-9, rtol=1e-9)
+def test_recorded_alpha_and_the_lambda_that_lk_hybrid_takes_from_it():
+    """alpha = 1 - TV; lambda is what weighs KL against TV in each row where the two differ."""
+    target, draft = recorded("p_logits"), recorded("q_logits")
+    kl, tvd, hybrid = (divergence(name, target, draft) for name in ("kl", "tvd", "lk_hybrid"))
+    torch.testing.assert_close(1 - tvd, recorded("alpha"), atol=1e-9, rtol=0)
+    apart = (kl - tvd).abs() > 1e-3
+    assert apart.sum() >= 10 and not apart[0]
+    found = ((hybrid - tvd) / (kl - tvd))[apart]
+    torch.testing.assert_close(found, recorded("lambda_per_position")[apart], atol=1e-9, rtol=1e-9)
+    for side in (target, draft):
+        side[:, -int(VECTORS["excluded_tail"]) :] = BANNED
+    torch.testing.assert_close(1 - divergence("tvd", target, draft), recorded("tail_excluded_alpha"), atol=1e-9, rtol=0)
+
+
+def test_recorded_agreement_and_alpha_are_what_distillation_reports():
+    target, draft = recorded("p_logits").float(), recorded("q_logits").float()
+    nothing = torch.zeros(target.shape[1], dtype=torch.bool)
+    goal = OnlineGoal(target, nn.Identity(), nothing, 1.0)
+    training = SimpleNamespace(objective=DistillObjective(kind="distill"), banned=nothing)
+    labels = torch.zeros(len(target), dtype=torch.int64)
+    for row, (agrees, alpha) in enumerate(zip(recorded("greedy_agreement"), recorded("alpha"), strict=True)):
+        piece = slice(row, row + 1)
+        _, (_, agreed, found) = DistillTraining._compare(training, goal, labels, piece, draft[piece])
+        assert bool(agreed) == bool(agrees)
+        assert float(found) == pytest.approx(float(alpha), abs=1e-5)
 
 
 def test_gradient_of_tvd_plus_is_the_policy_gradient_with_normalised_rewards():

@@ -36,6 +36,7 @@ from safetensors.torch import save_file
 from torch import nn
 from torch.nn import functional as F
 from transformers import ChameleonConfig
+from trees_recorded import leaf_paths, unpadded
 from visual_tiny import EAGLE, LmHead, anole, arrays, code_batch, llamagen, step_of, target, trained, true_features
 
 CASES = ["eagle-a", "eagle-b", "net", "llamagen_t2i", "llamagen_c2i", "anole"]
@@ -225,6 +226,9 @@ def test_whole_drafts_over_two_cycles(case):
         assert tree.tokens.tolist() == cycle["draft_tokens"][1:].tolist()
         assert torch.equal(tree.ancestor_mask(), cycle["tree_mask"].bool())
         assert [0, *tree.depths] == cycle["position_offsets"].tolist()
+        assert leaf_paths(tree) == unpadded(cycle["retrieve_greedy"])
+        if "cache_length" in cycle:
+            assert proposal._cache.length == int(cycle["cache_length"]), "nothing of the tree stays"
         if number == 1:
             *path, bonus = histories[1][0, start + 1 :].tolist()
             step = TargetStep(torch.empty(0), given["cycle2/features"])

@@ -1,5 +1,8 @@
 """Which entries a head's input has, and their positions."""
 
+from pathlib import Path
+
+import numpy as np
 import pytest
 import torch
 from draftsmith.core.batch import IMAGE, TEXT
@@ -24,6 +27,29 @@ def laid_out(row: str, visual: str, **more):
 def test_which_slots_are_kept(visual, more, expected):
     layout = laid_out("tvvvttvvvtt", visual, **more)
     assert layout.index[0].tolist() == expected and layout.runs == ((0, 1, 4), (0, 6, 9))
+
+
+def test_a_padded_batch_is_aligned_as_eagles():
+    """Rows of both lengths, and one cut: f_t beside x_(t+1), f_(t+1) to predict. EAGLE's last input has neither."""
+    with np.load(Path(__file__).parents[1] / "vectors_heads" / "eagle_data.npz") as file:
+        given = {n.removeprefix("align/"): torch.from_numpy(file[n]) for n in file.files if n.startswith("align/")}
+    stored = [{name: given[f"seq{n}/{name}"] for name in ("tokens", "features")} for n in (0, 1)]
+    cut = stored[int(given["truncated/sequence_index"])]
+    cut = {name: rows[: int(given["truncated/max_len"])] for name, rows in cut.items()}
+    for rows, name, seen in (
+        (stored, "batch", given["batch/attention_mask"]),
+        ([cut], "truncated", given["truncated/attention_mask"][None]),
+    ):
+        tokens, features = (
+            torch.nn.utils.rnn.pad_sequence([row[part] for row in rows], batch_first=True) for part in cut
+        )
+        layout = lay_out("read", torch.full_like(tokens, TEXT), seen.bool())
+        aligned = {"token_in": layout.pick(tokens, 1), "feature_in": layout.pick(features),
+                   "target_feature": layout.pick(features, 1)}  # fmt: skip
+        assert torch.equal(layout.real, seen[:, 1:].bool())
+        for part, found in aligned.items():
+            wanted = given[f"{name}/{part}"].view(len(rows), tokens.shape[1], *found.shape[2:])[:, :-1]
+            assert torch.equal(found[layout.real], wanted[layout.real])
 
 
 def test_a_prompt_that_begins_with_a_picture():

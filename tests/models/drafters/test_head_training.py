@@ -8,14 +8,17 @@ import torch
 from draftsmith.models.decoding.cache import Cache
 from draftsmith.models.drafters.head_inputs import lay_out
 from draftsmith.models.drafters.head_training import HeadObjective, _gaps, is_blind
-from heads_tiny import ROWS, SETTINGS, built, case_for, config_of, outputs, rows_of, states_batch, tables
+from heads_tiny import OTHER_SIZES, ROWS, SETTINGS, built, case_for, config_of, outputs, rows_of, states_batch, tables
 from torch.nn import functional as F
 
+over_sizes = pytest.mark.parametrize("sizes", [{}, OTHER_SIZES], ids=["small", "other"])
 
+
+@over_sizes
 @pytest.mark.parametrize("name", SETTINGS)
-def test_rows_do_not_see_each_other(name):
+def test_rows_do_not_see_each_other(name, sizes):
     """A batch is its rows one by one: padding, other rows' pictures and their numbers change nothing."""
-    config, target, training = built(name)
+    config, target, training = built(name, sizes=sizes)
     batch, states = case_for(config, target)
     together, whole = outputs(training, batch, states), training(batch, states)
     total = 0.0
@@ -31,10 +34,11 @@ def test_rows_do_not_see_each_other(name):
     assert int(whole.num_tokens) == batch.num_supervised == 10
 
 
+@over_sizes
 @pytest.mark.parametrize("name", SETTINGS)
-def test_states_that_are_not_kept_are_not_read(name):
+def test_states_that_are_not_kept_are_not_read(name, sizes):
     """A target keeps what the training's taps ask for: full states at all other positions change nothing."""
-    config, target, training = built(name)
+    config, target, training = built(name, sizes=sizes)
     (batch, kept), (_, everything) = (case_for(config, target, everything=value) for value in (False, True))
     assert not all(torch.equal(a, everything.layers[n]) for n, a in kept.layers.items()) or not kept.layers
     same = outputs(training, batch, everything)
@@ -133,10 +137,11 @@ def test_a_further_pass_slot_by_slot(rule):
     assert any(visual[j - 1] and not visual[j] for j in entries if j), "the two rules differ here"
 
 
+@over_sizes
 @pytest.mark.parametrize("name", ["sparrow-ttt", "eagle3", "eagle3-middle"])
-def test_ttt_passes_are_what_decoding_does(name):
+def test_ttt_passes_are_what_decoding_does(name, sizes):
     """Pass s at input i: the cache holds true inputs up to i - s, and a chain of s drafts reads its own outputs."""
-    config, target, training = built(name, mtp_steps=3)
+    config, target, training = built(name, sizes=sizes, mtp_steps=3)
     (batch, states), head = case_for(config, target, ("ttvvttaaaa",)), training.head
     with torch.no_grad():
         filled, positions = training.fill(batch, states)

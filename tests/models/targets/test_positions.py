@@ -82,6 +82,21 @@ def test_positions_of_a_prompt_and_behind_it(case, resume):
         assert int(behind) == int(result[0, 0, -1]) + 1  # decoding goes on where the prompt ended
 
 
+@cases
+def test_where_decoding_goes_on(case):
+    """The library's cached decoding goes on behind the largest position, not where text behind a clip does."""
+    one, length = asked(case), len(FOUND[f"{case}_input_ids"])
+    kinds, behind = one.modality[None], {}
+    for resume in NAMES:
+        result, after = place_positions(kinds, torch.ones_like(kinds, dtype=torch.bool), one.pictures, scheme(resume))
+        behind[resume] = int(after)
+        if resume == "longer_side":
+            assert int(result.max()) + 1 - length == int(FOUND[f"{case}_rope_delta"])
+    assert behind["max_plus_one"] - length == int(FOUND[f"{case}_rope_delta_max_plus_one"])
+    agree = behind["longer_side"] == int(FOUND[f"{case}_decode_positions"][0])
+    assert agree == ABOUT[case]["full_equals_decode"] == (case == "image")
+
+
 @resumes
 @pytest.mark.parametrize("number", range(len(ABOUT["video_position_table"])))
 def test_position_table_of_clips(number, resume):
@@ -94,6 +109,7 @@ def test_position_table_of_clips(number, resume):
     assert result[:, before + run - 1].tolist() == row["last_video"]
     assert result[:, before + run].tolist() == row[f"first_text_after{suffix}"]
     assert int(result.max()) + 1 - kinds.shape[1] == row[f"rope_delta{suffix}"]
+    assert kinds.shape[1] + row["rope_delta"] == row["next_decode_position"]
 
 
 def test_positions_of_a_padded_batch():
@@ -126,7 +142,10 @@ def test_scores_in_one_forward_and_step_by_step(model, case, resume, chunk):
     kept = ~own.decoder._banned
     _, step = own.prefill(asked(case, 3), Taps(feature=True), capacity=1)
     torch.testing.assert_close(own.scores(step.feature[0])[:, kept], expected[:, kept], atol=3e-4, rtol=0)
-    session, first = own.prefill(asked(case), Taps(), capacity=4)
+    session, first = own.prefill(asked(case), Taps(feature=True), capacity=4)
+    if resume == "longer_side":
+        prompt = torch.from_numpy(FOUND[f"{case}_logits_prefill"]).float()
+        torch.testing.assert_close(own.scores(first.feature[0])[:, kept], prompt[:, kept], atol=3e-4, rtol=0)
     tokens = torch.from_numpy(FOUND[f"{case}_continuation_ids"])
     steps = [first.logits[-1]]
     for token in tokens.tolist():
@@ -134,6 +153,9 @@ def test_scores_in_one_forward_and_step_by_step(model, case, resume, chunk):
         own.commit(session, [])
     ours = torch.stack(steps)[:, kept]
     torch.testing.assert_close(ours, expected[-4:, kept], atol=3e-4, rtol=0)
+    if resume == "longer_side":
+        told = torch.from_numpy(FOUND[f"{case}_logits_decode_explicit_positions"]).float()[:, kept]
+        torch.testing.assert_close(ours[1:], told, atol=3e-4, rtol=0)
     library = torch.from_numpy(FOUND[f"{case}_logits_decode"]).float()[:, kept]
     if case == "video" and resume == "longer_side":
         assert (ours[1:] - library).abs().max() > 1  # its own decoding goes on elsewhere
