@@ -215,7 +215,7 @@ def test_noise_is_eagles_and_a_rows_own():
 
 
 def test_gaps_are_drawn_in_training_alone():
-    config, target, training = built("sparrow", gap=1000)
+    config, target, training = built("sparrow", gap_share=0.5, gap=1000)
     rows = ("ttvvttaa",) * 200
     batch, states = states_batch(rows, config.taps_for(target.shape, training=True))
     still = training.fill(batch, states)[1]
