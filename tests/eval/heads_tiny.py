@@ -176,7 +176,7 @@ def built(name: str, seed: int = 0, *, sizes: dict | None = None, **changes):
 def case_for(config, target, rows=ROWS, **more):
     """The batch and the states that the config's training asks for."""
     sizes = {"width": target.config.hidden_size, "vocab": target.config.vocab_size}
-    return states_batch(rows, config.taps_for(target.shape, training=True), **sizes, **more)
+    return states_batch(rows, config.taps_for(target.shape, training=True), **sizes | more)
 
 
 @torch.no_grad()
