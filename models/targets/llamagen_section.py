@@ -16,7 +16,7 @@ from transformers import T5Config, T5EncoderModel
 from ...core.errors import UserError
 from ...core.section import torch_dtype
 from ..decoding.rows import Guidance, GuidanceScale
-from ..hub import is_somewhere
+from ..hub import check_inline, is_somewhere
 from ..llamagen.captions import TextFeatures
 from ..llamagen.files import load_llamagen, load_vq
 from ..llamagen.training import to_model, to_pixels
@@ -226,7 +226,9 @@ def build_text_encoder(config: LlamaGenTargetConfig, *, vocab_size: int, pad_id:
     if not isinstance(config.text_encoder, dict):
         return None
     values = {k: v for k, v in config.text_encoder.items() if k != "model_type"}
-    return T5EncoderModel(T5Config(**values, vocab_size=vocab_size, pad_token_id=pad_id))
+    config = T5Config(**values, vocab_size=vocab_size, pad_token_id=pad_id)
+    check_inline(values, config, "target.text_encoder")
+    return T5EncoderModel(config)
 
 
 # At the module's level, since reading processes get them pickled.

@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 from draftsmith.core.errors import UserError
 from draftsmith.recipes.cli import main
+from draftsmith.recipes.launch import run_recipe
 from draftsmith.recipes.load import load
 from draftsmith.recipes.plan import plan
 from training import free_port
@@ -185,3 +186,20 @@ def test_through_the_real_launcher(tmp_path):
     assert done.returncode == 2
     assert (done.stdout + done.stderr).count("did you mean seed?") == 1
     assert not (tmp_path / "run").exists()
+
+
+@pytest.mark.parametrize(
+    ("recipe", "setting", "told"),
+    [
+        ("lvlm", "drafter.language_model.num_hidden_layer=4", "drafter.language_model.num_hidden_layer"),
+        ("lvlm", "target.vision_tower.hidden_sizes=64", "target.vision_tower.hidden_sizes"),
+        ("visual-ar", "target.text_encoder.d_models=32", "target.text_encoder.d_models"),
+    ],
+)
+def test_a_misspelt_key_of_an_inline_model_is_refused(recipe, setting, told):
+    """transformers keeps such a key and reads it nowhere: the model had its default size, and exit code 0."""
+    with pytest.raises(UserError) as caught:
+        run_recipe([f"recipe=demo/{recipe}", setting, "dry_run=true"], "a test")
+    assert told in caught.value.problem and "has no such key" in caught.value.problem
+    right = {"num_hidden_layer": "num_hidden_layers", "hidden_sizes": "hidden_size", "d_models": "d_model"}
+    assert repr(right[told.split(".")[-1]]) in caught.value.hint
