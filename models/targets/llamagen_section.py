@@ -226,9 +226,9 @@ def build_text_encoder(config: LlamaGenTargetConfig, *, vocab_size: int, pad_id:
     if not isinstance(config.text_encoder, dict):
         return None
     values = {k: v for k, v in config.text_encoder.items() if k != "model_type"}
-    config = T5Config(**values, vocab_size=vocab_size, pad_token_id=pad_id)
-    check_inline(values, config, "target.text_encoder")
-    return T5EncoderModel(config)
+    shape = T5Config(**values, vocab_size=vocab_size, pad_token_id=pad_id)
+    check_inline(values, shape, "target.text_encoder")
+    return T5EncoderModel(shape)
 
 
 # At the module's level, since reading processes get them pickled.
