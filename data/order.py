@@ -94,7 +94,7 @@ def rows_of_rank(batch: np.ndarray, lengths: np.ndarray, rank: int, world_size: 
     """
     if world_size == 1:
         return batch
-    return bins_of(batch, np.abs(lengths), world_size)[rank]
+    return batch[bins_of(np.arange(len(batch)), np.abs(lengths[batch]), world_size)[rank]]
 
 
 class Order(Protocol):
