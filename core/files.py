@@ -1,27 +1,128 @@
-"""Small files and folders that are written whole or not at all, and JSON files whose errors name the file."""
+"""Small files: how all of ours are read, and written whole or not at all. Errors name the file and the cure.
+
+A file may be cut, edited or somebody else's: it is read up to a size, as UTF-8, and what it holds is checked against a
+schema before anyone uses it.
+"""
 
 from __future__ import annotations
 
+import functools
 import json
 import os
 import shutil
 import uuid
-from collections.abc import Iterator
+from collections.abc import Hashable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar, cast
 
-from .errors import UserError
+import yaml
+from pydantic import TypeAdapter, ValidationError
+
+from .errors import UserError, first_line
+
+T = TypeVar("T")
+# The largest that we write is the json beside a shard, of 30 bytes for each sample.
+SMALL_BYTES = 64 << 20
 
 
-def read_json(path: Path, *, hint: str) -> Any:
-    """What a JSON file holds. Raises `UserError` where it is missing or cannot be read."""
+def read_small(path: Path, *, hint: str, max_bytes: int | None = SMALL_BYTES) -> bytes:
+    """The whole file.
+
+    Args:
+        hint: how the user gets a good file.
+        max_bytes: None: however large.
+
+    Raises:
+        UserError: it is missing, no regular file (a pipe would be waited for), too large, or cannot be read.
+    """
     try:
-        return json.loads(path.read_bytes())
+        if path.exists() and not path.is_file():
+            raise UserError("not a regular file", where=str(path), hint=hint)
+        with open(path, "rb") as file:
+            data = file.read() if max_bytes is None else file.read(max_bytes + 1)
     except FileNotFoundError as error:
         raise UserError("file not found", where=str(path), hint=hint) from error
-    except (OSError, ValueError, RecursionError) as error:
-        raise UserError(f"not valid JSON: {error}", where=str(path), hint=hint) from error
+    except OSError as error:
+        raise UserError(f"cannot be read: {error.strerror or error}", where=str(path), hint=hint) from error
+    if max_bytes is not None and len(data) > max_bytes:
+        raise UserError(f"larger than {max_bytes:,} bytes, the limit for such a file", where=str(path), hint=hint)
+    return data
+
+
+def read_text(path: Path, *, hint: str, max_bytes: int | None = SMALL_BYTES) -> str:
+    """A text file without the byte order mark of spreadsheets. Raises `UserError` as `read_small`, or if not UTF-8."""
+    return _decoded(read_small(path, hint=hint, max_bytes=max_bytes), str(path), hint)
+
+
+def read_json(path: Path, schema: type[T] | TypeAdapter[T], *, hint: str, max_bytes: int | None = SMALL_BYTES) -> T:
+    """What a JSON file holds, as `schema` says.
+
+    Args:
+        schema: a pydantic model, a dataclass, a type such as `dict[str, Any]`, or a `TypeAdapter` of one that is not a
+            class (a union).
+
+    Raises:
+        UserError: as `read_text`; it is no JSON; or a field is missing or of another kind than the schema's.
+    """
+    return parse_json(read_small(path, hint=hint, max_bytes=max_bytes), schema, where=str(path), hint=hint)
+
+
+def read_json_lines(path: Path, schema: type[T] | TypeAdapter[T], *, hint: str) -> list[T]:
+    """One value for each line, of a file of any size. Raises `UserError` as `read_json`; it names the line."""
+    lines = enumerate(read_small(path, hint=hint, max_bytes=None).splitlines(), start=1)
+    return [parse_json(line, schema, where=f"{path}, line {number}", hint=hint) for number, line in lines]
+
+
+def read_yaml(path: Path, schema: type[T] | TypeAdapter[T], *, hint: str) -> T:
+    """What a YAML file holds; nothing in it is run. Raises `UserError` as `read_json`."""
+    text = read_text(path, hint=hint)
+    try:
+        value = yaml.safe_load(text)
+    except (yaml.YAMLError, ValueError, RecursionError) as error:
+        raise UserError(f"not valid YAML: {first_line(error)}", where=str(path), hint=hint) from error
+    return checked(value, schema, where=str(path), hint=hint)
+
+
+def parse_json(data: bytes, schema: type[T] | TypeAdapter[T], *, where: str, hint: str) -> T:
+    """`read_json` of bytes that are in memory; `where` names their file."""
+    text = _decoded(data, where, hint)
+    try:
+        value = json.loads(text)
+    except (ValueError, RecursionError) as error:
+        problem = f"not valid JSON: {error}" if text.strip() else "the file is empty"
+        raise UserError(problem, where=where, hint=hint) from error
+    return checked(value, schema, where=where, hint=hint)
+
+
+def checked(value: object, schema: type[T] | TypeAdapter[T], *, where: str, hint: str) -> T:
+    """The value as `schema` says. Raises `UserError` that names the first field which differs, and what it holds."""
+    try:
+        return (schema if isinstance(schema, TypeAdapter) else _adapter(cast(Hashable, schema))).validate_python(value)
+    except ValidationError as error:
+        first = error.errors(include_url=False)[0]
+        problem = ": ".join([".".join(map(str, first["loc"])), first["msg"].replace("Input should be", "expected")])
+        found = "" if first["type"] == "missing" else f", found {_shown(first['input'])}"
+        others = f" (and {error.error_count() - 1} more)" if error.error_count() > 1 else ""
+        raise UserError(problem.removeprefix(": ") + found + others, where=where, hint=hint) from error
+
+
+@functools.cache
+def _adapter(schema: Any) -> TypeAdapter[Any]:
+    return TypeAdapter(schema)
+
+
+def _shown(value: object) -> str:
+    text = repr(value)
+    return text if len(text) <= 60 else f"{text[:60]}..."
+
+
+def _decoded(data: bytes, where: str, hint: str) -> str:
+    try:
+        return data.decode("utf-8-sig")
+    except UnicodeDecodeError as error:
+        problem = f"not UTF-8: byte 0x{error.object[error.start]:02x} at {error.start}"
+        raise UserError(problem, where=where, hint=hint) from error
 
 
 def write_whole(path: Path, data: bytes) -> None:

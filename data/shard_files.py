@@ -18,7 +18,7 @@ from safetensors import SafetensorError
 from torch import Tensor
 
 from ..core.errors import UserError
-from ..core.files import read_json
+from ..core.files import parse_json, read_small
 
 FORMAT = 2  # of shards, their json and the manifest: count up when one changes
 AGAIN = "delete the file and run the stage again: it writes the missing shard only"
@@ -54,6 +54,16 @@ class Shard:
     sidecar_sha256: str  # of the json beside the tar
 
 
+@dataclass(frozen=True)
+class _Summary:
+    """What the json beside a shard must hold."""
+
+    sha256: str
+    num_samples: int
+    bytes: int
+    refused: dict[str, int]
+
+
 def tar_path(folder: Path, index: int) -> Path:
     """Path of shard number `index`."""
     return folder / f"shard-{index:06d}.tar"
@@ -62,12 +72,9 @@ def tar_path(folder: Path, index: int) -> Path:
 def read_shard(folder: Path, index: int) -> Shard:
     """What the JSON file beside a shard says of it. Raises `UserError` where the file is missing or damaged."""
     path = tar_path(folder, index).with_suffix(".json")
-    summary = read_json(path, hint=AGAIN)
-    try:
-        fields = {name: summary[name] for name in ("sha256", "num_samples", "bytes", "refused")}
-    except (KeyError, TypeError) as error:
-        raise edited(path, f"no {error}") from error
-    return Shard(index, **fields, sidecar_sha256=hashlib.sha256(path.read_bytes()).hexdigest())
+    data = read_small(path, hint=AGAIN)
+    summary = parse_json(data, _Summary, where=str(path), hint=AGAIN)
+    return Shard(index, **vars(summary), sidecar_sha256=hashlib.sha256(data).hexdigest())
 
 
 def dump(value: Any) -> bytes:

@@ -15,7 +15,7 @@ import tarfile
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -24,7 +24,7 @@ import xxhash
 from torch import Tensor
 
 from ..core.errors import UserError
-from ..core.files import read_json, unwritable, write_whole
+from ..core.files import checked, parse_json, read_json, read_small, unwritable, write_whole
 from .shard_files import (
     AGAIN,
     BAD_MEMBERS,
@@ -60,12 +60,12 @@ def claim(folder: Path, identity: Mapping[str, Any]) -> None:
         if _indices(folder):
             raise UserError("shards without identity.json", where=str(folder), hint="give an empty folder")
         write_whole(mark, dump(wanted))
-    kept = [read_json(mark, hint=AGAIN)]
+    kept = [read_json(mark, dict[str, Any], hint=AGAIN)]
     if (folder / "manifest.json").is_file():
-        kept.append(_manifest(folder)["identity"])
+        kept.append(_manifest(folder).identity)
     for held in kept:
-        if (field := difference(held, wanted)) is not None:
-            problem = f"the shards in this folder were made with another {field[0]}: {field[1]!r}, now {field[2]!r}"
+        if (other := difference(held, wanted)) is not None:
+            problem = f"the shards in this folder were made with another {other[0]}: {other[1]!r}, now {other[2]!r}"
             raise UserError(problem, where=str(folder), hint="give another folder, or delete this one")
 
 
@@ -226,13 +226,8 @@ class ShardReader:
     def __init__(self, folder: Path):
         self.folder = folder
         manifest = _manifest(folder)
-        try:
-            self.identity: dict[str, Any] = manifest["identity"]
-            self.refused: dict[str, int] = manifest["refused"]
-            self.measured: dict[str, Any] = manifest.get("measured", {})
-            self.shards = [Shard(**entry) for entry in manifest["shards"]]
-        except (KeyError, TypeError) as error:
-            raise edited(folder / "manifest.json", repr(error)) from error
+        self.identity, self.refused, self.measured = manifest.identity, manifest.refused, manifest.measured
+        self.shards = manifest.shards
         self._ends = np.cumsum([shard.num_samples for shard in self.shards], dtype=np.int64)
         self._index: dict[int, tuple[np.ndarray, np.ndarray]] = {}  # shard -> starts [n+1] int64, xxh3 [n] uint64
         for shard in self.shards:
@@ -291,9 +286,10 @@ class ShardReader:
 
     def _summary(self, shard: Shard) -> dict[str, Any]:
         path = tar_path(self.folder, shard.index).with_suffix(".json")
-        if not path.is_file() or hashlib.sha256(path.read_bytes()).hexdigest() != shard.sidecar_sha256:
-            raise edited(path, "missing, or its checksum is not the manifest's")
-        return read_json(path, hint=AGAIN)
+        data = read_small(path, hint=AGAIN)
+        if hashlib.sha256(data).hexdigest() != shard.sidecar_sha256:
+            raise edited(path, "its checksum is not the manifest's")
+        return parse_json(data, dict[str, Any], where=str(path), hint=AGAIN)
 
 
 @dataclass(frozen=True)
@@ -348,12 +344,23 @@ def _indices(folder: Path) -> list[int]:
     return sorted(int(match[1]) for path in folder.iterdir() if (match := _SIDECAR.fullmatch(path.name)))
 
 
-def _manifest(folder: Path) -> dict[str, Any]:
+@dataclass(frozen=True)
+class _Manifest:
+    """What `manifest.json` holds of finished shards."""
+
+    format: int
+    identity: dict[str, Any]
+    refused: dict[str, int]
+    shards: list[Shard]
+    measured: dict[str, Any] = field(default_factory=dict)
+
+
+def _manifest(folder: Path) -> _Manifest:
     path = folder / "manifest.json"
     if not path.is_file():
         hint = "let the stage that writes the shards finish; it goes on where it stopped"
         raise UserError("no manifest.json: not a folder of finished shards", where=str(folder), hint=hint)
-    manifest = read_json(path, hint=AGAIN)
-    if not isinstance(manifest, dict) or manifest.get("format") != FORMAT:
+    written = read_json(path, dict[str, Any], hint=AGAIN)
+    if written.get("format") != FORMAT:
         raise UserError(f"not a manifest of format {FORMAT}", where=str(path), hint="make the shards again")
-    return manifest
+    return checked(written, _Manifest, where=str(path), hint=AGAIN)

@@ -116,9 +116,9 @@ def existing_folder(folder: str) -> Path:
     return path
 
 
-def json_file(path: Path) -> Any:
-    """What a JSON file holds. Raises `UserError` where it is missing or cannot be read."""
-    return read_json(path, hint="check the data section, or fetch the file again")
+def json_file(path: Path) -> dict[str, Any]:
+    """What a JSON file of any size holds. Raises `UserError` where it is missing, cannot be read, or is no object."""
+    return read_json(path, dict[str, Any], hint="check the data section, or fetch the file again", max_bytes=None)
 
 
 MAX_PIXELS = 89_478_485  # above it a picture is taken for a decompression bomb (Pillow's own limit)

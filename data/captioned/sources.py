@@ -176,7 +176,7 @@ def _classes(source: ClassFolderSource) -> list[tuple[Path, int, str]]:
     try:
         for label, (folder_name, name) in json_file(path).items():
             labels[folder_name] = int(label), name
-    except (AttributeError, TypeError, ValueError) as error:
+    except (TypeError, ValueError) as error:
         hint = 'give {"0": ["n01440764", "tench"], ...}'
         raise UserError(f"not a class index: {error}", where=str(path), hint=hint) from error
     unknown = [folder.name for folder in folders if folder.name not in labels]

@@ -68,8 +68,7 @@ def read_manifest(folder: Path) -> dict[str, Any]:
     path = folder / MANIFEST
     if not path.is_file():
         return {}
-    manifest = read_json(path, hint="restore it, or train again")
-    return manifest if isinstance(manifest, dict) else {}
+    return read_json(path, dict[str, Any], hint="restore it, or train again")
 
 
 def kind_of(folder: Path) -> str:

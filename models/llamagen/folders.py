@@ -55,10 +55,7 @@ def read_values(folder: Path) -> dict[str, Any]:
     """What `config.json` holds."""
     path = folder / CONFIG
     hint = "give a directory with config.json and model.safetensors; scripts/convert_llamagen.py makes one of a .pt"
-    values = read_json(path, hint=hint)
-    if not isinstance(values, dict):
-        raise UserError("not a JSON object", where=str(path), hint="restore the file")
-    return values
+    return read_json(path, dict[str, Any], hint=hint)
 
 
 def read_weights(folder: Path, expected: Shapes, dtype: torch.dtype | None) -> State:

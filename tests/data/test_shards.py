@@ -267,7 +267,7 @@ def test_missing_cut_and_edited_shards_are_told_by_name(folder):
         reader[6]
     for text, problem in [
         ("{", "not valid JSON"),
-        ("[]", "not a manifest"),
+        ("[]", "expected a valid dictionary"),
         (json.dumps({"format": FORMAT}), "identity"),
     ]:
         (folder / "manifest.json").write_text(text)

@@ -105,7 +105,7 @@ def edit_weights(folder: Path, change) -> None:
 DAMAGES = {
     "no config": (lambda f: (f / "config.json").unlink(), "config.json"),
     "config cut off": (lambda f: (f / "config.json").write_text('{"model'), "not valid JSON"),
-    "config is a list": (lambda f: (f / "config.json").write_text("[]"), "not a JSON object"),
+    "config is a list": (lambda f: (f / "config.json").write_text("[]"), "expected a valid dictionary"),
     "other model": (lambda f: edit_config(f, model_type="gpt2"), "key model_type"),
     "plain llama": (lambda f: edit_config(f, model_type="llama"), "key model_type"),
     "unknown key": (lambda f: edit_config(f, num_layer=2), "'num_layers'"),

@@ -1,0 +1,100 @@
+"""Small files are read in one way: what is wrong with one is said with its name and the cure."""
+
+import os
+from pathlib import Path
+from typing import Any
+
+import pytest
+from draftsmith.core import files
+from draftsmith.core.errors import UserError
+from pydantic import BaseModel, TypeAdapter
+from pydantic.dataclasses import dataclass
+
+
+class Entry(BaseModel):
+    bytes: int
+    sha256: str
+
+
+@dataclass(frozen=True)
+class Manifest:
+    step: int
+    files: dict[str, Entry]
+
+
+GOOD = b'{"step": 3, "files": {"a.pt": {"bytes": 5, "sha256": "ab"}}}'
+DAMAGES = {
+    "empty": (b"", "the file is empty"),
+    "only blanks": (b" \n", "the file is empty"),
+    "cut in half": (GOOD[: len(GOOD) // 2], "not valid JSON"),
+    "not UTF-8": (GOOD.replace(b"ab", b"\xff\xfe"), "not UTF-8: byte 0xff"),
+    "another kind": (b"[1, 2]", r"expected a dictionary or an instance of Manifest, found \[1, 2\]"),
+    "a field is missing": (b'{"files": {}}', "^step: Field required\n"),
+    "a field of another kind": (GOOD.replace(b"3", b'"x"'), "^step: .*expected a valid integer.*, found 'x'"),
+    "deeper": (GOOD.replace(b" 5", b'"x"'), "^files.a.pt.bytes: .*expected a valid integer.*, found 'x'"),
+    "two of them": (b'{"step": "x"}', r"found 'x' \(and 1 more\)"),
+    "nested without end": (b"[" * 200_000, "not valid JSON"),
+    "a number without end": (b'{"step": ' + b"9" * 5000 + b', "files": {}}', "not valid JSON"),
+    "huge": (b" " * (files.SMALL_BYTES + 1), "larger than 67,108,864 bytes"),
+}
+
+
+def test_a_good_file(tmp_path: Path) -> None:
+    path = tmp_path / "manifest.json"
+    for content in (GOOD, b"\xef\xbb\xbf" + GOOD):
+        path.write_bytes(content)
+        manifest = files.read_json(path, Manifest, hint="run it again")
+        assert manifest == Manifest(3, {"a.pt": Entry(bytes=5, sha256="ab")})
+    assert files.read_json(path, dict[str, Any], hint="")["step"] == 3
+    either: TypeAdapter[int | dict[str, Any]] = TypeAdapter(int | dict[str, Any])
+    assert isinstance(files.read_json(path, either, hint=""), dict)
+
+
+@pytest.mark.parametrize("damage", DAMAGES)
+def test_a_damaged_file(tmp_path: Path, damage: str) -> None:
+    content, problem = DAMAGES[damage]
+    path = tmp_path / "manifest.json"
+    path.write_bytes(content)
+    with pytest.raises(UserError, match=problem) as error:
+        files.read_json(path, Manifest, hint="run it again")
+    assert (error.value.where, error.value.hint) == (str(path), "run it again")
+    assert len(str(error.value)) < 400 + len(str(path))
+
+
+def test_no_file(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "pipe")  # to open it would wait for a writer
+    for name, problem in {"none.json": "file not found", ".": "not a regular file", "pipe": "not a regular"}.items():
+        with pytest.raises(UserError, match=problem) as error:
+            files.read_json(tmp_path / name, Manifest, hint="")
+        assert error.value.where == str(tmp_path / name)
+
+
+def test_lines(tmp_path: Path) -> None:
+    path = tmp_path / "rows.jsonl"
+    path.write_bytes(b'{"bytes": 1, "sha256": "a"}\n{"bytes": 2, "sha256": "b"}\n')
+    assert [entry.bytes for entry in files.read_json_lines(path, Entry, hint="")] == [1, 2]
+    with open(path, "ab") as file:
+        file.write(b'{"bytes": 3, "sh')
+    with pytest.raises(UserError, match="not valid JSON") as error:
+        files.read_json_lines(path, Entry, hint="")
+    assert error.value.where == f"{path}, line 3"
+
+
+def test_yaml(tmp_path: Path) -> None:
+    path = tmp_path / "run.yaml"
+    path.write_text("step: 3\nfiles: {}\n")
+    assert files.read_yaml(path, Manifest, hint="") == Manifest(3, {})
+    damages = {
+        b"step: [": "not valid YAML",
+        b"step: \x00": "not valid YAML",
+        b"step: !!python/object/apply:os.getcwd []": "not valid YAML",
+        b"\xff": "not UTF-8",
+        b"- 1": "found",
+        b"": "found None",
+        b"[" * 20_000: "not valid YAML",
+    }
+    for content, problem in damages.items():
+        path.write_bytes(content)
+        with pytest.raises(UserError, match=problem) as error:
+            files.read_yaml(path, Manifest, hint="")
+        assert error.value.where == str(path)
