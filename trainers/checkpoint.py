@@ -12,7 +12,7 @@ import json
 import os
 import random
 import shutil
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
@@ -22,8 +22,9 @@ from pydantic import Field
 
 from ..core import ranks
 from ..core.errors import UserError
+from ..core.files import read_json
 from ..core.section import Section
-from .engine import Engine
+from .engine import Engine, load_data
 
 MANIFEST = "manifest.json"
 
@@ -35,6 +36,27 @@ class CheckpointConfig(Section):
     every: int | None = Field(500, ge=1)
     # How many to keep.
     keep: int = Field(2, ge=1)
+
+
+@dataclass(frozen=True)
+class State:
+    """Which run a checkpoint belongs to, and where that run was."""
+
+    step: int
+    fingerprint: str
+    world_size: int
+
+
+@dataclass(frozen=True)
+class _File:
+    bytes: int
+    sha256: str
+
+
+@dataclass(frozen=True)
+class _Manifest:
+    state: State
+    files: dict[str, _File]
 
 
 @dataclass(frozen=True)
@@ -54,10 +76,10 @@ def save(engine: Engine, folder: Path, *, step: int, fingerprint: str, keep: int
         shutil.rmtree(aside, ignore_errors=True)
         aside.mkdir(parents=True)
     ranks.barrier()
-    state = {"step": step, "fingerprint": fingerprint, "world_size": ranks.world_size()}
-    engine.save(aside, state)
+    state = State(step, fingerprint, ranks.world_size())
+    engine.save(aside, asdict(state))
     # DeepSpeed keeps one client state for all ranks, so each rank's random state is a file of its own.
-    torch.save(_random_state(), aside / f"random-{ranks.rank():05d}.pt")
+    torch.save(_random_state(), aside / _random(ranks.rank()))
     ranks.barrier()
     if ranks.is_main():
         _publish(aside, final, state)
@@ -87,54 +109,60 @@ def find(folder: Path, *, fingerprint: str) -> Found | None:
 def load(engine: Engine, checkpoint: Found) -> None:
     """Restore weights, optimizer, schedule and this rank's random states."""
     engine.load(checkpoint.path)
-    _restore_random_state(torch.load(checkpoint.path / f"random-{ranks.rank():05d}.pt", weights_only=True))
+    _restore_random_state(load_data(checkpoint.path / _random(ranks.rank())))
 
 
 def verify(path: Path) -> str | None:
     """What is wrong with a checkpoint's files, or None."""
+    checkpoint = _verified(path)
+    return checkpoint if isinstance(checkpoint, str) else None
+
+
+def _verified(path: Path) -> State | str:
+    """The state that a checkpoint's manifest names, or what is wrong with its files."""
     try:
-        manifest = json.loads((path / MANIFEST).read_text())
-        files, step = manifest["files"], int(manifest["state"]["step"])
-    except (OSError, ValueError, KeyError, TypeError):
-        return f"{path.name}: {MANIFEST} is missing or not readable"
-    if path.name != _name(step):
-        return f"{path.name}: {MANIFEST} says step {step}"
-    for file in path.rglob("*.pt"):  # what would be unpickled
-        if str(file.relative_to(path)) not in files:
-            return f"{path.name}: {MANIFEST} does not list {file.relative_to(path)}"
-    for name, entry in files.items():
+        manifest = read_json(path / MANIFEST, _Manifest, hint="")
+    except UserError as error:
+        return f"{path.name}: {MANIFEST}: {error.problem}"
+    state = manifest.state
+    if path.name != _name(state.step):
+        return f"{path.name}: {MANIFEST} says step {state.step}"
+    read = {str(file.relative_to(path)) for file in path.rglob("*.pt")}
+    read |= {_random(rank) for rank in range(min(state.world_size, ranks.world_size()))}
+    if unlisted := sorted(read - manifest.files.keys()):
+        return f"{path.name}: {MANIFEST} does not list {unlisted[0]}"
+    for name, entry in manifest.files.items():
         file = path / name
         if not file.is_file():
             return f"{path.name}: {name} is missing"
-        if file.stat().st_size != entry["bytes"]:
-            return f"{path.name}: {name} has {file.stat().st_size} bytes, not {entry['bytes']}"
-        if _sha256(file) != entry["sha256"]:
+        if file.stat().st_size != entry.bytes:
+            return f"{path.name}: {name} has {file.stat().st_size} bytes, not {entry.bytes}"
+        if _sha256(file) != entry.sha256:
             return f"{path.name}: {name} was changed after it was written"
-    return None
+    return state
 
 
 def _newest_good(folder: Path, fingerprint: str) -> Found | None:
     notes: list[str] = []
     for path in sorted(folder.glob("step-*"), reverse=True):
-        problem = verify(path)
-        if problem:
-            notes.append(problem)
+        state = _verified(path)
+        if isinstance(state, str):
+            notes.append(state)
             continue
-        state = json.loads((path / MANIFEST).read_text())["state"]
-        if state["fingerprint"] != fingerprint:
+        if state.fingerprint != fingerprint:
             raise UserError(
                 "the checkpoint was made by another recipe or from other data",
                 where=str(path),
                 hint="restore the recipe, or start the stage again with restart=STAGE",
             )
-        if state["world_size"] != ranks.world_size():
+        if state.world_size != ranks.world_size():
             raise UserError(
-                f"the checkpoint was made by {state['world_size']} ranks, and this run has {ranks.world_size()}: "
+                f"the checkpoint was made by {state.world_size} ranks, and this run has {ranks.world_size()}: "
                 "optimizer states are shared out by rank, and the sums would round differently",
                 where=str(path),
-                hint=f"resume with {state['world_size']} ranks, or start again with restart=STAGE",
+                hint=f"resume with {state.world_size} ranks, or start again with restart=STAGE",
             )
-        return Found(path, state["step"], tuple(notes))
+        return Found(path, state.step, tuple(notes))
     if notes:
         raise UserError(
             "no usable checkpoint: " + "; ".join(notes),
@@ -144,13 +172,13 @@ def _newest_good(folder: Path, fingerprint: str) -> Found | None:
     return None
 
 
-def _publish(aside: Path, final: Path, state: dict[str, Any]) -> None:
+def _publish(aside: Path, final: Path, state: State) -> None:
     files = {}
     for path in sorted(p for p in aside.rglob("*") if p.is_file()):
         _fsync(path)
         files[str(path.relative_to(aside))] = {"bytes": path.stat().st_size, "sha256": _sha256(path)}
     manifest = aside / MANIFEST
-    manifest.write_text(json.dumps({"state": state, "files": files}, indent=1))
+    manifest.write_text(json.dumps({"state": asdict(state), "files": files}, indent=1))
     _fsync(manifest)
     _fsync(aside)
     shutil.rmtree(
@@ -169,6 +197,10 @@ def _rotate(newest: Path, keep: int) -> None:
 
 def _name(step: int) -> str:
     return f"step-{step:08d}"
+
+
+def _random(rank: int) -> str:
+    return f"random-{rank:05d}.pt"
 
 
 def _random_state() -> dict[str, Any]:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import logging
 import os
+import pickle
 import socket
 import warnings
 from collections.abc import Callable, Iterator
@@ -19,7 +20,7 @@ import torch
 from torch import nn
 from torch.nn import functional
 
-from ..core.errors import UserError
+from ..core.errors import UserError, first_line
 from ..core.ranks import num_cores
 from ..core.section import Section
 
@@ -142,6 +143,7 @@ class Engine:
                 },
             )
             self._linear = functional.linear
+        self._engine.checkpoint_engine.load = load_data
         # Loaded weights come in evaluation mode: no dropout, and gradient checkpointing silently off.
         self._engine.train()
         self.config, self.accumulation = config, accumulation
@@ -219,7 +221,7 @@ class Engine:
         )
 
     def load(self, folder: Path) -> dict[str, Any]:
-        """Read what `save` wrote. Only for checkpoints whose manifest was verified: DeepSpeed unpickles."""
+        """Read what `save` wrote. Raises `UserError` for a file that holds more than data: nothing in one is run."""
         path, client_state = self._engine.load_checkpoint(str(folder), tag="engine", load_module_strict=False)
         assert path is not None, f"DeepSpeed found no checkpoint in {folder}"
         return client_state
@@ -230,6 +232,31 @@ class Engine:
 
         parameters = list(self.module.parameters())
         return deepspeed.zero.GatheredParameters(parameters, modifier_rank=None, enabled=self.config.zero_stage == 3)
+
+
+def load_data(path: str | Path, map_location: Any = None) -> Any:
+    """Tensors and plain values of a checkpoint's file. Stands in for DeepSpeed's own reader, which unpickles anything.
+
+    Args:
+        map_location: as of `torch.load`.
+
+    Raises:
+        UserError: the file holds other objects, or cannot be read.
+    """
+    from deepspeed.runtime.fp16.loss_scaler import DynamicLossScaler, LossScaler
+    from deepspeed.runtime.zero.config import ZeroStageEnum
+    from deepspeed.utils.tensor_fragment import fragment_address
+
+    # All of DeepSpeed's own that a checkpoint of ZeRO 1 to 3 holds: numbers under names.
+    allowed: list[Any] = [LossScaler, DynamicLossScaler, ZeroStageEnum, fragment_address]
+    try:
+        with torch.serialization.safe_globals(allowed):
+            return torch.load(path, map_location=map_location, weights_only=True)
+    except (pickle.UnpicklingError, RuntimeError, OSError, EOFError, ValueError) as error:
+        raise UserError(
+            f"holds more than a checkpoint's data, or is damaged: {first_line(error)}", where=str(path),
+            hint="nothing in it was run; remove the checkpoint's folder, and an older one is taken",
+        ) from error  # fmt: skip
 
 
 def deepspeed_state() -> dict[str, Any]:

@@ -3,7 +3,6 @@
 import hashlib
 import json
 import os
-import pickle
 import random
 import shutil
 
@@ -20,10 +19,17 @@ class Died(Exception):
     pass
 
 
+@pytest.fixture(scope="module")
+def stopped(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("stopped")
+    run(folder, steps=7, every=2, keep=3)
+    return folder
+
+
 @pytest.fixture
-def saved(tmp_path):
+def saved(stopped, tmp_path):
     """Checkpoints after 2, 4 and 6 of 7 steps."""
-    run(tmp_path, steps=7, every=2, keep=3)
+    shutil.copytree(stopped, tmp_path, dirs_exist_ok=True)
     assert [p.name for p in sorted(tmp_path.iterdir())] == ["step-00000002", "step-00000004", "step-00000006"]
     return tmp_path
 
@@ -135,14 +141,31 @@ RANDOM = "random-00000.pt"
 @pytest.mark.parametrize(
     ("harm", "reason"),
     [
-        (lambda path: (path / checkpoint.MANIFEST).write_text("{}"), "manifest.json is missing or not readable"),
-        (lambda path: (path / checkpoint.MANIFEST).write_text("[]"), "manifest.json is missing or not readable"),
-        (lambda path: (path / checkpoint.MANIFEST).write_bytes(b"\xff"), "manifest.json is missing or not readable"),
+        (lambda path: (path / checkpoint.MANIFEST).write_text("{}"), "manifest.json: state: Field required"),
+        (lambda path: (path / checkpoint.MANIFEST).write_text(""), "manifest.json: the file is empty"),
+        (lambda path: (path / checkpoint.MANIFEST).write_text("[]"), "manifest.json: expected a dictionary"),
+        (lambda path: (path / checkpoint.MANIFEST).write_bytes(b"\xff"), "manifest.json: not UTF-8"),
+        *(
+            (lambda path, key=key: edit_manifest(path, lambda m: m["state"].pop(key)), f"manifest.json: state.{key}: F")
+            for key in ("step", "fingerprint", "world_size")
+        ),
+        *(
+            (
+                lambda path, key=key: edit_manifest(path, lambda m: m["files"][RANDOM].pop(key)),
+                f"manifest.json: files.{RANDOM}.{key}: Field required",
+            )
+            for key in ("bytes", "sha256")
+        ),
+        (lambda path: edit_manifest(path, lambda m: m.update(files=["a"])), "manifest.json: files: expected a valid"),
+        (lambda path: edit_manifest(path, lambda m: m["files"].clear()), "manifest.json does not list"),
+        (
+            lambda path: (edit_manifest(path, lambda m: m["files"].pop(RANDOM)), (path / RANDOM).unlink()),
+            f"manifest.json does not list {RANDOM}",
+        ),
         (lambda path: edit_manifest(path, lambda m: m["state"].update(step=7)), "manifest.json says step 7"),
         (lambda path: edit_manifest(path, lambda m: m["files"].pop(RANDOM)), f"manifest.json does not list {RANDOM}"),
         (lambda path: edit_manifest(path, lambda m: m["files"][RANDOM].update(sha256="0")), f"{RANDOM} was changed"),
     ],
-    ids=["empty", "list", "binary", "other step", "file left out", "other hash"],
 )
 def test_a_harmed_manifest_is_refused(saved, harm, reason):
     harm(saved / "step-00000006")
@@ -221,27 +244,29 @@ class Trap:
         return os.mkdir, (self.folder,)
 
 
-def test_a_trap_in_a_checkpoint_is_not_sprung(tmp_path):
-    """Every file that is read back, replaced by one that acts when it is unpickled."""
-    run(tmp_path / "c", steps=4, zero=2, every=1, keep=3)
-    sprung, newest = tmp_path / "sprung", tmp_path / "c" / "step-00000003"
-    files = list(newest.rglob("*.pt"))
-    assert len(files) == 3  # weights, the optimizer's part, random states
-    for file in files:
+@pytest.mark.parametrize(("zero", "count"), [(0, 2), (1, 3), (2, 3), (3, 3)])
+def test_a_trap_in_a_checkpoint_is_not_sprung(tmp_path, zero, count):
+    """Every file that is read back, replaced by one that acts when it is unpickled; the manifest was made to fit."""
+    run(tmp_path / "c", steps=2, zero=zero, every=1, keep=3)
+    sprung, saved = tmp_path / "sprung", tmp_path / "c" / "step-00000001"
+    files = {file: file.read_bytes() for file in saved.rglob("*.pt")}
+    assert len(files) == count  # weights, random states, and under ZeRO the optimizer's part
+    for file, content in files.items():
         torch.save(Trap(sprung), file)
         torch.load(file, weights_only=False)
         sprung.rmdir()  # it would have worked
-    losses, _, _ = run(tmp_path / "c", steps=4, zero=2, every=1, keep=3)
-    assert sorted(losses) == [3, 4]
-    assert not sprung.exists()
-    # Random states are data even where the manifest was made to fit.
-    path = tmp_path / "c" / "step-00000003" / RANDOM
-    torch.save(Trap(sprung), path)
-    entry = {"bytes": path.stat().st_size, "sha256": hashlib.sha256(path.read_bytes()).hexdigest()}
-    edit_manifest(path.parent, lambda manifest: manifest["files"].update({RANDOM: entry}))
-    with pytest.raises(pickle.UnpicklingError):
-        run(tmp_path / "c", steps=4, zero=2, every=1, keep=3)
-    assert not sprung.exists()
+        fit_manifest(saved, file)
+        with pytest.raises(UserError, match="more than a checkpoint's data") as error:
+            run(tmp_path / "c", steps=2, zero=zero, every=1, keep=3)
+        assert error.value.where == str(file) and not sprung.exists()
+        file.write_bytes(content)
+        fit_manifest(saved, file)
+    assert sorted(run(tmp_path / "c", steps=2, zero=zero, every=1, keep=3)[0]) == [2]
+
+
+def fit_manifest(folder, file):
+    entry = {"bytes": file.stat().st_size, "sha256": hashlib.sha256(file.read_bytes()).hexdigest()}
+    edit_manifest(folder, lambda manifest: manifest["files"].update({str(file.relative_to(folder)): entry}))
 
 
 def test_every_random_state_comes_back(saved):
