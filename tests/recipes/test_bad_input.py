@@ -10,6 +10,7 @@ from draftsmith.recipes.cli import main
 from draftsmith.recipes.launch import run_recipe
 from draftsmith.recipes.load import load
 from draftsmith.recipes.plan import plan
+from ranks_run import MAIN, run_ranks
 from training import free_port
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -179,9 +180,20 @@ def test_fingerprints_cover_the_files_that_a_stage_reads(tmp_path):
         assert {n for n in base if after[n] != before[n]} == stages
 
 
+WRONG = ("recipe=demo/lvlm", "sede=1")
+
+
+def test_two_ranks_say_it_once(tmp_path):
+    result = run_ranks(2, MAIN, *WRONG, f"output={tmp_path / 'run'}", cwd=ROOT)
+    assert [code for code, _ in result] == [2, 2]
+    assert "".join(text for _, text in result).count("did you mean seed?") == 1
+    assert not (tmp_path / "run").exists()
+
+
+@pytest.mark.slow
 def test_through_the_real_launcher(tmp_path):
     launcher = ["-m", "deepspeed.launcher.runner", "--num_accelerators", "2", "--master_port", free_port()]
-    command = [sys.executable, *launcher, "trains/train.py", "recipe=demo/lvlm", "sede=1", f"output={tmp_path / 'run'}"]
+    command = [sys.executable, *launcher, "trains/train.py", *WRONG, f"output={tmp_path / 'run'}"]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=120, check=False)
     assert done.returncode == 2
     assert (done.stdout + done.stderr).count("did you mean seed?") == 1

@@ -8,6 +8,7 @@ import os
 import shutil
 import sys
 import tempfile
+from dataclasses import dataclass
 from pathlib import Path
 
 import torch
@@ -18,25 +19,43 @@ FORKS.set_forkserver_preload(["deepspeed", "draftsmith.recipes.schema", "draftsm
 MAIN = "import sys; from draftsmith.recipes.cli import main; sys.exit(main(sys.argv[1:]))"
 
 
-def run_ranks(world_size: int, script: str, *arguments: str, cwd: Path, timeout: float = 240, **environment: str):
-    """Run `script` as each of `world_size` ranks. Returns [(exit code, what it printed)], by rank."""
+@dataclass(frozen=True)
+class Rank:
+    """A rank that was started, and the file of what it prints."""
+
+    process: multiprocessing.process.BaseProcess
+    log: Path
+
+
+def start_ranks(world_size: int, script: str, *arguments: str, cwd: Path, **environment: str) -> list[Rank]:
+    """Start `script` as each of `world_size` ranks."""
     rendezvous = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": free_port(), "WORLD_SIZE": str(world_size)}
     folder = Path(tempfile.mkdtemp())
-    logs = [folder / f"rank-{rank}" for rank in range(world_size)]
     started = []
-    for rank, log in enumerate(logs):
+    for rank in range(world_size):
         own = os.environ | rendezvous | environment | {"RANK": str(rank), "LOCAL_RANK": str(rank)}
+        log = folder / f"rank-{rank}"
         process = FORKS.Process(target=_rank, args=(script, arguments, str(cwd), dict(own), str(log)))
         process.start()
-        started.append(process)
-    for process in started:
-        process.join(timeout)
-    for process in started:
-        process.kill()
-        process.join()
-    result = [(process.exitcode, log.read_text()) for process, log in zip(started, logs, strict=True)]
-    shutil.rmtree(folder)
+        started.append(Rank(process, log))
+    return started
+
+
+def end_ranks(started: list[Rank], timeout: float = 240) -> list[tuple[int, str]]:
+    """Wait for all ranks, then kill what is left. Returns [(exit code, what it printed)], by rank."""
+    for rank in started:
+        rank.process.join(timeout)
+    for rank in started:
+        rank.process.kill()
+        rank.process.join()
+    result = [(rank.process.exitcode, rank.log.read_text()) for rank in started]
+    shutil.rmtree(started[0].log.parent)
     return result
+
+
+def run_ranks(world_size: int, script: str, *arguments: str, cwd: Path, timeout: float = 240, **environment: str):
+    """Run `script` as each of `world_size` ranks. Returns [(exit code, what it printed)], by rank."""
+    return end_ranks(start_ranks(world_size, script, *arguments, cwd=cwd, **environment), timeout)
 
 
 def run_recipe(world_size: int, *arguments: str, cwd: Path, **environment: str) -> str:

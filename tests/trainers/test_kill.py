@@ -7,11 +7,12 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Callable
 from pathlib import Path
 
 import psutil
 import pytest
-from ranks_run import run_recipe
+from ranks_run import MAIN, end_ranks, run_recipe, start_ranks
 from stages_run import TINY_DATASET
 from training import free_port
 
@@ -72,31 +73,47 @@ def alone(tmp_path_factory) -> Path:
     return output
 
 
-EVERY = [(s, r) for s in (signal.SIGTERM, signal.SIGKILL) for r in ("runner", "launcher", "rank")]
-SOME = [(signal.SIGKILL, "rank")]  # SIGTERM at every step is in test_resume, by one rank
+def wait_for_steps(output: Path, count: int, alive: Callable[[], bool]) -> None:
+    deadline = time.monotonic() + 120
+    while len(losses(output)) < count:
+        assert time.monotonic() < deadline and alive(), f"{len(losses(output))} steps"
+        time.sleep(0.02)
 
 
-@pytest.mark.parametrize(
-    ("number", "receiver"),
-    [pytest.param(*case, marks=() if case in SOME else pytest.mark.slow) for case in EVERY],
-    ids=lambda value: getattr(value, "name", value),
-)
+def check_same(output: Path, alone: Path, said: str) -> None:
+    assert "resuming from" in said
+    assert losses(output) == losses(alone)
+    assert (output / "target" / "model.safetensors").read_bytes() == (
+        alone / "target" / "model.safetensors"
+    ).read_bytes()
+
+
+def test_two_ranks_of_which_one_is_killed_resume_bit_equal(alone, tmp_path):
+    """Without a launcher, whose processes take most of the time of the cases below."""
+    output = tmp_path / "run"
+    shutil.copytree(alone / "world", output / "world")
+    ranks = start_ranks(2, MAIN, "recipe=demo/lvlm", f"output={output}", *SETTINGS, cwd=ROOT)
+    wait_for_steps(output, 8, ranks[1].process.is_alive)
+    os.kill(ranks[1].process.pid, signal.SIGKILL)
+    # The same command at once: it waits for ranks that are still alive, and never writes beside them.
+    text = finish(output)
+    (waited, _), (killed, _) = end_ranks(ranks)
+    assert killed == -signal.SIGKILL and waited != 0, "rank 0 does not go on without its peer"
+    check_same(output, alone, text)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGKILL], ids=lambda number: number.name)
+@pytest.mark.parametrize("receiver", ["runner", "launcher", "rank"])
 def test_two_ranks_resume_bit_equal(alone, tmp_path, number, receiver):
     output = tmp_path / "run"
     shutil.copytree(alone / "world", output / "world")
     runner = start(output)
-    deadline = time.monotonic() + 120
-    while len(losses(output)) < 8:
-        assert time.monotonic() < deadline and runner.poll() is None, runner.stdout.read()[-3000:]
-        time.sleep(0.02)
+    wait_for_steps(output, 8, lambda: runner.poll() is None)
     os.kill(victim(runner, receiver), number)
-    # The same command at once: it waits for ranks that are still alive, and never writes beside them.
     text = finish(output)
     runner.communicate(timeout=120)
-    assert "resuming from" in text
-    assert losses(output) == losses(alone)
-    for name in ("model.safetensors",):
-        assert (output / "target" / name).read_bytes() == (alone / "target" / name).read_bytes()
+    check_same(output, alone, text)
 
 
 def test_the_same_command_twice_never_writes_twice(tmp_path):

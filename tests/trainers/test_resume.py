@@ -16,11 +16,22 @@ from training import Samples, engine, loader, module, run, training_of
 STEPS = 8  # three to an epoch, so that stops fall inside, at and after epoch borders
 
 
-@pytest.fixture(scope="module", params=[0, 1, 2, 3], ids=lambda z: f"zero{z}")
-def alone(request, tmp_path_factory):
-    losses, weights, _ = run(tmp_path_factory.mktemp("alone"), steps=STEPS, zero=request.param)
-    assert len(losses) == STEPS
-    return request.param, losses, weights
+@pytest.fixture(scope="module")
+def undisturbed(tmp_path_factory):
+    """ZeRO stage -> losses and weights of a run that nobody disturbs; each is run once."""
+
+    @functools.cache
+    def of_stage(zero):
+        losses, weights, _ = run(tmp_path_factory.mktemp("alone"), steps=STEPS, zero=zero)
+        assert len(losses) == STEPS
+        return losses, weights
+
+    return of_stage
+
+
+@pytest.fixture(params=[0, 1, 2, 3], ids=lambda z: f"zero{z}")
+def alone(request, undisturbed):
+    return request.param, *undisturbed(request.param)
 
 
 def equal(actual, expected):
