@@ -469,18 +469,48 @@ for zero in (0, 2, 3):
 """
 
 
-def test_two_ranks_compute_what_one_does(tmp_path):
-    """Losses and weights after three steps, the last one of half a batch.
+# So large an eps moves weights by their gradients: a small one would hide a wrong factor.
+FREE = OptimConfig(lr=1.0, eps=10.0)
 
-    With so large an eps Adam moves weights by their gradients; a small one would hide a wrong factor.
-    """
+
+@pytest.fixture(scope="module")
+def by_hand():
+    """Losses and weights of three steps by torch alone: whole batches, each divided by its own supervised tokens."""
+    model = module(noisy=False)
+    optimizer = torch.optim.AdamW(model.parameters(), eps=10.0, weight_decay=0.0)
+    losses, tokens = {}, []
+    # The cosine from 1 to 0 in three steps.
+    for number, (step, rate) in enumerate(zip(loader(Samples(), 3, micro=BATCH), (1.0, 0.75, 0.25), strict=True), 1):
+        optimizer.param_groups[0]["lr"] = rate
+        loss = model(step.micro[0])
+        mean = loss.loss_sum / loss.num_tokens
+        mean.backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        losses[number] = mean.item()
+        tokens.append(int(loss.num_tokens))
+    assert len(set(tokens)) == 3 and tokens[2] < 0.6 * tokens[0], "guards these tests: other steps have other sizes"
+    return losses, {name: p.detach() for name, p in model.named_parameters()}
+
+
+@pytest.mark.parametrize("micro", [4, 2, 1])
+@pytest.mark.parametrize("zero", [0, 2, 3])
+def test_three_steps_are_those_of_a_loop_by_hand(zero, micro, by_hand, tmp_path):
+    """Each step's own tokens, rate and gradients, whatever the accumulation; the last step has half a batch."""
+    losses, expected = by_hand
+    found, actual, _ = run(tmp_path, steps=3, zero=zero, micro=micro, model=module(noisy=False), optim=FREE)
+    assert found == pytest.approx(losses, rel=1e-5)
+    for name, value in expected.items():
+        torch.testing.assert_close(actual[name], value, atol=1e-5, rtol=0)
+
+
+def test_three_steps_by_two_ranks_are_those_of_a_loop_by_hand(by_hand, tmp_path):
+    losses, expected = by_hand
     for code, text in run_ranks(2, TWO_RANKS, cwd=tmp_path):
         assert code == 0, text[-3000:]
-    optim = OptimConfig(lr=1.0, eps=10.0)
-    losses, expected, _ = run(tmp_path / "one", steps=3, model=module(noisy=False), optim=optim)
     for zero in (0, 2, 3):
-        found_losses, actual = torch.load(tmp_path / f"zero{zero}.pt", weights_only=True)
-        assert found_losses == pytest.approx(losses, rel=1e-5), zero
+        found, actual = torch.load(tmp_path / f"zero{zero}.pt", weights_only=True)
+        assert found == pytest.approx(losses, rel=1e-5), zero
         for name, value in expected.items():
             assert torch.allclose(actual[name], value, atol=1e-5), (zero, name)
 
