@@ -21,9 +21,11 @@ from typing import Any, Protocol
 import numpy as np
 
 from ..core.errors import UserError
+from ..core.files import parse_json
 from . import scan
 from .conversations import IMAGE_MARK, ROLES, VIDEO_MARK
 from .embedded import Embedded
+from .kept_arrays import read_arrays, write_arrays
 from .workers import num_processes, quiet_worker
 
 _FORMAT = 3  # of a kept index and of the checks it holds: count up when either changes
@@ -160,13 +162,22 @@ def open_index(reader: Reader, name: str, cache: Path, index: Callable[[], Recor
     # The first of several ranks makes the index with all cores; the others wait and take it.
     with open(kept.with_suffix(".lock"), "w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
-        if not kept.is_file():
-            _keep(index(), kept)
-    with np.load(kept, allow_pickle=False) as arrays:
-        extra = json.loads(str(arrays["extra"]))
-        extra["problems"] = {int(record): problem for record, problem in extra["problems"].items()}
-        extra["first_duplicate"] = extra["first_duplicate"] and tuple(extra["first_duplicate"])
-        return RecordFile(reader, {name: arrays[name] for name in COLUMNS}, **extra)
+        arrays = read_arrays(kept, {**COLUMNS, "extra": np.str_})
+        if arrays is None:
+            _keep(records := index(), kept)
+            return records
+    extra = parse_json(str(arrays.pop("extra")).encode(), _Extra, where=str(kept), hint="delete the file")
+    return RecordFile(reader, arrays, **vars(extra))
+
+
+@dataclass(frozen=True)
+class _Extra:
+    """What an index holds besides arrays, as of `RecordFile`."""
+
+    problems: dict[int, str]
+    id_kinds: dict[str, int]
+    duplicate_ids: int
+    first_duplicate: tuple[int, int] | None
 
 
 def file_identity(path: Path) -> str:
@@ -345,9 +356,7 @@ def _keep(records: RecordFile, kept: Path) -> None:
         "duplicate_ids": records.duplicate_ids,
         "first_duplicate": records.first_duplicate,
     }
-    aside = kept.with_name(f"{kept.stem}.{os.getpid()}.tmp.npz")
-    np.savez(aside, **records.columns, extra=np.array(json.dumps(extra)))  # type: ignore[arg-type]
-    os.replace(aside, kept)
+    write_arrays(kept, records.columns | {"extra": np.array(json.dumps(extra))})
 
 
 def id_of(file: RecordFile, index: int) -> Any:

@@ -7,7 +7,6 @@ gives batches of like lengths that are the same whether states are computed or r
 
 from __future__ import annotations
 
-import io
 import zlib
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -18,12 +17,12 @@ import numpy as np
 import torch
 
 from ...core.batch import Batch
-from ...core.files import write_whole
 from ...core.pictures import TEXT
 from ...core.states import feature_places
 from ..codes import forward_seed
 from ..collate import Sample, collate, empty_sample
 from ..dataset import ConversationDataset
+from ..kept_arrays import read_arrays, write_arrays
 from ..sources import AnsweredSamples
 
 
@@ -75,14 +74,13 @@ class StatesSamples:
 
     def count_all(self, path: Path, *, rank: int = 0, world_size: int = 1) -> np.ndarray:
         """[k,3] of this rank's samples (every `world_size`-th), kept in `path` for the next start."""
-        path = path.with_name(f"{path.name}-{self.dataset.identity()[:16]}-{rank}-of-{world_size}.npy")
+        path = path.with_name(f"{path.name}-{self.dataset.identity()[:16]}-{rank}-of-{world_size}.npz")
         mine = range(rank, len(self), world_size)
-        if path.is_file() and len(counts := np.load(path)) == len(mine):
-            return counts
+        arrays = read_arrays(path, {"counts": np.int32})
+        if arrays is not None and arrays["counts"].shape == (len(mine), 3):
+            return arrays["counts"]
         counts = np.array([self.count(index) for index in mine], dtype=np.int32).reshape(-1, 3)
-        path.parent.mkdir(parents=True, exist_ok=True)
-        np.save(content := io.BytesIO(), counts)
-        write_whole(path, content.getvalue())
+        write_arrays(path, {"counts": counts})
         return counts
 
 
