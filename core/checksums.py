@@ -12,6 +12,7 @@ from fnmatch import fnmatch
 from pathlib import Path
 
 from .errors import UserError
+from .secrets import shortened
 
 SUMS, CARD = "SHA256SUMS", "README.md"
 _LINE = re.compile(r"([0-9a-f]{64})  (.+)")
@@ -40,7 +41,7 @@ def read_sums(folder: Path) -> dict[str, str]:
     for line in (folder / SUMS).read_text().splitlines():
         parts = _LINE.fullmatch(line)
         if parts is None or parts[2].startswith("/") or ".." in parts[2].split("/"):
-            raise UserError(f"no line of checksums: {line[:100]!r}", where=str(folder / SUMS), hint=_CURE)
+            raise UserError(f"no line of checksums: {shortened(line, 100)!r}", where=str(folder / SUMS), hint=_CURE)
         sums[parts[2]] = parts[1]
     return sums
 

@@ -10,9 +10,12 @@ import difflib
 import re
 from collections.abc import Iterable
 
+from .secrets import redact
+
 
 class UserError(Exception):
-    """A mistake in a recipe, a file or a command, with what the user can do about it.
+    """A mistake in a recipe, a file or a command, with what the user can do about it. Secrets in it are hidden here,
+    before anyone writes, sends or cuts the message.
 
     Args:
         problem: what was found and what was expected.
@@ -21,12 +24,13 @@ class UserError(Exception):
     """
 
     def __init__(self, problem: str, *, where: str | None = None, hint: str | None = None):
-        self.problem, self.where, self.hint = problem, where, hint
-        lines = [problem]
-        if where:
-            lines.append(f"  where: {where}")
-        if hint:
-            lines.append(f"  hint:  {hint}")
+        self.problem = redact(problem)
+        self.where, self.hint = where and redact(where), hint and redact(hint)
+        lines = [self.problem]
+        if self.where:
+            lines.append(f"  where: {self.where}")
+        if self.hint:
+            lines.append(f"  hint:  {self.hint}")
         super().__init__("\n".join(lines))
 
 
@@ -35,8 +39,8 @@ class TrainingError(UserError):
 
 
 def first_line(error: Exception) -> str:
-    """The first line of another library's error, or the error's class name where it has no message."""
-    return (str(error).strip().splitlines() or [type(error).__name__])[0]
+    """The first line of another library's error without secrets, or the error's class name where it has no message."""
+    return (redact(str(error)).strip().splitlines() or [type(error).__name__])[0]
 
 
 # Names that other tools give to what recipes call differently.

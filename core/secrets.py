@@ -2,44 +2,80 @@
 
 from __future__ import annotations
 
+import contextlib
+import json
+import logging
 import os
 import re
+import warnings
 from typing import Any
+from urllib.parse import quote
+
+from .secret_rules import ENVIRONMENT, NAME, hits
 
 HIDDEN = "<hidden>"
-_NAME = r"(?:token|secret|password|passwd|api_?key|credential)s?"
-_SECRET_NAME = re.compile(_NAME + "$", re.IGNORECASE)
-_SECRET_ENV = re.compile(r"(TOKEN|SECRET|PASSWORD|PASSWD|API_?KEY|CREDENTIALS?)", re.IGNORECASE)
+_SECRET_NAME = re.compile(NAME + "$", re.IGNORECASE)
 # A secret's name inside a value: `{api_key: abc}`, and not `{max_new_tokens: 40}`.
-_INNER_NAME = re.compile(rf"(?!tokens?\s*:\s*[\d.]+\s*[,}}]){_NAME}['\"]?\s*:", re.IGNORECASE)
-_SHAPES = re.compile(
-    r"(?<![A-Za-z0-9])(?:hf_[A-Za-z0-9]{8,}|gh[a-z]_[A-Za-z0-9]{16,}|wandb_v\d+_\w{16,}"
-    r"|(?<!/commit/)[0-9a-f]{40}(?![A-Za-z0-9])|sk-[\w-]{16,})"
-    r"|(?<=://)[^/\s]+(?=@)"  # user and password of an address
-)
-# Query parameters of a URL (signed storage URLs included) and values of headers: `?token=abc`, `Bearer abc`.
-_ASKED = re.compile(
-    r"([?&][\w.%-]*(?:token|secret|password|passwd|api_?key|credential|signature)=|\bbearer\s+(?=\S{16}))"
-    r"[^&\s'\"#,;)}\]]{4,}",
-    re.IGNORECASE,
-)
+_INNER_NAME = re.compile(rf"(?!tokens?\s*:\s*[\d.]+\s*[,}}]){NAME}['\"]?\s*:", re.IGNORECASE)
 # Names that end like a secret and hold none.
 _HARMLESS = {"image_token", "eos_token", "bos_token", "pad_token", "unk_token"}
-# A commit looks like an old wandb key: 40 hexadecimal digits. In an address it stands behind /commit/.
 _COMMIT_NAMES, _COMMIT = {"commit", "revision"}, re.compile(r"[0-9a-f]{40}")
 
 
 def redact(text: str) -> str:
-    """`text` without values of secret environment variables and without strings shaped like keys."""
+    """`text` without values of secret environment variables and without what looks like a secret."""
     for value in secret_values():
         text = text.replace(value, HIDDEN)
-    return _ASKED.sub(rf"\1{HIDDEN}", _SHAPES.sub(HIDDEN, text))
+    pieces, at = [], 0
+    for hit in sorted(hits(text), key=lambda hit: (hit.start, -hit.stop)):
+        if hit.start >= at:
+            pieces += [text[at : hit.start], HIDDEN]
+        at = max(at, hit.stop)
+    return "".join([*pieces, text[at:]])
+
+
+def shortened(text: str, length: int) -> str:
+    """The beginning of `text`, redacted before it is cut: half a key no longer looks like one."""
+    return redact(text)[:length]
+
+
+def secret_in(text: str) -> str | None:
+    """The name of the rule by which `text` holds a secret, or None."""
+    if any(value in text for value in secret_values()):
+        return "value of a secret environment variable"
+    return next((hit.rule for hit in hits(text)), None)
 
 
 def secret_values() -> list[str]:
-    """Values of environment variables that are named like secrets, without short ones, which would match everywhere."""
-    values = [value for name, value in os.environ.items() if _SECRET_ENV.search(name) and len(value) >= 8]
-    return sorted(values, key=len, reverse=True)  # one may begin like another
+    """Values of environment variables that are named like secrets, without short ones, which would match everywhere;
+    also as JSON, Python and URLs write them, and line by line.
+    """
+    values: set[str] = set()
+    for name, value in os.environ.items():
+        if len(value) >= 8 and ENVIRONMENT.match(name):
+            values |= {value, json.dumps(value)[1:-1], repr(value)[1:-1], quote(value, safe="")}
+            values |= {line for line in value.splitlines() if len(line) >= 16}
+    return sorted(values, key=lambda value: (-len(value), value))  # one may begin like another
+
+
+def redact_output() -> None:
+    """From here on in this process, messages of libraries (`logging`, `warnings`) are redacted as ours are."""
+    logging.setLogRecordFactory(_record)
+    warnings.formatwarning = _warning
+
+
+def _record(*arguments: Any, **names: Any) -> logging.LogRecord:
+    record = logging.LogRecord(*arguments, **names)
+    with contextlib.suppress(TypeError, ValueError):  # a library's own mistake in its arguments: logging reports it
+        record.msg, record.args = redact(record.getMessage()), ()
+    return record
+
+
+_format_warning = warnings.formatwarning
+
+
+def _warning(*arguments: Any, **names: Any) -> str:
+    return redact(_format_warning(*arguments, **names))
 
 
 def redact_argument(argument: str) -> str:

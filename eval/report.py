@@ -11,6 +11,7 @@ from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
+from ..core.secrets import redact
 from . import figures
 from .cells import Cell, MethodInfo, Quality, cells_of, common_table, cycles_table, labels, methods_table
 from .contrasts import (
@@ -132,8 +133,8 @@ def write(folder: Path, report: Report, rows: Sequence[Row]) -> None:
         if sum(map(len, places.values())) <= figures.MOST_BARS:
             figures.speedups(folder / "speedup.png", places)
             drawn.append(Figure("speedup.png", "Speedup of decoding, expected and measured."))
-    (folder / "report.json").write_text(json.dumps(report.to_json(), indent=1))
-    (folder / "report.md").write_text(page(report, drawn))
+    (folder / "report.json").write_text(redact(json.dumps(report.to_json(), indent=1)))
+    (folder / "report.md").write_text(redact(page(report, drawn)))
 
 
 def page(report: Report, drawn: Sequence[Figure]) -> str:

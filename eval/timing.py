@@ -18,6 +18,8 @@ from typing import Any, TypeVar
 
 import torch
 
+from ..core.secrets import redact_argument
+
 Name = TypeVar("Name", bound=Hashable)
 Action = Callable[[], Any]
 Clock = Callable[[], Any]  # the moment in seconds, or several clocks' as an array
@@ -105,7 +107,7 @@ def machine() -> str:
 def command() -> str:
     """This process's command line, as one types it in the repository."""
     threads = [f"OMP_NUM_THREADS={n}"] if (n := os.environ.get("OMP_NUM_THREADS")) else []
-    return " ".join([*threads, f"scripts/{Path(sys.argv[0]).name}", *sys.argv[1:]])
+    return " ".join([*threads, f"scripts/{Path(sys.argv[0]).name}", *map(redact_argument, sys.argv[1:])])
 
 
 def header(settings: str) -> None:

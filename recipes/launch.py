@@ -13,7 +13,7 @@ import yaml
 
 from ..core import ranks
 from ..core.errors import UserError
-from ..core.secrets import redact, redact_argument, redact_tree
+from ..core.secrets import redact, redact_argument, redact_output, redact_tree
 from .load import Loaded, load
 
 
@@ -57,6 +57,7 @@ def run_recipe(arguments: Sequence[str], command: str) -> int:
     from ..trainers.engine import init_distributed
     from ..trainers.guard import RunLock, end_with_launcher
 
+    redact_output()
     end_with_launcher()
     output = Path(recipe.output)
     if options.restart is not None:

@@ -11,6 +11,7 @@ from typing import Any
 
 from ..core import ranks
 from ..core.errors import UserError
+from ..core.secrets import shortened
 from .context import Context
 from .stages.base import Planned
 from .tracked import tracked
@@ -213,7 +214,7 @@ def _flat(value: Any, key: str = "") -> dict[str, Any]:
 
 
 def _shown(values: Mapping[str, Any], key: str) -> str:
-    return json.dumps(values[key])[:80] if key in values else "not set"
+    return shortened(json.dumps(values[key]), 80) if key in values else "not set"
 
 
 def built_on(plan: Sequence[Planned], restart: str | None) -> set[str]:

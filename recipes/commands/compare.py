@@ -7,6 +7,7 @@ import json
 from pathlib import Path
 
 from ...core.errors import UserError
+from ...core.secrets import redact
 from ..launch import say
 from .command import OK, Argument, Command
 
@@ -29,8 +30,8 @@ def _run(options: argparse.Namespace) -> int:
     if panels:
         draw_curves(output / "curves.png", panels)
         page += "\n![training curves](curves.png)\n"
-    (output / "compare.md").write_text(page)
-    (output / "compare.json").write_text(json.dumps(side_by_side.as_data(runs), indent=1))
+    (output / "compare.md").write_text(redact(page))
+    (output / "compare.json").write_text(redact(json.dumps(side_by_side.as_data(runs), indent=1)))
     say(f"written: {', '.join(str(p) for p in sorted(output.glob('c*')))}")
     return OK
 

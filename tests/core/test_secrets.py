@@ -1,26 +1,42 @@
 """Tokens and keys of every look reach nothing that is written or printed; what only looks like one is kept."""
 
 import json
+import logging
+import re
 import subprocess
 import sys
+import tomllib
+import warnings
 from pathlib import Path
 
 import pytest
 import yaml
-from draftsmith.core.secrets import HIDDEN, redact, redact_argument, redact_tree
+from draftsmith.core.checksums import read_sums
+from draftsmith.core.errors import UserError, first_line
+from draftsmith.core.secret_rules import hits
+from draftsmith.core.secrets import HIDDEN, redact, redact_argument, redact_output, redact_tree, shortened
 from draftsmith.core.tracking import Tracker, TrackingConfig
 from draftsmith.recipes.cli import main
 from draftsmith.recipes.provenance import versions
+from draftsmith.trainers.run import _shown
 
 ROOT = Path(__file__).resolve().parents[2]
 HEX, COMMIT = "0123456789abcdef0123456789abcdef01234567", "76543210fedcba9876543210fedcba9876543210"
-# Made up for this test; none opens anything.
+MIXED = "AbCdEfGhIjKlMnOpQrStUvWxYz0123456789"
+# Made up for this test; none opens anything. Put together here, so that scanners of repositories pass over this file.
 SHAPED = {
-    "hugging face": "hf_AbCdEfGhIjKlMnOpQrStUvWxYz0123456789",
+    "hugging face": "hf" + "_" + MIXED,
     "wandb": HEX,
-    "wandb, new": "wandb_v1_AbCdEfGhIjKlMnOpQrStUv_WxYz0123456789",
-    "github": "ghp_AbCdEfGhIjKlMnOpQrStUvWxYz0123456789",
-    "openai": "sk-AbCdEfGhIjKlMnOpQrStUv-WxYz0123456789",
+    "wandb, new": "wandb" + "_v1_" + "AbCdEfGhIjKlMnOpQrStUv_WxYz0123456789",
+    "github": "gh" + "p_" + MIXED,
+    "github, fine-grained": "github" + "_pat_" + MIXED[:22] + "_" + (MIXED * 2)[:59],
+    "openai": "sk" + "-AbCdEfGhIjKlMnOpQrStUv-WxYz0123456789",
+    "aws": "AK" + "IA" + "QZ2X3C4V5B6N7M2K",
+    "gitlab": "gl" + "pat-" + "AbCd_EfGh-IjKl012345",
+    "google": "AI" + "za" + MIXED[:30] + "-_123",
+    "slack": "xo" + "xb-123456789012-123456789012-" + MIXED[:24],
+    "nvidia": "nv" + "api-" + MIXED + "-" + MIXED[:20],
+    "json web token": "ey" + "JhbGciOiJIUzI1NiJ9." + "ey" + "JzdWIiOiIxMjM0NSJ9." + "dBjftJeZ4CVP-mB92K27uhbUJU1p",
 }
 ADDRESSES = {
     "https://me:hunter2hunter2@host.org/x": "https://<hidden>@host.org/x",
@@ -33,6 +49,8 @@ VARIABLES = {
     "HF_TOKEN": 'it\'s a "quoted" $token',
     "MY_SERVICE_PASSWORD": "env/pass+word=",
     "AWS_SECRET_ACCESS_KEY": "env-aws-secret",
+    "AWS_ACCESS_KEY_ID": "env-aws-identity",
+    "DATABASE_PASS": "env-database-pass",
 }
 PLAIN = "hunter2hunter2"  # looks like nothing: only its key's name gives it away
 
@@ -62,6 +80,14 @@ def test_users_and_passwords_of_addresses(address):
         ("GET https://h.org/x?token=hunter2hunter2&y=1 failed", "GET https://h.org/x?token=<hidden>&y=1 failed"),
         ("https://s3.org/f?X-Amz-Credential=AB%2F1&X-Amz-Signature=0a1b2c#z",
          "https://s3.org/f?X-Amz-Credential=<hidden>&X-Amz-Signature=<hidden>#z"),
+        ("https://a.blob.core.windows.net/c/f?sv=2024&sig=AbC%2Fd0123%3D&se=9",
+         "https://a.blob.core.windows.net/c/f?sv=2024&sig=<hidden>&se=9"),
+        ("AccountName=me;AccountKey=AbC/d01+234==;Suffix=x", "AccountName=me;AccountKey=<hidden>;Suffix=x"),
+        ("export AWS_SECRET_ACCESS_KEY=hunter2/hunter2 DB_PASS=hunter2",
+         "export AWS_SECRET_ACCESS_KEY=<hidden> DB_PASS=<hidden>"),
+        ("{'secret_access_key': 'hunter2', \"private_key\": \"hunter2\"}",
+         "{'secret_access_key': '<hidden>', \"private_key\": \"<hidden>\"}"),
+        ("private_key: hunter2", "private_key: <hidden>"),
         ("header b'Authorization: Bearer hunter2hunter2hunter2'", "header b'Authorization: Bearer <hidden>'"),
         ("a bearer of bad news", "a bearer of bad news"),
     ],
@@ -95,6 +121,12 @@ def test_values_of_secret_variables(environment, name):
     [
         "resuming from runs/x/step-00000004 (step 4)",
         "meta-llama/Llama-3 user@host.org, see https://host.org/a/b?c=d#e",
+        "https://host.org:8080/a, http://localhost:29500, http://[::1]:80/x",
+        f"~/.cache/huggingface/hub/models--org--name/snapshots/{COMMIT}/config.json",
+        f"target.revision was {COMMIT[:12]}; commit: {COMMIT}, 'revision': '{COMMIT}'",
+        "xxh3 0123456789abcdef0123456789abcdef, md5 0123456789abcdef0123456789abcdef",
+        "eos_token: '<|endoftext|>', pad_token=[PAD151643], tokens: 123456, max_new_tokens=40, secrets: none is kept",
+        "sk-learn and hf_transfer; Qwen/Qwen2.5-VL-7B-Instruct",
         "64 samples, 500 tokens, 100 supervised",
         "sha256 " + HEX + "0" * 24,
     ],
@@ -104,7 +136,10 @@ def test_other_text_is_left_alone(environment, text):
 
 
 def test_names_of_secrets_in_a_tree():
-    names = ("token", "hf_token", "api_key", "apikey", "API_KEY", "password", "client_secret", "credentials", "tokens")
+    names = (
+        *("secret_access_key", "private_key", "AWS_ACCESS_KEY_ID", "accountKey", "x-api-key", "db_pass", "pass", "pwd"),
+        *("token", "hf_token", "api_key", "apikey", "API_KEY", "password", "client_secret", "credentials", "tokens"),
+    )
     for name in names:
         assert redact_tree({"a": [{name: PLAIN}]}) == {"a": [{name: HIDDEN}]}, name
         assert redact_tree({name: [PLAIN, {"value": PLAIN}]}) == {name: [HIDDEN, {"value": HIDDEN}]}, name
@@ -247,7 +282,114 @@ def test_a_crash_is_told_without_them(tmp_path):
 
 
 def test_the_address_of_a_commit_is_kept_whole():
-    """What publishing prints last is a link that works."""
+    """What publishing prints last is a link that works. A key behind a slash is no commit."""
     address = f"https://huggingface.co/me/draft/commit/{COMMIT}"
     assert redact(f"published: {address} (public)") == f"published: {address} (public)"
-    assert HEX not in redact(f"key {HEX}")
+    for around in ("key {}", "https://api.host.org/{}", "https://host.org/commit/{}", "/commit/{}", "runs/{}/x"):
+        assert HEX not in redact(around.replace("{}", HEX)), around
+
+
+def example(pattern: str) -> str:
+    """A short text that a pattern matches, its characters the first of their class."""
+
+    def of(parts) -> str:
+        text = ""
+        for kind, value in parts:
+            match str(kind):
+                case "LITERAL":
+                    text += chr(value)
+                case "IN":
+                    kind, value = value[0]
+                    firsts = {"RANGE": lambda v: chr(v[0]), "LITERAL": chr}
+                    text += firsts.get(str(kind), lambda v: "a1"[str(v) == "CATEGORY_DIGIT"])(value)
+                case "MAX_REPEAT" | "MIN_REPEAT":
+                    text += of(value[2]) * value[0]
+                case "SUBPATTERN":
+                    text += of(value[3])
+                case "BRANCH":
+                    text += of(value[1][0])
+                case "ANY":
+                    text += "."
+        return text
+
+    return of(re._parser.parse(pattern))
+
+
+RULES = tomllib.loads((ROOT / "core" / "secret_rules.toml").read_text())
+
+
+@pytest.mark.parametrize("name", RULES)
+def test_every_kept_format_is_found_by_its_keyword(name):
+    """Also where neither a quote nor a space ends it."""
+    key = example(RULES[name]["pattern"])
+    assert any(word in key.lower() for word in RULES[name]["keywords"])
+    assert {hit.rule for hit in hits(f" {key}")} >= {name}
+    assert all(HIDDEN in redact(around.replace("{}", key)) for around in ("({})", "x={},", "<b>{}</b>"))
+
+
+def test_nothing_of_the_repository_looks_like_a_secret():
+    """Code, recipes, docs and goldens hold hashes, commits and names of models, and no key."""
+    listed = subprocess.run(["git", "ls-files"], cwd=ROOT, capture_output=True, text=True, check=True).stdout
+    names = [name for name in listed.splitlines() if not name.startswith("tests/") or name.startswith("tests/goldens/")]
+    assert len(names) > 300
+    found = {
+        (name, hit.rule, text[hit.start : hit.stop])
+        for name in names
+        if (ROOT / name).is_file()
+        for text in ((ROOT / name).read_bytes().decode("utf-8", "replace"),)
+        for hit in hits(text)
+    }
+    assert found == set()
+
+
+@pytest.mark.parametrize("length", [20, 40, 60, 80])
+def test_a_secret_is_hidden_before_a_text_is_cut(length):
+    text = f"see https://me:hunter2hunter2@host.org and {SHAPED['nvidia']}"
+    assert shortened(text, length) == redact(text)[:length]
+    assert "hun" not in shortened(text, length) and "Ab" not in shortened(text, length)
+
+
+def test_what_another_library_has_cut_is_hidden():
+    """The end of the address is gone, and with it the @."""
+    assert redact("GET https://me:hunter2hun") == "GET https://<hidden>"
+    assert redact("key " + SHAPED["github, fine-grained"][:40]) == f"key {HIDDEN}"
+
+
+@pytest.mark.parametrize("secret", SHAPED.values(), ids=SHAPED.keys())
+def test_errors_hold_none(environment, secret):
+    """Whoever prints, sends or writes a message."""
+    error = UserError(f"no file {secret}", where=f"/data/{secret}", hint=f"try ({VARIABLES['HF_TOKEN']!r})")
+    for text in (str(error), repr(error), error.problem, error.where, error.hint, first_line(OSError(f"x {secret}"))):
+        assert leaks(text) == []
+    assert HIDDEN in error.problem and HIDDEN in error.hint
+
+
+def test_a_line_of_checksums_is_cut_behind_what_it_hides(tmp_path):
+    (tmp_path / "SHA256SUMS").write_text("x" * 80 + " https://me:hunter2hunter2@host.org\n")
+    with pytest.raises(UserError, match="no line of checksums") as caught:
+        read_sums(tmp_path)
+    assert "hun" not in str(caught.value)
+
+
+def test_a_changed_setting_is_cut_behind_what_it_hides():
+    value = "x" * 60 + " https://me:hunter2hunter2@host.org"
+    assert _shown({"key": value}, "key").endswith(" https://<hidden>@h")
+
+
+def test_messages_of_libraries_hold_none(environment, monkeypatch, capsys):
+    """What transformers and others log and warn on any rank, once a run has begun."""
+    monkeypatch.setattr(warnings, "formatwarning", warnings.formatwarning)
+    factory = logging.getLogRecordFactory()
+    logger = logging.getLogger("a library")
+    handler = logging.StreamHandler(sys.stderr)
+    logger.addHandler(handler)
+    try:
+        redact_output()
+        for secret in (*SHAPED.values(), *VARIABLES.values()):
+            logger.warning("cannot reach %s: %d", f"https://host/{secret}", 3)
+            assert leaks(warnings.formatwarning(secret, UserWarning, "x.py", 1)) == []
+    finally:
+        logger.removeHandler(handler)
+        logging.setLogRecordFactory(factory)
+    said = capsys.readouterr().err
+    assert said.count("cannot reach") == len(SHAPED) + len(VARIABLES) and leaks(said) == []

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import re
 import shutil
 from collections.abc import Mapping
 from pathlib import Path
@@ -12,7 +11,7 @@ from typing import Any
 import yaml
 
 from ...core.errors import UserError
-from ...core.secrets import redact_tree, secret_values
+from ...core.secrets import redact_tree
 from ...eval.published import KEY, PublishedSection
 from ...models.drafters.made_for import MANIFEST
 from ...models.llamagen.folders import CONFIG
@@ -28,8 +27,6 @@ _MODEL_FILES = (
 _REPORT_FILES = ("*.md", "*.json", "*.png")
 _NOT_REPORT = {"done.json", "fingerprint.json"}
 REPORT, CHECK = "report", "check"
-# Keys at full length (shorter look-alikes occur in vocabularies), and passwords in addresses.
-_TOKEN = re.compile(rb"hf_[A-Za-z0-9]{30,}|gh[a-z]_[A-Za-z0-9]{36,}|wandb_v\d+_\w{30,}|://[^/\s:@\"']+:[^/\s@\"']+@")
 
 
 def copy_model(source: Path, folder: Path) -> None:
@@ -79,15 +76,3 @@ def write_manifest(source: Path, folder: Path, section: PublishedSection) -> Non
     # The stored prompt stays word for word; the section has no places.
     manifest = without_places(manifest) | {KEY: section.model_dump(mode="json", by_alias=True)}
     (folder / MANIFEST).write_text(json.dumps(redact_tree(manifest), indent=1, sort_keys=True))
-
-
-def refuse_secrets(folder: Path, token: str | None) -> None:
-    """Raises `UserError` where a file of the folder holds a token or the value of a secret environment variable."""
-    known = [value.encode() for value in {*secret_values(), *([token] if token else [])}]
-    for path in sorted(p for p in folder.rglob("*") if p.is_file() and p.suffix != ".safetensors"):
-        text = path.read_bytes()
-        if _TOKEN.search(text) or any(value in text for value in known):
-            raise UserError(
-                f"{path.relative_to(folder)} holds a secret (its value is not shown)", where=str(path),
-                hint="find out which setting it came in by, take it out there, and change the token",
-            )  # fmt: skip

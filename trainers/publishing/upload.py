@@ -28,7 +28,7 @@ from huggingface_hub.errors import HfHubHTTPError, OfflineModeIsEnabled, Reposit
 
 from ...core.checksums import CARD, SUMS, check_sums, sha256_of
 from ...core.errors import UserError
-from ...core.secrets import HIDDEN, redact
+from ...core.secrets import HIDDEN, shortened
 from ...models.drafters.made_for import MANIFEST
 
 Done = TypeVar("Done")
@@ -196,9 +196,8 @@ class Hub:
         """What an exception and its causes say, in a line each, without the token."""
         lines = []
         for cause in _causes(error)[:3]:
-            # Redacted before it is cut: half a token is no longer found.
-            text = redact(str(cause).replace(self.token or HIDDEN, HIDDEN))
-            lines.append(" ".join(text.split())[:500] or type(cause).__name__)
+            text = str(cause).replace(self.token or HIDDEN, HIDDEN)
+            lines.append(" ".join(shortened(text, 500).split()) or type(cause).__name__)
         return " <- ".join(dict.fromkeys(lines))
 
 

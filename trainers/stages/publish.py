@@ -32,6 +32,7 @@ from ..publishing.fresh import try_folder
 from ..publishing.licences import chain
 from ..publishing.lineage import data_of, trained_by, training_table
 from ..publishing.names import check_name, suggested
+from ..publishing.no_secrets import refuse_secrets
 from ..publishing.snippets import PICTURE, Snippet, loop_snippet, transformers_snippet
 from ..publishing.upload import Destination, Hub, Uploaded
 from .base import Planned, Stage
@@ -181,7 +182,7 @@ def _publish(stage: PublishStage, context: Context) -> None:
     )  # fmt: skip
     (folder / CARD).write_text(model_card(facts))
     write_sums(folder)
-    folders.refuse_secrets(folder, hub.token if hub is not None else None)
+    refuse_secrets(folder, hub.token if hub is not None else None)
     context.say(f"{context.name}: tau {section.expected.tau:.2f} on the stored prompt; trying it in a fresh process")
     try_folder(folder, sources, snippets, names(folder))
     if hub is None:
