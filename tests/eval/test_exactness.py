@@ -308,9 +308,15 @@ def test_the_draws_find_a_wrong_rule(rule, policy, draw):
     assert chi_square(seen, 2000 * wanted(p, 3)) > 2
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize(("policy", "draw"), [(Chain(3), "sample"), (Static(BUSH), "top-k"), (Static(BUSH), "sample")])
-def test_end_to_end(policy, draw):
+@pytest.mark.parametrize(
+    ("policy", "draw", "n"),
+    [
+        (Static(BUSH), "sample", 300),
+        *(pytest.param(*case, 4000, marks=pytest.mark.slow)
+          for case in ((Chain(3), "sample"), (Static(BUSH), "top-k"), (Static(BUSH), "sample"))),
+    ],
+)  # fmt: skip
+def test_end_to_end(policy, draw, n):
     """`generate` with real tiny models, truncated by top-k and top-p, against the target's own probabilities."""
     big = llava(0)
     # Narrow enough that q often holds fewer tokens than the tree has children.
@@ -332,7 +338,6 @@ def test_end_to_end(policy, draw):
             for c, chance in enumerate(probs([a, b]).tolist()):
                 if chance:
                     expected[a, b, c] = float(probs([])[a]) * float(after[b]) * chance
-    n = 4000
     generator = torch.Generator().manual_seed(3)
     # The first cycle of four tokens drafts two levels, and the tokens that are compared are theirs.
     decoding = Decoding(policy, Sampling(), Draw(draw), warp, 4, ())

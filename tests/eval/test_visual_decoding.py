@@ -418,12 +418,17 @@ def test_the_settings_of_that_test_are_not_flat():
         assert (right.wanted(first) - other.wanted(first)).abs().max() > 1e-3
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("name", ["dynamic", "adt", "fork-sample", "block"])
-def test_end_to_end(name):
+@pytest.mark.parametrize(
+    ("name", "count"),
+    [
+        ("fork-sample", 400),
+        *(pytest.param(name, 2500, marks=pytest.mark.slow) for name in ("dynamic", "adt", "fork-sample", "block")),
+    ],
+)
+def test_end_to_end(name, count):
     """Whole images of four codes through `generate`, against the target's own probabilities."""
     make, draw, rule = EXACT[name]
-    setting, count = Setting("eagle", interval=1), 2500
+    setting = Setting("eagle", interval=1)
     expected = defaultdict(float)
     for a, b, c in itertools.product(range(5), repeat=3):
         chance = float(setting.p(())[a] * setting.p((a,))[b] * setting.p((a, b))[c])

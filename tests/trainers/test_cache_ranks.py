@@ -1,17 +1,14 @@
 """The `cache` stage by two processes side by side: one is killed, one alone meets a picture that is missing."""
 
 import json
-import os
 import shutil
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 import yaml
 from draftsmith.data.shards import tar_path
+from ranks_run import run_ranks
 from states_run import cached, synthetic
-from training import free_port
 
 # Rank 1 ends, as `kill -9` ends it, when it is about to write the shard that the environment names.
 SCRIPT = """
@@ -47,19 +44,9 @@ def run(made, output: Path, **more: str) -> list[tuple[int, str]]:
     }  # fmt: skip
     path = output.with_suffix(".yaml")
     path.write_text(yaml.safe_dump(recipe))
-    shared = {"WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": free_port(), "OMP_NUM_THREADS": "1"}
-    started = [
-        subprocess.Popen(
-            [sys.executable, "-c", SCRIPT, f"recipe={path}"], stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
-            text=True, env=os.environ | shared | more | {"RANK": str(rank), "LOCAL_RANK": str(rank)},
-        )
-        for rank in range(2)
-    ]  # fmt: skip
-    told = [process.communicate(timeout=240)[0] for process in started]
-    return [(process.returncode, text) for process, text in zip(started, told, strict=True)]
+    return run_ranks(2, SCRIPT, f"recipe={path}", cwd=output.parent, **more)
 
 
-@pytest.mark.slow
 def test_two_ranks_one_of_them_killed_write_what_one_does(tmp_path):
     made, output = synthetic(tmp_path / "world"), tmp_path / "run"
     alone = cached(made, tmp_path / "alone").folder / "states"

@@ -246,6 +246,34 @@ def test_a_method_that_was_not_measured(published):
         run(published, *SETTINGS, "stages.other={kind: publish, method: P}", stages=("other",))
 
 
+def test_a_run_goes_to_the_hub_and_is_opened_by_its_name(published, tmp_path, monkeypatch):
+    """What the test below does with the commands of a shell, in this process but for the card's code."""
+    copy = Path(shutil.copytree(published, tmp_path / "run", ignore=shutil.ignore_patterns("publish")))
+    monkeypatch.setenv("HF_TOKEN", TOKEN)
+    monkeypatch.setenv("HF_HUB_CACHE", str(tmp_path / "cache"))
+    with HubServer(part_bytes=50_000) as server:
+        for name, value in {
+            "ENDPOINT": server.address, "HF_HUB_OFFLINE": False, "HF_HUB_DISABLE_XET": True,
+            "HUGGINGFACE_CO_URL_TEMPLATE": server.address + "/{repo_id}/resolve/{revision}/{filename}",
+            "HF_HUB_CACHE": str(tmp_path / "cache"),
+        }.items():  # fmt: skip
+            monkeypatch.setattr(f"huggingface_hub.constants.{name}", value)
+        publish = "stages.publish={kind: publish, repo: me/tiny-draft, visibility: public}"
+        said = run(copy, *SETTINGS, publish, stages=("publish",))
+        assert any("(public)" in line for line in said)
+        repository = server.repositories["me/tiny-draft"]
+        assert not repository.private and [what for what, _ in repository.history].count("commit") == 1
+        told = json.loads((copy / "publish" / "published.json").read_text())
+        assert told["uploaded"] and told["commit"] == repository.refs["main"]
+        stored = json.loads(repository.commits[told["commit"]]["draftsmith.json"])["published"]["expected"]
+        monkeypatch.delenv("HF_TOKEN")  # whoever opens it has none
+        speculator = open_published("me/tiny-draft", target=copy / "target")
+    picture = copy / "publish" / "repository" / "check" / "picture.png"
+    assert speculator("Describe the picture.", picture).generation.tokens == stored["tokens"]
+    for path in copy.rglob("*"):
+        assert not path.is_file() or TOKEN.encode() not in path.read_bytes(), path
+
+
 @pytest.mark.slow
 def test_a_finished_run_goes_to_the_hub_and_comes_back(tmp_path, capfd):
     """`draftsmith publish RUN` of a recipe without a stage for it, and a stranger's process with the Hub's name."""
