@@ -7,7 +7,12 @@ import os
 import sys
 from datetime import timedelta
 from functools import lru_cache
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+from .errors import UserError
+
+if TYPE_CHECKING:
+    import torch
 
 # How long ranks wait here while rank 0 works alone (uploads, scores pictures, writes a report). Training's own
 # collectives keep the launcher's bound (DeepSpeed: ten minutes). A rank that dies is noticed at once in any case.
@@ -27,6 +32,27 @@ def world_size() -> int:
 def local_rank() -> int:
     """Rank within this node, as the launcher has set it."""
     return int(os.environ.get("LOCAL_RANK", "0"))
+
+
+def device() -> torch.device:
+    """This rank's GPU, where there is CUDA; else the CPU.
+
+    A launcher that shows each rank its own GPU alone (Slurm's --gpus-per-task=1) leaves one device to choose from.
+
+    Raises:
+        UserError: the node has more ranks than GPUs.
+    """
+    import torch
+
+    if not torch.cuda.is_available():
+        return torch.device("cpu")
+    count, rank_here = torch.cuda.device_count(), local_rank()
+    if rank_here >= count > 1:
+        raise UserError(
+            f"rank {rank()} is number {rank_here} of its node (from 0), which shows {count} GPUs",
+            hint=f"start {count} ranks on each node, or show it more GPUs (CUDA_VISIBLE_DEVICES)",
+        )
+    return torch.device("cuda", rank_here if count > 1 else 0)
 
 
 def num_cores() -> int:

@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 
-from ..core.ranks import local_rank
+from ..core import ranks
 from ..core.tracking import Tracker, TrackingConfig
 from ..data.processor import Processor, load_processor, with_own_image_processor
 from ..models.hub import read_config, vision_half
@@ -106,4 +106,4 @@ class Context:
 
     def device(self) -> torch.device:
         """This rank's GPU; the CPU where there is no CUDA."""
-        return torch.device("cuda", local_rank()) if torch.cuda.is_available() else torch.device("cpu")
+        return ranks.device()
