@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import os
 import sys
+from contextlib import suppress
 from datetime import timedelta
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any
@@ -78,9 +79,37 @@ def is_first_to(what: str) -> bool:
     if not _running() or world_size() == 1:
         return is_main()
     try:
-        return _group().distributed_c10d._get_default_store().add(hashlib.sha256(what.encode()).hexdigest(), 1) == 1
+        return _store().add(_key(what), 1) == 1
     except RuntimeError:  # rank 0, which holds the store, has ended
         return True
+
+
+def tell(what: str) -> None:
+    """Leave a mark that `was_told` finds on every rank, without waiting for any of them."""
+    if _running() and world_size() > 1:
+        with suppress(RuntimeError):  # rank 0, which holds the store, has ended
+            _store().set(_key(what), "1")
+
+
+def was_told(what: str) -> bool:
+    """Whether some rank has called `tell`. One question to rank 0's store, a fraction of a millisecond."""
+    if not _running() or world_size() == 1:
+        return False
+    try:
+        return bool(_store().check([_key(what)]))
+    except RuntimeError:  # rank 0, which holds the store, has ended
+        return False
+
+
+def any_rank(value: bool) -> bool:
+    """Whether the value is true on any rank; all ranks call."""
+    if not _running() or world_size() == 1:
+        return value
+    import torch
+
+    total = torch.tensor([int(value)])
+    _group().all_reduce(total, group=_patient(_group().group.WORLD))
+    return bool(total.item())
 
 
 def gather(value: Any) -> list[Any]:
@@ -105,6 +134,14 @@ def broadcast(value: Any) -> Any:
 def _patient(group: Any) -> Any:
     """A gloo group of all ranks, made at the first call. Waiting in it is not limited by a GPU's watchdog."""
     return _group().new_group(backend="gloo", timeout=PATIENCE)
+
+
+def _store() -> Any:
+    return _group().distributed_c10d._get_default_store()
+
+
+def _key(what: str) -> str:
+    return hashlib.sha256(what.encode()).hexdigest()
 
 
 def _running() -> bool:
