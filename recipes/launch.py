@@ -38,8 +38,8 @@ def run_recipe(arguments: Sequence[str], command: str) -> int:
     """
     loaded = load(list(arguments))
     from ..trainers.engine import check_engine
-    from ..trainers.loop import Stopped
     from ..trainers.run import check_stages, run_stages
+    from ..trainers.stopping import Stopped
     from .dry_run import dry_run
     from .plan import plan
 
@@ -81,7 +81,7 @@ def run_recipe(arguments: Sequence[str], command: str) -> int:
             say=say,
         )
     except Stopped as stopped:
-        say(f"{stopped}: the checkpoint is written; the same command goes on from there")
+        say(f"{stopped}: the same command goes on from there")
         return 143
     return 0
 
@@ -106,19 +106,19 @@ def _refuse_restart(loaded: Loaded, planned: Sequence[Any], command: str) -> Non
                 raise UserError(f"restart={options.restart}: {finding.what}", where=finding.subject, hint=finding.hint)
 
 
-def context_maker(
-    loaded: Loaded, command: str, tell: Callable[[str], None] = say
-) -> Callable[[Any, Path, Mapping[str, Path]], Any]:
-    """Returns the function that makes a stage's context: (planned, folder, inputs) -> context.
+def context_maker(loaded: Loaded, command: str, tell: Callable[[str], None] = say) -> Callable[..., Any]:
+    """Returns the function that makes a stage's context: (planned, folder, inputs, stop) -> context. Without `stop` no
+    signal reaches it.
 
     Args:
         tell: what a stage says goes there.
     """
     from ..trainers.context import Context
+    from ..trainers.stopping import Stop
 
     recipe = loaded.recipe
 
-    def make_context(stage: Any, folder: Path, inputs: Mapping[str, Path]) -> Context:
+    def make_context(stage: Any, folder: Path, inputs: Mapping[str, Path], stop: Stop | None = None) -> Context:
         return Context(
             name=stage.name,
             folder=folder,
@@ -132,6 +132,7 @@ def context_maker(
             say=tell,
             recipe=redact_tree(loaded.tree),
             command=command,
+            stop=stop or Stop(),
         )
 
     return make_context

@@ -70,9 +70,7 @@ class Found:
     validated: bool = True  # False: the run was asked to stop before the validation that this step was due
 
 
-def save(
-    engine: Engine, folder: Path, *, step: int, fingerprint: str, keep: int, validated: bool = True
-) -> Path:
+def save(engine: Engine, folder: Path, *, step: int, fingerprint: str, keep: int, validated: bool = True) -> Path:
     """Save after `step` optimizer steps (all ranks call). Returns the checkpoint's folder.
 
     Args:

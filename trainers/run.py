@@ -14,6 +14,7 @@ from ..core.errors import UserError
 from ..core.secrets import shortened
 from .context import Context
 from .stages.base import Planned
+from .stopping import Stop
 from .tracked import tracked
 
 DONE, BEGUN = "done.json", "fingerprint.json"
@@ -21,11 +22,13 @@ DONE, BEGUN = "done.json", "fingerprint.json"
 FINGERPRINTS = 3
 # Identity of data that is not on this machine.
 ABSENT = "absent"
+# A stage, its folder, the folders of its inputs, and the run's flag -> the stage's context.
+MakeContext = Callable[[Planned, Path, Mapping[str, Path], Stop], Context]
 
 
 def run_stages(
     plan: Sequence[Planned],
-    make_context: Callable[[Planned, Path, Mapping[str, Path]], Context],
+    make_context: MakeContext,
     *,
     output: Path,
     chosen: Sequence[str] | None,
@@ -36,39 +39,47 @@ def run_stages(
 
     Raises:
         UserError: a finished stage whose inputs changed, or one whose inputs were never made.
+        Stopped: SIGTERM or SIGINT, at any moment before the last stage has finished; what is done is saved.
     """
     if restart is not None:
         # Before anything moves: good results must not go for a run that cannot begin.
         check_stages(plan, output, chosen, restart)
         ranks.barrier()
         _set_aside(plan, restart, output, say)
-    for planned in plan:
-        if chosen is not None and planned.name not in chosen:
-            continue
-        folder = output / planned.name
-        # Rank 0 reads the state and broadcasts it, since another rank might read a half-written file.
-        state = ranks.broadcast(stage_state(planned, output) if ranks.is_main() else None)
-        if isinstance(state, UserError):
-            raise state
-        if state == "finished":
-            say(f"stage {planned.name}: finished before, same inputs")
-            continue
-        say(f"stage {planned.name}")
-        if ranks.is_main():
-            folder.mkdir(parents=True, exist_ok=True)
-            if _begun(folder) is None:
-                identity = {"fingerprint": planned.fingerprint, "version": FINGERPRINTS}
-                _write(folder / BEGUN, identity | {"settings": dict(planned.settings)})
+    with Stop(say) as stop:
+        for planned in plan:
+            if chosen is None or planned.name in chosen:
+                _run_stage(planned, make_context, stop, output, say)
+        # A rank that exits while another still reads its message looks like a crash.
         ranks.barrier()
-        start = time.monotonic()
-        inputs = {thing: output / maker for thing, maker in planned.inputs.items()}
-        with tracked(make_context(planned, folder, inputs)) as context:
-            planned.stage.run(context)
-        ranks.barrier()
-        if ranks.is_main():
-            _finish(folder, planned.fingerprint, time.monotonic() - start)
-        ranks.barrier()
-    # A rank that exits while another still reads its message looks like a crash.
+
+
+def _run_stage(
+    planned: Planned, make_context: MakeContext, stop: Stop, output: Path, say: Callable[[str], None]
+) -> None:
+    folder = output / planned.name
+    # Rank 0 reads the state and broadcasts it, since another rank might read a half-written file.
+    state = ranks.broadcast(stage_state(planned, output) if ranks.is_main() else None)
+    if isinstance(state, UserError):
+        raise state
+    if state == "finished":
+        say(f"stage {planned.name}: finished before, same inputs")
+        return
+    stop.agree(f"before stage {planned.name}")
+    say(f"stage {planned.name}")
+    if ranks.is_main():
+        folder.mkdir(parents=True, exist_ok=True)
+        if _begun(folder) is None:
+            identity = {"fingerprint": planned.fingerprint, "version": FINGERPRINTS}
+            _write(folder / BEGUN, identity | {"settings": dict(planned.settings)})
+    ranks.barrier()
+    start = time.monotonic()
+    inputs = {thing: output / maker for thing, maker in planned.inputs.items()}
+    with tracked(make_context(planned, folder, inputs, stop)) as context:
+        planned.stage.run(context)
+    ranks.barrier()
+    if ranks.is_main():
+        _finish(folder, planned.fingerprint, time.monotonic() - start)
     ranks.barrier()
 
 

@@ -38,6 +38,8 @@ class Stopped(Exception):
 class Stop:
     """Listens for SIGTERM and SIGINT while it is entered. One that is never entered is never raised by a signal.
 
+    Ranks must have met in a collective of `core/ranks.py` before: the first one keeps their store to itself.
+
     Args:
         say: prints a line for people.
     """

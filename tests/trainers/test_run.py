@@ -27,7 +27,7 @@ def planned(**changes) -> Planned:
 def run(output: Path, *plan: Planned, restart: str | None = None) -> list[str]:
     said: list[str] = []
 
-    def context(stage, folder, inputs):
+    def context(stage, folder, inputs, stop):
         return SimpleNamespace(folder=folder, tracking=TrackingConfig(), trackers=[], say=said.append)
 
     run_stages(plan, context, output=output, chosen=None, restart=restart, say=said.append)
