@@ -38,7 +38,7 @@ def run_recipe(arguments: Sequence[str], command: str) -> int:
     """
     loaded = load(list(arguments))
     from ..trainers.engine import check_engine
-    from ..trainers.run import check_stages, run_stages
+    from ..trainers.run import check_stages, pending_restart, run_stages
     from ..trainers.stopping import Stopped
     from .dry_run import dry_run
     from .plan import plan
@@ -60,11 +60,12 @@ def run_recipe(arguments: Sequence[str], command: str) -> int:
     redact_output()
     end_with_launcher()
     output = Path(recipe.output)
-    if options.restart is not None:
-        _refuse_restart(loaded, planned, command)
     RunLock(output, say=say)
     init_distributed()
-    check_stages(planned, output, options.stages, options.restart)
+    restart = pending_restart(planned, output, options.stages, options.restart, arguments, say)
+    if restart is not None:
+        _refuse_restart(loaded, planned, command)
+    check_stages(planned, output, options.stages, restart)
     if not sys.stderr.isatty() or not ranks.is_main():
         # Progress bars of libraries clutter a log, and on a terminal every rank would draw one.
         hf_logging.disable_progress_bar()
@@ -77,8 +78,9 @@ def run_recipe(arguments: Sequence[str], command: str) -> int:
             context_maker(loaded, command),
             output=output,
             chosen=options.stages,
-            restart=options.restart,
+            restart=restart,
             say=say,
+            words=arguments,
         )
     except Stopped as stopped:
         say(f"{stopped}: the same command goes on from there")
@@ -87,7 +89,21 @@ def run_recipe(arguments: Sequence[str], command: str) -> int:
 
 
 def _refuse_restart(loaded: Loaded, planned: Sequence[Any], command: str) -> None:
-    """Raises `UserError` where data of the stages that would run is missing or broken: before results move aside."""
+    """Raises `UserError` where data of the stages that would run is missing or broken: before results move aside.
+
+    Rank 0 looks, since a look indexes the data.
+    """
+    refused: UserError | None = None
+    if ranks.is_main():
+        try:
+            _look_at_data(loaded, planned, command)
+        except UserError as error:
+            refused = error
+    if (refused := ranks.broadcast(refused)) is not None:
+        raise refused
+
+
+def _look_at_data(loaded: Loaded, planned: Sequence[Any], command: str) -> None:
     from ..trainers.run import DONE, built_on
     from .finding import any_fault
     from .preflight_data import ABSENT, data_findings

@@ -13,6 +13,7 @@ from ..core import ranks
 from ..core.errors import UserError
 from ..core.secrets import shortened
 from .context import Context
+from .restart import RECORD, command_identity, complete, is_to_come, set_aside
 from .stages.base import Planned
 from .stopping import Stop
 from .tracked import tracked
@@ -34,8 +35,13 @@ def run_stages(
     chosen: Sequence[str] | None,
     restart: str | None,
     say: Callable[[str], None],
+    words: Sequence[str] = (),
 ) -> None:
     """Run the planned stages; a finished one with the same inputs is passed over.
+
+    Args:
+        restart: of `pending_restart`: this stage and all that build on it are set aside first.
+        words: of the command, as of `pending_restart`.
 
     Raises:
         UserError: a finished stage whose inputs changed, or one whose inputs were never made.
@@ -45,7 +51,10 @@ def run_stages(
         # Before anything moves: good results must not go for a run that cannot begin.
         check_stages(plan, output, chosen, restart)
         ranks.barrier()
-        _set_aside(plan, restart, output, say)
+        if ranks.is_main():
+            stale = built_on(plan, restart)
+            set_aside(output, _identity(plan, restart, words), restart, stale, say)
+        ranks.barrier()
     with Stop(say) as stop:
         for planned in plan:
             if chosen is None or planned.name in chosen:
@@ -81,6 +90,50 @@ def _run_stage(
     if ranks.is_main():
         _finish(folder, planned.fingerprint, time.monotonic() - start)
     ranks.barrier()
+
+
+def pending_restart(
+    plan: Sequence[Planned],
+    output: Path,
+    chosen: Sequence[str] | None,
+    restart: str | None,
+    words: Sequence[str],
+    say: Callable[[str], None],
+) -> str | None:
+    """The stage to restart; None: nothing is to be, or this very command did it before and goes on (all ranks call).
+
+    Args:
+        words: of the command, `key=value`: they tell a command that is started again from another one.
+    """
+    value: str | UserError | None = None
+    if ranks.is_main():
+        try:
+            complete(output)
+            value = restart if restart is None or _restarts(plan, output, chosen, restart, words) else None
+        except UserError as error:
+            value = error
+    value = ranks.broadcast(value)
+    if isinstance(value, UserError):
+        raise value
+    if value is None and restart is not None:
+        say(
+            f"restart={restart}: this command set the old results aside before and goes on with what it has begun "
+            f"(delete {output / RECORD} to begin once more)"
+        )
+    return value
+
+
+def _restarts(
+    plan: Sequence[Planned], output: Path, chosen: Sequence[str] | None, restart: str, words: Sequence[str]
+) -> bool:
+    stale = [p for p in plan if p.name in built_on(plan, restart) and (chosen is None or p.name in chosen)]
+    unfinished = [planned.name for planned in stale if not _is_done(planned, output)]
+    return is_to_come(output, _identity(plan, restart, words), unfinished)
+
+
+def _identity(plan: Sequence[Planned], restart: str, words: Sequence[str]) -> str:
+    stale = built_on(plan, restart)
+    return command_identity(words, {planned.name: planned.fingerprint for planned in plan if planned.name in stale})
 
 
 def check_stages(plan: Sequence[Planned], output: Path, chosen: Sequence[str] | None, restart: str | None) -> None:
@@ -235,19 +288,6 @@ def built_on(plan: Sequence[Planned], restart: str | None) -> set[str]:
         if stale & set(planned.inputs.values()):
             stale.add(planned.name)
     return stale
-
-
-def _set_aside(plan: Sequence[Planned], restart: str, output: Path, say: Callable[[str], None]) -> None:
-    """Rename the folders of a stage and of all stages that build on it; nothing is deleted."""
-    for name in sorted(built_on(plan, restart)):
-        folder = output / name
-        if ranks.is_main() and folder.exists():
-            number = 1
-            while (kept := output / f"{name}.before-{number}").exists():
-                number += 1
-            os.replace(folder, kept)
-            say(f"stage {name}: old results kept in {kept}")
-    ranks.barrier()
 
 
 def _finish(folder: Path, fingerprint: str, seconds: float) -> None:
