@@ -6,7 +6,6 @@ result is kept in a cache folder, so that the next start reads numpy arrays only
 
 from __future__ import annotations
 
-import fcntl
 import functools
 import hashlib
 import json
@@ -22,6 +21,7 @@ import numpy as np
 
 from ..core.errors import UserError, encodable
 from ..core.files import parse_json
+from ..core.locks import Lock
 from . import scan
 from .conversations import IMAGE_MARK, ROLES, VIDEO_MARK
 from .embedded import Embedded
@@ -160,8 +160,7 @@ def open_index(reader: Reader, name: str, cache: Path, index: Callable[[], Recor
     kept = cache / f"{name}-{_FORMAT}.npz"
     cache.mkdir(parents=True, exist_ok=True)
     # The first of several ranks makes the index with all cores; the others wait and take it.
-    with open(kept.with_suffix(".lock"), "w") as lock:
-        fcntl.flock(lock, fcntl.LOCK_EX)
+    with Lock(kept.with_suffix(".lock")).held():
         arrays = read_arrays(kept, {**COLUMNS, "extra": np.str_})
         if arrays is None:
             _keep(records := index(), kept)
