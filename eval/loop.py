@@ -180,13 +180,12 @@ def _uniforms(num_nodes: int, warp: Warp, generator: torch.Generator | None) -> 
 
 
 def _clock(target: Target) -> Callable[[], float]:
-    """perf_counter, after the target's device has finished (CUDA runs behind)."""
-    device = target.device
-    if device.type != "cuda":
-        return time.perf_counter
+    """perf_counter, after the device has finished (CUDA runs behind)."""
+    on_cuda = getattr(target, "device", torch.device("cpu")).type == "cuda"
 
     def now() -> float:
-        torch.cuda.synchronize(device)
+        if on_cuda:
+            torch.cuda.synchronize()
         return time.perf_counter()
 
     return now

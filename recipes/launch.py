@@ -38,8 +38,8 @@ def run_recipe(arguments: Sequence[str], command: str) -> int:
     """
     loaded = load(list(arguments))
     from ..trainers.engine import check_engine
-    from ..trainers.run import check_stages, pending_restart, run_stages
-    from ..trainers.stopping import Stopped
+    from ..trainers.loop import Stopped
+    from ..trainers.run import check_stages, run_stages
     from .dry_run import dry_run
     from .plan import plan
 
@@ -60,12 +60,11 @@ def run_recipe(arguments: Sequence[str], command: str) -> int:
     redact_output()
     end_with_launcher()
     output = Path(recipe.output)
+    if options.restart is not None:
+        _refuse_restart(loaded, planned, command)
     RunLock(output, say=say)
     init_distributed()
-    restart = pending_restart(planned, output, options.stages, options.restart, arguments, say)
-    if restart is not None:
-        _refuse_restart(loaded, planned, command)
-    check_stages(planned, output, options.stages, restart)
+    check_stages(planned, output, options.stages, options.restart)
     if not sys.stderr.isatty() or not ranks.is_main():
         # Progress bars of libraries clutter a log, and on a terminal every rank would draw one.
         hf_logging.disable_progress_bar()
@@ -78,32 +77,17 @@ def run_recipe(arguments: Sequence[str], command: str) -> int:
             context_maker(loaded, command),
             output=output,
             chosen=options.stages,
-            restart=restart,
+            restart=options.restart,
             say=say,
-            words=arguments,
         )
     except Stopped as stopped:
-        say(f"{stopped}: the same command goes on from there")
+        say(f"{stopped}: the checkpoint is written; the same command goes on from there")
         return 143
     return 0
 
 
 def _refuse_restart(loaded: Loaded, planned: Sequence[Any], command: str) -> None:
-    """Raises `UserError` where data of the stages that would run is missing or broken: before results move aside.
-
-    Rank 0 looks, since a look indexes the data.
-    """
-    refused: UserError | None = None
-    if ranks.is_main():
-        try:
-            _look_at_data(loaded, planned, command)
-        except UserError as error:
-            refused = error
-    if (refused := ranks.broadcast(refused)) is not None:
-        raise refused
-
-
-def _look_at_data(loaded: Loaded, planned: Sequence[Any], command: str) -> None:
+    """Raises `UserError` where data of the stages that would run is missing or broken: before results move aside."""
     from ..trainers.run import DONE, built_on
     from .finding import any_fault
     from .preflight_data import ABSENT, data_findings
@@ -122,19 +106,19 @@ def _look_at_data(loaded: Loaded, planned: Sequence[Any], command: str) -> None:
                 raise UserError(f"restart={options.restart}: {finding.what}", where=finding.subject, hint=finding.hint)
 
 
-def context_maker(loaded: Loaded, command: str, tell: Callable[[str], None] = say) -> Callable[..., Any]:
-    """Returns the function that makes a stage's context: (planned, folder, inputs, stop) -> context. Without `stop` no
-    signal reaches it.
+def context_maker(
+    loaded: Loaded, command: str, tell: Callable[[str], None] = say
+) -> Callable[[Any, Path, Mapping[str, Path]], Any]:
+    """Returns the function that makes a stage's context: (planned, folder, inputs) -> context.
 
     Args:
         tell: what a stage says goes there.
     """
     from ..trainers.context import Context
-    from ..trainers.stopping import Stop
 
     recipe = loaded.recipe
 
-    def make_context(stage: Any, folder: Path, inputs: Mapping[str, Path], stop: Stop | None = None) -> Context:
+    def make_context(stage: Any, folder: Path, inputs: Mapping[str, Path]) -> Context:
         return Context(
             name=stage.name,
             folder=folder,
@@ -148,7 +132,6 @@ def context_maker(loaded: Loaded, command: str, tell: Callable[[str], None] = sa
             say=tell,
             recipe=redact_tree(loaded.tree),
             command=command,
-            stop=stop or Stop(),
         )
 
     return make_context

@@ -6,7 +6,14 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from draftsmith.data.order import arrange, epoch_order, num_full_megabatches, rows_of_rank
+from draftsmith.data.order import (
+    BucketedOrder,
+    RisingVisualOrder,
+    arrange,
+    epoch_order,
+    num_full_megabatches,
+    rows_of_rank,
+)
 
 CASES = json.loads((Path(__file__).parent / "vectors" / "lvlm" / "sampler.json").read_text())[
     "group_by_modality_length"
@@ -39,6 +46,23 @@ def test_every_sample_once_and_epochs_differ(grouped):
         full = num_full_megabatches(int((lengths > 0).sum()), int((lengths < 0).sum()), 8)
         for batch in first[: full * 8].reshape(full, 8):
             assert len(set(lengths[batch] > 0)) == 1
+
+
+LENGTHS = np.where(np.arange(103) % 3 == 0, -5, 1 + np.arange(103) % 17)
+ORDERS = {
+    "shuffled": lambda seed, epoch: epoch_order(LENGTHS, seed=seed, epoch=epoch, batch_size=8, grouped=False),
+    "grouped": lambda seed, epoch: epoch_order(LENGTHS, seed=seed, epoch=epoch, batch_size=8, grouped=True),
+    "bucketed": lambda seed, epoch: BucketedOrder(LENGTHS, seed, 8)(epoch),
+    "rising": lambda seed, epoch: RisingVisualOrder(LENGTHS, seed, 8, 0, 4)(epoch),
+}
+
+
+@pytest.mark.parametrize("name", ORDERS)
+def test_seed_and_epoch_are_two_things(name):
+    """Of their sum, the second epoch of one run would be the first of the run with the next seed."""
+    drawn = {(seed, epoch): tuple(ORDERS[name](seed, epoch).tolist()) for seed in range(3) for epoch in range(3)}
+    assert len({*drawn.values()}) == 9
+    assert all(tuple(ORDERS[name](*key).tolist()) == order for key, order in drawn.items())
 
 
 @pytest.mark.parametrize("case", [c for c in CASES if not c["single_modality"]], ids=lambda c: str(c["torch_seed"]))

@@ -112,6 +112,8 @@ def test_sources_are_drawn_by_seed_epoch_and_sample():
     for seed, epoch in ((1, 0), (0, 1)):
         other = [config.source(seed, epoch, name) for name in names]
         assert 0.5 < sum(a != b for a, b in zip(first, other, strict=True)) / len(names) < 0.75
+    seeds_and_epochs = [(seed, epoch) for seed in range(3) for epoch in range(3)]
+    assert len({tuple(config.source(*one, name) for name in names[:99]) for one in seeds_and_epochs}) == 9
     for source in ("data", "target", "draft"):
         alone = AnswersConfig(shares={source: 1.0})
         assert {alone.source(0, 0, name) for name in names} == {source}
@@ -138,6 +140,22 @@ def rows_of(steps) -> dict[tuple[int, str], tuple[int, ...]]:
             for row, name in enumerate(batch.sample_ids):
                 result[step.step, name] = tuple(batch.ids[row][batch.loss_mask[row]].tolist())
     return {key: value for key, value in result.items() if key[1] != "(filler)"}
+
+
+def test_each_epoch_draws_its_sources_anew(data, folder, processor):
+    samples = answered(data, write_answers(folder, data), data=0.5, target=0.5)
+    collate = AnswerCollate(samples, processor.pad_id, processor.image_size)
+    steps = -(-len(samples) // 4)
+    by_epoch = [{}, {}]
+    for step in Loader(
+        samples, seed=5, batch_size=4, micro_batch_size=2, total_steps=2 * steps, collate=collate
+    ):  # fmt: skip
+        by_epoch[step.epoch] |= {name: ids for (_, name), ids in rows_of([step]).items()}
+    assert by_epoch[0].keys() == by_epoch[1].keys() and by_epoch[0] != by_epoch[1]
+    for epoch, rows in enumerate(by_epoch):
+        for name, ids in rows.items():
+            drawn = samples.config.source(samples.seed, epoch, name)
+            assert (ids == tuple(odd(int(name.split("[")[1][:-1])))) == (drawn == "target"), name
 
 
 def test_ranks_workers_and_resumed_runs_see_the_same(data, folder, processor):

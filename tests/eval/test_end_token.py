@@ -244,8 +244,6 @@ class Script:
 
 
 class ScriptedTarget:
-    device = torch.device("cpu")
-
     def __init__(self, script):
         self.script, self.vocab_size = script, script.vocab
 

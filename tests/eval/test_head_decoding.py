@@ -53,16 +53,12 @@ def loud_head(config, model, seed=0):
     return head
 
 
-def settings_of(name, **changes):
+def drafter_of(name, model, **changes):
     settings = dict(SETTINGS[name])
     if settings["kind"] == "eagle3":
         settings["taps"] = (1, 3, 5)
         settings.pop("draft_vocab_size", None)
-    return config_of(**settings | changes)
-
-
-def drafter_of(name, model, **changes):
-    config = settings_of(name, **changes)
+    config = config_of(**settings | changes)
     return config.drafter(loud_head(config, model), model)
 
 

@@ -19,10 +19,10 @@ from draftsmith.trainers.training import states as build
 
 real = build.Builder.write
 
-def write(builder, index, *rest):
+def write(builder, index, numbers):
     if ranks.rank() == 1 and str(index) == os.environ.get("DIES_AT"):
         os.kill(os.getpid(), signal.SIGKILL)
-    real(builder, index, *rest)
+    real(builder, index, numbers)
 
 build.Builder.write = write
 sys.exit(main(sys.argv[1:]))

@@ -269,6 +269,17 @@ def fit_manifest(folder, file):
     edit_manifest(folder, lambda manifest: manifest["files"].update({str(file.relative_to(folder)): entry}))
 
 
+def test_every_file_is_in_the_manifest_however_deep_and_none_may_join_it(saved):
+    """DeepSpeed's files lie in a folder inside; one that nobody listed could be read in their place."""
+    path = saved / "step-00000006"
+    listed = json.loads((path / checkpoint.MANIFEST).read_text())["files"]
+    held = {str(file.relative_to(path)) for file in path.rglob("*") if file.is_file()} - {checkpoint.MANIFEST}
+    assert {*listed} == held and any("/" in name for name in held)
+    nested = next(path / name for name in held if "/" in name)
+    shutil.copy(nested, nested.with_name("another.pt"))
+    assert checkpoint.find(saved, fingerprint="f").step == 4
+
+
 def test_every_random_state_comes_back(saved):
     """torch, numpy and Python, with the second half of a Gaussian pair that each keeps in store."""
 

@@ -1,0 +1,206 @@
+"""A stage's fingerprint, field by field of the schema: what changes a result is in it, what is harmless is not.
+
+Every section that a recipe can hold is met in a shipped recipe, and changed in one field after the other. A change goes
+around pydantic's checks: what counts is that no field is forgotten, whatever its value.
+"""
+
+import json
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any, get_args
+
+import pytest
+from draftsmith.core.section import Section
+from draftsmith.core.tracking import TrackingConfig, WandbConfig
+from draftsmith.recipes.load import load
+from draftsmith.recipes.plan import _settings, plan
+from draftsmith.recipes.schema import Recipe
+from draftsmith.trainers.checkpoint import CheckpointConfig
+from draftsmith.trainers.engine import EngineConfig
+from draftsmith.trainers.evaluation.probes import Binding
+from draftsmith.trainers.fit import Expected
+from draftsmith.trainers.stages.base import Stage
+
+pytestmark = pytest.mark.filterwarnings("ignore:Pydantic serializer")
+# Recipe and settings; together they have every section of the schema.
+RECIPES = (
+    ("demo/compare",),
+    ("demo/lvlm", "stages.finetune.lora={rank: 4}", "stages.finetune.objective={kind: cross_entropy}"),
+    ("demo/suite", "stages.publish={kind: publish, repo: me/x, prompt: {text: hello}}"),
+    ("demo/lvlm-distilled",),
+    ("demo/video", "stages.sparrow.source=null", "stages.sparrow.source={kind: cached_on_first_epoch}",
+     "stages.sparrow.data={from: world, path: single}"),
+    ("demo/visual-ar",),
+    ("llava15-68m", "stages.pretrain.data.path={kind: webdataset, path: a.tar}",
+     "stages.finetune.data.path={kind: datasets, path: a, columns: {image: picture}}"),
+    ("llava-ov-68m-anyres", "stages.evaluate.captioner={kind: blip}"),
+    ("tabed-sweep",),
+    ("llava-ov-68m-anyres", "stages.evaluate.captioner={kind: blip2}"),
+    ("hivis-qwen2.5-vl-7b",),
+    ("vispec-llava-ov-7b",),
+    ("sparrow-ablation-qwen2.5-vl-7b",),
+    ("sage-llama3-8b-1b",),
+    ("chain-llamagen-3b",),
+    ("lanternpp-anole-7b",),
+    ("eagle-llamagen-c2i-3b",),
+    ("eagle-llamagen-xl-stage1",),
+    ("eagle-llamagen-xl-stage1", "stages.encode.source=null", "stages.encode.source={kind: folder, folder: a}"),
+    ("eagle-llamagen-xl-stage1", "stages.encode.source=null", "stages.encode.source={kind: coco, annotations: a.json}"),
+)  # fmt: skip
+# Fields that change no result, wherever they stand.
+HARMLESS = {
+    "checkpoints": "when to save, and how many are kept",
+    "device_map": "where a frozen target lies",
+    "expected": "sizes of data for dry runs",
+    "log_every": "how often a line is logged",
+    "num_workers": "processes that read",
+}
+# Fields whose value stands in another one.
+ELSEWHERE = {
+    "ConversationData.kind": "the fields of this kind of data",
+    "ShardData.kind": "the fields of this kind of data",
+    "HeadObjective.kind": "the objective's own fields",
+}
+# A source of records is read again while its fingerprint is made: another kind would want other fields.
+READ_AGAIN = {"TableRecords.kind", "TarRecords.kind"}
+
+Put = Callable[[Any], Any]  # a value -> the recipe with this value in the place of the old one
+
+
+def sections_of(annotation: Any, result: set[type[Section]]) -> set[type[Section]]:
+    """Every section that a value of this type can hold."""
+    if isinstance(annotation, type) and issubclass(annotation, Section) and annotation not in result:
+        result.add(annotation)
+        for field in annotation.model_fields.values():
+            sections_of(field.annotation, result)
+    for inner in get_args(annotation):
+        sections_of(inner, result)
+    return result
+
+
+def walk(value: Any, put: Put) -> Iterator[tuple[Section, str, Any, Put]]:
+    """(section, field, its value, how to put another) of all that is below `value`."""
+    if isinstance(value, Section):
+        hidden = value.unread() if isinstance(value, Stage) else ()
+        for name in type(value).model_fields.keys() - {*hidden}:
+
+            def put_inner(new: Any, name: str = name) -> Any:
+                return put(value.model_copy(update={name: new}))
+
+            inner = getattr(value, name)
+            if name in HARMLESS or not isinstance(inner, Section):
+                yield value, name, inner, put_inner
+            if name not in HARMLESS:  # a section is what its fields are
+                yield from walk(inner, put_inner)
+    elif isinstance(value, dict):
+        for key, inner in value.items():
+            yield from walk(inner, lambda new, key=key: put(value | {key: new}))
+    elif isinstance(value, list | tuple):
+        for place, inner in enumerate(value):
+            yield from walk(inner, lambda new, place=place: put([*value[:place], new, *value[place + 1 :]]))
+
+
+def another(value: Any) -> Any:
+    """A value that is written otherwise, of the same kind where something reads it."""
+    if isinstance(value, bool):
+        return not value
+    if isinstance(value, int | float):
+        return value + 1
+    if isinstance(value, str | Path):
+        return f"{value}-other"
+    if isinstance(value, dict):
+        return value | {"other": next(iter(value.values()), 1)}
+    if isinstance(value, list | tuple):
+        return [*value, value[-1] if value else 1]
+    return "other" if value is None else {"kind": "other"}
+
+
+def covered(recipe: Recipe, stage: str) -> str:
+    """What the fingerprint of a stage is the hash of."""
+    return json.dumps(_settings(recipe, stage, {}, []), sort_keys=True)
+
+
+@pytest.fixture(scope="module")
+def recipes() -> list[Recipe]:
+    return [load([f"recipe={name}", *settings]).recipe for name, *settings in RECIPES]
+
+
+def roots(recipe: Recipe) -> Iterator[tuple[str, Any, Put]]:
+    """(stage, section, how to put another) of each stage, and of target and drafter as the first stage has them."""
+    for name, stage in recipe.stages.items():
+        yield name, stage, lambda new, name=name: recipe.model_copy(update={"stages": recipe.stages | {name: new}})
+    for top in ("target", "drafter"):
+        yield next(iter(recipe.stages)), getattr(recipe, top), lambda new, top=top: recipe.model_copy(update={top: new})
+
+
+def test_every_field_that_changes_a_result_changes_the_fingerprint(recipes):
+    seen: dict[str, tuple[str, bool]] = {}  # section and field -> field, whether the fingerprint followed
+    met = set()
+    for recipe in recipes:
+        for stage, root, put in roots(recipe):
+            before = covered(recipe, stage)
+            for section, field, value, put_other in walk(root, put):
+                met.add(type(section))
+                key = f"{type(section).__name__}.{field}"
+                if key not in seen and key not in READ_AGAIN:
+                    seen[key] = field, covered(put_other(another(value)), stage) != before
+    followed = {key for key, (_, follows) in seen.items() if follows}
+    harmless = {key for key, (field, _) in seen.items() if field in HARMLESS} | ELSEWHERE.keys()
+    assert seen.keys() - followed == harmless, seen.keys() - followed ^ harmless
+    # What only says when a run is saved or shown has no fields here; all other sections were changed.
+    known = sections_of(Recipe, set())
+    for left_out in (TrackingConfig, CheckpointConfig, Expected):
+        known -= sections_of(left_out, set())
+    assert known - met == {Recipe, EngineConfig, Binding}  # these two are below, and Binding is a data section alone
+
+
+@pytest.fixture(scope="module")
+def recipe() -> Recipe:
+    """One with an encoder, trainings with and without the drafter, and an evaluation."""
+    return load(["recipe=demo/visual-ar"]).recipe
+
+
+def prints(recipe: Recipe) -> dict[str, str]:
+    return {planned.name: planned.fingerprint for planned in plan(recipe, Path("a"))}
+
+
+def test_what_stands_beside_the_stages(recipe):
+    """Seed, target and drafter are every stage's; the engine is of those that train, and of what builds on them."""
+    base, trained = prints(recipe), {name for name, stage in recipe.stages.items() if stage.trains}
+    for top, value in {
+        "seed": 1,
+        "target": recipe.target.model_copy(update={"cfg_scale": 7}),
+        "drafter": recipe.drafter.model_copy(update={"kind": "other"}),
+    }.items():
+        changed = prints(recipe.model_copy(update={top: value}))
+        assert not {name for name in base if changed[name] == base[name]}, top
+    for field in EngineConfig.model_fields:
+        engine = recipe.engine.model_copy(update={field: "other"})
+        changed = prints(recipe.model_copy(update={"engine": engine}))
+        assert trained <= {name for name in base if changed[name] != base[name]}, field
+        assert changed["world"] == base["world"], field
+    for top, value in {"output": "other", "tracking": TrackingConfig(wandb=WandbConfig(project="other"))}.items():
+        assert prints(recipe.model_copy(update={top: value})) == base, top
+
+
+def test_a_stage_takes_the_fingerprints_of_what_it_reads(recipe):
+    """A change of a stage is one of every stage behind it that takes something from it, and of no other."""
+    planned, base = plan(recipe, Path("a")), prints(recipe)
+    for stage in planned:
+        other = stage.stage.model_copy(update={"seed" if "seed" in type(stage.stage).model_fields else "kind": "other"})
+        changed = prints(recipe.model_copy(update={"stages": recipe.stages | {stage.name: other}}))
+        stale = {stage.name}
+        for later in planned:
+            stale |= {later.name} if stale & {*later.inputs.values()} else set()
+        assert {name for name in base if changed[name] != base[name]} == stale
+
+
+@pytest.mark.parametrize(("changes", "follows"), [({}, True), ({"data": None}, False)], ids=["texts", "pictures"])
+def test_the_batch_of_answers_changes_texts_alone(recipes, changes, follows):
+    """Padding moves a text's last bits; codes of a picture are drawn in a batch of any size."""
+    recipe = recipes[0].model_copy(
+        update={"stages": {"answers": recipes[0].stages["answers"].model_copy(update=changes)}}
+    )
+    larger = recipe.stages["answers"].model_copy(update={"batch_size": 7})
+    other = recipe.model_copy(update={"stages": {"answers": larger}})
+    assert (covered(other, "answers") != covered(recipe, "answers")) == follows
