@@ -24,8 +24,8 @@ class UserError(Exception):
     """
 
     def __init__(self, problem: str, *, where: str | None = None, hint: str | None = None):
-        self.problem = redact(problem)
-        self.where, self.hint = where and redact(where), hint and redact(hint)
+        self.problem = redact(encodable(problem))
+        self.where, self.hint = (text and redact(encodable(text)) for text in (where, hint))
         lines = [self.problem]
         if self.where:
             lines.append(f"  where: {self.where}")
@@ -36,6 +36,13 @@ class UserError(Exception):
 
 class TrainingError(UserError):
     """Training stopped before anything was lost: the loss is not finite, a step was skipped, ..."""
+
+
+def encodable(text: str) -> str:
+    r"""The text with lone surrogates (half a character, as JSON's "\ud83d" or a file name in another code has them) as
+    escapes: no file and no terminal takes them.
+    """
+    return text if text.isascii() else text.encode("utf-8", "backslashreplace").decode()
 
 
 def first_line(error: Exception) -> str:

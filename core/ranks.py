@@ -5,9 +5,15 @@ from __future__ import annotations
 import hashlib
 import os
 import sys
+from contextlib import suppress
 from datetime import timedelta
 from functools import lru_cache
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+from .errors import UserError
+
+if TYPE_CHECKING:
+    import torch
 
 # How long ranks wait here while rank 0 works alone (uploads, scores pictures, writes a report). Training's own
 # collectives keep the launcher's bound (DeepSpeed: ten minutes). A rank that dies is noticed at once in any case.
@@ -27,6 +33,27 @@ def world_size() -> int:
 def local_rank() -> int:
     """Rank within this node, as the launcher has set it."""
     return int(os.environ.get("LOCAL_RANK", "0"))
+
+
+def device() -> torch.device:
+    """This rank's GPU, where there is CUDA; else the CPU.
+
+    A launcher that shows each rank its own GPU alone (Slurm's --gpus-per-task=1) leaves one device to choose from.
+
+    Raises:
+        UserError: the node has more ranks than GPUs.
+    """
+    import torch
+
+    if not torch.cuda.is_available():
+        return torch.device("cpu")
+    count, rank_here = torch.cuda.device_count(), local_rank()
+    if rank_here >= count > 1:
+        raise UserError(
+            f"rank {rank()} is number {rank_here} of its node (from 0), which shows {count} GPUs",
+            hint=f"start {count} ranks on each node, or show it more GPUs (CUDA_VISIBLE_DEVICES)",
+        )
+    return torch.device("cuda", rank_here if count > 1 else 0)
 
 
 def num_cores() -> int:
@@ -52,9 +79,37 @@ def is_first_to(what: str) -> bool:
     if not _running() or world_size() == 1:
         return is_main()
     try:
-        return _group().distributed_c10d._get_default_store().add(hashlib.sha256(what.encode()).hexdigest(), 1) == 1
+        return _store().add(_key(what), 1) == 1
     except RuntimeError:  # rank 0, which holds the store, has ended
         return True
+
+
+def tell(what: str) -> None:
+    """Leave a mark that `was_told` finds on every rank, without waiting for any of them."""
+    if _running() and world_size() > 1:
+        with suppress(RuntimeError):  # rank 0, which holds the store, has ended
+            _store().set(_key(what), "1")
+
+
+def was_told(what: str) -> bool:
+    """Whether some rank has called `tell`. One question to rank 0's store, a fraction of a millisecond."""
+    if not _running() or world_size() == 1:
+        return False
+    try:
+        return bool(_store().check([_key(what)]))
+    except RuntimeError:  # rank 0, which holds the store, has ended
+        return False
+
+
+def any_rank(value: bool) -> bool:
+    """Whether the value is true on any rank; all ranks call."""
+    if not _running() or world_size() == 1:
+        return value
+    import torch
+
+    total = torch.tensor([int(value)])
+    _group().all_reduce(total, group=_patient(_group().group.WORLD))
+    return bool(total.item())
 
 
 def gather(value: Any) -> list[Any]:
@@ -79,6 +134,14 @@ def broadcast(value: Any) -> Any:
 def _patient(group: Any) -> Any:
     """A gloo group of all ranks, made at the first call. Waiting in it is not limited by a GPU's watchdog."""
     return _group().new_group(backend="gloo", timeout=PATIENCE)
+
+
+def _store() -> Any:
+    return _group().distributed_c10d._get_default_store()
+
+
+def _key(what: str) -> str:
+    return hashlib.sha256(what.encode()).hexdigest()
 
 
 def _running() -> bool:

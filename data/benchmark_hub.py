@@ -18,7 +18,7 @@ from ..core.files import new_folder
 from .benchmark_sets import BENCHMARK_SETS, LETTERS, SAMPLES, SEED, BenchmarkSet, set_name
 from .conversations import IMAGE_MARK, VIDEO_MARK
 from .suite import INDEX
-from .suite_hub import CHANGED, NO_REFERENCE, load_rows, save_pictures, write_set
+from .suite_hub import CHANGED, NO_REFERENCE, load_rows, row_of, save_pictures, write_set
 
 MEDIA = "media"  # in the suite's folder, a link to the folder of media
 _ENDINGS = (".mp4", ".MP4", ".mkv", ".webm", ".avi")  # which most names leave out
@@ -78,7 +78,7 @@ def _records(name: str, about: BenchmarkSet, folder: Path, *, samples: int | Non
     tables = [(config, _table(name, about, config)) for config in about.configs]
     places = [(config, table, row) for config, table in tables for row in range(len(table))]
     picked = [places[place] for place in chosen(len(places), samples, seed)]
-    rows = [(config, table[row]) for config, table, row in picked]
+    rows = [(config, row_of(name, table, row)) for config, table, row in picked]
     if about.join is not None:
         rows = _joined(name, about, rows)
     records = [record(name, about, config, row, number, folder) for number, (config, row) in enumerate(rows)]
@@ -120,7 +120,7 @@ def _joined(name: str, about: BenchmarkSet, rows: Sequence[tuple[str | None, dic
     if lost := [row[join.key] for _, row in rows if row[join.key] not in places]:
         raise UserError(f"set {name} has no picture {lost[0]!r}, nor {len(lost) - 1} others",
                         hint=CHANGED)  # fmt: skip
-    return [(config, row | {"image": images[places[row[join.key]]]["image"]}) for config, row in rows]
+    return [(config, row | {"image": row_of(name, images, places[row[join.key]])["image"]}) for config, row in rows]
 
 
 def record(

@@ -18,9 +18,9 @@ from ..core.errors import UserError
 from ..core.section import Section
 from .collate import Sample, empty_sample
 from .conversations import MARKS, Encoded, PromptFormat, encode
-from .embedded import located
 from .images import Aspect
 from .media import ImageReader, Media
+from .media_files import BadMedia, located
 from .mixture import Name, RecordSources, Selection, identities
 from .processor import Processor
 from .records import RecordFile, id_of, id_problems, name_of, num_clips, paths
@@ -46,6 +46,9 @@ class ConversationData(Section):
     images: str | None = None
     # Folder that clips are relative to; null: as images.
     videos: str | None = None
+    # Take absolute paths of records and paths with `..` as they are. false: such a record is unusable, since whoever
+    # wrote it could have any picture of this machine read. Symbolic links inside the folders are followed.
+    allow_outside: bool = False
     # square cuts the longer side off (official pretraining), pad keeps it (official finetuning); anyres tiles for
     # LLaVA-NeXT, anyres_max_9 for LLaVA-OneVision.
     aspect: Aspect = "pad"
@@ -109,12 +112,14 @@ class ConversationDataset:
     ):
         self.config, self.form, self.processor = config, form, processor
         limits = config.min_pixels, config.max_pixels
-        self._image_reader = ImageReader(processor, config.aspect, config.anyres_convention, config.video, limits)
+        self._image_reader = ImageReader(
+            processor, config.aspect, config.anyres_convention, config.video, limits, config.allow_outside
+        )
         self._drafter_image_reader = None
         if drafter_processor is not None:
             aspect = config.drafter_aspect or config.aspect
             self._drafter_image_reader = ImageReader(
-                drafter_processor, aspect, config.anyres_convention, config.video, limits
+                drafter_processor, aspect, config.anyres_convention, config.video, limits, config.allow_outside
             )
         self.log = SkippedLog(skipped_log)
         self._paths = files
@@ -353,14 +358,26 @@ class ConversationDataset:
         return {"file": file.file_of(index), "record": index, "id": id_of(file, index), "reason": problem}
 
     def _refuse_all_missing(self) -> None:
-        """Raises `UserError` where none of several files is there: that is a wrong folder, and no bad record."""
+        """Raises `UserError` where none of several files is there, or may be read: that is a wrong folder or setting,
+        and no bad record.
+        """
         named = np.flatnonzero((self.column("images") > 0) | (self.column("clips") > 0))
         looked = named[:: max(1, len(named) // _LOOKED_AT)]
-        files = [path for index in looked.tolist() for path in self._named_files(index)]
+        files: list[Path] = []
+        outside: list[BadMedia] = []
+        for index in looked.tolist():
+            try:
+                files += self._named_files(index)
+            except BadMedia as error:
+                outside.append(error)
+        if len(outside) == len(looked) > 1:
+            first = outside[0]
+            raise UserError(f"no record of {len(looked)} that were looked at names pictures inside the folder, the "
+                            f"first: {first.problem}", where=first.where, hint=first.hint)  # fmt: skip
         missing = [path for path in files if not path.is_file()]
         if len(set(files)) > 1 and len(missing) == len(files):
-            first = self.records[self.places[looked[0], 0]]
-            folder = self.config.images or self.config.videos or str(first.folder)
+            first_file = self.records[self.places[looked[0], 0]]
+            folder = self.config.images or self.config.videos or str(first_file.folder)
             about = "" if len(looked) == len(named) else f" that were looked at (of {len(named):,} records)"
             raise UserError(
                 f"{len(missing)} of {len(files)} pictures{about} missing in {folder}, first: {missing[0].name}",
@@ -368,12 +385,12 @@ class ConversationDataset:
             )  # fmt: skip
 
     def _named_files(self, index: int) -> list[Path]:
-        """Without what lies inside a table or a tar, which is in no folder."""
+        """Without what lies inside a table or a tar, which is in no folder. Raises `BadMedia` as `located` does."""
         file, number = self.places[index]
         images, videos = self._folders(int(file))
-        record = self.records[file].read(int(number))
-        files = [located(images, name) for name in paths(record, "image")]
-        files += [located(videos, name) for name in paths(record, "video")]
+        record, outside = self.records[file].read(int(number)), self.config.allow_outside
+        files = [located(images, name, allow_outside=outside) for name in paths(record, "image")]
+        files += [located(videos, name, allow_outside=outside) for name in paths(record, "video")]
         return [file for file in files if isinstance(file, Path)]
 
 

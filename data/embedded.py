@@ -7,7 +7,6 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from pathlib import Path
 from typing import BinaryIO
 
 
@@ -34,11 +33,3 @@ class Embedded:
 
     def __str__(self) -> str:
         return self.where
-
-
-MediaFile = Path | Embedded
-
-
-def located(folder: Path, name: str | Embedded) -> MediaFile:
-    """What a record names, relative names starting at `folder`."""
-    return name if isinstance(name, Embedded) else folder / name

@@ -8,49 +8,36 @@ tile and a newline each.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from typing import Literal
 
 import torch
 from PIL import Image
 from torch import Tensor
 
-from ..core.errors import UserError
 from ..core.pictures import Picture
-from .embedded import MediaFile
+from .picture_files import MAX_CANVAS, check_area
 from .processor import Processor
 from .tiles import Convention, Size, Tiling, cut, next_resolutions, onevision_resolutions, tiled_picture
 
 Aspect = Literal["square", "pad", "anyres", "anyres_max_9"]
 _MAX_TILES = 9
-# Listed because others run programs (EPS) or have never been looked at.
-_FORMATS = ("BMP", "GIF", "JPEG", "PNG", "PPM", "TIFF", "WEBP")
 
 
-def load_image(path: MediaFile) -> Image.Image:
-    """An RGB picture. Raises `UserError` naming the file where it is missing, broken or a decompression bomb."""
-    with _opened(path) as image:
-        return image.convert("RGB")
-
-
-def image_size(path: MediaFile) -> Size:
-    """Width and height, from the file's head. Raises as `load_image`."""
-    with _opened(path) as image:
-        return image.size
-
-
-@contextmanager
-def _opened(path: MediaFile) -> Iterator[Image.Image]:
-    try:
-        with path.open("rb") as file, Image.open(file, formats=_FORMATS) as image:
-            yield image
-    except FileNotFoundError as error:
-        raise UserError(
-            "missing image", where=str(path), hint="check the `images` folder of the data section"
-        ) from error
-    except (OSError, SyntaxError, ValueError, Image.DecompressionBombError) as error:
-        raise UserError(f"corrupt image: {error}", where=str(path), hint="replace or remove the file") from error
+def check_canvas(size: Size, processor: Processor, aspect: Aspect, *, num_images: int = 1) -> None:
+    """Raises `BadMedia` where too large a picture stands between one of `size` (width, height) and its tile: `pad` puts
+    it on a square of its longer side, and CLIP's own way resizes the shorter side and leaves the other one long.
+    """
+    if processor.reads_whole or is_tiled(aspect, num_images):
+        return  # the sizes on the way are those of a list, or within pixel limits
+    width, height = size
+    edge = processor.image_processor.size.get("shortest_edge")
+    if aspect != "square":
+        side = max(size)
+        check_area((side, side), MAX_CANVAS, f"the square around {width:,} x {height:,} pixels has")
+    elif edge is not None:
+        long = edge * max(size) // min(size)
+        check_area((edge, long), MAX_CANVAS, f"{width:,} x {height:,} pixels, resized to a shorter side of {edge}, are")
 
 
 def expand_to_square(image: Image.Image, mean: tuple[float, ...]) -> Image.Image:

@@ -5,7 +5,9 @@ For a sample that is too long, or a request that is only counted, only the heade
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import functools
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -17,9 +19,10 @@ from torch import Tensor
 from ..core.errors import UserError
 from ..core.pictures import PatchGrid, Picture
 from .conversations import IMAGE_MARK, MARKS
-from .embedded import MediaFile, located
-from .images import Aspect, image_size, is_tiled, layouts, load_image, pixels
+from .images import Aspect, check_canvas, is_tiled, layouts, pixels
+from .media_files import MediaFile, located
 from .patches import clip_pictures, image_picture, patches
+from .picture_files import image_size, load_image
 from .processor import Processor
 from .records import paths
 from .tiles import Convention, Size
@@ -34,6 +37,7 @@ class ImageReader:
         aspect: what is done to images that are not square; nothing where they are read whole.
         convention: of tiled images.
         pixel_limits: the fewest and the most pixels of an image that is read whole; None: the processor's.
+        allow_outside: names of files may lead out of the data section's folders.
     """
 
     processor: Processor
@@ -41,15 +45,18 @@ class ImageReader:
     convention: Convention
     video: VideoSettings
     pixel_limits: tuple[int | None, int | None] = (None, None)
+    allow_outside: bool = False
 
     def media(self, record: dict[str, Any], images: Path, videos: Path) -> Media:
         """The record's pictures; relative names start at the folders `images` and `videos`.
 
         Raises:
-            UserError: a clip, or a picture whose size is needed, is missing or broken, or the marks are too few.
+            UserError: a clip, or a picture whose size is needed, is missing or broken, a name leads out of its folder,
+                or the marks are too few.
         """
-        files = [located(images, name) for name in paths(record, "image")]
-        clips = [Clip(located(videos, name), self.video) for name in paths(record, "video")]
+        outside = self.allow_outside
+        files = [located(images, name, allow_outside=outside) for name in paths(record, "image")]
+        clips = [Clip(located(videos, name, allow_outside=outside), self.video) for name in paths(record, "video")]
         if (files or clips) and not self.processor.reads_pictures:
             raise UserError(
                 "the record has pictures and the model reads text alone", hint="use records without pictures"
@@ -98,31 +105,46 @@ class Media:
         None where there are none.
 
         Raises:
-            UserError: a file is missing or broken.
+            UserError: a file is missing, broken or too large.
         """
         if not self._by_file:
             return None
-        image_reader, images = self._image_reader, [load_image(file) for file in self._files]
-        clips = [clip.frames() for clip in self._clips]
-        if image_reader.processor.reads_whole:
+        with self._enough_memory():
+            return self._pixels()
+
+    def _pixels(self) -> Tensor:
+        image_reader = self._image_reader
+        processor, aspect = image_reader.processor, image_reader.aspect
+        fits = functools.partial(check_canvas, processor=processor, aspect=aspect, num_images=len(self._files))
+        images = [load_image(file, check=fits) for file in self._files]
+        squared = functools.partial(check_canvas, processor=processor, aspect="square")
+        clips = [clip.frames(check=squared) for clip in self._clips]
+        if processor.reads_whole:
             shown = zip([*([image] for image in images), *clips], self._by_file, strict=True)
-            each = [patches(frames, _grid(pictures), image_reader.processor) for frames, pictures in shown]
+            each = [patches(frames, _grid(pictures), processor) for frames, pictures in shown]
         else:
-            tiles = (
-                pixels(images, image_reader.processor, image_reader.aspect, image_reader.convention)
-                if images
-                else torch.empty(0)
-            )
+            tiles = pixels(images, processor, aspect, image_reader.convention) if images else torch.empty(0)
             each = list(tiles.split([picture.num_tiles for (picture,) in self._by_file[: len(images)]]))
             # Each frame is one tile, as the tower's own image processor makes it.
-            each += [pixels(frames, image_reader.processor, "square") for frames in clips]
+            each += [pixels(frames, processor, "square") for frames in clips]
         return torch.cat([each[place] for place in self._order])
 
     def originals(self) -> tuple[Image.Image, ...]:
-        """RGB, in the order of the marks; of a clip its middle frame."""
-        frames = [clip.frames() for clip in self._clips]
-        each = [load_image(file) for file in self._files] + [taken[len(taken) // 2] for taken in frames]
-        return tuple(each[place] for place in self._order)
+        """RGB, in the order of the marks; of a clip its middle frame. Raises as `pixels`."""
+        with self._enough_memory():
+            frames = [clip.frames() for clip in self._clips]
+            each = [load_image(file) for file in self._files] + [taken[len(taken) // 2] for taken in frames]
+            return tuple(each[place] for place in self._order)
+
+    @contextmanager
+    def _enough_memory(self) -> Iterator[None]:
+        """Pictures that fit no memory are a bad record, like those that are damaged."""
+        try:
+            yield
+        except MemoryError as error:
+            files = ", ".join(map(str, (*self._files, *(clip.path for clip in self._clips))))
+            hint = "shrink the pictures, take fewer frames, or use fewer workers"
+            raise UserError("not enough memory for the record's pictures", where=files, hint=hint) from error
 
 
 def _grid(pictures: Sequence[Picture]) -> PatchGrid:

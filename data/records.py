@@ -6,7 +6,6 @@ result is kept in a cache folder, so that the next start reads numpy arrays only
 
 from __future__ import annotations
 
-import fcntl
 import functools
 import hashlib
 import json
@@ -20,15 +19,16 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from ..core.errors import UserError
+from ..core.errors import UserError, encodable
 from ..core.files import parse_json
+from ..core.locks import Lock
 from . import scan
 from .conversations import IMAGE_MARK, ROLES, VIDEO_MARK
 from .embedded import Embedded
 from .kept_arrays import read_arrays, write_arrays
 from .workers import num_processes, quiet_worker
 
-_FORMAT = 3  # of a kept index and of the checks it holds: count up when either changes
+_FORMAT = 4  # of a kept index and of the checks it holds: count up when either changes
 
 
 # What an index holds of each record, and the type of the array.
@@ -160,8 +160,7 @@ def open_index(reader: Reader, name: str, cache: Path, index: Callable[[], Recor
     kept = cache / f"{name}-{_FORMAT}.npz"
     cache.mkdir(parents=True, exist_ok=True)
     # The first of several ranks makes the index with all cores; the others wait and take it.
-    with open(kept.with_suffix(".lock"), "w") as lock:
-        fcntl.flock(lock, fcntl.LOCK_EX)
+    with Lock(kept.with_suffix(".lock")).held():
         arrays = read_arrays(kept, {**COLUMNS, "extra": np.str_})
         if arrays is None:
             _keep(records := index(), kept)
@@ -207,8 +206,11 @@ def check_record(record: Any) -> str | None:
         return "no conversations"
     for key in ("image", "video"):
         named = record.get(key)
-        if named and not all(isinstance(p, str | Embedded) for p in (named if isinstance(named, list) else [named])):
+        names = named if isinstance(named, list) else [named] if named else []
+        if not all(isinstance(name, str | Embedded) for name in names):
             return f"{key} is neither a path nor a list of paths"
+        if any(encodable(name) != name for name in names if isinstance(name, str)):
+            return f"{key} {_BROKEN}"
     return _check_turns(turns, num_images(record), num_clips(record))
 
 
@@ -222,6 +224,8 @@ def _check_turns(turns: list[Any], images: int, clips: int) -> str | None:
         text = turn.get("value")
         if not isinstance(text, str):
             return "a turn without text"
+        if encodable(text) != text:
+            return f"a turn's text {_BROKEN}"
         if role != expected:
             if place == 0:
                 continue  # templates drop an opening answer
@@ -236,6 +240,10 @@ def _check_turns(turns: list[Any], images: int, clips: int) -> str | None:
     if marks == images + clips:
         return None
     return f"{marks} <image> marks for {images} images" + (f" and {clips} clips" if clips else "")
+
+
+# JSON's "\ud83d" without its other half, which neither a tokenizer nor a file takes.
+_BROKEN = "has half a character (a lone surrogate)"
 
 
 def num_images(record: dict[str, Any]) -> int:

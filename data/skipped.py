@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-import fcntl
 import json
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
+
+from ..core.locks import Lock
 
 # Under over_length: drop_images a record is changed and kept; how such a line ends.
 TEXT_KEPT = "pictures are dropped, the text is kept"
@@ -42,8 +43,7 @@ class SkippedLog:
         if not notes or self.path is None:
             return
         self.path.parent.mkdir(parents=True, exist_ok=True)
-        with open(self.path, "a+") as log:
-            fcntl.flock(log, fcntl.LOCK_EX)
+        with Lock(self.path).held(), open(self.path, "a+") as log:
             log.seek(self._read)
             self._lines.update(log.readlines())
             fresh = [line for note in notes if (line := json.dumps(note) + "\n") not in self._lines]

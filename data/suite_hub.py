@@ -12,11 +12,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from PIL import Image
-
 from ..core.errors import UserError, did_you_mean, first_line
 from ..core.files import new_folder
+from .embedded import Embedded
+from .media_files import BadMedia
+from .picture_files import load_image
 from .suite import INDEX, QUESTIONS, Task
+from .table_records import is_encoded, is_list, media_of
 
 NO_REFERENCE = "(no reference)"  # records have an answer, and some sets have none
 CHANGED = "the set has changed since this was written: give a directory with suite.json"
@@ -112,6 +114,22 @@ def load_rows(name: str, repository: str, config: str | None, split: str, *, rev
         ) from error
 
 
+def row_of(name: str, table: Any, place: int) -> dict[str, Any]:
+    """Row `place` of a table, its pictures still encoded: `datasets` would decode them itself, in every format that
+    Pillow knows (EPS runs a program) and at any size.
+    """
+    row = {}
+    cells = table.with_format("arrow")[place]
+    for column in cells.column_names:
+        cell = cells[column][0]
+        if not is_encoded(cell.type):
+            row[column] = cell.as_py()
+            continue
+        files = list(media_of(cell, f"set {name}, row {place}, column {column}")) if cell.is_valid else []
+        row[column] = files if is_list(cell.type) else next(iter(files), None)
+    return row
+
+
 def _records(name: str, source: Published, limit: int | None, folder: Path) -> list[dict[str, Any]]:
     """The first rows that count as records. Columns of pictures are left alone while rows are looked for."""
     found = load_rows(name, source.repository, source.config, source.split)
@@ -128,7 +146,9 @@ def _records(name: str, source: Published, limit: int | None, folder: Path) -> l
         kinds = found.select_columns(["sub_task"])["sub_task"]
         places = [place for place, kind in enumerate(kinds) if kind == source.sub_task]
     most = min((count for count in (source.rows, limit) if count is not None), default=len(places))
-    return [_record(name, found[place], number, source, folder) for number, place in enumerate(places[:most])]
+    return [
+        _record(name, row_of(name, found, place), number, source, folder) for number, place in enumerate(places[:most])
+    ]
 
 
 def _record(name: str, row: dict[str, Any], number: int, source: Published, folder: Path) -> dict[str, Any]:
@@ -162,14 +182,22 @@ def _references(row: Mapping[str, Any], source: Published) -> list[str]:
 
 
 def save_pictures(name: str, images: Sequence[Any], number: int, folder: Path) -> list[str]:
-    """Write the pictures of row `number` below `folder`; returns their paths from there."""
+    """Write the pictures of row `number` below `folder`, upright, as PNG; returns their paths from there.
+
+    One that cannot be read is written as it is: it is a bad record for whoever reads the set, as `on_error` says.
+    """
     files = []
     for place, image in enumerate(images):
-        if not isinstance(image, Image.Image):
+        if not isinstance(image, Embedded):
             raise UserError(f"set {name}, row {number}: a picture is {type(image).__name__}", hint=CHANGED)
         files.append(f"images/{name}/{number:05d}-{place}.png")
-        (folder / files[-1]).parent.mkdir(parents=True, exist_ok=True)
-        image.convert("RGB").save(folder / files[-1])
+        path = folder / files[-1]
+        path.parent.mkdir(parents=True, exist_ok=True)
+        try:
+            load_image(image, upright=True).save(path)
+        except BadMedia:
+            with image.open() as data:
+                path.write_bytes(data.read())
     return files
 
 

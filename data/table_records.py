@@ -244,7 +244,7 @@ class TableReader:
                 continue
             key = named.get(column, column)
             record[key] = (
-                list(_media(cell, f"{self.label}, row {row}, column {column}")) if column in media else cell.as_py()
+                list(media_of(cell, f"{self.label}, row {row}, column {column}")) if column in media else cell.as_py()
             )
         return record
 
@@ -291,6 +291,11 @@ def _element(kind: Any) -> Any:
     return kind.value_type if types.is_list(kind) or types.is_large_list(kind) else None
 
 
+def is_list(kind: Any) -> bool:
+    """Whether a column holds lists."""
+    return _element(kind) is not None
+
+
 def _is_turns(kind: Any) -> bool:
     from pyarrow import types
 
@@ -301,12 +306,20 @@ def _is_turns(kind: Any) -> bool:
     return all(name in fields and _is_text(fields[name]) for name in ("from", "value"))
 
 
-def _is_media(kind: Any) -> bool:
+def is_encoded(kind: Any) -> bool:
+    """Whether a column holds encoded pictures, clips or sounds as `datasets` keeps them, or lists of them."""
     from pyarrow import types
 
     kind = _element(kind) or kind
-    if types.is_struct(kind):
-        return {field.name for field in kind} == {"bytes", "path"}
+    return types.is_struct(kind) and {field.name for field in kind} == {"bytes", "path"}
+
+
+def _is_media(kind: Any) -> bool:
+    from pyarrow import types
+
+    if is_encoded(kind):
+        return True
+    kind = _element(kind) or kind
     return _is_text(kind) or types.is_binary(kind) or types.is_large_binary(kind) or types.is_null(kind)
 
 
@@ -318,17 +331,17 @@ _KINDS = {
 }
 
 
-def _media(cell: Any, where: str) -> Iterator[str | Embedded]:
+def media_of(cell: Any, where: str) -> Iterator[str | Embedded]:
     """Pictures or clips of a cell that is not null: bytes inside the file, or names."""
     from pyarrow import types
 
     if _element(cell.type) is not None:
         for number, item in enumerate(cell.values):
             if item.is_valid:
-                yield from _media(item, f"{where}, {number}")
+                yield from media_of(item, f"{where}, {number}")
     elif types.is_struct(cell.type):
         if cell["bytes"].is_valid:
-            yield from _media(cell["bytes"], where)
+            yield from media_of(cell["bytes"], where)
         elif cell["path"].is_valid:
             yield cell["path"].as_py()
     elif _is_text(cell.type):

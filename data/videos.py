@@ -7,8 +7,7 @@ broken picture.
 
 from __future__ import annotations
 
-import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -17,13 +16,17 @@ import numpy as np
 from PIL import Image
 from pydantic import Field, model_validator
 
-from ..core.errors import UserError
+from ..core.errors import UserError, first_line
 from ..core.pictures import VIDEO, Newline, Picture, Pooling
 from ..core.section import Section
-from .embedded import MediaFile
+from .media_files import BadMedia, MediaFile, open_media
+from .picture_files import MAX_PIXELS, check_area
+from .tiles import Size
 
 # Containers that hold pictures in time and nothing else: a playlist would send the reader to other files and hosts.
 _CONTAINERS = "mov,mp4,m4a,3gp,3g2,mj2,matroska,webm,avi,mpegts,mpeg,flv,asf,ogg,gif,apng"
+
+MAX_TAKEN = 1 << 33  # pixels of all frames that are taken of a clip, 4 bytes each while they are resized
 
 
 class VideoSettings(Section):
@@ -81,7 +84,7 @@ class Clip:
     """A clip whose file was scanned. The frames to take are known before any is decoded.
 
     Raises:
-        UserError: missing, broken, without pictures, or too short.
+        UserError: missing, no regular file, broken, without pictures, too large, or too short.
     """
 
     def __init__(self, path: MediaFile, settings: VideoSettings):
@@ -114,13 +117,23 @@ class Clip:
         """From one taken frame to the next, on average."""
         return self.total / self.rate / len(self.numbers)
 
-    def frames(self) -> list[Image.Image]:
-        """The taken frames, RGB. Raises `UserError` where one cannot be decoded."""
+    def frames(self, *, check: Callable[[Size], None] | None = None) -> list[Image.Image]:
+        """The taken frames, RGB.
+
+        Args:
+            check: raises `BadMedia` for a size of frames (width, height) that is not wanted, before any is decoded.
+
+        Raises:
+            UserError: a frame cannot be decoded, or they are too large.
+        """
         wanted, frames = set(self.numbers), []
+        width, height = self.size
         with _opened(self.path) as (container, stream):
+            if check is not None:
+                check(self.size)
+            check_area((width * len(wanted), height), MAX_TAKEN, f"the {len(wanted)} frames taken of the clip have")
             for number, frame in enumerate(container.decode(stream)):
-                if frame.width * frame.height > (Image.MAX_IMAGE_PIXELS or math.inf):
-                    raise _broken(self.path, f"a frame of {frame.width} x {frame.height} pixels")
+                check_area((frame.width, frame.height), MAX_PIXELS, "a frame has")
                 if number in wanted:
                     frames.append(frame.to_image())
                 if len(frames) == len(wanted):
@@ -137,21 +150,29 @@ def _opened(path: MediaFile) -> Iterator[tuple[Any, Any]]:
 
     try:
         # Open the file ourselves, since a name could be something other than a file (a URL, a device).
-        with path.open("rb") as file, av.open(file, options={"format_whitelist": _CONTAINERS}) as container:
+        with open_media(path, "clip") as file, av.open(file, options={"format_whitelist": _CONTAINERS}) as container:
             stream = next(iter(container.streams.video), None)
             if stream is None or stream.codec_context is None:
                 raise _broken(path, "holds no pictures that can be read")
+            check_area((stream.width, stream.height), MAX_PIXELS, "a frame has")
+            stream.codec_context.options = {"max_pixels": str(MAX_PIXELS)}  # of what the stream says later
             stream.codec_context.thread_count = 1  # readers have a process each
             yield container, stream
-    except FileNotFoundError as error:
-        hint = "check the `videos` folder of the data section"
-        raise UserError("missing clip", where=str(path), hint=hint) from error
-    except (av.FFmpegError, OSError, ValueError) as error:
-        raise _broken(path, str(error)) from error
+    except BadMedia as error:
+        raise BadMedia(error.problem, reason=error.reason, where=str(path), hint=error.hint) from error
+    except UserError:
+        raise
+    except MemoryError as error:
+        hint = "shrink the clip, take fewer frames (video.num_frames), or use fewer workers"
+        raise BadMedia("not enough memory for the clip", where=str(path), hint=hint) from error
+    # PyAV raises FFmpeg's errors and whatever else comes of damaged bytes (a rate of 0 in 0 seconds, text in no code).
+    except Exception as error:
+        raise _broken(path, first_line(error)) from error
 
 
-def _broken(path: MediaFile, problem: str) -> UserError:
-    return UserError(f"corrupt clip: {problem}", where=str(path), hint="replace or remove the file")
+def _broken(path: MediaFile, problem: str) -> BadMedia:
+    hint = "replace or remove the file"
+    return BadMedia(f"corrupt clip: {problem}", reason="unreadable clip", where=str(path), hint=hint)
 
 
 def write_clip(path: Path, frames: Sequence[Image.Image], *, fps: int) -> None:

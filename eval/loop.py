@@ -180,12 +180,13 @@ def _uniforms(num_nodes: int, warp: Warp, generator: torch.Generator | None) -> 
 
 
 def _clock(target: Target) -> Callable[[], float]:
-    """perf_counter, after the device has finished (CUDA runs behind)."""
-    on_cuda = getattr(target, "device", torch.device("cpu")).type == "cuda"
+    """perf_counter, after the target's device has finished (CUDA runs behind)."""
+    device = target.device
+    if device.type != "cuda":
+        return time.perf_counter
 
     def now() -> float:
-        if on_cuda:
-            torch.cuda.synchronize()
+        torch.cuda.synchronize(device)
         return time.perf_counter()
 
     return now

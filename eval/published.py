@@ -8,6 +8,7 @@ opened.
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -140,8 +141,10 @@ class Speculator:
             label: of generators that draw classes; the text then only names the picture.
             plain: without the drafter, which greedily gives the same tokens, one at a time.
         """
-        asked = UserRequest(text=text, pictures=[str(Path(name).absolute()) for name in pictures], label=label)
-        return self.say(asked, Path(), plain=plain)
+        # The caller's own files lie anywhere; those of a stored prompt stay in its folder.
+        root = Path("/")
+        names = [str(Path(os.path.realpath(name)).relative_to(root)) for name in pictures]
+        return self.say(UserRequest(text=text, pictures=names, label=label), root, plain=plain)
 
     def say(self, asked: UserRequest, folder: Path, *, plain: bool = False) -> Answer:
         """The same for a stored prompt, whose pictures lie in `folder`."""

@@ -38,8 +38,8 @@ def run_recipe(arguments: Sequence[str], command: str) -> int:
     """
     loaded = load(list(arguments))
     from ..trainers.engine import check_engine
-    from ..trainers.loop import Stopped
-    from ..trainers.run import check_stages, run_stages
+    from ..trainers.run import check_stages, pending_restart, run_stages
+    from ..trainers.stopping import Stopped
     from .dry_run import dry_run
     from .plan import plan
 
@@ -60,11 +60,12 @@ def run_recipe(arguments: Sequence[str], command: str) -> int:
     redact_output()
     end_with_launcher()
     output = Path(recipe.output)
-    if options.restart is not None:
-        _refuse_restart(loaded, planned, command)
     RunLock(output, say=say)
     init_distributed()
-    check_stages(planned, output, options.stages, options.restart)
+    restart = pending_restart(planned, output, options.stages, options.restart, arguments, say)
+    if restart is not None:
+        _refuse_restart(loaded, planned, command)
+    check_stages(planned, output, options.stages, restart)
     if not sys.stderr.isatty() or not ranks.is_main():
         # Progress bars of libraries clutter a log, and on a terminal every rank would draw one.
         hf_logging.disable_progress_bar()
@@ -77,17 +78,32 @@ def run_recipe(arguments: Sequence[str], command: str) -> int:
             context_maker(loaded, command),
             output=output,
             chosen=options.stages,
-            restart=options.restart,
+            restart=restart,
             say=say,
+            words=arguments,
         )
     except Stopped as stopped:
-        say(f"{stopped}: the checkpoint is written; the same command goes on from there")
+        say(f"{stopped}: the same command goes on from there")
         return 143
     return 0
 
 
 def _refuse_restart(loaded: Loaded, planned: Sequence[Any], command: str) -> None:
-    """Raises `UserError` where data of the stages that would run is missing or broken: before results move aside."""
+    """Raises `UserError` where data of the stages that would run is missing or broken: before results move aside.
+
+    Rank 0 looks, since a look indexes the data.
+    """
+    refused: UserError | None = None
+    if ranks.is_main():
+        try:
+            _look_at_data(loaded, planned, command)
+        except UserError as error:
+            refused = error
+    if (refused := ranks.broadcast(refused)) is not None:
+        raise refused
+
+
+def _look_at_data(loaded: Loaded, planned: Sequence[Any], command: str) -> None:
     from ..trainers.run import DONE, built_on
     from .finding import any_fault
     from .preflight_data import ABSENT, data_findings
@@ -106,19 +122,19 @@ def _refuse_restart(loaded: Loaded, planned: Sequence[Any], command: str) -> Non
                 raise UserError(f"restart={options.restart}: {finding.what}", where=finding.subject, hint=finding.hint)
 
 
-def context_maker(
-    loaded: Loaded, command: str, tell: Callable[[str], None] = say
-) -> Callable[[Any, Path, Mapping[str, Path]], Any]:
-    """Returns the function that makes a stage's context: (planned, folder, inputs) -> context.
+def context_maker(loaded: Loaded, command: str, tell: Callable[[str], None] = say) -> Callable[..., Any]:
+    """Returns the function that makes a stage's context: (planned, folder, inputs, stop) -> context. Without `stop` no
+    signal reaches it.
 
     Args:
         tell: what a stage says goes there.
     """
     from ..trainers.context import Context
+    from ..trainers.stopping import Stop
 
     recipe = loaded.recipe
 
-    def make_context(stage: Any, folder: Path, inputs: Mapping[str, Path]) -> Context:
+    def make_context(stage: Any, folder: Path, inputs: Mapping[str, Path], stop: Stop | None = None) -> Context:
         return Context(
             name=stage.name,
             folder=folder,
@@ -132,6 +148,7 @@ def context_maker(
             say=tell,
             recipe=redact_tree(loaded.tree),
             command=command,
+            stop=stop or Stop(),
         )
 
     return make_context

@@ -18,7 +18,7 @@ from ..core.section import Section
 from ..data.captioned import CaptionedSource, read
 from ..data.captioned.items import Captioned, Source
 from ..data.dataset import ConversationData, ConversationDataset
-from ..data.embedded import located
+from ..data.media_files import BadMedia, MediaFile, located
 from ..data.mixture import Name, Selection, are_present
 from ..data.processor import Processor
 from ..data.prompts import PromptSource, read_prompts
@@ -193,21 +193,33 @@ def _files(subject: str, section: ConversationData, files: list[Name], why: str,
         problems = list(chosen.problems())
     places = chosen.places()[: section.max_samples]
     looked = places[:: max(1, -(-len(places) // count))].tolist()
-    missing = []
+    missing: list[MediaFile] = []
+    outside: list[BadMedia] = []
     for file, number in looked:
         records = chosen.files[file]
         record = records.read(number)
         images = Path(section.images) if section.images else records.folder
         videos = Path(section.videos) if section.videos else images
-        named = [located(images, p) for p in paths(record, "image")]
-        named += [located(videos, p) for p in paths(record, "video")]
-        missing += [path for path in named if not path.is_file()]
+        named = [(images, name) for name in paths(record, "image")] + [
+            (videos, name) for name in paths(record, "video")
+        ]
+        for folder, name in named:
+            try:
+                path = located(folder, name, allow_outside=section.allow_outside)
+            except BadMedia as error:
+                outside.append(error)
+            else:
+                missing += [] if path.is_file() else [path]
     about = f"{len(places):,} usable records, {len(looked)} looked at ({why})"
     if problems:
         file, number, problem = problems[0]
         about += f"; {len(problems)} unusable, the first: {file.file_of(number)}, record {number}: {problem}"
     if not len(places):
         return [fault(subject, about, "mend the records, or name another file")]
+    if outside:
+        first = outside[0]
+        return [fault(subject, f"{about}; {len(outside)} names lead out of the folder {first.where}, the first: "
+                      f"{first.problem}", str(first.hint))]  # fmt: skip
     if missing:
         return [fault(subject, f"{about}; {len(missing)} files are missing, the first: {missing[0]}",
                       "fetch them, or set images / videos to their folder")]  # fmt: skip

@@ -135,7 +135,7 @@ def run(arguments: list[str]) -> None:
     source, prompts = opened.prompts(inputs)
     if int(os.environ.get("WORLD_SIZE", "1")) > 1:
         init_distributed()
-    device = torch.device("cuda", ranks.local_rank()) if torch.cuda.is_available() else torch.device("cpu")
+    device = ranks.device()
     generator = load_generator(recipe.target, inputs, device=device)
     judge = Judge(
         stage.drawing.quality, prompts, reader=inputs.get("reader"), size=recipe.target.image_size, device=device,

@@ -45,6 +45,7 @@ class State:
     step: int
     fingerprint: str
     world_size: int
+    validated: bool = True  # False: the run was asked to stop before a validation that was due after this step
 
 
 @dataclass(frozen=True)
@@ -66,20 +67,25 @@ class Found:
     path: Path
     step: int
     notes: tuple[str, ...]
+    validated: bool = True  # False: the run was asked to stop before the validation that this step was due
 
 
-def save(engine: Engine, folder: Path, *, step: int, fingerprint: str, keep: int) -> Path:
-    """Save after `step` optimizer steps (all ranks call). Returns the checkpoint's folder."""
+def save(engine: Engine, folder: Path, *, step: int, fingerprint: str, keep: int, validated: bool = True) -> Path:
+    """Save after `step` optimizer steps (all ranks call). Returns the checkpoint's folder.
+
+    Args:
+        validated: False where a validation after this step is still to be done.
+    """
     final = folder / _name(step)
     aside = folder / f".{final.name}.partial"
     if ranks.is_main():
         shutil.rmtree(aside, ignore_errors=True)
         aside.mkdir(parents=True)
     ranks.barrier()
-    state = State(step, fingerprint, ranks.world_size())
+    state = State(step, fingerprint, ranks.world_size(), validated)
     engine.save(aside, asdict(state))
     # DeepSpeed keeps one client state for all ranks, so each rank's random state is a file of its own.
-    torch.save(_random_state(), aside / _random(ranks.rank()))
+    torch.save(random_state(), aside / _random(ranks.rank()))
     ranks.barrier()
     if ranks.is_main():
         _publish(aside, final, state)
@@ -109,7 +115,7 @@ def find(folder: Path, *, fingerprint: str) -> Found | None:
 def load(engine: Engine, checkpoint: Found) -> None:
     """Restore weights, optimizer, schedule and this rank's random states."""
     engine.load(checkpoint.path)
-    _restore_random_state(load_data(checkpoint.path / _random(ranks.rank())))
+    restore_random_state(load_data(checkpoint.path / _random(ranks.rank())))
 
 
 def verify(path: Path) -> str | None:
@@ -162,7 +168,7 @@ def _newest_good(folder: Path, fingerprint: str) -> Found | None:
                 where=str(path),
                 hint=f"resume with {state.world_size} ranks, or start again with restart=STAGE",
             )
-        return Found(path, state.step, tuple(notes))
+        return Found(path, state.step, tuple(notes), state.validated)
     if notes:
         raise UserError(
             "no usable checkpoint: " + "; ".join(notes),
@@ -203,8 +209,8 @@ def _random(rank: int) -> str:
     return f"random-{rank:05d}.pt"
 
 
-def _random_state() -> dict[str, Any]:
-    """Plain tensors and numbers only, so that it loads with weights_only."""
+def random_state() -> dict[str, Any]:
+    """Of all generators of this process, in plain tensors and numbers only, so that it loads with weights_only."""
     version, words, gauss = random.getstate()
     kind, keys, position, has_gauss, cached = np.random.get_state(legacy=True)
     return {
@@ -215,7 +221,8 @@ def _random_state() -> dict[str, Any]:
     }
 
 
-def _restore_random_state(state: dict[str, Any]) -> None:
+def restore_random_state(state: dict[str, Any]) -> None:
+    """Set all generators of this process to what `random_state` returned."""
     torch.set_rng_state(state["torch"])
     if state["cuda"] is not None:
         torch.cuda.set_rng_state(state["cuda"])

@@ -9,12 +9,13 @@ from typing import Any
 
 import torch
 
-from ..core.ranks import local_rank
+from ..core import ranks
 from ..core.tracking import Tracker, TrackingConfig
 from ..data.processor import Processor, load_processor, with_own_image_processor
 from ..models.hub import read_config, vision_half
 from ..models.llava import TokenIds
 from .engine import EngineConfig
+from .stopping import Stop
 
 
 @dataclass(frozen=True)
@@ -37,6 +38,7 @@ class Context:
     say: Callable[[str], None]
     recipe: dict[str, Any] = field(default_factory=dict)  # the resolved recipe, for trackers
     command: str = ""
+    stop: Stop = field(default_factory=Stop)  # the run's: whether it was asked to stop
     trackers: list[Tracker] = field(default_factory=list)  # that the stage has opened; who runs it closes them
 
     def tracker(self) -> Tracker:
@@ -106,4 +108,4 @@ class Context:
 
     def device(self) -> torch.device:
         """This rank's GPU; the CPU where there is no CUDA."""
-        return torch.device("cuda", local_rank()) if torch.cuda.is_available() else torch.device("cpu")
+        return ranks.device()

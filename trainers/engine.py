@@ -20,8 +20,8 @@ import torch
 from torch import nn
 from torch.nn import functional
 
+from ..core import ranks
 from ..core.errors import UserError, first_line
-from ..core.ranks import num_cores
 from ..core.section import Section
 
 BUCKET = 500_000_000  # DeepSpeed's default
@@ -61,6 +61,7 @@ def init_distributed() -> None:
     if chosen:
         os.environ["MASTER_PORT"] = str(_free_port())
     _fit_threads()
+    _set_device()
     # The shared-memory collective is compiled on first use: 40 s and a compiler, for nothing on a CPU test.
     ops.__compatible_ops__["deepspeed_shm_comm"] = False
     deepspeed.init_distributed(dist_backend="nccl" if torch.cuda.is_available() else "gloo", verbose=False)
@@ -68,11 +69,22 @@ def init_distributed() -> None:
         del os.environ["MASTER_PORT"]  # taken: a process that is started from this one needs another
 
 
+def _set_device() -> None:
+    """Work without a named device (clocks, streams, the capture of graphs) goes to this rank's GPU, not to the first.
+
+    Only DeepSpeed's engine sets it otherwise, and a rank that decodes builds none.
+    """
+    device = ranks.device()
+    if device.type == "cuda":
+        torch.cuda.set_device(device)
+        os.environ["LOCAL_RANK"] = str(device.index)  # DeepSpeed takes the GPU's number from it
+
+
 def _fit_threads() -> None:
     """Ranks times threads at most the cores: two spinning pools on two cores run a hundred times slower (measured)."""
     if "OMP_NUM_THREADS" not in os.environ and not torch.cuda.is_available():
         local_ranks = int(os.environ.get("LOCAL_SIZE") or os.environ["WORLD_SIZE"])
-        torch.set_num_threads(max(1, num_cores() // local_ranks))
+        torch.set_num_threads(max(1, ranks.num_cores() // local_ranks))
 
 
 @contextmanager

@@ -105,6 +105,7 @@ def fit(stage: FitSettings, context: Context, training: Training) -> Engine:
             rewind=tracker.rewind,
             saved=lambda path, step: tracker.artifact("checkpoint", [path], step),
             say=context.say,
+            stop=context.stop,
         )
     return engine
 

@@ -6,9 +6,10 @@ started again would then write beside them.
 
 from __future__ import annotations
 
-import fcntl
+import functools
 import os
 import signal
+import sys
 import threading
 import time
 from collections.abc import Callable
@@ -18,6 +19,7 @@ import psutil
 
 from ..core import ranks
 from ..core.errors import UserError
+from ..core.locks import Lock
 
 _LOCKS = ".locks"
 _PATIENCE_S = 90.0  # an earlier run that was told to stop writes its checkpoint first
@@ -29,63 +31,62 @@ class AnotherRun(UserError):
 
 
 class RunLock:
-    """Held by every rank until its process ends, however it ends: the kernel lets go of the file.
+    """Held by every rank until its process ends, however it ends: the kernel lets go of the file, or where it has no
+    locks (`core/locks.py`) the heartbeat ends.
 
     Taken before the process group: an earlier run that is still saving holds the group's port as well.
     """
 
     def __init__(self, output: Path, *, say: Callable[[str], None], patience_s: float = _PATIENCE_S):
         folder = output / _LOCKS
-        folder.mkdir(parents=True, exist_ok=True)
-        self._handle = os.open(folder / f"rank-{ranks.rank():05d}", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC)
-        holder = self._take(self._handle, patience_s, say)
-        if holder is None and ranks.is_main():
-            holder = self._others(folder, patience_s, say)
+        try:
+            folder.mkdir(parents=True, exist_ok=True)
+            self._lock = Lock(folder / f"rank-{ranks.rank():05d}", lost=self._lost)
+            holder = self._lock.take(patience_s, waiting=functools.partial(_say_waiting, say))
+            if holder is None and ranks.is_main():
+                holder = _others(folder, patience_s, say)
+        except OSError as error:
+            raise UserError(
+                f"cannot lock the run's folder: {error.strerror or error}", where=str(error.filename or folder),
+                hint="choose an output that is a folder of yours",
+            ) from error  # fmt: skip
         if holder is not None:
-            os.close(self._handle)
+            self._lock.release()
             raise AnotherRun(
                 f"another run is writing here (process {holder})",
                 where=str(output),
                 hint="wait until it has ended or end it, or choose another output",
             )
-        os.ftruncate(self._handle, 0)
-        os.write(self._handle, str(os.getpid()).encode())
+        self._lock.sign()
+        if self._lock.by_file:
+            say(f"{folder} lies on a file system without flock: the run is locked by files with a heartbeat")
 
     def release(self) -> None:
         """Let go of the directory before the process ends. It can be called once."""
-        os.close(self._handle)
+        self._lock.release()
 
     @staticmethod
-    def _take(handle: int, patience_s: float, say: Callable[[str], None]) -> str | None:
-        """Lock the file, waiting a while; returns who holds it where that fails."""
-        start, printed = time.monotonic(), False
-        while True:
-            try:
-                fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                return None
-            except BlockingIOError:
-                holder = os.pread(handle, 32, 0).decode() or "unknown"
-            if time.monotonic() - start > patience_s:
-                return holder
-            if not printed:
-                say(f"waiting for an earlier run of this directory to end (process {holder})")
-                printed = True
-            time.sleep(0.2)
+    def _lost() -> None:
+        print("another run has taken this one's lock: this process was suspended too long", file=sys.stderr, flush=True)
+        os.kill(os.getpid(), signal.SIGTERM)
 
-    @classmethod
-    def _others(cls, folder: Path, patience_s: float, say: Callable[[str], None]) -> str | None:
-        """An earlier run may have had more ranks than this one: none of them may live."""
-        for path in sorted(folder.glob("rank-*")):
-            if int(path.name.removeprefix("rank-")) < ranks.world_size():
-                continue
-            handle = os.open(path, os.O_RDWR | os.O_CLOEXEC)
-            try:
-                holder = cls._take(handle, patience_s, say)
-            finally:
-                os.close(handle)
-            if holder is not None:
-                return holder
-        return None
+
+def _say_waiting(say: Callable[[str], None], holder: str) -> None:
+    say(f"waiting for an earlier run of this directory to end (process {holder})")
+
+
+def _others(folder: Path, patience_s: float, say: Callable[[str], None]) -> str | None:
+    """An earlier run may have had more ranks than this one: none of them may live."""
+    for path in sorted(folder.glob("rank-*")):
+        number = path.name.removeprefix("rank-")
+        if not number.isdigit() or int(number) < ranks.world_size():
+            continue
+        lock = Lock(path)
+        holder = lock.take(patience_s, waiting=functools.partial(_say_waiting, say))
+        if holder is not None:
+            return holder
+        lock.release()
+    return None
 
 
 def end_with_launcher() -> None:

@@ -6,7 +6,6 @@ whether every gradient of this step is finite; it stands before the update, and 
 
 from __future__ import annotations
 
-import signal
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -24,6 +23,7 @@ from ..data.loader import StepBatches
 from . import checkpoint
 from .checkpoint import CheckpointConfig
 from .engine import Engine
+from .stopping import Stop, Stopped
 
 Log = Callable[[Mapping[str, Any], int], None]
 # A micro-batch on this rank's device -> the frozen target's states for it.
@@ -33,14 +33,6 @@ Source = Callable[[Any], TargetStates | None]
 def no_states(batch: Any) -> None:
     """States for a module that learns from its data alone: there are none."""
     return None
-
-
-class Stopped(Exception):
-    """The run was asked to stop, and has saved a checkpoint."""
-
-    def __init__(self, step: int):
-        self.step = step
-        super().__init__(f"stopped after step {step}")
 
 
 class Trainable(Protocol):
@@ -81,6 +73,12 @@ class Training:
     validate_every: int | None = None
     write: Write | None = None
 
+    def validates_at(self, step: int) -> bool:
+        """Whether a validation is due after `step` steps: now and then, and after the last one."""
+        if self.validate is None or not self.validate_every:
+            return False
+        return step % self.validate_every == 0 or step == self.total
+
 
 @dataclass
 class _Sums:
@@ -108,16 +106,18 @@ def train(
     rewind: Callable[[int], None],
     say: Callable[[str], None],
     saved: Callable[[Path, int], None] = lambda path, step: None,
+    stop: Stop | None = None,
 ) -> None:
     """Train to the last step, resuming from the newest good checkpoint under `folder`.
 
     Args:
         rewind: told the step that training starts from, so that later lines of an earlier try go.
         saved: told the folder and the step of each checkpoint.
+        stop: the run's; None: nobody listens.
 
     Raises:
         TrainingError: a loss or gradient that is not finite, a step without supervised tokens, a skipped step.
-        Stopped: SIGTERM or SIGINT; the state is saved.
+        Stopped: `stop` was raised, and steps or a validation are left; the state is saved.
     """
     resumed = checkpoint.find(folder, fingerprint=fingerprint)
     step = 0
@@ -129,25 +129,28 @@ def train(
         say(f"resuming from {resumed.path} (step {step})")
     rewind(step)
 
-    def save(step: int) -> None:
-        path = checkpoint.save(engine, folder, step=step, fingerprint=fingerprint, keep=checkpoints.keep)
+    def save(step: int, validated: bool) -> None:
+        path = checkpoint.save(
+            engine, folder, step=step, fingerprint=fingerprint, keep=checkpoints.keep, validated=validated
+        )
         saved(path, step)
 
-    with _StopFlag() as stop:
-        _steps(engine, training, step, stop, log, log_every, save, checkpoints.every)
+    if resumed is not None and not resumed.validated:
+        _validated(engine, training, step, log, save)
+    _steps(engine, training, step, stop or Stop(), log, log_every, save, checkpoints.every)
 
 
 def _steps(
     engine: Engine,
     training: Training,
     step: int,
-    stop: _StopFlag,
+    stop: Stop,
     log: Log,
     log_every: int,
-    save: Callable[[int], None],
+    save: Callable[[int, bool], None],
     save_every: int | None,
 ) -> None:
-    loader, validate = training.steps(step), training.validate
+    loader = training.steps(step)
     batches = _with_next(iter(loader))
     skipped = engine.num_skipped
     sums = _Sums(torch.zeros((), device=engine.device))
@@ -187,12 +190,28 @@ def _steps(
             _report(engine, sums, samples, time.perf_counter() - clock, step, log)
             sums = _Sums(torch.zeros((), device=engine.device))
             clock, samples = time.perf_counter(), 0
-        if validate and training.validate_every and (step % training.validate_every == 0 or last):
-            log(validate(engine, step), step)
-        if stops or (save_every and step % save_every == 0 and not last):
-            save(step)
-        if stops and not last:
-            raise Stopped(step)
+        due = training.validates_at(step)
+        # Behind the last step without a validation the result alone is left to write, which is less than a checkpoint.
+        if stops and (due or not last):
+            save(step, not due)
+            raise Stopped(f"after step {step}", step)
+        if due:
+            _validated(engine, training, step, log, save)
+        if save_every and step % save_every == 0 and not last:
+            save(step, True)
+
+
+def _validated(engine: Engine, training: Training, step: int, log: Log, save: Callable[[int, bool], None]) -> None:
+    """Validate, or save the state of before where the run is asked to stop meanwhile: a resumed run begins with it."""
+    assert training.validate is not None
+    before = checkpoint.random_state()
+    try:
+        values = training.validate(engine, step)
+    except Stopped:
+        checkpoint.restore_random_state(before)
+        save(step, False)
+        raise Stopped(f"in the validation of step {step}", step) from None
+    log(values, step)
 
 
 def _forward_backward(engine: Engine, batches: StepBatches, source: Source, tokens: float, sums: _Sums) -> torch.Tensor:
@@ -244,21 +263,3 @@ def _report(engine: Engine, sums: _Sums, samples: int, seconds: float, step: int
 def _names(batches: StepBatches) -> str:
     names = [name for batch in batches.micro for name in batch.sample_ids]
     return ", ".join(names[:16]) + (f" and {len(names) - 16} more" if len(names) > 16 else "")
-
-
-class _StopFlag:
-    """SIGTERM and SIGINT ask for a checkpoint and an end at the next step."""
-
-    def __init__(self) -> None:
-        self.raised = False
-
-    def __enter__(self) -> _StopFlag:
-        self._before = {s: signal.signal(s, self._raise) for s in (signal.SIGTERM, signal.SIGINT)}
-        return self
-
-    def _raise(self, number: int, frame: object) -> None:
-        self.raised = True
-
-    def __exit__(self, *exception: object) -> None:
-        for number, handler in self._before.items():
-            signal.signal(number, handler)

@@ -13,7 +13,9 @@ from ..core import ranks
 from ..core.errors import UserError
 from ..core.secrets import shortened
 from .context import Context
+from .restart import RECORD, command_identity, complete, is_to_come, set_aside
 from .stages.base import Planned
+from .stopping import Stop
 from .tracked import tracked
 
 DONE, BEGUN = "done.json", "fingerprint.json"
@@ -21,55 +23,117 @@ DONE, BEGUN = "done.json", "fingerprint.json"
 FINGERPRINTS = 3
 # Identity of data that is not on this machine.
 ABSENT = "absent"
+# A stage, its folder, the folders of its inputs, and the run's flag -> the stage's context.
+MakeContext = Callable[[Planned, Path, Mapping[str, Path], Stop], Context]
 
 
 def run_stages(
     plan: Sequence[Planned],
-    make_context: Callable[[Planned, Path, Mapping[str, Path]], Context],
+    make_context: MakeContext,
     *,
     output: Path,
     chosen: Sequence[str] | None,
     restart: str | None,
     say: Callable[[str], None],
+    words: Sequence[str] = (),
 ) -> None:
     """Run the planned stages; a finished one with the same inputs is passed over.
 
+    Args:
+        restart: of `pending_restart`: this stage and all that build on it are set aside first.
+        words: of the command, as of `pending_restart`.
+
     Raises:
         UserError: a finished stage whose inputs changed, or one whose inputs were never made.
+        Stopped: SIGTERM or SIGINT, at any moment before the last stage has finished; what is done is saved.
     """
     if restart is not None:
         # Before anything moves: good results must not go for a run that cannot begin.
         check_stages(plan, output, chosen, restart)
         ranks.barrier()
-        _set_aside(plan, restart, output, say)
-    for planned in plan:
-        if chosen is not None and planned.name not in chosen:
-            continue
-        folder = output / planned.name
-        # Rank 0 reads the state and broadcasts it, since another rank might read a half-written file.
-        state = ranks.broadcast(stage_state(planned, output) if ranks.is_main() else None)
-        if isinstance(state, UserError):
-            raise state
-        if state == "finished":
-            say(f"stage {planned.name}: finished before, same inputs")
-            continue
-        say(f"stage {planned.name}")
         if ranks.is_main():
-            folder.mkdir(parents=True, exist_ok=True)
-            if _begun(folder) is None:
-                identity = {"fingerprint": planned.fingerprint, "version": FINGERPRINTS}
-                _write(folder / BEGUN, identity | {"settings": dict(planned.settings)})
+            stale = built_on(plan, restart)
+            set_aside(output, _identity(plan, restart, words), restart, stale, say)
         ranks.barrier()
-        start = time.monotonic()
-        inputs = {thing: output / maker for thing, maker in planned.inputs.items()}
-        with tracked(make_context(planned, folder, inputs)) as context:
-            planned.stage.run(context)
+    with Stop(say) as stop:
+        for planned in plan:
+            if chosen is None or planned.name in chosen:
+                _run_stage(planned, make_context, stop, output, say)
+        # A rank that exits while another still reads its message looks like a crash.
         ranks.barrier()
-        if ranks.is_main():
-            _finish(folder, planned.fingerprint, time.monotonic() - start)
-        ranks.barrier()
-    # A rank that exits while another still reads its message looks like a crash.
+
+
+def _run_stage(
+    planned: Planned, make_context: MakeContext, stop: Stop, output: Path, say: Callable[[str], None]
+) -> None:
+    folder = output / planned.name
+    # Rank 0 reads the state and broadcasts it, since another rank might read a half-written file.
+    state = ranks.broadcast(stage_state(planned, output) if ranks.is_main() else None)
+    if isinstance(state, UserError):
+        raise state
+    if state == "finished":
+        say(f"stage {planned.name}: finished before, same inputs")
+        return
+    stop.agree(f"before stage {planned.name}")
+    say(f"stage {planned.name}")
+    if ranks.is_main():
+        folder.mkdir(parents=True, exist_ok=True)
+        if _begun(folder) is None:
+            identity = {"fingerprint": planned.fingerprint, "version": FINGERPRINTS}
+            _write(folder / BEGUN, identity | {"settings": dict(planned.settings)})
     ranks.barrier()
+    start = time.monotonic()
+    inputs = {thing: output / maker for thing, maker in planned.inputs.items()}
+    with tracked(make_context(planned, folder, inputs, stop)) as context:
+        planned.stage.run(context)
+    ranks.barrier()
+    if ranks.is_main():
+        _finish(folder, planned.fingerprint, time.monotonic() - start)
+    ranks.barrier()
+
+
+def pending_restart(
+    plan: Sequence[Planned],
+    output: Path,
+    chosen: Sequence[str] | None,
+    restart: str | None,
+    words: Sequence[str],
+    say: Callable[[str], None],
+) -> str | None:
+    """The stage to restart; None: nothing is to be, or this very command did it before and goes on (all ranks call).
+
+    Args:
+        words: of the command, `key=value`: they tell a command that is started again from another one.
+    """
+    value: str | UserError | None = None
+    if ranks.is_main():
+        try:
+            complete(output)
+            value = restart if restart is None or _restarts(plan, output, chosen, restart, words) else None
+        except UserError as error:
+            value = error
+    value = ranks.broadcast(value)
+    if isinstance(value, UserError):
+        raise value
+    if value is None and restart is not None:
+        say(
+            f"restart={restart}: this command set the old results aside before and goes on with what it has begun "
+            f"(delete {output / RECORD} to begin once more)"
+        )
+    return value
+
+
+def _restarts(
+    plan: Sequence[Planned], output: Path, chosen: Sequence[str] | None, restart: str, words: Sequence[str]
+) -> bool:
+    stale = [p for p in plan if p.name in built_on(plan, restart) and (chosen is None or p.name in chosen)]
+    unfinished = [planned.name for planned in stale if not _is_done(planned, output)]
+    return is_to_come(output, _identity(plan, restart, words), unfinished)
+
+
+def _identity(plan: Sequence[Planned], restart: str, words: Sequence[str]) -> str:
+    stale = built_on(plan, restart)
+    return command_identity(words, {planned.name: planned.fingerprint for planned in plan if planned.name in stale})
 
 
 def check_stages(plan: Sequence[Planned], output: Path, chosen: Sequence[str] | None, restart: str | None) -> None:
@@ -224,19 +288,6 @@ def built_on(plan: Sequence[Planned], restart: str | None) -> set[str]:
         if stale & set(planned.inputs.values()):
             stale.add(planned.name)
     return stale
-
-
-def _set_aside(plan: Sequence[Planned], restart: str, output: Path, say: Callable[[str], None]) -> None:
-    """Rename the folders of a stage and of all stages that build on it; nothing is deleted."""
-    for name in sorted(built_on(plan, restart)):
-        folder = output / name
-        if ranks.is_main() and folder.exists():
-            number = 1
-            while (kept := output / f"{name}.before-{number}").exists():
-                number += 1
-            os.replace(folder, kept)
-            say(f"stage {name}: old results kept in {kept}")
-    ranks.barrier()
 
 
 def _finish(folder: Path, fingerprint: str, seconds: float) -> None:

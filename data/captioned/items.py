@@ -6,8 +6,6 @@ A reader raises `Unusable` for what concerns one item, and `UserError` for what 
 from __future__ import annotations
 
 import io
-import struct
-import zlib
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -16,9 +14,13 @@ from typing import Any
 from PIL import Image
 from pydantic import Field
 
-from ...core.errors import UserError
+from ...core.errors import UserError, encodable
 from ...core.files import read_json
 from ...core.section import Section
+from ..embedded import Embedded
+from ..media_files import BadMedia, NotRegular, open_regular
+from ..picture_files import check_area, load_image
+from ..tiles import Size
 
 MAX_TEXT_BYTES = 1 << 20  # of a caption file or of a sample's json
 
@@ -72,6 +74,8 @@ def opened(
     number: int, key: str, where: str, content: Callable[[], tuple[bytes, str, int | None]]
 ) -> Captioned | Refused:
     """The item, with what `content` reads (picture, caption, label), or why it cannot be used."""
+    if encodable(key) != key:  # of a file whose name is in another code
+        return Refused(number, encodable(key), "unsafe name", encodable(where), "not UTF-8")
     try:
         image, caption, label = content()
     except Unusable as error:
@@ -88,7 +92,9 @@ def caption_text(data: bytes) -> str:
 
 
 def not_empty(caption: str) -> str:
-    """The caption without surrounding blanks. Raises `Unusable` where nothing is left."""
+    """The caption without surrounding blanks. Raises `Unusable` where nothing is left, or half a character."""
+    if encodable(caption) != caption:
+        raise Unusable("caption not UTF-8", "half a character (a lone surrogate)")
     if not caption.strip():
         raise Unusable("empty caption", "nothing but blanks")
     return caption.strip()
@@ -97,10 +103,12 @@ def not_empty(caption: str) -> str:
 def file_bytes(path: Path, max_bytes: int, missing: str = "missing image") -> bytes:
     """The whole file; one that is not there is refused for the reason `missing`."""
     try:
-        with open(path, "rb") as file:
+        with open_regular(path) as file:
             data = file.read(max_bytes + 1)
     except FileNotFoundError as error:
         raise Unusable(missing, f"no file {path.name}") from error
+    except NotRegular as error:
+        raise Unusable("not a plain file", f"{path.name} is {error}") from error
     except OSError as error:
         raise Unusable("unreadable file", f"{path.name}: {error.strerror}") from error
     if len(data) > max_bytes:
@@ -121,7 +129,7 @@ def json_file(path: Path) -> dict[str, Any]:
     return read_json(path, dict[str, Any], hint="check the data section, or fetch the file again", max_bytes=None)
 
 
-MAX_PIXELS = 89_478_485  # above it a picture is taken for a decompression bomb (Pillow's own limit)
+MAX_PIXELS = 89_478_485  # half of what the reader of pictures allows: Pillow warns of a decompression bomb from here on
 
 
 def decode_image(item: Captioned, size: int, *, min_side: int = 1) -> Image.Image | Refused:
@@ -130,29 +138,22 @@ def decode_image(item: Captioned, size: int, *, min_side: int = 1) -> Image.Imag
     Args:
         min_side: pictures whose shorter side has fewer pixels are refused.
     """
+
+    def check(shown: Size) -> None:
+        check_area(shown, MAX_PIXELS)
+        short, long = sorted(shown)
+        check_area((size, size * long // short), MAX_PIXELS, f"resized to a shorter side of {size}, it has")
+        if short < min_side:
+            raise BadMedia(f"{shown[0]} x {shown[1]}, min_side is {min_side}", reason="image too small")
+
+    if not item.image:
+        detail = "no bytes; the source reads captions only, or the file is empty"
+        return Refused(item.number, item.key, "no image", item.where, detail)
     try:
-        # The formats are listed because others run programs (EPS) or have never been looked at.
-        with Image.open(io.BytesIO(item.image), formats=("JPEG", "PNG", "WEBP")) as image:
-            short, long = sorted(image.size)
-            # The second product is the area once the shorter side has been scaled to `size`.
-            if short * long > MAX_PIXELS or size * size * long > MAX_PIXELS * short:
-                raise Unusable("too many pixels", f"{image.width} x {image.height}")
-            if short < min_side:
-                raise Unusable("image too small", f"{image.width} x {image.height}, min_side is {min_side}")
-            if image.mode[0] in "IF":
-                raise Unusable("unreadable image", f"pixels of more than 8 bits (mode {image.mode})")
-            return center_crop(image.convert("RGB"), size)
-    except Unusable as error:
-        reason, detail = error.args
-    except (Image.DecompressionBombError, Image.DecompressionBombWarning) as error:
-        reason, detail = "too many pixels", str(error)
-    except (OSError, SyntaxError, ValueError, EOFError, struct.error, zlib.error) as error:
-        reason, detail = (
-            ("unreadable image", str(error))
-            if item.image
-            else ("no image", "no bytes; the source reads captions only, or the file is empty")
-        )
-    return Refused(item.number, item.key, reason, item.where, detail)
+        image = load_image(Embedded(item.where, lambda: io.BytesIO(item.image)), check=check)
+    except BadMedia as error:
+        return Refused(item.number, item.key, error.reason, item.where, error.problem)
+    return center_crop(image, size)
 
 
 def center_crop(image: Image.Image, size: int) -> Image.Image:

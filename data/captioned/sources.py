@@ -193,7 +193,7 @@ def _labelled(classes: list[tuple[Path, int, str]], most: int | None) -> Iterato
 
 def _open_labelled(path: Path, label: int, name: str, number: int) -> Captioned | Refused:
     key = f"{path.parent.name}/{path.stem}"
-    return opened(number, key, str(path), lambda: (file_bytes(path, tars.MAX_BYTES), name, label))
+    return opened(number, key, str(path), lambda: (file_bytes(path, tars.MAX_BYTES), not_empty(name), label))
 
 
 class CocoSource(Source):

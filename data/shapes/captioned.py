@@ -10,6 +10,7 @@ from __future__ import annotations
 import io
 import random
 import zlib
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -81,13 +82,21 @@ def caption_of(figures: tuple[Figure, ...]) -> str:
 
 
 def write_captioned(
-    folder: Path, *, seed: int, image_size: int, grain: float, pairs: float, splits: dict[str, int]
+    folder: Path,
+    *,
+    seed: int,
+    image_size: int,
+    grain: float,
+    pairs: float,
+    splits: dict[str, int],
+    before_each: Callable[[], None] = lambda: None,
 ) -> None:
     """Write `<split>-00000.tar` for each split under `folder`, aside and then renamed.
 
     Args:
         pairs: share of pictures with two figures.
         splits: split -> number of pictures; `held_out` has figures that no other split has.
+        before_each: called before each picture; what it raises leaves nothing behind.
     """
     import webdataset  # brings packages that a recipe's sections have no use for
 
@@ -97,6 +106,7 @@ def write_captioned(
             # Fixed times and owners: the same seed writes the same bytes.
             with webdataset.TarWriter(str(aside / f"{split}-00000.tar"), mtime=0.0, user="", group="") as tar:
                 for index in range(count):
+                    before_each()
                     tar.write(_sample(seed, split, index, image_size, grain, pairs))
 
 

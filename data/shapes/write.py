@@ -9,7 +9,7 @@ from __future__ import annotations
 import hashlib
 import json
 import random
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -33,6 +33,7 @@ def write_dataset(
     clip_frames: dict[str, int] | None = None,
     video_suite: int = 0,
     lengths: Sequence[int] = (4, 16, 64),
+    before_each: Callable[[], None] = lambda: None,
 ) -> dict[str, Any]:
     """Write `<split>.json`, `images/<split>/*.png`, `videos/<split>/*.mp4`, `<mixture>.yaml` and `manifest.json`.
 
@@ -46,12 +47,14 @@ def write_dataset(
         clip_frames: split -> frames of its clips, where they are not four; at least two.
         video_suite: records of each set of videos, pictures and texts, under `video_suite/`; 0: none.
         lengths: frames of that suite's clips, in turn.
+        before_each: called before each record; what it raises leaves nothing behind.
     """
     frames = clip_frames or {}
     manifest: dict[str, Any] = {"seed": seed, "image_size": image_size, "splits": splits, "sha256": {}}
     manifest |= {"clip_frames": frames} if frames else {}
 
     def record(at: Path, split: str, kind: str, index: int, num_frames: int | None = None) -> dict[str, Any]:
+        before_each()
         return _write_record(at, split, kind, index, seed, image_size, num_frames)
 
     # A stage that was killed before it was marked as done finds its own pictures here, and writes them again.

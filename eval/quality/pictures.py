@@ -15,7 +15,7 @@ from PIL import Image
 from torch import Tensor
 
 from ...core.errors import UserError
-from ...data.images import load_image
+from ...data.picture_files import MAX_CANVAS, check_area, load_image
 
 Picture = np.ndarray  # uint8 [H,W,3]
 SUFFIXES = {".png", ".jpg", ".jpeg", ".webp"}
@@ -63,6 +63,7 @@ def crop_bicubic(picture: Picture, side: int) -> Picture:
     """CLIP's own processing: the shorter edge to `side`, bicubic, then the middle."""
     image = Image.fromarray(picture)
     width, height = (int(side * length / min(image.size)) for length in image.size)
+    check_area((width, height), MAX_CANVAS, f"resized to a shorter side of {side}, a picture has")
     image = image.resize((width, height), Image.Resampling.BICUBIC)
     left, top = round((width - side) / 2), round((height - side) / 2)
     return np.asarray(image.crop((left, top, left + side, top + side)))

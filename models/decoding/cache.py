@@ -117,8 +117,11 @@ class Cache(TransformersCache):
         """Keep the positions `written` (counted from `length`) of what the last forwards wrote, in that order."""
         if list(written) != list(range(len(written))):
             start = self.length
-            index = torch.tensor([start + w for w in written], device=self.own_layers[0].keys.device)
+            index = torch.tensor([start + w for w in written])
+            # A large target's layers lie on several devices: one copy of the index goes to each.
+            on = {device: index.to(device) for device in {layer.keys.device for layer in self.own_layers}}
             for layer in self.own_layers:
-                layer.keys[:, :, start : start + len(written)] = layer.keys[:, :, index]
-                layer.values[:, :, start : start + len(written)] = layer.values[:, :, index]
+                here = on[layer.keys.device]
+                layer.keys[:, :, start : start + len(written)] = layer.keys[:, :, here]
+                layer.values[:, :, start : start + len(written)] = layer.values[:, :, here]
         self.advance(len(written))

@@ -8,6 +8,7 @@ that is how it is tested against `EnsembleProposal`. Letters: R rows, N new toke
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Sequence
 
 import torch
@@ -107,13 +108,20 @@ class GraphedChain(EnsembleProposal):
     def _replay(self, count: int) -> None:
         key = (count, self._warp)
         if key not in self._graphs:
+            self._graphs[key] = self._captured(count)
+        self._graphs[key].replay()
+
+    def _captured(self, count: int) -> torch.cuda.CUDAGraph:
+        device, graph = self.decoder.device, torch.cuda.CUDAGraph()
+        # A capture records what runs on the current device.
+        with torch.cuda.device(device), warnings.catch_warnings():
+            warnings.filterwarnings("error", message="The CUDA Graph is empty")
             for _ in range(2):  # libraries choose their kernels before the capture
                 self._chain(count)
-            torch.cuda.synchronize()
-            self._graphs[key] = graph = torch.cuda.CUDAGraph()
+            torch.cuda.synchronize(device)
             with torch.cuda.graph(graph):
                 self._chain(count)
-        self._graphs[key].replay()
+        return graph
 
     def _chain(self, count: int) -> None:
         """Feed the `count` committed tokens, then each likeliest token; reads and writes buffers only."""

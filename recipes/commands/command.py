@@ -18,7 +18,7 @@ EXIT_CODES = {
     CRASH: "crashed: a bug or a fault of the machine, with its traceback",
     MISTAKE: "a mistake in the command, the recipe or the data, or a run that had to stop; the message says what to do",
     FAULTS: "only `check` and `doctor`: they found something that must be fixed (warnings alone give 0)",
-    STOPPED: "stopped on request (SIGTERM, SIGINT) after writing a checkpoint; the same command continues from there",
+    STOPPED: "stopped on request (SIGTERM, Ctrl-C), with what was done saved; the same command continues from there",
 }
 
 

@@ -1,5 +1,6 @@
 """Sets of videos, pictures and texts: how rows of the Hub become records, which rows, and how they are asked."""
 
+import io
 import json
 import random
 from dataclasses import replace
@@ -21,6 +22,7 @@ from draftsmith.data.benchmark_sets import (
 )
 from draftsmith.data.conversations import PromptFormat
 from draftsmith.data.dataset import ConversationData, ConversationDataset
+from draftsmith.data.embedded import Embedded
 from draftsmith.data.records import check_record
 from draftsmith.data.suite import Suite
 from draftsmith.data.videos import write_clip
@@ -101,13 +103,19 @@ def test_options_and_the_right_letter(name, row, options, letter, tmp_path):
         assert result["references"] == [options["ABCD".index(letter)]], "good answers are texts"
 
 
+def encoded(image: Image.Image, form: str = "PNG", **settings) -> Embedded:
+    data = io.BytesIO()
+    image.save(data, form, **settings)
+    return Embedded("here", lambda: io.BytesIO(data.getvalue()))
+
+
 def test_questions_in_other_columns_and_several_answers(tmp_path):
     row = {"video_name": "v", "question_1": "None", "question_2": "What moves?", "answer": "A cat."}
     result = record("VideoChatGPT", BENCHMARK_SETS["VideoChatGPT"], "Consistency", row, 4, tmp_path)
     assert result["conversations"][0]["value"] == "<video>\nWhat moves?"
     assert result["video"] == "media/VideoChatGPT/Test_Videos/v.mp4" and result["id"] == "VideoChatGPT-00004"
     assert check_record(result) is None
-    pictures = [Image.new("RGB", (4, 4), (value, 0, 0)) for value in (10, 20)]
+    pictures = [encoded(Image.new("RGB", (4, 4), (value, 0, 0))) for value in (10, 20)]
     row = {"image": pictures, "question": "Who?", "answer": "A"} | {f"choice_{c}": c for c in "abcd"}
     result = record("SEED-Bench", BENCHMARK_SETS["SEED-Bench"], None, row, 0, tmp_path)
     assert result["conversations"][0]["value"] == "<image>\n<image>\nWho?" and check_record(result) is None

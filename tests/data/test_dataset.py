@@ -1,6 +1,7 @@
 """Broken data is refused or listed by name, never replaced; good data is the same in every file format."""
 
 import json
+import os
 from pathlib import Path
 
 import numpy as np
@@ -66,7 +67,12 @@ PROBLEMS = {
     "no answer": (record(2, conversations=turns("<image>\nWhich?", "")[:1]), "no answer to train on"),
     "missing image": (record(2, image="images/none.png"), "missing image"),
     "corrupt image": (record(2, image="data.json"), "corrupt image"),
-    "image is a folder": (record(2, image="images"), "corrupt image"),
+    "image is a folder": (record(2, image="images"), "not a regular file: a folder"),
+    "image is outside": (record(2, image="../elsewhere.png"), "leads out of the folder"),
+    "image is absolute": (record(2, image="/etc/hostname"), "is an absolute path"),
+    "image has no name": (record(2, image="images/a\0.png"), "not a file name"),
+    "lone surrogate in a text": (record(2, conversations=turns("<image>\nWhich \ud83d?", "Two.")), "half a character"),
+    "lone surrogate in a path": (record(2, image="images/\udc80.png"), "half a character"),
     "image is a number": (record(2, image=2), "image is neither a path nor a list of paths"),
     "no mark": (record(2, conversations=turns("Which picture?", "Two.")), "0 <image> marks for 1 images"),
     "two marks": (record(2, conversations=turns("<image><image>\nWhich?", "Two.")), "2 <image> marks for 1 images"),
@@ -146,6 +152,52 @@ def test_a_wrong_folder_is_an_error_also_under_skip(folder, open_data):
         open_data(path, on_error="skip", images=str(wrong))
     (folder / "images" / "0.png").unlink()
     assert len(open_data(path, on_error="skip")) == 5, "one that is missing is a record's own fault"
+
+
+def test_a_lone_surrogate_elsewhere_is_told_in_escapes(folder, open_data):
+    """In an id, which is only named, and in what a message shows."""
+    path = five(folder, record(2, id="\ud83d", conversations=turns("<image>\nWhich?", " ")))
+    with pytest.raises(UserError, match=r"record 2 \(id '\\ud83d'\)"):
+        open_data(path)
+    assert len(open_data(path, on_error="skip")) == 4 and log(folder)[0]["id"] == "\ud83d"
+    error = UserError("name \udcff", where="file \ud800", hint="é")
+    assert str(error).encode() == "name \\udcff\n  where: file \\ud800\n  hint:  é".encode()
+
+
+def test_paths_outside_the_folder_are_read_only_where_the_section_allows_it(folder, open_data, processor):
+    """Also a whole file of them stops at the start, whatever `on_error` says: that is a setting, and no bad record."""
+    inner = folder / "inner"
+    inner.mkdir()
+    rows = [record(n, image=f"../images/{n}.png" if n % 2 else str(folder / f"images/{n}.png")) for n in range(5)]
+    path = write(folder / "data.json", rows)
+    with pytest.raises(UserError, match=r"is an absolute path\n.*\n.*allow_outside: true"):
+        open_data(path, images=str(inner))[0]
+    with pytest.raises(UserError, match=r"no record of 5 that were looked at names pictures inside the folder"):
+        open_data(path, images=str(inner), on_error="skip")
+    outside = open_data(path, images=str(inner), allow_outside=True)
+    within = open_data(write(folder / "good.json", [record(n) for n in range(5)]))
+    assert list(lessons(outside, processor).values()) == list(lessons(within, processor).values())
+    assert outside.identity() != open_data(path, images=str(inner)).identity()
+
+
+def test_links_inside_the_folder_are_followed(folder, open_data, processor):
+    """Folders of links to a shared disk are common, and links are the folder's owner's, not the records'."""
+    disk = folder / "disk"
+    (folder / "images").rename(disk)
+    (folder / "images").mkdir()
+    for number in range(4):
+        (folder / "images" / f"{number}.png").symlink_to(disk / f"{number}.png")
+    (folder / "images" / "more").symlink_to(disk, target_is_directory=True)
+    rows = [*(record(n) for n in range(4)), record(4, image="images/more/4.png")]
+    assert len(lessons(open_data(write(folder / "data.json", rows)), processor)) == 5
+
+
+def test_a_pipe_among_the_pictures_is_a_bad_record(folder, open_data, processor):
+    os.mkfifo(folder / "images" / "pipe.png")
+    (folder / "images" / "link.png").symlink_to(folder / "images" / "pipe.png")
+    rows = [record(0), record(1, image="images/pipe.png"), record(2, image="images/link.png")]
+    assert list(lessons(open_data(write(folder / "data.json", rows), on_error="skip"), processor)) == ["data.json[0]"]
+    assert {entry["reason"] for entry in log(folder)} == {"not a regular file: a named pipe"}
 
 
 IDS = {

@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 from draftsmith.core.errors import UserError
 from draftsmith.core.pictures import VIDEO
+from draftsmith.data import videos
 from draftsmith.data.videos import Clip, VideoSettings, frame_numbers, write_clip
 from PIL import Image
 
@@ -76,9 +77,16 @@ def test_files_that_are_no_clips(path, tmp_path, text):
 
 
 def test_a_frame_of_too_many_pixels_is_refused(path, monkeypatch):
-    monkeypatch.setattr(Image, "MAX_IMAGE_PIXELS", 1000)
-    with pytest.raises(UserError, match="corrupt clip: a frame of 64 x 48 pixels"):
-        Clip(path, UNIFORM).frames()
+    clip = Clip(path, UNIFORM)
+    monkeypatch.setattr(videos, "MAX_PIXELS", 1000)
+    with pytest.raises(UserError, match=r"too many pixels: a frame has 64 x 48, and 1,000 is the limit\n.*a\.mp4"):
+        Clip(path, UNIFORM)
+    with pytest.raises(UserError, match="too many pixels: a frame"):
+        clip.frames()
+    monkeypatch.undo()
+    monkeypatch.setattr(videos, "MAX_TAKEN", 64 * 48 * 8 - 1)
+    with pytest.raises(UserError, match="the 8 frames taken of the clip have 512 x 48"):
+        clip.frames()
 
 
 def test_damaged_clips_end_in_one_kind_of_error(path, tmp_path):

@@ -100,6 +100,8 @@ class RowsProposal:
 class GuidedTarget:
     """A target under guidance: conditional and unconditional rows in one pass, combined before warping."""
 
+    device = torch.device("cpu")
+
     def __init__(self, decoder, reduce):
         self.model, self.vocab_size = RowsModel(decoder, [picture, no_picture], reduce), decoder.vocab_size
 

@@ -244,6 +244,8 @@ class Script:
 
 
 class ScriptedTarget:
+    device = torch.device("cpu")
+
     def __init__(self, script):
         self.script, self.vocab_size = script, script.vocab
 

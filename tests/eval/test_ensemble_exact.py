@@ -169,7 +169,7 @@ def test_the_enumeration_finds_a_wrong_rule(shape):
 class TableTarget:
     """A table as a target."""
 
-    vocab_size = 3
+    vocab_size, device = 3, torch.device("cpu")
 
     def __init__(self, scores):
         self.scores = scores

@@ -53,12 +53,16 @@ def loud_head(config, model, seed=0):
     return head
 
 
-def drafter_of(name, model, **changes):
+def settings_of(name, **changes):
     settings = dict(SETTINGS[name])
     if settings["kind"] == "eagle3":
         settings["taps"] = (1, 3, 5)
         settings.pop("draft_vocab_size", None)
-    config = config_of(**settings | changes)
+    return config_of(**settings | changes)
+
+
+def drafter_of(name, model, **changes):
+    config = settings_of(name, **changes)
     return config.drafter(loud_head(config, model), model)
 
 

@@ -37,7 +37,7 @@ class Clock:
 class Target:
     """Says 1, 1, 1, ..."""
 
-    vocab_size = VOCAB
+    vocab_size, device = VOCAB, torch.device("cpu")
 
     def __init__(self, clock):
         self.clock = clock

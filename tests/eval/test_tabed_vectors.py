@@ -92,7 +92,7 @@ class ScriptedEnsemble(EnsembleProposal):
 
 
 class ScriptedTarget:
-    vocab_size = 40
+    vocab_size, device = 40, torch.device("cpu")
 
     def __init__(self, logits):
         self.logits, self.block, self.accepted, self.trees = logits, -1, [], []  # [blocks,gamma+1,V]

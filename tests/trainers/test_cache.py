@@ -165,19 +165,17 @@ def test_a_dtypes_loss_is_taken_a_few_places_at_a_time(monkeypatch):
 def test_a_killed_build_goes_on_behind_its_finished_shards(made, kept, tmp_path, monkeypatch):
     wrote, real = [], build.Builder.write
 
-    def dying(builder, index, numbers):
+    def dying(builder, index, *rest):
         if len(wrote) == 2:
             tar_path(builder.folder, index).with_suffix(".tar.partial").write_bytes(b"half of it")
             raise KeyboardInterrupt
         wrote.append(index)
-        real(builder, index, numbers)
+        real(builder, index, *rest)
 
     monkeypatch.setattr(build.Builder, "write", dying)
     with pytest.raises(KeyboardInterrupt):
         cached(made, tmp_path / "cache")
-    monkeypatch.setattr(
-        build.Builder, "write", lambda b, index, numbers: wrote.append(index) or real(b, index, numbers)
-    )
+    monkeypatch.setattr(build.Builder, "write", lambda b, index, *rest: wrote.append(index) or real(b, index, *rest))
     cached(made, tmp_path / "cache")
     assert wrote == list(range(len(wrote))), "a finished shard was made again"
     assert shards(tmp_path / "cache") == shards(kept.folder)
@@ -197,7 +195,7 @@ def test_two_ranks_write_the_shards_of_one(made, kept, tmp_path, monkeypatch):
 
     monkeypatch.setattr(build.Builder, "measure", measure)
     monkeypatch.setattr(
-        build.Builder, "write", lambda b, i, numbers: wrote.append((ranks.rank(), i)) or real_write(b, i, numbers)
+        build.Builder, "write", lambda b, i, *rest: wrote.append((ranks.rank(), i)) or real_write(b, i, *rest)
     )
     monkeypatch.setattr(cache, "count_samples", lambda samples, context: counts)
     monkeypatch.setattr(cache, "check_room", lambda *seen: None)

@@ -19,10 +19,10 @@ from draftsmith.trainers.training import states as build
 
 real = build.Builder.write
 
-def write(builder, index, numbers):
+def write(builder, index, *rest):
     if ranks.rank() == 1 and str(index) == os.environ.get("DIES_AT"):
         os.kill(os.getpid(), signal.SIGKILL)
-    real(builder, index, numbers)
+    real(builder, index, *rest)
 
 build.Builder.write = write
 sys.exit(main(sys.argv[1:]))

@@ -303,6 +303,7 @@ def test_two_ranks_write_the_shards_of_one(tmp_path, made, mixed, monkeypatch):
     monkeypatch.setattr(ranks, "rank", lambda: now["rank"])
     monkeypatch.setattr(ranks, "world_size", lambda: 2)
     monkeypatch.setattr(ranks, "barrier", barrier)
+    monkeypatch.setattr(ranks, "gather", lambda value: barrier() or [value])
     monkeypatch.setattr(
         encode,
         "write_shard",

@@ -132,3 +132,36 @@ def test_the_same_command_twice_never_writes_twice(tmp_path):
         with pytest.raises(UserError, match="another run"):
             RunLock(tmp_path, say=print, patience_s=0.3)
     RunLock(tmp_path, say=print, patience_s=0.3).release()
+
+
+def test_a_file_system_without_flock_is_locked_by_files(tmp_path, monkeypatch):
+    """Every run there stopped at its start."""
+    import errno
+    import fcntl
+
+    from draftsmith.core.errors import UserError
+    from draftsmith.trainers.guard import RunLock
+
+    def flock(handle, operation):
+        raise OSError(errno.ENOLCK, os.strerror(errno.ENOLCK))
+
+    monkeypatch.setattr(fcntl, "flock", flock)
+    said = []
+    first = RunLock(tmp_path, say=said.append)
+    assert "without flock" in said[0]
+    with pytest.raises(UserError, match=f"another run is writing here .process {os.getpid()} on "):
+        RunLock(tmp_path, say=said.append, patience_s=0.3)
+    first.release()
+    RunLock(tmp_path, say=said.append, patience_s=0.3).release()
+
+
+def test_an_output_that_cannot_be_locked_is_named(tmp_path):
+    from draftsmith.core.errors import UserError
+    from draftsmith.trainers.guard import RunLock
+
+    (tmp_path / "file").write_text("")
+    with pytest.raises(UserError, match="cannot lock the run's folder"):
+        RunLock(tmp_path / "file", say=print)
+    (tmp_path / "run" / ".locks").mkdir(parents=True)
+    (tmp_path / "run" / ".locks" / "rank-junk").write_text("")
+    RunLock(tmp_path / "run", say=print, patience_s=0.3).release()

@@ -1,13 +1,15 @@
 """The runner: stages that finished are passed over, and folders of other settings or versions are refused."""
 
 import json
+import os
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
 from draftsmith.core.errors import UserError
 from draftsmith.core.tracking import TrackingConfig
-from draftsmith.trainers.run import ABSENT, FINGERPRINTS, check_stages, run_stages, stage_state
+from draftsmith.trainers.run import ABSENT, FINGERPRINTS, check_stages, pending_restart, run_stages, stage_state
 from draftsmith.trainers.stages.base import Planned, Stage
 
 
@@ -27,7 +29,7 @@ def planned(**changes) -> Planned:
 def run(output: Path, *plan: Planned, restart: str | None = None) -> list[str]:
     said: list[str] = []
 
-    def context(stage, folder, inputs):
+    def context(stage, folder, inputs, stop):
         return SimpleNamespace(folder=folder, tracking=TrackingConfig(), trackers=[], say=said.append)
 
     run_stages(plan, context, output=output, chosen=None, restart=restart, say=said.append)
@@ -140,3 +142,120 @@ def test_a_restart_that_cannot_run_moves_nothing(tmp_path):
         assert sorted(path.name for path in tmp_path.iterdir()) == ["note", "second"]
     run(tmp_path, first, second, restart="note")
     assert (tmp_path / "note.before-1").is_dir() and (tmp_path / "second.before-1").is_dir()
+
+
+# ---- restart= of a command that is started again
+
+WORDS = ["recipe=r", "restart=note"]
+
+
+class Fragile(Stage):
+    """Fails until its file is there, as a stage that is killed and started again."""
+
+    path: str = ""
+
+    def run(self, context) -> None:
+        (context.folder / "tried.txt").write_text("once")
+        if not Path(self.path).is_file():
+            raise KeyboardInterrupt
+
+
+def start(output: Path, plan: list[Planned], words=WORDS, chosen=None) -> list[str]:
+    """As the command line does it."""
+    said: list[str] = []
+
+    def context(stage, folder, inputs, stop):
+        return SimpleNamespace(folder=folder, tracking=TrackingConfig(), trackers=[], say=said.append)
+
+    restart = pending_restart(plan, output, chosen, "note", words, said.append)
+    check_stages(plan, output, chosen, restart)
+    run_stages(plan, context, output=output, chosen=chosen, restart=restart, say=said.append, words=words)
+    return said
+
+
+def fragile(path: Path) -> list[Planned]:
+    first = planned()
+    second = Planned("second", Fragile(path=str(path)), {"data": "note"}, "s", earlier={"note": first})
+    return [first, second]
+
+
+def kept(output: Path) -> list[str]:
+    return sorted(path.name for path in output.iterdir() if ".before-" in path.name)
+
+
+def test_a_command_that_is_started_again_restarts_once(tmp_path):
+    """A requeued job began from zero each time, and one old folder after the other was kept."""
+    output, there = tmp_path / "run", tmp_path / "there"
+    run(output, planned())
+    plan = fragile(there)
+    for attempt in range(3):
+        with pytest.raises(KeyboardInterrupt):
+            start(output, plan)
+        assert kept(output) == ["note.before-1"], attempt
+        (output / "note" / "note.txt").write_text("trained by this command")
+    there.touch()
+    said = start(output, plan)
+    assert "restart=note: this command set the old results aside before" in said[0]
+    assert "stage note: finished before, same inputs" in said
+    assert (output / "note" / "note.txt").read_text() == "trained by this command"
+    # All that it restarted has finished: the same words are a new wish.
+    start(output, plan)
+    assert kept(output) == ["note.before-1", "note.before-2", "second.before-1"]
+    assert (output / "note" / "note.txt").read_text() == "done"
+
+
+def test_other_words_and_other_settings_restart_anew(tmp_path):
+    output, plan = tmp_path / "run", fragile(tmp_path / "there")
+    run(output, planned())
+    other = planned(fingerprint="changed")
+    changed = [other, replace(plan[1], fingerprint="t", earlier={"note": other})]
+    for words, its in [(WORDS, plan), ([*WORDS, "seed=1"], plan), (WORDS, changed)]:
+        with pytest.raises(KeyboardInterrupt):
+            start(output, its, words)
+    assert kept(output) == ["note.before-1", "note.before-2", "note.before-3", "second.before-1", "second.before-2"]
+
+
+def test_the_requeued_job_of_a_scheduler_never_restarts_twice(tmp_path, monkeypatch):
+    monkeypatch.setenv("SLURM_JOB_ID", "4711")
+    plan = [planned()]
+    run(tmp_path, *plan)
+    start(tmp_path, plan)
+    monkeypatch.setenv("SLURM_RESTART_COUNT", "1")
+    start(tmp_path, plan)  # a node was lost when all was done
+    assert kept(tmp_path) == ["note.before-1"]
+    monkeypatch.setenv("SLURM_JOB_ID", "4712")  # another job, though it was requeued itself
+    start(tmp_path, plan)
+    assert kept(tmp_path) == ["note.before-1", "note.before-2"]
+
+
+def test_killed_while_folders_move_the_next_start_completes_it(tmp_path, monkeypatch):
+    output, there = tmp_path / "run", tmp_path / "there"
+    there.touch()
+    plan = fragile(there)
+    run(output, *plan)
+    real, moved = os.replace, []
+
+    def dying(source, destination):
+        if str(destination).endswith(".before-1"):
+            if moved:
+                raise KeyboardInterrupt
+            moved.append(source)
+        real(source, destination)
+
+    with monkeypatch.context() as patch:
+        patch.setattr("draftsmith.trainers.restart.os.replace", dying)
+        with pytest.raises(KeyboardInterrupt):
+            start(output, plan)
+    assert kept(output) == ["note.before-1"] and (output / "second").is_dir()
+    start(output, plan)
+    assert kept(output) == ["note.before-1", "second.before-1"]
+    assert (output / "second" / "tried.txt").is_file()
+
+
+def test_a_damaged_record_of_restarts_is_named(tmp_path):
+    run(tmp_path, planned())
+    (tmp_path / ".restarts.json").write_text('{"restarts": ')
+    with pytest.raises(UserError) as caught:
+        start(tmp_path, [planned()])
+    assert ".restarts.json" in str(caught.value) and "delete it" in caught.value.hint
+    assert kept(tmp_path) == []

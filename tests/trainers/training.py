@@ -14,6 +14,7 @@ from draftsmith.trainers.checkpoint import CheckpointConfig
 from draftsmith.trainers.engine import Engine, EngineConfig, init_distributed
 from draftsmith.trainers.loop import Training, no_states, train
 from draftsmith.trainers.optim import OptimConfig, build_optimizer, rate_multiplier
+from draftsmith.trainers.stopping import Stop
 from draftsmith.trainers.training.distill import source_of
 from tiny import IMAGE_ID, PATCHES, llava
 
@@ -108,18 +109,20 @@ def run(
         if log:
             log(step)
 
-    train(
-        built,
-        training_of(functools.partial(loader, samples or Samples(), steps, micro=micro), steps, source_of(model)),
-        CheckpointConfig(every=every, keep=keep),
-        log_every=1,
-        folder=folder,
-        fingerprint=fingerprint,
-        log=keep_log,
-        rewind=lambda step: None,
-        say=told.append,
-        saved=saved,
-    )
+    with Stop() as stop:
+        train(
+            built,
+            training_of(functools.partial(loader, samples or Samples(), steps, micro=micro), steps, source_of(model)),
+            CheckpointConfig(every=every, keep=keep),
+            log_every=1,
+            folder=folder,
+            fingerprint=fingerprint,
+            log=keep_log,
+            rewind=lambda step: None,
+            say=told.append,
+            saved=saved,
+            stop=stop,
+        )
     return losses, weights(built), told
 
 

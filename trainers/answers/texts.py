@@ -21,6 +21,8 @@ from ..context import Context
 from ..records import check_fit, open_records
 from ..training.states import open_target
 
+STOPPED = "inside a shard of answers; the finished shards are kept"
+
 
 class Texts:
     """Writes the answers of a `regenerate` stage, one for each record of its data.
@@ -52,7 +54,8 @@ class Texts:
         # Of like lengths together: padding costs as much as text. It changes no answer.
         alike = sorted(numbers, key=lambda n: (int(self.dataset.lengths[n]), n))
         size = self.stage.batch_size
-        answers = [a for i in range(0, len(alike), size) for a in self._batch(alike[i : i + size])]
+        parts = self.context.stop.watch(range(0, len(alike), size), STOPPED)
+        answers = [a for i in parts for a in self._batch(alike[i : i + size])]
         return sorted(answers, key=lambda a: a.number)
 
     def finish(self, reader: ShardReader) -> str:

@@ -99,7 +99,7 @@ def _answers(
 
     return [
         {"set": name, "number": index, "record": records[index], "answers": answers}
-        for index, answers in enumerate(resumed(stem, len(dataset), answer_all))
+        for index, answers in enumerate(resumed(stem, len(dataset), answer_all, run.context.stop))
         if answers is not None
     ]
 

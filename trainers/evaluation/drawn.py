@@ -23,6 +23,7 @@ from ...models.generators import Generator, load_generator
 from ..context import Context
 from ..stages.encode import SHARDS
 from ..stages.generate import DATASET_FOLDER
+from ..stopping import Stop
 from .drafters import Drafters, Drafting
 from .judge import Drawn, Judge
 from .kept_pictures import KeptPicture, identity_of, keep
@@ -64,17 +65,17 @@ def run(stage: Any, context: Context) -> None:
     (name,) = stage.benchmarks
     requests = PromptSet(name, prompts, generator)
     rows = measuring.all(requests)
-    if ranks.is_main():
-        _keep(stage, context, prompts, drafting, rows)
-        quality, shown = _judged(generator, judge, drawn_tokens(rows), benchmark.shown)
-        reporting = Reporting(stage, context, measuring, rows, _about(stage, context, prompts, judge))
-        grids = picture_grids(context.folder, shown)
-        reporting.write(grids, quality=quality)
-        # Runs after the report is written, so that a failing analysis loses no measurements.
-        if stage.probes.analysis is not None:
-            more = _analysis(stage, context, generator, prompts, drafting, rows, shown, quality)
-            reporting.write(grids, more, quality=quality, again=True)
-    ranks.barrier()
+    with context.stop.together():
+        if ranks.is_main():
+            _keep(stage, context, prompts, drafting, rows)
+            quality, shown = _judged(generator, judge, drawn_tokens(rows), benchmark.shown, context.stop)
+            reporting = Reporting(stage, context, measuring, rows, _about(stage, context, prompts, judge))
+            grids = picture_grids(context.folder, shown)
+            reporting.write(grids, quality=quality)
+            # Runs after the report is written, so that a failing analysis loses no measurements.
+            if stage.probes.analysis is not None:
+                more = _analysis(stage, context, generator, prompts, drafting, rows, shown, quality)
+                reporting.write(grids, more, quality=quality, again=True)
 
 
 def _scored(
@@ -87,24 +88,24 @@ def _scored(
 ) -> None:
     """Draw and judge, without the clock."""
     pictures = Untimed(stage, context, generator, prompts, measuring).all()
-    if ranks.is_main():
-        tokens = {t: {m: [p.tokens for p in of] for m, of in by.items()} for t, by in pictures.items()}
-        quality, shown = _judged(generator, judge, tokens, stage.drawing.shown)
-        left_out = [name for name, method in stage.methods.items() if not stage.is_drawn(method)]
-        note = "tau as in every report. Nothing was timed."
-        if left_out:
-            note += f" Not drawn, because exact methods have plain decoding's distribution: {', '.join(left_out)}."
-        reporting = Reporting(stage, context, measuring, (), _about(stage, context, prompts, judge))
-        table = scores_table(pictures, quality, note)
-        reporting.write_scores(table, picture_grids(context.folder, shown), quality=quality)
-    ranks.barrier()
+    with context.stop.together():
+        if ranks.is_main():
+            tokens = {t: {m: [p.tokens for p in of] for m, of in by.items()} for t, by in pictures.items()}
+            quality, shown = _judged(generator, judge, tokens, stage.drawing.shown, context.stop)
+            left_out = [name for name, method in stage.methods.items() if not stage.is_drawn(method)]
+            note = "tau as in every report. Nothing was timed."
+            if left_out:
+                note += f" Not drawn, because exact methods have plain decoding's distribution: {', '.join(left_out)}."
+            reporting = Reporting(stage, context, measuring, (), _about(stage, context, prompts, judge))
+            table = scores_table(pictures, quality, note)
+            reporting.write_scores(table, picture_grids(context.folder, shown), quality=quality)
 
 
 def _judged(
-    generator: Generator, judge: Judge, tokens: Mapping[float, Mapping[str, Any]], shown: int
+    generator: Generator, judge: Judge, tokens: Mapping[float, Mapping[str, Any]], shown: int, stop: Stop
 ) -> tuple[dict[float, dict[str, Any]], dict[float, dict[str, Tensor]]]:
     """temperature -> method -> scores of all of its pictures, and the first of them."""
-    quality = {t: {m: judge(_drawn(generator, codes)) for m, codes in by.items()} for t, by in tokens.items()}
+    quality = {t: {m: judge(_drawn(generator, codes, stop)) for m, codes in by.items()} for t, by in tokens.items()}
     first = {
         t: {m: generator.pictures(codes_of(generator, codes[:shown])) for m, codes in by.items()}
         for t, by in tokens.items()
@@ -150,8 +151,9 @@ def _about(stage: Any, context: Context, prompts: Sequence[ImagePrompt], judge: 
     } | ({} if real is None else {"reader": f"reads {real:.1%} of the real pictures of these prompts as captioned"})
 
 
-def _drawn(generator: Generator, tokens: Sequence[Sequence[int]]) -> Drawn:
-    return Drawn(generator.pictures, codes_of(generator, tokens))
+def _drawn(generator: Generator, tokens: Sequence[Sequence[int]], stop: Stop) -> Drawn:
+    decode = stop.checked(generator.pictures, "while pictures were judged; all of them are kept")
+    return Drawn(decode, codes_of(generator, tokens))
 
 
 def codes_of(generator: Generator, tokens: Sequence[Sequence[int]]) -> Tensor:

@@ -19,6 +19,7 @@ from ...core.files import write_whole
 from ...data.prompts import ImagePrompt
 from ...models.decoding.batched import even_batches
 from ..context import Context
+from ..stopping import Stop
 from .resume_log import ResumeLog
 
 FOLDER = ".pictures"
@@ -71,6 +72,7 @@ def drawn_once(
     identity: Mapping[str, Any],
     prompts: Sequence[ImagePrompt],
     draw: Any,
+    stop: Stop,
     *,
     batch_size: int = 1,
 ) -> list[KeptPicture]:
@@ -78,14 +80,17 @@ def drawn_once(
 
     Args:
         draw: numbers of prompts, `batch_size` at most -> their `KeptPicture`s.
+
+    Raises:
+        Stopped: on all ranks, where one was asked to stop: behind the pictures in hand, which are kept.
     """
     kept = KeptPictures(run, identity)
     own = range(ranks.rank(), len(prompts), ranks.world_size())
     left = [number for number in own if not kept.has(number, prompts[number])]
-    for numbers in even_batches(left, batch_size):
-        for number, picture in zip(numbers, draw(numbers), strict=True):
-            kept.add(number, prompts[number], picture)
-    ranks.barrier()
+    with stop.together():
+        for numbers in stop.watch(even_batches(left, batch_size), "while pictures were drawn; those drawn are kept"):
+            for number, picture in zip(numbers, draw(numbers), strict=True):
+                kept.add(number, prompts[number], picture)
     return KeptPictures(run, identity).read(prompts)
 
 

@@ -107,7 +107,11 @@ class Measuring:
             return [row.to_json() for row in self._rows(index, opened, decodings, common)]
 
         kept = resumed(
-            stem, len(requests), decode, before=lambda left: self._warm_up(requests, left, decodings, temperature)
+            stem,
+            len(requests),
+            decode,
+            self.context.stop,
+            before=lambda left: self._warm_up(requests, left, decodings, temperature),
         )
         each = [[Row.from_json(value, where=stem) for value in values or ()] for values in kept]
         return Measured([row for rows in each for row in rows], [rows[0] if rows else None for rows in each])
@@ -157,6 +161,7 @@ class Measuring:
         """The first requests of each medium, length and temperature, before the clock counts."""
         place = requests.medium, requests.budget, temperature
         for index in left[: max(0, self.stage.warmup - self._warm[place])]:
+            self.context.stop.check(f"before {requests.name} was measured")
             self._warm[place] += 1
             opened = requests.open(index, self.target)
             if opened is not None:

@@ -44,6 +44,7 @@ from .drafters import Drafting
 from .measuring import Measuring
 from .requests import ConversationSet, Opening
 
+PROBING = "while probing, behind the report"
 _WIDTH = 10  # ranks that a planned tree may have
 
 
@@ -133,7 +134,8 @@ class Probing:
 
     def _requests(self, requests: ConversationSet) -> list[tuple[int, Request]]:
         """The first of those that can be read, by their numbers."""
-        readable = ((i, seen) for i in range(len(requests)) if (seen := requests.request(i, self.target)))
+        numbers = self.context.stop.watch(range(len(requests)), PROBING)
+        readable = ((i, seen) for i in numbers if (seen := requests.request(i, self.target)))
         return list(itertools.islice(readable, self.settings.requests))
 
     def _watch(
@@ -145,7 +147,7 @@ class Probing:
             policy: Any = Watched(drafting.policy)
             decoding = replace(self.decoding, policy=policy, draw=Draw(drafting.method.draw))
             for part in sets:
-                for number, request in self._requests(part):
+                for number, request in self.context.stop.watch(self._requests(part), PROBING):
                     generator = torch.Generator().manual_seed(self.context.seed * 1_000_003 + number)
                     generate(self.target, drafting.drafter, request, decoding, generator)
             places = [place for request in policy.requests for place in request]
@@ -183,7 +185,7 @@ class Probing:
             for part in (p for p in sets if p.benchmark == first):
                 try:
                     each = [visual_tokens.head_shares(self.target, drafting.drafter, r)
-                            for _, r in self._requests(part)]  # fmt: skip
+                            for _, r in self.context.stop.watch(self._requests(part), PROBING)]  # fmt: skip
                 except AssertionError:
                     continue  # it holds some of the visual inputs, or others in their place
                 label = f"{name}, {part.budget}" if part.budget else name
@@ -197,10 +199,12 @@ class Probing:
 
     def _in_the_target(self, clips: Sequence[ConversationSet], data: dict[str, Any]) -> ReportSection:
         requests = [request for part in clips for _, request in self._requests(part)]
+        self.context.stop.check(PROBING)
         curve = data["retention"] = visual_tokens.retention(self.target, requests)
         bridge = self._bridge()
         video_figures.retention_curve(self._path("retention.png"), curve, bridge=bridge)
-        each = [visual_tokens.target_visual_attention(self.target, request) for request in requests]
+        watched = self.context.stop.watch(requests, PROBING)
+        each = [visual_tokens.target_visual_attention(self.target, request) for request in watched]
         attention = data["visual_attention"] = torch.stack(each).mean(0).tolist()
         video_figures.attention_map(self._path("visual-attention.png"), attention, bridge=bridge)
         layer = visual_tokens.fused_from(curve["visual"])
@@ -298,15 +302,17 @@ def binding(probe: Binding, opening: Opening, measuring: Measuring, processor: P
         return said[-1] if said else None
 
     asked = right = blind = 0
-    for index in range(ranks.rank(), len(dataset), ranks.world_size()):
-        opened = questions.open(index, measuring.target)
-        if opened is None:
-            continue
-        request, answer = opened.request, str(dataset.record(index)["answer"])
-        assert isinstance(request, Request)
-        asked += 1
-        right += named(request) == answer
-        blind += named(without_pictures(request, processor.newline_id)) == answer
+    stop = measuring.context.stop
+    with stop.together():
+        for index in stop.watch(range(ranks.rank(), len(dataset), ranks.world_size()), "while probing binding"):
+            opened = questions.open(index, measuring.target)
+            if opened is None:
+                continue
+            request, answer = opened.request, str(dataset.record(index)["answer"])
+            assert isinstance(request, Request)
+            asked += 1
+            right += named(request) == answer
+            blind += named(without_pictures(request, processor.newline_id)) == answer
     asked, right, blind = (sum(counts) for counts in zip(*ranks.gather((asked, right, blind)), strict=True))
     return {"questions": asked, "accuracy": right / max(1, asked), "blind_accuracy": blind / max(1, asked)}
 

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from ...core import ranks
+from ..stopping import Stop, Stopped
 
 
 class ResumeLog:
@@ -45,6 +46,7 @@ def resumed(
     stem: Path,
     count: int,
     work: Callable[[int], Any],
+    stop: Stop,
     *,
     before: Callable[[Sequence[int]], None] = lambda left: None,
 ) -> list[Any]:
@@ -54,18 +56,29 @@ def resumed(
         stem: of the log's files.
         work: index -> a value of JSON types; None: the item is left out, and tried again by the next run.
         before: is told the items of this rank that are left to do.
+
+    Raises:
+        Stopped: on all ranks, where one was asked to stop: behind the item in hand, which is kept.
     """
     log = ResumeLog(stem)
     left = [index for index in range(ranks.rank(), count, ranks.world_size()) if str(index) not in log.values]
-    before(left)
-    nowhere = []
-    for index in left:
-        value = work(index)
-        if value is None:
-            nowhere.append(index)
-        else:
-            log.add(str(index), value)
-    left_out = {index for each in ranks.gather(nowhere) for index in each}
+    nowhere: list[int] = []
+    stopped: str | None = None
+    try:
+        before(left)
+        for index in left:
+            stop.check(f"in {stem.name}, {len(log.values):,} of {count:,} are kept")
+            value = work(index)
+            if value is None:
+                nowhere.append(index)
+            else:
+                log.add(str(index), value)
+    except Stopped as asked:
+        stopped = str(asked).removeprefix("stopped ")
+    # Ranks have different numbers of items left: all meet here, and all stop where one was asked to.
+    each = ranks.gather((stopped, nowhere))
+    stop.settle(place for place, _ in each)
+    left_out = {index for _, its in each for index in its}
     kept = ResumeLog(stem).values
     return [None if index in left_out else kept[str(index)] for index in range(count)]
 

@@ -66,29 +66,44 @@ def run(stage: Any, context: Context) -> None:
     if not rows:
         raise UserError("no request of any set could be read", where=str(context.folder / "skipped.jsonl"),
                         hint="check the folders of pictures and clips")  # fmt: skip
-    if ranks.is_main():
-        about = _about(stage)
-        for suite_run in runs:
-            about |= suite_run.about()
-        reporting = Reporting(stage, context, measuring, rows, about)
-        # The papers' own tables are of the papers' kind of sets, and of clips at several lengths.
-        published = stage.lengths or any(isinstance(b, SetsBenchmark) for b in stage.benchmarks.values())
-        sections = (
-            video_sections(context.folder, rows, infos(measuring.drafting), held=_held(measuring)) if published else []
-        )
-        sections += [suite_run.report(rows, notes) for suite_run in runs]
-        reporting.write(*sections, binding=bound)
-        # Runs after the report is written, so that a failing probe loses no measurements.
-        drawn = [part for requests in sets for part in record_weights(measuring, requests, stage.record_weights)]
-        more = [weights_section(drawn)] if drawn else []
-        more += _probe(stage, context, measuring, sets, rows)
-        if more:
-            reporting.write(*sections, *more, binding=bound, again=True)
+    with context.stop.together():
+        if ranks.is_main():
+            _report(stage, context, measuring, runs, sets, rows, notes, bound)
     for suite_run in runs:
         quality = suite_run.section.quality
         if quality is not None:
             measure_quality(quality, suite_run, _draft_models(stage, drafters), scorers[id(suite_run.section)])
     ranks.barrier()
+
+
+def _report(
+    stage: Any,
+    context: Context,
+    measuring: Measuring,
+    runs: list[TabedRun],
+    sets: list[ConversationSet],
+    rows: list[Row],
+    notes: list[str],
+    bound: dict[str, Any] | None,
+) -> None:
+    """The report, by rank 0 alone, and then the probes."""
+    about = _about(stage)
+    for suite_run in runs:
+        about |= suite_run.about()
+    reporting = Reporting(stage, context, measuring, rows, about)
+    # The papers' own tables are of the papers' kind of sets, and of clips at several lengths.
+    published = stage.lengths or any(isinstance(b, SetsBenchmark) for b in stage.benchmarks.values())
+    sections = (
+        video_sections(context.folder, rows, infos(measuring.drafting), held=_held(measuring)) if published else []
+    )
+    sections += [suite_run.report(rows, notes) for suite_run in runs]
+    reporting.write(*sections, binding=bound)
+    # Runs after the report is written, so that a failing probe loses no measurements.
+    drawn = [part for requests in sets for part in record_weights(measuring, requests, stage.record_weights)]
+    more = [weights_section(drawn)] if drawn else []
+    more += _probe(stage, context, measuring, sets, rows)
+    if more:
+        reporting.write(*sections, *more, binding=bound, again=True)
 
 
 def _held(measuring: Measuring) -> dict[str, HeldVisual]:
@@ -161,7 +176,8 @@ def record_weights(measuring: Measuring, requests: ConversationSet, count: int) 
         if len(drafting.members) < 2:
             continue
         traces = {}
-        for index in range(min(count, len(requests))):
+        numbers = range(min(count, len(requests)))
+        for index in measuring.context.stop.watch(numbers, "while weights were recorded, behind the report"):
             opened = requests.open(index, measuring.target)
             if opened is None or not isinstance(opened.request, Request):
                 continue

@@ -58,7 +58,7 @@ class Untimed:
 
     def _drawn(self, temperature: float, drafting: Drafting | None, draw: Any, size: int) -> list[KeptPicture]:
         identity = identity_of(self.stage, self.context, temperature, drafting)
-        return drawn_once(self.context.folder.parent, identity, self.prompts, draw, batch_size=size)
+        return drawn_once(self.context.folder.parent, identity, self.prompts, draw, self.context.stop, batch_size=size)
 
     def _plainly(self, numbers: Sequence[int], temperature: float) -> list[KeptPicture]:
         target, warp = self.generator.target, self.measuring.warp(temperature)

@@ -115,12 +115,12 @@ class CacheStage(Stage):
         for dtype, loss in measured.loss.items():
             kl, agreement = loss["kl"], loss["agreement"]
             context.say(f"  {dtype}: KL {kl:.2e} to the exact distribution, {agreement:.2%} of likeliest tokens stay")
-        for index in range(ranks.rank(), len(deal), ranks.world_size()):
-            if finished(folder, index):
-                continue
-            builder.write(index, deal[index])
-            context.say(f"shard {index + 1} of {len(deal)}")
-        ranks.barrier()
+        with context.stop.together():
+            for index in range(ranks.rank(), len(deal), ranks.world_size()):
+                if finished(folder, index):
+                    continue
+                builder.write(index, deal[index], context.stop)
+                context.say(f"shard {index + 1} of {len(deal)}")
         if ranks.is_main():
             finish(folder, identity, num_shards=len(deal), measured=as_measured(measured))
             reader = ShardReader(folder)

@@ -109,10 +109,10 @@ class EncodeStage(Stage):
         claim(folder, identity)
         duplicates = _duplicates(self, source, context)
         encoder = _Encoder(self, context)
-        for index in range(ranks.rank(), num_shards, ranks.world_size()):
-            if not finished(folder, index):
-                self._write_shard(index, source, duplicates, encoder, context)
-        ranks.barrier()
+        with context.stop.together():
+            for index in range(ranks.rank(), num_shards, ranks.world_size()):
+                if not finished(folder, index):
+                    self._write_shard(index, source, duplicates, encoder, context)
         if ranks.is_main():
             finish(folder, identity, num_shards=num_shards)
             context.say(summary(folder))
@@ -124,7 +124,8 @@ class EncodeStage(Stage):
         counts: Counter[str] = Counter()
         items = itertools.islice(read(source, index * self.samples_per_shard), self.samples_per_shard)
         log = context.folder / f"refused-{index:06d}.jsonl"
-        pictures = _usable(items, self, duplicates, counts, log, encoder.size)
+        watched = context.stop.watch(items, "inside a shard; finished ones are kept")
+        pictures = _usable(watched, self, duplicates, counts, log, encoder.size)
         write_shard(context.folder / SHARDS, index, encoder.samples(pictures), counts)
 
 
@@ -151,10 +152,10 @@ def _duplicates(stage: EncodeStage, source: CaptionedSource, context: Context) -
     if not stage.deduplicate:
         return None
     database = context.folder / "duplicates.sqlite"
-    if ranks.is_main():
-        items = read(source, next_number(database))  # a killed pass goes on
-        find_duplicates(((i.number, i.image) for i in items if isinstance(i, Captioned)), database)
-    ranks.barrier()
+    with context.stop.together():
+        if ranks.is_main():
+            items = context.stop.watch(read(source, next_number(database)), "while duplicates were looked for")
+            find_duplicates(((i.number, i.image) for i in items if isinstance(i, Captioned)), database)
     return Duplicates(database)
 
 

@@ -137,10 +137,10 @@ class GenerateStage(Stage):
 
     def run(self, context: Context) -> None:
         """Rank 0 writes."""
-        if ranks.is_main():
-            write = _write_conversations if self.writes_conversations else _write_captioned
-            write(self, context, context.folder / DATASET_FOLDER)
-        ranks.barrier()
+        with context.stop.together():
+            if ranks.is_main():
+                write = _write_conversations if self.writes_conversations else _write_captioned
+                write(self, context, context.folder / DATASET_FOLDER)
 
     def describe(self, plan: Planned) -> list[str]:
         if self.writes_conversations:
@@ -159,6 +159,7 @@ def _write_conversations(stage: GenerateStage, context: Context, folder: Path) -
         clip_frames=stage.clip_frames,
         video_suite=stage.video_suite,
         lengths=stage.clip_lengths,
+        before_each=lambda: context.stop.check(f"in stage {context.name}"),
     )
     first = next(iter(stage.splits))
     tokenizer = train_tokenizer(_texts(folder / f"{first}.json"), stage.vocabulary)
@@ -170,8 +171,9 @@ def _write_conversations(stage: GenerateStage, context: Context, folder: Path) -
 def _write_captioned(stage: GenerateStage, context: Context, folder: Path) -> None:
     splits = stage.pictures
     write_captioned(
-        folder, seed=context.seed, image_size=stage.image_size, grain=stage.grain, pairs=stage.pairs, splits=splits
-    )
+        folder, seed=context.seed, image_size=stage.image_size, grain=stage.grain, pairs=stage.pairs, splits=splits,
+        before_each=lambda: context.stop.check(f"in stage {context.name}"),
+    )  # fmt: skip
     source = TarSource(kind="webdataset", path=str(folder / f"{next(iter(splits))}-00000.tar"))
     captions = [item.caption for item in read(source) if isinstance(item, Captioned)]
     train_tokenizer(captions, stage.vocabulary).save_pretrained(context.folder / TOKENIZER)

@@ -108,14 +108,14 @@ class RegenerateStage(Stage):
         identity = {"stage": context.fingerprint, **source.identity()}
         claim(folder, identity)
         num_shards = -(-len(source) // per_shard)
-        for index in range(ranks.rank(), num_shards, ranks.world_size()):
-            if finished(folder, index):
-                continue
-            answers = list(source.answers(range(index * per_shard, min((index + 1) * per_shard, len(source)))))
-            skipped = sum(answer.stop == SKIPPED for answer in answers)
-            write_shard(folder, index, (a.sample() for a in answers), {SKIPPED: skipped} if skipped else {})
-            context.say(f"shard {index + 1} of {num_shards}")
-        ranks.barrier()
+        with context.stop.together():
+            for index in range(ranks.rank(), num_shards, ranks.world_size()):
+                if finished(folder, index):
+                    continue
+                answers = list(source.answers(range(index * per_shard, min((index + 1) * per_shard, len(source)))))
+                skipped = sum(answer.stop == SKIPPED for answer in answers)
+                write_shard(folder, index, (a.sample() for a in answers), {SKIPPED: skipped} if skipped else {})
+                context.say(f"shard {index + 1} of {num_shards}")
         if ranks.is_main():
             finish(folder, identity, num_shards=num_shards)
             context.say(source.finish(ShardReader(folder)))

@@ -17,21 +17,26 @@ from ...core import ranks
 from ...data.loader import StepBatches
 from ..engine import Engine
 from ..loop import Source
+from ..stopping import Stop
 
 SCORE = "score.json"  # beside the best weights
 
 
-def held_out_scores(engine: Engine, steps: Iterable[StepBatches], source: Source) -> dict[str, float]:
+def held_out_scores(engine: Engine, steps: Iterable[StepBatches], source: Source, stop: Stop) -> dict[str, float]:
     """`val_loss` and the loss's metrics as means over the supervised positions of all ranks.
 
     Args:
         source: where the target's states come from.
+
+    Raises:
+        Stopped: on all ranks, between two batches.
     """
     sums: dict[str, Tensor] = {}
     engine.module.eval()
     with torch.no_grad():
         for step in steps:
             for batch in step.micro:
+                stop.agree("in a validation")
                 batch = batch.to(engine.device)
                 loss = engine(batch, source(batch))
                 for name, value in {"loss": loss.loss_sum, "tokens": loss.num_tokens, **loss.metrics}.items():

@@ -227,7 +227,7 @@ def _validation(
         )  # fmt: skip
 
     def validate(engine: Engine, step: int) -> dict[str, Any]:
-        values: dict[str, Any] = {} if loader is None else held_out_scores(engine, loader, source)
+        values: dict[str, Any] = {} if loader is None else held_out_scores(engine, loader, source, context.stop)
         if decoding is not None and (step % decoding.every == 0 or step == total):
             values |= drafter.decode(engine, step)
         drafter.keep_best(engine, values, step)

@@ -88,7 +88,7 @@ def _validation(settings: Any, stage: Any, context: Context, processor: Processo
         rank=ranks.rank(),
         world_size=ranks.world_size(),
     )
-    return lambda engine, step: validate(engine, loader, target)
+    return lambda engine, step: validate(engine, loader, target, context.stop)
 
 
 def _set_positions(llava: Any, stage: Any) -> int:

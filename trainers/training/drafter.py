@@ -107,7 +107,11 @@ class TrainedDrafter:
         return self._load(folder)
 
     def decode(self, engine: Engine, step: int) -> dict[str, float | Path]:
-        """tau at each temperature over the requests, which the ranks share."""
+        """tau at each temperature over the requests, which the ranks share.
+
+        Raises:
+            Stopped: on all ranks, between two requests.
+        """
         settings, requests = self.stage.decoding, self.requests
         assert requests is not None
         proposal = self.config.drafter(self._copy(engine), self.target)
@@ -122,11 +126,17 @@ class TrainedDrafter:
                 requests.eos_ids,
             )
             mine: list[tuple[int, Generation]] = []
+            stop, stopped = self.context.stop, None
             for number in range(ranks.rank(), requests.count, ranks.world_size()):
+                if stop.asked():
+                    stopped = "in a decoding check"
+                    break
                 uniforms = torch.Generator().manual_seed(self.context.seed * 1_000_003 + number)
                 mine.append((number, generate(self.target, proposal, requests.request(number), decoding, uniforms)))
             counts = [(n, len(g.cycles), sum(c.num_emitted for c in g.cycles), g.tokens) for n, g in mine]
-            every = sorted(row for shard in ranks.gather(counts) for row in shard)
+            shards = ranks.gather((stopped, counts))
+            stop.settle(place for place, _ in shards)
+            every = sorted(row for _, shard in shards for row in shard)
             values[f"tau_T{temperature:g}"] = sum(row[2] for row in every) / max(1, sum(row[1] for row in every))
             if ranks.is_main():
                 values |= requests.keep(temperature, step, [row[3] for row in every])

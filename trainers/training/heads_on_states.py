@@ -140,8 +140,10 @@ def _validation(
         last = steps_per_epoch(len(held_out), batch_size)
         steps = functools.partial(states.steps, held_out, make_loader, 0, last, trains=False)
 
+    stop = drafter.context.stop
+
     def validate(engine: Engine, step: int) -> dict[str, Any]:
-        values: dict[str, Any] = {} if steps is None else held_out_scores(engine, steps(), states.held_out)
+        values: dict[str, Any] = {} if steps is None else held_out_scores(engine, steps(), states.held_out, stop)
         if decoding is not None and (step % decoding.every == 0 or step == total):
             values |= drafter.decode(engine, step)
         drafter.keep_best(engine, values, step)

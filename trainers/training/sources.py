@@ -24,6 +24,7 @@ from ...data.states.estimate import shown
 from ...data.states.identity import Acceptable
 from ...data.states.memory import prefetched
 from ...data.states.reader import CachedCollate, CachedSamples, StatesReader
+from ..stopping import Stop
 from .states import Builder, Measured, StatesStore, as_measured, check_room, chosen
 
 
@@ -285,7 +286,8 @@ class _EpochShards:
             self._writer = None
         for index in range(self.loader.rank, self.num_shards, world_size):
             if not finished(folder, index):
-                self.builder.write(index, self._numbers(index))
+                # Not to be stopped inside a step: at most one for each rank, and the next step saves a checkpoint.
+                self.builder.write(index, self._numbers(index), Stop())
         ranks.barrier()
         if ranks.is_main():
             finish(folder, self.identity, num_shards=self.num_shards, measured=as_measured(self.source.measured))

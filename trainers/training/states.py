@@ -39,6 +39,7 @@ from ...models.targets.base import TargetShape
 from ...models.targets.load import load_target
 from ..context import Context
 from ..records import open_records
+from ..stopping import Stop
 
 
 class StatesStore(Section):
@@ -162,11 +163,16 @@ class Builder:
         """The target's states for the taps `wanted`: one teacher-forced pass over the batch, without gradients."""
         return self.target.states(batch, self.wanted)
 
-    def write(self, index: int, numbers: np.ndarray) -> None:
-        """Shard `index` with the states of these samples; it is whole or not there."""
+    def write(self, index: int, numbers: np.ndarray, stop: Stop) -> None:
+        """Shard `index` with the states of these samples; it is whole or not there.
+
+        Raises:
+            Stopped: on this rank alone, between two batches.
+        """
         writing, writer = self.writing, self.writing.open(index)
         try:
-            for part in batches(numbers, self.counts, self.batch_size):
+            parts = batches(numbers, self.counts, self.batch_size)
+            for part in stop.watch(parts, "inside a shard; finished ones are kept"):
                 for sample in writing.samples(*self._computed(part), part):
                     writer.add(*sample)
         except BaseException:

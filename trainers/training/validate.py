@@ -21,6 +21,7 @@ from ...data.loader import StepBatches
 from ...models.llava import hidden_states
 from ...models.pictures import Packing
 from ..engine import Engine
+from ..stopping import Stop
 
 
 class ValidationSettings(Section):
@@ -42,17 +43,23 @@ class ValidationSettings(Section):
         return self.micro_batch_size or default
 
 
-def validate(engine: Engine, steps: Iterable[StepBatches], target: PreTrainedModel | None) -> dict[str, float]:
+def validate(
+    engine: Engine, steps: Iterable[StepBatches], target: PreTrainedModel | None, stop: Stop
+) -> dict[str, float]:
     """`val_loss`, `val_accuracy` and, with a target, `val_agreement`: means over supervised tokens of all ranks.
 
     Args:
         target: the frozen LLaVA; its most likely token at every supervised position is what is agreed with.
+
+    Raises:
+        Stopped: on all ranks, between two batches.
     """
     sums = torch.zeros(4, dtype=torch.float64, device=engine.device)  # loss, right, agreed, tokens
     engine.module.eval()
     with torch.no_grad():
         for step in steps:
             for batch in step.micro:
+                stop.agree("in a validation")
                 batch = batch.to(engine.device)
                 choice = None if target is None else target_choice(target, batch)
                 loss = engine(batch, None, choice)

@@ -1,0 +1,113 @@
+"""What runs on the pretend device, in a process of `process.py`. Every function returns what JSON holds."""
+
+import test_head_decoding as heads
+import tiny
+import torch
+import visual_tiny
+from accelerate import dispatch_model
+from draftsmith.eval import loop
+from draftsmith.eval.loop import Decoding, generate
+from draftsmith.eval.policies import Chain, Draw, Dynamic
+from draftsmith.eval.rules import Greedy, Sampling
+from draftsmith.models.decoding.decoder import CachedDecoder
+from draftsmith.models.decoding.warp import Warp
+from draftsmith.models.drafters.graph import GraphedChain
+from draftsmith.trainers.engine import init_distributed
+
+from pretend_cuda.device import COUNTS, GRAPHS
+
+ONE, OTHER = torch.device("cuda", 1), torch.device("cuda", 0)
+TREE = {"total": 16, "depth": 3, "width": 4}
+
+
+def _decoding(policy, temperature, length=12):
+    return Decoding(policy, Sampling() if temperature else Greedy(), Draw("top-k"), Warp(temperature), length, ())
+
+
+def _case(name, device, spread=False):
+    """Target, drafter and policy on a device, with a request; `spread`: the target lies on both devices."""
+    if name == "image eagle":
+        generator = visual_tiny.llamagen("text", 0)
+        head = visual_tiny.trained(visual_tiny.target(generator, 3.0), visual_tiny.EAGLE, steps=10)[0]
+        asked = visual_tiny.request(generator, 7)
+        big = visual_tiny.target(generator.to(device), 3.0)
+        return big, visual_tiny.EAGLE.drafter(head.to(device), big), Dynamic(**TREE), asked
+    layers, asked = 6 if name in ("eagle3", "eagle", "sparrow") else 2, tiny.request(1, 1)
+    near, whole = tiny.near(tiny.llava(0, layers=layers)), tiny.llava(0, layers=layers)
+    big = tiny.target(_spread(whole) if spread else whole.to(device))
+    device = ONE if spread else device
+    if name in ("eagle3", "eagle", "sparrow"):
+        config = heads.settings_of(name)
+        head = heads.loud_head(config, tiny.target(tiny.llava(0, layers=layers)))
+        return big, config.drafter(head.to(device), big), Dynamic(**TREE), asked
+    if name == "graph":
+        decoder = CachedDecoder(near.to(device), num_token_ids=tiny.TOKENS, never=(tiny.IMAGE_ID,))
+        return big, GraphedChain(decoder, "M", newline_id=5, gamma=4, capacity=96), Chain(4), asked
+    return big, None if name == "plain" else tiny.proposal(near.to(device)), Chain(4), asked
+
+
+CASES = ("plain", "chain", "graph", "eagle3", "eagle", "sparrow", "image eagle")
+
+
+def same_tokens():
+    """Case and temperature -> whether the device says what the CPU says."""
+    init_distributed()
+    result = {}
+    for name in CASES:
+        for temperature in (0.0, 1.0):
+            said = []
+            for device in ("cpu", ONE):
+                big, drafter, policy, asked = _case(name, device)
+                decoding = _decoding(policy, temperature)
+                said.append(generate(big, drafter, asked, decoding, torch.Generator().manual_seed(0)).tokens)
+            result[f"{name} T={temperature:g}"] = said[0] == said[1]
+    return {"equal": result, "graphs": GRAPHS, "waits": dict(COUNTS.waits)}
+
+
+def cycles():
+    """Case and temperature -> mean launches, reads and uploads of a decode cycle, and the places of the reads."""
+    init_distributed()
+    result = {}
+    for name in CASES:
+        for temperature in (0.0, 1.0):
+            big, drafter, policy, asked = _case(name, ONE)
+            decoding = _decoding(policy, temperature, 16 if name == "image eagle" else 40)
+            with torch.no_grad():
+                run = loop._Run(big, drafter, decoding, torch.Generator().manual_seed(0))
+                run.prefill(asked)
+                run.cycle()  # graphs are captured
+                COUNTS.clear()
+                count = 0
+                while not run.ended and run.room > 8:
+                    run.cycle()
+                    count += 1
+            totals = {key: round(value / count, 2) for key, value in COUNTS.totals().items()}
+            places = [[place, round(n / count, 2)] for place, n in COUNTS.reads.most_common(12)]
+            uploads = [[place, round(n / count, 2)] for place, n in COUNTS.uploads.most_common(12)]
+            result[f"{name} T={temperature:g}"] = totals | {"cycles": count, "places": places, "from": uploads}
+    return result
+
+
+def two_devices():
+    """Case and temperature -> whether a target whose layers lie on both devices says what the CPU says."""
+    init_distributed()
+    result = {}
+    for name in ("chain", "eagle3", "eagle"):
+        for temperature in (0.0, 1.0):
+            said = []
+            for spread in (False, True):
+                big, drafter, policy, asked = _case(name, "cpu", spread)
+                decoding = _decoding(policy, temperature)
+                said.append(generate(big, drafter, asked, decoding, torch.Generator().manual_seed(0)).tokens)
+            result[f"{name} T={temperature:g}"] = said[0] == said[1]
+    return result
+
+
+def _spread(model):
+    """A model whose last layers, norm and LM head lie on the other device, as a device map puts them."""
+    language = model.model.language_model
+    half = len(language.layers) // 2
+    places = {f"model.language_model.layers.{n}": OTHER if n >= half else ONE for n in range(len(language.layers))}
+    places |= {"model.language_model.norm": OTHER, "lm_head": OTHER, "model.language_model.embed_tokens": ONE}
+    places |= {"model.language_model.rotary_emb": ONE, "model.vision_tower": ONE, "model.multi_modal_projector": ONE}
+    return dispatch_model(model, {name: device.index for name, device in places.items()}, force_hooks=True)

@@ -1,0 +1,45 @@
+"""Decoding as rank 1 of a node with two pretend devices: the CPU's tokens, captured chains, waits of the host."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+TESTS = Path(__file__).resolve().parents[1]
+
+
+def results_of(*names: str) -> dict:
+    """What scenarios return, each from one process for all of them. Fails with the scenario's own traceback."""
+    process = subprocess.run(
+        [sys.executable, "-m", "pretend_cuda.process", *names], cwd=TESTS, capture_output=True, text=True, check=False
+    )
+    lines = [json.loads(line) for line in process.stdout.splitlines()]
+    assert len(lines) == len(names), process.stderr[-4000:]
+    for line in lines:
+        assert "error" not in line, f"{line['name']}:\n{line['error']}"
+    return {line["name"]: line["result"] for line in lines}
+
+
+@pytest.fixture(scope="module")
+def results():
+    return results_of("same_tokens", "two_devices")
+
+
+def test_the_device_says_what_the_cpu_says(results):
+    assert set(results["same_tokens"]["equal"].values()) == {True}, results["same_tokens"]["equal"]
+
+
+def test_a_target_on_two_devices_says_what_the_cpu_says(results):
+    assert set(results["two_devices"].values()) == {True}, results["two_devices"]
+
+
+def test_graphs_are_captured_on_the_ranks_own_device_and_hold_the_chain(results):
+    assert results["same_tokens"]["graphs"] and all(
+        device == 1 and operations > 100 for device, operations in results["same_tokens"]["graphs"]
+    )
+
+
+def test_clocks_wait_for_the_ranks_own_device(results):
+    assert results["same_tokens"]["waits"].keys() == {"1"}

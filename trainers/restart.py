@@ -1,0 +1,101 @@
+"""`restart=STAGE` happens once for a command line: what the command has begun is gone on with.
+
+Schedulers and shell loops start the same command again and again, and each start would set aside what the one before
+has trained. A record in the run's folder says which commands have restarted what. It is written before a folder is
+moved, so that a start that is killed in between is completed by the next one.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import asdict, dataclass, field, replace
+from pathlib import Path
+
+from ..core.files import read_json, write_whole
+
+RECORD = ".restarts.json"
+_DAMAGED = "delete it: nothing is lost, but a command with restart= that was stopped halfway then begins once more"
+
+
+@dataclass(frozen=True)
+class _Entry:
+    stage: str
+    kept: dict[str, str]  # stage -> the folder that its old results were moved to
+    moved: bool  # False: moving was begun, and maybe not completed
+    job: str | None = None  # the scheduler's
+
+
+@dataclass(frozen=True)
+class _Record:
+    restarts: dict[str, _Entry] = field(default_factory=dict)  # by command
+
+
+def command_identity(words: Sequence[str], fingerprints: Mapping[str, str]) -> str:
+    """What tells a command from another: its words, and the settings and data of the stages that it restarts.
+
+    Args:
+        words: `key=value` as they were typed.
+        fingerprints: of the restarted stages.
+    """
+    return hashlib.sha256(json.dumps([list(words), dict(fingerprints)], sort_keys=True).encode()).hexdigest()[:32]
+
+
+def is_to_come(output: Path, command: str, unfinished: Collection[str]) -> bool:
+    """Whether a command's restart is still to happen: its first start, or it has finished all that it restarted.
+
+    The requeued job of a scheduler never restarts twice.
+
+    Args:
+        command: of `command_identity`.
+        unfinished: stages that the command restarts and runs, and that have not finished.
+    """
+    entry = _read(output).restarts.get(command)
+    if entry is None:
+        return True
+    return not unfinished and (entry.job is None or entry.job != _requeued())
+
+
+def set_aside(output: Path, command: str, stage: str, stale: Collection[str], say: Callable[[str], None]) -> None:
+    """Rename the folders of a stage and of all stages that build on it; nothing is deleted. Rank 0 calls."""
+    kept = {}
+    for name in sorted(stale):
+        if (output / name).exists():
+            number = 1
+            while (output / f"{name}.before-{number}").exists():
+                number += 1
+            kept[name] = f"{name}.before-{number}"
+    output.mkdir(parents=True, exist_ok=True)
+    entry = _Entry(stage, kept, moved=False, job=os.environ.get("SLURM_JOB_ID"))
+    _write(output, _Record(_read(output).restarts | {command: entry}))
+    complete(output)
+    for name, folder in kept.items():
+        say(f"stage {name}: old results kept in {output / folder}")
+
+
+def complete(output: Path) -> None:
+    """Move what a start that was killed while it moved has left. Rank 0 calls, before a stage's folder is read."""
+    record = _read(output)
+    if all(entry.moved for entry in record.restarts.values()):
+        return
+    for entry in record.restarts.values():
+        for name, folder in entry.kept.items() if not entry.moved else ():
+            if (output / name).exists() and not (output / folder).exists():
+                os.replace(output / name, output / folder)
+    _write(output, _Record({command: replace(entry, moved=True) for command, entry in record.restarts.items()}))
+
+
+def _requeued() -> str | None:
+    """The job that a scheduler has started again; None: this is its first start, or there is no scheduler."""
+    return os.environ.get("SLURM_JOB_ID") if os.environ.get("SLURM_RESTART_COUNT", "0") not in ("", "0") else None
+
+
+def _read(output: Path) -> _Record:
+    path = output / RECORD
+    return read_json(path, _Record, hint=_DAMAGED) if path.exists() else _Record()
+
+
+def _write(output: Path, record: _Record) -> None:
+    write_whole(output / RECORD, json.dumps(asdict(record), indent=1).encode())
