@@ -15,7 +15,7 @@ from typing import Any, Literal
 
 from pydantic import Field, model_validator
 
-from ..core.errors import UserError
+from ..core.errors import UserError, encodable
 from ..core.section import Section
 from .captioned import Captioned, CocoSource, TarSource, read
 
@@ -105,7 +105,7 @@ def _json_lines(path: Path, source: PromptSource) -> Iterator[ImagePrompt]:
             record = None
         prompt = _asked(record) if isinstance(record, dict) else None
         if prompt is None:
-            problem = "not an object with a caption or prompt (text) or a label (a number from 0)"
+            problem = "not an object with a caption or prompt (whole text) or a label (a number from 0)"
             raise UserError(problem, where=f"{path}, line {number + 1}", hint="mend the line")
         yield ImagePrompt(str(record.get("id", f"line-{number}")), *prompt)
 
@@ -114,6 +114,8 @@ def _asked(record: dict[str, Any]) -> tuple[str, int | None] | None:
     """Caption and label, or None where they are missing or of another type."""
     caption, label = record.get("caption") or record.get("prompt") or "", record.get("label")
     if not isinstance(caption, str) or not (label is None or (type(label) is int and label >= 0)):
+        return None
+    if encodable(caption) != caption:  # half a character
         return None
     return (caption.strip(), label) if caption.strip() or label is not None else None
 

@@ -18,7 +18,7 @@ from ..core.errors import UserError, did_you_mean, first_line
 from ..core.files import write_whole
 from ..core.section import Section
 from .embedded import Embedded
-from .records import RecordFile, file_identity, joined, open_index, scan_part
+from .records import RecordFile, Unreadable, file_identity, joined, open_index, scan_part
 from .scan import Entry
 
 _FILES = ("parquet", "json", "jsonl", "arrow")  # of a folder that `datasets` did not save itself
@@ -231,21 +231,22 @@ class TableReader:
             table = self.rows[start : start + _ROWS]
             for place in range(len(table)):
                 record = self._record(table, place, start + place)
-                text = json.dumps(record.get("conversations"), ensure_ascii=False)
-                yield start + place, len(text.encode()), record
+                turns = None if isinstance(record, Unreadable) else record.get("conversations")
+                yield start + place, len(json.dumps(turns, ensure_ascii=False).encode()), record
 
-    def _record(self, table: Any, place: int, row: int) -> dict[str, Any]:
+    def _record(self, table: Any, place: int, row: int) -> dict[str, Any] | Unreadable:
         record = {}
-        media = {self.columns[key]: key for key in ("image", "video") if key in self.columns}
+        media = {self.columns[key] for key in ("image", "video") if key in self.columns}
         named = {column: key for key, column in self.columns.items()}
         for column in table.column_names:
             cell = table[column][place]
             if not cell.is_valid:
                 continue
-            key = named.get(column, column)
-            record[key] = (
-                list(media_of(cell, f"{self.label}, row {row}, column {column}")) if column in media else cell.as_py()
-            )
+            try:
+                where = f"{self.label}, row {row}, column {column}"
+                record[named.get(column, column)] = list(media_of(cell, where)) if column in media else cell.as_py()
+            except UnicodeDecodeError as error:
+                return Unreadable(f"column {column} is not UTF-8: {error.reason}")
         return record
 
 

@@ -6,6 +6,7 @@ import random
 from dataclasses import replace
 
 import datasets
+import numpy as np
 import pytest
 from draftsmith.core.errors import UserError
 from draftsmith.data.benchmark_hub import chosen, fetch_benchmarks, record
@@ -23,6 +24,7 @@ from draftsmith.data.benchmark_sets import (
 from draftsmith.data.conversations import PromptFormat
 from draftsmith.data.dataset import ConversationData, ConversationDataset
 from draftsmith.data.embedded import Embedded
+from draftsmith.data.picture_files import load_image
 from draftsmith.data.records import check_record
 from draftsmith.data.suite import Suite
 from draftsmith.data.videos import write_clip
@@ -216,6 +218,35 @@ def test_configurations_are_one_set_and_pictures_are_joined(tmp_path):
     other = replace(about, configs=("a",), join=None, answer=("reply",))
     with pytest.raises(UserError, match=r"no column reply"):
         fetch_benchmarks(tmp_path / "other", ["GQA"], published={"GQA": other})
+
+
+def test_pictures_of_published_sets_pass_the_one_reader(tmp_path, monkeypatch):
+    """`datasets` decodes none. Written upright and scaled; what cannot be read is a bad record for whoever reads it."""
+    monkeypatch.setattr(datasets.Image, "decode_example", lambda *_, **__: pytest.fail("decoded"))
+    turned = Image.Exif()
+    turned[0x0112] = 6
+    half = np.zeros((4, 8), np.uint8)
+    half[:, :4] = 200
+    pictures = [
+        encoded(Image.fromarray(half), exif=turned), encoded(Image.new("I;16", (4, 4), 0x8000)),
+        encoded(Image.new("L", (4, 4)), "EPS"), Embedded("here", lambda: io.BytesIO(b"no picture")),
+    ]  # fmt: skip
+    rows = [{"question": f"q{n}", "answer": "x", "image": {"bytes": p.open().read(), "path": None}}
+            for n, p in enumerate(pictures)]  # fmt: skip
+    hub = parquet(tmp_path / "hub", [*rows, rows[0] | {"image": None}], images=["image"])
+    about = BenchmarkSet("image", (hub,), "test", "explain", "word")
+    folder = fetch_benchmarks(tmp_path / "suite", ["GQA"], samples=None, published={"GQA": about})
+    records = Suite(folder, tmp_path / "cache").first_turns("GQA", "stock", None)
+    files = [folder / record["image"][0] for record in records[:4]]
+    assert np.array_equal(np.asarray(load_image(files[0]))[..., 0], np.rot90(half, -1))
+    assert load_image(files[1]).getpixel((0, 0)) == (128, 128, 128)
+    for file in files[2:]:
+        with pytest.raises(UserError, match="corrupt image: none of BMP"):
+            load_image(file)
+    assert "image" not in records[4]
+    named = parquet(tmp_path / "named", [rows[0] | {"image": {"bytes": None, "path": "/etc/hostname"}}])
+    with pytest.raises(UserError, match="set GQA, row 0: a picture is str"):
+        fetch_benchmarks(tmp_path / "other", ["GQA"], published={"GQA": replace(about, ids=(named,))})
 
 
 def test_a_directory_of_ones_own_says_how_its_sets_are_asked(tmp_path):

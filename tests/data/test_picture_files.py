@@ -289,7 +289,7 @@ def test_random_bytes_end_in_a_picture_or_one_kind_of_error(head, data):
 
 
 @pytest.mark.slow
-@settings(max_examples=40_000, deadline=None, database=None, suppress_health_check=[HealthCheck.too_slow])
+@settings(max_examples=10_000, deadline=None, database=None, suppress_health_check=[HealthCheck.too_slow])
 @given(seed=st.sampled_from(SEEDS), flips=DAMAGES, cut=st.none() | st.integers(0, 4000))
 def test_many_damaged_pictures(seed, flips, cut):
     test_damaged_pictures_end_in_a_picture_or_one_kind_of_error.hypothesis.inner_test(seed, flips, cut)

@@ -160,6 +160,7 @@ BROKEN = {
     "empty jsonl": ("a.jsonl", b"", "no prompt"),
     "not json": ("a.jsonl", b'{"caption": "a"}\n{"caption": \n', "line 2"),
     "no caption": ("a.jsonl", b'{"text": "a dog"}\n', "a caption or prompt"),
+    "half a character": ("a.jsonl", b'{"caption": "a \\ud83d"}\n', "line 1"),
     "caption is no text": ("a.jsonl", b'{"caption": 7}\n', "line 1"),
     "empty caption": ("a.jsonl", b'{"caption": " "}\n', "line 1"),
     "label is no number": ("a.jsonl", b'{"label": "dog"}\n', "line 1"),
@@ -172,7 +173,7 @@ BROKEN = {
     "no prompt in a row": ("a.tsv", b"Category\tPrompt\nAnimals\ta dog\nAnimals\n", "line 3"),
     "tsv of another encoding": ("a.tsv", "Prompt\nFuß\n".encode("latin-1"), "UTF-8"),
     "no coco": ("a.json", b'{"images": []}', "not MS-COCO captions"),
-    "coco is a list": ("a.json", b'["a dog"]', "not MS-COCO captions"),
+    "coco is a list": ("a.json", b'["a dog"]', "expected a valid dictionary"),
     "instances": (
         "a.json",
         b'{"images": [{"id": 1, "file_name": "a.jpg"}], "annotations": [{"id": 1, "image_id": 1, "bbox": [1]}]}',

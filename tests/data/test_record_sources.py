@@ -328,6 +328,43 @@ def test_decoding_columns_stay_undecoded(media, opened, monkeypatch):
         opened(saved(media / "eps", [eps]))[0]
 
 
+def test_pictures_inside_tables_and_tars_pass_the_one_reader(media, opened):
+    """Grey of 16 bits is scaled, too long a picture and a path outside are bad records; the others are read."""
+    grey = np.full((20, 30), 0x8000, np.uint16)
+    Image.fromarray(grey).save(media / "deep.png")
+    Image.fromarray((grey >> 8).astype(np.uint8)).save(media / "plain.png")
+    Image.new("L", (60_000, 200)).save(media / "long.jpg")
+    names = ["deep.png", "plain.png", "long.jpg"]
+    rows = [{"id": name, "image": name, "conversations": TURNS} for name in names]
+    for form, source in write_forms(media / "odd", rows, media).items():
+        data = opened(source, aspect="pad", on_error="skip", run=form)
+        deep, plain, long = (data[index] for index in range(3))
+        assert torch.equal(deep.pixels, plain.pixels) and long.pixels is None, form
+        notes = [json.loads(line) for line in (media / form / "skipped.jsonl").read_text().splitlines()]
+        assert [note["reason"][:69] for note in notes] == [
+            "too many pixels: the square around 60,000 x 200 pixels has 60,000 x 6"
+        ], form
+    named = [{"conversations": TURNS, "image": name} for name in (str(media / "plain.png"), "../plain.png", "deep.png")]
+    data = opened(saved(media / "paths", named), on_error="skip", run="paths")
+    assert [data[index].pixels is None for index in range(3)] == [True, True, False]
+    with pytest.raises(UserError, match="is an absolute path"):
+        opened(saved(media / "again", named))[0]
+
+
+def test_text_that_is_not_utf_8_is_a_bad_record(media, opened):
+    """Parquet does not check its texts; the other rows are read."""
+    rows = datasets.Dataset.from_list([{"id": str(n), "conversations": TEXT_TURNS} for n in range(3)])
+    rows.save_to_disk(media / "texts")
+    (arrow,) = (media / "texts").glob("*.arrow")
+    data = arrow.read_bytes()
+    place = data.index(b"It is picture 3.", data.index(b"It is picture 3.") + 1)  # of row 1
+    arrow.write_bytes(data[:place] + b"\xed\xa0\xbd" + data[place + 3 :])
+    source = TableRecords(kind="datasets", path=str(media / "texts"))
+    with pytest.raises(UserError, match=r"column conversations is not UTF-8[\s\S]*record 1"):
+        opened(source)
+    assert len(opened(source, on_error="skip", run="skip")) == 2
+
+
 def test_a_set_with_indices_and_splits(media, opened):
     rows = table(records(), media)
     picked = rows.select([20, 3, 4])

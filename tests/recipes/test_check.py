@@ -135,10 +135,11 @@ def test_records_are_looked_at_without_a_processor(own_data, capsys):
     ("settings", "records", "expected"),
     [
         ([], [record(0, "gone.png")], "files are missing, the first"),
+        ([], [record(0, "a.png"), record(1, "../a.png")], "1 names lead out of the folder"),
         (["stages.finetune.data.on_error=strict"], [record(0), {"id": "1"}], "1 unusable, the first"),
         ([], [{"id": "1"}], "0 usable records"),
     ],
-    ids=["a picture that is gone", "a broken record under strict", "nothing to use"],
+    ids=["a picture that is gone", "a picture outside", "a broken record under strict", "nothing to use"],
 )
 def test_broken_data_is_a_fault(settings, records, expected, own_data, capsys):
     folders = [f"stages.{stage}.data.images=null" for stage in ("pretrain", "finetune")]

@@ -14,7 +14,7 @@ import visual_run
 import yaml
 from draftsmith.core.checksums import SUMS, check_sums, write_sums
 from draftsmith.core.errors import UserError
-from draftsmith.eval.published import open_published
+from draftsmith.eval.published import UserRequest, open_published
 from draftsmith.eval.stored_prompt import reproduce
 from draftsmith.recipes.cli import main
 from draftsmith.recipes.dry_run import dry_run
@@ -101,6 +101,9 @@ def test_opened_again_it_does_what_it_did(published):
     assert said.generation.tokens == stored["tokens"] and said.tau == stored["tau"]
     plain = speculator("Describe the picture.", folder / "check" / "picture.png", plain=True)
     assert plain.output == said.output and plain.tau == 1.0
+    outside = UserRequest(text="Describe the picture.", pictures=[str(folder / "check" / "picture.png")])
+    with pytest.raises(UserError, match="is an absolute path"):  # of a stored prompt, whose writer may be a stranger
+        speculator.say(outside, folder)
     # The drafter sees: without the picture it is asked something else.
     assert speculator("Describe the picture.").generation.tokens != stored["tokens"]
 

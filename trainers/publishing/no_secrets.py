@@ -9,13 +9,12 @@ import re
 import zlib
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
-from PIL import Image
 from safetensors import SafetensorError, safe_open
 
 from ...core.errors import UserError
 from ...core.secrets import secret_in
+from ...data.picture_files import image_notes
 
 _STREAM = re.compile(rb"stream\r?\n(.*?)\r?\nendstream", re.DOTALL)
 _PICTURES = (".png", ".jpg", ".jpeg", ".webp", ".gif", ".tif", ".tiff")
@@ -65,14 +64,8 @@ def _header(path: Path) -> str:
 
 
 def _metadata(path: Path) -> Iterator[str]:
-    """Comments, text chunks (compressed ones, too), EXIF and XMP of a picture."""
-    try:
-        with Image.open(path) as picture:
-            picture.load()  # a PNG may hold text behind its pixels
-            notes: dict[Any, Any] = dict(picture.info) | dict(picture.getexif())
-    except (OSError, ValueError, SyntaxError, Image.DecompressionBombError) as error:
-        raise UserError(f"unreadable picture: {error}", where=str(path), hint="take another picture") from error
-    for name, note in notes.items():
+    """Comments, text chunks, EXIF and XMP of a picture."""
+    for name, note in image_notes(path).items():
         yield f"{name}={note.decode('latin-1') if isinstance(note, bytes) else note}"
 
 
