@@ -219,7 +219,7 @@ def _check_turns(turns: list[Any], images: int, clips: int) -> str | None:
     expected, marks, answers = "human", 0, 0
     for place, turn in enumerate(turns):
         role = turn.get("from") if isinstance(turn, dict) else None
-        if role not in ROLES:
+        if not isinstance(role, str) or role not in ROLES:  # a list has no hash
             return f"unknown role {role!r} (roles are human and gpt)"
         text = turn.get("value")
         if not isinstance(text, str):

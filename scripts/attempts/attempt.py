@@ -1,0 +1,139 @@
+"""One attempt to break a run: its dice, its folder, its commands, and how it is judged."""
+
+from __future__ import annotations
+
+import json
+import random
+import signal
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from attempts import process
+from attempts.process import Disturbance, Ended
+from attempts.reference import Reference
+
+
+class Broken(Exception):
+    """The project did not keep what it promises."""
+
+
+@dataclass
+class Attempt:
+    """One attempt.
+
+    Args:
+        kind: of `attempts.kinds`.
+        number: with the seed it decides everything that is drawn.
+        folder: the attempt's own; the run is `run`.
+        references: recipe -> its undisturbed run.
+        story: what was done, line by line, for whoever looks at a failure.
+    """
+
+    kind: str
+    seed: int
+    number: int
+    folder: Path
+    references: Mapping[str, Reference]
+    story: list[str] = field(default_factory=list)
+    commands: int = 0
+
+    def __post_init__(self) -> None:
+        self.dice = random.Random(f"{self.seed}/{self.number}/{self.kind}")
+        self.output = self.folder / "run"
+
+    def tell(self, line: str) -> None:
+        """Note what was done."""
+        self.story.append(line)
+
+    def reference(self, *names: str) -> Reference:
+        """One of these references, drawn; without names one of those of one rank."""
+        names = names or tuple(name for name in self.references if not name.endswith("-2"))
+        return self.references[self.dice.choice(names)]
+
+    def window(self, reference: Reference, *, longest: int = 3) -> tuple[list[str], list[str]]:
+        """(finished stages, stages to run), drawn; publishing starts a Python of its own, and is seldom among them."""
+        stages = [s for s in reference.stages if s != "publish" or self.dice.random() < 0.1]
+        first = self.dice.randrange(len(stages))
+        count = self.dice.randint(1, longest)
+        return stages[:first], stages[first : first + count]
+
+    def arguments(self, reference: Reference, stages: Sequence[str], *more: str) -> list[str]:
+        """The command line that runs these stages."""
+        return [f"recipe={reference.recipe}", f"output={self.output}", f"stages=[{','.join(stages)}]", *more]
+
+    def run(self, arguments: Sequence[str], disturbance: Disturbance | None = None, **settings: Any) -> Ended:
+        """Runs `draftsmith ARGUMENTS`. Raises `Broken` where it hangs."""
+        return self.work(process.command(arguments), f"draftsmith {' '.join(arguments)}", disturbance, **settings)
+
+    def work(
+        self, work: Callable[[], int], what: str, disturbance: Disturbance | None = None, **settings: Any
+    ) -> Ended:
+        """Runs `work` in a process of its own. Raises `Broken` where it hangs."""
+        self.commands += 1
+        log = self.folder / f"log-{self.commands}.txt"
+        ended = process.run(work, settings.pop("watched", self.output), log, disturbance=disturbance, **settings)
+        self.tell(f"{what}\n    {disturbance or 'undisturbed'}: exit code {ended.code} after {ended.seconds:.1f} s")
+        if ended.code is None:
+            raise Broken(f"still running after {ended.seconds:.0f} s")
+        return ended
+
+    def must_finish(self, reference: Reference, arguments: Sequence[str], stages: Sequence[str], **more: Any) -> Ended:
+        """Runs the command, which must succeed with the reference's results."""
+        ended = self.run(arguments, **more)
+        if ended.code != 0:
+            raise Broken(f"the same command ends with {ended.code}: {last_words(ended.text)}")
+        self.must_equal(reference, stages)
+        return ended
+
+    def must_equal(self, reference: Reference, stages: Sequence[str]) -> None:
+        """Raises `Broken` where results differ from the reference's, or half a file is left in a stage's folder."""
+        if lines := reference.differences(self.output, stages):
+            raise Broken("other results: " + "; ".join(lines[:3]))
+        left = [path for name in stages for path in (self.output / name).rglob("*.partial")]
+        if left:
+            raise Broken(f"{left[0].relative_to(self.output)} is left behind")
+
+
+def check_refusal(ended: Ended, *names: str) -> None:
+    """Raises `Broken` unless a command ended with a message that names one of `names`, and without a traceback."""
+    if ended.says_traceback or ended.code != 2:
+        raise Broken(f"exit code {ended.code}: {last_words(ended.text)}")
+    if names and not any(name in ended.text for name in names):
+        raise Broken(f"the message names none of {', '.join(names)}: {last_words(ended.text)}")
+
+
+def last_words(text: str) -> str:
+    """The last line of a traceback, or a message from its beginning."""
+    if "Traceback (most recent call last)" in text:
+        lines = [line for line in text.splitlines() if line.strip()]
+        places = [line.strip() for line in lines if line.strip().startswith("File ")]
+        return f"{lines[-1][:300]} ({places[-1][-120:] if places else ''})"
+    start = text.rfind("error: ")
+    return " / ".join(line.strip() for line in (text[start:] if start >= 0 else text[-400:]).splitlines())[:500]
+
+
+def signal_name(number: int | None) -> str:
+    """SIGKILL, SIGTERM, SIGINT."""
+    return "" if number is None else signal.Signals(number).name
+
+
+def snapshot(folder: Path) -> dict[str, tuple[int, str]]:
+    """File -> its size and digest, without locks and what a command says of itself."""
+    import hashlib
+
+    state = {}
+    for path in sorted(folder.rglob("*")):
+        name = str(path.relative_to(folder))
+        if path.is_file() and not name.startswith(".locks") and name not in ("recipe.yaml", "run.yaml"):
+            data = path.read_bytes()
+            state[name] = (len(data), hashlib.sha256(data).hexdigest()[:16])
+    return state
+
+
+def report(attempt: Attempt, how: str, problem: str | None, seconds: float) -> None:
+    """Writes an attempt's outcome beside its folder."""
+    value = {"kind": attempt.kind, "how": how, "problem": problem, "seconds": seconds, "story": attempt.story}
+    path = attempt.folder.with_suffix(".json")
+    path.write_text(json.dumps(value))
