@@ -32,7 +32,7 @@ _FORMAT = 4  # of a kept index and of the checks it holds: count up when either 
 
 
 # What an index holds of each record, and the type of the array.
-COLUMNS = {
+COLUMNS: dict[str, type[np.generic]] = {
     "offsets": np.int64,  # first byte
     "sizes": np.int32,  # bytes
     "lengths": np.int32,  # words over all turns, negative for text-only records

@@ -1,5 +1,6 @@
 """Clips: the same frames every time, and every kind of damage ends in one kind of error."""
 
+import io
 import random
 import re
 
@@ -8,7 +9,10 @@ import pytest
 from draftsmith.core.errors import UserError
 from draftsmith.core.pictures import VIDEO
 from draftsmith.data import videos
+from draftsmith.data.embedded import Embedded
 from draftsmith.data.videos import Clip, VideoSettings, frame_numbers, write_clip
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from PIL import Image
 
 UNIFORM = VideoSettings(fps=None, num_frames=8)
@@ -108,6 +112,31 @@ def test_damaged_clips_end_in_one_kind_of_error(path, tmp_path):
             refused.append(error)
     assert len(refused) > 50
     assert all(str(damaged_path) in str(error) and error.hint for error in refused)
+
+
+CLIP_HEADS = [b"", b"\0\0\0\x18ftypmp42", b"RIFF\x40\0\0\0AVI LIST", b"\x1aE\xdf\xa3", b"GIF89a\x08\0\x08\0", b"OggS\0",
+              b"\0\0\x01\xba", b"FLV\x01\x05\0\0\0\x09", b"\x89PNG\r\n\x1a\n", b"#EXTM3U\n"]  # fmt: skip
+
+
+@settings(max_examples=150, deadline=None, derandomize=True, database=None)
+@given(head=st.sampled_from(CLIP_HEADS), data=st.binary(max_size=400))
+def test_random_bytes_are_a_clip_or_one_kind_of_error(head, data):
+    """Of every container: any other exception fails the test."""
+    try:
+        clip = Clip(Embedded("here", lambda: io.BytesIO(head + data)), UNIFORM)
+        assert len(clip.frames()) == len(clip.numbers)
+    except UserError as error:
+        refused = error
+        assert refused.where == "here" and refused.hint
+
+
+def test_the_decoder_refuses_a_size_that_the_head_did_not_say(path, monkeypatch):
+    """The limit is the decoder's own, too: a stream may grow behind its head."""
+    clip = Clip(path, UNIFORM)
+    monkeypatch.setattr(videos, "MAX_PIXELS", 1000)
+    monkeypatch.setattr(videos, "check_area", lambda *_: None)
+    with pytest.raises(UserError, match="corrupt clip"):
+        clip.frames()
 
 
 def test_the_same_frames_make_the_same_file(path, tmp_path):
