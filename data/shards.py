@@ -42,7 +42,14 @@ from .shard_files import (
 
 _KEY = re.compile(r"[A-Za-z0-9_-]{1,80}")  # no dot: webdataset's keys end there; short enough for a plain ustar header
 _SIDECAR = re.compile(r"shard-(\d{6,})\.json")
-_END = bytes(2 * tarfile.BLOCKSIZE)
+_OF_SHARD = re.compile(r"shard-\d{6,}\.(tar|json)")
+IDENTITY, MANIFEST = "identity.json", "manifest.json"
+END = bytes(2 * tarfile.BLOCKSIZE)
+
+
+def is_of_shard(name: str) -> bool:
+    """Whether a file of this name is a shard or the json beside it, whose checksums the manifest holds."""
+    return _OF_SHARD.fullmatch(name) is not None
 
 
 def claim(folder: Path, identity: Mapping[str, Any]) -> None:
@@ -55,14 +62,14 @@ def claim(folder: Path, identity: Mapping[str, Any]) -> None:
         UserError: the folder belongs to another identity (the message names the field), or to nobody known.
     """
     folder.mkdir(parents=True, exist_ok=True)
-    mark, wanted = folder / "identity.json", json.loads(json.dumps(identity))
+    mark, wanted = folder / IDENTITY, json.loads(json.dumps(identity))
     if not mark.is_file():
         if _indices(folder):
             raise UserError("shards without identity.json", where=str(folder), hint="give an empty folder")
         write_whole(mark, dump(wanted))
     kept = [read_json(mark, dict[str, Any], hint=AGAIN)]
-    if (folder / "manifest.json").is_file():
-        kept.append(_manifest(folder).identity)
+    if (folder / MANIFEST).is_file():
+        kept.append(read_manifest(folder).identity)
     for held in kept:
         if (other := difference(held, wanted)) is not None:
             problem = f"the shards in this folder were made with another {other[0]}: {other[1]!r}, now {other[2]!r}"
@@ -118,7 +125,7 @@ class ShardWriter:
         self._keys.add(key)
         packed = pack(key, tensors, info)
         self._starts.append(self._size)
-        self._checks.append(_checksum(packed))
+        self._checks.append(checksum(packed))
         for name, values in self._columns.items():
             values.append(int(info[name]))
         self._write(packed)
@@ -126,7 +133,7 @@ class ShardWriter:
     def close(self, counts: Mapping[str, int]) -> Shard:
         """To the disk, under its name, with its json beside it; `counts` as of `write_shard`."""
         tar = tar_path(self.folder, self.index)
-        self._write(_END)
+        self._write(END)
         with self._to_disk():
             self._file.flush()
             os.fsync(self._file.fileno())
@@ -209,7 +216,7 @@ def finish(
         "refused": dict(sum((Counter(shard.refused) for shard in shards), Counter())),
         "shards": [asdict(shard) for shard in shards],
     } | ({} if measured is None else {"measured": dict(measured)})
-    write_whole(folder / "manifest.json", dump(manifest))
+    write_whole(folder / MANIFEST, dump(manifest))
 
 
 class ShardReader:
@@ -225,13 +232,13 @@ class ShardReader:
 
     def __init__(self, folder: Path):
         self.folder = folder
-        manifest = _manifest(folder)
+        manifest = read_manifest(folder)
         self.identity, self.refused, self.measured = manifest.identity, manifest.refused, manifest.measured
         self.shards = manifest.shards
         self._ends = np.cumsum([shard.num_samples for shard in self.shards], dtype=np.int64)
         self._index: dict[int, tuple[np.ndarray, np.ndarray]] = {}  # shard -> starts [n+1] int64, xxh3 [n] uint64
         for shard in self.shards:
-            self._check_size(shard)
+            check_size(self.folder, shard)
 
     def __len__(self) -> int:
         return int(self._ends[-1])
@@ -258,38 +265,43 @@ class ShardReader:
 
     def column(self, name: str) -> np.ndarray:
         """[n] int64 of all samples; read from the json beside each shard."""
-        return np.concatenate([np.array(self._summary(s)["columns"][name], dtype=np.int64) for s in self.shards])
+        summaries = (read_summary(self.folder, shard) for shard in self.shards)
+        return np.concatenate([np.array(summary["columns"][name], dtype=np.int64) for summary in summaries])
 
     def verify(self) -> None:
         """Read all and compare the checksums. Raises `UserError` naming the first file that differs."""
         for shard in self.shards:
-            self._check_size(shard)
+            check_size(self.folder, shard)
             self._starts(shard)
             path = tar_path(self.folder, shard.index)
             with open(path, "rb") as file:
                 if hashlib.file_digest(file, "sha256").hexdigest() != shard.sha256:
                     raise edited(path, "its checksum is not the manifest's")
 
-    def _check_size(self, shard: Shard) -> None:
-        path = tar_path(self.folder, shard.index)
-        size = path.stat().st_size if path.is_file() else None
-        if size != shard.bytes:
-            problem = "missing shard" if size is None else f"shard of {size} bytes"
-            raise UserError(f"{problem}, the manifest has one of {shard.bytes}", where=str(path), hint=AGAIN)
-
     def _starts(self, shard: Shard) -> tuple[np.ndarray, np.ndarray]:
         if shard.index not in self._index:
-            summary = self._summary(shard)
-            starts = np.array([*summary["starts"], shard.bytes - len(_END)], dtype=np.int64)
+            summary = read_summary(self.folder, shard)
+            starts = np.array([*summary["starts"], shard.bytes - len(END)], dtype=np.int64)
             self._index[shard.index] = starts, np.array(summary["xxh3"], dtype=np.uint64)
         return self._index[shard.index]
 
-    def _summary(self, shard: Shard) -> dict[str, Any]:
-        path = tar_path(self.folder, shard.index).with_suffix(".json")
-        data = read_small(path, hint=AGAIN)
-        if hashlib.sha256(data).hexdigest() != shard.sidecar_sha256:
-            raise edited(path, "its checksum is not the manifest's")
-        return parse_json(data, dict[str, Any], where=str(path), hint=AGAIN)
+
+def check_size(folder: Path, shard: Shard) -> None:
+    """Raises `UserError` where a shard is missing or cut."""
+    path = tar_path(folder, shard.index)
+    size = path.stat().st_size if path.is_file() else None
+    if size != shard.bytes:
+        problem = "missing shard" if size is None else f"shard of {size} bytes"
+        raise UserError(f"{problem}, the manifest has one of {shard.bytes}", where=str(path), hint=AGAIN)
+
+
+def read_summary(folder: Path, shard: Shard) -> dict[str, Any]:
+    """The json beside a shard. Raises `UserError` where it is not the one that the manifest was written over."""
+    path = tar_path(folder, shard.index).with_suffix(".json")
+    data = read_small(path, hint=AGAIN)
+    if hashlib.sha256(data).hexdigest() != shard.sidecar_sha256:
+        raise edited(path, "its checksum is not the manifest's")
+    return parse_json(data, dict[str, Any], where=str(path), hint=AGAIN)
 
 
 @dataclass(frozen=True)
@@ -304,7 +316,7 @@ class Span:
 
     def check(self, packed: Buffer) -> None:
         """Raises `UserError`, naming the file, where the bytes are not those that were written."""
-        if _checksum(packed) != self.xxh3:
+        if checksum(packed) != self.xxh3:
             raise edited(self.path, f"sample {self.number} differs from what was written")
 
     def broken(self, error: Exception) -> UserError:
@@ -332,7 +344,7 @@ class Span:
             raise UserError("missing shard", where=str(self.path), hint=AGAIN) from error
 
 
-def _checksum(packed: Buffer) -> int:
+def checksum(packed: Buffer) -> int:
     """XXH3, 64 bits: many times faster than a disk, where zlib's CRC-32 is about as fast as one."""
     digest = xxhash.xxh3_64()
     digest.update(packed)  # without Python's lock, unlike the constructor
@@ -345,7 +357,7 @@ def _indices(folder: Path) -> list[int]:
 
 
 @dataclass(frozen=True)
-class _Manifest:
+class Manifest:
     """What `manifest.json` holds of finished shards."""
 
     format: int
@@ -355,12 +367,13 @@ class _Manifest:
     measured: dict[str, Any] = field(default_factory=dict)
 
 
-def _manifest(folder: Path) -> _Manifest:
-    path = folder / "manifest.json"
+def read_manifest(folder: Path) -> Manifest:
+    """What binds finished shards together. Raises `UserError` where it is missing or damaged."""
+    path = folder / MANIFEST
     if not path.is_file():
         hint = "let the stage that writes the shards finish; it goes on where it stopped"
         raise UserError("no manifest.json: not a folder of finished shards", where=str(folder), hint=hint)
     written = read_json(path, dict[str, Any], hint=AGAIN)
     if written.get("format") != FORMAT:
         raise UserError(f"not a manifest of format {FORMAT}", where=str(path), hint="make the shards again")
-    return checked(written, _Manifest, where=str(path), hint=AGAIN)
+    return checked(written, Manifest, where=str(path), hint=AGAIN)

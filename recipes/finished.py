@@ -17,10 +17,11 @@ from pydantic import Field, ValidationError
 from pydantic.fields import FieldInfo
 
 from ..core.errors import UserError, did_you_mean
+from ..core.results import DONE, read_mark
 from ..core.secrets import redact
 from ..core.section import Section
 from ..data.prompts import ImagePrompt, PromptSource, read_prompts
-from ..trainers.run import DONE
+from ..trainers.results import InputCheck
 from ..trainers.stages.evaluate import EvaluateStage
 from ..trainers.stages.generate import DATASET_FOLDER
 from .cli import say
@@ -78,14 +79,18 @@ class Finished(Generic[Options]):
         return name, evaluations[name].with_count(self.options.count)
 
     def inputs(self, things: Iterable[str]) -> dict[str, Path]:
-        """Thing -> folder of the finished stage that made it, of those of `things` that a stage makes."""
+        """Thing -> folder of the finished stage that made it, of those of `things` that a stage makes.
+
+        Raises `UserError` where it has not finished, or where a file is not as it was written.
+        """
         planned = next(p for p in plan(self.recipe, self.loaded.path) if p.name == self.stage_name)
         makers = {thing: planned.inputs[thing] for thing in things if thing in planned.inputs}
         folders = {thing: Path(self.recipe.output) / maker for thing, maker in makers.items()}
         for thing, folder in folders.items():
-            if not (folder / DONE).is_file():
+            if read_mark(folder / DONE) is None:
                 raise UserError(f"the {thing} of stage {folder.name} is not there, or not finished", where=str(folder),
                                 hint="give the output= of a finished run, or run the recipe first")  # fmt: skip
+        InputCheck(Path(self.recipe.output), say).check(planned, sorted({*makers.values()}))
         return folders
 
     def refuse_old(self, file: str) -> None:

@@ -104,7 +104,8 @@ def _refuse_restart(loaded: Loaded, planned: Sequence[Any], command: str) -> Non
 
 
 def _look_at_data(loaded: Loaded, planned: Sequence[Any], command: str) -> None:
-    from ..trainers.run import DONE, built_on
+    from ..core.results import DONE, read_mark
+    from ..trainers.run import built_on
     from .finding import any_fault
     from .preflight_data import ABSENT, data_findings
 
@@ -115,7 +116,7 @@ def _look_at_data(loaded: Loaded, planned: Sequence[Any], command: str) -> None:
         if stage.name not in stale or (options.stages is not None and stage.name not in options.stages):
             continue
         inputs = {thing: output / maker for thing, maker in stage.inputs.items()}
-        kept = {t for t, maker in stage.inputs.items() if maker not in stale and (output / maker / DONE).is_file()}
+        kept = {t for t, maker in stage.inputs.items() if maker not in stale and read_mark(output / maker / DONE)}
         context = make_context(stage, output / stage.name, inputs)
         for finding in data_findings(stage.name, stage.stage, context, finished=kept, count=8):
             if any_fault([finding]) or finding.what.startswith(ABSENT):

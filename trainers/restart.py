@@ -58,15 +58,17 @@ def is_to_come(output: Path, command: str, unfinished: Collection[str]) -> bool:
     return not unfinished and (entry.job is None or entry.job != _requeued())
 
 
+def free_name(folder: Path) -> str:
+    """The name that a stage's folder is kept under, beside it: STAGE.before-N."""
+    number = 1
+    while folder.with_name(f"{folder.name}.before-{number}").exists():
+        number += 1
+    return f"{folder.name}.before-{number}"
+
+
 def set_aside(output: Path, command: str, stage: str, stale: Collection[str], say: Callable[[str], None]) -> None:
     """Rename the folders of a stage and of all stages that build on it; nothing is deleted. Rank 0 calls."""
-    kept = {}
-    for name in sorted(stale):
-        if (output / name).exists():
-            number = 1
-            while (output / f"{name}.before-{number}").exists():
-                number += 1
-            kept[name] = f"{name}.before-{number}"
+    kept = {name: free_name(output / name) for name in sorted(stale) if (output / name).exists()}
     output.mkdir(parents=True, exist_ok=True)
     entry = _Entry(stage, kept, moved=False, job=os.environ.get("SLURM_JOB_ID"))
     _write(output, _Record(_read(output).restarts | {command: entry}))

@@ -11,14 +11,16 @@ from typing import Any
 
 from ..core import ranks
 from ..core.errors import UserError
+from ..core.results import DONE, Mark, read_mark, write_mark
 from ..core.secrets import shortened
+from . import mending
 from .context import Context
-from .restart import RECORD, command_identity, complete, is_to_come, set_aside
+from .restart import RECORD, command_identity, complete, free_name, is_to_come, set_aside
+from .results import BEGUN, InputCheck, unreadable, write_done
 from .stages.base import Planned
 from .stopping import Stop
 from .tracked import tracked
 
-DONE, BEGUN = "done.json", "fingerprint.json"
 # Counts up when fingerprints begin to cover other things, so that no folder of before is taken for a changed one.
 FINGERPRINTS = 3
 # Identity of data that is not on this machine.
@@ -44,52 +46,130 @@ def run_stages(
         words: of the command, as of `pending_restart`.
 
     Raises:
-        UserError: a finished stage whose inputs changed, or one whose inputs were never made.
+        UserError: a finished stage whose inputs changed, one whose inputs were never made, or a file of a finished
+            stage that is not as it was written and that a stage would read now.
         Stopped: SIGTERM or SIGINT, at any moment before the last stage has finished; what is done is saved.
     """
+    inputs = InputCheck(output, say)
+    # Before anything moves or is written: good results must not go for a run that cannot begin.
     if restart is not None:
-        # Before anything moves: good results must not go for a run that cannot begin.
         check_stages(plan, output, chosen, restart)
-        ranks.barrier()
-        if ranks.is_main():
-            stale = built_on(plan, restart)
-            set_aside(output, _identity(plan, restart, words), restart, stale, say)
-        ranks.barrier()
+    broken = _on_main(_look, plan, chosen, restart, inputs)
+    if restart is not None:
+        stale = built_on(plan, restart)
+        _on_main(set_aside, output, _identity(plan, restart, words), restart, stale, say)
     with Stop(say) as stop:
         for planned in plan:
             if chosen is None or planned.name in chosen:
-                _run_stage(planned, make_context, stop, output, say)
+                _run_stage(planned, make_context, stop, inputs, broken.get(planned.name), say)
         # A rank that exits while another still reads its message looks like a crash.
         ranks.barrier()
 
 
 def _run_stage(
-    planned: Planned, make_context: MakeContext, stop: Stop, output: Path, say: Callable[[str], None]
+    planned: Planned,
+    make_context: MakeContext,
+    stop: Stop,
+    inputs: InputCheck,
+    broken: mending.Broken | None,
+    say: Callable[[str], None],
 ) -> None:
-    folder = output / planned.name
+    """Pass over a finished stage, write the broken shards of one again, or run it."""
+    folder = inputs.output / planned.name
     # Rank 0 reads the state and broadcasts it, since another rank might read a half-written file.
-    state = ranks.broadcast(stage_state(planned, output) if ranks.is_main() else None)
+    state = ranks.broadcast(stage_state(planned, inputs.output) if ranks.is_main() else None)
     if isinstance(state, UserError):
         raise state
-    if state == "finished":
+    if state == "finished" and broken is None:
         say(f"stage {planned.name}: finished before, same inputs")
+        _on_main(_write_begun, planned, folder, say)
         return
     stop.agree(f"before stage {planned.name}")
+    # Again, since hours may have passed; what has not changed since is not read again.
+    _on_main(_check_inputs, planned, inputs)
     say(f"stage {planned.name}")
-    if ranks.is_main():
-        folder.mkdir(parents=True, exist_ok=True)
-        if _begun(folder) is None:
-            identity = {"fingerprint": planned.fingerprint, "version": FINGERPRINTS}
-            _write(folder / BEGUN, identity | {"settings": dict(planned.settings)})
-    ranks.barrier()
+    if broken is not None:
+        _on_main(mending.drop, planned, folder, broken, say)
+    else:
+        _on_main(_begin, planned, folder, say)
     start = time.monotonic()
-    inputs = {thing: output / maker for thing, maker in planned.inputs.items()}
-    with tracked(make_context(planned, folder, inputs, stop)) as context:
+    makers = {thing: inputs.output / maker for thing, maker in planned.inputs.items()}
+    with tracked(make_context(planned, folder, makers, stop)) as context:
         planned.stage.run(context)
     ranks.barrier()
+    if broken is not None:
+        _on_main(mending.compare, planned, folder, broken, say)
+    else:
+        _on_main(write_done, planned, folder, FINGERPRINTS, time.monotonic() - start)
+
+
+def _on_main(work: Callable[..., Any], *arguments: Any) -> Any:
+    """Rank 0 works while the others wait; all of them return its value, or raise its `UserError`."""
+    value: Any = None
     if ranks.is_main():
-        _finish(folder, planned.fingerprint, time.monotonic() - start)
-    ranks.barrier()
+        try:
+            value = work(*arguments)
+        except UserError as error:
+            value = error
+    value = ranks.broadcast(value)
+    if isinstance(value, UserError):
+        raise value
+    return value
+
+
+def _look(
+    plan: Sequence[Planned], chosen: Sequence[str] | None, restart: str | None, inputs: InputCheck
+) -> dict[str, mending.Broken]:
+    """Look at what the stages that will run read of finished ones. Returns the finished stages whose shards are to be
+    written again.
+    """
+    stale, broken, output = built_on(plan, restart), {}, inputs.output
+    running = {p.name for p in plan if chosen is None or p.name in chosen}
+    # From the last stage to the first: a stage that writes shards again reads what others made, too.
+    for planned in reversed([p for p in plan if p.name in running]):
+        if planned.name not in stale and planned.name not in broken and _is_done(planned, output):
+            lost = mending.find_broken(planned, output / planned.name, is_read=False)
+            if lost is None:
+                continue
+            broken[planned.name] = lost
+        makers = [maker for maker in sorted({*planned.inputs.values()} - stale) if _done(output / maker) is not None]
+        for maker in makers:
+            shards = mending.find_broken(planned.earlier[maker], output / maker, is_read=True)
+            if shards is not None and maker not in running:
+                raise shards.refusal(planned, maker, output)
+            if shards is not None:
+                broken[maker] = shards
+        inputs.check(planned, makers)
+    return broken
+
+
+def _check_inputs(planned: Planned, inputs: InputCheck) -> None:
+    makers = sorted({*planned.inputs.values()})
+    for maker in makers:
+        shards = mending.find_broken(planned.earlier[maker], inputs.output / maker, is_read=True)
+        if shards is not None:
+            raise shards.refusal(planned, maker, inputs.output)
+    inputs.check(planned, makers)
+
+
+def _begin(planned: Planned, folder: Path, say: Callable[[str], None]) -> None:
+    """The stage's folder with its fingerprint. What nobody can tell the settings of is kept aside."""
+    if DONE in unreadable(folder):
+        say(f"stage {planned.name}: {DONE} cannot be read (empty, cut or damaged), so the stage counts as not finished")
+    if folder.is_dir() and _begun(folder) is None and any(folder.iterdir()):
+        kept = folder.with_name(free_name(folder))
+        os.replace(folder, kept)
+        say(f"stage {planned.name}: {BEGUN} is missing or cannot be read, so the settings of what is there are not "
+            f"known: it is kept in {kept}, and the stage begins anew")  # fmt: skip
+    folder.mkdir(parents=True, exist_ok=True)
+    _write_begun(planned, folder, say)
+
+
+def _write_begun(planned: Planned, folder: Path, say: Callable[[str], None]) -> None:
+    if read_mark(folder / BEGUN) is None:
+        if (folder / BEGUN).is_file():
+            say(f"stage {planned.name}: {BEGUN} could not be read, and is written again")
+        write_mark(folder / BEGUN, Mark(planned.fingerprint, FINGERPRINTS, settings=dict(planned.settings)))
 
 
 def pending_restart(
@@ -188,13 +268,12 @@ def _matches(planned: Planned, output: Path, *, any_data: bool = False) -> bool:
         any_data: data that has changed since matches, too.
     """
     begun = _begun(output / planned.name)
-    if begun is None or begun["fingerprint"] == planned.fingerprint:
+    if begun is None or begun.fingerprint == planned.fingerprint:
         return begun is not None
-    old, new = begun.get("settings") or {}, planned.settings
+    old, new = begun.settings or {}, planned.settings
     if not new or any(old.get(key) != new[key] for key in new if key not in ("inputs", "data")):
         return False
-    data = zip(old["data"], new["data"], strict=len(old["data"]) == len(new["data"]))
-    if not any_data and any(now not in (before, ABSENT) for before, now in data):
+    if not any_data and not _is_same_data(old["data"], new["data"]):
         return False
     makers = [planned.earlier[maker] for maker in planned.inputs.values()]
     return old["inputs"].keys() == new["inputs"].keys() and all(
@@ -202,11 +281,19 @@ def _matches(planned: Planned, output: Path, *, any_data: bool = False) -> bool:
     )
 
 
+def _is_same_data(before: Sequence[str], now: Sequence[str]) -> bool:
+    """Whether files are as they were. Of data that is not here it is not known how many there are."""
+    if now and all(identity == ABSENT for identity in now):
+        return True
+    return len(before) == len(now) and all(new in (old, ABSENT) for old, new in zip(before, now, strict=True))
+
+
 def _input_problem(planned: Planned, thing: str, maker: str, output: Path) -> UserError | None:
     """Why the stage that makes an input has not made it with these settings."""
     if _done(output / maker) is None:
         return UserError(
-            f"stage {planned.name} needs the {thing} of stage {maker}, which has not finished",
+            f"stage {planned.name} needs the {thing} of stage {maker}, which has not finished"
+            + "".join(f" ({name} cannot be read)" for name in unreadable(output / maker)),
             where=str(output / maker), hint=f"run it first: stages=[{maker},{planned.name}]",
         )  # fmt: skip
     if _is_done(planned.earlier[maker], output, any_data=planned.stage.takes_any_data):
@@ -218,14 +305,13 @@ def _input_problem(planned: Planned, thing: str, maker: str, output: Path) -> Us
     )  # fmt: skip
 
 
-def _done(folder: Path) -> dict[str, Any] | None:
-    path = folder / DONE
-    return json.loads(path.read_text()) if path.is_file() else None
+def _done(folder: Path) -> Mark | None:
+    return read_mark(folder / DONE)
 
 
-def _begun(folder: Path) -> dict[str, Any] | None:
-    path = folder / BEGUN
-    return json.loads(path.read_text()) if path.is_file() else None
+def _begun(folder: Path) -> Mark | None:
+    """What the stage was begun with; of a finished one, `done.json` tells its fingerprint as well."""
+    return read_mark(folder / BEGUN) or _done(folder)
 
 
 def _refuse_other(folder: Path, planned: Planned) -> None:
@@ -236,13 +322,18 @@ def _refuse_other(folder: Path, planned: Planned) -> None:
 
 def _other(folder: Path, planned: Planned, problem: str, hint: str) -> UserError:
     """The error for a folder of other settings; it names the keys with their old and new values."""
-    begun = _begun(folder) or {}
-    version = begun.get("version", 1)
-    if version != FINGERPRINTS:
+    begun = _begun(folder)
+    assert begun is not None, folder
+    if begun.version != FINGERPRINTS:
         return UserError(
-            f"{problem} by another version of draftsmith (fingerprints {version}, here {FINGERPRINTS}): whether its "
-            "settings are the same cannot be told",
+            f"{problem} by another version of draftsmith (fingerprints {begun.version}, here {FINGERPRINTS}): whether "
+            "its settings are the same cannot be told",
             where=str(folder), hint=f"go on with the version that began it; {hint}",
+        )  # fmt: skip
+    if begun.settings is None and unreadable(folder):
+        return UserError(
+            f"{problem} with other settings, and {BEGUN}, which would tell them, cannot be read",
+            where=str(folder / BEGUN), hint=hint,
         )  # fmt: skip
     return UserError(
         f"{problem} with other settings, data or earlier stages: "
@@ -253,8 +344,8 @@ def _other(folder: Path, planned: Planned, problem: str, hint: str) -> UserError
 
 def _changes(planned: Planned, output: Path) -> list[str]:
     """What a stage's folder was begun with and is now otherwise, the first four: "KEY was OLD, is now NEW"."""
-    old = (_begun(output / planned.name) or {}).get("settings") or {}
-    before, after = _flat(old), _flat(planned.settings)
+    begun = _begun(output / planned.name)
+    before, after = _flat((begun and begun.settings) or {}), _flat(planned.settings)
     told: list[str] = []
     for key in (key for key in before | after if before.get(key) != after.get(key)):
         section, _, thing = key.partition(".")
@@ -288,14 +379,3 @@ def built_on(plan: Sequence[Planned], restart: str | None) -> set[str]:
         if stale & set(planned.inputs.values()):
             stale.add(planned.name)
     return stale
-
-
-def _finish(folder: Path, fingerprint: str, seconds: float) -> None:
-    _write(folder / DONE, {"fingerprint": fingerprint, "version": FINGERPRINTS, "seconds": round(seconds, 1)})
-
-
-def _write(path: Path, value: dict[str, Any]) -> None:
-    """Write atomically, since a run may be killed here too."""
-    aside = path.with_name(f".{path.name}")
-    aside.write_text(json.dumps(value))
-    os.replace(aside, path)

@@ -106,7 +106,8 @@ def _too_large(text: str) -> dict[str, str]:
 def _stages(
     loaded: Loaded, planned: list[Planned], chosen: tuple[str, ...], count: int, too_large: dict[str, str]
 ) -> list[Finding]:
-    from ...trainers.run import DONE, stage_state
+    from ...core.results import DONE, read_mark
+    from ...trainers.run import stage_state
     from ..preflight_data import data_findings
 
     output, findings = Path(loaded.recipe.output), []
@@ -118,7 +119,7 @@ def _stages(
         subject = f"stages.{stage.name}"
         if isinstance(state, UserError):
             # What it waits for may be among what this run would do first.
-            waits = any(maker in chosen and not (output / maker / DONE).is_file() for maker in stage.inputs.values())
+            waits = any(maker in chosen and not read_mark(output / maker / DONE) for maker in stage.inputs.values())
             if not waits:
                 findings.append(fault(subject, state.problem, state.hint or ""))
         elif state == "finished":
@@ -127,7 +128,7 @@ def _stages(
         if stage.name in too_large:
             findings.append(fault(subject, too_large[stage.name], "choose another output=, or a smaller states.dtype"))
         inputs = {thing: output / maker for thing, maker in stage.inputs.items()}
-        finished = {thing for thing, folder in inputs.items() if (folder / DONE).is_file()}
+        finished = {thing for thing, folder in inputs.items() if read_mark(folder / DONE)}
         context = make_context(stage, output / stage.name, inputs)
         findings += data_findings(stage.name, stage.stage, context, finished=finished, count=count)
     return findings

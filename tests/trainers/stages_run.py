@@ -1,8 +1,10 @@
 """Stages of a recipe in this process, as the command line runs them (but for its lock)."""
 
+from dataclasses import replace
 from pathlib import Path
 
 import yaml
+from draftsmith.core.results import DONE, read_mark, sums_of, write_mark
 from draftsmith.recipes.launch import context_maker
 from draftsmith.recipes.load import load
 from draftsmith.recipes.plan import plan
@@ -20,6 +22,13 @@ TINY_DATASET = [
     "stages.world.splits.binding.attribute=1",
     "stages.world.splits.held_out={caption: 1, attribute: 1, conversation: 1}",
 ]
+
+
+def list_anew(folder: Path) -> None:
+    """As if the stage had written its files as they are now; those that are gone leave the list."""
+    mark = read_mark(folder / DONE)
+    names = [name for name in mark.files if (folder / name).is_file()]
+    write_mark(folder / DONE, replace(mark, files=sums_of(folder, names)))
 
 
 def load_spelled(recipe: dict, name: str, output: Path, *settings: str):

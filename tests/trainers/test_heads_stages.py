@@ -15,6 +15,7 @@ from draftsmith.trainers.evaluation.methods import Method, decoding_with
 from draftsmith.trainers.evaluation.requests import at_length
 from draftsmith.trainers.evaluation.resume_log import ResumeLog
 from heads_run import loaded, run
+from stages_run import list_anew
 
 METHODS = ["Sparrow", "Sparrow without VATA", "MSD", "SpecVLM"]
 
@@ -140,6 +141,7 @@ def test_a_clip_that_cannot_be_read_is_left_out_where_the_data_says_so(finished,
     output = shutil.copytree(finished[0], tmp_path / "run")
     clip = sorted((output / "world" / "world" / "video_suite" / "videos" / "clips-6").iterdir())[0]
     clip.write_bytes(clip.read_bytes()[:200])
+    list_anew(output / "world")
     with pytest.raises(UserError, match=r"corrupt clip") as error:
         run(output, *SMALL, stages=["evaluate"], restart="evaluate")
     assert str(clip) in str(error.value)
@@ -152,6 +154,7 @@ def test_a_clip_that_cannot_be_read_is_left_out_where_the_data_says_so(finished,
     assert report["about"]["left out"] == {"clips-6 at 8": "1 of 2 (skipped.jsonl)"}
     # Once it is mended, a run that did not finish decodes it, and nothing else.
     shutil.copy(sorted(clip.parent.iterdir())[1], clip)
+    list_anew(output / "world")
     (folder / "done.json").unlink()
     kept = (folder / "rows" / "clips-6" / "8-T0-6-0.jsonl").read_text()
     told = run(output, *SMALL, SKIP, stages=["evaluate"])

@@ -23,6 +23,7 @@ from draftsmith.models.targets.base import Taps
 from draftsmith.models.targets.llava import LlavaTarget
 from draftsmith.models.targets.load import load_llava
 from draftsmith.trainers.stages import regenerate
+from stages_run import list_anew
 
 COUNT = 27
 
@@ -102,6 +103,8 @@ def test_the_way_of_writing_changes_no_answer(made, again):
 def test_two_ranks_write_what_one_does(made, again, monkeypatch):
     """Each its own shards; the second here finds those of the first."""
     told = []
+    (again / "answers").mkdir()
+    shutil.copy(made / "answers" / "fingerprint.json", again / "answers")  # rank 0 has begun
     for rank in (1, 0):
         with monkeypatch.context() as patch:
             patch.setattr(ranks, "rank", lambda rank=rank: rank)
@@ -177,6 +180,7 @@ def test_what_cannot_be_asked_is_left_out_and_counted(made, again):
     synthetic = again / "world" / "world"
     records = json.loads((synthetic / "train.json").read_text())
     (synthetic / records[3]["image"]).unlink()
+    list_anew(again / "world")
     with pytest.raises(UserError, match="missing image"):
         run(again, stages=["answers"])
     shutil.rmtree(again / "answers")

@@ -2,6 +2,7 @@
 
 import json
 import os
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -11,6 +12,7 @@ from draftsmith.core.errors import UserError
 from draftsmith.core.tracking import TrackingConfig
 from draftsmith.trainers.run import ABSENT, FINGERPRINTS, check_stages, pending_restart, run_stages, stage_state
 from draftsmith.trainers.stages.base import Planned, Stage
+from stages_run import list_anew
 
 
 class Note(Stage):
@@ -26,13 +28,13 @@ def planned(**changes) -> Planned:
     return Planned(**{"name": "note", "stage": Note(), "inputs": {}, "fingerprint": "f", **changes})
 
 
-def run(output: Path, *plan: Planned, restart: str | None = None) -> list[str]:
+def run(output: Path, *plan: Planned, restart: str | None = None, chosen: Sequence[str] | None = None) -> list[str]:
     said: list[str] = []
 
     def context(stage, folder, inputs, stop):
-        return SimpleNamespace(folder=folder, tracking=TrackingConfig(), trackers=[], say=said.append)
+        return SimpleNamespace(folder=folder, inputs=inputs, tracking=TrackingConfig(), trackers=[], say=said.append)
 
-    run_stages(plan, context, output=output, chosen=None, restart=restart, say=said.append)
+    run_stages(plan, context, output=output, chosen=chosen, restart=restart, say=said.append)
     return said
 
 
@@ -112,8 +114,9 @@ def test_data_that_is_not_here_matches_and_data_that_changed_does_not(tmp_path):
     """A run is evaluated on a machine without its training data."""
     run(tmp_path, two_stages()[0])
     run(tmp_path, two_stages(data=[ABSENT])[1])
-    with pytest.raises(UserError, match=r"stage second was run .*: the files of stage first changed"):
-        check_stages(two_stages(data=["e"]), tmp_path, ["second"], None)
+    for data in (["e"], ["d", "e"], []):
+        with pytest.raises(UserError, match=r"stage second was run .*: the files of stage first changed"):
+            check_stages(two_stages(data=data), tmp_path, ["second"], None)
 
 
 def test_a_restart_that_nothing_would_make_again_is_refused(tmp_path):
@@ -193,6 +196,7 @@ def test_a_command_that_is_started_again_restarts_once(tmp_path):
             start(output, plan)
         assert kept(output) == ["note.before-1"], attempt
         (output / "note" / "note.txt").write_text("trained by this command")
+        list_anew(output / "note")
     there.touch()
     said = start(output, plan)
     assert "restart=note: this command set the old results aside before" in said[0]

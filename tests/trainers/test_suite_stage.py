@@ -11,6 +11,7 @@ from draftsmith.data.suite import clean
 from draftsmith.eval import text_quality
 from draftsmith.eval.rows import PLAIN
 from draftsmith.trainers.evaluation.resume_log import ResumeLog
+from stages_run import list_anew
 from suite_run import BEFORE, loaded, run
 from transformers import AutoTokenizer
 
@@ -218,6 +219,7 @@ def test_published_sets_out_of_reach_are_said_before_a_model_is_loaded(output, m
     hub = {"kind": "tabed", "data": {"from": None, "path": "hub"}, "sets": ["POPE"]}
     hub |= {"convention": "verbatim", "transcript": "training"}
     (output / "target" / "model.safetensors").unlink()
+    list_anew(output / "target")
     with pytest.raises(UserError, match="cannot load set POPE") as caught:
         run(output, *only("benchmarks", {"suite": hub}), stages=["evaluate"])
     assert "directory with suite.json" in caught.value.hint

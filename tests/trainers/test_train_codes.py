@@ -40,6 +40,7 @@ from draftsmith.trainers.stopping import Stopped
 from draftsmith.trainers.training import codes as training_codes
 from PIL import Image
 from safetensors.torch import load_file, save_file
+from stages_run import list_anew
 from training import free_port
 from transformers import T5EncoderModel
 from visual_run import FEW, SHAPE, SIDE, STEPS, TREE, VQ, context, noise, run
@@ -458,6 +459,7 @@ def test_a_head_of_another_target_is_told_before_it_is_trained_on_or_drawn_with(
         train_by_hand(demo, tmp_path / "on", EagleConfig(kind="eagle", path=str(tmp_path / "head")))
     output = branch(demo, tmp_path / "run", without=("evaluate",))
     shutil.copy(tmp_path / "head" / "draftsmith.json", output / "head")
+    list_anew(output / "head")
     with pytest.raises(UserError, match="num_layers is 2, expected 1"):
         run(output, stages=["evaluate"])
 

@@ -11,6 +11,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from ...core.results import DONE, read_mark
+
 SCRATCH = "scratch"
 SYNTHETIC_DATASET = "draftsmith shapes world"
 # Sections of a stage that name files of data, or the stage that wrote them.
@@ -98,8 +100,8 @@ def _row(name: str, stages: Mapping[str, Any], folder: Path) -> Trained:
     steps, epochs = stage.get("steps"), stage.get("epochs")
     number, what = (steps, "step") if steps else (epochs, "epoch")
     length = f"{number:,} {what}" + ("s" if number != 1 else "")
-    done = folder / "done.json"
-    seconds = json.loads(done.read_text()).get("seconds") if done.is_file() else None
+    done = read_mark(folder / DONE)
+    seconds = None if done is None else done.seconds
     return Trained(
         name=name,
         trains=", ".join(stage.get("trainable") or ["head"]),

@@ -24,6 +24,13 @@ class Stage(Section):
     trains: ClassVar[bool] = False
     # Whether data that changed since its inputs were made does not matter.
     takes_any_data: ClassVar[bool] = False
+    # Names in its folder that are no results: they may change or go once it has finished.
+    working: ClassVar[tuple[str, ...]] = ("checkpoints", "cache", "wandb*")
+
+    @property
+    def shards(self) -> str | None:
+        """Folder of the shards that are its result; None: it writes none."""
+        return None
 
     def makes(self) -> set[str]:
         """Things that later stages may take: data, processor, target, drafter, answers, states, codes, ..."""

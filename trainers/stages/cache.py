@@ -63,6 +63,10 @@ class CacheStage(Stage):
         check_answers(self.answers)
         return self
 
+    @property
+    def shards(self) -> str:
+        return SHARDS
+
     def makes(self) -> set[str]:
         return {"states"}
 

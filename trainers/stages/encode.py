@@ -13,7 +13,7 @@ from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, ClassVar, Literal
 
 import numpy as np
 import torch
@@ -36,6 +36,8 @@ Write = Literal["pixels", "codes", "features"]
 
 
 class EncodeStage(Stage):
+    working: ClassVar[tuple[str, ...]] = (*Stage.working, "duplicates.sqlite*")
+
     kind: Literal["encode"]
     # The stage whose pictures are read (paths are then those of its world); null: files from elsewhere.
     from_stage: str | None = Field(None, alias="from")
@@ -56,6 +58,10 @@ class EncodeStage(Stage):
     @classmethod
     def unsuited(cls, target: Any, drafter: Any) -> str | None:
         return None if target.draws_images else f"encode writes codes of pictures, which no {target.kind} reads"
+
+    @property
+    def shards(self) -> str:
+        return SHARDS
 
     def makes(self) -> set[str]:
         return {"codes"}

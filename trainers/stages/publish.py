@@ -55,6 +55,8 @@ class StoredPrompt(Section):
 
 class PublishStage(Stage):
     takes_any_data: ClassVar[bool] = True
+    # Both have SHA256SUMS of their own.
+    working: ClassVar[tuple[str, ...]] = (*Stage.working, REPOSITORY, "fetched")
 
     kind: Literal["publish"]
     # NAMESPACE/NAME. Engines guess the method from it: `EAGLE-...` for EAGLE, `EAGLE3-...` for EAGLE-3, and neither

@@ -90,6 +90,10 @@ class RegenerateStage(Stage):
         if not target.draws_images and self.data is None:
             raise Refused("prompts", f"target {target.kind} answers questions and draws no pictures", "give data")
 
+    @property
+    def shards(self) -> str:
+        return CODES if self.data is None else ANSWERS
+
     def makes(self) -> set[str]:
         return {"codes" if self.data is None else "answers"}
 
@@ -104,7 +108,7 @@ class RegenerateStage(Stage):
         init_distributed()
         source: Any = Pictures(self, context) if self.data is None else Texts(self, context)
         per_shard = self.samples_per_shard or source.per_shard
-        folder = context.folder / (CODES if self.data is None else ANSWERS)
+        folder = context.folder / self.shards
         identity = {"stage": context.fingerprint, **source.identity()}
         claim(folder, identity)
         num_shards = -(-len(source) // per_shard)

@@ -83,6 +83,8 @@ READS: dict[str, set[str]] = {
 
 class TrainStage(FitSettings):
     trains: ClassVar[bool] = True
+    # States that it kept for its own later epochs.
+    working: ClassVar[tuple[str, ...]] = (*FitSettings.working, "states")
 
     kind: Literal["train"]
     # Whose weights are trained; everything else is frozen. A captioner is a model like a draft LVLM, for mode C; vq and

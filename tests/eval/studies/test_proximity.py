@@ -296,7 +296,7 @@ def recipe(tmp_path_factory) -> Path:
     (folder / "prompts.jsonl").write_text("\n".join(asked))
     torch.manual_seed(0)
     ShapesReader(6, 4, width=4).save(folder / "run" / "reader")
-    (folder / "run" / "reader" / "done.json").write_text("{}")
+    (folder / "run" / "reader" / "done.json").write_text('{"fingerprint": "f"}')
     optim = {"lr": 0.001}
     stages = {
         "world": {"kind": "generate", "splits": {"train": 1}},

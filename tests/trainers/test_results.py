@@ -1,0 +1,164 @@
+"""Results are compared with what their stage wrote before another reads them, and marks that a power cut has left."""
+
+import hashlib
+import json
+import os
+import shutil
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from draftsmith.core.errors import UserError
+from draftsmith.trainers.run import check_stages
+from draftsmith.trainers.stages.base import Planned
+from test_run import Note, planned, run, two_stages
+
+
+class Read(Note):
+    """A stage that writes what it reads of stage first."""
+
+    def run(self, context) -> None:
+        context.folder.joinpath("seen.txt").write_text((context.inputs["data"] / "note.txt").read_text())
+
+
+def reading(tmp_path, **changes) -> list[Planned]:
+    """A stage, which has run, and one that reads it."""
+    first, second = two_stages()
+    run(tmp_path, first)
+    return [first, replace(second, stage=Read(), **changes)]
+
+
+def damages() -> dict[str, Callable[[Path], object]]:
+    """What happens to the folder of a finished stage."""
+    return {
+        "note.txt was changed after it was written": lambda folder: (folder / "note.txt").write_text("dome"),
+        "note.txt has 5 bytes and was written with 4": lambda folder: (folder / "note.txt").write_text("done!"),
+        "note.txt is missing": lambda folder: (folder / "note.txt").unlink(),
+        "config.json is not one of its files": lambda folder: (folder / "config.json").write_text("{}"),
+    }
+
+
+@pytest.mark.parametrize("problem", damages())
+def test_an_input_that_is_not_as_it_was_written_is_refused_by_name(problem, tmp_path):
+    plan = reading(tmp_path)
+    damages()[problem](tmp_path / "first")
+    with pytest.raises(UserError) as caught:
+        run(tmp_path, *plan)
+    assert caught.value.problem.startswith(f"stage second takes the data of stage first, and {problem}")
+    assert caught.value.where == str(tmp_path / "first" / problem.split()[0])
+    assert "put the file back as it was, or restart=first" in caught.value.hint
+    assert not (tmp_path / "second").exists()
+    run(tmp_path, *plan, restart="first")  # the cure that it names
+    assert (tmp_path / "second" / "seen.txt").read_text() == "done"
+
+
+def test_a_restart_of_a_reader_finds_the_damage_before_anything_moves(tmp_path):
+    plan = reading(tmp_path)
+    run(tmp_path, *plan)
+    (tmp_path / "first" / "note.txt").write_text("dome")
+    assert run(tmp_path, *plan)[-1] == "stage second: finished before, same inputs", "nothing reads it"
+    with pytest.raises(UserError, match=r"note\.txt was changed after it was written"):
+        run(tmp_path, *plan, restart="second")
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["first", "second"]
+
+
+def test_a_copied_run_is_read_again_and_passes(tmp_path):
+    """Other times and inodes, the same bytes; checkpoints, indices and logs are nobody's input."""
+    plan = reading(tmp_path / "here")
+    for name in ("checkpoints/step-1/a.pt", "cache/a.npz", "wandb-id"):
+        path = tmp_path / "here" / "first" / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text("of this machine")
+    shutil.copytree(tmp_path / "here", tmp_path / "there", copy_function=shutil.copyfile)
+    os.utime(tmp_path / "there" / "first" / "note.txt", (1, 1))
+    run(tmp_path / "there", *plan)
+    assert (tmp_path / "there" / "second" / "seen.txt").read_text() == "done"
+
+
+def test_a_file_is_read_once_by_a_run_unless_it_changes(tmp_path, monkeypatch):
+    plan = reading(tmp_path)
+    read = []
+    digest = hashlib.file_digest
+
+    def noted(file, how):
+        read.append(Path(file.name).name)
+        return digest(file, how)
+
+    monkeypatch.setattr(hashlib, "file_digest", noted)
+    run(tmp_path, *plan, replace(plan[1], name="third"))
+    assert read == ["seen.txt"] * 2, "a stage's own files are known since it listed them"
+    os.utime(tmp_path / "first" / "note.txt")
+    run(tmp_path, *plan, *(replace(plan[1], name=name) for name in ("fourth", "fifth")))
+    assert sorted(read) == ["note.txt", *["seen.txt"] * 4]
+
+
+def test_results_of_before_are_accepted_and_said_once(tmp_path):
+    first, second = reading(tmp_path)
+    done = tmp_path / "first" / "done.json"
+    done.write_text(json.dumps({k: v for k, v in json.loads(done.read_text()).items() if k != "files"}))
+    said = run(tmp_path, first, second, replace(second, name="third"))
+    assert [line for line in said if "checksums" in line] == [
+        "first finished before results had checksums: its files are not checked"
+    ]
+
+
+def test_a_stage_of_another_run_is_checked_where_a_path_names_it(tmp_path):
+    reading(tmp_path / "other")
+    settings = {"drafter": {"kind": "eagle", "path": str(tmp_path / "other" / "first")}, "stages": {"note": {}}}
+    mine = planned(settings=settings)
+    (tmp_path / "other" / "first" / "note.txt").write_text("dome")
+    with pytest.raises(UserError, match=r"takes what another run left in .*first, and note\.txt was changed"):
+        run(tmp_path / "mine", mine)
+
+
+# ---- marks that a power cut has left
+
+CUTS = {
+    "empty": b"",
+    "cut": b'{"fingerprint": "f", "ver',
+    "no JSON object": b"[1]",
+    "zeros": bytes(64),
+    "no UTF-8": b'{"fingerprint": "\xff"}',
+}
+
+
+@pytest.mark.parametrize("cut", CUTS)
+def test_a_damaged_done_counts_as_not_finished(cut, tmp_path):
+    run(tmp_path, planned())
+    (tmp_path / "note" / "done.json").write_bytes(CUTS[cut])
+    waits = planned(name="second", inputs={"data": "note"}, earlier={"note": planned()})
+    with pytest.raises(UserError, match=r"which has not finished \(done.json cannot be read\)"):
+        check_stages([planned(), waits], tmp_path, ["second"], None)
+    said = run(tmp_path, planned())
+    assert said[0] == "stage note" and "done.json cannot be read (empty, cut or damaged)" in said[1]
+    assert run(tmp_path, planned()) == ["stage note: finished before, same inputs"]
+
+
+@pytest.mark.parametrize("cut", CUTS)
+def test_a_damaged_fingerprint_of_a_finished_stage_is_written_again(cut, tmp_path):
+    run(tmp_path, planned())
+    path = tmp_path / "note" / "fingerprint.json"
+    whole = path.read_bytes()
+    path.write_bytes(CUTS[cut])
+    with pytest.raises(UserError, match=r"with other settings, and fingerprint\.json, which would tell them, cannot"):
+        run(tmp_path, planned(fingerprint="g"))
+    assert run(tmp_path, planned()) == [
+        "stage note: finished before, same inputs",
+        "stage note: fingerprint.json could not be read, and is written again",
+    ]
+    assert path.read_bytes() == whole
+
+
+@pytest.mark.parametrize("cut", [*CUTS, "missing"])
+def test_what_nobody_knows_the_settings_of_is_kept_aside(cut, tmp_path):
+    """Rows of other settings may lie there, and a run would go on behind them."""
+    folder = tmp_path / "note"
+    folder.mkdir()
+    (folder / "rows.jsonl").write_text("of other settings")
+    if cut != "missing":
+        (folder / "fingerprint.json").write_bytes(CUTS[cut])
+    said = run(tmp_path, planned())
+    assert "so the settings of what is there are not known: it is kept in" in said[1]
+    assert sorted(path.name for path in folder.iterdir()) == ["done.json", "fingerprint.json", "note.txt"]
+    assert (tmp_path / "note.before-1" / "rows.jsonl").read_text() == "of other settings"

@@ -1,0 +1,120 @@
+"""The results of finished stages: their list in `done.json`, and the check of a stage's inputs before it runs.
+
+The list leaves out checkpoints, indices and logs that may change or go. Shards are not in it either: their manifest is,
+which holds the checksum of each of them.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from fnmatch import fnmatch
+from pathlib import Path
+from typing import Any
+
+from ..core.errors import UserError
+from ..core.results import DONE, LOADED, Fault, Mark, faults, read_mark, sums_of, write_mark
+from ..data.shards import is_of_shard
+from .stages.base import Planned
+
+BEGUN = "fingerprint.json"
+# Listed for people, and read by no later stage: one that was changed or deleted stops nothing.
+_BESIDE = ("best-*/*", "samples/*", "metrics.jsonl", "skipped.jsonl", "refused-*.jsonl", "sample.txt")
+# Keys of sections that may name the folder of a stage of another run.
+_PLACES = ("path", "language_model", "vision_tower")
+_UNLISTED = ("*.lock", "*.partial", ".*")
+
+
+def write_done(planned: Planned, folder: Path, version: int, seconds: float) -> None:
+    """Write `done.json`: the stage's fingerprint, and size and XXH3 of each file that it wrote."""
+    files = sums_of(folder, _names(planned.stage, folder))
+    write_mark(folder / DONE, Mark(planned.fingerprint, version, seconds=round(seconds, 1), files=files))
+
+
+def unreadable(folder: Path) -> list[str]:
+    """Which of the two marks of a stage's folder are there and cannot be read."""
+    return [name for name in (DONE, BEGUN) if (folder / name).is_file() and read_mark(folder / name) is None]
+
+
+class InputCheck:
+    """Compares what stages read with the lists of the stages that wrote it; rank 0's.
+
+    Args:
+        output: the run's folder.
+    """
+
+    def __init__(self, output: Path, say: Callable[[str], None]):
+        self.output, self._say = output, say
+        self._told: set[Path] = set()
+
+    def check(self, planned: Planned, makers: Iterable[str]) -> None:
+        """Look at the results of `makers`, and of stages of other runs that the recipe names.
+
+        Args:
+            makers: those of the stage's inputs that have finished.
+
+        Raises:
+            UserError: a file is missing, was changed or was added; `where` names it.
+        """
+        for maker in makers:
+            things = ", ".join(sorted(thing for thing, name in planned.inputs.items() if name == maker))
+            shards = planned.earlier[maker].stage.shards
+            self._check(
+                self.output / maker, shards, f"stage {planned.name} takes the {things} of stage {maker}",
+                f"put the file back as it was, or restart={maker} runs that stage and what builds on it again (old "
+                "folders are kept aside)",
+            )  # fmt: skip
+        for folder in _other_runs(planned.settings):
+            self._check(
+                folder, None, f"stage {planned.name} takes what another run left in {folder}",
+                "put the file back as it was, or run the stage that wrote it again",
+            )  # fmt: skip
+
+    def _check(self, folder: Path, shards: str | None, taken: str, cure: str) -> None:
+        mark = read_mark(folder / DONE)
+        if mark is None or mark.files is None:
+            if folder not in self._told:
+                self._told.add(folder)
+                self._say(f"{folder.name} finished before results had checksums: its files are not checked")
+            return
+        # Shards and what binds them together can be written again by themselves (mending.py).
+        passed = (*_BESIDE, *([f"{shards}/*"] if shards else []))
+        read = {name: entry for name, entry in mark.files.items() if not _matches(name, passed)}
+        added = _added(folder, mark.files)
+        problems = faults(folder, read) + [Fault(name, "is not one of its files") for name in added]
+        if problems:
+            first, more = problems[0], len(problems) - 1
+            problem = f"{taken}, and {first.name} {first.problem}" + (f" (and {more} more)" if more else "")
+            raise UserError(problem, where=str(folder / first.name), hint=cure)
+
+
+def _names(stage: Any, folder: Path) -> Iterator[str]:
+    """The files of a stage's folder that its list covers."""
+    for place, folders, files in os.walk(folder):
+        here = Path(place).relative_to(folder)
+        folders[:] = [name for name in folders if not _matches(str(here / name), (*stage.working, ".*"))]
+        for name in files:
+            path = str(here / name)
+            if path in (DONE, BEGUN) or _matches(path, stage.working) or _matches(name, _UNLISTED):
+                continue
+            if str(here) != stage.shards or not is_of_shard(name):
+                yield path
+
+
+def _added(folder: Path, listed: Mapping[str, Any]) -> list[str]:
+    """Files at the top of a folder that a loader would pick up, and its stage has not written."""
+    names = sorted(path.name for path in folder.iterdir() if path.suffix in LOADED)
+    return [n for n in names if n not in listed and n not in (DONE, BEGUN) and not _matches(n, (*_BESIDE, ".*"))]
+
+
+def _other_runs(settings: Any) -> list[Path]:
+    """Folders of finished stages that a section names by their path."""
+    if isinstance(settings, Mapping):
+        named = [value for key in _PLACES if isinstance(value := settings.get(key), str)]
+        inner = [folder for value in settings.values() for folder in _other_runs(value)]
+        return [Path(name) for name in named if os.path.isfile(os.path.join(name, DONE))] + inner
+    return [folder for item in settings for folder in _other_runs(item)] if isinstance(settings, list) else []
+
+
+def _matches(name: str, patterns: Sequence[str]) -> bool:
+    return any(fnmatch(name, pattern) for pattern in patterns)
