@@ -1,23 +1,84 @@
 """Base of every config class: a recipe section that is checked before anything is allocated.
 
 Each section lives beside the code that reads it. Unknown keys, wrong types and values out of range
-are refused by pydantic; `recipes/load.py` turns its report into one readable message.
+are refused by pydantic; `recipes/messages.py` turns its report into one readable message.
 """
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
-from pydantic import BaseModel, ConfigDict
+from pydantic import BaseModel, ConfigDict, GetCoreSchemaHandler
+from pydantic_core import PydanticCustomError, core_schema
 
 if TYPE_CHECKING:
     import torch
 
+# No setting counts further; what is larger is a slip, and some of what reads it (NumPy, torch) counts in 64 bits.
+MOST = 10**15
+
+
+def _number(value: Any) -> Any:
+    """Refuses what pydantic would count as 0 or 1, and whole numbers as large as a float can name them."""
+    if isinstance(value, bool):
+        raise PydanticCustomError("number_type", "should be a number")
+    if isinstance(value, float) and abs(value) > MOST and value.is_integer():
+        return int(value)  # beyond 64 bits, where pydantic speaks of a parser
+    return value
+
+
+def _with_real_numbers(schema: Any, cls: type[BaseModel]) -> Any:
+    """pydantic's schema of `cls` with `_number` before each number, and a bound on whole ones that have none.
+
+    Sections inside have been through this themselves.
+    """
+    kind = schema["type"]
+    if kind == "model" and schema["cls"] is not cls:
+        return schema
+    if kind == "function-before" and schema["function"]["function"] is _number:
+        return schema
+    if kind == "int":
+        limits = {} if {"le", "lt"} & schema.keys() else {"le": MOST}
+        limits |= {} if {"ge", "gt"} & schema.keys() else {"ge": -MOST}
+        return core_schema.no_info_before_validator_function(_number, {**schema, **limits})
+    if kind == "float" or (kind == "literal" and any(type(value) is int for value in schema["expected"])):
+        return core_schema.no_info_before_validator_function(_number, schema)
+    inner = dict(schema)
+    for key in ("schema", "items_schema", "keys_schema", "values_schema"):
+        if isinstance(inner.get(key), dict):
+            inner[key] = _with_real_numbers(inner[key], cls)
+        elif isinstance(inner.get(key), list):
+            inner[key] = [_with_real_numbers(item, cls) for item in inner[key]]
+    if kind == "union":
+        inner["choices"] = [_choice(choice, cls) for choice in inner["choices"]]
+    elif kind == "model-fields":
+        inner["fields"] = {name: _with_real_numbers(field, cls) for name, field in inner["fields"].items()}
+    return inner
+
+
+def _choice(choice: Any, cls: type[BaseModel]) -> Any:
+    """One of a union's choices under the label that pydantic would have given it: messages name it by that."""
+    schema, label = choice if isinstance(choice, tuple) else (choice, None)
+    changed = _with_real_numbers(schema, cls)
+    if label is None and changed is not schema and schema["type"] in ("int", "float"):
+        label = schema["type"]
+    return changed if label is None else (changed, label)
+
 
 class Section(BaseModel):
-    """A frozen part of a recipe; unknown keys are errors, and types are not coerced from strings."""
+    """A frozen part of a recipe; unknown keys are errors.
 
-    model_config = ConfigDict(extra="forbid", frozen=True, strict=False, validate_default=True, protected_namespaces=())
+    Numbers are finite, and true and false are no numbers. Numbers as text are read, since that is what an environment
+    variable (`${oc.env:STEPS}`) gives, and so are whole floats (`steps: 1e3`).
+    """
+
+    model_config = ConfigDict(
+        extra="forbid", frozen=True, strict=False, validate_default=True, protected_namespaces=(), allow_inf_nan=False
+    )
+
+    @classmethod
+    def __get_pydantic_core_schema__(cls, source: Any, handler: GetCoreSchemaHandler) -> Any:
+        return _with_real_numbers(handler(source), cls)
 
 
 def torch_dtype(name: str) -> torch.dtype:

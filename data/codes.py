@@ -21,6 +21,7 @@ from pydantic import Field, model_validator
 from torch import Tensor
 
 from ..core.batch import CodeBatch, PictureBatch
+from ..core.fields import Place
 from ..core.section import Section
 from .shards import ShardReader
 
@@ -33,7 +34,7 @@ class ShardData(Section):
     # The stage that wrote them; null with path null: the latest that did.
     from_stage: str | None = Field(None, alias="from")
     # A folder of shards from elsewhere.
-    path: str | None = None
+    path: Place | None = None
     # Share of the samples that is kept for validation, by their numbers (the papers: 5%).
     held_out: float = Field(0.0, ge=0, lt=1)
     max_samples: int | None = Field(None, ge=1)

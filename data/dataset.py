@@ -15,6 +15,7 @@ from pydantic import Field, model_validator
 
 from ..core.batch import Request
 from ..core.errors import UserError
+from ..core.fields import Place
 from ..core.section import Section
 from .collate import Sample, empty_sample
 from .conversations import MARKS, Encoded, PromptFormat, encode
@@ -43,9 +44,9 @@ class ConversationData(Section):
     # The stage that wrote the files; null: `path` names files on disk.
     from_stage: str | None = Field(None, alias="from")
     # Folder that image paths are relative to; null: the data file's own folder.
-    images: str | None = None
+    images: Place | None = None
     # Folder that clips are relative to; null: as images.
-    videos: str | None = None
+    videos: Place | None = None
     # Take absolute paths of records and paths with `..` as they are. false: such a record is unusable, since whoever
     # wrote it could have any picture of this machine read. Symbolic links inside the folders are followed.
     allow_outside: bool = False
@@ -62,7 +63,7 @@ class ConversationData(Section):
     max_pixels: int | None = Field(None, ge=1)
     video: VideoSettings = VideoSettings()
     # Ids in a sample, pictures included; no more than the language model has positions.
-    max_length: int = Field(2048, ge=8)
+    max_length: int = Field(2048, ge=8, le=1 << 24)
     # Text that is appended to each record's last question ("Please answer with at least 1000 words.").
     question_end: str = ""
     # strict stops at the first unusable record; skip leaves it out and lists it in skipped.jsonl.

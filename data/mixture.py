@@ -20,6 +20,7 @@ import yaml
 from pydantic import Discriminator, Field, Tag, TypeAdapter, ValidationError
 
 from ..core.errors import UserError, did_you_mean
+from ..core.fields import Place
 from .patterns import braces, matched
 from .records import RecordFile, file_identity, open_records
 from .table_records import Columns, TableRecords
@@ -45,7 +46,7 @@ def kind(value: Any) -> str | None:
 
 
 # Chosen by a function, so that a mistake is told about what was written, and not about each thing that might have been.
-_Of = Annotated[str, Tag("str")] | Annotated[TableRecords, Tag("datasets")] | Annotated[TarRecords, Tag("webdataset")]
+_Of = Annotated[Place, Tag("str")] | Annotated[TableRecords, Tag("datasets")] | Annotated[TarRecords, Tag("webdataset")]
 RecordSource = Annotated[_Of, Discriminator(kind)]
 RecordSources = Annotated[_Of | Annotated[list[RecordSource], Tag("list")], Discriminator(kind)]
 

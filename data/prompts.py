@@ -16,6 +16,7 @@ from typing import Any, Literal
 from pydantic import Field, model_validator
 
 from ..core.errors import UserError, encodable
+from ..core.fields import Place, Seed
 from ..core.section import Section
 from .captioned import Captioned, CocoSource, TarSource, read
 
@@ -37,16 +38,16 @@ class PromptSource(Section):
     pictures. `classes: N` asks for class labels 0 to N - 1 in turn.
     """
 
-    path: str | None = None
+    path: Place | None = None
     # The stage in whose folder the path lies (a synthetic dataset).
     from_stage: str | None = Field(None, alias="from")
     # Class-conditional models: labels in turn, as many as max_samples.
-    classes: int | None = Field(None, ge=1)
+    classes: int | None = Field(None, ge=1, le=1 << 24)
     # MS-COCO: which of an image's captions.
     which: Literal["first", "longest", "all"] = "longest"
     # null: prompts in the order of the file. A number draws them in a random order, of this seed (ADT-Tree: 100 random
     # captions); not for a tar, whose pictures are compared in its order.
-    shuffle: int | None = Field(None, ge=0)
+    shuffle: Seed | None = None
     max_samples: int | None = Field(None, ge=1)
 
     @model_validator(mode="after")

@@ -16,6 +16,7 @@ from pydantic import Field, model_validator
 
 from ..core.batch import TEXT, Batch, Request
 from ..core.errors import UserError
+from ..core.fields import Place, Temperature
 from ..core.section import Section
 from ..core.states import KeptScores, TargetStates
 from .answers import Answers
@@ -30,7 +31,7 @@ class DraftWriting(Section):
 
     max_new_tokens: int = Field(64, ge=1)
     # 0 is greedy; 1 samples from the draft, so that the target corrects what sampled drafting would propose.
-    temperature: float = Field(1.0, ge=0)
+    temperature: Temperature = 1.0
     top_k: int = Field(0, ge=0)
     top_p: float = Field(1.0, gt=0, le=1)
 
@@ -43,7 +44,7 @@ class AnswersConfig(Section):
     # The regenerate stage that wrote the target's; null with path null: the latest.
     from_stage: str | None = Field(None, alias="from")
     # A folder of such answers to the same questions from elsewhere: they depend on the target alone, not on the draft.
-    path: str | None = None
+    path: Place | None = None
     # Share of the samples with the record's own answers (data), the target's and the draft's; they add up to 1.
     # Answers of the draft are useful only with a target that corrects them (objective: distill).
     shares: dict[Source, float] = Field({"target": 1.0}, min_length=1)

@@ -17,6 +17,7 @@ from typing import Any, Literal, get_args
 from pydantic import Field, ValidationError, model_validator
 
 from ..core.errors import UserError, did_you_mean
+from ..core.fields import Place
 from ..core.files import write_whole
 from ..core.section import Section
 from .benchmark_sets import BENCHMARK_SETS, DESCRIBE, EXPLAIN, Ask, Medium, wording
@@ -67,7 +68,7 @@ class SetFile(Section):
 
     # LLaVA JSON or JSONL beside suite.json. Of a record the first question counts, and as references `references`
     # (a list of texts) or the answer to that question.
-    file: str
+    file: Place
     # Which average it belongs to; null: that of the published set of this name.
     group: Group | None = None
     # What the rows are, where they stand in for a published set.

@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from ..core.errors import UserError, did_you_mean, first_line
+from ..core.fields import Place, Revision
 from ..core.files import write_whole
 from ..core.section import Section
 from .embedded import Embedded
@@ -57,13 +58,13 @@ class TableRecords(Section):
 
     kind: Literal["datasets"]
     # A folder (or a file of one), or else an id of the Hub.
-    path: str
+    path: Place
     # The configuration on the Hub; of a folder of files the folder inside it. null: the only one.
-    name: str | None = None
+    name: Place | None = None
     # null: the only split, or train.
     split: str | None = None
     # Commit, tag or branch on the Hub; null: main, as it is when the set is first loaded.
-    revision: str | None = None
+    revision: Revision | None = None
     columns: Columns = Columns()
 
     @property

@@ -18,6 +18,7 @@ from typing import Any, Literal
 import numpy as np
 
 from ..core.errors import UserError
+from ..core.fields import Place
 from ..core.section import Section
 from . import tars
 from .embedded import Embedded
@@ -49,7 +50,7 @@ class TarRecords(Section):
 
     kind: Literal["webdataset"]
     # Local tar files; braces and glob patterns are expanded: "shards/{000..999}.tar". All of them count as one set.
-    path: str | tuple[str, ...]
+    path: Place | tuple[Place, ...]
 
     @property
     def source_name(self) -> str:

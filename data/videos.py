@@ -33,7 +33,7 @@ class VideoSettings(Section):
     """How clips (the record's `video` key) are read and counted."""
 
     # Frames taken of a clip at most.
-    num_frames: int = Field(32, ge=1)
+    num_frames: int = Field(32, ge=1, le=1 << 20)
     # Frames of each second as long as they are no more than num_frames; null: always num_frames at equal distances.
     fps: float | None = Field(1.0, gt=0)
     # Clips of fewer frames are too short to be one.

@@ -20,6 +20,7 @@ from transformers import Florence2ForConditionalGeneration as Florence2Model
 
 from ..core.batch import Request
 from ..core.errors import UserError, first_line
+from ..core.fields import Place, Revision
 from ..core.pictures import IMAGE, TEXT, VIDEO
 from ..core.section import Section, torch_dtype
 from .decoding.batched import write_answers
@@ -37,10 +38,10 @@ class Captioner(Protocol):
 
 
 class _Published(Section):
-    path: str
-    revision: str | None = None
+    path: Place
+    revision: Revision | None = None
     # Beams of the search; 1 is greedy.
-    num_beams: int = Field(1, ge=1)
+    num_beams: int = Field(1, ge=1, le=1024)
     # A caption's tokens. The draft reads them all: long ones cost it positions.
     max_new_tokens: int = Field(50, ge=1)
     dtype: Literal["float32", "bfloat16", "float16"] = "float32"
@@ -50,7 +51,7 @@ class Florence2Captions(_Published):
     """TABED's default. Of the native conversion: microsoft/* needs code of its own, which does not load any more."""
 
     kind: Literal["florence2"]
-    path: str = "florence-community/Florence-2-large-ft"
+    path: Place = "florence-community/Florence-2-large-ft"
     num_beams: int = Field(3, ge=1)
     max_new_tokens: int = Field(1024, ge=1)
     # How much is said; TABED uses the shortest.
@@ -61,14 +62,14 @@ class BlipCaptions(_Published):
     """BLIP: small and fast, with short captions."""
 
     kind: Literal["blip"]
-    path: str = "Salesforce/blip-image-captioning-base"
+    path: Place = "Salesforce/blip-image-captioning-base"
 
 
 class Blip2Captions(_Published):
     """With a decoder of its own (OPT)."""
 
     kind: Literal["blip2"]
-    path: str = "Salesforce/blip2-opt-2.7b"
+    path: Place = "Salesforce/blip2-opt-2.7b"
 
 
 class LvlmCaptions(Section):

@@ -19,6 +19,7 @@ from torch import Tensor
 from transformers import AutoConfig, AutoModel, AutoModelForCausalLM, PreTrainedConfig, PreTrainedModel
 
 from ..core.errors import UserError, did_you_mean, first_line
+from .inline import inline_config
 
 PINNED = Path(__file__).parent / "configs"
 
@@ -42,9 +43,7 @@ def read_config(
         network: False reads pinned configs and local directories only (`dry_run`).
     """
     if isinstance(source, dict):
-        config = _from_dict(source, key)
-        check_inline(source, config, key)
-        return config
+        return inline_config(source, key)
     if Path(source).is_dir():
         return AutoConfig.from_pretrained(source)
     if not network:
@@ -55,50 +54,12 @@ def read_config(
                 f"{key}: no pinned config for {source!r}, and a dry run uses no network",
                 hint="name a local directory, or a pinned model: " + did_you_mean(source.split("/")[-1], known),
             )
-        return _from_dict(values, key)
+        values = dict(values)
+        return AutoConfig.for_model(values.pop("model_type"), **values)
     try:
         return AutoConfig.from_pretrained(source, revision=revision)
     except (OSError, ValueError) as error:
         raise UserError(f"{key}: cannot read the config of {source!r}: {first_line(error)}", hint=_CURE) from error
-
-
-def _from_dict(values: dict[str, Any], key: str) -> PreTrainedConfig:
-    values = dict(values)
-    model_type = values.pop("model_type", None)
-    if model_type is None:
-        raise UserError(f"{key}: an inline config needs model_type", hint="add model_type: llama or clip_vision_model")
-    try:
-        return AutoConfig.for_model(model_type, **values)
-    except ValueError as error:
-        raise UserError(f"{key}: {first_line(error)}", hint="use a model_type that transformers knows") from error
-
-
-# Keys of configs from before transformers 5, which reads them into `rope_parameters` and `dtype`.
-_EARLIER = {"rope_parameters": ("rope_theta", "rope_scaling"), "dtype": ("torch_dtype",)}
-
-
-def check_inline(values: dict[str, Any], config: PreTrainedConfig, key: str) -> None:
-    """Refuse keys that `config`'s class does not know: transformers keeps them and reads none of them.
-
-    Args:
-        values: as the recipe spells them, and `config` what they made.
-        key: the recipe's key, for error messages.
-
-    Raises:
-        UserError: names the key and the nearest that the class has.
-    """
-    defaults = type(config)()
-    known = {*defaults.to_dict(), *defaults.attribute_map, "model_type"}
-    known |= {earlier for name, names in _EARLIER.items() if name in known for earlier in names}
-    for name, value in values.items():
-        if name not in known:
-            raise UserError(
-                f"{key}.{name}: a config of model_type {config.model_type} has no such key",
-                where=f"key {key}", hint=did_you_mean(name, known),
-            )  # fmt: skip
-        inner = config_value(config, name)
-        if isinstance(value, dict) and isinstance(inner, PreTrainedConfig):
-            check_inline(value, inner, f"{key}.{name}")
 
 
 def load_language_model(

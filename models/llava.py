@@ -27,6 +27,7 @@ from transformers import (
 )
 
 from ..core.batch import TEXT, Batch
+from ..core.errors import UserError
 from ..core.loss import StepLoss
 from ..core.states import TargetStates
 from .hub import config_value
@@ -71,9 +72,16 @@ def llava_config(
 ) -> PreTrainedConfig:
     """Join two configs into a LLaVA (projector: linear, exact GELU, linear; LLaVA-1.5: layer -2 without CLS).
 
+    Raises `UserError` where the tower has no such layer.
+
     Args:
         family: NeXT and OneVision get a newline and their resolutions, in multiples of the tower's own.
     """
+    if not -vision.num_hidden_layers - 1 <= vision_feature_layer <= vision.num_hidden_layers:
+        raise UserError(
+            f"vision_feature_layer is {vision_feature_layer}, and the tower has {vision.num_hidden_layers} layers",
+            hint="-2 is the last but one; null takes the family's",
+        )
     text.vocab_size = ids.vocab_size
     text.bos_token_id, text.eos_token_id, text.pad_token_id = ids.bos, ids.eos, ids.pad
     own: dict[str, Any] = {}

@@ -5,9 +5,25 @@ from __future__ import annotations
 from collections.abc import Collection, Sequence
 
 from ..core import ranks
+from ..models.inline import building
 from ..trainers.describe.models import mirrored_shape, target_lines, target_shape
 from ..trainers.stages.base import Planned
 from .schema import Recipe
+
+
+def check_models(recipe: Recipe) -> None:
+    """Builds target and drafter on the meta device where the recipe spells them out, as a dry run does.
+
+    Raises:
+        UserError: transformers cannot build what the recipe says.
+    """
+    with building("target"):
+        if recipe.target.path is None:
+            target_lines(recipe)
+    if recipe.drafter is None or recipe.target.path is not None:
+        return
+    with building("drafter"):
+        recipe.drafter.lines(mirrored_shape(recipe), target_shape(recipe))
 
 
 def dry_run(recipe: Recipe, planned: Sequence[Planned], stages: Collection[str] | None = None) -> str:
@@ -17,10 +33,13 @@ def dry_run(recipe: Recipe, planned: Sequence[Planned], stages: Collection[str] 
         stages: names of the stages that would run; None: all of them.
     """
     lines = [f"dry run: nothing is written, no network is used ({ranks.world_size()} rank(s))"]
-    lines += ["", "target", *target_lines(recipe)]
+    with building("target"):
+        lines += ["", "target", *target_lines(recipe)]
     if recipe.drafter is not None:
-        lines += ["drafter", *recipe.drafter.lines(mirrored_shape(recipe), target_shape(recipe))]
+        with building("drafter"):
+            lines += ["drafter", *recipe.drafter.lines(mirrored_shape(recipe), target_shape(recipe))]
     for plan in planned:
         if stages is None or plan.name in stages:
-            lines += ["", f"stage {plan.name} ({plan.stage.kind})", *plan.stage.describe(plan)]
+            with building(f"stages.{plan.name}"):
+                lines += ["", f"stage {plan.name} ({plan.stage.kind})", *plan.stage.describe(plan)]
     return "\n".join(lines)

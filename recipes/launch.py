@@ -15,6 +15,7 @@ from ..core import ranks
 from ..core.errors import UserError
 from ..core.secrets import redact, redact_argument, redact_output, redact_tree
 from .load import Loaded, load
+from .messages import blamed
 
 
 def say(text: str) -> None:
@@ -40,18 +41,20 @@ def run_recipe(arguments: Sequence[str], command: str) -> int:
     from ..trainers.engine import check_engine
     from ..trainers.run import check_stages, pending_restart, run_stages
     from ..trainers.stopping import Stopped
-    from .dry_run import dry_run
+    from .dry_run import check_models, dry_run
     from .plan import plan
 
     recipe, options = loaded.recipe, loaded.options
     check_engine(recipe.engine)
-    planned = plan(recipe, loaded.path)
-    for one in planned:
-        for text in one.stage.warnings():
-            say(f"warning: stages.{one.name}.{text}")
-    if options.dry_run:
-        say(dry_run(recipe, planned, options.stages))
-        return 0
+    with blamed(loaded.asked):
+        planned = plan(recipe, loaded.path)
+        for one in planned:
+            for text in one.stage.warnings():
+                say(f"warning: stages.{one.name}.{text}")
+        if options.dry_run:
+            say(dry_run(recipe, planned, options.stages))
+            return 0
+        check_models(recipe)
     from transformers.utils import logging as hf_logging
 
     from ..trainers.engine import init_distributed

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, get_args, get_origin
@@ -14,10 +16,13 @@ from pydantic_core import PydanticUndefined
 from ..core.errors import UserError, did_you_mean, nearest
 from ..core.refused import Refused
 from ..core.secrets import redact_argument, redact_tree
+from . import tree as trees
 from .sections import SECTION, WORD, kinds, names, sections, walk
 
 # A value of each type, where a key has no default to show.
 _EXAMPLES: dict[Any, Any] = {float: 1e-4, int: 8, bool: True, str: "text"}
+_KEY, _LEADING = re.compile(r"\bkey ([\w.*+-]+)"), re.compile(r"([a-z_]+(?:\.[\w*+-]+)+)")
+_MOST = 8  # problems that a message names
 _WRONG_TYPES = ("_type", "_parsing", "_from_float")
 
 
@@ -28,45 +33,90 @@ class Asked:
     Args:
         path: the recipe's file.
         settings: (dotted key, text) of the command line.
-        stages: name -> section of the recipe's own files.
+        tree: what the recipe's own files say.
         fields: key at the top -> annotation.
         options: keys of the command line that are no part of a recipe.
     """
 
     path: Path
     settings: Sequence[tuple[str, str]]
-    stages: Mapping[str, Any]
+    tree: Mapping[str, Any]
     fields: Mapping[str, Any]
     options: Sequence[str]
+
+    @property
+    def stages(self) -> Mapping[str, Any]:
+        """Name -> section, of the recipe's own files."""
+        stages = self.tree.get("stages")
+        return stages if isinstance(stages, dict) else {}
 
     def place(self, key: str) -> str:
         """Who set what is wrong at `key`: the command line, the file, or the file with what the command line adds."""
         for setting, text in reversed(self.settings):
-            given = "command line: " + redact_argument(f"{setting}={text}")
+            given = "command line: " + redact_argument(f"{setting}={trees.shown(text)}")
             if f"{key}.".startswith(f"{setting}."):
                 return given
             if setting.startswith(f"{key}."):
-                is_new = key.startswith("stages.") and key.split(".")[1] not in self.stages
-                return given if is_new else f"{self.path} with {given}"
+                return f"{self.path} with {given}" if self._writes(key) else given
         return str(self.path)
+
+    def _writes(self, key: str) -> bool:
+        """Whether the recipe's files have this key."""
+        section: Any = self.tree
+        for part in key.split("."):
+            if not isinstance(section, dict) or part not in section:
+                return False
+            section = section[part]
+        return True
+
+
+@contextmanager
+def blamed(asked: Asked | None) -> Iterator[None]:
+    """Errors that name a key of the recipe also say who set it."""
+    try:
+        yield
+    except UserError as error:
+        if asked is None:
+            raise
+        raise placed(error, asked) from error
+
+
+def placed(error: UserError, asked: Asked) -> UserError:
+    """The error of a section, which knows its key and not who set it."""
+    of_where, of_problem = _KEY.search(error.where or ""), _LEADING.match(error.problem)
+    key = next((m[1].rstrip(".") for m in (of_where, of_problem) if m and m[1].split(".")[0] in asked.fields), None)
+    if key is None and error.where is not None:
+        return error  # of a file of data, or of weights
+    place = str(asked.path) if key is None else asked.place(key)
+    # The key that the message gives is what the command line shows.
+    shows = key is None or of_where is None or "command line: " in place
+    where = place if shows else f"{place}, key {key}"
+    return UserError(_cut(error.problem), where=where, hint=_cut(error.hint or "") or None)
+
+
+def _cut(message: str) -> str:
+    """Without the middle of words that are longer than any path."""
+    return re.sub(r"\S{260,}", lambda word: trees.shown(word[0]), message)
 
 
 def readable(error: ValidationError, asked: Asked) -> UserError:
     """Pydantic's report as one message."""
-    told = [_told(problem, asked) for problem in _problems(error)]
+    problems = _problems(error)
+    told = [_told(problem, asked) for problem in problems[:_MOST]]
     hints = [hint for _, _, hint in told if hint]
+    more = [f"and {len(problems) - _MOST} more"] if len(problems) > _MOST else []
     return UserError(
-        "; ".join(line for _, line, _ in told),
+        _cut("; ".join([line for _, line, _ in told] + more)),
         where="; ".join(dict.fromkeys(asked.place(key) for key, _, _ in told)),
-        hint="; ".join(hints) or "mend the key, or see the recipe's header",
+        hint=_cut("; ".join(hints)) or "mend the key, or see the recipe's header",
     )
 
 
 def _told(problem: Any, asked: Asked) -> tuple[str, str, str | None]:
     """One problem: its key, what is wrong, and what to do."""
-    places = [str(p) for p in problem["loc"]]
+    places = [str(p) for p in problem["loc"] if p != "[key]"]
     kept, found = walk(dict(asked.fields), places)
-    key, context = ".".join(kept), problem.get("ctx", {})
+    key, context = ".".join(map(trees.shown, kept)), problem.get("ctx", {})
     refused = context.get("error")
     if isinstance(refused, Refused):
         key = ".".join(part for part in (key, refused.key) if part)
@@ -86,10 +136,12 @@ def _told(problem: Any, asked: Asked) -> tuple[str, str, str | None]:
             # The key that tells sections apart: quoted, or the name of a function.
             name, tags, tag = context["discriminator"].strip("'()"), context["expected_tags"], context["tag"]
             known = [word for t in tags.split(",") if not WORD.fullmatch(word := t.strip("' "))]
+            tag = trees.shown(tag)
             line = f"{key}.{name}: {tag!r} is no {name}; {name}s are {', '.join(map(repr, known))}"
-            return f"{key}.{name}", line, f"{key}.{name}: {did_you_mean(str(tag), known)}"
+            return f"{key}.{name}", line, f"{key}.{name}: {did_you_mean(tag, known)}"
     message, value = problem["msg"].removeprefix("Value error, "), redact_tree(problem["input"])
-    shown = "" if isinstance(value, dict) else f" (found {value!r})"  # of a whole section the message says enough
+    # Of a whole section the message says enough.
+    shown = "" if isinstance(value, dict) else f" (found {trees.shown(repr(value))})"
     example = _example(places, asked) if problem["type"].endswith(_WRONG_TYPES) else None
     return key, f"{key}: {message[0].lower()}{message[1:]}{shown}", example and f"{key}: {example}"
 

@@ -14,7 +14,8 @@ import yaml
 
 from ..core.secrets import redact_tree
 from ..core.section import Section
-from .load import FOLDER, Loaded, sources
+from .files import FOLDER, sources
+from .load import Loaded
 
 COMMAND_LINE, DEFAULT = "command line", "default"
 Place = tuple[str, ...]

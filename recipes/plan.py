@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import fnmatch
 import hashlib
 import json
 from pathlib import Path
@@ -16,6 +17,7 @@ from ..data.tars import expand_paths
 from ..models.drafters.made_for import MANIFEST
 from ..trainers.run import ABSENT, FINGERPRINTS
 from ..trainers.stages.base import Planned
+from .preflight_data import sections as data_sections
 from .schema import Recipe
 
 
@@ -32,9 +34,10 @@ def plan(recipe: Recipe, path: Path) -> list[Planned]:
         for thing in sorted(stage.uses()):
             if makers := [p.name for p in planned if thing in p.stage.makes()]:
                 inputs.setdefault(thing, makers[-1])
+        earlier = {p.name: p for p in planned}
+        _check_written(name, stage, earlier, path)
         settings = _settings(recipe, name, inputs, planned)
         fingerprint = hashlib.sha256(json.dumps(settings, sort_keys=True).encode()).hexdigest()
-        earlier = {p.name: p for p in planned}
         planned.append(Planned(name, stage, inputs, fingerprint, recipe, earlier, redact_tree(settings)))
     return planned
 
@@ -62,6 +65,23 @@ def _maker(earlier: list[Planned], thing: str, wanted: str | None, name: str, re
         where=where,
         hint=f"put the stage that makes it before this one{outside}",
     )
+
+
+def _check_written(name: str, stage: Any, earlier: dict[str, Planned], path: Path) -> None:
+    """Raises `UserError` for data of a `generate` stage that it does not write: a mistyped split."""
+    for data in data_sections(stage):
+        maker = None if data.maker is None else earlier.get(data.maker)
+        if maker is None or maker.stage.kind != "generate":
+            continue
+        written, named = maker.stage.written(data.is_suite), dict(data.section).get("path")
+        for wanted in named if isinstance(named, list | tuple) else [named]:
+            if wanted is None or fnmatch.filter(written, str(wanted)) or "{" in str(wanted):
+                continue
+            raise UserError(
+                f"stages.{name}.{data.key} takes {str(wanted)!r} of stage {data.maker}, which writes "
+                + (", ".join(written) or "none such"),
+                where=f"{path}, key stages.{name}.{data.key}.path", hint=did_you_mean(str(wanted), written),
+            )  # fmt: skip
 
 
 def _settings(recipe: Recipe, name: str, inputs: dict[str, str], earlier: list[Planned]) -> dict[str, Any]:

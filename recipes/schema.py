@@ -2,11 +2,21 @@
 
 from __future__ import annotations
 
+import re
 from typing import Annotated, Any
 
-from pydantic import Field, SerializeAsAny, TypeAdapter, ValidationInfo, field_validator, model_validator
+from pydantic import (
+    AfterValidator,
+    Field,
+    SerializeAsAny,
+    TypeAdapter,
+    ValidationInfo,
+    field_validator,
+    model_validator,
+)
 
 from ..core.errors import nearest
+from ..core.fields import Place, Seed, file_name
 from ..core.refused import Refused
 from ..core.section import Section
 from ..core.tracking import TrackingConfig
@@ -34,17 +44,31 @@ AnyStage = Annotated[
 ]
 
 
+# What a run's folder holds beside its stages' folders.
+_OWN_FILES = ("recipe.yaml", "run.yaml")
+
+
+def _stage_name(name: str) -> str:
+    """Raises `ValueError` for names of files that a run itself writes."""
+    if file_name(name) in _OWN_FILES or re.search(r"\.(before-\d+|partial)$", name):
+        raise ValueError("a run writes a file or folder of this name itself; give the stage another")
+    return name
+
+
+StageName = Annotated[str, AfterValidator(_stage_name)]
+
+
 class Recipe(Section):
     """A whole run. Stages run in the order in which they are written."""
 
     target: AnyTarget
     drafter: SerializeAsAny[AnyDrafter | None] = None
-    stages: dict[str, AnyStage] = Field(min_length=1)
+    stages: dict[StageName, AnyStage] = Field(min_length=1)
     engine: EngineConfig = EngineConfig()
     tracking: TrackingConfig = TrackingConfig()
-    seed: int = Field(0, ge=0)
+    seed: Seed = 0
     # Folder of the run: one folder in it for each stage.
-    output: str
+    output: Place
 
     @field_validator("target", mode="before")
     @classmethod
@@ -81,6 +105,21 @@ class Recipe(Section):
         return check(value)
 
     @model_validator(mode="after")
+    def _told_apart(self) -> Recipe:
+        """Names differ by more than their case, which not every file system keeps; each place is published to once."""
+        names: dict[str, str] = {}
+        places: dict[tuple[str, str], str] = {}
+        for name, stage in self.stages.items():
+            if (other := names.setdefault(name.casefold(), name)) != name:
+                raise Refused(f"stages.{name}", f"stage {other} has this name but for its case", "give it another")
+            if isinstance(stage, PublishStage) and stage.repo is not None and not stage.dry_run:
+                place = (stage.repo.casefold(), stage.revision or "main")
+                if not stage.pull_request and (other := places.setdefault(place, name)) != name:
+                    problem = f"stage {other} publishes to {stage.repo} ({place[1]}), too, and the later one would stay"
+                    raise Refused(f"stages.{name}.repo", problem, "give another repository or revision")
+        return self
+
+    @model_validator(mode="after")
     def _read_by_something(self) -> Recipe:
         # A stage without a drafter of its own trains the recipe's.
         trained = {
@@ -93,6 +132,7 @@ class Recipe(Section):
                 stage.check(self.target, self.drafter)
                 stage.check_named(trained)
                 stage.check_engine(self.engine)
+                stage.needs()
             except Refused as refused:
                 raise refused.under(f"stages.{name}") from None
         return self
@@ -132,4 +172,5 @@ def _told_by_target(stage: Any, target: Any) -> Any:
 
 
 def _kind_of(section: Any) -> Any:
-    return (dict(section) if isinstance(section, dict | Section) else {}).get("kind")
+    kind = (dict(section) if isinstance(section, dict | Section) else {}).get("kind")
+    return kind if isinstance(kind, str) else None  # of another type it is pydantic's to refuse

@@ -8,8 +8,10 @@ from typing import Any, get_args, get_origin
 from ..core.section import Section
 
 # What pydantic puts into a place where a key takes a word or a section.
-WORD = re.compile(r"str|int|list|literal\[.*")
-SECTION = re.compile(r"(tagged-union|function-\w+|dict)\[.*")
+_PLAIN = r"(?:str|int|float)"
+_CHECKED = rf"function-\w+\[\w+\(\), ?{_PLAIN}\]"  # text that a function looks at
+WORD = re.compile(rf"{_PLAIN}|list(\[.*)?|literal\[.*|{_CHECKED}")
+SECTION = re.compile(rf"(?!{_CHECKED}$)(tagged-union|function-\w+|dict)\[.*")
 
 
 def sections(annotation: Any) -> list[type[Section]]:

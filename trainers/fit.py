@@ -11,6 +11,7 @@ import torch
 from pydantic import Field, model_validator
 
 from ..core import ranks
+from ..core.fields import Seed
 from ..core.section import Section
 from ..data.loader import Collate, Loader, Samples, steps_per_epoch
 from .checkpoint import CheckpointConfig
@@ -39,7 +40,7 @@ class FitSettings(Stage):
     # The stage whose weights this one starts from; null: the latest that made this model; scratch: none of them.
     from_stage: str | None = Field(None, alias="from")
     # Of initial weights and data order; null: the recipe's.
-    seed: int | None = Field(None, ge=0)
+    seed: Seed | None = None
     epochs: int | None = Field(None, ge=1)
     # Optimizer steps; in place of epochs.
     steps: int | None = Field(None, ge=1)
@@ -48,7 +49,7 @@ class FitSettings(Stage):
     micro_batch_size: int | None = Field(None, ge=1)
     optim: OptimConfig
     checkpoints: CheckpointConfig = CheckpointConfig()
-    num_workers: int = Field(0, ge=0)
+    num_workers: int = Field(0, ge=0, le=1024)
     log_every: int = Field(10, ge=1)
     expected: Expected | None = None
 

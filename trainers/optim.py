@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import math
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 import torch
 from pydantic import Field, model_validator
@@ -13,18 +13,21 @@ from torch import nn
 
 from ..core.section import Section
 
+# AdamW divides by 1 - beta^step; a rate above it is a slip (1e4 for 1e-4).
+Beta = Annotated[float, Field(ge=0, lt=1)]
+Rate = Annotated[float, Field(gt=0, le=100)]
 Parts = Mapping[str, Sequence[tuple[str, nn.Parameter]]]
 
 
 class OptimConfig(Section):
     """AdamW. The defaults are those of LLaVA-1.5's scripts (TABED, table 7)."""
 
-    lr: float = Field(gt=0)
+    lr: Rate
     # Learning rate of single parts (vision_tower, projector, language_model) where it is another one.
-    lr_by_part: dict[str, float] = Field(default_factory=dict)
-    betas: tuple[float, float] = (0.9, 0.999)
-    eps: float = Field(1e-8, gt=0)
-    weight_decay: float = Field(0.0, ge=0)
+    lr_by_part: dict[str, Rate] = Field(default_factory=dict)
+    betas: tuple[Beta, Beta] = (0.9, 0.999)
+    eps: float = Field(1e-8, gt=0, le=1)
+    weight_decay: float = Field(0.0, ge=0, le=100)
     schedule: Literal["cosine", "linear", "constant"] = "cosine"
     # Share of all steps, or their number, in which the rate rises from 0.
     warmup_ratio: float = Field(0.0, ge=0, lt=1)

@@ -17,6 +17,7 @@ from typing import Literal
 from pydantic import Field
 
 from ...core.errors import UserError
+from ...core.fields import Place
 from .. import tars
 from .items import (
     MAX_TEXT_BYTES,
@@ -41,7 +42,7 @@ class TarSource(Source):
 
     kind: Literal["webdataset"]
     # Local tar files; braces and glob patterns are expanded: shards/{00000..00041}.tar
-    path: str | list[str]
+    path: Place | list[Place]
     # Field of the json member that holds the caption; null: the txt member is the caption.
     caption_key: str | None = None
 
@@ -105,7 +106,7 @@ class FolderSource(Source):
 
     kind: Literal["folder"]
     # The folder; folders inside it are not looked into.
-    folder: str
+    folder: Place
 
     def openers(self, start: int) -> Iterator[Opener]:
         """One for each picture, in the order of the names."""
@@ -117,9 +118,9 @@ class ClassFolderSource(Source):
 
     kind: Literal["classes"]
     # The folder of class folders (ImageNet: train).
-    folder: str
+    folder: Place
     # JSON {"0": ["n01440764", "tench"], ...} of labels, folders and names; null: labels in the order of the folders.
-    class_index: str | None = None
+    class_index: Place | None = None
     # Read the first so many pictures of each class: items come class by class, and the first of all are of few
     # classes; null: all.
     max_per_class: int | None = Field(None, ge=1)
@@ -201,9 +202,9 @@ class CocoSource(Source):
 
     kind: Literal["coco"]
     # captions_train2014.json, captions_val2017.json, ...
-    annotations: str
+    annotations: Place
     # The folder of pictures; null: captions alone, as prompts.
-    images: str | None = None
+    images: Place | None = None
     # Of an image's captions the first by annotation id, the longest, or each as an item of its own.
     which: Literal["first", "longest", "all"] = "first"
 

@@ -14,6 +14,7 @@ from pydantic import Field, field_validator
 from torch import Tensor
 
 from ...core.errors import UserError
+from ...core.fields import Place
 from ...core.section import Section
 from . import statistics
 from .clip import aesthetic_scores, clip_pair, hps_pair
@@ -33,9 +34,9 @@ class QualityConfig(Section):
     # fid and precision_recall compare with real images; clip and hpsv2 with the captions. FID wants thousands.
     metrics: tuple[Metric, ...] = Field(min_length=1)
     # Folder of real images for fid and precision_recall; LANTERN took the pictures of the captions, MS-COCO's.
-    reference: str | None = None
+    reference: Place | None = None
     # Where each metric's weights lie, by the name that its error message gives; nothing is downloaded.
-    weights: dict[WeightName, str] = Field(default_factory=dict)
+    weights: dict[WeightName, Place] = Field(default_factory=dict)
     # Images per pass. Moves no result beyond rounding; HPS v2.1 takes 4 GB before the first image.
     batch_size: int = Field(32, ge=1)
 

@@ -15,6 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from ...core.errors import UserError, did_you_mean
+from ...core.fields import Place, Revision
 from ...core.refused import Refused
 from ...core.section import Section
 from ...core.states import Taps
@@ -243,8 +244,8 @@ class PublishedDrafter(DrafterConfig):
 
     # Directory or Hub id of a trained drafter, which a train stage starts from unless it says `from: scratch`; null: a
     # stage trains it from random weights.
-    path: str | None = None
-    revision: str | None = None
+    path: Place | None = None
+    revision: Revision | None = None
 
     @property
     def display_name(self) -> str:

@@ -40,9 +40,9 @@ class HeadConfig(PublishedDrafter):
     kv_heads: Literal["target", "mha"] = "target"
     # Null: as the target's.
     qkv_bias: bool | None = None
-    intermediate_size: int | None = Field(None, ge=1)
-    norm_eps: float | None = Field(None, gt=0)
-    rope_theta: float | None = Field(None, gt=0)
+    intermediate_size: int | None = Field(None, ge=1, le=1 << 20)
+    norm_eps: float | None = Field(None, gt=0, le=1)
+    rope_theta: float | None = Field(None, ge=1, le=1e12)
     # A target's stretched rotation (YaRN, llama3, linear): target copies it, plain has its base alone, as most of the
     # published heads.
     rope: Literal["target", "plain"] = "target"
@@ -57,7 +57,7 @@ class HeadConfig(PublishedDrafter):
     # with `vata`; 1 trains for that window alone.
     blind_share: float = Field(0.0, ge=0, le=1)
     # Passes after the first that read the head's own outputs (multi-token prediction); 0: none.
-    mtp_steps: int = Field(0, ge=0)
+    mtp_steps: int = Field(0, ge=0, le=64)
     # full: a pass sees its own keys alone. ttt: older inputs keep their true states, as they do in decoding (EAGLE-3).
     mtp_attention: Literal["full", "ttt"] = "full"
     # Which states a further pass replaces: after_text those behind a text token, all every one but the first.

@@ -19,9 +19,11 @@ from transformers.utils import cached_file
 
 from ...core.checksums import check_sums
 from ...core.errors import UserError
+from ...core.fields import Place
 from ...core.section import Section, torch_dtype
 from ..decoding.decoder import CachedDecoder
-from ..hub import ModelSource, load_language_model, load_vision_tower, read_config, rope_of, vision_half
+from ..hub import load_language_model, load_vision_tower, read_config, rope_of, vision_half
+from ..inline import InlineModel
 from ..llamagen.folders import find_folder
 from ..llava import TokenIds, assemble, llava_config
 from ..sizes import parameter_lines
@@ -43,7 +45,7 @@ class RopeScaling(Section):
     # distances alone (better untrained).
     kind: Literal["linear", "yarn"] = "linear"
     # As many as the longest sample and what is decoded behind it need.
-    max_positions: int = Field(ge=1)
+    max_positions: int = Field(ge=1, le=1 << 28)
 
 
 class LvlmConfig(PublishedDrafter):
@@ -54,13 +56,13 @@ class LvlmConfig(PublishedDrafter):
 
     kind: Literal["lvlm"]
     # A published draft, or the folder of a stage of another run; then nothing is assembled.
-    path: str | None = None
+    path: Place | None = None
     # Of a published draft; null: the target's. mjbooo/lvlm160m-bf16 wants bfloat16.
     dtype: Literal["float32", "bfloat16", "float16"] | None = None
     # Hub id, directory, or an inline config (random weights) of a Llama-like model.
-    language_model: ModelSource | None = None
+    language_model: Place | InlineModel | None = None
     # Hub id, directory or inline config of a CLIP-like tower; "target" copies the target's own.
-    vision_tower: ModelSource | None = None
+    vision_tower: Place | InlineModel | None = None
     # The layer whose states the projector reads; null: as the target, and -2 for an image processor of its own.
     vision_feature_layer: int | None = None
     # A learned newline: for tiled pictures (anyres), several pictures as OneVision counts them, clips with newlines.

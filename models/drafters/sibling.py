@@ -14,6 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from ...core.errors import UserError
+from ...core.fields import Place, Revision
 from ...core.states import Taps
 from ..decoding.expansions import Expansions, accepted_expansions
 from ..decoding.rows import Guidance, GuidanceScale
@@ -29,8 +30,8 @@ class SiblingConfig(DrafterConfig):
     """Published weights of a smaller LlamaGen; nothing is trained."""
 
     kind: Literal["llamagen"]
-    path: str
-    revision: str | None = None
+    path: Place
+    revision: Revision | None = None
     size: Literal["B", "L", "XL", "XXL", "XXXL", "1B", "3B", "7B"]
     # Guidance of its own; null: the target's.
     cfg_scale: GuidanceScale | None = None

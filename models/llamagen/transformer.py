@@ -37,9 +37,9 @@ SIZES: dict[str, tuple[int, int, int]] = {
 class LlamaGenConfig(Section):
     """The shape of a LlamaGen. `size` names a published one; tiny ones give their numbers."""
 
-    num_layers: int = Field(ge=1)
-    num_heads: int = Field(ge=1)
-    dim: int = Field(ge=4)
+    num_layers: int = Field(ge=1, le=1000)
+    num_heads: int = Field(ge=1, le=4096)
+    dim: int = Field(ge=4, le=1 << 20)
     # Null: two thirds of 4 x dim, up to the next multiple of 256, as published.
     ffn_hidden: int | None = Field(None, ge=1)
     vocab_size: int = Field(16384, ge=2)

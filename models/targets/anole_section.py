@@ -11,6 +11,7 @@ from torch import Tensor
 from transformers import AutoTokenizer, ChameleonConfig, ChameleonForConditionalGeneration
 
 from ...core.errors import UserError, first_line
+from ...core.fields import DeviceMap, Place, Revision
 from ...core.section import torch_dtype
 from ..decoding.rows import Guidance, GuidanceScale
 from ..hub import read_config
@@ -31,19 +32,19 @@ class AnoleTargetConfig(ImageTargetSection):
 
     kind: Literal["anole"]
     # Hub id or directory in transformers' layout (leloy/Anole-7b-v0.1-hf). GAIR/Anole-7b-v0.1 is in Meta's.
-    path: str = PUBLISHED
-    revision: str | None = None
+    path: Place = PUBLISHED
+    revision: Revision | None = None
     # bfloat16 is the published precision; float32 takes 28 GB.
     dtype: Literal["float32", "bfloat16", "float16"] = "bfloat16"
     # accelerate's device map for GPUs that do not hold 14 GB; null: this rank's device.
-    device_map: str | None = None
+    device_map: DeviceMap | None = None
     # Guidance. Two samplers are published: LANTERN's has scale 3, top-k 2000, T 1; GAIR's, without pictures in the
     # prompt, scale 3, T 0.7, top-p 0.9. Numbers of one are not comparable with the other's.
     cfg_scale: GuidanceScale = 3.0
     # What draws the pictures: Hub id or directory in the layout of leloy/Anole-7b-v0.1-vqvae-hf, or the file of Meta's
     # vqgan.ckpt; null draws none.
-    vq_path: str | None = "leloy/Anole-7b-v0.1-vqvae-hf"
-    vq_revision: str | None = None
+    vq_path: Place | None = "leloy/Anole-7b-v0.1-vqvae-hf"
+    vq_revision: Revision | None = None
 
     def provides(self) -> set[str]:
         """Things that need no stage: they come from outside. The text's tokenizer lies beside the weights."""
@@ -139,9 +140,9 @@ def anole_config(config: AnoleTargetConfig, *, network: bool) -> ChameleonConfig
 def load_anole(
     path: str | Path,
     *,
-    revision: str | None = None,
+    revision: Revision | None = None,
     dtype: torch.dtype = torch.bfloat16,
-    device_map: str | None = None,
+    device_map: DeviceMap | None = None,
     device: torch.device | str | None = None,
     guidance: Guidance = DEFAULT_GUIDANCE,
 ) -> AnoleTarget:

@@ -12,6 +12,7 @@ from transformers import AutoModelForCausalLM, PreTrainedConfig, PreTrainedModel
 from ...core.errors import UserError
 from ..decoding.decoder import CachedDecoder
 from ..hub import config_value, read_config
+from ..inline import InlineModel
 from ..llava import TokenIds
 from .language import LanguageTarget
 from .section import TargetSection
@@ -22,7 +23,7 @@ class CausalTargetConfig(TargetSection):
 
     kind: Literal["causal_lm"]
     # Inline config of a target that a `train` stage with `model: target` makes from nothing.
-    language_model: dict[str, Any] | None = None
+    language_model: InlineModel | None = None
 
     @model_validator(mode="after")
     def _one_source(self) -> CausalTargetConfig:

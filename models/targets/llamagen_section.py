@@ -14,9 +14,11 @@ from torch import Tensor, nn
 from transformers import T5Config, T5EncoderModel
 
 from ...core.errors import UserError
+from ...core.fields import Place, Revision
 from ...core.section import torch_dtype
 from ..decoding.rows import Guidance, GuidanceScale
-from ..hub import check_inline, is_somewhere
+from ..hub import is_somewhere
+from ..inline import InlineT5
 from ..llamagen.captions import TextFeatures
 from ..llamagen.files import load_llamagen, load_vq
 from ..llamagen.training import to_model, to_pixels
@@ -41,20 +43,20 @@ class LlamaGenTargetConfig(ImageTargetSection):
 
     kind: Literal["llamagen"]
     # Hub id or directory of the weights, as `scripts/convert_llamagen.py` writes them or in LANTERN's layout.
-    path: str | None = None
-    revision: str | None = None
+    path: Place | None = None
+    revision: Revision | None = None
     # A published size; or `shape`, spelt out.
     size: Size | None = None
     shape: LlamaGenConfig | None = None
     condition: Literal["class", "text"] = "text"
     # Side of the pictures: 256, 384 or 512 for the published models.
-    image_size: int = Field(256, ge=8)
+    image_size: int = Field(256, ge=8, le=1 << 16)
     # Directory of the image tokenizer, or its shape where a stage trains it.
-    vq: str | VqConfig
+    vq: Place | VqConfig
     # Text-conditional: Hub id or directory of the T5 encoder, or an inline config that is trained with the model.
-    text_encoder: str | dict[str, Any] | None = None
+    text_encoder: Place | InlineT5 | None = None
     # Of an inline text encoder: Hub id or directory of the captions' tokenizer; null: that of a synthetic dataset.
-    tokenizer: str | None = None
+    tokenizer: Place | None = None
     dtype: Literal["float32", "bfloat16", "float16"] = "float32"
     # Guidance; the official samplers' by default: 7.5 for text, 4.0 for classes (1.5 to 2.0 where FID is measured).
     cfg_scale: GuidanceScale = 7.5
@@ -227,7 +229,6 @@ def build_text_encoder(config: LlamaGenTargetConfig, *, vocab_size: int, pad_id:
         return None
     values = {k: v for k, v in config.text_encoder.items() if k != "model_type"}
     shape = T5Config(**values, vocab_size=vocab_size, pad_token_id=pad_id)
-    check_inline(values, shape, "target.text_encoder")
     return T5EncoderModel(shape)
 
 

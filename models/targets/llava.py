@@ -12,6 +12,7 @@ from ...core.batch import IMAGE, Request
 from ...core.errors import UserError, did_you_mean
 from ..decoding.decoder import CachedDecoder
 from ..hub import read_config
+from ..inline import InlineModel
 from ..llava import FAMILIES, TokenIds, assemble, llava_config
 from ..pictures import flat_view, pictures_of
 from .language import LanguageTarget
@@ -24,8 +25,8 @@ class LlavaTargetConfig(TargetSection):
     # LLaVA-1.5, LLaVA-NeXT (1.6) or LLaVA-OneVision; the model_type of the weights' own config.
     kind: Literal["llava", "llava_next", "llava_onevision"]
     # Inline configs of a target that a `train` stage with `model: target` makes from nothing.
-    language_model: dict[str, Any] | None = None
-    vision_tower: dict[str, Any] | None = None
+    language_model: InlineModel | None = None
+    vision_tower: InlineModel | None = None
     # Of an inline tower; null: the family's, -2, or -1 in OneVision (whose tower has lost its last layer).
     vision_feature_layer: int | None = None
     # Whether it reads pictures in tiles, as the data must then cut them (aspect). false: the first tile alone, without

@@ -8,6 +8,7 @@ from pydantic import Field
 from transformers import PreTrainedConfig, PreTrainedModel
 
 from ...core.errors import UserError
+from ...core.fields import DeviceMap, Place, Revision
 from ...core.section import Section
 from ..llava import TokenIds
 
@@ -18,11 +19,11 @@ class TargetSection(Section):
     draws_images: ClassVar[bool] = False
 
     # Hub id or directory of the weights and the processor.
-    path: str | None = None
-    revision: str | None = None
+    path: Place | None = None
+    revision: Revision | None = None
     dtype: Literal["float32", "bfloat16", "float16"] = "float32"
     # accelerate's device map for targets larger than one GPU (auto, balanced, ...); null: this rank's device.
-    device_map: str | None = None
+    device_map: DeviceMap | None = None
     # Vocabulary ids that have a token. The tokenizer says how many: a number here is held against it, and changes
     # nothing.
     num_token_ids: int | None = Field(None, ge=1)

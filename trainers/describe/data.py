@@ -184,7 +184,8 @@ def generated(plan: Planned, *, only: Collection[str] | None = None) -> int | No
         only: kinds of scenario that are counted; about, where a mixture or max_samples takes a part of a split.
     """
     maker = plan.maker("data")
-    if maker is None:
+    # Another section of the stage, its validation say, may take data from a stage where `data` names files.
+    if maker is None or plan.stage.data.from_stage is None:
         return None
     source, data = maker.stage, plan.stage.data
     counts = {split: sum(kinds.values()) for split, kinds in source.splits.items()}

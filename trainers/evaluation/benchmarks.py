@@ -8,6 +8,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BeforeValidator, Field, model_validator
 
+from ...core.fields import Place
 from ...core.section import Section
 from ...data.benchmark_sets import SAMPLES, names_of, set_name
 from ...data.dataset import ConversationData
@@ -97,7 +98,7 @@ class SetsBenchmark(SuiteBenchmark):
     # describe: long answers, to measure speed on; stock: the sets' own questions; verbatim: a directory's own words.
     convention: Literal["describe", "stock", "verbatim"] = "describe"
     # Of `hub`: the folder in which each set's archives of clips are unpacked, in a folder of the set's name.
-    media: str | None = None
+    media: Place | None = None
 
     @property
     def names(self) -> list[str] | None:

@@ -11,6 +11,7 @@ from typing import Annotated, Any, Literal
 from pydantic import BeforeValidator, Field, TypeAdapter, model_validator
 
 from ...core.errors import UserError
+from ...core.fields import Temperature
 from ...core.section import Section
 from ...eval.block import Block, BlockConfig
 from ...eval.lantern import LanternConfig
@@ -57,7 +58,7 @@ class Method(Section):
     # sample draws proposals from the drafter without replacement, for trees whose shape is fixed.
     draw: Literal["top-k", "sample"] = "top-k"
     # Only at these temperatures of the evaluation; null: at all that this method can be used at.
-    temperatures: list[float] | None = None
+    temperatures: list[Temperature] | None = None
     # Of a draft LVLM: M, T, C, P, T-text, T-raw; MT, MTCP (equal weights); MT*, MTCP* (adaptive); or a section with
     # name, members and weights. null: M.
     mode: DraftingMode | None = None

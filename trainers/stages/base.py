@@ -37,7 +37,10 @@ class Stage(Section):
         raise NotImplementedError
 
     def needs(self) -> dict[str, str | None]:
-        """Thing -> the stage that it must come from; None: the latest stage that makes it, or published weights."""
+        """Thing -> the stage that it must come from; None: the latest stage that makes it, or published weights.
+
+        Raises `Refused` where its sections take one thing from two stages.
+        """
         raise NotImplementedError
 
     def names_of(self, thing: str) -> list[str]:

@@ -12,6 +12,7 @@ from typing import Annotated, Any, Literal
 from pydantic import BeforeValidator, Field, model_validator
 
 from ...core.errors import UserError, did_you_mean
+from ...core.fields import FileName, Temperature
 from ...core.refused import Refused
 from ...data.conversations import PromptFormat
 from ...data.dataset import ConversationData
@@ -68,7 +69,7 @@ class EvaluateStage(Stage):
     # sets) or TABED's suite (kind: tabed). A list of sections with a name each will do, too.
     benchmarks: Benchmarks = Field(min_length=1)
     # Drafters that no stage of the recipe trains, by the names that methods give: something published by its path.
-    drafters: dict[str, AnyDrafter] = Field(default_factory=dict)
+    drafters: dict[FileName, AnyDrafter] = Field(default_factory=dict)
     # adt (Anole) or adt-llamagen (100 captions, Tables I to V), which differ in ADT-Tree's steps and widths, or lantern
     # (1,000 captions for speed, 30,000 for quality, Tables 2 and 6); null: the methods below. How many prompts there
     # are is for the benchmark to say.
@@ -76,13 +77,13 @@ class EvaluateStage(Stage):
     # For methods that name no tree: a name or a section, as a method's; null: chain.
     tree: Any = None
     # Name in the tables -> how it decodes.
-    methods: dict[str, Method] = Field(min_length=1)
+    methods: dict[FileName, Method] = Field(min_length=1)
     # What writes the captions of drafting mode C; needed where a method has it.
     captioner: CaptionerConfig | None = None
     # Of clips: numbers of frames, or as text of visual tokens ("0.5k", "25k"); each clip is decoded at every one of
     # them. none: once, as the data section reads it. A mapping gives each set its own ({MVBench: ["13k"]}).
     lengths: Lengths = Field(default_factory=list)
-    temperatures: list[Annotated[float, Field(ge=0)]] = Field([0.0], min_length=1)
+    temperatures: list[Temperature] = Field([0.0], min_length=1)
     # 0 keeps all. Image generators' own: 1000 for text-conditional LlamaGen, 2000 for class-conditional and Anole.
     top_k: int = Field(0, ge=0)
     top_p: float = Field(1.0, gt=0, le=1)
@@ -103,7 +104,7 @@ class EvaluateStage(Stage):
     # Two ways of training, over seeds: names of drafters.
     compare: Comparison | None = None
     # What one change does: name -> two of the measured drafters (or methods), the one with the change first.
-    contrasts: dict[str, tuple[str, str]] = Field(default_factory=dict)
+    contrasts: dict[FileName, tuple[str, str]] = Field(default_factory=dict)
 
     @model_validator(mode="before")
     @classmethod
@@ -290,7 +291,7 @@ class EvaluateStage(Stage):
         return {"report"}
 
     def needs(self) -> dict[str, str | None]:
-        """Raises `ValueError` where the benchmarks come from more than one stage."""
+        """Raises `Refused` where the benchmarks come from more than one stage."""
         wanted: dict[str, str | None] = {}
         if self.draws:
             wanted |= {"target": None, "text": None, "vq": None}
@@ -308,7 +309,9 @@ class EvaluateStage(Stage):
         sections = [self.drawing.prompts] if self.draws else self.data
         sources = {section.from_stage for section in sections} - {None}
         if len(sources) > 1:
-            raise ValueError(f"benchmarks come from {len(sources)} stages, {' and '.join(sorted(map(str, sources)))}")
+            named = " and ".join(sorted(map(str, sources)))
+            problem = f"come from {len(sources)} stages, {named}: a stage takes data from one"
+            raise Refused("benchmarks", problem, "take all from one stage, or name files by path")
         if sources:
             wanted["data"] = sources.pop()
         analysis = self.probes.analysis

@@ -8,12 +8,13 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 from pydantic import Field, model_validator
 
 from ...core import ranks
 from ...core.errors import did_you_mean
+from ...core.fields import FileName
 from ...core.refused import Refused
 from ...data.captioned import Captioned, TarSource, read
 from ...data.conversations import SYSTEM
@@ -33,28 +34,36 @@ CONVERSATIONS = {"patch_size", "mixtures", "suite", "clip_frames", "video_suite"
 CAPTIONED = {"grain", "pairs"}
 
 
+# Names of the dataset's files and folders that no split or mixture can have.
+_OWN_NAMES = ("manifest", "images", "videos", "suite", "video_suite")
+# A picture takes a millisecond to draw: ten million take hours.
+Records = Annotated[int, Field(ge=0, le=10**7)]
+Pictures = Annotated[int, Field(ge=1, le=10**7)]
+Frames = Annotated[int, Field(ge=2, le=10**5)]
+
+
 class GenerateStage(Stage):
     kind: Literal["generate"]
     # Side of the pictures in pixels.
-    image_size: int = Field(48, ge=16)
+    image_size: int = Field(48, ge=16, le=4096)
     # Ids of the tokenizer, which is trained on the first split; null: 640 for conversations, 400 for captions.
-    vocab_size: int | None = Field(None, ge=300)
+    vocab_size: int | None = Field(None, ge=300, le=1 << 20)
     # Conversations: split -> kind of scenario -> number of records. Captioned pictures: split -> number of pictures;
     # `held_out` then has figures that no other split has.
-    splits: dict[str, int | dict[str, int]] = Field(min_length=1)
+    splits: dict[FileName, Pictures | dict[str, Records]] = Field(min_length=1)
 
     # Conversations: side of a vision patch, which should hold one of the board's nine places.
-    patch_size: int = Field(16, ge=4)
+    patch_size: int = Field(16, ge=4, le=4096)
     # mixture -> split -> how much of it (all, first:10%, end:5, random:20%): OneVision's YAML files, named NAME.yaml.
-    mixtures: dict[str, dict[str, str]] = Field(default_factory=dict)
+    mixtures: dict[FileName, dict[str, str]] = Field(default_factory=dict)
     # Records of each set of a small benchmark suite (evaluate reads it as suite.data.path: suite); 0: none.
-    suite: int = Field(0, ge=0)
+    suite: Records = 0
     # split -> frames of its clips, where they are not four: as many visual tokens as a longer clip has.
-    clip_frames: dict[str, int] = Field(default_factory=dict)
+    clip_frames: dict[str, Frames] = Field(default_factory=dict)
     # Records of each set of videos, pictures and texts (evaluate reads them as suite.data.path: video_suite); 0: none.
-    video_suite: int = Field(0, ge=0)
+    video_suite: Records = 0
     # Frames of that suite's clips, one set of clips for each.
-    clip_lengths: list[int] = Field([4, 16, 64], min_length=1)
+    clip_lengths: list[Frames] = Field([4, 16, 64], min_length=1)
 
     # Captioned pictures: noise of the paper, a standard deviation of 0 to 255: what makes its codes uncertain.
     grain: float = Field(10.0, ge=0, le=128)
@@ -76,6 +85,18 @@ class GenerateStage(Stage):
         """Split -> captioned pictures."""
         return {split: count for split, count in self.splits.items() if isinstance(count, int)}
 
+    def written(self, is_suite: bool) -> list[str]:
+        """What other stages can take from it by `path`.
+
+        Args:
+            is_suite: directories of benchmark sets; else splits and mixtures, or of captioned pictures their tars.
+        """
+        if is_suite:
+            return [name for name, count in (("suite", self.suite), ("video_suite", self.video_suite)) if count]
+        if not self.writes_conversations:
+            return [f"{split}-00000.tar" for split in self.splits]
+        return [*self.splits, *(f"{name}.yaml" for name in self.mixtures)]
+
     @property
     def vocabulary(self) -> int:
         """Ids of the tokenizer."""
@@ -85,23 +106,34 @@ class GenerateStage(Stage):
     def _consistent(self) -> GenerateStage:
         if len({isinstance(count, dict) for count in self.splits.values()}) > 1:
             raise ValueError("splits are numbers of pictures, or records of each scenario, and not both")
+        self._check_names()
         if not self.writes_conversations:
-            if empty := [split for split, count in self.pictures.items() if count < 1]:
-                raise ValueError(f"splits {empty} hold no picture")
             return self
+        if self.patch_size > self.image_size:
+            raise ValueError(f"patch_size {self.patch_size} is more than image_size, {self.image_size}")
         if self.image_size < 24 or self.vocabulary < 400:
             raise ValueError("conversations need image_size 24 and vocab_size 400, or more")
         self._check_splits()
         self._check_clips()
         return self
 
+    def _check_names(self) -> None:
+        for key, names in (("splits", self.splits), ("mixtures", self.mixtures)):
+            for name in names:
+                if name in _OWN_NAMES or name.endswith((".yaml", ".yml", ".json")):
+                    raise ValueError(f"{key}.{name}: the dataset has a file or folder of this name; give it another")
+                if "." in name and not self.writes_conversations:
+                    raise ValueError(f"{key}.{name}: a tar's keys end at the first dot; write it without")
+            if len({name.casefold() for name in names}) < len(names):
+                raise ValueError(f"{key} have names that differ by their case alone: {', '.join(names)}")
+        if self.writes_conversations and not any(sum(counts.values()) for counts in self.records.values()):
+            raise ValueError("splits hold no record")
+
     def _check_splits(self) -> None:
         for split, counts in self.records.items():
-            for kind, count in counts.items():
+            for kind in counts:
                 if kind not in KINDS:
                     raise ValueError(f"splits.{split} names scenario {kind!r}; {did_you_mean(kind, KINDS)}")
-                if count < 0:
-                    raise ValueError(f"splits.{split}.{kind} is {count}, below 0")
         for mixture, parts in self.mixtures.items():
             for split, strategy in parts.items():
                 if split not in self.splits:
@@ -110,13 +142,11 @@ class GenerateStage(Stage):
                     raise ValueError(f"mixtures.{mixture}.{split} is {strategy!r}; {STRATEGIES}")
 
     def _check_clips(self) -> None:
-        for split, frames in self.clip_frames.items():
+        for split in self.clip_frames:
             if split not in self.splits:
                 raise ValueError(f"clip_frames names split {split!r}; {did_you_mean(split, self.splits)}")
-            if frames < 2:
-                raise ValueError(f"clip_frames.{split} is {frames}, and an object that moves needs 2")
-        if min(self.clip_lengths) < 2 or len(set(self.clip_lengths)) < len(self.clip_lengths):
-            raise ValueError(f"clip_lengths are different numbers of frames from 2, found {self.clip_lengths}")
+        if len(set(self.clip_lengths)) < len(self.clip_lengths):
+            raise ValueError(f"clip_lengths are different numbers of frames, found {self.clip_lengths}")
 
     def unread(self) -> dict[str, str]:
         if self.writes_conversations:
@@ -128,6 +158,12 @@ class GenerateStage(Stage):
         if target.draws_images == self.writes_conversations:
             wanted = "numbers of pictures" if target.draws_images else "records of each kind of scenario"
             raise Refused("splits", f"target {target.kind} does not read what they say", f"give {wanted}")
+        if self.writes_conversations and isinstance(tower := dict(target).get("vision_tower"), dict):
+            # A Qwen-VL reads pictures of any size.
+            for key in ("patch_size",) if target.kind in QWEN else ("patch_size", "image_size"):
+                if key in tower and tower[key] != dict(self)[key]:
+                    problem = f"pictures have {dict(self)[key]}, and target.vision_tower reads {tower[key]}"
+                    raise Refused(key, problem, "write the same in both")
 
     def makes(self) -> set[str]:
         return {"data", "processor" if self.writes_conversations else "tokenizer"}

@@ -18,6 +18,7 @@ from pydantic import Field, model_validator
 from ...core import ranks
 from ...core.checksums import CARD, write_sums
 from ...core.errors import UserError, first_line
+from ...core.fields import Revision
 from ...core.section import Section
 from ...data.shapes.scene import draw
 from ...data.shapes.write import sample
@@ -67,7 +68,7 @@ class PublishStage(Stage):
     # public: once the repository has been fetched back and tried. private leaves that to you.
     visibility: Literal["private", "public"] = "private"
     # A branch, which is made where it is missing; null: main.
-    revision: str | None = None
+    revision: Revision | None = None
     # Propose the commit as a pull request.
     pull_request: bool = False
     # The stage whose drafter is published; null: the latest.

@@ -12,6 +12,7 @@ from typing import Annotated, Any, ClassVar, Literal
 from pydantic import Discriminator, Field, Tag, model_validator
 
 from ...core.refused import Refused
+from ...core.section import Section
 from ...data.codes import ShardData
 from ...data.conversations import PromptFormat
 from ...data.dataset import ConversationData
@@ -38,7 +39,8 @@ from .base import Planned
 
 def kind(section: Any) -> str:
     """The kind of a section that need not say it; pydantic names the key after this function."""
-    return str(section.get("kind", "") if isinstance(section, dict) else section.kind)
+    given = section if isinstance(section, dict) else dict(section) if isinstance(section, Section) else {}
+    return str(given.get("kind", ""))
 
 
 def _objective(section: Any) -> str:
@@ -356,7 +358,8 @@ class TrainStage(FitSettings):
         for key, name in others.items():
             if name is not None:
                 if wanted.get("data", name) != name:
-                    raise ValueError(f"{key}.data and data come from two stages")
+                    problem = f"is of stage {name}, and data of stage {wanted['data']}: a stage takes data from one"
+                    raise Refused(f"{key}.data.from", problem, "take both from one stage, or name files by path")
                 wanted["data"] = name
         return wanted
 

@@ -12,6 +12,7 @@ from pydantic import Field
 from torch import nn
 
 from ...core import ranks
+from ...core.fields import Temperature
 from ...core.section import Section
 from ...data.dataset import ConversationData
 from ...data.prompts import PromptSource
@@ -40,7 +41,7 @@ class DecodingCheck(Section):
     # Tokens of an answer; null: 64. An image has its own number.
     max_new_tokens: int | None = Field(None, ge=1)
     # Null: 0 for answers; 0 and 1 for images.
-    temperatures: list[float] | None = Field(None, min_length=1)
+    temperatures: list[Temperature] | None = Field(None, min_length=1)
     top_k: int = Field(0, ge=0)
     top_p: float = Field(1.0, gt=0, le=1)
 

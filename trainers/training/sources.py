@@ -16,6 +16,7 @@ from torch import Tensor
 
 from ...core import ranks
 from ...core.batch import Batch
+from ...core.fields import Place
 from ...core.section import Section
 from ...core.states import TargetStates
 from ...data.loader import Collate, Loader, Samples, StepBatches
@@ -41,7 +42,7 @@ class CachedStates(Section):
     # The stages that wrote them, which are read as one; null with path null: the latest that did.
     from_stage: str | list[str] | None = Field(None, alias="from")
     # Folders of shards from elsewhere.
-    path: str | list[str] | None = None
+    path: Place | list[Place] | None = None
     # Fields in which they may differ from what would be computed now (transformers, image_backend, ...): head and
     # target then part, by as much as you know.
     accept: list[Acceptable] = Field(default_factory=list)

@@ -1,0 +1,56 @@
+"""Types of settings that sections of several folders share: seeds, places of files, names that become files."""
+
+from __future__ import annotations
+
+import re
+from typing import Annotated
+
+from pydantic import AfterValidator, Field
+
+# What Python's, NumPy's and torch's generators all take.
+Seed = Annotated[int, Field(ge=0, le=2**32 - 1)]
+# Above it scores are as good as even.
+Temperature = Annotated[float, Field(ge=0, le=100)]
+_LONGEST_NAME, _LONGEST_PATH = 255, 4095  # bytes of a file's name and of a path, on Linux
+
+
+def _place(text: str) -> str:
+    """Raises `ValueError` for what no file system takes as a path."""
+    if not text.strip():
+        raise ValueError("is empty, and names a place")
+    path = text.encode()
+    if len(path) > _LONGEST_PATH or any(len(part) > _LONGEST_NAME for part in path.split(b"/")):
+        raise ValueError(f"is longer than a path can be ({len(path):,} bytes)")
+    return text
+
+
+# A file, a folder, or a name of the Hub.
+Place = Annotated[str, AfterValidator(_place)]
+
+
+def _revision(text: str) -> str:
+    """Raises `ValueError` for what git takes for no branch."""
+    if re.fullmatch(r"[\w.+-]+(/[\w.+-]+)*", text) is None or ".." in text or len(text) > 255:
+        raise ValueError("is no commit, tag or branch")
+    return text
+
+
+# A commit, tag or branch of the Hub.
+Revision = Annotated[str, AfterValidator(_revision)]
+# accelerate's ways to spread a model, or one device.
+DeviceMap = Annotated[str, Field(pattern=r"^(auto|balanced|balanced_low_0|sequential|cpu|[a-z]{3,4}(:\d+)?)$")]
+
+
+def file_name(text: str) -> str:
+    """`text`, a name that a file or folder gets. Raises `ValueError` where it would leave its folder or hide there."""
+    if not text or text != text.strip():
+        raise ValueError("a name that files get is not empty, and does not begin or end with a blank")
+    if re.search(r"[/\\\x00-\x1f\x7f]", text) or text.startswith("."):
+        raise ValueError(r"a name that files get has no / or \, and does not begin with a dot")
+    if len(text.encode()) > 100:
+        raise ValueError(f"a name that files get has at most 100 bytes, and this has {len(text.encode()):,}")
+    return text
+
+
+# A stage, a split, a method, ...: files and folders are called by it.
+FileName = Annotated[str, AfterValidator(file_name)]

@@ -1,0 +1,179 @@
+"""Model configs that a recipe spells out: refused when the recipe loads, for transformers would keep a misspelt key
+and read none, or meet a wrong size in the middle of a run.
+"""
+
+from __future__ import annotations
+
+import difflib
+import re
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Annotated, Any
+
+from pydantic import AfterValidator
+from transformers import CONFIG_MAPPING, AutoConfig, PreTrainedConfig
+from transformers.activations import ACT2FN
+
+from ..core.errors import UserError, did_you_mean
+from ..core.refused import Refused
+
+# Keys of configs from before transformers 5, which reads them into `rope_parameters` and `dtype`.
+_EARLIER = {"rope_parameters": ("rope_theta", "rope_scaling"), "dtype": ("torch_dtype",)}
+# Sizes of which there is at least one, with the most that a model to train has: meta tensors of any size can be made,
+# and a million layers take hours.
+_SIZES = {
+    **dict.fromkeys(("num_hidden_layers", "num_layers", "num_decoder_layers", "depth"), 256),
+    **dict.fromkeys(("num_attention_heads", "num_key_value_heads", "num_heads"), 4096),
+    **dict.fromkeys(("hidden_size", "intermediate_size", "out_hidden_size", "d_model", "d_ff", "d_kv"), 1 << 20),
+    **dict.fromkeys(("head_dim", "projection_dim", "num_channels"), 1 << 16),
+    **dict.fromkeys(("image_size", "patch_size", "spatial_merge_size", "temporal_patch_size"), 1 << 16),
+    **dict.fromkeys(("vocab_size", "max_position_embeddings"), 1 << 28),
+}  # fmt: skip
+# Of these our own arithmetic wants one number, where transformers takes lists, too.
+_WHOLE = ("hidden_size", "num_hidden_layers", "num_attention_heads", "image_size", "patch_size")
+_LARGEST = 1 << 31
+# Of numbers with a fraction: (above or from, up to).
+_RANGES = {
+    "initializer_range": (0.0, 10.0), "initializer_factor": (0.0, 1e6), "rope_theta": (1.0, 1e12),
+    **dict.fromkeys(("rms_norm_eps", "layer_norm_eps", "layer_norm_epsilon"), (0.0, 1.0)),
+    **dict.fromkeys(("attention_dropout", "dropout_rate", "hidden_dropout_prob"), (0.0, 1.0)),
+}  # fmt: skip
+
+
+def _checked(values: dict[str, Any]) -> dict[str, Any]:
+    new_config(values)
+    return values
+
+
+def _checked_t5(values: dict[str, Any]) -> dict[str, Any]:
+    if values.get("model_type", "t5") != "t5":
+        raise Refused("model_type", f"{values['model_type']!r} is no text encoder here", "leave it out, or write t5")
+    new_config({**values, "model_type": "t5"})
+    return values
+
+
+# A config in a recipe, with its model_type.
+InlineModel = Annotated[dict[str, Any], AfterValidator(_checked)]
+# That of a T5 encoder, whose model_type need not be said.
+InlineT5 = Annotated[dict[str, Any], AfterValidator(_checked_t5)]
+
+
+def inline_config(values: dict[str, Any], key: str) -> PreTrainedConfig:
+    """The config of `new_config`; a refusal is a `UserError` that names the recipe's key."""
+    try:
+        return new_config(values)
+    except Refused as refused:
+        where = f"{key}.{refused.key}".rstrip(".")
+        raise UserError(f"{where}: {refused.problem}", where=f"key {key}", hint=refused.hint) from refused
+
+
+def new_config(values: dict[str, Any]) -> PreTrainedConfig:
+    """transformers' config of what a recipe spells out. Raises `Refused` for keys and values that it cannot mean."""
+    values = dict(values)
+    model_type = values.pop("model_type", None)
+    if model_type is None:
+        raise Refused("", "an inline config needs model_type", "add model_type: llama or clip_vision_model")
+    if not isinstance(model_type, str) or model_type not in CONFIG_MAPPING:
+        close = difflib.get_close_matches(str(model_type), list(CONFIG_MAPPING), 3)
+        hint = f"did you mean {' or '.join(map(repr, close))}?" if close else "llama and clip_vision_model, for example"
+        raise Refused("model_type", f"transformers knows no model {str(model_type)[:60]!r}", hint)
+    check_sizes(values)
+    _check_shape(values)
+    if (activation := values.get("hidden_act")) is not None and str(activation) not in ACT2FN:
+        problem = f"transformers knows no activation {str(activation)[:60]!r}"
+        raise Refused("hidden_act", problem, did_you_mean(str(activation), ACT2FN))
+    try:
+        config = AutoConfig.for_model(model_type, **values)
+    except Exception as error:  # of transformers' own checks, and of what its arithmetic meets
+        named, told = _told(error)
+        raise Refused(named, f"transformers refuses it: {told}", "mend the size or type") from error
+    check_known(values, config)
+    _check_shape(config)
+    return config
+
+
+def check_known(values: dict[str, Any], config: PreTrainedConfig, key: str = "") -> None:
+    """Raises `Refused` for keys that `config`'s class does not know: transformers keeps them and reads none.
+
+    Args:
+        values: as the recipe spells them, and `config` what they made.
+        key: of `values`, where they are inside the config.
+    """
+    defaults = type(config)()
+    known = {*defaults.to_dict(), *defaults.attribute_map, "model_type"}
+    known |= {earlier for name, names in _EARLIER.items() if name in known for earlier in names}
+    for name, value in values.items():
+        if name not in known:
+            problem = f"a config of model_type {config.model_type} has no such key"
+            raise Refused(f"{key}{name}", problem, did_you_mean(name, known))
+        inner = _value(config, name)
+        if isinstance(value, dict) and isinstance(inner, PreTrainedConfig):
+            check_known(value, inner, f"{key}{name}.")
+
+
+def check_sizes(values: dict[str, Any], key: str = "") -> None:
+    """Raises `Refused` for numbers that no model has; what is missing or of another type is for transformers to say."""
+    for name, value in values.items():
+        if isinstance(value, dict):
+            check_sizes(value, f"{key}{name}.")
+        elif name in _WHOLE and type(value) is not int:
+            raise Refused(f"{key}{name}", f"should be a whole number, and is {str(value)[:40]!r}", "write a number")
+        elif isinstance(value, int | float) and not isinstance(value, bool):
+            low, high = (1, _SIZES[name]) if name in _SIZES else _RANGES.get(name, (-_LARGEST, _LARGEST))
+            if not low <= value <= high:
+                raise Refused(f"{key}{name}", f"should be {low:g} to {high:,g}, and is {value:g}", "write another")
+
+
+def _check_shape(config: Any) -> None:
+    """Raises `Refused` for sizes that do not go together.
+
+    Args:
+        config: as the recipe spells it, or as transformers fills it up, which lets some of these through.
+    """
+    for part in (config, _value(config, "text_config"), _value(config, "vision_config")):
+        width, heads = _value(part, "hidden_size"), _value(part, "num_attention_heads")
+        groups, side = _value(part, "num_key_value_heads"), _value(part, "head_dim")
+        if not side and width and heads and width % heads:
+            raise Refused("hidden_size", f"{width} is no multiple of num_attention_heads, {heads}", "change one")
+        if heads and groups and heads % groups:
+            raise Refused("num_key_value_heads", f"{heads} attention heads are no multiple of {groups}", "change one")
+        side = side or (width // heads if width and heads else None)
+        if side and side % 2 and _value(part, "rope_parameters") is not None:
+            problem = f"a head of {side} cannot be rotated: rotary positions turn pairs"
+            raise Refused("hidden_size", problem, "write an even multiple of num_attention_heads, or head_dim")
+        image, patch = _value(part, "image_size"), _value(part, "patch_size")
+        if image and patch and patch > image:
+            raise Refused("patch_size", f"{patch} is more than image_size, {image}", "write a part of image_size")
+
+
+@contextmanager
+def building(key: str) -> Iterator[None]:
+    """What a library finds wrong with sizes while it builds a model on the meta device becomes a `UserError`.
+
+    Args:
+        key: of the recipe, that the sizes are of.
+    """
+    try:
+        yield
+    except UserError as error:
+        if error.where is not None:
+            raise
+        raise UserError(error.problem, where=f"key {key}", hint=error.hint) from error
+    except Refused as refused:
+        raise UserError(f"{key}.{refused.key}: {refused.problem}", where=f"key {key}", hint=refused.hint) from refused
+    except Exception as error:  # their arithmetic raises anything: ZeroDivisionError, TypeError, errors of their own
+        named, told = _told(error)
+        where = f"{key}.{named}".rstrip(".")
+        raise UserError(f"{where} cannot be built: {told}", where=f"key {where}", hint="mend its sizes") from error
+
+
+def _told(error: Exception) -> tuple[str, str]:
+    """The field that another library's error names, or nothing, and its message on one line."""
+    told = " ".join(str(error).split())
+    field = re.search(r"field '(\w+)'", told)
+    told = re.sub(r"^.*?(?=Field '|The )", "", told)[:300]
+    return (field[1] if field else ""), f"{type(error).__name__}: {told}" if " " not in told else told
+
+
+def _value(config: Any, name: str) -> Any:
+    return config.get(name) if isinstance(config, dict) else getattr(config, name, None)

@@ -1,0 +1,206 @@
+"""Recipes as files: which there are, how one is read, and how it is laid over those that it extends.
+
+The only door to OmegaConf. No message prints what a file holds before the file is known to be a recipe, since `extends`
+can name any file.
+"""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import Any
+
+import yaml
+from omegaconf import OmegaConf
+from omegaconf.errors import OmegaConfBaseException
+
+from ..core.errors import UserError, did_you_mean
+from ..core.secrets import redact_argument
+from . import tree as trees
+
+FOLDER = Path(__file__).parent
+# Keys at the top of a file. `draftsmith --help` lists recipes without the schema, which brings torch.
+KEYS = ("extends", "order", "target", "drafter", "stages", "engine", "tracking", "seed", "output")
+_MOST_BYTES = 1 << 20
+_SAYABLE = re.compile(r"[\w.+*-]{1,40}")
+
+
+def recipe_names() -> dict[str, Path]:
+    """Recipes that ship with the project: name -> file. `demo/lvlm` keeps its folder, others go by their stem."""
+    paths = {}
+    for path in sorted(FOLDER.rglob("*.yaml")):
+        relative = path.relative_to(FOLDER).with_suffix("")
+        paths[str(relative) if relative.parts[0] == "demo" else relative.name] = path
+    return paths
+
+
+def find_recipe(name: str) -> Path:
+    """A shipped name, a name with its folder, or a path."""
+    known = recipe_names()
+    for path in (known.get(name), FOLDER / f"{name}.yaml", Path(name)):
+        if path is not None and _is_file(path):
+            return path
+    raise UserError(f"no recipe {trees.shown(name)!r}", where=str(FOLDER), hint=did_you_mean(name[:100], known))
+
+
+def _is_file(path: Path) -> bool:
+    """Whether it is one: `is_file` raises where the name is too long or holds a null."""
+    try:
+        return path.is_file()
+    except (OSError, ValueError):
+        return False
+
+
+def sources(path: Path) -> list[tuple[Path, dict[str, Any]]]:
+    """The files that a recipe is made of, each as it is written: the one that extends nothing first, itself last."""
+    layers: list[tuple[Path, dict[str, Any]]] = []
+    place: Path | None = path
+    while place is not None:
+        tree = _read(place)
+        layers.insert(0, (place, tree))
+        place = _extended(place, tree.pop("extends", None), [p for p, _ in layers])
+    return layers
+
+
+def with_bases(path: Path) -> dict[str, Any]:
+    """The recipe's tree over those of all recipes that it extends."""
+    (first, tree), *others = sources(path)
+    tree = ordered(tree, first)
+    for place, own in others:
+        tree = ordered(merge(tree, own, leaves_out=True), place)
+    return tree
+
+
+def _extended(path: Path, name: Any, seen: list[Path]) -> Path | None:
+    """The file that the recipe at `path` extends, if any.
+
+    Args:
+        name: what stands under `extends`: a file beside the recipe (`.yaml` may be left out), or a shipped recipe.
+        seen: files that led here.
+    """
+    where = f"{path}, key extends"
+    if name is None:
+        return None
+    if not isinstance(name, str) or not name:
+        raise UserError(f"extends is {trees.shown(name)!r}, and not one name", where=where, hint="name one recipe")
+    beside = [path.parent / name, path.parent / f"{name}.yaml"]
+    # A recipe may have the name of the shipped one that it extends.
+    base = next((p for p in beside if _is_file(p) and not p.samefile(path)), None)
+    if base is None:
+        try:
+            base = find_recipe(name)
+        except UserError as error:
+            raise UserError(f"extends names {error.problem}", where=where, hint=error.hint) from error
+    if any(base.samefile(p) for p in seen):
+        circle = " -> ".join(p.stem for p in [*reversed(seen), base])
+        raise UserError(f"recipes extend one another in a circle: {circle}", where=where, hint="break the circle")
+    return base
+
+
+def ordered(tree: dict[str, Any], path: Path) -> dict[str, Any]:
+    """The tree with its stages as its `order` lists them; the list itself is no part of the recipe."""
+    tree = dict(tree)
+    order, stages = tree.pop("order", None), tree.get("stages")
+    if order is None or not isinstance(stages, dict):
+        return tree
+    where = f"{path}, key order"
+    names = isinstance(order, list) and all(isinstance(name, str) for name in order)
+    if not names or len(set(order)) < len(order):
+        raise UserError(
+            f"order is {trees.shown(order)}, and no list of different stages", where=where, hint="order: [a, b, c]"
+        )
+    for name in order:
+        if name not in stages:
+            raise UserError(f"order names {name!r}, which is no stage", where=where, hint=did_you_mean(name, stages))
+    missing = [name for name in stages if name not in order]
+    if missing:
+        raise UserError(f"order does not name {', '.join(missing)}", where=where, hint="name every stage once")
+    return tree | {"stages": {name: stages[name] for name in order}}
+
+
+def _read(path: Path) -> dict[str, Any]:
+    def refuse(problem: str, hint: str) -> UserError:
+        return UserError(problem, where=str(path), hint=hint)
+
+    try:
+        if path.stat().st_size > _MOST_BYTES:
+            raise refuse(f"larger than a recipe can be ({path.stat().st_size:,} bytes)", "name a recipe")
+        with path.open(encoding="utf-8") as file:
+            raw = yaml.load(file, Loader=_StrictLoader)
+        if not isinstance(raw, dict) or not any(key in KEYS for key in raw):
+            what = "a recipe is a mapping with some of the keys " + ", ".join(KEYS)
+            raise refuse(f"not a recipe: {what}", "see recipes/demo/lvlm.yaml")
+        trees.check(raw, lambda key: f"{path}, key {trees.shown(key)}" if key else str(path))
+        tree = OmegaConf.to_container(OmegaConf.load(path), resolve=True)
+    except (yaml.YAMLError, OmegaConfBaseException, OSError, ValueError, RecursionError) as error:
+        raise refuse(f"not a readable recipe: {_fault(error)}", "mend the YAML") from None
+    return tree  # type: ignore[return-value]
+
+
+def _fault(error: Exception) -> str:
+    """The YAML reader's message with line and column but without the quoted text, since a secret cut in half would not
+    be recognised.
+    """
+    if isinstance(error, yaml.MarkedYAMLError) and error.problem_mark is not None:
+        mark = error.problem_mark
+        problem = re.sub(r"'[^']{4,}'|\"[^\"]{4,}\"", "...", str(error.problem))  # an alias, a tag
+        return f"line {mark.line + 1}, column {mark.column + 1}: {problem}"
+    if isinstance(error, UnicodeDecodeError):
+        return f"not UTF-8: byte {error.start} is {error.object[error.start]:#04x}"
+    if isinstance(error, RecursionError):
+        return "lists or mappings are nested too deep"
+    return str(error)
+
+
+class _StrictLoader(yaml.SafeLoader):
+    """Refuses a key that stands twice (two stages with one name): OmegaConf would take the last."""
+
+    def construct_mapping(self, node: Any, deep: bool = False) -> dict[Any, Any]:
+        seen = set()
+        for key_node, _ in node.value:
+            if key_node.tag == "tag:yaml.org,2002:merge":
+                continue  # `<<: *anchor`: keys beside it win, by YAML's own rule
+            key = self.construct_object(key_node, deep=True)
+            # A list or a mapping as a key is for the base class to refuse.
+            if isinstance(key, str | int | float | bool | None) and key in seen:
+                said = repr(key) if _SAYABLE.fullmatch(str(key)) else "a key"
+                raise UserError(
+                    f"{said} stands twice",
+                    where=f"{key_node.start_mark.name}, line {key_node.start_mark.line + 1}",
+                    hint="give each stage (and key) a name of its own",
+                )
+            seen.add(key if isinstance(key, str | int | float | bool | None) else id(key))
+        return super().construct_mapping(node, deep)
+
+
+def merge(base: dict[str, Any], top: dict[str, Any], *, leaves_out: bool = False) -> dict[str, Any]:
+    """`top` over `base`; a section whose kind changes starts afresh, so that the old kind's keys go.
+
+    Args:
+        leaves_out: null takes a section of the base away (a stage, a method).
+    """
+    merged = dict(base)
+    for key, value in top.items():
+        old = merged.get(key)
+        if isinstance(old, dict) and isinstance(value, dict):
+            changed = "kind" in value and "kind" in old and value["kind"] != old["kind"]
+            merged[key] = value if changed else merge(old, value, leaves_out=leaves_out)
+        elif isinstance(old, dict) and value is None and leaves_out:
+            del merged[key]
+        else:
+            merged[key] = value
+    return merged
+
+
+def value_of(key: str, text: str) -> Any:
+    """What `key=text` of the command line says, read as YAML. Raises `UserError` where it cannot be."""
+    place = f"command line: {redact_argument(f'{key}={text}')}"
+    try:
+        yaml.load(text, Loader=_StrictLoader)
+        return OmegaConf.to_container(OmegaConf.from_dotlist([f"value={text}"]))["value"]  # type: ignore[index,call-overload]
+    except UserError as error:
+        raise UserError(error.problem, where=place, hint=error.hint) from error
+    except (yaml.YAMLError, OmegaConfBaseException, ValueError, RecursionError) as error:
+        raise UserError(
+            f"cannot read the value of {redact_argument(f'{key}={text}')}", hint="quote it as YAML would want it"
+        ) from error

@@ -1,0 +1,93 @@
+"""What a recipe's tree may hold, whatever the schema says: keys that are text, numbers that are finite, text that can
+be printed. Inline model configs and free-form values are looked at nowhere else.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator
+from typing import Any
+
+from ..core.errors import UserError
+
+# More is no recipe: the largest that ships has 400 values on 7 levels.
+MOST_VALUES, DEEPEST = 50_000, 40
+LARGEST = 2**63 - 1
+LONGEST = 20_000
+_SHOWN = 40
+
+
+def check(tree: Any, place: Callable[[str], str]) -> None:
+    """Raises `UserError` for the first value that cannot be meant.
+
+    Args:
+        place: dotted key -> who set it.
+    """
+    for key, value in values(tree, place("")):
+        if (problem := _problem(value)) is not None:
+            name = shown(key) or "the recipe"
+            raise UserError(f"{name} {problem[0]}", where=place(key), hint=problem[1])
+    stages = tree.get("stages")
+    if stages is not None and not isinstance(stages, dict):
+        raise UserError(f"stages is {shown(stages)}, and not a mapping of names to sections", where=place("stages"),
+                        hint="write `stages:` and under it `NAME: {kind: ..., ...}` for each")  # fmt: skip
+
+
+def values(tree: Any, where: str) -> Iterator[tuple[str, Any]]:
+    """Every mapping, list and scalar with its dotted key, a bounded number of them: YAML's anchors can multiply.
+
+    Args:
+        where: the file, for errors.
+
+    Raises:
+        UserError: there are more, or they are nested deeper, than a recipe has.
+    """
+    count = 0
+    stack = [("", tree, 0)]
+    while stack:
+        key, value, depth = stack.pop()
+        count += 1
+        if count > MOST_VALUES or depth > DEEPEST:
+            what = f"more than {MOST_VALUES:,} values" if count > MOST_VALUES else f"more than {DEEPEST} levels"
+            hint = "anchors (&a, *a) that repeat one another do this"
+            raise UserError(f"the recipe has {what}", where=where, hint=hint)
+        yield key, value
+        if isinstance(value, dict):
+            inner = [(f"{key}.{name}" if key else str(name), item) for name, item in value.items()]
+        elif isinstance(value, list):
+            inner = [(f"{key}.{number}", item) for number, item in enumerate(value)]
+        else:
+            continue
+        stack += [(name, item, depth + 1) for name, item in reversed(inner)]
+
+
+def shown(value: Any) -> str:
+    """A key or value for a message: printable, and cut."""
+    text = value if isinstance(value, str) else repr(value)
+    text = "".join(c if c.isprintable() else repr(c)[1:-1] for c in text)
+    return text if len(text) <= 2 * _SHOWN else f"{text[:_SHOWN]}... ({len(text):,} characters)"
+
+
+def _problem(value: Any) -> tuple[str, str] | None:
+    """What is wrong with one value, and what to do; None where nothing is."""
+    if isinstance(value, dict):
+        for name in value:
+            if not isinstance(name, str):
+                return f"has the key {shown(name)}, which is no text", f"write '{shown(name)}', in quotes"
+            if unprintable(name):
+                return f"has the key {ascii(name)[:_SHOWN]}, which cannot be printed", "write its name in letters"
+    elif isinstance(value, str):
+        if unprintable(value):
+            return "holds a character that is no text (a control character, or half of a pair)", "write it without"
+        if len(value) > LONGEST:
+            return f"is a text of {len(value):,} characters", f"write at most {LONGEST:,}"
+    elif isinstance(value, float) and not math.isfinite(value):
+        return f"is {value}, and should be a finite number", "write a number"
+    elif isinstance(value, int) and abs(value) > LARGEST:
+        return "is a number beyond 64 bits", "write a smaller one"
+    return None
+
+
+def unprintable(text: str) -> bool:
+    """Whether there is a control character but for line breaks and tabs, or half of a surrogate pair."""
+    return any((c < " " and c not in "\n\r\t") or c == "\x7f" or "\ud800" <= c <= "\udfff" for c in text)

@@ -1,0 +1,266 @@
+"""Wrong values at every key of the shipped recipes: each is refused in one message that names its key, or accepted.
+
+The tables hold what once ended in a traceback, or passed the dry run and failed hours later. The walk behind them puts
+values of every wrong type into every key.
+"""
+
+import copy
+import json
+import math
+import random
+import time
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+from draftsmith.core.errors import UserError
+from draftsmith.recipes.cli import main
+from draftsmith.recipes.dry_run import dry_run
+from draftsmith.recipes.launch import run_recipe
+from draftsmith.recipes.load import RUN_OPTIONS, checked, find_recipe, load, recipe_names
+from draftsmith.recipes.messages import Asked, blamed
+from draftsmith.recipes.origins import resolved
+from draftsmith.recipes.plan import plan
+from draftsmith.recipes.schema import Recipe
+
+TRAIN, LM = "stages.pretrain", "drafter.language_model"
+# Setting of demo/lvlm -> what its message says.
+REFUSED = {
+    f"{TRAIN}.optim.betas=[2,3]": "less than 1",
+    f"{TRAIN}.optim.betas=[0.9]": "optim.betas",
+    f"{TRAIN}.optim.lr=.inf": f"{TRAIN}.optim.lr is inf",
+    f"{TRAIN}.optim.lr=.nan": "finite number",
+    f"{TRAIN}.optim.lr=1e26": "less than or equal to 100",
+    f"{TRAIN}.optim.lr=true": "should be a number (found True)",
+    f"{TRAIN}.optim.lr_by_part={{projector: -1}}": "greater than 0",
+    f"{TRAIN}.steps=true": f"{TRAIN}.steps: should be a number (found True)",
+    f"{TRAIN}.steps=1e26": f"{TRAIN}.steps: input should be less than or equal to",
+    f"{TRAIN}.steps=100000000000000000000000000": "beyond 64 bits",
+    f"{TRAIN}.steps=1.5": "fractional part",
+    f"{TRAIN}.seed=4294967296": f"{TRAIN}.seed",
+    f"{TRAIN}.num_workers=100000": f"{TRAIN}.num_workers",
+    "engine.zero_stage=true": "engine.zero_stage",
+    "seed=-1": "seed: input should be greater than or equal to 0",
+    "output=": "output",
+    "stages.evaluate.temperatures=[.nan]": "finite number",
+    "stages.evaluate.temperatures=[1e9]": "less than or equal to 100",
+    "stages.world.patch_size=1000": "patch_size 1000 is more than image_size, 48",
+    "stages.world.image_size=32": "pictures have 32, and target.vision_tower reads 48",
+    "stages.world.splits.train={caption: -1}": "greater than or equal to 0",
+    "stages.world.splits.train={caption: true}": "should be a number",
+    "target.vision_tower.patch_size=1000": "target.vision_tower.patch_size: 1000 is more than image_size, 48",
+    "target.vision_tower.patch_size=null": "target.vision_tower.patch_size: should be a whole number",
+    "target.vision_feature_layer=63": "vision_feature_layer is 63, and the tower has",
+    "target.kind=[llava]": "is no kind; kinds are 'llava'",
+    "target.device_map=x": "target.device_map",
+    "target.revision=../x": "target.revision",
+    f"{LM}.hidden_size=63": f"{LM}.hidden_size: 63 is no multiple of num_attention_heads",
+    f"{LM}.hidden_size=6": f"{LM}.hidden_size: a head of 3 cannot be rotated",
+    f"{LM}.hidden_size=x": f"{LM}.hidden_size: should be a whole number",
+    f"{LM}.hidden_size=0": f"{LM}.hidden_size: should be 1 to",
+    f"{LM}.num_hidden_layers=1000000": f"{LM}.num_hidden_layers: should be 1 to 256",
+    f"{LM}.intermediate_size=x": f"{LM}.intermediate_size: transformers refuses it",
+    f"{LM}.model_type=lama": "transformers knows no model 'lama'",
+    f"{LM}.model_type=[llama]": "transformers knows no model",
+    f"{LM}.hidden_act=x": "transformers knows no activation 'x'",
+    "stages.pretrain.kind=[train]": "stages.pretrain.kind",
+    "stages.evaluate.target={kind: [llava], path: x}": "stages.evaluate.target.kind",
+    "stages.evaluate.methods={a/b: {}}": "a name that files get has no /",
+    "stages.evaluate.methods={..: {}}": "does not begin with a dot",
+    "stages.evaluate.methods={'': {}}": "is not empty",
+    "stages.world.splits={../x: {caption: 4}}": "a name that files get has no /",
+    "stages.world.splits={manifest: {caption: 4}}": "the dataset has a file or folder of this name",
+    "stages.world.splits={a: {caption: 4}, A: {caption: 4}}": "differ by their case alone",
+    "stages.world.mixtures={/tmp/x: {train: all}}": "a name that files get has no /",
+    "stages.evaluate.benchmarks={../x: {data: {path: a.json}}}": "benchmarks",
+    "stages.evaluate.benchmarks={b: {data: {path: a.json}}, b: {data: {path: c.json}}}": "'b' stands twice",
+    "stages.evaluate.benchmarks=[{name: b, data: {path: a.json}}, {name: b, data: {path: c.json}}]": "called 'b'",
+    "stages.evaluate.benchmarks=[{name: b, kind: [files], data: {path: a.json}}]": "kind",
+    f"{TRAIN}.data.path=trian": f"{TRAIN}.data takes 'trian' of stage world, which writes",
+    f"{TRAIN}.data.path=[train, ../x]": f"{TRAIN}.data takes '../x' of stage world",
+    "stages.finetune.validation.data.from=x": "stages.finetune.validation.data.from: is of stage x, and data of",
+    "stages.evaluate.benchmarks.pictures.data.from=x": "stages.evaluate.benchmarks: come from 2 stages",
+    f"{TRAIN}.data=3": f"{TRAIN}.data",
+    f"{TRAIN}.objective=3": f"{TRAIN}.objective",
+    f"{TRAIN}.data={{path: " + "y" * 300 + "}": "longer than a path can be",
+}
+
+
+def told(*arguments: str) -> UserError:
+    with pytest.raises(UserError) as caught:
+        run_recipe([*arguments, "dry_run=true"], "a test")
+    return caught.value
+
+
+@pytest.mark.parametrize("setting", REFUSED)
+def test_a_value_that_cannot_be_meant_is_refused(setting):
+    error = told("recipe=demo/lvlm", setting)
+    assert REFUSED[setting] in error.problem
+    # Whoever set it is named.
+    assert "command line: " in (error.where or "") and error.hint
+
+
+# Text of a file that extends demo/lvlm -> what its message says.
+FILES = {
+    "stages: [a]": "stages is ['a'], and not a mapping",
+    "stages: 3": "not a mapping",
+    "target: {kind: [llava]}": "target.kind",
+    "stages: {3: {kind: publish}}": "has the key 3, which is no text",
+    "stages: {../x: {kind: publish}}": "a name that files get has no /",
+    "stages: {/tmp/x: {kind: publish}}": "a name that files get has no /",
+    "stages: {.locks: {kind: publish}}": "does not begin with a dot",
+    "stages: {recipe.yaml: {kind: publish}}": "a run writes a file or folder of this name",
+    "stages: {world.before-1: {kind: publish}}": "a run writes a file or folder of this name",
+    "stages: {'': {kind: publish}}": "is not empty",
+    'stages: {"a\\u0007": {kind: publish}}': "cannot be printed",
+    "stages: {World: {kind: publish}}": "stage world has this name but for its case",
+    "stages: {a: {kind: publish, repo: me/x}, b: {kind: publish, repo: Me/x}}": "stage a publishes to Me/x (main)",
+    'seed: "a\\0b"': "holds a character that is no text",
+    "order: [1]": "no list of different stages",
+    "order: [[1]]": "no list of different stages",
+    "x: &a [1]\ny: *b": "line 3, column 4: found undefined alias",
+    "seed: " + "1" * 5000: "not a readable recipe",
+    "seed: 2024-99-99": "not a readable recipe",
+    "x: " + "[" * 600 + "]" * 600: "nested too deep",
+    "a: &a [1, 1, 1, 1, 1, 1, 1, 1, 1, 1]\n"
+    + "\n".join(
+        f"{b}: &{b} [*{a}, *{a}, *{a}, *{a}, *{a}, *{a}, *{a}, *{a}]"
+        for a, b in zip("abcdefgh", "bcdefghi", strict=True)
+    ): "more than 50,000 values",
+}
+
+
+@pytest.mark.parametrize("text", FILES, ids=lambda text: text[:30])
+def test_a_file_that_is_no_recipe_is_told_in_one_message(text, tmp_path):
+    path = tmp_path / "mine.yaml"
+    path.write_text(f"extends: demo/lvlm\n{text}\n")
+    error = told(f"recipe={path}")
+    assert FILES[text] in error.problem
+    assert str(path) in (error.where or "") and error.hint
+    assert len(str(error)) < 1500
+
+
+@pytest.mark.parametrize("value", ["[a, b]", "3", "{a: 1}", "''", ".", "../x", "true", "a" * 5000])
+def test_what_cannot_be_extended(value, tmp_path):
+    path = tmp_path / "mine.yaml"
+    path.write_text(f"extends: {value}\noutput: x\n")
+    error = told(f"recipe={path}")
+    assert error.problem.startswith("extends ") and f"{path}, key extends" in (error.where or "")
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        "root:x:0:0:s3cret:/root:/bin/bash\nme:x:1:1::/:/bin/sh\n",
+        "s3cret: {a: 1}\nother: 2\n",
+        "a: [s3cret\n",
+        "a: s3cret\n s3cret",
+        "s3cret s3cret: 1\ns3cret s3cret: 2\n",
+        "a: *s3cret\n",
+        "a: !s3cret 1\n",
+        "- s3cret\n",
+        "s3cret",
+    ],
+)
+def test_the_content_of_other_files_is_not_printed(content, tmp_path, capsys):
+    other = tmp_path / "passwd"
+    other.write_text(content)
+    path = tmp_path / "mine.yaml"
+    path.write_text(f"extends: {other}\noutput: x\n")
+    for recipe in (path, other):
+        assert main([f"recipe={recipe}", "dry_run=true"]) == 2
+        message = capsys.readouterr().err
+        assert str(other) in message and "s3cret" not in message and "Traceback" not in message
+
+
+def test_numbers_as_text_are_read(monkeypatch, tmp_path):
+    """An environment variable gives text."""
+    monkeypatch.setenv("STEPS", "12")
+    path = tmp_path / "mine.yaml"
+    path.write_text("extends: demo/lvlm\nstages: {pretrain: {log_every: '${oc.env:STEPS}', batch_size: 1e1}}\n")
+    stage = load([f"recipe={path}"]).recipe.stages["pretrain"]
+    assert (stage.log_every, stage.batch_size) == (12, 10)
+
+
+@pytest.mark.parametrize(
+    ("setting", "where"),
+    [
+        # No file has the section.
+        ("traget.path=x", "command line: traget.path=x"),
+        # Of the plan, of a model that is built, of a stage's description.
+        ("stages.target.data.from=evaluate", "mine.yaml with command line: stages.target.data.from=evaluate"),
+        ("drafter.vision_tower.image_size=64", "mine.yaml with command line: drafter.vision_tower.image_size=64"),
+        ("stages.pretrain.data.max_length=1000000", "mine.yaml with command line: stages.pretrain.data.max_length"),
+        ("stages=[pretrian]", "command line: stages="),
+        ("restart=pretrian", "command line: restart="),
+    ],
+)
+def test_a_setting_of_the_command_line_is_blamed_on_it(setting, where, tmp_path):
+    path = tmp_path / "mine.yaml"
+    path.write_text("extends: demo/lvlm\n")
+    assert where in (told(f"recipe={path}", setting).where or "")
+
+
+# ---- every key
+
+
+BAD: dict[str, Any] = {
+    "null": None, "true": True, "empty": "", "list": [], "mapping": {}, "x": "x", "below": -1, "zero": 0,
+    "inf": math.inf, "nan": math.nan, "1e26": 1e26, "10**26": 10**26, "2**63": 2**63, "texts": ["x"],
+    "sections": {"x": {"y": 1}}, "long": "y" * 5000, "surrogate": "\ud800", "null byte": "a\0b", "outside": "../x",
+    "number as key": {1: 2}, "lists": [[1]], "odd": 63, "large": 10**9,
+}  # fmt: skip
+Place = tuple[Any, ...]
+
+
+def places(tree: Any, place: Place = ()) -> Iterator[Place]:
+    """Every key, and the first item of every list."""
+    if place:
+        yield place
+    inner = tree.items() if isinstance(tree, dict) else enumerate(tree[:1]) if isinstance(tree, list) else ()
+    for key, value in inner:
+        yield from places(value, (*place, key))
+
+
+def with_value(tree: Any, place: Place, value: Any) -> Any:
+    tree = section = copy.deepcopy(tree)
+    for key in place[:-1]:
+        section = section[key]
+    section[place[-1]] = value
+    return tree
+
+
+def check(name: str, tree: Any, place: Place, label: str, *, described: bool) -> None:
+    """That the value is refused with a message of one screen that names its key (or the one around), or accepted."""
+    fields = {key: field.annotation for key, field in Recipe.model_fields.items()}
+    asked = Asked(find_recipe(name), [], tree, fields, RUN_OPTIONS)
+    start = time.monotonic()
+    try:
+        recipe = checked(with_value(tree, place, BAD[label]), asked)
+        if described:
+            with blamed(asked):
+                dry_run(recipe, plan(recipe, asked.path)).encode()
+    except UserError as error:
+        message = str(error)
+        message.encode()
+        assert len(message) < 3000, (place, label, len(message))
+        assert any(str(key) in message for key in place), (place, label, message)
+    assert time.monotonic() - start < 20, (place, label)
+
+
+@pytest.mark.parametrize("name", ["demo/lvlm-ov", "demo/visual-ar", "demo/video"])
+def test_a_wrong_value_at_any_key_is_a_mistake_and_no_crash(name):
+    tree = json.loads(json.dumps(resolved(load([f"recipe={name}"]))))
+    cases = [(place, label) for place in places(tree) for label in BAD]
+    for place, label in random.Random(name).sample(cases, 100):
+        check(name, tree, place, label, described=False)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", recipe_names())
+def test_every_wrong_value_at_every_key(name):
+    """A fifth of the cases of each recipe, described in full where they are accepted (hours for all of them)."""
+    tree = json.loads(json.dumps(resolved(load([f"recipe={name}"]))))
+    cases = [(place, label) for place in places(tree) for label in BAD]
+    for place, label in random.Random(name).sample(cases, len(cases) // 20):
+        check(name, tree, place, label, described=True)
