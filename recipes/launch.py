@@ -13,6 +13,7 @@ import yaml
 
 from ..core import ranks
 from ..core.errors import UserError
+from ..core.files import write_whole
 from ..core.secrets import redact, redact_argument, redact_output, redact_tree
 from .load import Loaded, load
 from .messages import blamed
@@ -64,6 +65,10 @@ def run_recipe(arguments: Sequence[str], command: str) -> int:
     end_with_launcher()
     output = Path(recipe.output)
     RunLock(output, say=say)
+    for name in options.stages or recipe.stages:
+        if (folder := output / name).exists() and not folder.is_dir():
+            raise UserError(f"{folder} is a file, and stage {name} wants its folder there", where=f"key stages.{name}",
+                            hint="remove it, or choose another output")  # fmt: skip
     init_distributed()
     restart = pending_restart(planned, output, options.stages, options.restart, arguments, say)
     if restart is not None:
@@ -165,6 +170,6 @@ def _write_provenance(loaded: Loaded, output: Path, command: str) -> None:
     from .provenance import versions
 
     output.mkdir(parents=True, exist_ok=True)
-    (output / "recipe.yaml").write_text(yaml.safe_dump(redact_tree(loaded.tree), sort_keys=False))
+    write_whole(output / "recipe.yaml", yaml.safe_dump(redact_tree(loaded.tree), sort_keys=False).encode())
     about = {"command": command, "recipe": str(loaded.path.name), "pid": os.getpid(), **versions()}
-    (output / "run.yaml").write_text(yaml.safe_dump(about, sort_keys=False))
+    write_whole(output / "run.yaml", yaml.safe_dump(about, sort_keys=False).encode())

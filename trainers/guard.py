@@ -46,10 +46,7 @@ class RunLock:
             if holder is None and ranks.is_main():
                 holder = _others(folder, patience_s, say)
         except OSError as error:
-            raise UserError(
-                f"cannot lock the run's folder: {error.strerror or error}", where=str(error.filename or folder),
-                hint="choose an output that is a folder of yours",
-            ) from error  # fmt: skip
+            raise _no_folder(output, error) from error
         if holder is not None:
             self._lock.release()
             raise AnotherRun(
@@ -87,6 +84,22 @@ def _others(folder: Path, patience_s: float, say: Callable[[str], None]) -> str 
             return holder
         lock.release()
     return None
+
+
+def _no_folder(output: Path, error: OSError) -> UserError:
+    """The error for an output folder that cannot be made, or whose locks cannot be opened."""
+    place = Path(error.filename or output)
+    blocking = next((p for p in (place, *place.parents) if p.is_file()), None)
+    if isinstance(error, FileExistsError | NotADirectoryError) and blocking is not None:
+        problem, hint = f"{blocking} is a file, and the run's folder is to be there", "choose another output"
+    elif isinstance(error, IsADirectoryError):
+        problem, hint = f"{place} is a folder, and a lock is a file", "remove it: no run made it"
+    else:
+        problem, hint = (
+            f"cannot be written: {error.strerror or error}",
+            "choose another output, or mend its permissions",
+        )
+    return UserError(problem, where=f"key output, {output}", hint=hint)
 
 
 def end_with_launcher() -> None:

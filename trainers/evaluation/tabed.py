@@ -36,6 +36,14 @@ def _larger(a: int | None, b: int | None) -> int | None:
     return None if a is None or b is None else max(a, b)
 
 
+def suite_names(section: TabedBenchmark, suite: Suite) -> list[str]:
+    """Names of the sets that are measured, in the order of tables."""
+    if section.sets is not None:
+        return section.sets
+    held = [name for name in suite.about.sets if suite.group(name) != "quality"]
+    return [*(n for n in (*BENCHMARK, *OOD) if n in held), *(n for n in held if n not in (*BENCHMARK, *OOD))]
+
+
 class TabedRun:
     """Measures one suite at every temperature and length of the evaluation."""
 
@@ -43,15 +51,9 @@ class TabedRun:
         self.section, self.suite, self.opening, self.measuring = section, suite, opening, measuring
         self.context, self.form = measuring.context, opening.form
         self.folder = self.context.folder / "suite"
-        self.sets = {name: SetInfo(suite.group(name), suite.label(name)) for name in self._names()}
+        self.sets = {name: SetInfo(suite.group(name), suite.label(name)) for name in suite_names(section, suite)}
         self.tasks = list(section.tasks) if section.turns == 2 else []
         self.first_turns: list[ConversationSet] = []
-
-    def _names(self) -> list[str]:
-        if self.section.sets is not None:
-            return self.section.sets
-        held = [name for name in self.suite.about.sets if self.suite.group(name) != "quality"]
-        return [*(n for n in (*BENCHMARK, *OOD) if n in held), *(n for n in held if n not in (*BENCHMARK, *OOD))]
 
     def measure(self) -> tuple[list[Row], list[str]]:
         """Rows of every request and method, and what is to be said of them."""

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
 from ...core import ranks
 from ...core.batch import Request
 from ...core.errors import UserError
+from ...data.suite import Suite
 from ...eval import text_quality
 from ...eval.rows import Row
 from ...eval.studies.video import video_sections
@@ -33,7 +35,7 @@ from .drafters import Drafters
 from .measuring import Measuring
 from .reporting import Reporting, infos
 from .requests import ConversationSet, Opening
-from .tabed import TabedRun, open_tabed
+from .tabed import TabedRun, open_tabed, suite_names
 
 
 def run(stage: Any, context: Context) -> None:
@@ -45,6 +47,7 @@ def run(stage: Any, context: Context) -> None:
     opening = Opening(context, processor, stage.format, stage.lengths, originals=stage.captioner is not None)
     sets = _sets(stage, opening)
     suites = [(b, open_tabed(b, context)) for b in stage.benchmarks.values() if isinstance(b, TabedBenchmark)]
+    refuse_twice(context.name, {part.benchmark for part in sets}, suites)
     scorers = {id(b): text_quality.scorers(b.quality.sets) for b, _ in suites if b.quality is not None}
     target = open_target(context, processor)
     options = DraftingOptions(substitutes=substitutes_of(stage, context, processor), capacity=stage.capacity)
@@ -135,6 +138,21 @@ def _sets(stage: Any, opening: Opening) -> list[ConversationSet]:
                             hint="name the sets that are wanted with `sets`")  # fmt: skip
         sets += more
     return sets
+
+
+def refuse_twice(stage: str, names: set[str], suites: Sequence[tuple[TabedBenchmark, Suite]]) -> None:
+    """Raises `UserError` where two benchmarks have sets of one name, of which a report would show one.
+
+    Args:
+        names: of the sets of other kinds of benchmarks. What a directory holds is known once it is opened.
+    """
+    for section, suite in suites:
+        more = set(suite_names(section, suite))
+        if twice := more & names:
+            raise UserError(f"two benchmarks have sets called {', '.join(sorted(twice))}",
+                            where=f"key stages.{stage}.benchmarks",
+                            hint="name the sets that are wanted with `sets`, or measure in two stages")  # fmt: skip
+        names = names | more
 
 
 def _draft_models(stage: Any, drafters: Drafters) -> dict[str, Any]:

@@ -1,0 +1,74 @@
+"""Where a run cannot write, and what stands in its place, is told in one message and nothing is begun."""
+
+import errno
+import os
+from types import SimpleNamespace
+
+import pytest
+from draftsmith.core.errors import UserError
+from draftsmith.recipes.launch import run_recipe
+from draftsmith.trainers.evaluation.benchmarks import TabedBenchmark
+from draftsmith.trainers.evaluation.text import refuse_twice
+from draftsmith.trainers.guard import RunLock
+
+
+def lock(output):
+    return RunLock(output, say=print, patience_s=0.1)
+
+
+def test_an_output_that_is_a_file_or_under_one(tmp_path):
+    file = tmp_path / "file"
+    file.write_text("mine")
+    for output in (file, file / "run", file / "a" / "b"):
+        with pytest.raises(UserError, match="is a file, and the run's folder is to be there") as caught:
+            lock(output)
+        assert "key output" in (caught.value.where or "") and str(file) in caught.value.problem
+    assert file.read_text() == "mine"
+
+
+@pytest.mark.parametrize("number", [errno.EACCES, errno.EROFS, errno.ENOSPC])
+def test_an_output_that_cannot_be_written(number, tmp_path, monkeypatch):
+    def refuse(*_, **__):
+        raise OSError(number, os.strerror(number), str(tmp_path / "run"))
+
+    monkeypatch.setattr("draftsmith.trainers.guard.Path.mkdir", refuse)
+    with pytest.raises(UserError, match="cannot be written") as caught:
+        lock(tmp_path / "run")
+    assert os.strerror(number) in caught.value.problem and "another output" in (caught.value.hint or "")
+
+
+def test_locks_that_no_run_made(tmp_path):
+    folder = tmp_path / "run" / ".locks"
+    folder.mkdir(parents=True)
+    (folder / "rank-x").write_text("stray")
+    (folder / "rank-").write_text("")
+    lock(tmp_path / "run").release()
+    (folder / "rank-00007").mkdir()
+    with pytest.raises(UserError, match="is a folder, and a lock is a file"):
+        lock(tmp_path / "run")
+    other = tmp_path / "other"
+    other.mkdir()
+    (other / ".locks").write_text("")
+    with pytest.raises(UserError, match=r"\.locks is a file"):
+        lock(other)
+
+
+def test_a_file_in_a_stage_s_place(tmp_path):
+    (tmp_path / "world").write_text("mine")
+    with pytest.raises(UserError, match="is a file, and stage world wants its folder there"):
+        run_recipe(["recipe=demo/lvlm", f"output={tmp_path}"], "a test")
+    assert (tmp_path / "world").read_text() == "mine" and not (tmp_path / "recipe.yaml").exists()
+
+
+def test_two_suites_with_sets_of_one_name():
+    """Both would be decoded, and one reported. What a directory holds is known once it is opened."""
+
+    def suite(*names):
+        return SimpleNamespace(about=SimpleNamespace(sets=dict.fromkeys(names)), group=lambda name: "ood")
+
+    section = TabedBenchmark(kind="tabed", data={"path": "somewhere"})
+    refuse_twice("evaluate", {"a"}, [(section, suite("b")), (section, suite("c"))])
+    for names, suites in (({"b"}, [suite("b")]), (set(), [suite("b", "c"), suite("c")])):
+        with pytest.raises(UserError, match="two benchmarks have sets called") as caught:
+            refuse_twice("evaluate", names, [(section, held) for held in suites])
+        assert "key stages.evaluate.benchmarks" in (caught.value.where or "")
