@@ -160,7 +160,7 @@ def test_an_output_that_cannot_be_locked_is_named(tmp_path):
     from draftsmith.trainers.guard import RunLock
 
     (tmp_path / "file").write_text("")
-    with pytest.raises(UserError, match="cannot lock the run's folder"):
+    with pytest.raises(UserError, match="is a file, and the run's folder is to be there"):
         RunLock(tmp_path / "file", say=print)
     (tmp_path / "run" / ".locks").mkdir(parents=True)
     (tmp_path / "run" / ".locks" / "rank-junk").write_text("")
