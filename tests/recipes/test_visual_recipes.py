@@ -58,7 +58,10 @@ BAD = {
     "unknown preset": (["stages.evaluate.preset=eagle"], "stages.evaluate.preset"),
     "nothing to write": (["stages.codes.write=[]"], "stages.codes.write"),
     "something else to write": (["stages.codes.write=[tokens]"], "stages.codes.write"),
-    "an empty split": (["stages.world.splits.train=0"], "hold no picture"),
+    "an empty split": (
+        ["stages.world.splits.train=0"],
+        "stages.world.splits.train: input should be greater than or equal to 1",
+    ),
     "class prompts without a number": (
         ["stages.evaluate.benchmarks.captions.prompts={from: null, path: null, classes: 10, max_samples: null}"],
         "classes needs max_samples",
