@@ -6,6 +6,7 @@ p/q is below. Letters: N nodes without the root, V vocabulary.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from typing import Literal
 
@@ -13,9 +14,10 @@ import torch
 from torch import Tensor
 
 from ..core.errors import UserError
+from ..core.finite import NotFinite
 from ..core.section import Section
 from ..models.decoding.tree import Tree
-from .rules import Verified, along, inverse_cdf, positive_part
+from .rules import SCORES, Verified, along, inverse_cdf, positive_part
 
 
 class BlockConfig(Section):
@@ -49,6 +51,8 @@ class Block:
         weights = [1.0]
         for i in range(n):
             assert draft[i] > 0, f"node {i} was drawn with probability 0"
+            if not math.isfinite(target[i]):
+                raise NotFinite(SCORES)
             weights.append(min(1.0, weights[-1] * target[i] / draft[i]))
         scale = torch.tensor(weights[:n], dtype=p.dtype, device=p.device)[:, None]
         owed = (scale * p[:n] - q).clamp(min=0.0)  # [N,V] row i: after i accepted tokens

@@ -15,12 +15,13 @@ import torch
 from torch import Tensor
 
 from ..core.batch import ImageRequest, Request
+from ..core.finite import NotFinite, likeliest
 from ..models.decoding.tree import Tree, no_tree
 from ..models.decoding.warp import Warp
 from ..models.drafters.base import Drafter
 from ..models.targets.base import Taps, Target
 from .policies import Draw, TreePolicy
-from .rules import Rule, inverse_cdf
+from .rules import SCORES, Rule, inverse_cdf
 
 
 @dataclass(frozen=True)
@@ -82,13 +83,19 @@ def generate(
         drafter: None decodes plainly.
         generator: draws the uniforms of the rule and the bonus tokens and seeds sampled draws, on the CPU; needed
             above temperature 0.
+
+    Raises:
+        NotFinite: the scores that a token comes from are not.
     """
     run = _Run(target, drafter, decoding, generator)
     start = run.clock()
-    prefill_s, draft_prefill_s = run.prefill(request)
     cycles = []
-    while not run.ended:
-        cycles.append(run.cycle())
+    try:
+        prefill_s, draft_prefill_s = run.prefill(request)
+        while not run.ended:
+            cycles.append(run.cycle())
+    except NotFinite as error:
+        raise error.of(f"{request.name or '(without a name)'}, token {len(run.tokens)}") from None
     stop: Literal["eos", "length"] = "eos" if run.tokens[-1] in decoding.eos_ids else "length"
     pruning_s = getattr(drafter, "pruning_s", 0.0)
     return Generation(run.tokens, cycles, prefill_s, draft_prefill_s, run.clock() - start, stop, pruning_s)
@@ -171,7 +178,10 @@ class _Run:
 
 def _pick(probs: Tensor, warp: Warp, generator: torch.Generator | None) -> int:
     if warp.greedy:
-        return int(probs.argmax())
+        token = int(likeliest(probs))
+        if token < 0:
+            raise NotFinite(SCORES)
+        return token
     return inverse_cdf(probs, float(torch.rand((), generator=generator)))
 
 

@@ -13,8 +13,11 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
+from ..core.finite import NotFinite, likeliest
 from ..models.decoding.tree import ROOT, Tree
 from ..models.targets.base import TargetStep
+
+SCORES = "the scores that a token is drawn from"
 
 
 @dataclass(frozen=True)
@@ -63,7 +66,7 @@ class Greedy:
 
     def __call__(self, tree: Tree, p: Tensor, uniforms: Sequence[float] = ()) -> Verified:
         """`p` [N+1,V], row 0 at the root: probabilities or scores, only their largest entry counts."""
-        best = p.argmax(-1)
+        best = likeliest(p)
         joined = torch.cat([best, tree.tokens.to(best)]).tolist()  # the cycle's one synchronisation
         best_ids, tokens = joined[: tree.num_nodes + 1], joined[tree.num_nodes + 1 :]
         path: list[int] = []
@@ -74,6 +77,8 @@ class Greedy:
                 break
             node = match[0]
             path.append(node)
+        if best_ids[node + 1] < 0:
+            raise NotFinite(SCORES)
         return Verified(tuple(path), tuple(tokens[n] for n in path), best_ids[node + 1], along(p, path))
 
 
@@ -135,9 +140,16 @@ def descend(p: Tensor, tokens: Sequence[int], draws: Iterator[float], trial: Tri
 
 
 def inverse_cdf(probs: Tensor, uniform: float) -> int:
-    """The token that a uniform draw falls on; one without probability is never returned."""
+    """The token that a uniform draw falls on; one without probability is never returned.
+
+    Raises:
+        NotFinite: there is no probability at all, or it is no number.
+    """
     cumulative = probs.double().cumsum(-1)
-    target = uniform * float(cumulative[-1])
+    total = float(cumulative[-1])
+    if not 0 < total < float("inf"):
+        raise NotFinite(SCORES)
+    target = uniform * total
     index = int(
         torch.searchsorted(cumulative, torch.tensor(target, dtype=torch.float64, device=probs.device), right=True)
     )

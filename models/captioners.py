@@ -21,6 +21,7 @@ from transformers import Florence2ForConditionalGeneration as Florence2Model
 from ..core.batch import Request
 from ..core.errors import UserError, first_line
 from ..core.fields import Place, Revision
+from ..core.finite import check_module
 from ..core.pictures import IMAGE, TEXT, VIDEO
 from ..core.section import Section, torch_dtype
 from .decoding.batched import write_answers
@@ -200,7 +201,9 @@ def _load(cls: Any, config: _Published, device: torch.device) -> Any:
             where=_where(config),
             hint=_CURE,
         )
-    return model.to(device)
+    model = model.to(device)
+    check_module(model, config.path)
+    return model
 
 
 _CURE = (

@@ -19,6 +19,7 @@ from torch import Tensor
 from transformers import AutoConfig, AutoModel, AutoModelForCausalLM, PreTrainedConfig, PreTrainedModel
 
 from ..core.errors import UserError, did_you_mean, first_line
+from ..core.finite import check_module, check_weights
 from .inline import inline_config
 
 PINNED = Path(__file__).parent / "configs"
@@ -102,9 +103,11 @@ def vision_half(config: PreTrainedConfig) -> PreTrainedConfig:
 def _load(cls: Any, source: str, *, key: str, revision: str | None) -> PreTrainedModel:
     try:
         # safetensors where the repository has them; older files are read with weights_only, which runs no code.
-        return cls.from_pretrained(source, revision=revision, dtype=torch.float32, weights_only=True)
+        model = cls.from_pretrained(source, revision=revision, dtype=torch.float32, weights_only=True)
     except (OSError, ValueError) as error:
         raise UserError(f"{key}: cannot load {source!r}: {first_line(error)}", hint=_CURE) from error
+    check_module(model, source)
+    return model
 
 
 _CURE = "check the name and the network, or download it once and give the local directory"
@@ -142,10 +145,12 @@ def target_embedding(source: str | None, *, where: str, revision: str | None = N
             if held_name is None:
                 raise UserError(f"no token embedding among {len(held)} tensors", where=str(path),
                                 hint="give the target that the head was trained for")  # fmt: skip
-            return file.get_tensor(held_name)
+            embedding = file.get_tensor(held_name)
     except (OSError, ValueError, KeyError, SafetensorError) as error:
         raise UserError(f"cannot read the embedding of {source!r}: {first_line(error)}", where=where,
                         hint="check the name and the network, or give a directory") from error  # fmt: skip
+    check_weights({held_name: embedding}, path)
+    return embedding
 
 
 def _fetch(source: str, name: str, revision: str | None) -> Path | None:

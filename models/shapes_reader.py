@@ -15,6 +15,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from ..core.batch import PictureBatch
+from ..core.finite import check_module
 from ..core.loss import StepLoss
 from ..core.states import TargetStates
 
@@ -80,4 +81,5 @@ class ShapesReader(nn.Module):
         settings.pop("model_type")
         reader = cls(**settings)
         reader.load_state_dict(load_file(folder / "model.safetensors"))
+        check_module(reader, folder)
         return reader.eval()

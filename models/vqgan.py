@@ -22,6 +22,7 @@ from torch.nn import functional as F
 from transformers import ChameleonVQVAE, ChameleonVQVAEConfig
 
 from ..core.errors import UserError
+from ..core.finite import check_weights
 from .llamagen.folders import WEIGHTS, check_shapes, find_folder, shapes_of
 from .llamagen.published_files import load_pickle, weights_in
 from .llamagen.vq import IMAGES_PER_PASS, Attention, ResBlock, Upsample, VqConfig, norm
@@ -214,6 +215,7 @@ def _read(source: str | Path, revision: str | None) -> tuple[dict[str, Tensor], 
     unknown = [n for n in own if not n.startswith(_DECODER + _ENCODER)]
     if unknown:
         raise UserError(f"{unknown[0]} is not part of a VQ-GAN", where=where, hint="give the file as published")
+    check_weights(own, where)
     return own, where
 
 

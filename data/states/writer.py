@@ -16,6 +16,7 @@ import numpy as np
 from torch import Tensor
 
 from ...core.batch import Batch
+from ...core.finite import check_states
 from ...core.pictures import TEXT
 from ...core.states import Taps, TargetStates
 from ..shards import ShardWriter
@@ -70,7 +71,12 @@ class StatesWriting:
     def samples(
         self, batch: Batch, states: TargetStates, numbers: Sequence[int]
     ) -> Iterator[tuple[str, dict[str, Tensor], dict[str, Any]]]:
-        """Of each row of `batch`, whose samples' numbers are given; a filler's row has none."""
+        """Of each row of `batch`, whose samples' numbers are given; a filler's row has none.
+
+        Raises:
+            NotFinite: states of a sample hold NaN or infinity.
+        """
+        check_states(states, batch.sample_ids[: len(numbers)])
         for row, number in enumerate(numbers):
             name = batch.sample_ids[row]
             info = {

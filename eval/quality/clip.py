@@ -17,6 +17,7 @@ from torch import Tensor
 from torch.nn import functional as F
 from transformers import AutoTokenizer, CLIPConfig, CLIPModel, PreTrainedTokenizerBase
 
+from ...core.finite import check_module
 from .extractors import Extractor, standardize
 from .pictures import Picture, crop_bicubic, crop_lanczos, pad_bicubic
 from .weights import WeightName, load_state, read_state, unfit
@@ -168,7 +169,8 @@ def _load_clip(folder: Path, name: WeightName, device: torch.device | str) -> CL
     # transformers fills what it does not find with random numbers.
     if report["missing_keys"]:
         raise unfit(folder, name, f"holds another model: {sorted(report['missing_keys'])[0]} is missing")
-    return model.eval().to(device)
+    check_module(model.eval().to(device), folder)
+    return model
 
 
 def _load_tokenizer(folder: Path, model: CLIPModel) -> PreTrainedTokenizerBase:

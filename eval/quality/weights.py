@@ -17,6 +17,7 @@ from safetensors.torch import load_file
 from torch import Tensor
 
 from ...core.errors import UserError
+from ...core.finite import check_weights
 
 Metric = Literal["fid", "clip", "precision_recall", "inception_score", "hpsv2", "aesthetic"]
 WeightName = Literal["inception", "vgg16", "clip", "hpsv2", "aesthetic", "clip_large"]
@@ -88,6 +89,7 @@ def read_state(path: Path, name: WeightName) -> dict[str, Tensor]:
         state = state["state_dict"]
     if not isinstance(state, dict) or not all(isinstance(value, Tensor) for value in state.values()):
         raise unfit(path, name, "holds something else than tensors by name")
+    check_weights(state, path)
     return state
 
 

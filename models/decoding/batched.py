@@ -16,6 +16,7 @@ import torch
 from torch import Tensor
 
 from ...core.batch import TEXT, ImageRequest, Request
+from ...core.finite import NotFinite, likeliest
 from ...core.states import KeptScores
 from ..pictures import pictures_of
 from ..targets.base import DrawingTarget
@@ -23,6 +24,7 @@ from .decoder import CachedDecoder
 from .warp import Warp
 
 T = TypeVar("T")
+_SCORES = "the scores that a token is drawn from"
 
 
 @dataclass(frozen=True)
@@ -60,10 +62,13 @@ def write_answers(
     rows = _Rows(decoder, requests, capacity=max(limits), prefill_chunk=prefill_chunk)
     scores, step = rows.scores, 0
     while True:
+        # Negative where a row's scores are not finite: read with the tokens.
         draws = torch.stack([uniforms[n][min(step, limits[n] - 1)] for n in rows.numbers])
         tokens, of_step = _pick(scores, warp, draws), None if keep is None else keep(scores).to("cpu")
         for row, (n, token) in enumerate(zip(rows.numbers, tokens.tolist(), strict=True)):
             if _goes_on(ids[n], limits[n], eos_ids):
+                if token < 0:
+                    raise NotFinite(_SCORES, f"{requests[n].name or n}, token {len(ids[n])}")
                 ids[n].append(token)
                 if of_step is not None:
                     kept[n].append((of_step.ids[row], of_step.log_probs[row], of_step.log_rest[row]))
@@ -74,7 +79,7 @@ def write_answers(
         if 2 * len(going) <= len(rows.numbers):
             rows.select(going)
             tokens = tokens[going]
-        scores, step = rows.feed(tokens), step + 1
+        scores, step = rows.feed(tokens.clamp(min=0)), step + 1
     return [
         Written(own, "eos" if own[-1] in eos_ids else "length", None if keep is None else _stacked(mine))
         for own, mine in zip(ids, kept, strict=True)
@@ -95,8 +100,12 @@ def draw_pictures(
     session, scores = target.prefill_batch(requests, capacity=length)
     tokens = [_pick(scores, warp, uniforms[:, 0])]
     for step in range(1, length):
-        tokens.append(_pick(target.feed(session, tokens[-1]), warp, uniforms[:, step]))
-    return torch.stack(tokens, dim=1).tolist()
+        tokens.append(_pick(target.feed(session, tokens[-1].clamp(min=0)), warp, uniforms[:, step]))
+    drawn: list[list[int]] = torch.stack(tokens, dim=1).tolist()
+    for request, own in zip(requests, drawn, strict=True):
+        if min(own) < 0:
+            raise NotFinite(_SCORES, f"{request.name or request.caption or own}, token {own.index(-1)}")
+    return drawn
 
 
 def even_batches(items: Sequence[T], size: int) -> list[Sequence[T]]:
@@ -159,13 +168,14 @@ def _goes_on(ids: list[int], limit: int, eos_ids: Collection[int]) -> bool:
 
 
 def _pick(scores: Tensor, warp: Warp, uniforms: Tensor) -> Tensor:
-    """[R] tokens of scores [R,V], one draw [R] each."""
+    """[R] tokens of scores [R,V], one draw [R] each; -1 where a row's scores are not finite."""
     if warp.greedy:
-        return scores.argmax(-1)
+        return likeliest(scores)
     cdf = warp(scores).double().cumsum(-1)
     wanted = uniforms.to(cdf)[:, None] * cdf[:, -1:]
     # On the right of equals: a token without probability is never hit.
-    return torch.searchsorted(cdf, wanted, right=True)[:, 0]
+    tokens, total = torch.searchsorted(cdf, wanted, right=True)[:, 0], cdf[:, -1]
+    return tokens.where(total.isfinite() & (total > 0), -1)
 
 
 def _stacked(kept: list[tuple[Tensor, Tensor, Tensor]]) -> KeptScores:

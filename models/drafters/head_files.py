@@ -20,6 +20,7 @@ from safetensors.torch import load_file
 from torch import Tensor
 
 from ...core.errors import UserError
+from ...core.finite import check_weights
 from ..layer import LayerShape, stretched
 from ..llamagen.folders import CONFIG, WEIGHTS, check_shapes, find_folder, read_values, shapes_of, write_folder
 from ..targets.base import Target, TargetShape
@@ -47,15 +48,20 @@ def head_state(folder: Path) -> dict[str, Tensor]:
     path = weights_file(folder)
     try:
         if path.suffix == ".safetensors" and path.is_file():
-            return load_file(path)
+            return _finite(load_file(path), path)
         if path.is_file():
             state = torch.load(path, map_location="cpu", weights_only=True)
             if isinstance(state, dict) and all(isinstance(value, Tensor) for value in state.values()):
-                return state
+                return _finite(state, path)
             raise UserError("pytorch_model.bin holds no named tensors", where=str(path), hint="give a head's folder")
     except (SafetensorError, pickle.UnpicklingError, RuntimeError, OSError, EOFError) as error:
         raise UserError(f"unreadable weights: {error}", where=str(path), hint="train or download it again") from error
     raise UserError("no model.safetensors or pytorch_model.bin", where=str(folder), hint="give the folder of a head")
+
+
+def _finite(state: dict[str, Tensor], path: Path) -> dict[str, Tensor]:
+    check_weights(state, path)
+    return state
 
 
 def weights_file(folder: Path) -> Path:

@@ -23,6 +23,7 @@ from torch.nn import functional as F
 
 from ...core.batch import Batch, CodeBatch
 from ...core.errors import UserError
+from ...core.finite import check_module
 from ...core.loss import StepLoss
 from ...core.section import Section
 from ...core.states import Taps, TargetStates
@@ -308,4 +309,5 @@ def load_medusa(folder: Path, shape: MedusaShape) -> MedusaHead:
             where=str(folder / "model.safetensors"),
             hint="name the target and num_heads of these heads",
         ) from error
+    check_module(head, folder)
     return head

@@ -11,6 +11,7 @@ from safetensors.torch import load_file
 from torch import Tensor
 
 from ...core.errors import UserError, first_line
+from ...core.finite import check_weights
 from ..drafters.head_files import head_state
 from ..hub import rope_of
 from ..layer import stretched
@@ -43,11 +44,13 @@ def _shards(folder: Path) -> State:
         names = sorted(set(json.loads((folder / INDEX).read_text())["weight_map"].values()))
         if any(Path(name).name != name for name in names):
             raise UserError("names files outside its folder", where=str(folder / INDEX), hint="do not use it")
-        return {key: value for name in names for key, value in load_file(folder / name).items()}
+        state = {key: value for name in names for key, value in load_file(folder / name).items()}
     except (OSError, ValueError, KeyError, SafetensorError) as error:
         raise UserError(
             f"unreadable weights: {first_line(error)}", where=str(folder / INDEX), hint="download it again"
         ) from error
+    check_weights(state, folder)
+    return state
 
 
 def _bare(state: State) -> State:

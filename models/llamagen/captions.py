@@ -23,6 +23,7 @@ from torch import Tensor
 from transformers import AutoTokenizer, T5EncoderModel
 
 from ...core.errors import UserError, first_line
+from ...core.finite import check_module
 
 
 class TextFeatures:
@@ -55,6 +56,7 @@ class TextFeatures:
             hint = "check the name and the network, or download it once and give the local directory"
             raise UserError(f"cannot load the text encoder {str(source)!r}: {first_line(error)}", hint=hint) from error
         self.encoder = encoder.to(device).eval().requires_grad_(False)
+        check_module(self.encoder, source)
         self.max_length = max_length
 
     @torch.no_grad()

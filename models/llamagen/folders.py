@@ -20,6 +20,7 @@ from torch import Tensor
 from ...core.checksums import SUMS, check_sums
 from ...core.errors import UserError, first_line
 from ...core.files import read_json, write_whole
+from ...core.finite import check_weights
 
 CONFIG, WEIGHTS = "config.json", "model.safetensors"
 State = dict[str, Tensor]
@@ -59,7 +60,7 @@ def read_values(folder: Path) -> dict[str, Any]:
 
 
 def read_weights(folder: Path, expected: Shapes, dtype: torch.dtype | None) -> State:
-    """All expected tensors, one by one, so that a change of type holds no second copy of the file."""
+    """All expected tensors, finite and one by one, so that a change of type holds no second copy of the file."""
     path = folder / WEIGHTS
     if not path.is_file():
         hint = "a single safetensors file is read; shards and pickles are not"
@@ -68,10 +69,12 @@ def read_weights(folder: Path, expected: Shapes, dtype: torch.dtype | None) -> S
         with safe_open(path, "pt") as file:
             shapes = {name: tuple(file.get_slice(name).get_shape()) for name in file.keys()}  # noqa: SIM118
             check_shapes(shapes, expected, where=str(path))
-            return {name: _cast(file.get_tensor(name), dtype) for name in expected}
+            weights = {name: _cast(file.get_tensor(name), dtype) for name in expected}
     except (SafetensorError, OSError) as error:
         hint = "the file is cut off or damaged: fetch or write it again"
         raise UserError(f"cannot be read: {error}", where=str(path), hint=hint) from error
+    check_weights(weights, path)
+    return weights
 
 
 def shapes_of(state: Mapping[str, Tensor]) -> Shapes:

@@ -12,6 +12,7 @@ from transformers import AutoTokenizer, ChameleonConfig, ChameleonForConditional
 
 from ...core.errors import UserError, first_line
 from ...core.fields import DeviceMap, Place, Revision
+from ...core.finite import check_module
 from ...core.section import torch_dtype
 from ..decoding.rows import Guidance, GuidanceScale
 from ..hub import read_config
@@ -171,6 +172,7 @@ def load_anole(
         raise UserError(problem, hint=f"download it again, or name {PUBLISHED}")
     if device is not None and device_map is None:
         model.to(device)
+    check_module(model, path)
     return AnoleTarget(model, guidance=guidance)
 
 

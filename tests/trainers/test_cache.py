@@ -302,3 +302,18 @@ def test_other_drafters_that_read_no_states_are_refused(made, others, problem):
     asked = CacheStage(kind="cache", data=made.data, drafters=others)
     with pytest.raises(Refused, match=problem):
         asked.check(LlavaTargetConfig(kind="llava", path="x"), SparrowConfig(kind="sparrow"))
+
+
+def test_states_that_overflow_are_not_kept(made, tmp_path):
+    """The weights are finite; what they compute is not. The sample is named, and nothing is written."""
+    folder = tmp_path / "made"
+    shutil.copytree(made.folder, folder)
+    weights = load_file(folder / "target" / "model.safetensors")
+    name = next(name for name in weights if name.endswith("norm.weight") and "layers" not in name)
+    weights[name] = weights[name].sign() * 3e38
+    save_file(weights, folder / "target" / "model.safetensors", metadata={"format": "pt"})
+    spoilt = SimpleNamespace(folder=folder, data=made.data)
+    with pytest.raises(UserError, match="the target's hidden states are not finite") as caught:
+        cached(spoilt, tmp_path / "cache")
+    assert str(caught.value.where).startswith("request ")
+    assert not list((tmp_path / "cache").rglob("*.tar"))

@@ -22,6 +22,7 @@ from draftsmith.models.losses import log_probs
 from draftsmith.models.targets.base import Taps
 from draftsmith.models.targets.llava import LlavaTarget
 from draftsmith.models.targets.load import load_llava
+from draftsmith.trainers.answers import texts
 from draftsmith.trainers.stages import regenerate
 from stages_run import list_anew
 
@@ -212,3 +213,19 @@ def test_more_than_there_is_to_keep_is_refused(again):
 def test_beyond_the_target_s_positions_is_refused(again):
     with pytest.raises(UserError, match="max_length is 1000 and the target has 512 positions"):
         run(again, "stages.answers.data.max_length=1000", stages=["answers"])
+
+
+def test_an_answer_from_scores_that_are_not_finite_is_not_written(again, monkeypatch):
+    """The weights are finite when they are loaded, and their scores overflow: the record is named."""
+    open_target = texts.open_target
+
+    def overflowing(*arguments):
+        target = open_target(*arguments)
+        target.decoder.model.lm_head.weight.data = target.decoder.model.lm_head.weight.data.sign() * 3e38
+        return target
+
+    monkeypatch.setattr(texts, "open_target", overflowing)
+    with pytest.raises(UserError, match="the scores that a token is drawn from are not finite") as caught:
+        run(again, stages=["answers"])
+    assert str(caught.value.where).startswith("request ") and str(caught.value.where).endswith(", token 0")
+    assert not list((again / "answers").rglob("*.tar"))

@@ -13,6 +13,7 @@ from transformers import AutoTokenizer, T5EncoderModel
 
 from ...core import ranks
 from ...core.errors import UserError, first_line
+from ...core.finite import check_module
 from ...data.codes import CodeCollate, PictureCollate, ShardData, ShardSample, ShardSamples
 from ...data.loader import Collate, Loader, steps_per_epoch
 from ...data.prompts import read_prompts
@@ -155,6 +156,7 @@ def _module(stage: Any, context: Context, seed: int, total: int) -> nn.Module:
     encoder: Any = None
     if isinstance(target.text_encoder, dict) and folder is not None:
         encoder = T5EncoderModel.from_pretrained(folder / TEXT_ENCODER, dtype=torch.float32, weights_only=True)
+        check_module(encoder, folder / TEXT_ENCODER)
     elif isinstance(target.text_encoder, dict):
         words = _tokenizer(context)
         encoder = build_text_encoder(target, vocab_size=len(words), pad_id=words.pad_token_id)

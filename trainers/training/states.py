@@ -19,6 +19,7 @@ from torch import Tensor
 from ...core import ranks
 from ...core.batch import Batch
 from ...core.errors import UserError
+from ...core.finite import check_states
 from ...core.refused import Refused
 from ...core.section import Section
 from ...core.states import Taps, TargetStates
@@ -199,6 +200,7 @@ class Builder:
         computed = map(self._computed, parts)
         first = next(computed)
         states = first[1]
+        check_states(states, first[0].sample_ids)
         assert states.feature is not None and states.positions is not None, "all heads read the feature"
         loss = dtype_loss(chain([first], computed), self.target.scores)
         dtype = str(states.feature.dtype).removeprefix("torch.")

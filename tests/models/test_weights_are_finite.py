@@ -1,0 +1,82 @@
+"""Whatever loads weights refuses those that hold NaN or infinity, with the file and the tensor."""
+
+import math
+from types import SimpleNamespace
+
+import pytest
+import torch
+from draftsmith.core.errors import UserError
+from draftsmith.eval.quality.weights import read_state
+from draftsmith.models.captioners import _load as load_captioner
+from draftsmith.models.drafters.head_files import head_state
+from draftsmith.models.drafters.medusa import MedusaHead, MedusaShape, load_medusa, save_medusa
+from draftsmith.models.hub import load_language_model, read_config, target_embedding
+from draftsmith.models.imports.files import read_published
+from draftsmith.models.llamagen.files import load_llamagen, load_vq, save_model
+from draftsmith.models.llamagen.vq import VqConfig, VqTokenizer
+from draftsmith.models.shapes_reader import ShapesReader
+from draftsmith.models.targets.anole_section import load_anole
+from draftsmith.models.targets.load import load_llava, load_weights
+from safetensors.torch import load_file, save_file
+from tiny import llava
+from transformers import LlamaConfig, LlamaForCausalLM
+from visual_tiny import anole, llamagen
+
+
+def causal(folder):
+    LlamaForCausalLM(
+        LlamaConfig(hidden_size=16, intermediate_size=16, num_hidden_layers=1, num_attention_heads=2, vocab_size=50)
+    ).save_pretrained(folder)
+
+
+def tokenizer(folder):
+    config = VqConfig(base_channels=8, ch_mult=(1, 1), num_res_blocks=1, z_channels=8, codebook_size=12, groups=4)
+    save_model(VqTokenizer(config), folder)
+
+
+def captioner(folder, load):
+    """A published captioner's loader, here of a class that is small."""
+    section = SimpleNamespace(kind="blip", path=str(folder), revision=None, dtype="float32")
+    return load(LlamaForCausalLM, section, torch.device("cpu"))
+
+
+def language(folder):
+    return load_language_model(str(folder), read_config(str(folder), key="k"), key="k", revision=None)
+
+
+MEDUSA = MedusaShape(16, 2, 1)
+# What is loaded -> how a folder of it is written, and how it is read.
+DOORS = {
+    "target": (lambda f: llava(4).save_pretrained(f),
+               lambda f: load_llava(f, revision=None, dtype=torch.float32, key="target.path")),
+    "text-only target": (causal,
+                         lambda f: load_weights(LlamaForCausalLM, f, revision=None, dtype=torch.float16, key="k")),
+    "anole": (lambda f: anole().model.save_pretrained(f), load_anole),
+    "llamagen": (lambda f: save_model(llamagen(), f), load_llamagen),
+    "image tokenizer": (tokenizer, load_vq),
+    "language model of a draft": (causal, language),
+    "a target's embedding": (causal, lambda f: target_embedding(str(f), where="key target")),
+    "head": (causal, head_state),
+    "published head": (causal, lambda f: read_published(str(f), None)),
+    "medusa": (lambda f: save_medusa(MedusaHead(MEDUSA), f, {}), lambda f: load_medusa(f, MEDUSA)),
+    "captioner": (causal, lambda f: captioner(f, load_captioner)),
+    "reader of shapes": (lambda f: ShapesReader(3, 3).save(f), ShapesReader.load),
+    "quality": (causal, lambda f: read_state(f / "model.safetensors", "inception")),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", DOORS)
+def test_weights_that_are_not_finite_are_refused_by_tensor_and_file(tmp_path, name):
+    write, read = DOORS[name]
+    write(tmp_path)
+    path = tmp_path / "model.safetensors"
+    read(tmp_path)
+    state = load_file(path)
+    names = [key for key in sorted(state) if "." in key and state[key].is_floating_point()]
+    spoilt = next((key for key in names if "embed_tokens" in key), names[0])
+    state[spoilt].view(-1)[-1] = math.inf if name == "head" else math.nan
+    save_file(state, path, metadata={"format": "pt"})
+    with pytest.raises(UserError, match=r"weight .* holds NaN or infinity") as caught:
+        read(tmp_path)
+    assert caught.value.where == str(path)
+    assert spoilt.rpartition(".")[0].rpartition(".")[2] in caught.value.problem
