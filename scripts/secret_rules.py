@@ -95,8 +95,8 @@ def python(rule: Mapping[str, Any]) -> str:
     text = text.replace("[[:alnum:]]", "[A-Za-z0-9]").replace(r"\z", r"\Z").replace(_QUOTE_OR_END + "|", "|")
     text = re.sub(r"^(\(\?i\))?\\b", r"\1(?<![A-Za-z0-9])", text)
     while (at := text.rfind("(?i)")) >= 0:  # RE2's flag holds to the end of the group that it stands in
-        end = _group_end(text, at + 4)
-        text = f"{text[:at]}(?i:{text[at + 4 : end]}){text[end:]}"
+        closes = _group_end(text, at + 4)
+        text = f"{text[:at]}(?i:{text[at + 4 : closes]}){text[closes:]}"
     re.compile(text)
     return text
 
