@@ -47,7 +47,7 @@ _ADDRESS = re.compile(
     r"://(?P<key>(?!<hidden>)[^/\s]+(?=@)"  # user and password
     r"|[^/\s:@'\"\[{<]+:(?=[^\s/]{3})(?!\d+(?![\w@]))[^\s/{<'\"]+)"  # the same without the end of the address
 )
-# Query parameters of a URL (signed storage URLs included) and values of headers: `?token=abc`, `Bearer abc`.
+# Query parameters of a URL (signed storage URLs included) and values of headers, behind `?token=` and `Bearer`.
 _PARAMETER = re.compile(rf"[?&;](?i:[\w.%-]*{NAME}=)(?P<key>(?!<hidden>)[^&\s'\"#,;)}}\]]{{4,}})")
 _HEADER = re.compile(
     r"\b(?:sig=(?=[\w%+/-]{16})|(?:bearer|basic)\s+(?=\S{16}))(?P<key>(?!<hidden>)[^&\s'\"#,;)}\]]{4,})", re.IGNORECASE
