@@ -114,10 +114,10 @@ def check_known(values: dict[str, Any], config: PreTrainedConfig, key: str = "")
 def check_sizes(values: dict[str, Any], key: str = "") -> None:
     """Raises `Refused` for numbers that no model has; what is missing or of another type is for transformers to say."""
     for name, value in values.items():
+        if name in _WHOLE and type(value) is not int:
+            raise Refused(f"{key}{name}", f"should be a whole number, and is {str(value)[:40]!r}", "write a number")
         if isinstance(value, dict):
             check_sizes(value, f"{key}{name}.")
-        elif name in _WHOLE and type(value) is not int:
-            raise Refused(f"{key}{name}", f"should be a whole number, and is {str(value)[:40]!r}", "write a number")
         elif isinstance(value, int | float) and not isinstance(value, bool):
             low, high = (1, _SIZES[name]) if name in _SIZES else _RANGES.get(name, (-_LARGEST, _LARGEST))
             if not low <= value <= high:

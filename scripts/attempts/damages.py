@@ -36,9 +36,9 @@ def half(attempt: Attempt) -> str:
     reference.copy(attempt.output, finished)
     attempt.run(attempt.arguments(reference, stages), draw_kill(attempt, reference, stages))
     files = [path for path in sorted((attempt.output / stages[0]).rglob("*")) if path.is_file()]
-    if not files:
+    if not files or (attempt.output / stages[0] / "done.json").is_file():
         attempt.must_finish(reference, attempt.arguments(reference, stages), stages)
-        return "nothing was left to damage"
+        return "nothing half-made was left"
     return _recover(attempt, reference, files, [*finished, *stages], finished)
 
 
