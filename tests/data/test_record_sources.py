@@ -1,6 +1,7 @@
 """Tables and tars give what JSON files give: the same samples in the same order, from anywhere, at flat memory."""
 
 import json
+import os
 import pickle
 import shutil
 import tracemalloc
@@ -20,6 +21,7 @@ from draftsmith.data.dataset import ConversationData, ConversationDataset
 from draftsmith.data.lengths import count_long
 from draftsmith.data.loader import Loader
 from draftsmith.data.mixture import are_present, identities
+from draftsmith.data.records import file_identity
 from draftsmith.data.table_records import Columns, TableRecords
 from draftsmith.data.tar_records import TarRecords
 from draftsmith.data.videos import write_clip
@@ -603,3 +605,20 @@ def test_answers_about_them_name_their_pictures_as_text(forms, opened):
     kept = [_shown(opened(forms[form]).record(1)["image"]) for form in ("json", "arrow", "tar")]
     assert kept[0] == "images/1.png" and "row 1, column image" in kept[1][0] and "shard-000.tar" in kept[2][0]
     assert all(isinstance(json.dumps(image), str) for image in kept) and _shown(None) is None
+
+
+def test_a_large_file_counts_by_its_ends_and_when_it_was_written(tmp_path):
+    """Of up to 64 MiB every byte counts. Reading hundreds of gigabytes at each start would take hours."""
+    small, large = tmp_path / "small.json", tmp_path / "large.json"
+    for path, size in ((small, 3 << 20), (large, (64 << 20) + 1)):
+        with open(path, "wb") as file:
+            file.truncate(size)  # takes no disk
+        for place in (0, size // 2, size - 1):
+            before, stamp = file_identity(path), path.stat().st_mtime_ns
+            with open(path, "r+b") as file:
+                file.seek(place)
+                file.write(b"x")
+            os.utime(path, ns=(stamp, stamp + 10**9 * (path == large and place == size // 2)))
+            assert file_identity(path) != before, (path.name, place)
+    assert file_identity(small) == file_identity(small)
+    assert file_identity(small.rename(tmp_path / "other.json")) != file_identity(large)

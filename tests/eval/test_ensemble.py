@@ -269,12 +269,27 @@ def test_accepted_positions_and_the_first_rejected_one(big, near, policy, warp):
     assert any(c.num_accepted < c.num_drafted for c in drafted)
 
 
+def test_adaptive_weights_start_afresh_with_each_request(big, near):
+    """What a drafter has learned from one request says nothing of the next: rows must not depend on their order."""
+    drafter, first, second = ensemble(near, preset("MT*")), ask(1, 1), ask(2, 2)
+    alone = generate(target(big), ensemble(near, preset("MT*")), second, greedy(Chain(4))).cycles
+    generate(target(big), drafter, first, greedy(Chain(4)))
+    learned = drafter.weights.current()
+    behind = generate(target(big), drafter, second, greedy(Chain(4))).cycles
+    assert [(c.num_drafted, c.num_accepted) for c in behind] == [(c.num_drafted, c.num_accepted) for c in alone]
+    drafter.start(second, None, Warp(), capacity=20)
+    assert not torch.equal(drafter.weights.current(), learned), "guards this test"
+    fresh = ensemble(near, preset("MT*"))
+    fresh.start(second, None, Warp(), capacity=20)
+    assert torch.equal(drafter.weights.current(), fresh.weights.current())
+
+
 def test_a_copy_tells_its_own_distributions(big):
-    """p and q stand for the same positions: of a copy of the target they are the same."""
+    """p and q stand for the same positions, and neither is cut: of a copy of the target they are the same."""
     for policy in (Chain(4), Static(TREE), Dynamic(8, 2, 3)):
         told = Told()
         drafter = EnsembleProposal(decoder(copy.deepcopy(big)), ("M", "M"), told, newline_id=5)
-        decoding = Decoding(policy, Sampling(), TOP_K, Warp(0.7), 12, ())
+        decoding = Decoding(policy, Sampling(), TOP_K, Warp(0.7, top_k=3), 12, ())
         observe, close = told.observe, []
 
         def compare(p, q, observe=observe, close=close):

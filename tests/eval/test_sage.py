@@ -428,6 +428,9 @@ def test_history_moves_the_deepest_tree():
     for _ in range(40):
         feed(policy, peaked(0.97), 0)
     assert policy.log[-1].cap == 3
+    policy.start()
+    feed(policy, peaked(0.97), 0)
+    assert policy.log[-1].cap == sage().settings.max_depth and len(policy.log) == 1, "each request starts afresh"
     assert sage(history=None).num_levels == 8
 
 

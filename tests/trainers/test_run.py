@@ -44,6 +44,14 @@ def test_a_finished_stage_is_passed_over(tmp_path):
     assert run(tmp_path, planned()) == ["stage note: finished before, same inputs"]
 
 
+def test_the_chosen_stages_run_and_no_others(tmp_path):
+    first = planned(name="first")
+    second = planned(name="second", inputs={"data": "first"}, earlier={"first": first})
+    assert run(tmp_path, first, second, chosen=["first"]) == ["stage first"]
+    assert not (tmp_path / "second").exists()
+    assert run(tmp_path, first, second, chosen=["second"]) == ["stage second"]
+
+
 def test_other_settings_are_refused_and_restarted_by_name(tmp_path):
     run(tmp_path, planned())
     changed = planned(stage=Note(text="again"), fingerprint="g")
