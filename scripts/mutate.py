@@ -71,9 +71,9 @@ class Outcome:
 def read_table(path: Path) -> list[Fault]:
     """The faults of a YAML file: test files -> name -> [file, old text, new text]. Names are unique."""
     faults = [
-        Fault(name, *texts, tests=tuple(shlex.split(tests)))
+        Fault(name, file, old, new, tuple(shlex.split(tests)))
         for tests, rows in yaml.safe_load(path.read_text()).items()
-        for name, texts in rows.items()
+        for name, (file, old, new) in rows.items()
     ]
     names = [fault.name for fault in faults]
     twice = {name for name in names if names.count(name) > 1}
