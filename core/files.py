@@ -6,13 +6,14 @@ schema before anyone uses it.
 
 from __future__ import annotations
 
+import errno
 import functools
 import json
 import os
 import shutil
 import uuid
 from collections.abc import Hashable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, TypeVar, cast
 
@@ -141,7 +142,7 @@ def write_whole(path: Path, data: bytes) -> None:
         os.replace(aside, path)
     except OSError as error:
         aside.unlink(missing_ok=True)
-        raise unwritable(path, error) from error
+        raise unwritable(path, error, needed=len(data)) from error
     directory = os.open(path.parent, os.O_RDONLY)
     try:
         os.fsync(directory)
@@ -149,10 +150,96 @@ def write_whole(path: Path, data: bytes) -> None:
         os.close(directory)
 
 
-def unwritable(path: Path, error: OSError) -> UserError:
-    """The error to raise where a file cannot be written."""
-    hint = "make room, and run the stage again: it goes on behind the shards that it finished"
-    return UserError(f"cannot be written: {error.strerror or error}", where=str(path), hint=hint)
+def append_lines(path: Path, lines: bytes) -> None:
+    """Append whole lines, or nothing at all; a line that a killed writer cut off is ended first.
+
+    Raises:
+        UserError: the disk is full, or the file is not ours.
+    """
+    size: int | None = None
+    try:
+        # Without a buffer, which would be written once more when the file is closed.
+        with open(path, "a+b", buffering=0) as file:
+            size = file.seek(0, os.SEEK_END)
+            if size:
+                file.seek(-1, os.SEEK_END)
+                lines = lines if file.read(1) == b"\n" else b"\n" + lines
+            left = memoryview(lines)
+            while left:
+                left = left[file.write(left) :]
+    except OSError as error:
+        if size is not None:
+            with suppress(OSError):
+                os.truncate(path, size)
+        raise unwritable(path, error, needed=len(lines)) from error
+
+
+# What libraries say of a full disk in errors of their own: safetensors, sqlite, torch's writer of archives.
+_FULL_TEXTS = ("no space left", "disk is full", "quota exceeded", "file too large", "unexpected pos", "failed writing")
+_FULL = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG}
+
+
+def is_full(error: BaseException | None) -> bool:
+    """Whether an error, or one that led to it, says that a disk, a quota or a file's largest size is used up."""
+    while error is not None:
+        if isinstance(error, OSError) and error.errno in _FULL:
+            return True
+        if any(text in str(error).lower() for text in _FULL_TEXTS):
+            return True
+        error = error.__cause__ or error.__context__
+    return False
+
+
+def unwritable(path: Path, error: BaseException, *, needed: int | None = None, there: int | None = None) -> UserError:
+    """The error to raise where a file or folder cannot be written.
+
+    Args:
+        needed: bytes.
+        there: bytes that were free; None: those that are now.
+    """
+    full = is_full(error)
+    problem = f"cannot be written: {_said(error) or (os.strerror(errno.ENOSPC) if full else str(error))}"
+    if not full:
+        return UserError(problem, where=str(path), hint="give a folder that is yours, and run the same command again")
+    known = next(parent for parent in (path, *path.parents) if parent.exists())
+    free = shutil.disk_usage(known).free if there is None else there
+    room = f"{free:,} bytes are there" if needed is None else f"{needed:,} bytes are needed, and {free:,} are there"
+    hint = "make room, and run the same command again: it goes on from what is saved"
+    return UserError(f"{problem}; {room}", where=str(path), hint=hint)
+
+
+def _said(error: BaseException | None) -> str | None:
+    """The operating system's words, where it said the first of the errors that led to this one."""
+    said = None
+    while error is not None:
+        if isinstance(error, OSError) and error.strerror:
+            said = error.strerror
+        error = error.__cause__ or error.__context__
+    return said
+
+
+@contextmanager
+def full_disk_is_told(folder: Path) -> Iterator[None]:
+    """Errors inside that come of a full disk become a `UserError` that names the folder that was written to."""
+    try:
+        yield
+    except UserError:
+        raise
+    except Exception as error:
+        if not is_full(error):
+            raise
+        raise unwritable(folder, error) from error
+
+
+def sweep(folder: Path) -> None:
+    """Remove what killed writers left half written under `folder`, where nobody writes now: files and folders named
+    `*.partial`.
+    """
+    for path in sorted(folder.rglob("*.partial")):
+        if path.is_dir() and not path.is_symlink():
+            shutil.rmtree(path, ignore_errors=True)
+        else:
+            path.unlink(missing_ok=True)
 
 
 def check_new(destination: Path) -> None:

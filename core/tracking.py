@@ -21,6 +21,7 @@ from pydantic import Field
 
 from . import ranks
 from .errors import first_line
+from .files import append_lines
 from .secrets import redact, redact_tree
 from .section import Section
 
@@ -85,7 +86,7 @@ class Tracker:
         self._run: Any = None
         self._identity = ""
         self._failed: set[str] = set()
-        self._torn = False
+        self._unwritten: list[str] = []  # lines that a full disk had no room for
         self._units: dict[str, str] = {}
         if not ranks.is_main():
             return
@@ -143,11 +144,9 @@ class Tracker:
         os.replace(aside, self.path)
 
     def _append(self, line: str) -> None:
-        # A line that a full disk cut off stays on a line of its own.
-        torn, self._torn = self._torn, True
-        with open(self.path, "a") as file:
-            file.write("\n" + line if torn else line)
-        self._torn = False
+        self._unwritten.append(line)
+        append_lines(self.path, "".join(self._unwritten).encode())
+        self._unwritten = []
 
     def _mode(self, config: WandbConfig) -> Any:
         if config.mode is not None:

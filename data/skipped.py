@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from ..core.files import append_lines
 from ..core.locks import Lock
 
 # Under over_length: drop_images a record is changed and kept; how such a line ends.
@@ -43,13 +44,15 @@ class SkippedLog:
         if not notes or self.path is None:
             return
         self.path.parent.mkdir(parents=True, exist_ok=True)
-        with Lock(self.path).held(), open(self.path, "a+") as log:
-            log.seek(self._read)
-            self._lines.update(log.readlines())
+        with Lock(self.path).held():
+            with open(self.path, "a+") as log:
+                log.seek(self._read)
+                self._lines.update(log.readlines())
             fresh = [line for note in notes if (line := json.dumps(note) + "\n") not in self._lines]
-            log.writelines(fresh)
+            if fresh:
+                append_lines(self.path, "".join(fresh).encode())
             self._lines.update(fresh)
-            self._read = log.tell()
+            self._read = self.path.stat().st_size
 
     def listed(self) -> Listed:
         """What the log holds, whoever wrote it."""

@@ -62,7 +62,9 @@ def run_recipe(arguments: Sequence[str], command: str) -> int:
     from ..trainers.guard import RunLock, end_with_launcher
 
     redact_output()
-    end_with_launcher()
+    if not end_with_launcher():
+        print("the launcher of this rank has ended: nothing is begun", file=sys.stderr, flush=True)
+        return 143
     output = Path(recipe.output)
     RunLock(output, say=say)
     for name in options.stages or recipe.stages:

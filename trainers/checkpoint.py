@@ -12,6 +12,8 @@ import json
 import os
 import random
 import shutil
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -22,7 +24,7 @@ from pydantic import Field
 
 from ..core import ranks
 from ..core.errors import UserError
-from ..core.files import read_json
+from ..core.files import is_full, read_json, unwritable
 from ..core.section import Section
 from .engine import Engine, load_data
 
@@ -75,6 +77,9 @@ def save(engine: Engine, folder: Path, *, step: int, fingerprint: str, keep: int
 
     Args:
         validated: False where a validation after this step is still to be done.
+
+    Raises:
+        UserError: the disk is full, on the rank whose file did not fit.
     """
     final = folder / _name(step)
     aside = folder / f".{final.name}.partial"
@@ -83,15 +88,34 @@ def save(engine: Engine, folder: Path, *, step: int, fingerprint: str, keep: int
         aside.mkdir(parents=True)
     ranks.barrier()
     state = State(step, fingerprint, ranks.world_size(), validated)
-    engine.save(aside, asdict(state))
-    # DeepSpeed keeps one client state for all ranks, so each rank's random state is a file of its own.
-    torch.save(random_state(), aside / _random(ranks.rank()))
+    with _full_disk_is_told(engine, aside):
+        engine.save(aside, asdict(state))
+        # DeepSpeed keeps one client state for all ranks, so each rank's random state is a file of its own.
+        torch.save(random_state(), aside / _random(ranks.rank()))
     ranks.barrier()
     if ranks.is_main():
-        _publish(aside, final, state)
+        with _full_disk_is_told(engine, aside):
+            _publish(aside, final, state)
         _rotate(final, keep)
     ranks.barrier()
     return final
+
+
+@contextmanager
+def _full_disk_is_told(engine: Engine, aside: Path) -> Iterator[None]:
+    """Errors of a full disk, which torch tells as bytes at a wrong place, become one that says how much is wanted."""
+    there = shutil.disk_usage(aside).free
+    try:
+        yield
+    except Exception as error:
+        if not is_full(error):
+            raise
+        older = [sum(p.stat().st_size for p in path.rglob("*") if p.is_file()) for path in aside.parent.glob("step-*")]
+        needed = max(engine.checkpoint_bytes(), *older) if older else engine.checkpoint_bytes()
+        if ranks.world_size() == 1:  # other ranks may be writing there still: the next start of the stage sweeps
+            shutil.rmtree(aside, ignore_errors=True)
+        full = unwritable(aside.parent, error, needed=needed, there=there)
+        raise UserError(f"the checkpoint {full.problem}", where=full.where, hint=full.hint) from error
 
 
 def find(folder: Path, *, fingerprint: str) -> Found | None:

@@ -232,6 +232,16 @@ class Engine:
             str(folder), tag="engine", client_state=client_state, save_latest=False, exclude_frozen_parameters=True
         )
 
+    def checkpoint_bytes(self) -> int:
+        """About how many bytes `save` writes, of all ranks: weights, Adam's two moments, and under ZeRO or bf16 the
+        float32 weights that the optimizer keeps.
+        """
+        trained = [p for p in self.module.parameters() if p.requires_grad]
+        # Under ZeRO 3 a parameter holds this rank's part, and says how large it is.
+        count = sum(int(getattr(p, "ds_numel", p.numel())) for p in trained)
+        master = bool(self.config.zero_stage) or self.config.precision != "fp32"
+        return count * ((4 if self.config.precision == "fp32" else 2) + 8 + 4 * master)
+
     def load(self, folder: Path) -> dict[str, Any]:
         """Read what `save` wrote. Raises `UserError` for a file that holds more than data: nothing in one is run."""
         path, client_state = self._engine.load_checkpoint(str(folder), tag="engine", load_module_strict=False)

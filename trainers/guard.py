@@ -12,7 +12,7 @@ import signal
 import sys
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import psutil
@@ -24,6 +24,7 @@ from ..core.locks import Lock
 _LOCKS = ".locks"
 _PATIENCE_S = 90.0  # an earlier run that was told to stop writes its checkpoint first
 _GRACE_S = 60.0
+_LAUNCHERS = ("deepspeed", "torchrun", "torch.distributed.run")  # in their command lines
 
 
 class AnotherRun(UserError):
@@ -102,27 +103,48 @@ def _no_folder(output: Path, error: OSError) -> UserError:
     return UserError(problem, where=f"key output, {output}", hint=hint)
 
 
-def end_with_launcher() -> None:
-    """Started by DeepSpeed's launcher, this rank asks itself to stop when the launcher or its runner is gone.
+def end_with_launcher() -> bool:
+    """Started by a launcher, this rank asks itself to stop when the launcher or its runner is gone.
 
     A rank that does not stop within a minute (its peers are dead, and a collective waits for them) is ended.
+
+    Returns:
+        False where they were gone before this rank could look: nobody waits for what it would do.
     """
     parents = _launchers()
     if parents:
         threading.Thread(target=_watch, args=(parents,), name="end-with-launcher", daemon=True).start()
+    return parents is not None
 
 
-def _launchers() -> list[tuple[int, int]]:
-    """(process, its parent) for this process and for the launcher above it, where DeepSpeed started them."""
-    pairs: list[tuple[int, int]] = []
+def _launchers() -> list[tuple[int, int]] | None:
+    """(process, its parent) for this process and for the launcher above it, where a launcher started them.
+
+    None: there was one, and it or DeepSpeed's runner above it has ended already.
+    """
+    # DeepSpeed's launcher sets the one in the environment, which children of a rank inherit, and adds the other.
+    launched = "CROSS_RANK" in os.environ and any(word.startswith("--local_rank") for word in sys.argv)
     process = psutil.Process()
-    for _ in range(2):
-        parent = process.parent()
-        if parent is None or not any("deepspeed" in word for word in parent.cmdline()):
-            break
-        pairs.append((process.pid, parent.pid))
-        process = parent
-    return pairs
+    try:
+        launcher = process.parent()
+        words = [] if launcher is None else launcher.cmdline()
+        if launcher is None or not _any_holds(words, *_LAUNCHERS):
+            return None if launched else []
+        pairs = [(process.pid, launcher.pid)]
+        if not _any_holds(words, "deepspeed"):
+            return pairs
+        runner = launcher.parent()
+        if runner is not None and _any_holds(runner.cmdline(), "deepspeed"):
+            return [*pairs, (launcher.pid, runner.pid)]
+    except psutil.NoSuchProcess:
+        return None
+    # On the nodes of a cluster a shell starts the launcher, which is then told its node; else a runner does.
+    alone = _any_holds(words, "deepspeed.launcher.launch") and not _any_holds(words, "--node_rank")
+    return None if alone else pairs
+
+
+def _any_holds(words: Sequence[str], *texts: str) -> bool:
+    return any(text in word for word in words for text in texts)
 
 
 def _watch(pairs: list[tuple[int, int]]) -> None:

@@ -11,6 +11,7 @@ from typing import Any
 
 from ..core import ranks
 from ..core.errors import UserError
+from ..core.files import full_disk_is_told, sweep
 from ..core.results import DONE, Mark, read_mark, write_mark
 from ..core.secrets import shortened
 from . import mending
@@ -25,6 +26,8 @@ from .tracked import tracked
 FINGERPRINTS = 3
 # Identity of data that is not on this machine.
 ABSENT = "absent"
+# Folders beside the stages' that stages write to: kept pictures, published sets.
+SHARED = (".pictures", ".*suite-*")
 # A stage, its folder, the folders of its inputs, and the run's flag -> the stage's context.
 MakeContext = Callable[[Planned, Path, Mapping[str, Path], Stop], Context]
 
@@ -66,6 +69,12 @@ def run_stages(
         ranks.barrier()
 
 
+def _sweep(output: Path, folder: Path) -> None:
+    """Remove what killed writers have left. Who holds the run's lock is the only one to write here."""
+    for place in (folder, *(place for pattern in SHARED for place in output.glob(pattern))):
+        sweep(place)
+
+
 def _run_stage(
     planned: Planned,
     make_context: MakeContext,
@@ -88,13 +97,14 @@ def _run_stage(
     # Again, since hours may have passed; what has not changed since is not read again.
     _on_main(_check_inputs, planned, inputs)
     say(f"stage {planned.name}")
+    _on_main(_sweep, inputs.output, folder)
     if broken is not None:
         _on_main(mending.drop, planned, folder, broken, say)
     else:
         _on_main(_begin, planned, folder, say)
     start = time.monotonic()
     makers = {thing: inputs.output / maker for thing, maker in planned.inputs.items()}
-    with tracked(make_context(planned, folder, makers, stop)) as context:
+    with tracked(make_context(planned, folder, makers, stop)) as context, full_disk_is_told(folder):
         planned.stage.run(context)
     ranks.barrier()
     if broken is not None:

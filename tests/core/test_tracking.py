@@ -296,7 +296,6 @@ def test_a_line_that_a_full_disk_cut_off_spoils_no_other(tmp_path):
     mine.log({"loss": 1.0}, 1)
     with open(mine.path, "a") as file:
         file.write('{"step": 2, "lo')  # as far as there was room
-    mine._torn = True
     mine.log({"loss": 3.0}, 3)
     mine.rewind(3)
     assert [row["step"] for row in rows(tmp_path)] == [1, 3]
@@ -458,3 +457,24 @@ def leveldb_records(data: bytes) -> list[bytes]:
             result.append(data[place + 7 : place + 7 + length])
         place += 7 + length
     return result
+
+
+def test_lines_that_a_full_disk_had_no_room_for_are_written_later(tmp_path, monkeypatch):
+    """They were lost, though the training went on."""
+    from draftsmith.core import tracking
+    from draftsmith.core.errors import UserError
+
+    said: list[str] = []
+    mine, real = tracker(tmp_path, say=said.append), tracking.append_lines
+
+    def full(path, lines):
+        raise UserError("cannot be written: No space left on device", where=str(path))
+
+    mine.log({"loss": 1.0}, 1)
+    monkeypatch.setattr(tracking, "append_lines", full)
+    mine.log({"loss": 2.0}, 2)
+    mine.log({"loss": 3.0}, 3)
+    monkeypatch.setattr(tracking, "append_lines", real)
+    mine.log({"loss": 4.0}, 4)
+    assert [row["step"] for row in rows(tmp_path)] == [1, 2, 3, 4]
+    assert len(said) == 1 and "No space left" in said[0]

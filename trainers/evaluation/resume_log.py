@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from ...core import ranks
+from ...core.files import append_lines
 from ..stopping import Stop, Stopped
 
 
@@ -32,13 +33,9 @@ class ResumeLog:
                 self.values[key] = value
 
     def add(self, key: str, value: Any) -> None:
-        """Keep a JSON value, and append it to this rank's file at once."""
+        """Keep a JSON value, and append it to this rank's file at once. Raises `UserError` where the disk is full."""
         self._path.parent.mkdir(parents=True, exist_ok=True)
-        with open(self._path, "a+b") as file:
-            # A new value starts on a line of its own, also behind one that was cut off.
-            if file.tell() and not _ends_a_line(file):
-                file.write(b"\n")
-            file.write(json.dumps([key, value]).encode() + b"\n")
+        append_lines(self._path, json.dumps([key, value]).encode() + b"\n")
         self.values[key] = value
 
 
@@ -81,8 +78,3 @@ def resumed(
     left_out = {index for _, its in each for index in its}
     kept = ResumeLog(stem).values
     return [None if index in left_out else kept[str(index)] for index in range(count)]
-
-
-def _ends_a_line(file: Any) -> bool:
-    file.seek(-1, 2)
-    return bool(file.read(1) == b"\n")
