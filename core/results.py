@@ -8,11 +8,12 @@ from __future__ import annotations
 import hashlib
 import json
 import os
+import stat
 from collections.abc import Iterable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass
 from functools import lru_cache
-from pathlib import Path, PurePosixPath
+from pathlib import Path
 from typing import Annotated, Any
 
 import xxhash
@@ -26,14 +27,16 @@ DONE = "done.json"
 # what is loaded.
 LOADED = {".json", ".safetensors", ".bin", ".pt", ".pth", ".model", ".py", ".jinja"}
 _MOST = 2**30  # bytes of a list: some ten million files
-_THREADS = 4  # that hash files of one folder
-_FLUSHED = 2**20  # bytes; smaller files that a power cut took are named by their checksum, and quick to make again
+_THREADS = 4  # that read large files
+# Bytes. Smaller files are not worth a thread, nor a flush: one that a power cut took is told by its checksum.
+_LARGE = 2**20
+
+Stamp = tuple[int, int, int, int]
 
 
 def _inside(name: str) -> str:
     """A name in a list, which must not lead out of the folder."""
-    parts = PurePosixPath(name).parts
-    if not parts or parts[0] == "/" or ".." in parts:
+    if not name or name.startswith("/") or ".." in name.split("/"):
         raise ValueError(f"{name} is not inside the folder")
     return name
 
@@ -80,8 +83,13 @@ class Fault:
 
 def read_mark(path: Path) -> Mark | None:
     """None: the file is missing, or cannot be read, as after a power cut."""
-    if not path.is_file():
-        return None
+    stamp = _stamp(str(path))
+    return None if stamp is None else _parsed(path, stamp)
+
+
+@lru_cache(maxsize=256)
+def _parsed(path: Path, stamp: Stamp) -> Mark | None:
+    # A list of ten thousands of files is asked for often.
     try:
         return read_json(path, Mark, hint="", max_bytes=_MOST)
     except UserError:
@@ -95,9 +103,9 @@ def write_mark(path: Path, mark: Mark) -> None:
 
 def sums_of(folder: Path, names: Iterable[str]) -> dict[str, FileSum]:
     """Name -> size and checksum. Large files are on the disk when this returns."""
-    names = sorted(names)
-    with ThreadPoolExecutor(_THREADS) as threads:
-        return dict(zip(names, threads.map(lambda name: _sum(folder / name), names), strict=True))
+    paths = {name: os.path.join(folder, name) for name in sorted(names)}
+    _read_large(paths.values())
+    return {name: _sum(path) for name, path in paths.items()}
 
 
 def faults(folder: Path, listed: Mapping[str, FileSum]) -> list[Fault]:
@@ -105,46 +113,58 @@ def faults(folder: Path, listed: Mapping[str, FileSum]) -> list[Fault]:
 
     A file is read once by this process, as long as its size, times and inode stay.
     """
+    paths = {name: os.path.join(folder, name) for name in listed}
+    _read_large(paths.values())
+    problems = {name: _problem(path, listed[name]) for name, path in paths.items()}
+    return [Fault(name, problem) for name, problem in problems.items() if problem is not None]
+
+
+def _stamp(path: str) -> Stamp | None:
+    """What tells that a file is still the one that was read; None: there is no such file."""
+    try:
+        about = os.stat(path)
+    except OSError:
+        return None
+    is_file = stat.S_ISREG(about.st_mode)
+    return (about.st_size, about.st_mtime_ns, about.st_ctime_ns, about.st_ino) if is_file else None
+
+
+def _read_large(paths: Iterable[str]) -> None:
+    """Several at once: one thread reads slower than a fast disk."""
+    large = [(path, stamp) for path in paths if (stamp := _stamp(path)) is not None and stamp[0] >= _LARGE]
     with ThreadPoolExecutor(_THREADS) as threads:
-        problems = threads.map(lambda item: _problem(folder / item[0], item[1]), listed.items())
-        return [Fault(name, problem) for name, problem in zip(listed, problems, strict=True) if problem is not None]
+        list(threads.map(_xxh3, *zip(*large, strict=True)) if large else ())
 
 
-def _problem(path: Path, written: FileSum) -> str | None:
-    if not path.is_file():
+def _problem(path: str, written: FileSum) -> str | None:
+    stamp = _stamp(path)
+    if stamp is None:
         return "is missing"
-    size = path.stat().st_size
-    if size != written.bytes:
-        return f"has {size:,} bytes and was written with {written.bytes:,}"
-    if xxh3_of(path) != written.xxh3:
-        return "was changed after it was written: its checksum differs"
-    return None
-
-
-def xxh3_of(path: Path) -> str:
-    """XXH3 of a file, 64 bits in hex. Remembered by path, size, times and inode."""
-    about = path.stat()
-    return _read(path, about.st_size, about.st_mtime_ns, about.st_ctime_ns, about.st_ino)
+    if stamp[0] != written.bytes:
+        return f"has {stamp[0]:,} bytes and was written with {written.bytes:,}"
+    return None if _xxh3(path, stamp) == written.xxh3 else "was changed after it was written: its checksum differs"
 
 
 @lru_cache(maxsize=2**20)
-def _read(path: Path, *stamp: int) -> str:
+def _xxh3(path: str, stamp: Stamp) -> str:
+    """XXH3 of a file, 64 bits in hex."""
     try:
         with open(path, "rb", buffering=0) as file:
             return hashlib.file_digest(file, xxhash.xxh3_64).hexdigest()
     except OSError as error:
         hint = "mend its permissions or the disk, and run the same command again"
-        raise UserError(f"cannot be read: {error.strerror or error}", where=str(path), hint=hint) from error
+        raise UserError(f"cannot be read: {error.strerror or error}", where=path, hint=hint) from error
 
 
-def _sum(path: Path) -> FileSum:
-    size = path.stat().st_size
-    if size >= _FLUSHED:
+def _sum(path: str) -> FileSum:
+    stamp = _stamp(path)
+    assert stamp is not None, path
+    if stamp[0] >= _LARGE:
         file = os.open(path, os.O_RDONLY)
         try:
             os.fsync(file)
         except OSError as error:
-            raise unwritable(path, error) from error
+            raise unwritable(Path(path), error) from error
         finally:
             os.close(file)
-    return FileSum(size, xxh3_of(path))
+    return FileSum(stamp[0], _xxh3(path, stamp))

@@ -7,8 +7,10 @@ which holds the checksum of each of them.
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from fnmatch import fnmatch
+import re
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from fnmatch import translate
+from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
@@ -116,5 +118,11 @@ def _other_runs(settings: Any) -> list[Path]:
     return [folder for item in settings for folder in _other_runs(item)] if isinstance(settings, list) else []
 
 
-def _matches(name: str, patterns: Sequence[str]) -> bool:
-    return any(fnmatch(name, pattern) for pattern in patterns)
+def _matches(name: str, patterns: tuple[str, ...]) -> bool:
+    return _pattern(patterns).match(name) is not None
+
+
+@lru_cache(maxsize=64)
+def _pattern(patterns: tuple[str, ...]) -> re.Pattern[str]:
+    """One for all, since there may be ten thousands of names."""
+    return re.compile("|".join(map(translate, patterns)))
