@@ -134,6 +134,22 @@ SMALL = [
 ]  # fmt: skip
 
 
+def test_damaged_states_are_computed_again_before_a_head_reads_them(finished, tmp_path):
+    output = shutil.copytree(finished[0], tmp_path / "run", ignore=shutil.ignore_patterns("evaluate"))
+    folder = output / "states" / "states"
+    before = {path.name: path.read_bytes() for path in folder.iterdir()}
+    name = max(name for name in before if name.endswith(".tar"))
+    data = bytearray(before[name])
+    data[len(data) // 2] ^= 4
+    (folder / name).write_bytes(data)
+    told = run(output, stages=["states", "head"], restart="head")
+    assert any(f"{name} was changed after it was written: a checksum differs; it is written again" in t for t in told)
+    assert sum(line.startswith("shard ") for line in told) == 1
+    assert {path.name: path.read_bytes() for path in folder.iterdir()} == before
+    weights = [output / head / "model.safetensors" for head in ("head", "head.before-1")]
+    assert weights[0].read_bytes() == weights[1].read_bytes()
+
+
 SKIP = "stages.evaluate.benchmarks.sets.data.on_error=skip"
 
 

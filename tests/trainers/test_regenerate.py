@@ -122,6 +122,34 @@ def test_two_ranks_write_what_one_does(made, again, monkeypatch):
     assert files(again) == files(made)
 
 
+def test_shards_that_went_missing_are_written_again_and_no_others(made, tmp_path):
+    """The stage has finished: the cure of the reader's error led nowhere."""
+    output = shutil.copytree(made, tmp_path / "run")
+    folder = output / "answers" / SHARDS
+    (folder / "shard-000001.tar").unlink()
+    (folder / "shard-000002.tar").write_bytes((folder / "shard-000002.tar").read_bytes()[:1000])
+    done = (output / "answers" / "done.json").read_bytes()
+    told = run(output, stages=["answers"])
+    assert [line for line in told if line.startswith("shard")] == ["shard 2 of 4", "shard 3 of 4"]
+    assert "stage answers: written again with the same bytes as before" in told
+    assert files(output) == files(made) and (output / "answers" / "done.json").read_bytes() == done
+
+
+@pytest.mark.parametrize(
+    ("maker", "name", "old", "new"),
+    [("world", "world/train.json", b"circle", b"square"), ("target", "model.safetensors", b"\0", b"\1")],
+)
+def test_a_changed_word_of_the_data_and_other_weights_are_refused(again, maker, name, old, new):
+    """Both were answered from in silence."""
+    path = again / maker / name
+    data = path.read_bytes()
+    place = data.rindex(old)
+    path.write_bytes(data[:place] + new + data[place + len(old) :])
+    with pytest.raises(UserError, match=f"of stage {maker}, and {name} was changed after it was written") as caught:
+        run(again, stages=["answers"])
+    assert caught.value.where == str(path) and not (again / "answers").exists()
+
+
 def test_a_killed_run_goes_on_behind_its_shards(made, again, monkeypatch):
     written = []
     whole = regenerate.write_shard

@@ -464,6 +464,19 @@ def test_a_head_of_another_target_is_told_before_it_is_trained_on_or_drawn_with(
         run(output, stages=["evaluate"])
 
 
+def test_codes_that_went_missing_are_encoded_again_and_no_others(demo, tmp_path):
+    output = branch(demo, tmp_path / "run", without=("head", "evaluate"))
+    folder = output / "features" / "shards"
+    before = {path.name: path.read_bytes() for path in folder.iterdir()}
+    (folder / "shard-000001.tar").unlink()
+    (folder / "shard-000000.json").write_bytes(b"")
+    with pytest.raises(UserError, match=r"stage head takes the codes of stage features, and shard-00000\d\.\w+ "):
+        run(output, stages=["head"])
+    told = run(output, stages=["features"])
+    assert "stage features: written again with the same bytes as before" in told
+    assert {path.name: path.read_bytes() for path in folder.iterdir()} == before
+
+
 # What cannot be trained
 
 
