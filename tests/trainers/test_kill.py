@@ -12,7 +12,7 @@ from pathlib import Path
 
 import psutil
 import pytest
-from ranks_run import MAIN, end_ranks, run_recipe, start_ranks
+from ranks_run import MAIN, end_ranks, run_ranks, run_recipe, start_ranks
 from stages_run import TINY_DATASET
 from training import free_port
 
@@ -114,6 +114,47 @@ def test_two_ranks_resume_bit_equal(alone, tmp_path, number, receiver):
     text = finish(output)
     runner.communicate(timeout=120)
     check_same(output, alone, text)
+
+
+# The rank named by the environment gets SIGTERM behind the step named there, as if someone had typed `kill`.
+ASKED = """
+import dataclasses, os, signal, sys
+from draftsmith.core import ranks
+from draftsmith.core.tracking import Tracker
+from draftsmith.recipes.cli import main
+from draftsmith.trainers import fit
+
+real = fit.train
+
+def train(engine, training, *rest, **named):
+    source, seen = training.source, []
+
+    def asking(batch):
+        seen.append(batch)
+        if len(seen) == int(os.environ["STEP"]) and ranks.rank() == int(os.environ["ASKED"]):
+            os.kill(os.getpid(), signal.SIGTERM)
+        return source(batch)
+
+    real(engine, dataclasses.replace(training, source=asking), *rest, **named)
+
+fit.train = train
+sys.exit(main(sys.argv[1:]))
+"""
+
+
+def test_sigterm_to_one_of_two_ranks_stops_both_and_the_same_command_goes_on(alone, tmp_path):
+    output = tmp_path / "run"
+    shutil.copytree(alone / "world", output / "world")
+    arguments = ["recipe=demo/lvlm", f"output={output}", *SETTINGS]
+    result = run_ranks(2, ASKED, *arguments, cwd=ROOT, timeout=120, STEP="8", ASKED="1")
+    assert [code for code, _ in result] == [143, 143], result
+    assert "stopped after step 8: the same command goes on from there" in result[0][1]
+    assert sorted(losses(output)) == list(range(1, 9)) and not (output / "target" / "done.json").exists()
+    text = finish(output)
+    assert "resuming from" in text and "step 8" in text
+    assert losses(output) == losses(alone)
+    weights = "model.safetensors"
+    assert (output / "target" / weights).read_bytes() == (alone / "target" / weights).read_bytes()
 
 
 def test_the_same_command_twice_never_writes_twice(tmp_path):
