@@ -23,7 +23,7 @@ from safetensors.torch import load_file
 from tiny import IMAGE_ID, TOKENS, VOCAB, llava
 from training import run
 
-OPTIM = OptimConfig(lr=1.0, eps=10.0)  # so large an eps moves weights by their gradients
+OPTIM = OptimConfig(lr=0.1, eps=1.0)  # so large an eps moves weights by their gradients
 
 
 def module(chunk: int = 3) -> DistillTraining:

@@ -15,7 +15,7 @@ KINDS = ("sparrow", "sparrow-half-blind", "vispec", "hivis", "eagle3-middle")
 # Of two ranks: pictures beside text, text beside a filler, a picture beside a filler.
 STEPS = ((("ttvvvttaaa",), ("ttttaa",)), (("tttaaa",), ("ttvvtttt",)), (("ttttttt",), ("tvvtvvvtaaaa",)))
 # So large an eps moves weights by their gradients.
-OPTIM = OptimConfig(lr=1.0, eps=10.0, schedule="constant")
+OPTIM = OptimConfig(lr=0.1, eps=1.0, schedule="constant")
 
 
 def trained(kind: str, zero: int, rank: int, world_size: int) -> tuple[list[float], dict[str, torch.Tensor]]:

@@ -18,6 +18,7 @@ from draftsmith.trainers import loop
 from draftsmith.trainers.checkpoint import CheckpointConfig
 from draftsmith.trainers.engine import Engine, EngineConfig, check_engine, init_distributed
 from draftsmith.trainers.optim import OptimConfig, parameter_groups, rate_multiplier
+from draftsmith.trainers.stopping import Stop
 from draftsmith.trainers.training.validate import target_choice, validate
 from pydantic import ValidationError
 from ranks_run import run_ranks
@@ -257,12 +258,12 @@ def test_validation_counts_agreement_with_the_target():
     built = engine(model, PLAIN, steps=1, micro=2, accumulation=2)
     steps = loader(Samples(), 3)
     before = torch.get_rng_state()
-    same = validate(built, steps, target)
+    same = validate(built, steps, target, Stop())
     assert same["val_agreement"] == 1.0
     assert torch.equal(torch.get_rng_state(), before)
     assert model.training
     other = llava(5, width=16, layers=1).eval()
-    result = validate(built, steps, other)
+    result = validate(built, steps, other, Stop())
     assert result["val_loss"] == pytest.approx(same["val_loss"])
     agreed = tokens = loss = 0.0
     for step in steps:
@@ -276,7 +277,7 @@ def test_validation_counts_agreement_with_the_target():
     assert result["val_agreement"] == pytest.approx(agreed / tokens)
     assert 0 < result["val_agreement"] < 0.9
     assert result["val_loss"] == pytest.approx(loss / tokens, rel=1e-5)
-    assert "val_agreement" not in validate(built, steps, None)
+    assert "val_agreement" not in validate(built, steps, None, Stop())
 
 
 def test_only_one_wait_in_a_step(tmp_path, monkeypatch):
@@ -452,7 +453,7 @@ from draftsmith.trainers.optim import OptimConfig
 
 init_distributed()
 for zero in (0, 2, 3):
-    built = engine(module(noisy=False), OptimConfig(lr=1.0, eps=10.0), steps=3, zero=zero, micro=1)
+    built = engine(module(noisy=False), OptimConfig(lr=0.1, eps=1.0), steps=3, zero=zero, micro=1)
     losses = {}
     make_loader = lambda start: Loader(
         Samples(), seed=0, batch_size=4, micro_batch_size=1, total_steps=3,
@@ -470,17 +471,17 @@ for zero in (0, 2, 3):
 
 
 # So large an eps moves weights by their gradients: a small one would hide a wrong factor.
-FREE = OptimConfig(lr=1.0, eps=10.0)
+FREE = OptimConfig(lr=0.1, eps=1.0)
 
 
 @pytest.fixture(scope="module")
 def by_hand():
     """Losses and weights of three steps by torch alone: whole batches, each divided by its own supervised tokens."""
     model = module(noisy=False)
-    optimizer = torch.optim.AdamW(model.parameters(), eps=10.0, weight_decay=0.0)
+    optimizer = torch.optim.AdamW(model.parameters(), eps=1.0, weight_decay=0.0)
     losses, tokens = {}, []
-    # The cosine from 1 to 0 in three steps.
-    for number, (step, rate) in enumerate(zip(loader(Samples(), 3, micro=BATCH), (1.0, 0.75, 0.25), strict=True), 1):
+    # The cosine from 0.1 to 0 in three steps.
+    for number, (step, rate) in enumerate(zip(loader(Samples(), 3, micro=BATCH), (0.1, 0.075, 0.025), strict=True), 1):
         optimizer.param_groups[0]["lr"] = rate
         loss = model(step.micro[0])
         mean = loss.loss_sum / loss.num_tokens
