@@ -12,6 +12,7 @@ from fnmatch import fnmatch
 from pathlib import Path
 
 from .errors import UserError
+from .files import read_text
 from .secrets import shortened
 
 SUMS, CARD = "SHA256SUMS", "README.md"
@@ -38,7 +39,7 @@ def write_sums(folder: Path) -> None:
 def read_sums(folder: Path) -> dict[str, str]:
     """Name -> SHA-256. Raises `UserError` for a malformed line, or a name that leads out of the folder."""
     sums: dict[str, str] = {}
-    for line in (folder / SUMS).read_text().splitlines():
+    for line in read_text(folder / SUMS, hint=_CURE).splitlines():
         parts = _LINE.fullmatch(line)
         if parts is None or parts[2].startswith("/") or ".." in parts[2].split("/"):
             raise UserError(f"no line of checksums: {shortened(line, 100)!r}", where=str(folder / SUMS), hint=_CURE)

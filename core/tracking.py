@@ -138,9 +138,9 @@ class Tracker:
             self._attempt("wandb", lambda: self._finish(exit_code))
 
     def _keep_until(self, step: int) -> None:
-        kept = [line for line in self.path.read_text().splitlines() if _step(line) <= step]
+        kept = [line for line in self.path.read_bytes().splitlines() if _step(line) <= step]
         aside = self.path.with_suffix(".partial")
-        aside.write_text("".join(line + "\n" for line in kept))
+        aside.write_bytes(b"".join(line + b"\n" for line in kept))
         os.replace(aside, self.path)
 
     def _append(self, line: str) -> None:
@@ -214,7 +214,7 @@ class Tracker:
     def _kept_identity(self) -> str | None:
         """The wandb run that this stage was begun in."""
         path = self.folder / ID_FILE
-        identity = path.read_text().strip() if path.is_file() else ""
+        identity = path.read_bytes().decode("ascii", "replace").strip() if path.is_file() else ""
         return identity if re.fullmatch(r"[0-9a-f]{12}", identity) else None
 
     def _write_identity(self, identity: str) -> str:
@@ -285,8 +285,8 @@ def _with_pictures(values: Mapping[str, float | Path]) -> dict[str, Any]:
     return {name: wandb.Image(str(value)) if isinstance(value, Path) else value for name, value in values.items()}
 
 
-def _step(line: str) -> int:
+def _step(line: bytes) -> int:
     try:
         return int(json.loads(line)["step"])
-    except (ValueError, KeyError):
-        return 1 << 62  # a line cut off by a crash
+    except (ValueError, KeyError, TypeError):
+        return 1 << 62  # a line that is damaged, or cut off by a crash

@@ -16,11 +16,11 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import numpy as np
-import yaml
 from pydantic import Discriminator, Field, Tag, TypeAdapter, ValidationError
 
 from ..core.errors import UserError, did_you_mean
 from ..core.fields import Place
+from ..core.files import read_yaml
 from .patterns import braces, matched
 from .records import RecordFile, file_identity, open_records
 from .table_records import Columns, TableRecords
@@ -231,11 +231,8 @@ def _shares(source: Source, *, check: bool = True) -> list[Share]:
 def _entries(path: Path) -> list[Share]:
     """The mixture's files, each strategy checked; relative paths start at the mixture's own folder."""
     where = str(path)
-    try:
-        tree = yaml.safe_load(path.read_text(encoding="utf-8"))
-    except (yaml.YAMLError, UnicodeDecodeError) as error:
-        raise UserError(f"not a readable mixture: {error}", where=where, hint="mend the YAML") from error
-    datasets = tree.get("datasets") if isinstance(tree, dict) and set(tree) == {"datasets"} else None
+    tree = read_yaml(path, dict[str, Any], hint="mend the YAML")
+    datasets = tree["datasets"] if set(tree) == {"datasets"} else None
     if not isinstance(datasets, list) or not datasets:
         hint = "write `datasets:` and under it one `- json_path: ...` for each file, with its `sampling_strategy: ...`"
         raise UserError("a mixture is one list under the key datasets", where=where, hint=hint)

@@ -16,7 +16,9 @@ from typing import Any, Literal
 import transformers
 from transformers import AutoTokenizer, LlavaNextProcessor, LlavaProcessor, PreTrainedTokenizerFast
 
-from ..core.errors import UserError, first_line
+from ..core.errors import UserError
+from ..core.files import read_json
+from ..core.pretrained import RESTORE, reading_pretrained
 from .published_settings import Published, published_settings
 from .tiles import next_resolutions, onevision_resolutions
 
@@ -211,7 +213,7 @@ def load_processor(source: str | Path, *, revision: str | None = None, text_only
         UserError: files are missing or do not fit.
     """
     key = f"processor {str(source)!r}"
-    try:
+    with reading_pretrained(source, "cannot load processor", hint=_CURE, weights=False):
         tokenizer = AutoTokenizer.from_pretrained(source, revision=revision)
         if text_only:
             return _text_only(tokenizer, key)
@@ -224,17 +226,15 @@ def load_processor(source: str | Path, *, revision: str | None = None, text_only
             own = made(**published.images) if published else made.from_pretrained(source, revision=revision)
             return _qwen(tokenizer, own, family, key)
         images = _load_images(source, revision, settings, published)
-    except (OSError, ValueError) as error:
-        raise _cannot_load(key, error) from error
-    # Old processor files lack the patch size; every CLIP-L/14 and SigLIP-so400m/14 LLaVA has 14.
-    return _processor(
-        tokenizer,
-        images,
-        patch_size=int(settings.get("patch_size") or 14),
-        where=key,
-        family=_FAMILIES.get(str(settings.get("processor_class")), "llava"),
-        resolutions=tuple((int(a), int(b)) for a, b in settings.get("image_grid_pinpoints") or ()),
-    )
+        # Old processor files lack the patch size; every CLIP-L/14 and SigLIP-so400m/14 LLaVA has 14.
+        return _processor(
+            tokenizer,
+            images,
+            patch_size=int(settings.get("patch_size") or 14),
+            where=key,
+            family=_FAMILIES.get(str(settings.get("processor_class")), "llava"),
+            resolutions=tuple((int(a), int(b)) for a, b in settings.get("image_grid_pinpoints") or ()),
+        )
 
 
 def _qwen(tokenizer: Any, images: Any, family: Family, where: str) -> Processor:
@@ -298,10 +298,8 @@ def with_own_image_processor(
         size = {"size": {"shortest_edge": image_size}, "crop_size": side} if is_cropped else {"size": side}
         images = type(old)(**(_settings(old) | size))
     else:
-        try:
+        with reading_pretrained(tower, "cannot load image processor", hint=_CURE, weights=False):
             images = _load_images(tower, revision, _settings_of(tower, revision))
-        except (OSError, ValueError) as error:
-            raise _cannot_load(f"image processor {tower!r}", error) from error
     return replace(
         processor,
         image_processor=images,
@@ -312,10 +310,7 @@ def with_own_image_processor(
     )
 
 
-def _cannot_load(key: str, error: Exception) -> UserError:
-    return UserError(
-        f"cannot load {key}: {first_line(error)}", hint="check the name and the network, or give a directory"
-    )
+_CURE = "check the name and the network, or give a directory"
 
 
 def _settings_of(source: str | Path, revision: str | None) -> dict[str, Any]:
@@ -326,7 +321,7 @@ def _settings_of(source: str | Path, revision: str | None) -> dict[str, Any]:
     for file in ("processor_config.json", "preprocessor_config.json", "tokenizer_config.json"):
         path = cached_file(source, file, revision=revision, _raise_exceptions_for_missing_entries=False)
         if path:
-            values = json.loads(Path(path).read_text())
+            values = read_json(Path(path), dict[str, Any], hint=RESTORE)
             settings = {**(values.get("image_processor") or {}), **values} | settings
     return settings
 

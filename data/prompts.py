@@ -17,6 +17,7 @@ from pydantic import Field, model_validator
 
 from ..core.errors import UserError, encodable
 from ..core.fields import Place, Seed
+from ..core.files import read_text
 from ..core.section import Section
 from .captioned import Captioned, CocoSource, TarSource, read
 
@@ -136,11 +137,7 @@ def _parti(path: Path, source: PromptSource) -> Iterator[ImagePrompt]:
 
 def _filled(path: Path) -> Iterator[tuple[int, str]]:
     """Lines that hold something, with their numbers from 0."""
-    try:
-        text = path.read_text(encoding="utf-8-sig")  # spreadsheets leave a byte order mark
-    except UnicodeDecodeError as error:
-        problem = f"not UTF-8: byte {error.start} is {error.object[error.start]:#04x}"
-        raise UserError(problem, where=str(path), hint="save the file as UTF-8") from error
+    text = read_text(path, hint="save the file as UTF-8", max_bytes=None)
     return ((number, line) for number, line in enumerate(text.split("\n")) if line.strip())
 
 

@@ -9,6 +9,8 @@ from pathlib import Path
 from typing import Any
 
 from ..core.errors import UserError
+from ..core.files import read_json
+from ..core.pretrained import RESTORE
 
 # The fewest and the most pixels of a picture in the published files of Qwen-VL's processors.
 WHOLE_PIXELS = {"qwen2_vl": (3136, 12845056), "qwen2_5_vl": (3136, 12845056), "qwen3_vl": (65536, 16777216)}
@@ -37,7 +39,7 @@ def published_settings(source: str | Path, revision: str | None, classes: Mappin
     from transformers.utils import cached_file
 
     path = cached_file(source, "config.json", revision=revision, _raise_exceptions_for_missing_entries=False)
-    config = json.loads(Path(path).read_text()) if path else {}
+    config = read_json(Path(path), dict[str, Any], hint=RESTORE) if path else {}
     vision, family = config.get("vision_config"), str(config.get("model_type")).removesuffix("_moe")
     if not vision:
         return None

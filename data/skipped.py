@@ -9,8 +9,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from ..core.files import append_lines
+from ..core.errors import UserError
+from ..core.files import append_lines, parse_json, read_small
 from ..core.locks import Lock
+from ..core.notices import notice
 
 # Under over_length: drop_images a record is changed and kept; how such a line ends.
 TEXT_KEPT = "pictures are dropped, the text is kept"
@@ -36,7 +38,7 @@ class SkippedLog:
 
     def __init__(self, path: Path | None):
         self.path = path
-        self._lines: set[str] = set()  # up to `_read`
+        self._lines: set[bytes] = set()  # up to `_read`
         self._read = 0
 
     def add(self, notes: Sequence[Mapping[str, Any]]) -> None:
@@ -45,12 +47,12 @@ class SkippedLog:
             return
         self.path.parent.mkdir(parents=True, exist_ok=True)
         with Lock(self.path).held():
-            with open(self.path, "a+") as log:
+            with open(self.path, "a+b") as log:
                 log.seek(self._read)
                 self._lines.update(log.readlines())
-            fresh = [line for note in notes if (line := json.dumps(note) + "\n") not in self._lines]
+            fresh = [line for note in notes if (line := json.dumps(note).encode() + b"\n") not in self._lines]
             if fresh:
-                append_lines(self.path, "".join(fresh).encode())
+                append_lines(self.path, b"".join(fresh))
             self._lines.update(fresh)
             self._read = self.path.stat().st_size
 
@@ -58,9 +60,27 @@ class SkippedLog:
         """What the log holds, whoever wrote it."""
         if self.path is None or not self.path.is_file():
             return Listed()
-        with open(self.path) as log:
-            notes = [json.loads(line) for line in log]
-        of_records = [note["reason"] for note in notes if note["record"] is not None]
+        notes = [note for line in _lines(self.path) if (note := _parsed(self.path, line)) is not None]
+        of_records = [note.reason for note in notes if note.record is not None]
         changed = sum(reason.endswith(TEXT_KEPT) for reason in of_records)
         reasons = Counter(reason for reason in of_records if not reason.endswith(TEXT_KEPT))
         return Listed(len(of_records) - changed, changed, len(notes) - len(of_records), dict(reasons.most_common()))
+
+
+@dataclass(frozen=True)
+class _Note:
+    record: int | None
+    reason: str
+
+
+def _lines(path: Path) -> list[bytes]:
+    return read_small(path, hint="delete the file: the next run writes it again", max_bytes=None).splitlines()
+
+
+def _parsed(path: Path, line: bytes) -> _Note | None:
+    """None for a line that is damaged, or was cut off while it was written; that is said."""
+    try:
+        return parse_json(line, _Note, where="", hint="")
+    except UserError as error:
+        notice(f"a line of {path} is damaged and passed over ({error.problem})")
+        return None

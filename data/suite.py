@@ -14,11 +14,11 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Literal, get_args
 
-from pydantic import Field, ValidationError, model_validator
+from pydantic import Field, model_validator
 
 from ..core.errors import UserError, did_you_mean
 from ..core.fields import Place
-from ..core.files import write_whole
+from ..core.files import read_json, write_whole
 from ..core.section import Section
 from .benchmark_sets import BENCHMARK_SETS, DESCRIBE, EXPLAIN, Ask, Medium, wording
 from .conversations import IMAGE_MARK, MARKS, VIDEO_MARK
@@ -241,12 +241,7 @@ def read_index(folder: Path) -> SuiteFile:
     if not path.is_file():
         raise UserError("no suite here", where=str(path),
                         hint="give a directory with suite.json, or `hub` for the published sets")  # fmt: skip
-    try:
-        return SuiteFile.model_validate_json(path.read_text())
-    except ValidationError as error:
-        first = error.errors()[0]
-        key = ".".join(str(part) for part in first["loc"])
-        raise UserError(f"{key}: {first['msg']}", where=str(path), hint="mend the file") from error
+    return read_json(path, SuiteFile, hint="mend the file: docs/suite.md has the layout")
 
 
 def suite_identity(folder: Path) -> str:

@@ -16,7 +16,7 @@ from typing import Any, Literal
 
 from ..core.errors import UserError, did_you_mean, first_line
 from ..core.fields import Place, Revision
-from ..core.files import write_whole
+from ..core.files import read_text, write_whole
 from ..core.section import Section
 from .embedded import Embedded
 from .records import RecordFile, Unreadable, file_identity, joined, open_index, scan_part
@@ -138,7 +138,8 @@ class TableRecords(Section):
 
     def _check_unchanged(self, digest: str, kept: Path) -> None:
         """Of a branch on the Hub: a stage that goes on must see what it began with."""
-        if kept.is_file() and kept.read_text() != digest:
+        hint = "delete the file: the set is then taken as it is now"
+        if kept.is_file() and read_text(kept, hint=hint) != digest:
             hint = "set revision to the commit that the stage began with, or restart the stage (restart=STAGE)"
             raise UserError("the set has changed on the Hub since this stage began", where=str(self), hint=hint)
         write_whole(kept, digest.encode())

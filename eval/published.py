@@ -7,7 +7,6 @@ opened.
 
 from __future__ import annotations
 
-import json
 import os
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
@@ -15,11 +14,12 @@ from pathlib import Path
 from typing import Any, Literal
 
 import torch
-from pydantic import Field, TypeAdapter, ValidationError
+from pydantic import Field, TypeAdapter
 
 from ..core.batch import ImageRequest, Request
 from ..core.checksums import SUMS, check_sums
 from ..core.errors import UserError, first_line
+from ..core.files import checked
 from ..core.section import Section
 from ..data.conversations import IMAGE_MARK, PromptFormat, encode
 from ..data.images import Aspect
@@ -30,7 +30,7 @@ from ..data.videos import VideoSettings
 from ..models.decoding.warp import Warp
 from ..models.drafters import AnyDrafter
 from ..models.drafters.base import DraftingOptions, TargetIdentity
-from ..models.drafters.made_for import MANIFEST
+from ..models.drafters.manifest import MANIFEST, read_manifest
 from ..models.drafters.modes import ImageSubstitutes, Mode
 from ..models.generators import ImageTargetConfig, load_generator
 from ..models.hub import is_somewhere
@@ -196,18 +196,10 @@ def read_published(folder: Path) -> PublishedSection:
     """What the manifest says. Raises `UserError` where the folder was not published by this project."""
     path = folder / MANIFEST
     hint = "give a folder that the stage publish made, or the Hub id of one"
-    try:
-        section = json.loads(path.read_text()).get(KEY)
-    except (OSError, ValueError, AttributeError) as error:
-        raise UserError(f"cannot read {MANIFEST}: {first_line(error)}", where=str(path), hint=hint) from error
+    section = read_manifest(folder).get(KEY)
     if section is None:
         raise UserError(f"{MANIFEST} does not say how this drafter was published", where=str(path), hint=hint)
-    try:
-        return PublishedSection.model_validate(section)
-    except ValidationError as error:
-        place = ".".join(map(str, error.errors()[0]["loc"]))
-        problem = f"{MANIFEST}, {KEY}.{place}: {error.errors()[0]['msg']}"
-        raise UserError(problem, where=str(path), hint="use the version of draftsmith that published it") from error
+    return checked(section, PublishedSection, where=f"{path}, {KEY}", hint="use the version that published it")
 
 
 def assemble(folder: Path, section: PublishedSection, target: str | Path | Sources | None) -> Speculator:

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any, Literal, TypeVar
 
 from ..core.errors import UserError
+from ..core.files import read_json_lines
 from .loop import Generation
 
 VERSION = 2  # of the JSON form
@@ -214,4 +215,5 @@ def write_rows(path: Path, rows: Iterable[Row]) -> None:
 
 def read_rows(path: Path) -> list[Row]:
     """Read the rows that `write_rows` wrote. Raises `UserError` if another version wrote them."""
-    return [Row.from_json(json.loads(line), where=path) for line in path.read_text().splitlines()]
+    hint = "evaluate again: it goes on with the requests that were decoded"
+    return [Row.from_json(values, where=path) for values in read_json_lines(path, dict[str, Any], hint=hint)]

@@ -10,9 +10,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import yaml
-
 from ..core.errors import UserError
+from ..core.files import read_json, read_small, read_yaml
 from ..core.tracking import unit
 from . import tables
 from .run_tables import Cell, cells
@@ -59,10 +58,7 @@ def read_run(folder: Path, name: str) -> Run:
 def _settings(path: Path) -> dict[str, str]:
     if not path.is_file():
         return {}
-    try:
-        return dict(_flat(yaml.safe_load(path.read_text())))
-    except (yaml.YAMLError, UnicodeDecodeError) as error:
-        raise UserError(f"not a readable recipe: {error}", where=str(path), hint="restore the file") from error
+    return dict(_flat(read_yaml(path, dict[str, Any], hint="restore the file, or run the recipe's command again")))
 
 
 def _flat(tree: Any, place: str = "") -> Iterator[tuple[str, str]]:
@@ -76,7 +72,7 @@ def _flat(tree: Any, place: str = "") -> Iterator[tuple[str, str]]:
 def _curves(path: Path) -> dict[str, list[tuple[int, float]]]:
     """Numbers by step. A line that a crash or a full disk has cut off is passed over."""
     curves: dict[str, list[tuple[int, float]]] = {}
-    for line in path.read_text().splitlines() if path.is_file() else ():
+    for line in read_small(path, hint="", max_bytes=None).splitlines() if path.is_file() else ():
         try:
             row = json.loads(line)
             step = int(row["step"])
@@ -91,9 +87,10 @@ def _curves(path: Path) -> dict[str, list[tuple[int, float]]]:
 def _cells(path: Path) -> list[Cell]:
     if not path.is_file():
         return []
+    report = read_json(path, dict[str, Any], hint="run its stage again")
     try:
-        return cells(json.loads(path.read_text()))
-    except (ValueError, KeyError, TypeError) as error:
+        return cells(report)
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
         raise UserError(f"not a readable report: {error!r}", where=str(path), hint="run its stage again") from error
 
 

@@ -8,7 +8,7 @@ import torch
 import transformers
 
 from ..core.errors import UserError
-from ..models.drafters.made_for import MANIFEST
+from ..models.drafters.manifest import MANIFEST
 from .published import Answer, Expected, Sources, Speculator, UserRequest, fetch, open_published, read_published
 
 

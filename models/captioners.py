@@ -19,10 +19,11 @@ from transformers import AutoTokenizer, Blip2ForConditionalGeneration, BlipForCo
 from transformers import Florence2ForConditionalGeneration as Florence2Model
 
 from ..core.batch import Request
-from ..core.errors import UserError, first_line
+from ..core.errors import UserError
 from ..core.fields import Place, Revision
 from ..core.finite import check_module
 from ..core.pictures import IMAGE, TEXT, VIDEO
+from ..core.pretrained import reading_pretrained
 from ..core.section import Section, torch_dtype
 from .decoding.batched import write_answers
 from .decoding.decoder import CachedDecoder
@@ -182,7 +183,7 @@ def _florence_tokens(model: Any, images: Any) -> int:
 
 
 def _load(cls: Any, config: _Published, device: torch.device) -> Any:
-    try:
+    with reading_pretrained(config.path, "cannot load a captioner from", where=_where(config), hint=_CURE):
         model, report = cls.from_pretrained(
             config.path,
             revision=config.revision,
@@ -190,10 +191,6 @@ def _load(cls: Any, config: _Published, device: torch.device) -> Any:
             weights_only=True,
             output_loading_info=True,
         )
-    except (OSError, ValueError, KeyError, AttributeError, RuntimeError, TypeError) as error:
-        raise UserError(
-            f"cannot load a captioner from {config.path!r}: {first_line(error)}", where=_where(config), hint=_CURE
-        ) from error
     # Weights of another layout would be left random, and the captions noise.
     if report["missing_keys"] or report["mismatched_keys"]:
         raise UserError(
@@ -215,17 +212,12 @@ _CURE = (
 def _reader(name: str, config: _Published) -> tuple[Any, Any]:
     """Tokenizer and image processor, apart: the joint classes want torchvision."""
     images = getattr(transformers, f"{name}Pil", None) or getattr(transformers, name)
-    try:
+    problem = "cannot read the tokenizer or image processor of the captioner"
+    with reading_pretrained(config.path, problem, where=_where(config), hint=_CURE, weights=False):
         return (
             AutoTokenizer.from_pretrained(config.path, revision=config.revision),
             images.from_pretrained(config.path, revision=config.revision),
         )
-    except (OSError, ValueError) as error:
-        raise UserError(
-            f"cannot read the captioner's tokenizer or image processor: {first_line(error)}",
-            where=_where(config),
-            hint=_CURE,
-        ) from error
 
 
 def _where(config: _Published) -> str:

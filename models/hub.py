@@ -7,19 +7,20 @@ a target's embedding, which is read here without loading the model.
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import Any
 
 import torch
 from huggingface_hub import hf_hub_download
 from huggingface_hub.errors import EntryNotFoundError
-from safetensors import SafetensorError, safe_open
+from safetensors import safe_open
 from torch import Tensor
 from transformers import AutoConfig, AutoModel, AutoModelForCausalLM, PreTrainedConfig, PreTrainedModel
 
 from ..core.errors import UserError, did_you_mean, first_line
+from ..core.files import read_json
 from ..core.finite import check_module, check_weights
+from ..core.pretrained import INDEX, RESTORE, Index, reading_pretrained, reading_safetensors
 from .inline import inline_config
 
 PINNED = Path(__file__).parent / "configs"
@@ -31,7 +32,7 @@ ModelSource = str | dict[str, Any]
 def pinned_config(source: str) -> dict[str, Any] | None:
     """The pinned config of a published model, by the last part of its Hub id, or None."""
     path = PINNED / f"{source.rstrip('/').split('/')[-1].lower()}.json"
-    return json.loads(path.read_text()) if path.is_file() else None
+    return read_json(path, dict[str, Any], hint="install draftsmith again") if path.is_file() else None
 
 
 def read_config(
@@ -46,7 +47,8 @@ def read_config(
     if isinstance(source, dict):
         return inline_config(source, key)
     if Path(source).is_dir():
-        return AutoConfig.from_pretrained(source)
+        with reading_pretrained(source, f"{key}: cannot read the config of", weights=False):
+            return AutoConfig.from_pretrained(source)
     if not network:
         values = pinned_config(source)
         if values is None:
@@ -57,10 +59,8 @@ def read_config(
             )
         values = dict(values)
         return AutoConfig.for_model(values.pop("model_type"), **values)
-    try:
+    with reading_pretrained(source, f"{key}: cannot read the config of", hint=_CURE):
         return AutoConfig.from_pretrained(source, revision=revision)
-    except (OSError, ValueError) as error:
-        raise UserError(f"{key}: cannot read the config of {source!r}: {first_line(error)}", hint=_CURE) from error
 
 
 def load_language_model(
@@ -101,11 +101,9 @@ def vision_half(config: PreTrainedConfig) -> PreTrainedConfig:
 
 
 def _load(cls: Any, source: str, *, key: str, revision: str | None) -> PreTrainedModel:
-    try:
+    with reading_pretrained(source, f"{key}: cannot load", hint=_CURE):
         # safetensors where the repository has them; older files are read with weights_only, which runs no code.
         model = cls.from_pretrained(source, revision=revision, dtype=torch.float32, weights_only=True)
-    except (OSError, ValueError) as error:
-        raise UserError(f"{key}: cannot load {source!r}: {first_line(error)}", hint=_CURE) from error
     check_module(model, source)
     return model
 
@@ -113,7 +111,7 @@ def _load(cls: Any, source: str, *, key: str, revision: str | None) -> PreTraine
 _CURE = "check the name and the network, or download it once and give the local directory"
 
 
-INDEX, SINGLE = "model.safetensors.index.json", "model.safetensors"
+SINGLE = "model.safetensors"
 # Of a plain language model, and of models with a vision tower as older and newer transformers write them.
 _NAMES = (
     "model.embed_tokens.weight",
@@ -134,19 +132,19 @@ def target_embedding(source: str | None, *, where: str, revision: str | None = N
                         hint="give the target's folder: --target")  # fmt: skip
     try:
         index = _fetch(source, INDEX, revision)
-        files = json.loads(index.read_text())["weight_map"] if index else None
+        files = read_json(index, Index, hint=RESTORE).weight_map if index else None
         name = next((n for n in _NAMES if files is not None and n in files), None)
         path = _fetch(source, files[name] if files and name else SINGLE, revision)
         if path is None:
             raise UserError(f"{SINGLE} is missing", where=str(source), hint="pickles of targets are not read; convert")
-        with safe_open(path, "pt") as file:
+        with reading_safetensors(path), safe_open(path, "pt") as file:
             held = set(file.keys())
             held_name = next((n for n in _NAMES if n in held), None)
             if held_name is None:
                 raise UserError(f"no token embedding among {len(held)} tensors", where=str(path),
                                 hint="give the target that the head was trained for")  # fmt: skip
             embedding = file.get_tensor(held_name)
-    except (OSError, ValueError, KeyError, SafetensorError) as error:
+    except (OSError, ValueError) as error:
         raise UserError(f"cannot read the embedding of {source!r}: {first_line(error)}", where=where,
                         hint="check the name and the network, or give a directory") from error  # fmt: skip
     check_weights({held_name: embedding}, path)

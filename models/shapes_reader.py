@@ -7,17 +7,28 @@ Inception's do. Letters: B pictures, S side in pixels, P = 4 places, D width.
 from __future__ import annotations
 
 import json
+from dataclasses import dataclass
 from pathlib import Path
 
 import torch
-from safetensors.torch import load_file, save_file
+from safetensors.torch import save_file
 from torch import Tensor, nn
 from torch.nn import functional as F
 
 from ..core.batch import PictureBatch
+from ..core.files import read_json
 from ..core.finite import check_module
 from ..core.loss import StepLoss
+from ..core.pretrained import RESTORE, read_safetensors
 from ..core.states import TargetStates
+from .llamagen.folders import check_shapes, shapes_of
+
+
+@dataclass(frozen=True)
+class _Settings:
+    num_colors: int
+    num_shapes: int
+    width: int
 
 
 class ShapesReader(nn.Module):
@@ -76,10 +87,12 @@ class ShapesReader(nn.Module):
 
     @classmethod
     def load(cls, folder: Path) -> ShapesReader:
-        """The reader that `save` wrote, in eval mode."""
-        settings = json.loads((folder / "config.json").read_text())
-        settings.pop("model_type")
-        reader = cls(**settings)
-        reader.load_state_dict(load_file(folder / "model.safetensors"))
+        """The reader that `save` wrote, in eval mode. Raises `UserError` where its files are damaged."""
+        path = folder / "config.json"
+        settings = read_json(path, _Settings, hint=RESTORE)
+        reader, weights = cls(**vars(settings)), folder / "model.safetensors"
+        state = read_safetensors(weights)
+        check_shapes(shapes_of(state), shapes_of(reader.state_dict()), where=str(weights))
+        reader.load_state_dict(state)
         check_module(reader, folder)
         return reader.eval()

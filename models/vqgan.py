@@ -15,14 +15,13 @@ from pathlib import Path
 
 import torch
 from pydantic import Field
-from safetensors import SafetensorError
-from safetensors.torch import load_file
 from torch import Tensor, nn
 from torch.nn import functional as F
 from transformers import ChameleonVQVAE, ChameleonVQVAEConfig
 
 from ..core.errors import UserError
 from ..core.finite import check_weights
+from ..core.pretrained import read_safetensors
 from .llamagen.folders import WEIGHTS, check_shapes, find_folder, shapes_of
 from .llamagen.published_files import load_pickle, weights_in
 from .llamagen.vq import IMAGES_PER_PASS, Attention, ResBlock, Upsample, VqConfig, norm
@@ -198,10 +197,7 @@ def _read(source: str | Path, revision: str | None) -> tuple[dict[str, Tensor], 
     path = path if path.is_file() else find_folder(source, revision) / WEIGHTS
     where = str(path)
     if path.suffix == ".safetensors":
-        try:
-            state: Mapping[str, Tensor] = load_file(path)
-        except (SafetensorError, OSError) as error:
-            raise UserError(f"cannot be read: {error}", where=where, hint="fetch the file again") from error
+        state: Mapping[str, Tensor] = read_safetensors(path)
     else:
         state = _checkpoint(path)
     prefix = next((name.removesuffix(_LANDMARK) for name in state if name.endswith(_LANDMARK)), None)

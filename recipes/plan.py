@@ -14,7 +14,7 @@ from ..data.mixture import identities
 from ..data.records import file_identity
 from ..data.suite import INDEX, suite_identity
 from ..data.tars import expand_paths
-from ..models.drafters.made_for import MANIFEST
+from ..models.drafters.manifest import MANIFEST
 from ..trainers.run import ABSENT, FINGERPRINTS
 from ..trainers.stages.base import Planned
 from .preflight_data import sections as data_sections

@@ -6,7 +6,6 @@ files are looked for. Nothing is written.
 
 from __future__ import annotations
 
-import json
 import tempfile
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
@@ -24,6 +23,7 @@ from ..data.processor import Processor
 from ..data.prompts import PromptSource, read_prompts
 from ..data.records import paths
 from ..data.skipped import Listed
+from ..data.suite import read_index
 from ..eval.quality import QualityConfig, check
 from ..trainers.context import Context
 from ..trainers.evaluation.benchmarks import HUB, SetsBenchmark, TabedBenchmark
@@ -157,9 +157,9 @@ def _suite(subject: str, path: str, source: Path | None) -> Finding:
     if not (folder / "suite.json").is_file():
         return _absent(subject, str(folder / "suite.json"))
     try:
-        names = list(json.loads((folder / "suite.json").read_text())["sets"])
-    except (ValueError, KeyError, TypeError) as error:
-        return fault(subject, f"{folder / 'suite.json'}: {error!r}", "docs/suite.md has the layout")
+        names = list(read_index(folder).sets)
+    except UserError as error:
+        return fault(subject, f"{folder / 'suite.json'}: {error.problem}", "docs/suite.md has the layout")
     return ok(subject, f"{len(names)} sets: {', '.join(names)}")
 
 

@@ -8,12 +8,12 @@ from __future__ import annotations
 import json
 import shlex
 from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import yaml
-
 from ..core.errors import UserError
+from ..core.files import read_yaml
 from ..core.secrets import redact_argument
 from .launch import context_maker, say
 from .load import load
@@ -52,16 +52,18 @@ def publish_run(run: Path, settings: Sequence[str]) -> Path:
     return run / name
 
 
+@dataclass(frozen=True)
+class _Stages:
+    stages: dict[str, dict[str, Any]]
+
+
 def _stage(run: Path) -> tuple[str, bool]:
     """The name of the run's publishing stage, and whether its recipe has one."""
     path = run / "recipe.yaml"
     if not path.is_file():
         raise UserError("no run", where=str(run), hint="name the folder of a run, which holds its recipe.yaml")
-    try:
-        stages: dict[str, Any] = yaml.safe_load(path.read_text())["stages"]
-    except (yaml.YAMLError, KeyError, TypeError) as error:
-        hint = "name the folder of a run, as it was left: its recipe.yaml says what was run"
-        raise UserError("recipe.yaml has no stages that can be read", where=str(path), hint=hint) from error
+    hint = "name the folder of a run, as it was left: its recipe.yaml says what was run"
+    stages = read_yaml(path, _Stages, hint=hint).stages
     names = [name for name, stage in stages.items() if stage.get("kind") == KIND]
     return (names[-1], True) if names else (KIND, False)
 

@@ -20,6 +20,7 @@ import torch
 import yaml
 from draftsmith.core.errors import UserError
 from draftsmith.core.files import new_folder
+from draftsmith.core.pretrained import reading_pretrained
 from draftsmith.core.secrets import redact
 from draftsmith.data.processor import load_processor
 from draftsmith.eval.timing import options
@@ -86,8 +87,9 @@ def lantern(options, folder: Path):
 def own_words(options, tokenizer) -> list[str]:
     """Compare the draft's words with the target's: as many rows are no sign of the same tokenizer (Mistral's)."""
     try:
-        own = AutoTokenizer.from_pretrained(options.source, revision=options.revision)
-    except (OSError, ValueError, ImportError):
+        with reading_pretrained(options.source, "cannot load the head's tokenizer", weights=False):
+            own = AutoTokenizer.from_pretrained(options.source, revision=options.revision)
+    except UserError:
         return ["brings no tokenizer that can be read: whether its words are the target's was not compared"]
     theirs, added = tokenizer.get_vocab(), own.get_added_vocab()
     words = {word: place for word, place in own.get_vocab().items() if word not in added}

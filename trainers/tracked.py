@@ -5,16 +5,19 @@ All of it lies in the stage's folder already; here it is handed on, and the stag
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 from ..core.errors import first_line
+from ..core.files import read_json, read_text
 from ..core.secrets import redact
 from ..core.tracking import Tracker
 from ..eval.run_tables import COLUMNS, cells, readable
 from .context import Context
+
+_AGAIN = "run the stage again (restart=STAGE)"
 
 SAMPLE, REPORTS = "sample.txt", ("report",)
 # Of a stage's folder: what makes up the model, and what a reader of the report wants.
@@ -43,7 +46,7 @@ def track_sample(tracker: Tracker, folder: Path) -> None:
     """The rendered sample that was looked at before step 0, where there is one."""
     path = folder / SAMPLE
     if path.is_file():
-        tracker.table("sample", ["supervised text in [[ ]]"], [[path.read_text()]])
+        tracker.table("sample", ["supervised text in [[ ]]"], [[read_text(path, hint=_AGAIN)]])
 
 
 def _hand_on(context: Context) -> None:
@@ -51,7 +54,7 @@ def _hand_on(context: Context) -> None:
     if reports:
         tracker = context.tracker()
         for path in reports:
-            rows = cells(json.loads(path.read_text()))
+            rows = cells(read_json(path, dict[str, Any], hint=_AGAIN))
             if rows:
                 tracker.table(path.stem, COLUMNS, [readable(row) for row in rows])
         tracker.pictures(sorted(context.folder.glob("*.png")))

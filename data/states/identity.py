@@ -17,6 +17,8 @@ import transformers
 from huggingface_hub import try_to_load_from_cache
 
 from ...core.errors import UserError
+from ...core.files import read_text
+from ...core.pretrained import RESTORE
 from ...core.states import Taps
 from ..conversations import PromptFormat
 from ..dataset import ConversationData
@@ -85,7 +87,7 @@ def weights_identity(source: str | Path, *, path: str | None, revision: str | No
         return {"path": path, "revision": revision, "commit": _commit(str(source), revision)}
     config = folder / "config.json"
     files = [[file.name, _glance(file)] for file in sorted(folder.glob("*.safetensors"))]
-    return {"weights": _hash([config.read_text() if config.is_file() else None, files])}
+    return {"weights": _hash([read_text(config, hint=RESTORE) if config.is_file() else None, files])}
 
 
 def _commit(name: str, revision: str | None) -> str | None:

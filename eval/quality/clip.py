@@ -7,7 +7,8 @@ which wants torchvision, nor the `hpsv2` package, a fork of open_clip 2.16, is n
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -17,7 +18,9 @@ from torch import Tensor
 from torch.nn import functional as F
 from transformers import AutoTokenizer, CLIPConfig, CLIPModel, PreTrainedTokenizerBase
 
+from ...core.errors import UserError
 from ...core.finite import check_module
+from ...core.pretrained import reading_pretrained
 from .extractors import Extractor, standardize
 from .pictures import Picture, crop_bicubic, crop_lanczos, pad_bicubic
 from .weights import WeightName, load_state, read_state, unfit
@@ -158,13 +161,21 @@ def _side(model: CLIPModel) -> int:
     return vision_config.image_size
 
 
-def _load_clip(folder: Path, name: WeightName, device: torch.device | str) -> CLIPModel:
+@contextmanager
+def _telling(folder: Path, name: WeightName, what: str) -> Iterator[None]:
     try:
+        with reading_pretrained(folder, "cannot read"):
+            yield
+    except UserError as error:
+        problem = f"holds {what} that transformers reads: {error.problem} ({error.where})"
+        raise unfit(folder, name, problem) from error
+
+
+def _load_clip(folder: Path, name: WeightName, device: torch.device | str) -> CLIPModel:
+    with _telling(folder, name, "no CLIP model"):
         loaded: Any = CLIPModel.from_pretrained(
             folder, local_files_only=True, dtype=torch.float32, weights_only=True, output_loading_info=True
         )
-    except (OSError, ValueError, RuntimeError) as error:
-        raise unfit(folder, name, f"holds no CLIP model that transformers reads: {error}") from error
     model, report = loaded
     # transformers fills what it does not find with random numbers.
     if report["missing_keys"]:
@@ -174,10 +185,8 @@ def _load_clip(folder: Path, name: WeightName, device: torch.device | str) -> CL
 
 
 def _load_tokenizer(folder: Path, model: CLIPModel) -> PreTrainedTokenizerBase:
-    try:
+    with _telling(folder, "clip", "no tokenizer"):
         tokenizer = AutoTokenizer.from_pretrained(folder, local_files_only=True)
-    except (OSError, ValueError) as error:
-        raise unfit(folder, "clip", f"holds no tokenizer that transformers reads: {error}") from error
     text_config: Any = model.config.text_config
     # Where the tokenizer's files are missing, transformers makes an empty one.
     if len(tokenizer) != text_config.vocab_size:

@@ -13,12 +13,14 @@ from pathlib import Path
 from typing import Literal
 
 import torch
-from safetensors import SafetensorError, safe_open
+from safetensors import safe_open
 from safetensors.torch import save
 from torch import Tensor
 
 from ...core.errors import UserError
 from ...core.files import write_whole
+from ...core.notices import notice
+from ...core.pretrained import reading_safetensors
 from ...core.states import OnDevice
 
 Metric = Literal["l2", "cosine", "random"]
@@ -126,7 +128,8 @@ def _read(path: Path, facts: dict[str, str]) -> Tensor | None:
     if not path.is_file():
         return None
     try:
-        with safe_open(path, "pt") as file:
+        with reading_safetensors(path), safe_open(path, "pt") as file:
             return file.get_tensor(NAME) if file.metadata() == facts else None
-    except SafetensorError as error:
-        raise UserError(f"cannot read the neighbour table: {error}", where=str(path), hint="delete it") from error
+    except UserError as error:
+        notice(f"the neighbour table {path} is damaged and is made again ({error.problem})")
+        return None

@@ -19,6 +19,7 @@ from torch.nn import functional as F
 
 from ...core.batch import CodeBatch
 from ...core.errors import UserError
+from ...core.files import read_json
 from ...core.loss import StepLoss
 from ...core.section import Section
 from ...core.states import Taps, TargetStates
@@ -140,10 +141,7 @@ def load_eagle(folder: Path, embedding: Tensor, shape: LayerShape, config: HeadC
 def _check_made_for(folder: Path, shape: LayerShape) -> None:
     """Our heads say what they mirror, most of which is in no weight's shape. Published configs do not."""
     path = folder / "config.json"
-    try:
-        written = json.loads(path.read_text()) if path.is_file() else {}
-    except ValueError as error:
-        raise UserError(f"unreadable: {error}", where=str(path), hint="train or download it again") from error
+    written = read_json(path, dict[str, Any], hint="train or download it again") if path.is_file() else {}
     if "zeros_before" not in written:
         return
     different = shape.differs_from(written)

@@ -15,18 +15,18 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 from pydantic import BaseModel, PositiveFloat, PositiveInt, ValidationError
-from safetensors import SafetensorError
-from safetensors.torch import load_file
 from torch import Tensor
 
 from ...core.errors import UserError
 from ...core.finite import check_weights
+from ...core.pretrained import read_safetensors
 from ..layer import LayerShape, stretched
 from ..llamagen.folders import CONFIG, WEIGHTS, check_shapes, find_folder, read_values, shapes_of, write_folder
 from ..targets.base import Target, TargetShape
 from .base import PublishedDrafter, TargetIdentity
 from .head_module import StateHead
-from .made_for import MANIFEST, tested_with
+from .made_for import tested_with
+from .manifest import MANIFEST, read_manifest
 
 if TYPE_CHECKING:
     from .head_config import HeadConfig
@@ -46,15 +46,15 @@ def find_head(config: PublishedDrafter) -> Path:
 def head_state(folder: Path) -> dict[str, Tensor]:
     """The weights in a head's folder. Raises `UserError` where there are none, or none that can be read safely."""
     path = weights_file(folder)
+    if path.suffix == ".safetensors" and path.is_file():
+        return _finite(read_safetensors(path, hint="train or download it again"), path)
     try:
-        if path.suffix == ".safetensors" and path.is_file():
-            return _finite(load_file(path), path)
         if path.is_file():
             state = torch.load(path, map_location="cpu", weights_only=True)
             if isinstance(state, dict) and all(isinstance(value, Tensor) for value in state.values()):
                 return _finite(state, path)
             raise UserError("pytorch_model.bin holds no named tensors", where=str(path), hint="give a head's folder")
-    except (SafetensorError, pickle.UnpicklingError, RuntimeError, OSError, EOFError) as error:
+    except (pickle.UnpicklingError, RuntimeError, OSError, EOFError) as error:
         raise UserError(f"unreadable weights: {error}", where=str(path), hint="train or download it again") from error
     raise UserError("no model.safetensors or pytorch_model.bin", where=str(folder), hint="give the folder of a head")
 
@@ -252,18 +252,6 @@ def check_identity(folder: Path, kind: str, identity: TargetIdentity | None) -> 
     tokenizer, other = identity.tokenizer_sha256 if identity else None, written.get("tokenizer_sha256")
     if None not in (tokenizer, other) and tokenizer != other:
         _refuse("tokenizer_sha256", other, tokenizer, path)
-    return written
-
-
-def read_manifest(folder: Path) -> dict[str, Any]:
-    """What a head's `draftsmith.json` says; {} where there is none. Raises `UserError` where it cannot be read."""
-    path = folder / MANIFEST
-    if not path.is_file():
-        return {}
-    try:
-        written: dict[str, Any] = json.loads(path.read_text())
-    except (OSError, ValueError) as error:
-        raise UserError(f"unreadable: {error}", where=str(path), hint="train the head again, or restore it") from error
     return written
 
 

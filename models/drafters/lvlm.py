@@ -33,9 +33,8 @@ from .base import PLAIN, CountTokens, Drafter, DraftingOptions, PublishedDrafter
 from .ensemble import DraftingMode, EnsembleConfig, EnsembleProposal, preset
 from .graph import GraphedChain
 from .independent import IndependentProposal
+from .manifest import MANIFEST, read_manifest
 from .modes import ImageSubstitutes, Mode
-
-MANIFEST = "draftsmith.json"
 
 
 class RopeScaling(Section):
@@ -265,8 +264,11 @@ def load_drafter(folder: Path, *, tokenizer_hash: str | None, dtype: torch.dtype
         UserError: it was made for another tokenizer, or a file of a published one is missing or has been changed.
     """
     check_sums(folder)
-    manifest = json.loads((folder / MANIFEST).read_text())
-    if tokenizer_hash is not None and manifest["tokenizer_hash"] != tokenizer_hash:
+    trained_with = read_manifest(folder).get("tokenizer_hash")
+    if trained_with is None:
+        raise UserError(f"{MANIFEST} is missing, or does not name the draft's tokenizer (tokenizer_hash)",
+                        where=str(folder / MANIFEST), hint="restore the file, or train the draft again")  # fmt: skip
+    if tokenizer_hash is not None and trained_with != tokenizer_hash:
         raise UserError(
             "the draft was trained with another tokenizer than the target's: it would propose noise",
             where=str(folder / MANIFEST),

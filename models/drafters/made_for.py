@@ -7,7 +7,6 @@ as they are.
 
 from __future__ import annotations
 
-import json
 from importlib import metadata
 from pathlib import Path
 from typing import Any
@@ -18,8 +17,8 @@ from ...core.errors import UserError
 from ..llamagen.transformer import LlamaGenConfig
 from ..targets.llamagen_section import NAMED_SHAPE, LlamaGenTargetConfig
 from .base import TargetIdentity
+from .manifest import MANIFEST, read_manifest
 
-MANIFEST = "draftsmith.json"
 # Keys of a LlamaGen's section that its shape follows from: others, guidance and precision, are decoding's own matter.
 _SHAPE_KEYS = ("kind", "size", "shape", "condition", "image_size", "vq", "text_encoder")
 
@@ -53,9 +52,8 @@ def check_made_for(folder: Path, target: Any, identity: TargetIdentity | None) -
     Raises:
         UserError: the head was made for another target, or its manifest cannot be read.
     """
-    path = folder / MANIFEST
-    written = _given(path)
-    if written is None:
+    path, written = folder / MANIFEST, read_manifest(folder).get("target")
+    if not isinstance(written, dict):
         return
     expected: dict[str, Any] = {"kind": target.kind}
     actual: dict[str, Any] = {"kind": written.get("kind")}
@@ -75,18 +73,6 @@ def check_made_for(folder: Path, target: Any, identity: TargetIdentity | None) -
             hint += "; if both names are of the same weights, mend target.path in this file" if name == "path" else ""
             problem = f"the head was made for another target: {name} is {actual[name]}, expected {value}"
             raise UserError(problem, where=str(path), hint=hint)
-
-
-def _given(path: Path) -> dict[str, Any] | None:
-    """The target's section of the head's recipe. None if the manifest names no target."""
-    if not path.is_file():
-        return None
-    try:
-        manifest = json.loads(path.read_text())
-    except (OSError, ValueError) as error:
-        raise UserError(f"unreadable: {error}", where=str(path), hint="train the head again, or restore it") from error
-    target = manifest.get("target") if isinstance(manifest, dict) else None
-    return target if isinstance(target, dict) else None
 
 
 def _shape(target: dict[str, Any], path: Path) -> LlamaGenConfig:

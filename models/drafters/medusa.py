@@ -16,8 +16,7 @@ from typing import Any, ClassVar, Literal, cast
 
 import torch
 from pydantic import Field
-from safetensors import SafetensorError
-from safetensors.torch import load_file, save_file
+from safetensors.torch import save_file
 from torch import Tensor, nn
 from torch.nn import functional as F
 
@@ -25,6 +24,7 @@ from ...core.batch import Batch, CodeBatch
 from ...core.errors import UserError
 from ...core.finite import check_module
 from ...core.loss import StepLoss
+from ...core.pretrained import read_safetensors
 from ...core.section import Section
 from ...core.states import Taps, TargetStates
 from ..decoding.expansions import Expansions
@@ -299,9 +299,10 @@ def save_medusa(head: MedusaHead, folder: Path, manifest: Mapping[str, Any]) -> 
 def load_medusa(folder: Path, shape: MedusaShape) -> MedusaHead:
     """Raises `UserError` where the file is missing or made for another target."""
     head = MedusaHead(shape)
+    state = read_safetensors(folder / "model.safetensors", hint="train or download it again")
     try:
-        head.load_state_dict(load_file(folder / "model.safetensors"))
-    except (SafetensorError, OSError, RuntimeError) as error:
+        head.load_state_dict(state)
+    except RuntimeError as error:
         # torch's first line names the class only, and the next one the parameter.
         lines = str(error).strip().splitlines()
         raise UserError(

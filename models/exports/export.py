@@ -15,14 +15,15 @@ from transformers import AutoModelForCausalLM, PreTrainedModel
 from ...core.checksums import check_sums
 from ...core.errors import UserError, did_you_mean
 from ...core.files import check_new, new_folder
-from ..drafters.made_for import MANIFEST, tested_with
+from ..drafters.made_for import tested_with
+from ..drafters.manifest import MANIFEST, read_manifest
 from ..hub import config_value, rope_of, target_embedding
 from ..llamagen.folders import write_folder
 from ..llava import grow_vocabulary, language_model_of
 from ..targets.load import load_llava, load_weights
 from .layouts import CHAIN, lay_out
 from .rules import ENGINES, Engine, Prompts, check_head
-from .source import Target, find_target, kind_of, read_head, read_manifest
+from .source import Target, find_target, kind_of, read_head
 
 # What is read of a folder: where it was published, held against its checksums.
 _READ = ("config.json", MANIFEST, "*.safetensors", "tokenizer*")

@@ -12,12 +12,11 @@ from pydantic import TypeAdapter, ValidationError
 from transformers import PreTrainedConfig
 
 from ...core.errors import UserError
-from ...core.files import read_json
 from ..drafters import AnyDrafter
 from ..drafters.head_config import HeadConfig
 from ..drafters.head_files import head_state
 from ..drafters.head_module import StateHead
-from ..drafters.made_for import MANIFEST
+from ..drafters.manifest import MANIFEST, read_manifest
 from ..hub import read_config
 from ..llamagen.folders import read_values
 from ..targets.base import TargetShape, language_shape
@@ -61,14 +60,6 @@ class HeadSource:
     head: StateHead
     target: Target
     manifest: dict[str, Any]
-
-
-def read_manifest(folder: Path) -> dict[str, Any]:
-    """The content of `draftsmith.json`; empty if the file is missing."""
-    path = folder / MANIFEST
-    if not path.is_file():
-        return {}
-    return read_json(path, dict[str, Any], hint="restore it, or train again")
 
 
 def kind_of(folder: Path) -> str:

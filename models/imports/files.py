@@ -2,23 +2,20 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import Any, Literal
 
-from safetensors import SafetensorError
-from safetensors.torch import load_file
 from torch import Tensor
 
-from ...core.errors import UserError, first_line
+from ...core.errors import UserError
 from ...core.finite import check_weights
+from ...core.pretrained import INDEX, indexed_files, read_safetensors
 from ..drafters.head_files import head_state
 from ..hub import rope_of
 from ..layer import stretched
 from ..llamagen.folders import CONFIG, find_folder, read_values
 
 State = dict[str, Tensor]
-INDEX = "model.safetensors.index.json"
 # What is fetched of a Hub id. Pickles are read without running anything that is in them.
 FILES = (CONFIG, "draftsmith.json", "*.safetensors", INDEX, "pytorch_model.bin")
 # Of the module that a trainer wrapped the head in.
@@ -40,15 +37,7 @@ def read_published(source: str | Path, revision: str | None) -> tuple[Path, dict
 
 
 def _shards(folder: Path) -> State:
-    try:
-        names = sorted(set(json.loads((folder / INDEX).read_text())["weight_map"].values()))
-        if any(Path(name).name != name for name in names):
-            raise UserError("names files outside its folder", where=str(folder / INDEX), hint="do not use it")
-        state = {key: value for name in names for key, value in load_file(folder / name).items()}
-    except (OSError, ValueError, KeyError, SafetensorError) as error:
-        raise UserError(
-            f"unreadable weights: {first_line(error)}", where=str(folder / INDEX), hint="download it again"
-        ) from error
+    state = {key: value for path in indexed_files(folder) for key, value in read_safetensors(path).items()}
     check_weights(state, folder)
     return state
 

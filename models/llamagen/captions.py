@@ -22,8 +22,8 @@ import torch
 from torch import Tensor
 from transformers import AutoTokenizer, T5EncoderModel
 
-from ...core.errors import UserError, first_line
 from ...core.finite import check_module
+from ...core.pretrained import reading_pretrained
 
 
 class TextFeatures:
@@ -47,14 +47,12 @@ class TextFeatures:
         device: torch.device | str = "cpu",
         revision: str | None = None,
     ):
+        hint = "check the name and the network, or download it once and give the local directory"
         encoders: Any = T5EncoderModel  # its annotations refuse a revision of None and `to(device)`
-        try:
+        with reading_pretrained(source, "cannot load the text encoder", hint=hint):
             self.tokenizer = AutoTokenizer.from_pretrained(source, revision=revision)
             # The decoder's weights in a full T5 are left out; older files are read with weights_only: no code runs.
             encoder = encoders.from_pretrained(source, revision=revision, dtype=dtype, weights_only=True)
-        except (OSError, ValueError) as error:
-            hint = "check the name and the network, or download it once and give the local directory"
-            raise UserError(f"cannot load the text encoder {str(source)!r}: {first_line(error)}", hint=hint) from error
         self.encoder = encoder.to(device).eval().requires_grad_(False)
         check_module(self.encoder, source)
         self.max_length = max_length

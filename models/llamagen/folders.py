@@ -13,7 +13,7 @@ from typing import Any
 
 import torch
 from huggingface_hub import snapshot_download
-from safetensors import SafetensorError, safe_open
+from safetensors import safe_open
 from safetensors.torch import save_file
 from torch import Tensor
 
@@ -21,6 +21,7 @@ from ...core.checksums import SUMS, check_sums
 from ...core.errors import UserError, first_line
 from ...core.files import read_json, write_whole
 from ...core.finite import check_weights
+from ...core.pretrained import reading_safetensors
 
 CONFIG, WEIGHTS = "config.json", "model.safetensors"
 State = dict[str, Tensor]
@@ -65,14 +66,10 @@ def read_weights(folder: Path, expected: Shapes, dtype: torch.dtype | None) -> S
     if not path.is_file():
         hint = "a single safetensors file is read; shards and pickles are not"
         raise UserError(f"{WEIGHTS} is missing", where=str(folder), hint=hint)
-    try:
-        with safe_open(path, "pt") as file:
-            shapes = {name: tuple(file.get_slice(name).get_shape()) for name in file.keys()}  # noqa: SIM118
-            check_shapes(shapes, expected, where=str(path))
-            weights = {name: _cast(file.get_tensor(name), dtype) for name in expected}
-    except (SafetensorError, OSError) as error:
-        hint = "the file is cut off or damaged: fetch or write it again"
-        raise UserError(f"cannot be read: {error}", where=str(path), hint=hint) from error
+    with reading_safetensors(path), safe_open(path, "pt") as file:
+        shapes = {name: tuple(file.get_slice(name).get_shape()) for name in file.keys()}  # noqa: SIM118
+        check_shapes(shapes, expected, where=str(path))
+        weights = {name: _cast(file.get_tensor(name), dtype) for name in expected}
     check_weights(weights, path)
     return weights
 

@@ -10,9 +10,10 @@ import torch
 from torch import Tensor
 from transformers import AutoTokenizer, ChameleonConfig, ChameleonForConditionalGeneration
 
-from ...core.errors import UserError, first_line
+from ...core.errors import UserError
 from ...core.fields import DeviceMap, Place, Revision
 from ...core.finite import check_module
+from ...core.pretrained import reading_pretrained
 from ...core.section import torch_dtype
 from ..decoding.rows import Guidance, GuidanceScale
 from ..hub import read_config
@@ -126,7 +127,8 @@ class _TextIds:
     """Ids [t] of a caption, without special ones."""
 
     def __init__(self, config: AnoleTargetConfig):
-        self.tokenizer = AutoTokenizer.from_pretrained(config.path, revision=config.revision)
+        with reading_pretrained(config.path, "target.path: cannot load the tokenizer of", weights=False):
+            self.tokenizer = AutoTokenizer.from_pretrained(config.path, revision=config.revision)
 
     def __call__(self, caption: str, label: int | None) -> Tensor:
         return torch.tensor(self.tokenizer(caption, add_special_tokens=False)["input_ids"], dtype=torch.int64)
@@ -157,14 +159,12 @@ def load_anole(
     """
     _chameleon(read_config(str(path), key="target.path", revision=revision), path)
     maker: Any = ChameleonForConditionalGeneration
-    try:
+    hint = "check the name and the network; the layout is transformers', in safetensors"
+    with reading_pretrained(path, "target.path: cannot load", hint=hint):
         model, report = maker.from_pretrained(
             path, revision=revision, dtype=dtype, device_map=device_map,
             use_safetensors=True, weights_only=True, output_loading_info=True,
         )  # fmt: skip
-    except (OSError, ValueError, RuntimeError) as error:
-        hint = "check the name and the network; the layout is transformers', in safetensors"
-        raise UserError(f"target.path: cannot load {str(path)!r}: {first_line(error)}", hint=hint) from error
     missing = sorted(report["missing_keys"])
     if missing:
         # transformers would go on with random values.

@@ -11,8 +11,9 @@ from torch import nn
 from transformers import PreTrainedConfig, PreTrainedModel
 from transformers.utils import logging
 
-from ...core.errors import UserError, did_you_mean, first_line
+from ...core.errors import UserError, did_you_mean
 from ...core.finite import check_module
+from ...core.pretrained import reading_pretrained
 from ...core.section import torch_dtype
 from ..hub import config_value, read_config
 from ..llava import FAMILIES, TokenIds
@@ -146,16 +147,12 @@ def load_weights(
     """
     arguments: dict[str, Any] = {"revision": revision, "dtype": dtype, "device_map": device_map, "weights_only": True}
     arguments |= {"output_loading_info": True, "ignore_mismatched_sizes": True}
-    try:
-        loaded: Any
+    loaded: Any
+    with reading_pretrained(source, f"{key}: cannot load", hint="check the name and the network"):
         if tables_only:
             loaded = _tables(maker, source, read_config(str(source), key=key, revision=revision), arguments)
         else:
             loaded = maker.from_pretrained(source, **arguments)
-    except (OSError, ValueError) as error:
-        raise UserError(
-            f"{key}: cannot load {str(source)!r}: {first_line(error)}", hint="check the name and the network"
-        ) from error
     model, info = loaded
     problems = [f"{name} is {list(shape)}, expected {list(wanted)}" for name, shape, wanted in info["mismatched_keys"]]
     problems += [f"{name} is missing" for name in info["missing_keys"]]

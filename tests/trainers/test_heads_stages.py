@@ -4,16 +4,26 @@ draft.
 
 import json
 import shutil
+from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
+import torch
+from damage import DAMAGES, told
 from draftsmith.core.errors import UserError
+from draftsmith.data.processor import load_processor
+from draftsmith.data.shards import ShardReader
+from draftsmith.data.suite import read_index
 from draftsmith.data.videos import VideoSettings
+from draftsmith.eval.rows import read_rows
+from draftsmith.eval.side_by_side import read_run
 from draftsmith.models.drafters.hivis import HivisConfig
 from draftsmith.models.drafters.msd import MsdConfig
+from draftsmith.models.targets.load import load_target
 from draftsmith.trainers.evaluation.methods import Method, decoding_with
 from draftsmith.trainers.evaluation.requests import at_length
 from draftsmith.trainers.evaluation.resume_log import ResumeLog
+from draftsmith.trainers.publishing.card import read_evaluation
 from heads_run import loaded, run
 from stages_run import list_anew
 
@@ -234,3 +244,70 @@ def test_lengths_of_qwen(length, frames, label):
         VideoSettings(max_pixels=448**2), length, processor, [(1920, 1920), (448, 448), (600, 500)]
     )
     assert (video.num_frames, result) == (frames, label)
+
+
+# File of the run -> damages after which it is read all the same: a bit that leaves another number, or what no field is
+# needed of. Whatever is not listed is refused with the file's name.
+READ = {
+    "target/config.json": set(),
+    "target/model.safetensors": {"one flipped bit"},  # the run's own checksums find it
+    "target/generation_config.json": {"missing", "no fields", "one flipped bit"},
+    "world/tokenizer.json": {"one flipped bit"},
+    "world/tokenizer_config.json": {"one flipped bit"},
+    "world/processor_config.json": {"one flipped bit"},
+    "head/config.json": {"missing", "no fields"},
+    "head/model.safetensors": {"one flipped bit"},
+    "head/draftsmith.json": {"missing", "no fields"},
+    "states/states/manifest.json": {"one flipped bit"},
+    "states/states/shard-000000.json": set(),
+    "states/states/shard-000000.tar": {"one flipped bit"},  # of a sample that is not read here
+    "world/world/video_suite/suite.json": {"one flipped bit"},
+    "evaluate/rows.jsonl": {"empty", "one flipped bit"},
+    "evaluate/report.json": {"one flipped bit"},
+    # Lines that cannot be read are passed over.
+    "head/metrics.jsonl": set(DAMAGES),
+    "evaluate/rows/GSM8K/T0-6-0.jsonl": set(DAMAGES),
+}
+
+
+def test_damaged_files_are_told_by_name(finished, tmp_path):
+    output = Path(shutil.copytree(finished[0], tmp_path / "run"))
+    recipe, processor = loaded(output).recipe, load_processor(output / "world")
+
+    def target():
+        return load_target(
+            recipe.target, output / "target", num_token_ids=processor.num_token_ids,
+            image_token_id=processor.image_token_id, device=torch.device("cpu"),
+        )  # fmt: skip
+
+    whole = target()
+    readers = {
+        "target": target,
+        "world": lambda: load_processor(output / "world"),
+        "head": lambda: recipe.drafter.load(output / "head", whole),
+        "states/states": lambda: ShardReader(output / "states" / "states")[0],
+        "world/world/video_suite": lambda: read_index(output / "world" / "world" / "video_suite"),
+        "evaluate/rows.jsonl": lambda: read_rows(output / "evaluate" / "rows.jsonl"),
+        "evaluate/report.json": lambda: read_evaluation(output / "evaluate"),
+        "head/metrics.jsonl": lambda: read_run(output, "run"),
+        "evaluate/rows/GSM8K": lambda: ResumeLog(output / "evaluate" / "rows" / "GSM8K" / "T0-6"),
+    }
+    for name, expected in READ.items():
+        load = readers.get(name) or readers[name.rpartition("/")[0]]
+        assert set(DAMAGES) - told(output / name, load) <= expected, name
+
+
+def test_a_damaged_row_is_decoded_again(finished, tmp_path, capsys):
+    """A row that is not UTF-8, and one that was cut off: the others are kept, and the results are the same."""
+    output = Path(shutil.copytree(finished[0], tmp_path / "run"))
+    whole = (output / "evaluate" / "rows.jsonl").read_bytes()
+    damaged = sorted((output / "evaluate" / "rows").rglob("T0-6-0.jsonl"))[:2]
+    for path, damage in zip(damaged, ("not UTF-8", "cut in half"), strict=True):
+        path.write_bytes(DAMAGES[damage](path.read_bytes()))
+    for path in damaged:
+        assert not ResumeLog(path.with_name("T0-6")).values
+        assert f"note: {path}, line 1 is damaged, and its item is worked on again" in capsys.readouterr().err
+    (output / "evaluate" / "done.json").unlink()
+    run(output, stages=["evaluate"])
+    tokens = [json.loads(line)["tokens"] for line in (output / "evaluate" / "rows.jsonl").read_bytes().splitlines()]
+    assert tokens == [json.loads(line)["tokens"] for line in whole.splitlines()]

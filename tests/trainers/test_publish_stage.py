@@ -176,16 +176,21 @@ def test_a_disk_that_takes_no_more(published):
     assert "run the same command again" in caught.value.hint and (published / "draft" / "model.safetensors").is_file()
 
 
-def test_a_crash_is_told_without_secrets(tmp_path, capfd):
+def test_a_crash_is_told_without_secrets(tmp_path, capfd, monkeypatch):
     run_of = tmp_path / SECRET
     run_of.mkdir()
     (run_of / "recipe.yaml").write_bytes(b"\xff")
-    assert main(["publish", str(run_of)]) == 1
-    assert "Traceback" in capfd.readouterr().err
+    assert main(["publish", str(run_of)]) == 2
+    assert "not UTF-8" in capfd.readouterr().err
+    with monkeypatch.context() as patch:
+        patch.setattr("draftsmith.recipes.publish.read_yaml", lambda path, *_, **__: 1 / 0 if path else path)
+        assert main(["publish", str(run_of)]) == 1
+    said = capfd.readouterr().err
+    assert "Traceback" in said and "SSS" not in said
     (run_of / "recipe.yaml").write_text(f"stages: {SECRET}: x")
     assert main(["publish", str(run_of)]) == 2
     said = capfd.readouterr().err
-    assert "no stages that can be read" in said and "<hidden>" in said and "SSS" not in said
+    assert "not valid YAML" in said and "<hidden>" in said and "SSS" not in said
 
 
 def test_a_login_that_is_missing_is_told_before_anything_is_built(published, monkeypatch):

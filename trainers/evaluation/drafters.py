@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -11,13 +10,14 @@ from typing import Any
 from pydantic import TypeAdapter
 
 from ...core.errors import UserError
+from ...core.files import checked
 from ...eval.policies import TreePolicy
 from ...eval.rules import Rule
 from ...eval.studies.video_figures import HeldVisual
 from ...models.drafters import AnyDrafter
 from ...models.drafters.base import PLAIN, Drafter, DraftingOptions, TargetIdentity
 from ...models.drafters.head_config import HeadConfig
-from ...models.drafters.made_for import MANIFEST
+from ...models.drafters.manifest import MANIFEST, read_manifest
 from ...models.drafters.mixed import MixedConfig
 from ..context import Context
 from .methods import Method, decoding_with, members_of
@@ -226,8 +226,11 @@ class Drafters:
         return f"key stages.{self.context.name}.methods.{name}"
 
 
+_DRAFTER: TypeAdapter[Any] = TypeAdapter(AnyDrafter)
+
+
 def _trained(folder: Path) -> Any | None:
     """The section of the drafter in a stage's folder; None: its manifest has none."""
-    path = folder / MANIFEST
-    written = json.loads(path.read_text()).get("drafter") if path.is_file() else None
-    return TypeAdapter(AnyDrafter).validate_python(written) if isinstance(written, dict) else None
+    written = read_manifest(folder).get("drafter")
+    hint = "train the drafter again with this version"
+    return None if written is None else checked(written, _DRAFTER, where=f"{folder / MANIFEST}, drafter", hint=hint)

@@ -1,7 +1,7 @@
 """Log of the finished work of a stage, one line per item, so that a killed run can resume.
 
 Every rank appends to a file of its own and reads all of them, so the number of ranks may change between two starts. A
-line that was cut off while it was written does not count.
+line that was cut off while it was written, or is damaged otherwise, does not count, which is said.
 """
 
 from __future__ import annotations
@@ -13,7 +13,9 @@ from pathlib import Path
 from typing import Any
 
 from ...core import ranks
-from ...core.files import append_lines
+from ...core.errors import UserError
+from ...core.files import append_lines, parse_json, read_small
+from ...core.notices import notice
 from ..stopping import Stop, Stopped
 
 
@@ -25,11 +27,15 @@ class ResumeLog:
         self.values: dict[str, Any] = {}
         written = re.compile(re.escape(stem.name) + r"-\d+\.jsonl")
         for path in sorted(p for p in stem.parent.glob("*.jsonl") if written.fullmatch(p.name)):
-            for line in path.read_text().splitlines():
+            lines = read_small(path, hint="delete the file: its items are worked on again", max_bytes=None).splitlines()
+            for number, line in enumerate(lines, start=1):
+                if not line:
+                    continue
                 try:
-                    key, value = json.loads(line)
-                except ValueError:
-                    continue  # cut off
+                    key, value = parse_json(line, tuple[str, Any], where="", hint="")
+                except UserError as error:
+                    notice(f"{path}, line {number} is damaged, and its item is worked on again ({error.problem})")
+                    continue
                 self.values[key] = value
 
     def add(self, key: str, value: Any) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -11,6 +10,7 @@ import yaml
 
 from ... import __version__
 from ...core.errors import UserError
+from ...core.files import read_json
 from ...eval.published import PublishedSection
 from ...eval.run_tables import overview
 from ...eval.tables import markdown, words
@@ -41,10 +41,10 @@ def read_evaluation(folder: Path) -> Evaluated:
     path, again = folder / "report.json", f"run stage {folder.name} again, which writes it"
     if not path.is_file():
         raise UserError("no report of this evaluation", where=str(folder), hint=again)
-    report = json.loads(path.read_text())
+    report = read_json(path, dict[str, Any], hint=again)
     try:
         table, findings = overview(report), [f"- {finding}" for finding in report["findings"]]
-    except (KeyError, TypeError) as error:
+    except (KeyError, TypeError, ValueError, AttributeError) as error:
         raise UserError("the report is of an earlier version", where=str(path), hint=again) from error
     parts = (markdown(table), report["about"], findings)
     return Evaluated(*(without_places(part) for part in parts))

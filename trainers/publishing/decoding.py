@@ -5,7 +5,6 @@ Exact ways alone: a relaxed rule changes what the target says, and belongs to wh
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -13,7 +12,7 @@ from typing import Any
 from ...core.errors import UserError, did_you_mean
 from ...data.dataset import ConversationData
 from ...eval.published import ImageSettings, PublishedDecoding, PublishedSection, UserRequest
-from ...models.drafters.made_for import MANIFEST
+from ...models.drafters.manifest import read_manifest
 from ..context import Context
 from ..evaluation.methods import Method
 from ..stages.evaluate import EvaluateStage
@@ -38,8 +37,7 @@ def published_section(
     Raises:
         UserError: no exact way of decoding with this drafter was measured.
     """
-    written = json.loads((source / MANIFEST).read_text()).get("drafter")
-    drafter = written if isinstance(written, dict) else context.drafter.model_dump(mode="json", by_alias=True)
+    drafter = read_manifest(source).get("drafter") or context.drafter.model_dump(mode="json", by_alias=True)
     common = {"drafter": _elsewhere(drafter), "seed": context.seed, "prompt": prompt}
     stage = EvaluateStage.model_validate(evaluation)
     target = _target(stage.target or context.target, base)

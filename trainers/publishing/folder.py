@@ -11,9 +11,10 @@ from typing import Any
 import yaml
 
 from ...core.errors import UserError
+from ...core.files import read_yaml
 from ...core.secrets import redact_tree
 from ...eval.published import KEY, PublishedSection
-from ...models.drafters.made_for import MANIFEST
+from ...models.drafters.manifest import MANIFEST, read_manifest
 from ...models.llamagen.folders import CONFIG
 from .places import without_places
 
@@ -60,13 +61,13 @@ def copy_provenance(run: Path, recipe: Mapping[str, Any], folder: Path) -> None:
     """`recipe.yaml`, as the run resolved it, and `run.yaml`: command, versions and commit; files without places."""
     (folder / "recipe.yaml").write_text(yaml.safe_dump(without_places(redact_tree(dict(recipe))), sort_keys=False))
     if (run / "run.yaml").is_file():
-        about = yaml.safe_load((run / "run.yaml").read_text())
+        about = read_yaml(run / "run.yaml", dict[str, Any], hint="restore the file, or run the recipe's command again")
         (folder / "run.yaml").write_text(yaml.safe_dump(without_places(about), sort_keys=False))
 
 
 def write_manifest(source: Path, folder: Path, section: PublishedSection) -> None:
     """The stage's manifest with what opens the drafter elsewhere; places on this disk do not go out."""
-    manifest = json.loads((source / MANIFEST).read_text())
+    manifest = read_manifest(source)
     target = manifest.get("target")
     path = section.target.get("path")
     if isinstance(target, dict):

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from ...core.files import read_small
 from ...core.results import DONE, read_mark
 
 SCRATCH = "scratch"
@@ -114,11 +115,14 @@ def _row(name: str, stages: Mapping[str, Any], folder: Path) -> Trained:
     )
 
 
+_AGAIN = "restore the file, or run the stage again (restart=STAGE)"
+
+
 def _last_loss(path: Path) -> float | None:
     loss = None
-    for line in path.read_text().splitlines() if path.is_file() else ():
+    for line in read_small(path, hint=_AGAIN, max_bytes=None).splitlines() if path.is_file() else ():
         try:
             loss = json.loads(line).get("loss", loss)
-        except ValueError:
-            continue  # cut off by a crash
+        except (ValueError, AttributeError):
+            continue  # damaged, or cut off by a crash
     return loss

@@ -29,7 +29,7 @@ from huggingface_hub.errors import HfHubHTTPError, OfflineModeIsEnabled, Reposit
 from ...core.checksums import CARD, SUMS, check_sums, sha256_of
 from ...core.errors import UserError
 from ...core.secrets import HIDDEN, shortened
-from ...models.drafters.made_for import MANIFEST
+from ...models.drafters.manifest import MANIFEST
 
 Done = TypeVar("Done")
 # Answers that another try may change: time-outs, conflicts with another commit, limits, and servers' own troubles.

@@ -24,7 +24,7 @@ from ...core import ranks
 from ...core.errors import UserError
 from ...data.captioned import Captioned, CaptionedSource, Refused, decode_image, num_items, read
 from ...data.duplicates import Duplicates, find_duplicates, next_number
-from ...data.shards import claim, finish, finished, write_shard
+from ...data.shards import ShardReader, claim, finish, finished, write_shard
 from ..context import Context
 from ..engine import init_distributed
 from .base import Planned, Stage
@@ -137,10 +137,10 @@ class EncodeStage(Stage):
 
 def summary(folder: Path) -> str:
     """What a finished folder of shards holds, and what was refused and why."""
-    manifest = json.loads((folder / "manifest.json").read_text())
-    refused = ", ".join(f"{count} {reason}" for reason, count in sorted(manifest["refused"].items())) or "none"
-    size = manifest["bytes"] / 2**20
-    return f"{manifest['num_samples']} samples in {len(manifest['shards'])} shards, {size:.1f} MiB; refused: {refused}"
+    reader = ShardReader(folder)
+    refused = ", ".join(f"{count} {reason}" for reason, count in sorted(reader.refused.items())) or "none"
+    size = sum(shard.bytes for shard in reader.shards) / 2**20
+    return f"{len(reader)} samples in {len(reader.shards)} shards, {size:.1f} MiB; refused: {refused}"
 
 
 def resolved(source: CaptionedSource, folder: Path | None) -> CaptionedSource:

@@ -6,7 +6,6 @@ which: numbers of records of each scenario, or numbers of pictures.
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -15,6 +14,7 @@ from pydantic import Field, model_validator
 from ...core import ranks
 from ...core.errors import did_you_mean
 from ...core.fields import FileName
+from ...core.files import read_json
 from ...core.refused import Refused
 from ...data.captioned import Captioned, TarSource, read
 from ...data.conversations import SYSTEM
@@ -230,7 +230,7 @@ def _processor(stage: GenerateStage, kind: str, tokenizer: Any) -> Processor:
 
 def _texts(path: Path) -> list[str]:
     texts = [SYSTEM, "USER: ASSISTANT:", "\n"]
-    for record in json.loads(path.read_text()):
+    for record in read_json(path, list[dict[str, Any]], hint="run the stage again", max_bytes=None):
         for question, answer in zip(record["conversations"][::2], record["conversations"][1::2], strict=True):
             texts.append(f"USER: {question['value'].replace('<image>', '')} ASSISTANT: {answer['value']}")
     return texts

@@ -12,13 +12,14 @@ from pathlib import Path
 from typing import Any, ClassVar, Literal
 
 import torch
-import yaml
 from pydantic import Field, model_validator
 
 from ...core import ranks
 from ...core.checksums import CARD, write_sums
 from ...core.errors import UserError, first_line
 from ...core.fields import Revision
+from ...core.files import read_json, read_yaml
+from ...core.pretrained import RESTORE
 from ...core.section import Section
 from ...data.shapes.scene import draw
 from ...data.shapes.write import sample
@@ -176,7 +177,8 @@ def _publish(stage: PublishStage, context: Context) -> None:
     data = [name for stage_name in trained for name in data_of(stages, stage_name)]
     parts = _parts(context, target, stage.datasets or data)
     run_file = context.folder.parent / "run.yaml"
-    versions = yaml.safe_load(run_file.read_text()) if run_file.is_file() else {}
+    hint = "restore the file, or run the recipe's command again"
+    versions = read_yaml(run_file, dict[str, Any], hint=hint) if run_file.is_file() else {}
     facts = CardFacts(
         repo=repo, method=method, draws_images=draws_images, target=target, base=base, links=chain(parts),
         license=stage.license, languages=stage.languages, datasets=stage.datasets,
@@ -300,7 +302,7 @@ def _snippets(
     prompt = section.prompt
     snippets = [loop_snippet(repo, shown, prompt.text, pictures=min(1, len(prompt.pictures)), label=prompt.label)]
     if section.drafter["kind"] == LVLM:
-        family = json.loads((folder / "config.json").read_text())["model_type"]
+        family = read_json(folder / "config.json", dict[str, Any], hint=RESTORE).get("model_type")
         snippets.append(transformers_snippet(repo, has_processor=family != "llava_onevision"))
 
     def names(place: Path) -> dict[str, str]:

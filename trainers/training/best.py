@@ -14,12 +14,14 @@ import torch.distributed as dist
 from torch import Tensor
 
 from ...core import ranks
+from ...core.files import read_json
 from ...data.loader import StepBatches
 from ..engine import Engine
 from ..loop import Source
 from ..stopping import Stop
 
 SCORE = "score.json"  # beside the best weights
+_AGAIN = "restart the stage (restart=STAGE): without it nobody knows how good the weights beside it are"
 
 
 def held_out_scores(engine: Engine, steps: Iterable[StepBatches], source: Source, stop: Stop) -> dict[str, float]:
@@ -48,6 +50,12 @@ def held_out_scores(engine: Engine, steps: Iterable[StepBatches], source: Source
     total = dict(zip(names, values.tolist(), strict=True))
     tokens = total.pop("tokens")
     return {f"val_{name}": value / tokens for name, value in total.items()}
+
+
+@dataclass(frozen=True)
+class _Score:
+    score: float
+    step: int
 
 
 @dataclass(frozen=True)
@@ -80,12 +88,12 @@ class Best:
     def of(self, name: str) -> tuple[Path, float, int]:
         """Folder, score and step of the best by `name`."""
         folder = self._folder(name)
-        score = json.loads((folder / SCORE).read_text())
-        return folder, score["score"], score["step"]
+        best = read_json(folder / SCORE, _Score, hint=_AGAIN)
+        return folder, best.score, best.step
 
     def _is_better(self, name: str, score: float) -> bool:
         mark = self._folder(name) / SCORE
-        return not mark.is_file() or score > json.loads(mark.read_text())["score"]
+        return not mark.is_file() or score > read_json(mark, _Score, hint=_AGAIN).score
 
     def _write(self, head: Any, name: str, score: float, step: int) -> None:
         """The score goes first and comes last: where it stands, the weights beside it are whole and its own."""

@@ -12,8 +12,9 @@ from torch import Tensor, nn
 from transformers import AutoTokenizer, T5EncoderModel
 
 from ...core import ranks
-from ...core.errors import UserError, first_line
+from ...core.errors import UserError
 from ...core.finite import check_module
+from ...core.pretrained import reading_pretrained
 from ...data.codes import CodeCollate, PictureCollate, ShardData, ShardSample, ShardSamples
 from ...data.loader import Collate, Loader, steps_per_epoch
 from ...data.prompts import read_prompts
@@ -155,7 +156,8 @@ def _module(stage: Any, context: Context, seed: int, total: int) -> nn.Module:
     transformer = load_llamagen(folder) if folder is not None else build_transformer(target, seed)
     encoder: Any = None
     if isinstance(target.text_encoder, dict) and folder is not None:
-        encoder = T5EncoderModel.from_pretrained(folder / TEXT_ENCODER, dtype=torch.float32, weights_only=True)
+        with reading_pretrained(folder / TEXT_ENCODER, "cannot load the text encoder"):
+            encoder = T5EncoderModel.from_pretrained(folder / TEXT_ENCODER, dtype=torch.float32, weights_only=True)
         check_module(encoder, folder / TEXT_ENCODER)
     elif isinstance(target.text_encoder, dict):
         words = _tokenizer(context)
@@ -185,11 +187,9 @@ def _nothing(sample: ShardSample) -> Tensor:
 def _tokenizer(context: Context) -> Any:
     """Of the captions, for a text encoder that is trained along: the recipe's, or the synthetic dataset's."""
     source = context.target.tokenizer or context.inputs["tokenizer"] / TOKENIZER
-    try:
+    where, hint = "key target.tokenizer", "give a Hub id or a tokenizer's folder"
+    with reading_pretrained(source, "cannot load the tokenizer", where=where, hint=hint, weights=False):
         tokenizer: Any = AutoTokenizer.from_pretrained(source)
-    except (OSError, ValueError) as error:
-        problem = f"cannot load the tokenizer {str(source)!r}: {first_line(error)}"
-        raise UserError(problem, where="key target.tokenizer", hint="give a Hub id or a tokenizer's folder") from error
     if tokenizer.pad_token_id is None:
         problem = f"the tokenizer {str(source)!r} has no padding token"
         raise UserError(problem, where="key target.tokenizer", hint="set its pad_token and save it again")

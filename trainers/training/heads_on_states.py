@@ -21,7 +21,7 @@ from ...data.processor import Processor
 from ...data.states.reader import StatesReader
 from ...data.states.samples import SeededCollate, split
 from ...models.drafters.base import TargetIdentity
-from ...models.drafters.head_files import read_manifest
+from ...models.drafters.manifest import read_manifest
 from ..context import Context
 from ..engine import Engine
 from ..fit import SCRATCH

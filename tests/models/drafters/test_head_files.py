@@ -91,7 +91,7 @@ def test_published_files(tmp_path):
     with pytest.raises(UserError, match="embeddings that are not the target's"):
         config.load(tmp_path, target)
     (tmp_path / "model.safetensors").write_bytes(b"cut")
-    with pytest.raises(UserError, match="unreadable weights"):
+    with pytest.raises(UserError, match="cannot be read as safetensors"):
         config.load(tmp_path, target)
 
 

@@ -1,0 +1,118 @@
+"""Folders of weights that transformers reads: their files are checked before, and what it raises names them.
+
+transformers and tokenizers check little of what they read: a cut or edited file ends in a KeyError, a TypeError, or a
+bare Exception somewhere inside them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import load_file
+from torch import Tensor
+
+from .errors import UserError, first_line
+from .files import read_json
+
+INDEX = "model.safetensors.index.json"
+RESTORE = "restore the file: fetch the folder again, or run the stage that wrote it again"
+# JSON objects that transformers and tokenizers read by their names.
+_OBJECTS = (
+    "config.json", "generation_config.json", "preprocessor_config.json", "processor_config.json",
+    "video_preprocessor_config.json", "tokenizer.json", "tokenizer_config.json", "special_tokens_map.json",
+    "added_tokens.json", "vocab.json",
+)  # fmt: skip
+_MAX_BYTES = 256 << 20  # of one of them: a tokenizer of 260,000 tokens has 33 MB
+
+
+@dataclass(frozen=True)
+class Index:
+    """What `model.safetensors.index.json` holds: tensor -> file."""
+
+    weight_map: dict[str, str]
+
+
+def check_pretrained(source: str | Path, *, weights: bool = True) -> None:
+    """Check the files of a directory that loaders pick up by their names; a Hub id passes.
+
+    Args:
+        weights: and those of weights; False: the small ones alone.
+
+    Raises:
+        UserError: one is cut, not JSON or not an object; of weights the header is damaged, or the data cut. It names
+            the file.
+    """
+    folder = Path(source)
+    for name in _OBJECTS:
+        if (folder / name).is_file():
+            read_json(folder / name, dict[str, Any], hint=RESTORE, max_bytes=_MAX_BYTES)
+    if weights and (folder / INDEX).is_file():
+        indexed_files(folder)
+    for path in sorted(folder.glob("*.safetensors")) if weights and folder.is_dir() else ():
+        check_safetensors(path)
+
+
+def indexed_files(folder: Path) -> list[Path]:
+    """The files that hold the tensors of `model.safetensors.index.json`.
+
+    Raises:
+        UserError: the index is damaged, or names a file that is missing or outside the folder.
+    """
+    index = folder / INDEX
+    names = sorted(set(read_json(index, Index, hint=RESTORE).weight_map.values()))
+    for name in names:
+        if Path(name).name != name:
+            raise UserError(f"names a file outside its folder: {name}", where=str(index), hint="do not use it")
+        if not (folder / name).is_file():
+            raise UserError("file not found", where=str(folder / name), hint=RESTORE)
+    return [folder / name for name in names]
+
+
+def check_safetensors(path: Path, *, hint: str = RESTORE) -> None:
+    """Raises `UserError` where the header is damaged, or the file is not as long as the header says."""
+    with reading_safetensors(path, hint=hint), safe_open(path, "pt"):
+        pass
+
+
+def read_safetensors(path: Path, *, hint: str = RESTORE) -> dict[str, Tensor]:
+    """All tensors of a file. Raises `UserError` where it is missing or damaged."""
+    with reading_safetensors(path, hint=hint):
+        return load_file(path)
+
+
+@contextmanager
+def reading_safetensors(path: Path, *, hint: str = RESTORE) -> Iterator[None]:
+    """What safetensors raises inside is told as a `UserError` that names the file."""
+    try:
+        yield
+    except FileNotFoundError as error:
+        raise UserError("file not found", where=str(path), hint=hint) from error
+    except (SafetensorError, OSError, ValueError) as error:
+        raise UserError(f"cannot be read as safetensors: {first_line(error)}", where=str(path), hint=hint) from error
+
+
+@contextmanager
+def reading_pretrained(
+    source: str | Path, problem: str, *, hint: str = RESTORE, where: str | None = None, weights: bool = True
+) -> Iterator[None]:
+    """Around one call of a `from_pretrained`: its files are checked, and what it raises becomes a `UserError`.
+
+    Args:
+        problem: begins the message, which goes on with the source: "target.path: cannot load".
+        where: of the error that transformers raises; None: `source`.
+        weights: as of `check_pretrained`.
+    """
+    check_pretrained(source, weights=weights)
+    try:
+        yield
+    except UserError:
+        raise
+    except Exception as error:  # tokenizers raises Exception itself
+        kind = "" if isinstance(error, OSError | ValueError) else f"{type(error).__name__}: "
+        told = f"{problem} {str(source)!r}: {kind}{first_line(error)}"
+        raise UserError(told, where=where or str(source), hint=hint) from error

@@ -1,0 +1,41 @@
+"""`draftsmith.json` beside weights: what they are, and which target they are for. Here it is read, for all drafters."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from ...core.files import checked, read_json
+
+MANIFEST = "draftsmith.json"
+_CURE = "restore the file, or train the drafter again"
+
+
+@dataclass(frozen=True)
+class _Kinds:
+    """Of the entries that are read; whatever else a manifest holds is a record."""
+
+    method: str | None = None
+    drafter: dict[str, Any] | None = None
+    target: dict[str, Any] | str | None = None
+    settings: dict[str, Any] | None = None
+    reads: dict[str, Any] | None = None
+    imported: dict[str, Any] | None = None
+    tokenizer_hash: str | None = None
+    tokenizer_sha256: str | None = None
+    text_only: bool | None = None
+
+
+def read_manifest(folder: Path) -> dict[str, Any]:
+    """What the manifest in a folder says; {} where there is none.
+
+    Raises:
+        UserError: it cannot be read, or an entry is of another kind than we write.
+    """
+    path = folder / MANIFEST
+    if not path.is_file():
+        return {}
+    written = read_json(path, dict[str, Any], hint=_CURE)
+    checked(written, _Kinds, where=str(path), hint=_CURE)
+    return written
