@@ -52,7 +52,7 @@ def main(arguments: list[str] | None = None) -> int:
         if ranks.is_first_to(f"say {error}") or type(error).__name__ == "AnotherRun":
             print(redact(f"error: {error}"), file=sys.stderr, flush=True)
         return MISTAKE
-    except KeyboardInterrupt:  # in training it asks for a checkpoint instead
+    except KeyboardInterrupt:  # before the first stage; from then on it asks the run to stop
         if ranks.is_main():
             print("stopped: the same command goes on from what is finished", file=sys.stderr, flush=True)
         return STOPPED
