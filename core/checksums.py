@@ -44,6 +44,8 @@ def read_sums(folder: Path) -> dict[str, str]:
         if parts is None or parts[2].startswith("/") or ".." in parts[2].split("/"):
             raise UserError(f"no line of checksums: {shortened(line, 100)!r}", where=str(folder / SUMS), hint=_CURE)
         sums[parts[2]] = parts[1]
+    if not sums:
+        raise UserError("lists no file", where=str(folder / SUMS), hint=_CURE)
     return sums
 
 

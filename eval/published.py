@@ -19,6 +19,7 @@ from pydantic import Field, TypeAdapter
 from ..core.batch import ImageRequest, Request
 from ..core.checksums import SUMS, check_sums
 from ..core.errors import UserError, first_line
+from ..core.fields import Seed
 from ..core.files import checked
 from ..core.section import Section
 from ..data.conversations import IMAGE_MARK, PromptFormat, encode
@@ -103,7 +104,7 @@ class PublishedSection(Section):
     decoding: PublishedDecoding
     prompt_format: PromptFormat = PromptFormat()
     looking: ImageSettings = ImageSettings()
-    seed: int = 0
+    seed: Seed = 0
     prompt: UserRequest
     expected: Expected | None = None
 
@@ -213,13 +214,17 @@ def assemble(folder: Path, section: PublishedSection, target: str | Path | Sourc
     return _answering(folder, section, folders, device)
 
 
+def _part(schema: TypeAdapter[Any], values: dict[str, Any], folder: Path, name: str) -> Any:
+    return checked(values, schema, where=f"{folder / MANIFEST}, {KEY}.{name}", hint="use the version that published it")
+
+
 def _drawing(folder: Path, section: PublishedSection, folders: dict[str, Any], device: torch.device) -> Speculator:
-    config = TypeAdapter(ImageTargetConfig).validate_python(section.target)
+    config = _part(TypeAdapter(ImageTargetConfig), section.target, folder, "target")
     parts = {thing: Path(place) for thing, place in folders.items()}
     config = config.placed(parts)
     generator = load_generator(config, parts, device=device)
     target, identity = generator.target, TargetIdentity(config.model_dump(mode="json"))
-    trained = _DRAFTER.validate_python(section.drafter)
+    trained = _part(_DRAFTER, section.drafter, folder, "drafter")
     drafter = trained.drafter(trained.load(folder, target, identity=identity), target)
     decoding = _decoding(section, grid=target.grid, length=target.num_codes, eos=())
 
@@ -234,7 +239,7 @@ def _drawing(folder: Path, section: PublishedSection, folders: dict[str, Any], d
 
 def _answering(folder: Path, section: PublishedSection, folders: dict[str, Any], device: torch.device) -> Speculator:
     # A folder may hold a number that its recipe wrote by hand when that was not checked.
-    config = TypeAdapter(LanguageConfig).validate_python(section.target | {"num_token_ids": None})
+    config = _part(TypeAdapter(LanguageConfig), section.target | {"num_token_ids": None}, folder, "target")
     source = folders.get("target") or config.path
     if source is None or not is_somewhere(str(source)):
         raise UserError(
@@ -269,7 +274,7 @@ def _opened(
     folder: Path, section: PublishedSection, target: Any, processor: Processor, identity: TargetIdentity
 ) -> Any:
     """The proposal that decoded the stored prompt: the drafter as trained, with the decoding's own settings."""
-    trained = _DRAFTER.validate_python(section.drafter)
+    trained = _part(_DRAFTER, section.drafter, folder, "drafter")
     changed = dict(section.decoding.reading)
     if section.decoding.mode is not None:
         changed["mode"] = section.decoding.mode

@@ -2,6 +2,9 @@
 
 import json
 
+import pytest
+from damage import DAMAGES, told
+from draftsmith.core.errors import UserError
 from draftsmith.trainers.training.best import Best
 
 
@@ -23,3 +26,14 @@ def test_the_best_by_each_score_stay_and_others_are_not_even_copied(tmp_path):
     # What another process kept before counts: a run that comes back does not begin with worse weights.
     Best(tmp_path, save).keep({"top1": 0.45}, 12, lambda: "later")
     assert json.loads((tmp_path / "best-top1" / "score.json").read_text())["step"] == 4
+
+
+def test_a_damaged_score_is_told(tmp_path):
+    """Without it nobody knows how good the weights beside it are: neither read nor replaced."""
+    best = Best(tmp_path, lambda head, folder, step: folder.mkdir())
+    best.keep({"top1": 0.5}, 2, lambda: "weights")
+    path = tmp_path / "best-top1" / "score.json"
+    assert told(path, lambda: best.of("top1")) == set(DAMAGES)
+    path.write_text('{"score": "half"}')
+    with pytest.raises(UserError, match=r"score: expected a valid number[\s\S]*score\.json"):
+        best.keep({"top1": 0.9}, 4, lambda: "others")

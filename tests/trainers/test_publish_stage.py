@@ -12,6 +12,7 @@ import heads_run
 import pytest
 import visual_run
 import yaml
+from damage import DAMAGES, told
 from draftsmith.core.checksums import SUMS, check_sums, write_sums
 from draftsmith.core.errors import UserError
 from draftsmith.eval.published import UserRequest, open_published
@@ -121,6 +122,48 @@ def test_nothing_says_where_it_was_made(published):
         assert not any(word in held for word in (bytes(published), b"/home/", b"alice", bytes(Path.home()))), path
     command = yaml.safe_load((folder / "run.yaml").read_text())["command"]
     assert command.endswith(f"recipe=mine.yaml output={published.name}")
+
+
+WRONG = {
+    "no section": lambda manifest: manifest.pop("published"),
+    "a section that is a list": lambda manifest: manifest.update(published=[1]),
+    "a huge seed": lambda manifest: manifest["published"].update(seed=10**30),
+    "a target of no kind": lambda manifest: manifest["published"]["target"].update(kind=["llava"]),
+    "a target of another kind": lambda manifest: manifest["published"].update(target="llava"),
+    "a drafter without kind": lambda manifest: manifest["published"]["drafter"].pop("kind"),
+    "a drafter of wrong values": lambda manifest: manifest["published"]["drafter"].update(language_model=7),
+    "decoding of wrong values": lambda manifest: manifest["published"]["decoding"].update(max_new_tokens="many"),
+    "a prompt that is a number": lambda manifest: manifest["published"].update(prompt=3),
+    "a tokenizer that is a list": lambda manifest: manifest.update(tokenizer_hash=[]),
+    "a target that is a number": lambda manifest: manifest.update(target=3),
+}
+
+
+@pytest.mark.parametrize("change", WRONG)
+def test_a_manifest_of_wrong_kinds_is_told_by_its_name(change, published, folder):
+    manifest = json.loads((folder / "draftsmith.json").read_text())
+    WRONG[change](manifest)
+    (folder / "draftsmith.json").write_text(json.dumps(manifest))
+    write_sums(folder)
+    with pytest.raises(UserError) as error:
+        open_published(folder, target=published / "target")
+    assert "draftsmith.json" in str(error.value) and error.value.hint
+
+
+def test_damaged_files_of_a_publication_are_told(published, folder):
+    """The list of checksums itself, and with a list that agrees each file that is opened by its name."""
+
+    def load():
+        return open_published(folder, target=published / "target")
+
+    assert set(DAMAGES) - told(folder / SUMS, load) <= {"missing"}  # as somebody's own folder has none
+
+    def load_listed():
+        write_sums(folder)
+        return load()
+
+    for name in ("draftsmith.json", "config.json", "model.safetensors"):
+        assert set(DAMAGES) - told(folder / name, load_listed) <= {"one flipped bit"}, name
 
 
 @pytest.mark.parametrize("name", ["model.safetensors", "config.json", "draftsmith.json", "check/picture.png"])
