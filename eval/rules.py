@@ -94,28 +94,66 @@ class Sampling:
     name = "sampling"
 
     def __call__(self, tree: Tree, p: Tensor, uniforms: Sequence[float]) -> Verified:
+        """`p` [N+1,V], row 0 at the root: warped probabilities. The host waits once, once more for each sampled sibling
+        behind a rejected one, and once for the bonus token.
+        """
         draws = iter(uniforms)
-        tokens = tree.tokens.tolist()
+        tokens, first_p, first_q = _at_tokens(tree, p)
 
         def trial(node: int) -> tuple[int | None, Tensor]:
-            rest = p[node + 1]
-            q: Tensor | None = None
-            for child in tree.children.get(node, ()):
-                token = tokens[child]
-                if tree.draft_probs is not None and q is None:
-                    q = tree.draft_probs[tree.parent_rows[child]]
-                # A truncated q can have fewer tokens than the shape has children: the others fill places undrawn.
-                mass = 0.0 if q is None else float(q[token])
-                chance = float(rest[token]) / (mass or 1.0)
-                if float(next(draws)) < chance:
-                    return child, rest
-                if q is None or mass == 0.0:
-                    rest = without(rest, token)
-                else:
-                    rest, q = positive_part(rest - q, rest), without(q, token)
-            return None, rest
+            siblings = _Siblings(p[node + 1], tree, node)
+            for rank, child in enumerate(tree.children.get(node, ())):
+                mass, q_mass = (first_p[child], first_q[child]) if rank == 0 else siblings.masses(first_p, child)
+                if float(next(draws)) < mass / (q_mass or 1.0):
+                    return child, siblings.rest
+                siblings.reject(tokens[child], first_p[child], drawn=q_mass > 0.0)
+            return None, siblings.rest
 
         return descend(p, tokens, draws, trial)
+
+
+def _at_tokens(tree: Tree, p: Tensor) -> tuple[list[int], list[float], list[float]]:
+    """Of each node: its token, and p and q (0 without a distribution) of the token as its first sibling meets them."""
+    n = tree.num_nodes
+    if not n:
+        return [], [], []
+    ids = tree.tokens.to(p.device)
+    rows = torch.tensor([tree.parents, tree.parent_rows or tree.parents], device=p.device)
+    own = p[rows[0] + 1, ids].double()
+    drawn = torch.zeros_like(own) if tree.draft_probs is None else tree.draft_probs[rows[1], ids].double()
+    joined = torch.cat([ids.double(), own, drawn]).tolist()  # the first synchronisation
+    return [int(t) for t in joined[:n]], joined[n : 2 * n], joined[2 * n :]
+
+
+class _Siblings:
+    """The children of a node, tried in turn: what their rejections leave of p, and of the q that they were drawn from.
+
+    A rejected point mass takes its token out of p: the host can follow that by the tokens' own masses. What a rejected
+    draw takes only the whole distributions tell.
+    """
+
+    def __init__(self, p: Tensor, tree: Tree, node: int):
+        self.rest, self._tree, self._mass_left, self._drew = p, tree, 1.0, False
+        children = tree.children.get(node, ())
+        self._q = tree.draft_probs[tree.parent_rows[children[0]]] if tree.draft_probs is not None and children else None
+
+    def masses(self, own: Sequence[float], child: int) -> tuple[float, float]:
+        """p and q of the child's token behind the rejections so far."""
+        if self._q is None:
+            return (own[child] / self._mass_left if self._mass_left > 0 else 0.0), 0.0
+        token = self._tree.tokens[child].to(self.rest.device)
+        mass, q_mass = torch.stack([self.rest[token], self._q[token]]).tolist()
+        return mass, q_mass
+
+    def reject(self, token: int, own: float, *, drawn: bool) -> None:
+        if self._q is not None and drawn:
+            self.rest, self._q = positive_part(self.rest - self._q, self.rest), without(self._q, token)
+        else:
+            self._mass_left -= own
+            # Nothing is left where rounding alone rejected the only token.
+            left = self.rest.clone()
+            left[token] = 0.0
+            self.rest = positive_part(left, self.rest)
 
 
 # The children of a node tried in turn: the accepted one or None, and what the rejections before left of p.
@@ -140,21 +178,20 @@ def descend(p: Tensor, tokens: Sequence[int], draws: Iterator[float], trial: Tri
 
 
 def inverse_cdf(probs: Tensor, uniform: float) -> int:
-    """The token that a uniform draw falls on; one without probability is never returned.
+    """The token that a uniform draw falls on; one without probability is never returned. One synchronisation.
 
     Raises:
         NotFinite: there is no probability at all, or it is no number.
     """
     cumulative = probs.double().cumsum(-1)
-    total = float(cumulative[-1])
-    if not 0 < total < float("inf"):
+    total = cumulative[-1:]
+    place = torch.searchsorted(cumulative, uniform * total, right=True)
+    # A place inside is one where the sum rose. Rounding can lead behind the end: the last such place is taken then.
+    place = torch.minimum(place, torch.searchsorted(cumulative, total))
+    token = int(place.where((total > 0) & total.isfinite(), -1))
+    if token < 0:
         raise NotFinite(SCORES)
-    target = uniform * total
-    index = int(
-        torch.searchsorted(cumulative, torch.tensor(target, dtype=torch.float64, device=probs.device), right=True)
-    )
-    # A place inside is one where the sum rose. Rounding can lead behind the end.
-    return index if index < len(probs) else int(probs.nonzero()[-1])
+    return token
 
 
 def without(probs: Tensor, token: int) -> Tensor:
@@ -162,14 +199,14 @@ def without(probs: Tensor, token: int) -> Tensor:
     left = probs.clone()
     left[token] = 0.0
     total = left.sum()
-    return left / total if float(total) > 0 else left
+    return left / total.where(total > 0, 1.0)
 
 
 def positive_part(values: Tensor, fallback: Tensor) -> Tensor:
     """The positive part, normalised. Nothing is left only where a rejection had probability zero."""
     positive = values.clamp(min=0.0)
     total = positive.sum()
-    return positive / total if float(total) > 0 else fallback
+    return torch.where(total > 0, positive / total, fallback)
 
 
 def along(p: Tensor, path: Sequence[int]) -> Tensor:

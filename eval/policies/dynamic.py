@@ -92,8 +92,8 @@ def candidates(root: Tensor, expand: Expand, *, width: int, levels: int, ends: C
         ends: tokens that end an answer; they are never expanded, either.
     """
     width = min(width, root.shape[-1])
-    best = root.topk(width)
-    tokens, scores, expanded = best.indices.tolist(), best.values.tolist(), []
+    (tokens,), (scores,) = _read(root[None].topk(width))
+    expanded: list[int] = []
     first = 0  # of the newest level
     for _ in range(levels - 1):
         going = [0.0 if t in ends else s for t, s in zip(tokens[first:], scores[first:], strict=True)]
@@ -101,14 +101,21 @@ def candidates(root: Tensor, expand: Expand, *, width: int, levels: int, ends: C
         if not beam:
             break
         drafted = torch.tensor([tokens[node] for node in beam], dtype=torch.int64, device=root.device)
-        best = expand([parent_expansion(node, width) for node in beam], drafted).topk(width, dim=-1)  # [F,K]
+        below, probs_below = _read(expand([parent_expansion(node, width) for node in beam], drafted).topk(width, dim=-1))
         expanded += beam
         first = len(scores)
-        for node, probs, children in zip(beam, best.values.tolist(), best.indices.tolist(), strict=True):
+        for node, children, probs in zip(beam, below, probs_below, strict=True):
             # A probability rounded above 1 would score a child above its parent.
             scores += [scores[node] * min(p, 1.0) for p in probs]
             tokens += children
     return Candidates(tokens, scores, tuple(expanded), width, root.device)
+
+
+def _read(best: torch.return_types.topk) -> tuple[list[list[int]], list[list[float]]]:
+    """Indices and values [F,K] as numbers, in one copy: ids are whole in float64, too."""
+    width = best.values.shape[-1]
+    rows = torch.cat([best.indices.double(), best.values.double()], dim=-1).tolist()
+    return [[int(i) for i in row[:width]] for row in rows], [row[width:] for row in rows]
 
 
 def _likeliest(scores: Sequence[float], count: int) -> list[int]:
