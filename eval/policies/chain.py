@@ -31,13 +31,13 @@ class Chain:
 
     def grow(self, root: Tensor, expand: Expand, draw: Draw, *, max_levels: int) -> Tree:
         levels = min(self.num_levels, max_levels)
-        q, tokens, rows = root[None], [], []
+        q, tokens, rows, ends = root[None], [], [], draw.ends_read(root.device)
         for level in range(levels):
             token = draw(q, 1)[0]  # [1]
             tokens.append(token)
             if draw.sampled:
                 rows.append(q[0])
-            if level + 1 == levels or (draw.ends and int(token) in draw.ends):
+            if level + 1 == levels or (ends and int(token) in ends):
                 break
             q = expand((level - 1,), token)
         joined = torch.cat(tokens) if tokens else torch.empty(0, dtype=torch.int64, device=root.device)

@@ -92,7 +92,7 @@ def candidates(root: Tensor, expand: Expand, *, width: int, levels: int, ends: C
         ends: tokens that end an answer; they are never expanded, either.
     """
     width = min(width, root.shape[-1])
-    (tokens,), (scores,) = _read(root[None].topk(width))
+    (tokens,), (scores,) = read_ranked(root[None].topk(width))
     expanded: list[int] = []
     first = 0  # of the newest level
     for _ in range(levels - 1):
@@ -101,7 +101,9 @@ def candidates(root: Tensor, expand: Expand, *, width: int, levels: int, ends: C
         if not beam:
             break
         drafted = torch.tensor([tokens[node] for node in beam], dtype=torch.int64, device=root.device)
-        below, probs_below = _read(expand([parent_expansion(node, width) for node in beam], drafted).topk(width, dim=-1))
+        below, probs_below = read_ranked(
+            expand([parent_expansion(node, width) for node in beam], drafted).topk(width, dim=-1)
+        )
         expanded += beam
         first = len(scores)
         for node, children, probs in zip(beam, below, probs_below, strict=True):
@@ -111,7 +113,7 @@ def candidates(root: Tensor, expand: Expand, *, width: int, levels: int, ends: C
     return Candidates(tokens, scores, tuple(expanded), width, root.device)
 
 
-def _read(best: torch.return_types.topk) -> tuple[list[list[int]], list[list[float]]]:
+def read_ranked(best: torch.return_types.topk) -> tuple[list[list[int]], list[list[float]]]:
     """Indices and values [F,K] as numbers, in one copy: ids are whole in float64, too."""
     width = best.values.shape[-1]
     rows = torch.cat([best.indices.double(), best.values.double()], dim=-1).tolist()

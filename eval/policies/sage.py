@@ -21,7 +21,7 @@ from ..rules import Verified
 from .base import Draw, Expand
 from .choices import CHOICES
 from .confidence import Drafted, confidence
-from .dynamic import candidates, most_written
+from .dynamic import candidates, most_written, read_ranked
 from .history import DepthCap, History
 from .sizing import Node, SizingRules, SizingSettings, grow_nodes
 from .static import Static
@@ -143,9 +143,8 @@ def grow_online(
     sizing: SizingRules, root: Tensor, expand: Expand, drafted: Drafted, *, levels: int, ends: Collection[int] = ()
 ) -> Tree:
     """The tree of the draft's real distributions. One synchronisation for each level; nothing grows below `ends`."""
-    best = root.topk(drafted.top_k)
-    first = best.values.tolist()
-    tokens: dict[tuple[int, ...], list[int]] = {(): best.indices.tolist()}  # path -> tokens of its children by rank
+    (children,), (first,) = read_ranked(root[None].topk(drafted.top_k))
+    tokens: dict[tuple[int, ...], list[int]] = {(): children}  # path -> tokens of its children by rank
     expansions: dict[tuple[int, ...], int] = {(): ROOT}
 
     def below(nodes: Sequence[Node]) -> list[Sequence[float]]:
@@ -159,7 +158,7 @@ def grow_online(
         best = q.topk(drafted.top_k, dim=-1)
         drafted.add(best.values)
         ranked: dict[tuple[int, ...], Sequence[float]] = {}
-        for node, values, indices in zip(parents, best.values.tolist(), best.indices.tolist(), strict=True):
+        for node, indices, values in zip(parents, *read_ranked(best), strict=True):
             expansions[node.path] = len(expansions) - 1
             ranked[node.path], tokens[node.path] = values, indices
         return [ranked.get(node.path, []) for node in nodes]

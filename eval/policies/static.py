@@ -56,7 +56,7 @@ class Static:
         probs: list[Tensor] = []
         rows: list[int] = []
         frontier: list[tuple[int, ...]] = [()]
-        q, levels = root[None], min(self.num_levels, max_levels)
+        q, levels, ends = root[None], min(self.num_levels, max_levels), draw.ends_read(root.device)
         for level in range(1, levels + 1):
             for row, parent in enumerate(frontier):
                 children = [path for path in self.choices if len(path) == level and path[:-1] == parent]
@@ -65,9 +65,9 @@ class Static:
                     rows += [len(probs)] * len(children)
                     probs.append(q[row])
             frontier = [path for path in tokens if len(path) == level and path in self._inner]
-            if draw.ends and frontier and level < levels:
+            if ends and frontier and level < levels:
                 ids = torch.stack([tokens[path] for path in frontier]).tolist()
-                frontier = [path for path, token in zip(frontier, ids, strict=True) if token not in draw.ends]
+                frontier = [path for path, token in zip(frontier, ids, strict=True) if token not in ends]
             if not frontier or level == levels:
                 break
             q = expand(

@@ -290,7 +290,8 @@ class ImageEagleProposal(Recursive):
         """Read the true features of what was committed; only they stay in the cache."""
         count, past = self._features.shape[1], self._cache.length
         mask = torch.ones(count, past + count, dtype=torch.bool, device=self._features.device).tril_(past)
-        hidden = self._run(self._features, self._tokens, self._positions, mask, [0] * count)
+        true = torch.zeros(count, dtype=torch.int64, device=mask.device)
+        hidden = self._run(self._features, self._tokens, self._positions, mask, true)
         return self._stand(hidden, self._positions)
 
     def accept(self, verified: Any) -> None:
@@ -301,7 +302,7 @@ class ImageEagleProposal(Recursive):
         self._positions = self._next + torch.arange(len(tokens), device=tokens.device)
         self._emitted += len(tokens)
 
-    def _run(self, states: Tensor, tokens: Tensor, positions: Tensor, mask: Tensor, depths: Sequence[int]) -> Tensor:
+    def _run(self, states: Tensor, tokens: Tensor, positions: Tensor, mask: Tensor, depths: Tensor) -> Tensor:
         if self.head.shape.mask_padding:
             seen = self._prompt.mask  # [R,T]
             rows = mask.expand(len(seen), *mask.shape).clone()

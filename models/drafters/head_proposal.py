@@ -77,7 +77,7 @@ class HeadProposal(Recursive):
         states, past = self.head.fuse(self._states.to(self.head.dtype)), self._cache.length
         count = states.shape[1]
         mask = torch.ones(count, past + count, dtype=torch.bool, device=states.device).tril_(past)
-        hidden = self._run(states, self._tokens, self._positions, mask, [0] * count)
+        hidden = self._run(states, self._tokens, self._positions, mask, self._true_steps(count))
         # Text has one position, whatever the number of rows.
         return self._stand(hidden, self._positions if self._positions.dim() == 2 else self._positions[0])
 
@@ -97,7 +97,7 @@ class HeadProposal(Recursive):
             if start:
                 mask = torch.ones(stop - start, stop, dtype=torch.bool, device=positions.device).tril_(start)
             states, places = piece.fused(self.head), positions[..., start:stop]
-            self._read(piece.embeds, states, places, mask, [0] * (stop - start), piece.direct, piece.image)
+            self._read(piece.embeds, states, places, mask, self._true_steps(stop - start), piece.direct, piece.image)
             self._cache.advance(stop - start)
 
     def _true(self, step: TargetStep) -> Tensor:
@@ -107,22 +107,23 @@ class HeadProposal(Recursive):
         assert step.feature is not None
         return step.feature
 
-    def _run(self, states: Tensor, tokens: Tensor, positions: Tensor, mask: Tensor, depths: Sequence[int]) -> Tensor:
+    def _run(self, states: Tensor, tokens: Tensor, positions: Tensor, mask: Tensor, depths: Tensor) -> Tensor:
         return self._read(self._embed(tokens), states, positions, mask, depths, None, None)
 
     def _embed(self, tokens: Tensor) -> Tensor:
         return F.embedding(tokens, self.target.embedding).to(self.head.dtype)
 
     def _read(
-        self, embeds: Tensor, states: Tensor, positions: Tensor, mask: Tensor | None, depths: Sequence[int],
+        self, embeds: Tensor, states: Tensor, positions: Tensor, mask: Tensor | None, depths: Tensor,
         direct: tuple[Tensor, Tensor] | None, image: Tensor | None,
     ) -> Tensor:  # fmt: skip
         if image is None and self._image is not None:
             image = self._image.expand(-1, states.shape[1], -1)
-        steps = torch.tensor(depths, device=states.device)
-        return self.head(
-            embeds, states, positions, mask, self._cache, direct=direct, image=image, depths=steps
-        )  # fmt: skip
+        return self.head(embeds, states, positions, mask, self._cache, direct=direct, image=image, depths=depths)
+
+    def _true_steps(self, count: int) -> Tensor:
+        """[count] zeros: steps of true states since the last true state."""
+        return torch.zeros(count, dtype=torch.int64, device=self.target.embedding.device)
 
     def _probabilities(self, hidden: Tensor, steps: Sequence[int]) -> Tensor:
         scores = self.head.draft_scores(hidden[0], self.target.scores, self.target.embedding.dtype)

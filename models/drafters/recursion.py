@@ -25,8 +25,8 @@ class Recursive:
     _expansions: Expansions
     _outputs: Tensor  # [R,1+S,D] the root's, then each expansion's
 
-    def _run(self, states: Tensor, tokens: Tensor, positions: Tensor, mask: Tensor, depths: Sequence[int]) -> Tensor:
-        """[R,N,D] outputs for N states and the tokens after them; `depths` 0 is a true state."""
+    def _run(self, states: Tensor, tokens: Tensor, positions: Tensor, mask: Tensor, depths: Tensor) -> Tensor:
+        """[R,N,D] outputs for N states and the tokens after them; `depths` [N] int64, 0 is a true state."""
         raise NotImplementedError
 
     def _probabilities(self, hidden: Tensor, steps: Sequence[int]) -> Tensor:
@@ -45,13 +45,14 @@ class Recursive:
         """Run nodes [F] on their parents' outputs; the cache keeps its committed length."""
         past, first, device = self._cache.length, len(self._expansions), self._outputs.device
         depths = self._expansions.take(parents)
-        above = torch.tensor([0 if p == ROOT else p + 1 for p in parents], device=device)
+        # One copy to the device for both.
+        above, below = torch.tensor([[0 if p == ROOT else p + 1 for p in parents], depths], device=device)
         mask = self._expansions.ancestors(first, past=past).to(device)
-        positions = self._next + torch.tensor([depth - 1 for depth in depths], device=device)
+        positions = self._next + below - 1
         # Expansions are written after each other; the cache's length covers them only during this forward.
         self._cache.crop_to(past + first)
         rows = len(self._outputs)
-        hidden = self._run(self._outputs[:, above], tokens.to(device).expand(rows, -1), positions, mask, depths)
+        hidden = self._run(self._outputs[:, above], tokens.to(device).expand(rows, -1), positions, mask, below)
         self._cache.crop_to(past)
         self._outputs = torch.cat([self._outputs, hidden], dim=1)
         return self._probabilities(hidden, [self._emitted + depth for depth in depths])

@@ -24,7 +24,7 @@ def results_of(*names: str) -> dict:
 
 @pytest.fixture(scope="module")
 def results():
-    return results_of("same_tokens", "two_devices")
+    return results_of("same_tokens", "two_devices", "cycles")
 
 
 def test_the_device_says_what_the_cpu_says(results):
@@ -43,3 +43,20 @@ def test_graphs_are_captured_on_the_ranks_own_device_and_hold_the_chain(results)
 
 def test_clocks_wait_for_the_ranks_own_device(results):
     assert results["same_tokens"]["waits"].keys() == {"1"}
+
+
+# Reads of a cycle, greedy and sampled: what the host must wait for. Deeper trees read once more a level.
+LEVELS = 4
+MOST_READS = {
+    "plain": 1,
+    "chain": 2,
+    "graph": 2,
+    **dict.fromkeys(("eagle3", "eagle", "sparrow", "image eagle"), LEVELS + 2),
+}
+
+
+@pytest.mark.parametrize("temperature", [0, 1])
+@pytest.mark.parametrize("case", MOST_READS)
+def test_the_host_waits_a_bounded_number_of_times_in_a_cycle(results, case, temperature):
+    counts = results["cycles"][f"{case} T={temperature}"]
+    assert counts["reads"] <= MOST_READS[case], counts
