@@ -41,18 +41,19 @@ class Draw:
             return q.argmax(-1, keepdim=True) if count == 1 else q.topk(count, dim=-1).indices
         return torch.multinomial(q, count, replacement=False, generator=self.generator)
 
-    def ends_read(self, device: torch.device) -> frozenset[int]:
-        """The ends that a policy looks for which reads no token otherwise: none on a GPU, where the host would wait at
-        every level of every cycle to save the last cycle's tail. What is drafted behind an end is never emitted.
-        """
-        return self.ends if device.type == "cpu" else frozenset()
-
     def seeded(self, generator: torch.Generator | None, device: torch.device) -> Draw:
         """With a generator of its own, where q is, that follows from the request's on the CPU."""
         if not self.sampled or self.generator is not None:
             return self
         seed = int(torch.randint(2**62, (), generator=generator))
         return replace(self, generator=torch.Generator(device).manual_seed(seed))
+
+
+def ends_read(draw: Draw, device: torch.device) -> frozenset[int]:
+    """The ends that a policy looks for which reads no token otherwise: none on a GPU, where the host would wait at every
+    level of every cycle to save the last cycle's tail. What is drafted behind an end is never emitted.
+    """
+    return draw.ends if device.type == "cpu" else frozenset()
 
 
 class TreePolicy(Protocol):

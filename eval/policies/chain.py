@@ -14,7 +14,7 @@ from torch import Tensor
 from ...core.section import Section
 from ...models.decoding.tree import Tree, chain
 from ..rules import Verified
-from .base import Draw, Expand
+from .base import Draw, Expand, ends_read
 
 
 class Chain:
@@ -31,7 +31,7 @@ class Chain:
 
     def grow(self, root: Tensor, expand: Expand, draw: Draw, *, max_levels: int) -> Tree:
         levels = min(self.num_levels, max_levels)
-        q, tokens, rows, ends = root[None], [], [], draw.ends_read(root.device)
+        q, tokens, rows, ends = root[None], [], [], ends_read(draw, root.device)
         for level in range(levels):
             token = draw(q, 1)[0]  # [1]
             tokens.append(token)

@@ -17,7 +17,7 @@ from ...core.errors import UserError, did_you_mean
 from ...core.section import Section
 from ...models.decoding.tree import ROOT, Tree
 from ..rules import Verified
-from .base import Draw, Expand
+from .base import Draw, Expand, ends_read
 from .choices import CHOICES
 
 
@@ -56,7 +56,7 @@ class Static:
         probs: list[Tensor] = []
         rows: list[int] = []
         frontier: list[tuple[int, ...]] = [()]
-        q, levels, ends = root[None], min(self.num_levels, max_levels), draw.ends_read(root.device)
+        q, levels, ends = root[None], min(self.num_levels, max_levels), ends_read(draw, root.device)
         for level in range(1, levels + 1):
             for row, parent in enumerate(frontier):
                 children = [path for path in self.choices if len(path) == level and path[:-1] == parent]
