@@ -50,7 +50,7 @@ class Draw:
 
 
 def ends_read(draw: Draw, device: torch.device) -> frozenset[int]:
-    """The ends that a policy looks for which reads no token otherwise: none on a GPU, where the host would wait at every
+    """The ends that a policy looks for which reads no token otherwise: none on a GPU, where the host would wait at each
     level of every cycle to save the last cycle's tail. What is drafted behind an end is never emitted.
     """
     return draw.ends if device.type == "cpu" else frozenset()
