@@ -57,7 +57,7 @@ def run_stages(
     # Before anything moves or is written: good results must not go for a run that cannot begin.
     if restart is not None:
         check_stages(plan, output, chosen, restart)
-    broken = _on_main(_look, plan, chosen, restart, inputs)
+    broken = _on_main(look_at_results, plan, chosen, restart, inputs)
     if restart is not None:
         stale = built_on(plan, restart)
         _on_main(set_aside, output, _identity(plan, restart, words), restart, stale, say)
@@ -127,11 +127,15 @@ def _on_main(work: Callable[..., Any], *arguments: Any) -> Any:
     return value
 
 
-def _look(
+def look_at_results(
     plan: Sequence[Planned], chosen: Sequence[str] | None, restart: str | None, inputs: InputCheck
 ) -> dict[str, mending.Broken]:
-    """Look at what the stages that will run read of finished ones. Returns the finished stages whose shards are to be
-    written again.
+    """Look at what the stages that will run read of finished ones. Rank 0's.
+
+    Returns the finished stages whose shards are to be written again.
+
+    Raises:
+        UserError: a file is not as its stage wrote it, and no stage that runs writes it again.
     """
     stale, broken, output = built_on(plan, restart), {}, inputs.output
     running = {p.name for p in plan if chosen is None or p.name in chosen}

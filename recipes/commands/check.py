@@ -33,6 +33,7 @@ def _run(options: argparse.Namespace) -> int:
     findings += [
         warning(f"stages.{p.name}", text, "see docs/evaluation.md") for p in planned for text in p.stage.warnings()
     ]
+    findings += _results(loaded, planned, chosen)
     findings += _stages(loaded, planned, chosen, options.samples, _too_large(text))
     say(f"\ncheck of {loaded.path}\n{shown(findings)}")
     return FAULTS if any_fault(findings) else OK
@@ -101,6 +102,21 @@ def _too_large(text: str) -> dict[str, str]:
         elif line.startswith("  warning: "):
             warnings[stage] = line.removeprefix("  warning: ")
     return warnings
+
+
+def _results(loaded: Loaded, planned: list[Planned], chosen: tuple[str, ...]) -> list[Finding]:
+    """What stages that would run read of finished ones, and whether it is as it was written."""
+    from ...trainers.results import InputCheck
+    from ...trainers.run import look_at_results
+
+    try:
+        broken = look_at_results(planned, chosen, None, InputCheck(Path(loaded.recipe.output), say))
+    except UserError as error:
+        return [fault("results", error.problem, error.hint or "")]
+    return [
+        warning(f"stages.{name}", f"{shards.faults[0].name} {shards.faults[0].problem}", "the run writes it again")
+        for name, shards in broken.items()
+    ]
 
 
 def _stages(

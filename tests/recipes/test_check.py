@@ -211,3 +211,11 @@ def test_every_data_section_of_a_stage_is_found(recipe, keys):
     assert any(result[name] for name in trained)
     makers = {f.maker for stage in loaded.stages.values() for f in sections(stage)}
     assert makers <= {None, *loaded.stages}
+
+
+def test_results_that_are_not_as_they_were_written_are_a_fault(generated, tmp_path, capsys):
+    output = shutil.copytree(generated, tmp_path / "run")
+    path = output / "world" / "world" / "train.json"
+    path.write_bytes(path.read_bytes().replace(b"circle", b"square", 1))
+    code, text = check(capsys, *FEW, f"output={output}")
+    assert code == FAULTS and "world/train.json was changed after it was written" in line(text, "results")
