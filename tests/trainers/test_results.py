@@ -2,6 +2,7 @@
 
 import hashlib
 import json
+import multiprocessing
 import os
 import shutil
 from collections.abc import Callable
@@ -9,6 +10,8 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+import torch.distributed as dist
+from draftsmith.core import results as core_results
 from draftsmith.core.errors import UserError
 from draftsmith.trainers.run import check_stages
 from draftsmith.trainers.stages.base import Planned
@@ -91,6 +94,33 @@ def test_a_file_is_read_once_by_a_run_unless_it_changes(tmp_path, monkeypatch):
     os.utime(tmp_path / "first" / "note.txt")
     run(tmp_path, *plan, *(replace(plan[1], name=name) for name in ("fourth", "fifth")))
     assert sorted(read) == ["note.txt", *["seen.txt"] * 4]
+
+
+def _rank_of_two(number: int, output: Path, plan: list[Planned], told) -> None:
+    if dist.is_initialized():  # a fork of a test run in which an earlier test began a group
+        dist.destroy_process_group()
+    dist.init_process_group("gloo", init_method=f"file://{output}/store", rank=number, world_size=2)
+    try:
+        run(output, *plan)
+    except UserError as error:
+        told.put((number, error.problem, core_results._xxh3.cache_info().misses))
+    dist.destroy_process_group()
+
+
+def test_rank_0_reads_and_both_ranks_refuse(tmp_path):
+    plan = reading(tmp_path)
+    (tmp_path / "first" / "note.txt").write_text("dome")
+    core_results._xxh3.cache_clear()
+    fork = multiprocessing.get_context("fork")
+    told = fork.Queue()
+    started = [fork.Process(target=_rank_of_two, args=(n, tmp_path, plan, told)) for n in range(2)]
+    for process in started:
+        process.start()
+    said = sorted(told.get(timeout=90) for _ in started)
+    for process in started:
+        process.join(30)
+    problem = "stage second takes the data of stage first, and note.txt was changed after it was written"
+    assert [(n, text.startswith(problem), reads) for n, text, reads in said] == [(0, True, 1), (1, True, 0)]
 
 
 def test_results_of_before_are_accepted_and_said_once(tmp_path):
