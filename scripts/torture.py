@@ -88,10 +88,14 @@ class Harness:
     """Runs attempts side by side and keeps their outcomes."""
 
     def __init__(self, asked: argparse.Namespace, folder: Path):
-        self.asked, self.folder = asked, folder
+        self.asked, self.folder, self.seed = asked, folder, 0
         self.kinds = asked.kinds.split(",") if asked.kinds else list(KINDS)
         self.outcomes: dict[int, dict[str, Any]] = {}
         self.references: Mapping[str, references.Reference] = {}
+
+    def place(self, number: int) -> Path:
+        """An attempt's folder; its outcome is a file beside it."""
+        return self.folder / f"{self.seed}-{number:05d}"
 
     def prepare(self) -> None:
         """The undisturbed runs that these kinds of attempts start from."""
@@ -108,8 +112,9 @@ class Harness:
                 made[f"{name}-2"] = references.build(f"{name}-2", place / f"{name}-2", publish=False, run=both)
         self.references = made
 
-    def run(self) -> None:
-        """All attempts, or those that begin before the time is up."""
+    def run(self, seed: int) -> None:
+        """All attempts of a seed, or those that begin before the time is up."""
+        self.seed, self.outcomes = seed, {}
         fork = multiprocessing.get_context("fork")
         numbers = iter([self.asked.only] if self.asked.only is not None else range(self.asked.attempts))
         end = time.monotonic() + 60 * self.asked.minutes
@@ -120,8 +125,8 @@ class Harness:
                 if number is None:
                     end = 0.0
                     break
-                kind = draw(self.asked.seed, number, self.kinds)
-                one = Attempt(kind, self.asked.seed, number, self.folder / f"{number:05d}", self.references)
+                kind = draw(self.seed, number, self.kinds)
+                one = Attempt(kind, self.seed, number, self.place(number), self.references)
                 process = fork.Process(target=try_one, args=(one,))
                 process.start()
                 running[number] = process, time.monotonic()
@@ -138,7 +143,7 @@ class Harness:
 
     def note(self, number: int) -> None:
         """Keep an attempt's outcome, and say at once where it failed."""
-        path = self.folder / f"{number:05d}.json"
+        path = self.place(number).with_suffix(".json")
         value = json.loads(path.read_text()) if path.is_file() else {"kind": "?", "problem": "no outcome", "story": []}
         self.outcomes[number] = value
         if value["problem"] is None and self.asked.only is None:
@@ -149,11 +154,24 @@ class Harness:
         if self.asked.only is not None:
             print("\n".join(value["story"]), flush=True)
 
+    def tell(self, seed: int) -> int:
+        """Run a seed's attempts and print what came of them. Returns how many failed."""
+        begin = time.monotonic()
+        self.run(seed)
+        failed = [number for number, outcome in sorted(self.outcomes.items()) if outcome["problem"] is not None]
+        tried, seconds = len(self.outcomes), time.monotonic() - begin
+        print(f"seed {seed}: {tried} tried, {tried - len(failed)} held, {len(failed)} failed; {seconds:.0f} s")
+        print(self.table())
+        for number in failed:
+            print(f"failed: {self.repeat(number)}    # {self.place(number)}")
+        sys.stdout.flush()
+        return len(failed)
+
     def repeat(self, number: int) -> str:
         """The command that makes the same attempt again."""
         chosen = f" --kinds {self.asked.kinds}" if self.asked.kinds else ""
         chosen += f" --recipes {self.asked.recipes}" if self.asked.recipes else ""
-        return f"scripts/torture.py --seed {self.asked.seed} --only {number}{chosen}"
+        return f"scripts/torture.py --seed {self.seed} --only {number}{chosen}"
 
     def table(self) -> str:
         """Tried, held and failed by kind, and how those that held did."""
@@ -173,11 +191,11 @@ class Harness:
 def main() -> int:
     """Read the command line and try; returns 1 where an attempt failed."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--attempts", type=int, default=500)
+    parser.add_argument("--seed", default="0", help="or several, with commas between (0)")
+    parser.add_argument("--attempts", type=int, default=500, help="of each seed (500)")
     parser.add_argument("--kinds", help=f"of {','.join(KINDS)}; none: all")
     parser.add_argument("--recipes", help=f"of {','.join(references.RECIPES)}; none: all")
-    parser.add_argument("--minutes", type=float, default=120.0, help="no attempt begins after them (120)")
+    parser.add_argument("--minutes", type=float, default=120.0, help="of each seed: no attempt begins after them (120)")
     parser.add_argument("--jobs", type=int, default=len(os.sched_getaffinity(0)), help="side by side (cores)")
     parser.add_argument("--only", type=int, help="this attempt alone")
     parser.add_argument("--folder", type=Path, help="to work in; failures stay there (a new one in the temporary)")
@@ -190,15 +208,8 @@ def main() -> int:
     harness = Harness(asked, folder)
     begin = time.monotonic()
     harness.prepare()
-    ready = time.monotonic() - begin
-    harness.run()
-    failed = [number for number, outcome in sorted(harness.outcomes.items()) if outcome["problem"] is not None]
-    tried, seconds = len(harness.outcomes), time.monotonic() - begin
-    print(f"seed {asked.seed}: {tried} tried, {tried - len(failed)} held, {len(failed)} failed; "
-          f"{seconds:.0f} s, of which {ready:.0f} s for the undisturbed runs")  # fmt: skip
-    print(harness.table())
-    for number in failed:
-        print(f"failed: {harness.repeat(number)}    # {folder / f'{number:05d}'}")
+    print(f"undisturbed runs: {time.monotonic() - begin:.0f} s", flush=True)
+    failed = sum(harness.tell(int(seed)) for seed in asked.seed.split(","))
     if not failed:
         shutil.rmtree(folder)
     return 1 if failed else 0
