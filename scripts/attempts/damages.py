@@ -53,8 +53,9 @@ def _recover(
     arguments = attempt.arguments(reference, stages)
     ended = attempt.run(arguments)
     if ended.code == 0:
-        # Files of stages that nothing read may stay as they are; what was made must be right.
-        attempt.must_equal(reference, new)
+        # Files of stages that nothing read may stay as they are; what was made must be right. The log of losses is no
+        # result: nothing is computed from it, and what a damaged line said of a step before the checkpoint is gone.
+        attempt.must_equal(reference, new, log=victim.name != "metrics.jsonl")
         return "equal results at once"
     # A damage may be met in what holds the file: a shard, a checkpoint, a stage.
     check_refusal(ended, victim.name, str(shown))
