@@ -22,6 +22,7 @@ from pydantic import Field
 from . import ranks
 from .errors import first_line
 from .files import append_lines
+from .notices import notice
 from .secrets import redact, redact_tree
 from .section import Section
 
@@ -138,7 +139,11 @@ class Tracker:
             self._attempt("wandb", lambda: self._finish(exit_code))
 
     def _keep_until(self, step: int) -> None:
-        kept = [line for line in self.path.read_bytes().splitlines() if _step(line) <= step]
+        lines = self.path.read_bytes().splitlines()
+        for number, line in enumerate(lines[:-1], 1):  # the last may be cut off by a crash, and is logged again
+            if _step(line) == _UNREADABLE:
+                notice(f"{self.path}: line {number} cannot be read, and is left out of the log")
+        kept = [line for line in lines if _step(line) <= step]
         aside = self.path.with_suffix(".partial")
         aside.write_bytes(b"".join(line + b"\n" for line in kept))
         os.replace(aside, self.path)
@@ -285,8 +290,11 @@ def _with_pictures(values: Mapping[str, float | Path]) -> dict[str, Any]:
     return {name: wandb.Image(str(value)) if isinstance(value, Path) else value for name, value in values.items()}
 
 
+_UNREADABLE = 1 << 62  # after any step: a line that is damaged, or cut off by a crash
+
+
 def _step(line: bytes) -> int:
     try:
         return int(json.loads(line)["step"])
     except (ValueError, KeyError, TypeError):
-        return 1 << 62  # a line that is damaged, or cut off by a crash
+        return _UNREADABLE

@@ -17,8 +17,8 @@ from goldens import differences
 
 HERE = Path(__file__).parent
 RECIPES = ("lvlm", "visual")
-# Of a publication: files whose text holds times, dates or sums over such files.
-_TIMED = {"SHA256SUMS", "run.yaml", "recipe.yaml"}
+# Of a publication: files whose text holds times, dates or sums over such files, as freeze.py names them.
+_TIMED = {"SHA#SUMS", "run.yaml", "recipe.yaml"}
 
 
 @dataclass

@@ -215,6 +215,22 @@ def test_a_file_that_cannot_be_written_is_said_once_and_wandb_goes_on(tmp_path, 
     assert [step for step, _ in wandb.lines] == [1, 2, 3]
 
 
+def test_a_damaged_line_is_told_when_it_is_left_out(tmp_path, capsys):
+    mine = tracker(tmp_path)
+    for step in range(1, 4):
+        mine.log({"loss": float(step)}, step)
+    path = tmp_path / "metrics.jsonl"
+    path.write_bytes(path.read_bytes().replace(b'{"step": 2', b'{"step": \xff'))
+    tracker(tmp_path).rewind(3)
+    assert [row["step"] for row in rows(tmp_path)] == [1, 3]
+    said = capsys.readouterr().err
+    assert "metrics.jsonl: line 2 cannot be read" in said
+    # What a crash cut off is logged again: no word of it.
+    path.write_text('{"step": 1, "loss": 1.0}\n{"step": 2, "lo')
+    tracker(tmp_path).rewind(1)
+    assert capsys.readouterr().err == ""
+
+
 def test_a_rewind_that_cannot_be_written_stops_nothing(tmp_path):
     mine = tracker(tmp_path)
     mine.log({"loss": 1.0}, 1)

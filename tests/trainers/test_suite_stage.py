@@ -173,6 +173,21 @@ def test_what_several_ranks_kept_is_read_by_all(tmp_path, monkeypatch):
     assert set(ResumeLog(tmp_path / "a" / "first").values) == {"1", "2"}
 
 
+def test_a_changed_digit_in_the_resume_log_is_worked_on_again(tmp_path, capsys):
+    """It is valid JSON still: only the line's own checksum tells."""
+    stem = tmp_path / "rows"
+    for key, value in (("0", {"tokens": [11, 12], "total_s": 0.1}), ("1", {"tokens": [21]})):
+        ResumeLog(stem).add(key, value)
+    path = tmp_path / "rows-0.jsonl"
+    assert ResumeLog(stem).values == {"0": {"tokens": [11, 12], "total_s": 0.1}, "1": {"tokens": [21]}}
+    path.write_text(path.read_text().replace("12", "13"))
+    assert ResumeLog(stem).values == {"1": {"tokens": [21]}}
+    assert "line 1 is damaged" in capsys.readouterr().err
+    # Lines of earlier versions have no checksum.
+    path.write_text('["0", {"tokens": [1]}]\n')
+    assert ResumeLog(stem).values == {"0": {"tokens": [1]}}
+
+
 def test_combinations_that_make_no_sense_are_refused(tmp_path):
     def refused(*settings, match):
         with pytest.raises(UserError, match=match):
@@ -187,7 +202,9 @@ def test_combinations_that_make_no_sense_are_refused(tmp_path):
     refused(f"{suite}.data.path=[a,b]", match="names one directory")
     refused(f"{suite}.data.kinds=[word]", match="chosen by `sets`")
     refused(
-        "stages.evaluate.target={kind: llava, language_model: {}, vision_tower: {}}", match="target.path is missing"
+        "stages.evaluate.target={kind: llava, language_model: {model_type: llama}, "
+        "vision_tower: {model_type: clip_vision_model}}",
+        match="target.path is missing",
     )
 
 

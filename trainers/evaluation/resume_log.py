@@ -1,7 +1,8 @@
 """Log of the finished work of a stage, one line per item, so that a killed run can resume.
 
 Every rank appends to a file of its own and reads all of them, so the number of ranks may change between two starts. A
-line that was cut off while it was written, or is damaged otherwise, does not count, which is said.
+line that was cut off while it was written, or is damaged otherwise, does not count, which is said. Each line ends with
+a checksum: a changed digit is valid JSON still.
 """
 
 from __future__ import annotations
@@ -12,11 +13,20 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
+import xxhash
+from pydantic import TypeAdapter
+
 from ...core import ranks
 from ...core.errors import UserError
 from ...core.files import append_lines, parse_json, read_small
 from ...core.notices import notice
 from ..stopping import Stop, Stopped
+
+_LINE: TypeAdapter[tuple[str, Any] | tuple[str, Any, str]] = TypeAdapter(tuple[str, Any] | tuple[str, Any, str])
+
+
+def _checksum(key: str, value: Any) -> str:
+    return xxhash.xxh3_64_hexdigest(json.dumps([key, value]).encode())
 
 
 class ResumeLog:
@@ -32,16 +42,20 @@ class ResumeLog:
                 if not line:
                     continue
                 try:
-                    key, value = parse_json(line, tuple[str, Any], where="", hint="")
+                    key, value, *checksum = parse_json(line, _LINE, where="", hint="")
                 except UserError as error:
                     notice(f"{path}, line {number} is damaged, and its item is worked on again ({error.problem})")
+                    continue
+                # Lines of earlier versions have none.
+                if checksum and checksum != [_checksum(key, value)]:
+                    notice(f"{path}, line {number} is damaged, and its item is worked on again (its checksum differs)")
                     continue
                 self.values[key] = value
 
     def add(self, key: str, value: Any) -> None:
         """Keep a JSON value, and append it to this rank's file at once. Raises `UserError` where the disk is full."""
         self._path.parent.mkdir(parents=True, exist_ok=True)
-        append_lines(self._path, json.dumps([key, value]).encode() + b"\n")
+        append_lines(self._path, json.dumps([key, value, _checksum(key, value)]).encode() + b"\n")
         self.values[key] = value
 
 
