@@ -199,6 +199,9 @@ def unwritable(path: Path, error: BaseException, *, needed: int | None = None, t
     """
     full = is_full(error)
     problem = f"cannot be written: {_said(error) or (os.strerror(errno.ENOSPC) if full else str(error))}"
+    if not full and path.is_dir():
+        hint = "remove it, and run the same command again: what is missing is made again"
+        return UserError(f"a folder stands in the place of a file ({problem})", where=str(path), hint=hint)
     if not full:
         return UserError(problem, where=str(path), hint="give a folder that is yours, and run the same command again")
     known = next(parent for parent in (path, *path.parents) if parent.exists())

@@ -7,10 +7,12 @@ from __future__ import annotations
 
 import sys
 import traceback
+from pathlib import Path
 
 from .. import __version__
 from ..core import ranks
 from ..core.errors import UserError, did_you_mean
+from ..core.files import unwritable
 from ..core.secrets import redact
 from .commands import check, compare, completion, doctor, export, recipes, stages
 from .commands.command import CRASH, EXIT_CODES, MISTAKE, OK, STOPPED, Command
@@ -60,6 +62,11 @@ def main(arguments: list[str] | None = None) -> int:
         sys.stderr.close()  # `draftsmith show NAME | head`: the reader has what it wanted
         return OK
     except Exception as error:
+        if isinstance(error, IsADirectoryError | NotADirectoryError) and error.filename:
+            # Met wherever a file of the run is opened: no fault of ours, and its cure is always the same.
+            problem = unwritable(Path(error.filename), error)
+            print(redact(f"error: {problem}"), file=sys.stderr, flush=True)
+            return MISTAKE
         # A peer that stopped with a message of its own closes the connection: not worth a traceback from every rank.
         if isinstance(error, RuntimeError) and "closed by peer" in str(error) and not ranks.is_main():
             print(f"rank {ranks.rank()}: ends because another rank has ended", file=sys.stderr, flush=True)

@@ -99,15 +99,17 @@ class Harness:
 
     def prepare(self) -> None:
         """The undisturbed runs that these kinds of attempts start from."""
+        one, seed = self.asked.only, int(self.asked.seed.split(",")[0])
+        kinds = self.kinds if one is None else [draw(seed, one, self.kinds)]
         needs = {need for kind in self.kinds for need in KINDS[kind].needs}
         names = self.asked.recipes.split(",") if self.asked.recipes else references.RECIPES
         place = self.folder / "references"
         made = {}
-        if set(self.kinds) - TWO:
+        if set(kinds) - TWO:
             for name in names:
                 publish = "publish" in needs and name == "lvlm"
                 made[name] = references.build(name, place / name, publish=publish, run=references.alone)
-        if set(self.kinds) & TWO:
+        if set(kinds) & TWO:
             for name in names:
                 made[f"{name}-2"] = references.build(f"{name}-2", place / f"{name}-2", publish=False, run=both)
         self.references = made

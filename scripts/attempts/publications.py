@@ -40,7 +40,8 @@ def publication(attempt: Attempt) -> str:
         return "opened, with equal tokens"
     if ended.code == 0:
         raise Broken("opened all the same")
-    check_refusal(ended, *([victim.name] if must_refuse else []))
+    # A changed line of the list of checksums is another file's that differs from it.
+    check_refusal(ended, *([victim.name] if must_refuse and victim.name != "SHA256SUMS" else []))
     return "refused by name" if must_refuse else "refused"
 
 

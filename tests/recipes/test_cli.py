@@ -293,3 +293,12 @@ def test_completion_scripts_are_the_shells_own_language(shell, capsys):
         return
     done = subprocess.run([shell, "-n"], input=script, text=True, capture_output=True, timeout=20, check=False)
     assert done.returncode == 0, done.stderr
+
+
+def test_a_folder_in_the_place_of_a_file_is_told_with_its_cure(tmp_path, monkeypatch, capsys):
+    """Wherever a run meets it: a file that it writes, or one that it makes way for."""
+    monkeypatch.setattr(cli, "_dispatch", lambda arguments: tmp_path.unlink() or 0)
+    assert cli.main(["doctor"]) == 2
+    said = capsys.readouterr().err
+    assert f"where: {tmp_path}" in said and "remove it, and run the same command again" in said
+    assert "Traceback" not in said
