@@ -131,8 +131,8 @@ def _check_shape(config: Any) -> None:
         config: as the recipe spells it, or as transformers fills it up, which lets some of these through.
     """
     for part in (config, _value(config, "text_config"), _value(config, "vision_config")):
-        width, heads = _value(part, "hidden_size"), _value(part, "num_attention_heads")
-        groups, side = _value(part, "num_key_value_heads"), _value(part, "head_dim")
+        width, heads = _count(part, "hidden_size"), _count(part, "num_attention_heads")
+        groups, side = _count(part, "num_key_value_heads"), _count(part, "head_dim")
         if not side and width and heads and width % heads:
             raise Refused("hidden_size", f"{width} is no multiple of num_attention_heads, {heads}", "change one")
         if heads and groups and heads % groups:
@@ -141,7 +141,7 @@ def _check_shape(config: Any) -> None:
         if side and side % 2 and _value(part, "rope_parameters") is not None:
             problem = f"a head of {side} cannot be rotated: rotary positions turn pairs"
             raise Refused("hidden_size", problem, "write an even multiple of num_attention_heads, or head_dim")
-        image, patch = _value(part, "image_size"), _value(part, "patch_size")
+        image, patch = _count(part, "image_size"), _count(part, "patch_size")
         if image and patch and patch > image:
             raise Refused("patch_size", f"{patch} is more than image_size, {image}", "write a part of image_size")
 
@@ -177,3 +177,9 @@ def _told(error: Exception) -> tuple[str, str]:
 
 def _value(config: Any, name: str) -> Any:
     return config.get(name) if isinstance(config, dict) else getattr(config, name, None)
+
+
+def _count(config: Any, name: str) -> int | None:
+    """A whole number; what is of another type is for transformers to say."""
+    value = _value(config, name)
+    return value if type(value) is int else None

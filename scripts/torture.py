@@ -132,6 +132,8 @@ class Harness:
                 process = fork.Process(target=try_one, args=(one,))
                 process.start()
                 running[number] = process, time.monotonic()
+            if not running:
+                return
             for number, (process, begun) in list(running.items()):
                 if time.monotonic() - begun > LONGEST_S:
                     end_with_children(process.pid)
@@ -139,8 +141,6 @@ class Harness:
                     process.join()
                     del running[number]
                     self.note(number)
-            if not running:
-                return
             time.sleep(0.01)
 
     def note(self, number: int) -> None:
