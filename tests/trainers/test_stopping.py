@@ -156,6 +156,15 @@ def test_requests_that_were_answered_are_kept(tmp_path):
     assert done == list(range(10))
 
 
+def test_a_damaged_line_is_said_once(tmp_path, capsys):
+    """Though the log is read again at the end, for what other ranks kept."""
+    resumed(tmp_path / "rows", 3, lambda index: index, Stop())
+    path = tmp_path / "rows-0.jsonl"
+    path.write_bytes(path.read_bytes().replace(b'["1"', b'\xff"1"'))
+    assert resumed(tmp_path / "rows", 3, lambda index: -index, Stop()) == [0, -1, 2]
+    assert capsys.readouterr().err.count("line 2 is damaged, and its item is worked on again") == 1
+
+
 # Rank 0 has two requests and waits in a collective for rank 1, which has fifty. Which rank gets the signal is given.
 APART = """
 import os, signal, sys, threading, time

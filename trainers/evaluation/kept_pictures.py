@@ -62,7 +62,8 @@ class KeptPictures:
         self._log.add(_key(number, prompt), [tokens, picture.num_cycles])
 
     def read(self, prompts: Sequence[ImagePrompt]) -> list[KeptPicture]:
-        """The picture of each prompt, in order. All of them must have been drawn."""
+        """The picture of each prompt, in order. All of them must have been drawn, by whichever rank."""
+        self._log.read()  # what is damaged was said when the log was opened
         kept = (self._log.values[_key(number, prompt)] for number, prompt in enumerate(prompts))
         return [KeptPicture(array("I", base64.b64decode(t)), n) for t, n in kept]
 
@@ -91,7 +92,7 @@ def drawn_once(
         for numbers in stop.watch(even_batches(left, batch_size), "while pictures were drawn; those drawn are kept"):
             for number, picture in zip(numbers, draw(numbers), strict=True):
                 kept.add(number, prompts[number], picture)
-    return KeptPictures(run, identity).read(prompts)
+    return kept.read(prompts)
 
 
 def keep(

@@ -33,10 +33,16 @@ class ResumeLog:
     """Values by key, in `<stem>-<rank>.jsonl`."""
 
     def __init__(self, stem: Path):
-        self._path = stem.with_name(f"{stem.name}-{ranks.rank()}.jsonl")
+        self._stem, self._path = stem, stem.with_name(f"{stem.name}-{ranks.rank()}.jsonl")
+        self._written = re.compile(re.escape(stem.name) + r"-\d+\.jsonl")
         self.values: dict[str, Any] = {}
-        written = re.compile(re.escape(stem.name) + r"-\d+\.jsonl")
-        for path in sorted(p for p in stem.parent.glob("*.jsonl") if written.fullmatch(p.name)):
+        for damaged in self.read():
+            notice(damaged)
+
+    def read(self) -> list[str]:
+        """Read what all ranks have kept by now into `values`; returns a sentence for each damaged line."""
+        damaged = []
+        for path in sorted(p for p in self._stem.parent.glob("*.jsonl") if self._written.fullmatch(p.name)):
             lines = read_small(path, hint="delete the file: its items are worked on again", max_bytes=None).splitlines()
             for number, line in enumerate(lines, start=1):
                 if not line:
@@ -44,13 +50,16 @@ class ResumeLog:
                 try:
                     key, value, *checksum = parse_json(line, _LINE, where="", hint="")
                 except UserError as error:
-                    notice(f"{path}, line {number} is damaged, and its item is worked on again ({error.problem})")
+                    damaged.append(
+                        f"{path}, line {number} is damaged, and its item is worked on again ({error.problem})"
+                    )
                     continue
                 # Lines of earlier versions have none.
                 if checksum and checksum != [_checksum(key, value)]:
                     notice(f"{path}, line {number} is damaged, and its item is worked on again (its checksum differs)")
                     continue
                 self.values[key] = value
+        return damaged
 
     def add(self, key: str, value: Any) -> None:
         """Keep a JSON value, and append it to this rank's file at once. Raises `UserError` where the disk is full."""
@@ -96,5 +105,5 @@ def resumed(
     each = ranks.gather((stopped, nowhere))
     stop.settle(place for place, _ in each)
     left_out = {index for _, its in each for index in its}
-    kept = ResumeLog(stem).values
-    return [None if index in left_out else kept[str(index)] for index in range(count)]
+    log.read()  # what is damaged was said when the log was opened
+    return [None if index in left_out else log.values[str(index)] for index in range(count)]
