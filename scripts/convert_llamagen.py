@@ -19,6 +19,7 @@ from typing import Any
 
 from draftsmith.core.errors import UserError
 from draftsmith.core.files import check_new, new_folder
+from draftsmith.core.finite import check_weights
 from draftsmith.core.section import torch_dtype
 from draftsmith.eval.timing import options
 from draftsmith.models.llamagen import files, folders, lantern_layout, published_files
@@ -41,6 +42,7 @@ def from_pickle(arguments):
     expected = files.shapes_for(config)
     state, unknown = published_files.leave_out(state, expected)
     folders.check_shapes(folders.shapes_of(state), expected, where=str(path))
+    check_weights(state, path)
     return state, config, [*aside, *unknown]
 
 

@@ -15,6 +15,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from ...core.finite import check_weights
 from .extractors import Extractor, standardize
 from .pictures import clean_resize, crop_lanczos, squash_bilinear
 from .weights import load_state, read_state, unfit
@@ -24,13 +25,14 @@ SIDE = 299
 
 
 def load_inception(path: Path, device: torch.device | str) -> Any:
-    """The network. Raises `UserError` where the file is no TorchScript of an Inception."""
+    """The network. Raises `UserError` where the file is no TorchScript of an Inception, or a weight is not finite."""
     try:
         network = torch.jit.load(path, map_location=device).eval()
     except (RuntimeError, ValueError) as error:
         raise unfit(path, "inception", "cannot be read as TorchScript") from error
     if not hasattr(network, "layers"):
         raise unfit(path, "inception", "is the TorchScript of another network")
+    check_weights(network.state_dict(), path)
     return network
 
 

@@ -378,6 +378,11 @@ def test_inception_gives_features_of_clean_pictures_and_logits_without_bias(tmp_
     assert "against 15 real images" in results["fid"].what and "Inception v3 of 2015" in results["fid"].what
     assert 1 <= results["inception_score"].value <= 11
 
+    network.output.weight.data[0, 0] = torch.nan
+    torch.jit.script(network).save(tmp_path / "inception.pt")
+    with pytest.raises(UserError, match=r"weight output.weight holds NaN or infinity[\s\S]*inception.pt"):
+        load_inception(tmp_path / "inception.pt", "cpu")
+
 
 def test_vgg16_has_torchvisions_names_and_shapes():
     with torch.device("meta"):

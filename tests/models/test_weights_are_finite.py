@@ -6,20 +6,25 @@ from types import SimpleNamespace
 import pytest
 import torch
 from draftsmith.core.errors import UserError
+from draftsmith.data.shapes.tokenizer import train_tokenizer
+from draftsmith.eval.quality.clip import _load_clip
 from draftsmith.eval.quality.weights import read_state
 from draftsmith.models.captioners import _load as load_captioner
 from draftsmith.models.drafters.head_files import head_state
 from draftsmith.models.drafters.medusa import MedusaHead, MedusaShape, load_medusa, save_medusa
 from draftsmith.models.hub import load_language_model, read_config, target_embedding
 from draftsmith.models.imports.files import read_published
+from draftsmith.models.llamagen.captions import TextFeatures
 from draftsmith.models.llamagen.files import load_llamagen, load_vq, save_model
 from draftsmith.models.llamagen.vq import VqConfig, VqTokenizer
 from draftsmith.models.shapes_reader import ShapesReader
 from draftsmith.models.targets.anole_section import load_anole
 from draftsmith.models.targets.load import load_llava, load_weights
+from draftsmith.models.vqgan import VqGan, VqGanConfig, load_vqgan
 from safetensors.torch import load_file, save_file
 from tiny import llava
-from transformers import LlamaConfig, LlamaForCausalLM
+from transformers import CLIPConfig, CLIPModel, LlamaConfig, LlamaForCausalLM, T5Config, T5EncoderModel
+from visual_run import TEXT
 from visual_tiny import anole, llamagen
 
 
@@ -32,6 +37,26 @@ def causal(folder):
 def tokenizer(folder):
     config = VqConfig(base_channels=8, ch_mult=(1, 1), num_res_blocks=1, z_channels=8, codebook_size=12, groups=4)
     save_model(VqTokenizer(config), folder)
+
+
+def vq_gan(folder):
+    config = VqGanConfig(
+        base_channels=32, ch_mult=(1, 2), num_res_blocks=1, z_channels=8, codebook_size=24, codebook_dim=6
+    )
+    save_file(VqGan(config).state_dict(), folder / "model.safetensors")
+
+
+def text_encoder(folder):
+    T5EncoderModel(T5Config(vocab_size=300, **TEXT)).save_pretrained(folder)
+    train_tokenizer(["a picture with many words in it", "a short one"] * 4, 300).save_pretrained(folder)
+
+
+def clip(folder):
+    sizes = {"hidden_size": 16, "intermediate_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2}
+    config = CLIPConfig(
+        text_config=sizes | {"vocab_size": 20}, vision_config=sizes | {"image_size": 16, "patch_size": 8}
+    )
+    CLIPModel(config).save_pretrained(folder)
 
 
 def captioner(folder, load):
@@ -59,6 +84,9 @@ DOORS = {
     "head": (causal, head_state),
     "published head": (causal, lambda f: read_published(str(f), None)),
     "medusa": (lambda f: save_medusa(MedusaHead(MEDUSA), f, {}), lambda f: load_medusa(f, MEDUSA)),
+    "VQ-GAN": (vq_gan, load_vqgan),
+    "text encoder": (text_encoder, TextFeatures),
+    "CLIP": (clip, lambda f: _load_clip(f, "clip", "cpu")),
     "captioner": (causal, lambda f: captioner(f, load_captioner)),
     "reader of shapes": (lambda f: ShapesReader(3, 3).save(f), ShapesReader.load),
     "quality": (causal, lambda f: read_state(f / "model.safetensors", "inception")),

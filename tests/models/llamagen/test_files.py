@@ -405,6 +405,19 @@ def convert():
     return lambda *arguments: module.main([str(a) for a in arguments])
 
 
+def test_an_official_file_with_a_nan_is_refused(convert, tmp_path, capsys):
+    """Of what the model is made of; what is left out may hold anything."""
+    state = llamagen(CLASS).state_dict() | {"freqs": torch.full((2,), torch.nan)}
+    path, kept = tmp_path / "c2i_256.pt", tmp_path / "kept"
+    torch.save({"model": state}, path)
+    assert convert(path, kept, "--heads", 2) == 0
+    state["output.weight"][0, 0] = torch.inf
+    torch.save({"model": state}, path)
+    assert convert(path, tmp_path / "new", "--heads", 2) == 2
+    assert f"weight output.weight holds NaN or infinity\n  where: {path}" in capsys.readouterr().err
+    assert not (tmp_path / "new").exists()
+
+
 def test_an_official_file_through_all_layouts(convert, tmp_path, capsys):
     state = llamagen(CLASS).state_dict()
     torch.save({"model": {**state, "freqs": torch.ones(2)}, "optimizer": {}, "steps": 3}, tmp_path / "c2i_384.pt")

@@ -1,0 +1,103 @@
+"""Whatever reads a .bin, .pt or .ckpt refuses one that would run code, and runs none of it."""
+
+import pickle
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+import torch
+from draftsmith.core.errors import UserError
+from draftsmith.eval.quality.clip import _load_clip
+from draftsmith.eval.quality.convolutional import load_inception
+from draftsmith.eval.quality.weights import read_state
+from draftsmith.models.captioners import _load as load_captioner
+from draftsmith.models.drafters.head_files import head_state
+from draftsmith.models.hub import load_language_model, load_vision_tower, read_config, target_embedding
+from draftsmith.models.imports.files import read_published
+from draftsmith.models.imports.lvlm import import_lvlm
+from draftsmith.models.llamagen.captions import TextFeatures
+from draftsmith.models.llamagen.files import load_llamagen, load_vq
+from draftsmith.models.targets.anole_section import load_anole
+from draftsmith.models.targets.load import load_llava, load_weights
+from draftsmith.models.vqgan import load_vqgan
+from draftsmith.scripts import convert_llamagen
+from tiny import llava
+from transformers import CLIPConfig, CLIPVisionConfig, LlamaConfig, LlamaForCausalLM, T5Config
+from visual_tiny import anole
+
+TEXT = LlamaConfig(hidden_size=16, intermediate_size=16, num_hidden_layers=1, num_attention_heads=2, vocab_size=50)
+VISION = CLIPVisionConfig(hidden_size=16, intermediate_size=16, num_hidden_layers=1, num_attention_heads=2,
+                          image_size=16, patch_size=8)  # fmt: skip
+T5 = T5Config(d_model=16, d_kv=8, d_ff=16, num_layers=1, num_heads=2, vocab_size=50)
+CLIP = CLIPConfig(text_config=TEXT.to_dict() | {"model_type": "clip_text_model"}, vision_config=VISION.to_dict())
+LLAVA, ANOLE = llava(4).config, anole().model.config
+BIN = "pytorch_model.bin"
+
+
+class Trap:
+    """Unpickling it makes a folder."""
+
+    def __init__(self, folder: Path):
+        self.folder = folder
+
+    def __reduce__(self):
+        return Path.mkdir, (self.folder,)
+
+
+def captioner(folder):
+    section = SimpleNamespace(kind="blip", path=str(folder), revision=None, dtype="float32")
+    return load_captioner(LlamaForCausalLM, section, torch.device("cpu"))
+
+
+def converted(path):
+    """The command prints its errors; here they are raised."""
+    destination = path.parent / "converted"
+    arguments = SimpleNamespace(source=str(path), destination=str(destination), vq=False, to="draftsmith", dtype=None,
+                                image_size=None, size=None, heads=None, revision=None)  # fmt: skip
+    convert_llamagen.convert(arguments)
+
+
+# What is loaded -> its file's name, the config beside it, and how the folder is read.
+DOORS = {
+    "head": (BIN, TEXT, head_state),
+    "published head": (BIN, TEXT, lambda f: read_published(str(f), None)),
+    "published draft": (BIN, LLAVA, lambda f: import_lvlm(str(f), LLAVA)),
+    "target": (BIN, LLAVA, lambda f: load_llava(f, revision=None, dtype=torch.float32, key="target.path")),
+    "text-only target": (BIN, TEXT, lambda f: load_weights(LlamaForCausalLM, f, revision=None, dtype="auto", key="k")),
+    "anole": (BIN, ANOLE, load_anole),
+    "language model of a draft": (
+        BIN, TEXT, lambda f: load_language_model(str(f), read_config(str(f), key="k"), key="k", revision=None)),
+    "vision tower of a draft": (
+        BIN, VISION, lambda f: load_vision_tower(str(f), read_config(str(f), key="k"), key="k", revision=None)),
+    "a target's embedding": (BIN, TEXT, lambda f: target_embedding(str(f), where="key target")),
+    "captioner": (BIN, TEXT, captioner),
+    "text encoder": (BIN, T5, TextFeatures),
+    "CLIP": (BIN, CLIP, lambda f: _load_clip(f, "clip", "cpu")),
+    "llamagen": (BIN, None, load_llamagen),
+    "image tokenizer": (BIN, None, load_vq),
+    "LlamaGen's transformer": ("t2i_XL_256.pt", None, lambda f: converted(f / "t2i_XL_256.pt")),
+    "VQ-GAN": ("vqgan.ckpt", None, lambda f: load_vqgan(f / "vqgan.ckpt")),
+    "weights of a metric": ("vgg16.pth", None, lambda f: read_state(f / "vgg16.pth", "vgg16")),
+    "Inception": ("inception.pt", None, lambda f: load_inception(f / "inception.pt", "cpu")),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("is_archive", [True, False], ids=["torch.save", "pickle"])
+@pytest.mark.parametrize("name", DOORS)
+def test_a_crafted_pickle_is_refused_and_runs_nothing(tmp_path, name, is_archive):
+    file, config, read = DOORS[name]
+    path, sprung = tmp_path / file, tmp_path / "sprung"
+    if config is not None:
+        config.save_pretrained(tmp_path)
+    crafted = {"state_dict": {"model.norm.weight": torch.ones(16)}, "fc.weight": Trap(sprung)}
+    if is_archive:
+        torch.save(crafted, path)
+        torch.load(path, weights_only=False)
+    else:
+        path.write_bytes(pickle.dumps(crafted, protocol=2))
+        pickle.loads(path.read_bytes())
+    sprung.rmdir()  # it would have worked
+    with pytest.raises(UserError) as refused:
+        read(tmp_path)
+    assert not sprung.exists()
+    assert str(tmp_path) in str(refused.value) and refused.value.hint
