@@ -6,7 +6,7 @@ bare Exception somewhere inside them.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -71,6 +71,21 @@ def indexed_files(folder: Path) -> list[Path]:
         if not (folder / name).is_file():
             raise UserError("file not found", where=str(folder / name), hint=RESTORE)
     return [folder / name for name in names]
+
+
+def check_all_read(info: Mapping[str, Any], source: str | Path) -> None:
+    """Raises `UserError` where weights lack a tensor that their config asks for: transformers draws it at random.
+
+    Args:
+        info: the loading info of a `from_pretrained`.
+    """
+    missing = sorted(info["missing_keys"])
+    if missing:
+        more = f" (and {len(missing) - 1} more)" if len(missing) > 1 else ""
+        raise UserError(
+            f"the weights do not fit config.json: {missing[0]} is missing{more}", where=str(source),
+            hint="the two do not belong together: restore the one that was changed",
+        )  # fmt: skip
 
 
 def check_safetensors(path: Path, *, hint: str = RESTORE) -> None:

@@ -20,7 +20,7 @@ from transformers import AutoConfig, AutoModel, AutoModelForCausalLM, PreTrained
 from ..core.errors import UserError, did_you_mean, first_line
 from ..core.files import read_json
 from ..core.finite import check_module, check_weights
-from ..core.pretrained import INDEX, RESTORE, Index, reading_pretrained, reading_safetensors
+from ..core.pretrained import INDEX, RESTORE, Index, check_all_read, reading_pretrained, reading_safetensors
 from .inline import inline_config
 
 PINNED = Path(__file__).parent / "configs"
@@ -103,7 +103,10 @@ def vision_half(config: PreTrainedConfig) -> PreTrainedConfig:
 def _load(cls: Any, source: str, *, key: str, revision: str | None) -> PreTrainedModel:
     with reading_pretrained(source, f"{key}: cannot load", hint=_CURE):
         # safetensors where the repository has them; older files are read with weights_only, which runs no code.
-        model = cls.from_pretrained(source, revision=revision, dtype=torch.float32, weights_only=True)
+        model, info = cls.from_pretrained(
+            source, revision=revision, dtype=torch.float32, weights_only=True, output_loading_info=True
+        )
+    check_all_read(info, source)
     check_module(model, source)
     return model
 

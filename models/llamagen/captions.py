@@ -23,7 +23,7 @@ from torch import Tensor
 from transformers import AutoTokenizer, T5EncoderModel
 
 from ...core.finite import check_module
-from ...core.pretrained import reading_pretrained
+from ...core.pretrained import check_all_read, reading_pretrained
 
 
 class TextFeatures:
@@ -47,14 +47,10 @@ class TextFeatures:
         device: torch.device | str = "cpu",
         revision: str | None = None,
     ):
-        hint = "check the name and the network, or download it once and give the local directory"
-        encoders: Any = T5EncoderModel  # its annotations refuse a revision of None and `to(device)`
-        with reading_pretrained(source, "cannot load the text encoder", hint=hint):
+        with reading_pretrained(source, "cannot load the text encoder", hint=_CURE):
             self.tokenizer = AutoTokenizer.from_pretrained(source, revision=revision)
-            # The decoder's weights in a full T5 are left out; older files are read with weights_only: no code runs.
-            encoder = encoders.from_pretrained(source, revision=revision, dtype=dtype, weights_only=True)
+        encoder = load_text_encoder(source, dtype=dtype, revision=revision)
         self.encoder = encoder.to(device).eval().requires_grad_(False)
-        check_module(self.encoder, source)
         self.max_length = max_length
 
     @torch.no_grad()
@@ -66,6 +62,26 @@ class TextFeatures:
         batch = caption_ids(self.tokenizer, captions, self.max_length).to(self.encoder.device)
         states = self.encoder(input_ids=batch["input_ids"], attention_mask=batch["attention_mask"]).last_hidden_state
         return [row[mask.bool()].clone() for row, mask in zip(states, batch["attention_mask"], strict=True)]
+
+
+_CURE = "check the name and the network, or download it once and give the local directory"
+
+
+def load_text_encoder(source: str | Path, *, dtype: torch.dtype, revision: str | None = None) -> Any:
+    """A T5 encoder on the CPU, all of whose weights were read: transformers draws a missing one at random.
+
+    Raises:
+        UserError: it cannot be read, lacks a weight, or has one that is not finite.
+    """
+    encoders: Any = T5EncoderModel  # its annotations refuse a revision of None
+    with reading_pretrained(source, "cannot load the text encoder", hint=_CURE):
+        # The decoder's weights in a full T5 are left out; older files are read with weights_only: no code runs.
+        encoder, info = encoders.from_pretrained(
+            source, revision=revision, dtype=dtype, weights_only=True, output_loading_info=True
+        )
+    check_all_read(info, source)
+    check_module(encoder, source)
+    return encoder
 
 
 def caption_ids(tokenizer: Any, captions: Sequence[str], max_length: int) -> Any:

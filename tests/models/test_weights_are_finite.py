@@ -1,5 +1,6 @@
 """Whatever loads weights refuses those that hold NaN or infinity, with the file and the tensor."""
 
+import json
 import math
 from types import SimpleNamespace
 
@@ -108,3 +109,13 @@ def test_weights_that_are_not_finite_are_refused_by_tensor_and_file(tmp_path, na
         read(tmp_path)
     assert caught.value.where == str(path)
     assert spoilt.rpartition(".")[0].rpartition(".")[2] in caught.value.problem
+
+
+def test_a_language_model_that_lacks_a_layer_is_refused(tmp_path):
+    """transformers would draw it at random."""
+    causal(tmp_path)
+    config = json.loads((tmp_path / "config.json").read_text())
+    (tmp_path / "config.json").write_text(json.dumps(config | {"num_hidden_layers": 2}))
+    with pytest.raises(UserError, match=r"model.layers.1\S+ is missing") as caught:
+        language(tmp_path)
+    assert caught.value.where == str(tmp_path)

@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import resource
 import shutil
 import subprocess
@@ -10,13 +11,16 @@ from pathlib import Path
 
 import heads_run
 import pytest
+import torch
 import visual_run
 import yaml
 from damage import DAMAGES, told
 from draftsmith.core.checksums import SUMS, check_sums, write_sums
 from draftsmith.core.errors import UserError
+from draftsmith.data.processor import load_processor
 from draftsmith.eval.published import UserRequest, open_published
 from draftsmith.eval.stored_prompt import reproduce
+from draftsmith.models.drafters.lvlm import load_drafter
 from draftsmith.recipes.cli import main
 from draftsmith.recipes.dry_run import dry_run
 from draftsmith.recipes.plan import plan
@@ -164,6 +168,62 @@ def test_damaged_files_of_a_publication_are_told(published, folder):
 
     for name in ("draftsmith.json", "config.json", "model.safetensors"):
         assert set(DAMAGES) - told(folder / name, load_listed) <= {"one flipped bit"}, name
+
+
+# File of a trained draft LVLM -> damages after which it is read all the same.
+READ = {
+    "model.safetensors": {"one flipped bit"},  # the run's own checksums find it
+    "config.json": {"one flipped bit"},
+    "draftsmith.json": {"one flipped bit"},
+    "generation_config.json": {"missing", "no fields", "one flipped bit"},
+    "tokenizer.json": {"one flipped bit"},
+    "tokenizer_config.json": {"one flipped bit"},
+    "processor_config.json": {"missing", "no fields", "one flipped bit"},  # config.json says what it lacks
+}
+
+
+def test_damaged_files_of_a_trained_draft_are_told_by_name(published, tmp_path):
+    draft = Path(shutil.copytree(published / "draft", tmp_path / "draft", ignore=lambda *_: {"steps", "cache"}))
+    for name, expected in READ.items():
+        is_processor = name.startswith(("tokenizer", "processor"))
+
+        def load(is_processor=is_processor):
+            if is_processor:
+                return load_processor(draft)
+            return load_drafter(draft, tokenizer_hash=None, dtype=torch.float32)
+
+        assert set(DAMAGES) - told(draft / name, load) <= expected, name
+
+
+def test_a_damaged_index_of_several_files_is_told(published, tmp_path):
+    """Of a draft whose weights were split: cut and edited, and one that names what is not there or not its own."""
+    draft = Path(shutil.copytree(published / "draft", tmp_path / "draft", ignore=lambda *_: {"steps", "cache"}))
+    model = load_drafter(draft, tokenizer_hash=None, dtype=torch.float32)
+    (draft / "model.safetensors").unlink()
+    model.save_pretrained(draft, max_shard_size="40KB")
+    index = draft / "model.safetensors.index.json"
+    whole = json.loads(index.read_text())
+    files = sorted(set(whole["weight_map"].values()))
+    assert len(files) > 2
+
+    def load():
+        return load_drafter(draft, tokenizer_hash=None, dtype=torch.float32)
+
+    assert set(DAMAGES) - told(index, load) <= {"one flipped bit"}
+    for name in files[1:2]:
+        assert set(DAMAGES) - told(draft / name, load) <= {"one flipped bit"}
+    shutil.copy(draft / files[0], tmp_path / files[0])
+    tensor = next(iter(whole["weight_map"]))
+    named = {
+        "model-00099-of-00099.safetensors": "model-00099-of-00099.safetensors",
+        f"../{files[0]}": f"names a file outside its folder: ../{files[0]}",
+        str(tmp_path / files[0]): "names a file outside its folder",
+    }
+    for name, problem in named.items():
+        index.write_text(json.dumps(whole | {"weight_map": whole["weight_map"] | {tensor: name}}))
+        with pytest.raises(UserError, match=re.escape(problem)) as error:
+            load()
+        assert str(draft) in str(error.value) and error.value.hint
 
 
 @pytest.mark.parametrize("name", ["model.safetensors", "config.json", "draftsmith.json", "check/picture.png"])

@@ -13,12 +13,14 @@ from pathlib import Path
 
 import pytest
 import torch
+from damage import DAMAGES, told
 from draftsmith.core.errors import UserError
 from draftsmith.core.refused import Refused
 from draftsmith.core.tracking import Tracker
+from draftsmith.data.captioned import TarSource, read
 from draftsmith.data.codes import CodeCollate, ShardData, ShardSamples
 from draftsmith.data.prompts import PromptSource, read_prompts
-from draftsmith.data.shards import ShardReader
+from draftsmith.data.shards import ShardReader, claim
 from draftsmith.eval.loop import Decoding, generate
 from draftsmith.eval.policies import Draw
 from draftsmith.eval.policies.dynamic import Dynamic
@@ -27,6 +29,7 @@ from draftsmith.models.decoding.warp import Warp
 from draftsmith.models.drafters.eagle import EagleConfig
 from draftsmith.models.drafters.medusa import MedusaConfig
 from draftsmith.models.generators import LlamaGenTargetConfig, load_generator
+from draftsmith.models.llamagen.captions import TextFeatures
 from draftsmith.models.llamagen.files import load_llamagen, load_vq, save_model
 from draftsmith.models.shapes_reader import ShapesReader
 from draftsmith.models.targets.anole_section import AnoleTargetConfig
@@ -484,6 +487,66 @@ def settings(**changes) -> TrainStage:
     values = {"kind": "train", "steps": 1, "batch_size": 4, "optim": {"lr": 0.1}}
     data = {"kind": "codes"} | changes.pop("data", {})
     return TrainStage(**(values | {"data": data} | changes))
+
+
+# File of the run -> damages after which it is read all the same. All others are refused with the file's name.
+FLIPPED = "one flipped bit"  # in weights: another number, which the run's own checksums find
+READ = {
+    "vq/config.json": set(),
+    "vq/model.safetensors": {FLIPPED},
+    "target/config.json": set(),
+    "target/model.safetensors": {FLIPPED},
+    "target/text_encoder/config.json": {FLIPPED},
+    "target/text_encoder/model.safetensors": {FLIPPED},
+    "target/text_encoder/tokenizer.json": {FLIPPED},
+    "target/text_encoder/tokenizer_config.json": {FLIPPED},
+    "reader/config.json": set(),
+    "reader/model.safetensors": {FLIPPED},
+    "codes/shards/manifest.json": set(),
+    "codes/shards/shard-000000.json": set(),
+    "codes/shards/shard-000000.tar": set(),
+    "codes/shards/identity.json": set(),
+    "world/world/train-00000.tar": {FLIPPED, "huge"},  # zeros behind the end of a tar are padding
+    "head/config.json": {"missing", "no fields"},
+    "head/model.safetensors": {FLIPPED},
+    "head/draftsmith.json": {"missing", "no fields", FLIPPED},  # of a record
+}
+
+
+@pytest.fixture(scope="module")
+def damaged(demo, tmp_path_factory) -> Path:
+    """A copy to break; each damage is mended."""
+    folder = tmp_path_factory.mktemp("damaged") / "run"
+    without = {"pictures", "features", "evaluate", "steps", "samples"}
+    return Path(shutil.copytree(demo, folder, ignore=lambda _, names: without & set(names)))
+
+
+# transformers builds an encoder of its own defaults for each damage of these.
+SLOW = [pytest.param(name, marks=pytest.mark.slow) for name in READ if "text_encoder" in name]
+
+
+@pytest.mark.parametrize("name", [*(name for name in READ if "text_encoder" not in name), *SLOW])
+def test_damaged_files_are_told_by_name(name, damaged):
+    recipe = load(["recipe=demo/visual-ar", f"output={damaged}", *FEW]).recipe
+    whole = recipe.target.load({"target": damaged / "target"}, device=torch.device("cpu"))
+    shards = damaged / "codes" / "shards"
+    identity = json.loads((shards / "identity.json").read_text())
+
+    def codes():
+        claim(shards, identity)
+        reader = ShardReader(shards)
+        return [reader[index] for index in range(len(reader))]
+
+    readers = {
+        "vq": lambda: load_vq(damaged / "vq"),
+        "target": lambda: load_llamagen(damaged / "target"),
+        "target/text_encoder": lambda: TextFeatures(damaged / "target" / TEXT_ENCODER),
+        "reader": lambda: ShapesReader.load(damaged / "reader"),
+        "codes/shards": codes,
+        "world/world": lambda: list(read(TarSource(kind="webdataset", path=str(damaged / name)))),
+        "head": lambda: recipe.drafter.load(damaged / "head", whole),
+    }
+    assert set(DAMAGES) - told(damaged / name, readers[name.rpartition("/")[0]]) <= READ[name], name
 
 
 def test_data_that_a_model_cannot_be_trained_on_is_told(demo, tmp_path):

@@ -9,11 +9,10 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from transformers import AutoTokenizer, T5EncoderModel
+from transformers import AutoTokenizer
 
 from ...core import ranks
 from ...core.errors import UserError
-from ...core.finite import check_module
 from ...core.pretrained import reading_pretrained
 from ...data.codes import CodeCollate, PictureCollate, ShardData, ShardSample, ShardSamples
 from ...data.loader import Collate, Loader, steps_per_epoch
@@ -22,7 +21,7 @@ from ...data.shapes.captioned import COLORS, SHAPES, figures_of, places_of
 from ...eval.figures import save_grid
 from ...models.drafters.base import TargetIdentity
 from ...models.generators import load_generator
-from ...models.llamagen.captions import caption_ids
+from ...models.llamagen.captions import caption_ids, load_text_encoder
 from ...models.llamagen.files import load_llamagen, load_vq, save_model
 from ...models.llamagen.training import LlamaGenTraining, VqTraining
 from ...models.llamagen.vq import VqTokenizer
@@ -156,9 +155,7 @@ def _module(stage: Any, context: Context, seed: int, total: int) -> nn.Module:
     transformer = load_llamagen(folder) if folder is not None else build_transformer(target, seed)
     encoder: Any = None
     if isinstance(target.text_encoder, dict) and folder is not None:
-        with reading_pretrained(folder / TEXT_ENCODER, "cannot load the text encoder"):
-            encoder = T5EncoderModel.from_pretrained(folder / TEXT_ENCODER, dtype=torch.float32, weights_only=True)
-        check_module(encoder, folder / TEXT_ENCODER)
+        encoder = load_text_encoder(folder / TEXT_ENCODER, dtype=torch.float32)
     elif isinstance(target.text_encoder, dict):
         words = _tokenizer(context)
         encoder = build_text_encoder(target, vocab_size=len(words), pad_id=words.pad_token_id)

@@ -1,6 +1,7 @@
 """Caption cleaning by its rules, and text features of a tiny T5 that do not depend on the batch."""
 
 import json
+import shutil
 from pathlib import Path
 
 import pytest
@@ -136,6 +137,15 @@ def test_a_missing_encoder_is_a_user_error(tmp_path):
     (tmp_path / "config.json").write_text(json.dumps({"model_type": "t5"}))
     with pytest.raises(UserError, match="text encoder"):
         TextFeatures(tmp_path)
+
+
+def test_an_encoder_that_lacks_a_layer_is_refused(folder, tmp_path):
+    """transformers would draw it at random."""
+    copy = Path(shutil.copytree(folder, tmp_path / "copy"))
+    config = json.loads((copy / "config.json").read_text())
+    (copy / "config.json").write_text(json.dumps(config | {"num_layers": 3}))
+    with pytest.raises(UserError, match=r"do not fit config.json: encoder.block.2.* is missing"):
+        TextFeatures(copy)
 
 
 def test_the_pinned_encoder_is_flan_t5_xl():
