@@ -6,7 +6,6 @@ Letters: B rows, T places, D width, V vocabulary.
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 
@@ -14,9 +13,11 @@ import torch
 from torch import Tensor, nn
 
 from .errors import UserError
+from .files import read_json
+from .pretrained import INDEX, RESTORE, Index
 from .states import TargetStates
 
-_INDEX, _SINGLE = "model.safetensors.index.json", "model.safetensors"
+_SINGLE = "model.safetensors"
 _OVERFLOW = (
     "the weights were finite when they were loaded, so activations overflow: try a type with a larger range (dtype: "
     "bfloat16 or float32), and look whether weights and config.json belong together"
@@ -74,9 +75,11 @@ def check_weights(tensors: Mapping[str, Tensor] | Iterable[tuple[str, Tensor]], 
 
 def _file_of(source: str | Path, name: str) -> str:
     folder = Path(source)
-    if (folder / _INDEX).is_file():
-        files = json.loads((folder / _INDEX).read_text()).get("weight_map", {})
-        return str(folder / files.get(name, _INDEX))
+    if (folder / INDEX).is_file():
+        try:
+            return str(folder / read_json(folder / INDEX, Index, hint=RESTORE).weight_map.get(name, INDEX))
+        except UserError:  # the weight is what is told, and not that its file cannot be named
+            return str(source)
     return str(folder / _SINGLE if (folder / _SINGLE).is_file() else source)
 
 

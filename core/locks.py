@@ -197,7 +197,7 @@ def _about_us() -> dict[str, Any]:
 def _about(text: bytes) -> dict[str, Any]:
     try:
         about = json.loads(text)
-    except ValueError:  # being written, or cut
+    except (ValueError, RecursionError):  # being written, or cut
         return {}
     return about if isinstance(about, dict) else {}
 

@@ -296,5 +296,5 @@ _UNREADABLE = 1 << 62  # after any step: a line that is damaged, or cut off by a
 def _step(line: bytes) -> int:
     try:
         return int(json.loads(line)["step"])
-    except (ValueError, KeyError, TypeError):
+    except (ValueError, KeyError, TypeError, OverflowError, RecursionError):
         return _UNREADABLE

@@ -83,7 +83,7 @@ def _lines(path: Path, file: Any, offset: int) -> Iterator[Entry]:
         if line.strip():
             try:
                 yield offset, len(line), json.loads(line)
-            except ValueError as error:
+            except (ValueError, RecursionError) as error:
                 raise _broken(path, f"line {number}", error) from error
         offset += len(line)
 
@@ -103,6 +103,8 @@ def _list(path: Path, text: str, file: Any, offset: int) -> Iterator[Entry]:
             return
         try:
             value, end = decoder.raw_decode(text, position)
+        except RecursionError as error:
+            raise _broken(path, f"record {count}", error) from error
         except ValueError as error:
             more = file.read(CHUNK)
             if not more or len(text) - position > LONGEST:

@@ -76,7 +76,7 @@ def _curves(path: Path) -> dict[str, list[tuple[int, float]]]:
         try:
             row = json.loads(line)
             step = int(row["step"])
-        except (ValueError, KeyError, TypeError):
+        except (ValueError, KeyError, TypeError, OverflowError, RecursionError):
             continue
         for name, value in row.items():
             if name not in ("step", "time") and isinstance(value, int | float) and math.isfinite(value):

@@ -5,7 +5,6 @@ Nothing is trained or measured. A publication that was made with other settings 
 
 from __future__ import annotations
 
-import json
 import shlex
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -14,6 +13,7 @@ from typing import Any
 
 from ..core.errors import UserError
 from ..core.files import read_yaml
+from ..core.results import DONE, read_mark
 from ..core.secrets import redact_argument
 from .launch import context_maker, say
 from .load import load
@@ -69,5 +69,8 @@ def _stage(run: Path) -> tuple[str, bool]:
 
 
 def _is_other(folder: Path, fingerprint: str) -> bool:
-    path = folder / "fingerprint.json"
-    return path.is_file() and json.loads(path.read_text())["fingerprint"] != fingerprint
+    """Whether it was made with other settings; what can be read of neither record, the stage itself sets aside."""
+    from ..trainers.results import BEGUN
+
+    mark = read_mark(folder / BEGUN) or read_mark(folder / DONE)
+    return mark is not None and mark.fingerprint != fingerprint

@@ -34,6 +34,14 @@ def test_the_file_of_a_shard_is_named(tmp_path):
     assert caught.value.where == str(tmp_path / "model-2.safetensors")
 
 
+@pytest.mark.parametrize("index", [b'{"weight_map": {"wei', b"", b"\xff", b"[]", b'{"weight_map": [1]}'])
+def test_a_cut_index_hides_no_bad_weight(tmp_path, index):
+    (tmp_path / "model.safetensors.index.json").write_bytes(index)
+    with pytest.raises(UserError, match="weight a holds NaN") as caught:
+        check_weights({"a": torch.tensor([math.nan])}, tmp_path)
+    assert caught.value.where == str(tmp_path)
+
+
 def test_masks_that_are_not_stored_and_weights_on_no_device_are_passed_over():
     model = nn.Linear(2, 2)
     model.register_buffer("mask", torch.full((2, 2), -math.inf), persistent=False)

@@ -4,6 +4,7 @@ import json
 from pathlib import Path
 
 import pytest
+from draftsmith.core.errors import UserError
 from draftsmith.trainers.publishing.card import read_evaluation
 from draftsmith.trainers.publishing.folder import copy_provenance, copy_report
 from draftsmith.trainers.publishing.places import without_places
@@ -68,3 +69,12 @@ def test_recipe_and_report(tmp_path):
     assert "path: org/name" in (folder / "recipe.yaml").read_text()
     result = read_evaluation(run / "evaluate")
     assert result.about["suite"] == "sets, prompts verbatim" and result.findings == ["- read from sets"]
+
+
+def test_a_damaged_report_is_told_by_its_name(tmp_path):
+    report = tmp_path / "evaluate" / "report.md"
+    report.parent.mkdir()
+    report.write_bytes(b"tau \xff")
+    with pytest.raises(UserError, match="not UTF-8") as caught:
+        copy_report(report.parent, tmp_path / "repository")
+    assert caught.value.where == str(report) and "restart=" in (caught.value.hint or "")

@@ -11,7 +11,7 @@ from typing import Any
 import yaml
 
 from ...core.errors import UserError
-from ...core.files import read_yaml
+from ...core.files import read_text, read_yaml
 from ...core.secrets import redact_tree
 from ...eval.published import KEY, PublishedSection
 from ...models.drafters.manifest import MANIFEST, read_manifest
@@ -28,6 +28,7 @@ _MODEL_FILES = (
 _REPORT_FILES = ("*.md", "*.json", "*.png")
 _NOT_REPORT = {"done.json", "fingerprint.json"}
 REPORT, CHECK = "report", "check"
+_AGAIN = "restore the file, or run the evaluation again (restart=STAGE)"
 
 
 def copy_model(source: Path, folder: Path) -> None:
@@ -53,7 +54,7 @@ def copy_report(source: Path, folder: Path) -> list[str]:
             if path.suffix == ".png":
                 shutil.copyfile(path, place)
             else:  # commands and names of data
-                place.write_text(without_places(path.read_text()))
+                place.write_text(without_places(read_text(path, hint=_AGAIN)), encoding="utf-8")
     return sorted(path.name for path in (folder / REPORT).glob("*.png"))
 
 

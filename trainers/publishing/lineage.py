@@ -123,6 +123,6 @@ def _last_loss(path: Path) -> float | None:
     for line in read_small(path, hint=_AGAIN, max_bytes=None).splitlines() if path.is_file() else ():
         try:
             loss = json.loads(line).get("loss", loss)
-        except (ValueError, AttributeError):
+        except (ValueError, AttributeError, RecursionError):
             continue  # damaged, or cut off by a crash
     return loss
