@@ -85,7 +85,8 @@ class ConversationData(Section):
         return self
 
 
-_LOOKED_AT = 64  # records with pictures whose files are looked for at the start
+_LOOKED_AT = 64  # records with pictures whose files are looked for at the start, over all sources
+_LEAST_LOOKED_AT = 4  # of each
 
 
 class ConversationDataset:
@@ -359,30 +360,41 @@ class ConversationDataset:
         return {"file": file.file_of(index), "record": index, "id": id_of(file, index), "reason": problem}
 
     def _refuse_all_missing(self) -> None:
-        """Raises `UserError` where none of several files is there, or may be read: that is a wrong folder or setting,
-        and no bad record.
+        """Raises `UserError` where of one source none of several pictures is there, or may be read: that is a wrong
+        folder or setting, and no bad record.
         """
         named = np.flatnonzero((self.column("images") > 0) | (self.column("clips") > 0))
-        looked = named[:: max(1, len(named) // _LOOKED_AT)]
+        sources = self.places[named, 0]
+        each = max(_LEAST_LOOKED_AT, _LOOKED_AT // max(1, len(np.unique(sources))))
+        for source in np.unique(sources).tolist():
+            own = named[sources == source]
+            self._refuse_missing(self.records[source], own[:: max(1, len(own) // each)].tolist(), len(own))
+
+    def _refuse_missing(self, source: RecordFile, looked: Sequence[int], count: int) -> None:
+        """Of one source, `looked` of whose `count` records with pictures or clips are looked at."""
+        of = f" of {source.name}" if len(self.records) > 1 else ""
         files: list[Path] = []
         outside: list[BadMedia] = []
-        for index in looked.tolist():
+        for index in looked:
             try:
                 files += self._named_files(index)
             except BadMedia as error:
                 outside.append(error)
         if len(outside) == len(looked) > 1:
             first = outside[0]
-            raise UserError(f"no record of {len(looked)} that were looked at names pictures inside the folder, the "
+            raise UserError(f"no record of {len(looked)} that were looked at{of} names pictures inside the folder, the "
                             f"first: {first.problem}", where=first.where, hint=first.hint)  # fmt: skip
         missing = [path for path in files if not path.is_file()]
         if len(set(files)) > 1 and len(missing) == len(files):
-            first_file = self.records[self.places[looked[0], 0]]
-            folder = self.config.images or self.config.videos or str(first_file.folder)
-            about = "" if len(looked) == len(named) else f" that were looked at (of {len(named):,} records)"
+            folder = self.config.images or self.config.videos or str(source.folder)
+            about = "" if len(looked) == count else f" that were looked at (of {count:,} records)"
             raise UserError(
-                f"{len(missing)} of {len(files)} pictures{about} missing in {folder}, first: {missing[0].name}",
-                where=str(missing[0]), hint="check `images` (and `videos`) of the data section",
+                f"{len(missing)} of {len(files)} pictures{of}{about} missing in {folder}, first: {missing[0].name}",
+                where=f"{source}, key images" if of else str(missing[0]),
+                hint="check `images` (and `videos`) of the data section" + (
+                    "; where files want folders of their own, write their paths from one that holds them all" if of
+                    else ""
+                ),
             )  # fmt: skip
 
     def _named_files(self, index: int) -> list[Path]:

@@ -24,6 +24,11 @@ def braces(name: str, where: str) -> list[Path]:
     return [Path(match) for one in names for match in (sorted(glob(one)) if is_pattern(one) else []) or [one]]
 
 
+def unmatched(name: str) -> list[str]:
+    """Of `braces(name, ...)` the patterns that match nothing."""
+    return [str(path) for path in braces(name, "key path") if is_pattern(str(path)) and not glob(str(path))]
+
+
 def is_pattern(name: str) -> bool:
     return has_magic(name) and not Path(name).exists()
 

@@ -5,9 +5,12 @@ from __future__ import annotations
 from collections.abc import Collection, Sequence
 
 from ..core import ranks
+from ..data.patterns import unmatched
+from ..data.tar_records import TarRecords
 from ..models.inline import building
 from ..trainers.describe.models import mirrored_shape, target_lines, target_shape
 from ..trainers.stages.base import Planned
+from .preflight_data import sections
 from .schema import Recipe
 
 
@@ -41,5 +44,24 @@ def dry_run(recipe: Recipe, planned: Sequence[Planned], stages: Collection[str] 
     for plan in planned:
         if stages is None or plan.name in stages:
             with building(f"stages.{plan.name}"):
-                lines += ["", f"stage {plan.name} ({plan.stage.kind})", *plan.stage.describe(plan)]
+                lines += ["", f"stage {plan.name} ({plan.stage.kind})", *plan.stage.describe(plan), *_unmatched(plan)]
     return "\n".join(lines)
+
+
+def _unmatched(plan: Planned) -> list[str]:
+    """A line for each key whose patterns match no file: the data may be on another machine, or the pattern wrong."""
+    lines = []
+    for data in sections(plan.stage):
+        if data.maker is not None:
+            continue
+        named = dict(data.section).get("path")
+        for path in named if isinstance(named, list | tuple) else [named]:
+            # A table has no patterns; of tars the section around them says where they are.
+            of_tars = dict(path).get("path") if isinstance(path, TarRecords) else path
+            texts = [one for one in (of_tars if isinstance(of_tars, tuple) else [of_tars]) if isinstance(one, str)]
+            patterns = [pattern for text in texts for pattern in unmatched(text)]
+            if patterns:
+                more = f" (and {len(patterns) - 1} more)" if patterns[1:] else ""
+                key = f"stages.{plan.name}.{data.key}.path"
+                lines.append(f"  {key}: no file matches the pattern {patterns[0]} here{more}")
+    return lines

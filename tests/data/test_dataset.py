@@ -154,6 +154,31 @@ def test_a_wrong_folder_is_an_error_also_under_skip(folder, open_data):
     assert len(open_data(path, on_error="skip")) == 5, "one that is missing is a record's own fault"
 
 
+def test_a_wrong_folder_of_one_of_two_files_is_one_error(folder, open_data):
+    """Else every record of that file is left out one by one, and the run trains on the other alone."""
+    good = write(folder / "good.json", [record(n) for n in range(5)])
+    (folder / "other").mkdir()
+    lost = write(folder / "other" / "lost.json", [record(n) for n in range(5)])
+    with pytest.raises(UserError, match=r"5 of 5 pictures of lost\.json missing in \S*other, first: 0.png") as caught:
+        open_data(good, lost, on_error="skip")
+    assert caught.value.where == f"{lost}, key images" and "images" in (caught.value.hint or "")
+    rows = [record(n, image=f"../images/{n}.png") for n in range(5)]
+    outside = write(folder / "other" / "outside.json", rows)
+    with pytest.raises(UserError, match=r"no record of 5 .* of outside\.json names pictures inside the folder"):
+        open_data(good, outside, on_error="skip")
+    (folder / "other" / "images").symlink_to(folder / "images", target_is_directory=True)
+    assert len(open_data(good, lost, on_error="skip")) == 10
+
+
+@pytest.mark.parametrize("name", ["data.json", "data.jsonl"])
+def test_json_that_is_nested_too_deep_is_told_by_its_place(folder, open_data, name):
+    deep = '{"id": "a", "x": ' + "[" * 100_000 + "]" * 100_000 + "}"
+    (folder / name).write_text(deep if name.endswith("l") else f"[{deep}]")
+    with pytest.raises(UserError, match="not valid JSON") as caught:
+        open_data(folder / name)
+    assert str(folder / name) in (caught.value.where or "")
+
+
 def test_a_lone_surrogate_elsewhere_is_told_in_escapes(folder, open_data):
     """In an id, which is only named, and in what a message shows."""
     path = five(folder, record(2, id="\ud83d", conversations=turns("<image>\nWhich?", " ")))

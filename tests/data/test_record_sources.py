@@ -502,7 +502,7 @@ def test_a_wrong_folder_beside_embedded_pictures(media, opened, forms):
     """Pictures inside tables and tars are in no folder, so that a wrong one is told of those of the JSON file alone."""
     for form in ("arrow", "tar"):
         assert any(opened(forms[form], on_error="skip", images=str(media / "elsewhere"))[1].loss_mask)
-        with pytest.raises(UserError, match=r"(\d+) of \1 pictures missing in \S*elsewhere, first: "):
+        with pytest.raises(UserError, match=r"(\d+) of \1 pictures of mine\.json missing in \S*elsewhere, first: "):
             opened(forms["json"], forms[form], on_error="skip", images=str(media / "elsewhere"))
 
 

@@ -70,3 +70,21 @@ def test_data_on_disk_replaces_what_was_declared(capsys, tmp_path):
     assert "an epoch has 17 words of text and 1,152 visual tokens (measured)" in shown
     assert "steps 1 at batch 128" in shown
     assert sorted(tmp_path.iterdir()) == [path]
+
+
+def test_a_pattern_without_a_match_is_said(capsys, tmp_path, monkeypatch):
+    """And is no error: a dry run may be elsewhere than the data."""
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "there-1.json").write_text("[]")
+    settings = [
+        "stages.pretrain.data.path=[there-*.json, part-*.json]",
+        "stages.finetune.data.path={kind: webdataset, path: 'shards/{a,b}-??.tar'}",
+    ]
+    assert main(["recipe=llava15-68m", *settings, "dry_run=true"]) == 0
+    shown = capsys.readouterr().out
+    assert "  stages.pretrain.data.path: no file matches the pattern part-*.json here" in shown
+    assert "  stages.finetune.data.path: no file matches the pattern shards/a-??.tar here (and 1 more)" in shown
+    assert "there-*" not in shown and "stages.evaluate" not in shown
+    assert main(["recipe=eagle-llamagen-xl-stage1", "stages.encode.source.path=x/*.tar",
+                 "stages=[encode]", "dry_run=true"]) == 0  # fmt: skip
+    assert "stages.encode.source.path: no file matches the pattern x/*.tar here" in capsys.readouterr().out
