@@ -27,6 +27,7 @@ from ..models.llava import FAMILIES
 from ..models.targets.anole_section import refuse_lumina
 from ..models.targets.load import TargetConfig
 from ..trainers.engine import EngineConfig
+from ..trainers.fit import SCRATCH
 from ..trainers.stages.base import Stage
 from ..trainers.stages.cache import CacheStage
 from ..trainers.stages.encode import EncodeStage
@@ -127,6 +128,7 @@ class Recipe(Section):
             for name, stage in self.stages.items()
             if isinstance(stage, TrainStage) and stage.model == "drafter"
         }
+        self._check_places()
         for name, stage in self.stages.items():
             try:
                 stage.check(self.target, self.drafter)
@@ -136,6 +138,28 @@ class Recipe(Section):
             except Refused as refused:
                 raise refused.under(f"stages.{name}") from None
         return self
+
+    def _check_places(self) -> None:
+        """Refuses a path of trained weights beside an inline config where one of them is read by nothing."""
+        trains = {n: s for n, s in self.stages.items() if isinstance(s, TrainStage) and s.model == "drafter"}
+        own = self.drafter
+        inline = [f for f in own.beside_path() if isinstance(dict(own)[f], dict)] if own is not None else []
+        if (
+            own is not None
+            and inline
+            and not any(stage.drafter is None and stage.from_stage == SCRATCH for stage in trains.values())
+        ):
+            keys = [f"drafter.{field}" for field in own.beside_path()]
+            problem = (
+                f"stands beside {' and '.join(keys)}, which nothing reads: no stage that trains it says from: scratch"
+            )
+            nulls = " ".join(f"{key}=null" for key in keys)
+            raise Refused("drafter.path", problem, f"leave one of them out: {nulls}, or drafter.path=null")
+        for name, stage in trains.items():
+            if stage.drafter is not None and (beside := stage.drafter.beside_path()):
+                key = f"stages.{name}.drafter"
+                problem = f"nothing reads it beside {key}.{beside[0]}: the stage starts from {stage.from_stage}"
+                raise Refused(f"{key}.path", problem, "leave it out (null), or give it to the recipe's own drafter")
 
 
 def drafter_kinds(target: Any) -> list[str]:

@@ -233,6 +233,10 @@ class DrafterConfig(Section):
         """Settings that nothing reads where the target draws images, or where it does not."""
         return frozenset()
 
+    def beside_path(self) -> list[str]:
+        """Fields that are set beside a path of trained weights, and that nothing reads where these are loaded."""
+        return []
+
     def _untrained(self) -> UserError:
         return UserError(
             f"a drafter of kind {self.kind} is not trained", where="key drafter", hint="leave out the train stage"
@@ -247,9 +251,15 @@ class PublishedDrafter(DrafterConfig):
     path: Place | None = None
     revision: Revision | None = None
 
+    # Fields of what is assembled where no `path` is given.
+    assembled_of: ClassVar[tuple[str, ...]] = ()
+
     @property
     def display_name(self) -> str:
         return self.path or self.kind
+
+    def beside_path(self) -> list[str]:
+        return [name for name in self.assembled_of if self.path is not None and dict(self)[name] is not None]
 
     def provides(self) -> set[str]:
         """Return {"drafter"} where `path` names trained weights, else an empty set."""

@@ -75,6 +75,7 @@ class LvlmConfig(PublishedDrafter):
     mode: DraftingMode = preset("M")
 
     decoding_settings: ClassVar[frozenset[str]] = frozenset({"mode"})
+    assembled_of: ClassVar[tuple[str, ...]] = ("language_model", "vision_tower")
     trains_on: ClassVar[str | None] = "records"
 
     @property
@@ -150,7 +151,9 @@ class LvlmConfig(PublishedDrafter):
         return parameter_lines(self.config_beside(config), vocabulary=True)
 
     def config_beside(self, target: PreTrainedConfig) -> PreTrainedConfig:
-        """Its model config beside a target's, from pinned or inline configs."""
+        """Its model config beside a target's, from pinned or inline configs, or of the folder of a published one."""
+        if self.path is not None and (self.language_model is None or self.vision_tower is None):
+            return read_config(self.path, key="drafter.path", revision=self.revision, network=False)
         ids = TokenIds(target.text_config.vocab_size, target.image_token_index, 1, 2, target.pad_token_id or 0)
         return drafter_config(self, target, ids, network=False)
 

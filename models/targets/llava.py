@@ -35,9 +35,7 @@ class LlavaTargetConfig(TargetSection):
 
     @model_validator(mode="after")
     def _one_source(self) -> LlavaTargetConfig:
-        inline = self.language_model is not None and self.vision_tower is not None
-        if (self.path is None) == (not inline):
-            raise ValueError("give path, or both language_model and vision_tower")
+        self.check_one_source(self.language_model, self.vision_tower)
         if self.anyres and self.kind == "llava":
             raise ValueError("anyres is true, and LLaVA-1.5 reads one tile; use kind llava_next or llava_onevision")
         return self

@@ -35,9 +35,7 @@ class QwenTargetConfig(TargetSection):
 
     @model_validator(mode="after")
     def _one_source(self) -> QwenTargetConfig:
-        inline = self.language_model is not None and self.vision_tower is not None
-        if (self.path is None) == (not inline):
-            raise ValueError("give path, or both language_model and vision_tower")
+        self.check_one_source(self.language_model, self.vision_tower)
         return self
 
     def inline_config(self, ids: TokenIds) -> PreTrainedConfig:

@@ -9,6 +9,7 @@ from transformers import PreTrainedConfig, PreTrainedModel
 
 from ...core.errors import UserError
 from ...core.fields import DeviceMap, Place, Revision
+from ...core.refused import Refused
 from ...core.section import Section
 from ..llava import TokenIds
 
@@ -53,6 +54,16 @@ class TargetSection(Section):
                 f"num_token_ids is {self.num_token_ids}, and the tokenizer of {tokenizer} has {number} ids",
                 where="key target.num_token_ids", hint="leave the key out: the number follows from the tokenizer",
             )  # fmt: skip
+
+    def check_one_source(self, language_model: Any, vision_tower: Any) -> None:
+        """Raises `ValueError` unless there is a path alone, or both inline configs alone."""
+        given = [] if language_model is None else ["language_model"]
+        given += [] if vision_tower is None else ["vision_tower"]
+        if self.path is not None and given:
+            problem = f"nothing reads {' and '.join(given)} beside path, whose weights bring their own config"
+            raise Refused("", problem, f"leave path out, or set {' and '.join(given)} to null")
+        if self.path is None and len(given) < 2:
+            raise ValueError("give path, or both language_model and vision_tower")
 
     # ---- verbs of a family; one file each
 

@@ -38,7 +38,7 @@ BAD = {
     "setting of a named drafter": (
         [
             "recipe=demo/lvlm",
-            "stages.evaluate.drafters={draft: {kind: lvlm, path: some/draft, language_model: some/model}}",
+            "stages.evaluate.drafters={draft: {kind: lvlm, path: some/draft}}",
             "stages.evaluate.methods={a: {drafter: draft, vata: true}}",
         ],
         "methods.a: vata is no decoding setting of this drafter (kind lvlm",

@@ -22,6 +22,7 @@ from draftsmith.recipes.messages import Asked, blamed
 from draftsmith.recipes.origins import resolved
 from draftsmith.recipes.plan import plan
 from draftsmith.recipes.schema import Recipe
+from draftsmith.trainers.describe.models import target_shape
 
 TRAIN, LM = "stages.pretrain", "drafter.language_model"
 # Setting of demo/lvlm -> what its message says.
@@ -42,6 +43,11 @@ REFUSED = {
     "engine.zero_stage=true": "engine.zero_stage",
     "seed=-1": "seed: input should be greater than or equal to 0",
     "output=": "output",
+    # An inline config would not help here, whatever is wrong with it.
+    "stages.evaluate.target={kind: llava, language_model: {}, vision_tower: {}}": "evaluate.target.path: is missing",
+    "stages.evaluate.methods={a: {drafter: {kind: lvlm, path: x/y, vision_tower: target}}}": "a.drafter.vision_tower: ",
+    "drafter.path=some/draft": "drafter.path: stands beside drafter.language_model and drafter.vision_tower",
+    "target={kind: llava, path: some/target, vision_tower: null}": "nothing reads language_model beside path",
     "stages.evaluate.temperatures=[.nan]": "finite number",
     "stages.evaluate.temperatures=[1e9]": "less than or equal to 100",
     "stages.world.patch_size=1000": "patch_size 1000 is more than image_size, 48",
@@ -100,6 +106,55 @@ def test_a_value_that_cannot_be_meant_is_refused(setting):
     assert "command line: " in (error.where or "") and error.hint
 
 
+def test_a_mistyped_split_under_restart_moves_nothing(tmp_path):
+    done = tmp_path / "run" / "pretrain" / "model.safetensors"
+    done.parent.mkdir(parents=True)
+    done.write_text("weights")
+    with pytest.raises(UserError) as caught:
+        run_recipe(["recipe=demo/lvlm", f"output={tmp_path / 'run'}", f"{TRAIN}.data.path=trian", "restart=pretrain"],
+                   "a test")  # fmt: skip
+    assert f"{TRAIN}.data takes 'trian' of stage world" in caught.value.problem
+    assert "did you mean 'train'" in (caught.value.hint or "")
+    assert f"command line: {TRAIN}.data.path=trian" in (caught.value.where or "")
+    assert [path for path in tmp_path.rglob("*") if path.is_file()] == [done]
+
+
+@pytest.mark.parametrize(
+    ("name", "section", "problem"),
+    [
+        ("finetune", "path: some/draft", "drafters.finetune: stage finetune trains a drafter of this name"),
+        ("mine", "path: some/draft, language_model: some/model",
+         "drafters.mine.language_model: nothing reads it beside drafters.mine.path"),
+    ],
+)  # fmt: skip
+def test_drafters_of_an_evaluation_have_one_source(name, section, problem):
+    drafters = f"stages.evaluate.drafters={{{name}: {{kind: lvlm, {section}}}}}"
+    error = told("recipe=demo/lvlm", drafters, f"stages.evaluate.methods={{a: {{drafter: {name}}}}}")
+    assert problem in error.problem and error.hint and drafters in (error.where or "")
+
+
+def test_a_path_that_a_stage_of_its_own_drafter_never_reads():
+    drafter = "{kind: lvlm, path: some/draft, language_model: some/model, vision_tower: target}"
+    error = told("recipe=demo/lvlm", f"{TRAIN}.from=scratch", f"{TRAIN}.drafter={drafter}")
+    assert f"{TRAIN}.drafter.path: nothing reads it beside {TRAIN}.drafter.language_model" in error.problem
+
+
+def test_a_published_draft_of_a_folder_is_described_by_its_own_config(tmp_path, capsys):
+    config = load(["recipe=demo/lvlm"]).recipe
+    config.drafter.config_beside(target_shape(config)).save_pretrained(tmp_path)
+    assert main(["recipe=demo/lvlm", "dry_run=true"]) == 0
+    assembled = capsys.readouterr().out
+    nulls = ["drafter.language_model=null", "drafter.vision_tower=null"]
+    assert main(["recipe=demo/lvlm", f"drafter.path={tmp_path}", *nulls, "dry_run=true"]) == 0
+    assert capsys.readouterr().out == assembled
+
+
+def test_weights_of_a_path_and_from_scratch_may_stand_beside_each_other():
+    """The first stage starts from the published draft, the second from the inline config."""
+    settings = ["drafter.path=some/draft", "stages.finetune.from=scratch"]
+    assert load(["recipe=demo/lvlm", *settings]).recipe.drafter.path == "some/draft"
+
+
 # Text of a file that extends demo/lvlm -> what its message says.
 FILES = {
     "stages: [a]": "stages is ['a'], and not a mapping",
@@ -113,6 +168,9 @@ FILES = {
     "stages: {world.before-1: {kind: publish}}": "a run writes a file or folder of this name",
     "stages: {'': {kind: publish}}": "is not empty",
     'stages: {"a\\u0007": {kind: publish}}': "cannot be printed",
+    "stages: {a: {kind: publish, repo: alone}}": "stages.a.repo: 'alone' is no NAMESPACE/NAME of the Hub",
+    "stages: {a: {kind: publish, repo: me/x/y}}": "is no NAMESPACE/NAME",
+    "stages: {a: {kind: publish, repo: me/.x, dry_run: true}}": "is no NAMESPACE/NAME",
     "stages: {World: {kind: publish}}": "stage world has this name but for its case",
     "stages: {a: {kind: publish, repo: me/x}, b: {kind: publish, repo: Me/x}}": "stage a publishes to Me/x (main)",
     'seed: "a\\0b"': "holds a character that is no text",

@@ -28,6 +28,13 @@ def suggested(method: str, target: str | None) -> str:
     return {"eagle": f"EAGLE-{model}", "eagle3": f"EAGLE3-{model}"}.get(method, f"{model}-{method}-draft")
 
 
+def is_repo(repo: str) -> bool:
+    """Whether the Hub takes it for a repository: NAMESPACE/NAME, whose parts do not begin or end with . or -."""
+    if not _REPO.fullmatch(repo) or "--" in repo or ".." in repo or repo.endswith(".git"):
+        return False
+    return all(len(part) <= 96 and part.strip(".-") == part for part in repo.split("/"))
+
+
 def check_name(repo: str, method: str, target: str | None, *, is_language: bool) -> None:
     """Raises `UserError` for a path that the Hub does not take, or that engines take for another method's.
 
@@ -35,7 +42,7 @@ def check_name(repo: str, method: str, target: str | None, *, is_language: bool)
         is_language: the target is a language model; no engine drafts for image generators by these names.
     """
     where, hint = "key repo", f"a name in use is NAMESPACE/{suggested(method, target)}"
-    if not _REPO.fullmatch(repo) or "--" in repo or ".." in repo or len(repo.split("/")[1]) > 96:
+    if not is_repo(repo):
         raise UserError(f"repo: {repo!r} is no NAMESPACE/NAME of the Hub", where=where, hint=hint)
     named, wanted = taken_for(repo), _METHODS.get(method)
     if not is_language and named in (None, wanted):

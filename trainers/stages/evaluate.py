@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import Annotated, Any, Literal
 
-from pydantic import BeforeValidator, Field, model_validator
+from pydantic import BeforeValidator, Field, field_validator, model_validator
 
 from ...core.errors import UserError, did_you_mean
 from ...core.fields import FileName, Temperature
@@ -21,6 +21,7 @@ from ...eval.contrasts import Comparison
 from ...eval.lantern import LanternConfig
 from ...models.captioners import CaptionerConfig, LvlmCaptions
 from ...models.drafters import AnyDrafter
+from ...models.drafters.base import DrafterConfig
 from ...models.drafters.pruned import PrunedConfig
 from ...models.sizes import parameter_counts
 from ...models.targets.load import TargetConfig, target_config
@@ -106,6 +107,15 @@ class EvaluateStage(Stage):
     # What one change does: name -> two of the measured drafters (or methods), the one with the change first.
     contrasts: dict[FileName, tuple[str, str]] = Field(default_factory=dict)
 
+    @field_validator("target", mode="before")
+    @classmethod
+    def _published(cls, target: Any) -> Any:
+        """Said before what is wrong with an inline config, which would be of no use here."""
+        if isinstance(target, dict) and "kind" in target and target.get("path") is None:
+            problem = "is missing: what a stage trains is the recipe's own target"
+            raise Refused("path", problem, "name the folder or the Hub id of its weights, or leave target out")
+        return target
+
     @model_validator(mode="before")
     @classmethod
     def _spelled_out(cls, values: Any) -> Any:
@@ -142,8 +152,6 @@ class EvaluateStage(Stage):
         for key, values in once.items():
             if twice := {value for value in values if values.count(value) > 1}:
                 raise ValueError(f"{key} name {', '.join(map(str, twice))} twice: its requests would count twice")
-        if self.target is not None and self.target.path is None:
-            raise ValueError("target.path is missing: what a stage trains is the recipe's own target")
         for name, benchmark in self._tabed():
             if benchmark.transcript == "released" and self.format.template != "v1":
                 raise ValueError(f"benchmarks.{name}.transcript: released is of template v1; set it to training")
@@ -216,8 +224,30 @@ class EvaluateStage(Stage):
             if method.drafter is None and method.drafters is None and drafter is not None:
                 _check_settings(name, method, drafter)
 
+    @model_validator(mode="after")
+    def _from_one_place(self) -> EvaluateStage:
+        for key, section in self._own_drafters():
+            for field in section.beside_path():
+                problem = f"nothing reads it beside {key}.path, whose weights bring it with them"
+                raise Refused(f"{key}.{field}", problem, "leave one of them out (null)")
+        return self
+
+    def _own_drafters(self) -> Iterator[tuple[str, DrafterConfig]]:
+        """Key -> section, of the drafters that no stage trains."""
+        yield from ((f"drafters.{name}", section) for name, section in self.drafters.items())
+        for name, method in self.methods.items():
+            for place, member in enumerate(method.members):
+                if isinstance(member, DrafterConfig):
+                    yield f"methods.{name}.drafter.members.{place}", member
+            if isinstance(method.drafter, DrafterConfig):
+                yield f"methods.{name}.drafter", method.drafter
+
     def check_named(self, trained: Mapping[str, Any]) -> None:
-        """Refuses settings of decoding that a drafter that is named does not read."""
+        """Refuses settings of decoding that a drafter that is named does not read, and a name of two drafters."""
+        for name in self.drafters:
+            if name in trained:
+                problem = f"stage {name} trains a drafter of this name, and methods could mean either"
+                raise Refused(f"drafters.{name}", problem, "give this one another name, here and in the methods")
         sections = {**trained, **self.drafters}
         for name, method in self.methods.items():
             for drafter in method.names:

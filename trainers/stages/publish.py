@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any, ClassVar, Literal
 
 import torch
-from pydantic import Field, model_validator
+from pydantic import Field, field_validator, model_validator
 
 from ...core import ranks
 from ...core.checksums import CARD, write_sums
@@ -20,6 +20,7 @@ from ...core.errors import UserError, first_line
 from ...core.fields import Revision
 from ...core.files import read_json, read_yaml
 from ...core.pretrained import RESTORE
+from ...core.refused import Refused
 from ...core.section import Section
 from ...data.shapes.scene import draw
 from ...data.shapes.write import sample
@@ -33,7 +34,7 @@ from ..publishing.decoding import published_section
 from ..publishing.fresh import try_folder
 from ..publishing.licences import chain
 from ..publishing.lineage import data_of, trained_by, training_table
-from ..publishing.names import check_name, suggested
+from ..publishing.names import check_name, is_repo, suggested
 from ..publishing.no_secrets import refuse_secrets
 from ..publishing.snippets import PICTURE, Snippet, loop_snippet, transformers_snippet
 from ..publishing.upload import Destination, Hub, Uploaded
@@ -89,6 +90,14 @@ class PublishStage(Stage):
     languages: list[str] = Field(["en"])
     # Tries of each request to the Hub.
     attempts: int = Field(5, ge=1)
+
+    @field_validator("repo")
+    @classmethod
+    def _of_the_hub(cls, repo: str | None) -> str | None:
+        """A name that the Hub takes: a wrong one would be met after everything is trained."""
+        if repo is not None and not is_repo(repo):
+            raise Refused("", f"{repo!r} is no NAMESPACE/NAME of the Hub", "write repo: my-name/my-draft, for example")
+        return repo
 
     @model_validator(mode="after")
     def _consistent(self) -> PublishStage:
