@@ -15,7 +15,7 @@ import uuid
 from collections.abc import Hashable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import Any, TypeVar, cast
+from typing import Any, BinaryIO, TypeVar, cast
 
 import yaml
 from pydantic import TypeAdapter, ValidationError
@@ -49,6 +49,15 @@ def read_small(path: Path, *, hint: str, max_bytes: int | None = SMALL_BYTES) ->
     if max_bytes is not None and len(data) > max_bytes:
         raise UserError(f"larger than {max_bytes:,} bytes, the limit for such a file", where=str(path), hint=hint)
     return data
+
+
+def open_data(path: Path) -> BinaryIO:
+    """A data file, to be read piece by piece. Raises `UserError` where it may not be read or is gone."""
+    try:
+        return open(path, "rb")
+    except OSError as error:
+        problem = f"cannot be read: {error.strerror or error}"
+        raise UserError(problem, where=str(path), hint="give yourself the right to read it, or name another") from error
 
 
 def read_text(path: Path, *, hint: str, max_bytes: int | None = SMALL_BYTES) -> str:

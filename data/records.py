@@ -20,7 +20,7 @@ from typing import Any, Protocol
 import numpy as np
 
 from ..core.errors import UserError, encodable
-from ..core.files import parse_json
+from ..core.files import open_data, parse_json
 from ..core.locks import Lock
 from . import scan
 from .conversations import IMAGE_MARK, ROLES, VIDEO_MARK
@@ -99,7 +99,7 @@ class JsonReader:
 
     def read(self, offset: int, size: int) -> Any:
         """Decode the bytes [offset, offset + size)."""
-        with open(self.path, "rb") as file:
+        with open_data(self.path) as file:
             file.seek(offset)
             return json.loads(file.read(size))
 
@@ -183,7 +183,7 @@ def file_identity(path: Path) -> str:
     """Hash of a file's name, size and content (its first and last MiB where it is larger than 64 MiB)."""
     size = path.stat().st_size
     digest = hashlib.sha256(f"{path.name}/{size}/".encode())
-    with open(path, "rb") as file:
+    with open_data(path) as file:
         if size <= 64 << 20:
             while piece := file.read(1 << 20):
                 digest.update(piece)

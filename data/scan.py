@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from ..core.errors import UserError
+from ..core.files import open_data
 
 CHUNK = 16 << 20  # read at a time, and the size of a piece
 LONGEST = 64 << 20  # characters of a record: one that goes on for longer is broken
@@ -28,7 +29,7 @@ Entry = tuple[int, int, Any]  # first byte, bytes, value
 def entries(path: Path) -> Iterator[Entry]:
     """Every record. Raises `UserError`, naming the place, where the file is neither a JSON list nor JSONL."""
     start = _list_start(path)
-    with open(path, "rb") as file:
+    with open_data(path) as file:
         file.seek(start or 0)
         if start is None:
             yield from _lines(path, file, 0)
@@ -41,7 +42,7 @@ def entries(path: Path) -> Iterator[Entry]:
 
 def piece(path: Path, start: int, stop: int) -> Iterator[Entry]:
     """The records in bytes `start` to `stop`. Raises `ValueError` or `UserError` where those are not whole records."""
-    with open(path, "rb") as file:
+    with open_data(path) as file:
         file.seek(start)
         data = file.read(stop - start)
     if _list_start(path) is None:
@@ -55,7 +56,7 @@ def piece(path: Path, start: int, stop: int) -> Iterator[Entry]:
 def cuts(path: Path) -> list[int]:
     """First bytes of the pieces, and the end of the file."""
     start, size = _list_start(path), path.stat().st_size
-    with open(path, "rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as data:
+    with open_data(path) as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as data:
         if start is None:
             between = re.compile(rb"\n")
         elif key := _FIRST_KEY.match(data, start):
@@ -73,7 +74,7 @@ def cuts(path: Path) -> list[int]:
 
 def _list_start(path: Path) -> int | None:
     """The byte after the bracket of a JSON list; None: JSONL."""
-    with open(path, "rb") as file:
+    with open_data(path) as file:
         bracket = _LIST.match(file.read(4096))
     return bracket.end() if bracket and path.suffix != ".jsonl" else None
 

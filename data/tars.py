@@ -22,6 +22,7 @@ from typing import Any
 from braceexpand import braceexpand
 
 from ..core.errors import UserError
+from ..core.files import open_data
 from .patterns import matched
 
 BLOCK = tarfile.BLOCKSIZE
@@ -191,7 +192,7 @@ def _judge(info: tarfile.TarInfo, suffixes: frozenset[str], max_bytes: int, labe
 
 def _headers(path: Path, start: int) -> Iterator[tarfile.TarInfo]:
     """Headers with their long names and sizes put in. Unlike `tarfile`, a damaged header is never taken for the end."""
-    with open(path, "rb") as file:
+    with open_data(path) as file:
         end = os.fstat(file.fileno()).st_size
         offset = first = start
         extended: dict[str, Any] = {}  # what extended headers say of the next member

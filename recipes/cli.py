@@ -67,6 +67,12 @@ def main(arguments: list[str] | None = None) -> int:
             problem = unwritable(Path(error.filename), error)
             print(redact(f"error: {problem}"), file=sys.stderr, flush=True)
             return MISTAKE
+        if isinstance(error, PermissionError) and error.filename:
+            problem = UserError(
+                "permission denied", where=str(error.filename), hint="give yourself the right to it, or name another"
+            )
+            print(redact(f"error: {problem}"), file=sys.stderr, flush=True)
+            return MISTAKE
         # A peer that stopped with a message of its own closes the connection: not worth a traceback from every rank.
         if isinstance(error, RuntimeError) and "closed by peer" in str(error) and not ranks.is_main():
             print(f"rank {ranks.rank()}: ends because another rank has ended", file=sys.stderr, flush=True)
