@@ -9,8 +9,8 @@ from suite_run import run
 
 ROOT = Path(__file__).resolve().parents[2]
 NOBODY = 65534
-# The command twice: on a file that may not be read, then on the same one when it may. Root passes over permissions,
-# unless it gives its capabilities 1 to 3 up.
+# The command on a file that may not be read, in a folder that may not be entered, and on one that may be read.
+# Root passes over permissions, unless it gives its capabilities 1 to 3 up.
 COMMAND = """
 import ctypes, os, sys
 from pathlib import Path
@@ -31,6 +31,7 @@ except PermissionError:
     pass
 data = "stages.target.data={from: null, path: %s, aspect: square, max_length: 256}"
 assert main([*arguments, data % sealed]) == 2
+assert main([*arguments, data % (Path(sealed).parent / "closed" / "train.json")]) == 2
 print("refused", flush=True)
 sys.exit(main([*arguments, data % whole]))
 """
@@ -41,9 +42,10 @@ def test_a_data_folder_that_cannot_be_written_is_read_and_left_as_it_is(tmp_path
     run(output, stages=["world"])
     shutil.copytree(output / "world" / "world", data, ignore=lambda *_: {"suite", "manifest.json"})
     sealed = Path(shutil.copy(data / "train.json", data / "sealed.json"))
+    (data / "closed").mkdir()
     before = sorted(str(path) for path in data.rglob("*"))
     for path in (data, *data.rglob("*")):
-        path.chmod(0o000 if path == sealed else 0o555 if path.is_dir() else 0o444)
+        path.chmod(0o000 if path in (sealed, data / "closed") else 0o555 if path.is_dir() else 0o444)
         if os.geteuid() == 0:
             os.chown(path, NOBODY, NOBODY)
     try:
@@ -55,5 +57,6 @@ def test_a_data_folder_that_cannot_be_written_is_read_and_left_as_it_is(tmp_path
     assert code == 0, text[-3000:]
     refusal = text.partition("refused")[0]
     assert "Permission denied" in refusal and str(sealed) in refusal and "hint:" in refusal, refusal
+    assert f"permission denied\n  where: {data / 'closed' / 'train.json'}" in refusal, refusal
     assert "Traceback" not in text and (output / "target" / "model.safetensors").is_file()
     assert sorted(str(path) for path in data.rglob("*")) == before
