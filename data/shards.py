@@ -45,6 +45,8 @@ _SIDECAR = re.compile(r"shard-(\d{6,})\.json")
 _OF_SHARD = re.compile(r"shard-\d{6,}\.(tar|json)")
 IDENTITY, MANIFEST = "identity.json", "manifest.json"
 END = bytes(2 * tarfile.BLOCKSIZE)
+# What finished shards were made of stands in this file alone, until the manifest is written.
+_ANEW = "nothing else says what these shards were made of: restart=STAGE writes them again (the old folder is kept)"
 
 
 def is_of_shard(name: str) -> bool:
@@ -65,9 +67,9 @@ def claim(folder: Path, identity: Mapping[str, Any]) -> None:
     mark, wanted = folder / IDENTITY, json.loads(json.dumps(identity))
     if not mark.is_file():
         if _indices(folder):
-            raise UserError("shards without identity.json", where=str(folder), hint="give an empty folder")
+            raise UserError("shards without identity.json", where=str(folder), hint=_ANEW)
         write_whole(mark, dump(wanted))
-    kept = [read_json(mark, dict[str, Any], hint=AGAIN)]
+    kept = [read_json(mark, dict[str, Any], hint=_ANEW)]
     if (folder / MANIFEST).is_file():
         kept.append(read_manifest(folder).identity)
     for held in kept:

@@ -19,6 +19,7 @@ import psutil
 
 from ..core import ranks
 from ..core.errors import UserError
+from ..core.files import is_full, unwritable
 from ..core.locks import Lock
 
 _LOCKS = ".locks"
@@ -55,7 +56,11 @@ class RunLock:
                 where=str(output),
                 hint="wait until it has ended or end it, or choose another output",
             )
-        self._lock.sign()
+        try:
+            self._lock.sign()
+        except OSError as error:
+            self._lock.release()
+            raise _no_folder(output, error) from error
         if self._lock.by_file:
             say(f"{folder} lies on a file system without flock: the run is locked by files with a heartbeat")
 
@@ -88,8 +93,10 @@ def _others(folder: Path, patience_s: float, say: Callable[[str], None]) -> str 
 
 
 def _no_folder(output: Path, error: OSError) -> UserError:
-    """The error for an output folder that cannot be made, or whose locks cannot be opened."""
+    """The error for an output folder that cannot be made, or whose locks cannot be opened or signed."""
     place = Path(error.filename or output)
+    if is_full(error):
+        return unwritable(place, error)
     blocking = next((p for p in (place, *place.parents) if p.is_file()), None)
     if isinstance(error, FileExistsError | NotADirectoryError) and blocking is not None:
         problem, hint = f"{blocking} is a file, and the run's folder is to be there", "choose another output"

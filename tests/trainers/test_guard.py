@@ -1,10 +1,13 @@
 """Ranks end with their launchers, also with those that have ended before the ranks could look."""
 
+import errno
 import os
 import subprocess
 import sys
 
 import pytest
+from draftsmith.core.errors import UserError
+from draftsmith.trainers.guard import RunLock
 
 RANK = """
 import os, sys, time
@@ -51,3 +54,15 @@ def asked(*words: str, runner: bool = False, name: str = "deepspeed.launcher.lau
 )
 def test_what_a_rank_finds_above_it(found, words, settings):
     assert asked(*words, **settings) == found
+
+
+def test_a_disk_that_is_full_when_the_lock_is_signed_is_told(tmp_path, monkeypatch):
+    def full(*_):
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "pwrite", full)
+        with pytest.raises(UserError, match="bytes are there") as caught:
+            RunLock(tmp_path, say=print)
+    assert str(tmp_path) in str(caught.value) and "make room" in str(caught.value)
+    RunLock(tmp_path, say=print).release()  # nobody holds it
