@@ -2,7 +2,6 @@
 
 import hashlib
 import json
-import multiprocessing
 import os
 import shutil
 from collections.abc import Callable
@@ -10,11 +9,10 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-import torch.distributed as dist
-from draftsmith.core import results as core_results
 from draftsmith.core.errors import UserError
 from draftsmith.trainers.run import check_stages
 from draftsmith.trainers.stages.base import Planned
+from ranks_run import run_ranks
 from test_run import Note, planned, run, two_stages
 
 
@@ -96,31 +94,34 @@ def test_a_file_is_read_once_by_a_run_unless_it_changes(tmp_path, monkeypatch):
     assert sorted(read) == ["note.txt", *["seen.txt"] * 4]
 
 
-def _rank_of_two(number: int, output: Path, plan: list[Planned], told) -> None:
-    if dist.is_initialized():  # a fork of a test run in which an earlier test began a group
-        dist.destroy_process_group()
-    dist.init_process_group("gloo", init_method=f"file://{output}/store", rank=number, world_size=2)
-    try:
-        run(output, *plan)
-    except UserError as error:
-        told.put((number, error.problem, core_results._xxh3.cache_info().misses))
-    dist.destroy_process_group()
+RANK = """
+import sys
+sys.path.insert(0, {folder!r})
+from dataclasses import replace
+from pathlib import Path
+import torch.distributed as dist
+from draftsmith.core import results
+from draftsmith.core.errors import UserError
+from test_results import Read
+from test_run import run, two_stages
+
+first, second = two_stages()
+dist.init_process_group("gloo")
+try:
+    run(Path(sys.argv[1]), first, replace(second, stage=Read()))
+except UserError as error:
+    print(results._xxh3.cache_info().misses, error.problem.splitlines()[0])
+dist.destroy_process_group()
+"""
 
 
 def test_rank_0_reads_and_both_ranks_refuse(tmp_path):
-    plan = reading(tmp_path)
+    reading(tmp_path)
     (tmp_path / "first" / "note.txt").write_text("dome")
-    core_results._xxh3.cache_clear()
-    fork = multiprocessing.get_context("fork")
-    told = fork.Queue()
-    started = [fork.Process(target=_rank_of_two, args=(n, tmp_path, plan, told)) for n in range(2)]
-    for process in started:
-        process.start()
-    said = sorted(told.get(timeout=90) for _ in started)
-    for process in started:
-        process.join(30)
-    problem = "stage second takes the data of stage first, and note.txt was changed after it was written"
-    assert [(n, text.startswith(problem), reads) for n, text, reads in said] == [(0, True, 1), (1, True, 0)]
+    script = RANK.format(folder=str(Path(__file__).parent))
+    said = [text.splitlines()[-1] for _, text in run_ranks(2, script, str(tmp_path), cwd=tmp_path)]
+    problem = "stage second takes the data of stage first, and note.txt was changed after it was written: its checksum differs"
+    assert [line.partition(" ")[::2] for line in said] == [("1", problem), ("0", problem)], said
 
 
 def test_results_of_before_are_accepted_and_said_once(tmp_path):
