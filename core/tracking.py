@@ -174,7 +174,7 @@ class Tracker:
                 mode=mode,
                 name=self.name,
                 group=self.group,
-                tags=config.tags,
+                tags=list(dict.fromkeys(redact_tree(config.tags))),
                 id=identity,
                 resume="allow",
                 dir=str(self.folder),

@@ -29,7 +29,7 @@ _SIZES = {
     **dict.fromkeys(("image_size", "patch_size", "spatial_merge_size", "temporal_patch_size"), 1 << 16),
     **dict.fromkeys(("vocab_size", "max_position_embeddings"), 1 << 28),
 }  # fmt: skip
-# Of these our own arithmetic wants one number, where transformers takes lists, too.
+# Of models to train our own arithmetic wants one number for these, where transformers takes lists, too.
 _WHOLE = ("hidden_size", "num_hidden_layers", "num_attention_heads", "image_size", "patch_size")
 _LARGEST = 1 << 31
 # Of numbers with a fraction: (above or from, up to).
@@ -41,7 +41,14 @@ _RANGES = {
 
 
 def _checked(values: dict[str, Any]) -> dict[str, Any]:
+    _check_whole(values)
     new_config(values)
+    return values
+
+
+def _checked_part(values: dict[str, Any]) -> dict[str, Any]:
+    _check_whole(values)
+    check_sizes(values)
     return values
 
 
@@ -54,6 +61,8 @@ def _checked_t5(values: dict[str, Any]) -> dict[str, Any]:
 
 # A config in a recipe, with its model_type.
 InlineModel = Annotated[dict[str, Any], AfterValidator(_checked)]
+# Part of a model whose family says what it is: a tower of Qwen-VL.
+InlinePart = Annotated[dict[str, Any], AfterValidator(_checked_part)]
 # That of a T5 encoder, whose model_type need not be said.
 InlineT5 = Annotated[dict[str, Any], AfterValidator(_checked_t5)]
 
@@ -111,11 +120,15 @@ def check_known(values: dict[str, Any], config: PreTrainedConfig, key: str = "")
             check_known(value, inner, f"{key}{name}.")
 
 
+def _check_whole(values: dict[str, Any]) -> None:
+    for name in _WHOLE:
+        if name in values and type(values[name]) is not int:
+            raise Refused(name, f"should be a whole number, and is {str(values[name])[:40]!r}", "write a number")
+
+
 def check_sizes(values: dict[str, Any], key: str = "") -> None:
     """Raises `Refused` for numbers that no model has; what is missing or of another type is for transformers to say."""
     for name, value in values.items():
-        if name in _WHOLE and type(value) is not int:
-            raise Refused(f"{key}{name}", f"should be a whole number, and is {str(value)[:40]!r}", "write a number")
         if isinstance(value, dict):
             check_sizes(value, f"{key}{name}.")
         elif isinstance(value, int | float) and not isinstance(value, bool):

@@ -74,12 +74,14 @@ def _check_written(name: str, stage: Any, earlier: dict[str, Planned], path: Pat
         if maker is None or maker.stage.kind != "generate":
             continue
         written, named = maker.stage.written(data.is_suite), dict(data.section).get("path")
+        if not written:  # suites that are switched off: the stage that reads them says so, should it run
+            continue
         for wanted in named if isinstance(named, list | tuple) else [named]:
             if wanted is None or fnmatch.filter(written, str(wanted)) or "{" in str(wanted):
                 continue
             raise UserError(
                 f"stages.{name}.{data.key} takes {str(wanted)!r} of stage {data.maker}, which writes "
-                + (", ".join(written) or "none such"),
+                + ", ".join(written),
                 where=f"{path}, key stages.{name}.{data.key}.path", hint=did_you_mean(str(wanted), written),
             )  # fmt: skip
 

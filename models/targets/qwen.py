@@ -12,7 +12,7 @@ from ...core.batch import Request
 from ...core.errors import UserError, did_you_mean
 from ...core.positions import Resume
 from ..decoding.qwen import QwenDecoder
-from ..inline import InlineModel
+from ..inline import InlineModel, InlinePart
 from ..llava import TokenIds
 from ..qwen import QWEN_FAMILIES, QWEN_KINDS, QwenKind, qwen_config
 from .language import LanguageTarget
@@ -27,7 +27,7 @@ class QwenTargetConfig(TargetSection):
     # Inline configs of a target that a `train` stage with `model: target` makes from nothing; `model_type` of the first
     # may name qwen3_vl_moe_text.
     language_model: InlineModel | None = None
-    vision_tower: InlineModel | None = None
+    vision_tower: InlinePart | None = None
     # Where text goes on behind a clip. max_plus_one: one past the largest coordinate, as the weights were trained;
     # longer_side: what transformers 5.3 and later count in a prompt (their own decoding goes on elsewhere). The two
     # differ where a clip is longer in time than its frames are wide: see docs/decisions/0012.

@@ -1,9 +1,8 @@
 """What every stage owns: settings that nothing would read are refused, and not shown."""
 
-from types import SimpleNamespace
-
 import pytest
 from draftsmith.core.errors import UserError
+from draftsmith.core.section import Section
 from draftsmith.trainers.stages.generate import GenerateStage
 from draftsmith.trainers.stages.regenerate import RegenerateStage
 from pydantic import ValidationError
@@ -39,6 +38,11 @@ def test_what_is_shown_can_be_read_again(section):
     assert not set(stage.unread()) & set(shown)
 
 
+class Target(Section):
+    kind: str
+    draws_images: bool
+
+
 @pytest.mark.parametrize(
     ("section", "draws_images", "told"),
     [
@@ -51,11 +55,9 @@ def test_what_is_shown_can_be_read_again(section):
 def test_a_target_that_would_not_read_it_is_named(section, draws_images, told):
     stage = (GenerateStage if section["kind"] == "generate" else RegenerateStage).model_validate(section)
     kind = "llamagen" if draws_images else "llava"
-    target, other = (SimpleNamespace(kind=kind, draws_images=draws_images) for _ in range(2))
     with pytest.raises((UserError, ValueError), match=kind):
-        stage.check(target, None)
-    other.kind, other.draws_images = ("llava", False) if draws_images else ("llamagen", True)
-    stage.check(other, None)
+        stage.check(Target(kind=kind, draws_images=draws_images), None)
+    stage.check(Target(kind="llava" if draws_images else "llamagen", draws_images=not draws_images), None)
 
 
 def test_defaults_are_of_what_is_written():

@@ -103,10 +103,10 @@ def test_heads_of_anole_and_of_llamagen(tmp_path):
 def test_manifests_that_say_nothing_or_nonsense(tmp_path):
     teacher = target(llamagen("text"))
     path = saved(tmp_path, MEDUSA, section(), teacher) / "draftsmith.json"
-    for silent in ({}, {"target": "a name"}, []):
+    for silent in ({}, {"target": "a name"}):
         path.write_text(json.dumps(silent))
         load(MEDUSA, tmp_path, teacher, section())
-    for nonsense in ("{", json.dumps({"target": {"kind": "llamagen", "shape": 3}})):
+    for nonsense in ("{", "[]", json.dumps({"target": {"kind": "llamagen", "shape": 3}})):
         path.write_text(nonsense)
         with pytest.raises(UserError, match=r"draftsmith\.json"):
             load(MEDUSA, tmp_path, teacher)
