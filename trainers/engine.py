@@ -6,6 +6,7 @@ engine trains with ZeRO 0 to 3 on gloo. Optimizers are torch's.
 
 from __future__ import annotations
 
+import functools
 import logging
 import os
 import pickle
@@ -271,6 +272,8 @@ def load_data(path: str | Path, map_location: Any = None) -> Any:
 
     # All of DeepSpeed's own that a checkpoint of ZeRO 1 to 3 holds: numbers under names.
     allowed: list[Any] = [LossScaler, DynamicLossScaler, ZeroStageEnum, fragment_address]
+    # Python before 3.11.4 pickles a member of an enumeration as getattr(class, name): this is all that it may get.
+    allowed.append((functools.partial(_member, ZeroStageEnum), "builtins.getattr"))
     try:
         with torch.serialization.safe_globals(allowed):
             return torch.load(path, map_location=map_location, weights_only=True)
@@ -279,6 +282,12 @@ def load_data(path: str | Path, map_location: Any = None) -> Any:
             f"holds more than a checkpoint's data, or is damaged: {first_line(error)}", where=str(path),
             hint="nothing in it was run; remove the checkpoint's folder, and an older one is taken",
         ) from error  # fmt: skip
+
+
+def _member(enumeration: Any, owner: Any, name: str) -> Any:
+    if owner is not enumeration or name not in enumeration.__members__:
+        raise pickle.UnpicklingError(f"asks for attribute {name!r}")
+    return enumeration[name]
 
 
 def deepspeed_state() -> dict[str, Any]:

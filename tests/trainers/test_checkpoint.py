@@ -10,9 +10,11 @@ import shutil
 import numpy as np
 import pytest
 import torch
+from deepspeed.runtime.fp16.loss_scaler import LossScaler
+from deepspeed.runtime.zero.config import ZeroStageEnum
 from draftsmith.core.errors import UserError
 from draftsmith.trainers import checkpoint
-from draftsmith.trainers.engine import Engine, EngineConfig, init_distributed
+from draftsmith.trainers.engine import Engine, EngineConfig, init_distributed, load_data
 from training import module, run
 
 
@@ -263,6 +265,25 @@ def test_a_trap_in_a_checkpoint_is_not_sprung(tmp_path, zero, count):
         file.write_bytes(content)
         fit_manifest(saved, file)
     assert sorted(run(tmp_path / "c", steps=2, zero=zero, every=1, keep=3)[0]) == [2]
+
+
+class Asks:
+    """Pickled as Python before 3.11.4 pickles members of an enumeration."""
+
+    def __init__(self, owner, name):
+        self.owner, self.name = owner, name
+
+    def __reduce__(self):
+        return getattr, (self.owner, self.name)
+
+
+def test_members_of_deepspeeds_stages_are_all_that_may_be_asked_for_by_name(tmp_path):
+    torch.save({"zero_stage": Asks(ZeroStageEnum, "gradients")}, tmp_path / "good.pt")
+    assert load_data(tmp_path / "good.pt") == {"zero_stage": ZeroStageEnum.gradients}
+    for owner, name in (ZeroStageEnum, "mro"), (ZeroStageEnum, "__class__"), (LossScaler, "backward"), (int, "real"):
+        torch.save(Asks(owner, name), tmp_path / "bad.pt")
+        with pytest.raises(UserError, match="more than a checkpoint's data"):
+            load_data(tmp_path / "bad.pt")
 
 
 def fit_manifest(folder, file):
