@@ -21,6 +21,7 @@ import yaml
 from pydantic import TypeAdapter, ValidationError
 
 from .errors import UserError, first_line
+from .secrets import redact
 
 T = TypeVar("T")
 # The largest that we write is the json beside a shard, of 30 bytes for each sample.
@@ -123,7 +124,7 @@ def _adapter(schema: Any) -> TypeAdapter[Any]:
 
 
 def _shown(value: object) -> str:
-    text = repr(value)
+    text = redact(repr(value))
     return text if len(text) <= 60 else f"{text[:60]}..."
 
 

@@ -18,10 +18,11 @@ from pydantic import Field, model_validator
 from torch import Tensor
 
 from ..core.errors import UserError
+from ..core.finite import NotFinite, likeliest
 from ..core.section import Section
 from ..models.decoding.neighbours import Metric, NeighbourTable, load_neighbours
 from ..models.decoding.tree import ROOT, Tree
-from .rules import Verified, along, descend, positive_part, without
+from .rules import SCORES, Verified, along, descend, positive_part, without
 
 
 class LanternConfig(Section):
@@ -137,13 +138,15 @@ class Lantern:
         p = scores.softmax(-1)
         rows, ids = _rows_above(tree, p), tree.tokens.to(p.device)
         mass, size = self.proximity(p, rows, ids)
-        best = scores.argmax(-1)
+        best = likeliest(scores)
         accepted = (best[rows] == ids) | ((size > 1) & (mass >= p.amax(-1)[rows]))
         joined = torch.cat([best, accepted.to(best), ids.to(best)]).tolist()  # the one synchronisation
         best_ids, joined = joined[: tree.num_nodes + 1], joined[tree.num_nodes + 1 :]
         path = _longest(tree, joined[: tree.num_nodes])
         tokens = tuple(joined[tree.num_nodes + node] for node in path)
-        return Verified(path, tokens, best_ids[path[-1] + 1 if path else 0], along(scores, path))
+        if (bonus := best_ids[path[-1] + 1 if path else 0]) < 0:
+            raise NotFinite(SCORES)
+        return Verified(path, tokens, bonus, along(scores, path))
 
     def _sampling(self, tree: Tree, p: Tensor, uniforms: Sequence[float]) -> Verified:
         """As `Sampling`, with the mass of A in the place of p(x)."""

@@ -16,6 +16,7 @@ from transformers.activations import ACT2FN
 
 from ..core.errors import UserError, did_you_mean
 from ..core.refused import Refused
+from ..core.secrets import shortened
 
 # Keys of configs from before transformers 5, which reads them into `rope_parameters` and `dtype`.
 _EARLIER = {"rope_parameters": ("rope_theta", "rope_scaling"), "dtype": ("torch_dtype",)}
@@ -85,11 +86,11 @@ def new_config(values: dict[str, Any]) -> PreTrainedConfig:
     if not isinstance(model_type, str) or model_type not in CONFIG_MAPPING:
         close = difflib.get_close_matches(str(model_type), list(CONFIG_MAPPING), 3)
         hint = f"did you mean {' or '.join(map(repr, close))}?" if close else "llama and clip_vision_model, for example"
-        raise Refused("model_type", f"transformers knows no model {str(model_type)[:60]!r}", hint)
+        raise Refused("model_type", f"transformers knows no model {shortened(str(model_type), 60)!r}", hint)
     check_sizes(values)
     _check_shape(values)
     if (activation := values.get("hidden_act")) is not None and str(activation) not in ACT2FN:
-        problem = f"transformers knows no activation {str(activation)[:60]!r}"
+        problem = f"transformers knows no activation {shortened(str(activation), 60)!r}"
         raise Refused("hidden_act", problem, did_you_mean(str(activation), ACT2FN))
     try:
         config = AutoConfig.for_model(model_type, **values)
@@ -123,7 +124,9 @@ def check_known(values: dict[str, Any], config: PreTrainedConfig, key: str = "")
 def _check_whole(values: dict[str, Any]) -> None:
     for name in _WHOLE:
         if name in values and type(values[name]) is not int:
-            raise Refused(name, f"should be a whole number, and is {str(values[name])[:40]!r}", "write a number")
+            raise Refused(
+                name, f"should be a whole number, and is {shortened(str(values[name]), 40)!r}", "write a number"
+            )
 
 
 def check_sizes(values: dict[str, Any], key: str = "") -> None:

@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 from ..core.errors import UserError
+from ..core.secrets import redact, shortened
 
 # More is no recipe: the largest that ships has 400 values on 7 levels.
 MOST_VALUES, DEEPEST = 50_000, 40
@@ -63,7 +64,7 @@ def values(tree: Any, where: str) -> Iterator[tuple[str, Any]]:
 
 def shown(value: Any) -> str:
     """A key or value for a message: printable, and cut."""
-    text = value if isinstance(value, str) else repr(value)
+    text = redact(value if isinstance(value, str) else repr(value))
     text = "".join(c if c.isprintable() else repr(c)[1:-1] for c in text)
     return text if len(text) <= 2 * _SHOWN else f"{text[:_SHOWN]}... ({len(text):,} characters)"
 
@@ -75,7 +76,10 @@ def _problem(value: Any) -> tuple[str, str] | None:
             if not isinstance(name, str):
                 return f"has the key {shown(name)}, which is no text", f"write '{shown(name)}', in quotes"
             if unprintable(name):
-                return f"has the key {ascii(name)[:_SHOWN]}, which cannot be printed", "write its name in letters"
+                return (
+                    f"has the key {shortened(ascii(name), _SHOWN)}, which cannot be printed",
+                    "write its name in letters",
+                )
     elif isinstance(value, str):
         if unprintable(value):
             return "holds a character that is no text (a control character, or half of a pair)", "write it without"

@@ -10,6 +10,7 @@ import torch
 from draftsmith.core.batch import ImageRequest
 from draftsmith.core.finite import NotFinite
 from draftsmith.eval.block import Block
+from draftsmith.eval.lantern import LanternConfig, lantern
 from draftsmith.eval.loop import Decoding, generate
 from draftsmith.eval.policies import Chain, Draw
 from draftsmith.eval.rules import RULES
@@ -22,9 +23,15 @@ from visual_tiny import request as image_request
 from visual_tiny import target as image_target
 
 ASKED = request(3, images=1, words=5)
+NEAR, CODEBOOK = (
+    LanternConfig(kind="lantern", k=3, delta=0.2),
+    torch.randn(60, 4, generator=torch.Generator().manual_seed(0)),
+)
 WAYS = {
     "greedy": (Warp(), RULES["greedy"], Draw("top-k")),
     "sampling": (Warp(1.0, 20, 0.9), RULES["sampling"], Draw("sample")),
+    "lantern": (Warp(), lantern(NEAR, CODEBOOK, greedy=True), Draw("top-k")),
+    "lantern, sampling": (Warp(1.0), lantern(NEAR, CODEBOOK, greedy=False), Draw("sample")),
     "block": (Warp(1.0), Block(), Draw("sample")),
 }
 
