@@ -18,4 +18,4 @@ class Refused(ValueError):
 
     def under(self, place: str) -> Refused:
         """The same for a section that holds this one at `place`."""
-        return Refused(f"{place}.{self.key}", self.problem, self.hint)
+        return Refused(f"{place}.{self.key}".rstrip("."), self.problem, self.hint)

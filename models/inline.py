@@ -4,9 +4,11 @@ and read none, or meet a wrong size in the middle of a run.
 
 from __future__ import annotations
 
+import copy
 import difflib
+import functools
 import re
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Annotated, Any
 
@@ -17,9 +19,8 @@ from transformers.activations import ACT2FN
 from ..core.errors import UserError, did_you_mean
 from ..core.refused import Refused
 from ..core.secrets import shortened
+from .inline_keys import check_known
 
-# Keys of configs from before transformers 5, which reads them into `rope_parameters` and `dtype`.
-_EARLIER = {"rope_parameters": ("rope_theta", "rope_scaling"), "dtype": ("torch_dtype",)}
 # Sizes of which there is at least one, with the most that a model to train has: meta tensors of any size can be made,
 # and a million layers take hours.
 _SIZES = {
@@ -89,36 +90,49 @@ def new_config(values: dict[str, Any]) -> PreTrainedConfig:
         raise Refused("model_type", f"transformers knows no model {shortened(str(model_type), 60)!r}", hint)
     check_sizes(values)
     _check_shape(values)
-    if (activation := values.get("hidden_act")) is not None and str(activation) not in ACT2FN:
-        problem = f"transformers knows no activation {shortened(str(activation), 60)!r}"
-        raise Refused("hidden_act", problem, did_you_mean(str(activation), ACT2FN))
-    try:
-        config = AutoConfig.for_model(model_type, **values)
-    except Exception as error:  # of transformers' own checks, and of what its arithmetic meets
-        named, told = _told(error)
-        raise Refused(named, f"transformers refuses it: {told}", "mend the size or type") from error
-    check_known(values, config)
+    _check_activation(values)
+    check_known(values, CONFIG_MAPPING[model_type])
+    config = _made(functools.partial(AutoConfig.for_model, model_type), values)
+    if any(getattr(part, "is_heterogeneous", False) for part in _parts(config)):
+        problem = f"the layers of {model_type} differ in their sizes, which nothing here reads"
+        raise Refused("model_type", problem, "llama and clip_vision_model, for example")
     _check_shape(config)
     return config
 
 
-def check_known(values: dict[str, Any], config: PreTrainedConfig, key: str = "") -> None:
-    """Raises `Refused` for keys that `config`'s class does not know: transformers keeps them and reads none.
+def _check_activation(values: dict[str, Any]) -> None:
+    if (activation := values.get("hidden_act")) is not None and str(activation) not in ACT2FN:
+        problem = f"transformers knows no activation {shortened(str(activation), 60)!r}"
+        raise Refused("hidden_act", problem, did_you_mean(str(activation), ACT2FN))
+
+
+def _made(make: Callable[..., PreTrainedConfig], values: dict[str, Any]) -> PreTrainedConfig:
+    try:
+        # Of a copy: transformers writes what it fills up into the dicts that it is given.
+        return make(**copy.deepcopy(values))
+    except Exception as error:  # of transformers' own checks, and of what its arithmetic meets
+        named, told = _told(error)
+        raise Refused(named, f"transformers refuses it: {told}", "mend the size or type") from error
+
+
+def check_part(values: dict[str, Any], config_class: Any, key: str) -> None:
+    """Raises `Refused` for what a part of a model cannot mean whose class follows from the family.
 
     Args:
-        values: as the recipe spells them, and `config` what they made.
-        key: of `values`, where they are inside the config.
+        values: as the recipe spells them; `model_type` may be left out.
+        key: of the part in its section.
     """
-    defaults = type(config)()
-    known = {*defaults.to_dict(), *defaults.attribute_map, "model_type"}
-    known |= {earlier for name, names in _EARLIER.items() if name in known for earlier in names}
-    for name, value in values.items():
-        if name not in known:
-            problem = f"a config of model_type {config.model_type} has no such key"
-            raise Refused(f"{key}{name}", problem, did_you_mean(name, known))
-        inner = _value(config, name)
-        if isinstance(value, dict) and isinstance(inner, PreTrainedConfig):
-            check_known(value, inner, f"{key}{name}.")
+    named, own = values.get("model_type", config_class.model_type), config_class.model_type
+    if named != own:
+        problem = f"should be {own}, and is {shortened(str(named), 60)!r}"
+        raise Refused(f"{key}.model_type", problem, f"leave it out, or write {own}")
+    values = {name: value for name, value in values.items() if name != "model_type"}
+    try:
+        _check_activation(values)
+        check_known(values, config_class)
+        _made(config_class, values)
+    except Refused as refused:
+        raise refused.under(key) from refused
 
 
 def _check_whole(values: dict[str, Any]) -> None:
@@ -146,7 +160,7 @@ def _check_shape(config: Any) -> None:
     Args:
         config: as the recipe spells it, or as transformers fills it up, which lets some of these through.
     """
-    for part in (config, _value(config, "text_config"), _value(config, "vision_config")):
+    for part in _parts(config):
         width, heads = _count(part, "hidden_size"), _count(part, "num_attention_heads")
         groups, side = _count(part, "num_key_value_heads"), _count(part, "head_dim")
         if not side and width and heads and width % heads:
@@ -189,6 +203,10 @@ def _told(error: Exception) -> tuple[str, str]:
     field = re.search(r"field '(\w+)'", told)
     told = re.sub(r"^.*?(?=Field '|The )", "", told)[:300]
     return (field[1] if field else ""), f"{type(error).__name__}: {told}" if " " not in told else told
+
+
+def _parts(config: Any) -> tuple[Any, ...]:
+    return config, _value(config, "text_config"), _value(config, "vision_config")
 
 
 def _value(config: Any, name: str) -> Any:

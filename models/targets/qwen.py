@@ -11,8 +11,9 @@ from transformers import PreTrainedConfig, PreTrainedModel
 from ...core.batch import Request
 from ...core.errors import UserError, did_you_mean
 from ...core.positions import Resume
+from ...core.refused import Refused
 from ..decoding.qwen import QwenDecoder
-from ..inline import InlineModel, InlinePart
+from ..inline import InlineModel, InlinePart, check_part
 from ..llava import TokenIds
 from ..qwen import QWEN_FAMILIES, QWEN_KINDS, QwenKind, qwen_config
 from .language import LanguageTarget
@@ -36,6 +37,13 @@ class QwenTargetConfig(TargetSection):
     @model_validator(mode="after")
     def _one_source(self) -> QwenTargetConfig:
         self.check_one_source(self.language_model, self.vision_tower)
+        if self.language_model is not None and self.vision_tower is not None:
+            named, own = self.language_model["model_type"], [f"{family}_text" for family in QWEN_KINDS[self.kind]]
+            if named not in own:
+                problem = f"a target of kind {self.kind} has none of model_type {named}"
+                raise Refused("language_model.model_type", problem, f"write {' or '.join(own)}")
+            config: Any = QWEN_FAMILIES[named.removesuffix("_text")][0]
+            check_part(self.vision_tower, config.sub_configs["vision_config"], "vision_tower")
         return self
 
     def inline_config(self, ids: TokenIds) -> PreTrainedConfig:
