@@ -156,7 +156,7 @@ def _pytest(copy: Path, tests: Sequence[str], log: Path) -> None:
 def run_all(faults: Sequence[Fault], root: Path, jobs: int) -> Iterator[Outcome]:
     """Every fault's outcome in the table's order. Raises RuntimeError where tests fail without a fault."""
     os.environ.update(ENVIRONMENT)  # before the process that everything is forked from imports torch
-    with ThreadPoolExecutor(jobs) as pool, copied(root) as copy:
+    with copied(root) as copy, ThreadPoolExecutor(jobs) as pool:
         sound = [*dict.fromkeys(fault.tests for fault in faults)]
         for tests, (code, text) in zip(sound, pool.map(lambda tests: run_tests(copy, tests), sound), strict=True):
             if code:

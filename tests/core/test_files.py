@@ -98,3 +98,47 @@ def test_yaml(tmp_path: Path) -> None:
         with pytest.raises(UserError, match=problem) as error:
             files.read_yaml(path, Manifest, hint="")
         assert error.value.where == str(path)
+
+
+def test_a_file_is_as_large_as_its_limit_allows(tmp_path: Path) -> None:
+    path = tmp_path / "a"
+    path.write_bytes(b"12345")
+    assert files.read_small(path, hint="", max_bytes=5) == b"12345"
+    with pytest.raises(UserError, match="larger than 4 bytes"):
+        files.read_small(path, hint="", max_bytes=4)
+
+
+def test_a_power_cut_at_any_moment_finds_the_old_file_or_the_new_one(tmp_path: Path, monkeypatch) -> None:
+    """The content is on the disk before it gets its name, and the name is when the writer returns."""
+    path, real = tmp_path / "done.json", os.replace
+    seen: list[str] = []
+
+    def flush(number: int) -> None:
+        place = Path(os.readlink(f"/proc/self/fd/{number}"))
+        seen.append("folder" if place == tmp_path else f"{place.suffix} of {place.stat().st_size}")
+
+    def rename(source: Path, target: Path) -> None:
+        seen.append(f"renamed to {target.name}")
+        real(source, target)
+
+    monkeypatch.setattr(os, "fsync", flush)
+    monkeypatch.setattr(os, "replace", rename)
+    files.write_whole(path, b"12345")
+    assert seen == [".partial of 5", "renamed to done.json", "folder"]
+
+
+def test_a_new_folder_takes_no_other_ones_place(tmp_path: Path) -> None:
+    place = tmp_path / "out"
+
+    def late() -> None:
+        with files.new_folder(place) as aside:
+            (aside / "mine").touch()
+            place.mkdir()  # somebody was quicker
+            (place / "theirs").touch()
+
+    with pytest.raises(UserError, match="the destination exists"):
+        late()
+    assert [path.name for path in tmp_path.rglob("*")] == ["out", "theirs"]
+    with files.new_folder(place, replace=True) as aside:
+        (aside / "mine").touch()
+    assert [path.name for path in tmp_path.rglob("*")] == ["out", "mine"]

@@ -3,6 +3,7 @@ there."""
 
 import errno
 import os
+import re
 import resource
 import signal
 import sqlite3
@@ -11,7 +12,7 @@ from contextlib import contextmanager
 
 import pytest
 from draftsmith.core.errors import UserError
-from draftsmith.core.files import append_lines, full_disk_is_told, is_full, sweep, write_whole
+from draftsmith.core.files import append_lines, full_disk_is_told, is_full, sweep, unwritable, write_whole
 
 
 @contextmanager
@@ -87,8 +88,36 @@ def test_whatever_a_library_says_of_a_full_disk_the_folder_is_named(error, tmp_p
         raise PermissionError(errno.EACCES, "denied")
 
 
+def test_a_full_disk_is_seen_behind_the_error_that_it_led_to(tmp_path):
+    """A library may raise an error of its own while it cleans up, without `from`."""
+    for cause, context in [(None, None), (full(), None), (None, full())]:
+        error = RuntimeError("the writer failed")
+        error.__cause__, error.__context__ = cause, context
+        expected = UserError if cause or context else RuntimeError
+        with pytest.raises(expected) as caught, full_disk_is_told(tmp_path):
+            raise error
+        if cause or context:
+            assert str(caught.value).startswith("cannot be written: No space left on device; ")
+
+
+def full() -> OSError:
+    return OSError(errno.ENOSPC, "No space left on device")
+
+
+def test_the_room_that_there_was_is_told(tmp_path):
+    """A writer that has cleaned up tells what was free before; else it is what is free now."""
+    told = unwritable(tmp_path / "a" / "b", full(), needed=5000, there=4000)
+    assert told.problem.endswith("; 5,000 bytes are needed, and 4,000 are there")
+    room = re.search(r"; ([\d,]+) bytes are there$", unwritable(tmp_path / "a" / "b", full()).problem)
+    assert room is not None and int(room[1].replace(",", "")) > 0
+
+
 def test_what_killed_writers_left_is_swept(tmp_path):
     (tmp_path / "a" / ".step-00000004.partial" / "engine").mkdir(parents=True)
+    deep = tmp_path / "a" / "shards" / "deep"
+    deep.mkdir(parents=True)
+    for name in ("shard-000001.tar.partial", "shard-000001.tar"):
+        (deep / name).write_text("")
     for name in ("shard-000001.tar.partial", "done.json.3f.partial", "rows.jsonl", "partial"):
         (tmp_path / "a" / name).write_text("")
     outside = tmp_path / "outside"
@@ -96,5 +125,6 @@ def test_what_killed_writers_left_is_swept(tmp_path):
     (outside / "kept").write_text("")
     os.symlink(outside, tmp_path / "a" / "link.partial")
     sweep(tmp_path / "a")
-    assert sorted(path.name for path in (tmp_path / "a").iterdir()) == ["partial", "rows.jsonl"]
+    assert sorted(path.name for path in (tmp_path / "a").iterdir()) == ["partial", "rows.jsonl", "shards"]
+    assert [path.name for path in deep.iterdir()] == ["shard-000001.tar"]
     assert (outside / "kept").is_file()

@@ -128,3 +128,84 @@ def test_a_lock_nobody_can_read_is_taken_over_when_it_stays_so(content, monkeypa
     assert "unknown" in mine.take(0.05)
     assert mine.take(10) is None
     mine.release()
+
+
+def of_this_host(path, **changes):
+    """A lock as a process of this machine leaves it that does not beat."""
+    path.write_text(json.dumps(locks._about_us() | {"token": "t", **changes}))
+
+
+def test_a_number_that_is_another_process_s_by_now_keeps_no_lock(monkeypatch, tmp_path):
+    without_flock(monkeypatch)
+    of_this_host(tmp_path / "a.held", started=0.0)  # our number, before this machine was started
+    mine = Lock(tmp_path / "a")
+    assert mine.take(0.1) is None
+    mine.release()
+    of_this_host(tmp_path / "a.held")  # a live process
+    assert mine.take(0.1) == f"{os.getpid()} on {locks._about_us()['host']}"
+
+
+def test_a_process_of_another_container_cannot_be_seen_and_is_not_dead(monkeypatch, tmp_path):
+    """Containers may have one host's name, and process numbers of their own."""
+    without_flock(monkeypatch)
+    of_this_host(tmp_path / "a.held", within="pid:[1]", started=0.0)
+    assert str(os.getpid()) in Lock(tmp_path / "a").take(0.1)
+
+
+def test_of_two_that_find_it_abandoned_one_takes_it(monkeypatch, tmp_path):
+    """The other one was quicker: its file stands there when ours would take the place of the dead one's."""
+    without_flock(monkeypatch)
+    held = tmp_path / "a.held"
+    of_this_host(held, started=0.0)
+
+    def is_dead(text):
+        of_another_host(held)
+        return b"node-7" not in text
+
+    monkeypatch.setattr(locks, "_is_dead", is_dead)
+    assert Lock(tmp_path / "a").take(0.3) == "1 on node-7"
+    assert b"node-7" in held.read_bytes() and not list(tmp_path.glob("*.taken"))
+
+
+def test_the_mark_of_one_who_died_while_it_took_over_goes(monkeypatch, tmp_path):
+    without_flock(monkeypatch)
+    monkeypatch.setattr(locks, "STALE_S", 0.2)
+    of_another_host(tmp_path / "a.held")
+    (tmp_path / "a.held.t.taken").touch()
+    mine = Lock(tmp_path / "a")
+    assert mine.take(0.05) == "1 on node-7"
+    assert mine.take(10) is None
+    mine.release()
+    assert [path.name for path in tmp_path.iterdir()] == ["a"]
+
+
+def test_a_heart_beats_until_the_lock_is_let_go(monkeypatch, tmp_path):
+    without_flock(monkeypatch)
+    monkeypatch.setattr(locks, "BEAT_S", 0.02)
+    mine, before = Lock(tmp_path / "a"), set(threading.enumerate())
+    assert mine.take() is None
+    (heart,) = (t for t in threading.enumerate() if t.name == "lock-heartbeat" and t not in before)
+    os.utime(tmp_path / "a.held", (0, 0))
+    start = time.monotonic()
+    while (tmp_path / "a.held").stat().st_mtime == 0:
+        assert time.monotonic() - start < 10, "no heartbeat"
+        time.sleep(0.01)
+    mine.release()
+    heart.join(10)
+    assert not heart.is_alive()
+
+
+def test_a_process_that_ends_leaves_no_lock(tmp_path):
+    """Machines that cannot see this one's processes would wait a minute for its heart."""
+    ends = OWNER.replace("time.sleep(60)", "")
+    subprocess.run([sys.executable, "-c", ends, str(tmp_path / "a")], capture_output=True, check=True)
+    assert [path.name for path in tmp_path.iterdir()] == ["a"]
+
+
+def test_who_holds_it_is_written_whole(tmp_path):
+    (tmp_path / "a").write_text("9" * 30)  # a longer number of an earlier process
+    mine = Lock(tmp_path / "a")
+    assert mine.take() is None
+    mine.sign()
+    assert Lock(tmp_path / "a").take(0) == str(os.getpid())
+    mine.release()

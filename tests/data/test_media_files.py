@@ -2,8 +2,10 @@
 
 import os
 import re
+import signal
 import socket
 import time
+from contextlib import contextmanager
 
 import pytest
 from draftsmith.core.errors import UserError
@@ -82,3 +84,33 @@ def test_files_that_cannot_be_opened_are_told_by_name(tmp_path, monkeypatch):
     monkeypatch.setattr(os, "open", denied)  # whoever runs tests as root may read everything
     with pytest.raises(BadMedia, match=r"the clip cannot be read: Permission denied\n.*a\.png"):
         open_media(tmp_path / "a.png", "clip")
+
+
+def test_what_takes_the_place_of_a_file_between_two_looks_is_refused_and_closed(tmp_path, monkeypatch):
+    """The first look finds a file, and a pipe is opened: it is not waited for, and not kept open."""
+    (tmp_path / "file").write_bytes(b"x")
+    os.mkfifo(tmp_path / "pipe")
+    before, real = tmp_path / "file", os.stat
+    monkeypatch.setattr(os, "stat", lambda path, **how: real(before if str(path).endswith("pipe") else path, **how))
+    open_files = set(os.listdir("/proc/self/fd"))
+    with ended_after(5), pytest.raises(BadMedia, match="not a regular file: a named pipe"):
+        open_media(tmp_path / "pipe", "image")
+    assert set(os.listdir("/proc/self/fd")) == open_files
+    with open_media(tmp_path / "file", "image") as file:
+        assert file.read() == b"x"
+
+
+@contextmanager
+def ended_after(seconds: int):
+    """Raises inside when it takes longer, also inside a call of the system."""
+
+    def end(*_):
+        raise TimeoutError
+
+    handler = signal.signal(signal.SIGALRM, end)
+    signal.alarm(seconds)
+    try:
+        yield
+    finally:
+        signal.alarm(0)
+        signal.signal(signal.SIGALRM, handler)

@@ -1,12 +1,18 @@
 """Ranks end with their launchers, also with those that have ended before the ranks could look."""
 
 import errno
+import fcntl
+import json
 import os
+import signal
 import subprocess
 import sys
+import time
 
 import pytest
+from draftsmith.core import locks
 from draftsmith.core.errors import UserError
+from draftsmith.trainers import guard
 from draftsmith.trainers.guard import RunLock
 
 RANK = """
@@ -24,19 +30,19 @@ rank = subprocess.Popen([sys.executable, "-c", {rank!r}, *sys.argv[2:]])
 if "orphan" not in sys.argv:
     rank.wait()
 """
-RUNNER = "import subprocess, sys; subprocess.run(sys.argv[2:])"
+RUNNER = "import json, os, subprocess; subprocess.run(json.loads(os.environ['LAUNCHER']))"
 
 
 def asked(*words: str, runner: bool = False, name: str = "deepspeed.launcher.launch") -> str:
     """What a rank finds above it. Name and options of the launcher are words of its command, as of the real one.
 
-    The launcher of an orphan ends as soon as it has started its rank.
+    The launcher of an orphan ends as soon as it has started its rank. Who runs the tests is nobody's runner, whatever
+    words its own command has.
     """
     command = [sys.executable, "-c", LAUNCHER.format(rank=RANK), name, *words]
-    if runner:
-        command = [sys.executable, "-c", RUNNER, "deepspeed.launcher.runner", *command]
-    environment = os.environ | {"CROSS_RANK": "0"}
-    done = subprocess.run(command, stdout=subprocess.PIPE, text=True, env=environment, timeout=60, check=True)
+    environment = os.environ | {"CROSS_RANK": "0", "LAUNCHER": json.dumps(command)}
+    above = [sys.executable, "-c", RUNNER, "deepspeed.launcher.runner" if runner else "a shell"]
+    done = subprocess.run(above, stdout=subprocess.PIPE, text=True, env=environment, timeout=60, check=True)
     return done.stdout.strip()
 
 
@@ -66,3 +72,54 @@ def test_a_disk_that_is_full_when_the_lock_is_signed_is_told(tmp_path, monkeypat
             RunLock(tmp_path, say=print)
     assert str(tmp_path) in str(caught.value) and "make room" in str(caught.value)
     RunLock(tmp_path, say=print).release()  # nobody holds it
+
+
+def test_a_rank_ends_when_one_of_those_above_it_is_gone(monkeypatch):
+    """The runner may be gone while the launcher lives."""
+    done: list[tuple] = []
+
+    class Ended(BaseException):
+        pass
+
+    def wait(seconds: float) -> None:
+        done.append(("waited", seconds))
+        if len(done) > 5:
+            raise Ended
+
+    def end(code: int) -> None:
+        done.append(("ended", code))
+        raise Ended
+
+    monkeypatch.setattr(guard.time, "sleep", wait)
+    monkeypatch.setattr(guard.os, "kill", lambda *what: done.append(what))
+    monkeypatch.setattr(guard.os, "_exit", end)
+    alive, gone = (os.getpid(), os.getppid()), (os.getpid(), os.getpid())
+    asked = [(os.getpid(), signal.SIGTERM), ("waited", 60.0), ("ended", 143)]
+    for pairs, expected in {(alive, gone): asked, (gone, alive): asked, (alive,): [("waited", 0.5)] * 6}.items():
+        done.clear()
+        with pytest.raises(Ended):
+            guard._watch(list(pairs))
+        assert done == expected
+
+
+def test_a_run_whose_lock_another_has_taken_asks_itself_to_stop(tmp_path, monkeypatch):
+    """On a file system without flock, after this process was suspended for longer than a heart may stop."""
+
+    def flock(handle, operation):
+        raise OSError(errno.ENOLCK, os.strerror(errno.ENOLCK))
+
+    monkeypatch.setattr(fcntl, "flock", flock)
+    monkeypatch.setattr(locks, "BEAT_S", 0.05)
+    asked: list[int] = []
+    handler = signal.signal(signal.SIGTERM, lambda number, frame: asked.append(number))
+    try:
+        lock = RunLock(tmp_path, say=lambda text: None)
+        (held,) = (tmp_path / ".locks").glob("*.held")
+        held.write_text(json.dumps({"host": "node-7", "within": "", "pid": 1, "started": 0.0, "token": "t"}))
+        start = time.monotonic()
+        while not asked and time.monotonic() - start < 10:
+            time.sleep(0.01)
+        lock.release()
+    finally:
+        signal.signal(signal.SIGTERM, handler)
+    assert asked == [signal.SIGTERM] and held.exists()
