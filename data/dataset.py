@@ -21,10 +21,10 @@ from .collate import Sample, empty_sample
 from .conversations import MARKS, Encoded, PromptFormat, encode
 from .images import Aspect
 from .media import ImageReader, Media
-from .media_files import BadMedia, located
+from .missing import refuse_all_missing
 from .mixture import Name, RecordSources, Selection, identities
 from .processor import Processor
-from .records import RecordFile, id_of, id_problems, name_of, num_clips, paths
+from .records import RecordFile, id_of, id_problems, name_of, num_clips
 from .skipped import TEXT_KEPT, SkippedLog
 from .tiles import Convention, Size
 from .videos import VideoSettings
@@ -85,10 +85,6 @@ class ConversationData(Section):
         return self
 
 
-_LOOKED_AT = 64  # records with pictures whose files are looked for at the start, over all sources
-_LEAST_LOOKED_AT = 4  # of each
-
-
 class ConversationDataset:
     """Samples in file order; which of them are used is fixed before training starts.
 
@@ -130,7 +126,7 @@ class ConversationDataset:
         self.places = self._usable()
         self.lengths = self.column("lengths")
         if config.on_error == "skip":  # else the first record stops, by its name
-            self._refuse_all_missing()
+            refuse_all_missing(self)
 
     def _usable(self) -> np.ndarray:
         """[n,2] (file, record) of the records that can be used."""
@@ -192,14 +188,18 @@ class ConversationDataset:
             return replace(empty_sample(self.processor.pad_id), sample_id=self.sample_id(index))
         return Sample(encoded.ids, encoded.loss_mask, encoded.modality, pixels, self.sample_id(index), pictures)
 
-    def outline(self, index: int) -> Encoded | None:
-        """Sample `index` without its pixels, which costs the heads of its files; None where it is left out."""
+    def counted(self, index: int) -> Sample:
+        """Sample `index` without its pixels, which costs the heads of its files; one that is left out has nothing to
+        learn from.
+        """
+        name = self.sample_id(index)
         try:
-            return self._read(index)[0]
+            encoded = self._read(index)[0]
         except UserError as error:
             if self._stops(error):
                 raise self._named(index, error) from error
-            return None
+            return replace(empty_sample(self.processor.pad_id), sample_id=name)
+        return Sample(encoded.ids, encoded.loss_mask, encoded.modality, None, name)
 
     def _read(self, index: int) -> tuple[Encoded, Media | None]:
         """The sample cut to max_length, and its pictures if it kept them."""
@@ -332,10 +332,10 @@ class ConversationDataset:
         return hashlib.sha256("/".join(parts).encode()).hexdigest()
 
     def _media(self, record: dict[str, Any], file: int, image_reader: ImageReader | None = None) -> Media:
-        return (image_reader or self._image_reader).media(record, *self._folders(file))
+        return (image_reader or self._image_reader).media(record, *self.folders(file))
 
-    def _folders(self, file: int) -> tuple[Path, Path]:
-        """Of images and of clips."""
+    def folders(self, file: int) -> tuple[Path, Path]:
+        """Of images and of clips, of the records of file number `file`."""
         images = Path(self.config.images) if self.config.images else self.records[file].folder
         return images, Path(self.config.videos) if self.config.videos else images
 
@@ -358,53 +358,6 @@ class ConversationDataset:
 
     def _note(self, file: RecordFile, index: int, problem: str) -> dict[str, Any]:
         return {"file": file.file_of(index), "record": index, "id": id_of(file, index), "reason": problem}
-
-    def _refuse_all_missing(self) -> None:
-        """Raises `UserError` where of one source none of several pictures is there, or may be read: that is a wrong
-        folder or setting, and no bad record.
-        """
-        named = np.flatnonzero((self.column("images") > 0) | (self.column("clips") > 0))
-        sources = self.places[named, 0]
-        each = max(_LEAST_LOOKED_AT, _LOOKED_AT // max(1, len(np.unique(sources))))
-        for source in np.unique(sources).tolist():
-            own = named[sources == source]
-            self._refuse_missing(self.records[source], own[:: max(1, len(own) // each)].tolist(), len(own))
-
-    def _refuse_missing(self, source: RecordFile, looked: Sequence[int], count: int) -> None:
-        """Of one source, `looked` of whose `count` records with pictures or clips are looked at."""
-        of = f" of {source.name}" if len(self.records) > 1 else ""
-        files: list[Path] = []
-        outside: list[BadMedia] = []
-        for index in looked:
-            try:
-                files += self._named_files(index)
-            except BadMedia as error:
-                outside.append(error)
-        if len(outside) == len(looked) > 1:
-            first = outside[0]
-            raise UserError(f"no record of {len(looked)} that were looked at{of} names pictures inside the folder, the "
-                            f"first: {first.problem}", where=first.where, hint=first.hint)  # fmt: skip
-        missing = [path for path in files if not path.is_file()]
-        if len(set(files)) > 1 and len(missing) == len(files):
-            folder = self.config.images or self.config.videos or str(source.folder)
-            about = "" if len(looked) == count else f" that were looked at (of {count:,} records)"
-            raise UserError(
-                f"{len(missing)} of {len(files)} pictures{of}{about} missing in {folder}, first: {missing[0].name}",
-                where=f"{source}, key images" if of else str(missing[0]),
-                hint="check `images` (and `videos`) of the data section" + (
-                    "; where files want folders of their own, write their paths from one that holds them all" if of
-                    else ""
-                ),
-            )  # fmt: skip
-
-    def _named_files(self, index: int) -> list[Path]:
-        """Without what lies inside a table or a tar, which is in no folder. Raises `BadMedia` as `located` does."""
-        file, number = self.places[index]
-        images, videos = self._folders(int(file))
-        record, outside = self.records[file].read(int(number)), self.config.allow_outside
-        files = [located(images, name, allow_outside=outside) for name in paths(record, "image")]
-        files += [located(videos, name, allow_outside=outside) for name in paths(record, "video")]
-        return [file for file in files if isinstance(file, Path)]
 
 
 class _TooLong(UserError):

@@ -57,6 +57,7 @@ class Loader:
         micro_batch_size: rows of one forward on one rank.
         grouped: batches of one modality (LLaVA's `group_by_modality_length`).
         order: which samples an epoch has and when; None: all of them, shuffled or `grouped`.
+        lengths: [n] by which ranks share a batch, where they are known better than the samples' own.
         total_steps: stop there; the data is gone through as often as that takes.
         num_workers: reading processes; 0 reads in this one.
     """
@@ -73,6 +74,7 @@ class Loader:
     start_step: int = 0
     num_workers: int = 0
     order: Order | None = None
+    lengths: np.ndarray | None = None
 
     @property
     def steps_per_epoch(self) -> int:
@@ -86,7 +88,8 @@ class Loader:
 
     def share(self, batch: np.ndarray, rank: int) -> np.ndarray:
         """The rows of a global batch that `rank` computes."""
-        return rows_of_rank(batch, self.samples.lengths, rank, self.world_size)
+        lengths = self.samples.lengths if self.lengths is None else self.lengths
+        return rows_of_rank(batch, lengths, rank, self.world_size)
 
     def __len__(self) -> int:
         return self.total_steps - self.start_step

@@ -2,15 +2,19 @@
 
 Grouping follows LLaVA's `group_by_modality_length`: a global batch holds pictures or text only, and
 inside it rows are dealt longest first so that ranks carry like loads (`rows_of_rank`). The order does not depend on
-the number of ranks. The bucketed orders keep padding small: batches of like lengths, still in a random order.
+the number of ranks. The bucketed orders keep padding small: batches of like lengths, still in a random order, and where
+asked for each of one modality, too.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
 import numpy as np
+
+WINDOW = 50  # batches that a bucketed order sorts together
 
 
 def epoch_order(lengths: np.ndarray, *, seed: int, epoch: int, batch_size: int, grouped: bool) -> np.ndarray:
@@ -114,21 +118,26 @@ class BucketedOrder:
     """Every sample once: shuffled, sorted by length within windows of batches, and the batches shuffled.
 
     Args:
-        lengths: [n], of any sign.
+        lengths: [n], negative without pictures.
         window: batches that are sorted together; 1 leaves the shuffled order alone.
+        apart: batches of one modality; those that are left of both come last, and one of them may be mixed.
     """
 
     lengths: np.ndarray
     seed: int
     batch_size: int
-    window: int = 50
+    window: int = WINDOW
+    apart: bool = False
 
     def __len__(self) -> int:
         return len(self.lengths)
 
     def __call__(self, epoch: int) -> np.ndarray:
         rng = np.random.default_rng([self.seed, epoch])
-        return in_buckets(rng.permutation(len(self.lengths)), self.lengths, self.batch_size, self.window, rng)
+        if self.apart:
+            kinds = [rng.permutation(np.flatnonzero(kind)) for kind in (self.lengths > 0, self.lengths <= 0)]
+            return in_buckets(kinds, self.lengths, self.batch_size, self.window, rng)
+        return in_buckets([rng.permutation(len(self.lengths))], self.lengths, self.batch_size, self.window, rng)
 
 
 @dataclass(frozen=True)
@@ -145,7 +154,7 @@ class RisingVisualOrder:
     batch_size: int
     text_epochs: int
     epochs: int
-    window: int = 50
+    window: int = WINDOW
 
     def __len__(self) -> int:
         visual = int((self.lengths > 0).sum())
@@ -161,22 +170,29 @@ class RisingVisualOrder:
         rows = np.empty(len(self), dtype=np.int64)
         for kind, wanted in ((self.lengths > 0, is_visual), (self.lengths <= 0, ~is_visual)):
             rows[wanted] = np.resize(rng.permutation(np.flatnonzero(kind)), int(wanted.sum()))
-        return in_buckets(rows, self.lengths, self.batch_size, self.window, rng)
+        return in_buckets([rows], self.lengths, self.batch_size, self.window, rng)
 
 
 def in_buckets(
-    rows: np.ndarray, lengths: np.ndarray, batch_size: int, window: int, rng: np.random.Generator
+    kinds: Sequence[np.ndarray], lengths: np.ndarray, batch_size: int, window: int, rng: np.random.Generator
 ) -> np.ndarray:
-    """[n] shuffled `rows` in batches of like |lengths|; a last batch that is not full stays the last."""
-    if window == 1:
-        return rows.astype(np.int64)
-    size = batch_size * window
-    parts = [part[np.argsort(np.abs(lengths[part]), kind="stable")] for part in _cut(rows, size)]
-    batches = [batch for part in parts for batch in _cut(part, batch_size)]
-    full = [batch for batch in batches if len(batch) == batch_size]
-    rest = [batch for batch in batches if len(batch) < batch_size]
-    order = rng.permutation(len(full))
-    return np.concatenate([*(full[i] for i in order), *rest]).astype(np.int64)
+    """[n] the rows of all `kinds` in batches of like |lengths| and of one kind; what fills no batch stays last.
+
+    Args:
+        kinds: shuffled rows of each kind.
+        window: batches that are sorted together; 1: one kind is left as it is.
+    """
+    if window == 1 and len(kinds) == 1:
+        return kinds[0].astype(np.int64)
+    full: list[np.ndarray] = []
+    rest: list[np.ndarray] = []
+    for rows in kinds:
+        for part in _cut(rows, batch_size * window):
+            order = part[np.argsort(np.abs(lengths[part]), kind="stable")] if window > 1 else part
+            for batch in _cut(order, batch_size):
+                (full if len(batch) == batch_size else rest).append(batch)
+    shuffled = rng.permutation(len(full))
+    return np.concatenate([*(full[i] for i in shuffled), *rest]).astype(np.int64)
 
 
 def _cut(rows: np.ndarray, size: int) -> list[np.ndarray]:

@@ -99,10 +99,10 @@ class AnsweredSamples:
         return index
 
     def row(self, index: int, epoch: int, *, pixels: bool = True) -> Row:
-        """Sample `index` as `epoch` has it; without `pixels` its answer is a model's and it can only be counted."""
+        """Sample `index` as `epoch` has it; without `pixels` it can only be counted."""
         source = self.config.source(self.seed, epoch, self.dataset.sample_id(index))
         if source == "data":
-            return Row(self.dataset[index])
+            return Row(self.dataset[index] if pixels else self.dataset.counted(index))
         try:
             request, _ = self.dataset.request(index, pixels=pixels)
             # The drafter's own tiles, where its image processor is not the target's.

@@ -14,6 +14,7 @@ from ..core import ranks
 from ..core.fields import Seed
 from ..core.section import Section
 from ..data.loader import Collate, Loader, Samples, steps_per_epoch
+from ..data.order import Order
 from .checkpoint import CheckpointConfig
 from .context import Context
 from .engine import Engine
@@ -120,8 +121,10 @@ def training_loader(
     seed: int,
     total: int,
     grouped: bool = False,
+    order: Order | None = None,
+    lengths: np.ndarray | None = None,
 ) -> Loader:
-    """What this rank trains on from `start_step` to step `total`; `grouped` as of `Loader`."""
+    """What this rank trains on from `start_step` to step `total`; the last three as of `Loader`."""
     return Loader(
         samples,
         seed=seed,
@@ -130,6 +133,8 @@ def training_loader(
         total_steps=total,
         collate=collate,
         grouped=grouped,
+        order=order,
+        lengths=lengths,
         rank=ranks.rank(),
         world_size=ranks.world_size(),
         start_step=start_step,

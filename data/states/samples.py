@@ -54,12 +54,9 @@ class StatesSamples:
 
     def outline(self, index: int) -> Sample:
         """The sample without its pixels; one that is left out has nothing to learn from."""
-        if self.answered is not None:
-            return self.answered.row(index, 0, pixels=False).sample
-        encoded, name = self.dataset.outline(index), self.dataset.sample_id(index)
-        if encoded is None:
-            return replace(empty_sample(self.dataset.processor.pad_id), sample_id=name)
-        return Sample(encoded.ids, encoded.loss_mask, encoded.modality, None, name)
+        return (
+            self.dataset.counted(index) if self.answered is None else self.answered.row(index, 0, pixels=False).sample
+        )
 
     def draws(self) -> np.ndarray:
         """[n] int64, see `draw_of`."""

@@ -7,13 +7,14 @@ import sys
 from dataclasses import fields, replace
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 from draftsmith.core.batch import IMAGE, TEXT, Batch
 from draftsmith.core.errors import UserError
 from draftsmith.data.collate import ConversationCollate, Sample, collate, empty_sample
 from draftsmith.data.loader import Loader
-from draftsmith.data.order import epoch_order
+from draftsmith.data.order import BucketedOrder, epoch_order, rows_of_rank
 
 PAD, SIZE = 3, 24
 
@@ -205,6 +206,27 @@ def test_grouped_batches_hold_one_modality_and_like_lengths(dataset):
         assert lengths == sorted(lengths, reverse=True), "dealt longest first"
     mixed = [modalities(step) == {True, False} for step in loader(dataset)]
     assert sum(mixed) > 4, "without grouping most batches are mixed"
+
+
+@pytest.mark.parametrize("start", [0, 2, 7])
+@pytest.mark.parametrize("ranks", [1, 2, 3])
+def test_batches_by_length_are_shared_by_tokens_and_come_back(dataset, ranks, start):
+    """Whoever asks, from any step on: the same samples in each step, and ranks share them by counted tokens."""
+    tokens = np.random.default_rng(0).integers(5, 90, 21) * np.sign(dataset.lengths)
+    by_length = {"order": BucketedOrder(tokens, 7, 4, 3, apart=True), "lengths": tokens}
+    whole = list(loader(dataset, **by_length))
+    assert same_steps(loader(dataset, **by_length, start_step=start), whole[start:])
+    shares = [
+        list(loader(dataset, **by_length, rank=r, world_size=ranks, micro_batch_size=1, start_step=start))
+        for r in range(ranks)
+    ]
+    number = {dataset.sample_id(index): index for index in range(21)}
+    for step, *parts in zip(whole[start:], *shares, strict=True):
+        mine = [[name for name in names(part) if name != "(filler)"] for part in parts]
+        assert sorted(name for some in mine for name in some) == sorted(names(step))
+        rows = np.array([number[name] for name in names(step)])
+        expected = [rows_of_rank(rows, tokens, rank, ranks) for rank in range(ranks)]
+        assert [[number[name] for name in some] for some in mine] == [some.tolist() for some in expected]
 
 
 def test_micro_batches_add_up_to_the_step(dataset):

@@ -53,6 +53,7 @@ ORDERS = {
     "shuffled": lambda seed, epoch: epoch_order(LENGTHS, seed=seed, epoch=epoch, batch_size=8, grouped=False),
     "grouped": lambda seed, epoch: epoch_order(LENGTHS, seed=seed, epoch=epoch, batch_size=8, grouped=True),
     "bucketed": lambda seed, epoch: BucketedOrder(LENGTHS, seed, 8)(epoch),
+    "apart": lambda seed, epoch: BucketedOrder(LENGTHS, seed, 8, apart=True)(epoch),
     "rising": lambda seed, epoch: RisingVisualOrder(LENGTHS, seed, 8, 0, 4)(epoch),
 }
 
@@ -92,3 +93,37 @@ def test_no_rank_is_always_the_heaviest(grouped):
         sums[number] = [lengths[share].sum() for share in shares]
     assert (sums.max(1) / sums.mean(1)).mean() < 1.02
     assert len(set(sums.argmax(1).tolist())) == 4 and rows_of_rank(batch, lengths, 0, 1) is batch
+
+
+def padded(batches: list[np.ndarray], lengths: np.ndarray, micro: int) -> float:
+    """Share of real tokens in micro-batches."""
+    parts = [
+        np.abs(lengths[batch[start : start + micro]]) for batch in batches for start in range(0, len(batch), micro)
+    ]
+    return sum(part.sum() for part in parts) / sum(len(part) * part.max() for part in parts)
+
+
+@pytest.mark.parametrize("window", [1, 5, 50])
+def test_apart_each_batch_has_one_modality_and_what_is_left_comes_last(window):
+    lengths = np.random.default_rng(0).integers(5, 900, 1003) * np.where(np.arange(1003) % 3, 1, -1)
+    order = BucketedOrder(lengths, 0, 16, window, apart=True)(0)
+    assert sorted(order.tolist()) == list(range(1003))
+    full = sum(int(kind.sum()) // 16 for kind in (lengths > 0, lengths <= 0))
+    batches = [order[start : start + 16] for start in range(0, 1003, 16)]
+    assert all(len(set(lengths[batch] > 0)) == 1 for batch in batches[:full])
+    kinds = [bool(lengths[batch[0]] > 0) for batch in batches[:full]]
+    assert kinds != sorted(kinds) and kinds != sorted(kinds, reverse=True), "both kinds come all along"
+
+
+def test_batches_by_length_hold_little_padding_on_every_rank():
+    drawn = np.random.default_rng(0).lognormal(5.5, 1.0, 8000).astype(int).clip(2, 1024)
+    lengths = drawn * np.where(np.arange(8000) % 6, 1, -1)
+    shares = {}
+    for name, order in {
+        "grouped": epoch_order(lengths, seed=0, epoch=0, batch_size=64, grouped=True),
+        "by length": BucketedOrder(lengths, 0, 64, apart=True)(0),
+    }.items():
+        batches = [order[start : start + 64] for start in range(0, 8000, 64)]
+        ranks = [[rows_of_rank(batch, lengths, rank, 4) for batch in batches] for rank in range(4)]
+        shares[name] = min(padded(mine, lengths, 16) for mine in ranks)
+    assert shares["grouped"] < 0.5 and shares["by length"] > 0.9

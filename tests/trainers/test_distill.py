@@ -2,14 +2,16 @@
 
 import json
 import shutil
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 
+import numpy as np
 import pytest
 import torch
 from distill_run import BEFORE
 from distill_run import run as run_recipe
-from draftsmith.core.batch import Batch
+from draftsmith.core.batch import TEXT, Batch
 from draftsmith.core.errors import UserError
 from draftsmith.data.dataset import ConversationData
 from draftsmith.data.sources import OpenBatch
@@ -231,6 +233,28 @@ def test_a_mixture_with_own_answers_comes_back_bit_equal(train, monkeypatch):
     again = train("killed", *settings)
     assert equal(weights(again), weights(alone))
     assert [r["loss"] for r in losses(again)] == [r["loss"] for r in losses(alone)]
+
+
+def test_batches_by_length_count_the_answers_that_are_learned(train, monkeypatch):
+    """Lengths are tokens with pictures and the target's answers, not the record's words; batches have one modality."""
+    made, whole = [], conversations.training_loader
+
+    def keep(*arguments, **settings):
+        made.append(whole(*arguments, **settings))
+        return made[-1]
+
+    monkeypatch.setattr(conversations, "training_loader", keep)
+    settings = ("window=2", "group_by_modality=true", "batch_size=4", "steps=2", "answers.shares={target: 1.0}")
+    train("by-length", *(f"stages.distill.{setting}" for setting in settings))
+    loader = replace(made[0], total_steps=made[0].steps_per_epoch, micro_batch_size=4)
+    steps, order = list(loader), loader.order(0)
+    for number, step in enumerate(steps):
+        (batch,) = step.micro
+        rows = loader.lengths[order[4 * number : 4 * number + 4]]
+        assert batch.attention_mask.sum(1).tolist() == np.abs(rows).tolist()
+        assert [bool(row) for row in (batch.modality != TEXT).any(1)] == (rows > 0).tolist()
+    one = [len(set((loader.lengths[order[4 * n : 4 * n + 4]] > 0).tolist())) == 1 for n in range(len(steps))]
+    assert len(steps) > 5 and sum(one) >= len(one) - 1
 
 
 def test_kept_log_probabilities_need_no_target(train, monkeypatch):

@@ -73,6 +73,7 @@ READS: dict[str, set[str]] = {
         "trainable",
         "positions",
         "group_by_modality",
+        "window",
         "gradient_checkpointing",
         "lora",
     },
@@ -104,6 +105,10 @@ class TrainStage(FitSettings):
     # Draft LVLMs: cross_entropy (null) or distill. Heads: terms of the loss; null: the drafter's own.
     objective: Objective | None = None
     validation: ValidationSettings | None = None
+    # Batches that are sorted by length together, so that little is padded; 1: no sorting. Null: 50 of a head; none of
+    # a draft LVLM, whose order is then LLaVA's. With group_by_modality each batch has one modality, too. Samples are
+    # counted first, which costs their texts and the heads of picture files, once.
+    window: int | None = Field(None, ge=1)
 
     # ---- LLaVA-like models: draft LVLMs, a tiny target, a captioner
     trainable: list[Part] | None = None
@@ -130,8 +135,6 @@ class TrainStage(FitSettings):
     visual_share: Literal["linear"] | None = None
     # Epochs of text alone before that; null: half of them.
     text_epochs: int | None = Field(None, ge=0)
-    # Batches that are sorted by length together, so that little is padded; 1: no sorting.
-    window: int = Field(50, ge=1)
 
     # ---- image codes
     # Share of samples that lose their condition, drawn anew in each epoch; guidance needs both sides. Null: 0.1.

@@ -10,9 +10,13 @@ import torch
 from ...core import ranks
 from ...core.errors import UserError
 from ...data.collate import ConversationCollate
-from ...data.loader import Loader, steps_per_epoch
+from ...data.dataset import ConversationDataset
+from ...data.loader import Loader, Samples, steps_per_epoch
+from ...data.order import BucketedOrder
 from ...data.processor import Processor
 from ...data.skipped import Listed
+from ...data.sources import AnsweredSamples
+from ...data.states.samples import StatesSamples
 from ...models.drafters.lvlm import build_drafter, load_drafter, save_llava
 from ...models.drafters.made_for import tested_with
 from ...models.llava import FAMILIES, LlavaTraining, language_model_of
@@ -26,6 +30,7 @@ from ..loop import Training, Validate
 from ..positions import before_training
 from .distill import frozen_target, held_target, other_pictures, source_of, training_data, training_module
 from .preflight import preflight
+from .states import count_samples
 from .validate import validate
 
 
@@ -43,8 +48,9 @@ def open_records(stage: Any, context: Context, seed: int) -> Training:
         before_training(dataset, positions, context.say, prompts=stage.answers is not None)
     preflight(data.shown, module, processor, folder=context.folder, say=context.say)
     make_loader = functools.partial(
-        training_loader, stage, data.samples, data.collate, seed=seed, total=total, grouped=stage.group_by_modality
-    )
+        training_loader, stage, data.samples, data.collate, seed=seed, total=total,
+        **_batches(stage, context, dataset, data.samples, seed),
+    )  # fmt: skip
     validation = stage.validation
 
     def finish(engine: Engine) -> None:
@@ -62,6 +68,16 @@ def open_records(stage: Any, context: Context, seed: int) -> Training:
         validate_every=stage.checked_every,
         write=data.writer,
     )
+
+
+def _batches(stage: Any, context: Context, dataset: ConversationDataset, samples: Samples, seed: int) -> dict[str, Any]:
+    """How the loader orders samples and shares them out: by words, as LLaVA does, or by tokens, which are counted."""
+    if stage.window is None:
+        return {"grouped": stage.group_by_modality}
+    answered = samples if isinstance(samples, AnsweredSamples) else None
+    lengths = count_samples(StatesSamples(dataset, answered), context).signed
+    order = BucketedOrder(lengths, seed, stage.batch_size, stage.window, apart=stage.group_by_modality)
+    return {"order": order, "lengths": lengths}
 
 
 def _validation(settings: Any, stage: Any, context: Context, processor: Processor, module: LlavaTraining) -> Validate:

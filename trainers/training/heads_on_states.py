@@ -16,7 +16,7 @@ from torch import Tensor
 from ...core import ranks
 from ...core.errors import UserError
 from ...data.loader import Collate, Loader, Samples, steps_per_epoch
-from ...data.order import BucketedOrder, Order, RisingVisualOrder
+from ...data.order import WINDOW, BucketedOrder, Order, RisingVisualOrder
 from ...data.processor import Processor
 from ...data.states.reader import StatesReader
 from ...data.states.samples import SeededCollate, split
@@ -108,14 +108,16 @@ def open_states(stage: Any, context: Context, processor: Processor, target: Any,
 def training_order(stage: Any, lengths: np.ndarray, seed: int) -> Order:
     """Which samples each epoch has, and when."""
     if stage.visual_share is None:
-        return BucketedOrder(lengths, seed, stage.batch_size, stage.window)
+        return BucketedOrder(lengths, seed, stage.batch_size, stage.window or WINDOW)
     if not (lengths > 0).any() or not (lengths <= 0).any():
         raise UserError(
             "visual_share: linear needs samples with pictures and samples without",
             hint="give data of both kinds, or caches of both in source.from",
         )
     assert stage.epochs is not None
-    return RisingVisualOrder(lengths, seed, stage.batch_size, stage.num_text_epochs, stage.epochs, stage.window)
+    return RisingVisualOrder(
+        lengths, seed, stage.batch_size, stage.num_text_epochs, stage.epochs, stage.window or WINDOW
+    )
 
 
 def _validation(
@@ -129,7 +131,7 @@ def _validation(
     if settings is not None:
         held_out = held_out[: settings.max_samples]
         batch_size = settings.rows(16) * ranks.world_size()
-        order = BucketedOrder(states.lengths[held_out], 0, batch_size, stage.window)
+        order = BucketedOrder(states.lengths[held_out], 0, batch_size, stage.window or WINDOW)
 
         def make_loader(samples: Samples, collate: Collate, first: int, last: int) -> Loader:
             return Loader(
