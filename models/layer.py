@@ -17,6 +17,7 @@ from transformers import LlamaConfig
 from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 
 from .decoding.cache import Cache
+from .training_passes import TrainingPasses
 
 
 @dataclass(frozen=True)
@@ -88,8 +89,12 @@ class DecoderLayer(nn.Module):
         self.input_layernorm = RMSNorm(shape.hidden_size, shape.norm_eps) if shape.input_norm else nn.Identity()
         self.post_attention_layernorm = RMSNorm(shape.hidden_size, shape.norm_eps)
 
-    def forward(self, states: Tensor, rope: Tensor, mask: Tensor | None, cache: Cache | None) -> Tensor:
-        """states [R,N,D], mask [N,K] or [R,N,K] bool; None: causal, with nothing before these positions."""
+    def forward(
+        self, states: Tensor, rope: Tensor, mask: Tensor | None, cache: Cache | TrainingPasses | None
+    ) -> Tensor:
+        """states [R,N,D], mask [N,K] or [R,N,K] bool; None: causal, with nothing before these positions, or what
+        `TrainingPasses` says.
+        """
         states = states + self.self_attn(self.input_layernorm(states), rope, mask, cache)
         return states + self.mlp(self.post_attention_layernorm(states))
 
@@ -107,7 +112,9 @@ class HeadAttention(nn.Module):
         self.o_proj = nn.Linear(inner * shape.head_dim, shape.hidden_size, bias=False)
         self.q_norm, self.k_norm = _head_norm(shape, inner), _head_norm(shape, shared)
 
-    def forward(self, states: Tensor, rope: Tensor, mask: Tensor | None, cache: Cache | None) -> Tensor:
+    def forward(
+        self, states: Tensor, rope: Tensor, mask: Tensor | None, cache: Cache | TrainingPasses | None
+    ) -> Tensor:
         """States [R,N,D] -> [R,N,D]; arguments as in `DecoderLayer.forward`."""
         shape = self.shape
         q = self.q_norm(self.q_proj(states).unflatten(-1, (shape.num_heads, shape.head_dim)))  # [R,N,H,E]
@@ -115,6 +122,9 @@ class HeadAttention(nn.Module):
         v = self.v_proj(states).unflatten(-1, (shape.num_kv_heads, shape.head_dim)).transpose(1, 2)
         turn = rotate_pairs if shape.rope == "grid" else rotate_halves
         q, k = turn(q, rope).transpose(1, 2), turn(k, rope).transpose(1, 2)
+        if isinstance(cache, TrainingPasses):
+            assert mask is None, "passes of training know what they see"
+            return self.o_proj(cache.attend(q, k, v).transpose(1, 2).flatten(2))
         if cache is not None:
             k, v = cache.own_layers[0].update(k, v)
         assert mask is not None or k.shape[2] == q.shape[2], "a causal pass with a past needs its mask"

@@ -24,6 +24,7 @@ from ...core.section import Section
 from ...core.states import TargetStates
 from ..losses import Divergence, divergence_of_logs, list_mle, log_probs
 from ..targets.base import Target
+from ..training_passes import TrainingPasses
 from .head_inputs import Filled, Sequences, base_positions, fill, lay_out, with_gaps
 from .head_module import StateHead
 
@@ -154,17 +155,15 @@ class HeadTraining(nn.Module):
         true = filled.fused(head, states)
         text = layout.real & ~layout.visual
         replaced = (text & (layout.follows_text if config.replace == "after_text" else layout.follows))[..., None]
-        count, ttt = true.shape[1], config.mtp_attention == "ttt"
-        keys = _Keys()
+        # Padding comes after a row's inputs, so causal attention suffices and no [N,N] mask is needed.
+        keys = TrainingPasses() if config.mtp_attention == "ttt" else None
         outputs: list[Tensor] = []
         for step in range(self.num_passes):
             states = true if step == 0 else torch.where(replaced, F.pad(outputs[-1], (0, 0, 1, 0))[:, :-1], true)
             depths = torch.full_like(layout.index, step)
-            # Padding comes after a row's inputs, so causal attention suffices and no [N,N] mask is needed.
-            mask = diagonals(count, step, true.device) if ttt and step else None
             outputs.append(
                 head(
-                    filled.embeds, states, positions, mask, keys if ttt else None,
+                    filled.embeds, states, positions, None, keys,
                     direct=filled.direct, image=filled.image, depths=depths,
                 )
             )  # fmt: skip
@@ -173,32 +172,6 @@ class HeadTraining(nn.Module):
     def target_scores(self, states: Tensor) -> Tensor:
         """[...,D] -> [...,V] float32."""
         return self.scores(states.to(self.dtype))
-
-
-def diagonals(count: int, step: int, device: torch.device) -> Tensor:
-    """[N,(step+1)N] bool mask over the keys of all passes so far, for inputs that were drafted `step` steps after a
-    true one.
-
-    Input i of pass s stands behind true states up to input i - s, and behind its own drafts: input i - s + r of pass r.
-    """
-    entry = torch.arange(count, device=device)
-    blocks = [entry[None] <= entry[:, None] - step]
-    blocks += [entry[None] == entry[:, None] - step + number for number in range(1, step + 1)]
-    return torch.cat(blocks, dim=1)
-
-
-class _Keys:
-    """Replaces the cache of one layer: keys and values [B,H,N,E] of all passes, concatenated, with gradients."""
-
-    def __init__(self) -> None:
-        self.own_layers = [self]
-        self.held: tuple[Tensor, Tensor] | None = None
-
-    def update(self, keys: Tensor, values: Tensor) -> tuple[Tensor, Tensor]:
-        if self.held is not None:
-            keys, values = torch.cat([self.held[0], keys], 2), torch.cat([self.held[1], values], 2)
-        self.held = keys, values
-        return keys, values
 
 
 def _gaps(seeds: Sequence[int], share: float, most: int) -> list[int | None]:

@@ -5,9 +5,11 @@ from dataclasses import replace
 
 import pytest
 import torch
+from dense_passes import Dense
 from draftsmith.models.decoding.cache import Cache
 from draftsmith.models.drafters.head_inputs import lay_out
 from draftsmith.models.drafters.head_training import HeadObjective, _gaps, is_blind
+from draftsmith.models.training_passes import TrainingPasses
 from heads_tiny import OTHER_SIZES, ROWS, SETTINGS, built, case_for, config_of, outputs, rows_of, states_batch, tables
 from torch.nn import functional as F
 
@@ -177,8 +179,24 @@ def test_training_asks_for_fast_attention(name, monkeypatch):
     calls, attend = [], F.scaled_dot_product_attention
     monkeypatch.setattr(F, "scaled_dot_product_attention", lambda *a, **k: calls.append(k) or attend(*a, **k))
     training(*case_for(config, target))
-    masked = [call.get("attn_mask") is not None for call in calls]
-    assert masked == ([False, False] if name == "sparrow" else [False, True])
+    # Of training-time test only the first pass is attention to one set of keys.
+    assert [call.get("attn_mask") for call in calls] == ([None, None] if name == "sparrow" else [None])
+
+
+@pytest.mark.parametrize("name", ["sparrow-ttt", "eagle3", "eagle3-read"])
+def test_ttt_is_dense_attention_to_all_passes(name, monkeypatch):
+    """Loss and gradients, with the slow obvious form in the layer's place."""
+    results = []
+    for attend in (TrainingPasses.attend, Dense.attend):
+        monkeypatch.setattr(TrainingPasses, "attend", attend)
+        config, target, training = built(name, mtp_steps=6)
+        step = training(*case_for(config, target))
+        step.loss_sum.backward()
+        results.append((step.loss_sum.item(), [p.grad for p in training.head.parameters()]))
+    (ours, gradients), (dense, theirs) = results
+    assert ours == pytest.approx(dense, rel=1e-6)
+    for mine, its in zip(gradients, theirs, strict=True):
+        assert float((mine - its).norm() / its.norm()) < 2e-6
 
 
 def test_full_and_ttt_differ_and_agree_on_the_first_pass():

@@ -1,0 +1,31 @@
+"""Training-time test's attention as one softmax over the keys of all passes: the slow obvious form."""
+
+import math
+
+import torch
+from draftsmith.models.training_passes import TrainingPasses
+
+
+def diagonals(count, step, segments=None):
+    """[N,(step+1)N] or [B,1,N,(step+1)N] bool: true states up to input i - s, and input i - s + r of pass r."""
+    entry = torch.arange(count)
+    blocks = [entry[None] <= entry[:, None] - step]
+    blocks += [entry[None] == entry[:, None] - step + number for number in range(1, step + 1)]
+    mask = torch.cat(blocks, dim=1)
+    if segments is None:
+        return mask
+    return mask & (segments[:, None, :, None] == segments[:, None, None, :]).repeat(1, 1, 1, step + 1)
+
+
+class Dense(TrainingPasses):
+    """Takes the place of the fast form."""
+
+    def attend(self, q, k, v):
+        self.keys.append(k)
+        self.values.append(v)
+        mask = diagonals(q.shape[2], len(self.keys) - 1, self.segments)
+        keys, values = (
+            torch.cat(held, 2).repeat_interleave(q.shape[1] // k.shape[1], 1) for held in (self.keys, self.values)
+        )
+        scores = (q @ keys.transpose(-1, -2) / math.sqrt(q.shape[-1])).masked_fill(~mask, -math.inf)
+        return scores.softmax(-1) @ values
