@@ -11,6 +11,7 @@ import http.server
 import json
 import re
 import threading
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from urllib.parse import parse_qs, unquote, urlsplit
 
@@ -72,6 +73,9 @@ class Handler(http.server.BaseHTTPRequestHandler):
         split = urlsplit(self.path)
         self.query, path = parse_qs(split.query), split.path
         self.authorized = self.headers.get("Authorization") == f"Bearer {TOKEN}"
+        for verb, pattern, action in self.server.actions:
+            if verb == method and re.search(pattern, path):
+                action()
         with self.server.lock:
             self.server.requests.append((method, path))
             self.server.told_storage |= "localhost" in self.headers["Host"] and "Authorization" in self.headers
@@ -313,9 +317,14 @@ class HubServer(http.server.ThreadingHTTPServer):
         self.always_public = False  # whatever is asked for
         self.told_storage = False  # whether the storage's host was ever sent the token
         self.failures: list[Failure] = []
+        self.actions: list[tuple[str, str, Callable[[], object]]] = []
 
     def fail(self, method: str, path: str, status: int | None, *, times: int = 1, message: str = "busy") -> None:
         self.failures.append(Failure(method, path, status, times, message))
+
+    def on(self, method: str, path: str, action: Callable[[], object]) -> None:
+        """Call `action` before each such request is answered."""
+        self.actions.append((method, path, action))
 
     def __enter__(self):
         threading.Thread(target=self.serve_forever, daemon=True).start()

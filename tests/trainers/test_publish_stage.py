@@ -5,8 +5,10 @@ import os
 import re
 import resource
 import shutil
+import signal
 import subprocess
 import sys
+import threading
 from pathlib import Path
 
 import heads_run
@@ -15,7 +17,7 @@ import torch
 import visual_run
 import yaml
 from damage import DAMAGES, told
-from draftsmith.core.checksums import SUMS, check_sums, write_sums
+from draftsmith.core.checksums import SUMS, check_sums, sha256_of, write_sums
 from draftsmith.core.errors import UserError
 from draftsmith.data.processor import load_processor
 from draftsmith.eval.published import UserRequest, open_published
@@ -355,6 +357,41 @@ def test_a_dry_run_says_where_and_refuses_a_misleading_name(tmp_path):
 def test_a_method_that_was_not_measured(published):
     with pytest.raises(UserError, match="no exact method 'P'"):
         run(published, *SETTINGS, "stages.other={kind: publish, method: P}", stages=("other",))
+
+
+def test_sigterm_during_the_upload_and_the_same_command_again(published, tmp_path, monkeypatch, capfd):
+    """The signal comes while the weights are on their way; what the Hub has whole is not sent again."""
+    copy = Path(shutil.copytree(published, tmp_path / "run", ignore=shutil.ignore_patterns("publish")))
+    publish = "stages.publish={kind: publish, repo: me/tiny-draft}"
+    monkeypatch.setenv("HF_TOKEN", TOKEN)
+    # The card's code is tried elsewhere, in a process that takes seconds to start.
+    monkeypatch.setattr("draftsmith.trainers.stages.publish.try_folder", lambda *_, **__: None)
+    recipe = copy / "mine.yaml"
+    recipe.write_text(yaml.safe_dump(loaded(copy, *SETTINGS, publish).tree, sort_keys=False))
+    with HubServer() as server:
+        for name, value in {"ENDPOINT": server.address, "HF_HUB_OFFLINE": False, "HF_HUB_DISABLE_XET": True,
+                            "HUGGINGFACE_CO_URL_TEMPLATE": server.address + "/{repo_id}/resolve/{revision}/{filename}",
+                            }.items():  # fmt: skip
+            monkeypatch.setattr(f"huggingface_hub.constants.{name}", value)
+        through = threading.Event()
+        weights = sha256_of(copy / "draft" / "model.safetensors")
+
+        def slow() -> None:
+            os.kill(os.getpid(), signal.SIGTERM)
+            through.wait(60)
+
+        server.on("PUT", f"/storage/{weights}", slow)
+        assert main([f"recipe={recipe}", f"output={copy}", "stages=[publish]"]) == 128 + signal.SIGTERM
+        through.set()
+        assert "the same command goes on" in "".join(capfd.readouterr())
+        repository = server.repositories["me/tiny-draft"]
+        assert repository.messages == ["initial commit"] and not (copy / "publish" / "done.json").exists()
+        server.actions.clear()
+        # In this process, which has the run's lock: without the command around it.
+        run(copy, *SETTINGS, publish, stages=("publish",))
+        storage = [path for method, path in server.requests if method == "PUT" and "/storage/" in path]
+        assert len(storage) - 1 <= len(set(storage)) and len(repository.messages) == 2
+        assert json.loads((copy / "publish" / "published.json").read_text())["uploaded"]
 
 
 def test_a_run_goes_to_the_hub_and_is_opened_by_its_name(published, tmp_path, monkeypatch):

@@ -2,12 +2,16 @@
 
 import errno
 import json
+import threading
+import time
 
 import huggingface_hub.constants
 import pytest
 from draftsmith.core.checksums import write_sums
 from draftsmith.core.errors import UserError
+from draftsmith.trainers.publishing.awaited import awaited
 from draftsmith.trainers.publishing.upload import Destination, Hub
+from draftsmith.trainers.stopping import Stop, Stopped
 from hub_server import TOKEN, HubServer, Repository
 
 REPO = "me/llava-draft"
@@ -43,10 +47,11 @@ def folder(tmp_path):
 class Upload:
     """One upload, with what was said and waited for."""
 
-    def __init__(self, server, folder, *, token=TOKEN, attempts=4, try_it=lambda place: None, **to):
+    def __init__(self, server, folder, *, token=TOKEN, attempts=4, try_it=lambda place: None, stop=None, **to):
         self.said, self.waited = [], []
         hub = Hub(
-            self.said.append, token=token, endpoint=server.address, attempts=attempts, wait=self.waited.append
+            self.said.append, token=token, endpoint=server.address, attempts=attempts, wait=self.waited.append,
+            stop=stop,
         )  # fmt: skip
         self.done = hub.publish(
             folder, Destination(to.pop("repo", REPO), **to), message="a draft", fetched=folder.parent / "fetched",
@@ -136,7 +141,7 @@ def test_a_disk_that_is_full_when_it_comes_back(server, folder, monkeypatch):
     def full(*_, **__):
         raise OSError(errno.ENOSPC, "No space left on device")
 
-    monkeypatch.setattr("draftsmith.trainers.publishing.upload.snapshot_download", full)
+    monkeypatch.setattr("draftsmith.trainers.publishing.upload.hf_hub_download", full)
     with pytest.raises(UserError, match="No space left") as caught:
         Upload(server, folder, public=True)
     assert "make room" in caught.value.hint and server.repositories[REPO].private
@@ -261,3 +266,91 @@ def test_a_hub_that_echoes_the_token_does_not_make_us_tell_it(path, status, serv
         seen = seen.__cause__ or seen.__context__
     assert TOKEN not in "".join(told) + caplog.text + "".join(capfd.readouterr())
     assert caught.value.__cause__ is None and caught.value.__context__ is None
+
+
+# ---- stops
+
+
+def sent(server) -> list[str]:
+    """What was sent to the storage, file by file."""
+    return [path for method, path in server.requests if method == "PUT" and "/storage/" in path]
+
+
+def asked_at(server, method: str, path: str) -> Stop:
+    """Asked to stop when the Hub gets such a request."""
+    stop = Stop()
+    server.on(method, path, lambda: setattr(stop, "raised", True))
+    return stop
+
+
+def test_a_stop_between_files_keeps_what_the_hub_has(server, folder):
+    (folder / "weights-2.safetensors").write_bytes(b"2" * 900)
+    write_sums(folder)
+    with pytest.raises(Stopped, match="nothing is committed"):
+        Upload(server, folder, stop=asked_at(server, "POST", "/verify"))
+    repository = server.repositories[REPO]
+    assert len(sent(server)) == 1 and repository.messages == ["initial commit"] and repository.private
+    done = Upload(server, folder).done
+    # Three files go to the storage; the one that was there is not sent again.
+    assert len(sent(server)) == len(set(sent(server))) == 3
+    assert repository.messages == ["initial commit", "a draft"]
+    assert repository.commits[done.commit]["weights-2.safetensors"] == b"2" * 900
+
+
+def test_a_stop_inside_a_file_does_not_wait_for_its_end(server, folder):
+    """A drafter is one file of some hundred megabytes: the stop cannot wait for it."""
+    stop, through = Stop(), threading.Event()
+
+    def slow() -> None:
+        stop.raised = True
+        through.wait(30)
+
+    server.on("PUT", "/storage/", slow)
+    start = time.monotonic()
+    with pytest.raises(Stopped, match="nothing is committed"):
+        Upload(server, folder, stop=stop)
+    assert time.monotonic() - start < 15
+    through.set()
+    assert Upload(server, folder).done.private
+
+
+@pytest.mark.parametrize("request_path", ["/resolve/", "/storage/"])
+def test_a_stop_while_it_is_fetched_back(request_path, server, folder):
+    with pytest.raises(Stopped, match="it is private"):
+        Upload(server, folder, public=True, stop=asked_at(server, "GET", request_path))
+    before = sent(server)
+    upload = Upload(server, folder, public=True)
+    assert not upload.done.private and sent(server) == before
+    assert server.repositories[REPO].messages == ["initial commit", "a draft"]
+
+
+def test_a_stop_behind_a_pull_request_makes_no_second_one(server, folder):
+    Upload(server, folder)
+    (folder / "config.json").write_text("{}")
+    write_sums(folder)
+    with pytest.raises(Stopped):
+        Upload(server, folder, pull_request=True, stop=asked_at(server, "POST", "/commit/"))
+    again = Upload(server, folder, pull_request=True)
+    assert again.done.pull_request.endswith("/discussions/1") and any("proposed before" in line for line in again.said)
+    (folder / "config.json").write_text('{"other": 1}')
+    write_sums(folder)
+    assert Upload(server, folder, pull_request=True).done.pull_request.endswith("/discussions/2")
+    (folder.parent / "proposed.json").write_text("[")
+    with pytest.raises(UserError, match=r"proposed\.json"):
+        Upload(server, folder, pull_request=True)
+
+
+def test_a_stop_between_two_tries(server, folder):
+    server.fail("POST", "/commit/", 503, times=9)
+    stop = asked_at(server, "POST", "/commit/")
+    hub = Hub(print, token=TOKEN, endpoint=server.address, attempts=20, stop=stop)
+    start = time.monotonic()
+    with pytest.raises(Stopped):
+        hub.publish(folder, Destination(REPO), message="m", fetched=folder.parent / "f", try_it=print)
+    assert time.monotonic() - start < 15
+
+
+def test_an_error_of_a_transfer_is_raised_where_it_is_awaited():
+    with pytest.raises(ZeroDivisionError):
+        awaited(lambda: 1 // 0, Stop(), "here")
+    assert awaited(lambda: 3, Stop(), "here") == 3

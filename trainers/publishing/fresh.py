@@ -11,6 +11,7 @@ import json
 import os
 import subprocess
 import sys
+import time
 import traceback
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -18,43 +19,72 @@ from typing import Any
 
 from ...core.errors import UserError
 from ...core.secrets import redact
+from ..stopping import Stop
 from .snippets import Snippet
 
 # What makes a process think that it is one of several.
 _LAUNCHED = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT", "CROSS_RANK")
 
+_LOOK_S = 0.2  # between two looks at whether to stop
+_TRYING = "while the folder was tried in a fresh process"
+
 
 def try_folder(
-    folder: Path, target: Any, snippets: Sequence[Snippet], names: Mapping[str, str], *, hours: float = 2.0
+    folder: Path,
+    target: Any,
+    snippets: Sequence[Snippet],
+    names: Mapping[str, str],
+    *,
+    stop: Stop | None = None,
+    hours: float = 2.0,
 ) -> None:
     """Run the code of the card and decode the stored prompt, in another process.
 
     Args:
         target: as `open_published` takes it.
         names: string literals of the snippets -> the expressions to run in their place.
+        stop: whether the run was asked to stop, which ends the process; None: nobody asks.
         hours: after which the process is given up.
 
     Raises:
+        Stopped: the run was asked to stop.
         UserError: it does not load, does not run, or says something else than when it was measured.
     """
     code = [[snippet.title, snippet.with_names(names)] for snippet in snippets]
     job = {"folder": str(folder), "target": _plain(target), "snippets": code}
     environment = {name: value for name, value in os.environ.items() if name not in _LAUNCHED}
     command = [sys.executable, "-m", "draftsmith.trainers.publishing.fresh"]
-    try:
-        done = subprocess.run(
-            command, input=json.dumps(job), env=environment, capture_output=True, text=True, timeout=3600 * hours,
-            check=False,
-        )  # fmt: skip
-    except subprocess.TimeoutExpired:
-        raise UserError(
-            f"the published folder was still not tried after {hours:g} hours", where=str(folder),
-            hint="look for what holds it up: the device may be full",
-        ) from None  # fmt: skip
-    if done.returncode != 0:
-        said = redact(done.stderr.strip()) or "no message"
+    stop = stop or Stop()
+    stop.check(_TRYING)
+    with subprocess.Popen(
+        command, env=environment, stdin=subprocess.PIPE, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True
+    ) as process:  # fmt: skip
+        try:
+            said = _said(process, json.dumps(job), stop, folder, hours)
+        except BaseException:
+            process.kill()
+            raise
+    if process.returncode != 0:
+        stop.check(_TRYING)  # a launcher signals the child, too
+        said = redact(said.strip()) or "no message"
         raise UserError(f"in a fresh process: {said[-3000:]}", where=str(folder),
                         hint="nothing was made public; mend what it names, and publish again")  # fmt: skip
+
+
+def _said(process: subprocess.Popen[str], job: str, stop: Stop, folder: Path, hours: float) -> str:
+    """What the process has written to standard error, once it has ended."""
+    until, given = time.monotonic() + 3600 * hours, job or None
+    while True:
+        try:
+            return process.communicate(given, timeout=_LOOK_S)[1]
+        except subprocess.TimeoutExpired:
+            given = None  # it has the job
+        stop.check(_TRYING)
+        if time.monotonic() > until:
+            raise UserError(
+                f"the published folder was still not tried after {hours:g} hours", where=str(folder),
+                hint="look for what holds it up: the device may be full",
+            )  # fmt: skip
 
 
 def _plain(target: Any) -> Any:

@@ -1,17 +1,18 @@
 """A folder to the Hub in one commit: private first, fetched back and tried, and only then made public.
 
 A transfer that fails is tried again from what the Hub has by then, so that an answer lost on the way makes no second
-commit. Nothing that a server says reaches a message before it is redacted, and no exception of the client is chained:
+commit. Files go one by one, and a run that is asked to stop leaves the one in hand: the same command sends what the Hub
+lacks. Nothing that a server says reaches a message before it is redacted, and no exception of the client is chained:
 their requests carry the token.
 """
 
 from __future__ import annotations
 
 import errno
+import json
 import shutil
-import time
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -22,20 +23,29 @@ from huggingface_hub import (
     HfApi,
     constants,
     get_token,
-    snapshot_download,
+    hf_hub_download,
 )
 from huggingface_hub.errors import HfHubHTTPError, OfflineModeIsEnabled, RepositoryNotFoundError
 
 from ...core.checksums import CARD, SUMS, check_sums, sha256_of
 from ...core.errors import UserError
+from ...core.files import read_json, write_whole
 from ...core.secrets import HIDDEN, shortened
 from ...models.drafters.manifest import MANIFEST
+from ..stopping import Stop, Stopped
+from .awaited import awaited, pause
 
 Done = TypeVar("Done")
 # Answers that another try may change: time-outs, conflicts with another commit, limits, and servers' own troubles.
 _PASSING = (408, 409, 412, 425, 429, 500, 502, 503, 504)
 # What the Hub and its users put beside a publication; nothing of it is loaded, and it stays.
 _OWN_FILES = {".gitattributes", "LICENSE", "LICENSE.md", "LICENSE.txt", "NOTICE"}
+# Where it stopped.
+_SENDING = "while it was sent to the Hub, which keeps the files that it has whole; nothing is committed"
+_TRYING = "behind the commit, before what is on the Hub was tried; it is private"
+
+
+PROPOSED = "proposed.json"  # in the stage's folder
 
 
 @dataclass(frozen=True)
@@ -68,6 +78,22 @@ class Uploaded:
     private: bool
 
 
+@dataclass(frozen=True)
+class _Commit:
+    """revision: at which it is fetched back."""
+
+    oid: str
+    url: str
+    pull_request: str | None
+    revision: str
+
+
+@dataclass(frozen=True)
+class _Proposed:
+    of: dict[str, str]
+    commit: _Commit
+
+
 class Hub:
     """The requests of one upload.
 
@@ -76,6 +102,7 @@ class Hub:
         endpoint: None: HF_ENDPOINT or the public Hub.
         attempts: of each request.
         wait: seconds -> after so long; the pause doubles from try to try.
+        stop: whether the run was asked to stop; None: nobody asks.
     """
 
     def __init__(
@@ -85,9 +112,11 @@ class Hub:
         token: str | None = None,
         endpoint: str | None = None,
         attempts: int = 5,
-        wait: Callable[[float], None] = time.sleep,
+        wait: Callable[[float], None] | None = None,
+        stop: Stop | None = None,
     ):
-        self.say, self.attempts, self.wait = say, attempts, wait
+        self.say, self.attempts, self._stop = say, attempts, stop or Stop()
+        self.wait = wait or (lambda seconds: pause(seconds, self._stop, "between two tries of a request to the Hub"))
         self.token = token or get_token()
         if self.token is None:
             raise UserError("not logged in to the Hub", hint="hf auth login, or set HF_TOKEN to a token that may write")
@@ -103,22 +132,26 @@ class Hub:
         Args:
             fetched: where the repository is fetched to; removed once it has been tried.
             try_it: folder -> loads it and raises `UserError` where it is not what was published.
+
+        Raises:
+            Stopped: the run was asked to stop. Another call with the same folder goes on.
         """
+        self._stop.check("before it was sent to the Hub")
         self._open(to)
-        done = self._commit(folder, to, message)
-        where = done.pr_revision or done.oid
+        done = self._commit(folder, to, message, fetched.with_name(PROPOSED))
         self.say(f"uploaded to {to.repo}, commit {done.oid[:12]}; fetching it back")
         shutil.rmtree(fetched, ignore_errors=True)
-        self._tried(to, "fetching it back", lambda: self._fetch(to.repo, where, fetched))
+        self._tried(to, "fetching it back", lambda: self._fetch(to.repo, done.revision, fetched))
         _compare(folder, fetched)
         try_it(fetched)
         shutil.rmtree(fetched)
+        self._stop.check(_TRYING)
         if to.public:
             self._tried(to, "making it public", lambda: self._api.update_repo_settings(to.repo, private=False))
         private = bool(self._tried(to, "asking how it is", lambda: self._api.repo_info(to.repo)).private)
         if to.public and private:
             raise UserError(f"{to.repo} is still private", hint="make it public on its page: its content is verified")
-        return Uploaded(to.repo, done.oid, done.commit_url, done.pr_url, private)
+        return Uploaded(to.repo, done.oid, done.url, done.pull_request, private)
 
     def _open(self, to: Destination) -> None:
         """A repository that nobody can see into before its content is tried; and its branch."""
@@ -144,30 +177,61 @@ class Hub:
         except _Missing:
             return None
 
-    def _commit(self, folder: Path, to: Destination, message: str) -> CommitInfo:
-        """One commit, after which the repository holds the folder's files and no others."""
+    def _commit(self, folder: Path, to: Destination, message: str, proposed: Path) -> _Commit:
+        """One commit, after which the repository holds the folder's files and no others.
+
+        Args:
+            proposed: file that remembers a pull request, which a stopped run would propose a second time.
+        """
         names = sorted(str(p.relative_to(folder)) for p in folder.rglob("*") if p.is_file())
+        what = {"repo": to.repo, "files": sha256_of(folder / SUMS)}
+        if to.pull_request and (earlier := _earlier(proposed, what)) is not None:
+            self.say(f"proposed before: {earlier.pull_request}")
+            return earlier
 
         def attempt() -> CommitInfo:
             # From the state as it is now: what an earlier try has left there is not uploaded or committed again.
             parent = self._api.repo_info(to.repo, revision=to.revision).sha
             there = set(self._api.list_repo_files(to.repo, revision=parent)) - _OWN_FILES
             _refuse_foreign(to.repo, there - set(names), there)
-            operations: list[Any] = [CommitOperationAdd(name, folder / name) for name in names]
+            additions = [CommitOperationAdd(name, folder / name) for name in names]
+            for addition in additions:
+                self._send(addition, to)
+            operations: list[Any] = [*additions]
             operations += [CommitOperationDelete(name) for name in sorted(there - set(names))]
+            self._stop.check(_SENDING)
             return self._api.create_commit(
                 to.repo, operations, commit_message=message, revision=to.revision, create_pr=to.pull_request,
                 parent_commit=parent,
             )  # fmt: skip
 
         # A second try would propose it a second time.
-        return self._tried(to, "uploading", attempt, attempts=1 if to.pull_request else self.attempts)
+        info = self._tried(to, "uploading", attempt, attempts=1 if to.pull_request else self.attempts)
+        done = _Commit(info.oid, info.commit_url, info.pr_url, info.pr_revision or info.oid)
+        if to.pull_request:
+            write_whole(proposed, json.dumps({"of": what, "commit": asdict(done)}).encode())
+        return done
+
+    def _send(self, addition: CommitOperationAdd, to: Destination) -> None:
+        """The content of one file, where the Hub keeps it apart from commits and lacks it."""
+
+        def send() -> None:
+            self._api.preupload_lfs_files(
+                to.repo, [addition], revision=to.revision, create_pr=to.pull_request, free_memory=False
+            )
+
+        awaited(send, self._stop, _SENDING)
 
     def _fetch(self, repo: str, revision: str, into: Path) -> None:
-        snapshot_download(
-            repo, revision=revision, local_dir=into, token=self.token, endpoint=self._api.endpoint,
-            force_download=True,
-        )  # fmt: skip
+        for name in self._api.list_repo_files(repo, revision=revision):
+
+            def fetch(name: str = name) -> str:
+                return hf_hub_download(
+                    repo, name, revision=revision, local_dir=into, token=self.token, endpoint=self._api.endpoint,
+                    force_download=True,
+                )  # fmt: skip
+
+            awaited(fetch, self._stop, _TRYING)
 
     def _tried(self, to: Destination, what: str, action: Callable[[], Done], *, attempts: int | None = None) -> Done:
         """An action's result, tried again where that may help. Raises `UserError` without the client's exceptions."""
@@ -176,7 +240,7 @@ class Hub:
         for attempt in range(attempts):
             try:
                 return action()
-            except UserError:
+            except (UserError, Stopped):
                 raise
             except RepositoryNotFoundError as error:
                 problem = _Missing(f"{to.repo}, {what}: {self._clean(error)}", hint=_rights(to))
@@ -203,6 +267,15 @@ class Hub:
 
 class _Missing(UserError):
     """The Hub says that there is no such repository, or none that this token may see."""
+
+
+def _earlier(proposed: Path, what: dict[str, str]) -> _Commit | None:
+    """The pull request that an earlier run made of the same files; None: it made none."""
+    if not proposed.is_file():
+        return None
+    hint = "delete the file: the same files are then proposed once more"
+    kept = read_json(proposed, _Proposed, hint=hint)
+    return kept.commit if kept.of == what else None
 
 
 def _causes(error: BaseException) -> list[BaseException]:

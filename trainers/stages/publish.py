@@ -37,7 +37,7 @@ from ..publishing.lineage import data_of, trained_by, training_table
 from ..publishing.names import check_name, is_repo, suggested
 from ..publishing.no_secrets import refuse_secrets
 from ..publishing.snippets import PICTURE, Snippet, loop_snippet, transformers_snippet
-from ..publishing.upload import Destination, Hub, Uploaded
+from ..publishing.upload import PROPOSED, Destination, Hub, Uploaded
 from .base import Planned, Stage
 
 REPOSITORY, RESULT = "repository", "published.json"
@@ -59,7 +59,7 @@ class StoredPrompt(Section):
 class PublishStage(Stage):
     takes_any_data: ClassVar[bool] = True
     # Both have SHA256SUMS of their own.
-    working: ClassVar[tuple[str, ...]] = (*Stage.working, REPOSITORY, "fetched")
+    working: ClassVar[tuple[str, ...]] = (*Stage.working, REPOSITORY, "fetched", PROPOSED)
 
     kind: Literal["publish"]
     # NAMESPACE/NAME. Engines guess the method from it: `EAGLE-...` for EAGLE, `EAGLE3-...` for EAGLE-3, and neither
@@ -123,19 +123,22 @@ class PublishStage(Stage):
         return {"target", "processor", "text", "vq"}
 
     def run(self, context: Context) -> None:
-        """Rank 0 publishes; an error there is raised on all ranks."""
+        """Rank 0 publishes; an error there is raised on all ranks, and a stop, after which the same command sends what
+        the Hub lacks.
+        """
         problem: UserError | None = None
-        if ranks.is_main():
-            try:
-                _publish(self, context)
-            except UserError as error:
-                problem = error
-            except OSError as error:  # a disk that is full, a file that may not be read
-                problem = UserError(
-                    first_line(error), where=error.filename or str(context.folder),
-                    hint="mend it (the folder and what is fetched back are each as large as the weights), and run the "
-                    "same command again",
-                )  # fmt: skip
+        with context.stop.together():
+            if ranks.is_main():
+                try:
+                    _publish(self, context)
+                except UserError as error:
+                    problem = error
+                except OSError as error:  # a disk that is full, a file that may not be read
+                    problem = UserError(
+                        first_line(error), where=error.filename or str(context.folder),
+                        hint="mend it (the folder and what is fetched back are each as large as the weights), and run "
+                        "the same command again",
+                    )  # fmt: skip
         problem = ranks.broadcast(problem)
         if problem is not None:
             raise problem
@@ -165,7 +168,7 @@ def _publish(stage: PublishStage, context: Context) -> None:
         raise UserError("no stage of this run trained a drafter", where=f"key stages.{context.name}",
                         hint="publish what a run trains; a published drafter is on the Hub already")  # fmt: skip
     # Before anything is built: a login that is missing.
-    hub = None if stage.builds_only else Hub(context.say, attempts=stage.attempts)
+    hub = None if stage.builds_only else Hub(context.say, attempts=stage.attempts, stop=context.stop)
     report = context.inputs["report"]
     evaluated = read_evaluation(report)
     folder = context.folder / REPOSITORY
@@ -173,6 +176,7 @@ def _publish(stage: PublishStage, context: Context) -> None:
     folders.copy_model(source, folder)
     draws_images = context.target.draws_images
     target = _hub_id(stage.base_model or context.target.path)
+    context.stop.check("before the drafter was measured on the stored prompt")
     section, sources = _measured(stage, context, source, report, folder)
     assert section.expected is not None
     method = section.drafter["kind"]
@@ -198,7 +202,7 @@ def _publish(stage: PublishStage, context: Context) -> None:
     write_sums(folder)
     refuse_secrets(folder, hub.token if hub is not None else None)
     context.say(f"{context.name}: tau {section.expected.tau:.2f} on the stored prompt; trying it in a fresh process")
-    try_folder(folder, sources, snippets, names(folder))
+    try_folder(folder, sources, snippets, names(folder), stop=context.stop)
     if hub is None:
         context.say(f"built and tried, not uploaded: {folder}")
         _finish(context.folder, {"repo": stage.repo, "uploaded": False, "tau": section.expected.tau})
@@ -207,7 +211,8 @@ def _publish(stage: PublishStage, context: Context) -> None:
     to = Destination(stage.repo, stage.revision, stage.pull_request, stage.visibility == "public")
     done: Uploaded = hub.publish(
         folder, to, message=f"draftsmith: {method} drafter, tau {section.expected.tau:.2f} on the stored prompt",
-        fetched=context.folder / "fetched", try_it=lambda place: try_folder(place, sources, snippets, names(place)),
+        fetched=context.folder / "fetched",
+        try_it=lambda place: try_folder(place, sources, snippets, names(place), stop=context.stop),
     )  # fmt: skip
     context.say(f"published: {done.pull_request or done.url} ({'private' if done.private else 'public'})")
     _finish(context.folder, {"uploaded": True, "tau": section.expected.tau} | done.__dict__)
