@@ -25,8 +25,10 @@ _MAX_TILES = 9
 
 
 def check_canvas(size: Size, processor: Processor, aspect: Aspect, *, num_images: int = 1) -> None:
-    """Raises `BadMedia` where too large a picture stands between one of `size` (width, height) and its tile: `pad` puts
-    it on a square of its longer side, and CLIP's own way resizes the shorter side and leaves the other one long.
+    """Raises `BadMedia` where too large a picture stands between one of `size` (width, height) and its tile.
+
+    That is the picture itself, or the square of its longer side on which `pad` puts it; and CLIP's own way resizes the
+    shorter side and leaves the other one long.
     """
     if processor.reads_whole or is_tiled(aspect, num_images):
         return  # the sizes on the way are those of a list, or within pixel limits
@@ -35,7 +37,9 @@ def check_canvas(size: Size, processor: Processor, aspect: Aspect, *, num_images
     if aspect != "square":
         side = max(size)
         check_area((side, side), MAX_CANVAS, f"the square around {width:,} x {height:,} pixels has")
-    elif edge is not None:
+        return
+    check_area(size, MAX_CANVAS)
+    if edge is not None:
         long = edge * max(size) // min(size)
         check_area((edge, long), MAX_CANVAS, f"{width:,} x {height:,} pixels, resized to a shorter side of {edge}, are")
 

@@ -22,9 +22,11 @@ from .tiles import Size
 FORMATS = ("BMP", "GIF", "JPEG", "PNG", "PPM", "TIFF", "WEBP")
 MAX_BYTES = 1 << 30  # of a file
 MAX_PIXELS = 178_956_970  # of a picture: Pillow's own limit, from which on it takes one for a decompression bomb
-# Of what is made of a picture on the way to tiles (a square around it, say): 16,384 x 16,384 pixels, of which an image
-# processor of transformers holds 14 bytes each.
-MAX_CANVAS = 1 << 28
+# Of what an image processor of transformers is given, a picture or the square around it: 8,192 x 8,192 pixels. It holds
+# 14 bytes of each, so that one picture takes 0.9 GB at most, in each of the loader's workers. The largest pictures of
+# data sets for these models are 8K (7,680 x 4,320), photographs of phones (up to 64 million pixels) and pages of A4 at
+# 600 dpi (4,960 x 7,016): the squares around the first and the last fit.
+MAX_CANVAS = 1 << 26
 
 _Read = TypeVar("_Read")
 _PHOTOMETRIC, _BITS_PER_SAMPLE, _WHITE_IS_ZERO = 262, 258, 0  # tags of TIFF, and a value of the first

@@ -3,6 +3,7 @@
 import io
 import struct
 import subprocess
+import sys
 import warnings
 import zlib
 from functools import partial
@@ -210,9 +211,11 @@ def test_a_long_picture_is_refused_where_its_square_is_too_large(processor, monk
     monkeypatch.setattr(picture_files, "as_rgb", lambda image: pytest.fail("decoded"))
     wide = file(encoded(Image.new("L", (60_000, 200)), "JPEG"))
     pad, square = (partial(check_canvas, processor=processor, aspect=a) for a in ("pad", "square"))
-    with pytest.raises(BadMedia, match=r"the square around 60,000 x 200 pixels has 60,000 x 60,000, and 268,435,456"):
+    with pytest.raises(BadMedia, match=r"the square around 60,000 x 200 pixels has 60,000 x 60,000, and 67,108,864"):
         load_image(wide, check=pad)
-    pad((16_384, 200))
+    pad((8_192, 200))
+    with pytest.raises(BadMedia, match=r"the image has 10,000 x 8,000, and 67,108,864"):
+        square((10_000, 8_000))
     square((60_000, 200))
     with pytest.raises(BadMedia, match=r"60,000,000 x 1 pixels, resized to a shorter side of 24, are 24 x 1,440"):
         square((60_000_000, 1))
@@ -221,6 +224,45 @@ def test_a_long_picture_is_refused_where_its_square_is_too_large(processor, monk
     check_canvas((60_000_000, 1), processor, "anyres_max_9")
     with pytest.raises(BadMedia, match="the square around"):
         check_canvas((60_000, 200), processor, "anyres_max_9", num_images=2)
+
+
+_MEMORY = """
+import resource, sys
+from types import SimpleNamespace
+from draftsmith.data.images import check_canvas, pixels
+from draftsmith.data.media_files import BadMedia
+from draftsmith.data.picture_files import load_image
+from pathlib import Path
+from PIL import Image
+from transformers import CLIPImageProcessor
+
+make = CLIPImageProcessor(size={"shortest_edge": 24}, crop_size={"height": 24, "width": 24})
+processor = SimpleNamespace(image_processor=make, image_size=24, patches=3, reads_whole=False)
+pixels([Image.new("RGB", (20, 10))], processor, "pad")
+before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+for name, aspect in zip(sys.argv[1::2], sys.argv[2::2], strict=True):
+    try:
+        image = load_image(Path(name), check=lambda size: check_canvas(size, processor, aspect))
+        print(len(pixels([image], processor, aspect)), end=" ")
+    except BadMedia as error:
+        print("refused", end=" ")
+    print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before)
+"""
+
+
+def test_one_picture_takes_a_gigabyte_at_most(tmp_path):
+    """In a process of its own, whose largest size the kernel keeps. One picture took up to 4 GB."""
+    asked = []
+    for size, aspect in (((60_000, 200), "pad"), ((9_000, 8_000), "square"), ((8_192, 30), "pad")):
+        path = tmp_path / f"{size[0]}.png"
+        Image.new("L", size).save(path)
+        asked += [str(path), aspect]
+    command = [sys.executable, "-c", _MEMORY, *asked]
+    lines = subprocess.run(command, capture_output=True, text=True, check=True).stdout.splitlines()
+    (*refused, (made, kilobytes)) = (line.split() for line in lines)
+    assert [told for told, _ in refused] == ["refused"] * 2 and all(int(size) < 60_000 for _, size in refused)
+    # The lower bound: the measure sees what is held.
+    assert made == "1" and 700_000 < int(kilobytes) < 1_100_000
 
 
 def test_the_largest_square_that_is_allowed_is_made(processor, monkeypatch):
