@@ -40,6 +40,9 @@ Revision = Annotated[str, AfterValidator(_revision)]
 # accelerate's ways to spread a model, or one device.
 DeviceMap = Annotated[str, Field(pattern=r"^(auto|balanced|balanced_low_0|sequential|cpu|[a-z]{3,4}(:\d+)?)$")]
 
+# Keys of a section that say where weights lie, and change no result.
+PLACES = ("device_map", "offload")
+
 
 def file_name(text: str) -> str:
     """`text`, a name that a file or folder gets. Raises `ValueError` where it would leave its folder or hide there."""

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import torch
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import load_file
 from torch import Tensor
@@ -19,6 +20,7 @@ from torch import Tensor
 from .errors import UserError, first_line
 from .files import read_json
 
+CPU = torch.device("cpu")
 INDEX = "model.safetensors.index.json"
 RESTORE = "restore the file: fetch the folder again, or run the stage that wrote it again"
 # JSON objects that transformers and tokenizers read by their names.
@@ -94,10 +96,17 @@ def check_safetensors(path: Path, *, hint: str = RESTORE) -> None:
         pass
 
 
-def read_safetensors(path: Path, *, hint: str = RESTORE) -> dict[str, Tensor]:
-    """All tensors of a file. Raises `UserError` where it is missing or damaged."""
+def read_safetensors(path: Path, *, hint: str = RESTORE, device: torch.device = CPU) -> dict[str, Tensor]:
+    """All tensors of a file. Raises `UserError` where it is missing or damaged.
+
+    Args:
+        device: where to; on the way to a GPU the host holds one of them at a time.
+    """
     with reading_safetensors(path, hint=hint):
-        return load_file(path)
+        if device.type == "cpu":
+            return load_file(path)
+        with safe_open(path, "pt") as file:
+            return {name: file.get_tensor(name).to(device) for name in file.keys()}  # noqa: SIM118
 
 
 @contextmanager

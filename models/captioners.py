@@ -23,6 +23,7 @@ from ..core.errors import UserError
 from ..core.fields import Place, Revision
 from ..core.finite import check_module
 from ..core.pictures import IMAGE, TEXT, VIDEO
+from ..core.placement import onto
 from ..core.pretrained import reading_pretrained
 from ..core.section import Section, torch_dtype
 from .decoding.batched import write_answers
@@ -190,6 +191,7 @@ def _load(cls: Any, config: _Published, device: torch.device) -> Any:
             dtype=torch_dtype(config.dtype),
             weights_only=True,
             output_loading_info=True,
+            **onto(device),
         )
     # Weights of another layout would be left random, and the captions noise.
     if report["missing_keys"] or report["mismatched_keys"]:
@@ -198,7 +200,6 @@ def _load(cls: Any, config: _Published, device: torch.device) -> Any:
             where=_where(config),
             hint=_CURE,
         )
-    model = model.to(device)
     check_module(model, config.path)
     return model
 

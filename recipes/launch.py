@@ -43,12 +43,14 @@ def run_recipe(arguments: Sequence[str], command: str) -> int:
     from ..trainers.run import check_stages, pending_restart, run_stages
     from ..trainers.stopping import Stopped
     from .dry_run import check_models, dry_run
+    from .placement import check_places
     from .plan import plan
 
     recipe, options = loaded.recipe, loaded.options
     check_engine(recipe.engine)
     with blamed(loaded.asked):
         planned = plan(recipe, loaded.path)
+        check_places(recipe, planned, options.stages)
         for one in planned:
             for text in one.stage.warnings():
                 say(f"warning: stages.{one.name}.{text}")

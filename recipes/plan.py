@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from ..core.errors import UserError, did_you_mean
+from ..core.fields import PLACES
 from ..core.secrets import redact_tree
 from ..data.mixture import identities
 from ..data.records import file_identity
@@ -91,21 +92,30 @@ def _settings(recipe: Recipe, name: str, inputs: dict[str, str], earlier: list[P
     are left out, and the engine where no weights are trained.
     """
     stage = recipe.stages[name]
-    section = stage.model_dump(mode="json")
+    section = _without_places(stage.model_dump(mode="json"))
     for harmless in ("log_every", "num_workers", "checkpoints", "expected", *stage.harmless()):
         section.pop(harmless, None)
-    drafter = recipe.drafter.model_dump(mode="json") if recipe.drafter else None
+    drafter = _without_places(recipe.drafter.model_dump(mode="json")) if recipe.drafter else None
     by_name = {p.name: p.fingerprint for p in earlier}
     return {
         "version": FINGERPRINTS,
         "stages": {name: section},
         "inputs": {thing: by_name[maker] for thing, maker in inputs.items()},
         "seed": recipe.seed,
-        "target": recipe.target.model_dump(mode="json", exclude={"device_map"}),
+        "target": _without_places(recipe.target.model_dump(mode="json")),
         "drafter": drafter,
         "engine": recipe.engine.model_dump(mode="json") if stage.trains else None,
         "data": _data_identity([section, drafter]),
     }
+
+
+def _without_places(section: Any) -> Any:
+    """Of a section and those inside it: what does not only say where models lie."""
+    if isinstance(section, list):
+        return [_without_places(part) for part in section]
+    if not isinstance(section, dict):
+        return section
+    return {key: _without_places(value) for key, value in section.items() if key not in PLACES}
 
 
 def _data_identity(section: Any) -> list[str]:

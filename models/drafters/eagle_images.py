@@ -21,6 +21,7 @@ from ...core.batch import CodeBatch
 from ...core.errors import UserError
 from ...core.files import read_json
 from ...core.loss import StepLoss
+from ...core.placement import fill, without_storage
 from ...core.section import Section
 from ...core.states import Taps, TargetStates
 from ..decoding.cache import Cache
@@ -119,9 +120,11 @@ def load_eagle(folder: Path, embedding: Tensor, shape: LayerShape, config: HeadC
         UserError: a file is missing, or the head was made for another target.
     """
     _check_made_for(folder, shape)
-    state = head_state(folder)
+    device = embedding.device
+    state = head_state(folder, device)
     shape = stored_layer(config, folder, shape, state)
-    head = ImageEagleHead(shape, fc_bias="fc.bias" in state)
+    with without_storage(device):
+        head = ImageEagleHead(shape, fc_bias="fc.bias" in state)
     own = _EMBEDDING in state
     if not own:
         head.share_embedding(embedding)
@@ -131,11 +134,8 @@ def load_eagle(folder: Path, embedding: Tensor, shape: LayerShape, config: HeadC
         what="the head does not fit this target: ", hint="name the target that the head was trained for",
     )  # fmt: skip
     head.own_embedding = own
-    if own:
-        head.load_state_dict(state)
-    else:
-        head.load_state_dict({k: v for k, v in state.items() if k != _EMBEDDING}, strict=False)
-    return head.to(embedding.device)
+    fill(head, state, device)
+    return head
 
 
 def _check_made_for(folder: Path, shape: LayerShape) -> None:

@@ -19,7 +19,8 @@ from torch import Tensor
 
 from ...core.errors import UserError
 from ...core.finite import check_weights
-from ...core.pretrained import read_safetensors
+from ...core.placement import fill, without_storage
+from ...core.pretrained import CPU, read_safetensors
 from ..layer import LayerShape, stretched
 from ..llamagen.folders import CONFIG, WEIGHTS, check_shapes, find_folder, read_values, shapes_of, write_folder
 from ..targets.base import Target, TargetShape
@@ -43,11 +44,15 @@ def find_head(config: PublishedDrafter) -> Path:
     return find_folder(str(config.path), config.revision, files=_FILES)
 
 
-def head_state(folder: Path) -> dict[str, Tensor]:
-    """The weights in a head's folder. Raises `UserError` where there are none, or none that can be read safely."""
+def head_state(folder: Path, device: torch.device = CPU) -> dict[str, Tensor]:
+    """The weights in a head's folder. Raises `UserError` where there are none, or none that can be read safely.
+
+    Args:
+        device: where those of a safetensors file are read to; a pickle's lie on the host.
+    """
     path = weights_file(folder)
     if path.suffix == ".safetensors" and path.is_file():
-        return _finite(read_safetensors(path, hint="train or download it again"), path)
+        return _finite(read_safetensors(path, hint="train or download it again", device=device), path)
     try:
         if path.is_file():
             state = torch.load(path, map_location="cpu", weights_only=True)
@@ -123,19 +128,21 @@ def load_head(
     _check_manifest(config, folder, target.shape, identity)
     layer = config.layer(target.shape)
     _check_shape(folder, layer)
-    state = head_state(folder)
+    device = target.embedding.device
+    state = head_state(folder, device)
     layer = stored_layer(config, folder, layer, state)
     _check_embedding(state.pop(_EMBEDDING, None), target.embedding, folder)
     # A file of EAGLE-3 without d2t holds the whole vocabulary, whatever the recipe says.
-    ids = state["d2t"] + torch.arange(len(state["d2t"])) if "d2t" in state else None
-    head = config.module(layer, ids)
+    ids = state["d2t"].cpu() + torch.arange(len(state["d2t"])) if "d2t" in state else None
+    with without_storage(device):
+        head = config.module(layer, ids)
     check_shapes(
         shapes_of(state), shapes_of(head.state_dict()), where=str(weights_file(folder)),
         what="the head does not fit this target and kind: ",
         hint="name the target and the settings that the head was trained with",
     )  # fmt: skip
-    head.load_state_dict(state)
-    return head.to(target.embedding.device, dtype)
+    fill(head, state, device, dtype)
+    return head
 
 
 def _check_shape(folder: Path, shape: LayerShape) -> None:
@@ -268,7 +275,7 @@ def _check_embedding(own: Tensor | None, target: Tensor, folder: Path) -> None:
         return
     rows = min(len(own), len(target))
     same_width = own.shape[1:] == target.shape[1:]
-    if not same_width or (own[:rows].float() - target[:rows].float().cpu()).abs().max() > 1e-2:
+    if not same_width or (own[:rows].to(target.device).float() - target[:rows].float()).abs().max() > 1e-2:
         raise UserError(
             "the head brings embeddings that are not the target's", where=str(folder),
             hint="name the target that it was trained for",

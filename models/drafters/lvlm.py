@@ -136,11 +136,8 @@ class LvlmConfig(PublishedDrafter):
         tokenizer = None if identity is None else identity.tokenizer_sha256
         ours = folder if folder is not None else _folder_of_ours(self)
         if ours is None:
-            draft = load_strangers(self, model.config, dtype=dtype)
-        else:
-            draft = load_drafter(ours, tokenizer_hash=tokenizer, dtype=dtype)
-        nn.Module.to(draft, target.device)
-        return draft
+            return load_strangers(self, model.config, dtype=dtype, device=target.device)
+        return load_drafter(ours, tokenizer_hash=tokenizer, dtype=dtype, device=target.device)
 
     def save(self, module: nn.Module, folder: Path, manifest: Mapping[str, Any]) -> None:
         assert isinstance(module, PreTrainedModel)
@@ -257,8 +254,10 @@ def save_llava(model: PreTrainedModel, folder: Path, manifest: Mapping[str, Any]
     (folder / MANIFEST).write_text(json.dumps(manifest, indent=1, sort_keys=True))
 
 
-def load_drafter(folder: Path, *, tokenizer_hash: str | None, dtype: torch.dtype) -> PreTrainedModel:
-    """A trained draft.
+def load_drafter(
+    folder: Path, *, tokenizer_hash: str | None, dtype: torch.dtype, device: torch.device | None = None
+) -> PreTrainedModel:
+    """A trained draft on `device`; None: the CPU.
 
     Args:
         tokenizer_hash: the target's; None compares nothing.
@@ -277,16 +276,20 @@ def load_drafter(folder: Path, *, tokenizer_hash: str | None, dtype: torch.dtype
             where=str(folder / MANIFEST),
             hint="train the draft with this target's processor, or evaluate it with its own target",
         )
-    return load_llava(folder, revision=None, dtype=dtype, key="drafter", whole=True)
+    return load_llava(folder, revision=None, dtype=dtype, key="drafter", whole=True, device=device)
 
 
-def load_strangers(config: LvlmConfig, target: PreTrainedConfig, *, dtype: torch.dtype) -> PreTrainedModel:
+def load_strangers(
+    config: LvlmConfig, target: PreTrainedConfig, *, dtype: torch.dtype, device: torch.device | None = None
+) -> PreTrainedModel:
     """A published draft without our manifest: taken at its word, as far as the sizes that must agree do.
 
     Raises:
         UserError: it cannot be loaded, or does not fit the target.
     """
-    model = load_llava(str(config.path), revision=config.revision, dtype=dtype, key="drafter.path", whole=True)
+    model = load_llava(
+        str(config.path), revision=config.revision, dtype=dtype, key="drafter.path", whole=True, device=device
+    )
     ours = model.config
     pairs = {
         "vocabulary": (ours.text_config.vocab_size, target.text_config.vocab_size),

@@ -24,7 +24,8 @@ from ...core.batch import Batch, CodeBatch
 from ...core.errors import UserError
 from ...core.finite import check_module
 from ...core.loss import StepLoss
-from ...core.pretrained import read_safetensors
+from ...core.placement import fill, without_storage
+from ...core.pretrained import CPU, read_safetensors
 from ...core.section import Section
 from ...core.states import Taps, TargetStates
 from ..decoding.expansions import Expansions
@@ -80,7 +81,8 @@ class MedusaConfig(PublishedDrafter):
             check_made_for(source, target, identity)
         else:
             check_identity(source, self.kind, identity)
-        return load_medusa(source, self.shape(target.shape)).to(target.device, dtype or target.embedding.dtype)
+        head = load_medusa(source, self.shape(target.shape), target.device)
+        return head.to(target.device, dtype or target.embedding.dtype)
 
     def copy_of(self, module: nn.Module, state: Mapping[str, Tensor]) -> nn.Module:
         assert isinstance(module, MedusaHead)
@@ -296,12 +298,13 @@ def save_medusa(head: MedusaHead, folder: Path, manifest: Mapping[str, Any]) -> 
     (folder / "draftsmith.json").write_text(json.dumps(manifest, indent=1, sort_keys=True))
 
 
-def load_medusa(folder: Path, shape: MedusaShape) -> MedusaHead:
+def load_medusa(folder: Path, shape: MedusaShape, device: torch.device = CPU) -> MedusaHead:
     """Raises `UserError` where the file is missing or made for another target."""
-    head = MedusaHead(shape)
-    state = read_safetensors(folder / "model.safetensors", hint="train or download it again")
+    with without_storage(device):
+        head = MedusaHead(shape)
+    state = read_safetensors(folder / "model.safetensors", hint="train or download it again", device=device)
     try:
-        head.load_state_dict(state)
+        fill(head, state, device)
     except RuntimeError as error:
         # torch's first line names the class only, and the next one the parameter.
         lines = str(error).strip().splitlines()

@@ -251,6 +251,7 @@ def load_reader(config: PrunedConfig, target: LanguageTarget) -> LanguageTarget:
         num_token_ids=target.decoder.num_token_ids,
         image_token_id=next(iter(target.decoder.never), None),
         device=target.device,
+        key="drafter.model",
     )
     check_sibling(sibling, target)
     return sibling

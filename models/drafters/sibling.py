@@ -65,9 +65,10 @@ class SiblingConfig(DrafterConfig):
     ) -> LlamaGen:
         """Load the weights at `path`; `folder` is not read. Raise `UserError` as `check_sibling`."""
         assert isinstance(target, LlamaGenTarget), "see check_sibling"
-        model = load_llamagen(self.path, revision=self.revision, dtype=dtype or target.embedding.dtype)
+        dtype = dtype or target.embedding.dtype
+        model = load_llamagen(self.path, revision=self.revision, dtype=dtype, device=target.device)
         check_sibling(target.config, model.config)
-        return model.to(target.device)
+        return model
 
     def drafter(self, module: nn.Module, target: Target, options: DraftingOptions = PLAIN) -> Drafter:
         """Guide by `cfg_scale` in the target's interval; null: by the target's scale."""

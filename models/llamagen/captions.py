@@ -23,6 +23,7 @@ from torch import Tensor
 from transformers import AutoTokenizer, T5EncoderModel
 
 from ...core.finite import check_module
+from ...core.placement import onto
 from ...core.pretrained import check_all_read, reading_pretrained
 
 
@@ -49,8 +50,8 @@ class TextFeatures:
     ):
         with reading_pretrained(source, "cannot load the text encoder", hint=_CURE):
             self.tokenizer = AutoTokenizer.from_pretrained(source, revision=revision)
-        encoder = load_text_encoder(source, dtype=dtype, revision=revision)
-        self.encoder = encoder.to(device).eval().requires_grad_(False)
+        encoder = load_text_encoder(source, dtype=dtype, revision=revision, device=torch.device(device))
+        self.encoder = encoder.eval().requires_grad_(False)
         self.max_length = max_length
 
     @torch.no_grad()
@@ -67,8 +68,13 @@ class TextFeatures:
 _CURE = "check the name and the network, or download it once and give the local directory"
 
 
-def load_text_encoder(source: str | Path, *, dtype: torch.dtype, revision: str | None = None) -> Any:
-    """A T5 encoder on the CPU, all of whose weights were read: transformers draws a missing one at random.
+def load_text_encoder(
+    source: str | Path, *, dtype: torch.dtype, revision: str | None = None, device: torch.device | None = None
+) -> Any:
+    """A T5 encoder all of whose weights were read: transformers draws a missing one at random.
+
+    Args:
+        device: where to; None: the CPU.
 
     Raises:
         UserError: it cannot be read, lacks a weight, or has one that is not finite.
@@ -77,7 +83,7 @@ def load_text_encoder(source: str | Path, *, dtype: torch.dtype, revision: str |
     with reading_pretrained(source, "cannot load the text encoder", hint=_CURE):
         # The decoder's weights in a full T5 are left out; older files are read with weights_only: no code runs.
         encoder, info = encoders.from_pretrained(
-            source, revision=revision, dtype=dtype, weights_only=True, output_loading_info=True
+            source, revision=revision, dtype=dtype, weights_only=True, output_loading_info=True, **onto(device)
         )
     check_all_read(info, source)
     check_module(encoder, source)

@@ -13,6 +13,7 @@ import torch
 from pydantic import ValidationError
 
 from ...core.errors import UserError, did_you_mean
+from ...core.pretrained import CPU
 from ...core.section import Section
 from .folders import CONFIG, Shapes, State, find_folder, read_values, read_weights, shapes_of, write_folder
 from .lantern_layout import from_lantern, is_lantern, lantern_config, to_lantern
@@ -28,16 +29,23 @@ def save_model(model: LlamaGen | VqTokenizer, folder: Path) -> None:
     write_folder(folder, values_of(model.config), model.state_dict())
 
 
-def load_llamagen(source: str | Path, *, revision: str | None = None, dtype: torch.dtype = torch.float32) -> LlamaGen:
-    """A LlamaGen in eval mode on the CPU.
+def load_llamagen(
+    source: str | Path,
+    *,
+    revision: str | None = None,
+    dtype: torch.dtype = torch.float32,
+    device: torch.device = CPU,
+) -> LlamaGen:
+    """A LlamaGen in eval mode.
 
     Args:
         source: our directory, one of LANTERN's layout, or the Hub id of either.
+        device: where its weights go, straight from the file.
 
     Raises:
         UserError: a file or key that is missing, unknown, unreadable or of another shape.
     """
-    state, config = read_llamagen(source, revision=revision, dtype=dtype)
+    state, config = read_llamagen(source, revision=revision, dtype=dtype, device=device)
     with torch.device("meta"):
         model = LlamaGen(config)
     model.load_state_dict(state, assign=True)
@@ -46,7 +54,11 @@ def load_llamagen(source: str | Path, *, revision: str | None = None, dtype: tor
 
 
 def read_llamagen(
-    source: str | Path, *, revision: str | None = None, dtype: torch.dtype | None = None
+    source: str | Path,
+    *,
+    revision: str | None = None,
+    dtype: torch.dtype | None = None,
+    device: torch.device = CPU,
 ) -> tuple[State, LlamaGenConfig]:
     """Weights under the official names, and the config, of either layout. `dtype` None keeps what is stored."""
     folder = find_folder(source, revision)
@@ -54,16 +66,16 @@ def read_llamagen(
     if is_lantern(values):
         config = lantern_config(values, where=str(folder / CONFIG))
         expected = shapes_of(to_lantern(_meta_state(config), config)[0])
-        return from_lantern(read_weights(folder, expected, dtype), values)
+        return from_lantern(read_weights(folder, expected, dtype, device), values)
     config = _config(LlamaGenConfig, LLAMAGEN, values, folder / CONFIG)
-    return read_weights(folder, shapes_for(config), dtype), config
+    return read_weights(folder, shapes_for(config), dtype, device), config
 
 
-def load_vq(source: str | Path) -> VqTokenizer:
-    """A tokenizer in eval mode on the CPU, from our directory or the Hub id of one. Raises `UserError` as above."""
+def load_vq(source: str | Path, device: torch.device = CPU) -> VqTokenizer:
+    """A tokenizer in eval mode, from our directory or the Hub id of one. Raises `UserError` as above."""
     folder = find_folder(source, None)
     config = _config(VqConfig, VQ, read_values(folder), folder / CONFIG)
-    state = read_weights(folder, shapes_for(config), torch.float32)
+    state = read_weights(folder, shapes_for(config), torch.float32, device)
     with torch.device("meta"):
         model = VqTokenizer(config)
     model.load_state_dict(state, assign=True)

@@ -21,7 +21,7 @@ from ...core.checksums import SUMS, check_sums
 from ...core.errors import UserError, first_line
 from ...core.files import read_json, write_whole
 from ...core.finite import check_weights
-from ...core.pretrained import reading_safetensors
+from ...core.pretrained import CPU, reading_safetensors
 
 CONFIG, WEIGHTS = "config.json", "model.safetensors"
 State = dict[str, Tensor]
@@ -60,8 +60,12 @@ def read_values(folder: Path) -> dict[str, Any]:
     return read_json(path, dict[str, Any], hint=hint)
 
 
-def read_weights(folder: Path, expected: Shapes, dtype: torch.dtype | None) -> State:
-    """All expected tensors, finite and one by one, so that a change of type holds no second copy of the file."""
+def read_weights(folder: Path, expected: Shapes, dtype: torch.dtype | None, device: torch.device = CPU) -> State:
+    """All expected tensors, finite and one by one, so that a change of type or place holds no second copy of the file.
+
+    Args:
+        dtype: None: as they are stored.
+    """
     path = folder / WEIGHTS
     if not path.is_file():
         hint = "a single safetensors file is read; shards and pickles are not"
@@ -69,7 +73,7 @@ def read_weights(folder: Path, expected: Shapes, dtype: torch.dtype | None) -> S
     with reading_safetensors(path), safe_open(path, "pt") as file:
         shapes = {name: tuple(file.get_slice(name).get_shape()) for name in file.keys()}  # noqa: SIM118
         check_shapes(shapes, expected, where=str(path))
-        weights = {name: _cast(file.get_tensor(name), dtype) for name in expected}
+        weights = {name: file.get_tensor(name).to(device, dtype) for name in expected}
     check_weights(weights, path)
     return weights
 
@@ -98,7 +102,3 @@ def check_shapes(
     if problems:
         more = f" (and {len(problems) - 3} more)" if len(problems) > 3 else ""
         raise UserError(what + "; ".join(problems[:3]) + more, where=where, hint=hint)
-
-
-def _cast(tensor: Tensor, dtype: torch.dtype | None) -> Tensor:
-    return tensor if dtype is None else tensor.to(dtype)

@@ -13,6 +13,7 @@ from transformers import AutoTokenizer, ChameleonConfig, ChameleonForConditional
 from ...core.errors import UserError
 from ...core.fields import DeviceMap, Place, Revision
 from ...core.finite import check_module
+from ...core.placement import check_spread, onto, spread
 from ...core.pretrained import reading_pretrained
 from ...core.section import torch_dtype
 from ..decoding.rows import Guidance, GuidanceScale
@@ -38,7 +39,7 @@ class AnoleTargetConfig(ImageTargetSection):
     revision: Revision | None = None
     # bfloat16 is the published precision; float32 takes 28 GB.
     dtype: Literal["float32", "bfloat16", "float16"] = "bfloat16"
-    # accelerate's device map for GPUs that do not hold 14 GB; null: this rank's device.
+    # accelerate's device map for GPUs that do not hold 14 GB, in runs of one rank; null: this rank's device.
     device_map: DeviceMap | None = None
     # Guidance. Two samplers are published: LANTERN's has scale 3, top-k 2000, T 1; GAIR's, without pictures in the
     # prompt, scale 3, T 0.7, top-p 0.9. Numbers of one are not comparable with the other's.
@@ -160,18 +161,20 @@ def load_anole(
     _chameleon(read_config(str(path), key="target.path", revision=revision), path)
     maker: Any = ChameleonForConditionalGeneration
     hint = "check the name and the network; the layout is transformers', in safetensors"
+    place = None if device is None else torch.device(device)
+    placed = onto(place) if device_map is None else spread(device_map, offload=None, key="target")
     with reading_pretrained(path, "target.path: cannot load", hint=hint):
         model, report = maker.from_pretrained(
-            path, revision=revision, dtype=dtype, device_map=device_map,
-            use_safetensors=True, weights_only=True, output_loading_info=True,
+            path, revision=revision, dtype=dtype, use_safetensors=True, weights_only=True, output_loading_info=True,
+            **placed,
         )  # fmt: skip
     missing = sorted(report["missing_keys"])
     if missing:
         # transformers would go on with random values.
         problem = f"target.path: {str(path)!r} lacks {len(missing)} weights, {missing[0]} the first"
         raise UserError(problem, hint=f"download it again, or name {PUBLISHED}")
-    if device is not None and device_map is None:
-        model.to(device)
+    if device_map is not None:
+        check_spread(model, device_map, offload=None, key="target")
     check_module(model, path)
     return AnoleTarget(model, guidance=guidance)
 

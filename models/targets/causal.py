@@ -78,7 +78,7 @@ def _check(model: PreTrainedModel) -> None:
     embedding: Any = model.get_input_embeddings()
     ids = torch.arange(3, 7, device=embedding.weight.device)[None]
     whole = model(input_ids=ids, use_cache=False).logits.float()
-    parts = model.lm_head(core(inputs_embeds=embedding(ids), use_cache=False)[0]).float()
+    parts = model.lm_head(core(inputs_embeds=embedding(ids), use_cache=False)[0]).float().to(whole.device)
     if not torch.allclose(whole, parts, atol=1e-2 * float(whole.abs().max()), rtol=0):
         raise UserError(f"{name} does more than embed, decode and score", where="key target", hint=hint)
 

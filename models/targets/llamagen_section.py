@@ -129,7 +129,7 @@ class LlamaGenTargetConfig(ImageTargetSection):
 
     def load(self, folders: Folders, *, device: torch.device) -> LlamaGenTarget:
         """Of a stage's folder, or else of `path`."""
-        return LlamaGenTarget(load_transformer(self, folders).to(device), self.guidance)
+        return LlamaGenTarget(load_transformer(self, folders, device=device), self.guidance)
 
     def conditions(self, folders: Folders, *, device: torch.device) -> Conditions:
         """The label [], or the features [t,F] of the caption."""
@@ -183,18 +183,18 @@ class LlamaGenTargetConfig(ImageTargetSection):
         return self
 
     def _vq(self, folders: Folders, device: torch.device) -> VqTokenizer:
-        return load_vq(folders.get("vq") or str(self.vq)).to(device)
+        return load_vq(folders.get("vq") or str(self.vq), device)
 
 
-def load_transformer(config: LlamaGenTargetConfig, folders: Folders) -> LlamaGen:
-    """The LlamaGen on the CPU in the recipe's precision, of a stage's folder or else of `path`.
+def load_transformer(config: LlamaGenTargetConfig, folders: Folders, *, device: torch.device) -> LlamaGen:
+    """The LlamaGen in the recipe's precision, of a stage's folder or else of `path`.
 
     Raises:
         UserError: its files cannot be read, or its shape is not what the recipe names.
     """
     source = folders.get("target") or config.path
     assert source is not None, "the plan gives every target a source"
-    model = load_llamagen(source, revision=config.revision, dtype=torch_dtype(config.dtype))
+    model = load_llamagen(source, revision=config.revision, dtype=torch_dtype(config.dtype), device=device)
     wanted = config.model_config_of()
     for name in NAMED_SHAPE:
         if getattr(model.config, name) != getattr(wanted, name):

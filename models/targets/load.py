@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated, Any, Literal, cast
+from typing import Annotated, Any, Literal
 
 import torch
 from pydantic import Field
-from torch import nn
 from transformers import PreTrainedConfig, PreTrainedModel
 from transformers.utils import logging
 
 from ...core.errors import UserError, did_you_mean
 from ...core.finite import check_module
+from ...core.placement import check_spread, onto, spread
 from ...core.pretrained import reading_pretrained
 from ...core.section import torch_dtype
 from ..hub import config_value, read_config
@@ -49,21 +49,25 @@ def load_target(
     image_token_id: int | None,
     device: torch.device,
     tables_only: bool = False,
+    key: str = "target",
 ) -> LanguageTarget:
     """A frozen target from `source` (a trained stage's folder, or `config.path`).
 
     Args:
+        key: of `config` in the recipe, for messages.
         num_token_ids: of the target's tokenizer; ids from here on, rows that only pad the tables, are never emitted.
         tables_only: no layer and no tower is read or held. Embedding, LM head and config are all that is asked of a
             target whose states are on disk.
 
     Raises:
-        UserError: the section's own `num_token_ids` is another, or the weights cannot be read.
+        UserError: the section's own `num_token_ids` is another, the weights cannot be read, or do not fit where its
+            device map would spread them.
     """
     config.check_token_ids(num_token_ids, str(source))
-    dtype = torch_dtype(config.dtype)
-    held: dict[str, Any] = {"device": device, "device_map": config.device_map, "tables_only": tables_only}
-    model = target_weights(config, source, dtype=dtype, **held)
+    held: dict[str, Any] = {"device": device, "tables_only": tables_only, "key": f"{key}.path"}
+    if not tables_only:  # the tables fit on each rank's device
+        held |= {"device_map": config.device_map, "offload": config.offload}
+    model = target_weights(config, source, dtype=torch_dtype(config.dtype), **held)
     return config.target(model, num_token_ids=num_token_ids, image_token_id=image_token_id)
 
 
@@ -74,13 +78,15 @@ def target_weights(
     dtype: torch.dtype,
     device: torch.device | None = None,
     device_map: str | None = None,
+    offload: str | None = None,
     tables_only: bool = False,
+    key: str = "target.path",
 ) -> PreTrainedModel:
     """The model of a target's kind, from published weights or a stage's folder. Raises `UserError` for another kind."""
-    revision, key = (None if Path(source).is_dir() else config.revision), "target.path"
+    revision = None if Path(source).is_dir() else config.revision
     model_type = read_config(str(source), key=key, revision=revision).model_type
     held: dict[str, Any] = {
-        "dtype": dtype, "device": device, "device_map": device_map, "tables_only": tables_only,
+        "dtype": dtype, "device": device, "device_map": device_map, "offload": offload, "tables_only": tables_only,
     }  # fmt: skip
     return load_weights(config.model_class(model_type, str(source)), source, revision=revision, key=key, **held)
 
@@ -91,15 +97,16 @@ def load_llava(
     revision: str | None,
     dtype: torch.dtype | Literal["auto"],
     key: str,
+    device: torch.device | None = None,
     device_map: str | None = None,
+    offload: str | None = None,
     whole: bool = False,
-    tables_only: bool = False,
 ) -> PreTrainedModel:
     """A LLaVA of the family that its own config names.
 
     Args:
         dtype: auto: as it is stored.
-        tables_only: as of `load_target`.
+        device, device_map, offload: as of `load_weights`.
         whole: refuse weights that lack a tensor, where transformers draws a random one, or have one of another shape.
 
     Raises:
@@ -112,7 +119,7 @@ def load_llava(
             hint=did_you_mean(actual, FAMILIES),
         )
     maker = FAMILIES[actual][1]
-    held: dict[str, Any] = {"dtype": dtype, "device_map": device_map, "tables_only": tables_only}
+    held: dict[str, Any] = {"dtype": dtype, "device": device, "device_map": device_map, "offload": offload}
     return load_weights(maker, source, revision=revision, key=key, whole=whole, **held)
 
 
@@ -129,6 +136,7 @@ def load_weights(
     key: str,
     device: torch.device | None = None,
     device_map: str | None = None,
+    offload: str | None = None,
     tables_only: bool = False,
     whole: bool = False,
 ) -> PreTrainedModel:
@@ -136,16 +144,21 @@ def load_weights(
 
     Args:
         maker: a class of transformers with `from_pretrained`.
-        device: where to, without a `device_map`; None: they stay on the CPU. The check that all are finite reads them
-            once where they are then: 2 GB/s on one CPU core, nothing that shows on a GPU.
+        device: where to, without a `device_map`; None: they stay on the CPU. A GPU gets them straight from the file.
+            The check that all are finite reads them once where they are then: 2 GB/s on one CPU core, nothing that
+            shows on a GPU.
+        device_map: accelerate's way to spread them over this node's GPUs; for a single rank.
+        offload: as of `core.placement.spread`.
         tables_only: as of `load_target`.
         whole: refuse tensors that the config has no place for, too.
 
     Raises:
         UserError: it cannot be read; or names a tensor that is missing, of another shape than the config's, or not
-            finite.
+            finite; or the GPUs do not hold what is spread over them.
     """
-    arguments: dict[str, Any] = {"revision": revision, "dtype": dtype, "device_map": device_map, "weights_only": True}
+    section = key.removesuffix(".path")
+    placed = onto(device) if device_map is None else spread(device_map, offload=offload, key=section)
+    arguments: dict[str, Any] = {"revision": revision, "dtype": dtype, "weights_only": True, **placed}
     arguments |= {"output_loading_info": True, "ignore_mismatched_sizes": True}
     loaded: Any
     with reading_pretrained(source, f"{key}: cannot load", hint="check the name and the network"):
@@ -165,8 +178,8 @@ def load_weights(
             + (f" (and {len(problems) - 1} more)" if len(problems) > 1 else ""),
             where=str(source), hint="the two do not belong together: restore the one that was changed",
         )  # fmt: skip
-    if device is not None and device_map is None:
-        cast(nn.Module, model).to(device)  # transformers' decorated `to` has lost its arguments' types
+    if device_map is not None:
+        check_spread(model, device_map, offload=offload, key=section)
     check_module(model, source)
     return model
 

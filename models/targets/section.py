@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from typing import Any, ClassVar, Literal, NoReturn
+from typing import Any, ClassVar, Literal, NoReturn, Self
 
-from pydantic import Field
+from pydantic import Field, model_validator
 from transformers import PreTrainedConfig, PreTrainedModel
 
 from ...core.errors import UserError
@@ -23,14 +23,24 @@ class TargetSection(Section):
     path: Place | None = None
     revision: Revision | None = None
     dtype: Literal["float32", "bfloat16", "float16"] = "float32"
-    # accelerate's device map for targets larger than one GPU (auto, balanced, ...); null: this rank's device.
+    # accelerate's device map for targets larger than one GPU (auto, balanced, ...), in runs of one rank; null: this
+    # rank's device.
     device_map: DeviceMap | None = None
+    # cpu: what the GPUs of a device map do not hold lies in the host's memory, and every token waits for it; null: such
+    # a target is refused.
+    offload: Literal["cpu"] | None = None
     # Vocabulary ids that have a token. The tokenizer says how many: a number here is held against it, and changes
     # nothing.
     num_token_ids: int | None = Field(None, ge=1)
     # Tokens of a prompt that are run at once: memory for speed. null runs it whole, which 25k visual tokens of a 7B
     # target do not allow beside much else; 4096 is a good size there.
     prefill_chunk: int | None = Field(None, ge=1)
+
+    @model_validator(mode="after")
+    def _offloads_what_is_spread(self) -> Self:
+        if self.offload is not None and self.device_map in (None, "cpu"):
+            raise Refused("offload", "nothing reads it without a device_map that spreads", "set device_map: auto")
+        return self
 
     @property
     def reads_tiles(self) -> bool | None:

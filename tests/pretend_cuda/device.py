@@ -14,6 +14,7 @@ import warnings
 from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import torch
@@ -23,6 +24,7 @@ from torch.utils._pytree import tree_leaves, tree_map
 
 CPU = torch.device("cpu")
 NUM_DEVICES = 2  # guard.cpp says the same
+FREE_BYTES = 80 << 30  # of each device
 PACKAGE = Path(__file__).resolve().parents[2]
 
 # Operations whose result's size or value the host must know: it waits for the device.
@@ -88,7 +90,9 @@ class OnDevice(Tensor):
     held: Tensor
 
     @staticmethod
-    def __new__(cls, held: Tensor, device: torch.device) -> OnDevice:
+    def __new__(cls, held: Tensor, device: torch.device | None = None, requires_grad: bool = False) -> Any:
+        if device is None:  # accelerate makes a parameter of the old one's class
+            return torch.nn.Parameter(held, requires_grad=requires_grad)
         self = Tensor._make_wrapper_subclass(  # type: ignore[attr-defined]
             cls, held.shape, strides=held.stride(), storage_offset=held.storage_offset(), dtype=held.dtype,
             layout=held.layout, requires_grad=False, device=device,
@@ -298,10 +302,12 @@ def install() -> None:
         "_lazy_init": None, "manual_seed": None, "manual_seed_all": None, "set_rng_state": None, "empty_cache": None,
         "reset_peak_memory_stats": None, "is_available": True, "is_initialized": True, "device_count": NUM_DEVICES,
         "is_bf16_supported": True, "get_device_name": "pretend device", "get_device_capability": (9, 0),
-        "mem_get_info": (80 << 30, 80 << 30), "memory_allocated": 0, "max_memory_allocated": 0,
+        "memory_allocated": 0, "max_memory_allocated": 0, "memory_reserved": 0,
     }  # fmt: skip
     for name, answer in nothing.items():
         setattr(cuda, name, lambda *_, answer=answer, **__: answer)
+    cuda.mem_get_info = lambda *_: (FREE_BYTES, 80 << 30)
+    cuda.get_device_properties = lambda *_: SimpleNamespace(name="pretend device", is_integrated=False)
     cuda.current_device = lambda: _State.current
     cuda.set_device, cuda.synchronize, cuda.device = _set_device, _synchronize, _device  # type: ignore[misc,assignment]
     cuda.get_rng_state = lambda *_: torch.get_rng_state()  # type: ignore[assignment]

@@ -51,6 +51,7 @@ RECIPES = (
 HARMLESS = {
     "checkpoints": "when to save, and how many are kept",
     "device_map": "where a frozen target lies",
+    "offload": "where a frozen target lies",
     "expected": "sizes of data for dry runs",
     "log_every": "how often a line is logged",
     "num_workers": "processes that read",

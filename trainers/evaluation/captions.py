@@ -5,7 +5,6 @@ from __future__ import annotations
 from typing import Any
 
 import torch
-from torch import nn
 
 from ...core.pictures import Picture
 from ...data.conversations import PromptFormat, encode
@@ -27,8 +26,8 @@ def _captioner(config: Any, form: PromptFormat, context: Context, processor: Pro
     """A published captioner, or the one that an earlier stage trained, asked in the stage's own prompt format."""
     if not isinstance(config, LvlmCaptions):
         return load_captioner(config, context.device())
-    model = load_drafter(context.inputs["captioner"], tokenizer_hash=processor.tokenizer_hash, dtype=torch.float32)
-    nn.Module.to(model, context.device())
+    folder, device = context.inputs["captioner"], context.device()
+    model = load_drafter(folder, tokenizer_hash=processor.tokenizer_hash, dtype=torch.float32, device=device)
     turns = [{"from": "human", "value": config.prompt}, {"from": "gpt", "value": "-"}]
     # The captioner is built like the drafter and uses the drafter's image processor.
     patches = (context.own_image_processor() or processor).patches

@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from ...core import ranks
+from ...core.fields import PLACES
 from ...core.files import write_whole
 from ...data.prompts import ImagePrompt
 from ...models.decoding.batched import even_batches
@@ -114,7 +115,7 @@ def identity_of(stage: Any, context: Context, temperature: float, drafting: Any 
     """
     identity = {
         "version": VERSION,
-        "target": context.target.model_dump(mode="json", exclude={"device_map"}),
+        "target": context.target.model_dump(mode="json", exclude={*PLACES}),
         # The image tokenizer's codebook says which codes are neighbours.
         "weights": {
             thing: _stamp(context.inputs[thing]) for thing in ("target", "text", "vq") if thing in context.inputs

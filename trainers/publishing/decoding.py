@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from ...core.errors import UserError, did_you_mean
+from ...core.fields import PLACES
 from ...data.dataset import ConversationData
 from ...eval.published import ImageSettings, PublishedDecoding, PublishedSection, UserRequest
 from ...models.drafters.manifest import read_manifest
@@ -51,7 +52,7 @@ def published_section(
 
 def _target(section: Any, base: str | None) -> dict[str, Any]:
     """The target's section without places on this disk and without what is of this machine."""
-    values = section.model_dump(mode="json", by_alias=True, exclude={"device_map", "prefill_chunk"})
+    values = section.model_dump(mode="json", by_alias=True, exclude={*PLACES, "prefill_chunk"})
     if values.get("path") is not None or base is not None:
         values["path"] = base or _name(values["path"])
         # Inline configs are of a target that the run trained; with a name of its own it is one of the Hub's.

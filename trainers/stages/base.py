@@ -22,6 +22,8 @@ class Stage(Section):
 
     # Whether the recipe's `engine` section changes what it writes.
     trains: ClassVar[bool] = False
+    # Whether every rank loads the whole target, whatever the settings.
+    loads_target: ClassVar[bool] = False
     # Whether data that changed since its inputs were made does not matter.
     takes_any_data: ClassVar[bool] = False
     # Names in its folder that are no results: they may change or go once it has finished.

@@ -6,7 +6,7 @@ by side, and a killed build goes on behind those that it finished.
 
 from __future__ import annotations
 
-from typing import Any, Literal
+from typing import Any, ClassVar, Literal
 
 import numpy as np
 from pydantic import Field, model_validator
@@ -46,6 +46,8 @@ SHARDS = "states"
 
 
 class CacheStage(Stage):
+    loads_target: ClassVar[bool] = True
+
     kind: Literal["cache"]
     format: PromptFormat = PromptFormat()
     data: ConversationData

@@ -7,7 +7,7 @@ plain decoding of the same target at the same temperature and length in the same
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import BeforeValidator, Field, field_validator, model_validator
 
@@ -62,6 +62,8 @@ _PROBES_OF_TEXT = ("confidence", "states", "importance", "binding")
 
 
 class EvaluateStage(Stage):
+    loads_target: ClassVar[bool] = True
+
     kind: Literal["evaluate"]
     # Another target than the recipe's, by its path: a recipe can measure drafts against several.
     target: TargetConfig | None = None

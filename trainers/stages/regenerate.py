@@ -6,7 +6,7 @@ behind the shards that it finished.
 
 from __future__ import annotations
 
-from typing import Any, Literal
+from typing import Any, ClassVar, Literal
 
 from pydantic import Field, model_validator
 
@@ -32,6 +32,8 @@ PICTURES = {"prompts", "repeats"}
 
 
 class RegenerateStage(Stage):
+    loads_target: ClassVar[bool] = True
+
     kind: Literal["regenerate"]
     # Texts: the questions are each record's conversation up to its last answer.
     data: ConversationData | None = None

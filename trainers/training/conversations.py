@@ -131,9 +131,11 @@ def _start_weights(stage: Any, context: Context, processor: Processor, seed: int
     """The model as this stage finds it: an earlier stage's result, or assembled from the recipe."""
     trained = context.inputs.get(stage.model)
     if trained is not None:
+        # Under ZeRO 3 a GPU need not hold the whole model: DeepSpeed shares it out from the host.
+        place: dict[str, Any] = {"device": None if context.engine.zero_stage == 3 else context.device()}
         if stage.model != "target":
-            return load_drafter(trained, tokenizer_hash=processor.tokenizer_hash, dtype=torch.float32)
-        return target_weights(context.target, trained, dtype=torch.float32)
+            return load_drafter(trained, tokenizer_hash=processor.tokenizer_hash, dtype=torch.float32, **place)
+        return target_weights(context.target, trained, dtype=torch.float32, **place)
     if stage.model == "target":
         return build_target(context.target, context.token_ids(processor, processor.num_token_ids))
     assert context.drafter is not None

@@ -37,11 +37,11 @@ def frozen_target(context: Context) -> Any:
         context.target_source(),
         revision=config.revision,
         dtype=torch_dtype(config.dtype),
+        device=context.device(),
         device_map=config.device_map,
+        offload=config.offload,
         key="target.path",
     )
-    if config.device_map is None:
-        target.to(context.device())
     return target.requires_grad_(False).eval()
 
 

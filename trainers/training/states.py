@@ -19,6 +19,7 @@ from torch import Tensor
 from ...core import ranks
 from ...core.batch import Batch
 from ...core.errors import UserError
+from ...core.fields import PLACES
 from ...core.finite import check_states
 from ...core.refused import Refused
 from ...core.section import Section
@@ -121,7 +122,7 @@ def identity_of(
 ) -> dict[str, Any]:
     """What the states depend on, as `states_identity` has it; what only says where things lie is left out."""
     section, target = context.target, context.target.model_dump(mode="json")
-    settings = {k: v for k, v in target.items() if k not in ("path", "revision", "device_map", "prefill_chunk")}
+    settings = {k: v for k, v in target.items() if k not in ("path", "revision", *PLACES, "prefill_chunk")}
     weights = weights_identity(context.target_source(), path=section.path, revision=section.revision)
     return states_identity(
         target=settings | weights, processor=processor, form=form, data=data, wanted=wanted, dtype=dtype

@@ -1,0 +1,39 @@
+"""Refuses, before anything is loaded, a recipe that would spread a model over the GPUs of a node once for each rank."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterator, Sequence
+from typing import Any
+
+from ..core import ranks
+from ..core.placement import check_one_rank
+from ..trainers.stages.base import Planned
+from .schema import Recipe
+
+
+def check_places(recipe: Recipe, planned: Sequence[Planned], chosen: Collection[str] | None) -> None:
+    """Raises `UserError` with the key of a device map that several ranks would read.
+
+    Args:
+        chosen: names of the stages that run; None: all.
+    """
+    if ranks.world_size() == 1:
+        return
+    loading = [p for p in planned if p.stage.loads_target and (chosen is None or p.name in chosen)]
+    sections = {"target": recipe.target, "drafter": recipe.drafter} if loading else {}
+    for key, section in [*sections.items(), *((f"stages.{p.name}", p.stage) for p in loading)]:
+        if section is not None:
+            for place, device_map in _device_maps(section.model_dump(mode="json"), key):
+                check_one_rank(device_map, key=place)
+
+
+def _device_maps(section: Any, key: str) -> Iterator[tuple[str, str]]:
+    """Key of each section that has a device map, and the map."""
+    if isinstance(section, list):
+        for place, part in enumerate(section):
+            yield from _device_maps(part, f"{key}.{place}")
+    elif isinstance(section, dict):
+        if isinstance(section.get("device_map"), str):
+            yield key, section["device_map"]
+        for name, part in section.items():
+            yield from _device_maps(part, f"{key}.{name}")
