@@ -2,6 +2,9 @@
 
 LAION-COCO holds many copies of one picture; a drafter trained on them, or a hold-out that shares them, measures memory
 instead of prediction. Hashes of the bytes lie in an SQLite file, so a stopped pass goes on where it stopped.
+
+One process writes the file, and what is read is finished. The lock is `core/locks.py`'s: SQLite's own need a file
+system that has locks, and answer with "database is locked" on one that has none.
 """
 
 from __future__ import annotations
@@ -15,6 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from ..core.errors import UserError
+from ..core.locks import Lock
 
 _COMMIT_EVERY = 10_000  # items between two commits; a stopped pass loses no more
 _TABLES = """
@@ -35,7 +39,7 @@ def find_duplicates(items: Iterable[tuple[int, bytes]], database: Path) -> int:
         How many duplicates there are.
     """
     database.parent.mkdir(parents=True, exist_ok=True)
-    with _told(database), closing(sqlite3.connect(database)) as connection:
+    with Lock(_lock(database)).held(), _told(database), closing(_connected(database)) as connection:
         connection.executescript(_TABLES)
         if not _state(connection, "finished"):
             last = -1
@@ -53,7 +57,7 @@ def next_number(database: Path) -> int:
     """The number that an unfinished pass goes on from; 0 where there is none."""
     if not database.is_file():
         return 0
-    with _told(database), closing(sqlite3.connect(database)) as connection:
+    with Lock(_lock(database)).held(), _told(database), closing(_connected(database)) as connection:
         connection.executescript(_TABLES)
         return _state(connection, "next")
 
@@ -94,11 +98,19 @@ class Duplicates:
         """SQLite's connections must neither be used nor closed across a fork, so an inherited one stays untouched."""
         process = os.getpid()
         if process not in self._connections:
-            self._connections[process] = sqlite3.connect(f"{self.database.resolve().as_uri()}?mode=ro", uri=True)
+            self._connections[process] = _connected(self.database, "&mode=ro")
         return self._connections[process]
 
     def __getstate__(self) -> dict[str, Any]:
         return self.__dict__ | {"_connections": {}}
+
+
+def _connected(database: Path, options: str = "") -> sqlite3.Connection:
+    return sqlite3.connect(f"{database.resolve().as_uri()}?nolock=1{options}", uri=True)
+
+
+def _lock(database: Path) -> Path:
+    return database.with_name(f"{database.name}.lock")
 
 
 def _note(connection: sqlite3.Connection, number: int, digest: bytes) -> None:

@@ -12,6 +12,7 @@ from typing import Any
 
 from ..core.errors import UserError
 from ..core.files import read_json, read_small, read_yaml
+from ..core.notices import notice
 from ..core.tracking import unit
 from . import tables
 from .run_tables import Cell, cells
@@ -70,17 +71,21 @@ def _flat(tree: Any, place: str = "") -> Iterator[tuple[str, str]]:
 
 
 def _curves(path: Path) -> dict[str, list[tuple[int, float]]]:
-    """Numbers by step. A line that a crash or a full disk has cut off is passed over."""
+    """Numbers by step. A line that a crash or a full disk has cut off is passed over, and said."""
     curves: dict[str, list[tuple[int, float]]] = {}
+    damaged = 0
     for line in read_small(path, hint="", max_bytes=None).splitlines() if path.is_file() else ():
         try:
             row = json.loads(line)
             step = int(row["step"])
         except (ValueError, KeyError, TypeError, OverflowError, RecursionError):
+            damaged += 1
             continue
         for name, value in row.items():
             if name not in ("step", "time") and isinstance(value, int | float) and math.isfinite(value):
                 curves.setdefault(name, []).append((step, float(value)))
+    if damaged:
+        notice(f"{path}: {damaged} damaged or cut lines are passed over (a run that was killed leaves one)")
     return curves
 
 

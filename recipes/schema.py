@@ -140,13 +140,12 @@ class Recipe(Section):
         return self
 
     def _check_places(self) -> None:
-        """Refuses a path of trained weights beside an inline config where one of them is read by nothing."""
+        """Refuses a path of trained weights beside the parts of a new drafter where one of them is read by nothing."""
         trains = {n: s for n, s in self.stages.items() if isinstance(s, TrainStage) and s.model == "drafter"}
         own = self.drafter
-        inline = [f for f in own.beside_path() if isinstance(dict(own)[f], dict)] if own is not None else []
         if (
             own is not None
-            and inline
+            and own.beside_path()
             and not any(stage.drafter is None and stage.from_stage == SCRATCH for stage in trains.values())
         ):
             keys = [f"drafter.{field}" for field in own.beside_path()]

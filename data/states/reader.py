@@ -22,7 +22,7 @@ from torch.utils.data import get_worker_info
 from ...core.section import torch_dtype
 from ...core.states import Taps
 from ..codes import forward_seed
-from ..shard_files import BAD_MEMBERS, TensorPlace, places, tensor_places
+from ..shard_files import BAD_MEMBERS, TensorPlace, edited, places, tensor_places
 from ..shards import ShardReader, Span
 from .identity import check_identity, check_together
 from .memory import Lender
@@ -60,6 +60,7 @@ class StatesReader:
         self._records = np.concatenate([order + end for order, end in zip(orders, ends[:-1], strict=True)])
         self._ends = ends[1:]
         self._checked = np.zeros(len(self), dtype=bool)
+        self._supervised: np.ndarray | None = None  # [n], once it is asked for
         self._pool: tuple[int, ThreadPoolExecutor, Lender] | None = None  # of the process with this id
 
     def __len__(self) -> int:
@@ -121,17 +122,32 @@ class StatesReader:
         return self.__dict__ | {"_pool": None}
 
     def supervised_ids(self, index: int) -> Tensor:
-        """[n] int64 of one record, without reading its states."""
+        """[n] int64 of one record, without reading its states.
+
+        A checksum is of the whole record, and compared when its states are read. Here the ids are as many as the
+        record's own column says.
+
+        Raises:
+            UserError: they are not, or the record cannot be parsed.
+        """
         span = self.span(index)
         head = span.read(0, min(_HEAD_BYTES, span.stop - span.start))
+        if len(head) == span.stop - span.start:
+            span.check(head)
         try:
             members = tensor_places(head)
-        except BAD_MEMBERS as error:
+            ids, mask = (
+                torch.frombuffer(bytearray(span.read(place.start, place.stop)), dtype=place.dtype)
+                for place in (members["ids"], members["loss_mask"])
+            )
+        except (*BAD_MEMBERS, KeyError) as error:
             raise span.broken(error) from error
-        ids, mask = (
-            torch.frombuffer(bytearray(span.read(place.start, place.stop)), dtype=place.dtype)
-            for place in (members["ids"], members["loss_mask"])
-        )
+        if self._supervised is None:
+            self._supervised = self.column("supervised")
+        supervised = int(self._supervised[index])
+        if ids.shape != mask.shape or int(mask.sum()) != supervised or bool((ids < 0).any()):
+            found = f"{int(mask.sum())} supervised ids among {len(ids)}, and {supervised} were written"
+            raise edited(span.path, f"sample {span.number} has {found}")
         return ids[mask].long()
 
 

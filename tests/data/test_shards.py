@@ -1,10 +1,16 @@
 """Shards are the same bytes whoever writes them, are whole or not there, and no edit of them goes unnoticed."""
 
+import errno
+import fcntl
 import json
 import multiprocessing
 import os
 import pickle
 import sqlite3
+import subprocess
+import sys
+import threading
+import time
 import tracemalloc
 from pathlib import Path
 
@@ -349,6 +355,53 @@ def test_duplicates_cross_forks_and_pickles(tmp_path):
     with multiprocessing.get_context("fork").Pool(2) as pool:
         assert pool.map(known.first, range(50)) == [expected(50).get(n) for n in range(50)]
     assert 3 in pickle.loads(pickle.dumps(known))
+
+
+_LOCKED = """
+import fcntl, sys
+with open(sys.argv[1], "r+b") as file:
+    fcntl.lockf(file, fcntl.LOCK_EX)
+    print("locked", flush=True)
+    sys.stdin.read()
+"""
+
+
+def test_duplicates_need_no_locks_of_the_file_system(tmp_path, monkeypatch):
+    """SQLite's own fail where there are none ("database is locked"), as they do here, where another holds them."""
+
+    def flock(handle, operation):
+        raise OSError(errno.ENOLCK, os.strerror(errno.ENOLCK))
+
+    monkeypatch.setattr(fcntl, "flock", flock)
+    database = tmp_path / "d.sqlite"
+    with pytest.raises(KeyboardInterrupt):
+        find_duplicates(items(0, 20, KeyboardInterrupt), database)
+    command = [sys.executable, "-c", _LOCKED, str(database)]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as other:
+        assert other.stdout.readline() == "locked\n"
+        assert find_duplicates(items(next_number(database), 50), database) == len(expected(50))
+        assert 3 in Duplicates(database)
+        other.stdin.close()
+
+
+def test_one_pass_waits_for_another(tmp_path):
+    """Two writers would write over each other where SQLite does not lock."""
+    database, begun, both = tmp_path / "d.sqlite", threading.Event(), []
+
+    def slow():
+        for item in items(0, 50):
+            begun.set()
+            time.sleep(0.005)
+            yield item
+
+    threads = [threading.Thread(target=lambda source=source: both.append(find_duplicates(source, database)))
+               for source in (slow(), items(0, 50))]  # fmt: skip
+    threads[0].start()
+    assert begun.wait(10)
+    threads[1].start()
+    for thread in threads:
+        thread.join()
+    assert both == [len(expected(50))] * 2 and found_in(database, 50) == expected(50)
 
 
 def test_a_broken_database_is_told_by_name(tmp_path):

@@ -16,6 +16,7 @@ from draftsmith.core.states import Taps
 from draftsmith.data.codes import forward_seed
 from draftsmith.data.loader import Loader
 from draftsmith.data.order import BucketedOrder
+from draftsmith.data.shard_files import tensor_places
 from draftsmith.data.shards import ShardReader, tar_path
 from draftsmith.data.states import reader as reader_module
 from draftsmith.data.states.identity import check_identity, weights_identity
@@ -104,6 +105,26 @@ def test_supervised_ids_are_read_without_the_states(cache):
     for number in (0, 7):
         made = row(number, SPARROW)
         assert torch.equal(reader.supervised_ids(number), made.ids[made.loss_mask])
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "told"),
+    [("loss_mask", 0, "supervised ids among"), ("ids", 0xFF, "supervised ids among"), (None, 0, "safetensors")],
+)
+def test_damaged_heads_are_told_where_only_heads_are_read(name, value, told, cache, tmp_path, monkeypatch):
+    """A shard of gigabytes is not read whole when a run starts, and its records are longer than what is read here."""
+    monkeypatch.setattr("draftsmith.data.states.reader._HEAD_BYTES", 1600)
+    copy = Path(shutil.copytree(cache, tmp_path / "states"))
+    span = StatesReader([copy]).span(0)
+    assert span.stop - span.start > 1600
+    place = tensor_places(span.read(0, 1600))[name] if name else None
+    first, last = (place.start, place.stop) if place else (512, 560)
+    with open(span.path, "r+b") as file:
+        file.seek(span.start + first)
+        file.write(bytes([value]) * (last - first))
+    with pytest.raises(UserError, match=rf"sample \d+ .*{told}") as caught:
+        StatesReader([copy]).supervised_ids(0)
+    assert caught.value.where == str(span.path) and caught.value.hint
 
 
 def test_a_reader_of_several_caches_has_one_after_the_other(cache, tmp_path):

@@ -60,7 +60,7 @@ def test_recorded_several_pictures_and_clips():
         assert plain.num_tokens == VECTORS["pooled_frame_shapes"]["average"][1]
 
 
-@pytest.mark.parametrize("size", SIZES)
+@pytest.mark.parametrize("size", [*SIZES, (1, 500), (500, 1), (2, 1999)])
 def test_tiles_are_those_of_transformers_next(size):
     """Bit for bit, the squeezed picture first."""
     made = processor("llava_next")

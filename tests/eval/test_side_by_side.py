@@ -57,6 +57,14 @@ def two(tmp_path):
     return a, run(tmp_path, "b", recipe=second, lines=torn)
 
 
+def test_lines_that_are_passed_over_are_told(two, capfd):
+    told = capfd.readouterr().err
+    read_run(two[0], "a")
+    assert not capfd.readouterr().err, told
+    read_run(two[1], "b")
+    assert f"{two[1]}/finetune/metrics.jsonl: 2 damaged or cut lines are passed over" in capfd.readouterr().err
+
+
 def test_what_differs_and_what_does_not(two):
     runs = read_runs(two)
     assert [r.name for r in runs] == ["a", "b"]

@@ -3,6 +3,7 @@
 import math
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -16,7 +17,7 @@ from draftsmith.models.decoding.decoder import CachedDecoder
 from draftsmith.models.llava import PARTS, LlavaTraining
 from draftsmith.models.pictures import flat_view, pack, pictures_of, pooled_view
 from tiled import model, published, request
-from transformers import LlavaForConditionalGeneration
+from transformers import LlavaForConditionalGeneration, LlavaNextModel
 
 VECTORS = np.load(Path(__file__).parents[1] / "data" / "vectors" / "lvlm" / "anyres_pool.npz", allow_pickle=False)
 # Of NeXT every picture is tiled, of OneVision one that stands alone; 300 x 300 meets the cap of nine tiles.
@@ -50,6 +51,35 @@ def test_logits_are_those_of_the_published_class(family, sizes, frames, side_by_
         changed = (logits(llava, replace(asked, pixels=other)) - expected).abs().amax(1) > 1e-3
         first = int((asked.modality != TEXT).nonzero()[0, 0])
         assert changed.any() and not changed[:first].any()
+
+
+@pytest.mark.parametrize("family", ASKED)
+@pytest.mark.parametrize("size", [(1, 5000), (5000, 1), (3, 5000), (5000, 3), (1, 300)])
+def test_extreme_shapes_are_what_the_published_class_makes_of_them(family, size):
+    """No row or no column of the grid is left, as in transformers: of 1 x 5000 pixels the newlines alone stay."""
+    llava, asked = MODELS[family], request(family, [size])
+    with torch.no_grad():
+        expected = llava(**published(family, asked, [size])).logits[0]
+    assert torch.equal(logits(llava, asked), expected)
+    for pool in (2, 3):
+        pooled = pooled_view(asked, pool)
+        assert all(n >= 0 for p in pooled.pictures for n in p.grid.final) and pooled.pixels is not None
+
+
+@pytest.mark.parametrize(("size", "left"), [((1, 5000), (24, 0)), ((5000, 1), (0, 48))])
+def test_a_grid_without_rows_or_columns_is_packed_as_transformers_packs_it(size, left):
+    """Of LLaVA-1.6's own sizes, whose 24 patches are cut in halves; no token of the grid stays but newlines."""
+    picture = tiled_picture(size, Tiling(336, 24, next_resolutions(336)))
+    assert picture.grid.final == left
+    features, newline = torch.randn(picture.num_tiles, 24**2, 2), torch.randn(2)
+    vision = SimpleNamespace(image_size=336, patch_size=14)
+    pinpoints = [list(pair) for pair in next_resolutions(336)]
+    model = SimpleNamespace(config=SimpleNamespace(image_grid_pinpoints=pinpoints, vision_config=vision))
+    expected, _ = LlavaNextModel.pack_image_features(
+        model, [features], torch.tensor([[size[1], size[0]]]), "default", image_newline=newline
+    )
+    assert torch.equal(pack(features, [picture], newline), expected[0])
+    assert len(expected[0]) == picture.num_tokens == 24**2 + left[0]
 
 
 def test_the_cap_is_met():

@@ -139,6 +139,14 @@ def test_a_path_that_a_stage_of_its_own_drafter_never_reads():
     assert f"{TRAIN}.drafter.path: nothing reads it beside {TRAIN}.drafter.language_model" in error.problem
 
 
+@pytest.mark.parametrize("recipe", ["llava15-68m", "llava-ov-160m"])
+def test_a_path_beside_named_parts_is_refused(recipe):
+    """Not only beside inline ones: what trains starts from the path, and the names were read by nothing."""
+    error = told(f"recipe={recipe}", "drafter.path=some/draft")
+    assert "drafter.path: stands beside drafter.language_model and drafter.vision_tower" in error.problem
+    assert "drafter.language_model=null drafter.vision_tower=null, or drafter.path=null" in (error.hint or "")
+
+
 def test_a_published_draft_of_a_folder_is_described_by_its_own_config(tmp_path, capsys):
     config = load(["recipe=demo/lvlm"]).recipe
     config.drafter.config_beside(target_shape(config)).save_pretrained(tmp_path)

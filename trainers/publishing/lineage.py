@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from ...core.files import read_small
+from ...core.notices import notice
 from ...core.results import DONE, read_mark
 
 SCRATCH = "scratch"
@@ -119,10 +120,12 @@ _AGAIN = "restore the file, or run the stage again (restart=STAGE)"
 
 
 def _last_loss(path: Path) -> float | None:
-    loss = None
+    loss, damaged = None, 0
     for line in read_small(path, hint=_AGAIN, max_bytes=None).splitlines() if path.is_file() else ():
         try:
             loss = json.loads(line).get("loss", loss)
         except (ValueError, AttributeError, RecursionError):
-            continue  # damaged, or cut off by a crash
+            damaged += 1
+    if damaged:
+        notice(f"{path}: {damaged} damaged or cut lines are passed over (a run that was killed leaves one)")
     return loss

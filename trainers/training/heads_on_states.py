@@ -172,5 +172,9 @@ def _count_tokens(states: States, train: np.ndarray, vocab_size: int) -> Tensor:
     """[V] how often each id is supervised, over all ranks."""
     counts = torch.zeros(vocab_size, dtype=torch.int64)
     for index in train[ranks.rank() :: ranks.world_size()].tolist():
-        counts += torch.bincount(states.supervised_ids(index), minlength=vocab_size)
+        ids = states.supervised_ids(index)
+        if len(ids) and int(ids.max()) >= vocab_size:
+            raise UserError(f"sample {index} supervises id {int(ids.max())}, and the target has {vocab_size} ids",
+                            hint="its states are damaged, or of another target: make them again")  # fmt: skip
+        counts += torch.bincount(ids, minlength=vocab_size)
     return sum(ranks.gather(counts), torch.zeros_like(counts))
