@@ -9,9 +9,10 @@ import hashlib
 import json
 import os
 import stat
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass
+from fnmatch import fnmatch
 from functools import lru_cache
 from pathlib import Path
 from typing import Annotated, Any
@@ -23,6 +24,7 @@ from .errors import UserError
 from .files import read_json, unwritable, write_whole
 
 DONE = "done.json"
+BEGUN = "fingerprint.json"
 # Files of these formats at the top of a folder are picked up by their name alone: one that nobody listed may change
 # what is loaded.
 LOADED = {".json", ".safetensors", ".bin", ".pt", ".pth", ".model", ".py", ".jinja"}
@@ -117,6 +119,43 @@ def faults(folder: Path, listed: Mapping[str, FileSum]) -> list[Fault]:
     _read_large(paths.values())
     problems = {name: _problem(path, listed[name]) for name, path in paths.items()}
     return [Fault(name, problem) for name, problem in problems.items() if problem is not None]
+
+
+def check_written(folder: Path, only: Sequence[str] = ("*",)) -> None:
+    """Compare a finished stage's folder, or one inside it, with the stage's list, for who reads it outside a run.
+
+    A folder that no stage wrote passes.
+
+    Args:
+        only: patterns of the files that are read.
+
+    Raises:
+        UserError: the stage has not finished; or a file is missing, was changed or was added. `where` names it.
+    """
+    if read_mark(folder / DONE) is None and any((folder / name).exists() for name in (DONE, BEGUN)):
+        problem = f"stage {folder.name} has not finished" + (f": {DONE} cannot be read" * (folder / DONE).exists())
+        raise UserError(problem, where=str(folder), hint="run the recipe's command again, which ends it")
+    for stage, inside in ((folder, ""), (folder.parent, f"{folder.name}/")):
+        mark = read_mark(stage / DONE)
+        listed = {} if mark is None or mark.files is None else mark.files
+        here = {name: entry for name, entry in listed.items() if name.startswith(inside)}
+        if not here:
+            continue
+        found = faults(stage, {name: e for name, e in here.items() if _is_one_of(name.removeprefix(inside), only)})
+        there = sorted(p.name for p in folder.iterdir() if p.suffix in LOADED and p.name not in (DONE, BEGUN))
+        added = [name for name in there if _is_one_of(name, only) and inside + name not in here]
+        found += [Fault(inside + name, "is not one of its files") for name in added]
+        if found:
+            raise UserError(
+                f"{found[0].name} of stage {stage.name} {found[0].problem}", where=str(stage / found[0].name),
+                hint=f"put the file back as it was, or run the stage again: restart={stage.name}",
+            )  # fmt: skip
+        return
+
+
+def _is_one_of(name: str, patterns: Sequence[str]) -> bool:
+    """Whether it is a file at the top of the folder, and matches."""
+    return "/" not in name and any(fnmatch(name, pattern) for pattern in patterns)
 
 
 def _stamp(path: str) -> Stamp | None:

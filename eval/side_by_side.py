@@ -13,6 +13,7 @@ from typing import Any
 from ..core.errors import UserError
 from ..core.files import read_json, read_small, read_yaml
 from ..core.notices import notice
+from ..core.results import DONE, check_written, read_mark
 from ..core.tracking import unit
 from . import tables
 from .run_tables import Cell, cells
@@ -92,6 +93,8 @@ def _curves(path: Path) -> dict[str, list[tuple[int, float]]]:
 def _cells(path: Path) -> list[Cell]:
     if not path.is_file():
         return []
+    if read_mark(path.parent / DONE) is not None:
+        check_written(path.parent, only=(REPORT,))
     report = read_json(path, dict[str, Any], hint="run its stage again")
     try:
         return cells(report)

@@ -21,7 +21,9 @@ from ..core.results import DONE, read_mark
 from ..core.secrets import redact
 from ..core.section import Section
 from ..data.prompts import ImagePrompt, PromptSource, read_prompts
+from ..trainers.matching import input_problem
 from ..trainers.results import InputCheck
+from ..trainers.stages.base import Planned
 from ..trainers.stages.evaluate import EvaluateStage
 from ..trainers.stages.generate import DATASET_FOLDER
 from .cli import say
@@ -56,6 +58,8 @@ class Finished(Generic[Options]):
             raise UserError("; ".join(problems), hint="see --help") from error
         self.loaded = load(others)
         self.recipe: Any = self.loaded.recipe
+        # `seed=` draws anew from what was trained with the recipe's own.
+        self._unseeded = load([argument for argument in others if not argument.startswith("seed=")]).recipe
         if not self.recipe.target.draws_images:
             raise UserError(f"target {self.recipe.target.kind} draws no pictures", where=str(self.loaded.path),
                             hint="take a recipe of an image generator")  # fmt: skip
@@ -81,17 +85,24 @@ class Finished(Generic[Options]):
     def inputs(self, things: Iterable[str]) -> dict[str, Path]:
         """Thing -> folder of the finished stage that made it, of those of `things` that a stage makes.
 
-        Raises `UserError` where it has not finished, or where a file is not as it was written.
+        Raises `UserError` where it has not finished with this recipe's settings, or a file is not as it was written.
         """
-        planned = next(p for p in plan(self.recipe, self.loaded.path) if p.name == self.stage_name)
+        output = Path(self.recipe.output)
+        planned = self._planned(self.recipe)
         makers = {thing: planned.inputs[thing] for thing in things if thing in planned.inputs}
-        folders = {thing: Path(self.recipe.output) / maker for thing, maker in makers.items()}
+        folders = {thing: output / maker for thing, maker in makers.items()}
         for thing, folder in folders.items():
             if read_mark(folder / DONE) is None:
                 raise UserError(f"the {thing} of stage {folder.name} is not there, or not finished", where=str(folder),
                                 hint="give the output= of a finished run, or run the recipe first")  # fmt: skip
-        InputCheck(Path(self.recipe.output), say).check(planned, sorted({*makers.values()}))
+            problem = input_problem(planned, thing, folder.name, output)
+            if problem is not None and input_problem(self._planned(self._unseeded), thing, folder.name, output):
+                raise problem
+        InputCheck(output, say).check(planned, sorted({*makers.values()}))
         return folders
+
+    def _planned(self, recipe: Any) -> Planned:
+        return next(p for p in plan(recipe, self.loaded.path) if p.name == self.stage_name)
 
     def refuse_old(self, file: str) -> None:
         """Raises `UserError` where the script's folder already holds `file`."""

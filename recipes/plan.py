@@ -11,12 +11,13 @@ from typing import Any
 from ..core.errors import UserError, did_you_mean
 from ..core.fields import PLACES
 from ..core.secrets import redact_tree
+from ..core.weights import weights_identity
 from ..data.mixture import identities
 from ..data.records import file_identity
 from ..data.suite import INDEX, suite_identity
 from ..data.tars import expand_paths
-from ..models.drafters.manifest import MANIFEST
-from ..trainers.run import ABSENT, FINGERPRINTS
+from ..trainers.matching import ABSENT, FINGERPRINTS, HIDDEN, RULED
+from ..trainers.results import NAMES_WEIGHTS
 from ..trainers.stages.base import Planned
 from .preflight_data import sections as data_sections
 from .schema import Recipe
@@ -39,7 +40,8 @@ def plan(recipe: Recipe, path: Path) -> list[Planned]:
         _check_written(name, stage, earlier, path)
         settings = _settings(recipe, name, inputs, planned)
         fingerprint = hashlib.sha256(json.dumps(settings, sort_keys=True).encode()).hexdigest()
-        planned.append(Planned(name, stage, inputs, fingerprint, recipe, earlier, redact_tree(settings)))
+        stored = redact_tree(settings) | {HIDDEN: _as_written(settings)}
+        planned.append(Planned(name, stage, inputs, fingerprint, recipe, earlier, stored))
     return planned
 
 
@@ -96,16 +98,18 @@ def _settings(recipe: Recipe, name: str, inputs: dict[str, str], earlier: list[P
     for harmless in ("log_every", "num_workers", "checkpoints", "expected", *stage.harmless()):
         section.pop(harmless, None)
     drafter = _without_places(recipe.drafter.model_dump(mode="json")) if recipe.drafter else None
+    target = _without_places(recipe.target.model_dump(mode="json"))
     by_name = {p.name: p.fingerprint for p in earlier}
     return {
         "version": FINGERPRINTS,
         "stages": {name: section},
         "inputs": {thing: by_name[maker] for thing, maker in inputs.items()},
         "seed": recipe.seed,
-        "target": _without_places(recipe.target.model_dump(mode="json")),
+        "target": target,
         "drafter": drafter,
         "engine": recipe.engine.model_dump(mode="json") if stage.trains else None,
         "data": _data_identity([section, drafter]),
+        "outside": _outside({"target": target, "stages": {name: section}, "drafter": drafter}),
     }
 
 
@@ -116,6 +120,36 @@ def _without_places(section: Any) -> Any:
     if not isinstance(section, dict):
         return section
     return {key: _without_places(value) for key, value in section.items() if key not in PLACES}
+
+
+def _as_written(settings: dict[str, Any]) -> str:
+    """Hash of what is hidden when settings are stored: two paths that look like keys are stored as equal text."""
+    written = {key: value for key, value in settings.items() if key not in RULED}
+    return hashlib.sha256(json.dumps(written, sort_keys=True).encode()).hexdigest()
+
+
+def _outside(section: Any, key: str = "") -> dict[str, str]:
+    """Dotted key -> identity of the weights or the file that a setting names by its path: `target.path`, a member's.
+
+    Names on the Hub, and what is not here, are "absent": a name counts with its revision, which is a setting.
+    """
+    if isinstance(section, list):
+        return {k: v for i, item in enumerate(section) for k, v in _outside(item, f"{key}.{i}").items()}
+    if not isinstance(section, dict) or section.get("kind") in ("datasets", "webdataset", "coco"):
+        return {}
+    inner = [_outside(value, f"{key}.{name}" if key else name) for name, value in section.items()]
+    found = {k: v for part in inner for k, v in part.items()}
+    if "from_stage" in section:  # records and shards: `_data_identity`
+        return found
+    named = {name: section[name] for name in NAMES_WEIGHTS & section.keys()}
+    if "metrics" in section:  # of quality: name of a judge's weights -> their path
+        named |= {f"weights.{name}": path for name, path in section.get("weights", {}).items()}
+    for name, path in named.items():
+        if isinstance(path, str):
+            found[f"{key}.{name}"] = weights_identity(Path(path)) or ABSENT
+    if isinstance(index := section.get("class_index"), str):
+        found[f"{key}.class_index"] = _path_identity(Path(index))
+    return found
 
 
 def _data_identity(section: Any) -> list[str]:
@@ -134,11 +168,7 @@ def _data_identity(section: Any) -> list[str]:
         if "mixture_seed" in section and not suites:
             return identities(names)
         return [_path_identity(Path(name)) for name in names]
-    of_values = [identity for value in section.values() for identity in _data_identity(value)]
-    # A drafter of another run: its manifest names the training and the step.
-    named = section.get("path")
-    manifest = Path(named) / MANIFEST if isinstance(named, str) else None
-    return [*of_values, file_identity(manifest)] if manifest is not None and manifest.is_file() else of_values
+    return [identity for value in section.values() for identity in _data_identity(value)]
 
 
 def _path_identity(path: Path) -> str:

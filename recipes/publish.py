@@ -13,7 +13,7 @@ from typing import Any
 
 from ..core.errors import UserError
 from ..core.files import read_yaml
-from ..core.results import DONE, read_mark
+from ..core.results import BEGUN, DONE, read_mark
 from ..core.secrets import redact_argument
 from .launch import context_maker, say
 from .load import load
@@ -70,7 +70,5 @@ def _stage(run: Path) -> tuple[str, bool]:
 
 def _is_other(folder: Path, fingerprint: str) -> bool:
     """Whether it was made with other settings; what can be read of neither record, the stage itself sets aside."""
-    from ..trainers.results import BEGUN
-
     mark = read_mark(folder / BEGUN) or read_mark(folder / DONE)
     return mark is not None and mark.fingerprint != fingerprint

@@ -21,6 +21,7 @@ import yaml
 from draftsmith.core.errors import UserError
 from draftsmith.core.files import new_folder
 from draftsmith.core.pretrained import reading_pretrained
+from draftsmith.core.results import check_written
 from draftsmith.core.secrets import redact
 from draftsmith.data.processor import load_processor
 from draftsmith.eval.timing import options
@@ -136,6 +137,9 @@ def main(argv: list[str] | None = None) -> int:
     )
     given = parser.parse_args(argv)
     try:
+        for name in (given.source, given.target):
+            if Path(name).is_dir():  # of a run: as its stage left it
+                check_written(Path(name))
         with new_folder(Path(given.destination)) as folder, torch.random.fork_rng(devices=[]):
             settings, notes = {"lantern": lantern, "lvlm": lvlm}.get(given.kind, heads)(given, folder)
     except UserError as error:

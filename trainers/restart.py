@@ -10,6 +10,7 @@ from __future__ import annotations
 import hashlib
 import json
 import os
+import time
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
@@ -25,7 +26,7 @@ class _Entry:
     stage: str
     kept: dict[str, str]  # stage -> the folder that its old results were moved to
     moved: bool  # False: moving was begun, and maybe not completed
-    job: str | None = None  # the scheduler's
+    when: str = "an unknown date"  # UTC
 
 
 @dataclass(frozen=True)
@@ -43,19 +44,26 @@ def command_identity(words: Sequence[str], fingerprints: Mapping[str, str]) -> s
     return hashlib.sha256(json.dumps([list(words), dict(fingerprints)], sort_keys=True).encode()).hexdigest()[:32]
 
 
-def is_to_come(output: Path, command: str, unfinished: Collection[str]) -> bool:
-    """Whether a command's restart is still to happen: its first start, or it has finished all that it restarted.
+@dataclass(frozen=True)
+class Restarted:
+    """What a command has restarted before.
 
-    The requeued job of a scheduler never restarts twice.
+    Args:
+        when: date and time, UTC.
+    """
+
+    stage: str
+    when: str
+
+
+def restarted_before(output: Path, command: str) -> Restarted | None:
+    """What a command restarted when it was first started; None: its restart is still to come.
 
     Args:
         command: of `command_identity`.
-        unfinished: stages that the command restarts and runs, and that have not finished.
     """
     entry = _read(output).restarts.get(command)
-    if entry is None:
-        return True
-    return not unfinished and (entry.job is None or entry.job != _requeued())
+    return None if entry is None else Restarted(entry.stage, entry.when)
 
 
 def free_name(folder: Path) -> str:
@@ -70,8 +78,10 @@ def set_aside(output: Path, command: str, stage: str, stale: Collection[str], sa
     """Rename the folders of a stage and of all stages that build on it; nothing is deleted. Rank 0 calls."""
     kept = {name: free_name(output / name) for name in sorted(stale) if (output / name).exists()}
     output.mkdir(parents=True, exist_ok=True)
-    entry = _Entry(stage, kept, moved=False, job=os.environ.get("SLURM_JOB_ID"))
-    _write(output, _Record(_read(output).restarts | {command: entry}))
+    entry = _Entry(stage, kept, moved=False, when=time.strftime("%Y-%m-%d %H:%M UTC", time.gmtime()))
+    # What another command restarted of these stages goes now: the same words then have nothing left to go on with.
+    others = {name: other for name, other in _read(output).restarts.items() if other.stage not in stale}
+    _write(output, _Record(others | {command: entry}))
     complete(output)
     for name, folder in kept.items():
         say(f"stage {name}: old results kept in {output / folder}")
@@ -87,11 +97,6 @@ def complete(output: Path) -> None:
             if (output / name).exists() and not (output / folder).exists():
                 os.replace(output / name, output / folder)
     _write(output, _Record({command: replace(entry, moved=True) for command, entry in record.restarts.items()}))
-
-
-def _requeued() -> str | None:
-    """The job that a scheduler has started again; None: this is its first start, or there is no scheduler."""
-    return os.environ.get("SLURM_JOB_ID") if os.environ.get("SLURM_RESTART_COUNT", "0") not in ("", "0") else None
 
 
 def _read(output: Path) -> _Record:

@@ -15,15 +15,14 @@ from pathlib import Path
 from typing import Any
 
 from ..core.errors import UserError
-from ..core.results import DONE, LOADED, Fault, Mark, faults, read_mark, sums_of, write_mark
+from ..core.results import BEGUN, DONE, LOADED, Fault, Mark, faults, read_mark, sums_of, write_mark
 from ..data.shards import is_of_shard
 from .stages.base import Planned
 
-BEGUN = "fingerprint.json"
 # Listed for people, and read by no later stage: one that was changed or deleted stops nothing.
 _BESIDE = ("best-*/*", "samples/*", "metrics.jsonl", "skipped.jsonl", "refused-*.jsonl", "sample.txt")
-# Keys of sections that may name the folder of a stage of another run.
-_PLACES = ("path", "language_model", "vision_tower")
+# Keys of sections whose value may be the path of weights or a tokenizer, or the folder of a stage of another run.
+NAMES_WEIGHTS = {"path", "language_model", "vision_tower", "text_encoder", "tokenizer", "vq", "vq_path"}
 _UNLISTED = ("*.lock", "*.partial", ".*")
 
 
@@ -112,7 +111,7 @@ def _added(folder: Path, listed: Mapping[str, Any]) -> list[str]:
 def _other_runs(settings: Any) -> list[Path]:
     """Folders of finished stages that a section names by their path."""
     if isinstance(settings, Mapping):
-        named = [value for key in _PLACES if isinstance(value := settings.get(key), str)]
+        named = [value for key in sorted(NAMES_WEIGHTS) if isinstance(value := settings.get(key), str)]
         inner = [folder for value in settings.values() for folder in _other_runs(value)]
         return [Path(name) for name in named if os.path.isfile(os.path.join(name, DONE))] + inner
     return [folder for item in settings for folder in _other_runs(item)] if isinstance(settings, list) else []

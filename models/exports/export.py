@@ -15,6 +15,7 @@ from transformers import AutoModelForCausalLM, PreTrainedModel
 from ...core.checksums import check_sums
 from ...core.errors import UserError, did_you_mean
 from ...core.files import check_new, new_folder
+from ...core.results import check_written
 from ..drafters.made_for import tested_with
 from ..drafters.manifest import MANIFEST, read_manifest
 from ..hub import config_value, rope_of, target_embedding
@@ -25,7 +26,7 @@ from .layouts import CHAIN, lay_out
 from .rules import ENGINES, Engine, Prompts, check_head
 from .source import Target, find_target, kind_of, read_head
 
-# What is read of a folder: where it was published, held against its checksums.
+# What is read of a folder: held against the list of the stage that wrote it, or against its checksums as published.
 _READ = ("config.json", MANIFEST, "*.safetensors", "tokenizer*")
 # Whole drafts are spoken to with their tokenizer; heads have their target's.
 _TOKENIZER = (
@@ -77,7 +78,8 @@ def export_drafter(
         prompts: text: the engine will only be asked without pictures.
 
     Raises:
-        UserError: the engine cannot express this drafter; every reason is named.
+        UserError: the engine cannot express this drafter; every reason is named. Or the stage that wrote the folder has
+            not finished, or a file is not as it wrote it.
     """
     folder, destination = Path(folder), Path(destination)
     if engine not in ENGINES:
@@ -85,6 +87,9 @@ def export_drafter(
     check_new(destination)
     kind = kind_of(folder)
     check_sums(folder, only=_READ)
+    check_written(folder, only=_READ)
+    if target is not None and Path(target).is_dir():
+        check_written(Path(target), only=_READ)
     if kind == "visual":
         _refuse_visual(folder, engine)
     whose = find_target(folder, target)

@@ -123,7 +123,7 @@ def _stages(
     loaded: Loaded, planned: list[Planned], chosen: tuple[str, ...], count: int, too_large: dict[str, str]
 ) -> list[Finding]:
     from ...core.results import DONE, read_mark
-    from ...trainers.run import stage_state
+    from ...trainers.matching import stage_state
     from ..preflight_data import data_findings
 
     output, findings = Path(loaded.recipe.output), []

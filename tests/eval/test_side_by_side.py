@@ -5,6 +5,7 @@ import json
 import pytest
 import yaml
 from draftsmith.core.errors import UserError
+from draftsmith.core.results import DONE, Mark, sums_of, write_mark
 from draftsmith.eval.side_by_side import (
     as_data,
     differences,
@@ -127,6 +128,16 @@ def test_a_file_that_cannot_be_read_is_named(file, text, two):
     with pytest.raises(UserError) as refused:
         read_run(two[0], "a")
     assert refused.value.where == str(two[0] / file)
+
+
+def test_a_report_that_is_not_as_its_stage_wrote_it_is_named(two):
+    stage = two[0] / "evaluate"
+    write_mark(stage / DONE, Mark("f", files=sums_of(stage, ["report.json"])))
+    assert read_run(two[0], "a").evaluations
+    report = (stage / "report.json").read_text()
+    (stage / "report.json").write_text(report.replace("1", "2", 1))
+    with pytest.raises(UserError, match=r"report\.json of stage evaluate was changed after it was written"):
+        read_run(two[0], "a")
 
 
 def test_the_command_writes_page_data_and_curves(two, tmp_path, capsys):

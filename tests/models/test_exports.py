@@ -7,6 +7,7 @@ import pytest
 import torch
 from draftsmith.core.checksums import write_sums
 from draftsmith.core.errors import UserError
+from draftsmith.core.results import BEGUN, DONE, Mark, sums_of, write_mark
 from draftsmith.models.exports import export_drafter
 from draftsmith.models.exports.layouts import lay_out
 from draftsmith.models.exports.source import Target, read_head
@@ -445,3 +446,61 @@ def test_what_a_heads_manifest_records(tmp_path):
     assert "0 is the embedding" in manifest["reads"]["numbering"] and manifest["positions"]["kind"] == "flat"
     assert {"tokenizer_sha256", "target", "drafter", "settings"} <= set(manifest)
     assert set(manifest["tested_with"]) == {"torch", "transformers", "safetensors", "tokenizers"}
+
+
+# ---- folders of a run
+
+
+def finished(folder):
+    """As the runner marks a stage's folder."""
+    names = [path.name for path in folder.iterdir() if path.is_file()]
+    write_mark(folder / BEGUN, Mark("f", settings={}))
+    write_mark(folder / DONE, Mark("f", files=sums_of(folder, names)))
+
+
+def test_a_folder_that_is_not_as_its_stage_wrote_it_is_not_exported(tmp_path):
+    """The list of done.json was compared by the next stage alone; weights of a flipped bit went to the engine."""
+    _, folder, _ = made(tmp_path, **READ)
+    finished(folder)
+    export_drafter(folder, tmp_path / "whole", "vllm")
+    file = next(folder.glob("*.safetensors"))
+    whole = file.read_bytes()
+    file.write_bytes(whole[:-1] + bytes([whole[-1] ^ 1]))
+    with pytest.raises(
+        UserError, match=f"{file.name} of stage {folder.name} was changed after it was written"
+    ) as caught:
+        export_drafter(folder, tmp_path / "out", "vllm")
+    assert caught.value.where == str(file) and f"restart={folder.name}" in caught.value.hint
+    file.write_bytes(whole)
+    (folder / "more.safetensors").write_bytes(whole)
+    with pytest.raises(UserError, match=r"more\.safetensors of stage .* is not one of its files"):
+        export_drafter(folder, tmp_path / "out", "vllm")
+    (folder / "more.safetensors").unlink()
+    (folder / DONE).unlink()
+    with pytest.raises(UserError, match=f"stage {folder.name} has not finished"):
+        export_drafter(folder, tmp_path / "out", "vllm")
+    assert not (tmp_path / "out").exists()
+
+
+def test_the_best_weights_inside_a_stages_folder_are_compared_too(tmp_path):
+    _, folder, _ = made(tmp_path, **READ)
+    best = folder / "best-loss"
+    shutil.copytree(folder, best)
+    names = [str(path.relative_to(folder)) for path in folder.rglob("*") if path.is_file()]
+    write_mark(folder / DONE, Mark("f", files=sums_of(folder, names)))
+    export_drafter(best, tmp_path / "whole", "vllm")
+    file = next(best.glob("*.safetensors"))
+    file.write_bytes(file.read_bytes()[:-1] + b"!")
+    with pytest.raises(UserError, match=f"best-loss/{file.name} of stage {folder.name} was changed"):
+        export_drafter(best, tmp_path / "out", "vllm")
+
+
+def test_a_target_of_a_run_is_compared_too(tmp_path):
+    _, folder, _ = made(tmp_path, **READ)
+    target = tmp_path / "trained"
+    target.mkdir()
+    (target / "config.json").write_text("{}")
+    finished(target)
+    (target / "config.json").write_text('{"model_type": "llama"}')
+    with pytest.raises(UserError, match=r"config\.json of stage trained has 23 bytes and was written with 2"):
+        export_drafter(folder, tmp_path / "out", "vllm", target=str(target))

@@ -5,21 +5,31 @@ around pydantic's checks: what counts is that no field is forgotten, whatever it
 """
 
 import json
+import os
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, get_args
 
 import pytest
+import torch
 from draftsmith.core.section import Section
 from draftsmith.core.tracking import TrackingConfig, WandbConfig
+from draftsmith.core.weights import weights_identity
+from draftsmith.data.captioned.sources import TarSource
+from draftsmith.data.table_records import TableRecords
+from draftsmith.data.tar_records import TarRecords
+from draftsmith.eval.quality.measure import QualityConfig
 from draftsmith.recipes.load import load
-from draftsmith.recipes.plan import _settings, plan
+from draftsmith.recipes.plan import _outside, _settings, plan
 from draftsmith.recipes.schema import Recipe
 from draftsmith.trainers.checkpoint import CheckpointConfig
 from draftsmith.trainers.engine import EngineConfig
 from draftsmith.trainers.evaluation.probes import Binding
 from draftsmith.trainers.fit import Expected
+from draftsmith.trainers.matching import ABSENT, HIDDEN
+from draftsmith.trainers.results import NAMES_WEIGHTS
 from draftsmith.trainers.stages.base import Stage
+from safetensors.torch import save_file
 
 pytestmark = pytest.mark.filterwarnings("ignore:Pydantic serializer")
 # Recipe and settings; together they have every section of the schema.
@@ -64,6 +74,9 @@ ELSEWHERE = {
 }
 # A source of records is read again while its fingerprint is made: another kind would want other fields.
 READ_AGAIN = {"TableRecords.kind", "TarRecords.kind"}
+
+# Their `path` names records.
+RECORDS = (TableRecords, TarRecords, TarSource)
 
 Put = Callable[[Any], Any]  # a value -> the recipe with this value in the place of the old one
 
@@ -205,3 +218,77 @@ def test_the_batch_of_answers_changes_texts_alone(recipes, changes, follows):
     larger = recipe.stages["answers"].model_copy(update={"batch_size": 7})
     other = recipe.model_copy(update={"stages": {"answers": larger}})
     assert (covered(other, "answers") != covered(recipe, "answers")) == follows
+
+
+# ---- what is stored of a fingerprint's settings, and what lies outside the run
+
+
+def stored(path: Path, *settings: str) -> dict[str, Any]:
+    """Of the first stage of a recipe whose target is at `path`."""
+    return plan(load(["recipe=llava15-68m", f"target.path={path}", *settings]).recipe, Path("a"))[0].settings
+
+
+def test_two_values_that_are_hidden_alike_are_told_apart():
+    a, b = (stored(Path("/models") / (letter * 40)) for letter in "ab")
+    assert a["target"] == b["target"] and "aaaa" not in json.dumps(a)
+    assert a[HIDDEN] != b[HIDDEN]
+    assert a[HIDDEN] == stored(Path("/models") / ("a" * 40))[HIDDEN]
+
+
+def weights(folder: Path, value: float = 0.0) -> Path:
+    folder.mkdir(parents=True, exist_ok=True)
+    save_file({"a": torch.full((4,), value)}, folder / "model.safetensors")
+    (folder / "config.json").write_text("{}")
+    return folder
+
+
+def changed(before: dict[str, str], after: dict[str, str]) -> list[str]:
+    return [key for key in after if before[key] != after[key]]
+
+
+def test_weights_that_a_recipe_names_count_wherever_they_stand(tmp_path):
+    """Weights that changed in place, with sizes and names as they were, made nothing stale."""
+    target, text, tower = (weights(tmp_path / name) for name in ("target", "text", "tower"))
+    settings = (f"drafter.language_model={text}", f"drafter.vision_tower={tower}")
+    before = stored(target, *settings)["outside"]
+    assert ABSENT not in before.values()
+    for key, folder in (("target.path", target), ("drafter.language_model", text), ("drafter.vision_tower", tower)):
+        weights(folder, 1.0)
+        now = stored(target, *settings)["outside"]
+        assert changed(before, now) == [key]
+        before = now
+    (target / "config.json").write_text('{"a": 1}')
+    assert changed(before, stored(target, *settings)["outside"]) == ["target.path"]
+    before = stored(target, *settings)["outside"]
+    (target / "README.md").write_text("a note")
+    os.utime(text / "model.safetensors", (1, 1))
+    assert not changed(before, stored(target, *settings)["outside"])
+    assert stored(tmp_path / "gone")["outside"]["target.path"] == ABSENT
+    assert stored(Path("llava-hf/llava-1.5-7b-hf"))["outside"]["target.path"] == ABSENT
+
+
+def test_every_key_that_names_weights_is_looked_at(recipes, tmp_path):
+    """Each place of a shipped recipe whose value names weights: with a folder there, its identity follows."""
+    folder = weights(tmp_path / "some")
+    expected = weights_identity(folder)
+    met = set()
+    for recipe in recipes:
+        for stage, root, put in roots(recipe):
+            for section, field, _, put_other in walk(root, put):
+                reads_records = "from_stage" in type(section).model_fields or isinstance(section, RECORDS)
+                is_judge = field == "weights" and isinstance(section, QualityConfig)
+                if not is_judge and (field not in NAMES_WEIGHTS or reads_records):
+                    continue
+                other = {"clip": str(folder)} if is_judge else str(folder)
+                outside = _settings(put_other(other), stage, {}, [])["outside"]
+                assert expected in outside.values(), (type(section), field)
+                met.add(f"{type(section).__name__}.{field}")
+    assert {"SiblingConfig.path", "LlamaGenTargetConfig.vq", "LlamaGenTargetConfig.text_encoder", "BlipCaptions.path",
+            "AnoleTargetConfig.vq_path", "QualityConfig.weights", "Eagle3Config.path"} <= met, met  # fmt: skip
+
+
+def test_members_of_ensembles_count(tmp_path):
+    """Lists of sections, as an ensemble's members are."""
+    folder = weights(tmp_path / "member")
+    found = _outside({"drafters": {"mixed": {"members": [{"path": "a/b"}, {"path": str(folder)}]}}})
+    assert found == {"drafters.mixed.members.0.path": ABSENT, "drafters.mixed.members.1.path": weights_identity(folder)}

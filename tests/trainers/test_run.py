@@ -10,7 +10,8 @@ from types import SimpleNamespace
 import pytest
 from draftsmith.core.errors import UserError
 from draftsmith.core.tracking import TrackingConfig
-from draftsmith.trainers.run import ABSENT, FINGERPRINTS, check_stages, pending_restart, run_stages, stage_state
+from draftsmith.trainers.matching import ABSENT, FINGERPRINTS, HIDDEN, stage_state
+from draftsmith.trainers.run import check_stages, pending_restart, run_stages
 from draftsmith.trainers.stages.base import Planned, Stage
 from stages_run import list_anew
 
@@ -32,7 +33,10 @@ def run(output: Path, *plan: Planned, restart: str | None = None, chosen: Sequen
     said: list[str] = []
 
     def context(stage, folder, inputs, stop):
-        return SimpleNamespace(folder=folder, inputs=inputs, tracking=TrackingConfig(), trackers=[], say=said.append)
+        return SimpleNamespace(
+            folder=folder, inputs=inputs, fingerprint=stage.fingerprint, tracking=TrackingConfig(), trackers=[],
+            say=said.append,
+        )  # fmt: skip
 
     run_stages(plan, context, output=output, chosen=chosen, restart=restart, say=said.append)
     return said
@@ -127,6 +131,82 @@ def test_data_that_is_not_here_matches_and_data_that_changed_does_not(tmp_path):
             check_stages(two_stages(data=data), tmp_path, ["second"], None)
 
 
+def test_results_of_a_maker_that_ran_anew_are_stale(tmp_path):
+    """Stage first ran with other settings and was then put back in the plan: stage second had read neither result."""
+    plan = two_stages()
+    run(tmp_path, *plan)
+    other = two_stages(seed=7)
+    os.replace(tmp_path / "first", tmp_path / "first of before")
+    run(tmp_path, other[0])
+    # The stages as the recipe has them now, of which second read the first one of seed 0.
+    own = SETTINGS | {"stages": {"second": {}}, "inputs": {"data": other[0].fingerprint}, "data": []}
+    second = replace(plan[1], fingerprint="s", settings=own, earlier={"first": other[0]})
+    for its in ([other[0], second], [other[0], replace(plan[1], earlier={"first": other[0]})]):
+        with pytest.raises(UserError, match=r"stage second was run .*: stage first, which it builds on, has run anew"):
+            check_stages(its, tmp_path, ["second"], None)
+    run(tmp_path, other[0], second, restart="second")
+    assert run(tmp_path, other[0], second)[-1] == "stage second: finished before, same inputs"
+    # Back: what the first run made is there again, and is not what stage second read since.
+    os.replace(tmp_path / "first", tmp_path / "first of seed 7")
+    os.replace(tmp_path / "first of before", tmp_path / "first")
+    with pytest.raises(UserError, match=r"stage second was run .* stage first, which it builds on, has run anew"):
+        check_stages([plan[0], replace(second, earlier={"first": plan[0]})], tmp_path, ["second"], None)
+
+
+def test_a_maker_that_ran_again_with_equal_settings_or_was_removed_makes_nothing_stale(tmp_path):
+    plan = two_stages()
+    run(tmp_path, *plan)
+    os.replace(tmp_path / "first", tmp_path / "elsewhere")
+    assert run(tmp_path, plan[1], chosen=["second"]) == ["stage second: finished before, same inputs"]
+    assert run(tmp_path, *plan) == ["stage first", "stage second: finished before, same inputs"]
+
+
+def test_a_stage_goes_on_under_the_fingerprint_that_it_began_with(tmp_path):
+    """Data of stage first has been removed since: the plan of stage second has another fingerprint, and checkpoints
+    and shards of before were refused.
+    """
+    used = []
+
+    class Continued(Fragile):
+        def run(self, context) -> None:
+            used.append(context.fingerprint)
+            super().run(context)
+
+    first, second = two_stages()
+    stage = Continued(path=str(tmp_path / "there"))
+    with pytest.raises(KeyboardInterrupt):
+        run(tmp_path, first, replace(second, stage=stage))
+    (tmp_path / "there").touch()
+    gone, again = two_stages(data=[ABSENT])
+    run(tmp_path, gone, replace(again, stage=stage))
+    assert used == [second.fingerprint] * 2 != [again.fingerprint] * 2
+    assert json.loads((tmp_path / "second" / "done.json").read_text())["fingerprint"] == second.fingerprint
+    assert run(tmp_path, first, replace(second, stage=stage))[-1] == "stage second: finished before, same inputs"
+
+
+def test_values_that_are_hidden_in_the_settings_are_compared_too(tmp_path):
+    """Two paths that look like keys are stored as the same text."""
+    run(tmp_path, two_stages(**{HIDDEN: "a"})[0])
+    for plan in (two_stages(**{HIDDEN: "b"}), two_stages(**{HIDDEN: "b"}, data=[ABSENT])):
+        with pytest.raises(UserError, match=r"stage first was run .*: a hidden value changed\n"):
+            check_stages(plan, tmp_path, ["first"], None)
+    with pytest.raises(UserError, match=r"seed was 0, is now 7\n"):
+        check_stages(two_stages(**{HIDDEN: "b"}, seed=7), tmp_path, ["first"], None)
+
+
+def test_weights_outside_the_run_that_changed_are_refused_by_name(tmp_path):
+    """What was not here when the stage began, or is not here now, tells nothing."""
+    target = {"target": {"path": "/models/llava"}}
+    run(tmp_path, two_stages(**target, outside={"target.path": "1"})[0])
+    for now in ("1", ABSENT):
+        check_stages(two_stages(**target, outside={"target.path": now}), tmp_path, ["first"], None)
+    with pytest.raises(UserError) as caught:
+        check_stages(two_stages(**target, outside={"target.path": "2"}), tmp_path, ["second"], None)
+    changed = "stage first, which was run with other settings, data or earlier stages: the weights or files at"
+    assert changed in caught.value.problem
+    assert caught.value.problem.endswith("target.path (/models/llava) have changed")
+
+
 def test_a_restart_that_nothing_would_make_again_is_refused(tmp_path):
     plan = two_stages()
     run(tmp_path, *plan)
@@ -207,10 +287,16 @@ def test_a_command_that_is_started_again_restarts_once(tmp_path):
         list_anew(output / "note")
     there.touch()
     said = start(output, plan)
-    assert "restart=note: this command set the old results aside before" in said[0]
+    assert "restart=note: this command restarted note on 20" in said[0]
+    assert "UTC and goes on with what it has begun; to begin anew delete" in said[0]
     assert "stage note: finished before, same inputs" in said
     assert (output / "note" / "note.txt").read_text() == "trained by this command"
-    # All that it restarted has finished: the same words are a new wish.
+    # All that it restarted has finished: nothing is left to do.
+    said = start(output, plan)
+    assert "UTC and has finished; to run it again delete" in said[0] and str(output / ".restarts.json") in said[0]
+    assert said[1:] == [f"stage {name}: finished before, same inputs" for name in ("note", "second")]
+    assert kept(output) == ["note.before-1"]
+    (output / ".restarts.json").unlink()
     start(output, plan)
     assert kept(output) == ["note.before-1", "note.before-2", "second.before-1"]
     assert (output / "note" / "note.txt").read_text() == "done"
@@ -227,17 +313,24 @@ def test_other_words_and_other_settings_restart_anew(tmp_path):
     assert kept(output) == ["note.before-1", "note.before-2", "note.before-3", "second.before-1", "second.before-2"]
 
 
-def test_the_requeued_job_of_a_scheduler_never_restarts_twice(tmp_path, monkeypatch):
-    monkeypatch.setenv("SLURM_JOB_ID", "4711")
-    plan = [planned()]
+def test_words_whose_results_another_command_set_aside_restart_again(tmp_path):
+    """They had nothing to go on with, and the folder of the other command was refused with the advice to restart."""
+    plan, other = [planned()], [planned(stage=Note(text="other"), fingerprint="g")]
     run(tmp_path, *plan)
     start(tmp_path, plan)
-    monkeypatch.setenv("SLURM_RESTART_COUNT", "1")
-    start(tmp_path, plan)  # a node was lost when all was done
-    assert kept(tmp_path) == ["note.before-1"]
-    monkeypatch.setenv("SLURM_JOB_ID", "4712")  # another job, though it was requeued itself
+    start(tmp_path, other, [*WORDS, "stages.note.text=other"])
     start(tmp_path, plan)
-    assert kept(tmp_path) == ["note.before-1", "note.before-2"]
+    assert kept(tmp_path) == ["note.before-1", "note.before-2", "note.before-3"]
+    assert (tmp_path / "note" / "note.txt").read_text() == "done"
+
+
+def test_a_restart_of_what_does_not_run_is_refused(tmp_path):
+    """stages=[other] restart=note set stage note aside at every start, and never made it again."""
+    plan = [planned(), planned(name="other", fingerprint="o")]
+    run(tmp_path, *plan)
+    with pytest.raises(UserError, match="restart=note sets aside stage note, and stages= does not run it"):
+        start(tmp_path, plan, chosen=["other"])
+    assert kept(tmp_path) == []
 
 
 def test_killed_while_folders_move_the_next_start_completes_it(tmp_path, monkeypatch):

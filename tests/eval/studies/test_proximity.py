@@ -2,6 +2,7 @@
 
 import hashlib
 import json
+import shutil
 from importlib.machinery import SourceFileLoader
 from importlib.util import module_from_spec, spec_from_loader
 from pathlib import Path
@@ -26,6 +27,10 @@ from draftsmith.models.llamagen.files import save_model
 from draftsmith.models.llamagen.vq import VqConfig, VqTokenizer
 from draftsmith.models.shapes_reader import ShapesReader
 from draftsmith.models.targets.base import Taps
+from draftsmith.recipes.load import load
+from draftsmith.recipes.plan import plan
+from draftsmith.trainers.matching import FINGERPRINTS, write_begun
+from draftsmith.trainers.results import write_done
 from PIL import Image
 from visual_tiny import EAGLE, anole, llamagen, plain, request, target, true_features
 
@@ -296,7 +301,6 @@ def recipe(tmp_path_factory) -> Path:
     (folder / "prompts.jsonl").write_text("\n".join(asked))
     torch.manual_seed(0)
     ShapesReader(6, 4, width=4).save(folder / "run" / "reader")
-    (folder / "run" / "reader" / "done.json").write_text('{"fingerprint": "f"}')
     optim = {"lr": 0.001}
     stages = {
         "world": {"kind": "generate", "splits": {"train": 1}},
@@ -330,6 +334,10 @@ def recipe(tmp_path_factory) -> Path:
         "output": str(folder / "run"),
     }  # fmt: skip
     (folder / "tiny.yaml").write_text(yaml.safe_dump(tree, sort_keys=False))
+    stages_planned = plan(load([f"recipe={folder / 'tiny.yaml'}"]).recipe, folder)
+    reader = next(planned for planned in stages_planned if planned.name == "reader")
+    write_begun(reader, folder / "run" / "reader")
+    write_done(reader, folder / "run" / "reader", FINGERPRINTS, 1.0)
     return folder / "tiny.yaml"
 
 
@@ -404,6 +412,32 @@ def test_mistakes_are_told_and_end_with_2(recipe, capsys, name, given, told):
 def test_a_run_that_has_not_finished_is_told(tmp_path, capsys):
     assert script("sweep_lantern")("recipe=demo/visual-ar", f"output={tmp_path}", "k=[5]") == 2
     assert "is not there, or not finished" in capsys.readouterr().err
+
+
+@pytest.fixture
+def again(recipe, tmp_path) -> Path:
+    """The run once more, to be damaged."""
+    shutil.copytree(recipe.parent / "run" / "reader", tmp_path / "reader")
+    return tmp_path
+
+
+@pytest.mark.parametrize(
+    ("given", "told"),
+    [
+        (["stages.reader.optim.lr=0.5"], "was run with other settings, data or earlier stages: stages.reader.optim.lr"),
+        (["target.cfg_scale=3"], "target.cfg_scale was 2.0, is now 3.0"),
+        ([], "model.safetensors was changed after it was written"),
+    ],
+)
+def test_a_run_of_other_settings_or_with_changed_files_is_not_measured(recipe, again, capsys, given, told):
+    """Scripts read what lay there: they asked for a done.json alone."""
+    if not given:
+        weights = bytearray((again / "reader" / "model.safetensors").read_bytes())
+        weights[-1] ^= 1
+        (again / "reader" / "model.safetensors").write_bytes(weights)
+    assert script("latent_proximity")(f"recipe={recipe}", f"output={again}", "count=3", *given) == 2
+    assert told in capsys.readouterr().err
+    assert [path.name for path in again.iterdir()] == ["reader"]
 
 
 @pytest.mark.parametrize("name", ["latent_proximity", "sweep_lantern"])

@@ -1,0 +1,92 @@
+"""Identity of weights that a recipe names by their path, so that weights which changed in place are told.
+
+Reading tens of gigabytes at every start would take minutes. Files of up to 64 MiB count with every byte. Of larger ones
+count the size, the header and the start, middle and end of every tensor: weights that were trained further, merged,
+quantised or exchanged are told, a single flipped byte may not be. No time of a file counts.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from functools import lru_cache
+from pathlib import Path
+from typing import Any
+
+import xxhash
+
+from .errors import UserError
+from .results import BEGUN, DONE, LOADED
+
+WEIGHTS = {".safetensors", ".bin", ".pt", ".pth", ".ckpt"}
+# Of a stage's folder: they hold times.
+_PASSED = {DONE, BEGUN, "report.json", "score.json"}
+_WHOLE = 2**26  # bytes; larger files are sampled
+_PIECE = 2**12  # bytes at each place that is looked at
+_PIECES = 1024  # places in a large file that is no safetensors
+_LONGEST_HEADER = 2**27  # bytes
+
+Stamp = tuple[int, int, int, int]
+
+
+def weights_identity(path: Path) -> str | None:
+    """XXH3 (64 bits, hex) of a file of weights, or of a folder's weights, configs and tokenizer; None: neither is here.
+
+    Files in folders inside count for nothing.
+
+    Raises:
+        UserError: a file cannot be read.
+    """
+    try:
+        if os.path.isfile(path):
+            return _of_file(path) if path.suffix in WEIGHTS else None
+        if not os.path.isdir(path):
+            return None
+        files = sorted(file for file in path.iterdir() if file.suffix in LOADED | WEIGHTS and file.name not in _PASSED)
+        listed = [(file.name, _of_file(file)) for file in files if file.is_file()]
+    except OSError as error:
+        hint = "mend its permissions or the disk, and run the same command again"
+        where = str(error.filename or path)
+        raise UserError(f"cannot be read: {error.strerror or error}", where=where, hint=hint) from error
+    return xxhash.xxh3_64_hexdigest(json.dumps(listed).encode()) if listed else None
+
+
+def _of_file(path: Path) -> str:
+    about = os.stat(path)
+    return _hash(str(path), (about.st_size, about.st_mtime_ns, about.st_ctime_ns, about.st_ino))
+
+
+@lru_cache(maxsize=2**14)
+def _hash(path: str, stamp: Stamp) -> str:
+    """Once in a process, as long as a file's size, times and inode stay."""
+    size = stamp[0]
+    digest = xxhash.xxh3_64(str(size).encode())
+    with open(path, "rb", buffering=0) as file:
+        if size <= _WHOLE:
+            while piece := file.read(2**20):
+                digest.update(piece)
+            return digest.hexdigest()
+        starts = _tensors(file, size, digest) if path.endswith(".safetensors") else None
+        for start in starts or [i * (size - _PIECE) // (_PIECES - 1) for i in range(_PIECES)]:
+            digest.update(os.pread(file.fileno(), _PIECE, start))
+    return digest.hexdigest()
+
+
+def _tensors(file: Any, size: int, digest: Any) -> list[int] | None:
+    """Adds the header, and returns where each tensor's start, middle and end are looked at; None: it is damaged."""
+    length = int.from_bytes(os.pread(file.fileno(), 8, 0), "little")
+    if length > min(size, _LONGEST_HEADER):
+        return None
+    header = os.pread(file.fileno(), length, 8)
+    digest.update(header)
+    try:
+        entries = json.loads(header)
+        spans = sorted(entry["data_offsets"] for name, entry in entries.items() if name != "__metadata__")
+        places = [
+            8 + length + place
+            for start, stop in spans
+            for place in (start, (start + stop) // 2, max(start, stop - _PIECE))
+        ]
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
+        return None
+    return places if all(0 <= place <= size for place in places) else None
