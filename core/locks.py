@@ -29,6 +29,27 @@ BEAT_S = 10.0
 STALE_S = 60.0  # without a heartbeat; below the patience of a run's lock
 
 
+def let_libraries_lock() -> None:
+    """Lets filelock (huggingface_hub, datasets) lock by a file of its own on every file system without flock.
+
+    It does so where flock answers ENOSYS, and fails where a file system says the same in other words.
+    """
+    flock = fcntl.flock
+    if getattr(flock, "says_enosys", False):
+        return
+
+    def plain(handle: Any, operation: int) -> None:
+        try:
+            flock(handle, operation)
+        except OSError as error:
+            if error.errno in NO_FLOCK:
+                raise OSError(errno.ENOSYS, os.strerror(errno.ENOSYS)) from error
+            raise
+
+    plain.says_enosys = True  # type: ignore[attr-defined]
+    fcntl.flock = plain
+
+
 class Lock:
     """Exclusive, held by one process. The kernel lets go of it when the process ends, however it ends.
 

@@ -56,6 +56,25 @@ def device() -> torch.device:
     return torch.device("cuda", rank_here if count > 1 else 0)
 
 
+def check_own_gpu() -> None:
+    """Raises `UserError` where two ranks have one GPU: each was shown the same one, or has the same LOCAL_RANK.
+
+    They would share its memory and its time, and NCCL fails on it without a rank's name. All ranks call.
+    """
+    import torch
+
+    if not torch.cuda.is_available() or world_size() == 1:
+        return
+    gpus = gather(str(getattr(torch.cuda.get_device_properties(device()), "uuid", "")))
+    for number, gpu in enumerate(gpus):
+        if gpu and gpus.index(gpu) != number:
+            raise UserError(
+                f"ranks {gpus.index(gpu)} and {number} have the same GPU, {gpu}",
+                hint="show each rank one of its own (CUDA_VISIBLE_DEVICES, Slurm's --gpus-per-task=1), or show all "
+                "ranks of a node all of its GPUs and give each its LOCAL_RANK",
+            )
+
+
 def num_cores() -> int:
     """Cores that this process may run on: its affinity, or all where the system keeps none."""
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1

@@ -13,6 +13,7 @@ from .. import __version__
 from ..core import ranks
 from ..core.errors import UserError, did_you_mean
 from ..core.files import unwritable
+from ..core.locks import let_libraries_lock
 from ..core.secrets import redact
 from .commands import check, compare, completion, doctor, export, recipes, stages
 from .commands.command import CRASH, EXIT_CODES, MISTAKE, OK, STOPPED, Command
@@ -83,6 +84,7 @@ def main(arguments: list[str] | None = None) -> int:
 
 
 def _dispatch(arguments: list[str]) -> int:
+    let_libraries_lock()
     first = arguments[0]
     if "=" in first or first.startswith("-"):
         return run_recipe(arguments, typed(arguments))

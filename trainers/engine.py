@@ -68,6 +68,7 @@ def init_distributed() -> None:
     deepspeed.init_distributed(dist_backend="nccl" if torch.cuda.is_available() else "gloo", verbose=False)
     if chosen:
         del os.environ["MASTER_PORT"]  # taken: a process that is started from this one needs another
+    ranks.check_own_gpu()
 
 
 def _set_device() -> None:
@@ -79,6 +80,22 @@ def _set_device() -> None:
     if device.type == "cuda":
         torch.cuda.set_device(device)
         os.environ["LOCAL_RANK"] = str(device.index)  # DeepSpeed takes the GPU's number from it
+
+
+@contextmanager
+def _patient_barriers() -> Iterator[None]:
+    """DeepSpeed's barriers wait for slow disks inside, as ours do: NCCL's end a run after ten minutes.
+
+    All of a checkpoint's barriers are of all ranks. Its few other collectives follow one, so nobody is late for them.
+    """
+    from deepspeed import comm
+
+    before = comm.barrier
+    comm.barrier = lambda *_, **__: ranks.barrier()
+    try:
+        yield
+    finally:
+        comm.barrier = before
 
 
 def _fit_threads() -> None:
@@ -229,9 +246,10 @@ class Engine:
 
     def save(self, folder: Path, client_state: dict[str, Any]) -> None:
         """Write every rank's part under `folder` (all ranks call); frozen weights stay out."""
-        self._engine.save_checkpoint(
-            str(folder), tag="engine", client_state=client_state, save_latest=False, exclude_frozen_parameters=True
-        )
+        with _patient_barriers():
+            self._engine.save_checkpoint(
+                str(folder), tag="engine", client_state=client_state, save_latest=False, exclude_frozen_parameters=True
+            )
 
     def checkpoint_bytes(self) -> int:
         """About how many bytes `save` writes, of all ranks: weights, Adam's two moments, and under ZeRO or bf16 the
@@ -245,7 +263,8 @@ class Engine:
 
     def load(self, folder: Path) -> dict[str, Any]:
         """Read what `save` wrote. Raises `UserError` for a file that holds more than data: nothing in one is run."""
-        path, client_state = self._engine.load_checkpoint(str(folder), tag="engine", load_module_strict=False)
+        with _patient_barriers():
+            path, client_state = self._engine.load_checkpoint(str(folder), tag="engine", load_module_strict=False)
         assert path is not None, f"DeepSpeed found no checkpoint in {folder}"
         return client_state
 

@@ -4,6 +4,7 @@ import errno
 import fcntl
 import json
 import os
+import re
 import subprocess
 import sys
 import threading
@@ -12,6 +13,8 @@ import time
 import pytest
 from draftsmith.core import locks
 from draftsmith.core.locks import Lock
+from filelock import Timeout
+from huggingface_hub.utils import WeakFileLock
 
 WITHOUT = [errno.ENOSYS, errno.ENOLCK, errno.EOPNOTSUPP]
 
@@ -209,3 +212,31 @@ def test_who_holds_it_is_written_whole(tmp_path):
     mine.sign()
     assert Lock(tmp_path / "a").take(0) == str(os.getpid())
     mine.release()
+
+
+@pytest.mark.parametrize("number", WITHOUT, ids=errno.errorcode.get)
+def test_libraries_lock_by_file_where_there_is_no_flock(number, monkeypatch, tmp_path):
+    """huggingface_hub's downloads and datasets' caches, by filelock."""
+    without_flock(monkeypatch, number)
+    if number != errno.ENOSYS:  # else this test could not fail
+        with pytest.raises(OSError, match=re.escape(os.strerror(number))), WeakFileLock(tmp_path / "a.lock", timeout=5):
+            pass
+    locks.let_libraries_lock()
+    locks.let_libraries_lock()  # twice changes nothing
+    with WeakFileLock(tmp_path / "b.lock", timeout=5):
+        assert (tmp_path / "b.lock").exists()
+        with pytest.raises(Timeout), WeakFileLock(tmp_path / "b.lock", timeout=0.3):
+            pass
+    with WeakFileLock(tmp_path / "b.lock", timeout=5):
+        pass
+    mine = Lock(tmp_path / "mine")
+    assert mine.take(0.1) is None and mine.by_file
+    mine.release()
+
+
+def test_libraries_lock_with_flock_where_there_is_one(monkeypatch, tmp_path):
+    monkeypatch.setattr(fcntl, "flock", fcntl.flock)
+    locks.let_libraries_lock()
+    with WeakFileLock(tmp_path / "b.lock", timeout=5), pytest.raises(Timeout), \
+            WeakFileLock(tmp_path / "b.lock", timeout=0.3):  # fmt: skip
+        pass

@@ -5,6 +5,7 @@ import multiprocessing
 import os
 import time
 from datetime import timedelta
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -108,6 +109,28 @@ def test_more_ranks_than_gpus_are_refused(monkeypatch):
     with pytest.raises(UserError, match=r"rank 6 is number 2 of its node \(from 0\), which shows 2 GPUs") as caught:
         ranks.device()
     assert "start 2 ranks on each node" in caught.value.hint
+
+
+def test_two_ranks_never_share_a_gpu(monkeypatch):
+    """As the UUID tells, whatever hosts and containers call themselves."""
+    show_gpus(monkeypatch, 1, 0, 0)
+    monkeypatch.setenv("WORLD_SIZE", "3")
+    monkeypatch.setattr(
+        torch.cuda, "get_device_properties", lambda gpu: SimpleNamespace(uuid="a", index=gpu.index), raising=False
+    )
+    asked = []
+
+    def gathered(others):
+        monkeypatch.setattr(ranks, "gather", lambda value: asked.append(value) or [value, *others])
+        ranks.check_own_gpu()
+
+    gathered(["b", "c"])
+    assert asked == ["a"], "its own"
+    with pytest.raises(UserError, match="ranks 1 and 2 have the same GPU, b") as caught:
+        gathered(["b", "b"])
+    assert "--gpus-per-task=1" in caught.value.hint
+    monkeypatch.setenv("WORLD_SIZE", "1")
+    gathered(["b", "b"])  # nobody to share it with
 
 
 def show_gpus(monkeypatch, count: int, local: int, rank: int) -> None:

@@ -12,6 +12,7 @@ import pytest
 import torch
 from deepspeed.runtime.fp16.loss_scaler import LossScaler
 from deepspeed.runtime.zero.config import ZeroStageEnum
+from draftsmith.core import ranks
 from draftsmith.core.errors import UserError
 from draftsmith.trainers import checkpoint
 from draftsmith.trainers.engine import Engine, EngineConfig, init_distributed, load_data
@@ -194,6 +195,27 @@ def test_refused_checkpoints_do_not_push_out_the_one_just_saved(saved):
     assert sorted(losses) == [4, 5, 6, 7] and len(told) == 3
     assert [path.name for path in saved.iterdir()] == ["step-00000006"]
     assert checkpoint.find(saved, fingerprint="f").notes == ()
+
+
+@pytest.mark.parametrize("zero", [0, 2, 3])
+def test_deepspeeds_own_barriers_wait_as_long_as_ours(zero, tmp_path, monkeypatch):
+    """NCCL's would end a run whose disk takes ten minutes."""
+    from deepspeed import comm
+
+    linear = torch.nn.Linear(2, 2)
+    init_distributed()
+    built = Engine(
+        linear, torch.optim.SGD(linear.parameters(), lr=1.0), lambda step: 1.0, EngineConfig(zero_stage=zero),
+        micro_batch_size=1, accumulation=1, clip_norm=None,
+    )  # fmt: skip
+    waited, impatient = [], []
+    monkeypatch.setattr(comm, "barrier", lambda *_, **__: impatient.append(1))
+    before, wait = comm.barrier, ranks.barrier
+    monkeypatch.setattr(ranks, "barrier", lambda: waited.append(1) or wait())
+    built.save(tmp_path, {"step": 1})
+    assert len(waited) >= 2 and not impatient
+    built.load(tmp_path)
+    assert not impatient and comm.barrier is before
 
 
 def test_a_save_that_dies_at_any_write_leaves_one_that_verifies(tmp_path, monkeypatch):
