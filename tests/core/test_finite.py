@@ -25,6 +25,16 @@ def test_a_weight_is_refused_by_its_name_and_file(tmp_path, dtype, value):
     assert caught.value.where == str(tmp_path / "model.safetensors") and "fetch them again" in str(caught.value)
 
 
+@pytest.mark.parametrize("dtype", [torch.float8_e4m3fn, torch.float8_e5m2])
+def test_weights_of_one_byte_are_read_too(tmp_path, dtype):
+    """torch finds no extremes of theirs."""
+    weight = torch.randn(40, 30).to(dtype)
+    check_weights({"w": weight}, tmp_path)
+    weight.view(torch.uint8)[31, 7] = 0x7F  # NaN in both
+    with pytest.raises(UserError, match="weight w holds NaN"):
+        check_weights({"w": weight}, tmp_path)
+
+
 def test_the_file_of_a_shard_is_named(tmp_path):
     (tmp_path / "model.safetensors.index.json").write_text('{"weight_map": {"weight": "model-2.safetensors"}}')
     model = nn.Linear(2, 2)

@@ -90,6 +90,9 @@ def test_users_and_passwords_of_addresses(address):
         ("private_key: hunter2", "private_key: <hidden>"),
         ("header b'Authorization: Bearer hunter2hunter2hunter2'", "header b'Authorization: Bearer <hidden>'"),
         ("a bearer of bad news", "a bearer of bad news"),
+        ("Authorization: Basic QWxhZGRpbjpvcGVuIHNlc2FtZQ==", "Authorization: Basic <hidden>"),
+        # A letter that is two when it is small: places in the two texts differ.
+        ("\u0130" * 50 + " password: hunter2hunter2", "\u0130" * 50 + " password: <hidden>"),
     ],
 )  # fmt: skip
 def test_what_addresses_and_headers_ask_with(text, expected):

@@ -110,6 +110,14 @@ def test_orientation_is_left_alone_unless_asked():
     assert np.array_equal(stored, NOISE) and np.array_equal(turned, np.rot90(NOISE, -1))
 
 
+def test_a_grey_picture_of_16_bits_is_turned_when_asked():
+    turn = Image.Exif()
+    turn[0x0112] = 6
+    data = encoded(Image.fromarray(LEVELS.astype(np.uint16)), "PNG", exif=turn)
+    stored, turned = (np.asarray(load_image(file(data), upright=u))[..., 0] for u in (False, True))
+    assert np.array_equal(stored, LEVELS >> 8) and np.array_equal(turned, np.rot90(LEVELS >> 8, -1))
+
+
 DEEP = {
     "PNG": lambda v: encoded(Image.fromarray(v.astype(np.uint16)), "PNG"),
     "TIFF": lambda v: encoded(Image.fromarray(v.astype(np.uint16)), "TIFF"),

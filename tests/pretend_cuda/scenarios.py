@@ -52,8 +52,12 @@ CASES = ("plain", "chain", "graph", "eagle3", "eagle", "sparrow", "image eagle")
 
 
 def same_tokens():
-    """Case and temperature -> whether the device says what the CPU says."""
+    """Case and temperature -> whether the device says what the CPU says. Decoding names its device: the current one is
+    the other one by then.
+    """
     init_distributed()
+    current = torch.cuda.current_device()
+    torch.cuda.set_device(OTHER)
     result = {}
     for name in CASES:
         for temperature in (0.0, 1.0):
@@ -63,7 +67,7 @@ def same_tokens():
                 decoding = _decoding(policy, temperature)
                 said.append(generate(big, drafter, asked, decoding, torch.Generator().manual_seed(0)).tokens)
             result[f"{name} T={temperature:g}"] = said[0] == said[1]
-    return {"equal": result, "graphs": GRAPHS, "waits": dict(COUNTS.waits)}
+    return {"equal": result, "current": current, "graphs": GRAPHS, "waits": dict(COUNTS.waits)}
 
 
 def cycles():

@@ -35,6 +35,11 @@ def test_a_target_on_two_devices_says_what_the_cpu_says(results):
     assert set(results["two_devices"].values()) == {True}, results["two_devices"]
 
 
+def test_a_rank_s_gpu_is_the_current_one_once_it_has_joined(results):
+    """Work of libraries that names no device goes there."""
+    assert results["same_tokens"]["current"] == 1
+
+
 def test_graphs_are_captured_on_the_ranks_own_device_and_hold_the_chain(results):
     assert results["same_tokens"]["graphs"] and all(
         device == 1 and operations > 100 for device, operations in results["same_tokens"]["graphs"]

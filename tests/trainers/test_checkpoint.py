@@ -10,8 +10,9 @@ import shutil
 import numpy as np
 import pytest
 import torch
-from deepspeed.runtime.fp16.loss_scaler import LossScaler
+from deepspeed.runtime.fp16.loss_scaler import DynamicLossScaler, LossScaler
 from deepspeed.runtime.zero.config import ZeroStageEnum
+from deepspeed.utils.tensor_fragment import fragment_address
 from draftsmith.core import ranks
 from draftsmith.core.errors import UserError
 from draftsmith.trainers import checkpoint
@@ -306,6 +307,16 @@ def test_members_of_deepspeeds_stages_are_all_that_may_be_asked_for_by_name(tmp_
         torch.save(Asks(owner, name), tmp_path / "bad.pt")
         with pytest.raises(UserError, match="more than a checkpoint's data"):
             load_data(tmp_path / "bad.pt")
+
+
+def test_what_deepspeed_keeps_beside_tensors_is_read(tmp_path):
+    """Scales of fp16, which no CPU trains with, and where a parameter's part lies."""
+    scale = DynamicLossScaler(2**16, 1000, 1.0, 2, False)
+    scale.cur_scale = 2.0**11
+    torch.save({"scale": scale, "static": LossScaler(4), "part": fragment_address(numel=3, start=5)}, tmp_path / "a.pt")
+    state = load_data(tmp_path / "a.pt")
+    assert vars(state["scale"]) == vars(scale) and state["static"].loss_scale == 4
+    assert state["part"] == fragment_address(numel=3, start=5)
 
 
 def fit_manifest(folder, file):

@@ -77,6 +77,35 @@ def test_a_copied_run_is_read_again_and_passes(tmp_path):
     assert (tmp_path / "there" / "second" / "seen.txt").read_text() == "done"
 
 
+FOR_PEOPLE = ("metrics.jsonl", "skipped.jsonl", "sample.txt", "samples/1.png", "best-tau/config.json")
+
+
+class Talks(Note):
+    """A stage that leaves files for people as well."""
+
+    def run(self, context) -> None:
+        super().run(context)
+        for name in FOR_PEOPLE:
+            (context.folder / name).parent.mkdir(exist_ok=True)
+            (context.folder / name).write_text("for people")
+
+
+def test_what_is_written_for_people_may_change_or_go(tmp_path):
+    """It is listed, so that damage can be told from a mix-up, and no stage reads it."""
+    plan = reading(tmp_path)
+    shutil.rmtree(tmp_path / "first")
+    first = replace(plan[0], stage=Talks())
+    plan = [first, replace(plan[1], earlier={"first": first})]
+    run(tmp_path, first)
+    listed = json.loads((tmp_path / "first" / "done.json").read_text())["files"]
+    assert sorted(listed) == sorted(["note.txt", *FOR_PEOPLE])
+    for name in FOR_PEOPLE:
+        (tmp_path / "first" / name).write_text("edited")
+    (tmp_path / "first" / "metrics.jsonl").unlink()
+    run(tmp_path, *plan)
+    assert (tmp_path / "second" / "seen.txt").read_text() == "done"
+
+
 def test_a_file_is_read_once_by_a_run_unless_it_changes(tmp_path, monkeypatch):
     plan = reading(tmp_path)
     read = []

@@ -1,6 +1,7 @@
 """Asked to stop at any moment, a run stops there, and the same command ends as if nobody had asked."""
 
 import functools
+import multiprocessing
 import os
 import signal
 import subprocess
@@ -11,6 +12,7 @@ from types import SimpleNamespace
 
 import pytest
 import torch
+import torch.distributed as dist
 from draftsmith.core.tracking import TrackingConfig
 from draftsmith.trainers.checkpoint import CheckpointConfig
 from draftsmith.trainers.evaluation.resume_log import ResumeLog, resumed
@@ -156,6 +158,19 @@ def test_requests_that_were_answered_are_kept(tmp_path):
     assert done == list(range(10))
 
 
+def test_behind_a_signal_nothing_is_begun():
+    stop, done = Stop(), []
+    work = stop.checked(done.append, "in a call")
+    for item in stop.watch(range(2), "in a loop"):
+        work(item)
+    stop.raised = True
+    with pytest.raises(Stopped, match="stopped in a loop"):
+        done.extend(stop.watch(range(2, 4), "in a loop"))
+    with pytest.raises(Stopped, match="stopped in a call"):
+        work(4)
+    assert done == [0, 1]
+
+
 def test_a_damaged_line_is_said_once(tmp_path, capsys):
     """Though the log is read again at the end, for what other ranks kept."""
     resumed(tmp_path / "rows", 3, lambda index: index, Stop())
@@ -201,6 +216,40 @@ def test_ranks_with_different_numbers_of_requests_stop_together(asked):
     assert [f"rank {asked}: asked to stop" in text for _, text in result] == [asked == 0, asked == 1]
 
 
+def stopped_of_two(number: int, store: str, said) -> None:
+    """Rank 1 alone was asked, and has told nobody yet."""
+    if dist.is_initialized():  # a fork of a test run in which an earlier test began a group
+        dist.destroy_process_group()
+    dist.init_process_group("gloo", init_method=f"file://{store}", rank=number, world_size=2)
+    stop = Stop()
+    stop.raised = number == 1
+
+    def apart() -> None:
+        with stop.together():
+            stop.check("apart")
+
+    for work in (lambda: stop.agree("agreed"), apart):
+        try:
+            work()
+            said.put((number, "went on"))
+        except Stopped as stopped:
+            said.put((number, str(stopped)))
+    dist.barrier()
+    dist.destroy_process_group()
+
+
+def test_where_one_rank_was_asked_all_stop(tmp_path):
+    fork = multiprocessing.get_context("fork")
+    said = fork.Queue()
+    started = [fork.Process(target=stopped_of_two, args=(n, str(tmp_path / "store"), said)) for n in range(2)]
+    for process in started:
+        process.start()
+    actual = sorted(said.get(timeout=90) for _ in range(4))
+    for process in started:
+        process.join(30)
+    assert actual == [(0, "stopped agreed"), (0, "stopped apart"), (1, "stopped agreed"), (1, "stopped apart")]
+
+
 TWICE = """
 import sys, time
 from draftsmith.trainers.stopping import Stop
@@ -222,3 +271,4 @@ def test_a_second_ctrl_c_ends_at_once():
     assert process.poll() is None
     process.send_signal(signal.SIGINT)
     assert process.wait(10) == -signal.SIGINT
+    assert "asked to stop" not in process.stdout.read(), "said once"
