@@ -1,4 +1,5 @@
-"""The record of restarts: one entry for each command, completed after a kill, and begun anew once all has finished."""
+"""The record of restarts: one entry for each command, completed after a kill, and gone once another command has set
+aside what it restarted."""
 
 from pathlib import Path
 
@@ -9,9 +10,7 @@ MINE, OTHERS = (restart.command_identity(["restart=note", seed], {"note": "f"}) 
 
 
 @pytest.fixture
-def output(tmp_path, monkeypatch) -> Path:
-    for name in ("SLURM_JOB_ID", "SLURM_RESTART_COUNT"):
-        monkeypatch.delenv(name, raising=False)
+def output(tmp_path) -> Path:
     make(tmp_path)
     return tmp_path
 
@@ -21,30 +20,28 @@ def make(output: Path) -> None:
         (output / name).mkdir(exist_ok=True)
 
 
-def set_aside(output: Path, command: str) -> None:
-    restart.set_aside(output, command, "note", ["note", "second"], lambda text: None)
+def set_aside(output: Path, command: str, stage: str = "note", stale: tuple[str, ...] = ("note", "second")) -> None:
+    restart.set_aside(output, command, stage, stale, lambda text: None)
     make(output)
 
 
-def test_a_command_goes_on_though_another_one_has_restarted_since(output):
-    for command in (MINE, OTHERS):
-        assert restart.is_to_come(output, command, ["note"])
-        set_aside(output, command)
-    for command in (MINE, OTHERS):
-        assert not restart.is_to_come(output, command, ["note"]), "what it began is unfinished"
-        assert restart.is_to_come(output, command, [])
+def stages(output: Path, *commands: str) -> list[str | None]:
+    """What each command has restarted, if anything."""
+    return [None if (before := restart.restarted_before(output, c)) is None else before.stage for c in commands]
 
 
-def test_in_one_job_of_a_scheduler_a_command_may_restart_again(output, monkeypatch):
-    """An allocation that somebody types into is never requeued; one that is says how often, from 1 on."""
-    monkeypatch.setenv("SLURM_JOB_ID", "4711")
+def test_a_command_goes_on_though_another_one_has_restarted_another_stage(output):
+    assert stages(output, MINE, OTHERS) == [None, None]
     set_aside(output, MINE)
-    for count, is_to_come in {None: True, "": True, "0": True, "1": False, "2": False}.items():
-        if count is not None:
-            monkeypatch.setenv("SLURM_RESTART_COUNT", count)
-        assert restart.is_to_come(output, MINE, []) == is_to_come, count
-    monkeypatch.setenv("SLURM_JOB_ID", "4712")
-    assert restart.is_to_come(output, MINE, [])
+    assert stages(output, MINE, OTHERS) == ["note", None]
+    set_aside(output, OTHERS, "second", ("second",))
+    assert stages(output, MINE, OTHERS) == ["note", "second"]
+
+
+def test_a_command_whose_results_another_one_set_aside_restarts_again(output):
+    set_aside(output, MINE, "second", ("second",))
+    set_aside(output, OTHERS)
+    assert stages(output, MINE, OTHERS) == [None, "note"]
 
 
 def test_what_was_kept_is_never_moved_again(output):

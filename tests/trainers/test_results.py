@@ -80,18 +80,21 @@ def test_a_copied_run_is_read_again_and_passes(tmp_path):
 FOR_PEOPLE = ("metrics.jsonl", "skipped.jsonl", "sample.txt", "samples/1.png", "best-tau/config.json")
 
 
+WORKING = ("checkpoints/step-1/engine/a.pt", "cache/a.npz", "wandb-id", ".hidden/a.json", "a.lock")
+
+
 class Talks(Note):
-    """A stage that leaves files for people as well."""
+    """A stage that leaves files for people and for itself as well."""
 
     def run(self, context) -> None:
         super().run(context)
-        for name in FOR_PEOPLE:
-            (context.folder / name).parent.mkdir(exist_ok=True)
+        for name in (*FOR_PEOPLE, *WORKING):
+            (context.folder / name).parent.mkdir(parents=True, exist_ok=True)
             (context.folder / name).write_text("for people")
 
 
 def test_what_is_written_for_people_may_change_or_go(tmp_path):
-    """It is listed, so that damage can be told from a mix-up, and no stage reads it."""
+    """It is listed, and no stage reads it. What a stage keeps for itself is not even listed."""
     plan = reading(tmp_path)
     shutil.rmtree(tmp_path / "first")
     first = replace(plan[0], stage=Talks())
