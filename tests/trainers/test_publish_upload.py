@@ -2,14 +2,17 @@
 
 import errno
 import json
+import sys
 import threading
 import time
+from pathlib import Path
 
 import huggingface_hub.constants
 import pytest
 from draftsmith.core.checksums import write_sums
 from draftsmith.core.errors import UserError
 from draftsmith.trainers.publishing.awaited import awaited
+from draftsmith.trainers.publishing.fresh import try_folder
 from draftsmith.trainers.publishing.upload import Destination, Hub
 from draftsmith.trainers.stopping import Stop, Stopped
 from hub_server import TOKEN, HubServer, Repository
@@ -354,3 +357,30 @@ def test_an_error_of_a_transfer_is_raised_where_it_is_awaited():
     with pytest.raises(ZeroDivisionError):
         awaited(lambda: 1 // 0, Stop(), "here")
     assert awaited(lambda: 3, Stop(), "here") == 3
+
+
+def child(folder, script: str, monkeypatch) -> None:
+    """What stands for Python where a folder is tried."""
+    path = folder.parent / "python"
+    path.write_text(f"#!/bin/sh\n{script}\n")
+    path.chmod(0o755)
+    monkeypatch.setattr(sys, "executable", str(path))
+
+
+def test_a_stop_ends_the_process_that_tries_the_folder(folder, monkeypatch):
+    child(folder, f"echo $$ > {folder.parent}/pid; exec sleep 60", monkeypatch)
+    stop, start = Stop(), time.monotonic()
+    threading.Timer(1, lambda: setattr(stop, "raised", True)).start()
+    with pytest.raises(Stopped, match="in a fresh process"):
+        try_folder(folder, None, [], {}, stop=stop)
+    assert time.monotonic() - start < 30
+    assert not Path(f"/proc/{(folder.parent / 'pid').read_text().strip()}").exists()
+
+
+def test_what_the_process_says_is_told_and_its_time_is_bounded(folder, monkeypatch):
+    child(folder, "echo it is broken >&2; exit 2", monkeypatch)
+    with pytest.raises(UserError, match="in a fresh process: it is broken"):
+        try_folder(folder, None, [], {})
+    child(folder, "exec sleep 60", monkeypatch)
+    with pytest.raises(UserError, match="still not tried"):
+        try_folder(folder, None, [], {}, hours=1 / 3600)
