@@ -1,6 +1,8 @@
 """The record of restarts: one entry for each command, completed after a kill, and gone once another command has set
 aside what it restarted."""
 
+import json
+import os
 from pathlib import Path
 
 import pytest
@@ -42,6 +44,21 @@ def test_a_command_whose_results_another_one_set_aside_restarts_again(output):
     set_aside(output, MINE, "second", ("second",))
     set_aside(output, OTHERS)
     assert stages(output, MINE, OTHERS) == [None, "note"]
+
+
+def test_the_record_says_what_moves_before_it_moves(output, monkeypatch):
+    """A start that is killed in between is completed by the next one, which knows of it by the record alone."""
+    real, seen = os.replace, []
+
+    def moving(source, destination):
+        if ".before-" in str(destination):
+            seen.append(json.loads((output / restart.RECORD).read_text())["restarts"][MINE]["moved"])
+        real(source, destination)
+
+    monkeypatch.setattr(restart.os, "replace", moving)
+    set_aside(output, MINE)
+    assert seen == [False, False]
+    assert json.loads((output / restart.RECORD).read_text())["restarts"][MINE]["moved"]
 
 
 def test_what_was_kept_is_never_moved_again(output):
