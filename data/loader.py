@@ -6,8 +6,9 @@ resumed run reads none of the data that it has already seen.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Protocol
 
 import numpy as np
@@ -15,6 +16,7 @@ import torch
 
 from ..core.errors import UserError
 from .order import Order, epoch_order, rows_of_rank
+from .packing import packed_rows
 from .workers import kill_at_exit, quiet_worker
 
 
@@ -58,6 +60,8 @@ class Loader:
         grouped: batches of one modality (LLaVA's `group_by_modality_length`).
         order: which samples an epoch has and when; None: all of them, shuffled or `grouped`.
         lengths: [n] by which ranks share a batch, where they are known better than the samples' own.
+        max_tokens: pack a step's samples into rows of so many tokens at most, each one micro-batch; `micro_batch_size`
+            is not read then. None: padded batches.
         total_steps: stop there; the data is gone through as often as that takes.
         num_workers: reading processes; 0 reads in this one.
     """
@@ -75,6 +79,7 @@ class Loader:
     num_workers: int = 0
     order: Order | None = None
     lengths: np.ndarray | None = None
+    max_tokens: int | None = None
 
     @property
     def steps_per_epoch(self) -> int:
@@ -83,13 +88,27 @@ class Loader:
 
     @property
     def accumulation(self) -> int:
-        """Micro-batches of a step on each rank: the same number on all of them."""
+        """Micro-batches of a step on each rank: the same number on all of them, and about so many where packed."""
+        if self.max_tokens is not None:
+            tokens = self.batch_size * float(np.abs(self._tokens).mean())
+            return max(1, math.ceil(tokens / (self.max_tokens * self.world_size)))
         return -(-self.batch_size // (self.micro_batch_size * self.world_size))
+
+    @property
+    def _tokens(self) -> np.ndarray:
+        return self.samples.lengths if self.lengths is None else self.lengths
 
     def share(self, batch: np.ndarray, rank: int) -> np.ndarray:
         """The rows of a global batch that `rank` computes."""
-        lengths = self.samples.lengths if self.lengths is None else self.lengths
-        return rows_of_rank(batch, lengths, rank, self.world_size)
+        return rows_of_rank(batch, self._tokens, rank, self.world_size)
+
+    def micro_batches(self, batch: np.ndarray) -> list[np.ndarray]:
+        """The samples of each of this rank's micro-batches of a global batch."""
+        if self.max_tokens is not None:
+            rows = packed_rows(np.abs(self._tokens[batch]), self.max_tokens, self.world_size)
+            return [batch[row[self.rank]] for row in rows]
+        mine, size = self.share(batch, self.rank), self.micro_batch_size
+        return [mine[number * size : (number + 1) * size] for number in range(self.accumulation)]
 
     def __len__(self) -> int:
         return self.total_steps - self.start_step
@@ -136,9 +155,11 @@ class _Steps(torch.utils.data.Dataset):
         if epoch != self._epoch:
             self._epoch, self._order = epoch, self._rows(epoch)
         rows = self._order[step_in_epoch * loader.batch_size : (step_in_epoch + 1) * loader.batch_size]
-        mine = [loader.samples[int(i)] for i in loader.share(rows, loader.rank)]
-        size = loader.micro_batch_size
-        micro = [loader.collate(mine[i * size : (i + 1) * size], epoch=epoch) for i in range(loader.accumulation)]
+        micro = [
+            loader.collate([loader.samples[int(i)] for i in part], epoch=epoch) for part in loader.micro_batches(rows)
+        ]
+        if loader.max_tokens is not None:
+            micro = [replace(batch, packed=True) for batch in micro]
         return StepBatches(step, epoch, micro)
 
     def _rows(self, epoch: int) -> np.ndarray:

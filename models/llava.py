@@ -32,6 +32,7 @@ from ..core.loss import StepLoss
 from ..core.states import TargetStates
 from .hub import config_value
 from .lora import LoraConfig, add_adapters
+from .packed_row import last_states
 from .pictures import Packing
 
 Part = Literal["vision_tower", "projector", "language_model"]
@@ -280,12 +281,7 @@ def hidden_states(llava: PreTrainedModel, packing: Packing, batch: Batch, *, tra
         embeds = embeds.masked_scatter((batch.modality != TEXT).unsqueeze(-1), real)
         # A dummy image keeps the projector in every rank's graph and changes nothing.
         embeds = embeds + 0.0 * features[count:].sum().to(embeds)
-    return core.language_model(
-        inputs_embeds=embeds,
-        attention_mask=batch.attention_mask.long(),
-        position_ids=batch.positions[0],
-        use_cache=False,
-    ).last_hidden_state
+    return last_states(core.language_model, batch, embeds, batch.positions[0])
 
 
 def selected_features(llava: PreTrainedModel, pixels: Tensor) -> Tensor:

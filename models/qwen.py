@@ -32,6 +32,7 @@ from ..core.positions import PositionScheme, Resume, place_positions
 from .hub import config_value
 from .llava import LlavaTraining, Part, TokenIds
 from .lora import LoraConfig
+from .packed_row import last_states
 
 # model_type of transformers' configs -> config and model.
 # A config is a callable here: each family has its own keywords.
@@ -127,7 +128,8 @@ class QwenTraining(LlavaTraining):
         # Every rank runs its tower in every step; where no row has a picture, over one that changes nothing.
         pixels = None if batch.num_dummy_images else batch.pixels
         seen = self._see_nothing(batch) if pixels is None else see_patches(self.llava, pixels, batch.pictures)
-        embeds, more = core.get_input_embeddings()(batch.ids), {}
+        embeds = core.get_input_embeddings()(batch.ids)
+        more: dict[str, Any] = {}
         if pixels is None:
             nothing = torch.stack([part.sum() for part in (seen.features, *seen.deepstack)]).sum()
             embeds = embeds + 0.0 * nothing.to(embeds)
@@ -136,13 +138,7 @@ class QwenTraining(LlavaTraining):
             if seen.deepstack:
                 more = {"visual_pos_masks": visual, "deepstack_visual_embeds": list(seen.deepstack)}
         positions, _ = place_positions(batch.modality, batch.attention_mask, batch.pictures, self.scheme)
-        return core.language_model(
-            inputs_embeds=embeds,
-            attention_mask=batch.attention_mask.long(),
-            position_ids=positions,
-            use_cache=False,
-            **more,
-        ).last_hidden_state
+        return last_states(core.language_model, batch, embeds, positions, **more)
 
     def _see_nothing(self, batch: Batch) -> SeenPatches:
         vision = self.llava.config.vision_config

@@ -10,6 +10,7 @@ from transformers import PreTrainedModel
 from ..core.batch import Batch
 from ..core.errors import UserError
 from .llava import FAMILIES, LlavaTraining, Part
+from .packed_row import last_states
 from .qwen import QWEN_FAMILIES, QwenTraining
 
 
@@ -23,12 +24,8 @@ class CausalTraining(LlavaTraining):
     def hidden_states(self, batch: Batch) -> Tensor:
         """Final states [B,T,D]."""
         assert batch.num_dummy_images or batch.pixels is None, "pictures for a model of text"
-        return self.llava.model(
-            input_ids=batch.ids,
-            attention_mask=batch.attention_mask.long(),
-            position_ids=batch.positions[0],
-            use_cache=False,
-        ).last_hidden_state
+        model = self.llava.model
+        return last_states(model, batch, model.get_input_embeddings()(batch.ids), batch.positions[0])
 
 
 def training_of(model: PreTrainedModel, trainable: Any, **settings: Any) -> LlavaTraining:

@@ -127,7 +127,7 @@ class Engine:
 
     Args:
         multiplier: step -> factor on the groups' learning rates.
-        accumulation: forwards of an optimizer step on each rank.
+        accumulation: forwards of an optimizer step on each rank, about: `begin` says which is the last.
     """
 
     def __init__(
@@ -212,6 +212,10 @@ class Engine:
     def __call__(self, *inputs: Any) -> Any:
         with _linear_is(self._linear):
             return self._engine(*inputs)
+
+    def begin(self, *, last: bool) -> None:
+        """Called before each micro-batch's forward: whether the update follows it. Packed steps differ in number."""
+        self._engine.set_gradient_accumulation_boundary(last)
 
     def backward(self, loss_sum: torch.Tensor, tokens: float) -> None:
         """Add the gradient of loss_sum / tokens, where `tokens` counts the whole global batch.

@@ -123,8 +123,9 @@ def training_loader(
     grouped: bool = False,
     order: Order | None = None,
     lengths: np.ndarray | None = None,
+    max_tokens: int | None = None,
 ) -> Loader:
-    """What this rank trains on from `start_step` to step `total`; the last three as of `Loader`."""
+    """What this rank trains on from `start_step` to step `total`; the last four as of `Loader`."""
     return Loader(
         samples,
         seed=seed,
@@ -135,6 +136,7 @@ def training_loader(
         grouped=grouped,
         order=order,
         lengths=lengths,
+        max_tokens=max_tokens,
         rank=ranks.rank(),
         world_size=ranks.world_size(),
         start_step=start_step,

@@ -220,6 +220,7 @@ def _forward_backward(engine: Engine, batches: StepBatches, source: Source, toke
     for number, batch in enumerate(batches.micro):
         if number:
             engine.step()  # not at the boundary yet: DeepSpeed only counts the micro-batch
+        engine.begin(last=number == len(batches.micro) - 1)
         batch = batch.to(engine.device)
         states = source(batch)
         loss = engine(batch, states)

@@ -90,6 +90,7 @@ class PackedStates:
     seeds: tuple[int, ...]
     num_supervised: int
     form: StatesForm
+    packed: bool = False  # as of `Batch`
 
     def to(self, device: torch.device | str) -> Batch:
         """The batch without pixels; the target's states come with it."""
@@ -123,6 +124,7 @@ class PackedStates:
             sample_ids=self.sample_ids,
             seeds=self.seeds,
             states=TargetStates(spread.get("feature"), layers, positions),
+            packed=self.packed,
         )
 
     def _filler(self, like: Tensor) -> dict[str, Tensor]:

@@ -8,7 +8,7 @@ Letters: R rows, N new positions, D width, V vocabulary, P past positions.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Protocol, cast
 
 import torch
@@ -19,6 +19,7 @@ from ...core.pictures import TEXT, Picture
 from ...core.positions import FLAT, PositionScheme, place_positions
 from ..hub import config_value
 from ..llava import language_model_of, placeholder_ids, pool_features, selected_features
+from ..packed_row import PackedRow
 from ..pictures import newline_of, pack
 from .cache import Cache
 
@@ -45,6 +46,7 @@ class PromptRows:
     mask: Tensor | None = None  # [R,T] bool: no padding; None: there is none that could be seen
     visual: Tensor | None = None  # [R,T] bool; given where `deepstack` is
     deepstack: tuple[Tensor, ...] = ()  # of the first layers: [n,D] that is added behind each, at visual places
+    segments: Tensor | None = None  # [1,T] int64: the sample of each token of a packed row, which sees no other
 
     @property
     def rope_delta(self) -> int:
@@ -205,7 +207,7 @@ class CachedDecoder:
                 prompts.embeds[:, start:stop],
                 cache,
                 prompts.positions[:, :, start:stop],
-                None if prompts.mask is None else _seen(prompts.mask, start, stop),
+                _seen(prompts, start, stop),
                 layers=layers,
                 attention=attention if wants_attention else (),
                 more=self._deepstack(prompts, start, stop),
@@ -271,10 +273,28 @@ class CachedDecoder:
         return self.model.lm_head(feature).to(self.device).float().masked_fill_(self._banned, float("-inf"))
 
 
-def _seen(mask: Tensor, start: int, stop: int) -> Tensor:
-    """[R,N,stop] bool: what the places from `start` to `stop` see of prompts with padding (`mask` [R,T])."""
-    places = torch.arange(stop, device=mask.device)
+def packed_prompts(prompts: PromptRows, row: PackedRow) -> PromptRows:
+    """The samples of padded prompts in one row, each with the positions that it has alone."""
+    return replace(
+        prompts,
+        embeds=row.pack(prompts.embeds),
+        positions=torch.stack([row.pack(part) for part in prompts.positions]),
+        mask=None,
+        visual=None if prompts.visual is None else row.pack(prompts.visual),
+        segments=row.segments[None],
+    )
+
+
+def _seen(prompts: PromptRows, start: int, stop: int) -> Tensor | None:
+    """[R,N,stop] bool: what the places from `start` to `stop` see; None: all up to themselves."""
+    mask, segments = prompts.mask, prompts.segments
+    if mask is None and segments is None:
+        return None
+    places = torch.arange(stop, device=prompts.embeds.device)
     causal = places[None, :] <= places[start:, None]
+    if segments is not None:
+        return causal & (segments[:, start:stop, None] == segments[:, None, :stop])
+    assert mask is not None
     # Padding attends to itself, because the softmax of a fully masked row is undefined.
     return (causal & mask[:, None, :stop]) | (places[None, :] == places[start:, None])
 

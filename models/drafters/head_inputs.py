@@ -16,6 +16,7 @@ import torch
 from torch import Tensor
 
 from ...core.pictures import TEXT
+from ..packed_row import PackedRow
 from .head_module import StateHead
 
 # What a visual entry is to the layer: absent, a state that enters it directly, a run's few compressed vectors, an
@@ -153,6 +154,30 @@ class Filled:
         """[B,N,D] state halves of a first pass; `states` in place of the true ones (with noise)."""
         fused = head.fuse((self.states if states is None else states).to(head.dtype))
         return fused if self.middle is None else torch.where(self.layout.visual.unsqueeze(-1), self.middle, fused)
+
+
+@dataclass(frozen=True)
+class Inputs:
+    """What all passes of a training forward share: [B,N,...], or [1,M,...] of a packed row."""
+
+    embeds: Tensor
+    states: Tensor  # [B,N,D] fused true ones
+    positions: Tensor  # [B,N] or [3,B,N] int64
+    replaced: Tensor  # [B,N,1] bool: later passes read the output before them in place of the true state
+    direct: tuple[Tensor, Tensor] | None  # as of `StateHead.forward`
+    image: Tensor | None
+
+    def packed(self, row: PackedRow) -> Inputs:
+        """The inputs of all samples in one row."""
+        places = self.positions
+        return Inputs(
+            row.pack(self.embeds),
+            row.pack(self.states),
+            row.pack(places) if places.dim() == 2 else torch.stack([row.pack(axis) for axis in places]),
+            row.pack(self.replaced),
+            None if self.direct is None else (row.pack(self.direct[0]), row.pack(self.direct[1])),
+            None if self.image is None else row.pack(self.image),
+        )
 
 
 def fill(

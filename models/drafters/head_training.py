@@ -23,9 +23,10 @@ from ...core.pictures import TEXT
 from ...core.section import Section
 from ...core.states import TargetStates
 from ..losses import Divergence, divergence_of_logs, list_mle, log_probs
+from ..packed_row import PackedRow
 from ..targets.base import Target
 from ..training_passes import TrainingPasses
-from .head_inputs import Filled, Sequences, base_positions, fill, lay_out, with_gaps
+from .head_inputs import Filled, Inputs, Sequences, base_positions, fill, lay_out, with_gaps
 from .head_module import StateHead
 
 if TYPE_CHECKING:
@@ -104,7 +105,9 @@ class HeadTraining(nn.Module):
         """
         filled, positions = self.fill(batch, states)
         keep = filled.layout.pick(batch.loss_mask, 1) & filled.layout.real & ~filled.layout.visual
-        outputs = torch.stack(self.passes(filled, positions, batch), dim=2)[keep]  # [S,W,D]
+        row = PackedRow.of(filled.layout.real) if batch.packed else None
+        passes = torch.stack(self.passes(filled, positions, batch, row), dim=2)
+        outputs = passes[keep if row is None else row.pack(keep)]  # [S,W,D]
         assert states.feature is not None
         goal = filled.layout.pick(states.feature, 1)[keep]
         terms = TokenTerms(self.objective, goal, self.weights, self.target_scores, self.head.draft_ids)
@@ -144,27 +147,33 @@ class HeadTraining(nn.Module):
         seen[[is_blind(seed, blind) for seed in batch.seeds]] = False
         return seen
 
-    def passes(self, filled: Filled, positions: Tensor, batch: Batch) -> list[Tensor]:
-        """Outputs [B,N,D] of every pass, all with a gradient."""
+    def passes(self, filled: Filled, positions: Tensor, batch: Batch, row: PackedRow | None = None) -> list[Tensor]:
+        """Outputs [B,N,D] of every pass, all with a gradient; of a packed `row` of all inputs [1,M,D]."""
         config, layout, head = self.config, filled.layout, self.head
         states = filled.states
         if self.training and self.objective.noise:
             lengths = batch.attention_mask.sum(1)
             uniforms = row_uniforms(states, [0] * len(states), batch.seeds, layout.real.sum(1).tolist())
             states = add_noise(states, uniforms, lengths, self.objective.noise)
-        true = filled.fused(head, states)
         text = layout.real & ~layout.visual
         replaced = (text & (layout.follows_text if config.replace == "after_text" else layout.follows))[..., None]
+        inputs = Inputs(filled.embeds, filled.fused(head, states), positions, replaced, filled.direct, filled.image)
         # Padding comes after a row's inputs, so causal attention suffices and no [N,N] mask is needed.
-        keys = TrainingPasses() if config.mtp_attention == "ttt" else None
+        mask = segments = None
+        if row is not None:
+            inputs, segments = inputs.packed(row), row.segments[None]
+            mask = row.mask if config.mtp_attention != "ttt" else None
+        keys = TrainingPasses(segments) if config.mtp_attention == "ttt" else None
+        true = inputs.states
         outputs: list[Tensor] = []
         for step in range(self.num_passes):
-            states = true if step == 0 else torch.where(replaced, F.pad(outputs[-1], (0, 0, 1, 0))[:, :-1], true)
-            depths = torch.full_like(layout.index, step)
+            # In a packed row an input that follows none of its sample is not replaced, whatever stands before it.
+            states = true if step == 0 else torch.where(inputs.replaced, F.pad(outputs[-1], (0, 0, 1, 0))[:, :-1], true)
+            depths = torch.full(true.shape[:2], step, device=true.device)
             outputs.append(
                 head(
-                    filled.embeds, states, positions, None, keys,
-                    direct=filled.direct, image=filled.image, depths=depths,
+                    inputs.embeds, states, inputs.positions, mask, keys,
+                    direct=inputs.direct, image=inputs.image, depths=depths,
                 )
             )  # fmt: skip
         return outputs

@@ -17,9 +17,10 @@ from ...core.errors import UserError
 from ...core.pictures import TEXT
 from ...core.states import Taps, TargetStates, feature_places, visual_places
 from ..decoding.cache import Cache
-from ..decoding.decoder import CachedDecoder
+from ..decoding.decoder import CachedDecoder, DecoderStates, PromptRows, packed_prompts
 from ..decoding.rows import Guidance
 from ..decoding.tree import Tree
+from ..packed_row import PackedRow
 from .base import Prompt, TargetShape, TargetStep, check_layers, language_shape
 
 
@@ -141,13 +142,7 @@ class LanguageTarget:
         if batch.pixels is not None and len(batch.pixels) > batch.num_dummy_images:
             real = batch.pixels[: len(batch.pixels) - batch.num_dummy_images]
         prompts = self.decoder.prompts(batch.ids, batch.modality, real, batch.pictures, mask=mask)
-        # Padding is on the right, so a causal pass never attends to it.
-        states = self.decoder.run(
-            replace(prompts, mask=None),
-            self.decoder.new_cache(batch.ids.shape[1]),
-            layers=taps.layers,
-            chunk=self.prefill_chunk,
-        )
+        states = self._run(prompts, PackedRow.of(mask) if batch.packed else None, taps)
         text = feature_places(batch.modality, mask, batch.loss_mask, taps.everywhere)
         visual = visual_places(batch.modality, mask)
         kept = {layer: torch.zeros_like(mask) for layer in taps.layers}
@@ -160,6 +155,17 @@ class LanguageTarget:
             layers={layer: _only(states.layers[layer], places) for layer, places in kept.items()},
             positions=prompts.positions,
         )
+
+    def _run(self, prompts: PromptRows, row: PackedRow | None, taps: Taps) -> DecoderStates:
+        """States [B,T,D] of a batch's prompts, padded or in one packed row."""
+        # Padding is on the right, so a causal pass never attends to it.
+        whole = replace(prompts, mask=None) if row is None else packed_prompts(prompts, row)
+        cache = self.decoder.new_cache(whole.embeds.shape[1])
+        states = self.decoder.run(whole, cache, layers=taps.layers, chunk=self.prefill_chunk)
+        if row is None:
+            return states
+        layers = {layer: row.spread(part) for layer, part in states.layers.items()}
+        return replace(states, feature=row.spread(states.feature), layers=layers)
 
     def _check(self, taps: Taps) -> None:
         """Raises `UserError` for layers that do not exist, or whose visual states differ from the next layer's

@@ -26,18 +26,20 @@ class PlainEngine:
         self.optimizer, self.config, self.accumulation, self.clip_norm = optimizer, config, accumulation, clip_norm
         self.schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, multiplier)
         self.gradients_are_finite = torch.ones((), device=self.device)
-        self.forwards = self.num_updates = 0
+        self.num_updates, self.updates = 0, True
         self.module.train()
 
     def __call__(self, *inputs: Any) -> Any:
         return self.module(*inputs)
 
+    def begin(self, *, last: bool) -> None:
+        self.updates = last
+
     def backward(self, loss_sum: Any, tokens: float) -> None:
         (loss_sum / tokens).backward()
 
     def step(self) -> None:
-        self.forwards += 1
-        if self.forwards % self.accumulation:
+        if not self.updates:
             return
         parameters = [p for group in self.optimizer.param_groups for p in group["params"]]
         if self.clip_norm:

@@ -257,6 +257,18 @@ def test_batches_by_length_count_the_answers_that_are_learned(train, monkeypatch
     assert len(steps) > 5 and sum(one) >= len(one) - 1
 
 
+def test_packed_rows_teach_what_padded_batches_do(train):
+    """The target's answers and what was kept of it."""
+    settings = ["stages.distill.objective.probabilities=kept", "stages.distill.answers.shares={target: 1.0}"]
+    packing = ["stages.distill.packing={max_tokens: 400}", "stages.distill.micro_batch_size=null"]
+    padded, packed = losses(train("padded", *settings)), losses(train("packed", *settings, *packing))
+    assert len(padded) == 2
+    for ours, theirs in zip(packed, padded, strict=True):
+        assert {n: ours[n] for n in ("loss", "accuracy", "alpha")} == pytest.approx(
+            {n: theirs[n] for n in ("loss", "accuracy", "alpha")}, rel=1e-5
+        )
+
+
 def test_kept_log_probabilities_need_no_target(train, monkeypatch):
     """With 8 of some 400 tokens kept of a loud target the loss is near; the target is not even loaded."""
     online = train("online", "stages.distill.objective.divergence=kl")
@@ -317,6 +329,8 @@ def test_shared_out_weights_cannot_write(train):
         (["stages.finetune.model=target", "stages.finetune.objective={kind: distill}"], "for a drafter's stage"),
         (["stages.distill.objective.divergence=js"], "stages.distill.objective.divergence"),
         (["stages.distill.objective.beta=1.5"], "stages.distill.objective.beta"),
+        (["stages.distill.answers.shares={target: 0.5, data: 0.5}", "stages.distill.packing={max_tokens: 512}"],
+         "name one source in answers.shares"),
         (["stages.distill.answers.from=world"], "takes its answers from 'world', which makes none"),
         (["stages.compare.compare={first: [distill, target], second: [finetune, finetune_1]}"], "not among what is"),
         (["stages.compare.compare={first: [distill, distill_1], second: [distill, finetune_1]}"], "a common stage"),

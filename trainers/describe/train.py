@@ -100,7 +100,8 @@ def _rows_line(steps: int | None, stage: Any, image_reader: ImageReader) -> str:
     rows = f"{steps * stage.batch_size:,}" if steps else "?"
     what = "tile" if is_tiled(stage.data.aspect, 1) else "picture"
     each = f"{image_reader.processor.num_image_tokens} of them for each {what}"
-    return f"  at most {rows} rows of up to {stage.data.max_length:,} ids, {each}"
+    packed = "" if stage.packing is None else f"; packed into rows of up to {stage.packing.max_tokens:,}"
+    return f"  at most {rows} rows of up to {stage.data.max_length:,} ids, {each}{packed}"
 
 
 def _beside(plan: Planned, target: PreTrainedConfig) -> list[str]:
@@ -144,7 +145,7 @@ def activation_bytes(stage: Any, config: PreTrainedConfig, patches: int) -> floa
     micro = stage.micro_batch_size or -(-stage.batch_size // ranks.world_size())
     text = config.text_config
     layers = 1 + text.num_hidden_layers / 17 if stage.gradient_checkpointing else text.num_hidden_layers
-    positions = micro * stage.data.max_length
+    positions = micro * stage.data.max_length if stage.packing is None else stage.packing.max_tokens
     held = positions * text.hidden_size * 34 * layers + positions * text.vocab_size * 8 / 4
     if "vision_tower" in stage.trainable:
         # A tower that trains keeps what its layers made of each patch.

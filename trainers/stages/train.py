@@ -16,6 +16,7 @@ from ...core.section import Section
 from ...data.codes import ShardData
 from ...data.conversations import PromptFormat
 from ...data.dataset import ConversationData
+from ...data.packing import PackingConfig
 from ...data.sources import AnswersConfig
 from ...models.distillation import CrossEntropyObjective, DistillObjective
 from ...models.drafters import AnyDrafter
@@ -31,6 +32,7 @@ from ..training.codes import open_codes
 from ..training.conversations import check_positions, open_records
 from ..training.drafter import DecodingCheck
 from ..training.heads_on_states import open_heads, training_order
+from ..training.packing import check_packing
 from ..training.sources import CachedStates, OnlineStates, StatesSource
 from ..training.states import check_answers, sample_needs
 from ..training.validate import ValidationSettings
@@ -66,20 +68,11 @@ _LEARNS_STATES = {"objective", "decoding", "select"}
 # What each way of training reads; a key that the recipe gives beside these is refused.
 READS: dict[str, set[str]] = {
     "records": _COMMON
-    | {
-        "format",
-        "answers",
-        "objective",
-        "trainable",
-        "positions",
-        "group_by_modality",
-        "window",
-        "gradient_checkpointing",
-        "lora",
-    },
+    | {"format", "answers", "objective", "trainable", "positions", "group_by_modality", "window", "packing"}
+    | {"gradient_checkpointing", "lora"},
     "states": _COMMON
     | _LEARNS_STATES
-    | {"drafter", "format", "answers", "source", "held_out", "visual_share", "text_epochs", "window"},
+    | {"drafter", "format", "answers", "source", "held_out", "visual_share", "text_epochs", "window", "packing"},
     "codes": _COMMON | {"decoding", "select", "condition_dropout", "revive_every", "drafter"},
 }
 
@@ -109,6 +102,9 @@ class TrainStage(FitSettings):
     # a draft LVLM, whose order is then LLaVA's. With group_by_modality each batch has one modality, too. Samples are
     # counted first, which costs their texts and the heads of picture files, once.
     window: int | None = Field(None, ge=1)
+    # Samples of a step behind each other in rows without padding, in place of micro_batch_size padded ones; null: none.
+    # Loss and gradients are those of padded batches. Samples are counted first.
+    packing: PackingConfig | None = None
 
     # ---- LLaVA-like models: draft LVLMs, a tiny target, a captioner
     trainable: list[Part] | None = None
@@ -258,6 +254,7 @@ class TrainStage(FitSettings):
             target: the recipe's section.
         """
         way = self.way(target, drafter)
+        check_packing(self)
         if self.drafter is not None:
             try:
                 self.drafter.check_settings(target.draws_images)

@@ -29,6 +29,7 @@ from ..fit import training_loader
 from ..loop import Training, Validate
 from ..positions import before_training
 from .distill import frozen_target, held_target, other_pictures, source_of, training_data, training_module
+from .packing import row_tokens
 from .preflight import preflight
 from .states import count_samples
 from .validate import validate
@@ -72,12 +73,16 @@ def open_records(stage: Any, context: Context, seed: int) -> Training:
 
 def _batches(stage: Any, context: Context, dataset: ConversationDataset, samples: Samples, seed: int) -> dict[str, Any]:
     """How the loader orders samples and shares them out: by words, as LLaVA does, or by tokens, which are counted."""
-    if stage.window is None:
+    if stage.window is None and stage.packing is None:
         return {"grouped": stage.group_by_modality}
     answered = samples if isinstance(samples, AnsweredSamples) else None
     lengths = count_samples(StatesSamples(dataset, answered), context).signed
-    order = BucketedOrder(lengths, seed, stage.batch_size, stage.window, apart=stage.group_by_modality)
-    return {"order": order, "lengths": lengths}
+    counted: dict[str, Any] = {"lengths": lengths, "max_tokens": row_tokens(stage, context, lengths)}
+    if stage.window is None:
+        return counted | {"grouped": stage.group_by_modality}
+    return counted | {
+        "order": BucketedOrder(lengths, seed, stage.batch_size, stage.window, apart=stage.group_by_modality)
+    }
 
 
 def _validation(settings: Any, stage: Any, context: Context, processor: Processor, module: LlavaTraining) -> Validate:

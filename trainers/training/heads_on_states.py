@@ -29,6 +29,7 @@ from ..loop import Training, Validate
 from ..records import check_fit, open_records
 from .best import held_out_scores
 from .drafter import Requests, TrainedDrafter
+from .packing import row_tokens
 from .sources import Cached, CachedStates, FirstEpoch, FirstEpochStates, Online, States
 from .states import Builder, StatesStore, count_samples, identity_of, open_samples, open_target, wanted_taps
 
@@ -43,6 +44,7 @@ def open_heads(stage: Any, context: Context, seed: int) -> Training:
     train, held_out = split(states.draws, stage.held_out)
     if not len(train) or (stage.validation is not None and not len(held_out)):
         raise UserError("no sample to train on, or none held out", hint="check the data and held_out")
+    max_tokens = row_tokens(stage, context, states.lengths[train])
     order = training_order(stage, states.lengths[train], seed)
     total = stage.steps or steps_per_epoch(len(order), stage.batch_size) * (stage.epochs or 0)
     context.say(f"{len(train):,} samples, {len(held_out):,} held out; {total:,} steps of {stage.batch_size}")
@@ -57,7 +59,7 @@ def open_heads(stage: Any, context: Context, seed: int) -> Training:
         return Loader(
             samples, seed=seed, batch_size=stage.batch_size, micro_batch_size=stage.micro, total_steps=last,
             collate=collate, rank=ranks.rank(), world_size=ranks.world_size(), start_step=first,
-            num_workers=stage.num_workers, order=order,
+            num_workers=stage.num_workers, order=order, max_tokens=max_tokens,
         )  # fmt: skip
 
     return Training(
