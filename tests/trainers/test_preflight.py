@@ -9,14 +9,16 @@ from draftsmith.core.errors import UserError
 from draftsmith.trainers.training.preflight import preflight
 
 
-def module(patches: int):
+def module(patches: int, place="cpu"):
     calls = []
 
     def selected_features(pixels):
         calls.append(tuple(pixels.shape))
+        assert pixels.device.type == place
         return torch.zeros(len(pixels), patches, 4)
 
-    return SimpleNamespace(selected_features=selected_features, calls=calls)
+    weights = [torch.zeros(1, device=place)]
+    return SimpleNamespace(selected_features=selected_features, calls=calls, parameters=lambda: iter(weights))
 
 
 def test_every_rank_runs_the_tower_once(monkeypatch, tmp_path):
@@ -26,5 +28,6 @@ def test_every_rank_runs_the_tower_once(monkeypatch, tmp_path):
     tower = module(9)
     preflight(None, tower, processor, folder=tmp_path, say=print)
     assert tower.calls == [(1, 3, 24, 24)]
+    preflight(None, module(9, "meta"), processor, folder=tmp_path, say=print)  # a trained model lies on its GPU
     with pytest.raises(UserError, match="writes 9 tokens for a picture, the vision tower gives 4"):
         preflight(None, module(4), processor, folder=tmp_path, say=print)

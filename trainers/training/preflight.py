@@ -76,12 +76,17 @@ def _check_image_tokens(module: LlavaTraining, processor: Processor) -> None:
         return  # nothing to see, or counted from each picture and held against its patches
     size = processor.image_size
     with torch.no_grad():
-        count = module.selected_features(torch.zeros(1, 3, size, size)).shape[1]
+        count = module.selected_features(torch.zeros(1, 3, size, size, device=_place(module))).shape[1]
     if count != processor.num_image_tokens:
         raise UserError(
             f"the processor writes {processor.num_image_tokens} tokens for a picture, the vision tower gives {count}",
             hint="use the processor of this tower: patch_size and crop_size must be the tower's",
         )
+
+
+def _place(module: LlavaTraining) -> torch.device:
+    """Where the model lies: a trained one was read straight onto the GPU, a new one still waits for the engine."""
+    return next(module.parameters()).device
 
 
 def _check_head(module: LlavaTraining, sample: Sample, processor: Processor) -> None:
@@ -94,9 +99,11 @@ def _check_head(module: LlavaTraining, sample: Sample, processor: Processor) -> 
     if module.llava.config.model_type != "llava" or not is_plain:
         ids = batch.ids.masked_fill(batch.modality != TEXT, processor.pad_id)
         batch = replace(batch, pixels=None, ids=ids, modality=torch.zeros_like(batch.modality), pictures=())
+    place = _place(module)
+    batch = batch.to(place)
     with torch.no_grad():
         ours = module.llava.lm_head(module.hidden_states(batch))
-        pixels = {} if sample.pixels is None or batch.pixels is None else {"pixel_values": sample.pixels}
+        pixels = {} if sample.pixels is None or batch.pixels is None else {"pixel_values": sample.pixels.to(place)}
         theirs = module.llava(input_ids=batch.ids, attention_mask=batch.attention_mask.long(), **pixels).logits
     gap = float((ours - theirs).abs().max())
     if gap > 1e-3:
