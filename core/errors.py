@@ -75,6 +75,9 @@ OTHER_NAMES: dict[str, tuple[str, ...]] = {
     "output_dir": ("output",),
     "bf16": ("precision",),
     "model": ("target", "drafter"),
+    "tensor_parallel": ("tensor_parallel_size",),
+    "tp_size": ("tensor_parallel_size",),
+    "tp": ("tensor_parallel_size",),
 }
 
 

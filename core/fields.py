@@ -41,7 +41,7 @@ Revision = Annotated[str, AfterValidator(_revision)]
 DeviceMap = Annotated[str, Field(pattern=r"^(auto|balanced|balanced_low_0|sequential|cpu|[a-z]{3,4}(:\d+)?)$")]
 
 # Keys of a section that say where weights lie, and change no result.
-PLACES = ("device_map", "offload")
+PLACES = ("device_map", "offload", "tensor_parallel_size")
 
 
 def file_name(text: str) -> str:

@@ -60,6 +60,7 @@ def check_weights(tensors: Mapping[str, Tensor] | Iterable[tuple[str, Tensor]], 
     """
     seen = set()
     for name, tensor in tensors.items() if isinstance(tensors, Mapping) else tensors:
+        tensor = getattr(tensor, "_local_tensor", tensor)  # of one that is cut over ranks, this rank's part
         # What accelerate has left on the disk is read when it is used; scores are checked then.
         if not tensor.is_floating_point() or tensor.is_meta or tensor.numel() == 0 or tensor.data_ptr() in seen:
             continue

@@ -85,6 +85,11 @@ def is_main() -> bool:
     return rank() == 0
 
 
+def share(count: int, *, in_step: bool = False) -> range:
+    """This rank's part of `count` items: every `world_size`-th, or all of them where ranks work in step."""
+    return range(count) if in_step else range(rank(), count, world_size())
+
+
 def barrier() -> None:
     """Wait until every rank reaches this call. Uses gloo, which has no watchdog timeout."""
     if _running():

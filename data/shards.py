@@ -23,6 +23,7 @@ import numpy as np
 import xxhash
 from torch import Tensor
 
+from ..core import ranks
 from ..core.errors import UserError
 from ..core.files import checked, parse_json, read_json, read_small, unwritable, write_whole
 from .shard_files import (
@@ -181,6 +182,12 @@ def finished(folder: Path, index: int) -> bool:
         return read_shard(folder, index).bytes == tar_path(folder, index).stat().st_size
     except (UserError, FileNotFoundError):
         return False
+
+
+def unfinished(folder: Path, count: int, *, in_step: bool = False) -> list[int]:
+    """This rank's shards, of `count`, that are not `finished`; the same on all ranks where they work in step."""
+    left = [index for index in ranks.share(count, in_step=in_step) if not finished(folder, index)]
+    return ranks.broadcast(left) if in_step else left
 
 
 def finish(

@@ -43,6 +43,7 @@ def run_recipe(arguments: Sequence[str], command: str) -> int:
     from ..trainers.run import check_stages, pending_restart, run_stages
     from ..trainers.stopping import Stopped
     from .dry_run import check_models, dry_run
+    from .parallel import check_parallel
     from .placement import check_places
     from .plan import plan
 
@@ -51,6 +52,7 @@ def run_recipe(arguments: Sequence[str], command: str) -> int:
     with blamed(loaded.asked):
         planned = plan(recipe, loaded.path)
         check_places(recipe, planned, options.stages)
+        check_parallel(recipe, planned, options.stages, dry_run=options.dry_run)
         for one in planned:
             for text in one.stage.warnings():
                 say(f"warning: stages.{one.name}.{text}")

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -14,6 +15,7 @@ from ..core.tracking import Tracker, TrackingConfig
 from ..data.processor import Processor, load_processor, with_own_image_processor
 from ..models.hub import read_config, vision_half
 from ..models.llava import TokenIds
+from ..models.targets.parallel import check_ranks
 from .engine import EngineConfig
 from .stopping import Stop
 
@@ -40,6 +42,25 @@ class Context:
     command: str = ""
     stop: Stop = field(default_factory=Stop)  # the run's: whether it was asked to stop
     trackers: list[Tracker] = field(default_factory=list)  # that the stage has opened; who runs it closes them
+
+    @property
+    def is_in_step(self) -> bool:
+        """Whether all ranks hold the target together: they run the same requests, and rank 0 alone writes."""
+        return getattr(self.target, "tensor_parallel_size", 1) > 1
+
+    @contextmanager
+    def in_step(self) -> Iterator[None]:
+        """What a stage does with a target that all ranks may hold together.
+
+        Raises:
+            UserError: the run has another number of ranks.
+        """
+        check_ranks(getattr(self.target, "tensor_parallel_size", 1))
+        self.stop.in_step = self.is_in_step
+        try:
+            yield
+        finally:
+            self.stop.in_step = False
 
     def tracker(self) -> Tracker:
         """The stage's tracker, opened when it is first asked for."""

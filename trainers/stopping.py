@@ -46,6 +46,8 @@ class Stop:
 
     def __init__(self, say: Callable[[str], None] = lambda text: None):
         self.raised = False  # on this rank, or seen of another
+        # Ranks hold one target together and do the same work: all of them check at the same places, and agree there.
+        self.in_step = False
         self._say = say
         self._first_int: float | None = None
         self._looked = 0.0
@@ -74,8 +76,8 @@ class Stop:
         return self.raised
 
     def check(self, place: str) -> None:
-        """Raises `Stopped` on this rank alone: call it inside `together`, or where no other rank waits."""
-        if self.asked():
+        """Raises `Stopped` on this rank alone (in step: on all): call it inside `together`, or where no other waits."""
+        if ranks.any_rank(self.asked()) if self.in_step else self.asked():
             raise Stopped(place)
 
     def watch(self, items: Iterable[_Item], place: str) -> Iterator[_Item]:

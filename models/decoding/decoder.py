@@ -22,6 +22,7 @@ from ..llava import language_model_of, placeholder_ids, pool_features, selected_
 from ..packed_row import PackedRow
 from ..pictures import newline_of, pack
 from .cache import Cache
+from .parallel import all_heads
 
 _TILES = 32  # that a tower reads at once
 _ATTENTION_CHUNK = 256  # positions per chunk where attention weights are wanted: scores are [R,heads,N,P+N]
@@ -374,6 +375,7 @@ class Tapped:
 
     def _keep_weights(self, layer: int) -> Callable[..., None]:
         def keep(module: nn.Module, inputs: object, output: tuple[Tensor, Tensor]) -> None:
-            self.weights[layer] = output[1].mean(2, dtype=torch.float32)
+            heads = output[1].mean(2, dtype=torch.float32)
+            self.weights[layer] = all_heads(heads, self.model.config.num_attention_heads)
 
         return keep

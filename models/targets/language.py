@@ -18,6 +18,7 @@ from ...core.pictures import TEXT
 from ...core.states import Taps, TargetStates, feature_places, visual_places
 from ..decoding.cache import Cache
 from ..decoding.decoder import CachedDecoder, DecoderStates, PromptRows, packed_prompts
+from ..decoding.parallel import whole
 from ..decoding.rows import Guidance
 from ..decoding.tree import Tree
 from ..packed_row import PackedRow
@@ -43,6 +44,7 @@ class LanguageTarget:
         decoder.model.requires_grad_(False)
         self.decoder, self.prefill_chunk = decoder, prefill_chunk
         self.vocab_size = decoder.vocab_size
+        self._embedding: tuple[Tensor, Tensor] | None = None  # the model's own, and the same as a whole
 
     def view(self, request: Request) -> Request:
         """The request as the target reads it. Raises `UserError` where its pictures are not cut for it."""
@@ -72,7 +74,10 @@ class LanguageTarget:
     @property
     def embedding(self) -> Tensor:
         """[V,D] of token ids."""
-        return self.decoder.language_model.get_input_embeddings().weight
+        weight = self.decoder.language_model.get_input_embeddings().weight
+        if self._embedding is None or self._embedding[0] is not weight:
+            self._embedding = weight, whole(weight)  # gathered once from the ranks that hold its parts
+        return self._embedding[1]
 
     @property
     def scores(self) -> Callable[[Tensor], Tensor]:

@@ -20,6 +20,7 @@ from ..llava import FAMILIES, TokenIds
 from .causal import CausalTargetConfig
 from .language import LanguageTarget
 from .llava import LlavaTargetConfig
+from .parallel import check_ranks, parallel_plan
 from .qwen import QwenTargetConfig
 
 # A recipe's `target` of the language tracks.
@@ -67,6 +68,7 @@ def load_target(
     held: dict[str, Any] = {"device": device, "tables_only": tables_only, "key": f"{key}.path"}
     if not tables_only:  # the tables fit on each rank's device
         held |= {"device_map": config.device_map, "offload": config.offload}
+        held["tensor_parallel_size"] = config.tensor_parallel_size
     model = target_weights(config, source, dtype=torch_dtype(config.dtype), **held)
     return config.target(model, num_token_ids=num_token_ids, image_token_id=image_token_id)
 
@@ -79,14 +81,17 @@ def target_weights(
     device: torch.device | None = None,
     device_map: str | None = None,
     offload: str | None = None,
+    tensor_parallel_size: int = 1,
     tables_only: bool = False,
     key: str = "target.path",
 ) -> PreTrainedModel:
     """The model of a target's kind, from published weights or a stage's folder. Raises `UserError` for another kind."""
     revision = None if Path(source).is_dir() else config.revision
     model_type = read_config(str(source), key=key, revision=revision).model_type
+    check_ranks(tensor_parallel_size, key=f"{key.removesuffix('.path')}.tensor_parallel_size")
     held: dict[str, Any] = {
         "dtype": dtype, "device": device, "device_map": device_map, "offload": offload, "tables_only": tables_only,
+        "tensor_parallel_size": tensor_parallel_size,
     }  # fmt: skip
     return load_weights(config.model_class(model_type, str(source)), source, revision=revision, key=key, **held)
 
@@ -137,6 +142,7 @@ def load_weights(
     device: torch.device | None = None,
     device_map: str | None = None,
     offload: str | None = None,
+    tensor_parallel_size: int = 1,
     tables_only: bool = False,
     whole: bool = False,
 ) -> PreTrainedModel:
@@ -149,6 +155,7 @@ def load_weights(
             shows on a GPU.
         device_map: accelerate's way to spread them over this node's GPUs; for a single rank.
         offload: as of `core.placement.spread`.
+        tensor_parallel_size: ranks that hold it together; all of them call.
         tables_only: as of `load_target`.
         whole: refuse tensors that the config has no place for, too.
 
@@ -158,6 +165,10 @@ def load_weights(
     """
     section = key.removesuffix(".path")
     placed = onto(device) if device_map is None else spread(device_map, offload=offload, key=section)
+    if tensor_parallel_size > 1:
+        config = read_config(str(source), key=key, revision=revision)
+        plan = parallel_plan(config, tensor_parallel_size, str(source), key=f"{section}.tensor_parallel_size")
+        placed = {"distributed_config": plan}
     arguments: dict[str, Any] = {"revision": revision, "dtype": dtype, "weights_only": True, **placed}
     arguments |= {"output_loading_info": True, "ignore_mismatched_sizes": True}
     loaded: Any

@@ -29,12 +29,23 @@ class TargetSection(Section):
     # cpu: what the GPUs of a device map do not hold lies in the host's memory, and every token waits for it; null: such
     # a target is refused.
     offload: Literal["cpu"] | None = None
+    # Ranks that hold the target together, each a part of every layer (transformers' tensor parallel plan), and decode
+    # in step: as many as the run has. 1: each rank holds the whole. For targets larger than one GPU: all GPUs work at
+    # once, where under a device map one works at a time.
+    tensor_parallel_size: int = Field(1, ge=1)
     # Vocabulary ids that have a token. The tokenizer says how many: a number here is held against it, and changes
     # nothing.
     num_token_ids: int | None = Field(None, ge=1)
     # Tokens of a prompt that are run at once: memory for speed. null runs it whole, which 25k visual tokens of a 7B
     # target do not allow beside much else; 4096 is a good size there.
     prefill_chunk: int | None = Field(None, ge=1)
+
+    @model_validator(mode="after")
+    def _one_way_to_spread(self) -> Self:
+        if self.tensor_parallel_size > 1 and self.device_map is not None:
+            problem = f"nothing reads it beside tensor_parallel_size: {self.tensor_parallel_size}"
+            raise Refused("device_map", problem, "leave one of them out: both spread the target")
+        return self
 
     @model_validator(mode="after")
     def _offloads_what_is_spread(self) -> Self:

@@ -65,6 +65,7 @@ HARMLESS = {
     "expected": "sizes of data for dry runs",
     "log_every": "how often a line is logged",
     "num_workers": "processes that read",
+    "tensor_parallel_size": "how many ranks hold a frozen target together",
 }
 # Fields whose value stands in another one.
 ELSEWHERE = {

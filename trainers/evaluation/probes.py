@@ -105,7 +105,7 @@ class Probes(Section):
 
 @dataclass(frozen=True)
 class Probing:
-    """Probes of what a stage measured; rank 0 runs them alone."""
+    """Probes of what a stage measured; rank 0 runs them alone, or all ranks in step."""
 
     settings: Probes
     context: Context
@@ -304,7 +304,7 @@ def binding(probe: Binding, opening: Opening, measuring: Measuring, processor: P
     asked = right = blind = 0
     stop = measuring.context.stop
     with stop.together():
-        for index in stop.watch(range(ranks.rank(), len(dataset), ranks.world_size()), "while probing binding"):
+        for index in stop.watch(ranks.share(len(dataset), in_step=stop.in_step), "while probing binding"):
             opened = questions.open(index, measuring.target)
             if opened is None:
                 continue
@@ -313,7 +313,8 @@ def binding(probe: Binding, opening: Opening, measuring: Measuring, processor: P
             asked += 1
             right += named(request) == answer
             blind += named(without_pictures(request, processor.newline_id)) == answer
-    asked, right, blind = (sum(counts) for counts in zip(*ranks.gather((asked, right, blind)), strict=True))
+    each = [(asked, right, blind)] if stop.in_step else ranks.gather((asked, right, blind))
+    asked, right, blind = (sum(counts) for counts in zip(*each, strict=True))
     return {"questions": asked, "accuracy": right / max(1, asked), "blind_accuracy": blind / max(1, asked)}
 
 

@@ -87,7 +87,10 @@ def resumed(
         Stopped: on all ranks, where one was asked to stop: behind the item in hand, which is kept.
     """
     log = ResumeLog(stem)
-    left = [index for index in range(ranks.rank(), count, ranks.world_size()) if str(index) not in log.values]
+    if stop.in_step:
+        # What rank 0 has read: another rank may see the file a moment later.
+        log.values = ranks.broadcast(log.values)
+    left = [index for index in ranks.share(count, in_step=stop.in_step) if str(index) not in log.values]
     nowhere: list[int] = []
     stopped: str | None = None
     try:
@@ -97,7 +100,7 @@ def resumed(
             value = work(index)
             if value is None:
                 nowhere.append(index)
-            else:
+            elif ranks.is_main() or not stop.in_step:
                 log.add(str(index), value)
     except Stopped as asked:
         stopped = str(asked).removeprefix("stopped ")
@@ -105,5 +108,8 @@ def resumed(
     each = ranks.gather((stopped, nowhere))
     stop.settle(place for place, _ in each)
     left_out = {index for _, its in each for index in its}
-    log.read()  # what is damaged was said when the log was opened
+    if stop.in_step:
+        log.values = ranks.broadcast(log.values)
+    else:
+        log.read()  # what is damaged was said when the log was opened
     return [None if index in left_out else log.values[str(index)] for index in range(count)]

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import json
+import tempfile
 from collections.abc import Sequence
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 from ...core import ranks
@@ -39,9 +41,11 @@ from .tabed import TabedRun, open_tabed, suite_names
 
 
 def run(stage: Any, context: Context) -> None:
-    """Measure and report."""
-    if stage.target is not None:
-        context = replace(context, target=stage.target)
+    """Measure and report.
+
+    Args:
+        context: its target is the stage's own, where the stage has one.
+    """
     processor = context.processor()
     # Before a large target is loaded: a set may be out of reach, or a metric's library missing.
     opening = Opening(context, processor, stage.format, stage.lengths, originals=stage.captioner is not None)
@@ -72,6 +76,8 @@ def run(stage: Any, context: Context) -> None:
     with context.stop.together():
         if ranks.is_main():
             _report(stage, context, measuring, runs, sets, rows, notes, bound)
+        elif context.is_in_step:
+            _decode_along(stage, context, measuring, sets, rows)
     for suite_run in runs:
         quality = suite_run.section.quality
         if quality is not None:
@@ -107,6 +113,17 @@ def _report(
     more += _probe(stage, context, measuring, sets, rows)
     if more:
         reporting.write(*sections, *more, binding=bound, again=True)
+
+
+def _decode_along(
+    stage: Any, context: Context, measuring: Measuring, sets: list[ConversationSet], rows: list[Row]
+) -> None:
+    """What `_report` decodes, on a rank that holds a part of the target. Its figures and numbers are thrown away."""
+    with tempfile.TemporaryDirectory() as folder:
+        context = replace(context, folder=Path(folder), say=lambda text: None)
+        for requests in sets:
+            record_weights(replace(measuring, context=context), requests, stage.record_weights)
+        _probe(stage, context, measuring, sets, rows)
 
 
 def _held(measuring: Measuring) -> dict[str, HeldVisual]:

@@ -15,7 +15,7 @@ from ...core import ranks
 from ...core.refused import Refused
 from ...data.conversations import PromptFormat
 from ...data.dataset import ConversationData
-from ...data.shards import ShardReader, claim, finish, finished, tar_path
+from ...data.shards import ShardReader, claim, finish, finished, tar_path, unfinished
 from ...data.sources import AnswersConfig
 from ...data.states.estimate import samples_per_shard, shown
 from ...data.states.samples import SeededCollate
@@ -98,6 +98,10 @@ class CacheStage(Stage):
     def run(self, context: Context) -> None:
         """Writes the shards that are not there yet; ranks take turns."""
         init_distributed()
+        with context.in_step():
+            self._write(context)
+
+    def _write(self, context: Context) -> None:
         processor = context.processor()
         samples = open_samples(self.data, self.format, self.answers, context, processor)
         counts = count_samples(samples, context)
@@ -114,7 +118,8 @@ class CacheStage(Stage):
         context.say(f"states in {store.dtype}: {size}, in {len(deal)} shards of about {shown(store.shard_bytes)}")
         done = [tar_path(folder, index) for index in range(len(deal)) if finished(folder, index)]
         check_room(builder, size, sum(tar.stat().st_size for tar in done))
-        measured = ranks.broadcast(builder.measure() if ranks.is_main() else None)
+        in_step = context.is_in_step
+        measured = ranks.broadcast(builder.measure() if ranks.is_main() or in_step else None)
         known = identity_of(context, processor, self.format, self.data, wanted, store.dtype)
         identity = builder.identity(known, measured, {"samples_per_shard": deal.per_shard})
         claim(folder, identity)
@@ -122,8 +127,9 @@ class CacheStage(Stage):
             kl, agreement = loss["kl"], loss["agreement"]
             context.say(f"  {dtype}: KL {kl:.2e} to the exact distribution, {agreement:.2%} of likeliest tokens stay")
         with context.stop.together():
-            for index in range(ranks.rank(), len(deal), ranks.world_size()):
-                if finished(folder, index):
+            for index in unfinished(folder, len(deal), in_step=in_step):
+                if in_step and not ranks.is_main():
+                    builder.run(deal[index], context.stop)
                     continue
                 builder.write(index, deal[index], context.stop)
                 context.say(f"shard {index + 1} of {len(deal)}")

@@ -7,6 +7,7 @@ plain decoding of the same target at the same temperature and length in the same
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
+from dataclasses import replace
 from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import BeforeValidator, Field, field_validator, model_validator
@@ -369,7 +370,12 @@ class EvaluateStage(Stage):
         from ..evaluation import drawn, text
 
         init_distributed()
-        (drawn if self.draws else text).run(self, context)
+        if self.draws:
+            drawn.run(self, context)
+            return
+        context = context if self.target is None else replace(context, target=self.target)
+        with context.in_step():
+            text.run(self, context)
 
     def describe(self, plan: Planned) -> list[str]:
         """Requests, methods and drafters, counted without the data."""

@@ -17,7 +17,7 @@ from ...data.answers import SKIPPED
 from ...data.conversations import PromptFormat
 from ...data.dataset import ConversationData
 from ...data.prompts import PromptSource
-from ...data.shards import ShardReader, claim, finish, finished, write_shard
+from ...data.shards import ShardReader, claim, finish, unfinished, write_shard
 from ..answers.pictures import Pictures
 from ..answers.texts import Texts
 from ..context import Context
@@ -108,6 +108,10 @@ class RegenerateStage(Stage):
     def run(self, context: Context) -> None:
         """Writes the shards that are not there yet; ranks take turns."""
         init_distributed()
+        with context.in_step():
+            self._write(context)
+
+    def _write(self, context: Context) -> None:
         source: Any = Pictures(self, context) if self.data is None else Texts(self, context)
         per_shard = self.samples_per_shard or source.per_shard
         folder = context.folder / self.shards
@@ -115,10 +119,10 @@ class RegenerateStage(Stage):
         claim(folder, identity)
         num_shards = -(-len(source) // per_shard)
         with context.stop.together():
-            for index in range(ranks.rank(), num_shards, ranks.world_size()):
-                if finished(folder, index):
-                    continue
+            for index in unfinished(folder, num_shards, in_step=context.is_in_step):
                 answers = list(source.answers(range(index * per_shard, min((index + 1) * per_shard, len(source)))))
+                if context.is_in_step and not ranks.is_main():
+                    continue
                 skipped = sum(answer.stop == SKIPPED for answer in answers)
                 write_shard(folder, index, (a.sample() for a in answers), {SKIPPED: skipped} if skipped else {})
                 context.say(f"shard {index + 1} of {num_shards}")

@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import math
 import operator
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from itertools import chain
 from pathlib import Path
@@ -173,14 +173,21 @@ class Builder:
         """
         writing, writer = self.writing, self.writing.open(index)
         try:
-            parts = batches(numbers, self.counts, self.batch_size)
-            for part in stop.watch(parts, "inside a shard; finished ones are kept"):
+            for part in self._watched(numbers, stop):
                 for sample in writing.samples(*self._computed(part), part):
                     writer.add(*sample)
         except BaseException:
             writer.abandon()
             raise
         writer.close({})
+
+    def run(self, numbers: np.ndarray, stop: Stop) -> None:
+        """Compute the states of these samples and keep none: of ranks in step, rank 0 alone writes."""
+        for part in self._watched(numbers, stop):
+            self._computed(part)
+
+    def _watched(self, numbers: np.ndarray, stop: Stop) -> Iterator[list[int]]:
+        return stop.watch(batches(numbers, self.counts, self.batch_size), "inside a shard; finished ones are kept")
 
     def size(self, indices: np.ndarray, width: int) -> Size:
         """Of the records of these samples; exact but for a few hundred bytes of each."""

@@ -1,0 +1,77 @@
+"""A target over several ranks: transformers' tensor parallel plan, and what it cannot cut, said before it loads.
+
+Each rank holds a part of every layer and its own heads of the cache; what comes out is whole on all of them. The vision
+tower is whole on every rank, as transformers' plans leave it.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from transformers.distributed import DistributedConfig
+
+from ...core import ranks
+from ...core.errors import UserError
+from ..hub import config_value
+
+KEY = "target.tensor_parallel_size"
+# Of a decoder of Llama's shape. Qwen3-VL's dense language models have no plan of their own in transformers.
+_LAYER = {
+    "self_attn.q_proj": "colwise", "self_attn.k_proj": "colwise", "self_attn.v_proj": "colwise",
+    "self_attn.o_proj": "rowwise", "mlp.gate_proj": "colwise", "mlp.up_proj": "colwise", "mlp.down_proj": "rowwise",
+}  # fmt: skip
+_OURS = ("qwen3_vl_text",)
+# What must be a multiple of the number of ranks, as the text config calls it.
+_CUT = ("num_attention_heads", "num_key_value_heads", "intermediate_size", "vocab_size")
+
+
+def check_ranks(size: int, *, key: str = KEY) -> None:
+    """Raises `UserError` unless the run has as many ranks as hold the target."""
+    if size > 1 and ranks.world_size() != size:
+        raise UserError(
+            f"{key} is {size}, and the run has {ranks.world_size()} rank(s)",
+            hint=f"start {size} ranks, one for each part: deepspeed --num_accelerators {size} trains/train.py ... "
+            f"(or torchrun --nproc_per_node {size} trains/train.py ...)",
+        )
+
+
+def parallel_plan(config: Any, size: int, source: str, *, key: str = KEY) -> DistributedConfig:
+    """How transformers cuts a model of this config for `size` ranks.
+
+    Raises:
+        UserError: it cannot be cut so; names the number that stands in the way.
+    """
+    text = config.get_text_config()
+    check_cut(config, size, source, key=key)
+    if text.model_type not in _OURS:
+        return DistributedConfig(tp_size=size, tp_plan="auto")
+    plan = {f"model.language_model.layers.*.{name}": style for name, style in _LAYER.items()}
+    # A tied head is the embedding's own matrix, and cut with it.
+    plan |= {"lm_head": "colwise_gather_output", "model.language_model.embed_tokens": "embedding_rowwise"}
+    return DistributedConfig(tp_size=size, tp_plan=plan)
+
+
+def check_cut(config: Any, size: int, source: str, *, key: str = KEY) -> None:
+    """Raises `UserError` where a model of this config cannot be cut for `size` ranks.
+
+    Args:
+        source: where the config is from, for the message.
+    """
+    text, place = config.get_text_config(), f"{source}, key {key}"
+    if config_value(config, "quantization_config") is not None:
+        raise UserError("the weights are quantised, and tensor parallel targets are of whole numbers of heads in "
+                        "float weights", where=place, hint="name weights that are not quantised")  # fmt: skip
+    if config_value(text, "num_experts", config_value(text, "num_local_experts")):
+        raise UserError(
+            f"{text.model_type} is a mixture of experts, whose published weights transformers cannot cut as it reads "
+            "them", where=place, hint="leave the key out and spread it with device_map: auto, in one process",
+        )  # fmt: skip
+    if text.model_type not in _OURS and not getattr(text, "base_model_tp_plan", None):
+        raise UserError(f"transformers has no tensor parallel plan for {text.model_type}", where=place,
+                        hint="leave the key out, and spread the target with device_map: auto, in one process")  # fmt: skip
+    for name in _CUT:
+        number = config_value(text, name)
+        if number is not None and number % size:
+            fits = [n for n in range(2, size) if all((config_value(text, c) or 0) % n == 0 for c in _CUT)]
+            hint = f"use {' or '.join(map(str, fits))}" if fits else "use another target, or device_map: auto"
+            raise UserError(f"{name} is {number}, which {size} ranks cannot share evenly", where=place, hint=hint)
