@@ -68,7 +68,7 @@ def check_cut(config: Any, size: int, source: str, *, key: str = KEY) -> None:
         )  # fmt: skip
     if text.model_type not in _OURS and not getattr(text, "base_model_tp_plan", None):
         raise UserError(f"transformers has no tensor parallel plan for {text.model_type}", where=place,
-                        hint="leave the key out, and spread the target with device_map: auto, in one process")  # fmt: skip
+                        hint="leave the key out: device_map: auto spreads the target, in one process")  # fmt: skip
     for name in _CUT:
         number = config_value(text, name)
         if number is not None and number % size:

@@ -1,4 +1,4 @@
-"""Training with a target that all ranks hold together: ranks train on batches of their own, and it runs on one batch."""
+"""Training beside a target that all ranks hold together: it runs on one batch, and each rank trains on its own."""
 
 from __future__ import annotations
 

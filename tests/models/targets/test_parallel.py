@@ -84,7 +84,7 @@ def check_equal(folder: Path, *kinds: str) -> None:
     for kind in kinds:
         alone = computed(kind, folder, 1)
         accepted = [n for name in DECODED for n in alone[name][1]]
-        assert 0 < sum(accepted), "nothing was drafted right, and commits are not tested"
+        assert sum(accepted) > 0, "nothing was drafted right, and commits are not tested"
         for found in (one[kind] for one in both):
             assert {name: found[name] for name in DECODED} == {name: alone[name] for name in DECODED}, kind
             assert found["own_heads"] == 1 and alone["own_heads"] == 2
