@@ -10,6 +10,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.nn import functional as F
 
 from .pictures import IMAGE, TEXT, VIDEO, Picture  # noqa: F401 (modalities belong to the shared types)
 from .states import OnDevice, TargetStates
@@ -41,7 +42,12 @@ class Batch(OnDevice):
     @property
     def num_supervised(self) -> int:
         """Number of supervised labels; the first position has nothing before it and is none."""
-        return int(self.loss_mask[:, 1:].sum())
+        return int(self.on_host("loss_mask")[:, 1:].sum())
+
+    @property
+    def predicting(self) -> Tensor:
+        """[B,T] bool on the CPU: the next token is supervised."""
+        return F.pad(self.on_host("loss_mask")[:, 1:], (0, 1))
 
 
 @dataclass(frozen=True)

@@ -18,16 +18,33 @@ from .pictures import TEXT
 
 
 class OnDevice:
-    """A dataclass whose tensors move together."""
+    """A dataclass whose tensors move together. A moved record remembers the one that it was moved from."""
 
     def to(self, device: torch.device | str) -> Self:
         """A copy whose tensors, in tuples, dicts and dataclasses as well, are on `device`."""
         record: Any = self
-        return replace(record, **{f.name: _moved(getattr(self, f.name), device) for f in fields(record)})
+        moved = replace(record, **{f.name: _moved(getattr(self, f.name), device) for f in fields(record)})
+        # No field: what `replace` makes of a moved record has other values, and remembers nothing.
+        object.__setattr__(moved, "_source", getattr(self, "_source", self))
+        return moved
+
+    def on_host(self, name: str) -> Tensor:
+        """The tensor of field `name` on the CPU: the one that was moved, without waiting for the device, or a copy."""
+        value: Tensor = getattr(self, name)
+        if value.device.type != "cpu":
+            value = getattr(getattr(self, "_source", self), name)
+        return value.cpu()
+
+
+def uploaded(value: Tensor, device: torch.device) -> Tensor:
+    """`value` on `device`. To a GPU the host hands it over and goes on; otherwise it would wait for all work before."""
+    return value.to(device, non_blocking=value.device.type == "cpu")
 
 
 def _moved(value: Any, device: torch.device | str) -> Any:
-    if isinstance(value, Tensor | OnDevice):
+    if isinstance(value, Tensor):
+        return uploaded(value, torch.device(device))
+    if isinstance(value, OnDevice):
         return value.to(device)
     if isinstance(value, tuple):
         return tuple(_moved(part, device) for part in value)
@@ -107,6 +124,21 @@ class TargetStates(OnDevice):
     num_generated: int = 0  # image codes at the end of each row
     padding: tuple[int, ...] = ()  # B: columns on the left of each row that only longer rows of the batch need
     unconditional: TargetStates | None = None  # of `Taps.without_condition`
+
+
+def places_of(mask: Tensor, device: torch.device) -> Tensor:
+    """Rows and columns [2,S] int64 on `device` of the True entries of a mask [B,T], which is on the CPU.
+
+    A mask on a GPU would say how many there are only when the GPU has come that far.
+    """
+    assert mask.device.type == "cpu", "counted where the host knows the values"
+    return uploaded(mask.nonzero().T.contiguous(), device)
+
+
+def at_places(values: Tensor, places: Tensor, shift: int = 0) -> Tensor:
+    """[B,T,...] -> [S,...] at rows and columns [2,S], or `shift` columns behind them."""
+    rows, columns = places.to(values.device)
+    return values[rows, columns + shift]
 
 
 def feature_places(modality: Tensor, mask: Tensor, loss_mask: Tensor, everywhere: bool = False) -> Tensor:

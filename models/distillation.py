@@ -20,7 +20,7 @@ from transformers import LlavaForConditionalGeneration
 from ..core.batch import Batch
 from ..core.loss import StepLoss
 from ..core.section import Section
-from ..core.states import KeptScores, Taps, TargetStates
+from ..core.states import KeptScores, Taps, TargetStates, at_places, places_of
 from .llava import LlavaTraining, Part
 from .losses import NEVER, ChunkedHead, Divergence, divergence_of_logs, log_probs
 
@@ -184,17 +184,16 @@ class DistillTraining(LlavaTraining):
         if not self.training:
             return super().forward(batch, None, target_choice)
         assert states is not None, "distillation compares with the target"
-        keep = batch.loss_mask[:, 1:]
-        labels = batch.ids[:, 1:][keep]  # [S]
-        goal: Goal = KeptGoal(states.kept) if states.kept is not None else self._online(states, keep)
-        hidden = self.hidden_states(batch)[:, :-1][keep]  # [S,D]
+        places = places_of(batch.predicting, batch.ids.device)
+        labels = at_places(batch.ids, places, 1)  # [S]
+        goal: Goal = KeptGoal(states.kept) if states.kept is not None else self._online(states, places)
+        hidden = at_places(self.hidden_states(batch), places)  # [S,D]
         loss, sums = self.head(hidden, functools.partial(self._compare, goal, labels))
-        return StepLoss(loss, keep.sum(), dict(zip(self.metrics, sums, strict=True)))
+        return StepLoss(loss, batch.loss_mask[:, 1:].sum(), dict(zip(self.metrics, sums, strict=True)))
 
-    def _online(self, states: TargetStates, keep: Tensor) -> OnlineGoal:
+    def _online(self, states: TargetStates, places: Tensor) -> OnlineGoal:
         assert states.feature is not None and self.teacher is not None
-        hidden = states.feature[:, :-1]
-        kept = hidden[keep.to(hidden.device)]
+        kept = at_places(states.feature, places)
         return OnlineGoal(kept, self.teacher.lm_head, self.banned, self.objective.temperature)
 
     def _compare(self, goal: Goal, labels: Tensor, piece: slice, scores: Tensor) -> tuple[Tensor, Tensor]:

@@ -29,7 +29,7 @@ from transformers import (
 from ..core.batch import TEXT, Batch
 from ..core.errors import UserError
 from ..core.loss import StepLoss
-from ..core.states import TargetStates
+from ..core.states import TargetStates, at_places, places_of
 from .hub import config_value
 from .lora import LoraConfig, add_adapters
 from .packed_row import last_states
@@ -243,16 +243,16 @@ class LlavaTraining(nn.Module):
             target_choice: [S] the target's most likely tokens; how often they are also ours is "agreement".
         """
         hidden = self.hidden_states(batch)  # [B,T,D]
-        keep = batch.loss_mask[:, 1:]
-        labels = batch.ids[:, 1:][keep]  # [S]
+        places = places_of(batch.predicting, hidden.device)
+        labels = at_places(batch.ids, places, 1)  # [S]
         # The head runs on supervised positions only: at 32064 rows it is most of a small draft's cost.
-        logits = self.llava.lm_head(hidden[:, :-1][keep]).float()  # [S,V]
+        logits = self.llava.lm_head(at_places(hidden, places)).float()  # [S,V]
         loss = F.cross_entropy(logits, labels, reduction="sum")
         choice = logits.argmax(-1)
         metrics = {"accuracy": (choice == labels).sum()}
         if target_choice is not None:
             metrics["agreement"] = (choice == target_choice).sum()
-        return StepLoss(loss, keep.sum(), metrics)
+        return StepLoss(loss, batch.loss_mask[:, 1:].sum(), metrics)
 
     def hidden_states(self, batch: Batch) -> Tensor:
         """Final states [B,T,D] of the language model, its feature: the LM head is still to come."""

@@ -15,6 +15,8 @@ import torch
 from torch import Tensor
 
 from ..core.batch import Batch
+from ..core.states import uploaded
+from .hub import config_value
 
 
 @dataclass(frozen=True)
@@ -27,9 +29,9 @@ class PackedRow:
     indices: Tensor  # [M] int64 token index within its sample
 
     @classmethod
-    def of(cls, mask: Tensor) -> PackedRow:
-        """Of a batch whose tokens `mask` [B,T] keeps, padded on the right."""
-        places = mask.flatten().nonzero()[:, 0]
+    def of(cls, mask: Tensor, device: torch.device) -> PackedRow:
+        """Of a batch whose tokens `mask` [B,T], on the CPU, keeps; padded on the right."""
+        places = uploaded(mask.flatten().nonzero()[:, 0], device)
         width = mask.shape[1]
         return cls((mask.shape[0], width), places, places // width, places % width)
 
@@ -57,9 +59,8 @@ def last_states(decoder: Any, batch: Batch, embeds: Tensor, positions: Tensor, *
         more: what the decoder takes beside these; [B,T] tensors are packed, too.
     """
     if not batch.packed:
-        mask = batch.attention_mask.long()
-        return _run(decoder, inputs_embeds=embeds, attention_mask=mask, position_ids=positions, **more)
-    row = PackedRow.of(batch.attention_mask)
+        return _run(decoder, inputs_embeds=embeds, **_padded(decoder, batch, positions), **more)
+    row = PackedRow.of(batch.on_host("attention_mask"), embeds.device)
     if positions.dim() == 3:
         # Qwen-VL's decoders read a fourth row of positions: token indices, by which they tell samples apart.
         packed = torch.stack([row.indices[None], *(row.pack(part) for part in positions)])
@@ -67,6 +68,29 @@ def last_states(decoder: Any, batch: Batch, embeds: Tensor, positions: Tensor, *
         packed = row.pack(positions)
     more = {name: row.pack(value) if isinstance(value, Tensor) else value for name, value in more.items()}
     return row.spread(_run(decoder, inputs_embeds=row.pack(embeds), attention_mask=None, position_ids=packed, **more))
+
+
+def _padded(decoder: Any, batch: Batch, positions: Tensor) -> dict[str, Tensor]:
+    """Mask and positions as the decoder would make them of a mask [B,T]; none where rows are whole.
+
+    transformers asks the device whether a mask hides anything, in every forward. The host knows.
+    """
+    mask = batch.attention_mask
+    if positions.dim() == 3 or not _takes_a_mask(decoder.config):
+        return {"attention_mask": mask.long(), "position_ids": positions}
+    length = mask.shape[1]
+    counted = bool((batch.on_host("positions")[0] == torch.arange(length)).all())
+    if counted and bool(batch.on_host("attention_mask").all()):
+        return {}
+    seen = torch.ones(length, length, dtype=torch.bool, device=mask.device).tril() & mask[:, None, None]
+    return {"attention_mask": seen, "position_ids": positions}
+
+
+def _takes_a_mask(config: Any) -> bool:
+    """Whether all layers read one boolean mask [B,1,T,T]: torch's attention, and no sliding windows."""
+    kinds = set(config_value(config, "layer_types") or ())
+    whole = kinds == {"full_attention"} if kinds else config_value(config, "sliding_window") is None
+    return config._attn_implementation == "sdpa" and whole
 
 
 def _run(decoder: Any, **inputs: Any) -> Tensor:

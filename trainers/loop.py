@@ -18,7 +18,7 @@ from torch import nn
 
 from ..core import ranks
 from ..core.errors import TrainingError
-from ..core.states import TargetStates
+from ..core.states import TargetStates, uploaded
 from ..data.loader import StepBatches
 from . import checkpoint
 from .checkpoint import CheckpointConfig
@@ -169,7 +169,7 @@ def _steps(
         loss_is_finite = _forward_backward(engine, current, training.source, tokens, sums)
         finite = loss_is_finite * engine.gradients_are_finite
         next_tokens, stops, broken = _all_reduce(
-            engine, _num_supervised(following) if following else 0, float(stop.raised), 1.0 - float(finite)
+            engine, _num_supervised(following) if following else 0, float(stop.raised), 1 - finite
         )
         if broken:
             raise TrainingError(
@@ -243,9 +243,14 @@ def _num_supervised(batches: StepBatches) -> int:
     return sum(batch.num_supervised for batch in batches.micro)
 
 
-def _all_reduce(engine: Engine, *values: float) -> list[float]:
-    total = torch.tensor(values, dtype=torch.float64 if engine.device.type == "cpu" else torch.float32)
-    total = total.to(engine.device)
+def _all_reduce(engine: Engine, *values: float | torch.Tensor) -> list[float]:
+    """The ranks' sums. Reading them is the step's one synchronisation: a value on the device joins the others there."""
+    numbers = [0.0 if isinstance(value, torch.Tensor) else value for value in values]
+    total = torch.tensor(numbers, dtype=torch.float64 if engine.device.type == "cpu" else torch.float32)
+    total = uploaded(total, engine.device)
+    for number, value in enumerate(values):
+        if isinstance(value, torch.Tensor):
+            total[number] = value
     dist.all_reduce(total)
     return total.tolist()
 

@@ -328,7 +328,10 @@ def _joined(parts: Sequence[DecoderStates], length: int) -> DecoderStates:
 def with_features(embeds: Tensor, modality: Tensor, features: Tensor) -> Tensor:
     """Embeddings [R,N,D] whose visual places hold `features` [P,D] in order."""
     places = modality != TEXT
-    assert int(places.sum()) == len(features), f"{int(places.sum())} places for {len(features)} features"
+    if places.device.type == "cpu":
+        assert int(places.sum()) == len(features), f"{int(places.sum())} places for {len(features)} features"
+    else:
+        torch._assert_async(places.sum() == len(features))  # the host goes on, and the next read raises
     return embeds.masked_scatter(places.unsqueeze(-1), features.to(embeds))
 
 

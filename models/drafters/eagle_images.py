@@ -23,7 +23,7 @@ from ...core.files import read_json
 from ...core.loss import StepLoss
 from ...core.placement import fill, without_storage
 from ...core.section import Section
-from ...core.states import Taps, TargetStates
+from ...core.states import Taps, TargetStates, at_places, places_of
 from ..decoding.cache import Cache
 from ..decoding.warp import Warp
 from ..layer import LayerShape
@@ -172,30 +172,38 @@ class ImageEagleTraining(nn.Module):
         """Sums over trained positions; metrics are sums as well: top-1 and top-3 hits of the target's best token."""
         if self.config.guided:
             return self._pairs(batch, states)
-        predicted, true, keep = self._predict(states, batch)
-        terms, metrics = self._unguided(predicted[keep], true[keep])
-        return StepLoss(terms, keep.sum(), metrics)
+        predicted, true = self._predict(states, batch)
+        places = places_of(self._kept(states, batch), predicted.device)
+        terms, metrics = self._unguided(at_places(predicted, places), at_places(true, places))
+        return StepLoss(terms, torch.full((), places.shape[1], device=terms.device), metrics)
 
     def _pairs(self, batch: CodeBatch, states: TargetStates) -> StepLoss:
         """Each sample with and without its condition; guided distributions of target and head are compared too."""
         assert states.unconditional is not None and states.ids is not None
+        keep = self._kept(states, batch)
+        places = places_of(keep, batch.codes.device)
         sides = [self._predict(side, batch, number) for number, side in enumerate((states, states.unconditional))]
-        keep = sides[0][2]
-        unguided = [self._unguided(predicted[keep], true[keep]) for predicted, true, _ in sides]
+        unguided = [self._unguided(at_places(ours, places), at_places(true, places)) for ours, true in sides]
         # Position t predicts the state that scores token t + 2 - (prompt length).
         prompt = states.ids.shape[1] - states.num_generated
         steps = (keep.nonzero()[:, 1] + 2 - prompt).tolist()
         with torch.no_grad():
-            goal = self.target.guided(torch.stack([true[keep] for _, true, _ in sides]), steps)
-        ours = self.target.guided(torch.stack([predicted[keep] for predicted, _, _ in sides]), steps)
+            goal = self.target.guided(torch.stack([at_places(true, places) for _, true in sides]), steps)
+        ours = self.target.guided(torch.stack([at_places(predicted, places) for predicted, _ in sides]), steps)
         guided = divergence(self.config.guided_divergence, goal, ours).sum()
         metrics = {name: (unguided[0][1][name] + unguided[1][1][name]) / 2 for name in unguided[0][1]}
         metrics |= {"guided_loss": guided.detach(), **_hits(goal, ours, "guided_")}
         loss = (unguided[0][0] + unguided[1][0]) / 2 + self.config.guided * guided
-        return StepLoss(loss, keep.sum(), metrics)
+        return StepLoss(loss, torch.full((), places.shape[1], device=loss.device), metrics)
 
-    def _predict(self, states: TargetStates, batch: CodeBatch, side: int = 0) -> tuple[Tensor, Tensor, Tensor]:
-        """Predicted and true features [B,T-1,D] and which positions count [B,T-1]; each side has noise of its own."""
+    def _kept(self, states: TargetStates, batch: CodeBatch) -> Tensor:
+        """[B,T-1] bool on the CPU: which positions count."""
+        assert states.ids is not None
+        kept = trained_positions(states.ids.shape[1], states.num_generated, self.config.mask)
+        return kept & batch.on_host("real")[:, None]
+
+    def _predict(self, states: TargetStates, batch: CodeBatch, side: int = 0) -> tuple[Tensor, Tensor]:
+        """Predicted and true features [B,T-1,D]; each side has noise of its own."""
         assert states.feature is not None and states.ids is not None
         assert states.mask is not None and states.positions is not None
         features, true = states.feature[:, :-1], states.feature[:, 1:]
@@ -207,13 +215,11 @@ class ImageEagleTraining(nn.Module):
             )
             uniforms = row_uniforms(features, states.padding, [seed + side for seed in batch.seeds])
             features = add_noise(features, uniforms, lengths, self.config.noise)
-        length = features.shape[1]
         mask = causal_mask(self.head, states.mask[:, :-1])
         predicted = self.head.predict(
             features.to(self.head.dtype), states.ids[:, 1:], states.positions[0, :, :-1], mask
         )  # fmt: skip
-        keep = trained_positions(length + 1, states.num_generated, self.config.mask).to(features.device)
-        return predicted, true, keep & batch.real[:, None]
+        return predicted, true
 
     def _unguided(self, predicted: Tensor, true: Tensor) -> tuple[Tensor, dict[str, Tensor]]:
         """[P,D] each: EAGLE's two terms, summed over positions."""

@@ -16,6 +16,7 @@ import torch
 from torch import Tensor
 
 from ...core.pictures import TEXT
+from ...core.states import OnDevice, uploaded
 from ..packed_row import PackedRow
 from .head_module import StateHead
 
@@ -51,7 +52,7 @@ class Sequences:
 
 
 @dataclass(frozen=True)
-class Layout:
+class Layout(OnDevice):
     """Which inputs each row keeps."""
 
     index: Tensor  # [B,N] int64 number of the input; 0 where `real` is False
@@ -64,6 +65,11 @@ class Layout:
         places = (self.index + shift).clamp(max=values.shape[1] - 1)
         return torch.gather(values, 1, places.view(*places.shape, *[1] * (values.dim() - 2)).expand(
             *places.shape, *values.shape[2:]))  # fmt: skip
+
+    def trained(self, loss_mask: Tensor) -> Tensor:
+        """[B,N] bool on the CPU: inputs whose token is supervised, of a mask [B,T] on the CPU."""
+        places = (self.on_host("index") + 1).clamp(max=loss_mask.shape[1] - 1)
+        return torch.gather(loss_mask, 1, places) & self.on_host("real") & ~self.on_host("visual")
 
     @property
     def follows(self) -> Tensor:
@@ -81,15 +87,16 @@ class Layout:
 
 
 def lay_out(
-    visual: Visual, modality: Tensor, mask: Tensor, *, num_vectors: int = 0, keep: Tensor | None = None
-) -> Layout:
+    visual: Visual, modality: Tensor, mask: Tensor, *, num_vectors: int = 0, keep: Tensor | None = None,
+    device: torch.device | None = None,
+) -> Layout:  # fmt: skip
     """
     Args:
-        modality, mask: [B,T].
+        modality, mask: [B,T], best on the CPU: what follows depends on their values.
         num_vectors: of `compressed`: inputs that a picture keeps, its last ones.
         keep: [B,T] bool: visual places whose inputs stay, of those that the kind has; None: all.
+        device: of the layout; None: where `modality` is.
     """
-    # On the CPU: what follows depends on the values, and lengths of rows are needed there anyway.
     modality_, mask_ = modality.cpu(), mask.cpu()
     runs = tuple(_runs(modality_, mask_))
     seen = modality_[:, 1:] != TEXT  # [B,T-1] of inputs
@@ -110,8 +117,7 @@ def lay_out(
     order = torch.sort((~kept).to(torch.int8), dim=1, stable=True).indices[:, : real.shape[1]]
     index = torch.where(real, order, 0)
     is_visual = torch.gather(seen, 1, index) & real
-    device = modality.device
-    return Layout(index.to(device), real.to(device), is_visual.to(device), runs)
+    return Layout(index, real, is_visual, runs).to(modality.device if device is None else device)
 
 
 def _runs(modality: Tensor, mask: Tensor) -> list[tuple[int, int, int]]:
@@ -216,7 +222,7 @@ def _adapted(head: Any, embeds: Tensor, runs: Sequence[tuple[int, int, int]]) ->
     """[pictures,Q,D]. Without a picture a zero one runs: ranks that call other modules hang in ZeRO's collectives."""
     parts = [embeds[row, first:end] for row, first, end in runs] or [embeds.new_zeros(1, embeds.shape[-1])]
     features = torch.nn.utils.rnn.pad_sequence(parts, batch_first=True).to(head.dtype)
-    lengths = torch.tensor([len(part) for part in parts], device=features.device)
+    lengths = uploaded(torch.tensor([len(part) for part in parts]), features.device)
     mask = torch.arange(features.shape[1], device=features.device) < lengths[:, None]
     return head.imadpt(features, mask)
 
@@ -236,8 +242,10 @@ def _global_vectors(layout: Layout, vectors: Tensor) -> Tensor:
 def _spread(layout: Layout, vectors: Tensor) -> Tensor:
     """[B,N,D]: the inputs that a picture kept hold its vectors, the last ones where there are fewer inputs."""
     values = vectors.new_zeros(*layout.index.shape, vectors.shape[-1])
+    visual, index = layout.on_host("visual"), layout.on_host("index")
     for number, (row, first, end) in enumerate(layout.runs):
-        held = (layout.visual[row] & (layout.index[row] >= first - 1) & (layout.index[row] < end - 1)).nonzero()[:, 0]
+        held = (visual[row] & (index[row] >= first - 1) & (index[row] < end - 1)).nonzero()[:, 0]
+        held = uploaded(held, values.device)
         values = values.index_put(
             (torch.full_like(held, row), held), vectors[number, vectors.shape[1] - len(held) :]
         )  # fmt: skip
@@ -267,17 +275,20 @@ def with_gaps(positions: Tensor, layout: Layout, gaps: Sequence[int | None]) -> 
         positions: [B,N] or [3,B,N].
     """
     moved = positions.clone()
+    real, visual, index = (layout.on_host(name) for name in ("real", "visual", "index"))
     last = {row: (first, end) for row, first, end in layout.runs}  # in the order of their places
     for row, gap in enumerate(gaps):
         if gap is None or row not in last:
             continue
         first, end = last[row]
-        before = layout.real[row] & ~layout.visual[row] & (layout.index[row] < first - 1)
-        text_after = layout.real[row] & (layout.index[row] >= end - 1)
+        before = (real[row] & ~visual[row] & (index[row] < first - 1)).nonzero()[:, 0]
+        text_after = real[row] & (index[row] >= end - 1)
         if not bool(text_after.any()):
             continue
         here = positions[..., row, :]
-        ends_at = here[..., before].amax(-1) if bool(before.any()) else torch.full_like(here[..., 0], -1)
-        starts_at = here[..., text_after].amin(-1)
-        moved[..., row, :] = torch.where(text_after, here + (gap - (starts_at - ends_at - 1))[..., None], here)
+        device = here.device
+        ends_at = here[..., uploaded(before, device)].amax(-1) if len(before) else torch.full_like(here[..., 0], -1)
+        starts_at = here[..., uploaded(text_after.nonzero()[:, 0], device)].amin(-1)
+        shifted = here + (gap - (starts_at - ends_at - 1))[..., None]
+        moved[..., row, :] = torch.where(uploaded(text_after, device), shifted, here)
     return moved

@@ -21,7 +21,7 @@ from ...core.batch import Batch
 from ...core.loss import StepLoss
 from ...core.pictures import TEXT
 from ...core.section import Section
-from ...core.states import TargetStates
+from ...core.states import TargetStates, at_places, places_of, uploaded
 from ..losses import Divergence, divergence_of_logs, list_mle, log_probs
 from ..packed_row import PackedRow
 from ..targets.base import Target
@@ -104,27 +104,32 @@ class HeadTraining(nn.Module):
         (top1_last), and alpha of the first, the chance that a drafted token is accepted.
         """
         filled, positions = self.fill(batch, states)
-        keep = filled.layout.pick(batch.loss_mask, 1) & filled.layout.real & ~filled.layout.visual
-        row = PackedRow.of(filled.layout.real) if batch.packed else None
+        kept = filled.layout.trained(batch.on_host("loss_mask"))
+        places, real = places_of(kept, filled.embeds.device), filled.layout.on_host("real")
+        row = PackedRow.of(real, filled.embeds.device) if batch.packed else None
         passes = torch.stack(self.passes(filled, positions, batch, row), dim=2)
-        outputs = passes[keep if row is None else row.pack(keep)]  # [S,W,D]
+        in_row = places if row is None else places_of(kept[real][None], filled.embeds.device)
+        outputs = at_places(passes, in_row)  # [S,W,D]
         assert states.feature is not None
-        goal = filled.layout.pick(states.feature, 1)[keep]
+        goal = at_places(filled.layout.pick(states.feature, 1), places)
         terms = TokenTerms(self.objective, goal, self.weights, self.target_scores, self.head.draft_ids)
         loss, sums = self.lm(self.head.hidden(outputs).flatten(0, 1), terms)
         if self.objective.feature:
             away = F.smooth_l1_loss(
                 outputs.float(), goal.float()[:, None].expand_as(outputs), reduction="none"
             ).mean(-1)  # fmt: skip
-            loss = loss + self.objective.feature * (away * away.new_tensor(self.weights)).sum()
-        return StepLoss(loss, keep.sum(), dict(zip(TokenTerms.metrics, sums, strict=True)))
+            weights = uploaded(torch.tensor(self.weights, dtype=away.dtype), away.device)
+            loss = loss + self.objective.feature * (away * weights).sum()
+        count = torch.full((), places.shape[1], device=loss.device)
+        return StepLoss(loss, count, dict(zip(TokenTerms.metrics, sums, strict=True)))
 
     def fill(self, batch: Batch, states: TargetStates) -> tuple[Filled, Tensor]:
         """The inputs of the layer and their positions."""
         config, visual = self.config, self.visual
         vectors = self.head.num_queries - 1 if self.head.num_queries else 0
         layout = lay_out(
-            visual, batch.modality, batch.attention_mask, num_vectors=vectors, keep=self._seen(batch)
+            visual, batch.on_host("modality"), batch.on_host("attention_mask"), num_vectors=vectors,
+            keep=self._seen(batch), device=batch.ids.device,
         )  # fmt: skip
         assert states.positions is not None
         sequences = Sequences(
@@ -153,7 +158,7 @@ class HeadTraining(nn.Module):
         states = filled.states
         if self.training and self.objective.noise:
             lengths = batch.attention_mask.sum(1)
-            uniforms = row_uniforms(states, [0] * len(states), batch.seeds, layout.real.sum(1).tolist())
+            uniforms = row_uniforms(states, [0] * len(states), batch.seeds, layout.on_host("real").sum(1).tolist())
             states = add_noise(states, uniforms, lengths, self.objective.noise)
         text = layout.real & ~layout.visual
         replaced = (text & (layout.follows_text if config.replace == "after_text" else layout.follows))[..., None]
@@ -202,8 +207,9 @@ def is_blind(seed: int, share: float) -> bool:
 def _drawn(batch: Batch, share: float) -> Tensor:
     """[B,T] bool: visual places that this epoch keeps, drawn from each row's seed."""
     keep = torch.zeros(batch.ids.shape, dtype=torch.bool)
+    modality, mask = batch.on_host("modality"), batch.on_host("attention_mask")
     for row, seed in enumerate(batch.seeds):
-        places = ((batch.modality[row] != TEXT) & batch.attention_mask[row]).nonzero()[:, 0].cpu()
+        places = ((modality[row] != TEXT) & mask[row]).nonzero()[:, 0]
         order = torch.randperm(len(places), generator=torch.Generator().manual_seed(seed))
         keep[row, places[order[: round(share * len(places))]]] = True
     return keep

@@ -27,7 +27,7 @@ from ...core.loss import StepLoss
 from ...core.placement import fill, without_storage
 from ...core.pretrained import CPU, read_safetensors
 from ...core.section import Section
-from ...core.states import Taps, TargetStates
+from ...core.states import Taps, TargetStates, at_places, places_of, uploaded
 from ..decoding.expansions import Expansions
 from ..decoding.warp import Warp
 from ..losses import Divergence, FrozenHead, divergence
@@ -184,21 +184,21 @@ class MedusaTraining(_Training):
         Medusa heads with one another, not with heads that predict n times.
         """
         assert states.feature is not None
-        loss_mask, count = batch.loss_mask, batch.ids.shape[1]
+        loss_mask, count = batch.on_host("loss_mask"), batch.ids.shape[1]
         predicted = self.head(states.feature.to(next(self.head.parameters()).dtype))  # [L,B,T,D]
         total, sums = None, None
         keep = loss_mask[:, 1:]
         for level, outputs in enumerate(predicted):
             length = max(0, count - 2 - level)  # indices whose token t + 2 + level is there
             keep = keep[:, :length] & loss_mask[:, 2 + level :][:, :length]  # one answer up to there
-            goal = states.feature[:, 1 + level : 1 + level + length][keep]
-            labels = batch.ids[:, 2 + level :][:, :length][keep]
+            places = places_of(keep, outputs.device)
+            goal, labels = at_places(states.feature, places, 1 + level), at_places(batch.ids, places, 2 + level)
             compare = functools.partial(self._compare, goal, labels)
-            loss, counts = self.lm(outputs[:, :length][keep], compare)
+            loss, counts = self.lm(at_places(outputs, places), compare)
             total = self.config.decay**level * loss + (0 if total is None else total)
             sums = counts if sums is None else sums
         assert total is not None and sums is not None
-        return StepLoss(total, loss_mask[:, 1:].sum(), dict(zip(self.metrics, sums, strict=True)))
+        return StepLoss(total, batch.loss_mask[:, 1:].sum(), dict(zip(self.metrics, sums, strict=True)))
 
     def _compare(self, goal: Tensor, labels: Tensor, piece: slice, ours: Tensor) -> tuple[Tensor, Tensor]:
         """The loss summed over a piece, with the level's scores [C,V] there, and the metrics' sums [3].
@@ -226,8 +226,8 @@ class MedusaImageTraining(_Training):
         assert states.feature is not None and states.ids is not None
         count = states.num_generated
         # Feature at place j of these has generated tokens j, j + 1, ... behind it: level i scores token j + i + 1.
-        features = states.feature[:, -count - 1 : -1][batch.real]
-        ids = states.ids[:, -count:][batch.real]
+        rows = uploaded(batch.on_host("real").nonzero()[:, 0], states.feature.device)
+        features, ids = states.feature[rows, -count - 1 : -1], states.ids[rows, -count:]
         predicted = self.head(features.to(next(self.head.parameters()).dtype))
         total = features.new_zeros((), dtype=torch.float32)
         metrics: dict[str, Tensor] = {}
@@ -250,7 +250,7 @@ class MedusaImageTraining(_Training):
                     best = self.target.scores(features[:, 1:]).argmax(-1, keepdim=True)
                 right = scores.topk(min(3, scores.shape[-1]), dim=-1).indices == best
                 metrics = {"top1": right[..., 0].sum(), "top3": right.any(-1).sum(), "token_loss": loss.detach()}
-        return StepLoss(total, torch.tensor(len(features) * (count - 1), device=total.device), metrics)
+        return StepLoss(total, torch.full((), len(features) * (count - 1), device=total.device), metrics)
 
 
 class MedusaProposal:

@@ -18,6 +18,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from ...core.section import Section
+from ...core.states import uploaded
 from ..decoding.cache import Cache
 from ..layer import RMSNorm, rope_table, rotate_pairs
 
@@ -246,7 +247,7 @@ def pad_left(features: Sequence[Tensor], num_tokens: int) -> tuple[Tensor, Tenso
     padded = torch.stack([F.pad(f, (0, 0, num_tokens - len(f), 0)) for f in cut])
     places = torch.arange(num_tokens)
     mask = torch.stack([places >= num_tokens - len(f) for f in cut])
-    return padded, mask.to(padded.device)
+    return padded, uploaded(mask, padded.device)
 
 
 class Block(nn.Module):

@@ -140,7 +140,7 @@ def test_packed_heads_learn_what_padded_ones_do(name):
 
 def test_a_row_and_its_batch():
     mask = torch.tensor([[1, 1, 1, 0], [1, 0, 0, 0], [1, 1, 0, 0]]).bool()
-    row, ids = PackedRow.of(mask), torch.arange(12).view(3, 4)
+    row, ids = PackedRow.of(mask, mask.device), torch.arange(12).view(3, 4)
     assert row.pack(ids).tolist() == [[0, 1, 2, 4, 8, 9]] and row.segments.tolist() == [0, 0, 0, 1, 2, 2]
     assert row.indices.tolist() == [0, 1, 2, 0, 0, 1]
     assert torch.equal(row.spread(row.pack(ids)), ids * mask)

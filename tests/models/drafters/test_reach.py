@@ -51,15 +51,16 @@ def eagle3():
     return training, case_for(config, target, width=32, vocab=50)
 
 
-ATTENTION = {"models/training_passes.py", "models/causal_attention.py"}
+# Fast attention of its passes, and the selection of places on the host: they change no number.
+FAST = {"models/training_passes.py", "models/causal_attention.py", "core/states.py"}
 
 
 def test_eagle3s_training_forward_stays_in_six_files():
-    """Its layer, its loss and the target's LM head are among them; fast attention of its passes has two of its own."""
+    """Its layer, its loss and the target's LM head are among them; what makes it fast has files of its own."""
     training, (batch, states) = eagle3()
     files = entered(lambda: training(batch, states).loss_sum.backward())
     assert {"models/drafters/head_training.py", "models/drafters/eagle3.py", "models/layer.py"} <= files.keys()
-    assert len(files.keys() - ATTENTION) <= 6, sorted(files)
+    assert len(files.keys() - FAST) <= 6, sorted(files)
 
 
 def test_three_calls_lead_from_the_training_step_to_the_sums():
