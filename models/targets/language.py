@@ -147,9 +147,8 @@ class LanguageTarget:
         if batch.pixels is not None and len(batch.pixels) > batch.num_dummy_images:
             real = batch.pixels[: len(batch.pixels) - batch.num_dummy_images]
         prompts = self.decoder.prompts(batch.ids, batch.modality, real, batch.pictures, mask=mask)
-        states = self._run(
-            prompts, PackedRow.of(batch.on_host("attention_mask"), mask.device) if batch.packed else None, taps
-        )
+        row = PackedRow.of(batch.on_host("attention_mask"), mask.device) if batch.packed else None
+        states = self._run(prompts, row, taps)
         text = feature_places(batch.modality, mask, batch.loss_mask, taps.everywhere)
         visual = visual_places(batch.modality, mask)
         kept = {layer: torch.zeros_like(mask) for layer in taps.layers}

@@ -173,10 +173,13 @@ def _run(func: Any, args: Any, kwargs: dict[str, Any]) -> Any:
 def _result_device(name: str, func: Any, args: Any, kwargs: dict[str, Any]) -> torch.device:
     """Where the result lies. Counts what the host waits for, and raises where a GPU would."""
     if name in _COPIES_INTO:
-        return _copied(args[0].device, args[1], _is_blocking(args[2:], kwargs))
+        _note_blocking(args[0].device, args[1], *args[2:], **kwargs)
+        return _copied(args[0].device, args[1])
     if name in _COPIES:
         asked = next((a for a in (*args[1:], kwargs.get("device")) if isinstance(a, torch.device | str)), None)
-        return _copied(_full(asked) if asked is not None else args[0].device, args[0], _is_blocking((), kwargs))
+        to = _full(asked) if asked is not None else args[0].device
+        _note_blocking(to, args[0], kwargs.get("non_blocking", False))
+        return _copied(to, args[0])
     if name in _INDEXING:
         return _indexed(name, args)
     tensors = [leaf for leaf in tree_leaves((args, kwargs)) if isinstance(leaf, Tensor)]
@@ -202,19 +205,18 @@ def _repeats_by_tensor(name: str, func: Any, kwargs: dict[str, Any]) -> bool:
     return func._overloadname in ("Tensor", "self_Tensor")
 
 
-def _is_blocking(rest: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
-    return not (rest[0] if rest else kwargs.get("non_blocking", False))
+def _note_blocking(to: torch.device, source: Tensor, non_blocking: bool = False) -> None:
+    if to.type == "cuda" and source.device.type == "cpu" and not non_blocking:
+        COUNTS.blocking[f"blocking upload {_place()}"] += 1
 
 
-def _copied(to: torch.device, source: Tensor, blocking: bool) -> torch.device:
+def _copied(to: torch.device, source: Tensor) -> torch.device:
     if to.type == "cpu" and source.device.type == "cuda":
         _read("copy")
     elif to.type == "cuda" and source.device.type == "cpu":
         if _State.recording is not None:
             raise RuntimeError(f"operation not permitted when stream is capturing: upload at {_place()}")
         COUNTS.uploads[_place()] += 1
-        if blocking:
-            COUNTS.blocking[f"blocking upload {_place()}"] += 1
     return to
 
 
