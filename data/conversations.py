@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import math
 import re
+from bisect import bisect_right
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
@@ -276,6 +277,8 @@ def encode(
     left = iter(pictures)
     begin = [] if processor.bos_id is None else [processor.bos_id]
     ids, loss_mask, modality = begin, [False] * len(begin), [TEXT] * len(begin)
+    # Spans follow each other: the last one that begins before a token is the only one that it can lie in.
+    first, last = [a for a, _ in rendered.spans], [b for _, b in rendered.spans]
     for token, start, end in pieces(rendered.text, processor, marks):
         if token is None:
             picture = next(left)
@@ -285,7 +288,8 @@ def encode(
             modality += [picture.modality] * run
         else:
             ids.append(token)
-            loss_mask.append(any(a <= start and end <= b for a, b in rendered.spans))
+            span = bisect_right(first, start) - 1
+            loss_mask.append(span >= 0 and end <= last[span])
             modality.append(TEXT)
     return Encoded(ids, loss_mask, modality, rendered.text)
 

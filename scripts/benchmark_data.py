@@ -3,10 +3,14 @@
 
     scripts/benchmark_data.py                    665000 generated records, as many as LLaVA-1.5's finetuning mixture has
     scripts/benchmark_data.py --suffix .jsonl
+    scripts/benchmark_data.py --loader               ours against a plain DataLoader, in thread time
 
 Writes LLaVA JSON of the mixture's shape (1.3 KB and four rounds a record, every sixteenth without a picture) and a few
-tiny pictures that all records share. Opens it as a train stage does, each time in a fresh process: cold, where the
-index is made, and warm, where it is kept; then reads random samples. Memory is what the process alone holds (USS).
+tiny pictures that all records share. `--loader` compares batches of 16 with those of a DataLoader that somebody
+writes who needs no more than this file: records in memory, one call of the tokenizer and of the image processor, labels
+by offsets, padding; both in this process, in turns. Else opens it as a train stage does, each time in a fresh process:
+cold, where the index is made, and warm, where it is kept; then reads random samples. Memory is what the process alone
+holds (USS).
 """
 
 import json
@@ -20,8 +24,10 @@ from pathlib import Path
 import numpy as np
 import psutil
 import torch
-from draftsmith.data.conversations import PromptFormat
+from draftsmith.data.collate import ConversationCollate
+from draftsmith.data.conversations import SYSTEM, PromptFormat
 from draftsmith.data.dataset import ConversationData, ConversationDataset
+from draftsmith.data.loader import Loader
 from draftsmith.data.order import epoch_order
 from draftsmith.data.processor import Processor, build_processor
 from draftsmith.data.shapes.tokenizer import train_tokenizer
@@ -110,12 +116,84 @@ def measure(path: Path, num_samples: int) -> dict[str, float]:
     return numbers
 
 
+class Plain(torch.utils.data.Dataset):
+    """The same records by a short script of one's own."""
+
+    def __init__(self, path: Path, processor: Processor):
+        self.records, self.folder, self.processor = json.loads(path.read_text()), path.parent, processor
+
+    def __len__(self) -> int:
+        return len(self.records)
+
+    def __getitem__(self, index: int) -> dict[str, torch.Tensor]:
+        record, processor = self.records[index], self.processor
+        run = "<image>" * processor.num_image_tokens
+        text, spans = SYSTEM + " ", []
+        for turn in record["conversations"]:
+            words = turn["value"].replace("<image>", run)
+            start = len(text) + len("ASSISTANT:")
+            text += f"USER: {words} " if turn["from"] == "human" else f"ASSISTANT: {words}</s>"
+            spans += [] if turn["from"] == "human" else [(start, len(text))]
+        encoded = processor.tokenizer(text, return_offsets_mapping=True)
+        mask = [any(a <= start and end <= b for a, b in spans) for start, end in encoded.offset_mapping]
+        item = {"ids": torch.tensor(encoded.input_ids), "mask": torch.tensor(mask)}
+        if "image" in record:
+            picture = Image.open(self.folder / record["image"]).convert("RGB")
+            item["pixels"] = processor.image_processor(picture, return_tensors="pt").pixel_values
+        return item
+
+
+def plain_batch(items: list[dict[str, torch.Tensor]]) -> dict[str, torch.Tensor]:
+    """Padded on the right, pictures in one tensor."""
+    pad = torch.nn.utils.rnn.pad_sequence
+    batch = {name: pad([item[name] for item in items], batch_first=True) for name in ("ids", "mask")}
+    pixels = [item["pixels"] for item in items if "pixels" in item]
+    return batch | ({"pixels": torch.cat(pixels)} if pixels else {})
+
+
+def time_loaders(path: Path, pairs: int, steps: int = 12) -> None:
+    """Prints the ratio of thread times of both loaders over the same number of batches, in pairs that take turns."""
+    torch.set_num_threads(1)
+    processor, batch = small_processor(), 16
+    dataset = ConversationDataset(
+        ConversationData(path=str(path), max_length=8192, aspect="square"), PromptFormat(), processor, files=[path],
+        skipped_log=None, cache=path.parent / "cache",
+    )  # fmt: skip
+    collate = ConversationCollate(processor.pad_id, processor.image_size)
+    plain = Plain(path, processor)
+
+    def ours(first: int) -> None:
+        loader = Loader(dataset, seed=0, batch_size=batch, micro_batch_size=batch, total_steps=first + steps,
+                        start_step=first, collate=collate)  # fmt: skip
+        for _ in loader:
+            pass
+
+    def theirs(first: int) -> None:
+        rows = epoch_order(dataset.lengths, seed=0, epoch=0, batch_size=batch, grouped=False)
+        sampler = rows[first * batch : (first + steps) * batch].tolist()
+        for _ in torch.utils.data.DataLoader(plain, batch, sampler=sampler, collate_fn=plain_batch):
+            pass
+
+    ratios = []
+    for pair in range(pairs + 1):
+        times = {}
+        for run in (ours, theirs) if pair % 2 else (theirs, ours):
+            start = time.thread_time()
+            run(pair * steps)
+            times[run] = time.thread_time() - start
+        ratios += [times[ours] / times[theirs]] if pair else []  # the first reads files and tables
+    low, middle, high = np.quantile(ratios, (0.25, 0.5, 0.75))
+    print(f"ours / a plain DataLoader: {middle:.3f} [{low:.3f}, {high:.3f}], quartiles of {pairs} pairs")
+
+
 def main() -> None:
     """Writes a file of records and prints what opening and reading it takes; `--measure` is one fresh process."""
     parser = timing.options(__doc__)
     parser.add_argument("--records", type=int, default=665000)
     parser.add_argument("--samples", type=int, default=20000, help="read at random after opening")
     parser.add_argument("--suffix", choices=(".json", ".jsonl"), default=".json")
+    parser.add_argument("--loader", action="store_true", help="compare with a plain DataLoader instead")
+    parser.add_argument("--pairs", type=int, default=15, help="of --loader")
     parser.add_argument("--measure", type=Path, help=timing.HIDDEN)
     options = parser.parse_args()
     if options.measure:
@@ -123,6 +201,10 @@ def main() -> None:
         return
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / f"data{options.suffix}"
+        if options.loader:
+            generate(path.with_suffix(".json"), 4000)
+            timing.header(f"4,000 records, {options.pairs} pairs")
+            return time_loaders(path.with_suffix(".json"), options.pairs)
         generate(path, options.records)
         timing.header(f"{options.records} records, {path.stat().st_size / 1e6:.0f} MB of {options.suffix}")
         for name in ("cold", "warm"):

@@ -136,7 +136,9 @@ def plain_reused(paths: list[Path]) -> None:
 
 
 def through_loader(reader: StatesReader, batch_size: int, workers: int, spread: bool) -> None:
-    """One epoch of micro-batches, read ahead as a train stage does; with `spread` each is unpacked on the CPU."""
+    """One epoch of micro-batches, read ahead by a thread as in a train stage, or by processes; with `spread` each is
+    unpacked on the CPU.
+    """
     samples = CachedSamples.of(reader)
     order = BucketedOrder(samples.lengths, 0, batch_size)
     loader = Loader(
@@ -169,7 +171,7 @@ def time_reading(folder: Path, options: argparse.Namespace) -> None:
         through_loader(reader, options.batch_size, workers, spread)
 
     for workers in sorted({0, options.workers}):
-        name = "reader" if not workers else f"reader, {workers} processes"
+        name = "reader, a thread ahead" if not workers else f"reader, {workers} processes"
         kinds[name] = partial(loader, name, workers, False)
     kinds["reader, spread on the CPU"] = partial(loader, "reader, spread on the CPU", 0, True)
     print(f"\n{len(shards)} shards, {shown(size)}; GB/s, median (range) of {options.repeats}, and share of plain read")

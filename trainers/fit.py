@@ -50,6 +50,7 @@ class FitSettings(Stage):
     micro_batch_size: int | None = Field(None, ge=1)
     optim: OptimConfig
     checkpoints: CheckpointConfig = CheckpointConfig()
+    # Processes that read ahead on each rank; 0: none. Of cached states threads, which need not hand batches over.
     num_workers: int = Field(0, ge=0, le=1024)
     log_every: int = Field(10, ge=1)
     expected: Expected | None = None

@@ -28,7 +28,7 @@ from .identity import check_identity, check_together
 from .memory import Lender
 from .records import PackedStates, StatesForm
 
-_THREADS = 2  # that read and check the records of a micro-batch
+_THREADS = 2  # that read and check the records of a micro-batch, unless more are asked for
 _HEAD_BYTES = 2**16  # of a record: more than its first tar header and the names of its tensors
 
 
@@ -61,6 +61,7 @@ class StatesReader:
         self._ends = ends[1:]
         self._checked = np.zeros(len(self), dtype=bool)
         self._supervised: np.ndarray | None = None  # [n], once it is asked for
+        self.num_threads = _THREADS
         self._pool: tuple[int, ThreadPoolExecutor, Lender] | None = None  # of the process with this id
 
     def __len__(self) -> int:
@@ -97,6 +98,11 @@ class StatesReader:
             infos.append(info)
         return buffer, rows, infos
 
+    def use_threads(self, count: int) -> None:
+        """Read and check the records of a micro-batch with `count` threads, where it had fewer."""
+        if count > self.num_threads:
+            self.num_threads, self._pool = count, None
+
     def _fill(self, index: int, span: Span, memory: memoryview) -> None:
         span.read_into(memory)
         if not self._checked[index]:
@@ -106,7 +112,7 @@ class StatesReader:
     def _threads(self) -> ThreadPoolExecutor:
         """The thread pool of this process, since threads do not survive a fork."""
         if self._pool is None or self._pool[0] != os.getpid():
-            self._pool = os.getpid(), ThreadPoolExecutor(_THREADS), Lender()
+            self._pool = os.getpid(), ThreadPoolExecutor(self.num_threads), Lender()
         return self._pool[1]
 
     def _memory(self, size: int) -> Tensor:

@@ -65,7 +65,8 @@ class StatesSamples:
     def count(self, index: int) -> tuple[int, int, int]:
         """One sample's row of `Counts`."""
         sample = self.outline(index)
-        modality, loss_mask = torch.tensor([sample.modality]), torch.tensor([sample.loss_mask])
+        modality = torch.from_numpy(np.array([sample.modality], dtype=np.int8))
+        loss_mask = torch.from_numpy(np.array([sample.loss_mask], dtype=bool))
         text = feature_places(modality, torch.ones_like(loss_mask), loss_mask)
         return len(sample.ids), int(text.sum()), int((modality != TEXT).sum())
 

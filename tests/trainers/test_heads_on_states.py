@@ -81,6 +81,21 @@ def test_the_three_sources_give_the_same_losses(runs):
     assert any(first[step] != online[step] for step in range(epoch + 3, 3 * epoch + 1)), "nothing was read"
 
 
+def test_cached_states_are_read_by_threads(made, kept, monkeypatch, tmp_path):
+    """`num_workers` threads: batches of reading processes would come in new shared memory."""
+    started, whole = [], sources.prefetched
+
+    def watch(loader):
+        started.append(loader)
+        return whole(loader)
+
+    monkeypatch.setattr(sources, "prefetched", watch)
+    asked = context(made, tmp_path / "run", SPARROW, {"states": kept})
+    stage(made, source={"kind": "cached"}, steps=2, num_workers=3).run(asked)
+    (loader,) = started
+    assert loader.num_workers == 0 and loader.samples.reader.num_threads == 3 and len(losses(asked.folder)) == 2
+
+
 def test_the_first_epoch_keeps_each_training_sample_once(runs):
     reader = ShardReader(runs["first"] / "states")
     numbers = sorted(info["number"] for _, _, info in map(reader.__getitem__, range(len(reader))))

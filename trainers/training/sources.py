@@ -6,6 +6,7 @@ All three give the same steps of the same samples, and the loop asks them for th
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Annotated, Any, Literal, Protocol
 
@@ -170,8 +171,11 @@ class Cached:
     def steps(self, indices: np.ndarray, make_loader: MakeLoader, first: int, last: int, *, trains: bool) -> Steps:
         collate = CachedCollate(self.reader, self.seed)
         loader = make_loader(CachedSamples.of(self.reader, indices), collate, first, last)
-        # A thread reads ahead, unless processes do: its batches need not go from process to process.
-        return Steps(loader, None if loader.num_workers else lambda: prefetched(loader))
+        # A thread reads ahead, with `num_workers` threads below it: batches of processes come in new shared memory,
+        # which costs more than reading them (docs/benchmarks.md).
+        self.reader.use_threads(loader.num_workers)
+        loader = replace(loader, num_workers=0)
+        return Steps(loader, lambda: prefetched(loader))
 
     def __call__(self, batch: Batch) -> TargetStates:
         assert batch.states is not None
