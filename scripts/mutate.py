@@ -34,7 +34,7 @@ ROOT = Path(__file__).resolve().parents[1]
 TABLE = ROOT / "tests" / "mutations.yaml"
 WANTED = 0.95  # share of the faults that must be killed
 # A fault may make a loop endless, and one run may wait for another.
-LIMIT_S = 300
+LIMIT_S = 600
 ENVIRONMENT = {"OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1", "WANDB_MODE": "disabled", "CUDA_VISIBLE_DEVICES": ""}
 # Every run is forked from a process that has imported what takes seconds, and nothing of ours.
 FORKS = multiprocessing.get_context("forkserver")

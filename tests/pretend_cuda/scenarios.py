@@ -11,6 +11,7 @@ from draftsmith.eval import loop
 from draftsmith.eval.loop import Decoding, generate
 from draftsmith.eval.policies import Chain, Draw, Dynamic
 from draftsmith.eval.rules import Greedy, Sampling
+from draftsmith.models.decoding.cache import Cache
 from draftsmith.models.decoding.decoder import CachedDecoder
 from draftsmith.models.decoding.warp import Warp
 from draftsmith.models.drafters.graph import GraphedChain
@@ -107,7 +108,20 @@ def two_devices():
                 decoding = _decoding(policy, temperature)
                 said.append(generate(big, drafter, asked, decoding, torch.Generator().manual_seed(0)).tokens)
             result[f"{name} T={temperature:g}"] = said[0] == said[1]
+    # The paths above hold no gap.
+    result["commit"] = _committed(ONE, OTHER) == _committed("cpu", "cpu")
     return result
+
+
+def _committed(*devices):
+    """What a cache holds whose layers lie on these devices once the second and fourth of four new positions count."""
+    cache = Cache(len(devices), 12)
+    for layer, device in enumerate(devices):
+        keys = torch.arange(9.0, device=device).view(1, 1, 9, 1)
+        cache.update(keys, -keys, layer)
+    cache.advance(5)
+    cache.commit([1, 3])
+    return [[kept[0, 0, :7, 0].tolist() for kept in (layer.keys, layer.values)] for layer in cache.own_layers]
 
 
 def _spread(model):

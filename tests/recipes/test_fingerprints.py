@@ -35,7 +35,8 @@ pytestmark = pytest.mark.filterwarnings("ignore:Pydantic serializer")
 # Recipe and settings; together they have every section of the schema.
 RECIPES = (
     ("demo/compare",),
-    ("demo/lvlm", "stages.finetune.lora={rank: 4}", "stages.finetune.objective={kind: cross_entropy}"),
+    ("demo/lvlm", "stages.finetune.lora={rank: 4}", "stages.finetune.objective={kind: cross_entropy}",
+     "stages.pretrain.packing={max_tokens: 4096}"),
     ("demo/suite", "stages.publish={kind: publish, repo: me/x, prompt: {text: hello}}"),
     ("demo/lvlm-distilled",),
     ("demo/video", "stages.sparrow.source=null", "stages.sparrow.source={kind: cached_on_first_epoch}",
