@@ -53,7 +53,7 @@ def check(losses, found, padded) -> None:
     expected, values = padded
     assert losses == pytest.approx(expected, rel=2e-6)
     start = dict(module(noisy=False).named_parameters())
-    assert max(float((value - start[name]).abs().max()) for name, value in values.items()) > 1e-3
+    assert max(float((value - start[name]).detach().abs().max()) for name, value in values.items()) > 1e-3
     for name, value in values.items():
         torch.testing.assert_close(found[name], value, atol=1e-6, rtol=1e-5)
 
