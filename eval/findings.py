@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from typing import Any
 
 from .cells import Cell, Label
 from .rows import grouped
@@ -37,13 +38,36 @@ def _exactness(cells: Sequence[Cell], label: Label) -> list[str]:
     greedy = [cell for cell in cells if cell.exact]
     different = [cell for cell in greedy if cell.summary.identical < cell.summary.requests]
     if different:
-        first = different[0]
-        return [f"**Outputs differ** from plain decoding in {len(different)} of {len(greedy)} greedy cells: "
-                f"{first.method}, {label(first)}, first at {first.summary.first_different}."]  # fmt: skip
+        return _differences(different, len(greedy), label)
     count = sum(cell.summary.requests for cell in greedy)
     if greedy:
         return [f"Greedy outputs are identical to plain decoding, every token of {count} decoded requests."]
     return []
+
+
+def _differences(different: Sequence[Cell], count: int, label: Label) -> list[str]:
+    """Ties of rounding are told as such; whatever is none, or not known to be one, is a fault."""
+    requests = sum(cell.summary.requests - cell.summary.identical for cell in different)
+    ties = sum(cell.summary.ties for cell in different)
+    if requests == ties:
+        widest = max((d for cell in different for d in cell.summary.differences), key=lambda d: d["ulps"])
+        return [f"Greedy outputs differ from plain decoding in {requests} requests, each first where two scores nearly "
+                f"tie: at most {_gap(widest)} apart. "
+                "Passes over one token and over several round differently."]  # fmt: skip
+    first = next(cell for cell in different if cell.summary.ties < cell.summary.requests - cell.summary.identical)
+    fault = next((d for d in first.summary.differences if not d["tie"]), None)
+    where = f"first at {first.summary.first_different}"
+    if fault is not None and fault["ulps"] is not None:
+        where = f"at {fault['request']}, token {fault['place']}, by {_gap(fault)}, which is no tie"
+    elif fault is not None:
+        where = f"at {fault['request']}, where one answer ends at token {fault['place']}"
+    line = f"**Outputs differ** from plain decoding in {len(different)} of {count} greedy cells: {first.method}, "
+    told = f" Of {requests} requests, {ties} differ at near ties of scores." if ties else ""
+    return [f"{line}{label(first)}, {where}.{told}"]
+
+
+def _gap(difference: Mapping[str, Any]) -> str:
+    return f"{difference['gap']:.3g} ({difference['ulps']:.1f} units in the last place)"
 
 
 def _over_lengths(cells: Sequence[Cell]) -> list[str]:

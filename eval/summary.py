@@ -7,6 +7,7 @@ number of ranks or on the order in which rows were measured: requests are sorted
 
 from __future__ import annotations
 
+import math
 import statistics
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
@@ -87,12 +88,15 @@ class Summary:
 
     identical: int = 0  # requests whose tokens are plain decoding's
     first_different: str | None = None
+    ties: int = 0  # requests that differ where the target's two scores nearly tie (first_difference.py)
+    differences: tuple[Mapping[str, Any], ...] = ()  # of the others and of these, the widest gap first
     rejected_somewhere: bool = False
     beyond_positions: int = 0  # requests that go beyond the draft's positions
 
     def to_json(self) -> dict[str, Any]:
-        """Field name -> value of every field."""
-        return asdict(self)
+        """Field name -> value of every field; what explains differences only where there are some."""
+        values = asdict(self)
+        return values if self.differences else {k: v for k, v in values.items() if k not in ("ties", "differences")}
 
 
 def summarize(rows: Iterable[Row]) -> Summary:
@@ -108,8 +112,16 @@ def summarize(rows: Iterable[Row]) -> Summary:
         time_shares=_time_shares(rows),
         identical=sum(r.identical for r in rows),
         first_different=next((r.request for r in rows if not r.identical), None),
+        **_differences(rows),
         beyond_positions=sum(bool(r.details.get("beyond_positions", False)) for r in rows),
     )
+
+
+def _differences(rows: Sequence[Row]) -> dict[str, Any]:
+    """The fields of `Summary` that explain answers that are not plain decoding's, as far as rows say."""
+    known = [{"request": r.request, **r.details["difference"]} for r in rows if "difference" in r.details]
+    known.sort(key=lambda d: (d["tie"], -math.inf if d["ulps"] is None else -d["ulps"]))
+    return {"ties": sum(d["tie"] for d in known), "differences": tuple(known)}
 
 
 def _acceptance(rows: Sequence[Row]) -> dict[str, Any]:

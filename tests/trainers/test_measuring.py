@@ -74,3 +74,26 @@ def test_rows_are_kept_apart_by_all_that_a_cell_differs_in(decoded, tmp_path):
     sets = [requests(), requests(benchmark="c"), requests(turn="next"), requests(budget="54")]
     stems = {one.stem(some, temperature, length) for some in sets for temperature in (0.0, 0.7) for length in (8, 16)}
     assert len(stems) == 4 * 2 * 2
+
+
+@pytest.mark.parametrize(("rule", "explained"), [("greedy", True), ("another", False)])
+def test_a_greedy_answer_that_is_not_plain_decodings_is_explained(decoded, tmp_path, monkeypatch, rule, explained):
+    """A relaxed rule's answers may differ, and nothing is decoded again for them."""
+    plain = measuring.generate
+
+    def generate(target, drafter, request, decoding, generator):
+        answer = plain(target, drafter, request, decoding, generator)
+        return answer if drafter is None else SimpleNamespace(**(vars(answer) | {"tokens": [2]}))
+
+    drafting = Drafting()
+    drafting.rule = lambda temperature: measuring.RULES.get(rule, rule)
+    asked = []
+    monkeypatch.setattr(measuring, "generate", generate)
+    monkeypatch.setattr(measuring, "first_difference", lambda *a: asked.append(a[2:4]) or SimpleNamespace(to_json=dict))
+    measured = of(decoded[1], tmp_path)
+    measured.drafting[0] = drafting
+    opened = requests().open(0, None)
+    common = {"benchmark": "b", "request": "r", "temperature": 0.0, "max_new_tokens": 8, "medium": "drawn"}
+    rows = measured._rows(0, opened, measured.decodings(0.0, 8), common)
+    assert [row.identical for row in rows] == [True, False]
+    assert ("difference" in rows[1].details) == explained and asked == [([1], [2])] * explained

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +16,7 @@ import torch
 
 from ...core import ranks
 from ...data.lengths import count_long
+from ...eval.first_difference import first_difference
 from ...eval.loop import Decoding, Generation, generate
 from ...eval.policies import Chain, Draw
 from ...eval.rows import PLAIN, Row, measure
@@ -137,13 +138,23 @@ class Measuring:
         about = self._about_plain(plain[0].tokens, opened)
         rows = [measure(plain, plain, method=PLAIN, details=about, **common)]
         for drafting, generations in drafted.items():
-            rows.append(
-                measure(
-                    plain, generations, method=drafting.name, drafter=drafting.drafter_name, mode=drafting.mode,
-                    details=about | logs[drafting], **common,
-                )
+            row = measure(
+                plain, generations, method=drafting.name, drafter=drafting.drafter_name, mode=drafting.mode,
+                details=about | logs[drafting], **common,
             )  # fmt: skip
+            if decodings[drafting].rule is RULES["greedy"] and not row.identical:
+                row = self._explained(row, plain, generations, opened, plainly)
+            rows.append(row)
         return rows
+
+    def _explained(
+        self, row: Row, plain: Sequence[Generation], drafted: Sequence[Generation], opened: Opened, plainly: Decoding
+    ) -> Row:
+        """A row of a greedy method whose answer is not plain decoding's, with the gap of the scores where they part."""
+        ours = next((g.tokens for g in (*drafted, *plain) if g.tokens != plain[0].tokens), None)
+        assert ours is not None, "see `measure`"
+        difference = first_difference(self.target, opened.request, plain[0].tokens, ours, plainly)
+        return replace(row, details={**row.details, "difference": difference.to_json()})
 
     def _about_plain(self, tokens: list[int], opened: Opened) -> dict[str, Any]:
         """Whether the target's own answer is the data's, word for word."""
