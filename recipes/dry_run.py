@@ -45,7 +45,16 @@ def dry_run(recipe: Recipe, planned: Sequence[Planned], stages: Collection[str] 
         if stages is None or plan.name in stages:
             with building(f"stages.{plan.name}"):
                 lines += ["", f"stage {plan.name} ({plan.stage.kind})", *plan.stage.describe(plan), *_unmatched(plan)]
+                if (memory := plan.stage.memory(plan)) is not None:
+                    lines += memory.lines(recipe.hardware)
     return "\n".join(lines)
+
+
+def does_not_fit(recipe: Recipe, planned: Sequence[Planned], stages: Collection[str] | None = None) -> list[str]:
+    """Names of the stages that would run and do not fit the recipe's hardware."""
+    running = [plan for plan in planned if stages is None or plan.name in stages]
+    memories = {plan.name: plan.stage.memory(plan) for plan in running if recipe.hardware is not None}
+    return [name for name, memory in memories.items() if memory is not None and not memory.fits(recipe.hardware)]
 
 
 def _unmatched(plan: Planned) -> list[str]:

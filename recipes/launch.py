@@ -42,7 +42,7 @@ def run_recipe(arguments: Sequence[str], command: str) -> int:
     from ..trainers.engine import check_engine
     from ..trainers.run import check_stages, pending_restart, run_stages
     from ..trainers.stopping import Stopped
-    from .dry_run import check_models, dry_run
+    from .dry_run import check_models, does_not_fit, dry_run
     from .parallel import check_parallel
     from .placement import check_places
     from .plan import plan
@@ -58,7 +58,10 @@ def run_recipe(arguments: Sequence[str], command: str) -> int:
                 say(f"warning: stages.{one.name}.{text}")
         if options.dry_run:
             say(dry_run(recipe, planned, options.stages))
-            return 0
+            large = does_not_fit(recipe, planned, options.stages)
+            if large:
+                say(f"does not fit the recipe's hardware: stage {', '.join(large)}")
+            return int(bool(large))
         check_models(recipe)
     from transformers.utils import logging as hf_logging
 

@@ -26,6 +26,7 @@ from ..models.generators import ImageTargetConfig
 from ..models.llava import FAMILIES
 from ..models.targets.anole_section import refuse_lumina
 from ..models.targets.load import TargetConfig
+from ..trainers.describe.memory import Hardware
 from ..trainers.engine import EngineConfig
 from ..trainers.fit import SCRATCH
 from ..trainers.stages.base import Stage
@@ -66,6 +67,8 @@ class Recipe(Section):
     drafter: SerializeAsAny[AnyDrafter | None] = None
     stages: dict[StageName, AnyStage] = Field(min_length=1)
     engine: EngineConfig = EngineConfig()
+    # What it is meant to run on; a dry run ends with 1 where an evaluation does not fit. null: nothing is compared.
+    hardware: Hardware | None = None
     tracking: TrackingConfig = TrackingConfig()
     seed: Seed = 0
     # Folder of the run: one folder in it for each stage.

@@ -23,6 +23,7 @@ from draftsmith.recipes.load import load
 from draftsmith.recipes.plan import _outside, _settings, plan
 from draftsmith.recipes.schema import Recipe
 from draftsmith.trainers.checkpoint import CheckpointConfig
+from draftsmith.trainers.describe.memory import Hardware
 from draftsmith.trainers.engine import EngineConfig
 from draftsmith.trainers.evaluation.probes import Binding
 from draftsmith.trainers.fit import Expected
@@ -165,7 +166,7 @@ def test_every_field_that_changes_a_result_changes_the_fingerprint(recipes):
     assert seen.keys() - followed == harmless, seen.keys() - followed ^ harmless
     # What only says when a run is saved or shown has no fields here; all other sections were changed.
     known = sections_of(Recipe, set())
-    for left_out in (TrackingConfig, CheckpointConfig, Expected):
+    for left_out in (TrackingConfig, CheckpointConfig, Expected, Hardware):
         known -= sections_of(left_out, set())
     assert known - met == {Recipe, EngineConfig, Binding}  # these two are below, and Binding is a data section alone
 

@@ -88,6 +88,10 @@ class Stage(Section):
         """The stage's lines of a dry run, without its title."""
         raise NotImplementedError
 
+    def memory(self, plan: Planned) -> Any:
+        """`describe.memory.Memory` of its fullest GPU, in a dry run; None: not estimated."""
+        return None
+
     def unread(self) -> Mapping[str, str]:
         """Field -> why nothing reads it beside the other settings. Such fields cannot be set, and are not shown."""
         return {}

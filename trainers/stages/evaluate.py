@@ -27,6 +27,7 @@ from ...models.drafters.pruned import PrunedConfig
 from ...models.sizes import parameter_counts
 from ...models.targets.load import TargetConfig, target_config
 from ..context import Context
+from ..describe.memory import Memory, evaluation_memory
 from ..engine import init_distributed
 from ..evaluation.benchmarks import Benchmarks, PromptsBenchmark, TabedBenchmark, check_benchmarks, clip_sets
 from ..evaluation.methods import PRESETS, Method, decoding_with, named_members
@@ -376,6 +377,10 @@ class EvaluateStage(Stage):
         context = context if self.target is None else replace(context, target=self.target)
         with context.in_step():
             text.run(self, context)
+
+    def memory(self, plan: Planned) -> Memory | None:
+        """Of a target that writes text."""
+        return None if self.draws else evaluation_memory(plan)
 
     def describe(self, plan: Planned) -> list[str]:
         """Requests, methods and drafters, counted without the data."""

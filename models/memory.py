@@ -1,0 +1,117 @@
+"""Bytes of a language model on one GPU while it decodes: weights, key-value cache, and what lives for a moment.
+
+Weights and cache are exact. The rest is an estimate from the largest tensors that live at once, right within a factor
+of two on tiny models (tests/models/test_memory.py).
+Letters: P places of a prompt, N new places, D width, I width of the MLP, V vocabulary.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from transformers import PreTrainedConfig
+
+from .hub import config_value
+from .sizes import empty_model, num_parameters, parameter_counts
+
+BYTES = {"float32": 4, "bfloat16": 2, "float16": 2}
+_TILES = 32  # that a tower of single tiles reads at once
+_QUERIES = 256  # places whose attention weights are computed at once
+# Modules of a decoder layer that a tensor parallel plan leaves whole on every rank.
+_WHOLE = ("norm", "layernorm")
+
+
+@dataclass(frozen=True)
+class Decoding:
+    """What a model is asked to do.
+
+    Args:
+        positions: of prompt and answer together.
+        chunk: places of a prompt that are run at once.
+        nodes: of a tree, with its root.
+        attention: whether the attention over the prompt is computed, eagerly, for a drafter to read.
+        size: ranks that hold the model together.
+    """
+
+    positions: int
+    chunk: int | None = None
+    nodes: int = 1
+    attention: bool = False
+    size: int = 1
+
+
+def weight_bytes(config: PreTrainedConfig, dtype: str, size: int = 1) -> dict[str, float]:
+    """Of each part of a model on each rank, where `size` ranks hold it together. A tower is whole on all of them."""
+    counts = dict(parameter_counts(config))
+    if size > 1:
+        counts["language_model"] = _share(config, size)
+    return {part: BYTES[dtype] * count for part, count in counts.items()}
+
+
+def _share(config: PreTrainedConfig, size: int) -> int:
+    """Parameters of the language model, with embedding and head, on one of `size` ranks."""
+    model: Any = empty_model(config)
+    core = dict(model.model.named_children()).get("language_model", model.model)
+    whole = num_parameters([m for name, m in core.named_modules() if name.rsplit(".", 1)[-1].endswith(_WHOLE)])
+    total = parameter_counts(config)["language_model"]
+    return whole + (total - whole) // size
+
+
+def cache_bytes(config: PreTrainedConfig, dtype: str, positions: int, size: int = 1) -> int:
+    """Keys and values of all layers for one row of so many positions, on one of `size` ranks."""
+    text = config.get_text_config()
+    heads = config_value(text, "num_key_value_heads") or text.num_attention_heads
+    return 2 * text.num_hidden_layers * (heads // size) * _head_width(text) * positions * BYTES[dtype]
+
+
+def _head_width(text: Any) -> int:
+    return config_value(text, "head_dim") or text.hidden_size // text.num_attention_heads
+
+
+def activation_bytes(config: PreTrainedConfig, dtype: str, asked: Decoding) -> dict[str, float]:
+    """What lives for a moment: the larger of a chunk of the prompt and a tree, the attention that a drafter reads, and
+    the tower's pass.
+    """
+    text, width = config.get_text_config(), BYTES[dtype]
+    chunk = min(asked.chunk or asked.positions, asked.positions)
+    places = max(chunk, asked.nodes)
+    heads, head = text.num_attention_heads // asked.size, _head_width(text)
+    inner = config_value(text, "moe_intermediate_size") or text.intermediate_size
+    # Of a layer: its input and the sum, normed in float32, queries and outputs; gate, up and their product.
+    layer = places * (text.hidden_size * (3 * width + 8) + 2 * heads * head * width + 3 * inner // asked.size * width)
+    # Keys and values as many as queries, where heads share them, and the mask.
+    layer += 2 * heads * head * asked.positions * width + places * asked.positions
+    # The prompt's embeddings and its last states, joined of chunks.
+    prompt = asked.positions * text.hidden_size * width * (2 if chunk == asked.positions else 3)
+    scores = 4 * 4 * asked.nodes * text.vocab_size  # float32: scores, warped, sorted, probabilities
+    parts: dict[str, float] = {"prompt and tree": layer + prompt + scores}
+    if asked.attention:
+        queries = min(_QUERIES, chunk)
+        # Scores and probabilities in the model's type, and a softmax in float32.
+        parts["eager attention"] = heads * queries * asked.positions * (2 * width + 4)
+    if (tower := _tower_bytes(config, width, asked.positions)) is not None:
+        parts["vision tower's pass"] = tower
+    return parts
+
+
+def _tower_bytes(config: PreTrainedConfig, width: int, positions: int) -> float | None:
+    """Of the largest pass of the tower over a prompt of nothing but visual tokens; None: there is no tower."""
+    vision = config_value(config, "vision_config")
+    if vision is None:
+        return None
+    wide = int(config_value(vision, "embed_dim") or vision.hidden_size)
+    inner = int(config_value(vision, "intermediate_size") or 4 * wide)
+    merge = config_value(vision, "spatial_merge_size")
+    if merge is not None:  # pictures whole: every patch at once
+        return positions * merge**2 * (8 * wide + 2 * inner) * width
+    patches = (vision.image_size // vision.patch_size) ** 2 + 1
+    held = min(_TILES * patches, max(positions, patches))
+    # All layers' states are returned.
+    return held * ((vision.num_hidden_layers + 8) * wide + 2 * inner) * width
+
+
+def peak(parts: dict[str, float]) -> float:
+    """Of what lives one after the other: the tower's pass is over when the language model begins."""
+    tower = parts.get("vision tower's pass", 0.0)
+    return max(tower, sum(parts.values()) - tower)

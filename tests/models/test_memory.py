@@ -1,0 +1,77 @@
+"""Estimates of a dry run against torch's own counts, at tiny size: weights and cache exact, the rest within two."""
+
+import weakref
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import tiny
+import tiny_qwen
+import torch
+from draftsmith.core.states import Taps
+from draftsmith.models.memory import Decoding, activation_bytes, cache_bytes, peak, weight_bytes
+from tiny_saved import SIZES, built
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
+
+KINDS = ("causal_lm", "llava", "llava_onevision", "qwen2_vl", "qwen2_5_vl", "qwen3_vl", "qwen3_vl_moe")
+
+
+class Live(TorchDispatchMode):
+    """Most bytes of tensors that were made inside and lived at once."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.now = self.most = 0
+        self.seen: set[int] = set()
+
+    def __torch_dispatch__(self, func: Callable, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        made = func(*args, **(kwargs or {}))
+        given = {t.untyped_storage()._cdata for t in tree_leaves((args, kwargs)) if isinstance(t, torch.Tensor)}
+        for tensor in tree_leaves(made):
+            if isinstance(tensor, torch.Tensor):
+                storage = tensor.untyped_storage()
+                key, size = storage._cdata, storage.nbytes()
+                if key not in given and key not in self.seen:
+                    self.seen.add(key)
+                    self.now += size
+                    self.most = max(self.most, self.now)
+                    weakref.finalize(storage, self._gone, key, size)
+        return made
+
+    def _gone(self, key: int, size: int) -> None:
+        self.now -= size
+        self.seen.discard(key)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_weights_are_what_torch_counts(kind):
+    model = built(kind)
+    actual = sum(p.numel() * p.element_size() for p in {id(p): p for p in model.parameters()}.values())
+    assert sum(weight_bytes(model.config, "float32").values()) == actual
+    model = model.to(torch.bfloat16)
+    actual = sum(p.numel() * p.element_size() for p in {id(p): p for p in model.parameters()}.values())
+    assert sum(weight_bytes(model.config, "bfloat16").values()) == actual
+
+
+def opened(kind: str, reads: str):
+    """The estimates are of the longest text behind the pictures, and of nothing but pictures: each is asked so."""
+    if kind == "llava":
+        return tiny.target(built(kind)), tiny.request(0, images=3, words=150, sizes=SIZES)
+    images, words = (((4, 6),), 180) if reads == "attention" else (((8, 12),) * 8, 10)
+    return tiny_qwen.target(built(kind)), tiny_qwen.request(kind, images=images, words=words)
+
+
+@pytest.mark.parametrize("kind", ["llava", "qwen2_5_vl", "qwen3_vl"])
+@pytest.mark.parametrize("reads", ["attention", "nothing"])
+def test_cache_is_exact_and_a_prompt_within_a_factor_of_two(kind, reads):
+    target, request = opened(kind, reads)
+    config, tapped = target.decoder.model.config, (0,) if reads == "attention" else ()
+    positions = len(request.ids) + 10
+    with Live() as live:
+        session, _ = target.prefill(request, Taps(prefill_attention=tapped), capacity=10)
+    layers = session.cache.own_layers
+    held = sum(part.numel() * part.element_size() for layer in layers for part in (layer.keys, layer.values))
+    assert held == cache_bytes(config, "float32", positions)
+    estimate = peak(activation_bytes(config, "float32", Decoding(positions, attention=bool(tapped))))
+    assert 0.5 < estimate / (live.most - held) < 2, (estimate, live.most - held)
