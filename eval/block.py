@@ -17,6 +17,7 @@ from ..core.errors import UserError
 from ..core.finite import NotFinite
 from ..core.section import Section
 from ..models.decoding.tree import Tree
+from ..models.decoding.warp import Distributions
 from .rules import SCORES, Verified, along, inverse_cdf, positive_part
 
 
@@ -37,10 +38,10 @@ class Block:
 
     name = "block"
 
-    def __call__(self, tree: Tree, p: Tensor, uniforms: Sequence[float]) -> Verified:
+    def __call__(self, tree: Tree, p: Tensor | Distributions, uniforms: Sequence[float]) -> Verified:
         """`p` [N+1,V] warped probabilities; takes one uniform for each node and one for the token after the path."""
         _check(tree)
-        draws = iter(uniforms)
+        p, draws = Distributions.of(p).whole(), iter(uniforms)
         n = tree.num_nodes
         if tree.draft_probs is None:
             return Verified((), (), inverse_cdf(p[0], float(next(draws))), p[:1])

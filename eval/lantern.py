@@ -11,7 +11,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import torch
 from pydantic import Field, model_validator
@@ -22,6 +22,7 @@ from ..core.finite import NotFinite, likeliest
 from ..core.section import Section
 from ..models.decoding.neighbours import Metric, NeighbourTable, load_neighbours
 from ..models.decoding.tree import ROOT, Tree
+from ..models.decoding.warp import Distributions
 from .rules import SCORES, Verified, along, descend, positive_part, without
 
 
@@ -104,9 +105,9 @@ class Lantern:
         needed = self.config.num_neighbours(self.table.num_codes)
         assert self.table.num_neighbours >= needed, (self.table.num_neighbours, needed)
 
-    def __call__(self, tree: Tree, p: Tensor, uniforms: Sequence[float] = ()) -> Verified:
-        """`p` [N+1,V], row 0 at the root: scores where greedy, else warped probabilities."""
-        return self._greedy(tree, p) if self.greedy else self._sampling(tree, p, uniforms)
+    def __call__(self, tree: Tree, p: Any, uniforms: Sequence[float] = ()) -> Verified:
+        """`p` [N+1,V], row 0 at the root: scores where greedy, else warped probabilities or `Distributions`."""
+        return self._greedy(tree, p) if self.greedy else self._sampling(tree, Distributions.of(p), uniforms)
 
     def proximity(self, p: Tensor, rows: Tensor, tokens: Tensor) -> Proximity:
         """The sets of `tokens` [N] under the probabilities p[rows] (p [R,V], rows [N])."""
@@ -148,24 +149,26 @@ class Lantern:
             raise NotFinite(SCORES)
         return Verified(path, tokens, bonus, along(scores, path))
 
-    def _sampling(self, tree: Tree, p: Tensor, uniforms: Sequence[float]) -> Verified:
+    def _sampling(self, tree: Tree, p: Distributions, uniforms: Sequence[float]) -> Verified:
         """As `Sampling`, with the mass of A in the place of p(x)."""
         draws = iter(uniforms)
         ids, probs = tree.tokens.to(p.device), tree.draft_probs
         tokens = ids.tolist()
         members, known = self._members(ids)
-        # All nodes at once: good for first children. The later ones meet what a rejection left.
-        drawn = None if probs is None else probs[torch.tensor(tree.parent_rows, device=p.device), ids]
-        weights = self._weigh(p[_rows_above(tree, p)[:, None], members], known, drawn)
+        weights: list[tuple[float, float, float]] = [(0.0, 0.0, 0.0)] * len(tokens)
+        if not p.one_by_one:
+            # All nodes at once: good for first children. The later ones meet what a rejection left.
+            drawn = None if probs is None else probs[torch.tensor(tree.parent_rows, device=p.device), ids]
+            weights = self._weigh(p.whole()[_rows_above(tree, ids)[:, None], members], known, drawn)
 
         def trial(node: int) -> tuple[int | None, Tensor]:
-            rest = p[node + 1]
+            rest = p.row(node + 1)
             q: Tensor | None = None
             for rank, child in enumerate(tree.children.get(node, ())):
                 if probs is not None and q is None:
                     q = probs[tree.parent_rows[child]]
                 here = slice(child, child + 1)
-                if rank > 0:
+                if rank > 0 or p.one_by_one:
                     weights[here] = self._weigh(rest[members[here]], known[here], None if q is None else q[ids[here]])
                 mass, size, q_mass = weights[child]
                 if float(next(draws)) < mass / (q_mass or 1.0):

@@ -17,7 +17,7 @@ from torch import Tensor
 from ..core.batch import ImageRequest, Request
 from ..core.finite import NotFinite, likeliest
 from ..models.decoding.tree import Tree, no_tree
-from ..models.decoding.warp import Warp
+from ..models.decoding.warp import Distributions, Warp
 from ..models.drafters.base import Drafter
 from ..models.targets.base import Taps, Target
 from .policies import Draw, TreePolicy
@@ -106,7 +106,7 @@ class _Run:
 
     def __init__(self, target: Target, drafter: Drafter | None, decoding: Decoding, generator: torch.Generator | None):
         self.target, self.drafter, self.decoding, self.generator = target, drafter, decoding, generator
-        self.draw = replace(decoding.draw, ends=frozenset(decoding.eos_ids))
+        self.draw = replace(decoding.draw, ends=frozenset(decoding.eos_ids), warp=decoding.warp)
         self.clock, self.tokens = _clock(target), list[int]()
 
     @property
@@ -140,7 +140,7 @@ class _Run:
         tree = no_tree() if drafter is None else self._drafted(drafter)
         drafted = clock()
         step = self.target.verify(self.session, self.tokens[-1], tree)
-        p = step.logits if warp.greedy else warp(step.logits)
+        p = step.logits if warp.greedy else Distributions(step.logits, warp)
         scored = clock()
         verified = self.decoding.rule(tree, p, _uniforms(tree.num_nodes, warp, self.generator))
         verified = verified.until_end(self.decoding.eos_ids)
@@ -166,12 +166,11 @@ class _Run:
         if levels <= 0:
             drafter.root()
             return no_tree()
-        warp = self.decoding.warp
 
         def expand(parents: Sequence[int], tokens: Tensor) -> Tensor:
-            return warp.truncate(drafter.expand(parents, tokens))
+            return self.draw.support(drafter.expand(parents, tokens))
 
-        root = warp.truncate(drafter.root())
+        root = self.draw.support(drafter.root())
         self.draw = self.draw.seeded(self.generator, root.device)
         return self.decoding.policy.grow(root, expand, self.draw, max_levels=levels)
 

@@ -6,15 +6,17 @@ Letters: N nodes without the root, V vocabulary.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterator, Sequence
+import itertools
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from typing import Protocol
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor
 
 from ..core.finite import NotFinite, likeliest
 from ..models.decoding.tree import ROOT, Tree
+from ..models.decoding.warp import Distributions
 from ..models.targets.base import TargetStep
 
 SCORES = "the scores that a token is drawn from"
@@ -56,7 +58,9 @@ class Rule(Protocol):
 
     name: str
 
-    def __call__(self, tree: Tree, p: Tensor, uniforms: Sequence[float]) -> Verified: ...
+    def __call__(self, tree: Tree, p: Any, uniforms: Sequence[float]) -> Verified:
+        """`p` [N+1,V], row 0 at the root: scores under greedy decoding, else a tensor or `Distributions`."""
+        ...
 
 
 class Greedy:
@@ -85,71 +89,106 @@ class Greedy:
 class Sampling:
     """Speculative sampling over a tree: what comes out is distributed as the target, whatever was proposed.
 
-    Siblings are tried in the order in which they were drawn. A child sampled from q is accepted with
-    probability min(1, p/q); on rejection p becomes the normalised positive part of p - q, and the child
-    leaves q, which is how the next one was drawn (without replacement). A deterministic child, or one
-    that q gives nothing, is a point mass: accepted with probability p, and removed from p otherwise.
+    Where proposals are deterministic, each visited node draws its next token once, from p: a child with that token is
+    accepted, and a token without a child is the bonus. Each child is so accepted with probability p, as if all had been
+    tried in turn and the rejected ones taken out of p (EAGLE-2).
+
+    Children sampled from q are tried in the order in which they were drawn. One is accepted with probability
+    min(1, p/q); on rejection p becomes the normalised positive part of p - q, and the child leaves q, which is how the
+    next one was drawn (without replacement). A child that q gives nothing is a point mass: accepted with probability p,
+    and removed from p otherwise.
     """
 
     name = "sampling"
 
-    def __call__(self, tree: Tree, p: Tensor, uniforms: Sequence[float]) -> Verified:
-        """`p` [N+1,V], row 0 at the root: warped probabilities. The host waits once, once more for each sampled sibling
-        behind a rejected one, and once for the bonus token.
+    def __call__(self, tree: Tree, p: Tensor | Distributions, uniforms: Sequence[float]) -> Verified:
+        """`p` [N+1,V], row 0 at the root: warped probabilities.
+
+        The host waits once for deterministic proposals. For sampled ones it waits once, once more for each sibling
+        behind a rejected one, and once for the bonus token. On a CPU, where it never waits, rows of p are made as they
+        are visited.
         """
+        p = Distributions.of(p)
+        if tree.draft_probs is None:
+            return _drawn_from_p(tree, p, uniforms)
         draws = iter(uniforms)
-        tokens, first_p, first_q = _at_tokens(tree, p)
+        tokens, first = _at_tokens(tree, p)
 
         def trial(node: int) -> tuple[int | None, Tensor]:
-            siblings = _Siblings(p[node + 1], tree, node)
+            siblings = _Siblings(p.row(node + 1), tree, node)
             for rank, child in enumerate(tree.children.get(node, ())):
-                mass, q_mass = (first_p[child], first_q[child]) if rank == 0 else siblings.masses(first_p, child)
+                mass, q_mass = first[child] if rank == 0 and first else siblings.masses(tokens[child])
                 if float(next(draws)) < mass / (q_mass or 1.0):
                     return child, siblings.rest
-                siblings.reject(tokens[child], first_p[child], drawn=q_mass > 0.0)
+                siblings.reject(tokens[child], drawn=q_mass > 0.0)
             return None, siblings.rest
 
         return descend(p, tokens, draws, trial)
 
 
-def _at_tokens(tree: Tree, p: Tensor) -> tuple[list[int], list[float], list[float]]:
-    """Of each node: its token, and p and q (0 without a distribution) of the token as its first sibling meets them."""
-    n = tree.num_nodes
-    if not n:
-        return [], [], []
-    ids = tree.tokens.to(p.device)
-    rows = torch.tensor([tree.parents, tree.parent_rows or tree.parents], device=p.device)
-    own = p[rows[0] + 1, ids].double()
-    drawn = torch.zeros_like(own) if tree.draft_probs is None else tree.draft_probs[rows[1], ids].double()
+def _drawn_from_p(tree: Tree, p: Distributions, uniforms: Iterable[float]) -> Verified:
+    """The path of the tokens that each visited node draws from p; a node at depth d draws with uniform d."""
+    tokens, draw = _draws(tree, p, iter(uniforms))
+    path: list[int] = []
+    token = draw(ROOT)
+    while (child := _child_with(tree, path[-1] if path else ROOT, token, tokens)) is not None:
+        path.append(child)
+        token = draw(child)
+    return Verified(tuple(path), tuple(tokens[n] for n in path), token, along(p, path))
+
+
+def _draws(tree: Tree, p: Distributions, uniforms: Iterator[float]) -> tuple[list[int], Callable[[int], int]]:
+    """The tokens of all nodes, and what draws the next one at a node: at once for all, or one by one."""
+    if p.one_by_one:
+        return tree.tokens.tolist(), lambda node: inverse_cdf(p.row(node + 1), float(next(uniforms)))
+    by_depth = [float(u) for u in itertools.islice(uniforms, tree.num_levels + 1)]
+    own = torch.tensor([by_depth[0], *(by_depth[depth] for depth in tree.depths)], dtype=torch.float64, device=p.device)
+    drawn = _at_uniforms(p.whole(), own)
+    joined = torch.cat([tree.tokens.to(drawn), drawn]).tolist()  # the one synchronisation
+
+    def draw(node: int) -> int:
+        if (token := joined[tree.num_nodes + node + 1]) < 0:
+            raise NotFinite(SCORES)
+        return token
+
+    return joined[: tree.num_nodes], draw
+
+
+def _child_with(tree: Tree, node: int, token: int, tokens: Sequence[int]) -> int | None:
+    return next((child for child in tree.children.get(node, ()) if tokens[child] == token), None)
+
+
+def _at_tokens(tree: Tree, p: Distributions) -> tuple[list[int], list[tuple[float, float]]]:
+    """Of each node: its token, and p and q of the token as its first sibling meets them (none where p is read row by
+    row).
+    """
+    if p.one_by_one or not tree.num_nodes:
+        return tree.tokens.tolist(), []
+    assert tree.draft_probs is not None
+    n, ids = tree.num_nodes, tree.tokens.to(p.device)
+    rows = torch.tensor([tree.parents, tree.parent_rows], device=p.device)
+    own, drawn = p.whole()[rows[0] + 1, ids].double(), tree.draft_probs[rows[1], ids].double()
     joined = torch.cat([ids.double(), own, drawn]).tolist()  # the first synchronisation
-    return [int(t) for t in joined[:n]], joined[n : 2 * n], joined[2 * n :]
+    return [int(t) for t in joined[:n]], list(zip(joined[n : 2 * n], joined[2 * n :], strict=True))
 
 
 class _Siblings:
-    """The children of a node, tried in turn: what their rejections leave of p, and of the q that they were drawn from.
-
-    A rejected point mass takes its token out of p: the host can follow that by the tokens' own masses. What a rejected
-    draw takes only the whole distributions tell.
-    """
+    """The children of a node, tried in turn: what their rejections leave of p, and of the q they were drawn from."""
 
     def __init__(self, p: Tensor, tree: Tree, node: int):
-        self.rest, self._tree, self._mass_left, self._drew = p, tree, 1.0, False
-        children = tree.children.get(node, ())
-        self._q = tree.draft_probs[tree.parent_rows[children[0]]] if tree.draft_probs is not None and children else None
+        self.rest, children = p, tree.children.get(node, ())
+        assert tree.draft_probs is not None
+        self._q = tree.draft_probs[tree.parent_rows[children[0]]] if children else p
 
-    def masses(self, own: Sequence[float], child: int) -> tuple[float, float]:
-        """p and q of the child's token behind the rejections so far."""
-        if self._q is None:
-            return (own[child] / self._mass_left if self._mass_left > 0 else 0.0), 0.0
-        token = self._tree.tokens[child].to(self.rest.device)
-        mass, q_mass = torch.stack([self.rest[token], self._q[token]]).tolist()
+    def masses(self, token: int) -> tuple[float, float]:
+        """p and q of a child's token behind the rejections so far."""
+        mass, q_mass = torch.stack([self.rest[token], self._q[token].to(self.rest)]).tolist()
         return mass, q_mass
 
-    def reject(self, token: int, own: float, *, drawn: bool) -> None:
-        if self._q is not None and drawn:
+    def reject(self, token: int, *, drawn: bool) -> None:
+        if drawn:
             self.rest, self._q = positive_part(self.rest - self._q, self.rest), without(self._q, token)
         else:
-            self._mass_left -= own
             # Nothing is left where rounding alone rejected the only token.
             left = self.rest.clone()
             left[token] = 0.0
@@ -160,7 +199,7 @@ class _Siblings:
 Trial = Callable[[int], tuple[int | None, Tensor]]
 
 
-def descend(p: Tensor, tokens: Sequence[int], draws: Iterator[float], trial: Trial) -> Verified:
+def descend(p: Tensor | Distributions, tokens: Sequence[int], draws: Iterator[float], trial: Trial) -> Verified:
     """From the root down for as long as a child is accepted; the bonus is drawn from what the last rejections left.
 
     Args:
@@ -183,15 +222,20 @@ def inverse_cdf(probs: Tensor, uniform: float) -> int:
     Raises:
         NotFinite: there is no probability at all, or it is no number.
     """
-    cumulative = probs.double().cumsum(-1)
-    total = cumulative[-1:]
-    place = torch.searchsorted(cumulative, uniform * total, right=True)
-    # A place inside is one where the sum rose. Rounding can lead behind the end: the last such place is taken then.
-    place = torch.minimum(place, torch.searchsorted(cumulative, total))
-    token = int(place.where((total > 0) & total.isfinite(), -1))
+    token = int(_at_uniforms(probs[None], torch.full((1,), uniform, dtype=torch.float64, device=probs.device)))
     if token < 0:
         raise NotFinite(SCORES)
     return token
+
+
+def _at_uniforms(probs: Tensor, uniforms: Tensor) -> Tensor:
+    """[N,V], float64 [N] -> [N] int64 tokens; -1 where a row has no probability at all, or it is no number."""
+    cumulative = probs.double().cumsum(-1)
+    total = cumulative[:, -1:]
+    place = torch.searchsorted(cumulative, uniforms[:, None] * total, right=True)
+    # A place inside is one where the sum rose. Rounding can lead behind the end: the last such place is taken then.
+    place = torch.minimum(place, torch.searchsorted(cumulative, total))
+    return place.where((total > 0) & total.isfinite(), -1)[:, 0]
 
 
 def without(probs: Tensor, token: int) -> Tensor:
@@ -209,9 +253,9 @@ def positive_part(values: Tensor, fallback: Tensor) -> Tensor:
     return torch.where(total > 0, positive / total, fallback)
 
 
-def along(p: Tensor, path: Sequence[int]) -> Tensor:
+def along(p: Tensor | Distributions, path: Sequence[int]) -> Tensor:
     """Rows of p [num_nodes+1,V] at the root and along `path`: [len(path)+1,V]."""
-    return p[[0, *(node + 1 for node in path)]]
+    return Distributions.of(p).rows([0, *(node + 1 for node in path)])
 
 
 RULES: dict[str, Rule] = {"greedy": Greedy(), "sampling": Sampling()}

@@ -16,6 +16,7 @@ from torch.nn import functional as F
 from transformers import LlamaConfig
 from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 
+from .attention import attend
 from .decoding.cache import Cache
 from .training_passes import TrainingPasses
 
@@ -92,8 +93,8 @@ class DecoderLayer(nn.Module):
     def forward(
         self, states: Tensor, rope: Tensor, mask: Tensor | None, cache: Cache | TrainingPasses | None
     ) -> Tensor:
-        """states [R,N,D], mask [N,K] or [R,N,K] bool; None: causal, with nothing before these positions, or what
-        `TrainingPasses` says.
+        """states [R,N,D], mask [N,K] or [R,N,K] bool; None: one position sees all, several are causal with nothing
+        before them, or what `TrainingPasses` says.
         """
         states = states + self.self_attn(self.input_layernorm(states), rope, mask, cache)
         return states + self.mlp(self.post_attention_layernorm(states))
@@ -127,15 +128,8 @@ class HeadAttention(nn.Module):
             return self.o_proj(cache.attend(q, k, v).transpose(1, 2).flatten(2))
         if cache is not None:
             k, v = cache.own_layers[0].update(k, v)
-        assert mask is not None or k.shape[2] == q.shape[2], "a causal pass with a past needs its mask"
-        grouped = shape.num_heads != shape.num_kv_heads
-        if grouped and mask is not None and k.device.type != "cpu":
-            # enable_gqa beside a mask leaves CUDA its slow kernel alone, which keeps all scores: [H,N,K] in float32.
-            # A CPU's kernel reads grouped heads as they are; repeating 25k inputs would take it three times as long.
-            k, v = (part.repeat_interleave(shape.num_heads // shape.num_kv_heads, dim=1) for part in (k, v))
-            grouped = False
         seen = mask.unsqueeze(1) if mask is not None and mask.dim() == 3 else mask
-        mixed = F.scaled_dot_product_attention(q, k, v, attn_mask=seen, is_causal=mask is None, enable_gqa=grouped)
+        mixed = attend(q, k, v, seen)
         return self.o_proj(mixed.transpose(1, 2).flatten(2))
 
 

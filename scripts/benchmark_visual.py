@@ -46,7 +46,7 @@ from draftsmith.eval.timing import in_turn, row, spread, timed, wall
 from draftsmith.models.decoding.cache import Cache
 from draftsmith.models.decoding.neighbours import NeighbourTable
 from draftsmith.models.decoding.tree import Tree
-from draftsmith.models.decoding.warp import Warp
+from draftsmith.models.decoding.warp import Distributions, Warp
 from draftsmith.models.drafters.eagle import EagleConfig
 from draftsmith.models.drafters.eagle_images import ImageEagleHead, ImageEagleProposal
 from draftsmith.models.llamagen.transformer import Block, LlamaGen, LlamaGenConfig, published, rope_table
@@ -310,10 +310,10 @@ class Watched(Lantern):
     cycles: list[tuple[Tree, torch.Tensor, int]] = field(default_factory=list)  # tree, p, sets after rejections
     later: list[int] = field(default_factory=list)
 
-    def __call__(self, tree: Tree, p: torch.Tensor, uniforms: Sequence[float] = ()) -> Verified:
+    def __call__(self, tree: Tree, p: Any, uniforms: Sequence[float] = ()) -> Verified:
         self.later.clear()
         verified = super().__call__(tree, p, uniforms)
-        self.cycles.append((tree, p, len(self.later) - 1))
+        self.cycles.append((tree, Distributions.of(p).whole(), len(self.later)))
         return verified
 
     def _weigh(self, values: torch.Tensor, *others: Any) -> list[tuple[float, float, float]]:
@@ -323,11 +323,13 @@ class Watched(Lantern):
 
 @torch.inference_mode()
 def weigh_again(rule: Lantern, cycles: Sequence[tuple[Tree, torch.Tensor, int]]) -> None:
-    """All that `Lantern` does for the sets of these cycles: of all nodes at once, then one by one after rejections."""
+    """All that `Lantern` does for the sets of these cycles: on a CPU those of the children that it tries."""
     for tree, p, num_later in cycles:
         members, known = rule._members(tree.tokens.to(p.device))
-        rows = torch.tensor(tree.parents, device=p.device) + 1
-        rule._weigh(p[rows[:, None], members], known, None)
+        if not Distributions(p).one_by_one:
+            rows = torch.tensor(tree.parents, device=p.device) + 1
+            rule._weigh(p[rows[:, None], members], known, None)
+            num_later -= 1
         for node in range(num_later):
             here = slice(node, node + 1)
             rule._weigh(p[0][members[here]], known[here], None)

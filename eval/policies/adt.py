@@ -139,7 +139,7 @@ class Adt:
         self._shape, self._drafting = self._next(), True
         depth, width = self._shape
         width, levels = min(width, self.num_nodes), min(depth + 1, max_levels)
-        beam = candidates(root, expand, width=width, levels=levels, ends=draw.ends)
+        beam = candidates(root, expand, width=width, levels=levels, draw=draw)
         return beam.best(self.num_nodes, planned=depth + 1)
 
     def observe(self, verified: Verified) -> None:

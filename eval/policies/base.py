@@ -8,7 +8,7 @@ Letters: F nodes expanded at once, V vocabulary.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Literal, Protocol
 
 import torch
@@ -16,6 +16,7 @@ from torch import Tensor
 
 from ...core.errors import UserError
 from ...models.decoding.tree import Tree
+from ...models.decoding.warp import Warp
 from ..rules import Verified
 
 Expand = Callable[[Sequence[int], Tensor], Tensor]  # (parents' expansions [F], tokens [F]) -> q [F,V]
@@ -29,6 +30,7 @@ class Draw:
     name: DrawName
     generator: torch.Generator | None = None
     ends: frozenset[int] = frozenset()  # tokens that end an answer: nothing is drafted below them
+    warp: Warp = field(default_factory=Warp)  # what is decoded with: top-k and top-p cut what may be drawn
 
     @property
     def sampled(self) -> bool:
@@ -40,6 +42,17 @@ class Draw:
         if not self.sampled:
             return q.argmax(-1, keepdim=True) if count == 1 else q.topk(count, dim=-1).indices
         return torch.multinomial(q, count, replacement=False, generator=self.generator)
+
+    def support(self, q: Tensor) -> Tensor:
+        """q [...,V] as children are drawn from it: samples need all that top-k and top-p leave; the likeliest few
+        tokens are cut when they are known (`ranked`).
+        """
+        return self.warp.truncate(q) if self.sampled else q
+
+    def ranked(self, q: Tensor, count: int) -> tuple[Tensor, Tensor]:
+        """The `count` likeliest tokens of q [F,V], which `support` has made: probabilities [F,count] and ids."""
+        best = q.topk(count, dim=-1)
+        return (best.values if self.sampled else self.warp.cut(best.values)), best.indices
 
     def seeded(self, generator: torch.Generator | None, device: torch.device) -> Draw:
         """With a generator of its own, where q is, that follows from the request's on the CPU."""

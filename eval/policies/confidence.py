@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from ...models.decoding.tree import ROOT, Tree
-from .base import Expand
+from .base import Draw, Expand
 
 
 def confidence(probs: Tensor) -> Tensor:
@@ -30,9 +30,13 @@ def confidence(probs: Tensor) -> Tensor:
 class Drafted:
     """The k largest probabilities of each distribution of one cycle: row 0 at the root, row 1 + s after expansion s."""
 
-    def __init__(self, root: Tensor, top_k: int):
-        self.top_k = min(top_k, root.shape[-1])
-        self._rows: list[Tensor] = [root.topk(self.top_k).values]
+    def __init__(self, root: Tensor, top_k: int, draw: Draw):
+        self.top_k, self._draw = min(top_k, root.shape[-1]), draw
+        self._rows: list[Tensor] = [self.ranking(root[None])[0][0]]
+
+    def ranking(self, q: Tensor) -> tuple[Tensor, Tensor]:
+        """The k largest of q [F,V], as `draw` cuts them: probabilities [F,k] and ids."""
+        return self._draw.ranked(q, self.top_k)
 
     def add(self, ranked: Tensor) -> None:
         """[F,k] of the next expansions."""
@@ -43,7 +47,7 @@ class Drafted:
 
         def watched(parents: Sequence[int], tokens: Tensor) -> Tensor:
             q = expand(parents, tokens)
-            self.add(q.topk(self.top_k, dim=-1).values)
+            self.add(self.ranking(q)[0])
             return q
 
         return watched

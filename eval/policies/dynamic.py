@@ -8,10 +8,10 @@ Letters: C candidates, D expansions, F nodes expanded at once, K width, N nodes 
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any, Literal
 
+import numpy as np
 import torch
 from pydantic import Field
 from torch import Tensor
@@ -44,7 +44,7 @@ class Dynamic:
     def grow(self, root: Tensor, expand: Expand, draw: Draw, *, max_levels: int) -> Tree:
         assert not draw.sampled, "check_combination refuses this"
         levels = min(self.num_levels, max_levels)
-        beam = candidates(root, expand, width=self.width, levels=levels, ends=draw.ends)
+        beam = candidates(root, expand, width=self.width, levels=levels, draw=draw)
         return beam.best(self.num_nodes, planned=self.num_levels)
 
     def observe(self, verified: Verified) -> None:
@@ -55,82 +55,82 @@ class Dynamic:
 class Candidates:
     """Every child that was scored, in order of creation: by level, by rank of its parent, likeliest first.
 
-    Candidates come in groups of `width`: the root's, then those of expansion 0, expansion 1, ... They are plain
-    numbers: a beam is so small that each operation on it would take longer as one on tensors.
+    Candidates come in groups of `width`: the root's, then those of expansion 0, expansion 1, ... They are arrays of the
+    host: a beam is so small that each operation on it would take longer as one on tensors, and a wide one has thousands
+    of candidates, which lists would take as long for as a small target's pass.
     """
 
-    tokens: list[int]  # C
-    scores: list[float]  # C, probability of the whole path
-    expanded: tuple[int, ...]  # expansion -> candidate
+    tokens: np.ndarray  # [C] int64
+    scores: np.ndarray  # [C] float64, probability of the whole path
+    expanded: np.ndarray  # [E] int64, expansion -> candidate
     width: int
     device: torch.device
 
-    def parent(self, candidate: int) -> int:
-        """The candidate above, or ROOT."""
-        expansion = parent_expansion(candidate, self.width)
-        return ROOT if expansion == ROOT else self.expanded[expansion]
-
     def best(self, count: int, *, planned: int = 0) -> Tree:
         """The tree of the `count` best, fewer where fewer are possible, of a cycle that planned so many levels."""
-        chosen = sorted(_likeliest(self.scores, count))
-        node = {candidate: index for index, candidate in enumerate(chosen)}
-        expansion = {candidate: index for index, candidate in enumerate(self.expanded)}
-        parents = (self.parent(candidate) for candidate in chosen)
+        chosen = np.sort(_likeliest(self.scores, count))
+        # Candidate -> its node and its expansion; the entry behind the last candidate is the root's.
+        node, expansion = (np.full(len(self.scores) + 1, ROOT) for _ in range(2))
+        node[chosen], expansion[self.expanded] = np.arange(len(chosen)), np.arange(len(self.expanded))
+        above = np.append(self.expanded, len(self.scores))[parent_expansion(chosen, self.width)]
         return Tree(
-            torch.tensor([self.tokens[candidate] for candidate in chosen], dtype=torch.int64, device=self.device),
-            tuple(ROOT if parent == ROOT else node[parent] for parent in parents),
-            tuple(expansion.get(candidate, ROOT) for candidate in chosen),
-            planned=planned,
-        )
+            torch.from_numpy(self.tokens[chosen]).to(self.device),
+            tuple(node[above].tolist()), tuple(expansion[chosen].tolist()), planned=planned,
+        )  # fmt: skip
 
 
-def candidates(root: Tensor, expand: Expand, *, width: int, levels: int, ends: Collection[int] = ()) -> Candidates:
+_PLAIN = Draw("top-k")
+
+
+def candidates(root: Tensor, expand: Expand, *, width: int, levels: int, draw: Draw = _PLAIN) -> Candidates:
     """Grow a beam: `levels - 1` times, expand the `width` best of the newest level. One synchronisation for each.
 
     Args:
         root: q [V] after the root, which need not have `width` possible tokens: impossible ones are never expanded.
-        ends: tokens that end an answer; they are never expanded, either.
+        draw: its `ends` are never expanded, either.
     """
     width = min(width, root.shape[-1])
-    (tokens,), (scores,) = read_ranked(root[None].topk(width))
-    expanded: list[int] = []
-    first = 0  # of the newest level
+    newest, scores_of_newest = read_ranked(draw.ranked(root[None], width))
+    tokens, scores, expanded = [newest.ravel()], [scores_of_newest.ravel()], [np.empty(0, dtype=np.int64)]
+    ends, first = np.array(sorted(draw.ends), dtype=np.int64), 0  # `first` of the newest level
     for _ in range(levels - 1):
-        going = [0.0 if t in ends else s for t, s in zip(tokens[first:], scores[first:], strict=True)]
-        beam = [first + place for place in _likeliest(going, width)]
-        if not beam:
+        going = np.where(np.isin(tokens[-1], ends), 0.0, scores[-1]) if len(ends) else scores[-1]
+        beam = _likeliest(going, width)
+        if not len(beam):
             break
-        drafted = torch.tensor([tokens[node] for node in beam], dtype=torch.int64, device=root.device)
-        below, probs_below = read_ranked(
-            expand([parent_expansion(node, width) for node in beam], drafted).topk(width, dim=-1)
-        )
-        expanded += beam
-        first = len(scores)
-        for node, children, probs in zip(beam, below, probs_below, strict=True):
-            # A probability rounded above 1 would score a child above its parent.
-            scores += [scores[node] * min(p, 1.0) for p in probs]
-            tokens += children
-    return Candidates(tokens, scores, tuple(expanded), width, root.device)
+        drafted = torch.from_numpy(tokens[-1][beam]).to(root.device)
+        parents = parent_expansion(first + beam, width).tolist()
+        below, probs = read_ranked(draw.ranked(expand(parents, drafted), width))
+        # A probability rounded above 1 would score a child above its parent.
+        reached = scores[-1][beam, None] * np.minimum(probs, 1.0)
+        expanded.append(first + beam)
+        first += len(scores[-1])
+        tokens.append(below.ravel())
+        scores.append(reached.ravel())
+    joined = np.concatenate(tokens), np.concatenate(scores), np.concatenate(expanded)
+    return Candidates(*joined, width, root.device)
 
 
-def read_ranked(best: torch.return_types.topk) -> tuple[list[list[int]], list[list[float]]]:
-    """Indices and values [F,K] as numbers, in one copy: ids are whole in float64, too."""
-    width = best.values.shape[-1]
-    rows = torch.cat([best.indices.double(), best.values.double()], dim=-1).tolist()
-    return [[int(i) for i in row[:width]] for row in rows], [row[width:] for row in rows]
+def read_ranked(best: tuple[Tensor, Tensor]) -> tuple[np.ndarray, np.ndarray]:
+    """Ids int64 and probabilities float64 [F,K] on the host, of probabilities and ids on the device, in one copy: ids
+    are whole in float64, too.
+    """
+    values, ids = best
+    both = torch.cat([ids.double(), values.double()], dim=-1).cpu().numpy()
+    return both[:, : ids.shape[-1]].astype(np.int64), both[:, ids.shape[-1] :]
 
 
-def _likeliest(scores: Sequence[float], count: int) -> list[int]:
+def _likeliest(scores: np.ndarray, count: int) -> np.ndarray:
     """Places of the `count` best scores that are possible at all, best first.
 
     The sort is stable: a sure child scores as its parent does, and the parent, which was created first, comes first.
     """
-    ranked = sorted(range(len(scores)), key=scores.__getitem__, reverse=True)[:count]
-    return [place for place in ranked if scores[place] > 0]
+    ranked = np.argsort(-scores, kind="stable")[:count]
+    return ranked[scores[ranked] > 0]
 
 
-def parent_expansion(candidate: int, width: int) -> int:
-    """The expansion whose group a candidate stands in; the first group is the root's."""
+def parent_expansion(candidate: Any, width: int) -> Any:
+    """The expansion whose group a candidate stands in (or each of an array); the first group is the root's."""
     return candidate // width - 1
 
 

@@ -102,7 +102,7 @@ class Sage:
 
     def grow(self, root: Tensor, expand: Expand, draw: Draw, *, max_levels: int) -> Tree:
         assert not (draw.sampled and self.prunes_by_token), "check_combination refuses this"
-        self._drafted = drafted = Drafted(root, self.settings.top_k)
+        self._drafted = drafted = Drafted(root, self.settings.top_k, draw)
         if self._shape is not None:
             return self._shape.grow(root, drafted.watch(expand), draw, max_levels=max_levels)
         sizing = self.sizing()
@@ -112,7 +112,7 @@ class Sage:
         width, levels = min(sizing.beam, self.settings.max_nodes), min(sizing.levels, max_levels)
         most = self.settings.max_nodes
         total = most if self.settings.total == "max" else min(most, sizing.levels * width)
-        beam = candidates(root, drafted.watch(expand), width=width, levels=levels, ends=draw.ends)
+        beam = candidates(root, drafted.watch(expand), width=width, levels=levels, draw=draw)
         return beam.best(total, planned=sizing.levels)
 
     def observe(self, verified: Verified) -> None:
@@ -143,7 +143,7 @@ def grow_online(
     sizing: SizingRules, root: Tensor, expand: Expand, drafted: Drafted, *, levels: int, ends: Collection[int] = ()
 ) -> Tree:
     """The tree of the draft's real distributions. One synchronisation for each level; nothing grows below `ends`."""
-    (children,), (first,) = read_ranked(root[None].topk(drafted.top_k))
+    (children,), (first,) = (part.tolist() for part in read_ranked(drafted.ranking(root[None])))
     tokens: dict[tuple[int, ...], list[int]] = {(): children}  # path -> tokens of its children by rank
     expansions: dict[tuple[int, ...], int] = {(): ROOT}
 
@@ -155,10 +155,10 @@ def grow_online(
             return [[] for _ in nodes]
         ids = [tokens[node.path[:-1]][node.path[-1]] for node in parents]
         q = expand([expansions[node.path[:-1]] for node in parents], torch.tensor(ids, device=root.device))
-        best = q.topk(drafted.top_k, dim=-1)
-        drafted.add(best.values)
+        best = drafted.ranking(q)
+        drafted.add(best[0])
         ranked: dict[tuple[int, ...], Sequence[float]] = {}
-        for node, indices, values in zip(parents, *read_ranked(best), strict=True):
+        for node, indices, values in zip(parents, *(part.tolist() for part in read_ranked(best)), strict=True):
             expansions[node.path] = len(expansions) - 1
             ranked[node.path], tokens[node.path] = values, indices
         return [ranked.get(node.path, []) for node in nodes]

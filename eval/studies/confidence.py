@@ -57,7 +57,7 @@ class Watched:
         self.policy.start()
 
     def grow(self, root: Tensor, expand: Expand, draw: Draw, *, max_levels: int) -> Tree:
-        self._drafted = Drafted(root, self.top_k)
+        self._drafted = Drafted(root, self.top_k, draw)
         return self.policy.grow(root, self._drafted.watch(expand), draw, max_levels=max_levels)
 
     def observe(self, verified: Verified) -> None:

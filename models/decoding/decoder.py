@@ -17,6 +17,7 @@ from torch.nn import functional as F
 
 from ...core.pictures import TEXT, Picture
 from ...core.positions import FLAT, PositionScheme, place_positions
+from ..attention import use_grouped
 from ..hub import config_value
 from ..llava import language_model_of, placeholder_ids, pool_features, selected_features
 from ..packed_row import PackedRow
@@ -92,13 +93,15 @@ class CachedDecoder:
         self.core = self.model.model
         self.language_model = cast(LanguageModel, language_model_of(self.model))
         config = self.language_model.config
+        use_grouped(config)
         self.num_layers: int = config.num_hidden_layers
         self.vocab_size: int = config.vocab_size
         self.max_positions: int | None = config_value(config, "max_position_embeddings")
         device = self.device
-        self._banned = torch.zeros(self.vocab_size, dtype=torch.bool, device=device)
-        self._banned[num_token_ids:] = True
-        self._banned[[i for i in (*never, *placeholder_ids(self.model.config)) if 0 <= i < self.vocab_size]] = True
+        named = {i for i in (*never, *placeholder_ids(self.model.config)) if 0 <= i < num_token_ids}
+        self._banned = torch.tensor(
+            sorted({*named, *range(num_token_ids, self.vocab_size)}), dtype=torch.int64, device=device
+        )
 
     @property
     def device(self) -> torch.device:
@@ -241,18 +244,11 @@ class CachedDecoder:
                 them is seen); None is causal.
             layers: 0 is the embedding, i the state after i decoder layers.
         """
-        rows, count = embeds.shape[:2]
-        total = cache.length + count
-        full = torch.ones(rows, 1, count, total, dtype=torch.bool, device=embeds.device)
-        if mask is not None:
-            full[..., total - mask.shape[-1] :] = mask if mask.dim() == 2 else mask.unsqueeze(1)
-        elif count > 1:
-            full[..., cache.length :].tril_()
+        full = self._mask(embeds, cache.length, mask, wants_weights=bool(attention))
         with Tapped(self.language_model, layers, attention) as tapped:
             output = self.language_model(
                 inputs_embeds=embeds,
-                # Eager attention, the only one that returns its weights, adds the mask to the scores.
-                attention_mask=_additive(full, embeds.dtype) if attention or self._eager else full,
+                attention_mask=full,
                 position_ids=self._coordinates(positions),
                 past_key_values=cache,
                 use_cache=True,
@@ -265,13 +261,29 @@ class CachedDecoder:
         here = lambda by_layer: {layer: part.to(embeds.device) for layer, part in by_layer.items()}  # noqa: E731
         return DecoderStates(output.last_hidden_state.to(embeds.device), here(tapped.states), here(tapped.weights))
 
+    def _mask(self, embeds: Tensor, past: int, mask: Tensor | None, *, wants_weights: bool) -> Tensor | None:
+        """[R,1,N,K] of all that N new positions [R,N,D] see; None where a kernel knows it: all, or causal from 0."""
+        rows, count = embeds.shape[:2]
+        eager = wants_weights or self._eager
+        if mask is None and not eager and (count == 1 or past == 0):
+            return None
+        full = torch.ones(rows, 1, count, past + count, dtype=torch.bool, device=embeds.device)
+        if mask is not None:
+            full[..., past + count - mask.shape[-1] :] = mask if mask.dim() == 2 else mask.unsqueeze(1)
+        elif count > 1:
+            full[..., past:].tril_()
+        # Eager attention, the only one that returns its weights, adds the mask to the scores.
+        return _additive(full, embeds.dtype) if eager else full
+
     def _coordinates(self, positions: Tensor) -> Tensor:
         """Positions in the number of coordinates that the model takes: [R,N], or [3,R,N] under M-RoPE."""
         return positions[0] if positions.dim() == 3 else positions
 
     def logits(self, feature: Tensor) -> Tensor:
         """Scores [...,V] float32; minus infinity for ids that are never emitted."""
-        return self.model.lm_head(feature).to(self.device).float().masked_fill_(self._banned, float("-inf"))
+        scores = self.model.lm_head(feature).to(self.device).float()
+        # Few ids are banned: a mask over the vocabulary would be read whole, for every row.
+        return scores.index_fill_(-1, self._banned, float("-inf")) if len(self._banned) else scores
 
 
 def packed_prompts(prompts: PromptRows, row: PackedRow) -> PromptRows:

@@ -12,6 +12,7 @@ from torch import Tensor, nn
 
 from ...core.pictures import Picture
 from ...core.positions import Resume
+from ..attention import use_windows
 from ..qwen import num_deepstack, position_scheme, see_patches
 from .decoder import CachedDecoder, PromptRows
 
@@ -26,6 +27,7 @@ class QwenDecoder(CachedDecoder):
     def __init__(self, model: nn.Module, *, num_token_ids: int, resume: Resume = "max_plus_one"):
         super().__init__(model, num_token_ids=num_token_ids)
         config = self.model.config
+        use_windows(config.vision_config)
         self.scheme = position_scheme(config, resume)
         self.num_deepstack = num_deepstack(config)
 

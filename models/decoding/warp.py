@@ -6,6 +6,7 @@ which is why the two steps are apart. Letters: N positions, V vocabulary.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
@@ -48,3 +49,73 @@ class Warp:
 
     def __call__(self, logits: Tensor) -> Tensor:
         return self.truncate(self.apply_temperature(logits))
+
+    def cut(self, ranked: Tensor) -> Tensor:
+        """Probabilities [...,k] of the k likeliest tokens, likeliest first, with zeros where top-k and top-p leave
+        nothing.
+
+        They are renormalised where what is left lies within the k, as `truncate` would. Where it reaches further, they
+        stay as they are: the sum that `truncate` divides by takes a sort of the whole vocabulary.
+        """
+        if self.greedy:
+            return ranked
+        if 0 < self.top_k <= ranked.shape[-1]:
+            ranked = torch.cat([ranked[..., : self.top_k], torch.zeros_like(ranked[..., self.top_k :])], dim=-1)
+            ranked = ranked / ranked.sum(-1, keepdim=True)
+        if self.top_p < 1.0:
+            before = ranked.cumsum(-1) - ranked
+            kept = ranked.where(before < self.top_p, 0.0)
+            within = ranked.sum(-1, keepdim=True) >= self.top_p
+            ranked = torch.where(within, kept / kept.sum(-1, keepdim=True), kept)
+        return ranked
+
+
+class Distributions:
+    """What N rows of scores [N,V] are decoded from, made where they are read.
+
+    A rule visits few nodes of a tree, and to warp a row costs as much as a layer of a small target. On a CPU each row
+    is warped when it is read; elsewhere all are at once, before the host waits for what it visits.
+    """
+
+    def __init__(self, scores: Tensor, warp: Warp | None = None):
+        """`warp` None: `scores` are the distributions themselves."""
+        self._scores, self._warp = scores, warp
+        self._all = scores if warp is None else None
+        self._rows: dict[int, Tensor] = {}
+
+    @classmethod
+    def of(cls, p: Tensor | Distributions) -> Distributions:
+        """Distributions given as a tensor [N,V], or as they are."""
+        return p if isinstance(p, cls) else cls(p)  # type: ignore[arg-type]
+
+    @property
+    def one_by_one(self) -> bool:
+        """Whether reading a row makes nobody wait, so that rows are made as they are visited."""
+        return self._scores.device.type == "cpu"
+
+    @property
+    def device(self) -> torch.device:
+        """Where they lie."""
+        return self._scores.device
+
+    def whole(self) -> Tensor:
+        """All of them, [N,V]."""
+        if self._all is None:
+            assert self._warp is not None
+            self._all = self._warp(self._scores)
+        return self._all
+
+    def row(self, number: int) -> Tensor:
+        """One of them, [V]."""
+        if self._all is not None or not self.one_by_one:
+            return self.whole()[number]
+        if number not in self._rows:
+            assert self._warp is not None
+            self._rows[number] = self._warp(self._scores[number])
+        return self._rows[number]
+
+    def rows(self, numbers: Sequence[int]) -> Tensor:
+        """Some of them, [n,V]."""
+        if self._all is not None or not self.one_by_one:
+            return self.whole()[list(numbers)]
+        return torch.stack([self.row(number) for number in numbers])

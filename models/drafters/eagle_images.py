@@ -81,7 +81,7 @@ class ImageEagleHead(StateHead):
         self.embed_tokens.weight = nn.Parameter(weight.detach(), requires_grad=False)
 
     def predict(
-        self, features: Tensor, tokens: Tensor, positions: Tensor, mask: Tensor, cache: Cache | None = None
+        self, features: Tensor, tokens: Tensor, positions: Tensor, mask: Tensor | None, cache: Cache | None = None
     ) -> Tensor:
         """Predicted features [R,N,D]; a module call, as the engine needs it.
 
@@ -89,7 +89,7 @@ class ImageEagleHead(StateHead):
             features: [R,N,D] of the positions.
             tokens: [R,N] the token after each position.
             positions: [R,N] or [N] int64 of the features.
-            mask: [N,K] or [R,N,K] bool.
+            mask: [N,K] or [R,N,K] bool; None as of `StateHead.forward`.
         """
         return self(self.embed_tokens(tokens), features, positions, mask, cache)
 
@@ -295,8 +295,10 @@ class ImageEagleProposal(Recursive):
     def root(self) -> Tensor:
         """Read the true features of what was committed; only they stay in the cache."""
         count, past = self._features.shape[1], self._cache.length
-        mask = torch.ones(count, past + count, dtype=torch.bool, device=self._features.device).tril_(past)
-        true = torch.zeros(count, dtype=torch.int64, device=mask.device)
+        device, mask = self._features.device, None
+        if count > 1 or self.head.shape.mask_padding:  # one input without padding before it sees all
+            mask = torch.ones(count, past + count, dtype=torch.bool, device=device).tril_(past)
+        true = torch.zeros(count, dtype=torch.int64, device=device)
         hidden = self._run(self._features, self._tokens, self._positions, mask, true)
         return self._stand(hidden, self._positions)
 
@@ -308,8 +310,9 @@ class ImageEagleProposal(Recursive):
         self._positions = self._next + torch.arange(len(tokens), device=tokens.device)
         self._emitted += len(tokens)
 
-    def _run(self, states: Tensor, tokens: Tensor, positions: Tensor, mask: Tensor, depths: Tensor) -> Tensor:
+    def _run(self, states: Tensor, tokens: Tensor, positions: Tensor, mask: Tensor | None, depths: Tensor) -> Tensor:
         if self.head.shape.mask_padding:
+            assert mask is not None
             seen = self._prompt.mask  # [R,T]
             rows = mask.expand(len(seen), *mask.shape).clone()
             rows[:, :, : seen.shape[1]] &= seen[:, None]

@@ -73,7 +73,7 @@ class StateHead(nn.Module):
             embeds: [B,N,D] of the tokens after the states.
             states: [B,N,D], fused where they are true.
             positions: [B,N], [N] or [3,B,N] int64.
-            mask: [N,K] or [B,N,K] bool; None: causal, with nothing before these inputs.
+            mask: [N,K] or [B,N,K] bool; None: one input sees all, several are causal with nothing before them.
             direct: which inputs [B,N] take [B,N,D] in place of what fc makes.
             image: [B,N,D] global vectors (ViSpec), zeros before the first image.
             depths: [N] or [B,N] int64, steps since the last true state (HiViS).

@@ -76,7 +76,9 @@ class HeadProposal(Recursive):
         """Read what was committed; only that stays in the cache."""
         states, past = self.head.fuse(self._states.to(self.head.dtype)), self._cache.length
         count = states.shape[1]
-        mask = torch.ones(count, past + count, dtype=torch.bool, device=states.device).tril_(past)
+        mask = None  # one input sees all
+        if count > 1:
+            mask = torch.ones(count, past + count, dtype=torch.bool, device=states.device).tril_(past)
         hidden = self._run(states, self._tokens, self._positions, mask, self._true_steps(count))
         # Text has one position, whatever the number of rows.
         return self._stand(hidden, self._positions if self._positions.dim() == 2 else self._positions[0])
@@ -107,7 +109,7 @@ class HeadProposal(Recursive):
         assert step.feature is not None
         return step.feature
 
-    def _run(self, states: Tensor, tokens: Tensor, positions: Tensor, mask: Tensor, depths: Tensor) -> Tensor:
+    def _run(self, states: Tensor, tokens: Tensor, positions: Tensor, mask: Tensor | None, depths: Tensor) -> Tensor:
         return self._read(self._embed(tokens), states, positions, mask, depths, None, None)
 
     def _embed(self, tokens: Tensor) -> Tensor:

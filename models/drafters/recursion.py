@@ -25,7 +25,7 @@ class Recursive:
     _expansions: Expansions
     _outputs: Tensor  # [R,1+S,D] the root's, then each expansion's
 
-    def _run(self, states: Tensor, tokens: Tensor, positions: Tensor, mask: Tensor, depths: Tensor) -> Tensor:
+    def _run(self, states: Tensor, tokens: Tensor, positions: Tensor, mask: Tensor | None, depths: Tensor) -> Tensor:
         """[R,N,D] outputs for N states and the tokens after them; `depths` [N] int64, 0 is a true state."""
         raise NotImplementedError
 

@@ -19,6 +19,7 @@ from torch.nn import functional as F
 
 from ...core.section import Section
 from ...core.states import uploaded
+from ..attention import attend
 from ..decoding.cache import Cache
 from ..layer import RMSNorm, rope_table, rotate_pairs
 
@@ -141,7 +142,7 @@ class LlamaGen(nn.Module):
         embeds: Tensor,
         cache: Cache | None,
         positions: Tensor,
-        mask: Tensor,
+        mask: Tensor | None,
         *,
         layers: Sequence[int] = (),
     ) -> LlamaGenStates:
@@ -149,10 +150,11 @@ class LlamaGen(nn.Module):
 
         Args:
             positions: [N] or [R,N] int64, counted over condition tokens and codes.
-            mask: [N,K], [R,N,K] bool over past and new places; True is seen.
+            mask: [N,K], [R,N,K] bool over past and new places; True is seen. None: a single position sees all,
+                several are causal with nothing before them.
         """
         rope = self.rope(embeds.device)[positions]  # [N,E/2,2] or [R,N,E/2,2]
-        seen = mask if mask.dim() == 2 else mask.unsqueeze(1)
+        seen = mask.unsqueeze(1) if mask is not None and mask.dim() == 3 else mask
         by_layer = {0: embeds} if 0 in layers else {}
         states = embeds
         for number, block in enumerate(self.layers):
@@ -179,7 +181,7 @@ class LlamaGen(nn.Module):
         states = F.dropout(embeds, self.config.dropout, self.training)
         length = embeds.shape[1]
         positions = torch.arange(length, device=embeds.device)
-        mask = sequence_mask(length, condition_mask, embeds.device)
+        mask = None if condition_mask is None else sequence_mask(length, condition_mask, embeds.device)
         return self.decode(states, None, positions, mask, layers=layers)
 
 
@@ -261,7 +263,7 @@ class Block(nn.Module):
         self.ffn_norm = RMSNorm(config.dim, config.norm_eps)
         self.dropout = config.dropout
 
-    def forward(self, states: Tensor, rope: Tensor, mask: Tensor, cache: Cache | None, layer: int) -> Tensor:
+    def forward(self, states: Tensor, rope: Tensor, mask: Tensor | None, cache: Cache | None, layer: int) -> Tensor:
         """States [R,N,D] -> [R,N,D]; arguments as in `Attention.forward`."""
         mixed = self.attention(self.attention_norm(states), rope, mask, cache, layer)
         states = states + F.dropout(mixed, self.dropout, self.training)
@@ -277,12 +279,12 @@ class Attention(nn.Module):
         self.wqkv = nn.Linear(config.dim, 3 * config.dim, bias=False)
         self.wo = nn.Linear(config.dim, config.dim, bias=False)
 
-    def forward(self, states: Tensor, rope: Tensor, mask: Tensor, cache: Cache | None, layer: int) -> Tensor:
+    def forward(self, states: Tensor, rope: Tensor, mask: Tensor | None, cache: Cache | None, layer: int) -> Tensor:
         """States [R,N,D] -> [R,N,D].
 
         Args:
             rope: [N,E/2,2] or [R,N,E/2,2], see `rope_table`.
-            mask: bool, broadcast to [R,H,N,P+N].
+            mask: bool, broadcast to [R,H,N,P+N]; None as of `decode`.
             cache: holds the P positions before; None: there are none.
             layer: of the cache.
         """
@@ -291,7 +293,7 @@ class Attention(nn.Module):
         q, k, v = rotate_pairs(q, rope).transpose(1, 2), rotate_pairs(k, rope).transpose(1, 2), v.transpose(1, 2)
         if cache is not None:
             k, v = cache.own_layers[layer].update(k, v)
-        mixed = F.scaled_dot_product_attention(q, k, v, attn_mask=mask)
+        mixed = attend(q, k, v, mask)
         return self.wo(mixed.transpose(1, 2).reshape(rows, count, width))
 
 

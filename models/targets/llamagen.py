@@ -68,7 +68,7 @@ class LlamaGenTarget:
 
     def guided(self, feature: Tensor, steps: Sequence[int]) -> Tensor:
         """[R,N,D] -> [N,V]: what is decoded from. Node i scores image code number `steps[i]`."""
-        return self.guidance(self.scores(feature), steps)
+        return self.guidance(self.scores(feature), steps, banned=False)  # every id is a code
 
     def codes(self, tokens: Sequence[int]) -> Tensor:
         """Emitted tokens as codes of the image tokenizer."""
@@ -147,10 +147,12 @@ class LlamaGenTarget:
         positions = torch.tensor([committed + place for place in offsets], device=device)
         condition = session.condition_mask
         rows = () if condition is None else condition.shape[:-1]
-        seen = torch.ones(*rows, count, past + count, dtype=torch.bool, device=device)
-        seen[..., past + count - mask.shape[1] :] = mask
-        if condition is not None:
-            seen[..., : condition.shape[-1]] = condition[..., None, :]
+        seen: Tensor | None = None
+        if condition is not None or mask.shape[1] > 1:  # a single node need not see its siblings
+            seen = torch.ones(*rows, count, past + count, dtype=torch.bool, device=device)
+            seen[..., past + count - mask.shape[1] :] = mask
+            if condition is not None:
+                seen[..., : condition.shape[-1]] = condition[..., None, :]
         states = self.model.decode(embeds, session.cache, positions, seen, layers=session.taps.layers)
         first = committed - self.model.config.num_condition_tokens + 1  # the code after the root
         return states, [first + place for place in offsets]

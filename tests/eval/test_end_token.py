@@ -20,7 +20,7 @@ from draftsmith.eval.policies.sage import Sage, SageTree
 from draftsmith.eval.rules import Greedy, Sampling, Verified
 from draftsmith.eval.studies.confidence import Watched
 from draftsmith.models.decoding.tree import ROOT
-from draftsmith.models.decoding.warp import Warp
+from draftsmith.models.decoding.warp import Distributions, Warp
 from draftsmith.models.targets.base import Taps, TargetStep
 from test_block import block_outcomes
 from test_exactness import NoResidual, outcomes
@@ -181,6 +181,7 @@ class Enumerated:
 
     def __call__(self, tree, p, uniforms):
         assert len(uniforms) == tree.num_nodes + 1
+        p = Distributions.of(p).whole()
         key = (tuple(tree.tokens.tolist()), tree.parents, p.numpy().tobytes())
         if tree.draft_probs is not None:
             key += (tree.draft_probs.numpy().tobytes(),)

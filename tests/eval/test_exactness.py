@@ -16,7 +16,7 @@ from draftsmith.eval.loop import Decoding, generate
 from draftsmith.eval.policies import Chain, Draw, Static, check_combination
 from draftsmith.eval.rules import Greedy, Sampling, inverse_cdf
 from draftsmith.models.decoding.tree import ROOT, Tree
-from draftsmith.models.decoding.warp import Warp
+from draftsmith.models.decoding.warp import Distributions, Warp
 from tiny import EOS, IMAGE_ID, TOKENS, llava, near, proposal, request, target
 
 CHAIN = [(0,), (0, 0)]
@@ -156,9 +156,12 @@ class NoResidual:
     """A wrong rule: after a rejection it draws from p itself."""
 
     def __call__(self, tree, p, uniforms):
-        taken = []
-        right = Sampling()(tree, p, (taken.append(u) or u for u in uniforms))
-        return replace(right, bonus=inverse_cdf(p[right.path[-1] + 1 if right.path else 0], taken[-1]))
+        taken, draws = [], iter(uniforms)
+        right = Sampling()(tree, p, (taken.append(u) or u for u in draws))
+        last = right.path[-1] if right.path else ROOT
+        # Where the draw itself rejects the children, one more draw may give them again.
+        again = tree.draft_probs is None and last in tree.children
+        return replace(right, bonus=inverse_cdf(Distributions.of(p).row(last + 1), next(draws) if again else taken[-1]))
 
 
 class AnotherQ:

@@ -103,8 +103,8 @@ class Oracle(nn.Module):
         tokens = torch.cdist(embeds[0], table).argmin(-1)[None, None, :, None].float()
         seen, _ = cache.layers[0].update(tokens, tokens)
         answers = torch.zeros_like(states)
-        if mask is None:  # causal, with nothing before
-            mask = torch.ones(embeds.shape[1], embeds.shape[1]).bool().tril()
+        if mask is None:  # one input that sees all, or causal with nothing before
+            mask = torch.ones(embeds.shape[1], seen.shape[2]).bool().tril(seen.shape[2] - embeds.shape[1])
         for place in range(embeds.shape[1]):
             history = seen[0, 0, mask[place], 0].long().tolist()
             if len(history) <= len(self.held):

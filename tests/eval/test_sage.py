@@ -134,7 +134,7 @@ def test_online_growth(number):
         asked.extend(tokens.tolist())
         return q[tokens]
 
-    drafted = Drafted(root, 10)
+    drafted = Drafted(root, 10, Draw("top-k"))
     tree = grow_online(sizing, root, expand, drafted, levels=sizing.levels)
     assert [list(path) for path in ranks(tree)] == case["nodes"]
     assert tree.tokens.tolist() == case["tokens"]
@@ -251,7 +251,7 @@ def test_enumerated(growth, confidence_from):
 class Scripted:
     """A sampled draw that follows a script of choices, and notes how likely they were and how many there were."""
 
-    sampled, name, ends = True, "sample", frozenset()
+    sampled, name, ends, ranked = True, "sample", frozenset(), Draw.ranked
 
     def __init__(self, script):
         self.script, self.taken, self.chance, self.open = script, 0, 1.0, []

@@ -151,7 +151,7 @@ class Oracle(nn.Module):
         seen, _ = cache.layers[0].update(keys, keys)  # [R,1,K,1]
         answers = torch.zeros_like(features)
         for row, place in itertools.product(range(rows), range(count)):
-            visible = mask[place] if mask.dim() == 2 else mask[row, place]
+            visible = slice(None) if mask is None else mask[place] if mask.dim() == 2 else mask[row, place]
             history = seen[row, 0, visible, 0].long().tolist()
             prompt = self.prompts[row]
             if len(history) <= len(prompt):

@@ -12,8 +12,8 @@ from transformers.models.qwen3_vl import modeling_qwen3_vl as qwen3
 @pytest.mark.parametrize(("device", "masked", "grouped"), [
     ("cpu", True, True), ("cpu", False, True), ("meta", True, False), ("meta", False, True),
 ])  # fmt: skip
-def test_grouped_heads_beside_a_mask_are_repeated_off_the_cpu(device, masked, grouped, monkeypatch):
-    """CUDA's fast kernels do not take both: it would keep [H,N,K] in float32."""
+def test_grouped_heads_beside_a_mask_are_folded_off_the_cpu(device, masked, grouped, monkeypatch):
+    """CUDA's fast kernels do not take both: it would keep [H,N,K] in float32. Keys are never repeated."""
     with torch.device(device):
         attention = HeadAttention(LayerShape(8, 16, 16, num_heads=4, num_kv_heads=2, norm_eps=1e-5))
         states, rope = torch.zeros(1, 3, 16), torch.zeros(3, 2, 2)
@@ -21,8 +21,9 @@ def test_grouped_heads_beside_a_mask_are_repeated_off_the_cpu(device, masked, gr
     calls, attend = [], F.scaled_dot_product_attention
     monkeypatch.setattr(F, "scaled_dot_product_attention", lambda *a, **k: calls.append((a, k)) or attend(*a, **k))
     assert attention(states, rope, mask, None).shape == (1, 3, 16)
-    (((_, key, _), asked),) = calls
-    assert asked["enable_gqa"] == grouped and key.shape[1] == (2 if grouped else 4)
+    (((query, key, _), asked),) = calls
+    assert asked.get("enable_gqa", False) == grouped and key.shape[1] == 2
+    assert query.shape[1:3] == ((4, 3) if grouped else (2, 6))
 
 
 def test_rotations_of_three_rows():

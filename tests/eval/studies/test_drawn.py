@@ -22,7 +22,7 @@ from draftsmith.eval.summary import summarize
 from draftsmith.eval.tables import Figure, Table
 from draftsmith.models.decoding.neighbours import load_neighbours
 from draftsmith.models.decoding.rows import Guidance
-from draftsmith.models.decoding.warp import Warp
+from draftsmith.models.decoding.warp import Distributions, Warp
 from draftsmith.models.drafters.eagle import EagleConfig
 from draftsmith.models.llamagen.transformer import LlamaGen, LlamaGenConfig
 from draftsmith.models.targets.anole import AnoleTarget
@@ -88,7 +88,7 @@ class Seeing:
         self.rule, self.name, self.roots = rule, rule.name, []
 
     def __call__(self, tree, p, uniforms=()):
-        self.roots.append(p[0])
+        self.roots.append(Distributions.of(p).row(0))
         return self.rule(tree, p, uniforms)
 
 

@@ -1,0 +1,135 @@
+"""Attention of targets, drafts and heads: no mask where none is needed, and grouped heads as they are.
+
+Torch's fast kernels take no mask or a causal one. An explicit mask is for trees and padding, and with one, a CUDA
+kernel does not read grouped heads: transformers then copies all keys and values once for each query head. Here the
+query heads of a group become further queries of their shared head, which changes no number.
+Letters: R rows, H heads, G key-value heads, N queries, K keys, E head width, S patches, W windows.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections import defaultdict
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+from transformers import AttentionInterface
+from transformers.masking_utils import AttentionMaskInterface, sdpa_mask
+
+GROUPED, WINDOWS = "grouped_sdpa", "windows_as_flash"
+
+
+def attend(
+    q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, *, scale: float | None = None, dropout: float = 0.0
+) -> Tensor:
+    """[R,H,N,E] of queries [R,H,N,E] over keys and values [R,G,K,E].
+
+    Args:
+        mask: [N,K], [R,1,N,K] or [1,1,N,K] bool or additive; None: a single query sees all, several are causal with
+            nothing before them.
+    """
+    groups = q.shape[1] // k.shape[1]
+    if mask is None:
+        causal = q.shape[2] > 1
+        assert not causal or q.shape[2] == k.shape[2], "a causal pass with a past needs its mask"
+        return F.scaled_dot_product_attention(
+            q, k, v, is_causal=causal, scale=scale, dropout_p=dropout, enable_gqa=groups > 1
+        )
+    if groups > 1 and q.device.type != "cpu":
+        return folded(q, k, v, mask, scale=scale, dropout=dropout)
+    # A CPU's kernel reads grouped heads beside a mask, too.
+    return F.scaled_dot_product_attention(
+        q, k, v, attn_mask=mask, scale=scale, dropout_p=dropout, enable_gqa=groups > 1
+    )
+
+
+def folded(
+    q: Tensor, k: Tensor, v: Tensor, mask: Tensor, *, scale: float | None = None, dropout: float = 0.0
+) -> Tensor:
+    """As `attend`, with the H/G query heads of a group as H/G times as many queries of their key-value head."""
+    count, groups = q.shape[2], q.shape[1] // k.shape[1]
+    seen = mask if mask.dim() == 4 else mask[None, None]
+    assert seen.shape[1] == 1, "one mask for all heads"
+    seen = seen[:, :, None].expand(-1, -1, groups, -1, -1).flatten(2, 3)  # [R,1,H/G*N,K]
+    queries = q.unflatten(1, (-1, groups)).flatten(2, 3)  # [R,G,H/G*N,E]
+    mixed = F.scaled_dot_product_attention(queries, k, v, attn_mask=seen, scale=scale, dropout_p=dropout)
+    return mixed.unflatten(2, (groups, count)).flatten(1, 2)
+
+
+def grouped_forward(
+    module: nn.Module,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    attention_mask: Tensor | None,
+    dropout: float = 0.0,
+    scaling: float | None = None,
+    **more: Any,
+) -> tuple[Tensor, None]:
+    """`attend` as transformers calls attention: [R,N,H,E], and no weights."""
+    return attend(query, key, value, attention_mask, scale=scaling, dropout=dropout).transpose(1, 2).contiguous(), None
+
+
+def windows_forward(
+    module: nn.Module,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    attention_mask: Tensor | None,
+    dropout: float = 0.0,
+    scaling: float | None = None,
+    *,
+    cu_seq_lens_q: Tensor,
+    **more: Any,
+) -> tuple[Tensor, None]:
+    """Attention of a vision tower within windows, frames or pictures: [1,H,S,E] -> [1,S,H,E].
+
+    transformers calls a kernel once for each of them, or hands all to a kernel for sequences of several lengths, which
+    only flash attention has. Here all of one length are one call: a picture's windows have few lengths.
+
+    Args:
+        cu_seq_lens_q: [W+1] where each begins, and where the last ends.
+    """
+    ends = cu_seq_lens_q.tolist()
+    starts_of: defaultdict[int, list[int]] = defaultdict(list)
+    for start, end in itertools.pairwise(ends):
+        starts_of[end - start].append(start)
+    starts_of.pop(0, None)  # an empty window
+    parts = [part[0].transpose(0, 1) for part in (query, key, value)]  # [S,H,E]
+    mixed = torch.empty_like(parts[2])
+    for length, starts in starts_of.items():
+        adjoining = starts == list(range(starts[0], starts[0] + length * len(starts), length))
+        places: Any = slice(starts[0], starts[0] + length * len(starts))
+        if not adjoining:
+            first = torch.tensor(starts, device=query.device)
+            places = (first[:, None] + torch.arange(length, device=query.device)).flatten()
+        q, k, v = (part[places].unflatten(0, (-1, length)).transpose(1, 2) for part in parts)  # [W,H,length,E]
+        out = F.scaled_dot_product_attention(q, k, v, dropout_p=dropout, scale=scaling)
+        mixed[places] = out.transpose(1, 2).flatten(0, 1)
+    return mixed[None], None
+
+
+def use_grouped(config: Any) -> None:
+    """Run a decoder of transformers with grouped heads over `attend`, where it would run sdpa.
+
+    Args:
+        config: the decoder's own.
+    """
+    if config._attn_implementation == "sdpa" and config.num_key_value_heads != config.num_attention_heads:
+        AttentionInterface.register(GROUPED, grouped_forward)
+        AttentionMaskInterface.register(GROUPED, sdpa_mask)
+        config._attn_implementation = GROUPED
+
+
+def use_windows(config: Any) -> None:
+    """Run a Qwen-VL's tower over `windows_forward`, where it would run sdpa window by window.
+
+    Args:
+        config: the tower's own.
+    """
+    if config._attn_implementation == "sdpa":
+        AttentionInterface.register(WINDOWS, windows_forward)
+        AttentionMaskInterface.register(WINDOWS, sdpa_mask)
+        config._attn_implementation = WINDOWS

@@ -1,0 +1,197 @@
+"""Attention without masks that say nothing, with grouped heads as they are, and towers in few calls: equal to 1e-6."""
+
+import sys
+from collections import Counter
+from pathlib import Path
+
+import pytest
+import torch
+from draftsmith.core.batch import IMAGE
+from draftsmith.core.pictures import PatchGrid, whole_picture
+from draftsmith.models.attention import GROUPED, attend, folded, use_windows
+from draftsmith.models.decoding.cache import Cache
+from draftsmith.models.decoding.decoder import CachedDecoder
+from draftsmith.models.layer import DecoderLayer, LayerShape, Rotary
+from draftsmith.models.llamagen.transformer import LlamaGen, LlamaGenConfig
+from draftsmith.models.qwen import see_patches
+from torch.nn import functional as F
+from transformers import LlamaConfig, LlamaForCausalLM
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "eval"))
+import tiny_qwen
+
+
+def close(found, expected):
+    """To 1e-6 of the largest value."""
+    scale = expected.abs().max()
+    torch.testing.assert_close(found / scale, expected / scale, atol=1e-6, rtol=1e-6)
+
+
+@pytest.fixture
+def calls(monkeypatch):
+    """Masks of the calls of torch's attention: the shape of each, or None."""
+    seen, real = [], F.scaled_dot_product_attention
+
+    def watched(*args, attn_mask=None, **named):
+        seen.append(None if attn_mask is None else tuple(attn_mask.shape))
+        return real(*args, attn_mask=attn_mask, **named)
+
+    monkeypatch.setattr(F, "scaled_dot_product_attention", watched)
+    return seen
+
+
+@pytest.mark.parametrize("kv_heads", [1, 2, 8])
+@pytest.mark.parametrize("rows", [1, 2])
+def test_folded_heads_are_repeated_ones(kv_heads, rows):
+    generator = torch.Generator().manual_seed(0)
+    q, k, v = (torch.randn(rows, n, t, 16, generator=generator) for n, t in ((8, 5), (kv_heads, 12), (kv_heads, 12)))
+    mask = (torch.rand(rows, 1, 5, 12, generator=generator) > 0.4) | torch.eye(5, 12, dtype=torch.bool)
+    whole = [part.repeat_interleave(8 // kv_heads, dim=1) for part in (k, v)]
+    expected = F.scaled_dot_product_attention(q, *whole, attn_mask=mask)
+    close(folded(q, k, v, mask), expected)
+    close(attend(q, k, v, mask), expected)
+    close(folded(q[:1], k[:1], v[:1], mask[0, 0]), F.scaled_dot_product_attention(q, *whole, attn_mask=mask)[:1])
+    close(attend(q[:, :, :1], k, v, None), F.scaled_dot_product_attention(q[:, :, :1], *whole))
+    causal = F.scaled_dot_product_attention(q, *[part[:, :, :5] for part in whole], is_causal=True)
+    close(attend(q, k[:, :, :5], v[:, :, :5], None), causal)
+
+
+def llama(kv_heads: int) -> LlamaForCausalLM:
+    torch.manual_seed(0)
+    config = LlamaConfig(
+        hidden_size=32, intermediate_size=48, num_hidden_layers=2, num_attention_heads=4, num_key_value_heads=kv_heads,
+        vocab_size=40, initializer_range=0.2,
+    )  # fmt: skip
+    return LlamaForCausalLM(config).eval()
+
+
+@pytest.mark.parametrize("kv_heads", [2, 4])
+@torch.no_grad()
+def test_passes_that_need_no_mask_have_none(kv_heads, calls):
+    """A prompt, one token behind it, a chain and a tree: as transformers computes the same tokens without our cache."""
+    model, reference = llama(kv_heads), llama(kv_heads)
+    decoder = CachedDecoder(model, num_token_ids=40)
+    assert (model.config._attn_implementation == GROUPED) == (kv_heads == 2)
+    ids = torch.arange(3, 15)[None]
+    expected = reference.model(input_ids=ids).last_hidden_state
+    calls.clear()
+    cache, found = Cache(2, 20), []
+    for start, stop in ((0, 6), (6, 7), (7, 12)):
+        positions = torch.arange(start, stop)[None]
+        found.append(decoder.forward(decoder.embed(ids[:, start:stop]), cache, positions).feature)
+        cache.advance(stop - start)
+    close(torch.cat(found, dim=1), expected)
+    # Two layers each: the prompt and the single token go without, five tokens behind a past do not.
+    assert calls == [None] * 4 + [(1, 1, 5, 12)] * 2
+    tree = torch.tensor([[1, 0, 0], [1, 1, 0], [1, 0, 1]], dtype=torch.bool)
+    nodes = torch.tensor([[20, 21, 22]])
+    states = decoder.forward(decoder.embed(nodes), cache, torch.tensor([[12, 13, 13]]), tree).feature
+    path = reference.model(input_ids=torch.cat([ids, nodes[:, [0, 2]]], dim=1)).last_hidden_state
+    close(states[:, [0, 2]], path[:, -2:])
+
+
+@torch.no_grad()
+def test_training_masks_still_hide_padding():
+    """The grouped kernel takes the place of sdpa in a model that a 2-D mask is given, too."""
+    model, reference = llama(2), llama(2)
+    CachedDecoder(model, num_token_ids=40)
+    ids, mask = torch.arange(6, 18).view(2, 6), torch.tensor([[1] * 6, [1, 1, 1, 0, 0, 0]])
+    ours, theirs = (m(input_ids=ids, attention_mask=mask).logits for m in (model, reference))
+    close(ours[mask.bool()], theirs[mask.bool()])
+    assert model.config.to_json_string() == reference.config.to_json_string(), "nothing of it is saved"
+
+
+@pytest.mark.parametrize("kv_heads", [2, 4])
+@torch.no_grad()
+def test_a_head_reads_one_input_without_a_mask(kv_heads, calls):
+    torch.manual_seed(0)
+    shape = LayerShape(40, 32, 48, 4, kv_heads, 1e-6)
+    layer, rotary = DecoderLayer(shape).eval(), Rotary(shape)
+    states = torch.randn(1, 7, 32)
+    expected = layer(states, rotary(torch.arange(7)), None, None)
+    cache = Cache(1, 10)
+    first = layer(states[:, :6], rotary(torch.arange(6)), None, cache)
+    cache.advance(6)
+    last = layer(states[:, 6:], rotary(torch.arange(6, 7)), None, cache)
+    close(torch.cat([first, last], dim=1), expected)
+    assert calls == [None] * 3
+
+
+@torch.no_grad()
+def test_an_image_generator_without_a_caption_needs_no_mask(calls):
+    torch.manual_seed(0)
+    config = LlamaGenConfig(
+        num_layers=2, num_heads=2, dim=32, ffn_hidden=48, vocab_size=20, grid=3, condition="class", num_classes=4,
+        init_std=0.2, dropout=0.0,
+    )  # fmt: skip
+    model = LlamaGen(config).eval()
+    model.reset_parameters(torch.Generator().manual_seed(0))
+    condition, codes = model.cls_embedding(torch.tensor([1]), torch.tensor([False])), torch.arange(5)[None]
+    embeds = torch.cat([condition, model.tok_embeddings(codes)], dim=1)
+    mask = torch.ones(6, 6, dtype=torch.bool).tril()
+    expected = model.decode(embeds, None, torch.arange(6), mask).feature
+    calls.clear()
+    close(model.states(condition, codes).feature, expected)
+    cache = Cache(2, 8)
+    for place in range(6):
+        step = model.decode(embeds[:, place : place + 1], cache, torch.tensor([place]), None).feature
+        cache.advance(1)
+    close(step, expected[:, -1:])
+    assert set(calls) == {None}
+
+
+PICTURES = {
+    "one": [PatchGrid(1, 8, 8)],
+    "uneven": [PatchGrid(1, 10, 6), PatchGrid(1, 4, 14), PatchGrid(1, 10, 6)],
+    "clip": [PatchGrid(3, 8, 6, seconds=0.5)],
+}
+
+
+@pytest.mark.parametrize("shown", PICTURES)
+@pytest.mark.parametrize("kind", ["qwen2_vl", "qwen2_5_vl", "qwen3_vl"])
+@torch.no_grad()
+def test_a_tower_runs_all_windows_of_a_length_at_once(kind, shown, calls):
+    model = tiny_qwen.model(kind)
+    pictures = [whole_picture(grid, IMAGE) for grid in PICTURES[shown]]
+    count = sum(g.frames * g.rows * g.columns for g in PICTURES[shown])
+    patches = torch.randn(count, tiny_qwen.NUMBERS, generator=torch.Generator().manual_seed(1))
+    calls.clear()
+    expected = see_patches(model, patches, pictures)
+    one_by_one = len(calls)
+    use_windows(model.config.vision_config)
+    calls.clear()
+    found = see_patches(model, patches, pictures)
+    close(found.features, expected.features)
+    for ours, theirs in zip(found.deepstack, expected.deepstack, strict=True):
+        close(ours, theirs)
+    depth = model.config.vision_config.depth
+    if shown == "uneven":
+        assert len(calls) <= one_by_one
+    else:
+        # A picture, or the frames of a clip, are as long as each other; a window of 2.5 is cut at the edges.
+        assert len(calls) <= depth + (4 if kind == "qwen2_5_vl" else 0)
+    assert set(calls) == {None}
+
+
+@torch.no_grad()
+def test_calls_for_a_picture_of_448_pixels(calls):
+    """16 windows of 64 patches in 28 of Qwen2.5-VL's 32 layers: 452 calls one by one, 32 so."""
+    lengths = Counter()
+    model = tiny_qwen.model("qwen2_5_vl").model.visual
+    vision = model.config
+    assert vision.window_size == 16
+    patches = torch.randn(32 * 32, tiny_qwen.NUMBERS)
+    picture = [whole_picture(PatchGrid(1, 32, 32), IMAGE)]
+
+    class Holder:
+        class model:
+            visual = model
+
+    for name in ("sdpa", "windows"):
+        if name == "windows":
+            use_windows(vision)
+        calls.clear()
+        see_patches(Holder, patches, picture)
+        lengths[name] = len(calls)
+    # Two layers here, the second of them over the whole picture: 64 windows of 16 patches, and 1.
+    assert lengths == {"sdpa": 65, "windows": 2}
