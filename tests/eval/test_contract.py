@@ -9,6 +9,7 @@ from draftsmith.core.batch import TEXT
 from draftsmith.eval.loop import Decoding, generate
 from draftsmith.eval.policies import Chain, Draw, Static
 from draftsmith.eval.rules import Greedy, Sampling
+from draftsmith.models.attention import GROUPED
 from draftsmith.models.decoding.decoder import CachedDecoder
 from draftsmith.models.decoding.rows import first_row, guide, mix
 from draftsmith.models.decoding.tree import ROOT
@@ -161,7 +162,7 @@ def test_prefill_attention(big, near):
                 assert weights.shape == (1, 2, length) and weights.dtype == torch.float32
                 assert torch.allclose(weights, expected[layer][:, :, list(places)].mean(2), atol=1e-5)
     assert all(torch.allclose(w, expected[n][:, :, -1], atol=1e-5) for n, w in drafter.attention.items())
-    assert big.model.language_model.config._attn_implementation == "sdpa", "as it was before the prompt"
+    assert big.model.language_model.config._attn_implementation == GROUPED, "as it was before the prompt"
 
 
 def test_the_attention_decides_what_is_proposed(big, near):
