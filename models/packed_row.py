@@ -16,6 +16,7 @@ from torch import Tensor
 
 from ..core.batch import Batch
 from ..core.states import uploaded
+from .attention import GROUPED
 from .hub import config_value
 
 
@@ -90,7 +91,7 @@ def _takes_a_mask(config: Any) -> bool:
     """Whether all layers read one boolean mask [B,1,T,T]: torch's attention, and no sliding windows."""
     kinds = set(config_value(config, "layer_types") or ())
     whole = kinds == {"full_attention"} if kinds else config_value(config, "sliding_window") is None
-    return config._attn_implementation == "sdpa" and whole
+    return config._attn_implementation in ("sdpa", GROUPED) and whole
 
 
 def _run(decoder: Any, **inputs: Any) -> Tensor:
