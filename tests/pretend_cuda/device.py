@@ -52,9 +52,10 @@ class Counts:
         self.uploads: Counter[str] = Counter()
         self.blocking: Counter[str] = Counter()  # uploads after which the host waits: without non_blocking
         self.waits: Counter[int] = Counter()  # torch.cuda.synchronize, by device
+        self.devices: Counter[str] = Counter()  # launches by device
 
     def totals(self) -> dict[str, int]:
-        """launches, reads, uploads, waits."""
+        """launches, reads, uploads, waits; launches by device count them again."""
         return {name: sum(counter.values()) for name, counter in vars(self).items()}
 
 
@@ -148,6 +149,7 @@ def _run(func: Any, args: Any, kwargs: dict[str, Any]) -> Any:
         return func(*args, **kwargs)
     if not func.is_view and name not in _NO_KERNEL:
         COUNTS.launches[name] += 1
+        COUNTS.devices[str(device)] += 1
     inner_args, inner = _values(args), dict(_values(kwargs))
     if name in _COPIES:
         inner_args = tuple(CPU if isinstance(arg, torch.device | str) else arg for arg in inner_args)

@@ -9,6 +9,8 @@ import torch
 
 from .device import COUNTS, OnDevice
 
+TRAINED_ON = set[str]()  # devices of what engines trained
+
 
 class PlainEngine:
     """Takes `trainers.engine.Engine`'s place in a process with the pretend device."""
@@ -23,6 +25,7 @@ class PlainEngine:
 
         self.device = torch.device("cuda", local_rank())
         self.module = module.to(self.device)
+        TRAINED_ON.update(str(p.device) for p in self.module.parameters() if p.requires_grad)
         self.optimizer, self.config, self.accumulation, self.clip_norm = optimizer, config, accumulation, clip_norm
         self.schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, multiplier)
         self.gradients_are_finite = torch.ones((), device=self.device)

@@ -1,0 +1,355 @@
+#!/usr/bin/env python
+"""What to run first on a node with GPUs: small runs of every track on one and on all of them, and a table to send back.
+
+    scripts/check_gpu.py                                  one GPU, then all of this node's
+    scripts/check_gpu.py --ranks 1 2 8                    these numbers of ranks
+    scripts/check_gpu.py --ranks 1 8 --evaluate RUN/recipe.yaml     evaluation alone, of a run that is there
+    scripts/check_gpu.py --plan                           the commands in their order, and nothing else
+    OMP_NUM_THREADS=1 scripts/check_gpu.py --ranks 1 2 --tracks draft       on a CPU, over gloo
+
+The steps, in this order; a later one means little where an earlier one failed:
+
+1. versions, devices, and the sum of an all-reduce over all ranks;
+2. each track trained and measured on one rank: exit code 0, greedy tokens identical to plain decoding. A draft's chain
+   is captured as a graph on a GPU, and an empty graph is an error;
+3. evaluation alone on the other numbers of ranks, of the same weights: the same tau to the last digit;
+4. each track trained and measured on them: exit code 0, greedy tokens identical; losses differ in their last digits;
+5. how often a training step waits for the GPU (torch's own count): 1 is the bound.
+
+`table.md` in the folder holds what to send back. Exits with 1 where a step failed. About ten minutes on one GPU.
+"""
+
+import argparse
+import json
+import os
+import platform
+import re
+import shlex
+import subprocess
+import sys
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).resolve().parents[1]
+SMALL = {
+    "target.language_model": {
+        "model_type": "llama", "hidden_size": 64, "intermediate_size": 128, "num_hidden_layers": 4,
+        "num_attention_heads": 4, "num_key_value_heads": 2, "max_position_embeddings": 512, "initializer_range": 0.1,
+    },
+}  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Track:
+    """A demo recipe made small.
+
+    Args:
+        trained: its stages that train; each gets a few steps.
+        steps: of the target, and of all others.
+    """
+
+    recipe: str
+    trained: tuple[str, ...]
+    settings: tuple[str, ...]
+    steps: tuple[int, int]
+
+    def words(self, output: Path, quick: bool) -> list[str]:
+        """The recipe's arguments."""
+        first, others = (2, 2) if quick else self.steps
+        steps = [f"stages.{name}.steps={first if name == 'target' else others}" for name in self.trained]
+        batches = [f"stages.{name}.batch_size=8" for name in self.trained]
+        return [f"recipe={self.recipe}", f"output={output}", *steps, *batches, *self.settings]
+
+
+def _splits(split: str, **kinds: int) -> list[str]:
+    return [f"stages.world.splits.{split}.{kind}={number}" for kind, number in kinds.items()]
+
+
+_NONE = {kind: 0 for kind in ("name", "colors", "place", "probe", "count", "word", "edit", "story", "aside")}
+TRACKS = {
+    "draft": Track(
+        "demo/lvlm", ("target", "language", "finetune"),
+        (
+            f"target.language_model={SMALL['target.language_model']}",
+            *_splits("train", **_NONE, caption=60, attribute=60, sums=30, fact=10, difference=0, conversation=30),
+            *_splits("align", caption=40),
+            *_splits("seen", attribute=3, conversation=1, place=0, count=0, probe=0, difference=0),
+            *_splits("text", sums=2, fact=1, aside=0),
+            *_splits("held_out", caption=4, attribute=4, conversation=2),
+            "stages.finetune.validation=null", "stages.evaluate.max_new_tokens=16", "stages.evaluate.warmup=1",
+            "stages.evaluate.probes=null", "stages.evaluate.temperatures=[0.0]",
+        ),
+        (60, 20),
+    ),
+    "image head": Track(
+        "demo/visual-ar", ("vq", "reader", "target", "head", "head_without_dropout"),
+        (
+            "stages.world.splits={train: 200, test: 8}", "stages.evaluate.probes=null", "stages.head.decoding=null",
+            "stages.head.validation=null", "stages.head.select=last", "stages.vq.revive_every=null",
+            "stages.evaluate.benchmarks.captions.prompts.max_samples=3",
+        ),
+        (60, 20),
+    ),
+    "states head": Track(
+        "demo/video", ("target", "sparrow_text", "sparrow", "matched", "half_blind", "msd_text", "msd"),
+        (
+            f"target.language_model={SMALL['target.language_model']}",
+            *_splits("words", name=4, caption=4, colors=4, attribute=4, place=4, clip=4, sums=4, fact=4),
+            *_splits("single", name=0, colors=0, caption=30, attribute=30, place=0),
+            *_splits("text", sums=20, fact=10), *_splits("clips", clip=16), *_splits("clips_12", clip=4),
+            *_splits("clips_32", clip=2), *_splits("binding", attribute=4),
+            "stages.world.video_suite=2", "stages.answers.max_new_tokens=16", "stages.evaluate.max_new_tokens=16",
+            "stages.evaluate.lengths=[4]",
+        ),
+        (60, 20),
+    ),
+}  # fmt: skip
+
+
+@dataclass
+class Row:
+    """A line of the table."""
+
+    step: str
+    ranks: int
+    expected: str
+    found: str = ""
+    good: bool = False
+    command: list[str] = field(default_factory=list)
+
+
+def launched(words: Sequence[str], ranks: int) -> list[str]:
+    """A recipe's command on so many ranks of this node."""
+    launcher = ["-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={ranks}"] if ranks > 1 else []
+    return [sys.executable, *launcher, "-m", "draftsmith.recipes.cli", *words]
+
+
+def plan(folder: Path, tracks: Sequence[str], ranks: Sequence[int], *, quick: bool) -> list[Row]:
+    """The steps in their order."""
+    others = [n for n in ranks if n > 1]
+    rows = [
+        Row("all-reduce", n, f"{n * (n - 1) // 2}", command=[
+            sys.executable, "-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={n}", __file__,
+            "--all-reduce",
+        ])
+        for n in others
+    ]  # fmt: skip
+    for name in tracks:
+        words = TRACKS[name].words(folder / f"{name.replace(' ', '-')}-1", quick)
+        rows.append(Row(f"{name}: train and evaluate", 1, "greedy identical", command=launched(words, 1)))
+    for name in tracks:
+        for n in others:
+            words = [*TRACKS[name].words(folder / f"{name.replace(' ', '-')}-1", quick), "stages=[evaluate]"]
+            command = launched([*words, "restart=evaluate"], n)
+            rows.append(Row(f"{name}: evaluate alone", n, "tau of 1 rank", command=command))
+    for name in tracks:
+        for n in others:
+            words = TRACKS[name].words(folder / f"{name.replace(' ', '-')}-{n}", quick)
+            rows.append(Row(f"{name}: train and evaluate", n, "greedy identical", command=launched(words, n)))
+    for name in tracks:
+        words = TRACKS[name].words(folder / f"{name.replace(' ', '-')}-waits", True)
+        command = [sys.executable, __file__, "--waits", *words]
+        rows.append(Row(f"{name}: waits of a training step", 1, "at most 1", command=command))
+    return rows
+
+
+def evaluation_of(path: Path, folder: Path, ranks: Sequence[int]) -> list[Row]:
+    """Evaluation alone of a run that is there, on each number of ranks; its results go on lying where they are."""
+    rows = []
+    for n in ranks:
+        command = launched([f"recipe={path}", f"output={path.parent}", "stages=[evaluate]", "restart=evaluate"], n)
+        rows.append(Row("evaluate alone", n, "greedy identical" if n == 1 else "tau of 1 rank", command=command))
+    return rows
+
+
+def taus(evaluate: Path) -> dict[str, float]:
+    """Method and benchmark -> tokens of a cycle, over all greedy requests. They do not depend on time."""
+    sums: dict[str, list[int]] = {}
+    for line in (evaluate / "rows.jsonl").read_text().splitlines():
+        row = json.loads(line)
+        if row["temperature"] == 0:
+            key = f"{row['method']} {row['drafter']}, {row['benchmark']} {row['budget']}"
+            sums.setdefault(key, [])
+            sums[key] += row["emitted"]
+    return {key: sum(emitted) / max(1, len(emitted)) for key, emitted in sums.items()}
+
+
+def is_identical(evaluate: Path) -> bool:
+    """Whether every greedy request said what plain decoding says."""
+    rows = [json.loads(line) for line in (evaluate / "rows.jsonl").read_text().splitlines()]
+    greedy = [row for row in rows if row["temperature"] == 0 and row["identical"] is not None]
+    return bool(greedy) and all(row["identical"] for row in greedy if "LANTERN" not in row["method"])
+
+
+def peak_memory(text: str) -> str:
+    """The most that a training line says; the progress line has it in GiB."""
+    most = max((float(found) for found in re.findall(r"(\d+\.\d+) GiB", text)), default=0.0)
+    return f"{most:.1f} GiB" if most else ""
+
+
+def run(row: Row, folder: Path, known: dict[str, dict[str, float]]) -> None:
+    """Run a step and judge it."""
+    start = time.monotonic()
+    ended = subprocess.run(row.command, capture_output=True, text=True, check=False, cwd=ROOT)
+    log = folder / f"{row.step.replace(': ', '-').replace(' ', '-')}-{row.ranks}.log"
+    log.write_text(shlex.join(row.command) + "\n" + ended.stdout + ended.stderr)
+    seconds = f"{time.monotonic() - start:.0f} s"
+    if ended.returncode:
+        row.found = f"exit code {ended.returncode}, see {log.name}"
+        return
+    outputs = [word.removeprefix("output=") for word in row.command if word.startswith("output=")]
+    if "--waits" in row.command or not outputs:
+        row.found = ended.stdout.strip().splitlines()[-1]
+        limit = float(row.expected.split()[-1])
+        measured = row.found.split()[0]
+        row.good = measured == "not" or (float(measured) <= limit if "--waits" in row.command else
+                                         float(measured) == limit)  # fmt: skip
+        return
+    output = Path(outputs[0])
+    found, name = taus(output / "evaluate"), row.step.split(":")[0]
+    row.good = is_identical(output / "evaluate")
+    parts = ["greedy identical" if row.good else "greedy tokens differ"]
+    if row.expected.startswith("tau") and name in known:
+        same = found == known[name]
+        row.good &= same
+        parts.append("tau equal" if same else "tau differs")
+    elif row.ranks == 1:
+        known[name] = found
+    best = max((key for key in found if not key.startswith("plain")), key=lambda key: found[key])
+    parts += [f"tau {found[best]:.2f} ({best.strip()})", peak_memory(ended.stdout + ended.stderr), seconds]
+    row.found = ", ".join(part for part in parts if part)
+
+
+def table(rows: Sequence[Row], about: dict[str, Any]) -> str:
+    """Markdown."""
+    lines = ["| | |", "| --- | --- |", *(f"| {key} | {value} |" for key, value in about.items()), ""]
+    lines += ["| step | ranks | expected | found | |", "| --- | --- | --- | --- | --- |"]
+    lines += [f"| {r.step} | {r.ranks} | {r.expected} | {r.found} | {'ok' if r.good else '**no**'} |" for r in rows]
+    return "\n".join(lines) + "\n"
+
+
+def about_this_machine() -> dict[str, Any]:
+    """Versions and devices."""
+    import torch
+    from draftsmith.recipes.provenance import versions
+
+    found: dict[str, Any] = {"machine": platform.platform(), "cores": os.cpu_count()}
+    written = versions()
+    found |= {"python": written["python"], "commit": (written.get("git") or {}).get("commit"), **written["packages"]}
+    found["torch's CUDA"] = torch.version.cuda or "none"
+    if torch.cuda.is_available():
+        found["NCCL"] = ".".join(map(str, torch.cuda.nccl.version()))  # type: ignore[no-untyped-call]
+        for number in range(torch.cuda.device_count()):
+            gpu = torch.cuda.get_device_properties(number)
+            found[f"GPU {number}"] = f"{gpu.name}, {gpu.total_memory / 2**30:.0f} GiB, sm_{gpu.major}{gpu.minor}"
+    return found
+
+
+def all_reduce() -> None:
+    """On every rank: the sum of all ranks' numbers, and how fast 256 MB go around."""
+    import torch
+    from draftsmith.core import ranks
+    from draftsmith.trainers.engine import init_distributed
+
+    init_distributed()
+    device = ranks.device()
+    total = torch.full((), float(ranks.rank()), device=device)
+    torch.distributed.all_reduce(total)
+    many = torch.ones(1 << (26 if device.type == "cuda" else 20), device=device)
+    torch.distributed.all_reduce(many)
+    float(many[0])
+    start = time.monotonic()
+    torch.distributed.all_reduce(many)
+    float(many[0])
+    rate = 4 * many.numel() / (time.monotonic() - start) / 1e9
+    if ranks.is_main():
+        size = 4 * many.numel() >> 20
+        print(f"{total.item():.0f} by {torch.distributed.get_backend()}, {rate:.1f} GB/s of {size} MB")
+    torch.distributed.destroy_process_group()
+
+
+def waits(words: Sequence[str]) -> None:
+    """How often a training step waits for the GPU: what 12 steps wait more than 4, by torch's own count."""
+    import warnings
+
+    import torch
+    from draftsmith.recipes.cli import main as cli
+
+    if not torch.cuda.is_available():
+        print("not measurable without CUDA")
+        return
+    counts = {}
+    for steps in (4, 12):
+        output = next(word for word in words if word.startswith("output=")) + f"-{steps}"
+        with warnings.catch_warnings(record=True) as seen:
+            warnings.simplefilter("always")
+            torch.cuda.set_sync_debug_mode("warn")
+            code = cli([*words, output, f"stages.target.steps={steps}", "stages.target.log_every=100",
+                        "stages=[" + ",".join(before_target(words)) + "]"])  # fmt: skip
+            torch.cuda.set_sync_debug_mode("default")
+        if code:
+            sys.exit(code)
+        counts[steps] = sum("synchronizing CUDA operation" in str(warning.message) for warning in seen)
+    print(f"{(counts[12] - counts[4]) / 8:.2f} waits a step")
+
+
+def before_target(words: Sequence[str]) -> list[str]:
+    """Stages up to the target's."""
+    from draftsmith.recipes.load import load
+
+    names = list(load(list(words)).recipe.stages)
+    return names[: names.index("target") + 1]
+
+
+def parser() -> argparse.ArgumentParser:
+    """The command line."""
+    result = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    result.add_argument("--ranks", type=int, nargs="+", help="numbers of ranks; default: 1, and all GPUs of this node")
+    result.add_argument("--tracks", nargs="+", choices=[*TRACKS], default=[*TRACKS])
+    result.add_argument("--evaluate", type=Path, metavar="RECIPE", help="evaluation alone, of a run's recipe.yaml")
+    result.add_argument("--folder", type=Path, default=Path("runs/check-gpu"), help="where runs, logs and table.md go")
+    result.add_argument("--quick", action="store_true", help="two steps for each stage: whether it runs, not how well")
+    result.add_argument("--plan", action="store_true", help="print the commands in their order, and run nothing")
+    result.add_argument("--all-reduce", action="store_true", help=argparse.SUPPRESS)
+    return result
+
+
+def main() -> int:
+    """Run the steps; returns 1 where one failed."""
+    if sys.argv[1:2] == ["--waits"]:
+        waits(sys.argv[2:])
+        return 0
+    options = parser().parse_args()
+    if options.all_reduce:
+        all_reduce()
+        return 0
+    ranks = options.ranks
+    if ranks is None:
+        import torch
+
+        ranks = sorted({1, max(1, torch.cuda.device_count())})
+    folder = options.folder.resolve()
+    if options.evaluate is not None:
+        rows = evaluation_of(options.evaluate.resolve(), folder, ranks)
+    else:
+        rows = plan(folder, options.tracks, ranks, quick=options.quick)
+    if options.plan:
+        for number, row in enumerate(rows, 1):
+            print(f"{number}. {row.step}, {row.ranks} rank(s), expected: {row.expected}\n   {shlex.join(row.command)}")
+        return 0
+    folder.mkdir(parents=True, exist_ok=True)
+    about, known = about_this_machine(), dict[str, dict[str, float]]()
+    for row in rows:
+        print(f"{row.step}, {row.ranks} rank(s) ...", end=" ", flush=True)
+        run(row, folder, known)
+        print(row.found, "" if row.good else "NO", flush=True)
+        (folder / "table.md").write_text(table(rows, about))
+    print(f"send back {folder / 'table.md'}")
+    return 0 if all(row.good for row in rows) else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,44 @@
+"""A tiny run of each track on the pretend device, as rank 1 of its node: trained, cached, drawn and measured there."""
+
+import pytest
+
+from .test_decoding import results_of
+
+STAGES = {
+    "draft": ["world", "target", "language", "pretrain", "finetune", "evaluate"],
+    "states": ["world", "target", "answers", "states", "head", "evaluate"],
+    "images": [
+        "world", "pictures", "vq", "reader", "codes", "target", "features", "head", "head_without_dropout", "evaluate",
+    ],
+}  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def results():
+    found = results_of(*(f"tracks.{name}" for name in STAGES))
+    draft = found["tracks.draft"]
+    return {
+        "draft": draft["one"], "states": found["tracks.states"], "images": found["tracks.images"],
+        "spread": draft["spread"], "same cycles": draft["same cycles"],
+    }  # fmt: skip
+
+
+@pytest.mark.parametrize("track", STAGES)
+def test_every_stage_runs_on_the_ranks_own_device_alone(results, track):
+    result = results[track]
+    assert result["finished"] == STAGES[track]
+    assert result["trained on"] == result["launched on"] == ["cuda:1"]
+    assert result["identical"], "greedy tokens are plain decoding's"
+    assert result["requests"] > 0
+
+
+def test_chains_of_a_draft_are_captured_there(results):
+    graphs = results["draft"]["graphs"]
+    assert graphs and all(device == 1 and operations > 100 for device, operations in graphs)
+
+
+def test_a_trained_target_is_measured_over_two_devices_as_on_one(results):
+    spread = results["spread"]
+    assert spread["identical"] and results["same cycles"]
+    assert spread["launched on"] == ["cuda:0", "cuda:1"]
+    assert spread["graphs"] and all(operations > 100 for _, operations in spread["graphs"])
