@@ -150,7 +150,8 @@ def test_in_chunks_nothing_grows_with_places_times_places_and_untapped_states_go
         most[chunk] = largest.most
     for hook in hooks:
         hook.remove()
-    assert most[None] >= length**2 > 3 * most[64], (length, most)  # the patches of the clip are the most that is left
+    # The patches of the clip are the most that is left; a whole prompt needs no mask of its places, either.
+    assert length**2 > 3 * max(most.values()), (length, most)
     gc.collect()
     assert len(made) > 80 and step.layers.keys() == {2}
     assert not any(reference() is not None for reference in made)
