@@ -5,6 +5,8 @@ from __future__ import annotations
 import fnmatch
 import hashlib
 import json
+import os
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +19,7 @@ from ..data.records import file_identity
 from ..data.suite import INDEX, suite_identity
 from ..data.tars import expand_paths
 from ..trainers.matching import ABSENT, FINGERPRINTS, HIDDEN, RULED
-from ..trainers.results import NAMES_WEIGHTS
+from ..trainers.results import named_weights
 from ..trainers.stages.base import Planned
 from .preflight_data import sections as data_sections
 from .schema import Recipe
@@ -109,7 +111,7 @@ def _settings(recipe: Recipe, name: str, inputs: dict[str, str], earlier: list[P
         "drafter": drafter,
         "engine": recipe.engine.model_dump(mode="json") if stage.trains else None,
         "data": _data_identity([section, drafter]),
-        "outside": _outside({"target": target, "stages": {name: section}, "drafter": drafter}),
+        "outside": _outside({"target": target, "stages": {name: section}, "drafter": drafter}, _written(recipe)),
     }
 
 
@@ -128,25 +130,31 @@ def _as_written(settings: dict[str, Any]) -> str:
     return hashlib.sha256(json.dumps(written, sort_keys=True).encode()).hexdigest()
 
 
-def _outside(section: Any, key: str = "") -> dict[str, str]:
+def _written(recipe: Recipe) -> list[str]:
+    """The folders that the recipe's own stages write: what lies there changes with each run."""
+    return [os.path.realpath(Path(recipe.output) / name) for name in recipe.stages]
+
+
+def _outside(section: Any, written: Sequence[str], key: str = "") -> dict[str, str]:
     """Dotted key -> identity of the weights or the file that a setting names by its path: `target.path`, a member's.
 
-    Names on the Hub, and what is not here, are "absent": a name counts with its revision, which is a setting.
+    Names on the Hub, what is not here and what this run writes are "absent": a name counts with its revision, which is
+    a setting.
     """
     if isinstance(section, list):
-        return {k: v for i, item in enumerate(section) for k, v in _outside(item, f"{key}.{i}").items()}
+        return {k: v for i, item in enumerate(section) for k, v in _outside(item, written, f"{key}.{i}").items()}
     if not isinstance(section, dict) or section.get("kind") in ("datasets", "webdataset", "coco"):
         return {}
-    inner = [_outside(value, f"{key}.{name}" if key else name) for name, value in section.items()]
+    inner = [_outside(value, written, f"{key}.{name}" if key else name) for name, value in section.items()]
     found = {k: v for part in inner for k, v in part.items()}
     if "from_stage" in section:  # records and shards: `_data_identity`
         return found
-    named = {name: section[name] for name in NAMES_WEIGHTS & section.keys()}
+    named = dict(named_weights(section))
     if "metrics" in section:  # of quality: name of a judge's weights -> their path
         named |= {f"weights.{name}": path for name, path in section.get("weights", {}).items()}
     for name, path in named.items():
-        if isinstance(path, str):
-            found[f"{key}.{name}"] = weights_identity(Path(path)) or ABSENT
+        is_own = any(Path(os.path.realpath(path)).is_relative_to(folder) for folder in written)
+        found[f"{key}.{name}"] = ABSENT if is_own else weights_identity(Path(path)) or ABSENT
     if isinstance(index := section.get("class_index"), str):
         found[f"{key}.class_index"] = _path_identity(Path(index))
     return found

@@ -40,7 +40,7 @@ class EngineConfig(Section):
 
     # Float32 matrix products of training steps round their factors to TF32 on GPUs that have it, and are several times
     # as fast. Decoding and the target's states stay exact. Unset it stays out of fingerprints.
-    tf32: bool = Field(True, exclude_if=lambda value: value)
+    tf32: bool = Field(True, exclude_if=lambda value: value is True)
 
 
 def check_engine(config: EngineConfig) -> None:

@@ -23,6 +23,8 @@ from .stages.base import Planned
 _BESIDE = ("best-*/*", "samples/*", "metrics.jsonl", "skipped.jsonl", "refused-*.jsonl", "sample.txt")
 # Keys of sections whose value may be the path of weights or a tokenizer, or the folder of a stage of another run.
 NAMES_WEIGHTS = {"path", "language_model", "vision_tower", "text_encoder", "tokenizer", "vq", "vq_path"}
+# Values of these keys that are no paths: a draft with the target's own vision tower.
+_WORDS = {"vision_tower": ("target",)}
 _UNLISTED = ("*.lock", "*.partial", ".*")
 
 
@@ -35,6 +37,13 @@ def write_done(planned: Planned, folder: Path, version: int, seconds: float) -> 
 def unreadable(folder: Path) -> list[str]:
     """Which of the two marks of a stage's folder are there and cannot be read."""
     return [name for name in (DONE, BEGUN) if (folder / name).is_file() and read_mark(folder / name) is None]
+
+
+def named_weights(section: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
+    """Key and path of the weights that a section itself names; words that stand in place of a path are left out."""
+    for key in sorted(NAMES_WEIGHTS & section.keys()):
+        if isinstance(value := section[key], str) and value not in _WORDS.get(key, ()):
+            yield key, value
 
 
 class InputCheck:
@@ -111,7 +120,7 @@ def _added(folder: Path, listed: Mapping[str, Any]) -> list[str]:
 def _other_runs(settings: Any) -> list[Path]:
     """Folders of finished stages that a section names by their path."""
     if isinstance(settings, Mapping):
-        named = [value for key in sorted(NAMES_WEIGHTS) if isinstance(value := settings.get(key), str)]
+        named = [path for _, path in named_weights(settings)]
         inner = [folder for value in settings.values() for folder in _other_runs(value)]
         return [Path(name) for name in named if os.path.isfile(os.path.join(name, DONE))] + inner
     return [folder for item in settings for folder in _other_runs(item)] if isinstance(settings, list) else []

@@ -7,7 +7,9 @@ around pydantic's checks: what counts is that no field is forgotten, whatever it
 import json
 import os
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any, get_args
 
 import pytest
@@ -28,7 +30,8 @@ from draftsmith.trainers.engine import EngineConfig
 from draftsmith.trainers.evaluation.probes import Binding
 from draftsmith.trainers.fit import Expected
 from draftsmith.trainers.matching import ABSENT, HIDDEN
-from draftsmith.trainers.results import NAMES_WEIGHTS
+from draftsmith.trainers.results import NAMES_WEIGHTS, named_weights
+from draftsmith.trainers.run import pending_restart, run_stages
 from draftsmith.trainers.stages.base import Stage
 from safetensors.torch import save_file
 
@@ -293,5 +296,42 @@ def test_every_key_that_names_weights_is_looked_at(recipes, tmp_path):
 def test_members_of_ensembles_count(tmp_path):
     """Lists of sections, as an ensemble's members are."""
     folder = weights(tmp_path / "member")
-    found = _outside({"drafters": {"mixed": {"members": [{"path": "a/b"}, {"path": str(folder)}]}}})
+    found = _outside({"drafters": {"mixed": {"members": [{"path": "a/b"}, {"path": str(folder)}]}}}, [])
     assert found == {"drafters.mixed.members.0.path": ABSENT, "drafters.mixed.members.1.path": weights_identity(folder)}
+
+
+class Weights(Stage):
+    """Leaves weights, which differ from run to run, and ends as a stage that is killed."""
+
+    def run(self, context) -> None:
+        weights(context.folder, len(list(context.folder.parent.glob("target*"))))
+        raise KeyboardInterrupt
+
+
+def test_what_the_run_itself_writes_is_nothing_outside(tmp_path, monkeypatch):
+    """`vision_tower: target` in the run's own folder named its stage target: each start restarted it anew."""
+    monkeypatch.chdir(tmp_path)
+    words = ["recipe=demo/lvlm", "output=.", "restart=target", "stages=[target]", "drafter.language_model=target"]
+    weights(tmp_path / "target")
+    for _ in range(3):
+        loaded = load(words)
+        planned = next(p for p in plan(loaded.recipe, loaded.path) if p.name == "target")
+        only = [replace(planned, stage=Weights(), inputs={}, earlier={})]
+        restart = pending_restart(only, tmp_path, ["target"], "target", words, lambda text: None)
+        with pytest.raises(KeyboardInterrupt):
+            run_stages(only, context, output=tmp_path, chosen=None, restart=restart, say=print, words=words)
+    assert sorted(path.name for path in tmp_path.glob("target*")) == ["target", "target.before-1"]
+
+
+def context(stage, folder, inputs, stop):
+    return SimpleNamespace(folder=folder, tracking=TrackingConfig(), trackers=[], say=print)
+
+
+def test_a_word_is_no_path(tmp_path, monkeypatch):
+    """A folder `target` where the command is given is not the tower that `vision_tower: target` means."""
+    monkeypatch.chdir(tmp_path)
+    weights(tmp_path / "target")
+    found = stored(tmp_path / "gone", "drafter.language_model=./target", "drafter.vision_tower=target")["outside"]
+    assert [key for key, identity in found.items() if identity != ABSENT] == ["drafter.language_model"]
+    (tmp_path / "target" / "done.json").write_text("{}")
+    assert [*named_weights({"vision_tower": "target", "language_model": "target"})] == [("language_model", "target")]
