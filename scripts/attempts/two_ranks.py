@@ -40,9 +40,12 @@ def ranks(attempt: Attempt) -> str:
         rank: Disturbance(seconds=dice.random() * sum(reference.seconds[stage] for stage in stages), number=number)
         for rank in dice.choice(((0,), (1,), (0, 1)))
     }
-    for rank, ended in enumerate(run_ranks(attempt, arguments, disturbances)):
+    ends = run_ranks(attempt, arguments, disturbances)
+    # SIGTERM ends a rank like SIGKILL as long as it has no handler yet: while it imports.
+    killed = any(ended.code == -number for ended in ends)
+    for rank, ended in enumerate(ends):
         peer = any(words in ended.text for words in _PEER)
-        if ended.says_traceback and not (number == signal.SIGKILL and peer):
+        if ended.says_traceback and not (killed and peer):
             raise Broken(f"{signal_name(number)}, rank {rank}: {last_words(ended.text)}")
     for rank, ended in enumerate(run_ranks(attempt, arguments, {})):
         if ended.code != 0:
