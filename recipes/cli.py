@@ -15,6 +15,7 @@ from ..core.errors import UserError, did_you_mean
 from ..core.files import unwritable
 from ..core.locks import let_libraries_lock
 from ..core.secrets import redact
+from ..trainers.stopping import Stopped
 from .commands import check, compare, completion, doctor, export, recipes, stages
 from .commands.command import CRASH, EXIT_CODES, MISTAKE, OK, STOPPED, Command
 from .launch import run_recipe, say, typed
@@ -55,6 +56,9 @@ def main(arguments: list[str] | None = None) -> int:
         if ranks.is_first_to(f"say {error}") or type(error).__name__ == "AnotherRun":
             print(redact(f"error: {error}"), file=sys.stderr, flush=True)
         return MISTAKE
+    except Stopped as stopped:
+        say(f"{stopped}: the same command goes on from there")
+        return STOPPED
     except KeyboardInterrupt:  # before the first stage; from then on it asks the run to stop
         if ranks.is_main():
             print("stopped: the same command goes on from what is finished", file=sys.stderr, flush=True)

@@ -27,6 +27,7 @@ from ..trainers.stages.base import Planned
 from ..trainers.stages.evaluate import EvaluateStage
 from ..trainers.stages.generate import DATASET_FOLDER
 from .cli import say
+from .commands.command import MISTAKE, OK, STOPPED
 from .load import RUN_OPTIONS, load
 from .plan import plan
 from .schema import Recipe
@@ -123,18 +124,21 @@ class Finished(Generic[Options]):
 def run_script(
     run: Callable[[list[str]], None], doc: str | None, schema: type[ScriptOptions], arguments: Sequence[str] | None
 ) -> int:
-    """A script's whole `main`. Returns the exit code: 0, or 2 on a user's mistake."""
+    """A script's whole `main`. Returns the exit code: 0, 2 on a user's mistake, or 143 where it was interrupted."""
     words = [a for a in (sys.argv[1:] if arguments is None else arguments) if not a.startswith("--local")]
     if not words or words[0] in ("-h", "--help"):
         rows = ((f"{name}={json.dumps(field.default)}", field.description) for name, field in _named(schema).items())
         say((doc or "") + "\n".join(f"    {setting:<30} {what}" for setting, what in rows))
-        return 0
+        return OK
     try:
         run(words)
     except UserError as error:
         print(redact(f"error: {error}"), file=sys.stderr)
-        return 2
-    return 0
+        return MISTAKE
+    except KeyboardInterrupt:
+        print("stopped: what the script had not written yet is lost", file=sys.stderr)
+        return STOPPED
+    return OK
 
 
 def _named(schema: type[Section]) -> dict[str, FieldInfo]:

@@ -33,15 +33,17 @@ def typed(arguments: Sequence[str]) -> str:
 
 
 def run_recipe(arguments: Sequence[str], command: str) -> int:
-    """Run (or dry-run) a recipe's stages. Returns 0, or 143 when asked to stop and saved.
+    """Run (or dry-run) a recipe's stages. Returns 0; 1 where a dry run does not fit; 143 where the launcher has ended.
 
     Args:
         command: as it was typed, for records.
+
+    Raises:
+        Stopped: the run was asked to stop, and has saved what it did; `recipes/cli.py` says so.
     """
     loaded = load(list(arguments))
     from ..trainers.engine import check_engine
     from ..trainers.run import check_stages, pending_restart, run_stages
-    from ..trainers.stopping import Stopped
     from .dry_run import check_models, does_not_fit, dry_run
     from .parallel import check_parallel
     from .placement import check_places
@@ -89,19 +91,15 @@ def run_recipe(arguments: Sequence[str], command: str) -> int:
     # Publishing alone makes nothing: what the run was trained with stays written.
     if any(recipe.stages[name].kind != "publish" for name in options.stages or recipe.stages):
         _write_provenance(loaded, output, command)
-    try:
-        run_stages(
-            planned,
-            context_maker(loaded, command),
-            output=output,
-            chosen=options.stages,
-            restart=restart,
-            say=say,
-            words=arguments,
-        )
-    except Stopped as stopped:
-        say(f"{stopped}: the same command goes on from there")
-        return 143
+    run_stages(
+        planned,
+        context_maker(loaded, command),
+        output=output,
+        chosen=options.stages,
+        restart=restart,
+        say=say,
+        words=arguments,
+    )
     return 0
 
 

@@ -26,6 +26,9 @@ def publish_run(run: Path, settings: Sequence[str]) -> Path:
 
     Args:
         settings: `key=value`, keys of the stage (`repo=me/name`) or of the whole recipe.
+
+    Raises:
+        Stopped: the run was asked to stop; what the Hub has by then stays there.
     """
     from ..trainers.guard import RunLock
     from ..trainers.run import run_stages

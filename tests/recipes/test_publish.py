@@ -1,11 +1,23 @@
-"""Publishing a finished run: whether a publication that is there was made with the same settings."""
+"""Publishing a finished run: whether a publication that is there was made with the same settings, and how it stops."""
 
 import json
+import os
+import shutil
+import signal
+from pathlib import Path
 
 import pytest
+import yaml
 from draftsmith.core.results import DONE
+from draftsmith.recipes.cli import main
+from draftsmith.recipes.commands.command import STOPPED
+from draftsmith.recipes.finished import ScriptOptions, run_script
+from draftsmith.recipes.load import load
+from draftsmith.recipes.plan import plan
 from draftsmith.recipes.publish import _is_other
-from draftsmith.trainers.results import BEGUN
+from draftsmith.trainers.matching import FINGERPRINTS, write_begun
+from draftsmith.trainers.results import BEGUN, write_done
+from draftsmith.trainers.stages.publish import PublishStage
 
 
 def test_another_publication_is_known_by_its_record(tmp_path):
@@ -21,3 +33,41 @@ def test_a_cut_record_is_no_traceback(tmp_path, data):
     assert not _is_other(tmp_path, "a")
     (tmp_path / DONE).write_text(json.dumps({"fingerprint": "a", "version": 3}))
     assert not _is_other(tmp_path, "a") and _is_other(tmp_path, "b")
+
+
+@pytest.fixture(scope="module")
+def finished(tmp_path_factory) -> Path:
+    """A run whose stages say that they have finished, and hold nothing."""
+    output = tmp_path_factory.mktemp("run")
+    loaded = load(["recipe=demo/lvlm", f"output={output}", "stages.publish={kind: publish}"])
+    (output / "recipe.yaml").write_text(yaml.safe_dump(loaded.tree, sort_keys=False))
+    for stage in plan(loaded.recipe, loaded.path)[:-1]:
+        (output / stage.name).mkdir()
+        write_begun(stage, output / stage.name)
+        write_done(stage, output / stage.name, FINGERPRINTS, 1.0)
+    return output
+
+
+@pytest.mark.parametrize("words", ["publish {run}", "recipe={run}/recipe.yaml output={run} stages=[publish]"])
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_a_stopped_command_says_so_and_exits_with_143(number, words, finished, tmp_path, monkeypatch, capfd):
+    """`draftsmith publish RUN` ended with a traceback and 1: a stop was caught for whole recipes alone."""
+
+    def upload(self, context) -> None:
+        os.kill(os.getpid(), number)
+        context.stop.check("in the upload")
+
+    monkeypatch.setattr(PublishStage, "run", upload)
+    run = shutil.copytree(finished, tmp_path / "run")
+    assert main(words.format(run=run).split()) == STOPPED
+    printed = capfd.readouterr()
+    assert "stopped in the upload: the same command goes on from there" in printed.out
+    assert "Traceback" not in printed.err
+
+
+def test_a_script_that_is_interrupted_has_no_traceback(capsys):
+    def interrupted(words):
+        raise KeyboardInterrupt
+
+    assert run_script(interrupted, None, ScriptOptions, ["name=a"]) == STOPPED
+    assert capsys.readouterr().err == "stopped: what the script had not written yet is lost\n"
