@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import shlex
 import sys
 from collections.abc import Callable, Mapping, Sequence
@@ -171,12 +170,15 @@ def context_maker(loaded: Loaded, command: str, tell: Callable[[str], None] = sa
 
 
 def _write_provenance(loaded: Loaded, output: Path, command: str) -> None:
-    """The resolved recipe, the command, versions and git state, before anything else is written."""
+    """The resolved recipe, the command, versions and git state, before anything else is written.
+
+    A publication holds what is written here: nothing of it may change from start to start of a command.
+    """
     if not ranks.is_main():
         return
     from .provenance import versions
 
     output.mkdir(parents=True, exist_ok=True)
     write_whole(output / "recipe.yaml", yaml.safe_dump(redact_tree(loaded.tree), sort_keys=False).encode())
-    about = {"command": command, "recipe": str(loaded.path.name), "pid": os.getpid(), **versions()}
+    about = {"command": command, "recipe": str(loaded.path.name), **versions()}
     write_whole(output / "run.yaml", yaml.safe_dump(about, sort_keys=False).encode())

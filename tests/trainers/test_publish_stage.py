@@ -10,6 +10,7 @@ import subprocess
 import sys
 import threading
 from pathlib import Path
+from types import SimpleNamespace
 
 import heads_run
 import pytest
@@ -392,6 +393,34 @@ def test_sigterm_during_the_upload_and_the_same_command_again(published, tmp_pat
         storage = [path for method, path in server.requests if method == "PUT" and "/storage/" in path]
         assert len(storage) - 1 <= len(set(storage)) and len(repository.messages) == 2
         assert json.loads((copy / "publish" / "published.json").read_text())["uploaded"]
+
+
+def test_a_command_that_is_started_again_makes_no_second_pull_request(published, tmp_path, monkeypatch, capfd):
+    """Each start wrote its process number to `run.yaml`, so that the folder was another one."""
+    copy = Path(shutil.copytree(published, tmp_path / "run", ignore=shutil.ignore_patterns("publish")))
+    publish = "stages.publish={kind: publish, repo: me/tiny-draft, pull_request: true}"
+    recipe = copy / "mine.yaml"
+    recipe.write_text(yaml.safe_dump(loaded(copy, *SETTINGS, publish).tree, sort_keys=False))
+    command = [f"recipe={recipe}", f"output={copy}", f"stages=[{','.join((*TRAINED, 'publish'))}]"]
+    monkeypatch.setenv("HF_TOKEN", TOKEN)
+    monkeypatch.setattr("draftsmith.trainers.stages.publish.try_folder", lambda *_, **__: None)
+    # Two lives of a process in this one, which would hold the run's lock.
+    monkeypatch.setattr("draftsmith.trainers.guard.RunLock", lambda *_, **__: None)
+    with HubServer() as server:
+        for name, value in {"ENDPOINT": server.address, "HF_HUB_OFFLINE": False, "HF_HUB_DISABLE_XET": True,
+                            "HUGGINGFACE_CO_URL_TEMPLATE": server.address + "/{repo_id}/resolve/{revision}/{filename}",
+                            }.items():  # fmt: skip
+            monkeypatch.setattr(f"huggingface_hub.constants.{name}", value)
+        pid = os.getpid()
+        server.on("POST", "/commit/", lambda: os.kill(pid, signal.SIGTERM))
+        for number, code in ((7, 128 + signal.SIGTERM), (8, 0)):
+            lives = SimpleNamespace(getpid=lambda number=number: number)
+            monkeypatch.setattr("draftsmith.recipes.launch.os", lives, raising=False)
+            assert main(command) == code, capfd.readouterr()
+            server.actions.clear()
+    assert "proposed before: " in capfd.readouterr().out
+    assert [ref for ref in server.repositories["me/tiny-draft"].refs if "pr" in ref] == ["refs/pr/1"]
+    assert json.loads((copy / "publish" / "published.json").read_text())["pull_request"].endswith("/discussions/1")
 
 
 def test_a_run_goes_to_the_hub_and_is_opened_by_its_name(published, tmp_path, monkeypatch):
