@@ -7,6 +7,7 @@ error names what changed, and so that data which is not on this machine may coun
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -25,6 +26,7 @@ ABSENT = "absent"
 HIDDEN = "as_written"
 # Keys of stored settings that are compared by rules of their own; all others must be equal.
 RULED = ("inputs", "data", "outside")
+_SAMPLE = "sample.txt"  # rendered for people before step 0, and written anew
 
 
 def stage_state(planned: Planned, output: Path) -> str | UserError:
@@ -54,6 +56,16 @@ def begun(folder: Path) -> Mark | None:
     return read_mark(folder / BEGUN) or done(folder)
 
 
+def made_nothing(folder: Path) -> bool:
+    """Whether a stage has begun, and has left no file that it or another stage would go on from."""
+    files = (Path(place, name).relative_to(folder) for place, _, names in os.walk(folder) for name in names)
+    return begun(folder) is not None and all(
+        path.name.startswith(".") or path.parts[0].startswith("wandb") or str(path) in (BEGUN, _SAMPLE)
+        or path.suffix in (".lock", ".partial")
+        for path in files
+    )  # fmt: skip
+
+
 def write_begun(planned: Planned, folder: Path) -> None:
     """Write `fingerprint.json`. Of each input it holds the fingerprint that the input's folder has on disk now.
 
@@ -80,9 +92,9 @@ def _matches(planned: Planned, output: Path, *, any_data: bool = False) -> bool:
     is_equal = mark.fingerprint == planned.fingerprint
     if not is_equal and not _are_same_settings(mark.settings or {}, planned.settings, any_data):
         return False
-    for maker in {*planned.inputs.values()}:
+    for thing, maker in planned.inputs.items():
         if begun(output / maker) is None:
-            if not is_equal:
+            if not is_equal and not _may_be_as_read(planned, thing, (mark.settings or {}).get("inputs", {})):
                 return False
             continue  # removed to save room: nothing says that it was made anew
         if maker in planned.earlier and not _matches(planned.earlier[maker], output, any_data=any_data):
@@ -90,13 +102,35 @@ def _matches(planned: Planned, output: Path, *, any_data: bool = False) -> bool:
     return not [*_ran_anew(planned, output)]
 
 
+def _may_be_as_read(planned: Planned, thing: str, recorded: Mapping[str, str]) -> bool:
+    """Whether an input that was removed may have been the one that this plan would make: its fingerprint is the one
+    that was read, or cannot be told without data that is not on this machine.
+    """
+    maker = planned.earlier.get(planned.inputs[thing])
+    is_equal = recorded.get(thing) == planned.settings.get("inputs", {}).get(thing)
+    return is_equal or (maker is not None and not _is_data_here(maker))
+
+
+def _is_data_here(planned: Planned) -> bool:
+    """Of a stage and of all that it builds on."""
+    makers = [planned.earlier[maker] for maker in planned.inputs.values() if maker in planned.earlier]
+    return ABSENT not in planned.settings.get("data", ()) and all(map(_is_data_here, makers))
+
+
 def _are_same_settings(old: Mapping[str, Any], new: Mapping[str, Any], any_data: bool) -> bool:
     if not old or not new or old["inputs"].keys() != new["inputs"].keys():
         return False
-    if any(old.get(key) != new.get(key) for key in old.keys() | new.keys() if key not in RULED):
+    if not _are_same_values(old, new):
         return False
     is_same_data = any_data or _is_same_data(old["data"], new["data"])
     return is_same_data and not [*_changed_outside(old, new)]
+
+
+def _are_same_values(old: Mapping[str, Any], new: Mapping[str, Any]) -> bool:
+    """By their hash as they were written. What is stored of them depends on which secrets the environment has."""
+    if HIDDEN in old and HIDDEN in new:
+        return bool(old[HIDDEN] == new[HIDDEN])
+    return all(old.get(key) == new.get(key) for key in old.keys() | new.keys() if key not in RULED)
 
 
 def _is_same_data(before: Sequence[str], now: Sequence[str]) -> bool:
@@ -145,8 +179,11 @@ def input_problem(planned: Planned, thing: str, maker: str, output: Path) -> Use
 
 
 def refuse_other(folder: Path, planned: Planned) -> None:
-    """Raises `UserError` where a stage's folder was begun with other settings; it names the keys."""
-    if begun(folder) is not None and not _matches(planned, folder.parent):
+    """Raises `UserError` where a stage's folder was begun with other settings; it names the keys.
+
+    A stage that made nothing yet may begin with others: the error that ended it asked for a change of data or weights.
+    """
+    if begun(folder) is not None and not made_nothing(folder) and not _matches(planned, folder.parent):
         hint = f"restart={planned.name} runs it again (the old folder is kept aside), or choose another output"
         raise _other(folder, planned, f"stage {planned.name} was run (or begun)", hint)
 
@@ -181,7 +218,7 @@ def _changes(planned: Planned, output: Path) -> list[str]:
     told = [
         f"{key} was {_shown(before, key)}, is now {_shown(after, key)}"
         for key in before | after
-        if before.get(key) != after.get(key)
+        if before.get(key) != after.get(key) and not _are_same_values(old, new)
     ]
     if not told and old.get(HIDDEN) != new.get(HIDDEN):
         told.append("a hidden value changed")
@@ -198,7 +235,7 @@ def _changed_inputs(planned: Planned, output: Path, recorded: Mapping[str, str])
     anew = {planned.inputs[thing] for thing in _ran_anew(planned, output)}
     for thing, maker in planned.inputs.items():
         if maker not in planned.earlier or begun(output / maker) is None:
-            told += [f"stage {maker}, which it builds on"] * (recorded.get(thing) != planned.settings["inputs"][thing])
+            told += [f"stage {maker}, which it builds on"] * (not _may_be_as_read(planned, thing, recorded))
         elif not _matches(planned.earlier[maker], output):
             told += _changes(planned.earlier[maker], output)
         elif maker in anew:

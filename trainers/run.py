@@ -15,7 +15,17 @@ from ..core.files import full_disk_is_told, sweep
 from ..core.results import BEGUN, DONE, read_mark
 from . import mending
 from .context import Context
-from .matching import FINGERPRINTS, begun, done, input_problem, is_done, refuse_other, stage_state, write_begun
+from .matching import (
+    FINGERPRINTS,
+    begun,
+    done,
+    input_problem,
+    is_done,
+    made_nothing,
+    refuse_other,
+    stage_state,
+    write_begun,
+)
 from .restart import RECORD, Restarted, command_identity, complete, free_name, restarted_before, set_aside
 from .results import InputCheck, unreadable, write_done
 from .stages.base import Planned
@@ -181,6 +191,8 @@ def _begin(planned: Planned, folder: Path, say: Callable[[str], None]) -> None:
         say(f"stage {planned.name}: {BEGUN} is missing or cannot be read, so the settings of what is there are not "
             f"known: it is kept in {kept}, and the stage begins anew")  # fmt: skip
     folder.mkdir(parents=True, exist_ok=True)
+    if made_nothing(folder):
+        write_begun(planned, folder)  # as it is now: what was mended since is what the stage reads
     _write_begun(planned, folder, say)
 
 

@@ -9,6 +9,7 @@ from types import SimpleNamespace
 
 import pytest
 from draftsmith.core.errors import UserError
+from draftsmith.core.results import BEGUN
 from draftsmith.core.tracking import TrackingConfig
 from draftsmith.trainers.matching import ABSENT, FINGERPRINTS, HIDDEN, stage_state
 from draftsmith.trainers.run import check_stages, pending_restart, run_stages
@@ -192,6 +193,61 @@ def test_values_that_are_hidden_in_the_settings_are_compared_too(tmp_path):
             check_stages(plan, tmp_path, ["first"], None)
     with pytest.raises(UserError, match=r"seed was 0, is now 7\n"):
         check_stages(two_stages(**{HIDDEN: "b"}, seed=7), tmp_path, ["first"], None)
+
+
+def test_what_is_hidden_at_one_start_alone_changes_nothing(tmp_path):
+    """The value of a secret variable, by which a text is hidden, may be that of a setting: texts are for messages."""
+    shown = {"stages": {"first": {"prompt": "say hello"}}, HIDDEN: "a"}
+    hidden = {"stages": {"first": {"prompt": "say <hidden>"}}, HIDDEN: "a"}
+    run(tmp_path, two_stages(**shown)[0])
+    check_stages(two_stages(**hidden), tmp_path, ["second"], None)
+    with pytest.raises(UserError) as caught:
+        check_stages(two_stages(**hidden, data=["e"]), tmp_path, ["first"], None)
+    assert "the files of stage first changed" in caught.value.problem and "prompt" not in caught.value.problem
+
+
+def test_a_stage_that_made_nothing_begins_with_what_was_mended(tmp_path):
+    """Its error named the cure, data or weights to fetch again, after which "data have changed" refused it."""
+
+    class Fails(Stage):
+        def run(self, context) -> None:
+            (context.folder / "checkpoints").mkdir()
+            (context.folder / ".lock").touch()
+            raise UserError("record 3 has no picture")
+
+    first = two_stages()[0]
+    with pytest.raises(UserError, match="record 3"):
+        run(tmp_path, replace(first, stage=Fails()))
+    mended = two_stages(data=["e"], outside={"target.path": "2"})
+    assert run(tmp_path, *mended) == ["stage first", "stage second"]
+    assert json.loads((tmp_path / "first" / BEGUN).read_text())["settings"]["data"] == ["e"]
+    assert run(tmp_path, *mended)[0] == "stage first: finished before, same inputs"
+
+
+@pytest.mark.parametrize("name", ["checkpoints/step-1/module.pt", "shards/a.tar", "done.json", "model.safetensors"])
+def test_a_stage_that_made_something_is_not_begun_with_other_data(name, tmp_path):
+    first = two_stages()[0]
+    run(tmp_path, first)
+    (tmp_path / "first" / "done.json").unlink()
+    (tmp_path / "first" / "note.txt").unlink()
+    (tmp_path / "first" / name).parent.mkdir(parents=True, exist_ok=True)
+    (tmp_path / "first" / name).touch()
+    with pytest.raises(UserError, match="the files of stage first changed"):
+        check_stages(two_stages(data=["e"]), tmp_path, ["first"], None)
+
+
+def test_a_removed_maker_counts_as_equal_where_its_data_is_not_here(tmp_path):
+    """A head is measured where neither the training data nor the cache of states that was made of it is."""
+    first, second = two_stages()
+    third = {"stages": {"third": {}}, "inputs": {"drafter": second.fingerprint}, "data": []}
+    run(tmp_path, first, second)
+    os.replace(tmp_path / "first", tmp_path / "elsewhere")
+    gone = two_stages(data=[ABSENT])[1]
+    last = planned(name="third", settings=third, inputs={"drafter": "second"}, earlier={"second": gone})
+    assert run(tmp_path, last) == ["stage third"]
+    for changes in ({"seed": 7}, {"data": ["e"]}):  # known, and not what was read
+        with pytest.raises(UserError, match=r"stage second was run .*: stage first, which it builds on"):
+            check_stages(two_stages(**changes), tmp_path, ["second"], None)
 
 
 def test_weights_outside_the_run_that_changed_are_refused_by_name(tmp_path):
