@@ -25,7 +25,7 @@ from draftsmith.eval.rules import Verified, along
 from draftsmith.eval.studies.latency_models import random_llava
 from draftsmith.eval.timing import spread
 from draftsmith.models.decoding.decoder import CachedDecoder
-from draftsmith.models.decoding.warp import Warp
+from draftsmith.models.decoding.warp import Distributions, Warp
 from draftsmith.models.drafters.ensemble import EnsembleConfig, EnsembleProposal, preset
 from draftsmith.models.drafters.lvlm import proposal
 from draftsmith.models.drafters.modes import ImageSubstitutes
@@ -58,7 +58,7 @@ class InTurn:
     def __call__(self, tree, p, uniforms=()):
         path = tuple(range(self.cycle % (tree.num_nodes + 1)))
         self.cycle += 1
-        tokens, bonus = tree.tokens.tolist(), int(p[len(path)].argmax())
+        tokens, bonus = tree.tokens.tolist(), int(Distributions.of(p).row(len(path)).argmax())
         return Verified(path, tuple(tokens[: len(path)]), bonus, along(p, path))
 
 

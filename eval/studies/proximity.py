@@ -18,7 +18,7 @@ from torch import Tensor
 from ...core.batch import ImageRequest
 from ...models.decoding.neighbours import Metric, NeighbourTable
 from ...models.decoding.tree import Tree
-from ...models.decoding.warp import Warp
+from ...models.decoding.warp import Distributions, Warp
 from ...models.targets.base import Taps, TargetStep
 from ..lantern import LanternConfig
 from ..loop import Decoding, generate
@@ -265,10 +265,11 @@ class Recording:
         self._p: list[Tensor] = []
         self._drafts: list[Tensor] = []
 
-    def __call__(self, tree: Tree, p: Tensor, uniforms: Sequence[float]) -> Verified:
+    def __call__(self, tree: Tree, p: Tensor | Distributions, uniforms: Sequence[float]) -> Verified:
         if tree.num_nodes and len(self._p) < self.cycles:
             rows = torch.tensor(tree.parents, device=p.device) + 1
-            self._p.append((p.softmax(-1) if self.greedy else p)[rows])
+            given = Distributions.of(p).whole()
+            self._p.append((given.softmax(-1) if self.greedy else given)[rows])
             self._drafts.append(tree.tokens.to(p.device))
         return self.rule(tree, p, uniforms)
 

@@ -97,6 +97,8 @@ class CachedDecoder:
         self.num_layers: int = config.num_hidden_layers
         self.vocab_size: int = config.vocab_size
         self.max_positions: int | None = config_value(config, "max_position_embeddings")
+        # Who changes the mask of some layers (`removal.unseen_from`) needs one in every pass.
+        self.always_masks = False
         device = self.device
         named = {i for i in (*never, *placeholder_ids(self.model.config)) if 0 <= i < num_token_ids}
         self._banned = torch.tensor(
@@ -265,7 +267,7 @@ class CachedDecoder:
         """[R,1,N,K] of all that N new positions [R,N,D] see; None where a kernel knows it: all, or causal from 0."""
         rows, count = embeds.shape[:2]
         eager = wants_weights or self._eager
-        if mask is None and not eager and (count == 1 or past == 0):
+        if mask is None and not eager and not self.always_masks and (count == 1 or past == 0):
             return None
         full = torch.ones(rows, 1, count, past + count, dtype=torch.bool, device=embeds.device)
         if mask is not None:

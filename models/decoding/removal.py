@@ -33,9 +33,11 @@ def unseen_from(decoder: CachedDecoder, places: Tensor, layer: int) -> Iterator[
     hooks = [
         module.register_forward_pre_hook(hide, with_kwargs=True) for module in decoder.language_model.layers[layer:]
     ]
+    before, decoder.always_masks = decoder.always_masks, True
     try:
         yield
     finally:
+        decoder.always_masks = before
         for hook in hooks:
             hook.remove()
 
