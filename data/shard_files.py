@@ -8,12 +8,14 @@ from __future__ import annotations
 import hashlib
 import json
 import tarfile
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import safetensors.torch
 import torch
+import xxhash
 from safetensors import SafetensorError
 from torch import Tensor
 
@@ -56,12 +58,15 @@ class Shard:
 
 @dataclass(frozen=True)
 class _Summary:
-    """What the json beside a shard must hold."""
+    """What the json beside a shard must hold; where each sample begins, and its checksum, are read with the samples."""
 
     sha256: str
     num_samples: int
     bytes: int
     refused: dict[str, int]
+
+
+_OTHERS = {"format", "starts", "xxh3", "columns", "check"}
 
 
 def tar_path(folder: Path, index: int) -> Path:
@@ -74,7 +79,22 @@ def read_shard(folder: Path, index: int) -> Shard:
     path = tar_path(folder, index).with_suffix(".json")
     data = read_small(path, hint=AGAIN)
     summary = parse_json(data, _Summary, where=str(path), hint=AGAIN)
+    written = json.loads(data)
+    # Those of before have no checksum.
+    check = written.pop("check", None) if "check" in written else _of_summary(written)
+    known = written.keys() <= {*_OTHERS, *vars(summary)} and written.get("format") == FORMAT
+    if not known or check != _of_summary(written):
+        raise edited(path, "it is not as it was written")
     return Shard(index, **vars(summary), sidecar_sha256=hashlib.sha256(data).hexdigest())
+
+
+def dump_summary(summary: Mapping[str, Any]) -> bytes:
+    """The json beside a shard, with a checksum of itself: until there is a manifest, nothing else knows its values."""
+    return json.dumps({**summary, "check": _of_summary(summary)}).encode()
+
+
+def _of_summary(summary: Mapping[str, Any]) -> int:
+    return xxhash.xxh3_64_intdigest(json.dumps(summary).encode())
 
 
 def dump(value: Any) -> bytes:

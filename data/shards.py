@@ -34,6 +34,7 @@ from .shard_files import (
     Shard,
     difference,
     dump,
+    dump_summary,
     edited,
     pack,
     read_shard,
@@ -151,7 +152,7 @@ class ShardWriter:
             "starts": self._starts,
             "xxh3": self._checks,
         } | ({"columns": self._columns} if self._columns else {})
-        write_whole(tar.with_suffix(".json"), json.dumps(summary).encode())
+        write_whole(tar.with_suffix(".json"), dump_summary(summary))
         return read_shard(self.folder, self.index)
 
     def abandon(self) -> None:

@@ -281,6 +281,22 @@ def test_missing_cut_and_edited_shards_are_told_by_name(folder):
             ShardReader(folder)
 
 
+def test_a_shard_whose_json_was_changed_is_written_again_before_there_is_a_manifest(folder):
+    """A value that changed while the stage was stopped went into the manifest, and nothing told it from then on."""
+    (folder / "manifest.json").unlink()
+    sidecar = folder / "shard-000001.json"
+    whole = json.loads(sidecar.read_text())
+    assert finished(folder, 1) and whole["check"]
+    others = [{key: value for key, value in whole.items() if key != gone} | {f"{gone}?": 1} for gone in whole]
+    others += [whole | {key: None} for key in whole] + [whole | {"refused": {"broken": 1}}, whole | {"starts": [0]}]
+    for other in others:
+        sidecar.write_text(json.dumps(other))
+        assert not finished(folder, 1), other
+    # One of before the checksum.
+    sidecar.write_text(json.dumps({key: value for key, value in whole.items() if key != "check"}))
+    assert finished(folder, 1)
+
+
 def peak(work) -> int:
     """Most bytes that were held at once, above those at the beginning."""
     tracemalloc.start()
