@@ -50,6 +50,14 @@ def first_line(error: Exception) -> str:
     return (redact(str(error)).strip().splitlines() or [type(error).__name__])[0]
 
 
+def not_loaded(error: Exception) -> str:
+    """Why torch did not load a pickle, without its advice to switch the guard off."""
+    if (wanted := re.search(r"GLOBAL ([\w.]+)", str(error))) is not None:
+        return f"asks for {wanted[1]}"
+    line = first_line(error)
+    return type(error).__name__ if "weights_only" in line or "Weights only" in line else line
+
+
 # Names that other tools give to what recipes call differently.
 OTHER_NAMES: dict[str, tuple[str, ...]] = {
     "learning_rate": ("lr",),

@@ -50,6 +50,13 @@ def _whole(settings: dict[str, Any]) -> dict[str, Any]:
     return settings
 
 
+def loadable(folder: Path) -> list[str]:
+    """Names of the files at the top of a folder that a loader may pick up; hidden ones (`._config.json` of a copy from
+    a Mac, `.nfs0001`) are none.
+    """
+    return sorted(p.name for p in folder.iterdir() if p.suffix in LOADED and not p.name.startswith("."))
+
+
 @dataclass(frozen=True)
 class FileSum:
     """Of one file."""
@@ -142,7 +149,7 @@ def check_written(folder: Path, only: Sequence[str] = ("*",)) -> None:
         if not here:
             continue
         found = faults(stage, {name: e for name, e in here.items() if _is_one_of(name.removeprefix(inside), only)})
-        there = sorted(p.name for p in folder.iterdir() if p.suffix in LOADED and p.name not in (DONE, BEGUN))
+        there = [name for name in loadable(folder) if name not in (DONE, BEGUN)]
         added = [name for name in there if _is_one_of(name, only) and inside + name not in here]
         found += [Fault(inside + name, "is not one of its files") for name in added]
         if found:

@@ -42,13 +42,17 @@ def weights_identity(path: Path) -> str | None:
             return _of_file(path) if path.suffix in WEIGHTS else None
         if not os.path.isdir(path):
             return None
-        files = sorted(file for file in path.iterdir() if file.suffix in LOADED | WEIGHTS and file.name not in _PASSED)
+        files = sorted(file for file in path.iterdir() if _is_read(file.name))
         listed = [(file.name, _of_file(file)) for file in files if file.is_file()]
     except OSError as error:
         hint = "mend its permissions or the disk, and run the same command again"
         where = str(error.filename or path)
         raise UserError(f"cannot be read: {error.strerror or error}", where=where, hint=hint) from error
     return xxhash.xxh3_64_hexdigest(json.dumps(listed).encode()) if listed else None
+
+
+def _is_read(name: str) -> bool:
+    return Path(name).suffix in LOADED | WEIGHTS and name not in _PASSED and not name.startswith(".")
 
 
 def _of_file(path: Path) -> str:

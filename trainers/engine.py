@@ -23,7 +23,7 @@ from torch import nn
 from torch.nn import functional
 
 from ..core import ranks
-from ..core.errors import UserError, first_line
+from ..core.errors import UserError, not_loaded
 from ..core.section import Section
 
 BUCKET = 500_000_000  # DeepSpeed's default
@@ -335,7 +335,7 @@ def load_data(path: str | Path, map_location: Any = None) -> Any:
             return torch.load(path, map_location=map_location, weights_only=True)
     except (pickle.UnpicklingError, RuntimeError, OSError, EOFError, ValueError) as error:
         raise UserError(
-            f"holds more than a checkpoint's data, or is damaged: {first_line(error)}", where=str(path),
+            f"holds more than a checkpoint's data, or is damaged: {not_loaded(error)}", where=str(path),
             hint="nothing in it was run; remove the checkpoint's folder, and an older one is taken",
         ) from error  # fmt: skip
 

@@ -174,7 +174,8 @@ def input_problem(planned: Planned, thing: str, maker: str, output: Path) -> Use
     problem = f"stage {planned.name} takes the {thing} of stage {maker}, which was run"
     return _other(
         output / maker, planned.earlier[maker], problem,
-        f"restart={maker} runs it and what builds on it again (old folders are kept aside), or take the change back",
+        f"restart={_first_other(planned.earlier[maker], output)} runs it and what builds on it again (old folders are "
+        "kept aside), or take the change back",
     )  # fmt: skip
 
 
@@ -184,8 +185,19 @@ def refuse_other(folder: Path, planned: Planned) -> None:
     A stage that made nothing yet may begin with others: the error that ended it asked for a change of data or weights.
     """
     if begun(folder) is not None and not made_nothing(folder) and not _matches(planned, folder.parent):
-        hint = f"restart={planned.name} runs it again (the old folder is kept aside), or choose another output"
+        first = _first_other(planned, folder.parent)
+        again = "it again (the old folder is" if first == planned.name else "it and what builds on it again (they are"
+        hint = f"restart={first} runs {again} kept aside), or choose another output"
         raise _other(folder, planned, f"stage {planned.name} was run (or begun)", hint)
+
+
+def _first_other(planned: Planned, output: Path) -> str:
+    """The stage to restart so that this one can run: itself, or one that it builds on and that has changed, too."""
+    for maker in dict.fromkeys(planned.inputs.values()):
+        earlier = planned.earlier.get(maker)
+        if earlier is not None and begun(output / maker) is not None and not _matches(earlier, output):
+            return _first_other(earlier, output)
+    return planned.name
 
 
 def _other(folder: Path, planned: Planned, problem: str, hint: str) -> UserError:

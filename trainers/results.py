@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from ..core.errors import UserError
-from ..core.results import BEGUN, DONE, LOADED, Fault, Mark, faults, read_mark, sums_of, write_mark
+from ..core.results import BEGUN, DONE, Fault, Mark, faults, loadable, read_mark, sums_of, write_mark
 from ..data.shards import is_of_shard
 from .stages.base import Planned
 
@@ -113,8 +113,8 @@ def _names(stage: Any, folder: Path) -> Iterator[str]:
 
 def _added(folder: Path, listed: Mapping[str, Any]) -> list[str]:
     """Files at the top of a folder that a loader would pick up, and its stage has not written."""
-    names = sorted(path.name for path in folder.iterdir() if path.suffix in LOADED)
-    return [n for n in names if n not in listed and n not in (DONE, BEGUN) and not _matches(n, (*_BESIDE, ".*"))]
+    names = loadable(folder)
+    return [n for n in names if n not in listed and n not in (DONE, BEGUN) and not _matches(n, _BESIDE)]
 
 
 def _other_runs(settings: Any) -> list[Path]:

@@ -17,7 +17,7 @@ import torch
 from pydantic import BaseModel, PositiveFloat, PositiveInt, ValidationError
 from torch import Tensor
 
-from ...core.errors import UserError
+from ...core.errors import UserError, not_loaded
 from ...core.finite import check_weights
 from ...core.placement import fill, without_storage
 from ...core.pretrained import CPU, read_safetensors
@@ -60,7 +60,9 @@ def head_state(folder: Path, device: torch.device = CPU) -> dict[str, Tensor]:
                 return _finite(state, path)
             raise UserError("pytorch_model.bin holds no named tensors", where=str(path), hint="give a head's folder")
     except (pickle.UnpicklingError, RuntimeError, OSError, EOFError) as error:
-        raise UserError(f"unreadable weights: {error}", where=str(path), hint="train or download it again") from error
+        raise UserError(
+            f"unreadable weights: {not_loaded(error)}", where=str(path), hint="train or download it again"
+        ) from error
     raise UserError("no model.safetensors or pytorch_model.bin", where=str(folder), hint="give the folder of a head")
 
 

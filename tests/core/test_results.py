@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 from draftsmith.core import results
+from draftsmith.core.errors import UserError
 from draftsmith.core.results import Mark, faults, read_mark, sums_of, write_mark
 
 
@@ -78,3 +79,16 @@ def test_a_file_is_read_once_and_again_when_it_changed(file, monkeypatch):
     assert read == {str(file): 1}
     flip_last(file)
     assert len(faults(file.parent, listed)) == 1 and read == {str(file): 2}
+
+
+@pytest.mark.parametrize("name", ["._config.json", ".nfs0001.bin"])
+def test_a_hidden_file_is_none_that_a_loader_picks_up(name, tmp_path):
+    """A copy from a Mac, or a file that was deleted on NFS while it was open."""
+    (tmp_path / "config.json").write_text("{}")
+    write_mark(tmp_path / results.DONE, Mark("f", files=sums_of(tmp_path, ["config.json"])))
+    (tmp_path / name).write_bytes(b"x")
+    results.check_written(tmp_path)
+    assert results.loadable(tmp_path) == ["config.json", results.DONE]
+    (tmp_path / "other.json").write_text("{}")
+    with pytest.raises(UserError, match=r"other\.json .* is not one of its files"):
+        results.check_written(tmp_path)

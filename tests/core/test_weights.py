@@ -71,3 +71,10 @@ def test_what_is_no_weights_has_no_identity(tmp_path):
     assert weights_identity(tmp_path) is weights_identity(tmp_path / "records.txt") is None
     assert weights_identity(tmp_path / "gone") is weights_identity(tmp_path / "records.txt" / "x") is None
     assert weights_identity(Path("a\0b")) is weights_identity(Path("x" * 5000)) is None
+
+
+def test_hidden_files_count_for_nothing(tmp_path):
+    (tmp_path / "config.json").write_text("{}")
+    before = weights_identity(tmp_path)
+    (tmp_path / "._config.json").write_text("{}")
+    assert weights_identity(tmp_path) == before

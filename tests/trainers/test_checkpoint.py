@@ -285,6 +285,7 @@ def test_a_trap_in_a_checkpoint_is_not_sprung(tmp_path, zero, count):
         with pytest.raises(UserError, match="more than a checkpoint's data") as error:
             run(tmp_path / "c", steps=2, zero=zero, every=1, keep=3)
         assert error.value.where == str(file) and not sprung.exists()
+        assert "Trap" in error.value.problem or "mkdir" in error.value.problem, error.value.problem
         file.write_bytes(content)
         fit_manifest(saved, file)
     assert sorted(run(tmp_path / "c", steps=2, zero=zero, every=1, keep=3)[0]) == [2]

@@ -327,6 +327,16 @@ def test_a_stop_while_it_is_fetched_back(request_path, server, folder):
     assert server.repositories[REPO].messages == ["initial commit", "a draft"]
 
 
+@pytest.mark.parametrize("to", [{"pull_request": True}, {"revision": "b"}])
+def test_a_stop_in_a_public_repository_does_not_say_that_it_is_private(to, server, folder):
+    Upload(server, folder, public=True)
+    (folder / "config.json").write_text("{}")
+    write_sums(folder)
+    with pytest.raises(Stopped, match="the main branch is as it was") as stopped:
+        Upload(server, folder, stop=asked_at(server, "GET", "/resolve/"), **to)
+    assert "private" not in str(stopped.value)
+
+
 def test_a_stop_behind_a_pull_request_makes_no_second_one(server, folder):
     Upload(server, folder)
     (folder / "config.json").write_text("{}")

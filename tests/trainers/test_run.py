@@ -263,6 +263,19 @@ def test_weights_outside_the_run_that_changed_are_refused_by_name(tmp_path):
     assert caught.value.problem.endswith("target.path (/models/llava) have changed")
 
 
+def test_the_hint_names_the_earliest_stage_that_must_run_again(tmp_path):
+    """restart=second was the advice, and was then refused for stage first."""
+    run(tmp_path, *two_stages())
+    changed = two_stages(seed=7)
+    with pytest.raises(UserError, match="restart=first runs it and what builds on it") as caught:
+        check_stages(changed, tmp_path, ["second"], None)
+    assert "restart=second" not in caught.value.hint
+    check_stages(changed, tmp_path, None, "first")
+    own = replace(two_stages()[1], settings=changed[1].settings | {"seed": 1}, fingerprint="other")
+    with pytest.raises(UserError, match="restart=second runs it again"):
+        check_stages([own], tmp_path, ["second"], None)
+
+
 def test_a_restart_that_nothing_would_make_again_is_refused(tmp_path):
     plan = two_stages()
     run(tmp_path, *plan)

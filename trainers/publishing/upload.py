@@ -42,7 +42,7 @@ _PASSING = (408, 409, 412, 425, 429, 500, 502, 503, 504)
 _OWN_FILES = {".gitattributes", "LICENSE", "LICENSE.md", "LICENSE.txt", "NOTICE"}
 # Where it stopped.
 _SENDING = "while it was sent to the Hub, which keeps the files that it has whole; nothing is committed"
-_TRYING = "behind the commit, before what is on the Hub was tried; it is private"
+_TRYING = "behind the commit, before what is on the Hub was tried"
 
 
 PROPOSED = "proposed.json"  # in the stage's folder
@@ -137,15 +137,15 @@ class Hub:
             Stopped: the run was asked to stop. Another call with the same folder goes on.
         """
         self._stop.check("before it was sent to the Hub")
-        self._open(to)
+        trying = _TRYING + ("; it is private" if self._open(to) else "; the main branch is as it was")
         done = self._commit(folder, to, message, fetched.with_name(PROPOSED))
         self.say(f"uploaded to {to.repo}, commit {done.oid[:12]}; fetching it back")
         shutil.rmtree(fetched, ignore_errors=True)
-        self._tried(to, "fetching it back", lambda: self._fetch(to.repo, done.revision, fetched))
+        self._tried(to, "fetching it back", lambda: self._fetch(to.repo, done.revision, fetched, trying))
         _compare(folder, fetched)
         try_it(fetched)
         shutil.rmtree(fetched)
-        self._stop.check(_TRYING)
+        self._stop.check(trying)
         if to.public:
             self._tried(to, "making it public", lambda: self._api.update_repo_settings(to.repo, private=False))
         private = bool(self._tried(to, "asking how it is", lambda: self._api.repo_info(to.repo)).private)
@@ -153,8 +153,10 @@ class Hub:
             raise UserError(f"{to.repo} is still private", hint="make it public on its page: its content is verified")
         return Uploaded(to.repo, done.oid, done.url, done.pull_request, private)
 
-    def _open(self, to: Destination) -> None:
-        """A repository that nobody can see into before its content is tried; and its branch."""
+    def _open(self, to: Destination) -> bool:
+        """A repository that nobody can see into before its content is tried, or a public one whose main branch stays as
+        it is; and the branch. Returns whether it is private.
+        """
         private = self._is_private(to)
         if private is None:
             self._tried(to, "creating it", lambda: self._api.create_repo(to.repo, private=True, exist_ok=True))
@@ -169,6 +171,7 @@ class Hub:
             self._tried(
                 to, f"making branch {branch}", lambda: self._api.create_branch(to.repo, branch=branch, exist_ok=True)
             )
+        return bool(private)
 
     def _is_private(self, to: Destination) -> bool | None:
         """None if the repository does not exist or this token may not see it."""
@@ -222,7 +225,7 @@ class Hub:
 
         awaited(send, self._stop, _SENDING)
 
-    def _fetch(self, repo: str, revision: str, into: Path) -> None:
+    def _fetch(self, repo: str, revision: str, into: Path, place: str) -> None:
         for name in self._api.list_repo_files(repo, revision=revision):
 
             def fetch(name: str = name) -> str:
@@ -231,7 +234,7 @@ class Hub:
                     force_download=True,
                 )  # fmt: skip
 
-            awaited(fetch, self._stop, _TRYING)
+            awaited(fetch, self._stop, place)
 
     def _tried(self, to: Destination, what: str, action: Callable[[], Done], *, attempts: int | None = None) -> Done:
         """An action's result, tried again where that may help. Raises `UserError` without the client's exceptions."""
@@ -326,7 +329,7 @@ def _hint(error: BaseException, to: Destination) -> str:
 
 def _compare(folder: Path, fetched: Path) -> None:
     """What came back is what was sent. Raises `UserError` with the name of the first file that is not."""
-    hint = "the repository was left as it is, and private: run the same command again"
+    hint = "the repository was left as it is: run the same command again"
     for name in (SUMS, CARD):
         if not (fetched / name).is_file() or sha256_of(fetched / name) != sha256_of(folder / name):
             raise UserError(f"{name} came back from the Hub otherwise than it was sent", where=name, hint=hint)

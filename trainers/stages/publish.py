@@ -157,8 +157,10 @@ class PublishStage(Stage):
         check_name(self.repo, method, name, is_language=not target.draws_images)
         if self.dry_run:
             return [what, f"  dry_run: the folder is built and tried, {self.repo} is left alone"]
-        where = "as a pull request" if self.pull_request else f"to {self.revision or 'main'}"
-        return [what, f"  one commit {where} of {self.repo}, private until it is fetched back; then {self.visibility}"]
+        if self.pull_request or self.revision is not None:
+            where = "as a pull request" if self.pull_request else f"to {self.revision}"
+            return [what, f"  one commit {where} of {self.repo}, fetched back and tried; main is left alone"]
+        return [what, f"  one commit to main of {self.repo}, private until it is fetched back; then {self.visibility}"]
 
 
 def _publish(stage: PublishStage, context: Context) -> None:
