@@ -218,8 +218,6 @@ def test_ranks_with_different_numbers_of_requests_stop_together(asked):
 
 def stopped_of_two(number: int, store: str, said) -> None:
     """Rank 1 alone was asked, and has told nobody yet."""
-    if dist.is_initialized():  # a fork of a test run in which an earlier test began a group
-        dist.destroy_process_group()
     dist.init_process_group("gloo", init_method=f"file://{store}", rank=number, world_size=2)
     stop = Stop()
     stop.raised = number == 1
@@ -239,9 +237,10 @@ def stopped_of_two(number: int, store: str, said) -> None:
 
 
 def test_where_one_rank_was_asked_all_stop(tmp_path):
-    fork = multiprocessing.get_context("fork")
-    said = fork.Queue()
-    started = [fork.Process(target=stopped_of_two, args=(n, str(tmp_path / "store"), said)) for n in range(2)]
+    # Not forks: an earlier test may have begun a group, whose threads a fork has not.
+    fresh = multiprocessing.get_context("spawn")
+    said = fresh.Queue()
+    started = [fresh.Process(target=stopped_of_two, args=(n, str(tmp_path / "store"), said)) for n in range(2)]
     for process in started:
         process.start()
     actual = sorted(said.get(timeout=90) for _ in range(4))
