@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import json
 import os
+from fnmatch import fnmatch
 from functools import lru_cache
 from pathlib import Path
 from typing import Any
@@ -21,6 +22,9 @@ from .results import BEGUN, DONE, LOADED
 WEIGHTS = {".safetensors", ".bin", ".pt", ".pth", ".ckpt"}
 # Of a stage's folder: they hold times.
 _PASSED = {DONE, BEGUN, "report.json", "score.json"}
+# Of .json files: what loaders of transformers and of this project open. A user's notes count for nothing.
+_READ = ("*config.json", "tokenizer*.json", "special_tokens_map.json", "added_tokens.json", "chat_template*.json",
+         "vocab*.json", "*.index.json", "draftsmith.json")  # fmt: skip
 _WHOLE = 2**26  # bytes; larger files are sampled
 _PIECE = 2**12  # bytes at each place that is looked at
 _PIECES = 1024  # places in a large file that is no safetensors
@@ -52,7 +56,10 @@ def weights_identity(path: Path) -> str | None:
 
 
 def _is_read(name: str) -> bool:
-    return Path(name).suffix in LOADED | WEIGHTS and name not in _PASSED and not name.startswith(".")
+    if name.startswith(".") or name in _PASSED:
+        return False
+    suffix = Path(name).suffix
+    return any(fnmatch(name, pattern) for pattern in _READ) if suffix == ".json" else suffix in LOADED | WEIGHTS
 
 
 def _of_file(path: Path) -> str:
