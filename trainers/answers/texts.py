@@ -6,6 +6,7 @@ Prompts are rendered as in evaluation, so that training sees what decoding sees.
 from __future__ import annotations
 
 import functools
+import math
 from collections import Counter
 from collections.abc import Iterator
 from typing import Any
@@ -114,7 +115,16 @@ class Texts:
         text = self.processor.tokenizer.decode(ids, skip_special_tokens=True)
         about = {"name": self.dataset.sample_id(number), "conversations": turns, "text": text}
         about |= {"id": record["id"]} if "id" in record else {}
-        return about | ({"image": _shown(record["image"])} if "image" in record else {})
+        return _finite(about | ({"image": _shown(record["image"])} if "image" in record else {}))
+
+
+def _finite(value: Any) -> Any:
+    """A JSON value whose numbers that are no numbers are text: an id of a table may be NaN, and no JSON holds one."""
+    if isinstance(value, dict):
+        return {key: _finite(item) for key, item in value.items()}
+    if isinstance(value, list):
+        return [_finite(item) for item in value]
+    return str(value) if isinstance(value, float) and not math.isfinite(value) else value
 
 
 def _shown(image: Any) -> Any:
