@@ -2,6 +2,7 @@
 
 import pytest
 import torch
+from draftsmith.core import ranks
 from draftsmith.core.errors import UserError
 from draftsmith.core.placement import check_one_rank, fill, onto, spread, without_storage
 from draftsmith.core.pretrained import read_safetensors
@@ -17,7 +18,7 @@ def test_weights_of_a_cpu_are_loaded_as_ever():
 @pytest.mark.parametrize("device_map", ["auto", "balanced", "cuda:0"])
 def test_several_ranks_do_not_spread_a_model_each(device_map, monkeypatch):
     check_one_rank(device_map, key="target")
-    monkeypatch.setenv("WORLD_SIZE", "8")
+    monkeypatch.setattr(ranks, "world_size", lambda: 8)
     with pytest.raises(UserError, match=f"target.device_map is {device_map}, and this run has 8 ranks") as error:
         spread(device_map, offload=None, key="target")
     assert "python trains/train.py" in error.value.hint and error.value.where == "key target.device_map"

@@ -4,6 +4,7 @@ import re
 import shlex
 
 import pytest
+from draftsmith.core import ranks
 from draftsmith.core.errors import UserError
 from draftsmith.recipes.files import recipe_names, with_bases
 from draftsmith.recipes.launch import run_recipe
@@ -51,8 +52,13 @@ def test_the_six_large_recipes_are_spread():
     assert fault(tree, shlex.split("deepspeed --num_accelerators 1 trains/train.py recipe=a")), "it can fail"
 
 
+def two_ranks(monkeypatch) -> None:
+    """Whatever group an earlier test has begun in this process."""
+    monkeypatch.setattr(ranks, "world_size", lambda: 2)
+
+
 def test_a_spread_target_is_refused_with_several_ranks(monkeypatch):
-    monkeypatch.setenv("WORLD_SIZE", "2")
+    two_ranks(monkeypatch)
     with pytest.raises(UserError, match=r"target\.device_map is auto, and this run has 2 ranks"):
         run_recipe(["recipe=specvlm-llava-ov-72b-7b", "dry_run=true"], "typed")
 
@@ -62,7 +68,7 @@ def test_maps_of_drafters_inside_a_stage_are_told_by_their_key(monkeypatch):
     loaded = load(["recipe=sage-llava-ov-72b-7b", *changes])
     planned = plan(loaded.recipe, loaded.path)
     check_places(loaded.recipe, planned, None)
-    monkeypatch.setenv("WORLD_SIZE", "2")
+    two_ranks(monkeypatch)
     with pytest.raises(UserError, match=r"stages\.evaluate\.methods\.SD-Chain\.drafter\.model\.device_map is balanced"):
         check_places(loaded.recipe, planned, None)
     check_places(loaded.recipe, planned, [])  # no stage that loads it
