@@ -20,6 +20,7 @@ from ...core.errors import UserError
 from ...core.files import read_text
 from ...core.pretrained import RESTORE
 from ...core.states import Taps
+from ...core.weights import WEIGHTS
 from ..conversations import PromptFormat
 from ..dataset import ConversationData
 from ..processor import Processor
@@ -86,7 +87,7 @@ def weights_identity(source: str | Path, *, path: str | None, revision: str | No
     if not folder.is_dir():
         return {"path": path, "revision": revision, "commit": _commit(str(source), revision)}
     config = folder / "config.json"
-    files = [[file.name, _glance(file)] for file in sorted(folder.glob("*.safetensors"))]
+    files = [[file.name, _glance(file)] for file in sorted(folder.iterdir()) if file.suffix in WEIGHTS]
     return {"weights": _hash([read_text(config, hint=RESTORE) if config.is_file() else None, files])}
 
 

@@ -320,6 +320,16 @@ def test_weights_in_a_folder_are_told_by_their_config_and_by_pieces_all_over_eac
     assert identity() != before
 
 
+@pytest.mark.parametrize("name", ["pytorch_model.bin", "model.pt", "consolidated.pth"])
+def test_weights_that_are_no_safetensors_are_told_too(tmp_path, name):
+    (tmp_path / "config.json").write_text("{}")
+    found = []
+    for content in (b"a", b"b"):
+        (tmp_path / name).write_bytes(content)
+        found.append(weights_identity(tmp_path, path=None, revision=None))
+    assert found[0] != found[1]
+
+
 def test_layers_that_are_not_there_are_refused_and_more_than_is_wanted_is_not(cache):
     held = identity(SPARROW)
 
