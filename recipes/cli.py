@@ -16,20 +16,23 @@ from ..core.files import unwritable
 from ..core.locks import let_libraries_lock
 from ..core.secrets import redact
 from ..trainers.stopping import Stopped
-from .commands import check, compare, completion, doctor, export, recipes, stages
+from .commands import check, compare, completion, demo, doctor, export, import_drafter, recipes, stages, verify
 from .commands.command import CRASH, EXIT_CODES, MISTAKE, OK, STOPPED, Command
 from .launch import run_recipe, say, typed
 
 COMMANDS: dict[str, Command] = {
     command.name: command
     for command in (
+        demo.COMMAND,
         recipes.LIST,
         recipes.SHOW,
         check.COMMAND,
         stages.TRAIN,
         stages.EVALUATE,
         stages.PUBLISH,
+        verify.COMMAND,
         export.COMMAND,
+        import_drafter.COMMAND,
         compare.COMMAND,
         doctor.COMMAND,
     )
@@ -124,5 +127,5 @@ def usage() -> str:
 
 
 if __name__ == "__main__":
-    # For launchers: deepspeed --module draftsmith.recipes.cli recipe=NAME
+    # As `python -m draftsmith`, by its longer name.
     sys.exit(main())

@@ -26,7 +26,8 @@ def say(text: str) -> None:
 
 def typed(arguments: Sequence[str]) -> str:
     """The command as it was typed, without secrets. A launcher's own words are not known to its processes."""
-    programs = {"train.py": "trains/train.py", "cli.py": "python -m draftsmith.recipes.cli"}
+    module = "python -m draftsmith"
+    programs = {"train.py": "trains/train.py", "__main__.py": module, "cli.py": f"{module}.recipes.cli"}
     program = programs.get(Path(sys.argv[0]).name, "draftsmith")
     return f"{program} {shlex.join(redact_argument(a) for a in arguments)}"
 

@@ -72,7 +72,7 @@ def export_drafter(
     """Write a trained drafter as an engine reads it.
 
     Args:
-        folder: of a stage that trained a head or a draft LVLM, of scripts/import_head.py, or of a plain language model.
+        folder: of a stage that trained a head or a draft LVLM, of `draftsmith import`, or of a plain language model.
         destination: must not exist.
         target: Hub id or directory; None: as the drafter's manifest names it.
         prompts: text: the engine will only be asked without pictures.

@@ -85,7 +85,7 @@ def kind_of(folder: Path) -> str:
         return "causal"
     raise UserError(
         f"{MANIFEST} does not say which drafter this is (model_type {model})", where=str(folder),
-        hint="give a folder that a stage of this project wrote; scripts/import_head.py makes one of a published head",
+        hint="give a folder that a stage of this project wrote; draftsmith import makes one of a published head",
     )  # fmt: skip
 
 
@@ -116,7 +116,7 @@ def read_head(folder: Path, target: Target) -> HeadSource:
     except ValidationError as error:
         raise UserError(
             f"{MANIFEST} does not hold the head's settings: {error.errors()[0]['msg']}", where=str(folder / MANIFEST),
-            hint="train it with this version, or import it again with scripts/import_head.py",
+            hint="train it with this version, or import it again with draftsmith import",
         ) from error  # fmt: skip
     if not isinstance(config, HeadConfig):
         raise UserError(

@@ -17,7 +17,7 @@ EXIT_CODES = {
     OK: "done",
     CRASH: "crashed: a bug or a fault of the machine, with its traceback",
     MISTAKE: "a mistake in the command, the recipe or the data, or a run that had to stop; the message says what to do",
-    FAULTS: "only `check` and `doctor`: they found something that must be fixed (warnings alone give 0)",
+    FAULTS: "only `check`, `doctor` and `verify`: they found something that must be fixed (warnings alone give 0)",
     STOPPED: "stopped on request (SIGTERM, Ctrl-C), with what was done saved; the same command continues from there",
 }
 
@@ -46,7 +46,7 @@ class Command:
     examples: tuple[tuple[str, str], ...]  # command, what it does
     arguments: tuple[Argument, ...]
     run: Callable[[argparse.Namespace], int]
-    takes: Literal["recipe", "folder", "shell", "nothing"] = "nothing"
+    takes: Literal["recipe", "demo", "folder", "shell", "nothing"] = "nothing"
 
     @property
     def options(self) -> list[str]:

@@ -10,6 +10,7 @@ from collections.abc import Callable, Mapping
 
 from ..load import recipe_names
 from .command import OK, Argument, Command
+from .demo import demo_names
 
 OPTIONS = ("stages=", "restart=", "dry_run=true", "output=", "seed=")
 
@@ -115,11 +116,13 @@ def command(commands: Mapping[str, Command]) -> Command:
 def _words(command: Command) -> list[str]:
     if command.takes == "shell":
         return list(SHELLS)
+    if command.takes == "demo":
+        return demo_names()
     return list(recipe_names()) if command.takes == "recipe" else []
 
 
 def _settings(command: Command) -> tuple[str, ...]:
-    return OPTIONS if command.takes == "recipe" else ()
+    return OPTIONS if command.takes in ("recipe", "demo") else ()
 
 
 def _quoted(text: str) -> str:

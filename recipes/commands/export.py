@@ -32,7 +32,7 @@ COMMAND = Command(
         ("draftsmith export runs/msd/train out/MSD --to eagle --target weights/llava-1.5-7b-hf", ""),
     ),
     arguments=(
-        Argument("drafter", "folder of the stage that trained it, or of scripts/import_head.py"),
+        Argument("drafter", "folder of the stage that trained it, or of draftsmith import"),
         Argument("destination", "a directory that does not exist yet"),
         Argument("--to", "vllm, sglang, speculators or eagle", {"required": True}),
         Argument("--target", "Hub id or directory of the target (as the drafter's manifest names it)"),

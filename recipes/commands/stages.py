@@ -71,13 +71,13 @@ TRAIN = Command(
     description="Run the recipe's stages up to the trained drafter: all kinds but evaluate and publish. A stage that\n"
     "has finished with the same settings is passed over, and an interrupted one goes on from its newest checkpoint.\n"
     "This process is the only rank; on several GPUs or nodes start it with a launcher (docs/clusters.md):\n"
-    "  deepspeed --module draftsmith.recipes.cli train NAME",
+    "  deepspeed --module draftsmith train NAME",
     examples=(
         ("draftsmith train demo/lvlm", "a CPU is enough"),
         ("draftsmith train llava15-68m stages.finetune.optim.lr=5e-5", "another learning rate"),
         ("draftsmith train llava15-68m stages=[finetune]", "this stage alone"),
         ("draftsmith train llava15-68m restart=finetune", "again; the old results are kept aside"),
-        ("deepspeed --num_gpus 8 --module draftsmith.recipes.cli train llava15-68m", "on eight GPUs"),
+        ("deepspeed --num_gpus 8 --module draftsmith train llava15-68m", "on eight GPUs"),
     ),
     arguments=(NAME, SETTINGS),
     run=_runner("train"),

@@ -110,7 +110,7 @@ def launched(words: list[str]) -> list[str]:
         assert launcher in ("python", "sbatch")
         script, *given = [word for word in rest if not word.startswith("--")]
         module = False
-    assert script == "draftsmith.recipes.cli" if module else Path(script).is_file(), f"no {script}"
+    assert script == "draftsmith" if module else Path(script).is_file(), f"no {script}"
     return given
 
 

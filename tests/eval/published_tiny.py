@@ -1,9 +1,6 @@
 """Tiny heads beside tiny targets as folders, and what each engine's layer computes, by transformers' own modules."""
 
 import json
-from importlib.machinery import SourceFileLoader
-from importlib.util import module_from_spec, spec_from_loader
-from pathlib import Path
 
 import torch
 from draftsmith.models.drafters.base import TargetIdentity
@@ -28,15 +25,6 @@ from transformers.models.qwen2 import Qwen2Config
 from transformers.models.qwen2 import modeling_qwen2 as qwen2
 
 VOCAB, WIDTH = 44, 32
-SCRIPTS = Path(__file__).resolve().parents[2] / "scripts"
-
-
-def script(name, *arguments):
-    """Exit code of a script's own main."""
-    loader = SourceFileLoader(name, str(SCRIPTS / f"{name}.py"))
-    module = module_from_spec(spec_from_loader(name, loader))
-    loader.exec_module(module)
-    return module.main(list(map(str, arguments)))
 
 
 # Of `llama_long`: positions stretched as Llama 3.1's.

@@ -24,7 +24,6 @@ from published_tiny import (
     head_folder,
     inputs,
     ours,
-    script,
     target_config,
     target_folder,
 )
@@ -424,12 +423,13 @@ def test_a_draft_of_fewer_rows_than_its_target(tmp_path):
 # ---- commands
 
 
-def test_scripts_there_and_back(tmp_path, capsys):
+def test_commands_there_and_back(tmp_path, capsys):
     """A head goes out in EAGLE's layout and comes back in ours, by the commands."""
     target, folder, head = made(tmp_path, weights=True, kind="msd", dtype=torch.bfloat16)
     assert main(["export", str(folder), str(tmp_path / "out"), "--to", "eagle", "--target", str(target)]) == 0
     assert "serve    EaModel" in capsys.readouterr().out
-    assert script("import_head", tmp_path / "out", tmp_path / "back", "--as", "msd", "--target", target) == 0
+    given = ("--as", "msd", "--target", str(target))
+    assert main(["import", str(tmp_path / "out"), str(tmp_path / "back"), *given]) == 0
     said = capsys.readouterr().out
     assert f"path: {tmp_path / 'back'}" in said and "kind: msd" in said
     result = load_file(tmp_path / "back" / "model.safetensors")

@@ -16,8 +16,9 @@ from draftsmith.models.exports.layouts import llama_values
 from draftsmith.models.hub import target_embedding
 from draftsmith.models.imports import import_head, import_lantern, import_lvlm
 from draftsmith.models.targets.base import language_shape
+from draftsmith.recipes.cli import main
 from heads_tiny import Tables
-from published_tiny import VOCAB, WIDTH, head_folder, inputs, ours, published, script, target_config, target_folder
+from published_tiny import VOCAB, WIDTH, head_folder, inputs, ours, published, target_config, target_folder
 from safetensors.torch import load_file, save_file
 from transformers import CLIPVisionConfig, LlamaConfig, LlavaConfig, LlavaForConditionalGeneration
 from visual_tiny import anole, llamagen
@@ -366,7 +367,7 @@ def test_as_many_words_are_not_the_same_words(tmp_path, capsys):
 
     def run(name):
         places = (tmp_path / "theirs", tmp_path / name, "--target", tmp_path / "target")
-        return script("import_head", *places, "--as", "lvlm")
+        return main(["import", *map(str, places), "--as", "lvlm"])
 
     assert run("without") == 0
     assert "was not compared" in capsys.readouterr().out

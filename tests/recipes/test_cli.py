@@ -4,10 +4,12 @@ import re
 import shlex
 import shutil
 import subprocess
+import sys
 from pathlib import Path
 
 import pytest
 import yaml
+from deepspeed.launcher import runner as deepspeed_runner
 from draftsmith.core.errors import UserError
 from draftsmith.recipes import cli
 from draftsmith.recipes.cli import COMMANDS, main
@@ -54,6 +56,7 @@ def test_records_hold_the_command_that_was_typed(monkeypatch):
         ("/opt/bin/draftsmith", "draftsmith"),
         ("trains/train.py", "trains/train.py"),
         ("/site-packages/draftsmith/recipes/cli.py", "python -m draftsmith.recipes.cli"),
+        ("/site-packages/draftsmith/__main__.py", "python -m draftsmith"),
     ]:
         monkeypatch.setattr("sys.argv", [program])
         assert typed(["recipe=demo/lvlm", "a={b: 1}"]) == f"{expected} recipe=demo/lvlm 'a={{b: 1}}'"
@@ -194,6 +197,14 @@ def test_commands_hand_on_to_one_runner(monkeypatch, capsys):
         (["completion", "powershell"], "invalid choice: 'powershell'"),
         (["doctor", "--ranks", "0"], "1 or more"),
         (["compare", "/nowhere/run"], "no such folder"),
+        (["demo", "vidoe"], "did you mean 'video'"),
+        (["demo", "video", "lvlm"], "'lvlm' is no setting"),
+        (["demo", "recipe=llava15-68m"], "two recipes: demo/lvlm and llava15-68m"),
+        (["import", "a", "b", "--as", "eagel", "--target", "c"], "did you mean 'eagle'"),
+        (["import", "a", "b", "--as", "eagle"], "required: --target"),
+        (["verify", "/nowhere/folder"], "is no directory, and cannot be fetched"),
+        (["verify", "f", "--target", "traget=x"], "did you mean 'target'"),
+        (["verify", "f", "--target", "x", "--target", "target=y"], "target is named twice"),
     ],
 )
 def test_mistakes_have_one_message_and_exit_code_2(arguments, message, capsys):
@@ -250,11 +261,37 @@ def test_help_has_examples_that_parse(name, capsys):
     assert len(command.examples) >= 1 and all(example in printed for example, _ in command.examples)
     for example, _ in command.examples:
         words = shlex.split(example.replace('eval "$(', "").replace(')"', "").split(" > ")[0])
-        own = words[words.index("draftsmith") if "draftsmith" in words else words.index("draftsmith.recipes.cli") :]
+        own = words[words.index("draftsmith") :]
         assert own[1] == name
         given = command.parse(own[2:])
         if command.takes == "recipe" and not given.name.startswith(("runs/", "mine")):
             load([f"recipe={given.name}", *given.settings])
+
+
+@pytest.mark.parametrize(
+    ("words", "recipe", "settings"),
+    [
+        ([], "recipe=demo/lvlm", []),
+        (["compare", "seed=1"], "recipe=demo/compare", ["seed=1"]),
+        (["demo/video"], "recipe=demo/video", []),
+        (["output=there", "dry_run=true"], "recipe=demo/lvlm", ["output=there", "dry_run=true"]),
+    ],
+)
+def test_a_demo_is_started_by_the_launcher_without_a_checkout(words, recipe, settings, monkeypatch):
+    started = []
+    monkeypatch.setattr("os.execve", lambda *given: started.append(given))
+    monkeypatch.setenv("OMP_NUM_THREADS", "8")
+    monkeypatch.delenv("WANDB_MODE", raising=False)
+    main(["demo", *words])
+    ((program, command, environment),) = started
+    assert program == sys.executable == command[0]
+    launch = deepspeed_runner.parse_args(command[3:])
+    assert command[1:3] == ["-m", "deepspeed.launcher.runner"] and launch.module and launch.num_gpus in (1, 2)
+    assert launch.user_script == "draftsmith" and launch.user_args == [recipe, *settings]
+    load(launch.user_args)
+    # The same numbers on every machine, and no network.
+    assert environment["OMP_NUM_THREADS"] == "1" and environment["HF_HUB_OFFLINE"] == "1"
+    assert environment["WANDB_MODE"] == "offline" and environment["PATH"]
 
 
 def completed(words: list[str]) -> list[str]:
@@ -273,6 +310,8 @@ def test_bash_completes_commands_recipes_options_and_settings():
     assert completed(["draftsmith", "show", "llava15-68m", "--no"]) == ["--no-defaults"]
     assert completed(["draftsmith", "train", "llava15-68m", "rest"]) == ["restart="]
     assert completed(["draftsmith", "completion", "f"]) == ["fish"]
+    assert completed(["draftsmith", "demo", "vis"]) == ["visual-ar"]
+    assert completed(["draftsmith", "verify", "--fi"]) == ["--files-only"]
     assert completed(["draftsmith", "doctor", "--ne"]) == ["--network"]
     assert completed(["draftsmith", "recipe", "=", "llava15-160m-d"]) == ["llava15-160m-distilled"]
     assert set(completed(["draftsmith", "recipe", "="])) == set(recipe_names())

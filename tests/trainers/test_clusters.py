@@ -90,7 +90,7 @@ def torchrun(node: int, port: str, folder: Path) -> list[str]:
 
 def torchrun_of_a_wheel(node: int, port: str, folder: Path) -> list[str]:
     """Without a checkout there is no trains/train.py."""
-    return [*torchrun(node, port, folder)[:-1], "-m", "draftsmith.recipes.cli"]
+    return [*torchrun(node, port, folder)[:-1], "-m", "draftsmith"]
 
 
 @pytest.mark.slow

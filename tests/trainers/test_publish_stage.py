@@ -46,12 +46,33 @@ COMMAND = [sys.executable, "-m", "draftsmith.recipes.cli", "publish"]
 SECRET = "hf_" + "S" * 34
 
 
+# What training, data and plots need: the packages are absent from the fresh process, as where nobody installed them.
+TRAINING_ONLY = ("wandb", "deepspeed", "peft", "webdataset", "datasets", "av", "matplotlib", "omegaconf", "accelerate")
+ABSENT = f"""
+import atexit, importlib.machinery, os, sys
+class Finder(importlib.machinery.PathFinder):
+    @classmethod
+    def find_spec(cls, name, path=None, target=None):
+        return None if name.split(".")[0] in {TRAINING_ONLY} else super().find_spec(name, path, target)
+sys.meta_path[sys.meta_path.index(importlib.machinery.PathFinder)] = Finder
+@atexit.register
+def say():
+    with open(os.environ["DRAFTSMITH_TEST_SAID"], "w") as file:
+        print(*sorted({{name.split(".")[0] for name in sys.modules}}), file=file)
+"""
+
+
 @pytest.fixture(scope="module")
 def published(tmp_path_factory):
-    """A run that ends with its folder, which a fresh process has tried; with a token in the environment."""
-    output = tmp_path_factory.mktemp("run")
+    """A run that ends with its folder, which a fresh process has tried: with a token in the environment, and without
+    the packages that only training needs.
+    """
+    output, without = tmp_path_factory.mktemp("run"), tmp_path_factory.mktemp("without")
+    (without / "sitecustomize.py").write_text(ABSENT)
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("HF_TOKEN", SECRET)
+        patch.setenv("PYTHONPATH", os.pathsep.join(filter(None, [str(without), os.environ.get("PYTHONPATH")])))
+        patch.setenv("DRAFTSMITH_TEST_SAID", str(output / "imported.txt"))
         output.joinpath("run.yaml").write_text(
             f"command: trains/train.py recipe=/home/alice/mine.yaml output={output}\n"
             "packages: {torch: '2.13', transformers: '5.23'}\n"
@@ -65,6 +86,42 @@ def published(tmp_path_factory):
 def folder(published, tmp_path):
     """A copy to break."""
     return Path(shutil.copytree(published / "publish" / "repository", tmp_path / "copy"))
+
+
+def test_a_published_drafter_decodes_without_what_only_training_needs(published):
+    """The fresh process opened the folder, ran the card's code and decoded (a fault there fails the fixture)."""
+    imported = set((published / "imported.txt").read_text().split())
+    assert {"draftsmith", "torch", "transformers"} <= imported and not imported & set(TRAINING_ONLY)
+
+
+def test_verify_says_what_is_as_it_was_published(published, folder, capsys):
+    parts = ("--target", f"target={published / 'target'}", "--target", f"processor={published / 'world'}")
+    assert main(["verify", str(folder), *parts]) == 0
+    said = capsys.readouterr().out
+    assert "as they were published" in said and "the same tokens and accepted drafts" in said and "method M" in said
+    assert main(["verify", str(folder)]) == 2, "the run trained its target: nobody can fetch it"
+    assert "--target FOLDER" in capsys.readouterr().err
+    assert main(["verify", str(folder), "--files-only"]) == 0
+    assert "stored prompt" not in capsys.readouterr().out
+
+
+def test_verify_names_what_is_not_as_it_was_published(published, folder, capsys):
+    state = load_file(folder / "model.safetensors")
+    save_file({name: value.flip(0).contiguous() for name, value in state.items()}, folder / "model.safetensors",
+              {"format": "pt"})  # fmt: skip
+    target = ("--target", str(published / "target"))
+    assert main(["verify", str(folder), *target]) == 3
+    said = capsys.readouterr().out
+    assert f"({folder / 'model.safetensors'})" in said and "its checksum differs" in said
+    assert "stored prompt" not in said, "nothing of it is loaded"
+    write_sums(folder)
+    assert main(["verify", str(folder), *target]) == 3
+    assert "stored prompt has tau" in capsys.readouterr().out
+    (folder / SUMS).unlink()
+    (folder / "draftsmith.json").write_text("{}")
+    assert main(["verify", str(folder), *target]) == 3
+    said = capsys.readouterr().out
+    assert f"{SUMS} is missing" in said and "does not say how this drafter was published" in said
 
 
 def test_the_folder_is_whole_and_says_what_it_is(published):

@@ -1,0 +1,7 @@
+"""`python -m draftsmith ...`; for launchers `deepspeed --module draftsmith train NAME`, which needs no checkout."""
+
+import sys
+
+from draftsmith.recipes.cli import main
+
+sys.exit(main())

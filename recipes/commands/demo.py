@@ -1,0 +1,93 @@
+"""`draftsmith demo`: a demo recipe through the DeepSpeed launcher, on a CPU, with nothing to download."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import sys
+from collections.abc import Sequence
+
+from ...core.errors import UserError, did_you_mean
+from ..files import recipe_names
+from .command import Argument, Command
+
+DEFAULT, MODULE = "lvlm", "draftsmith"
+RANKS = 2
+
+
+def demo_names() -> list[str]:
+    """Names of the demo recipes, without their folder."""
+    return [name.removeprefix("demo/") for name in recipe_names() if name.startswith("demo/")]
+
+
+def command(words: Sequence[str], ranks: int, port: int) -> list[str]:
+    """The launcher's command for `[NAME] [key=value ...]`.
+
+    Raises:
+        UserError: no demo has this name.
+    """
+    names = demo_names()
+    name, settings = DEFAULT, list(words)
+    if settings and "=" not in settings[0]:
+        name = settings.pop(0).removeprefix("demo/")
+    if name not in names:
+        raise UserError(f"no demo {name!r}; there are {', '.join(names)}", hint=did_you_mean(name, names))
+    for word in settings:
+        if "=" not in word:
+            raise UserError(f"{word!r} is no setting", hint="one demo, then key=value ...")
+        if word.startswith("recipe="):
+            raise UserError(f"two recipes: demo/{name} and {word.removeprefix('recipe=')}",
+                            hint="draftsmith recipe=NAME runs any recipe")  # fmt: skip
+    launcher = ["-m", "deepspeed.launcher.runner", "--num_accelerators", str(ranks), "--master_port", str(port)]
+    return [sys.executable, *launcher, "--module", MODULE, f"recipe=demo/{name}", *settings]
+
+
+def environment() -> dict[str, str]:
+    """What the ranks see: one thread each, since models this small gain nothing from more and then give the same
+    numbers everywhere; no network; modules of the working folder are not imported in place of installed ones.
+    """
+    fixed = {"HF_HUB_OFFLINE": "1", "OMP_NUM_THREADS": "1", "TOKENIZERS_PARALLELISM": "false", "PYTHONSAFEPATH": "1",
+             "HF_HUB_DISABLE_TELEMETRY": "1"}  # fmt: skip
+    return {**os.environ, **fixed, "WANDB_MODE": os.environ.get("WANDB_MODE", "offline")}
+
+
+def _ranks() -> int:
+    import torch
+
+    return min(RANKS, torch.cuda.device_count() or os.cpu_count() or 1)
+
+
+def _free_port() -> int:
+    import socket
+
+    with socket.socket() as listener:
+        listener.bind(("127.0.0.1", 0))
+        return int(listener.getsockname()[1])
+
+
+def _run(options: argparse.Namespace) -> int:
+    words = command(options.words, _ranks(), _free_port())
+    # In place of this process: signals and the exit code are the launcher's.
+    os.execve(words[0], words, environment())
+
+
+COMMAND = Command(
+    name="demo",
+    summary="train tiny models on drawn data and measure them: a CPU, minutes, nothing to download",
+    description="Run a demo recipe from drawn data to a report, on two processes of this machine. No GPU, weights or\n"
+    "data are needed. Start it again to go on where it stopped. Further words are settings of the recipe.\n"
+    "draftsmith recipes demo lists the demos.",
+    examples=(
+        ("draftsmith demo", "a draft VLM for a tiny LLaVA"),
+        ("draftsmith demo compare", "six drafters of one target in one table"),
+        ("draftsmith demo visual-ar seed=1", "an image generator, with another seed"),
+        ("draftsmith demo video output=/scratch/video", "clips; results go to this folder"),
+        ("draftsmith demo lvlm dry_run=true", "what it would do"),
+    ),
+    arguments=(
+        Argument("words", "name of a demo (lvlm), then settings of its recipe",
+                 {"nargs": "*", "metavar": "NAME|key=value"}),
+    ),
+    run=_run,
+    takes="demo",
+)  # fmt: skip

@@ -1,0 +1,156 @@
+"""Turn a published drafter into a folder that recipes read: what `draftsmith import` does.
+
+Weights are read from safetensors, or from a pickle without running anything in it. What the files leave unsaid is
+worked out from the target, or asked for.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from transformers import AutoTokenizer
+
+from ..core.errors import UserError, did_you_mean
+from ..core.files import new_folder
+from ..core.pretrained import reading_pretrained
+from ..core.results import check_written
+from ..data.processor import load_processor
+from ..models.drafters.base import TargetIdentity
+from ..models.drafters.eagle_images import save_eagle
+from ..models.drafters.head_files import manifest_of, save_head
+from ..models.drafters.lvlm import save_llava
+from ..models.drafters.made_for import tested_with
+from ..models.hub import read_config, target_embedding
+from ..models.imports import LANGUAGE_HEADS, import_head, import_lantern, import_lvlm
+from ..models.llamagen.files import lantern_config
+from ..models.llamagen.folders import find_folder, read_values
+from ..models.llamagen.lantern_layout import is_lantern
+from ..models.llamagen.transformer import LlamaGenConfig
+from ..models.qwen import QWEN_KINDS
+from ..models.targets.base import language_shape
+
+LANTERN, LVLM = "lantern", "lvlm"
+KINDS = (*LANGUAGE_HEADS, LANTERN, LVLM)
+
+
+@dataclass(frozen=True)
+class ImportOptions:
+    """What is imported.
+
+    Args:
+        source: Hub id or directory of the published drafter.
+        kind: one of `KINDS`.
+        target: Hub id or directory of the model that it drafts for.
+        image: of eagle and eagle3: what stood at pictures in its training, placeholder or projected.
+        no_weights: do not compare embeddings, so that the target's config is enough.
+    """
+
+    source: str
+    kind: str
+    target: str
+    image: str | None = None
+    revision: str | None = None
+    target_revision: str | None = None
+    no_weights: bool = False
+
+
+def import_drafter(options: ImportOptions, destination: Path) -> tuple[dict[str, Any], tuple[str, ...]]:
+    """Write the folder, whole or not at all. Returns the recipe's section for it, and notes.
+
+    Raises:
+        UserError: the destination exists, or the drafter is not of this kind or not of this target.
+    """
+    if options.kind not in KINDS:
+        raise UserError(f"--as {options.kind}: no such kind of drafter; there are {', '.join(KINDS)}", where="--as",
+                        hint=did_you_mean(options.kind, KINDS))  # fmt: skip
+    for name in (options.source, options.target):
+        if Path(name).is_dir():  # of a run: as its stage left it
+            check_written(Path(name))
+    with new_folder(destination) as folder, torch.random.fork_rng(devices=[]):
+        settings, notes = {LANTERN: _lantern, LVLM: _lvlm}.get(options.kind, _head)(options, folder)
+    section = {**settings, "path": str(destination)}
+    if options.kind == LVLM:
+        return {"drafters": {destination.name: section}}, tuple(notes)
+    return {"drafter": section}, tuple(notes)
+
+
+def _recipe_kind(model_type: str, sees: bool) -> str:
+    """What a recipe calls a target."""
+    family = next((kind for kind, types in QWEN_KINDS.items() if model_type in types), model_type)
+    return family if sees else "causal_lm"
+
+
+def _origin(options: ImportOptions) -> dict[str, Any]:
+    """Where the drafter came from, for its manifest."""
+    return {"source": options.source, "revision": options.revision, "as": options.kind}
+
+
+def _head(options: ImportOptions, folder: Path) -> tuple[dict[str, Any], Any]:
+    """Write a head that reads hidden states to `folder`. Returns the recipe's drafter section and notes."""
+    revision = options.target_revision
+    config = read_config(options.target, key="--target", revision=revision)
+    text = config.get_text_config()
+    sees = text is not config
+    embedding = None if options.no_weights else target_embedding(options.target, where="--target", revision=revision)
+    imported = import_head(options.kind, options.source, text, embedding=embedding, image=options.image, sees=sees,
+                           revision=options.revision)  # fmt: skip
+    target = {"kind": _recipe_kind(config.model_type, sees), "path": options.target, "revision": revision}
+    manifest = manifest_of(imported.config, language_shape(text), TargetIdentity(target),
+                           drafter=imported.config.model_dump(mode="json"), imported=_origin(options))  # fmt: skip
+    save_head(imported.head, folder, manifest)
+    return imported.settings, imported.notes
+
+
+def _lantern(options: ImportOptions, folder: Path) -> tuple[dict[str, Any], Any]:
+    """Write an image generator's EAGLE head to `folder`. Returns the recipe's drafter section and notes."""
+    published = find_folder(options.target, options.target_revision, files=("config.json",))
+    values = read_values(published)
+    if values.get("model_type") == "chameleon":
+        target: Any = read_config(str(published), key="--target")
+        named = {"target": {"kind": "anole", "path": options.target, "revision": options.target_revision}}
+    else:
+        where = str(published / "config.json")
+        own = {name: value for name, value in values.items() if name != "model_type"}
+        target = lantern_config(values, where=where) if is_lantern(values) else LlamaGenConfig.model_validate(own)
+        named = {}  # config.json holds the shape of what it mirrors
+    head, settings, notes = import_lantern(options.source, target, revision=options.revision)
+    about = {"method": "eagle", "imported": _origin(options) | {"target": options.target}, "tested_with": tested_with()}
+    save_eagle(head, folder, about | named, with_embedding=True)
+    return settings, notes
+
+
+def _own_words(options: ImportOptions, tokenizer: Any) -> list[str]:
+    """Compare the draft's words with the target's: as many rows are no sign of the same tokenizer (Mistral's)."""
+    try:
+        with reading_pretrained(options.source, "cannot load the head's tokenizer", weights=False):
+            own = AutoTokenizer.from_pretrained(options.source, revision=options.revision)
+    except UserError:
+        return ["brings no tokenizer that can be read: whether its words are the target's was not compared"]
+    theirs, added = tokenizer.get_vocab(), own.get_added_vocab()
+    words = {word: place for word, place in own.get_vocab().items() if word not in added}
+    other = [word for word, place in words.items() if theirs.get(word) != place]
+    if other:
+        raise UserError(
+            f"{len(other)} of its {len(words)} words have other ids in the target's tokenizer ({other[0]!r}): what it "
+            "drafts would be noise", where=options.source, hint="give a target of its tokenizer: TABED's are Vicuna's",
+        )  # fmt: skip
+    return []
+
+
+def _lvlm(options: ImportOptions, folder: Path) -> tuple[dict[str, Any], Any]:
+    """Write a draft LVLM to `folder`. Returns the recipe's drafter section and notes."""
+    target = read_config(options.target, key="--target", revision=options.target_revision)
+    model, notes = import_lvlm(options.source, target, revision=options.revision)
+    processor = load_processor(options.target, revision=options.target_revision)
+    notes = (*notes, *_own_words(options, processor.tokenizer))
+    manifest = {
+        "model": "drafter", "target": options.target, "target_revision": options.target_revision,
+        "tokenizer_hash": processor.tokenizer_hash, "imported": _origin(options), "tested_with": tested_with(),
+    }  # fmt: skip
+    save_llava(model, folder, manifest)
+    processor.save(folder)
+    dtype = str(next(model.parameters()).dtype).removeprefix("torch.")
+    return {"dtype": dtype} if dtype != "float32" else {}, notes

@@ -1,0 +1,73 @@
+"""Findings of `draftsmith verify`: a published folder's files, its manifest, and what its stored prompt gives here."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+
+from ..core.checksums import SUMS, check_sums, read_sums
+from ..core.errors import UserError
+from ..eval.published import fetch, read_published
+from ..eval.stored_prompt import reproduce
+from ..models.drafters.manifest import MANIFEST
+from ..models.hub import is_somewhere
+from .finding import Finding, any_fault, fault, ok
+
+
+def verify(
+    source: str, target: Mapping[str, str] | None, revision: str | None = None, *, files_only: bool = False
+) -> list[Finding]:
+    """Check a published folder or Hub id. Nothing of a folder with a fault among its files is loaded.
+
+    Args:
+        target: part -> Hub id or directory; None: as the manifest names the target.
+        files_only: leave the stored prompt alone.
+
+    Raises:
+        UserError: there is no such folder or repository, or the target is not known.
+    """
+    folder = fetch(source, revision)
+    findings = [_files(folder), _manifest(folder)]
+    if files_only or any_fault(findings):
+        return findings
+    if target is None and not is_somewhere(read_published(folder).target.get("path")):
+        raise UserError("its target was on the disk of whoever trained it", where=str(folder / MANIFEST),
+                        hint="give its folder (--target FOLDER), or check the files alone (--files-only)")  # fmt: skip
+    return [*findings, _stored_prompt(folder, target)]
+
+
+def _files(folder: Path) -> Finding:
+    if not (folder / SUMS).is_file():
+        return fault("files", f"{folder / SUMS} is missing: nothing shows whether a file was changed",
+                     "fetch the folder again, or publish it anew")  # fmt: skip
+    try:
+        check_sums(folder)
+        listed = read_sums(folder)
+    except UserError as error:
+        return _fault("files", error)
+    size = sum((folder / name).stat().st_size for name in listed)
+    return ok("files", f"{len(listed)} files, {size / 2**20:,.1f} MiB, as they were published")
+
+
+def _manifest(folder: Path) -> Finding:
+    try:
+        section = read_published(folder)
+    except UserError as error:
+        return _fault("manifest", error)
+    target = section.target.get("path") or "a target that its maker trained"
+    return ok("manifest", f"{section.drafter.get('kind')} drafter for {target}, method {section.decoding.name}")
+
+
+def _stored_prompt(folder: Path, target: Mapping[str, str] | None) -> Finding:
+    try:
+        expected = reproduce(folder, target=target)
+    except UserError as error:
+        return _fault("stored prompt", error)
+    cycles = len(expected.accepted)
+    return ok("stored prompt", f"{len(expected.tokens)} tokens in {cycles} cycles, tau {expected.tau:.2f}: "
+              "the same tokens and accepted drafts as published")  # fmt: skip
+
+
+def _fault(subject: str, error: UserError) -> Finding:
+    place = f" ({error.where})" if error.where else ""
+    return fault(subject, f"{error.problem}{place}", error.hint or "fetch it again, or publish it anew")
