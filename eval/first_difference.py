@@ -18,7 +18,7 @@ from ..core.batch import ImageRequest, Request
 from ..core.states import Taps
 from ..models.decoding.tree import Tree
 from ..models.targets.base import Target
-from .loop import Decoding, generate
+from .loop import Decoding, EmbeddedRequest, generate
 from .rules import Greedy, Verified
 
 # Largest gap of a tie, in units in the last place (ulps) of the larger score in the target's dtype. A score is a sum
@@ -53,19 +53,25 @@ class _Watched(Greedy):
 
 
 def first_difference(
-    target: Target, request: Request | ImageRequest, plain: Sequence[int], drafted: Sequence[int], decoding: Decoding
+    target: Target,
+    request: Request | ImageRequest,
+    plain: Sequence[int],
+    drafted: Sequence[int],
+    decoding: Decoding,
+    embedded: EmbeddedRequest | None = None,
 ) -> Difference:
     """Compare two answers that are not equal.
 
     Args:
         decoding: of plain decoding, greedy.
+        embedded: as of `generate`.
     """
     place = next((n for n, (a, b) in enumerate(zip(plain, drafted, strict=False)) if a != b), None)
     if place is None:  # one is the other's beginning: no rounding ends an answer without an end token
         place = min(len(plain), len(drafted))
         ours, its = (tokens[place] if place < len(tokens) else None for tokens in (plain, drafted))
         return Difference(place, ours, its, None, None, False)
-    scores = _scores(target, request, place, decoding).float()
+    scores = _scores(target, request, place, decoding, embedded).float()
     top, other = float(scores[plain[place]]), float(scores[drafted[place]])
     dtype = target.embedding.dtype
     size = max(abs(top), abs(other), torch.finfo(dtype).tiny)
@@ -73,11 +79,13 @@ def first_difference(
     return Difference(place, plain[place], drafted[place], top - other, ulps, ulps <= TIE_ULPS[dtype])
 
 
-def _scores(target: Target, request: Request | ImageRequest, place: int, decoding: Decoding) -> Tensor:
+def _scores(
+    target: Target, request: Request | ImageRequest, place: int, decoding: Decoding, embedded: EmbeddedRequest | None
+) -> Tensor:
     """[V] plain decoding's scores of token `place`."""
     if place == 0:
         with torch.inference_mode():
             return target.prefill(request, Taps(), capacity=2)[1].logits[-1]
     rule = _Watched()
-    generate(target, None, request, replace(decoding, rule=rule, max_new_tokens=place + 1))
+    generate(target, None, request, replace(decoding, rule=rule, max_new_tokens=place + 1), embedded=embedded)
     return rule.scores

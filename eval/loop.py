@@ -9,7 +9,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, replace
-from typing import Literal
+from typing import Any, Literal, cast
 
 import torch
 from torch import Tensor
@@ -19,7 +19,7 @@ from ..core.finite import NotFinite, likeliest
 from ..models.decoding.tree import Tree, no_tree
 from ..models.decoding.warp import Distributions, Warp
 from ..models.drafters.base import Drafter
-from ..models.targets.base import Taps, Target
+from ..models.targets.base import SeeingTarget, Taps, Target
 from .policies import Draw, TreePolicy
 from .rules import SCORES, Rule, inverse_cdf
 
@@ -46,7 +46,7 @@ class Generation:
 
     tokens: list[int]
     cycles: list[Cycle]
-    prefill_s: float
+    prefill_s: float  # the tower's pass over the pictures included, whoever ran it
     draft_prefill_s: float
     total_s: float
     stop: Literal["eos", "length"]
@@ -69,6 +69,27 @@ class Decoding:
         return replace(self, max_new_tokens=max_new_tokens)
 
 
+@dataclass(frozen=True)
+class EmbeddedRequest:
+    """What the target receives of a request with pictures, for all methods that decode it, and the seconds it took.
+
+    The seconds count in the prefill and the whole of every generation that is given it, as if its tower had run there.
+    """
+
+    prompt: Any  # `SeeingTarget.embed_prompt`'s
+    seconds: float
+
+
+def embed_once(target: Target, request: Request | ImageRequest) -> EmbeddedRequest | None:
+    """Run the target's vision tower over the pictures of `request`; None: it has none, and nothing is worth keeping."""
+    if not isinstance(request, Request) or request.pixels is None:
+        return None
+    clock = _clock(target)
+    start = clock()
+    prompt = cast(SeeingTarget, target).embed_prompt(request)
+    return EmbeddedRequest(prompt, clock() - start)
+
+
 @torch.inference_mode()
 def generate(
     target: Target,
@@ -76,6 +97,8 @@ def generate(
     request: Request | ImageRequest,
     decoding: Decoding,
     generator: torch.Generator | None = None,
+    *,
+    embedded: EmbeddedRequest | None = None,
 ) -> Generation:
     """Continue `request` until an end token (which is kept) or `max_new_tokens`.
 
@@ -83,6 +106,7 @@ def generate(
         drafter: None decodes plainly.
         generator: draws the uniforms of the rule and the bonus tokens and seeds sampled draws, on the CPU; needed
             above temperature 0.
+        embedded: `embed_once`'s, of this very request; None: the target's tower runs in the prefill.
 
     Raises:
         NotFinite: the scores that a token comes from are not.
@@ -90,15 +114,17 @@ def generate(
     run = _Run(target, drafter, decoding, generator)
     start = run.clock()
     cycles = []
+    embedded_s = 0.0 if embedded is None else embedded.seconds
     try:
-        prefill_s, draft_prefill_s = run.prefill(request)
+        prefill_s, draft_prefill_s = run.prefill(request, None if embedded is None else embedded.prompt)
         while not run.ended:
             cycles.append(run.cycle())
     except NotFinite as error:
         raise error.of(f"{request.name or '(without a name)'}, token {len(run.tokens)}") from None
     stop: Literal["eos", "length"] = "eos" if run.tokens[-1] in decoding.eos_ids else "length"
     pruning_s = getattr(drafter, "pruning_s", 0.0)
-    return Generation(run.tokens, cycles, prefill_s, draft_prefill_s, run.clock() - start, stop, pruning_s)
+    total_s = run.clock() - start + embedded_s
+    return Generation(run.tokens, cycles, prefill_s + embedded_s, draft_prefill_s, total_s, stop, pruning_s)
 
 
 class _Run:
@@ -118,13 +144,15 @@ class _Run:
     def ended(self) -> bool:
         return self.tokens[-1] in self.decoding.eos_ids or self.room <= 0
 
-    def prefill(self, request: Request | ImageRequest) -> tuple[float, float]:
+    def prefill(self, request: Request | ImageRequest, embedded: Any = None) -> tuple[float, float]:
         """Emit the first token, and start the drafter behind it. Returns the seconds of each."""
         drafter, warp, start = self.drafter, self.decoding.warp, self.clock()
         # A tree's nodes are written behind the committed tokens before a path of them is kept.
         most_nodes = 1 if drafter is None else self.decoding.policy.max_nodes + 1
         capacity = self.decoding.max_new_tokens + 1 + most_nodes
-        self.session, step = self.target.prefill(request, drafter.taps if drafter else Taps(), capacity=capacity)
+        more = {} if embedded is None else {"embedded": embedded}
+        taps = drafter.taps if drafter else Taps()
+        self.session, step = self.target.prefill(request, taps, capacity=capacity, **more)
         self.tokens.append(_pick(warp(step.logits[-1]), warp, self.generator))
         begin = self.clock()
         if drafter is not None:

@@ -84,6 +84,8 @@ def activation_bytes(config: PreTrainedConfig, dtype: str, asked: Decoding) -> d
     layer += 2 * heads * head * asked.positions * width + places * asked.positions
     # The prompt's embeddings and its last states, joined of chunks.
     prompt = asked.positions * text.hidden_size * width * (2 if chunk == asked.positions else 3)
+    # What Qwen3-VL's tower adds behind its first layers; like the embeddings it stays while every method decodes.
+    prompt += asked.positions * text.hidden_size * width * _num_deepstack(config)
     scores = 4 * 4 * asked.nodes * text.vocab_size  # float32: scores, warped, sorted, probabilities
     parts: dict[str, float] = {"prompt and tree": layer + prompt + scores}
     if asked.attention:
@@ -93,6 +95,11 @@ def activation_bytes(config: PreTrainedConfig, dtype: str, asked: Decoding) -> d
     if (tower := _tower_bytes(config, width, asked.positions)) is not None:
         parts["vision tower's pass"] = tower
     return parts
+
+
+def _num_deepstack(config: PreTrainedConfig) -> int:
+    vision = config_value(config, "vision_config")
+    return 0 if vision is None else len(config_value(vision, "deepstack_visual_indexes") or ())
 
 
 def _tower_bytes(config: PreTrainedConfig, width: int, positions: int) -> float | None:

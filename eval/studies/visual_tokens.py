@@ -23,7 +23,7 @@ from ...models.decoding.removal import unseen_from
 from ...models.decoding.warp import Warp
 from ...models.drafters.base import Drafter
 from ...models.targets.base import Taps
-from ..loop import Decoding, generate
+from ..loop import Decoding, embed_once, generate
 
 Kind = Literal["instruction", "visual", "text"]
 KINDS: tuple[Kind, ...] = ("instruction", "visual", "text")
@@ -157,14 +157,14 @@ def importance(
         decoding: plain and greedy, as many tokens as an answer needs.
     """
     assert decoding.warp.greedy and questions, "answers are compared at temperature 0"
-    accuracy: dict[int, float] = {}
-    for layer in layers:
-        right = 0
-        for question in questions:
+    right = dict.fromkeys(layers, 0)
+    for question in questions:
+        embedded = embed_once(target, question.request)  # one pass of the tower for all layers
+        for layer in layers:
             with unseen_from(target.decoder, _visual(target, question.request), layer):
-                right += question.is_right(generate(target, None, question.request, decoding).tokens)
-        accuracy[layer] = right / len(questions)
-    return accuracy
+                answer = generate(target, None, question.request, decoding, embedded=embedded).tokens
+            right[layer] += question.is_right(answer)
+    return {layer: count / len(questions) for layer, count in right.items()}
 
 
 def _visual(target: Any, request: Request) -> Tensor:

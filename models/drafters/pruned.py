@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import time
 from collections.abc import Mapping
-from dataclasses import replace
 from pathlib import Path
 from typing import Any, Literal
 
@@ -22,7 +21,6 @@ from torch.nn import functional as F
 from ...core.batch import Request
 from ...core.errors import UserError
 from ...core.pictures import TEXT
-from ...core.positions import place_positions
 from ...core.states import Taps
 from ..decoding.decoder import PromptRows
 from ..decoding.expansions import Expansions
@@ -73,7 +71,6 @@ class PrunedConfig(DrafterConfig):
             )  # fmt: skip
 
     def taps_for(self, shape: TargetShape, *, training: bool) -> Taps:
-        """What a sibling reads; the target itself reads its own embedding (layer 0) as well, see `PrunedProposal`."""
         layers = self.attention_layers or tuple(range(shape.num_layers))
         return Taps(prefill_attention=layers if self.ratio else (), attention_queries="suffix")
 
@@ -176,11 +173,8 @@ class PrunedProposal(IndependentProposal):
     def __init__(self, reader: LanguageTarget, target: LanguageTarget, config: PrunedConfig):
         super().__init__(reader.decoder, "M", newline_id=0)  # no mode but M, which no newline stands in for
         self.reader, self.config, self.vocab_size = reader, config, target.vocab_size
-        # The target has already embedded the prompt, but its embedding does not include what Qwen3-VL's tower adds to
-        # later layers.
-        self._embedded = reader is target and reader.decoder.num_deepstack == 0
-        taps = config.taps_for(target.shape, training=False)
-        self.taps = replace(taps, text_layers=(0,)) if self._embedded else taps
+        self._is_target = reader is target
+        self.taps = config.taps_for(target.shape, training=False)
         self.num_visual = self.num_kept = 0  # of the prompt
         self.pruning_s = 0.0  # of it, for a breakdown of the time
 
@@ -221,10 +215,10 @@ class PrunedProposal(IndependentProposal):
 
     def _prompt(self, request: Request, prefill: TargetStep) -> PromptRows:
         ids, modality = request.ids[None], request.modality[None]
-        if not self._embedded:
+        if not self._is_target:
             return self.decoder.prompts(ids, modality, request.pixels, request.pictures)
-        seen = torch.ones_like(modality, dtype=torch.bool)
-        return PromptRows(prefill.layers[0], *place_positions(modality, seen, request.pictures, self.decoder.scheme))
+        assert prefill.received is not None, "a language model's prefill"
+        return prefill.received
 
     def last_position(self, request: Request, max_new_tokens: int) -> int:
         """Count only the kept visual tokens under `positions: compact`, all of them under `target`."""

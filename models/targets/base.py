@@ -12,9 +12,10 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor
 
-from ...core.batch import ImageRequest
+from ...core.batch import ImageRequest, Request
 from ...core.errors import UserError
 from ...core.states import Taps, TargetStates
+from ..decoding.decoder import PromptRows
 from ..decoding.rows import Guidance
 from ..decoding.tree import Tree
 from ..layer import LayerShape
@@ -43,6 +44,7 @@ class TargetStep:
     layers: dict[int, Tensor] = field(default_factory=dict)  # layer -> [R,N,D]
     attention: dict[int, Tensor] = field(default_factory=dict)  # layer -> [R,heads,T], of the prefill only
     prompt: Prompt | None = None  # of the prefill only
+    received: PromptRows | None = None  # of a language model's prefill only: embeddings, with what the tower made
 
     def along(self, rows: Sequence[int]) -> TargetStep:
         """The step at the chosen positions (row 0 is the root)."""
@@ -134,6 +136,18 @@ def check_layers(taps: Taps, num_layers: int) -> None:
             f"states after layer {behind[0]} are wanted, and the target has {num_layers}",
             hint=f"name layers from 0 (the embedding) to {num_layers}",
         )
+
+
+class SeeingTarget(Target, Protocol):
+    """A language model that reads pictures: several prefills of a request can share one pass of its vision tower."""
+
+    def embed_prompt(self, request: Request) -> Any:
+        """What the model receives of a request, the tower's output included: `embedded` of this request's prefills."""
+        ...
+
+    def prefill(self, request: Any, taps: Taps, *, capacity: int, embedded: Any = None) -> tuple[Any, TargetStep]:
+        """As every target's; None embeds the request anew."""
+        ...
 
 
 class DrawingTarget(Target, Protocol):

@@ -25,6 +25,16 @@ from ..packed_row import PackedRow
 from .base import Prompt, TargetShape, TargetStep, check_layers, language_shape
 
 
+@dataclass(frozen=True)
+class EmbeddedPrompt:
+    """A request as the model receives it, behind its vision tower: what `prefill` runs, as often as it is asked to."""
+
+    request: Request  # as the caller has it
+    ids: Tensor  # [1,T], on the target's device
+    modality: Tensor  # [1,T]
+    rows: PromptRows
+
+
 @dataclass
 class LanguageSession:
     cache: Cache
@@ -89,12 +99,24 @@ class LanguageTarget:
         return self.scores(feature[0])
 
     @torch.inference_mode()
-    def prefill(self, request: Request, taps: Taps, *, capacity: int) -> tuple[LanguageSession, TargetStep]:
+    def embed_prompt(self, request: Request) -> EmbeddedPrompt:
+        """Run the tower over the request's pictures. What it holds is as large as the prompt: [1,T,D], and [n,D] for
+        each layer behind which Qwen3-VL adds visual states.
+        """
+        seen = self.view(request).to(self.device)
+        ids, modality = seen.ids[None], seen.modality[None]
+        rows = self.decoder.prompts(ids, modality, seen.pixels, seen.pictures)
+        return EmbeddedPrompt(request, ids, modality, rows)
+
+    @torch.inference_mode()
+    def prefill(
+        self, request: Request, taps: Taps, *, capacity: int, embedded: EmbeddedPrompt | None = None
+    ) -> tuple[LanguageSession, TargetStep]:
         """Run the prompt. `capacity` is the number of tokens that may follow it, drafted ones included."""
-        request = self.view(request).to(self.device)
-        length, ids, modality = len(request.ids), request.ids[None], request.modality[None]
-        prompts = self.decoder.prompts(ids, modality, request.pixels, request.pictures)
-        session = LanguageSession(self.decoder.new_cache(length + capacity), taps, prompts.rope_delta)
+        embedded = self.embed_prompt(request) if embedded is None else embedded
+        assert embedded.request is request, "embedded for another request, whose pictures may be others"
+        ids, modality, prompts = embedded.ids, embedded.modality, embedded.rows
+        session = LanguageSession(self.decoder.new_cache(ids.shape[1] + capacity), taps, prompts.rope_delta)
         states = self.decoder.run(
             prompts,
             session.cache,
@@ -111,6 +133,7 @@ class LanguageTarget:
             states.layers,
             states.attention,
             Prompt(ids, seen, positions, Guidance(), modality),
+            prompts,
         )
 
     @torch.inference_mode()

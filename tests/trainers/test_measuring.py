@@ -30,7 +30,7 @@ def decoded(monkeypatch):
     """(drafter, temperature, top-k, top-p, length, seed) of each call of `generate`, and what measures."""
     calls = []
 
-    def generate(target, drafter, request, decoding, generator):
+    def generate(target, drafter, request, decoding, generator, *, embedded):
         warp = decoding.warp
         seed = generator.initial_seed()
         calls.append((drafter, warp.temperature, warp.top_k, warp.top_p, decoding.max_new_tokens, seed))
@@ -81,8 +81,8 @@ def test_a_greedy_answer_that_is_not_plain_decodings_is_explained(decoded, tmp_p
     """A relaxed rule's answers may differ, and nothing is decoded again for them."""
     plain = measuring.generate
 
-    def generate(target, drafter, request, decoding, generator):
-        answer = plain(target, drafter, request, decoding, generator)
+    def generate(target, drafter, request, decoding, generator, *, embedded):
+        answer = plain(target, drafter, request, decoding, generator, embedded=embedded)
         return answer if drafter is None else SimpleNamespace(**(vars(answer) | {"tokens": [2]}))
 
     drafting = Drafting()

@@ -17,7 +17,7 @@ import torch
 from ...core import ranks
 from ...data.lengths import count_long
 from ...eval.first_difference import first_difference
-from ...eval.loop import Decoding, Generation, generate
+from ...eval.loop import Decoding, EmbeddedRequest, Generation, embed_once, generate
 from ...eval.policies import Chain, Draw
 from ...eval.rows import PLAIN, Row, measure
 from ...eval.rules import RULES
@@ -131,9 +131,11 @@ class Measuring:
         logs: dict[Drafting, dict[str, Any]] = {}
         plainly = self.plainly(common["temperature"], common["max_new_tokens"])
         for _ in range(self.stage.repeats):
-            plain.append(self._generate(index, None, opened, plainly))
+            # One pass of the tower for all methods of a repeat, whose times it counts in.
+            embedded = embed_once(self.target, opened.request)
+            plain.append(self._generate(index, None, opened, plainly, embedded))
             for drafting, decoding in decodings.items():
-                drafted[drafting].append(self._generate(index, drafting, opened, decoding))
+                drafted[drafting].append(self._generate(index, drafting, opened, decoding, embedded))
                 logs[drafting] = drafting.details(opened, common["max_new_tokens"])
         about = self._about_plain(plain[0].tokens, opened)
         rows = [measure(plain, plain, method=PLAIN, details=about, **common)]
@@ -143,17 +145,23 @@ class Measuring:
                 details=about | logs[drafting], **common,
             )  # fmt: skip
             if decodings[drafting].rule is RULES["greedy"] and not row.identical:
-                row = self._explained(row, plain, generations, opened, plainly)
+                row = self._explained(row, plain, generations, opened, plainly, embedded)
             rows.append(row)
         return rows
 
     def _explained(
-        self, row: Row, plain: Sequence[Generation], drafted: Sequence[Generation], opened: Opened, plainly: Decoding
+        self,
+        row: Row,
+        plain: Sequence[Generation],
+        drafted: Sequence[Generation],
+        opened: Opened,
+        plainly: Decoding,
+        embedded: EmbeddedRequest | None,
     ) -> Row:
         """A row of a greedy method whose answer is not plain decoding's, with the gap of the scores where they part."""
         ours = next((g.tokens for g in (*drafted, *plain) if g.tokens != plain[0].tokens), None)
         assert ours is not None, "see `measure`"
-        difference = first_difference(self.target, opened.request, plain[0].tokens, ours, plainly)
+        difference = first_difference(self.target, opened.request, plain[0].tokens, ours, plainly, embedded)
         return replace(row, details={**row.details, "difference": difference.to_json()})
 
     def _about_plain(self, tokens: list[int], opened: Opened) -> dict[str, Any]:
@@ -176,13 +184,21 @@ class Measuring:
             self._warm[place] += 1
             opened = requests.open(index, self.target)
             if opened is not None:
-                self._generate(index, None, opened, self.plainly(temperature, self.lengths[0]))
+                embedded = embed_once(self.target, opened.request)
+                self._generate(index, None, opened, self.plainly(temperature, self.lengths[0]), embedded)
                 for drafting, decoding in decodings.items():
-                    self._generate(index, drafting, opened, decoding)
+                    self._generate(index, drafting, opened, decoding, embedded)
 
-    def _generate(self, index: int, drafting: Drafting | None, opened: Opened, decoding: Decoding) -> Generation:
+    def _generate(
+        self,
+        index: int,
+        drafting: Drafting | None,
+        opened: Opened,
+        decoding: Decoding,
+        embedded: EmbeddedRequest | None,
+    ) -> Generation:
         drafter = None if drafting is None else drafting.drafter
-        return generate(self.target, drafter, opened.request, decoding, self.uniforms(index))
+        return generate(self.target, drafter, opened.request, decoding, self.uniforms(index), embedded=embedded)
 
     def uniforms(self, index: int) -> torch.Generator:
         """The seed depends on the request and not on the rank, so the report does not depend on the number of ranks."""

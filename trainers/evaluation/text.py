@@ -96,7 +96,7 @@ def _report(
     bound: dict[str, Any] | None,
 ) -> None:
     """The report, by rank 0 alone, and then the probes."""
-    about = _about(stage)
+    about = _about(stage, rows)
     for suite_run in runs:
         about |= suite_run.about()
     reporting = Reporting(stage, context, measuring, rows, about)
@@ -131,12 +131,16 @@ def _held(measuring: Measuring) -> dict[str, HeldVisual]:
     return {one.name: one.held_visual for one in measuring.drafting if one.held_visual is not None}
 
 
-def _about(stage: Any) -> dict[str, Any]:
+def _about(stage: Any, rows: list[Row]) -> dict[str, Any]:
+    tower = (
+        "one pass for each request and repeat; its time is in every method's prefill and total, plain decoding's too"
+    )
     prompts = {b.convention for b in stage.benchmarks.values() if isinstance(b, SetsBenchmark)}
     return {
         "max_new_tokens": stage.max_new_tokens,
         "answers": "end at the end token" if stage.stop_at_end else "go on behind the end token",
         **({"prompts": ", ".join(sorted(prompts))} if prompts else {}),
+        **({"vision tower": tower} if any(row.visual_tokens for row in rows) else {}),
     }
 
 
