@@ -23,6 +23,8 @@ from ..core.fields import Place
 from ..core.files import read_yaml
 from .patterns import braces, matched
 from .records import RecordFile, file_identity, open_records
+from .shipped import fetch_commands, shipped
+from .shipped import identity as shipped_identity
 from .table_records import Columns, TableRecords
 from .tar_records import TarRecords
 
@@ -65,16 +67,22 @@ class JsonFile:
     def __str__(self) -> str:
         return str(self.path)
 
+    @property
+    def place(self) -> Path:
+        """The file that is read: this one, or the package's of that name."""
+        return shipped(self.path) or self.path
+
     def is_present(self) -> bool:
         """Whether the file is there."""
-        return self.path.is_file()
+        return self.place.is_file()
 
     opens_fast = True  # opening reads no more than an index needs
     is_remote = False
 
     def identity(self) -> str:
         """Hash of the file, or "absent"."""
-        return _identity(self.path)
+        own = shipped(self.path)
+        return _identity(self.path) if own is None else shipped_identity(own)
 
     def open(self, cache: Path) -> RecordFile:
         """Index it."""
@@ -211,9 +219,9 @@ def _shares(source: Source, *, check: bool = True) -> list[Share]:
     if not isinstance(source, JsonFile) or not is_mixture(source.path):
         return [Share(source)]
     path = source.path
-    if not path.is_file():
+    if not source.is_present():
         raise UserError("mixture not found", where=str(path), hint="check `path` of the data section")
-    entries = _entries(path)
+    entries = _entries(path, source.place)
     # Tables and tars say themselves what is missing of them; a set of the Hub may have to be fetched first.
     missing = [s for s in entries if check and isinstance(s.source, JsonFile) and not s.source.is_present()]
     if missing:
@@ -222,16 +230,34 @@ def _shares(source: Source, *, check: bool = True) -> list[Share]:
         raise UserError(
             f"{len(missing)} of {len(entries)} data files of a mixture are missing",
             where="; ".join(named) + more,
-            hint="correct the paths (relative ones start at the mixture's folder), or remove the entries: some files "
+            hint=missing_hint([path])
+            or "correct the paths (relative ones start at the mixture's folder), or remove the entries: some files "
             "of the published mixtures were never released",
         )
     return entries
 
 
-def _entries(path: Path) -> list[Share]:
-    """The mixture's files, each strategy checked; relative paths start at the mixture's own folder."""
+def missing_hint(names: Iterable[Name]) -> str | None:
+    """How to fetch what mixtures that ship with the project name; None: none of them does."""
+    own = [place for s in _sources(names) if isinstance(s, JsonFile) and (place := shipped(s.path)) is not None]
+    return " && ".join(command for place in own for command in fetch_commands(place)) or None
+
+
+def missing_files(names: Iterable[Name]) -> list[str]:
+    """What is not on disk: sources, or of mixtures that are there the files that they name."""
+    sources = _sources(names)
+    named = [share.source for source in sources if source.is_present() for share in _shares(source, check=False)]
+    return [str(source) for source in dict.fromkeys([*sources, *named]) if not source.is_present()]
+
+
+def _entries(path: Path, file: Path) -> list[Share]:
+    """The mixture's files, each strategy checked; relative paths start at the mixture's own folder.
+
+    Args:
+        file: what is read, which may be the package's in place of `path`.
+    """
     where = str(path)
-    tree = read_yaml(path, dict[str, Any], hint="mend the YAML")
+    tree = read_yaml(file, dict[str, Any], hint="mend the YAML")
     datasets = tree["datasets"] if set(tree) == {"datasets"} else None
     if not isinstance(datasets, list) or not datasets:
         hint = "write `datasets:` and under it one `- json_path: ...` for each file, with its `sampling_strategy: ...`"
@@ -246,8 +272,8 @@ def _entries(path: Path) -> list[Share]:
             shares.append(Share(source.inside(path.parent), strategy, place))
             continue
         _check_entry(entry, place)
-        for file in braces(entry["json_path"], place):
-            shares.append(Share(JsonFile(path.parent / file), strategy, place))
+        for name in braces(entry["json_path"], place):
+            shares.append(Share(JsonFile(path.parent / name), strategy, place))
     return shares
 
 

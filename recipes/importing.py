@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal, cast
 
 import torch
 from transformers import AutoTokenizer
@@ -25,6 +25,7 @@ from ..models.drafters.lvlm import save_llava
 from ..models.drafters.made_for import tested_with
 from ..models.hub import read_config, target_embedding
 from ..models.imports import LANGUAGE_HEADS, import_head, import_lantern, import_lvlm
+from ..models.imports.heads import LanguageHead
 from ..models.llamagen.files import lantern_config
 from ..models.llamagen.folders import find_folder, read_values
 from ..models.llamagen.lantern_layout import is_lantern
@@ -51,7 +52,7 @@ class ImportOptions:
     source: str
     kind: str
     target: str
-    image: str | None = None
+    image: Literal["placeholder", "projected"] | None = None
     revision: str | None = None
     target_revision: str | None = None
     no_weights: bool = False
@@ -95,7 +96,8 @@ def _head(options: ImportOptions, folder: Path) -> tuple[dict[str, Any], Any]:
     text = config.get_text_config()
     sees = text is not config
     embedding = None if options.no_weights else target_embedding(options.target, where="--target", revision=revision)
-    imported = import_head(options.kind, options.source, text, embedding=embedding, image=options.image, sees=sees,
+    kind = cast(LanguageHead, options.kind)
+    imported = import_head(kind, options.source, text, embedding=embedding, image=options.image, sees=sees,
                            revision=options.revision)  # fmt: skip
     target = {"kind": _recipe_kind(config.model_type, sees), "path": options.target, "revision": revision}
     manifest = manifest_of(imported.config, language_shape(text), TargetIdentity(target),

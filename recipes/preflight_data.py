@@ -18,7 +18,7 @@ from ..data.captioned import CaptionedSource, read
 from ..data.captioned.items import Captioned, Source
 from ..data.dataset import ConversationData, ConversationDataset
 from ..data.media_files import BadMedia, MediaFile, located
-from ..data.mixture import Name, Selection, are_present
+from ..data.mixture import Name, Selection, are_present, missing_files, missing_hint
 from ..data.processor import Processor
 from ..data.prompts import PromptSource, read_prompts
 from ..data.records import paths
@@ -100,7 +100,7 @@ def _look(subject: str, data: Found, stage: Any, context: Context, finished: set
         return _captioned(subject, resolved(section, folder), count)  # type: ignore[arg-type]
     files = data_files(section, context)
     if not are_present(files):
-        return [_absent(subject, ", ".join(map(str, files)))]
+        return [_absent(subject, ", ".join(missing_files(files)), missing_hint(files))]
     processor = _processor(stage, context, finished)
     if form is None or isinstance(processor, str):
         why = "no prompt format is around it" if form is None else str(processor)
@@ -140,8 +140,9 @@ def _quality(subject: str, config: QualityConfig) -> list[Finding]:
     return findings
 
 
-def _absent(subject: str, path: str) -> Finding:
-    return warning(subject, f"{ABSENT}: {path}", "fetch it before the run, or name its place here with this key")
+def _absent(subject: str, path: str, cure: str | None = None) -> Finding:
+    hint = "fetch it before the run, or name its place here with this key"
+    return warning(subject, f"{ABSENT}: {path}", f"{hint}: {cure}" if cure else hint)
 
 
 def _suite(subject: str, path: str, source: Path | None) -> Finding:

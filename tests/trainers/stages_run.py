@@ -23,6 +23,22 @@ TINY_DATASET = [
     "stages.world.splits.held_out={caption: 1, attribute: 1, conversation: 1}",
 ]
 
+# Overrides of recipe=demo/lvlm: all of its stages, a few steps each.
+FEW = [
+    "stages.world.splits.train={name: 4, colors: 4, caption: 20, attribute: 20, "
+    "conversation: 20, place: 4, probe: 4, count: 4, word: 4, "
+    "difference: 4, edit: 4, story: 4, sums: 4, fact: 4, aside: 2}",
+    "stages.world.splits.align.caption=20",
+    "stages.world.splits.seen={attribute: 1, conversation: 1, place: 1, difference: 1, probe: 1, count: 1}",
+    "stages.world.splits.text={sums: 2, fact: 1, aside: 1}",
+    "stages.world.splits.held_out={attribute: 5, caption: 2, conversation: 2}",
+    "stages.world.splits.binding.attribute=6",
+    "stages.target.steps=4",
+    "stages.language.steps=2",
+    "stages.finetune.steps=3",
+    "stages.evaluate.max_new_tokens=12",
+]
+
 
 def list_anew(folder: Path) -> None:
     """As if the stage had written its files as they are now; those that are gone leave the list."""

@@ -8,23 +8,10 @@ from pathlib import Path
 
 import pytest
 from ranks_run import MAIN, run_ranks, run_recipe
+from stages_run import FEW
 from training import free_port
 
 ROOT = Path(__file__).resolve().parents[2]
-FEW = [
-    "stages.world.splits.train={name: 4, colors: 4, caption: 20, attribute: 20, "
-    "conversation: 20, place: 4, probe: 4, count: 4, word: 4, "
-    "difference: 4, edit: 4, story: 4, sums: 4, fact: 4, aside: 2}",
-    "stages.world.splits.align.caption=20",
-    "stages.world.splits.seen={attribute: 1, conversation: 1, place: 1, difference: 1, probe: 1, count: 1}",
-    "stages.world.splits.text={sums: 2, fact: 1, aside: 1}",
-    "stages.world.splits.held_out={attribute: 5, caption: 2, conversation: 2}",
-    "stages.world.splits.binding.attribute=6",
-    "stages.target.steps=4",
-    "stages.language.steps=2",
-    "stages.finetune.steps=3",
-    "stages.evaluate.max_new_tokens=12",
-]
 
 
 def asked(output: Path, *more: str, recipe: str = "demo/lvlm") -> list[str]:

@@ -47,7 +47,9 @@ SECRET = "hf_" + "S" * 34
 
 
 # What training, data and plots need: the packages are absent from the fresh process, as where nobody installed them.
-TRAINING_ONLY = ("wandb", "deepspeed", "peft", "webdataset", "datasets", "av", "matplotlib", "omegaconf", "accelerate")
+# braceexpand comes with webdataset, pandas and pyarrow with datasets.
+TRAINING_ONLY = ("wandb", "deepspeed", "peft", "webdataset", "datasets", "av", "matplotlib", "omegaconf", "accelerate",
+                 "braceexpand", "pandas", "pyarrow", "rich")  # fmt: skip
 ABSENT = f"""
 import atexit, importlib.machinery, os, sys
 class Finder(importlib.machinery.PathFinder):

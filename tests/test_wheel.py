@@ -1,0 +1,101 @@
+"""The wheel: it holds what recipes name, and works without a checkout, outside of one."""
+
+import os
+import subprocess
+import sys
+import tomllib
+import venv
+import zipfile
+from pathlib import Path
+
+import pytest
+import yaml
+from draftsmith.data.shipped import FOLDER as MIXTURES
+from draftsmith.models.hub import PINNED
+from draftsmith.recipes.load import recipe_names
+from stages_run import FEW
+
+ROOT = Path(__file__).resolve().parents[1]
+SETTINGS = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["setuptools"]
+# The published mixtures of LLaVA-OneVision: 90 files of their authors, which docs/data.md writes out in part.
+NOT_OURS = {"data/onevision/mid_stage.yaml", "data/onevision/single_image.yaml", "data/onevision/onevision.yaml"}
+
+
+def packaged() -> set[Path]:
+    """Files that the package's settings put into the wheel, beside modules."""
+    folders = {name: ROOT.joinpath(*name.split(".")[1:]) for name in SETTINGS["packages"]}
+    data = SETTINGS["package-data"]
+    return {path for name, patterns in data.items() for pattern in patterns for path in folders[name].glob(pattern)}
+
+
+def texts(tree) -> set[str]:
+    """Every text in a recipe."""
+    if isinstance(tree, dict | list):
+        return set().union(*(texts(value) for value in (tree.values() if isinstance(tree, dict) else tree)))
+    return {tree} if isinstance(tree, str) else set()
+
+
+def test_the_wheel_holds_what_recipes_name():
+    files = packaged()
+    assert set(recipe_names().values()) <= files
+    named = set().union(*(texts(yaml.safe_load(path.read_text())) for path in recipe_names().values()))
+    mixtures = {name for name in named if name.startswith("data/") and name.endswith(".yaml")} - NOT_OURS
+    assert {MIXTURES / Path(name).name for name in mixtures} == set(MIXTURES.glob("*.yaml")) <= files
+    assert set(PINNED.glob("*.json")) <= files and ROOT / "constraints.txt" in files
+    # Whatever else lies beside modules is read by them.
+    tops = {name.split(".")[1] for name in SETTINGS["packages"] if "." in name}
+    beside = {
+        path
+        for top in tops
+        for path in (ROOT / top).rglob("*")
+        if path.is_file() and path.suffix not in (".py", ".pyc") and not path.name.startswith(".")
+    }
+    assert beside <= files, beside - files
+
+
+@pytest.mark.slow
+def test_the_wheel_works_alone_in_a_fresh_environment(tmp_path):
+    """Built from a copy, installed under the pins, and run in an empty folder: the demo, and a recipe."""
+    environment = {name: value for name, value in os.environ.items() if not name.startswith(("PYTHON", "VIRTUAL_ENV"))}
+    elsewhere = tmp_path / "elsewhere"
+    elsewhere.mkdir()
+
+    def call(*command: str) -> str:
+        done = subprocess.run(command, cwd=elsewhere, env=environment, capture_output=True, text=True, timeout=1800,
+                              check=False)  # fmt: skip
+        assert done.returncode == 0, f"{command}\n{done.stdout[-2000:]}{done.stderr[-3000:]}"
+        return done.stdout
+
+    # Of the checkout what git knows: building leaves folders behind.
+    archive = tmp_path / "checkout.zip"
+    files = subprocess.run(["git", "-C", str(ROOT), "ls-files", "-co", "--exclude-standard"], capture_output=True,
+                           text=True, check=True).stdout.split("\n")  # fmt: skip
+    with zipfile.ZipFile(archive, "w") as out:
+        for name in filter(None, files):
+            if (ROOT / name).is_file():
+                out.write(ROOT / name, name)
+    with zipfile.ZipFile(archive) as stored:
+        stored.extractall(tmp_path / "checkout")
+    call(sys.executable, "-m", "pip", "wheel", "-q", "--no-deps", "-w", str(tmp_path), str(tmp_path / "checkout"))
+    (wheel,) = tmp_path.glob("draftsmith-*.whl")
+    venv.create(tmp_path / "venv", with_pip=True)
+    python = str(tmp_path / "venv" / "bin" / "python")
+    pins = tmp_path / "checkout" / "constraints.txt"
+    torch = next(line for line in pins.read_text().splitlines() if line.startswith("torch=="))
+    call(python, "-m", "pip", "install", "-q", torch)
+    call(python, "-m", "pip", "install", "-q", "-c", str(pins), str(wheel))
+    draftsmith = str(tmp_path / "venv" / "bin" / "draftsmith")
+    where = call(python, "-c", "import draftsmith; print(draftsmith.__file__)")
+    assert str(tmp_path / "venv") in where
+
+    call(draftsmith, "demo", "lvlm", "output=by-demo", *FEW)
+    assert "identical" in (elsewhere / "by-demo" / "evaluate" / "report.md").read_text()
+    said = call(draftsmith, "train", "recipe=demo/lvlm", "output=by-train", *FEW)
+    assert "measure it: draftsmith evaluate" in said
+    assert (elsewhere / "by-train" / "finetune" / "model.safetensors").is_file()
+    call(draftsmith, "publish", "by-demo")
+    folder = elsewhere / "by-demo" / "publish" / "repository"
+    parts = ("--target", "target=by-demo/target", "--target", "processor=by-demo/world")
+    assert "the same tokens and accepted drafts" in call(draftsmith, "verify", str(folder), *parts)
+    missing = call(draftsmith, "check", "eagle-llava15-7b", f"output={elsewhere / 'real'}")
+    assert "hf download Aeala/ShareGPT_Vicuna_unfiltered" in missing
