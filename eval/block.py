@@ -18,7 +18,7 @@ from ..core.finite import NotFinite
 from ..core.section import Section
 from ..models.decoding.tree import Tree
 from ..models.decoding.warp import Distributions
-from .rules import SCORES, Verified, along, inverse_cdf, positive_part
+from .rules import SCORES, Verified, inverse_cdf, positive_part
 
 
 class BlockConfig(Section):
@@ -44,7 +44,7 @@ class Block:
         p, draws = Distributions.of(p).whole(), iter(uniforms)
         n = tree.num_nodes
         if tree.draft_probs is None:
-            return Verified((), (), inverse_cdf(p[0], float(next(draws))), p[:1])
+            return Verified((), (), inverse_cdf(p[0], float(next(draws))), p)
         rows = torch.arange(n, device=p.device)
         q = tree.draft_probs[torch.tensor(tree.parent_rows, device=p.device)]  # [N,V] row i: what node i was drawn from
         drawn = torch.stack([tree.tokens.double(), p[rows, tree.tokens].double(), q[rows, tree.tokens].double()])
@@ -65,7 +65,7 @@ class Block:
         rest = p[n] if kept == n else positive_part(owed[kept], p[kept])
         path = tuple(range(kept))
         bonus = inverse_cdf(rest, float(next(draws)))
-        return Verified(path, tuple(int(t) for t in tokens[:kept]), bonus, along(p, path))
+        return Verified(path, tuple(int(t) for t in tokens[:kept]), bonus, p)
 
 
 def _chance(owed: float, weight: float) -> float:

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
+import numpy as np
 import torch
 from pydantic import Field, model_validator
 from torch import Tensor
@@ -22,8 +23,9 @@ from ..core.finite import NotFinite, likeliest
 from ..core.section import Section
 from ..models.decoding.neighbours import Metric, NeighbourTable, load_neighbours
 from ..models.decoding.tree import ROOT, Tree
+from ..models.decoding.upload import upload_tokens
 from ..models.decoding.warp import Distributions
-from .rules import SCORES, Verified, along, descend, positive_part, without
+from .rules import SCORES, Verified, descend, positive_part, read_with, without
 
 
 class LanternConfig(Section):
@@ -137,29 +139,26 @@ class Lantern:
         code lists them. p is the softmax at temperature 1 without truncation.
         """
         p = scores.softmax(-1)
-        rows, ids = _rows_above(tree, p), tree.tokens.to(p.device)
+        ids, rows = _on_device(tree, p.device)
         mass, size = self.proximity(p, rows, ids)
         best = likeliest(scores)
         accepted = (best[rows] == ids) | ((size > 1) & (mass >= p.amax(-1)[rows]))
-        joined = torch.cat([best, accepted.to(best), ids.to(best)]).tolist()  # the one synchronisation
-        best_ids, joined = joined[: tree.num_nodes + 1], joined[tree.num_nodes + 1 :]
-        path = _longest(tree, joined[: tree.num_nodes])
-        tokens = tuple(joined[tree.num_nodes + node] for node in path)
-        if (bonus := best_ids[path[-1] + 1 if path else 0]) < 0:
+        tokens, joined = read_with(tree, torch.cat([best, accepted.to(best)]))
+        path = _longest(tree, joined[tree.num_nodes + 1 :])
+        if (bonus := joined[path[-1] + 1 if path else 0]) < 0:
             raise NotFinite(SCORES)
-        return Verified(path, tokens, bonus, along(scores, path))
+        return Verified(path, tuple(tokens[node] for node in path), bonus, scores)
 
     def _sampling(self, tree: Tree, p: Distributions, uniforms: Sequence[float]) -> Verified:
         """As `Sampling`, with the mass of A in the place of p(x)."""
         draws = iter(uniforms)
-        ids, probs = tree.tokens.to(p.device), tree.draft_probs
-        tokens = ids.tolist()
+        (ids, above), probs, tokens = _on_device(tree, p.device), tree.draft_probs, tree.tokens.tolist()
         members, known = self._members(ids)
         weights: list[tuple[float, float, float]] = [(0.0, 0.0, 0.0)] * len(tokens)
         if not p.one_by_one:
             # All nodes at once: good for first children. The later ones meet what a rejection left.
             drawn = None if probs is None else probs[torch.tensor(tree.parent_rows, device=p.device), ids]
-            weights = self._weigh(p.whole()[_rows_above(tree, ids)[:, None], members], known, drawn)
+            weights = self._weigh(p.whole()[above[:, None], members], known, drawn)
 
         def trial(node: int) -> tuple[int | None, Tensor]:
             rest = p.row(node + 1)
@@ -241,9 +240,10 @@ def _cleared(probs: Tensor, ids: Tensor) -> Tensor:
     return left
 
 
-def _rows_above(tree: Tree, p: Tensor) -> Tensor:
-    """[N] the row of p that decides about each node: its parent's."""
-    return torch.tensor(tree.parents, dtype=torch.int64, device=p.device) + 1
+def _on_device(tree: Tree, device: torch.device) -> tuple[Tensor, Tensor]:
+    """The nodes' tokens [N], and the row of p that decides about each of them [N]: its parent's."""
+    ids, rows = upload_tokens(device, tree.tokens, np.array(tree.parents, dtype=np.int64) + 1)
+    return ids, rows
 
 
 def _longest(tree: Tree, accepted: Sequence[int]) -> tuple[int, ...]:

@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 
 from ..core.finite import NotFinite, likeliest
+from ..core.states import uploaded
 from ..models.decoding.tree import ROOT, Tree
 from ..models.decoding.warp import Distributions
 from ..models.targets.base import TargetStep
@@ -29,7 +30,7 @@ class Verified:
     path: tuple[int, ...]  # accepted nodes from the root down
     tokens: tuple[int, ...]  # their tokens
     bonus: int  # the token after them, the target's own
-    target_probs: Tensor  # [len(path)+1,V] p at the root and along the path
+    p: Any  # [N+1,V] what the rule was given: a tensor or `Distributions`
     step: TargetStep | None = None  # what the target computed at the root and along the path
     tree: Tree | None = None
     ended: bool = False  # the bonus token is an end token that was drafted and accepted: nothing could follow it
@@ -42,15 +43,17 @@ class Verified:
         place = next((n for n, token in enumerate(self.tokens) if token in eos_ids), None)
         if place is None:
             return self
-        kept, probs = self.path[:place], self.target_probs[: place + 1]
-        return replace(
-            self, path=kept, tokens=self.tokens[:place], bonus=self.tokens[place], target_probs=probs, ended=True
-        )
+        return replace(self, path=self.path[:place], tokens=self.tokens[:place], bonus=self.tokens[place], ended=True)
 
     @property
     def num_accepted(self) -> int:
         """Drafted tokens accepted, without the bonus token: one less than the cycle emits."""
         return len(self.path)
+
+    @property
+    def target_probs(self) -> Tensor:
+        """[len(path)+1,V] p at the root and along the path; decoding never asks for it."""
+        return Distributions.of(self.p).rows([0, *(node + 1 for node in self.path)])
 
 
 class Rule(Protocol):
@@ -71,8 +74,7 @@ class Greedy:
     def __call__(self, tree: Tree, p: Tensor, uniforms: Sequence[float] = ()) -> Verified:
         """`p` [N+1,V], row 0 at the root: probabilities or scores, only their largest entry counts."""
         best = likeliest(p)
-        joined = torch.cat([best, tree.tokens.to(best)]).tolist()  # the cycle's one synchronisation
-        best_ids, tokens = joined[: tree.num_nodes + 1], joined[tree.num_nodes + 1 :]
+        tokens, best_ids = read_with(tree, best)
         path: list[int] = []
         node = ROOT
         while True:
@@ -83,7 +85,7 @@ class Greedy:
             path.append(node)
         if best_ids[node + 1] < 0:
             raise NotFinite(SCORES)
-        return Verified(tuple(path), tuple(tokens[n] for n in path), best_ids[node + 1], along(p, path))
+        return Verified(tuple(path), tuple(tokens[n] for n in path), best_ids[node + 1], p)
 
 
 class Sampling:
@@ -134,7 +136,7 @@ def _drawn_from_p(tree: Tree, p: Distributions, uniforms: Iterable[float]) -> Ve
     while (child := _child_with(tree, path[-1] if path else ROOT, token, tokens)) is not None:
         path.append(child)
         token = draw(child)
-    return Verified(tuple(path), tuple(tokens[n] for n in path), token, along(p, path))
+    return Verified(tuple(path), tuple(tokens[n] for n in path), token, p)
 
 
 def _draws(tree: Tree, p: Distributions, uniforms: Iterator[float]) -> tuple[list[int], Callable[[int], int]]:
@@ -142,16 +144,16 @@ def _draws(tree: Tree, p: Distributions, uniforms: Iterator[float]) -> tuple[lis
     if p.one_by_one:
         return tree.tokens.tolist(), lambda node: inverse_cdf(p.row(node + 1), float(next(uniforms)))
     by_depth = [float(u) for u in itertools.islice(uniforms, tree.num_levels + 1)]
-    own = torch.tensor([by_depth[0], *(by_depth[depth] for depth in tree.depths)], dtype=torch.float64, device=p.device)
-    drawn = _at_uniforms(p.whole(), own)
-    joined = torch.cat([tree.tokens.to(drawn), drawn]).tolist()  # the one synchronisation
+    own = torch.tensor([by_depth[0], *(by_depth[depth] for depth in tree.depths)], dtype=torch.float64)
+    drawn = _at_uniforms(p.whole(), uploaded(own, p.device))
+    tokens, ids = read_with(tree, drawn)
 
     def draw(node: int) -> int:
-        if (token := joined[tree.num_nodes + node + 1]) < 0:
+        if (token := ids[node + 1]) < 0:
             raise NotFinite(SCORES)
         return token
 
-    return joined[: tree.num_nodes], draw
+    return tokens, draw
 
 
 def _child_with(tree: Tree, node: int, token: int, tokens: Sequence[int]) -> int | None:
@@ -213,7 +215,7 @@ def descend(p: Tensor | Distributions, tokens: Sequence[int], draws: Iterator[fl
         path.append(accepted)
         accepted, rest = trial(accepted)
     bonus = inverse_cdf(rest, float(next(draws)))
-    return Verified(tuple(path), tuple(tokens[n] for n in path), bonus, along(p, path))
+    return Verified(tuple(path), tuple(tokens[n] for n in path), bonus, p)
 
 
 def inverse_cdf(probs: Tensor, uniform: float) -> int:
@@ -253,9 +255,12 @@ def positive_part(values: Tensor, fallback: Tensor) -> Tensor:
     return torch.where(total > 0, positive / total, fallback)
 
 
-def along(p: Tensor | Distributions, path: Sequence[int]) -> Tensor:
-    """Rows of p [num_nodes+1,V] at the root and along `path`: [len(path)+1,V]."""
-    return Distributions.of(p).rows([0, *(node + 1 for node in path)])
+def read_with(tree: Tree, ids: Tensor) -> tuple[list[int], list[int]]:
+    """The tree's tokens, and `ids` [n] int64 of the device, on the host: one synchronisation for both."""
+    if tree.tokens.device.type == "cpu":  # a policy that read them has left them there
+        return tree.tokens.tolist(), ids.tolist()
+    joined = torch.cat([tree.tokens.to(ids), ids]).tolist()
+    return joined[: tree.num_nodes], joined[tree.num_nodes :]
 
 
 RULES: dict[str, Rule] = {"greedy": Greedy(), "sampling": Sampling()}

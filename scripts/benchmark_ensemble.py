@@ -21,7 +21,7 @@ from draftsmith.core.pictures import Picture
 from draftsmith.eval import timing
 from draftsmith.eval.loop import Decoding, generate
 from draftsmith.eval.policies import Chain, Draw
-from draftsmith.eval.rules import Verified, along
+from draftsmith.eval.rules import Verified
 from draftsmith.eval.studies.latency_models import random_llava
 from draftsmith.eval.timing import spread
 from draftsmith.models.decoding.decoder import CachedDecoder
@@ -59,7 +59,7 @@ class InTurn:
         path = tuple(range(self.cycle % (tree.num_nodes + 1)))
         self.cycle += 1
         tokens, bonus = tree.tokens.tolist(), int(Distributions.of(p).row(len(path)).argmax())
-        return Verified(path, tuple(tokens[: len(path)]), bonus, along(p, path))
+        return Verified(path, tuple(tokens[: len(path)]), bonus, p)
 
 
 class Timed(EnsembleProposal):

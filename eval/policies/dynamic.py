@@ -64,7 +64,6 @@ class Candidates:
     scores: np.ndarray  # [C] float64, probability of the whole path
     expanded: np.ndarray  # [E] int64, expansion -> candidate
     width: int
-    device: torch.device
 
     def best(self, count: int, *, planned: int = 0) -> Tree:
         """The tree of the `count` best, fewer where fewer are possible, of a cycle that planned so many levels."""
@@ -74,7 +73,7 @@ class Candidates:
         node[chosen], expansion[self.expanded] = np.arange(len(chosen)), np.arange(len(self.expanded))
         above = np.append(self.expanded, len(self.scores))[parent_expansion(chosen, self.width)]
         return Tree(
-            torch.from_numpy(self.tokens[chosen]).to(self.device),
+            torch.from_numpy(self.tokens[chosen]),
             tuple(node[above].tolist()), tuple(expansion[chosen].tolist()), planned=planned,
         )  # fmt: skip
 
@@ -98,7 +97,7 @@ def candidates(root: Tensor, expand: Expand, *, width: int, levels: int, draw: D
         beam = _likeliest(going, width)
         if not len(beam):
             break
-        drafted = torch.from_numpy(tokens[-1][beam]).to(root.device)
+        drafted = torch.from_numpy(tokens[-1][beam])  # the drafter takes them over with all that it needs
         parents = parent_expansion(first + beam, width).tolist()
         below, probs = read_ranked(draw.ranked(expand(parents, drafted), width))
         # A probability rounded above 1 would score a child above its parent.
@@ -108,7 +107,7 @@ def candidates(root: Tensor, expand: Expand, *, width: int, levels: int, draw: D
         tokens.append(below.ravel())
         scores.append(reached.ravel())
     joined = np.concatenate(tokens), np.concatenate(scores), np.concatenate(expanded)
-    return Candidates(*joined, width, root.device)
+    return Candidates(*joined, width)
 
 
 def read_ranked(best: tuple[Tensor, Tensor]) -> tuple[np.ndarray, np.ndarray]:

@@ -154,7 +154,7 @@ def grow_online(
         if not parents:
             return [[] for _ in nodes]
         ids = [tokens[node.path[:-1]][node.path[-1]] for node in parents]
-        q = expand([expansions[node.path[:-1]] for node in parents], torch.tensor(ids, device=root.device))
+        q = expand([expansions[node.path[:-1]] for node in parents], torch.tensor(ids))
         best = drafted.ranking(q)
         drafted.add(best[0])
         ranked: dict[tuple[int, ...], Sequence[float]] = {}
@@ -167,7 +167,7 @@ def grow_online(
     paths = sorted((node.path for node in nodes), key=lambda path: (len(path), path)) or [(0,)]
     index = {path: place for place, path in enumerate(paths)} | {(): ROOT}
     return Tree(
-        torch.tensor([tokens[path[:-1]][path[-1]] for path in paths], device=root.device),
+        torch.tensor([tokens[path[:-1]][path[-1]] for path in paths]),
         tuple(index[path[:-1]] for path in paths),
         tuple(expansions.get(path, ROOT) for path in paths),
         planned=sizing.levels,

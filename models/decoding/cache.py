@@ -16,6 +16,8 @@ from torch import Tensor
 from transformers.cache_utils import Cache as TransformersCache
 from transformers.cache_utils import CacheLayerMixin
 
+from ...core.states import uploaded
+
 
 class CacheLayer(CacheLayerMixin):
     """Keys and values [R,H,L,D] of one layer, written at `length`."""
@@ -119,7 +121,7 @@ class Cache(TransformersCache):
             start = self.length
             index = torch.tensor([start + w for w in written])
             # A large target's layers lie on several devices: one copy of the index goes to each.
-            on = {device: index.to(device) for device in {layer.keys.device for layer in self.own_layers}}
+            on = {device: uploaded(index, device) for device in {layer.keys.device for layer in self.own_layers}}
             for layer in self.own_layers:
                 here = on[layer.keys.device]
                 layer.keys[:, :, start : start + len(written)] = layer.keys[:, :, here]

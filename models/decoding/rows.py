@@ -14,6 +14,7 @@ import torch
 from pydantic import AfterValidator, Field
 from torch import Tensor
 
+from ...core.states import uploaded
 from .cache import Cache
 
 Reduce = Callable[[Tensor], Tensor]  # [R,F,V] -> [F,V]
@@ -139,11 +140,13 @@ class Guidance:
         """[R,F,V] -> [F,V]; node f scores image token number `steps[f]` (from 0). `banned` as of `guide`."""
         if scores.shape[0] == 1 or self.num_rows == 1:
             return scores[0]
+        alone = [step - 1 > self.interval >= 0 for step in steps]
+        if all(alone):
+            return scores[0]
         guided = guide(self.scale, banned=banned)(scores)
-        if self.interval < 0:
+        if not any(alone):
             return guided
-        alone = torch.tensor([step - 1 > self.interval for step in steps], device=scores.device)
-        return torch.where(alone[:, None], scores[0], guided)
+        return torch.where(uploaded(torch.tensor(alone), scores.device)[:, None], scores[0], guided)
 
 
 def _guides_or_not(scale: float) -> float:

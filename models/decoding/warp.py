@@ -12,6 +12,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from ...core.states import uploaded
+
 
 @dataclass(frozen=True)
 class Warp:
@@ -117,5 +119,5 @@ class Distributions:
     def rows(self, numbers: Sequence[int]) -> Tensor:
         """Some of them, [n,V]."""
         if self._all is not None or not self.one_by_one:
-            return self.whole()[list(numbers)]
+            return self.whole()[uploaded(torch.tensor(list(numbers)), self.device)]
         return torch.stack([self.row(number) for number in numbers])

@@ -23,7 +23,7 @@ from ...core.files import read_json
 from ...core.loss import StepLoss
 from ...core.placement import fill, without_storage
 from ...core.section import Section
-from ...core.states import Taps, TargetStates, at_places, places_of
+from ...core.states import Taps, TargetStates, at_places, places_of, uploaded
 from ..decoding.cache import Cache
 from ..decoding.warp import Warp
 from ..layer import LayerShape
@@ -305,7 +305,7 @@ class ImageEagleProposal(Recursive):
     def accept(self, verified: Any) -> None:
         """Features of the root and of the accepted path, each with the token after it."""
         self._features = verified.step.feature
-        tokens = torch.tensor([*verified.tokens, verified.bonus], device=self._features.device)
+        tokens = uploaded(torch.tensor([*verified.tokens, verified.bonus]), self._features.device)
         self._tokens = tokens.expand(len(self._features), -1)
         self._positions = self._next + torch.arange(len(tokens), device=tokens.device)
         self._emitted += len(tokens)

@@ -14,6 +14,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
+from ...core.states import uploaded
 from ..decoding.cache import Cache
 from ..decoding.decoder import CachedDecoder
 from ..decoding.expansions import Expansions
@@ -85,7 +86,7 @@ class GraphedChain(EnsembleProposal):
         """Run the whole chain; `expand` only returns its results."""
         assert self._cache is not None
         count = len(self._pending)
-        self._ids[:count] = torch.tensor(self._pending)
+        self._ids[:count] = uploaded(torch.tensor(self._pending), self._ids.device)
         self._length.fill_(self._cache.length)
         self._weights.copy_(self.weights.current())
         if self.decoder.device.type == "cuda":

@@ -16,6 +16,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from ...core.pictures import TEXT
+from ...core.states import uploaded
 from ..decoding.cache import Cache
 from ..decoding.warp import Warp
 from ..targets.base import Prompt, Target, TargetStep
@@ -86,7 +87,7 @@ class HeadProposal(Recursive):
     def accept(self, verified: Any) -> None:
         """True states of the root and of the accepted path, each with the token after it."""
         self._states = self._true(verified.step)
-        self._tokens = torch.tensor([[*verified.tokens, verified.bonus]], device=self._states.device)
+        self._tokens = uploaded(torch.tensor([[*verified.tokens, verified.bonus]]), self._states.device)
         self._positions = self._next + torch.arange(self._tokens.shape[1], device=self._states.device)
         self._emitted += self._tokens.shape[1]
 

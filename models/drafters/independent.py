@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -18,6 +19,7 @@ from ..decoding.cache import Cache
 from ..decoding.decoder import CachedDecoder
 from ..decoding.expansions import Expansions, accepted_expansions
 from ..decoding.rows import Places
+from ..decoding.upload import upload, upload_tokens
 from ..decoding.warp import Warp
 from ..pictures import flat_view
 from ..targets.base import Taps, TargetStep
@@ -98,10 +100,10 @@ class IndependentProposal:
     def root(self) -> Tensor:
         """Feed what was committed since the last cycle; the cache then ends at the last committed token."""
         assert self._cache is not None
-        ids = torch.tensor(self._pending, device=self.decoder.device)
-        past = self._cache.length
-        feature = self._forward(ids, torch.arange(past, past + len(ids), device=ids.device), None)
-        self._cache.advance(len(ids))
+        past, count = self._cache.length, len(self._pending)
+        ids, places = upload(self.decoder.device, np.array([self._pending, range(past, past + count)]))[0]
+        feature = self._forward(ids, places, None)
+        self._cache.advance(count)
         self._expansions = Expansions()
         return self._q(feature[:, -1:])[0]
 
@@ -111,11 +113,13 @@ class IndependentProposal:
         assert self._cache is not None
         past, first, device = self._cache.length, len(self._expansions), self.decoder.device
         depths = self._expansions.take(parents)
-        places = torch.tensor([past + depth - 1 for depth in depths], device=device)
-        mask = None if self._expansions.extends_chain(len(parents)) else self._expansions.ancestors(first).to(device)
+        host = [np.array([past + depth - 1 for depth in depths])]
+        if not self._expansions.extends_chain(len(parents)):
+            host.append(self._expansions.ancestors(first).numpy())
+        tokens, places, *masks = upload_tokens(device, tokens, *host)
         # Expansions are written after each other; the cache's length covers them only during this forward.
         self._cache.crop_to(past + first)
-        feature = self._forward(tokens.to(device), places, mask)
+        feature = self._forward(tokens, places, masks[0] if masks else None)
         self._cache.crop_to(past)
         return self._q(feature)
 

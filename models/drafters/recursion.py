@@ -8,12 +8,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from ..decoding.cache import Cache
 from ..decoding.expansions import Expansions
-from ..decoding.tree import ROOT
+from ..decoding.upload import upload_tokens
 
 
 class Recursive:
@@ -45,14 +46,14 @@ class Recursive:
         """Run nodes [F] on their parents' outputs; the cache keeps its committed length."""
         past, first, device = self._cache.length, len(self._expansions), self._outputs.device
         depths = self._expansions.take(parents)
-        # One copy to the device for both.
-        above, below = torch.tensor([[0 if p == ROOT else p + 1 for p in parents], depths], device=device)
-        mask = self._expansions.ancestors(first, past=past).to(device)
+        # The root's output, whose parent is ROOT, -1, stands before the expansions'.
+        rows, mask = np.array([parents, depths]), self._expansions.ancestors(first, past=past)
+        rows[0] += 1
+        tokens, (above, below), mask = upload_tokens(device, tokens, rows, mask.numpy())
         positions = self._next + below - 1
         # Expansions are written after each other; the cache's length covers them only during this forward.
         self._cache.crop_to(past + first)
-        rows = len(self._outputs)
-        hidden = self._run(self._outputs[:, above], tokens.to(device).expand(rows, -1), positions, mask, below)
+        hidden = self._run(self._outputs[:, above], tokens.expand(len(self._outputs), -1), positions, mask, below)
         self._cache.crop_to(past)
         self._outputs = torch.cat([self._outputs, hidden], dim=1)
         return self._probabilities(hidden, [self._emitted + depth for depth in depths])

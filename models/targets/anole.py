@@ -26,6 +26,7 @@ from ..decoding.cache import Cache
 from ..decoding.decoder import CachedDecoder, DecoderStates, Tapped
 from ..decoding.rows import Guidance
 from ..decoding.tree import Tree
+from ..decoding.upload import upload_tree
 from ..layer import LayerShape
 from .base import Prompt, TargetShape, TargetStep, check_layers, guided_batch
 from .llamagen import both_sides
@@ -179,10 +180,12 @@ class AnoleTarget:
 
     @torch.inference_mode()
     def verify(self, session: AnoleSession, root: int, tree: Tree) -> TargetStep:
-        ids = torch.cat([torch.tensor([root], device=self.device), tree.tokens.to(self.device)])
-        rows, depths = len(session.prompt.ids), [0, *tree.depths]
-        states, steps = self._at_depths(session, ids.expand(rows, -1), depths, tree.ancestor_mask(self.device))
+        first = self._first(session)
+        ids, numbers, mask = upload_tree(self.device, tree, root, first)
+        assert mask is not None
+        states = self._at(session, ids.expand(len(session.prompt.ids), -1), numbers, mask)
         feature = states.feature if session.taps.feature else None
+        steps = [first, *(first + depth for depth in tree.depths)]
         return TargetStep(self.guided(states.feature, steps), feature, states.layers)
 
     @torch.inference_mode()
@@ -196,7 +199,8 @@ class AnoleTarget:
         """Scores [B,V] after one more token [B] of each picture of `prefill_batch`."""
         ids = tokens.to(self.device).repeat(self.guidance.num_rows)[:, None]
         alone = torch.ones(1, 1, dtype=torch.bool, device=self.device)
-        states, (step,) = self._at_depths(session, ids, [0], alone)
+        step = self._first(session)
+        states = self._at(session, ids, torch.full((1,), step, device=self.device), alone)
         session.cache.advance(1)
         return guided_batch(self, states.feature[:, -1], step)
 
@@ -219,26 +223,26 @@ class AnoleTarget:
         cache.advance(length)
         return AnoleSession(cache, taps, Prompt(ids, mask, positions, self.guidance)), states
 
-    def _at_depths(
-        self, session: AnoleSession, ids: Tensor, depths: Sequence[int], tree: Tensor
-    ) -> tuple[DecoderStates, list[int]]:
-        """States of `ids` [R,N] behind the committed tokens, and which image token each of them scores.
+    def _first(self, session: AnoleSession) -> int:
+        """The number of the image token after the root."""
+        return session.cache.length - session.prompt.ids.shape[1] + 1
+
+    def _at(self, session: AnoleSession, ids: Tensor, numbers: Tensor, tree: Tensor) -> DecoderStates:
+        """States of `ids` [R,N] behind the committed tokens.
 
         Args:
-            depths: N; siblings share a position.
+            numbers: [N] of the image tokens that they score; siblings share one.
             tree: [N,N] bool: which of the N each sees.
         """
         prompt, past = session.prompt, session.cache.length
         rows, length = prompt.ids.shape
-        first = past - length + 1  # number of the token after the root
         # Every row counts from its own last prompt token.
-        positions = prompt.positions[:, -1:] + torch.tensor([first + depth for depth in depths], device=self.device)
+        positions = prompt.positions[:, -1:] + numbers
         mask = torch.ones(rows, ids.shape[1], past + ids.shape[1], dtype=torch.bool, device=self.device)
         mask[:, :, :length] = prompt.mask[:, None]
         mask[:, :, past:] = tree
         embeds = self.decoder.embed(ids)
-        states = self.decoder.forward(embeds, session.cache, positions, mask, layers=session.taps.layers)
-        return states, [first + depth for depth in depths]
+        return self.decoder.forward(embeds, session.cache, positions, mask, layers=session.taps.layers)
 
     @torch.inference_mode()
     def commit(self, session: AnoleSession, path: Sequence[int]) -> None:

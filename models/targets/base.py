@@ -14,7 +14,7 @@ from torch import Tensor
 
 from ...core.batch import ImageRequest, Request
 from ...core.errors import UserError
-from ...core.states import Taps, TargetStates
+from ...core.states import Taps, TargetStates, uploaded
 from ..decoding.decoder import PromptRows
 from ..decoding.rows import Guidance
 from ..decoding.tree import Tree
@@ -48,7 +48,10 @@ class TargetStep:
 
     def along(self, rows: Sequence[int]) -> TargetStep:
         """The step at the chosen positions (row 0 is the root)."""
-        index = list(rows)
+        # Rows from the first on are a slice; others are looked up with one copy of their numbers.
+        index: Any = slice(len(rows))
+        if list(rows) != list(range(len(rows))):
+            index = uploaded(torch.tensor(list(rows)), self.logits.device)
         return TargetStep(
             self.logits[index],
             None if self.feature is None else self.feature[:, index],

@@ -21,6 +21,7 @@ from ..decoding.decoder import CachedDecoder, DecoderStates, PromptRows, packed_
 from ..decoding.parallel import whole
 from ..decoding.rows import Guidance
 from ..decoding.tree import Tree
+from ..decoding.upload import upload_tree
 from ..packed_row import PackedRow
 from .base import Prompt, TargetShape, TargetStep, check_layers, language_shape
 
@@ -138,27 +139,17 @@ class LanguageTarget:
 
     @torch.inference_mode()
     def verify(self, session: LanguageSession, root: int, tree: Tree) -> TargetStep:
-        device, past = self.device, session.cache.length
-        ids = torch.cat([torch.tensor([root], device=device), tree.tokens.to(device)])
-        states = self.decoder.forward(
-            self.decoder.embed(ids[None]),
-            session.cache,
-            self._positions(past + session.rope_delta, tree)[None],
-            None if tree.is_chain else tree.ancestor_mask(device),
-            layers=session.taps.layers,
-        )
+        # A node's position is alike in all coordinates.
+        first = session.cache.length + session.rope_delta
+        ids, positions, mask = upload_tree(self.device, tree, root, first, always_mask=False)
+        embeds = self.decoder.embed(ids[None])
+        states = self.decoder.forward(embeds, session.cache, positions[None], mask, layers=session.taps.layers)
         feature = states.feature if session.taps.feature else None
         return TargetStep(self.decoder.logits(states.feature[0]), feature, states.layers)
 
     @torch.inference_mode()
     def commit(self, session: LanguageSession, path: Sequence[int]) -> None:
         session.cache.commit([0, *(node + 1 for node in path)])
-
-    def _positions(self, root: int, tree: Tree) -> Tensor:
-        """[N+1]: a node stands where its depth puts it, whatever its place in the pass, alike in all coordinates."""
-        if tree.is_chain:
-            return torch.arange(root, root + tree.num_nodes + 1, device=self.device)
-        return torch.tensor([root, *(root + depth for depth in tree.depths)], device=self.device)
 
     # No inference mode: the backward pass of a head cannot use tensors that were created in it.
     @torch.no_grad()

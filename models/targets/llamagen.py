@@ -9,6 +9,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import ClassVar
 
+import numpy as np
 import torch
 from torch import Tensor
 from torch.nn import functional as F
@@ -18,6 +19,7 @@ from ...core.states import Taps, TargetStates
 from ..decoding.cache import Cache
 from ..decoding.rows import Guidance
 from ..decoding.tree import Tree
+from ..decoding.upload import upload_tokens, upload_tree
 from ..layer import LayerShape
 from ..llamagen.transformer import LlamaGen, LlamaGenConfig, LlamaGenStates, pad_left, sequence_mask
 from .base import Prompt, TargetShape, TargetStep, check_layers, guided_batch
@@ -94,10 +96,11 @@ class LlamaGenTarget:
 
     @torch.inference_mode()
     def verify(self, session: LlamaGenSession, root: int, tree: Tree) -> TargetStep:
-        tokens = torch.cat([torch.tensor([root], device=self.device), tree.tokens.to(self.device)])
-        depths = [0, *tree.depths]
-        states, steps = self._at_offsets(session, self._embed(tokens), depths, tree.ancestor_mask(self.device))
+        first = session.cache.length
+        tokens, positions, mask = upload_tree(self.device, tree, root, first)
+        states = self._at(session, self._embed(tokens), positions, mask)
         feature = states.feature if session.taps.feature else None
+        steps = self._steps(first, [0, *tree.depths])
         return TargetStep(self.guided(states.feature, steps), feature, states.layers)
 
     @torch.inference_mode()
@@ -110,9 +113,11 @@ class LlamaGenTarget:
     def feed(self, session: LlamaGenSession, tokens: Tensor) -> Tensor:
         """Scores [B,V] after one more token [B] of each picture of `prefill_batch`."""
         embeds = self.model.tok_embeddings(tokens.to(self.device).repeat(self.guidance.num_rows))[:, None]
+        first = session.cache.length
         alone = torch.ones(1, 1, dtype=torch.bool, device=self.device)
-        states, (step,) = self._at_offsets(session, embeds, [0], alone)
+        states = self._at(session, embeds, torch.full((1,), first, device=self.device), alone)
         session.cache.advance(1)
+        (step,) = self._steps(first, [0])
         return guided_batch(self, states.feature[:, -1], step)
 
     @torch.inference_mode()
@@ -121,30 +126,26 @@ class LlamaGenTarget:
 
         Args:
             offsets: places behind the cache's end, one of each token.
-            mask: [N,S] bool over the last S of what is written, these tokens included; what lies before is seen.
+            mask: [N,S] bool on the CPU over the last S of what is written, these tokens included; what lies before is
+                seen.
         """
         committed = session.cache.length
+        places = np.array([committed + offset for offset in offsets])
+        tokens, positions, seen = upload_tokens(self.device, tokens, places, mask.numpy())
         # Earlier nodes of this cycle lie behind the committed tokens: the cache's length stands at their end meanwhile.
         session.cache.crop_to(committed + mask.shape[1] - len(tokens))
-        embeds = self._embed(tokens.to(self.device))
-        states, steps = self._at_offsets(session, embeds, offsets, mask.to(self.device), committed)
+        states = self._at(session, self._embed(tokens), positions, seen)
         session.cache.crop_to(committed)
-        return self.guided(states.feature, steps)
+        return self.guided(states.feature, self._steps(committed, offsets))
 
-    def _at_offsets(
-        self,
-        session: LlamaGenSession,
-        embeds: Tensor,
-        offsets: Sequence[int],
-        mask: Tensor,
-        committed: int | None = None,
-    ) -> tuple[LlamaGenStates, list[int]]:
-        """States of tokens `embeds` [R,N,D], `offsets` places after the committed ones, and which image code each of
-        them scores.
-        """
+    def _steps(self, committed: int, offsets: Sequence[int]) -> list[int]:
+        """Which image code each token scores that stands so many places behind the `committed` ones."""
+        first = committed - self.model.config.num_condition_tokens + 1  # the code after the root
+        return [first + place for place in offsets]
+
+    def _at(self, session: LlamaGenSession, embeds: Tensor, positions: Tensor, mask: Tensor) -> LlamaGenStates:
+        """States of tokens `embeds` [R,N,D] at `positions` [N]; `mask` [N,S] as of `extend`, on the device."""
         device, past, count = self.device, session.cache.length, embeds.shape[1]
-        committed = past if committed is None else committed
-        positions = torch.tensor([committed + place for place in offsets], device=device)
         condition = session.condition_mask
         rows = () if condition is None else condition.shape[:-1]
         seen: Tensor | None = None
@@ -153,9 +154,7 @@ class LlamaGenTarget:
             seen[..., past + count - mask.shape[1] :] = mask
             if condition is not None:
                 seen[..., : condition.shape[-1]] = condition[..., None, :]
-        states = self.model.decode(embeds, session.cache, positions, seen, layers=session.taps.layers)
-        first = committed - self.model.config.num_condition_tokens + 1  # the code after the root
-        return states, [first + place for place in offsets]
+        return self.model.decode(embeds, session.cache, positions, seen, layers=session.taps.layers)
 
     @torch.inference_mode()
     def commit(self, session: LlamaGenSession, path: Sequence[int]) -> None:

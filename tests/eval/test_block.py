@@ -157,7 +157,7 @@ class OnlyWeights(Block):
             rest = (weights[kept] * rest - tree.draft_probs[kept]).clamp(min=0)
         bonus = inverse_cdf(rest if rest.any() else p[kept], uniforms[-1])
         path = tuple(range(kept))
-        return Verified(path, tuple(tree.tokens[:kept].tolist()), bonus, p[: kept + 1])
+        return Verified(path, tuple(tree.tokens[:kept].tolist()), bonus, p)
 
 
 @pytest.mark.parametrize("wrong", [TokenResidual(), OnlyWeights()], ids=lambda rule: type(rule).__name__)

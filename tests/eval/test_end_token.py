@@ -200,8 +200,7 @@ class Enumerated:
             self.known[key] = list(found.items())
         options = self.known[key]
         (path, bonus), _ = options[self.choices.take([weight for _, weight in options])]
-        rows = p[[0, *(node + 1 for node in path)]]
-        return Verified(path, tuple(int(tree.tokens[n]) for n in path), bonus, rows)
+        return Verified(path, tuple(int(tree.tokens[n]) for n in path), bonus, p)
 
 
 @dataclass(frozen=True)

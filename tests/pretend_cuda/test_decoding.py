@@ -65,3 +65,21 @@ MOST_READS = {
 def test_the_host_waits_a_bounded_number_of_times_in_a_cycle(results, case, temperature):
     counts = results["cycles"][f"{case} T={temperature}"]
     assert counts["reads"] <= MOST_READS[case], counts
+
+
+# Copies to the device: one for each pass (a level, the verification, what was accepted) and for a path that a tree's
+# order does not begin with; a chain's first pass reads what was accepted. Sampling sends its uniforms.
+MOST_UPLOADS = {
+    "plain": 1,
+    "chain": LEVELS + 1,
+    "graph": 2,
+    **dict.fromkeys(("eagle3", "eagle", "sparrow", "image eagle"), LEVELS + 2),
+}
+
+
+@pytest.mark.parametrize("temperature", [0, 1])
+@pytest.mark.parametrize("case", MOST_UPLOADS)
+def test_what_a_pass_needs_is_one_copy_that_nobody_waits_for(results, case, temperature):
+    counts = results["cycles"][f"{case} T={temperature}"]
+    assert counts["uploads"] <= MOST_UPLOADS[case] + temperature, counts
+    assert counts["blocking"] == 0
