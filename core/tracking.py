@@ -44,7 +44,9 @@ ENDS = {"_per_s": "per second", "_ms": "ms", "_s": "s", "_bytes": "bytes", "_gib
 class WandbConfig(Section):
     """Where wandb keeps a run, and what it is sent."""
 
+    # wandb's project.
     project: str
+    # wandb's user or team; null: the login's own.
     entity: str | None = None
     # null: online where a key is set, offline else.
     mode: Literal["online", "offline", "disabled"] | None = None

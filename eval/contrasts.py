@@ -30,7 +30,9 @@ Label = Callable[[Row], str]
 class Comparison(Section):
     """Stages that trained drafters, pair by pair: of one seed, and the same up to where the two ways part."""
 
+    # Stages of the one way, one for each seed.
     first: list[str] = Field(min_length=2)
+    # Stages of the other way, in the same order.
     second: list[str] = Field(min_length=2)
 
     @model_validator(mode="after")

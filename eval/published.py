@@ -111,7 +111,7 @@ class PublishedSection(Section):
 
 @dataclass(frozen=True)
 class Answer:
-    """A generated text or picture (uint8 [3,S,S]) with its decoding statistics."""
+    """A generated text or picture (str, or uint8 [3,S,S]), with its tokens, cycles and times in `generation`."""
 
     output: Any
     generation: Generation
@@ -135,9 +135,10 @@ class Speculator:
     render: Callable[[list[int]], Any]
 
     def __call__(self, text: str, *pictures: str | Path, label: int | None = None, plain: bool = False) -> Answer:
-        """Answer, or draw.
+        """Answer a prompt, or draw a picture.
 
         Args:
+            text: the question, or the caption to draw.
             pictures: files; their marks stand before the text where it has none.
             label: of generators that draw classes; the text then only names the picture.
             plain: without the drafter, which greedily gives the same tokens, one at a time.
@@ -162,8 +163,9 @@ def open_published(
 
     Args:
         source: Hub id, or a published folder.
-        target: Hub id or directory of the target's weights; null: as the drafter's manifest names it. Of a generator
+        target: Hub id or directory of the target's weights; None: as the drafter's manifest names it. Of a generator
             whose parts lie apart a mapping: target, vq, text -> directory.
+        revision: of the Hub; None: the newest.
 
     Raises:
         UserError: a file is missing or not as it was published, or the drafter was not made for this target.

@@ -18,8 +18,11 @@ from ..core.section import Section
 class LoraConfig(Section):
     """peft's LoRA on the linear layers of the language model (its LM head and embedding stay frozen)."""
 
+    # Rank of the adapters.
     rank: int = Field(16, ge=1)
+    # Scale of the adapters: alpha / rank.
     alpha: float = Field(32.0, gt=0)
+    # Dropout in front of the adapters, in training.
     dropout: float = Field(0.0, ge=0, lt=1)
     # Names of linear layers inside the decoder.
     layers: tuple[str, ...] = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj")

@@ -63,13 +63,19 @@ StageName = Annotated[str, AfterValidator(_stage_name)]
 class Recipe(Section):
     """A whole run. Stages run in the order in which they are written."""
 
+    # The frozen model whose output must not change.
     target: AnyTarget
+    # What proposes tokens. null: stages and methods name theirs.
     drafter: SerializeAsAny[AnyDrafter | None] = None
+    # Name -> stage; they run in the order in which they are written.
     stages: dict[StageName, AnyStage] = Field(min_length=1)
+    # ZeRO stage and precision of training.
     engine: EngineConfig = EngineConfig()
     # What it is meant to run on; a dry run ends with 1 where an evaluation does not fit. null: nothing is compared.
     hardware: Hardware | None = None
+    # wandb, beside the JSON lines that are always written.
     tracking: TrackingConfig = TrackingConfig()
+    # Of every random draw of the run.
     seed: Seed = 0
     # Folder of the run: one folder in it for each stage.
     output: Place

@@ -30,8 +30,11 @@ SCRATCH = "scratch"
 class Expected(Section):
     """Declared sizes of data that is not on disk. Once the data is there, measured sizes replace them."""
 
+    # Records or pictures.
     samples: int = Field(ge=1)
+    # Ids that are text, over all samples.
     text_tokens: int | None = Field(None, ge=0)
+    # Ids that stand for pictures and clips, over all samples.
     visual_tokens: int | None = Field(None, ge=0)
 
 
@@ -42,16 +45,21 @@ class FitSettings(Stage):
     from_stage: str | None = Field(None, alias="from")
     # Of initial weights and data order; null: the recipe's.
     seed: Seed | None = None
+    # Times that all samples are seen.
     epochs: int | None = Field(None, ge=1)
     # Optimizer steps; in place of epochs.
     steps: int | None = Field(None, ge=1)
     # Rows of an optimizer step over all ranks, and of one forward on one rank.
     batch_size: int = Field(ge=1)
+    # Rows of one forward on one rank, where `batch_size` does not fit: gradients are accumulated. null: all at once.
     micro_batch_size: int | None = Field(None, ge=1)
+    # AdamW, its schedule and its clipping.
     optim: OptimConfig
+    # When to save, and how many to keep.
     checkpoints: CheckpointConfig = CheckpointConfig()
     # Processes that read ahead on each rank; 0: none. Of cached states threads, which need not hand batches over.
     num_workers: int = Field(0, ge=0, le=1024)
+    # Steps between two lines of metrics.jsonl.
     log_every: int = Field(10, ge=1)
     expected: Expected | None = None
 

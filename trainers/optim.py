@@ -22,15 +22,21 @@ Parts = Mapping[str, Sequence[tuple[str, nn.Parameter]]]
 class OptimConfig(Section):
     """AdamW. The defaults are those of LLaVA-1.5's scripts (TABED, table 7)."""
 
+    # Learning rate after the warmup.
     lr: Rate
     # Learning rate of single parts (vision_tower, projector, language_model) where it is another one.
     lr_by_part: dict[str, Rate] = Field(default_factory=dict)
+    # AdamW's decay rates of its two moments.
     betas: tuple[Beta, Beta] = (0.9, 0.999)
+    # AdamW's term beneath the division.
     eps: float = Field(1e-8, gt=0, le=1)
+    # AdamW's decay of weights; norms and biases (vectors) are not decayed.
     weight_decay: float = Field(0.0, ge=0, le=100)
+    # How the rate falls after the warmup.
     schedule: Literal["cosine", "linear", "constant"] = "cosine"
     # Share of all steps, or their number, in which the rate rises from 0.
     warmup_ratio: float = Field(0.0, ge=0, lt=1)
+    # The same as a number of steps; give one of the two.
     warmup_steps: int = Field(0, ge=0)
     # Where the schedule ends, as a share of lr.
     final_ratio: float = Field(0.0, ge=0, le=1)

@@ -39,6 +39,7 @@ class AdtTree(Section):
     total: int = Field(60, ge=2)
     # The tree of an image's first cycle (not in the paper: LANTERN's tree).
     initial_depth: int = Field(4, ge=1)
+    # Nodes of a level in that first tree.
     initial_width: int = Field(10, ge=1)
     # Whose (d, k) a cycle starts from: the last tree's, that of the token above, random ones, or a weighted mean of
     # those around. The paper's choice is horizontal. Without a neighbour: the last tree's.

@@ -51,6 +51,7 @@ class EagleConfig(FusedHeadConfig):
     # Image generators: attention heads, and the terms of the loss. LANTERN's heads for LlamaGen have norm_eps 1e-6
     # where their target has 1e-5.
     num_heads: int | None = Field(None, ge=1)
+    # Image generators: the terms of the loss.
     loss: EagleLoss = EagleLoss()
 
     decoding_settings: ClassVar[frozenset[str]] = frozenset({"positions", "vata"})

@@ -34,7 +34,9 @@ class EnsembleConfig(Section):
 
     # What tables call it.
     name: str
+    # M, T, C, P, T-text or T-raw: what the draft is shown in each.
     members: tuple[Mode, ...] = Field(min_length=1)
+    # How much each member counts.
     weights: WeightsConfig = FixedWeights(kind="fixed")
 
     @model_validator(mode="after")

@@ -40,8 +40,11 @@ class HeadConfig(PublishedDrafter):
     kv_heads: Literal["target", "mha"] = "target"
     # Null: as the target's.
     qkv_bias: bool | None = None
+    # Width of the MLP; null: the target's.
     intermediate_size: int | None = Field(None, ge=1, le=1 << 20)
+    # Of its norms; null: the target's.
     norm_eps: float | None = Field(None, gt=0, le=1)
+    # Base of the rotary positions; null: the target's.
     rope_theta: float | None = Field(None, ge=1, le=1e12)
     # A target's stretched rotation (YaRN, llama3, linear): target copies it, plain has its base alone, as most of the
     # published heads.
@@ -52,6 +55,7 @@ class HeadConfig(PublishedDrafter):
     # Share of samples in training whose text after the last image stands a random distance 0 to `gap` behind the text
     # before it: the head then does not depend on the choice above.
     gap_share: float = Field(0.0, ge=0, le=1)
+    # The largest distance of `gap_share`, in positions.
     gap: int = Field(32768, ge=1)
     # Share of the samples in training, drawn anew in each epoch, that hold no input at visual tokens, as in decoding
     # with `vata`; 1 trains for that window alone.
@@ -205,6 +209,7 @@ class HeadConfig(PublishedDrafter):
 class FusedHeadConfig(HeadConfig):
     """Heads whose fc joins an embedding and a state (EAGLE-1's form)."""
 
+    # Whether the fc layer that joins the two has a bias.
     fc_bias: bool = True
     # A norm before the attention; null: for Qwen alone, as MSD's published heads have it.
     input_norm: bool | None = False
@@ -240,6 +245,7 @@ class DirectHeadConfig(FusedHeadConfig):
     # Share of visual tokens that decoding keeps (without vata), by the attention they get in one layer of the target
     # from the prompt's last token or from all its text.
     visual_share: float = Field(1.0, ge=0, le=1)
+    # Whose attention chooses: the prompt's last token's, or that of all its text.
     share_by: Literal["last", "text"] = "last"
     # Null: half of the target's layers.
     share_layer: int | None = Field(None, ge=0)

@@ -29,7 +29,9 @@ class MixedConfig(DrafterConfig):
     kind: Literal["ensemble"]
     for_images: ClassVar[bool] = True
 
+    # Two or more: names of stages that trained one, or drafters' sections.
     members: tuple[Any, ...] = Field(min_length=2)
+    # How much each member counts.
     weights: WeightsConfig = FixedWeights(kind="fixed")
 
     def provides(self) -> set[str]:

@@ -30,8 +30,10 @@ class SiblingConfig(DrafterConfig):
     """Published weights of a smaller LlamaGen; nothing is trained."""
 
     kind: Literal["llamagen"]
+    # Hub id or directory of the smaller model's weights.
     path: Place
     revision: Revision | None = None
+    # Which of the published sizes the weights have.
     size: Literal["B", "L", "XL", "XXL", "XXXL", "1B", "3B", "7B"]
     # Guidance of its own; null: the target's.
     cfg_scale: GuidanceScale | None = None

@@ -37,10 +37,7 @@ _TOKENIZER = (
 
 @dataclass(frozen=True)
 class Exported:
-    """Args:
-    method: what the engine calls it.
-    notes: what the reader of the folder must know.
-    """
+    """A folder in an engine's layout: what the engine calls the method, and what the reader of the folder must know."""
 
     folder: Path
     engine: Engine

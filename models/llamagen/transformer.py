@@ -39,21 +39,29 @@ SIZES: dict[str, tuple[int, int, int]] = {
 class LlamaGenConfig(Section):
     """The shape of a LlamaGen. `size` names a published one; tiny ones give their numbers."""
 
+    # Transformer layers.
     num_layers: int = Field(ge=1, le=1000)
+    # Attention heads of each layer.
     num_heads: int = Field(ge=1, le=4096)
+    # Width of the hidden states.
     dim: int = Field(ge=4, le=1 << 20)
     # Null: two thirds of 4 x dim, up to the next multiple of 256, as published.
     ffn_hidden: int | None = Field(None, ge=1)
+    # Codes of the image tokenizer.
     vocab_size: int = Field(16384, ge=2)
     # Codes along one side of the image: 16 for 256 pixels, 24 for 384, 32 for 512.
     grid: int = Field(16, ge=1)
     # What the image is asked for by: one class label, or a caption's features.
     condition: Literal["class", "text"] = "text"
+    # Class-conditional: number of classes.
     num_classes: int = Field(1000, ge=1)
+    # Text-conditional: width of the text encoder's features.
     caption_dim: int = Field(2048, ge=1)
     # Places that a caption takes; a class takes one.
     caption_slots: int = Field(120, ge=1)
+    # Of its norms.
     norm_eps: float = 1e-5
+    # Base of the two-dimensional rotary positions.
     rope_base: float = 10000.0
     # Standard deviation of initial weights; small models learn sooner from larger ones.
     init_std: float = Field(0.02, gt=0)

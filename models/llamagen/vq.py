@@ -30,13 +30,17 @@ CELLS_PER_PASS = 2048
 class VqConfig(Section):
     """The shape of a tokenizer. Defaults are the published VQ-16; VQ-8 has `ch_mult: [1, 2, 2, 4]`."""
 
+    # Channels of the first level.
     base_channels: int = Field(128, ge=1)
     # Channels per level over base_channels; each level but the last halves the side.
     ch_mult: tuple[int, ...] = Field((1, 1, 2, 2, 4), min_length=1)
     # Residual blocks per level of the encoder; the decoder has one more.
     num_res_blocks: int = Field(2, ge=1)
+    # Channels of the encoder's output.
     z_channels: int = Field(256, ge=1)
+    # Number of codes: the target's vocabulary.
     codebook_size: int = Field(16384, ge=2)
+    # Width of a code's vector.
     codebook_dim: int = Field(8, ge=1)
     # Of the group norms. Must divide the channels of every level: tiny tokenizers need fewer than the published 32.
     groups: int = Field(32, ge=1)

@@ -47,6 +47,7 @@ class AnoleTargetConfig(ImageTargetSection):
     # What draws the pictures: Hub id or directory in the layout of leloy/Anole-7b-v0.1-vqvae-hf, or the file of Meta's
     # vqgan.ckpt; null draws none.
     vq_path: Place | None = "leloy/Anole-7b-v0.1-vqvae-hf"
+    # A commit, tag or branch of `vq_path`.
     vq_revision: Revision | None = None
 
     def provides(self) -> set[str]:

@@ -57,6 +57,10 @@ class Command:
         """The parsed words. Raises `UserError` for what the command does not take."""
         return self._parser().parse_intermixed_args(arguments)
 
+    def help(self) -> str:
+        """What `--help` prints."""
+        return self._parser().format_help()
+
     def _parser(self) -> argparse.ArgumentParser:
         width = max((len(command) for command, _ in self.examples), default=0)
         examples = "\n".join(f"  {command:<{width}}  {what}".rstrip() for command, what in self.examples)

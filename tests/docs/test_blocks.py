@@ -1,4 +1,4 @@
-"""Fenced blocks of README.md and docs/*.md that are tagged `run` run, in order, in a folder of its own for each page.
+"""Fenced blocks of README.md and of docs/ that are tagged `run` run, in order, in a folder of its own for each page.
 
     ```bash run           each command must exit with 0 (`run exit-2`: with 2)
     ```python run         one namespace for a page
@@ -28,7 +28,7 @@ from deepspeed.launcher import runner as deepspeed_runner
 from draftsmith.recipes.cli import main
 
 ROOT = Path(__file__).resolve().parents[2]
-PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
+PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
 FENCE = re.compile(r"^```(\w+)((?: +\S+)*) *\n(.*?)^``` *$", re.M | re.S)
 LAUNCHER = "trains/train.py"
 # Of the checkout what commands of a page name; results land beside it.
@@ -197,13 +197,15 @@ def tagged(tag: str) -> list[Path]:
     return [page for page in PAGES if any(b.tags[0] == tag for b in blocks(page.read_text(), slow=True))]
 
 
-@pytest.mark.parametrize("page", sorted({*tagged("run"), *tagged("dry-run")}), ids=lambda page: page.name)
+@pytest.mark.parametrize(
+    "page", sorted({*tagged("run"), *tagged("dry-run")}), ids=lambda page: str(page.relative_to(ROOT))
+)
 def test_blocks_run(page, folder):
     run_page(page.read_text())
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("page", tagged("slow"), ids=lambda page: page.name)
+@pytest.mark.parametrize("page", tagged("slow"), ids=lambda page: str(page.relative_to(ROOT)))
 def test_slow_blocks_run(page, folder):
     run_page(page.read_text(), slow=True)
 

@@ -64,10 +64,13 @@ class Method(Section):
     mode: DraftingMode | None = None
     # Of heads of language models; null: as the head's own section has it. vata: no visual input is held.
     vata: bool | None = None
+    # How positions count where visual inputs are dropped.
     positions: Literal["compact", "flat", "mrope"] | None = None
     # Share of the visual inputs that is held without vata, by the attention that they get in the target.
     visual_share: float | None = Field(None, ge=0, le=1)
+    # Whose attention chooses: the prompt's last token's, or that of all its text.
     share_by: Literal["last", "text"] | None = None
+    # The layer of the target whose attention chooses.
     share_layer: int | None = Field(None, ge=0)
     # Of a smaller LlamaGen: its guidance.
     cfg_scale: float | None = Field(None, ge=0)

@@ -88,6 +88,7 @@ class EvaluateStage(Stage):
     # Of clips: numbers of frames, or as text of visual tokens ("0.5k", "25k"); each clip is decoded at every one of
     # them. none: once, as the data section reads it. A mapping gives each set its own ({MVBench: ["13k"]}).
     lengths: Lengths = Field(default_factory=list)
+    # Every method decodes at each of them that it can be used at; 0 is greedy.
     temperatures: list[Temperature] = Field([0.0], min_length=1)
     # 0 keeps all. Image generators' own: 1000 for text-conditional LlamaGen, 2000 for class-conditional and Anole.
     top_k: int = Field(0, ge=0)

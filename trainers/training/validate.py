@@ -27,6 +27,7 @@ from ..stopping import Stop
 class ValidationSettings(Section):
     """Held-out samples that are scored every so many optimizer steps, and after the last one."""
 
+    # Optimizer steps between two scores; the last step always has one.
     every: int = Field(ge=1)
     # Rows of one forward on one rank; null: 8 of a draft LVLM, 16 of a head.
     micro_batch_size: int | None = Field(None, ge=1)

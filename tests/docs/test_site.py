@@ -1,0 +1,129 @@
+"""The site: every page is in its navigation, and the generated reference holds every key, recipe and command."""
+
+import re
+import sys
+from pathlib import Path
+
+import pytest
+import yaml
+from draftsmith.core.errors import UserError
+from draftsmith.models.drafters import AnyDrafter
+from draftsmith.recipes.cli import COMMANDS
+from draftsmith.recipes.load import recipe_names
+from draftsmith.recipes.sections import kinds, sections
+
+ROOT = Path(__file__).resolve().parents[2]
+DOCS = ROOT / "docs"
+METHODS = sorted(page for page in (DOCS / "methods").glob("*.md") if page.name != "README.md")
+# Of the issue's order, one pattern for all.
+HEADINGS = ["What it does", "Equation", "Settings", "Recipe", "Measured", "Departures"]
+
+
+@pytest.fixture(scope="module")
+def reference():
+    """`scripts/reference.py`, as the hook finds it."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.syspath_prepend(ROOT / "scripts")
+        import reference
+
+        yield reference
+        sys.modules.pop("reference")
+
+
+def named(nav) -> list[str]:
+    """The files of a navigation, and its FOLDER/*."""
+    if isinstance(nav, str):
+        return [nav]
+    parts = nav.values() if isinstance(nav, dict) else nav
+    return [name for part in parts for name in named(part)]
+
+
+def test_every_page_is_in_the_navigation_once(reference):
+    nav = named(yaml.safe_load((ROOT / "mkdocs.yml").read_text())["nav"])
+    whole = [name.removesuffix("/*") for name in nav if name.endswith("/*")]
+    files = [name for name in nav if not name.endswith("/*")]
+    assert len(files) == len(set(files))
+    pages = {str(page.relative_to(DOCS)) for page in DOCS.rglob("*.md")}
+    pages = {page for page in pages if Path(page).parent.name not in whole or page.endswith("README.md")}
+    made = {*reference.generated(), "project/contributing.md", "project/changelog.md"}
+    assert set(files) == pages | made
+
+
+def test_every_key_has_a_row_with_a_description(reference):
+    """Found in the page itself: below the section's own heading, before the next one."""
+    pages = reference.config_pages()
+    below = {
+        anchor: text
+        for page in pages.values()
+        for anchor, text in re.findall(r"^## [^\n]* \{#(\w+)\}\n(.*?)(?=^## |\Z)", page, re.M | re.S)
+    }
+    places = reference.reachable()
+    assert len(below) == len(places) > 80 and {"sparrowconfig", "trainstage", "method", "lanternconfig"} <= below.keys()
+    for section in places:
+        rows = below[section.__name__.lower().lstrip("_")].splitlines()
+        for name, field in section.model_fields.items():
+            row = next((row for row in rows if row.startswith(f"| `{field.alias or name}` |")), None)
+            assert row is not None, f"{section.__name__}.{name} has no row"
+            assert not row.endswith("|  |"), f"{section.__name__}.{name}: give the key a comment in its class"
+
+
+def test_a_row_says_type_bounds_default_and_comment(reference):
+    page = reference.config_pages()["drafters"]
+    row = next(line for line in page.splitlines() if line.startswith("| `blind_share` |"))
+    assert row.startswith("| `blind_share` | number, at least 0, at most 1 | `0` | Share of the samples in training")
+    assert "| `vata` | true, false | `true` |" in page  # of sparrow
+    assert "| `num_queries` | whole number, at least 1 | `2` |" in page
+
+
+def test_every_recipe_and_command_is_shown(reference):
+    recipes, commands = reference.recipes_page(), reference.commands_page()
+    for name in recipe_names():
+        assert f"| [`{name}`](#" in recipes
+    for name, command in COMMANDS.items():
+        assert f"## draftsmith {name}\n" in commands and command.summary in commands
+    assert "Command: deepspeed trains/train.py recipe=eagle3-qwen2.5-vl-7b" in recipes
+    assert "--prompts {all,text}" in commands
+
+
+@pytest.mark.parametrize("page", METHODS, ids=lambda page: page.name)
+def test_a_methods_page_has_the_pattern(page):
+    text = page.read_text()
+    assert re.findall(r"^## (.+)$", text, re.M) == HEADINGS
+    assert re.search(r"^\*\*Papers?\.\*\* ", text, re.M)
+    command = re.search(r"^```bash\ndraftsmith recipe=(\S+) dry_run=true", text, re.M)
+    assert command is not None and command[1] in recipe_names()
+    assert "Nothing was measured" in text or "lvlm-distilled" in text
+
+
+def test_every_drafter_has_a_page():
+    pages = {page.stem for page in METHODS}
+    named = {
+        "lvlm": "tabed",
+        "eagle3": "eagle-3",
+        "pruned": "specvlm",
+        "ensemble": "tabed",
+        "llamagen": "block-verification",
+    }
+    for section in sections(AnyDrafter):
+        for kind in kinds(section):
+            assert named.get(kind, kind) in pages, kind
+
+
+# Messages that the page quotes -> one of the sources must hold their words.
+def test_troubleshooting_quotes_messages_that_exist():
+    text = (DOCS / "how-to" / "troubleshooting.md").read_text()
+    quoted = re.findall(r'^\| (".*?") \|', text, re.M)
+    assert len(quoted) > 20
+    folders = ("core", "data", "models", "eval", "trainers", "recipes")
+    sources = [path.read_text() for folder in folders for path in (ROOT / folder).rglob("*.py")]
+    # Messages are written over several lines and with values in them.
+    joined = re.sub(r'"\s*\n\s*f?"', "", "\n".join(sources))
+    for message in re.findall(r'"(.*?)"', "\n".join(quoted)):
+        pieces = [piece.strip(" ,:") for piece in message.split("...")]
+        for piece in filter(None, pieces):
+            assert piece in joined, f"no message says {piece!r}"
+
+
+def test_user_errors_have_what_the_page_says():
+    error = UserError("a problem", where="a key", hint="a hint")
+    assert str(error).splitlines() == ["a problem", "  where: a key", "  hint:  a hint"]
