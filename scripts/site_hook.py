@@ -6,23 +6,34 @@
 from __future__ import annotations
 
 import re
+import tempfile
 from pathlib import Path
 from typing import Any
 
 import reference
 from mkdocs.config.defaults import MkDocsConfig
+from mkdocs.plugins import event_priority
 from mkdocs.structure.files import File, Files
 from mkdocs.structure.pages import Page
 
 ROOT = Path(__file__).resolve().parents[1]
+_SEARCHED = tempfile.TemporaryDirectory()
 # Files of the root that are pages of the site.
 OF_THE_ROOT = {"CONTRIBUTING.md": "project/contributing.md", "CHANGELOG.md": "project/changelog.md"}
 
 
+@event_priority(100)  # before mkdocstrings reads its settings
 def on_config(config: MkDocsConfig) -> MkDocsConfig:
-    """Puts a folder's pages in the place of `FOLDER/*`."""
+    """Puts a folder's pages in the place of `FOLDER/*`; mkdocstrings finds the package, whatever its folder is called."""
     config.nav = expanded(config.nav, Path(config.docs_dir))
+    (Path(_SEARCHED.name) / "draftsmith").symlink_to(ROOT)
+    config.plugins["mkdocstrings"].config.handlers["python"]["paths"] = [_SEARCHED.name]
     return config
+
+
+def on_post_build(config: MkDocsConfig) -> None:
+    """Takes the link away; `mkdocs serve` builds again."""
+    (Path(_SEARCHED.name) / "draftsmith").unlink()
 
 
 def expanded(nav: Any, docs: Path) -> Any:
