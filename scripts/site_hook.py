@@ -24,7 +24,7 @@ OF_THE_ROOT = {"CONTRIBUTING.md": "project/contributing.md", "CHANGELOG.md": "pr
 
 @event_priority(100)  # before mkdocstrings reads its settings
 def on_config(config: MkDocsConfig) -> MkDocsConfig:
-    """Puts a folder's pages in the place of `FOLDER/*`; mkdocstrings finds the package, whatever its folder is called."""
+    """Puts a folder's pages in the place of `FOLDER/*`; mkdocstrings finds the package, whatever its folder's name."""
     config.nav = expanded(config.nav, Path(config.docs_dir))
     (Path(_SEARCHED.name) / "draftsmith").symlink_to(ROOT)
     config.plugins["mkdocstrings"].config.handlers["python"]["paths"] = [_SEARCHED.name]
