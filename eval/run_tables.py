@@ -33,6 +33,12 @@ class Cell:
     identical: int | None  # requests whose tokens are plain decoding's; None: they need not be
     temperature: float = 0.0
     end_to_end: float | None = None  # speedup with the prefill
+    expected: float | None = None  # speedup of decoding that tau and the cost of a cycle promise
+    quartiles: tuple[float, float] | None = None  # of the speedup of decoding, over requests
+    max_new_tokens: int = 0
+    drafters: tuple[str, ...] = ()  # stages that trained them, or names that the evaluation gave them
+    relaxed: bool = False  # outputs are not distributed as the target's
+    requests_of: str = ""  # the set, its budget and turn, whatever else `where` says
 
 
 def cells(report: Mapping[str, Any]) -> list[Cell]:
@@ -60,7 +66,17 @@ def _cell(cell: Mapping[str, Any], with_temperature: bool, with_length: bool) ->
         identical=int(cell["identical"]) if cell["exact"] else None,
         temperature=float(cell["temperature"]),
         end_to_end=float(cell["ESR"]),
+        expected=_number(cell.get("expected_speedup")),
+        quartiles=tuple(map(float, cell["DSR_spread"])) if cell.get("DSR_spread") else None,
+        max_new_tokens=int(cell["max_new_tokens"]),
+        drafters=tuple(cell.get("drafters", ())),
+        relaxed=bool(cell.get("relaxed", False)),
+        requests_of=", ".join(part for part in parts[:2] if part),
     )
+
+
+def _number(value: Any) -> float | None:
+    return None if value is None else float(value)
 
 
 def readable(cell: Cell) -> list[Any]:

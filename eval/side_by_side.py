@@ -6,7 +6,7 @@ import json
 import math
 import statistics
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +19,7 @@ from . import tables
 from .run_tables import Cell, cells
 from .tables import Table, interval, words
 
-REPORT = "report.json"
+REPORT, TITLE = "report.json", "Runs side by side"
 # Of a stage's numbers, those that the table shows, and which end of them is the good one.
 BEST = {"val_loss": min, "val_accuracy": max, "val_top1": max, "tau": max, "tau_T0": max, "tau_T1": max}
 
@@ -32,6 +32,8 @@ class Run:
     settings: dict[str, str]  # dotted key -> value, as the recipe resolved
     curves: dict[str, dict[str, list[tuple[int, float]]]]  # stage -> metric -> (step, value)
     evaluations: dict[str, list[Cell]]  # stage -> what it measured
+    folder: Path = Path()
+    about: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)  # stage -> where and how it measured
 
 
 def read_runs(folders: Sequence[Path]) -> list[Run]:
@@ -50,11 +52,13 @@ def read_run(folder: Path, name: str) -> Run:
     stages = sorted((p for p in folder.iterdir() if p.is_dir() and ".before-" not in p.name),
                     key=lambda p: (ordered.index(p.name) if p.name in ordered else len(ordered), p.name))  # fmt: skip
     curves = {p.name: curves_of_stage for p in stages if (curves_of_stage := _curves(p / "metrics.jsonl"))}
-    evaluations = {p.name: cells for p in stages if (cells := _cells(p / REPORT))}
+    reports = {p.name: report for p in stages if (report := _report(p / REPORT)) is not None}
+    evaluations = {name: cells for name, report in reports.items() if (cells := _cells(report, folder / name / REPORT))}
     if not curves and not evaluations:
         raise UserError("nothing was trained or measured here", where=str(folder),
                         hint="give the output folder of a run: it holds a folder for each stage")  # fmt: skip
-    return Run(name, settings, curves, evaluations)
+    about = {name: report.get("about") or {} for name, report in reports.items()}
+    return Run(name, settings, curves, evaluations, folder, about)
 
 
 def _settings(path: Path) -> dict[str, str]:
@@ -90,12 +94,15 @@ def _curves(path: Path) -> dict[str, list[tuple[int, float]]]:
     return curves
 
 
-def _cells(path: Path) -> list[Cell]:
+def _report(path: Path) -> dict[str, Any] | None:
     if not path.is_file():
-        return []
+        return None
     if read_mark(path.parent / DONE) is not None:
         check_written(path.parent, only=(REPORT,))
-    report = read_json(path, dict[str, Any], hint="run its stage again")
+    return read_json(path, dict[str, Any], hint="run its stage again")
+
+
+def _cells(report: Mapping[str, Any], path: Path) -> list[Cell]:
     try:
         return cells(report)
     except (ValueError, KeyError, TypeError, AttributeError) as error:
@@ -174,10 +181,10 @@ def tables_of(runs: Sequence[Run]) -> list[Table]:
     return [table for table in each if table.rows]
 
 
-def markdown(runs: Sequence[Run]) -> str:
-    """The page of `tables_of`."""
-    lines = [line for table in tables_of(runs) for line in tables.markdown(table)]
-    return "\n".join(["# Runs side by side", "", *lines])
+def markdown(shown: Sequence[Table]) -> str:
+    """The page of some tables."""
+    lines = [line for table in shown for line in tables.markdown(table)]
+    return "\n".join([f"# {TITLE}", "", *lines])
 
 
 def panels(runs: Sequence[Run], metrics: Sequence[str] | None = None) -> list[tuple[str, dict[str, list]]]:

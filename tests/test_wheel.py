@@ -57,13 +57,14 @@ def test_the_wheel_holds_what_recipes_name():
 def test_the_wheel_works_alone_in_a_fresh_environment(tmp_path):
     """Built from a copy, installed under the pins, and run in an empty folder: the demo, and a recipe."""
     environment = {name: value for name, value in os.environ.items() if not name.startswith(("PYTHON", "VIRTUAL_ENV"))}
+    environment |= {"HF_HUB_OFFLINE": "1", "WANDB_MODE": "disabled", "OMP_NUM_THREADS": "1"}
     elsewhere = tmp_path / "elsewhere"
     elsewhere.mkdir()
 
-    def call(*command: str) -> str:
+    def call(*command: str, code: int = 0) -> str:
         done = subprocess.run(command, cwd=elsewhere, env=environment, capture_output=True, text=True, timeout=1800,
                               check=False)  # fmt: skip
-        assert done.returncode == 0, f"{command}\n{done.stdout[-2000:]}{done.stderr[-3000:]}"
+        assert done.returncode == code, f"{command}\n{done.stdout[-2000:]}{done.stderr[-3000:]}"
         return done.stdout
 
     # Of the checkout what git knows: building leaves folders behind.
@@ -97,5 +98,6 @@ def test_the_wheel_works_alone_in_a_fresh_environment(tmp_path):
     folder = elsewhere / "by-demo" / "publish" / "repository"
     parts = ("--target", "target=by-demo/target", "--target", "processor=by-demo/world")
     assert "the same tokens and accepted drafts" in call(draftsmith, "verify", str(folder), *parts)
-    missing = call(draftsmith, "check", "eagle-llava15-7b", f"output={elsewhere / 'real'}")
+    # The mixture is in the wheel, and says how to fetch what lies behind it; without a network the target is a fault.
+    missing = call(draftsmith, "check", "eagle-llava15-7b", f"output={elsewhere / 'real'}", code=3)
     assert "hf download Aeala/ShareGPT_Vicuna_unfiltered" in missing

@@ -1,4 +1,4 @@
-"""`draftsmith compare`: runs side by side, printed and drawn."""
+"""`draftsmith compare`: a leaderboard of runs and the runs side by side, printed, drawn and written as files."""
 
 from __future__ import annotations
 
@@ -7,48 +7,67 @@ import json
 from pathlib import Path
 
 from ...core.errors import UserError
+from ...core.files import write_whole
 from ...core.secrets import redact
 from ..launch import say
 from .command import OK, Argument, Command
+
+CURVES = "curves.png"
 
 
 def _run(options: argparse.Namespace) -> int:
     from ...eval import side_by_side
     from ...eval.figures import draw_curves
+    from ...eval.html_page import html_page
+    from ...eval.tables import Figure
+    from .. import leaderboard
 
     folders = [Path(run) for run in options.runs]
     if len({folder.resolve() for folder in folders}) < len(folders):
         raise UserError("one run is named twice", hint="name each run once")
-    runs = side_by_side.read_runs(folders)
-    panels = side_by_side.panels(runs, options.metrics.split(",") if options.metrics else None)
-    page = side_by_side.markdown(runs)
-    say(page)
     output = Path(options.output)
     if output.resolve() in {folder.resolve() for folder in folders}:
         raise UserError("the page would lie among a run's stages", where=str(output), hint="choose another --output")
+    runs = side_by_side.read_runs(folders)
+    panels = side_by_side.panels(runs, options.metrics.split(",") if options.metrics else None)
+    measured = leaderboard.entries(runs)
+    shown = [*leaderboard.boards(measured), *side_by_side.tables_of(runs)]
+    page = side_by_side.markdown(shown)
+    say(page)
     output.mkdir(parents=True, exist_ok=True)
+    figures = []
     if panels:
-        draw_curves(output / "curves.png", panels)
-        page += "\n![training curves](curves.png)\n"
-    (output / "compare.md").write_text(redact(page))
-    (output / "compare.json").write_text(redact(json.dumps(side_by_side.as_data(runs), indent=1)))
-    say(f"written: {', '.join(str(p) for p in sorted(output.glob('c*')))}")
+        draw_curves(output / CURVES, panels)
+        page += f"\n![training curves]({CURVES})\n"
+        figures = [Figure(CURVES, "training curves")]
+    texts = {
+        "compare.md": page,
+        "compare.html": html_page(side_by_side.TITLE, [*shown, *figures], output),
+        "compare.json": json.dumps(side_by_side.as_data(runs), indent=1),
+        "leaderboard.csv": leaderboard.as_csv(measured),
+    }
+    for name, content in texts.items():
+        write_whole(output / name, redact(content).encode())
+    say("written: " + ", ".join(str(output / name) for name in [*texts, *(figure.path for figure in figures)]))
     return OK
 
 
 COMMAND = Command(
     name="compare",
-    summary="put runs side by side: settings, training curves, evaluation",
-    description="Settings that differ, training curves (from each stage's metrics.jsonl) and evaluation tables of\n"
-    "runs, finished or under way. Printed, and written to a folder with the curves as a picture.",
+    summary="a leaderboard of runs, and the runs side by side: settings, training curves, evaluation",
+    description="First the leaderboard: tau, expected and measured speedup, the drafter's memory and the cost of its\n"
+    "training for every method, a table for each set of requests. Then settings that differ, training curves (from\n"
+    "each stage's metrics.jsonl) and evaluation tables. Runs may be finished or under way. Printed, and written to a\n"
+    "folder: compare.md, compare.html (one file, with the pictures), leaderboard.csv, compare.json, curves.png.",
     examples=(
-        ("draftsmith compare runs/a runs/b", "page and curves go to compare/"),
+        ("draftsmith compare runs/*", "one leaderboard; the pages go to compare/"),
+        ("draftsmith compare runs/a runs/b --output out/ab", "two runs; the pages go to out/ab"),
         ("draftsmith compare runs/a runs/b runs/c --metrics loss,val_loss,tau_T0", "these curves"),
         ("draftsmith compare runs/a", "one run alone"),
     ),
     arguments=(
         Argument("runs", "output folders of runs", {"nargs": "+", "metavar": "RUN"}),
-        Argument("--output", "folder for compare.md, compare.json and curves.png (compare)", {"default": "compare"}),
+        Argument("--output", "folder of the pages (compare)", {"default": "compare"}),
         Argument("--metrics", "curves to draw, with commas between (losses and tau)", {"metavar": "NAMES"}),
     ),
     run=_run,

@@ -14,6 +14,7 @@ from draftsmith.eval.side_by_side import (
     panels,
     read_run,
     read_runs,
+    tables_of,
     training_rows,
 )
 from draftsmith.recipes.cli import main
@@ -96,7 +97,7 @@ def test_evaluations_stand_beside_each_other(two):
 
 def test_the_page_has_all_of_it(two):
     runs = read_runs(two)
-    page = markdown(runs)
+    page = markdown(tables_of(runs))
     for part in ("Settings that differ", "| finetune | loss (last) | 1.5000 | 1.2500 |", "bonus token included"):
         assert part in page
     assert json.loads(json.dumps(as_data(runs)))["runs"] == ["a", "b"]
@@ -143,10 +144,14 @@ def test_a_report_that_is_not_as_its_stage_wrote_it_is_named(two):
 def test_the_command_writes_page_data_and_curves(two, tmp_path, capsys):
     output = tmp_path / "out"
     assert main(["compare", *map(str, two), "--output", str(output)]) == 0
-    assert "Settings that differ" in capsys.readouterr().out
+    said = capsys.readouterr().out
+    assert said.index("## Leaderboard: pictures") < said.index("Settings that differ"), "the leaderboard comes first"
     assert (output / "curves.png").read_bytes()[:4] == b"\x89PNG"
     assert "curves.png" in (output / "compare.md").read_text()
     assert json.loads((output / "compare.json").read_text())["evaluation"]
+    assert (output / "leaderboard.csv").read_text().startswith("run,stage,target")
+    page = (output / "compare.html").read_text()
+    assert "Leaderboard: pictures" in page and "data:image/png;base64," in page and 'src="curves' not in page
     assert main(["compare", str(two[0]), str(two[0])]) == 2
     assert main(["compare", str(two[0]), "--output", str(two[0])]) == 2
     assert not (two[0] / "compare.md").exists()

@@ -1,0 +1,110 @@
+"""The leaderboard: what is compared with what, what a drafter weighs and cost, and why a cell is a dash."""
+
+import csv
+import io
+import json
+
+import pytest
+import torch
+import yaml
+from draftsmith.core.results import DONE, Mark, sums_of, write_mark
+from draftsmith.eval.side_by_side import read_runs
+from draftsmith.recipes.leaderboard import as_csv, boards, entries
+from safetensors.torch import save_file
+
+CELL = {
+    "benchmark": "pictures", "turn": "", "budget": "", "temperature": 0.0, "max_new_tokens": 64, "method": "M",
+    "requests": 12, "tau": 4.0, "tau_interval": [3.9, 4.3], "DSR": 1.4, "DSR_spread": [1.2, 1.6], "ESR": 1.2,
+    "identical": 12, "exact": True, "relaxed": False, "expected_speedup": 1.5, "drafters": ["finetune"],
+}  # fmt: skip
+STAGES = {
+    "target": {"kind": "train", "model": "target", "from": "scratch", "batch_size": 4},
+    "pretrain": {"kind": "train", "model": "drafter", "from": "scratch", "batch_size": 8},
+    "finetune": {"kind": "train", "model": "drafter", "from": "pretrain", "batch_size": 16},
+    "evaluate": {"kind": "evaluate"},
+}
+
+
+def run(folder, *cells, weights=1.0, about=None):
+    """A finished run as its stages leave it."""
+    for name, steps in (("target", 7), ("pretrain", 10), ("finetune", 20)):
+        stage = folder / name
+        stage.mkdir(parents=True)
+        (stage / "metrics.jsonl").write_text("".join(json.dumps({"step": s, "loss": 1.0}) + "\n" for s in (1, steps)))
+        tensors = {"a": torch.full((3, 5), weights), "b": torch.zeros(7, dtype=torch.bfloat16)}
+        save_file(tensors, stage / "model.safetensors")
+        write_mark(stage / DONE, Mark("f", seconds=1800.0, files=sums_of(stage, ["model.safetensors"])))
+    (folder / "evaluate").mkdir()
+    about = {"target": "trained in this run", "device": "CPU"} | (about or {})
+    report = {"version": 2, "about": about, "cells": [CELL | cell for cell in cells]}
+    (folder / "evaluate" / "report.json").write_text(json.dumps(report))
+    (folder / "recipe.yaml").write_text(yaml.safe_dump({"stages": STAGES}, sort_keys=False))
+    return folder
+
+
+@pytest.fixture
+def made(tmp_path):
+    return run(tmp_path / "a", {"method": "M"}, {"method": "T", "DSR": 1.6, "tau": 3.0})
+
+
+def test_memory_and_training_are_what_the_folders_say(made):
+    first, _ = entries(read_runs([made]))
+    assert (first.parameters, first.memory) == (15 + 7, 15 * 4 + 7 * 2), "parameters times the bytes of their dtype"
+    assert (first.steps, first.samples, first.hours) == (10 + 20, 10 * 8 + 20 * 16, 1.0), "pretrain and finetune alone"
+    assert not first.unknown
+
+
+def test_the_fastest_comes_first_and_an_ensemble_counts_a_shared_start_once(made, tmp_path):
+    other = run(tmp_path / "b", {"method": "both", "drafters": ["finetune", "pretrain"], "DSR": 9.0, "relaxed": True})
+    (board,) = boards(entries(read_runs([made, other])))
+    assert board.column("method") == ["T", "M", "both (relaxed)"], "relaxed rules are no competition"
+    assert (
+        board.column("steps") == [30, 30, 30] and board.column("drafter MiB")[2] == 2 * board.column("drafter MiB")[0]
+    )
+
+
+def test_what_differs_in_requests_temperature_or_target_is_not_compared(made, tmp_path):
+    run(tmp_path / "b", {}, {"temperature": 1.0}, {"benchmark": "clips"}, {"max_new_tokens": 8})
+    run(tmp_path / "c", {}, weights=2.0)
+    run(tmp_path / "d", {}, about={"target": "llava-hf/llava-1.5-7b-hf"})
+    tables = boards(entries(read_runs([tmp_path / name for name in "abcd"])))
+    shared, *others = tables
+    assert shared.column("run") == ["a", "a", "b"], "equal weights of two runs are one target"
+    assert [table.column("run") for table in others] == [["b"], ["b"], ["b"], ["c"], ["d"]]
+    assert "T 1" in others[0].title and "clips" in others[1].title and "8 new tokens" in others[2].title
+    assert others[4].title.endswith("target llava-hf/llava-1.5-7b-hf")
+    assert shared.note and not any(table.note for table in others), "words are explained once"
+
+
+def test_a_dash_has_its_reason(made, tmp_path):
+    (made / "finetune" / "metrics.jsonl").unlink()
+    (made / "finetune" / "model.safetensors").unlink()
+    other = run(tmp_path / "b", {"method": "pruned", "drafters": []}, {"method": "hub", "drafters": ["published"]})
+    tables = boards(entries(read_runs([made, other])))
+    said = "\n".join(note for table in tables for note in table.footnotes)
+    for reason in (
+        "No memory (a, T; a, M): stage finetune has left no model.safetensors.",
+        "No training (a, T; a, M): stage finetune has left no metrics.jsonl",
+        "No memory (b, pruned): its drafter is the target, or has no weights of its own.",
+        "No training (b, hub): published is no stage of this run: it was trained elsewhere.",
+    ):
+        assert reason in said
+    (board,) = tables
+    assert all(board.columns[7].shown(value) == "-" for value in board.column("drafter MiB"))
+    (other / "recipe.yaml").unlink()
+    unknown = {e.cell.method: e.unknown for e in entries(read_runs([other]))}
+    assert unknown["pruned"]["memory"] and unknown["hub"]["training"]
+
+
+def test_devices_that_differ_are_told(made, tmp_path):
+    other = run(tmp_path / "b", {}, about={"device": "NVIDIA H200"})
+    (board,) = boards(entries(read_runs([made, other])))
+    assert any("2 devices (CPU; NVIDIA H200)" in note for note in board.footnotes)
+
+
+def test_the_csv_is_what_was_measured_and_no_formula(tmp_path):
+    folder = run(tmp_path / "a", {"method": '=HYPERLINK("x")'}, {"method": "pruned, chain", "drafters": []})
+    first, second = csv.DictReader(io.StringIO(as_csv(entries(read_runs([folder])))))
+    assert first["method"] == '\'=HYPERLINK("x")' and second["method"] == "pruned, chain"
+    assert (first["tau"], first["measured_speedup"], first["training_samples"]) == ("4.0", "1.4", "400")
+    assert second["drafter_bytes"] == "" and second["unknown"].startswith("memory: its drafter is the target")
