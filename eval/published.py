@@ -109,12 +109,26 @@ class PublishedSection(Section):
     expected: Expected | None = None
 
 
+# Where a token came from: the prefill, an accepted draft, or the target, which adds one to what it accepts.
+Origin = Literal["prefill", "draft", "target"]
+
+
 @dataclass(frozen=True)
 class Answer:
     """A generated text or picture (str, or uint8 [3,S,S]), with its tokens, cycles and times in `generation`."""
 
     output: Any
     generation: Generation
+
+    @property
+    def origins(self) -> list[Origin]:
+        """Of each generated token, in their order."""
+        origins: list[Origin] = ["prefill"]
+        for cycle in self.generation.cycles:
+            accepted = min(cycle.num_accepted, cycle.num_emitted)
+            origins.extend("draft" for _ in range(accepted))
+            origins.extend("target" for _ in range(cycle.num_emitted - accepted))
+        return origins
 
     @property
     def tau(self) -> float:

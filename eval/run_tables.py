@@ -67,7 +67,7 @@ def _cell(cell: Mapping[str, Any], with_temperature: bool, with_length: bool) ->
         temperature=float(cell["temperature"]),
         end_to_end=float(cell["ESR"]),
         expected=_number(cell.get("expected_speedup")),
-        quartiles=tuple(map(float, cell["DSR_spread"])) if cell.get("DSR_spread") else None,
+        quartiles=_pair(cell.get("DSR_spread")),
         max_new_tokens=int(cell["max_new_tokens"]),
         drafters=tuple(cell.get("drafters", ())),
         relaxed=bool(cell.get("relaxed", False)),
@@ -77,6 +77,13 @@ def _cell(cell: Mapping[str, Any], with_temperature: bool, with_length: bool) ->
 
 def _number(value: Any) -> float | None:
     return None if value is None else float(value)
+
+
+def _pair(values: Any) -> tuple[float, float] | None:
+    if not values:
+        return None
+    low, high = values
+    return float(low), float(high)
 
 
 def readable(cell: Cell) -> list[Any]:

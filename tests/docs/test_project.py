@@ -1,0 +1,51 @@
+"""Files for people who judge the project from outside: they agree with the code, and a forge can read them."""
+
+import re
+import tomllib
+from pathlib import Path
+
+import draftsmith
+import yaml
+from draftsmith.recipes.health import pins
+
+ROOT = Path(__file__).resolve().parents[2]
+PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+
+
+def test_the_citation_is_of_this_version():
+    citation = yaml.safe_load((ROOT / "CITATION.cff").read_text())
+    assert citation["version"] == draftsmith.__version__ and citation["license"] == PROJECT["license"]
+    assert {"cff-version", "title", "message", "authors"} <= set(citation)
+
+
+def test_the_page_of_versions_says_what_is_required_and_pinned():
+    page = (ROOT / "docs" / "project.md").read_text()
+    rows = {
+        name: (supported, tested)
+        for name, supported, tested in re.findall(r"^\| (\w+) \| (.+) \| (.+) \|$", page, re.M)
+    }
+    required = dict(re.match(r"([\w-]+)(.*)", line).groups() for line in PROJECT["dependencies"])
+    for name in ("torch", "transformers", "deepspeed"):
+        supported, tested = rows[name]
+        assert tested == pins()[name]
+        assert set(re.findall(r"[\d.]+", supported)) == set(re.findall(r"[\d.]+", required[name]))
+    assert rows["Python"][0] == "3.11, 3.12" and PROJECT["requires-python"] == ">=3.11,<3.13"
+
+
+def test_a_public_forge_runs_the_readmes_test_command_for_each_python():
+    job = yaml.safe_load((ROOT / ".github" / "workflows" / "tests.yml").read_text())["jobs"]["tests"]
+    commands = "\n".join(step.get("run", "") for step in job["steps"])
+    assert job["strategy"]["matrix"]["python"] == ["3.11", "3.12"]
+    for command in ("scripts/test", "ruff check .", "ruff format --check ."):
+        assert command in commands
+    own = (ROOT / ".ci" / "run").read_text()
+    assert set(re.findall(r"-p (draftsmith\.\w+)", commands)) == set(re.findall(r"-p (draftsmith\.\w+)", own))
+    assert "scripts/test" in (ROOT / "README.md").read_text()
+
+
+def test_issue_forms_ask_for_what_the_command_prints():
+    for path in (ROOT / ".github" / "ISSUE_TEMPLATE").glob("*_*.yml"):
+        form = yaml.safe_load(path.read_text())
+        assert form["name"] and form["description"]
+        ids = [field["id"] for field in form["body"]]
+        assert len(set(ids)) == len(ids) and all(field["attributes"]["label"] for field in form["body"])
