@@ -1,4 +1,4 @@
-"""mkdocs' hook (mkdocs.yml): generated pages, whole folders in the navigation, and links that leave docs/.
+"""mkdocs' hook (mkdocs.yml): generated pages, whole folders in the navigation, and GitHub's Markdown.
 
 `scripts/reference.py` writes the reference. CONTRIBUTING.md and CHANGELOG.md are shown as pages of the site.
 """
@@ -8,24 +8,23 @@ from __future__ import annotations
 import re
 import tempfile
 from pathlib import Path
-from typing import Any
 
 import reference
+import site_markdown
 from mkdocs.config.defaults import MkDocsConfig
-from mkdocs.plugins import event_priority
+from mkdocs.plugins import event_priority, get_plugin_logger
 from mkdocs.structure.files import File, Files
 from mkdocs.structure.pages import Page
 
+_LOG = get_plugin_logger("draftsmith")
 ROOT = Path(__file__).resolve().parents[1]
 _SEARCHED = tempfile.TemporaryDirectory()
-# Files of the root that are pages of the site.
-OF_THE_ROOT = {"CONTRIBUTING.md": "project/contributing.md", "CHANGELOG.md": "project/changelog.md"}
 
 
 @event_priority(100)  # before mkdocstrings reads its settings
 def on_config(config: MkDocsConfig) -> MkDocsConfig:
     """Puts a folder's pages in the place of `FOLDER/*`; mkdocstrings finds the package, whatever its folder's name."""
-    config.nav = expanded(config.nav, Path(config.docs_dir))
+    config.nav = site_markdown.expanded(config.nav, Path(config.docs_dir))
     (Path(_SEARCHED.name) / "draftsmith").symlink_to(ROOT)
     config.plugins["mkdocstrings"].config.handlers["python"]["paths"] = [_SEARCHED.name]
     return config
@@ -36,42 +35,24 @@ def on_post_build(config: MkDocsConfig) -> None:
     (Path(_SEARCHED.name) / "draftsmith").unlink()
 
 
-def expanded(nav: Any, docs: Path) -> Any:
-    """`nav` with every page of a folder, but for its README.md, in the place of `FOLDER/*`."""
-    if isinstance(nav, dict):
-        return {title: expanded(inside, docs) for title, inside in nav.items()}
-    if not isinstance(nav, list):
-        return nav
-    result = []
-    for entry in nav:
-        if isinstance(entry, str) and entry.endswith("/*"):
-            pages = sorted((docs / entry.removesuffix("/*")).glob("*.md"))
-            result += [str(page.relative_to(docs)) for page in pages if page.name != "README.md"]
-        else:
-            result.append(expanded(entry, docs))
-    return result
-
-
 def on_files(files: Files, config: MkDocsConfig) -> Files:
     """Adds the pages that no file of docs/ holds."""
     for path, write in reference.generated().items():
         files.append(File.generated(config, path, content=write()))
-    for name, path in OF_THE_ROOT.items():
-        files.append(File.generated(config, path, content=of_the_root((ROOT / name).read_text())))
+    for name, path in site_markdown.OF_THE_ROOT.items():
+        files.append(File.generated(config, path, content=site_markdown.of_the_root((ROOT / name).read_text())))
     return files
 
 
-def of_the_root(text: str) -> str:
-    """A file of the root, with its links as they are in project/."""
-    text = re.sub(r"\]\(docs/", "](../", text)
-    for name, path in OF_THE_ROOT.items():
-        text = text.replace(f"]({name}", f"]({Path(path).name}")
-    return text
-
-
 def on_page_markdown(markdown: str, page: Page, config: MkDocsConfig, files: Files) -> str:
-    """Leads links to files of the root, as GitHub wants them, to their pages."""
-    for name, path in OF_THE_ROOT.items():
-        up = "../" * page.file.src_uri.count("/")
-        markdown = markdown.replace(f"]({up}../{name}", f"]({up}{path}")
-    return markdown
+    """Leads links to files of the root, as GitHub wants them, to their pages; GitHub's Markdown as mkdocs reads it."""
+    return site_markdown.as_mkdocs_reads_it(site_markdown.to_the_root(markdown, page.file.src_uri))
+
+
+def on_page_content(html: str, page: Page, config: MkDocsConfig, files: Files) -> str:
+    """Warns, which a strict build does not survive, of Markdown that stayed as it was written."""
+    text = re.sub(r"<(code|pre)\b.*?</\1>", "", html, flags=re.S)
+    for what, pattern in {"fence": "```", "list": r"(?m)^(?:<p>)?[^<\n]*\n- ", "table": r"\| --- \|"}.items():
+        if found := re.search(pattern, text):
+            _LOG.warning("%s: a %s is shown as text: %s", page.file.src_uri, what, text[found.start() :][:80])
+    return html

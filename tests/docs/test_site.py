@@ -1,5 +1,6 @@
 """The site: every page is in its navigation, and the generated reference holds every key, recipe and command."""
 
+import importlib
 import re
 import sys
 from pathlib import Path
@@ -19,15 +20,18 @@ METHODS = sorted(page for page in (DOCS / "methods").glob("*.md") if page.name !
 HEADINGS = ["What it does", "Equation", "Settings", "Recipe", "Measured", "Departures"]
 
 
-@pytest.fixture(scope="module")
-def reference():
-    """`scripts/reference.py`, as the hook finds it."""
+def script(name: str):
+    """A module of scripts/, as the hook finds it."""
     with pytest.MonkeyPatch.context() as patch:
         patch.syspath_prepend(ROOT / "scripts")
-        import reference
+        module = importlib.import_module(name)
+        sys.modules.pop(name)
+        return module
 
-        yield reference
-        sys.modules.pop("reference")
+
+@pytest.fixture(scope="module")
+def reference():
+    return script("reference")
 
 
 def named(nav) -> list[str]:
@@ -127,3 +131,48 @@ def test_troubleshooting_quotes_messages_that_exist():
 def test_user_errors_have_what_the_page_says():
     error = UserError("a problem", where="a key", hint="a hint")
     assert str(error).splitlines() == ["a problem", "  where: a key", "  hint:  a hint"]
+
+
+GITHUB = """Text before a list:
+- one
+  goes on
+- two
+
+| setting | values |
+| --- | --- |
+| `a` | true*, null* (half), `b*, c*` |
+
+```yaml run here/mine.yaml
+a: 1
+- kept: as it is
+```
+```bash run exit-2
+draftsmith ...
+```
+"""
+SITE = """Text before a list:
+
+- one
+  goes on
+- two
+
+| setting | values |
+| --- | --- |
+| `a` | true\\*, null\\* (half), `b*, c*` |
+
+```yaml title="here/mine.yaml"
+a: 1
+- kept: as it is
+```
+```bash
+draftsmith ...
+```
+"""
+
+
+def test_githubs_markdown_as_mkdocs_reads_it():
+    pages = script("site_markdown")
+    assert pages.as_mkdocs_reads_it(GITHUB) == SITE
+    assert pages.to_the_root("[a](../../CHANGELOG.md#b)", "api/README.md") == "[a](../project/changelog.md#b)"
+    assert pages.of_the_root("[a](docs/words.md) [b](CHANGELOG.md)") == "[a](../words.md) [b](changelog.md)"
+    assert pages.expanded([{"A": ["methods/*"]}], DOCS)[0]["A"][0] == "methods/adt-tree.md"
