@@ -141,6 +141,15 @@ def at_places(values: Tensor, places: Tensor, shift: int = 0) -> Tensor:
     return values[rows, columns + shift]
 
 
+def put_at(values: Tensor, places: Tensor, rows: Tensor) -> Tensor:
+    """[B,T,...] with `rows` [S,...] at rows and columns [2,S].
+
+    Unlike a masked scatter, whose backward pass asks a GPU how many places there are.
+    """
+    at = tuple(places.to(values.device))
+    return values.index_put(at, rows.to(values))
+
+
 def feature_places(modality: Tensor, mask: Tensor, loss_mask: Tensor, everywhere: bool = False) -> Tensor:
     """[B,T] bool: where H is read by a text input (the next token is text) or is the goal of a trained one.
 

@@ -3,22 +3,20 @@
 Torch's fast kernels take no mask or a causal one. An explicit mask is for trees and padding, and with one, a CUDA
 kernel does not read grouped heads: transformers then copies all keys and values once for each query head. Here the
 query heads of a group become further queries of their shared head, which changes no number.
-Letters: R rows, H heads, G key-value heads, N queries, K keys, E head width, S patches, W windows.
+Letters: R rows, H heads, G key-value heads, N queries, K keys, E head width.
 """
 
 from __future__ import annotations
 
-import itertools
-from collections import defaultdict
+from collections.abc import Callable
 from typing import Any
 
-import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 from transformers import AttentionInterface
 from transformers.masking_utils import AttentionMaskInterface, sdpa_mask
 
-GROUPED, WINDOWS = "grouped_sdpa", "windows_as_flash"
+GROUPED = "grouped_sdpa"
 
 
 def attend(
@@ -58,57 +56,29 @@ def folded(
     return mixed.unflatten(2, (groups, count)).flatten(1, 2)
 
 
-def grouped_forward(
-    module: nn.Module,
-    query: Tensor,
-    key: Tensor,
-    value: Tensor,
-    attention_mask: Tensor | None,
-    dropout: float = 0.0,
-    scaling: float | None = None,
-    **more: Any,
-) -> tuple[Tensor, None]:
-    """`attend` as transformers calls attention: [R,N,H,E], and no weights."""
-    return attend(query, key, value, attention_mask, scale=scaling, dropout=dropout).transpose(1, 2).contiguous(), None
-
-
-def windows_forward(
-    module: nn.Module,
-    query: Tensor,
-    key: Tensor,
-    value: Tensor,
-    attention_mask: Tensor | None,
-    dropout: float = 0.0,
-    scaling: float | None = None,
-    *,
-    cu_seq_lens_q: Tensor,
-    **more: Any,
-) -> tuple[Tensor, None]:
-    """Attention of a vision tower within windows, frames or pictures: [1,H,S,E] -> [1,S,H,E].
-
-    transformers calls a kernel once for each of them, or hands all to a kernel for sequences of several lengths, which
-    only flash attention has. Here all of one length are one call: a picture's windows have few lengths.
+def as_interface(attention: Callable[..., Tensor], *reads: str) -> Callable[..., tuple[Tensor, None]]:
+    """`attention` as transformers calls it by name: a module before the tensors, [R,N,H,E] back, and no weights.
 
     Args:
-        cu_seq_lens_q: [W+1] where each begins, and where the last ends.
+        attention: (q, k, v, mask, *, scale, dropout) -> [R,H,N,E].
+        reads: keywords of transformers that it takes beside these.
     """
-    ends = cu_seq_lens_q.tolist()
-    starts_of: defaultdict[int, list[int]] = defaultdict(list)
-    for start, end in itertools.pairwise(ends):
-        starts_of[end - start].append(start)
-    starts_of.pop(0, None)  # an empty window
-    parts = [part[0].transpose(0, 1) for part in (query, key, value)]  # [S,H,E]
-    mixed = torch.empty_like(parts[2])
-    for length, starts in starts_of.items():
-        adjoining = starts == list(range(starts[0], starts[0] + length * len(starts), length))
-        places: Any = slice(starts[0], starts[0] + length * len(starts))
-        if not adjoining:
-            first = torch.tensor(starts, device=query.device)
-            places = (first[:, None] + torch.arange(length, device=query.device)).flatten()
-        q, k, v = (part[places].unflatten(0, (-1, length)).transpose(1, 2) for part in parts)  # [W,H,length,E]
-        out = F.scaled_dot_product_attention(q, k, v, dropout_p=dropout, scale=scaling)
-        mixed[places] = out.transpose(1, 2).flatten(0, 1)
-    return mixed[None], None
+
+    def forward(
+        module: nn.Module,
+        query: Tensor,
+        key: Tensor,
+        value: Tensor,
+        attention_mask: Tensor | None,
+        dropout: float = 0.0,
+        scaling: float | None = None,
+        **more: Any,
+    ) -> tuple[Tensor, None]:
+        read = {name: more[name] for name in reads}
+        mixed = attention(query, key, value, attention_mask, scale=scaling, dropout=dropout, **read)
+        return mixed.transpose(1, 2).contiguous(), None
+
+    return forward
 
 
 def use_grouped(config: Any) -> None:
@@ -118,18 +88,6 @@ def use_grouped(config: Any) -> None:
         config: the decoder's own.
     """
     if config._attn_implementation == "sdpa" and config.num_key_value_heads != config.num_attention_heads:
-        AttentionInterface.register(GROUPED, grouped_forward)
+        AttentionInterface.register(GROUPED, as_interface(attend))
         AttentionMaskInterface.register(GROUPED, sdpa_mask)
         config._attn_implementation = GROUPED
-
-
-def use_windows(config: Any) -> None:
-    """Run a Qwen-VL's tower over `windows_forward`, where it would run sdpa window by window.
-
-    Args:
-        config: the tower's own.
-    """
-    if config._attn_implementation == "sdpa":
-        AttentionInterface.register(WINDOWS, windows_forward)
-        AttentionMaskInterface.register(WINDOWS, sdpa_mask)
-        config._attn_implementation = WINDOWS

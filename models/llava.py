@@ -29,7 +29,7 @@ from transformers import (
 from ..core.batch import TEXT, Batch
 from ..core.errors import UserError
 from ..core.loss import StepLoss
-from ..core.states import TargetStates, at_places, places_of
+from ..core.states import TargetStates, at_places, places_of, put_at
 from .hub import config_value
 from .lora import LoraConfig, add_adapters
 from .packed_row import last_states
@@ -278,7 +278,7 @@ def hidden_states(llava: PreTrainedModel, packing: Packing, batch: Batch, *, tra
         features = core.multi_modal_projector(vision)  # [I,P,D]
         count = features.shape[0] - batch.num_dummy_images
         real = packing(features[:count], batch.pictures).to(embeds)
-        embeds = embeds.masked_scatter((batch.modality != TEXT).unsqueeze(-1), real)
+        embeds = put_at(embeds, places_of(batch.on_host("modality") != TEXT, embeds.device), real)
         # A dummy image keeps the projector in every rank's graph and changes nothing.
         embeds = embeds + 0.0 * features[count:].sum().to(embeds)
     return last_states(core.language_model, batch, embeds, batch.positions[0])

@@ -1,9 +1,9 @@
 """Packing: the samples of a batch one behind the other in a single row without padding, each attending to itself alone.
 
 A packed `Batch` is laid out as any other; models put its tokens into one row while they run and spread what comes out,
-so pictures, labels, positions and seeds are those of the padded batch. transformers' decoders build the block-diagonal
-attention themselves where token indices begin anew and no mask is given: a mask for sdpa and eager attention, lengths
-for flash attention. Letters: B samples, T tokens, M tokens without padding, D width, n coordinates of positions.
+so pictures, labels, positions and seeds are those of the padded batch. torch's attention is given a block-diagonal
+mask; for flash and eager attention transformers' decoders see where token indices begin anew.
+Letters: B samples, T tokens, M tokens without padding, D width, n coordinates of positions.
 """
 
 from __future__ import annotations
@@ -28,13 +28,14 @@ class PackedRow:
     places: Tensor  # [M] int64 in the flattened batch
     segments: Tensor  # [M] int64 number of each token's sample, ascending
     indices: Tensor  # [M] int64 token index within its sample
+    kept: Tensor  # [B,T] bool, on the CPU: no padding
 
     @classmethod
     def of(cls, mask: Tensor, device: torch.device) -> PackedRow:
         """Of a batch whose tokens `mask` [B,T], on the CPU, keeps; padded on the right."""
         places = uploaded(mask.flatten().nonzero()[:, 0], device)
         width = mask.shape[1]
-        return cls((mask.shape[0], width), places, places // width, places % width)
+        return cls((mask.shape[0], width), places, places // width, places % width, mask)
 
     def pack(self, values: Tensor) -> Tensor:
         """[B,T,...] -> [1,M,...]."""
@@ -57,7 +58,7 @@ def last_states(decoder: Any, batch: Batch, embeds: Tensor, positions: Tensor, *
 
     Args:
         positions: [B,T], or [3,B,T] under M-RoPE.
-        more: what the decoder takes beside these; [B,T] tensors are packed, too.
+        more: what the decoder takes beside these, as it is.
     """
     if not batch.packed:
         return _run(decoder, inputs_embeds=embeds, **_padded(decoder, batch, positions), **more)
@@ -67,8 +68,9 @@ def last_states(decoder: Any, batch: Batch, embeds: Tensor, positions: Tensor, *
         packed = torch.stack([row.indices[None], *(row.pack(part) for part in positions)])
     else:
         packed = row.pack(positions)
-    more = {name: row.pack(value) if isinstance(value, Tensor) else value for name, value in more.items()}
-    return row.spread(_run(decoder, inputs_embeds=row.pack(embeds), attention_mask=None, position_ids=packed, **more))
+    # Without a mask transformers asks the device whether token indices begin anew.
+    mask = row.mask[None, None] if _takes_a_mask(decoder.config) else None
+    return row.spread(_run(decoder, inputs_embeds=row.pack(embeds), attention_mask=mask, position_ids=packed, **more))
 
 
 def _padded(decoder: Any, batch: Batch, positions: Tensor) -> dict[str, Tensor]:
@@ -77,12 +79,14 @@ def _padded(decoder: Any, batch: Batch, positions: Tensor) -> dict[str, Tensor]:
     transformers asks the device whether a mask hides anything, in every forward. The host knows.
     """
     mask = batch.attention_mask
-    if positions.dim() == 3 or not _takes_a_mask(decoder.config):
+    if not _takes_a_mask(decoder.config):
         return {"attention_mask": mask.long(), "position_ids": positions}
     length = mask.shape[1]
-    counted = bool((batch.on_host("positions")[0] == torch.arange(length)).all())
-    if counted and bool(batch.on_host("attention_mask").all()):
-        return {}
+    if bool(batch.on_host("attention_mask").all()):
+        if positions.dim() == 3:
+            return {"position_ids": positions}
+        if bool((batch.on_host("positions")[0] == torch.arange(length)).all()):
+            return {}
     seen = torch.ones(length, length, dtype=torch.bool, device=mask.device).tril() & mask[:, None, None]
     return {"attention_mask": seen, "position_ids": positions}
 

@@ -29,10 +29,12 @@ from transformers import (
 from ..core.batch import TEXT, Batch
 from ..core.pictures import PatchGrid, Picture, whole_picture
 from ..core.positions import PositionScheme, Resume, place_positions
+from ..core.states import places_of, put_at, uploaded
 from .hub import config_value
 from .llava import LlavaTraining, Part, TokenIds
 from .lora import LoraConfig
 from .packed_row import last_states
+from .windows import tower_inputs, use_windows
 
 # model_type of transformers' configs -> config and model.
 # A config is a callable here: each family has its own keywords.
@@ -92,11 +94,39 @@ def see_patches(model: Any, patches: Tensor, pictures: Sequence[Picture]) -> See
     """Run the tower over patches [P,C] of pictures that are read whole."""
     grids = [picture.whole for picture in pictures]
     assert grids and all(grid is not None for grid in grids), "pictures in tiles, and the tower reads them whole"
-    sizes = torch.tensor([[g.frames, g.rows, g.columns] for g in grids if g is not None], device=patches.device)
+    sizes = torch.tensor([[g.frames, g.rows, g.columns] for g in grids if g is not None])
     assert int(sizes.prod(1).sum()) == len(patches), f"{len(patches)} patches for grids {sizes.tolist()}"
     tower = model.model.visual
-    seen = tower(patches.to(next(tower.parameters()).dtype), grid_thw=sizes, return_dict=True)
+    inputs = tower_inputs(tower, sizes, patches.device)
+    seen = tower(patches.to(next(tower.parameters()).dtype), return_dict=True, **inputs)
     return SeenPatches(seen.pooler_output, tuple(seen.get("deepstack_features") or ()))
+
+
+def added_behind(deepstack: Sequence[Tensor], visual: Tensor) -> dict[str, Any]:
+    """Keywords of a Qwen3-VL's decoder that `use_places` has changed: what is added behind its first layers.
+
+    Args:
+        deepstack: of each of these layers [n,D]; none in other families.
+        visual: bool, on the CPU: of the places that the decoder runs, in order, those of the n.
+    """
+    if not deepstack:
+        return {}
+    places = uploaded(visual.flatten().nonzero()[:, 0], deepstack[0].device)
+    return {"visual_pos_masks": places, "deepstack_visual_embeds": list(deepstack)}
+
+
+def use_places(model: Any) -> None:
+    """Let a Qwen3-VL's decoder add visual states at places; at a mask's, transformers waits for the GPU each time."""
+    if num_deepstack(model.config):
+        model.model.language_model._deepstack_process = _added_at
+
+
+def _added_at(hidden: Tensor, places: Tensor, states: Tensor) -> Tensor:
+    """[B,T,D] with `states` [n,D] added at `places` [n] of all rows in turn, or where a mask [B,T] is True."""
+    places = places.to(hidden.device)
+    if places.dtype == torch.bool:
+        places = places.flatten().nonzero()[:, 0]
+    return hidden.flatten(0, 1).index_add(0, places, states.to(hidden)).view_as(hidden)
 
 
 class QwenTraining(LlavaTraining):
@@ -117,6 +147,8 @@ class QwenTraining(LlavaTraining):
     ):
         super().__init__(model, trainable, gradient_checkpointing=gradient_checkpointing, lora=lora)
         self.scheme = position_scheme(model.config, resume)
+        use_windows(model.config.vision_config)
+        use_places(model)
 
     def by_part(self) -> dict[Part, nn.Module]:
         """The model's modules by part."""
@@ -124,7 +156,8 @@ class QwenTraining(LlavaTraining):
 
     def hidden_states(self, batch: Batch) -> Tensor:
         """Final states [B,T,D] of the language model."""
-        core, visual = self.llava.model, batch.modality != TEXT
+        core, visual = self.llava.model, batch.on_host("modality") != TEXT
+        real = batch.on_host("attention_mask")
         # Every rank runs its tower in every step; where no row has a picture, over one that changes nothing.
         pixels = None if batch.num_dummy_images else batch.pixels
         seen = self._see_nothing(batch) if pixels is None else see_patches(self.llava, pixels, batch.pictures)
@@ -134,11 +167,10 @@ class QwenTraining(LlavaTraining):
             nothing = torch.stack([part.sum() for part in (seen.features, *seen.deepstack)]).sum()
             embeds = embeds + 0.0 * nothing.to(embeds)
         else:
-            embeds = embeds.masked_scatter(visual.unsqueeze(-1), seen.features.to(embeds))
-            if seen.deepstack:
-                more = {"visual_pos_masks": visual, "deepstack_visual_embeds": list(seen.deepstack)}
-        positions, _ = place_positions(batch.modality, batch.attention_mask, batch.pictures, self.scheme)
-        return last_states(core.language_model, batch, embeds, positions, **more)
+            embeds = put_at(embeds, places_of(visual, embeds.device), seen.features)
+            more = added_behind(seen.deepstack, visual[real] if batch.packed else visual)
+        positions, _ = place_positions(batch.on_host("modality"), real, batch.pictures, self.scheme)
+        return last_states(core.language_model, batch, embeds, uploaded(positions, embeds.device), **more)
 
     def _see_nothing(self, batch: Batch) -> SeenPatches:
         vision = self.llava.config.vision_config

@@ -131,7 +131,8 @@ class _Rows:
         lengths, device = torch.tensor([len(r.ids) for r in requests]), decoder.device
         longest = int(lengths.max())
         self.decoder, self.numbers = decoder, list(range(len(requests)))
-        self.seen = (torch.arange(longest) >= longest - lengths[:, None]).to(device)  # [R,positions so far]
+        seen = torch.arange(longest) >= longest - lengths[:, None]
+        self.seen = seen.to(device)  # [R,positions so far]
         self.cache = decoder.new_cache(longest + capacity)
         ids = torch.zeros(len(requests), longest, dtype=torch.int64)
         modality = torch.full(ids.shape, TEXT, dtype=torch.int8)
@@ -141,10 +142,11 @@ class _Rows:
         pixels = [r.pixels.to(device) for r in requests if r.pixels is not None]
         pictures = [picture for r in requests for picture in pictures_of(r)]
         prompts = decoder.prompts(
-            ids.to(device), modality.to(device), torch.cat(pixels) if pixels else None, pictures, mask=self.seen
-        )
+            ids.to(device), modality.to(device), torch.cat(pixels) if pixels else None, pictures, mask=self.seen,
+            on_host=(modality, seen),
+        )  # fmt: skip
         states = decoder.run(prompts, self.cache, chunk=prefill_chunk)
-        self.places = prompts.next_position
+        self.places = prompts.next_position.to(device)
         self.scores = decoder.logits(states.feature[:, -1])  # [R,V]
 
     def feed(self, tokens: Tensor) -> Tensor:

@@ -17,6 +17,7 @@ from torch.nn import functional as F
 
 from ...core.pictures import TEXT, Picture
 from ...core.positions import FLAT, PositionScheme, place_positions
+from ...core.states import uploaded
 from ..attention import use_grouped
 from ..hub import config_value
 from ..llava import language_model_of, placeholder_ids, pool_features, selected_features
@@ -44,9 +45,9 @@ class PromptRows:
 
     embeds: Tensor  # [R,T,D]
     positions: Tensor  # [n,R,T] int64: n coordinates, 1 or 3
-    next_position: Tensor  # [R] int64: the position of a row's next token
+    next_position: Tensor  # [R] int64, on either device: the position of a row's next token
     mask: Tensor | None = None  # [R,T] bool: no padding; None: there is none that could be seen
-    visual: Tensor | None = None  # [R,T] bool; given where `deepstack` is
+    visual: Tensor | None = None  # [R,T] bool, on the CPU; given where `deepstack` is
     deepstack: tuple[Tensor, ...] = ()  # of the first layers: [n,D] that is added behind each, at visual places
     segments: Tensor | None = None  # [1,T] int64: the sample of each token of a packed row, which sees no other
 
@@ -173,20 +174,25 @@ class CachedDecoder:
         mask: Tensor | None = None,
         pool: int = 1,
         seen: Any = None,
+        on_host: tuple[Tensor, Tensor | None] | None = None,
     ) -> PromptRows:
         """Embeds ids [R,T] with their pictures and computes their positions: the input of `run`.
 
         Args:
             mask: [R,T] bool: no padding; None: there is none.
             pool, seen: as in `embed`.
+            on_host: modality and mask on the CPU, where the caller has them: nothing then waits for the device.
         """
         if pixels is not None and seen is None:
             seen = self.see(pixels, pictures)
         embeds = self.embed(ids, modality, pixels, pictures, pool=pool, seen=seen)
-        real = torch.ones_like(modality, dtype=torch.bool) if mask is None else mask
-        positions, next_position = place_positions(modality, real, pictures, self.scheme)
-        deepstack = self._deepstack_of(seen)
-        return PromptRows(embeds, positions, next_position, mask, modality != TEXT if deepstack else None, deepstack)
+        kinds, shown = (modality, mask) if on_host is None else on_host
+        real = torch.ones_like(kinds, dtype=torch.bool) if shown is None else shown
+        positions, next_position = place_positions(kinds, real, pictures, self.scheme)
+        positions, deepstack = uploaded(positions, embeds.device), self._deepstack_of(seen)
+        return PromptRows(
+            embeds, positions, next_position, mask, (kinds != TEXT).cpu() if deepstack else None, deepstack
+        )
 
     def _deepstack_of(self, seen: Any) -> tuple[Tensor, ...]:
         """What is added behind the first layers, of what `see` made (Qwen3-VL)."""
@@ -295,7 +301,7 @@ def packed_prompts(prompts: PromptRows, row: PackedRow) -> PromptRows:
         embeds=row.pack(prompts.embeds),
         positions=torch.stack([row.pack(part) for part in prompts.positions]),
         mask=None,
-        visual=None if prompts.visual is None else row.pack(prompts.visual),
+        visual=None if prompts.visual is None else prompts.visual[row.kept][None],
         segments=row.segments[None],
     )
 

@@ -12,8 +12,9 @@ from torch import Tensor, nn
 
 from ...core.pictures import Picture
 from ...core.positions import Resume
-from ..attention import use_windows
-from ..qwen import num_deepstack, position_scheme, see_patches
+from ...core.states import uploaded
+from ..qwen import added_behind, num_deepstack, position_scheme, see_patches, use_places
+from ..windows import use_windows
 from .decoder import CachedDecoder, PromptRows
 
 
@@ -28,6 +29,7 @@ class QwenDecoder(CachedDecoder):
         super().__init__(model, num_token_ids=num_token_ids)
         config = self.model.config
         use_windows(config.vision_config)
+        use_places(self.model)
         self.scheme = position_scheme(config, resume)
         self.num_deepstack = num_deepstack(config)
 
@@ -51,7 +53,8 @@ class QwenDecoder(CachedDecoder):
         if prompts.visual is None or not (here := prompts.visual[:, start:stop]).any():
             return {}
         number = (prompts.visual.flatten().cumsum(0) - 1).view_as(prompts.visual)[:, start:stop][here]
-        return {"visual_pos_masks": here, "deepstack_visual_embeds": [part[number] for part in prompts.deepstack]}
+        chosen = uploaded(number, prompts.embeds.device)
+        return added_behind([part.index_select(0, chosen) for part in prompts.deepstack], here)
 
     def _coordinates(self, positions: Tensor) -> Tensor:
         """[3,R,N]: what stands behind a prompt is text, and counts alike in all three."""

@@ -151,15 +151,15 @@ def keep_visual(scores: Tensor, budget: int, *, share: float = 0.4) -> Tensor:
 
 def pruned_prompt(prompts: PromptRows, kept: Tensor, *, positions: Literal["compact", "target"]) -> PromptRows:
     """The prompt of one row at the places `kept` alone."""
-    kept = kept.to(prompts.embeds.device)
+    at, kept = kept.cpu(), kept.to(prompts.embeds.device)
     placed, next_position = prompts.positions[:, :, kept], prompts.next_position
     if positions == "compact":
         placed = torch.arange(len(kept), device=kept.device).expand_as(placed)
         next_position = torch.full_like(next_position, len(kept))
     visual, deepstack = prompts.visual, prompts.deepstack
     if visual is not None:
-        number = (visual[0].cumsum(0) - 1)[kept][visual[0, kept]]
-        visual, deepstack = visual[:, kept], tuple(part[number] for part in deepstack)
+        number = (visual[0].cumsum(0) - 1)[at][visual[0, at]].to(kept.device)
+        visual, deepstack = visual[:, at], tuple(part[number] for part in deepstack)
     return PromptRows(prompts.embeds[:, kept], placed, next_position, None, visual, deepstack)
 
 

@@ -104,9 +104,12 @@ class LanguageTarget:
         """Run the tower over the request's pictures. What it holds is as large as the prompt: [1,T,D], and [n,D] for
         each layer behind which Qwen3-VL adds visual states.
         """
-        seen = self.view(request).to(self.device)
+        view = self.view(request)
+        seen = view.to(self.device)
         ids, modality = seen.ids[None], seen.modality[None]
-        rows = self.decoder.prompts(ids, modality, seen.pixels, seen.pictures)
+        rows = self.decoder.prompts(
+            ids, modality, seen.pixels, seen.pictures, on_host=(view.modality[None].cpu(), None)
+        )  # fmt: skip
         return EmbeddedPrompt(request, ids, modality, rows)
 
     @torch.inference_mode()
@@ -160,8 +163,9 @@ class LanguageTarget:
         mask, real = batch.attention_mask, None
         if batch.pixels is not None and len(batch.pixels) > batch.num_dummy_images:
             real = batch.pixels[: len(batch.pixels) - batch.num_dummy_images]
-        prompts = self.decoder.prompts(batch.ids, batch.modality, real, batch.pictures, mask=mask)
-        row = PackedRow.of(batch.on_host("attention_mask"), mask.device) if batch.packed else None
+        on_host = batch.on_host("modality"), batch.on_host("attention_mask")
+        prompts = self.decoder.prompts(batch.ids, batch.modality, real, batch.pictures, mask=mask, on_host=on_host)
+        row = PackedRow.of(on_host[1], mask.device) if batch.packed else None
         states = self._run(prompts, row, taps)
         text = feature_places(batch.modality, mask, batch.loss_mask, taps.everywhere)
         visual = visual_places(batch.modality, mask)

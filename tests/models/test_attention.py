@@ -1,24 +1,14 @@
-"""Attention without masks that say nothing, with grouped heads as they are, and towers in few calls: equal to 1e-6."""
-
-import sys
-from collections import Counter
-from pathlib import Path
+"""Attention without masks that say nothing, and with grouped heads as they are: equal to 1e-6."""
 
 import pytest
 import torch
-from draftsmith.core.batch import IMAGE
-from draftsmith.core.pictures import PatchGrid, whole_picture
-from draftsmith.models.attention import GROUPED, attend, folded, use_windows
+from draftsmith.models.attention import GROUPED, attend, folded
 from draftsmith.models.decoding.cache import Cache
 from draftsmith.models.decoding.decoder import CachedDecoder
 from draftsmith.models.layer import DecoderLayer, LayerShape, Rotary
 from draftsmith.models.llamagen.transformer import LlamaGen, LlamaGenConfig
-from draftsmith.models.qwen import see_patches
 from torch.nn import functional as F
 from transformers import LlamaConfig, LlamaForCausalLM
-
-sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "eval"))
-import tiny_qwen
 
 
 def close(found, expected):
@@ -138,60 +128,3 @@ def test_an_image_generator_without_a_caption_needs_no_mask(calls):
         cache.advance(1)
     close(step, expected[:, -1:])
     assert set(calls) == {None}
-
-
-PICTURES = {
-    "one": [PatchGrid(1, 8, 8)],
-    "uneven": [PatchGrid(1, 10, 6), PatchGrid(1, 4, 14), PatchGrid(1, 10, 6)],
-    "clip": [PatchGrid(3, 8, 6, seconds=0.5)],
-}
-
-
-@pytest.mark.parametrize("shown", PICTURES)
-@pytest.mark.parametrize("kind", ["qwen2_vl", "qwen2_5_vl", "qwen3_vl"])
-@torch.no_grad()
-def test_a_tower_runs_all_windows_of_a_length_at_once(kind, shown, calls):
-    model = tiny_qwen.model(kind)
-    pictures = [whole_picture(grid, IMAGE) for grid in PICTURES[shown]]
-    count = sum(g.frames * g.rows * g.columns for g in PICTURES[shown])
-    patches = torch.randn(count, tiny_qwen.NUMBERS, generator=torch.Generator().manual_seed(1))
-    calls.clear()
-    expected = see_patches(model, patches, pictures)
-    one_by_one = len(calls)
-    use_windows(model.config.vision_config)
-    calls.clear()
-    found = see_patches(model, patches, pictures)
-    close(found.features, expected.features)
-    for ours, theirs in zip(found.deepstack, expected.deepstack, strict=True):
-        close(ours, theirs)
-    depth = model.config.vision_config.depth
-    if shown == "uneven":
-        assert len(calls) <= one_by_one
-    else:
-        # A picture, or the frames of a clip, are as long as each other; a window of 2.5 is cut at the edges.
-        assert len(calls) <= depth + (4 if kind == "qwen2_5_vl" else 0)
-    assert set(calls) == {None}
-
-
-@torch.no_grad()
-def test_calls_for_a_picture_of_448_pixels(calls):
-    """16 windows of 64 patches in 28 of Qwen2.5-VL's 32 layers: 452 calls one by one, 32 so."""
-    lengths = Counter()
-    model = tiny_qwen.model("qwen2_5_vl").model.visual
-    vision = model.config
-    assert vision.window_size == 16
-    patches = torch.randn(32 * 32, tiny_qwen.NUMBERS)
-    picture = [whole_picture(PatchGrid(1, 32, 32), IMAGE)]
-
-    class Holder:
-        class model:
-            visual = model
-
-    for name in ("sdpa", "windows"):
-        if name == "windows":
-            use_windows(vision)
-        calls.clear()
-        see_patches(Holder, patches, picture)
-        lengths[name] = len(calls)
-    # Two layers here, the second of them over the whole picture: 64 windows of 16 patches, and 1.
-    assert lengths == {"sdpa": 65, "windows": 2}

@@ -30,7 +30,7 @@ PACKAGE = Path(__file__).resolve().parents[2]
 # Operations whose result's size or value the host must know: it waits for the device.
 _WAITING = {
     "_local_scalar_dense", "nonzero", "masked_select", "_unique2", "unique_consecutive", "unique_dim", "equal",
-    "is_nonzero", "bincount",
+    "is_nonzero", "bincount", "masked_scatter_backward",
 }  # fmt: skip
 _COPIES_INTO = {"copy_", "copy", "_copy_from"}
 _COPIES = {"_to_copy", "to"}

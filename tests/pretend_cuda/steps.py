@@ -8,12 +8,15 @@ from types import SimpleNamespace
 
 import heads_tiny
 import tiny
+import tiny_qwen
 import torch
 import training as runs
 import visual_tiny
+from draftsmith.data.collate import Sample, collate
 from draftsmith.data.loader import StepBatches
 from draftsmith.models.distillation import DistillObjective, DistillTraining, Teacher
 from draftsmith.models.llava import PARTS
+from draftsmith.models.training import training_of
 from draftsmith.trainers import loop
 from draftsmith.trainers.checkpoint import CheckpointConfig
 from draftsmith.trainers.engine import EngineConfig, init_distributed
@@ -23,13 +26,23 @@ from pretend_cuda.device import COUNTS
 from pretend_cuda.engine import PlainEngine
 
 HEADS = ("eagle", "eagle3", "sparrow", "sparrow-half-blind", "msd", "vispec", "hivis")
-STEPS = ("draft LVLM", "distillation", *HEADS, "medusa", "image eagle", "image eagle guided", "image medusa")
+QWEN = ("qwen2_5_vl", "qwen3_vl")
+PACKED = ("packed draft LVLM", "packed eagle", "packed qwen3_vl", "packed eagle of qwen3_vl")
+STEPS = (
+    "draft LVLM", "distillation", *HEADS, "medusa", "image eagle", "image eagle guided", "image medusa", *QWEN,
+    *PACKED,
+)  # fmt: skip
 MICRO = 2  # micro-batches of a step
 
 
 def _case(name, device):
     """Module to train, the target's states for a batch, and the micro-batches of a step; the target on `device`."""
     torch.manual_seed(0)
+    if name.startswith("packed "):
+        module, source, batch = _case(name.removeprefix("packed "), device)
+        return module, source, replace(batch, packed=True)
+    if "qwen" in name:
+        return _qwen(name, device)
     if name.startswith("image"):
         generator = visual_tiny.llamagen("text", 0)
         batch = visual_tiny.code_batch(generator, torch.randint(24, (4, 16)), real=torch.tensor([True] * 3 + [False]))
@@ -59,6 +72,25 @@ def _case(name, device):
     settings = dict(heads_tiny.SETTINGS[name])
     settings |= {"taps": (1, 3, 5), "draft_vocab_size": None} if settings["kind"] == "eagle3" else {}
     return _head(heads_tiny.config_of(**settings), big, batch)
+
+
+def _qwen(name, device):
+    """Pictures of several sizes, a clip and a row of text: a whole model in training, or a head beside its target."""
+    kind = name.split()[-1]
+    shown = [(((10, 6), (4, 14)), (2, 4, 6)), (((4, 6),), None), ((), None), (((10, 6),), None)]
+    asked = [tiny_qwen.request(kind, images, clip, seed=seed) for seed, (images, clip) in enumerate(shown)]
+    samples = [
+        Sample(
+            r.ids.tolist(), [n >= len(r.ids) - 3 for n in range(len(r.ids))], r.modality.tolist(), r.pixels, r.name,
+            r.pictures,
+        )
+        for r in asked
+    ]  # fmt: skip
+    batch = replace(collate(samples, pad_id=0, image_size=8), seeds=tuple(range(len(asked))))
+    if name == kind:
+        module = training_of(tiny_qwen.model(kind), PARTS, gradient_checkpointing=False).train()
+        return module, loop.no_states, batch
+    return _head(heads_tiny.config_of(kind="eagle"), tiny_qwen.target(tiny_qwen.model(kind).to(device)), batch)
 
 
 def _head(config, big, batch):

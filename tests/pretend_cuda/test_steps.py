@@ -6,7 +6,8 @@ from .test_decoding import results_of
 
 STEPS = (
     "draft LVLM", "distillation", "eagle", "eagle3", "sparrow", "sparrow-half-blind", "msd", "vispec", "hivis",
-    "medusa", "image eagle", "image eagle guided", "image medusa",
+    "medusa", "image eagle", "image eagle guided", "image medusa", "qwen2_5_vl", "qwen3_vl",
+    "packed draft LVLM", "packed eagle", "packed qwen3_vl", "packed eagle of qwen3_vl",
 )  # fmt: skip
 
 
