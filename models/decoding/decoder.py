@@ -7,9 +7,9 @@ Letters: R rows, N new positions, D width, V vocabulary, P past positions.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, Protocol, cast
+from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
@@ -24,7 +24,7 @@ from ..llava import language_model_of, placeholder_ids, pool_features, selected_
 from ..packed_row import PackedRow
 from ..pictures import newline_of, pack
 from .cache import Cache
-from .parallel import all_heads
+from .tapped import LanguageModel, Tapped
 
 _TILES = 32  # that a tower reads at once
 _ATTENTION_CHUNK = 256  # positions per chunk where attention weights are wanted: scores are [R,heads,N,P+N]
@@ -56,23 +56,6 @@ class PromptRows:
         """M-RoPE's delta: a token after this single prompt has its cache index plus this as its position."""
         assert len(self.next_position) == 1, "of one row"
         return int(self.next_position[0]) - self.embeds.shape[1]
-
-
-class LanguageModel(Protocol):
-    """What the cached forward reads of transformers' decoders (`LlamaModel` and its likes)."""
-
-    config: Any
-    layers: Sequence[nn.Module]
-
-    def get_input_embeddings(self) -> nn.Embedding:
-        """The table that turns token ids into embeddings; its weight is [V,D]."""
-        ...
-
-    def set_attn_implementation(self, attn_implementation: str) -> None:
-        """Switch to another attention kernel of transformers: "eager" is the one that returns weights."""
-        ...
-
-    def __call__(self, **inputs: Any) -> Any: ...
 
 
 class CachedDecoder:
@@ -357,48 +340,3 @@ def with_features(embeds: Tensor, modality: Tensor, features: Tensor) -> Tensor:
 
 def _additive(mask: Tensor, dtype: torch.dtype) -> Tensor:
     return torch.zeros(mask.shape, dtype=dtype, device=mask.device).masked_fill_(~mask, torch.finfo(dtype).min)
-
-
-class Tapped:
-    """Keeps states and attention weights of the named layers of one forward, and of no other layer.
-
-    Weights are wanted for a prompt only; for that one pass the model computes attention eagerly. They are averaged over
-    the queries as they are seen: of 80 layers of 64 heads over 25k places the whole would be gigabytes.
-    """
-
-    def __init__(self, model: LanguageModel, layers: Sequence[int], attention: Sequence[int]):
-        self.model, self.layers, self.attention = model, layers, attention
-        self.states: dict[int, Tensor] = {}
-        self.weights: dict[int, Tensor] = {}
-
-    def __enter__(self) -> Tapped:
-        self._hooks = []
-        for layer in self.layers:
-            if layer > 0:
-                self._hooks.append(self.model.layers[layer - 1].register_forward_hook(self._keep_state(layer)))
-        for layer in self.attention:
-            attention = cast(Any, self.model.layers[layer]).self_attn
-            self._hooks.append(attention.register_forward_hook(self._keep_weights(layer)))
-        self._before = self.model.config._attn_implementation
-        if self.attention:
-            self.model.set_attn_implementation("eager")
-        return self
-
-    def __exit__(self, *exception: object) -> None:
-        for hook in self._hooks:
-            hook.remove()
-        if self.attention:
-            self.model.set_attn_implementation(self._before)
-
-    def _keep_state(self, layer: int) -> Callable[..., None]:
-        def keep(module: nn.Module, inputs: object, output: Tensor | tuple[Tensor, ...]) -> None:
-            self.states[layer] = output if isinstance(output, Tensor) else output[0]
-
-        return keep
-
-    def _keep_weights(self, layer: int) -> Callable[..., None]:
-        def keep(module: nn.Module, inputs: object, output: tuple[Tensor, Tensor]) -> None:
-            heads = output[1].mean(2, dtype=torch.float32)
-            self.weights[layer] = all_heads(heads, self.model.config.num_attention_heads)
-
-        return keep

@@ -23,8 +23,9 @@ from ...core.batch import CodeBatch, ImageRequest
 from ...core.errors import UserError
 from ...core.states import Taps, TargetStates
 from ..decoding.cache import Cache
-from ..decoding.decoder import CachedDecoder, DecoderStates, Tapped
+from ..decoding.decoder import CachedDecoder, DecoderStates
 from ..decoding.rows import Guidance
+from ..decoding.tapped import Tapped
 from ..decoding.tree import Tree
 from ..decoding.upload import upload_tree
 from ..layer import LayerShape
