@@ -122,7 +122,8 @@ class HeadAttention(nn.Module):
         k = self.k_norm(self.k_proj(states).unflatten(-1, (shape.num_kv_heads, shape.head_dim)))
         v = self.v_proj(states).unflatten(-1, (shape.num_kv_heads, shape.head_dim)).transpose(1, 2)
         turn = rotate_pairs if shape.rope == "grid" else rotate_halves
-        q, k = turn(q, rope).transpose(1, 2), turn(k, rope).transpose(1, 2)
+        # At once: small models wait for the calls, not for the numbers.
+        q, k = turn(torch.cat([q, k], dim=2), rope).transpose(1, 2).split([shape.num_heads, shape.num_kv_heads], dim=1)
         if isinstance(cache, TrainingPasses):
             assert mask is None, "passes of training know what they see"
             return self.o_proj(cache.attend(q, k, v).transpose(1, 2).flatten(2))
@@ -206,7 +207,8 @@ class Rotary:
         if positions.dim() == 3:
             assert len(self._axes), "positions of three rows need M-RoPE"
             angles = (angles * self._axes.to(angles.device)[:, None, None]).sum(0)
-        return self._gain * torch.stack([angles.cos(), angles.sin()], dim=-1)
+        turned = torch.stack([angles.cos(), angles.sin()], dim=-1)
+        return turned if self._gain == 1.0 else self._gain * turned
 
 
 # Stretched rotations that a layer knows, and the numbers that each has.

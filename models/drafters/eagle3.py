@@ -215,7 +215,9 @@ class Eagle3Head(StateHead):
         return self.vocabulary(self.lm_head(self.norm(outputs)))
 
     def vocabulary(self, scores: Tensor) -> Tensor:
-        """[...,V] of `lm_head` -> [..., the target's vocabulary]: minus infinity for all other ids."""
+        """[...,V'] of `lm_head` -> [..., the target's vocabulary]: minus infinity for all other ids."""
+        if scores.shape[-1] == self.shape.vocab_size:  # ids ascend, so all of them are in order
+            return scores.float()
         whole = scores.new_full((*scores.shape[:-1], self.shape.vocab_size), float("-inf"), dtype=torch.float32)
         whole[..., self.draft_ids] = scores.float()
         return whole

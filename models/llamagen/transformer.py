@@ -297,8 +297,12 @@ class Attention(nn.Module):
             layer: of the cache.
         """
         rows, count, width = states.shape
-        q, k, v = self.wqkv(states).view(rows, count, 3, self.num_heads, self.head_dim).unbind(2)  # [R,N,H,E]
-        q, k, v = rotate_pairs(q, rope).transpose(1, 2), rotate_pairs(k, rope).transpose(1, 2), v.transpose(1, 2)
+        # Queries and keys are turned at once: small models wait for the calls, not for the numbers.
+        both, v = (
+            self.wqkv(states).unflatten(-1, (-1, self.head_dim)).split([2 * self.num_heads, self.num_heads], dim=2)
+        )
+        q, k = rotate_pairs(both, rope).transpose(1, 2).chunk(2, dim=1)  # [R,H,N,E]
+        v = v.transpose(1, 2)
         if cache is not None:
             k, v = cache.own_layers[layer].update(k, v)
         mixed = attend(q, k, v, mask)

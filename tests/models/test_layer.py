@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from draftsmith.models.layer import HeadAttention, LayerShape, Rotary
+from draftsmith.models.layer import HeadAttention, LayerShape, Rotary, rotate_halves, rotate_pairs
 from heads_tiny import text_config
 from torch.nn import functional as F
 from transformers.models.qwen2_5_vl import modeling_qwen2_5_vl as qwen2_5
@@ -42,3 +42,16 @@ def test_rotations_of_three_rows():
                 blocks = whole.split([4, 2, 2] * 2, dim=-1)
                 whole = torch.cat([block[n % 3] for n, block in enumerate(blocks)], -1)
             torch.testing.assert_close(actual[..., part], whole[..., :8], atol=1e-6, rtol=1e-5)
+
+
+@pytest.mark.parametrize("turn", [rotate_halves, rotate_pairs])
+def test_queries_and_keys_turned_at_once_are_those_turned_apart(turn):
+    """In every bit, gradients too: a layer turns them in one call."""
+    generator = torch.Generator().manual_seed(0)
+    states = [torch.randn(2, 5, heads, 8, generator=generator).requires_grad_() for heads in (4, 2)]
+    rope = torch.randn(2, 5, 4, 2, generator=generator)
+    apart = [turn(part, rope) for part in states]
+    once = turn(torch.cat(states, dim=2), rope).split([4, 2], dim=2)
+    assert all(torch.equal(a, b) for a, b in zip(apart, once, strict=True))
+    gradients = [torch.autograd.grad(sum((p * p).sum() for p in parts), states) for parts in (apart, once)]
+    assert all(torch.equal(a, b) for a, b in zip(*gradients, strict=True))

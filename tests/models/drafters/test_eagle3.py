@@ -3,7 +3,8 @@
 import pytest
 import torch
 from draftsmith.core.errors import UserError
-from draftsmith.models.drafters.eagle3 import likeliest_ids
+from draftsmith.models.drafters.eagle3 import Eagle3Head, likeliest_ids
+from draftsmith.models.layer import LayerShape
 from heads_tiny import built, case_for, outputs
 from torch.nn import functional as F
 
@@ -66,3 +67,11 @@ def test_likeliest_ids():
     assert likeliest_ids(counts, 3, never).tolist() == [2, 3, 4]
     with pytest.raises(UserError, match="draft_vocab_size is 5, and 4 ids can come"):
         likeliest_ids(counts, 5, never)
+
+
+def test_scores_of_the_whole_vocabulary_are_left_as_they_are():
+    """Only a part of it is put at its ids, in a table that is written anew at each level."""
+    head = Eagle3Head(LayerShape(6, 8, 8, 2, 2, 1e-6, attention_input=16), torch.arange(6))
+    scores = torch.randn(2, 6, generator=torch.Generator().manual_seed(0))
+    assert head.vocabulary(scores) is scores
+    assert head.draft_ids.tolist() == list(range(6))

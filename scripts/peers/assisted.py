@@ -1,0 +1,86 @@
+"""transformers' assisted generation: chains of gamma tokens by a draft of the target's first layer."""
+
+from __future__ import annotations
+
+import argparse
+import copy
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from draftsmith.eval.policies import Chain
+from draftsmith.models.decoding.decoder import CachedDecoder
+from draftsmith.models.drafters.independent import IndependentProposal
+from draftsmith.models.targets.causal import CausalTarget
+from peers.ours import answer, prompt, settings, target_config, text
+from peers.pairs import Answer, Side, compare
+from transformers import LlamaForCausalLM, set_seed
+from transformers.generation.candidate_generator import AssistedCandidateGenerator
+
+GAMMA = 5
+
+
+def assisted(size: str, arguments: argparse.Namespace) -> None:
+    """Greedy and sampled; at the demo's size behind a long prompt as well."""
+    torch.manual_seed(arguments.seed)
+    model = LlamaForCausalLM(target_config(size, 4)).eval()
+    draft = _first_layer(model)
+    reference, own_draft = copy.deepcopy(model), copy.deepcopy(draft)
+    target = CausalTarget(model, num_token_ids=model.config.vocab_size)
+    drafter = IndependentProposal(CachedDecoder(draft, num_token_ids=model.config.vocab_size), "T", newline_id=5)
+    options = own_draft.generation_config
+    options.num_assistant_tokens, options.num_assistant_tokens_schedule = GAMMA, "constant"
+    options.assistant_confidence_threshold = 0.0
+    models = (model.model, model.lm_head, draft.model, draft.lm_head)
+    for length in (1, 1024) if size == "demo size" else (1,):
+        for temperature in (0.0, 1.0):
+            decoding = settings(Chain(GAMMA), temperature, "sample" if temperature else "top-k")
+
+            def ours(number: int, tokens: int, length: int = length, decoding: Any = decoding) -> Answer:
+                return answer(target, drafter, decoding, text(target, length, number), number, tokens)
+
+            def theirs(number: int, tokens: int, length: int = length, sampled: bool = temperature > 0) -> Answer:
+                return _generate(reference, own_draft, length, number, tokens, sampled)
+
+            what = f"transformers' assisted generation, {size}, T {temperature:g}, behind {length} tokens"
+            sides = Side(model.model, ours, models), Side(reference.model, theirs)
+            compare(what, *sides, arguments, equal=not temperature)
+
+
+@torch.inference_mode()
+def _generate(reference: Any, draft: Any, length: int, number: int, tokens: int, sampled: bool) -> Answer:
+    ids = prompt(number, length, reference.config.vocab_size)[None]
+    set_seed(number)
+    with _accepted() as accepted:
+        whole = reference.generate(
+            ids, attention_mask=torch.ones_like(ids), assistant_model=draft, max_new_tokens=tokens,
+            do_sample=sampled, top_k=0, pad_token_id=0,
+        )  # fmt: skip
+    found = [int(count) for count in accepted]
+    # The end cuts the last one's room, not what it accepted.
+    return Answer(whole[0, length:].tolist(), found[:-1], before=0)
+
+
+@contextmanager
+def _accepted() -> Iterator[list[Any]]:
+    """What each cycle within it accepts."""
+    own, found = AssistedCandidateGenerator.update_candidate_strategy, []
+
+    def noted(self: Any, input_ids: Any, scores: Any, num_matches: Any) -> None:
+        found.append(num_matches)
+        own(self, input_ids, scores, num_matches)
+
+    AssistedCandidateGenerator.update_candidate_strategy = noted  # type: ignore[method-assign]
+    try:
+        yield found
+    finally:
+        AssistedCandidateGenerator.update_candidate_strategy = own  # type: ignore[method-assign]
+
+
+def _first_layer(model: LlamaForCausalLM) -> LlamaForCausalLM:
+    config = copy.deepcopy(model.config)
+    config.num_hidden_layers = 1
+    draft = LlamaForCausalLM(config).eval()
+    draft.load_state_dict(model.state_dict(), strict=False)
+    return draft

@@ -1,0 +1,108 @@
+"""SafeAILab/EAGLE's `eagenerate`: EAGLE-3's and EAGLE-1's heads with EAGLE-2's tree, over the same target and head."""
+
+from __future__ import annotations
+
+import argparse
+import copy
+import random
+import types
+from functools import partial
+from typing import Any
+
+import torch
+from draftsmith.eval.policies import Dynamic
+from draftsmith.models.drafters.eagle import EagleConfig
+from draftsmith.models.drafters.eagle3 import Eagle3Config
+from draftsmith.models.targets.causal import CausalTarget
+from peers.clones import EAGLE, clone
+from peers.ours import TREE, answer, prompt, settings, target_config, text
+from peers.pairs import Answer, Side, compare
+from torch import nn
+from transformers import LlamaConfig, LlamaForCausalLM, set_seed
+
+KINDS: dict[str, Any] = {"EAGLE-3": Eagle3Config(kind="eagle3"), "EAGLE-1": EagleConfig(kind="eagle")}
+
+
+def official_eagle(size: str, arguments: argparse.Namespace) -> None:
+    """Both heads, greedy and sampled; at the demo's size behind a long prompt as well."""
+    clone(arguments.peers, EAGLE)
+    lengths = (64, 1024) if size == "demo size" else (64,)
+    for kind, drafts in KINDS.items():
+        torch.manual_seed(arguments.seed)
+        config = target_config(size, 7)  # the fewest layers of which EAGLE-3 taps three different ones
+        model = LlamaForCausalLM(config).eval()
+        target = CausalTarget(model, num_token_ids=config.vocab_size)
+        head = drafts.build(target).eval().requires_grad_(False)
+        official, accepted = _official(kind, model, head, target)
+        drafter = drafts.drafter(head, target)
+        models = [model.model, model.lm_head, head]
+        models += [head.lm_head] if kind == "EAGLE-3" else []
+        for length in lengths:
+            for temperature in (0.0, 1.0):
+                ours = partial(_ours, target, drafter, length, settings(Dynamic(**TREE), temperature))
+                theirs = partial(_generate, official, accepted, length, temperature)
+                what = f"{kind}'s loop, {size}, T {temperature:g}, behind {length} tokens"
+                sides = Side(model.model, ours, models), Side(official.base_model.model, theirs)
+                compare(what, *sides, arguments, equal=not temperature)
+
+
+def _ours(target: Any, drafter: Any, length: int, decoding: Any, number: int, tokens: int) -> Answer:
+    return answer(target, drafter, decoding, text(target, length, number), number, tokens)
+
+
+def _generate(official: Any, accepted: list[Any], length: int, temperature: float, number: int, tokens: int) -> Answer:
+    set_seed(number)
+    random.seed(number)
+    ids = prompt(number, length, official.config.vocab_size)[None]
+    accepted.clear()
+    # It ends behind the first cycle that leads over what it is asked for.
+    whole = official.eagenerate(ids, temperature=temperature, max_new_tokens=tokens - 2, max_length=2048)
+    return Answer(whole[0, length:].tolist(), [int(count) for count in accepted])
+
+
+def _official(kind: str, model: LlamaForCausalLM, head: nn.Module, target: CausalTarget) -> tuple[Any, list[Any]]:
+    """Their model with the same weights, and the list of what each of its cycles accepts."""
+    from eagle.model import ea_model  # type: ignore[import-not-found]
+    from eagle.model.modeling_llama_kv import LlamaForCausalLM as OfficialLlama  # type: ignore[import-not-found]
+
+    config = model.config
+    own = copy.deepcopy(config)
+    own.pretraining_tp, own.rope_scaling, own.rope_theta = 1, None, 1e4
+    own._attn_implementation = "eager"  # its own file is what attends
+    base = OfficialLlama(own).eval()
+    base.load_state_dict(model.state_dict(), strict=False)
+    sizes = {"total_tokens": TREE["total"], "depth": TREE["depth"], "top_k": TREE["width"]}
+    made = ea_model.Model if kind == "EAGLE-3" else ea_model.Model1
+    layer = made(plain_config(config), bias=kind == "EAGLE-1", **sizes).eval()
+    if kind == "EAGLE-3":
+        del layer.d2t, layer.t2d  # as its loader does where the head scores the whole vocabulary
+    layer.diff_device = False
+    weights = {**head.state_dict(), "embed_tokens.weight": target.embedding}
+    missing = layer.load_state_dict(weights, strict=False).missing_keys
+    assert not missing, missing
+    layer.init_tree()
+    official = ea_model.EaModel.__new__(ea_model.EaModel)
+    nn.Module.__init__(official)
+    official.base_model, official.ea_layer, official.config = base, layer, config
+    official.use_eagle3 = kind == "EAGLE-3"
+    official.tokenizer = types.SimpleNamespace(eos_token_id=-1)
+    accepted: list[Any] = []
+    judge = ea_model.evaluate_posterior
+
+    def noted(*arguments: Any) -> Any:
+        outcome = judge(*arguments)
+        accepted.append(outcome[1])
+        return outcome
+
+    ea_model.evaluate_posterior = noted
+    return official, accepted
+
+
+def plain_config(config: LlamaConfig) -> types.SimpleNamespace:
+    """A config as their heads read it: transformers 5 would turn `rope_scaling` into what they do not know."""
+    values = {key: value for key, value in config.to_dict().items() if key != "rope_parameters"}
+    more = {
+        "draft_vocab_size": config.vocab_size, "rope_scaling": None, "rope_theta": 1e4, "num_hidden_layers": 1,
+        "num_key_value_heads": config.num_key_value_heads, "pretraining_tp": 1,
+    }  # fmt: skip
+    return types.SimpleNamespace(**values | more)
