@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from typing import Annotated
+from typing import Annotated, Literal
 
 from pydantic import AfterValidator, Field
 
@@ -37,6 +37,8 @@ def _revision(text: str) -> str:
 
 # A commit, tag or branch of the Hub.
 Revision = Annotated[str, AfterValidator(_revision)]
+# In which type weights are held; auto: see `models/stored.py`.
+Dtype = Literal["auto", "float32", "bfloat16", "float16"]
 # accelerate's ways to spread a model, or one device.
 DeviceMap = Annotated[str, Field(pattern=r"^(auto|balanced|balanced_low_0|sequential|cpu|[a-z]{3,4}(:\d+)?)$")]
 

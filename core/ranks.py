@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import os
 import sys
+from collections.abc import Callable
 from contextlib import suppress
 from datetime import timedelta
 from functools import lru_cache
@@ -152,6 +153,20 @@ def broadcast(value: Any) -> Any:
     box = [value]
     _group().broadcast_object_list(box, src=0, group=_patient(_group().group.WORLD))
     return box[0]
+
+
+def on_main(work: Callable[..., Any], *arguments: Any) -> Any:
+    """Rank 0 works while the others wait; all of them return its value, or raise its `UserError`."""
+    value: Any = None
+    if is_main():
+        try:
+            value = work(*arguments)
+        except UserError as error:
+            value = error
+    value = broadcast(value)
+    if isinstance(value, UserError):
+        raise value
+    return value
 
 
 @lru_cache(maxsize=1)

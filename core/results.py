@@ -72,12 +72,14 @@ class Mark:
     Args:
         version: of what fingerprints cover; the first had no number.
         settings: what the fingerprint covers, of `fingerprint.json`.
+        resolved: setting that is `auto` -> what it became where the stage began, of `fingerprint.json`.
         files: name -> size and checksum, of `done.json`; None: it was written before there were lists.
     """
 
     fingerprint: str
     version: int = 1
     settings: Annotated[dict[str, Any], AfterValidator(_whole)] | None = None
+    resolved: dict[str, str] | None = None
     seconds: float | None = None
     files: dict[Annotated[str, AfterValidator(_inside)], FileSum] | None = None
 

@@ -20,7 +20,7 @@ from transformers import Florence2ForConditionalGeneration as Florence2Model
 
 from ..core.batch import Request
 from ..core.errors import UserError
-from ..core.fields import Place, Revision
+from ..core.fields import Dtype, Place, Revision
 from ..core.finite import check_module
 from ..core.pictures import IMAGE, TEXT, VIDEO
 from ..core.placement import onto
@@ -30,6 +30,7 @@ from .decoding.batched import write_answers
 from .decoding.decoder import CachedDecoder
 from .decoding.warp import Warp
 from .pictures import pictures_of
+from .stored import resolved_dtype
 
 
 class Captioner(Protocol):
@@ -47,7 +48,8 @@ class _Published(Section):
     num_beams: int = Field(1, ge=1, le=1024)
     # A caption's tokens. The draft reads them all: long ones cost it positions.
     max_new_tokens: int = Field(50, ge=1)
-    dtype: Literal["float32", "bfloat16", "float16"] = "float32"
+    # auto: on a GPU as the weights are stored, on a CPU float32.
+    dtype: Dtype = "auto"
 
 
 class Florence2Captions(_Published):
@@ -188,7 +190,7 @@ def _load(cls: Any, config: _Published, device: torch.device) -> Any:
         model, report = cls.from_pretrained(
             config.path,
             revision=config.revision,
-            dtype=torch_dtype(config.dtype),
+            dtype=torch_dtype(resolved_dtype(config, config.path, device, key="captioner")),
             weights_only=True,
             output_loading_info=True,
             **onto(device),

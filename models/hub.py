@@ -134,10 +134,10 @@ def target_embedding(source: str | None, *, where: str, revision: str | None = N
         raise UserError("the target's embedding is needed, and its weights are not named", where=where,
                         hint="give the target's folder: --target")  # fmt: skip
     try:
-        index = _fetch(source, INDEX, revision)
+        index = fetch_file(source, INDEX, revision)
         files = read_json(index, Index, hint=RESTORE).weight_map if index else None
         name = next((n for n in _NAMES if files is not None and n in files), None)
-        path = _fetch(source, files[name] if files and name else SINGLE, revision)
+        path = fetch_file(source, files[name] if files and name else SINGLE, revision)
         if path is None:
             raise UserError(f"{SINGLE} is missing", where=str(source), hint="pickles of targets are not read; convert")
         with reading_safetensors(path), safe_open(path, "pt") as file:
@@ -154,7 +154,12 @@ def target_embedding(source: str | None, *, where: str, revision: str | None = N
     return embedding
 
 
-def _fetch(source: str, name: str, revision: str | None) -> Path | None:
+def fetch_file(source: str, name: str, revision: str | None) -> Path | None:
+    """A file of a directory, or of a Hub id (fetched, or cached); None: there is none.
+
+    Raises:
+        OSError, ValueError: the Hub cannot be asked.
+    """
     if Path(source).is_dir():
         path = Path(source) / name
         return path if path.is_file() else None

@@ -9,6 +9,7 @@ from ..data.patterns import unmatched
 from ..data.tar_records import TarRecords
 from ..models.inline import building
 from ..trainers.describe.models import mirrored_shape, target_lines, target_shape
+from ..trainers.describe.precision import dtype_text, precision_text
 from ..trainers.stages.base import Planned
 from .preflight_data import sections
 from .schema import Recipe
@@ -38,9 +39,13 @@ def dry_run(recipe: Recipe, planned: Sequence[Planned], stages: Collection[str] 
     lines = [f"dry run: nothing is written, no network is used ({ranks.world_size()} rank(s))"]
     with building("target"):
         lines += ["", "target", *target_lines(recipe)]
+        if recipe.target.dtype == "auto":
+            lines.append(f"  dtype {dtype_text(recipe.target)}")
     if recipe.drafter is not None:
         with building("drafter"):
             lines += ["drafter", *recipe.drafter.lines(mirrored_shape(recipe), target_shape(recipe))]
+    if recipe.engine.precision == "auto" and any(plan.stage.trains for plan in planned):
+        lines += ["engine", f"  precision {precision_text(recipe)}"]
     for plan in planned:
         if stages is None or plan.name in stages:
             with building(f"stages.{plan.name}"):

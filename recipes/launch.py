@@ -140,18 +140,19 @@ def _look_at_data(loaded: Loaded, planned: Sequence[Any], command: str) -> None:
 
 def context_maker(loaded: Loaded, command: str, tell: Callable[[str], None] = say) -> Callable[..., Any]:
     """Returns the function that makes a stage's context: (planned, folder, inputs, stop) -> context. Without `stop` no
-    signal reaches it.
+    signal reaches it, and what is `auto` stays so: the stage does not run.
 
     Args:
         tell: what a stage says goes there.
     """
     from ..trainers.context import Context
+    from ..trainers.precision import settled
     from ..trainers.stopping import Stop
 
     recipe = loaded.recipe
 
     def make_context(stage: Any, folder: Path, inputs: Mapping[str, Path], stop: Stop | None = None) -> Context:
-        return Context(
+        context = Context(
             name=stage.name,
             folder=folder,
             seed=recipe.seed,
@@ -166,6 +167,7 @@ def context_maker(loaded: Loaded, command: str, tell: Callable[[str], None] = sa
             command=command,
             stop=stop or Stop(),
         )
+        return context if stop is None else settled(context, stage)
 
     return make_context
 

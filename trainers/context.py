@@ -41,6 +41,7 @@ class Context:
     recipe: dict[str, Any] = field(default_factory=dict)  # the resolved recipe, for trackers
     command: str = ""
     stop: Stop = field(default_factory=Stop)  # the run's: whether it was asked to stop
+    resolved: dict[str, str] = field(default_factory=dict)  # setting that is `auto` -> what it is in this stage
     trackers: list[Tracker] = field(default_factory=list)  # that the stage has opened; who runs it closes them
 
     @property

@@ -25,6 +25,7 @@ from torch.nn import functional
 from ..core import ranks
 from ..core.errors import UserError, not_loaded
 from ..core.section import Section
+from ..models.stored import computes_in_bfloat16
 
 BUCKET = 500_000_000  # DeepSpeed's default
 
@@ -35,12 +36,24 @@ class EngineConfig(Section):
     # 0 keeps everything on each rank (best for drafts under 1B); 1 and 2 share optimizer states and gradients;
     # 3 shares the weights too.
     zero_stage: Literal[0, 1, 2, 3] = 0
-    # bf16 keeps float32 master weights and sums gradients in float32; fp16 needs a GPU.
-    precision: Literal["fp32", "bf16", "fp16"] = "fp32"
+    # bf16 keeps float32 master weights and sums gradients in float32; fp16 needs a GPU. auto: bf16 on a GPU that
+    # computes in it, unless the target is held in float32; fp32 on others and on a CPU.
+    precision: Literal["auto", "fp32", "bf16", "fp16"] = "auto"
 
     # Float32 matrix products of training steps round their factors to TF32 on GPUs that have it, and are several times
     # as fast. Decoding and the target's states stay exact. Unset it stays out of fingerprints.
     tf32: bool = Field(True, exclude_if=lambda value: value is True)
+
+    def on(self, device: torch.device, *, target_dtype: str = "float32") -> EngineConfig:
+        """With `auto` resolved for a device.
+
+        Args:
+            target_dtype: in which the target is held: float32, bfloat16 or float16.
+        """
+        if self.precision != "auto":
+            return self
+        low = target_dtype != "float32" and computes_in_bfloat16(device)
+        return self.model_copy(update={"precision": "bf16" if low else "fp32"})
 
 
 def check_engine(config: EngineConfig) -> None:
@@ -178,6 +191,7 @@ class Engine:
         old = "(all_gather_into_tensor|reduce_scatter_tensor)"
         text = rf"`torch\.distributed\.{old}` is deprecated\. Please use"
         warnings.filterwarnings("ignore", message=text, category=FutureWarning)
+        config = config.on(ranks.device())
         scheduler = torch.optim.lr_scheduler.LambdaLR(optimizer, multiplier)
         # Allocated whole, 2 GB in float32, however small the model; all of its gradients are one bucket as before.
         trained = sum(p.numel() for group in optimizer.param_groups for p in group["params"])

@@ -7,7 +7,6 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 from ..core import ranks
 from ..core.errors import UserError
@@ -63,10 +62,10 @@ def run_stages(
     # Before anything moves or is written: good results must not go for a run that cannot begin.
     if restart is not None:
         check_stages(plan, output, chosen, restart)
-    broken = _on_main(look_at_results, plan, chosen, restart, inputs)
+    broken = ranks.on_main(look_at_results, plan, chosen, restart, inputs)
     if restart is not None:
         stale = built_on(plan, restart)
-        _on_main(set_aside, output, _identity(plan, restart, words), restart, stale, say)
+        ranks.on_main(set_aside, output, _identity(plan, restart, words), restart, stale, say)
     with Stop(say) as stop:
         for planned in plan:
             if chosen is None or planned.name in chosen:
@@ -97,49 +96,35 @@ def _run_stage(
         raise state
     if state == "finished" and broken is None:
         say(f"stage {planned.name}: finished before, same inputs")
-        _on_main(_write_begun, planned, folder, say)
+        ranks.on_main(_write_begun, planned, folder, say)
         return
     stop.agree(f"before stage {planned.name}")
     # Again, since hours may have passed; what has not changed since is not read again.
-    _on_main(_check_inputs, planned, inputs)
+    ranks.on_main(_check_inputs, planned, inputs)
     say(f"stage {planned.name}")
-    _on_main(_sweep, inputs.output, folder)
+    ranks.on_main(_sweep, inputs.output, folder)
     if broken is not None:
-        _on_main(mending.drop, planned, folder, broken, say)
+        ranks.on_main(mending.drop, planned, folder, broken, say)
     else:
-        _on_main(_begin, planned, folder, say)
+        ranks.on_main(_begin, planned, folder, say)
     # As the folder was begun: a plan made where an earlier stage's data is missing has another fingerprint, and
     # checkpoints and shards would be refused.
-    planned = replace(planned, fingerprint=_on_main(_fingerprint, folder))
+    planned = replace(planned, fingerprint=ranks.on_main(_fingerprint, folder))
     start = time.monotonic()
     makers = {thing: inputs.output / maker for thing, maker in planned.inputs.items()}
     with tracked(make_context(planned, folder, makers, stop)) as context, full_disk_is_told(folder):
         planned.stage.run(context)
     ranks.barrier()
     if broken is not None:
-        _on_main(mending.compare, planned, folder, broken, say)
+        ranks.on_main(mending.compare, planned, folder, broken, say)
     else:
-        _on_main(write_done, planned, folder, FINGERPRINTS, time.monotonic() - start)
+        ranks.on_main(write_done, planned, folder, FINGERPRINTS, time.monotonic() - start)
 
 
 def _fingerprint(folder: Path) -> str:
     mark = begun(folder)
     assert mark is not None, folder
     return mark.fingerprint
-
-
-def _on_main(work: Callable[..., Any], *arguments: Any) -> Any:
-    """Rank 0 works while the others wait; all of them return its value, or raise its `UserError`."""
-    value: Any = None
-    if ranks.is_main():
-        try:
-            value = work(*arguments)
-        except UserError as error:
-            value = error
-    value = ranks.broadcast(value)
-    if isinstance(value, UserError):
-        raise value
-    return value
 
 
 def look_at_results(

@@ -11,7 +11,7 @@ from torch import Tensor
 from transformers import AutoTokenizer, ChameleonConfig, ChameleonForConditionalGeneration
 
 from ...core.errors import UserError
-from ...core.fields import DeviceMap, Place, Revision
+from ...core.fields import DeviceMap, Dtype, Place, Revision
 from ...core.finite import check_module
 from ...core.placement import check_spread, onto, spread
 from ...core.pretrained import reading_pretrained
@@ -19,6 +19,7 @@ from ...core.section import torch_dtype
 from ..decoding.rows import Guidance, GuidanceScale
 from ..hub import read_config
 from ..llamagen.training import to_model, to_pixels
+from ..stored import resolved_dtype
 from ..vqgan import encode_images, load_encoder, load_vqgan
 from .anole import DEFAULT_GUIDANCE, AnoleTarget, anole_shape
 from .base import TargetShape
@@ -37,8 +38,8 @@ class AnoleTargetConfig(ImageTargetSection):
     # Hub id or directory in transformers' layout (leloy/Anole-7b-v0.1-hf). GAIR/Anole-7b-v0.1 is in Meta's.
     path: Place = PUBLISHED
     revision: Revision | None = None
-    # bfloat16 is the published precision; float32 takes 28 GB.
-    dtype: Literal["float32", "bfloat16", "float16"] = "bfloat16"
+    # auto: on a GPU as the weights are stored (published: bfloat16), on a CPU float32, which takes 28 GB.
+    dtype: Dtype = "auto"
     # accelerate's device map for GPUs that do not hold 14 GB, in runs of one rank; null: this rank's device.
     device_map: DeviceMap | None = None
     # Guidance. Two samplers are published: LANTERN's has scale 3, top-k 2000, T 1; GAIR's, without pictures in the
@@ -88,7 +89,7 @@ class AnoleTargetConfig(ImageTargetSection):
         return load_anole(
             self.path,
             revision=self.revision,
-            dtype=torch_dtype(self.dtype),
+            dtype=torch_dtype(resolved_dtype(self, self.path, device, key="target")),
             device_map=self.device_map,
             device=device,
             guidance=self.guidance,

@@ -14,17 +14,19 @@ from torch import Tensor, nn
 from transformers import T5Config, T5EncoderModel
 
 from ...core.errors import UserError
-from ...core.fields import Place, Revision
+from ...core.fields import Dtype, Place, Revision
 from ...core.section import torch_dtype
 from ..decoding.rows import Guidance, GuidanceScale
 from ..hub import is_somewhere
 from ..inline import InlineT5
 from ..llamagen.captions import TextFeatures
 from ..llamagen.files import load_llamagen, load_vq
+from ..llamagen.folders import find_folder
 from ..llamagen.training import to_model, to_pixels
 from ..llamagen.transformer import LlamaGen, LlamaGenConfig, published
 from ..llamagen.vq import VqConfig, VqTokenizer
 from ..sizes import num_parameters
+from ..stored import resolved_dtype
 from .base import TargetShape
 from .drawing import Conditions, Drawer, Folders, ImageTargetSection
 from .llamagen import LlamaGenTarget, llamagen_shape
@@ -59,7 +61,8 @@ class LlamaGenTargetConfig(ImageTargetSection):
     text_encoder: Place | InlineT5 | None = None
     # Of an inline text encoder: Hub id or directory of the captions' tokenizer; null: that of a synthetic dataset.
     tokenizer: Place | None = None
-    dtype: Literal["float32", "bfloat16", "float16"] = "float32"
+    # auto: on a GPU as the weights are stored, on a CPU float32; a LlamaGen that is spelt out: float32.
+    dtype: Dtype = "auto"
     # Guidance; the official samplers' by default: 7.5 for text, 4.0 for classes (1.5 to 2.0 where FID is measured).
     cfg_scale: GuidanceScale = 7.5
     # Guide only tokens 0 to cfg_interval + 1; -1: all.
@@ -196,7 +199,9 @@ def load_transformer(config: LlamaGenTargetConfig, folders: Folders, *, device: 
     """
     source = folders.get("target") or config.path
     assert source is not None, "the plan gives every target a source"
-    model = load_llamagen(source, revision=config.revision, dtype=torch_dtype(config.dtype), device=device)
+    source = find_folder(source, config.revision)
+    dtype = torch_dtype(resolved_dtype(config, source, device, key="target"))
+    model = load_llamagen(source, dtype=dtype, device=device)
     wanted = config.model_config_of()
     for name in NAMED_SHAPE:
         if getattr(model.config, name) != getattr(wanted, name):

@@ -17,6 +17,7 @@ from ...core.pretrained import reading_pretrained
 from ...core.section import torch_dtype
 from ..hub import config_value, read_config
 from ..llava import FAMILIES, TokenIds
+from ..stored import resolved_dtype
 from .causal import CausalTargetConfig
 from .language import LanguageTarget
 from .llava import LlavaTargetConfig
@@ -65,11 +66,12 @@ def load_target(
             device map would spread them.
     """
     config.check_token_ids(num_token_ids, str(source))
+    dtype = resolved_dtype(config, source, device, key=key)
     held: dict[str, Any] = {"device": device, "tables_only": tables_only, "key": f"{key}.path"}
     if not tables_only:  # the tables fit on each rank's device
         held |= {"device_map": config.device_map, "offload": config.offload}
         held["tensor_parallel_size"] = config.tensor_parallel_size
-    model = target_weights(config, source, dtype=torch_dtype(config.dtype), **held)
+    model = target_weights(config, source, dtype=torch_dtype(dtype), **held)
     return config.target(model, num_token_ids=num_token_ids, image_token_id=image_token_id)
 
 

@@ -8,7 +8,7 @@ from pydantic import Field, model_validator
 from transformers import PreTrainedConfig, PreTrainedModel
 
 from ...core.errors import UserError
-from ...core.fields import DeviceMap, Place, Revision
+from ...core.fields import DeviceMap, Dtype, Place, Revision
 from ...core.refused import Refused
 from ...core.section import Section
 from ..llava import TokenIds
@@ -22,7 +22,9 @@ class TargetSection(Section):
     # Hub id or directory of the weights and the processor.
     path: Place | None = None
     revision: Revision | None = None
-    dtype: Literal["float32", "bfloat16", "float16"] = "float32"
+    # auto: on a GPU as the weights are stored (mixed ones: the larger part's type), on a CPU float32; a target that is
+    # spelt out: float32. Quantised weights want a type to compute in.
+    dtype: Dtype = "auto"
     # accelerate's device map for targets larger than one GPU (auto, balanced, ...), in runs of one rank; null: this
     # rank's device.
     device_map: DeviceMap | None = None

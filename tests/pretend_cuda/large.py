@@ -1,5 +1,6 @@
 """Targets that are read from files onto the pretend devices: whole on one, spread over two, spilling to the host."""
 
+import copy
 import tempfile
 from pathlib import Path
 
@@ -19,6 +20,7 @@ from draftsmith.models.drafters.lvlm import LvlmConfig
 from draftsmith.models.drafters.medusa import MedusaConfig
 from draftsmith.models.llamagen.files import load_llamagen, save_model
 from draftsmith.models.targets.causal import CausalTargetConfig
+from draftsmith.models.targets.llamagen_section import LlamaGenTargetConfig, load_transformer
 from draftsmith.models.targets.llava import LlavaTargetConfig
 from draftsmith.models.targets.load import load_target
 from draftsmith.models.targets.qwen import QwenTargetConfig
@@ -124,6 +126,29 @@ def straight():
     result["draft"] = _both(lambda place: draft.load(None, targets[place.type]))
     result["by way of the host"] = _both(lambda place: tiny.llava(0).to(place))
     return result
+
+
+def stored():
+    """Name -> types of weights that are stored in bfloat16: by `auto` on the device and on the CPU, and as told."""
+    init_distributed()
+    folder, result = Path(tempfile.mkdtemp()), {}
+    for name, (_, _, model, _, _) in FAMILIES.items():
+        copy.deepcopy(model).to(torch.bfloat16).save_pretrained(folder / name)
+        held = {place: _loaded(folder, name, place).decoder.model for place in (ONE, torch.device("cpu"))}
+        told = _loaded(folder, name, ONE, dtype="float16").decoder.model
+        result[name] = [_types(one) for one in (*held.values(), told)]
+    save_model(visual_tiny.llamagen("class", 0).to(torch.bfloat16), folder / "llamagen")
+    shape = visual_tiny.llamagen("class", 0).config.model_dump(mode="json", exclude={"grid", "condition"})
+    section = {"kind": "llamagen", "path": str(folder / "llamagen"), "shape": shape, "condition": "class", "vq": "none"}
+    section["image_size"] = 16 * visual_tiny.llamagen("class", 0).config.grid
+    settings = [LlamaGenTargetConfig(**section), LlamaGenTargetConfig(**section, dtype="float16")]
+    held = [load_transformer(settings[0], {}, device=place) for place in (ONE, torch.device("cpu"))]
+    result["llamagen"] = [_types(one) for one in (*held, load_transformer(settings[1], {}, device=ONE))]
+    return result
+
+
+def _types(model):
+    return sorted({str(p.dtype).removeprefix("torch.") for p in model.parameters()})
 
 
 def _both(read):

@@ -7,7 +7,7 @@ from .test_decoding import results_of
 
 @pytest.fixture(scope="module")
 def results():
-    return results_of("large.straight", "large.spread", "large.spilling")
+    return results_of("large.straight", "large.spread", "large.spilling", "large.stored")
 
 
 def test_weights_are_read_straight_onto_the_device(results):
@@ -18,6 +18,11 @@ def test_weights_are_read_straight_onto_the_device(results):
     for name, result in straight.items():
         assert result.pop("places") == ["cuda:1"], name
         assert result == {"equal": True, "same types": True, "moved from the host": 0}, name
+
+
+def test_auto_holds_what_is_stored_on_the_device_and_float32_on_the_cpu(results):
+    types = {name: ["bfloat16", "float32", "float16"] for name in ("llava", "qwen2_5_vl", "causal_lm", "llamagen")}
+    assert results["large.stored"] == {name: [[one] for one in found] for name, found in types.items()}
 
 
 def test_a_target_over_two_devices_says_what_the_cpu_says(results):

@@ -3,7 +3,10 @@
 import json
 
 import pytest
+import torch
+from draftsmith.models.hub import pinned_config
 from draftsmith.recipes.cli import main
+from safetensors.torch import save_file
 
 
 @pytest.mark.parametrize(
@@ -88,3 +91,35 @@ def test_a_pattern_without_a_match_is_said(capsys, tmp_path, monkeypatch):
     assert main(["recipe=eagle-llamagen-xl-stage1", "stages.encode.source.path=x/*.tar",
                  "stages=[encode]", "dry_run=true"]) == 0  # fmt: skip
     assert "stages.encode.source.path: no file matches the pattern x/*.tar here" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("settings", "expected"),
+    [
+        (["recipe=demo/lvlm"], ["dtype auto (float32: it is spelt out here)", "precision auto (fp32)"]),
+        (
+            ["recipe=llava15-68m", "target.dtype=auto", "engine.precision=auto"],
+            ["dtype auto (as stored, which a dry run does not look up: counted as bfloat16; float32 on a CPU)",
+             "precision auto (bf16 on a GPU that computes in it, else fp32)"],
+        ),
+        (["recipe=sparrow-qwen2.5-vl-7b", "target.dtype=auto"], ["target's language model 14.2"]),
+    ],
+)  # fmt: skip
+def test_auto_is_said_with_what_it_is_counted_as(settings, expected, capsys):
+    assert main([*settings, "dry_run=true"]) == 0
+    shown = capsys.readouterr().out
+    assert [text for text in expected if text not in shown] == []
+
+
+def test_auto_of_weights_on_this_disk_is_what_they_are_stored_in(capsys, tmp_path):
+    """And their memory is counted so."""
+    shown = []
+    for dtype in (torch.float32, torch.bfloat16):
+        folder = tmp_path / str(dtype)
+        folder.mkdir()
+        save_file({"w": torch.zeros(4, dtype=dtype)}, folder / "model.safetensors")
+        (folder / "config.json").write_text(json.dumps({"model_type": "llava", **pinned_config("llava-1.5-7b-hf")}))
+        assert main(["recipe=llava15-68m", "dry_run=true", f"target={{kind: llava, path: {folder}}}"]) == 0
+        shown.append(capsys.readouterr().out)
+    assert "dtype auto (float32: as stored; float32 on a CPU)" in shown[0] and "language model 25.1" in shown[0]
+    assert "dtype auto (bfloat16: as stored; float32 on a CPU)" in shown[1] and "language model 12.6" in shown[1]

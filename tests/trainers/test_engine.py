@@ -32,6 +32,18 @@ def test_deepspeed_takes_it_at_every_stage(zero):
     assert built._engine.get_data_types() == (torch.bfloat16, torch.float32)
 
 
+def test_auto_is_bf16_where_a_gpu_computes_in_it_and_the_target_is_no_float32(monkeypatch):
+    cpu, gpu = torch.device("cpu"), torch.device("cuda")
+    native = {"answer": True}
+    monkeypatch.setattr(torch.cuda, "is_bf16_supported", lambda including_emulation=True: native["answer"])
+    for held, expected in (("bfloat16", "bf16"), ("float16", "bf16"), ("float32", "fp32")):
+        assert EngineConfig().on(gpu, target_dtype=held).precision == expected
+        assert EngineConfig().on(cpu, target_dtype=held).precision == "fp32"
+        assert EngineConfig(precision="fp16").on(gpu, target_dtype=held).precision == "fp16"
+    native["answer"] = False
+    assert EngineConfig().on(gpu, target_dtype="bfloat16").precision == "fp32"
+
+
 def test_tf32_is_allowed_inside_a_step_on_a_gpu_alone():
     before = torch.get_float32_matmul_precision()
     for device, allowed, inside in (("cuda", True, "high"), ("cuda", False, before), ("cpu", True, before)):

@@ -10,16 +10,16 @@ from pydantic import Field
 
 from ...core.section import Section
 from ...models.drafters.pruned import PrunedConfig
-from ...models.memory import Decoding, activation_bytes, cache_bytes, peak, weight_bytes
+from ...models.memory import BYTES, Decoding, activation_bytes, cache_bytes, peak, weight_bytes
 from ...models.targets.base import language_shape
 from ...models.targets.load import target_config
 from ...models.targets.parallel import check_cut
 from .models import target_shape
+from .precision import held_bytes, held_dtype
 
 _GIB = 2**30
 # CUDA's context, libraries' workspaces and what the allocator cannot use.
 RUNTIME = 2 * _GIB
-_BYTES = {"float32": 4, "bfloat16": 2, "float16": 2}
 
 
 class Hardware(Section):
@@ -65,7 +65,7 @@ def evaluation_memory(plan: Any) -> Memory:
     stage, recipe = plan.stage, plan.recipe
     section = recipe.target if stage.target is None else stage.target
     config = target_shape(recipe) if stage.target is None else target_config(section, None, network=False)
-    size = section.tensor_parallel_size
+    size, dtype = section.tensor_parallel_size, held_dtype(section)
     if size > 1:
         check_cut(config, size, str(section.path))
     spread = recipe.hardware.gpus if recipe.hardware and section.device_map not in (None, "cpu") else 1
@@ -75,13 +75,13 @@ def evaluation_memory(plan: Any) -> Memory:
     tapped = any(isinstance(one, PrunedConfig) and one.ratio for one in drafters)
     asked = Decoding(positions, section.prefill_chunk, nodes, tapped, size)
     parts = {f"target's {name.replace('_', ' ')}": held / spread
-             for name, held in weight_bytes(config, section.dtype, size).items()}  # fmt: skip
-    parts["key-value cache"] = cache_bytes(config, section.dtype, positions, size) / spread
+             for name, held in weight_bytes(config, dtype, size).items()}  # fmt: skip
+    parts["key-value cache"] = cache_bytes(config, dtype, positions, size) / spread
     shape = language_shape(config.get_text_config())
-    embedding = _BYTES[section.dtype] * shape.vocab_size * shape.hidden_size
+    embedding = BYTES[dtype] * shape.vocab_size * shape.hidden_size
     if size > 1:
         parts["embedding, whole"] = embedding  # gathered for heads that read it
-    moments = [peak(activation_bytes(config, section.dtype, asked))]
+    moments = [peak(activation_bytes(config, dtype, asked))]
     for one in drafters:
         name, weights, cache, moment = _of_drafter(one, config, section, positions)
         # A second cache of the target's lies where its layers do.
@@ -95,16 +95,16 @@ def _of_drafter(one: Any, config: Any, section: Any, positions: int) -> tuple[st
     if isinstance(one, PrunedConfig):
         if one.model == "target":
             return "the target's second cache", 0.0, cache_bytes(
-                config, section.dtype, positions, section.tensor_parallel_size
+                config, held_dtype(section), positions, section.tensor_parallel_size
             ), 0.0  # fmt: skip
-        own, dtype = target_config(one.model, None, network=False), one.model.dtype
+        own, dtype = target_config(one.model, None, network=False), held_dtype(one.model, key="drafter.model")
         size = one.model.tensor_parallel_size
         asked = Decoding(positions, one.model.prefill_chunk, size=size)
         weights = sum(weight_bytes(own, dtype, size).values())
         return (
             "sibling", weights, cache_bytes(own, dtype, positions, size), peak(activation_bytes(own, dtype, asked))
         )  # fmt: skip
-    shape, width = language_shape(config.get_text_config()), _BYTES[section.dtype]
+    shape, width = language_shape(config.get_text_config()), held_bytes(section)
     # One layer of the target's width: keys and values of every head, at most.
     return "drafters", width * sum(one.count(shape).values()), 2.0 * positions * shape.hidden_size * width, 0.0
 

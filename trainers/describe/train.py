@@ -20,10 +20,10 @@ from ...models.training import training_of
 from ..stages.base import Planned
 from .data import generated, image_reader_of, most_patches, on_disk, samples, tokens
 from .models import drafter_parameters, target_shape
+from .precision import engine_precision, held_bytes
 from .states import describe_states
 
 _GIB = 2**30
-_BYTES = {"float32": 4, "bfloat16": 2, "float16": 2}
 _UNKNOWN = "  samples unknown: the data is not on disk and the recipe declares none (expected.samples)"
 
 
@@ -82,7 +82,7 @@ def _lvlm(plan: Planned, config: PreTrainedConfig, image_reader: ImageReader) ->
     lines += _steps_line(steps, stage)
     lines.append(_rows_line(steps, stage, image_reader))
     lines += tokens(stage, files, image_reader)
-    memory = memory_bytes(sum(counts.values()), sum(trained.values()), plan.recipe.engine)
+    memory = memory_bytes(sum(counts.values()), sum(trained.values()), plan.recipe)
     activations = activation_bytes(stage, config, most_patches(stage.data, image_reader))
     lines.append(
         f"  memory per rank about {(memory + activations) / _GIB:.1f} GiB "
@@ -111,7 +111,7 @@ def _beside(plan: Planned, target: PreTrainedConfig) -> list[str]:
         return []
     if objective.probabilities == "kept":
         return [f"  distills by {objective.divergence} from kept log-probabilities: no target in memory"]
-    held = _BYTES[section.dtype] * sum(parameter_counts(target).values())
+    held = held_bytes(section) * sum(parameter_counts(target).values())
     chunk = 40 * objective.chunk * target.text_config.vocab_size
     return [
         f"  distills by {objective.divergence}: the frozen target beside it takes {held / _GIB:.1f} GiB "
@@ -123,10 +123,10 @@ def _where(target: Any) -> str:
     return "per rank" if target.device_map is None else "over the devices of a rank"
 
 
-def memory_bytes(total: int, trained: int, engine: Any) -> float:
+def memory_bytes(total: int, trained: int, recipe: Any) -> float:
     """Per rank, following the ZeRO paper's table: weights, gradients, float32 moments (and master weights)."""
-    ranks_, stage = ranks.world_size(), engine.zero_stage
-    low = engine.precision != "fp32"
+    ranks_, stage = ranks.world_size(), recipe.engine.zero_stage
+    low = engine_precision(recipe) != "fp32"
     weights, gradients = (2 if low else 4) * total, (2 if low else 4) * trained
     states = (12 if low else 8) * trained
     return (
@@ -196,7 +196,7 @@ def _head_memory(plan: Planned, trained: int, target: PreTrainedConfig) -> list[
         own, what = target.get_text_config(), "the target's embedding and LM head"
         weights = (1 if is_tied(target) else 2) * own.vocab_size * own.hidden_size
     # Weights, gradients and float32 moments of the head.
-    memory = (16 if recipe.engine.precision != "fp32" else 20) * trained + _BYTES[recipe.target.dtype] * weights
+    memory = (16 if engine_precision(recipe) != "fp32" else 20) * trained + held_bytes(recipe.target) * weights
     where = _where(recipe.target)
     disk = stage.checkpoints.keep * 12 * trained + 4 * trained
     return [
@@ -247,7 +247,7 @@ def describe_image_model(plan: Planned) -> list[str]:
     lines = [f"  trains the {stage.model}"]
     if stage.model == "drafter":
         trained = drafter_parameters(stage.drafter or recipe.drafter, recipe)
-        memory = 16 * trained + (2 if recipe.target.dtype != "float32" else 4) * recipe.target.count()["transformer"]
+        memory = 16 * trained + held_bytes(recipe.target) * recipe.target.count()["transformer"]
         about = f"about {memory / _GIB:.1f} GiB: weights, gradients and optimizer, and the frozen target"
         lines = [f"  trains the head, {trained:,} parameters", f"  memory per rank {about}"]
     declared = stage.expected.samples if stage.expected else None

@@ -78,6 +78,7 @@ class Reporting:
             "date": time.strftime("%Y-%m-%d"),
             "seed": context.seed,
             "target": context.target.path or "trained in this run",
+            "dtype": _dtype(context),
             "temperatures": stage.temperatures,
             "truncation": f"top-k {stage.top_k or 'all'}, top-p {stage.top_p:g}",
             "repeats": stage.repeats,
@@ -85,6 +86,11 @@ class Reporting:
             **({"left out": dict(left_out)} if left_out else {}),
             "torch": torch.__version__,
         }
+
+
+def _dtype(context: Context) -> str:
+    """In which type the target was held, and whether `auto` chose it."""
+    return context.target.dtype + (" (auto)" if any(key.endswith("target.dtype") for key in context.resolved) else "")
 
 
 def infos(drafting: Sequence[Drafting]) -> dict[str, MethodInfo]:

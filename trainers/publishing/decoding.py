@@ -14,6 +14,7 @@ from ...core.fields import PLACES
 from ...data.dataset import ConversationData
 from ...eval.published import ImageSettings, PublishedDecoding, PublishedSection, UserRequest
 from ...models.drafters.manifest import read_manifest
+from ...models.stored import resolved_dtype
 from ..context import Context
 from ..evaluation.methods import Method
 from ..stages.evaluate import EvaluateStage
@@ -26,6 +27,8 @@ def published_section(
     source: Path,
     prompt: UserRequest,
     base: str | None,
+    *,
+    dtype: str | None = None,
 ) -> PublishedSection:
     """What `draftsmith.json` says under "published", without the outcome.
 
@@ -34,6 +37,7 @@ def published_section(
         method: its name there; None: the first that fits.
         source: folder of the stage that trained the drafter.
         base: Hub id of the target in place of the recipe's path.
+        dtype: in which the evaluation held the target, for one whose `dtype` is auto; None: what that is here.
 
     Raises:
         UserError: no exact way of decoding with this drafter was measured.
@@ -41,13 +45,22 @@ def published_section(
     drafter = read_manifest(source).get("drafter") or context.drafter.model_dump(mode="json", by_alias=True)
     common = {"drafter": _elsewhere(drafter), "seed": context.seed, "prompt": prompt}
     stage = EvaluateStage.model_validate(evaluation)
-    target = _target(stage.target or context.target, base)
+    target = _target(_typed(stage.target or context.target, dtype, context), base)
     decoding = _decoding(stage, method, source, kind=str(drafter.get("kind")))
     if stage.draws:
         return PublishedSection(target=target, decoding=decoding, **common)
     return PublishedSection(
         target=target, decoding=decoding, prompt_format=stage.format, looking=_looking(stage.data[0]), **common
     )
+
+
+def _typed(section: Any, dtype: str | None, context: Context) -> Any:
+    """The target's section with a type in the place of `auto`: whoever opens the folder gets the measured tokens."""
+    if section.dtype != "auto":
+        return section
+    source = context.inputs.get("target") or section.path
+    found = dtype or resolved_dtype(section, source, context.device(), key="target")
+    return section.model_copy(update={"dtype": found})
 
 
 def _target(section: Any, base: str | None) -> dict[str, Any]:

@@ -24,6 +24,8 @@ class Stage(Section):
     trains: ClassVar[bool] = False
     # Whether every rank loads the whole target, whatever the settings.
     loads_target: ClassVar[bool] = False
+    # Whether it holds models whose type may be `auto`.
+    holds_models: ClassVar[bool] = True
     # Whether data that changed since its inputs were made does not matter.
     takes_any_data: ClassVar[bool] = False
     # Names in its folder that are no results: they may change or go once it has finished.

@@ -36,6 +36,7 @@ Write = Literal["pixels", "codes", "features"]
 
 
 class EncodeStage(Stage):
+    holds_models: ClassVar[bool] = False
     working: ClassVar[tuple[str, ...]] = (*Stage.working, "duplicates.sqlite*")
 
     kind: Literal["encode"]

@@ -7,7 +7,7 @@ which: numbers of records of each scenario, or numbers of pictures.
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import Field, model_validator
 
@@ -43,6 +43,8 @@ Frames = Annotated[int, Field(ge=2, le=10**5)]
 
 
 class GenerateStage(Stage):
+    holds_models: ClassVar[bool] = False
+
     kind: Literal["generate"]
     # Side of the pictures in pixels.
     image_size: int = Field(48, ge=16, le=4096)

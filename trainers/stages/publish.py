@@ -28,6 +28,7 @@ from ...eval.published import PublishedSection, UserRequest, assemble
 from ...eval.stored_prompt import measure
 from ...models.drafters.base import DrafterConfig
 from ..context import Context
+from ..matching import begun
 from ..publishing import folder as folders
 from ..publishing.card import LVLM, CardFacts, model_card, read_evaluation
 from ..publishing.decoding import published_section
@@ -58,6 +59,8 @@ class StoredPrompt(Section):
 
 class PublishStage(Stage):
     takes_any_data: ClassVar[bool] = True
+    # It builds everything anew at each start, with the target as the evaluation held it.
+    holds_models: ClassVar[bool] = False
     # Both have SHA256SUMS of their own.
     working: ClassVar[tuple[str, ...]] = (*Stage.working, REPOSITORY, "fetched", PROPOSED)
 
@@ -230,8 +233,9 @@ def _measured(
     """
     prompt = _store_prompt(stage.prompt, context, folder)
     section = published_section(
-        context.recipe["stages"][report.name], stage.method, context, source, prompt, stage.base_model
-    )
+        context.recipe["stages"][report.name], stage.method, context, source, prompt, stage.base_model,
+        dtype=_measured_dtype(report),
+    )  # fmt: skip
     if stage.repo is not None:
         target = _hub_id(stage.base_model or context.target.path)
         check_name(stage.repo, section.drafter["kind"], target, is_language=not context.target.draws_images)
@@ -243,6 +247,13 @@ def _measured(
     if not any(expected.accepted):
         context.say("warning: nothing is accepted on the stored prompt, which then shows little: set prompt.text")
     return section.model_copy(update={"expected": expected}), sources
+
+
+def _measured_dtype(report: Path) -> str | None:
+    """In which type an evaluation held its target, where its recipe says `auto`; None: nothing says."""
+    mark = begun(report)
+    resolved = {} if mark is None or mark.resolved is None else mark.resolved
+    return resolved.get(f"stages.{report.name}.target.dtype") or resolved.get("target.dtype")
 
 
 def _parts(context: Context, target: str | None, datasets: Iterable[str]) -> list[tuple[str, str]]:

@@ -23,6 +23,7 @@ from ...models.decoding.decoder import CachedDecoder
 from ...models.decoding.warp import Warp
 from ...models.distillation import CrossEntropyObjective, DistillObjective, DistillTraining, Teacher
 from ...models.llava import LlavaTraining, placeholder_ids
+from ...models.stored import resolved_dtype
 from ...models.targets.load import load_llava
 from ...models.training import training_of
 from ..context import Context
@@ -36,7 +37,7 @@ def frozen_target(context: Context) -> Any:
     target: Any = load_llava(
         context.target_source(),
         revision=config.revision,
-        dtype=torch_dtype(config.dtype),
+        dtype=torch_dtype(resolved_dtype(config, context.target_source(), context.device(), key="target")),
         device=context.device(),
         device_map=config.device_map,
         offload=config.offload,

@@ -1,0 +1,135 @@
+"""What `auto` became is recorded where a stage begins, and a stage that goes on elsewhere is refused."""
+
+from dataclasses import replace
+from types import SimpleNamespace
+
+import pytest
+import torch
+from draftsmith.core.errors import UserError
+from draftsmith.core.results import BEGUN, Mark, read_mark, write_mark
+from draftsmith.recipes.load import load
+from draftsmith.recipes.plan import plan
+from draftsmith.trainers import context as contexts
+from draftsmith.trainers.context import Context
+from draftsmith.trainers.precision import settled
+from draftsmith.trainers.publishing.decoding import _typed
+from draftsmith.trainers.stages.publish import _measured_dtype
+from safetensors.torch import save_file
+
+CPU, GPU = torch.device("cpu"), torch.device("cuda", 0)
+PUBLISHED = ("recipe=llava15-68m", "target.dtype=auto", "engine.precision=auto")
+SIBLING = "{{kind: pruned, ratio: 0, model: {{kind: llava, path: {}}}}}"
+
+
+@pytest.fixture
+def on(monkeypatch):
+    """Puts ranks on a device."""
+    monkeypatch.setattr(torch.cuda, "is_bf16_supported", lambda including_emulation=True: True)
+    return lambda device: monkeypatch.setattr(contexts.ranks, "device", lambda: device)
+
+
+@pytest.fixture
+def stored(tmp_path):
+    """A folder of weights in bfloat16."""
+    folder = tmp_path / "weights"
+    folder.mkdir()
+    save_file({"w": torch.zeros(4, dtype=torch.bfloat16)}, folder / "model.safetensors")
+    (folder / "config.json").write_text("{}")
+    return folder
+
+
+def begun(tmp_path, stage, *settings):
+    """A stage of a recipe that has begun, as the runner gives it its context: () -> context."""
+    loaded = load([f"output={tmp_path}/run", *settings])
+    planned = next(one for one in plan(loaded.recipe, loaded.path) if one.name == stage)
+    folder = tmp_path / "run" / stage
+    folder.mkdir(parents=True)
+    write_mark(folder / BEGUN, Mark(planned.fingerprint, 4, settings=dict(planned.settings)))
+    recipe = loaded.recipe
+
+    def make():
+        context = Context(stage, folder, 0, planned.fingerprint, recipe.target, recipe.drafter, recipe.engine,
+                          recipe.tracking, {}, print)  # fmt: skip
+        return settled(context, planned)
+
+    return make
+
+
+def test_recipe_and_fingerprint_keep_the_word_and_the_stage_gets_the_type(tmp_path, stored, on):
+    make = begun(tmp_path, "finetune", *PUBLISHED, f"target.path={stored}")
+    on(GPU)
+    context = make()
+    assert (context.target.dtype, context.engine.precision) == ("bfloat16", "bf16")
+    mark = read_mark(context.folder / BEGUN)
+    assert mark.resolved == {"target.dtype": "bfloat16", "engine.precision": "bf16"}
+    assert (mark.settings["target"]["dtype"], mark.settings["engine"]["precision"]) == ("auto", "auto")
+
+
+def test_a_stage_that_made_something_does_not_go_on_in_another_type(tmp_path, stored, on):
+    make = begun(tmp_path, "finetune", *PUBLISHED, f"target.path={stored}")
+    on(GPU)
+    folder = make().folder
+    on(CPU)
+    assert make().target.dtype == "float32", "nothing was made: it begins anew"
+    (folder / "checkpoints").mkdir()
+    (folder / "checkpoints" / "weights.pt").write_text("")
+    on(GPU)
+    refused = r"begun where target\.dtype: auto is float32, and here it is bfloat16"
+    with pytest.raises(UserError, match=refused) as error:
+        make()
+    assert "restart=finetune" in str(error.value)
+    on(CPU)
+    assert make().engine.precision == "fp32"
+
+
+def test_the_engine_follows_the_target_and_the_words_of_the_recipe(tmp_path, stored, on):
+    on(GPU)
+    path = f"target.path={stored}"
+    cases = {
+        "inline": ("recipe=demo/lvlm",),
+        "float32": (*PUBLISHED, path, "target.dtype=float32"),
+        "named": (*PUBLISHED, path, "engine.precision=fp32"),
+    }
+    for name, settings in cases.items():
+        context = begun(tmp_path / name, "finetune", *settings)()
+        assert context.engine.precision == "fp32", name
+    assert context.resolved == {"target.dtype": "bfloat16"}
+    revives = ("stages.vq.revive_every=4",)
+    assert begun(tmp_path / "vq", "vq", "recipe=demo/visual-ar", *revives)().engine.precision == "fp32"
+
+
+def test_siblings_and_an_evaluations_own_target_are_recorded(tmp_path, stored, on):
+    on(GPU)
+    own = f"stages.evaluate.target={{kind: llava, path: {stored}}}"
+    method = f"stages.evaluate.methods.S={{drafter: {SIBLING.format(stored)}, tree: chain}}"
+    make = begun(tmp_path, "evaluate", *PUBLISHED, own, method)
+    assert make().resolved == {
+        "stages.evaluate.target.dtype": "bfloat16", "stages.evaluate.methods.S.drafter.model.dtype": "bfloat16"
+    }  # fmt: skip
+    assert _measured_dtype(tmp_path / "run" / "evaluate") == "bfloat16"
+
+
+def test_a_stage_without_models_asks_nothing(tmp_path, on):
+    on(GPU)
+    assert begun(tmp_path, "world", "recipe=demo/lvlm")().resolved == {}
+
+
+def test_what_is_published_says_the_type_that_was_measured(tmp_path, stored, on):
+    target = load([*PUBLISHED, f"target.path={stored}"]).recipe.target
+    on(CPU)
+    context = SimpleNamespace(inputs={}, device=lambda: CPU)
+    assert _typed(target, "bfloat16", context).dtype == "bfloat16"
+    assert _typed(target, None, context).dtype == "float32"
+    explicit = target.model_copy(update={"dtype": "float16"})
+    assert _typed(explicit, "bfloat16", context) is explicit
+
+
+def test_a_record_of_before_is_completed(tmp_path, stored, on):
+    """It holds no types: what the stage holds now is written."""
+    make = begun(tmp_path, "finetune", "recipe=demo/lvlm")
+    on(CPU)
+    path = make().folder / BEGUN
+    write_mark(path, replace(read_mark(path), resolved=None))
+    (path.parent / "metrics.jsonl").write_text("")
+    make()
+    assert read_mark(path).resolved == {"target.dtype": "float32", "engine.precision": "fp32"}
