@@ -39,6 +39,22 @@ def _revision(text: str) -> str:
 Revision = Annotated[str, AfterValidator(_revision)]
 # In which type weights are held; auto: see `models/stored.py`.
 Dtype = Literal["auto", "float32", "bfloat16", "float16"]
+
+
+def _attention(name: str) -> str:
+    """Raises `ValueError` for kernels that our masks of trees and padding would be lost on."""
+    if name in ("auto", "eager", "sdpa"):
+        return name
+    if re.match(r"(paged\||kernels-|.*/)?.*fl(ash|ex)", name):
+        raise ValueError(
+            f"{name} takes no mask of its own, and a tree's nodes would attend to each other: use sdpa, which runs "
+            "torch's flash kernel wherever a pass needs no mask; possible are auto, eager, sdpa"
+        )
+    raise ValueError(f"{name!r} is not among auto, eager, sdpa")
+
+
+# How transformers' models attend; auto: as transformers chooses.
+AttentionName = Annotated[str, AfterValidator(_attention)]
 # accelerate's ways to spread a model, or one device.
 DeviceMap = Annotated[str, Field(pattern=r"^(auto|balanced|balanced_low_0|sequential|cpu|[a-z]{3,4}(:\d+)?)$")]
 

@@ -16,6 +16,8 @@ from torch.nn import functional as F
 from transformers import AttentionInterface
 from transformers.masking_utils import AttentionMaskInterface, sdpa_mask
 
+from ..core.errors import UserError
+
 GROUPED = "grouped_sdpa"
 
 
@@ -79,6 +81,20 @@ def as_interface(attention: Callable[..., Tensor], *reads: str) -> Callable[...,
         return mixed.transpose(1, 2).contiguous(), None
 
     return forward
+
+
+def check_takes_masks(config: Any) -> None:
+    """Raises `UserError` for a decoder whose attention does not read our masks of trees, padding and packed rows.
+
+    transformers hands a mask [R,1,N,K] on as it is: flash attention reads it as a row of padding, so that nodes of a
+    tree attend to each other, and flex attention wants another object.
+    """
+    name = config._attn_implementation
+    if name not in ("sdpa", "eager", GROUPED):
+        raise UserError(
+            f"the model attends by {name}, which takes no mask of a tree: nodes would attend to each other",
+            hint="load it with attn_implementation sdpa (torch's flash kernel where a pass needs no mask) or eager",
+        )
 
 
 def use_grouped(config: Any) -> None:

@@ -18,7 +18,7 @@ from torch.nn import functional as F
 from ...core.pictures import TEXT, Picture
 from ...core.positions import FLAT, PositionScheme, place_positions
 from ...core.states import uploaded
-from ..attention import use_grouped
+from ..attention import check_takes_masks, use_grouped
 from ..hub import config_value
 from ..llava import language_model_of, placeholder_ids, pool_features, selected_features
 from ..packed_row import PackedRow
@@ -78,6 +78,7 @@ class CachedDecoder:
         self.language_model = cast(LanguageModel, language_model_of(self.model))
         config = self.language_model.config
         use_grouped(config)
+        check_takes_masks(config)
         self.num_layers: int = config.num_hidden_layers
         self.vocab_size: int = config.vocab_size
         self.max_positions: int | None = config_value(config, "max_position_embeddings")

@@ -68,6 +68,7 @@ def load_target(
     config.check_token_ids(num_token_ids, str(source))
     dtype = resolved_dtype(config, source, device, key=key)
     held: dict[str, Any] = {"device": device, "tables_only": tables_only, "key": f"{key}.path"}
+    held["attn_implementation"] = config.attn_implementation
     if not tables_only:  # the tables fit on each rank's device
         held |= {"device_map": config.device_map, "offload": config.offload}
         held["tensor_parallel_size"] = config.tensor_parallel_size
@@ -85,6 +86,7 @@ def target_weights(
     offload: str | None = None,
     tensor_parallel_size: int = 1,
     tables_only: bool = False,
+    attn_implementation: str = "auto",
     key: str = "target.path",
 ) -> PreTrainedModel:
     """The model of a target's kind, from published weights or a stage's folder. Raises `UserError` for another kind."""
@@ -93,7 +95,7 @@ def target_weights(
     check_ranks(tensor_parallel_size, key=f"{key.removesuffix('.path')}.tensor_parallel_size")
     held: dict[str, Any] = {
         "dtype": dtype, "device": device, "device_map": device_map, "offload": offload, "tables_only": tables_only,
-        "tensor_parallel_size": tensor_parallel_size,
+        "tensor_parallel_size": tensor_parallel_size, "attn_implementation": attn_implementation,
     }  # fmt: skip
     return load_weights(config.model_class(model_type, str(source)), source, revision=revision, key=key, **held)
 
@@ -107,13 +109,14 @@ def load_llava(
     device: torch.device | None = None,
     device_map: str | None = None,
     offload: str | None = None,
+    attn_implementation: str = "auto",
     whole: bool = False,
 ) -> PreTrainedModel:
     """A LLaVA of the family that its own config names.
 
     Args:
         dtype: auto: as it is stored.
-        device, device_map, offload: as of `load_weights`.
+        device, device_map, offload, attn_implementation: as of `load_weights`.
         whole: refuse weights that lack a tensor, where transformers draws a random one, or have one of another shape.
 
     Raises:
@@ -127,6 +130,7 @@ def load_llava(
         )
     maker = FAMILIES[actual][1]
     held: dict[str, Any] = {"dtype": dtype, "device": device, "device_map": device_map, "offload": offload}
+    held["attn_implementation"] = attn_implementation
     return load_weights(maker, source, revision=revision, key=key, whole=whole, **held)
 
 
@@ -146,6 +150,7 @@ def load_weights(
     offload: str | None = None,
     tensor_parallel_size: int = 1,
     tables_only: bool = False,
+    attn_implementation: str = "auto",
     whole: bool = False,
 ) -> PreTrainedModel:
     """What `maker` makes of a folder or Hub id, every tensor read: transformers draws a missing one at random.
@@ -159,6 +164,7 @@ def load_weights(
         offload: as of `core.placement.spread`.
         tensor_parallel_size: ranks that hold it together; all of them call.
         tables_only: as of `load_target`.
+        attn_implementation: of the language model and the tower; auto: as transformers chooses.
         whole: refuse tensors that the config has no place for, too.
 
     Raises:
@@ -172,6 +178,8 @@ def load_weights(
         plan = parallel_plan(config, tensor_parallel_size, str(source), key=f"{section}.tensor_parallel_size")
         placed = {"distributed_config": plan}
     arguments: dict[str, Any] = {"revision": revision, "dtype": dtype, "weights_only": True, **placed}
+    if attn_implementation != "auto":
+        arguments["attn_implementation"] = attn_implementation
     arguments |= {"output_loading_info": True, "ignore_mismatched_sizes": True}
     loaded: Any
     with reading_pretrained(source, f"{key}: cannot load", hint="check the name and the network"):

@@ -8,7 +8,7 @@ from pydantic import Field, model_validator
 from transformers import PreTrainedConfig, PreTrainedModel
 
 from ...core.errors import UserError
-from ...core.fields import DeviceMap, Dtype, Place, Revision
+from ...core.fields import AttentionName, DeviceMap, Dtype, Place, Revision
 from ...core.refused import Refused
 from ...core.section import Section
 from ..llava import TokenIds
@@ -25,6 +25,10 @@ class TargetSection(Section):
     # auto: on a GPU as the weights are stored (mixed ones: the larger part's type), on a CPU float32; a target that is
     # spelt out: float32. Quantised weights want a type to compute in.
     dtype: Dtype = "auto"
+    # Attention of language model and tower: sdpa (torch's kernels: flash attention where a pass needs no mask), or
+    # eager, which is slow and keeps all scores; auto: what transformers chooses, sdpa where the model has it. The last
+    # bits differ. Kernels that take no mask (flash_attention_2) cannot verify trees. Unset it is in no fingerprint.
+    attn_implementation: AttentionName = Field("auto", exclude_if=lambda value: value == "auto")
     # accelerate's device map for targets larger than one GPU (auto, balanced, ...), in runs of one rank; null: this
     # rank's device.
     device_map: DeviceMap | None = None

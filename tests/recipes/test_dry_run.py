@@ -119,7 +119,7 @@ def test_auto_of_weights_on_this_disk_is_what_they_are_stored_in(capsys, tmp_pat
         folder.mkdir()
         save_file({"w": torch.zeros(4, dtype=dtype)}, folder / "model.safetensors")
         (folder / "config.json").write_text(json.dumps({"model_type": "llava", **pinned_config("llava-1.5-7b-hf")}))
-        assert main(["recipe=llava15-68m", "dry_run=true", f"target={{kind: llava, path: {folder}}}"]) == 0
+        assert main(["recipe=llava15-68m", "dry_run=true", f"target.path={folder}", "target.dtype=auto"]) == 0
         shown.append(capsys.readouterr().out)
     assert "dtype auto (float32: as stored; float32 on a CPU)" in shown[0] and "language model 25.1" in shown[0]
     assert "dtype auto (bfloat16: as stored; float32 on a CPU)" in shown[1] and "language model 12.6" in shown[1]

@@ -41,6 +41,7 @@ def frozen_target(context: Context) -> Any:
         device=context.device(),
         device_map=config.device_map,
         offload=config.offload,
+        attn_implementation=config.attn_implementation,
         key="target.path",
     )
     return target.requires_grad_(False).eval()
