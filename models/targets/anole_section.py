@@ -66,6 +66,24 @@ class AnoleTargetConfig(ImageTargetSection):
         return 1024
 
     @property
+    def condition(self) -> str:
+        """What it is asked by."""
+        return "text"
+
+    @property
+    def prompt_places(self) -> int:
+        """Of a long caption."""
+        return 128
+
+    def cached_sizes(self) -> tuple[int, int, int]:
+        """Of Chameleon's layers."""
+        config = self.model_config_of()
+        heads = config.num_key_value_heads
+        return config.num_hidden_layers, heads * config.hidden_size // config.num_attention_heads, (
+            config.intermediate_size
+        )  # fmt: skip
+
+    @property
     def guidance(self) -> Guidance:
         """`cfg_scale` as the rule that combines the scores of both rows, for all tokens."""
         return Guidance(self.cfg_scale)

@@ -113,6 +113,16 @@ class LlamaGenTargetConfig(ImageTargetSection):
         return (self.image_size // self.factor) ** 2
 
     @property
+    def prompt_places(self) -> int:
+        """One of a class, or as many as a caption's features have."""
+        return self.model_config_of().num_condition_tokens
+
+    def cached_sizes(self) -> tuple[int, int, int]:
+        """Of the transformer."""
+        config = self.model_config_of()
+        return config.num_layers, config.dim, config.hidden
+
+    @property
     def guidance(self) -> Guidance:
         """`cfg_scale` and `cfg_interval` as the rule that combines the scores of both rows."""
         return Guidance(self.cfg_scale, self.cfg_interval)

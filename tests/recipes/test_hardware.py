@@ -5,6 +5,7 @@ from draftsmith.recipes.dry_run import does_not_fit
 from draftsmith.recipes.launch import run_recipe
 from draftsmith.recipes.load import load, recipe_names
 from draftsmith.recipes.plan import plan
+from draftsmith.trainers.describe.training_memory import engine_parts, micro_of
 
 SAGE = ["recipe=sage-qwen2.5-vl-72b-7b", "dry_run=true"]
 TOGETHER = ["target.device_map=null", "target.tensor_parallel_size=8"]
@@ -41,3 +42,52 @@ def test_what_does_not_fit_ends_with_1(settings, code, said, capsys):
 def test_a_target_that_cannot_be_cut_is_refused_by_the_dry_run():
     with pytest.raises(Exception, match="num_attention_heads is 64, which 3 ranks"):
         run_recipe([*SAGE, "target.device_map=null", "target.tensor_parallel_size=3"], "the command")
+
+
+# ---- trainings
+
+
+@pytest.mark.parametrize(
+    ("zero", "precision", "weights", "gradients", "optimizer"),
+    [
+        (0, "fp32", 4000, 1600, 3200),
+        (0, "bf16", 2000, 800, 4800),
+        (1, "bf16", 2000, 1600, 600),
+        (2, "bf16", 2000, 200, 600),
+        (3, "bf16", 250, 200, 600),
+        (3, "fp32", 500, 200, 400),
+    ],
+)
+def test_weights_gradients_and_optimizer_by_zero_stage(zero, precision, weights, gradients, optimizer):
+    """Of 1,000 parameters of which 400 learn, on eight ranks: one micro-batch each."""
+    settings = [f"engine={{zero_stage: {zero}, precision: {precision}}}", "stages.pretrain.micro_batch_size=32"]
+    recipe = load(["recipe=llava15-68m", *settings]).recipe
+    stage = recipe.stages["pretrain"]
+    assert micro_of(stage, recipe) * recipe.hardware.gpus == stage.batch_size
+    parts = engine_parts(1000, 400, stage, recipe)
+    assert parts == {"weights": weights, "gradients": gradients, "optimizer": optimizer}
+
+
+@pytest.mark.parametrize(
+    ("settings", "said", "stages"),
+    [
+        (["recipe=llava15-68m", "hardware.memory_gb=10", "stages=[pretrain,finetune]"], "activations 4.0", "pretrain"),
+        (["recipe=eagle-llava15-7b", "hardware.memory_gb=16", "stages=[text]"], "frozen target 13.2", "text"),
+        (["recipe=eagle-anole-7b", "hardware={gpus: 8, memory_gb: 16}"], "frozen target 13.1", "head, evaluate"),
+        (["recipe=eagle-llamagen-xl-stage1", "hardware={gpus: 1, memory_gb: 4}", "stages=[evaluate]"],
+         "target's text encoder 2.3", "evaluate"),
+    ],
+)  # fmt: skip
+def test_a_training_or_a_generator_that_does_not_fit_ends_with_1(settings, said, stages, capsys):
+    assert run_recipe([*settings, "dry_run=true"], "the command") == 1
+    text = capsys.readouterr().out
+    assert said in text and text.rstrip().endswith(f"does not fit the recipe's hardware: stage {stages}")
+
+
+def test_what_a_step_keeps_grows_with_its_rows_and_shrinks_with_checkpointing(capsys):
+    activations = []
+    for setting in ("micro_batch_size=16", "micro_batch_size=8", "gradient_checkpointing=true"):
+        run_recipe(["recipe=llava15-160m", "dry_run=true", "stages=[finetune]", f"stages.finetune.{setting}"], "c")
+        text = capsys.readouterr().out
+        activations.append(float(text.split("activations ")[1].split(",")[0]))
+    assert activations[0] == pytest.approx(2 * activations[1], abs=0.11) and activations[2] < activations[0] / 3

@@ -1,4 +1,7 @@
-"""Memory of an evaluation on its fullest GPU, in a dry run: target, cache, drafters, and what lives for a moment."""
+"""Memory of an evaluation on its fullest GPU, in a dry run: target, cache, drafters, and what lives for a moment.
+
+Of trainings: `training_memory.py`; of image generators: `image_memory.py`.
+"""
 
 from __future__ import annotations
 

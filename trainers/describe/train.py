@@ -9,19 +9,19 @@ import numpy as np
 import torch
 from transformers import PreTrainedConfig
 
-from ...core import ranks
 from ...data.images import is_tiled
 from ...data.loader import steps_per_epoch
 from ...data.media import ImageReader
 from ...data.shapes.scenarios import WITHOUT_PICTURES
-from ...models.llava import is_tied
 from ...models.sizes import empty_model, parameter_counts
 from ...models.training import training_of
 from ..stages.base import Planned
 from .data import generated, image_reader_of, most_patches, on_disk, samples, tokens
+from .memory import Memory
 from .models import drafter_parameters, target_shape
-from .precision import engine_precision, held_bytes
+from .precision import held_bytes
 from .states import describe_states
+from .training_memory import lvlm_parts
 
 _GIB = 2**30
 _UNKNOWN = "  samples unknown: the data is not on disk and the recipe declares none (expected.samples)"
@@ -32,13 +32,18 @@ _UNKNOWN = "  samples unknown: the data is not on disk and the recipe declares n
 
 def describe_lvlm(plan: Planned) -> list[str]:
     """A draft LVLM's stage, its captioner's, or its target's."""
+    config, image_reader = _lvlm_of(plan)
+    return _lvlm(plan, config, image_reader) + _beside(plan, target_shape(plan.recipe))
+
+
+def _lvlm_of(plan: Planned) -> tuple[PreTrainedConfig, ImageReader]:
+    """The config of the model that trains, and what its pictures are read with."""
     stage, recipe = plan.stage, plan.recipe
     target = target_shape(recipe)
     drafter = stage.drafter or recipe.drafter
     config = target if stage.model == "target" else drafter.config_beside(target)
     own = stage.model != "target" and drafter is not None and drafter.pictures == "own"
-    image_reader = image_reader_of(stage.data, config if own else target)
-    return _lvlm(plan, config, image_reader) + _beside(plan, target)
+    return config, image_reader_of(stage.data, config if own else target)
 
 
 def describe_target(plan: Planned) -> list[str]:
@@ -82,12 +87,6 @@ def _lvlm(plan: Planned, config: PreTrainedConfig, image_reader: ImageReader) ->
     lines += _steps_line(steps, stage)
     lines.append(_rows_line(steps, stage, image_reader))
     lines += tokens(stage, files, image_reader)
-    memory = memory_bytes(sum(counts.values()), sum(trained.values()), plan.recipe)
-    activations = activation_bytes(stage, config, most_patches(stage.data, image_reader))
-    lines.append(
-        f"  memory per rank about {(memory + activations) / _GIB:.1f} GiB "
-        f"({memory / _GIB:.1f} weights, gradients and optimizer; {activations / _GIB:.1f} activations)"
-    )
     disk = stage.checkpoints.keep * 12 * sum(trained.values()) + 4 * sum(counts.values())
     return [*lines, f"  disk about {disk / _GIB:.1f} GiB ({stage.checkpoints.keep} checkpoints and the result)"]
 
@@ -123,35 +122,11 @@ def _where(target: Any) -> str:
     return "per rank" if target.device_map is None else "over the devices of a rank"
 
 
-def memory_bytes(total: int, trained: int, recipe: Any) -> float:
-    """Per rank, following the ZeRO paper's table: weights, gradients, float32 moments (and master weights)."""
-    ranks_, stage = ranks.world_size(), recipe.engine.zero_stage
-    low = engine_precision(recipe) != "fp32"
-    weights, gradients = (2 if low else 4) * total, (2 if low else 4) * trained
-    states = (12 if low else 8) * trained
-    return (
-        weights / (ranks_ if stage == 3 else 1)
-        + gradients / (ranks_ if stage >= 2 else 1)
-        + states / (ranks_ if stage >= 1 else 1)
-    )
-
-
-def activation_bytes(stage: Any, config: PreTrainedConfig, patches: int) -> float:
-    """A rough upper figure: 34 bytes a position, width and layer (with checkpointing one of text), float32 scores.
-
-    Args:
-        patches: that the tower reads for a row.
-    """
-    micro = stage.micro_batch_size or -(-stage.batch_size // ranks.world_size())
-    text = config.text_config
-    layers = 1 + text.num_hidden_layers / 17 if stage.gradient_checkpointing else text.num_hidden_layers
-    positions = micro * stage.data.max_length if stage.packing is None else stage.packing.max_tokens
-    held = positions * text.hidden_size * 34 * layers + positions * text.vocab_size * 8 / 4
-    if "vision_tower" in stage.trainable:
-        # A tower that trains keeps what its layers made of each patch.
-        vision = config.vision_config
-        held += micro * patches * vision.hidden_size * 34 * vision.num_hidden_layers
-    return held
+def lvlm_memory(plan: Planned) -> Memory:
+    """Of a draft LVLM's stage, its captioner's, or its target's."""
+    config, image_reader = _lvlm_of(plan)
+    trained = sum(trainable_counts(plan.stage, config).values())
+    return Memory(lvlm_parts(plan.stage, plan.recipe, config, trained, most_patches(plan.stage.data, image_reader)))
 
 
 # Hidden-state heads of language models.
@@ -164,7 +139,7 @@ def describe_head(plan: Planned, order: Callable[[Any, np.ndarray, int], Sized])
         order: stage, lengths of the samples (below 0: without pictures) and seed -> the samples of an epoch.
     """
     stage, recipe = plan.stage, plan.recipe
-    config, target = stage.drafter or recipe.drafter, target_shape(recipe)
+    config = stage.drafter or recipe.drafter
     trained = drafter_parameters(config, recipe)
     lines = [f"  trains the head ({config.kind}), {trained:,} parameters", *_head_samples(plan, order)]
     if stage.source.kind == "online":
@@ -173,7 +148,7 @@ def describe_head(plan: Planned, order: Callable[[Any, np.ndarray, int], Sized])
         lines += describe_states(plan)
     else:
         lines.append("  states are read from shards")
-    return [*lines, *_head_memory(plan, trained, target)]
+    return [*lines, _head_disk(plan, trained)]
 
 
 def _head_samples(plan: Planned, order: Callable[[Any, np.ndarray, int], Sized]) -> list[str]:
@@ -189,20 +164,18 @@ def _head_samples(plan: Planned, order: Callable[[Any, np.ndarray, int], Sized])
     return [line, *_steps_line(steps, stage)]
 
 
-def _head_memory(plan: Planned, trained: int, target: PreTrainedConfig) -> list[str]:
-    stage, recipe = plan.stage, plan.recipe
-    weights, what = sum(parameter_counts(target).values()), "the frozen target"
-    if stage.reads_tables:
-        own, what = target.get_text_config(), "the target's embedding and LM head"
-        weights = (1 if is_tied(target) else 2) * own.vocab_size * own.hidden_size
-    # Weights, gradients and float32 moments of the head.
-    memory = (16 if engine_precision(recipe) != "fp32" else 20) * trained + held_bytes(recipe.target) * weights
-    where = _where(recipe.target)
-    disk = stage.checkpoints.keep * 12 * trained + 4 * trained
-    return [
-        f"  memory {where} about {memory / _GIB:.1f} GiB: weights, gradients and optimizer, and {what}",
-        f"  disk about {disk / _GIB:.1f} GiB ({stage.checkpoints.keep} checkpoints and the result)",
-    ]
+def head_length(plan: Planned) -> int | None:
+    """Most ids of a head's samples: of its data, or of the longest that its caches hold; None: nobody says."""
+    if plan.stage.data is not None:
+        return plan.stage.data.max_length
+    caches = [plan.earlier[maker] for thing, maker in plan.inputs.items() if thing.split("/")[0] == "states"]
+    return max((cache.stage.data.max_length for cache in caches), default=None)
+
+
+def _head_disk(plan: Planned, trained: int) -> str:
+    keep = plan.stage.checkpoints.keep
+    disk = keep * 12 * trained + 4 * trained
+    return f"  disk about {disk / _GIB:.1f} GiB ({keep} checkpoints and the result)"
 
 
 def stage_samples(plan: Planned) -> tuple[tuple[int, int], str] | None:
@@ -247,9 +220,7 @@ def describe_image_model(plan: Planned) -> list[str]:
     lines = [f"  trains the {stage.model}"]
     if stage.model == "drafter":
         trained = drafter_parameters(stage.drafter or recipe.drafter, recipe)
-        memory = 16 * trained + held_bytes(recipe.target) * recipe.target.count()["transformer"]
-        about = f"about {memory / _GIB:.1f} GiB: weights, gradients and optimizer, and the frozen target"
-        lines = [f"  trains the head, {trained:,} parameters", f"  memory per rank {about}"]
+        lines = [f"  trains the head, {trained:,} parameters"]
     declared = stage.expected.samples if stage.expected else None
     if declared is not None:
         usable = round(declared * (1 - stage.data.held_out))

@@ -27,6 +27,7 @@ from ...models.drafters.pruned import PrunedConfig
 from ...models.sizes import parameter_counts
 from ...models.targets.load import TargetConfig, target_config
 from ..context import Context
+from ..describe.image_memory import drawing_memory
 from ..describe.memory import Memory, evaluation_memory
 from ..engine import init_distributed
 from ..evaluation.benchmarks import Benchmarks, PromptsBenchmark, TabedBenchmark, check_benchmarks, clip_sets
@@ -383,8 +384,8 @@ class EvaluateStage(Stage):
             text.run(self, context)
 
     def memory(self, plan: Planned) -> Memory | None:
-        """Of a target that writes text."""
-        return None if self.draws else evaluation_memory(plan)
+        """Of its fullest GPU."""
+        return drawing_memory(plan) if self.draws else evaluation_memory(plan)
 
     def describe(self, plan: Planned) -> list[str]:
         """Requests, methods and drafters, counted without the data."""

@@ -25,7 +25,17 @@ from ...models.drafters.head_training import HeadObjective
 from ...models.llava import Part
 from ...models.lora import LoraConfig
 from ..context import Context
-from ..describe.train import describe_head, describe_image_model, describe_lvlm, describe_target, positions_of
+from ..describe.memory import Memory
+from ..describe.train import (
+    describe_head,
+    describe_image_model,
+    describe_lvlm,
+    describe_target,
+    head_length,
+    lvlm_memory,
+    positions_of,
+)
+from ..describe.training_memory import head_parts, image_parts, memory_of
 from ..engine import EngineConfig, init_distributed
 from ..fit import SCRATCH, FitSettings, fit, seed_all
 from ..training.codes import open_codes
@@ -371,13 +381,25 @@ class TrainStage(FitSettings):
         training = self.ways[self.way(context.target, context.drafter)](self, context, seed)
         training.finish(fit(self, context, training))
 
+    def memory(self, plan: Planned) -> Memory | None:
+        """Of its fullest GPU; None: of a tiny target, an image tokenizer or a reader, which demos train."""
+        way = self.way(plan.recipe.target, plan.recipe.drafter)
+        if way == "codes":
+            return memory_of(image_parts(self, plan.recipe))
+        if way == "states":
+            return memory_of(head_parts(self, plan.recipe, head_length(plan)))
+        return None if self.model == "target" and not self._is_of_drafts(plan) else lvlm_memory(plan)
+
+    def _is_of_drafts(self, plan: Planned) -> bool:
+        return plan.recipe.drafter is None or plan.recipe.drafter.kind == "lvlm"
+
     def describe(self, plan: Planned) -> list[str]:
         way = self.way(plan.recipe.target, plan.recipe.drafter)
         if way == "codes":
             return describe_image_model(plan)
         if way == "states":
             return describe_head(plan, training_order)
-        if self.model == "target" and plan.recipe.drafter is not None and plan.recipe.drafter.kind != "lvlm":
+        if self.model == "target" and not self._is_of_drafts(plan):
             return describe_target(plan)
         check_positions(positions_of(plan), self)
         return describe_lvlm(plan)

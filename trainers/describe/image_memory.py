@@ -1,0 +1,66 @@
+"""Memory of an image generator's evaluation on one GPU, in a dry run: transformer, tokenizer, text encoder, cache of
+both rows of guidance, drafters, and a tree's scores.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+from ...models.llamagen.transformer import published
+from .memory import Memory
+from .models import mirrored_shape
+from .precision import held_bytes
+
+# Parameters of what a recipe names by its path, and a dry run does not look up.
+TOKENIZER, T5_XL = 72_000_000, 1_220_000_000
+
+
+def drawing_memory(plan: Any) -> Memory:
+    """Of an evaluation: pictures drawn one by one, or side by side where they are scored alone."""
+    stage, recipe = plan.stage, plan.recipe
+    section, width, shape = recipe.target, held_bytes(recipe.target), mirrored_shape(recipe)
+    untimed = stage.drawing.untimed
+    rows = (2 if section.cfg_scale != 1 else 1) * (1 if untimed is None else untimed.batch_size)
+    nodes = 1 + max(method.policy(grid=shape.grid).max_nodes for method in stage.methods.values())
+    positions = section.prompt_places + section.num_codes + nodes
+    parts = {f"target's {name}": float(size) for name, size in _target(section, width).items()}
+    layers, keys, inner = section.cached_sizes()
+    parts["key-value cache"] = 2.0 * rows * layers * keys * positions * width
+    for drafter in _drafters(stage, recipe):
+        parts["drafters"] = parts.get("drafters", 0.0) + _drafter(drafter, shape, rows * positions, width)
+    places = rows * max(section.prompt_places, nodes)
+    # Of a layer as in `models/memory.py`; the scores of each row in float32, guided, warped and sorted.
+    layer = places * (shape.hidden_size * (5 * width + 8) + 3 * inner * width)
+    parts["activations"] = layer + 4.0 * (rows + 4) * nodes * shape.vocab_size
+    return Memory(parts)
+
+
+def _target(section: Any, width: int) -> dict[str, int]:
+    """Bytes of each part. What is spelt out lies in float32, but for the transformer; a published T5 in bfloat16."""
+    sizes = {name: count * (width if name == "transformer" else 4) for name, count in section.count().items()}
+    sizes.setdefault("image tokenizer", 4 * TOKENIZER)
+    if section.condition == "text" and section.kind == "llamagen":
+        sizes.setdefault("text encoder", 2 * T5_XL)
+    return sizes
+
+
+def _drafter(config: Any, shape: Any, places: int, width: int) -> float:
+    """Weights, and keys and values at so many places of all rows."""
+    weights = width * sum(config.count(shape).values())
+    if config.kind == "llamagen":
+        own = published(config.size, grid=shape.grid, condition=shape.condition)
+        return weights + 2.0 * own.num_layers * own.dim * places * width
+    return weights + (0.0 if config.kind == "medusa" else 2.0 * shape.hidden_size * places * width)
+
+
+def _drafters(stage: Any, recipe: Any) -> Iterator[Any]:
+    """Sections of the drafters that are held at once, each once."""
+    seen: list[Any] = []
+    for method in stage.methods.values():
+        trained = [getattr(recipe.stages.get(name), "drafter", None) or recipe.drafter for name in method.names]
+        own = method.drafter if not isinstance(method.drafter, str | None) else recipe.drafter
+        for one in [stage.drafters.get(n, t) for n, t in zip(method.names, trained, strict=True)] or [own]:
+            if one is not None and one not in seen:
+                seen.append(one)
+                yield one
