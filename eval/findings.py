@@ -19,14 +19,16 @@ def findings(cells: Sequence[Cell], label: Label) -> list[str]:
         fastest = max(mine, key=lambda c: c.summary.DSR)
         lines.append(f"Best tau: {best.summary.tau:.2f} ({best.method}, {label(best)}).")
         if fastest.summary.DSR > 1:
-            lines.append(f"Best measured speedup of decoding: {fastest.summary.DSR:.2f}x ({fastest.method}, "
-                         f"{label(fastest)}), expected {fastest.summary.expected_speedup:.2f}x.")  # fmt: skip
+            s = fastest.summary
+            lines.append(f"Best measured speedup of decoding: {s.DSR:.2f}x ({fastest.method}, {label(fastest)}), "
+                         f"expected {s.expected_speedup:.2f}x, both at its tau of {s.tau:.2f}.")  # fmt: skip
         else:
             s = best.summary
             lines.append(
-                f"**No wall-clock gain on this machine**: the best DSR is {fastest.summary.DSR:.2f}x "
-                f"({fastest.method}, {label(fastest)}). A draft step costs T_q/T_p = {s.T_q_over_T_p:.2f} of a target "
-                f"step, so tau {s.tau:.2f} is expected to give {s.expected_speedup:.2f}x."
+                f"**No wall-clock gain on this machine**: the best DSR is {fastest.summary.DSR:.2f}x, at tau "
+                f"{fastest.summary.tau:.2f} ({fastest.method}, {label(fastest)}). A draft step costs T_q/T_p = "
+                f"{s.T_q_over_T_p:.2f} of a target step, so tau {s.tau:.2f} is expected to give "
+                f"{s.expected_speedup:.2f}x."
             )
         by_method = {c.method: [o.summary.DSR for o in mine if o.method == c.method] for c in mine}
         if slower := [name for name, values in by_method.items() if max(values) < 1 < fastest.summary.DSR]:

@@ -129,10 +129,20 @@ def write(folder: Path, report: Report, rows: Sequence[Row]) -> None:
         drawn = [Figure("acceptance.png", f"Share accepted by depth{panels}.")]
         if methods_table(report.cells) is not None:
             figures.methods(folder / "methods.png", places)
-            drawn.insert(0, Figure("methods.png", "Every method on every set: tau, and measured speedup of decoding."))
+            drawn.insert(
+                0,
+                Figure(
+                    "methods.png",
+                    "Every method on every set: tau, and the speedup of decoding that was measured at it.",
+                ),
+            )
         if sum(map(len, places.values())) <= figures.MOST_BARS:
             figures.speedups(folder / "speedup.png", places)
-            drawn.append(Figure("speedup.png", "Speedup of decoding, expected and measured."))
+            drawn.append(
+                Figure(
+                    "speedup.png", "Speedup of decoding, expected and measured, each at the tau of its set and method."
+                )
+            )
     (folder / "report.json").write_text(redact(json.dumps(report.to_json(), indent=1)))
     (folder / "report.md").write_text(redact(page(report, drawn)))
 

@@ -170,8 +170,8 @@ def tables_of(runs: Sequence[Run]) -> list[Table]:
     """Settings that differ, training and evaluation, with a column for each run; those that have lines."""
     names = [run.name for run in runs]
     note = ("tau: tokens emitted after the prefill over verification passes, bonus token included, with its 95% "
-            "interval; then the measured speedup of decoding. Speedups of runs on different machines cannot be "
-            "compared.")  # fmt: skip
+            "interval; then the measured speedup of decoding. Each speedup holds at the tau before it; those of runs "
+            "on different machines cannot be compared.")  # fmt: skip
     settings = [[key, *values] for key, values in differences(runs)]
     each = [
         words(["setting", *names], settings, title="Settings that differ"),

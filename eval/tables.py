@@ -25,6 +25,11 @@ class Column:
     ranked: bool = True  # more is better: the best of compared lines is marked
 
     @property
+    def depends_on_tau(self) -> bool:
+        """Whether it holds speedups, expected or measured: nothing else is so many times something."""
+        return self.unit == "x"
+
+    @property
     def heading(self) -> str:
         """Group and name in one line; the name alone without a group."""
         return " ".join(part for part in (self.group, self.name) if part)
@@ -71,6 +76,19 @@ class Table:
         number = [column.heading for column in self.columns].index(heading)
         return [row[number] for row in self.rows]
 
+    def on_tau(self) -> str:
+        """A sentence that names the columns which depend on tau, and at what tau they hold; "" where none does."""
+        names = list(dict.fromkeys(column.name for column in self.columns if column.depends_on_tau))
+        if not names:
+            return ""
+        has_tau = any(column.name.split(" ")[0] == "tau" for column in self.columns)
+        where = "in its line" if has_tau else "that this report gives for its sets and its method"
+        what = f"{', '.join(names)} depends" if len(names) == 1 else f"{', '.join(names)} depend"
+        return (
+            f"{what} on tau: each holds at the tau {where}, so for these requests, this temperature and this drafter "
+            "alone."
+        )
+
     def marks(self) -> list[list[Mark]]:
         """Of each value. Lines of plain decoding are what others are compared with, and have none."""
         marks: list[list[Mark]] = [[""] * len(self.columns) for _ in self.rows]
@@ -90,7 +108,8 @@ class Table:
 
     def to_json(self) -> dict[str, Any]:
         """Columns with their formats, and rows of plain values."""
-        return asdict(self)
+        said = self.on_tau()
+        return asdict(self) | ({"on_tau": said} if said else {})
 
 
 @dataclass(frozen=True)
@@ -132,7 +151,7 @@ def markdown(table: Table, *, level: int = 2) -> list[str]:
         for row, marks in zip(table.rows, table.marks(), strict=True)
     ]
     lines += [*_grid([column.heading for column in table.columns], rows), ""]
-    notes = [table.note, f"In the shape of {table.source}." if table.source else ""]
+    notes = [table.note, table.on_tau(), f"In the shape of {table.source}." if table.source else ""]
     if any(notes):
         lines += [" ".join(note for note in notes if note), ""]
     return [*lines, *(f"- {footnote}" for footnote in table.footnotes), *([""] if table.footnotes else [])]

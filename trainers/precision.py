@@ -1,7 +1,7 @@
 """What `auto` became for a stage: recorded where the stage begins, and held against it when the stage goes on.
 
 Recipe and fingerprint keep the word, so that a run may be planned, measured and published on any machine. Results
-depend on what it became: shards, answers and checkpoints of one stage are never of two types (docs/decisions/0021).
+depend on what it became: shards, answers and checkpoints of one stage are never of two types (docs/decisions/0022).
 """
 
 from __future__ import annotations

@@ -21,11 +21,12 @@ from .video_figures import HeldVisual, tau_by_visual_share, tau_by_visual_tokens
 TAU_NOTE = (
     "tau: tokens emitted after the prefill over verification passes, bonus token included; plain decoding has 1. "
     "DSR and ESR: speedup of decoding alone and end to end, token for token, over plain decoding of the same target in "
-    "the same run."
+    "the same run, both in eager PyTorch, which flatters drafting against a served engine."
 )
 SAGE_NOTE = (
     "tau as SAGE counts it: drafted tokens accepted in a verification pass, **without the bonus token**, one less than "
-    "in all other tables here. Tokens/s and speedup are of decoding, without the prefill."
+    "in all other tables here. Tokens/s and speedup are of decoding, without the prefill, in "
+    "eager PyTorch, which flatters drafting against a served engine."
 )
 
 

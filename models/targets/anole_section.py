@@ -78,7 +78,7 @@ class AnoleTargetConfig(ImageTargetSection):
     def cached_sizes(self) -> tuple[int, int, int]:
         """Of Chameleon's layers."""
         config = self.model_config_of()
-        heads = config.num_key_value_heads
+        heads = config.num_key_value_heads or config.num_attention_heads
         return config.num_hidden_layers, heads * config.hidden_size // config.num_attention_heads, (
             config.intermediate_size
         )  # fmt: skip

@@ -2,12 +2,13 @@
 
 import dataclasses
 import json
+import re
 
 import pytest
 from draftsmith.core.errors import UserError
 from draftsmith.eval.report import Comparison, build, write
 from draftsmith.eval.rows import read_rows
-from draftsmith.eval.tables import Figure, ReportSection
+from draftsmith.eval.tables import Column, Figure, ReportSection, Table, markdown
 
 from .rows import METHODS, a_row, measured_rows
 
@@ -69,3 +70,17 @@ def test_rows_of_another_version_name_their_file(tmp_path):
     (tmp_path / "rows.jsonl").write_text('{"request": "r"}\n')
     with pytest.raises(UserError, match="version"):
         read_rows(tmp_path / "rows.jsonl")
+
+
+def test_ratios_that_depend_on_tau_say_so_and_at_what_tau(tmp_path):
+    report = build(measured_rows(), about={}, methods=METHODS)
+    write(tmp_path, report, measured_rows())
+    page = (tmp_path / "report.md").read_text()
+    said = "expected, TABED's Eq. 1, DSR [IQR], ESR [IQR] depend on tau: each holds at the tau in its line"
+    assert said in page and "DSR depends on tau: each holds at the tau in its line" in page
+    assert "these speedups flatter drafting against one" in page
+    assert re.search(r"both at its tau of \d\.\d\d|the best DSR is \d\.\d\dx, at tau \d\.\d\d", page)
+    tables = {table["title"]: table for table in json.loads((tmp_path / "report.json").read_text())["tables"]}
+    assert said in tables["Every cell"]["on_tau"] and "on_tau" not in tables["A cycle"]
+    alone = Table("", (Column("speedup", unit="x"), Column("T_q/T_p")), ((1.0, 0.1),))
+    assert "speedup depends on tau: each holds at the tau that this report gives" in "\n".join(markdown(alone))

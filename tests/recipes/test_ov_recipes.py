@@ -120,7 +120,7 @@ def test_tiles_and_clips_are_counted_by_their_layout(tiled, capsys):
     assert f"and {expected:,} visual tokens, of 1 clips among them (measured)" in shown
     assert 7600 < tall < 8192 - 400
     assert "longer than max_length 8,192 in words and pictures alone: 1 samples (drop_images)" in shown
-    memory = float(re.search(r"([\d.]+) activations", shown)[1])
+    memory = float(re.search(r"activations ([\d.]+)", shown)[1])
     assert memory > 2 * 37 * 729 * 1152 * 34 * 26 / 2**30, "the tower reads up to 37 tiles, shrunk only behind it"
 
 

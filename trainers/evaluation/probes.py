@@ -329,5 +329,5 @@ def _shown(plan: Plan) -> str:
         return "none; drafting does not pay here"
     return (
         f"{len(plan.choices)} nodes on {plan.levels} levels, up to {plan.width} wide; {plan.accepted:.2f} accepted "
-        f"in a cycle, {plan.speedup:.2f}x expected"
+        f"in a cycle, {plan.speedup:.2f}x expected at that tau of {plan.accepted + 1:.2f}"
     )

@@ -143,7 +143,10 @@ def _drawing(
         (f"length-{tag}", "How many tokens came in one cycle with each token of the first picture."),
         (f"mean-length-{tag}", f"The same, mean over {len(methods[names[0]])} pictures."),
         (f"accepted-{tag}", "Cycles by tokens emitted."),
-        (f"methods-{tag}", "tau (95% of bootstraps), levels of a tree, speedup (quartiles)."),
+        (
+            f"methods-{tag}",
+            "tau (95% of bootstraps), levels of a tree, speedup (quartiles) at that tau.",
+        ),
         (f"latency-{tag}", "Where a cycle's time goes."),
     )
 
