@@ -9,6 +9,7 @@ install it in a process of its own.
 from __future__ import annotations
 
 import contextlib
+import functools
 import sys
 import warnings
 from collections import Counter
@@ -19,8 +20,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.utils._python_dispatch import TorchDispatchMode, return_and_correct_aliasing
-from torch.utils._pytree import tree_leaves, tree_map
+from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes, return_and_correct_aliasing
 
 CPU = torch.device("cpu")
 NUM_DEVICES = 2  # guard.cpp says the same
@@ -72,11 +72,19 @@ def _place() -> str:
     """file:line of the project's innermost frame."""
     frame = sys._getframe(2)
     while frame is not None:
-        path = Path(frame.f_code.co_filename)
-        if path.is_relative_to(PACKAGE) and "tests" not in path.parts and ".venv" not in path.parts:
-            return f"{path.relative_to(PACKAGE)}:{frame.f_lineno}"
+        file = _file_of_the_project(frame.f_code.co_filename)
+        if file is not None:
+            return f"{file}:{frame.f_lineno}"
         frame = frame.f_back  # type: ignore[assignment]
     return "elsewhere"
+
+
+@functools.cache
+def _file_of_the_project(name: str) -> Path | None:
+    if not Path(name).is_relative_to(PACKAGE):
+        return None
+    path = Path(name).relative_to(PACKAGE)
+    return None if path.parts[0] in ("tests", ".venv") else path
 
 
 def _read(kind: str) -> None:
@@ -128,12 +136,39 @@ class OnDevice(Tensor):
 class _Factories(TorchDispatchMode):
     """Operations without a tensor of the device among their arguments: factories and copies to it."""
 
+    @classmethod
+    def _should_skip_dynamo(cls) -> bool:
+        return False  # nothing is compiled here, and the wrapper took a tenth of a run
+
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         return _run(func, args, kwargs or {})
 
 
-def _values(tree: Any) -> Any:
-    return tree_map(lambda leaf: leaf.held if isinstance(leaf, OnDevice) else leaf, tree)
+@contextlib.contextmanager
+def aside() -> Iterator[None]:
+    """For work of the CPU alone: its operations are not looked at one by one, which takes longer than they do."""
+    with _disable_current_modes():
+        yield
+
+
+def _tensors(args: Any, kwargs: dict[str, Any]) -> list[Tensor]:
+    """Of an operation's arguments, which hold tensors themselves or lists of them. torch's pytrees took most of a run."""
+    found = []
+    for value in (*args, *kwargs.values()):
+        if isinstance(value, Tensor):
+            found.append(value)
+        elif isinstance(value, list | tuple):
+            found += [one for one in value if isinstance(one, Tensor)]
+    return found
+
+
+def _map(change: Any, value: Any) -> Any:
+    """An argument or a result of an operation: one value, or a list or tuple of them."""
+    return type(value)([change(one) for one in value]) if type(value) in (list, tuple) else change(value)
+
+
+def _held(leaf: Any) -> Any:
+    return leaf.held if isinstance(leaf, OnDevice) else leaf
 
 
 def _full(device: Any) -> torch.device:
@@ -142,15 +177,19 @@ def _full(device: Any) -> torch.device:
 
 
 def _run(func: Any, args: Any, kwargs: dict[str, Any]) -> Any:
+    tensors = _tensors(args, kwargs)
+    ours = any(isinstance(tensor, OnDevice) for tensor in tensors)
+    if not ours and not any(isinstance(value, torch.device | str | Generator) for value in (*args, *kwargs.values())):
+        return func(*args, **kwargs)
     name = func._schema.name.split("::")[1]
-    device = _result_device(name, func, args, kwargs)
-    ours = any(isinstance(leaf, OnDevice) for leaf in tree_leaves((args, kwargs)))
+    device = _result_device(name, func, args, kwargs, tensors)
     if not ours and device.type == "cpu":
         return func(*args, **kwargs)
     if not func.is_view and name not in _NO_KERNEL:
         COUNTS.launches[name] += 1
         COUNTS.devices[str(device)] += 1
-    inner_args, inner = _values(args), dict(_values(kwargs))
+    inner_args = tuple([_map(_held, value) for value in args])
+    inner = {key: _map(_held, value) for key, value in kwargs.items()}
     if name in _COPIES:
         inner_args = tuple(CPU if isinstance(arg, torch.device | str) else arg for arg in inner_args)
     if inner.get("device") is not None:
@@ -166,13 +205,13 @@ def _run(func: Any, args: Any, kwargs: dict[str, Any]) -> Any:
     def wrapped(leaf: Any) -> Any:
         return OnDevice(leaf, device) if isinstance(leaf, Tensor) and not isinstance(leaf, OnDevice) else leaf
 
-    outputs = tree_map(wrapped, result)
+    outputs = _map(wrapped, result)
     if not ours or name in _COPIES:
         return outputs
     return return_and_correct_aliasing(func, args, kwargs, outputs)
 
 
-def _result_device(name: str, func: Any, args: Any, kwargs: dict[str, Any]) -> torch.device:
+def _result_device(name: str, func: Any, args: Any, kwargs: dict[str, Any], tensors: list[Tensor]) -> torch.device:
     """Where the result lies. Counts what the host waits for, and raises where a GPU would."""
     if name in _COPIES_INTO:
         _note_blocking(args[0].device, args[1], *args[2:], **kwargs)
@@ -184,7 +223,6 @@ def _result_device(name: str, func: Any, args: Any, kwargs: dict[str, Any]) -> t
         return _copied(to, args[0])
     if name in _INDEXING:
         return _indexed(name, args)
-    tensors = [leaf for leaf in tree_leaves((args, kwargs)) if isinstance(leaf, Tensor)]
     # A CPU tensor without dimensions goes with every device, as a number does.
     devices = {t.device for t in tensors if isinstance(t, OnDevice) or t.dim() > 0}
     if len(devices) > 1 and name not in _NO_KERNEL:
@@ -265,8 +303,8 @@ class CUDAGraph:
         COUNTS.launches["graph"] += 1
         for func, args, kwargs, before in self.operations:
             after = func(*args, **kwargs)
-            for old, new in zip(tree_leaves(before), tree_leaves(after), strict=True):
-                if isinstance(old, Tensor) and old.data_ptr() != new.data_ptr():
+            for old, new in zip(_tensors((before,), {}), _tensors((after,), {}), strict=True):
+                if old.data_ptr() != new.data_ptr():
                     old.copy_(new)
 
 

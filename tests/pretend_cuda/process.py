@@ -1,10 +1,12 @@
 """A process with the pretend device: runs scenarios by name as rank 1 of its node and prints what each returns as JSON.
 
-`python -m pretend_cuda.process NAME ...` from tests/, where NAME is a function of scenarios.py or FILE.FUNCTION. The
-order of imports matters, so it is not imported by tests.
+`python -m pretend_cuda.process NAME ...` from tests/, where NAME is a function of scenarios.py or FILE.FUNCTION. Without
+a name it reads lines of names, and answers each line from a fork of itself, as if nothing had run before; an empty line
+ends an answer. The order of imports matters, so it is not imported by tests.
 """
 
 import contextlib
+import gc
 import importlib
 import json
 import os
@@ -39,16 +41,31 @@ def _scenario(name: str) -> Callable[[], Any]:
     return getattr(importlib.import_module(f"pretend_cuda.{file or 'scenarios'}"), function)
 
 
-def main(names: list[str]) -> None:
+def answer(names: list[str]) -> None:
     """One line of JSON for each: {"name", "result"} or {"name", "error": traceback}."""
     for name in names:
         try:
             with contextlib.redirect_stdout(sys.stderr):
-                answer = {"name": name, "result": _scenario(name)()}
+                said = {"name": name, "result": _scenario(name)()}
         except Exception:
-            answer = {"name": name, "error": traceback.format_exc()}
-        print(json.dumps(answer), flush=True)
+            said = {"name": name, "error": traceback.format_exc()}
+        print(json.dumps(said), flush=True)
+
+
+def serve() -> None:
+    """Answer lines of names until there are no more."""
+    gc.freeze()
+    for line in sys.stdin:
+        pid = os.fork()
+        if pid == 0:
+            try:
+                answer(line.split())
+            finally:
+                sys.stdout.flush()
+                os._exit(0)
+        os.waitpid(pid, 0)
+        print(flush=True)
 
 
 if __name__ == "__main__":
-    main(sys.argv[1:])
+    answer(sys.argv[1:]) if sys.argv[1:] else serve()

@@ -1,5 +1,7 @@
 """What runs on the pretend device, in a process of `process.py`. Every function returns what JSON holds."""
 
+import copy
+import functools
 from dataclasses import replace
 
 import test_head_decoding as heads
@@ -17,7 +19,7 @@ from draftsmith.models.decoding.warp import Warp
 from draftsmith.models.drafters.graph import GraphedChain
 from draftsmith.trainers.engine import init_distributed
 
-from pretend_cuda.device import COUNTS, GRAPHS
+from pretend_cuda.device import COUNTS, GRAPHS, aside
 
 ONE, OTHER = torch.device("cuda", 1), torch.device("cuda", 0)
 TREE = {"total": 16, "depth": 3, "width": 4}
@@ -27,28 +29,48 @@ def _decoding(policy, temperature, length=12):
     return Decoding(policy, Sampling() if temperature else Greedy(), Draw("top-k"), Warp(temperature), length, ())
 
 
-def _case(name, device, spread=False):
-    """Target, drafter and policy on a device, with a request; `spread`: the target lies on both devices."""
+@functools.cache
+def _built(name):
+    """Target's model, what drafts, and a request; on the CPU."""
     if name == "image eagle":
         generator = visual_tiny.llamagen("text", 0)
         head = visual_tiny.trained(visual_tiny.target(generator, 3.0), visual_tiny.EAGLE, steps=10)[0]
-        asked = visual_tiny.request(generator, 7)
-        big = visual_tiny.target(generator.to(device), 3.0)
-        return big, visual_tiny.EAGLE.drafter(head.to(device), big), Dynamic(**TREE), asked
-    layers, asked = 6 if name in ("eagle3", "eagle", "sparrow") else 2, tiny.request(1, 1)
-    near, whole = tiny.near(tiny.llava(0, layers=layers)), tiny.llava(0, layers=layers)
+        return generator, head, visual_tiny.request(generator, 7)
+    whole, asked = tiny.llava(0, layers=6 if name in HEADS else 2), tiny.request(1, 1)
+    draft = heads.loud_head(heads.settings_of(name), tiny.target(whole)) if name in HEADS else tiny.near(whole)
+    return whole, draft, asked
+
+
+def _case(name, device, spread=False):
+    """Target, drafter and policy on a device, with a request; `spread`: the target lies on both devices."""
+    with aside():
+        whole, draft, asked = copy.deepcopy(_built(name))
+    draft_device = ONE if spread else device
+    if name == "image eagle":
+        big = visual_tiny.target(whole.to(device), 3.0)
+        return big, visual_tiny.EAGLE.drafter(draft.to(device), big), Dynamic(**TREE), asked
     big = tiny.target(_spread(whole) if spread else whole.to(device))
-    device = ONE if spread else device
-    if name in ("eagle3", "eagle", "sparrow"):
-        config = heads.settings_of(name)
-        head = heads.loud_head(config, tiny.target(tiny.llava(0, layers=layers)))
-        return big, config.drafter(head.to(device), big), Dynamic(**TREE), asked
+    draft = draft.to(draft_device)
+    if name in HEADS:
+        return big, heads.settings_of(name).drafter(draft, big), Dynamic(**TREE), asked
     if name == "graph":
-        decoder = CachedDecoder(near.to(device), num_token_ids=tiny.TOKENS, never=(tiny.IMAGE_ID,))
+        decoder = CachedDecoder(draft, num_token_ids=tiny.TOKENS, never=(tiny.IMAGE_ID,))
         return big, GraphedChain(decoder, "M", newline_id=5, gamma=4, capacity=96), Chain(4), asked
-    return big, None if name == "plain" else tiny.proposal(near.to(device)), Chain(4), asked
+    return big, None if name == "plain" else tiny.proposal(draft), Chain(4), asked
 
 
+@functools.cache
+def _said_by_the_cpu(name, temperature):
+    with aside():
+        return _said(name, temperature, "cpu")
+
+
+def _said(name, temperature, device, spread=False):
+    big, drafter, policy, asked = _case(name, device, spread)
+    return generate(big, drafter, asked, _decoding(policy, temperature), torch.Generator().manual_seed(0)).tokens
+
+
+HEADS = ("eagle3", "eagle", "sparrow")
 CASES = ("plain", "chain", "graph", "eagle3", "eagle", "sparrow", "image eagle")
 
 
@@ -59,15 +81,11 @@ def same_tokens():
     init_distributed()
     current = torch.cuda.current_device()
     torch.cuda.set_device(OTHER)
-    result = {}
-    for name in CASES:
-        for temperature in (0.0, 1.0):
-            said = []
-            for device in ("cpu", ONE):
-                big, drafter, policy, asked = _case(name, device)
-                decoding = _decoding(policy, temperature)
-                said.append(generate(big, drafter, asked, decoding, torch.Generator().manual_seed(0)).tokens)
-            result[f"{name} T={temperature:g}"] = said[0] == said[1]
+    result = {
+        f"{name} T={temperature:g}": _said(name, temperature, ONE) == _said_by_the_cpu(name, temperature)
+        for name in CASES
+        for temperature in (0.0, 1.0)
+    }
     return {"equal": result, "current": current, "graphs": GRAPHS, "waits": dict(COUNTS.waits)}
 
 
@@ -99,15 +117,11 @@ def cycles():
 def two_devices():
     """Case and temperature -> whether a target whose layers lie on both devices says what the CPU says."""
     init_distributed()
-    result = {}
-    for name in ("chain", "eagle3", "eagle"):
-        for temperature in (0.0, 1.0):
-            said = []
-            for spread in (False, True):
-                big, drafter, policy, asked = _case(name, "cpu", spread)
-                decoding = _decoding(policy, temperature)
-                said.append(generate(big, drafter, asked, decoding, torch.Generator().manual_seed(0)).tokens)
-            result[f"{name} T={temperature:g}"] = said[0] == said[1]
+    result = {
+        f"{name} T={temperature:g}": _said(name, temperature, None, spread=True) == _said_by_the_cpu(name, temperature)
+        for name in ("chain", "eagle3", "eagle")
+        for temperature in (0.0, 1.0)
+    }
     # The paths above hold no gap.
     result["commit"] = _committed(ONE, OTHER) == _committed("cpu", "cpu")
     return result

@@ -1,25 +1,8 @@
 """Decoding as rank 1 of a node with two pretend devices: the CPU's tokens, captured chains, waits of the host."""
 
-import json
-import subprocess
-import sys
-from pathlib import Path
-
 import pytest
 
-TESTS = Path(__file__).resolve().parents[1]
-
-
-def results_of(*names: str) -> dict:
-    """What scenarios return, each from one process for all of them. Fails with the scenario's own traceback."""
-    process = subprocess.run(
-        [sys.executable, "-m", "pretend_cuda.process", *names], cwd=TESTS, capture_output=True, text=True, check=False
-    )
-    lines = [json.loads(line) for line in process.stdout.splitlines()]
-    assert len(lines) == len(names), process.stderr[-4000:]
-    for line in lines:
-        assert "error" not in line, f"{line['name']}:\n{line['error']}"
-    return {line["name"]: line["result"] for line in lines}
+from .asking import results_of
 
 
 @pytest.fixture(scope="module")

@@ -2,7 +2,7 @@
 
 import pytest
 
-from .test_decoding import results_of
+from .asking import results_of
 
 
 @pytest.fixture(scope="module")

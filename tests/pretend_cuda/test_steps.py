@@ -2,7 +2,7 @@
 
 import pytest
 
-from .test_decoding import results_of
+from .asking import results_of
 
 STEPS = (
     "draft LVLM", "distillation", "eagle", "eagle3", "sparrow", "sparrow-half-blind", "msd", "vispec", "hivis",

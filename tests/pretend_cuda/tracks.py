@@ -107,6 +107,6 @@ def images():
     steps = {"vq": 1, "reader": 1, "target": 2, "head": 2, "head_without_dropout": 1}
     few = [f"stages.{name}.steps={n}" for name, n in steps.items()]
     few += ["stages.head.decoding.every=2", "stages.world.splits={train: 24, test: 2}"]
-    few += ["stages.evaluate.benchmarks.captions.prompts.max_samples=2"]
+    few += ["stages.evaluate.benchmarks.captions.prompts.max_samples=2", "stages.evaluate.warmup=0"]
     loaded = load(["recipe=demo/visual-ar", f"output={output}", *visual_run.FEW, *few])
     return _result(output, run_loaded(loaded, output), loaded.recipe.stages)

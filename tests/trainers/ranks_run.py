@@ -3,6 +3,7 @@
 Python, torch and DeepSpeed take longer to start than most tests run. One of each kind goes through the real launcher.
 """
 
+import gc
 import multiprocessing
 import os
 import shutil
@@ -15,7 +16,12 @@ import torch
 from training import free_port
 
 FORKS = multiprocessing.get_context("forkserver")
-FORKS.set_forkserver_preload(["deepspeed", "draftsmith.recipes.schema", "draftsmith.trainers.run", "training"])
+# The optimizers of `muon_optimizer` are compiled by torch, whose compiler takes two seconds to import; every ZeRO stage
+# looks whether the optimizer is one of them.
+FORKS.set_forkserver_preload(
+    ["deepspeed", "deepspeed.runtime.zero.muon.muon_optimizer", "peft", "draftsmith.recipes.cli",
+     "draftsmith.recipes.launch", "draftsmith.recipes.schema", "draftsmith.trainers.run", "training"]
+)  # fmt: skip
 MAIN = "import sys; from draftsmith.recipes.cli import main; sys.exit(main(sys.argv[1:]))"
 
 
@@ -66,6 +72,7 @@ def run_recipe(world_size: int, *arguments: str, cwd: Path, **environment: str) 
 
 
 def _rank(script: str, arguments: tuple[str, ...], cwd: str, environment: dict[str, str], log: str) -> None:
+    gc.freeze()  # DeepSpeed collects garbage often, and what was imported is none
     os.environ.clear()
     os.environ.update(environment)
     os.chdir(cwd)
