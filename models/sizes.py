@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Sequence
+from dataclasses import dataclass, field
 
 import torch
 from torch import nn
@@ -22,8 +24,23 @@ def empty_model(config: PreTrainedConfig) -> PreTrainedModel:
         return AutoModelForCausalLM.from_config(config)
 
 
+@dataclass(frozen=True)
+class _Described:
+    """A config that is equal to another one where all of its values are."""
+
+    text: str
+    config: PreTrainedConfig = field(compare=False)
+
+
 def parameter_counts(config: PreTrainedConfig) -> dict[str, int]:
     """Parameters by part; the LM head belongs to the language model."""
+    text = f"{type(config).__name__} {config.to_json_string(use_diff=False)}"
+    return dict(_counted(_Described(text, config)))
+
+
+@functools.lru_cache(64)  # a dry run asks a score of times for two or three models, which take long to build
+def _counted(described: _Described) -> dict[str, int]:
+    config = described.config
     model = empty_model(config)
     if is_tied(config):
         model.tie_weights()
