@@ -19,6 +19,7 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import gc
 import hashlib
 import io
 import itertools
@@ -325,13 +326,15 @@ def run_one(name: str) -> dict[str, Any]:
 
 def preload() -> None:
     """Imports what every run needs, once; the runs are forked from here."""
-    import deepspeed  # noqa: F401
+    import deepspeed
+    import deepspeed.runtime.zero.muon.muon_optimizer  # noqa: F401  every engine asks for it, and it imports a compiler
     import draftsmith.recipes.cli
     import draftsmith.recipes.schema
     import draftsmith.trainers.run  # noqa: F401
     import torch
 
     torch.set_num_threads(1)
+    gc.freeze()  # DeepSpeed collects garbage a score of times for an engine, and what is imported is none
 
 
 def record(names: list[str]) -> int:

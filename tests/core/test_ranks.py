@@ -1,7 +1,6 @@
 """Ranks: each its own GPU, marks that all find, and waiting for one that works alone: longer than any collective of
 training may take, and not for a dead one."""
 
-import multiprocessing
 import os
 import time
 from datetime import timedelta
@@ -10,50 +9,37 @@ from types import SimpleNamespace
 import pytest
 import torch
 import torch.distributed as dist
+from called_ranks import call_two_ranks
 from draftsmith.core import ranks
 from draftsmith.core.errors import UserError
 
 BOUND_S = 0.5  # of the group's own collectives, as DeepSpeed's ten minutes are
 
 
-def rank_of_two(number: int, store: str, slow, told) -> None:
-    if dist.is_initialized():  # a fork of a test run in which an earlier test began a group
-        dist.destroy_process_group()
-    dist.init_process_group("gloo", init_method=f"file://{store}", rank=number, world_size=2)
-    ranks.barrier()
-    # Only now: on a busy machine two processes need longer to meet.
-    dist.distributed_c10d._set_pg_timeout(timedelta(seconds=BOUND_S))
-    if number == 0:
-        slow()
-    try:
+def waiting_for(slow):
+    """A rank's work, of which rank 0 does `slow` first."""
+
+    def work(number: int):
+        ranks.barrier()
+        # Only now: on a busy machine two processes need longer to meet.
+        dist.distributed_c10d._set_pg_timeout(timedelta(seconds=BOUND_S))
+        if number == 0:
+            slow()
         result = ranks.broadcast("uploaded" if number == 0 else None), ranks.gather(number)
         ranks.barrier()
-        told.put((number, result))
-        dist.destroy_process_group()
-    except RuntimeError as error:
-        told.put((number, str(error)))
+        return result
 
-
-def two_ranks(folder, slow, expected: int):
-    fork = multiprocessing.get_context("fork")
-    told = fork.Queue()
-    started = [fork.Process(target=rank_of_two, args=(n, str(folder / "store"), slow, told)) for n in range(2)]
-    for process in started:
-        process.start()
-    actual = dict(told.get(timeout=90) for _ in range(expected))
-    for process in started:
-        process.join(30)
-    return actual
+    return work
 
 
 def test_rank_0_may_work_alone_for_longer_than_a_collective_waits(tmp_path):
-    result = two_ranks(tmp_path, lambda: time.sleep(3 * BOUND_S), 2)
+    result = call_two_ranks(tmp_path, waiting_for(lambda: time.sleep(3 * BOUND_S)))
     assert result == {0: ("uploaded", [0, 1]), 1: ("uploaded", [0, 1])}
 
 
 def test_one_that_dies_is_not_waited_for(tmp_path):
     start = time.monotonic()
-    (message,) = two_ranks(tmp_path, lambda: os._exit(3), 1).values()
+    (message,) = call_two_ranks(tmp_path, waiting_for(lambda: os._exit(3)), expected=1).values()
     assert "onnection" in message and time.monotonic() - start < 20
 
 
@@ -63,34 +49,25 @@ def test_alone(value):
     ranks.barrier()
 
 
-def marks_of_two(number: int, store: str, said) -> None:
-    if dist.is_initialized():
-        dist.destroy_process_group()
-    dist.init_process_group("gloo", init_method=f"file://{store}", rank=number, world_size=2)
+def marks(number: int):
     before = ranks.was_told("stop")
     first = [ranks.is_first_to("a note"), ranks.is_first_to("a note")]
     ranks.barrier()  # both have asked, and nothing is told yet
     if number == 1:
         ranks.tell("stop")
     ranks.barrier()
-    said.put((number, before, ranks.was_told("stop"), ranks.was_told("another mark"), first,
-              ranks.any_rank(number == 1), ranks.any_rank(False)))  # fmt: skip
+    found = (before, ranks.was_told("stop"), ranks.was_told("another mark"), ranks.any_rank(number == 1),
+             ranks.any_rank(False))  # fmt: skip
     ranks.barrier()
-    dist.destroy_process_group()
+    return found, first
 
 
 def test_a_mark_of_one_rank_is_found_by_both_and_a_note_is_said_by_one(tmp_path):
-    fork = multiprocessing.get_context("fork")
-    said = fork.Queue()
-    started = [fork.Process(target=marks_of_two, args=(n, str(tmp_path / "store"), said)) for n in range(2)]
-    for process in started:
-        process.start()
-    actual = sorted(said.get(timeout=90) for _ in range(2))
-    for process in started:
-        process.join(30)
-    for number, before, told, other, _, of_one, of_none in actual:
-        assert (before, told, other, of_one, of_none) == (False, True, False, True, False), number
-    assert sorted(answer for row in actual for answer in row[4]) == [False, False, False, True]
+    answers = call_two_ranks(tmp_path, marks)
+    assert {number: found for number, (found, _) in answers.items()} == dict.fromkeys(
+        (0, 1), (False, True, False, True, False)
+    )
+    assert sorted(said for _, first in answers.values() for said in first) == [False, False, False, True]
 
 
 # GPUs that the node shows, rank on the node, rank of all -> the GPU.

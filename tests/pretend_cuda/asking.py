@@ -14,7 +14,7 @@ TESTS = Path(__file__).resolve().parents[1]
 
 @functools.cache
 def _started() -> SimpleNamespace:
-    errors = tempfile.TemporaryFile("w+")
+    errors = tempfile.TemporaryFile("w+")  # noqa: SIM115  as long as the process
     process = subprocess.Popen(
         [sys.executable, "-m", "pretend_cuda.process"], cwd=TESTS, stdin=subprocess.PIPE, stdout=subprocess.PIPE,
         stderr=errors, text=True,

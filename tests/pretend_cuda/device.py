@@ -152,7 +152,7 @@ def aside() -> Iterator[None]:
 
 
 def _tensors(args: Any, kwargs: dict[str, Any]) -> list[Tensor]:
-    """Of an operation's arguments, which hold tensors themselves or lists of them. torch's pytrees took most of a run."""
+    """Of an operation's arguments: tensors, or lists of them. (torch's pytrees took most of a run.)"""
     found = []
     for value in (*args, *kwargs.values()):
         if isinstance(value, Tensor):

@@ -1,8 +1,8 @@
 """A process with the pretend device: runs scenarios by name as rank 1 of its node and prints what each returns as JSON.
 
-`python -m pretend_cuda.process NAME ...` from tests/, where NAME is a function of scenarios.py or FILE.FUNCTION. Without
-a name it reads lines of names, and answers each line from a fork of itself, as if nothing had run before; an empty line
-ends an answer. The order of imports matters, so it is not imported by tests.
+`python -m pretend_cuda.process NAME ...` from tests/, where NAME is a function of scenarios.py or FILE.FUNCTION. It
+answers lines of names on stdin where it is given none: each from a fork of itself, as if nothing had run before, with
+an empty line at the end. The order of imports matters, so it is not imported by tests.
 """
 
 import contextlib

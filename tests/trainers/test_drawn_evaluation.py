@@ -75,7 +75,7 @@ def test_every_method_is_measured_on_every_prompt(demo):
         assert set(quality) == set(rows)
         assert all(q["as_captioned"]["n"] == 3 and 0 <= q["as_captioned"]["value"] <= 1 for q in quality.values())
     about = built["about"]
-    assert about["seed"] == 0 and "CPU" in about["device"] and about["prompts"].startswith("3 of")
+    assert about["seed"] == 1 and "CPU" in about["device"] and about["prompts"].startswith("3 of")
 
 
 def test_exact_methods_draw_what_plain_decoding_draws_at_temperature_0(demo):
@@ -86,7 +86,7 @@ def test_exact_methods_draw_what_plain_decoding_draws_at_temperature_0(demo):
     assert all(row["details"]["rule"] == "lantern" for row in rows["LANTERN"])
     # Something was accepted and something was not: else all this would say little.
     accepted = [a for temperature in (0, 1) for row in rows_of(demo, temperature)["EAGLE-2"] for a in row["accepted"]]
-    assert min(accepted) < max(accepted)
+    assert min(accepted) == 0 < max(accepted)
 
 
 def test_the_report_shows_the_pictures(demo):

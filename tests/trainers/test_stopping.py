@@ -1,7 +1,6 @@
 """Asked to stop at any moment, a run stops there, and the same command ends as if nobody had asked."""
 
 import functools
-import multiprocessing
 import os
 import signal
 import subprocess
@@ -13,6 +12,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 import torch.distributed as dist
+from called_ranks import call_two_ranks
 from draftsmith.core.tracking import TrackingConfig
 from draftsmith.trainers.checkpoint import CheckpointConfig
 from draftsmith.trainers.evaluation.resume_log import ResumeLog, resumed
@@ -21,7 +21,7 @@ from draftsmith.trainers.optim import OptimConfig
 from draftsmith.trainers.run import DONE, run_stages
 from draftsmith.trainers.stages.base import Planned, Stage
 from draftsmith.trainers.stopping import Stop, Stopped
-from ranks_run import run_ranks
+from ranks_run import FORKS, run_ranks
 from training import Samples, engine, loader, module, weights
 
 STEPS, EVERY = 5, 2  # a validation behind steps 2, 4 and 5
@@ -216,10 +216,9 @@ def test_ranks_with_different_numbers_of_requests_stop_together(asked):
     assert [f"rank {asked}: asked to stop" in text for _, text in result] == [asked == 0, asked == 1]
 
 
-def stopped_of_two(number: int, store: str, said) -> None:
+def asked_alone(number: int) -> list[str]:
     """Rank 1 alone was asked, and has told nobody yet."""
-    dist.init_process_group("gloo", init_method=f"file://{store}", rank=number, world_size=2)
-    stop = Stop()
+    stop, said = Stop(), []
     stop.raised = number == 1
 
     def apart() -> None:
@@ -229,24 +228,16 @@ def stopped_of_two(number: int, store: str, said) -> None:
     for work in (lambda: stop.agree("agreed"), apart):
         try:
             work()
-            said.put((number, "went on"))
+            said.append("went on")
         except Stopped as stopped:
-            said.put((number, str(stopped)))
+            said.append(str(stopped))
     dist.barrier()
-    dist.destroy_process_group()
+    return said
 
 
 def test_where_one_rank_was_asked_all_stop(tmp_path):
-    # Not forks: an earlier test may have begun a group, whose threads a fork has not.
-    fresh = multiprocessing.get_context("spawn")
-    said = fresh.Queue()
-    started = [fresh.Process(target=stopped_of_two, args=(n, str(tmp_path / "store"), said)) for n in range(2)]
-    for process in started:
-        process.start()
-    actual = sorted(said.get(timeout=90) for _ in range(4))
-    for process in started:
-        process.join(30)
-    assert actual == [(0, "stopped agreed"), (0, "stopped apart"), (1, "stopped agreed"), (1, "stopped apart")]
+    answers = call_two_ranks(tmp_path, asked_alone, context=FORKS)
+    assert list(answers.values()) == [["stopped agreed", "stopped apart"]] * 2
 
 
 TWICE = """
