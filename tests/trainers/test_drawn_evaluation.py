@@ -9,6 +9,7 @@ from types import SimpleNamespace
 
 import pytest
 import torch
+import visual_run
 from draftsmith.core.errors import UserError
 from draftsmith.data.prompts import PromptSource
 from draftsmith.models.drafters.base import TargetIdentity
@@ -22,9 +23,14 @@ from draftsmith.trainers.evaluation.kept_pictures import FOLDER
 from draftsmith.trainers.evaluation.resume_log import ResumeLog
 from draftsmith.trainers.stages.evaluate import EvaluateStage
 from PIL import Image
-from visual_run import METHODS, SHAPE, SIDE, TREE, VQ, context, run
+from visual_run import METHODS, SHAPE, SIDE, TREE, VQ, context
 
 SAMPLED = {"sampled chain", "sampled chain, block rule"}
+
+
+def run(output: Path, *settings: str, **chosen) -> list[str]:
+    """With a seed whose head is wrong now and then, at both temperatures."""
+    return visual_run.run(output, "seed=1", *settings, **chosen)
 
 
 @pytest.fixture(scope="module")
