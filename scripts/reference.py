@@ -180,10 +180,10 @@ def _bounds(metadata: Any) -> str:
 
 def _default(field: FieldInfo) -> str:
     if field.is_required():
-        return "*required*"
+        return "required"
     value = field.get_default(call_default_factory=True)
     if value is PydanticUndefined:
-        return "*required*"
+        return "required"
     if isinstance(value, Section):
         kind = dict(value).get("kind")
         return f"kind {kind}" if kind else "its own defaults"

@@ -141,6 +141,7 @@ GITHUB = """Text before a list:
 | setting | values |
 | --- | --- |
 | `a` | true*, null* (half), `b*, c*` |
+| *as it is* | **so**, *is*, this |
 
 ```yaml run here/mine.yaml
 a: 1
@@ -159,6 +160,7 @@ SITE = """Text before a list:
 | setting | values |
 | --- | --- |
 | `a` | true\\*, null\\* (half), `b*, c*` |
+| *as it is* | **so**, *is*, this |
 
 ```yaml title="here/mine.yaml"
 a: 1
