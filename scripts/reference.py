@@ -58,7 +58,7 @@ _BOUNDS = {
 def reachable() -> dict[type[Section], list[str]]:
     """Every section that a recipe can hold -> the keys that lead to it, in the order in which they are met."""
     places: dict[type[Section], list[str]] = {Recipe: [""]}
-    waiting = [Recipe]
+    waiting: list[type[Section]] = [Recipe]
     while waiting:
         section = waiting.pop(0)
         for name, field in section.model_fields.items():
@@ -329,5 +329,9 @@ def commands_page() -> str:
 def generated() -> dict[str, Callable[[], str]]:
     """Path in the site -> what writes the page."""
     keys = cache(config_pages)
-    pages: dict[str, Callable[[], str]] = {f"reference/{page}.md": lambda page=page: keys()[page] for page in PAGES}
+
+    def keys_of(page: str) -> Callable[[], str]:
+        return lambda: keys()[page]
+
+    pages = {f"reference/{page}.md": keys_of(page) for page in PAGES}
     return {**pages, "reference/recipes.md": recipes_page, "reference/commands.md": commands_page}
