@@ -206,7 +206,7 @@ def _written(value: Any) -> str:
 def _text(text: str) -> str:
     """Prose of a docstring or comment: marks that Markdown would read are taken as they stand, outside of code."""
     pieces = re.split(r"(`[^`]*`)", " ".join(text.split()))
-    return "".join(p if p.startswith("`") else re.sub(r"([*_<>\[\]{}])", r"\\\1", p) for p in pieces)
+    return "".join(p if p.startswith("`") else re.sub(r"([*_\[\]{}])", r"\\\1", p.replace("<", "&lt;")) for p in pieces)
 
 
 # Keys that mean the same in every section, where the class says nothing of its own.
