@@ -90,6 +90,11 @@ def folder(published, tmp_path):
     return Path(shutil.copytree(published / "publish" / "repository", tmp_path / "copy"))
 
 
+def unpublished(published: Path, folder: Path) -> Path:
+    """A copy of the run whose last stage has not begun."""
+    return Path(shutil.copytree(published, folder / "run", ignore=shutil.ignore_patterns("publish")))
+
+
 def test_a_published_drafter_decodes_without_what_only_training_needs(published):
     """The fresh process opened the folder, ran the card's code and decoded (a fault there fails the fixture)."""
     imported = set((published / "imported.txt").read_text().split())
@@ -470,7 +475,7 @@ def test_a_method_that_was_not_measured(published):
 
 def test_sigterm_during_the_upload_and_the_same_command_again(published, tmp_path, monkeypatch, capfd):
     """The signal comes while the weights are on their way; what the Hub has whole is not sent again."""
-    copy = Path(shutil.copytree(published, tmp_path / "run", ignore=shutil.ignore_patterns("publish")))
+    copy = unpublished(published, tmp_path)
     publish = "stages.publish={kind: publish, repo: me/tiny-draft}"
     monkeypatch.setenv("HF_TOKEN", TOKEN)
     # The card's code is tried elsewhere, in a process that takes seconds to start.
@@ -478,10 +483,7 @@ def test_sigterm_during_the_upload_and_the_same_command_again(published, tmp_pat
     recipe = copy / "mine.yaml"
     recipe.write_text(yaml.safe_dump(loaded(copy, *SETTINGS, publish).tree, sort_keys=False))
     with HubServer() as server:
-        for name, value in {"ENDPOINT": server.address, "HF_HUB_OFFLINE": False, "HF_HUB_DISABLE_XET": True,
-                            "HUGGINGFACE_CO_URL_TEMPLATE": server.address + "/{repo_id}/resolve/{revision}/{filename}",
-                            }.items():  # fmt: skip
-            monkeypatch.setattr(f"huggingface_hub.constants.{name}", value)
+        server.stand_in(monkeypatch)
         through = threading.Event()
         weights = sha256_of(copy / "draft" / "model.safetensors")
 
@@ -505,7 +507,7 @@ def test_sigterm_during_the_upload_and_the_same_command_again(published, tmp_pat
 
 def test_a_command_that_is_started_again_makes_no_second_pull_request(published, tmp_path, monkeypatch, capfd):
     """Each start wrote its process number to `run.yaml`, so that the folder was another one."""
-    copy = Path(shutil.copytree(published, tmp_path / "run", ignore=shutil.ignore_patterns("publish")))
+    copy = unpublished(published, tmp_path)
     publish = "stages.publish={kind: publish, repo: me/tiny-draft, pull_request: true}"
     recipe = copy / "mine.yaml"
     recipe.write_text(yaml.safe_dump(loaded(copy, *SETTINGS, publish).tree, sort_keys=False))
@@ -515,10 +517,7 @@ def test_a_command_that_is_started_again_makes_no_second_pull_request(published,
     # Two lives of a process in this one, which would hold the run's lock.
     monkeypatch.setattr("draftsmith.trainers.guard.RunLock", lambda *_, **__: None)
     with HubServer() as server:
-        for name, value in {"ENDPOINT": server.address, "HF_HUB_OFFLINE": False, "HF_HUB_DISABLE_XET": True,
-                            "HUGGINGFACE_CO_URL_TEMPLATE": server.address + "/{repo_id}/resolve/{revision}/{filename}",
-                            }.items():  # fmt: skip
-            monkeypatch.setattr(f"huggingface_hub.constants.{name}", value)
+        server.stand_in(monkeypatch)
         pid = os.getpid()
         server.on("POST", "/commit/", lambda: os.kill(pid, signal.SIGTERM))
         for number, code in ((7, 128 + signal.SIGTERM), (8, 0)):
@@ -533,16 +532,11 @@ def test_a_command_that_is_started_again_makes_no_second_pull_request(published,
 
 def test_a_run_goes_to_the_hub_and_is_opened_by_its_name(published, tmp_path, monkeypatch):
     """What the test below does with the commands of a shell, in this process but for the card's code."""
-    copy = Path(shutil.copytree(published, tmp_path / "run", ignore=shutil.ignore_patterns("publish")))
+    copy = unpublished(published, tmp_path)
     monkeypatch.setenv("HF_TOKEN", TOKEN)
     monkeypatch.setenv("HF_HUB_CACHE", str(tmp_path / "cache"))
     with HubServer(part_bytes=50_000) as server:
-        for name, value in {
-            "ENDPOINT": server.address, "HF_HUB_OFFLINE": False, "HF_HUB_DISABLE_XET": True,
-            "HUGGINGFACE_CO_URL_TEMPLATE": server.address + "/{repo_id}/resolve/{revision}/{filename}",
-            "HF_HUB_CACHE": str(tmp_path / "cache"),
-        }.items():  # fmt: skip
-            monkeypatch.setattr(f"huggingface_hub.constants.{name}", value)
+        server.stand_in(monkeypatch, HF_HUB_CACHE=str(tmp_path / "cache"))
         publish = "stages.publish={kind: publish, repo: me/tiny-draft, visibility: public}"
         said = run(copy, *SETTINGS, publish, stages=("publish",))
         assert any("(public)" in line for line in said)
