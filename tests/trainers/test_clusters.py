@@ -200,7 +200,7 @@ def test_the_container_gets_all_that_the_wheel_is_made_of():
     assert all((ROOT / name).exists() for name in copied)
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())
     packages = {name.split(".")[1] for name in project["tool"]["setuptools"]["packages"] if "." in name}
-    files = {"__init__.py", "pyproject.toml", "constraints.txt", project["project"]["readme"],
+    files = {"__init__.py", "__main__.py", "pyproject.toml", "constraints.txt", project["project"]["readme"],
              *project["project"]["license-files"]}  # fmt: skip
     assert copied == packages | files
     (image,) = re.findall(r"^FROM .*python:(\S+)-slim$", "\n".join(lines), re.MULTILINE)
