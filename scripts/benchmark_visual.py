@@ -20,221 +20,35 @@ Two clocks: wall, and on a CPU also the time of this thread alone, which does no
 import argparse
 import os
 import statistics
-import time
-from collections import defaultdict
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any, cast
-from unittest.mock import patch
 
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
 
 import numpy as np
 import torch
-from draftsmith.core.batch import CodeBatch, ImageRequest
 from draftsmith.eval import timing
 from draftsmith.eval.lantern import Lantern, LanternConfig, lantern
-from draftsmith.eval.loop import Decoding, Generation, generate
-from draftsmith.eval.policies import Chain, Draw
+from draftsmith.eval.loop import Decoding
 from draftsmith.eval.policies.adt import Adt
 from draftsmith.eval.policies.chain import ChainTree
 from draftsmith.eval.policies.dynamic import Dynamic
-from draftsmith.eval.rules import RULES, Rule, Verified
-from draftsmith.eval.timing import in_turn, row, spread, timed, wall
+from draftsmith.eval.rules import Rule, Verified
+from draftsmith.eval.timing import in_turn, row, spread, timed
 from draftsmith.models.decoding.cache import Cache
 from draftsmith.models.decoding.neighbours import NeighbourTable
 from draftsmith.models.decoding.tree import Tree
-from draftsmith.models.decoding.warp import Distributions, Warp
-from draftsmith.models.drafters.eagle import EagleConfig
-from draftsmith.models.drafters.eagle_images import ImageEagleHead, ImageEagleProposal
-from draftsmith.models.llamagen.transformer import Block, LlamaGen, LlamaGenConfig, published, rope_table
-from draftsmith.models.targets.llamagen import LlamaGenTarget
+from draftsmith.models.decoding.warp import Distributions
+from draftsmith.models.llamagen.transformer import Block, published, rope_table
 from draftsmith.recipes.load import load
+from metering import PERCENT, Meter, both, compared, own_clock, watched
+from visual_requests import Models, build, decode, forwards, record, replay, sampled
 
 WARM_UP = 1  # requests before the clock counts
 TOP_K = 1000  # of LlamaGen's decoding, and LANTERN's k for it
-
-
-# Models and requests
-
-
-@dataclass(frozen=True)
-class Models:
-    """The target and its head's proposal."""
-
-    target: LlamaGenTarget
-    proposal: ImageEagleProposal
-
-    def request(self, seed: int) -> ImageRequest:
-        """A random caption, drawn from `seed`."""
-        config, generator = self.target.config, torch.Generator().manual_seed(seed)
-        features = torch.randn(10, config.caption_dim, generator=generator)
-        return ImageRequest(features.to(self.target.device), name=str(seed))
-
-
-def build(config: LlamaGenConfig, guidance: Any, device: torch.device, *, seed: int, head_steps: int) -> Models:
-    """A random target, and a head that agrees with it now and then: it has seen a few of its images."""
-    model, generator = LlamaGen(config), torch.Generator().manual_seed(seed)
-    model.reset_parameters(generator)
-    torch.nn.init.normal_(model.output.weight, std=0.2, generator=generator)
-    target = LlamaGenTarget(model.to(device), guidance)
-    torch.manual_seed(seed)
-    settings = EagleConfig(kind="eagle")
-    head = settings.build(target).to(device)
-    assert isinstance(head, ImageEagleHead)
-    models = Models(target, ImageEagleProposal(head, target.guided))
-    if head_steps:
-        requests = [models.request(number) for number in range(8)]
-        plain = sampled(Chain(1), target.num_codes)
-        codes = [generate(target, None, r, plain, torch.Generator().manual_seed(0)).tokens for r in requests]
-        batch = CodeBatch(
-            torch.tensor(codes, device=device), tuple(r.condition for r in requests),
-            torch.arange(8, device=device) == 0, torch.ones(8, dtype=torch.bool, device=device),
-            tuple(r.name for r in requests), target.num_codes - 1,
-        )  # fmt: skip
-        taps = settings.taps_for(target.shape, training=True)
-        training = settings.training_objective(head, target).train()
-        optimizer = torch.optim.Adam((p for p in head.parameters() if p.requires_grad), lr=2e-3)
-        for step in range(head_steps):
-            optimizer.zero_grad()
-            seeded = replace(batch, seeds=tuple(range(8 * step, 8 * step + 8)))
-            loss = training(seeded, target.states(seeded, taps))
-            (loss.loss_sum / loss.num_tokens).backward()
-            optimizer.step()
-    head.eval().requires_grad_(False)
-    return models
-
-
-def sampled(policy: Any, num_codes: int, *, rule: Any = RULES["sampling"], top_k: int = 0) -> Decoding:
-    """Settings for sampling `num_codes` codes at temperature 1."""
-    return Decoding(policy, rule, Draw("top-k"), Warp(1.0, top_k), num_codes, ())
-
-
-def decode(models: Models, decoding: Decoding, number: int) -> Generation:
-    """The same image each time: requests and uniforms follow from the number."""
-    uniforms = torch.Generator().manual_seed(number)
-    return generate(models.target, models.proposal, models.request(1000 + number), decoding, uniforms)
-
-
-# Clocks, ratios, and functions that are watched
-
-
-def one_thread() -> bool:
-    """Whether all work is this thread's, so that its own time tells something."""
-    return not torch.cuda.is_available() and torch.get_num_threads() == 1
-
-
-def both() -> np.ndarray:
-    """[2] seconds: wall, and this thread's alone (not a number where others work for it)."""
-    return np.array([wall(), time.thread_time() if one_thread() else np.nan])
-
-
-def compared(what: str, bound: str, ratios: Sequence[np.ndarray], **style: Any) -> None:
-    """Print ratios of neighbouring runs, each [2] for the two clocks."""
-    row(what, bound, *(spread([r[clock] for r in ratios], **style) for clock in (0, 1)), len(ratios))
-
-
-def own_clock(share: float) -> np.ndarray:
-    """[2] a metered share, under the clock that `Meter` reads."""
-    return np.array([np.nan, share] if one_thread() else [share, np.nan])
-
-
-PERCENT: dict[str, Any] = {"digits": 2, "scale": 100.0, "unit": "%"}
-
-
-def watched(functions: Sequence[tuple[Any, str]], watch: Callable[[Callable], Callable]) -> ExitStack:
-    """Methods (object, name) of single objects, each replaced by `watch` of it until the stack closes."""
-    stack = ExitStack()
-    for owner, name in functions:
-        stack.enter_context(patch.dict(vars(owner), {name: watch(getattr(owner, name))}))
-    return stack
-
-
-def forwards(models: Models) -> list[tuple[Any, str]]:
-    """The methods in which the models' bare forwards run."""
-    model = models.target.model
-    return [(model, "decode"), (model.output, "forward"), (models.proposal.head, "forward")]
-
-
-@dataclass(frozen=True)
-class Call:
-    """A forward as the loop made it."""
-
-    function: Callable
-    args: tuple
-    named: dict[str, Any]
-    cache: Cache | None
-    length: int  # of the cache, which the forward wrote behind
-
-
-def record(models: Models, decoding: Decoding, number: int) -> tuple[list[Call], Generation]:
-    """Decode a request and keep every forward that the loop made."""
-    calls: list[Call] = []
-
-    def watch(function: Callable) -> Callable:
-        def recorded(*args: Any, **named: Any) -> Any:
-            cache = next((a for a in args if isinstance(a, Cache)), None)
-            calls.append(Call(function, args, named, cache, 0 if cache is None else cache.length))
-            return function(*args, **named)
-
-        return recorded
-
-    with watched(forwards(models), watch):
-        return calls, decode(models, decoding, number)
-
-
-@torch.inference_mode()
-def replay(calls: Sequence[Call], distribution: Callable[[torch.Tensor], Any] | None = None) -> None:
-    """The forwards alone; with `distribution`, each LM head's call is that of its features instead."""
-    for call in calls:
-        if call.cache is not None:
-            call.cache.crop_to(call.length)
-        if distribution is not None and call.cache is None:
-            distribution(call.args[0])
-        else:
-            call.function(*call.args, **call.named)
-
-
-class Meter:
-    """Seconds of named parts by the better clock; what one part calls of another is the other's."""
-
-    def __init__(self) -> None:
-        self.seconds: defaultdict[str, float] = defaultdict(float)
-        self._open, self._since = ["loop"], self._now()
-
-    def part(self, name: str) -> Callable[[Callable], Callable]:
-        """A decorator that adds the time of a function's calls to part `name`."""
-
-        def watch(function: Callable) -> Callable:
-            def metered(*args: Any, **named: Any) -> Any:
-                self._charge()
-                self._open.append(name)
-                try:
-                    return function(*args, **named)
-                finally:
-                    self._charge()
-                    self._open.pop()
-
-            return metered
-
-        return watch
-
-    def shares(self) -> dict[str, float]:
-        """Part -> its share of all seconds since the meter was made; shares sum to 1."""
-        self._charge()
-        total = sum(self.seconds.values())
-        return {name: seconds / total for name, seconds in self.seconds.items()}
-
-    def _charge(self) -> None:
-        moment = self._now()
-        self.seconds[self._open[-1]] += moment - self._since
-        self._since = moment
-
-    @staticmethod
-    def _now() -> float:
-        return time.thread_time() if one_thread() else wall()
 
 
 # 1 and 3. The loop, and ADT-Tree's own work

@@ -23,10 +23,9 @@ from ...eval.lantern import LanternConfig
 from ...models.captioners import CaptionerConfig, LvlmCaptions
 from ...models.drafters import AnyDrafter
 from ...models.drafters.base import DrafterConfig
-from ...models.drafters.pruned import PrunedConfig
-from ...models.sizes import parameter_counts
-from ...models.targets.load import TargetConfig, target_config
+from ...models.targets.load import TargetConfig
 from ..context import Context
+from ..describe.evaluation import describe_evaluation
 from ..describe.image_memory import drawing_memory
 from ..describe.memory import Memory, evaluation_memory
 from ..engine import init_distributed
@@ -149,7 +148,7 @@ class EvaluateStage(Stage):
             raise ValueError("benchmarks of text and of prompts of an image generator want an evaluation each")
         if self.draws and len(self.benchmarks) > 1:
             raise ValueError("prompts of an image generator: one benchmark in an evaluation")
-        listed = self._lengths()
+        listed = self.listed_lengths()
         for length in (length for lengths in listed.values() for length in lengths):
             check_length(length)
         if isinstance(self.lengths, dict):
@@ -273,7 +272,7 @@ class EvaluateStage(Stage):
         """Whether an image generator is measured."""
         return all(isinstance(benchmark, PromptsBenchmark) for benchmark in self.benchmarks.values())
 
-    def _lengths(self) -> dict[str, list[Any]]:
+    def listed_lengths(self) -> dict[str, list[Any]]:
         """Key -> lengths, of those that there are."""
         if isinstance(self.lengths, dict):
             listed = {f"lengths.{name}": lengths for name, lengths in self.lengths.items()}
@@ -360,15 +359,6 @@ class EvaluateStage(Stage):
         untimed = self.drawing.untimed
         return untimed is None or untimed.exact_methods or not method.is_exact
 
-    def _untimed_lines(self) -> list[str]:
-        if not self.draws or self.drawing.untimed is None:
-            return []
-        lines = [f"  for their quality alone, untimed: plainly {self.drawing.untimed.batch_size} side by side"]
-        left_out = [name for name, method in self.methods.items() if not self.is_drawn(method)]
-        return lines + (
-            [f"  not drawn, since plain decoding's stand for them: {', '.join(left_out)}"] if left_out else []
-        )
-
     def run(self, context: Context) -> None:
         from ..evaluation import drawn, text
         from ..precision import with_types
@@ -389,32 +379,7 @@ class EvaluateStage(Stage):
 
     def describe(self, plan: Planned) -> list[str]:
         """Requests, methods and drafters, counted without the data."""
-        files = [name for name, benchmark in self.benchmarks.items() if benchmark.kind == "files"]
-        lines = [f"  benchmarks {', '.join(files)}"] if files else []
-        lines += [line for benchmark in self.benchmarks.values() for line in benchmark.lines()]
-        for key, lengths in self._lengths().items():
-            clips = (f"{length} frames" if isinstance(length, int) else f"{length} visual tokens"
-                     for length in lengths)  # fmt: skip
-            of = key.removeprefix("lengths").replace(".", " of ")
-            lines.append(f"  clips{of} at {', '.join(clips)}")
-        answers = "" if self.draws else f"answers of up to {', '.join(map(str, self.max_new_tokens))} tokens; "
-        temperatures = ", ".join(f"{t:g}" for t in self.temperatures)
-        lines.append(f"  temperatures {temperatures}; {answers}each decoded plainly, and by")
-        lines += [f"    {name}: {method.line(self.drafters)}" for name, method in self.methods.items()]
-        lines += self._untimed_lines()
-        if self.target is not None:
-            lines.append(f"  target {self.target.path}: {_num_parameters(self.target):,} parameters")
-        for name, section in self.drafters.items():
-            lines.append(f"  drafter {name}: {getattr(section, 'path', None) or section.kind}")
-        sections = [method.drafter for method in self.methods.values()] + list(self.drafters.values())
-        models = [s.model for s in sections if isinstance(s, PrunedConfig) and s.model != "target"]
-        published = {model.path: model for model in models}
-        return lines + [f"  draft {p}: {_num_parameters(model):,} parameters" for p, model in published.items()]
-
-
-def _num_parameters(section: Any) -> int:
-    """Of a published model that reads pictures."""
-    return sum(parameter_counts(target_config(section, None, network=False)).values())
+        return describe_evaluation(self)
 
 
 def _check_settings(name: str, method: Method, drafter: Any) -> None:

@@ -1,0 +1,51 @@
+"""An evaluate stage's lines of a dry run."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from ...models.drafters.pruned import PrunedConfig
+from ...models.sizes import parameter_counts
+from ...models.targets.load import target_config
+
+
+def describe_evaluation(stage: Any) -> list[str]:
+    """Requests, methods and drafters, counted without the data.
+
+    Args:
+        stage: an evaluate stage's section.
+    """
+    files = [name for name, benchmark in stage.benchmarks.items() if benchmark.kind == "files"]
+    lines = [f"  benchmarks {', '.join(files)}"] if files else []
+    lines += [line for benchmark in stage.benchmarks.values() for line in benchmark.lines()]
+    for key, lengths in stage.listed_lengths().items():
+        clips = (f"{length} frames" if isinstance(length, int) else f"{length} visual tokens"
+                 for length in lengths)  # fmt: skip
+        of = key.removeprefix("lengths").replace(".", " of ")
+        lines.append(f"  clips{of} at {', '.join(clips)}")
+    answers = "" if stage.draws else f"answers of up to {', '.join(map(str, stage.max_new_tokens))} tokens; "
+    temperatures = ", ".join(f"{t:g}" for t in stage.temperatures)
+    lines.append(f"  temperatures {temperatures}; {answers}each decoded plainly, and by")
+    lines += [f"    {name}: {method.line(stage.drafters)}" for name, method in stage.methods.items()]
+    lines += _untimed_lines(stage)
+    if stage.target is not None:
+        lines.append(f"  target {stage.target.path}: {_num_parameters(stage.target):,} parameters")
+    for name, section in stage.drafters.items():
+        lines.append(f"  drafter {name}: {getattr(section, 'path', None) or section.kind}")
+    sections = [method.drafter for method in stage.methods.values()] + list(stage.drafters.values())
+    models = [s.model for s in sections if isinstance(s, PrunedConfig) and s.model != "target"]
+    published = {model.path: model for model in models}
+    return lines + [f"  draft {p}: {_num_parameters(model):,} parameters" for p, model in published.items()]
+
+
+def _untimed_lines(stage: Any) -> list[str]:
+    if not stage.draws or stage.drawing.untimed is None:
+        return []
+    lines = [f"  for their quality alone, untimed: plainly {stage.drawing.untimed.batch_size} side by side"]
+    left_out = [name for name, method in stage.methods.items() if not stage.is_drawn(method)]
+    return lines + ([f"  not drawn, since plain decoding's stand for them: {', '.join(left_out)}"] if left_out else [])
+
+
+def _num_parameters(section: Any) -> int:
+    """Of a published model that reads pictures."""
+    return sum(parameter_counts(target_config(section, None, network=False)).values())
