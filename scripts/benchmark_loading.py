@@ -14,6 +14,7 @@ import tempfile
 import threading
 import time
 from pathlib import Path
+from typing import Any
 
 import torch
 from draftsmith.eval import timing
@@ -32,7 +33,12 @@ def held() -> list[float]:
 def written(folder: str) -> tuple[float, list[float]]:
     """Write the checkpoint; MiB of its weights and of each shard."""
     torch.manual_seed(0)
-    sizes = {"hidden_size": 1536, "intermediate_size": 4608, "num_attention_heads": 8, "num_hidden_layers": 12}
+    sizes: dict[str, Any] = {
+        "hidden_size": 1536,
+        "intermediate_size": 4608,
+        "num_attention_heads": 8,
+        "num_hidden_layers": 12,
+    }
     model = LlamaForCausalLM(LlamaConfig(**sizes, vocab_size=256))
     model.save_pretrained(folder, max_shard_size="208MB")
     shards = [file.stat().st_size / MIB for file in Path(folder).glob("*.safetensors")]
