@@ -21,9 +21,10 @@ def test_the_steps_begin_with_one_rank_and_end_with_all():
     steps = [(row.step.split(": ")[-1], row.ranks) for row in rows]
     both = ("train and evaluate", "evaluate alone", "waits of a training step")
     assert steps[:2] == [("all-reduce", 2), ("all-reduce", 8)] and steps[2:4] == [(both[0], 1)] * 2
-    assert steps[4:8] == [(both[1], 2), (both[1], 8)] * 2
-    assert steps[8:12] == [(both[0], 2), (both[0], 8)] * 2 and steps[12:] == [(both[2], 1)] * 2
-    alone = rows[4].command
+    assert steps[4] == ("evaluate with graphs", 1) and check_gpu.GRAPHS in rows[4].command
+    assert steps[5:9] == [(both[1], 2), (both[1], 8)] * 2
+    assert steps[9:13] == [(both[0], 2), (both[0], 8)] * 2 and steps[13:] == [(both[2], 1)] * 2
+    alone = rows[5].command
     assert {"stages=[evaluate]", "restart=evaluate", "--nproc-per-node=2"} <= {*alone}
     trained = next(word for word in rows[2].command if word.startswith("output="))
     assert trained in alone, "of the weights that one rank trained"
@@ -62,6 +63,14 @@ def test_a_step_is_judged_by_tokens_and_tau(tmp_path):
     assert not judged(tmp_path, known, identical=False).good
     other = judged(tmp_path, known, emitted=(2, 2))
     assert not other.good and "tau differs" in other.found
+    for said, good in (("on rank 0, 2 captured in 0.1 s, 9 passes replayed", True), ("off: several devices", False)):
+        output = tmp_path / f"graphs-{good}"
+        rows_of(output / "evaluate")
+        (output / "evaluate" / "report.md").write_text(f"- graphs of the target: {said}\n")
+        command = [sys.executable, "-c", "", f"output={output}", check_gpu.GRAPHS]
+        graphs = check_gpu.Row("draft: evaluate with graphs", 1, "tau of eager passes", command=command)
+        check_gpu.run(graphs, tmp_path, known)
+        assert graphs.good is good and said in graphs.found and "tau equal" in graphs.found
     failing = check_gpu.Row("draft: x", 1, "greedy identical", command=[sys.executable, "-c", "exit(3)", "output=a"])
     check_gpu.run(failing, tmp_path, known)
     assert not failing.good and failing.found.startswith("exit code 3")
@@ -94,4 +103,4 @@ def test_a_track_on_two_ranks_of_a_cpu(tmp_path):
     )  # fmt: skip
     assert ended.returncode == 0, ended.stdout + ended.stderr
     table = (tmp_path / "table.md").read_text()
-    assert table.count("| ok |") == 5 and "tau equal" in table and "1 by gloo" in table
+    assert table.count("| ok |") == 6 and "tau equal" in table and "1 by gloo" in table

@@ -30,7 +30,8 @@ class CacheLayer(CacheLayerMixin):
         super().__init__()
         self.capacity = capacity
         self.length = 0
-        self.places: Tensor | None = None  # [N] int64 on the device: write there and hand over everything
+        self.places: Tensor | None = None  # [N] int64 on the device: write there and hand over the first `reach`
+        self.reach = capacity
 
     def lazy_initialization(self, key_states: Tensor, value_states: Tensor) -> None:
         """Allocate `capacity` positions for keys and values of this shape, [R,H,N,D]."""
@@ -49,7 +50,7 @@ class CacheLayer(CacheLayerMixin):
         if self.places is not None:
             self.keys.index_copy_(2, self.places, key_states)
             self.values.index_copy_(2, self.places, value_states)
-            return self.keys, self.values
+            return self.keys[:, :, : self.reach], self.values[:, :, : self.reach]
         end = self.length + key_states.shape[2]
         assert end <= self.capacity, f"cache of {self.capacity} positions asked to hold {end}"
         self.keys[:, :, self.length : end] = key_states
@@ -99,16 +100,26 @@ class Cache(TransformersCache):
         for layer in self.own_layers:
             layer.length = length
 
+    def empty(self) -> None:
+        """Forget all positions. A mask hides what they held, but not a NaN: it goes, too."""
+        self.crop_to(0)
+        for layer in self.own_layers:
+            if layer.is_initialized:
+                layer.keys.zero_()
+                layer.values.zero_()
+
     def select_rows(self, rows: Sequence[int]) -> None:
         """Keep these rows, in this order."""
         for layer in self.own_layers:
             layer.keys, layer.values = layer.keys[list(rows)], layer.values[list(rows)]
 
     @contextmanager
-    def written_at(self, places: Tensor) -> Iterator[None]:
-        """Within it, forwards write at `places` [N] int64 and return the whole capacity, as CUDA graphs need."""
+    def written_at(self, places: Tensor, reach: int | None = None) -> Iterator[None]:
+        """Within it, forwards write at `places` [N] int64 and return the first `reach` positions (None: the whole
+        capacity), as CUDA graphs need.
+        """
         for layer in self.own_layers:
-            layer.places = places
+            layer.places, layer.reach = places, reach or layer.capacity
         try:
             yield
         finally:

@@ -237,6 +237,18 @@ class CachedDecoder:
             layers: 0 is the embedding, i the state after i decoder layers.
         """
         full = self._mask(embeds, cache.length, mask, wants_weights=bool(attention))
+        return self._through(embeds, cache, positions, full, layers, attention, more)
+
+    def forward_seeing(
+        self, embeds: Tensor, cache: Cache, positions: Tensor, seen: Tensor, *, layers: Sequence[int] = ()
+    ) -> DecoderStates:
+        """As `forward`, with a mask [1,1,N,K] bool over all K places that the cache hands over (`Cache.written_at`)."""
+        return self._through(embeds, cache, positions, _additive(seen, embeds.dtype) if self._eager else seen, layers)
+
+    def _through(
+        self, embeds: Tensor, cache: Cache, positions: Tensor, full: Tensor | None, layers: Sequence[int],
+        attention: Sequence[int] = (), more: Mapping[str, Any] | None = None,
+    ) -> DecoderStates:  # fmt: skip
         with Tapped(self.language_model, layers, attention) as tapped:
             output = self.language_model(
                 inputs_embeds=embeds,

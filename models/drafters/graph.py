@@ -8,7 +8,6 @@ that is how it is tested against `EnsembleProposal`. Letters: R rows, N new toke
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Sequence
 
 import torch
@@ -16,11 +15,11 @@ from torch import Tensor
 
 from ...core.states import uploaded
 from ..decoding.cache import Cache
+from ..decoding.captured import Graphs
 from ..decoding.decoder import CachedDecoder
 from ..decoding.expansions import Expansions
 from ..decoding.rows import fill, stacked
 from ..decoding.tree import ROOT
-from ..decoding.warp import Warp
 from .ensemble import EnsembleConfig, EnsembleProposal, preset
 from .modes import ImageSubstitutes, Mode, View
 from .weights import mixture
@@ -53,7 +52,7 @@ class GraphedChain(EnsembleProposal):
         )
         self.gamma, self.capacity, self.max_levels = gamma, capacity, gamma
         self._static: Cache | None = None
-        self._graphs: dict[tuple[int, Warp], torch.cuda.CUDAGraph] = {}
+        self._graphs = Graphs(decoder.device)
 
     def _prefill(self, views: Sequence[View], capacity: int) -> None:
         caches = self._run_prompts(views)
@@ -89,10 +88,7 @@ class GraphedChain(EnsembleProposal):
         self._ids[:count] = uploaded(torch.tensor(self._pending), self._ids.device)
         self._length.fill_(self._cache.length)
         self._weights.copy_(self.weights.current())
-        if self.decoder.device.type == "cuda":
-            self._replay(count)
-        else:
-            self._chain(count)
+        self._graphs.replay((count, self._warp), lambda: self._chain(count))
         self._cache.advance(count)
         self._expansions = Expansions()
         self._drafted = list(self._each)
@@ -105,24 +101,6 @@ class GraphedChain(EnsembleProposal):
         assert list(parents) == [first - 1 if first else ROOT], "a captured chain cannot branch"
         self._expansions.take(parents)
         return self._probs[first + 1 : first + 2]
-
-    def _replay(self, count: int) -> None:
-        key = (count, self._warp)
-        if key not in self._graphs:
-            self._graphs[key] = self._captured(count)
-        self._graphs[key].replay()
-
-    def _captured(self, count: int) -> torch.cuda.CUDAGraph:
-        device, graph = self.decoder.device, torch.cuda.CUDAGraph()
-        # A capture records what runs on the current device.
-        with torch.cuda.device(device), warnings.catch_warnings():
-            warnings.filterwarnings("error", message="The CUDA Graph is empty")
-            for _ in range(2):  # libraries choose their kernels before the capture
-                self._chain(count)
-            torch.cuda.synchronize(device)
-            with torch.cuda.graph(graph):
-                self._chain(count)
-        return graph
 
     def _chain(self, count: int) -> None:
         """Feed the `count` committed tokens, then each likeliest token; reads and writes buffers only."""

@@ -24,6 +24,7 @@ from ..decoding.tree import Tree
 from ..decoding.upload import upload_tree
 from ..packed_row import PackedRow
 from .base import Prompt, TargetShape, TargetStep, check_layers, language_shape
+from .verification import VerificationGraphs
 
 
 @dataclass(frozen=True)
@@ -55,6 +56,8 @@ class LanguageTarget:
         decoder.model.requires_grad_(False)
         self.decoder, self.prefill_chunk = decoder, prefill_chunk
         self.vocab_size = decoder.vocab_size
+        # Of verification passes; None: they are run eagerly.
+        self.graphs: VerificationGraphs | None = None
         self._embedding: tuple[Tensor, Tensor] | None = None  # the model's own, and the same as a whole
 
     def view(self, request: Request) -> Request:
@@ -120,7 +123,8 @@ class LanguageTarget:
         embedded = self.embed_prompt(request) if embedded is None else embedded
         assert embedded.request is request, "embedded for another request, whose pictures may be others"
         ids, modality, prompts = embedded.ids, embedded.modality, embedded.rows
-        session = LanguageSession(self.decoder.new_cache(ids.shape[1] + capacity), taps, prompts.rope_delta)
+        new_cache = self.decoder.new_cache if self.graphs is None else self.graphs.new_cache
+        session = LanguageSession(new_cache(ids.shape[1] + capacity), taps, prompts.rope_delta)
         states = self.decoder.run(
             prompts,
             session.cache,
@@ -144,11 +148,17 @@ class LanguageTarget:
     def verify(self, session: LanguageSession, root: int, tree: Tree) -> TargetStep:
         # A node's position is alike in all coordinates.
         first = session.cache.length + session.rope_delta
-        ids, positions, mask = upload_tree(self.device, tree, root, first, always_mask=False)
-        embeds = self.decoder.embed(ids[None])
-        states = self.decoder.forward(embeds, session.cache, positions[None], mask, layers=session.taps.layers)
-        feature = states.feature if session.taps.feature else None
-        return TargetStep(self.decoder.logits(states.feature[0]), feature, states.layers)
+        layers, captured = session.taps.layers, None
+        if self.graphs is not None:
+            captured = self.graphs.verify(session.cache, root, tree, first, layers)
+        if captured is None:
+            ids, positions, mask = upload_tree(self.device, tree, root, first, always_mask=False)
+            states = self.decoder.forward(
+                self.decoder.embed(ids[None]), session.cache, positions[None], mask, layers=layers
+            )
+            captured = self.decoder.logits(states.feature[0]), states
+        scores, states = captured
+        return TargetStep(scores, states.feature if session.taps.feature else None, states.layers)
 
     @torch.inference_mode()
     def commit(self, session: LanguageSession, path: Sequence[int]) -> None:

@@ -98,6 +98,7 @@ class LlamaGenTarget:
     def verify(self, session: LlamaGenSession, root: int, tree: Tree) -> TargetStep:
         first = session.cache.length
         tokens, positions, mask = upload_tree(self.device, tree, root, first)
+        assert mask is not None
         states = self._at(session, self._embed(tokens), positions, mask)
         feature = states.feature if session.taps.feature else None
         steps = self._steps(first, [0, *tree.depths])

@@ -293,14 +293,36 @@ class Generator(torch.Generator):
 
 
 class CUDAGraph:
-    """Records operations of the device that is current at its capture, and runs them again."""
+    """Records operations of the device that is current at its capture, and runs them again.
+
+    Graphs that share a memory pool write over each other's results, as far as those lie in the pool: here they become
+    NaN when another graph of the pool is replayed.
+    """
 
     def __init__(self) -> None:
         self.operations: list[tuple[Any, Any, Any, Any]] = []
+        self.pool: list[CUDAGraph] = []
+
+    def _own(self) -> Iterator[Tensor]:
+        """Results that lie in the pool: not in what was there before the capture."""
+        before, own = set[int](), set[int]()
+        for _, args, kwargs, results in self.operations:
+            taken = {t.untyped_storage().data_ptr() for t in tree_leaves((args, kwargs)) if isinstance(t, Tensor)}
+            before |= taken - own
+            for result in tree_leaves(results):
+                if isinstance(result, Tensor) and (place := result.untyped_storage().data_ptr()) not in before:
+                    own.add(place)
+                    yield result
 
     def replay(self) -> None:
         """One launch for all that was recorded; results are written where they were."""
         COUNTS.launches["graph"] += 1
+        if self.pool[0] is not self:  # the one that ran last
+            for result in self.pool[0]._own():
+                if result.is_floating_point():
+                    result.fill_(float("nan"))
+            self.pool.remove(self)
+            self.pool.insert(0, self)
         for func, args, kwargs, before in self.operations:
             after = func(*args, **kwargs)
             for old, new in zip(_tensors((before,), {}), _tensors((after,), {}), strict=True):
@@ -308,9 +330,21 @@ class CUDAGraph:
                     old.copy_(new)
 
 
+class Stream:
+    """One of a device, on which everything has finished."""
+
+    def __init__(self, device: Any = None):
+        pass
+
+    def wait_stream(self, other: Stream) -> None:
+        pass
+
+
 @contextlib.contextmanager
-def _capture(graph: CUDAGraph, **_: Any) -> Iterator[None]:
+def _capture(graph: CUDAGraph, pool: Any = None, **_: Any) -> Iterator[None]:
     _State.captured_on, _State.recording = _State.current, []
+    graph.pool = [] if pool is None else pool
+    graph.pool.append(graph)
     try:
         yield
     finally:
@@ -361,6 +395,9 @@ def install() -> None:
     cuda.set_device, cuda.synchronize, cuda.device = _set_device, _synchronize, _device  # type: ignore[misc,assignment]
     cuda.get_rng_state = lambda *_: torch.get_rng_state()  # type: ignore[assignment]
     cuda.CUDAGraph, cuda.graph = CUDAGraph, _capture  # type: ignore[misc,assignment]
+    cuda.graph_pool_handle = list  # type: ignore[assignment]
+    cuda.Stream, cuda.stream = Stream, lambda _: contextlib.nullcontext()  # type: ignore[misc,assignment]
+    cuda.current_stream = Stream  # type: ignore[assignment]
     torch.Generator = Generator  # type: ignore[misc]
     # Weights that move to the device become tensors of another class: the old ones cannot be filled in place.
     torch.__future__.set_swap_module_params_on_conversion(True)

@@ -37,6 +37,13 @@ def test_chains_of_a_draft_are_captured_there(results):
     assert graphs and all(device == 1 and operations > 100 for device, operations in graphs)
 
 
+def test_the_targets_passes_are_graphs_where_they_can_be(results):
+    """The tokens of both are compared: those of the target over two devices come from eager passes."""
+    said = results["draft"]["of the target"]
+    assert "captured in" in said and "passes replayed" in said and "eager" not in said
+    assert "off: the target lies on 2 devices" in results["spread"]["of the target"]
+
+
 def test_a_trained_target_is_measured_over_two_devices_as_on_one(results):
     spread = results["spread"]
     assert spread["identical"] and results["same cycles"]

@@ -27,6 +27,7 @@ def _result(output, told, stages):
         "launched on": sorted(place for place in COUNTS.devices if place.startswith("cuda")),
         "trained on": sorted(engine.TRAINED_ON),
         "graphs": list(GRAPHS),
+        "of the target": next((line for line in report.splitlines() if "graphs of the target" in line), ""),
         "requests": sum("requests decoded" in line for line in told),
     }
 
@@ -62,6 +63,7 @@ DRAFT = [
     "stages.evaluate.max_new_tokens=5",
     "stages.evaluate.warmup=0",
     "stages.evaluate.probes=null",
+    "stages.evaluate.graphs.target=true",
 ]
 
 

@@ -114,6 +114,7 @@ class Drafters:
         # The evaluation's own sections by name, and the methods that members of an ensemble may name.
         self.named: Mapping[str, Any] = stage.drafters
         self.methods: Mapping[str, Method] = stage.methods
+        self.graphs: bool = stage.graphs.draft
         section = context.target.model_dump(mode="json")
         self.identity = TargetIdentity(section=section, tokenizer_sha256=tokenizer_sha256)
         self._modules: dict[Any, Any] = {}
@@ -188,7 +189,8 @@ class Drafters:
 
     def _options(self, method: Method, policy: TreePolicy) -> DraftingOptions:
         capacity = self.options.capacity + policy.max_nodes
-        return replace(self.options, chain=method.chain, capacity=capacity)
+        chain = method.chain if self.graphs else None
+        return replace(self.options, chain=chain, capacity=capacity)
 
     def _drafter(self, source: Source, config: Any, options: DraftingOptions, name: str) -> Drafter:
         if isinstance(config, MixedConfig):

@@ -34,6 +34,7 @@ from .answers import measure_quality
 from .benchmarks import FilesBenchmark, SetsBenchmark, TabedBenchmark
 from .captions import substitutes_of
 from .drafters import Drafters
+from .graphs import about_graphs, capture_target
 from .measuring import Measuring
 from .reporting import Reporting, infos
 from .requests import ConversationSet, Opening
@@ -59,6 +60,7 @@ def run(stage: Any, context: Context) -> None:
     measuring = Measuring(
         stage, context, target, drafters.all(), stage.ends(processor.eos_id), tokenizer=processor.tokenizer
     )
+    capture_target(stage.graphs, target, measuring.drafting, stage.capacity)
     rows: list[Row] = []
     for requests in sets:
         rows += measuring.all(requests)
@@ -96,7 +98,7 @@ def _report(
     bound: dict[str, Any] | None,
 ) -> None:
     """The report, by rank 0 alone, and then the probes."""
-    about = _about(stage, rows)
+    about = _about(stage, rows) | about_graphs(stage.graphs, measuring.target)
     for suite_run in runs:
         about |= suite_run.about()
     reporting = Reporting(stage, context, measuring, rows, about)

@@ -30,6 +30,7 @@ from ..describe.image_memory import drawing_memory
 from ..describe.memory import Memory, evaluation_memory
 from ..engine import init_distributed
 from ..evaluation.benchmarks import Benchmarks, PromptsBenchmark, TabedBenchmark, check_benchmarks, clip_sets
+from ..evaluation.graphs import GraphsConfig
 from ..evaluation.methods import PRESETS, Method, decoding_with, named_members
 from ..evaluation.probes import Probes
 from ..evaluation.requests import Lengths, check_length
@@ -38,7 +39,7 @@ from .base import Planned, Stage
 # Keys that only one kind of target reads.
 _OF_TEXT = (
     "target", "format", "captioner", "lengths", "max_new_tokens", "stop_at_end", "record_weights", "compare",
-    "contrasts",
+    "contrasts", "graphs",
 )  # fmt: skip
 _OF_IMAGES = ("preset",)
 _OF_FAMILIES = ("adt", "adt-llamagen")  # presets of one family of image generators each
@@ -103,6 +104,8 @@ class EvaluateStage(Stage):
     # Requests of each medium and length decoded before the clock counts, and times that each request is decoded.
     warmup: int = Field(1, ge=0)
     repeats: int = Field(1, ge=1)
+    # Which passes are CUDA graphs: {draft: true, target: false} and `length`.
+    graphs: GraphsConfig = GraphsConfig()
     # What else is read of target and drafters, untimed; null: nothing but what SAGE's methods log.
     probes: Annotated[Probes, BeforeValidator(lambda given: {} if given is None else given)] = Probes()
     # Requests of each set whose ensembles' weights over time are kept and drawn (weights/), decoded once more.
