@@ -20,7 +20,8 @@ def upload(device: torch.device, *arrays: np.ndarray) -> list[Tensor]:
     if device.type == "cpu":
         return [torch.from_numpy(array) for array in arrays]
     starts = np.cumsum([0, *(-(-array.nbytes // _ALIGNED) * _ALIGNED for array in arrays)]).tolist()
-    joined = np.zeros(starts[-1], dtype=np.uint8)
+    # Never empty: nothing of an empty buffer can be read as another type.
+    joined = np.zeros(starts[-1] + _ALIGNED, dtype=np.uint8)
     for start, array in zip(starts, arrays, strict=False):
         joined[start : start + array.nbytes] = np.ascontiguousarray(array).reshape(-1).view(np.uint8)
     there, parts = uploaded(torch.from_numpy(joined), device), []
