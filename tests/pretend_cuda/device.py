@@ -307,10 +307,10 @@ class CUDAGraph:
         """Results that lie in the pool: not in what was there before the capture."""
         before, own = set[int](), set[int]()
         for _, args, kwargs, results in self.operations:
-            taken = {t.untyped_storage().data_ptr() for t in tree_leaves((args, kwargs)) if isinstance(t, Tensor)}
+            taken = {t.untyped_storage().data_ptr() for t in _tensors(args, kwargs)}
             before |= taken - own
-            for result in tree_leaves(results):
-                if isinstance(result, Tensor) and (place := result.untyped_storage().data_ptr()) not in before:
+            for result in _tensors((results,), {}):
+                if (place := result.untyped_storage().data_ptr()) not in before:
                     own.add(place)
                     yield result
 
