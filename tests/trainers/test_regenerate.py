@@ -22,6 +22,7 @@ from draftsmith.models.losses import log_probs
 from draftsmith.models.targets.base import Taps
 from draftsmith.models.targets.llava import LlavaTarget
 from draftsmith.models.targets.load import load_llava
+from draftsmith.trainers import precision
 from draftsmith.trainers import run as runner
 from draftsmith.trainers.answers import texts
 from draftsmith.trainers.stages import regenerate
@@ -104,7 +105,10 @@ def test_the_way_of_writing_changes_no_answer(made, again):
 
 def said_by_rank_0(work, *arguments):
     """To rank 1, which does none of this itself."""
-    said = {runner.look_at_results: lambda *_: {}, runner._fingerprint: runner._fingerprint}
+    said = {
+        runner.look_at_results: lambda *_: {}, runner._fingerprint: runner._fingerprint,
+        precision._recorded: precision._resolutions,
+    }  # fmt: skip
     return said[work](*arguments) if work in said else None
 
 
@@ -122,7 +126,7 @@ def test_two_ranks_write_what_one_does(made, again, monkeypatch):
             patch.setattr(ranks, "broadcast", lambda value: {} if value is None else value)
             if rank == 1:
                 patch.setattr(regenerate, "finish", None)
-                patch.setattr(runner, "_on_main", said_by_rank_0)
+                patch.setattr(ranks, "on_main", said_by_rank_0)
             told += [line for line in run(again, stages=["answers"]) if line.startswith("shard")]
             if rank == 1:
                 assert len(files(again)) == 2 * 2 + 1  # two tars with their json, and the identity

@@ -26,7 +26,7 @@ def entered(function) -> dict[str, int]:
 
     def look(frame, event, argument):
         path = Path(frame.f_code.co_filename)
-        ours = path.is_relative_to(ROOT) and not {"tests", "site-packages"} & {*path.parts}
+        ours = path.is_relative_to(ROOT) and not {"tests", "site-packages"} & {*path.relative_to(ROOT).parts}
         if event == "call" and ours:
             name = str(path.relative_to(ROOT))
             result[name] = result.get(name, 0) + 1
@@ -75,7 +75,7 @@ def test_three_calls_lead_from_the_training_step_to_the_sums():
     def look(frame, event, argument):
         nonlocal depth
         path = Path(frame.f_code.co_filename)
-        if not path.is_relative_to(ROOT) or {"tests", "site-packages"} & {*path.parts}:
+        if not path.is_relative_to(ROOT) or {"tests", "site-packages"} & {*path.relative_to(ROOT).parts}:
             return
         if event == "call":
             depths.setdefault(frame.f_code.co_qualname, depth)
