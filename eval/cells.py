@@ -167,9 +167,9 @@ NOTE = (
     "tau: tokens emitted after the prefill over verification passes, bonus token included; plain decoding has 1. "
     "Expected: tau / (levels T_q/T_p + T_verify/T_p) with the kept depth for levels; Eq. 1 takes T_verify/T_p as 1 "
     "and the deepest tree. DSR: speedup of decoding, ESR: end to end, token for token, both against plain decoding of "
-    "the same target at the same temperature in the same run; quartiles are over requests. T_q/T_p is of eager "
-    "PyTorch: a served engine's plain step takes less time and its T_q/T_p is larger, so these speedups flatter "
-    "drafting against one."
+    "the same target at the same temperature in the same run; quartiles are over requests. T_q/T_p is of PyTorch, "
+    "eager but for `graphs`: a served engine's plain step takes less time and its T_q/T_p is larger, so these "
+    "speedups flatter drafting against one."
 )
 
 

@@ -8,6 +8,7 @@ Letters: N nodes with the root, padded; K places, V vocabulary, D width.
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Sequence
 from typing import Any
 
@@ -66,13 +67,14 @@ class VerificationGraphs:
         self.graphs = Graphs(decoder.device)
         self.num_replayed = self.num_eager = 0  # passes
         self._cache: Cache | None = None
+        self._lent: Cache | None = None  # to the request that decodes: the same buffers
         self._inputs: dict[int, _Inputs] = {}
 
     @property
     def summary(self) -> str:
         """For the report."""
         counts = f"{len(self.graphs)} captured in {self.graphs.seconds:.1f} s, {self.num_replayed:,} passes replayed"
-        most = f"longer than {self.lengths[-1]:,} places or more than {self.nodes[-1]} nodes"
+        most = f"longer than {self.lengths[-1]:,} places, more than {self.nodes[-1]} nodes, or layers are hooked"
         return counts + (f", {self.num_eager:,} eager ({most})" if self.num_eager else "")
 
     def new_cache(self, needed: int) -> Cache:
@@ -83,18 +85,24 @@ class VerificationGraphs:
         if self._cache is None:
             self._cache = self.decoder.new_cache(self.lengths[-1])
         self._cache.empty()
-        return self._cache
+        self._lent = copy.copy(self._cache)
+        return self._lent
 
     def verify(self, cache: Cache, root: int, tree: Tree, first: int, layers: tuple[int, ...]) -> Any:
         """Scores [n+1,V] and `DecoderStates` of the root and n nodes; None: the pass must be run eagerly.
 
         Args:
             first: the root's position.
+
+        Raises:
+            RuntimeError: another request was prefilled since, into the same buffers.
         """
+        if self._cache is not None and cache is not self._lent and cache.layers is self._cache.layers:
+            raise RuntimeError("a later request took the graphs' cache: with graphs, one request decodes at a time")
         count = tree.num_nodes + 1
         nodes = next((n for n in self.nodes if n >= count), None)
         # `always_masks`: hooks change what layers see, and a graph would not ask them.
-        if cache is not self._cache or nodes is None or self.decoder.always_masks:
+        if cache is not self._lent or nodes is None or self.decoder.always_masks:
             self.num_eager += 1
             return None
         length = next(k for k in self.lengths if k >= cache.length + nodes)

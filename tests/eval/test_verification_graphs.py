@@ -68,6 +68,15 @@ def test_positions_in_three_coordinates():
     assert ours.graphs.num_replayed == 3
 
 
+def test_an_earlier_request_cannot_go_on_behind_a_later_one():
+    ours = graphed(target(llava(0)))
+    first, _ = ours.prefill(request(1, 1), Taps(), capacity=20)
+    later, _ = ours.prefill(request(2, 0), Taps(), capacity=20)
+    with pytest.raises(RuntimeError, match="one request decodes at a time"):
+        ours.verify(first, 7, no_tree())
+    assert not ours.verify(later, 7, no_tree()).logits.isnan().any()
+
+
 def test_nothing_of_a_former_request_is_left():
     """A mask hides what a place held, but not a NaN."""
     ours, plain = graphed(target(llava(0))), target(llava(0))
@@ -92,7 +101,7 @@ def test_what_no_graph_holds_is_run_eagerly_and_counted():
     long = said(plain, None, Chain(4), asked, 0.0, length=60)
     assert said(ours, None, Chain(4), asked, 0.0, length=60) == long
     assert (ours.graphs.num_replayed, ours.graphs.num_eager) == (0, 59)
-    assert "59 eager (longer than 48 places or more than 24 nodes)" in ours.graphs.summary
+    assert "59 eager (longer than 48 places, more than 24 nodes, or layers are hooked)" in ours.graphs.summary
     tree = Tree(torch.arange(5, 35), (-1,) * 30, (-1,) * 30)
     ours = graphed(target(big))
     steps = []

@@ -105,7 +105,7 @@ class EvaluateStage(Stage):
     warmup: int = Field(1, ge=0)
     repeats: int = Field(1, ge=1)
     # Which passes are CUDA graphs: {draft: true, target: false} and `length`.
-    graphs: GraphsConfig = GraphsConfig()
+    graphs: GraphsConfig = Field(GraphsConfig(), exclude_if=lambda value: value == GraphsConfig())
     # What else is read of target and drafters, untimed; null: nothing but what SAGE's methods log.
     probes: Annotated[Probes, BeforeValidator(lambda given: {} if given is None else given)] = Probes()
     # Requests of each set whose ensembles' weights over time are kept and drawn (weights/), decoded once more.
