@@ -14,8 +14,10 @@ from ..core import ranks
 from ..core.errors import UserError
 from ..core.results import BEGUN, read_mark, write_mark
 from ..core.section import Section
+from ..models.drafters.mixed import MixedConfig
 from ..models.stored import resolved_dtype
 from .context import Context
+from .evaluation.methods import members_of
 from .matching import made_nothing
 from .stages.base import Planned
 
@@ -38,6 +40,11 @@ def settled(context: Context, planned: Planned) -> Context:
         engine=context.engine.model_copy(update={"precision": resolved.get(_ENGINE, context.engine.precision)}),
         resolved=resolved,
     )
+
+
+def settled_stage(context: Context, planned: Planned) -> Any:
+    """The stage's section with the types of a settled context: of its methods' drafters, its captioner, its target."""
+    return with_types(planned.stage, f"stages.{planned.name}", context.resolved)
 
 
 _ENGINE = "engine.precision"
@@ -87,28 +94,32 @@ def _precision(context: Context, stage: Any, resolved: Mapping[str, str]) -> str
 
 def _automatic(value: Any, key: str) -> Iterator[tuple[str, Any]]:
     """(dotted key, section) of all sections below `value` whose `dtype` is auto."""
-    if isinstance(value, Section):
-        if getattr(value, "dtype", None) == AUTO:
-            yield key, value
-        for name in type(value).model_fields:
-            yield from _automatic(getattr(value, name), f"{key}.{name}")
-    elif isinstance(value, Mapping):
-        for name, inner in value.items():
-            yield from _automatic(inner, f"{key}.{name}")
-    elif isinstance(value, list | tuple):
-        for place, inner in enumerate(value):
-            yield from _automatic(inner, f"{key}.{place}")
+    if isinstance(value, Section) and getattr(value, "dtype", None) == AUTO:
+        yield key, value
+    for name, part in _parts(value).items():
+        yield from _automatic(part, f"{key}.{name}")
 
 
 def with_types(value: Any, key: str, resolved: Mapping[str, str]) -> Any:
-    """`value` with the types of `resolved` in its own section and in sections right below it."""
-    if not isinstance(value, Section):
+    """`value`, a section or sections by name or place, with the types of `resolved` in all sections in it."""
+    if not any(name.startswith(f"{key}.") for name in resolved):
         return value
-    changes: dict[str, Any] = {
-        name: with_types(getattr(value, name), f"{key}.{name}", resolved)
-        for name in type(value).model_fields
-        if isinstance(getattr(value, name), Section)
-    }
-    if (own := resolved.get(f"{key}.dtype")) is not None:
-        changes["dtype"] = own
-    return value.model_copy(update=changes) if changes else value
+    before = _parts(value)
+    parts = {name: with_types(part, f"{key}.{name}", resolved) for name, part in before.items()}
+    if isinstance(value, Section):
+        changed = {name: part for name, part in parts.items() if part is not before[name]}
+        own = {"dtype": resolved[f"{key}.dtype"]} if f"{key}.dtype" in resolved else {}
+        return value.model_copy(update=changed | own)
+    if isinstance(value, Mapping):
+        return parts
+    return type(value)(parts.values()) if isinstance(value, list | tuple) else value
+
+
+def _parts(value: Any) -> dict[Any, Any]:
+    """What is right below, by field, name or place. An ensemble has its members as sections."""
+    if isinstance(value, Section):
+        parts = {name: getattr(value, name) for name in type(value).model_fields}
+        return parts | ({"members": tuple(members_of(value))} if isinstance(value, MixedConfig) else {})
+    if isinstance(value, Mapping):
+        return dict(value)
+    return dict(enumerate(value)) if isinstance(value, list | tuple) else {}

@@ -25,6 +25,7 @@ from .matching import (
     stage_state,
     write_begun,
 )
+from .precision import settled_stage
 from .restart import RECORD, Restarted, command_identity, complete, free_name, restarted_before, set_aside
 from .results import InputCheck, unreadable, write_done
 from .stages.base import Planned
@@ -113,7 +114,7 @@ def _run_stage(
     start = time.monotonic()
     makers = {thing: inputs.output / maker for thing, maker in planned.inputs.items()}
     with tracked(make_context(planned, folder, makers, stop)) as context, full_disk_is_told(folder):
-        planned.stage.run(context)
+        settled_stage(context, planned).run(context)
     ranks.barrier()
     if broken is not None:
         ranks.on_main(mending.compare, planned, folder, broken, say)

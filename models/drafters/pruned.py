@@ -11,7 +11,7 @@ from __future__ import annotations
 import time
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, ClassVar, Literal
 
 import torch
 from pydantic import Field
@@ -39,6 +39,11 @@ class PrunedConfig(DrafterConfig):
     """A drafter without training."""
 
     kind: Literal["pruned"]
+    # All but the weights: several ratios of one sibling load it once.
+    decoding_settings: ClassVar[frozenset[str]] = frozenset(
+        {"ratio", "attention_share", "budget", "positions", "attention_layers"}
+    )
+
     # What drafts: a smaller sibling of the target (a section as the target's, with its path), or `target`: the target's
     # own weights with a cache of its own, which agrees most and costs most.
     model: Literal["target"] | TargetConfig = "target"

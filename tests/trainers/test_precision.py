@@ -7,11 +7,15 @@ import pytest
 import torch
 from draftsmith.core.errors import UserError
 from draftsmith.core.results import BEGUN, Mark, read_mark, write_mark
+from draftsmith.core.section import Section
+from draftsmith.models.drafters.mixed import MixedConfig
+from draftsmith.models.drafters.pruned import PrunedConfig
 from draftsmith.recipes.load import load
 from draftsmith.recipes.plan import plan
 from draftsmith.trainers import context as contexts
 from draftsmith.trainers.context import Context
-from draftsmith.trainers.precision import settled
+from draftsmith.trainers.evaluation.drafters import Drafters
+from draftsmith.trainers.precision import settled, settled_stage
 from draftsmith.trainers.publishing.decoding import _typed
 from draftsmith.trainers.stages.publish import _measured_dtype
 from safetensors.torch import save_file
@@ -38,14 +42,18 @@ def stored(tmp_path):
     return folder
 
 
+def planned_of(tmp_path, stage, *settings):
+    """A stage of a recipe, with the recipe."""
+    loaded = load([f"output={tmp_path}/run", *settings])
+    return next(one for one in plan(loaded.recipe, loaded.path) if one.name == stage), loaded.recipe
+
+
 def begun(tmp_path, stage, *settings):
     """A stage of a recipe that has begun, as the runner gives it its context: () -> context."""
-    loaded = load([f"output={tmp_path}/run", *settings])
-    planned = next(one for one in plan(loaded.recipe, loaded.path) if one.name == stage)
+    planned, recipe = planned_of(tmp_path, stage, *settings)
     folder = tmp_path / "run" / stage
     folder.mkdir(parents=True)
     write_mark(folder / BEGUN, Mark(planned.fingerprint, 4, settings=dict(planned.settings)))
-    recipe = loaded.recipe
 
     def make():
         context = Context(stage, folder, 0, planned.fingerprint, recipe.target, recipe.drafter, recipe.engine,
@@ -107,6 +115,54 @@ def test_siblings_and_an_evaluations_own_target_are_recorded(tmp_path, stored, o
         "stages.evaluate.target.dtype": "bfloat16", "stages.evaluate.methods.S.drafter.model.dtype": "bfloat16"
     }  # fmt: skip
     assert _measured_dtype(tmp_path / "run" / "evaluate") == "bfloat16"
+
+
+# One sibling in every place that may name it, at several ratios.
+SHARED = """
+target: {{kind: llava, path: {path}}}
+drafter: {{kind: pruned, ratio: 0, model: {{kind: llava, path: {path}}}}}
+stages:
+  evaluate:
+    kind: evaluate
+    benchmarks: {{held: {{data: {{path: a.json}}}}}}
+    max_new_tokens: [8]
+    captioner: {{kind: blip, path: {path}}}
+    drafters: {{named: {{kind: pruned, ratio: 0.5, model: {{kind: llava, path: {path}}}}}}}
+    methods:
+      recipe's: {{tree: chain}}
+      its own: {{drafter: {{kind: pruned, ratio: 0.9, model: {{kind: llava, path: {path}}}}}, tree: chain}}
+      named: {{drafter: named, tree: chain}}
+      mixed:
+        drafter: {{kind: ensemble, members: [named, {{kind: pruned, model: {{kind: llava, path: {path}}}}}]}}
+        tree: chain
+"""
+
+
+def test_one_sibling_in_several_places_and_at_several_ratios_is_loaded_once(tmp_path, stored, on, monkeypatch):
+    (tmp_path / "shared.yaml").write_text(SHARED.format(path=stored))
+    asked = "evaluate", f"recipe={tmp_path}/shared.yaml"
+    on(GPU)
+    context, (planned, _) = begun(tmp_path, *asked)(), planned_of(tmp_path, *asked)
+    stage, loads, opened = settled_stage(context, planned), [], []
+    assert stage.captioner.dtype == "bfloat16" and planned.stage.captioner.dtype == "auto"
+    assert "auto" not in {value for key, value in leaves(stage) if key == "dtype"}
+
+    monkeypatch.setattr(PrunedConfig, "load", lambda self, *_, **__: loads.append(self.model.dtype) or object())
+    monkeypatch.setattr(PrunedConfig, "drafter", lambda self, module, *_: opened.append((self.ratio, module)))
+    monkeypatch.setattr(MixedConfig, "drafter", lambda self, members, *_: None)
+    Drafters(stage, context, None).all()
+    assert loads == ["bfloat16"] and len({module for _, module in opened}) == 1
+    assert [ratio for ratio, _ in opened] == [0, 0.9, 0.5, 0.5, 0.9], "each drafts at its own ratio"
+
+
+def leaves(value, key=None):
+    """(key, value) of all that sections hold, an ensemble's members among them."""
+    value = value.model_dump() if isinstance(value, Section) else value
+    if isinstance(value, dict | list | tuple):
+        for name, inner in value.items() if isinstance(value, dict) else enumerate(value):
+            yield from leaves(inner, name)
+    else:
+        yield key, value
 
 
 def test_a_stage_without_models_asks_nothing(tmp_path, on):

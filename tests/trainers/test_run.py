@@ -11,6 +11,7 @@ import pytest
 from draftsmith.core.errors import UserError
 from draftsmith.core.results import BEGUN
 from draftsmith.core.tracking import TrackingConfig
+from draftsmith.models.captioners import CaptionerConfig
 from draftsmith.trainers.matching import ABSENT, FINGERPRINTS, HIDDEN, stage_state
 from draftsmith.trainers.run import check_stages, pending_restart, run_stages
 from draftsmith.trainers.stages.base import Planned, Stage
@@ -36,7 +37,7 @@ def run(output: Path, *plan: Planned, restart: str | None = None, chosen: Sequen
     def context(stage, folder, inputs, stop):
         return SimpleNamespace(
             folder=folder, inputs=inputs, fingerprint=stage.fingerprint, tracking=TrackingConfig(), trackers=[],
-            say=said.append,
+            say=said.append, resolved={f"stages.{stage.name}.captioner.dtype": "bfloat16"},
         )  # fmt: skip
 
     run_stages(plan, context, output=output, chosen=chosen, restart=restart, say=said.append)
@@ -47,6 +48,20 @@ def test_a_finished_stage_is_passed_over(tmp_path):
     assert run(tmp_path, planned()) == ["stage note"]
     assert (tmp_path / "note" / "note.txt").read_text() == "done"
     assert run(tmp_path, planned()) == ["stage note: finished before, same inputs"]
+
+
+class Captions(Note):
+    """A stage that holds a model whose type the recipe leaves open."""
+
+    captioner: CaptionerConfig
+
+    def run(self, context) -> None:
+        (context.folder / "note.txt").write_text(self.captioner.dtype)
+
+
+def test_a_stage_runs_with_types_where_its_section_says_auto(tmp_path):
+    run(tmp_path, planned(stage=Captions(captioner={"kind": "blip", "path": "weights"})))
+    assert (tmp_path / "note" / "note.txt").read_text() == "bfloat16"
 
 
 def test_the_chosen_stages_run_and_no_others(tmp_path):
@@ -325,7 +340,7 @@ def start(output: Path, plan: list[Planned], words=WORDS, chosen=None) -> list[s
     said: list[str] = []
 
     def context(stage, folder, inputs, stop):
-        return SimpleNamespace(folder=folder, tracking=TrackingConfig(), trackers=[], say=said.append)
+        return SimpleNamespace(folder=folder, tracking=TrackingConfig(), trackers=[], say=said.append, resolved={})
 
     restart = pending_restart(plan, output, chosen, "note", words, said.append)
     check_stages(plan, output, chosen, restart)

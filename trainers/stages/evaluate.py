@@ -364,15 +364,13 @@ class EvaluateStage(Stage):
 
     def run(self, context: Context) -> None:
         from ..evaluation import drawn, text
-        from ..precision import with_types
 
         init_distributed()
         if self.draws:
             drawn.run(self, context)
             return
         if self.target is not None:
-            key = f"stages.{context.name}.target"
-            context = replace(context, target=with_types(self.target, key, context.resolved))
+            context = replace(context, target=self.target)
         with context.in_step():
             text.run(self, context)
 

@@ -35,6 +35,7 @@ CHANGES = {
     "msd": {"vata": True},
     "vispec": {"vata": True},
     "hivis": {"positions": "flat"},
+    "pruned": {"ratio": 0.5, "attention_share": 0.2, "positions": "target"},
     "llamagen": {"cfg_scale": 3.0},
 }
 
