@@ -1,10 +1,12 @@
 """Dry runs say what an evaluation takes of a GPU, and end with 1 where it does not fit."""
 
 import pytest
+from draftsmith.models.sizes import parameter_counts
 from draftsmith.recipes.dry_run import does_not_fit
 from draftsmith.recipes.launch import run_recipe
 from draftsmith.recipes.load import load, recipe_names
 from draftsmith.recipes.plan import plan
+from draftsmith.trainers.describe.models import target_shape
 from draftsmith.trainers.describe.training_memory import engine_parts, micro_of
 
 SAGE = ["recipe=sage-qwen2.5-vl-72b-7b", "dry_run=true"]
@@ -42,6 +44,19 @@ def test_what_does_not_fit_ends_with_1(settings, code, said, capsys):
 def test_a_target_that_cannot_be_cut_is_refused_by_the_dry_run():
     with pytest.raises(Exception, match="num_attention_heads is 64, which 3 ranks"):
         run_recipe([*SAGE, "target.device_map=null", "target.tensor_parallel_size=3"], "the command")
+
+
+def test_an_evaluation_holds_its_draft_lvlm():
+    """Llama-68M, its CLIP tower and projector in bfloat16, and a cache for each mode that a method mixes."""
+    parts = []
+    for mode in ("T", "MT"):
+        loaded = load(["recipe=llava15-68m", f"stages.evaluate.methods.T.mode={mode}"])
+        one = next(one for one in plan(loaded.recipe, loaded.path) if one.name == "evaluate")
+        parts.append(one.stage.memory(one).parts)
+    beside = loaded.recipe.drafter.config_beside(target_shape(loaded.recipe))
+    cache = parts[1]["draft LVLMs"] - parts[0]["draft LVLMs"]
+    assert parts[0]["draft LVLMs"] - cache == 2 * sum(parameter_counts(beside).values()) > 0.6 * 2**30
+    assert cache == parts[0]["key-value cache"] * (2 * 768) / (32 * 4096)  # of 32 layers of 4,096; the draft has two
 
 
 # ---- trainings
