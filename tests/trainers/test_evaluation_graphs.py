@@ -35,3 +35,10 @@ def test_chains_of_drafts_are_no_graphs_where_nobody_wants_them():
         method = next(method for method in stage.methods.values() if method.chain is not None)
         options = Drafters(stage, context, None)._options(method, method.policy())
         assert (options.chain is not None) is value
+
+
+def test_left_alone_they_are_no_part_of_an_evaluations_settings():
+    """Evaluations that finished before there were graphs stay finished."""
+    for setting, named in (("draft=true", False), ("draft=false", True), ("target=true", True)):
+        loaded = load(["recipe=demo/lvlm", "output=out", f"stages.evaluate.graphs.{setting}"])
+        assert ("graphs" in loaded.recipe.stages["evaluate"].model_dump(mode="json")) is named
