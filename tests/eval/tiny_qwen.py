@@ -3,6 +3,7 @@
 import torch
 from draftsmith.core.batch import IMAGE, TEXT, VIDEO, Request
 from draftsmith.core.pictures import PatchGrid, whole_picture
+from draftsmith.data.collate import Sample, collate
 from draftsmith.models.llava import TokenIds
 from draftsmith.models.qwen import QWEN_FAMILIES, QWEN_KINDS, qwen_config
 from draftsmith.models.targets.qwen import QwenTarget
@@ -86,6 +87,18 @@ def request(kind: str, images=((4, 6),), clip: tuple[int, int, int] | None = Non
     count = sum(picture.num_tiles for picture in pictures)
     pixels = torch.randn(count, NUMBERS, generator=generator) if count else None
     return Request(torch.tensor(ids), torch.tensor(modality, dtype=torch.int8), pixels, f"r{seed}", tuple(pictures))
+
+
+def batch_of(*asked: Request):
+    """Requests as samples of training, whose last three tokens are supervised."""
+    samples = [
+        Sample(
+            r.ids.tolist(), [n >= len(r.ids) - 3 for n in range(len(r.ids))], r.modality.tolist(), r.pixels, r.name,
+            r.pictures,
+        )
+        for r in asked
+    ]  # fmt: skip
+    return collate(samples, pad_id=0, image_size=8)
 
 
 def published(kind: str, asked: Request) -> dict:

@@ -5,7 +5,6 @@ import torch
 from draftsmith.core.batch import Request
 from draftsmith.core.errors import UserError
 from draftsmith.core.states import Taps, feature_places
-from draftsmith.data.collate import Sample, collate
 from draftsmith.eval.loop import Decoding, generate
 from draftsmith.eval.policies import Chain, Draw
 from draftsmith.eval.rules import Greedy
@@ -17,7 +16,20 @@ from draftsmith.models.targets.causal import CausalTarget, CausalTargetConfig
 from draftsmith.models.targets.load import build_target, load_target
 from draftsmith.models.targets.qwen import QwenTarget, QwenTargetConfig
 from draftsmith.models.training import training_of
-from tiny_qwen import CLIP_ID, EOS, IDS, IMAGE_ID, TOKENS, VOCAB, model, request, target, text_config, vision_config
+from tiny_qwen import (
+    CLIP_ID,
+    EOS,
+    IDS,
+    IMAGE_ID,
+    TOKENS,
+    VOCAB,
+    batch_of,
+    model,
+    request,
+    target,
+    text_config,
+    vision_config,
+)
 from transformers import (
     GPT2Config,
     GPT2LMHeadModel,
@@ -33,17 +45,6 @@ LLAMA = {
     "num_key_value_heads": 1, "max_position_embeddings": 128, "initializer_range": 0.25,
 }  # fmt: skip
 TEXT_IDS = TokenIds(VOCAB, -1, 1, EOS, 0)
-
-
-def batch_of(*asked: Request):
-    samples = [
-        Sample(
-            r.ids.tolist(), [n >= len(r.ids) - 3 for n in range(len(r.ids))], r.modality.tolist(), r.pixels, r.name,
-            r.pictures,
-        )
-        for r in asked
-    ]  # fmt: skip
-    return collate(samples, pad_id=0, image_size=8)
 
 
 @pytest.mark.parametrize("kind", ["qwen2_vl", "qwen2_5_vl", "qwen3_vl", "qwen3_vl_moe"])

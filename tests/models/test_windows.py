@@ -7,7 +7,6 @@ import tiny_qwen
 import torch
 from draftsmith.core.batch import IMAGE
 from draftsmith.core.pictures import PatchGrid, whole_picture
-from draftsmith.data.collate import Sample, collate
 from draftsmith.models import qwen
 from draftsmith.models.attention import as_interface
 from draftsmith.models.qwen import see_patches
@@ -87,17 +86,6 @@ def test_calls_for_a_picture_of_448_pixels(calls):
     assert counts == {"sdpa": 65, "windows": 2}
 
 
-def batch_of(*asked):
-    samples = [
-        Sample(
-            r.ids.tolist(), [n >= len(r.ids) - 3 for n in range(len(r.ids))], r.modality.tolist(), r.pixels, r.name,
-            r.pictures,
-        )
-        for r in asked
-    ]  # fmt: skip
-    return collate(samples, pad_id=0, image_size=8)
-
-
 def trained(monkeypatch, model, batch, *, ours, checkpointing):
     """Loss, and gradient by parameter, of a training step; the tower as it is, or transformers' own."""
     module = training_of(model, PARTS, gradient_checkpointing=checkpointing).train()
@@ -118,7 +106,7 @@ def test_training_has_transformers_loss_and_gradients(monkeypatch, calls, kind, 
     """Pictures of several sizes, a clip and a row of text, against transformers' own tower, window by window."""
     model = tiny_qwen.model(kind)
     rows = [(((10, 6), (4, 14)), (3, 4, 6), 0), (((10, 6),), None, 1), ((), None, 2)]
-    batch = batch_of(*(tiny_qwen.request(kind, images, clip, seed=seed) for images, clip, seed in rows))
+    batch = tiny_qwen.batch_of(*(tiny_qwen.request(kind, images, clip, seed=seed) for images, clip, seed in rows))
     results, counts = {}, {}
     for ours in (True, False):
         calls.clear()

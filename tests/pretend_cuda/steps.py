@@ -12,7 +12,6 @@ import tiny_qwen
 import torch
 import training as runs
 import visual_tiny
-from draftsmith.data.collate import Sample, collate
 from draftsmith.data.loader import StepBatches
 from draftsmith.models.distillation import DistillObjective, DistillTraining, Teacher
 from draftsmith.models.llava import PARTS
@@ -79,14 +78,7 @@ def _qwen(name, device):
     kind = name.split()[-1]
     shown = [(((10, 6), (4, 14)), (2, 4, 6)), (((4, 6),), None), ((), None), (((10, 6),), None)]
     asked = [tiny_qwen.request(kind, images, clip, seed=seed) for seed, (images, clip) in enumerate(shown)]
-    samples = [
-        Sample(
-            r.ids.tolist(), [n >= len(r.ids) - 3 for n in range(len(r.ids))], r.modality.tolist(), r.pixels, r.name,
-            r.pictures,
-        )
-        for r in asked
-    ]  # fmt: skip
-    batch = replace(collate(samples, pad_id=0, image_size=8), seeds=tuple(range(len(asked))))
+    batch = replace(tiny_qwen.batch_of(*asked), seeds=tuple(range(len(asked))))
     if name == kind:
         module = training_of(tiny_qwen.model(kind), PARTS, gradient_checkpointing=False).train()
         return module, loop.no_states, batch
