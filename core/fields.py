@@ -11,6 +11,7 @@ from pydantic import AfterValidator, Field
 Seed = Annotated[int, Field(ge=0, le=2**32 - 1)]
 # Above it scores are as good as even.
 Temperature = Annotated[float, Field(ge=0, le=100)]
+_LONGEST_SENTENCE = 100  # characters
 _LONGEST_NAME, _LONGEST_PATH = 255, 4095  # bytes of a file's name and of a path, on Linux
 
 
@@ -57,6 +58,20 @@ def _attention(name: str) -> str:
 AttentionName = Annotated[str, AfterValidator(_attention)]
 # accelerate's ways to spread a model, or one device.
 DeviceMap = Annotated[str, Field(pattern=r"^(auto|balanced|balanced_low_0|sequential|cpu|[a-z]{3,4}(:\d+)?)$")]
+
+
+def _sentence(text: str) -> str:
+    """Raises `ValueError` for what would break the one line that it is printed in."""
+    if not text.strip() or not text.isprintable():
+        raise ValueError("is one line of printable text")
+    if len(text) > _LONGEST_SENTENCE:
+        raise ValueError(f"has {len(text)} characters; there is room for {_LONGEST_SENTENCE}")
+    return text
+
+
+# What something is for, in one short line for people.
+Sentence = Annotated[str, AfterValidator(_sentence)]
+
 
 # Keys of a section that say where weights lie, and change no result.
 PLACES = ("device_map", "offload", "tensor_parallel_size")

@@ -49,10 +49,16 @@ def dry_run(recipe: Recipe, planned: Sequence[Planned], stages: Collection[str] 
     for plan in planned:
         if stages is None or plan.name in stages:
             with building(f"stages.{plan.name}"):
-                lines += ["", f"stage {plan.name} ({plan.stage.kind})", *plan.stage.describe(plan), *_unmatched(plan)]
+                lines += ["", _title(plan), *plan.stage.describe(plan), *_unmatched(plan)]
                 if (memory := plan.stage.memory(plan)) is not None:
                     lines += memory.lines(recipe.hardware)
     return "\n".join(lines)
+
+
+def _title(plan: Planned) -> str:
+    """Of its lines. What a stage of this kind is for as a rule, its lines say."""
+    about = "" if plan.stage.about is None else f": {plan.stage.about}"
+    return f"stage {plan.name} ({plan.stage.kind}){about}"
 
 
 def does_not_fit(recipe: Recipe, planned: Sequence[Planned], stages: Collection[str] | None = None) -> list[str]:

@@ -97,7 +97,7 @@ def _settings(recipe: Recipe, name: str, inputs: dict[str, str], earlier: list[P
     """
     stage = recipe.stages[name]
     section = _without_places(stage.model_dump(mode="json"))
-    for harmless in ("log_every", "num_workers", "checkpoints", "expected", *stage.harmless()):
+    for harmless in ("log_every", "num_workers", "checkpoints", "expected", "about", *stage.harmless()):
         section.pop(harmless, None)
     drafter = _without_places(recipe.drafter.model_dump(mode="json")) if recipe.drafter else None
     target = _without_places(recipe.target.model_dump(mode="json"))

@@ -64,6 +64,7 @@ RECIPES = (
 )  # fmt: skip
 # Fields that change no result, wherever they stand.
 HARMLESS = {
+    "about": "what people read of a stage",
     "checkpoints": "when to save, and how many are kept",
     "device_map": "where a frozen target lies",
     "offload": "where a frozen target lies",

@@ -12,6 +12,7 @@ from typing import Any, ClassVar, Self
 from pydantic import SerializerFunctionWrapHandler, model_serializer, model_validator
 
 from ...core.errors import did_you_mean
+from ...core.fields import Sentence
 from ...core.refused import Refused
 from ...core.section import Section
 from ..context import Context
@@ -30,6 +31,16 @@ class Stage(Section):
     takes_any_data: ClassVar[bool] = False
     # Names in its folder that are no results: they may change or go once it has finished.
     working: ClassVar[tuple[str, ...]] = ("checkpoints", "cache", "wandb*")
+    # Its purpose where the recipe gives none.
+    usual_purpose: ClassVar[str]
+
+    # What the stage is for, in one line: shown while it runs, and by a dry run. null: what its kind says.
+    about: Sentence | None = None
+
+    @property
+    def purpose(self) -> str:
+        """What it is for: the recipe's words, or its kind's."""
+        return self.about or self.usual_purpose
 
     @property
     def shards(self) -> str | None:

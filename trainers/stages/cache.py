@@ -47,6 +47,7 @@ SHARDS = "states"
 
 class CacheStage(Stage):
     loads_target: ClassVar[bool] = True
+    usual_purpose: ClassVar[str] = "the target's hidden states, computed once"
 
     kind: Literal["cache"]
     format: PromptFormat = PromptFormat()

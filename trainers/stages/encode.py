@@ -38,6 +38,7 @@ Write = Literal["pixels", "codes", "features"]
 class EncodeStage(Stage):
     holds_models: ClassVar[bool] = False
     working: ClassVar[tuple[str, ...]] = (*Stage.working, "duplicates.sqlite*")
+    usual_purpose: ClassVar[str] = "pictures are read and encoded"
 
     kind: Literal["encode"]
     # The stage whose pictures are read (paths are then those of its world); null: files from elsewhere.

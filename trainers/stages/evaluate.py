@@ -66,6 +66,7 @@ _PROBES_OF_TEXT = ("confidence", "states", "importance", "binding")
 
 class EvaluateStage(Stage):
     loads_target: ClassVar[bool] = True
+    usual_purpose: ClassVar[str] = "every method decodes the same requests"
 
     kind: Literal["evaluate"]
     # Another target than the recipe's, by its path: a recipe can measure drafts against several.

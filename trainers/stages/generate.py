@@ -44,6 +44,7 @@ Frames = Annotated[int, Field(ge=2, le=10**5)]
 
 class GenerateStage(Stage):
     holds_models: ClassVar[bool] = False
+    usual_purpose: ClassVar[str] = "draws the synthetic dataset"
 
     kind: Literal["generate"]
     # Side of the pictures in pixels.

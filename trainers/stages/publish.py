@@ -63,6 +63,7 @@ class PublishStage(Stage):
     holds_models: ClassVar[bool] = False
     # Both have SHA256SUMS of their own.
     working: ClassVar[tuple[str, ...]] = (*Stage.working, REPOSITORY, "fetched", PROPOSED)
+    usual_purpose: ClassVar[str] = "the drafter's folder, tried and published"
 
     kind: Literal["publish"]
     # NAMESPACE/NAME. Engines guess the method from it: `EAGLE-...` for EAGLE, `EAGLE3-...` for EAGLE-3, and neither

@@ -33,6 +33,7 @@ PICTURES = {"prompts", "repeats"}
 
 class RegenerateStage(Stage):
     loads_target: ClassVar[bool] = True
+    usual_purpose: ClassVar[str] = "the target writes the answers"
 
     kind: Literal["regenerate"]
     # Texts: the questions are each record's conversation up to its last answer.

@@ -151,6 +151,13 @@ class TrainStage(FitSettings):
 
     ways: ClassVar[dict[str, Any]] = {"records": open_records, "states": open_heads, "codes": open_codes}
 
+    @property
+    def purpose(self) -> str:
+        """What it is for: the recipe's words, or whose weights are trained."""
+        model = {"vq": "image tokenizer"}.get(self.model, self.model)
+        parts = f": {', '.join(self.trainable)}" if self.trainable else ""
+        return self.about or f"trains the {model}{parts}"
+
     # ---- checks that need nothing else
 
     @model_validator(mode="after")

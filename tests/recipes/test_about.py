@@ -1,0 +1,40 @@
+"""What a stage is for: the recipe's words or its kind's, in dry runs, and in no fingerprint."""
+
+import pytest
+from draftsmith.recipes.cli import main
+from draftsmith.recipes.commands.demo import demo_names
+from draftsmith.recipes.load import load
+from draftsmith.recipes.plan import plan
+
+
+@pytest.mark.parametrize("name", demo_names())
+def test_every_stage_of_a_demo_says_what_it_is_for(name):
+    stages = load([f"recipe=demo/{name}"]).recipe.stages
+    assert [stage for stage, section in stages.items() if section.about is None] == []
+
+
+def test_without_words_a_stage_has_its_kinds():
+    publish = "stages.publish={kind: publish, repo: me/x}"
+    recipes = (
+        ["llava15-68m", publish],
+        ["eagle-llamagen-xl-stage1"],
+        ["sparrow-qwen2.5-vl-7b"],
+        ["demo/lvlm-distilled"],
+    )
+    purposes = {}
+    for name, *words in recipes:
+        for section in load([f"recipe={name}", *words]).recipe.stages.values():
+            purposes.setdefault(section.kind, set()).add(section.model_copy(update={"about": None}).purpose)
+    assert purposes.keys() == {"generate", "train", "regenerate", "encode", "cache", "evaluate", "publish"}
+    assert all(map(all, purposes.values())) and "trains the drafter: projector" in purposes["train"]
+
+
+def test_a_dry_run_shows_it_and_no_fingerprint_holds_it(capsys):
+    assert main(["recipe=demo/lvlm", "dry_run=true", "stages.pretrain.about=a bridge for pictures"]) == 0
+    said = capsys.readouterr().out
+    assert "stage pretrain (train): a bridge for pictures\n" in said
+    loaded = [
+        load(["recipe=demo/lvlm", *words]) for words in ([], ["stages.world.about=null", "stages.pretrain.about=b"])
+    ]
+    one, other = ([(p.fingerprint, p.settings) for p in plan(one.recipe, one.path)] for one in loaded)
+    assert one == other
