@@ -20,6 +20,7 @@ from ..videos import write_clip
 from .scenarios import KINDS, TEXT_ONLY, Scenario, clip
 from .scene import draw
 from .suites import write_suite, write_video_suite
+from .wordings import Wordings, drawn_by, usual
 
 
 def write_dataset(
@@ -33,6 +34,7 @@ def write_dataset(
     clip_frames: dict[str, int] | None = None,
     video_suite: int = 0,
     lengths: Sequence[int] = (4, 16, 64),
+    wordings: Wordings = "usual",
     before_each: Callable[[], None] = lambda: None,
 ) -> dict[str, Any]:
     """Write `<split>.json`, `images/<split>/*.png`, `videos/<split>/*.mp4`, `<mixture>.yaml` and `manifest.json`.
@@ -47,15 +49,18 @@ def write_dataset(
         clip_frames: split -> frames of its clips, where they are not four; at least two.
         video_suite: records of each set of videos, pictures and texts, under `video_suite/`; 0: none.
         lengths: frames of that suite's clips, in turn.
+        wordings: "several" draws each answer's among right ones; the scenes and questions stay.
         before_each: called before each record; what it raises leaves nothing behind.
     """
     frames = clip_frames or {}
     manifest: dict[str, Any] = {"seed": seed, "image_size": image_size, "splits": splits, "sha256": {}}
     manifest |= {"clip_frames": frames} if frames else {}
+    manifest |= {} if wordings == "usual" else {"wordings": wordings}
 
     def record(at: Path, split: str, kind: str, index: int, num_frames: int | None = None) -> dict[str, Any]:
         before_each()
-        return _write_record(at, split, kind, index, seed, image_size, num_frames)
+        scenario = sample(seed, split, kind, index, num_frames=num_frames, wordings=wordings)
+        return _write_record(at, split, kind, index, scenario, image_size)
 
     # A stage that was killed before it was marked as done finds its own pictures here, and writes them again.
     with new_folder(folder, replace=True) as aside:
@@ -81,20 +86,23 @@ def write_dataset(
     return manifest
 
 
-def sample(seed: int, split: str, kind: str, index: int, *, num_frames: int | None = None) -> Scenario:
+def sample(
+    seed: int, split: str, kind: str, index: int, *, num_frames: int | None = None, wordings: Wordings = "usual"
+) -> Scenario:
     """The scenario behind a record. Seeded by a string: Python hashes it the same on every machine.
 
     Args:
         num_frames: of a clip; None: the usual four.
+        wordings: "usual": one for all answers of a kind; "several": drawn among right ones, of the same scenes.
     """
-    rng = random.Random(f"{seed}/{split}/{kind}/{index}")
-    return clip(rng, num_frames) if kind == "clip" and num_frames is not None else KINDS[kind](rng)
+    record = f"{seed}/{split}/{kind}/{index}"
+    rng, say = random.Random(record), usual if wordings == "usual" else drawn_by(random.Random(f"{record}/wording"))
+    return clip(rng, say, num_frames) if kind == "clip" and num_frames is not None else KINDS[kind](rng, say)
 
 
 def _write_record(
-    folder: Path, split: str, kind: str, index: int, seed: int, image_size: int, num_frames: int | None = None
+    folder: Path, split: str, kind: str, index: int, scenario: Scenario, image_size: int
 ) -> dict[str, Any]:
-    scenario = sample(seed, split, kind, index, num_frames=num_frames)
     images = []
     for number, scene in enumerate(scenario.scenes):
         name = f"images/{split}/{kind}-{index:06d}-{number}.png"

@@ -9,8 +9,9 @@ from __future__ import annotations
 
 import itertools
 import json
+import re
 import statistics
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Annotated, Any
@@ -45,6 +46,7 @@ from .measuring import Measuring
 from .requests import ConversationSet, Opening
 
 PROBING = "while probing, behind the report"
+_NAMED_WITHIN = 16  # tokens of an answer in which its key word is looked for
 _WIDTH = 10  # ranks that a planned tree may have
 
 
@@ -291,15 +293,14 @@ def binding(probe: Binding, opening: Opening, measuring: Measuring, processor: P
     """Share of questions whose answer names the record's key word, with the picture and without it."""
     dataset = opening.dataset(probe.data, data_files(probe.data, opening.context))
     questions = ConversationSet("binding", "image", "", dataset)
-    decoding = measuring.plainly(min(measuring.stage.temperatures), 12)
+    decoding = measuring.plainly(min(measuring.stage.temperatures), _NAMED_WITHIN)
     words = {str(dataset.record(i)["answer"]) for i in range(len(dataset))}
 
-    def named(request: Request) -> str | None:
-        """The last of the known words that the first clause names ("The circle is red, ...": red)."""
+    def named(index: int, request: Request) -> str | None:
         tokens = generate(measuring.target, None, request, decoding, torch.Generator()).tokens
-        clause = measuring.text(tokens).split(",")[0].replace(".", " ")
-        said = [word for word in clause.split() if word in words]
-        return said[-1] if said else None
+        turns = dataset.record(index)["conversations"]
+        asked_last = next(turn["value"] for turn in reversed(turns) if turn["from"] == "human")
+        return key_word(measuring.text(tokens), asked_last, words)
 
     asked = right = blind = 0
     stop = measuring.context.stop
@@ -311,11 +312,24 @@ def binding(probe: Binding, opening: Opening, measuring: Measuring, processor: P
             request, answer = opened.request, str(dataset.record(index)["answer"])
             assert isinstance(request, Request)
             asked += 1
-            right += named(request) == answer
-            blind += named(without_pictures(request, processor.newline_id)) == answer
+            right += named(index, request) == answer
+            blind += named(index, without_pictures(request, processor.newline_id)) == answer
     each = [(asked, right, blind)] if stop.in_step else ranks.gather((asked, right, blind))
     asked, right, blind = (sum(counts) for counts in zip(*each, strict=True))
     return {"questions": asked, "accuracy": right / max(1, asked), "blind_accuracy": blind / max(1, asked)}
+
+
+def key_word(answer: str, question: str, words: Collection[str]) -> str | None:
+    """Which of `words` an answer gives, whatever its wording; None: none of them.
+
+    It is the last one in the first clause that names one which the question does not: "You can see that the circle is
+    red, as ..." gives red where the circle was asked for, and "I see a red circle, ..." does, too.
+    """
+    asked = set(re.findall(r"\w+", question))
+    for clause in re.split(r"[,.;:]", answer):
+        if said := [word for word in clause.split() if word in words and word not in asked]:
+            return said[-1]
+    return None
 
 
 def _longest(sets: Sequence[ConversationSet]) -> list[ConversationSet]:

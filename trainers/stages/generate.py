@@ -24,13 +24,14 @@ from ...data.shapes.captioned import write_captioned
 from ...data.shapes.scenarios import KINDS
 from ...data.shapes.scene import IMAGE_MEAN, IMAGE_STD
 from ...data.shapes.tokenizer import train_tokenizer
+from ...data.shapes.wordings import Wordings
 from ...data.shapes.write import write_dataset
 from ..context import Context
 from .base import Planned, Stage
 
 DATASET_FOLDER = "world"  # folder of the dataset inside the stage's
 TOKENIZER = "tokenizer"  # and of the captions' tokenizer
-CONVERSATIONS = {"patch_size", "mixtures", "suite", "clip_frames", "video_suite", "clip_lengths"}
+CONVERSATIONS = {"patch_size", "mixtures", "suite", "clip_frames", "video_suite", "clip_lengths", "wordings"}
 CAPTIONED = {"grain", "pairs"}
 
 
@@ -67,6 +68,9 @@ class GenerateStage(Stage):
     video_suite: Records = 0
     # Frames of that suite's clips, one set of clips for each.
     clip_lengths: list[Frames] = Field([4, 16, 64], min_length=1)
+    # usual: answers of a kind are written alike, and a target learns them word for word. several: each is drawn among
+    # right wordings, so that what the target says differs from the data (to see what its answers are worth to a draft).
+    wordings: Wordings = Field("usual", exclude_if=lambda value: value == "usual")
 
     # Captioned pictures: noise of the paper, a standard deviation of 0 to 255: what makes its codes uncertain.
     grain: float = Field(10.0, ge=0, le=128)
@@ -198,6 +202,7 @@ def _write_conversations(stage: GenerateStage, context: Context, folder: Path) -
         clip_frames=stage.clip_frames,
         video_suite=stage.video_suite,
         lengths=stage.clip_lengths,
+        wordings=stage.wordings,
         before_each=lambda: context.stop.check(f"in stage {context.name}"),
     )
     first = next(iter(stage.splits))

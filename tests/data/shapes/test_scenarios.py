@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 from draftsmith.data.conversations import PromptFormat
-from draftsmith.data.shapes.scenarios import FACTS, KINDS, NUMBERS, TEXT_ONLY, WORDS, Scenario
+from draftsmith.data.shapes.scenarios import FACTS, KINDS, NAMES, NUMBERS, TEXT_ONLY, TRAITS, WORDS, Scenario
 from draftsmith.data.shapes.scene import BACKGROUND, COLORS, COLUMNS, ROWS, SHAPES, Object, Scene, draw, sample_scene
 from draftsmith.data.shapes.write import sample, write_dataset
 from draftsmith.data.videos import Clip, VideoSettings
@@ -239,6 +239,18 @@ def check_clip(scenario: Scenario, objects) -> None:
     assert all(abs(down) <= 1 and abs(across) <= 1 for down, across in steps)
     for along in zip(*steps, strict=True):
         assert len({step for step in along if step}) <= 1, "it never turns back"
+
+
+def check_tale(scenario: Scenario, objects) -> None:
+    pattern = (
+        rf"Once upon a time there was a ({COLOR}) ({SHAPE}) at the {PLACE} of the board\. It had four friends, and "
+        rf"they were called (.*)\. All of them said that the ({COLOR}) ({SHAPE}) was (.*), and so it lived happily at "
+        rf"the {PLACE.replace('<place>', '<again>')} of the board ever after\."
+    )
+    color, shape, place, names, *other, traits, again = re.fullmatch(pattern, scenario.turns[0][1]).groups()
+    assert objects[0] == [(place, color, shape)] and (other, again) == ([color, shape], place)
+    assert len(listed(names)) == 4 and {*listed(names)} <= {*NAMES}
+    assert len(listed(traits)) == 4 and {*listed(traits)} <= {*TRAITS}
 
 
 def check_word(scenario: Scenario, objects) -> None:
