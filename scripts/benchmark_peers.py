@@ -58,9 +58,9 @@ def main() -> None:
     timing.header(f"seed {arguments.seed}, float32, this thread's time")
     if loops := [name for name in LOOPS if name in chosen]:
         pairs.head()
-        for size in arguments.sizes:
-            for name in loops:
-                LOOPS[name](size, arguments)
+        pairs.profiles(
+            [profile for size in arguments.sizes for name in loops for profile in LOOPS[name](size, arguments)]
+        )
     if "training" in chosen:
         training(arguments)
 

@@ -30,7 +30,7 @@ from draftsmith.models.drafters.independent import IndependentProposal
 from draftsmith.models.llamagen.transformer import LlamaGen, LlamaGenConfig
 from draftsmith.models.targets.causal import CausalTarget
 from draftsmith.models.targets.llamagen import LlamaGenTarget
-from peers.ours import SIZES, TREE, answer, settings, target_config, text
+from peers.ours import SIZES, TREE, answer, passes, settings, target_config, text
 from peers.pairs import Side, cycle_seconds
 from transformers import LlamaForCausalLM
 
@@ -44,7 +44,7 @@ def eagle3(size: str) -> Side:
     drafts = Eagle3Config(kind="eagle3")
     drafter = drafts.drafter(drafts.build(target).eval(), target)
     decoding = settings(Dynamic(**TREE), 1.0)
-    return Side(model.model, lambda n, tokens: answer(target, drafter, decoding, text(target, 64, n), n, tokens))
+    return Side(passes(target), lambda n, tokens: answer(target, drafter, decoding, text(target, 64, n), n, tokens))
 
 
 def draft_model(size: str) -> Side:
@@ -54,7 +54,7 @@ def draft_model(size: str) -> Side:
     target = CausalTarget(models[0], num_token_ids=vocab_size)
     drafter = IndependentProposal(CachedDecoder(models[1], num_token_ids=vocab_size), "T", newline_id=5)
     decoding = settings(Chain(5), 1.0, "sample")
-    return Side(models[0].model, lambda n, tokens: answer(target, drafter, decoding, text(target, 64, n), n, tokens))
+    return Side(passes(target), lambda n, tokens: answer(target, drafter, decoding, text(target, 64, n), n, tokens))
 
 
 def picture(size: str) -> Side:
@@ -75,7 +75,7 @@ def picture(size: str) -> Side:
     def request(number: int) -> ImageRequest:
         return ImageRequest(torch.randn(20, 64, generator=torch.Generator().manual_seed(number)), str(number))
 
-    return Side(model.norm, lambda n, tokens: answer(target, drafter, decoding, request(n), n, tokens))
+    return Side(passes(target), lambda n, tokens: answer(target, drafter, decoding, request(n), n, tokens))
 
 
 CASES = {

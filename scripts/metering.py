@@ -53,6 +53,11 @@ class Meter:
         self.seconds: defaultdict[str, float] = defaultdict(float)
         self._open, self._since = ["loop"], self._now()
 
+    def restart(self) -> None:
+        """Forget all seconds so far."""
+        self.seconds.clear()
+        self._since = self._now()
+
     def part(self, name: str) -> Callable[[Callable], Callable]:
         """A decorator that adds the time of a function's calls to part `name`."""
 

@@ -23,6 +23,7 @@ from ..hub import config_value
 from ..llava import language_model_of, placeholder_ids, pool_features, selected_features
 from ..packed_row import PackedRow
 from ..pictures import newline_of, pack
+from . import unwrapped
 from .cache import Cache
 from .tapped import LanguageModel, Tapped
 
@@ -249,11 +250,16 @@ class CachedDecoder:
         self, embeds: Tensor, cache: Cache, positions: Tensor, full: Tensor | None, layers: Sequence[int],
         attention: Sequence[int] = (), more: Mapping[str, Any] | None = None,
     ) -> DecoderStates:  # fmt: skip
+        places = self._coordinates(positions)
+        plain = None if attention or more or self.always_masks else unwrapped.layers_of(self.language_model)
+        if plain is not None:
+            feature, states = unwrapped.run(self.language_model, plain, embeds, cache, places, full, layers)
+            return DecoderStates(feature, states | ({0: embeds} if 0 in layers else {}), {})
         with Tapped(self.language_model, layers, attention) as tapped:
             output = self.language_model(
                 inputs_embeds=embeds,
                 attention_mask=full,
-                position_ids=self._coordinates(positions),
+                position_ids=places,
                 past_key_values=cache,
                 use_cache=True,
                 **(more or {}),

@@ -13,15 +13,15 @@ from draftsmith.eval.policies import Chain
 from draftsmith.models.decoding.decoder import CachedDecoder
 from draftsmith.models.drafters.independent import IndependentProposal
 from draftsmith.models.targets.causal import CausalTarget
-from peers.ours import answer, prompt, settings, target_config, text
-from peers.pairs import Answer, Side, compare
+from peers.ours import answer, parts, passes, prompt, settings, target_config, text
+from peers.pairs import DRAFT, SCORES, TARGET, Answer, Profile, Side, compare
 from transformers import LlamaForCausalLM, set_seed
 from transformers.generation.candidate_generator import AssistedCandidateGenerator
 
 GAMMA = 5
 
 
-def assisted(size: str, arguments: argparse.Namespace) -> None:
+def assisted(size: str, arguments: argparse.Namespace) -> list[Profile]:
     """Greedy and sampled; at the demo's size behind a long prompt as well."""
     torch.manual_seed(arguments.seed)
     model = LlamaForCausalLM(target_config(size, 4)).eval()
@@ -32,7 +32,12 @@ def assisted(size: str, arguments: argparse.Namespace) -> None:
     options = own_draft.generation_config
     options.num_assistant_tokens, options.num_assistant_tokens_schedule = GAMMA, "constant"
     options.assistant_confidence_threshold = 0.0
-    models = (model.model, model.lm_head, draft.model, draft.lm_head)
+    decoders = target.decoder, drafter.decoder
+    own_work = {
+        TARGET: [(target.decoder, "forward")], DRAFT: [(drafter.decoder, "forward")],
+        SCORES: [(decoder, "logits") for decoder in decoders],
+    }  # fmt: skip
+    profiles = []
     for length in (1, 1024) if size == "demo size" else (1,):
         for temperature in (0.0, 1.0):
             decoding = settings(Chain(GAMMA), temperature, "sample" if temperature else "top-k")
@@ -44,8 +49,10 @@ def assisted(size: str, arguments: argparse.Namespace) -> None:
                 return _generate(reference, own_draft, length, number, tokens, sampled)
 
             what = f"transformers' assisted generation, {size}, T {temperature:g}, behind {length} tokens"
-            sides = Side(model.model, ours, models), Side(reference.model, theirs)
-            compare(what, *sides, arguments, equal=not temperature)
+            mine = Side(passes(target), ours, parts(target, drafter, decoding, own_work))
+            other = Side([(reference.model, "forward")], theirs)
+            profiles.append(compare(what, mine, other, arguments, equal=not temperature))
+    return profiles
 
 
 @torch.inference_mode()

@@ -15,17 +15,18 @@ from draftsmith.models.drafters.eagle import EagleConfig
 from draftsmith.models.drafters.eagle3 import Eagle3Config
 from draftsmith.models.targets.causal import CausalTarget
 from peers.clones import EAGLE, clone
-from peers.ours import TREE, answer, prompt, settings, target_config, text
-from peers.pairs import Answer, Side, compare
+from peers.ours import TREE, answer, parts, passes, prompt, settings, target_config, text
+from peers.pairs import DRAFT, SCORES, TARGET, Answer, Profile, Side, compare
 from torch import nn
 from transformers import LlamaConfig, LlamaForCausalLM, set_seed
 
 KINDS: dict[str, Any] = {"EAGLE-3": Eagle3Config(kind="eagle3"), "EAGLE-1": EagleConfig(kind="eagle")}
 
 
-def official_eagle(size: str, arguments: argparse.Namespace) -> None:
+def official_eagle(size: str, arguments: argparse.Namespace) -> list[Profile]:
     """Both heads, greedy and sampled; at the demo's size behind a long prompt as well."""
     clone(arguments.peers, EAGLE)
+    profiles = []
     lengths = (64, 1024) if size == "demo size" else (64,)
     for kind, drafts in KINDS.items():
         torch.manual_seed(arguments.seed)
@@ -35,15 +36,20 @@ def official_eagle(size: str, arguments: argparse.Namespace) -> None:
         head = drafts.build(target).eval().requires_grad_(False)
         official, accepted = _official(kind, model, head, target)
         drafter = drafts.drafter(head, target)
-        models = [model.model, model.lm_head, head]
-        models += [head.lm_head] if kind == "EAGLE-3" else []
+        own_work = {
+            TARGET: [(target.decoder, "forward")], DRAFT: [(head, "forward"), (head, "fuse")],
+            SCORES: [(target.decoder, "logits"), (head, "draft_scores")],
+        }  # fmt: skip
         for length in lengths:
             for temperature in (0.0, 1.0):
-                ours = partial(_ours, target, drafter, length, settings(Dynamic(**TREE), temperature))
+                decoding = settings(Dynamic(**TREE), temperature)
+                ours = partial(_ours, target, drafter, length, decoding)
                 theirs = partial(_generate, official, accepted, length, temperature)
                 what = f"{kind}'s loop, {size}, T {temperature:g}, behind {length} tokens"
-                sides = Side(model.model, ours, models), Side(official.base_model.model, theirs)
-                compare(what, *sides, arguments, equal=not temperature)
+                mine = Side(passes(target), ours, parts(target, drafter, decoding, own_work))
+                other = Side([(official.base_model.model, "forward")], theirs)
+                profiles.append(compare(what, mine, other, arguments, equal=not temperature))
+    return profiles
 
 
 def _ours(target: Any, drafter: Any, length: int, decoding: Any, number: int, tokens: int) -> Answer:

@@ -27,8 +27,8 @@ from draftsmith.models.llamagen.lantern_layout import to_lantern
 from draftsmith.models.llamagen.transformer import LlamaGen, LlamaGenConfig
 from draftsmith.models.targets.llamagen import LlamaGenTarget
 from peers.clones import LANTERN, clone, empty_module
-from peers.ours import SIZES, answer
-from peers.pairs import Answer, Side, compare
+from peers.ours import SIZES, answer, parts, passes
+from peers.pairs import DRAFT, SCORES, TARGET, Answer, Profile, Side, compare
 from torch import nn
 from transformers import LlamaConfig, set_seed
 
@@ -36,7 +36,7 @@ CODES, NEIGHBOURS, DELTA, GUIDANCE, FEATURES = 16384, 1000, 0.1, 3.0, 64
 TREE = {"total": 60, "depth": 4, "width": 10}
 
 
-def official_lantern(size: str, arguments: argparse.Namespace) -> None:
+def official_lantern(size: str, arguments: argparse.Namespace) -> list[Profile]:
     """Exact and relaxed, greedy and sampled."""
     sizes = SIZES[size]
     config = LlamaGenConfig(
@@ -56,7 +56,10 @@ def official_lantern(size: str, arguments: argparse.Namespace) -> None:
     official.nearest_latents = table.numpy()
     accepted = _accepted(official)
     relaxed = LanternConfig(kind="lantern", k=NEIGHBOURS, delta=DELTA, residual="reference")
-    models = (model.cls_embedding, *model.layers, model.norm, model.output, head.fc, *head.layers)
+    modules = {TARGET: (model.cls_embedding, *model.layers, model.norm), DRAFT: (head.fc, *head.layers)}
+    own_work = {part: [(module, "forward") for module in made_of] for part, made_of in modules.items()}
+    own_work[SCORES] = [(model.output, "forward")]
+    profiles = []
     for name in ("exact", "relaxed"):
         for temperature in (0.0, 1.0):
             rule: Any = RULES["sampling" if temperature else "greedy"]
@@ -78,8 +81,10 @@ def official_lantern(size: str, arguments: argparse.Namespace) -> None:
                 return Answer(codes[0].tolist(), [int(count) for count in accepted])
 
             what = f"LANTERN's loop ({name}), {size}, {CODES} codes, T {temperature:g}"
-            sides = Side(model.norm, ours, models), Side(official.base_model.model, theirs)
-            compare(what, *sides, arguments, equal=not temperature)
+            mine = Side(passes(target), ours, parts(target, drafter, decoding, own_work))
+            other = Side([(official.base_model.model, "forward")], theirs)
+            profiles.append(compare(what, mine, other, arguments, equal=not temperature))
+    return profiles
 
 
 def _caption(number: int) -> torch.Tensor:

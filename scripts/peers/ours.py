@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
@@ -10,7 +11,7 @@ from draftsmith.eval.loop import Decoding, generate
 from draftsmith.eval.policies import Draw
 from draftsmith.eval.rules import RULES
 from draftsmith.models.decoding.warp import Warp
-from peers.pairs import Answer
+from peers.pairs import DRAFTING, GROWING, VERIFYING, Answer, Method
 from transformers import LlamaConfig
 
 SIZES: dict[str, dict[str, Any]] = {
@@ -26,6 +27,23 @@ def target_config(size: str, layers: int) -> LlamaConfig:
         **SIZES[size], num_hidden_layers=layers, max_position_embeddings=4096, initializer_range=0.06, bos_token_id=1,
         eos_token_id=None, pad_token_id=0, tie_word_embeddings=False,
     )  # fmt: skip
+
+
+def passes(target: Any) -> list[Method]:
+    """What runs the target in our loop: once for the prompt, then once in each cycle."""
+    return [(target, "prefill"), (target, "verify")]
+
+
+def parts(
+    target: Any, drafter: Any, decoding: Decoding, own_work: Mapping[str, Sequence[Method]]
+) -> dict[str, Sequence[Method]]:
+    """Parts of our cycle, of which `own_work` says what the models' own is spent in."""
+    return {
+        **own_work,
+        GROWING: [(decoding.policy, "grow")],
+        DRAFTING: [(drafter, name) for name in ("root", "expand", "accept")],
+        VERIFYING: [(target, name) for name in ("verify", "commit")],
+    }
 
 
 def prompt(number: int, length: int, vocab_size: int) -> torch.Tensor:

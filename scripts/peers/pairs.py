@@ -1,4 +1,4 @@
-"""Neighbouring answers of two decoding loops: their cycles in turn, what of ours is the models' own work, and equality.
+"""Neighbouring answers of two decoding loops: their cycles in turn, where ours goes, and equality.
 
 A cycle runs from one pass of the target to the next: verification, what the loop does with it, and the next draft. The
 prompt's pass is left out, and an answer is broken off before its end, which cuts the last trees. Times are this
@@ -11,15 +11,22 @@ import argparse
 import itertools
 import statistics
 import time
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass, field
 from typing import Any
 
 from draftsmith.eval.timing import ratios, row, spread, table
-from torch import nn
+from metering import Meter, watched
 
 BAR = 0.75  # of a peer's cycle
 LONG = 64  # tokens of an answer that is broken off
+# Parts of our cycle: what a part calls of another is the other's.
+TARGET, DRAFT, SCORES = "the target's pass", "the draft's passes", "LM heads"
+GROWING, DRAFTING, VERIFYING = "growing the tree", "the drafter around its passes", "verifying around the pass"
+PARTS = (TARGET, DRAFT, SCORES, GROWING, DRAFTING, VERIFYING)
+OWN_WORK = (TARGET, DRAFT, SCORES)  # the models'
+REST = "loop"  # and the rule
 COLUMNS = (
     "peer", "cycle: ours / theirs [quartiles]", f"at most {BAR}", "our models' own work / their cycle",
     "tau, ours and theirs", "equal greedy cycles", "pairs",
@@ -46,58 +53,66 @@ class Answer:
         return 1 + statistics.mean(self.accepted)
 
 
+Method = tuple[Any, str]  # an object and a method's name
+
+
 @dataclass(frozen=True)
 class Side:
     """One of the two loops."""
 
-    passes: nn.Module  # called once in each cycle, and for the prompt
+    passes: Sequence[Method]  # one of them is called in each cycle, and for the prompt
     answer: Callable[[int, int], Answer]  # (number of the request, tokens) -> so many or a few more
-    models: Sequence[nn.Module] = ()  # that do the models' own work, none within another
+    parts: Mapping[str, Sequence[Method]] = field(default_factory=dict)  # part of a cycle -> what it is spent in
+
+
+@dataclass(frozen=True)
+class Profile:
+    """Where our cycle goes in a row of the table."""
+
+    what: str
+    met: bool
+    shares: dict[str, float]  # part -> share of the cycle
 
 
 class _Enough(Exception):
     """The cycles that are timed are over."""
 
 
-class _Hooks:
-    """This thread's seconds of the timed cycles and, where some are given, within modules."""
+class _Cycles:
+    """Counts passes: this thread's seconds of the timed cycles."""
 
-    def __init__(self, side: Side, cycles: int, *, metered: bool):
-        self.cycles = cycles
-        self.calls, self.begin, self.seconds, self.within = 0, 0.0, 0.0, 0.0
-        self._handles = [side.passes.register_forward_pre_hook(self._count)]
-        for module in side.models if metered else ():
-            self._handles.append(module.register_forward_pre_hook(self._enter))
-            self._handles.append(module.register_forward_hook(self._leave))
+    def __init__(self, cycles: int, meter: Meter):
+        self.cycles, self.meter = cycles, meter
+        self.calls, self.begin, self.seconds = 0, 0.0, 0.0
 
-    def _count(self, *_: Any) -> None:
-        self.calls += 1
-        if self.calls == 2:  # behind the prompt's
-            self.begin, self.within = time.thread_time(), 0.0
-        elif self.calls == 2 + self.cycles:
-            self.seconds = time.thread_time() - self.begin
-            raise _Enough
+    def watch(self, method: Callable) -> Callable:
+        """`method`, with each of its calls counted first."""
 
-    def _enter(self, *_: Any) -> None:
-        self.within -= time.thread_time()
+        def counted(*arguments: Any, **named: Any) -> Any:
+            self.calls += 1
+            if self.calls == 2:  # behind the prompt's
+                self.meter.restart()
+                self.begin = time.thread_time()
+            elif self.calls == 2 + self.cycles:
+                self.seconds = time.thread_time() - self.begin
+                raise _Enough
+            return method(*arguments, **named)
 
-    def _leave(self, *_: Any) -> None:
-        self.within += time.thread_time()
-
-    def remove(self) -> None:
-        for handle in self._handles:
-            handle.remove()
+        return counted
 
 
-def _run(side: Side, number: int, cycles: int, *, metered: bool = False) -> tuple[float, float]:
-    """Seconds of a cycle, and of them within the models."""
-    hooks = _Hooks(side, cycles, metered=metered)
+def _run(side: Side, number: int, cycles: int, *, metered: bool = False) -> tuple[float, dict[str, float]]:
+    """Seconds of a cycle, and the share of each part."""
+    meter = Meter()
+    count = _Cycles(cycles, meter)
     try:
-        side.answer(number, LONG)
+        with ExitStack() as stack:
+            for part, methods in side.parts.items() if metered else ():
+                stack.enter_context(watched(methods, meter.part(part)))
+            stack.enter_context(watched(side.passes, count.watch))
+            side.answer(number, LONG)
     except _Enough:
-        return hooks.seconds / cycles, hooks.within / cycles
-    finally:
-        hooks.remove()
+        return count.seconds / cycles, meter.shares()
     raise SystemExit("an answer ended before its cycles")
 
 
@@ -106,8 +121,8 @@ def cycle_seconds(side: Side, number: int, cycles: int = 6) -> float:
     return _run(side, number, cycles)[0]
 
 
-def compare(what: str, ours: Side, theirs: Side, arguments: argparse.Namespace, *, equal: bool = True) -> None:
-    """Print a row of the table.
+def compare(what: str, ours: Side, theirs: Side, arguments: argparse.Namespace, *, equal: bool = True) -> Profile:
+    """Print a row of the table, and return where our cycle goes.
 
     Args:
         equal: answers are compared first, token by token and cycle by cycle; those of sampled decoding cannot be.
@@ -119,14 +134,16 @@ def compare(what: str, ours: Side, theirs: Side, arguments: argparse.Namespace, 
             seconds = cycle_seconds((ours, theirs)[index], number, arguments.cycles)
             if number:  # the first warms up
                 found[index].append(seconds)
-    metered = [_run(ours, number, arguments.cycles, metered=True) for number in range(1, 4)]
-    share = statistics.median(within / seconds for seconds, within in metered)
+    metered = [_run(ours, number, arguments.cycles, metered=True)[1] for number in range(1, 4)]
+    shares = {part: statistics.median(run.get(part, 0.0) for run in metered) for part in (*ours.parts, REST)}
+    own = sum(shares[part] for part in OWN_WORK)
     pairs = ratios(*found)
     middle = statistics.median(pairs)
     row(
-        what, spread(pairs), "met" if middle <= BAR else "missed", f"{share * middle:.2f} ({share:.0%} of ours)",
+        what, spread(pairs), "met" if middle <= BAR else "missed", f"{own * middle:.2f} ({own:.0%} of ours)",
         "{:.2f}, {:.2f}".format(*taus), cycles or "", len(pairs),
     )  # fmt: skip
+    return Profile(what, middle <= BAR, shares)
 
 
 def check_equal(
@@ -160,3 +177,12 @@ def check_equal(
 def head() -> None:
     """Print the head of the table."""
     table(*COLUMNS)
+
+
+def profiles(rows: Sequence[Profile]) -> None:
+    """Print where our cycle goes in the rows that miss the bar."""
+    if missed := [profile for profile in rows if not profile.met]:
+        print()
+        table("share of our cycle (medians of 3 metered answers)", *PARTS, REST)
+        for profile in missed:
+            row(profile.what, *(f"{profile.shares[part]:.0%}" for part in (*PARTS, REST)))

@@ -1,0 +1,129 @@
+"""Passes without transformers' wrapping: every bit as transformers' own forward, and left to it where it does more."""
+
+from typing import Any
+
+import pytest
+import torch
+from draftsmith.models.decoding import unwrapped
+from draftsmith.models.decoding.decoder import CachedDecoder
+from draftsmith.models.decoding.tree import ancestor_mask
+from draftsmith.models.lora import LoraConfig, add_adapters
+from torch import nn
+from transformers import AutoConfig, AutoModelForCausalLM
+
+PAST, VOCABULARY = 7, 40
+TREE = (-1, -1, 0, 0, 1)
+FAMILIES: dict[str, dict[str, Any]] = {
+    "llama": {"rope_parameters": {"rope_type": "linear", "factor": 2.0, "rope_theta": 1e4}},
+    "mistral": {"sliding_window": None},
+    "qwen2": {},
+    "qwen3": {"head_dim": 6},
+}
+
+
+def model_of(family: str = "llama", **settings: Any) -> Any:
+    torch.manual_seed(0)
+    config = AutoConfig.for_model(
+        family, hidden_size=16, intermediate_size=24, num_hidden_layers=3, num_attention_heads=4,
+        vocab_size=VOCABULARY, bos_token_id=1, eos_token_id=2, pad_token_id=0, **FAMILIES[family] | settings,
+    )  # fmt: skip
+    model = AutoModelForCausalLM.from_config(config)
+    for weight in model.parameters():  # gains that are all 1, and biases that are all 0, would show no mistake
+        nn.init.normal_(weight, 0.5, 0.3) if weight.dim() == 1 else nn.init.normal_(weight, 0.0, 0.3)
+    return model.eval()
+
+
+@torch.inference_mode()
+def passes(model: Any, layers: tuple[int, ...] = (0, 1, 3)) -> list[torch.Tensor]:
+    """Features and tapped states of a prompt, a tree behind it and one token, and what the cache then holds."""
+    decoder = CachedDecoder(model, num_token_ids=VOCABULARY)
+    ids = torch.arange(3, 3 + PAST + len(TREE) + 1)[None]
+    kv, found = decoder.new_cache(30), []
+    depths = torch.tensor([0, 1, 1, 2, 2, 2])
+    for part, places, mask in (
+        (ids[:, :PAST], torch.arange(PAST), None),
+        (ids[:, PAST:], PAST + depths, ancestor_mask(TREE)),
+        (ids[:, -1:], torch.tensor([PAST]), None),
+    ):
+        states = decoder.forward(decoder.embed(part), kv, places[None], mask, layers=layers)
+        found += [states.feature, *(states.layers[layer] for layer in layers)]
+        kv.advance(PAST if part.shape[1] == PAST else 0)
+    return found + [part for layer in kv.own_layers for part in (layer.keys, layer.values)]
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("heads", [4, 2])
+@pytest.mark.parametrize("family", FAMILIES)
+def test_every_bit_is_transformers_own(family, heads, dtype, monkeypatch):
+    model, runs = model_of(family, num_key_value_heads=heads).to(dtype), []
+    run = unwrapped.run
+    monkeypatch.setattr(unwrapped, "run", lambda *given: runs.append(given) or run(*given))
+    ours = passes(model)
+    assert len(runs) == 3
+    monkeypatch.setattr(unwrapped, "layers_of", lambda model: None)
+    for mine, theirs in zip(ours, passes(model), strict=True):
+        assert mine.dtype == theirs.dtype and torch.equal(mine, theirs)
+    assert len(runs) == 3
+
+
+def _hooked(model: Any) -> None:
+    model.model.layers[1].mlp.down_proj.register_forward_hook(lambda module, inputs, output: 2 * output)
+
+
+def _forward_of_its_own(model: Any) -> None:
+    layer = model.model.layers[2]
+    own = layer.forward
+    layer.forward = lambda *inputs, **named: own(*inputs, **named) + 1.0
+
+
+def _adapters(model: Any) -> None:
+    add_adapters(model, LoraConfig(layers=("v_proj",)))
+    for name, weight in model.named_parameters():
+        if "lora_B" in name:
+            nn.init.normal_(weight)
+
+
+def _other_activation(model: Any) -> None:
+    model.model.layers[0].mlp.act_fn = nn.GELU()
+
+
+def _mixed_layer(model: Any) -> None:
+    model.model.layers[0].self_attn = nn.Identity()
+
+
+CHANGES = (_hooked, _forward_of_its_own, _adapters, _other_activation)
+
+
+@pytest.mark.parametrize("change", CHANGES)
+def test_what_changes_a_model_between_passes_is_not_passed_over(change):
+    model = model_of()
+    before = passes(model)
+    assert unwrapped.layers_of(model.model) is None  # with gradients
+    with torch.inference_mode():
+        assert unwrapped.layers_of(model.model) is not None
+    change(model)
+    model.eval()
+    with torch.inference_mode():
+        assert unwrapped.layers_of(model.model) is None
+    assert not torch.allclose(passes(model)[0], before[0])
+
+
+@torch.inference_mode()
+@pytest.mark.parametrize("settings", [{"family": "mistral", "sliding_window": 4}, {"attn_implementation": "eager"}])
+def test_windows_and_other_attention_are_left_to_transformers(settings):
+    assert unwrapped.layers_of(model_of(**settings).model) is None
+
+
+@torch.inference_mode()
+def test_a_model_in_training_or_of_another_layer_is_left_to_transformers():
+    model = model_of()
+    assert unwrapped.layers_of(model.train().model) is None
+    _mixed_layer(model.eval())
+    assert unwrapped.layers_of(model.model) is None
+
+
+def test_new_weights_are_read_in_the_next_pass():
+    model = model_of()
+    before = passes(model)
+    model.load_state_dict({name: 2 * weight for name, weight in model.state_dict().items()}, assign=True)
+    assert not torch.allclose(passes(model)[0], before[0])
