@@ -5,8 +5,9 @@ from types import SimpleNamespace
 import pytest
 from draftsmith.core.batch import ImageRequest
 from draftsmith.eval.policies import Chain
-from draftsmith.trainers.evaluation import measuring
+from draftsmith.trainers.evaluation import measuring, resume_log
 from draftsmith.trainers.evaluation.measuring import Measuring
+from draftsmith.trainers.stopping import Stop
 
 NUMBER = 4  # of the request
 
@@ -46,7 +47,7 @@ def decoded(monkeypatch):
 
 
 def of(stage, folder):
-    context = SimpleNamespace(seed=3, folder=folder, say=lambda line: None, stop=SimpleNamespace(check=lambda: None))
+    context = SimpleNamespace(seed=3, folder=folder, say=lambda line: None, stop=Stop())
     return Measuring(stage, context, None, [Drafting()], (), tokenizer=object())
 
 
@@ -97,3 +98,71 @@ def test_a_greedy_answer_that_is_not_plain_decodings_is_explained(decoded, tmp_p
     rows = measured._rows(0, opened, measured.decodings(0.0, 8), common)
     assert [row.identical for row in rows] == [True, False]
     assert ("difference" in rows[1].details) == explained and asked == [([1], [2])] * explained
+
+
+def clips(opened, *budgets, count=3):
+    """One set at several lengths; `opened` notes (budget, index) of each request that is opened."""
+
+    def at(budget):
+        def one(index, target):
+            opened.append((budget, index))
+            return SimpleNamespace(
+                request=ImageRequest("r", 0, name=f"r{index}"), prompt_tokens=1, visual_tokens=int(budget), answer=None
+            )
+
+        names = {"benchmark": "clips", "name": f"clips at {budget}", "turn": "", "budget": budget, "medium": "video"}
+        return type("Set", (), {"__len__": lambda self: count, "open": staticmethod(one), **names})()
+
+    return [at(budget) for budget in budgets]
+
+
+def test_lengths_of_clips_take_turns_request_by_request(decoded, tmp_path):
+    """Not length after length: what was measured later would look slower for it on a machine that grows busy."""
+    calls, stage = decoded
+    stage.temperatures, stage.max_new_tokens, stage.repeats, stage.warmup = [0.0], [8], 1, 1
+    opened = []
+    rows = of(stage, tmp_path).all(clips(opened, "36", "288"))
+    warm_up = [("36", 0), ("288", 0)]
+    assert opened == warm_up + [(budget, index) for index in range(3) for budget in ("36", "288")]
+    assert [(row.budget, row.request) for row in rows if row.method == "M"] == [
+        (budget, f"r{index}") for budget in ("36", "288") for index in range(3)
+    ]
+    seeds = [seed for drafter, *_, seed in calls if drafter is None]
+    assert seeds[2:] == [3 * 1_000_003 + index for index in (0, 0, 1, 1, 2, 2)], "draws of the request, at any length"
+
+
+def test_lengths_measured_alone_and_in_turn_are_kept_alike(decoded, tmp_path):
+    """A run that was begun length by length goes on in turn, and rows are those of each length alone."""
+    _, stage = decoded
+    opened, alone = [], []
+    short, long = clips(alone, "36", "288")
+    apart = [*of(stage, tmp_path / "apart").all([short]), *of(stage, tmp_path / "apart").all([long])]
+    begun = of(stage, tmp_path / "begun")
+    begun.at(clips([], "36"), 0.0, 8)
+    together = begun.all(clips(opened, "36", "288"))
+    assert together == apart
+    # Two temperatures, two lengths of answers: of eight cells one was there.
+    assert opened.count(("36", 0)) == 3 and opened.count(("288", 0)) == 4
+
+
+def test_each_log_is_shared_out_as_if_it_stood_alone(monkeypatch, tmp_path):
+    """By any number of ranks: so a run resumes with another number of them."""
+    monkeypatch.setattr(resume_log.ranks, "share", lambda count, in_step: range(1, count, 2))
+    left, done = [], []
+
+    def work(part, index):
+        done.append((part, index))
+        return index
+
+    def finish(value):
+        for part, count in enumerate((5, 2)):  # the other rank's
+            log = resume_log.ResumeLog(tmp_path / f"log-{part}")
+            for index in range(0, count, 2):
+                log.add(str(index), index)
+        return [value]
+
+    monkeypatch.setattr(resume_log.ranks, "gather", finish)
+    stems = [tmp_path / "log-0", tmp_path / "log-1"]
+    values = resume_log.resumed_in_turn(stems, [5, 2], work, Stop(), before=lambda *about: left.append(about))
+    assert left == [(0, [1, 3]), (1, [1])] and done == [(0, 1), (1, 1), (0, 3)]
+    assert values == [[0, 1, 2, 3, 4], [0, 1]]

@@ -1,7 +1,7 @@
 """The measuring loop: decodes each request plainly and by every method, and saves each result at once.
 
-Methods are interleaved request by request, so that a slow minute hits all alike. A killed run resumes after the saved
-results, with any number of ranks.
+Methods are interleaved request by request, and so are the lengths at which a clip is decoded: a slow minute hits all
+alike. A killed run resumes after the saved results, with any number of ranks.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from ..context import Context
 from ..positions import before_decoding
 from .drafters import Drafting
 from .requests import ConversationSet, Opened, RequestSet
-from .resume_log import resumed
+from .resume_log import resumed_in_turn
 
 
 @dataclass(frozen=True)
@@ -67,16 +67,18 @@ class Measuring:
     left_out: dict[str, str] = field(default_factory=dict)  # set -> how many of how many requests cannot be read
     _warm: Counter[Any] = field(default_factory=Counter)
 
-    def all(self, requests: RequestSet) -> list[Row]:
-        """Rows of all ranks for one set, at every temperature and length."""
-        self.check_positions(requests)
-        rows = []
-        for temperature in self.stage.temperatures:
-            for length in self.lengths:
-                measured = self.at(requests, temperature, length)
-                rows += measured.rows
-        self.tell(requests, measured)
-        return rows
+    def all(self, sets: Sequence[RequestSet]) -> list[Row]:
+        """Rows of all ranks, at every temperature and length of answers.
+
+        Args:
+            sets: one set at each length of its clips, which are measured in turn; or a single one.
+        """
+        for requests in sets:
+            self.check_positions(requests)
+        measured = [self.at(sets, t, length) for t in self.stage.temperatures for length in self.lengths]
+        for requests, last in zip(sets, measured[-1], strict=True):
+            self.tell(requests, last)
+        return [row for one_set in zip(*measured, strict=True) for part in one_set for row in part.rows]
 
     @property
     def lengths(self) -> list[int]:
@@ -91,12 +93,16 @@ class Measuring:
         listed = f", {count} left out: {self.context.folder / 'skipped.jsonl'}" if count else ""
         self.context.say(f"{requests.name}: {len(requests) - count} requests decoded{listed}")
 
-    def at(self, requests: RequestSet, temperature: float, max_new_tokens: int) -> Measured:
-        """One set at one temperature and length. What was kept before is read, not decoded again."""
-        stem = self.stem(requests, temperature, max_new_tokens)
+    def at(self, sets: Sequence[RequestSet], temperature: float, max_new_tokens: int) -> list[Measured]:
+        """Each of `sets` at one temperature and length of answers: the first request of each, then the second.
+
+        What was kept before is read, not decoded again.
+        """
+        stems = [self.stem(requests, temperature, max_new_tokens) for requests in sets]
         decodings = self.decodings(temperature, max_new_tokens)
 
-        def decode(index: int) -> list[dict[str, Any]] | None:
+        def decode(part: int, index: int) -> list[dict[str, Any]] | None:
+            requests = sets[part]
             opened = requests.open(index, self.target)
             if opened is None:
                 return None
@@ -107,15 +113,14 @@ class Measuring:
             }  # fmt: skip
             return [row.to_json() for row in self._rows(index, opened, decodings, common)]
 
-        kept = resumed(
-            stem,
-            len(requests),
+        kept = resumed_in_turn(
+            stems,
+            [len(requests) for requests in sets],
             decode,
             self.context.stop,
-            before=lambda left: self._warm_up(requests, left, decodings, temperature),
+            before=lambda part, left: self._warm_up(sets[part], left, decodings, temperature),
         )
-        each = [[Row.from_json(value, where=stem) for value in values or ()] for values in kept]
-        return Measured([row for rows in each for row in rows], [rows[0] if rows else None for rows in each])
+        return [_measured(values, stem) for values, stem in zip(kept, stems, strict=True)]
 
     def stem(self, requests: RequestSet, temperature: float, max_new_tokens: int) -> Path:
         """Of the resume log's files."""
@@ -249,3 +254,8 @@ class Measuring:
             max_new_tokens=longest,
             flat={name for name, decoder in seeing.items() if not decoder.reads_newlines},
         )
+
+
+def _measured(kept: Sequence[list[dict[str, Any]] | None], stem: Path) -> Measured:
+    each = [[Row.from_json(value, where=stem) for value in values or ()] for values in kept]
+    return Measured([row for rows in each for row in rows], [rows[0] if rows else None for rows in each])

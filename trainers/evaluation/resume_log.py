@@ -86,20 +86,46 @@ def resumed(
     Raises:
         Stopped: on all ranks, where one was asked to stop: behind the item in hand, which is kept.
     """
-    log = ResumeLog(stem)
-    if stop.in_step:
-        # What rank 0 has read: another rank may see the file a moment later.
-        log.values = ranks.broadcast(log.values)
-    left = [index for index in ranks.share(count, in_step=stop.in_step) if str(index) not in log.values]
-    nowhere: list[int] = []
+    return resumed_in_turn([stem], [count], lambda _, index: work(index), stop, before=lambda _, left: before(left))[0]
+
+
+def resumed_in_turn(
+    stems: Sequence[Path],
+    counts: Sequence[int],
+    work: Callable[[int, int], Any],
+    stop: Stop,
+    *,
+    before: Callable[[int, Sequence[int]], None] = lambda part, left: None,
+) -> list[list[Any]]:
+    """`resumed` for several logs whose items are worked on in turn: item 0 of each log, then item 1 of each.
+
+    A rank has the items of a log that it would have if the log stood alone.
+
+    Args:
+        counts: items of each log.
+        work: (number of the log, index) -> a value of JSON types, or None.
+        before: is told, log by log and before any item, what this rank has left to do.
+
+    Returns:
+        The values of each log.
+    """
+    logs = [ResumeLog(stem) for stem in stems]
+    _agree(logs, stop)
+    left = [
+        [index for index in ranks.share(count, in_step=stop.in_step) if str(index) not in log.values]
+        for log, count in zip(logs, counts, strict=True)
+    ]
+    nowhere: list[tuple[int, int]] = []
     stopped: str | None = None
     try:
-        before(left)
-        for index in left:
-            stop.check(f"in {stem.name}, {len(log.values):,} of {count:,} are kept")
-            value = work(index)
+        for part, indices in enumerate(left):
+            before(part, indices)
+        for index, part in sorted((index, part) for part, indices in enumerate(left) for index in indices):
+            log = logs[part]
+            stop.check(f"in {stems[part].name}, {len(log.values):,} of {counts[part]:,} are kept")
+            value = work(part, index)
             if value is None:
-                nowhere.append(index)
+                nowhere.append((part, index))
             elif ranks.is_main() or not stop.in_step:
                 log.add(str(index), value)
     except Stopped as asked:
@@ -107,9 +133,20 @@ def resumed(
     # Ranks have different numbers of items left: all meet here, and all stop where one was asked to.
     each = ranks.gather((stopped, nowhere))
     stop.settle(place for place, _ in each)
-    left_out = {index for _, its in each for index in its}
+    left_out = {item for _, its in each for item in its}
     if stop.in_step:
-        log.values = ranks.broadcast(log.values)
+        _agree(logs, stop)
     else:
-        log.read()  # what is damaged was said when the log was opened
-    return [None if index in left_out else log.values[str(index)] for index in range(count)]
+        for log in logs:
+            log.read()  # what is damaged was said when the log was opened
+    return [
+        [None if (part, index) in left_out else log.values[str(index)] for index in range(count)]
+        for part, (log, count) in enumerate(zip(logs, counts, strict=True))
+    ]
+
+
+def _agree(logs: Sequence[ResumeLog], stop: Stop) -> None:
+    """Where ranks work in step, all have what rank 0 has read: another rank may see a file a moment later."""
+    if stop.in_step:
+        for log in logs:
+            log.values = ranks.broadcast(log.values)

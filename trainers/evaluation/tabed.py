@@ -95,7 +95,7 @@ class TabedRun:
 
     def _measure(self, requests: ConversationSet, temperature: float, max_new_tokens: int) -> Measured:
         self.measuring.check_positions(requests)
-        measured = self.measuring.at(requests, temperature, max_new_tokens)
+        (measured,) = self.measuring.at([requests], temperature, max_new_tokens)
         self.measuring.tell(requests, measured)
         return measured
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import tempfile
 from collections.abc import Sequence
@@ -62,8 +63,9 @@ def run(stage: Any, context: Context) -> None:
     )
     capture_target(stage.graphs, target, measuring.drafting, stage.capacity)
     rows: list[Row] = []
-    for requests in sets:
-        rows += measuring.all(requests)
+    # The lengths of a benchmark follow each other.
+    for _, at_lengths in itertools.groupby(sets, key=lambda requests: requests.benchmark):
+        rows += measuring.all([*at_lengths])
     binding = stage.probes.binding
     bound = None if binding is None else probes.binding(binding, opening, measuring, processor)
     runs = [TabedRun(section, suite, opening, measuring) for section, suite in suites]
