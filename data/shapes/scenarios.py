@@ -12,6 +12,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+from . import clips
 from .scene import COLORS, Object, Scene, sample_scene
 from .wordings import Say
 
@@ -185,20 +186,15 @@ def story(rng: random.Random, say: Say) -> Scenario:
 
 
 def clip(rng: random.Random, say: Say, num_frames: int = 4) -> Scenario:
-    """An object that moves in a straight line from one place to another.
+    """An object that moves in a straight line from one place to another; the answer begins with what is seen."""
+    steps = clips.moving(rng, num_frames)
+    return Scenario([clips.told_early(steps, say)], frames=tuple(Scene((step,)) for step in steps))
 
-    The same draws make the same story at any number of frames: it only moves more slowly.
-    """
-    item = sample_scene(rng, 1).objects[0]
-    row, column = divmod(rng.choice([cell for cell in range(9) if cell != 3 * item.row + item.column]), 3)
-    steps = [
-        replace(item, row=_between(item.row, row, part), column=_between(item.column, column, part))
-        for part in (step / (num_frames - 1) for step in range(num_frames))
-    ]
-    lead = say("The", "A", "This", "Once a")
-    on = say("moves on and stops at", "goes from there over the board and comes to")
-    answer = f"{lead} {item.name} starts at the {steps[0].place}, {on} the {steps[-1].place} of the board."
-    return Scenario([("What happens in the clip?", answer)], frames=tuple(Scene((step,)) for step in steps))
+
+def clip_late(rng: random.Random, say: Say, num_frames: int = 4) -> Scenario:
+    """The same kind of clip; the answer begins with an introduction that never changes."""
+    steps = clips.moving(rng, num_frames)
+    return Scenario([clips.told_late(steps, say)], frames=tuple(Scene((step,)) for step in steps))
 
 
 def sums(rng: random.Random, say: Say) -> Scenario:
@@ -257,12 +253,14 @@ KINDS: dict[str, Callable[[random.Random, Say], Scenario]] = {
         edit,
         story,
         clip,
+        clip_late,
         tale,
         sums,
         fact,
         aside,
     )
 }
+OF_CLIPS = {f.__name__: f for f in (clip, clip_late)}  # those with a number of frames
 WITHOUT_PICTURES = frozenset({"sums", "fact"})
 TEXT_ONLY = WITHOUT_PICTURES | {"aside"}  # answers that no picture changes
 
@@ -319,10 +317,6 @@ def _recolored(rng: random.Random) -> tuple[Scene, Scene, Object, str]:
     color = rng.choice([c for c in sorted(COLORS) if c != item.color])
     objects = tuple(replace(o, color=color) if i == index else o for i, o in enumerate(scene.objects))
     return scene, Scene(objects), item, color
-
-
-def _between(start: int, end: int, part: float) -> int:
-    return start + round((end - start) * part)
 
 
 def _listing(parts: list[str]) -> str:

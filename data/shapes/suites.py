@@ -6,6 +6,7 @@ answers are asked for in them. Clips of several lengths tell the same stories, s
 
 from __future__ import annotations
 
+import itertools
 import json
 import random
 from collections.abc import Callable, Sequence
@@ -82,13 +83,19 @@ def write_suite(folder: Path, count: int, write_record: WriteRecord, *, words: C
     (folder / INDEX).write_text(json.dumps(index, indent=1))
 
 
-def length_set(num_frames: int) -> str:
-    """The name of the set whose clips have so many frames."""
-    return f"clips-{num_frames}"
+def length_set(num_frames: int, kind: str = "clip") -> str:
+    """The name of the set whose clips have so many frames: `clips-4`; of the scenario `clip_late`, `late-4`."""
+    return f"{kind.removeprefix('clip_') if kind != 'clip' else 'clips'}-{num_frames}"
 
 
 def write_video_suite(
-    folder: Path, count: int, lengths: Sequence[int], write_record: WriteRecord, *, seed: int
+    folder: Path,
+    count: int,
+    lengths: Sequence[int],
+    write_record: WriteRecord,
+    *,
+    seed: int,
+    kinds: Sequence[str] = ("clip",),
 ) -> None:
     """Write `suite.json`, a file for each set, and pictures and clips under `folder`.
 
@@ -97,6 +104,7 @@ def write_video_suite(
 
     Args:
         seed: of the wrong options among which a record's answer stands.
+        kinds: scenarios of clips; a set for each length of each of them.
     """
     folder.mkdir(parents=True)
     index: dict[str, Any] = {"sets": {}, "prompts": PROMPTS}
@@ -108,9 +116,9 @@ def write_video_suite(
         (folder / f"{name}.json").write_text(json.dumps(records, indent=0))
         index["sets"][name] = {"file": f"{name}.json", "label": kind, **about}
 
-    for frames in lengths:
-        name = length_set(frames)
-        clips = [_moved(write_record(folder, SPLIT, "clip", i, frames), folder, name) for i in range(count)]
+    for kind, frames in itertools.product(kinds, lengths):
+        name = length_set(frames, kind)
+        clips = [_moved(write_record(folder, SPLIT, kind, i, frames), folder, name) for i in range(count)]
         write(name, f"{frames} frames", clips, group="video", describe="own", stock="own")
     for name, about in BENCHMARK_SETS.items():
         kind = "clip" if about.medium == "video" else VIDEO_STAND_INS[name]

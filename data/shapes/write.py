@@ -17,7 +17,7 @@ import yaml
 
 from ...core.files import new_folder
 from ..videos import write_clip
-from .scenarios import KINDS, TEXT_ONLY, Scenario, clip
+from .scenarios import KINDS, OF_CLIPS, TEXT_ONLY, Scenario
 from .scene import draw
 from .suites import write_suite, write_video_suite
 from .wordings import Wordings, drawn_by, usual
@@ -34,6 +34,7 @@ def write_dataset(
     clip_frames: dict[str, int] | None = None,
     video_suite: int = 0,
     lengths: Sequence[int] = (4, 16, 64),
+    clip_kinds: Sequence[str] = ("clip",),
     wordings: Wordings = "usual",
     before_each: Callable[[], None] = lambda: None,
 ) -> dict[str, Any]:
@@ -49,6 +50,7 @@ def write_dataset(
         clip_frames: split -> frames of its clips, where they are not four; at least two.
         video_suite: records of each set of videos, pictures and texts, under `video_suite/`; 0: none.
         lengths: frames of that suite's clips, in turn.
+        clip_kinds: scenarios of that suite's clips (keys of `OF_CLIPS`), a set of each for each of `lengths`.
         wordings: "several" draws each answer's among right ones; the scenes and questions stay.
         before_each: called before each record; what it raises leaves nothing behind.
     """
@@ -81,7 +83,7 @@ def write_dataset(
                 words=lambda split, index: str(sample(seed, split, "word", index).scenes[0].word),
             )
         if video_suite:
-            write_video_suite(aside / "video_suite", video_suite, lengths, record, seed=seed)
+            write_video_suite(aside / "video_suite", video_suite, lengths, record, seed=seed, kinds=clip_kinds)
         (aside / "manifest.json").write_text(json.dumps(manifest, indent=1))
     return manifest
 
@@ -97,7 +99,9 @@ def sample(
     """
     record = f"{seed}/{split}/{kind}/{index}"
     rng, say = random.Random(record), usual if wordings == "usual" else drawn_by(random.Random(f"{record}/wording"))
-    return clip(rng, say, num_frames) if kind == "clip" and num_frames is not None else KINDS[kind](rng, say)
+    if kind in OF_CLIPS and num_frames is not None:
+        return OF_CLIPS[kind](rng, say, num_frames)
+    return KINDS[kind](rng, say)
 
 
 def _write_record(

@@ -17,6 +17,14 @@ def test_lengths_of_clips_are_checked():
         ({"clip_lengths": [4, 1]}, r"clip_lengths.1\n.*greater than or equal to 2"),
         ({"clip_lengths": [4, 4]}, r"found \[4, 4\]"),
         ({"clip_lengths": []}, "clip_lengths"),
+        ({"clip_kinds": ["late"]}, r"clip_kinds.0\n.*'clip' or 'clip_late'"),
+        ({"clip_kinds": ["clip", "clip"]}, "clip_kinds name a scenario twice"),
     ):
         with pytest.raises(ValidationError, match=told):
             stage(**settings)
+
+
+def test_ways_of_telling_are_asked_for_by_name():
+    """Left at its default the key changes no stored settings, so that finished runs are not stale."""
+    assert "clip_kinds" not in stage(video_suite=2).model_dump()
+    assert stage(clip_kinds=["clip", "clip_late"]).model_dump()["clip_kinds"] == ["clip", "clip_late"]

@@ -31,7 +31,16 @@ from .base import Planned, Stage
 
 DATASET_FOLDER = "world"  # folder of the dataset inside the stage's
 TOKENIZER = "tokenizer"  # and of the captions' tokenizer
-CONVERSATIONS = {"patch_size", "mixtures", "suite", "clip_frames", "video_suite", "clip_lengths", "wordings"}
+CONVERSATIONS = {
+    "patch_size",
+    "mixtures",
+    "suite",
+    "clip_frames",
+    "video_suite",
+    "clip_lengths",
+    "clip_kinds",
+    "wordings",
+}
 CAPTIONED = {"grain", "pairs"}
 
 
@@ -68,6 +77,11 @@ class GenerateStage(Stage):
     video_suite: Records = 0
     # Frames of that suite's clips, one set of clips for each.
     clip_lengths: list[Frames] = Field([4, 16, 64], min_length=1)
+    # Scenarios of its clips: clip (sets clips-N; answers begin with facts) and clip_late (sets late-N; they come behind
+    # an introduction that never changes).
+    clip_kinds: list[Literal["clip", "clip_late"]] = Field(
+        ["clip"], min_length=1, exclude_if=lambda kinds: kinds == ["clip"]
+    )
     # usual: answers of a kind are written alike, and a target learns them word for word. several: each is drawn among
     # right wordings, so that what the target says differs from the data (to see what its answers are worth to a draft).
     wordings: Wordings = Field("usual", exclude_if=lambda value: value == "usual")
@@ -154,6 +168,8 @@ class GenerateStage(Stage):
                 raise ValueError(f"clip_frames names split {split!r}; {did_you_mean(split, self.splits)}")
         if len(set(self.clip_lengths)) < len(self.clip_lengths):
             raise ValueError(f"clip_lengths are different numbers of frames, found {self.clip_lengths}")
+        if len(set(self.clip_kinds)) < len(self.clip_kinds):
+            raise ValueError(f"clip_kinds name a scenario twice: {', '.join(self.clip_kinds)}")
 
     def unread(self) -> dict[str, str]:
         if self.writes_conversations:
@@ -202,6 +218,7 @@ def _write_conversations(stage: GenerateStage, context: Context, folder: Path) -
         clip_frames=stage.clip_frames,
         video_suite=stage.video_suite,
         lengths=stage.clip_lengths,
+        clip_kinds=stage.clip_kinds,
         wordings=stage.wordings,
         before_each=lambda: context.stop.check(f"in stage {context.name}"),
     )

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 from draftsmith.data.conversations import PromptFormat
+from draftsmith.data.shapes.clips import INTRODUCTION
 from draftsmith.data.shapes.scenarios import FACTS, KINDS, NAMES, NUMBERS, TEXT_ONLY, TRAITS, WORDS, Scenario
 from draftsmith.data.shapes.scene import BACKGROUND, COLORS, COLUMNS, ROWS, SHAPES, Object, Scene, draw, sample_scene
 from draftsmith.data.shapes.write import sample, write_dataset
@@ -227,10 +228,21 @@ def check_story(scenario: Scenario, objects) -> None:
 
 
 def check_clip(scenario: Scenario, objects) -> None:
+    check_moving(
+        rf"The ({COLOR}) ({SHAPE}) starts at the (.*), moves on and stops at the (.*) of the board\.", scenario, objects
+    )
+
+
+def check_clip_late(scenario: Scenario, objects) -> None:
+    check_moving(
+        rf"{INTRODUCTION} The ({COLOR}) ({SHAPE}) starts at the (.*) and stops at the (.*)\.", scenario, objects
+    )
+
+
+def check_moving(pattern: str, scenario: Scenario, objects) -> None:
     """Of its frames: one object that moves in a straight line, no more than a place at a time, and ends elsewhere."""
     assert not objects and len(scenario.frames) == 4
     seen = [recognised(draw(scene, SIZE)) for scene in scenario.frames]
-    pattern = rf"The ({COLOR}) ({SHAPE}) starts at the (.*), moves on and stops at the (.*) of the board\."
     color, shape, start, end = re.fullmatch(pattern, scenario.turns[0][1]).groups()
     assert all(len(result) == 1 and result[0][1:] == (color, shape) for result in seen)
     assert (seen[0][0][0], seen[-1][0][0]) == (start, end) and start != end

@@ -7,7 +7,8 @@ from draftsmith.data.benchmark_sets import BENCHMARK_SETS
 from draftsmith.data.conversations import PromptFormat
 from draftsmith.data.dataset import ConversationData, ConversationDataset
 from draftsmith.data.records import check_record
-from draftsmith.data.shapes.suites import length_set
+from draftsmith.data.shapes.scene import COLORS
+from draftsmith.data.shapes.suites import SPLIT, length_set
 from draftsmith.data.shapes.write import sample, write_dataset
 from draftsmith.data.suite import Suite
 from draftsmith.data.videos import Clip, VideoSettings
@@ -39,6 +40,41 @@ def test_a_longer_clip_is_the_same_story_told_slowly():
         kept = [frame for frame, before in zip(long.frames, (None, *long.frames), strict=False) if frame != before]
         assert [f for f in dict.fromkeys(short.frames) if f not in kept] == [] or len(kept) >= 2
     assert sample(7, "train", "caption", 0, num_frames=9) == sample(7, "train", "caption", 0)
+
+
+def test_facts_are_told_early_and_late():
+    """Early: the second word differs from clip to clip. Late: ten words and more are alike in all of them."""
+    answers = {
+        kind: [sample(7, "train", kind, index).turns[0][1].split() for index in range(60)]
+        for kind in ("clip", "clip_late")
+    }
+    first_fact = {
+        kind: next(place for place, words in enumerate(zip(*some, strict=False)) if len({*words}) > 1)
+        for kind, some in answers.items()
+    }
+    assert first_fact == {"clip": 1, "clip_late": 22}
+    assert len({words[1] for words in answers["clip"]}) == len(COLORS)
+    questions = {sample(7, "train", kind, 0).turns[0][0] for kind in answers}
+    assert len(questions) == 2, "what is asked says which way of telling is meant"
+
+
+def test_a_suite_has_a_set_of_each_way_of_telling_at_each_length(tmp_path):
+    kinds = ("clip", "clip_late")
+    write_dataset(tmp_path / "both", seed=7, image_size=24, splits={"train": {"clip": 1}}, video_suite=2,
+                  lengths=LENGTHS, clip_kinds=kinds)  # fmt: skip
+    suite = Suite(tmp_path / "both" / "video_suite", tmp_path / "cache")
+    assert [name for name in suite.about.sets if name not in BENCHMARK_SETS] == [
+        "clips-4",
+        "clips-9",
+        "late-4",
+        "late-9",
+    ]
+    for kind in kinds:
+        short, long = (suite.first_turns(length_set(frames, kind), "describe", None) for frames in LENGTHS)
+        turns = [sample(7, SPLIT, kind, index).turns[0][1] for index in range(2)]
+        assert [r["conversations"][-1]["value"] for r in short] == turns
+        assert [r["conversations"] for r in long] == [r["conversations"] for r in short]
+        assert len(Clip(suite.folder / long[0]["video"][0], VideoSettings(fps=None)).numbers) == LENGTHS[1]
 
 
 def test_lengths_share_their_stories(suite):
