@@ -16,6 +16,7 @@ from torch import Tensor
 
 from ..core.batch import ImageRequest, Request
 from ..core.finite import NotFinite, likeliest
+from ..models.decoding.captured import capture_seconds
 from ..models.decoding.tree import Tree, no_tree
 from ..models.decoding.warp import Distributions, Warp
 from ..models.drafters.base import Drafter
@@ -133,7 +134,7 @@ class _Run:
     def __init__(self, target: Target, drafter: Drafter | None, decoding: Decoding, generator: torch.Generator | None):
         self.target, self.drafter, self.decoding, self.generator = target, drafter, decoding, generator
         self.draw = replace(decoding.draw, ends=frozenset(decoding.eos_ids), warp=decoding.warp)
-        self.clock, self.tokens = _clock(target), list[int]()
+        self.clock, self.tokens = _clock(target, drafter), list[int]()
 
     @property
     def room(self) -> int:
@@ -216,7 +217,7 @@ def _uniforms(num_nodes: int, warp: Warp, generator: torch.Generator | None) -> 
     return [] if warp.greedy else torch.rand(num_nodes + 1, generator=generator, dtype=torch.float64).tolist()
 
 
-def _clock(target: Target) -> Callable[[], float]:
+def _clock(target: Target, drafter: Drafter | None = None) -> Callable[[], float]:
     """perf_counter, after the target's device has finished (CUDA runs behind), without the capture of graphs."""
     device = target.device
     if device.type != "cuda":
@@ -224,7 +225,6 @@ def _clock(target: Target) -> Callable[[], float]:
 
     def now() -> float:
         torch.cuda.synchronize(device)
-        verification = getattr(target, "graphs", None)
-        return time.perf_counter() - (0.0 if verification is None else verification.graphs.seconds)
+        return time.perf_counter() - capture_seconds(target) - capture_seconds(drafter)
 
     return now

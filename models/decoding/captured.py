@@ -9,12 +9,37 @@ from __future__ import annotations
 
 import time
 import warnings
-from collections.abc import Callable, Hashable
+from collections.abc import Callable, Hashable, Iterable
 from typing import Any
 
 import torch
+from torch import nn
 
 WARM_UPS = 2  # libraries choose their kernels and make their workspaces before the capture
+
+
+def why_nowhere(parameters: Iterable[nn.Parameter], device: torch.device) -> str | None:
+    """Why no pass that reads these parameters of a target can be captured; None: its place allows it.
+
+    Args:
+        device: where inputs go.
+    """
+    held = list(parameters)
+    devices = {parameter.device for parameter in held}
+    if len(devices) > 1:
+        return f"the target lies on {len(devices)} devices"
+    if device.type != "cuda":
+        return f"the target is on a {device.type.upper()}"
+    if any(hasattr(parameter, "full_tensor") for parameter in held):
+        return "several ranks hold the target together"
+    return None
+
+
+def capture_seconds(part: Any) -> float:
+    """Seconds that captures took for a target, or for a drafter with all that it is an ensemble of."""
+    graphs = getattr(part, "graphs", None)
+    inside = sum(capture_seconds(member) for member in getattr(part, "members", ()))
+    return inside if graphs is None else inside + graphs.seconds
 
 
 class Graphs:

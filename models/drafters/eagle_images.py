@@ -281,8 +281,10 @@ class ImageEagleProposal(Recursive):
         prompt = prefill.prompt
         assert prompt is not None and prefill.feature is not None, "an image generator's prefill gives its prompt"
         self._warp, self._prompt = warp, prompt
-        self._cache = Cache(1, prompt.ids.shape[1] + capacity)
-        self._features, self._positions = prefill.feature, prompt.positions
+        self._cache = self._new_cache(prompt.ids.shape[1] + capacity)
+        seen = F.pad(prompt.mask, (0, self._cache.capacity - prompt.mask.shape[1]), value=True)
+        self._seen = self._in_place("seen", seen)  # [R,L] of the whole cache
+        self._states, self._positions = prefill.feature, prompt.positions
         self._emitted = 0
 
     def begin(self, first: int) -> None:
@@ -291,36 +293,26 @@ class ImageEagleProposal(Recursive):
         self._tokens = torch.cat([ids[:, 1:], ids.new_full((len(ids), 1), first)], dim=1)
         self._emitted = 1
 
-    @torch.inference_mode()
-    def root(self) -> Tensor:
-        """Read the true features of what was committed; only they stay in the cache."""
-        count, past = self._features.shape[1], self._cache.length
-        device, mask = self._features.device, None
-        if count > 1 or self.head.shape.mask_padding:  # one input without padding before it sees all
-            mask = torch.ones(count, past + count, dtype=torch.bool, device=device).tril_(past)
-        true = torch.zeros(count, dtype=torch.int64, device=device)
-        hidden = self._run(self._features, self._tokens, self._positions, mask, true)
-        return self._stand(hidden, self._positions)
-
     def accept(self, verified: Any) -> None:
         """Features of the root and of the accepted path, each with the token after it."""
-        self._features = verified.step.feature
-        tokens = uploaded(torch.tensor([*verified.tokens, verified.bonus]), self._features.device)
-        self._tokens = tokens.expand(len(self._features), -1)
+        self._states = verified.step.feature
+        tokens = uploaded(torch.tensor([*verified.tokens, verified.bonus]), self._states.device)
+        self._tokens = tokens.expand(len(self._states), -1)
         self._positions = self._next + torch.arange(len(tokens), device=tokens.device)
         self._emitted += len(tokens)
 
+    def _fused(self, states: Tensor) -> Tensor:
+        return states
+
     def _run(self, states: Tensor, tokens: Tensor, positions: Tensor, mask: Tensor | None, depths: Tensor) -> Tensor:
         if self.head.shape.mask_padding:
-            assert mask is not None
-            seen = self._prompt.mask  # [R,T]
-            rows = mask.expand(len(seen), *mask.shape).clone()
-            rows[:, :, : seen.shape[1]] &= seen[:, None]
-            # Padding sees itself, so that no row of the attention is empty.
-            own = torch.arange(mask.shape[0], device=mask.device)
-            rows[:, own, mask.shape[1] - mask.shape[0] + own] = True
-            mask = rows
+            places = self._cache.length + 1 if mask is None else mask.shape[-1]
+            seen = self._seen[:, None, :places]
+            mask = seen if mask is None else mask & seen  # [R,N,K]
+            if not self._cache.length:
+                # Padding of a prompt sees itself, so that no row of the attention is empty.
+                mask = mask | torch.eye(places, dtype=torch.bool, device=mask.device)
         return self.head.predict(states.to(self.head.dtype), tokens, positions, mask, self._cache)
 
     def _probabilities(self, hidden: Tensor, steps: Sequence[int]) -> Tensor:
-        return self._warp.apply_temperature(self.guided(hidden.to(self._features), steps))
+        return self._warp.apply_temperature(self.guided(hidden.to(self._states), steps))

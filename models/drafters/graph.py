@@ -52,7 +52,7 @@ class GraphedChain(EnsembleProposal):
         )
         self.gamma, self.capacity, self.max_levels = gamma, capacity, gamma
         self._static: Cache | None = None
-        self._graphs = Graphs(decoder.device)
+        self.graphs = Graphs(decoder.device)
 
     def _prefill(self, views: Sequence[View], capacity: int) -> None:
         caches = self._run_prompts(views)
@@ -61,7 +61,7 @@ class GraphedChain(EnsembleProposal):
         needed = max(lengths) + capacity
         if needed > self.capacity:  # captions may make a prompt longer than its pictures did
             self.capacity, self._static = needed + needed // 4, None
-            self._graphs.clear()
+            self.graphs.clear()
         if self._static is None:
             # The buffers stay where they are for every request: a graph remembers addresses.
             self._static = stacked(caches, self.capacity)
@@ -88,7 +88,7 @@ class GraphedChain(EnsembleProposal):
         self._ids[:count] = uploaded(torch.tensor(self._pending), self._ids.device)
         self._length.fill_(self._cache.length)
         self._weights.copy_(self.weights.current())
-        self._graphs.replay((count, self._warp), lambda: self._chain(count))
+        self.graphs.replay((count, self._warp), lambda: self._chain(count))
         self._cache.advance(count)
         self._expansions = Expansions()
         self._drafted = list(self._each)

@@ -17,7 +17,6 @@ from torch.nn import functional as F
 
 from ...core.pictures import TEXT
 from ...core.states import uploaded
-from ..decoding.cache import Cache
 from ..decoding.warp import Warp
 from ..targets.base import Prompt, Target, TargetStep
 from .head_inputs import Filled, Sequences, base_positions, fill, lay_out
@@ -65,24 +64,12 @@ class HeadProposal(Recursive):
         vectors = self.head.num_queries - 1 if self.head.num_queries else 0
         layout = lay_out(visual, sequences.modality, sequences.mask, num_vectors=vectors, keep=keep)
         filled = fill(self.head, visual, self._reads, layout, sequences, self.target.embedding)
-        self._image = None if filled.image is None else filled.image[:, -1:].clone()
         positions = base_positions(self.config.positions, layout, sequences, visual_held=True)
-        self._cache = Cache(1, layout.index.shape[1] + self._capacity)
+        self._cache = self._new_cache(layout.index.shape[1] + self._capacity)
+        self._image = None if filled.image is None else self._in_place("image", filled.image[:, -1:].clone())
         self._read_prompt(filled, positions)
         self._states, self._tokens = filled.states[:, -1:].clone(), sequences.ids[:, -1:]
         self._positions, self._emitted = positions[..., -1:], 1
-
-    @torch.inference_mode()
-    def root(self) -> Tensor:
-        """Read what was committed; only that stays in the cache."""
-        states, past = self.head.fuse(self._states.to(self.head.dtype)), self._cache.length
-        count = states.shape[1]
-        mask = None  # one input sees all
-        if count > 1:
-            mask = torch.ones(count, past + count, dtype=torch.bool, device=states.device).tril_(past)
-        hidden = self._run(states, self._tokens, self._positions, mask, self._true_steps(count))
-        # Text has one position, whatever the number of rows.
-        return self._stand(hidden, self._positions if self._positions.dim() == 2 else self._positions[0])
 
     def accept(self, verified: Any) -> None:
         """True states of the root and of the accepted path, each with the token after it."""
@@ -109,6 +96,9 @@ class HeadProposal(Recursive):
             return torch.cat([step.layers[layer] for layer in self._reads.state], dim=-1)
         assert step.feature is not None
         return step.feature
+
+    def _fused(self, states: Tensor) -> Tensor:
+        return self.head.fuse(states.to(self.head.dtype))
 
     def _run(self, states: Tensor, tokens: Tensor, positions: Tensor, mask: Tensor | None, depths: Tensor) -> Tensor:
         return self._read(self._embed(tokens), states, positions, mask, depths, None, None)

@@ -18,7 +18,7 @@ from torch import Tensor
 
 from ...core.states import uploaded
 from ..decoding.cache import Cache
-from ..decoding.captured import Graphs
+from ..decoding.captured import Graphs, why_nowhere
 from ..decoding.decoder import CachedDecoder, DecoderStates
 from ..decoding.tree import Tree
 
@@ -31,13 +31,8 @@ _KERNELS = {"sdpa", "grouped_sdpa", "eager"}
 def why_not(decoder: CachedDecoder) -> str | None:
     """Why this model's passes cannot be captured; None: they can."""
     model, config = decoder.model, decoder.language_model.config
-    devices = {parameter.device for parameter in model.parameters()}
-    if len(devices) > 1:
-        return f"the target lies on {len(devices)} devices"
-    if decoder.device.type != "cuda":
-        return f"the target is on a {decoder.device.type.upper()}"
-    if any(hasattr(parameter, "full_tensor") for parameter in model.parameters()):
-        return "several ranks hold the target together"
+    if (reason := why_nowhere(model.parameters(), decoder.device)) is not None:
+        return reason
     if getattr(config, "num_experts", None) or getattr(config, "num_local_experts", None):
         return "the shapes of a mixture of experts depend on its tokens"
     if config._attn_implementation not in _KERNELS:
@@ -69,6 +64,11 @@ class VerificationGraphs:
         self._cache: Cache | None = None
         self._lent: Cache | None = None  # to the request that decodes: the same buffers
         self._inputs: dict[int, _Inputs] = {}
+
+    @property
+    def seconds(self) -> float:
+        """That captures took."""
+        return self.graphs.seconds
 
     @property
     def summary(self) -> str:

@@ -44,6 +44,12 @@ def test_the_targets_passes_are_graphs_where_they_can_be(results):
     assert "off: the target lies on 2 devices" in results["spread"]["of the target"]
 
 
+def test_the_passes_of_heads_are_graphs(results):
+    said = results["states"]["of heads"]
+    assert "Sparrow: " in said and "captured in" in said and "0 passes" not in said and "eager" not in said
+    assert "no head with levels: SpecVLM" in said
+
+
 def test_a_trained_target_is_measured_over_two_devices_as_on_one(results):
     spread = results["spread"]
     assert spread["identical"] and results["same cycles"]

@@ -28,6 +28,7 @@ def _result(output, told, stages):
         "trained on": sorted(engine.TRAINED_ON),
         "graphs": list(GRAPHS),
         "of the target": next((line for line in report.splitlines() if "graphs of the target" in line), ""),
+        "of heads": next((line for line in report.splitlines() if "graphs of heads" in line), ""),
         "requests": sum("requests decoded" in line for line in told),
     }
 
@@ -97,7 +98,7 @@ def states():
     del stages["msd"]
     evaluate = stages["evaluate"]
     evaluate["benchmarks"]["sets"]["sets"] = ["clips-6", "GSM8K"]
-    evaluate |= {"lengths": [2], "probes": None, "max_new_tokens": 4}
+    evaluate |= {"lengths": [2], "probes": None, "max_new_tokens": 4, "graphs": {"head": True}}
     evaluate["methods"] = {name: evaluate["methods"][name] for name in ("Sparrow", "SpecVLM")}
     told = run_loaded(load_spelled(recipe, "states", output), output)
     return _result(output, told, stages)

@@ -2,10 +2,14 @@
 
 from types import SimpleNamespace
 
+import torch
+from draftsmith.eval import loop
+from draftsmith.models.decoding.captured import capture_seconds
 from draftsmith.models.targets.verification import VerificationGraphs
 from draftsmith.recipes.load import load
 from draftsmith.trainers.evaluation.drafters import Drafters
-from draftsmith.trainers.evaluation.graphs import GraphsConfig, about_graphs, capture_target
+from draftsmith.trainers.evaluation.graphs import GraphsConfig, about_graphs, capture_heads, capture_target
+from test_head_decoding import loud_head, settings_of
 from tiny import llava, target
 
 
@@ -37,8 +41,57 @@ def test_chains_of_drafts_are_no_graphs_where_nobody_wants_them():
         assert (options.chain is not None) is value
 
 
+def heads_of(big):
+    """An evaluation's methods: a head, an ensemble with one, and plain chains of a draft."""
+    policy, config = SimpleNamespace(max_nodes=60), settings_of("eagle3")
+    head = loud_head(config, big)
+    one, member = config.drafter(head, big), config.drafter(head, big)
+    mixed = SimpleNamespace(members=[member, SimpleNamespace()])
+    drafters = {"EAGLE-3": one, "mixed": mixed, "chain": SimpleNamespace(members=("M", "T"))}
+    return one, member, [SimpleNamespace(title=n, drafter=d, policy=policy) for n, d in drafters.items()]
+
+
+def test_heads_have_graphs_where_they_can_be_and_the_report_says_so(monkeypatch):
+    big = target(llava(0, layers=6))
+    one, member, drafting = heads_of(big)
+    capture_heads(GraphsConfig(head=True), big, drafting, 500)
+    assert one.graphs is None
+    assert about_graphs(GraphsConfig(head=True), big, drafting) == {"graphs of heads": "off: the target is on a CPU"}
+    assert about_graphs(GraphsConfig(), big, drafting) == {}, "nobody asked for them"
+    monkeypatch.setattr("draftsmith.models.drafters.head_graphs.why_not", lambda target: None)
+    capture_heads(GraphsConfig(head=True), big, drafting, 500)
+    assert one.graphs.lengths[-1] == member.graphs.lengths[-1] == 768 and one.graphs is not member.graphs
+    said = about_graphs(GraphsConfig(head=True), big, drafting)["graphs of heads"]
+    none = "0 captured in 0.0 s, 0 passes replayed"
+    assert said == f"on rank 0, EAGLE-3: {none}; mixed: {none}; no head with levels: chain"
+    assert about_graphs(GraphsConfig(head=True), big, drafting[2:])["graphs of heads"] == (
+        "off; no head with levels: chain"
+    )
+    capture_heads(GraphsConfig(), big, drafting, 500)
+    assert one.graphs is None and member.graphs is None, "of an evaluation before"
+
+
+def test_captures_are_no_part_of_a_request_s_time(monkeypatch):
+    """Neither the target's nor those of a drafter or of the members of an ensemble."""
+    big = target(llava(0, layers=6))
+    monkeypatch.setattr("draftsmith.models.drafters.head_graphs.why_not", lambda target: None)
+    one, member, drafting = heads_of(big)
+    capture_heads(GraphsConfig(head=True), big, drafting, 500)
+    big.graphs = VerificationGraphs(big.decoder, (64,))
+    for graphs, seconds in ((one.graphs, 1.0), (member.graphs, 2.0), (big.graphs, 4.0)):
+        graphs.graphs.seconds = seconds
+    assert [capture_seconds(part) for part in (big, *(some.drafter for some in drafting), None)] == [4, 1, 2, 0, 0]
+    monkeypatch.setattr(torch.cuda, "synchronize", lambda device: None)
+    monkeypatch.setattr(loop, "time", SimpleNamespace(perf_counter=lambda: 100.0))
+    big.__class__ = type("OnGpu", (big.__class__,), {"device": torch.device("cuda")})
+    assert loop._clock(big, drafting[1].drafter)() == 94.0
+
+
 def test_left_alone_they_are_no_part_of_an_evaluations_settings():
     """Evaluations that finished before there were graphs stay finished."""
-    for setting, named in (("draft=true", False), ("draft=false", True), ("target=true", True)):
+    for setting, named in (("draft=true", False), ("head=false", False), ("draft=false", True), ("head=true", True)):
         loaded = load(["recipe=demo/lvlm", "output=out", f"stages.evaluate.graphs.{setting}"])
         assert ("graphs" in loaded.recipe.stages["evaluate"].model_dump(mode="json")) is named
+    loaded = load(["recipe=demo/lvlm", "output=out", "stages.evaluate.graphs.target=true"])
+    written = loaded.recipe.stages["evaluate"].model_dump(mode="json")["graphs"]
+    assert written == {"draft": True, "target": True, "length": None}, "as before heads had any"

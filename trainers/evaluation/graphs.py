@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 from pydantic import Field
 
 from ...core.section import Section
+from ...models.drafters import head_graphs
+from ...models.drafters.head_graphs import COUNTS, HeadGraphs
+from ...models.drafters.recursion import Recursive
 from ...models.targets.verification import NODES, VerificationGraphs, lengths_up_to, why_not
 from .drafters import Drafting
 
@@ -20,8 +23,11 @@ class GraphsConfig(Section):
     # The target's passes, plain decoding's among them: for fixed numbers of nodes and lengths, captured when they first
     # come up (the clock stands still meanwhile). Its cache is then held for the longest request.
     target: bool = False
-    # Places of a request that the target's graphs are made for; longer ones are decoded eagerly, and counted. null: the
-    # longest prompt of the data sections with an answer.
+    # The passes of heads that read the target's states: what a cycle begins with, and each level of any tree or chain.
+    # Not written where it is false: evaluations that finished before there was such a setting stay finished.
+    head: bool = Field(False, exclude_if=lambda value: not value)
+    # Places of a request that graphs of the target and of heads are made for; longer ones are decoded eagerly, and
+    # counted. null: the longest prompt of the data sections with an answer.
     length: int | None = Field(None, ge=1)
 
 
@@ -38,10 +44,40 @@ def capture_target(config: GraphsConfig, target: Any, drafting: Sequence[Draftin
         target.graphs = VerificationGraphs(target.decoder, lengths)
 
 
-def about_graphs(config: GraphsConfig, target: Any) -> dict[str, str]:
-    """The report's line; none where the target's passes were not asked for."""
-    if not config.target:
-        return {}
-    if target.graphs is None:
-        return {"graphs of the target": f"off: {why_not(target.decoder)}"}
-    return {"graphs of the target": f"on rank 0, {target.graphs.summary}"}
+def capture_heads(config: GraphsConfig, target: Any, drafting: Sequence[Drafting], capacity: int) -> None:
+    """Let the passes of the methods' heads be graphs, where that is asked for and can be; arguments as above."""
+    wanted = config.head and head_graphs.why_not(target) is None
+    for one in drafting:
+        lengths = lengths_up_to((config.length or capacity) + one.policy.max_nodes + COUNTS[-1])
+        for head in _heads(one.drafter):
+            # Each method's head has a cache of its own, and so graphs of its own.
+            head.graphs = HeadGraphs(target.device, lengths) if wanted else None
+
+
+def _heads(drafter: Any) -> Iterator[Recursive]:
+    """The drafter, or what it is an ensemble of, as far as these are heads with levels."""
+    if isinstance(drafter, Recursive):
+        yield drafter
+    for member in getattr(drafter, "members", ()):
+        yield from _heads(member)
+
+
+def about_graphs(config: GraphsConfig, target: Any, drafting: Sequence[Drafting] = ()) -> dict[str, str]:
+    """The report's lines: of the target's passes and of heads', where they were asked for."""
+    lines = {}
+    if config.target:
+        why = why_not(target.decoder) if target.graphs is None else None
+        lines["graphs of the target"] = f"off: {why}" if why else f"on rank 0, {target.graphs.summary}"
+    if config.head:
+        lines["graphs of heads"] = _about_heads(target, drafting)
+    return lines
+
+
+def _about_heads(target: Any, drafting: Sequence[Drafting]) -> str:
+    if (why := head_graphs.why_not(target)) is not None:
+        return f"off: {why}"
+    of_method = {one.title: [head.graphs for head in _heads(one.drafter)] for one in drafting}
+    others = [title for title, some in of_method.items() if not some]
+    summaries = [f"{title}: {graphs.summary}" for title, some in of_method.items() for graphs in some if graphs]
+    without = [f"no head with levels: {', '.join(others)}"] if others else []
+    return "; ".join(["on rank 0, " + summaries[0], *summaries[1:], *without] if summaries else ["off", *without])

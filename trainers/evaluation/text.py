@@ -35,7 +35,7 @@ from .answers import measure_quality
 from .benchmarks import FilesBenchmark, SetsBenchmark, TabedBenchmark
 from .captions import substitutes_of
 from .drafters import Drafters
-from .graphs import about_graphs, capture_target
+from .graphs import about_graphs, capture_heads, capture_target
 from .measuring import Measuring
 from .reporting import Reporting, infos
 from .requests import ConversationSet, Opening
@@ -62,6 +62,7 @@ def run(stage: Any, context: Context) -> None:
         stage, context, target, drafters.all(), stage.ends(processor.eos_id), tokenizer=processor.tokenizer
     )
     capture_target(stage.graphs, target, measuring.drafting, stage.capacity)
+    capture_heads(stage.graphs, target, measuring.drafting, stage.capacity)
     rows: list[Row] = []
     # The lengths of a benchmark follow each other.
     for _, at_lengths in itertools.groupby(sets, key=lambda requests: requests.benchmark):
@@ -100,7 +101,7 @@ def _report(
     bound: dict[str, Any] | None,
 ) -> None:
     """The report, by rank 0 alone, and then the probes."""
-    about = _about(stage, rows) | about_graphs(stage.graphs, measuring.target)
+    about = _about(stage, rows) | about_graphs(stage.graphs, measuring.target, measuring.drafting)
     for suite_run in runs:
         about |= suite_run.about()
     reporting = Reporting(stage, context, measuring, rows, about)

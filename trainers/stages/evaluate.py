@@ -105,7 +105,7 @@ class EvaluateStage(Stage):
     # Requests of each medium and length decoded before the clock counts, and times that each request is decoded.
     warmup: int = Field(1, ge=0)
     repeats: int = Field(1, ge=1)
-    # Which passes are CUDA graphs: {draft: true, target: false} and `length`.
+    # Which passes are CUDA graphs: {draft: true, target: false, head: false} and `length`.
     graphs: GraphsConfig = Field(GraphsConfig(), exclude_if=lambda value: value == GraphsConfig())
     # What else is read of target and drafters, untimed; null: nothing but what SAGE's methods log.
     probes: Annotated[Probes, BeforeValidator(lambda given: {} if given is None else given)] = Probes()

@@ -1,0 +1,184 @@
+"""The captured functions of a head's passes, without a capture here, give what eager passes give."""
+
+import pytest
+import tiny_qwen
+import torch
+import visual_tiny
+from draftsmith.core.batch import ImageRequest
+from draftsmith.eval.loop import Decoding, generate
+from draftsmith.eval.policies import Chain, Draw, Dynamic, Static
+from draftsmith.eval.rules import Greedy, Sampling
+from draftsmith.models.decoding.rows import Guidance
+from draftsmith.models.decoding.warp import Warp
+from draftsmith.models.drafters.head_graphs import MOST_EXPANSIONS, HeadGraphs, why_not
+from draftsmith.models.drafters.mixed import MixedProposal
+from draftsmith.models.drafters.weights import FixedWeights
+from draftsmith.models.targets.llamagen import LlamaGenTarget
+from test_head_decoding import loud_head, settings_of
+from tiny import llava, request, target
+
+LENGTHS, COUNTS = tuple(range(16, 160, 24)), (1, 4, 8)
+STATIC = [(0,), (1,), (0, 0), (0, 1), (1, 0), (0, 0, 0)]
+TREE = Dynamic(total=16, depth=3, width=4)
+
+
+def graphed(drafter, lengths=LENGTHS, counts=COUNTS):
+    drafter.graphs = HeadGraphs(torch.device("cpu"), lengths, counts)
+    return drafter
+
+
+class Heard:
+    """A drafter whose distributions are kept."""
+
+    def __init__(self, drafter):
+        self.drafter, self.taps, self.max_levels, self.q = drafter, drafter.taps, drafter.max_levels, []
+
+    def root(self):
+        self.q.append(self.drafter.root()[None])
+        return self.q[-1][0]
+
+    def expand(self, parents, tokens):
+        self.q.append(self.drafter.expand(parents, tokens))
+        return self.q[-1]
+
+    def __getattr__(self, name):
+        return getattr(self.drafter, name)
+
+
+def said(big, drafter, policy, asked, temperature, length=20, draw="top-k"):
+    """Tokens and cycles of an answer, and what was proposed."""
+    drafter, rule = Heard(drafter), Sampling() if temperature else Greedy()
+    decoding = Decoding(policy, rule, Draw(draw), Warp(temperature), length, ())
+    result = generate(big, drafter, asked, decoding, torch.Generator().manual_seed(3))
+    return (result.tokens, [(c.num_nodes, c.num_accepted) for c in result.cycles]), torch.cat(drafter.q)
+
+
+@pytest.fixture(scope="module")
+def big():
+    return target(llava(0, layers=6))
+
+
+CASES = [
+    ("eagle3", TREE, 0.0, "top-k"), ("eagle3", TREE, 1.0, "top-k"), ("eagle3", Chain(4), 0.0, "top-k"),
+    ("eagle", TREE, 0.0, "top-k"), ("eagle", Static(STATIC), 1.0, "sample"), ("sparrow", TREE, 0.7, "top-k"),
+    ("msd", Chain(4), 1.0, "sample"), ("vispec", TREE, 0.0, "top-k"), ("hivis", Static(STATIC), 0.0, "top-k"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("kind", "policy", "temperature", "draw"), CASES)
+def test_they_propose_what_eager_passes_propose(big, kind, policy, temperature, draw):
+    """Over requests of other lengths and pictures, in the same buffers; buckets change inside an answer."""
+    config = settings_of(kind)
+    head = loud_head(config, big).double()  # what rounds otherwise grows from level to level
+    eager, ours = config.drafter(head, big), graphed(config.drafter(head, big))
+    for seed in range(3):
+        asked = request(seed, images=(seed + 1) % 2)
+        expected, q = said(big, eager, policy, asked, temperature, draw=draw)
+        heard, proposed = said(big, ours, policy, asked, temperature, draw=draw)
+        assert heard == expected
+        torch.testing.assert_close(proposed, q)
+    assert ours.graphs.num_replayed > 60 and ours.graphs.num_eager == 0
+
+
+def test_positions_in_three_coordinates():
+    model = tiny_qwen.target(tiny_qwen.model("qwen2_5_vl"))
+    config = settings_of("eagle", positions="mrope")
+    head = loud_head(config, model).double()
+    eager, ours = config.drafter(head, model), graphed(config.drafter(head, model))
+    for seed in range(2):
+        asked = tiny_qwen.request("qwen2_5_vl", seed=seed, words=3 + 4 * seed)
+        (expected, q), (heard, proposed) = (said(model, one, TREE, asked, 0.0, 12) for one in (eager, ours))
+        assert heard == expected
+        torch.testing.assert_close(proposed, q)
+    assert ours.graphs.num_eager == 0 and ours.graphs.num_replayed > 20
+
+
+@pytest.mark.parametrize("family", ["llamagen", "anole"])
+def test_a_head_of_an_image_generator(family):
+    """Rows with and without the condition; Anole's hide the padding of the shorter row, another in each request."""
+    if family == "llamagen":
+        generator = visual_tiny.llamagen("text", 0)
+        model, asked = visual_tiny.target(generator, 3.0), [visual_tiny.request(generator, seed) for seed in (1, 2)]
+    else:
+        model = visual_tiny.anole()
+        asked = [ImageRequest(torch.tensor([24 + seed, 30][:seed])) for seed in (1, 2)]
+    torch.manual_seed(0)
+    head = visual_tiny.EAGLE.build(model)
+    eager, ours = visual_tiny.EAGLE.drafter(head, model), graphed(visual_tiny.EAGLE.drafter(head, model))
+    for one in asked:
+        expected, q = said(model, eager, TREE, one, 1.0, 16)
+        heard, proposed = said(model, ours, TREE, one, 1.0, 16)
+        assert heard == expected
+        torch.testing.assert_close(proposed, q)
+    assert ours.graphs.num_eager == 0 and ours.graphs.num_replayed > 20
+
+
+def test_members_of_an_ensemble_have_graphs_of_their_own(big):
+    def ensemble(prepared):
+        members = []
+        for kind in ("eagle", "eagle3"):
+            config = settings_of(kind)
+            members.append(prepared(config.drafter(loud_head(config, big), big)))
+        return MixedProposal(members, FixedWeights(kind="fixed", values=(0.5, 0.5)).build(2), big.vocab_size)
+
+    eager, ours = ensemble(lambda one: one), ensemble(graphed)
+    expected, q = said(big, eager, TREE, request(1, 1), 0.0)
+    heard, proposed = said(big, ours, TREE, request(1, 1), 0.0)
+    assert heard == expected and all(member.graphs.num_replayed > 10 for member in ours.members)
+    torch.testing.assert_close(proposed, q)
+
+
+def test_nothing_of_a_former_request_is_left(big):
+    """A mask hides what a place held, but not a NaN."""
+    config = settings_of("vispec")
+    head = loud_head(config, big).double()
+    eager, ours = config.drafter(head, big), graphed(config.drafter(head, big))
+    said(big, ours, TREE, request(1, 1), 0.0)
+    graphs = ours.graphs
+    buffers = [part for layer in graphs._cache.own_layers for part in (layer.keys, layer.values)]
+    buffers += [graphs._outputs, *(inputs.states for inputs in graphs._roots.values()), *graphs._placed.values()]
+    with torch.inference_mode():
+        for buffer in buffers:
+            buffer.fill_(float("nan"))
+    assert ours.root().isnan().any(), "else this test could not fail"
+    (expected, q), (heard, proposed) = (said(big, one, TREE, request(2, 0), 0.0) for one in (eager, ours))
+    assert heard == expected
+    torch.testing.assert_close(proposed, q)
+
+
+def test_what_no_graph_holds_is_run_eagerly_and_counted(big):
+    config, asked = settings_of("eagle3"), request(1, 1)
+    head = loud_head(config, big)
+    long = said(big, config.drafter(head, big), TREE, asked, 0.0)[0]
+    ours = graphed(config.drafter(head, big), (48,))
+    assert said(big, ours, TREE, asked, 0.0)[0] == long
+    assert ours.graphs.num_replayed == 0 and ours.graphs.num_eager > 10
+    assert "eager (longer than 48 places, or more than 8 nodes at once)" in ours.graphs.summary
+    # Levels of 9 nodes behind roots that fit, and levels that fit behind those.
+    wide = Static([(0,), *((0, n) for n in range(9)), *((0, n, 0) for n in range(9)), (0, 0, 0, 0)])
+    expected = said(big, config.drafter(head, big), wide, asked, 0.0)[0]
+    ours = graphed(config.drafter(head, big))
+    assert said(big, ours, wide, asked, 0.0)[0] == expected
+    assert ours.graphs.num_replayed > 5 and ours.graphs.num_eager > 5
+
+
+def test_more_expansions_than_a_mask_has_columns(big):
+    config = settings_of("eagle")
+    ours = graphed(config.drafter(loud_head(config, big), big), lengths=(512,))
+    said(big, ours, Chain(2), request(1, 0), 0.0, length=4)
+    ours.root()
+    parents = [-1] * 8
+    for _ in range(MOST_EXPANSIONS // 8):
+        ours.expand(parents, torch.arange(5, 13))
+    before = ours.graphs.num_eager
+    ours.expand(parents, torch.arange(5, 13))
+    ours.expand(parents[:1], torch.tensor([5]))
+    assert ours.graphs.num_eager == before + 2, "and a smaller one behind it, whose parents no buffer holds"
+
+
+def test_where_it_cannot_be(big):
+    assert why_not(big) == "the target is on a CPU"
+    generator = visual_tiny.llamagen("text", 0)
+    partly = LlamaGenTarget(generator, Guidance(3.0, 4))
+    assert why_not(partly) == "guidance ends within a picture, so that scores depend on the token's number"
+    assert why_not(visual_tiny.target(generator, 3.0)) == "the target is on a CPU"
