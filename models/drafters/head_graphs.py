@@ -33,7 +33,7 @@ Score = Callable[[Tensor], Tensor]  # outputs [R,F,D] -> q [F,V]
 
 
 def why_not(target: Target) -> str | None:
-    """Why no head's passes beside this target can be captured, whose embedding and LM head they read; None: they can."""
+    """Why no head can be captured beside this target, whose embedding and LM head its passes read; None: it can."""
     decoder: Any = getattr(target, "decoder", target)  # image generators may be one themselves
     if getattr(getattr(target, "guidance", None), "interval", -1) >= 0:
         return "guidance ends within a picture, so that scores depend on the token's number"

@@ -50,7 +50,9 @@ def _case(kind):
 
 
 def _decoded(target, drafter, policy, requests, temperature):
-    """Tokens and cycles of each request; of each cycle what it took, None where graphs were captured."""
+    """Tokens and cycles of each request; of each cycle what it took, None where graphs were captured or an
+    image head read its prompt.
+    """
     decoding = Decoding(policy, Sampling() if temperature else Greedy(), Draw("top-k"), Warp(temperature), 10, ())
     said, counts = [], []
     for asked in requests:
@@ -64,18 +66,19 @@ def _decoded(target, drafter, policy, requests, temperature):
                 before = len(GRAPHS)
                 cycles.append(run.cycle().num_accepted)
                 totals = {name: COUNTS.totals()[name] for name in ("launches", "reads", "uploads", "blocking")}
-                counts.append(None if len(GRAPHS) > before else totals | {"drafting": drafted[-1]})
+                plain = len(GRAPHS) == before and len(cycles) > 1
+                counts.append(totals | {"drafting": drafted[-1]} if plain else None)
         said.append((run.tokens, cycles))
     return said, counts
 
 
 def _counting(grow, drafted):
-    """`grow`, with the launches of each call and the levels of its tree in `drafted`."""
+    """`grow`, with the launches of each call in `drafted`, and how many of them are graphs."""
 
     def counted(drafter):
-        before = sum(COUNTS.launches.values())
+        before = COUNTS.launches.copy()
         tree = grow(drafter)
-        drafted.append((sum(COUNTS.launches.values()) - before, tree.num_levels))
+        drafted.append((sum((COUNTS.launches - before).values()), (COUNTS.launches - before)["graph"]))
         return tree
 
     return counted

@@ -36,17 +36,17 @@ def test_a_level_is_one_launch(results, case):
     pairs = [(eager, graphs) for eager, graphs in results[case]["cycles"] if graphs is not None]
     assert len(pairs) >= 5, "cycles in which nothing was captured"
     for eager, graphs in pairs:
-        launches, levels = graphs["drafting"]
-        assert launches <= 10 + 12 * levels, graphs
-        assert eager["drafting"][0] >= launches + 40 * max(levels, 1), (eager, graphs)
+        launches, passes = graphs["drafting"]
+        assert launches <= 3 + 9 * passes, graphs
+        assert eager["drafting"][0] >= launches + 40 * passes, (eager, graphs)
         assert graphs["reads"] == eager["reads"] and graphs["blocking"] == 0
-        assert graphs["uploads"] <= eager["uploads"] + 2, "what the root's pass reads, and the target's"
+        assert graphs["uploads"] <= eager["uploads"] + 1, "what the root's pass reads"
 
 
 def test_a_whole_cycle_of_graphs(results):
-    """Head and target: less than a tenth of the launches of a real model's layers, whatever their number."""
+    """Head and target: as many for any number of layers. Eager, they are 601 of six layers and three levels."""
     cycles = [graphs for _, graphs in results["sparrow static T=1"]["cycles"] if graphs is not None]
-    assert all(graphs["launches"] <= 100 for graphs in cycles), cycles
+    assert all(graphs["launches"] <= 53 for graphs in cycles), cycles
 
 
 def test_a_target_over_several_devices_has_none(results):
