@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, fields
+from functools import partial
 from typing import Any, Literal
 
 import torch
@@ -17,6 +18,7 @@ from transformers import LlamaConfig
 from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 
 from .attention import attend
+from .decoding import unwrapped
 from .decoding.cache import Cache
 from .training_passes import TrainingPasses
 
@@ -96,8 +98,26 @@ class DecoderLayer(nn.Module):
         """states [R,N,D], mask [N,K] or [R,N,K] bool; None: one position sees all, several are causal with nothing
         before them, or what `TrainingPasses` says.
         """
-        states = states + self.self_attn(self.input_layernorm(states), rope, mask, cache)
-        return states + self.mlp(self.post_attention_layernorm(states))
+        return through(self, states, self.input_layernorm(states), rope, mask, cache)
+
+
+def through(
+    layer: Any, states: Tensor, inputs: Tensor, rope: Tensor, mask: Tensor | None, cache: Cache | TrainingPasses | None
+) -> Tensor:
+    """States [R,N,D] behind a layer whose attention reads `inputs` [R,N,...]; the rest as of `DecoderLayer.forward`."""
+    attention, mlp, norm = layer.self_attn, layer.mlp, layer.post_attention_layernorm
+    plain = unwrapped.head_layer_of(attention, mlp, norm) if isinstance(cache, Cache) else None
+    if plain is not None:
+        assert isinstance(cache, Cache)
+        turn = partial(attention.turn, rope=rope)
+        return unwrapped.step(plain, states, inputs, turn, for_heads(mask), cache.own_layers[0])
+    states = states + attention(inputs, rope, mask, cache)
+    return states + mlp(norm(states))
+
+
+def for_heads(mask: Tensor | None) -> Tensor | None:
+    """[N,K] as it is, [R,N,K] as [R,1,N,K]."""
+    return mask.unsqueeze(1) if mask is not None and mask.dim() == 3 else mask
 
 
 class HeadAttention(nn.Module):
@@ -113,6 +133,10 @@ class HeadAttention(nn.Module):
         self.o_proj = nn.Linear(inner * shape.head_dim, shape.hidden_size, bias=False)
         self.q_norm, self.k_norm = _head_norm(shape, inner), _head_norm(shape, shared)
 
+    def turn(self, heads: Tensor, rope: Tensor) -> Tensor:
+        """Heads [R,N,H,E] turned by `rope`, as of `DecoderLayer.forward`."""
+        return (rotate_pairs if self.shape.rope == "grid" else rotate_halves)(heads, rope)
+
     def forward(
         self, states: Tensor, rope: Tensor, mask: Tensor | None, cache: Cache | TrainingPasses | None
     ) -> Tensor:
@@ -121,16 +145,18 @@ class HeadAttention(nn.Module):
         q = self.q_norm(self.q_proj(states).unflatten(-1, (shape.num_heads, shape.head_dim)))  # [R,N,H,E]
         k = self.k_norm(self.k_proj(states).unflatten(-1, (shape.num_kv_heads, shape.head_dim)))
         v = self.v_proj(states).unflatten(-1, (shape.num_kv_heads, shape.head_dim)).transpose(1, 2)
-        turn = rotate_pairs if shape.rope == "grid" else rotate_halves
         # At once: small models wait for the calls, not for the numbers.
-        q, k = turn(torch.cat([q, k], dim=2), rope).transpose(1, 2).split([shape.num_heads, shape.num_kv_heads], dim=1)
+        q, k = (
+            self.turn(torch.cat([q, k], dim=2), rope)
+            .transpose(1, 2)
+            .split([shape.num_heads, shape.num_kv_heads], dim=1)
+        )
         if isinstance(cache, TrainingPasses):
             assert mask is None, "passes of training know what they see"
             return self.o_proj(cache.attend(q, k, v).transpose(1, 2).flatten(2))
         if cache is not None:
             k, v = cache.own_layers[0].update(k, v)
-        seen = mask.unsqueeze(1) if mask is not None and mask.dim() == 3 else mask
-        mixed = attend(q, k, v, seen)
+        mixed = attend(q, k, v, for_heads(mask))
         return self.o_proj(mixed.transpose(1, 2).flatten(2))
 
 

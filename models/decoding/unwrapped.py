@@ -1,4 +1,4 @@
-"""Passes over a decoder of Llama's kind without what transformers wraps around each operation.
+"""Passes over a decoder of Llama's kind, or a head's layer, without what modules wrap around each operation.
 
 Decoding runs many passes over few positions, and there a sixth to a half of a pass on a CPU goes to calls of modules,
 keywords that pass from layer to layer, masks that the caller has made already, and classes of outputs. Here the same
@@ -9,7 +9,7 @@ Letters: R rows, N new positions, D width, H heads, G key-value heads, E head wi
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Callable, Collection, Sequence
 from functools import cache
 from typing import Any, NamedTuple
 
@@ -23,6 +23,10 @@ from .cache import Cache, CacheLayer
 # Families of transformers whose layers are alike, but for biases and norms of heads.
 FAMILIES = {"llama": "Llama", "mistral": "Mistral", "qwen2": "Qwen2", "qwen3": "Qwen3"}
 
+_HEADS = f"{__package__.rpartition('.')[0]}.layer"  # where the parts of heads' layers are
+
+_EPSILON = "variance_epsilon"  # as transformers' norms call it
+
 Affine = tuple[Tensor, Tensor | None]  # weight and bias
 Norm = tuple[Tensor, float]  # weight and epsilon
 
@@ -31,12 +35,13 @@ class Layer(NamedTuple):
     """What a layer computes with."""
 
     head_dim: int
-    scale: float
+    scale: float | None  # of scores; None: by the width of a head
     qkv: tuple[Affine, Affine, Affine]
     head_norms: tuple[Norm, Norm] | None  # of queries and keys (Qwen3)
     out: Affine
-    norms: tuple[Norm, Norm]  # before the attention and before the feed-forward
     feed_forward: tuple[Affine, Affine, Affine]  # gate, up, down
+    behind: Norm  # the attention, before the feed-forward
+    before: Norm | None = None  # the attention; None: a head's own, which its layer applies
 
 
 def layers_of(model: Any) -> list[Layer] | None:
@@ -71,71 +76,92 @@ def run(
     cos, sin = model.rotary_emb(embeds, position_ids=positions)
     half = cos.shape[-1] // 2
     # The sign that a turned half gets, once and not in each layer.
-    rope = cos.unsqueeze(2), torch.cat((-sin[..., :half], sin[..., half:]), dim=-1).unsqueeze(2)
+    cos, sin = cos.unsqueeze(2), torch.cat((-sin[..., :half], sin[..., half:]), dim=-1).unsqueeze(2)
+
+    def turn(heads: Tensor) -> Tensor:
+        return heads * cos + heads.roll(half, -1) * sin
+
     states, kept = embeds, dict[int, Tensor]()
     for number, (layer, cached) in enumerate(zip(layers, kv.own_layers, strict=True), 1):
-        before, behind = layer.norms
-        states = states + _attention(layer, _normed(states, before), rope, mask, cached)
-        gate, up, down = layer.feed_forward
-        inputs = _normed(states, behind)
-        states = states + F.linear(F.silu(F.linear(inputs, *gate)) * F.linear(inputs, *up), *down)
+        assert layer.before is not None
+        states = step(layer, states, normed(states, layer.before), turn, mask, cached)
         if number in tapped:
             kept[number] = states
-    return _normed(states, _norm(model.norm)), kept
+    return normed(states, _norm(model.norm, _EPSILON)), kept
 
 
-def _attention(
-    layer: Layer, inputs: Tensor, rope: tuple[Tensor, Tensor], mask: Tensor | None, cached: CacheLayer
-) -> Tensor:
-    q, k, v = (F.linear(inputs, *part).unflatten(-1, (-1, layer.head_dim)) for part in layer.qkv)  # [R,N,H or G,E]
+def step(
+    layer: Layer, states: Tensor, inputs: Tensor, turn: Callable[[Tensor], Tensor], mask: Tensor | None,
+    cached: CacheLayer,
+) -> Tensor:  # fmt: skip
+    """States [R,N,D] behind a layer whose attention reads `inputs` [R,N,...]; `turn` rotates heads [R,N,H+G,E]."""
+    shape = (*inputs.shape[:2], -1, layer.head_dim)
+    q, k, v = [F.linear(inputs, *part).view(shape) for part in layer.qkv]
     if layer.head_norms is not None:
-        q, k = _normed(q, layer.head_norms[0]), _normed(k, layer.head_norms[1])
-    heads, (cos, sin) = q.shape[2], rope
-    both = torch.cat((q, k), dim=2)  # turned at once: small models wait for the calls, not for the numbers
-    turned = (both * cos + both.roll(layer.head_dim // 2, -1) * sin).transpose(1, 2)
+        q, k = normed(q, layer.head_norms[0]), normed(k, layer.head_norms[1])
+    heads = q.shape[2]
+    turned = turn(torch.cat((q, k), dim=2)).transpose(1, 2)  # at once: small models wait for calls, not for numbers
     keys, values = cached.update(turned[:, heads:], v.transpose(1, 2))
     mixed = attend(turned[:, :heads], keys, values, mask, scale=layer.scale)
-    return F.linear(mixed.transpose(1, 2).flatten(2), *layer.out)
+    states = states + F.linear(mixed.transpose(1, 2).flatten(2), *layer.out)
+    inputs, (gate, up, down) = normed(states, layer.behind), layer.feed_forward
+    return states + F.linear(F.silu(F.linear(inputs, *gate)) * F.linear(inputs, *up), *down)
 
 
-def _normed(states: Tensor, norm: Norm) -> Tensor:
-    """As transformers' norms do: in float32, cast back, then scaled."""
+def normed(states: Tensor, norm: Norm) -> Tensor:
+    """As the modules do: in float32, cast back, then scaled."""
     weight, epsilon = norm
     wide = states.to(torch.float32)
     return weight * (wide * torch.rsqrt(wide.pow(2).mean(-1, keepdim=True) + epsilon)).to(states.dtype)
 
 
-# Of a layer: what holds the other parts, and what computes.
-_HOLDING = ("DecoderLayer", "Attention", "MLP")
-_COMPUTING = ("Linear",) * 7 + ("RMSNorm",) * 2
-
-
 def _layer(layer: Any) -> Layer | None:
     parts = layer._modules
     attention, mlp = parts.get("self_attn"), parts.get("mlp")
-    if not _plain((layer, attention, mlp), _HOLDING):
+    if not _plain((layer, attention, mlp), ("DecoderLayer", "Attention", "MLP")):
         return None
-    own, wide = attention._modules, mlp._modules
+    before, own = parts["input_layernorm"], attention._modules
+    if not _plain((before, mlp._modules["act_fn"]), ("RMSNorm", "SiLUActivation")):
+        return None
+    of_heads = (own["q_norm"], own["k_norm"]) if "q_norm" in own else ()
+    found = _computing(own, mlp._modules, parts["post_attention_layernorm"], of_heads, _EPSILON)
+    return (
+        None if found is None else Layer(attention.head_dim, attention.scaling, *found, before=_norm(before, _EPSILON))
+    )
+
+
+def head_layer_of(attention: Any, mlp: Any, behind: nn.Module) -> Layer | None:
+    """What a head's layer computes with behind its first norm; None: as of `layers_of`."""
+    if torch.is_grad_enabled() or not _plain((attention, mlp), ("HeadAttention", "GatedFeedForward")):
+        return None
+    own = attention._modules
+    of_heads = (own["q_norm"], own["k_norm"])
+    found = _computing(
+        own, mlp._modules, behind, () if _plain(of_heads, ("Identity", "Identity")) else of_heads, "eps"
+    )  # fmt: skip
+    return None if found is None else Layer(attention.shape.head_dim, None, *found)
+
+
+def _computing(
+    own: dict[str, Any], wide: dict[str, Any], behind: Any, of_heads: Sequence[Any], epsilon: str
+) -> tuple[Any, ...] | None:
+    """The fields of a `Layer` from `qkv` to `behind`."""
     linear = (
         own["q_proj"], own["k_proj"], own["v_proj"], own["o_proj"], wide["gate_proj"], wide["up_proj"],
         wide["down_proj"],
     )  # fmt: skip
-    norms = parts["input_layernorm"], parts["post_attention_layernorm"]
-    of_heads = (own["q_norm"], own["k_norm"]) if "q_norm" in own else ()
-    if not _plain((*linear, *norms), _COMPUTING) or not _plain((wide["act_fn"],), ("SiLUActivation",)):
+    if not _plain((*linear, behind, *of_heads), _COMPUTING[: 8 + len(of_heads)]):
         return None
-    if of_heads and not _plain(of_heads, ("RMSNorm", "RMSNorm")):
-        return None
-    q, k, v, out, gate, up, down = [(part._parameters["weight"], part._parameters["bias"]) for part in linear]
-    head_norms = (_norm(of_heads[0]), _norm(of_heads[1])) if of_heads else None
-    return Layer(
-        attention.head_dim, attention.scaling, (q, k, v), head_norms, out, (_norm(norms[0]), _norm(norms[1])),
-        (gate, up, down),
-    )  # fmt: skip
+    q, k, v, out, *feed_forward = [(part._parameters["weight"], part._parameters["bias"]) for part in linear]
+    norms = tuple(_norm(part, epsilon) for part in of_heads) or None
+    return (q, k, v), norms, out, tuple(feed_forward), _norm(behind, epsilon)
 
 
-def _norm(module: Any) -> Norm:
-    return module._parameters["weight"], module.variance_epsilon
+_COMPUTING = ("Linear",) * 7 + ("RMSNorm",) * 3
+
+
+def _norm(module: Any, epsilon: str) -> Norm:
+    return module._parameters["weight"], module.__dict__[epsilon]
 
 
 def _plain(modules: Sequence[Any], parts: tuple[str, ...]) -> bool:
@@ -151,7 +177,7 @@ def _plain(modules: Sequence[Any], parts: tuple[str, ...]) -> bool:
 @cache
 def _part(kind: type) -> str | None:
     """Which part of a decoder a class of a known family is: Model, DecoderLayer, Attention, MLP, RMSNorm, ..."""
-    if kind is nn.Linear or kind.__module__ == "transformers.activations":
+    if kind in (nn.Linear, nn.Identity) or kind.__module__ in ("transformers.activations", _HEADS):
         return kind.__name__
     family = kind.__module__.removeprefix("transformers.models.").partition(".")[0]
     named = kind.__module__ == f"transformers.models.{family}.modeling_{family}"

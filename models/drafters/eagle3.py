@@ -16,7 +16,7 @@ from torch import Tensor, nn
 
 from ...core.errors import UserError
 from ..decoding.cache import Cache
-from ..layer import GatedFeedForward, HeadAttention, LayerShape, RMSNorm, Rotary
+from ..layer import GatedFeedForward, HeadAttention, LayerShape, RMSNorm, Rotary, through
 from ..losses import ChunkedHead
 from ..targets.base import Target, TargetShape
 from .base import CountTokens
@@ -237,5 +237,4 @@ class JoinedLayer(nn.Module):
     def forward(self, embeds: Tensor, states: Tensor, rope: Tensor, mask: Tensor | None, cache: Any) -> Tensor:
         """Return [B,N,D] from embeddings and states [B,N,D]; `rope` comes from `Rotary`, `mask` is [N,K] or [B,N,K]."""
         joined = torch.cat([self.input_layernorm(embeds), self.hidden_norm(states)], dim=-1)
-        states = states + self.self_attn(joined, rope, mask, cache)
-        return states + self.mlp(self.post_attention_layernorm(states))
+        return through(self, states, joined, rope, mask, cache)

@@ -1,12 +1,16 @@
-"""Passes without transformers' wrapping: every bit as transformers' own forward, and left to it where it does more."""
+"""Passes without the modules' wrapping: every bit as their own forward, and left to it where it does more."""
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
 import torch
 from draftsmith.models.decoding import unwrapped
+from draftsmith.models.decoding.cache import Cache
 from draftsmith.models.decoding.decoder import CachedDecoder
 from draftsmith.models.decoding.tree import ancestor_mask
+from draftsmith.models.drafters.eagle3 import JoinedLayer
+from draftsmith.models.layer import DecoderLayer, LayerShape, Rotary
 from draftsmith.models.lora import LoraConfig, add_adapters
 from torch import nn
 from transformers import AutoConfig, AutoModelForCausalLM
@@ -127,3 +131,68 @@ def test_new_weights_are_read_in_the_next_pass():
     before = passes(model)
     model.load_state_dict({name: 2 * weight for name, weight in model.state_dict().items()}, assign=True)
     assert not torch.allclose(passes(model)[0], before[0])
+
+
+SHAPE = LayerShape(VOCABULARY, 16, 24, 4, 2, 1e-6)
+SHAPES = {
+    "EAGLE": SHAPE,
+    "biases and norms of heads": replace(SHAPE, qkv_bias=True, qk_rms_norm=True, own_head_dim=6, input_norm=True),
+    "codes of pictures": replace(SHAPE, rope="grid", grid=4, num_kv_heads=4),
+}
+
+
+@torch.inference_mode()
+def head_states(layer: Any, shape: LayerShape, dtype: torch.dtype) -> list[torch.Tensor]:
+    """Of a prompt and a tree behind it, for one row and with a mask for each of two; and what the cache then holds."""
+    layer.to(dtype).eval()
+    rotary, depths = Rotary(shape), torch.tensor([0, 1, 1, 2, 2, 2])
+    seen, found = torch.cat([torch.ones(6, PAST, dtype=torch.bool), ancestor_mask(TREE)], dim=1), []
+    for rows, mask in ((1, seen), (2, torch.stack([seen, seen.roll(1, -1) | seen]))):
+        kv = Cache(1, 30)
+        for count, places, part in ((PAST, torch.arange(PAST), None), (6, PAST + depths, mask)):
+            states = torch.randn(rows, count, 16, generator=torch.Generator().manual_seed(count)).to(dtype)
+            more = (states.flip(0, 1),) if isinstance(layer, JoinedLayer) else ()
+            found.append(layer(*more, states, rotary(places), part, kv))
+            kv.advance(count if part is None else 0)
+        found += [kv.own_layers[0].keys, kv.own_layers[0].values]
+    return found
+
+
+def head_layer(shape: LayerShape, kind: type[nn.Module] = DecoderLayer) -> Any:
+    torch.manual_seed(0)
+    layer = kind(replace(shape, attention_input=32) if kind is JoinedLayer else shape)
+    for weight in layer.parameters():
+        nn.init.normal_(weight, 0.5, 0.3) if weight.dim() == 1 else nn.init.normal_(weight, 0.0, 0.3)
+    return layer
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("kind", [DecoderLayer, JoinedLayer])
+@pytest.mark.parametrize("shape", SHAPES)
+def test_every_bit_of_a_heads_layer_is_its_modules(shape, kind, dtype, monkeypatch):
+    layer, runs = head_layer(SHAPES[shape], kind), []
+    step = unwrapped.step
+    monkeypatch.setattr(unwrapped, "step", lambda *given: runs.append(given) or step(*given))
+    ours = head_states(layer, SHAPES[shape], dtype)
+    assert len(runs) == 4
+    monkeypatch.setattr(unwrapped, "head_layer_of", lambda *modules: None)
+    for mine, theirs in zip(ours, head_states(layer, SHAPES[shape], dtype), strict=True):
+        assert mine.dtype == theirs.dtype and torch.equal(mine, theirs)
+    assert len(runs) == 4
+
+
+@pytest.mark.parametrize("name", ["self_attn.q_proj", "mlp.down_proj", "post_attention_layernorm", "mlp", "self_attn"])
+def test_hooks_within_a_heads_layer_are_called(name):
+    layer, called = head_layer(SHAPE), []
+    layer.get_submodule(name).register_forward_hook(lambda *_: called.append(1))
+    head_states(layer, SHAPE, torch.float32)
+    assert len(called) == 4
+
+
+def test_a_heads_layer_with_gradients_or_norms_of_its_own_runs_its_modules():
+    own_norms = head_layer(replace(SHAPE, qk_norm=True))
+    parts = [(part.self_attn, part.mlp, part.post_attention_layernorm) for part in (head_layer(SHAPE), own_norms)]
+    assert unwrapped.head_layer_of(*parts[0]) is None
+    with torch.inference_mode():
+        assert unwrapped.head_layer_of(*parts[0]) is not None
+        assert unwrapped.head_layer_of(*parts[1]) is None
