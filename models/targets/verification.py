@@ -21,11 +21,15 @@ from ..decoding.cache import Cache
 from ..decoding.captured import Graphs, why_nowhere
 from ..decoding.decoder import CachedDecoder, DecoderStates
 from ..decoding.tree import Tree
+from ..hub import rope_of
 
 NODES = (1, 8, 16, 32, 64, 128)
 _SHORTEST = 256
 # What a kernel does not do beside a mask of its own, or does by values that the host must know.
 _KERNELS = {"sdpa", "grouped_sdpa", "eager"}
+
+# Rotations whose frequencies depend on the longest position, which transformers reads on the host.
+_DYNAMIC = {"dynamic", "longrope"}
 
 
 def why_not(decoder: CachedDecoder) -> str | None:
@@ -33,6 +37,10 @@ def why_not(decoder: CachedDecoder) -> str | None:
     model, config = decoder.model, decoder.language_model.config
     if (reason := why_nowhere(model.parameters(), decoder.device)) is not None:
         return reason
+    rope = rope_of(config)
+    kind = rope.get("rope_type") or rope.get("type")
+    if kind in _DYNAMIC:
+        return f"rotations are {kind}, which the host computes anew as positions grow"
     if getattr(config, "num_experts", None) or getattr(config, "num_local_experts", None):
         return "the shapes of a mixture of experts depend on its tokens"
     if config._attn_implementation not in _KERNELS:

@@ -119,6 +119,15 @@ def test_where_it_cannot_be():
     whole = target(llava(0)).decoder
     whole.__class__ = type("OnGpu", (whole.__class__,), {"device": torch.device("cuda")})
     assert why_not(whole) is None
+    for kind in ("dynamic", "longrope"):
+        whole.language_model.config.rope_parameters = {"rope_type": kind, "rope_theta": 1e4, "factor": 2.0}
+        assert why_not(whole) == f"rotations are {kind}, which the host computes anew as positions grow"
+    whole.language_model.config.rope_parameters = {"rope_type": "linear", "rope_theta": 1e4, "factor": 2.0}
+    assert why_not(whole) is None
+    weight = whole.model.lm_head.weight
+    weight.full_tensor = lambda: weight  # as a DTensor has it, whose parts lie with several ranks
+    assert why_not(whole) == "several ranks hold the target together"
+    del weight.full_tensor
     whole.language_model.config._attn_implementation = "flash_attention_2"
     assert "takes no mask" in (why_not(whole) or "")
 

@@ -81,9 +81,11 @@ def _place() -> str:
 
 @functools.cache
 def _file_of_the_project(name: str) -> Path | None:
-    if not Path(name).is_relative_to(PACKAGE):
+    # A checkout may be reached through a symbolic link.
+    file = Path(name).resolve()
+    if name.startswith("<") or not file.is_relative_to(PACKAGE):
         return None
-    path = Path(name).relative_to(PACKAGE)
+    path = file.relative_to(PACKAGE)
     return None if path.parts[0] in ("tests", ".venv") else path
 
 

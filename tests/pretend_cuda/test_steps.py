@@ -1,8 +1,12 @@
 """Optimizer steps as rank 1 of a node with two pretend devices: one synchronisation each, and the CPU's losses."""
 
+from pathlib import Path
+
 import pytest
+import torch
 
 from .asking import results_of
+from .device import PACKAGE, _file_of_the_project
 
 STEPS = (
     "draft LVLM", "distillation", "eagle", "eagle3", "sparrow", "sparrow-half-blind", "msd", "vispec", "hivis",
@@ -24,6 +28,31 @@ def test_the_host_waits_once_in_an_optimizer_step(steps, name):
     counts = steps[name]
     assert (counts["reads"], counts["blocking"], counts["waits"]) == (1, 0, 0), counts["places"]
     assert [place.split(":")[0] for place in counts["places"]] == ["tolist trainers/loop.py"]
+
+
+# Launches of an optimizer step of two micro-batches, three in a hundred above what they were counted as. Lower them
+# with the count.
+MOST_LAUNCHES = {
+    "draft LVLM": 767, "distillation": 1315, "eagle": 1514, "eagle3": 2755, "sparrow": 2153,
+    "sparrow-half-blind": 2153, "msd": 1530, "vispec": 2358, "hivis": 2142, "medusa": 1514, "image eagle": 718,
+    "image eagle guided": 1516, "image medusa": 646, "qwen2_5_vl": 2470, "qwen3_vl": 2595, "packed draft LVLM": 775,
+    "packed eagle": 1534, "packed qwen3_vl": 2589, "packed eagle of qwen3_vl": 1728,
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", STEPS)
+def test_a_step_launches_a_bounded_number_of_kernels(steps, name):
+    launches, most = steps[name]["launches"], MOST_LAUNCHES[name]
+    assert launches <= most
+
+
+def test_a_checkout_behind_a_symbolic_link_names_its_files(tmp_path):
+    """Places of counts are told by the file that asked."""
+    link = tmp_path / "linked"
+    link.symlink_to(PACKAGE)
+    assert _file_of_the_project(str(link / "eval" / "loop.py")) == Path("eval/loop.py")
+    assert _file_of_the_project(str(link / "tests" / "conftest.py")) is None
+    assert _file_of_the_project("<string>") is None and _file_of_the_project(torch.__file__) is None
 
 
 @pytest.mark.parametrize("name", STEPS)
