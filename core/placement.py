@@ -52,6 +52,18 @@ def spread(device_map: str, *, offload: str | None, key: str) -> dict[str, Any]:
     return {"device_map": device_map, "max_memory": {**memory, "cpu": 0}}
 
 
+def num_gpus(section: Any) -> int:
+    """GPUs that all ranks of a stage hold together: one each, or all that the one rank sees which spreads its target.
+
+    Args:
+        section: of the target, with or without a `device_map`.
+    """
+    if ranks.device().type == "cpu":
+        return 0
+    is_spread = getattr(section, "device_map", None) not in (None, "cpu")
+    return torch.cuda.device_count() if is_spread else ranks.world_size()
+
+
 def check_one_rank(device_map: str | None, *, key: str) -> None:
     """Raises `UserError` where several ranks would each spread a whole model over all GPUs of the node."""
     if device_map in (None, "cpu") or ranks.world_size() == 1:

@@ -72,8 +72,11 @@ class Mark:
     Args:
         version: of what fingerprints cover; the first had no number.
         settings: what the fingerprint covers, of `fingerprint.json`.
-        resolved: setting that is `auto` -> what it became where the stage began, of `fingerprint.json`.
-        files: name -> size and checksum, of `done.json`; None: it was written before there were lists.
+        resolved: setting that is `auto` -> what it became where the stage began; in both files.
+        seconds: of the stage's last start, of `done.json`, as are the next three.
+        ranks: that ran the stage.
+        gpus: that they held together; 0: on CPUs.
+        files: name -> size and checksum, None: it was written before there were lists.
     """
 
     fingerprint: str
@@ -81,6 +84,8 @@ class Mark:
     settings: Annotated[dict[str, Any], AfterValidator(_whole)] | None = None
     resolved: dict[str, str] | None = None
     seconds: float | None = None
+    ranks: int | None = None
+    gpus: int | None = None
     files: dict[Annotated[str, AfterValidator(_inside)], FileSum] | None = None
 
 

@@ -25,7 +25,6 @@ from .provenance import version_of
 
 ROOT = Path(__file__).resolve().parents[1]  # the checkout, or the installed package
 GIB = 2**30
-REINSTALL = "pip install -c constraints.txt -e .  (or scripts/demo, which makes an environment)"
 
 
 def python() -> list[Finding]:
@@ -44,6 +43,13 @@ def requirements() -> list[Requirement]:
     else:
         lines = [line for line in metadata.requires("draftsmith") or () if "extra ==" not in line]
     return [Requirement(line) for line in lines]
+
+
+def reinstall() -> str:
+    """The command that installs what is missing: of a checkout, or of an installed wheel, which brings its pins."""
+    if (ROOT / "pyproject.toml").is_file():
+        return "pip install -c constraints.txt -e .  (or scripts/demo, which makes an environment)"
+    return " ".join(["pip install -c", str(ROOT / "constraints.txt"), *(f"'{asked}'" for asked in requirements())])
 
 
 def pins() -> dict[str, str]:
@@ -65,7 +71,7 @@ def packages(installed: dict[str, str | None] | None = None) -> list[Finding]:
         name, version = requirement.name, have.get(requirement.name)
         pin = tested.get(_plain(name))
         if version is None:
-            findings.append(fault(name, f"not installed; {requirement} is required", REINSTALL))
+            findings.append(fault(name, f"not installed; {requirement} is required", reinstall()))
         elif not requirement.specifier.contains(version, prereleases=True):
             findings.append(fault(name, f"{version}; {requirement} is required", f"pip install '{requirement}'"))
         elif pin is not None and Version(version).public != pin:
@@ -108,7 +114,7 @@ def deepspeed() -> list[Finding]:
     try:
         state = deepspeed_state()
     except Exception as error:  # any error of the import is a finding
-        return [fault("DeepSpeed", f"cannot be imported: {first_line(error)}", REINSTALL)]
+        return [fault("DeepSpeed", f"cannot be imported: {first_line(error)}", reinstall())]
     prebuilt = ", ".join(state["prebuilt"]) or "none"
     text = f"{state['version']}; ops prebuilt: {prebuilt}; buildable here: {len(state['buildable'])}; needed: none"
     return [ok("DeepSpeed", text)]

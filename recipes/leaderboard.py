@@ -31,8 +31,9 @@ NOTE = (
     "Expected: the speedup of decoding that tau and the measured cost of a cycle promise. Measured: against plain "
     "decoding of the same target in the same run, with the quartiles over requests. Memory: parameters of the drafter "
     "times the bytes of their dtype, without the target's tables that a head shares. Training: optimizer steps, "
-    "samples and wall time of the stages that trained the drafter (of their last start, all ranks at once: times the "
-    "number of GPUs it is GPU-hours); answers and states that other stages prepared are not counted."
+    "samples and wall time of the stages that trained the drafter, of their last start, and that time multiplied by "
+    "the GPUs that all ranks held (GPU-hours; where nothing was trained on a GPU, by the ranks: rank-hours); answers "
+    "and states that other stages prepared are not counted."
 )
 
 
@@ -50,6 +51,8 @@ class Entry:
     steps: int | None = None
     samples: int | None = None
     hours: float | None = None
+    gpu_hours: float | None = None  # 0: on CPUs
+    rank_hours: float | None = None
     unknown: Mapping[str, str] = field(default_factory=dict)  # column -> why there is a dash
 
     @property
@@ -76,6 +79,8 @@ def _entry(run: Run, stage: str, cell: Cell, stages: Mapping[str, Any]) -> Entry
             values |= find(run, cell, stages)
         except _Unknown as reason:
             unknown[column] = str(reason)
+    if "training" not in unknown and (stage := values.pop("unrecorded")) is not None:
+        unknown["GPU-hours"] = f"stage {stage} was trained by an earlier version, which did not record its ranks"
     if cell.expected is None:
         unknown["expected"] = "its report is of an earlier version"
     if cell.speedup is not None and not math.isfinite(cell.speedup):
@@ -151,7 +156,8 @@ def _training(run: Run, cell: Cell, stages: Mapping[str, Any]) -> dict[str, Any]
         stage for name in _trained_here(run, cell, stages) for stage in _ancestors(stages, name)
     )  # a stage that two members of an ensemble began with counts once
     steps = samples = 0
-    seconds: float | None = 0.0
+    hours: float | None = 0.0
+    unrecorded, gpu_hours, rank_hours = None, 0.0, 0.0
     for name in names:
         points = [step for values in run.curves.get(name, {}).values() for step, _ in values]
         batch_size = stages[name].get("batch_size")
@@ -159,8 +165,14 @@ def _training(run: Run, cell: Cell, stages: Mapping[str, Any]) -> dict[str, Any]
             raise _Unknown(f"stage {name} has left no metrics.jsonl, or its recipe names no batch size")
         steps, samples = steps + max(points), samples + max(points) * batch_size
         done = read_mark(run.folder / name / DONE)
-        seconds = None if seconds is None or done is None or done.seconds is None else seconds + done.seconds
-    return {"steps": steps, "samples": samples, "hours": None if seconds is None else seconds / 3600}
+        own = None if done is None or done.seconds is None else done.seconds / 3600
+        hours = None if hours is None or own is None else hours + own
+        if done is None or own is None or done.ranks is None or done.gpus is None:
+            unrecorded = unrecorded or name
+            continue
+        gpu_hours, rank_hours = gpu_hours + own * done.gpus, rank_hours + own * done.ranks
+    values = {"steps": steps, "samples": samples, "hours": hours, "unrecorded": unrecorded}
+    return values if unrecorded else values | {"gpu_hours": gpu_hours, "rank_hours": rank_hours}
 
 
 def _ancestors(stages: Mapping[str, Any], name: str) -> list[str]:
@@ -181,18 +193,20 @@ def boards(found: Sequence[Entry]) -> list[Table]:
 def _board(group: tuple[str, str, float, int], members: Sequence[Entry], note: str) -> Table:
     target, where, temperature, length = group
     members = sorted(members, key=lambda e: (e.cell.relaxed, -(e.cell.speedup or 0)))
+    on_gpus = any(entry.gpu_hours for entry in members)
     columns = (
         text("run"), text("method"), Column("n", "d", ranked=False), Column("tau [95%]", kind="interval"),
         Column("expected", unit="x"), Column("measured [IQR]", unit="x", kind="interval"),
         Column("same tokens", kind="count"), Column("drafter MiB", ",.2f", ranked=False),
         *(Column(name, form, ranked=False) for name, form in (("steps", ",d"), ("samples", ",d"), ("hours", ",.2f"))),
+        Column("GPU-hours" if on_gpus else "rank-hours", ",.2f", ranked=False),
     )  # fmt: skip
     devices = {entry.device for entry in members}
     footnotes = _reasons(members)
     if len(devices) > 1:
         footnotes.append(f"Measured on {len(devices)} devices ({'; '.join(sorted(devices))}): speedups of different "
                          "devices cannot be compared.")  # fmt: skip
-    rows = tuple(_row(entry) for entry in members)
+    rows = tuple((*_row(entry), entry.gpu_hours if on_gpus else entry.rank_hours) for entry in members)
     title = f"Leaderboard: {where}, T {temperature:g}, {length} new tokens, target {target}"
     return Table(title, columns, rows, note=note, compared=(), footnotes=tuple(footnotes))
 
@@ -222,7 +236,7 @@ HEAD = (
     "run", "stage", "target", "device", "measured_on", "temperature", "max_new_tokens", "method", "relaxed", "drafters",
     "requests", "tau", "tau_low", "tau_high", "expected_speedup", "measured_speedup", "measured_quartile_1",
     "measured_quartile_3", "end_to_end_speedup", "identical", "drafter_parameters", "drafter_bytes", "training_steps",
-    "training_samples", "training_hours", "unknown",
+    "training_samples", "training_hours", "training_gpu_hours", "training_rank_hours", "unknown",
 )  # fmt: skip
 
 
@@ -237,7 +251,7 @@ def as_csv(found: Sequence[Entry]) -> str:
         row = (e.run, e.stage, e.target, e.device, c.requests_of, c.temperature, c.max_new_tokens, c.method, c.relaxed,
                ", ".join(c.drafters), c.requests, c.tau, *(c.interval or (None, None)), c.expected, c.speedup,
                *(c.quartiles or (None, None)), c.end_to_end, c.identical, e.parameters, e.memory, e.steps, e.samples,
-               e.hours, unknown)  # fmt: skip
+               e.hours, e.gpu_hours, e.rank_hours, unknown)  # fmt: skip
         writer.writerow([_harmless(value) for value in row])
     return written.getvalue()
 

@@ -49,6 +49,11 @@ def package_of(path: Path, level: int, module: str) -> str | None:
     return parts[0] if parts and parts[0] in LAYERS else None
 
 
+def test_constraints_are_sorted():
+    names = [line.split("==")[0].lower() for line in (ROOT / "constraints.txt").read_text().splitlines()[1:]]
+    assert names == sorted(names)
+
+
 def test_package_list_equals_the_tree():
     listed = set(tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["setuptools"]["packages"])
     folders = {p.parent.relative_to(ROOT) for p in sources() if p.name == "__init__.py"}

@@ -75,7 +75,10 @@ def write_begun(planned: Planned, folder: Path) -> None:
     if planned.inputs and settings:
         there = {thing: begun(folder.parent / maker) for thing, maker in planned.inputs.items()}
         settings["inputs"] = settings["inputs"] | {t: mark.fingerprint for t, mark in there.items() if mark is not None}
-    write_mark(folder / BEGUN, Mark(planned.fingerprint, FINGERPRINTS, settings=settings))
+    # A finished stage whose file was lost: what `auto` became there, which this machine cannot tell.
+    finished = done(folder)
+    resolved = None if finished is None else finished.resolved
+    write_mark(folder / BEGUN, Mark(planned.fingerprint, FINGERPRINTS, settings=settings, resolved=resolved))
 
 
 def _matches(planned: Planned, output: Path, *, any_data: bool = False) -> bool:

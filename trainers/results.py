@@ -9,11 +9,13 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import replace
 from fnmatch import translate
 from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
+from ..core import ranks
 from ..core.errors import UserError
 from ..core.results import BEGUN, DONE, Fault, Mark, faults, loadable, read_mark, sums_of, write_mark
 from ..data.shards import is_of_shard
@@ -28,10 +30,18 @@ _WORDS = {"vision_tower": ("target",)}
 _UNLISTED = ("*.lock", "*.partial", ".*")
 
 
-def write_done(planned: Planned, folder: Path, version: int, seconds: float) -> None:
-    """Write `done.json`: the stage's fingerprint, and size and XXH3 of each file that it wrote."""
-    files = sums_of(folder, _names(planned.stage, folder))
-    write_mark(folder / DONE, Mark(planned.fingerprint, version, seconds=round(seconds, 1), files=files))
+def write_done(planned: Planned, folder: Path, version: int, seconds: float, *, gpus: int = 0) -> None:
+    """Write `done.json`: the stage's fingerprint, what it took, and size and XXH3 of each file that it wrote.
+
+    Args:
+        gpus: that all ranks held together; 0: on CPUs.
+    """
+    files, begun = sums_of(folder, _names(planned.stage, folder)), read_mark(folder / BEGUN)
+    mark = Mark(
+        planned.fingerprint, version, seconds=round(seconds, 1), ranks=ranks.world_size(), gpus=gpus, files=files
+    )
+    # What `auto` became is lost with `fingerprint.json` otherwise, and no finished stage resolves it anew.
+    write_mark(folder / DONE, replace(mark, resolved=None if begun is None else begun.resolved))
 
 
 def unreadable(folder: Path) -> list[str]:

@@ -6,11 +6,13 @@ import os
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 from ..core import ranks
 from ..core.errors import UserError
 from ..core.files import full_disk_is_told, sweep
+from ..core.placement import num_gpus
 from ..core.results import BEGUN, DONE, read_mark
 from . import mending
 from .context import Context
@@ -115,11 +117,12 @@ def _run_stage(
     makers = {thing: inputs.output / maker for thing, maker in planned.inputs.items()}
     with tracked(make_context(planned, folder, makers, stop)) as context, full_disk_is_told(folder):
         settled_stage(context, planned).run(context)
+        gpus = num_gpus(getattr(planned.stage, "target", None) or context.target)
     ranks.barrier()
     if broken is not None:
         ranks.on_main(mending.compare, planned, folder, broken, say)
     else:
-        ranks.on_main(write_done, planned, folder, FINGERPRINTS, time.monotonic() - start)
+        ranks.on_main(partial(write_done, gpus=gpus), planned, folder, FINGERPRINTS, time.monotonic() - start)
 
 
 def _fingerprint(folder: Path) -> str:

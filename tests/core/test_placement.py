@@ -1,10 +1,12 @@
 """Where weights go: nothing changes on a CPU, and several ranks never spread one model each."""
 
+from types import SimpleNamespace
+
 import pytest
 import torch
 from draftsmith.core import ranks
 from draftsmith.core.errors import UserError
-from draftsmith.core.placement import check_one_rank, fill, onto, spread, without_storage
+from draftsmith.core.placement import check_one_rank, fill, num_gpus, onto, spread, without_storage
 from draftsmith.core.pretrained import read_safetensors
 from safetensors.torch import save_file
 from torch import nn
@@ -24,6 +26,16 @@ def test_several_ranks_do_not_spread_a_model_each(device_map, monkeypatch):
     assert "python trains/train.py" in error.value.hint and error.value.where == "key target.device_map"
     check_one_rank(None, key="target")
     check_one_rank("cpu", key="target")
+
+
+def test_gpus_of_a_stage_are_one_for_each_rank_or_all_that_a_spreading_rank_sees(monkeypatch):
+    monkeypatch.setattr(ranks, "world_size", lambda: 2)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 4)
+    own, spreading = SimpleNamespace(device_map=None), SimpleNamespace(device_map="auto")
+    assert num_gpus(own) == num_gpus(spreading) == 0, "on a CPU"
+    monkeypatch.setattr(ranks, "device", lambda: torch.device("cuda", 0))
+    assert num_gpus(own) == num_gpus(None) == num_gpus(SimpleNamespace(device_map="cpu")) == 2
+    assert num_gpus(spreading) == 4
 
 
 def test_a_module_that_is_filled_holds_the_files_weights(tmp_path):

@@ -72,6 +72,16 @@ def test_versions_against_what_is_required_and_what_was_tested():
     assert f"pip install peft=={health.pins()['peft']}" in by_name["peft"].hint
 
 
+def test_an_installed_wheel_is_mended_without_a_checkout(tmp_path, monkeypatch):
+    have = {r.name: None for r in health.requirements()}
+    assert "-e ." in health.packages(have)[0].hint, "this is a checkout"
+    (tmp_path / "constraints.txt").write_text("torch==2.13.0\n")
+    monkeypatch.setattr(health, "ROOT", tmp_path)
+    monkeypatch.setattr(health.metadata, "requires", lambda name: ["torch>=2.6", "wandb<1", "ruff; extra == 'dev'"])
+    hint = health.packages(have)[0].hint
+    assert hint == f"pip install -c {tmp_path}/constraints.txt 'torch>=2.6' 'wandb<1'"
+
+
 def test_this_environment_has_what_is_required():
     assert not any_fault(health.packages())
 

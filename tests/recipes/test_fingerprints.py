@@ -325,7 +325,7 @@ def test_what_the_run_itself_writes_is_nothing_outside(tmp_path, monkeypatch):
 
 
 def context(stage, folder, inputs, stop):
-    return SimpleNamespace(folder=folder, tracking=TrackingConfig(), trackers=[], resolved={}, say=print)
+    return SimpleNamespace(folder=folder, target=None, tracking=TrackingConfig(), trackers=[], resolved={}, say=print)
 
 
 def test_a_word_is_no_path(tmp_path, monkeypatch):

@@ -25,7 +25,7 @@ STAGES = {
 }
 
 
-def run(folder, *cells, weights=1.0, about=None):
+def run(folder, *cells, weights=1.0, about=None, ranks=2, gpus=0):
     """A finished run as its stages leave it."""
     for name, steps in (("target", 7), ("pretrain", 10), ("finetune", 20)):
         stage = folder / name
@@ -33,7 +33,8 @@ def run(folder, *cells, weights=1.0, about=None):
         (stage / "metrics.jsonl").write_text("".join(json.dumps({"step": s, "loss": 1.0}) + "\n" for s in (1, steps)))
         tensors = {"a": torch.full((3, 5), weights), "b": torch.zeros(7, dtype=torch.bfloat16)}
         save_file(tensors, stage / "model.safetensors")
-        write_mark(stage / DONE, Mark("f", seconds=1800.0, files=sums_of(stage, ["model.safetensors"])))
+        files = sums_of(stage, ["model.safetensors"])
+        write_mark(stage / DONE, Mark("f", seconds=1800.0, ranks=ranks, gpus=gpus, files=files))
     (folder / "evaluate").mkdir()
     about = {"target": "trained in this run", "device": "CPU"} | (about or {})
     report = {"version": 2, "about": about, "cells": [CELL | cell for cell in cells]}
@@ -51,7 +52,23 @@ def test_memory_and_training_are_what_the_folders_say(made):
     first, _ = entries(read_runs([made]))
     assert (first.parameters, first.memory) == (15 + 7, 15 * 4 + 7 * 2), "parameters times the bytes of their dtype"
     assert (first.steps, first.samples, first.hours) == (10 + 20, 10 * 8 + 20 * 16, 1.0), "pretrain and finetune alone"
+    assert (first.gpu_hours, first.rank_hours) == (0.0, 2.0)
     assert not first.unknown
+
+
+def test_hours_are_multiplied_by_the_gpus_or_ranks_that_were_recorded(made, tmp_path):
+    on_gpus = run(tmp_path / "b", {}, ranks=8, gpus=8)
+    spread = run(tmp_path / "c", {}, ranks=1, gpus=4)
+    old = run(tmp_path / "d", {}, ranks=None, gpus=None)
+    (board,) = boards(entries(read_runs([made])))
+    assert board.column("rank-hours") == [2.0, 2.0], "two ranks of a CPU for an hour"
+    (board,) = boards(entries(read_runs([made, on_gpus, spread, old])))
+    hours = dict(zip(board.column("run"), board.column("GPU-hours"), strict=True))
+    assert hours == {"a": 0.0, "b": 8.0, "c": 4.0, "d": None} and set(board.column("hours")) == {1.0}
+    reason = "No GPU-hours (d, M): stage pretrain was trained by an earlier version, which did not record its ranks."
+    assert reason in board.footnotes
+    row = list(csv.DictReader(io.StringIO(as_csv(entries(read_runs([old, spread]))))))
+    assert [(r["training_gpu_hours"], r["training_rank_hours"]) for r in row] == [("", ""), ("4.0", "1.0")]
 
 
 def test_the_fastest_comes_first_and_an_ensemble_counts_a_shared_start_once(made, tmp_path):

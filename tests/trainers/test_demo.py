@@ -7,6 +7,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from draftsmith.recipes.commands.command import MISTAKE
 from ranks_run import MAIN, run_ranks, run_recipe
 from stages_run import FEW
 from training import free_port
@@ -40,6 +41,19 @@ def untimed(report: dict) -> dict:
     )
     cells = [{key: cell[key] for key in counted} for cell in report["cells"]]
     return {"cells": cells, "difference": report["M_minus_T"], "binding": report["binding"]}
+
+
+def test_a_demo_of_another_name_is_refused_before_anything_is_installed(tmp_path):
+    environment = os.environ | {"DRAFTSMITH_VENV": str(tmp_path / "venv"), "PYTHON": "false"}
+    for words in (["lvlm-ovv", "seed=1"], ["demo/lvml"]):
+        script = [str(ROOT / "scripts" / "demo"), *words]
+        done = subprocess.run(script, cwd=tmp_path, env=environment, capture_output=True, text=True, check=False)
+        assert done.returncode == MISTAKE and "error: no demo" in done.stderr and "lvlm-ov," in done.stderr
+    for words in ([], ["video"], ["demo/video"], ["seed=1"], ["--help"]):
+        script = [str(ROOT / "scripts" / "demo"), *words]
+        done = subprocess.run(script, cwd=tmp_path, env=environment, capture_output=True, text=True, check=False)
+        assert done.returncode == 1 and done.stdout.startswith("installing into") and not done.stderr, words
+    assert not (tmp_path / "venv").exists()
 
 
 @pytest.mark.slow

@@ -10,8 +10,10 @@ from pathlib import Path
 
 import pytest
 from draftsmith.core.errors import UserError
+from draftsmith.core.results import read_mark, write_mark
 from draftsmith.trainers.run import check_stages
 from draftsmith.trainers.stages.base import Planned
+from draftsmith.trainers.stages.publish import _measured_dtype
 from ranks_run import run_ranks
 from test_run import Note, planned, run, two_stages
 
@@ -21,6 +23,15 @@ class Read(Note):
 
     def run(self, context) -> None:
         context.folder.joinpath("seen.txt").write_text((context.inputs["data"] / "note.txt").read_text())
+
+
+class Typed(Note):
+    """A stage whose `auto` became bfloat16, as a context of a GPU records it."""
+
+    def run(self, context) -> None:
+        path = context.folder / "fingerprint.json"
+        write_mark(path, replace(read_mark(path), resolved={"target.dtype": "bfloat16"}))
+        super().run(context)
 
 
 def reading(tmp_path, **changes) -> list[Planned]:
@@ -211,6 +222,20 @@ def test_a_damaged_fingerprint_of_a_finished_stage_is_written_again(cut, tmp_pat
         "stage note: fingerprint.json could not be read, and is written again",
     ]
     assert path.read_bytes() == whole
+
+
+@pytest.mark.parametrize("cut", [*CUTS, "missing"])
+def test_what_auto_became_in_a_finished_stage_outlives_its_fingerprint_file(cut, tmp_path):
+    """Its report is of that type, which another machine would not find again."""
+    run(tmp_path, planned(stage=Typed()))
+    path = tmp_path / "note" / "fingerprint.json"
+    whole = path.read_bytes()
+    if cut == "missing":
+        path.unlink()
+    else:
+        path.write_bytes(CUTS[cut])
+    run(tmp_path, planned(stage=Typed()))
+    assert path.read_bytes() == whole and _measured_dtype(tmp_path / "note") == "bfloat16"
 
 
 @pytest.mark.parametrize("cut", [*CUTS, "missing"])

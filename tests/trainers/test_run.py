@@ -36,7 +36,8 @@ def run(output: Path, *plan: Planned, restart: str | None = None, chosen: Sequen
 
     def context(stage, folder, inputs, stop):
         return SimpleNamespace(
-            folder=folder, inputs=inputs, fingerprint=stage.fingerprint, tracking=TrackingConfig(), trackers=[],
+            folder=folder, inputs=inputs, fingerprint=stage.fingerprint, target=None, tracking=TrackingConfig(),
+            trackers=[],
             say=said.append, resolved={f"stages.{stage.name}.captioner.dtype": "bfloat16"},
         )  # fmt: skip
 
@@ -340,7 +341,9 @@ def start(output: Path, plan: list[Planned], words=WORDS, chosen=None) -> list[s
     said: list[str] = []
 
     def context(stage, folder, inputs, stop):
-        return SimpleNamespace(folder=folder, tracking=TrackingConfig(), trackers=[], say=said.append, resolved={})
+        return SimpleNamespace(
+            folder=folder, target=None, tracking=TrackingConfig(), trackers=[], say=said.append, resolved={}
+        )
 
     restart = pending_restart(plan, output, chosen, "note", words, said.append)
     check_stages(plan, output, chosen, restart)

@@ -118,7 +118,7 @@ def stages(output: Path, *, asks: bool) -> list[str]:
 
     def context(stage, folder, inputs, stop):
         return SimpleNamespace(
-            folder=folder, tracking=TrackingConfig(), trackers=[], resolved={}, say=said.append, stop=stop
+            folder=folder, target=None, tracking=TrackingConfig(), trackers=[], resolved={}, say=said.append, stop=stop
         )
 
     plan = [Planned("first", Work(asks=asks), {}, "f"), Planned("second", Work(), {}, "g")]
@@ -138,7 +138,7 @@ def test_between_two_stages_the_run_stops(number, tmp_path, monkeypatch):
     # Asked in the last stage there is nothing left to stop.
     other = [Planned("first", Work(asks=True), {}, "f")]
     make = lambda stage, folder, inputs, stop: SimpleNamespace(  # noqa: E731
-        folder=folder, tracking=TrackingConfig(), trackers=[], resolved={}, say=print, stop=stop
+        folder=folder, target=None, tracking=TrackingConfig(), trackers=[], resolved={}, say=print, stop=stop
     )
     run_stages(other, make, output=tmp_path / "other", chosen=None, restart=None, say=lambda text: None)
     assert (tmp_path / "other" / "first" / DONE).is_file()
