@@ -8,6 +8,7 @@ Letters: R pictures, T tokens, S side in pixels.
 from __future__ import annotations
 
 from collections.abc import Collection, Sequence
+from pathlib import Path
 from typing import Annotated, Any, Literal, Protocol
 
 import numpy as np
@@ -15,7 +16,7 @@ import torch
 import transformers
 from pydantic import Field
 from torch import Tensor
-from transformers import AutoTokenizer, Blip2ForConditionalGeneration, BlipForConditionalGeneration
+from transformers import AutoConfig, AutoTokenizer, Blip2ForConditionalGeneration, BlipForConditionalGeneration
 from transformers import Florence2ForConditionalGeneration as Florence2Model
 
 from ..core.batch import Request
@@ -30,6 +31,7 @@ from .decoding.batched import write_answers
 from .decoding.decoder import CachedDecoder
 from .decoding.warp import Warp
 from .pictures import pictures_of
+from .sizes import num_parameters
 from .stored import resolved_dtype
 
 
@@ -91,6 +93,27 @@ class LvlmCaptions(Section):
 CaptionerConfig = Annotated[
     Florence2Captions | BlipCaptions | Blip2Captions | LvlmCaptions, Field(discriminator="kind")
 ]
+
+
+# Parameters of those that are named above, whose configs a dry run does not fetch: counted on the meta device.
+_PARAMETERS = {
+    "Florence-2-large-ft": 776_465_408, "blip-image-captioning-base": 223_971_644, "blip2-opt-2.7b": 3_744_761_856,
+}  # fmt: skip
+_CLASSES: dict[str, Any] = {
+    "florence2": Florence2Model, "blip": BlipForConditionalGeneration, "blip2": Blip2ForConditionalGeneration,
+}  # fmt: skip
+
+
+def num_published(config: Florence2Captions | BlipCaptions | Blip2Captions) -> int | None:
+    """Parameters of a published captioner, without weights and without a network; None: nothing here says."""
+    if not Path(config.path).is_dir():
+        return _PARAMETERS.get(config.path.rstrip("/").split("/")[-1])
+    with reading_pretrained(config.path, "cannot load a captioner from", where=_where(config), hint=_CURE):
+        own, made = AutoConfig.from_pretrained(config.path), _CLASSES[config.kind]
+        with torch.device("meta"):
+            model = made(own)
+        model.tie_weights()
+    return num_parameters([model])
 
 
 class PublishedCaptioner:

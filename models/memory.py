@@ -7,6 +7,7 @@ Letters: P places of a prompt, N new places, D width, I width of the MLP, V voca
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -75,12 +76,9 @@ def activation_bytes(config: PreTrainedConfig, dtype: str, asked: Decoding) -> d
     """
     text, width = config.get_text_config(), BYTES[dtype]
     chunk = min(asked.chunk or asked.positions, asked.positions)
-    places = max(chunk, asked.nodes)
-    heads, head = text.num_attention_heads // asked.size, _head_width(text)
-    inner = config_value(text, "moe_intermediate_size") or text.intermediate_size
-    # Of a layer: its input and the sum, normed in float32, queries and outputs; gate, up and their product.
-    layer = places * (text.hidden_size * (3 * width + 8) + 2 * heads * head * width + 3 * inner // asked.size * width)
+    places, heads, head = max(chunk, asked.nodes), text.num_attention_heads // asked.size, _head_width(text)
     # Keys and values as many as queries, where heads share them, and the mask.
+    layer = _layer_bytes(text, width, places, asked.size)
     layer += 2 * heads * head * asked.positions * width + places * asked.positions
     # The prompt's embeddings and its last states, joined of chunks.
     prompt = asked.positions * text.hidden_size * width * (2 if chunk == asked.positions else 3)
@@ -95,6 +93,32 @@ def activation_bytes(config: PreTrainedConfig, dtype: str, asked: Decoding) -> d
     if (tower := _tower_bytes(config, width, asked.positions)) is not None:
         parts["vision tower's pass"] = tower
     return parts
+
+
+def _layer_bytes(text: Any, width: int, places: int, size: int = 1) -> float:
+    """Of a layer's pass over so many places, without its attention."""
+    heads, head = text.num_attention_heads // size, _head_width(text)
+    inner = config_value(text, "moe_intermediate_size") or text.intermediate_size
+    # Its input and the sum, normed in float32, queries and outputs; gate, up and their product.
+    return places * (text.hidden_size * (3 * width + 8) + 2 * heads * head * width + 3 * inner // size * width)
+
+
+def graph_bytes(
+    config: PreTrainedConfig, dtype: str, nodes: Sequence[int], lengths: Sequence[int], taps: int = 0
+) -> float:
+    """What CUDA graphs of a target's passes keep: what each of them returns, and one pool for what they compute with.
+
+    Args:
+        nodes: of the passes, with the root and padding.
+        lengths: places that attention reads; there is a graph for each pair, if every pair comes up.
+        taps: layers whose states a pass returns.
+    """
+    text, width = config.get_text_config(), BYTES[dtype]
+    # Scores in float32, and states, of each graph.
+    returned = sum(nodes) * len(lengths) * (4 * text.vocab_size + (1 + taps) * text.hidden_size * width)
+    scores = 0 if dtype == "float32" else max(nodes) * text.vocab_size * width
+    # Grouped heads read keys and values as they are; the mask is made of three of its kind.
+    return returned + _layer_bytes(text, width, max(nodes)) + 3 * max(nodes) * max(lengths) + scores
 
 
 def _num_deepstack(config: PreTrainedConfig) -> int:

@@ -1,47 +1,15 @@
 """Estimates of a dry run against torch's own counts, at tiny size: weights and cache exact, the rest within two."""
 
-import weakref
-from collections.abc import Callable
-from typing import Any
-
 import pytest
 import tiny
 import tiny_qwen
 import torch
 from draftsmith.core.states import Taps
 from draftsmith.models.memory import Decoding, activation_bytes, cache_bytes, peak, weight_bytes
+from live_tensors import Live
 from tiny_saved import SIZES, built
-from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils._pytree import tree_leaves
 
 KINDS = ("causal_lm", "llava", "llava_onevision", "qwen2_vl", "qwen2_5_vl", "qwen3_vl", "qwen3_vl_moe")
-
-
-class Live(TorchDispatchMode):
-    """Most bytes of tensors that were made inside and lived at once."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.now = self.most = 0
-        self.seen: set[int] = set()
-
-    def __torch_dispatch__(self, func: Callable, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        made = func(*args, **(kwargs or {}))
-        given = {t.untyped_storage()._cdata for t in tree_leaves((args, kwargs)) if isinstance(t, torch.Tensor)}
-        for tensor in tree_leaves(made):
-            if isinstance(tensor, torch.Tensor):
-                storage = tensor.untyped_storage()
-                key, size = storage._cdata, storage.nbytes()
-                if key not in given and key not in self.seen:
-                    self.seen.add(key)
-                    self.now += size
-                    self.most = max(self.most, self.now)
-                    weakref.finalize(storage, self._gone, key, size)
-        return made
-
-    def _gone(self, key: int, size: int) -> None:
-        self.now -= size
-        self.seen.discard(key)
 
 
 @pytest.mark.parametrize("kind", KINDS)

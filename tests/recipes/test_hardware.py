@@ -1,5 +1,7 @@
 """Dry runs say what an evaluation takes of a GPU, and end with 1 where it does not fit."""
 
+import re
+
 import pytest
 from draftsmith.models.sizes import parameter_counts
 from draftsmith.recipes.dry_run import does_not_fit
@@ -25,6 +27,23 @@ def test_every_shipped_recipe_fits_its_own_hardware():
     assert {"llava15-68m", "tabed-sweep", "sparrow-qwen3-vl-8b", "specvlm-qwen3-vl-235b-8b"} <= declared
 
 
+def test_headers_agree_with_the_dry_runs():
+    """A header's size of GPUs is the recipe's `hardware`; where it has none, everything fits GPUs of that size."""
+    read = 0
+    for name, path in recipe_names().items():
+        match = re.search(r"^# Hardware.*?(one GPU|a GPU|GPUs).*?(\d+) GB", path.read_text(), re.MULTILINE)
+        if match is None:
+            continue
+        read, hardware, size = read + 1, load([f"recipe={name}"]).recipe.hardware, int(match[2])
+        if hardware is not None:
+            assert hardware.memory_gb == size, name
+            continue
+        gpus = 8 if match[1] == "GPUs" else 1
+        loaded = load([f"recipe={name}", f"hardware={{gpus: {gpus}, memory_gb: {size}}}"])
+        assert does_not_fit(loaded.recipe, plan(loaded.recipe, loaded.path)) == [], name
+    assert read >= 10
+
+
 @pytest.mark.parametrize(
     ("settings", "code", "said"),
     [
@@ -32,13 +51,13 @@ def test_every_shipped_recipe_fits_its_own_hardware():
         (TOGETHER, 0, "embedding, whole 2.3"),
         (["target.device_map=null"], 1, "DOES NOT FIT 8 GPU(s) of 80 GB each"),
         ([*TOGETHER, "hardware.memory_gb=24"], 1, "does not fit the recipe's hardware: stage evaluate"),
-        (["hardware=null"], 0, "memory of the fullest GPU about 171"),
+        (["hardware=null"], 0, "memory of the fullest GPU about 183"),
     ],
 )
 def test_what_does_not_fit_ends_with_1(settings, code, said, capsys):
     assert run_recipe([*SAGE, *settings], "the command") == code
     text = capsys.readouterr().out
-    assert said in text and "sibling 17.3" in text
+    assert said in text and "sibling 15.4, drafters' caches 9.6" in text
 
 
 def test_a_target_that_cannot_be_cut_is_refused_by_the_dry_run():
@@ -47,16 +66,31 @@ def test_a_target_that_cannot_be_cut_is_refused_by_the_dry_run():
 
 
 def test_an_evaluation_holds_its_draft_lvlm():
-    """Llama-68M, its CLIP tower and projector in bfloat16, and a cache for each mode that a method mixes."""
+    """Llama-68M, its CLIP tower and projector in bfloat16, once; a method has a cache for each mode that it mixes."""
     parts = []
     for mode in ("T", "MT"):
         loaded = load(["recipe=llava15-68m", f"stages.evaluate.methods.T.mode={mode}"])
         one = next(one for one in plan(loaded.recipe, loaded.path) if one.name == "evaluate")
         parts.append(one.stage.memory(one).parts)
     beside = loaded.recipe.drafter.config_beside(target_shape(loaded.recipe))
-    cache = parts[1]["draft LVLMs"] - parts[0]["draft LVLMs"]
-    assert parts[0]["draft LVLMs"] - cache == 2 * sum(parameter_counts(beside).values()) > 0.6 * 2**30
-    assert cache == parts[0]["key-value cache"] * (2 * 768) / (32 * 4096)  # of 32 layers of 4,096; the draft has two
+    assert (
+        parts[0]["draft LVLMs"] == parts[1]["draft LVLMs"] == 2 * sum(parameter_counts(beside).values()) > 0.6 * 2**30
+    )
+    # The graph of a chain of five has the scores of each mode in float32, too.
+    cache = parts[1]["drafters' caches"] - parts[0]["drafters' caches"] - 4 * 5 * 32064
+    # Of 32 layers of 4,096; the draft has two, and its tree's nodes without the root.
+    share = (2 * 768) / (32 * 4096) * (2048 + 258 + 5) / (2048 + 258 + 6)
+    assert cache == pytest.approx(parts[0]["key-value cache"] * share)
+
+
+def test_two_stages_drafts_of_one_section_are_held_both():
+    """The distilled draft and the one that it began as have one section, and weights of their own."""
+    found = {}
+    for name in ("llava15-68m", "llava15-68m-distilled"):
+        loaded = load([f"recipe={name}"])
+        one = next(one for one in plan(loaded.recipe, loaded.path) if one.name == "evaluate")
+        found[name] = one.stage.memory(one).parts
+    assert found["llava15-68m-distilled"]["draft LVLMs"] == 2 * found["llava15-68m"]["draft LVLMs"]
 
 
 # ---- trainings

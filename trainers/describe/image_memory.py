@@ -4,13 +4,13 @@ both rows of guidance, drafters, and a tree's scores.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from typing import Any
 
 from ...models.llamagen.transformer import published
 from .memory import Memory
 from .models import mirrored_shape
 from .precision import held_bytes
+from .proposals import proposals
 
 # Parameters of what a recipe names by its path, and a dry run does not look up.
 TOKENIZER, T5_XL = 72_000_000, 1_220_000_000
@@ -27,8 +27,12 @@ def drawing_memory(plan: Any) -> Memory:
     parts = {f"target's {name}": float(size) for name, size in _target(section, width).items()}
     layers, keys, inner = section.cached_sizes()
     parts["key-value cache"] = 2.0 * rows * layers * keys * positions * width
-    for drafter in _drafters(stage, recipe):
-        parts["drafters"] = parts.get("drafters", 0.0) + _drafter(drafter, shape, rows * positions, width)
+    held = set()
+    for one in proposals(plan, stage.is_drawn):
+        weights, cache = _drafter(one.config, shape, rows * positions, width)
+        parts["drafters"] = parts.get("drafters", 0.0) + (0.0 if one.weights in held else weights)
+        parts["drafters' caches"] = parts.get("drafters' caches", 0.0) + cache
+        held.add(one.weights)
     places = rows * max(section.prompt_places, nodes)
     # Of a layer as in `models/memory.py`; the scores of each row in float32, guided, warped and sorted.
     layer = places * (shape.hidden_size * (5 * width + 8) + 3 * inner * width)
@@ -45,22 +49,10 @@ def _target(section: Any, width: int) -> dict[str, int]:
     return sizes
 
 
-def _drafter(config: Any, shape: Any, places: int, width: int) -> float:
+def _drafter(config: Any, shape: Any, places: int, width: int) -> tuple[float, float]:
     """Weights, and keys and values at so many places of all rows."""
-    weights = width * sum(config.count(shape).values())
+    weights = float(width * sum(config.count(shape).values()))
     if config.kind == "llamagen":
         own = published(config.size, grid=shape.grid, condition=shape.condition)
-        return weights + 2.0 * own.num_layers * own.dim * places * width
-    return weights + (0.0 if config.kind == "medusa" else 2.0 * shape.hidden_size * places * width)
-
-
-def _drafters(stage: Any, recipe: Any) -> Iterator[Any]:
-    """Sections of the drafters that are held at once, each once."""
-    seen: list[Any] = []
-    for method in stage.methods.values():
-        trained = [getattr(recipe.stages.get(name), "drafter", None) or recipe.drafter for name in method.names]
-        own = method.drafter if not isinstance(method.drafter, str | None) else recipe.drafter
-        for one in [stage.drafters.get(n, t) for n, t in zip(method.names, trained, strict=True)] or [own]:
-            if one is not None and one not in seen:
-                seen.append(one)
-                yield one
+        return weights, 2.0 * own.num_layers * own.dim * places * width
+    return weights, 0.0 if config.kind == "medusa" else 2.0 * shape.hidden_size * places * width

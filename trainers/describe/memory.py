@@ -1,27 +1,27 @@
-"""Memory of an evaluation on its fullest GPU, in a dry run: target, cache, drafters, and what lives for a moment.
+"""Memory of an evaluation on its fullest GPU, in a dry run: target, caches, drafters, captioner, and what lives for a
+moment.
 
-Of trainings: `training_memory.py`; of image generators: `image_memory.py`.
+Its drafters: `proposals.py`; of trainings: `training_memory.py`; of image generators: `image_memory.py`.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any
 
 from pydantic import Field
 
 from ...core.section import Section
-from ...models.drafters.lvlm import LvlmConfig
+from ...models.captioners import LvlmCaptions, num_published
 from ...models.drafters.pruned import PrunedConfig
-from ...models.hub import pinned_config
-from ...models.memory import BYTES, Decoding, activation_bytes, cache_bytes, peak, weight_bytes
+from ...models.memory import BYTES, Decoding, activation_bytes, cache_bytes, graph_bytes, peak, weight_bytes
 from ...models.targets.base import language_shape
 from ...models.targets.load import target_config
 from ...models.targets.parallel import check_cut
+from ...models.targets.verification import NODES, lengths_up_to
 from .models import target_shape
-from .precision import held_bytes, held_dtype
+from .precision import held_dtype
+from .proposals import proposals, sizes_of
 
 _GIB = 2**30
 # CUDA's context, libraries' workspaces and what the allocator cannot use.
@@ -42,7 +42,7 @@ class Memory:
     """Bytes on the fullest GPU, by what takes them."""
 
     parts: dict[str, float] = field(default_factory=dict)
-    # Published drafters whose size a dry run, which fetches nothing, does not know.
+    # Published models whose size a dry run, which fetches nothing, does not know.
     uncounted: tuple[str, ...] = ()
 
     @property
@@ -79,75 +79,79 @@ def evaluation_memory(plan: Any) -> Memory:
     if size > 1:
         check_cut(config, size, str(section.path))
     spread = recipe.hardware.gpus if recipe.hardware and section.device_map not in (None, "cpu") else 1
-    held = list(_drafters(stage, recipe))
-    uncounted = tuple(str(one.path) for one in held if _is_unknown(one))
-    drafters = [one for one in held if not _is_unknown(one)]
+    opened = proposals(plan)
+    drafting = [one for one in opened if not one.is_unknown]
     nodes = 1 + max(method.policy(grid=1).max_nodes for method in stage.methods.values())
-    positions = stage.capacity + nodes
-    tapped = any(isinstance(one, PrunedConfig) and one.ratio for one in drafters)
-    asked = Decoding(positions, section.prefill_chunk, nodes, tapped, size)
+    tapped = any(isinstance(one.config, PrunedConfig) and one.config.ratio for one in drafting)
+    asked = Decoding(stage.capacity + nodes, section.prefill_chunk, nodes, tapped, size)
     parts = {f"target's {name.replace('_', ' ')}": size_of / spread
              for name, size_of in weight_bytes(config, dtype, size).items()}  # fmt: skip
-    parts["key-value cache"] = cache_bytes(config, dtype, positions, size) / spread
-    shape = language_shape(config.get_text_config())
-    embedding = BYTES[dtype] * shape.vocab_size * shape.hidden_size
+    parts |= {name: size_of / spread for name, size_of in _caches(stage, config, section, asked).items()}
     if size > 1:
-        parts["embedding, whole"] = embedding  # gathered for heads that read it
+        shape = language_shape(config.get_text_config())
+        parts["embedding, whole"] = BYTES[dtype] * shape.vocab_size * shape.hidden_size  # for heads that read it
     moments = [peak(activation_bytes(config, dtype, asked))]
-    modes = [method.mode for method in stage.methods.values()] + [one.drafting_mode for one in drafters]
-    caches = max((len(mode.members) for mode in modes if mode is not None), default=1)
-    for one in drafters:
-        name, weights, cache, moment = _of_drafter(one, config, section, positions, caches)
-        # A second cache of the target's lies where its layers do.
-        parts[name] = parts.get(name, 0.0) + weights + cache / (1 if weights else spread)
-        moments.append(moment)
-    return Memory({**parts, "activations": max(moments)}, uncounted)
+    held = set()
+    for one in drafting:
+        sizes = sizes_of(one, stage, config, section)
+        if one.weights not in held and sizes.weights:
+            held.add(one.weights)
+            parts[sizes.name] = parts.get(sizes.name, 0.0) + sizes.weights
+        cache = sizes.cache / (spread if sizes.is_targets else 1)
+        parts["drafters' caches"] = parts.get("drafters' caches", 0.0) + cache
+        moments.append(sizes.moment)
+    uncounted = list(dict.fromkeys(str(one.config.path) for one in opened if one.is_unknown))
+    if stage.captioner is not None:
+        captioner = _captioner(plan, config)
+        if captioner is None:
+            uncounted.append(str(stage.captioner.path))
+        else:
+            parts["captioner"], moment = captioner
+            moments.append(moment)
+    return Memory({**parts, "activations": max(moments)}, tuple(uncounted))
 
 
-def _is_unknown(one: Any) -> bool:
-    """Whether it is a published draft LVLM whose config is neither pinned nor on this disk."""
-    if not isinstance(one, LvlmConfig) or one.path is None or (one.language_model and one.vision_tower):
-        return False
-    return not Path(one.path).is_dir() and pinned_config(one.path) is None
+def _caches(stage: Any, config: Any, section: Any, asked: Decoding) -> dict[str, float]:
+    """The target's cache, and what its graphs hold where its passes are graphs.
+
+    Args:
+        asked: of the longest request, with its largest tree.
+    """
+    size, dtype = section.tensor_parallel_size, held_dtype(section)
+    own = float(cache_bytes(config, dtype, asked.positions, size))
+    if not stage.graphs.target or not _takes_graphs(config, section):
+        return {"key-value cache": own}
+    asked_for = stage.graphs.length or stage.capacity
+    lengths = lengths_up_to(asked_for + asked.nodes - 1 + NODES[-1])
+    largest = next((count for count in NODES if count >= asked.nodes), NODES[-1])
+    graphs = graph_bytes(config, dtype, [count for count in NODES if count <= largest], lengths)
+    static = float(cache_bytes(config, dtype, lengths[-1], size))
+    # A longer request than the graphs are made for gets a cache of its own beside theirs.
+    beside = own if asked.positions + NODES[-1] > lengths[-1] else 0.0
+    return {"key-value cache": static + beside, "graphs": graphs}
 
 
-def _of_drafter(one: Any, config: Any, section: Any, positions: int, caches: int) -> tuple[str, float, float, float]:
-    """Name, weights, cache and activations of a drafter; a draft LVLM has a cache for each mode that it mixes."""
-    if isinstance(one, PrunedConfig):
-        if one.model == "target":
-            return "the target's second cache", 0.0, cache_bytes(
-                config, held_dtype(section), positions, section.tensor_parallel_size
-            ), 0.0  # fmt: skip
-        own, dtype = target_config(one.model, None, network=False), held_dtype(one.model, key="drafter.model")
-        asked = Decoding(positions, one.model.prefill_chunk, size=one.model.tensor_parallel_size)
-        return "sibling", *_of_model(own, dtype, asked)
-    if isinstance(one, LvlmConfig):
-        return "draft LVLMs", *_of_model(
-            one.config_beside(config), one.dtype or held_dtype(section), Decoding(positions), caches
-        )  # fmt: skip
-    shape, width = language_shape(config.get_text_config()), held_bytes(section)
-    # One layer of the target's width: keys and values of every head, at most.
-    return "drafters", width * sum(one.count(shape).values()), 2.0 * positions * shape.hidden_size * width, 0.0
+def _takes_graphs(config: Any, section: Any) -> bool:
+    """Whether the target's passes can be graphs on a GPU (`targets/verification.py`), as far as a recipe tells."""
+    text = config.get_text_config()
+    experts = getattr(text, "num_experts", None) or getattr(text, "num_local_experts", None)
+    return section.tensor_parallel_size == 1 and section.device_map is None and not experts
 
 
-def _of_model(config: Any, dtype: str, asked: Decoding, caches: int = 1) -> tuple[float, float, float]:
-    """Weights, caches and activations of a drafter that is a whole model."""
-    weights = sum(weight_bytes(config, dtype, asked.size).values())
-    cache = caches * cache_bytes(config, dtype, asked.positions, asked.size)
-    return weights, cache, peak(activation_bytes(config, dtype, asked))
+def _captioner(plan: Any, target: Any) -> tuple[float, float] | None:
+    """Weights of what writes captions for mode C, and what lives while it does; None: its size is not known.
 
-
-def _drafters(stage: Any, recipe: Any) -> Iterator[Any]:
-    """Sections of the drafters that are held at once: each weight of them once."""
-    seen: list[Any] = []
-    for method in stage.methods.values():
-        named = [stage.drafters.get(name) or _trained(recipe, name) for name in method.names]
-        for one in named or [method.drafter if not isinstance(method.drafter, str | None) else recipe.drafter]:
-            key = one.model if isinstance(one, PrunedConfig) else one
-            if one is not None and hasattr(one, "count") and key not in seen:
-                seen.append(key)
-                yield one
-
-
-def _trained(recipe: Any, name: str) -> Any:
-    return getattr(recipe.stages.get(name), "drafter", None) or recipe.drafter
+    Of a published one the pass is left out: its pictures are one batch of a size that nothing here tells.
+    """
+    section = plan.stage.captioner
+    if not isinstance(section, LvlmCaptions):
+        count = num_published(section)
+        return None if count is None else (float(count * BYTES[held_dtype(section, key="captioner")]), 0.0)
+    maker = plan.recipe.stages[plan.inputs["captioner"]]
+    config = (maker.drafter or plan.recipe.drafter).config_beside(target)
+    vision = config.vision_config
+    pictures = max(1, plan.stage.capacity // (vision.image_size // vision.patch_size) ** 2)
+    # As many pictures as a prompt can have, each with its caption: rows of one batch.
+    positions = plan.stage.capacity + pictures * section.max_new_tokens
+    moment = cache_bytes(config, "float32", positions) + peak(activation_bytes(config, "float32", Decoding(positions)))
+    return float(sum(weight_bytes(config, "float32").values())), moment

@@ -1,0 +1,169 @@
+"""A dry run's memory of an evaluation against a real one's tensors: what is held once, and what each method keeps."""
+
+from types import SimpleNamespace
+
+import pytest
+import torch
+from draftsmith.core.batch import IMAGE, TEXT, Request
+from draftsmith.eval.loop import Decoding, generate
+from draftsmith.eval.policies import Draw
+from draftsmith.eval.rules import Greedy
+from draftsmith.models.decoding.cache import CacheLayer
+from draftsmith.models.decoding.warp import Warp
+from draftsmith.models.drafters.base import DraftingOptions
+from draftsmith.models.drafters.head_config import HeadConfig
+from draftsmith.models.drafters.lvlm import LvlmConfig
+from draftsmith.models.drafters.medusa import MedusaConfig
+from draftsmith.models.drafters.modes import ImageSubstitutes
+from draftsmith.models.llava import TokenIds, new_model
+from draftsmith.models.sizes import parameter_counts
+from draftsmith.models.targets.base import Taps
+from draftsmith.models.targets.llava import LlavaTarget
+from draftsmith.models.targets.verification import NODES, _Inputs
+from draftsmith.recipes.load import load
+from draftsmith.recipes.plan import plan
+from draftsmith.trainers.describe.memory import evaluation_memory
+from draftsmith.trainers.describe.models import target_shape
+from draftsmith.trainers.describe.proposals import proposals
+from draftsmith.trainers.evaluation.drafters import Drafters
+from draftsmith.trainers.evaluation.graphs import capture_target
+from live_tensors import Live
+from transformers import BlipConfig, BlipForConditionalGeneration
+
+CHAIN = "tree: {kind: chain, gamma: 4}"
+PRUNED = "kind: pruned, model: target"
+# Two drafts of one section in two modes, two heads, and the target behind pruned prompts: each at its own settings.
+METHODS = f"""
+  M: {{drafters: [finetune, distill]}}
+  MT: {{drafters: [finetune, distill], mode: MT, {CHAIN}}}
+  head: {{drafter: &eagle {{kind: eagle}}, {CHAIN}}}
+  head again: {{drafter: *eagle, {CHAIN}}}
+  medusa: {{drafter: {{kind: medusa}}, {CHAIN}}}
+  whole: {{drafter: {{{PRUNED}, ratio: 0}}, {CHAIN}}}
+  pruned: {{drafter: {{{PRUNED}, ratio: 0.5}}, {CHAIN}}}
+  both: {{drafter: {{kind: ensemble, members: [finetune, head]}}, {CHAIN}}}
+"""
+
+
+def asked(*settings: str):
+    """The plan of an evaluation of a recipe of ours."""
+    found = load(["recipe=demo/lvlm-distilled", "output=out", *settings])
+    return next(one for one in plan(found.recipe, found.path) if one.name == "compare")
+
+
+@pytest.fixture
+def planned():
+    few = ("stages.world.vocab_size=420", "stages.compare.max_new_tokens=6")
+    methods = f"stages.compare.methods={{{METHODS.strip().replace(chr(10), ', ')}}}"
+    return asked("stages.compare.compare=null", methods, "stages.compare.graphs.draft=false", *few)
+
+
+def target_of(recipe) -> LlavaTarget:
+    config = target_shape(recipe)
+    torch.manual_seed(0)
+    return LlavaTarget(
+        new_model(config).eval(), num_token_ids=config.text_config.vocab_size, image_token_id=config.image_token_index
+    )
+
+
+def longest(plan, target) -> Request:
+    """A request of as many ids as the data section allows: a picture, and words."""
+    config, length = target.decoder.model.config, plan.stage.data[0].max_length
+    patches = (config.vision_config.image_size // config.vision_config.patch_size) ** 2
+    ids = torch.tensor([1] + [config.image_token_index] * patches + [9] * (length - patches - 1))
+    modality = torch.where(ids == config.image_token_index, IMAGE, TEXT).to(torch.int8)
+    side = config.vision_config.image_size
+    return Request(ids, modality, torch.randn(1, 3, side, side), "longest")
+
+
+def opened(plan, target, tmp_path, monkeypatch):
+    """The evaluation's drafters, with random weights in the place of trained ones."""
+    config = target.decoder.model.config
+    ids = TokenIds(config.text_config.vocab_size, config.image_token_index, 1, 2, 3, 5, 6, 7)
+    monkeypatch.setattr(LvlmConfig, "load", lambda self, folder, big, **_: self.build(big, ids=ids).eval())
+    for kind in (HeadConfig, MedusaConfig):
+        monkeypatch.setattr(kind, "load", lambda self, folder, big, **_: self.build(big).eval())
+    folders = {f"drafter/{name}": tmp_path / name for name in ("finetune", "distill")}
+    context = SimpleNamespace(name="compare", target=plan.recipe.target, drafter=plan.recipe.drafter, inputs=folders,
+                              seed=0)  # fmt: skip
+    options = DraftingOptions(substitutes=ImageSubstitutes(5), capacity=plan.stage.capacity)
+    return Drafters(plan.stage, context, target, options=options)
+
+
+def num_bytes(tensors) -> int:
+    """Of distinct storages."""
+    return sum({t.untyped_storage()._cdata: t.untyped_storage().nbytes() for t in tensors}.values())
+
+
+def caches_of(drafter) -> list:
+    """Tensors of the caches that a drafter holds, those of an ensemble's members among them."""
+    if hasattr(drafter, "members") and not isinstance(drafter.members[0], str):
+        return [tensor for member in drafter.members for tensor in caches_of(member)]
+    cache = getattr(drafter, "_cache", None)
+    layers = [] if cache is None else cache.layers
+    assert all(isinstance(layer, CacheLayer) for layer in layers)
+    return [tensor for layer in layers for tensor in (layer.keys, layer.values)]
+
+
+def test_weights_are_held_once_and_every_method_keeps_a_cache(planned, tmp_path, monkeypatch):
+    target = target_of(planned.recipe)
+    drafters, request = opened(planned, target, tmp_path, monkeypatch), longest(planned, target)
+    drafting = drafters.all()
+    for one in drafting:
+        decoding = Decoding(one.policy, Greedy(), Draw(one.method.draw), Warp(), max(planned.stage.max_new_tokens), ())
+        generate(target, one.drafter, request, decoding)
+    parts = evaluation_memory(planned).parts
+    held = [caches_of(one.drafter) for one in drafting]
+    assert sum(map(bool, held)) == len(drafting) - 1, "all but Medusa's keep one"
+    ratio = parts["drafters' caches"] / num_bytes(tensor for tensors in held for tensor in tensors)
+    assert 0.5 < ratio < 2, ratio
+    modules = [module for module in drafters._modules.values() if module is not target]
+    own = {id(p): p for module in modules for p in module.parameters() if p.requires_grad or module.training is False}
+    for p in target.decoder.model.parameters():
+        own.pop(id(p), None)
+    counted = parts["draft LVLMs"] + parts["drafters"]
+    assert len(modules) == len({one.weights for one in proposals(planned)}) - 1 == 4
+    assert counted == sum(p.numel() * p.element_size() for p in own.values())
+
+
+def test_graphs_hold_a_cache_of_the_rounded_length_and_what_they_return():
+    """At tiny size: the cache exactly, and the other buffers as the captured passes would leave them."""
+    few = ("stages.world.vocab_size=420", "stages.compare.compare=null", "stages.compare.max_new_tokens=6")
+    plain, graphed = asked(*few), asked(*few, "stages.compare.graphs.target=true")
+    target, before, parts = target_of(graphed.recipe), *(evaluation_memory(one).parts for one in (plain, graphed))
+    assert "graphs" not in before
+    drafting = [SimpleNamespace(policy=method.policy()) for method in graphed.stage.methods.values()]
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("draftsmith.trainers.evaluation.graphs.why_not", lambda decoder: None)
+        capture_target(graphed.stage.graphs, target, drafting, graphed.stage.capacity)
+    graphs = target.graphs
+    target.prefill(longest(graphed, target), Taps(), capacity=16)
+    cache = [tensor for layer in graphs._cache.layers for tensor in (layer.keys, layer.values)]
+    assert parts["key-value cache"] == num_bytes(cache) > before["key-value cache"]
+    nodes = [count for count in NODES if count <= 8]  # a chain of five, and its root
+    with Live() as live, torch.inference_mode():
+        kept = [graphs._run(_Inputs(n, target.device), k, ()) for k in graphs.lengths for n in nodes]
+    assert len(kept) == len(nodes) * len(graphs.lengths)
+    assert 0.5 < parts["graphs"] / live.most < 2, (parts["graphs"], live.most)
+    spread = asked(*few, "stages.compare.graphs.target=true", "target.device_map=auto")
+    assert evaluation_memory(spread).parts == before, "a target on several devices takes none"
+
+
+def test_a_captioner_is_counted(tmp_path):
+    """A published one by its folder, or by its name; the demo's own by the stage that trains it."""
+    sizes = {"hidden_size": 16, "intermediate_size": 32, "num_hidden_layers": 1, "num_attention_heads": 2}
+    text = {**sizes, "encoder_hidden_size": 16, "vocab_size": 30}
+    model = BlipForConditionalGeneration(BlipConfig(text_config=text, vision_config={**sizes, "image_size": 32}))
+    model.save_pretrained(tmp_path)
+    few = ("stages.world.vocab_size=420", "stages.compare.compare=null")
+    captioner = "stages.compare.captioner={{kind: blip, path: {}, dtype: {}}}"
+    parts = evaluation_memory(asked(*few, captioner.format(tmp_path, "float32"))).parts
+    assert parts["captioner"] == sum(p.numel() * p.element_size() for p in model.parameters())
+    named = evaluation_memory(asked(*few, captioner.format("Salesforce/blip-image-captioning-base", "bfloat16")))
+    assert named.parts["captioner"] == 2 * 223_971_644 and not named.uncounted
+    other = evaluation_memory(asked(*few, captioner.format("somebody/blip", "bfloat16")))
+    assert other.uncounted == ("somebody/blip",) and "captioner" not in other.parts
+    found = load(["recipe=demo/suite", "output=out", "stages.world.vocab_size=420"])
+    suite = next(one for one in plan(found.recipe, found.path) if one.stage.kind == "evaluate" and one.stage.captioner)
+    config = found.recipe.drafter.config_beside(target_shape(found.recipe))
+    assert evaluation_memory(suite).parts["captioner"] == 4 * sum(parameter_counts(config).values())

@@ -1,0 +1,183 @@
+"""The proposals that an evaluation opens, in a dry run: whose weights each has, and the cache that it keeps.
+
+As `evaluation/drafters.py` opens them: weights that several share are held once, while each method with each of its
+drafters has a cache of its own, which it keeps from its last request.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Hashable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from ...data.visual_budget import visual_tokens
+from ...models.drafters.head_config import HeadConfig
+from ...models.drafters.lvlm import LvlmConfig
+from ...models.drafters.mixed import MixedConfig
+from ...models.drafters.pruned import PrunedConfig
+from ...models.hub import config_value, pinned_config
+from ...models.memory import BYTES, Decoding, activation_bytes, cache_bytes, peak, weight_bytes
+from ...models.targets.base import language_shape
+from ...models.targets.load import target_config
+from ..evaluation.methods import Method, decoding_with, members_of
+from .precision import held_bytes, held_dtype
+
+
+@dataclass(frozen=True)
+class Proposal:
+    """One of them.
+
+    Args:
+        config: the drafter's section, as it decodes.
+        weights: equal for proposals that share their weights.
+        nodes: most of its method's trees, without the root.
+        chain: drafted tokens of a chain that is one graph; None: it is none.
+    """
+
+    config: Any
+    weights: Hashable
+    nodes: int
+    chain: int | None = None
+
+    @property
+    def is_unknown(self) -> bool:
+        """Whether it is a published draft LVLM whose config is neither pinned nor on this disk."""
+        one = self.config
+        if not isinstance(one, LvlmConfig) or one.path is None or (one.language_model and one.vision_tower):
+            return False
+        return not Path(one.path).is_dir() and pinned_config(one.path) is None
+
+
+def proposals(plan: Any, wanted: Callable[[Method], bool] = lambda method: True) -> list[Proposal]:
+    """Of an evaluation's methods, members of ensembles among them."""
+    opened = []
+    for name, method in plan.stage.methods.items():
+        if wanted(method):
+            nodes, chain = method.policy(grid=1).max_nodes, method.chain if plan.stage.graphs.draft else None
+            for config, weights in _of_method(plan, name, method):
+                opened.append(Proposal(config, weights, nodes, chain))
+    return opened
+
+
+def _of_method(plan: Any, name: str, method: Method) -> Iterator[tuple[Any, Hashable]]:
+    """(section as it decodes, key of its weights) of each drafter of a method."""
+    for maker, section in _sources(plan, method):
+        config = decoding_with(section, method.settings, name)
+        if isinstance(config, MixedConfig):
+            for member in members_of(config):
+                if isinstance(member, str) and member in plan.stage.methods:
+                    yield from _of_method(plan, member, plan.stage.methods[member])
+                else:
+                    owner, own = _named(plan, member) if isinstance(member, str) else (None, member)
+                    yield own, _key(owner, own)
+        else:
+            yield config, _key(maker, section, config)
+
+
+def _sources(plan: Any, method: Method) -> Iterator[tuple[str | None, Any]]:
+    """(stage that trained it, section) of each drafter; None: no stage did."""
+    if method.names:
+        yield from (_named(plan, name) for name in method.names)
+    elif method.drafter is not None:
+        yield None, method.drafter
+    else:
+        maker = plan.inputs.get("drafter")
+        section = plan.recipe.drafter if maker is None else _named(plan, maker)[1]
+        if section is not None:
+            yield maker, section
+
+
+def _named(plan: Any, name: str) -> tuple[str | None, Any]:
+    if name in plan.stage.drafters:
+        return None, plan.stage.drafters[name]
+    return name, getattr(plan.recipe.stages.get(name), "drafter", None) or plan.recipe.drafter
+
+
+def _key(maker: str | None, section: Any, config: Any = None) -> Hashable:
+    """Settings of decoding share weights, but rotary positions of three rows are part of a head's module."""
+    shared = section.model_dump_json(by_alias=True, exclude=set(section.decoding_settings))
+    return maker, shared, getattr(config or section, "positions", None) == "mrope"
+
+
+@dataclass(frozen=True)
+class Sizes:
+    """Bytes of a proposal on the fullest GPU.
+
+    Args:
+        name: of its weights, in a dry run.
+        moment: what lives for a moment while it reads a prompt.
+        is_targets: the cache is the target's own, and lies where its layers do.
+    """
+
+    name: str
+    weights: float
+    cache: float
+    moment: float = 0.0
+    is_targets: bool = False
+
+
+def sizes_of(one: Proposal, stage: Any, config: Any, section: Any) -> Sizes:
+    """Of a proposal beside a language target.
+
+    Args:
+        config: the target's model config.
+        section: the target's.
+    """
+    drafter, positions = one.config, stage.capacity + one.nodes
+    if isinstance(drafter, PrunedConfig):
+        return _pruned(drafter, _left(drafter, stage, config, positions), config, section)
+    if isinstance(drafter, LvlmConfig):
+        return _draft_lvlm(one, drafter, positions, config, section)
+    shape, width = language_shape(config.get_text_config()), held_bytes(section)
+    weights = float(width * sum(drafter.count(shape).values()))
+    if not isinstance(drafter, HeadConfig):
+        return Sizes("drafters", weights, 0.0)  # Medusa's heads keep nothing of a prompt
+    layer = drafter.layer(shape)
+    return Sizes("drafters", weights, 2.0 * positions * layer.num_kv_heads * layer.head_dim * width)
+
+
+def _left(drafter: PrunedConfig, stage: Any, config: Any, positions: int) -> int:
+    """Positions of the longest pruned prompt with its answer, where the recipe says how long its clips are."""
+    lengths = [length for listed in stage.listed_lengths().values() for length in listed]
+    data = max(stage.data, key=lambda data: data.max_length)
+    visual = max((_visual(length, data, config) for length in lengths), default=0)
+    visual = min(visual, data.max_length)
+    return positions - visual + drafter.num_kept(visual)
+
+
+def _visual(length: int | str, data: Any, config: Any) -> int:
+    """Visual tokens of a clip of so many frames, at most, or of the tokens that the text says."""
+    if isinstance(length, str):
+        return visual_tokens(length)
+    vision = config.vision_config
+    merge = config_value(vision, "spatial_merge_size")
+    if merge is None:  # frames are tiles, whose patches are pooled two by two
+        return length * math.ceil(vision.image_size // vision.patch_size / 2) ** 2
+    pixels = data.video.max_pixels or 0  # null: nobody says, and nothing is taken off
+    return length // vision.temporal_patch_size * (pixels // (vision.patch_size * merge) ** 2)
+
+
+def _pruned(drafter: PrunedConfig, positions: int, config: Any, section: Any) -> Sizes:
+    if drafter.model == "target":
+        own = cache_bytes(config, held_dtype(section), positions, section.tensor_parallel_size)
+        return Sizes("sibling", 0.0, own, is_targets=True)
+    model, dtype = drafter.model, held_dtype(drafter.model, key="drafter.model")
+    own_config, size = target_config(model, None, network=False), model.tensor_parallel_size
+    moment = peak(activation_bytes(own_config, dtype, Decoding(positions, model.prefill_chunk, size=size)))
+    weights = sum(weight_bytes(own_config, dtype, size).values())
+    return Sizes("sibling", weights, cache_bytes(own_config, dtype, positions, size), moment)
+
+
+def _draft_lvlm(one: Proposal, drafter: LvlmConfig, positions: int, config: Any, section: Any) -> Sizes:
+    """A cache for each mode that it mixes, padded to the longest; the prompts run in caches that are joined then."""
+    own, dtype = drafter.config_beside(config), drafter.dtype or held_dtype(section)
+    rows = len(drafter.drafting_mode.members)
+    cache = rows * cache_bytes(own, dtype, positions)
+    moment = peak(activation_bytes(own, dtype, Decoding(positions)))
+    if rows > 1 or one.chain is not None:
+        moment = max(moment, cache)
+    if one.chain is not None:  # the graph's buffers: scores of each mode, and mixed
+        cache += BYTES["float32"] * one.chain * (rows + 1) * own.get_text_config().vocab_size
+    return Sizes("draft LVLMs", sum(weight_bytes(own, dtype).values()), cache, moment)
