@@ -1,8 +1,8 @@
 """Captioned pictures of the synthetic dataset, written as LAION-COCO's shards are: tar files of png, txt and json.
 
-One or two figures on a board of two by two, on paper with grain, so that the pictures' empty parts are as uncertain to
-a model as real backgrounds are. Figures of the held-out split never stand in another one: every fifth combination of
-colour, shape and place is kept for it.
+One or two figures on a board of two by two, on paper with grain or before a texture, so that the pictures' empty parts
+are as uncertain to a model as real backgrounds are. Figures of the held-out split never stand in another one: every
+fifth combination of colour, shape and place is kept for it.
 """
 
 from __future__ import annotations
@@ -22,6 +22,7 @@ from ...core.errors import UserError
 from ...core.files import new_folder
 from .scene import BACKGROUND, OVERSAMPLING, draw_shape
 from .scene import COLORS as ALL_COLORS
+from .textures import Textures, draw_ground
 
 # Of the scenes' names those that a tokenizer of a few dozen codes tells apart after minutes of training.
 COLORS = {name: ALL_COLORS[name] for name in ("red", "green", "blue", "yellow", "purple", "black")}
@@ -62,10 +63,25 @@ def sample_figures(rng: random.Random, num_figures: int, *, held_out: bool) -> t
     return tuple(figures)
 
 
-def draw_figures(figures: tuple[Figure, ...], size: int, *, grain: float, rng: np.random.Generator) -> Image.Image:
-    """An RGB picture of `size` x `size`; `grain` is the paper's noise, a standard deviation in [0, 255]."""
+def draw_figures(
+    figures: tuple[Figure, ...],
+    size: int,
+    *,
+    grain: float,
+    rng: np.random.Generator,
+    textures: Textures | None = None,
+) -> Image.Image:
+    """An RGB picture of `size` x `size`.
+
+    Args:
+        grain: noise over the whole picture, a standard deviation in [0, 255].
+        textures: of the ground; None: plain paper.
+    """
     side = size * OVERSAMPLING
-    image = Image.new("RGB", (side, side), BACKGROUND)
+    if textures is None:
+        image = Image.new("RGB", (side, side), BACKGROUND)
+    else:
+        image = Image.fromarray(draw_ground(textures, size, rng)).resize((side, side), Image.Resampling.NEAREST)
     pen = ImageDraw.Draw(image)
     cell, margin = side / 2, side / 32
     for figure in figures:
@@ -89,6 +105,7 @@ def write_captioned(
     grain: float,
     pairs: float,
     splits: dict[str, int],
+    textures: Textures | None = None,
     before_each: Callable[[], None] = lambda: None,
 ) -> None:
     """Write `<split>-00000.tar` for each split under `folder`, aside and then renamed.
@@ -96,6 +113,7 @@ def write_captioned(
     Args:
         pairs: share of pictures with two figures.
         splits: split -> number of pictures; `held_out` has figures that no other split has.
+        textures: of the grounds; None: plain paper.
         before_each: called before each picture; what it raises leaves nothing behind.
     """
     import webdataset  # brings packages that a recipe's sections have no use for
@@ -107,17 +125,19 @@ def write_captioned(
             with webdataset.TarWriter(str(aside / f"{split}-00000.tar"), mtime=0.0, user="", group="") as tar:
                 for index in range(count):
                     before_each()
-                    tar.write(_sample(seed, split, index, image_size, grain, pairs))
+                    tar.write(_sample(seed, split, index, image_size, grain, pairs, textures))
 
 
-def _sample(seed: int, split: str, index: int, image_size: int, grain: float, pairs: float) -> dict[str, Any]:
+def _sample(
+    seed: int, split: str, index: int, image_size: int, grain: float, pairs: float, textures: Textures | None
+) -> dict[str, Any]:
     """A picture depends on (seed, split, index) alone."""
     name = f"{seed}/{split}/{index}"
     rng = random.Random(name)
     figures = sample_figures(rng, 2 if rng.random() < pairs else 1, held_out=split == HELD_OUT)
     grains = np.random.default_rng(zlib.crc32(name.encode()))
     buffer = io.BytesIO()
-    draw_figures(figures, image_size, grain=grain, rng=grains).save(buffer, "PNG")
+    draw_figures(figures, image_size, grain=grain, rng=grains, textures=textures).save(buffer, "PNG")
     truth = [{"color": f.color, "shape": f.shape, "place": f.place} for f in figures]
     return {
         "__key__": f"{split}-{index:06d}",

@@ -45,7 +45,7 @@ RECIPES = (
     ("demo/lvlm-distilled",),
     ("demo/video", "stages.sparrow.source=null", "stages.sparrow.source={kind: cached_on_first_epoch}",
      "stages.sparrow.data={from: world, path: single}"),
-    ("demo/visual-ar",),
+    ("demo/visual-ar", "stages.world.textures={contrast: 20}"),
     ("llava15-68m", "stages.pretrain.data.path={kind: webdataset, path: a.tar}",
      "stages.finetune.data.path={kind: datasets, path: a, columns: {image: picture}}"),
     ("llava-ov-68m-anyres", "stages.evaluate.captioner={kind: blip}"),

@@ -23,6 +23,7 @@ from ...data.processor import QWEN, Processor, build_processor, build_qwen_proce
 from ...data.shapes.captioned import write_captioned
 from ...data.shapes.scenarios import KINDS
 from ...data.shapes.scene import IMAGE_MEAN, IMAGE_STD
+from ...data.shapes.textures import Textures
 from ...data.shapes.tokenizer import train_tokenizer
 from ...data.shapes.wordings import Wordings
 from ...data.shapes.write import write_dataset
@@ -41,7 +42,7 @@ CONVERSATIONS = {
     "clip_kinds",
     "wordings",
 }
-CAPTIONED = {"grain", "pairs"}
+CAPTIONED = {"grain", "pairs", "textures"}
 
 
 # Names of the dataset's files and folders that no split or mixture can have.
@@ -90,6 +91,8 @@ class GenerateStage(Stage):
     grain: float = Field(10.0, ge=0, le=128)
     # Share of pictures with two figures.
     pairs: float = Field(0.25, ge=0, le=1)
+    # Textures of the ground; null: plain paper. Unset it stays out of fingerprints.
+    textures: Textures | None = Field(None, exclude_if=lambda value: value is None)
 
     @property
     def writes_conversations(self) -> bool:
@@ -233,7 +236,7 @@ def _write_captioned(stage: GenerateStage, context: Context, folder: Path) -> No
     splits = stage.pictures
     write_captioned(
         folder, seed=context.seed, image_size=stage.image_size, grain=stage.grain, pairs=stage.pairs, splits=splits,
-        before_each=lambda: context.stop.check(f"in stage {context.name}"),
+        textures=stage.textures, before_each=lambda: context.stop.check(f"in stage {context.name}"),
     )  # fmt: skip
     source = TarSource(kind="webdataset", path=str(folder / f"{next(iter(splits))}-00000.tar"))
     captions = [item.caption for item in read(source) if isinstance(item, Captioned)]

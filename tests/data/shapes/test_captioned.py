@@ -23,6 +23,7 @@ from draftsmith.data.shapes.captioned import (
     sample_figures,
     write_captioned,
 )
+from draftsmith.data.shapes.textures import KINDS, Textures, draw_ground
 from PIL import Image
 
 FIGURES = [Figure(*names) for names in itertools.product(sorted(COLORS), SHAPES, PLACES)]
@@ -180,3 +181,87 @@ def test_an_interrupted_write_leaves_no_half_dataset_and_can_be_done_again(tmp_p
     # Killed after the synthetic dataset was there, and before its stage was marked as done: the stage writes it again.
     assert files(write(tmp_path / "world")) == whole
     assert [path.name for path in tmp_path.iterdir()] == ["world"]
+
+
+# ---- textured grounds
+
+
+def ground(kind, seed, **changes):
+    settings = Textures(kinds=[kind], **({"half_plain": 0.0} | changes))
+    return draw_ground(settings, 32, np.random.default_rng(seed)).astype(float)
+
+
+def cells_of(picture):
+    """[S,S,3] -> [S/4,S/4,4,4] grey values of what one code stands for, of 4 x 4 pixels."""
+    side = len(picture) // 4
+    return picture.mean(-1).reshape(side, 4, side, 4).swapaxes(1, 2)
+
+
+def test_textures_leave_plain_pictures_as_they_were(tmp_path):
+    assert members(write(tmp_path / "a") / "train-00000.tar") == members(
+        write(tmp_path / "b", textures=None) / "train-00000.tar"
+    )
+
+
+def test_textures_come_from_the_seed(tmp_path):
+    textures = Textures()
+    first, again = (files(write(tmp_path / name, textures=textures, image_size=32)) for name in "ab")
+    assert first == again
+    assert first != files(write(tmp_path / "c", textures=textures, image_size=32, seed=4))
+    assert first != files(write(tmp_path / "d", image_size=32))
+    # Captions are those of plain pictures: a texture is nothing that a caption asks for.
+    plain, textured = (members(tmp_path / name / "train-00000.tar") for name in "da")
+    assert {n: d for n, d in plain.items() if n.endswith(".txt")} == {
+        n: d for n, d in textured.items() if n.endswith(".txt")
+    }
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_texture_has_the_asked_contrast_and_no_two_are_alike(kind):
+    pictures = [ground(kind, seed, contrast=20.0) for seed in range(30)]
+    assert np.mean([picture.mean() for picture in pictures]) == pytest.approx(190, abs=8)
+    assert np.mean([picture.std() for picture in pictures]) == pytest.approx(20, rel=0.15)
+    assert len({picture.tobytes() for picture in pictures}) == 30
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_the_cells_of_a_texture_differ_from_each_other(kind):
+    """What makes codes uncertain: many cells are about equally likely."""
+    cells = np.concatenate([cells_of(ground(kind, seed)).reshape(-1, 4, 4) for seed in range(10)])
+    shares = np.unique(cells, axis=0, return_counts=True)[1] / len(cells)
+    # As many cells as are drawn equally often: speckle has sixteen in all, other kinds hardly any cell twice.
+    assert np.exp(-(shares * np.log(shares)).sum()) > (8 if kind == "speckle" else 0.5 * len(cells))
+    assert np.median(cells.std((1, 2))) > 10
+
+
+def test_patterns_go_on_and_noise_does_not():
+    """Cells a period apart are alike in patterns alone."""
+
+    def repeats(kind):
+        pictures = [ground(kind, seed).mean(-1) for seed in range(40)]
+        # Both periods of the shortest kinds divide 32 pixels: half a picture apart for two and for four of them.
+        return np.mean([np.corrcoef(p[:, :16].ravel(), p[:, 16:].ravel())[0, 1] for p in pictures])
+
+    assert abs(repeats("grain")) < 0.1 and abs(repeats("speckle")) < 0.1
+    assert repeats("stripes") > 0.2 and repeats("checks") > 0.2
+
+
+def test_half_of_a_picture_stays_plain_in_the_asked_share():
+    pictures = [ground("grain", seed, half_plain=0.5) for seed in range(200)]
+    upper = np.mean([(p[:16] == 255).all() for p in pictures])
+    lower = np.mean([(p[16:] == 255).all() for p in pictures])
+    assert upper == pytest.approx(0.25, abs=0.08) and lower == pytest.approx(0.25, abs=0.08)
+    assert not any((p == 255).all() for p in pictures)
+
+
+def test_figures_stand_before_the_texture():
+    """Cells inside a figure have its colour, whatever the ground; those on its edge have the highest contrast."""
+    figure = Figure("red", "square", "top left")
+    settings = Textures(kinds=["grain"], half_plain=0.0)
+    for seed in range(5):
+        picture = draw_figures((figure,), 32, grain=0.0, rng=np.random.default_rng(seed), textures=settings)
+        pixels = np.asarray(picture).astype(float)
+        assert np.abs(pixels[5:12, 5:12] - np.array(COLORS["red"])).max() < 8
+        contrast = cells_of(pixels).std((2, 3))
+        assert contrast[1:3, 1:3].max() < 3 < 10 < np.median(contrast[4:])
+        assert np.median([contrast[0, 0], contrast[0, 3], contrast[3, 0]]) > np.median(contrast[4:])
