@@ -80,6 +80,13 @@ def test_every_method_is_measured_on_every_prompt(demo):
         quality = built["quality"][str(temperature)]
         assert set(quality) == set(rows)
         assert all(q["as_captioned"]["n"] == 3 and 0 <= q["as_captioned"]["value"] <= 1 for q in quality.values())
+    # Paired by prompt at each temperature that both methods were measured at.
+    wanted = {(name, t) for name in ("adaptive tree", "relaxed rule", "condition dropout") for t in (0, 1)}
+    contrasts = {(c["name"], c["place"]): c["result"] for c in built["contrasts"]}
+    assert set(contrasts) == {(n, f"captions, T = {t}") for n, t in wanted} | {("block rule", "captions, T = 1")}
+    taus = {(cell["temperature"], cell["method"]): cell["tau"] for cell in built["cells"]}
+    adaptive = contrasts["adaptive tree", "captions, T = 1"]
+    assert adaptive["difference"] == pytest.approx(taus[1, "ADT-Tree"] - taus[1, "EAGLE-2"])
     about = built["about"]
     assert about["seed"] == 1 and "CPU" in about["device"] and about["prompts"].startswith("3 of")
 

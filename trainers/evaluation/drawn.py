@@ -17,6 +17,7 @@ from ...eval.lantern import LanternConfig, lantern
 from ...eval.rows import PLAIN, Row, grouped
 from ...eval.rules import Rule
 from ...eval.studies.drawn import CellStatistics, encoded_pictures, read_pictures
+from ...eval.studies.drawn.places import contrasts
 from ...eval.tables import ReportSection
 from ...models.decoding.warp import Warp
 from ...models.generators import Generator, load_generator
@@ -144,11 +145,14 @@ def drawn_tokens(rows: Sequence[Row]) -> dict[float, dict[str, list[tuple[int, .
 
 
 def _about(stage: Any, context: Context, prompts: Sequence[ImagePrompt], judge: Judge) -> dict[str, Any]:
-    real, source = judge.score_of_real(), stage.prompts
+    real, source, distance = judge.score_of_real(), stage.prompts, judge.fid_of_real()
+    fid = "" if distance is None else f"; their FID on its features is {distance:.3g}"
     return {
         "prompts": f"{len(prompts)} of {source.path or f'{source.classes} classes'}",
         "guidance": f"scale {context.target.cfg_scale:g}",
-    } | ({} if real is None else {"reader": f"reads {real:.1%} of the real pictures of these prompts as captioned"})
+    } | (
+        {} if real is None else {"reader": f"reads {real:.1%} of the real pictures of these prompts as captioned{fid}"}
+    )
 
 
 def _drawn(generator: Generator, tokens: Sequence[Sequence[int]], stop: Stop) -> Drawn:
@@ -205,8 +209,13 @@ def _analysis(
     tree = next((tree for tree, _ in relaxed.values()), None)
     rules = {name: rule for name, (its, rule) in relaxed.items() if its == tree}
     captions = [p.caption for p in prompts]
+    contrast = {
+        t: {m: contrasts(generator.pictures(codes_of(generator, codes)), target.grid) for m, codes in by.items()}
+        for t, by in drawn_tokens(rows).items()
+    }
     from ...eval.studies.drawn.section import drawn_section  # and with it matplotlib
 
     return drawn_section(
-        context.folder, config, by_temperature, rows, shown, captions, rules=rules, quality=quality, encoded=encoded
-    )
+        context.folder, config, by_temperature, rows, shown, captions, rules=rules, quality=quality, encoded=encoded,
+        contrast=contrast,
+    )  # fmt: skip

@@ -20,6 +20,8 @@ from ...data.shapes.captioned import figures_of, places_of
 from ...eval.quality import Extractor, Measured, QualityConfig, as_is, check, measure
 from ...models.shapes_reader import ShapesReader
 
+MOST_REAL = 5000  # pictures of the synthetic dataset that are read, the prompts' own first
+
 
 class Drawn(Sequence[np.ndarray]):
     """Codes as pictures uint8 [S,S,3], decoded a few at a time when asked for: 30,000 of them fit no memory."""
@@ -45,7 +47,8 @@ class Judge:
         config: published metrics; null: none.
         reader: folder of a synthetic dataset's reader; its features stand where Inception's do, and say so in the
             result.
-        real: tar of the synthetic dataset's pictures for these prompts, where the prompts come from one.
+        real: tar of the synthetic dataset's pictures for these prompts, where the prompts come from one. Pictures
+            behind the prompts' own are the reference of the FID, which the prompts' own pictures then have, too.
     """
 
     def __init__(
@@ -64,7 +67,10 @@ class Judge:
         self.reader = None if reader is None else ShapesReader.load(reader).to(device)
         for prompt in prompts if reader is not None else ():
             figures_of(prompt.caption)  # and so are captions that the reader cannot judge
-        self.real = real_pictures(real, size, len(prompts)) if self.reader is not None and real is not None else []
+        pictures = real_pictures(real, size, MOST_REAL) if self.reader is not None and real is not None else []
+        self.real, others = pictures[: len(prompts)], pictures[len(prompts) :]
+        # A handful of others is a worse reference than the prompts' own.
+        self.reference = others if len(others) >= len(prompts) else self.real
 
     def __call__(self, images: Sequence[np.ndarray]) -> dict[str, dict[str, Any]]:
         """Metric -> {value, n, what, spread} for pictures uint8 [S,S,3], one for each prompt."""
@@ -76,14 +82,7 @@ class Judge:
             right = as_captioned(self.reader, _stacked(images), captions)
             measured["as_captioned"] = Measured(right, len(images), "colour and shape as captioned, read by the reader")
         if self.real:
-            assert self.reader is not None
-            features = Extractor("shapes reader", as_is, self._features)
-            real = [np.asarray(picture) for picture in self.real]
-            settings = QualityConfig(metrics=("fid",))
-            by_reader = measure(settings, images, reference=real, extractors={"fid": features}, device=self.device)
-            measured["fid_of_reader"] = by_reader[
-                "fid"
-            ]  # not comparable with published FIDs, and named differently for that reason
+            measured["fid_of_reader"] = self._fid(images)
         return {
             name: {"value": m.value, "n": m.n, "what": m.what, "spread": m.spread, "caution": m.caution}
             for name, m in measured.items()
@@ -95,6 +94,22 @@ class Judge:
             return None
         captions = [p.caption for p in self.prompts[: len(self.real)]]
         return as_captioned(self.reader, _stacked([np.asarray(p) for p in self.real]), captions)
+
+    def fid_of_real(self) -> float | None:
+        """FID on the reader's features of the prompts' real pictures: what a perfect generator could reach with as many
+        pictures. None where the reference is these pictures themselves.
+        """
+        if self.reader is None or self.reference is self.real:
+            return None
+        return self._fid([np.asarray(p) for p in self.real]).value
+
+    def _fid(self, images: Sequence[np.ndarray]) -> Measured:
+        """Not comparable with published FIDs, and named differently for that reason."""
+        features = Extractor("shapes reader", as_is, self._features)
+        reference = [np.asarray(picture) for picture in self.reference]
+        settings = QualityConfig(metrics=("fid",))
+        by_reader = measure(settings, images, reference=reference, extractors={"fid": features}, device=self.device)
+        return by_reader["fid"]
 
     def _features(self, images: Tensor) -> Tensor:
         assert self.reader is not None

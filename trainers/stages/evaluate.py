@@ -39,7 +39,7 @@ from .base import Planned, Stage
 # Keys that only one kind of target reads.
 _OF_TEXT = (
     "target", "format", "captioner", "lengths", "max_new_tokens", "stop_at_end", "record_weights", "compare",
-    "contrasts", "graphs",
+    "graphs",
 )  # fmt: skip
 _OF_IMAGES = ("preset",)
 _OF_FAMILIES = ("adt", "adt-llamagen")  # presets of one family of image generators each

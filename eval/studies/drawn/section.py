@@ -23,6 +23,7 @@ from .map_figures import depth_map as depth_figure
 from .map_figures import length_map as length_figure
 from .maps import cell_map, depth_map, length_map, mean_map
 from .method_figures import TradeOff, acceptance_grid, initialisations, latency_bars, trade_off
+from .places import by_place, mixed_table, places_table
 from .share_figures import accepted_histogram, accuracy_bars, probability_bars, rank_histogram
 
 FOLDER = "analysis"
@@ -40,6 +41,7 @@ def drawn_section(
     rules: Mapping[str, LanternConfig],
     quality: Mapping[float, Mapping[str, Mapping[str, Any]]],
     encoded: Mapping[str, CellStatistics],
+    contrast: Mapping[float, Mapping[str, Tensor]],
 ) -> ReportSection:
     """Writes figures into `folder`/analysis.
 
@@ -49,8 +51,14 @@ def drawn_section(
         pictures: uint8 [B,3,S,S] of the first requests.
         rules: of methods that relax acceptance and differ in nothing else; all others are references.
         encoded: "training pictures", "held-out pictures" -> what was read from the head's own data.
+        contrast: by temperature, then by method: `places.contrasts` [I,n] of all pictures.
     """
     place, content = folder / FOLDER, _numbers(config, by_temperature)
+    places = {t: by_place(s, contrast[t][PLAIN][: len(s.top1)]) for t, s in by_temperature.items()}
+    content.append(places_table(places, _widest(config)))
+    of_methods = {t: {name: c for name, c in of.items() if name != PLAIN} for t, of in contrast.items()}
+    if (of_mixed := mixed_table(rows, of_methods)) is not None:
+        content.append(of_mixed)
     content += _overall(place, by_temperature, encoded)
     for temperature, statistics in by_temperature.items():
         tag = f"T{temperature:g}"
@@ -61,12 +69,12 @@ def drawn_section(
         content += _drawing(place, tag, methods, summaries, pictures[temperature])
         content += _statistics(place, tag, config, statistics, pictures[temperature][PLAIN], captions)
         content += _trade_offs(place, tag, summaries, quality.get(temperature, {}), rules)
-    data = {f"{t:g}": statistics.summary() for t, statistics in by_temperature.items()}
+    data = {f"{t:g}": s.summary() | {"places": places[t]} for t, s in by_temperature.items()}
     return ReportSection("Why, and where", tuple(content), "analysis", data)
 
 
 def _numbers(config: AnalysisConfig, by_temperature: Mapping[float, CellStatistics]) -> Content:
-    chance, widest = "first draft's chance", f"k={config.k[-1]}, delta={config.delta[-1]:g}"
+    chance, widest = "first draft's chance", _widest(config)
     shares = ("head top-1", "head top-3", "target top-1", "target top-10", "sum min(p, q)", f"{chance}, exact",
               f"{chance}, LANTERN {widest}")  # fmt: skip
     columns = (Column("T", "g"), Column("pictures", "d"), *(Column(name, ".1%") for name in shares))
@@ -91,6 +99,11 @@ def _numbers(config: AnalysisConfig, by_temperature: Mapping[float, CellStatisti
         Table("Head and target, cell by cell", columns, tuple(rows), note=note),
         Table("Bounds of LANTERN", bounds, costs, source="LANTERN, tables 3 and 9", note=alike),
     ]
+
+
+def _widest(config: AnalysisConfig) -> str:
+    """The last setting of LANTERN in words."""
+    return f"k={config.k[-1]}, delta={config.delta[-1]:g}"
 
 
 def _overall(

@@ -409,12 +409,17 @@ def test_the_section_has_every_figure_of_the_methods(tmp_path):
     shown = {1.0: {name: pictures for name in (PLAIN, "narrow", "wide")}}
     rules = {name: LanternConfig(kind="lantern", k=k, delta=0.1) for name, k in (("narrow", 2), ("wide", 4))}
     quality = {1.0: {name: {"fid": {"value": 9.0 + n}} for n, name in enumerate((PLAIN, "narrow", "wide"))}}
+    # The first picture has a flat and a textured region, the second one texture alone.
+    contrast = torch.tensor([[1.0] * 8 + [20.0] * 8, [20.0] * 16])
     section = drawn_section(
-        tmp_path, config, {1.0: statistics}, rows, shown, ["a", "b"], rules=rules, quality=quality, encoded={}
-    )
+        tmp_path, config, {1.0: statistics}, rows, shown, ["a", "b"], rules=rules, quality=quality, encoded={},
+        contrast={1.0: dict.fromkeys(shown[1.0], contrast)},
+    )  # fmt: skip
     figures = [part.path for part in section.content if isinstance(part, Figure)]
     assert len(figures) == 14 and all((tmp_path / path).stat().st_size > 3000 for path in figures)
     assert section.name == "analysis" and section.data["1"]["pictures"] == 2
     assert [part.title for part in section.content if isinstance(part, Table)] == [
-        "Head and target, cell by cell", "Bounds of LANTERN"
+        "Head and target, cell by cell", "Bounds of LANTERN", "How sure the target is, by place",
+        "Pictures with a flat and a textured region",
     ]  # fmt: skip
+    assert section.data["1"]["places"]["flat"]["share"] == 0.25
