@@ -26,6 +26,11 @@ from PIL import Image
 from visual_run import METHODS, SHAPE, SIDE, TREE, VQ, context
 
 SAMPLED = {"sampled chain", "sampled chain, block rule"}
+CONTRASTS = {
+    "adaptive tree": ["ADT-Tree", "EAGLE-2"], "relaxed rule": ["LANTERN", "EAGLE-2"],
+    "block rule": ["sampled chain, block rule", "sampled chain"],
+    "condition dropout": ["EAGLE-2", "EAGLE-2, head without condition dropout"],
+}  # fmt: skip
 
 
 def run(output: Path, *settings: str, **chosen) -> list[str]:
@@ -36,7 +41,7 @@ def run(output: Path, *settings: str, **chosen) -> list[str]:
 @pytest.fixture(scope="module")
 def demo(tmp_path_factory):
     output = tmp_path_factory.mktemp("drawn") / "run"
-    run(output)
+    run(output, f"stages.evaluate.contrasts={CONTRASTS}")
     return output
 
 

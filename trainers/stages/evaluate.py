@@ -43,7 +43,7 @@ _OF_TEXT = (
 )  # fmt: skip
 _OF_IMAGES = ("preset",)
 _OF_FAMILIES = ("adt", "adt-llamagen")  # presets of one family of image generators each
-_OF_TIMES = ("warmup", "repeats")  # nor where pictures are drawn for their quality alone
+_OF_TIMES = ("warmup", "repeats", "contrasts")  # nor where pictures are drawn for their quality alone
 # Keys of before -> the same as it is written now.
 _RENAMED = {
     "modes": "methods: {NAME: {drafter: STAGE, mode: MODE}}, one for each mode (NAME: {} is mode M)",
