@@ -8,6 +8,7 @@ import logging
 import os
 import re
 import warnings
+from html import escape
 from typing import Any
 from urllib.parse import quote
 
@@ -48,12 +49,12 @@ def secret_in(text: str) -> str | None:
 
 def secret_values() -> list[str]:
     """Values of environment variables that are named like secrets, without short ones, which would match everywhere;
-    also as JSON, Python and URLs write them, and line by line.
+    also as JSON, Python, URLs and HTML write them, and line by line.
     """
     values: set[str] = set()
     for name, value in os.environ.items():
         if len(value) >= 8 and ENVIRONMENT.match(name):
-            values |= {value, json.dumps(value)[1:-1], repr(value)[1:-1], quote(value, safe="")}
+            values |= {value, json.dumps(value)[1:-1], repr(value)[1:-1], quote(value, safe=""), escape(value)}
             values |= {line for line in value.splitlines() if len(line) >= 16}
     return sorted(values, key=lambda value: (-len(value), value))  # one may begin like another
 

@@ -15,6 +15,7 @@ from torch import Tensor
 
 from .style import BLUE, COLORS, GREY, INK, ORANGE, WIDEST, errors, one_panel, panel_grid, save, styled, wrapped
 from .summary import Summary
+from .tables import GAP
 
 MOST_PANELS, PER_ROW, MOST_BARS = 6, 3, 24
 
@@ -132,10 +133,9 @@ def save_grid(path: Path, pictures: Tensor, *, columns: int | None = None, scale
     side = pictures.shape[-1]
     columns = columns or math.ceil(math.sqrt(len(pictures)))
     scale = scale or max(1, 96 // side)
-    gap = 2
     rows = math.ceil(len(pictures) / columns)
-    cell = side * scale + gap
-    sheet = Image.new("RGB", (columns * cell - gap, rows * cell - gap), (200, 200, 200))
+    cell = side * scale + GAP
+    sheet = Image.new("RGB", (columns * cell - GAP, rows * cell - GAP), (200, 200, 200))
     for number, picture in enumerate(pictures.permute(0, 2, 3, 1).cpu().numpy()):
         row, column = divmod(number, columns)
         image = Image.fromarray(picture).resize((side * scale, side * scale), Image.Resampling.NEAREST)

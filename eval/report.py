@@ -25,9 +25,10 @@ from .contrasts import (
     trainings_of,
 )
 from .findings import binding_sentence, cautions, findings
+from .html_page import html_page
 from .rows import PLAIN, Row, write_rows
 from .summary import Summary
-from .tables import Figure, ReportSection, Table, markdown, section_markdown
+from .tables import Figure, Items, Part, ReportSection, Table, items_markdown, markdown, section_markdown
 
 __all__ = ["Comparison", "MethodInfo", "Report", "build", "write"]
 
@@ -114,7 +115,7 @@ def build(
 
 
 def write(folder: Path, report: Report, rows: Sequence[Row]) -> None:
-    """`report.md`, `report.json`, `rows.jsonl` (without the tokens, which the resume log has), and the figures.
+    """`report.md`, `report.html`, `report.json`, `rows.jsonl` (without the tokens, which the resume log has), figures.
 
     Without rows there is no `rows.jsonl`: pictures were drawn for their quality alone.
     """
@@ -145,23 +146,44 @@ def write(folder: Path, report: Report, rows: Sequence[Row]) -> None:
             )
     (folder / "report.json").write_text(redact(json.dumps(report.to_json(), indent=1)))
     (folder / "report.md").write_text(redact(page(report, drawn)))
+    (folder / "report.html").write_text(html_page(title(report), parts(report, drawn), folder))
+
+
+def parts(report: Report, drawn: Sequence[Figure]) -> list[Part]:
+    """What a report says, in its order: of this both pages are made."""
+    many = len(report.cells) > MANY
+    first = methods_table(report.cells) is not None  # then it stands before those of cells
+    behind = first + (1 if many else 2)
+    overview, cells, more = report.tables[:first], report.tables[first:behind], report.tables[first + 2 :]
+    order: tuple[Sequence[Part], ...] = (cells, drawn, more, report.sections)
+    if many:
+        order = (drawn, more, report.sections, cells)
+    trees = (f"{name}: {line}" for name, info in report.methods.items() if (line := described(info)))
+    measured = Items((*(f"{key}: {value}" for key, value in report.about.items()), *trees))
+    how = ReportSection("How it was measured", (measured,))
+    return [Items(report.findings), *overview, *(part for group in order for part in group), how]
+
+
+def title(report: Report) -> str:
+    """Of both pages."""
+    return "Speculative decoding, measured" if report.cells else "Pictures, scored"
 
 
 def page(report: Report, drawn: Sequence[Figure]) -> str:
     """The report as Markdown."""
-    title = "Speculative decoding, measured" if report.cells else "Pictures, scored"
-    lines = [f"# {title}", "", *(f"- {sentence}" for sentence in report.findings), ""]
-    many = len(report.cells) > MANY
-    first = methods_table(report.cells) is not None  # then it stands before those of cells
-    overview = [line for table in report.tables[: int(first)] for line in markdown(table)]
-    cells = [line for table in report.tables[first : first + (1 if many else 2)] for line in markdown(table)]
-    more = [line for table in report.tables[first + 2 :] for line in markdown(table)]
-    pictures = [line for figure in drawn for line in (f"![{figure.caption}]({figure.path})", "")]
-    sections = [line for section in report.sections for line in section_markdown(section)]
-    lines += overview + ([*pictures, *more, *sections, *cells] if many else [*cells, *pictures, *more, *sections])
-    lines += ["## How it was measured", "", *(f"- {key}: {value}" for key, value in report.about.items())]
-    trees = [f"- {name}: {line}" for name, info in report.methods.items() if (line := described(info))]
-    return "\n".join([*lines, *trees, ""])
+    lines = [line for part in parts(report, drawn) for line in _lines(part)]
+    return "\n".join([f"# {title(report)}", "", *lines])
+
+
+def _lines(part: Part) -> list[str]:
+    if isinstance(part, Items):
+        return items_markdown(part)
+    if isinstance(part, Table):
+        return markdown(part)
+    if isinstance(part, Figure):
+        return [f"![{part.caption}]({part.path})", ""]
+    assert isinstance(part, ReportSection), part
+    return section_markdown(part)
 
 
 def described(info: MethodInfo) -> str:

@@ -1,4 +1,7 @@
-"""Tables, figures and sections of a report as data, and the one writer that makes Markdown and JSON of them."""
+"""Tables, figures and sections of a report as data, and the writer that makes Markdown and JSON of them.
+
+`eval/html_page.py` makes HTML of the same parts.
+"""
 
 from __future__ import annotations
 
@@ -11,6 +14,7 @@ from .rows import PLAIN
 # None: not measured. Of a column of kind interval (value, low, high), of kind count (how many, of how many).
 Value = None | str | float | tuple[float, ...]
 Mark = Literal["", "best", "second"]
+GAP = 2  # pixels between the pictures of a grid
 
 
 @dataclass(frozen=True)
@@ -89,6 +93,11 @@ class Table:
             "alone."
         )
 
+    def remark(self) -> str:
+        """What stands under it: its note, what its columns depend on, whose table it follows."""
+        notes = (self.note, self.on_tau(), f"In the shape of {self.source}." if self.source else "")
+        return " ".join(note for note in notes if note)
+
     def marks(self) -> list[list[Mark]]:
         """Of each value. Lines of plain decoding are what others are compared with, and have none."""
         marks: list[list[Mark]] = [[""] * len(self.columns) for _ in self.rows]
@@ -119,13 +128,37 @@ class Figure:
 
 
 @dataclass(frozen=True)
+class PictureGrid(Figure):
+    """Pictures of one size in one file, row by row (`eval/figures.py`, `save_grid`), and what each of them is."""
+
+    rows: tuple[str, ...]  # methods
+    columns: tuple[str, ...]  # captions of the prompts
+
+    def box(self, row: int, column: int, size: tuple[int, int]) -> tuple[int, int, int, int]:
+        """Left, top, right and bottom of a picture, in a file of `size` pixels (width, height)."""
+        width = (size[0] + GAP) // len(self.columns)
+        height = (size[1] + GAP) // len(self.rows)
+        return column * width, row * height, (column + 1) * width - GAP, (row + 1) * height - GAP
+
+
+@dataclass(frozen=True)
+class Items:
+    """A list of sentences."""
+
+    entries: tuple[str, ...]
+
+
+@dataclass(frozen=True)
 class ReportSection:
     """Part of a page: a probe, or one of the papers' studies."""
 
     title: str
-    content: tuple[str | Table | Figure, ...]
+    content: tuple[str | Items | Table | Figure, ...]
     name: str = ""  # under which report.json has `data`
     data: Mapping[str, Any] = field(default_factory=dict)
+
+
+Part = str | Items | Table | Figure | ReportSection
 
 
 def best(values: Sequence[Value]) -> list[Mark]:
@@ -151,9 +184,8 @@ def markdown(table: Table, *, level: int = 2) -> list[str]:
         for row, marks in zip(table.rows, table.marks(), strict=True)
     ]
     lines += [*_grid([column.heading for column in table.columns], rows), ""]
-    notes = [table.note, table.on_tau(), f"In the shape of {table.source}." if table.source else ""]
-    if any(notes):
-        lines += [" ".join(note for note in notes if note), ""]
+    if remark := table.remark():
+        lines += [remark, ""]
     return [*lines, *(f"- {footnote}" for footnote in table.footnotes), *([""] if table.footnotes else [])]
 
 
@@ -161,13 +193,20 @@ def section_markdown(section: ReportSection) -> list[str]:
     """The lines of a section; its tables' headings are one level down."""
     lines = [f"## {section.title}", ""]
     for part in section.content:
-        if isinstance(part, Table):
+        if isinstance(part, Items):
+            lines += items_markdown(part)
+        elif isinstance(part, Table):
             lines += markdown(part, level=3)
         elif isinstance(part, Figure):
             lines += [f"![{part.caption}]({part.path})", "", part.caption, ""]
         else:
             lines += [part, ""]
     return lines
+
+
+def items_markdown(items: Items) -> list[str]:
+    """A line for each entry."""
+    return [*(f"- {entry}" for entry in items.entries), ""]
 
 
 def words(head: Sequence[str], rows: Iterable[Sequence[str]], *, title: str = "", note: str = "") -> Table:

@@ -21,7 +21,7 @@ _AGAIN = "run the stage again (restart=STAGE)"
 
 SAMPLE, REPORTS = "sample.txt", ("report",)
 # Of a stage's folder: what makes up the model, and what a reader of the report wants.
-RESULT, REPORT = ("*.safetensors", "*.json", "*.jinja", "*.model", "*.txt"), ("*.md", "*.json", "*.png")
+RESULT, REPORT = ("*.safetensors", "*.json", "*.jinja", "*.model", "*.txt"), ("*.md", "*.html", "*.json", "*.png")
 NOT_RESULT = ("done.json", "fingerprint.json", "score.json", SAMPLE)
 
 

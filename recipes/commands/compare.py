@@ -12,7 +12,7 @@ from ...core.secrets import redact
 from ..launch import say
 from .command import OK, Argument, Command
 
-CURVES = "curves.png"
+PAGE, CURVES = "compare.html", "curves.png"
 
 
 def _run(options: argparse.Namespace) -> int:
@@ -42,13 +42,13 @@ def _run(options: argparse.Namespace) -> int:
         figures = [Figure(CURVES, "training curves")]
     texts = {
         "compare.md": page,
-        "compare.html": html_page(side_by_side.TITLE, [*shown, *figures], output),
         "compare.json": json.dumps(side_by_side.as_data(runs), indent=1),
         "leaderboard.csv": leaderboard.as_csv(measured),
     }
     for name, content in texts.items():
         write_whole(output / name, redact(content).encode())
-    say("written: " + ", ".join(str(output / name) for name in [*texts, *(figure.path for figure in figures)]))
+    write_whole(output / PAGE, html_page(side_by_side.TITLE, [*shown, *figures], output).encode())
+    say("written: " + ", ".join(str(output / name) for name in [*texts, PAGE, *(figure.path for figure in figures)]))
     return OK
 
 

@@ -9,6 +9,7 @@ from draftsmith.core.errors import UserError
 from draftsmith.eval.report import Comparison, build, write
 from draftsmith.eval.rows import read_rows
 from draftsmith.eval.tables import Column, Figure, ReportSection, Table, markdown
+from PIL import Image
 
 from .rows import METHODS, a_row, measured_rows
 
@@ -37,6 +38,7 @@ def test_two_trainings_over_seeds_are_compared():
 
 
 def test_files(tmp_path):
+    Image.new("RGB", (3, 2)).save(tmp_path / "a.png")
     section = ReportSection("Where heads look", (Figure("a.png", "Shares."),), "attention", {"M": 0.5})
     report = build(measured_rows(), about={"device": "CPU"}, methods=METHODS, sections=[section])
     write(tmp_path, report, measured_rows())

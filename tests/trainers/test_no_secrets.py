@@ -6,6 +6,8 @@ import zlib
 import pytest
 import torch
 from draftsmith.core.errors import UserError
+from draftsmith.eval.html_page import html_page
+from draftsmith.eval.tables import Figure
 from draftsmith.trainers.publishing.no_secrets import refuse_secrets
 from PIL import Image, PngImagePlugin
 from safetensors.torch import save_file
@@ -19,6 +21,12 @@ def picture(path, secret, **options):
     notes = PngImagePlugin.PngInfo()
     notes.add_text("Comment", f"made with {secret}", **options)
     Image.new("RGB", (8, 8)).save(path, pnginfo=notes)
+
+
+def page_with_a_picture(path, secret):
+    picture(path.with_suffix(".png"), secret, zip=True)
+    path.write_text(html_page("a", [Figure("plot.png", "b")], path.parent))
+    path.with_suffix(".png").unlink()
 
 
 def exif(path, secret):
@@ -37,6 +45,7 @@ FILES = {
     "recipe.yaml": lambda path, secret: path.write_text(f"stages:\n  a: {{note: {secret}}}\n"),
     "README.md": lambda path, secret: path.write_text(f"run with `{secret}`\n"),
     "page.html": lambda path, secret: path.write_text(f"<td>{secret}</td>"),
+    "plot.html": page_with_a_picture,
     "rows.csv": lambda path, secret: path.write_text(f"a,{secret},b\n"),
     "run.sh": lambda path, secret: path.write_text(f"export X={secret}\n"),
     "plot.svg": lambda path, secret: path.write_text(f"<svg><text>{secret}</text></svg>"),

@@ -5,9 +5,12 @@ from pathlib import Path
 
 import pytest
 from draftsmith.core.errors import UserError
+from draftsmith.eval.html_page import html_page, taken_apart
+from draftsmith.eval.tables import Figure, Items
 from draftsmith.trainers.publishing.card import read_evaluation
 from draftsmith.trainers.publishing.folder import copy_provenance, copy_report
 from draftsmith.trainers.publishing.places import without_places
+from PIL import Image
 
 HOME = "/home/alice"
 
@@ -59,12 +62,18 @@ def test_recipe_and_report(tmp_path):
     report = {"version": 2, "about": about, "cells": [], "findings": [f"read from {HOME}/sets"]}
     (run / "evaluate" / "report.json").write_text(json.dumps(report))
     (run / "evaluate" / "report.md").write_text(f"- read from {HOME}/sets\n\n![a](a.png)\n")
+    Image.effect_noise((40, 40), 90).save(run / "evaluate" / "a.png")
+    page = html_page("a", [Items((f"read from {HOME}/sets",)), Figure("a.png", f"of {HOME}/x/y")], run / "evaluate")
+    (run / "evaluate" / "report.html").write_text(page)
     (run / "evaluate" / "suite" / "a.json").write_text(json.dumps([f"{HOME}/a b.json"]))
     (run / "run.yaml").write_text(f"command: train.py output={HOME}/run\npid: 7\n")
     copy_report(run / "evaluate", folder)
     copy_provenance(run, {"output": f"{HOME}/run", "target": {"path": "org/name"}}, folder)
     for path in folder.rglob("*.*"):
-        assert "alice" not in path.read_text(), path
+        assert b"alice" not in path.read_bytes(), path
+    text, pictures = taken_apart((folder / "report" / "report.html").read_text())
+    assert pictures == [(run / "evaluate" / "a.png").read_bytes()], "as it was: base64 has slashes, and is no path"
+    assert text == taken_apart(page)[0].replace(f"{HOME}/sets", "sets").replace(f"{HOME}/x/y", "y")
     assert json.loads((folder / "report" / "report.json").read_text())["about"]["gamma"] == 5
     assert "path: org/name" in (folder / "recipe.yaml").read_text()
     result = read_evaluation(run / "evaluate")

@@ -71,7 +71,7 @@ def fill(folder: Path, *names: str) -> None:
 
 def test_an_evaluation_hands_on_its_table_plots_and_report(tmp_path, wandb):
     with tracked(context(tmp_path / "run" / "evaluate")) as mine:
-        fill(mine.folder, "report.md", "speedup.png", "fingerprint.json")
+        fill(mine.folder, "report.md", "report.html", "speedup.png", "fingerprint.json")
         cell = {"benchmark": "pictures", "turn": "", "budget": "", "temperature": 0.0, "max_new_tokens": 64,
                 "method": "M", "exact": True, "requests": 3, "tau": 2.5, "tau_interval": [2.0, 3.0], "DSR": 1.2,
                 "ESR": 1.1, "identical": 3}  # fmt: skip
@@ -81,7 +81,7 @@ def test_an_evaluation_hands_on_its_table_plots_and_report(tmp_path, wandb):
         {"report": (list(COLUMNS), [["pictures", "M", 3, 2.5, 2.0, 3.0, 1.2, 3]])},
         {"speedup": mine.folder / "speedup.png"},
     ]
-    assert wandb.artifacts == [("report", ["report.json", "report.md", "speedup.png"])]
+    assert wandb.artifacts == [("report", ["report.html", "report.json", "report.md", "speedup.png"])]
     assert wandb.codes == [0]
 
 

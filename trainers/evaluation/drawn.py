@@ -71,7 +71,7 @@ def run(stage: Any, context: Context) -> None:
             _keep(stage, context, prompts, drafting, rows)
             quality, shown = _judged(generator, judge, drawn_tokens(rows), benchmark.shown, context.stop)
             reporting = Reporting(stage, context, measuring, rows, _about(stage, context, prompts, judge))
-            grids = picture_grids(context.folder, shown)
+            grids = picture_grids(context.folder, shown, prompts)
             reporting.write(grids, quality=quality)
             # Runs after the report is written, so that a failing analysis loses no measurements.
             if stage.probes.analysis is not None:
@@ -99,7 +99,7 @@ def _scored(
                 note += f" Not drawn, because exact methods have plain decoding's distribution: {', '.join(left_out)}."
             reporting = Reporting(stage, context, measuring, (), _about(stage, context, prompts, judge))
             table = scores_table(pictures, quality, note)
-            reporting.write_scores(table, picture_grids(context.folder, shown), quality=quality)
+            reporting.write_scores(table, picture_grids(context.folder, shown, prompts), quality=quality)
 
 
 def _judged(

@@ -13,11 +13,12 @@ import torch
 from torch import Tensor
 
 from ...core import ranks
+from ...data.prompts import ImagePrompt
 from ...eval import report
 from ...eval.cells import MethodInfo, Quality
 from ...eval.figures import save_grid
 from ...eval.rows import Row
-from ...eval.tables import Figure, ReportSection, Table
+from ...eval.tables import Figure, PictureGrid, ReportSection, Table
 from ..context import Context
 from .drafters import Drafting
 from .measuring import Measuring
@@ -116,15 +117,19 @@ def infos(drafting: Sequence[Drafting]) -> dict[str, MethodInfo]:
     return by_method
 
 
-def picture_grids(folder: Path, shown: Mapping[float, Mapping[str, Tensor]]) -> ReportSection:
+def picture_grids(
+    folder: Path, shown: Mapping[float, Mapping[str, Tensor]], prompts: Sequence[ImagePrompt]
+) -> ReportSection:
     """A row of pictures for each method.
 
     Args:
         shown: temperature -> method -> uint8 [B,3,S,S] of the first prompts.
     """
-    content: list[str | Figure] = []
+    content: list[Figure] = []
     for temperature, by_method in shown.items():
         name, columns = f"pictures-T{temperature:g}.png", len(next(iter(by_method.values())))
         save_grid(folder / name, torch.cat([*by_method.values()]), columns=columns)
-        content.append(Figure(name, f"Temperature {temperature:g}, row by row: {', '.join(by_method)}."))
+        caption = f"Temperature {temperature:g}, row by row: {', '.join(by_method)}."
+        asked = tuple(p.caption or f"class {p.label}" for p in prompts[:columns])
+        content.append(PictureGrid(name, caption, tuple(by_method), asked))
     return ReportSection("Pictures", tuple(content))

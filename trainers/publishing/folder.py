@@ -13,6 +13,7 @@ import yaml
 from ...core.errors import UserError
 from ...core.files import read_text, read_yaml
 from ...core.secrets import redact_tree
+from ...eval.html_page import outside_pictures
 from ...eval.published import KEY, PublishedSection
 from ...models.drafters.manifest import MANIFEST, read_manifest
 from ...models.llamagen.folders import CONFIG
@@ -25,7 +26,7 @@ _MODEL_FILES = (
     "preprocessor_config.json", "processor_config.json",
 )  # fmt: skip
 # Of a report's folder; every request's rows hold answers to other people's data, and stay behind.
-_REPORT_FILES = ("*.md", "*.json", "*.png")
+_REPORT_FILES = ("*.md", "*.html", "*.json", "*.png")
 _NOT_REPORT = {"done.json", "fingerprint.json"}
 REPORT, CHECK = "report", "check"
 _AGAIN = "restore the file, or run the evaluation again (restart=STAGE)"
@@ -53,8 +54,13 @@ def copy_report(source: Path, folder: Path) -> list[str]:
             place.parent.mkdir(parents=True, exist_ok=True)
             if path.suffix == ".png":
                 shutil.copyfile(path, place)
-            else:  # commands and names of data
-                place.write_text(without_places(read_text(path, hint=_AGAIN)), encoding="utf-8")
+                continue
+            text = read_text(path, hint=_AGAIN, max_bytes=None)  # with commands and names of data
+            if path.suffix == ".html":
+                text = outside_pictures(text, without_places)
+            else:
+                text = without_places(text)
+            place.write_text(text, encoding="utf-8")
     return sorted(path.name for path in (folder / REPORT).glob("*.png"))
 
 

@@ -8,13 +8,18 @@ import json
 import re
 import zlib
 from collections.abc import Iterator
+from functools import partial
+from io import BytesIO
 from pathlib import Path
 
 from safetensors import SafetensorError, safe_open
 
 from ...core.errors import UserError
 from ...core.secrets import secret_in
+from ...data.embedded import Embedded
+from ...data.media_files import MediaFile
 from ...data.picture_files import image_notes
+from ...eval.html_page import taken_apart
 
 _STREAM = re.compile(rb"stream\r?\n(.*?)\r?\nendstream", re.DOTALL)
 _PICTURES = (".png", ".jpg", ".jpeg", ".webp", ".gif", ".tif", ".tiff")
@@ -50,7 +55,13 @@ def _parts(path: Path) -> Iterator[tuple[str, str]]:
     if data.startswith(b"%PDF"):
         for stream in _STREAM.findall(data):
             yield "a stream", _inflated(stream).decode("latin-1")
-    yield "its text", data.decode("utf-8", "replace")
+    text = data.decode("utf-8", "replace")
+    if path.suffix.lower() == ".html":
+        text, pictures = taken_apart(text)  # base64 looks like many a key
+        for picture in pictures:
+            inside = Embedded(f"{path}, a picture", partial(BytesIO, picture))
+            yield "a picture", "\n".join((picture.decode("utf-8", "replace"), *_metadata(inside)))
+    yield "its text", text
 
 
 def _header(path: Path) -> str:
@@ -63,7 +74,7 @@ def _header(path: Path) -> str:
         raise UserError(f"unreadable weights: {error}", where=str(path), hint=hint) from error
 
 
-def _metadata(path: Path) -> Iterator[str]:
+def _metadata(path: MediaFile) -> Iterator[str]:
     """Comments, text chunks, EXIF and XMP of a picture."""
     for name, note in image_notes(path).items():
         yield f"{name}={note.decode('latin-1') if isinstance(note, bytes) else note}"
