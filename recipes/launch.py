@@ -45,6 +45,7 @@ def run_recipe(arguments: Sequence[str], command: str) -> int:
     from ..trainers.engine import check_engine
     from ..trainers.run import check_stages, pending_restart, run_stages
     from .dry_run import check_models, does_not_fit, dry_run
+    from .ending import ending
     from .parallel import check_parallel
     from .placement import check_places
     from .plan import plan
@@ -100,6 +101,8 @@ def run_recipe(arguments: Sequence[str], command: str) -> int:
         say=say,
         words=arguments,
     )
+    if ranks.is_main() and (last := ending(recipe, loaded.path, options.stages or [*recipe.stages])):
+        say(last)
     return 0
 
 
@@ -139,19 +142,22 @@ def _look_at_data(loaded: Loaded, planned: Sequence[Any], command: str) -> None:
 
 
 def context_maker(loaded: Loaded, command: str, tell: Callable[[str], None] = say) -> Callable[..., Any]:
-    """Returns the function that makes a stage's context: (planned, folder, inputs, stop) -> context. Without `stop` no
-    signal reaches it, and what is `auto` stays so: the stage does not run.
+    """Returns the function that makes a stage's context: (planned, folder, inputs, stop, line) -> context. Without
+    `stop` no signal reaches it, and what is `auto` stays so: the stage does not run.
 
     Args:
         tell: what a stage says goes there.
     """
     from ..trainers.context import Context
     from ..trainers.precision import settled
+    from ..trainers.progress import StageLine
     from ..trainers.stopping import Stop
 
     recipe = loaded.recipe
 
-    def make_context(stage: Any, folder: Path, inputs: Mapping[str, Path], stop: Stop | None = None) -> Context:
+    def make_context(
+        stage: Any, folder: Path, inputs: Mapping[str, Path], stop: Stop | None = None, line: StageLine | None = None
+    ) -> Context:
         context = Context(
             name=stage.name,
             folder=folder,
@@ -166,6 +172,7 @@ def context_maker(loaded: Loaded, command: str, tell: Callable[[str], None] = sa
             recipe=redact_tree(loaded.tree),
             command=command,
             stop=stop or Stop(),
+            line=line,
         )
         return context if stop is None else settled(context, stage)
 

@@ -17,6 +17,7 @@ from ..models.hub import read_config, vision_half
 from ..models.llava import TokenIds
 from ..models.targets.parallel import check_ranks
 from .engine import EngineConfig
+from .progress import StageLine
 from .stopping import Stop
 
 
@@ -42,6 +43,7 @@ class Context:
     command: str = ""
     stop: Stop = field(default_factory=Stop)  # the run's: whether it was asked to stop
     resolved: dict[str, str] = field(default_factory=dict)  # setting that is `auto` -> what it is in this stage
+    line: StageLine | None = None  # that people watch; None: nobody does
     trackers: list[Tracker] = field(default_factory=list)  # that the stage has opened; who runs it closes them
 
     @property

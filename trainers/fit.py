@@ -20,7 +20,7 @@ from .context import Context
 from .engine import Engine
 from .loop import Training, train
 from .optim import OptimConfig, build_optimizer, rate_multiplier
-from .progress import Progress
+from .progress import StageLine
 from .stages.base import Stage
 from .tracked import track_sample
 
@@ -100,25 +100,30 @@ def fit(stage: FitSettings, context: Context, training: Training) -> Engine:
     )
     tracker = context.tracker()
     track_sample(tracker, context.folder)
-    with Progress(context.name, training.total) as progress:
+    line = context.line or StageLine(context.name)
 
-        def log(values: Mapping[str, float | Path], step: int) -> None:
-            tracker.log(values, step)
-            progress.update({name: value for name, value in values.items() if not isinstance(value, Path)}, step)
+    def rewind(step: int) -> None:
+        tracker.rewind(step)
+        line.count("step", training.total, step)
 
-        train(
-            engine,
-            training,
-            stage.checkpoints,
-            log_every=stage.log_every,
-            folder=context.folder / "checkpoints",
-            fingerprint=context.fingerprint,
-            log=log,
-            rewind=tracker.rewind,
-            saved=lambda path, step: tracker.artifact("checkpoint", [path], step),
-            say=context.say,
-            stop=context.stop,
-        )
+    def log(values: Mapping[str, float | Path], step: int) -> None:
+        tracker.log(values, step)
+        line.log({name: value for name, value in values.items() if not isinstance(value, Path)}, step)
+
+    train(
+        engine,
+        training,
+        stage.checkpoints,
+        log_every=stage.log_every,
+        folder=context.folder / "checkpoints",
+        fingerprint=context.fingerprint,
+        log=log,
+        rewind=rewind,
+        saved=lambda path, step: tracker.artifact("checkpoint", [path], step),
+        say=context.say,
+        stop=context.stop,
+        tick=line.advance,
+    )
     return engine
 
 

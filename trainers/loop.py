@@ -107,6 +107,7 @@ def train(
     say: Callable[[str], None],
     saved: Callable[[Path, int], None] = lambda path, step: None,
     stop: Stop | None = None,
+    tick: Callable[[int], None] = lambda step: None,
 ) -> None:
     """Train to the last step, resuming from the newest good checkpoint under `folder`.
 
@@ -114,6 +115,7 @@ def train(
         rewind: told the step that training starts from, so that later lines of an earlier try go.
         saved: told the folder and the step of each checkpoint.
         stop: the run's; None: nobody listens.
+        tick: told each step once it is done, on every rank; it must not wait for the device.
 
     Raises:
         TrainingError: a loss or gradient that is not finite, a step without supervised tokens, a skipped step.
@@ -137,7 +139,7 @@ def train(
 
     if resumed is not None and not resumed.validated:
         _validated(engine, training, step, log, save)
-    _steps(engine, training, step, stop or Stop(), log, log_every, save, checkpoints.every)
+    _steps(engine, training, step, stop or Stop(), log, log_every, save, checkpoints.every, tick)
 
 
 def _steps(
@@ -149,6 +151,7 @@ def _steps(
     log_every: int,
     save: Callable[[int, bool], None],
     save_every: int | None,
+    tick: Callable[[int], None],
 ) -> None:
     loader = training.steps(step)
     batches = _with_next(iter(loader))
@@ -182,6 +185,7 @@ def _steps(
         if engine.num_skipped != skipped and not engine.expects_skips:
             raise TrainingError(f"step {step}: the engine skipped the update", hint="report this with the recipe")
         step += 1
+        tick(step)
         sums.tokens += tokens
         samples += loader.batch_size
         tokens = next_tokens

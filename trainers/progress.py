@@ -1,45 +1,83 @@
-"""The line that a person watches: steps, loss, samples and tokens per second, time left, memory."""
+"""What a person watches while a stage runs: one live line on a terminal, and a line now and then elsewhere.
+
+The line says which stage this is and what it is for, how far it is, and how long it will take at its own rate.
+"""
 
 from __future__ import annotations
 
+import os
 import sys
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
 
 import psutil
-import torch
-from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeRemainingColumn
-from rich.progress import Progress as Bar
+from rich.console import Console, ConsoleOptions, RenderResult
+from rich.live import Live
+from rich.segment import Segment
 
 from ..core import ranks
+from ..core.secrets import redact
+
+_EVERY_S = 10.0  # between two lines where nobody watches
+_LOOKED_S = 3.0  # that a stage must have worked before its rate is told
 
 
-class Progress:
-    """Rank 0 draws a bar on a terminal and prints a line every ten seconds elsewhere."""
+class StageLine:
+    """How far a stage is. Of the ranks, rank 0 alone shows it.
 
-    def __init__(self, name: str, total_steps: int):
-        self.name, self.total = name, total_steps
-        self._live = sys.stderr.isatty()
-        self._printed = 0.0
-        columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
-        self._bar = Bar(*columns, TextColumn("{task.fields[note]}"), console=Console(stderr=True))
-        self._task = self._bar.add_task(name, total=total_steps, note="")
+    Args:
+        name: of the stage.
+        about: what it is for.
+        place: which stage of how many this is.
+        live: whether a terminal shows one line, which changes; None: what `watched` says.
+    """
 
-    def __enter__(self) -> Progress:
-        if self._live and ranks.is_main():
-            self._bar.start()
-        return self
+    def __init__(self, name: str, about: str = "", place: tuple[int, int] = (1, 1), *, live: bool | None = None):
+        self.name, self._about, self._place = name, redact(about), place
+        self._is_live = (watched() if live is None else live) and ranks.is_main()
+        self._began = time.monotonic()
+        self._unit, self._done, self._total = "", 0, 0
+        self._first, self._counted_from = 0, self._began  # what was done before this process counted, and since when
+        self._advanced = self._began  # when the last one was done
+        self._note, self._printed = "", 0.0
 
-    def __exit__(self, *exception: object) -> None:
-        if self._live and ranks.is_main():
-            self._bar.stop()
-
-    def update(self, values: dict[str, float], step: int) -> None:
-        """Show step `step`. Values without a loss are a validation's and are printed at once."""
-        if "loss" not in values:
-            self._say_validation(values, step)
+    @contextmanager
+    def shown(self) -> Iterator[StageLine]:
+        """While this is entered, the terminal shows the line; what is printed meanwhile stands above it."""
+        if not self._is_live:
+            yield self
             return
-        note = " ".join(
+        console = Console(file=sys.stdout, soft_wrap=True)  # long messages are the terminal's to wrap
+        # What goes to a file (`2> log`) goes on to the file.
+        with Live(self, console=console, refresh_per_second=2, transient=True, redirect_stderr=sys.stderr.isatty()):
+            yield self
+        console.print(_Line(self), end="")
+
+    def count(self, unit: str, total: int, done: int = 0) -> None:
+        """The stage has `total` of these to do, of which an earlier process did `done`."""
+        self._unit, self._total, self._done, self._first = unit, total, done, done
+        self._counted_from = time.monotonic()
+
+    def skip(self, done: int) -> None:
+        """So many more were done by an earlier process."""
+        self._done, self._first = self._done + done, self._first + done
+
+    def advance(self, done: int | None = None) -> None:
+        """So many are done; None: one more."""
+        self._done = self._done + 1 if done is None else done
+        self._advanced = time.monotonic()
+
+    def log(self, values: dict[str, float], step: int) -> None:
+        """Numbers of a training. Values without a loss are a validation's and are printed at once."""
+        if not ranks.is_main():
+            return
+        if "loss" not in values:
+            text = " ".join(f"{name.removeprefix('val_')} {value:.4f}" for name, value in values.items())
+            print(f"{self.name} {step}/{self._total} validation: {text}", flush=True)
+            return
+        self._note = " ".join(
             (
                 f"loss {values['loss']:.4f}",
                 *(f"{name} {values[name]:.3f}" for name in ("accuracy", "top1", "top3") if name in values),
@@ -48,22 +86,77 @@ class Progress:
                 f"{_memory_gib():.1f} GiB",
             )
         )
-        if not ranks.is_main():
-            return
-        if self._live:
-            self._bar.update(self._task, completed=step, note=note)
-        elif time.monotonic() - self._printed > 10 or step == self.total:
+        if not self._is_live and (time.monotonic() - self._printed > _EVERY_S or step == self._total):
             self._printed = time.monotonic()
-            print(f"{self.name} {step}/{self.total} {note}", flush=True)
+            print(f"{self.name} {step}/{self._total} {self._note}", flush=True)
 
-    def _say_validation(self, values: dict[str, float], step: int) -> None:
-        if ranks.is_main():
-            text = " ".join(f"{name.removeprefix('val_')} {value:.4f}" for name, value in values.items())
-            self._bar.console.print(f"{self.name} {step}/{self.total} validation: {text}", highlight=False)
+    def text(self, width: int) -> str:
+        """The line in at most `width` characters. What it is for is cut first, then the loss goes."""
+        number, of = self._place
+        head, tail = f"stage {number} of {of} · {self.name}", [*self._how_far(), self._how_long()]
+        short = " · ".join([head, *tail])
+        room = width - len(short)
+        about = f": {self._about}" if self._about else ""
+        if len(about) > room:
+            about = f"{about[: room - 1].rstrip()}…" if room > 20 else ""
+        line = " · ".join([head + about, *tail])
+        if self._note and len(line) + 3 + len(self._note) <= width:
+            line += f" · {self._note}"
+        return line if len(line) <= width else f"{line[: width - 1]}…"
+
+    def _how_far(self) -> list[str]:
+        if not self._unit:
+            return []
+        return [f"{self._unit} {self._done:,}/{self._total:,}" if self._total else f"{self._unit} {self._done:,}"]
+
+    def _how_long(self) -> str:
+        """At the rate of this process: what an earlier one did took a time that is not known."""
+        now = time.monotonic()
+        counted, done = self._advanced - self._counted_from, self._done - self._first
+        if not self._total or done < 1 or counted < _LOOKED_S or self._done >= self._total:
+            return clock(now - self._began)
+        # Between two updates it counts down, by the one that is under way at most.
+        each = counted / done
+        left = each * (self._total - self._done) - min(now - self._advanced, each)
+        return f"{clock(left)} left of about {clock(now - self._began + left)}"
+
+    def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
+        # A terminal that writes into its last column begins a new line, so that one stays free. Never as markup.
+        yield Segment(self.text(options.max_width - 1))
+
+
+class _Line:
+    """The last state of a line, to stay on the screen."""
+
+    def __init__(self, line: StageLine):
+        self._line = line
+
+    def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
+        yield from self._line.__rich_console__(console, options)
+        yield Segment.line()
+
+
+def watched() -> bool:
+    """Whether a person sees the output of this process on a terminal that can change a line.
+
+    `TERM=dumb` switches the live line off, and so does a continuous integration (`CI`), whose terminals are logs.
+    """
+    stream: Any = sys.stdout
+    is_terminal = getattr(stream, "isatty", lambda: False)()
+    return bool(is_terminal and os.environ.get("TERM", "") not in ("", "dumb", "unknown") and not os.environ.get("CI"))
+
+
+def clock(seconds: float) -> str:
+    """0:41, 12:05, 3:07:09."""
+    minutes, rest = divmod(round(seconds), 60)
+    hours, minutes = divmod(minutes, 60)
+    return f"{hours}:{minutes:02}:{rest:02}" if hours else f"{minutes}:{rest:02}"
 
 
 def _memory_gib() -> float:
     """Of this rank: the GPU's peak where there is one, else what the process holds."""
+    import torch  # not for a line that shows no training
+
     if torch.cuda.is_available():
         return torch.cuda.max_memory_allocated() / 2**30
     return psutil.Process().memory_info().rss / 2**30

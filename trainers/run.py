@@ -28,6 +28,7 @@ from .matching import (
     write_begun,
 )
 from .precision import settled_stage
+from .progress import StageLine
 from .restart import RECORD, Restarted, command_identity, complete, free_name, restarted_before, set_aside
 from .results import InputCheck, unreadable, write_done
 from .stages.base import Planned
@@ -36,8 +37,8 @@ from .tracked import tracked
 
 # Folders beside the stages' that stages write to: kept pictures, published sets.
 SHARED = (".pictures", ".*suite-*")
-# A stage, its folder, the folders of its inputs, and the run's flag -> the stage's context.
-MakeContext = Callable[[Planned, Path, Mapping[str, Path], Stop], Context]
+# A stage, its folder, the folders of its inputs, the run's flag, and the line that people watch -> its context.
+MakeContext = Callable[[Planned, Path, Mapping[str, Path], Stop, StageLine], Context]
 
 
 def run_stages(
@@ -70,9 +71,12 @@ def run_stages(
         stale = built_on(plan, restart)
         ranks.on_main(set_aside, output, _identity(plan, restart, words), restart, stale, say)
     with Stop(say) as stop:
+        running = [planned.name for planned in plan if chosen is None or planned.name in chosen]
         for planned in plan:
             if chosen is None or planned.name in chosen:
-                _run_stage(planned, make_context, stop, inputs, broken.get(planned.name), say)
+                place = running.index(planned.name) + 1, len(running)
+                line = StageLine(planned.name, planned.stage.purpose, place)
+                _run_stage(planned, make_context, stop, inputs, broken.get(planned.name), line, say)
         # A rank that exits while another still reads its message looks like a crash.
         ranks.barrier()
 
@@ -89,6 +93,7 @@ def _run_stage(
     stop: Stop,
     inputs: InputCheck,
     broken: mending.Broken | None,
+    line: StageLine,
     say: Callable[[str], None],
 ) -> None:
     """Pass over a finished stage, write the broken shards of one again, or run it."""
@@ -115,7 +120,8 @@ def _run_stage(
     planned = replace(planned, fingerprint=ranks.on_main(_fingerprint, folder))
     start = time.monotonic()
     makers = {thing: inputs.output / maker for thing, maker in planned.inputs.items()}
-    with tracked(make_context(planned, folder, makers, stop)) as context, full_disk_is_told(folder):
+    made = make_context(planned, folder, makers, stop, line)
+    with line.shown(), tracked(made) as context, full_disk_is_told(folder):
         settled_stage(context, planned).run(context)
         gpus = num_gpus(getattr(planned.stage, "target", None) or context.target)
     ranks.barrier()

@@ -324,7 +324,7 @@ def test_what_the_run_itself_writes_is_nothing_outside(tmp_path, monkeypatch):
     assert sorted(path.name for path in tmp_path.glob("target*")) == ["target", "target.before-1"]
 
 
-def context(stage, folder, inputs, stop):
+def context(stage, folder, inputs, stop, line):
     return SimpleNamespace(folder=folder, target=None, tracking=TrackingConfig(), trackers=[], resolved={}, say=print)
 
 

@@ -34,7 +34,7 @@ def planned(**changes) -> Planned:
 def run(output: Path, *plan: Planned, restart: str | None = None, chosen: Sequence[str] | None = None) -> list[str]:
     said: list[str] = []
 
-    def context(stage, folder, inputs, stop):
+    def context(stage, folder, inputs, stop, line):
         return SimpleNamespace(
             folder=folder, inputs=inputs, fingerprint=stage.fingerprint, target=None, tracking=TrackingConfig(),
             trackers=[],
@@ -340,7 +340,7 @@ def start(output: Path, plan: list[Planned], words=WORDS, chosen=None) -> list[s
     """As the command line does it."""
     said: list[str] = []
 
-    def context(stage, folder, inputs, stop):
+    def context(stage, folder, inputs, stop, line):
         return SimpleNamespace(
             folder=folder, target=None, tracking=TrackingConfig(), trackers=[], say=said.append, resolved={}
         )

@@ -116,7 +116,7 @@ class Work(Stage):
 def stages(output: Path, *, asks: bool) -> list[str]:
     said: list[str] = []
 
-    def context(stage, folder, inputs, stop):
+    def context(stage, folder, inputs, stop, line):
         return SimpleNamespace(
             folder=folder, target=None, tracking=TrackingConfig(), trackers=[], resolved={}, say=said.append, stop=stop
         )
@@ -137,7 +137,7 @@ def test_between_two_stages_the_run_stops(number, tmp_path, monkeypatch):
     assert stages(tmp_path, asks=False) == ["stage first: finished before, same inputs", "stage second"]
     # Asked in the last stage there is nothing left to stop.
     other = [Planned("first", Work(asks=True), {}, "f")]
-    make = lambda stage, folder, inputs, stop: SimpleNamespace(  # noqa: E731
+    make = lambda stage, folder, inputs, stop, line: SimpleNamespace(  # noqa: E731
         folder=folder, target=None, tracking=TrackingConfig(), trackers=[], resolved={}, say=print, stop=stop
     )
     run_stages(other, make, output=tmp_path / "other", chosen=None, restart=None, say=lambda text: None)

@@ -65,6 +65,7 @@ def run(stage: Any, context: Context) -> None:
     measuring = Measuring(stage, context, generator.target, drafting, ())
     (name,) = stage.benchmarks
     requests = PromptSet(name, prompts, generator)
+    measuring.announce([requests])
     rows = measuring.all([requests])
     with context.stop.together():
         if ranks.is_main():

@@ -24,6 +24,7 @@ from ...eval.rules import RULES
 from ...models.decoding.warp import Warp
 from ..context import Context
 from ..positions import before_decoding
+from ..progress import StageLine
 from .drafters import Drafting
 from .requests import ConversationSet, Opened, RequestSet
 from .resume_log import resumed_in_turn
@@ -80,6 +81,20 @@ class Measuring:
             self.tell(requests, last)
         return [row for one_set in zip(*measured, strict=True) for part in one_set for row in part.rows]
 
+    def announce(self, sets: Sequence[RequestSet], *, others: bool = False) -> None:
+        """Tell how many requests this rank will decode; `others`: and more, which are not known yet."""
+        each = sum(len(self._share(requests)) for requests in sets)
+        shared = ranks.world_size() > 1 and not self.context.stop.in_step
+        unit = f"rank {ranks.rank()}'s request" if shared else "request"
+        self._line.count(unit, 0 if others else each * len(self.stage.temperatures) * len(self.lengths))
+
+    def _share(self, requests: RequestSet) -> range:
+        return ranks.share(len(requests), in_step=self.context.stop.in_step)
+
+    @property
+    def _line(self) -> StageLine:
+        return self.context.line or StageLine(self.context.name)
+
     @property
     def lengths(self) -> list[int]:
         """Tokens of an answer; an image has as many as it has."""
@@ -111,14 +126,20 @@ class Measuring:
                 "max_new_tokens": max_new_tokens, "medium": requests.medium, "budget": requests.budget,
                 "turn": requests.turn, "prompt_tokens": opened.prompt_tokens, "visual_tokens": opened.visual_tokens,
             }  # fmt: skip
-            return [row.to_json() for row in self._rows(index, opened, decodings, common)]
+            rows = [row.to_json() for row in self._rows(index, opened, decodings, common)]
+            self._line.advance()
+            return rows
+
+        def before(part: int, left: Sequence[int]) -> None:
+            self._line.skip(len(self._share(sets[part])) - len(left))
+            self._warm_up(sets[part], left, decodings, temperature)
 
         kept = resumed_in_turn(
             stems,
             [len(requests) for requests in sets],
             decode,
             self.context.stop,
-            before=lambda part, left: self._warm_up(sets[part], left, decodings, temperature),
+            before=before,
         )
         return [_measured(values, stem) for values, stem in zip(kept, stems, strict=True)]
 

@@ -63,6 +63,7 @@ def run(stage: Any, context: Context) -> None:
     )
     capture_target(stage.graphs, target, measuring.drafting, stage.capacity)
     capture_heads(stage.graphs, target, measuring.drafting, stage.capacity)
+    measuring.announce(sets, others=bool(suites))
     rows: list[Row] = []
     # The lengths of a benchmark follow each other.
     for _, at_lengths in itertools.groupby(sets, key=lambda requests: requests.benchmark):

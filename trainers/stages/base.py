@@ -32,7 +32,7 @@ class Stage(Section):
     # Names in its folder that are no results: they may change or go once it has finished.
     working: ClassVar[tuple[str, ...]] = ("checkpoints", "cache", "wandb*")
     # Its purpose where the recipe gives none.
-    usual_purpose: ClassVar[str]
+    usual_purpose: ClassVar[str] = ""
 
     # What the stage is for, in one line: shown while it runs, and by a dry run. null: what its kind says.
     about: Sentence | None = None

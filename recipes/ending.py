@@ -1,0 +1,115 @@
+"""What a run says at its end: a short table of what was measured, where the reports lie, and what to try next."""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from ..core.files import read_json
+from ..eval.run_tables import Cell, cells
+from ..trainers.stages.publish import PublishStage
+from ..trainers.stages.train import TrainStage
+from .commands.demo import demo_names
+from .schema import Recipe
+
+WIDTH, MOST_METHODS = 100, 30
+# A demo -> the demo to try next.
+NEXT_DEMO = {
+    "lvlm": "compare", "compare": "sage", "sage": "video", "video": "visual-ar", "visual-ar": "visual-ar-textures",
+    "visual-ar-textures": "lvlm-ov", "lvlm-ov": "suite", "suite": "compare", "lvlm-seeds": "lvlm-distilled",
+    "lvlm-distilled": "compare",
+}  # fmt: skip
+_NOTE = "tau: tokens a target pass; x: measured speedup of decoding; same: answers equal to plain decoding's"
+_ROOM = 13  # of a set: "12.34 10.12x"
+
+
+def ending(recipe: Recipe, path: Path, ran: Sequence[str]) -> str:
+    """The lines; "" where nothing was measured.
+
+    Args:
+        path: of the recipe's file.
+        ran: names of the stages that ran or had finished.
+    """
+    output = Path(recipe.output)
+    measured = [n for n in ran if recipe.stages[n].kind == "evaluate" and (output / n / "report.json").is_file()]
+    if not measured:
+        return ""
+    lines: list[str] = []
+    for name in measured:
+        report = read_json(output / name / "report.json", dict[str, Any], hint=f"restart={name} writes it again")
+        lines += ["", *short_table(name, report), f"report: {output / name / 'report.html'} (report.md says the same)"]
+    lines += ["", "try next:"]
+    offered = try_next(recipe, path, ran)
+    width = max(len(command) for command, _ in offered)
+    return "\n".join([*lines, *(f"  {command:<{width}}  {what}" for command, what in offered)])
+
+
+def short_table(stage: str, report: dict[str, Any]) -> list[str]:
+    """A line for each method, at most 100 columns wide: tau and speedup on as many sets as there is room for."""
+    try:
+        measured = cells(report)
+    except KeyError:  # an earlier version wrote it
+        return []
+    if not measured:
+        return []
+    places = list(dict.fromkeys(cell.where for cell in measured))
+    methods = list(dict.fromkeys(cell.method for cell in measured))
+    longest = min(max(len(name) for name in (*methods, stage)), 36)
+    shown = places[: (WIDTH - longest - len("  same 1,000/1,000")) // (_ROOM + 2)]
+    by_place = {(cell.method, cell.where): cell for cell in measured}
+    lines = [_row(stage, longest, [_cut(place, _ROOM) for place in shown], "same")]
+    for method in methods[:MOST_METHODS]:
+        its = [cell for cell in measured if cell.method == method and cell.identical is not None]
+        same, of = sum(cell.identical or 0 for cell in its), sum(cell.requests for cell in its)
+        numbers = [_numbers(by_place.get((method, place))) for place in shown]
+        lines.append(_row(method, longest, numbers, f"{same:,}/{of:,}" if its else "-"))
+    left = [(len(methods) - MOST_METHODS, "methods"), (len(places) - len(shown), "sets")]
+    more = " and ".join(f"{count} more {what}" for count, what in left if count > 0)
+    return [*lines, _NOTE, *([f"{more} in the report"] if more else [])]
+
+
+def _row(name: str, longest: int, values: Sequence[str], same: str) -> str:
+    return "  ".join([f"{_cut(name, longest):<{longest}}", *(f"{value:>{_ROOM}}" for value in values), same]).rstrip()
+
+
+def _cut(text: str, most: int) -> str:
+    return text if len(text) <= most else f"{text[: most - 1]}…"
+
+
+def _numbers(cell: Cell | None) -> str:
+    if cell is None:
+        return "-"
+    return f"{cell.tau:.2f}" + ("" if cell.speedup is None else f" {cell.speedup:.2f}x")
+
+
+def try_next(recipe: Recipe, path: Path, ran: Sequence[str]) -> list[tuple[str, str]]:
+    """Commands that make sense after this run, and what each does. Tests parse every one of them."""
+    output = shlex.quote(str(recipe.output))
+    offered = [
+        (f"draftsmith compare {output}", "curves of the training beside the numbers; with more runs, a leaderboard")
+    ]
+    stages = {name: recipe.stages[name] for name in ran}
+    published = [name for name, stage in stages.items() if isinstance(stage, PublishStage)]
+    trained = {n: s for n, s in stages.items() if isinstance(s, TrainStage) and s.model == "drafter"}
+    if published:
+        folder = shlex.quote(str(Path(recipe.output) / published[-1] / "repository"))
+        offered.append((f"draftsmith verify {folder}", "decode the stored prompt with the published drafter"))
+    elif trained:
+        offered.append((f"draftsmith publish {output}", "build the drafter's folder and decode one prompt with it"))
+    if (name := path.stem) in demo_names() and path.parent.name == "demo":
+        offered.append((f"draftsmith demo {NEXT_DEMO[name]}", "another demo"))
+    elif trained and (export := _export(recipe, *[*trained.items()][-1])):
+        offered.append((export, "write it for a serving engine"))
+    return offered
+
+
+def _export(recipe: Recipe, name: str, stage: TrainStage) -> str | None:
+    """For drafters and targets that engines know by their names; `draftsmith export` says why it refuses one."""
+    drafter = stage.drafter or recipe.drafter
+    if recipe.target.path is None or drafter is None or drafter.kind not in ("eagle", "eagle3", "lvlm"):
+        return None
+    folder, place = Path(recipe.output) / name, Path(recipe.output) / f"{name}-vllm"
+    words = ["draftsmith", "export", str(folder), str(place), "--to", "vllm"]
+    return shlex.join(words + (["--prompts", "text"] if drafter.kind == "lvlm" else []))

@@ -1,0 +1,81 @@
+"""What a run says at its end: a table that fits, the report's path, and commands that exist."""
+
+import json
+import shlex
+from pathlib import Path
+
+import pytest
+import yaml
+from draftsmith.eval.report import build, write
+from draftsmith.recipes.cli import COMMANDS
+from draftsmith.recipes.commands.demo import demo_names
+from draftsmith.recipes.ending import NEXT_DEMO, WIDTH, ending, short_table, try_next
+from draftsmith.recipes.load import load, recipe_names
+from draftsmith.recipes.plan import plan
+from rows import METHODS, a_row, measured_rows, report_of
+
+
+def loaded(name, *words):
+    found = load([f"recipe={name}", *words])
+    return found.recipe, found.path, list(found.recipe.stages)
+
+
+@pytest.mark.parametrize("name", recipe_names())
+def test_every_command_that_is_offered_exists_and_parses(name, tmp_path):
+    recipe, path, stages = loaded(name, f"output={tmp_path}/a run")
+    offered = try_next(recipe, path, stages)
+    assert 1 <= len(offered) <= 3
+    for command, what in offered:
+        program, called, *words = shlex.split(command)
+        assert program == "draftsmith" and what
+        options = COMMANDS[called].parse(words)
+        if called == "demo":
+            assert options.words[0] in demo_names() and options.words[0] != path.stem
+        elif called == "compare":
+            assert options.runs == [f"{tmp_path}/a run"]
+        elif called == "export":
+            assert Path(options.drafter).name in stages and options.to == "vllm"
+        elif called == "publish":
+            # As `draftsmith publish RUN` does: the run's own recipe with a stage of this kind.
+            assert options.name == f"{tmp_path}/a run"
+            tree = tmp_path / "recipe.yaml"
+            tree.write_text(yaml.safe_dump(load([f"recipe={name}", f"output={tmp_path}/a run"]).tree, sort_keys=False))
+            again = load([f"recipe={tree}", "stages.published={kind: publish}"])
+            assert plan(again.recipe, again.path)[-1].name == "published"
+        else:
+            raise AssertionError(called)
+
+
+def test_every_demo_leads_to_another():
+    assert NEXT_DEMO.keys() == set(demo_names()) and set(NEXT_DEMO.values()) <= set(demo_names())
+
+
+def test_the_end_of_a_run(tmp_path):
+    recipe, path, stages = loaded("demo/lvlm", f"output={tmp_path}")
+    assert ending(recipe, path, stages) == "", "nothing is measured yet"
+    write(tmp_path / "evaluate", build(measured_rows(), about={}, methods=METHODS), measured_rows())
+    assert ending(recipe, path, ["world"]) == "", "nor by the stages that ran"
+    lines = ending(recipe, path, stages).splitlines()
+    assert lines[1].split() == ["evaluate", "pictures", "clips", "same"]
+    assert [line.split() for line in lines[2:5]] == [
+        ["M", "2.53", "1.55x", "2.53", "1.55x", "12/12"],
+        ["T", "2.44", "1.52x", "2.44", "1.52x", "12/12"],
+        ["EAGLE", "2.67", "1.37x", "2.67", "1.37x", "12/12"],
+    ]
+    assert lines[6] == f"report: {tmp_path}/evaluate/report.html (report.md says the same)"
+    assert lines[8] == "try next:" and lines[9].startswith(f"  draftsmith compare {tmp_path}  ")
+    assert lines[11].split("  ")[1] == "draftsmith demo compare"
+
+
+def test_the_table_fits_however_many_sets_and_methods_there_are():
+    rows = [a_row(benchmark=f"a long name of set {n}", method=f"a method of a long, long name, number {m}")
+            for n in range(20) for m in range(40)]  # fmt: skip
+    report = json.loads(json.dumps(build(rows, about={}, methods={}).to_json()))
+    lines = short_table("evaluate", report)
+    assert max(map(len, lines)) <= WIDTH and len(lines) == 33
+    assert lines[-1] == "10 more methods and 17 more sets in the report"
+
+
+def test_reports_without_cells_or_of_before_have_no_table():
+    assert short_table("a", {"cells": []}) == [] and short_table("a", {"cells": [{}]}) == []
+    assert short_table("a", report_of())[1].split() == ["M", "4.10", "1.45x", "12/12"]

@@ -1,0 +1,167 @@
+"""The line that people watch: one on a terminal, now and then one elsewhere, and nothing in it is invented."""
+
+import os
+import pty
+import re
+import subprocess
+import sys
+
+import pytest
+from draftsmith.trainers import progress
+from draftsmith.trainers.progress import StageLine, clock
+
+VALUES = {"loss": 0.5, "accuracy": 0.25, "samples_per_s": 10.0, "tokens_per_s": 200.0}
+
+
+@pytest.fixture
+def time_of(monkeypatch):
+    """A clock that stands still until it is set."""
+    now = [1000.0]
+    monkeypatch.setattr(progress.time, "monotonic", lambda: now[0])
+    return now
+
+
+def test_the_line(time_of):
+    line = StageLine("finetune", "the draft learns to answer", (3, 8))
+    assert line.text(200) == "stage 3 of 8 · finetune: the draft learns to answer · 0:00"
+    time_of[0] += 20  # models are loaded
+    line.count("step", 300)
+    assert line.text(200).endswith("answer · step 0/300 · 0:20"), "no rate yet, and none is made up"
+    time_of[0] += 60
+    line.advance(120)
+    assert line.text(200).endswith("answer · step 120/300 · 1:30 left of about 2:50")
+    line.log(VALUES, 120)
+    assert (
+        line.text(200).endswith(" · 1:30 left of about 2:50 · " + line._note) and "loss 0.5000 accuracy" in line._note
+    )
+    time_of[0] += 0.25
+    assert "1:30 left" in line.text(200), "half a step on"
+    time_of[0] += 10
+    assert "1:30 left of about 3:00" in line.text(200), "a slow step: no more than it was to take is taken off"
+    time_of[0] += 79.75
+    line.advance(300)
+    assert "step 300/300 · 2:50 · loss" in line.text(200)
+
+
+def test_what_an_earlier_process_did_says_nothing_of_the_rate(time_of):
+    line = StageLine("finetune")
+    line.count("step", 300, 200)
+    time_of[0] += 10
+    line.advance(210)
+    assert line.text(99) == "stage 1 of 1 · finetune · step 210/300 · 1:30 left of about 1:40"
+    line = StageLine("evaluate")
+    line.count("request", 100)
+    line.skip(60)
+    time_of[0] += 10
+    line.advance()
+    assert line.text(99) == "stage 1 of 1 · evaluate · request 61/100 · 6:30 left of about 6:40"
+
+
+def test_without_a_total_there_is_no_time_left(time_of):
+    line = StageLine("suite")
+    line.count("request", 0)
+    time_of[0] += 3700
+    line.advance()
+    assert line.text(99) == "stage 1 of 1 · suite · request 1 · 1:01:40"
+
+
+@pytest.mark.parametrize("width", range(20, 160, 7))
+def test_it_fits_and_what_matters_is_cut_last(time_of, width):
+    line = StageLine("finetune", "the draft learns to answer (LLaVA-1.5's second stage)", (3, 8))
+    line.count("step", 300)
+    time_of[0] += 60
+    line.advance(120)
+    line.log(VALUES, 120)
+    shown = line.text(width)
+    assert len(shown) <= width and shown.startswith("stage 3 of 8 · finet"[: width - 1])
+    if width >= 70:
+        assert "step 120/300 · 1:30 left" in shown
+    assert ("loss" in shown) <= ("second stage)" in shown), "what it is for stays longer than the loss"
+
+
+def test_without_a_terminal_there_are_sparse_lines(time_of, capsys):
+    line = StageLine("pretrain", "about")
+    with line.shown():
+        line.count("step", 40)
+        for step in range(1, 41):
+            time_of[0] += 1
+            line.advance(step)
+            line.log(VALUES, step)
+        line.log({"val_loss": 0.25}, 40)
+    lines = capsys.readouterr().out.splitlines()
+    assert [one.split(" loss")[0] for one in lines] == [
+        "pretrain 1/40", "pretrain 12/40", "pretrain 23/40", "pretrain 34/40", "pretrain 40/40",
+        "pretrain 40/40 validation:",
+    ]  # fmt: skip
+    assert lines[-1] == "pretrain 40/40 validation: loss 0.2500"
+    assert re.fullmatch(r"pretrain 1/40 loss 0.5000 accuracy 0.250 10.0 samples/s 200 tokens/s \d+\.\d GiB", lines[0])
+
+
+def test_times():
+    assert [clock(s) for s in (0, 59.6, 250, 3600, 11229)] == ["0:00", "1:00", "4:10", "1:00:00", "3:07:09"]
+
+
+SCRIPT = """
+import sys, time
+from draftsmith.trainers.progress import StageLine
+line = StageLine("finetune", "learns", (3, 8))
+with line.shown():
+    line.count("step", 4)
+    for step in range(1, 5):
+        time.sleep(0.6)
+        line.advance(step)
+        print(f"said {step}", flush=True)
+        print(f"warned {step}", file=sys.stderr, flush=True)
+"""
+
+
+def on_a_terminal(tmp_path, *, stderr=None, **environment) -> str:
+    """What a terminal of 100 columns gets from a process that shows a line."""
+    ours, its = pty.openpty()
+    keep = {k: v for k, v in os.environ.items() if k not in ("CI", "TERM", "NO_COLOR", "FORCE_COLOR")}
+    process = subprocess.Popen(
+        [sys.executable, "-c", SCRIPT], stdin=its, stdout=its, stderr=its if stderr is None else stderr,
+        env=keep | {"COLUMNS": "100", "TERM": "xterm"} | environment,
+    )  # fmt: skip
+    os.close(its)
+    got = b""
+    while True:
+        try:
+            piece = os.read(ours, 4096)
+        except OSError:  # the terminal's other end is closed
+            break
+        if not piece:
+            break
+        got += piece
+    os.close(ours)
+    assert process.wait(60) == 0
+    return got.decode()
+
+
+def test_a_terminal_shows_one_line_that_changes(tmp_path):
+    shown = on_a_terminal(tmp_path)
+    assert "\x1b[2K" in shown, "the line is written over"
+    assert re.search(r"stage 3 of 8 · finetune: learns · step [0-3]/4 · 0:0\d", shown)
+    plain = re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "", shown)
+    for step in range(1, 5):
+        assert f"said {step}\r\n" in plain and f"warned {step}\r\n" in plain
+    assert re.search(r"step 4/4 · 0:\d\d$", plain.rstrip()), "the last state stays"
+
+
+def test_errors_that_go_to_a_file_go_on_to_the_file(tmp_path):
+    with open(tmp_path / "log", "w") as log:
+        shown = on_a_terminal(tmp_path, stderr=log)
+    assert "warned" not in shown and (tmp_path / "log").read_text().count("warned") == 4
+
+
+@pytest.mark.parametrize("environment", [{"TERM": "dumb"}, {"CI": "true"}])
+def test_a_terminal_that_is_a_log_gets_no_control_characters(tmp_path, environment):
+    shown = on_a_terminal(tmp_path, **environment)
+    assert "\x1b" not in shown and "stage 3 of 8" not in shown and "said 4" in shown
+
+
+def test_a_pipe_is_not_watched_even_where_colours_are_forced():
+    code = "from draftsmith.trainers.progress import watched; print(watched())"
+    environment = os.environ | {"FORCE_COLOR": "1", "TERM": "xterm"}
+    said = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, env=environment)
+    assert said.stdout == "False\n"
