@@ -86,8 +86,9 @@ def _resolutions(context: Context, planned: Planned) -> dict[str, str]:
 
 
 def _precision(context: Context, stage: Any, resolved: Mapping[str, str]) -> str:
-    if getattr(stage, "revive_every", None):
-        return "fp32"  # it writes weights in place
+    if getattr(stage, "revive_every", None) or getattr(stage, "model", None) in ("vq", "reader"):
+        # It writes weights in place; or it is a small convolutional net of our own, beside which no target is held.
+        return "fp32"
     held = resolved.get("target.dtype") or context.target.dtype
     return str(context.engine.on(context.device(), target_dtype=held).precision)
 
