@@ -39,19 +39,20 @@ def kernel_of(q: Tensor, k: Tensor, v: Tensor, *, masked: bool) -> Kernel:
 
 
 def attend(
-    q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, kernel: Kernel
+    q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, kernel: Kernel, *, causal: bool = True
 ) -> tuple[Tensor, Tensor, tuple[Tensor | None, ...]]:
     """Output [B,H,N,E], log-sum-exp [B,H,N] in at least float32, and what `attend_backward` needs beside them.
 
     Args:
         mask: [B,N,N] bool, at least one True in each row and causal itself; None: causal.
+        causal: False: queries [B,H,N,E] see all keys [B,G,K,E], and there is no mask.
     """
-    aten, causal = torch.ops.aten, mask is None
+    aten, causal = torch.ops.aten, causal and mask is None
     if kernel == "cpu":
         out, lse = aten._scaled_dot_product_flash_attention_for_cpu(q, k, v, 0.0, causal, attn_mask=_bias(mask, q))
         return out, lse, ()
     if kernel == "flash":
-        answer = aten._scaled_dot_product_flash_attention(q, k, v, 0.0, True)
+        answer = aten._scaled_dot_product_flash_attention(q, k, v, 0.0, causal)
         out, lse, starts_q, starts_k, _, _, seed, offset, _ = answer
         return out, lse, (starts_q, starts_k, seed, offset)
     if kernel == "efficient":
@@ -59,29 +60,28 @@ def attend(
             q, _repeated(k, q), _repeated(v, q), _bias(mask, q), True, 0.0, causal
         )
         return out, lse.narrow(-1, 0, q.shape[2]), tuple(rest)  # padded to a multiple of 32
-    scores = _scores(q, k, mask)
+    scores = _scores(q, k, mask, causal)
     lse = scores.logsumexp(-1)
     return (scores - lse[..., None]).exp().to(q) @ _repeated(v, q), lse, ()
 
 
 def attend_backward(
     gradient: Tensor, q: Tensor, k: Tensor, v: Tensor, out: Tensor, lse: Tensor, mask: Tensor | None, kernel: Kernel,
-    rest: tuple[Tensor | None, ...],
+    rest: tuple[Tensor | None, ...], *, causal: bool = True,
 ) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
     """Gradients of queries, keys and values: the part of these keys where `out` and `lse` belong to more keys.
 
     Args:
         gradient: [B,H,N,E] of the output.
     """
-    aten, causal = torch.ops.aten, mask is None
+    aten, causal = torch.ops.aten, causal and mask is None
     if kernel == "cpu":
         return aten._scaled_dot_product_flash_attention_for_cpu_backward(
             gradient, q, k, v, out, lse.contiguous(), 0.0, causal, attn_mask=_bias(mask, q)
         )
     if kernel == "flash":
-        count = q.shape[2]
         return aten._scaled_dot_product_flash_attention_backward(
-            gradient, q, k, v, out, lse.contiguous(), *rest[:2], count, count, 0.0, True, *rest[2:]
+            gradient, q, k, v, out, lse.contiguous(), *rest[:2], q.shape[2], k.shape[2], 0.0, causal, *rest[2:]
         )
     if kernel == "efficient":
         padded = torch.nn.functional.pad(lse, (0, -lse.shape[-1] % 32)).contiguous()
@@ -90,7 +90,7 @@ def attend_backward(
             [True, True, True, False], causal,
         )  # fmt: skip
         return dq, _shared(dk, k), _shared(dv, v)
-    p = (_scores(q, k, mask) - lse[..., None]).exp()
+    p = (_scores(q, k, mask, causal) - lse[..., None]).exp()
     along = gradient.to(p) @ _repeated(v, q).to(p).transpose(-1, -2)
     scale = 1 / math.sqrt(q.shape[-1])
     ds = p * (along - (gradient.to(p) * out.to(p)).sum(-1, keepdim=True)) * scale
@@ -98,12 +98,14 @@ def attend_backward(
     return (ds @ _repeated(k, q).to(p)).to(q), _shared(dk, k), _shared(dv, v)
 
 
-def _scores(q: Tensor, k: Tensor, mask: Tensor | None) -> Tensor:
-    """[B,H,N,N] in at least float32."""
+def _scores(q: Tensor, k: Tensor, mask: Tensor | None, causal: bool) -> Tensor:
+    """[B,H,N,K] in at least float32."""
     wide = torch.promote_types(q.dtype, torch.float32)
     scores = (q @ _repeated(k, q).transpose(-1, -2)).to(wide) / math.sqrt(q.shape[-1])
-    if mask is None:
+    if causal:
         mask = scores.new_ones(scores.shape[-2:], dtype=torch.bool).tril()[None]
+    if mask is None:
+        return scores
     return scores.masked_fill(~mask[:, None], -math.inf)
 
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, fields
 from functools import partial
-from typing import Any, Literal
+from typing import Any, ClassVar, Literal
 
 import torch
 from torch import Tensor, nn
@@ -102,7 +102,7 @@ class DecoderLayer(nn.Module):
 
 
 def through(
-    layer: Any, states: Tensor, inputs: Tensor, rope: Tensor, mask: Tensor | None, cache: Cache | TrainingPasses | None
+    layer: Any, states: Tensor, inputs: Any, rope: Tensor, mask: Tensor | None, cache: Cache | TrainingPasses | None
 ) -> Tensor:
     """States [R,N,D] behind a layer whose attention reads `inputs` [R,N,...]; the rest as of `DecoderLayer.forward`."""
     attention, mlp, norm = layer.self_attn, layer.mlp, layer.post_attention_layernorm
@@ -123,13 +123,15 @@ def for_heads(mask: Tensor | None) -> Tensor | None:
 class HeadAttention(nn.Module):
     """Self-attention of Llama's layout, with the biases and norms that the shape names."""
 
+    projection: ClassVar[type[nn.Linear]] = nn.Linear  # of queries, keys and values
+
     def __init__(self, shape: LayerShape):
         super().__init__()
         self.shape = shape
         width, inner, shared = shape.attention_input or shape.hidden_size, shape.num_heads, shape.num_kv_heads
-        self.q_proj = nn.Linear(width, inner * shape.head_dim, bias=shape.qkv_bias)
-        self.k_proj = nn.Linear(width, shared * shape.head_dim, bias=shape.qkv_bias)
-        self.v_proj = nn.Linear(width, shared * shape.head_dim, bias=shape.qkv_bias)
+        self.q_proj = self.projection(width, inner * shape.head_dim, bias=shape.qkv_bias)
+        self.k_proj = self.projection(width, shared * shape.head_dim, bias=shape.qkv_bias)
+        self.v_proj = self.projection(width, shared * shape.head_dim, bias=shape.qkv_bias)
         self.o_proj = nn.Linear(inner * shape.head_dim, shape.hidden_size, bias=False)
         self.q_norm, self.k_norm = _head_norm(shape, inner), _head_norm(shape, shared)
 
@@ -137,14 +139,19 @@ class HeadAttention(nn.Module):
         """Heads [R,N,H,E] turned by `rope`, as of `DecoderLayer.forward`."""
         return (rotate_pairs if self.shape.rope == "grid" else rotate_halves)(heads, rope)
 
+    def projected(self, states: Any, cache: Any) -> tuple[Tensor, Tensor, Tensor]:
+        """Queries [R,N,H*E], keys and values [R,N,G*E] of what `forward` is given."""
+        return self.q_proj(states), self.k_proj(states), self.v_proj(states)
+
     def forward(
         self, states: Tensor, rope: Tensor, mask: Tensor | None, cache: Cache | TrainingPasses | None
     ) -> Tensor:
         """States [R,N,D] -> [R,N,D]; arguments as in `DecoderLayer.forward`."""
         shape = self.shape
-        q = self.q_norm(self.q_proj(states).unflatten(-1, (shape.num_heads, shape.head_dim)))  # [R,N,H,E]
-        k = self.k_norm(self.k_proj(states).unflatten(-1, (shape.num_kv_heads, shape.head_dim)))
-        v = self.v_proj(states).unflatten(-1, (shape.num_kv_heads, shape.head_dim)).transpose(1, 2)
+        read, keys, values = self.projected(states, cache)
+        q = self.q_norm(read.unflatten(-1, (shape.num_heads, shape.head_dim)))  # [R,N,H,E]
+        k = self.k_norm(keys.unflatten(-1, (shape.num_kv_heads, shape.head_dim)))
+        v = values.unflatten(-1, (shape.num_kv_heads, shape.head_dim)).transpose(1, 2)
         # At once: small models wait for the calls, not for the numbers.
         q, k = (
             self.turn(torch.cat([q, k], dim=2), rope)

@@ -42,8 +42,33 @@ def divergence(
 def log_probs(scores: Tensor) -> Tensor:
     """Log-probabilities [...,V] in at least float32; `NEVER` where a score is minus infinity."""
     wide = scores if scores.dtype == torch.float64 else scores.float()
-    logs = torch.log_softmax(wide, dim=-1)
-    return logs.masked_fill(logs.isneginf(), NEVER)
+    return torch.log_softmax(wide, dim=-1).clamp(min=NEVER)
+
+
+def soft_cross_entropy(target_probs: Tensor, draft_scores: Tensor, never: Tensor) -> Tensor:
+    """-sum p log q [S,W] of W drafts' scores [S,W,V] beside one target's p [S,V]: soft_ce, with less passed over.
+
+    Args:
+        never: [S,V] bool, ids that must not come, of which p is 0.
+    """
+    return _SoftCrossEntropy.apply(draft_scores, target_probs, never)
+
+
+class _SoftCrossEntropy(torch.autograd.Function):
+    """Its gradient, q - p, is made in place of log q: a step reads a vocabulary for each pass, and waits for memory."""
+
+    @staticmethod
+    def forward(ctx: Any, scores: Tensor, p: Tensor, never: Tensor) -> Tensor:
+        wide = scores if scores.dtype == torch.float64 else scores.float()
+        log_q = torch.log_softmax(wide.masked_fill(never.unsqueeze(1), -torch.inf), dim=-1).clamp_(min=NEVER)
+        ctx.log_q, ctx.p = log_q, p
+        return -torch.matmul(log_q, p.unsqueeze(-1)).squeeze(-1)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None, None]:
+        q, ctx.log_q = ctx.log_q.exp_(), None
+        return q.sub_(ctx.p.unsqueeze(1)).mul_(gradient.unsqueeze(-1)), None, None
 
 
 def divergence_of_logs(
@@ -142,7 +167,7 @@ class _Chunked(torch.autograd.Function):
         wide = torch.float64 if hidden.dtype == torch.float64 else torch.float32
         ctx.d_hidden = torch.zeros(hidden.shape, dtype=wide, device=hidden.device) if learns else None
         learns_weight = learns and ctx.needs_input_grad[1]
-        ctx.d_weight = torch.zeros(weight.shape, dtype=wide, device=hidden.device) if learns_weight else None
+        ctx.d_weight = None
         ctx.dtypes = hidden.dtype, weight.dtype
         loss, sums = torch.zeros((), dtype=wide, device=hidden.device), torch.zeros((), device=hidden.device)
         # A rank without supervised tokens runs one empty chunk, so that its sums have the right shape.
@@ -156,7 +181,8 @@ class _Chunked(torch.autograd.Function):
                 gradient = torch.autograd.grad(value, scores)[0].to(hidden.dtype)
                 ctx.d_hidden[piece] = gradient @ weight
                 if learns_weight:
-                    ctx.d_weight += gradient.T @ hidden[piece]
+                    part = (gradient.T @ hidden[piece]).to(wide)
+                    ctx.d_weight = part if ctx.d_weight is None else ctx.d_weight.add_(part)
         ctx.mark_non_differentiable(sums)
         return loss, sums
 

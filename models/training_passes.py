@@ -3,13 +3,15 @@
 Input i of pass s stands behind true states up to input i - s, and behind its own drafts: input i - s + r of pass r, for
 r = 1 to s. The true states' keys are plainly causal once queries are moved by s; each other pass adds one score for
 each query, merged by log-sum-exp. Nothing of size [N,N] is kept, and memory grows linearly with passes.
-Letters: B rows, N inputs, M = N - s, H heads, G key-value heads, R = H / G, E head width.
+Letters: B rows, N inputs of the first pass, M of later ones (the last of the N), P later passes, L = M + P - 1,
+H heads, G key-value heads, R = H / G, E head width.
 """
 
 from __future__ import annotations
 
+import functools
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Hashable, Iterator
 from typing import Any
 
 import torch
@@ -20,175 +22,237 @@ from torch.nn import functional as F
 from .causal_attention import Kernel, attend, attend_backward, kernel_of
 
 _NEVER = 1e30  # a log-sum-exp beside which every probability is zero
+# Numbers that an elementwise product of several passes' keys may have: what does not fit a cache takes longer at once
+# than pass by pass, and what does takes fewer calls.
+_AT_ONCE = 1 << 19
 
 
 class TrainingPasses:
-    """Takes the place of one layer's cache: rotated keys and values [B,G,N,E] of all passes, with gradients.
+    """Takes the place of one layer's cache: rotated keys and values of all passes, with gradients.
 
     Args:
+        count: passes that are run at most.
         segments: [B,N] int64, the sample that each input of a packed row belongs to, in ascending order; None: a row
             is one sample, padded on the right.
     """
 
-    def __init__(self, segments: Tensor | None = None):
-        self.segments = segments
-        self.keys: list[Tensor] = []
-        self.values: list[Tensor] = []
+    def __init__(self, count: int, segments: Tensor | None = None):
+        self.count, self.segments = count, segments
+        self.step = 0
+        self.keys: _Keys | None = None
+        self._shared: dict[Hashable, Tensor] = {}
+        # Stand for the keys and values so far in the graph: their gradients are summed along the passes.
+        self._links: tuple[Tensor, Tensor | None] | None = None
+
+    def shared(self, name: Hashable, count: int, make: Callable[[], Tensor]) -> Tensor:
+        """[B,N,...] that all passes read: made in the first one, and of it the last `count` inputs."""
+        if name not in self._shared:
+            self._shared[name] = make()
+        elif self._shared[name].shape[1] != count:
+            self._shared[name] = self._shared[name][:, -count:]
+        return self._shared[name]
 
     def attend(self, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-        """What the queries [B,H,N,E] of the next pass see, [B,H,N,E]; its keys and values [B,G,N,E] are kept."""
-        self.keys.append(k)
-        self.values.append(v)
-        if len(self.keys) == 1 and self.segments is None:
-            return F.scaled_dot_product_attention(q, k, v, is_causal=True, enable_gqa=q.shape[1] != k.shape[1])
-        return _Attention.apply(q, self.segments, *self.keys, *self.values)
+        """What the queries [B,H,N,E] of the next pass see, [B,H,N,E]; its keys and values [B,G,N,E] are kept.
+
+        Later passes may run the last M inputs alone; all of them are then as many.
+        """
+        step, self.step = self.step, self.step + 1
+        if step == 0:
+            true = torch.stack([k, v])
+            self.keys, self._links = _Keys(true.detach(), self.count - 1, self.segments), (true, None)
+            if self.segments is None:
+                return F.scaled_dot_product_attention(q, k, v, is_causal=True, enable_gqa=q.shape[1] != k.shape[1])
+        assert self.keys is not None and self._links is not None
+        out, *links = _Attention.apply(q, *((k, v) if step else (None, None)), *self._links, self.keys, step)
+        self._links = (links[0], links[1])
+        return out
+
+
+class _Keys:
+    """Keys and values of all passes.
+
+    Those of later passes lie side by side such that what an input sees of all of them stands in one column: input i of
+    pass r (from 1) in column P - r + i.
+    """
+
+    def __init__(self, true: Tensor, later: int, segments: Tensor | None):
+        self.true, self.later, self.segments = true, later, segments  # true: [2,B,G,N,E]
+        self.wide = torch.promote_types(true.dtype, torch.float32)
+        self.held = true.new_zeros(0)  # [2,P,B,G,L,E] from the first later pass on
+        self._hidden = true.new_zeros(0)
+
+    def columns(self, step: int, count: int) -> slice:
+        """Where the `count` inputs of pass `step`, and all that they see of later passes, stand."""
+        return slice(self.later - step, self.later - step + count)
+
+    def put(self, k: Tensor, v: Tensor, step: int) -> None:
+        """Keep keys and values [B,G,M,E] of a later pass."""
+        rows, heads, count, width = k.shape
+        if step == 1:
+            self.held = k.new_zeros(2, self.later, rows, heads, count + self.later - 1, width)
+            segments = k.new_zeros(1, count, dtype=torch.int64) if self.segments is None else self.segments
+            before = F.pad(segments, (self.later - 1, 0), value=-1).unfold(1, count, 1)  # [B,P,M], the farthest first
+            self._hidden = (before != segments[:, None]).transpose(0, 1)
+        for held, new in zip(self.held, (k, v), strict=True):
+            held[step - 1, :, :, self.columns(step, count)] = new
+
+    def hidden(self, step: int) -> Tensor:
+        """[step,B,1,1,M] bool: keys of later passes that are another sample's or do not exist."""
+        return self._hidden[self.later - step :, :, None, None]
+
+    def parts(self, q: Tensor, step: int) -> Iterator[tuple[slice, Tensor, Tensor]]:
+        """Numbers of later passes up to `step` with their keys and values [S,B,G,1,M,E], a few passes at a time."""
+        each = max(1, _AT_ONCE // max(1, q.numel()))
+        for start in range(0, step, each):
+            part = slice(start, min(start + each, step))
+            k, v = self.held[:, part, :, :, None, self.columns(step, q.shape[-2])]
+            yield part, k, v
+
+    def scores(self, q: Tensor, step: int) -> Tensor:
+        """[step,B,G,R,M] of queries [B,G,R,M,E], minus infinity where `hidden`."""
+        scores = torch.cat([(q * k).sum(-1) for _, k, _ in self.parts(q, step)])
+        return scores.mul_(1 / math.sqrt(q.shape[-1])).masked_fill_(self.hidden(step), -math.inf)
 
 
 class _Attention(torch.autograd.Function):
-    """Queries, segments, then the keys and the values of every pass. Saves them as they are, without moved copies."""
+    """Queries, keys and values of a pass, and the links; returns what they see, and links behind this pass.
+
+    Each pass adds what it gives to gradients of earlier keys to those that later passes have summed.
+    """
 
     @staticmethod
-    def forward(ctx: Any, q: Tensor, segments: Tensor | None, *held: Tensor) -> Tensor:
-        keys, values = held[: len(held) // 2], held[len(held) // 2 :]
-        true, lse, ctx.kernel, rest = _true_states(q, keys[0], values[0], len(keys) - 1, segments)
-        drafts = _Drafts(q, keys, segments)
-        scores = drafts.scores()
-        whole = torch.stack([lse, *scores]).logsumexp(0)
-        out = true * (lse - whole).exp()[..., None]
-        drafts.add(out, [(score - whole).exp() for score in scores], values)
-        out = out.to(q)
-        ctx.num_held = len(held)
-        ctx.save_for_backward(q, segments, out, whole, *held, *rest)
-        return out
+    def forward(
+        ctx: Any, q: Tensor, k: Tensor | None, v: Tensor | None, link: Tensor, later: Tensor | None, keys: _Keys,
+        step: int,
+    ) -> tuple[Tensor, Tensor, Tensor | None]:  # fmt: skip
+        ctx.set_materialize_grads(False)
+        ctx.keys, ctx.step = keys, step
+        true = _True(q, keys, step)
+        outs, lses, ctx.kernels, rests = true.attend()
+        if k is None or v is None:
+            out, whole = outs[0].to(q), lses[0]
+        else:
+            keys.put(k, v, step)
+            grouped = _grouped(q, keys).to(keys.wide)
+            scores = keys.scores(grouped, step).flatten(2, 3)
+            every = torch.cat([torch.stack(lses), scores]) if lses else scores
+            whole = every.logsumexp(0)
+            weights = (every - whole).exp_().unsqueeze(-1)
+            late = _grouped(weights[len(lses) :], keys, 2)
+            terms = [*map(torch.mul, outs, weights)]
+            terms += [(late[part] * v).sum(0).flatten(1, 2) for part, _, v in keys.parts(grouped, step)]
+            out = functools.reduce(torch.add, terms).to(q)
+        ctx.counts = [len(rest) for rest in rests]
+        ctx.save_for_backward(q, out, whole, *(tensor for rest in rests for tensor in rest))
+        empty = torch.empty((), dtype=keys.wide, device=q.device)
+        return out, empty.expand(keys.true.shape), empty.expand(keys.held.shape) if step else None
 
     @staticmethod
     @once_differentiable
-    def backward(ctx: Any, gradient: Tensor) -> Any:  # type: ignore[override]
-        q, segments, out, whole, *saved = ctx.saved_tensors
-        held, rest = saved[: ctx.num_held], tuple(saved[ctx.num_held :])
-        keys, values = held[: len(held) // 2], held[len(held) // 2 :]
-        step = len(keys) - 1
+    def backward(ctx: Any, gradient: Tensor | None, d_true: Tensor | None, d_held: Tensor | None) -> Any:  # type: ignore[override]
+        keys, step = ctx.keys, ctx.step
+        q, out, whole, *saved = ctx.saved_tensors
+        gradient = torch.zeros_like(out) if gradient is None else gradient
         if gradient.stride(-1) != 1:  # an expanded one, which kernels refuse
             gradient = gradient.contiguous()
-        true = _true_gradients(gradient, q, keys[0], values[0], out, whole, step, segments, ctx.kernel, rest)
-        along = (gradient.to(whole) * out.to(whole)).sum(-1)
-        dq, dk, dv = _Drafts(q, keys, segments).gradients(gradient, whole, along, values)
-        return (dq + true[0]).to(q), None, true[1], *dk, true[2], *dv
+        # Nobody else holds what a later pass returned here: it is added to in place.
+        d_true = torch.zeros_like(keys.true, dtype=keys.wide) if d_true is None else d_true
+        rests = [tuple(saved.pop(0) for _ in range(count)) for count in ctx.counts]
+        dq = _True(q, keys, step).gradients(gradient, out, whole, ctx.kernels, rests, d_true)
+        if not step:
+            return dq.to(q), None, None, d_true, None, None, None
+        d_held = torch.zeros_like(keys.held, dtype=keys.wide) if d_held is None else d_held
+        grouped, wide = _grouped(q, keys).to(keys.wide), _grouped(gradient, keys).to(keys.wide)
+        along = (wide * _grouped(out, keys)).sum(-1)
+        p = (keys.scores(grouped, step) - _grouped(whole, keys)).exp_()
+        columns = keys.columns(step, q.shape[2])
+        dq = _grouped(dq, keys)
+        for part, k, v in keys.parts(grouped, step):
+            ds = (((wide * v).sum(-1) - along) * p[part]).mul_(1 / math.sqrt(q.shape[-1])).unsqueeze(-1)
+            dq = dq + (ds * k).sum(0)
+            d_held[0, part, :, :, columns] += (ds * grouped).sum(3)
+            d_held[1, part, :, :, columns] += (p[part].unsqueeze(-1) * wide).sum(3)
+        own = d_held[:, step - 1, :, :, columns].to(keys.true)
+        return dq.flatten(1, 2).to(q), own[0], own[1], d_true, d_held if step > 1 else None, None, None
 
 
-def _true_states(
-    q: Tensor, k: Tensor, v: Tensor, step: int, segments: Tensor | None
-) -> tuple[Tensor, Tensor, Kernel | None, tuple[Tensor | None, ...]]:
-    """Attention to the first pass's keys alone [B,H,N,E], its log-sum-exp [B,H,N], the kernel and what it left.
+def _grouped(states: Tensor, keys: _Keys, dim: int = 1) -> Tensor:
+    """[...,H,...] -> [...,G,R,...] of heads in dimension `dim`."""
+    return states.unflatten(dim, (keys.true.shape[2], -1))
 
-    The first `step` inputs of a sample see none of them: zeros, and minus infinity.
+
+class _True:
+    """Attention of a pass to the true states' keys alone, in one or two pieces that a kernel knows the mask of.
+
+    Queries of a pass that runs all inputs are moved by its number: the first ones see no true state. Behind N - M
+    inputs that later passes leave out, all queries see the first of them, and the rest is causal.
     """
-    if step >= q.shape[2]:
-        wide = torch.promote_types(q.dtype, torch.float32)
-        return torch.zeros_like(q), q.new_full(q.shape[:3], -math.inf, dtype=wide), None, ()
-    past, (mask, none) = _past(q, k, v, step), _masks(segments, step)
-    kernel = kernel_of(*past, masked=mask is not None)
-    out, lse, rest = attend(*past, mask, kernel)
-    if none is not None:
-        lse = lse.masked_fill(none[:, None], -math.inf)
-    return F.pad(out, (0, 0, step, 0)), F.pad(lse, (step, 0), value=-math.inf), kernel, rest
+
+    def __init__(self, q: Tensor, keys: _Keys, step: int):
+        self.q, self.keys, count = q, keys, q.shape[2]
+        self.moved = max(0, step - (keys.true.shape[3] - count))
+        before = keys.true.shape[3] - count - step
+        self.pieces: list[tuple[slice, bool]] = []  # keys, and whether they are causal
+        if before > 0:
+            self.pieces.append((slice(0, before), False))
+        if self.moved < count:
+            self.pieces.append((slice(max(0, before), before + count), True))
+        self.mask = self.none = None
+        if keys.segments is not None:
+            self.mask, self.none = _masks(keys.segments, step)
+
+    def attend(self) -> tuple[list[Tensor], list[Tensor], list[Kernel], list[tuple[Tensor | None, ...]]]:
+        """Of each piece the output [B,H,M,E], the log-sum-exp [B,H,M], the kernel and what it left.
+
+        Queries that see no key have zeros, and minus infinity.
+        """
+        outs: list[Tensor] = []
+        lses: list[Tensor] = []
+        kernels: list[Kernel] = []
+        rests: list[tuple[Tensor | None, ...]] = []
+        for where, causal in self.pieces:
+            q, (k, v) = self.q[:, :, self.moved :], self.keys.true[:, :, :, where]
+            kernel = kernel_of(q, k, v, masked=self.mask is not None)
+            out, lse, rest = attend(q, k, v, self.mask, kernel, causal=causal)
+            if self.none is not None:
+                lse = lse.masked_fill(self.none[:, None], -math.inf)
+            if self.moved:
+                out, lse = F.pad(out, (0, 0, self.moved, 0)), F.pad(lse, (self.moved, 0), value=-math.inf)
+            outs.append(out)
+            lses.append(lse)
+            kernels.append(kernel)
+            rests.append(rest)
+        return outs, lses, kernels, rests
+
+    def gradients(
+        self, gradient: Tensor, out: Tensor, whole: Tensor, kernels: list[Kernel],
+        rests: list[tuple[Tensor | None, ...]], d_true: Tensor,
+    ) -> Tensor:  # fmt: skip
+        """Gradients of queries [B,H,M,E]; those of true keys and values are added to `d_true` [2,B,G,N,E].
+
+        Args:
+            gradient: [B,H,M,E] of the merged output `out`; `whole` is the merged log-sum-exp.
+        """
+        gradient, out, whole = (part[:, :, self.moved :] for part in (gradient.to(self.q), out, whole))
+        if self.none is not None:
+            gradient = gradient.masked_fill(self.none[:, None, :, None], 0)
+            whole = whole.masked_fill(self.none[:, None], _NEVER)
+        total = None
+        for (where, causal), kernel, rest in zip(self.pieces, kernels, rests, strict=True):
+            q, (k, v) = self.q[:, :, self.moved :], self.keys.true[:, :, :, where]
+            dq, dk, dv = attend_backward(gradient, q, k, v, out, whole, self.mask, kernel, rest, causal=causal)
+            d_true[0, :, :, where] += dk
+            d_true[1, :, :, where] += dv
+            total = dq if total is None else total + dq
+        if total is None:
+            return torch.zeros_like(self.q)
+        return F.pad(total, (0, 0, self.moved, 0)) if self.moved else total
 
 
-def _true_gradients(
-    gradient: Tensor, q: Tensor, k: Tensor, v: Tensor, out: Tensor, whole: Tensor, step: int, segments: Tensor | None,
-    kernel: Kernel | None, rest: tuple[Tensor | None, ...],
-) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
-    """Gradients of queries [B,H,N,E] and of the first pass's keys and values [B,G,N,E], through these keys."""
-    if kernel is None:
-        return torch.zeros_like(q), torch.zeros_like(k), torch.zeros_like(v)
-    past, (mask, none) = _past(q, k, v, step), _masks(segments, step)
-    gradient, out, whole = gradient[:, :, step:].to(q), out[:, :, step:], whole[:, :, step:]
-    if none is not None:
-        gradient = gradient.masked_fill(none[:, None, :, None], 0)
-        whole = whole.masked_fill(none[:, None], _NEVER)
-    dq, dk, dv = attend_backward(gradient, *past, out, whole, mask, kernel, rest)
-    return F.pad(dq, (0, 0, step, 0)), F.pad(dk, (0, 0, 0, step)), F.pad(dv, (0, 0, 0, step))
-
-
-def _past(q: Tensor, k: Tensor, v: Tensor, step: int) -> tuple[Tensor, Tensor, Tensor]:
-    """Queries that some key of the first pass is for, moved to the last one of them: plainly causal, M inputs each."""
-    count = q.shape[2] - step
-    return q[:, :, step:], k[:, :, :count], v[:, :, :count]
-
-
-def _masks(segments: Tensor | None, step: int) -> tuple[Tensor | None, Tensor | None]:
-    """Keys of the same sample [B,M,M] and queries without any [B,M], which get their own so that no row is empty."""
-    if segments is None:
-        return None, None
+def _masks(segments: Tensor, step: int) -> tuple[Tensor, Tensor]:
+    """Keys of the same sample [B,K,K] and queries without any [B,K], which get their own so that no row is empty."""
     count = segments.shape[1] - step
     same = (segments[:, step:, None] == segments[:, None, :count]).tril()
     none = ~same.any(-1)
     return same | torch.diag_embed(none), none
-
-
-class _Drafts:
-    """The keys of later passes: input i of the last one stands behind input i - behind of pass r, behind = s - r."""
-
-    def __init__(self, q: Tensor, keys: Sequence[Tensor], segments: Tensor | None):
-        self.keys, self.segments, self.step = keys, segments, len(keys) - 1
-        self.wide = torch.promote_types(q.dtype, torch.float32)
-        self.q = self._grouped(q)
-        self.scale = 1 / math.sqrt(q.shape[-1])
-
-    def _grouped(self, states: Tensor) -> Tensor:
-        """[B,H,N,...] -> [B,G,R,N,...]."""
-        return states.unflatten(1, (self.keys[0].shape[1], -1))
-
-    def _pairs(self, number: int) -> tuple[slice, slice]:
-        """Inputs of the last pass, and those of pass `number` whose keys are theirs."""
-        count = self.q.shape[3]
-        behind = min(self.step - number, count)
-        return slice(behind, None), slice(count - behind)
-
-    def _score(self, number: int) -> Tensor:
-        """[B,G,R,N - behind], minus infinity where the key is another sample's."""
-        mine, its = self._pairs(number)
-        score = (self.q[..., mine, :].to(self.wide) * self.keys[number][:, :, None, its]).sum(-1) * self.scale
-        if self.segments is not None:
-            other = self.segments[:, mine] != self.segments[:, its]
-            score = score.masked_fill(other[:, None, None], -math.inf)
-        return score
-
-    def scores(self) -> list[Tensor]:
-        """[B,H,N] of each later pass, minus infinity for inputs without a key there."""
-        scores = []
-        for number in range(1, self.step + 1):
-            score = self._score(number)
-            scores.append(F.pad(score, (self.q.shape[3] - score.shape[3], 0), value=-math.inf).flatten(1, 2))
-        return scores
-
-    def add(self, out: Tensor, weights: Sequence[Tensor], values: Sequence[Tensor]) -> None:
-        """Add the values by their weights [B,H,N] of each later pass to `out` [B,H,N,E], in place."""
-        grouped = self._grouped(out)
-        for number, weight in enumerate(weights, 1):
-            mine, its = self._pairs(number)
-            grouped[..., mine, :] += self._grouped(weight)[..., mine, None] * values[number][:, :, None, its]
-
-    def gradients(
-        self, gradient: Tensor, whole: Tensor, along: Tensor, values: Sequence[Tensor]
-    ) -> tuple[Tensor, list[Tensor], list[Tensor]]:
-        """Gradients of queries [B,H,N,E], and of keys and values [B,G,N,E] of each later pass, through these keys.
-
-        Args:
-            whole: [B,H,N] merged log-sum-exp.
-            along: [B,H,N] product of the output and its gradient.
-        """
-        gradient, whole, along = self._grouped(gradient).to(self.wide), self._grouped(whole), self._grouped(along)
-        dq = torch.zeros_like(gradient)
-        dk, dv = [], []
-        for number in range(1, self.step + 1):
-            mine, its = self._pairs(number)
-            key, value = self.keys[number][:, :, None, its], values[number][:, :, None, its]
-            p = (self._score(number) - whole[..., mine]).exp()
-            inner = gradient[..., mine, :]
-            ds = (p * ((inner * value).sum(-1) - along[..., mine]) * self.scale)[..., None]
-            dq[..., mine, :] += ds * key
-            behind = (0, 0, 0, self.q.shape[3] - p.shape[3])
-            dk.append(F.pad((ds * self.q[..., mine, :]).sum(2), behind).to(key))
-            dv.append(F.pad((p[..., None] * inner).sum(2), behind).to(value))
-        return dq.flatten(1, 2), dk, dv

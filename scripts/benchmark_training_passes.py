@@ -32,13 +32,14 @@ from transformers import LlamaConfig
 
 def dense(self: TrainingPasses, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
     """Replaces `TrainingPasses.attend`: one masked softmax over the keys of all passes."""
-    self.keys.append(k)
-    self.values.append(v)
-    step, entry = len(self.keys) - 1, torch.arange(q.shape[2], device=q.device)
+    held = vars(self).setdefault("all", ([], []))
+    for states, state in zip(held, (k, v), strict=True):
+        states.append(state)
+    step, entry = len(held[0]) - 1, torch.arange(q.shape[2], device=q.device)
     blocks = [entry[None] <= entry[:, None] - step]
     blocks += [entry[None] == entry[:, None] - step + number for number in range(1, step + 1)]
     return F.scaled_dot_product_attention(
-        q, torch.cat(self.keys, 2), torch.cat(self.values, 2), attn_mask=torch.cat(blocks, 1) if step else None,
+        q, *(torch.cat(states, 2) for states in held), attn_mask=torch.cat(blocks, 1) if step else None,
         is_causal=not step, enable_gqa=q.shape[1] != k.shape[1],
     )  # fmt: skip
 

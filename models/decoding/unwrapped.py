@@ -24,6 +24,7 @@ from .cache import Cache, CacheLayer
 FAMILIES = {"llama": "Llama", "mistral": "Mistral", "qwen2": "Qwen2", "qwen3": "Qwen3"}
 
 _HEADS = f"{__package__.rpartition('.')[0]}.layer"  # where the parts of heads' layers are
+_EAGLE3 = _HEADS.removesuffix("layer") + "drafters.eagle3"
 
 _EPSILON = "variance_epsilon"  # as transformers' norms call it
 
@@ -177,6 +178,8 @@ def _plain(modules: Sequence[Any], parts: tuple[str, ...]) -> bool:
 @cache
 def _part(kind: type) -> str | None:
     """Which part of a decoder a class of a known family is: Model, DecoderLayer, Attention, MLP, RMSNorm, ..."""
+    if kind.__module__ == _EAGLE3 and kind.__name__ == "JoinedLinear":
+        return "Linear"  # which it is outside of training
     if kind in (nn.Linear, nn.Identity) or kind.__module__ in ("transformers.activations", _HEADS):
         return kind.__name__
     family = kind.__module__.removeprefix("transformers.models.").partition(".")[0]

@@ -173,6 +173,18 @@ class Inputs:
     direct: tuple[Tensor, Tensor] | None  # as of `StateHead.forward`
     image: Tensor | None
 
+    def behind(self, count: int) -> Inputs:
+        """All but the first `count` inputs of each row."""
+        some = (slice(None), slice(count, None))
+        return Inputs(
+            self.embeds[some],
+            self.states[some],
+            self.positions[..., count:],
+            self.replaced[some],
+            None if self.direct is None else (self.direct[0][some], self.direct[1][some]),
+            None if self.image is None else self.image[some],
+        )
+
     def packed(self, row: PackedRow) -> Inputs:
         """The inputs of all samples in one row."""
         places = self.positions

@@ -22,7 +22,7 @@ from ...core.loss import StepLoss
 from ...core.pictures import TEXT
 from ...core.section import Section
 from ...core.states import TargetStates, at_places, places_of, uploaded
-from ..losses import Divergence, divergence_of_logs, list_mle, log_probs
+from ..losses import Divergence, divergence_of_logs, list_mle, log_probs, soft_cross_entropy
 from ..packed_row import PackedRow
 from ..targets.base import Target
 from ..training_passes import TrainingPasses
@@ -107,9 +107,10 @@ class HeadTraining(nn.Module):
         kept = filled.layout.trained(batch.on_host("loss_mask"))
         places, real = places_of(kept, filled.embeds.device), filled.layout.on_host("real")
         row = PackedRow.of(real, filled.embeds.device) if batch.packed else None
-        passes = torch.stack(self.passes(filled, positions, batch, row), dim=2)
+        skipped = self._skipped(kept) if row is None else 0
+        passes = torch.stack(self.passes(filled, positions, batch, row, skipped=skipped), dim=2)
         in_row = places if row is None else places_of(kept[real][None], filled.embeds.device)
-        outputs = at_places(passes, in_row)  # [S,W,D]
+        outputs = at_places(passes, in_row, -skipped)  # [S,W,D]
         assert states.feature is not None
         goal = at_places(filled.layout.pick(states.feature, 1), places)
         terms = TokenTerms(self.objective, goal, self.weights, self.target_scores, self.head.draft_ids)
@@ -152,8 +153,25 @@ class HeadTraining(nn.Module):
         seen[[is_blind(seed, blind) for seed in batch.seeds]] = False
         return seen
 
-    def passes(self, filled: Filled, positions: Tensor, batch: Batch, row: PackedRow | None = None) -> list[Tensor]:
-        """Outputs [B,N,D] of every pass, all with a gradient; of a packed `row` of all inputs [1,M,D]."""
+    def _skipped(self, trained: Tensor) -> int:
+        """How many inputs of each row no later pass has to run, given [B,N] which ones are trained.
+
+        Under `ttt` later passes are read by their own chains alone: what stands more than a chain before the first
+        trained input counts nothing.
+        """
+        columns = trained.any(0).nonzero()
+        if self.config.mtp_attention != "ttt" or not len(columns):
+            return 0
+        return max(0, int(columns[0]) - (self.num_passes - 1))
+
+    def passes(
+        self, filled: Filled, positions: Tensor, batch: Batch, row: PackedRow | None = None, *, skipped: int = 0
+    ) -> list[Tensor]:
+        """Outputs [B,N,D] of every pass, all with a gradient; of a packed `row` of all inputs [1,M,D].
+
+        Args:
+            skipped: first inputs of each row that later passes leave out, and no outputs are returned of.
+        """
         config, layout, head = self.config, filled.layout, self.head
         states = filled.states
         if self.training and self.objective.noise:
@@ -168,19 +186,20 @@ class HeadTraining(nn.Module):
         if row is not None:
             inputs, segments = inputs.packed(row), row.segments[None]
             mask = row.mask if config.mtp_attention != "ttt" else None
-        keys = TrainingPasses(segments) if config.mtp_attention == "ttt" else None
-        true = inputs.states
+        keys = TrainingPasses(self.num_passes, segments) if config.mtp_attention == "ttt" else None
         outputs: list[Tensor] = []
         for step in range(self.num_passes):
-            # In a packed row an input that follows none of its sample is not replaced, whatever stands before it.
-            states = true if step == 0 else torch.where(inputs.replaced, F.pad(outputs[-1], (0, 0, 1, 0))[:, :-1], true)
-            depths = torch.full(true.shape[:2], step, device=true.device)
-            outputs.append(
-                head(
-                    inputs.embeds, states, inputs.positions, mask, keys,
-                    direct=inputs.direct, image=inputs.image, depths=depths,
-                )
+            states = inputs.states
+            if step:
+                # In a packed row an input that follows none of its sample is not replaced, whatever stands before it.
+                states = torch.where(inputs.replaced, F.pad(outputs[-1], (0, 0, 1, 0))[:, :-1], states)
+            out = head(
+                inputs.embeds, states, inputs.positions, mask, keys, direct=inputs.direct, image=inputs.image,
+                depths=torch.full(states.shape[:2], step, device=states.device),
             )  # fmt: skip
+            if skipped and not step:
+                out, inputs = out[:, skipped:], inputs.behind(skipped)
+            outputs.append(out)
         return outputs
 
     def target_scores(self, states: Tensor) -> Tensor:
@@ -232,7 +251,7 @@ class TokenTerms:
         ids: Tensor | None = None,
     ):  # fmt: skip
         self.objective, self.goal, self.scores, self.ids = objective, goal, scores, ids
-        self.weights = weights
+        self.weights = uploaded(torch.tensor(weights, dtype=torch.float32), goal.device)
 
     def __call__(self, piece: slice, ours: Tensor) -> tuple[Tensor, Tensor]:
         """Weighted sum over a piece of the [S*W] outputs, with the scores [C*W,V], and the metrics' sums."""
@@ -248,31 +267,36 @@ class TokenTerms:
                 best = theirs.argmax(-1)
                 known = self.ids[best] == whole
             log_p = log_probs(theirs)
-        # Ids without a token have no score on either side.
-        ours = ours.masked_fill(theirs.isneginf()[:, None], float("-inf"))
-        log_q = log_probs(ours)
-        loss = ours.new_zeros(())
-        for number, weight in enumerate(self.weights):
-            terms = self._terms(log_p, log_q[:, number], theirs, ours[:, number])
-            loss = loss + weight * (terms * known).sum()
+            never = theirs.isneginf()  # ids without a token have no score on either side
+        terms = self._terms(log_p, theirs, ours, never) * known[:, None]
+        loss = (terms * self.weights.to(terms)).sum()
         with torch.no_grad():
-            ranked = ours[:, 0].topk(min(3, ours.shape[-1]), dim=-1).indices == best[:, None]
+            first, last = (ours[:, number].masked_fill(never, float("-inf")) for number in (0, -1))
+            ranked = first.topk(min(3, first.shape[-1]), dim=-1).indices == best[:, None]
             ranked &= known[:, None]
-            alpha = (torch.minimum(log_p, log_q[:, 0]).exp().sum(-1) * known).sum()
-            last = (ours[:, -1].argmax(-1) == best) & known
-            sums = torch.stack([ranked[:, 0].sum(), ranked.any(-1).sum(), alpha, last.sum()]).float()
+            alpha = (torch.minimum(log_p, log_probs(first)).exp().sum(-1) * known).sum()
+            hits = (last.argmax(-1) == best) & known
+            sums = torch.stack([ranked[:, 0].sum(), ranked.any(-1).sum(), alpha, hits.sum()]).float()
         return loss, sums
 
-    def _terms(self, log_p: Tensor, log_q: Tensor, theirs: Tensor, ours: Tensor) -> Tensor:
-        """[C], from log-probabilities and scores [C,V] of one pass."""
+    def _terms(self, log_p: Tensor, theirs: Tensor, ours: Tensor, never: Tensor) -> Tensor:
+        """[C,W], from the target's log-probabilities and scores [C,V] and those of all passes [C,W,V]."""
         objective = self.objective
-        total = 0 * log_q.amax(-1)  # part of the graph where no term is
-        if objective.token:
+        if objective.token and objective.token_divergence == "soft_ce":
+            total = objective.token * soft_cross_entropy(log_p.exp(), ours, never)
+            if not (objective.l1 or objective.listmle):
+                return total
+        else:
+            total = 0 * ours.amax(-1)  # part of the graph where no term is
+        ours, log_p = ours.masked_fill(never[:, None], float("-inf")), log_p[:, None]
+        log_q = log_probs(ours)
+        if objective.token and objective.token_divergence != "soft_ce":
             total = total + objective.token * divergence_of_logs(objective.token_divergence, log_p, log_q)
         if objective.l1:
             total = total + 2 * objective.l1 * divergence_of_logs("tvd", log_p, log_q)
         if objective.listmle:
-            total = total + objective.listmle * list_mle(theirs, ours, objective.top)
+            lists = [list_mle(theirs, one, objective.top) for one in ours.unbind(1)]
+            total = total + objective.listmle * torch.stack(lists, dim=1)
         return total
 
 

@@ -199,6 +199,29 @@ def test_ttt_is_dense_attention_to_all_passes(name, monkeypatch):
         assert float((mine - its).norm() / its.norm()) < 2e-6
 
 
+@pytest.mark.parametrize("name", ["sparrow-ttt", "eagle3", "eagle3-read"])
+def test_later_passes_leave_out_what_no_trained_input_reads(name, monkeypatch):
+    """Loss and gradients are as of all inputs, though a wrong state in front of the first chain would change them."""
+    rows, results = ("tttttttttaatta", "ttttvvtttttaaa"), []
+    for left_out in (True, False):
+        config, target, training = built(name, mtp_steps=2)
+        if not left_out:
+            monkeypatch.setattr(training, "_skipped", lambda trained: 0)
+        batch, states = case_for(config, target, rows)
+        counts, head = [], training.head
+        monkeypatch.setattr(
+            head, "forward", lambda e, *a, h=head.forward, n=counts, **k: n.append(e.shape[1]) or h(e, *a, **k)
+        )
+        step = training(batch, states)
+        step.loss_sum.backward()
+        assert [count < counts[0] for count in counts] == [False, left_out, left_out]
+        results.append((step.loss_sum.item(), [p.grad for p in head.parameters()]))
+    (ours, gradients), (whole, theirs) = results
+    assert ours == pytest.approx(whole, rel=1e-6)
+    for mine, its in zip(gradients, theirs, strict=True):
+        assert float((mine - its).norm() / its.norm()) < 2e-6
+
+
 def test_full_and_ttt_differ_and_agree_on_the_first_pass():
     config, target, training = built("sparrow", mtp_steps=1)
     batch, states = case_for(config, target)
