@@ -83,6 +83,16 @@ def test_an_evaluation_holds_its_draft_lvlm():
     assert cache == pytest.approx(parts[0]["key-value cache"] * share)
 
 
+def test_graphs_of_heads_hold_a_cache_of_a_bucket_and_what_they_propose():
+    caches = []
+    for value in ("false", "true"):
+        loaded = load(["recipe=eagle-llava15-7b", f"stages.evaluate.graphs.head={value}"])
+        one = next(one for one in plan(loaded.recipe, loaded.path) if one.name == "evaluate")
+        caches.append(one.stage.memory(one).parts["drafters' caches"])
+    # A distribution over 32,064 ids at least, in float32, for each of ten numbers of nodes at one length.
+    assert caches[1] - caches[0] > 4 * 32064 * 50
+
+
 def test_two_stages_drafts_of_one_section_are_held_both():
     """The distilled draft and the one that it began as have one section, and weights of their own."""
     found = {}

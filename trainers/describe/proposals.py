@@ -14,6 +14,7 @@ from typing import Any
 
 from ...data.visual_budget import visual_tokens
 from ...models.drafters.head_config import HeadConfig
+from ...models.drafters.head_graphs import COUNTS, MOST_EXPANSIONS
 from ...models.drafters.lvlm import LvlmConfig
 from ...models.drafters.mixed import MixedConfig
 from ...models.drafters.pruned import PrunedConfig
@@ -21,6 +22,7 @@ from ...models.hub import config_value, pinned_config
 from ...models.memory import BYTES, Decoding, activation_bytes, cache_bytes, peak, weight_bytes
 from ...models.targets.base import language_shape
 from ...models.targets.load import target_config
+from ...models.targets.verification import lengths_up_to
 from ..evaluation.methods import Method, decoding_with, members_of
 from .precision import held_bytes, held_dtype
 
@@ -135,7 +137,16 @@ def sizes_of(one: Proposal, stage: Any, config: Any, section: Any) -> Sizes:
     if not isinstance(drafter, HeadConfig):
         return Sizes("drafters", weights, 0.0)  # Medusa's heads keep nothing of a prompt
     layer = drafter.layer(shape)
-    return Sizes("drafters", weights, 2.0 * positions * layer.num_kv_heads * layer.head_dim * width)
+    place = 2.0 * layer.num_kv_heads * layer.head_dim * width
+    cache = positions * place
+    if stage.graphs.head and section.device_map is None and section.tensor_parallel_size == 1:
+        lengths = lengths_up_to((stage.graphs.length or stage.capacity) + one.nodes + COUNTS[-1])
+        # Requests that are longer than the graphs are made for have a cache of their own.
+        cache = lengths[-1] * place + (cache if positions + COUNTS[-1] > lengths[-1] else 0.0)
+        # What each graph proposes, in float32, if every length and number of nodes comes up; and the outputs of a tree.
+        cache += 4.0 * shape.vocab_size * len(lengths) * sum(count for count in COUNTS if count <= one.nodes)
+        cache += (1 + MOST_EXPANSIONS + COUNTS[-1]) * shape.hidden_size * width
+    return Sizes("drafters", weights, cache)
 
 
 def _left(drafter: PrunedConfig, stage: Any, config: Any, positions: int) -> int:
