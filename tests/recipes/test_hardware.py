@@ -78,9 +78,9 @@ def test_an_evaluation_holds_its_draft_lvlm():
     )
     # The graph of a chain of five has the scores of each mode in float32, too.
     cache = parts[1]["drafters' caches"] - parts[0]["drafters' caches"] - 4 * 5 * 32064
-    # Of 32 layers of 4,096; the draft has two, and its tree's nodes without the root.
-    share = (2 * 768) / (32 * 4096) * (2048 + 258 + 5) / (2048 + 258 + 6)
-    assert cache == pytest.approx(parts[0]["key-value cache"] * share)
+    # Of 32 layers of 4,096 in the target and two of 768 in the draft, whose places leave out the tree's root.
+    positions = parts[0]["key-value cache"] / (2 * 2 * 32 * 4096)
+    assert cache == (positions - 1) * (2 * 2 * 2 * 768)
 
 
 def test_graphs_of_heads_hold_a_cache_of_a_bucket_and_what_they_propose():
