@@ -178,8 +178,8 @@ def _plain(modules: Sequence[Any], parts: tuple[str, ...]) -> bool:
 @cache
 def _part(kind: type) -> str | None:
     """Which part of a decoder a class of a known family is: Model, DecoderLayer, Attention, MLP, RMSNorm, ..."""
-    if kind.__module__ == _EAGLE3 and kind.__name__ == "JoinedLinear":
-        return "Linear"  # which it is outside of training
+    if kind.__module__ == _EAGLE3 and kind.__name__ in ("JoinedLinear", "JoinedAttention"):
+        return {"JoinedLinear": "Linear", "JoinedAttention": "HeadAttention"}[kind.__name__]  # outside of training
     if kind in (nn.Linear, nn.Identity) or kind.__module__ in ("transformers.activations", _HEADS):
         return kind.__name__
     family = kind.__module__.removeprefix("transformers.models.").partition(".")[0]
