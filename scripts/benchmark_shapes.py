@@ -15,6 +15,7 @@ a plain step's is the tau at which it costs what plain decoding costs: 1.5x take
 import time
 from collections.abc import Mapping
 from dataclasses import replace
+from functools import partial
 from types import SimpleNamespace
 from typing import cast
 
@@ -103,9 +104,9 @@ def measured(at: Length, count: int) -> dict[object, list[float]]:
     """Seconds of this thread, in `count` rounds of everything after one that does not count."""
     actions: dict[object, Action] = {"step": at.step}
     for policy in POLICIES:
-        actions["verify", policy] = lambda policy=policy: at.verify(policy)
+        actions["verify", policy] = partial(at.verify, policy)
         for vata in (True, False):
-            actions["draft", policy, vata] = lambda policy=policy, vata=vata: at.draft(policy, vata=vata)
+            actions["draft", policy, vata] = partial(at.draft, policy, vata=vata)
     each = [in_turn(actions, number, time.thread_time) for number in range(count + 1)][1:]
     return {name: [times[name] for times in each] for name in actions}
 

@@ -38,10 +38,11 @@ def dense(self: TrainingPasses, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
     step, entry = len(held[0]) - 1, torch.arange(q.shape[2], device=q.device)
     blocks = [entry[None] <= entry[:, None] - step]
     blocks += [entry[None] == entry[:, None] - step + number for number in range(1, step + 1)]
+    keys, values = (torch.cat(states, 2) for states in held)
+    mask = torch.cat(blocks, 1) if step else None
     return F.scaled_dot_product_attention(
-        q, *(torch.cat(states, 2) for states in held), attn_mask=torch.cat(blocks, 1) if step else None,
-        is_causal=not step, enable_gqa=q.shape[1] != k.shape[1],
-    )  # fmt: skip
+        q, keys, values, attn_mask=mask, is_causal=not step, enable_gqa=q.shape[1] != k.shape[1]
+    )
 
 
 FORMS = {"fast": TrainingPasses.attend, "dense": dense}

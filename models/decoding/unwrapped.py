@@ -126,9 +126,7 @@ def _layer(layer: Any) -> Layer | None:
         return None
     of_heads = (own["q_norm"], own["k_norm"]) if "q_norm" in own else ()
     found = _computing(own, mlp._modules, parts["post_attention_layernorm"], of_heads, _EPSILON)
-    return (
-        None if found is None else Layer(attention.head_dim, attention.scaling, *found, before=_norm(before, _EPSILON))
-    )
+    return None if found is None else Layer(attention.head_dim, attention.scaling, *found, _norm(before, _EPSILON))
 
 
 def head_layer_of(attention: Any, mlp: Any, behind: nn.Module) -> Layer | None:

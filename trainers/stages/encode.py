@@ -109,7 +109,7 @@ class EncodeStage(Stage):
             raise UserError("the source holds no picture", where=str(self.source), hint="check its path")
         num_shards = -(-total // self.samples_per_shard)
         identity = {
-            "settings": self.model_dump(mode="json", by_alias=True),
+            "settings": self.model_dump(mode="json", by_alias=True, exclude={"about"}),
             "image_size": context.target.image_size,
             "items": total,
             "stage": context.fingerprint,
