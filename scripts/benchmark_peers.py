@@ -33,7 +33,7 @@ from peers.assisted import assisted
 from peers.official_eagle import official_eagle
 from peers.official_lantern import official_lantern
 from peers.ours import SIZES
-from peers.training_step import training
+from peers.training_step import LENGTHS, training
 from transformers.utils import logging
 
 LOOPS = {"assisted": assisted, "eagle": official_eagle, "lantern": official_lantern}
@@ -45,6 +45,7 @@ def main() -> None:
     parser.add_argument("--peers", type=Path, metavar="FOLDER", help="of the clones")
     parser.add_argument("--only", nargs="+", choices=[*LOOPS, "training"], help="these peers; default: all")
     parser.add_argument("--sizes", nargs="+", default=[*SIZES], choices=[*SIZES])
+    parser.add_argument("--lengths", nargs="+", type=int, default=LENGTHS, help="of training samples, in tokens")
     parser.add_argument("--pairs", type=int, default=9)
     parser.add_argument("--cycles", type=int, default=6, help="of an answer that are timed")
     parser.add_argument("--checked", type=int, default=3, help="greedy answers that are compared")

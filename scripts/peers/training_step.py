@@ -12,6 +12,7 @@ import copy
 import statistics
 import time
 import types
+from collections.abc import Sequence
 from functools import partial
 from typing import Any
 
@@ -21,6 +22,7 @@ from draftsmith.core.pictures import TEXT
 from draftsmith.eval.timing import in_turn, ratios, row, spread, table
 from draftsmith.models.drafters.eagle3 import Eagle3Config
 from draftsmith.models.targets.causal import CausalTarget
+from metering import Meter, watched
 from peers.clones import EAGLE, clone
 from peers.official_eagle import plain_config
 from peers.ours import SIZES, prompt, target_config
@@ -31,6 +33,7 @@ from transformers import LlamaForCausalLM
 BAR = 0.8  # of their step
 LENGTHS = (64, 256, 512, 1024)
 TOLERANCE = 2e-5  # of losses and gradients, relative
+TARGET, HEAD, BACKWARD, ADAMW = PARTS = ("the target's pass", "the head's passes and losses", "backward", "AdamW")
 
 
 class Ours:
@@ -42,6 +45,7 @@ class Ours:
         counts = (torch.arange(target.vocab_size) % 4 == 0).long()
         self.settings = Eagle3Config(kind="eagle3", draft_vocab_size=target.vocab_size // 4)
         self.target = target
+        self.frozen = (target, "states")
         self.head = self.settings.build(target, count_tokens=lambda: counts)
         self.training = self.settings.training_objective(self.head, target).train()
         self.taps = self.settings.taps_for(target.shape, training=True)
@@ -85,6 +89,7 @@ class Theirs:
         assert not missing, missing
         self.model.train()
         self.model.target_model.eval()
+        self.frozen = (self.model, "dataprepare")
         self.trained = {name: p for name, p in self.model.named_parameters() if p.requires_grad}
         self.optimizer = torch.optim.AdamW(self.trained.values(), lr=0.0)
 
@@ -105,6 +110,17 @@ def step(side: Any, number: int, length: int, vocab_size: int) -> None:
     side.optimizer.zero_grad()
     side.loss(*sample(number, length, vocab_size)).backward()
     side.optimizer.step()
+
+
+def parts(side: Any, number: int, length: int, vocab_size: int) -> dict[str, float]:
+    """Seconds of each of `PARTS` in one step of either."""
+    meter = Meter()
+    meter.part(ADAMW)(side.optimizer.zero_grad)()
+    with watched([side.frozen], meter.part(TARGET)):
+        loss = meter.part(HEAD)(side.loss)(*sample(number, length, vocab_size))
+    meter.part(BACKWARD)(loss.backward)()
+    meter.part(ADAMW)(side.optimizer.step)()
+    return {part: meter.seconds[part] for part in PARTS}
 
 
 def check_equal(ours: Ours, theirs: Theirs, length: int, vocab_size: int) -> tuple[float, float]:
@@ -144,8 +160,22 @@ def products_share(side: Any, length: int, vocab_size: int) -> float:
     return within / sum(seconds.values())
 
 
+def of_their_step(ours: Any, theirs: Any, length: int, vocab_size: int, count: int) -> list[str]:
+    """Each of `PARTS` of ours and of theirs, as a share of their step: medians of `count` steps in turn."""
+    shares: list[Sequence[float]] = []
+    for number in range(count):
+        sides = (ours, theirs) if number % 2 else (theirs, ours)
+        found = [parts(side, number, length, vocab_size) for side in sides]
+        mine, other = found if number % 2 else found[::-1]
+        whole = sum(other.values())
+        shares.append([seconds / whole for part in PARTS for seconds in (mine[part], other[part])])
+    middle = [statistics.median(column) for column in zip(*shares, strict=True)]
+    return [f"{mine:.2f}, {other:.2f}" for mine, other in zip(middle[::2], middle[1::2], strict=True)]
+
+
 def training(arguments: argparse.Namespace) -> None:
-    """Prints a table: every size and length."""
+    """Prints a table: every size and length; and one of where missed steps go."""
+    missed: dict[str, list[str]] = {}
     print()
     table(
         "tokens of a sample", "step: ours / theirs [quartiles]", f"at most {BAR}", "our matrix products / their step",
@@ -156,7 +186,7 @@ def training(arguments: argparse.Namespace) -> None:
         model = LlamaForCausalLM(target_config(size, 7)).eval()
         ours = Ours(model)
         theirs, vocab_size = Theirs(arguments, ours, model), SIZES[size]["vocab_size"]
-        for length in LENGTHS:
+        for length in arguments.lengths:
             apart = check_equal(ours, theirs, length, vocab_size)
             times: dict[str, list[float]] = {"ours": [], "theirs": []}
             for number in range(arguments.pairs + 1):
@@ -169,7 +199,14 @@ def training(arguments: argparse.Namespace) -> None:
                         times[name].append(seconds)
             found = ratios(times["ours"], times["theirs"])
             middle, share = statistics.median(found), products_share(ours, length, vocab_size)
+            if middle > BAR:
+                missed[f"{length}, {size}"] = of_their_step(ours, theirs, length, vocab_size, arguments.pairs)
             row(
                 f"{length}, {size}", spread(found), "met" if middle <= BAR else "missed",
                 f"{share * middle:.2f} ({share:.0%} of ours)", "{:.0e}, {:.0e}".format(*apart), len(found),
             )  # fmt: skip
+    if missed:
+        print()
+        table("shares of their step: ours, theirs", *PARTS)
+        for what, shares in missed.items():
+            row(what, *shares)
