@@ -53,7 +53,8 @@ VIDEO_STAND_INS = {
     "HumanEval": "fact",
 }
 PROMPTS = {"video": "What happens in the clip?", "image": "Describe the picture.", "explain": ""}
-SPLIT = "clips"  # of all clips of all lengths: the split is part of what a story is drawn from
+# Splits that records of suites are drawn by, which none of a dataset's own may have: all clips of all lengths, and sets.
+CLIPS, SETS = "clips", "suite-"
 _OPTIONS = 4
 
 # (folder, split, kind, index, frames of a clip) -> a record, whose pictures are written under folder/images/split.
@@ -70,7 +71,7 @@ def write_suite(folder: Path, count: int, write_record: WriteRecord, *, words: C
     folder.mkdir(parents=True)
     index: dict[str, Any] = {"sets": {}, "questions": {}, "turns": TURNS}
     for name, kind in (*SUBSTITUTES.items(), *QUESTIONS.items()):
-        split = f"suite-{name}"
+        split = f"{SETS}{name}"
         (folder / "images" / split).mkdir(parents=True)
         records = [write_record(folder, split, kind, number) for number in range(count)]
         if name == "OCRBench":
@@ -118,11 +119,11 @@ def write_video_suite(
 
     for kind, frames in itertools.product(kinds, lengths):
         name = length_set(frames, kind)
-        clips = [_moved(write_record(folder, SPLIT, kind, i, frames), folder, name) for i in range(count)]
+        clips = [_moved(write_record(folder, CLIPS, kind, i, frames), folder, name) for i in range(count)]
         write(name, f"{frames} frames", clips, group="video", describe="own", stock="own")
     for name, about in BENCHMARK_SETS.items():
         kind = "clip" if about.medium == "video" else VIDEO_STAND_INS[name]
-        split = f"suite-{name}"
+        split = f"{SETS}{name}"
         (folder / "images" / split).mkdir(parents=True)
         write(name, kind, [write_record(folder, split, kind, i, lengths[i % len(lengths)]) for i in range(count)])
     (folder / INDEX).write_text(json.dumps(index, indent=1))

@@ -23,6 +23,7 @@ from ...data.processor import QWEN, Processor, build_processor, build_qwen_proce
 from ...data.shapes.captioned import write_captioned
 from ...data.shapes.scenarios import KINDS
 from ...data.shapes.scene import IMAGE_MEAN, IMAGE_STD
+from ...data.shapes.suites import CLIPS, SETS
 from ...data.shapes.textures import Textures
 from ...data.shapes.tokenizer import train_tokenizer
 from ...data.shapes.wordings import Wordings
@@ -158,6 +159,8 @@ class GenerateStage(Stage):
             for kind in counts:
                 if kind not in KINDS:
                     raise ValueError(f"splits.{split} names scenario {kind!r}; {did_you_mean(kind, KINDS)}")
+            if (split == CLIPS and self.video_suite) or (split.startswith(SETS) and (self.suite or self.video_suite)):
+                raise ValueError(f"splits.{split} would hold the very records that the suite asks; give it another name")
         for mixture, parts in self.mixtures.items():
             for split, strategy in parts.items():
                 if split not in self.splits:

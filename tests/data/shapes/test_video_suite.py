@@ -8,7 +8,7 @@ from draftsmith.data.conversations import PromptFormat
 from draftsmith.data.dataset import ConversationData, ConversationDataset
 from draftsmith.data.records import check_record
 from draftsmith.data.shapes.scene import COLORS
-from draftsmith.data.shapes.suites import SPLIT, length_set
+from draftsmith.data.shapes.suites import CLIPS, length_set
 from draftsmith.data.shapes.write import sample, write_dataset
 from draftsmith.data.suite import Suite
 from draftsmith.data.videos import Clip, VideoSettings
@@ -71,7 +71,7 @@ def test_a_suite_has_a_set_of_each_way_of_telling_at_each_length(tmp_path):
     ]
     for kind in kinds:
         short, long = (suite.first_turns(length_set(frames, kind), "describe", None) for frames in LENGTHS)
-        turns = [sample(7, SPLIT, kind, index).turns[0][1] for index in range(2)]
+        turns = [sample(7, CLIPS, kind, index).turns[0][1] for index in range(2)]
         assert [r["conversations"][-1]["value"] for r in short] == turns
         assert [r["conversations"] for r in long] == [r["conversations"] for r in short]
         assert len(Clip(suite.folder / long[0]["video"][0], VideoSettings(fps=None)).numbers) == LENGTHS[1]
