@@ -53,7 +53,7 @@ VIDEO_STAND_INS = {
     "HumanEval": "fact",
 }
 PROMPTS = {"video": "What happens in the clip?", "image": "Describe the picture.", "explain": ""}
-# Splits that records of suites are drawn by, which none of a dataset's own may have: all clips of all lengths, and sets.
+# Splits that suites' records are drawn by, and a dataset has none of: all clips of all lengths, and sets.
 CLIPS, SETS = "clips", "suite-"
 _OPTIONS = 4
 

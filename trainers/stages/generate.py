@@ -160,7 +160,7 @@ class GenerateStage(Stage):
                 if kind not in KINDS:
                     raise ValueError(f"splits.{split} names scenario {kind!r}; {did_you_mean(kind, KINDS)}")
             if (split == CLIPS and self.video_suite) or (split.startswith(SETS) and (self.suite or self.video_suite)):
-                raise ValueError(f"splits.{split} would hold the very records that the suite asks; give it another name")
+                raise ValueError(f"splits.{split} would hold the very records that the suite asks; name it otherwise")
         for mixture, parts in self.mixtures.items():
             for split, strategy in parts.items():
                 if split not in self.splits:
