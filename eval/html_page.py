@@ -6,6 +6,7 @@ Every text is escaped: names come from recipes and reports, which may be a stran
 from __future__ import annotations
 
 import base64
+import binascii
 import io
 import re
 from collections.abc import Callable, Sequence
@@ -68,7 +69,8 @@ document.querySelectorAll("th button").forEach(button => button.addEventListener
 }));
 """
 _PICTURE = "data:image/png;base64,"
-_PICTURES = re.compile(rf"({re.escape(_PICTURE)}[A-Za-z0-9+/=]*)")  # of one group: `split` gives text and pictures
+# Of one group: `split` gives text and pictures. Text has no raw quotation mark, so none of it passes for a picture.
+_PICTURES = re.compile(rf'(?<= src=")({re.escape(_PICTURE)}[A-Za-z0-9+/=]*)(?=")')
 
 
 def html_page(title: str, parts: Sequence[Part], folder: Path) -> str:
@@ -100,8 +102,14 @@ def outside_pictures(page: str, change: Callable[[str], str]) -> str:
 
 def taken_apart(page: str) -> tuple[str, list[bytes]]:
     """A page without its pictures, and their PNG files."""
-    pieces = _PICTURES.split(page)
-    return "".join(pieces[::2]), [base64.b64decode(piece.removeprefix(_PICTURE)) for piece in pieces[1::2]]
+    texts, pictures = list[str](), list[bytes]()
+    for number, piece in enumerate(_PICTURES.split(page)):
+        try:
+            pictures += [base64.b64decode(piece.removeprefix(_PICTURE))] if number % 2 else []
+        except binascii.Error:  # somebody else's page: text to look through
+            texts.append(piece)
+        texts += [] if number % 2 else [piece]
+    return "".join(texts), pictures
 
 
 def _part(part: Part, folder: Path, level: int) -> str:

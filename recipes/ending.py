@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from ..core.errors import UserError
 from ..core.files import read_json
 from ..eval.run_tables import Cell, cells
 from ..trainers.stages.publish import PublishStage
@@ -38,8 +39,13 @@ def ending(recipe: Recipe, path: Path, ran: Sequence[str]) -> str:
         return ""
     lines: list[str] = []
     for name in measured:
-        report = read_json(output / name / "report.json", dict[str, Any], hint=f"restart={name} writes it again")
-        lines += ["", *short_table(name, report), f"report: {output / name / 'report.html'} (report.md says the same)"]
+        try:
+            hint = f"restart={name} writes it again"
+            report = read_json(output / name / "report.json", dict[str, Any], hint=hint, max_bytes=None)
+            lines += ["", *short_table(name, report)]
+        except UserError as error:  # the run itself is over
+            lines += ["", str(error)]
+        lines += [f"report: {output / name / 'report.html'} (report.md says the same)"]
     lines += ["", "try next:"]
     offered = try_next(recipe, path, ran)
     width = max(len(command) for command, _ in offered)
@@ -50,7 +56,7 @@ def short_table(stage: str, report: dict[str, Any]) -> list[str]:
     """A line for each method, at most 100 columns wide: tau and speedup on as many sets as there is room for."""
     try:
         measured = cells(report)
-    except KeyError:  # an earlier version wrote it
+    except (KeyError, TypeError, ValueError):  # an earlier version wrote it
         return []
     if not measured:
         return []

@@ -70,6 +70,7 @@ def run_recipe(arguments: Sequence[str], command: str) -> int:
 
     from ..trainers.engine import init_distributed
     from ..trainers.guard import RunLock, end_with_launcher
+    from ..trainers.progress import watched
 
     redact_output()
     if not end_with_launcher():
@@ -86,8 +87,8 @@ def run_recipe(arguments: Sequence[str], command: str) -> int:
     if restart is not None:
         _refuse_restart(loaded, planned, command)
     check_stages(planned, output, options.stages, restart)
-    if not sys.stderr.isatty() or not ranks.is_main():
-        # Progress bars of libraries clutter a log, and on a terminal every rank would draw one.
+    if not sys.stderr.isatty() or not ranks.is_main() or watched():
+        # Progress bars of libraries clutter a log, every rank would draw one, and each would push the live line away.
         hf_logging.disable_progress_bar()
     # Publishing alone makes nothing: what the run was trained with stays written.
     if any(recipe.stages[name].kind != "publish" for name in options.stages or recipe.stages):

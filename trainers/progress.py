@@ -13,6 +13,7 @@ from contextlib import contextmanager
 from typing import Any
 
 import psutil
+from rich.cells import cell_len, set_cell_size
 from rich.console import Console, ConsoleOptions, RenderResult
 from rich.live import Live
 from rich.segment import Segment
@@ -49,7 +50,9 @@ class StageLine:
         if not self._is_live:
             yield self
             return
-        console = Console(file=sys.stdout, soft_wrap=True)  # long messages are the terminal's to wrap
+        console = _Terminal(
+            file=sys.stdout, soft_wrap=True, highlight=False
+        )  # long messages are the terminal's to wrap
         # What goes to a file (`2> log`) goes on to the file.
         with Live(self, console=console, refresh_per_second=2, transient=True, redirect_stderr=sys.stderr.isatty()):
             yield self
@@ -91,18 +94,18 @@ class StageLine:
             print(f"{self.name} {step}/{self._total} {self._note}", flush=True)
 
     def text(self, width: int) -> str:
-        """The line in at most `width` characters. What it is for is cut first, then the loss goes."""
+        """The line in at most `width` cells of a terminal. What it is for is cut first, then the loss goes."""
         number, of = self._place
         head, tail = f"stage {number} of {of} · {self.name}", [*self._how_far(), self._how_long()]
         short = " · ".join([head, *tail])
-        room = width - len(short)
+        room = width - cell_len(short)
         about = f": {self._about}" if self._about else ""
-        if len(about) > room:
-            about = f"{about[: room - 1].rstrip()}…" if room > 20 else ""
+        if cell_len(about) > room:
+            about = _cut(about, room) if room > 20 else ""
         line = " · ".join([head + about, *tail])
-        if self._note and len(line) + 3 + len(self._note) <= width:
+        if self._note and cell_len(line) + 3 + len(self._note) <= width:
             line += f" · {self._note}"
-        return line if len(line) <= width else f"{line[: width - 1]}…"
+        return line if cell_len(line) <= width else _cut(line, width)
 
     def _how_far(self) -> list[str]:
         if not self._unit:
@@ -125,6 +128,13 @@ class StageLine:
         yield Segment(self.text(options.max_width - 1))
 
 
+class _Terminal(Console):
+    """Leaves the cursor as it is: a process that is killed could not show it again."""
+
+    def show_cursor(self, show: bool = True) -> bool:
+        return False
+
+
 class _Line:
     """The last state of a line, to stay on the screen."""
 
@@ -144,6 +154,11 @@ def watched() -> bool:
     stream: Any = sys.stdout
     is_terminal = getattr(stream, "isatty", lambda: False)()
     return bool(is_terminal and os.environ.get("TERM", "") not in ("", "dumb", "unknown") and not os.environ.get("CI"))
+
+
+def _cut(text: str, width: int) -> str:
+    """A text that is longer, in `width` cells: a character of some scripts takes two."""
+    return f"{set_cell_size(text, width - 1).rstrip()}…"
 
 
 def clock(seconds: float) -> str:

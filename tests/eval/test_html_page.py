@@ -64,6 +64,14 @@ def test_every_text_is_escaped_and_nothing_comes_from_elsewhere(tmp_path):
     assert len(shown) == 8, "title twice, paragraph, heading, cell, note, footnote and caption as they were written"
 
 
+def test_a_secret_does_not_pass_for_a_picture(tmp_path, monkeypatch):
+    monkeypatch.setenv("MY_API_KEY", "supersecretvalue99")
+    page = html_page("t", ['x <img src="data:image/png;base64,supersecretvalue99"'], tmp_path)
+    assert "base64," in page and "supersecretvalue99" not in page
+    strange = '<img src="data:image/png;base64,abcde">'  # no base64
+    assert taken_apart(strange) == (strange, [])
+
+
 def test_cells_carry_the_values_that_they_are_sorted_by(tmp_path):
     parsed = read(html_page("a", [table(compared=())], tmp_path))
     kinds = [attrs["data-kind"] for tag, attrs in parsed.tags if tag == "th"]

@@ -65,6 +65,8 @@ def test_the_end_of_a_run(tmp_path):
     assert lines[6] == f"report: {tmp_path}/evaluate/report.html (report.md says the same)"
     assert lines[8] == "try next:" and lines[9].startswith(f"  draftsmith compare {tmp_path}  ")
     assert lines[11].split("  ")[1] == "draftsmith demo compare"
+    (tmp_path / "evaluate" / "report.json").write_text("{")
+    assert "not valid JSON" in ending(recipe, path, stages), "a run that is over does not fail by its last lines"
 
 
 def test_the_table_fits_however_many_sets_and_methods_there_are():
@@ -78,4 +80,7 @@ def test_the_table_fits_however_many_sets_and_methods_there_are():
 
 def test_reports_without_cells_or_of_before_have_no_table():
     assert short_table("a", {"cells": []}) == [] and short_table("a", {"cells": [{}]}) == []
+    report = report_of()
+    report["cells"][0] |= {"tau_interval": None}
+    assert short_table("a", report) == []
     assert short_table("a", report_of())[1].split() == ["M", "4.10", "1.45x", "12/12"]

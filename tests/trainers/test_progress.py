@@ -9,6 +9,7 @@ import sys
 import pytest
 from draftsmith.trainers import progress
 from draftsmith.trainers.progress import StageLine, clock
+from rich.cells import cell_len
 
 VALUES = {"loss": 0.5, "accuracy": 0.25, "samples_per_s": 10.0, "tokens_per_s": 200.0}
 
@@ -77,6 +78,7 @@ def test_it_fits_and_what_matters_is_cut_last(time_of, width):
     if width >= 70:
         assert "step 120/300 · 1:30 left" in shown
     assert ("loss" in shown) <= ("second stage)" in shown), "what it is for stays longer than the loss"
+    assert cell_len(StageLine("調整", "画像を説明する " * 9).text(width)) <= width, "such characters take two cells"
 
 
 def test_without_a_terminal_there_are_sparse_lines(time_of, capsys):
@@ -141,6 +143,7 @@ def on_a_terminal(tmp_path, *, stderr=None, **environment) -> str:
 def test_a_terminal_shows_one_line_that_changes(tmp_path):
     shown = on_a_terminal(tmp_path)
     assert "\x1b[2K" in shown, "the line is written over"
+    assert "\x1b[?25l" not in shown, "a hidden cursor would stay hidden behind a second Ctrl-C"
     assert re.search(r"stage 3 of 8 · finetune: learns · step [0-3]/4 · 0:0\d", shown)
     plain = re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "", shown)
     for step in range(1, 5):

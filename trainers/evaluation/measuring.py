@@ -120,6 +120,7 @@ class Measuring:
             requests = sets[part]
             opened = requests.open(index, self.target)
             if opened is None:
+                self._line.advance()
                 return None
             common = {
                 "benchmark": requests.benchmark, "request": opened.request.name, "temperature": temperature,
