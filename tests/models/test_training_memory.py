@@ -77,16 +77,25 @@ def test_a_tower_within_a_fifth():
 
 
 ROWS = ("t" * 30 + "v" * 20 + "t" * 20 + "a" * 26,) * 3
+BEHIND_NO_PROMPT = ("a" * 26 + "v" * 20 + "a" * 50,) * 3
 SIZES = {"qwen": False, "hidden": 96, "heads": 6, "kv_heads": 2, "intermediate": 256, "vocab": 61}
+
+
+def held_by(name, rows):
+    """A head's training, and what a step holds."""
+    config, target, training = heads_tiny.built(name, sizes=SIZES)
+    batch, states = heads_tiny.case_for(config, target, rows)
+    with Saved() as saved:
+        training.train()(batch, states)
+    return training, saved.bytes(*training.parameters(), target.embedding, target.head_weight)
 
 
 @pytest.mark.parametrize("name", ["eagle", "eagle3", "sparrow", "sparrow-ttt", "msd", "vispec", "hivis"])
 def test_a_head_within_a_fifth(name):
-    config, target, training = heads_tiny.built(name, sizes=SIZES)
-    batch, states = heads_tiny.case_for(config, target, ROWS)
-    with Saved() as saved:
-        training.train()(batch, states)
-    found = saved.bytes(*training.parameters(), target.embedding, target.head_weight)
+    """The estimate does not know how long prompts are, which later passes of `ttt` leave out."""
+    leaves_out = name in ("eagle3", "sparrow-ttt")
+    training, found = held_by(name, BEHIND_NO_PROMPT if leaves_out else ROWS)
+    assert not leaves_out or held_by(name, ROWS)[1] < found
     inputs = 3 * (96 - 20 if name == "hivis" else 96)  # HiViS has none at visual tokens
     estimate = head_activations(training.head.shape, inputs, training.num_passes, 4)
     assert 0.8 < estimate / found < 1.25, (estimate, found)

@@ -310,7 +310,7 @@ def test_bash_completes_commands_recipes_options_and_settings():
     assert completed(["draftsmith", "show", "llava15-68m", "--no"]) == ["--no-defaults"]
     assert completed(["draftsmith", "train", "llava15-68m", "rest"]) == ["restart="]
     assert completed(["draftsmith", "completion", "f"]) == ["fish"]
-    assert completed(["draftsmith", "demo", "vis"]) == ["visual-ar"]
+    assert completed(["draftsmith", "demo", "lvlm-s"]) == ["lvlm-seeds"]
     assert completed(["draftsmith", "verify", "--fi"]) == ["--files-only"]
     assert completed(["draftsmith", "doctor", "--ne"]) == ["--network"]
     assert completed(["draftsmith", "recipe", "=", "llava15-160m-d"]) == ["llava15-160m-distilled"]

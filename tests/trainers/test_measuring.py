@@ -47,7 +47,7 @@ def decoded(monkeypatch):
 
 
 def of(stage, folder):
-    context = SimpleNamespace(seed=3, folder=folder, say=lambda line: None, stop=Stop())
+    context = SimpleNamespace(seed=3, folder=folder, say=lambda line: None, stop=Stop(), line=None, name="evaluate")
     return Measuring(stage, context, None, [Drafting()], (), tokenizer=object())
 
 
