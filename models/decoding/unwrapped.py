@@ -143,7 +143,7 @@ def head_layer_of(attention: Any, mlp: Any, behind: nn.Module) -> Layer | None:
 
 def _computing(
     own: dict[str, Any], wide: dict[str, Any], behind: Any, of_heads: Sequence[Any], epsilon: str
-) -> tuple[Any, ...] | None:
+) -> tuple[Any, Any, Any, Any, Any] | None:
     """The fields of a `Layer` from `qkv` to `behind`."""
     linear = (
         own["q_proj"], own["k_proj"], own["v_proj"], own["o_proj"], wide["gate_proj"], wide["up_proj"],
