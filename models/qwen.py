@@ -97,8 +97,10 @@ def see_patches(model: Any, patches: Tensor, pictures: Sequence[Picture]) -> See
     sizes = torch.tensor([[g.frames, g.rows, g.columns] for g in grids if g is not None])
     assert int(sizes.prod(1).sum()) == len(patches), f"{len(patches)} patches for grids {sizes.tolist()}"
     tower = model.model.visual
-    inputs = tower_inputs(tower, sizes, patches.device)
-    seen = tower(patches.to(next(tower.parameters()).dtype), return_dict=True, **inputs)
+    weight = next(tower.parameters())
+    # Under a device map it may lie elsewhere than the embedding; offloaded, it lies nowhere.
+    device = patches.device if weight.is_meta else weight.device
+    seen = tower(patches.to(device, weight.dtype), return_dict=True, **tower_inputs(tower, sizes, device))
     return SeenPatches(seen.pooler_output, tuple(seen.get("deepstack_features") or ()))
 
 

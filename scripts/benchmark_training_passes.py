@@ -31,12 +31,15 @@ from transformers import LlamaConfig
 
 
 def dense(self: TrainingPasses, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-    """Replaces `TrainingPasses.attend`: one masked softmax over the keys of all passes."""
+    """Replaces `TrainingPasses.attend`: one masked softmax over the keys of all passes, of which later ones may run the
+    last inputs alone.
+    """
     held = vars(self).setdefault("all", ([], []))
     for states, state in zip(held, (k, v), strict=True):
         states.append(state)
     step, entry = len(held[0]) - 1, torch.arange(q.shape[2], device=q.device)
-    blocks = [entry[None] <= entry[:, None] - step]
+    true = torch.arange(held[0][0].shape[2], device=q.device)
+    blocks = [true[None] <= true[-len(entry) :, None] - step]
     blocks += [entry[None] == entry[:, None] - step + number for number in range(1, step + 1)]
     keys, values = (torch.cat(states, 2) for states in held)
     mask = torch.cat(blocks, 1) if step else None

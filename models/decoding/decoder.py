@@ -174,7 +174,8 @@ class CachedDecoder:
         kinds, shown = (modality, mask) if on_host is None else on_host
         real = torch.ones_like(kinds, dtype=torch.bool) if shown is None else shown
         positions, next_position = place_positions(kinds, real, pictures, self.scheme)
-        positions, deepstack = uploaded(positions, embeds.device), self._deepstack_of(seen)
+        positions = uploaded(positions, embeds.device)
+        deepstack = tuple(part.to(embeds.device) for part in self._deepstack_of(seen))  # the tower may lie elsewhere
         return PromptRows(
             embeds, positions, next_position, mask, (kinds != TEXT).cpu() if deepstack else None, deepstack
         )

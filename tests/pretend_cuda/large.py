@@ -46,6 +46,8 @@ FAMILIES = {
     "llava": (LlavaTargetConfig, "llava", tiny.llava(0, layers=LAYERS), tiny.request(1, 1), tiny.IMAGE_ID),
     "qwen2_5_vl": (QwenTargetConfig, "qwen2_5_vl", tiny_qwen.model("qwen2_5_vl", layers=LAYERS),
                    tiny_qwen.request("qwen2_5_vl"), None),
+    "qwen3_vl": (QwenTargetConfig, "qwen3_vl", tiny_qwen.model("qwen3_vl", layers=LAYERS),
+                 tiny_qwen.request("qwen3_vl"), None),
     "causal_lm": (CausalTargetConfig, "causal_lm", _causal(), tiny.request(2, 0), None),
 }  # fmt: skip
 
@@ -62,7 +64,7 @@ def _loaded(folder, name, place, **section):
     config, kind, model, _, image_token_id = FAMILIES[name]
     settings = config(kind=kind, path=str(folder / name), **section)
     vocabulary = model.config.get_text_config().vocab_size
-    tokens = tiny_qwen.TOKENS if name == "qwen2_5_vl" else tiny.TOKENS if vocabulary == tiny.VOCAB else vocabulary
+    tokens = tiny_qwen.TOKENS if name.startswith("qwen") else tiny.TOKENS if vocabulary == tiny.VOCAB else vocabulary
     return load_target(settings, folder / name, num_token_ids=tokens, image_token_id=image_token_id, device=place)
 
 

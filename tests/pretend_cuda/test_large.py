@@ -14,14 +14,15 @@ def test_weights_are_read_straight_onto_the_device(results):
     straight = results["large.straight"]
     control = straight.pop("by way of the host")
     assert control["equal"] and control["moved from the host"] > 20, "else this test could not fail"
-    assert len(straight) == 8
+    assert len(straight) == 9
     for name, result in straight.items():
         assert result.pop("places") == ["cuda:1"], name
         assert result == {"equal": True, "same types": True, "moved from the host": 0}, name
 
 
 def test_auto_holds_what_is_stored_on_the_device_and_float32_on_the_cpu(results):
-    types = {name: ["bfloat16", "float32", "float16"] for name in ("llava", "qwen2_5_vl", "causal_lm", "llamagen")}
+    names = ("llava", "qwen2_5_vl", "qwen3_vl", "causal_lm", "llamagen")
+    types = {name: ["bfloat16", "float32", "float16"] for name in names}
     assert results["large.stored"] == {name: [[one] for one in found] for name, found in types.items()}
 
 
@@ -31,8 +32,9 @@ def test_a_target_over_two_devices_says_what_the_cpu_says(results):
 
 
 def test_the_draft_of_a_spread_target_is_captured_where_it_lies(results):
+    """Where the target's embedding is; that of Qwen3-VL, whose tower fills the first device here, is on the second."""
     graphs = results["large.spread"]["graphs"]
-    assert len(graphs) == 3 and all(device == 0 and operations > 100 for device, operations in graphs)
+    assert [device for device, _ in graphs] == [0, 0, 1, 0] and all(operations > 100 for _, operations in graphs)
 
 
 def test_a_target_that_the_gpus_do_not_hold_is_refused_unless_the_host_was_asked_for(results):
