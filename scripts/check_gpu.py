@@ -102,7 +102,7 @@ TRACKS = {
             f"target.language_model={SMALL['target.language_model']}",
             *_splits("words", name=4, caption=4, colors=4, attribute=4, place=4, clip=4, sums=4, fact=4),
             *_splits("single", name=0, colors=0, caption=30, attribute=30, place=0),
-            *_splits("text", sums=20, fact=10), *_splits("clips", clip=16), *_splits("clips_12", clip=4),
+            *_splits("text", sums=20, fact=10), *_splits("clips_4", clip=16), *_splits("clips_12", clip=4),
             *_splits("clips_32", clip=2), *_splits("binding", attribute=4),
             "stages.world.video_suite=2", "stages.answers.max_new_tokens=16", "stages.evaluate.max_new_tokens=16",
             "stages.evaluate.lengths=[4]",
