@@ -12,7 +12,8 @@ import torch
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "scripts"))
 from draftsmith.core.errors import UserError
-from peers import assisted, clones, ours, pairs
+from peers import assisted, clones, ours, pairs, training_step
+from transformers import LlamaForCausalLM
 
 TINY = {"hidden_size": 16, "intermediate_size": 24, "num_attention_heads": 2, "vocab_size": 32}
 ARGUMENTS = argparse.Namespace(seed=0, pairs=1, cycles=2, checked=1, tokens=12)
@@ -93,3 +94,52 @@ def test_a_missing_clone_is_named(tmp_path):
 def test_requests_follow_from_their_number():
     assert torch.equal(ours.prompt(3, 9, 32), ours.prompt(3, 9, 32))
     assert not torch.equal(ours.prompt(3, 9, 32), ours.prompt(4, 9, 32))
+
+
+class Twin(training_step.Ours):
+    """In the place of EAGLE's side, whose clone these tests lack: ours again, with weights of the same draw."""
+
+    def __init__(self, arguments: argparse.Namespace, mine: training_step.Ours, model: Any):
+        super().__init__(model)
+        self.head.load_state_dict(mine.head.state_dict())
+        self.trained = dict(self.head.named_parameters())
+
+
+@pytest.fixture
+def step_sides(tiny):
+    torch.manual_seed(0)
+    model = LlamaForCausalLM(ours.target_config(tiny, 7)).eval()
+    mine = training_step.Ours(model)
+    return mine, Twin(ARGUMENTS, mine, model)
+
+
+def test_a_training_step_of_ours_trains_the_head_alone(step_sides):
+    mine, _ = step_sides
+    ids, supervised = training_step.sample(3, 16, 32)
+    assert ids.shape == supervised.shape == (1, 16) and supervised[0].tolist() == [False] * 4 + [True] * 12
+    before = {name: value.clone() for name, value in mine.head.state_dict().items()}
+    seconds = training_step.parts(mine, 3, 64, 32)
+    assert list(seconds) == list(training_step.PARTS) and min(seconds.values()) > 0
+    assert [n for n, p in mine.head.named_parameters() if p.grad is None or not p.grad.any()] == []
+    assert all(torch.equal(value, before[name]) for name, value in mine.head.state_dict().items()), "its rate is 0"
+    assert 0 < training_step.products_share(mine, 16, 32) < 1
+
+
+def test_training_steps_that_differ_end_the_run(step_sides):
+    mine, other = step_sides
+    assert training_step.check_equal(mine, other, 16, 32) == (0.0, 0.0)
+    with torch.no_grad():
+        next(iter(other.trained.values())).mul_(1.01)
+    with pytest.raises(SystemExit, match="training at 16 tokens: losses"):
+        training_step.check_equal(mine, other, 16, 32)
+
+
+@pytest.mark.parametrize(("bar", "outcome"), [(1e-6, "missed"), (1e6, "met")])
+def test_training_steps_give_a_row_each_and_say_where_missed_ones_go(tiny, monkeypatch, capsys, bar, outcome):
+    monkeypatch.setattr(training_step, "Theirs", Twin)
+    monkeypatch.setattr(training_step, "BAR", bar)
+    training_step.training(argparse.Namespace(seed=0, pairs=1, sizes=[tiny], lengths=(8, 16)))
+    rows = [line.strip("| ").split(" | ") for line in capsys.readouterr().out.splitlines() if line.startswith("|")]
+    measured = [row for row in rows if row[0] in ("8, tiny", "16, tiny")]
+    assert [row[2] for row in measured[:2]] == [outcome] * 2 and measured[0][4] == "0e+00, 0e+00"
+    assert len(measured) == (4 if outcome == "missed" else 2), "a missed step is taken apart"

@@ -47,6 +47,11 @@ class Context:
     trackers: list[Tracker] = field(default_factory=list)  # that the stage has opened; who runs it closes them
 
     @property
+    def progress(self) -> StageLine:
+        """Where the stage counts what it has done; nobody sees it where nobody watches."""
+        return self.line or StageLine(self.name)
+
+    @property
     def is_in_step(self) -> bool:
         """Whether all ranks hold the target together: they run the same requests, and rank 0 alone writes."""
         return getattr(self.target, "tensor_parallel_size", 1) > 1

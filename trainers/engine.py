@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 import torch
-from pydantic import Field
+from pydantic import Field, model_validator
 from torch import nn
 from torch.nn import functional
 
@@ -40,9 +40,19 @@ class EngineConfig(Section):
     # computes in it, unless the target is held in float32; fp32 on others and on a CPU.
     precision: Literal["auto", "fp32", "bf16", "fp16"] = "auto"
 
+    # ZeRO 3: weights of fewer numbers than this stay whole on every rank, which costs memory and spares messages. null:
+    # DeepSpeed's 100,000; 0 shares all of them out.
+    persistence_threshold: int | None = Field(None, ge=0, exclude_if=lambda value: value is None)
+
     # Float32 matrix products of training steps round their factors to TF32 on GPUs that have it, and are several times
     # as fast. Decoding and the target's states stay exact. Unset it stays out of fingerprints.
     tf32: bool = Field(True, exclude_if=lambda value: value is True)
+
+    @model_validator(mode="after")
+    def _read(self) -> EngineConfig:
+        if self.persistence_threshold is not None and self.zero_stage != 3:
+            raise ValueError("persistence_threshold is of zero_stage: 3; leave it out")
+        return self
 
     def on(self, device: torch.device, *, target_dtype: str = "float32") -> EngineConfig:
         """With `auto` resolved for a device.
@@ -197,6 +207,8 @@ class Engine:
         trained = sum(p.numel() for group in optimizer.param_groups for p in group["params"])
         bucket = min(BUCKET, trained)
         stage, sums = _gradient_sums(config, accumulation)
+        threshold = config.persistence_threshold
+        whole = {} if threshold is None else {"stage3_param_persistence_threshold": threshold}
         # ZeRO-3 leaves the process a linear layer of its own, which keeps no gathered weights for the backward: it is
         # kept for this engine's steps, and whatever runs beside or after them (a decoding that is timed) has torch's.
         with _linear_is(functional.linear):
@@ -209,7 +221,7 @@ class Engine:
                     "train_micro_batch_size_per_gpu": micro_batch_size,
                     "gradient_accumulation_steps": accumulation,
                     "gradient_clipping": clip_norm or 0.0,
-                    "zero_optimization": {"stage": stage, "reduce_bucket_size": bucket},
+                    "zero_optimization": {"stage": stage, "reduce_bucket_size": bucket, **whole},
                     "zero_allow_untested_optimizer": True,
                     "zero_force_ds_cpu_optimizer": False,
                     "bf16": {"enabled": config.precision == "bf16"},

@@ -20,7 +20,7 @@ from .context import Context
 from .engine import Engine
 from .loop import Training, train
 from .optim import OptimConfig, build_optimizer, rate_multiplier
-from .progress import StageLine
+from .progress import STEP
 from .stages.base import Stage
 from .tracked import track_sample
 
@@ -100,11 +100,11 @@ def fit(stage: FitSettings, context: Context, training: Training) -> Engine:
     )
     tracker = context.tracker()
     track_sample(tracker, context.folder)
-    line = context.line or StageLine(context.name)
+    line = context.progress
 
     def rewind(step: int) -> None:
         tracker.rewind(step)
-        line.count("step", training.total, step)
+        line.count(STEP, training.total, step)
 
     def log(values: Mapping[str, float | Path], step: int) -> None:
         tracker.log(values, step)

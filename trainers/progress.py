@@ -8,9 +8,9 @@ from __future__ import annotations
 import os
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, TypeVar
 
 import psutil
 from rich.cells import cell_len, set_cell_size
@@ -21,8 +21,13 @@ from rich.segment import Segment
 from ..core import ranks
 from ..core.secrets import redact
 
+STEP = "step"  # what trainings count
 _EVERY_S = 10.0  # between two lines where nobody watches
 _LOOKED_S = 3.0  # that a stage must have worked before its rate is told
+_Item = TypeVar("_Item")
+# Seconds of an optimizer step, in a training that has a rate -> seconds of later stages that are known, and how many
+# stages have no known time; None: none has one.
+Behind = Callable[[float | None], tuple[float, int] | None]
 
 
 class StageLine:
@@ -33,13 +38,23 @@ class StageLine:
         about: what it is for.
         place: which stage of how many this is.
         live: whether a terminal shows one line, which changes; None: what `watched` says.
+        behind: what is known of the time of later stages; None: nothing.
     """
 
-    def __init__(self, name: str, about: str = "", place: tuple[int, int] = (1, 1), *, live: bool | None = None):
+    def __init__(
+        self,
+        name: str,
+        about: str = "",
+        place: tuple[int, int] = (1, 1),
+        *,
+        live: bool | None = None,
+        behind: Behind | None = None,
+    ):
         self.name, self._about, self._place = name, redact(about), place
         self._is_live = (watched() if live is None else live) and ranks.is_main()
+        self._behind = behind
         self._began = time.monotonic()
-        self._unit, self._done, self._total = "", 0, 0
+        self._unit, self._done, self._total, self._is_all = "", 0, 0, True
         self._first, self._counted_from = 0, self._began  # what was done before this process counted, and since when
         self._advanced = self._began  # when the last one was done
         self._note, self._printed = "", 0.0
@@ -58,14 +73,30 @@ class StageLine:
             yield self
         console.print(_Line(self), end="")
 
-    def count(self, unit: str, total: int, done: int = 0) -> None:
-        """The stage has `total` of these to do, of which an earlier process did `done`."""
-        self._unit, self._total, self._done, self._first = unit, total, done, done
+    def count(self, unit: str, total: int, done: int = 0, *, is_share: bool = False, is_all: bool = True) -> None:
+        """The stage has `total` of these to do, of which an earlier process did `done`.
+
+        Args:
+            is_share: the total is this rank's share of them.
+            is_all: nothing else follows that takes time; else no time left is told.
+        """
+        self._unit = f"rank {ranks.rank()}'s {unit}" if is_share and ranks.world_size() > 1 else unit
+        self._total, self._done, self._first, self._is_all = total, done, done, is_all
         self._counted_from = time.monotonic()
 
     def skip(self, done: int) -> None:
         """So many more were done by an earlier process."""
         self._done, self._first = self._done + done, self._first + done
+
+    def add(self, count: int) -> None:
+        """So many more are done."""
+        self.advance(self._done + count)
+
+    def counted(self, items: Iterable[_Item]) -> Iterator[_Item]:
+        """The items; each counts as done when the next one is asked for."""
+        for item in items:
+            yield item
+            self.advance()
 
     def advance(self, done: int | None = None) -> None:
         """So many are done; None: one more."""
@@ -94,10 +125,17 @@ class StageLine:
             print(f"{self.name} {step}/{self._total} {self._note}", flush=True)
 
     def text(self, width: int) -> str:
-        """The line in at most `width` cells of a terminal. What it is for is cut first, then the loss goes."""
+        """The line in at most `width` cells of a terminal. What it is for is cut first, then the loss goes, and then
+        what is left of the run.
+        """
         number, of = self._place
-        head, tail = f"stage {number} of {of} · {self.name}", [*self._how_far(), self._how_long()]
-        short = " · ".join([head, *tail])
+        left = self._left()
+        head, tail = f"stage {number} of {of} · {self.name}", [*self._how_far(), self._how_long(left)]
+        short = " · ".join([head, *tail, *(of_run := self._of_run(left))])
+        if cell_len(short) <= width:
+            tail += of_run
+        else:
+            short = " · ".join([head, *tail])
         room = width - cell_len(short)
         about = f": {self._about}" if self._about else ""
         if cell_len(about) > room:
@@ -112,16 +150,35 @@ class StageLine:
             return []
         return [f"{self._unit} {self._done:,}/{self._total:,}" if self._total else f"{self._unit} {self._done:,}"]
 
-    def _how_long(self) -> str:
-        """At the rate of this process: what an earlier one did took a time that is not known."""
-        now = time.monotonic()
+    def _how_long(self, left: float | None) -> str:
+        gone = time.monotonic() - self._began
+        return clock(gone) if not left else f"{clock(left)} left of about {clock(gone + left)}"
+
+    def _left(self) -> float | None:
+        """Seconds of this stage, at the rate of this process: what an earlier one did took a time that is not known.
+
+        None: it has no rate yet. 0: all is done.
+        """
         counted, done = self._advanced - self._counted_from, self._done - self._first
-        if not self._total or done < 1 or counted < _LOOKED_S or self._done >= self._total:
-            return clock(now - self._began)
+        if not self._is_all or not self._total or done < 1 or counted < _LOOKED_S:
+            return None
+        if self._done >= self._total:
+            return 0.0
         # Between two updates it counts down, by the one that is under way at most.
         each = counted / done
-        left = each * (self._total - self._done) - min(now - self._advanced, each)
-        return f"{clock(left)} left of about {clock(now - self._began + left)}"
+        return each * (self._total - self._done) - min(time.monotonic() - self._advanced, each)
+
+    def _of_run(self, left: float | None) -> list[str]:
+        """What is left of the run: this stage, and the optimizer steps of later ones at the rates of this run."""
+        if self._behind is None or left is None:
+            return []
+        is_training = self._unit == STEP
+        step_s = (self._advanced - self._counted_from) / (self._done - self._first) if is_training else None
+        if (known := self._behind(step_s)) is None:
+            return []
+        seconds, others = known
+        untimed = f" + {others} stage{'s' * (others > 1)} without a rate" if others else ""
+        return [f"run: about {clock(left + seconds)} left{untimed}"]
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
         # A terminal that writes into its last column begins a new line, so that one stays free. Never as markup.
@@ -159,6 +216,18 @@ def watched() -> bool:
 def _cut(text: str, width: int) -> str:
     """A text that is longer, in `width` cells: a character of some scripts takes two."""
     return f"{set_cell_size(text, width - 1).rstrip()}…"
+
+
+def of_shards(total: int, per_shard: int, mine: Collection[int], left: Collection[int]) -> tuple[int, int]:
+    """How many samples this rank's shards have, and how many of them lie in shards that an earlier process finished.
+
+    Args:
+        total: samples of all shards, `per_shard` in each but the last.
+        mine: indices of this rank's shards.
+        left: those of them that are not finished.
+    """
+    sizes = {index: min(per_shard, total - index * per_shard) for index in mine}
+    return sum(sizes.values()), sum(size for index, size in sizes.items() if index not in left)
 
 
 def clock(seconds: float) -> str:

@@ -31,6 +31,7 @@ from .precision import settled_stage
 from .progress import StageLine
 from .restart import RECORD, Restarted, command_identity, complete, free_name, restarted_before, set_aside
 from .results import InputCheck, unreadable, write_done
+from .run_time import RunTime
 from .stages.base import Planned
 from .stopping import Stop
 from .tracked import tracked
@@ -72,10 +73,12 @@ def run_stages(
         ranks.on_main(set_aside, output, _identity(plan, restart, words), restart, stale, say)
     with Stop(say) as stop:
         running = [planned.name for planned in plan if chosen is None or planned.name in chosen]
+        to_do = [p for p in plan if p.name in running and not is_done(p, output)] if ranks.is_main() else []
+        times = RunTime(to_do)
         for planned in plan:
             if chosen is None or planned.name in chosen:
                 place = running.index(planned.name) + 1, len(running)
-                line = StageLine(planned.name, planned.stage.purpose, place)
+                line = StageLine(planned.name, planned.stage.purpose, place, behind=partial(times.behind, planned.name))
                 _run_stage(planned, make_context, stop, inputs, broken.get(planned.name), line, say)
         # A rank that exits while another still reads its message looks like a crash.
         ranks.barrier()

@@ -84,6 +84,16 @@ def write_suite(folder: Path, count: int, write_record: WriteRecord, *, words: C
     (folder / INDEX).write_text(json.dumps(index, indent=1))
 
 
+def num_suite_records(count: int) -> int:
+    """Records that `write_suite` writes."""
+    return count * (len(SUBSTITUTES) + len(QUESTIONS))
+
+
+def num_video_suite_records(count: int, lengths: Sequence[int], kinds: Sequence[str]) -> int:
+    """Records that `write_video_suite` writes."""
+    return count * (len(kinds) * len(lengths) + len(BENCHMARK_SETS))
+
+
 def length_set(num_frames: int, kind: str = "clip") -> str:
     """The name of the set whose clips have so many frames: `clips-4`; of the scenario `clip_late`, `late-4`."""
     return f"{kind.removeprefix('clip_') if kind != 'clip' else 'clips'}-{num_frames}"

@@ -8,7 +8,7 @@ gives batches of like lengths that are the same whether states are computed or r
 from __future__ import annotations
 
 import zlib
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -70,14 +70,25 @@ class StatesSamples:
         text = feature_places(modality, torch.ones_like(loss_mask), loss_mask)
         return len(sample.ids), int(text.sum()), int((modality != TEXT).sum())
 
-    def count_all(self, path: Path, *, rank: int = 0, world_size: int = 1) -> np.ndarray:
-        """[k,3] of this rank's samples (every `world_size`-th), kept in `path` for the next start."""
+    def count_all(
+        self,
+        path: Path,
+        *,
+        rank: int = 0,
+        world_size: int = 1,
+        watch: Callable[[Iterable[int]], Iterable[int]] = iter,
+    ) -> np.ndarray:
+        """[k,3] of this rank's samples (every `world_size`-th), kept in `path` for the next start.
+
+        Args:
+            watch: wraps the numbers of samples that are counted, to see how far this is.
+        """
         path = path.with_name(f"{path.name}-{self.dataset.identity()[:16]}-{rank}-of-{world_size}.npz")
         mine = range(rank, len(self), world_size)
         arrays = read_arrays(path, {"counts": np.int32})
         if arrays is not None and arrays["counts"].shape == (len(mine), 3):
             return arrays["counts"]
-        counts = np.array([self.count(index) for index in mine], dtype=np.int32).reshape(-1, 3)
+        counts = np.array([self.count(index) for index in watch(mine)], dtype=np.int32).reshape(-1, 3)
         write_arrays(path, {"counts": counts})
         return counts
 

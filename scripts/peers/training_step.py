@@ -134,7 +134,7 @@ def check_equal(ours: Ours, theirs: Theirs, length: int, vocab_size: int) -> tup
         side.optimizer.zero_grad()
         loss = side.loss(*sample(0, length, vocab_size))
         loss.backward()
-        losses.append(float(loss))
+        losses.append(float(loss.detach()))
     apart = 0.0
     for name, parameter in ours.head.named_parameters():
         mine, other = parameter.grad, theirs.trained[name].grad

@@ -17,7 +17,7 @@ from draftsmith.core import ranks
 from draftsmith.core.errors import UserError
 from draftsmith.trainers import checkpoint
 from draftsmith.trainers.engine import Engine, EngineConfig, init_distributed, load_data
-from training import module, run
+from training import engine_config, module, run
 
 
 class Died(Exception):
@@ -206,7 +206,7 @@ def test_deepspeeds_own_barriers_wait_as_long_as_ours(zero, tmp_path, monkeypatc
     linear = torch.nn.Linear(2, 2)
     init_distributed()
     built = Engine(
-        linear, torch.optim.SGD(linear.parameters(), lr=1.0), lambda step: 1.0, EngineConfig(zero_stage=zero),
+        linear, torch.optim.SGD(linear.parameters(), lr=1.0), lambda step: 1.0, engine_config(zero),
         micro_batch_size=1, accumulation=1, clip_norm=None,
     )  # fmt: skip
     waited, impatient = [], []

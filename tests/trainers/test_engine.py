@@ -6,6 +6,7 @@ import training
 from draftsmith.trainers import fit
 from draftsmith.trainers.engine import EngineConfig, _gradient_sums, _tensor_cores
 from draftsmith.trainers.optim import OptimConfig
+from pydantic import ValidationError
 
 FP32 = {"data_types": {"grad_accum_dtype": "fp32"}}
 
@@ -70,3 +71,21 @@ def test_the_optimizer_is_built_where_the_weights_will_be(monkeypatch):
     with pytest.raises(Built) as raised:
         fit.fit(stage, None, type("Training", (), {"module": model})())
     assert raised.value.args == ({"meta"},)
+
+
+def test_zero_3_shares_every_weight_out_in_these_tests():
+    """DeepSpeed keeps weights under 100,000 numbers whole: of a tiny model none would be shared."""
+    built = training.engine(training.module(noisy=False), OptimConfig(lr=1e-3), steps=1, zero=3)
+    assert [name for name, p in built.module.named_parameters() if p.ds_persist or p.numel()] == []
+    with built.full_weights():
+        assert all(p.numel() == p.ds_numel for p in built.module.parameters())
+    usual = training.engine(
+        training.module(noisy=False), OptimConfig(lr=1e-3), steps=1, zero=3, config=EngineConfig(zero_stage=3)
+    )
+    assert all(p.ds_persist for p in usual.module.parameters())
+
+
+def test_the_threshold_of_zero_3_is_refused_elsewhere():
+    with pytest.raises(ValidationError, match="persistence_threshold is of zero_stage: 3"):
+        EngineConfig(zero_stage=2, persistence_threshold=0)
+    assert "persistence_threshold" not in EngineConfig(zero_stage=3).model_dump(), "fingerprints of before hold"

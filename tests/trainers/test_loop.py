@@ -25,7 +25,7 @@ from ranks_run import run_ranks
 from tiny import llava
 from torch import nn
 from torch.nn import functional
-from training import BATCH, Samples, engine, loader, module, run, training_of
+from training import BATCH, Samples, engine, engine_config, loader, module, run, training_of
 from training import weights as weights_of
 
 PLAIN = OptimConfig(lr=1e-2, schedule="constant")
@@ -359,7 +359,7 @@ def test_accumulated_gradients_are_those_of_the_whole_batch(zero, micro, tmp_pat
     model = module(noisy=False)
     before = {name: p.detach().clone() for name, p in model.named_parameters()}
     optimizer = torch.optim.SGD((p for p in model.parameters() if p.requires_grad), lr=1.0)
-    config = EngineConfig(zero_stage=zero)
+    config = engine_config(zero)
     built = Engine(
         model, optimizer, lambda step: 1.0, config, micro_batch_size=micro, accumulation=BATCH // micro, clip_norm=None
     )

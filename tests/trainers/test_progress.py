@@ -5,10 +5,14 @@ import pty
 import re
 import subprocess
 import sys
+from functools import partial
+from typing import Literal
 
 import pytest
 from draftsmith.trainers import progress
-from draftsmith.trainers.progress import StageLine, clock
+from draftsmith.trainers.progress import StageLine, clock, of_shards
+from draftsmith.trainers.run_time import RunTime
+from draftsmith.trainers.stages.base import Planned, Stage, TrainingLength
 from rich.cells import cell_len
 
 VALUES = {"loss": 0.5, "accuracy": 0.25, "samples_per_s": 10.0, "tokens_per_s": 200.0}
@@ -64,6 +68,87 @@ def test_without_a_total_there_is_no_time_left(time_of):
     time_of[0] += 3700
     line.advance()
     assert line.text(99) == "stage 1 of 1 · suite · request 1 · 1:01:40"
+
+
+def test_of_work_that_others_follow_no_time_left_is_told(time_of):
+    line = StageLine("cache")
+    line.count("sample counted", 100, is_all=False)
+    time_of[0] += 10
+    line.add(50)
+    assert line.text(99) == "stage 1 of 1 · cache · sample counted 50/100 · 0:10"
+
+
+def test_a_rank_that_has_a_share_says_so(time_of, monkeypatch):
+    line = StageLine("answers")
+    line.count("answer", 50, is_share=True)
+    assert "· answer 0/50 ·" in line.text(99), "one rank has all of them"
+    monkeypatch.setattr(progress.ranks, "world_size", lambda: 2)
+    line.count("answer", 50, is_share=True)
+    assert "· rank 0's answer 0/50 ·" in line.text(99)
+    line.count("answer", 100)
+    assert "· answer 0/100 ·" in line.text(99)
+
+
+def test_shards_of_an_earlier_process_are_done():
+    assert of_shards(11, 4, range(3), [0, 1, 2]) == (11, 0)
+    assert of_shards(11, 4, range(3), [1]) == (11, 7), "the last shard holds three"
+    assert of_shards(11, 4, [0, 2], [2]) == (7, 4), "of two ranks the first"
+
+
+class Steps(Stage):
+    """A training of so many steps; of none where it trains nothing."""
+
+    kind: Literal["steps"] = "steps"
+    steps: int | None = None
+    what: str = "head"
+    trains_something: bool = True
+
+    def training(self, plan):
+        return TrainingLength((self.what,), self.steps, 4) if self.trains_something else None
+
+
+def planned(name: str, **settings) -> Planned:
+    return Planned(name=name, stage=Steps(**settings), inputs={}, fingerprint="f")
+
+
+def test_what_is_left_of_the_run_is_of_steps_to_come_alone(time_of):
+    times = RunTime([
+        planned("world", trains_something=False), planned("target", steps=50, what="target"),
+        planned("first", steps=100), planned("second", steps=200), planned("unknown"),
+        planned("other", steps=70, what="medusa"), planned("evaluate", trains_something=False),
+    ])  # fmt: skip
+    lines = {}
+    for name, unit in (("world", "record"), ("target", "step"), ("first", "step")):
+        lines[name] = StageLine(name, behind=partial(times.behind, name))
+        lines[name].count(unit, 100)
+        time_of[0] += 50
+        lines[name].advance(50)
+        shown = lines[name].text(200)
+        if name != "first":
+            assert shown.endswith("0:50 left of about 1:40"), "no head has trained: nothing is known of one"
+    # 50 s here and 200 steps of a second; not known: `unknown`, `other` and `evaluate`.
+    assert shown.endswith("step 50/100 · 0:50 left of about 1:40 · run: about 4:10 left + 3 stages without a rate")
+    assert "run:" not in lines["first"].text(80) and "0:50 left" in lines["first"].text(80)
+    second, last = (StageLine(name, behind=partial(times.behind, name)) for name in ("second", "evaluate"))
+    second.count("step", 200)
+    assert "run:" not in second.text(200), "it has no rate of its own yet"
+    last.count("request", 10)
+    time_of[0] += 10
+    last.advance(5)
+    assert last.text(200).endswith("0:10 left of about 0:20"), "nothing follows"
+
+
+def test_a_batch_of_another_size_takes_in_proportion(time_of):
+    class Larger(Steps):
+        def training(self, plan):
+            return TrainingLength(("head",), 10, 8)
+
+    later = Planned(name="later", stage=Larger(), inputs={}, fingerprint="f")
+    times = RunTime([planned("first", steps=100), later])
+    assert times.behind("first", None) is None
+    assert times.behind("first", 1.0) == (20.0, 0)
+    assert times.behind("first", None) == (20.0, 0), "the last rate stands"
+    assert times.behind("passed over", 1.0) is None
 
 
 @pytest.mark.parametrize("width", range(20, 160, 7))

@@ -62,13 +62,26 @@ def loader(samples, steps: int, start: int = 0, micro: int = 2, batch: int = BAT
     )  # fmt: skip
 
 
+def engine_config(zero: int, precision: str = "fp32") -> EngineConfig:
+    """Under ZeRO 3 every weight is shared out: DeepSpeed keeps those of tiny models whole otherwise."""
+    return EngineConfig(zero_stage=zero, precision=precision, **({"persistence_threshold": 0} if zero == 3 else {}))
+
+
 def engine(
-    model, optim: OptimConfig, *, steps: int, zero: int = 0, precision="fp32", micro=2, accumulation=2
+    model,
+    optim: OptimConfig,
+    *,
+    steps: int,
+    zero: int = 0,
+    precision="fp32",
+    micro=2,
+    accumulation=2,
+    config: EngineConfig | None = None,
 ) -> Engine:
     init_distributed()
     return Engine(
         model, build_optimizer(model.parts(), optim), rate_multiplier(optim, steps),
-        EngineConfig(zero_stage=zero, precision=precision), micro_batch_size=micro, accumulation=accumulation,
+        config or engine_config(zero, precision), micro_batch_size=micro, accumulation=accumulation,
         clip_norm=optim.clip_norm,
     )  # fmt: skip
 

@@ -62,6 +62,7 @@ def draw(
     # The commit of weights from the Hub, which a branch's name does not tell; of others the stage's fingerprint.
     commit = config_value(target.config, "_commit_hash") or context.target.revision or context.fingerprint[:12]
     name = f"{context.target.path or 'inline'}@{commit}"
+    line = context.progress
     for some in context.stop.watch(even_batches(numbers, stage.batch_size), "inside a shard; finished ones are kept"):
         asked = [prompts[number // stage.repeats] for number in some]
         requests = [generator.request(prompt.caption, prompt.label, prompt.key) for prompt in asked]
@@ -73,3 +74,4 @@ def draw(
                 tensors["features"] = request.condition.cpu()
             about = {"name": prompt.key, "caption": prompt.caption, "label": prompt.label}
             yield Answer(number, about, tokens, "length", seed, name, tensors)
+        line.add(len(some))

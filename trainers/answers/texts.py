@@ -56,7 +56,11 @@ class Texts:
         alike = sorted(numbers, key=lambda n: (int(self.dataset.lengths[n]), n))
         size = self.stage.batch_size
         parts = self.context.stop.watch(range(0, len(alike), size), STOPPED)
-        answers = [a for i in parts for a in self._batch(alike[i : i + size])]
+        line = self.context.progress
+        answers: list[Answer] = []
+        for start in parts:
+            answers += self._batch(alike[start : start + size])
+            line.add(len(alike[start : start + size]))
         return sorted(answers, key=lambda a: a.number)
 
     def finish(self, reader: ShardReader) -> str:

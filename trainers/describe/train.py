@@ -9,6 +9,8 @@ import numpy as np
 import torch
 from transformers import PreTrainedConfig
 
+from ...data.codes import ShardData
+from ...data.dataset import ConversationData
 from ...data.images import is_tiled
 from ...data.loader import steps_per_epoch
 from ...data.media import ImageReader
@@ -116,6 +118,25 @@ def _beside(plan: Planned, target: PreTrainedConfig) -> list[str]:
         f"  distills by {objective.divergence}: the frozen target beside it takes {held / _GIB:.1f} GiB "
         f"{_where(section)}, a chunk of the vocabulary {chunk / _GIB:.1f} GiB"
     ]
+
+
+def told_steps(plan: Planned) -> int | None:
+    """Optimizer steps that the recipe tells, with what it declares or generates; None: data on disk decides."""
+    stage = plan.stage
+    if stage.steps is not None or stage.visual_share is not None:
+        return stage.steps
+    if stage.source.kind == "cached" and stage.expected is None:
+        makers = [plan.earlier[maker] for thing, maker in plan.inputs.items() if thing.split("/")[0] == "states"]
+        parts = [samples(maker, None)[0] for maker in makers]
+    elif isinstance(stage.data, ConversationData) and stage.data.from_stage is not None:
+        parts = [generated(plan)]
+    else:
+        parts = [None if stage.expected is None else stage.expected.samples]
+    known = [part for part in parts if part is not None]
+    if len(known) < len(parts) or not known:
+        return None
+    held_out = stage.data.held_out if isinstance(stage.data, ShardData) else stage.held_out
+    return stage.num_steps(round(sum(known) * (1 - held_out)))
 
 
 def _where(target: Any) -> str:

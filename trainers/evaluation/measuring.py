@@ -84,9 +84,8 @@ class Measuring:
     def announce(self, sets: Sequence[RequestSet], *, others: bool = False) -> None:
         """Tell how many requests this rank will decode; `others`: and more, which are not known yet."""
         each = sum(len(self._share(requests)) for requests in sets)
-        shared = ranks.world_size() > 1 and not self.context.stop.in_step
-        unit = f"rank {ranks.rank()}'s request" if shared else "request"
-        self._line.count(unit, 0 if others else each * len(self.stage.temperatures) * len(self.lengths))
+        total = 0 if others else each * len(self.stage.temperatures) * len(self.lengths)
+        self._line.count("request", total, is_share=not self.context.stop.in_step)
 
     def _share(self, requests: RequestSet) -> range:
         return ranks.share(len(requests), in_step=self.context.stop.in_step)

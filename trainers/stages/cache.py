@@ -127,12 +127,16 @@ class CacheStage(Stage):
         for dtype, loss in measured.loss.items():
             kl, agreement = loss["kl"], loss["agreement"]
             context.say(f"  {dtype}: KL {kl:.2e} to the exact distribution, {agreement:.2%} of likeliest tokens stay")
+        left, line = unfinished(folder, len(deal), in_step=in_step), context.progress
+        sizes = {index: len(deal[index]) for index in ranks.share(len(deal), in_step=in_step)}
+        before = sum(size for index, size in sizes.items() if index not in left)
+        line.count("sample", sum(sizes.values()), before, is_share=not in_step)
         with context.stop.together():
-            for index in unfinished(folder, len(deal), in_step=in_step):
+            for index in left:
                 if in_step and not ranks.is_main():
                     builder.run(deal[index], context.stop)
                     continue
-                builder.write(index, deal[index], context.stop)
+                builder.write(index, deal[index], context.stop, line.add)
                 context.say(f"shard {index + 1} of {len(deal)}")
         if ranks.is_main():
             finish(folder, identity, num_shards=len(deal), measured=as_measured(measured))

@@ -24,9 +24,10 @@ from ...core import ranks
 from ...core.errors import UserError
 from ...data.captioned import Captioned, CaptionedSource, Refused, decode_image, num_items, read
 from ...data.duplicates import Duplicates, find_duplicates, next_number
-from ...data.shards import ShardReader, claim, finish, finished, write_shard
+from ...data.shards import ShardReader, claim, finish, unfinished, write_shard
 from ..context import Context
 from ..engine import init_distributed
+from ..progress import StageLine, of_shards
 from .base import Planned, Stage
 from .generate import DATASET_FOLDER
 
@@ -117,23 +118,31 @@ class EncodeStage(Stage):
         claim(folder, identity)
         duplicates = _duplicates(self, source, context)
         encoder = _Encoder(self, context)
+        left = unfinished(folder, num_shards)
+        line = context.progress
+        line.count("picture", *of_shards(total, self.samples_per_shard, ranks.share(num_shards), left), is_share=True)
         with context.stop.together():
-            for index in range(ranks.rank(), num_shards, ranks.world_size()):
-                if not finished(folder, index):
-                    self._write_shard(index, source, duplicates, encoder, context)
+            for index in left:
+                self._write_shard(index, source, duplicates, encoder, context, line)
         if ranks.is_main():
             finish(folder, identity, num_shards=num_shards)
             context.say(summary(folder))
         ranks.barrier()
 
     def _write_shard(
-        self, index: int, source: CaptionedSource, duplicates: Duplicates | None, encoder: _Encoder, context: Context
+        self,
+        index: int,
+        source: CaptionedSource,
+        duplicates: Duplicates | None,
+        encoder: _Encoder,
+        context: Context,
+        line: StageLine,
     ) -> None:
         counts: Counter[str] = Counter()
         items = itertools.islice(read(source, index * self.samples_per_shard), self.samples_per_shard)
         log = context.folder / f"refused-{index:06d}.jsonl"
         watched = context.stop.watch(items, "inside a shard; finished ones are kept")
-        pictures = _usable(watched, self, duplicates, counts, log, encoder.size)
+        pictures = _usable(line.counted(watched), self, duplicates, counts, log, encoder.size)
         write_shard(context.folder / SHARDS, index, encoder.samples(pictures), counts)
 
 
@@ -162,7 +171,10 @@ def _duplicates(stage: EncodeStage, source: CaptionedSource, context: Context) -
     database = context.folder / "duplicates.sqlite"
     with context.stop.together():
         if ranks.is_main():
-            items = context.stop.watch(read(source, next_number(database)), "while duplicates were looked for")
+            first = next_number(database)
+            line = context.progress
+            line.count("duplicates: picture", num_items(source), first, is_all=False)
+            items = line.counted(context.stop.watch(read(source, first), "while duplicates were looked for"))
             find_duplicates(((i.number, i.image) for i in items if isinstance(i, Captioned)), database)
     return Duplicates(database)
 

@@ -6,6 +6,8 @@ which: numbers of records of each scenario, or numbers of pictures.
 
 from __future__ import annotations
 
+import itertools
+from collections.abc import Callable
 from pathlib import Path
 from typing import Annotated, Any, ClassVar, Literal
 
@@ -23,7 +25,7 @@ from ...data.processor import QWEN, Processor, build_processor, build_qwen_proce
 from ...data.shapes.captioned import write_captioned
 from ...data.shapes.scenarios import KINDS
 from ...data.shapes.scene import IMAGE_MEAN, IMAGE_STD
-from ...data.shapes.suites import CLIPS, SETS
+from ...data.shapes.suites import CLIPS, SETS, num_suite_records, num_video_suite_records
 from ...data.shapes.textures import Textures
 from ...data.shapes.tokenizer import train_tokenizer
 from ...data.shapes.wordings import Wordings
@@ -109,6 +111,17 @@ class GenerateStage(Stage):
     def pictures(self) -> dict[str, int]:
         """Split -> captioned pictures."""
         return {split: count for split, count in self.splits.items() if isinstance(count, int)}
+
+    @property
+    def num_records(self) -> int:
+        """Records that it writes: of the splits and of the suites, or pictures."""
+        if not self.writes_conversations:
+            return sum(self.pictures.values())
+        return (
+            sum(sum(counts.values()) for counts in self.records.values())
+            + num_suite_records(self.suite)
+            + num_video_suite_records(self.video_suite, self.clip_lengths, self.clip_kinds)
+        )
 
     def written(self, is_suite: bool) -> list[str]:
         """What other stages can take from it by `path`.
@@ -205,6 +218,7 @@ class GenerateStage(Stage):
         with context.stop.together():
             if ranks.is_main():
                 write = _write_conversations if self.writes_conversations else _write_captioned
+                context.progress.count("record" if self.writes_conversations else "picture", self.num_records)
                 write(self, context, context.folder / DATASET_FOLDER)
 
     def describe(self, plan: Planned) -> list[str]:
@@ -226,7 +240,7 @@ def _write_conversations(stage: GenerateStage, context: Context, folder: Path) -
         lengths=stage.clip_lengths,
         clip_kinds=stage.clip_kinds,
         wordings=stage.wordings,
-        before_each=lambda: context.stop.check(f"in stage {context.name}"),
+        before_each=_counting(context),
     )
     first = next(iter(stage.splits))
     tokenizer = train_tokenizer(_texts(folder / f"{first}.json"), stage.vocabulary)
@@ -239,12 +253,23 @@ def _write_captioned(stage: GenerateStage, context: Context, folder: Path) -> No
     splits = stage.pictures
     write_captioned(
         folder, seed=context.seed, image_size=stage.image_size, grain=stage.grain, pairs=stage.pairs, splits=splits,
-        textures=stage.textures, before_each=lambda: context.stop.check(f"in stage {context.name}"),
+        textures=stage.textures, before_each=_counting(context),
     )  # fmt: skip
     source = TarSource(kind="webdataset", path=str(folder / f"{next(iter(splits))}-00000.tar"))
     captions = [item.caption for item in read(source) if isinstance(item, Captioned)]
     train_tokenizer(captions, stage.vocabulary).save_pretrained(context.folder / TOKENIZER)
     context.say(f"wrote {sum(splits.values())} pictures in {len(splits)} splits")
+
+
+def _counting(context: Context) -> Callable[[], None]:
+    """Called before each record: counts those before it, and ends a run that was asked to stop."""
+    line, numbers = context.progress, itertools.count()
+
+    def before_each() -> None:
+        context.stop.check(f"in stage {context.name}")
+        line.advance(next(numbers))
+
+    return before_each
 
 
 def _processor(stage: GenerateStage, kind: str, tokenizer: Any) -> Processor:

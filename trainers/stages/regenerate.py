@@ -24,6 +24,7 @@ from ..context import Context
 from ..describe.data import on_disk, samples
 from ..engine import init_distributed
 from ..fit import Expected
+from ..progress import of_shards
 from .base import Planned, Stage
 from .encode import SHARDS as CODES
 
@@ -119,8 +120,14 @@ class RegenerateStage(Stage):
         identity = {"stage": context.fingerprint, **source.identity()}
         claim(folder, identity)
         num_shards = -(-len(source) // per_shard)
+        left = unfinished(folder, num_shards, in_step=context.is_in_step)
+        mine = ranks.share(num_shards, in_step=context.is_in_step)
+        counts = of_shards(len(source), per_shard, mine, left)
+        context.progress.count(
+            "answer" if self.prompts is None else "picture", *counts, is_share=not context.is_in_step
+        )
         with context.stop.together():
-            for index in unfinished(folder, num_shards, in_step=context.is_in_step):
+            for index in left:
                 answers = list(source.answers(range(index * per_shard, min((index + 1) * per_shard, len(source)))))
                 if context.is_in_step and not ranks.is_main():
                     continue

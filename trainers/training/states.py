@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import math
 import operator
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from itertools import chain
 from pathlib import Path
@@ -90,7 +90,9 @@ def open_samples(
 def count_samples(samples: StatesSamples, context: Context) -> Counts:
     """Of all samples; the ranks count each their share."""
     path = context.folder / "cache" / "counts"
-    mine = samples.count_all(path, rank=ranks.rank(), world_size=ranks.world_size())
+    line = context.progress
+    line.count("sample counted", len(ranks.share(len(samples))), is_share=True, is_all=False)
+    mine = samples.count_all(path, rank=ranks.rank(), world_size=ranks.world_size(), watch=line.counted)
     return joined_counts(ranks.gather(mine))
 
 
@@ -165,8 +167,13 @@ class Builder:
         """The target's states for the taps `wanted`: one teacher-forced pass over the batch, without gradients."""
         return self.target.states(batch, self.wanted)
 
-    def write(self, index: int, numbers: np.ndarray, stop: Stop) -> None:
+    def write(
+        self, index: int, numbers: np.ndarray, stop: Stop, done: Callable[[int], None] = lambda count: None
+    ) -> None:
         """Shard `index` with the states of these samples; it is whole or not there.
+
+        Args:
+            done: told how many samples each batch had.
 
         Raises:
             Stopped: on this rank alone, between two batches.
@@ -176,6 +183,7 @@ class Builder:
             for part in self._watched(numbers, stop):
                 for sample in writing.samples(*self._computed(part), part):
                     writer.add(*sample)
+                done(len(part))
         except BaseException:
             writer.abandon()
             raise
