@@ -45,6 +45,13 @@ def attend(
     )
 
 
+def attend_all(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None = None) -> Tensor:
+    """[R,H,N,E] of queries [R,H,N,E] that all see all keys and values [R,G,K,E], or what `mask` [N,K] bool says."""
+    if mask is not None:
+        return attend(q, k, v, mask)
+    return F.scaled_dot_product_attention(q, k, v, enable_gqa=q.shape[1] != k.shape[1])
+
+
 def folded(
     q: Tensor, k: Tensor, v: Tensor, mask: Tensor, *, scale: float | None = None, dropout: float = 0.0
 ) -> Tensor:

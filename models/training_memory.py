@@ -113,6 +113,35 @@ def head_beside(
     return inputs * each + 40.0 * min(chunk, inputs) * passes * shape.vocab_size
 
 
+def dflash_activations(
+    shape: LayerShape, layers: int, joined: int, context: int, places: int, width: int, *, chunks: int = 1
+) -> float:
+    """Bytes of a DFlash draft in one micro-batch.
+
+    Args:
+        joined: states of the target that fc joins.
+        context: tokens of all rows.
+        places: of all blocks of all rows.
+        chunks: parts of the blocks whose attention is computed at once; each copies the keys that it sees.
+    """
+    block = Block.of_layer(shape)
+    # fc's input, the norm of what it makes, and that.
+    held = context * shape.hidden_size * (joined * width + 4 + 2 * width)
+    # Of the states a layer keeps its input beside the block's, keys before and behind their norm, turned, and values.
+    each = context * (shape.hidden_size * width + block.keys * (4 + 3 * width + 2 * width * chunks))
+    # Of a block, what other layers keep, its input a second time, and the norms of queries and keys.
+    own = block.trained(width) + width * shape.hidden_size + (block.queries + block.keys) * (4 + width)
+    return held + layers * (each + places * own)
+
+
+def dflash_beside(
+    shape: LayerShape, joined: int, context: int, places: int, width: int, *, target_width: int, chunk: int
+) -> float:
+    """Bytes that live beside those: the target's states and feature, the blocks' outputs, the scores of one chunk."""
+    states = context * shape.hidden_size * (joined + 1) * target_width
+    return states + 3.0 * places * shape.hidden_size * width + 40.0 * min(chunk, places) * shape.vocab_size
+
+
 def image_head_activations(shape: LayerShape, positions: int, codes: int, width: int) -> float:
     """Bytes of an image generator's EAGLE head: its layer at so many positions, and the scores of so many codes."""
     return head_activations(shape, positions, 1, width) + code_scores(shape.vocab_size, codes)

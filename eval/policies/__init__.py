@@ -6,6 +6,7 @@ from .chain import Chain, ChainTree
 from .choices import CHOICES
 from .config import TextTreeConfig, TreeConfig
 from .dynamic import Dynamic, DynamicTree
+from .product import Product, ProductTree
 from .sage import Sage, SageTree
 from .static import Static, StaticTree
 
@@ -20,6 +21,8 @@ __all__ = [
     "Dynamic",
     "DynamicTree",
     "Expand",
+    "Product",
+    "ProductTree",
     "Sage",
     "SageTree",
     "Static",

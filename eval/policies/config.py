@@ -21,6 +21,7 @@ from .adt import AdtTree
 from .chain import ChainTree
 from .choices import CHOICES
 from .dynamic import DynamicTree
+from .product import ProductTree
 from .sage import SageTree
 from .static import StaticTree
 
@@ -59,11 +60,11 @@ def named_tree(value: Any) -> Any:
 
 
 TreeConfig = Annotated[
-    Annotated[ChainTree | StaticTree | DynamicTree | AdtTree | SageTree, Field(discriminator="kind")],
+    Annotated[ChainTree | StaticTree | DynamicTree | AdtTree | SageTree | ProductTree, Field(discriminator="kind")],
     BeforeValidator(named_tree),
 ]
 # Of text: ADT-Tree follows the rows of an image.
 TextTreeConfig = Annotated[
-    Annotated[ChainTree | StaticTree | DynamicTree | SageTree, Field(discriminator="kind")],
+    Annotated[ChainTree | StaticTree | DynamicTree | SageTree | ProductTree, Field(discriminator="kind")],
     BeforeValidator(named_tree),
 ]

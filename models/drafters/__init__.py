@@ -6,6 +6,7 @@ from typing import Annotated
 
 from pydantic import Field
 
+from .dflash import DflashConfig
 from .eagle import EagleConfig
 from .eagle3 import Eagle3Config
 from .hivis import HivisConfig
@@ -28,6 +29,7 @@ AnyDrafter = Annotated[
     | VispecConfig
     | HivisConfig
     | MedusaConfig
+    | DflashConfig
     | PrunedConfig
     | SiblingConfig
     | MixedConfig,

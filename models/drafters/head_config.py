@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, ClassVar, Literal, cast
+from typing import Any, ClassVar, Literal, Protocol, cast
 
 import torch
 from pydantic import Field
@@ -288,7 +288,32 @@ class DirectHeadConfig(FusedHeadConfig):
         return (layer,)
 
 
-def mirrored_layer(config: HeadConfig, text: Any, *, input_norm: bool | None, like_llama: bool = False) -> LayerShape:
+class Mirroring(Protocol):
+    """What a section says of a layer that mirrors one of the target's."""
+
+    @property
+    def kv_heads(self) -> str: ...
+
+    @property
+    def qkv_bias(self) -> bool | None: ...
+
+    @property
+    def intermediate_size(self) -> int | None: ...
+
+    @property
+    def norm_eps(self) -> float | None: ...
+
+    @property
+    def rope_theta(self) -> float | None: ...
+
+    @property
+    def rope(self) -> str: ...
+
+    @property
+    def positions(self) -> str: ...
+
+
+def mirrored_layer(config: Mirroring, text: Any, *, input_norm: bool | None, like_llama: bool = False) -> LayerShape:
     """The layer that mirrors one of the target's.
 
     Args:
@@ -329,7 +354,7 @@ def mirrored_layer(config: HeadConfig, text: Any, *, input_norm: bool | None, li
     )  # fmt: skip
 
 
-def _mrope_section(config: HeadConfig, text: Any, rope: Mapping[str, Any]) -> tuple[int, ...]:
+def _mrope_section(config: Mirroring, text: Any, rope: Mapping[str, Any]) -> tuple[int, ...]:
     if config.positions != "mrope":
         return ()
     section: tuple[int, ...] = tuple(rope.get("mrope_section") or _SECTIONS.get(text.model_type) or ())

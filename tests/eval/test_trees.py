@@ -16,7 +16,17 @@ import pytest
 import torch
 from draftsmith.core.errors import UserError
 from draftsmith.eval.loop import Decoding, generate
-from draftsmith.eval.policies import CHOICES, Adt, AdtTree, Draw, Dynamic, Static, TreeConfig, check_combination
+from draftsmith.eval.policies import (
+    CHOICES,
+    Adt,
+    AdtTree,
+    Draw,
+    Dynamic,
+    Product,
+    Static,
+    TreeConfig,
+    check_combination,
+)
 from draftsmith.eval.policies.adt import Shape, acceptance_rate, adapt, flock
 from draftsmith.eval.policies.dynamic import candidates
 from draftsmith.eval.rules import Sampling
@@ -216,6 +226,30 @@ def test_a_width_beyond_the_nodes_draws_the_same_tree():
         assert torch.equal(trees[0].tokens, trees[1].tokens)
 
 
+@pytest.mark.parametrize("ends", [frozenset(), frozenset({1, 3})])
+def test_the_product_tree_holds_the_likeliest_paths(ends):
+    """Of all paths through the levels' best tokens, by their probabilities; nothing stands below an end token."""
+    for seed in range(20):
+        generator = torch.Generator().manual_seed(seed)
+        levels = (4 * torch.randn(3, 6, generator=generator, dtype=torch.float64)).softmax(-1)
+        by_level = iter(levels[1:])
+        draw = Draw("top-k", ends=ends)
+        tree = Product(9, 3, 4).grow(levels[0], lambda *_, by=by_level: next(by)[None], draw, max_levels=5)
+        best = [level.topk(4).indices.tolist() for level in levels]
+        paths = [path for length in (1, 2, 3) for path in itertools.product(*best[:length]) if not {*path[:-1]} & ends]
+        chances = sorted((math.prod(float(levels[i, t]) for i, t in enumerate(path)) for path in paths), reverse=True)
+        found = []
+        for node in range(tree.num_nodes):
+            path = []
+            while node != ROOT:
+                path.insert(0, int(tree.tokens[node]))
+                node = tree.parents[node]
+            assert tuple(path) in paths
+            found.append(math.prod(float(levels[i, t]) for i, t in enumerate(path)))
+        assert found == pytest.approx(chances[:8]), "the best eight, likeliest first"
+        assert tree.planned == 3
+
+
 def settings(**given):
     small = {"total": 6, "initial_depth": 1, "initial_width": 2}
     return AdtTree(kind="adt", **(small | {"width_step": 1, "width_range": (1, 4), "depth_range": (0, 4)} | given))
@@ -257,7 +291,10 @@ def off_target(found, p, vocab, length):
     return off / 2
 
 
-@pytest.mark.parametrize("policy", [Dynamic(5, 2, 2), *(adt(start_from=s) for s in STARTS)], ids=["dynamic", *STARTS])
+@pytest.mark.parametrize(
+    "policy", [Dynamic(5, 2, 2), Product(5, 3, 2), *(adt(start_from=s) for s in STARTS)],
+    ids=["dynamic", "product", *STARTS],
+)  # fmt: skip
 def test_enumerated(policy):
     for seed, kept in ((0, 3), (1, 2)):
         p, q = table(seed, 3, kept)
@@ -281,7 +318,9 @@ def near_draft(big):
 
 
 PRUNING = pytest.mark.parametrize(
-    "policy", [Dynamic(8, 2, 3), Dynamic(6, 4, 9), adt(), adt(start_from="vertical")], ids=lambda p: p.name
+    "policy",
+    [Dynamic(8, 2, 3), Dynamic(6, 4, 9), Product(8, 5, 3), adt(), adt(start_from="vertical")],
+    ids=lambda p: p.name,
 )
 
 
@@ -508,6 +547,9 @@ def test_sections_build_policies():
     dynamic = tree(kind="dynamic").build()
     assert (dynamic.num_nodes, dynamic.num_levels, dynamic.width, dynamic.max_nodes) == (59, 5, 10, 59)
     assert tree(kind="dynamic", depth=7).build().max_nodes == 70, "the drafter's slots need room too"
+    product = tree(kind="product", levels=4).build()
+    assert (product.num_nodes, product.num_levels, product.width, product.max_nodes) == (59, 4, 10, 59)
+    assert tree(kind="product", total=3, levels=7).build().max_nodes == 7, "a drafter's expansions need room too"
     anole = tree(kind="adt", preset="anole")
     assert (anole.width_step, anole.width_range, anole.depth_range) == (3, (3, 14), (0, 10))
     assert anole.build(grid=32).max_nodes == 9 * 13

@@ -5,9 +5,12 @@ import pytest
 import torch
 import visual_tiny
 from draftsmith.core.states import Taps
+from draftsmith.models.drafters import dflash_training
+from draftsmith.models.drafters.dflash import DflashConfig
 from draftsmith.models.drafters.medusa import MedusaConfig, MedusaLoss
 from draftsmith.models.training_memory import (
     decoder_activations,
+    dflash_activations,
     head_activations,
     image_head_activations,
     medusa_activations,
@@ -98,6 +101,23 @@ def test_a_head_within_a_fifth(name):
     assert not leaves_out or held_by(name, ROWS)[1] < found
     inputs = 3 * (96 - 20 if name == "hivis" else 96)  # HiViS has none at visual tokens
     estimate = head_activations(training.head.shape, inputs, training.num_passes, 4)
+    assert 0.8 < estimate / found < 1.25, (estimate, found)
+
+
+@pytest.mark.parametrize("settings", [{}, {"block_size": 12, "num_layers": 3}, {"loss": {"num_anchors": 5}}])
+def test_a_dflash_draft_within_a_fifth(settings, monkeypatch):
+    monkeypatch.setattr(dflash_training, "BLOCKS", 10)
+    config = DflashConfig.model_validate({"kind": "dflash", "block_size": 6, "num_layers": 2} | settings)
+    target = heads_tiny.tables(**SIZES)
+    head = config.build(target)
+    batch, states = heads_tiny.case_for(config, target, ROWS)
+    training = config.training_objective(head, target).train()
+    with Saved() as saved:
+        training(batch, states)
+    found = saved.bytes(*training.parameters(), target.embedding, target.head_weight)
+    blocks = min(25, config.loss.num_anchors)
+    sizes = config.num_layers, config.num_layers, 3 * 96, 3 * blocks * config.block_size
+    estimate = dflash_activations(head.shape.layer, *sizes, 4, chunks=-(-blocks // 10))
     assert 0.8 < estimate / found < 1.25, (estimate, found)
 
 

@@ -28,8 +28,8 @@ HEADS = ("eagle", "eagle3", "sparrow", "sparrow-half-blind", "msd", "vispec", "h
 QWEN = ("qwen2_5_vl", "qwen3_vl")
 PACKED = ("packed draft LVLM", "packed eagle", "packed qwen3_vl", "packed eagle of qwen3_vl")
 STEPS = (
-    "draft LVLM", "distillation", *HEADS, "medusa", "image eagle", "image eagle guided", "image medusa", *QWEN,
-    *PACKED,
+    "draft LVLM", "distillation", *HEADS, "medusa", "dflash", "image eagle", "image eagle guided", "image medusa",
+    *QWEN, *PACKED,
 )  # fmt: skip
 MICRO = 2  # micro-batches of a step
 
@@ -68,6 +68,9 @@ def _case(name, device):
     big = tiny.target(tiny.llava(0, layers=6).to(device))
     if name == "medusa":
         return _head(heads_tiny.config_of(kind="medusa"), big, batch)
+    if name == "dflash":
+        settings = {"kind": "dflash", "block_size": 5, "num_layers": 2, "blind_share": 0.5, "loss": {"num_anchors": 4}}
+        return _head(heads_tiny.config_of(**settings), big, batch)
     settings = dict(heads_tiny.SETTINGS[name])
     settings |= {"taps": (1, 3, 5), "draft_vocab_size": None} if settings["kind"] == "eagle3" else {}
     return _head(heads_tiny.config_of(**settings), big, batch)

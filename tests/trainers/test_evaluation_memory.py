@@ -11,6 +11,7 @@ from draftsmith.eval.rules import Greedy
 from draftsmith.models.decoding.cache import CacheLayer
 from draftsmith.models.decoding.warp import Warp
 from draftsmith.models.drafters.base import DraftingOptions
+from draftsmith.models.drafters.dflash import DflashConfig
 from draftsmith.models.drafters.head_config import HeadConfig
 from draftsmith.models.drafters.lvlm import LvlmConfig
 from draftsmith.models.drafters.medusa import MedusaConfig
@@ -39,6 +40,7 @@ METHODS = f"""
   head: {{drafter: &eagle {{kind: eagle}}, {CHAIN}}}
   head again: {{drafter: *eagle, {CHAIN}}}
   medusa: {{drafter: {{kind: medusa}}, {CHAIN}}}
+  dflash: {{drafter: {{kind: dflash, taps: [1, 2], num_layers: 2, block_size: 6}}, {CHAIN}}}
   whole: {{drafter: {{{PRUNED}, ratio: 0}}, {CHAIN}}}
   pruned: {{drafter: {{{PRUNED}, ratio: 0.5}}, {CHAIN}}}
   both: {{drafter: {{kind: ensemble, members: [finetune, head]}}, {CHAIN}}}
@@ -81,7 +83,7 @@ def opened(plan, target, tmp_path, monkeypatch):
     config = target.decoder.model.config
     ids = TokenIds(config.text_config.vocab_size, config.image_token_index, 1, 2, 3, 5, 6, 7)
     monkeypatch.setattr(LvlmConfig, "load", lambda self, folder, big, **_: self.build(big, ids=ids).eval())
-    for kind in (HeadConfig, MedusaConfig):
+    for kind in (HeadConfig, MedusaConfig, DflashConfig):
         monkeypatch.setattr(kind, "load", lambda self, folder, big, **_: self.build(big).eval())
     folders = {f"drafter/{name}": tmp_path / name for name in ("finetune", "distill")}
     context = SimpleNamespace(name="compare", target=plan.recipe.target, drafter=plan.recipe.drafter, inputs=folders,
@@ -122,7 +124,7 @@ def test_weights_are_held_once_and_every_method_keeps_a_cache(planned, tmp_path,
     for p in target.decoder.model.parameters():
         own.pop(id(p), None)
     counted = parts["draft LVLMs"] + parts["drafters"]
-    assert len(modules) == len({one.weights for one in proposals(planned)}) - 1 == 4
+    assert len(modules) == len({one.weights for one in proposals(planned)}) - 1 == 5
     assert counted == sum(p.numel() * p.element_size() for p in own.values())
 
 

@@ -16,10 +16,11 @@ from draftsmith.data.order import BucketedOrder, RisingVisualOrder
 from draftsmith.data.shards import ShardReader
 from draftsmith.data.states.samples import split
 from draftsmith.eval.loop import Decoding, generate
-from draftsmith.eval.policies import Chain, Draw, Dynamic, Static
+from draftsmith.eval.policies import Chain, Draw, Dynamic, Product, Static
 from draftsmith.eval.rules import Greedy, Sampling
 from draftsmith.models.decoding.warp import Warp
 from draftsmith.models.drafters.base import TargetIdentity
+from draftsmith.models.drafters.dflash import DflashConfig
 from draftsmith.models.drafters.eagle3 import Eagle3Config, likeliest_ids
 from draftsmith.models.drafters.head_training import HeadTraining, is_blind
 from draftsmith.models.drafters.medusa import MedusaConfig
@@ -361,9 +362,13 @@ def test_what_a_stage_needs_of_earlier_ones(made):
 MEDUSA = MedusaConfig(kind="medusa", num_heads=3)
 
 
-def test_medusa_heads_train_and_draft_what_the_target_says(made, tmp_path):
+DFLASH = DflashConfig(kind="dflash", block_size=4, num_layers=2, taps=(1, 2), blind_share=0.3, draft_vocab_size=40)
+
+
+@pytest.mark.parametrize("config", [MEDUSA, DFLASH], ids=lambda config: config.kind)
+def test_drafts_by_level_train_and_draft_what_the_target_says(made, tmp_path, config):
     """A real stage with validation and a decoding check, and then requests with and without pictures."""
-    asked = context(made, tmp_path / "medusa", MEDUSA)
+    asked = context(made, tmp_path / config.kind, config)
     decoding = {
         "every": 10, "data": made.data | {"max_samples": 2}, "tree": {"kind": "chain", "gamma": 3}, "max_new_tokens": 6,
     }  # fmt: skip
@@ -376,10 +381,15 @@ def test_medusa_heads_train_and_draft_what_the_target_says(made, tmp_path):
     processor = asked.processor()
     target = build.open_target(asked, processor)
     identity = TargetIdentity(asked.target.model_dump(mode="json"), processor.tokenizer_hash)
-    drafter = MEDUSA.drafter(MEDUSA.load(asked.folder, target, identity=identity), target)
+    drafter = config.drafter(config.load(asked.folder, target, identity=identity), target)
     samples = build.open_samples(ConversationData(**made.data), PromptFormat(), None, asked, processor)
     drafted_tokens = 0
-    for policy, number in ((Chain(3), 0), (Static([(0,), (1,), (0, 0)]), 1), (Dynamic(6, 2, 2), 2)):
+    for policy, number in (
+        (Chain(3), 0),
+        (Static([(0,), (1,), (0, 0)]), 1),
+        (Dynamic(6, 2, 2), 2),
+        (Product(6, 3, 3), 3),
+    ):
         request = samples.dataset.request(number)[0]
         decode = lambda drafter, policy=policy, request=request: generate(  # noqa: E731
             target, drafter, request, Decoding(policy, Greedy(), Draw("top-k"), Warp(), 12, ())
@@ -389,7 +399,23 @@ def test_medusa_heads_train_and_draft_what_the_target_says(made, tmp_path):
         drafted_tokens += sum(cycle.num_drafted for cycle in drafted.cycles)
     assert drafted_tokens > 0
     with pytest.raises(UserError, match="tokenizer_sha256"):
-        MEDUSA.load(asked.folder, target, identity=TargetIdentity({}, "another"))
+        config.load(asked.folder, target, identity=TargetIdentity({}, "another"))
+
+
+def test_dflash_drafts_learn_alike_from_every_source(made, tmp_path):
+    """Cached states are rounded; the first epoch's are not."""
+    folder = cached(made, tmp_path / "cache", DFLASH).folder
+    results = {}
+    for name, source in {
+        "online": {"kind": "online"},
+        "cached": {"kind": "cached"},
+        "first": {"kind": "cached_on_first_epoch", "states": {"shard_bytes": 20_000, "measured_samples": 2}},
+    }.items():
+        asked = context(made, tmp_path / name, DFLASH, {"states": folder} if name == "cached" else None)
+        stage(made, source=source, epochs=2, validation={"every": 4, "micro_batch_size": 2}).run(asked)
+        results[name] = losses(asked.folder)
+    assert results["cached"] == pytest.approx(results["online"], rel=0.02)
+    assert results["first"] == pytest.approx(results["online"], rel=0.02)
 
 
 @pytest.mark.parametrize("kind", ["online", "cached", "cached_on_first_epoch"])

@@ -9,6 +9,7 @@ from draftsmith.core.errors import UserError
 from draftsmith.core.refused import Refused
 from draftsmith.data.collate import ConversationCollate
 from draftsmith.data.loader import Loader
+from draftsmith.models.drafters.dflash import DflashConfig
 from draftsmith.models.drafters.eagle3 import Eagle3Config
 from draftsmith.models.drafters.medusa import MedusaConfig
 from draftsmith.models.drafters.sparrow import SparrowConfig
@@ -98,6 +99,7 @@ HEADS = {
     "sparrow": SparrowConfig(kind="sparrow", gap_share=0.5, blind_share=0.5),
     "eagle3": Eagle3Config(kind="eagle3", taps=(1, 2, 3), mtp_steps=2),
     "medusa": MedusaConfig(kind="medusa", num_heads=3),
+    "dflash": DflashConfig(kind="dflash", block_size=4, num_layers=2, taps=(1, 2)),
 }
 PACKED = {"packing": {"max_tokens": 400}, "micro_batch_size": None}
 
@@ -107,7 +109,7 @@ def made(tmp_path_factory):
     return synthetic(tmp_path_factory.mktemp("world"))
 
 
-@pytest.mark.parametrize("name", ["eagle3", "medusa"])
+@pytest.mark.parametrize("name", ["eagle3", "medusa", "dflash"])
 def test_heads_learn_alike_from_packed_rows(name, made, tmp_path):
     """From states of a packed target, and from cached ones; the stage's losses are those of padded batches."""
     folder = cached(made, tmp_path / "cache", HEADS[name]).folder

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from ...data.visual_budget import visual_tokens
+from ...models.drafters.dflash import DflashConfig
 from ...models.drafters.head_config import HeadConfig
 from ...models.drafters.head_graphs import COUNTS, MOST_EXPANSIONS
 from ...models.drafters.lvlm import LvlmConfig
@@ -134,6 +135,10 @@ def sizes_of(one: Proposal, stage: Any, config: Any, section: Any) -> Sizes:
         return _draft_lvlm(one, drafter, positions, config, section)
     shape, width = language_shape(config.get_text_config()), held_bytes(section)
     weights = float(width * sum(drafter.count(shape).values()))
+    if isinstance(drafter, DflashConfig):
+        made = drafter.shape(shape)
+        place = 2.0 * made.num_layers * made.layer.num_kv_heads * made.layer.head_dim * width
+        return Sizes("drafters", weights, (positions + made.block_size) * place)
     if not isinstance(drafter, HeadConfig):
         return Sizes("drafters", weights, 0.0)  # Medusa's heads keep nothing of a prompt
     layer = drafter.layer(shape)

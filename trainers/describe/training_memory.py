@@ -11,6 +11,7 @@ from typing import Any
 from transformers import PreTrainedConfig
 
 from ...core import ranks
+from ...models.drafters.dflash_training import BLOCKS
 from ...models.llava import is_tied
 from ...models.memory import BYTES, Decoding, activation_bytes, peak
 from ...models.sizes import parameter_counts
@@ -19,6 +20,8 @@ from ...models.training_memory import (
     code_scores_beside,
     cross_entropy_bytes,
     decoder_activations,
+    dflash_activations,
+    dflash_beside,
     head_activations,
     head_beside,
     image_head_activations,
@@ -118,6 +121,8 @@ def head_parts(stage: Any, recipe: Any, max_length: int | None) -> dict[str, flo
         )
         parts["scores"] = 40.0 * 128 * made.num_heads * shape.vocab_size
         return parts
+    if config.kind == "dflash":
+        return parts | _dflash_parts(config, shape, positions, micro_of(stage, recipe), width, held)
     objective, layer = stage.objective or config.terms, config.layer(shape)
     passes = 1 + (config.mtp_steps if objective.mtp_steps is None else objective.mtp_steps)
     states = 1 + len(config.taps_for(shape, training=True).layers)
@@ -126,6 +131,18 @@ def head_parts(stage: Any, recipe: Any, max_length: int | None) -> dict[str, flo
         layer, positions, passes, width, states=states, target_width=held, chunk=objective.chunk
     )
     return parts
+
+
+def _dflash_parts(config: Any, shape: Any, positions: int, rows: int, width: int, held: int) -> dict[str, float]:
+    """Of a micro-batch of so many rows with a block behind each token, as many as a sample has at most."""
+    made, loss = config.shape(shape), config.loss
+    blocks = min(positions, rows * loss.num_anchors)
+    sizes = len(made.taps), positions, blocks * made.block_size
+    chunks = -(-min(positions // rows, loss.num_anchors) // BLOCKS)
+    return {
+        "activations": dflash_activations(made.layer, made.num_layers, *sizes, width, chunks=chunks),
+        "states and scores": dflash_beside(made.layer, *sizes, width, target_width=held, chunk=loss.chunk),
+    }
 
 
 def _frozen(recipe: Any, weights: int, positions: int | None) -> dict[str, float]:

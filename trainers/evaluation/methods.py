@@ -170,7 +170,7 @@ class Method(Section):
     def num_nodes(self) -> int:
         """Nodes of its tree, without the root."""
         tree: Any = self.tree
-        if tree.kind in ("dynamic", "adt"):
+        if tree.kind in ("dynamic", "adt", "product"):
             return int(tree.total - 1)
         return int(tree.max_nodes if tree.kind == "sage" else tree.build().max_nodes)
 

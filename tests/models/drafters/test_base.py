@@ -22,6 +22,7 @@ SECTIONS = {
     "vispec": {"kind": "vispec"},
     "hivis": {"kind": "hivis"},
     "medusa": {"kind": "medusa"},
+    "dflash": {"kind": "dflash"},
     "pruned": {"kind": "pruned"},
     "llamagen": {"kind": "llamagen", "path": "somewhere", "size": "B"},
     "ensemble": {"kind": "ensemble", "members": ["a", "b"]},
@@ -35,6 +36,7 @@ CHANGES = {
     "msd": {"vata": True},
     "vispec": {"vata": True},
     "hivis": {"positions": "flat"},
+    "dflash": {"positions": "compact", "vata": True},
     "pruned": {"ratio": 0.5, "attention_share": 0.2, "positions": "target"},
     "llamagen": {"cfg_scale": 3.0},
 }

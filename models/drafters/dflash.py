@@ -1,0 +1,276 @@
+"""DFlash: a block of tokens drafted in one pass, beside the target's states (Chen et al. 2026, arXiv 2602.06036).
+
+A cycle runs the draft once. Its queries are the last committed token and K masks; keys and values come from the states
+of all tokens before it, joined from several layers of the target, and from the block. Mask i answers for the token i
+places on. The target's pictures are states like any other. The module stands in dflash_module.py, the loss in
+dflash_training.py and the files in dflash_files.py.
+Letters: N committed states of a cycle, C states held, Q places of a block, K masks, J joined states, V vocabulary.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, ClassVar, Literal, cast
+
+import torch
+from pydantic import Field, model_validator
+from torch import Tensor, nn
+
+from ...core.errors import UserError
+from ...core.pictures import TEXT
+from ...core.refused import Refused
+from ...core.states import Taps, uploaded
+from ..attention import attend_all
+from ..decoding.cache import Cache
+from ..decoding.expansions import Expansions
+from ..decoding.warp import Warp
+from ..targets.base import Target, TargetShape, TargetStep
+from .base import PLAIN, CountTokens, Drafter, DraftingOptions, PublishedDrafter, TargetIdentity
+from .dflash_files import dflash_manifest, load_dflash, save_dflash
+from .dflash_module import DflashHead, DflashShape, even_taps
+from .dflash_training import DflashLoss, DflashTraining
+from .eagle3 import likeliest_ids
+from .head_config import mirrored_layer
+from .head_files import find_head
+
+PIECE = 4096  # states of a prompt that are read at once
+
+
+class DflashConfig(PublishedDrafter):
+    """A DFlash draft for a language model. What is null mirrors the target."""
+
+    kind: Literal["dflash"]
+    # Tokens of a block with the last committed one: a pass drafts one less. Longer pays where long runs are accepted.
+    block_size: int = Field(16, ge=2, le=64)
+    # Layers of the draft.
+    num_layers: int = Field(5, ge=1, le=32)
+    # Layers of the target whose states are joined, in decoder layers passed; null: as many as the draft has, evenly.
+    taps: tuple[int, ...] | None = Field(None, min_length=1)
+    # The target's id whose embedding stands for a mask: one that no text has. Null: a vector that is trained.
+    mask_token_id: int | None = Field(None, ge=0)
+    # States before a place, itself included, that it sees beside its block, at least a block's; null: all.
+    sliding_window: int | None = Field(None, ge=1)
+    # The likeliest tokens, which the draft's own LM head scores; null: the target's LM head scores all of them.
+    draft_vocab_size: int | None = Field(None, ge=1)
+    # States of visual tokens: read are seen like any other, none are not (a text-only window).
+    visual_slots: Literal["none", "read"] = "read"
+    # Text-only window in decoding, whatever training had.
+    vata: bool = False
+    # Share of the samples in training, drawn anew in each epoch, whose visual states are hidden, as under `vata`.
+    blind_share: float = Field(0.0, ge=0, le=1)
+    # Positions: flat counts the prompt's tokens, compact those whose states are seen. Served drafts have flat ones.
+    positions: Literal["compact", "flat"] = "flat"
+    # mha gives each query head its own keys and values.
+    kv_heads: Literal["target", "mha"] = "target"
+    # Width of the MLP.
+    intermediate_size: int | None = Field(None, ge=1, le=1 << 20)
+    # Of its norms.
+    norm_eps: float | None = Field(None, gt=0, le=1)
+    # Base of the rotary positions.
+    rope_theta: float | None = Field(None, ge=1, le=1e12)
+    # A target's stretched rotation (YaRN, llama3, linear): target copies it, plain has its base alone.
+    rope: Literal["target", "plain"] = "target"
+    # What is trained for.
+    loss: DflashLoss = DflashLoss()
+
+    # Published drafts are Qwen3's layer whatever the target is: no biases.
+    qkv_bias: ClassVar[bool | None] = False
+    decoding_settings: ClassVar[frozenset[str]] = frozenset({"positions", "vata"})
+    trains_on: ClassVar[str | None] = "states"
+
+    @model_validator(mode="after")
+    def _in_order(self) -> DflashConfig:
+        if self.taps is not None and list(self.taps) != sorted(set(self.taps)):
+            raise ValueError("taps are layers in ascending order, each once")
+        if self.sliding_window is not None and self.sliding_window < self.block_size:
+            raise ValueError(f"sliding_window is {self.sliding_window}, shorter than a block of {self.block_size}")
+        return self
+
+    def visual(self, *, training: bool) -> Literal["none", "read"]:
+        """Return `visual_slots`; "none" in decoding under `vata`."""
+        return "none" if self.vata and not training else self.visual_slots
+
+    def shape(self, target: TargetShape) -> DflashShape:
+        """Return the draft's sizes. Raises `UserError` for layers that the target has not, or its rotation."""
+        taps = self.taps or even_taps(target.num_layers, self.num_layers)
+        if not 0 < taps[0] <= taps[-1] <= target.num_layers or len({*taps}) < len(taps):
+            raise UserError(
+                f"DFlash joins the states after different layers, and {list(taps)} of a target of {target.num_layers} "
+                "are not",
+                where="key drafter.taps", hint="name them: drafter.taps: [1, 2, 3]",
+            )  # fmt: skip
+        if self.mask_token_id is not None and self.mask_token_id >= target.vocab_size:
+            raise UserError(
+                f"the mask's id is {self.mask_token_id}, and the target has {target.vocab_size}",
+                where="key drafter.mask_token_id", hint="name an id that no text has, or null for a trained vector",
+            )  # fmt: skip
+        layer = replace(mirrored_layer(self, target.text, input_norm=True), qk_rms_norm=True)
+        return DflashShape(layer, self.num_layers, taps, self.block_size, self.mask_token_id, self.sliding_window)
+
+    def check(self, shape: TargetShape) -> None:
+        """Raise `UserError` as `shape`."""
+        self.shape(shape)
+
+    def check_settings(self, draws_images: bool) -> None:
+        """Also refuse `blind_share` of a draft that sees no visual state in training."""
+        super().check_settings(draws_images)
+        if self.blind_share and self.visual_slots == "none":
+            problem = "this dflash draft sees no visual state in training, so that every sample is blind"
+            raise Refused("blind_share", problem, "leave it out")
+
+    def taps_for(self, shape: TargetShape, *, training: bool) -> Taps:
+        """Ask for the joined layers, in training at every token and with the feature."""
+        return Taps(self.shape(shape).taps, feature=training, everywhere=training)
+
+    def build(self, target: Target, *, count_tokens: CountTokens | None = None) -> DflashHead:
+        """An own LM head begins with the target's rows of the ids that the training data has most often, a trained
+        mask's vector with the mean of the embedding.
+        """
+        ids = None
+        if self.draft_vocab_size is not None:
+            assert count_tokens is not None, "a reduced vocabulary needs to know how often each id comes"
+            never = target.scores(target.embedding.new_zeros(1, target.shape.hidden_size))[0].isneginf().cpu()
+            ids = likeliest_ids(count_tokens(), self.draft_vocab_size, never)
+        head = DflashHead(self.shape(target.shape), ids)
+        if head.lm_head is not None and ids is not None:
+            head.lm_head.weight.data = lm_head_rows(target, ids)
+        if head.mask_embedding is not None:
+            head.mask_embedding.data = target.embedding.float().mean(0).cpu()
+        return head
+
+    def load(
+        self,
+        folder: Path | None,
+        target: Target,
+        *,
+        dtype: torch.dtype | None = None,
+        identity: TargetIdentity | None = None,
+    ) -> DflashHead:
+        source = folder if folder is not None else find_head(self)
+        return load_dflash(self, source, target, dtype or target.embedding.dtype, identity)
+
+    def copy_of(self, module: nn.Module, state: Mapping[str, Tensor]) -> nn.Module:
+        copy = cast(DflashHead, module).fresh()
+        copy.load_state_dict(state)
+        return copy
+
+    def save(self, module: nn.Module, folder: Path, manifest: Mapping[str, Any]) -> None:
+        save_dflash(cast(DflashHead, module), folder, manifest)
+
+    def manifest(self, target: Target, identity: TargetIdentity, **training: Any) -> dict[str, Any]:
+        return dflash_manifest(self, target.shape, identity, drafter=self.model_dump(mode="json"), **training)
+
+    def training_objective(self, module: nn.Module, target: Target, settings: Any = None) -> nn.Module:
+        """Use the section's own loss; `settings` is not read."""
+        return DflashTraining(cast(DflashHead, module), target, self)
+
+    def drafter(self, module: nn.Module, target: Target, options: DraftingOptions = PLAIN) -> Drafter:
+        return DflashProposal(cast(DflashHead, module), target, self)
+
+    def count(self, shape: TargetShape) -> dict[str, int]:
+        with torch.device("meta"):
+            ids = None if self.draft_vocab_size is None else torch.arange(self.draft_vocab_size)
+            head = DflashHead(self.shape(shape), ids)
+        return {"trainable": sum(p.numel() for p in head.parameters())}
+
+    def exports(self, engine: str) -> list[str]:
+        return ["layouts of DFlash drafts are not written here yet"]
+
+
+def lm_head_rows(target: Target, ids: Tensor) -> Tensor:
+    """Rows [V',D] float32 on the CPU of the target's LM head at `ids` [V'], read from the scores of unit vectors."""
+    width, step = target.shape.hidden_size, 256
+    units = torch.eye(width, dtype=target.embedding.dtype, device=target.embedding.device)
+    columns = [target.scores(units[start : start + step])[:, ids.to(units.device)] for start in range(0, width, step)]
+    return torch.cat(columns).T.float().cpu().contiguous()
+
+
+class DflashProposal:
+    """Drafts one block a cycle; `expand` answers by level. Of the target its embedding and LM head are used."""
+
+    def __init__(self, head: DflashHead, target: Target, config: DflashConfig):
+        self.head, self.target, self.config = head.eval(), target, config
+        self.taps = config.taps_for(target.shape, training=False)
+        self.max_levels: int | None = head.shape.num_masks
+        self._within = torch.arange(head.shape.block_size, device=target.embedding.device)
+
+    @property
+    def num_held(self) -> int:
+        """Number of tokens whose keys and values the draft holds."""
+        return self._cache.length
+
+    @torch.inference_mode()
+    def start(self, request: Any, prefill: TargetStep, warp: Warp, *, capacity: int) -> None:
+        """Make keys and values of the prompt's states; no attention is needed for that."""
+        prompt = prefill.prompt
+        assert prompt is not None and prompt.modality is not None, "this target does not tell what it prefilled"
+        assert len(prompt.ids) == 1, "drafts of language models read one row"
+        self._warp, kept = warp, prompt.mask[0]
+        if self.config.visual(training=False) == "none":
+            kept = kept & (prompt.modality[0] == TEXT)
+        index = kept.nonzero()[:, 0]
+        flat, count = self.config.positions == "flat", len(index)
+        positions = index if flat else torch.arange(count, device=index.device)
+        self._next = prompt.ids.shape[1] if flat else count  # position of the next committed token
+        self._cache = Cache(self.head.shape.num_layers, count + capacity + self.head.shape.block_size)
+        states = torch.cat([prefill.layers[tap] for tap in self.taps.text_layers], dim=-1)
+        for start in range(0, count, PIECE):
+            some = slice(start, start + PIECE)
+            self._pass(states[:, index[some]], positions[some], None)
+        self._states = states[:, :0]
+
+    def begin(self, first: int) -> None:
+        """The first block stands behind the prompt."""
+        self._last = torch.tensor([[first]])
+
+    @torch.inference_mode()
+    def root(self) -> Tensor:
+        """Draft a block from the last committed token; return q [V] of its first mask."""
+        count, device = self._states.shape[1], self.target.embedding.device
+        places = self._next - count + torch.arange(count + self.head.shape.block_size, device=device)
+        hidden = self._pass(self._states, places, uploaded(self._last, device))
+        self._states = self._states[:, :0]
+        scores = self.head.draft_scores(hidden[0, 1:], self.target.scores, self.target.embedding.dtype)
+        self._levels, self._expansions = self._warp.apply_temperature(scores), Expansions()  # [K,V]
+        return self._levels[0]
+
+    def expand(self, parents: Sequence[int], tokens: Tensor) -> Tensor:
+        """Return q [F,V] by the depth of each node; `tokens` are not read."""
+        return self._levels[self._expansions.take(parents)]
+
+    def accept(self, verified: Any) -> None:
+        """True states of the last committed token and of the accepted path; the bonus token begins the next block."""
+        self._states = torch.cat([verified.step.layers[tap] for tap in self.taps.text_layers], dim=-1)
+        self._last = torch.tensor([[verified.bonus]])
+        self._next += self._states.shape[1]
+
+    def _pass(self, states: Tensor, positions: Tensor, first: Tensor | None) -> Tensor:
+        """Keep keys and values of states [1,N,J*D]; run the block behind `first` [1,1] and return its [1,Q,D].
+
+        Args:
+            positions: [N+Q] of both; [N] without a block.
+        """
+        head, cache, count = self.head, self._cache, states.shape[1]
+        blocks = states.new_zeros(1, 0, head.shape.layer.hidden_size, dtype=head.dtype)
+        if first is not None:
+            blocks = head.blocks(first, self.target.embedding)
+
+        def seen(number: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+            keys, values = cache.own_layers[number].update(k, v)
+            return self._attended(q, keys, values) if first is not None else q
+
+        hidden = head(blocks, head.context(states), positions[None], seen)
+        cache.advance(count)  # the block's own keys are written over by the next cycle's states
+        return hidden
+
+    def _attended(self, q: Tensor, keys: Tensor, values: Tensor) -> Tensor:
+        window, held = self.head.shape.sliding_window, keys.shape[2]
+        if window is None or held <= window:
+            return attend_all(q, keys, values)
+        # Place i of the block sees the last `window` states before it, itself included, and all of the block.
+        first = max(0, held - q.shape[2] - window + 1)
+        index = torch.arange(first, held, device=q.device)
+        seen = held - q.shape[2] + self._within[:, None] - index < window
+        return attend_all(q, keys[:, :, first:], values[:, :, first:], seen)

@@ -1,0 +1,134 @@
+"""Files of DFlash drafts: weights under their published names, `config.json`, and the manifest.
+
+A published draft has no manifest: what its `config.json` says of the block, the layers and the mask is compared.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from ...core.errors import UserError
+from ...core.placement import fill, without_storage
+from ..llamagen.folders import CONFIG, check_shapes, read_values, shapes_of, write_folder
+from ..targets.base import Target, TargetShape
+from .base import TargetIdentity
+from .dflash_module import DflashHead, DflashShape
+from .head_files import NUMBERING, check_identity, head_state, weights_file
+from .made_for import tested_with
+from .manifest import MANIFEST
+
+if TYPE_CHECKING:
+    from .dflash import DflashConfig
+
+# The embedding and the LM head that some published files repeat; the target's are used.
+_REPEATED = ("embed_tokens.weight", "rotary_emb.inv_freq")
+
+
+def dflash_manifest(config: DflashConfig, shape: TargetShape, identity: TargetIdentity, **more: Any) -> dict[str, Any]:
+    """What stands in `draftsmith.json`; `more` is of the stage."""
+    return {
+        "method": config.kind,
+        "target": dict(identity.section),
+        "tokenizer_sha256": identity.tokenizer_sha256,
+        "reads": {
+            "numbering": NUMBERING,
+            "state": list(config.shape(shape).taps),
+            "visual_slots": config.visual(training=True),
+        },
+        "positions": {"kind": config.positions},
+        "tested_with": tested_with(),
+        **more,
+    }
+
+
+def save_dflash(head: DflashHead, folder: Path, manifest: Mapping[str, Any]) -> None:
+    """Write `model.safetensors`, `config.json` and the manifest."""
+    ids = head.draft_ids
+    values = {
+        "model_type": "dflash",
+        **head.shape.to_dict(),
+        "draft_vocab_size": head.shape.layer.vocab_size if ids is None else len(ids),
+    }
+    write_folder(folder, values, head.state_dict())
+    (folder / MANIFEST).write_text(json.dumps(manifest, indent=1, sort_keys=True))
+
+
+def load_dflash(
+    config: DflashConfig, folder: Path, target: Target, dtype: torch.dtype, identity: TargetIdentity | None
+) -> DflashHead:
+    """A trained draft, ours or a published one in its native layout, on the target's device.
+
+    Raises:
+        UserError: a file is missing, or the draft was made for another target or with other settings.
+    """
+    written = check_identity(folder, config.kind, identity)
+    shape = config.shape(target.shape)
+    held = (written.get("reads") or {}).get("visual_slots")
+    # Weights that never read a picture can be used either way.
+    if held is not None and held != config.visual_slots and not written.get("text_only"):
+        _refuse("visual_slots", held, config.visual_slots, folder / MANIFEST)
+    _check_config(folder, shape)
+    device = target.embedding.device
+    state = {name: value for name, value in head_state(folder, device).items() if name not in _REPEATED}
+    ids = state["d2t"].cpu() + torch.arange(len(state["d2t"])) if "d2t" in state else None
+    if ids is None:
+        state.pop("lm_head.weight", None)  # the target's, repeated
+    state.pop("t2d", None)
+    with without_storage(device):
+        head = DflashHead(shape, ids)
+    check_shapes(
+        shapes_of(state), shapes_of(head.state_dict()), where=str(weights_file(folder)),
+        what="the draft does not fit this target and its settings: ",
+        hint="name the target and the settings that the draft was trained with",
+    )  # fmt: skip
+    fill(head, state, device, dtype)
+    return head
+
+
+def _check_config(folder: Path, shape: DflashShape) -> None:
+    """Compare what no weight's shape says."""
+    if not (folder / CONFIG).is_file():
+        return
+    values, path = read_values(folder), folder / CONFIG
+    expected = _settings(shape.to_dict(), path)
+    for name, value in _settings(values, path).items():
+        if value is None and name not in ("mask_token_id", "sliding_window"):
+            continue  # the file does not say
+        if value != expected[name]:
+            _refuse(name, value, expected[name], path)
+    if "zeros_before" in values:  # ours has the whole layer
+        different = shape.layer.differs_from(values)
+        if different is not None:
+            _refuse(*different, path)
+
+
+def _settings(values: dict[str, Any], path: Path) -> dict[str, Any]:
+    """What a `config.json`, ours or a published one, says of blocks and layers, under the names of the settings."""
+    draft = values.get("dflash_config") or {}
+    taps, kinds = draft.get("target_layer_ids"), values.get("layer_types")
+    windows = "zeros_before" in values or (kinds is not None and "sliding_attention" in kinds)
+    if kinds is not None and windows and (len({*kinds}) > 1 or values.get("is_causal") is not False):
+        raise UserError(
+            "its blocks are causal within a sliding window, or only some layers have one", where=str(path),
+            hint="a draft whose layers are all bidirectional, with one window or none, is read",
+        )  # fmt: skip
+    return {
+        "num_layers": values.get("num_hidden_layers"),
+        "block_size": values.get("block_size"),
+        "mask_token_id": draft.get("mask_token_id"),
+        "taps": None if taps is None else [tap + 1 for tap in taps],
+        "intermediate_size": values.get("intermediate_size"),
+        "sliding_window": values.get("sliding_window") if windows else None,
+    }
+
+
+def _refuse(name: str, value: Any, expected: Any, path: Path) -> None:
+    raise UserError(
+        f"the draft was made otherwise: {name} is {value}, expected {expected}", where=str(path),
+        hint=f"set drafter.{name} as the draft was trained, or train one for these settings",
+    )  # fmt: skip

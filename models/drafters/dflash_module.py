@@ -1,0 +1,184 @@
+"""DFlash's module: a few layers that fill a block of masks in one pass (Chen et al. 2026, arXiv 2602.06036).
+
+Keys and values of each layer come from the target's states of all committed tokens (several layers joined by `fc` and
+normed) and from the block itself; queries come from the block alone, and all of it sees all of it. The module holds
+neither the target's embedding nor, with its whole vocabulary, its LM head. Parameter names are the published ones.
+Letters: B rows, C committed states, Q places of blocks, J joined states, D width, H heads, G key-value heads, E head
+width, K masks of a block, V vocabulary, V' the draft's.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from ..layer import GatedFeedForward, HeadAttention, LayerShape, RMSNorm, Rotary
+from ..losses import ChunkedHead, FrozenHead
+
+# (layer's number, queries [B,H,Q,E], keys and values [B,G,C+Q,E] of states and blocks) -> [B,H,Q,E]
+Attend = Callable[[int, Tensor, Tensor, Tensor], Tensor]
+Scores = Callable[[Tensor], Tensor]  # [...,D] -> [...,V], the target's LM head
+
+
+@dataclass(frozen=True)
+class DflashShape:
+    """What the weights' shapes follow from, and what a block is."""
+
+    layer: LayerShape
+    num_layers: int
+    # Layers of the target whose states are joined, in decoder layers passed.
+    taps: tuple[int, ...]
+    # Tokens of a block: the last committed one, and K masks.
+    block_size: int
+    # The target's id whose embedding stands for a mask; None: a vector that is trained.
+    mask_token_id: int | None
+    # Committed states before a place, itself included, that it sees; None: all.
+    sliding_window: int | None = None
+
+    @property
+    def num_masks(self) -> int:
+        """Tokens that one pass drafts, K."""
+        return self.block_size - 1
+
+    def to_dict(self) -> dict[str, Any]:
+        """As `config.json` holds it; layers of the target count as the published files count them, one less."""
+        taps = [tap - 1 for tap in self.taps]
+        return {
+            **self.layer.to_dict(),
+            "num_hidden_layers": self.num_layers,
+            "block_size": self.block_size,
+            "sliding_window": self.sliding_window,
+            "dflash_config": {"mask_token_id": self.mask_token_id, "target_layer_ids": taps},
+        }
+
+
+class BlockAttention(HeadAttention):
+    """Attention of a block over the target's states and itself."""
+
+    def forward(  # type: ignore[override]
+        self, blocks: Tensor, context: Tensor, rope: Tensor, attend: Callable[[Tensor, Tensor, Tensor], Tensor]
+    ) -> Tensor:
+        """Blocks [B,Q,D] -> [B,Q,D].
+
+        Args:
+            context: [B,C,D], joined and normed states.
+            rope: [B,C+Q,E/2,2] of context and blocks.
+            attend: queries [B,H,Q,E], keys and values [B,G,C+Q,E] -> [B,H,Q,E].
+        """
+        shape, read = self.shape, torch.cat([context, blocks], dim=1)
+        q = self.q_norm(self.q_proj(blocks).unflatten(-1, (shape.num_heads, shape.head_dim)))
+        k = self.k_norm(self.k_proj(read).unflatten(-1, (shape.num_kv_heads, shape.head_dim)))
+        v = self.v_proj(read).unflatten(-1, (shape.num_kv_heads, shape.head_dim))
+        q, k = self.turn(q, rope[:, context.shape[1] :]), self.turn(k, rope)
+        mixed = attend(q.transpose(1, 2), k.transpose(1, 2), v.transpose(1, 2))
+        return self.o_proj(mixed.transpose(1, 2).flatten(2))
+
+
+class BlockLayer(nn.Module):
+    """Attention over states and block, and a gated feed-forward, each with a residual. States are no residual."""
+
+    def __init__(self, shape: LayerShape):
+        super().__init__()
+        self.self_attn = BlockAttention(shape)
+        self.mlp = GatedFeedForward(shape)
+        self.input_layernorm = RMSNorm(shape.hidden_size, shape.norm_eps)
+        self.post_attention_layernorm = RMSNorm(shape.hidden_size, shape.norm_eps)
+
+    def forward(self, blocks: Tensor, context: Tensor, rope: Tensor, attend: Any) -> Tensor:
+        """Blocks [B,Q,D] -> [B,Q,D]; the rest as of `BlockAttention.forward`."""
+        blocks = blocks + self.self_attn(self.input_layernorm(blocks), context, rope, attend)
+        return blocks + self.mlp(self.post_attention_layernorm(blocks))
+
+
+class DflashHead(nn.Module):
+    """The draft.
+
+    Args:
+        draft_ids: [V'] int64 ascending, the ids that its own LM head scores; None: the target's LM head scores all.
+    """
+
+    def __init__(self, shape: DflashShape, draft_ids: Tensor | None = None):
+        super().__init__()
+        self.shape, layer = shape, shape.layer
+        width = layer.hidden_size
+        self.fc = nn.Linear(len(shape.taps) * width, width, bias=False)
+        self.hidden_norm = RMSNorm(width, layer.norm_eps)
+        self.layers = nn.ModuleList(BlockLayer(layer) for _ in range(shape.num_layers))
+        self.norm = RMSNorm(width, layer.norm_eps)
+        self.mask_embedding = nn.Parameter(torch.zeros(width)) if shape.mask_token_id is None else None
+        self.lm_head: nn.Linear | None = None
+        if draft_ids is not None:
+            self.lm_head = nn.Linear(width, len(draft_ids), bias=False)
+            # As in EAGLE-3's files: the target's id is i + d2t[i].
+            self.register_buffer("d2t", draft_ids - torch.arange(len(draft_ids), device=draft_ids.device))
+        self.rotary = Rotary(layer)
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """The dtype of the weights, read from `fc`."""
+        return self.fc.weight.dtype
+
+    @property
+    def draft_ids(self) -> Tensor | None:
+        """[V'] int64 ascending; None: the whole vocabulary."""
+        if self.lm_head is None:
+            return None
+        offsets: Any = self.d2t
+        return offsets + torch.arange(len(offsets), device=offsets.device)
+
+    def fresh(self) -> DflashHead:
+        """Another head of the same shape and vocabulary in float32, with weights of its own."""
+        ids = self.draft_ids
+        return DflashHead(self.shape, None if ids is None else ids.cpu())
+
+    def context(self, states: Tensor) -> Tensor:
+        """True states [B,C,J*D] -> what every layer makes keys and values of, [B,C,D]."""
+        return self.hidden_norm(self.fc(states.to(self.dtype)))
+
+    def blocks(self, first: Tensor, embedding: Tensor) -> Tensor:
+        """Last committed tokens [B,A] of A blocks -> [B,A*(K+1),D]: each token's embedding and K masks.
+
+        Args:
+            embedding: [V,D], the target's.
+        """
+        known = F.embedding(first, embedding).to(self.dtype)[:, :, None]
+        mask = self.mask_embedding if self.mask_embedding is not None else embedding[self.shape.mask_token_id]
+        masks = mask.to(self.dtype).expand(*first.shape, self.shape.num_masks, -1)
+        return torch.cat([known, masks], dim=2).flatten(1, 2)
+
+    def forward(self, blocks: Tensor, context: Tensor, positions: Tensor, attend: Attend) -> Tensor:
+        """Blocks [B,Q,D] beside context [B,C,D], at positions [B,C+Q] -> [B,Q,D] behind the final norm."""
+        rope = self.rotary(positions)
+        for number, layer in enumerate(self.layers):
+            # Bound now: a later layer has another number.
+            blocks = layer(blocks, context, rope, lambda q, k, v, number=number: attend(number, q, k, v))
+        return self.norm(blocks)
+
+    def lm_head_of(self, scores: Scores, chunk: int, dtype: torch.dtype) -> nn.Module:
+        """The LM head under a loss, as of `StateHead.lm_head_of`."""
+        return FrozenHead(scores, chunk, dtype) if self.lm_head is None else ChunkedHead(self.lm_head, chunk)
+
+    def draft_scores(self, outputs: Tensor, scores: Scores, dtype: torch.dtype) -> Tensor:
+        """Outputs [N,D] -> [N,V] float32 over the target's vocabulary: minus infinity for ids that are not drafted."""
+        ids = self.draft_ids
+        if self.lm_head is None or ids is None:
+            return scores(outputs.to(dtype))
+        own = self.lm_head(outputs).float()
+        whole = own.new_full((*own.shape[:-1], self.shape.layer.vocab_size), float("-inf"))
+        whole[..., ids] = own
+        return whole
+
+
+def even_taps(num_layers: int, count: int) -> tuple[int, ...]:
+    """`count` layers of a target of `num_layers`, evenly from the second to the last but two, as published drafts
+    have them (five of 36: 2, 10, 18, 26 and 34 layers passed); a single one lies in the middle.
+    """
+    if count == 1:
+        return (num_layers // 2 + 1,)
+    first, last = 2, num_layers - 2
+    return tuple(round(first + step * (last - first) / (count - 1)) for step in range(count))

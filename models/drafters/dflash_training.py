@@ -1,0 +1,245 @@
+"""DFlash's training forward: many blocks of each sample in one pass (Chen et al. 2026, arXiv 2602.06036, section 4.2).
+
+A block stands where a cycle of decoding could: behind an anchor, a token of the answer. It sees the target's states
+before its anchor and itself, never another block nor a state from its anchor on, which decoding does not have yet.
+Letters: B rows, T tokens, A blocks of a row, K masks of a block, Q = A * (K + 1) places of blocks, S trained places, C
+places of a piece, D width, V vocabulary.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Literal
+
+import torch
+from pydantic import Field
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from ...core.batch import Batch
+from ...core.loss import StepLoss
+from ...core.pictures import TEXT
+from ...core.section import Section
+from ...core.states import OnDevice, TargetStates, uploaded
+from ..attention import attend
+from ..losses import Divergence, divergence
+from ..targets.base import Target
+from .dflash_module import DflashHead
+from .head_training import is_blind
+
+if TYPE_CHECKING:
+    from .dflash import DflashConfig
+
+BLOCKS = 64  # blocks whose attention is computed at once, so that its mask grows with their number and not its square
+
+
+class DflashLoss(Section):
+    # ce: against the answer's own tokens, as published (the target writes them); others: against the target's
+    # distribution at each place.
+    token_divergence: Literal["ce"] | Divergence = "ce"
+    # Mask k counts exp(-(k - 1) / gamma): an early miss throws away all that stands behind it. Null: the paper's, 4 for
+    # blocks of up to 8 tokens, 5 for up to 10, 7 above.
+    gamma: float | None = Field(None, gt=0)
+    # Most blocks of a sample, drawn anew in each epoch; a shorter answer has one behind each of its tokens.
+    num_anchors: int = Field(512, ge=1)
+    # Places whose vocabulary is projected at once.
+    chunk: int = Field(512, ge=1)
+
+    def weights(self, block_size: int) -> list[float]:
+        """Of masks 1 to K; they sum to 1."""
+        gamma = self.gamma or (4.0 if block_size <= 8 else 5.0 if block_size <= 10 else 7.0)
+        values = torch.exp(-torch.arange(block_size - 1, dtype=torch.float64) / gamma)
+        return (values / values.sum()).tolist()
+
+
+@dataclass(frozen=True)
+class Blocks(OnDevice):
+    """Where the blocks of a batch stand; drawn on the CPU."""
+
+    anchors: Tensor  # [B,A] int64 index of each block's first token; 0 where there is no block
+    lengths: Tensor  # [B,A] int64 masks that have a label: the answer goes on so far, K at most; 0: no block
+    share: Tensor  # [B] float32: supervised tokens that each block of a row stands for
+
+
+def draw_blocks(loss_mask: Tensor, seeds: Sequence[int], most: int, num_masks: int) -> Blocks:
+    """At most `most` anchors of each row, from its seed; fewer are eligible in short answers, and then all are taken.
+
+    An anchor is a supervised token behind which another one stands.
+
+    Args:
+        loss_mask: [B,T] bool on the CPU.
+        seeds: B; read where an answer has more anchors than `most`.
+    """
+    count = loss_mask.shape[1]
+    index = torch.arange(count)
+    # The first unsupervised index from each one on, and so how many labels stand behind an anchor.
+    ends = torch.where(loss_mask, count, index).flip(1).cummin(1).values.flip(1)
+    behind = F.pad(ends, (0, 1), value=count)[:, 1:] - (index + 1)
+    eligible = loss_mask & (behind > 0)
+    eligible[:, 0] = False  # nothing stands before it
+    rows: list[Tensor] = []
+    for row, places in enumerate(eligible):
+        found = places.nonzero()[:, 0]
+        if len(found) > most:
+            assert len(seeds) == len(loss_mask), "anchors are drawn from each row's seed"
+            drawn = random.Random(f"anchors/{seeds[row]}").sample(range(len(found)), most)
+            found = found[torch.tensor(sorted(drawn))]
+        rows.append(found)
+    # One block at least: ranks without any make the same module calls.
+    width = max(1, *(len(found) for found in rows))
+    anchors = torch.stack([F.pad(found, (0, width - len(found))) for found in rows])
+    real = torch.arange(width) < torch.tensor([len(found) for found in rows])[:, None]
+    lengths = torch.where(real, behind.gather(1, anchors).clamp(max=num_masks), 0)
+    supervised, drawn_blocks = loss_mask[:, 1:].sum(1), real.sum(1)
+    return Blocks(anchors, lengths, supervised / drawn_blocks.clamp(min=1))
+
+
+class DflashTraining(nn.Module):
+    """`engine(batch, states)` gives the loss. Of the frozen target its embedding and its LM head are used."""
+
+    metrics = ("top1", "top3", "accepted")
+
+    def __init__(self, head: DflashHead, target: Target, config: DflashConfig):
+        super().__init__()
+        self.head, self.config, self.loss = head, config, config.loss
+        self.target = target  # no module: neither the optimizer nor a checkpoint sees it
+        self.lm = head.lm_head_of(target.scores, self.loss.chunk, target.embedding.dtype)
+        self.weights = self.loss.weights(head.shape.block_size)
+
+    def parts(self) -> dict[str, list[tuple[str, nn.Parameter]]]:
+        """Return the head's parameters as one part, for the optimizer's groups."""
+        return {"head": [*self.head.named_parameters()]}
+
+    def forward(self, batch: Batch, states: TargetStates) -> StepLoss:
+        """Sums over blocks. Each block of a row counts for as many supervised tokens as there are for each block, so
+        that what the loop divides by them is a mean over blocks, however many were drawn.
+
+        Metrics: hits of the first mask (top1, top3), and how many masks in a row hit from the first on (accepted),
+        what a chain is accepted at temperature 0. A hit is the answer's token for `ce`, else the target's likeliest.
+        """
+        shape, device = self.head.shape, batch.ids.device
+        drawn = draw_blocks(batch.on_host("loss_mask"), batch.seeds, self.loss.num_anchors, shape.num_masks)
+        blocks = drawn.to(device)
+        outputs = self.outputs(batch, states, blocks).unflatten(1, (-1, shape.block_size))[:, :, 1:]  # [B,A,K,D]
+        trained = torch.arange(shape.num_masks) < drawn.lengths[..., None]  # [B,A,K]
+        row, block, mask = uploaded(trained.nonzero().T.contiguous(), device)  # each [S]
+        places = blocks.anchors[row, block] + mask  # of the states that score them
+        assert states.feature is not None
+        goal, labels = states.feature[row, places], batch.ids[row, places + 1]
+        weights = uploaded(torch.tensor(self.weights), device)[mask] * blocks.share[row]
+        compare = _Places(self, goal, labels, weights)
+        loss, _ = self.lm(outputs[row, block, mask], compare)
+        ranks = torch.cat(compare.ranks)  # [S]
+        hits = torch.zeros(trained.shape, device=device).index_put((row, block, mask), (ranks == 0).float())
+        first = (mask == 0) * blocks.share[row]
+        sums = (
+            (first * (ranks == 0)).sum(), (first * (ranks < 3)).sum(),
+            (hits.cumprod(-1).sum((1, 2)) * blocks.share).sum(),
+        )  # fmt: skip
+        return StepLoss(loss, batch.loss_mask[:, 1:].sum(), dict(zip(self.metrics, sums, strict=True)))
+
+    def outputs(self, batch: Batch, states: TargetStates, blocks: Blocks) -> Tensor:
+        """[B,Q,D] behind the final norm, of the blocks of each row one behind the other."""
+        head, shape = self.head, self.head.shape
+        kept = uploaded(self.kept(batch), batch.ids.device)  # [B,T]
+        before = kept.cumsum(1) - kept.long()  # of each token, the states that are held before it
+        flat = self.config.positions == "flat"
+        index = torch.arange(kept.shape[1], device=kept.device).expand_as(kept) if flat else before
+        within = torch.arange(shape.block_size, device=kept.device)
+        starts = (blocks.anchors if flat else before.gather(1, blocks.anchors))[..., None]
+        positions = torch.cat([index, (starts + within).flatten(1)], dim=1)
+        context = head.context(torch.cat([states.layers[tap] for tap in shape.taps], dim=-1))
+        first = head.blocks(batch.ids.gather(1, blocks.anchors), self.target.embedding)
+        masks = block_masks(kept, blocks.anchors, shape.block_size, shape.sliding_window)
+        length = kept.shape[1]
+
+        def seen(number: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+            mixed, start = [], 0
+            for mask in masks:
+                stop = start + mask.shape[2]
+                own = slice(length + start, length + stop)
+                keys, values = (torch.cat([x[:, :, :length], x[:, :, own]], dim=2) for x in (k, v))
+                mixed.append(attend(q[:, :, start:stop], keys, values, mask))
+                start = stop
+            return torch.cat(mixed, dim=2)
+
+        return head(first, context, positions, seen)
+
+    def kept(self, batch: Batch) -> Tensor:
+        """[B,T] bool on the CPU: tokens whose states the blocks may see."""
+        mask, visual = batch.on_host("attention_mask"), batch.on_host("modality") != TEXT
+        if self.config.visual(training=True) == "none":
+            return mask & ~visual
+        share = self.config.blind_share
+        if not share:
+            return mask
+        assert len(batch.seeds) == len(batch.ids), "blind samples are drawn from each row's seed"
+        return mask & ~(visual & torch.tensor([is_blind(seed, share) for seed in batch.seeds])[:, None])
+
+
+def block_masks(kept: Tensor, anchors: Tensor, block_size: int, window: int | None) -> list[Tensor]:
+    """What the blocks see, `BLOCKS` of them at a time: [B,1,N,T+N] bool of the row's states and their own N places.
+
+    Args:
+        kept: [B,T] bool, states that are held.
+        anchors: [B,A].
+        window: states before a place, itself included, that it sees; None: all.
+    """
+    index = torch.arange(kept.shape[1], device=kept.device)
+    before = kept.cumsum(1) - kept.long()  # [B,T]
+    masks = []
+    for some in anchors.split(BLOCKS, dim=1):
+        seen = (kept[:, None] & (index < some[..., None]))[:, :, None].expand(-1, -1, block_size, -1)  # [B,a,K+1,T]
+        if window is not None:
+            places = before.gather(1, some)[..., None] + torch.arange(block_size, device=kept.device)
+            seen = seen & (places[..., None] - before[:, None, None] < window)
+        count = some.shape[1] * block_size
+        number = torch.arange(count, device=kept.device) // block_size
+        own = (number[:, None] == number).expand(len(kept), -1, -1)
+        masks.append(torch.cat([seen.flatten(1, 2), own], dim=-1)[:, None])
+    return masks
+
+
+class _Places:
+    """What is compared at each trained place; `ranks` gathers how many tokens each right one ranks behind.
+
+    Args:
+        goal: [S,D] features that score the tokens `labels` [S].
+        weights: [S].
+    """
+
+    def __init__(self, training: DflashTraining, goal: Tensor, labels: Tensor, weights: Tensor):
+        self.name, self.scores = training.loss.token_divergence, training.target.scores
+        self.dtype: Any = training.target.embedding.dtype
+        self.ids, self.goal, self.labels, self.weights = training.head.draft_ids, goal, labels, weights
+        self.ranks: list[Tensor] = []
+
+    def __call__(self, piece: slice, ours: Tensor) -> tuple[Tensor, Tensor]:
+        """The weighted sum over a piece, with the scores [C,V] there; no further sums.
+
+        With a part of the vocabulary the target's distribution is the one over its ids, and places whose right token
+        lies outside count nothing, as in EAGLE-3.
+        """
+        right = self.labels[piece]
+        theirs = None
+        if self.name != "ce":
+            with torch.no_grad():
+                theirs = self.scores(self.goal[piece].to(self.dtype)).to(ours)
+                right = theirs.argmax(-1)
+        known = torch.ones_like(right, dtype=torch.bool)
+        if self.ids is not None:
+            entry = torch.searchsorted(self.ids, right).clamp(max=len(self.ids) - 1)
+            known = self.ids[entry] == right
+            right = entry
+            theirs = None if theirs is None else theirs[:, self.ids]
+        if theirs is None:
+            terms = F.cross_entropy(ours, right, reduction="none")
+        else:
+            assert self.name != "ce"
+            terms = divergence(self.name, theirs, ours)
+        with torch.no_grad():
+            better = (ours > ours.gather(1, right[:, None])).sum(-1)
+            self.ranks.append(torch.where(known, better, ours.shape[-1]))
+        return (terms * self.weights[piece] * known).sum(), torch.zeros((), device=ours.device)
