@@ -214,7 +214,9 @@ def _problems(error: ValidationError) -> list[Any]:
     kept = []
     for problem in errors:
         last, is_section = str(problem["loc"][-1]) if problem["loc"] else "", isinstance(problem["input"], dict)
-        if (is_section and WORD.fullmatch(last)) or (not is_section and SECTION.fullmatch(last)):
+        # A section without a kind stands under its class's name.
+        is_named = problem["type"] == "model_type" and problem["ctx"]["class_name"] == last
+        if (is_section and WORD.fullmatch(last)) or (not is_section and (SECTION.fullmatch(last) or is_named)):
             continue
         kept.append(problem)
     return kept or errors

@@ -49,6 +49,8 @@ def walk(fields: dict[str, Any], places: list[str]) -> tuple[list[str], list[typ
             continue
         if (WORD.fullmatch(place) or SECTION.fullmatch(place)) and not any(place in names(m) for m in models):
             continue
+        if any(place == m.__name__ for m in models):  # a key that takes a word or a section of one kind
+            continue
         tagged = [m for m in models if place in _tags(m)]
         # Of several models one is chosen before any key of it is read.
         if tagged and (len(models) > 1 or place not in names(models[0])):

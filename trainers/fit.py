@@ -11,7 +11,7 @@ import torch
 from pydantic import Field, model_validator
 
 from ..core import ranks
-from ..core.fields import Seed
+from ..core.fields import Place, Revision, Seed
 from ..core.section import Section
 from ..data.loader import Collate, Loader, Samples, steps_per_epoch
 from ..data.order import Order
@@ -38,11 +38,20 @@ class Expected(Section):
     visual_tokens: int | None = Field(None, ge=0)
 
 
+class OutsideStart(Section):
+    """Weights outside the run."""
+
+    # Directory or Hub id of a trained head: ours, an export, or one that others published.
+    path: Place
+    revision: Revision | None = None
+
+
 class FitSettings(Stage):
     """How long, in which batches and with which optimizer."""
 
     # The stage whose weights this one starts from; null: the latest that made this model; scratch: none of them.
-    from_stage: str | None = Field(None, alias="from")
+    # {path: FOLDER_OR_HUB_ID}: a head outside the run, whose settings the drafter's section must have.
+    from_stage: str | OutsideStart | None = Field(None, alias="from")
     # Of initial weights and data order; null: the recipe's.
     seed: Seed | None = None
     # Times that all samples are seen.
@@ -75,9 +84,20 @@ class FitSettings(Stage):
         """Optimizer steps, the last partial batch of each epoch kept."""
         return self.steps or steps_per_epoch(num_samples, self.batch_size) * (self.epochs or 0)
 
+    @property
+    def outside(self) -> OutsideStart | None:
+        """The weights outside the run that it starts from; None: it starts from a stage's, or from nothing."""
+        return self.from_stage if isinstance(self.from_stage, OutsideStart) else None
+
+    @property
+    def earlier(self) -> str | None:
+        """The stage that `from` names; None: it names none."""
+        return None if self.outside is not None or self.from_stage == SCRATCH else self.from_stage  # type: ignore[return-value]
+
     def uses(self) -> set[str]:
         """The weights that this stage goes on from: those of the latest stage that trained this model."""
-        return set() if self.from_stage == SCRATCH else {self.model}  # type: ignore[attr-defined]
+        is_apart = self.outside is not None or self.from_stage == SCRATCH
+        return set() if is_apart else {self.model}  # type: ignore[attr-defined]
 
     @property
     def micro(self) -> int:

@@ -127,7 +127,7 @@ def load_head(
     Raises:
         UserError: a file is missing, or the head was made for another target or with other settings.
     """
-    _check_manifest(config, folder, target.shape, identity)
+    check_manifest(config, folder, target.shape, identity)
     layer = config.layer(target.shape)
     _check_shape(folder, layer)
     device = target.embedding.device
@@ -230,7 +230,7 @@ def _written_fields(values: Mapping[str, Any], folder: Path) -> dict[str, Any]:
     return {_FIELDS[key]: value for key, value in written.model_dump(exclude_none=True).items()}
 
 
-def _check_manifest(config: HeadConfig, folder: Path, shape: TargetShape, identity: TargetIdentity | None) -> None:
+def check_manifest(config: HeadConfig, folder: Path, shape: TargetShape, identity: TargetIdentity | None) -> None:
     """Compare what the head read in training with what it would read now. Without a manifest nothing is compared."""
     written = check_identity(folder, config.kind, identity)
     expected = {**config.written_settings(), **_read_by(config, shape)}

@@ -70,6 +70,7 @@ def import_head(
     folder, values, state = read_published(source, revision)
     where = str(folder)
     notes: list[str] = []
+    _check_kind(kind, state, where)
     is_eagle3 = kind == "eagle3"
     layer = values.get("transformer_layer_config") or values
     if int(layer.get("num_hidden_layers", 1)) != 1 or layer.get("hidden_act", "silu") != "silu":
@@ -99,6 +100,18 @@ def import_head(
     if settings["norm_eps"] != text.rms_norm_eps:
         notes.append(f"norms add {settings['norm_eps']:g}, the target's {text.rms_norm_eps:g}: kept as norm_eps")
     return ImportedHead(head, config, config.model_dump(mode="json", exclude_defaults=True), tuple(notes))
+
+
+def _check_kind(kind: str, state: State, where: str) -> None:
+    """Refuse a head whose weights have names that another kind alone has."""
+    told = "eagle3" if any(n in ("d2t", "t2d") or n.startswith("midlayer.") for n in state) else None
+    told = "vispec" if any(name.startswith("imadpt.") for name in state) else told
+    joined = state.get("fc.weight")
+    if told is None and kind == "eagle3" and joined is not None and joined.shape[1:] == (2 * len(joined),):
+        told = "eagle"  # or MSD: they differ in nothing that a file says
+    if told is not None and told != kind:
+        raise UserError(f"the folder holds a head of kind {told}, and {kind} is asked for", where=where,
+                        hint=f"read it as {told}: --as {told}, or drafter.kind: {told} in a recipe")  # fmt: skip
 
 
 def _plain(settings: dict[str, Any], text: Any) -> dict[str, Any]:

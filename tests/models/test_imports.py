@@ -145,14 +145,17 @@ def test_what_is_no_such_head(tmp_path):
         with pytest.raises(UserError, match=says):
             read(kind, published(tmp_path / "a", values, state), **more)
 
-    refused("not a head of kind msd for this target: (imadpt|img_fc)", "msd")
+    refused("holds a head of kind vispec, and msd is asked for", "msd")
     refused("not one Llama layer", values=values | {"num_hidden_layers": 2})
     refused("several layers", state=state | {"layers.1.mlp.up_proj.weight": torch.ones(1)})
     refused(
         r"stretched \(linear\), the target's otherwise",
         values=values | {"rope_scaling": {"type": "linear", "factor": 2.0}},
     )
-    refused("midlayer.self_attn.k_proj.weight is missing|lm_head.weight is missing", "eagle3", image="placeholder")
+    refused("holds a head of kind vispec, and eagle3 is asked for", "eagle3", image="placeholder")
+    plain = {name: value for name, value in state.items() if not name.startswith(("imadpt", "img_fc"))}
+    refused("holds a head of kind eagle, and eagle3 is asked for", "eagle3", state=plain, image="placeholder")
+    refused("not a head of kind vispec for this target: imadpt", state=plain)
     refused("3 heads of keys", state=state | {"layers.0.self_attn.k_proj.weight": torch.ones(24, WIDTH)})
     refused("output has a bias of its own", state=state | {"layers.0.self_attn.o_proj.bias": torch.ones(WIDTH)})
 

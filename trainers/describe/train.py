@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sized
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -15,6 +16,7 @@ from ...data.images import is_tiled
 from ...data.loader import steps_per_epoch
 from ...data.media import ImageReader
 from ...data.shapes.scenarios import WITHOUT_PICTURES
+from ...models.imports.start import is_own
 from ...models.sizes import empty_model, parameter_counts
 from ...models.training import training_of
 from ..stages.base import Planned
@@ -118,6 +120,14 @@ def _beside(plan: Planned, target: PreTrainedConfig) -> list[str]:
         f"  distills by {objective.divergence}: the frozen target beside it takes {held / _GIB:.1f} GiB "
         f"{_where(section)}, a chunk of the vocabulary {chunk / _GIB:.1f} GiB"
     ]
+
+
+def start_line(start: Any) -> str:
+    """Where a head's first weights come from. The stage compares their files with the drafter's section."""
+    if not Path(start.path).is_dir():
+        return f"  starts from {start.path} (not on this machine: a Hub id, or a folder that is elsewhere)"
+    layout = "draftsmith's layout" if is_own(Path(start.path)) else "an engine's or its authors' layout"
+    return f"  starts from {start.path} ({layout})"
 
 
 def told_steps(plan: Planned) -> int | None:

@@ -6,7 +6,7 @@ Read from the resolved recipe (as the run's `recipe.yaml` has it) and from the s
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -40,10 +40,16 @@ def trained_by(stages: Mapping[str, Any], name: str) -> list[str]:
     order, names = list(stages), [name]
     while (start := stages[names[-1]].get("from")) != SCRATCH:
         earlier = [n for n in order[: order.index(names[-1])] if _trains_drafter(stages[n])]
-        if start is None and not earlier:
+        if isinstance(start, Mapping) or (start is None and not earlier):
             break
         names.append(start if start is not None else earlier[-1])
     return names[::-1]
+
+
+def starts_of(stages: Mapping[str, Any], names: Iterable[str]) -> list[str]:
+    """Heads outside the run that the stages `names` started from."""
+    starts = [stages[name].get("from") for name in names]
+    return [str(start["path"]) for start in starts if isinstance(start, Mapping)]
 
 
 def _trains_drafter(stage: Mapping[str, Any]) -> bool:

@@ -34,7 +34,7 @@ from ..publishing.card import LVLM, CardFacts, model_card, read_evaluation
 from ..publishing.decoding import published_section
 from ..publishing.fresh import try_folder
 from ..publishing.licences import chain
-from ..publishing.lineage import data_of, trained_by, training_table
+from ..publishing.lineage import data_of, starts_of, trained_by, training_table
 from ..publishing.names import check_name, is_repo, suggested
 from ..publishing.no_secrets import refuse_secrets
 from ..publishing.snippets import PICTURE, Snippet, loop_snippet, transformers_snippet
@@ -194,7 +194,7 @@ def _publish(stage: PublishStage, context: Context) -> None:
     base = _hub_id(_values(context.drafter).get("language_model"))
     trained = trained_by(stages, source.name)
     data = [name for stage_name in trained for name in data_of(stages, stage_name)]
-    parts = _parts(context, target, stage.datasets or data)
+    parts = _parts(context, target, starts_of(stages, trained), stage.datasets or data)
     run_file = context.folder.parent / "run.yaml"
     hint = "restore the file, or run the recipe's command again"
     versions = read_yaml(run_file, dict[str, Any], hint=hint) if run_file.is_file() else {}
@@ -257,12 +257,19 @@ def _measured_dtype(report: Path) -> str | None:
     return resolved.get(f"stages.{report.name}.target.dtype") or resolved.get("target.dtype")
 
 
-def _parts(context: Context, target: str | None, datasets: Iterable[str]) -> list[tuple[str, str]]:
-    """What the drafter was made from, whose licences the card follows: (role, name)."""
+def _parts(
+    context: Context, target: str | None, starts: Iterable[str], datasets: Iterable[str]
+) -> list[tuple[str, str]]:
+    """What the drafter was made from, whose licences the card follows: (role, name).
+
+    Args:
+        starts: heads outside the run that it was trained on from.
+    """
     # A target that the run trained itself has no terms but those of its data.
     named = target or (Path(context.target.path).name if context.target.path else None)
     parts = [("target", named)] if named else []
     parts += [("initial weights", name) for name in _began_as(context.drafter, "language_model", "path")]
+    parts += [("initial weights", Path(start).name if Path(start).is_dir() else start) for start in starts]
     parts += [("vision tower", name) for name in _began_as(context.drafter, "vision_tower")]
     return parts + [("data", name) for name in datasets]
 

@@ -23,11 +23,12 @@ from ..describe.train import (
     head_length,
     lvlm_memory,
     positions_of,
+    start_line,
     told_steps,
 )
 from ..describe.training_memory import head_parts, image_parts, memory_of
 from ..engine import init_distributed
-from ..fit import SCRATCH, FitSettings, fit, seed_all
+from ..fit import FitSettings, fit, seed_all
 from ..training.codes import open_codes
 from ..training.conversations import check_positions, open_records
 from ..training.heads_on_states import open_heads, training_order
@@ -51,8 +52,8 @@ class TrainStage(TrainSettings):
     def needs(self) -> dict[str, str | None]:
         """Thing -> the stage that makes it; None: the latest that does."""
         wanted = self._codes_need() if isinstance(self.data, ShardData) else self._records_need()
-        if self.from_stage not in (None, SCRATCH):
-            wanted[self.model] = self.from_stage
+        if self.earlier is not None:
+            wanted[self.model] = self.earlier
         return wanted
 
     def _codes_need(self) -> dict[str, str | None]:
@@ -117,6 +118,10 @@ class TrainStage(TrainSettings):
         return plan.recipe.drafter is None or plan.recipe.drafter.kind == "lvlm"
 
     def describe(self, plan: Planned) -> list[str]:
+        started = [] if self.outside is None else [start_line(self.outside)]
+        return [*started, *self._described(plan)]
+
+    def _described(self, plan: Planned) -> list[str]:
         way = self.way(plan.recipe.target, plan.recipe.drafter)
         if way == "codes":
             return describe_image_model(plan)

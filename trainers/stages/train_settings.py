@@ -17,6 +17,7 @@ from ...models.distillation import CrossEntropyObjective, DistillObjective
 from ...models.drafters import AnyDrafter
 from ...models.drafters.base import DrafterConfig
 from ...models.drafters.head_training import HeadObjective
+from ...models.imports.start import starts
 from ...models.llava import Part
 from ...models.lora import LoraConfig
 from ..engine import EngineConfig
@@ -146,6 +147,8 @@ class TrainSettings(FitSettings):
             raise ValueError("revive_every is for image tokenizers (model: vq)")
         if self.drafter is not None and self.from_stage is None:
             raise ValueError("a drafter of its own starts from: scratch, or from a stage that trained such a head")
+        if self.model != "drafter" and self.outside is not None:
+            raise ValueError(f"from: {{path}} is a head's, and this stage trains the {self.model}: give target.path")
         return self
 
     @model_validator(mode="after")
@@ -253,12 +256,23 @@ class TrainSettings(FitSettings):
             except Refused as refused:
                 raise refused.under("drafter") from None
         super().check(target, drafter)
+        if self.outside is not None:
+            self._check_outside(target, self.drafter or drafter)
         if way == "records":
             self._check_records()
         elif way == "states":
             self._check_states(self.drafter or drafter)
         else:
             self._check_codes()
+
+    def _check_outside(self, target: Any, drafter: DrafterConfig | None) -> None:
+        assert drafter is not None
+        if not starts(drafter, target.draws_images):
+            problem = f"names a head, and this stage trains a drafter of kind {drafter.kind}"
+            raise Refused("from.path", problem, "start a draft LVLM from drafter.path")
+        if drafter.provides():
+            problem = f"stands beside drafter.path, {drafter.model_dump()['path']}, which nothing reads then"
+            raise Refused("from.path", problem, "leave one of them out")
 
     def _check_records(self) -> None:
         if self.trainable is None:

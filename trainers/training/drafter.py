@@ -21,6 +21,7 @@ from ...eval.policies import Draw, TreeConfig
 from ...eval.rules import RULES
 from ...models.decoding.warp import Warp
 from ...models.drafters.base import CountTokens, DrafterConfig, TargetIdentity
+from ...models.imports.start import find_start, load_start
 from ...models.targets.base import Target
 from ..context import Context
 from ..engine import Engine
@@ -99,8 +100,13 @@ class TrainedDrafter:
         self._best = Best(context.folder, lambda head, folder, step: self._save(head, folder, step))
 
     def _start(self, count_tokens: CountTokens | None) -> nn.Module:
-        """An earlier stage's drafter, the recipe's published one, or fresh weights; `from: scratch` takes neither."""
-        folder, published = self.context.inputs.get("drafter"), self.config.provides()
+        """A drafter outside the run (`from: {path}`), an earlier stage's, the recipe's published one, or fresh weights;
+        `from: scratch` takes none of them.
+        """
+        folder, published, outside = self.context.inputs.get("drafter"), self.config.provides(), self.stage.outside
+        if outside is not None:
+            self.context.say(f"{self.context.name}: starts from {outside.path}")
+            return load_start(self.config, find_start(outside.path, outside.revision), self.target, self.identity)
         if folder is None and (not published or self.stage.from_stage == SCRATCH):
             return self.config.build(self.target, count_tokens=count_tokens)
         if folder is None:

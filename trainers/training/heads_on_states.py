@@ -22,6 +22,7 @@ from ...data.states.reader import StatesReader
 from ...data.states.samples import SeededCollate, split
 from ...models.drafters.base import TargetIdentity
 from ...models.drafters.manifest import read_manifest
+from ...models.imports.start import find_start, is_own
 from ..context import Context
 from ..engine import Engine
 from ..fit import SCRATCH
@@ -77,7 +78,12 @@ def _text_only(stage: Any, context: Context, states: States, train: np.ndarray) 
     """What the manifest says of weights that have read no sample with pictures, here or in a stage before."""
     folder, drafter = context.inputs.get("drafter"), context.drafter
     assert drafter is not None
-    if folder is None:
+    if stage.outside is not None:
+        # Of heads in other layouts nobody knows what they have read.
+        folder = find_start(stage.outside.path, stage.outside.revision)
+        folder = folder if is_own(folder) else None
+        started_so = folder is not None and bool(read_manifest(folder).get("text_only"))
+    elif folder is None:
         started_so = stage.from_stage == SCRATCH or not drafter.provides()
     else:
         started_so = bool(read_manifest(folder).get("text_only"))

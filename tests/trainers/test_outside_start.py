@@ -1,0 +1,364 @@
+"""`from: {path}`: a training starts from a head outside the run, and its first loss is that of its authors' formula."""
+
+import json
+import re
+
+import pytest
+import torch
+from draftsmith.core.errors import UserError
+from draftsmith.models.drafters.eagle import EagleConfig
+from draftsmith.models.drafters.eagle3 import Eagle3Config, likeliest_ids
+from draftsmith.models.drafters.eagle_images import ImageEagleTraining
+from draftsmith.models.drafters.head_training import HeadTraining
+from draftsmith.models.drafters.medusa import MedusaConfig
+from draftsmith.models.drafters.msd import MsdConfig
+from draftsmith.models.drafters.sparrow import SparrowConfig
+from draftsmith.models.drafters.vispec import VispecConfig
+from draftsmith.models.exports import export_drafter
+from draftsmith.models.exports.layouts import llama_values
+from draftsmith.models.generators import load_generator
+from draftsmith.models.llamagen.files import save_model
+from draftsmith.models.targets.base import language_shape
+from draftsmith.models.targets.llamagen_section import build_transformer
+from draftsmith.recipes.cli import main
+from draftsmith.recipes.load import load
+from draftsmith.recipes.plan import plan
+from draftsmith.trainers.stages.encode import EncodeStage
+from draftsmith.trainers.stages.train import TrainStage
+from PIL import Image
+from published_losses import Sample, Shape, eagle, eagle3, vispec
+from safetensors.torch import load_file, save_file
+from states_run import WORDS, context, losses, synthetic
+from torch.nn import functional as F
+from transformers import LlavaForConditionalGeneration
+from visual_run import context as image_context
+from visual_run import noise, translators
+from visual_tiny import true_features
+
+SEEN = {"image": "projected"}
+TTT = Eagle3Config(kind="eagle3", taps=(1, 2, 3), draft_vocab_size=90, visual_slots="read", image="placeholder")
+KINDS = {
+    "eagle": EagleConfig(kind="eagle", **SEEN),
+    "eagle3": TTT,
+    "msd": MsdConfig(kind="msd"),
+    "vispec": VispecConfig(kind="vispec"),
+}
+# Without noise, which is drawn; else as the papers have it.
+TERMS = {
+    "eagle": {"feature": 1.0, "token": 0.1, "noise": 0.0},
+    "eagle3": {"token": 1.0, "decay": 0.8, "noise": 0.0},
+    "msd": {"feature": 1.0, "token": 0.1, "noise": 0.0},
+    "vispec": {"l1": 10.0, "listmle": 0.1, "noise": 0.0},
+}
+
+
+@pytest.fixture(scope="module")
+def made(tmp_path_factory):
+    """A tiny LLaVA and ten records whose prompts are longer than EAGLE-3 has passes; every other one has a picture."""
+    made = synthetic(tmp_path_factory.mktemp("world"))
+    records = []
+    for number in range(10):
+        turns = [
+            {"from": "human", "value": ("<image>\n" if number % 2 else "") + "Which? " * 6},
+            {"from": "gpt", "value": " ".join(WORDS[number : number + 3])},
+        ]
+        record = {"id": f"long-{number}", "conversations": turns}
+        if number % 2:
+            Image.new("RGB", (30, 20), (20 * number, 40, 255 - 20 * number)).save(made.folder / f"images/l{number}.png")
+            record["image"] = f"images/l{number}.png"
+        records.append(record)
+    (made.folder / "long.json").write_text(json.dumps(records))
+    (made.folder / "text.json").write_text(json.dumps(records[::2]))
+    processor = context(made, made.folder / "looked").processor()
+    made.placeholders = [i for i in (processor.image_token_id, processor.video_token_id) if i is not None]
+    made.model = LlavaForConditionalGeneration.from_pretrained(made.folder / "target").eval()
+    return made
+
+
+def loud(head, seed: int = 3):
+    """Weights that say something, so that a wrong one is seen."""
+    generator = torch.Generator().manual_seed(seed)
+    for name, parameter in head.named_parameters():
+        if parameter.requires_grad:
+            drawn = torch.randn(parameter.shape, generator=generator) * parameter.shape[-1] ** -0.5
+            is_norm = parameter.dim() == 1 and "norm" in name
+            parameter.data = 1 + 0.2 * drawn if is_norm else drawn
+    return head
+
+
+def fresh(made, kind: str):
+    """A head of this kind for the target of `made`."""
+    config, text = KINDS[kind], made.model.config.text_config
+    ids = likeliest_ids(torch.arange(text.vocab_size), 90) if kind == "eagle3" else None
+    return loud(config.module(config.layer(language_shape(text)), ids))
+
+
+def published(made, kind: str, folder, *, pickled: bool = True, state=None, **values):
+    """A folder as the head's authors publish it: their names of settings, and the target's rows beside the weights."""
+    head, text = fresh(made, kind), made.model.config.text_config
+    folder.mkdir(parents=True)
+    taps = {"eagle_aux_hidden_state_layer_ids": [1, 2, 3]} if kind == "eagle3" else {}
+    settings = llama_values(head.shape, text) | {"rms_norm_eps": text.rms_norm_eps} | taps | values
+    (folder / "config.json").write_text(json.dumps(settings))
+    whole = dict(head.state_dict()) | {"embed_tokens.weight": made.model.get_input_embeddings().weight.detach().clone()}
+    whole |= state or {}
+    if pickled:
+        torch.save(whole, folder / "pytorch_model.bin")
+    else:
+        save_file({name: value.contiguous() for name, value in whole.items()}, folder / "model.safetensors")
+    return folder
+
+
+def start(made, kind: str, folder, output, *, config=None, **changes):
+    """One step from the head in `folder`, over all records at once; returns its loss and the batch."""
+    seen = []
+    settings = {
+        "kind": "train", "from": {"path": str(folder)}, "source": {"kind": "online"}, "objective": TERMS[kind],
+        "data": {"path": str(made.folder / ("text.json" if kind == "vispec" else "long.json")), "max_length": 256},
+        "batch_size": 10, "steps": 1, "optim": {"lr": 1e-9}, "log_every": 1,
+    }  # fmt: skip
+    asked = context(made, output, config or KINDS[kind])
+    forward = HeadTraining.forward
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(HeadTraining, "forward", lambda self, batch, states: (
+            seen.append(batch), forward(self, batch, states))[1])  # fmt: skip
+        TrainStage(**(settings | changes)).run(asked)
+    return losses(output)[1], seen[0]
+
+
+@torch.no_grad()
+def by_hand(made, kind: str, state, batch) -> float:
+    """The mean over supervised tokens, sample by sample, of the published formula over transformers' own target.
+
+    Placeholders of pictures and clips never come, and their scores are left out on both sides.
+    """
+    model, text = made.model, made.model.config.text_config
+    shape = Shape(text.num_attention_heads, len(state[_keys(kind)]) // 16, text.rms_norm_eps)
+    comes = torch.ones(text.vocab_size, dtype=torch.bool)
+    comes[made.placeholders] = False
+    lm_head, rows = model.lm_head.weight[comes], model.get_input_embeddings().weight
+    if kind == "eagle3":
+        assert not state["t2d"][made.placeholders].any()
+        state = state | {"t2d": state["t2d"][comes]}
+    pixels = iter(batch.pixels)
+    total = count = 0.0
+    for row in range(len(batch.ids)):
+        length = int(batch.attention_mask[row].sum())
+        ids, seen = batch.ids[row, :length], batch.modality[row, :length] != 0
+        images = next(pixels)[None] if seen.any() else None
+        found = model(input_ids=ids[None], pixel_values=images, output_hidden_states=True)
+        states = [layer[0] for layer in found.hidden_states]
+        # EAGLE-3's servers give a picture's places the row of the placeholder.
+        embeds = F.embedding(ids, rows) if kind == "eagle3" else states[0]
+        sample = Sample(embeds, states[-1], states[-1] @ lm_head.T, batch.loss_mask[row, :length])
+        if kind == "eagle3":
+            total += eagle3(state, sample, torch.cat([states[layer] for layer in (1, 2, 3)], -1), shape)
+        elif kind == "vispec":
+            total += vispec(state, sample, shape, lm_head)
+        else:
+            total += eagle(state, sample, shape, lm_head, direct=seen if kind == "msd" else None)
+        count += int(sample.supervised[1:].sum())
+    return float(total / count)
+
+
+def _keys(kind: str) -> str:
+    return ("midlayer" if kind == "eagle3" else "layers.0") + ".self_attn.k_proj.weight"
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_the_first_loss_of_a_published_head_is_that_of_its_authors_formula(made, tmp_path, kind):
+    folder = published(made, kind, tmp_path / "theirs")
+    loss, batch = start(made, kind, folder, tmp_path / "run")
+    expected = by_hand(made, kind, torch.load(folder / "pytorch_model.bin", weights_only=True), batch)
+    assert loss == pytest.approx(expected, rel=1e-5, abs=1e-5) and expected > 0.1
+    other, _ = start(made, kind, folder, tmp_path / "scratch", **{"from": "scratch"})
+    assert abs(other - loss) > 1e-2, "fresh weights have another loss"
+    before, after = fresh(made, kind).state_dict(), load_file(tmp_path / "run" / "model.safetensors")
+    assert before.keys() == after.keys() and all(
+        (after[n].float() - v.float()).abs().max() < 1e-6 for n, v in before.items()
+    )
+
+
+@pytest.mark.parametrize(
+    ("kind", "engine"),
+    [("eagle", "eagle"), ("eagle", "vllm"), ("eagle", "sglang"), ("eagle3", "vllm"), ("msd", "eagle"),
+     ("vispec", "eagle")],
+)  # fmt: skip
+def test_an_export_is_a_start_as_the_stage_that_it_was_made_of(made, tmp_path, kind, engine):
+    """One step writes our layout; started from it, and from its export, the loss is the same."""
+    start(made, kind, published(made, kind, tmp_path / "theirs"), tmp_path / "first")
+    target = str(made.folder / "target")
+    export_drafter(tmp_path / "first", tmp_path / "export", engine, target=target, prompts="text")
+    ours, _ = start(made, kind, tmp_path / "first", tmp_path / "from-ours")
+    exported, _ = start(made, kind, tmp_path / "export", tmp_path / "from-export")
+    assert exported == pytest.approx(ours, rel=1e-6)
+
+
+# What is refused
+
+
+def test_heads_of_another_kind_target_or_making_are_refused(made, tmp_path):
+    """Each with the file's folder and what to write instead."""
+
+    def refused(says, kind, folder, **changes):
+        with pytest.raises(UserError, match=says) as error:
+            start(made, kind, folder, tmp_path / f"run{len(list(tmp_path.iterdir()))}", **changes)
+        return error.value
+
+    eagle_folder = published(made, "eagle", tmp_path / "eagle", pickled=False)
+    ttt_folder = published(made, "eagle3", tmp_path / "eagle3")
+    refused("holds a head of kind eagle3, and eagle is asked for", "eagle", ttt_folder)
+    refused("holds a head of kind eagle, and eagle3 is asked for", "eagle3", eagle_folder)
+    refused("holds a head of kind vispec, and msd is asked for", "msd", published(made, "vispec", tmp_path / "vispec"))
+    refused("not a head of kind vispec for this target: imadpt", "vispec", eagle_folder)
+    rows = {"embed_tokens.weight": made.model.get_input_embeddings().weight.detach().flip(0)}
+    refused("rows of embedding are not the target's", "msd", published(made, "msd", tmp_path / "other", state=rows))
+    wide = {"layers.0.mlp.gate_proj.weight": torch.ones(60, 32), "layers.0.mlp.up_proj.weight": torch.ones(60, 32),
+            "layers.0.mlp.down_proj.weight": torch.ones(32, 60)}  # fmt: skip
+    error = refused("trained with intermediate_size 60, and the recipe's drafter has 48", "msd",
+                    published(made, "msd", tmp_path / "wide", state=wide))  # fmt: skip
+    assert "drafter: {kind: msd" in error.hint and "intermediate_size: 60" in error.hint
+    config = MsdConfig(kind="msd", intermediate_size=60)
+    start(made, "msd", tmp_path / "wide", tmp_path / "told", config=config)
+    refused("trained with norm_eps 1e-05", "msd", published(made, "msd", tmp_path / "norms", rms_norm_eps=1e-5))
+    moved = published(made, "eagle3", tmp_path / "moved", eagle_aux_hidden_state_layer_ids=[1, 2, 4])
+    refused(r"layers that it reads \[1, 2, 4\], and the recipe's drafter has \[1, 2, 3\]", "eagle3", moved)
+    refused("is no directory, and cannot be fetched", "msd", tmp_path / "nowhere")
+    sparrow = SparrowConfig(kind="sparrow", gap_share=0.0)
+    refused("published heads that are read are EAGLE, EAGLE-3, MSD", "msd", eagle_folder, config=sparrow)
+
+
+def test_our_own_folders_are_checked_as_ever(made, tmp_path):
+    sparrow = SparrowConfig(kind="sparrow", gap_share=0.0)
+    start(made, "msd", "", tmp_path / "first", config=sparrow, **{"from": "scratch"})
+    first, _ = start(made, "msd", tmp_path / "first", tmp_path / "second", config=sparrow)
+    assert first > 0
+    with pytest.raises(UserError, match="method is sparrow, expected msd"):
+        start(made, "msd", tmp_path / "first", tmp_path / "third")
+    manifest = json.loads((tmp_path / "first" / "draftsmith.json").read_text())
+    manifest["tokenizer_sha256"] = "0" * 64
+    (tmp_path / "first" / "draftsmith.json").write_text(json.dumps(manifest))
+    with pytest.raises(UserError, match="tokenizer_sha256 is 0000"):
+        start(made, "msd", tmp_path / "first", tmp_path / "fourth", config=sparrow)
+
+
+RECIPE = ["recipe=eagle3-qwen2.5-vl-7b"]
+
+
+def test_a_start_belongs_to_a_head_and_stands_alone():
+    for settings, says in (
+        (["stages.pictures.from={path: a/b}", "drafter.path=c/d"], "from.path: stands beside drafter.path, c/d"),
+        (
+            ["stages.pictures.from={pth: a/b}"],
+            "stages.pictures.from.path is missing; unknown key stages.pictures.from.pth",
+        ),
+        (["stages.pictures.from=3"], "stages.pictures.from: input should be a valid string"),
+    ):
+        with pytest.raises(UserError, match=re.escape(says)):
+            load([*RECIPE, *settings])
+    with pytest.raises(UserError, match="this stage trains a drafter of kind lvlm"):
+        load(["recipe=llava15-68m", "stages.pretrain.from={path: a/b}"])
+    with pytest.raises(UserError, match="is a head's, and this stage trains the target"):
+        load(["recipe=demo/video", "stages.target.from={path: a/b}"])
+
+
+def test_its_files_are_part_of_the_stages_fingerprint_and_a_dry_run_names_it(made, tmp_path, capsys):
+    folder = published(made, "eagle3", tmp_path / "theirs")
+    settings = [*RECIPE, f"stages.pictures.from={{path: {folder}}}", "drafter.taps=[1, 2, 3]"]
+
+    def fingerprint(settings=settings):
+        loaded = load(settings)
+        (one,) = (p for p in plan(loaded.recipe, loaded.path) if p.name == "pictures")
+        assert "drafter" not in one.inputs
+        return one.fingerprint
+
+    before = fingerprint()
+    assert fingerprint() == before
+    weights = folder / "pytorch_model.bin"
+    state = torch.load(weights, weights_only=True)
+    torch.save(state | {"fc.weight": state["fc.weight"] + 1}, weights)
+    assert fingerprint() != before
+    assert fingerprint([*RECIPE, "stages.pictures.from={path: a/b}"]) != fingerprint(
+        [*RECIPE, "stages.pictures.from={path: a/b, revision: main}"]
+    )
+    assert main([*settings, "dry_run=true"]) == 0
+    assert f"  starts from {folder} (an engine's or its authors' layout)\n" in capsys.readouterr().out
+    assert main([*RECIPE, "stages.pictures.from={path: a/b}", "dry_run=true"]) == 0
+    assert "  starts from a/b (not on this machine: a Hub id" in capsys.readouterr().out
+
+
+# Image generators
+
+
+@pytest.fixture(scope="module")
+def drawn(tmp_path_factory):
+    """A tiny LlamaGen, and the codes and features of six pictures."""
+    folder = tmp_path_factory.mktemp("drawn")
+    made = translators(folder)
+    model = build_transformer(made.target, seed=0)
+    torch.nn.init.normal_(model.output.weight, std=0.3, generator=torch.Generator().manual_seed(1))
+    save_model(model, folder / "target")
+    (folder / "in").mkdir()
+    for number in range(6):
+        (folder / "in" / f"{number}.png").write_bytes(noise(number))
+        (folder / "in" / f"{number}.txt").write_text(f"a picture with {number} words")
+    EncodeStage(kind="encode", source={"kind": "folder", "folder": str(folder / "in")}).run(
+        image_context(folder / "features", made.target, made.inputs)
+    )
+    made.inputs["target"] = folder / "target"
+    made.model, made.shards = model.eval(), folder / "features" / "shards"
+    return made
+
+
+def draw_start(made, folder, output, config):
+    """As `start`, of an image generator's head."""
+    seen = []
+    stage = TrainStage(
+        kind="train", data={"kind": "codes", "path": str(made.shards)}, batch_size=6, steps=1, log_every=1,
+        optim={"lr": 1e-9}, condition_dropout=0.0, **{"from": {"path": str(folder)}},
+    )  # fmt: skip
+    forward = ImageEagleTraining.forward
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(ImageEagleTraining, "forward", lambda self, batch, states: (
+            seen.append(batch), forward(self, batch, states))[1])  # fmt: skip
+        stage.run(image_context(output, made.target, made.inputs, drafter=config))
+    return losses(output)[1], seen[0]
+
+
+def test_lanterns_head_starts_with_its_own_rows_and_its_first_loss_is_eagles(drawn, tmp_path):
+    """SmoothL1 and 0.1 times the cross-entropy over each code but the first, sample by sample, unbatched."""
+    made, folder = drawn, tmp_path / "theirs"
+    config = EagleConfig(kind="eagle", loss={"noise": 0.0}, norm_eps=2e-6)
+    target = load_generator(made.target, made.inputs, device=torch.device("cpu")).target
+    head = loud(config.build(target))
+    rows = torch.randn(head.embed_tokens.weight.shape, generator=torch.Generator().manual_seed(5))
+    folder.mkdir()
+    torch.save(dict(head.state_dict()) | {"embed_tokens.weight": rows}, folder / "pytorch_model.bin")
+    shape = head.shape
+    values = {"num_hidden_layers": 1, "hidden_size": shape.hidden_size, "intermediate_size": shape.intermediate_size,
+              "num_attention_heads": shape.num_heads, "rms_norm_eps": 2e-6, "input_type": "t2i"}  # fmt: skip
+    (folder / "config.json").write_text(json.dumps(values))
+    loss, batch = draw_start(made, folder, tmp_path / "run", config)
+    assert torch.equal(load_file(tmp_path / "run" / "model.safetensors")["embed_tokens.weight"], rows)
+    head.share_embedding(rows)
+    condition, total, count = made.model.config.num_condition_tokens, 0.0, 0
+    with torch.no_grad():
+        for codes, asked in zip(batch.codes, batch.conditions, strict=True):
+            features = true_features(made.model, asked, 1, codes.tolist())[0]
+            tokens = torch.tensor([0] * (condition - 1) + codes.tolist())[None]
+            length = len(features) - 1
+            mask = torch.ones(length, length).tril().bool()
+            ours = head.predict(features[None, :-1], tokens, torch.arange(length), mask)[0, condition - 1 : -1]
+            goal = features[condition:-1]
+            away = F.smooth_l1_loss(ours, goal, reduction="none").mean(-1)
+            scores, theirs = made.model.output(ours), made.model.output(goal)
+            total += float((away - 0.1 * (theirs.softmax(-1) * scores.log_softmax(-1)).sum(-1)).sum())
+            count += len(goal)
+    assert loss == pytest.approx(total / count, rel=1e-5)
+    with pytest.raises(UserError, match="trained with norm_eps 2e-06, and the recipe's drafter has 1e-06"):
+        draw_start(made, folder, tmp_path / "other", EagleConfig(kind="eagle"))
+    (folder / "config.json").write_text(json.dumps(values | {"input_type": "c2i"}))
+    with pytest.raises(UserError, match="codes of class-conditional pictures"):
+        draw_start(made, folder, tmp_path / "class", config)
+    with pytest.raises(UserError, match="published heads that are read are"):
+        draw_start(made, folder, tmp_path / "medusa", MedusaConfig(kind="medusa", num_heads=2))
