@@ -44,6 +44,9 @@ class OutsideStart(Section):
     # Directory or Hub id of a trained head: ours, an export, or one that others published.
     path: Place
     revision: Revision | None = None
+    # The head was trained for another target of this shape and tokenizer, a base model before its fine-tuning say: that
+    # target's name, and the head's copy of its embedding, are not compared with this target's.
+    other_target: bool = False
 
 
 class FitSettings(Stage):

@@ -6,11 +6,12 @@ and the target. What no file says (what stood at pictures in training) is what t
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 from typing import Any, cast
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from ...core.errors import UserError
 from ..drafters.base import DrafterConfig, TargetIdentity
@@ -37,12 +38,40 @@ def find_start(source: str, revision: str | None) -> Path:
     return find_folder(source, revision, files=FILES)
 
 
-def load_start(config: DrafterConfig, folder: Path, target: Target, identity: TargetIdentity) -> nn.Module:
+def load_start(
+    config: DrafterConfig, folder: Path, target: Target, identity: TargetIdentity, *, other_target: bool = False
+) -> nn.Module:
     """The head in float32 on the target's device, ready to be trained on.
+
+    Args:
+        other_target: it was trained for another target of the same shape and tokenizer, whose name and embedding are
+            not compared.
 
     Raises:
         UserError: a file is missing, or the head is of another kind, target or making than `config` says.
     """
+    if other_target:
+        return _load(config, folder, target, TargetIdentity({}, identity.tokenizer_sha256), None)
+    try:
+        return _load(config, folder, target, identity, target.embedding)
+    except UserError as error:
+        if not _OF_ANOTHER.search(error.problem):
+            raise
+        hint = (
+            f"{error.hint}; if it was trained for a base model of this target: from: {{path: ..., other_target: true}}"
+        )
+        raise UserError(error.problem, where=error.where, hint=hint) from error
+
+
+# Problems of a head that another target may have made.
+_OF_ANOTHER = re.compile(
+    r"target\.(path|revision) is|embedding are not the target's|another target: (path|revision) is"
+)
+
+
+def _load(
+    config: DrafterConfig, folder: Path, target: Target, identity: TargetIdentity, embedding: Tensor | None
+) -> nn.Module:
     if is_own(folder):
         return config.load(folder, target, dtype=torch.float32, identity=identity)
     if isinstance(config, EagleConfig) and target.shape.draws_images:
@@ -56,7 +85,7 @@ def load_start(config: DrafterConfig, folder: Path, target: Target, identity: Ta
     check_manifest(config, folder, target.shape, identity)
     kind = cast(LanguageHead, config.kind)
     image = config.image_input() or "placeholder" if kind in ("eagle", "eagle3") else None
-    imported = import_head(kind, str(folder), target.shape.text, embedding=target.embedding, image=image)
+    imported = import_head(kind, str(folder), target.shape.text, embedding=embedding, image=image)
     _check_settings(config, imported.config, imported.settings, target.shape, str(folder))
     return imported.head.float().to(target.embedding.device).train()
 

@@ -117,7 +117,7 @@ def test_one_system_message(tmp_path):
         ({"messages": [said("user", 3), said("assistant", "z")]}, "a message without text", "a list of parts"),
         ({"messages": [said("user", shown("x", "https://a.b/c.png")), said("assistant", "z")]},
          "on the network, and nothing is fetched", "download it"),
-        ({"messages": [said("user", shown("x", "s3://a/c.png")), said("assistant", "z")]}, "of scheme s3", "data: URLs"),
+        ({"messages": [said("user", shown("x", "s3://a/c.png")), said("assistant", "z")]}, "scheme s3", "data: URLs"),
         ({"messages": [said("user", shown("x", "../../etc/passwd")), said("assistant", "z")]}, "outside", "--images"),
         ({"messages": [said("user", shown("x", "/etc/hostname")), said("assistant", "z")]}, "outside", "--images"),
         ({"messages": [said("user", shown("x", "none.png")), said("assistant", "z")]}, "not there", "--images"),

@@ -6,6 +6,7 @@ import re
 import pytest
 import torch
 from draftsmith.core.errors import UserError
+from draftsmith.models.drafters.base import TargetIdentity
 from draftsmith.models.drafters.eagle import EagleConfig
 from draftsmith.models.drafters.eagle3 import Eagle3Config, likeliest_ids
 from draftsmith.models.drafters.eagle_images import ImageEagleTraining
@@ -17,6 +18,7 @@ from draftsmith.models.drafters.vispec import VispecConfig
 from draftsmith.models.exports import export_drafter
 from draftsmith.models.exports.layouts import llama_values
 from draftsmith.models.generators import load_generator
+from draftsmith.models.imports.start import load_start
 from draftsmith.models.llamagen.files import save_model
 from draftsmith.models.targets.base import language_shape
 from draftsmith.models.targets.llamagen_section import build_transformer
@@ -25,6 +27,7 @@ from draftsmith.recipes.load import load
 from draftsmith.recipes.plan import plan
 from draftsmith.trainers.stages.encode import EncodeStage
 from draftsmith.trainers.stages.train import TrainStage
+from draftsmith.trainers.training.states import open_target
 from PIL import Image
 from published_losses import Sample, Shape, eagle, eagle3, vispec
 from safetensors.torch import load_file, save_file
@@ -240,6 +243,28 @@ def test_our_own_folders_are_checked_as_ever(made, tmp_path):
     (tmp_path / "first" / "draftsmith.json").write_text(json.dumps(manifest))
     with pytest.raises(UserError, match="tokenizer_sha256 is 0000"):
         start(made, "msd", tmp_path / "first", tmp_path / "fourth", config=sparrow)
+
+
+def test_a_head_of_a_base_model_starts_for_its_fine_tuned_one_where_the_recipe_says_so(made, tmp_path):
+    """Its copy of the embedding, or the target that its manifest names, is another: refused unless asked for."""
+    rows = {"embed_tokens.weight": made.model.get_input_embeddings().weight.detach() + 0.1}
+    theirs = published(made, "msd", tmp_path / "theirs", state=rows)
+    start(made, "msd", theirs, tmp_path / "first", **{"from": {"path": str(theirs), "other_target": True}})
+    ours = tmp_path / "first"
+    manifest = json.loads((ours / "draftsmith.json").read_text())
+    manifest["target"] |= {"path": "some/base-model"}
+    (ours / "draftsmith.json").write_text(json.dumps(manifest))
+    for folder in (theirs, ours):
+        asked = context(made, tmp_path / f"refused-{folder.name}", KINDS["msd"])
+        target = asked.target.model_copy(update={"path": "some/tuned-model"})
+        identity = TargetIdentity(target.model_dump(mode="json"))
+        loaded = open_target(asked, asked.processor())
+        with pytest.raises(UserError, match=r"embedding are not the target's|target.path is some/base-model") as error:
+            load_start(KINDS["msd"], folder, loaded, identity)
+        assert "other_target: true" in error.value.hint
+        head = load_start(KINDS["msd"], folder, loaded, identity, other_target=True)
+        assert all((head.state_dict()[name] - value).abs().max() < 1e-6
+                   for name, value in fresh(made, "msd").state_dict().items())  # fmt: skip
 
 
 RECIPE = ["recipe=eagle3-qwen2.5-vl-7b"]

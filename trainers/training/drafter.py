@@ -106,7 +106,8 @@ class TrainedDrafter:
         folder, published, outside = self.context.inputs.get("drafter"), self.config.provides(), self.stage.outside
         if outside is not None:
             self.context.say(f"{self.context.name}: starts from {outside.path}")
-            return load_start(self.config, find_start(outside.path, outside.revision), self.target, self.identity)
+            folder = find_start(outside.path, outside.revision)
+            return load_start(self.config, folder, self.target, self.identity, other_target=outside.other_target)
         if folder is None and (not published or self.stage.from_stage == SCRATCH):
             return self.config.build(self.target, count_tokens=count_tokens)
         if folder is None:
