@@ -18,8 +18,9 @@ from .schema import Recipe
 WIDTH, MOST_METHODS = 100, 30
 # A demo -> the demo to try next.
 NEXT_DEMO = {
-    "lvlm": "compare", "compare": "sage", "sage": "video", "video": "visual-ar", "visual-ar": "visual-ar-textures",
-    "visual-ar-textures": "lvlm-ov", "lvlm-ov": "suite", "suite": "compare", "lvlm-seeds": "lvlm-distilled",
+    "lvlm": "compare", "compare": "dflash", "dflash": "sage", "sage": "video", "video": "visual-ar",
+    "visual-ar": "visual-ar-textures", "visual-ar-textures": "lvlm-ov",
+    "lvlm-ov": "suite", "suite": "compare", "lvlm-seeds": "lvlm-distilled",
     "lvlm-distilled": "compare",
 }  # fmt: skip
 _NOTE = "tau: tokens a target pass; x: measured speedup of decoding; same: answers equal to plain decoding's"

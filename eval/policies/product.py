@@ -1,6 +1,6 @@
 """The product tree of a block: the best nodes where each level has one distribution, whatever stands above it.
 
-For drafters that answer by level (DFlash, Medusa): one pass gives all levels, a path's probability is the product of
+For drafters that answer by level (DFlash, P-EAGLE): one pass gives all levels, a path's probability is the product of
 its tokens', and the best nodes are found without another pass. A drafter that reads its own drafts is asked along its
 likeliest chain alone. The shape depends on the draft's distributions and never on the verification, so it is exact
 with top-k draws.

@@ -14,6 +14,7 @@ from .lvlm import LvlmConfig
 from .medusa import MedusaConfig
 from .mixed import MixedConfig
 from .msd import MsdConfig
+from .peagle import PeagleConfig
 from .pruned import PrunedConfig
 from .sibling import SiblingConfig
 from .sparrow import SparrowConfig
@@ -30,6 +31,7 @@ AnyDrafter = Annotated[
     | HivisConfig
     | MedusaConfig
     | DflashConfig
+    | PeagleConfig
     | PrunedConfig
     | SiblingConfig
     | MixedConfig,

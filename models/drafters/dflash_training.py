@@ -11,7 +11,7 @@ from __future__ import annotations
 import random
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Literal
 
 import torch
 from pydantic import Field
@@ -129,15 +129,9 @@ class DflashTraining(nn.Module):
         assert states.feature is not None
         goal, labels = states.feature[row, places], batch.ids[row, places + 1]
         weights = uploaded(torch.tensor(self.weights), device)[mask] * blocks.share[row]
-        compare = _Places(self, goal, labels, weights)
+        compare = Places(self.loss.token_divergence, self.target, self.head.draft_ids, goal, labels, weights)
         loss, _ = self.lm(outputs[row, block, mask], compare)
-        ranks = torch.cat(compare.ranks)  # [S]
-        hits = torch.zeros(trained.shape, device=device).index_put((row, block, mask), (ranks == 0).float())
-        first = (mask == 0) * blocks.share[row]
-        sums = (
-            (first * (ranks == 0)).sum(), (first * (ranks < 3)).sum(),
-            (hits.cumprod(-1).sum((1, 2)) * blocks.share).sum(),
-        )  # fmt: skip
+        sums = compare.hits(trained.shape, (row, block, mask), blocks.share)
         return StepLoss(loss, batch.loss_mask[:, 1:].sum(), dict(zip(self.metrics, sums, strict=True)))
 
     def outputs(self, batch: Batch, states: TargetStates, blocks: Blocks) -> Tensor:
@@ -202,19 +196,36 @@ def block_masks(kept: Tensor, anchors: Tensor, block_size: int, window: int | No
     return masks
 
 
-class _Places:
-    """What is compared at each trained place; `ranks` gathers how many tokens each right one ranks behind.
+class Places:
+    """What is compared at each trained place of blocks; `ranks` gathers how many tokens each right one ranks behind.
 
     Args:
+        name: of a divergence from the target's distribution, or ce.
+        ids: [V'] of the draft's vocabulary; None: the target's.
         goal: [S,D] features that score the tokens `labels` [S].
         weights: [S].
     """
 
-    def __init__(self, training: DflashTraining, goal: Tensor, labels: Tensor, weights: Tensor):
-        self.name, self.scores = training.loss.token_divergence, training.target.scores
-        self.dtype: Any = training.target.embedding.dtype
-        self.ids, self.goal, self.labels, self.weights = training.head.draft_ids, goal, labels, weights
+    def __init__(
+        self, name: Literal["ce"] | Divergence, target: Target, ids: Tensor | None, goal: Tensor, labels: Tensor,
+        weights: Tensor,
+    ):  # fmt: skip
+        self.name, self.scores, self.dtype = name, target.scores, target.embedding.dtype
+        self.ids, self.goal, self.labels, self.weights = ids, goal, labels, weights
         self.ranks: list[Tensor] = []
+
+    def hits(self, shape: torch.Size, at: tuple[Tensor, Tensor, Tensor], share: Tensor) -> tuple[Tensor, ...]:
+        """Sums over blocks, behind the comparison: the first place hit, was among three, and how many hit in a row.
+
+        Args:
+            shape: [B,A,K].
+            at: row, block and place in it of each trained place, [S] each.
+            share: [B] what each block of a row counts for.
+        """
+        ranks, first = torch.cat(self.ranks), (at[2] == 0) * share[at[0]]
+        hits = torch.zeros(shape, device=share.device).index_put(at, (ranks == 0).float())
+        run = (hits.cumprod(-1).sum((1, 2)) * share).sum()
+        return (first * (ranks == 0)).sum(), (first * (ranks < 3)).sum(), run
 
     def __call__(self, piece: slice, ours: Tensor) -> tuple[Tensor, Tensor]:
         """The weighted sum over a piece, with the scores [C,V] there; no further sums.

@@ -48,6 +48,8 @@ DRAFTERS = {
     "dflash": DFLASH,
     "dflash, its own vocabulary, with vata": DFLASH | {"draft_vocab_size": EMITTED - 2, "vata": True},
     "dflash, a window": DFLASH | {"sliding_window": 6, "positions": "compact"},
+    "peagle": TAPS | {"kind": "peagle", "parallel_tokens": 4},
+    "peagle, all taps": TAPS | {"kind": "peagle", "parallel_tokens": 3, "visual_slots": "read", "mask_token_id": 61},
     "pruned sibling": "sibling",
     "pruned target": "target",
 }
@@ -82,7 +84,7 @@ def drafter_of(name, big):
     config = config_of(**settings)
     torch.manual_seed(0)
     ids = None
-    if config.kind == "eagle3":
+    if config.kind in ("eagle3", "peagle"):
         never = big.scores(big.embedding[:1])[0].isneginf()
         ids = likeliest_ids(torch.arange(big.vocab_size).float(), EMITTED - 2, never)
     if config.kind == "dflash":

@@ -39,6 +39,7 @@ EXPECTED = {
     "dflash-llava15-7b": ["1,095,812,352", "tree product, 9 levels, at most 29 nodes", "DFlash + VATA"],
     "dflash-qwen2.5-vl-7b": ["1,229,499,648", "the target runs in every step", "tree chain, 15 levels"],
     "dflash-qwen3-vl-8b": ["1,048,626,432", "8,767,123,696"],
+    "peagle-qwen2.5-vl-7b": ["402,809,344", "tree product, 8 levels, at most 29 nodes", "P-EAGLE + VATA"],
     "specvlm-llava-ov-72b-7b": ["73,181,570,592", "8,030,807,584", "10% of the visual tokens kept", "at most 25 nodes"],
     "specvlm-qwen2.5-vl-72b-7b": ["73,410,777,344", "8,292,166,656"],
     "specvlm-qwen3-vl-235b-8b": ["235,670,022,896", "8,767,123,696"],

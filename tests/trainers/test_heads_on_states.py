@@ -24,6 +24,7 @@ from draftsmith.models.drafters.dflash import DflashConfig
 from draftsmith.models.drafters.eagle3 import Eagle3Config, likeliest_ids
 from draftsmith.models.drafters.head_training import HeadTraining, is_blind
 from draftsmith.models.drafters.medusa import MedusaConfig
+from draftsmith.models.drafters.peagle import PeagleConfig
 from draftsmith.models.drafters.sparrow import SparrowConfig
 from draftsmith.trainers.records import open_records
 from draftsmith.trainers.training import heads_on_states as train
@@ -365,7 +366,12 @@ MEDUSA = MedusaConfig(kind="medusa", num_heads=3)
 DFLASH = DflashConfig(kind="dflash", block_size=4, num_layers=2, taps=(1, 2), blind_share=0.3, draft_vocab_size=40)
 
 
-@pytest.mark.parametrize("config", [MEDUSA, DFLASH], ids=lambda config: config.kind)
+PEAGLE = PeagleConfig(
+    kind="peagle", parallel_tokens=3, taps=(1, 2, 3), visual_slots="read", loss={"token_divergence": "ce"}
+)
+
+
+@pytest.mark.parametrize("config", [MEDUSA, DFLASH, PEAGLE], ids=lambda config: config.kind)
 def test_drafts_by_level_train_and_draft_what_the_target_says(made, tmp_path, config):
     """A real stage with validation and a decoding check, and then requests with and without pictures."""
     asked = context(made, tmp_path / config.kind, config)

@@ -123,8 +123,13 @@ def head_parts(stage: Any, recipe: Any, max_length: int | None) -> dict[str, flo
         return parts
     if config.kind == "dflash":
         return parts | _dflash_parts(config, shape, positions, micro_of(stage, recipe), width, held)
+    if config.kind == "peagle":  # masks are entries beside the true ones
+        rows = micro_of(stage, recipe)
+        positions += min(positions, rows * config.loss.num_anchors) * (config.parallel_tokens - 1)
     objective, layer = stage.objective or config.terms, config.layer(shape)
-    passes = 1 + (config.mtp_steps if objective.mtp_steps is None else objective.mtp_steps)
+    passes = (
+        1 if config.kind == "peagle" else 1 + (config.mtp_steps if objective.mtp_steps is None else objective.mtp_steps)
+    )
     states = 1 + len(config.taps_for(shape, training=True).layers)
     parts["activations"] = head_activations(layer, positions, passes, width)
     parts["states and scores"] = head_beside(

@@ -1,0 +1,262 @@
+"""P-EAGLE: EAGLE-3's layer drafts several tokens in one pass (Hui et al. 2026, arXiv 2602.01469).
+
+Behind the newest true entry stand K - 1 masked ones: a mask's embedding beside a trained state, `mask_hidden`, in place
+of three true ones. Attention stays causal, so that entry i knows the true entries and the masks before it, and answers
+for the token i places on. In training such masks stand behind tokens of the answer that are drawn for each sample.
+Departures: one layer, as EAGLE-3 has, and anchors drawn as DFlash's in place of dropping deeper places at a rate.
+Letters: B rows, N true entries, A blocks of a row, M = K - 1 masks of a block, S trained places, D width, V vocabulary.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, ClassVar, Literal, cast
+
+import torch
+from pydantic import Field
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from ...core.batch import Batch
+from ...core.errors import UserError
+from ...core.loss import StepLoss
+from ...core.refused import Refused
+from ...core.section import Section
+from ...core.states import TargetStates, uploaded
+from ..decoding.expansions import Expansions
+from ..decoding.warp import Warp
+from ..layer import LayerShape
+from ..losses import Divergence
+from ..targets.base import Target, TargetShape, TargetStep
+from .base import PLAIN, CountTokens, Drafter, DraftingOptions
+from .dflash_training import Places, draw_blocks
+from .eagle3 import Eagle3Config, Eagle3Head
+from .head_module import StateHead
+from .head_proposal import HeadProposal
+from .head_training import HeadTraining
+
+
+class PeagleLoss(Section):
+    # Against the target's distribution at each place; ce: against the answer's own tokens.
+    token_divergence: Literal["ce"] | Divergence = "soft_ce"
+    # Weight of the token i places behind the first one is decay ** i.
+    decay: float = Field(0.8, gt=0, le=1)
+    # Most blocks of a sample, drawn anew in each epoch; a shorter answer has one behind each of its tokens.
+    num_anchors: int = Field(256, ge=1)
+    # Places whose vocabulary is projected at once.
+    chunk: int = Field(512, ge=1)
+
+
+_UNREAD = ("mtp_steps", "mtp_attention", "replace", "objective")
+
+
+class PeagleConfig(Eagle3Config):
+    """An EAGLE-3 head that drafts in parallel."""
+
+    kind: Literal["peagle"]  # type: ignore[assignment]
+    # Tokens that a pass drafts, K.
+    parallel_tokens: int = Field(8, ge=2, le=64)
+    # The target's id whose embedding stands for a mask (vLLM's `pard_token`): one that no text has. Null: a vector that
+    # is trained.
+    mask_token_id: int | None = Field(None, ge=0)
+    positions: Literal["compact", "flat"] = "flat"  # type: ignore[assignment]
+    # What is trained for.
+    loss: PeagleLoss = PeagleLoss()
+
+    takes_objective: ClassVar[bool] = False
+
+    def check_settings(self, draws_images: bool) -> None:
+        """Also refuse settings of passes over a head's own outputs."""
+        super().check_settings(draws_images)
+        for name in _UNREAD:
+            if getattr(self, name) != type(self).model_fields[name].default:
+                problem = "it is of heads that read their own outputs, and this one drafts in one pass"
+                raise Refused(name, problem, "leave it out")
+
+    def check(self, shape: TargetShape) -> None:
+        """Also refuse a mask's id that the target has not."""
+        super().check(shape)
+        if self.mask_token_id is not None and self.mask_token_id >= shape.vocab_size:
+            raise UserError(
+                f"the mask's id is {self.mask_token_id}, and the target has {shape.vocab_size}",
+                where="key drafter.mask_token_id", hint="name an id that no text has, or null for a trained vector",
+            )  # fmt: skip
+
+    def module(self, layer: LayerShape, draft_ids: Tensor | None) -> StateHead:
+        ids = torch.arange(layer.vocab_size) if draft_ids is None else draft_ids
+        return PeagleHead(layer, ids, learns_mask=self.mask_token_id is None)
+
+    def build(self, target: Target, *, count_tokens: CountTokens | None = None) -> StateHead:
+        """A trained mask's vector begins with the mean of the embedding."""
+        head = cast(PeagleHead, super().build(target, count_tokens=count_tokens))
+        if head.mask_embedding is not None:
+            head.mask_embedding.data = target.embedding.float().mean(0).cpu()
+        return head
+
+    def training_objective(self, module: nn.Module, target: Target, settings: Any = None) -> nn.Module:
+        """Use the section's own loss; `settings` is not read."""
+        return PeagleTraining(cast(PeagleHead, module), target, self)
+
+    def drafter(self, module: nn.Module, target: Target, options: DraftingOptions = PLAIN) -> Drafter:
+        return PeagleProposal(cast(PeagleHead, module), target, self)
+
+    def written_settings(self) -> dict[str, Any]:
+        return super().written_settings() | {
+            "parallel_tokens": self.parallel_tokens, "mask_token_id": self.mask_token_id
+        }  # fmt: skip
+
+    def exports(self, engine: str) -> list[str]:
+        return ["layouts of P-EAGLE heads are not written here yet"]
+
+
+class PeagleHead(Eagle3Head):
+    """EAGLE-3's head with the state of a mask, and its embedding where no id of the target stands for it."""
+
+    model_type = "peagle"
+
+    def __init__(self, shape: LayerShape, draft_ids: Tensor, *, learns_mask: bool):
+        super().__init__(shape, draft_ids)
+        self.mask_hidden = nn.Parameter(torch.randn(1, 1, 3 * shape.hidden_size))
+        self.mask_embedding = nn.Parameter(torch.zeros(shape.hidden_size)) if learns_mask else None
+
+    def fresh(self) -> PeagleHead:
+        """Return another head of the same shape and draft vocabulary, with weights of its own."""
+        return PeagleHead(self.shape, self.draft_ids.cpu(), learns_mask=self.mask_embedding is not None)
+
+    def masks(self, rows: int, count: int, embedding: Tensor, mask_token_id: int | None) -> tuple[Tensor, Tensor]:
+        """Embeddings and fused states [B,count,D] of masked entries; `embedding` [V,D] is the target's."""
+        own = self.mask_embedding
+        embed = own if own is not None else embedding[mask_token_id]
+        states = self.fuse(self.mask_hidden)
+        return embed.to(self.dtype).expand(rows, count, -1), states.expand(rows, count, -1)
+
+
+class PeagleTraining(HeadTraining):
+    """One pass over all true entries, and behind drawn ones over their masks."""
+
+    metrics = ("top1", "top3", "accepted")
+
+    def __init__(self, head: PeagleHead, target: Target, config: PeagleConfig):
+        super().__init__(head, target, config)
+        self.loss = config.loss
+        self.lm = head.lm_head_of(target.scores, self.loss.chunk, target.embedding.dtype)
+        values = torch.tensor([self.loss.decay**place for place in range(config.parallel_tokens)])
+        self.place_weights = values / values.sum()
+
+    def forward(self, batch: Batch, states: TargetStates) -> StepLoss:
+        """Sums over blocks, each for as many supervised tokens as there are for each block of its row; metrics as of
+        `DflashTraining`. A block's first place is the true entry itself.
+        """
+        config = cast(PeagleConfig, self.config)
+        loss_mask, device, count = batch.on_host("loss_mask"), batch.ids.device, config.parallel_tokens
+        drawn = draw_blocks(loss_mask, batch.seeds, self.loss.num_anchors, count)
+        blocks = drawn.to(device)
+        outputs = self.outputs(batch, states, blocks.anchors)  # [B,A,K,D]
+        trained = torch.arange(count) < drawn.lengths[..., None]
+        row, block, place = uploaded(trained.nonzero().T.contiguous(), device)
+        at = blocks.anchors[row, block] + place  # of the states that score the tokens behind them
+        assert states.feature is not None
+        weights = uploaded(self.place_weights, device)[place] * blocks.share[row]
+        name = self.loss.token_divergence
+        compare = Places(
+            name, self.target, self.head.draft_ids, states.feature[row, at], batch.ids[row, at + 1], weights
+        )
+        loss, _ = self.lm(self.head.hidden(outputs[row, block, place]), compare)
+        sums = compare.hits(trained.shape, (row, block, place), blocks.share)
+        return StepLoss(loss, batch.loss_mask[:, 1:].sum(), dict(zip(self.metrics, sums, strict=True)))
+
+    def outputs(self, batch: Batch, states: TargetStates, anchors: Tensor) -> Tensor:
+        """[B,A,K,D] of the true entry at each anchor [B,A] and the masks behind it."""
+        config, head = cast(PeagleConfig, self.config), cast(PeagleHead, self.head)
+        filled, positions = self.fill(batch, states)
+        layout, masks = filled.layout, config.parallel_tokens - 1
+        rows, entries = layout.index.shape
+        # The entry of an anchor pairs its token with the state before it; dropped pictures have moved it.
+        entry = torch.zeros(rows, batch.ids.shape[1] + 1, dtype=torch.int64, device=anchors.device)
+        places = torch.where(layout.real, layout.index + 1, batch.ids.shape[1])
+        numbers = torch.arange(entries, device=anchors.device).expand(rows, -1)
+        entry = entry.scatter(1, places, numbers).gather(1, anchors)  # [B,A]
+        embeds, hidden = head.masks(rows, anchors.shape[1] * masks, self.embedding, config.mask_token_id)
+        behind = torch.arange(1, masks + 1, device=anchors.device)
+        own = (positions.gather(1, entry)[..., None] + behind).flatten(1)
+        seen = rollout_mask(layout.real, entry, masks)
+        made = head(
+            torch.cat([filled.embeds, embeds], 1), torch.cat([filled.fused(head), hidden], 1),
+            torch.cat([positions, own], 1), seen,
+        )  # fmt: skip
+        first = made.gather(1, entry[..., None].expand(-1, -1, made.shape[-1]))
+        return torch.cat([first[:, :, None], made[:, entries:].unflatten(1, (-1, masks))], dim=2)
+
+
+def rollout_mask(real: Tensor, entry: Tensor, masks: int) -> Tensor:
+    """What each entry sees, [B,L,L] bool with L = N + A * M: true entries those up to them, masked ones those up to the
+    one that their block begins with, and the masks of their block up to themselves.
+
+    Args:
+        real: [B,N] bool.
+        entry: [B,A] number of the true entry that each block begins with.
+    """
+    rows, entries = real.shape
+    index = torch.arange(entries, device=real.device)
+    true = (index[:, None] >= index).expand(rows, -1, -1)
+    before = (index <= entry[..., None]).repeat_interleave(masks, 1)  # [B,A*M,N]
+    number = torch.arange(entry.shape[1] * masks, device=real.device)
+    own = (number[:, None] // masks == number // masks) & (number[:, None] >= number)
+    upper = torch.cat([true, true.new_zeros(rows, entries, len(number))], -1)
+    return torch.cat([upper, torch.cat([before, own.expand(rows, -1, -1)], -1)], 1)
+
+
+class PeagleProposal:
+    """Drafts K tokens in one pass; `expand` answers by level. The prompt is read as every head reads it."""
+
+    def __init__(self, head: PeagleHead, target: Target, config: PeagleConfig):
+        self.head, self.target, self.config = head.eval(), target, config
+        self.reader = HeadProposal(head, target, config)
+        self.taps = self.reader.taps
+        self.max_levels: int | None = config.parallel_tokens
+
+    @property
+    def num_held(self) -> int:
+        """Number of inputs whose keys and values the drafter holds."""
+        return self.reader.num_held
+
+    @property
+    def _cache(self) -> Any:
+        return self.reader._cache
+
+    def start(self, request: Any, prefill: TargetStep, warp: Warp, *, capacity: int) -> None:
+        """Keep the prompt and its states; `begin` reads them. Masks are written behind what is committed."""
+        self._warp = warp
+        self.reader.start(request, prefill, warp, capacity=capacity + self.config.parallel_tokens)
+
+    def begin(self, first: int) -> None:
+        """Read the prompt's inputs except the last one, which belongs to the first cycle."""
+        self.reader.begin(first)
+
+    @torch.inference_mode()
+    def root(self) -> Tensor:
+        """Read what was committed and the masks behind it; only the former stays. q [V] of the token after it."""
+        reader, head, masks = self.reader, self.head, self.config.parallel_tokens - 1
+        count, past, device = reader._states.shape[1], reader._cache.length, reader._states.device
+        embeds, hidden = head.masks(1, masks, self.target.embedding, self.config.mask_token_id)
+        last = reader._positions[:, -1:]
+        reader._next = last + 1
+        positions = torch.cat([reader._positions, last + torch.arange(1, masks + 1, device=device)], dim=1)
+        seen = torch.ones(count + masks, past + count + masks, dtype=torch.bool, device=device).tril_(past)
+        true = F.embedding(reader._tokens, self.target.embedding).to(head.dtype)
+        outputs = head(
+            torch.cat([true, embeds], 1), torch.cat([reader._fused(reader._states), hidden], 1), positions, seen,
+            reader._cache,
+        )  # fmt: skip
+        reader._cache.advance(count)
+        scores = head.draft_scores(outputs[0, count - 1 :], self.target.scores, self.target.embedding.dtype)
+        self._levels, self._expansions = self._warp.apply_temperature(scores), Expansions()  # [K,V]
+        return self._levels[0]
+
+    def expand(self, parents: Sequence[int], tokens: Tensor) -> Tensor:
+        """Return q [F,V] by the depth of each node; `tokens` are not read."""
+        return self._levels[self._expansions.take(parents)]
+
+    def accept(self, verified: Any) -> None:
+        """True states of the root and of the accepted path, each with the token after it."""
+        self.reader.accept(verified)
