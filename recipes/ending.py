@@ -21,7 +21,7 @@ NEXT_DEMO = {
     "lvlm": "compare", "compare": "dflash", "dflash": "sage", "sage": "video", "video": "visual-ar",
     "visual-ar": "visual-ar-textures", "visual-ar-textures": "lvlm-ov",
     "lvlm-ov": "suite", "suite": "compare", "lvlm-seeds": "lvlm-distilled",
-    "lvlm-distilled": "compare",
+    "lvlm-distilled": "compare", "adapt": "compare",
 }  # fmt: skip
 _NOTE = "tau: tokens a target pass; x: measured speedup of decoding; same: answers equal to plain decoding's"
 _ROOM = 13  # of a set: "12.34 10.12x"
