@@ -14,6 +14,8 @@ from ..core.pretrained import RESTORE
 
 # The fewest and the most pixels of a picture in the published files of Qwen-VL's processors.
 WHOLE_PIXELS = {"qwen2_vl": (3136, 12845056), "qwen2_5_vl": (3136, 12845056), "qwen3_vl": (65536, 16777216)}
+# Families that another one's processor reads for: transformers gives Qwen3.5 that of Qwen3-VL.
+_READ_BY = {"qwen3_5": "qwen3_vl"}
 # CLIP's mean and deviation of each channel.
 _CLIP = ([0.48145466, 0.4578275, 0.40821073], [0.26862954, 0.26130258, 0.27577711])
 
@@ -24,6 +26,12 @@ class Published:
 
     images: Mapping[str, Any]  # of the image processor
     about: Mapping[str, Any]  # of the processor: class, patch size, resolutions
+
+
+def processor_family(model_type: str) -> str:
+    """The family whose processor reads pictures for a model of this type."""
+    family = model_type.removesuffix("_moe")
+    return _READ_BY.get(family, family)
 
 
 def published_settings(source: str | Path, revision: str | None, classes: Mapping[str, str]) -> Published | None:
@@ -40,7 +48,7 @@ def published_settings(source: str | Path, revision: str | None, classes: Mappin
 
     path = cached_file(source, "config.json", revision=revision, _raise_exceptions_for_missing_entries=False)
     config = read_json(Path(path), dict[str, Any], hint=RESTORE) if path else {}
-    vision, family = config.get("vision_config"), str(config.get("model_type")).removesuffix("_moe")
+    vision, family = config.get("vision_config"), processor_family(str(config.get("model_type")))
     if not vision:
         return None
     tower, side = vision.get("model_type"), vision.get("image_size")

@@ -25,8 +25,17 @@ from .inline import inline_config
 
 PINNED = Path(__file__).parent / "configs"
 
+RECURS = "linear_attention"  # what transformers calls such a layer in `layer_types`
 # What a model may be named by: a Hub id, a directory, or the config itself (tiny models that a recipe spells out).
 ModelSource = str | dict[str, Any]
+
+
+def recurrent_layers(text: Any) -> tuple[bool, ...]:
+    """Of each layer of a text config whether it recurs (Qwen3.5's gated DeltaNet) and has no attention; empty where the
+    config does not tell layers apart.
+    """
+    kinds = config_value(text, "layer_types") or ()
+    return tuple(kind == RECURS for kind in kinds) if RECURS in kinds else ()
 
 
 def pinned_config(source: str) -> dict[str, Any] | None:

@@ -1,7 +1,7 @@
-"""Bytes of a language model on one GPU while it decodes: weights, key-value cache, and what lives for a moment.
+"""Bytes of a language model on one GPU while it decodes: weights, cache, and what lives for a moment.
 
-Weights and cache are exact. The rest is an estimate from the largest tensors that live at once, right within a factor
-of two on tiny models (tests/models/test_memory.py).
+Weights and cache (keys and values, states of recurrent layers) are exact. The rest is an estimate from the largest
+tensors that live at once, right within a factor of two on tiny models (tests/models/test_memory.py).
 Letters: P places of a prompt, N new places, D width, I width of the MLP, V vocabulary.
 """
 
@@ -13,7 +13,8 @@ from typing import Any
 
 from transformers import PreTrainedConfig
 
-from .hub import config_value
+from .decoding.delta_rule import CHUNK
+from .hub import config_value, recurrent_layers
 from .sizes import empty_model, num_parameters, parameter_counts
 
 BYTES = {"float32": 4, "bfloat16": 2, "float16": 2}
@@ -60,10 +61,35 @@ def _share(config: PreTrainedConfig, size: int) -> int:
 
 
 def cache_bytes(config: PreTrainedConfig, dtype: str, positions: int, size: int = 1) -> int:
-    """Keys and values of all layers for one row of so many positions, on one of `size` ranks."""
+    """Keys and values of the layers that attend for one row of so many positions, on one of `size` ranks, and states of
+    those that recur.
+    """
     text = config.get_text_config()
     heads = config_value(text, "num_key_value_heads") or text.num_attention_heads
-    return 2 * text.num_hidden_layers * (heads // size) * _head_width(text) * positions * BYTES[dtype]
+    recurring = sum(recurrent_layers(text))
+    attending = text.num_hidden_layers - recurring
+    keys = 2 * attending * (heads // size) * _head_width(text) * positions * BYTES[dtype]
+    if not recurring:
+        return keys
+    state = text.linear_num_value_heads * text.linear_key_head_dim * text.linear_value_head_dim * BYTES["float32"]
+    return keys + recurring * (state + (text.linear_conv_kernel_dim - 1) * _channels(text) * BYTES[dtype])
+
+
+def _channels(text: Any) -> int:
+    """Of a recurrent layer's convolution: queries, keys and values."""
+    keys = text.linear_num_key_heads * text.linear_key_head_dim
+    return 2 * keys + text.linear_num_value_heads * text.linear_value_head_dim
+
+
+def _recurrent_bytes(text: Any, width: int, places: int, nodes: int) -> float:
+    """Of a pass over so many places of recurrent layers: one layer's moment, and what a tree wrote in all of them."""
+    if not (layers := sum(recurrent_layers(text))):
+        return 0.0
+    heads, key, value = text.linear_num_value_heads, text.linear_key_head_dim, text.linear_value_head_dim
+    # Inputs and outputs of the convolution; then in float32 queries, keys, values, what is solved and its solution, and
+    # who sees whom in a chunk, three times.
+    moment = places * (4 * _channels(text) * width + 4 * heads * (5 * key + 5 * value + 3 * CHUNK))
+    return moment + layers * nodes * (_channels(text) * width + 4 * heads * (key + value + 2))
 
 
 def _head_width(text: Any) -> int:
@@ -80,6 +106,7 @@ def activation_bytes(config: PreTrainedConfig, dtype: str, asked: Decoding) -> d
     # Keys and values as many as queries, where heads share them, and the mask.
     layer = _layer_bytes(text, width, places, asked.size)
     layer += 2 * heads * head * asked.positions * width + places * asked.positions
+    layer = max(layer, _recurrent_bytes(text, width, places, asked.nodes))
     # The prompt's embeddings and its last states, joined of chunks.
     prompt = asked.positions * text.hidden_size * width * (2 if chunk == asked.positions else 3)
     # What Qwen3-VL's tower adds behind its first layers; like the embeddings it stays while every method decodes.

@@ -17,7 +17,7 @@ from torch import Tensor
 from ..core.batch import Batch
 from ..core.states import uploaded
 from .attention import GROUPED
-from .hub import config_value
+from .hub import config_value, recurrent_layers
 
 
 @dataclass(frozen=True)
@@ -60,7 +60,8 @@ def last_states(decoder: Any, batch: Batch, embeds: Tensor, positions: Tensor, *
         positions: [B,T], or [3,B,T] under M-RoPE.
         more: what the decoder takes beside these, as it is.
     """
-    if not batch.packed:
+    # In one row with others a sample would begin with their recurrent states.
+    if not batch.packed or recurrent_layers(decoder.config):
         return _run(decoder, inputs_embeds=embeds, **_padded(decoder, batch, positions), **more)
     row = PackedRow.of(batch.on_host("attention_mask"), embeds.device)
     if positions.dim() == 3:

@@ -1,4 +1,4 @@
-"""Qwen-VL (2, 2.5 and 3): how its towers are run and its parts put together, and what trains a tiny one.
+"""Qwen-VL (2, 2.5 and 3) and Qwen3.5: how its towers are run and its parts put together, and what trains a tiny one.
 
 A tower reads a picture whole, in as many patches as it has; positions have three coordinates and are ours
 (`core/positions.py`): transformers' own go 1-D, without a word, where `mm_token_type_ids` is missing.
@@ -20,6 +20,10 @@ from transformers import (
     Qwen2_5_VLForConditionalGeneration,
     Qwen2VLConfig,
     Qwen2VLForConditionalGeneration,
+    Qwen3_5Config,
+    Qwen3_5ForConditionalGeneration,
+    Qwen3_5MoeConfig,
+    Qwen3_5MoeForConditionalGeneration,
     Qwen3VLConfig,
     Qwen3VLForConditionalGeneration,
     Qwen3VLMoeConfig,
@@ -43,13 +47,16 @@ QWEN_FAMILIES: dict[str, tuple[Callable[..., PreTrainedConfig], type[PreTrainedM
     "qwen2_5_vl": (Qwen2_5_VLConfig, Qwen2_5_VLForConditionalGeneration),
     "qwen3_vl": (Qwen3VLConfig, Qwen3VLForConditionalGeneration),
     "qwen3_vl_moe": (Qwen3VLMoeConfig, Qwen3VLMoeForConditionalGeneration),
+    "qwen3_5": (Qwen3_5Config, Qwen3_5ForConditionalGeneration),
+    "qwen3_5_moe": (Qwen3_5MoeConfig, Qwen3_5MoeForConditionalGeneration),
 }
-QwenKind = Literal["qwen2_vl", "qwen2_5_vl", "qwen3_vl"]
+QwenKind = Literal["qwen2_vl", "qwen2_5_vl", "qwen3_vl", "qwen3_5"]
 # A recipe's kind -> the model types that it stands for.
 QWEN_KINDS: dict[str, tuple[str, ...]] = {
     "qwen2_vl": ("qwen2_vl",),
     "qwen2_5_vl": ("qwen2_5_vl",),
     "qwen3_vl": ("qwen3_vl", "qwen3_vl_moe"),
+    "qwen3_5": ("qwen3_5", "qwen3_5_moe"),
 }
 
 

@@ -259,7 +259,7 @@ class CachedDecoder:
         with Tapped(self.language_model, layers, attention) as tapped:
             output = self.language_model(
                 inputs_embeds=embeds,
-                attention_mask=full,
+                attention_mask=self._mask_of_layers(full),
                 position_ids=places,
                 past_key_values=cache,
                 use_cache=True,
@@ -285,6 +285,10 @@ class CachedDecoder:
             full[..., past:].tril_()
         # Eager attention, the only one that returns its weights, adds the mask to the scores.
         return _additive(full, embeds.dtype) if eager else full
+
+    def _mask_of_layers(self, full: Tensor | None) -> Any:
+        """The mask as the model takes it."""
+        return full
 
     def _coordinates(self, positions: Tensor) -> Tensor:
         """Positions in the number of coordinates that the model takes: [R,N], or [3,R,N] under M-RoPE."""

@@ -13,6 +13,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from ...core.errors import UserError
+from ..hub import recurrent_layers
 from .decoder import CachedDecoder
 
 
@@ -25,6 +27,11 @@ def unseen_from(decoder: CachedDecoder, places: Tensor, layer: int) -> Iterator[
     Args:
         places: [T] bool of the prompt that the cache begins with; what comes behind is seen.
     """
+    if recurrent_layers(decoder.language_model.config):
+        raise UserError(
+            "visual tokens are to be hidden from some layers, and a recurrent state cannot forget what it has read",
+            hint="use a target whose layers all attend",
+        )
     assert places.dim() == 1 and 0 <= layer <= decoder.num_layers, (places.shape, layer)
 
     def hide(module: nn.Module, arguments: tuple[Any, ...], named: dict[str, Any]) -> tuple[Any, dict[str, Any]]:

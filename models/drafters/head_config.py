@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from ...core.errors import UserError
 from ...core.refused import Refused
 from ...core.states import Taps
-from ..hub import config_value, rope_of
+from ..hub import config_value, recurrent_layers, rope_of
 from ..layer import STRETCHED, LayerShape, stretched
 from ..targets.base import Target, TargetShape
 from .base import PLAIN, CountTokens, Drafter, DraftingOptions, PublishedDrafter, TargetIdentity
@@ -247,7 +247,7 @@ class DirectHeadConfig(FusedHeadConfig):
     visual_share: float = Field(1.0, ge=0, le=1)
     # Whose attention chooses: the prompt's last token's, or that of all its text.
     share_by: Literal["last", "text"] = "last"
-    # Null: half of the target's layers.
+    # Null: half of the target's layers, or the next above that attends.
     share_layer: int | None = Field(None, ge=0)
     # Share that training keeps in each sample, drawn at random: states carry no attention. 0 trains without any;
     # above it every sample with a picture sees some, and `blind_share` has samples that see none.
@@ -276,10 +276,20 @@ class DirectHeadConfig(FusedHeadConfig):
         return self.share_by
 
     def attention_layers(self, shape: TargetShape) -> tuple[int, ...]:
-        """Return `share_layer`, null: the layer at half depth; () where no or all visual tokens are held."""
+        """Return `share_layer`, null: the first layer from half depth on that attends; () where no or all visual tokens
+        are held.
+        """
         if self.vata or self.visual_share in (0.0, 1.0):
             return ()
-        layer = shape.num_layers // 2 if self.share_layer is None else self.share_layer
+        recurs = recurrent_layers(shape.text) or (False,) * shape.num_layers
+        attending = [number for number, recurring in enumerate(recurs) if not recurring]
+        half = next((number for number in attending if number >= shape.num_layers // 2), attending[-1])
+        layer = half if self.share_layer is None else self.share_layer
+        if layer < shape.num_layers and layer not in attending:
+            raise UserError(
+                f"drafter.share_layer is {layer}, a layer of the target that recurs and has no attention",
+                hint=f"leave it null, or name one of {', '.join(map(str, attending))}",
+            )
         if layer >= shape.num_layers:
             raise UserError(
                 f"drafter.share_layer is {layer}, and the target's layers are 0 to {shape.num_layers - 1}",
@@ -338,10 +348,16 @@ def mirrored_layer(config: Mirroring, text: Any, *, input_norm: bool | None, lik
     theta: Any = config.rope_theta or rope.get("rope_theta") or config_value(text, "rope_theta", 10000.0)
     bias = not like_llama and (text.model_type.startswith("qwen2") or bool(config_value(text, "attention_bias")))
     own = config_value(text, "head_dim")
+    inner = config.intermediate_size or config_value(text, "intermediate_size")
+    if inner is None:
+        raise UserError(
+            f"the target ({text.model_type}) has experts alone, and no MLP whose width a head could take",
+            where="key drafter.intermediate_size", hint="name a width, for example twice the target's hidden_size",
+        )  # fmt: skip
     return LayerShape(
         vocab_size=text.vocab_size, hidden_size=text.hidden_size, num_heads=heads,
         num_kv_heads=heads if config.kv_heads == "mha" else text.num_key_value_heads,
-        intermediate_size=config.intermediate_size or text.intermediate_size,
+        intermediate_size=inner,
         norm_eps=config.norm_eps or text.rms_norm_eps,
         rope_theta=float(theta),
         input_norm=qwen if input_norm is None else input_norm,
@@ -358,6 +374,12 @@ def _mrope_section(config: Mirroring, text: Any, rope: Mapping[str, Any]) -> tup
     if config.positions != "mrope":
         return ()
     section: tuple[int, ...] = tuple(rope.get("mrope_section") or _SECTIONS.get(text.model_type) or ())
+    if (share := rope.get("partial_rotary_factor", 1.0)) != 1.0:
+        raise UserError(
+            f"drafter.positions: mrope, and the target ({text.model_type}) turns {share:g} of each attention head: a "
+            "head's layer turns all of it, and three positions would be shared out otherwise",
+            hint="use compact or flat",
+        )
     if not section:
         raise UserError(
             f"drafter.positions: mrope, and the target ({text.model_type}) has no M-RoPE", hint="use compact or flat"

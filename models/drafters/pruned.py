@@ -26,7 +26,7 @@ from ..decoding.decoder import PromptRows
 from ..decoding.expansions import Expansions
 from ..decoding.rows import Places
 from ..decoding.warp import Warp
-from ..hub import config_value
+from ..hub import config_value, recurrent_layers
 from ..sizes import parameter_counts, parameter_lines
 from ..targets.base import Target, TargetShape, TargetStep
 from ..targets.language import LanguageTarget
@@ -57,7 +57,7 @@ class PrunedConfig(DrafterConfig):
     budget: Literal["round", "truncate"] = "round"
     # Of what is kept: compact counts it as a text of its own (SpecVLM), target keeps the places it had in the target.
     positions: Literal["compact", "target"] = "compact"
-    # Layers whose attention is averaged; null: all.
+    # Layers whose attention is averaged; null: all that attend.
     attention_layers: tuple[int, ...] | None = None
 
     @property
@@ -76,7 +76,8 @@ class PrunedConfig(DrafterConfig):
             )  # fmt: skip
 
     def taps_for(self, shape: TargetShape, *, training: bool) -> Taps:
-        layers = self.attention_layers or tuple(range(shape.num_layers))
+        recurs = recurrent_layers(shape.text) or (False,) * shape.num_layers
+        layers = self.attention_layers or tuple(n for n, recurring in enumerate(recurs) if not recurring)
         return Taps(prefill_attention=layers if self.ratio else (), attention_queries="suffix")
 
     def load(

@@ -12,7 +12,7 @@ from transformers.distributed import DistributedConfig
 
 from ...core import ranks
 from ...core.errors import UserError
-from ..hub import config_value
+from ..hub import config_value, recurrent_layers
 
 KEY = "target.tensor_parallel_size"
 # Of a decoder of Llama's shape. Qwen3-VL's dense language models have no plan of their own in transformers.
@@ -66,6 +66,9 @@ def check_cut(config: Any, size: int, source: str, *, key: str = KEY) -> None:
             f"{text.model_type} is a mixture of experts, whose published weights transformers cannot cut as it reads "
             "them", where=place, hint="leave the key out and spread it with device_map: auto, in one process",
         )  # fmt: skip
+    if recurrent_layers(text):
+        raise UserError(f"{text.model_type} has recurrent layers, whose states are not cut over ranks", where=place,
+                        hint="leave the key out: device_map: auto spreads the target, in one process")  # fmt: skip
     if text.model_type not in _OURS and not getattr(text, "base_model_tp_plan", None):
         raise UserError(f"transformers has no tensor parallel plan for {text.model_type}", where=place,
                         hint="leave the key out: device_map: auto spreads the target, in one process")  # fmt: skip

@@ -1,8 +1,8 @@
-"""Qwen2-VL, Qwen2.5-VL and Qwen3-VL (dense and mixture of experts) as targets."""
+"""Qwen2-VL, Qwen2.5-VL, Qwen3-VL and Qwen3.5 (the last two dense and mixture of experts) as targets."""
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, cast
 
 from pydantic import model_validator
 from torch import nn
@@ -12,9 +12,14 @@ from ...core.batch import Request
 from ...core.errors import UserError, did_you_mean
 from ...core.positions import Resume
 from ...core.refused import Refused
+from ...core.states import Taps
+from ..decoding.decoder import DecoderStates, PromptRows
+from ..decoding.hybrid import HybridDecoder
 from ..decoding.qwen import QwenDecoder
+from ..hub import recurrent_layers
 from ..inline import InlineModel, InlinePart, check_part
 from ..llava import TokenIds
+from ..packed_row import PackedRow
 from ..qwen import QWEN_FAMILIES, QWEN_KINDS, QwenKind, qwen_config
 from .language import LanguageTarget
 from .section import TargetSection, refuse_kind
@@ -23,10 +28,10 @@ from .section import TargetSection, refuse_kind
 class QwenTargetConfig(TargetSection):
     """A Qwen-VL target of any size."""
 
-    # Qwen2-VL, Qwen2.5-VL or Qwen3-VL; the mixtures of experts of Qwen3-VL are its kind, too.
+    # Qwen2-VL, Qwen2.5-VL, Qwen3-VL or Qwen3.5; the mixtures of experts of the last two are their kind, too.
     kind: QwenKind
     # Inline configs of a target that a `train` stage with `model: target` makes from nothing; `model_type` of the first
-    # may name qwen3_vl_moe_text.
+    # may name qwen3_vl_moe_text or qwen3_5_moe_text.
     language_model: InlineModel | None = None
     vision_tower: InlinePart | None = None
     # Where text goes on behind a clip. max_plus_one: one past the largest coordinate, as the weights were trained;
@@ -44,6 +49,9 @@ class QwenTargetConfig(TargetSection):
                 raise Refused("language_model.model_type", problem, f"write {' or '.join(own)}")
             config: Any = QWEN_FAMILIES[named.removesuffix("_text")][0]
             check_part(self.vision_tower, config.sub_configs["vision_config"], "vision_tower")
+        if self.kind == "qwen3_5" and self.offload is not None:
+            problem = "recurrent layers read weights beside their modules, which are not fetched from the host"
+            raise Refused("offload", problem, "leave the key out: use more GPUs, or a smaller target")
         return self
 
     def inline_config(self, ids: TokenIds) -> PreTrainedConfig:
@@ -83,7 +91,13 @@ class QwenTarget(LanguageTarget):
         resume: Resume = "max_plus_one",
         prefill_chunk: int | None = None,
     ):
-        super().__init__(QwenDecoder(model, num_token_ids=num_token_ids, resume=resume), prefill_chunk=prefill_chunk)
+        recurs = recurrent_layers(cast(Any, model).config.get_text_config())
+        decoder = (HybridDecoder if recurs else QwenDecoder)(model, num_token_ids=num_token_ids, resume=resume)
+        super().__init__(decoder, prefill_chunk=prefill_chunk)
+
+    def _run(self, prompts: PromptRows, row: PackedRow | None, taps: Taps) -> DecoderStates:
+        # In one row with others a sample would begin with their recurrent states.
+        return super()._run(prompts, None if isinstance(self.decoder, HybridDecoder) else row, taps)
 
     def view(self, request: Request) -> Request:
         """The request as the target reads it. Raises `UserError` where its pictures are cut for another family."""

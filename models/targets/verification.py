@@ -21,7 +21,7 @@ from ..decoding.cache import Cache
 from ..decoding.captured import Graphs, why_nowhere
 from ..decoding.decoder import CachedDecoder, DecoderStates
 from ..decoding.tree import Tree
-from ..hub import rope_of
+from ..hub import recurrent_layers, rope_of
 
 NODES = (1, 8, 16, 32, 64, 128)
 _SHORTEST = 256
@@ -43,6 +43,8 @@ def why_not(decoder: CachedDecoder) -> str | None:
         return f"rotations are {kind}, which the host computes anew as positions grow"
     if getattr(config, "num_experts", None) or getattr(config, "num_local_experts", None):
         return "the shapes of a mixture of experts depend on its tokens"
+    if recurrent_layers(config):
+        return "recurrent layers keep what a tree wrote in tensors of its own size"
     if config._attn_implementation not in _KERNELS:
         return f"attention is {config._attn_implementation}, which takes no mask"
     return None

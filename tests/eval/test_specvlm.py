@@ -139,7 +139,7 @@ def test_what_loads(big):
     assert drafter.pruning_s > 0 and result.draft_prefill_s > drafter.pruning_s
 
 
-@pytest.mark.parametrize("kind", ["qwen2_5_vl", "qwen3_vl"])
+@pytest.mark.parametrize("kind", ["qwen2_5_vl", "qwen3_vl", "qwen3_5"])
 def test_qwen(kind):
     """Three coordinates, and Qwen3-VL's visual states between layers: pruned with the tokens that they belong to."""
     model = tiny_qwen.model(kind)

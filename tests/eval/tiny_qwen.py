@@ -11,7 +11,7 @@ from draftsmith.models.targets.qwen import QwenTarget
 VOCAB, TOKENS, EOS, PAD = 72, 70, 2, 0
 END, START, CLIP_ID, IMAGE_ID = 60, 61, 62, 63
 IDS = TokenIds(VOCAB, IMAGE_ID, None, EOS, PAD, CLIP_ID, START, END)
-KINDS = ("qwen2_vl", "qwen2_5_vl", "qwen3_vl", "qwen3_vl_moe")
+KINDS = ("qwen2_vl", "qwen2_5_vl", "qwen3_vl", "qwen3_vl_moe", "qwen3_5", "qwen3_5_moe")
 PATCH, NUMBERS = 4, 3 * 2 * 4 * 4  # of a patch: channels, two frames, its pixels
 
 _ROPE = {"rope_type": "default", "mrope_section": [2, 1, 1], "rope_theta": 10000.0}
@@ -25,8 +25,17 @@ def text_config(kind: str, layers: int, width: int) -> dict:
     }  # fmt: skip
     if kind.startswith("qwen3"):
         config |= {"head_dim": 8, "rope_scaling": _ROPE | {"mrope_interleaved": True}}
+    if kind.startswith("qwen3_5"):  # of four layers three recur
+        config |= {
+            "rope_parameters": config.pop("rope_scaling") | {"mrope_section": [1, 1, 0], "partial_rotary_factor": 0.5},
+            "linear_num_key_heads": 2, "linear_num_value_heads": 4, "linear_key_head_dim": 8,
+            "linear_value_head_dim": 6, "linear_conv_kernel_dim": 4,
+        }  # fmt: skip
     if kind.endswith("moe"):
         config |= {"moe_intermediate_size": width, "num_experts": 4, "num_experts_per_tok": 2}
+    if kind == "qwen3_5_moe":
+        config |= {"shared_expert_intermediate_size": width}
+        del config["intermediate_size"]  # it has experts alone
     return config
 
 
@@ -37,7 +46,8 @@ def vision_config(kind: str, width: int) -> dict:
     config |= {"hidden_size": 32, "intermediate_size": 40, "out_hidden_size": width}
     if kind == "qwen2_5_vl":
         return config | {"window_size": 16, "fullatt_block_indexes": [1], "tokens_per_second": 4}
-    return config | {"num_position_embeddings": 64, "deepstack_visual_indexes": [0, 1]}
+    config |= {"num_position_embeddings": 64}
+    return config if kind.startswith("qwen3_5") else config | {"deepstack_visual_indexes": [0, 1]}
 
 
 def model(kind: str, seed: int = 0, layers: int = 4, width: int = 32):

@@ -49,6 +49,8 @@ SECTIONS = {
     "qwen2_5_vl": ("compare", "target", qwen("qwen2_5_vl")),
     "qwen3_vl": ("compare", "target", qwen("qwen3_vl")),
     "qwen3_vl_moe": ("compare", "target", qwen("qwen3_vl", "qwen3_vl_moe")),
+    "qwen3_5": ("compare", "target", qwen("qwen3_5")),
+    "qwen3_5_moe": ("compare", "target", qwen("qwen3_5", "qwen3_5_moe")),
     "causal_lm": ("lvlm", "target", {"kind": "causal_lm", "language_model": LLAMA}),
     "llamagen": ("visual-ar", "target", {"kind": "llamagen", "image_size": 32, "shape": SHAPE, "vq": VQ,
                                          "text_encoder": T5 | {"model_type": "t5"}}),
@@ -106,7 +108,7 @@ def test_a_misspelt_key_is_refused_at_every_level_with_the_nearest(name):
     assert tried >= 2
 
 
-@pytest.mark.parametrize("name", ["qwen2_vl", "qwen2_5_vl", "qwen3_vl", "qwen3_vl_moe"])
+@pytest.mark.parametrize("name", ["qwen2_vl", "qwen2_5_vl", "qwen3_vl", "qwen3_vl_moe", "qwen3_5", "qwen3_5_moe"])
 def test_the_sections_themselves_are_taken(name):
     section = SECTIONS[name][2]
     assert QwenTargetConfig(**section).vision_tower == section["vision_tower"]

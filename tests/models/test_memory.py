@@ -9,7 +9,17 @@ from draftsmith.models.memory import Decoding, activation_bytes, cache_bytes, pe
 from live_tensors import Live
 from tiny_saved import SIZES, built
 
-KINDS = ("causal_lm", "llava", "llava_onevision", "qwen2_vl", "qwen2_5_vl", "qwen3_vl", "qwen3_vl_moe")
+KINDS = (
+    "causal_lm",
+    "llava",
+    "llava_onevision",
+    "qwen2_vl",
+    "qwen2_5_vl",
+    "qwen3_vl",
+    "qwen3_vl_moe",
+    "qwen3_5",
+    "qwen3_5_moe",
+)
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -30,16 +40,19 @@ def opened(kind: str, reads: str):
     return tiny_qwen.target(built(kind)), tiny_qwen.request(kind, images=images, words=words)
 
 
-@pytest.mark.parametrize("kind", ["llava", "qwen2_5_vl", "qwen3_vl"])
+@pytest.mark.parametrize("kind", ["llava", "qwen2_5_vl", "qwen3_vl", "qwen3_5"])
 @pytest.mark.parametrize("reads", ["attention", "nothing"])
 def test_cache_is_exact_and_a_prompt_within_a_factor_of_two(kind, reads):
     target, request = opened(kind, reads)
-    config, tapped = target.decoder.model.config, (0,) if reads == "attention" else ()
+    attends = 3 if kind == "qwen3_5" else 0
+    config, tapped = target.decoder.model.config, (attends,) if reads == "attention" else ()
     positions = len(request.ids) + 10
     with Live() as live:
         session, _ = target.prefill(request, Taps(prefill_attention=tapped), capacity=10)
     layers = session.cache.own_layers
     held = sum(part.numel() * part.element_size() for layer in layers for part in (layer.keys, layer.values))
+    recurrent = getattr(session.cache, "recurrent", ())
+    held += sum(part.numel() * part.element_size() for layer in recurrent for part in (layer.state, layer.inputs))
     assert held == cache_bytes(config, "float32", positions)
     estimate = peak(activation_bytes(config, "float32", Decoding(positions, attention=bool(tapped))))
     assert 0.5 < estimate / (live.most - held) < 2, (estimate, live.most - held)

@@ -20,7 +20,7 @@ from tiny_qwen import target as qwen_target
 from training import Samples
 from transformers import LlamaConfig, LlamaForCausalLM
 
-QWEN = ("qwen2_vl", "qwen2_5_vl", "qwen3_vl", "qwen3_vl_moe")
+QWEN = ("qwen2_vl", "qwen2_5_vl", "qwen3_vl", "qwen3_vl_moe", "qwen3_5", "qwen3_5_moe")
 PARTS = ("vision_tower", "projector", "language_model")
 
 
@@ -84,7 +84,7 @@ def compare(module, batch: Batch, states=None) -> None:
 def test_packed_and_padded_are_one_loss(family, attention):
     llm = model(family).double()
     llm.set_attn_implementation(attention)
-    if family == "qwen3_vl_moe":
+    if family.endswith("_moe"):
         llm.set_experts_implementation("eager")  # the grouped product knows no float64
     module = training_of(llm, PARTS if family != "llama" else PARTS[2:], gradient_checkpointing=False)
     batch = collate(samples(family), pad_id=3, image_size=16)
@@ -94,7 +94,7 @@ def test_packed_and_padded_are_one_loss(family, attention):
 
 
 @pytest.mark.parametrize("chunk", [None, 7])
-@pytest.mark.parametrize("family", ["llava", "qwen2_5_vl", "qwen3_vl"])
+@pytest.mark.parametrize("family", ["llava", "qwen2_5_vl", "qwen3_vl", "qwen3_5"])
 def test_a_packed_row_has_the_states_of_its_samples(family, chunk):
     """Of the target on a head's batch, at once and in pieces that end inside samples."""
     llm, taps = model(family), Taps(feature=True, text_layers=(0, 1), visual_layers=(3,) if family in QWEN else ())

@@ -13,6 +13,8 @@ PUBLISHED = {
     "qwen2.5-vl-72b-instruct": (73_410_777_344, 73.4),
     "qwen3-vl-8b-instruct": (8_767_123_696, 8.77),
     "qwen3-vl-235b-a22b-instruct": (235_670_022_896, 235.7),
+    # 9.65 of them in the files, with a layer that predicts a second token, which transformers leaves out.
+    "qwen3.5-9b": (9_409_813_744, 9.41),
     "llama-3.1-8b-instruct": (8_030_261_248, 8.03),
     "llama-3.2-1b-instruct": (1_235_814_400, 1.24),
 }

@@ -21,6 +21,7 @@ from tiny_qwen import (
     EOS,
     IDS,
     IMAGE_ID,
+    KINDS,
     TOKENS,
     VOCAB,
     batch_of,
@@ -47,7 +48,7 @@ LLAMA = {
 TEXT_IDS = TokenIds(VOCAB, -1, 1, EOS, 0)
 
 
-@pytest.mark.parametrize("kind", ["qwen2_vl", "qwen2_5_vl", "qwen3_vl", "qwen3_vl_moe"])
+@pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("resume", ["max_plus_one", "longer_side"])
 def test_training_sees_what_decoding_sees(kind, resume):
     llm = model(kind)
@@ -76,7 +77,7 @@ def test_a_batch_of_text_runs_the_tower_for_nothing(kind):
     assert all(p.grad is None for p in frozen.llava.model.language_model.parameters())
 
 
-@pytest.mark.parametrize("kind", ["qwen2_vl", "qwen2_5_vl", "qwen3_vl", "qwen3_vl_moe"])
+@pytest.mark.parametrize("kind", KINDS)
 def test_an_inline_target_is_made_and_comes_back(kind, tmp_path):
     section = QwenTargetConfig(
         kind=kind.removesuffix("_moe"), language_model=text_config(kind, 2, 32), vision_tower=vision_config(kind, 32)

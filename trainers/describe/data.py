@@ -19,7 +19,7 @@ from ...data.images import is_tiled, layouts, tiling
 from ...data.media import ImageReader
 from ...data.mixture import JsonFile, Name, Selection, Share, are_present, is_mixture
 from ...data.processor import QWEN, Processor
-from ...data.published_settings import WHOLE_PIXELS
+from ...data.published_settings import WHOLE_PIXELS, processor_family
 from ...data.records import RecordFile
 from ...models.hub import config_value
 from ..stages.base import Planned
@@ -87,7 +87,7 @@ def image_reader_of(data: ConversationData, config: PreTrainedConfig) -> ImageRe
     """
     vision, nothing = config.vision_config, dict.fromkeys(("pad_id", "bos_id", "eos_id", "newline_id"), 0)
     absent: Any = None
-    family: Any = config.model_type.removesuffix("_moe")
+    family: Any = processor_family(config.model_type)
     images: Any = None
     if family in QWEN:  # reads pictures whole: a tile's side is then that of what becomes one token
         side = vision.patch_size * vision.spatial_merge_size
