@@ -133,13 +133,12 @@ class Cache(TransformersCache):
 
     def _gather(self, written: Sequence[int]) -> None:
         """Move keys and values at `written` behind the committed ones."""
-        if list(written) == list(range(len(written))):
-            return
-        start = self.length
-        index = torch.tensor([start + w for w in written])
-        # A large target's layers lie on several devices: one copy of the index goes to each.
-        on = {device: uploaded(index, device) for device in {layer.keys.device for layer in self.own_layers}}
-        for layer in self.own_layers:
-            here = on[layer.keys.device]
-            layer.keys[:, :, start : start + len(written)] = layer.keys[:, :, here]
-            layer.values[:, :, start : start + len(written)] = layer.values[:, :, here]
+        if list(written) != list(range(len(written))):
+            start = self.length
+            index = torch.tensor([start + w for w in written])
+            # A large target's layers lie on several devices: one copy of the index goes to each.
+            on = {device: uploaded(index, device) for device in {layer.keys.device for layer in self.own_layers}}
+            for layer in self.own_layers:
+                here = on[layer.keys.device]
+                layer.keys[:, :, start : start + len(written)] = layer.keys[:, :, here]
+                layer.values[:, :, start : start + len(written)] = layer.values[:, :, here]
