@@ -15,6 +15,7 @@ from torch import Tensor, nn
 
 from ...core.errors import UserError
 from ..drafters.base import DrafterConfig, TargetIdentity
+from ..drafters.dflash import DflashConfig
 from ..drafters.eagle import EagleConfig
 from ..drafters.head_config import FusedHeadConfig, HeadConfig
 from ..drafters.head_files import check_manifest
@@ -72,13 +73,13 @@ _OF_ANOTHER = re.compile(
 def _load(
     config: DrafterConfig, folder: Path, target: Target, identity: TargetIdentity, embedding: Tensor | None
 ) -> nn.Module:
-    if is_own(folder):
+    if is_own(folder) or isinstance(config, DflashConfig):  # whose published layout is ours
         return config.load(folder, target, dtype=torch.float32, identity=identity)
     if isinstance(config, EagleConfig) and target.shape.draws_images:
         return _lantern(config, folder, target, identity)
     if config.kind not in LANGUAGE_HEADS or target.shape.draws_images:
         raise UserError(
-            f"published heads that are read are EAGLE, EAGLE-3, MSD, ViSpec and LANTERN's; this trains {config.kind}",
+            f"published heads that are read are EAGLE, EAGLE-3, MSD, ViSpec, DFlash, LANTERN's; this is {config.kind}",
             where=str(folder), hint=f"give a folder that draftsmith wrote (it has {MANIFEST})",
         )  # fmt: skip
     assert isinstance(config, HeadConfig)
@@ -138,4 +139,4 @@ def _text(value: Any) -> str:
 
 def starts(config: DrafterConfig, draws_images: bool) -> bool:
     """Whether a training of this kind can start from a folder outside the run."""
-    return isinstance(config, HeadConfig | MedusaConfig) and (config.for_images or not draws_images)
+    return isinstance(config, HeadConfig | MedusaConfig | DflashConfig) and (config.for_images or not draws_images)

@@ -1,12 +1,17 @@
 """`from: {path}`: a training starts from a head outside the run, and its first loss is that of its authors' formula."""
 
 import json
+import math
 import re
+import sys
+from pathlib import Path
 
 import pytest
 import torch
 from draftsmith.core.errors import UserError
 from draftsmith.models.drafters.base import TargetIdentity
+from draftsmith.models.drafters.dflash import DflashConfig
+from draftsmith.models.drafters.dflash_training import DflashTraining
 from draftsmith.models.drafters.eagle import EagleConfig
 from draftsmith.models.drafters.eagle3 import Eagle3Config, likeliest_ids
 from draftsmith.models.drafters.eagle_images import ImageEagleTraining
@@ -37,6 +42,9 @@ from transformers import LlavaForConditionalGeneration
 from visual_run import context as image_context
 from visual_run import noise, translators
 from visual_tiny import true_features
+
+sys.path.insert(0, str(Path(__file__).parents[1] / "models" / "drafters"))
+from test_dflash import reference
 
 SEEN = {"image": "projected"}
 TTT = Eagle3Config(kind="eagle3", taps=(1, 2, 3), draft_vocab_size=90, visual_slots="read", image="placeholder")
@@ -116,14 +124,16 @@ def start(made, kind: str, folder, output, *, config=None, **changes):
     """One step from the head in `folder`, over all records at once; returns its loss and the batch."""
     seen = []
     settings = {
-        "kind": "train", "from": {"path": str(folder)}, "source": {"kind": "online"}, "objective": TERMS[kind],
+        "kind": "train", "from": {"path": str(folder)}, "source": {"kind": "online"},
+        **({} if kind is None else {"objective": TERMS[kind]}),
         "data": {"path": str(made.folder / ("text.json" if kind == "vispec" else "long.json")), "max_length": 256},
         "batch_size": 10, "steps": 1, "optim": {"lr": 1e-9}, "log_every": 1,
     }  # fmt: skip
     asked = context(made, output, config or KINDS[kind])
-    forward = HeadTraining.forward
+    module = HeadTraining if kind is not None else DflashTraining
+    forward = module.forward
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(HeadTraining, "forward", lambda self, batch, states: (
+        patch.setattr(module, "forward", lambda self, batch, states: (
             seen.append(batch), forward(self, batch, states))[1])  # fmt: skip
         TrainStage(**(settings | changes)).run(asked)
     return losses(output)[1], seen[0]
@@ -195,6 +205,45 @@ def test_an_export_is_a_start_as_the_stage_that_it_was_made_of(made, tmp_path, k
     ours, _ = start(made, kind, tmp_path / "first", tmp_path / "from-ours")
     exported, _ = start(made, kind, tmp_path / "export", tmp_path / "from-export")
     assert exported == pytest.approx(ours, rel=1e-6)
+
+
+def test_the_first_loss_of_a_dflash_draft_is_that_of_its_blocks_by_hand(made, tmp_path):
+    """Its published layout has no manifest; each block of each answer by plain loops, over transformers' target."""
+    config = DflashConfig(
+        kind="dflash", block_size=4, num_layers=2, taps=(1, 2, 3), mask_token_id=7,
+        loss={"token_divergence": "ce", "gamma": 2.0},
+    )  # fmt: skip
+    asked = context(made, tmp_path / "looked", config)
+    target = open_target(asked, asked.processor())
+    head = loud(config.build(target))
+    folder = tmp_path / "theirs"
+    folder.mkdir()
+    save_file({name: value.contiguous() for name, value in head.state_dict().items()}, folder / "model.safetensors")
+    values = {"architectures": ["DFlashDraftModel"], "num_hidden_layers": 2, "block_size": 4, "intermediate_size": 48,
+              "dflash_config": {"mask_token_id": 7, "target_layer_ids": [0, 1, 2]}}  # fmt: skip
+    (folder / "config.json").write_text(json.dumps(values))
+    loss, batch = start(made, None, folder, tmp_path / "run", config=config)
+    total, pixels, weights = 0.0, iter(batch.pixels), [math.exp(-k / 2) for k in range(3)]
+    with torch.no_grad():
+        for row in range(len(batch.ids)):
+            length = int(batch.attention_mask[row].sum())
+            ids, learned = batch.ids[row, :length], batch.loss_mask[row, :length].tolist()
+            seen = batch.modality[row, :length]
+            images = next(pixels)[None] if seen.any() else None
+            layers = made.model(input_ids=ids[None], pixel_values=images, output_hidden_states=True).hidden_states
+            joined = torch.cat([layers[number][0] for number in (1, 2, 3)], -1)
+            anchors = [i for i in range(1, length - 1) if learned[i] and learned[i + 1]]
+            for anchor in anchors:
+                scores = reference(config, head, target, joined[:anchor], range(anchor), int(ids[anchor]), anchor)
+                for k in range(3):
+                    if anchor + 1 + k >= length or not all(learned[anchor : anchor + 2 + k]):
+                        break
+                    far = F.cross_entropy(scores[k], ids[anchor + 1 + k])
+                    total += float(far) * sum(learned[1:]) / len(anchors) * weights[k] / sum(weights)
+    assert loss == pytest.approx(total / batch.num_supervised, rel=1e-5)
+    (folder / "config.json").write_text(json.dumps(values | {"block_size": 8}))
+    with pytest.raises(UserError, match="made otherwise: block_size is 8, expected 4"):
+        start(made, None, folder, tmp_path / "other", config=config)
 
 
 # What is refused
