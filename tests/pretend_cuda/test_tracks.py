@@ -5,7 +5,7 @@ import pytest
 from .asking import results_of
 
 STAGES = {
-    "draft": ["world", "target", "language", "pretrain", "finetune", "evaluate"],
+    "draft": ["world", "seeing", "target", "language", "pretrain", "finetune", "evaluate"],
     "states": ["world", "target", "answers", "states", "head", "evaluate"],
     "images": [
         "world", "pictures", "vq", "reader", "codes", "target", "features", "head", "head_without_dropout", "evaluate",

@@ -58,8 +58,8 @@ DRAFT = [
     f"drafter.language_model={LANGUAGE}",
     "stages.world.vocab_size=420",
     *(f"stages.world.splits.{split}.{kind}={n}" for split, kinds in SPLITS.items() for kind, n in kinds.items()),
-    *(f"stages.{name}.batch_size=4" for name in ("target", "language", "pretrain", "finetune")),
-    *(f"stages.{name}.steps=1" for name in ("target", "language", "finetune")),
+    *(f"stages.{name}.batch_size=4" for name in ("seeing", "target", "language", "pretrain", "finetune")),
+    *(f"stages.{name}.steps=1" for name in ("seeing", "target", "language", "finetune")),
     "stages.finetune.validation.every=1",
     "stages.evaluate.max_new_tokens=5",
     "stages.evaluate.warmup=0",
@@ -75,7 +75,7 @@ def draft():
     def run(*more, **chosen):
         return run_loaded(load(["recipe=demo/lvlm", f"output={output}", *DRAFT, *more]), output, **chosen)
 
-    stages = ("world", "target", "language", "pretrain", "finetune", "evaluate")
+    stages = ("world", "seeing", "target", "language", "pretrain", "finetune", "evaluate")
     one = _result(output, run(), stages)
     cycles = _cycles(output)
     COUNTS.clear()

@@ -39,7 +39,7 @@ def test_recipes_lists_each_with_its_headline(capsys):
 
 def test_a_restart_with_wrong_data_moves_nothing(tmp_path, monkeypatch, capsys):
     output = tmp_path / "run"
-    for stage in ("world", "target", "language", "pretrain"):
+    for stage in ("world", "seeing", "target", "language", "pretrain"):
         (output / stage).mkdir(parents=True)
         (output / stage / "done.json").write_text('{"fingerprint": "f", "version": 2}')
     monkeypatch.setattr("draftsmith.trainers.run.run_stages", lambda *a, **k: pytest.fail("it began to run"))
@@ -47,7 +47,7 @@ def test_a_restart_with_wrong_data_moves_nothing(tmp_path, monkeypatch, capsys):
     assert main(["recipe=demo/lvlm", f"output={output}", data, "stages=[pretrain]", "restart=pretrain"]) == MISTAKE
     assert "restart=pretrain: not on disk" in capsys.readouterr().err
     left = sorted(path.name for path in output.iterdir() if path.name != ".locks")
-    assert left == ["language", "pretrain", "target", "world"]
+    assert left == ["language", "pretrain", "seeing", "target", "world"]
 
 
 def test_records_hold_the_command_that_was_typed(monkeypatch):
@@ -151,7 +151,7 @@ def test_a_runs_folder_stands_for_its_recipe(tmp_path, capsys):
 @pytest.mark.parametrize(
     ("command", "settings", "expected"),
     [
-        ("train", [], "stages=[world,target,language,pretrain,finetune]"),
+        ("train", [], "stages=[world,seeing,target,language,pretrain,finetune]"),
         ("train", ["stages=[finetune]"], "stages=[finetune]"),
         ("evaluate", [], "stages=[evaluate]"),
         ("evaluate", ["--stages=evaluate"], "stages=[evaluate]"),

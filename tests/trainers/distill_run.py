@@ -29,8 +29,7 @@ FEW = [
     f"target.language_model={ {'model_type': 'llama', 'num_hidden_layers': 2, 'max_position_embeddings': 512, 'initializer_range': 0.4} | SIZES }",  # noqa: E501
     *(f"stages.{name}{seed}.steps=2" for name in ("language", "finetune", "distill") for seed in ("", "_1", "_2")),
     *(f"stages.{name}{seed}.batch_size=8" for name in ("finetune", "distill") for seed in ("", "_1", "_2")),
-    "stages.target.steps=1",
-    "stages.target.batch_size=8",
+    *(f"stages.{name}.{key}" for name in ("seeing", "target") for key in ("steps=1", "batch_size=8")),
     "stages.answers.max_new_tokens=8",
     "stages.answers.samples_per_shard=7",
     "stages.answers.batch_size=4",
@@ -38,7 +37,7 @@ FEW = [
     "stages.compare.max_new_tokens=6",
     "stages.distill.log_every=1",
 ]
-BEFORE = ("world", "target", "language", "pretrain", "answers")
+BEFORE = ("world", "seeing", "target", "language", "pretrain", "answers")
 
 
 def run(output: Path, *settings: str, stages=None, restart=None) -> list[str]:

@@ -12,7 +12,9 @@ from draftsmith.trainers.run import run_stages
 
 # Overrides of recipe=demo/lvlm: a target from a synthetic dataset of a hundred records.
 TINY_DATASET = [
-    "stages=[world,target]",
+    "stages=[world,seeing,target]",
+    "stages.seeing.steps=1",
+    "stages.seeing.batch_size=8",
     "stages.world.splits.train={name: 2, colors: 2, caption: 2, attribute: 60, "
     "conversation: 20, place: 2, probe: 2, count: 2, word: 2, "
     "difference: 2, edit: 2, story: 2, sums: 2, fact: 10, aside: 2}",
@@ -33,6 +35,7 @@ FEW = [
     "stages.world.splits.text={sums: 2, fact: 1, aside: 1}",
     "stages.world.splits.held_out={attribute: 5, caption: 2, conversation: 2}",
     "stages.world.splits.binding.attribute=6",
+    "stages.seeing.steps=2",
     "stages.target.steps=4",
     "stages.language.steps=2",
     "stages.finetune.steps=3",
