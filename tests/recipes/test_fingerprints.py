@@ -39,6 +39,10 @@ pytestmark = pytest.mark.filterwarnings("ignore:Pydantic serializer")
 # Recipe and settings; together they have every section of the schema.
 RECIPES = (
     ("demo/compare",),
+    ("demo/dflash",),
+    ("demo/adapt",),
+    ("peagle-qwen2.5-vl-7b",),
+    ("adapt-eagle3-qwen2.5-vl-7b",),
     ("demo/lvlm", "stages.finetune.lora={rank: 4}", "stages.finetune.objective={kind: cross_entropy}",
      "stages.pretrain.packing={max_tokens: 4096}"),
     ("demo/suite", "stages.publish={kind: publish, repo: me/x, prompt: {text: hello}}"),

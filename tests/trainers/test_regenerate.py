@@ -35,7 +35,7 @@ COUNT = 27
 def made(tmp_path_factory):
     """World, target and a first set of answers."""
     output = tmp_path_factory.mktemp("answers") / "run"
-    run(output, stages=["world", "target", "answers"])
+    run(output, stages=["world", "seeing", "target", "answers"])
     return output
 
 
