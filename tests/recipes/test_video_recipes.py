@@ -36,6 +36,7 @@ EXPECTED = {
     "eagle-llava15-7b": ["235,937,792", "7,063,427,072", "the target runs in every step", "at most 59 nodes"],
     "eagle3-llava15-7b": ["434,388,992", "EAGLE-3, 30 nodes", "EAGLE-3 + VATA"],
     "eagle3-qwen2.5-vl-7b": ["402,798,592", "the target runs in every step"],
+    "adapt-eagle3-qwen2.5-vl-7b": ["402,798,592"],
     "eagle3-qwen3.5-9b": ["399,523,840", "9,409,813,744", "the target runs in every step"],
     "dflash-llava15-7b": ["1,095,812,352", "tree product, 9 levels, at most 29 nodes", "DFlash + VATA"],
     "dflash-qwen2.5-vl-7b": ["1,229,499,648", "the target runs in every step", "tree chain, 15 levels"],

@@ -156,7 +156,7 @@ def test_a_killed_evaluation_goes_on_behind_the_pictures_it_kept(demo, tmp_path,
     assert report(output)[0]["quality"] == report(demo)[0]["quality"], (
         "judged on all pictures, those that were kept too"
     )
-    # A request at temperature 0 is decoded plainly and by five methods: those that were kept are not decoded again.
+    # A request at temperature 0 is decoded plainly and by seven methods: those that were kept are not decoded again.
     kept = len(lines.splitlines())
     whole_run = 3 * (1 + len(METHODS)) + 3 * (1 + len(METHODS) + len(SAMPLED))
     warm_up = (1 + len(METHODS)) + (1 + len(METHODS) + len(SAMPLED))
@@ -256,11 +256,11 @@ def test_untimed_pictures_are_those_of_a_timed_evaluation(demo, tmp_path, drawn)
     """The same scores to the last bit, of plain decoding and of every relaxed method; exact methods are not drawn."""
     output = without_pictures(demo, tmp_path / "run")
     run(output, f"{UNTIMED}={{batch_size: 2}}", stages=["evaluate"])
-    # Three prompts at two temperatures, at most two side by side; two relaxed methods.
-    assert drawn.batches == [1, 2, 1, 2] and len(drawn.methods) == 2 * 2 * 3
+    # Three prompts at two temperatures, at most two side by side; three relaxed methods.
+    assert drawn.batches == [1, 2, 1, 2] and len(drawn.methods) == 2 * 3 * 3
     built, text = report(output)
     timed, _ = report(demo)
-    kept = {"plain decoding", "LANTERN", "ADT-Tree + LANTERN"}
+    kept = {"plain decoding", "LANTERN", "ADT-Tree + LANTERN", "LANTERN, chain"}
     for temperature in ("0", "1"):
         assert built["quality"][temperature].keys() == kept
         assert all(built["quality"][temperature][m] == timed["quality"][temperature][m] for m in kept)
@@ -269,7 +269,9 @@ def test_untimed_pictures_are_those_of_a_timed_evaluation(demo, tmp_path, drawn)
     for temperature, method, n, tau, *_ in table["rows"]:
         assert n == 3 and tau == pytest.approx(taus.get((temperature, method), 1.0))
     assert built["cells"] == [] and not (output / "evaluate" / "rows.jsonl").exists()
-    assert "Not drawn, because exact methods have plain decoding's distribution: EAGLE-2, ADT-Tree, sampled" in text
+    assert (
+        "Not drawn, because exact methods have plain decoding's distribution: EAGLE-2, ADT-Tree, chain, sampled" in text
+    )
     assert "| plain decoding | 3 |" in text and "pictures-T1.png" in text and "ms" not in table["columns"]
 
 
@@ -293,7 +295,7 @@ def test_what_a_run_has_drawn_is_not_drawn_again(demo, tmp_path, drawn):
     assert report(output)[0]["quality"]["1"]["LANTERN"] == report(demo)[0]["quality"]["1"]["LANTERN"]
     more = [f"{UNTIMED}={{}}", "stages.evaluate.benchmarks.captions.prompts.max_samples=5"]
     run(output, *more, stages=["evaluate"], restart="evaluate")
-    assert drawn.batches == [2, 2] and len(drawn.methods) == 2 * 2 * 2, "the two new prompts"
+    assert drawn.batches == [2, 2] and len(drawn.methods) == 2 * 3 * 2, "the two new prompts"
     drawn.batches.clear(), drawn.methods.clear()
     run(output, *more, "stages.evaluate.methods.LANTERN.rule.delta=0.3", stages=["evaluate"], restart="evaluate")
     assert not drawn.batches and len(drawn.methods) == 2 * 5, "one method is another"
@@ -303,7 +305,7 @@ def test_what_a_run_has_drawn_is_not_drawn_again(demo, tmp_path, drawn):
     drawn.batches.clear(), drawn.methods.clear()
     (output / "head" / "model.safetensors").touch()  # a head that was trained anew
     run(output, *more, stages=["evaluate"], restart="evaluate")
-    assert not drawn.batches and len(drawn.methods) == 2 * 2 * 5
+    assert not drawn.batches and len(drawn.methods) == 2 * 3 * 5
 
 
 def test_a_killed_untimed_evaluation_goes_on_with_another_batch_size(demo, tmp_path, monkeypatch, drawn):
@@ -319,9 +321,9 @@ def test_a_killed_untimed_evaluation_goes_on_with_another_batch_size(demo, tmp_p
         patch.setattr(untimed, "draw_pictures", dying)
         with pytest.raises(KeyboardInterrupt):
             run(output, f"{UNTIMED}={{batch_size: 2}}", stages=["evaluate"])
-    assert drawn.batches == [1, 2] and len(drawn.methods) == 2 * 3, "temperature 0 was drawn"
+    assert drawn.batches == [1, 2] and len(drawn.methods) == 3 * 3, "temperature 0 was drawn"
     run(output, f"{UNTIMED}={{batch_size: 2}}", stages=["evaluate"])
-    assert drawn.batches == [1, 2, 1, 2] and len(drawn.methods) == 4 * 3
+    assert drawn.batches == [1, 2, 1, 2] and len(drawn.methods) == 6 * 3
     plain = report(demo)[0]["quality"]["1"]["plain decoding"]
     assert report(output)[0]["quality"]["1"]["plain decoding"] == plain
 

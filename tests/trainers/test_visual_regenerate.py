@@ -20,6 +20,7 @@ from draftsmith.models.targets.llamagen_section import build_transformer
 from draftsmith.recipes.load import load
 from draftsmith.recipes.plan import plan
 from draftsmith.trainers.answers import pictures
+from draftsmith.trainers.progress import StageLine
 from draftsmith.trainers.stages import regenerate
 from draftsmith.trainers.stopping import Stop
 from visual_run import context, translators
@@ -164,7 +165,11 @@ def test_answers_of_anole_are_ids_and_their_codes():
     generator = Generator(target, lambda caption, label: texts[caption], lambda codes: codes, torch.zeros(16, 4), 4)
     greedy = regenerate.RegenerateStage(kind="regenerate", prompts={"path": "a.txt"}, temperature=0.0)
     named = SimpleNamespace(
-        target=SimpleNamespace(path="hub/anole", revision=None), fingerprint="f" * 40, seed=2, stop=Stop()
+        target=SimpleNamespace(path="hub/anole", revision=None),
+        fingerprint="f" * 40,
+        seed=2,
+        stop=Stop(),
+        progress=StageLine("answers"),
     )
     target.config._commit_hash = "c0ffee"
     answers = [*pictures.draw(greedy, named, generator, [ImagePrompt(t, t) for t in texts], range(2))]

@@ -30,6 +30,7 @@ VQ = {
 TEXT = {"d_model": 16, "d_kv": 8, "d_ff": 16, "num_layers": 1, "num_heads": 2, "dropout_rate": 0.0}
 TREE = {"kind": "dynamic", "total": 8, "depth": 2, "width": 3}
 ADT = {"kind": "adt", "total": 8, "width_step": 1, "width_range": [1, 4], "initial_width": 2}
+CHAIN = {"kind": "chain", "gamma": 4}
 RELAXED = {"kind": "lantern", "k": 4, "delta": 0.2}
 # Of the recipe's methods those whose trees are too large here; the others stay as they are.
 METHODS = {
@@ -37,6 +38,8 @@ METHODS = {
     "ADT-Tree": {"tree": ADT},
     "LANTERN": {"tree": TREE, "rule": RELAXED},
     "ADT-Tree + LANTERN": {"tree": ADT, "rule": RELAXED},
+    "chain": {"tree": CHAIN},
+    "LANTERN, chain": {"tree": CHAIN, "rule": RELAXED},
     "EAGLE-2, head without condition dropout": {"tree": TREE},
 }
 # Enough for a target that does not say the same everywhere, and a head that is right now and then.

@@ -7,6 +7,7 @@ import tiny
 import tiny_qwen
 import torch
 from draftsmith.core.batch import IMAGE, TEXT
+from draftsmith.core.errors import UserError
 from draftsmith.eval.loop import Decoding, generate
 from draftsmith.eval.policies import Chain, Draw
 from draftsmith.eval.rules import RULES
@@ -196,7 +197,14 @@ def test_where_retention_stays_below_the_threshold():
     assert analysis.fused_from([1.0, 0.5]) is None
 
 
-@pytest.mark.parametrize("kind", tiny_qwen.KINDS)
+@pytest.mark.parametrize("kind", ["qwen3_5", "qwen3_5_moe"])
+def test_recurrent_layers_cannot_hide_what_they_have_read(kind):
+    decoder = tiny_qwen.target(tiny_qwen.model(kind)).decoder
+    with pytest.raises(UserError, match="a recurrent state cannot forget"), unseen_from(decoder, torch.ones(3) > 0, 0):
+        pass
+
+
+@pytest.mark.parametrize("kind", ["qwen2_vl", "qwen2_5_vl", "qwen3_vl", "qwen3_vl_moe"])
 @torch.inference_mode()
 def test_qwens_text_is_blind_where_visual_places_are_unseen_from_the_first_layer(kind):
     """In chunks, too; Qwen3-VL adds visual states behind its first layers, which nobody sees there."""

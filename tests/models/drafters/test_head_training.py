@@ -196,7 +196,7 @@ def test_ttt_is_dense_attention_to_all_passes(name, monkeypatch):
     (ours, gradients), (dense, theirs) = results
     assert ours == pytest.approx(dense, rel=1e-6)
     for mine, its in zip(gradients, theirs, strict=True):
-        assert float((mine - its).norm() / its.norm()) < 2e-6
+        assert float((mine - its).norm() / its.norm()) < 5e-6
 
 
 @pytest.mark.parametrize("name", ["sparrow-ttt", "eagle3", "eagle3-read"])
@@ -219,7 +219,7 @@ def test_later_passes_leave_out_what_no_trained_input_reads(name, monkeypatch):
     (ours, gradients), (whole, theirs) = results
     assert ours == pytest.approx(whole, rel=1e-6)
     for mine, its in zip(gradients, theirs, strict=True):
-        assert float((mine - its).norm() / its.norm()) < 2e-6
+        assert float((mine - its).norm() / its.norm()) < 5e-6
 
 
 def test_full_and_ttt_differ_and_agree_on_the_first_pass():
