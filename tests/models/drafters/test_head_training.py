@@ -196,11 +196,19 @@ def test_ttt_is_dense_attention_to_all_passes(name, monkeypatch):
     (ours, gradients), (dense, theirs) = results
     assert ours == pytest.approx(dense, rel=1e-6)
     for mine, its in zip(gradients, theirs, strict=True):
-        assert float((mine - its).norm() / its.norm()) < 5e-6
+        assert float((mine - its).norm() / its.norm()) < 2e-6
+
+
+@pytest.fixture
+def float64():
+    """Models of double precision: what is left of a difference is then no matter of a processor's order of sums."""
+    torch.set_default_dtype(torch.float64)
+    yield
+    torch.set_default_dtype(torch.float32)
 
 
 @pytest.mark.parametrize("name", ["sparrow-ttt", "eagle3", "eagle3-read"])
-def test_later_passes_leave_out_what_no_trained_input_reads(name, monkeypatch):
+def test_later_passes_leave_out_what_no_trained_input_reads(name, monkeypatch, float64):
     """Loss and gradients are as of all inputs, though a wrong state in front of the first chain would change them."""
     rows, results = ("tttttttttaatta", "ttttvvtttttaaa"), []
     for left_out in (True, False):
@@ -219,7 +227,7 @@ def test_later_passes_leave_out_what_no_trained_input_reads(name, monkeypatch):
     (ours, gradients), (whole, theirs) = results
     assert ours == pytest.approx(whole, rel=1e-6)
     for mine, its in zip(gradients, theirs, strict=True):
-        assert float((mine - its).norm() / its.norm()) < 5e-6
+        assert float((mine - its).norm() / its.norm()) < 1e-12
 
 
 def test_full_and_ttt_differ_and_agree_on_the_first_pass():
