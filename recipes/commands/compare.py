@@ -20,7 +20,7 @@ def _run(options: argparse.Namespace) -> int:
     from ...eval.figures import draw_curves
     from ...eval.html_page import html_page
     from ...eval.tables import Figure
-    from .. import leaderboard
+    from .. import leaderboard, over_seeds
 
     folders = [Path(run) for run in options.runs]
     if len({folder.resolve() for folder in folders}) < len(folders):
@@ -31,7 +31,7 @@ def _run(options: argparse.Namespace) -> int:
     runs = side_by_side.read_runs(folders)
     panels = side_by_side.panels(runs, options.metrics.split(",") if options.metrics else None)
     measured = leaderboard.entries(runs)
-    shown = [*leaderboard.boards(measured), *side_by_side.tables_of(runs)]
+    shown = [*leaderboard.boards(measured), *over_seeds.tables(runs), *side_by_side.tables_of(runs)]
     page = side_by_side.markdown(shown)
     say(page)
     output.mkdir(parents=True, exist_ok=True)
@@ -56,13 +56,15 @@ COMMAND = Command(
     name="compare",
     summary="a leaderboard of runs, and the runs side by side: settings, training curves, evaluation",
     description="First the leaderboard: tau, expected and measured speedup, the drafter's memory and the cost of its\n"
-    "training for every method, a table for each set of requests. Then settings that differ, training curves (from\n"
-    "each stage's metrics.jsonl) and evaluation tables. Runs may be finished or under way. Printed, and written to a\n"
-    "folder: compare.md, compare.html (one file, with the pictures), leaderboard.csv, compare.json, curves.png.",
+    "training for every method, a table for each set of requests. Runs that differ in `seed` alone get a table of\n"
+    "means with their spread. Then settings that differ, training curves (from each stage's metrics.jsonl) and\n"
+    "evaluation tables. Runs may be finished or under way. Printed, and written to a folder: compare.md,\n"
+    "compare.html (one file, with the pictures), leaderboard.csv, compare.json, curves.png.",
     examples=(
         ("draftsmith compare runs/*", "one leaderboard; the pages go to compare/"),
         ("draftsmith compare runs/a runs/b --output out/ab", "two runs; the pages go to out/ab"),
         ("draftsmith compare runs/a runs/b runs/c --metrics loss,val_loss,tau_T0", "these curves"),
+        ("draftsmith compare runs/a runs/a-seed1 runs/a-seed2", "means over the seeds of one recipe"),
         ("draftsmith compare runs/a", "one run alone"),
     ),
     arguments=(
