@@ -97,13 +97,14 @@ TRACKS = {
         (60, 20),
     ),
     "states head": Track(
-        "demo/video", ("target", "sparrow_text", "sparrow", "matched", "half_blind", "msd_text", "msd"),
+        "demo/video", ("target", "target_long", "sparrow_text", "sparrow", "matched", "half_blind", "msd_text", "msd"),
         (
             f"target.language_model={SMALL['target.language_model']}",
-            *_splits("words", name=4, caption=4, colors=4, attribute=4, place=4, clip=4, sums=4, fact=4),
+            *_splits("words", name=4, caption=4, colors=4, attribute=4, place=4, clip=4, clip_late=4, sums=4, fact=4),
             *_splits("single", name=0, colors=0, caption=30, attribute=30, place=0),
-            *_splits("text", sums=20, fact=10), *_splits("clips_4", clip=16), *_splits("clips_12", clip=4),
-            *_splits("clips_32", clip=2), *_splits("binding", attribute=4),
+            *_splits("text", sums=20, fact=10), *_splits("clips_4", clip=12, clip_late=4),
+            *_splits("clips_12", clip=4, clip_late=0), *_splits("clips_32", clip=2, clip_late=0),
+            *_splits("clips_222", clip=4, clip_late=4), *_splits("binding", attribute=4),
             "stages.world.video_suite=2", "stages.answers.max_new_tokens=16", "stages.evaluate.max_new_tokens=16",
             "stages.evaluate.lengths=[4]",
         ),

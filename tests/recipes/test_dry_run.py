@@ -48,7 +48,7 @@ from safetensors.torch import save_file
         ("medusa-llamagen-3b", ["3,096,659,200", "51,216,000"]),
         ("chain-llamagen-3b", ["3,096,659,200", "342,910,976", "nothing is trained"]),
         ("demo/visual-ar", ["656,960", "steps 1,600"]),
-        ("demo/video", ["samples 6,680", "400 (the world's), 0 of them held out; 0 with", "out; 5,100 with pictures"]),
+        ("demo/video", ["samples 6,940", "400 (the world's), 0 of them held out; 0 with", "out; 5,200 with pictures"]),
     ],
 )
 def test_counts(recipe, expected, capsys, tmp_path, monkeypatch):
