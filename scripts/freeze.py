@@ -10,7 +10,7 @@ and hashes of the saved weights, manifests, names of files, the tokens and accep
 reports say without the clock, exported drafters, and the dry-run texts of all shipped recipes. A change that is meant
 is recorded again in the same commit, which says in one line what it is due to.
 
-Everything is compared bit for bit on a machine like the one that recorded it (processor and torch, in machine.json).
+Everything is compared bit for bit on a machine like the one that recorded it (processor and torch, in machines.json).
 On another machine the last bits of a sum differ, and with them tokens: there losses are compared within 1%, names,
 shapes and texts as ever, and hashes, tokens and reports not at all.
 """
@@ -52,6 +52,8 @@ ENVIRONMENT = {
 
 ROOT = Path(__file__).resolve().parents[1]
 GOLDENS = ROOT / "tests" / "goldens"
+
+MACHINES = GOLDENS / "machines.json"  # run -> what it was recorded on; runs may be recorded one at a time
 
 DRY_RUNS = "dry-runs"
 REPORTS = ("report.json", "suite.json")
@@ -338,11 +340,11 @@ def preload() -> None:
 
 
 def record(names: list[str]) -> int:
-    """Run these and write their goldens and the machine's description; returns the exit code."""
+    """Run these and write their goldens and what each was recorded on; returns the exit code."""
     for name in names:
         for file, value in run_one(name).items():
             write(GOLDENS / file, value)
-    write(GOLDENS / "machine.json", machine())
+        write(MACHINES, dict(sorted((read(MACHINES) | {name: machine()}).items())))
     size = sum(path.stat().st_size for path in GOLDENS.rglob("*") if path.is_file())
     print(f"{GOLDENS}: {size / 1e6:.2f} MB")
     return 0
@@ -350,11 +352,12 @@ def record(names: list[str]) -> int:
 
 def check(names: list[str]) -> int:
     """Run these and print every difference from their goldens; returns the exit code, 1 where there is one."""
-    here, there = machine(), read(GOLDENS / "machine.json")
-    if here != there:
-        print(f"recorded on {there}, and this is {here}: losses within 1%, and neither hashes, tokens nor reports")
+    here, machines = machine(), read(MACHINES)
     count = 0
     for name in names:
+        there = machines.get(name)
+        if here != there and name != DRY_RUNS:
+            print(f"{name}: recorded on {there}, and this is {here}: losses within 1%, no hashes, tokens or reports")
         goldens = run_one(name)
         for file, value in goldens.items():
             if here != there and file.endswith("-reports.json"):

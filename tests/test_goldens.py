@@ -39,6 +39,20 @@ def test_every_run_and_every_recipe_is_recorded(freeze):
     assert len(list((freeze.GOLDENS / freeze.DRY_RUNS).glob("*.txt"))) == recipes
 
 
+def test_a_run_recorded_here_says_nothing_of_the_others_machines(freeze, tmp_path, monkeypatch, capsys):
+    monkeypatch.setattr(freeze, "GOLDENS", tmp_path)
+    monkeypatch.setattr(freeze, "MACHINES", tmp_path / "machines.json")
+    monkeypatch.setattr(
+        freeze, "run_one", lambda name: {f"{name}.json": {"loss": 1.0, "w": "F32 [2] 0123456789abcdef"}}
+    )
+    freeze.write(tmp_path / "machines.json", {"a": {"processor": "another"}, "b": {"processor": "another"}})
+    freeze.write(tmp_path / "a.json", {"loss": 1.001, "w": "F32 [2] 4567456789abcdef"})
+    freeze.record(["b"])
+    assert freeze.read(tmp_path / "machines.json") == {"a": {"processor": "another"}, "b": freeze.machine()}
+    assert freeze.check(["a", "b"]) == 0, capsys.readouterr().out
+    assert "a: recorded on {'processor': 'another'}" in capsys.readouterr().out
+
+
 def test_a_difference_is_named(freeze):
     old = {"stages": {"a": {"metrics": [{"step": 1, "loss": 0.5}], "weights": {"w": "F32 [2] 0123456789abcdef"}}}}
     new = {"stages": {"a": {"metrics": [{"step": 1, "loss": 0.5000001}], "weights": {"v": "F32 [2] 0123456789abcdef"}}}}
