@@ -274,11 +274,11 @@ def _answering(folder: Path, section: PublishedSection, folders: dict[str, Any],
     decoding = _decoding(section, grid=None, length=section.decoding.max_new_tokens, eos=(processor.eos_id,))
 
     def ask(asked: UserRequest, place: Path) -> Request:
-        request = _request(asked, place, section.prompt_format, section.looking.image_reader(processor))
+        request = read_request(asked, place, section.prompt_format, section.looking.image_reader(processor))
         if own_image_processor is None:
             return request
         image_reader = section.looking.image_reader(own_image_processor, drafter=True)
-        return replace(request, drafter_view=_request(asked, place, section.prompt_format, image_reader))
+        return replace(request, drafter_view=read_request(asked, place, section.prompt_format, image_reader))
 
     def render(tokens: list[int]) -> str:
         return str(processor.tokenizer.decode(tokens, skip_special_tokens=True)).strip()
@@ -314,7 +314,7 @@ def _decoding(section: PublishedSection, *, grid: int | None, length: int, eos: 
     )
 
 
-def _request(asked: UserRequest, folder: Path, form: PromptFormat, image_reader: ImageReader) -> Request:
+def read_request(asked: UserRequest, folder: Path, form: PromptFormat, image_reader: ImageReader) -> Request:
     text = asked.text
     if asked.pictures and IMAGE_MARK not in text:
         text = f"{IMAGE_MARK}\n" * len(asked.pictures) + text

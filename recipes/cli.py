@@ -16,7 +16,20 @@ from ..core.files import unwritable
 from ..core.locks import let_libraries_lock
 from ..core.secrets import redact
 from ..trainers.stopping import Stopped
-from .commands import check, compare, completion, demo, doctor, export, import_drafter, logs, recipes, stages, verify
+from .commands import (
+    check,
+    compare,
+    completion,
+    demo,
+    doctor,
+    export,
+    import_drafter,
+    logs,
+    recipes,
+    stages,
+    verify,
+    verify_engine,
+)
 from .commands.command import CRASH, EXIT_CODES, MISTAKE, OK, STOPPED, Command
 from .launch import run_recipe, say, typed
 
@@ -31,6 +44,7 @@ COMMANDS: dict[str, Command] = {
         stages.EVALUATE,
         stages.PUBLISH,
         verify.COMMAND,
+        verify_engine.COMMAND,
         export.COMMAND,
         import_drafter.COMMAND,
         logs.COMMAND,

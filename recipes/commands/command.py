@@ -17,7 +17,8 @@ EXIT_CODES = {
     OK: "done",
     CRASH: "crashed: a bug or a fault of the machine, with its traceback",
     MISTAKE: "a mistake in the command, the recipe or the data, or a run that had to stop; the message says what to do",
-    FAULTS: "only `check`, `doctor` and `verify`: they found something that must be fixed (warnings alone give 0)",
+    FAULTS: "only `check`, `doctor`, `verify` and `verify-engine`: they found something that must be fixed (warnings "
+    "alone give 0)",
     STOPPED: "stopped on request (SIGTERM, Ctrl-C), with what was done saved; the same command continues from there",
 }
 

@@ -1,0 +1,188 @@
+"""How far two sides drafted alike, group by group, and what a difference points at."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from .ours import Drafted
+from .prompts import ONE, RESIZED, TEXT, TWO, Asked
+
+BOUND = 0.02  # share of chains that may differ in a cell
+
+
+@dataclass(frozen=True)
+class Engine:
+    """What the engine says of itself."""
+
+    version: str
+    device: str
+    runner: str
+
+
+@dataclass(frozen=True)
+class Cell:
+    """A group of requests on both sides.
+
+    Args:
+        plain: requests whose plain answers of the engine are ours; `requests` in all.
+        same: requests whose tokens with the drafter are the engine's own plain ones.
+        chains: compared chains; `equal` of them agree at every place, `first` at the first.
+        accepted: drafted tokens that stood: ours, the engine's.
+    """
+
+    group: str
+    requests: int
+    plain: int
+    same: int
+    chains: int
+    equal: int
+    first: int
+    accepted: tuple[int, int]
+
+    @property
+    def off(self) -> float:
+        """Share of chains that differ; 1 where none could be compared."""
+        return 1 - self.equal / self.chains if self.chains else 1.0
+
+    @property
+    def good(self) -> bool:
+        """Whether the drafter runs in the engine as it runs here."""
+        return self.same == self.requests and self.off <= BOUND
+
+
+def by_start(tokens: Sequence[int], chains: Sequence[Sequence[int]]) -> dict[int, list[int]]:
+    """An engine's chains by the number of tokens before each: a cycle emits what stood of its chain, and one more."""
+    placed, start = {}, 1
+    for chain in chains:
+        if start >= len(tokens):
+            break
+        placed[start] = list(chain)
+        start += accepted(tokens, start, chain) + 1
+    return placed
+
+
+def accepted(tokens: Sequence[int], start: int, chain: Sequence[int]) -> int:
+    """Length of the chain's beginning that the answer's tokens from `start` on repeat."""
+    count = 0
+    while count < len(chain) and start + count < len(tokens) and chain[count] == tokens[start + count]:
+        count += 1
+    return count
+
+
+def compare(
+    requests: Sequence[Asked],
+    ours: Mapping[str, Drafted],
+    plain: Mapping[str, Sequence[int]],
+    engine: Mapping[str, Drafted],
+) -> list[Cell]:
+    """A cell for each group, in the order of the requests.
+
+    Args:
+        plain: the engine's tokens without a drafter, by request.
+        engine: with it.
+    """
+    cells = []
+    for group in dict.fromkeys(asked.group for asked in requests):
+        names = [asked.name for asked in requests if asked.group == group]
+        pairs = [pair for name in names for pair in _pairs(ours[name], engine[name])]
+        cells.append(
+            Cell(
+                group,
+                len(names),
+                plain=sum(list(plain[name]) == ours[name].tokens for name in names),
+                same=sum(list(plain[name]) == engine[name].tokens for name in names),
+                chains=len(pairs),
+                equal=sum(pair.ours == pair.engine for pair in pairs),
+                first=sum(pair.ours[:1] == pair.engine[:1] for pair in pairs),
+                accepted=(
+                    sum(accepted(pair.tokens, 0, pair.ours) for pair in pairs),
+                    sum(accepted(pair.tokens, 0, pair.engine) for pair in pairs),
+                ),
+            )
+        )
+    return cells
+
+
+@dataclass(frozen=True)
+class _Pair:
+    """Two chains behind the same tokens, and the answer's `tokens` from there on."""
+
+    ours: list[int]
+    engine: list[int]
+    tokens: list[int]
+
+
+def _pairs(ours: Drafted, engine: Drafted) -> list[_Pair]:
+    """Chains are cut to the shorter one: an engine drafts on where an answer has no room left."""
+    pairs = []
+    for start, chain in ours.chains.items():
+        other = engine.chains.get(start)
+        if other is not None and ours.tokens[:start] == engine.tokens[:start]:
+            count = min(len(chain), len(other))
+            pairs.append(_Pair(chain[:count], other[:count], ours.tokens[start:]))
+    return pairs
+
+
+def faults(cells: Sequence[Cell], engine: Engine, *, kind: str, target: str, layers: int) -> list[tuple[str, str]]:
+    """What is wrong and what it points at, as (problem, hint); empty where every cell is good.
+
+    Args:
+        kind: of the drafter.
+        target: the target's model_type.
+        layers: of the drafter.
+    """
+    by_group = {cell.group: cell for cell in cells}
+    text_good = TEXT not in by_group or by_group[TEXT].good
+    found = []
+    for cell in cells:
+        if cell.plain < cell.requests:
+            found.append(_other_target(cell, by_group))
+        if cell.same < cell.requests:
+            found.append((
+                f"{cell.group}: {cell.requests - cell.same} of {cell.requests} answers change when it drafts",
+                "verification must not change an answer: near-ties in low precision do (compare in float32), or a "
+                "fault of the engine",
+            ))  # fmt: skip
+        if cell.off > BOUND:
+            what = f"{cell.group}: {cell.chains - cell.equal} of {cell.chains} chains differ"
+            found.append((what, _other_chains(cell, engine, kind=kind, target=target, layers=layers, text=text_good)))
+    return found
+
+
+def _other_target(cell: Cell, by_group: Mapping[str, Cell]) -> tuple[str, str]:
+    """Plain answers differ: nothing of the drafter's."""
+    problem = f"{cell.group}: {cell.requests - cell.plain} of {cell.requests} plain answers are not ours"
+    if cell.group == RESIZED:
+        return problem, (
+            "engines resize with torchvision, and we with PIL: states differ a little; hand over pictures that are "
+            "resized already"
+        )
+    if cell.group == TWO and by_group.get(ONE, cell).plain == by_group.get(ONE, cell).requests:
+        return problem, "one picture is read as here and two are not: they are swapped, or one is left out"
+    if cell.group in (ONE, TWO):
+        return problem, "the engine reads other pixels: another picture, or another image processor of the target"
+    return problem, "the engine runs another target: its weights, their names or its rotary positions"
+
+
+def _other_chains(cell: Cell, engine: Engine, *, kind: str, target: str, layers: int, text: bool) -> str:
+    later = cell.first >= cell.chains * (1 - BOUND)  # first tokens agree: what differs is inside a cycle
+    if kind == "dflash" and layers > 1 and engine.device == "cpu":
+        return (
+            "the engine's fault: vLLM's norm op on CPUs takes the first layer's weight for every layer of a DFlash "
+            "draft; on a GPU, or with one layer, it does not"
+        )
+    if cell.group != TEXT and text and target.startswith("qwen") and engine.runner == "V1":
+        return (
+            "the engine's fault: vLLM's V1 runner writes draft steps behind a Qwen-VL picture into the slots of "
+            "earlier keys; its V2 runner does not (VLLM_USE_V2_MODEL_RUNNER=1)"
+        )
+    if cell.group == RESIZED and text:
+        return "the states of a picture that is resized differ with the library that resizes it"
+    if cell.group != TEXT and text and cell.plain < cell.requests:
+        return "the engine sees other pictures than we do: swapped, left out or processed otherwise"
+    if cell.group != TEXT and text:
+        return "something else stands at a picture: another row for the placeholder, or projected pictures"
+    if later:
+        return "first tokens agree and later ones do not: positions or keys within a cycle"
+    return "the head reads other states or other weights: tapped layers in config.json, their order, or its fc"

@@ -1,0 +1,130 @@
+"""Our side: the exported folder read back, and what it drafts in our own loop, cycle by cycle."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+from pydantic import TypeAdapter
+from torch import Tensor
+
+from ...core.errors import UserError
+from ...core.files import checked
+from ...data.processor import Processor, load_processor
+from ...models.decoding.tree import Tree
+from ...models.decoding.warp import Warp
+from ...models.drafters import AnyDrafter
+from ...models.drafters.base import TargetIdentity
+from ...models.drafters.manifest import MANIFEST, read_manifest
+from ...models.hub import read_config
+from ...models.imports.start import load_start
+from ...models.targets.load import TargetConfig, load_target
+from ..loop import Decoding, generate
+from ..policies import Chain, Draw
+from ..rules import Greedy
+from .prompts import Asked
+
+_DRAFTER: TypeAdapter[Any] = TypeAdapter(AnyDrafter)
+_TARGET: TypeAdapter[Any] = TypeAdapter(TargetConfig)
+NUM_DRAFTED = 4  # of drafters that draft token by token
+
+
+@dataclass(frozen=True)
+class Drafted:
+    """A request's answer, and by number of tokens before it each cycle's drafted chain."""
+
+    tokens: list[int]
+    chains: dict[int, list[int]]
+    prompt_tokens: int = 0
+
+
+@dataclass
+class Noting:
+    """Greedy acceptance that keeps every tree's tokens."""
+
+    chains: dict[int, list[int]] = field(default_factory=dict)
+    emitted: int = 1  # the prefill's token
+    name: str = "greedy"
+
+    def __call__(self, tree: Tree, p: Tensor, uniforms: Sequence[float] = ()) -> Any:
+        verified = Greedy()(tree, p, uniforms)
+        if tree.num_nodes:
+            self.chains[self.emitted] = tree.tokens.tolist()
+        self.emitted += verified.num_accepted + 1
+        return verified
+
+
+class Exported:
+    """An exported folder of `draftsmith export --to vllm`, opened beside its target.
+
+    Args:
+        target: Hub id or directory; None: as the manifest names it.
+
+    Raises:
+        UserError: no export for vLLM, a target that nobody can find, or files that do not fit it.
+    """
+
+    def __init__(self, folder: Path, target: str | None = None):
+        manifest = read_manifest(folder)
+        self.folder, self.export = folder, manifest.get("export") or {}
+        if self.export.get("engine") != "vllm":
+            raise UserError("this is no folder that draftsmith export wrote for vLLM", where=str(folder / MANIFEST),
+                            hint="export the drafter first: draftsmith export FOLDER OUT --to vllm")  # fmt: skip
+        section = manifest.get("target")
+        section = section if isinstance(section, dict) else {"kind": "llava", "path": section}
+        self.target_path = target or section.get("path")
+        if self.target_path in (None, "inline"):
+            raise UserError("the target of this drafter was trained in its run and has no name",
+                            where=str(folder / MANIFEST), hint="give its folder: --target runs/x/target")  # fmt: skip
+        self.section, self.manifest = section, manifest
+        device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+        placed = section | {"path": self.target_path, "num_token_ids": None, "dtype": "float32"}
+        config = checked(placed, _TARGET, where=f"{folder / MANIFEST}, target", hint="export it anew")
+        self.model_type = str(read_config(self.target_path, key="target").model_type)
+        self.processor: Processor = load_processor(self.target_path, text_only=config.kind == "causal_lm")
+        self.target = load_target(config, self.target_path, num_token_ids=self.processor.num_token_ids,
+                                  image_token_id=self.processor.image_token_id, device=device)  # fmt: skip
+        self.config = _DRAFTER.validate_python(manifest["drafter"]) if "drafter" in manifest else None
+        self.kind = "draft_model" if self.config is None else self.config.kind
+
+    @property
+    def pictures(self) -> bool:
+        """Whether the export promises prompts with pictures."""
+        return self.export.get("prompts") == "all" and self.processor.reads_pictures
+
+    @property
+    def speculative(self) -> dict[str, Any]:
+        """vLLM's speculative_config for this folder."""
+        method = {"peagle": "eagle3", "eagle3": "eagle3", "dflash": "dflash", "draft_model": "draft_model"}
+        asked = {"method": method.get(self.kind, "eagle"), "model": str(self.folder.resolve())}
+        parallel = {"parallel_drafting": True} if self.kind == "peagle" else {}
+        return asked | parallel | {"num_speculative_tokens": self.num_drafted}
+
+    @property
+    def num_drafted(self) -> int:
+        """Tokens drafted in a cycle: a block's masks, or `NUM_DRAFTED`."""
+        if self.kind == "dflash":
+            return int(self.config.block_size) - 1
+        return int(self.config.parallel_tokens) if self.kind == "peagle" else NUM_DRAFTED
+
+    def decode(self, requests: Sequence[Asked], max_new_tokens: int) -> dict[str, Drafted]:
+        """Greedy answers of our loop, with every chain that the folder's weights draft."""
+        drafter = self._drafter()
+        answers = {}
+        for asked in requests:
+            noting = Noting()
+            decoding = Decoding(Chain(self.num_drafted), noting, Draw("top-k"), Warp(0.0), max_new_tokens, ())
+            generation = generate(self.target, drafter, asked.ours, decoding)
+            answers[asked.name] = Drafted(generation.tokens, noting.chains, asked.prompt_tokens)
+        return answers
+
+    def _drafter(self) -> Any:
+        if self.config is None:
+            raise UserError("a draft model is no head: its chains are not compared", where=str(self.folder),
+                            hint="serve it, and read the accepted tokens in the engine's metrics")  # fmt: skip
+        identity = TargetIdentity(self.section, self.processor.tokenizer_hash)
+        module = load_start(self.config, self.folder, self.target, identity)
+        return self.config.drafter(module.eval(), self.target)

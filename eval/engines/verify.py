@@ -1,0 +1,96 @@
+"""An exported folder served by vLLM and decoded here, on the same requests: what `draftsmith verify-engine` does."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from ...core.errors import UserError
+from .agreement import Cell, Engine, by_start, compare, faults
+from .ours import Drafted, Exported
+from .program import VLLM, run_program
+from .prompts import Asked, make_requests
+
+MAX_NEW_TOKENS = 48
+
+
+@dataclass(frozen=True)
+class Verification:
+    """What was compared, and every fault as (problem, hint)."""
+
+    engine: Engine
+    cells: list[Cell]
+    faults: list[tuple[str, str]]
+
+
+def verify_engine(
+    folder: Path, scratch: Path, *, python: str, target: str | None = None, max_new_tokens: int = MAX_NEW_TOKENS
+) -> Verification:
+    """Serve a folder of `draftsmith export --to vllm`, and compare chain by chain with our own loop.
+
+    Args:
+        scratch: an empty folder for requests, pictures, answers and the engine's logs.
+        python: of vLLM's environment.
+        target: Hub id or directory; None: as the manifest names it.
+
+    Raises:
+        UserError: no such export, no target, or the engine stopped.
+    """
+    exported = Exported(folder, target)
+    requests = make_requests(exported.processor, scratch, pictures=exported.pictures)
+    ours = exported.decode(requests, max_new_tokens)
+    _, plain = _served(exported, requests, scratch, python, None, max_new_tokens)
+    about, drafted = _served(exported, requests, scratch, python, exported.speculative, max_new_tokens)
+    cells = compare(requests, ours, {name: answer.tokens for name, answer in plain.items()}, drafted)
+    layers = getattr(exported.config, "num_layers", 1)
+    found = _lengths(requests, drafted) + faults(
+        cells, about, kind=exported.kind, target=exported.model_type, layers=layers
+    )
+    return Verification(about, cells, found)
+
+
+def _served(
+    exported: Exported, requests: Sequence[Asked], scratch: Path, python: str, speculative: Any, max_new_tokens: int
+) -> tuple[Engine, dict[str, Drafted]]:
+    """The engine's answers to all requests."""
+    longest = max(asked.prompt_tokens for asked in requests) + max_new_tokens + exported.num_drafted + 1
+    most = max(1, *(len(asked.pictures) for asked in requests))
+    engine = {"dtype": "float32", "max_model_len": longest}
+    engine |= {"limit_mm_per_prompt": {"image": most}} if exported.pictures else {}
+    asked = {
+        "model": str(Path(exported.target_path).resolve()) if Path(exported.target_path).is_dir()
+        else exported.target_path,
+        "engine": engine,
+        "speculative": speculative,
+        "max_new_tokens": max_new_tokens,
+        "requests": [{"name": a.name, "ids": a.ids, "pictures": a.pictures} for a in requests],
+    }  # fmt: skip
+    about, *lines = run_program(VLLM, scratch, asked, python=python)
+    answers = {line["name"]: _answer(line, speculative is not None, scratch) for line in lines}
+    if missing := [asked.name for asked in requests if asked.name not in answers]:
+        raise UserError(f"the engine left {len(missing)} requests unanswered: {', '.join(missing[:3])}",
+                        where=str(scratch / "answers.jsonl"), hint="read log.txt beside it")  # fmt: skip
+    return Engine(about["vllm"], about["device"], about["runner"]), answers
+
+
+def _answer(line: Mapping[str, Any], drafts: bool, scratch: Path) -> Drafted:
+    if drafts and line["chains"] is None:
+        raise UserError("this runner of vLLM does not show what it drafts", where=str(scratch / "log.txt"),
+                        hint="compare under its V1 runner: VLLM_USE_V2_MODEL_RUNNER=0")  # fmt: skip
+    tokens = line["tokens"]
+    return Drafted(tokens, by_start(tokens, line["chains"] or ()), line["prompt_tokens"])
+
+
+def _lengths(requests: Sequence[Asked], drafted: Mapping[str, Drafted]) -> list[tuple[str, str]]:
+    """Prompts whose number of tokens is not ours, by group."""
+    found = {}
+    for asked in requests:
+        theirs = drafted[asked.name].prompt_tokens
+        if theirs != asked.prompt_tokens:
+            found[asked.group] = (
+                f"{asked.group}: the prompt has {theirs} tokens in the engine and {asked.prompt_tokens} here",
+                "the target's processor files make another number of tokens of a picture than ours",
+            )
+    return list(found.values())

@@ -1,0 +1,78 @@
+"""Greedy answers by vLLM, with every chain that its drafter proposed. Runs in vLLM's environment: nothing of ours.
+
+    python vllm_program.py FOLDER
+
+FOLDER/asked.json: `model`, `engine` (further arguments of vllm.LLM), `speculative` (its speculative_config, or null),
+`max_new_tokens` and `requests`, each with `name`, `ids` (one placeholder for a picture) and `pictures` (files).
+FOLDER/answers.jsonl: first a line about the engine (`vllm`, `torch`, `device`, `runner`), then one for each request:
+`name`, `prompt_tokens` as the engine counts them, `tokens`, and `chains`, the drafted tokens of each cycle in order;
+null where this runner shows none.
+"""
+
+import json
+import os
+import sys
+from pathlib import Path
+
+# Before vLLM is imported: one process, whose runner can be watched, and small caches.
+os.environ.setdefault("VLLM_ENABLE_V1_MULTIPROCESSING", "0")
+os.environ.setdefault("VLLM_CPU_KVCACHE_SPACE", "1")
+os.environ.setdefault("VLLM_CPU_OMP_THREADS_BIND", "nobind")
+os.environ.setdefault("HF_HUB_OFFLINE", "1")
+
+
+def watch() -> list:
+    """A list that gets every proposal of the V1 runner from now on, as lists of ids."""
+    from vllm.v1.worker.gpu_model_runner import GPUModelRunner
+
+    seen, original = [], GPUModelRunner.propose_draft_token_ids
+
+    def propose(self, *arguments, **named):
+        drafted = original(self, *arguments, **named)
+        rows = drafted.tolist() if hasattr(drafted, "tolist") else drafted
+        assert len(rows) == 1, "one request at a time"
+        seen.append([int(token) for token in rows[0]])
+        return drafted
+
+    GPUModelRunner.propose_draft_token_ids = propose
+    return seen
+
+
+def main(folder: Path) -> None:
+    asked = json.loads((folder / "asked.json").read_text())
+    import torch
+    import vllm
+    from PIL import Image
+    from vllm import LLM, SamplingParams
+
+    chains = watch()
+    # One request at a time and no reuse of prefixes: every cycle stands for itself.
+    settings = {"enforce_eager": True, "max_num_seqs": 1, "enable_prefix_caching": False, "seed": 0}
+    engine = LLM(model=asked["model"], speculative_config=asked["speculative"], **(settings | asked["engine"]))
+    sampling = SamplingParams(temperature=0.0, max_tokens=asked["max_new_tokens"], ignore_eos=True)
+    about = {
+        "vllm": vllm.__version__,
+        "torch": torch.__version__,
+        "device": str(vllm.platforms.current_platform.device_type),
+        "runner": "V2" if vllm.envs.VLLM_USE_V2_MODEL_RUNNER else "V1",
+    }
+    with (folder / "answers.jsonl").open("w") as file:
+        print(json.dumps(about), file=file)
+        for request in asked["requests"]:
+            prompt = {"prompt_token_ids": request["ids"]}
+            pictures = [Image.open(folder / name).convert("RGB") for name in request["pictures"]]
+            if pictures:
+                prompt["multi_modal_data"] = {"image": pictures}
+            chains.clear()
+            (answer,) = engine.generate([prompt], sampling, use_tqdm=False)
+            line = {
+                "name": request["name"],
+                "prompt_tokens": len(answer.prompt_token_ids),
+                "tokens": [int(token) for token in answer.outputs[0].token_ids],
+                "chains": list(chains) if asked["speculative"] is not None and chains else None,
+            }
+            print(json.dumps(line), file=file, flush=True)
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]))

@@ -1,0 +1,82 @@
+"""`draftsmith verify-engine`: whether vLLM drafts with an exported folder as our own loop does, chain by chain."""
+
+from __future__ import annotations
+
+import argparse
+import tempfile
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from ...core.files import check_new
+from ..launch import say
+from .command import FAULTS, OK, Argument, Command
+
+if TYPE_CHECKING:
+    from ...eval.engines.verify import Verification
+
+HEADER = ("prompts", "plain answers", "drafted answers", "equal chains", "accepted here", "accepted there", "")
+
+MEANING = (
+    "plain answers: the engine's tokens without the drafter are ours. drafted answers: they stay the same with it.",
+    "equal chains: drafted tokens that agree at every place. accepted: drafted tokens that stood.",
+)
+
+
+def _run(options: argparse.Namespace) -> int:
+    from ...eval.engines.program import find_python
+    from ...eval.engines.verify import verify_engine
+
+    python = find_python(options.python)
+    with tempfile.TemporaryDirectory(prefix="verify-engine-") as folder:
+        place = Path(folder)
+        if options.keep is not None:
+            check_new(Path(options.keep))
+            place = Path(options.keep)
+            place.mkdir(parents=True)
+        found = verify_engine(
+            Path(options.folder), place, python=python, target=options.target, max_new_tokens=options.tokens
+        )
+    say(shown(found))
+    return FAULTS if found.faults else OK
+
+
+def shown(found: Verification) -> str:
+    """The table of groups, and every fault with what it points at."""
+    rows = [HEADER]
+    for cell in found.cells:
+        rows.append((
+            cell.group, f"{cell.plain}/{cell.requests}", f"{cell.same}/{cell.requests}",
+            f"{cell.equal}/{cell.chains}", str(cell.accepted[0]), str(cell.accepted[1]),
+            "ok" if cell.good and cell.plain == cell.requests else "DIFFERS",
+        ))  # fmt: skip
+    widths = [max(len(row[column]) for row in rows) for column in range(len(HEADER))]
+    lines = [f"vLLM {found.engine.version} on {found.engine.device}, runner {found.engine.runner}", ""]
+    lines += ["  ".join(text.ljust(width) for text, width in zip(row, widths, strict=True)).rstrip() for row in rows]
+    lines += ["", *MEANING, ""]
+    for problem, hint in found.faults:
+        lines += [f"fault    {problem}", f"         hint: {hint}"]
+    return "\n".join([*lines, f"{len(found.faults)} fault(s)"])
+
+
+COMMAND = Command(
+    name="verify-engine",
+    summary="serve an exported folder with vLLM, and compare every drafted chain with our own loop's",
+    description="Serve a folder of `draftsmith export --to vllm` with the vLLM that is installed, and decode the same\n"
+    "requests here: texts, one picture, two pictures, and pictures that are resized. Compared are plain answers,\n"
+    "answers with the drafter, and every drafted chain, token by token. What differs is named with what it points at.\n"
+    "vLLM runs in its own Python: --python, or the environment variable DRAFTSMITH_VLLM_PYTHON. Exits with 3 where\n"
+    "more than 2% of the chains of a group differ, or an answer does.",
+    examples=(
+        ("draftsmith verify-engine out/EAGLE3-Qwen2.5-VL-7B", "vLLM in this environment"),
+        ("draftsmith verify-engine out/head --target runs/x/target --python ~/vllm/bin/python", "in its own"),
+    ),
+    arguments=(
+        Argument("folder", "a folder of draftsmith export --to vllm"),
+        Argument("--target", "Hub id or directory of the target (as the drafter's manifest names it)"),
+        Argument("--python", "an interpreter with vLLM"),
+        Argument("--tokens", "tokens of each answer", {"type": int, "default": 48, "metavar": "N"}),
+        Argument("--keep", "keep requests, answers and logs in this new folder", {"metavar": "FOLDER"}),
+    ),
+    run=_run,
+    takes="folder",
+)
