@@ -106,7 +106,11 @@ class PeagleConfig(Eagle3Config):
         }  # fmt: skip
 
     def exports(self, engine: str) -> list[str]:
-        return ["layouts of P-EAGLE heads are not written here yet"]
+        if engine not in ("vllm", "speculators"):
+            return ["it has no layout for heads that draft in parallel (P-EAGLE) that was read here"]
+        if self.mask_token_id is None:
+            return ["its mask is a trained vector, and the engine embeds an id: drafter.mask_token_id"]
+        return []
 
 
 class PeagleHead(Eagle3Head):

@@ -22,6 +22,7 @@ from ..hub import config_value, rope_of, target_embedding
 from ..llamagen.folders import write_folder
 from ..llava import grow_vocabulary, language_model_of
 from ..targets.load import load_llava, load_weights
+from .dflash import check_dflash, lay_out_dflash, read_dflash
 from .layouts import CHAIN, lay_out
 from .rules import ENGINES, Engine, Prompts, check_head
 from .source import Target, find_target, kind_of, read_head
@@ -44,14 +45,17 @@ class Exported:
     method: str
     target: str | None
     notes: tuple[str, ...]
+    chain: int = CHAIN  # tokens of a cycle
+    parallel: bool = False  # drafted in one pass by a head of EAGLE-3's layer (P-EAGLE)
 
     @property
     def command(self) -> str:
         """How the engine is started with it."""
         target, path = self.target or "TARGET", str(self.folder)
         if self.engine == "vllm":
-            asked = json.dumps({"method": self.method, "model": path, "num_speculative_tokens": CHAIN})
-            return f"vllm serve {target} --speculative-config '{asked}'"
+            asked = {"method": self.method, "model": path, "num_speculative_tokens": self.chain}
+            asked |= {"parallel_drafting": True} if self.parallel else {}
+            return f"vllm serve {target} --speculative-config '{json.dumps(asked)}'"
         if self.engine == "speculators":
             return f"vllm serve {path}"
         if self.engine == "sglang":
@@ -90,6 +94,8 @@ def export_drafter(
     if kind == "visual":
         _refuse_visual(folder, engine)
     whose = find_target(folder, target)
+    if kind == "reading" and read_manifest(folder)["method"] == "dflash":
+        return _dflash(folder, destination, engine, whose, prompts)
     if kind == "reading":
         return _head(folder, destination, engine, whose, prompts, target)
     return _text(folder, destination, engine, whose, prompts, kind)
@@ -101,9 +107,7 @@ def _head(
     source = read_head(folder, whose)
     check_head(engine, source, prompts)
     is_eagle3 = source.config.is_eagle3
-    if engine == "speculators" and whose.name is None:
-        # vLLM starts from the head alone, so the head must name a target that others can find.
-        raise UserError("the speculators format names the target by its Hub id", hint="give it: --target ORG/NAME")
+    _check_named(engine, whose)
     embedding: Tensor | None = None
     notes = []
     if engine == "eagle" and not is_eagle3:
@@ -112,16 +116,46 @@ def _head(
     values, state = lay_out(engine, source, embedding)
     if engine == "vllm" and not is_eagle3 and "fc.bias" in source.head.state_dict():
         notes.append("vLLM's fc has no bias: it moved into the attention's biases, which gives the same numbers")
-    if prompts == "text" and whose.sees:
-        notes.append("for prompts without pictures: at a picture the engine runs something else than this head")
-    if whose.config.model_type.startswith("qwen") and whose.sees and prompts == "all" and engine in _VLLM:
-        notes.append("vLLM's older runner (V1) counts a picture's tokens as one place for heads; measure with V2")
+    notes += _of_pictures(whose, prompts, engine)
     export: dict[str, Any] = {"engine": engine, "prompts": prompts, "notes": notes, "tested_with": tested_with()}
     manifest = source.manifest | {"export": export}
     with new_folder(destination) as aside:
         write_folder(aside, values, state)
         (aside / MANIFEST).write_text(json.dumps(manifest, indent=1, sort_keys=True))
-    return Exported(destination, engine, "eagle3" if is_eagle3 else "eagle", whose.name, tuple(notes))
+    method = "eagle3" if is_eagle3 else "eagle"
+    chain = getattr(source.config, "parallel_tokens", None)
+    return Exported(destination, engine, method, whose.name, tuple(notes), chain or CHAIN, parallel=chain is not None)
+
+
+def _dflash(folder: Path, destination: Path, engine: Engine, whose: Target, prompts: Prompts) -> Exported:
+    source = read_dflash(folder, whose)
+    check_dflash(engine, source, prompts)
+    _check_named(engine, whose)
+    notes = [f"the engine drafts {source.head.shape.num_masks} tokens a cycle, as the block was trained"]
+    if source.head.shape.num_layers > 1:
+        notes.append("on a CPU vLLM 0.32 norms the keys of every layer by the first layer's weight; GPUs are right")
+    notes += _of_pictures(whose, prompts, engine)
+    export: dict[str, Any] = {"engine": engine, "prompts": prompts, "notes": notes, "tested_with": tested_with()}
+    values, state = lay_out_dflash(engine, source)
+    with new_folder(destination) as aside:
+        write_folder(aside, values, state)
+        (aside / MANIFEST).write_text(json.dumps(read_manifest(folder) | {"export": export}, indent=1, sort_keys=True))
+    return Exported(destination, engine, "dflash", whose.name, tuple(notes), source.head.shape.num_masks)
+
+
+def _check_named(engine: Engine, whose: Target) -> None:
+    """vLLM starts from a speculators folder alone, so that must name a target that others can find."""
+    if engine == "speculators" and whose.name is None:
+        raise UserError("the speculators format names the target by its Hub id", hint="give it: --target ORG/NAME")
+
+
+def _of_pictures(whose: Target, prompts: Prompts, engine: Engine) -> list[str]:
+    """What its reader must know of prompts with pictures."""
+    if prompts == "text" and whose.sees:
+        return ["for prompts without pictures: at a picture the engine runs something else than this head"]
+    if whose.config.model_type.startswith("qwen") and whose.sees and engine in _VLLM:
+        return ["vLLM's older runner (V1) drafts wrongly behind a Qwen-VL picture (key slots); use V2"]
+    return []
 
 
 _VLLM = ("vllm", "speculators")

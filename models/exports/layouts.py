@@ -14,10 +14,11 @@ from torch import Tensor
 
 from ..drafters.eagle3 import Eagle3Config, Eagle3Head
 from ..drafters.head_module import StateHead
+from ..drafters.peagle import PeagleConfig
 from ..hub import config_value
 from ..layer import LayerShape
 from .rules import Engine
-from .source import HeadSource
+from .source import HeadSource, Target
 
 Files = tuple[dict[str, Any], dict[str, Tensor]]  # config.json, model.safetensors
 # Drafted tokens that the speculators format names as its default.
@@ -84,6 +85,8 @@ def _eagle3(engine: Engine, source: HeadSource) -> Files:
     }
     if engine == "vllm":
         values["eagle_aux_hidden_state_layer_ids"] = list(taps)
+        if isinstance(source.config, PeagleConfig):
+            values["pard_token"] = source.config.mask_token_id
     elif engine == "sglang" and taps != (2, layers // 2, layers - 3):
         # Its default is the same layers, and needs no ids that another engine would read differently.
         values["eagle_config"] = {"eagle_aux_hidden_state_layer_ids": [tap - 1 for tap in taps]}
@@ -108,10 +111,11 @@ def _speculators(source: HeadSource) -> Files:
     assert isinstance(head, Eagle3Head) and isinstance(source.config, Eagle3Config)
     layer = llama_values(head.shape, text)
     del layer["rope_scaling"]
-    verifier = {"name_or_path": target.name, "architectures": list(target.config.architectures or [])}
+    config, kind = source.config, source.config.kind
+    parallel = config.parallel_tokens if isinstance(config, PeagleConfig) else None
     values = {
-        "architectures": ["Eagle3Speculator"],
-        "speculators_model_type": "eagle3",
+        "architectures": ["PEagleSpeculator" if parallel else "Eagle3Speculator"],
+        "speculators_model_type": kind,
         "speculators_version": "0.9.0",
         "draft_vocab_size": _draft_vocabulary(head),
         "norm_before_residual": False,
@@ -122,22 +126,29 @@ def _speculators(source: HeadSource) -> Files:
         "transformer_layer_config": layer,
         "tie_word_embeddings": False,
         "torch_dtype": _dtype(head),
-        "speculators_config": {
-            "algorithm": "eagle3",
-            "proposal_methods": [
-                {
-                    "proposal_type": "greedy",
-                    "speculative_tokens": CHAIN,
-                    "verifier_accept_k": 1,
-                    "accept_tolerance": 0.0,
-                }
-            ],
-            "default_proposal_method": "greedy",
-            "verifier": verifier,
-        },
+        "speculators_config": proposals(kind, parallel or CHAIN, target),
     }
+    if parallel:
+        values["mask_token_id"] = config.mask_token_id
     state = {name.replace("midlayer.", "layers.0."): value for name, value in head.state_dict().items()}
     return values, _without_table(state, head)
+
+
+def proposals(algorithm: str, speculative_tokens: int, target: Target) -> dict[str, Any]:
+    """The part of speculators' `config.json` that names the algorithm, its chain's length and the target."""
+    return {
+        "algorithm": algorithm,
+        "proposal_methods": [
+            {
+                "proposal_type": "greedy",
+                "speculative_tokens": speculative_tokens,
+                "verifier_accept_k": 1,
+                "accept_tolerance": 0.0,
+            }
+        ],
+        "default_proposal_method": "greedy",
+        "verifier": {"name_or_path": target.name, "architectures": list(target.config.architectures or [])},
+    }
 
 
 def _eagle1(engine: Engine, source: HeadSource, embedding: Tensor | None) -> Files:
