@@ -43,7 +43,7 @@ class Cell:
     @property
     def off(self) -> float:
         """Share of chains that differ; 1 where none could be compared."""
-        return 1 - self.equal / self.chains if self.chains else 1.0
+        return (self.chains - self.equal) / self.chains if self.chains else 1.0
 
     @property
     def good(self) -> bool:

@@ -8,5 +8,6 @@ from __future__ import annotations
 
 from .export import Exported, export_drafter
 from .rules import ENGINES, Engine, Prompts
+from .target import export_target
 
-__all__ = ["ENGINES", "Engine", "Exported", "Prompts", "export_drafter"]
+__all__ = ["ENGINES", "Engine", "Exported", "Prompts", "export_drafter", "export_target"]

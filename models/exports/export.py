@@ -95,7 +95,7 @@ def export_drafter(
         _refuse_visual(folder, engine)
     whose = find_target(folder, target)
     if kind == "reading" and read_manifest(folder)["method"] == "dflash":
-        return _dflash(folder, destination, engine, whose, prompts)
+        return _dflash(folder, destination, engine, whose, prompts, target)
     if kind == "reading":
         return _head(folder, destination, engine, whose, prompts, target)
     return _text(folder, destination, engine, whose, prompts, kind)
@@ -124,10 +124,13 @@ def _head(
         (aside / MANIFEST).write_text(json.dumps(manifest, indent=1, sort_keys=True))
     method = "eagle3" if is_eagle3 else "eagle"
     chain = getattr(source.config, "parallel_tokens", None)
-    return Exported(destination, engine, method, whose.name, tuple(notes), chain or CHAIN, parallel=chain is not None)
+    named = whose.name or target
+    return Exported(destination, engine, method, named, tuple(notes), chain or CHAIN, parallel=chain is not None)
 
 
-def _dflash(folder: Path, destination: Path, engine: Engine, whose: Target, prompts: Prompts) -> Exported:
+def _dflash(
+    folder: Path, destination: Path, engine: Engine, whose: Target, prompts: Prompts, target: str | None
+) -> Exported:
     source = read_dflash(folder, whose)
     check_dflash(engine, source, prompts)
     _check_named(engine, whose)
@@ -140,7 +143,8 @@ def _dflash(folder: Path, destination: Path, engine: Engine, whose: Target, prom
     with new_folder(destination) as aside:
         write_folder(aside, values, state)
         (aside / MANIFEST).write_text(json.dumps(read_manifest(folder) | {"export": export}, indent=1, sort_keys=True))
-    return Exported(destination, engine, "dflash", whose.name, tuple(notes), source.head.shape.num_masks)
+    named = whose.name or target
+    return Exported(destination, engine, "dflash", named, tuple(notes), source.head.shape.num_masks)
 
 
 def _check_named(engine: Engine, whose: Target) -> None:

@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import argparse
+from pathlib import Path
 
+from ...core.errors import UserError
+from ...core.files import check_new
 from ..launch import say
 from .command import OK, Argument, Command
 
@@ -11,14 +14,28 @@ from .command import OK, Argument, Command
 def _run(options: argparse.Namespace) -> int:
     from ...models.exports import export_drafter
 
-    export = export_drafter(
-        options.drafter, options.destination, options.to, target=options.target, prompts=options.prompts
-    )
+    target = _pair(options) if options.target_to else options.target
+    export = export_drafter(options.drafter, options.destination, options.to, target=target, prompts=options.prompts)
     say(f"written  {export.folder} ({export.engine}, {export.method})")
     for note in export.notes:
         say(f"note     {note}")
     say(f"serve    {export.command}")
+    if export.engine == "vllm" and export.method != "draft_model":
+        whose = f" --target {target}" if target else ""
+        say(f"check    draftsmith verify-engine {export.folder}{whose}")
     return OK
+
+
+def _pair(options: argparse.Namespace) -> str:
+    """Write the target, too, and return its new place, which the exported drafter then names."""
+    from ...models.exports import export_target
+
+    if options.to != "vllm" or options.target is None or not Path(options.target).is_dir():
+        raise UserError("--target-to writes the target of a run for vLLM", hint="add --to vllm --target runs/x/target")
+    check_new(Path(options.destination))
+    export_target(Path(options.target), Path(options.target_to))
+    say(f"written  {options.target_to} (the target)")
+    return str(options.target_to)
 
 
 COMMAND = Command(
@@ -29,6 +46,7 @@ COMMAND = Command(
     examples=(
         ("draftsmith export runs/eagle3-qwen2.5-vl-7b/pictures out/EAGLE3-Qwen2.5-VL-7B --to vllm", ""),
         ("draftsmith export runs/llava15-68m/finetune out/llava15-68m-text --to vllm --prompts text", ""),
+        ("draftsmith export runs/x/eagle3 out/head --to vllm --target runs/x/target --target-to out/target", "a pair"),
         ("draftsmith export runs/msd/train out/MSD --to eagle --target weights/llava-1.5-7b-hf", ""),
     ),
     arguments=(
@@ -36,6 +54,9 @@ COMMAND = Command(
         Argument("destination", "a directory that does not exist yet"),
         Argument("--to", "vllm, sglang, speculators or eagle", {"required": True}),
         Argument("--target", "Hub id or directory of the target (as the drafter's manifest names it)"),
+        Argument(
+            "--target-to", "write the target of a run there, too, as vLLM reads it: a pair that is served together"
+        ),
         Argument(
             "--prompts", "text: the engine will never receive images", {"choices": ("all", "text"), "default": "all"}
         ),

@@ -1,0 +1,140 @@
+#!/usr/bin/env python
+"""Trains tiny targets and heads, exports them as served pairs, and verifies each in vLLM: one row a drafter.
+
+    scripts/engine_table.py OUT                    every target and drafter; about half an hour on two cores
+    scripts/engine_table.py OUT --targets llava --drafters eagle3 dflash
+
+Everything goes through the commands that users have: train, export, verify-engine. vLLM runs in the environment that
+DRAFTSMITH_VLLM_PYTHON names (scripts/test_engines makes one). OUT keeps runs, exports and logs; what is there is not
+made again. The table goes to OUT/table.md; docs/exports.md has what was measured. Exits with 3 where a cell differs.
+"""
+
+import argparse
+import subprocess
+import sys
+from pathlib import Path
+
+import yaml
+from draftsmith.eval.engines.program import find_python
+from draftsmith.eval.engines.verify import Verification, verify_engine
+from draftsmith.models.exports import export_drafter, export_target
+
+# Heads of 32 wide, the smallest that the CPU engine has a kernel for.
+LANGUAGE = {
+    "hidden_size": 128, "intermediate_size": 256, "num_hidden_layers": 8, "num_attention_heads": 4,
+    "num_key_value_heads": 2, "max_position_embeddings": 1024, "initializer_range": 0.09,
+}  # fmt: skip
+CLIP = {
+    "model_type": "clip_vision_model", "hidden_size": 64, "intermediate_size": 192, "num_hidden_layers": 2,
+    "num_attention_heads": 2, "image_size": 48, "patch_size": 16,
+}  # fmt: skip
+QWEN_ROPE = {"rope_type": "default", "mrope_section": [4, 6, 6], "rope_theta": 10000.0}
+QWEN_TOWER = {
+    "depth": 2, "num_heads": 2, "patch_size": 8, "spatial_merge_size": 2, "temporal_patch_size": 2, "hidden_size": 64,
+    "intermediate_size": 128, "out_hidden_size": 128, "window_size": 32, "fullatt_block_indexes": [1],
+    "tokens_per_second": 4,
+}  # fmt: skip
+TARGETS = {
+    "llama": {"kind": "causal_lm", "language_model": {"model_type": "llama", **LANGUAGE}},
+    "llava": {
+        "kind": "llava", "language_model": {"model_type": "llama", **LANGUAGE}, "vision_tower": CLIP,
+        "vision_feature_layer": -1,
+    },
+    "qwen2_5_vl": {
+        "kind": "qwen2_5_vl", "vision_tower": QWEN_TOWER,
+        "language_model": {"model_type": "qwen2_5_vl_text", **LANGUAGE, "rope_scaling": QWEN_ROPE},
+    },
+}  # fmt: skip
+TAPS = [2, 4, 6]
+MASK = 0  # an id that no text has: of padding or of what the tokenizer does not know
+DRAFTERS = {
+    "eagle": {"kind": "eagle", "image": "placeholder"},
+    "eagle3": {"kind": "eagle3", "taps": TAPS, "visual_slots": "read", "image": "placeholder"},
+    "dflash": {"kind": "dflash", "block_size": 5, "num_layers": 1, "taps": TAPS, "mask_token_id": MASK},
+    "peagle": {
+        "kind": "peagle", "taps": TAPS, "visual_slots": "read", "image": "placeholder", "parallel_tokens": 4,
+        "mask_token_id": MASK,
+    },
+}  # fmt: skip
+
+
+def recipe(target: str) -> dict:
+    """A tiny target of this family, its own answers and states, and a head of every kind on them."""
+    sees = target != "llama"
+    qwen = target == "qwen2_5_vl"
+    form = {"system": "", "image_rule": "verbatim", "template": "qwen_vl" if qwen else "v1"}
+    splits = {"train": {"name": 400, "caption": 800, "colors": 300, "sums": 200, "fact": 100, "aside": 200}} if sees \
+        else {"train": {"sums": 1200, "fact": 400}}  # fmt: skip
+    data = {"from": "world", "path": "train", "max_length": 256} | ({"aspect": "square"} if sees and not qwen else {})
+    drafters = {name: dict(settings) for name, settings in DRAFTERS.items()}
+    if not sees:
+        for settings in drafters.values():
+            settings.pop("image", None)
+    optim = {"lr": 2.0e-3, "betas": [0.9, 0.95], "warmup_steps": 20, "clip_norm": 1.0}
+    trainable = ["vision_tower", "projector", "language_model"] if sees else ["language_model"]
+    head = {"kind": "train", "from": "scratch", "format": form, "source": {"kind": "cached", "from": "states"},
+            "steps": 200, "batch_size": 16, "optim": optim}  # fmt: skip
+    return {
+        "target": TARGETS[target],
+        "drafter": drafters["eagle3"],
+        "stages": {
+            "world": {"kind": "generate", "splits": splits, **({"patch_size": 8} if qwen else {})},
+            "target": {"kind": "train", "model": "target", "trainable": trainable, "format": form, "data": data,
+                       "steps": 400, "batch_size": 16, "optim": optim | {"lr": 1.0e-3}},
+            "answers": {"kind": "regenerate", "format": form, "data": data, "max_new_tokens": 48, "batch_size": 64},
+            "states": {"kind": "cache", "format": form, "data": data, "answers": {"from": "answers"},
+                       "drafters": list(drafters.values()), "batch_size": 32},
+            **{name: head | {"drafter": settings} for name, settings in drafters.items()},
+        },
+    }  # fmt: skip
+
+
+def verified(target: str, drafter: str, out: Path, python: str) -> Verification:
+    """Export and serve one pair of a finished run."""
+    run, place = out / "runs" / target, out / "exports" / target
+    if not (place / "target").is_dir():
+        export_target(run / "target", place / "target")
+    if not (place / drafter).is_dir():
+        export_drafter(run / drafter, place / drafter, "vllm", target=str(place / "target"))
+    scratch = out / "served" / f"{target}-{drafter}"
+    scratch.mkdir(parents=True, exist_ok=True)
+    return verify_engine(place / drafter, scratch, python=python, target=str(place / "target"))
+
+
+def main() -> int:
+    """Train, export and verify; returns the exit code."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("out", type=Path)
+    parser.add_argument("--targets", nargs="+", choices=TARGETS, default=list(TARGETS))
+    parser.add_argument("--drafters", nargs="+", choices=DRAFTERS, default=list(DRAFTERS))
+    parser.add_argument("--python", help="an interpreter with vLLM")
+    asked = parser.parse_args()
+    python, faults = find_python(asked.python), 0
+    lines = ["| target | drafter | prompts | plain answers | drafted answers | equal chains | accepted here, there |",
+             "| --- | --- | --- | --- | --- | --- | --- |"]  # fmt: skip
+    named = []
+    for target in asked.targets:
+        path = asked.out / f"{target}.yaml"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(yaml.safe_dump(recipe(target), sort_keys=False))
+        command = ["train", f"recipe={path}", f"output={asked.out / 'runs' / target}"]
+        subprocess.run([sys.executable, "-m", "draftsmith", *command], check=True)
+        for drafter in asked.drafters:
+            found = verified(target, drafter, asked.out, python)
+            faults += len(found.faults)
+            for cell in found.cells:
+                counts = (
+                    f"{cell.plain}/{cell.requests}",
+                    f"{cell.same}/{cell.requests}",
+                    f"{cell.equal}/{cell.chains}",
+                )
+                stood = f"{cell.accepted[0]}, {cell.accepted[1]}"
+                lines.append(f"| {' | '.join((target, drafter, cell.group, *counts, stood))} |")
+            named += [f"- {target}, {drafter}: {problem}. {hint}." for problem, hint in found.faults]
+            (asked.out / "table.md").write_text("\n".join([*lines, "", *named, ""]))
+    print((asked.out / "table.md").read_text())
+    return 3 if faults else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,84 @@
+"""What two sides drafted, cell by cell, and what a difference points at."""
+
+from dataclasses import replace
+
+import pytest
+import torch
+from draftsmith.core.batch import TEXT as WORDS
+from draftsmith.core.batch import Request
+from draftsmith.eval.engines.agreement import Cell, Engine, accepted, by_start, compare, faults
+from draftsmith.eval.engines.ours import Drafted
+from draftsmith.eval.engines.prompts import ONE, RESIZED, TEXT, TWO, Asked, one_placeholder_each
+
+GOOD = Cell(TEXT, 4, plain=4, same=4, chains=100, equal=100, first=100, accepted=(70, 70))
+V1 = Engine("0.32.0", "cpu", "V1")
+
+
+def asked(name, group=TEXT):
+    request = Request(torch.tensor([1, 2, 3]), torch.full((3,), WORDS, dtype=torch.int8), None, name)
+    return Asked(name, group, request, [1, 2, 3], [])
+
+
+def found(*cells, engine=V1, kind="eagle3", target="llava", layers=1):
+    return faults(cells, engine, kind=kind, target=target, layers=layers)
+
+
+def test_a_cycle_emits_what_stood_and_one_more():
+    assert by_start([5, 6, 7, 8, 9], [[6, 7, 0], [9, 9, 9], [1, 1, 1]]) == {1: [6, 7, 0], 4: [9, 9, 9]}
+    assert accepted([5, 6, 7], 1, [6, 7, 8]) == 2 and accepted([5, 6, 7], 1, [7, 7]) == 0
+
+
+def test_chains_behind_the_same_tokens_are_compared_as_far_as_both_reach():
+    ours = {"a": Drafted([5, 6, 7, 8], {1: [6, 0], 3: [8]})}
+    engine = {"a": Drafted([5, 6, 7, 8], {1: [6, 0], 3: [8, 9]})}
+    (cell,) = compare([asked("a")], ours, {"a": [5, 6, 7, 8]}, engine)
+    assert cell == Cell(TEXT, 1, plain=1, same=1, chains=2, equal=2, first=2, accepted=(2, 2))
+    other = {"a": Drafted([5, 6, 7, 8], {1: [6, 1], 3: [9, 9]})}
+    (cell,) = compare([asked("a")], ours, {"a": [5, 6, 7, 8]}, other)
+    assert (cell.equal, cell.first, cell.accepted) == (0, 1, (2, 1))
+    # Behind other tokens nothing can be compared, and that is no agreement.
+    elsewhere = {"a": Drafted([4, 4, 4, 4], {1: [6, 0], 3: [8]})}
+    (cell,) = compare([asked("a")], ours, {"a": [4, 4, 4, 4]}, elsewhere)
+    assert (cell.chains, cell.off, cell.plain, cell.good) == (0, 1.0, 0, False)
+
+
+def test_two_percent_may_differ():
+    assert not found(GOOD, replace(GOOD, equal=98, first=98))
+    assert len(found(replace(GOOD, equal=97))) == 1
+
+
+PICTURE = replace(GOOD, group=ONE)
+
+
+@pytest.mark.parametrize(
+    ("cells", "options", "words"),
+    [
+        ([replace(GOOD, equal=10, first=12)], {}, "tapped layers"),
+        ([replace(GOOD, equal=10, first=100)], {}, "positions or keys within a cycle"),
+        ([GOOD, replace(PICTURE, equal=10, first=20)], {}, "row for the placeholder"),
+        ([GOOD, PICTURE, replace(GOOD, group=TWO, plain=1)], {}, "swapped"),
+        ([GOOD, replace(PICTURE, plain=1)], {}, "another picture"),
+        ([GOOD, replace(GOOD, group=RESIZED, plain=3)], {}, "resized already"),
+        ([replace(GOOD, plain=2)], {}, "runs another target"),
+        ([replace(GOOD, same=3)], {}, "must not change an answer"),
+        ([GOOD, replace(PICTURE, equal=20, first=100)], {"target": "qwen2_5_vl"}, "vLLM's V1 runner"),
+        ([replace(GOOD, equal=20, first=50)], {"kind": "dflash", "layers": 2}, "vLLM's norm op"),
+    ],
+)  # fmt: skip
+def test_what_a_difference_points_at(cells, options, words):
+    ((_, hint),) = found(*cells, **options)
+    assert words in hint
+
+
+def test_engine_faults_are_named_where_they_are_and_nowhere_else():
+    """The V1 runner's is of pictures and not of V2; the norm op's is of CPUs and of several layers."""
+    wrong = replace(PICTURE, equal=20, first=100)
+    for engine, cells in ((replace(V1, runner="V2"), [GOOD, wrong]), (V1, [replace(GOOD, equal=20, first=100)])):
+        assert "engine's fault" not in found(*cells, engine=engine, target="qwen2_5_vl")[0][1]
+    text = replace(GOOD, equal=20, first=50)
+    assert "engine's fault" not in found(text, kind="dflash", layers=1)[0][1]
+    assert "engine's fault" not in found(text, kind="dflash", layers=2, engine=replace(V1, device="cuda"))[0][1]
+
+
+def test_an_engine_gets_one_placeholder_a_picture():
+    assert one_placeholder_each([1, 9, 9, 9, 4, 9, 9, 5, 5], 9) == [1, 9, 4, 9, 5, 5]
