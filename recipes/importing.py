@@ -19,12 +19,13 @@ from ..core.pretrained import reading_pretrained
 from ..core.results import check_written
 from ..data.processor import load_processor
 from ..models.drafters.base import TargetIdentity
+from ..models.drafters.dflash_files import dflash_manifest
 from ..models.drafters.eagle_images import save_eagle
 from ..models.drafters.head_files import manifest_of, save_head
 from ..models.drafters.lvlm import save_llava
 from ..models.drafters.made_for import tested_with
 from ..models.hub import read_config, target_embedding
-from ..models.imports import LANGUAGE_HEADS, import_head, import_lantern, import_lvlm
+from ..models.imports import LANGUAGE_HEADS, import_dflash, import_head, import_lantern, import_lvlm
 from ..models.imports.heads import LanguageHead
 from ..models.llamagen.files import lantern_config
 from ..models.llamagen.folders import find_folder, read_values
@@ -33,8 +34,8 @@ from ..models.llamagen.transformer import LlamaGenConfig
 from ..models.qwen import QWEN_KINDS
 from ..models.targets.base import language_shape
 
-LANTERN, LVLM = "lantern", "lvlm"
-KINDS = (*LANGUAGE_HEADS, LANTERN, LVLM)
+DFLASH, LANTERN, LVLM = "dflash", "lantern", "lvlm"
+KINDS = (*LANGUAGE_HEADS, DFLASH, LANTERN, LVLM)
 
 
 @dataclass(frozen=True)
@@ -45,7 +46,7 @@ class ImportOptions:
         source: Hub id or directory of the published drafter.
         kind: one of `KINDS`.
         target: Hub id or directory of the model that it drafts for.
-        image: of eagle and eagle3: what stood at pictures in its training, placeholder or projected.
+        image: of eagle, eagle3 and peagle: what stood at pictures in its training, placeholder or projected.
         no_weights: do not compare embeddings, so that the target's config is enough.
     """
 
@@ -71,7 +72,7 @@ def import_drafter(options: ImportOptions, destination: Path) -> tuple[dict[str,
         if Path(name).is_dir():  # of a run: as its stage left it
             check_written(Path(name))
     with new_folder(destination) as folder, torch.random.fork_rng(devices=[]):
-        settings, notes = {LANTERN: _lantern, LVLM: _lvlm}.get(options.kind, _head)(options, folder)
+        settings, notes = {DFLASH: _dflash, LANTERN: _lantern, LVLM: _lvlm}.get(options.kind, _head)(options, folder)
     section = {**settings, "path": str(destination)}
     if options.kind == LVLM:
         return {"drafters": {destination.name: section}}, tuple(notes)
@@ -104,6 +105,20 @@ def _head(options: ImportOptions, folder: Path) -> tuple[dict[str, Any], Any]:
                            drafter=imported.config.model_dump(mode="json"), imported=_origin(options))  # fmt: skip
     save_head(imported.head, folder, manifest)
     return imported.settings, imported.notes
+
+
+def _dflash(options: ImportOptions, folder: Path) -> tuple[dict[str, Any], Any]:
+    """Write a DFlash draft to `folder`. Returns the recipe's drafter section and notes."""
+    config = read_config(options.target, key="--target", revision=options.target_revision)
+    text = config.get_text_config()
+    head, drafter, settings, notes = import_dflash(options.source, text, revision=options.revision)
+    kind = _recipe_kind(config.model_type, text is not config)
+    target = {"kind": kind, "path": options.target, "revision": options.target_revision}
+    written = drafter.model_dump(mode="json")
+    manifest = dflash_manifest(drafter, language_shape(text), TargetIdentity(target), drafter=written,
+                               imported=_origin(options))  # fmt: skip
+    drafter.save(head, folder, manifest)
+    return settings, notes
 
 
 def _lantern(options: ImportOptions, folder: Path) -> tuple[dict[str, Any], Any]:

@@ -81,7 +81,8 @@ class Exported:
                             where=str(folder / MANIFEST), hint="give its folder: --target runs/x/target")  # fmt: skip
         self.section, self.manifest = section, manifest
         device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
-        placed = section | {"path": self.target_path, "num_token_ids": None, "dtype": "float32"}
+        # What a recipe spells out of a model, its folder says; chains are compared in full precision.
+        placed = {"kind": section.get("kind"), "path": self.target_path, "dtype": "float32"}
         config = checked(placed, _TARGET, where=f"{folder / MANIFEST}, target", hint="export it anew")
         self.model_type = str(read_config(self.target_path, key="target").model_type)
         self.processor: Processor = load_processor(self.target_path, text_only=config.kind == "causal_lm")

@@ -25,8 +25,8 @@ from .manifest import MANIFEST
 if TYPE_CHECKING:
     from .dflash import DflashConfig
 
-# The embedding and the LM head that some published files repeat; the target's are used.
-_REPEATED = ("embed_tokens.weight", "rotary_emb.inv_freq")
+# Tables of the target that some published files repeat; the target's own are used.
+_REPEATED = ("embed_tokens.weight", "verifier_lm_head.weight", "verifier_norm.weight", "rotary_emb.inv_freq")
 
 
 def dflash_manifest(config: DflashConfig, shape: TargetShape, identity: TargetIdentity, **more: Any) -> dict[str, Any]:
@@ -94,9 +94,10 @@ def _check_config(folder: Path, shape: DflashShape) -> None:
     """Compare what no weight's shape says."""
     if not (folder / CONFIG).is_file():
         return
-    values, path = read_values(folder), folder / CONFIG
-    expected = _settings(shape.to_dict(), path)
-    for name, value in _settings(values, path).items():
+    path = folder / CONFIG
+    values = native_values(read_values(folder), path)
+    expected = settings_of(shape.to_dict(), path)
+    for name, value in settings_of(values, path).items():
         if value is None and name not in ("mask_token_id", "sliding_window"):
             continue  # the file does not say
         if value != expected[name]:
@@ -107,7 +108,29 @@ def _check_config(folder: Path, shape: DflashShape) -> None:
             _refuse(*different, path)
 
 
-def _settings(values: dict[str, Any], path: Path) -> dict[str, Any]:
+def native_values(values: dict[str, Any], path: Path) -> dict[str, Any]:
+    """A `config.json` in the native layout, also where it is in speculators', whose blocks may be causal.
+
+    Raises:
+        UserError: its blocks are causal, or its anchor is drafted, too.
+    """
+    if values.get("speculators_model_type") != "dflash":
+        return values
+    layer = dict(values["transformer_layer_config"])
+    windows = "sliding_attention" in (layer.get("layer_types") or ())
+    if windows and not values.get("sliding_window_non_causal", False):
+        raise UserError("its blocks are causal within a sliding window (sliding_window_non_causal is not true)",
+                        where=str(path), hint="a draft whose layers are all bidirectional is read")  # fmt: skip
+    if values.get("sample_from_anchor"):
+        raise UserError("its pass also drafts at the last committed token (sample_from_anchor)", where=str(path),
+                        hint="a draft whose masks alone answer is read")  # fmt: skip
+    ids = [one - 1 for one in values["aux_hidden_state_layer_ids"]]
+    own = {name: values.get(name) for name in ("block_size", "draft_vocab_size")}
+    mask = {"mask_token_id": values.get("mask_token_id"), "target_layer_ids": ids}
+    return layer | own | {"dflash_config": mask, "is_causal": False}
+
+
+def settings_of(values: dict[str, Any], path: Path) -> dict[str, Any]:
     """What a `config.json`, ours or a published one, says of blocks and layers, under the names of the settings."""
     draft = values.get("dflash_config") or {}
     taps, kinds = draft.get("target_layer_ids"), values.get("layer_types")

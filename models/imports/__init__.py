@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from .dflash import import_dflash
 from .heads import LANGUAGE_HEADS, ImportedHead, import_head
 from .lantern import import_lantern
 from .lvlm import import_lvlm
 
-__all__ = ["LANGUAGE_HEADS", "ImportedHead", "import_head", "import_lantern", "import_lvlm"]
+__all__ = ["LANGUAGE_HEADS", "ImportedHead", "import_dflash", "import_head", "import_lantern", "import_lvlm"]

@@ -25,8 +25,9 @@ from ..llamagen.folders import check_shapes, shapes_of
 from ..targets.base import language_shape
 from .files import State, as_one_layer, check_rope, read_published, theta_of
 
-LanguageHead = Literal["eagle", "eagle3", "msd", "vispec"]
+LanguageHead = Literal["eagle", "eagle3", "peagle", "msd", "vispec"]
 LANGUAGE_HEADS: tuple[LanguageHead, ...] = get_args(LanguageHead)
+_OF_EAGLE3 = ("eagle3", "peagle")
 _TABLES = ("embed_tokens.weight", "lm_head.weight", "verifier_lm_head.weight", "verifier_norm.weight")
 # EAGLE-3 variants with other layers: the keys that say so, in files of any origin.
 _VARIANTS = ("norm_before_fc", "fc_norm", "use_aux_norm", "norm_output", "use_sp_ulysses")
@@ -61,7 +62,7 @@ def import_head(
         source: Hub id or directory.
         text: the target's text config.
         embedding: the target's [V,D]: a head's own copy is compared with it; None: it is not, and that is noted.
-        image: what stood at visual places in its training; published files do not say. Of `eagle` and `eagle3`.
+        image: what stood at visual places in its training; published files do not say. Of `eagle`, `eagle3`, `peagle`.
         sees: the target reads pictures.
 
     Raises:
@@ -71,7 +72,7 @@ def import_head(
     where = str(folder)
     notes: list[str] = []
     _check_kind(kind, state, where)
-    is_eagle3 = kind == "eagle3"
+    is_eagle3 = kind in _OF_EAGLE3
     layer = values.get("transformer_layer_config") or values
     if int(layer.get("num_hidden_layers", 1)) != 1 or layer.get("hidden_act", "silu") != "silu":
         raise UserError("not one Llama layer with SiLU", where=where, hint="such heads are not read")
@@ -86,13 +87,14 @@ def import_head(
         notes.append("its positions are not stretched as the target's are: rope: plain")
     if is_eagle3:
         settings |= _eagle3(values, state, text, where, notes)
+        settings |= _parallel(values, where) if kind == "peagle" else {}
         if section:
             settings["positions"] = "mrope"
             notes.append("its positions are the target's three (mrope_section): positions: mrope")
     else:
         state = _fused(state, where)
         settings |= _fc(state, kind)
-    if kind in ("eagle", "eagle3"):
+    if kind in ("eagle", *_OF_EAGLE3):
         settings |= _at_pictures(kind, image, sees, where)
     settings |= _attention(state, "midlayer" if is_eagle3 else "layers.0", text, where)
     config = cast(HeadConfig, TypeAdapter[Any](AnyDrafter).validate_python(_plain(settings, text)))
@@ -106,8 +108,9 @@ def _check_kind(kind: str, state: State, where: str) -> None:
     """Refuse a head whose weights have names that another kind alone has."""
     told = "eagle3" if any(n in ("d2t", "t2d") or n.startswith("midlayer.") for n in state) else None
     told = "vispec" if any(name.startswith("imadpt.") for name in state) else told
+    told = "peagle" if "mask_hidden" in state else told
     joined = state.get("fc.weight")
-    if told is None and kind == "eagle3" and joined is not None and joined.shape[1:] == (2 * len(joined),):
+    if told is None and kind in _OF_EAGLE3 and joined is not None and joined.shape[1:] == (2 * len(joined),):
         told = "eagle"  # or MSD: they differ in nothing that a file says
     if told is not None and told != kind:
         raise UserError(f"the folder holds a head of kind {told}, and {kind} is asked for", where=where,
@@ -187,7 +190,7 @@ def _attention(state: State, layer: str, text: Any, where: str) -> dict[str, Any
 
 def _at_pictures(kind: str, image: Image | None, sees: bool, where: str) -> dict[str, Any]:
     if not sees:
-        return {"visual_slots": "read"} if kind == "eagle3" else {}
+        return {"visual_slots": "read"} if kind in _OF_EAGLE3 else {}
     if image is None:
         raise UserError(
             "what stood at pictures in this head's training is in none of its files, and a mismatch shows nowhere",
@@ -195,7 +198,7 @@ def _at_pictures(kind: str, image: Image | None, sees: bool, where: str) -> dict
             hint="say --image placeholder (vLLM's way: AngelSlim, speculators, heads trained on text alone) or --image "
             "projected (SGLang's: SpecForge)",
         )
-    return {"image": image} | ({"visual_slots": "read"} if kind == "eagle3" else {})
+    return {"image": image} | ({"visual_slots": "read"} if kind in _OF_EAGLE3 else {})
 
 
 def _refuse_variants(values: dict[str, Any], state: State, where: str) -> None:
@@ -228,6 +231,17 @@ def _eagle3(values: dict[str, Any], state: State, text: Any, where: str, notes: 
         notes.append(f"names no layers: {taken}, the default of every engine, are taken")
     state |= _vocabulary(state, text.vocab_size, where, notes)
     return settings
+
+
+def _parallel(values: dict[str, Any], where: str) -> dict[str, Any]:
+    """P-EAGLE's mask, and how many tokens a pass drafts where the file says."""
+    mask = next((values[name] for name in ("pard_token", "mask_token_id", "ptd_token_id") if name in values), None)
+    if mask is None:
+        raise UserError("no id of a mask: pard_token or mask_token_id is missing", where=where,
+                        hint="fetch its config.json again; is it EAGLE-3?")  # fmt: skip
+    asked = (values.get("speculators_config") or {}).get("proposal_methods") or [{}]
+    count = asked[0].get("speculative_tokens")
+    return {"mask_token_id": int(mask)} | ({"parallel_tokens": int(count)} if count else {})
 
 
 def _taps(values: dict[str, Any], where: str, notes: list[str]) -> tuple[int, int, int] | None:

@@ -85,7 +85,7 @@ def _load(
     assert isinstance(config, HeadConfig)
     check_manifest(config, folder, target.shape, identity)
     kind = cast(LanguageHead, config.kind)
-    image = config.image_input() or "placeholder" if kind in ("eagle", "eagle3") else None
+    image = config.image_input() or "placeholder" if kind in ("eagle", "eagle3", "peagle") else None
     imported = import_head(kind, str(folder), target.shape.text, embedding=embedding, image=image)
     _check_settings(config, imported.config, imported.settings, target.shape, str(folder))
     return imported.head.float().to(target.embedding.device).train()

@@ -50,10 +50,10 @@ COMMAND = Command(
     arguments=(
         Argument("drafter", "Hub id or directory of the published drafter"),
         Argument("destination", "a directory that does not exist yet; it appears whole or not at all"),
-        Argument("--as", "what it is: eagle, eagle3, msd, vispec, lantern or lvlm",
+        Argument("--as", "what it is: eagle, eagle3, peagle, dflash, msd, vispec, lantern or lvlm",
                  {"dest": "kind", "required": True, "metavar": "KIND"}),
         Argument("--target", "Hub id or directory of the model that it drafts for", {"required": True}),
-        Argument("--image", "eagle, eagle3: what stood at pictures in its training",
+        Argument("--image", "eagle, eagle3, peagle: what stood at pictures in its training",
                  {"choices": ("placeholder", "projected")}),
         Argument("--revision", "of the drafter"),
         Argument("--target-revision", "of the target"),

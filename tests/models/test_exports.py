@@ -8,11 +8,18 @@ import torch
 from draftsmith.core.checksums import write_sums
 from draftsmith.core.errors import UserError
 from draftsmith.core.results import BEGUN, DONE, Mark, sums_of, write_mark
-from draftsmith.models.exports import export_drafter
+from draftsmith.models.drafters.base import TargetIdentity
+from draftsmith.models.drafters.dflash import DflashConfig
+from draftsmith.models.drafters.dflash_files import dflash_manifest
+from draftsmith.models.drafters.dflash_module import DflashHead
+from draftsmith.models.exports import export_drafter, export_target
+from draftsmith.models.exports.dflash import lay_out_dflash, read_dflash
 from draftsmith.models.exports.layouts import lay_out
 from draftsmith.models.exports.source import Target, read_head
-from draftsmith.models.imports import import_head
+from draftsmith.models.imports import import_dflash, import_head
+from draftsmith.models.llamagen.folders import write_folder
 from draftsmith.models.llava import TokenIds, assemble, llava_config
+from draftsmith.models.targets.base import language_shape
 from draftsmith.recipes.cli import main
 from published_tiny import (
     LONG,
@@ -504,3 +511,151 @@ def test_a_target_of_a_run_is_compared_too(tmp_path):
     (target / "config.json").write_text('{"model_type": "llama"}')
     with pytest.raises(UserError, match=r"config\.json of stage trained has 23 bytes and was written with 2"):
         export_drafter(folder, tmp_path / "out", "vllm", target=str(target))
+
+
+# ---- DFlash and P-EAGLE
+
+DFLASH = {"kind": "dflash", "block_size": 4, "num_layers": 2, "taps": (2, 5), "mask_token_id": 41}
+PEAGLE = READ | {"kind": "peagle", "parallel_tokens": 5, "mask_token_id": 41}
+
+
+def dflash_made(tmp_path, family="llava", **settings):
+    """Folders of a target and of a DFlash draft beside it, and the draft."""
+    target = target_folder(tmp_path / "target", family)
+    config = DflashConfig(**DFLASH | settings)
+    shape = language_shape(target_config(family).get_text_config())
+    torch.manual_seed(0)
+    ids = None if config.draft_vocab_size is None else torch.arange(config.draft_vocab_size) * 2
+    head = DflashHead(config.shape(shape), ids)
+    kind = family if family in ("llava", "qwen2_5_vl", "qwen3_vl") else "causal_lm"
+    identity = TargetIdentity({"kind": kind, "path": str(target)})
+    config.save(
+        head, tmp_path / "head", dflash_manifest(config, shape, identity, drafter=config.model_dump(mode="json"))
+    )
+    return target, tmp_path / "head", head
+
+
+@pytest.mark.parametrize("engine", ["vllm", "speculators"])
+@pytest.mark.parametrize("settings", [{}, {"draft_vocab_size": 20, "sliding_window": 8}, {"kv_heads": "mha"}])
+def test_dflash_in_both_layouts_and_back(tmp_path, engine, settings):
+    target, folder, head = dflash_made(tmp_path, **settings)
+    config = Target(target_config(), "a/b")
+    source = read_dflash(folder, config)
+    values, state = lay_out_dflash(engine, source)
+    layer = values if engine == "vllm" else values["transformer_layer_config"]
+    assert (layer["model_type"], layer["num_hidden_layers"]) == ("qwen3", 2)
+    window = settings.get("sliding_window")
+    assert layer["layer_types"] == ["sliding_attention" if window else "full_attention"] * 2
+    assert layer.get("sliding_window") == window
+    if engine == "vllm":  # what leaves a layer, and blocks that are causal nowhere
+        assert values["dflash_config"] == {"mask_token_id": 41, "target_layer_ids": [1, 4]}
+        assert values["is_causal"] is False and values["architectures"] == ["DFlashDraftModel"]
+    else:  # what enters one
+        assert values["aux_hidden_state_layer_ids"] == [2, 5] and values["mask_token_id"] == 41
+        assert values["sliding_window_non_causal"] is True and values["sample_from_anchor"] is False
+        assert values["speculators_config"]["proposal_methods"][0]["speculative_tokens"] == 3
+    assert values["block_size"] == 4 and values["draft_vocab_size"] == settings.get("draft_vocab_size", VOCAB)
+    published = tmp_path / "published"
+    write_folder(published, values, state)
+    again, read, section, _ = import_dflash(str(published), target_config().get_text_config())
+    assert read == DflashConfig(**DFLASH | settings)
+    assert all(torch.equal(value, again.state_dict()[name]) for name, value in head.state_dict().items())
+    assert main(["import", str(published), str(tmp_path / "in"), "--as", "dflash", "--target", str(target)]) == 0
+    assert section["taps"] == [2, 5]
+
+
+@pytest.mark.parametrize(
+    ("family", "settings", "engine", "words"),
+    [
+        ("llava", {"mask_token_id": None}, "vllm", "drafter.mask_token_id"),
+        ("llava", {"taps": (2, 8)}, "vllm", "behind the last layer"),
+        ("llava", {"positions": "compact"}, "vllm", "drafter.positions: flat"),
+        ("llava", {"visual_slots": "none"}, "vllm", "sees no state at a picture"),
+        ("qwen3_vl", {"taps": (2, 5)}, "vllm", "Qwen3-VL adds"),
+        ("llava", {}, "sglang", "no layout for DFlash drafts"),
+        ("llava", {}, "eagle", "no layout for DFlash drafts"),
+    ],
+)
+def test_dflash_that_an_engine_would_run_otherwise_is_refused(tmp_path, family, settings, engine, words):
+    _, folder, _ = dflash_made(tmp_path, family, **settings)
+    with pytest.raises(UserError, match=words):
+        export_drafter(folder, tmp_path / "out", engine)
+    assert not (tmp_path / "out").exists()
+
+
+def test_dflash_without_pictures_may_hide_their_states(tmp_path):
+    _, folder, _ = dflash_made(tmp_path, visual_slots="none")
+    made_ = export_drafter(folder, tmp_path / "out", "vllm", prompts="text")
+    assert made_.method == "dflash" and '"num_speculative_tokens": 3' in made_.command
+
+
+def test_a_causal_draft_of_speculators_is_refused(tmp_path):
+    _, folder, _ = dflash_made(tmp_path, sliding_window=8)
+    values, state = lay_out_dflash("speculators", read_dflash(folder, Target(target_config(), "a/b")))
+    for key, words in (
+        ("sliding_window_non_causal", "causal within a sliding window"),
+        ("sample_from_anchor", "anchor"),
+    ):
+        write_folder(tmp_path / key, values | {key: not values[key]}, state)
+        with pytest.raises(UserError, match=words):
+            import_dflash(str(tmp_path / key), target_config().get_text_config())
+
+
+def test_peagle_for_vllm_and_speculators(tmp_path):
+    _, folder, head = made(tmp_path, **PEAGLE)
+    made_ = export_drafter(folder, tmp_path / "out", "vllm")
+    values, state = exported(tmp_path / "out")
+    assert values["pard_token"] == 41 and values["architectures"] == ["LlamaForCausalLMEagle3"]
+    assert state["mask_hidden"].shape == (1, 1, 3 * WIDTH)
+    assert '"parallel_drafting": true' in made_.command and '"num_speculative_tokens": 5' in made_.command
+    again = back("peagle", tmp_path / "out")
+    assert again.config.mask_token_id == 41 and again.config.taps == (2, 4, 5)
+    assert all(torch.equal(value, again.head.state_dict()[name]) for name, value in head.state_dict().items())
+    source = read_head(folder, Target(target_config(), "a/b"))
+    values, state = lay_out("speculators", source)
+    assert values["speculators_model_type"] == "peagle" and values["mask_token_id"] == 41
+    write_folder(tmp_path / "speculators", values, state)
+    assert back("peagle", tmp_path / "speculators").config.parallel_tokens == 5
+    with pytest.raises(UserError, match="holds a head of kind peagle"):
+        back("eagle3", tmp_path / "out")
+
+
+@pytest.mark.parametrize(("settings", "engine"), [({"mask_token_id": None}, "vllm"), ({}, "sglang"), ({}, "eagle")])
+def test_peagle_that_an_engine_would_run_otherwise_is_refused(tmp_path, settings, engine):
+    _, folder, _ = made(tmp_path, **PEAGLE | settings)
+    with pytest.raises(
+        UserError, match="mask_token_id" if engine == "vllm" else "no layout for heads that draft in par"
+    ):
+        export_drafter(folder, tmp_path / "out", engine)
+
+
+# ---- The target
+
+
+@pytest.mark.parametrize("family", ["llava", "llama"])
+def test_a_target_is_written_under_the_names_that_vllm_reads(tmp_path, family):
+    """transformers 5.23 leaves out a name of the tower; nothing else changes."""
+    source = target_folder(tmp_path / "target", family, weights=True)
+    export_target(source, tmp_path / "out")
+    before, after = (load_file(folder / "model.safetensors") for folder in (source, tmp_path / "out"))
+    named = {
+        name.replace("vision_tower.", "vision_tower.vision_model.") if ".vision_model." not in name else name: value
+        for name, value in before.items()
+    }
+    assert named.keys() == after.keys() and all(torch.equal(value, after[name]) for name, value in named.items())
+    if family == "llava":
+        assert any(name.startswith("vision_tower.vision_model.") for name in after)
+    assert (tmp_path / "out" / "config.json").read_text() == (source / "config.json").read_text()
+
+
+def test_a_pair_is_exported_by_one_command(tmp_path, capsys):
+    target, folder, _ = made(tmp_path, weights=True, **READ)
+    out, served = tmp_path / "out", tmp_path / "served"
+    words = ["export", str(folder), str(out), "--to", "vllm", "--target", str(target), "--target-to", str(served)]
+    assert main(words) == 0
+    shown = capsys.readouterr().out
+    assert f"vllm serve {served}" in shown and f"draftsmith verify-engine {out} --target {served}" in shown
+    assert (served / "model.safetensors").is_file()
+    assert main([*words[:-2], "--target-to", str(tmp_path / "x")]) == 2, "what is there is not written over"
+    assert not (tmp_path / "x").exists()
+    assert main(["export", str(folder), str(tmp_path / "y"), "--to", "sglang", "--target-to", "z"]) == 2
