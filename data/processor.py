@@ -193,6 +193,8 @@ def build_qwen_processor(
     lacking = [mark for mark in (*QWEN_MARKS, "<|im_start|>", "<|im_end|>") if mark not in tokenizer.get_vocab()]
     tokenizer.add_special_tokens({"additional_special_tokens": lacking})
     tokenizer.eos_token = "<|im_end|>"
+    # Processors of transformers and vLLM expand this token; where it says another, they silently expand none.
+    tokenizer.image_token = QWEN_MARKS[0]
     images = _pil("Qwen2VL")(
         patch_size=patch_size,
         merge_size=merge,

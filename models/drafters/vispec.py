@@ -48,13 +48,6 @@ class VispecConfig(FusedHeadConfig):
     def written_settings(self) -> dict[str, Any]:
         return super().written_settings() | {"num_queries": self.num_queries}
 
-    def exports(self, engine: str) -> list[str]:
-        """Also refuse all but the eagle layout: no server computes the global vector."""
-        reasons = super().exports(engine)
-        if engine != "eagle":
-            reasons.append("a picture's global vector joins every state (ViSpec), which no server computes")
-        return reasons
-
 
 class VispecHead(StateHead):
     """Joins each state with the global vector of the last image before it."""

@@ -26,6 +26,7 @@ from .dflash import check_dflash, lay_out_dflash, read_dflash
 from .layouts import CHAIN, lay_out
 from .rules import ENGINES, Engine, Prompts, check_head
 from .source import Target, find_target, kind_of, read_head
+from .vispec import without_pictures
 
 # What is read of a folder: held against the list of the stage that wrote it, or against its checksums as published.
 _READ = ("config.json", MANIFEST, "*.safetensors", "tokenizer*")
@@ -106,6 +107,8 @@ def _head(
 ) -> Exported:
     source = read_head(folder, whose)
     check_head(engine, source, prompts)
+    if source.config.kind == "vispec" and engine != "eagle":
+        source = without_pictures(source)
     is_eagle3 = source.config.is_eagle3
     _check_named(engine, whose)
     embedding: Tensor | None = None

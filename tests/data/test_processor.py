@@ -12,7 +12,7 @@ from draftsmith.data.conversations import PromptFormat, encode
 from draftsmith.data.images import layouts, pixels
 from draftsmith.data.processor import build_qwen_processor, load_processor, with_own_image_processor
 from tiled import TEXTS, picture, processor
-from transformers import AutoProcessor, LlavaNextProcessor, LlavaProcessor, SiglipImageProcessorPil
+from transformers import AutoProcessor, AutoTokenizer, LlavaNextProcessor, LlavaProcessor, SiglipImageProcessorPil
 
 SIZES = [(40, 30), (90, 20), (24, 24)]
 
@@ -108,6 +108,8 @@ def test_without_image_settings_qwens_are_the_published_ones(family, patch, leas
     made = build_qwen_processor(tokenizer, family, patch_size=patch, min_pixels=4, max_pixels=9,
                                 image_mean=(0, 0, 0), image_std=(1, 1, 1))  # fmt: skip
     made.tokenizer.save_pretrained(tmp_path)
+    # What processors of transformers and vLLM expand at a picture.
+    assert AutoTokenizer.from_pretrained(tmp_path).image_token == "<|image_pad|>"
     vision = {"patch_size": patch, "spatial_merge_size": 2}
     (tmp_path / "config.json").write_text(json.dumps({"model_type": family, "vision_config": vision}))
     result = load_processor(tmp_path)

@@ -261,7 +261,7 @@ def test_a_stretched_rotation_travels(tmp_path, engine, kind):
         ("vllm", "llava", {"kind": "msd"}, "a picture enters its layer directly"),
         ("vllm", "qwen2_5_vl", {"kind": "msd"}, "norms its input"),
         ("vllm", "llava", {"kind": "sparrow"}, "norms its input"),
-        ("vllm", "llava", {"kind": "vispec"}, "global vector"),
+        ("vllm", "llava", {"kind": "vispec"}, "a few vectors stand for a picture"),
         ("vllm", "llava", {"kind": "hivis", "num_steps": 2, "input_norm": False}, "a vector for each step"),
         ("vllm", "llava", {"kind": "eagle", "image": "placeholder", "state": -2}, "before the last layer"),
         ("vllm", "llava", {"kind": "eagle", "image": "placeholder", "vata": True}, "text-only window"),
@@ -511,6 +511,28 @@ def test_a_target_of_a_run_is_compared_too(tmp_path):
     (target / "config.json").write_text('{"model_type": "llama"}')
     with pytest.raises(UserError, match=r"config\.json of stage trained has 23 bytes and was written with 2"):
         export_drafter(folder, tmp_path / "out", "vllm", target=str(target))
+
+
+@pytest.mark.parametrize("engine", ["vllm", "sglang"])
+def test_vispec_without_pictures_is_an_eagle_head(tmp_path, engine):
+    """Its global vector is zero before the first picture."""
+    _, folder, head = made(tmp_path, kind="vispec")
+    export_drafter(folder, tmp_path / "out", engine, prompts="text")
+    values, state = exported(tmp_path / "out")
+    assert not any(name.startswith(("imadpt", "img_fc")) for name in state)
+    embeds, states = inputs()
+    count = embeds.shape[1]
+    mask = torch.ones(count, count, dtype=torch.bool).tril()
+    with torch.no_grad():
+        expected = head(embeds, states, torch.arange(count), mask, image=torch.zeros_like(states))
+        other = head(embeds, states, torch.arange(count), mask, image=torch.ones_like(states))
+    found = eagle1_of_engines(values, state, embeds, states)
+    torch.testing.assert_close(found, expected, atol=2e-5, rtol=0)
+    assert not torch.allclose(expected, other, atol=1e-2)
+    manifest = json.loads((tmp_path / "out" / "draftsmith.json").read_text())
+    assert manifest["drafter"]["kind"] == manifest["method"] == "eagle"
+    again = ours(back("eagle", tmp_path / "out").head, embeds, states)
+    torch.testing.assert_close(again, expected, atol=2e-5, rtol=0)
 
 
 # ---- DFlash and P-EAGLE
