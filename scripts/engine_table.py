@@ -47,7 +47,7 @@ TARGETS = {
 }  # fmt: skip
 TAPS = [2, 4, 6]
 MASK = 0  # an id that no text has: of padding or of what the tokenizer does not know
-DRAFTERS = {
+DRAFTERS: dict[str, dict] = {
     "eagle": {"kind": "eagle", "image": "placeholder"},
     "eagle3": {"kind": "eagle3", "taps": TAPS, "visual_slots": "read", "image": "placeholder"},
     "dflash": {"kind": "dflash", "block_size": 5, "num_layers": 1, "taps": TAPS, "mask_token_id": MASK},

@@ -1,7 +1,12 @@
-"""Declares two operators when torchvision is first imported: its CUDA build beside a CPU build of torch lacks them."""
+"""Declares two operators when torchvision is first imported: its CUDA build beside a CPU build of torch lacks them.
+
+`scripts/test_engines` copies this file into vLLM's environment as sitecustomize.py.
+"""
 
 import importlib.abc
 import sys
+
+_kept: list = []  # operators last as long as their library does
 
 
 class _Declare(importlib.abc.MetaPathFinder):
@@ -10,10 +15,10 @@ class _Declare(importlib.abc.MetaPathFinder):
             sys.meta_path.remove(self)
             import torch
 
-            self.library = torch.library.Library("torchvision", "DEF")
+            library = torch.library.Library("torchvision", "DEF")
             for operator in ("nms", "qnms"):
-                self.library.define(f"{operator}(Tensor dets, Tensor scores, float iou_threshold) -> Tensor")
-            sys.modules.setdefault("_torchvision_operators", self)
+                library.define(f"{operator}(Tensor dets, Tensor scores, float iou_threshold) -> Tensor")
+            _kept.append(library)
         return None
 
 

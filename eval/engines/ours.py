@@ -75,11 +75,11 @@ class Exported:
                             hint="export the drafter first: draftsmith export FOLDER OUT --to vllm")  # fmt: skip
         section = manifest.get("target")
         section = section if isinstance(section, dict) else {"kind": "llava", "path": section}
-        self.target_path = target or section.get("path")
-        if self.target_path in (None, "inline"):
+        path = target or section.get("path")
+        if path in (None, "inline"):
             raise UserError("the target of this drafter was trained in its run and has no name",
                             where=str(folder / MANIFEST), hint="give its folder: --target runs/x/target")  # fmt: skip
-        self.section, self.manifest = section, manifest
+        self.section, self.target_path = section, str(path)
         device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
         # What a recipe spells out of a model, its folder says; chains are compared in full precision.
         placed = {"kind": section.get("kind"), "path": self.target_path, "dtype": "float32"}
@@ -107,9 +107,10 @@ class Exported:
     @property
     def num_drafted(self) -> int:
         """Tokens drafted in a cycle: a block's masks, or `NUM_DRAFTED`."""
+        config: Any = self.config
         if self.kind == "dflash":
-            return int(self.config.block_size) - 1
-        return int(self.config.parallel_tokens) if self.kind == "peagle" else NUM_DRAFTED
+            return int(config.block_size) - 1
+        return int(config.parallel_tokens) if self.kind == "peagle" else NUM_DRAFTED
 
     def decode(self, requests: Sequence[Asked], max_new_tokens: int) -> dict[str, Drafted]:
         """Greedy answers of our loop, with every chain that the folder's weights draft."""

@@ -128,7 +128,7 @@ def _speculators(source: HeadSource) -> Files:
         "torch_dtype": _dtype(head),
         "speculators_config": proposals(kind, parallel or CHAIN, target),
     }
-    if parallel:
+    if isinstance(config, PeagleConfig):
         values["mask_token_id"] = config.mask_token_id
     state = {name.replace("midlayer.", "layers.0."): value for name, value in head.state_dict().items()}
     return values, _without_table(state, head)

@@ -3,8 +3,11 @@
 import json
 import os
 import shutil
+import tempfile
+from pathlib import Path
 
 import pytest
+from draftsmith.core.errors import UserError
 from draftsmith.eval.engines import verify
 from draftsmith.eval.engines.ours import Exported
 from draftsmith.eval.engines.program import PYTHON, VLLM, find_python, run_program
@@ -25,8 +28,7 @@ def pair(tmp_path_factory):
 
 
 def verified(folder, tmp_path):
-    scratch = tmp_path / "scratch"
-    scratch.mkdir()
+    scratch = Path(tempfile.mkdtemp(dir=tmp_path))
     return verify.verify_engine(folder, scratch, python=find_python(), max_new_tokens=32)
 
 
@@ -36,32 +38,36 @@ def test_every_chain_is_as_here(pair, tmp_path):
     assert all(cell.chains > 30 and cell.accepted[0] == cell.accepted[1] > 10 for cell in found.cells)
 
 
-def changed(pair, tmp_path, change):
+def copy(pair, tmp_path, change):
     folder = tmp_path / "changed"
     shutil.copytree(pair / "eagle3", folder)
     change(folder)
-    return verified(folder, tmp_path)
+    return folder
 
 
-def test_wrong_taps_are_flagged(pair, tmp_path):
+def test_wrong_taps_are_flagged(pair, tmp_path, monkeypatch):
+    """By our own reader where it reads the changed folder, and by the chains where only the engine does."""
+
     def change(folder):
-        # What the engine reads; the manifest, which ours is built by, keeps the layers of the training.
         values = json.loads((folder / "config.json").read_text())
         (folder / "config.json").write_text(json.dumps(values | {"eagle_aux_hidden_state_layer_ids": [1, 3, 6]}))
 
-    monkey = pytest.MonkeyPatch()
-    with monkey.context() as patch:
-        # Opened here as it was exported: only the engine is to see the other layers.
-        original = Exported._drafter
-        patch.setattr(Exported, "_drafter", lambda self: original(_as_exported(self, pair)))
-        found = changed(pair, tmp_path, change)
-    assert found.cells[0].plain == found.cells[0].requests
+    folder = copy(pair, tmp_path, change)
+    with pytest.raises(UserError, match="trained with layers that it reads"):
+        verified(folder, tmp_path)
+    opened = Exported._drafter
+
+    def as_exported(self):
+        served, self.folder = self.folder, pair / "eagle3"
+        try:
+            return opened(self)
+        finally:
+            self.folder = served
+
+    monkeypatch.setattr(Exported, "_drafter", as_exported)
+    found = verified(folder, tmp_path)
+    assert found.cells[0].plain == found.cells[0].requests and not found.cells[0].good
     assert "tapped layers" in " ".join(hint for _, hint in found.faults)
-
-
-def _as_exported(exported, pair):
-    exported.folder = pair / "eagle3"
-    return exported
 
 
 def test_another_input_at_pictures_is_flagged(pair, tmp_path):
@@ -73,7 +79,7 @@ def test_another_input_at_pictures_is_flagged(pair, tmp_path):
         manifest["reads"]["visual_embedding"] = "projected"
         (folder / "draftsmith.json").write_text(json.dumps(manifest))
 
-    found = changed(pair, tmp_path, change)
+    found = verified(copy(pair, tmp_path, change), tmp_path)
     by_group = {cell.group: cell for cell in found.cells}
     assert by_group["text"].good and not by_group["one picture"].good
     assert "another row for the placeholder, or projected pictures" in " ".join(hint for _, hint in found.faults)
