@@ -37,7 +37,7 @@ class Batch(OnDevice):
     seeds: tuple[int, ...] = ()  # B: what a forward draws at random for a row comes from its seed
     numbers: tuple[int, ...] = ()  # of the rows' samples, for whoever keeps their states; a filler has none
     states: TargetStates | None = None  # the target's, where the data brings them: cached states, kept scores
-    packed: bool = False  # models run all samples behind each other in one row, without padding
+    packed: bool = False  # models run all samples one after another in one row, without padding
 
     @property
     def num_supervised(self) -> int:

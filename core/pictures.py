@@ -11,7 +11,7 @@ from typing import Literal
 
 TEXT, IMAGE, VIDEO = 0, 1, 2
 
-# Where the learned newline stands: nowhere, once behind the picture, or behind each row of patches.
+# Where the learned newline stands: nowhere, once after the picture, or after each row of patches.
 Newline = Literal["none", "one_token", "grid"]
 # How a clip's patches become fewer after the projector, 2 x 2 to 1: bilinear rounds an odd side up (27 to 14, as
 # LLaVA-OneVision), average down (27 to 13).
@@ -20,7 +20,7 @@ Pooling = Literal["none", "bilinear", "average"]
 
 @dataclass(frozen=True)
 class TileGrid:
-    """The grid that the tiles of one picture form, behind a first tile that holds all of it (LLaVA-NeXT's anyres)."""
+    """The grid that the tiles of one picture form, after a first tile that holds all of it (LLaVA-NeXT's anyres)."""
 
     tiles: tuple[int, int]  # down, across
     unpadded: tuple[int, int]  # patch rows and columns that hold picture; what surrounds them is padding
@@ -73,7 +73,7 @@ class Picture:
     patches: int  # along a side of a tile
     num_tiles: int = 1
     modality: int = IMAGE
-    grid: TileGrid | None = None  # of the tiles behind the first; None: there is no grid
+    grid: TileGrid | None = None  # of the tiles after the first; None: there is no grid
     newline: Newline = "none"
     pooling: Pooling = "none"
     whole: PatchGrid | None = None  # read whole: a tile is then one patch

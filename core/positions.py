@@ -61,7 +61,7 @@ def place_positions(
 
 
 def _of_row(modality: Tensor, pictures: Iterator[Picture], scheme: PositionScheme) -> tuple[Tensor, int]:
-    """[3,T] of one row without padding, and the position behind it."""
+    """[3,T] of one row without padding, and the position after it."""
     kinds, parts, place, start = modality.tolist(), [torch.empty(3, 0, dtype=torch.int64)], 0, 0
     while place < len(kinds):
         if kinds[place] == TEXT:

@@ -37,7 +37,7 @@ _FORMATS: dict[str, tuple[tuple[str, ...], str]] = {  # name -> keywords in smal
     "openai and others": (("sk-",), r"sk-[\w-]{16,}"),
     "wandb": (("wandb_v",), r"wandb_v\d+_\w{16,}"),
 }
-# An old wandb key, or a commit: that stands in an address or a cache of a repository, or behind its name.
+# An old wandb key, or a commit: that stands in an address or a cache of a repository, or after its name.
 _HEX = re.compile(r"[0-9a-f](?<![A-Za-z0-9].)[0-9a-f]{39}(?![A-Za-z0-9])")
 _BEFORE_COMMIT = re.compile(
     r"(?:https?://[^\s/@]+/(?:(?:datasets|spaces)/)?[\w.-]+/[\w.-]+/(?:-/)?(?:commit|tree|blob|resolve|raw)/"
@@ -47,12 +47,12 @@ _ADDRESS = re.compile(
     r"://(?P<key>(?!<hidden>)[^/\s]+(?=@)"  # user and password
     r"|[^/\s:@'\"\[{<]+:(?=[^\s/]{3})(?!\d+(?![\w@]))[^\s/{<'\"]+)"  # the same without the end of the address
 )
-# Query parameters of a URL (signed storage URLs included) and values of headers, behind `?token=` and `Bearer`.
+# Query parameters of a URL (signed storage URLs included) and values of headers, after `?token=` and `Bearer`.
 _PARAMETER = re.compile(rf"[?&;](?i:[\w.%-]*{NAME}=)(?P<key>(?!<hidden>)[^&\s'\"#,;)}}\]]{{4,}})")
 _HEADER = re.compile(
     r"\b(?:sig=(?=[\w%+/-]{16})|(?:bearer|basic)\s+(?=\S{16}))(?P<key>(?!<hidden>)[^&\s'\"#,;)}\]]{4,})", re.IGNORECASE
 )
-# A secret's name and its value in a text: as YAML, JSON, Python and a shell write it. Behind a colon and a space a
+# A secret's name and its value in a text: as YAML, JSON, Python and a shell write it. After a colon and a space a
 # value has a digit, since prose has colons too; a token has one everywhere, since `eos_token` has none.
 _STEMS = re.compile("|".join(("secret", "passw", "passphrase", "credential", "key", "token", "_pass", "_pwd", "_pat")))
 _BEFORE_KEY = "|".join(f"(?<={word})|(?<={word}[_-])" for word in _KEYS)

@@ -136,7 +136,7 @@ def places_of(mask: Tensor, device: torch.device) -> Tensor:
 
 
 def at_places(values: Tensor, places: Tensor, shift: int = 0) -> Tensor:
-    """[B,T,...] -> [S,...] at rows and columns [2,S], or `shift` columns behind them."""
+    """[B,T,...] -> [S,...] at rows and columns [2,S], or `shift` columns after them."""
     rows, columns = places.to(values.device)
     return values[rows, columns + shift]
 

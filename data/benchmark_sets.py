@@ -204,7 +204,7 @@ def wording(
     Args:
         options: without letters.
         describe: what asks for a description.
-        explain: what stands behind a question that is to be answered with an explanation.
+        explain: what stands after a question that is to be answered with an explanation.
     """
     if way == "describe" or not question:
         return describe

@@ -135,7 +135,7 @@ def _at(value: Any, keys: tuple[str, ...]) -> Any:
 
 
 def _messages(line: dict[str, Any]) -> list[dict[str, Any]]:
-    """The request's messages with the answer behind them."""
+    """The request's messages with the answer after them."""
     asked = next((found for keys in _ASKED if isinstance(found := _at(line, keys), list)), None)
     if asked is None:
         raise _Unusable("no messages", "a line has `messages`, or `request: {messages}` and `response: {choices}`")

@@ -40,7 +40,7 @@ class _Chat:
 
     Args:
         head: what begins a turn, with {} for its role.
-        between: what stands behind a turn's end.
+        between: what stands after a turn's end.
         system: the template's own system sentence.
     """
 
@@ -73,7 +73,7 @@ class PromptFormat(Section):
     # official: the texts around an image are tokenized on their own, so a lone blank stands on both sides;
     # hf: one pass with <image> as a special token, as llava-hf's processor does.
     image_join: Literal["official", "hf"] = "official"
-    # Of requests, what stands behind an answer that another turn follows: end, as in training; blank, as in the second
+    # Of requests, what stands after an answer that another turn follows: end, as in training; blank, as in the second
     # turns of TABED's released code.
     answer_end: Literal["end", "blank"] = "end"
 

@@ -365,7 +365,7 @@ class _TooLong(UserError):
 
 
 def _asked(record: dict[str, Any], end: str) -> dict[str, Any]:
-    """The record with `end` behind its last question."""
+    """The record with `end` after its last question."""
     turns = list(record["conversations"])
     last = max(place for place, turn in enumerate(turns) if turn["from"] == "human")
     turns[last] = turns[last] | {"value": f"{turns[last]['value'].rstrip()} {end}"}
@@ -373,7 +373,7 @@ def _asked(record: dict[str, Any], end: str) -> dict[str, Any]:
 
 
 def _without_marks(record: dict[str, Any]) -> list[dict[str, Any]]:
-    """The turns with every picture's mark, and the line break behind it, taken away."""
+    """The turns with every picture's mark, and the line break after it, taken away."""
     marks = MARKS[num_clips(record) > 0]
 
     def stripped(text: str) -> str:

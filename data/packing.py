@@ -17,7 +17,7 @@ from ..core.section import Section
 
 
 class PackingConfig(Section):
-    """Several samples behind each other in a row, each attending to itself alone."""
+    """Several samples one after another in a row, each attending to itself alone."""
 
     # Of a row, which is one forward on one rank: as many as fit the memory, and no fewer than the longest sample has.
     max_tokens: int = Field(ge=8)

@@ -84,7 +84,7 @@ def _grid(size: Size, processor: Processor, *, frames: int = 1, seconds: float =
 
 
 def patches(frames: Sequence[Image.Image], grid: PatchGrid, processor: Processor) -> Tensor:
-    """Normalised patches [P,C*2*S*S] float32 of RGB frames, in the order of tokens: merged ones behind each other.
+    """Normalised patches [P,C*2*S*S] float32 of RGB frames, in the order of tokens: merged ones one after another.
 
     Args:
         frames: an image is one; an odd last one is doubled.

@@ -63,7 +63,7 @@ def image_notes(file: MediaFile) -> dict[Any, Any]:
     """
 
     def notes(image: Image.Image) -> dict[Any, Any]:
-        image.load()  # a PNG may hold text behind its pixels
+        image.load()  # a PNG may hold text after its pixels
         return dict(image.info) | dict(image.getexif())
 
     return _read(file, notes)

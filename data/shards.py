@@ -340,7 +340,7 @@ class Span:
         return bytes(piece)
 
     def read_into(self, memory: memoryview, skip: int = 0) -> None:
-        """Fill `memory` with the sample's bytes behind the first `skip`. Raises as `read`."""
+        """Fill `memory` with the sample's bytes after the first `skip`. Raises as `read`."""
         try:
             with open(self.path, "rb", buffering=0) as file:
                 file.seek(self.start + skip)

@@ -33,7 +33,7 @@ INDEX = "suite.json"
 # describe, stock: of the sets of `benchmark_sets.py`, a long answer to measure speed on, or the short one to be scored.
 Convention = Literal["paper", "released", "verbatim", "describe", "stock"]
 Group = Literal["benchmark", "ood", "quality", "video", "image", "text"]
-# next: the question and pictures of the row behind, of the last row the first one's; caption, summary and story speak
+# next: the question and pictures of the row after, of the last row the first one's; caption, summary and story speak
 # of the first turn; NQ and GSM8K are questions of their own, without a picture.
 Task = Literal["next", "caption", "summary", "story", "NQ", "GSM8K"]
 TASKS: tuple[Task, ...] = get_args(Task)
@@ -86,7 +86,7 @@ class SuiteFile(Section):
     questions: dict[Task, str] = Field(default_factory=dict)
     # Second turns in the directory's own words (convention: verbatim): of caption, summary and story.
     turns: dict[Task, str] = Field(default_factory=dict)
-    # The directory's own words with convention describe: for a clip, for a picture, and behind what is to be explained.
+    # The directory's own words with convention describe: for a clip, for a picture, and after what is to be explained.
     prompts: dict[Literal["video", "image", "explain"], str] = Field(default_factory=dict)
 
     @model_validator(mode="after")
@@ -276,7 +276,7 @@ def prompt(name: str, question: str, convention: Convention, *, num_images: int,
         return f"{IMAGE_MARK}\n{_REASON}\n{bare}" if name in ("DocVQA", "POPE", "MMVet") else own
     if name in OOD:  # captions of all pictures but the last stand between the marks
         return f"{_ASKED[name]} {own[own.index(IMAGE_MARK) :]}"
-    # A blank behind the mark, as printed; the chat template of the released code breaks the line there.
+    # A blank after the mark, as printed; the chat template of the released code breaks the line there.
     return _ASKED.get(name) or f"{IMAGE_MARK} {_REASON} {bare}"
 
 

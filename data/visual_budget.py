@@ -17,7 +17,7 @@ PRESETS = {
 
 
 def visual_tokens(budget: int | str) -> int:
-    """Tokens of a budget: any number, or one with k behind it. Raises `UserError` for what is neither."""
+    """Tokens of a budget: any number, or one with k after it. Raises `UserError` for what is neither."""
     text = str(budget).strip().lower()
     try:
         number = float(text.removesuffix("k")) * (1000 if text.endswith("k") else 1)

@@ -22,7 +22,7 @@ from .loop import Decoding, EmbeddedRequest, generate
 from .rules import Greedy, Verified
 
 # Largest gap of a tie, in units in the last place (ulps) of the larger score in the target's dtype. A score is a sum
-# over the whole width behind all layers, and each pass rounds it by a few ulps of its own.
+# over the whole width after all layers, and each pass rounds it by a few ulps of its own.
 TIE_ULPS = {torch.bfloat16: 8.0, torch.float16: 16.0, torch.float32: 64.0, torch.float64: 64.0}
 
 

@@ -146,9 +146,9 @@ class _Run:
         return self.tokens[-1] in self.decoding.eos_ids or self.room <= 0
 
     def prefill(self, request: Request | ImageRequest, embedded: Any = None) -> tuple[float, float]:
-        """Emit the first token, and start the drafter behind it. Returns the seconds of each."""
+        """Emit the first token, and start the drafter after it. Returns the seconds of each."""
         drafter, warp, start = self.drafter, self.decoding.warp, self.clock()
-        # A tree's nodes are written behind the committed tokens before a path of them is kept.
+        # A tree's nodes are written after the committed tokens before a path of them is kept.
         most_nodes = 1 if drafter is None else self.decoding.policy.max_nodes + 1
         capacity = self.decoding.max_new_tokens + 1 + most_nodes
         more = {} if embedded is None else {"embedded": embedded}

@@ -33,7 +33,7 @@ from .tables import Figure, Items, Part, ReportSection, Table, items_markdown, m
 __all__ = ["Comparison", "MethodInfo", "Report", "build", "write"]
 
 VERSION = 2  # of report.json
-MANY = 40  # cells above which their table stands behind the sections, and what a cycle is made of in report.json alone
+MANY = 40  # cells above which their table stands after the sections, and what a cycle is made of in report.json alone
 
 
 @dataclass(frozen=True)

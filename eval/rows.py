@@ -73,7 +73,7 @@ class Row:
 
     @property
     def num_cycles(self) -> int:
-        """Cycles behind the prefill, each with one verification pass."""
+        """Cycles after the prefill, each with one verification pass."""
         return len(self.emitted)
 
     @property

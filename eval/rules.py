@@ -107,7 +107,7 @@ class Sampling:
         """`p` [N+1,V], row 0 at the root: warped probabilities.
 
         The host waits once for deterministic proposals. For sampled ones it waits once, once more for each sibling
-        behind a rejected one, and once for the bonus token. On a CPU, where it never waits, rows of p are made as they
+        after a rejected one, and once for the bonus token. On a CPU, where it never waits, rows of p are made as they
         are visited.
         """
         p = Distributions.of(p)
@@ -183,7 +183,7 @@ class _Siblings:
         self._q = tree.draft_probs[tree.parent_rows[children[0]]] if children else p
 
     def masses(self, token: int) -> tuple[float, float]:
-        """p and q of a child's token behind the rejections so far."""
+        """p and q of a child's token after the rejections so far."""
         mass, q_mass = torch.stack([self.rest[token], self._q[token].to(self.rest)]).tolist()
         return mass, q_mass
 
@@ -235,7 +235,7 @@ def _at_uniforms(probs: Tensor, uniforms: Tensor) -> Tensor:
     cumulative = probs.double().cumsum(-1)
     total = cumulative[:, -1:]
     place = torch.searchsorted(cumulative, uniforms[:, None] * total, right=True)
-    # A place inside is one where the sum rose. Rounding can lead behind the end: the last such place is taken then.
+    # A place inside is one where the sum rose. Rounding can lead past the end: the last such place is taken then.
     place = torch.minimum(place, torch.searchsorted(cumulative, total))
     return place.where((total > 0) & total.isfinite(), -1)[:, 0]
 

@@ -23,7 +23,7 @@ class Column:
 
     name: str
     format: str = ".2f"  # of str.format, for each number
-    unit: str = ""  # behind the number
+    unit: str = ""  # after the number
     kind: Literal["text", "number", "interval", "count"] = "number"
     group: str = ""  # heading above several columns: a set, a length
     ranked: bool = True  # more is better: the best of compared lines is marked

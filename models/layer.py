@@ -104,7 +104,7 @@ class DecoderLayer(nn.Module):
 def through(
     layer: Any, states: Tensor, inputs: Any, rope: Tensor, mask: Tensor | None, cache: Cache | TrainingPasses | None
 ) -> Tensor:
-    """States [R,N,D] behind a layer whose attention reads `inputs` [R,N,...]; the rest as of `DecoderLayer.forward`."""
+    """States [R,N,D] after a layer whose attention reads `inputs` [R,N,...]; the rest as of `DecoderLayer.forward`."""
     attention, mlp, norm = layer.self_attn, layer.mlp, layer.post_attention_layernorm
     plain = unwrapped.head_layer_of(attention, mlp, norm) if isinstance(cache, Cache) else None
     if plain is not None:

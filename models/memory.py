@@ -109,7 +109,7 @@ def activation_bytes(config: PreTrainedConfig, dtype: str, asked: Decoding) -> d
     layer = max(layer, _recurrent_bytes(text, width, places, asked.nodes))
     # The prompt's embeddings and its last states, joined of chunks.
     prompt = asked.positions * text.hidden_size * width * (2 if chunk == asked.positions else 3)
-    # What Qwen3-VL's tower adds behind its first layers; like the embeddings it stays while every method decodes.
+    # What Qwen3-VL's tower adds after its first layers; like the embeddings it stays while every method decodes.
     prompt += asked.positions * text.hidden_size * width * _num_deepstack(config)
     scores = 4 * 4 * asked.nodes * text.vocab_size  # float32: scores, warped, sorted, probabilities
     parts: dict[str, float] = {"prompt and tree": layer + prompt + scores}

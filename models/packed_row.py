@@ -1,4 +1,4 @@
-"""Packing: the samples of a batch one behind the other in a single row without padding, each attending to itself alone.
+"""Packing: the samples of a batch one after the other in a single row without padding, each attending to itself alone.
 
 A packed `Batch` is laid out as any other; models put its tokens into one row while they run and spread what comes out,
 so pictures, labels, positions and seeds are those of the padded batch. torch's attention is given a block-diagonal

@@ -63,7 +63,7 @@ def _grid(tiles: Tensor, grid: TileGrid, newline: Tensor | None) -> Tensor:
 
 
 def _pooled_rows(frames: Tensor, picture: Picture, newline: Tensor | None) -> Tensor:
-    """[F,P,D] -> [F,n,D]: fewer patches, and a newline behind each row where the picture has them."""
+    """[F,P,D] -> [F,n,D]: fewer patches, and a newline after each row where the picture has them."""
     side = math.isqrt(frames.shape[1])
     grid = frames.transpose(1, 2).unflatten(2, (side, side))  # [F,D,R,C]
     if picture.pooling == "bilinear":

@@ -85,7 +85,7 @@ def position_scheme(config: PreTrainedConfig, resume: Resume) -> PositionScheme:
 
 
 def num_deepstack(config: PreTrainedConfig) -> int:
-    """First decoder layers behind which visual states are added (Qwen3-VL); 0 in other families."""
+    """First decoder layers after which visual states are added (Qwen3-VL); 0 in other families."""
     return len(config_value(config.vision_config, "deepstack_visual_indexes") or ())
 
 
@@ -112,7 +112,7 @@ def see_patches(model: Any, patches: Tensor, pictures: Sequence[Picture]) -> See
 
 
 def added_behind(deepstack: Sequence[Tensor], visual: Tensor) -> dict[str, Any]:
-    """Keywords of a Qwen3-VL's decoder that `use_places` has changed: what is added behind its first layers.
+    """Keywords of a Qwen3-VL's decoder that `use_places` has changed: what is added after its first layers.
 
     Args:
         deepstack: of each of these layers [n,D]; none in other families.
@@ -142,7 +142,7 @@ class QwenTraining(LlavaTraining):
     """The training forward over a Qwen-VL: LLaVA's loss over other states.
 
     Args:
-        resume: where text goes on behind a clip.
+        resume: where text goes on after a clip.
     """
 
     def __init__(

@@ -127,7 +127,7 @@ def dflash_activations(
     block = Block.of_layer(shape)
     # fc's input, the norm of what it makes, and that.
     held = context * shape.hidden_size * (joined * width + 4 + 2 * width)
-    # Of the states a layer keeps its input beside the block's, keys before and behind their norm, turned, and values.
+    # Of the states a layer keeps its input beside the block's, keys before and after their norm, turned, and values.
     each = context * (shape.hidden_size * width + block.keys * (4 + 3 * width + 2 * width * chunks))
     # Of a block, what other layers keep, its input a second time, and the norms of queries and keys.
     own = block.trained(width) + width * shape.hidden_size + (block.queries + block.keys) * (4 + width)

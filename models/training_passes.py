@@ -1,6 +1,6 @@
 """Attention of training-time test (EAGLE-3): the first pass's keys densely, one key of its own for each later pass.
 
-Input i of pass s stands behind true states up to input i - s, and behind its own drafts: input i - s + r of pass r, for
+Input i of pass s stands after true states up to input i - s, and after its own drafts: input i - s + r of pass r, for
 r = 1 to s. The true states' keys are plainly causal once queries are moved by s; each other pass adds one score for
 each query, merged by log-sum-exp. Nothing of size [N,N] is kept, and memory grows linearly with passes.
 Letters: B rows, N inputs of the first pass, M of later ones (the last of the N), P later passes, L = M + P - 1,
@@ -116,7 +116,7 @@ class _Keys:
 
 
 class _Attention(torch.autograd.Function):
-    """Queries, keys and values of a pass, and the links; returns what they see, and links behind this pass.
+    """Queries, keys and values of a pass, and the links; returns what they see, and links after this pass.
 
     Each pass adds what it gives to gradients of earlier keys to those that later passes have summed.
     """
@@ -185,7 +185,7 @@ def _grouped(states: Tensor, keys: _Keys, dim: int = 1) -> Tensor:
 class _True:
     """Attention of a pass to the true states' keys alone, in one or two pieces that a kernel knows the mask of.
 
-    Queries of a pass that runs all inputs are moved by its number: the first ones see no true state. Behind N - M
+    Queries of a pass that runs all inputs are moved by its number: the first ones see no true state. After N - M
     inputs that later passes leave out, all queries see the first of them, and the rest is causal.
     """
 

@@ -163,7 +163,7 @@ def load_vqgan(source: str | Path, *, revision: str | None = None) -> VqGan:
 
     Args:
         source: a Hub id or directory of leloy's layout (`model.safetensors`), or a file: `.safetensors`, or Meta's
-            `vqgan.ckpt`, which is read with weights_only. Names may stand behind a common prefix (model.vqmodel.).
+            `vqgan.ckpt`, which is read with weights_only. Names may stand after a common prefix (model.vqmodel.).
 
     Raises:
         UserError: a key that is missing, unknown or of another shape; an unreadable file; one that asks for code.

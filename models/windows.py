@@ -63,7 +63,7 @@ def attend_in_windows(
     windows = [(end - start, start) for start, end in itertools.pairwise(cu_seq_lens_q.tolist()) if end > start]
     by_length = sorted(windows, key=lambda window: window[0])  # stable: those of a length keep their order
     order = None if by_length == windows else uploaded(_patches(by_length), q.device)
-    # [S,H,E], windows of a length behind each other.
+    # [S,H,E], windows of a length one after another.
     parts = [part[0].transpose(0, 1) for part in (q, k, v)]
     if order is not None:
         parts = [part.index_select(0, order) for part in parts]
@@ -84,7 +84,7 @@ def attend_in_windows(
 
 
 def _patches(windows: Sequence[tuple[int, int]]) -> Tensor:
-    """[S] the patches of windows (length, first patch), one window behind the other."""
+    """[S] the patches of windows (length, first patch), one window after the other."""
     return torch.cat([torch.arange(start, start + length) for length, start in windows])
 
 

@@ -83,7 +83,7 @@ def _is_empty(tree: Any, place: Place) -> bool:
 
 
 def shown(loaded: Loaded, *, defaults: bool = True) -> str:
-    """YAML with each value's origin behind it.
+    """YAML with each value's origin after it.
 
     Args:
         defaults: also settings that nothing named.

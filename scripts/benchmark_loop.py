@@ -119,7 +119,7 @@ def benchmark_loop(arguments, device) -> None:
 
 
 def bare_times(draft, target, length: int, gamma: int, device) -> tuple[float, float]:
-    """Medians of one bare draft forward (1 token) and one bare target forward (gamma + 1), behind a full cache."""
+    """Medians of one bare draft forward (1 token) and one bare target forward (gamma + 1), after a full cache."""
     times = []
     for model, core, count in ((draft, draft.model, 1), (target, target.model.language_model, gamma + 1)):
         cache = DynamicCache(config=core.config)

@@ -4,7 +4,7 @@
     scripts/benchmark_peers.py                          transformers' assisted generation alone
     scripts/benchmark_peers.py --peers FOLDER           and the official loops and training step, 9 pairs at two sizes
 
-1. `transformers.generate(assistant_model=...)`: chains of five tokens, behind short and long prompts.
+1. `transformers.generate(assistant_model=...)`: chains of five tokens, after short and long prompts.
 2. `eagenerate` of SafeAILab/EAGLE: EAGLE-3's and EAGLE-1's heads, EAGLE-2's tree.
 3. `generate` of jadohu/LANTERN: the same tree over a LlamaGen with guidance, exact and relaxed.
 4. The EAGLE-3 training step of SafeAILab/EAGLE, at four lengths.

@@ -220,13 +220,13 @@ def report(run: Run, timings: Sections, settings: str) -> str:
         parts.append("Left out for want of memory: " + "; ".join(run.left_out) + ".")
     if timings["steps"]:
         parts += [
-            f"TABED's Table 6: one token of one row behind {timings['steps'][0].at['S']} positions. A draft pays where "
+            f"TABED's Table 6: one token of one row after {timings['steps'][0].at['S']} positions. A draft pays where "
             "tau is above the last column.",
             shown(steps_table(timings["steps"], GAMMA, full=shape.published)),
         ]
     if timings["target"]:
         parts += [
-            "Figs. 5 and 6: T(B, S, gamma) is a pass over gamma positions behind S others in each of B rows; verifying "
+            "Figs. 5 and 6: T(B, S, gamma) is a pass over gamma positions after S others in each of B rows; verifying "
             "gamma drafted tokens takes gamma + 1 positions.",
             shown(remarks_table(timings["draft"], timings["target"])),
         ]

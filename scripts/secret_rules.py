@@ -3,7 +3,7 @@
     python scripts/secret_rules.py gitleaks.toml VERSION > core/secret_rules.toml
 
 gitleaks writes its patterns for Go's RE2; they are rewritten for Python's `re` here, once. A message may hold a
-key anywhere, and `redact` hides the whole word: so nothing is asked of what stands behind a key, and an underscore may
+key anywhere, and `redact` hides the whole word: so nothing is asked of what stands after a key, and an underscore may
 stand before one. Thresholds of entropy are dropped, so a made-up key is hidden like a real one.
 """
 
@@ -45,13 +45,13 @@ OTHERS = {
     "curl-auth-header", "curl-auth-user", "hashicorp-tf-password", "kubernetes-secret-yaml", "nuget-config-password",
     "sidekiq-sensitive-url", "pkcs12-file", "sonar-api-token", "sumologic-access-id", "okta-access-token",
 }  # fmt: skip
-# Halves of a pattern that have no format of their own: 40 hexadecimal digits, and 24 letters behind "s.".
+# Halves of a pattern that have no format of their own: 40 hexadecimal digits, and 24 letters after "s.".
 NO_FORMAT = {"sourcegraph-access-token": "|[a-fA-F0-9]{40}", "vault-service-token": r"|s\.(?i:[a-z0-9]{24})"}
 # Formats whose fixed letters `has_format` does not see.
 FORMATS = {"atlassian-api-token", "azure-ad-client-secret", "vault-service-token"}
 # A keyword that stands in the key itself, where the list has the provider's name.
 KEYWORDS = {"airtable-personnal-access-token": ["pat"]}
-# What gitleaks wants behind a key.
+# What gitleaks wants after a key.
 _QUOTE_OR_END = r"""(?:[\x60'"\s;]|\\[nr]|$)"""
 _ENDS = (
     _QUOTE_OR_END, _QUOTE_OR_END[:-1] + r"|\b)", r"(?:[^\w-]|\z)", r"(?:[^a-zA-Z0-9+/]|\z)",

@@ -80,6 +80,6 @@ def _title(language: str, tags: list[str]) -> str:
 
 
 def _default_stars(row: str) -> str:
-    """`true*, false`: a star behind a word is no emphasis, unless another one stands before the word."""
+    """`true*, false`: a star after a word is no emphasis, unless another one stands before the word."""
     kept = r"`[^`]*`|\*\*.+?\*\*|(?<![\w)\"])\*[^*|]+\*"
     return re.sub(rf"({kept})|(?<=[\w)\"])\*(?=[,;|) ]|$)", lambda match: match[1] or r"\*", row)

@@ -90,7 +90,7 @@ class Call:
     args: tuple
     named: dict[str, Any]
     cache: Cache | None
-    length: int  # of the cache, which the forward wrote behind
+    length: int  # of the cache, after which the forward wrote
 
 
 def record(models: Models, decoding: Decoding, number: int) -> tuple[list[Call], Generation]:

@@ -195,7 +195,7 @@ def _steps(
             sums = _Sums(torch.zeros((), device=engine.device))
             clock, samples = time.perf_counter(), 0
         due = training.validates_at(step)
-        # Behind the last step without a validation the result alone is left to write, which is less than a checkpoint.
+        # After the last step without a validation the result alone is left to write, which is less than a checkpoint.
         if stops and (due or not last):
             save(step, not due)
             raise Stopped(f"after step {step}", step)

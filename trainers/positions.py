@@ -59,7 +59,7 @@ def before_decoding(
     max_new_tokens: int,
     flat: Collection[str] = (),
 ) -> None:
-    """Warn where prompts with their pictures, and what is decoded behind them, go beyond a draft's positions.
+    """Warn where prompts with their pictures, and what is decoded after them, go beyond a draft's positions.
 
     Args:
         name: of the benchmark.
@@ -71,7 +71,7 @@ def before_decoding(
         if too_long.first is not None:
             say(
                 f"warning: {name}: prompts that leave less than {max_new_tokens:,} of the {held:,} positions of the "
-                f"draft {draft}: {too_long}. In mode M it proposes noise behind its positions. Hints: mode P (pools "
+                f"draft {draft}: {too_long}. In mode M it proposes noise beyond its positions. Hints: mode P (pools "
                 f"pictures 2 x 2, a quarter of their tokens); {_MORE_POSITIONS}; train on several pictures (a mixture "
                 "with such data)."
             )

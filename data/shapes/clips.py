@@ -1,7 +1,7 @@
-"""Clips of one object that moves, told in two ways: facts from the first words on, or behind an introduction.
+"""Clips of one object that moves, told in two ways: facts from the first words on, or after an introduction.
 
 A drafter that holds text alone (Sparrow's VATA) has what the target's states of text say. Where the answer opens with
-facts, those states have had no words yet in which to gather them; behind an introduction that never changes, they have.
+facts, those states have had no words yet in which to gather them; after an introduction that never changes, they have.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ def told_early(steps: list[Object], say: Say) -> tuple[str, str]:
 
 
 def told_late(steps: list[Object], say: Say) -> tuple[str, str]:
-    """Question and answer, whose facts come behind `INTRODUCTION`."""
+    """Question and answer, whose facts come after `INTRODUCTION`."""
     first, last = steps[0], steps[-1]
     lead, end = say("The", "A", "This", "That"), say("stops at", "comes to")
     return LATE_QUESTION, f"{INTRODUCTION} {lead} {first.name} starts at the {first.place} and {end} the {last.place}."

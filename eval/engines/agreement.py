@@ -106,7 +106,7 @@ def compare(
 
 @dataclass(frozen=True)
 class _Pair:
-    """Two chains behind the same tokens, and the answer's `tokens` from there on."""
+    """Two chains after the same tokens, and the answer's `tokens` from there on."""
 
     ours: list[int]
     engine: list[int]
@@ -174,7 +174,7 @@ def _other_chains(cell: Cell, engine: Engine, *, kind: str, target: str, layers:
         )
     if cell.group != TEXT and text and target.startswith("qwen") and engine.runner == "V1":
         return (
-            "the engine's fault: vLLM's V1 runner writes draft steps behind a Qwen-VL picture into the slots of "
+            "the engine's fault: vLLM's V1 runner writes draft steps after a Qwen-VL picture into the slots of "
             "earlier keys; its V2 runner does not (VLLM_USE_V2_MODEL_RUNNER=1)"
         )
     if cell.group == RESIZED and text:

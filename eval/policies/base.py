@@ -64,7 +64,7 @@ class Draw:
 
 def ends_read(draw: Draw, device: torch.device) -> frozenset[int]:
     """The ends that a policy looks for which reads no token otherwise: none on a GPU, where the host would wait at each
-    level of every cycle to save the last cycle's tail. What is drafted behind an end is never emitted.
+    level of every cycle to save the last cycle's tail. What is drafted after an end is never emitted.
     """
     return draw.ends if device.type == "cpu" else frozenset()
 
@@ -73,7 +73,7 @@ class TreePolicy(Protocol):
     name: str
     prunes_by_token: bool  # drops drawn nodes by their scores: not exact with sampled draws
     num_levels: int
-    # Most nodes that a cycle writes behind the committed tokens: of its tree, or of the drafter's expansions where
+    # Most nodes that a cycle writes after the committed tokens: of its tree, or of the drafter's expansions where
     # those are more. Caches are made for as many.
     max_nodes: int
 

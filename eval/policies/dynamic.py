@@ -68,7 +68,7 @@ class Candidates:
     def best(self, count: int, *, planned: int = 0) -> Tree:
         """The tree of the `count` best, fewer where fewer are possible, of a cycle that planned so many levels."""
         chosen = np.sort(_likeliest(self.scores, count))
-        # Candidate -> its node and its expansion; the entry behind the last candidate is the root's.
+        # Candidate -> its node and its expansion; the entry after the last candidate is the root's.
         node, expansion = (np.full(len(self.scores) + 1, ROOT) for _ in range(2))
         node[chosen], expansion[self.expanded] = np.arange(len(chosen)), np.arange(len(self.expanded))
         above = np.append(self.expanded, len(self.scores))[parent_expansion(chosen, self.width)]

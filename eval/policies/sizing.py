@@ -128,7 +128,7 @@ class SizingRules:
         return self.settings.threshold == "local" or node.cumulative > self.threshold_at(len(node.path) + 1)
 
     def first(self, nodes: list[Node]) -> list[Node]:
-        """The first `max_nodes` in the order of filling, in which a node stands behind its parent."""
+        """The first `max_nodes` in the order of filling, in which a node stands after its parent."""
         if self.settings.order == "depth-first":
             return sorted(nodes, key=lambda node: node.path)[: self.settings.max_nodes]
         return sorted(nodes, key=lambda node: (-node.cumulative, len(node.path), node.path))[: self.settings.max_nodes]

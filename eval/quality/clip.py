@@ -108,7 +108,7 @@ def embed_images(model: CLIPModel, images: Tensor) -> Tensor:
 
 
 def embed_texts(model: CLIPModel, tokenizer: PreTrainedTokenizerBase, texts: Sequence[str]) -> Tensor:
-    """B texts, cut behind the model's positions, to unit embeddings [B,D]."""
+    """B texts, cut to the model's positions, to unit embeddings [B,D]."""
     text_config: Any = model.config.text_config
     length = text_config.max_position_embeddings
     tokens = tokenizer(list(texts), padding=True, truncation=True, max_length=length, return_tensors="pt")

@@ -78,7 +78,7 @@ class Vgg16(nn.Module):
             layers.append(nn.MaxPool2d(2))
         self.features = nn.Sequential(*layers)
         flat = channels * (side // 2 ** len(widths)) ** 2
-        # The dropout does nothing here and keeps the number of the layer behind it.
+        # The dropout does nothing here and keeps the number of the layer after it.
         self.classifier = nn.Sequential(nn.Linear(flat, hidden), nn.ReLU(), nn.Dropout(), nn.Linear(hidden, hidden))
 
     def forward(self, images: Tensor) -> Tensor:

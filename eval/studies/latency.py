@@ -1,7 +1,7 @@
 """What passes of target, drafter and captioner cost (TABED, section 3.1, appendices D.2, F, G and J.3).
 
 Latency does not depend on the weights: models are random, at full size or smaller. All times are of one process, taken
-in turn. T(B, S, gamma) is the time of one pass over gamma new positions behind S others in each of B rows; verifying
+in turn. T(B, S, gamma) is the time of one pass over gamma new positions after S others in each of B rows; verifying
 gamma drafted tokens takes gamma + 1 positions. Letters: B rows, S positions in the cache, I images.
 """
 
@@ -62,11 +62,11 @@ def prompt(config: Any, num_images: int, num_text: int, *, seed: int, device: to
     return Request(ids, modality, pixels).to(device)
 
 
-# Passes behind a full cache (Table 6, Figs. 5 and 6)
+# Passes after a full cache (Table 6, Figs. 5 and 6)
 
 
 class Passes:
-    """Passes of a decoder with LM head and argmax, in `rows` rows behind a cache of random states.
+    """Passes of a decoder with LM head and argmax, in `rows` rows after a cache of random states.
 
     None of them is committed: S stays what it is. `burst` passes, each fed by the one before, are one measurement.
     """
@@ -84,7 +84,7 @@ class Passes:
 
     @torch.inference_mode()
     def run(self, length: int, count: int) -> None:
-        """`count` positions in each row behind `length` others, `burst` times."""
+        """`count` positions in each row after `length` others, `burst` times."""
         self.cache.crop_to(length)
         ids = torch.full((self.rows, count), ANY_TOKEN, device=self.decoder.device)
         for _ in range(self.burst):
@@ -127,7 +127,7 @@ def step_times(
     burst: int,
     num_rounds: int,
 ) -> list[Measured]:
-    """T_p of a target and T_q of drafts: one token of one row behind `length` positions.
+    """T_p of a target and T_q of drafts: one token of one row after `length` positions.
 
     Args:
         graphs: also T_q of drafts whose chain of `gamma` tokens is one graph (captured on CUDA alone).

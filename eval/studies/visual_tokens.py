@@ -31,7 +31,7 @@ THRESHOLD = 0.25  # of retention, below which Sparrow takes visual tokens to be 
 
 
 def kinds_of(modality: Tensor) -> Tensor:
-    """[T] places in `KINDS`: the instruction is the text behind the last visual place, text what stands before it.
+    """[T] places in `KINDS`: the instruction is the text after the last visual place, text what stands before it.
 
     The paper does not say where its instruction begins. A prompt without visual places is all instruction.
     """
@@ -63,7 +63,7 @@ def target_visual_attention(target: Any, request: Request) -> Tensor:
 
 @torch.inference_mode()
 def head_shares(target: Any, head: Drafter, request: Request) -> dict[Kind, float]:
-    """Where a hidden-state head looks from the first token behind the prompt, which is text, as shares over kinds.
+    """Where a hidden-state head looks from the first token after the prompt, which is text, as shares over kinds.
 
     It is observed while it drafts: it must attend through `scaled_dot_product_attention`.
 

@@ -44,7 +44,7 @@ class CacheLayer(CacheLayerMixin):
     def update(
         self, key_states: Tensor, value_states: Tensor, *args: object, **kwargs: object
     ) -> tuple[Tensor, Tensor]:
-        """Write keys and values [R,H,N,D] behind `length`. Returns all from the first to the written ones."""
+        """Write keys and values [R,H,N,D] after `length`. Returns all from the first to the written ones."""
         if not self.is_initialized:
             self.lazy_initialization(key_states, value_states)
         if self.places is not None:
@@ -75,7 +75,7 @@ class CacheLayer(CacheLayerMixin):
 
 
 class Cache(TransformersCache):
-    """The key-value cache of every model. A forward writes behind `length`; the caller commits by moving `length`."""
+    """The key-value cache of every model. A forward writes after `length`; the caller commits by moving `length`."""
 
     def __init__(self, num_layers: int, capacity: int):
         super().__init__(layers=[CacheLayer(capacity) for _ in range(num_layers)])
@@ -132,7 +132,7 @@ class Cache(TransformersCache):
         self.advance(len(written))
 
     def _gather(self, written: Sequence[int]) -> None:
-        """Move keys and values at `written` behind the committed ones."""
+        """Move keys and values at `written` after the committed ones."""
         if list(written) != list(range(len(written))):
             start = self.length
             index = torch.tensor([start + w for w in written])

@@ -49,7 +49,7 @@ class PromptRows:
     next_position: Tensor  # [R] int64, on either device: the position of a row's next token
     mask: Tensor | None = None  # [R,T] bool: no padding; None: there is none that could be seen
     visual: Tensor | None = None  # [R,T] bool, on the CPU; given where `deepstack` is
-    deepstack: tuple[Tensor, ...] = ()  # of the first layers: [n,D] that is added behind each, at visual places
+    deepstack: tuple[Tensor, ...] = ()  # of the first layers: [n,D] that is added after each, at visual places
     segments: Tensor | None = None  # [1,T] int64: the sample of each token of a packed row, which sees no other
 
     @property
@@ -69,7 +69,7 @@ class CachedDecoder:
     """
 
     scheme: PositionScheme = FLAT
-    num_deepstack = 0  # first layers behind which visual states are added (Qwen3-VL)
+    num_deepstack = 0  # first layers after which visual states are added (Qwen3-VL)
 
     def __init__(self, model: nn.Module, *, num_token_ids: int, never: Sequence[int] = ()):
         # transformers has no common type for these models: their attributes are checked where they are read.
@@ -181,7 +181,7 @@ class CachedDecoder:
         )
 
     def _deepstack_of(self, seen: Any) -> tuple[Tensor, ...]:
-        """What is added behind the first layers, of what `see` made (Qwen3-VL)."""
+        """What is added after the first layers, of what `see` made (Qwen3-VL)."""
         return ()
 
     def run(
@@ -229,7 +229,7 @@ class CachedDecoder:
         attention: Sequence[int] = (),
         more: Mapping[str, Any] | None = None,
     ) -> DecoderStates:
-        """Run N new positions [R,N,D] behind the cache's committed ones (the caller commits).
+        """Run N new positions [R,N,D] after the cache's committed ones (the caller commits).
 
         Args:
             positions: [R,N] int64, or [n,R,N] in coordinates; a single one counts for all.

@@ -2,7 +2,7 @@
 
 A place decays its parent's state by exp(g) and moves what the state answers to its key towards its value by beta:
 S = exp(g) S' + k u^T with u = beta (v - exp(g) S'^T k). A state is thus exp(G) S0 plus one term for each ancestor, with
-G the sum of g on the way. The u of all nodes are thus the solution of one triangular system, and the state behind
+G the sum of g on the way. The u of all nodes are thus the solution of one triangular system, and the state after
 a path is a sum over its nodes: none is kept for each node, and none is ever undone.
 Letters: R rows, H heads, N new places, P places before them that are not committed, C chunk, K key and E value width.
 """
@@ -34,7 +34,7 @@ class Step:
 
 @dataclass(frozen=True)
 class Written:
-    """What places have written behind a committed state; enough to make the state behind any path of them."""
+    """What places have written after a committed state; enough to make the state after any path of them."""
 
     keys: Tensor  # [R,H,P,K]
     updates: Tensor  # [R,H,P,E] u
@@ -75,7 +75,7 @@ def over_tree(step: Step, state: Tensor, seen: Tensor, before: Written | None = 
 
 
 def behind(state: Tensor, written: Written, path: Sequence[int]) -> Tensor:
-    """The state [R,H,K,E] behind the places `path` of those that were written, each the next one's parent."""
+    """The state [R,H,K,E] after the places `path` of those that were written, each the next one's parent."""
     if not path:
         return state
     if list(path) == list(range(len(path))):
@@ -90,7 +90,7 @@ def behind(state: Tensor, written: Written, path: Sequence[int]) -> Tensor:
 
 
 def over_chain(step: Step, state: Tensor) -> tuple[Tensor, Tensor]:
-    """Outputs [R,H,N,E] of N places behind each other, and the state behind the last; `CHUNK` places at a time."""
+    """Outputs [R,H,N,E] of N places one after another, and the state after the last; `CHUNK` places at a time."""
     count = step.keys.shape[2]
     extra = -count % min(CHUNK, count)
     size = min(CHUNK, count)

@@ -29,7 +29,7 @@ class HybridDecoder(QwenDecoder):
     """A Qwen3.5 in eval mode, dense or a mixture of experts.
 
     Args:
-        resume: where text goes on behind a clip.
+        resume: where text goes on after a clip.
     """
 
     def __init__(self, model: nn.Module, *, num_token_ids: int, resume: Resume = "max_plus_one"):

@@ -22,7 +22,7 @@ class QwenDecoder(CachedDecoder):
     """A Qwen-VL in eval mode.
 
     Args:
-        resume: where text goes on behind a clip.
+        resume: where text goes on after a clip.
     """
 
     def __init__(self, model: nn.Module, *, num_token_ids: int, resume: Resume = "max_plus_one"):
@@ -57,5 +57,5 @@ class QwenDecoder(CachedDecoder):
         return added_behind([part.index_select(0, chosen) for part in prompts.deepstack], here)
 
     def _coordinates(self, positions: Tensor) -> Tensor:
-        """[3,R,N]: what stands behind a prompt is text, and counts alike in all three."""
+        """[3,R,N]: what stands after a prompt is text, and counts alike in all three."""
         return positions if positions.dim() == 3 else positions[None].expand(3, -1, -1)

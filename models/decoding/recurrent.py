@@ -1,7 +1,7 @@
 """A cache of decoders whose layers attend or recur: keys and values of the ones, states of the others.
 
-A recurrent layer holds the state behind the last committed place and what later places have written (`delta_rule`). A
-place that is not accepted is dropped, and the state behind an accepted path is computed from what its nodes wrote: no
+A recurrent layer holds the state after the last committed place and what later places have written (`delta_rule`). A
+place that is not accepted is dropped, and the state after an accepted path is computed from what its nodes wrote: no
 state is ever taken back. Letters: R rows, H heads, N new places, P written places, D channels, W window.
 """
 
@@ -22,7 +22,7 @@ from .delta_rule import Step, Written, behind, over_chain, over_tree
 
 
 class RecurrentLayer(CacheLayerMixin):
-    """State and window of the convolution behind `base` committed places, and what places from there on have written.
+    """State and window of the convolution after `base` committed places, and what places from there on have written.
 
     Args:
         window: W, places before a place that its convolution reads.
@@ -43,9 +43,9 @@ class RecurrentLayer(CacheLayerMixin):
         self.written: Written | None = None  # [.,.,P,.]
 
     def move_to(self, length: int) -> None:
-        """Where the next places stand. Behind `base` it may move over written places; before it there is no state."""
+        """Where the next places stand. After `base` it may move over written places; before it there is no state."""
         assert self.base <= length <= self.base + self.num_written or length == 0, (
-            f"a recurrent state behind {self.base} places cannot go back to {length}"
+            f"a recurrent state after {self.base} places cannot go back to {length}"
         )
         if length == 0:
             self.reset()
@@ -63,7 +63,7 @@ class RecurrentLayer(CacheLayerMixin):
             columns: [R,N,D] of the new places.
             weight: [D,W+1]; the last is the place's own.
             seen: [1 or R,N,P+N] bool, ancestors and the place itself, P the places from `base` to `length`; None: new
-                places follow each other behind the committed ones and are committed with this pass.
+                places follow each other after the committed ones and are committed with this pass.
         """
         rows, count, channels = columns.shape
         if self.inputs is None:
@@ -72,7 +72,7 @@ class RecurrentLayer(CacheLayerMixin):
         self.inputs = torch.cat([self.inputs[:, : self.window + ahead], columns], dim=1)
         wide = torch.promote_types(torch.float32, columns.dtype)
         if seen is None:
-            assert ahead == 0, "a prompt behind places that are not committed"
+            assert ahead == 0, "a prompt after places that are not committed"
             mixed = F.conv1d(self.inputs.mT.to(wide), weight.unsqueeze(1).to(wide), groups=channels).mT
             self.inputs = self.inputs[:, count:]
             return mixed

@@ -25,7 +25,7 @@ def unseen_from(decoder: CachedDecoder, places: Tensor, layer: int) -> Iterator[
     Positions stay as they are. A hidden token attends to itself, since a softmax needs at least one key.
 
     Args:
-        places: [T] bool of the prompt that the cache begins with; what comes behind is seen.
+        places: [T] bool of the prompt that the cache begins with; what comes after is seen.
     """
     if recurrent_layers(decoder.language_model.config):
         raise UserError(

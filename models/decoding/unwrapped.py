@@ -69,7 +69,7 @@ def run(
     Args:
         positions: [R,N] int64; one row counts for all.
         mask: [R,1,N,K] bool; None: one position sees all, several are causal with nothing before them.
-        tapped: layers, counted from 1, behind which states are kept.
+        tapped: layers, counted from 1, after which states are kept.
 
     Returns:
         The feature [R,N,D], post-final-norm, and the kept states [R,N,D].
@@ -95,7 +95,7 @@ def step(
     layer: Layer, states: Tensor, inputs: Tensor, turn: Callable[[Tensor], Tensor], mask: Tensor | None,
     cached: CacheLayer,
 ) -> Tensor:  # fmt: skip
-    """States [R,N,D] behind a layer whose attention reads `inputs` [R,N,...]; `turn` rotates heads [R,N,H+G,E]."""
+    """States [R,N,D] after a layer whose attention reads `inputs` [R,N,...]; `turn` rotates heads [R,N,H+G,E]."""
     shape = (*inputs.shape[:2], -1, layer.head_dim)
     q, k, v = [F.linear(inputs, *part).view(shape) for part in layer.qkv]
     if layer.head_norms is not None:
@@ -130,7 +130,7 @@ def _layer(layer: Any) -> Layer | None:
 
 
 def head_layer_of(attention: Any, mlp: Any, behind: nn.Module) -> Layer | None:
-    """What a head's layer computes with behind its first norm; None: as of `layers_of`."""
+    """What a head's layer computes with after its first norm; None: as of `layers_of`."""
     if torch.is_grad_enabled() or not _plain((attention, mlp), ("HeadAttention", "GatedFeedForward")):
         return None
     own = attention._modules

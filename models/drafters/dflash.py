@@ -222,7 +222,7 @@ class DflashProposal:
         self._states = states[:, :0]
 
     def begin(self, first: int) -> None:
-        """The first block stands behind the prompt."""
+        """The first block stands after the prompt."""
         self._last = torch.tensor([[first]])
 
     @torch.inference_mode()
@@ -247,7 +247,7 @@ class DflashProposal:
         self._next += self._states.shape[1]
 
     def _pass(self, states: Tensor, positions: Tensor, first: Tensor | None) -> Tensor:
-        """Keep keys and values of states [1,N,J*D]; run the block behind `first` [1,1] and return its [1,Q,D].
+        """Keep keys and values of states [1,N,J*D]; run the block after `first` [1,1] and return its [1,Q,D].
 
         Args:
             positions: [N+Q] of both; [N] without a block.

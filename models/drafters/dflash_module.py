@@ -152,7 +152,7 @@ class DflashHead(nn.Module):
         return torch.cat([known, masks], dim=2).flatten(1, 2)
 
     def forward(self, blocks: Tensor, context: Tensor, positions: Tensor, attend: Attend) -> Tensor:
-        """Blocks [B,Q,D] beside context [B,C,D], at positions [B,C+Q] -> [B,Q,D] behind the final norm."""
+        """Blocks [B,Q,D] beside context [B,C,D], at positions [B,C+Q] -> [B,Q,D] after the final norm."""
         rope = self.rotary(positions)
         for number, layer in enumerate(self.layers):
             # Bound now: a later layer has another number.

@@ -1,6 +1,6 @@
 """DFlash's training forward: many blocks of each sample in one pass (Chen et al. 2026, arXiv 2602.06036, section 4.2).
 
-A block stands where a cycle of decoding could: behind an anchor, a token of the answer. It sees the target's states
+A block stands where a cycle of decoding could: after an anchor, a token of the answer. It sees the target's states
 before its anchor and itself, never another block nor a state from its anchor on, which decoding does not have yet.
 Letters: B rows, T tokens, A blocks of a row, K masks of a block, Q = A * (K + 1) places of blocks, S trained places, C
 places of a piece, D width, V vocabulary.
@@ -39,10 +39,10 @@ class DflashLoss(Section):
     # ce: against the answer's own tokens, as published (the target writes them); others: against the target's
     # distribution at each place.
     token_divergence: Literal["ce"] | Divergence = "ce"
-    # Mask k counts exp(-(k - 1) / gamma): an early miss throws away all that stands behind it. Null: the paper's, 4 for
+    # Mask k counts exp(-(k - 1) / gamma): an early miss throws away all that stands after it. Null: the paper's, 4 for
     # blocks of up to 8 tokens, 5 for up to 10, 7 above.
     gamma: float | None = Field(None, gt=0)
-    # Most blocks of a sample, drawn anew in each epoch; a shorter answer has one behind each of its tokens.
+    # Most blocks of a sample, drawn anew in each epoch; a shorter answer has one after each of its tokens.
     num_anchors: int = Field(512, ge=1)
     # Places whose vocabulary is projected at once.
     chunk: int = Field(512, ge=1)
@@ -66,7 +66,7 @@ class Blocks(OnDevice):
 def draw_blocks(loss_mask: Tensor, seeds: Sequence[int], most: int, num_masks: int) -> Blocks:
     """At most `most` anchors of each row, from its seed; fewer are eligible in short answers, and then all are taken.
 
-    An anchor is a supervised token behind which another one stands.
+    An anchor is a supervised token after which another one stands.
 
     Args:
         loss_mask: [B,T] bool on the CPU.
@@ -74,7 +74,7 @@ def draw_blocks(loss_mask: Tensor, seeds: Sequence[int], most: int, num_masks: i
     """
     count = loss_mask.shape[1]
     index = torch.arange(count)
-    # The first unsupervised index from each one on, and so how many labels stand behind an anchor.
+    # The first unsupervised index from each one on, and so how many labels stand after an anchor.
     ends = torch.where(loss_mask, count, index).flip(1).cummin(1).values.flip(1)
     behind = F.pad(ends, (0, 1), value=count)[:, 1:] - (index + 1)
     eligible = loss_mask & (behind > 0)
@@ -135,7 +135,7 @@ class DflashTraining(nn.Module):
         return StepLoss(loss, batch.loss_mask[:, 1:].sum(), dict(zip(self.metrics, sums, strict=True)))
 
     def outputs(self, batch: Batch, states: TargetStates, blocks: Blocks) -> Tensor:
-        """[B,Q,D] behind the final norm, of the blocks of each row one behind the other."""
+        """[B,Q,D] after the final norm, of the blocks of each row one after the other."""
         head, shape = self.head, self.head.shape
         kept = uploaded(self.kept(batch), batch.ids.device)  # [B,T]
         before = kept.cumsum(1) - kept.long()  # of each token, the states that are held before it
@@ -215,7 +215,7 @@ class Places:
         self.ranks: list[Tensor] = []
 
     def hits(self, shape: torch.Size, at: tuple[Tensor, Tensor, Tensor], share: Tensor) -> tuple[Tensor, ...]:
-        """Sums over blocks, behind the comparison: the first place hit, was among three, and how many hit in a row.
+        """Sums over blocks, after the comparison: the first place hit, was among three, and how many hit in a row.
 
         Args:
             shape: [B,A,K].

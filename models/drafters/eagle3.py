@@ -230,7 +230,7 @@ class Eagle3Head(StateHead):
 
 
 class JoinedLinear(nn.Linear):
-    """A linear layer over [embedding; state] or, in passes of training, over one half behind the other."""
+    """A linear layer over [embedding; state] or, in passes of training, over one half after the other."""
 
     def forward(self, states: Tensor, own: Tensor | None = None, passes: TrainingPasses | None = None) -> Tensor:
         """[...,2*D] -> [...,D'], or embeddings and states [B,N,D] of a pass -> [B,N,D']."""

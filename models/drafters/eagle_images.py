@@ -53,7 +53,7 @@ class EagleLoss(Section):
     noise: float = Field(0.2, ge=0)
     # next: the predictions that give codes 1 to n - 1 of an image; decoding drafts these but for the last one, which
     # the target's own pass always gives. eagle: the published mask, which leaves out the first of them (code 1) and
-    # has one behind the end.
+    # has one after the end.
     mask: Literal["next", "eagle"] = "next"
 
 

@@ -1,7 +1,7 @@
 """TABED: several drafting modes of one draft at once, mixed into one distribution (TABED, section 5).
 
 The modes are rows of one batch: a draft step is one forward, whatever their number, and each row commits the same
-tokens behind its own prompt. What is drawn from, and what sampling is verified against, is the mixture.
+tokens after its own prompt. What is drawn from, and what sampling is verified against, is the mixture.
 Letters: R rows, F nodes, P positions, V vocabulary.
 """
 

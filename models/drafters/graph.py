@@ -116,7 +116,7 @@ class GraphedChain(EnsembleProposal):
         """[R,N,D] of tokens [N] at `places` [N] of every row."""
         assert self._static is not None
         every = torch.arange(self.capacity, device=ids.device)
-        # [R,1,N,L]: what lies behind is stale and unseen, and so is the padding.
+        # [R,1,N,L]: what lies after is stale and unseen, and so is the padding.
         mask = ((every <= places[:, None]) & (every >= self._padding)[:, None])[:, None]
         with self._static.written_at(places):
             return self.decoder.language_model(

@@ -52,7 +52,7 @@ class HeadConfig(PublishedDrafter):
     # Positions of the inputs in decoding: compact counts what the drafter holds, flat counts the prompt's tokens, mrope
     # takes the target's own (M-RoPE targets alone). flat and mrope leave a gap where visual tokens are dropped.
     positions: Literal["compact", "flat", "mrope"] = "flat"
-    # Share of samples in training whose text after the last image stands a random distance 0 to `gap` behind the text
+    # Share of samples in training whose text after the last image stands a random distance 0 to `gap` after the text
     # before it: the head then does not depend on the choice above.
     gap_share: float = Field(0.0, ge=0, le=1)
     # The largest distance of `gap_share`, in positions.
@@ -64,7 +64,7 @@ class HeadConfig(PublishedDrafter):
     mtp_steps: int = Field(0, ge=0, le=64)
     # full: a pass sees its own keys alone. ttt: older inputs keep their true states, as they do in decoding (EAGLE-3).
     mtp_attention: Literal["full", "ttt"] = "full"
-    # Which states a further pass replaces: after_text those behind a text token, all every one but the first.
+    # Which states a further pass replaces: after_text those after a text token, all every one but the first.
     replace: Literal["after_text", "all"] = "after_text"
     # What is trained for; null: the kind's own loss.
     objective: HeadObjective | None = None

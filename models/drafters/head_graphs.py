@@ -76,7 +76,7 @@ class HeadGraphs:
     def new_cache(self, needed: int) -> Cache:
         """An empty cache of at least `needed` positions: the static one where it is large enough."""
         self._grown = -1
-        # Padding is written behind the nodes.
+        # Padding is written after the nodes.
         if needed + self.counts[-1] > self.lengths[-1]:
             self._lent = None
             return Cache(1, needed)
@@ -202,7 +202,7 @@ class HeadGraphs:
         assert self._cache is not None and self._outputs is not None and self._next is not None
         device, rows = inputs.past.device, len(self._outputs)
         new = inputs.first + torch.arange(inputs.count, device=device)  # [F] numbers of the expansions
-        behind = torch.arange(length, device=device) - inputs.past  # [K] place behind the committed ones
+        behind = torch.arange(length, device=device) - inputs.past  # [K] place after the committed ones
         expansions = inputs.seen.index_select(1, behind.clamp(0, MOST_EXPANSIONS - 1)) & (behind < MOST_EXPANSIONS)
         mask = (behind < 0) | expansions
         states = self._outputs.index_select(1, inputs.above)
@@ -230,7 +230,7 @@ class _RootInputs:
         self.past, self.last = self._numbers[:1], self._numbers[1:]  # committed places, index of the last true state
 
     def fill(self, states: Tensor, tokens: Tensor, positions: Tensor, past: int) -> None:
-        """Behind the inputs stays what an earlier cycle left: nothing that counts sees it."""
+        """After the inputs stays what an earlier cycle left: nothing that counts sees it."""
         real = states.shape[1]
         self.states[:, :real].copy_(states)
         self.tokens[:, :real].copy_(tokens)

@@ -61,7 +61,7 @@ class Layout(OnDevice):
     runs: tuple[tuple[int, int, int], ...]  # row, first place and end of each picture: a stretch of one modality
 
     def pick(self, values: Tensor, shift: int = 0) -> Tensor:
-        """[B,T,...] at the inputs' places, or `shift` behind them: [B,N,...]."""
+        """[B,T,...] at the inputs' places, or `shift` after them: [B,N,...]."""
         places = (self.index + shift).clamp(max=values.shape[1] - 1)
         return torch.gather(values, 1, places.view(*places.shape, *[1] * (values.dim() - 2)).expand(
             *places.shape, *values.shape[2:]))  # fmt: skip
@@ -281,7 +281,7 @@ def base_positions(kind: str, layout: Layout, sequences: Sequences, *, visual_he
 
 
 def with_gaps(positions: Tensor, layout: Layout, gaps: Sequence[int | None]) -> Tensor:
-    """Text after a row's last picture stands `gap` places behind the text before that picture; None leaves a row.
+    """Text after a row's last picture stands `gap` places after the text before that picture; None leaves a row.
 
     Args:
         positions: [B,N] or [3,B,N].

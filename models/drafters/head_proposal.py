@@ -133,7 +133,7 @@ class HeadProposal(Recursive):
 
 
 def _with_first(prompt: Prompt, first: int, prefill: TargetStep) -> Sequences:
-    """The prompt and the first token behind it: T + 1 places, of which the last has no state."""
+    """The prompt and the first token after it: T + 1 places, of which the last has no state."""
     positions = prompt.positions if prompt.positions.dim() == 3 else prompt.positions[None]
     modality = prompt.modality
     assert modality is not None

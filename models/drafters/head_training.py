@@ -313,7 +313,7 @@ def add_noise(features: Tensor, uniforms: Tensor, lengths: Tensor, width: float)
 def row_uniforms(
     like: Tensor, padding: Sequence[int], seeds: Sequence[int], lengths: Sequence[int] | None = None
 ) -> Tensor:
-    """[B,N,D] in [0, 1), as `like`; 1/2 (no noise) in each row's `padding` places on the left and behind its `lengths`.
+    """[B,N,D] in [0, 1), as `like`; 1/2 (no noise) in each row's `padding` places on the left and after its `lengths`.
 
     A row's draws follow from its seed and its own places: they do not depend on other rows or on the number of ranks.
     """

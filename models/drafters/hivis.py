@@ -21,7 +21,7 @@ class HivisConfig(FusedHeadConfig):
     input_norm: bool | None = True
     positions: Literal["compact", "flat", "mrope"] = "compact"
     mtp_steps: int = Field(1, ge=0)
-    # Learned vectors added by how many steps a state lies behind the last true one; 0: none.
+    # Learned vectors added by how many steps a state lies after the last true one; 0: none.
     num_steps: int = Field(0, ge=0)
 
     own_loss: ClassVar[HeadObjective] = VISUAL_STAGE
@@ -46,7 +46,7 @@ class HivisConfig(FusedHeadConfig):
 
 
 class HivisHead(StateHead):
-    """Adds a learned vector for each step behind the last true state."""
+    """Adds a learned vector for each step after the last true state."""
 
     def __init__(self, shape: LayerShape, *, fc_bias: bool = True, num_steps: int = 0):
         super().__init__(shape, fc_bias=fc_bias)

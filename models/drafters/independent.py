@@ -109,7 +109,7 @@ class IndependentProposal:
 
     @torch.inference_mode()
     def expand(self, parents: Sequence[int], tokens: Tensor) -> Tensor:
-        """Run tokens [F] behind the committed ones; the cache keeps its committed length."""
+        """Run tokens [F] after the committed ones; the cache keeps its committed length."""
         assert self._cache is not None
         past, first, device = self._cache.length, len(self._expansions), self.decoder.device
         depths = self._expansions.take(parents)

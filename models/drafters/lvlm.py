@@ -43,7 +43,7 @@ class RopeScaling(Section):
     # linear squeezes positions into those that are known (simple, and right after finetuning); yarn leaves near
     # distances alone (better untrained).
     kind: Literal["linear", "yarn"] = "linear"
-    # As many as the longest sample and what is decoded behind it need.
+    # As many as the longest sample and what is decoded after it need.
     max_positions: int = Field(ge=1, le=1 << 28)
 
 

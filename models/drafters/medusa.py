@@ -1,6 +1,6 @@
 """Medusa heads: one residual block per level on the target's feature (Cai et al. 2024), for language and image codes.
 
-Head i reads the feature of the last committed token and scores the token i + 1 positions behind it, without knowing
+Head i reads the feature of the last committed token and scores the token i + 1 positions after it, without knowing
 what is drafted in between: the published baseline of LANTERN's Fig. 2.
 Letters: R rows, B samples, T tokens, N positions, F nodes, L levels, D width, V vocabulary, S trained positions.
 """
@@ -45,7 +45,7 @@ class MedusaLoss(Section):
 
 
 class MedusaConfig(PublishedDrafter):
-    """Residual blocks on the target's feature, each with the target's LM head behind it."""
+    """Residual blocks on the target's feature, each with the target's LM head after it."""
 
     kind: Literal["medusa"]
     # Levels that can be drafted.
@@ -225,14 +225,14 @@ class MedusaImageTraining(_Training):
         """
         assert states.feature is not None and states.ids is not None
         count = states.num_generated
-        # Feature at place j of these has generated tokens j, j + 1, ... behind it: level i scores token j + i + 1.
+        # Feature at place j of these has generated tokens j, j + 1, ... after it: level i scores token j + i + 1.
         rows = uploaded(batch.on_host("real").nonzero()[:, 0], states.feature.device)
         features, ids = states.feature[rows, -count - 1 : -1], states.ids[rows, -count:]
         predicted = self.head(features.to(next(self.head.parameters()).dtype))
         total = features.new_zeros((), dtype=torch.float32)
         metrics: dict[str, Tensor] = {}
         for level, outputs in enumerate(predicted):
-            # Level 0 is for the token behind the one that the target's own head gives.
+            # Level 0 is for the token after the one that the target's own head gives.
             length = count - 1 - level
             if length < 1:
                 break

@@ -1,8 +1,8 @@
 """P-EAGLE: EAGLE-3's layer drafts several tokens in one pass (Hui et al. 2026, arXiv 2602.01469).
 
-Behind the newest true entry stand K - 1 masked ones: a mask's embedding beside a trained state, `mask_hidden`, in place
+After the newest true entry stand K - 1 masked ones: a mask's embedding beside a trained state, `mask_hidden`, in place
 of three true ones. Attention stays causal, so that entry i knows the true entries and the masks before it, and answers
-for the token i places on. In training such masks stand behind tokens of the answer that are drawn for each sample.
+for the token i places on. In training such masks stand after tokens of the answer that are drawn for each sample.
 Departures: one layer, as EAGLE-3 has, and anchors drawn as DFlash's in place of dropping deeper places at a rate.
 Letters: B rows, N true entries, A blocks of a row, M = K - 1 masks of a block, S trained places, D width, V vocabulary.
 """
@@ -39,9 +39,9 @@ from .head_training import HeadTraining
 class PeagleLoss(Section):
     # Against the target's distribution at each place; ce: against the answer's own tokens.
     token_divergence: Literal["ce"] | Divergence = "soft_ce"
-    # Weight of the token i places behind the first one is decay ** i.
+    # Weight of the token i places after the first one is decay ** i.
     decay: float = Field(0.8, gt=0, le=1)
-    # Most blocks of a sample, drawn anew in each epoch; a shorter answer has one behind each of its tokens.
+    # Most blocks of a sample, drawn anew in each epoch; a shorter answer has one after each of its tokens.
     num_anchors: int = Field(256, ge=1)
     # Places whose vocabulary is projected at once.
     chunk: int = Field(512, ge=1)
@@ -136,7 +136,7 @@ class PeagleHead(Eagle3Head):
 
 
 class PeagleTraining(HeadTraining):
-    """One pass over all true entries, and behind drawn ones over their masks."""
+    """One pass over all true entries, and after drawn ones over their masks."""
 
     metrics = ("top1", "top3", "accepted")
 
@@ -158,7 +158,7 @@ class PeagleTraining(HeadTraining):
         outputs = self.outputs(batch, states, blocks.anchors)  # [B,A,K,D]
         trained = torch.arange(count) < drawn.lengths[..., None]
         row, block, place = uploaded(trained.nonzero().T.contiguous(), device)
-        at = blocks.anchors[row, block] + place  # of the states that score the tokens behind them
+        at = blocks.anchors[row, block] + place  # of the states that score the tokens after them
         assert states.feature is not None
         weights = uploaded(self.place_weights, device)[place] * blocks.share[row]
         name = self.loss.token_divergence
@@ -170,7 +170,7 @@ class PeagleTraining(HeadTraining):
         return StepLoss(loss, batch.loss_mask[:, 1:].sum(), dict(zip(self.metrics, sums, strict=True)))
 
     def outputs(self, batch: Batch, states: TargetStates, anchors: Tensor) -> Tensor:
-        """[B,A,K,D] of the true entry at each anchor [B,A] and the masks behind it."""
+        """[B,A,K,D] of the true entry at each anchor [B,A] and the masks after it."""
         config, head = cast(PeagleConfig, self.config), cast(PeagleHead, self.head)
         filled, positions = self.fill(batch, states)
         layout, masks = filled.layout, config.parallel_tokens - 1
@@ -229,7 +229,7 @@ class PeagleProposal:
         return self.reader._cache
 
     def start(self, request: Any, prefill: TargetStep, warp: Warp, *, capacity: int) -> None:
-        """Keep the prompt and its states; `begin` reads them. Masks are written behind what is committed."""
+        """Keep the prompt and its states; `begin` reads them. Masks are written after what is committed."""
         self._warp = warp
         self.reader.start(request, prefill, warp, capacity=capacity + self.config.parallel_tokens)
 
@@ -239,7 +239,7 @@ class PeagleProposal:
 
     @torch.inference_mode()
     def root(self) -> Tensor:
-        """Read what was committed and the masks behind it; only the former stays. q [V] of the token after it."""
+        """Read what was committed and the masks after it; only the former stays. q [V] of the token after it."""
         reader, head, masks = self.reader, self.head, self.config.parallel_tokens - 1
         count, past, device = reader._states.shape[1], reader._cache.length, reader._states.device
         embeds, hidden = head.masks(1, masks, self.target.embedding, self.config.mask_token_id)

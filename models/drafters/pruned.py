@@ -103,7 +103,7 @@ class PrunedConfig(DrafterConfig):
         return parameter_counts(target_config(self.model, None, network=False))
 
     def lines(self, shape: TargetShape, config: Any) -> list[str]:
-        """Return the share of visual tokens kept, behind the sibling's parameters where a sibling drafts."""
+        """Return the share of visual tokens kept, after the sibling's parameters where a sibling drafts."""
         kept = f"{1 - self.ratio:.0%} of the visual tokens kept" if self.ratio else "every visual token kept"
         if self.model == "target":
             return [f"  the target's own weights, with a cache of its own; {kept}; nothing is trained"]
@@ -116,7 +116,7 @@ class PrunedConfig(DrafterConfig):
 
 
 def visual_scores(attention: Mapping[int, Tensor], modality: Tensor) -> Tensor:
-    """[N] float32 on the CPU: how much the text behind the last visual token looks at each of them.
+    """[N] float32 on the CPU: how much the text after the last visual token looks at each of them.
 
     Args:
         attention: layer -> [1,heads,T], mean over the queries of that text; here over layers and heads.
@@ -126,8 +126,8 @@ def visual_scores(attention: Mapping[int, Tensor], modality: Tensor) -> Tensor:
     suffix = len(modality) - 1 - int(visual[-1])
     if suffix < 1 or not attention:
         raise UserError(
-            "the prompt has no text behind its last picture, and that text's attention is what decides",
-            hint="put the question behind the picture, or set drafter.ratio: 0",
+            "the prompt has no text after its last picture, and that text's attention is what decides",
+            hint="put the question after the picture, or set drafter.ratio: 0",
         )
     total = torch.zeros(len(visual))
     for weights in attention.values():
@@ -170,7 +170,7 @@ def pruned_prompt(prompts: PromptRows, kept: Tensor, *, positions: Literal["comp
 
 
 class PrunedProposal(IndependentProposal):
-    """Proposes with `reader` behind the pruned prompt.
+    """Proposes with `reader` after the pruned prompt.
 
     Args:
         reader: the sibling, or `target` itself, whose weights are then shared and whose cache is not.

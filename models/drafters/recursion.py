@@ -20,7 +20,7 @@ from .head_graphs import HeadGraphs
 
 
 class Recursive:
-    """The part of a proposal that runs in each cycle: what was committed, then the tree that grows behind it."""
+    """The part of a proposal that runs in each cycle: what was committed, then the tree that grows after it."""
 
     graphs: HeadGraphs | None = None  # of its passes; None: they are run eagerly
 

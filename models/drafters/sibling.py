@@ -117,10 +117,10 @@ class SiblingProposal:
 
     @torch.inference_mode()
     def expand(self, parents: Sequence[int], tokens: Tensor) -> Tensor:
-        """Run tokens [F] behind the committed ones, each after its ancestors alone."""
+        """Run tokens [F] after the committed ones, each after its ancestors alone."""
         first = len(self._expansions)
         depths = self._expansions.take(parents)
-        offsets = [depth - 1 for depth in depths]  # places behind the cache's end
+        offsets = [depth - 1 for depth in depths]  # places after the cache's end
         return self._warp.apply_temperature(
             self.model.extend(self._session, tokens, offsets, self._expansions.ancestors(first))
         )

@@ -74,7 +74,7 @@ def _reasons(engine: Engine, source: DflashSource) -> list[str]:
     if shape.mask_token_id is None:
         reasons.append("its mask is a trained vector, and the engine embeds an id: drafter.mask_token_id")
     if shape.taps[-1] == source.target.shape.num_layers:
-        reasons.append(f"it joins the state behind the last layer ({shape.taps[-1]}), and engines tap what enters one")
+        reasons.append(f"it joins the state after the last layer ({shape.taps[-1]}), and engines tap what enters one")
     if config.positions != "flat":
         reasons.append("engines count every token of the prompt: drafter.positions: flat")
     return reasons

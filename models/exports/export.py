@@ -161,7 +161,7 @@ def _of_pictures(whose: Target, prompts: Prompts, engine: Engine) -> list[str]:
     if prompts == "text" and whose.sees:
         return ["for prompts without pictures: at a picture the engine runs something else than this head"]
     if whose.config.model_type.startswith("qwen") and whose.sees and engine in _VLLM:
-        return ["vLLM's older runner (V1) drafts wrongly behind a Qwen-VL picture (key slots); use V2"]
+        return ["vLLM's older runner (V1) drafts wrongly after a Qwen-VL picture (key slots); use V2"]
     return []
 
 

@@ -78,7 +78,7 @@ def _layer(engine: Engine, source: HeadSource) -> list[str]:
     if engine == "speculators":
         return reasons
     if getattr(config, "state", "feature") != "feature":
-        reasons.append("it reads the state before the last layer, and engines hand over the one behind the final norm")
+        reasons.append("it reads the state before the last layer, and engines hand over the one after the final norm")
     own = config.kind if engine == "eagle" else ""
     if shape.input_norm and own != "msd":
         reasons.append("its layer norms its input, and theirs has no such norm: the weight would be dropped")
@@ -92,7 +92,7 @@ def _taps(engine: Engine, source: HeadSource) -> list[str]:
     if engine == "eagle" and taps != (2, layers // 2, layers - 3):
         return [f"it joins layers {taps}, and the code always takes {(2, layers // 2, layers - 3)}"]
     if taps[-1] == layers:
-        return [f"it taps behind the last layer ({layers}), and engines tap what enters a layer"]
+        return [f"it taps after the last layer ({layers}), and engines tap what enters a layer"]
     return []
 
 

@@ -140,7 +140,7 @@ def _check_tables(state: State, embedding: Tensor | None, is_eagle3: bool, where
     if own.shape[1:] != embedding.shape[1:]:
         raise UserError(f"its embeddings are {list(own.shape)}, the target's {list(embedding.shape)}", where=where,
                         hint="name the target that it was trained for")  # fmt: skip
-    # Rows behind the tokens are padding, which conversions draw anew: most of the others must agree.
+    # Rows after the tokens are padding, which conversions draw anew: most of the others must agree.
     apart = (own[:rows].float() - embedding[:rows].float()).abs().amax(1) > 1e-2
     if float(apart.float().mean()) > 0.01:
         raise UserError(

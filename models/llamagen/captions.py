@@ -161,7 +161,7 @@ _PHRASES = _rules(
     (r"\b\d*[a-zA-Z]+\d+[a-zA-Z]+\d+[a-zA-Z\d]*\b", " "),
     (r"\b\d+\.?\d*[xх×]\d+\.?\d*\b", ""),  # sizes, with a Latin x, a Cyrillic one or a sign
     (r"\b\s+:\s+", ": "),
-    (r"(\D[,./])\b", r"\1 "),  # a blank behind punctuation
+    (r"(\D[,./])\b", r"\1 "),  # a blank after punctuation
     (r"\s+", " "),
     (r"""^["']([\w\W]+)["']$""", r"\1"),
     (r"^['_,\-:;]", ""),

@@ -91,7 +91,7 @@ def check_shapes(
     what: str = "",
     hint: str = f"the weights and {CONFIG} do not belong together: restore the one that was changed",
 ) -> None:
-    """Raises `UserError` with the first few keys that are missing, unknown or of another shape, behind `what`."""
+    """Raises `UserError` with the first few keys that are missing, unknown or of another shape, after `what`."""
     problems = [f"{name} is missing" for name in expected if name not in shapes]
     problems += [f"{name} is not part of this model" for name in shapes if name not in expected]
     problems += [

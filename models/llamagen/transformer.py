@@ -154,7 +154,7 @@ class LlamaGen(nn.Module):
         *,
         layers: Sequence[int] = (),
     ) -> LlamaGenStates:
-        """Run N new positions [R,N,D] behind the cache's committed ones (the caller commits).
+        """Run N new positions [R,N,D] after the cache's committed ones (the caller commits).
 
         Args:
             positions: [N] or [R,N] int64, counted over condition tokens and codes.

@@ -229,7 +229,7 @@ class AnoleTarget:
         return session.cache.length - session.prompt.ids.shape[1] + 1
 
     def _at(self, session: AnoleSession, ids: Tensor, numbers: Tensor, tree: Tensor) -> DecoderStates:
-        """States of `ids` [R,N] behind the committed tokens.
+        """States of `ids` [R,N] after the committed tokens.
 
         Args:
             numbers: [N] of the image tokens that they score; siblings share one.
@@ -251,7 +251,7 @@ class AnoleTarget:
 
     @torch.no_grad()
     def states(self, batch: CodeBatch, taps: Taps) -> TargetStates:
-        """States of `batch`'s images behind their texts, which the rows of `batch.uncond` lose."""
+        """States of `batch`'s images after their texts, which the rows of `batch.uncond` lose."""
         check_layers(taps, self.decoder.num_layers)
         return both_sides(self._states, batch, taps)
 

@@ -29,7 +29,7 @@ from .verification import VerificationGraphs
 
 @dataclass(frozen=True)
 class EmbeddedPrompt:
-    """A request as the model receives it, behind its vision tower: what `prefill` runs, as often as it is asked to."""
+    """A request as the model receives it, after its vision tower: what `prefill` runs, as often as it is asked to."""
 
     request: Request  # as the caller has it
     ids: Tensor  # [1,T], on the target's device
@@ -41,7 +41,7 @@ class EmbeddedPrompt:
 class LanguageSession:
     cache: Cache
     taps: Taps
-    # How far positions run before places: M-RoPE's delta, which the prompt fixes for all that is decoded behind it.
+    # How far positions run before places: M-RoPE's delta, which the prompt fixes for all that is decoded after it.
     rope_delta: int = 0
 
 
@@ -105,7 +105,7 @@ class LanguageTarget:
     @torch.inference_mode()
     def embed_prompt(self, request: Request) -> EmbeddedPrompt:
         """Run the tower over the request's pictures. What it holds is as large as the prompt: [1,T,D], and [n,D] for
-        each layer behind which Qwen3-VL adds visual states.
+        each layer after which Qwen3-VL adds visual states.
         """
         view = self.view(request)
         seen = view.to(self.device)
@@ -209,7 +209,7 @@ class LanguageTarget:
         deepstack = self.decoder.num_deepstack
         if early := [layer for layer in taps.visual_layers if 1 <= layer <= deepstack]:
             raise UserError(
-                f"visual states after layer {early[0]} are wanted, and Qwen3-VL adds to them what its tower saw behind "
+                f"visual states after layer {early[0]} are wanted, and Qwen3-VL adds to them what its tower saw after "
                 f"each of its first {deepstack} layers: a tap there and the next layer's input are two things",
                 hint=f"tap visual places above layer {deepstack} (half of the layers is usual), or at 0, the embedding",
             )

@@ -123,24 +123,24 @@ class LlamaGenTarget:
 
     @torch.inference_mode()
     def extend(self, session: LlamaGenSession, tokens: Tensor, offsets: Sequence[int], mask: Tensor) -> Tensor:
-        """Guided scores [N,V] after `tokens` [N], for a drafter that writes behind its own committed ones.
+        """Guided scores [N,V] after `tokens` [N], for a drafter that writes after its own committed ones.
 
         Args:
-            offsets: places behind the cache's end, one of each token.
+            offsets: places after the cache's end, one of each token.
             mask: [N,S] bool on the CPU over the last S of what is written, these tokens included; what lies before is
                 seen.
         """
         committed = session.cache.length
         places = np.array([committed + offset for offset in offsets])
         tokens, positions, seen = upload_tokens(self.device, tokens, places, mask.numpy())
-        # Earlier nodes of this cycle lie behind the committed tokens: the cache's length stands at their end meanwhile.
+        # Earlier nodes of this cycle lie after the committed tokens: the cache's length stands at their end meanwhile.
         session.cache.crop_to(committed + mask.shape[1] - len(tokens))
         states = self._at(session, self._embed(tokens), positions, seen)
         session.cache.crop_to(committed)
         return self.guided(states.feature, self._steps(committed, offsets))
 
     def _steps(self, committed: int, offsets: Sequence[int]) -> list[int]:
-        """Which image code each token scores that stands so many places behind the `committed` ones."""
+        """Which image code each token scores that stands so many places after the `committed` ones."""
         first = committed - self.model.config.num_condition_tokens + 1  # the code after the root
         return [first + place for place in offsets]
 
@@ -163,7 +163,7 @@ class LlamaGenTarget:
 
     @torch.no_grad()
     def states(self, batch: CodeBatch, taps: Taps) -> TargetStates:
-        """States of `batch`'s images behind their conditions, which the rows of `batch.uncond` lose."""
+        """States of `batch`'s images after their conditions, which the rows of `batch.uncond` lose."""
         check_layers(taps, self.model.config.num_layers)
         return both_sides(self._states, batch, taps)
 

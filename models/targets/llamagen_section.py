@@ -260,7 +260,7 @@ def _sample_features(sample: Any) -> Tensor:
 
 @dataclass(frozen=True)
 class _Label:
-    """Labels [] of a class-conditional target. The row behind its last class stands for no class at all."""
+    """Labels [] of a class-conditional target. The row after its last class stands for no class at all."""
 
     num_classes: int
 

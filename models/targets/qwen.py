@@ -34,7 +34,7 @@ class QwenTargetConfig(TargetSection):
     # may name qwen3_vl_moe_text or qwen3_5_moe_text.
     language_model: InlineModel | None = None
     vision_tower: InlinePart | None = None
-    # Where text goes on behind a clip. max_plus_one: one past the largest coordinate, as the weights were trained;
+    # Where text goes on after a clip. max_plus_one: one past the largest coordinate, as the weights were trained;
     # longer_side: what transformers 5.3 and later count in a prompt (their own decoding goes on elsewhere). The two
     # differ where a clip is longer in time than its frames are wide: see docs/decisions/0012.
     resume: Resume = "max_plus_one"
@@ -77,7 +77,7 @@ class QwenTarget(LanguageTarget):
 
     Args:
         num_token_ids: ids from here on have no token (151,665 of Qwen2.5-VL's 152,064 rows).
-        resume: where text goes on behind a clip.
+        resume: where text goes on after a clip.
         prefill_chunk: places of a prompt that are run at once; None: all.
     """
 

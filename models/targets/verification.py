@@ -1,7 +1,7 @@
 """A target's verification pass as CUDA graphs: one for each number of nodes and each length, rounded up.
 
 A pass over 60 nodes launches as many kernels as a long prefill and computes little: the host is what it waits for.
-Nodes are padded to a fixed number, and attention reads a fixed number of places, of which a mask hides what lies behind
+Nodes are padded to a fixed number, and attention reads a fixed number of places, of which a mask hides what lies after
 the tree. The cache's buffers stay where they are for every request; the accepted path is committed outside the graph.
 Letters: N nodes with the root, padded; K places, V vocabulary, D width.
 """
@@ -60,7 +60,7 @@ def lengths_up_to(capacity: int) -> tuple[int, ...]:
 
 
 class VerificationGraphs:
-    """Passes over trees behind one request at a time.
+    """Passes over trees after one request at a time.
 
     Args:
         lengths: K, ascending; a request that may come to more gets a cache of its own, and eager passes.
@@ -89,7 +89,7 @@ class VerificationGraphs:
 
     def new_cache(self, needed: int) -> Cache:
         """An empty cache of at least `needed` positions: the static one where it is large enough."""
-        # Padding is written behind the tree.
+        # Padding is written after the tree.
         if needed + self.nodes[-1] > self.lengths[-1]:
             return self.decoder.new_cache(needed)
         if self._cache is None:
@@ -130,7 +130,7 @@ class VerificationGraphs:
         """The pass itself; reads and writes static buffers only."""
         assert self._cache is not None
         count, device = len(inputs.ids), inputs.ids.device
-        behind = torch.arange(length, device=device) - inputs.past  # [K] place behind the committed ones
+        behind = torch.arange(length, device=device) - inputs.past  # [K] place after the committed ones
         new = inputs.tree.index_select(1, behind.clamp(0, count - 1)) & (behind < count)
         seen = ((behind < 0) | new)[None, None]  # [1,1,N,K]
         with self._cache.written_at(inputs.past + torch.arange(count, device=device), length):

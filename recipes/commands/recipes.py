@@ -58,7 +58,7 @@ def _show(given: argparse.Namespace) -> int:
 SHOW = Command(
     name="show",
     summary="show a recipe as it would run, with where each value came from",
-    description="The recipe with its defaults, what it extends and the command line put together. Behind each value\n"
+    description="The recipe with its defaults, what it extends and the command line put together. After each value\n"
     "stands where it came from: a recipe's file, the recipe that it extends, the command line, or the default.\n"
     "The output is a recipe itself: saved to a file it runs the same.",
     examples=(

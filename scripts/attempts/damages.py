@@ -20,7 +20,7 @@ WAYS = ("truncate", "empty", "flip", "flip", "delete", "folder", "not UTF-8", "n
 
 
 def damage(attempt: Attempt) -> str:
-    """A file of a finished stage is damaged, and stages behind it run."""
+    """A file of a finished stage is damaged, and stages after it run."""
     reference = attempt.reference()
     stages = [stage for stage in reference.stages if stage != "publish" or attempt.dice.random() < 0.1]
     first = attempt.dice.randrange(1, len(stages))

@@ -116,7 +116,7 @@ def as_text(tree: Any) -> str:
 
 
 def spoil_text(dice: random.Random, text: bytes) -> bytes:
-    """A file's bytes with one of them changed, taken away or cut off behind."""
+    """A file's bytes with one of them changed, taken away, or cut off at the end."""
     data = bytearray(text)
     place = dice.randrange(len(data))
     way = dice.choice(("change", "remove", "cut", "not UTF-8"))

@@ -22,7 +22,7 @@ GAMMA = 5
 
 
 def assisted(size: str, arguments: argparse.Namespace) -> list[Profile]:
-    """Greedy and sampled; at the demo's size behind a long prompt as well."""
+    """Greedy and sampled; at the demo's size after a long prompt as well."""
     torch.manual_seed(arguments.seed)
     model = LlamaForCausalLM(target_config(size, 4)).eval()
     draft = _first_layer(model)
@@ -48,7 +48,7 @@ def assisted(size: str, arguments: argparse.Namespace) -> list[Profile]:
             def theirs(number: int, tokens: int, length: int = length, sampled: bool = temperature > 0) -> Answer:
                 return _generate(reference, own_draft, length, number, tokens, sampled)
 
-            what = f"transformers' assisted generation, {size}, T {temperature:g}, behind {length} tokens"
+            what = f"transformers' assisted generation, {size}, T {temperature:g}, after {length} tokens"
             mine = Side(passes(target), ours, parts(target, drafter, decoding, own_work))
             other = Side([(reference.model, "forward")], theirs)
             profiles.append(compare(what, mine, other, arguments, equal=not temperature))

@@ -24,7 +24,7 @@ KINDS: dict[str, Any] = {"EAGLE-3": Eagle3Config(kind="eagle3"), "EAGLE-1": Eagl
 
 
 def official_eagle(size: str, arguments: argparse.Namespace) -> list[Profile]:
-    """Both heads, greedy and sampled; at the demo's size behind a long prompt as well."""
+    """Both heads, greedy and sampled; at the demo's size after a long prompt as well."""
     clone(arguments.peers, EAGLE)
     profiles = []
     lengths = (64, 1024) if size == "demo size" else (64,)
@@ -45,7 +45,7 @@ def official_eagle(size: str, arguments: argparse.Namespace) -> list[Profile]:
                 decoding = settings(Dynamic(**TREE), temperature)
                 ours = partial(_ours, target, drafter, length, decoding)
                 theirs = partial(_generate, official, accepted, length, temperature)
-                what = f"{kind}'s loop, {size}, T {temperature:g}, behind {length} tokens"
+                what = f"{kind}'s loop, {size}, T {temperature:g}, after {length} tokens"
                 mine = Side(passes(target), ours, parts(target, drafter, decoding, own_work))
                 other = Side([(official.base_model.model, "forward")], theirs)
                 profiles.append(compare(what, mine, other, arguments, equal=not temperature))
@@ -61,7 +61,7 @@ def _generate(official: Any, accepted: list[Any], length: int, temperature: floa
     random.seed(number)
     ids = prompt(number, length, official.config.vocab_size)[None]
     accepted.clear()
-    # It ends behind the first cycle that leads over what it is asked for.
+    # It ends after the first cycle that leads over what it is asked for.
     whole = official.eagenerate(ids, temperature=temperature, max_new_tokens=tokens - 2, max_length=2048)
     return Answer(whole[0, length:].tolist(), [int(count) for count in accepted])
 

@@ -90,7 +90,7 @@ class _Cycles:
 
         def counted(*arguments: Any, **named: Any) -> Any:
             self.calls += 1
-            if self.calls == 2:  # behind the prompt's
+            if self.calls == 2:  # after the prompt's
                 self.meter.restart()
                 self.begin = time.thread_time()
             elif self.calls == 2 + self.cycles:

@@ -101,7 +101,7 @@ class Theirs:
 
 
 def sample(number: int, length: int, vocab_size: int) -> tuple[Tensor, Tensor]:
-    """Ids and supervised places [1,T]: all behind the first quarter, as an answer behind its prompt."""
+    """Ids and supervised places [1,T]: all after the first quarter, as an answer after its prompt."""
     return prompt(number, length, vocab_size)[None], (torch.arange(length) >= length // 4)[None]
 
 

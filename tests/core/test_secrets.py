@@ -287,7 +287,7 @@ def test_an_output_inside_a_file_is_told_without_them(tmp_path):
 
 
 def test_the_address_of_a_commit_is_kept_whole():
-    """What publishing prints last is a link that works. A key behind a slash is no commit."""
+    """What publishing prints last is a link that works. A key after a slash is no commit."""
     address = f"https://huggingface.co/me/draft/commit/{COMMIT}"
     assert redact(f"published: {address} (public)") == f"published: {address} (public)"
     for around in ("key {}", "https://api.host.org/{}", "https://host.org/commit/{}", "/commit/{}", "runs/{}/x"):

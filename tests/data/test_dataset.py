@@ -406,7 +406,7 @@ def test_images_folder_max_samples_and_several_files(folder, open_data, processo
 
 
 def test_what_is_put_behind_the_last_question(folder, open_data, processor):
-    """In samples and in prompts, behind the last of several questions, with the picture where it was."""
+    """In samples and in prompts, after the last of several questions, with the picture where it was."""
     two = turns("<image>\nWhich picture?", "It is picture 1.") + turns("Which picture?", "It is picture 2.")
     path = write(folder / "data.json", [record(1, conversations=two)])
     plain, asked = open_data(path), open_data(path, question_end="USER: picture")

@@ -119,7 +119,7 @@ def test_second_turns_follow_the_protocol(suite):
         assert len(records[0]["image"]) == (4 if task == "next" else 2)
     first, _ = suite.first_turns("Spot", "released", 2)
     _, last = suite.second_turns("Spot", "next", "released", 2, answers[:2])
-    # Behind the last row comes the first one, with its own pictures behind the row's.
+    # After the last row comes the first one, with its own pictures after the row's.
     assert last["conversations"][2] == first["conversations"][0]
     assert last["image"][2:] == first["image"]
 

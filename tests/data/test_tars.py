@@ -47,7 +47,7 @@ def headers(monkeypatch):
 @pytest.mark.parametrize("form", [tarfile.GNU_FORMAT, tarfile.PAX_FORMAT])
 @pytest.mark.parametrize("seed", range(4))
 def test_a_pass_may_begin_at_any_item(tmp_path, monkeypatch, form, seed):
-    """Refused members before, in and behind samples, a member twice, folders, names that take headers of their own."""
+    """Refused members before, in and after samples, a member twice, folders, names that take headers of their own."""
     monkeypatch.setattr(tars, "NEAREST", 2)
     monkeypatch.setattr(tars, "MOST_PLACES", 5)
     dice, members = random.Random(seed), []
@@ -78,7 +78,7 @@ def test_shards_do_not_read_a_tars_headers_again_and_again(tmp_path, headers):
     headers.clear()
     keys = [item.key for start in range(0, total, size) for item in itertools.islice(read(given, start), size)]
     assert keys == [f"{n:05d}" for n in (*range(2000), *range(500))]
-    # Beside its own 25 samples and the header behind them, a pass reads those behind the place it begins at.
+    # Beside its own 25 samples and the header after them, a pass reads those after the place it begins at.
     apart = max(numbers[1] - numbers[0] for path in (first, second) if (numbers := tars.tar_index(path).numbers))
     assert apart <= 64 and len(headers) <= total // size * (2 * size + 1 + 2 * apart)
     assert len(headers) < 6 * total, "from the beginning each time it would be about 70 times"

@@ -131,7 +131,7 @@ def test_random_bytes_are_a_clip_or_one_kind_of_error(head, data):
 
 
 def test_the_decoder_refuses_a_size_that_the_head_did_not_say(path, monkeypatch):
-    """The limit is the decoder's own, too: a stream may grow behind its head."""
+    """The limit is the decoder's own, too: a stream may grow after its head."""
     clip = Clip(path, UNIFORM)
     monkeypatch.setattr(videos, "MAX_PIXELS", 1000)
     monkeypatch.setattr(videos, "check_area", lambda *_: None)

@@ -8,7 +8,7 @@
     ```bash slow          as `run`, in a real shell, in the slow tier alone
 
 Commands of ours run in this process, because a new one imports torch for many seconds: `draftsmith ...`, a script of
-scripts/ written in Python, and what stands behind `trains/train.py` of a launcher's line. Other lines go to bash.
+scripts/ written in Python, and what stands after `trains/train.py` of a launcher's line. Other lines go to bash.
 """
 
 import contextlib
@@ -141,7 +141,7 @@ def run_shell(block: Block) -> tuple[int, str]:
 
 
 def missing(expected: str, output: str) -> str | None:
-    """The first line of `expected` that is not found in `output` behind the one before it."""
+    """The first line of `expected` that is not found in `output` after the one before it."""
     rest = [" ".join(line.split()) for line in output.splitlines()]
     for line in expected.splitlines():
         wanted = " ".join(line.split())

@@ -184,7 +184,7 @@ def test_settings_that_a_track_names_exist(page):
 
 
 def test_defaults_that_a_track_marks_are_the_codes():
-    """`a*, b` behind a setting, or a mark for each of several; a mark that is one kind's alone is left to readers."""
+    """`a*, b` after a setting, or a mark for each of several; a mark that is one kind's alone is left to readers."""
     compared = 0
     for page in TRACKS:
         for cells in rows(page.read_text()):

@@ -10,7 +10,7 @@ from tiny import proposal
 
 
 class RowsModel:
-    """Several views of one request in one batch behind one cache, reduced to one distribution."""
+    """Several views of one request in one batch over one cache, reduced to one distribution."""
 
     def __init__(self, decoder, views, reduce):
         self.decoder, self.views, self.reduce = decoder, views, reduce
@@ -31,7 +31,7 @@ class RowsModel:
         return states.feature
 
     def forward(self, tokens, depths, mask):
-        """Nodes at `depths` behind the committed tokens; `mask` [N,S] over what is written and not committed."""
+        """Nodes at `depths` after the committed tokens; `mask` [N,S] over what is written and not committed."""
         count = len(self.lengths)
         committed = self.cache.length - mask.shape[1] + len(tokens)
         past = torch.cat([self.seen, torch.ones(count, committed - self.prefix, dtype=torch.bool)], dim=1)

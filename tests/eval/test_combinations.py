@@ -98,7 +98,7 @@ def drafter_of(name, big):
 
 
 def grown_once(name):
-    """A policy behind its first cycle: SAGE's first tree is a fixed one."""
+    """A policy after its first cycle: SAGE's first tree is a fixed one."""
     policy = TREES[name]()
     policy.start()
     if name.startswith("sage"):
@@ -127,7 +127,7 @@ def test_greedy_output_is_plain_decoding(answered, name):
 
 
 class Cycle:
-    """A cycle behind a prompt and its first token, again and again; and what the target says of the two tokens next."""
+    """A cycle after a prompt and its first token, again and again; and what the target says of the two tokens next."""
 
     def __init__(self, big, drafter, asked, first):
         self.big, self.drafter, self.asked, self.first = big, drafter, asked, first
@@ -164,7 +164,7 @@ class Cycle:
 
 
 def cycle_of(name, big):
-    """Behind a first token where the likeliest draft may stand, and need not."""
+    """After a first token where the likeliest draft may stand, and need not."""
     drafter = drafter_of(name, big)
     for asked, first in itertools.product((ask(seed, 1) for seed in range(3)), range(EMITTED)):
         cycle = Cycle(big, drafter, asked, first)

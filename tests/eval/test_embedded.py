@@ -43,7 +43,7 @@ def case(request):
         return counted(tiny.target(model)), tiny.proposal(tiny.near(model)), asked, other(asked)
     own = counted(tiny_qwen.target(tiny_qwen.model(request.param)))
     asked = tiny_qwen.request(request.param, ((4, 4), (2, 8)), (2, 4, 4), seed=3)
-    # The target's own weights behind fewer visual tokens: deepstack's states and M-RoPE's positions go with them.
+    # The target's own weights after fewer visual tokens: deepstack's states and M-RoPE's positions go with them.
     return own, PrunedProposal(own, own, PrunedConfig(kind="pruned", ratio=0.5)), asked, other(asked)
 
 

@@ -1,4 +1,4 @@
-"""An end token ends the drafting: nothing is proposed behind it, and nothing behind it is counted.
+"""An end token ends the drafting: nothing is proposed after it, and nothing after it is counted.
 
 The scripted target and drafter know one distribution for every prefix. The output's distribution is enumerated through
 `generate`: every choice of the prefill, of a sampled draw and of the rule is taken in turn.
@@ -238,7 +238,7 @@ class Script:
         self.vocab = vocab
 
     def after(self, prefix):
-        # Behind an end token nothing is ever asked: an answer holds it at its end alone.
+        # After an end token nothing is ever asked: an answer holds it at its end alone.
         assert END not in prefix[:-1]
         return self.logits[tuple(prefix)]
 

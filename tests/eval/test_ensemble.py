@@ -253,7 +253,7 @@ class Told:
 @pytest.mark.parametrize("warp", [Warp(), Warp(0.7)], ids=["greedy", "sampling"])
 @POLICIES
 def test_accepted_positions_and_the_first_rejected_one(big, near, policy, warp):
-    """Never the bonus position, never what stands behind a rejection, nothing where nothing was drafted."""
+    """Never the bonus position, never what stands after a rejection, nothing where nothing was drafted."""
     told = Told()
     drafter = EnsembleProposal(decoder(near), ("M", "M"), told, newline_id=5)
     decoding = Decoding(policy, Greedy() if warp.greedy else Sampling(), TOP_K, warp, 24, ())

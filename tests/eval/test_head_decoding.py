@@ -148,7 +148,7 @@ def prefilled(model, visual: int, *, seed=0, before=3, behind=4, kind=IMAGE):
         torch.randn(count + 1, width, generator=generator),
         torch.randint(6, 50, (count,), generator=generator),
     )
-    # The state of the last visual place is what the first text behind it reads.
+    # The state of the last visual place is what the first text after it reads.
     feature = torch.cat([text[:before], torch.randn(max(visual - 1, 0), width), text[before : before + (visual > 0)],
                          text[before + 1 :]])  # fmt: skip
     ids = torch.cat([words[:before], torch.full((visual,), IMAGE_ID), words[before:]])

@@ -154,7 +154,7 @@ def test_what_no_graph_holds_is_run_eagerly_and_counted(big):
     assert said(big, ours, TREE, asked, 0.0)[0] == long
     assert ours.graphs.num_replayed == 0 and ours.graphs.num_eager > 10
     assert "eager (longer than 48 places, or more than 8 nodes at once)" in ours.graphs.summary
-    # Levels of 9 nodes behind roots that fit, and levels that fit behind those.
+    # Levels of 9 nodes after roots that fit, and levels that fit after those.
     wide = Static([(0,), *((0, n) for n in range(9)), *((0, n, 0) for n in range(9)), (0, 0, 0, 0)])
     expected = said(big, config.drafter(head, big), wide, asked, 0.0)[0]
     ours = graphed(config.drafter(head, big))

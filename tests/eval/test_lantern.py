@@ -283,7 +283,7 @@ def test_greedy(case, form, setting):
 
 
 def test_ties_of_a_static_tree_go_by_path():
-    """Both children of the root count, nothing below them: the leaf under the first is numbered behind the second."""
+    """Both children of the root count, nothing below them: the leaf under the first is numbered after the second."""
     q = torch.arange(24, 0, -1) / 300
     tree = Static([(0,), (1,), (0, 0)]).grow(
         q, lambda parents, _: q.expand(len(parents), -1), Draw("top-k"), max_levels=9

@@ -104,7 +104,7 @@ def test_weights_start_afresh_with_each_request(big, pair, answered):
 
 
 def test_weights_follow_the_better_member(big, answered):
-    """A copy of the target beside one that is far away: the copy has nearly all the weight behind a few cycles."""
+    """A copy of the target beside one that is far away: the copy has nearly all the weight after a few cycles."""
     far = target(near(big.decoder.model)).decoder.model
     far.lm_head.weight.data = -far.lm_head.weight.data
     members = [

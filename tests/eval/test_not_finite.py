@@ -84,7 +84,7 @@ def test_answers_written_side_by_side_name_the_request(warp):
     )
     before = [answer.ids for answer in written([6, 3, 6])]
     hook = bad_from(model.lm_head, 4, math.nan, slice(1, 2))
-    # Its answer has ended by then, and what a row behind its end says does not count.
+    # Its answer has ended by then, and what a row after its end says does not count.
     assert [answer.ids for answer in written([6, 3, 6])] == before
     hook.remove()
     bad_from(model.lm_head, 3, math.nan, slice(1, 2))

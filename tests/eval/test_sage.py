@@ -435,7 +435,7 @@ def test_history_moves_the_deepest_tree():
 
 
 def test_which_distribution_says_how_sure():
-    """The root is sure and the node behind it is not."""
+    """The root is sure and the node after it is not."""
     sure, unsure = peaked(0.97), peaked(0.3)
 
     def cycle(policy):

@@ -25,7 +25,7 @@ GROWTHS = {
 
 
 class Source:
-    """Scores [V] of drafter and target at a place behind a token."""
+    """Scores [V] of drafter and target at a place after a token."""
 
     def __init__(self, noise: float, seed: int):
         draws = torch.Generator().manual_seed(seed)

@@ -156,7 +156,7 @@ def test_block_by_block(name):
 
 @pytest.mark.parametrize("scenario", FACTS["scenarios"], ids=lambda scenario: scenario["prefix"])
 def test_an_end_token_inside_a_recorded_block(scenario):
-    """Every drafted token of the record as the end token: drafts stop behind it, and weights stay as recorded.
+    """Every drafted token of the record as the end token: drafts stop after it, and weights stay as recorded.
 
     Blocks without it are whole. Where it is accepted the count leaves it out, as the released code does; where it is
     refused the history is the recorded one, which ends at the first refused place.

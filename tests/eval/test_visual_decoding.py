@@ -140,7 +140,7 @@ class Oracle(nn.Module):
     """
 
     def __init__(self, truth, prompts, *, mask_padding):
-        """`truth`: row, codes -> [D] state of the last of them. `prompts`: each row's tokens behind its first."""
+        """`truth`: row, codes -> [D] state of the last of them. `prompts`: each row's tokens after its first."""
         super().__init__()
         self.shape, self.fc = SimpleNamespace(mask_padding=mask_padding), nn.Linear(1, 1)
         self.truth, self.prompts, self.dtype = truth, prompts, torch.float32
@@ -165,7 +165,7 @@ class Oracle(nn.Module):
 
 
 class LevelOracle(nn.Module):
-    """In Medusa's place: finds the state it is given in the image's own, and answers with those behind it."""
+    """In Medusa's place: finds the state it is given in the image's own, and answers with those after it."""
 
     def __init__(self, states, levels=3):
         super().__init__()

@@ -73,7 +73,7 @@ def clip_pictures(kind: str, frames: int, rows: int, columns: int, seconds: floa
 
 
 def request(kind: str, images=((4, 6),), clip: tuple[int, int, int] | None = None, seed: int = 0, words: int = 5):
-    """Images of so many rows and columns of patches, a clip of so many frames, rows and columns, words behind each."""
+    """Images of so many rows and columns of patches, a clip of so many frames, rows and columns, words after each."""
     generator = torch.Generator().manual_seed(seed)
     ids, modality, pictures = [5], [TEXT], []
 

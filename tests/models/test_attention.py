@@ -58,7 +58,7 @@ def llama(kv_heads: int) -> LlamaForCausalLM:
 @pytest.mark.parametrize("kv_heads", [2, 4])
 @torch.no_grad()
 def test_passes_that_need_no_mask_have_none(kv_heads, calls):
-    """A prompt, one token behind it, a chain and a tree: as transformers computes the same tokens without our cache."""
+    """A prompt, one token after it, a chain and a tree: as transformers computes the same tokens without our cache."""
     model, reference = llama(kv_heads), llama(kv_heads)
     decoder = CachedDecoder(model, num_token_ids=40)
     assert (model.config._attn_implementation == GROUPED) == (kv_heads == 2)
@@ -71,7 +71,7 @@ def test_passes_that_need_no_mask_have_none(kv_heads, calls):
         found.append(decoder.forward(decoder.embed(ids[:, start:stop]), cache, positions).feature)
         cache.advance(stop - start)
     close(torch.cat(found, dim=1), expected)
-    # Two layers each: the prompt and the single token go without, five tokens behind a past do not.
+    # Two layers each: the prompt and the single token go without, five tokens after a past do not.
     assert calls == [None] * 4 + [(1, 1, 5, 12)] * 2
     tree = torch.tensor([[1, 0, 0], [1, 1, 0], [1, 0, 1]], dtype=torch.bool)
     nodes = torch.tensor([[20, 21, 22]])

@@ -213,7 +213,7 @@ def test_a_llava_captions_as_it_generates():
 
 
 def test_each_picture_ends_for_itself():
-    """An end that only some reach: the others go on, and nothing is kept behind it."""
+    """An end that only some reach: the others go on, and nothing is kept after it."""
     model, several = llava(3), request(0, 3)
     free = [caption.split() for caption in own(model, stop_ids=()).captions(several)]
     stop = free[0][3]

@@ -20,7 +20,7 @@ def steps(count: int, seed: int = 0, fastest: float = 2.0) -> Step:
 
 
 def one(step: Step, place: int, state: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """Output and state behind a place: S = exp(g) S' (1 - beta k k^T) + beta k v^T, read with the query."""
+    """Output and state after a place: S = exp(g) S' (1 - beta k k^T) + beta k v^T, read with the query."""
     q, k, v = (part[:, :, place] for part in (step.queries, step.keys, step.values))
     decayed = step.decay[:, :, place, None, None].exp() * state
     answered = torch.einsum("rhk,rhke->rhe", k, decayed)

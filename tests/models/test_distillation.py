@@ -98,7 +98,7 @@ def test_metrics():
     target = near(draft)
     asked = batch()
     p, q = scores_of(target, asked), scores_of(draft, asked)
-    asked.ids[0, -1] = q[7].argmax()  # one is right: the last of the first row, behind which nothing reads it
+    asked.ids[0, -1] = q[7].argmax()  # one is right: the last of the first row, after which nothing reads it
     labels = asked.ids[:, 1:][asked.loss_mask[:, 1:]]
     module = training(objective(), target=target, draft=draft)
     metrics = step(module, asked).metrics

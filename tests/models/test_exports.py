@@ -257,7 +257,7 @@ def test_a_stretched_rotation_travels(tmp_path, engine, kind):
         ("sglang", "qwen2_5_vl", READ, "puts the projected"),
         ("sglang", "llava", READ, "its class of llava hands no states to a head of EAGLE-3"),
         ("vllm", "qwen2_5_vl", READ | {"positions": "mrope"}, "turns by three"),
-        ("vllm", "llava", READ | {"taps": (2, 4, 8)}, "taps behind the last layer"),
+        ("vllm", "llava", READ | {"taps": (2, 4, 8)}, "taps after the last layer"),
         ("vllm", "llava", {"kind": "msd"}, "a picture enters its layer directly"),
         ("vllm", "qwen2_5_vl", {"kind": "msd"}, "norms its input"),
         ("vllm", "llava", {"kind": "sparrow"}, "norms its input"),
@@ -590,7 +590,7 @@ def test_dflash_in_both_layouts_and_back(tmp_path, engine, settings):
     ("family", "settings", "engine", "words"),
     [
         ("llava", {"mask_token_id": None}, "vllm", "drafter.mask_token_id"),
-        ("llava", {"taps": (2, 8)}, "vllm", "behind the last layer"),
+        ("llava", {"taps": (2, 8)}, "vllm", "after the last layer"),
         ("llava", {"positions": "compact"}, "vllm", "drafter.positions: flat"),
         ("llava", {"visual_slots": "none"}, "vllm", "sees no state at a picture"),
         ("qwen3_vl", {"taps": (2, 5)}, "vllm", "Qwen3-VL adds"),

@@ -33,7 +33,7 @@ def test_weights_are_what_torch_counts(kind):
 
 
 def opened(kind: str, reads: str):
-    """The estimates are of the longest text behind the pictures, and of nothing but pictures: each is asked so."""
+    """The estimates are of the longest text after the pictures, and of nothing but pictures: each is asked so."""
     if kind == "llava":
         return tiny.target(built(kind)), tiny.request(0, images=3, words=150, sizes=SIZES)
     images, words = (((4, 6),), 180) if reads == "attention" else (((8, 12),) * 8, 10)

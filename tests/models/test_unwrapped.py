@@ -39,7 +39,7 @@ def model_of(family: str = "llama", **settings: Any) -> Any:
 
 @torch.inference_mode()
 def passes(model: Any, layers: tuple[int, ...] = (0, 1, 3)) -> list[torch.Tensor]:
-    """Features and tapped states of a prompt, a tree behind it and one token, and what the cache then holds."""
+    """Features and tapped states of a prompt, a tree after it and one token, and what the cache then holds."""
     decoder = CachedDecoder(model, num_token_ids=VOCABULARY)
     ids = torch.arange(3, 3 + PAST + len(TREE) + 1)[None]
     kv, found = decoder.new_cache(30), []
@@ -143,7 +143,7 @@ SHAPES = {
 
 @torch.inference_mode()
 def head_states(layer: Any, shape: LayerShape, dtype: torch.dtype) -> list[torch.Tensor]:
-    """Of a prompt and a tree behind it, for one row and with a mask for each of two; and what the cache then holds."""
+    """Of a prompt and a tree after it, for one row and with a mask for each of two; and what the cache then holds."""
     layer.to(dtype).eval()
     rotary, depths = Rotary(shape), torch.tensor([0, 1, 1, 2, 2, 2])
     seen, found = torch.cat([torch.ones(6, PAST, dtype=torch.bool), ancestor_mask(TREE)], dim=1), []

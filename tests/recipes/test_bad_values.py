@@ -1,6 +1,6 @@
 """Wrong values at every key of the shipped recipes: each is refused in one message that names its key, or accepted.
 
-The tables hold what once ended in a traceback, or passed the dry run and failed hours later. The walk behind them puts
+The tables hold what once ended in a traceback, or passed the dry run and failed hours later. The walk after them puts
 values of every wrong type into every key.
 """
 

@@ -60,7 +60,7 @@ def test_stages_run_in_the_order_that_is_named(tmp_path):
     mine = written(tmp_path, "mine", ORDERED % "finetune, pretrain, look, evaluate")
     assert list(load([mine]).recipe.stages) == ["finetune", "pretrain", "look", "evaluate"]
     assert "order" not in load([mine]).tree
-    # A stage that a later file adds comes behind them, and the command line orders last.
+    # A stage that a later file adds comes after them, and the command line orders last.
     other = written(tmp_path, "other", "extends: mine\nstages: {again: {kind: publish}}\n")
     assert list(load([other]).recipe.stages) == ["finetune", "pretrain", "look", "evaluate", "again"]
     ordered = load([other, "order=[pretrain,finetune,evaluate,look,again]"])

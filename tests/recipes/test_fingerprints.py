@@ -209,7 +209,7 @@ def test_what_stands_beside_the_stages(recipe):
 
 
 def test_a_stage_takes_the_fingerprints_of_what_it_reads(recipe):
-    """A change of a stage is one of every stage behind it that takes something from it, and of no other."""
+    """A change of a stage is one of every stage after it that takes something from it, and of no other."""
     planned, base = plan(recipe, Path("a")), prints(recipe)
     for stage in planned:
         other = stage.stage.model_copy(update={"seed" if "seed" in type(stage.stage).model_fields else "kind": "other"})

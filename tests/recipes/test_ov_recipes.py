@@ -112,7 +112,7 @@ def tiled(tmp_path):
 
 
 def test_tiles_and_clips_are_counted_by_their_layout(tiled, capsys):
-    """A picture that stands alone has a grid behind its first tile, two have a tile and a newline each (the numbers
+    """A picture that stands alone has a grid after its first tile, two have a tile and a newline each (the numbers
     are recorded ones: 1,485 of 384 x 384, 2,929 of 640 x 480), a clip 196 for each frame and a newline."""
     tall = tiled_picture((833, 1428), Tiling(384, 27, onevision_resolutions(384), max_tiles=9)).num_tokens
     expected = 1485 + 2929 + tall + 2 * 730 + 4 * 196 + 1

@@ -85,7 +85,7 @@ def test_three_rows_of_positions_are_kept_and_train_a_head(made, tmp_path):
         assert torch.equal(tensors["positions"].long(), states.positions[:, row, :length])
         visual = tensors["modality"] != TEXT
         assert visual.any() == bool(RECORDS[row])
-        # Text has one position in all rows; a picture has three, and the text behind it does not count its tokens.
+        # Text has one position in all rows; a picture has three, and the text after it does not count its tokens.
         assert (tensors["positions"][:, ~visual].diff(dim=0) == 0).all()
         if visual.any():
             assert (tensors["positions"][:, visual].diff(dim=0) != 0).any()

@@ -74,7 +74,7 @@ def test_what_one_rank_alone_comes_upon_is_said_once(tmp_path):
     cached(made, tmp_path / "alone")
     states = tmp_path / "alone" / "states"
     odd = [json.loads(path.read_text())["columns"] for path in sorted(states.glob("shard-*.json"))[1::2]]
-    # Behind those that rank 0 measures.
+    # After those that rank 0 measures.
     number = next(
         n for held in odd for n, visual in zip(held["number"], held["visual"], strict=True) if visual and n > 5
     )

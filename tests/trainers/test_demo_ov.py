@@ -78,7 +78,7 @@ def test_the_report_tells_positions_and_training_apart(run):
     result = Counter((row.benchmark, row.method, row.drafter) for row in rows)
     assert result == {(name, mode, draft): 2 for name in ("single", "pairs", "stories", "clips") for mode in "MT"
                      for draft in drafts}  # fmt: skip
-    # Five pictures and what is decoded behind them: more than 64 positions.
+    # Five pictures and what is decoded after them: more than 64 positions.
     beyond = {(row.benchmark, row.method, row.drafter) for row in rows if row.details["beyond_positions"]}
     assert beyond == {("stories", "M", draft) for draft in drafts if draft.startswith("few")}
     assert all(row.identical for row in rows)

@@ -33,7 +33,7 @@ from transformers import BlipConfig, BlipForConditionalGeneration
 
 CHAIN = "tree: {kind: chain, gamma: 4}"
 PRUNED = "kind: pruned, model: target"
-# Two drafts of one section in two modes, two heads, and the target behind pruned prompts: each at its own settings.
+# Two drafts of one section in two modes, two heads, and the target after pruned prompts: each at its own settings.
 METHODS = f"""
   M: {{drafters: [finetune, distill]}}
   MT: {{drafters: [finetune, distill], mode: MT, {CHAIN}}}

@@ -96,7 +96,7 @@ def test_rates_are_of_the_time_since_the_last_line(tmp_path, monkeypatch):
 
     monkeypatch.setattr(loop, "time", SimpleNamespace(perf_counter=lambda: clock.seconds))
     _, lines = trained(tmp_path, Slow(count=24), steps=6, log_every=2, checkpoints={"every": None})
-    # A step is read ahead, and there is none behind the last.
+    # A step is read ahead, and there is none after the last.
     assert [round(8 / lines[step]["samples_per_s"]) for step in (2, 4, 6)] == [12, 8, 4]
     for step in (2, 4, 6):
         assert lines[step]["tokens_per_s"] / lines[step]["samples_per_s"] > 1

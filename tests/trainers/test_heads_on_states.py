@@ -77,7 +77,7 @@ def test_the_three_sources_give_the_same_losses(runs):
         assert read[step] == pytest.approx(loss, rel=0.02), step
         assert first[step] == pytest.approx(loss, rel=0.02), step
     assert online[max(online)] < online[1], "nothing was learned"
-    # The first epoch and the step behind it are computed: the same to the last bit.
+    # The first epoch and the step after it are computed: the same to the last bit.
     epoch = len(online) // 3
     assert [first[step] for step in range(1, epoch + 2)] == [online[step] for step in range(1, epoch + 2)]
     assert any(first[step] != online[step] for step in range(epoch + 3, 3 * epoch + 1)), "nothing was read"
@@ -299,7 +299,7 @@ def test_a_head_of_text_alone_starts_any_variant(made, tmp_path):
     asked = context(made, tmp_path / "again", configs[0], {"drafter": tmp_path / "next-1"})
     with pytest.raises(UserError, match="made otherwise: ivsb is False, expected True"):
         stage(made, data=data, steps=1).run(asked)
-    # Text behind pictures is not text alone.
+    # Text after pictures is not text alone.
     asked = context(made, tmp_path / "behind", configs[1], {"drafter": tmp_path / "next-1"})
     stage(made, data=data, held_out=0.0, steps=1).run(asked)
     assert "text_only" not in json.loads((asked.folder / "draftsmith.json").read_text())
@@ -426,7 +426,7 @@ def test_dflash_drafts_learn_alike_from_every_source(made, tmp_path):
 
 @pytest.mark.parametrize("kind", ["online", "cached", "cached_on_first_epoch"])
 def test_the_loop_asks_for_the_states_of_each_micro_batch_once(made, kept, tmp_path, monkeypatch, kind):
-    """And hands them on; the target runs in the first epoch and the step behind it where states are kept."""
+    """And hands them on; the target runs in the first epoch and the step after it where states are kept."""
     source = {"kind": kind} | ({"states": {"measured_samples": 2}} if kind == "cached_on_first_epoch" else {})
     asked_for, computed, given = [], [], []
     named = {"online": sources.Online, "cached": sources.Cached, "cached_on_first_epoch": sources.FirstEpoch}[kind]

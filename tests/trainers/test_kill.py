@@ -116,7 +116,7 @@ def test_two_ranks_resume_bit_equal(alone, tmp_path, number, receiver):
     check_same(output, alone, text)
 
 
-# The rank named by the environment gets SIGTERM behind the step named there, as if someone had typed `kill`.
+# The rank named by the environment gets SIGTERM after the step named there, as if someone had typed `kill`.
 ASKED = """
 import dataclasses, os, signal, sys
 from draftsmith.core import ranks

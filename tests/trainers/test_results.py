@@ -240,7 +240,7 @@ def test_what_auto_became_in_a_finished_stage_outlives_its_fingerprint_file(cut,
 
 @pytest.mark.parametrize("cut", [*CUTS, "missing"])
 def test_what_nobody_knows_the_settings_of_is_kept_aside(cut, tmp_path):
-    """Rows of other settings may lie there, and a run would go on behind them."""
+    """Rows of other settings may lie there, and a run would go on after them."""
     folder = tmp_path / "note"
     folder.mkdir()
     (folder / "rows.jsonl").write_text("of other settings")

@@ -11,7 +11,7 @@ import visual_run
 from ranks_run import MAIN, run_ranks
 
 ROOT = Path(__file__).resolve().parents[2]
-# The process gets SIGTERM at the first item behind what the stage has kept, as if someone had typed `kill`.
+# The process gets SIGTERM at the first item after what the stage has kept, as if someone had typed `kill`.
 ASKED = """
 import os, signal, sys
 from pathlib import Path

@@ -24,7 +24,7 @@ from draftsmith.trainers.stopping import Stop, Stopped
 from ranks_run import FORKS, run_ranks
 from training import Samples, engine, loader, module, weights
 
-STEPS, EVERY = 5, 2  # a validation behind steps 2, 4 and 5
+STEPS, EVERY = 5, 2  # a validation after steps 2, 4 and 5
 ROOT = Path(__file__).resolve().parents[2]
 
 
@@ -69,7 +69,7 @@ def trained(folder: Path, *, asked=lambda place: False):
         return logged, weights(built), stop
 
 
-# Where the signal comes -> the step that the run stops behind: the all-reduce of the next step carries the flag.
+# Where the signal comes -> the step that the run stops after: the all-reduce of the next step carries the flag.
 PLACES = {
     ("step", 3): 4, ("validated", 4): 5, ("step", 5): 5, ("validation", 2, 0): 2, ("validation", 5, 1): 5,
 }  # fmt: skip

@@ -75,7 +75,7 @@ def test_the_real_command_decodes_what_one_rank_does(launcher, alone, tmp_path):
 @pytest.mark.slow
 @pytest.mark.parametrize("stage", STAGES)
 def test_a_stopped_run_goes_on(stage, alone, tmp_path):
-    """One of the two ranks is asked to stop: both do, behind the same item."""
+    """One of the two ranks is asked to stop: both do, after the same item."""
     output = tmp_path / "run"
     words = without(alone, output, *STAGES[STAGES.index(stage) :])
     both = run_ranks(2, ASKED, *words, cwd=ROOT, FOLDER=str(output / stage))

@@ -324,7 +324,7 @@ def same_head(actual: Path, expected: Path) -> None:
 
 @pytest.mark.parametrize(("step", "validation"), [(2, False), (4, True), (5, False), (8, True)])
 def test_a_head_that_died_comes_back_bit_equal(demo, alone, tmp_path, monkeypatch, step, validation):
-    """Also right behind a validation: what it kept as the best is there when the same step comes again."""
+    """Also right after a validation: what it kept as the best is there when the same step comes again."""
     output = branch(demo, tmp_path / "run")
     with monkeypatch.context() as patch:
         interrupt(patch, step, die, validation=validation)
@@ -506,7 +506,7 @@ READ = {
     "codes/shards/shard-000000.json": set(),
     "codes/shards/shard-000000.tar": set(),
     "codes/shards/identity.json": set(),
-    "world/world/train-00000.tar": {FLIPPED, "huge"},  # zeros behind the end of a tar are padding
+    "world/world/train-00000.tar": {FLIPPED, "huge"},  # zeros after the end of a tar are padding
     "head/config.json": {"missing", "no fields"},
     "head/model.safetensors": {FLIPPED},
     "head/draftsmith.json": {"missing", "no fields", FLIPPED},  # of a record

@@ -139,7 +139,7 @@ def head_parts(stage: Any, recipe: Any, max_length: int | None) -> dict[str, flo
 
 
 def _dflash_parts(config: Any, shape: Any, positions: int, rows: int, width: int, held: int) -> dict[str, float]:
-    """Of a micro-batch of so many rows with a block behind each token, as many as a sample has at most."""
+    """Of a micro-batch of so many rows with a block after each token, as many as a sample has at most."""
     made, loss = config.shape(shape), config.loss
     blocks = min(positions, rows * loss.num_anchors)
     sizes = len(made.taps), positions, blocks * made.block_size

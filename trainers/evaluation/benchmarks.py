@@ -144,7 +144,7 @@ class TabedBenchmark(SuiteBenchmark):
     tasks: list[Task] = Field(list(TASKS), min_length=1)
     # Prompts: paper (appendix I), released (TABED's code), or verbatim (the data's own words).
     convention: Convention = "released"
-    # How a second turn's prompt holds the first: released, without the end token behind the answer; training, with it.
+    # How a second turn's prompt holds the first: released, without the end token after the answer; training, with it.
     transcript: Literal["released", "training"] = "released"
     quality: QualitySection | None = None
 

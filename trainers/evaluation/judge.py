@@ -48,7 +48,7 @@ class Judge:
         reader: folder of a synthetic dataset's reader; its features stand where Inception's do, and say so in the
             result.
         real: tar of the synthetic dataset's pictures for these prompts, where the prompts come from one. Pictures
-            behind the prompts' own are the reference of the FID, which the prompts' own pictures then have, too.
+            after the prompts' own are the reference of the FID, which the prompts' own pictures then have, too.
     """
 
     def __init__(

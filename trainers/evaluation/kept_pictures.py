@@ -32,7 +32,7 @@ class KeptPicture:
     """A picture as it was drawn."""
 
     tokens: Sequence[int]
-    num_cycles: int  # target passes behind the prefill
+    num_cycles: int  # target passes after the prefill
 
 
 class KeptPictures:
@@ -84,7 +84,7 @@ def drawn_once(
         draw: numbers of prompts, `batch_size` at most -> their `KeptPicture`s.
 
     Raises:
-        Stopped: on all ranks, where one was asked to stop: behind the pictures in hand, which are kept.
+        Stopped: on all ranks, where one was asked to stop: after the pictures in hand, which are kept.
     """
     kept = KeptPictures(run, identity)
     own = range(ranks.rank(), len(prompts), ranks.world_size())

@@ -45,7 +45,7 @@ from .drafters import Drafting
 from .measuring import Measuring
 from .requests import ConversationSet, Opening
 
-PROBING = "while probing, behind the report"
+PROBING = "while probing, after the report"
 _NAMED_WITHIN = 16  # tokens of an answer in which its key word is looked for
 _WIDTH = 10  # ranks that a planned tree may have
 
@@ -196,7 +196,7 @@ class Probing:
             return []
         data["attention_shares"] = shares
         video_figures.attention_bars(self._path("attention.png"), shares)
-        text = f"From the first token behind the prompt, on {first}."
+        text = f"From the first token after the prompt, on {first}."
         return [ReportSection("Where heads attend", (text, Figure("attention.png", "Attention shares.")))]
 
     def _in_the_target(self, clips: Sequence[ConversationSet], data: dict[str, Any]) -> ReportSection:

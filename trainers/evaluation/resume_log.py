@@ -84,7 +84,7 @@ def resumed(
         before: is told the items of this rank that are left to do.
 
     Raises:
-        Stopped: on all ranks, where one was asked to stop: behind the item in hand, which is kept.
+        Stopped: on all ranks, where one was asked to stop: after the item in hand, which is kept.
     """
     return resumed_in_turn([stem], [count], lambda _, index: work(index), stop, before=lambda _, left: before(left))[0]
 

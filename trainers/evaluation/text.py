@@ -144,7 +144,7 @@ def _about(stage: Any, rows: list[Row]) -> dict[str, Any]:
     prompts = {b.convention for b in stage.benchmarks.values() if isinstance(b, SetsBenchmark)}
     return {
         "max_new_tokens": stage.max_new_tokens,
-        "answers": "end at the end token" if stage.stop_at_end else "go on behind the end token",
+        "answers": "end at the end token" if stage.stop_at_end else "go on after the end token",
         **({"prompts": ", ".join(sorted(prompts))} if prompts else {}),
         **({"vision tower": tower} if any(row.visual_tokens for row in rows) else {}),
     }
@@ -222,7 +222,7 @@ def record_weights(measuring: Measuring, requests: ConversationSet, count: int) 
             continue
         traces = {}
         numbers = range(min(count, len(requests)))
-        for index in measuring.context.stop.watch(numbers, "while weights were recorded, behind the report"):
+        for index in measuring.context.stop.watch(numbers, "while weights were recorded, after the report"):
             opened = requests.open(index, measuring.target)
             if opened is None or not isinstance(opened.request, Request):
                 continue

@@ -42,7 +42,7 @@ _PASSING = (408, 409, 412, 425, 429, 500, 502, 503, 504)
 _OWN_FILES = {".gitattributes", "LICENSE", "LICENSE.md", "LICENSE.txt", "NOTICE"}
 # Where it stopped.
 _SENDING = "while it was sent to the Hub, which keeps the files that it has whole; nothing is committed"
-_TRYING = "behind the commit, before what is on the Hub was tried"
+_TRYING = "after the commit, before what is on the Hub was tried"
 
 
 PROPOSED = "proposed.json"  # in the stage's folder

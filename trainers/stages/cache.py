@@ -1,7 +1,7 @@
 """Stage kind `cache`: the target's states that the recipe's head reads, computed once and kept in shards.
 
 The size is printed before anything is written. Shards depend on the data and the target alone: ranks write side
-by side, and a killed build goes on behind those that it finished.
+by side, and a killed build goes on after those that it finished.
 """
 
 from __future__ import annotations

@@ -99,7 +99,7 @@ class EvaluateStage(Stage):
     max_new_tokens: Annotated[
         list[Annotated[int, Field(ge=2)]], BeforeValidator(lambda given: [given] if isinstance(given, int) else given)
     ] = Field([256], min_length=1)
-    # false: answers go on behind the end token, so that all have max_new_tokens (speed at 2,048 tokens, which few
+    # false: answers go on after the end token, so that all have max_new_tokens (speed at 2,048 tokens, which few
     # descriptions have by themselves).
     stop_at_end: bool = True
     # Requests of each medium and length decoded before the clock counts, and times that each request is decoded.

@@ -81,7 +81,7 @@ class GenerateStage(Stage):
     video_suite: Records = 0
     # Frames of that suite's clips, one set of clips for each.
     clip_lengths: list[Frames] = Field([4, 16, 64], min_length=1)
-    # Scenarios of its clips: clip (sets clips-N; answers begin with facts) and clip_late (sets late-N; they come behind
+    # Scenarios of its clips: clip (sets clips-N; answers begin with facts) and clip_late (sets late-N; they come after
     # an introduction that never changes).
     clip_kinds: list[Literal["clip", "clip_late"]] = Field(
         ["clip"], min_length=1, exclude_if=lambda kinds: kinds == ["clip"]

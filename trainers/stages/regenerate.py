@@ -1,7 +1,7 @@
 """Stage kind `regenerate`: the target answers for its drafter to learn from, in texts (`data`) or pictures (`prompts`).
 
 An answer depends on its number, the seed and the target alone: ranks write side by side, and a killed run goes on
-behind the shards that it finished.
+after the shards that it finished.
 """
 
 from __future__ import annotations

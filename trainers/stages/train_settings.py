@@ -90,7 +90,7 @@ class TrainSettings(FitSettings):
     # a draft LVLM, whose order is then LLaVA's. With group_by_modality each batch has one modality, too. Samples are
     # counted first, which costs their texts and the heads of picture files, once.
     window: int | None = Field(None, ge=1)
-    # Samples of a step behind each other in rows without padding, in place of micro_batch_size padded ones; null: none.
+    # Samples of a step one after another in rows without padding, in place of micro_batch_size padded ones; null: none.
     # Loss and gradients are those of padded batches. Samples are counted first.
     packing: PackingConfig | None = None
 

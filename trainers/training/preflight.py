@@ -29,7 +29,7 @@ def preflight(
 ) -> None:
     """Print a sample and counts (rank 0). Raises `UserError` where the data does not fit the model."""
     # On every rank: a tower's first forward puts transformers' hooks on its layers, and ZeRO-3 compares the order in
-    # which ranks run theirs. Hooks that stand before DeepSpeed's on one rank and behind them on another stop the run.
+    # which ranks run theirs. Hooks that stand before DeepSpeed's on one rank and after them on another stop the run.
     _check_image_tokens(module, processor)
     if not ranks.is_main():
         return

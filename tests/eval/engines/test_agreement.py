@@ -36,7 +36,7 @@ def test_chains_behind_the_same_tokens_are_compared_as_far_as_both_reach():
     other = {"a": Drafted([5, 6, 7, 8], {1: [6, 1], 3: [9, 9]})}
     (cell,) = compare([asked("a")], ours, {"a": [5, 6, 7, 8]}, other)
     assert (cell.equal, cell.first, cell.accepted) == (0, 1, (2, 1))
-    # Behind other tokens nothing can be compared, and that is no agreement.
+    # After other tokens nothing can be compared, and that is no agreement.
     elsewhere = {"a": Drafted([4, 4, 4, 4], {1: [6, 0], 3: [8]})}
     (cell,) = compare([asked("a")], ours, {"a": [4, 4, 4, 4]}, elsewhere)
     assert (cell.chains, cell.off, cell.plain, cell.good) == (0, 1.0, 0, False)

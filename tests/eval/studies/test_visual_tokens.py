@@ -87,7 +87,7 @@ def test_a_prompt_that_begins_with_a_picture_has_no_row_that_sees_nothing(target
 
 @torch.inference_mode()
 def test_what_is_decoded_behind_the_prompt_does_not_see_them_either(target):
-    """A chain behind the prompt, against the same tokens as part of it."""
+    """A chain after the prompt, against the same tokens as part of it."""
     request, places = tiny.request(3), tiny.request(3).modality != TEXT
     root, drafted = 11, [12, 13]
     longer = replace(
@@ -207,7 +207,7 @@ def test_recurrent_layers_cannot_hide_what_they_have_read(kind):
 @pytest.mark.parametrize("kind", ["qwen2_vl", "qwen2_5_vl", "qwen3_vl", "qwen3_vl_moe"])
 @torch.inference_mode()
 def test_qwens_text_is_blind_where_visual_places_are_unseen_from_the_first_layer(kind):
-    """In chunks, too; Qwen3-VL adds visual states behind its first layers, which nobody sees there."""
+    """In chunks, too; Qwen3-VL adds visual states after its first layers, which nobody sees there."""
     target = tiny_qwen.target(tiny_qwen.model(kind))
     asked = tiny_qwen.request(kind, ((4, 6),), (2, 4, 4))
     other = replace(asked, pixels=-asked.pixels)

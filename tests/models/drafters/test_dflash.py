@@ -121,7 +121,7 @@ def reference(config, head, big, states, places, first, start):
 
 
 def held(config, modality, count):
-    """Which of the first `count` tokens a block sees, and at which positions; the position behind them."""
+    """Which of the first `count` tokens a block sees, and at which positions; the position after them."""
     kept = [i for i in range(count) if config.visual_slots == "read" or modality[i] == 0]
     places = kept if config.positions == "flat" else [*range(len(kept))]
     return kept, places, count if config.positions == "flat" else len(kept)

@@ -141,7 +141,7 @@ def test_a_padded_training_batch(case):
 @pytest.mark.parametrize("case", ["llamagen_t2i", "llamagen_c2i"])
 @torch.no_grad()
 def test_the_rotary_table_belongs_to_the_token_that_is_read(case):
-    """One zero row fewer than the target has in front, twenty behind; positions across the end of the grid."""
+    """One zero row fewer than the target has in front, twenty after; positions across the end of the grid."""
     recording = recorded(case)
     head, given, sizes = recording.head, recording.arrays, recording.sizes
     close(head.rotary(given["rope_rows"]), given["rope_table"], 1e-6)
@@ -440,7 +440,7 @@ def test_the_loss_of_a_batch_by_hand(condition):
 def test_guided_pairs_by_hand(kind, interval):
     """Every sample with and without its condition, whatever dropout said; then what decoding makes of both.
 
-    The first prediction is that of token 1; behind token interval + 1 the conditional scores stand alone.
+    The first prediction is that of token 1; after token interval + 1 the conditional scores stand alone.
     """
     model, teacher, head, batch = setting(scale=3.0, interval=interval)
     loss = EagleLoss(noise=0, guided=0.7, guided_divergence=kind)

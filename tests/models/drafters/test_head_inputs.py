@@ -64,7 +64,7 @@ def test_gaps(visual):
     flat = layout.index
     for gap in (0, 4, 100):
         moved = with_gaps(flat, layout, [gap])[0]
-        # The text token between the pictures is that of input 4, the one behind the last picture that of input 9.
+        # The text token between the pictures is that of input 4, the one after the last picture that of input 9.
         between, behind = (int(moved[layout.index[0] == entry]) for entry in (4, 9))
         assert behind - between == gap + 1
         assert torch.equal(moved[layout.index[0] < 9], flat[0][layout.index[0] < 9])

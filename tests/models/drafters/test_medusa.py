@@ -160,7 +160,7 @@ def test_only_the_heads_are_trained():
 
 
 def test_levels_are_numbered_from_the_token_behind_the_last_committed():
-    """Guidance ends behind token 5: which numbers each level is scored under, over two cycles."""
+    """Guidance ends after token 5: which numbers each level is scored under, over two cycles."""
     model = llamagen()
     generator, asked = target(model, 3.0, 4), []
 
@@ -339,7 +339,7 @@ def test_heads_that_are_right_are_accepted_at_every_level(images, policy):
 
 
 class Late(nn.Module):
-    """The same heads, each of them one token behind."""
+    """The same heads, each of them one token late."""
 
     def __init__(self, oracle):
         super().__init__()

@@ -45,7 +45,7 @@ def built(target, **settings):
 
 
 def alone(config, head, embedding, embeds, states, positions):
-    """[K,D] of a row of true entries [N,D] and the masks behind it, as one plainly causal row."""
+    """[K,D] of a row of true entries [N,D] and the masks after it, as one plainly causal row."""
     count = config.parallel_tokens - 1
     mask = embedding[config.mask_token_id] if config.mask_token_id is not None else head.mask_embedding
     masks = head.fuse(head.mask_hidden)[0].expand(count, -1)
@@ -57,7 +57,7 @@ def alone(config, head, embedding, embeds, states, positions):
 @pytest.mark.parametrize("kind", ["soft_ce", "ce"])
 @pytest.mark.parametrize("name", KINDS)
 def test_the_loss_by_hand(name, kind):
-    """Each block as a row of its own, of the entries up to its anchor and the masks behind."""
+    """Each block as a row of its own, of the entries up to its anchor and the masks after."""
     target = tables()
     config, head = built(target, **KINDS[name], loss={"token_divergence": kind, "decay": 0.5, "chunk": 3})
     batch, states = case_for(config, target, ROWS)
@@ -114,7 +114,7 @@ def test_states_behind_an_anchor_change_nothing():
 @torch.no_grad()
 @pytest.mark.parametrize("name", [*KINDS][:4])
 def test_blocks_of_a_decoding_are_rows_of_their_own(name):
-    """Every block of a decoding behind two pictures, after longer and shorter accepted runs."""
+    """Every block of a decoding after two pictures, after longer and shorter accepted runs."""
     big, asked = language(llava(0, layers=5)), ask(3, 2)
     config, head = built(big, **KINDS[name])
     decoding = Decoding(Chain(4), Greedy(), Draw("top-k"), Warp(), 20, ())

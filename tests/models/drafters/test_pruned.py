@@ -63,13 +63,13 @@ def test_the_first_step_is_the_attention_alone():
 
 def test_a_prompt_that_ends_with_its_picture_is_refused():
     modality = torch.tensor([TEXT, IMAGE, IMAGE], dtype=torch.int8)
-    with pytest.raises(UserError, match="no text behind its last picture"):
+    with pytest.raises(UserError, match="no text after its last picture"):
         visual_scores({0: torch.rand(1, 2, 3)}, modality)
 
 
 @pytest.mark.parametrize("positions", ["compact", "target"])
 def test_a_pruned_prompt_in_three_coordinates(positions):
-    """What Qwen3-VL adds behind its first layers goes with the tokens that it is added to."""
+    """What Qwen3-VL adds after its first layers goes with the tokens that it is added to."""
     visual = torch.tensor([[False, True, True, True, False, False]])
     placed = torch.randint(0, 9, (3, 1, 6))
     prompts = PromptRows(torch.randn(1, 6, 4), placed, torch.tensor([8]), None, visual, (torch.randn(3, 4),))

@@ -101,7 +101,7 @@ def test_a_tree_is_one_path_at_a_time(condition, scale, interval):
                 expected = true_features(model, asked.condition, rows, codes)[:, -1]  # [R,D]
                 close(step.feature[:, node + 1], expected, 2e-5)
                 scores = model.output(expected)
-                # The scores behind k codes are those of code number k.
+                # The scores after k codes are those of code number k.
                 alone = rows == 1 or (interval >= 0 and len(codes) - 1 > interval)
                 guided = scores[0] if alone else scores[1] + scale * (scores[0] - scores[1])
                 close(step.logits[node + 1], guided, 2e-4)

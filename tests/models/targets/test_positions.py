@@ -84,7 +84,7 @@ def test_positions_of_a_prompt_and_behind_it(case, resume):
 
 @cases
 def test_where_decoding_goes_on(case):
-    """The library's cached decoding goes on behind the largest position, not where text behind a clip does."""
+    """The library's cached decoding goes on after the largest position, not where text after a clip does."""
     one, length = asked(case), len(FOUND[f"{case}_input_ids"])
     kinds, behind = one.modality[None], {}
     for resume in NAMES:

@@ -43,7 +43,7 @@ def all_logits(own, asked) -> torch.Tensor:
 
 
 def longer(asked, ids):
-    """The request with these ids behind it."""
+    """The request with these ids after it."""
     extra = torch.tensor(ids)
     kinds = torch.cat([asked.modality, torch.zeros(len(ids), dtype=torch.int8)])
     return replace(asked, ids=torch.cat([asked.ids, extra]), modality=kinds)
@@ -75,13 +75,13 @@ def test_a_copy_as_draft_is_always_right_and_changes_nothing(kind, policy):
         assert drafted.tokens == plain
         deepest = [min(c.num_drafted, c.num_emitted) for c in drafted.cycles]
         assert [c.num_accepted for c in drafted.cycles][:-1] == deepest[:-1]
-        if clip is None:  # the library's decoding goes on elsewhere than its prompts, behind a clip
+        if clip is None:  # the library's decoding goes on elsewhere than its prompts, after a clip
             assert plain == reference(MODELS[kind], kind, asked, 14)
 
 
 @every_kind
 def test_decoding_behind_a_clip_is_one_forward_over_everything(kind):
-    """The position behind the prompt, and each one after it, in both conventions: what the library gets wrong."""
+    """The position after the prompt, and each one after it, in both conventions: what the library gets wrong."""
     asked = request(kind, CASES[0], CLIP, seed=3)
     for resume in ("max_plus_one", "longer_side"):
         own = target(MODELS[kind], resume=resume)
@@ -241,7 +241,7 @@ def test_early_visual_taps_of_deepstack_are_refused():
 
 
 def test_the_refusal_names_what_is_so():
-    """A tap behind a layer of deepstack is not the next layer's input; behind the last of them it is."""
+    """A tap after a layer of deepstack is not the next layer's input; after the last of them it is."""
     asked, taken = request("qwen3_vl"), {}
     llm = MODELS["qwen3_vl"]
     hooks = [
