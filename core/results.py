@@ -205,7 +205,7 @@ def _xxh3(path: str, stamp: Stamp) -> str:
         with open(path, "rb", buffering=0) as file:
             return hashlib.file_digest(file, xxhash.xxh3_64).hexdigest()
     except OSError as error:
-        hint = "mend its permissions or the disk, and run the same command again"
+        hint = "fix its permissions or the disk, and run the same command again"
         raise UserError(f"cannot be read: {error.strerror or error}", where=path, hint=hint) from error
 
 

@@ -49,7 +49,7 @@ def weights_identity(path: Path) -> str | None:
         files = sorted(file for file in path.iterdir() if _is_read(file.name))
         listed = [(file.name, _of_file(file)) for file in files if file.is_file()]
     except OSError as error:
-        hint = "mend its permissions or the disk, and run the same command again"
+        hint = "fix its permissions or the disk, and run the same command again"
         where = str(error.filename or path)
         raise UserError(f"cannot be read: {error.strerror or error}", where=where, hint=hint) from error
     return xxhash.xxh3_64_hexdigest(json.dumps(listed).encode()) if listed else None

@@ -81,7 +81,7 @@ def convert(
                     record = _record(line, f"{log.stem}-{number}", pictures, None if any_system else found.system)
                 except _Unusable as error:
                     if not skip:
-                        hint = error.cure or "mend the line, or leave such lines out: --skip"
+                        hint = error.cure or "fix the line, or leave such lines out: --skip"
                         raise UserError(str(error), where=f"{log}, line {number}", hint=hint) from None
                     found.skipped[str(error)] += 1
                     skipped.write(json.dumps({"line": number, "problem": str(error), "cure": error.cure}) + "\n")

@@ -139,7 +139,7 @@ class ConversationDataset:
         for file in self.records:
             for problem, place in id_problems(file):
                 if strict:
-                    hint = "mend the ids, or set on_error: skip (records are then told apart by their place)"
+                    hint = "fix the ids, or set on_error: skip (records are then told apart by their place)"
                     raise UserError(problem, where=f"{file}, {place}", hint=hint)
                 reason = f"{problem}, {place}: all are kept and told apart by their place"
                 notes.append({"file": str(file), "record": None, "id": None, "reason": reason})
@@ -343,7 +343,7 @@ class ConversationDataset:
         where = f"{file.file_of(index)}, {name_of(file, index)}"
         if cause is not None and cause.where:
             where += f", {cause.where}"
-        hint = (cause and cause.hint) or "mend or remove the record, or set on_error: skip to leave such records out"
+        hint = (cause and cause.hint) or "fix or remove the record, or set on_error: skip to leave such records out"
         return UserError(problem, where=where, hint=hint)
 
     def _named(self, index: int, error: UserError) -> UserError:

@@ -106,5 +106,5 @@ def open_media(file: MediaFile, medium: Medium) -> BinaryIO:
         problem, hint = f"the {medium} cannot be read: {error.strerror}", "check the file's permissions and its disk"
         raise BadMedia(problem, reason="unreadable file", where=str(file), hint=hint) from error
     except ValueError as error:
-        problem, hint = f"not a file name: {error}", "mend the record's path"
+        problem, hint = f"not a file name: {error}", "fix the record's path"
         raise BadMedia(problem, reason="unsafe name", where=str(file), hint=hint) from error

@@ -257,7 +257,7 @@ def _entries(path: Path, file: Path) -> list[Share]:
         file: what is read, which may be the package's in place of `path`.
     """
     where = str(path)
-    tree = read_yaml(file, dict[str, Any], hint="mend the YAML")
+    tree = read_yaml(file, dict[str, Any], hint="fix the YAML")
     datasets = tree["datasets"] if set(tree) == {"datasets"} else None
     if not isinstance(datasets, list) or not datasets:
         hint = "write `datasets:` and under it one `- json_path: ...` for each file, with its `sampling_strategy: ...`"

@@ -108,7 +108,7 @@ def _json_lines(path: Path, source: PromptSource) -> Iterator[ImagePrompt]:
         prompt = _asked(record) if isinstance(record, dict) else None
         if prompt is None:
             problem = "not an object with a caption or prompt (whole text) or a label (a number from 0)"
-            raise UserError(problem, where=f"{path}, line {number + 1}", hint="mend the line")
+            raise UserError(problem, where=f"{path}, line {number + 1}", hint="fix the line")
         yield ImagePrompt(str(record.get("id", f"line-{number}")), *prompt)
 
 
@@ -131,7 +131,7 @@ def _parti(path: Path, source: PromptSource) -> Iterator[ImagePrompt]:
     for number, row in rows:
         cell = dict(zip(columns, row.split("\t"), strict=False)).get("Prompt", "").strip()
         if not cell:
-            raise UserError("a row without a prompt", where=f"{path}, line {number + 1}", hint="mend the row")
+            raise UserError("a row without a prompt", where=f"{path}, line {number + 1}", hint="fix the row")
         yield ImagePrompt(f"parti-{number - 1}", cell)
 
 

@@ -58,7 +58,7 @@ def drop(folder: Path, faults: Sequence[Fault]) -> None:
     if IDENTITY in names:
         if MANIFEST in names:
             raise UserError(
-                f"{IDENTITY} and {MANIFEST} are both missing or damaged: what the shards are of cannot be told",
+                f"{IDENTITY} and {MANIFEST} are both missing or damaged: nothing else says what the shards hold",
                 where=str(folder), hint="put one of them back, or restart=STAGE makes all shards again",
             )  # fmt: skip
         write_whole(folder / IDENTITY, dump(read_manifest(folder).identity))

@@ -231,7 +231,7 @@ class Suite:
         count = min(len(records), limit or len(records))
         for index, problem in records.problems.items():
             if index < count:
-                raise UserError(problem, where=f"{records}, record {index}", hint="mend or remove the record")
+                raise UserError(problem, where=f"{records}, record {index}", hint="fix or remove the record")
         return [records.read(index) for index in range(count)]
 
 
@@ -241,7 +241,7 @@ def read_index(folder: Path) -> SuiteFile:
     if not path.is_file():
         raise UserError("no suite here", where=str(path),
                         hint="give a directory with suite.json, or `hub` for the published sets")  # fmt: skip
-    return read_json(path, SuiteFile, hint="mend the file: docs/suite.md has the layout")
+    return read_json(path, SuiteFile, hint="fix the file: docs/suite.md has the layout")
 
 
 def suite_identity(folder: Path) -> str:

@@ -112,7 +112,7 @@ def _made(make: Callable[..., PreTrainedConfig], values: dict[str, Any]) -> PreT
         return make(**copy.deepcopy(values))
     except Exception as error:  # of transformers' own checks, and of what its arithmetic meets
         named, told = _told(error)
-        raise Refused(named, f"transformers refuses it: {told}", "mend the size or type") from error
+        raise Refused(named, f"transformers refuses it: {told}", "fix the size or type") from error
 
 
 def check_part(values: dict[str, Any], config_class: Any, key: str) -> None:
@@ -194,7 +194,7 @@ def building(key: str) -> Iterator[None]:
     except Exception as error:  # their arithmetic raises anything: ZeroDivisionError, TypeError, errors of their own
         named, told = _told(error)
         where = f"{key}.{named}".rstrip(".")
-        raise UserError(f"{where} cannot be built: {told}", where=f"key {where}", hint="mend its sizes") from error
+        raise UserError(f"{where} cannot be built: {told}", where=f"key {where}", hint="fix its sizes") from error
 
 
 def _told(error: Exception) -> tuple[str, str]:

@@ -133,7 +133,7 @@ def _read(path: Path) -> dict[str, Any]:
         trees.check(raw, lambda key: f"{path}, key {trees.shown(key)}" if key else str(path))
         tree = OmegaConf.to_container(OmegaConf.load(path), resolve=True)
     except (yaml.YAMLError, OmegaConfBaseException, OSError, ValueError, RecursionError) as error:
-        raise refuse(f"not a readable recipe: {_fault(error)}", "mend the YAML") from None
+        raise refuse(f"not a readable recipe: {_fault(error)}", "fix the YAML") from None
     return tree  # type: ignore[return-value]
 
 

@@ -108,7 +108,7 @@ def readable(error: ValidationError, asked: Asked) -> UserError:
     return UserError(
         _cut("; ".join([line for _, line, _ in told] + more)),
         where="; ".join(dict.fromkeys(asked.place(key) for key, _, _ in told)),
-        hint=_cut("; ".join(hints)) or "mend the key, or see the recipe's header",
+        hint=_cut("; ".join(hints)) or "fix the key, or see the recipe's header",
     )
 
 

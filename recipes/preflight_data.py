@@ -85,7 +85,7 @@ def data_findings(name: str, stage: Any, context: Context, *, finished: set[str]
             findings += _look(subject, data, stage, context, finished, count)
         except UserError as error:
             where = f", {error.where}" if error.where else ""
-            findings.append(fault(subject, f"{error.problem}{where}", error.hint or "mend or replace the file"))
+            findings.append(fault(subject, f"{error.problem}{where}", error.hint or "fix or replace the file"))
     return findings
 
 
@@ -176,14 +176,14 @@ def _encoded(subject: str, section: ConversationData, form: Any, files: list[Nam
     about = f"{len(dataset):,} usable records, {len(samples)} read"
     why = "; ".join(f"{number} times {reason}" for reason, number in list(listed.reasons.items())[:3])
     if not kept:
-        return [fault(subject, f"{about}: none can be learned from: {why}", "mend the records")]
+        return [fault(subject, f"{about}: none can be learned from: {why}", "fix the records")]
     ids, supervised = (sum(map(of, kept)) for of in (lambda s: len(s.ids), lambda s: sum(s.loss_mask)))
     shown = render(kept[0], processor)
     shown = shown if len(shown) <= SHOWN_IDS else shown[:SHOWN_IDS] + " ..."
     about += f": {ids / len(kept):,.0f} ids each, {supervised / len(kept):,.0f} of them supervised\n  [[ ]]: {shown}"
     if listed != Listed():
         return [warning(subject, f"{listed} ({why or 'see ids and over_length'}); {about}",
-                        "mend them, or set on_error: strict to stop at the first")]  # fmt: skip
+                        "fix them, or set on_error: strict to stop at the first")]  # fmt: skip
     return [ok(subject, about)]
 
 
@@ -216,7 +216,7 @@ def _files(subject: str, section: ConversationData, files: list[Name], why: str,
         file, number, problem = problems[0]
         about += f"; {len(problems)} unusable, the first: {file.file_of(number)}, record {number}: {problem}"
     if not len(places):
-        return [fault(subject, about, "mend the records, or name another file")]
+        return [fault(subject, about, "fix the records, or name another file")]
     if outside:
         first = outside[0]
         return [fault(subject, f"{about}; {len(outside)} names lead out of the folder {first.where}, the first: "
@@ -225,7 +225,7 @@ def _files(subject: str, section: ConversationData, files: list[Name], why: str,
         return [fault(subject, f"{about}; {len(missing)} files are missing, the first: {missing[0]}",
                       "fetch them, or set images / videos to their folder")]  # fmt: skip
     if problems and section.on_error == "strict":
-        return [fault(subject, about, "mend these records, or set on_error: skip")]
+        return [fault(subject, about, "fix these records, or set on_error: skip")]
     return [warning(subject, about, "they are left out and listed")] if problems else [ok(subject, about)]
 
 
@@ -245,7 +245,7 @@ def _captioned(subject: str, source: CaptionedSource, count: int) -> list[Findin
         return [_absent(subject, error.where or error.problem)]
     refused = [item for item in items if not isinstance(item, Captioned)]
     if len(refused) == len(items):
-        return [fault(subject, f"none of the first {len(items)} items can be used: {refused[:1]}", "mend the source")]
+        return [fault(subject, f"none of the first {len(items)} items can be used: {refused[:1]}", "fix the source")]
     return [ok(subject, f"{len(items) - len(refused)} of the first {len(items)} items can be used")]
 
 

@@ -105,7 +105,7 @@ def _no_folder(output: Path, error: OSError) -> UserError:
     else:
         problem, hint = (
             f"cannot be written: {error.strerror or error}",
-            "choose another output, or mend its permissions",
+            "choose another output, or fix its permissions",
         )
     return UserError(problem, where=f"key output, {output}", hint=hint)
 

@@ -190,7 +190,7 @@ def _begin(planned: Planned, folder: Path, say: Callable[[str], None]) -> None:
             f"known: it is kept in {kept}, and the stage begins anew")  # fmt: skip
     folder.mkdir(parents=True, exist_ok=True)
     if made_nothing(folder):
-        write_begun(planned, folder)  # as it is now: what was mended since is what the stage reads
+        write_begun(planned, folder)  # as it is now: what was fixed since is what the stage reads
     _write_begun(planned, folder, say)
 
 

@@ -62,7 +62,7 @@ def run_program(program: Path, folder: Path, asked: Mapping[str, Any], *, python
     if done.returncode != 0:
         last = "\n".join(f"    {line}" for line in log.read_text(errors="replace").splitlines()[-_LINES:])
         raise UserError(f"the engine stopped with exit code {done.returncode}; its last words:\n{last}",
-                        where=str(log), hint="mend what it says, or ask the engine's makers")  # fmt: skip
+                        where=str(log), hint="fix what it says, or ask the engine's makers")  # fmt: skip
     if not answers.is_file():
         raise UserError("the engine ended and wrote no answers", where=str(log), hint="read its log")
     return list(_read(answers))

@@ -70,7 +70,7 @@ def check_made_for(folder: Path, target: Any, identity: TargetIdentity | None) -
     for name, value in expected.items():
         if actual[name] != value:
             hint = "name the target that the head was trained for, or train a head for this one"
-            hint += "; if both names are of the same weights, mend target.path in this file" if name == "path" else ""
+            hint += "; if both names are of the same weights, fix target.path in this file" if name == "path" else ""
             problem = f"the head was made for another target: {name} is {actual[name]}, expected {value}"
             raise UserError(problem, where=str(path), hint=hint)
 

@@ -2,7 +2,7 @@
 
 The cleaning is the one that the published models were trained with (DeepFloyd's, made for captions from the web), so a
 prompt that skips it is another prompt. The rules are its rules; its two libraries are the standard library's here,
-always: Python's HTML parser for BeautifulSoup, and `mend` for ftfy, which leaves out terminal escapes and the repair of
+always: Python's HTML parser for BeautifulSoup, and `fix` for ftfy, which leaves out terminal escapes and the repair of
 wrongly decoded text (the text is lower-case by then, which spoils most such sequences anyway).
 Letters: n tokens of a caption, F width of the encoder.
 """
@@ -177,7 +177,7 @@ def _clean_once(caption: str) -> str:
     # Words joined like a-file-name become words again; a hyphen or three are left alone.
     if len(_JOINTS.findall(text)) > 3:
         text = _JOINTS.sub(" ", text)
-    text = html.unescape(html.unescape(mend(text))).strip()
+    text = html.unescape(html.unescape(fix(text))).strip()
     return _apply(_PHRASES, text).strip()
 
 
@@ -187,7 +187,7 @@ def _apply(rules: list[Rule], text: str) -> str:
     return text
 
 
-def mend(text: str) -> str:
+def fix(text: str) -> str:
     """One spelling for characters that look alike: NFC, no ligatures, no wide or narrow forms, straight quotes, plain
     line ends; no control characters and no halves of surrogate pairs."""
     text = "".join(unicodedata.normalize("NFKC", c) if _is_variant(c) else c for c in text)

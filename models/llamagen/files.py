@@ -113,6 +113,6 @@ def _config(schema: type[C], model_type: str, values: dict[str, Any], path: Path
         first = error.errors()[0]
         key = ".".join(map(str, first["loc"]))
         unknown = first["type"] == "extra_forbidden"
-        hint = did_you_mean(key, schema.model_fields) if unknown else "restore the file, or mend the key"
+        hint = did_you_mean(key, schema.model_fields) if unknown else "restore the file, or fix the key"
         where = f"{path}, key {key}" if key else str(path)
         raise UserError(f"{key or 'the config'}: {first['msg']}", where=where, hint=hint) from error

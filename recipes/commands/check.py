@@ -87,7 +87,7 @@ def _disk(output: Path) -> list[Finding]:
     free = shutil.disk_usage(folder).free
     about = f"{free / GIB:,.1f} GiB are free under {folder.resolve()}"
     if not os.access(folder, os.W_OK):
-        return [fault("output", f"{folder} cannot be written", "choose another output=, or mend its permissions")]
+        return [fault("output", f"{folder} cannot be written", "choose another output=, or fix its permissions")]
     if free < GIB:
         return [fault("output", about, "make room, or choose another output=")]
     return [ok("output", about)]
@@ -157,7 +157,7 @@ COMMAND = Command(
     "on disk, room for the output, stages that have finished or whose inputs changed. Records are encoded as\n"
     "training would encode them, and one is shown with its supervised text in [[ ]]. Nothing is trained,\n"
     "fetched or written.\n"
-    "Exits with 3 where something has to be mended.",
+    "Exits with 3 where something has to be fixed.",
     examples=(
         ("draftsmith check llava15-68m", "sizes and what is missing"),
         ("draftsmith check llava15-68m stages.finetune.data.path=/data/mix665k.json", "with one's own file"),

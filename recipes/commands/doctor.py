@@ -36,7 +36,7 @@ COMMAND = Command(
     summary="look at this environment and machine, with the hint for each fault",
     description="Versions against those that were tested, devices, DeepSpeed and its ops, disk and memory, cores\n"
     "against threads and ranks, Hub and wandb login. The network is used only with --network.\n"
-    "Exits with 3 where something has to be mended; warnings alone exit with 0.",
+    "Exits with 3 where something has to be fixed; warnings alone exit with 0.",
     examples=(
         ("draftsmith doctor", ""),
         ("draftsmith doctor --ranks 8", "threads against eight processes on this node"),

@@ -77,7 +77,7 @@ def cure(
         offers.append(f"restart={name}")
     if re.search(r"\b(remove|delete)\b", hint):
         offers.append("remove")
-    if re.search(r"put .*back|restore|fetch it again|as it was|mend|take the change back|copy", hint):
+    if re.search(r"put .*back|restore|fetch it again|as it was|fix|take the change back|copy", hint):
         offers.append("restore")
     if not offers:
         raise Broken(f"the hint names no cure: {hint or ended.text[-300:]}")

@@ -333,9 +333,9 @@ def test_a_resumed_stage_goes_on_in_the_same_wandb_run(tmp_path, wandb):
     tracker(tmp_path / "b", with_wandb())  # another stage
     (tmp_path / "a" / "wandb-id").write_text("cut")  # by a full disk
     tracker(tmp_path / "a", with_wandb())
-    first, again, other, mended = [arguments["id"] for arguments in wandb.inits]
-    assert first == again and len({first, other, mended}) == 3
-    assert (tmp_path / "a" / "wandb-id").read_text() == mended
+    first, again, other, fixed = [arguments["id"] for arguments in wandb.inits]
+    assert first == again and len({first, other, fixed}) == 3
+    assert (tmp_path / "a" / "wandb-id").read_text() == fixed
 
 
 def test_units_go_with_the_numbers_once_known(tmp_path, wandb):

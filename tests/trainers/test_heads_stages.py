@@ -178,7 +178,7 @@ def test_a_clip_that_cannot_be_read_is_left_out_where_the_data_says_so(finished,
     report = json.loads((folder / "report.json").read_text())
     assert {cell["requests"] for cell in report["cells"]} == {1}
     assert report["about"]["left out"] == {"clips-6 at 8": "1 of 2 (skipped.jsonl)"}
-    # Once it is mended, a run that did not finish decodes it, and nothing else.
+    # Once it is fixed, a run that did not finish decodes it, and nothing else.
     shutil.copy(sorted(clip.parent.iterdir())[1], clip)
     list_anew(output / "world")
     (folder / "done.json").unlink()

@@ -234,10 +234,10 @@ def test_a_stage_that_made_nothing_begins_with_what_was_mended(tmp_path):
     first = two_stages()[0]
     with pytest.raises(UserError, match="record 3"):
         run(tmp_path, replace(first, stage=Fails()))
-    mended = two_stages(data=["e"], outside={"target.path": "2"})
-    assert run(tmp_path, *mended) == ["stage first", "stage second"]
+    fixed = two_stages(data=["e"], outside={"target.path": "2"})
+    assert run(tmp_path, *fixed) == ["stage first", "stage second"]
     assert json.loads((tmp_path / "first" / BEGUN).read_text())["settings"]["data"] == ["e"]
-    assert run(tmp_path, *mended)[0] == "stage first: finished before, same inputs"
+    assert run(tmp_path, *fixed)[0] == "stage first: finished before, same inputs"
 
 
 @pytest.mark.parametrize("name", ["checkpoints/step-1/module.pt", "shards/a.tar", "done.json", "model.safetensors"])

@@ -515,7 +515,7 @@ READ = {
 
 @pytest.fixture(scope="module")
 def damaged(demo, tmp_path_factory) -> Path:
-    """A copy to break; each damage is mended."""
+    """A copy to break; each damage is fixed."""
     folder = tmp_path_factory.mktemp("damaged") / "run"
     without = {"pictures", "features", "evaluate", "steps", "samples"}
     return Path(shutil.copytree(demo, folder, ignore=lambda _, names: without & set(names)))

@@ -68,7 +68,7 @@ class Texts:
         if reader.refused.get(SKIPPED) == len(reader):
             raise UserError(
                 "every record was left out, and none answered", where=str(self.context.folder / "skipped.jsonl"),
-                hint=f"mend what it names, then restart={self.context.name}",
+                hint=f"fix what it names, then restart={self.context.name}",
             )  # fmt: skip
         stops = Counter(reader[i][2]["stop"] for i in range(min(len(reader), 1000)))
         shown = ", ".join(f"{count} {stop}" for stop, count in sorted(stops.items()))

@@ -68,7 +68,7 @@ def try_folder(
         stop.check(_TRYING)  # a launcher signals the child, too
         said = redact(said.strip()) or "no message"
         raise UserError(f"in a fresh process: {said[-3000:]}", where=str(folder),
-                        hint="nothing was made public; mend what it names, and publish again")  # fmt: skip
+                        hint="nothing was made public; fix what it names, and publish again")  # fmt: skip
 
 
 def _said(process: subprocess.Popen[str], job: str, stop: Stop, folder: Path, hours: float) -> str:

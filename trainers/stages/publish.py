@@ -140,7 +140,7 @@ class PublishStage(Stage):
                 except OSError as error:  # a disk that is full, a file that may not be read
                     problem = UserError(
                         first_line(error), where=error.filename or str(context.folder),
-                        hint="mend it (the folder and what is fetched back are each as large as the weights), and run "
+                        hint="fix it (the folder and what is fetched back are each as large as the weights), and run "
                         "the same command again",
                     )  # fmt: skip
         problem = ranks.broadcast(problem)
@@ -318,7 +318,7 @@ def _store_prompt(asked: StoredPrompt, context: Context, folder: Path) -> UserRe
     for number, name in enumerate(asked.pictures):
         place = Path(name)
         if not place.is_file():
-            raise UserError("no such picture", where=name, hint="mend prompt.pictures")
+            raise UserError("no such picture", where=name, hint="fix prompt.pictures")
         # The card's code names one picture of the reader's.
         kept_as = PICTURE if not number else f"picture-{number}{place.suffix}"
         shutil.copyfile(place, kept / kept_as)

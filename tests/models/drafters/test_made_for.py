@@ -86,7 +86,7 @@ def test_names_and_revisions(tmp_path, monkeypatch, first, second, problem):
         return
     with pytest.raises(UserError) as caught:
         load(MEDUSA, folder, teacher, section(**second))
-    assert problem in str(caught.value) and ("mend target.path" in str(caught.value)) == ("path" in first)
+    assert problem in str(caught.value) and ("fix target.path" in str(caught.value)) == ("path" in first)
 
 
 def test_heads_of_anole_and_of_llamagen(tmp_path):

@@ -8,7 +8,7 @@ import pytest
 import torch
 from draftsmith.core.errors import UserError
 from draftsmith.models.hub import pinned_config
-from draftsmith.models.llamagen.captions import TextFeatures, caption_ids, clean_caption, mend
+from draftsmith.models.llamagen.captions import TextFeatures, caption_ids, clean_caption, fix
 from tokenizers import Tokenizer, models, pre_tokenizers, processors
 from transformers import PreTrainedTokenizerFast, T5Config, T5EncoderModel
 
@@ -65,12 +65,12 @@ def test_cleaning(caption, cleaned):
 
 
 def test_mending_gives_one_spelling():
-    assert mend("ﬁne Ｗｉｄｅ\u3000x") == "fine Wide x"
-    assert mend("e\u0301") == "é"
-    assert mend("‚‛ „‟") == '‚\' ""'.replace("‚", "'")
-    assert mend("a\r\nb\u2028c\x00\ufeff") == "a\nb\nc"
-    assert mend("cat \ud83d") == "cat \ufffd"
-    assert mend("½ ² ™") == "½ ² ™", "compatibility forms that are no variants of letters stay"
+    assert fix("ﬁne Ｗｉｄｅ\u3000x") == "fine Wide x"
+    assert fix("e\u0301") == "é"
+    assert fix("‚‛ „‟") == '‚\' ""'.replace("‚", "'")
+    assert fix("a\r\nb\u2028c\x00\ufeff") == "a\nb\nc"
+    assert fix("cat \ud83d") == "cat \ufffd"
+    assert fix("½ ² ™") == "½ ² ™", "compatibility forms that are no variants of letters stay"
 
 
 @pytest.fixture(scope="module")
