@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -45,6 +45,7 @@ class Context:
     resolved: dict[str, str] = field(default_factory=dict)  # setting that is `auto` -> what it is in this stage
     line: StageLine | None = None  # that people watch; None: nobody does
     trackers: list[Tracker] = field(default_factory=list)  # that the stage has opened; who runs it closes them
+    opened: ExitStack = field(default_factory=ExitStack)  # what else it has opened; who runs it closes it
 
     @property
     def progress(self) -> StageLine:

@@ -124,7 +124,7 @@ def _run_stage(
     start = time.monotonic()
     makers = {thing: inputs.output / maker for thing, maker in planned.inputs.items()}
     made = make_context(planned, folder, makers, stop, line)
-    with line.shown(), tracked(made) as context, full_disk_is_told(folder):
+    with line.shown(), made.opened, tracked(made) as context, full_disk_is_told(folder):
         settled_stage(context, planned).run(context)
         gpus = num_gpus(getattr(planned.stage, "target", None) or context.target)
     ranks.barrier()

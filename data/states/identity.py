@@ -28,7 +28,7 @@ from ..shard_files import difference
 from .dtypes import StatesDtype
 
 # Fields that may differ between a cache and its reader where the recipe says so (`accept`): the user knows better.
-Acceptable = Literal["transformers", "image_backend", "template", "target", "processor", "pictures"]
+Acceptable = Literal["transformers", "image_backend", "template", "target", "processor", "pictures", "engine"]
 _PIECES, _PIECE = 64, 2**16  # that are looked at of a file of weights, and bytes of each
 # Fields that caches which are read together may differ in.
 _OWN = ("samples", "grouping", "pictures", "template")
@@ -42,11 +42,13 @@ def states_identity(
     data: ConversationData | None,
     wanted: Taps,
     dtype: StatesDtype | None,
+    engine: Mapping[str, Any] | None = None,
 ) -> dict[str, Any]:
     """Of JSON types. What is None is not known, and compared with nothing.
 
     Args:
         target: its name, revision and weights, see `weights_identity`.
+        engine: that computed them; None: the target's own passes, of which an identity says nothing.
     """
     known = {
         "target": dict(target),
@@ -57,6 +59,7 @@ def states_identity(
         "states": wanted.kept,
         "dtype": dtype,
         "image_backend": image_backend(processor),
+        "engine": None if engine is None else dict(engine),
     }
     return json.loads(json.dumps({name: value for name, value in known.items() if value is not None}))
 
@@ -133,17 +136,28 @@ def check_identity(held: Mapping[str, Any], expected: Mapping[str, Any], folder:
         )
 
 
-def check_together(identities: Sequence[Mapping[str, Any]], folders: Sequence[Path]) -> None:
-    """Check that caches which are read together come from one target and store the same states. Raises `UserError`
-    naming field and folder.
+def check_together(
+    identities: Sequence[Mapping[str, Any]], folders: Sequence[Path], accept: Iterable[str] = ()
+) -> None:
+    """Check that caches which are read together come from one target, by one engine, and store the same states.
+
+    Args:
+        accept: fields that may differ.
+
+    Raises:
+        UserError: names field and folder.
     """
     for held, folder in zip(identities[1:], folders[1:], strict=True):
-        for name, value in identities[0].items():
-            if name not in _OWN and (found := difference(held.get(name), value, name)) is not None:
-                raise UserError(
-                    f"{found[0]} is {found[1]!r}, and {found[2]!r} in {folders[0]}", where=str(folder),
-                    hint="read caches together that were made alike, or make one of them again",
-                )  # fmt: skip
+        for name in {**identities[0], "engine": None}:
+            found = difference(held.get(name), identities[0].get(name), name)
+            if name in _OWN or name in accept or found is None:
+                continue
+            hint = "read caches together that were made alike, or make one of them again"
+            if name == "engine":
+                hint += "; source.accept: [engine] reads them all the same"
+            raise UserError(
+                f"{found[0]} is {found[1]!r}, and {found[2]!r} in {folders[0]}", where=str(folder), hint=hint
+            )
 
 
 def _check_states(held: Mapping[str, Any], wanted: Mapping[str, Any], folder: Path) -> None:

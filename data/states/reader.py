@@ -47,12 +47,13 @@ class StatesReader:
     def __init__(
         self, folders: Sequence[Path], *, expected: Mapping[str, Any] | None = None, accept: Iterable[str] = ()
     ):
+        accept = tuple(accept)
         self.shards = [ShardReader(folder) for folder in folders]
         identities = [reader.identity for reader in self.shards]
         for folder, identity in zip(folders, identities, strict=True):
             if expected is not None:
-                check_identity(identity, expected, folder, tuple(accept))
-        check_together(identities, list(folders))
+                check_identity(identity, expected, folder, accept)
+        check_together(identities, list(folders), accept)
         self.form = form_of(identities[0])
         # Shards hold samples in an order of their own; here they come by number, cache after cache.
         orders = [np.argsort(reader.column("number"), kind="stable") for reader in self.shards]

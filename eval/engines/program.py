@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import subprocess
 import sys
 from collections.abc import Iterable, Mapping
@@ -39,6 +40,13 @@ def find_python(asked: str | None = None) -> str:
     return python
 
 
+def version_of(package: str, python: str) -> str:
+    """The version of an importable package in another interpreter's environment (vLLM's has several names there)."""
+    look = f"import importlib.metadata as m; print(m.version(m.packages_distributions()[{package!r}][0]))"
+    done = subprocess.run([python, "-I", "-c", look], capture_output=True, text=True, check=False)
+    return done.stdout.strip() or "unknown"
+
+
 def run_program(program: Path, folder: Path, asked: Mapping[str, Any], *, python: str) -> list[dict[str, Any]]:
     """Run `program` and return the objects of its `answers.jsonl`.
 
@@ -60,12 +68,18 @@ def run_program(program: Path, folder: Path, asked: Mapping[str, Any], *, python
         done = subprocess.run([python, "-I", "-u", str(program.resolve()), str(folder.resolve())], stdout=output,
                               stderr=subprocess.STDOUT, env=environment, cwd=folder, check=False)  # fmt: skip
     if done.returncode != 0:
-        last = "\n".join(f"    {line}" for line in log.read_text(errors="replace").splitlines()[-_LINES:])
-        raise UserError(f"the engine stopped with exit code {done.returncode}; its last words:\n{last}",
+        raise UserError(f"the engine stopped with exit code {done.returncode}; its last lines:\n{last_lines(log)}",
                         where=str(log), hint="fix what it says, or ask the engine's makers")  # fmt: skip
     if not answers.is_file():
         raise UserError("the engine ended and wrote no answers", where=str(log), hint="read its log")
     return list(_read(answers))
+
+
+def last_lines(log: Path) -> str:
+    """What an engine's log says of its end: up to the last error, where it names one, and not what came of it."""
+    lines = log.read_text(errors="replace").splitlines()
+    errors = [number for number, line in enumerate(lines) if re.match(r"(\w+\.)*\w*(Error|Exception)\b", line)]
+    return "\n".join(f"    {line}" for line in lines[: errors[-1] + 1 if errors else None][-_LINES:])
 
 
 def _read(path: Path) -> Iterable[dict[str, Any]]:

@@ -98,6 +98,11 @@ class CachedDecoder:
         return self.language_model.get_input_embeddings().weight.device
 
     @property
+    def banned(self) -> list[int]:
+        """Ids that are never emitted: placeholders, and rows of the vocabulary without a token."""
+        return self._banned.tolist()
+
+    @property
     def reads_images(self) -> bool:
         """Whether the model has a vision tower."""
         return self.core is not self.language_model

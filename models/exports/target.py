@@ -58,6 +58,17 @@ def export_target(source: Path, destination: Path) -> None:
             (aside / INDEX).write_text(json.dumps(index, indent=1))
 
 
+def vllm_reads(source: Path) -> bool:
+    """Whether vLLM reads the weights of this folder as they are."""
+    if read_config(str(source), key="target").model_type not in _TOWERS:
+        return True
+    for file in source.glob("*.safetensors"):
+        with safe_open(file, "pt") as stored:
+            if any(_served(key) != key for key in stored.keys()):  # noqa: SIM118
+                return False
+    return True
+
+
 def _served(name: str) -> str:
     """The name of a tensor as vLLM reads it."""
     prefix, sign, rest = name.rpartition(_TOWER)

@@ -5,7 +5,7 @@ Letters: R rows, B samples, T places, N nodes without the root, D width, V vocab
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Literal
 
@@ -168,7 +168,7 @@ class LanguageTarget:
     @torch.no_grad()
     def states(self, batch: Batch, taps: Taps) -> TargetStates:
         """One teacher-forced pass over `batch` (right padded) as `prefill` runs a prompt; what is not kept is zero."""
-        self._check(taps)
+        self.check(taps)
         batch = batch.to(self.decoder.device)
         mask, real = batch.attention_mask, None
         if batch.pixels is not None and len(batch.pixels) > batch.num_dummy_images:
@@ -177,18 +177,8 @@ class LanguageTarget:
         prompts = self.decoder.prompts(batch.ids, batch.modality, real, batch.pictures, mask=mask, on_host=on_host)
         row = PackedRow.of(on_host[1], mask.device) if batch.packed else None
         states = self._run(prompts, row, taps)
-        text = feature_places(batch.modality, mask, batch.loss_mask, taps.everywhere)
-        visual = visual_places(batch.modality, mask)
-        kept = {layer: torch.zeros_like(mask) for layer in taps.layers}
-        for layer in taps.text_layers:
-            kept[layer] = kept[layer] | text
-        for layer in taps.visual_layers:
-            kept[layer] = kept[layer] | visual
-        return TargetStates(
-            feature=_only(states.feature, text) if taps.feature else None,
-            layers={layer: _only(states.layers[layer], places) for layer, places in kept.items()},
-            positions=prompts.positions,
-        )
+        feature = states.feature if taps.feature else None
+        return kept_states(batch, taps, feature, states.layers, prompts.positions)
 
     def _run(self, prompts: PromptRows, row: PackedRow | None, taps: Taps) -> DecoderStates:
         """States [B,T,D] of a batch's prompts, padded or in one packed row."""
@@ -201,7 +191,7 @@ class LanguageTarget:
         layers = {layer: row.spread(part) for layer, part in states.layers.items()}
         return replace(states, feature=row.spread(states.feature), layers=layers)
 
-    def _check(self, taps: Taps) -> None:
+    def check(self, taps: Taps) -> None:
         """Raises `UserError` for layers that do not exist, or whose visual states differ from the next layer's
         input.
         """
@@ -213,6 +203,25 @@ class LanguageTarget:
                 f"each of its first {deepstack} layers: a tap there and the next layer's input are two things",
                 hint=f"tap visual places above layer {deepstack} (half of the layers is usual), or at 0, the embedding",
             )
+
+
+def kept_states(
+    batch: Batch, taps: Taps, feature: Tensor | None, layers: Mapping[int, Tensor], positions: Tensor
+) -> TargetStates:
+    """States [B,T,D] at the places that `taps` asks for, zero elsewhere."""
+    mask = batch.attention_mask
+    text = feature_places(batch.modality, mask, batch.loss_mask, taps.everywhere)
+    visual = visual_places(batch.modality, mask)
+    kept = {layer: torch.zeros_like(mask) for layer in taps.layers}
+    for layer in taps.text_layers:
+        kept[layer] = kept[layer] | text
+    for layer in taps.visual_layers:
+        kept[layer] = kept[layer] | visual
+    return TargetStates(
+        feature=_only(feature, text) if feature is not None and taps.feature else None,
+        layers={layer: _only(layers[layer], places) for layer, places in kept.items()},
+        positions=positions,
+    )
 
 
 def _queries(modality: Tensor, which: Literal["suffix", "text", "last"]) -> Tensor:

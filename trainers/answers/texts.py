@@ -8,17 +8,19 @@ from __future__ import annotations
 import functools
 import math
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 from ...core.batch import Request
 from ...core.errors import UserError
 from ...data.answers import SKIPPED, Answer, kept_tensors, text_ids
 from ...data.shards import ShardReader
-from ...models.decoding.batched import write_answers
+from ...models.decoding.batched import Written, write_answers
 from ...models.decoding.warp import Warp
 from ...models.distillation import keep_scores
 from ..context import Context
+from ..engines import VllmEngine
+from ..engines.served import ServedAnswers, engine_process, identity_of_engine
 from ..records import check_fit, open_records
 from ..training.states import open_target
 
@@ -38,9 +40,22 @@ class Texts:
         self.stage, self.context = stage, context
         self.processor = context.processor()
         self.dataset = open_records(stage.data, stage.format, context, self.processor)
-        self.target = open_target(context, self.processor)
+        engine = stage.engine
+        self.target = open_target(context, self.processor, tables_only=isinstance(engine, VllmEngine))
         check_fit(context, self.dataset, self.target.decoder, as_cut=False)
         _check_kept(stage.keep_logprobs, self.processor.num_token_ids)
+        self.engine = identity_of_engine(engine)
+        self.side_by_side: int = stage.batch_size
+        self.served: ServedAnswers | None = None
+        if isinstance(engine, VllmEngine):
+            self.side_by_side = engine.max_num_seqs
+            self.served = ServedAnswers(
+                context.opened.enter_context(engine_process(
+                    engine, context, layers=None, max_length=stage.data.max_length,
+                    most_pictures=int(self.dataset.column("images").max()),
+                )),
+                self.processor, self._warp, self.target.decoder.banned,
+            )  # fmt: skip
         self.name = f"{context.target.path or 'inline'}@{context.target.revision or context.fingerprint[:12]}"
 
     def __len__(self) -> int:
@@ -48,19 +63,21 @@ class Texts:
 
     def identity(self) -> dict[str, Any]:
         """What the shards depend on besides the stage's fingerprint."""
-        return {"tokenizer": self.processor.tokenizer_hash, "kept": self.stage.keep_logprobs or 0}
+        known = {"tokenizer": self.processor.tokenizer_hash, "kept": self.stage.keep_logprobs or 0}
+        return known if self.engine is None else known | {"engine": self.engine}
 
     def answers(self, numbers: range) -> list[Answer]:
         """The answers to these records, in order."""
         # Of like lengths together: padding costs as much as text. It changes no answer.
         alike = sorted(numbers, key=lambda n: (int(self.dataset.lengths[n]), n))
-        size = self.stage.batch_size
-        parts = self.context.stop.watch(range(0, len(alike), size), STOPPED)
-        line = self.context.progress
+        size = self.side_by_side
+        parts = [alike[start : start + size] for start in range(0, len(alike), size)]
+        # An engine has all of them at once, and goes from one to the next.
+        asked = [self._batch(part) for part in parts] if self.served else map(self._batch, parts)
         answers: list[Answer] = []
-        for start in parts:
-            answers += self._batch(alike[start : start + size])
-            line.add(len(alike[start : start + size]))
+        for finish, part in zip(self.context.stop.watch(asked, STOPPED), parts, strict=True):
+            answers += finish()
+            self.context.progress.add(len(part))
         return sorted(answers, key=lambda a: a.number)
 
     def finish(self, reader: ShardReader) -> str:
@@ -77,28 +94,38 @@ class Texts:
             f"{len(reader):,} answers in {reader.folder} ({reasons or 'none left out'}); how the first ended: {shown}"
         )
 
-    def _batch(self, numbers: list[int]) -> Iterator[Answer]:
-        asked: dict[int, Request] = {}
-        for number in numbers:
-            request = self._request(number)
-            if request is None:
+    @property
+    def _warp(self) -> Warp:
+        return Warp(self.stage.sampling_temperature, self.stage.top_k, self.stage.top_p)
+
+    def _batch(self, numbers: list[int]) -> Callable[[], Iterator[Answer]]:
+        """Ask for the answers to these records, and return what gives them."""
+        asked = {number: self._request(number) for number in numbers}
+        usable = {number: request for number, request in asked.items() if request is not None}
+        seeds = [self.context.seed * 1_000_003 + number for number in usable]
+        written = self._write(list(usable.values()), seeds)
+
+        def finish() -> Iterator[Answer]:
+            for number in asked.keys() - usable.keys():
                 yield Answer(number, {"name": self.dataset.sample_id(number)}, [], SKIPPED, 0, self.name)
-            else:
-                asked[number] = request
-        if not asked:
-            return
+            for (number, request), seed, answer in zip(usable.items(), seeds, written(), strict=True):
+                tensors = {"prompt": text_ids(request), **kept_tensors(answer.kept)}
+                yield Answer(number, self._about(number, answer.ids), answer.ids, answer.stop, seed, self.name, tensors)
+
+        return finish
+
+    def _write(self, requests: list[Request], seeds: list[int]) -> Callable[[], Sequence[Written]]:
         stage = self.stage
-        seeds = [self.context.seed * 1_000_003 + number for number in asked]
-        limits = [min(stage.max_new_tokens, stage.data.max_length - len(r.ids)) for r in asked.values()]
+        limits = [min(stage.max_new_tokens, stage.data.max_length - len(r.ids)) for r in requests]
+        if not requests:
+            return lambda: []
+        if self.served is not None:
+            return self.served.begin(requests, limits, seeds)
         keep = functools.partial(keep_scores, count=stage.keep_logprobs) if stage.keep_logprobs else None
-        written = write_answers(
-            self.target.decoder, list(asked.values()), Warp(stage.sampling_temperature, stage.top_k, stage.top_p),
-            limits=limits, seeds=seeds, eos_ids=(self.processor.eos_id,), keep=keep,
-            prefill_chunk=self.target.prefill_chunk,
+        return functools.partial(
+            write_answers, self.target.decoder, requests, self._warp, limits=limits, seeds=seeds,
+            eos_ids=(self.processor.eos_id,), keep=keep, prefill_chunk=self.target.prefill_chunk,
         )  # fmt: skip
-        for (number, request), seed, answer in zip(asked.items(), seeds, written, strict=True):
-            tensors = {"prompt": text_ids(request), **kept_tensors(answer.kept)}
-            yield Answer(number, self._about(number, answer.ids), answer.ids, answer.stop, seed, self.name, tensors)
 
     def _request(self, number: int) -> Request | None:
         """The request, or None where the record cannot be used and is left out."""

@@ -25,6 +25,7 @@ from ...models.drafters.base import DrafterConfig
 from ..context import Context
 from ..describe.states import describe_states
 from ..engine import init_distributed
+from ..engines import EngineSection, TransformersEngine, VllmEngine
 from ..fit import Expected
 from ..records import check_fit
 from ..training.states import (
@@ -36,6 +37,7 @@ from ..training.states import (
     count_samples,
     identity_of,
     open_samples,
+    open_served,
     open_target,
     sample_needs,
     wanted_taps,
@@ -59,6 +61,9 @@ class CacheStage(Stage):
     states: StatesStore = StatesStore()
     # Sequences that the target runs together on each rank.
     batch_size: int = Field(8, ge=1)
+    # Which program runs the target: transformers, in this process, or vLLM (kind: vllm), in one of its own. Unset it is
+    # in no fingerprint.
+    engine: EngineSection = Field(TransformersEngine(), exclude_if=lambda value: value == TransformersEngine())
     expected: Expected | None = None
 
     @model_validator(mode="after")
@@ -88,6 +93,8 @@ class CacheStage(Stage):
         if not readers:
             of = "none" if drafter is None else drafter.kind
             raise Refused("kind", f"cache keeps hidden states, which drafter {of} of a {target.kind} does not read")
+        if isinstance(self.engine, VllmEngine):
+            self.engine.check(target, states=True, aspect=self.data.aspect)
         for number, other in enumerate(self.drafters):
             if other.trains_on != "states":
                 raise Refused(f"drafters.{number}.kind", f"{other.kind} reads no hidden states", "name heads")
@@ -106,13 +113,14 @@ class CacheStage(Stage):
         processor = context.processor()
         samples = open_samples(self.data, self.format, self.answers, context, processor)
         counts = count_samples(samples, context)
-        target = open_target(context, processor)
+        target = open_target(context, processor, tables_only=isinstance(self.engine, VllmEngine))
         check_fit(context, samples.dataset, target.decoder, as_cut=True)
         folder, store = context.folder / SHARDS, self.states
         wanted = wanted_taps(context, target.shape, self.drafters)
         builder = Builder(
             samples, counts, target, wanted, store, folder,
             SeededCollate(processor.pad_id, processor.image_size, seed=0), self.batch_size,
+            open_served(self.engine, context, samples, target, processor, wanted),
         )  # fmt: skip
         size = builder.size(np.arange(len(samples)), target.config.hidden_size)
         deal = Deal(len(samples), samples_per_shard(size, store.shard_bytes))
@@ -121,7 +129,7 @@ class CacheStage(Stage):
         check_room(builder, size, sum(tar.stat().st_size for tar in done))
         in_step = context.is_in_step
         measured = ranks.broadcast(builder.measure() if ranks.is_main() or in_step else None)
-        known = identity_of(context, processor, self.format, self.data, wanted, store.dtype)
+        known = identity_of(context, processor, self.format, self.data, wanted, store.dtype, self.engine)
         identity = builder.identity(known, measured, {"samples_per_shard": deal.per_shard})
         claim(folder, identity)
         for dtype, loss in measured.loss.items():

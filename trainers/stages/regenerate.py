@@ -23,12 +23,13 @@ from ..answers.texts import Texts
 from ..context import Context
 from ..describe.data import on_disk, samples
 from ..engine import init_distributed
+from ..engines import EngineSection, TransformersEngine, VllmEngine
 from ..fit import Expected
 from ..progress import of_shards
 from .base import Planned, Stage
 from .encode import SHARDS as CODES
 
-TEXTS = {"data", "format", "max_new_tokens", "keep_logprobs", "expected"}
+TEXTS = {"data", "format", "max_new_tokens", "keep_logprobs", "engine", "expected"}
 PICTURES = {"prompts", "repeats"}
 
 
@@ -60,6 +61,9 @@ class RegenerateStage(Stage):
     # Log-probabilities kept at each token, with the mass of all others; null: none. 64 take 512 bytes a token, the
     # whole vocabulary of a Llama 128 kB.
     keep_logprobs: int | None = Field(None, ge=1)
+    # Which program runs the target: transformers, in this process, or vLLM (kind: vllm), in one of its own. Unset it is
+    # in no fingerprint.
+    engine: EngineSection = Field(TransformersEngine(), exclude_if=lambda value: value == TransformersEngine())
     expected: Expected | None = None
 
     # Pictures: how many of each prompt.
@@ -93,6 +97,11 @@ class RegenerateStage(Stage):
             raise Refused("data", f"target {target.kind} draws pictures and answers no questions", "give prompts")
         if not target.draws_images and self.data is None:
             raise Refused("prompts", f"target {target.kind} answers questions and draws no pictures", "give data")
+        if isinstance(self.engine, VllmEngine) and self.data is not None:
+            self.engine.check(target, states=False, aspect=self.data.aspect)
+            if self.keep_logprobs is not None:
+                raise Refused("keep_logprobs", "vLLM's log-probabilities count ids that never come",
+                              "leave it out, or engine: {kind: transformers}")  # fmt: skip
 
     @property
     def shards(self) -> str:
@@ -147,7 +156,8 @@ class RegenerateStage(Stage):
         number, how = samples(plan, on_disk(self.data))
         shown = "unknown: the data is not on disk" if number is None else f"{number:,} ({how})"
         kept = "" if self.keep_logprobs is None else f"; {self.keep_logprobs} log-probabilities kept at each token"
-        lines = [f"  answers {shown}, each of up to {self.max_new_tokens} tokens{kept}"]
+        by = " by vLLM" if isinstance(self.engine, VllmEngine) else ""
+        lines = [f"  answers {shown}{by}, each of up to {self.max_new_tokens} tokens{kept}"]
         if number is not None:
             most = number * self.max_new_tokens * (4 + 8 * (self.keep_logprobs or 0))
             lines.append(f"  disk at most {most / 2**30:.1f} GiB of ids" + (" and log-probabilities" if kept else ""))

@@ -21,6 +21,7 @@ from ...models.imports.start import starts
 from ...models.llava import Part
 from ...models.lora import LoraConfig
 from ..engine import EngineConfig
+from ..engines import VllmEngine
 from ..fit import FitSettings
 from ..training.drafter import DecodingCheck
 from ..training.packing import check_packing
@@ -205,8 +206,13 @@ class TrainSettings(FitSettings):
 
     @property
     def reads_tables(self) -> bool:
-        """Of the target its embedding and LM head alone: it runs nowhere in this stage."""
-        return isinstance(self.source, CachedStates) and self.decoding is None
+        """Of the target its embedding and LM head alone: it does not run in this process."""
+        return (isinstance(self.source, CachedStates) or self.is_served) and self.decoding is None
+
+    @property
+    def is_served(self) -> bool:
+        """Whether an engine computes the target's states in each step."""
+        return isinstance(self.source, OnlineStates) and isinstance(self.source.engine, VllmEngine)
 
     @property
     def checked_every(self) -> int | None:
@@ -256,6 +262,12 @@ class TrainSettings(FitSettings):
             except Refused as refused:
                 raise refused.under("drafter") from None
         super().check(target, drafter)
+        if isinstance(self.source, OnlineStates) and isinstance(self.source.engine, VllmEngine):
+            assert self.data is not None
+            try:
+                self.source.engine.check(target, states=True, aspect=self.data.aspect)
+            except Refused as refused:
+                raise refused.under("source") from None
         if self.outside is not None:
             self._check_outside(target, self.drafter or drafter)
         if way == "records":

@@ -7,6 +7,7 @@ pictures is `visual_share: linear` over data that has both kinds.
 from __future__ import annotations
 
 import functools
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -31,8 +32,17 @@ from ..records import check_fit, open_records
 from .best import held_out_scores
 from .drafter import Requests, TrainedDrafter
 from .packing import row_tokens
-from .sources import Cached, CachedStates, FirstEpoch, FirstEpochStates, Online, States
-from .states import Builder, StatesStore, count_samples, identity_of, open_samples, open_target, wanted_taps
+from .sources import Cached, CachedStates, FirstEpoch, FirstEpochStates, Online, OnlineStates, States
+from .states import (
+    Builder,
+    StatesStore,
+    count_samples,
+    identity_of,
+    open_samples,
+    open_served,
+    open_target,
+    wanted_taps,
+)
 
 SHARDS = "states"
 
@@ -106,8 +116,9 @@ def open_states(stage: Any, context: Context, processor: Processor, target: Any,
         source.states if isinstance(source, FirstEpochStates) else StatesStore(),
         context.folder / SHARDS, SeededCollate(processor.pad_id, processor.image_size, seed), stage.micro,
     )  # fmt: skip
-    if not isinstance(source, FirstEpochStates):
-        return Online(builder)
+    if isinstance(source, OnlineStates):
+        served = open_served(source.engine, context, samples, target, processor, taps)
+        return Online(replace(builder, served=served))
     measured = ranks.broadcast(builder.measure() if ranks.is_main() else None)
     known = identity_of(context, processor, stage.format, stage.data, taps, source.states.dtype)
     return FirstEpoch(builder, known, measured, context.say)

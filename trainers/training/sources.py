@@ -5,6 +5,7 @@ All three give the same steps of the same samples, and the loop asks them for th
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -26,14 +27,18 @@ from ...data.states.estimate import shown
 from ...data.states.identity import Acceptable
 from ...data.states.memory import prefetched
 from ...data.states.reader import CachedCollate, CachedSamples, StatesReader
+from ..engines import EngineSection, TransformersEngine
 from ..stopping import Stop
-from .states import Builder, Measured, StatesStore, as_measured, check_room, chosen
+from .states import Builder, Measured, StatesStore, as_measured, check_room, chosen, looked_ahead
 
 
 class OnlineStates(Section):
     """The target runs on each batch: nothing is kept. Cheaper than a terabyte for most."""
 
     kind: Literal["online"] = "online"
+    # Which program runs the target: transformers, in this process, or vLLM (kind: vllm), in one of its own that works
+    # some batches ahead. Unset it is in no fingerprint.
+    engine: EngineSection = Field(TransformersEngine(), exclude_if=lambda value: value == TransformersEngine())
 
 
 class CachedStates(Section):
@@ -142,14 +147,30 @@ class Online:
     def __init__(self, builder: Builder):
         self.builder = builder
         self.lengths, self.draws = builder.counts.signed, builder.samples.draws()
+        self._begun: deque[tuple[Batch, Callable[[], TargetStates]]] = deque()
 
     def steps(self, indices: np.ndarray, make_loader: MakeLoader, first: int, last: int, *, trains: bool) -> Steps:
-        return Steps(self.loader(indices, make_loader, first, last))
+        loader = self.loader(indices, make_loader, first, last)
+        if not trains or not self.builder.ahead:
+            return Steps(loader)
+        # Begun steps, each of `accumulation` batches; the loop itself looks one step ahead.
+        return Steps(loader, lambda: looked_ahead(self._beginning(loader), self.builder.ahead // loader.accumulation))
 
     def __call__(self, batch: Batch) -> TargetStates:
-        return self.builder.states(batch)
+        if not self._begun:
+            return self.held_out(batch)
+        begun, states = self._begun.popleft()
+        assert begun.sample_ids == batch.sample_ids, "batches are read in the order in which they were begun"
+        return states()
 
-    held_out = __call__
+    def held_out(self, batch: Batch) -> TargetStates:
+        return self.builder.states(batch.to("cpu") if self.builder.served else batch)
+
+    def _beginning(self, loader: Loader) -> Iterator[StepBatches]:
+        """The steps, whose batches an engine has begun with."""
+        for step in loader:
+            self._begun.extend((batch, self.builder.begin(batch)) for batch in step.micro)
+            yield step
 
     def loader(self, indices: np.ndarray, make_loader: MakeLoader, first: int, last: int) -> Loader:
         """Steps `first` to `last` over these samples, with the builder's collate and without states."""

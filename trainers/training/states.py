@@ -5,11 +5,12 @@ from __future__ import annotations
 import functools
 import math
 import operator
+from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from itertools import chain
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 import torch
@@ -40,8 +41,12 @@ from ...models.losses import log_probs
 from ...models.targets.base import TargetShape
 from ...models.targets.load import load_target
 from ..context import Context
+from ..engines import EngineSection, VllmEngine
+from ..engines.served import ServedStates, engine_process, identity_of_engine, layers_for
 from ..records import open_records
 from ..stopping import Stop
+
+_Item = TypeVar("_Item")
 
 
 class StatesStore(Section):
@@ -121,14 +126,20 @@ def identity_of(
     data: ConversationData | None,
     wanted: Taps,
     dtype: StatesDtype | None,
+    engine: EngineSection | None = None,
 ) -> dict[str, Any]:
-    """What the states depend on, as `states_identity` has it; what only says where things lie is left out."""
+    """What the states depend on, as `states_identity` has it; what only says where things lie is left out.
+
+    Args:
+        engine: that computes them; None: it is not known, and compared with nothing.
+    """
     section, target = context.target, context.target.model_dump(mode="json")
     settings = {k: v for k, v in target.items() if k not in ("path", "revision", *PLACES, "prefill_chunk")}
     weights = weights_identity(context.target_source(), path=section.path, revision=section.revision)
     return states_identity(
-        target=settings | weights, processor=processor, form=form, data=data, wanted=wanted, dtype=dtype
-    )
+        target=settings | weights, processor=processor, form=form, data=data, wanted=wanted, dtype=dtype,
+        engine=None if engine is None else identity_of_engine(engine),
+    )  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -147,6 +158,7 @@ class Builder:
 
     Args:
         batch_size: sequences that the target runs together.
+        served: an engine that computes the states in the target's place.
     """
 
     samples: StatesSamples
@@ -157,6 +169,7 @@ class Builder:
     folder: Path
     collate: SeededCollate
     batch_size: int
+    served: ServedStates | None = None
 
     @property
     def writing(self) -> StatesWriting:
@@ -165,7 +178,18 @@ class Builder:
 
     def states(self, batch: Batch) -> TargetStates:
         """The target's states for the taps `wanted`: one teacher-forced pass over the batch, without gradients."""
-        return self.target.states(batch, self.wanted)
+        return self.begin(batch)()
+
+    def begin(self, batch: Batch) -> Callable[[], TargetStates]:
+        """What gives the batch's states; an engine begins with them now."""
+        if self.served is not None:
+            return self.served.begin(batch)
+        return functools.partial(self.target.states, batch, self.wanted)
+
+    @property
+    def ahead(self) -> int:
+        """Batches that are begun before the first one's states are read."""
+        return 0 if self.served is None else self.served.ahead
 
     def write(
         self, index: int, numbers: np.ndarray, stop: Stop, done: Callable[[int], None] = lambda count: None
@@ -180,8 +204,8 @@ class Builder:
         """
         writing, writer = self.writing, self.writing.open(index)
         try:
-            for part in self._watched(numbers, stop):
-                for sample in writing.samples(*self._computed(part), part):
+            for part, batch, states in self._computed(self._watched(numbers, stop)):
+                for sample in writing.samples(batch, states, part):
                     writer.add(*sample)
                 done(len(part))
         except BaseException:
@@ -191,8 +215,8 @@ class Builder:
 
     def run(self, numbers: np.ndarray, stop: Stop) -> None:
         """Compute the states of these samples and keep none: of ranks in step, rank 0 alone writes."""
-        for part in self._watched(numbers, stop):
-            self._computed(part)
+        for _ in self._computed(self._watched(numbers, stop)):
+            pass
 
     def _watched(self, numbers: np.ndarray, stop: Stop) -> Iterator[list[int]]:
         return stop.watch(batches(numbers, self.counts, self.batch_size), "inside a shard; finished ones are kept")
@@ -213,7 +237,7 @@ class Builder:
         parts = batches(numbers, self.counts, self.batch_size)
         if not parts:
             raise UserError("no sample to compute states of", where=str(self.folder), hint="see skipped.jsonl")
-        computed = map(self._computed, parts)
+        computed = ((batch, states) for _, batch, states in self._computed(parts))
         first = next(computed)
         states = first[1]
         check_states(states, first[0].sample_ids)
@@ -222,9 +246,16 @@ class Builder:
         dtype = str(states.feature.dtype).removeprefix("torch.")
         return Measured(len(states.positions), dtype, states.feature.shape[-1], loss)
 
-    def _computed(self, numbers: Sequence[int]) -> tuple[Batch, TargetStates]:
-        batch = self.collate([(n, self.samples[n]) for n in numbers], epoch=0)
-        return batch, self.states(batch)
+    def _computed(self, parts: Iterable[list[int]]) -> Iterator[tuple[list[int], Batch, TargetStates]]:
+        """Each part's samples as a batch, with its states."""
+
+        def begun() -> Iterator[tuple[list[int], Batch, Callable[[], TargetStates]]]:
+            for part in parts:
+                batch = self.collate([(n, self.samples[n]) for n in part], epoch=0)
+                yield part, batch, self.begin(batch)
+
+        for part, batch, states in looked_ahead(begun(), self.ahead):
+            yield part, batch, states()
 
     def identity(self, known: Mapping[str, Any], measured: Measured, grouping: Mapping[str, Any]) -> dict[str, Any]:
         """The shards' identity: `known` of `identity_of`, and what makes these records these."""
@@ -246,6 +277,36 @@ class Builder:
 def as_measured(measured: Measured) -> dict[str, Any]:
     """For the manifest."""
     return {"head distribution": asdict(measured)["loss"]}
+
+
+def looked_ahead(items: Iterable[_Item], count: int) -> Iterator[_Item]:
+    """The items, of which `count` more have been taken whenever one is given out."""
+    waiting: deque[_Item] = deque()
+    for item in items:
+        waiting.append(item)
+        if len(waiting) > count:
+            yield waiting.popleft()
+    yield from waiting
+
+
+def open_served(
+    engine: EngineSection, context: Context, samples: StatesSamples, target: Any, processor: Processor, wanted: Taps
+) -> ServedStates | None:
+    """The engine that a stage names, beside this rank; None: the target runs here.
+
+    Args:
+        target: its tables.
+    """
+    if not isinstance(engine, VllmEngine):
+        return None
+    target.check(wanted)
+    data = samples.dataset
+    layers = layers_for(wanted, target.decoder.num_layers)
+    process = context.opened.enter_context(engine_process(
+        engine, context, layers=layers, max_length=data.config.max_length,
+        most_pictures=int(data.column("images").max()),
+    ))  # fmt: skip
+    return ServedStates(process, target, processor, wanted, layers, engine.ahead)
 
 
 _PLACES = 128  # whose scores are compared at once: five copies of 152,000 of them for each
