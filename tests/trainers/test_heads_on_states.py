@@ -430,7 +430,7 @@ def test_the_loop_asks_for_the_states_of_each_micro_batch_once(made, kept, tmp_p
     source = {"kind": kind} | ({"states": {"measured_samples": 2}} if kind == "cached_on_first_epoch" else {})
     asked_for, computed, given = [], [], []
     named = {"online": sources.Online, "cached": sources.Cached, "cached_on_first_epoch": sources.FirstEpoch}[kind]
-    call, states_of, forward = named.__call__, build.Builder.states, HeadTraining.forward
+    call, begin, forward = named.__call__, build.Builder.begin, HeadTraining.forward
 
     def asked(self, batch):
         states = call(self, batch)
@@ -439,14 +439,14 @@ def test_the_loop_asks_for_the_states_of_each_micro_batch_once(made, kept, tmp_p
 
     def counted(self, batch):
         computed.append(batch.sample_ids)
-        return states_of(self, batch)
+        return begin(self, batch)
 
     def engine(self, batch, states):
         given.append((batch.sample_ids, id(states)))
         return forward(self, batch, states)
 
     monkeypatch.setattr(named, "__call__", asked)
-    monkeypatch.setattr(build.Builder, "states", counted)
+    monkeypatch.setattr(build.Builder, "begin", counted)
     monkeypatch.setattr(HeadTraining, "forward", engine)
     own = context(made, tmp_path / "run", SPARROW, {"states": kept})
     stage(made, source=source, epochs=3, held_out=0.0).run(own)

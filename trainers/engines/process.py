@@ -128,7 +128,7 @@ class EngineProcess:
         for name in ("RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT"):
             environment.pop(name, None)  # it is no rank of ours
         environment |= {} if self.devices is None else {"CUDA_VISIBLE_DEVICES": self.devices}
-        with (self.folder / "log.txt").open("a") as log:
+        with (self.folder / "log.txt").open("w") as log:
             # -I: nothing of ours, by PYTHONPATH or beside the worker, is found before the engine's own modules.
             self._process = subprocess.Popen(
                 [self.python, "-I", "-u", str(_WORKER), str(self.folder.resolve())],
