@@ -23,20 +23,23 @@ _SET_UP = f"scripts/test_engines makes an environment with vLLM on a CPU; name i
 _LINES = 12  # of a log, in an error
 
 
-def find_python(asked: str | None = None) -> str:
-    """The interpreter with vLLM: `asked`, else the environment variable DRAFTSMITH_VLLM_PYTHON, else this one.
+def find_python(asked: str | None = None, engine: str = "vllm") -> str:
+    """The interpreter with an engine: `asked`, else (of vLLM) the environment variable DRAFTSMITH_VLLM_PYTHON, else
+    this one.
 
     Raises:
-        UserError: it does not exist, or vLLM is not installed there.
+        UserError: it does not exist, or the engine is not installed there.
     """
-    python = asked or os.environ.get(PYTHON) or sys.executable
-    look = "import importlib.util, sys; sys.exit(importlib.util.find_spec('vllm') is None)"
+    python = asked or (os.environ.get(PYTHON) if engine == "vllm" else None) or sys.executable
+    look = f"import importlib.util, sys; sys.exit(importlib.util.find_spec({engine!r}) is None)"
     try:
         done = subprocess.run([python, "-c", look], capture_output=True, check=False)
     except OSError as error:
         raise UserError(f"no interpreter: {error}", where=python, hint=_SET_UP) from None
     if done.returncode != 0:
-        raise UserError("vLLM is not installed in this Python", where=python, hint=_SET_UP)
+        name = {"vllm": "vLLM", "sglang": "SGLang"}[engine]
+        hint = _SET_UP if engine == "vllm" else "name the interpreter of its environment: engine.python"
+        raise UserError(f"{name} is not installed in this Python", where=python, hint=hint)
     return python
 
 

@@ -19,7 +19,7 @@ from ...models.decoding.batched import Written, write_answers
 from ...models.decoding.warp import Warp
 from ...models.distillation import keep_scores
 from ..context import Context
-from ..engines import VllmEngine
+from ..engines import ServedEngine
 from ..engines.served import ServedAnswers, engine_process, identity_of_engine
 from ..records import check_fit, open_records
 from ..training.states import open_target
@@ -41,15 +41,16 @@ class Texts:
         self.processor = context.processor()
         self.dataset = open_records(stage.data, stage.format, context, self.processor)
         engine = stage.engine
-        self.target = open_target(context, self.processor, tables_only=isinstance(engine, VllmEngine))
+        self.target = open_target(context, self.processor, tables_only=isinstance(engine, ServedEngine))
         check_fit(context, self.dataset, self.target.decoder, as_cut=False)
         _check_kept(stage.keep_logprobs, self.processor.num_token_ids)
         self.engine = identity_of_engine(engine)
         self.side_by_side: int = stage.batch_size
         self.served: ServedAnswers | None = None
-        if isinstance(engine, VllmEngine):
+        if isinstance(engine, ServedEngine):
             self.side_by_side = engine.max_num_seqs
             self.served = ServedAnswers(
+                engine,
                 context.opened.enter_context(engine_process(
                     engine, context, layers=None, max_length=stage.data.max_length,
                     most_pictures=int(self.dataset.column("images").max()),

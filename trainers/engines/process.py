@@ -22,10 +22,10 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from ...core.errors import UserError
-from ...eval.engines.program import find_python, last_lines
+from ...eval.engines.program import last_lines
 from ..stopping import Stop
 
-_WORKER = Path(__file__).with_name("vllm_worker.py")
+_WORKERS = Path(__file__).with_name("workers")
 _LOOK_S = 0.005  # between two looks for an answer
 _TRIES = 3  # starts in a row without a job done
 _END_S = 20
@@ -36,23 +36,26 @@ class EngineProcess:
 
     Args:
         folder: of this process alone; emptied now, and removed at the end.
-        settings: arguments of vllm.LLM.
+        kind: of the engine: which worker runs.
+        settings: arguments of the engine.
         layers: whose hidden states are wanted; None: answers alone.
-        python: of its environment; None: as `find_python`.
+        python: the interpreter of its environment.
         devices: the GPUs that it sees, as CUDA_VISIBLE_DEVICES has them; None: those of this process.
     """
 
     def __init__(
         self,
         folder: Path,
+        kind: str,
         settings: Mapping[str, Any],
         layers: Sequence[int] | None,
         *,
-        python: str | None,
+        python: str,
         stop: Stop,
         devices: str | None = None,
     ):
-        self.folder, self.stop, self.python, self.devices = folder, stop, find_python(python), devices
+        self.folder, self.stop, self.python, self.devices = folder, stop, python, devices
+        self.worker = _WORKERS / f"{kind}_worker.py"
         self.num_starts = 0
         self._process: subprocess.Popen[bytes] | None = None
         self._next, self._fruitless = 0, 0
@@ -79,7 +82,7 @@ class EngineProcess:
         """Hand over a job and return its name.
 
         Args:
-            requests: as the worker's header says.
+            requests: as `workers/draftsmith_jobs.py` says.
             pictures: [H,W,3] uint8 by the names that the requests use.
         """
         name, jobs = f"{self._next:09d}", self.folder / "jobs"
@@ -131,7 +134,7 @@ class EngineProcess:
         with (self.folder / "log.txt").open("w") as log:
             # -I: nothing of ours, by PYTHONPATH or beside the worker, is found before the engine's own modules.
             self._process = subprocess.Popen(
-                [self.python, "-I", "-u", str(_WORKER), str(self.folder.resolve())],
+                [self.python, "-I", "-u", str(self.worker), str(self.folder.resolve())],
                 stdout=log, stderr=subprocess.STDOUT, env=environment, cwd=self.folder, start_new_session=True,
             )  # fmt: skip
 

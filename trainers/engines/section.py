@@ -2,21 +2,15 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Literal
+from collections.abc import Mapping
+from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import Field
 
 from ...core.fields import Place
 from ...core.refused import Refused
 from ...core.section import Section
-
-# Targets whose hidden states vLLM hands out; of the others it has no layers to tap.
-_TAPPED = ("causal_lm", "llava", "qwen2_5_vl", "qwen3_vl")
-# Arguments of vllm.LLM that follow from the recipe.
-_OURS = (
-    "model", "revision", "dtype", "tensor_parallel_size", "quantization", "gpu_memory_utilization", "max_num_seqs",
-    "max_model_len", "seed", "speculative_config", "kv_transfer_config", "limit_mm_per_prompt",
-)  # fmt: skip
+from ...models.decoding.warp import Warp
 
 
 class TransformersEngine(Section):
@@ -25,17 +19,21 @@ class TransformersEngine(Section):
     kind: Literal["transformers"] = "transformers"
 
 
-class VllmEngine(Section):
-    """The target runs in vLLM, in a process of its own beside each rank: continuous batching, tensor parallel,
-    quantised weights. What it writes differs in the last bits, and its version is part of the shards' identity.
+class ServedEngine(Section):
+    """A serving engine in a process of its own beside each rank. What it writes differs in the last bits, and its
+    version is part of the shards' identity.
     """
 
-    kind: Literal["vllm"]
-    # Interpreter of the environment that vLLM is installed in; null: DRAFTSMITH_VLLM_PYTHON, else this Python.
+    # Targets whose hidden states it hands out.
+    tapped: ClassVar[tuple[str, ...]] = ()
+    # Arguments of the engine that follow from the recipe.
+    ours: ClassVar[tuple[str, ...]] = ()
+
+    # Interpreter of the environment that it is installed in; null: DRAFTSMITH_VLLM_PYTHON (vLLM), else this Python.
     python: Place | None = None
     # GPUs that hold the target; above 1 the run has one rank, which starts the engine on all of them.
     tensor_parallel_size: int = Field(1, ge=1)
-    # vLLM's name of a quantisation (fp8, awq, ...); null: as the weights' config says.
+    # The engine's name of a quantisation (fp8, awq, ...); null: as the weights' config says.
     quantization: str | None = None
     # Share of a GPU's memory that the engine takes. Beside a head that trains on the same GPU, well below 1.
     gpu_memory_utilization: float = Field(0.9, gt=0, le=1)
@@ -45,13 +43,36 @@ class VllmEngine(Section):
     scratch: Place | None = None
     # Batches that it works ahead of the training or the shard that reads its hidden states.
     ahead: int = Field(4, ge=1)
-    # Further arguments of vllm.LLM, such as enforce_eager or max_num_batched_tokens.
+    # Further arguments of the engine, such as enforce_eager or max_num_batched_tokens.
     options: dict[str, Any] = Field(default_factory=dict)
 
     @property
     def identity(self) -> dict[str, Any]:
         """What of this section changes the last bits of what it writes."""
-        return {"kind": self.kind, "quantization": self.quantization, "options": self.options}
+        return {"kind": self.name, "quantization": self.quantization, "options": self.options}
+
+    @property
+    def name(self) -> str:
+        """Its `kind`."""
+        return str(getattr(self, "kind"))  # noqa: B009 (each engine has its own literal)
+
+    def settings(self, model: str, dtype: str, max_length: int, most_pictures: int, *, on_gpu: bool) -> dict[str, Any]:
+        """Arguments of the engine.
+
+        Args:
+            max_length: tokens of a prompt and its answer, at most.
+            most_pictures: of a request.
+        """
+        raise NotImplementedError
+
+    def sampling(self, warp: Warp, *, seed: int, limit: int, end: int, never: Mapping[int, float]) -> dict[str, Any]:
+        """How an answer is drawn, in the engine's words.
+
+        Args:
+            end: id of the end token, which the answer then holds.
+            never: id -> what is added to its score.
+        """
+        raise NotImplementedError
 
     def check(self, target: Any, *, states: bool, aspect: str) -> None:
         """Refuse what this engine cannot do as our own passes do it.
@@ -64,22 +85,73 @@ class VllmEngine(Section):
         Raises:
             Refused: names the setting, and what can be used in its place.
         """
-        own = "engine: {kind: transformers} does"
-        if taken := sorted(set(self.options) & set(_OURS)):
-            raise Refused(
-                f"engine.options.{taken[0]}", "it follows from the recipe", "leave it out, or set its own key"
-            )
-        if states and target.kind not in _TAPPED:
-            known = ", ".join(_TAPPED)
-            raise Refused(
-                "engine.kind", f"vLLM hands out no hidden states of a {target.kind} (it does of {known})", own
-            )
-        if aspect is not None and aspect.startswith("anyres"):
-            problem = "vLLM cuts a picture into tiles by itself, which may not be those that the data section cuts"
+        own, name = "engine: {kind: transformers} does", self.name
+        if taken := sorted(set(self.options) & set(self.ours)):
+            raise Refused(f"engine.options.{taken[0]}", "it follows from the recipe", "leave it out")
+        if states and target.kind not in self.tapped:
+            known = f", only of {', '.join(self.tapped)}" if self.tapped else ""
+            raise Refused("engine.kind", f"{name} hands out no hidden states of a {target.kind}{known}", own)
+        if target.kind.startswith("llava") and aspect.startswith("anyres"):
+            problem = f"{name} cuts a picture into tiles by itself, which may not be those that the data section cuts"
             raise Refused("engine.kind", problem, f"{own}, or set aspect: square or pad")
         if target.tensor_parallel_size > 1 or target.device_map is not None:
             raise Refused("engine.kind", "target.tensor_parallel_size and device_map spread a target of this process",
                           "leave them out, and set engine.tensor_parallel_size")  # fmt: skip
 
 
-EngineSection = Annotated[TransformersEngine | VllmEngine, Field(discriminator="kind")]
+class VllmEngine(ServedEngine):
+    """vLLM: continuous batching, tensor parallel, quantised weights; answers, and states of tapped targets."""
+
+    tapped: ClassVar[tuple[str, ...]] = ("causal_lm", "llava", "qwen2_5_vl", "qwen3_vl")
+    ours: ClassVar[tuple[str, ...]] = (
+        "model", "revision", "dtype", "tensor_parallel_size", "quantization", "gpu_memory_utilization", "max_num_seqs",
+        "max_model_len", "seed", "speculative_config", "kv_transfer_config", "limit_mm_per_prompt",
+    )  # fmt: skip
+
+    kind: Literal["vllm"]
+
+    def settings(self, model: str, dtype: str, max_length: int, most_pictures: int, *, on_gpu: bool) -> dict[str, Any]:
+        known: dict[str, Any] = {
+            "model": model, "dtype": dtype, "tensor_parallel_size": self.tensor_parallel_size,
+            "quantization": self.quantization, "max_num_seqs": self.max_num_seqs, "max_model_len": max_length,
+            "seed": 0,
+        }  # fmt: skip
+        known |= {"limit_mm_per_prompt": {"image": most_pictures}} if most_pictures else {}
+        known |= {"gpu_memory_utilization": self.gpu_memory_utilization} if on_gpu else {"enforce_eager": True}
+        return known
+
+    def sampling(self, warp: Warp, *, seed: int, limit: int, end: int, never: Mapping[int, float]) -> dict[str, Any]:
+        return {
+            "temperature": warp.temperature, "top_k": warp.top_k or -1, "top_p": warp.top_p, "seed": seed % 2**63,
+            "max_tokens": limit, "ignore_eos": True, "stop_token_ids": [end], "skip_special_tokens": False,
+            "logit_bias": dict(never) or None,
+        }  # fmt: skip
+
+
+class SglangEngine(ServedEngine):
+    """SGLang: answers alone. Written by reading its documentation, and not run."""
+
+    ours: ClassVar[tuple[str, ...]] = (
+        "model_path", "revision", "dtype", "tp_size", "quantization", "mem_fraction_static", "max_running_requests",
+        "context_length", "random_seed",
+    )  # fmt: skip
+
+    kind: Literal["sglang"]
+
+    def settings(self, model: str, dtype: str, max_length: int, most_pictures: int, *, on_gpu: bool) -> dict[str, Any]:
+        known: dict[str, Any] = {
+            "model_path": model, "dtype": dtype, "tp_size": self.tensor_parallel_size,
+            "quantization": self.quantization, "max_running_requests": self.max_num_seqs,
+            "context_length": max_length, "random_seed": 0,
+        }  # fmt: skip
+        return known | ({"mem_fraction_static": self.gpu_memory_utilization} if on_gpu else {"device": "cpu"})
+
+    def sampling(self, warp: Warp, *, seed: int, limit: int, end: int, never: Mapping[int, float]) -> dict[str, Any]:
+        return {
+            "temperature": warp.temperature, "top_k": warp.top_k or -1, "top_p": warp.top_p, "sampling_seed": seed,
+            "max_new_tokens": limit, "ignore_eos": True, "stop_token_ids": [end], "skip_special_tokens": False,
+            "logit_bias": {str(token): value for token, value in never.items()} or None,
+        }  # fmt: skip
+
+
+EngineSection = Annotated[TransformersEngine | VllmEngine | SglangEngine, Field(discriminator="kind")]

@@ -6,6 +6,7 @@ Letters: B rows, T tokens, D width, L layers.
 from __future__ import annotations
 
 import os
+import shutil
 from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -32,7 +33,7 @@ from ...models.targets.language import kept_states
 from ..context import Context
 from .pictures import one_placeholder_each, shown
 from .process import EngineProcess
-from .section import VllmEngine
+from .section import ServedEngine
 
 _WHOLE = 8192  # tokens of a pass at least, where prompts are computed in one piece
 
@@ -41,16 +42,16 @@ def identity_of_engine(section: Any) -> dict[str, Any] | None:
     """What identifies the engine in what it writes; None: our own passes.
 
     Raises:
-        UserError: vLLM is not installed in the interpreter that the section names.
+        UserError: it is not installed in the interpreter that the section names.
     """
-    if not isinstance(section, VllmEngine):
+    if not isinstance(section, ServedEngine):
         return None
-    return section.identity | {"version": version_of("vllm", find_python(section.python))}
+    return section.identity | {"version": version_of(section.name, find_python(section.python, section.name))}
 
 
 @contextmanager
 def engine_process(
-    section: VllmEngine,
+    section: ServedEngine,
     context: Context,
     *,
     layers: Sequence[int] | None,
@@ -74,25 +75,26 @@ def engine_process(
             hint="start one rank, or leave the key out: each rank then has an engine on its own GPU",
         )  # fmt: skip
     on_gpu = context.device().type == "cuda"
-    base = Path(section.scratch) / context.folder.name if section.scratch else context.folder / "cache"
-    settings: dict[str, Any] = {
-        "model": _model(context, base),
-        "dtype": context.target.dtype,
-        "tensor_parallel_size": section.tensor_parallel_size,
-        "quantization": section.quantization,
-        "max_num_seqs": section.max_num_seqs,
-        "max_model_len": max_length + 1,  # a prompt whose states are wanted is answered by one token
-        "seed": 0,
-    }
+    base = context.folder / "cache"
+    if section.scratch is not None:  # which other runs may use, too
+        base = Path(section.scratch) / f"{context.folder.parent.name}-{context.name}-{context.fingerprint[:8]}"
+    # A prompt whose states are wanted is answered by one token.
+    settings = section.settings(
+        _model(context, base), context.target.dtype, max_length + 1, most_pictures, on_gpu=on_gpu
+    )
     if context.target.path is not None and not Path(context.target_source()).is_dir():
         settings["revision"] = context.target.revision
-    settings |= {"limit_mm_per_prompt": {"image": most_pictures}} if most_pictures else {}
-    settings |= {"gpu_memory_utilization": section.gpu_memory_utilization} if on_gpu else {"enforce_eager": True}
-    settings |= {"max_num_batched_tokens": max(_WHOLE, max_length + 1)} if layers is not None else {}
+    settings |= {} if layers is None else {"max_num_batched_tokens": max(_WHOLE, max_length + 1)}
+    own_gpu = _own_gpu(context) if on_gpu and section.tensor_parallel_size == 1 else None
     with EngineProcess(
-        base / f"engine-{ranks.rank()}", settings | section.options, layers, python=section.python,
-        stop=context.stop, devices=_own_gpu(context) if on_gpu and section.tensor_parallel_size == 1 else None,
-    ) as process:  # fmt: skip
+        base / f"engine-{ranks.rank()}",
+        section.name,
+        settings | section.options,
+        layers,
+        python=find_python(section.python, section.name),
+        stop=context.stop,
+        devices=own_gpu,
+    ) as process:
         yield process
 
 
@@ -104,7 +106,8 @@ def _model(context: Context, base: Path) -> str:
     if vllm_reads(source):
         return str(source.resolve())
     served = base / "served-target"
-    if ranks.is_main() and not served.is_dir():
+    if ranks.is_main():
+        shutil.rmtree(served, ignore_errors=True)  # of an earlier start
         served.parent.mkdir(parents=True, exist_ok=True)
         export_target(source, served)
     ranks.barrier()
@@ -121,27 +124,26 @@ def _own_gpu(context: Context) -> str:
 class ServedAnswers:
     """Writes answers with an engine."""
 
-    def __init__(self, process: EngineProcess, processor: Processor, warp: Warp, never: Collection[int]):
-        self.process, self.processor, self.warp = process, processor, warp
-        # The strongest that vLLM takes; an id that comes all the same is refused below.
-        self._bias = {token: -100.0 for token in never}
+    def __init__(
+        self, section: ServedEngine, process: EngineProcess, processor: Processor, warp: Warp, never: Collection[int]
+    ):
+        self.section, self.process, self.processor, self.warp = section, process, processor, warp
+        # The strongest that engines take; an id that comes all the same is refused below.
+        self._bias = dict.fromkeys(never, -100.0)
         self._never = frozenset(never)
 
     def begin(
         self, requests: Sequence[Request], limits: Sequence[int], seeds: Sequence[int]
     ) -> Callable[[], list[Written]]:
         """Ask, and return what waits for the answers."""
-        asked, pictures = [], {}
+        asked, pictures = [], dict[str, Tensor]()
         for number, (request, limit, seed) in enumerate(zip(requests, limits, seeds, strict=True)):
             names = [f"{number}-{index}" for index in range(len(request.pictures))]
             pictures |= dict(zip(names, shown(request.pixels, request.pictures, self.processor, request.name),
                                  strict=True))  # fmt: skip
             ids = one_placeholder_each(request.ids, request.modality, request.pictures)
-            sampling = {
-                "temperature": self.warp.temperature, "top_k": self.warp.top_k or -1, "top_p": self.warp.top_p,
-                "seed": seed % 2**63, "max_tokens": limit, "ignore_eos": True, "logit_bias": self._bias or None,
-                "stop_token_ids": [self.processor.eos_id], "skip_special_tokens": False,
-            }  # fmt: skip
+            end = self.processor.eos_id
+            sampling = self.section.sampling(self.warp, seed=seed, limit=limit, end=end, never=self._bias)
             asked.append({"ids": ids, "pictures": names, "sampling": sampling})
         return partial(self._finish, list(requests), self.process.submit(asked, pictures))
 
@@ -174,7 +176,7 @@ class ServedStates:
 
     def begin(self, batch: Batch) -> Callable[[], TargetStates]:
         """Ask for the states of a batch on the CPU, and return what waits for them."""
-        asked, pictures, rows = [], {}, _rows(batch)
+        asked, pictures, rows = [], dict[str, Tensor](), _rows(batch)
         for number, (ids, modality, pixels, shapes) in enumerate(rows):
             name = batch.sample_ids[number]
             names = [f"{number}-{index}" for index in range(len(shapes))]

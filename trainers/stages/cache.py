@@ -25,7 +25,7 @@ from ...models.drafters.base import DrafterConfig
 from ..context import Context
 from ..describe.states import describe_states
 from ..engine import init_distributed
-from ..engines import EngineSection, TransformersEngine, VllmEngine
+from ..engines import EngineSection, ServedEngine, TransformersEngine
 from ..fit import Expected
 from ..records import check_fit
 from ..training.states import (
@@ -93,7 +93,7 @@ class CacheStage(Stage):
         if not readers:
             of = "none" if drafter is None else drafter.kind
             raise Refused("kind", f"cache keeps hidden states, which drafter {of} of a {target.kind} does not read")
-        if isinstance(self.engine, VllmEngine):
+        if isinstance(self.engine, ServedEngine):
             self.engine.check(target, states=True, aspect=self.data.aspect)
         for number, other in enumerate(self.drafters):
             if other.trains_on != "states":
@@ -113,7 +113,7 @@ class CacheStage(Stage):
         processor = context.processor()
         samples = open_samples(self.data, self.format, self.answers, context, processor)
         counts = count_samples(samples, context)
-        target = open_target(context, processor, tables_only=isinstance(self.engine, VllmEngine))
+        target = open_target(context, processor, tables_only=isinstance(self.engine, ServedEngine))
         check_fit(context, samples.dataset, target.decoder, as_cut=True)
         folder, store = context.folder / SHARDS, self.states
         wanted = wanted_taps(context, target.shape, self.drafters)

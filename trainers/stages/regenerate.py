@@ -23,7 +23,7 @@ from ..answers.texts import Texts
 from ..context import Context
 from ..describe.data import on_disk, samples
 from ..engine import init_distributed
-from ..engines import EngineSection, TransformersEngine, VllmEngine
+from ..engines import EngineSection, ServedEngine, TransformersEngine
 from ..fit import Expected
 from ..progress import of_shards
 from .base import Planned, Stage
@@ -61,8 +61,8 @@ class RegenerateStage(Stage):
     # Log-probabilities kept at each token, with the mass of all others; null: none. 64 take 512 bytes a token, the
     # whole vocabulary of a Llama 128 kB.
     keep_logprobs: int | None = Field(None, ge=1)
-    # Which program runs the target: transformers, in this process, or vLLM (kind: vllm), in one of its own. Unset it is
-    # in no fingerprint.
+    # Which program runs the target: transformers, in this process, or vllm or sglang, in one of its own. Unset it is in
+    # no fingerprint.
     engine: EngineSection = Field(TransformersEngine(), exclude_if=lambda value: value == TransformersEngine())
     expected: Expected | None = None
 
@@ -97,10 +97,10 @@ class RegenerateStage(Stage):
             raise Refused("data", f"target {target.kind} draws pictures and answers no questions", "give prompts")
         if not target.draws_images and self.data is None:
             raise Refused("prompts", f"target {target.kind} answers questions and draws no pictures", "give data")
-        if isinstance(self.engine, VllmEngine) and self.data is not None:
+        if isinstance(self.engine, ServedEngine) and self.data is not None:
             self.engine.check(target, states=False, aspect=self.data.aspect)
             if self.keep_logprobs is not None:
-                raise Refused("keep_logprobs", "vLLM's log-probabilities count ids that never come",
+                raise Refused("keep_logprobs", f"{self.engine.name}'s log-probabilities count ids that never come",
                               "leave it out, or engine: {kind: transformers}")  # fmt: skip
 
     @property
@@ -156,7 +156,7 @@ class RegenerateStage(Stage):
         number, how = samples(plan, on_disk(self.data))
         shown = "unknown: the data is not on disk" if number is None else f"{number:,} ({how})"
         kept = "" if self.keep_logprobs is None else f"; {self.keep_logprobs} log-probabilities kept at each token"
-        by = " by vLLM" if isinstance(self.engine, VllmEngine) else ""
+        by = f" by {self.engine.name}" if isinstance(self.engine, ServedEngine) else ""
         lines = [f"  answers {shown}{by}, each of up to {self.max_new_tokens} tokens{kept}"]
         if number is not None:
             most = number * self.max_new_tokens * (4 + 8 * (self.keep_logprobs or 0))

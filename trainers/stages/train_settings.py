@@ -21,7 +21,7 @@ from ...models.imports.start import starts
 from ...models.llava import Part
 from ...models.lora import LoraConfig
 from ..engine import EngineConfig
-from ..engines import VllmEngine
+from ..engines import ServedEngine
 from ..fit import FitSettings
 from ..training.drafter import DecodingCheck
 from ..training.packing import check_packing
@@ -212,7 +212,7 @@ class TrainSettings(FitSettings):
     @property
     def is_served(self) -> bool:
         """Whether an engine computes the target's states in each step."""
-        return isinstance(self.source, OnlineStates) and isinstance(self.source.engine, VllmEngine)
+        return isinstance(self.source, OnlineStates) and isinstance(self.source.engine, ServedEngine)
 
     @property
     def checked_every(self) -> int | None:
@@ -262,8 +262,8 @@ class TrainSettings(FitSettings):
             except Refused as refused:
                 raise refused.under("drafter") from None
         super().check(target, drafter)
-        if isinstance(self.source, OnlineStates) and isinstance(self.source.engine, VllmEngine):
-            assert self.data is not None
+        if isinstance(self.source, OnlineStates) and isinstance(self.source.engine, ServedEngine):
+            assert isinstance(self.data, ConversationData)
             try:
                 self.source.engine.check(target, states=True, aspect=self.data.aspect)
             except Refused as refused:

@@ -41,7 +41,7 @@ from ...models.losses import log_probs
 from ...models.targets.base import TargetShape
 from ...models.targets.load import load_target
 from ..context import Context
-from ..engines import EngineSection, VllmEngine
+from ..engines import EngineSection, ServedEngine
 from ..engines.served import ServedStates, engine_process, identity_of_engine, layers_for
 from ..records import open_records
 from ..stopping import Stop
@@ -297,7 +297,7 @@ def open_served(
     Args:
         target: its tables.
     """
-    if not isinstance(engine, VllmEngine):
+    if not isinstance(engine, ServedEngine):
         return None
     target.check(wanted)
     data = samples.dataset

@@ -1,6 +1,7 @@
 """A target that another process runs: answers, states and losses are those of our own passes, whatever happens to it.
 
-The engine is transformers' own model behind the files of `vllm_worker.py` (hf_worker.py); `test_vllm.py` has vLLM.
+The engine is transformers' own model behind the files of `draftsmith_jobs.py` (workers/vllm_worker.py here); vLLM
+itself is in `test_vllm.py`.
 """
 
 import json
@@ -24,7 +25,7 @@ from draftsmith.trainers.training.states import looked_ahead
 from PIL import Image
 from states_run import RECORDS, cached, context, losses, stage, synthetic
 
-WORKER = Path(__file__).with_name("hf_worker.py")
+WORKERS = Path(__file__).with_name("workers")
 VLLM = {"kind": "vllm", "max_num_seqs": 4, "ahead": 3}
 HEAD = Eagle3Config(kind="eagle3", taps=(1, 2, 3), visual_slots="read", image="placeholder", mtp_steps=1)
 
@@ -37,9 +38,8 @@ def made(tmp_path_factory):
 @pytest.fixture(autouse=True)
 def engine(monkeypatch):
     """transformers in the engine's place, in this Python."""
-    monkeypatch.setattr(process, "_WORKER", WORKER)
-    monkeypatch.setattr(process, "find_python", lambda asked: sys.executable)
-    monkeypatch.setattr(served, "find_python", lambda asked: sys.executable)
+    monkeypatch.setattr(process, "_WORKERS", WORKERS)
+    monkeypatch.setattr(served, "find_python", lambda asked, engine: sys.executable)
     monkeypatch.setattr(served, "version_of", lambda package, python: "1.0")
 
 
@@ -156,7 +156,7 @@ def test_pictures_are_handed_over_as_they_were_read():
     """Byte for byte, also of a picture that was cut into merged patches."""
 
     class Processor:
-        class image_processor:  # noqa: N801
+        class image_processor:
             image_mean, image_std, resample = (0.48, 0.46, 0.41), (0.27, 0.26, 0.28), Image.Resampling.BICUBIC
 
         patch_size = 4
@@ -189,9 +189,11 @@ def test_what_an_engine_cannot_do_is_refused(made):
         RegenerateStage(data=made.data | {"aspect": "anyres"}, **answered).check(target, None)
     with pytest.raises(Refused, match="log-probabilities"):
         RegenerateStage(data=made.data, keep_logprobs=4, **answered).check(target, None)
+    engine = VLLM | {"options": {"max_model_len": 5}}
     with pytest.raises(Refused, match="follows from the recipe"):
-        engine = VLLM | {"options": {"max_model_len": 5}}
         RegenerateStage(data=made.data, kind="regenerate", engine=engine).check(target, None)
+    with pytest.raises(Refused, match="sglang hands out no hidden states of a llava"):
+        CacheStage(kind="cache", data=made.data, engine={"kind": "sglang"}).check(target, HEAD)
     with pytest.raises(Refused, match="no hidden states of a llava_next"):
         CacheStage(kind="cache", data=made.data, engine=VLLM).check(
             LlavaTargetConfig(kind="llava_next", path="x"), HEAD

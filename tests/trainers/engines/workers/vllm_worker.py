@@ -1,4 +1,4 @@
-"""In the place of `vllm_worker.py`: the same files, answered by transformers' own model and image processor.
+"""In the place of the package's worker: the same files, answered by transformers' own model and image processor.
 
 A file FOLDER/../fault.json says what goes wrong: {"die": n} ends the process before the n-th job once, {"die": -1}
 always; {"longer": true} counts one token more of each picture; {"write": id} answers with this id.
