@@ -29,17 +29,19 @@ from ..decoding.warp import Warp
 from ..targets.base import Target, TargetShape, TargetStep
 from .base import PLAIN, CountTokens, Drafter, DraftingOptions, PublishedDrafter, TargetIdentity
 from .dflash_files import dflash_manifest, load_dflash, save_dflash
+from .dflash_images import DflashImageProposal, DflashImageTraining, image_layer
 from .dflash_module import DflashHead, DflashShape, even_taps
 from .dflash_training import DflashLoss, DflashTraining
 from .eagle3 import likeliest_ids
 from .head_config import mirrored_layer
 from .head_files import find_head
+from .made_for import image_head_manifest
 
 PIECE = 4096  # states of a prompt that are read at once
 
 
 class DflashConfig(PublishedDrafter):
-    """A DFlash draft for a language model. What is null mirrors the target."""
+    """A DFlash draft, for a language model or an image generator. What is null mirrors the target."""
 
     kind: Literal["dflash"]
     # Tokens of a block with the last committed one: a pass drafts one less. Longer pays where long runs are accepted.
@@ -78,6 +80,7 @@ class DflashConfig(PublishedDrafter):
     # Published drafts are Qwen3's layer whatever the target is: no biases.
     qkv_bias: ClassVar[bool | None] = False
     decoding_settings: ClassVar[frozenset[str]] = frozenset({"positions", "vata"})
+    for_images: ClassVar[bool] = True
     trains_on: ClassVar[str | None] = "states"
 
     @model_validator(mode="after")
@@ -106,7 +109,10 @@ class DflashConfig(PublishedDrafter):
                 f"the mask's id is {self.mask_token_id}, and the target has {target.vocab_size}",
                 where="key drafter.mask_token_id", hint="name an id that no text has, or null for a trained vector",
             )  # fmt: skip
-        layer = replace(mirrored_layer(self, target.text, input_norm=True), qk_rms_norm=True)
+        if target.draws_images:
+            layer = image_layer(self, target)
+        else:
+            layer = replace(mirrored_layer(self, target.text, input_norm=True), qk_rms_norm=True)
         return DflashShape(layer, self.num_layers, taps, self.block_size, self.mask_token_id, self.sliding_window)
 
     def check(self, shape: TargetShape) -> None:
@@ -116,9 +122,15 @@ class DflashConfig(PublishedDrafter):
     def check_settings(self, draws_images: bool) -> None:
         """Also refuse `blind_share` of a draft that sees no visual state in training."""
         super().check_settings(draws_images)
+        if draws_images and self.mask_token_id is not None:
+            raise Refused("mask_token_id", "every id of an image generator is a code", "leave it out: a trained vector")
         if self.blind_share and self.visual_slots == "none":
             problem = "this dflash draft sees no visual state in training, so that every sample is blind"
             raise Refused("blind_share", problem, "leave it out")
+
+    def unread(self, draws_images: bool) -> frozenset[str]:
+        """Return the settings of visual tokens, windows and vocabularies where the target draws images."""
+        return _OF_LANGUAGE if draws_images else frozenset()
 
     def taps_for(self, shape: TargetShape, *, training: bool) -> Taps:
         """Ask for the joined layers, in training at every token and with the feature."""
@@ -160,14 +172,18 @@ class DflashConfig(PublishedDrafter):
         save_dflash(cast(DflashHead, module), folder, manifest)
 
     def manifest(self, target: Target, identity: TargetIdentity, **training: Any) -> dict[str, Any]:
+        if target.shape.draws_images:
+            return image_head_manifest(self.model_dump(mode="json"), identity, **training)
         return dflash_manifest(self, target.shape, identity, drafter=self.model_dump(mode="json"), **training)
 
     def training_objective(self, module: nn.Module, target: Target, settings: Any = None) -> nn.Module:
         """Use the section's own loss; `settings` is not read."""
-        return DflashTraining(cast(DflashHead, module), target, self)
+        training = DflashImageTraining if target.shape.draws_images else DflashTraining
+        return training(cast(DflashHead, module), target, self)
 
     def drafter(self, module: nn.Module, target: Target, options: DraftingOptions = PLAIN) -> Drafter:
-        return DflashProposal(cast(DflashHead, module), target, self)
+        proposal = DflashImageProposal if target.shape.draws_images else DflashProposal
+        return proposal(cast(DflashHead, module), target, self)
 
     def count(self, shape: TargetShape) -> dict[str, int]:
         with torch.device("meta"):
@@ -177,6 +193,10 @@ class DflashConfig(PublishedDrafter):
 
     def exports(self, engine: str) -> list[str]:
         return []
+
+
+_OF_LANGUAGE = frozenset({"sliding_window", "draft_vocab_size", "visual_slots", "vata", "blind_share", "positions",
+                          "rope_theta", "rope"})  # fmt: skip
 
 
 def lm_head_rows(target: Target, ids: Tensor) -> Tensor:

@@ -19,7 +19,7 @@ from ..targets.base import Target, TargetShape
 from .base import TargetIdentity
 from .dflash_module import DflashHead, DflashShape
 from .head_files import NUMBERING, check_identity, head_state, weights_file
-from .made_for import tested_with
+from .made_for import check_made_for, tested_with
 from .manifest import MANIFEST
 
 if TYPE_CHECKING:
@@ -66,7 +66,11 @@ def load_dflash(
     Raises:
         UserError: a file is missing, or the draft was made for another target or with other settings.
     """
-    written = check_identity(folder, config.kind, identity)
+    written: dict[str, Any] = {}
+    if target.shape.draws_images:
+        check_made_for(folder, target, identity)
+    else:
+        written = dict(check_identity(folder, config.kind, identity))
     shape = config.shape(target.shape)
     held = (written.get("reads") or {}).get("visual_slots")
     # Weights that never read a picture can be used either way.

@@ -96,6 +96,17 @@ def draw_blocks(loss_mask: Tensor, seeds: Sequence[int], most: int, num_masks: i
     return Blocks(anchors, lengths, supervised / drawn_blocks.clamp(min=1))
 
 
+@dataclass(frozen=True)
+class Sequences:
+    """What the blocks of a batch are cut from."""
+
+    ids: Tensor  # [B,T] int64
+    loss_mask: Tensor  # [B,T] bool on the CPU: this token is supervised
+    kept: Tensor  # [B,T] bool: tokens whose states the blocks may see
+    positions: Tensor  # [B,T] int64 of the tokens; a block goes on from its anchor's
+    seeds: tuple[int, ...]  # B, that anchors are drawn from
+
+
 class DflashTraining(nn.Module):
     """`engine(batch, states)` gives the loss. Of the frozen target its embedding and its LM head are used."""
 
@@ -119,33 +130,40 @@ class DflashTraining(nn.Module):
         Metrics: hits of the first mask (top1, top3), and how many masks in a row hit from the first on (accepted),
         what a chain is accepted at temperature 0. A hit is the answer's token for `ce`, else the target's likeliest.
         """
-        shape, device = self.head.shape, batch.ids.device
-        drawn = draw_blocks(batch.on_host("loss_mask"), batch.seeds, self.loss.num_anchors, shape.num_masks)
+        rows = self.sequences(batch, states)
+        shape, device = self.head.shape, rows.ids.device
+        drawn = draw_blocks(rows.loss_mask, rows.seeds, self.loss.num_anchors, shape.num_masks)
         blocks = drawn.to(device)
-        outputs = self.outputs(batch, states, blocks).unflatten(1, (-1, shape.block_size))[:, :, 1:]  # [B,A,K,D]
+        outputs = self.outputs(rows, states, blocks).unflatten(1, (-1, shape.block_size))[:, :, 1:]  # [B,A,K,D]
         trained = torch.arange(shape.num_masks) < drawn.lengths[..., None]  # [B,A,K]
         row, block, mask = uploaded(trained.nonzero().T.contiguous(), device)  # each [S]
         places = blocks.anchors[row, block] + mask  # of the states that score them
         assert states.feature is not None
-        goal, labels = states.feature[row, places], batch.ids[row, places + 1]
+        goal, labels = states.feature[row, places], rows.ids[row, places + 1]
         weights = uploaded(torch.tensor(self.weights), device)[mask] * blocks.share[row]
         compare = Places(self.loss.token_divergence, self.target, self.head.draft_ids, goal, labels, weights)
         loss, _ = self.lm(outputs[row, block, mask], compare)
         sums = compare.hits(trained.shape, (row, block, mask), blocks.share)
-        return StepLoss(loss, batch.loss_mask[:, 1:].sum(), dict(zip(self.metrics, sums, strict=True)))
+        count = uploaded(rows.loss_mask[:, 1:].sum(), device)
+        return StepLoss(loss, count, dict(zip(self.metrics, sums, strict=True)))
 
-    def outputs(self, batch: Batch, states: TargetStates, blocks: Blocks) -> Tensor:
+    def sequences(self, batch: Batch, states: TargetStates) -> Sequences:
+        """The rows of a batch of texts and pictures."""
+        kept = uploaded(self.kept(batch), batch.ids.device)
+        if self.config.positions == "flat":
+            positions = torch.arange(kept.shape[1], device=kept.device).expand_as(kept)
+        else:
+            positions = kept.cumsum(1) - kept.long()  # states that are held before a token
+        return Sequences(batch.ids, batch.on_host("loss_mask"), kept, positions, batch.seeds)
+
+    def outputs(self, rows: Sequences, states: TargetStates, blocks: Blocks) -> Tensor:
         """[B,Q,D] after the final norm, of the blocks of each row one after the other."""
-        head, shape = self.head, self.head.shape
-        kept = uploaded(self.kept(batch), batch.ids.device)  # [B,T]
-        before = kept.cumsum(1) - kept.long()  # of each token, the states that are held before it
-        flat = self.config.positions == "flat"
-        index = torch.arange(kept.shape[1], device=kept.device).expand_as(kept) if flat else before
+        head, shape, kept = self.head, self.head.shape, rows.kept
         within = torch.arange(shape.block_size, device=kept.device)
-        starts = (blocks.anchors if flat else before.gather(1, blocks.anchors))[..., None]
-        positions = torch.cat([index, (starts + within).flatten(1)], dim=1)
+        starts = rows.positions.gather(1, blocks.anchors)[..., None]
+        positions = self.placed(torch.cat([rows.positions, (starts + within).flatten(1)], dim=1))
         context = head.context(torch.cat([states.layers[tap] for tap in shape.taps], dim=-1))
-        first = head.blocks(batch.ids.gather(1, blocks.anchors), self.target.embedding)
+        first = head.blocks(rows.ids.gather(1, blocks.anchors), self.target.embedding)
         masks = block_masks(kept, blocks.anchors, shape.block_size, shape.sliding_window)
         length = kept.shape[1]
 
@@ -160,6 +178,10 @@ class DflashTraining(nn.Module):
             return torch.cat(mixed, dim=2)
 
         return head(first, context, positions, seen)
+
+    def placed(self, positions: Tensor) -> Tensor:
+        """Positions [B,C+Q] that a rotation has."""
+        return positions
 
     def kept(self, batch: Batch) -> Tensor:
         """[B,T] bool on the CPU: tokens whose states the blocks may see."""

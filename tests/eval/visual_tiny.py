@@ -17,6 +17,7 @@ from draftsmith.eval.policies import Chain, Draw
 from draftsmith.eval.rules import Greedy
 from draftsmith.models.decoding.rows import Guidance
 from draftsmith.models.decoding.warp import Warp
+from draftsmith.models.drafters.dflash import DflashConfig
 from draftsmith.models.drafters.eagle import EagleConfig
 from draftsmith.models.drafters.medusa import MedusaConfig
 from draftsmith.models.llamagen.transformer import LlamaGen, LlamaGenConfig, pad_left
@@ -27,6 +28,7 @@ from transformers import ChameleonConfig, ChameleonForConditionalGeneration
 
 VECTORS = Path(__file__).parents[1] / "models"
 EAGLE, MEDUSA = EagleConfig(kind="eagle"), MedusaConfig(kind="medusa")
+DFLASH = DflashConfig(kind="dflash", block_size=5, num_layers=2, taps=(1, 2))
 
 
 def arrays(file: str, prefix: str = "") -> dict[str, torch.Tensor]:
@@ -116,6 +118,8 @@ def code_batch(
 def step_of(training: torch.nn.Module, target: LlamaGenTarget | AnoleTarget, batch: CodeBatch) -> StepLoss:
     """One training forward as the loop calls it, with the states that its loss needs."""
     taps = Taps(feature=True, without_condition=bool(getattr(training.config, "guided", 0)))
+    if isinstance(training.config, DflashConfig):
+        taps = training.config.taps_for(target.shape, training=True)
     return training(batch, target.states(batch, taps))
 
 

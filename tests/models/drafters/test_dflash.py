@@ -245,19 +245,20 @@ def test_blocks_do_not_see_each_other_nor_states_behind_their_anchor(big, monkey
     blocks = draw_blocks(batch.loss_mask, (), 512, 4)
     assert blocks.anchors.tolist() == [[*range(3, 10)]] and blocks.lengths.tolist() == [[4, 4, 4, 4, 3, 2, 1]]
     with torch.no_grad():
-        outputs = training.outputs(batch, states, blocks).unflatten(1, (7, 5))
+        outputs = training.outputs(training.sequences(batch, states), states, blocks).unflatten(1, (7, 5))
         for number, anchor in enumerate(range(3, 10)):
             layers = {k: v.clone() for k, v in states.layers.items()}
             for value in layers.values():
                 value[:, anchor:] = 100.0
             ids = batch.ids.clone()
             ids[:, anchor + 1 :] = 9
-            changed = training.outputs(replace(batch, ids=ids), replace(states, layers=layers), blocks)
+            other = replace(states, layers=layers)
+            changed = training.outputs(training.sequences(replace(batch, ids=ids), other), other, blocks)
             changed = changed.unflatten(1, (7, 5))
             torch.testing.assert_close(changed[:, : number + 1], outputs[:, : number + 1], atol=1e-5, rtol=1e-4)
             assert number == 6 or (changed[:, number + 1 :] - outputs[:, number + 1 :]).abs().amin((0, 2, 3)).max() > 0
         monkeypatch.setattr(dflash_training, "BLOCKS", 3)
-        again = training.outputs(batch, states, blocks).unflatten(1, (7, 5))
+        again = training.outputs(training.sequences(batch, states), states, blocks).unflatten(1, (7, 5))
     torch.testing.assert_close(again, outputs, atol=1e-5, rtol=1e-4)
 
 
@@ -305,7 +306,10 @@ def test_blind_samples_see_no_picture(big):
         value[:, 2:5] += 1.0
     blocks = draw_blocks(batch.loss_mask, seeds, 512, 4)
     with torch.no_grad():
-        one, two = (training.outputs(batch, replace(states, layers=x), blocks) for x in (states.layers, layers))
+        one, two = (
+            training.outputs(training.sequences(batch, states), replace(states, layers=x), blocks)
+            for x in (states.layers, layers)
+        )
     assert [bool(torch.equal(a, b)) for a, b in zip(one, two, strict=True)] == blind
 
 

@@ -1,0 +1,145 @@
+"""DFlash over image codes: a block along the raster row, whose cells are known before its codes are.
+
+The draft of dflash.py beside an image generator: keys and values come from the generator's states, queries are the last
+drawn code and masks at the next cells. Rows come with and without the condition (guidance), which drops out in training
+as EAGLE's does; the two rows' features are combined by the generator's own guidance before anything is warped.
+Letters: R rows, B samples, T places, N committed states of a cycle, Q places of a block, K masks, J joined states.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from ...core.batch import CodeBatch
+from ...core.states import TargetStates, uploaded
+from ..attention import attend, attend_all
+from ..decoding.cache import Cache
+from ..decoding.expansions import Expansions
+from ..decoding.warp import Warp
+from ..layer import LayerShape
+from ..targets.base import Target, TargetShape, TargetStep
+from .dflash_module import DflashHead
+from .dflash_training import DflashTraining, Sequences
+
+if TYPE_CHECKING:
+    from .dflash import DflashConfig
+
+
+def image_layer(config: DflashConfig, shape: TargetShape) -> LayerShape:
+    """A layer of the draft: the generator's sizes and rotation, with Qwen3's norms as every DFlash draft has them.
+
+    A state stands at its own place, one after where an EAGLE head's input stands.
+    """
+    mirrored = shape.layer
+    assert mirrored is not None
+    return replace(
+        mirrored, input_norm=True, qk_norm=False, qk_rms_norm=True, mask_padding=True,
+        zeros_before=mirrored.zeros_before + (mirrored.rope == "grid"),
+        num_kv_heads=mirrored.num_heads if config.kv_heads == "mha" else mirrored.num_kv_heads,
+        norm_eps=config.norm_eps or mirrored.norm_eps,
+        intermediate_size=config.intermediate_size or mirrored.intermediate_size,
+    )  # fmt: skip
+
+
+def within_grid(positions: Tensor, layer: LayerShape) -> Tensor:
+    """Positions that have a rotation: what a block says of places far behind the last cell is never drawn."""
+    return positions.clamp(max=layer.zeros_before + layer.grid**2) if layer.rope == "grid" else positions
+
+
+class DflashImageTraining(DflashTraining):
+    """Blocks after drawn codes of each picture; its condition, or none, stands before the codes."""
+
+    def sequences(self, batch: CodeBatch, states: TargetStates) -> Sequences:  # type: ignore[override]
+        """The pictures with their conditions; every code is supervised."""
+        ids, seen = states.ids, states.mask
+        assert ids is not None and seen is not None and states.positions is not None
+        codes = torch.arange(ids.shape[1]) >= ids.shape[1] - states.num_generated
+        loss_mask = batch.on_host("real")[:, None] & codes
+        return Sequences(ids, loss_mask, seen, states.positions[0], batch.seeds)
+
+    def placed(self, positions: Tensor) -> Tensor:
+        """Positions that lie on the grid, or just behind it."""
+        return within_grid(positions, self.head.shape.layer)
+
+
+class DflashImageProposal:
+    """Drafts one block a cycle, row by row as the target is guided; `expand` answers by level."""
+
+    def __init__(self, head: DflashHead, target: Target, config: DflashConfig):
+        self.head, self.target = head.eval(), target
+        self.taps = config.taps_for(target.shape, training=False)
+        self.max_levels: int | None = head.shape.num_masks
+
+    @torch.inference_mode()
+    def start(self, request: Any, prefill: TargetStep, warp: Warp, *, capacity: int) -> None:
+        """Make keys and values of the condition's states; no attention is needed for that."""
+        prompt = prefill.prompt
+        assert prompt is not None, "this target does not tell what it prefilled"
+        self._warp, self._emitted, size = warp, 0, self.head.shape.block_size
+        self._cache = Cache(self.head.shape.num_layers, prompt.ids.shape[1] + capacity + size)
+        # Padding of a row is held and never seen; where no row has any, no mask is needed.
+        self._seen = None if bool(prompt.mask.all()) else prompt.mask  # [R,T]
+        self._next = prompt.positions[:, -1:] + 1  # [R,1], of the next drawn code
+        self._pass(self._joined(prefill), prompt.positions, None)
+        self._states = self._joined(prefill)[:, :0]
+
+    def begin(self, first: int) -> None:
+        """The first block stands after the condition."""
+        self._last, self._emitted = first, 1
+
+    @torch.inference_mode()
+    def root(self) -> Tensor:
+        """Draft a block from the last drawn code; return q [V] of its first mask."""
+        count, shape, device = self._states.shape[1], self.head.shape, self._states.device
+        places = self._next - count + torch.arange(count + shape.block_size, device=device)  # [R,N+Q]
+        first = uploaded(torch.tensor([[self._last]]), device).expand(len(self._states), 1)
+        hidden = self._pass(self._states, places, first)[:, 1:]
+        self._states = self._states[:, :0]
+        steps = range(self._emitted, self._emitted + shape.num_masks)
+        scores = self.target.guided(hidden.to(self.target.embedding.dtype), list(steps))
+        self._levels, self._expansions = self._warp.apply_temperature(scores), Expansions()  # [K,V]
+        return self._levels[0]
+
+    def expand(self, parents: Sequence[int], tokens: Tensor) -> Tensor:
+        """Return q [F,V] by the depth of each node; `tokens` are not read."""
+        return self._levels[self._expansions.take(parents)]
+
+    def accept(self, verified: Any) -> None:
+        """True states of the last drawn code and of the accepted path; the bonus code begins the next block."""
+        self._states, self._last = self._joined(verified.step), verified.bonus
+        self._next = self._next + self._states.shape[1]
+        self._emitted += self._states.shape[1]
+
+    def _joined(self, step: TargetStep) -> Tensor:
+        """[R,N,J*D]."""
+        return torch.cat([step.layers[tap] for tap in self.taps.text_layers], dim=-1)
+
+    def _pass(self, states: Tensor, positions: Tensor, first: Tensor | None) -> Tensor:
+        """Keep keys and values of states [R,N,J*D]; run the block after `first` [R,1] and return its [R,Q,D].
+
+        Args:
+            positions: [R,N+Q] of both; [R,N] without a block.
+        """
+        head, cache = self.head, self._cache
+        blocks = states.new_zeros(len(states), 0, head.shape.layer.hidden_size, dtype=head.dtype)
+        if first is not None:
+            blocks = head.blocks(first, self.target.embedding)
+
+        def attended(number: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+            keys, values = cache.own_layers[number].update(k, v)
+            if first is None:
+                return q
+            if self._seen is None:
+                return attend_all(q, keys, values)
+            held = F.pad(self._seen, (0, keys.shape[2] - self._seen.shape[1]), value=True)
+            return attend(q, keys, values, held[:, None, None].expand(-1, 1, q.shape[2], -1))
+
+        hidden = head(blocks, head.context(states), within_grid(positions, head.shape.layer), attended)
+        cache.advance(states.shape[1])  # the block's own keys are written over by the next cycle's states
+        return hidden
