@@ -55,4 +55,7 @@ def _drafter(config: Any, shape: Any, places: int, width: int) -> tuple[float, f
     if config.kind == "llamagen":
         own = published(config.size, grid=shape.grid, condition=shape.condition)
         return weights, 2.0 * own.num_layers * own.dim * places * width
+    if config.kind == "dflash":
+        made = config.shape(shape)
+        return weights, 2.0 * made.num_layers * made.layer.num_kv_heads * made.layer.head_dim * places * width
     return weights, 0.0 if config.kind == "medusa" else 2.0 * shape.hidden_size * places * width

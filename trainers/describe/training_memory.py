@@ -171,6 +171,11 @@ def image_parts(stage: Any, recipe: Any) -> dict[str, float] | None:
     micro, width, held = micro_of(stage, recipe), number_bytes(recipe), held_bytes(section)
     codes = micro * section.num_codes
     parts["frozen target"] = held * section.count()["transformer"]
+    if config.kind == "dflash":
+        places = micro * (section.prompt_places + section.num_codes)
+        joined = 1 + len(config.shape(shape).taps)
+        parts["states"] = codes * shape.hidden_size * held * joined
+        return parts | _dflash_parts(config, shape, places, micro, width, held)
     if config.kind == "medusa":
         made = config.shape(shape)
         compares = config.loss.token_divergence != "ce"
