@@ -175,7 +175,8 @@ def _other_chains(cell: Cell, engine: Engine, *, kind: str, target: str, layers:
     if cell.group != TEXT and text and target.startswith("qwen") and engine.runner == "V1":
         return (
             "the engine's fault: vLLM's V1 runner writes draft steps after a Qwen-VL picture into the slots of "
-            "earlier keys; its V2 runner does not (VLLM_USE_V2_MODEL_RUNNER=1)"
+            "earlier keys; its V2 runner does not (VLLM_USE_V2_MODEL_RUNNER=1). To see the export without it: "
+            "--without-known-faults"
         )
     if cell.group == RESIZED and text:
         return "the states of a picture that is resized differ with the library that resizes it"

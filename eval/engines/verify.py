@@ -26,7 +26,13 @@ class Verification:
 
 
 def verify_engine(
-    folder: Path, scratch: Path, *, python: str, target: str | None = None, max_new_tokens: int = MAX_NEW_TOKENS
+    folder: Path,
+    scratch: Path,
+    *,
+    python: str,
+    target: str | None = None,
+    max_new_tokens: int = MAX_NEW_TOKENS,
+    without_known_faults: bool = False,
 ) -> Verification:
     """Serve a folder of `draftsmith export --to vllm`, and compare chain by chain with our own loop.
 
@@ -34,6 +40,7 @@ def verify_engine(
         scratch: an empty folder for requests, pictures, answers and the engine's logs.
         python: of vLLM's environment.
         target: Hub id or directory; None: as the manifest names it.
+        without_known_faults: patch the engine's known faults in its process: is the export right without them?
 
     Raises:
         UserError: no such export, no target, or the engine stopped.
@@ -41,8 +48,10 @@ def verify_engine(
     exported = Exported(folder, target)
     requests = make_requests(exported.processor, scratch, pictures=exported.pictures)
     ours = exported.decode(requests, max_new_tokens)
-    _, plain = _served(exported, requests, scratch, python, None, max_new_tokens)
-    about, drafted = _served(exported, requests, scratch, python, exported.speculative, max_new_tokens)
+    _, plain = _served(exported, requests, scratch, python, None, max_new_tokens, False)
+    about, drafted = _served(
+        exported, requests, scratch, python, exported.speculative, max_new_tokens, without_known_faults
+    )
     cells = compare(requests, ours, {name: answer.tokens for name, answer in plain.items()}, drafted)
     layers = getattr(exported.config, "num_layers", 1)
     found = _lengths(requests, drafted) + faults(
@@ -52,7 +61,13 @@ def verify_engine(
 
 
 def _served(
-    exported: Exported, requests: Sequence[Asked], scratch: Path, python: str, speculative: Any, max_new_tokens: int
+    exported: Exported,
+    requests: Sequence[Asked],
+    scratch: Path,
+    python: str,
+    speculative: Any,
+    max_new_tokens: int,
+    without_known_faults: bool,
 ) -> tuple[Engine, dict[str, Drafted]]:
     """The engine's answers to all requests."""
     longest = max(asked.prompt_tokens for asked in requests) + max_new_tokens + exported.num_drafted + 1
@@ -65,6 +80,7 @@ def _served(
         "engine": engine,
         "speculative": speculative,
         "max_new_tokens": max_new_tokens,
+        "without_known_faults": without_known_faults,
         "requests": [{"name": a.name, "ids": a.ids, "pictures": a.pictures} for a in requests],
     }  # fmt: skip
     about, *lines = run_program(VLLM, scratch, asked, python=python)

@@ -3,7 +3,8 @@
     python vllm_program.py FOLDER
 
 FOLDER/asked.json: `model`, `engine` (further arguments of vllm.LLM), `speculative` (its speculative_config, or null),
-`max_new_tokens` and `requests`, each with `name`, `ids` (one placeholder for a picture) and `pictures` (files).
+`max_new_tokens`, `without_known_faults` (whether they are patched here) and `requests`, each with `name`, `ids` (one
+placeholder for a picture) and `pictures` (files).
 FOLDER/answers.jsonl: first a line about the engine (`vllm`, `torch`, `device`, `runner`), then one for each request:
 `name`, `prompt_tokens` as the engine counts them, `tokens`, and `chains`, the drafted tokens of each cycle in order;
 null where this runner shows none.
@@ -38,6 +39,42 @@ def watch() -> list:
     return seen
 
 
+def without_known_faults() -> None:
+    """Patch what is known to be wrong in vLLM 0.32, in this process alone.
+
+    The V1 runner derives the slots of draft steps from positions, and of Qwen-VL's these count a picture's tokens as
+    few; the CPU's norm op takes row 0 of a weight [layers,E] for every layer of a DFlash draft.
+    """
+    import inspect
+
+    import torch
+    from vllm.model_executor.models import qwen3_dflash
+    from vllm.v1.spec_decode import llm_base_proposer as base
+
+    propose = base.SpecDecodeBaseProposer.propose
+    signature = inspect.signature(propose)
+
+    def with_slots(self, *arguments, **named):
+        bound = signature.bind(self, *arguments, **named)
+        given = bound.arguments
+        positions = given["target_positions"]
+        if positions.dim() == 2:
+            count, metadata = given["target_token_ids"].shape[0], given["common_attn_metadata"]
+            assert metadata.num_reqs == 1, "one request at a time"
+            end = int(metadata.seq_lens[0])
+            flat = torch.arange(end - count, end, device=positions.device)
+            given["target_positions"] = flat.expand(positions.shape[0], count)
+        return propose(*bound.args, **bound.kwargs)
+
+    def normalised(self, keys):
+        wide = keys.float()
+        wide = wide * torch.rsqrt(wide.pow(2).mean(-1, keepdim=True) + self._rms_norm_eps)
+        return (wide * self._k_norm_weights[:, None, None, :].float()).to(keys.dtype)
+
+    base.SpecDecodeBaseProposer.propose = with_slots
+    qwen3_dflash.DFlashQwen3Model._normalize_context_k = normalised
+
+
 def main(folder: Path) -> None:
     asked = json.loads((folder / "asked.json").read_text())
     import torch
@@ -45,6 +82,8 @@ def main(folder: Path) -> None:
     from PIL import Image
     from vllm import LLM, SamplingParams
 
+    if asked["without_known_faults"]:
+        without_known_faults()
     chains = watch()
     # One request at a time and no reuse of prefixes: every cycle stands for itself.
     settings = {"enforce_eager": True, "max_num_seqs": 1, "enable_prefix_caching": False, "seed": 0}

@@ -34,8 +34,9 @@ def _run(options: argparse.Namespace) -> int:
             place = Path(options.keep)
             place.mkdir(parents=True)
         found = verify_engine(
-            Path(options.folder), place, python=python, target=options.target, max_new_tokens=options.tokens
-        )
+            Path(options.folder), place, python=python, target=options.target, max_new_tokens=options.tokens,
+            without_known_faults=options.without_known_faults,
+        )  # fmt: skip
     say(shown(found))
     return FAULTS if found.faults else OK
 
@@ -75,6 +76,11 @@ COMMAND = Command(
         Argument("--target", "Hub id or directory of the target (as the drafter's manifest names it)"),
         Argument("--python", "an interpreter with vLLM"),
         Argument("--tokens", "tokens of each answer", {"type": int, "default": 48, "metavar": "N"}),
+        Argument(
+            "--without-known-faults",
+            "patch the engine's known faults in its process: is the export right?",
+            {"action": "store_true"},
+        ),
         Argument("--keep", "keep requests, answers and logs in this new folder", {"metavar": "FOLDER"}),
     ),
     run=_run,
