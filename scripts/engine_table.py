@@ -6,8 +6,8 @@
 
 Everything goes through the commands that users have: train, export, verify-engine. vLLM runs in the environment that
 DRAFTSMITH_VLLM_PYTHON names (scripts/test_engines makes one). OUT keeps runs, exports and logs; what is there is not
-made again. Where a fault is the engine's own, the pair is verified once more with the engine's known faults patched. The
-table goes to OUT/table.md; docs/exports.md has what was measured. Exits with 3 where an export differs.
+made again. Where a fault is the engine's own, the pair is verified once more with its known faults patched. The table
+goes to OUT/table.md; docs/exports.md has what was measured. Exits with 3 where an export differs.
 """
 
 import argparse

@@ -49,7 +49,7 @@ def recipe(family, folder):
         "drafter": {"kind": "eagle3", "taps": [1, 3, 6], "visual_slots": "read", "image": "placeholder"}
         if sees else {"kind": "eagle3", "taps": [1, 3, 6]},
         "stages": {
-            "world": {"kind": "generate", "splits": {"train": splits}},
+            "world": {"kind": "generate", "splits": {"train": splits}} | ({"patch_size": 8} if whole else {}),
             "target": trained | {"model": "target", "trainable": parts},
             "answers": answers,
             "answers_vllm": answers | {"engine": VLLM},
